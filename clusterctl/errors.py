@@ -1,0 +1,238 @@
+"""What can go wrong, said once: what happened, where, why, and what to do.
+
+Foreign errors (paramiko, ansible-runner, pydantic, OSError...) are translated into this tree at the one
+boundary where they enter, with ``from exc``. The command line shows any of these in one shape and never a
+traceback.
+
+    ClusterctlError                exit 1
+      UsageError                   exit 2   the command is wrong
+        SpecError                  exit 2   the spec is wrong: every problem of the file at once
+      MachineError                          this machine cannot do it: tool, right, kernel feature, subnet
+      ProvisionError                        a provider could not make or remove what was asked for
+      LeftoversError                        `down` looked, and something is still there
+      TransportError                        a host could not be reached or a command on it could not run
+        UnreachableError                    (retryable)
+        HostKeyError                        the host is not who it should be
+        CommandError                        the command ran and failed
+      ConfigureError                        a playbook task failed; one failure a host
+      SlurmError                            Slurm refused, or answered what we do not understand
+      VerifyError                           the cluster is up but did not prove itself
+      LockedError                           another clusterctl works on this cluster
+      CollectError                          a run could not be brought home whole
+      JobFailedError               exit 4
+      JobCancelledError            exit 5   cancelled or timed out
+      WaitTimeoutError             exit 6   the wait ran out, the job goes on
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import ClassVar
+
+
+@dataclass(frozen=True, slots=True)
+class Failure:
+    """One failure as `-o json` shows it. ``host`` and ``phase`` are None where they do not apply."""
+
+    code: str
+    cause: str
+    host: str | None = None
+    phase: str | None = None
+    fix: str = ""
+    retryable: bool = False
+
+
+class ClusterctlError(Exception):
+    """Base of all expected errors.
+
+    ``what`` happened, ``where`` (file, host, phase), ``why`` (the cause as the lower tool said it),
+    ``fix`` (what to do now). ``failures`` carries one entry a host when several failed together.
+    """
+
+    code: ClassVar[str] = "error"
+    exit_code: ClassVar[int] = 1
+    retryable: ClassVar[bool] = False
+
+    def __init__(
+        self,
+        what: str,
+        *,
+        where: str = "",
+        why: str = "",
+        fix: str = "",
+        host: str | None = None,
+        phase: str | None = None,
+        failures: tuple[Failure, ...] = (),
+    ) -> None:
+        super().__init__(what)
+        self.what = what
+        self.where = where
+        self.why = why
+        self.fix = fix
+        self.host = host
+        self.phase = phase
+        self._failures = failures
+
+    @property
+    def failures(self) -> tuple[Failure, ...]:
+        """The failures behind this error, at least one."""
+        if self._failures:
+            return self._failures
+        cause = f"{self.what}: {self.why}" if self.why else self.what
+        return (Failure(self.code, cause, self.host, self.phase, self.fix, self.retryable),)
+
+    def __str__(self) -> str:
+        head = f"{self.what} ({self.where})" if self.where else self.what
+        lines = [head]
+        if self.why:
+            lines.append(f"  why: {self.why}")
+        if self.fix:
+            lines.append(f"  fix: {self.fix}")
+        return "\n".join(lines)
+
+
+class UsageError(ClusterctlError):
+    """The command or its arguments are wrong."""
+
+    code = "usage"
+    exit_code = 2
+
+
+@dataclass(frozen=True, slots=True)
+class Problem:
+    """One problem in a spec file. ``line`` and ``column`` count from 1; ``key`` is a dotted path."""
+
+    file: str
+    line: int
+    column: int
+    key: str
+    message: str
+    hint: str = ""
+
+    def __str__(self) -> str:
+        text = f"{self.file}:{self.line}:{self.column}: {self.key}: {self.message}"
+        return f"{text} ({self.hint})" if self.hint else text
+
+
+class SpecError(UsageError):
+    """The spec is wrong; ``problems`` holds every problem of the file, in file order."""
+
+    code = "spec"
+
+    def __init__(self, file: str, problems: tuple[Problem, ...]) -> None:
+        count = f"{len(problems)} problem{'s' if len(problems) != 1 else ''}"
+        super().__init__(f"{file} is not a valid spec: {count}", fix="correct the lines named above")
+        self.problems = problems
+
+    @property
+    def failures(self) -> tuple[Failure, ...]:
+        return tuple(
+            Failure(self.code, f"{p.file}:{p.line}:{p.column}: {p.key}: {p.message}", fix=p.hint)
+            for p in self.problems
+        )
+
+    def __str__(self) -> str:
+        return "\n".join([str(p) for p in self.problems] + [super().__str__()])
+
+
+class MachineError(ClusterctlError):
+    """This machine lacks a tool, a right, a kernel feature or a free subnet."""
+
+    code = "machine"
+
+
+class ProvisionError(ClusterctlError):
+    """A provider could not make or remove what was asked for."""
+
+    code = "provision"
+
+
+class LeftoversError(ClusterctlError):
+    """`down` looked at the machine itself, and something of the cluster is still there."""
+
+    code = "leftovers"
+
+
+class TransportError(ClusterctlError):
+    """A host could not be talked to."""
+
+    code = "transport"
+
+
+class UnreachableError(TransportError):
+    """No connection to the host; trying again may help."""
+
+    code = "unreachable"
+    retryable = True
+
+
+class HostKeyError(TransportError):
+    """The host's key is unknown or not the one we know. Never trusted on first use."""
+
+    code = "host-key"
+
+
+class CommandError(TransportError):
+    """A command ran on a host and failed; ``rc`` is its exit status, ``stderr`` the end of what it said."""
+
+    code = "command"
+
+    def __init__(self, what: str, *, rc: int, stderr: str = "", where: str = "", fix: str = "",
+                 host: str | None = None) -> None:
+        super().__init__(what, where=where, why=stderr.strip()[-2000:], fix=fix, host=host)
+        self.rc = rc
+        self.stderr = stderr
+
+
+class ConfigureError(ClusterctlError):
+    """Playbook tasks failed; ``failures`` has one entry a host, with role and task in ``phase``."""
+
+    code = "configure"
+
+
+class SlurmError(ClusterctlError):
+    """Slurm refused a request, or its answer could not be understood."""
+
+    code = "slurm"
+
+
+class VerifyError(ClusterctlError):
+    """The cluster was configured but its proof job did not run right on every node."""
+
+    code = "verify"
+
+
+class LockedError(ClusterctlError):
+    """Another clusterctl works on this cluster."""
+
+    code = "locked"
+    retryable = True
+
+
+class CollectError(ClusterctlError):
+    """A run could not be brought home whole; what arrived is kept and the next collect goes on from there."""
+
+    code = "collect"
+    retryable = True
+
+
+class JobFailedError(ClusterctlError):
+    """The job ended, and not well."""
+
+    code = "job-failed"
+    exit_code = 4
+
+
+class JobCancelledError(ClusterctlError):
+    """The job was cancelled or ran into its time limit."""
+
+    code = "job-cancelled"
+    exit_code = 5
+
+
+class WaitTimeoutError(ClusterctlError):
+    """The wait ran out; the job goes on."""
+
+    code = "wait-timeout"
+    exit_code = 6
+    retryable = True

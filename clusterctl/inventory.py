@@ -1,0 +1,101 @@
+"""Inventory: what a provider yields. Nothing downstream knows which provider made it.
+
+It is written as `inventory.yml` (works with plain ``ansible-playbook -i``), `ssh_config` (works with plain
+``ssh -F``; paramiko reads the same file) and `known_hosts`.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from clusterctl.spec import ClusterSpec
+from clusterctl.spec.models import ADMIN_USER
+
+CONTROLLER = "controller"
+COMPUTE = "compute"
+
+
+class Host(BaseModel):
+    """One reachable machine.
+
+    ``cpus`` and ``memory_mib`` are set where a node gets a share of a larger machine and its hardware
+    facts would claim too much; Slurm is then told the share (``config_overrides``).
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    address: str
+    port: int = 22
+    user: str = ADMIN_USER
+    role: str
+    partition: str | None = None
+    host_key: str = Field(description="public host key, as `ssh-ed25519 AAAA...`")
+    cpus: int | None = None
+    memory_mib: int | None = None
+
+
+class Inventory(BaseModel):
+    """The hosts of one cluster, controller first."""
+
+    model_config = ConfigDict(frozen=True)
+
+    cluster: str
+    cluster_id: str
+    provider: str
+    hosts: tuple[Host, ...]
+    network: str = Field(description="CIDR that MPI and Slurm traffic uses")
+    shared: str = Field(description="folder that every host sees")
+    baked: bool = Field(description="the install part of every role is in the hosts' image already")
+
+    @property
+    def controller(self) -> Host:
+        """The host that runs slurmctld."""
+        return next(h for h in self.hosts if h.role == CONTROLLER)
+
+    @property
+    def compute(self) -> tuple[Host, ...]:
+        """The hosts that run slurmd, in partition order."""
+        return tuple(h for h in self.hosts if h.role == COMPUTE)
+
+    def host(self, name: str) -> Host | None:
+        """The host of that name, if there is one."""
+        return next((h for h in self.hosts if h.name == name), None)
+
+    def ssh_config(self, *, key: Path, known_hosts: Path) -> str:
+        """OpenSSH client configuration for all hosts. Paths are quoted: a home may contain spaces."""
+        blocks = [
+            f"Host {host.name}\n"
+            f"    HostName {host.address}\n"
+            f"    Port {host.port}\n"
+            f"    User {host.user}\n"
+            f"    HostKeyAlias {host.name}\n"
+            for host in self.hosts
+        ]
+        common = (
+            "Host *\n"
+            f'    IdentityFile "{key}"\n'
+            "    IdentitiesOnly yes\n"
+            f'    UserKnownHostsFile "{known_hosts}"\n'
+            "    GlobalKnownHostsFile /dev/null\n"
+            "    StrictHostKeyChecking yes\n"
+            "    PasswordAuthentication no\n"
+            "    ConnectTimeout 10\n"
+            "    ServerAliveInterval 15\n"
+            "    ServerAliveCountMax 4\n"
+            "    LogLevel ERROR\n"
+        )
+        return "# Written by clusterctl; use it with: ssh -F THIS_FILE HOST\n" + "\n".join([*blocks, common])
+
+    def known_hosts(self) -> str:
+        """One line a host, under the host's name (see HostKeyAlias)."""
+        return "".join(f"{host.name} {host.host_key}\n" for host in self.hosts)
+
+
+def partition_hosts(spec: ClusterSpec, inventory: Inventory) -> dict[str, tuple[Host, ...]]:
+    """Partition name -> its hosts, in the spec's order."""
+    return {
+        p.name: tuple(h for h in inventory.compute if h.partition == p.name) for p in spec.partitions
+    }

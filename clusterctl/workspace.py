@@ -1,0 +1,155 @@
+"""Every path that clusterctl writes for one cluster; the lock; atomic writes.
+
+The state folder is `$CLUSTERCTL_HOME`, else the XDG state directory of the user who calls. Folders are 0700,
+files 0600. A user can walk away from clusterctl at any time: what stands here works with ordinary tools.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import tempfile
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from clusterctl.errors import LockedError, MachineError
+
+
+def state_home(environ: dict[str, str] | None = None) -> Path:
+    """The folder that holds one folder a cluster."""
+    env = os.environ if environ is None else environ
+    if home := env.get("CLUSTERCTL_HOME"):
+        return Path(home).expanduser().absolute()
+    state = env.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
+    return Path(state) / "clusterctl"
+
+
+def write_atomic(path: Path, data: str | bytes, *, mode: int = 0o600) -> None:
+    """Write a file so that a reader, or a crash, sees the old content or the new, never a part."""
+    raw = data.encode() if isinstance(data, str) else data
+    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(fd, "wb") as file:
+            file.write(raw)
+            file.flush()
+            os.fchmod(file.fileno(), mode)
+            os.fsync(file.fileno())
+        Path(temporary).replace(path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """The folder of one cluster."""
+
+    root: Path
+
+    @classmethod
+    def of(cls, name: str, home: Path | None = None) -> Workspace:
+        """The workspace of the cluster of that name; nothing is created."""
+        return cls((home or state_home()) / name)
+
+    @property
+    def spec(self) -> Path:
+        return self.root / "spec.yaml"
+
+    @property
+    def inventory(self) -> Path:
+        """The Ansible inventory."""
+        return self.root / "inventory.yml"
+
+    @property
+    def hosts(self) -> Path:
+        """The Inventory value itself, as JSON; ours to read back."""
+        return self.root / "hosts.json"
+
+    @property
+    def ssh_config(self) -> Path:
+        return self.root / "ssh_config"
+
+    @property
+    def known_hosts(self) -> Path:
+        return self.root / "known_hosts"
+
+    @property
+    def key(self) -> Path:
+        return self.root / "id_ed25519"
+
+    @property
+    def munge_key(self) -> Path:
+        return self.root / "munge.key"
+
+    @property
+    def rendered(self) -> Path:
+        """Slurm's configuration files as they were given to the controller."""
+        return self.root / "rendered"
+
+    @property
+    def journal(self) -> Path:
+        return self.root / "journal.jsonl"
+
+    @property
+    def jobs(self) -> Path:
+        """What was submitted and where its run was collected to, a JSON object a line."""
+        return self.root / "jobs.jsonl"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    def create(self) -> None:
+        """Make the folder, for this user only.
+
+        Raises:
+            MachineError: the state folder can't be written.
+        """
+        try:
+            for folder in (self.root, self.logs, self.rendered):
+                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        except OSError as exc:
+            raise MachineError(
+                "the state folder can't be written",
+                where=str(self.root),
+                why=exc.strerror or str(exc),
+                fix="make it writable, or set CLUSTERCTL_HOME to a folder that is",
+            ) from exc
+
+    @contextmanager
+    def lock(self, verb: str) -> Iterator[None]:
+        """Hold this cluster against a second clusterctl. The kernel drops the lock if we are killed.
+
+        Raises:
+            LockedError: another clusterctl holds it; the message says who and since when.
+        """
+        self.create()
+        # Beside the folder, not in it: `down` removes the folder while the lock is held.
+        path = self.root.parent / f".{self.root.name}.lock"
+        with path.open("a+") as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                file.seek(0)
+                raise _locked(self.root.name, file.read()) from None
+            file.seek(0)
+            file.truncate()
+            json.dump({"pid": os.getpid(), "verb": verb, "since": time.time()}, file)
+            file.flush()
+            yield
+
+
+def _locked(name: str, holder: str) -> LockedError:
+    try:
+        who = json.loads(holder)
+        since = time.strftime("%H:%M:%S", time.localtime(who["since"]))
+        why = f"`clusterctl {who['verb']}` (pid {who['pid']}) holds it since {since}"
+    except (ValueError, KeyError, TypeError):
+        why = "another clusterctl holds its lock"
+    return LockedError(
+        f"cluster {name!r} is being worked on", why=why, fix="wait until it is done, or stop that process"
+    )
