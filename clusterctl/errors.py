@@ -177,8 +177,9 @@ class CommandError(TransportError):
 
     code = "command"
 
-    def __init__(self, what: str, *, rc: int, stderr: str = "", where: str = "", fix: str = "",
-                 host: str | None = None) -> None:
+    def __init__(
+        self, what: str, *, rc: int, stderr: str = "", where: str = "", fix: str = "", host: str | None = None
+    ) -> None:
         super().__init__(what, where=where, why=stderr.strip()[-2000:], fix=fix, host=host)
         self.rc = rc
         self.stderr = stderr

@@ -96,6 +96,4 @@ class Inventory(BaseModel):
 
 def partition_hosts(spec: ClusterSpec, inventory: Inventory) -> dict[str, tuple[Host, ...]]:
     """Partition name -> its hosts, in the spec's order."""
-    return {
-        p.name: tuple(h for h in inventory.compute if h.partition == p.name) for p in spec.partitions
-    }
+    return {p.name: tuple(h for h in inventory.compute if h.partition == p.name) for p in spec.partitions}

@@ -58,7 +58,9 @@ class Journal:
             yield step
             ok = True
         finally:
-            self._append(Entry(verb, name, inputs, round(time.monotonic() - start, 3), time.time(), ok, step.note))
+            self._append(
+                Entry(verb, name, inputs, round(time.monotonic() - start, 3), time.time(), ok, step.note)
+            )
 
     def entries(self) -> tuple[Entry, ...]:
         """All phases so far, oldest first."""

@@ -64,7 +64,9 @@ SizeMib = Annotated[
     int,
     BeforeValidator(parse_size_mib),
     PlainSerializer(format_size, return_type=str),
-    WithJsonSchema({"type": "string", "pattern": r"^\d+(\.\d+)?\s*[KMGTkmgt]i?[Bb]?$", "examples": ["50GiB"]}),
+    WithJsonSchema(
+        {"type": "string", "pattern": r"^\d+(\.\d+)?\s*[KMGTkmgt]i?[Bb]?$", "examples": ["50GiB"]}
+    ),
 ]
 DurationS = Annotated[
     int,
