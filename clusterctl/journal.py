@@ -14,7 +14,7 @@ from pathlib import Path
 
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """One finished phase. ``seconds`` is wall time, ``at`` Unix time of the end, ``ok`` whether it succeeded."""
+    """One finished phase: ``seconds`` of wall time, ``at`` the Unix time of its end."""
 
     verb: str
     phase: str

@@ -14,7 +14,7 @@ BUNDLED_JOBS = ("train", "probe")
 
 
 class Launcher(StrEnum):
-    """How the ranks of a bundled job are started. ``srun`` speaks PMIx; ``mpirun`` gets a rendered hostfile."""
+    """How ranks are started: ``srun`` speaks PMIx, ``mpirun`` gets a rendered hostfile."""
 
     SRUN = "srun"
     MPIRUN = "mpirun"
