@@ -31,7 +31,7 @@ OWNED_SLURM_KEYS = frozenset(
         "SlurmctldPidFile SlurmdPidFile SlurmctldParameters SlurmdParameters NodeName PartitionName NodeSet "
         "AccountingStorageType AccountingStorageHost AccountingStorageEnforce GresTypes SelectType "
         "SelectTypeParameters ProctrackType TaskPlugin MpiDefault ReturnToService Include"
-    ).split()  # noqa: SIM905 - one word a key reads better than 30 quoted ones
+    ).split()
 )
 
 
