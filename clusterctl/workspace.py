@@ -9,6 +9,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import secrets
 import tempfile
 import time
 from collections.abc import Iterator
@@ -102,6 +103,13 @@ class Workspace:
     @property
     def logs(self) -> Path:
         return self.root / "logs"
+
+    def cluster_id(self) -> str:
+        """Six hex digits that name this cluster in the kernel; drawn once, before anything is made."""
+        path = self.root / "id"
+        if not path.exists():
+            write_atomic(path, secrets.token_hex(3) + "\n")
+        return path.read_text().strip()
 
     def create(self) -> None:
         """Make the folder, for this user only.

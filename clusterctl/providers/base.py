@@ -1,0 +1,58 @@
+"""What a provider does: make the hosts of a spec, and remove them again."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+from clusterctl.inventory import Inventory
+from clusterctl.spec import ClusterSpec
+from clusterctl.workspace import Workspace
+
+Say = Callable[[str], None]
+
+
+@dataclass(frozen=True, slots=True)
+class BakeTarget:
+    """An image under construction that answers SSH; ``install.yml`` is run on it."""
+
+    address: str
+    port: int
+    user: str
+    key: Path
+    known_hosts: Path
+
+
+Bake = Callable[[BakeTarget], None]
+
+
+@dataclass(frozen=True, slots=True)
+class Provisioned:
+    """Hosts that exist, and what the user should know about how."""
+
+    inventory: Inventory
+    notes: tuple[str, ...] = ()
+
+
+class Provider(Protocol):
+    """The hosts of one kind of cluster. ``say`` reports progress in short lines."""
+
+    def apply(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake, say: Say) -> Provisioned:
+        """Make what is missing, remove what is no longer named; doing it again changes nothing.
+
+        Raises:
+            MachineError: this machine can't do it.
+            ProvisionError: it was tried and failed.
+        """
+
+    def destroy(self, workspace: Workspace, *, say: Say) -> None:
+        """Remove everything of the cluster.
+
+        Raises:
+            ProvisionError: something could not be removed.
+        """
+
+    def leftovers(self, workspace: Workspace) -> tuple[str, ...]:
+        """What an independent look at the world finds of the cluster; empty when it is gone."""

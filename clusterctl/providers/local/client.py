@@ -1,0 +1,126 @@
+"""The caller's side of the helper: starts it (with ``sudo -n`` when not root) and speaks its protocol."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from clusterctl.errors import MachineError, ProvisionError
+from clusterctl.providers.base import Say
+
+_MODULE = "clusterctl.providers.local.helper"
+
+
+def call(verb: str, request: dict[str, Any], *, say: Say) -> dict[str, Any]:
+    """One request to its result.
+
+    Raises:
+        MachineError: this machine can't do it, or we have no right to.
+        ProvisionError: it was tried and failed.
+    """
+    with _helper(verb) as process:
+        return _converse(process, request, say, ready=None)
+
+
+def call_with_bake(
+    request: dict[str, Any], *, say: Say, ready: Callable[[dict[str, Any]], None]
+) -> dict[str, Any]:
+    """The `bake` request; ``ready`` is called while the image answers SSH."""
+    with _helper("bake") as process:
+        return _converse(process, request, say, ready=ready)
+
+
+@contextmanager
+def _helper(verb: str) -> Iterator[subprocess.Popen[str]]:
+    process = subprocess.Popen(
+        [*_sudo(), sys.executable, "-I", "-m", _MODULE, verb],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        cwd="/",
+        process_group=0,  # Ctrl-C is ours; but the session stays, so that sudo finds its ticket
+    )
+    try:
+        yield process
+    finally:
+        # Closing stdin tells a helper that is still at work to stop and clean up.
+        for pipe in (process.stdin, process.stdout, process.stderr):
+            if pipe is not None:
+                try:
+                    pipe.close()
+                except BrokenPipeError:
+                    continue
+        process.wait()
+
+
+def _sudo() -> list[str]:
+    if sys.platform != "linux":
+        raise MachineError(
+            "the local provider needs Linux",
+            where=f"this machine runs {sys.platform}",
+            fix="run clusterctl on a Linux machine",
+        )
+    if os.geteuid() == 0:
+        return []
+    if shutil.which("sudo") is None:
+        raise MachineError(
+            "no right to start nodes",
+            where="this machine",
+            why="you are not root, and there is no sudo",
+            fix="run clusterctl as root, or install sudo and allow yourself to use it",
+        )
+    return ["sudo", "-n", "--"]
+
+
+def _converse(
+    process: subprocess.Popen[str],
+    request: dict[str, Any],
+    say: Say,
+    *,
+    ready: Callable[[dict[str, Any]], None] | None,
+) -> dict[str, Any]:
+    _send(process, json.dumps(request))
+    assert process.stdout is not None  # noqa: S101 - for the type checker: it is a pipe
+    for line in process.stdout:
+        message = json.loads(line)
+        if "say" in message:
+            say(message["say"])
+        elif "ready" in message and ready is not None:
+            ready(message["ready"])
+            _send(process, "done")
+        elif "error" in message:
+            error = message["error"]
+            kind = MachineError if error["kind"] == "machine" else ProvisionError
+            raise kind(error["what"], where=error["where"], why=error["why"], fix=error["fix"])
+        elif "result" in message:
+            result: dict[str, Any] = message["result"]
+            return result
+    raise _died(process)
+
+
+def _send(process: subprocess.Popen[str], line: str) -> None:
+    assert process.stdin is not None  # noqa: S101
+    try:
+        process.stdin.write(line + "\n")
+        process.stdin.flush()
+    except BrokenPipeError:
+        raise _died(process) from None
+
+
+def _died(process: subprocess.Popen[str]) -> MachineError | ProvisionError:
+    said = process.stderr.read().strip() if process.stderr else ""
+    if said.startswith("sudo:"):
+        return MachineError(
+            "no right to start nodes",
+            where="this machine",
+            why=said.splitlines()[0],
+            fix="run `sudo -v` first, or run clusterctl as root, or allow sudo without a password",
+        )
+    return ProvisionError("the machine helper ended without an answer", why=said[-1500:])

@@ -1,0 +1,275 @@
+"""The one part that runs as root: ``python -I -m clusterctl.providers.local.helper VERB``.
+
+A request is one JSON line on stdin, answers are JSON lines on stdout: any number of ``{"say": …}`` or
+``{"ready": …}``, then ``{"result": …}`` or ``{"error": …}``. When stdin closes before an image is baked, the
+caller is gone: what was started is ended and removed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import shutil
+import signal
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from clusterctl.errors import ClusterctlError, MachineError, ProvisionError
+from clusterctl.providers.local import image, limits, machine, network
+from clusterctl.providers.local.layout import (
+    STATE,
+    BakeRequest,
+    ClusterRequest,
+    ClusterState,
+    MadeCluster,
+    MadeNode,
+    address,
+    cluster_dir,
+)
+from clusterctl.providers.local.machine import Machine
+from clusterctl.providers.local.residue import residue
+from clusterctl.providers.local.run import TOOL_ENV, end_children
+from clusterctl.workspace import write_atomic
+
+TOOLS = {
+    "systemd-nspawn": "systemd-container",
+    "mmdebstrap": "mmdebstrap",
+    "ip": "iproute2",
+    "nsenter": "util-linux",
+    "taskset": "util-linux",
+    "mount": "mount",
+    "ssh-keygen": "openssh-client",
+}
+
+
+def say(message: str) -> None:
+    _answer({"say": message})
+
+
+def _answer(message: dict[str, Any]) -> None:
+    print(json.dumps(message), flush=True)  # noqa: T201 - the protocol
+
+
+def check(_: dict[str, Any]) -> dict[str, Any]:
+    """Whether this machine can carry local clusters."""
+    missing = {tool: pkg for tool, pkg in TOOLS.items() if not shutil.which(tool, path=TOOL_ENV["PATH"])}
+    if missing:
+        raise MachineError(
+            f"missing tool{'s' if len(missing) > 1 else ''}: {', '.join(missing)}",
+            where="this machine",
+            why="the local provider boots its nodes with systemd-nspawn from an image made by mmdebstrap",
+            fix=f"apt-get install {' '.join(sorted(set(missing.values())))}",
+        )
+    _check_overlay()
+    return {}
+
+
+def _check_overlay() -> None:
+    folder = STATE / ".check"
+    lower = folder / "lower"
+    try:
+        lower.mkdir(parents=True, exist_ok=True)
+        machine.mount_overlay((lower,), folder)
+    except (OSError, ProvisionError) as exc:
+        raise MachineError(
+            "overlay filesystems can't be mounted here",
+            where=str(STATE),
+            why=exc.why if isinstance(exc, ProvisionError) else str(exc),
+            fix="use a kernel with overlayfs, and a /var/lib that is not itself an overlay "
+            "(in a container, mount a volume there)",
+        ) from exc
+    finally:
+        machine.erase(folder)
+
+
+def bake(request: dict[str, Any]) -> dict[str, Any]:
+    """Make an image unless it is cached; the caller runs install.yml on it between `ready` and its `done`."""
+    wanted = BakeRequest.model_validate(request)
+    if image.cached(wanted.key):
+        return {"made": False}
+    watch = _Caller()
+    with image.cache_lock(say):
+        if image.cached(wanted.key):
+            return {"made": False}
+        with image.baking(wanted, say) as (port, host_key):
+            _answer({"ready": {"port": port, "host_key": host_key}})
+            watch.wait()
+    return {"made": True}
+
+
+class _Caller:
+    """Watches the caller's end of stdin while something is being built on its behalf."""
+
+    def __init__(self) -> None:
+        self._done = threading.Event()
+        self._word = ""
+        threading.Thread(target=self._read, daemon=True).start()
+
+    def _read(self) -> None:
+        self._word = sys.stdin.readline().strip()
+        if self._word != "done":
+            end_children()
+        self._done.set()
+
+    def wait(self) -> None:
+        """Until the caller says `done`.
+
+        Raises:
+            ProvisionError: it went away instead.
+        """
+        self._done.wait()
+        if self._word != "done":
+            raise ProvisionError("the image was not finished", why="clusterctl went away or gave up")
+
+
+@contextmanager
+def _state_lock() -> Iterator[None]:
+    STATE.mkdir(parents=True, exist_ok=True, mode=0o755)
+    with (STATE / ".lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+def up(request: dict[str, Any]) -> dict[str, Any]:
+    """Make what is missing of a cluster, remove nodes that are no longer named."""
+    wanted = ClusterRequest.model_validate(request)
+    with _state_lock():
+        state = _state(wanted)
+        lower = image.layers(state.image)
+        network.create(wanted.id, state.subnet)
+        others = sum(not name.startswith(f"c{wanted.id}-") for name in machine.running())
+        notes = limits.raise_for(others + len(wanted.nodes))
+        removed = _remove_unnamed(wanted)
+        shared = cluster_dir(wanted.id) / "shared"
+        shared.mkdir(exist_ok=True, mode=0o755)
+        made = []
+        running = machine.running()
+        for node in wanted.nodes:
+            one = Machine(wanted.id, node)
+            host_key = machine.prepare(one, lower, state.subnet, wanted.admin_key)
+            if one.name not in running:
+                machine.start(one, shared)
+            made.append(
+                MadeNode(
+                    name=node.name,
+                    address=address(state.subnet, node.number),
+                    host_key=host_key,
+                    started=one.name not in running,
+                )
+            )
+    answer = MadeCluster(
+        subnet=state.subnet, shared=str(shared), nodes=tuple(made), removed=removed, notes=notes
+    )
+    return answer.model_dump(mode="json")
+
+
+def _state(wanted: ClusterRequest) -> ClusterState:
+    """The cluster's record, written before anything of it exists. Its image stays as it was first made."""
+    path = cluster_dir(wanted.id) / "cluster.json"
+    if path.exists():
+        return ClusterState.model_validate_json(path.read_bytes())
+    others = [s.subnet for s in image.states()]
+    subnet = network.choose_subnet(wanted.id, [*network.used_networks(), *others], wanted.subnet)
+    state = ClusterState(
+        id=wanted.id,
+        name=wanted.name,
+        owner=wanted.owner,
+        workspace=wanted.workspace,
+        image=wanted.image,
+        subnet=subnet,
+    )
+    path.parent.mkdir(parents=True, mode=0o755)
+    write_atomic(path, state.model_dump_json(), mode=0o644)
+    return state
+
+
+def _remove_unnamed(wanted: ClusterRequest) -> tuple[str, ...]:
+    nodes = cluster_dir(wanted.id) / "nodes"
+    nodes.mkdir(exist_ok=True)
+    named = {node.name for node in wanted.nodes}
+    surplus = sorted(path.name for path in nodes.iterdir() if path.name not in named)
+    keep = {Machine(wanted.id, node).name for node in wanted.nodes}
+    machine.stop([n for n in machine.running() if n.startswith(f"c{wanted.id}-") and n not in keep])
+    for name in surplus:
+        machine.erase(nodes / name)
+    return tuple(surplus)
+
+
+def down(request: dict[str, Any]) -> dict[str, Any]:
+    """Remove everything of a cluster; done twice it does nothing the second time."""
+    cluster_id = str(request["id"])
+    with _state_lock():
+        machine.stop([name for name in machine.running() if name.startswith(f"c{cluster_id}-")])
+        network.remove(cluster_id)
+        machine.erase(cluster_dir(cluster_id))
+        if not image.states():
+            limits.restore()
+    return {}
+
+
+def look(request: dict[str, Any]) -> dict[str, Any]:
+    """What is left of a cluster."""
+    return {"residue": residue(str(request["id"]))}
+
+
+def clusters(_: dict[str, Any]) -> dict[str, Any]:
+    """The clusters on this machine."""
+    return {"clusters": [state.model_dump(mode="json") for state in image.states()]}
+
+
+def cache(request: dict[str, Any]) -> dict[str, Any]:
+    """List the image cache, or prune it."""
+    with image.cache_lock(say):
+        images = image.prune() if request.get("prune") else image.cache_list()
+    return {"images": [i.model_dump() for i in images]}
+
+
+VERBS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
+    "check": check,
+    "bake": bake,
+    "up": up,
+    "down": down,
+    "look": look,
+    "clusters": clusters,
+    "cache": cache,
+}
+
+
+def main() -> int:
+    """Serve one verb."""
+    # The terminal's Ctrl-C is for the caller; we notice that it is gone when stdin closes.
+    for name in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
+        signal.signal(name, signal.SIG_IGN)
+    os.umask(0o022)
+    try:
+        request = json.loads(sys.stdin.readline() or "{}")
+        _answer({"result": VERBS[sys.argv[1]](request)})
+    except ClusterctlError as exc:
+        kind = "machine" if isinstance(exc, MachineError) else "provision"
+        _answer(
+            {"error": {"kind": kind, "what": exc.what, "where": exc.where, "why": exc.why, "fix": exc.fix}}
+        )
+        return 1
+    except OSError as exc:
+        why = f"{exc.strerror}: {exc.filename}" if exc.filename else str(exc)
+        _answer(
+            {
+                "error": {
+                    "kind": "provision",
+                    "what": "machine work failed",
+                    "where": "",
+                    "why": why,
+                    "fix": "",
+                }
+            }
+        )
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

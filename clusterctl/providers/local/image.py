@@ -1,0 +1,329 @@
+"""The node image: a Debian base made by mmdebstrap, and over it what the install roles add.
+
+Both are kept in the cache under the hash of what went in, so they are made once. While it is baked, the image
+shares this machine's network and answers SSH on loopback: no masquerade rule is ever needed.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import platform
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+from clusterctl.errors import ProvisionError
+from clusterctl.providers.local import machine
+from clusterctl.providers.local.layout import ADMIN_ID, CACHE, STATE, BakeRequest, CachedImage, ClusterState
+from clusterctl.providers.local.run import TOOL_ENV, run
+
+SUITE = "bookworm"
+DEFAULT_MIRROR = "http://deb.debian.org/debian"
+BASE_PACKAGES = (
+    "ca-certificates",
+    "dbus",
+    "iproute2",
+    "openssh-server",
+    "python3",
+    "python3-apt",
+    "sudo",
+    "systemd",
+    "systemd-sysv",
+)
+_KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
+# Timers and helpers of a full machine that only cost a node its boot time.
+_MASKED = (
+    "apt-daily.timer",
+    "apt-daily-upgrade.timer",
+    "dpkg-db-backup.timer",
+    "e2scrub_all.timer",
+    "e2scrub_reap.service",
+    "fstrim.timer",
+    "console-getty.service",
+    "systemd-firstboot.service",
+    "systemd-networkd-wait-online.service",
+)
+_BAKE_TIMEOUT_S = 10.0
+
+
+def base_inputs() -> tuple[str, ...]:
+    """What decides how the base looks, apart from the mirror: hashed into its key."""
+    return ("base v1", SUITE, platform.machine(), *BASE_PACKAGES, *_MASKED)
+
+
+def image_dir(key: str) -> Path:
+    return CACHE / f"image-{key}"
+
+
+def layers(key: str) -> tuple[Path, ...]:
+    """The overlay's lower layers of an image, topmost first.
+
+    Raises:
+        ProvisionError: the image is not in the cache (any more).
+    """
+    try:
+        meta = json.loads((image_dir(key) / "image.json").read_text())
+    except FileNotFoundError as exc:
+        raise ProvisionError("the node image is not in the cache", where=str(image_dir(key))) from exc
+    return (image_dir(key) / "upper", CACHE / f"base-{meta['base']}" / "root")
+
+
+def cached(key: str) -> bool:
+    """Whether the image and its base are whole in the cache: each appears there by one rename."""
+    try:
+        return all(layer.is_dir() for layer in layers(key))
+    except ProvisionError:
+        return False
+
+
+@contextmanager
+def cache_lock(say: Callable[[str], None]) -> Iterator[None]:
+    """One builder at a time on this machine."""
+    CACHE.mkdir(parents=True, exist_ok=True, mode=0o755)
+    with (CACHE / ".lock").open("w") as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            say("waiting for another clusterctl that works on the image cache")
+            fcntl.flock(file, fcntl.LOCK_EX)
+        _sweep()
+        yield
+
+
+def _sweep() -> None:
+    """Remove what a killed builder left; the lock is held, so nobody is building."""
+    machine.stop([name for name in machine.running() if name.startswith("bake-")])
+    for folder in CACHE.glob(".building-*"):
+        machine.erase(folder)
+
+
+def build_base(request: BakeRequest, say: Callable[[str], None]) -> Path:
+    """The base tree, made if it is not there yet (about 20 s)."""
+    final = CACHE / f"base-{request.base_key}"
+    if final.is_dir():
+        return final / "root"
+    building = CACHE / f".building-base-{request.base_key}"
+    root = building / "root"
+    building.mkdir(parents=True)
+    say(f"building the Debian {SUITE} base (mmdebstrap)")
+    try:
+        _debootstrap(root, request.mirror)
+        _furnish(root)
+        building.rename(final)
+    finally:
+        if building.exists():
+            machine.erase(building)
+    return final / "root"
+
+
+def _debootstrap(root: Path, mirror: str) -> None:
+    argv = ["mmdebstrap", "--mode=root", "--variant=minbase", f"--include={','.join(BASE_PACKAGES)}"]
+    argv += [
+        "--aptopt=Acquire::Retries 3",
+        "--dpkgopt=force-unsafe-io",
+        "--dpkgopt=path-exclude=/usr/share/man/*",
+        "--dpkgopt=path-exclude=/usr/share/doc/*",
+        "--dpkgopt=path-exclude=/usr/share/locale/*",
+    ]
+    if proxy := _apt_proxy():
+        argv.append(f"--aptopt={proxy}")
+    if _KEYRING.exists():
+        argv.append(f"--keyring={_KEYRING}")
+    argv += [SUITE, str(root)]
+    if mirror != DEFAULT_MIRROR:
+        argv += [f"deb {mirror} {suite} main" for suite in (SUITE, f"{SUITE}-updates")]
+    run(argv, what="building the base image")
+
+
+def _apt_proxy() -> str:
+    """This machine's apt proxy as one line of apt configuration, or nothing."""
+    if not shutil.which("apt-config", path=TOOL_ENV["PATH"]):
+        return ""
+    argv = ["apt-config", "dump", "--no-empty", "--format", '%f "%v";%n', "Acquire::http::Proxy"]
+    return run(argv, what="reading apt's proxy").strip()
+
+
+def _furnish(root: Path) -> None:
+    """The admin user with sudo, and nothing that only slows a node's boot."""
+    chroot = ["chroot", str(root)]
+    group = ["groupadd", "--gid", str(ADMIN_ID), "clusterctl"]
+    user = [
+        "useradd",
+        "--uid",
+        str(ADMIN_ID),
+        "--gid",
+        str(ADMIN_ID),
+        "--create-home",
+        "--shell",
+        "/bin/bash",
+    ]
+    run([*chroot, *group], what="making the admin group")
+    run([*chroot, *user, "clusterctl"], what="making the admin user")
+    sudoers = root / "etc/sudoers.d/clusterctl"
+    sudoers.write_text("clusterctl ALL=(ALL:ALL) NOPASSWD: ALL\n")
+    sudoers.chmod(0o440)
+    ssh = root / "home/clusterctl/.ssh"
+    ssh.mkdir(mode=0o700)
+    authorized = ssh / "authorized_keys"
+    authorized.touch(mode=0o600)
+    for path in (ssh, authorized):
+        os.chown(path, ADMIN_ID, ADMIN_ID)
+    for key in (root / "etc/ssh").glob("ssh_host_*"):
+        key.unlink()
+    (root / "etc/machine-id").write_text("")
+    units = root / "etc/systemd/system"
+    for unit in _MASKED:
+        (units / unit).symlink_to("/dev/null")
+    # A clean power-off should not wait 90 s for a job's processes.
+    conf = root / "etc/systemd/system.conf.d"
+    conf.mkdir(parents=True, exist_ok=True)
+    (conf / "clusterctl.conf").write_text("[Manager]\nDefaultTimeoutStopSec=5s\n")
+    run(
+        [*chroot, "systemctl", "enable", "systemd-networkd.service", "ssh.service"],
+        what="enabling the network",
+    )
+
+
+@contextmanager
+def baking(request: BakeRequest, say: Callable[[str], None]) -> Iterator[tuple[int, str]]:
+    """A new image that answers SSH on loopback while the body runs; yields (port, host key).
+
+    It enters the cache when the body ends well, and vanishes otherwise.
+    """
+    base = build_base(request, say)
+    building = CACHE / f".building-image-{request.key}"
+    building.mkdir()
+    try:
+        root = machine.mount_overlay((base,), building)
+        host_key = _open_for_baking(root, request.admin_key)
+        process, port = _serve_ssh(root, request.key)
+        try:
+            yield port, host_key
+        finally:
+            _end(process)
+        _close_after_baking(root)
+        run(["umount", str(root)], what="unmounting the image")
+        shutil.rmtree(building / "work")
+        root.rmdir()
+        (building / "image.json").write_text(json.dumps({"base": request.base_key, "made": time.time()}))
+        building.rename(image_dir(request.key))
+    finally:
+        if building.exists():
+            machine.erase(building)
+
+
+def _open_for_baking(root: Path, admin_key: str) -> str:
+    policy = root / "usr/sbin/policy-rc.d"
+    policy.write_text("#!/bin/sh\nexit 101\n")  # packages must not start their services in here
+    policy.chmod(0o755)
+    (root / "home/clusterctl/.ssh/authorized_keys").write_text(f"{admin_key}\n")
+    if proxy := _apt_proxy():
+        (root / "etc/apt/apt.conf.d/99bake").write_text(f"{proxy}\n")
+    key = root / "etc/ssh/ssh_host_ed25519_key"
+    run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], what="making a host key")
+    return " ".join(key.with_suffix(".pub").read_text().split()[:2])
+
+
+def _serve_ssh(root: Path, key: str) -> tuple[subprocess.Popen[bytes], int]:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = int(probe.getsockname()[1])
+    sshd = f"mkdir -p /run/sshd && exec /usr/sbin/sshd -D -p {port} -o ListenAddress=127.0.0.1 -o UseDNS=no"
+    process = subprocess.Popen(
+        [
+            "systemd-nspawn",
+            "--quiet",
+            "--register=no",
+            "--keep-unit",
+            "--as-pid2",
+            f"--directory={root}",
+            f"--machine=bake-{key[:8]}",
+            "--resolv-conf=copy-host",
+            "--timezone=off",
+            "--",
+            "/bin/sh",
+            "-c",
+            sshd,
+        ],
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.DEVNULL,
+        stderr=subprocess.DEVNULL,
+        env=TOOL_ENV,
+        start_new_session=True,
+    )
+    deadline = time.monotonic() + _BAKE_TIMEOUT_S
+    while time.monotonic() < deadline and process.poll() is None:
+        with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
+            return process, port
+        time.sleep(0.05)
+    _end(process)
+    raise ProvisionError("the image did not answer on SSH while it was baked", where=str(root))
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.terminate()
+    try:
+        process.wait(timeout=_BAKE_TIMEOUT_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def _close_after_baking(root: Path) -> None:
+    for key in (root / "etc/ssh").glob("ssh_host_*"):
+        key.unlink()
+    (root / "home/clusterctl/.ssh/authorized_keys").write_text("")
+    for name in ("usr/sbin/policy-rc.d", "etc/apt/apt.conf.d/99bake", "etc/resolv.conf"):
+        (root / name).unlink(missing_ok=True)
+    for folder in ("var/lib/apt/lists", "var/cache/apt", "tmp"):
+        for path in (root / folder).glob("*"):
+            if path.is_dir():
+                shutil.rmtree(path)
+            else:
+                path.unlink()
+
+
+def states() -> tuple[ClusterState, ...]:
+    """The clusters that this machine knows of."""
+    return tuple(
+        ClusterState.model_validate_json(path.read_bytes()) for path in sorted(STATE.glob("*/cluster.json"))
+    )
+
+
+def cache_list() -> tuple[CachedImage, ...]:
+    """Images in the cache; ``size_mib`` includes the base they share only where no other image uses it."""
+    users: dict[str, list[str]] = {state.image: [] for state in states()}
+    for state in states():
+        users[state.image].append(state.name)
+    images = []
+    for folder in sorted(CACHE.glob("image-*")):
+        key = folder.name.removeprefix("image-")
+        images.append(CachedImage(key=key, size_mib=_size_mib(folder), used_by=tuple(users.get(key, ()))))
+    images += [
+        CachedImage(key=folder.name, size_mib=_size_mib(folder), used_by=())
+        for folder in sorted(CACHE.glob("base-*"))
+    ]
+    return tuple(images)
+
+
+def prune() -> tuple[CachedImage, ...]:
+    """Remove every image that no cluster uses, then every base that no image uses."""
+    images = cache_list()
+    removed = [i for i in images if not i.used_by and not i.key.startswith("base-")]
+    for gone in removed:
+        shutil.rmtree(image_dir(gone.key))
+    bases = {json.loads(p.read_text())["base"] for p in CACHE.glob("image-*/image.json")}
+    stale = [i for i in images if i.key.startswith("base-") and i.key.removeprefix("base-") not in bases]
+    for gone in stale:
+        shutil.rmtree(CACHE / gone.key)
+    return tuple(removed + stale)
+
+
+def _size_mib(folder: Path) -> int:
+    return int(run(["du", "-sm", str(folder)], what="measuring the cache").split()[0])

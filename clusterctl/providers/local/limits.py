@@ -1,0 +1,46 @@
+"""Kernel limits that many nodes on one machine run into: raised while clusters are up, put back after the last.
+
+About 25 systemds fit in the default of 128 inotify instances; the next ones die with "Failed to allocate
+manager object" and their nodes stay unknown to Slurm.
+"""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from clusterctl.providers.local.layout import STATE
+
+NODES_IN_DEFAULT_LIMITS = 16
+_WANTED = {"fs/inotify/max_user_instances": 8192, "fs/inotify/max_user_watches": 524288}
+_SYS = Path("/proc/sys")
+
+
+def _record() -> Path:
+    return STATE / "limits.json"
+
+
+def raise_for(nodes: int) -> tuple[str, ...]:
+    """Raise what is too low for so many nodes; returns what was changed, in words."""
+    if nodes <= NODES_IN_DEFAULT_LIMITS:
+        return ()
+    original = json.loads(_record().read_text()) if _record().exists() else {}
+    said = []
+    for name, wanted in _WANTED.items():
+        now = int((_SYS / name).read_text())
+        if now < wanted:
+            original.setdefault(name, now)
+            _record().write_text(json.dumps(original))
+            (_SYS / name).write_text(str(wanted))
+            said.append(
+                f"raised {name.replace('/', '.')} from {now} to {wanted} until the last cluster is down"
+            )
+    return tuple(said)
+
+
+def restore() -> None:
+    """Put the limits back as they were."""
+    if _record().exists():
+        for name, value in json.loads(_record().read_text()).items():
+            (_SYS / name).write_text(str(value))
+        _record().unlink()

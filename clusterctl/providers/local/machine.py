@@ -1,0 +1,214 @@
+"""One node: an overlay on the image, booted by systemd-nspawn.
+
+Whether a node runs is always read from the process table, never from a file of ours, so that the truth
+survives crashes, reboots and hand-made changes.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator, Mapping
+from contextlib import suppress
+from dataclasses import dataclass
+from ipaddress import IPv4Network
+from pathlib import Path
+
+from clusterctl.errors import ProvisionError
+from clusterctl.providers.local import network
+from clusterctl.providers.local.layout import (
+    Node,
+    address,
+    bridge_name,
+    cluster_dir,
+    machine_name,
+    netns_name,
+)
+from clusterctl.providers.local.run import TOOL_ENV, run
+
+STOP_TIMEOUT_S = 15.0
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A node's place on this machine."""
+
+    cluster_id: str
+    node: Node
+
+    @property
+    def name(self) -> str:
+        return machine_name(self.cluster_id, self.node.number)
+
+    @property
+    def folder(self) -> Path:
+        return cluster_dir(self.cluster_id) / "nodes" / self.node.name
+
+    @property
+    def root(self) -> Path:
+        return self.folder / "root"
+
+
+def booted_with_systemd() -> bool:
+    """As sd_booted(3) tells: then nodes are registered with machined and live in units of their own."""
+    return Path("/run/systemd/system").is_dir()
+
+
+def running() -> Mapping[str, int]:
+    """Machine name -> pid of the systemd-nspawn process, of all nspawn machines here."""
+    found = {}
+    for pid, argv in _processes():
+        if Path(argv[0]).name == "systemd-nspawn":
+            for word in argv:
+                if word.startswith("--machine="):
+                    found[word.removeprefix("--machine=")] = pid
+    return found
+
+
+def _processes() -> Iterator[tuple[int, list[str]]]:
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
+                if words[0]:
+                    yield int(entry.name), words
+
+
+def mounted_under(folder: Path) -> tuple[Path, ...]:
+    """Mount points at or below a folder, deepest first."""
+    prefix = str(folder)
+    points = []
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        point = line.split()[4].encode().decode("unicode_escape")
+        if point == prefix or point.startswith(prefix + "/"):
+            points.append(Path(point))
+    return tuple(sorted(points, key=lambda p: len(p.parts), reverse=True))
+
+
+def mount_overlay(lower: tuple[Path, ...], folder: Path) -> Path:
+    """Mount ``folder/root`` over the lower layers, topmost first, with ``folder/upper`` for the changes."""
+    root, upper, work = folder / "root", folder / "upper", folder / "work"
+    if mounted_under(root):
+        return root
+    for part in (root, upper, work):
+        part.mkdir(parents=True, exist_ok=True)
+    options = f"lowerdir={':'.join(map(str, lower))},upperdir={upper},workdir={work}"
+    run(["mount", "-t", "overlay", "clusterctl", "-o", options, str(root)], what="mounting the overlay")
+    return root
+
+
+def prepare(machine: Machine, lower: tuple[Path, ...], subnet: IPv4Network, admin_key: str) -> str:
+    """Lay out a node's own files on its overlay; returns its public host key."""
+    machine.folder.mkdir(parents=True, exist_ok=True)
+    root = mount_overlay(lower, machine.folder)
+    name, own = machine.node.name, address(subnet, machine.node.number)
+    (root / "etc/hostname").write_text(f"{name}\n")
+    (root / "etc/systemd/network").mkdir(parents=True, exist_ok=True)
+    # Numbered below systemd's own 80-container-host0.network, which would ask for DHCP.
+    (root / "etc/systemd/network/10-host0.network").write_text(
+        f"[Match]\nName=host0\n\n[Network]\nAddress={own}/{subnet.prefixlen}\nLinkLocalAddressing=no\n"
+    )
+    if not (root / "etc/hosts").exists() or name not in (root / "etc/hosts").read_text():
+        (root / "etc/hosts").write_text(f"127.0.0.1 localhost\n{own} {name}\n")
+    authorized = root / "home/clusterctl/.ssh/authorized_keys"
+    authorized.write_text(f"{admin_key}\n")
+    host_key = root / "etc/ssh/ssh_host_ed25519_key"
+    if not host_key.exists():
+        run(
+            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", str(host_key)],
+            what="making a host key",
+        )
+    kind, key = host_key.with_suffix(".pub").read_text().split()[:2]
+    return f"{kind} {key}"
+
+
+def start(machine: Machine, shared: Path) -> None:
+    """Boot a node and return at once; it lives on when the helper is gone."""
+    nspawn = [
+        "systemd-nspawn",
+        "--quiet",
+        "--boot",
+        "--keep-unit",
+        f"--directory={machine.root}",
+        f"--machine={machine.name}",
+        f"--hostname={machine.node.name}",
+        f"--network-bridge={bridge_name(machine.cluster_id)}",
+        f"--bind={shared}:/shared",
+        "--resolv-conf=off",
+        "--timezone=off",
+        "--link-journal=no",
+    ]
+    inside = ["nsenter", f"--net={network.NETNS_DIR / netns_name(machine.cluster_id)}"]
+    if machine.node.cores:
+        inside += ["taskset", "--cpu-list", ",".join(map(str, machine.node.cores))]
+    if booted_with_systemd():
+        run([*_unit(machine), *inside, *nspawn], what=f"starting {machine.node.name}")
+        return
+    with (machine.folder / "console.log").open("ab") as console:
+        subprocess.Popen(
+            [*inside, *nspawn, "--register=no"],
+            stdin=subprocess.DEVNULL,
+            stdout=console,
+            stderr=console,
+            env=TOOL_ENV,
+            cwd="/",
+            start_new_session=True,
+        )
+
+
+def _unit(machine: Machine) -> list[str]:
+    """A transient unit with the settings of systemd's own systemd-nspawn@.service."""
+    return [
+        "systemd-run",
+        "--quiet",
+        "--collect",
+        f"--unit=clusterctl-{machine.name}",
+        "--slice=machine.slice",
+        "--service-type=exec",
+        "--property=KillMode=mixed",
+        "--property=Delegate=yes",
+        "--property=TasksMax=16384",
+        "--property=SuccessExitStatus=133",
+        "--",
+    ]
+
+
+def _leader(pid: int) -> int | None:
+    """The machine's own PID 1, seen from here: the child of its nspawn process."""
+    with suppress(OSError):
+        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
+            return int(child)
+    return None
+
+
+def stop(names: list[str]) -> None:
+    """End machines at once and wait until they are gone: one that is still going keeps its link's name.
+
+    Raises:
+        ProvisionError: some did not go.
+    """
+    pids = {name: pid for name, pid in running().items() if name in names}
+    for pid in pids.values():
+        for target in (_leader(pid), pid):
+            # The leader first: with it the kernel ends every process of the node.
+            if target is not None:
+                with suppress(ProcessLookupError):
+                    os.kill(target, signal.SIGKILL if target != pid else signal.SIGTERM)
+    deadline = time.monotonic() + STOP_TIMEOUT_S
+    while left := sorted(set(running()) & set(pids)):
+        if time.monotonic() > deadline:
+            raise ProvisionError(
+                "nodes could not be stopped", why=", ".join(left), fix="look at `ps` for systemd-nspawn"
+            )
+        time.sleep(0.02)
+
+
+def erase(folder: Path) -> None:
+    """Unmount and delete a node's or a cluster's folder. Never walks into something still mounted."""
+    for point in mounted_under(folder):
+        run(["umount", str(point)], what=f"unmounting {point}")
+    if folder.exists():
+        shutil.rmtree(folder)

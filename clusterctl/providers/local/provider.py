@@ -1,0 +1,156 @@
+"""The local provider: ClusterSpec -> machines on this one -> Inventory."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+from clusterctl.assets import asset
+from clusterctl.inventory import COMPUTE, CONTROLLER, Host, Inventory
+from clusterctl.journal import digest
+from clusterctl.providers.base import Bake, BakeTarget, Provisioned, Say
+from clusterctl.providers.local import client
+from clusterctl.providers.local.image import base_inputs
+from clusterctl.providers.local.layout import (
+    BakeRequest,
+    CachedImage,
+    ClusterRequest,
+    ClusterState,
+    MadeCluster,
+    Node,
+)
+from clusterctl.providers.local.shares import Hardware, Share, divide
+from clusterctl.spec import ClusterSpec
+from clusterctl.workspace import Workspace, write_atomic
+
+
+class LocalProvider:
+    """Nodes on this machine. See ``clusterctl.providers.base.Provider`` for the contract."""
+
+    def apply(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake, say: Say) -> Provisioned:
+        client.call("check", {}, say=say)
+        shares, notes = divide(spec, Hardware.here())
+        admin_key = workspace.key.with_suffix(".pub").read_text().strip()
+        key = self._image(spec, workspace, admin_key, bake, say)
+        nodes = (
+            Node(name=spec.controller_host, number=1),
+            *(Node(name=s.host, number=i, cores=s.cores) for i, s in enumerate(shares, start=2)),
+        )
+        request = ClusterRequest(
+            id=workspace.cluster_id(),
+            name=spec.name,
+            owner=os.getuid(),
+            workspace=str(workspace.root),
+            image=key,
+            admin_key=admin_key,
+            subnet=spec.provider.subnet,
+            nodes=nodes,
+        )
+        say(f"starting {len(nodes)} machines")
+        made = MadeCluster.model_validate(client.call("up", request.model_dump(mode="json"), say=say))
+        inventory = _inventory(spec, request.id, shares, made)
+        return Provisioned(inventory, notes + made.notes + _unused_gpus() + _removed(made))
+
+    def destroy(self, workspace: Workspace, *, say: Say) -> None:
+        client.call("down", {"id": workspace.cluster_id()}, say=say)
+
+    def leftovers(self, workspace: Workspace) -> tuple[str, ...]:
+        return tuple(client.call("look", {"id": workspace.cluster_id()}, say=_silent)["residue"])
+
+    def _image(self, spec: ClusterSpec, workspace: Workspace, admin_key: str, bake: Bake, say: Say) -> str:
+        """The key of the image; it is baked now unless it is cached."""
+        base_key = digest(spec.provider.mirror, *base_inputs())
+        request = BakeRequest(
+            key=digest(base_key, *install_inputs()),
+            base_key=base_key,
+            mirror=spec.provider.mirror,
+            admin_key=admin_key,
+        )
+
+        def ready(answer: dict[str, object]) -> None:
+            known_hosts = workspace.root / "known_hosts.bake"
+            write_atomic(known_hosts, f"[127.0.0.1]:{answer['port']} {answer['host_key']}\n")
+            try:
+                bake(
+                    BakeTarget(
+                        "127.0.0.1", int(str(answer["port"])), "clusterctl", workspace.key, known_hosts
+                    )
+                )
+            finally:
+                known_hosts.unlink()
+
+        client.call_with_bake(request.model_dump(mode="json"), say=say, ready=ready)
+        return request.key
+
+
+def install_inputs() -> tuple[bytes, ...]:
+    """What decides an image's content: the install half of the roles and the lock of the job environment.
+
+    What only `configure.yml` reads (its tasks, handlers, templates) is left out, so that editing it does not
+    bake the image again.
+    """
+    ansible = asset("ansible")
+    chosen = [ansible / "install.yml", asset("payload") / "requirements.lock"]
+    for path in sorted(ansible.glob("roles/*/**/*")):
+        inner = path.relative_to(ansible).parts[2]
+        if path.is_file() and (inner in {"vars", "defaults", "files"} or path.name == "install.yml"):
+            chosen.append(path)
+    return tuple(part for path in chosen for part in (path.name.encode(), path.read_bytes()))
+
+
+def clusters() -> tuple[ClusterState, ...]:
+    """The clusters that live on this machine, whoever's they are."""
+    answer = client.call("clusters", {}, say=_silent)
+    return tuple(ClusterState.model_validate(state) for state in answer["clusters"])
+
+
+def cached_images(*, prune: bool = False) -> tuple[CachedImage, ...]:
+    """The image cache, or what was removed from it."""
+    answer = client.call("cache", {"prune": prune}, say=_silent)
+    return tuple(CachedImage.model_validate(image) for image in answer["images"])
+
+
+def _silent(_: str) -> None:
+    return None
+
+
+def _inventory(spec: ClusterSpec, cluster_id: str, shares: tuple[Share, ...], made: MadeCluster) -> Inventory:
+    share_of = {share.host: share for share in shares}
+    hosts = []
+    for node in made.nodes:
+        share = share_of.get(node.name)
+        hosts.append(
+            Host(
+                name=node.name,
+                address=node.address,
+                role=COMPUTE if share else CONTROLLER,
+                partition=share.partition if share else None,
+                host_key=node.host_key,
+                cpus=share.cpus if share else None,
+                memory_mib=share.memory_mib if share else None,
+            )
+        )
+    return Inventory(
+        cluster=spec.name,
+        cluster_id=cluster_id,
+        provider=spec.provider.type,
+        hosts=tuple(hosts),
+        network=str(made.subnet),
+        shared="/shared",
+        baked=True,
+    )
+
+
+def _removed(made: MadeCluster) -> tuple[str, ...]:
+    return (f"removed {', '.join(made.removed)}",) if made.removed else ()
+
+
+def _unused_gpus() -> tuple[str, ...]:
+    """A GPU of this machine that the nodes do not see is worth a word."""
+    gpus = sorted(Path("/dev").glob("nvidia[0-9]*"))
+    if not gpus:
+        return ()
+    return (
+        f"this machine has {len(gpus)} NVIDIA GPU{'s' if len(gpus) > 1 else ''} that local nodes do not see; "
+        "the training program uses them when it is run here by hand (see docs/local.md)",
+    )

@@ -1,0 +1,51 @@
+"""An independent look at this machine for what is left of a cluster: the kernel's tables, not our records."""
+
+from __future__ import annotations
+
+import os
+from contextlib import suppress
+from pathlib import Path
+
+from clusterctl.providers.local import machine, network
+from clusterctl.providers.local.layout import CACHE, bridge_name, cluster_dir, link_name, netns_name
+
+
+def residue(cluster_id: str) -> tuple[str, ...]:
+    """Everything of the cluster that is still there, a line each; empty when it is gone."""
+    folder = cluster_dir(cluster_id)
+    found = [
+        f"machine {name} (pid {pid})" for name, pid in machine.running().items() if _ours(name, cluster_id)
+    ]
+    found += [f"process {pid} in {netns_name(cluster_id)}" for pid in _processes_in(cluster_id)]
+    found += [f"mount {point}" for point in machine.mounted_under(folder)]
+    names = {link_name(cluster_id), bridge_name(cluster_id)}
+    found += [f"link {name}" for name in network.links() if name in names or f"c{cluster_id}-" in name]
+    if (network.NETNS_DIR / netns_name(cluster_id)).exists():
+        found.append(f"network namespace {netns_name(cluster_id)}")
+    if folder.exists():
+        found.append(f"folder {folder}")
+    return tuple(found)
+
+
+def _ours(name: str, cluster_id: str) -> bool:
+    return name.startswith(f"c{cluster_id}-")
+
+
+def _processes_in(cluster_id: str) -> list[int]:
+    """Processes that live in the cluster's network namespace."""
+    try:
+        namespace = (network.NETNS_DIR / netns_name(cluster_id)).stat()
+    except FileNotFoundError:
+        return []
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                if os.path.samestat((entry / "ns/net").stat(), namespace):
+                    found.append(int(entry.name))
+    return found
+
+
+def unfinished_images() -> tuple[str, ...]:
+    """Half-built images; the next build sweeps them."""
+    return tuple(str(path) for path in CACHE.glob(".building-*"))
