@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
@@ -34,13 +35,17 @@ class Transport(Protocol):
     ) -> Result:
         """Run a command to its end.
 
+        Its stdout is text here; what is not UTF-8 becomes U+FFFD. Bytes as they are come from ``stream``.
+
         Raises:
-            CommandError: it exited non-zero and ``check`` is set.
-            UnreachableError: no connection, or no answer within ``timeout_s``.
+            CommandError: it exited non-zero and ``check`` is set. A command that a signal ended has rc -1.
+            UnreachableError: no connection, or no answer within ``timeout_s``. It may still be running.
         """
 
     def stream(self, argv: Sequence[str]) -> Iterator[bytes]:
-        """Run a command and yield its stdout as it comes, until it ends or the iterator is closed.
+        """Run a command without stdin and yield its stdout as it comes.
+
+        Closing the iterator ends the command.
 
         Raises:
             CommandError: it exited non-zero.
@@ -49,3 +54,9 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Close the connection; calling it twice is fine."""
+
+
+def shown(argv: Sequence[str], limit: int = 120) -> str:
+    """The command for a message: one line, printable, not too long."""
+    line = "".join(c if c.isprintable() else "?" for c in shlex.join(argv))
+    return line if len(line) <= limit else line[:limit] + "..."

@@ -1,0 +1,98 @@
+"""This machine as a host: commands are ordinary child processes."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
+from typing import IO
+
+from clusterctl.errors import CommandError, UnreachableError
+from clusterctl.transport.base import Result, shown
+
+_CHUNK = 1 << 16
+_STDERR_TAIL = 1 << 16
+_NOT_FOUND = 127  # the shell's exit status for it
+_ENDED_BY_SIGNAL = -1
+
+
+class LocalTransport:
+    """Runs commands on this machine as this user."""
+
+    @property
+    def host(self) -> str:
+        """Name of the host, for messages."""
+        return "localhost"
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes | None = None,
+        timeout_s: float = 60.0,
+        check: bool = True,
+        env: Mapping[str, str] | None = None,
+    ) -> Result:
+        """Run a command to its end; see ``Transport.run``."""
+        with self._start(argv, env=env, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+            try:
+                stdout, stderr = process.communicate(stdin or b"", timeout=timeout_s)
+            except subprocess.TimeoutExpired as exc:
+                raise UnreachableError(f"no answer from `{shown(argv)}` within {timeout_s:g} s") from exc
+            finally:
+                _end(process)
+        rc = max(process.returncode, _ENDED_BY_SIGNAL)
+        result = Result(rc, stdout.decode(errors="replace"), stderr.decode(errors="replace"))
+        if check and rc != 0:
+            raise _failed(argv, rc, result.stderr)
+        return result
+
+    def stream(self, argv: Sequence[str]) -> Iterator[bytes]:
+        """Run a command and yield its stdout as it comes; see ``Transport.stream``."""
+        with (
+            tempfile.TemporaryFile() as stderr,
+            self._start(argv, env=None, stdin=subprocess.DEVNULL, stderr=stderr) as process,
+        ):
+            assert process.stdout is not None  # noqa: S101  # it is a pipe
+            try:
+                while chunk := os.read(process.stdout.fileno(), _CHUNK):
+                    yield chunk
+                rc = max(process.wait(), _ENDED_BY_SIGNAL)
+            finally:
+                _end(process)
+            if rc != 0:
+                stderr.seek(max(0, stderr.seek(0, os.SEEK_END) - _STDERR_TAIL))
+                raise _failed(argv, rc, stderr.read().decode(errors="replace"))
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def _start(
+        self, argv: Sequence[str], *, env: Mapping[str, str] | None, stdin: int, stderr: int | IO[bytes]
+    ) -> subprocess.Popen[bytes]:
+        try:
+            return subprocess.Popen(
+                argv,
+                stdin=stdin,
+                stdout=subprocess.PIPE,
+                stderr=stderr,
+                env={**os.environ, **env} if env else None,
+                start_new_session=True,  # so that what it starts can be ended with it
+            )
+        except OSError as exc:
+            raise CommandError(f"can't run `{shown(argv)}`", rc=_NOT_FOUND, stderr=str(exc)) from exc
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    """End a command that still runs, with its children."""
+    if process.poll() is None:
+        with suppress(ProcessLookupError):
+            os.killpg(process.pid, signal.SIGKILL)
+
+
+def _failed(argv: Sequence[str], rc: int, stderr: str) -> CommandError:
+    how = "was ended by a signal" if rc == _ENDED_BY_SIGNAL else f"failed with exit status {rc}"
+    return CommandError(f"`{shown(argv)}` {how}", rc=rc, stderr=stderr, where="localhost", host="localhost")

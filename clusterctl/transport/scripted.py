@@ -1,0 +1,96 @@
+"""A host for tests: it expects commands in order and gives the answers written down for them."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from fnmatch import fnmatchcase
+
+from clusterctl.errors import ClusterctlError, CommandError
+from clusterctl.transport.base import Result, shown
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """One expected command. Each word of ``argv`` is a glob pattern; a last word ``...`` stands for any rest.
+
+    ``error`` is raised in place of an answer.
+    """
+
+    argv: tuple[str, ...]
+    stdout: str | bytes = ""
+    stderr: str = ""
+    rc: int = 0
+    error: ClusterctlError | None = None
+
+    def matches(self, argv: Sequence[str]) -> bool:
+        """Whether the command is the expected one."""
+        patterns = self.argv
+        if patterns[-1:] == ("...",):
+            patterns = patterns[:-1]
+            argv = argv[: len(patterns)]
+        return len(argv) == len(patterns) and all(map(fnmatchcase, argv, patterns))
+
+
+@dataclass(frozen=True, slots=True)
+class Call:
+    """A command as it came."""
+
+    argv: tuple[str, ...]
+    stdin: bytes | None = None
+    env: Mapping[str, str] = field(default_factory=dict)
+
+
+class ScriptedTransport:
+    """Answers with ``steps``, in order; ``calls`` keeps what was asked. A surprise is an AssertionError."""
+
+    def __init__(self, steps: Iterable[Step] = (), *, host: str = "scripted") -> None:
+        self._steps = list(steps)
+        self._host = host
+        self.calls: list[Call] = []
+
+    @property
+    def host(self) -> str:
+        """Name of the host, for messages."""
+        return self._host
+
+    @property
+    def left(self) -> tuple[Step, ...]:
+        """The steps that nobody has asked for yet."""
+        return tuple(self._steps)
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes | None = None,
+        timeout_s: float = 60.0,  # noqa: ARG002  # a script answers at once
+        check: bool = True,
+        env: Mapping[str, str] | None = None,
+    ) -> Result:
+        """Answer with the next step; see ``Transport.run``."""
+        step = self._next(Call(tuple(argv), stdin, dict(env or {})))
+        stdout = step.stdout if isinstance(step.stdout, str) else step.stdout.decode(errors="replace")
+        if check and step.rc != 0:
+            raise CommandError(f"`{shown(argv)}` failed", rc=step.rc, stderr=step.stderr, host=self._host)
+        return Result(step.rc, stdout, step.stderr)
+
+    def stream(self, argv: Sequence[str]) -> Iterator[bytes]:
+        """Answer with the next step, its stdout in one piece; see ``Transport.stream``."""
+        step = self._next(Call(tuple(argv)))
+        yield step.stdout.encode() if isinstance(step.stdout, str) else step.stdout
+        if step.rc != 0:
+            raise CommandError(f"`{shown(argv)}` failed", rc=step.rc, stderr=step.stderr, host=self._host)
+
+    def close(self) -> None:
+        """Nothing to close."""
+
+    def _next(self, call: Call) -> Step:
+        self.calls.append(call)
+        if not self._steps or not self._steps[0].matches(call.argv):
+            expected = self._steps[0].argv if self._steps else "nothing more"
+            raise AssertionError(f"unexpected command {call.argv}; expected {expected}")
+        step = self._steps.pop(0)
+        if step.error is not None:
+            raise step.error
+        return step

@@ -1,0 +1,357 @@
+"""A host over SSH, with the same `ssh_config` and `known_hosts` that plain ``ssh -F`` reads.
+
+One connection is kept and each command gets a channel of its own. Only our key and our known_hosts count: no
+agent, no keys of the user's, no trust on first use. This is the sole importer of paramiko.
+"""
+
+from __future__ import annotations
+
+import logging
+import shlex
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import paramiko
+
+from clusterctl.errors import CommandError, HostKeyError, TransportError, UnreachableError
+from clusterctl.transport.base import Result, shown
+
+# Without a handler, paramiko's background thread would write to the user's terminal.
+logging.getLogger("paramiko").addHandler(logging.NullHandler())
+
+_CHUNK = 1 << 16
+_WINDOW = 1 << 23  # bytes the host may send ahead of us; paramiko's default slows down large outputs
+_STDERR_TAIL = 1 << 16
+_DEAD_AFTER_MS = 60_000
+_NO_STATUS = -1  # paramiko's word for it
+_SETTLE_S = 1.0
+
+# sshd leaves a command without a terminal running when its channel goes away. This ends the command, and what
+# it started, when the channel's input is closed. The watcher holds no output open.
+_END_WITH_CHANNEL = (
+    'exec 3<&0; "$@" 3<&- </dev/null & child=$!; '
+    "{ read -r _ <&3; kill -TERM 0; } >/dev/null 2>&1 & watcher=$!; "
+    'wait "$child"; rc=$?; kill "$watcher" 2>/dev/null; exit "$rc"'
+)
+
+
+class SSHTransport:
+    """One host of an `ssh_config`, as ``user`` (default: the one the file names)."""
+
+    def __init__(
+        self,
+        host: str,
+        config: Path,
+        *,
+        user: str | None = None,
+        connect_timeout_s: float = 10.0,
+        keepalive_s: int = 15,
+        max_output: int = 64 << 20,
+    ) -> None:
+        """``max_output`` bounds the bytes of stdout, and of stderr, that ``run`` keeps."""
+        self._host = host
+        self._config = config
+        self._user = user
+        self._connect_timeout_s = connect_timeout_s
+        self._keepalive_s = keepalive_s
+        self._max_output = max_output
+        self._client: paramiko.SSHClient | None = None
+        self._lock = threading.Lock()
+
+    @property
+    def host(self) -> str:
+        """Name of the host, for messages."""
+        return self._host
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes | None = None,
+        timeout_s: float = 60.0,
+        check: bool = True,
+        env: Mapping[str, str] | None = None,
+    ) -> Result:
+        """Run a command to its end; see ``Transport.run``."""
+        deadline = time.monotonic() + timeout_s
+        channel = self._start(_quoted(argv, env), timeout_s)
+        stderr = _Reader(channel.recv_stderr, self._max_output)
+        writer = threading.Thread(target=_feed, args=(channel, stdin or b""), daemon=True)
+        writer.start()
+        try:
+            stdout = self._read_all(channel, argv, deadline)
+            rc = self._status(channel, argv, deadline)
+            said = stderr.result(deadline)
+        except TimeoutError as exc:
+            raise self._no_answer(argv, timeout_s) from exc
+        finally:
+            channel.close()
+            writer.join()
+        result = Result(rc, stdout.decode(errors="replace"), said.decode(errors="replace"))
+        if check and rc != 0:
+            raise self._failed(argv, rc, result.stderr)
+        return result
+
+    def stream(self, argv: Sequence[str]) -> Iterator[bytes]:
+        """Run a command and yield its stdout as it comes; see ``Transport.stream``."""
+        channel = self._start(_quoted(["sh", "-c", _END_WITH_CHANNEL, "sh", *argv]), self._connect_timeout_s)
+        stderr = _Reader(channel.recv_stderr, _STDERR_TAIL)
+        try:
+            channel.settimeout(None)
+            while chunk := channel.recv(_CHUNK):
+                yield chunk
+            deadline = time.monotonic() + self._connect_timeout_s
+            rc = self._status(channel, argv, deadline)
+            if rc != 0:
+                raise self._failed(argv, rc, stderr.result(deadline).decode(errors="replace"))
+        except TimeoutError as exc:
+            raise self._no_answer(argv, self._connect_timeout_s) from exc
+        finally:
+            channel.close()
+
+    def close(self) -> None:
+        """Close the connection; calling it twice is fine."""
+        with self._lock:
+            if self._client is not None:
+                self._client.close()
+                self._client = None
+
+    def _start(self, command: str, timeout_s: float) -> paramiko.Channel:
+        transport = self._connected()
+        try:
+            channel = transport.open_session(window_size=_WINDOW, timeout=timeout_s)
+            channel.settimeout(timeout_s)
+            channel.exec_command(command)
+        except (paramiko.SSHException, OSError, EOFError) as exc:
+            raise self._unreachable("the connection broke", exc) from exc
+        return channel
+
+    def _read_all(self, channel: paramiko.Channel, argv: Sequence[str], deadline: float) -> bytes:
+        parts: list[bytes] = []
+        size = 0
+        while True:
+            channel.settimeout(max(0.0, deadline - time.monotonic()))
+            chunk = channel.recv(_CHUNK)
+            if not chunk:
+                return b"".join(parts)
+            size += len(chunk)
+            if size > self._max_output:
+                what = f"`{shown(argv)}` said more than {self._max_output} bytes"
+                raise TransportError(what, where=self._host, host=self._host)
+            parts.append(chunk)
+
+    def _status(self, channel: paramiko.Channel, argv: Sequence[str], deadline: float) -> int:
+        """The exit status, or _NO_STATUS when a signal ended the command.
+
+        Raises:
+            TimeoutError: there is none by ``deadline``.
+            UnreachableError: there is none because the connection broke.
+        """
+        if not channel.status_event.wait(max(0.0, deadline - time.monotonic())):
+            raise TimeoutError
+        if channel.exit_status == _NO_STATUS:
+            transport = channel.get_transport()
+            transport.join(_SETTLE_S)  # it closes its channels just before it says itself that it is dead
+            if not transport.is_active():
+                raise self._unreachable(f"the connection broke during `{shown(argv)}`", None)
+        return channel.exit_status
+
+    def _connected(self) -> paramiko.Transport:
+        """The live connection, made or made anew when needed."""
+        with self._lock:
+            if self._client is not None:
+                transport = self._client.get_transport()
+                if transport is not None and transport.is_active():
+                    return transport
+                self._client.close()
+                self._client = None
+            self._client = self._connect()
+            transport = self._client.get_transport()
+            assert transport is not None  # noqa: S101  # paramiko's own invariant after connect()
+            return transport
+
+    def _connect(self) -> paramiko.SSHClient:
+        target = _Target.read(self._config, self._host, self._user)
+        client = paramiko.SSHClient()
+        try:
+            self._open(client, target)
+        except paramiko.BadHostKeyException as exc:
+            client.close()
+            raise _wrong_key(self._host, target.known_hosts, exc) from exc
+        except paramiko.AuthenticationException as exc:
+            client.close()
+            raise self._refused(target, exc) from exc
+        except (paramiko.SSHException, OSError, EOFError) as exc:
+            client.close()
+            raise self._unreachable(f"no SSH connection to {target.address}:{target.port}", exc) from exc
+        except BaseException:
+            client.close()
+            raise
+        return client
+
+    def _open(self, client: paramiko.SSHClient, target: _Target) -> None:
+        client.set_missing_host_key_policy(_Reject(target.known_hosts))
+        client.load_host_keys(str(target.known_hosts))
+        client.connect(
+            target.alias,  # with a socket given, this is only the name that known_hosts is asked for
+            username=target.user,
+            key_filename=target.key,
+            sock=self._socket(target),
+            timeout=self._connect_timeout_s,
+            banner_timeout=self._connect_timeout_s,
+            auth_timeout=self._connect_timeout_s,
+            allow_agent=False,
+            look_for_keys=False,
+        )
+        transport = client.get_transport()
+        if transport is not None:
+            transport.set_keepalive(self._keepalive_s)
+
+    def _socket(self, target: _Target) -> socket.socket:
+        sock = socket.create_connection((target.address, target.port), timeout=self._connect_timeout_s)
+        # The kernel ends a connection whose peer vanished silently: our keepalives then go unanswered.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DEAD_AFTER_MS)
+        return sock
+
+    def _unreachable(self, what: str, cause: Exception | None) -> UnreachableError:
+        return UnreachableError(
+            f"{self._host}: {what}",
+            where=str(self._config),
+            why=str(cause or ""),
+            fix="see whether the host is up: clusterctl status",
+            host=self._host,
+        )
+
+    def _no_answer(self, argv: Sequence[str], timeout_s: float) -> UnreachableError:
+        return UnreachableError(
+            f"{self._host}: no answer from `{shown(argv)}` within {timeout_s:g} s",
+            fix="try again; if it stays so, look at the host's load",
+            host=self._host,
+        )
+
+    def _refused(self, target: _Target, exc: Exception) -> TransportError:
+        return TransportError(
+            f"{self._host} does not accept our key for user {target.user}",
+            where=target.key,
+            why=str(exc),
+            fix="run `clusterctl up` again, which puts the key there",
+            host=self._host,
+        )
+
+    def _failed(self, argv: Sequence[str], rc: int, stderr: str) -> CommandError:
+        how = "was ended by a signal" if rc == _NO_STATUS else f"failed with exit status {rc}"
+        return CommandError(f"`{shown(argv)}` {how}", rc=rc, stderr=stderr, where=self._host, host=self._host)
+
+
+@dataclass(frozen=True, slots=True)
+class _Target:
+    """What the `ssh_config` says about one host."""
+
+    address: str
+    port: int
+    alias: str
+    user: str
+    key: str
+    known_hosts: Path
+
+    @classmethod
+    def read(cls, config: Path, host: str, user: str | None) -> _Target:
+        """Raises TransportError if the file can't be read or leaves out what we need."""
+        try:
+            options: dict[str, Any] = dict(paramiko.SSHConfig.from_path(str(config)).lookup(host))
+            return cls(
+                address=options["hostname"],
+                port=int(options.get("port", "22")),
+                alias=options.get("hostkeyalias", host),
+                user=user or options["user"],
+                key=options["identityfile"][0],
+                known_hosts=Path(options["userknownhostsfile"]),
+            )
+        except (OSError, ValueError, KeyError, paramiko.ConfigParseError) as exc:
+            raise TransportError(
+                f"the SSH configuration does not say how to reach {host}",
+                where=str(config),
+                why=f"it has no {exc}" if isinstance(exc, KeyError) else str(exc),
+                fix="run `clusterctl up`, which writes it",
+                host=host,
+            ) from exc
+
+
+class _Reject(paramiko.MissingHostKeyPolicy):
+    """A host whose key we don't know is refused, whatever the user's own known_hosts says."""
+
+    def __init__(self, known_hosts: Path) -> None:
+        self._known_hosts = known_hosts
+
+    def missing_host_key(self, _client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:
+        raise HostKeyError(
+            f"{hostname} has no known host key",
+            where=str(self._known_hosts),
+            why=f"it offered {key.get_name()} {key.fingerprint}",
+            fix="run `clusterctl up`, which writes its hosts' keys; none is trusted on first use",
+            host=hostname,
+        )
+
+
+class _Reader(threading.Thread):
+    """Drains one stream of a channel, so that the other one can't stall; keeps the last ``limit`` bytes."""
+
+    def __init__(self, recv: Callable[[int], bytes], limit: int) -> None:
+        super().__init__(daemon=True)
+        self._recv = recv
+        self._limit = limit
+        self._kept = bytearray()
+        self.start()
+
+    def run(self) -> None:
+        while True:
+            try:
+                chunk = self._recv(_CHUNK)
+            except TimeoutError:  # the channel's timeout is for stdout's reader; here it means: nothing yet
+                continue
+            if not chunk:
+                return
+            self._kept += chunk
+            del self._kept[: -self._limit]
+
+    def result(self, deadline: float) -> bytes:
+        """All that was kept; raises TimeoutError if the stream is still open at ``deadline``."""
+        self.join(max(0.0, deadline - time.monotonic()))
+        if self.is_alive():
+            raise TimeoutError
+        return bytes(self._kept)
+
+
+def _feed(channel: paramiko.Channel, data: bytes) -> None:
+    """Write a command's stdin. A command that doesn't read it all is its own affair, hence no error."""
+    sent = 0
+    with suppress(OSError):
+        while sent < len(data) and not channel.closed:
+            try:
+                sent += channel.send(data[sent : sent + _CHUNK])
+            except TimeoutError:  # the channel's timeout is for stdout's reader
+                continue
+        channel.shutdown_write()
+
+
+def _quoted(argv: Sequence[str], env: Mapping[str, str] | None = None) -> str:
+    words = ["env", *(f"{key}={value}" for key, value in env.items()), *argv] if env else list(argv)
+    if any("\0" in word for word in words):
+        raise TransportError("a command's argument holds a NUL character, which no host can be given")
+    return shlex.join(words)
+
+
+def _wrong_key(host: str, known_hosts: Path, exc: paramiko.BadHostKeyException) -> HostKeyError:
+    return HostKeyError(
+        f"{host} is not the host it should be",
+        where=str(known_hosts),
+        why=f"it offered {exc.key.get_name()} {exc.key.fingerprint}, expected {exc.expected_key.fingerprint}",
+        fix="if the host was made anew on purpose, run `clusterctl up`; otherwise somebody is in between",
+        host=host,
+    )

@@ -1,0 +1,100 @@
+"""A real sshd on loopback, as the current user: own host key, own configuration, own port."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import shutil
+import socket
+import subprocess
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+SSHD = shutil.which("sshd", path="/usr/sbin:/usr/local/sbin:/usr/bin") or "/usr/sbin/sshd"
+
+
+def keypair(path: Path) -> str:
+    """Make a key pair and return its public half as `ssh-ed25519 AAAA...`."""
+    subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", "", "-f", str(path)], check=True)
+    return " ".join(path.with_suffix(".pub").read_text().split()[:2])
+
+
+def free_port() -> int:
+    with socket.socket() as sock:
+        sock.bind(("127.0.0.1", 0))
+        port: int = sock.getsockname()[1]
+        return port
+
+
+@dataclass
+class Sshd:
+    """A running sshd; ``host_key`` is its public key."""
+
+    folder: Path
+    port: int
+    host_key: str
+    process: subprocess.Popen[bytes]
+
+    def config(self, *, known: str | None = None, port: int | None = None, name: str = "node") -> Path:
+        """Write an ssh_config and its known_hosts; by default the ones that are right for this sshd."""
+        where = Path(self.folder / f"client-{len(list(self.folder.iterdir()))}")
+        where.mkdir()
+        known_hosts = where / "known hosts"
+        known_hosts.write_text(f"{name} {self.host_key}\n" if known is None else known)
+        config = where / "ssh_config"
+        config.write_text(
+            f"Host {name}\n    HostName 127.0.0.1\n    Port {port or self.port}\n    User nobody-at-all\n"
+            f"    HostKeyAlias {name}\n"
+            f'Host *\n    IdentityFile "{self.folder / "id"}"\n    UserKnownHostsFile "{known_hosts}"\n'
+        )
+        return config
+
+    def connections(self) -> list[int]:
+        """The pids of the processes that serve a connection."""
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children").read_text()
+        return [int(pid) for pid in children.split()]
+
+
+@pytest.fixture(scope="session")
+def me() -> str:
+    return pwd.getpwuid(os.getuid()).pw_name
+
+
+@pytest.fixture
+def sshd(tmp_path: Path) -> Iterator[Sshd]:
+    if os.getuid() == 0:  # sshd refuses to run as root without its folder for unprivileged processes
+        Path("/run/sshd").mkdir(mode=0o755, exist_ok=True)
+    folder = tmp_path / "sshd"
+    folder.mkdir(mode=0o700)
+    host_key = keypair(folder / "host")
+    (folder / "authorized_keys").write_text(keypair(folder / "id") + "\n")
+    port = free_port()
+    (folder / "config").write_text(
+        f"Port {port}\nListenAddress 127.0.0.1\nHostKey {folder}/host\nPidFile none\n"
+        f"AuthorizedKeysFile {folder}/authorized_keys\nUsePAM no\nStrictModes no\n"
+        "PasswordAuthentication no\nPermitRootLogin prohibit-password\n"
+    )
+    process = subprocess.Popen([SSHD, "-D", "-e", "-f", str(folder / "config")], stderr=subprocess.PIPE)
+    try:
+        _wait_for(port, process)
+        yield Sshd(folder, port, host_key, process)
+    finally:
+        process.terminate()
+        process.communicate()
+
+
+def _wait_for(port: int, process: subprocess.Popen[bytes]) -> None:
+    for _ in range(200):
+        if process.poll() is not None:
+            raise AssertionError(process.communicate()[1].decode())
+        try:
+            socket.create_connection(("127.0.0.1", port), timeout=1).close()
+        except OSError:
+            time.sleep(0.05)
+        else:
+            return
+    raise AssertionError("sshd did not start")

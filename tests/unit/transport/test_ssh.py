@@ -1,0 +1,234 @@
+"""SSHTransport against a real sshd."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import os
+import signal
+import socket
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from clusterctl.errors import CommandError, HostKeyError, TransportError, UnreachableError
+from clusterctl.transport.ssh import SSHTransport
+
+HOSTILE = [
+    "",
+    " ",
+    "a b",
+    "$HOME",
+    "`id`",
+    "$(id)",
+    "'",
+    '"',
+    "\\",
+    "a\nb",
+    "; rm -rf /",
+    "*",
+    "~",
+    "--",
+    "-n",
+    "é\u202e",
+    "a\tb",
+    "!x",
+    "&& true",
+    "|",
+    "\x1b[31m",
+]
+SHOW_ARGV = "import sys, json; print(json.dumps(sys.argv[1:]))"
+
+
+@pytest.fixture
+def node(sshd, me) -> Iterator[SSHTransport]:
+    transport = SSHTransport("node", sshd.config(), user=me)
+    yield transport
+    transport.close()
+
+
+def gone(pid: int) -> bool:
+    """Whether a process ends, soon."""
+    for _ in range(200):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_output_and_exit_status(node):
+    result = node.run(["sh", "-c", "echo out; echo err >&2; exit 3"], check=False)
+    assert (result.rc, result.stdout, result.stderr) == (3, "out\n", "err\n")
+
+
+def test_a_failed_command_raises_with_what_it_said(node):
+    with pytest.raises(CommandError) as caught:
+        node.run(["sh", "-c", "echo no such thing >&2; exit 7"])
+    assert caught.value.rc == 7
+    assert caught.value.why == "no such thing"
+    assert caught.value.host == "node"
+
+
+def test_arguments_arrive_as_they_are(node):
+    assert json.loads(node.run([sys.executable, "-c", SHOW_ARGV, *HOSTILE]).stdout) == HOSTILE
+
+
+def test_environment_arrives_as_it_is(node):
+    show = "import os; print(os.environ['A'] + '|' + os.environ['B'])"
+    assert node.run([sys.executable, "-c", show], env={"A": "$HOME 'x'", "B": "1"}).stdout == "$HOME 'x'|1\n"
+
+
+def test_a_nul_is_refused(node):
+    with pytest.raises(TransportError, match="NUL"):
+        node.run(["echo", "a\0b"])
+
+
+def test_twenty_megabytes_through_and_back(node):
+    blob = os.urandom(1 << 20) * 20
+    copy = "import sys; sys.stdout.buffer.write(sys.stdin.buffer.read().hex().encode())"
+    result = node.run([sys.executable, "-c", copy], stdin=blob, timeout_s=120)
+    assert bytes.fromhex(result.stdout) == blob
+
+
+def test_much_on_both_outputs_at_once_does_not_stall(node):
+    shout = "import os\nfor _ in range(160): os.write(2, b'e' * 65536); os.write(1, b'o' * 65536)"
+    result = node.run([sys.executable, "-c", shout], timeout_s=120)
+    assert (len(result.stdout), len(result.stderr)) == (160 * 65536, 160 * 65536)
+
+
+def test_a_command_that_ignores_its_stdin(node):
+    assert node.run(["true"], stdin=b"x" * (4 << 20)).rc == 0
+
+
+def test_output_is_bounded(sshd, me):
+    transport = SSHTransport("node", sshd.config(), user=me, max_output=1000)
+    with contextlib.closing(transport), pytest.raises(TransportError, match="more than 1000 bytes"):
+        transport.run(["yes"])
+
+
+def test_a_timeout_says_so_and_the_connection_lives_on(node):
+    with pytest.raises(UnreachableError, match=r"no answer from `sleep 60` within 0\.2 s"):
+        node.run(["sleep", "60"], timeout_s=0.2)
+    assert node.run(["echo", "still here"]).stdout == "still here\n"
+
+
+def test_a_signal_is_told_apart_from_a_lost_connection(node):
+    with pytest.raises(CommandError, match="ended by a signal"):
+        node.run(["sh", "-c", "kill -KILL $$"])
+    assert node.run(["sh", "-c", "kill -KILL $$"], check=False).rc == -1
+
+
+def test_commands_share_one_connection(node, sshd):
+    for _ in range(3):
+        node.run(["true"])
+    assert len(sshd.connections()) == 1
+
+
+def test_stream_yields_bytes_as_they_come(node, tmp_path):
+    go = tmp_path / "go"
+    script = f"printf '\\377a'; while [ ! -e {go} ]; do sleep 0.05; done; printf b"
+    stream = node.stream(["sh", "-c", script])
+    assert next(stream) == b"\xffa"
+    go.touch()
+    assert b"".join(stream) == b"b"
+
+
+def test_stream_raises_when_the_command_failed(node):
+    with pytest.raises(CommandError) as caught:
+        list(node.stream(["sh", "-c", "echo oh >&2; exit 4"]))
+    assert (caught.value.rc, caught.value.why) == (4, "oh")
+
+
+def test_closing_a_stream_ends_the_command(node):
+    stream = node.stream(["sh", "-c", "echo $$; sleep 1000; :"])
+    pid = int(next(stream))
+    stream.close()
+    assert gone(pid)
+    assert node.run(["true"]).rc == 0
+
+
+def test_a_lost_connection_ends_the_streamed_command(node, sshd):
+    stream = node.stream(["sh", "-c", "echo $$; sleep 1000; :"])
+    pid = int(next(stream))
+    for connection in sshd.connections():
+        os.kill(connection, signal.SIGKILL)
+    with pytest.raises(UnreachableError, match="connection broke"):
+        next(stream)
+    assert gone(pid)
+
+
+def test_a_killed_connection_is_an_error_and_the_next_command_connects_anew(node, sshd):
+    node.run(["true"])
+    killer = threading.Timer(0.3, lambda: [os.kill(pid, signal.SIGKILL) for pid in sshd.connections()])
+    killer.start()
+    with pytest.raises(UnreachableError, match="connection broke"):
+        node.run(["sleep", "30"])
+    killer.join()
+    assert node.run(["echo", "back"]).stdout == "back\n"
+
+
+def test_close_twice(node):
+    node.run(["true"])
+    node.close()
+    node.close()
+
+
+def test_the_file_names_the_user_unless_overridden(sshd):
+    transport = SSHTransport("node", sshd.config())
+    with pytest.raises(TransportError, match="does not accept our key for user nobody-at-all"):
+        transport.run(["true"])
+
+
+def test_a_wrong_host_key_is_refused(sshd, me):
+    other = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJWsqlyNZ2zBT7lD+gy7dPtK9eE3kTvPhPFBEIgEbeJK"
+    with pytest.raises(HostKeyError, match="not the host it should be") as caught:
+        SSHTransport("node", sshd.config(known=f"node {other}\n"), user=me).run(["true"])
+    assert not caught.value.retryable
+
+
+def test_an_unknown_host_key_is_refused_and_not_learnt(sshd, me):
+    config = sshd.config(known="")
+    for _ in range(2):
+        with pytest.raises(HostKeyError, match="no known host key"):
+            SSHTransport("node", config, user=me).run(["true"])
+    assert (config.parent / "known hosts").read_text() == ""
+
+
+def test_a_key_of_the_users_own_known_hosts_does_not_count(sshd, me, tmp_path, monkeypatch):
+    home = tmp_path / "home"
+    (home / ".ssh").mkdir(parents=True)
+    (home / ".ssh" / "known_hosts").write_text(f"node {sshd.host_key}\n")
+    monkeypatch.setenv("HOME", str(home))
+    with pytest.raises(HostKeyError):
+        SSHTransport("node", sshd.config(known=""), user=me).run(["true"])
+
+
+def test_a_refused_port(sshd, me):
+    from_socket = socket.socket()
+    from_socket.bind(("127.0.0.1", 0))
+    with from_socket, pytest.raises(UnreachableError, match="no SSH connection") as caught:
+        SSHTransport("node", sshd.config(port=from_socket.getsockname()[1]), user=me).run(["true"])
+    assert caught.value.retryable
+
+
+def test_a_port_that_does_not_speak_ssh(sshd, me, capfd):
+    with socket.create_server(("127.0.0.1", 0)) as mute:
+        config = sshd.config(port=mute.getsockname()[1])
+        with pytest.raises(UnreachableError, match="no SSH connection"):
+            SSHTransport("node", config, user=me, connect_timeout_s=0.3).run(["true"])
+    assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("text", ["Host node\n  User x\n", "???\n", None])
+def test_a_useless_ssh_config(tmp_path: Path, text):
+    config = tmp_path / "ssh_config"
+    if text is not None:
+        config.write_text(text)
+    with pytest.raises(TransportError, match="does not say how to reach node"):
+        SSHTransport("node", config).run(["true"])
