@@ -1,38 +1,95 @@
 """ClusterSpec and its parts: frozen, unknown keys refused, every field documented for the JSON Schema.
 
-Provider types and fields that are not built do not exist here.
+Provider types and fields that are not built do not exist here. What concerns one field stands at the field;
+what concerns several stands in ``checks``, which also knows where in the file each finding belongs.
 """
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from ipaddress import IPv4Network
-from typing import Annotated, Literal, Self
+from typing import Annotated, Final, Literal, Self
 
-from pydantic import BaseModel, ConfigDict, Field, StringConstraints, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    ConfigDict,
+    Field,
+    StringConstraints,
+    field_validator,
+    model_validator,
+)
+from pydantic_core import PydanticCustomError
 
+from clusterctl.spec.checks import INCONSISTENT, findings
 from clusterctl.spec.units import DurationS, SizeMib
+from clusterctl.spec.words import shown
 
-ClusterName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,19}$")]
-PartitionName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,19}$")]
-UnixName = Annotated[str, StringConstraints(pattern=r"^[a-z_][a-z0-9_-]{0,30}$")]
-AccountName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9_-]{0,30}$")]
+_LABEL = r"^[a-z][a-z0-9-]{0,19}$"
+_UNIX_NAME = r"^[a-z_][a-z0-9_-]{0,30}$"
+_ACCOUNT = r"^[a-z][a-z0-9_-]{0,30}$"
+_URL = r"^https?://[A-Za-z0-9._~:/@%+-]+$"
 
-MAX_LOCAL_HOSTS = 250  # addresses of a /24, less the network, the broadcast, this machine and a few spare
+# What a pattern asks for, in the words of an error message.
+PATTERN_WORDS: Final[Mapping[str, str]] = {
+    _LABEL: "a lower-case letter, then at most 19 lower-case letters, digits or dashes",
+    _UNIX_NAME: "an account name: at most 31 lower-case letters, digits, dashes or underscores, no digit first",
+    _ACCOUNT: "a lower-case letter, then at most 30 lower-case letters, digits, dashes or underscores",
+    _URL: "an http:// or https:// address",
+}
+
+ClusterName = Annotated[str, StringConstraints(pattern=_LABEL)]
+PartitionName = Annotated[str, StringConstraints(pattern=_LABEL)]
+UnixName = Annotated[str, StringConstraints(pattern=_UNIX_NAME)]
+AccountName = Annotated[str, StringConstraints(pattern=_ACCOUNT)]
+
+MAX_CPUS = 65_533  # Slurm counts a node's CPUs in 16 bits
 PROOF_PARTITION = "clusterctl-proof"
 ADMIN_USER = "clusterctl"
-RESERVED_USERS = frozenset({"root", ADMIN_USER, "slurm", "munge", "mysql", "daemon", "nobody"})
+# Accounts and groups that a Debian node has, or that clusterctl puts there.
+RESERVED_USERS = frozenset(
+    "root daemon bin sys sync games man lp mail news uucp proxy www-data backup list irc gnats nobody nogroup "
+    "_apt messagebus sshd systemd-network systemd-timesync systemd-resolve systemd-journal adm tty disk kmem "
+    "dialout fax voice cdrom floppy tape sudo audio dip operator src shadow utmp video sasl plugdev staff users "
+    f"input sgx kvm render crontab netdev slurm munge mysql {ADMIN_USER}".split()
+)
+# `ctl` is the controller's, and Slurm takes a partition called DEFAULT, in any case, as defaults for the rest.
+RESERVED_PARTITIONS = frozenset({"ctl", "default", PROOF_PARTITION})
 
 # Raw slurm.conf lines may not touch what clusterctl renders from the spec and from facts.
 OWNED_SLURM_KEYS = frozenset(
     key.lower()
     for key in (
-        "ClusterName SlurmctldHost SlurmUser SlurmdUser AuthType CryptoType StateSaveLocation SlurmdSpoolDir "
-        "SlurmctldPidFile SlurmdPidFile SlurmctldParameters SlurmdParameters NodeName PartitionName NodeSet "
-        "AccountingStorageType AccountingStorageHost AccountingStorageEnforce GresTypes SelectType "
-        "SelectTypeParameters ProctrackType TaskPlugin MpiDefault ReturnToService Include"
+        "ClusterName SlurmctldHost ControlMachine BackupController SlurmUser SlurmdUser AuthType CryptoType "
+        "StateSaveLocation SlurmdSpoolDir SlurmctldPidFile SlurmdPidFile SlurmctldParameters SlurmdParameters "
+        "NodeName FrontendName PartitionName NodeSet AccountingStorageType AccountingStorageHost "
+        "AccountingStorageEnforce GresTypes SelectType SelectTypeParameters ProctrackType TaskPlugin MpiDefault "
+        "ReturnToService Include"
     ).split()
 )
+# One `Key=value` as Slurm's own parser reads it; a line may hold several.
+_SLURM_PAIR = re.compile(r'\s*([A-Za-z0-9_.]+)\s*[-*+/]?=\s*(?:"[^"]*"|[^\s"]+)(?:\s+|$)')
+_PRIVATE_NETWORKS = tuple(IPv4Network(n) for n in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"))
+
+
+def _slurm_line(line: str) -> str:
+    """One raw slurm.conf line. A backslash at its end would swallow the line that follows."""
+    stripped = line.strip()
+    if not stripped or not stripped.isprintable() or stripped.endswith("\\") or "#" in stripped:
+        raise ValueError(f"{shown(line)} is not one Key=value line of slurm.conf")
+    position = 0
+    while position < len(stripped):
+        pair = _SLURM_PAIR.match(stripped, position)
+        if pair is None:
+            raise ValueError(f"{shown(line)} is not one Key=value line of slurm.conf")
+        if pair.group(1).lower() in OWNED_SLURM_KEYS:
+            raise ValueError(f"{pair.group(1)} is rendered by clusterctl and can't be set here")
+        position = pair.end()
+    return stripped
+
+
+SlurmLine = Annotated[str, AfterValidator(_slurm_line)]
 
 
 class Model(BaseModel):
@@ -44,34 +101,38 @@ class Model(BaseModel):
 class LocalProvider(Model):
     """A real Slurm cluster of systemd-nspawn machines on this Linux machine."""
 
-    type: Literal["local"] = "local"
+    # In a file the type must be written (see `checks`): a second provider makes it the discriminator.
+    model_config = ConfigDict(json_schema_extra={"required": ["type"]})
+
+    type: Literal["local"] = Field("local", description="which provider makes the hosts")
     subnet: IPv4Network | None = Field(
         None, description="private /24 for the nodes; by default a free one is chosen"
     )
-    mirror: str = Field(
-        "http://deb.debian.org/debian",
-        pattern=r"^https?://\S+$",
-        description="Debian mirror that the node image is built from",
+    mirror: Annotated[str, StringConstraints(pattern=_URL)] = Field(
+        "http://deb.debian.org/debian", description="Debian mirror that the node image is built from"
     )
 
     @field_validator("subnet")
     @classmethod
     def _private_24(cls, value: IPv4Network | None) -> IPv4Network | None:
-        if value is not None and (value.prefixlen != 24 or not value.is_private):  # noqa: PLR2004
+        if value is None:
+            return None
+        if value.prefixlen != 24 or not any(value.subnet_of(net) for net in _PRIVATE_NETWORKS):  # noqa: PLR2004
             raise ValueError(f"{value} is not a private /24, such as 10.77.0.0/24")
         return value
 
 
 # A union discriminated on `type` as soon as there is a second provider.
 Provider = LocalProvider
+PROVIDER_TYPES: Final = ("local",)
 
 
 class Partition(Model):
     """A Slurm partition of equal nodes, named ``<cluster>-<partition>-1`` and so on."""
 
-    name: PartitionName
+    name: PartitionName = Field(description="the partition's name in Slurm and in its nodes' names")
     nodes: Annotated[int, Field(ge=1, strict=True, description="how many nodes")]
-    cpus: Annotated[int, Field(ge=1, strict=True)] | None = Field(
+    cpus: Annotated[int, Field(ge=1, le=MAX_CPUS, strict=True)] | None = Field(
         None, description="cores of each node; by default this machine's cores are divided"
     )
     memory: SizeMib | None = Field(
@@ -82,16 +143,18 @@ class Partition(Model):
     @field_validator("name")
     @classmethod
     def _not_reserved(cls, value: str) -> str:
-        if value in {"ctl", PROOF_PARTITION}:
-            raise ValueError(f"{value!r} is a name that clusterctl uses itself")
+        if value in RESERVED_PARTITIONS:
+            raise ValueError(f"{value!r} is a name that clusterctl or Slurm uses itself")
         return value
 
 
 class User(Model):
     """An ordinary account, the same on all nodes. The first one runs the jobs that clusterctl submits."""
 
-    name: UnixName
-    uid: Annotated[int, Field(ge=1000, le=60000, strict=True)]
+    name: UnixName = Field(description="the account's name")
+    uid: Annotated[int, Field(ge=1000, le=60000, strict=True)] = Field(
+        description="the account's number, and its group's"
+    )
     accounts: tuple[AccountName, ...] = Field(
         ("default",), min_length=1, description="Slurm accounts; the first is the default"
     )
@@ -107,27 +170,18 @@ class User(Model):
 class Qos(Model):
     """A Slurm quality of service that jobs may ask for with ``--qos``."""
 
-    name: AccountName
-    priority: Annotated[int, Field(ge=0, le=1_000_000, strict=True)] = 0
-    max_time: DurationS | None = None
+    name: AccountName = Field(description="the name that jobs ask for")
+    priority: Annotated[int, Field(ge=0, le=1_000_000, strict=True)] = Field(
+        0, description="added to the priority of its jobs"
+    )
+    max_time: DurationS | None = Field(None, description="longest time a job may ask for; default unlimited")
 
 
 class SlurmSettings(Model):
     """What Slurm gets beyond the defaults."""
 
-    qos: tuple[Qos, ...] = ()
-    extra: tuple[str, ...] = Field((), description="raw slurm.conf lines, except those clusterctl owns")
-
-    @field_validator("extra")
-    @classmethod
-    def _raw_lines(cls, lines: tuple[str, ...]) -> tuple[str, ...]:
-        for line in lines:
-            match = re.match(r"\s*([A-Za-z]+)\s*=", line)
-            if "\n" in line or match is None:
-                raise ValueError(f"{line!r} is not one Key=value line of slurm.conf")
-            if match.group(1).lower() in OWNED_SLURM_KEYS:
-                raise ValueError(f"{match.group(1)} is rendered by clusterctl and can't be set here")
-        return lines
+    qos: tuple[Qos, ...] = Field((), description="qualities of service beside Slurm's own `normal`")
+    extra: tuple[SlurmLine, ...] = Field((), description="raw slurm.conf lines, except those clusterctl owns")
 
 
 class Monitoring(Model):
@@ -139,30 +193,26 @@ class Monitoring(Model):
 class ClusterSpec(Model):
     """One cluster."""
 
-    version: Literal[1]
-    name: ClusterName
-    provider: Provider = LocalProvider()
-    partitions: tuple[Partition, ...] = Field(min_length=1)
+    version: Literal[1] = Field(description="the version of this file's format")
+    name: ClusterName = Field(description="the cluster's name, first part of its hosts' names")
+    provider: Provider = Field(LocalProvider(), description="who makes the hosts, and how")
+    partitions: tuple[Partition, ...] = Field(min_length=1, description="the nodes, by Slurm partition")
     users: tuple[User, ...] = Field(
-        (), description="default: the caller, or hpc (uid 10000) when the caller is root"
+        (), description="accounts on all nodes; default: the caller, or hpc (uid 10000) when the caller is root"
     )
-    slurm: SlurmSettings = SlurmSettings()
-    monitoring: Monitoring = Monitoring()
+    slurm: SlurmSettings = Field(SlurmSettings(), description="what Slurm gets beyond the defaults")
+    monitoring: Monitoring = Field(Monitoring(), description="the telemetry step that runs beside every job")
+
+    @field_validator("version", mode="before")
+    @classmethod
+    def _plain_one(cls, value: object) -> object:
+        return str(value) if isinstance(value, bool | float) else value  # else `true` and 1.0 pass for 1
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        hosts = 1 + sum(p.nodes for p in self.partitions)
-        if hosts > MAX_LOCAL_HOSTS:
-            raise ValueError(f"{hosts} hosts do not fit a local cluster; at most {MAX_LOCAL_HOSTS} do")
-        for kind, names in (
-            ("partitions", [p.name for p in self.partitions]),
-            ("users", [u.name for u in self.users]),
-            ("users", [u.uid for u in self.users]),
-            ("slurm.qos", [q.name for q in self.slurm.qos]),
-        ):
-            if len(set(names)) != len(names):
-                twice = next(n for n in names if names.count(n) > 1)  # type: ignore[arg-type]
-                raise ValueError(f"{kind}: {twice!r} stands there twice")
+        found = [f"{finding.key}: {finding.message}" for finding in findings(self.model_dump(mode="json"))]
+        if found:
+            raise PydanticCustomError(INCONSISTENT, "{found}", {"found": "; ".join(found)})
         return self
 
     @property

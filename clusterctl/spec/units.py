@@ -1,45 +1,89 @@
-"""Sizes and durations as people write them: ``50GiB``, ``1h30m``."""
+"""Sizes and durations as people write them: ``50GiB``, ``1h30m``; and as Slurm's own flags take them.
+
+Strict on purpose: digits are ASCII, numbers without a unit are refused in a spec, and what no machine has
+(more than 1024TiB, more than ten years) is a slip of the keyboard.
+"""
 
 from __future__ import annotations
 
 import re
-from typing import Annotated
+from fractions import Fraction
+from typing import Annotated, Final
 
 from pydantic import BeforeValidator, PlainSerializer, WithJsonSchema
 
-_SIZE = re.compile(r"(\d+(?:\.\d+)?)\s*([KMGT])(i?)B?", re.IGNORECASE)
-_DURATION = re.compile(r"(?:(\d+)d)?(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?")
+from clusterctl.spec.words import shown
+
+SIZE_PATTERN: Final = r"^(?=.*[1-9])[0-9]{1,12}(\.[0-9]{1,6})?[KMGTkmgt]i?[Bb]?$"
+DURATION_PATTERN: Final = r"^(?=.*[1-9])([0-9]{1,9}d)?([0-9]{1,9}h)?([0-9]{1,9}m)?([0-9]{1,9}s)?$"
+MAX_SIZE_MIB: Final = 1024 * 1024**2
+MAX_DURATION_S: Final = 3650 * 86400
+
+_SIZE = re.compile(r"([0-9]{1,12}(?:\.[0-9]{1,6})?)([KMGTkmgt])i?[Bb]?")
+_DURATION = re.compile(r"(?:([0-9]{1,9})d)?(?:([0-9]{1,9})h)?(?:([0-9]{1,9})m)?(?:([0-9]{1,9})s)?")
 _BINARY_EXPONENT = {"K": -1, "M": 0, "G": 1, "T": 2}
+
+_SLURM_DAYS = re.compile(r"([0-9]{1,9})-([0-9]{1,9})(?::([0-9]{1,9}))?(?::([0-9]{1,9}))?")
+_SLURM_CLOCK = re.compile(r"(?:([0-9]{1,9}):)?([0-9]{1,9})(?::([0-9]{1,9}))")
+_DIGITS = re.compile(r"[0-9]{1,12}")
 
 
 def parse_size_mib(value: object) -> int:
-    """MiB of a size such as ``512MiB``, ``50GiB``, ``1.5T``. ``K``, ``M``, ``G``, ``T`` mean binary units.
+    """MiB of a size such as ``512MiB``, ``50GiB``, ``1.5T``, rounded down.
+
+    ``K``, ``M``, ``G``, ``T`` mean binary units, as they do in Slurm.
 
     Raises:
-        ValueError: not a size, or less than one MiB.
+        ValueError: not a size, less than one MiB, or more than ``MAX_SIZE_MIB``.
     """
-    if isinstance(value, str) and (match := _SIZE.fullmatch(value.strip())):
-        number, unit, _ = match.groups()
-        mib = int(float(number) * 1024 ** _BINARY_EXPONENT[unit.upper()])
-        if mib >= 1:
-            return mib
-        raise ValueError(f"{value!r} is less than 1MiB")
-    raise ValueError(f"{value!r} is not a size; write a number with a unit, such as 512MiB or 50GiB")
+    if isinstance(value, str) and (match := _SIZE.fullmatch(value)):
+        number, unit = match.groups()
+        return _size_in_range(value, int(Fraction(number) * Fraction(1024) ** _BINARY_EXPONENT[unit.upper()]))
+    raise ValueError(f"{shown(value)} is not a size; write a number with a unit, such as 512MiB or 50GiB")
 
 
 def parse_duration_s(value: object) -> int:
     """Seconds of a duration such as ``45s``, ``1h30m``, ``2d``.
 
     Raises:
-        ValueError: not a duration, or zero.
+        ValueError: not a duration, zero, or longer than ``MAX_DURATION_S``.
     """
-    if isinstance(value, str) and value.strip() and (match := _DURATION.fullmatch(value.strip())):
+    if isinstance(value, str) and value and (match := _DURATION.fullmatch(value)):
         days, hours, minutes, seconds = (int(part or 0) for part in match.groups())
-        total = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
-        if total >= 1:
-            return total
-        raise ValueError(f"{value!r} is no time at all")
-    raise ValueError(f"{value!r} is not a duration; write it as 45s, 30m, 1h30m or 2d")
+        return _duration_in_range(value, days, hours, minutes, seconds)
+    raise ValueError(f"{shown(value)} is not a duration; write it as 45s, 30m, 1h30m or 2d")
+
+
+def parse_slurm_time_s(value: str) -> int:
+    """Seconds of ``--time``: a duration such as ``1h30m``, or any of Slurm's forms.
+
+    Those are minutes, ``MM:SS``, ``HH:MM:SS``, ``D-HH``, ``D-HH:MM`` and ``D-HH:MM:SS``.
+
+    Raises:
+        ValueError: neither, zero, or longer than ``MAX_DURATION_S``.
+    """
+    if _DIGITS.fullmatch(value):
+        return _duration_in_range(value, 0, 0, int(value), 0)
+    if match := _SLURM_DAYS.fullmatch(value) or _SLURM_CLOCK.fullmatch(value):
+        parts = [int(part or 0) for part in match.groups()]
+        days, hours, minutes, seconds = parts if len(parts) == 4 else [0, *parts]  # noqa: PLR2004
+        return _duration_in_range(value, days, hours, minutes, seconds)
+    if value and _DURATION.fullmatch(value):
+        return parse_duration_s(value)
+    raise ValueError(f"{shown(value)} is not a time; write it as 30 (minutes), 1h30m, 01:30:00 or 1-12:00")
+
+
+def parse_slurm_memory_mib(value: str) -> int:
+    """MiB of ``--mem``: a size such as ``4G`` or ``4GiB``, or Slurm's bare number of MB.
+
+    Raises:
+        ValueError: neither, zero, or more than ``MAX_SIZE_MIB``.
+    """
+    if _DIGITS.fullmatch(value):
+        return _size_in_range(value, int(value))
+    if _SIZE.fullmatch(value):
+        return parse_size_mib(value)
+    raise ValueError(f"{shown(value)} is not an amount of memory; write it as 4G, 4GiB or 4096 (MB)")
 
 
 def format_size(mib: int) -> str:
@@ -60,17 +104,32 @@ def format_duration(seconds: int) -> str:
     return "".join(parts) or "0s"
 
 
+def _size_in_range(text: str, mib: int) -> int:
+    if mib < 1:
+        raise ValueError(f"{shown(text)} is less than 1MiB")
+    if mib > MAX_SIZE_MIB:
+        raise ValueError(f"{shown(text)} is more than {format_size(MAX_SIZE_MIB)}")
+    return mib
+
+
+def _duration_in_range(text: str, days: int, hours: int, minutes: int, seconds: int) -> int:
+    total = ((days * 24 + hours) * 60 + minutes) * 60 + seconds
+    if total < 1:
+        raise ValueError(f"{shown(text)} is no time at all")
+    if total > MAX_DURATION_S:
+        raise ValueError(f"{shown(text)} is longer than {format_duration(MAX_DURATION_S)}")
+    return total
+
+
 SizeMib = Annotated[
     int,
     BeforeValidator(parse_size_mib),
     PlainSerializer(format_size, return_type=str),
-    WithJsonSchema(
-        {"type": "string", "pattern": r"^\d+(\.\d+)?\s*[KMGTkmgt]i?[Bb]?$", "examples": ["50GiB"]}
-    ),
+    WithJsonSchema({"type": "string", "pattern": SIZE_PATTERN, "examples": ["50GiB"]}),
 ]
 DurationS = Annotated[
     int,
     BeforeValidator(parse_duration_s),
     PlainSerializer(format_duration, return_type=str),
-    WithJsonSchema({"type": "string", "pattern": r"^(\d+d)?(\d+h)?(\d+m)?(\d+s)?$", "examples": ["1h30m"]}),
+    WithJsonSchema({"type": "string", "pattern": DURATION_PATTERN, "examples": ["1h30m"]}),
 ]

@@ -16,6 +16,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import ClusterctlError, MachineError, ProvisionError
@@ -35,6 +36,7 @@ from clusterctl.providers.local.residue import residue
 from clusterctl.providers.local.run import TOOL_ENV, end_children
 from clusterctl.workspace import write_atomic
 
+LOCK = Path("/run/clusterctl.lock")
 TOOLS = {
     "systemd-nspawn": "systemd-container",
     "mmdebstrap": "mmdebstrap",
@@ -129,7 +131,7 @@ class _Caller:
 @contextmanager
 def _state_lock() -> Iterator[None]:
     STATE.mkdir(parents=True, exist_ok=True, mode=0o755)
-    with (STATE / ".lock").open("w") as file:
+    with LOCK.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

@@ -1,4 +1,4 @@
-"""Kernel limits that many nodes on one machine run into: raised while clusters are up, put back after the last.
+"""Kernel limits that many nodes on one machine run into: raised for a cluster, put back after the last one.
 
 About 25 systemds fit in the default of 128 inotify instances; the next ones die with "Failed to allocate
 manager object" and their nodes stay unknown to Slurm.
