@@ -1,0 +1,45 @@
+# Every chore is one target, and each sets up what it needs by itself.
+.DEFAULT_GOAL := help
+.PHONY: help demo test test-all lint format bench lock wheel clean
+
+SHELL := /bin/bash
+DEV := @scripts/bootstrap
+
+help:  ## Show this list
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+
+demo:  ## Raise a cluster, train on two of its nodes, bring the run home, take all down
+	@scripts/bootstrap --runtime
+	@scripts/demo
+
+test:  ## Every behaviour once: linters, unit tests, then real clusters
+	$(DEV)
+	@.venv/bin/python scripts/test.py
+
+test-all:  ## The same with the long sweeps and repeats
+	$(DEV)
+	@.venv/bin/python scripts/test.py --all
+
+lint:  ## All linters; none of them reaches the network
+	$(DEV)
+	@scripts/lint
+
+format:  ## Rewrite the Python files in the house style
+	$(DEV)
+	@.venv/bin/ruff check --quiet --fix-only . && .venv/bin/ruff format .
+
+bench:  ## Side-by-side measurements
+	$(DEV)
+	@set -e; for file in benchmarks/[a-z]*.py; do echo "== $$file"; .venv/bin/python "$$file"; done
+
+lock:  ## Pin again what pyproject.toml asks for; UPGRADE=1 takes the newest of everything
+	$(DEV)
+	@scripts/lock $(if $(UPGRADE),--upgrade) && scripts/bootstrap
+
+wheel:  ## Build the wheel and the source archive into dist/
+	$(DEV)
+	@.venv/bin/python -m build --no-isolation
+
+clean:  ## Remove what was built here, the environment too; clusters and runs stay
+	@rm -rf .venv dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .ansible
+	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
