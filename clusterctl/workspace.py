@@ -10,12 +10,16 @@ import fcntl
 import json
 import os
 import secrets
+import shutil
 import tempfile
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+
+from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
+from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
 from clusterctl.errors import LockedError, MachineError
 
@@ -83,6 +87,10 @@ class Workspace:
         return self.root / "id_ed25519"
 
     @property
+    def public_key(self) -> Path:
+        return self.root / "id_ed25519.pub"
+
+    @property
     def munge_key(self) -> Path:
         return self.root / "munge.key"
 
@@ -127,6 +135,21 @@ class Workspace:
                 why=exc.strerror or str(exc),
                 fix="make it writable, or set CLUSTERCTL_HOME to a folder that is",
             ) from exc
+
+    def create_secrets(self) -> None:
+        """The SSH key of the admin user and the munge key, drawn once."""
+        if not self.public_key.exists():
+            key = Ed25519PrivateKey.generate()
+            private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
+            public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+            write_atomic(self.key, private)
+            write_atomic(self.public_key, public + b" clusterctl\n")
+        if not self.munge_key.exists():
+            write_atomic(self.munge_key, secrets.token_bytes(1024))
+
+    def remove(self) -> None:
+        """Forget the cluster: it is down."""
+        shutil.rmtree(self.root)
 
     @contextmanager
     def lock(self, verb: str) -> Iterator[None]:

@@ -39,20 +39,30 @@ class Provisioned:
 class Provider(Protocol):
     """The hosts of one kind of cluster. ``say`` reports progress in short lines."""
 
-    def apply(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake, say: Say) -> Provisioned:
-        """Make what is missing, remove what is no longer named; doing it again changes nothing.
+    def prepare(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake, say: Say) -> None:
+        """Check that it can be done here, and bake the image unless it is cached.
 
         Raises:
             MachineError: this machine can't do it.
+            ProvisionError: the image could not be made.
+        """
+
+    def apply(self, spec: ClusterSpec, workspace: Workspace, *, say: Say) -> Provisioned:
+        """Make what is missing, remove what is no longer named; doing it again changes nothing.
+
+        Raises:
             ProvisionError: it was tried and failed.
         """
 
-    def destroy(self, workspace: Workspace, *, say: Say) -> None:
+    def destroy(self, cluster_id: str, *, say: Say) -> None:
         """Remove everything of the cluster.
 
         Raises:
             ProvisionError: something could not be removed.
         """
 
-    def leftovers(self, workspace: Workspace) -> tuple[str, ...]:
+    def leftovers(self, cluster_id: str) -> tuple[str, ...]:
         """What an independent look at the world finds of the cluster; empty when it is gone."""
+
+    def orphans(self, name: str) -> tuple[str, ...]:
+        """Ids of the caller's clusters of that name, also those whose workspace was lost."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from typing import Any
 
 from clusterctl.assets import asset
 from clusterctl.inventory import COMPUTE, CONTROLLER, Host, Inventory
@@ -21,66 +22,67 @@ from clusterctl.providers.local.layout import (
 )
 from clusterctl.providers.local.shares import Hardware, Share, divide
 from clusterctl.spec import ClusterSpec
+from clusterctl.spec.models import ADMIN_USER
 from clusterctl.workspace import Workspace, write_atomic
 
 
 class LocalProvider:
     """Nodes on this machine. See ``clusterctl.providers.base.Provider`` for the contract."""
 
-    def apply(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake, say: Say) -> Provisioned:
+    def prepare(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake, say: Say) -> None:
         client.call("check", {}, say=say)
+
+        def ready(answer: dict[str, Any]) -> None:
+            known_hosts = workspace.root / "known_hosts.bake"
+            write_atomic(known_hosts, f"[127.0.0.1]:{answer['port']} {answer['host_key']}\n")
+            try:
+                bake(BakeTarget("127.0.0.1", answer["port"], ADMIN_USER, workspace.key, known_hosts))
+            finally:
+                known_hosts.unlink()
+
+        request = _image(spec, workspace)
+        client.call_with_bake(request.model_dump(mode="json"), say=say, ready=ready)
+
+    def apply(self, spec: ClusterSpec, workspace: Workspace, *, say: Say) -> Provisioned:
         shares, notes = divide(spec, Hardware.here())
-        admin_key = workspace.key.with_suffix(".pub").read_text().strip()
-        key = self._image(spec, workspace, admin_key, bake, say)
-        nodes = (
-            Node(name=spec.controller_host, number=1),
-            *(Node(name=s.host, number=i, cores=s.cores) for i, s in enumerate(shares, start=2)),
-        )
+        image = _image(spec, workspace)
         request = ClusterRequest(
             id=workspace.cluster_id(),
             name=spec.name,
             owner=os.getuid(),
             workspace=str(workspace.root),
-            image=key,
-            admin_key=admin_key,
+            image=image.key,
+            admin_key=image.admin_key,
             subnet=spec.provider.subnet,
-            nodes=nodes,
+            nodes=(
+                Node(name=spec.controller_host, number=1),
+                *(Node(name=s.host, number=i, cores=s.cores) for i, s in enumerate(shares, start=2)),
+            ),
         )
-        say(f"starting {len(nodes)} machines")
+        say(f"starting {len(request.nodes)} machines")
         made = MadeCluster.model_validate(client.call("up", request.model_dump(mode="json"), say=say))
         inventory = _inventory(spec, request.id, shares, made)
         return Provisioned(inventory, notes + made.notes + _unused_gpus() + _removed(made))
 
-    def destroy(self, workspace: Workspace, *, say: Say) -> None:
-        client.call("down", {"id": workspace.cluster_id()}, say=say)
+    def destroy(self, cluster_id: str, *, say: Say) -> None:
+        client.call("down", {"id": cluster_id}, say=say)
 
-    def leftovers(self, workspace: Workspace) -> tuple[str, ...]:
-        return tuple(client.call("look", {"id": workspace.cluster_id()}, say=_silent)["residue"])
+    def leftovers(self, cluster_id: str) -> tuple[str, ...]:
+        return tuple(client.call("look", {"id": cluster_id}, say=_silent)["residue"])
 
-    def _image(self, spec: ClusterSpec, workspace: Workspace, admin_key: str, bake: Bake, say: Say) -> str:
-        """The key of the image; it is baked now unless it is cached."""
-        base_key = digest(spec.provider.mirror, *base_inputs())
-        request = BakeRequest(
-            key=digest(base_key, *install_inputs()),
-            base_key=base_key,
-            mirror=spec.provider.mirror,
-            admin_key=admin_key,
-        )
+    def orphans(self, name: str) -> tuple[str, ...]:
+        return tuple(c.id for c in clusters() if c.name == name and c.owner == os.getuid())
 
-        def ready(answer: dict[str, object]) -> None:
-            known_hosts = workspace.root / "known_hosts.bake"
-            write_atomic(known_hosts, f"[127.0.0.1]:{answer['port']} {answer['host_key']}\n")
-            try:
-                bake(
-                    BakeTarget(
-                        "127.0.0.1", int(str(answer["port"])), "clusterctl", workspace.key, known_hosts
-                    )
-                )
-            finally:
-                known_hosts.unlink()
 
-        client.call_with_bake(request.model_dump(mode="json"), say=say, ready=ready)
-        return request.key
+def _image(spec: ClusterSpec, workspace: Workspace) -> BakeRequest:
+    """The image this spec needs, named by the hash of what goes in."""
+    base_key = digest(spec.provider.mirror, *base_inputs())
+    return BakeRequest(
+        key=digest(base_key, *install_inputs()),
+        base_key=base_key,
+        mirror=spec.provider.mirror,
+        admin_key=workspace.public_key.read_text().strip(),
+    )
 
 
 def install_inputs() -> tuple[bytes, ...]:

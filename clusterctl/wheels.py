@@ -1,0 +1,48 @@
+"""The wheelhouse: wheels resolved on the user's machine for the nodes' Python, so nodes need no internet."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+from clusterctl.errors import MachineError
+from clusterctl.journal import digest
+
+NODE_PYTHON = "3.11"
+NODE_GLIBC_MINOR = 36  # Debian 12; glibc 2.x
+_ARCH = "x86_64"
+
+
+def cache_home() -> Path:
+    """Where downloads are kept, as the XDG base directory specification says."""
+    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "clusterctl"
+
+
+def wheelhouse(lock: Path) -> Path:
+    """A folder with every wheel of a hash-locked requirements file; downloaded once.
+
+    Raises:
+        MachineError: the package index could not be reached, or has no wheel for the nodes.
+    """
+    folder = cache_home() / f"wheels-{digest(lock.read_bytes(), NODE_PYTHON, _ARCH)}"
+    if folder.is_dir():
+        return folder
+    partial = folder.with_name(f".{folder.name}.{os.getpid()}")
+    platforms = [f"manylinux_2_{minor}_{_ARCH}" for minor in range(NODE_GLIBC_MINOR, 4, -1)]
+    platforms += [f"manylinux{name}_{_ARCH}" for name in ("2014", "2010", "1")]
+    argv = [sys.executable, "-m", "pip", "download", "--quiet", "--require-hashes", "--only-binary=:all:"]
+    argv += ["--no-deps", "--implementation", "cp", "--python-version", NODE_PYTHON]
+    argv += [word for platform in platforms for word in ("--platform", platform)]
+    argv += ["--requirement", str(lock), "--dest", str(partial)]
+    done = subprocess.run(argv, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise MachineError(
+            "the Python packages of the job environment could not be downloaded",
+            where=str(lock),
+            why=done.stderr.strip()[-1500:],
+            fix="check that the package index can be reached (pip's own settings apply), then run it again",
+        )
+    partial.rename(folder)
+    return folder
