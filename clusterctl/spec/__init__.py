@@ -1,6 +1,9 @@
 """The typed description of a cluster and of a job, and how it is read from a file."""
 
+from clusterctl.spec.caller import Caller, notes, resolved
+from clusterctl.spec.flags import ScriptKind, job_spec, script_kind
 from clusterctl.spec.job import BUNDLED_JOBS, JobSpec, Launcher
+from clusterctl.spec.load import dump_spec, find_spec, load_spec, parse_spec
 from clusterctl.spec.models import (
     ClusterSpec,
     LocalProvider,
@@ -11,9 +14,12 @@ from clusterctl.spec.models import (
     SlurmSettings,
     User,
 )
+from clusterctl.spec.schema import json_schema
+from clusterctl.spec.starter import init_text
 
 __all__ = [
     "BUNDLED_JOBS",
+    "Caller",
     "ClusterSpec",
     "JobSpec",
     "Launcher",
@@ -22,6 +28,17 @@ __all__ = [
     "Partition",
     "Provider",
     "Qos",
+    "ScriptKind",
     "SlurmSettings",
     "User",
+    "dump_spec",
+    "find_spec",
+    "init_text",
+    "job_spec",
+    "json_schema",
+    "load_spec",
+    "notes",
+    "parse_spec",
+    "resolved",
+    "script_kind",
 ]

@@ -17,13 +17,14 @@ from pydantic import (
     ConfigDict,
     Field,
     StringConstraints,
+    WithJsonSchema,
     field_validator,
     model_validator,
 )
 from pydantic_core import PydanticCustomError
 
-from clusterctl.spec.checks import INCONSISTENT, findings
-from clusterctl.spec.units import DurationS, SizeMib
+from clusterctl.spec import checks
+from clusterctl.spec.units import DurationS, SizeMib, format_duration
 from clusterctl.spec.words import shown
 
 _LABEL = r"^[a-z][a-z0-9-]{0,19}$"
@@ -34,7 +35,7 @@ _URL = r"^https?://[A-Za-z0-9._~:/@%+-]+$"
 # What a pattern asks for, in the words of an error message.
 PATTERN_WORDS: Final[Mapping[str, str]] = {
     _LABEL: "a lower-case letter, then at most 19 lower-case letters, digits or dashes",
-    _UNIX_NAME: "an account name: at most 31 lower-case letters, digits, dashes or underscores, no digit first",
+    _UNIX_NAME: "at most 31 lower-case letters, digits, dashes or underscores, no digit first",
     _ACCOUNT: "a lower-case letter, then at most 30 lower-case letters, digits, dashes or underscores",
     _URL: "an http:// or https:// address",
 }
@@ -44,17 +45,19 @@ PartitionName = Annotated[str, StringConstraints(pattern=_LABEL)]
 UnixName = Annotated[str, StringConstraints(pattern=_UNIX_NAME)]
 AccountName = Annotated[str, StringConstraints(pattern=_ACCOUNT)]
 
+_INTERVAL_S = 2
+MAX_LOCAL_HOSTS: Final = checks.MAX_LOCAL_HOSTS
 MAX_CPUS = 65_533  # Slurm counts a node's CPUs in 16 bits
 PROOF_PARTITION = "clusterctl-proof"
 ADMIN_USER = "clusterctl"
 # Accounts and groups that a Debian node has, or that clusterctl puts there.
 RESERVED_USERS = frozenset(
-    "root daemon bin sys sync games man lp mail news uucp proxy www-data backup list irc gnats nobody nogroup "
-    "_apt messagebus sshd systemd-network systemd-timesync systemd-resolve systemd-journal adm tty disk kmem "
-    "dialout fax voice cdrom floppy tape sudo audio dip operator src shadow utmp video sasl plugdev staff users "
-    f"input sgx kvm render crontab netdev slurm munge mysql {ADMIN_USER}".split()
+    "root daemon bin sys sync games man lp mail news uucp proxy www-data backup list irc gnats nobody "
+    "nogroup _apt messagebus sshd systemd-network systemd-timesync systemd-resolve systemd-journal adm tty "
+    "disk kmem dialout fax voice cdrom floppy tape sudo audio dip operator src shadow utmp video sasl "
+    f"plugdev staff users input sgx kvm render crontab netdev slurm munge mysql {ADMIN_USER}".split()
 )
-# `ctl` is the controller's, and Slurm takes a partition called DEFAULT, in any case, as defaults for the rest.
+# `ctl` is the controller's; Slurm takes a partition called DEFAULT, in any case, as defaults for the rest.
 RESERVED_PARTITIONS = frozenset({"ctl", "default", PROOF_PARTITION})
 
 # Raw slurm.conf lines may not touch what clusterctl renders from the spec and from facts.
@@ -62,10 +65,10 @@ OWNED_SLURM_KEYS = frozenset(
     key.lower()
     for key in (
         "ClusterName SlurmctldHost ControlMachine BackupController SlurmUser SlurmdUser AuthType CryptoType "
-        "StateSaveLocation SlurmdSpoolDir SlurmctldPidFile SlurmdPidFile SlurmctldParameters SlurmdParameters "
-        "NodeName FrontendName PartitionName NodeSet AccountingStorageType AccountingStorageHost "
-        "AccountingStorageEnforce GresTypes SelectType SelectTypeParameters ProctrackType TaskPlugin MpiDefault "
-        "ReturnToService Include"
+        "StateSaveLocation SlurmdSpoolDir SlurmctldPidFile SlurmdPidFile SlurmctldParameters "
+        "SlurmdParameters NodeName FrontendName PartitionName NodeSet AccountingStorageType "
+        "AccountingStorageHost AccountingStorageEnforce GresTypes SelectType SelectTypeParameters "
+        "ProctrackType TaskPlugin MpiDefault ReturnToService Include"
     ).split()
 )
 # One `Key=value` as Slurm's own parser reads it; a line may hold several.
@@ -89,7 +92,11 @@ def _slurm_line(line: str) -> str:
     return stripped
 
 
-SlurmLine = Annotated[str, AfterValidator(_slurm_line)]
+SlurmLine = Annotated[
+    str,
+    AfterValidator(_slurm_line),
+    WithJsonSchema({"type": "string", "pattern": r"^ *[A-Za-z0-9_.]+ *[-*+/]?=[^#\\]*$"}),
+]
 
 
 class Model(BaseModel):
@@ -106,7 +113,9 @@ class LocalProvider(Model):
 
     type: Literal["local"] = Field("local", description="which provider makes the hosts")
     subnet: IPv4Network | None = Field(
-        None, description="private /24 for the nodes; by default a free one is chosen"
+        None,
+        description="private /24 for the nodes; by default a free one is chosen",
+        examples=["10.77.0.0/24"],
     )
     mirror: Annotated[str, StringConstraints(pattern=_URL)] = Field(
         "http://deb.debian.org/debian", description="Debian mirror that the node image is built from"
@@ -187,7 +196,11 @@ class SlurmSettings(Model):
 class Monitoring(Model):
     """The telemetry step that runs beside every job."""
 
-    interval: DurationS = Field(2, description="time between two samples of a node")
+    interval: DurationS = Field(
+        _INTERVAL_S,
+        description="time between two samples of a node",
+        json_schema_extra={"default": format_duration(_INTERVAL_S)},
+    )
 
 
 class ClusterSpec(Model):
@@ -198,7 +211,8 @@ class ClusterSpec(Model):
     provider: Provider = Field(LocalProvider(), description="who makes the hosts, and how")
     partitions: tuple[Partition, ...] = Field(min_length=1, description="the nodes, by Slurm partition")
     users: tuple[User, ...] = Field(
-        (), description="accounts on all nodes; default: the caller, or hpc (uid 10000) when the caller is root"
+        (),
+        description="accounts on all nodes; default: the caller, or hpc (uid 10000) when the caller is root",
     )
     slurm: SlurmSettings = Field(SlurmSettings(), description="what Slurm gets beyond the defaults")
     monitoring: Monitoring = Field(Monitoring(), description="the telemetry step that runs beside every job")
@@ -210,9 +224,11 @@ class ClusterSpec(Model):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        found = [f"{finding.key}: {finding.message}" for finding in findings(self.model_dump(mode="json"))]
+        found = [
+            f"{finding.key}: {finding.message}" for finding in checks.findings(self.model_dump(mode="json"))
+        ]
         if found:
-            raise PydanticCustomError(INCONSISTENT, "{found}", {"found": "; ".join(found)})
+            raise PydanticCustomError(checks.INCONSISTENT, "{found}", {"found": "; ".join(found)})
         return self
 
     @property

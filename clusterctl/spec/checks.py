@@ -1,0 +1,98 @@
+"""What must hold between the fields of a spec.
+
+The checks read plain values, as a file gives them, and pass over what is malformed: that is reported by the
+field itself. So a file's cross-field faults come out together with all its other faults.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+Loc = tuple[str | int, ...]
+
+INCONSISTENT: Final = "inconsistent"
+MAX_LOCAL_HOSTS = 250  # addresses of a /24, less the network, the broadcast, this machine and a few spare
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One fault: at ``loc``, on its key rather than on its value where ``at_key``."""
+
+    loc: Loc
+    message: str
+    hint: str = ""
+    at_key: bool = False
+
+    @property
+    def key(self) -> str:
+        """``loc`` as a dotted path."""
+        return dotted(self.loc)
+
+
+def dotted(loc: Loc) -> str:
+    """``("partitions", 1, "nodes")`` is ``partitions[1].nodes``."""
+    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc)
+    return text.removeprefix(".")
+
+
+def findings(spec: Mapping[str, object]) -> Iterator[Finding]:
+    """Every cross-field fault of a spec given as plain values."""
+    yield from _provider_has_type(spec)
+    yield from _hosts_fit(spec)
+    yield from _no_twins(spec, ("partitions",), "name")
+    yield from _no_twins(spec, ("users",), "name")
+    yield from _no_twins(spec, ("users",), "uid")
+    yield from _no_twins(spec, ("slurm", "qos"), "name")
+    for index, user in enumerate(_entries(spec, ("users",))):
+        yield from _no_repeats(user, ("users", index, "accounts"))
+
+
+def _provider_has_type(spec: Mapping[str, object]) -> Iterator[Finding]:
+    provider = spec.get("provider")
+    if isinstance(provider, Mapping) and "type" not in provider:
+        yield Finding(("provider", "type"), "type is missing", "write type: local")
+
+
+def _hosts_fit(spec: Mapping[str, object]) -> Iterator[Finding]:
+    counts = [p.get("nodes") for p in _entries(spec, ("partitions",))]
+    hosts = 1 + sum(n for n in counts if isinstance(n, int) and n > 0)
+    if hosts > MAX_LOCAL_HOSTS:
+        message = (
+            f"these nodes and the controller are more than the {MAX_LOCAL_HOSTS} hosts of a local cluster"
+        )
+        yield Finding(("partitions",), message, f"ask for at most {MAX_LOCAL_HOSTS - 1} nodes", at_key=True)
+
+
+def _no_twins(spec: Mapping[str, object], where: tuple[str, ...], field: str) -> Iterator[Finding]:
+    first: dict[object, int] = {}
+    for index, entry in enumerate(_entries(spec, where)):
+        value = entry.get(field)
+        if not isinstance(value, str | int):
+            continue
+        if value in first:
+            message = f"{field} {value!r} is that of {dotted((*where, first[value]))} already"
+            yield Finding((*where, index, field), message, f"every {field} must be another")
+        else:
+            first[value] = index
+
+
+def _no_repeats(entry: Mapping[str, object], where: Loc) -> Iterator[Finding]:
+    values = entry.get(where[-1]) if isinstance(where[-1], str) else None
+    seen: Counter[str] = Counter()
+    for index, value in enumerate(values if isinstance(values, list | tuple) else ()):
+        if isinstance(value, str):
+            seen[value] += 1
+            if seen[value] > 1:
+                yield Finding((*where, index), f"{value!r} stands in this list already", "remove it")
+
+
+def _entries(spec: Mapping[str, object], where: tuple[str, ...]) -> Iterator[Mapping[str, object]]:
+    """The mappings of the list at ``where``; an empty one in place of what is malformed keeps the count."""
+    value: object = spec
+    for part in where:
+        value = value.get(part) if isinstance(value, Mapping) else None
+    for entry in value if isinstance(value, list | tuple) else ():
+        yield entry if isinstance(entry, Mapping) else {}

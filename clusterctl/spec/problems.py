@@ -1,0 +1,123 @@
+"""What pydantic and the cross-field checks find, brought to places in the file and into plain words."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any, Final, get_args
+
+from pydantic import BaseModel
+from pydantic_core import ErrorDetails
+
+from clusterctl.errors import Problem
+from clusterctl.spec.checks import INCONSISTENT, Loc, findings
+from clusterctl.spec.models import PATTERN_WORDS, PROVIDER_TYPES, ClusterSpec
+from clusterctl.spec.source import Source, path_text
+from clusterctl.spec.words import did_you_mean, explain, shown
+
+_HINTS_BY_KEY: Final[Mapping[Loc, str]] = {
+    ("version",): "write version: 1",
+    ("provider",): "write it as provider: {type: local}",
+}
+_HINTS_BY_KIND: Final[Mapping[str, str]] = {
+    "tuple_type": "write each entry on a line of its own, after a dash",
+}
+
+
+class Places:
+    """The places of one file, for the errors that its values ran into."""
+
+    def __init__(self, source: Source, file: str, values: Mapping[str, object]) -> None:
+        self._source = source
+        self._file = file
+        self._values = values
+
+    def problems(self, errors: Iterable[ErrorDetails]) -> Iterator[Problem]:
+        fields = [e for e in errors if e["type"] != INCONSISTENT and not self._is_noise(e)]
+        # A misspelt key is one mistake: the key it was meant to be is not missing on top of that.
+        misspelt = {(*e["loc"][:-1], near) for e in fields if (near := self._near_key(e))}
+        for error in fields:
+            if error["type"] != "missing" or error["loc"] not in misspelt:
+                yield self._field_problem(error)
+        for finding in findings(self._values):
+            if finding.loc not in misspelt and not self._is_flawed(finding.loc):
+                spot = self._source.spot(finding.loc, at_key=finding.at_key)
+                key = path_text(finding.loc)
+                yield Problem(self._file, spot.line, spot.column, key, finding.message, finding.hint)
+
+    def _is_flawed(self, loc: Loc) -> bool:
+        item = self._source.spot(loc).item
+        return item is not None and item.flawed
+
+    def _is_noise(self, error: ErrorDetails) -> bool:
+        """Said already, or a key that a provider not built here would have."""
+        if self._is_flawed(error["loc"]):
+            return True
+        if error["type"] == "too_short":  # pydantic counts only the entries that are valid
+            item = self._source.spot(error["loc"]).item
+            return item is not None and bool(item.items)
+        provider = self._values.get("provider")
+        foreign = isinstance(provider, dict) and provider.get("type", "local") not in PROVIDER_TYPES
+        return foreign and error["loc"][0] == "provider" and error["type"] == "extra_forbidden"
+
+    def _near_key(self, error: ErrorDetails) -> str:
+        if error["type"] != "extra_forbidden":
+            return ""
+        near = did_you_mean(str(error["loc"][-1]), _known_keys(error["loc"][:-1]))
+        return near.removeprefix("did you mean ").removesuffix("?")
+
+    def _field_problem(self, error: ErrorDetails) -> Problem:
+        loc, kind = error["loc"], error["type"]
+        spot = self._source.spot(loc, at_key=kind == "extra_forbidden")
+        context: dict[str, Any] = dict(error.get("ctx", {}))
+        if kind == "string_pattern_mismatch":
+            context["words"] = PATTERN_WORDS[context["pattern"]]
+        if loc == ("provider", "type"):
+            context["expected"] = " or ".join(PROVIDER_TYPES)
+        value = self._shown(loc)
+        message = explain(kind, context, _name(loc), value)
+        return Problem(self._file, spot.line, spot.column, path_text(loc), message, self._hint(error))
+
+    def _shown(self, loc: Loc) -> str:
+        item = self._source.spot(loc).item
+        if item is None:
+            return "empty"
+        if isinstance(item.value, str) or not item.text:
+            return shown(item.value)
+        return shown(item.text).strip("'")  # numbers and booleans as the user spelled them
+
+    def _hint(self, error: ErrorDetails) -> str:
+        loc, kind = error["loc"], error["type"]
+        item = self._source.spot(loc).item
+        if kind == "extra_forbidden":
+            known = _known_keys(loc[:-1])
+            return did_you_mean(str(loc[-1]), known) or f"known keys: {', '.join(known)}"
+        if loc == ("provider", "type"):
+            near = did_you_mean(item.value, PROVIDER_TYPES) if item and isinstance(item.value, str) else ""
+            return near or f"built in this version: {', '.join(PROVIDER_TYPES)}"
+        if kind == "string_type" and item is not None and isinstance(item.value, bool | int | float):
+            return "put it in quotes"
+        return _HINTS_BY_KEY.get(loc) or _HINTS_BY_KIND.get(kind, "")
+
+
+def _name(loc: Loc) -> str:
+    """What a message calls the field: its key, with the index where it is an entry of a list."""
+    start = max((i for i, part in enumerate(loc) if isinstance(part, str)), default=0)
+    return path_text(loc[start:])
+
+
+def _known_keys(loc: Loc) -> tuple[str, ...]:
+    """The keys that the mapping at ``loc`` may have."""
+    model: type[BaseModel] = ClusterSpec
+    for part in loc:
+        if isinstance(part, str):
+            model = _model_in(model.model_fields[part].annotation)
+    return tuple(model.model_fields)
+
+
+def _model_in(annotation: Any) -> type[BaseModel]:
+    """The model that an annotation such as ``tuple[Partition, ...]`` is about."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        return annotation
+    return next(
+        _model_in(part) for part in get_args(annotation) if part is not type(None) and part is not ...
+    )
