@@ -37,9 +37,10 @@ def digest(*parts: str | bytes) -> str:
 
 @dataclass(slots=True)
 class Step:
-    """Handed to the body of a phase, which may leave a note for the table."""
+    """Handed to the body of a phase, which may leave a note for the table; ``seconds`` is set at its end."""
 
     note: str = ""
+    seconds: float = 0.0
 
 
 class Journal:
@@ -58,9 +59,8 @@ class Journal:
             yield step
             ok = True
         finally:
-            self._append(
-                Entry(verb, name, inputs, round(time.monotonic() - start, 3), time.time(), ok, step.note)
-            )
+            step.seconds = round(time.monotonic() - start, 3)
+            self._append(Entry(verb, name, inputs, step.seconds, time.time(), ok, step.note))
 
     def entries(self) -> tuple[Entry, ...]:
         """All phases so far, oldest first."""

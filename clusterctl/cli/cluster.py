@@ -1,0 +1,265 @@
+"""up, down, status, list, ssh, cache: the verbs of a cluster's life."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from clusterctl.cli.options import Options, verb
+from clusterctl.cli.show import Screen
+from clusterctl.cli.spec import spec_of
+
+if TYPE_CHECKING:
+    from clusterctl.lifecycle import Phase
+
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+
+
+class _Teller:
+    """Progress of `up` and `down`: a line a phase, and a spinner with detail on a terminal."""
+
+    def __init__(self, screen: Screen, verbose: bool) -> None:
+        self._screen = screen
+        self._verbose = verbose
+        self._start = time.monotonic()
+
+    def __call__(self, phase: str, text: str) -> None:
+        line = f"[{time.monotonic() - self._start:6.1f}s] {phase}"
+        if not text:
+            self._screen.note(line)
+        elif self._verbose:
+            self._screen.note(f"{line}: {text}")
+        self._screen.update(f"{phase}: {text}" if text else phase)
+
+
+def up(screen: Screen, options: Options) -> None:
+    """Raise the cluster, or mend it. Done means: an MPI job ran right across every node."""
+    from clusterctl import lifecycle
+    from clusterctl.spec.caller import Caller, notes
+    from clusterctl.workspace import Workspace
+
+    spec = spec_of(screen, options)
+    workspace = Workspace.of(spec.name)
+    for line in notes(spec, Caller.current()):
+        screen.note(f"note: {line}")
+    with screen.working(f"raising {spec.name}"):
+        done = lifecycle.up(spec, workspace, tell=_Teller(screen, options.verbose))
+    for line in done.notes:
+        screen.note(f"note: {line}")
+    answer = {
+        "cluster": spec.name,
+        "provider": spec.provider.type,
+        "ready": True,
+        "nodes": [host.name for host in done.inventory.compute],
+        "probed": done.proof.probed,
+        "not_probed": done.proof.busy,
+        "phases": _phases(done.phases),
+        "notes": done.notes,
+        "workspace": str(workspace.root),
+    }
+    nodes = len(done.inventory.compute)
+    text = f"{_phase_table(screen, done.phases)}\n\ncluster {spec.name!r} is up: 1 controller, {nodes} nodes"
+    screen.result(
+        answer, f"{text}\nsubmit a job with `clusterctl submit train --nodes {min(nodes, 2)} --follow`"
+    )
+
+
+def down(
+    screen: Screen,
+    options: Options,
+    yes: Yes = False,
+    discard_runs: Annotated[
+        bool, typer.Option("--discard-runs", help="Do not bring home what was not collected.")
+    ] = False,
+    out: Annotated[Path | None, typer.Option(help="Where collected runs go. Default: ./runs.")] = None,
+) -> None:
+    """Bring home what was not collected, remove the cluster, and prove that nothing is left."""
+    from clusterctl import lifecycle
+    from clusterctl.providers.local.provider import cached_images
+    from clusterctl.workspace import Workspace
+
+    spec = spec_of(screen, options)
+    screen.confirm(f"take cluster {spec.name!r} down, with all data on its nodes?", yes=yes)
+    with screen.working(f"taking {spec.name} down"):
+        done = lifecycle.down(
+            Workspace.of(spec.name),
+            name=spec.name,
+            tell=_Teller(screen, options.verbose),
+            discard_runs=discard_runs,
+            out=out,
+        )
+    for run in done.runs:
+        screen.note(f"collected {run.directory}")
+    size = sum(image.size_mib for image in cached_images())
+    answer = {
+        "cluster": spec.name,
+        "runs": [str(r.directory) for r in done.runs],
+        "phases": _phases(done.phases),
+    }
+    text = f"cluster {spec.name!r} is down; an independent look at this machine found nothing of it"
+    if size:
+        text += f"\nthe node image stays cached ({size} MiB); `clusterctl cache prune` removes it"
+    screen.result({**answer, "cache_mib": size}, text)
+
+
+def status(screen: Screen, options: Options) -> None:
+    """Nodes and jobs, as Slurm sees them."""
+    from clusterctl import jobs, lifecycle
+    from clusterctl.slurm.client import SlurmClient
+    from clusterctl.workspace import Workspace
+
+    spec = spec_of(screen, options)
+    workspace = Workspace.of(spec.name)
+    inventory = lifecycle.inventory_of(workspace)
+    transport = lifecycle.admin(inventory, workspace)
+    try:
+        slurm = SlurmClient(transport)
+        nodes, active = slurm.nodes(), jobs.active(slurm)
+    finally:
+        transport.close()
+    ready = {n.name for n in nodes if n.usable} >= {h.name for h in inventory.compute}
+    answer = {
+        "cluster": spec.name,
+        "provider": inventory.provider,
+        "ready": ready,
+        "nodes": [
+            {"name": n.name, "state": n.shown, "cpus": n.cpus, "memory_mib": n.memory_mib, "reason": n.reason}
+            for n in nodes
+        ],
+        "jobs": [jobs.as_dict(j) for j in active],
+    }
+    rows = [[n.name, n.shown, n.cpus, n.memory_mib, n.reason] for n in nodes]
+    text = f"cluster {spec.name} ({inventory.provider}): {'ready' if ready else 'NOT ready'}\n\n"
+    text += screen.table(["NODE", "STATE", "CPUS", "MEMORY_MIB", "REASON"], rows)
+    if active:
+        text += "\n\n" + job_table(screen, active)
+    screen.result(answer, text)
+
+
+def list_(screen: Screen, options: Options) -> None:
+    """All clusters of this user, and local ones whose workspace was lost."""
+    from clusterctl.errors import ClusterctlError
+    from clusterctl.inventory import Inventory
+    from clusterctl.providers.local.provider import clusters
+    from clusterctl.workspace import state_home
+
+    del options
+    found: list[dict[str, Any]] = []
+    for path in sorted(state_home().glob("*/hosts.json")):
+        inventory = Inventory.model_validate_json(path.read_bytes())
+        found.append(
+            {
+                "cluster": inventory.cluster,
+                "provider": inventory.provider,
+                "nodes": len(inventory.compute),
+                "workspace": str(path.parent),
+                "id": inventory.cluster_id,
+            }
+        )
+    known = {entry["id"] for entry in found}
+    try:
+        here = clusters()
+    except ClusterctlError:  # no right to look, or not Linux: then there are none of ours either
+        here = ()
+    found += [
+        {"cluster": c.name, "provider": "local", "nodes": None, "workspace": c.workspace, "id": c.id}
+        for c in here
+        if c.id not in known and c.owner == os.getuid()
+    ]
+    rows = [
+        [e["cluster"], e["provider"], "?" if e["nodes"] is None else e["nodes"], e["workspace"]]
+        for e in found
+    ]
+    text = screen.table(["CLUSTER", "PROVIDER", "NODES", "WORKSPACE"], rows) if rows else "no clusters"
+    screen.result({"clusters": found}, text)
+
+
+def ssh(
+    screen: Screen,
+    options: Options,
+    host: Annotated[str | None, typer.Argument(help="Host name. Default: the controller.")] = None,
+    command: Annotated[list[str] | None, typer.Argument(help="A command, after --.")] = None,
+    user: Annotated[str | None, typer.Option("--user", "-u", help="Default: the admin user.")] = None,
+) -> None:
+    """Open a shell on a host, or run a command there."""
+    import shlex
+    import sys
+
+    from clusterctl import lifecycle
+    from clusterctl.errors import MachineError, UsageError
+    from clusterctl.workspace import Workspace
+
+    workspace = Workspace.of(spec_of(screen, options).name)
+    inventory = lifecycle.inventory_of(workspace)
+    words = list(command or [])
+    if host is not None and inventory.host(host) is None:
+        if (
+            "--" in sys.argv
+            and sys.argv.index("--") + 1 < len(sys.argv)
+            and sys.argv[sys.argv.index("--") + 1] == host
+        ):
+            words, host = [host, *words], None  # `clusterctl ssh -- COMMAND`
+        else:
+            names = ", ".join(h.name for h in inventory.hosts)
+            raise UsageError(f"there is no host {host!r}", fix=f"the hosts are {names}")
+    if shutil.which("ssh") is None:
+        raise MachineError("missing tool: ssh", fix="apt-get install openssh-client")
+    argv = ["ssh", "-F", str(workspace.ssh_config)]
+    if user:
+        argv += ["-l", user]
+    argv.append(host or inventory.controller.name)
+    if words:
+        argv += ["--", shlex.join(words)]
+    os.execvp("ssh", argv)  # noqa: S606 - ssh takes over the terminal
+
+
+def cache_prune(screen: Screen, options: Options) -> None:
+    """Remove node images that no cluster uses."""
+    _cache(screen, prune=True)
+
+
+def cache_list(screen: Screen, options: Options) -> None:
+    """Show the cached node images."""
+    _cache(screen, prune=False)
+
+
+def _cache(screen: Screen, *, prune: bool) -> None:
+    from clusterctl.providers.local.provider import cached_images
+
+    images = cached_images(prune=prune)
+    rows = [[i.key, i.size_mib, ", ".join(i.used_by) or "-"] for i in images]
+    empty = "nothing to remove" if prune else "the image cache is empty"
+    text = screen.table(["REMOVED" if prune else "IMAGE", "MIB", "USED BY"], rows) if rows else empty
+    screen.result({"images": [i.model_dump() for i in images]}, text)
+
+
+def job_table(screen: Screen, infos: Any) -> str:
+    """Jobs as `jobs` and `status` show them."""
+    rows = [[j.job_id, j.name, j.user, j.partition, j.state, ",".join(j.nodes), j.reason] for j in infos]
+    return screen.table(["JOB", "NAME", "USER", "PARTITION", "STATE", "NODES", "REASON"], rows)
+
+
+def _phases(phases: tuple[Phase, ...]) -> list[dict[str, Any]]:
+    return [{"phase": p.name, "seconds": p.seconds, "note": p.note} for p in phases]
+
+
+def _phase_table(screen: Screen, phases: tuple[Phase, ...]) -> str:
+    rows: list[list[object]] = [[p.name, p.seconds, p.note] for p in phases]
+    rows.append(["total", sum(p.seconds for p in phases), ""])
+    return screen.table(["PHASE", "SECONDS", ""], rows)
+
+
+def register(app: typer.Typer) -> None:
+    """Add these verbs."""
+    for function in (up, down, status, ssh):
+        app.command()(verb(function))
+    app.command("list")(verb(list_))
+    cache = typer.Typer(help="The cache of node images.", no_args_is_help=True, rich_markup_mode=None)
+    cache.command("list")(verb(cache_list))
+    cache.command("prune")(verb(cache_prune))
+    app.add_typer(cache, name="cache")

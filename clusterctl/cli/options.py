@@ -1,0 +1,155 @@
+"""Options that every verb knows, before and after the verb, and how a verb ends."""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import os
+import sys
+import time
+import traceback
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from enum import StrEnum
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from clusterctl.cli.show import Screen
+from clusterctl.errors import ClusterctlError
+
+INTERRUPTED = 130
+
+
+class Output(StrEnum):
+    """How results are shown on stdout."""
+
+    TEXT = "text"
+    JSON = "json"
+
+
+File = Annotated[
+    Path | None,
+    typer.Option("--file", "-f", help="Cluster spec. Default: ./cluster.yaml, else a local cluster."),
+]
+LongFile = Annotated[Path | None, typer.Option("--file", help="Cluster spec. Default: ./cluster.yaml.")]
+Format = Annotated[Output | None, typer.Option("--output", "-o", help="Show results as text or as JSON.")]
+Verbose = Annotated[
+    bool, typer.Option("--verbose", "-v", help="More detail; tracebacks of unexpected errors.")
+]
+NoColor = Annotated[bool, typer.Option("--no-color", help="Plain text; so does the variable NO_COLOR.")]
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """The common options, from wherever they stood."""
+
+    file: Path | None = None
+    json: bool = False
+    verbose: bool = False
+    no_color: bool = False
+
+
+def _version(value: bool) -> None:
+    if value:
+        from clusterctl import __version__
+
+        typer.echo(f"clusterctl {__version__}")
+        raise typer.Exit
+
+
+def root(
+    ctx: typer.Context,
+    file: File = None,
+    output: Format = None,
+    verbose: Verbose = False,
+    no_color: NoColor = False,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Show the version.")
+    ] = False,
+) -> None:
+    """Options before the verb."""
+    ctx.obj = Options(file, output is Output.JSON, verbose, no_color)
+
+
+def verb(function: Callable[..., int | None], *, long_file: bool = False) -> Callable[..., None]:
+    """Turn ``function(screen, options, ...)`` into a Typer command that also takes the common options.
+
+    What the function returns is the exit code. Expected errors are shown in one shape; an unexpected one
+    leaves its traceback in the state folder and one line here.
+    """
+    own = list(inspect.signature(function, eval_str=True).parameters.values())[2:]
+    common = {
+        "file": LongFile if long_file else File,
+        "output": Format,
+        "verbose": Verbose,
+        "no_color": NoColor,
+    }
+
+    @functools.wraps(function)
+    def command(ctx: typer.Context, **given: Any) -> None:
+        options = _merged(ctx.obj, given)
+        screen = Screen(json=options.json, color=not (options.no_color or os.environ.get("NO_COLOR")))
+        raise typer.Exit(_guarded(lambda: function(screen, options, **given), screen, options))
+
+    parameters = [inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
+    parameters += [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
+    for name, annotation in common.items():
+        default = False if name in {"verbose", "no_color"} else None
+        parameters.append(
+            inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)
+        )
+    command.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+    command.__annotations__ = {p.name: p.annotation for p in parameters}
+    return command
+
+
+def _merged(before: Options, given: dict[str, Any]) -> Options:
+    output = given.pop("output")
+    return replace(
+        before,
+        file=given.pop("file") or before.file,
+        json=before.json if output is None else output is Output.JSON,
+        verbose=given.pop("verbose") or before.verbose,
+        no_color=given.pop("no_color") or before.no_color,
+    )
+
+
+def _guarded(call: Callable[[], int | None], screen: Screen, options: Options) -> int:
+    try:
+        return call() or 0
+    except ClusterctlError as exc:
+        screen.error(exc)
+        if options.verbose:
+            screen.note(traceback.format_exc())
+        return exc.exit_code
+    except KeyboardInterrupt:
+        screen.note("interrupted; run the same command again to go on")
+        return INTERRUPTED
+    except BrokenPipeError:
+        # The reader of our stdout went away (`| head`); Python would complain once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 1
+    except Exception:  # the last resort: no traceback ever reaches a user unasked
+        screen.error(_unexpected(options))
+        return 1
+
+
+def _unexpected(options: Options) -> ClusterctlError:
+    from clusterctl.workspace import state_home
+
+    text = traceback.format_exc()
+    last = text.strip().splitlines()[-1]
+    if options.verbose:
+        return ClusterctlError("unexpected error, this is a bug", why=text)
+    folder = state_home() / "errors"
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        path = folder / f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}.txt"
+        path.write_text(f"{sys.argv}\n{text}")
+    except OSError:
+        return ClusterctlError("unexpected error, this is a bug", why=last, fix="run it again with -v")
+    return ClusterctlError(
+        "unexpected error, this is a bug", why=last, fix=f"report it with the traceback in {path}"
+    )

@@ -1,0 +1,71 @@
+"""init, validate, schema: the verbs of the spec file."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from clusterctl.cli.options import Options, verb
+from clusterctl.cli.show import Screen
+
+if TYPE_CHECKING:
+    from clusterctl.spec import ClusterSpec
+
+DEFAULT_FILE = Path("cluster.yaml")
+
+
+def spec_of(screen: Screen, options: Options) -> ClusterSpec:
+    """The spec that ``-f`` names, or ./cluster.yaml, or the built-in default, which is said."""
+    from clusterctl.spec.load import find_spec, load_spec
+
+    path = options.file or find_spec(Path.cwd())
+    if path is None:
+        screen.note("no cluster.yaml here: using the built-in local cluster (`clusterctl init` writes one)")
+    return load_spec(path)
+
+
+def init(
+    screen: Screen,
+    options: Options,
+    provider: Annotated[str, typer.Option(help="Where the cluster will live: local.")] = "local",
+    force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
+) -> None:
+    """Write a commented cluster.yaml."""
+    from clusterctl.errors import UsageError
+    from clusterctl.spec.template import init_text
+
+    path = options.file or DEFAULT_FILE
+    text = init_text(provider)
+    try:
+        with path.open("w" if force else "x") as file:
+            file.write(text)
+    except FileExistsError as exc:
+        raise UsageError(f"{path} exists already", fix="say --force to overwrite it") from exc
+    except OSError as exc:
+        raise UsageError(f"{path} can't be written", why=exc.strerror or str(exc)) from exc
+    screen.result({"file": str(path)}, f"wrote {path}; change it, then run `clusterctl up`")
+
+
+def validate(screen: Screen, options: Options) -> None:
+    """Check a spec: every problem at once, each with line, column and key."""
+    spec = spec_of(screen, options)
+    nodes = sum(partition.nodes for partition in spec.partitions)
+    text = f"valid: cluster {spec.name!r}, provider {spec.provider.type}, {nodes} nodes"
+    screen.result({"cluster": spec.name, "provider": spec.provider.type, "nodes": nodes}, text)
+
+
+def schema(screen: Screen, options: Options) -> None:
+    """Print the JSON Schema of the spec, for editors."""
+    from clusterctl.spec.template import json_schema
+
+    del options
+    screen.raw((json.dumps(json_schema(), indent=2) + "\n").encode())
+
+
+def register(app: typer.Typer) -> None:
+    """Add these verbs."""
+    for function in (init, validate, schema):
+        app.command()(verb(function))

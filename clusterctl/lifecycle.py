@@ -1,0 +1,213 @@
+"""The story of a cluster: image → provision → reach → configure → verify, and down again.
+
+Each phase is journaled with its inputs and its seconds; killed anywhere and run again, `up` converges,
+because every phase looks at the world and makes only what is missing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from clusterctl import collect, configure
+from clusterctl.assets import asset
+from clusterctl.errors import LeftoversError, UsageError
+from clusterctl.inventory import Inventory
+from clusterctl.journal import Journal, Step, digest
+from clusterctl.providers.base import BakeTarget, Provider
+from clusterctl.providers.local.provider import LocalProvider
+from clusterctl.reach import reach
+from clusterctl.records import RunRecord
+from clusterctl.slurm.config import render_files
+from clusterctl.spec import ClusterSpec
+from clusterctl.spec.load import dump_spec, load_spec
+from clusterctl.transport.ssh import SSHTransport
+from clusterctl.verify import Proof, verify
+from clusterctl.wheels import wheelhouse
+from clusterctl.workspace import Workspace, write_atomic
+
+Tell = Callable[[str, str], None]  # (phase, what is happening)
+PROVIDERS: dict[str, Callable[[], Provider]] = {"local": LocalProvider}
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """A row of the table that `up` and `down` end with."""
+
+    name: str
+    seconds: float
+    note: str
+
+
+@dataclass(slots=True)
+class Run:
+    """One `up` or `down` under way: its journal, and what it has to say."""
+
+    verb: str
+    journal: Journal
+    tell: Tell
+    phases: list[Phase] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @contextmanager
+    def phase(self, name: str, *, inputs: str = "") -> Iterator[tuple[Step, Callable[[str], None]]]:
+        """Journal a phase; yields where to leave its note, and a way to say what it is doing."""
+        self.tell(name, "")
+        with self.journal.phase(self.verb, name, inputs=inputs) as step:
+            yield step, lambda text: self.tell(name, text)
+        self.phases.append(Phase(name, step.seconds, step.note))
+
+
+@dataclass(frozen=True, slots=True)
+class Up:
+    """A cluster that has proven itself."""
+
+    inventory: Inventory
+    proof: Proof
+    phases: tuple[Phase, ...]
+    notes: tuple[str, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class Down:
+    """A cluster that is gone, and the runs that were brought home before."""
+
+    runs: tuple[RunRecord, ...]
+    phases: tuple[Phase, ...]
+
+
+def up(spec: ClusterSpec, workspace: Workspace, *, tell: Tell) -> Up:
+    """Raise the cluster, or mend it; returns only after an MPI job ran right across every node.
+
+    Raises:
+        ClusterctlError: a phase failed; what was done stays, and the next `up` goes on from there.
+    """
+    provider = PROVIDERS[spec.provider.type]()
+    with workspace.lock("up"):
+        workspace.create_secrets()
+        text = dump_spec(spec)
+        write_atomic(workspace.spec, text)
+        run = Run("up", Journal(workspace.journal), tell)
+
+        with run.phase("image") as (_, say):
+            provider.prepare(spec, workspace, bake=lambda target: _bake(target, say, workspace), say=say)
+
+        with run.phase("provision", inputs=digest(text)) as (step, say):
+            made = provider.apply(spec, workspace, say=say)
+            inventory = made.inventory
+            write_inventory(spec, inventory, workspace)
+            run.notes += made.notes
+            step.note = f"{len(inventory.hosts)} hosts on {inventory.network}"
+
+        with run.phase("reach") as (step, _):
+            facts = reach(inventory, workspace)
+            step.note = f"{len(facts)} hosts answer"
+
+        with run.phase("configure") as (step, say):
+            for name, content in render_files(spec, inventory, facts).items():
+                write_atomic(workspace.rendered / name, content)
+            recap = configure.configure(spec, inventory, workspace, progress=lambda p: say(str(p)))
+            step.note = str(recap)
+
+        with run.phase("verify") as (step, _):
+            transport = admin(inventory, workspace)
+            try:
+                proof = verify(inventory, transport)
+            finally:
+                transport.close()
+            step.note = f"MPI across {len(proof.probed)} of {len(inventory.compute)} nodes"
+            if proof.busy:
+                run.notes.append(f"not probed, busy with jobs: {', '.join(proof.busy)}")
+
+    return Up(inventory, proof, tuple(run.phases), tuple(run.notes))
+
+
+def down(
+    workspace: Workspace, *, name: str, tell: Tell, discard_runs: bool = False, out: Path | None = None
+) -> Down:
+    """Bring home what was not collected, then remove the cluster and prove that nothing is left.
+
+    Raises:
+        CollectError: a run could not be brought home; the cluster stays.
+        LeftoversError: an independent look found something of the cluster.
+        UsageError: there is no such cluster.
+    """
+    if not workspace.root.is_dir():
+        return _down_orphans(name, tell)
+    spec = load_spec(workspace.spec) if workspace.spec.exists() else None
+    provider = PROVIDERS[spec.provider.type]() if spec else LocalProvider()
+    with workspace.lock("down"):
+        run = Run("down", Journal(workspace.journal), tell)
+        runs: tuple[RunRecord, ...] = ()
+        if spec and not discard_runs and collect.uncollected(workspace):
+            with run.phase("collect") as (step, _):
+                runs = collect.collect_all(spec, workspace, out=out)
+                step.note = f"{len(runs)} runs"
+        with run.phase("destroy") as (_, say):
+            _destroy(provider, workspace.cluster_id(), say)
+        workspace.remove()
+    return Down(runs, tuple(run.phases))
+
+
+def _down_orphans(name: str, tell: Tell) -> Down:
+    """Remove clusters whose workspace was lost, found by looking at the machine."""
+    provider = LocalProvider()
+    ids = provider.orphans(name)
+    if not ids:
+        raise UsageError(
+            f"there is no cluster {name!r}", fix="`clusterctl list` shows the clusters there are"
+        )
+    for cluster_id in ids:
+        _destroy(provider, cluster_id, lambda text: tell("destroy", text))
+    return Down((), ())
+
+
+def _destroy(provider: Provider, cluster_id: str, say: Callable[[str], None]) -> None:
+    provider.destroy(cluster_id, say=say)
+    if left := provider.leftovers(cluster_id):
+        raise LeftoversError(
+            "something of the cluster is still there",
+            why="; ".join(left),
+            fix="run `clusterctl down` again; what stays then has to be removed by hand",
+        )
+
+
+def inventory_of(workspace: Workspace) -> Inventory:
+    """The inventory that `up` left.
+
+    Raises:
+        UsageError: the cluster is not up.
+    """
+    try:
+        return Inventory.model_validate_json(workspace.hosts.read_bytes())
+    except FileNotFoundError as exc:
+        raise UsageError(
+            f"cluster {workspace.root.name!r} is not up",
+            where=str(workspace.root),
+            fix="run `clusterctl up` first",
+        ) from exc
+
+
+def admin(inventory: Inventory, workspace: Workspace) -> SSHTransport:
+    """The controller, as the admin user."""
+    return SSHTransport(inventory.controller.name, workspace.ssh_config)
+
+
+def write_inventory(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> None:
+    """Put the inventory where ordinary tools find it: `ssh -F`, `ansible-playbook -i`."""
+    write_atomic(workspace.known_hosts, inventory.known_hosts())
+    ssh_config = inventory.ssh_config(key=workspace.key, known_hosts=workspace.known_hosts)
+    write_atomic(workspace.ssh_config, ssh_config)
+    configure.write_inventory(spec, inventory, workspace)
+    write_atomic(workspace.hosts, inventory.model_dump_json(indent=2) + "\n")
+
+
+def _bake(target: BakeTarget, say: Callable[[str], None], workspace: Workspace) -> None:
+    """Run the install half of every role on an image that answers SSH."""
+    say("downloading the wheels of the job environment")
+    lock = asset("payload") / "requirements.lock"
+    wheels = wheelhouse(lock)
+    say("installing Slurm, Open MPI and the job environment")
+    configure.install(target, wheels=wheels, lock=lock, workspace=workspace, progress=lambda p: say(str(p)))
