@@ -1,0 +1,61 @@
+"""A subnet that nothing uses, on machines with VPNs and containers too."""
+
+from ipaddress import IPv4Network
+
+import pytest
+
+from clusterctl.errors import MachineError
+from clusterctl.providers.local.layout import bridge_name, link_name, machine_name, netns_name
+from clusterctl.providers.local.network import choose_subnet
+
+
+def networks(*texts: str) -> tuple[IPv4Network, ...]:
+    return tuple(IPv4Network(text) for text in texts)
+
+
+def test_a_private_24_is_chosen() -> None:
+    subnet = choose_subnet("a1b2c3", ())
+    assert subnet.prefixlen == 24
+    assert subnet.is_private
+
+
+def test_the_same_id_gets_the_same_subnet_and_others_spread() -> None:
+    assert choose_subnet("a1b2c3", ()) == choose_subnet("a1b2c3", ())
+    assert len({choose_subnet(f"{i:06x}", ()) for i in range(20)}) == 20
+
+
+def test_a_vpn_that_routes_a_whole_block_is_left_alone() -> None:
+    subnet = choose_subnet("a1b2c3", networks("10.0.0.0/8", "172.17.0.0/16"))
+    assert subnet.overlaps(IPv4Network("172.16.0.0/12"))
+    assert not subnet.overlaps(IPv4Network("172.17.0.0/16"))
+
+
+def test_two_clusters_never_meet() -> None:
+    taken: list[IPv4Network] = []
+    for i in range(200):
+        subnet = choose_subnet("same00" if i % 2 else "other0", taken)
+        assert not any(subnet.overlaps(other) for other in taken)
+        taken.append(subnet)
+
+
+def test_no_free_subnet_is_one_clear_error() -> None:
+    with pytest.raises(MachineError, match="no free subnet") as caught:
+        choose_subnet("a1b2c3", networks("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"))
+    assert "provider.subnet" in caught.value.fix
+
+
+def test_a_wanted_subnet_in_use_is_refused_with_the_clash() -> None:
+    with pytest.raises(MachineError, match=r"10\.7\.0\.0/24 is in use") as caught:
+        choose_subnet("a1b2c3", networks("10.7.0.0/16"), IPv4Network("10.7.0.0/24"))
+    assert "10.7.0.0/16" in caught.value.why
+
+
+def test_kernel_names_fit_fifteen_characters() -> None:
+    cluster = "ffffff"
+    names = [
+        netns_name(cluster),
+        link_name(cluster),
+        bridge_name(cluster),
+        f"vb-{machine_name(cluster, 250)}",
+    ]
+    assert all(len(name) <= 15 for name in names), names
