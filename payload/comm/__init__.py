@@ -1,0 +1,1 @@
+"""How ranks talk: one interface (``base``), one module a transport."""

@@ -1,0 +1,28 @@
+"""What can go wrong in ways a user can mend: one line on stderr and an exit code, without a traceback.
+
+    PayloadError        1   a check failed: a wrong sum, ranks that drifted apart
+    ├── UsageError      2   the command line is wrong, or asks for what is not there
+    └── LaunchError     3   the launcher started other ranks than MPI sees
+
+All other exceptions are bugs or a broken machine: they leave a traceback and abort the whole MPI job.
+"""
+
+from __future__ import annotations
+
+
+class PayloadError(Exception):
+    """Raised on every rank alike (see ``comm.base.together``), so that all end with the same exit code."""
+
+    exit_code = 1
+
+
+class UsageError(PayloadError):
+    """The command line is wrong, or asks for what is not there."""
+
+    exit_code = 2
+
+
+class LaunchError(PayloadError):
+    """The launcher and MPI disagree about the number of ranks."""
+
+    exit_code = 3

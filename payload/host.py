@@ -1,0 +1,59 @@
+"""Facts about the node this process runs on. Standard library only."""
+
+from __future__ import annotations
+
+import os
+import platform
+import socket
+from importlib import metadata
+from pathlib import Path
+
+
+def hostname() -> str:
+    """The short name, which is what Slurm calls the node."""
+    return socket.gethostname().split(".")[0]
+
+
+def own_cores() -> list[int]:
+    """The cores that this process may run on."""
+    return sorted(os.sched_getaffinity(0))
+
+
+def node_cores() -> list[int]:
+    """The cores of this node.
+
+    A container sees all of its host's cores in /proc. Its own are those that its first process may run on,
+    whatever part of them this job step was given.
+    """
+    try:
+        return sorted(os.sched_getaffinity(1))
+    except OSError:
+        return own_cores()
+
+
+def cpu_model() -> str | None:
+    """As the kernel names it; None where it names none (most Arm machines)."""
+    for line in (read("/proc/cpuinfo") or "").splitlines():
+        key, _, value = line.partition(":")
+        if key.strip() == "model name":
+            return value.strip()
+    return None
+
+
+def read(path: str) -> str | None:
+    """The text of a small file of the system's, such as /etc/machine-id; None where there is no such file."""
+    try:
+        return Path(path).read_text().strip()
+    except OSError:
+        return None
+
+
+def versions(*packages: str) -> dict[str, str]:
+    """Of Python, the kernel and those of the packages that are installed; imports none of them."""
+    found = {"python": platform.python_version(), "kernel": platform.release()}
+    for package in packages:
+        try:
+            found[package] = metadata.version(package)
+        except metadata.PackageNotFoundError:
+            continue
+    return found

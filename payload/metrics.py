@@ -1,0 +1,83 @@
+"""metrics.jsonl and the lines on stdout: what a run was, did and came to, as rank 0 tells it."""
+
+from __future__ import annotations
+
+import hashlib
+import sys
+from dataclasses import asdict
+from typing import Any
+
+from payload.comm.base import Communicator
+from payload.config import TrainConfig
+from payload.device import Array, Device
+from payload.errors import PayloadError
+from payload.host import hostname, own_cores, versions
+from payload.jsonl import JsonLines
+
+
+class Metrics:
+    """The record of one run. All ranks must call ``introduce`` and ``conclude``; only rank 0 writes."""
+
+    def __init__(self, config: TrainConfig, device: Device, comm: Communicator) -> None:
+        """
+        Raises:
+            UsageError: the file cannot be written.
+        """
+        self._config, self._device, self._comm = config, device, comm
+        self._file = JsonLines(config.out / "metrics.jsonl") if comm.rank == 0 else None
+
+    def write(self, kind: str, **fields: Any) -> None:
+        """Add one object to the file."""
+        if self._file:
+            self._file.write(kind, **fields)
+
+    def say(self, line: str) -> None:
+        """Print a line for people."""
+        if self._file:
+            sys.stdout.write(f"{line}\n")
+            sys.stdout.flush()
+
+    def introduce(self) -> None:
+        """Who takes part, with what."""
+        ranks = self._comm.allgather(
+            {
+                "rank": self._comm.rank,
+                "host": hostname(),
+                "cores": own_cores(),
+                "gpu": self._device.gpu,
+                "device_note": self._device.note,
+            }
+        )
+        self.write(
+            "run",
+            world_size=self._comm.size,
+            ranks=ranks,
+            config={**asdict(self._config), "out": str(self._config.out)},
+            versions={**versions("numpy", "mpi4py", "cupy-cuda12x"), "mpi": self._comm.library},
+        )
+        hosts = sorted({str(rank["host"]) for rank in ranks})
+        where = self._device.gpu["name"] if self._device.gpu else f"CPU ({self._device.note})"
+        self.say(f"{self._comm.size} ranks on {', '.join(hosts)}; {self._config.dtype} on {where}")
+
+    def conclude(self, values: Array, *, accuracy: float, loss: float, seconds: float) -> None:
+        """The result, if all ranks came to the same parameters.
+
+        Raises:
+            PayloadError: they did not.
+        """
+        digest = hashlib.sha256(self._device.to_host(values).tobytes()).hexdigest()
+        hashes, hosts = zip(*self._comm.allgather((digest, hostname())), strict=True)
+        self.write(
+            "result",
+            accuracy=accuracy,
+            loss=loss,
+            param_hashes=list(hashes),
+            hosts=list(hosts),
+            world_size=self._comm.size,
+            seconds=seconds,
+        )
+        strays = [f"rank {rank} on {hosts[rank]}" for rank, other in enumerate(hashes) if other != hashes[0]]
+        if strays:
+            raise PayloadError(f"parameters differ from those of rank 0 on {hosts[0]}: {', '.join(strays)}")
+        self.say(f"{seconds:.1f} s; parameters {digest[:12]} on all ranks")
+        self.say(f"test accuracy {accuracy:.4f}")

@@ -1,0 +1,1 @@
+"""Which rank does what part of the work."""
