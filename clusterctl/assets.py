@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
 from pathlib import Path
 
 from clusterctl.errors import ClusterctlError
 
 _PACKAGE = Path(__file__).resolve().parent
+_NOT_CONTENT = frozenset({"__pycache__", ".gitkeep"})
 
 
 def asset(name: str) -> Path:
@@ -24,3 +26,24 @@ def asset(name: str) -> Path:
         why="this installation of clusterctl is incomplete",
         fix="install clusterctl again from a wheel or a full checkout",
     )
+
+
+def tree_files(root: Path) -> tuple[Path, ...]:
+    """The files below ``root`` that are its content, sorted by name; compiled Python is not."""
+    files = (path for path in root.rglob("*") if path.is_file())
+    return tuple(sorted(path for path in files if not _NOT_CONTENT & set(path.relative_to(root).parts)))
+
+
+def tree_hash(root: Path) -> str:
+    """16 hex digits of the relative names and contents below ``root``; the same wherever the tree lies."""
+    sha = hashlib.sha256()
+    for path in tree_files(root):
+        for part in (path.relative_to(root).as_posix().encode(), path.read_bytes()):
+            sha.update(len(part).to_bytes(8, "little"))
+            sha.update(part)
+    return sha.hexdigest()[:16]
+
+
+def payload_hash() -> str:
+    """The hash that names the payload on the nodes: /opt/clusterctl/payload/<hash>/payload."""
+    return tree_hash(asset("payload"))

@@ -1,0 +1,216 @@
+"""Slurm's verbs over a transport to the controller.
+
+Reading is retried, within bounds, while the controller or the way to it is briefly away. ``sbatch`` is not:
+whether a lost submission arrived is for the caller to find out, by the comment it gave the job.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+from clusterctl.errors import CommandError, Failure, SlurmError, UnreachableError, UsageError
+from clusterctl.slurm import parse
+from clusterctl.slurm.models import JobInfo, NodeInfo
+from clusterctl.transport.base import Result, Transport
+
+_JOB_ID = re.compile(r"[1-9][0-9]*(_[0-9]+)?")
+_UNKNOWN_ID = "Invalid job id specified"
+_AWAY = re.compile(
+    r"Unable to contact slurm controller|Connection refused|Zero Bytes were transmitted|Socket timed out"
+    r"|Slurm backup controller in standby mode|Connection timed out|Problem talking to (the )?database"
+    r"|Unable to contact (the )?slurmdbd|Sending PersistInit msg|slurm_persist_conn_open",
+    re.IGNORECASE,
+)
+
+
+def backoff(first_s: float = 0.2, factor: float = 1.4, longest_s: float = 15.0) -> Iterator[float]:
+    """Ever longer pauses between two polls, in seconds: quick for short jobs, easy on Slurm for long ones."""
+    pause = first_s
+    while True:
+        yield pause
+        pause = min(pause * factor, longest_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Time, so that tests need not wait."""
+
+    now: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+
+class SlurmClient:
+    """Slurm as the user of ``transport`` sees it.
+
+    ``patience_s`` bounds how long its absence is waited out.
+    """
+
+    def __init__(self, transport: Transport, *, clock: Clock | None = None, patience_s: float = 60.0) -> None:
+        self.transport = transport
+        self.clock = clock or Clock()
+        self._patience_s = patience_s
+
+    def version(self) -> str:
+        """Slurm's version, such as ``22.05.8``."""
+        return parse.parse_version(self._ask(["sinfo", "--version"]))
+
+    def nodes(self) -> tuple[NodeInfo, ...]:
+        """All nodes that this user may see.
+
+        Raises:
+            SlurmError: Slurm did not answer, or not as expected.
+        """
+        return parse.parse_sinfo(self._ask(["sinfo", *parse.SINFO_FORMAT]))
+
+    def jobs(self, ids: Sequence[str]) -> tuple[JobInfo, ...]:
+        """The jobs of these ids, in one query for all; then one to the accounting for those not found.
+
+        An id of an array stands for all its tasks. Jobs that Slurm does not know are left out.
+
+        Raises:
+            UsageError: an id is not one.
+            SlurmError: Slurm did not answer, or not as expected.
+        """
+        for job_id in ids:
+            check_job_id(job_id)
+        if not ids:
+            return ()
+        asked = "--jobs=" + ",".join(ids)
+        found = parse.parse_squeue(self._ask(["squeue", *parse.SQUEUE_FORMAT, asked], nothing=_UNKNOWN_ID))
+        # Slurm soon forgets tasks that ended while others of their array go on: those ids are asked for twice.
+        whole = {str(job.job_id) for job in found if job.task is None} | {job.id for job in found}
+        missing = [job_id for job_id in ids if job_id not in whole]
+        if missing:
+            known = {(job.job_id, job.task) for job in found}
+            asked = "--jobs=" + ",".join(missing)
+            accounted = parse.parse_sacct(self._ask(["sacct", *parse.SACCT_FORMAT, asked]))
+            found += _new(accounted, known, missing)
+        return tuple(sorted(found, key=lambda job: (job.job_id, job.task or 0)))
+
+    def own_jobs(self) -> tuple[JobInfo, ...]:
+        """The jobs of this user that Slurm holds in memory: waiting, running and lately ended."""
+        jobs = parse.parse_squeue(self._ask(["squeue", *parse.SQUEUE_FORMAT, "--me"]))
+        return tuple(sorted(jobs, key=lambda job: (job.job_id, job.task or 0)))
+
+    def by_comment(self, comment: str) -> JobInfo | None:
+        """The job of this user that was submitted with exactly this comment within the last two days."""
+        for job in self.own_jobs():
+            if job.comment == comment:
+                return job
+        text = self._ask(["sacct", *parse.SACCT_FORMAT, "--starttime=now-2days"])
+        return next((job for job in parse.parse_sacct(text) if job.comment == comment), None)
+
+    def sbatch(self, folder: str, script: str, *options: str) -> str:
+        """Submit a script from its folder and return the job's id.
+
+        Raises:
+            SlurmError: Slurm refused.
+            UnreachableError: no answer; the job may have been submitted or not.
+        """
+        argv = ["sh", "-c", 'cd -- "$1" && shift && exec sbatch "$@"', "sh", folder]
+        result = self.transport.run([*argv, "--parsable", *options, "--", script], check=False)
+        if result.rc != 0:
+            if _AWAY.search(result.stderr):
+                raise UnreachableError("Slurm's controller did not answer sbatch", why=result.stderr.strip())
+            raise SlurmError("Slurm did not take the job", why=_refusal(result.stderr))
+        job_id = result.stdout.strip().splitlines()[-1].partition(";")[0] if result.stdout.strip() else ""
+        if not job_id.isdigit():
+            raise SlurmError("sbatch did not say a job id", why=result.stdout[:500])
+        return job_id
+
+    def scancel(self, ids: Sequence[str]) -> None:
+        """Cancel jobs. Slurm says nothing about ids that it does not know; ask ``jobs`` first.
+
+        Raises:
+            SlurmError: Slurm refused.
+        """
+        for job_id in ids:
+            check_job_id(job_id)
+        self._ask(["scancel", *ids])
+
+    def accounting_json(self, job_id: str) -> str:
+        """What ``sacct --json`` says about a job, as it is."""
+        check_job_id(job_id)
+        return self._ask(["sacct", "--json", f"--jobs={job_id}"], env={})
+
+    def choices(self, kind: str) -> tuple[str, ...]:
+        """The accounts, partitions or qos that this user may name, for a message."""
+        argv = {
+            "partition": ["sinfo", "--noheader", "--format=%R"],
+            "account": ["sacctmgr", "--noheader", "--parsable2", "show", "associations", "format=account"],
+            "qos": ["sacctmgr", "--noheader", "--parsable2", "show", "qos", "format=name"],
+            "feature": ["sinfo", "--noheader", "--format=%f"],
+            "gres": ["sinfo", "--noheader", "--format=%G"],
+        }[kind]
+        if kind == "account":
+            argv.append("where")
+            argv.append(f"user={self._ask(['id', '-un']).strip()}")
+        words = {word.strip() for word in self._ask(argv).split() if word.strip() != "(null)"}
+        return tuple(sorted(words))
+
+    def _ask(
+        self, argv: Sequence[str], *, nothing: str | None = None, env: Mapping[str, str] | None = None
+    ) -> str:
+        """The stdout of a command that only reads; "" if it failed with the words ``nothing``."""
+        environment = parse.TIME_ENV if env is None else env
+        give_up = self.clock.now() + self._patience_s
+        for pause in backoff(first_s=0.5, longest_s=5.0):
+            try:
+                result = self.transport.run(argv, check=False, env=environment)
+            except UnreachableError:
+                if self.clock.now() + pause > give_up:
+                    raise
+            else:
+                if result.rc == 0:
+                    return result.stdout
+                if nothing is not None and nothing in result.stderr:
+                    return ""
+                if not _AWAY.search(result.stderr):
+                    raise _failed(argv[0], result)
+                if self.clock.now() + pause > give_up:
+                    raise _away(argv[0], result.stderr, self._patience_s)
+            self.clock.sleep(pause)
+        raise AssertionError("backoff never ends")
+
+
+def check_job_id(text: str) -> None:
+    """Raises UsageError unless ``text`` is a job id such as ``12`` or ``12_3``."""
+    if not _JOB_ID.fullmatch(text):
+        raise UsageError(
+            f"{text!r} is not a job id", fix="give a number such as 12, or 12_3 for an array's task"
+        )
+
+
+def _new(
+    accounted: Sequence[JobInfo], known: set[tuple[int, int | None]], ids: Sequence[str]
+) -> tuple[JobInfo, ...]:
+    """The accounting's jobs that were asked for and that squeue did not already have, each once."""
+    new: dict[str, JobInfo] = {}
+    for job in accounted:
+        if (job.job_id, job.task) not in known and (job.id in ids or str(job.job_id) in ids):
+            new[job.id] = job
+    return tuple(new.values())
+
+
+def _refusal(stderr: str) -> str:
+    lines = [re.sub(r"^sbatch: (error: )?", "", line) for line in stderr.strip().splitlines()]
+    return "; ".join(lines)
+
+
+def _failed(command: str, result: Result) -> SlurmError:
+    why = result.stderr.strip()[-2000:]
+    error = SlurmError(f"{command} failed with exit status {result.rc}", why=why)
+    error.__cause__ = CommandError(command, rc=result.rc, stderr=result.stderr)
+    return error
+
+
+def _away(command: str, stderr: str, patience_s: float) -> SlurmError:
+    what = f"Slurm's controller has not answered {command} for {patience_s:g} s"
+    fix = "see what is wrong with it: clusterctl status"
+    why = stderr.strip()[-2000:]
+    return SlurmError(
+        what, why=why, fix=fix, failures=(Failure("slurm", f"{what}: {why}", fix=fix, retryable=True),)
+    )

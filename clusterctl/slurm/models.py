@@ -1,0 +1,149 @@
+"""What Slurm says, as frozen values. States keep Slurm's own spelling."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum, StrEnum
+
+from ClusterShell.NodeSet import NodeSet
+
+_UNUSABLE = frozenset(
+    "DOWN DRAIN DRAINED DRAINING FAIL ERROR UNKNOWN NOT_RESPONDING MAINT POWERED_DOWN FUTURE".split()
+)
+_MARKS = "*~#!%$@^-"  # sinfo(1), NODE STATE CODES
+
+
+class Outcome(Enum):
+    """What a job's state means for whoever waits for it."""
+
+    GOES_ON = "goes on"
+    COMPLETED = "completed"
+    FAILED = "failed"
+    CANCELLED = "cancelled"
+
+
+class JobState(StrEnum):
+    """Slurm's base states (squeue(1), JOB STATE CODES)."""
+
+    BOOT_FAIL = "BOOT_FAIL"
+    CANCELLED = "CANCELLED"
+    COMPLETED = "COMPLETED"
+    CONFIGURING = "CONFIGURING"
+    COMPLETING = "COMPLETING"
+    DEADLINE = "DEADLINE"
+    FAILED = "FAILED"
+    NODE_FAIL = "NODE_FAIL"
+    OUT_OF_MEMORY = "OUT_OF_MEMORY"
+    PENDING = "PENDING"
+    PREEMPTED = "PREEMPTED"
+    RUNNING = "RUNNING"
+    RESV_DEL_HOLD = "RESV_DEL_HOLD"
+    REQUEUE_FED = "REQUEUE_FED"
+    REQUEUE_HOLD = "REQUEUE_HOLD"
+    REQUEUED = "REQUEUED"
+    RESIZING = "RESIZING"
+    REVOKED = "REVOKED"
+    SIGNALING = "SIGNALING"
+    SPECIAL_EXIT = "SPECIAL_EXIT"
+    STAGE_OUT = "STAGE_OUT"
+    STOPPED = "STOPPED"
+    SUSPENDED = "SUSPENDED"
+    TIMEOUT = "TIMEOUT"
+
+    @property
+    def outcome(self) -> Outcome:
+        """What the state means for whoever waits."""
+        return _OUTCOMES.get(self, Outcome.GOES_ON)
+
+
+_OUTCOMES = {
+    JobState.COMPLETED: Outcome.COMPLETED,
+    JobState.FAILED: Outcome.FAILED,
+    JobState.NODE_FAIL: Outcome.FAILED,
+    JobState.OUT_OF_MEMORY: Outcome.FAILED,
+    JobState.BOOT_FAIL: Outcome.FAILED,
+    JobState.DEADLINE: Outcome.FAILED,
+    JobState.CANCELLED: Outcome.CANCELLED,
+    JobState.TIMEOUT: Outcome.CANCELLED,
+    JobState.PREEMPTED: Outcome.CANCELLED,
+    JobState.REVOKED: Outcome.CANCELLED,
+}
+
+
+@dataclass(frozen=True)
+class JobInfo:
+    """One job, or one task of a job array.
+
+    Times are Unix seconds and None where there is none yet; ``signal`` is 0 when none ended the job;
+    ``exit_code`` and ``signal`` are None while the job goes on.
+    """
+
+    job_id: int
+    task: int | None
+    name: str
+    user: str
+    partition: str
+    account: str
+    qos: str
+    state: JobState
+    reason: str
+    exit_code: int | None
+    signal: int | None
+    nodes: tuple[str, ...]
+    submit_time: int | None
+    start_time: int | None
+    end_time: int | None
+    work_dir: str
+    comment: str
+    restarts: int | None = None
+
+    @property
+    def id(self) -> str:
+        """As Slurm's commands take it: ``12``, or ``12_3`` for a task of an array."""
+        return str(self.job_id) if self.task is None else f"{self.job_id}_{self.task}"
+
+    @property
+    def outcome(self) -> Outcome:
+        """What the state means for whoever waits."""
+        return self.state.outcome
+
+    @property
+    def ended(self) -> bool:
+        """Whether Slurm is through with it."""
+        return self.outcome is not Outcome.GOES_ON
+
+
+@dataclass(frozen=True)
+class NodeInfo:
+    """One node: ``state`` is Slurm's base state, such as IDLE, and ``flags`` what else holds, such as DRAIN."""
+
+    name: str
+    shown: str
+    reason: str
+    cpus: int
+    memory_mib: int
+    gres: str
+    partitions: tuple[str, ...]
+
+    @property
+    def state(self) -> str:
+        """The base state, such as ``IDLE``; ``shown`` is the whole as sinfo spells it: ``idle+drain*``."""
+        return self.shown.partition("+")[0].rstrip(_MARKS).upper()
+
+    @property
+    def flags(self) -> tuple[str, ...]:
+        """Slurm's flags, such as ``DRAIN``; its trailing ``*`` is NOT_RESPONDING."""
+        named = tuple(word.rstrip(_MARKS).upper() for word in self.shown.split("+")[1:])
+        return (*named, "NOT_RESPONDING") if "*" in self.shown and "NOT_RESPONDING" not in named else named
+
+    @property
+    def usable(self) -> bool:
+        """Whether Slurm would start a job on it, now or when it is free."""
+        return not _UNUSABLE & {self.state, *self.flags}
+
+
+def expand_nodes(nodelist: str) -> tuple[str, ...]:
+    """The node names of a Slurm hostlist such as ``a-[1-3,7]``; none for Slurm's words for "not yet"."""
+    if nodelist in {"", "None assigned", "(null)", "N/A"}:
+        return ()
+    return tuple(NodeSet(nodelist))
