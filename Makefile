@@ -14,11 +14,11 @@ demo:  ## Raise a cluster, train on two of its nodes, bring the run home, take a
 
 test:  ## Every behaviour once: linters, unit tests, then real clusters
 	$(DEV)
-	@.venv/bin/python scripts/test.py
+	@.venv/bin/python scripts/run_tests.py
 
 test-all:  ## The same with the long sweeps and repeats
 	$(DEV)
-	@.venv/bin/python scripts/test.py --all
+	@.venv/bin/python scripts/run_tests.py --all
 
 lint:  ## All linters; none of them reaches the network
 	$(DEV)
