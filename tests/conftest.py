@@ -1,0 +1,61 @@
+"""What end-to-end tests share: a home of their own, names, a runner of verbs, a look for residue."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support.residue import Machine, left_behind, look_as_root
+from tests.support.verbs import Clusterctl
+
+END_TO_END = Path(__file__).parent / "e2e"
+
+
+@contextmanager
+def nothing_left(home: Path) -> Iterator[None]:
+    """Fails when this machine holds more afterwards than before."""
+    machine = Machine(home)
+    before = look_as_root(machine)
+    yield
+    left = left_behind(before, lambda: look_as_root(machine))
+    assert not left, "left behind on this machine:\n" + "\n".join(left)
+
+
+@pytest.fixture(scope="session")
+def clusterctl_home(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
+    """An empty CLUSTERCTL_HOME for this session. Clusters that tests left up are taken down at its end."""
+    home = tmp_path_factory.mktemp("home")
+    with nothing_left(home):
+        yield home
+        clusterctl = Clusterctl(home, cwd=home)
+        for spec in sorted(home.glob("*/spec.yaml")):
+            clusterctl("down", "--yes", "--discard-runs", "-f", spec)
+
+
+@pytest.fixture(scope="module", autouse=True)
+def no_residue(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Every end-to-end module leaves the machine as it found it.
+
+    As an autouse fixture it is set up before, and so looks after, the module's own clusters.
+    """
+    if END_TO_END not in request.path.parents:
+        yield
+        return
+    with nothing_left(request.getfixturevalue("clusterctl_home")):
+        yield
+
+
+@pytest.fixture(scope="module")
+def cluster_name() -> str:
+    """A name that no other cluster has, and that a spec takes."""
+    return f"t{secrets.token_hex(4)}"
+
+
+@pytest.fixture(scope="module")
+def clusterctl(clusterctl_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Clusterctl:
+    """Runs verbs in an empty folder: `clusterctl("up", "-f", spec)`; see tests/support/verbs.py."""
+    return Clusterctl(clusterctl_home, cwd=tmp_path_factory.mktemp("cwd"))

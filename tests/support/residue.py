@@ -1,0 +1,173 @@
+"""What a cluster could leave on this machine, found by looking at the machine and not at anyone's records.
+
+`look` takes a snapshot; what a later one has more is residue. As a program (`python -m tests.support.residue`
+with a Machine as JSON on stdin) it prints one: so an ordinary user looks with root's eyes.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).resolve().parents[2]
+STATE = Path("/var/lib/clusterctl")
+SHARED = (Path("/tmp"), Path("/var/tmp"))
+FILES = (
+    Path("/etc/hosts"),
+    Path("/etc/resolv.conf"),
+    Path.home() / ".ssh/config",
+    Path.home() / ".ssh/known_hosts",
+)
+IP_FORWARD = Path("/proc/sys/net/ipv4/ip_forward")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where to look. Other places than the real ones are for the tests of this module."""
+
+    home: Path  # CLUSTERCTL_HOME of the clusters in question
+    state: Path = STATE
+    folders: tuple[Path, ...] = (Path("/run/clusterctl"), Path("/run/netns"))
+    files: tuple[Path, ...] = FILES
+
+
+def look(machine: Machine) -> frozenset[str]:
+    """Everything there is now that a cluster could have made, a line each. Needs root.
+
+    Clusters of other homes come and go as their people please: what bears the id of one is left out.
+    """
+    sources = (_processes(machine), _mounts(), _network(), _rules(), _entries(machine), _contents(machine))
+    others = list(_other_clusters(machine))
+    lines = (line for source in sources for line in source)
+    return frozenset(line for line in lines if not any(cluster in line for cluster in others))
+
+
+def look_as_root(machine: Machine) -> frozenset[str]:
+    """`look`, through sudo where we are not root."""
+    if os.geteuid() == 0:
+        return look(machine)
+    request = json.dumps(asdict(machine), default=str)
+    argv = ["sudo", "-n", sys.executable, "-m", "tests.support.residue"]
+    done = subprocess.run(
+        argv, input=request, capture_output=True, text=True, check=True, timeout=60, cwd=ROOT
+    )
+    return frozenset(json.loads(done.stdout))
+
+
+def left_behind(
+    before: frozenset[str], take: Callable[[], frozenset[str]], *, patience_s: float = 10
+) -> list[str]:
+    """What is there now and was not before, once the kernel had time to finish what it was told."""
+    deadline = time.monotonic() + patience_s
+    while True:
+        left = sorted(take() - before)
+        if not left or time.monotonic() > deadline:
+            return left
+        time.sleep(0.5)
+
+
+def _other_clusters(machine: Machine) -> Iterator[str]:
+    for record in machine.state.glob("*/cluster.json"):
+        try:
+            workspace = Path(json.loads(record.read_text())["workspace"])
+        except (OSError, ValueError, KeyError):
+            continue  # half made or half removed
+        if not workspace.is_relative_to(machine.home):
+            yield record.parent.name
+
+
+def _processes(machine: Machine) -> Iterator[str]:
+    """Our containers, all that runs in one, and all that carries our home in its arguments or environment."""
+    ours = Path("/proc/self/ns/pid").readlink()
+    for proc in Path("/proc").glob("[0-9]*"):
+        try:
+            argv = (proc / "cmdline").read_bytes().split(b"\0")
+            inside = (proc / "ns" / "pid").readlink() != ours
+            environ = (proc / "environ").read_bytes()
+            mounts = (proc / "mountinfo").read_text()
+        except OSError:
+            continue  # it ended while we looked
+        if proc.name == str(os.getpid()):
+            continue
+        command = b" ".join(argv).decode(errors="replace").strip()
+        container = Path(argv[0].decode(errors="replace")).name == "systemd-nspawn"
+        told = str(machine.home) in command or f"CLUSTERCTL_HOME={machine.home}".encode() in environ.split(
+            b"\0"
+        )
+        # In a container of ours even the root comes from a folder of ours; in a browser's sandbox it doesn't.
+        root = re.search(r"[^ ,=]*/clusterctl/[^ ,]*", mounts) if inside else None
+        if root or container or told:
+            yield f"process {proc.name}: {command}" + (f" (in {root[0]})" if root else "")
+
+
+def _mounts() -> Iterator[str]:
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        fields = line.split()
+        kind, source, options = fields[fields.index("-") + 1 :][:3]
+        yield f"mount {fields[4]}: {kind} {source} {options if kind == 'overlay' else ''}".rstrip()
+
+
+def _network() -> Iterator[str]:
+    for link in _ip_json("link"):
+        yield f"link {link['ifname']}"
+    for link in _ip_json("address"):
+        for address in link["addr_info"]:
+            yield f"address {address['local']} on {link['ifname']}"
+    for route in _ip_json("route"):
+        yield f"route {route['dst']} on {route.get('dev', 'none')}"
+    yield f"ip_forward is {IP_FORWARD.read_text().strip()}"
+
+
+def _ip_json(thing: str) -> list[dict[str, Any]]:
+    done = subprocess.run(["ip", "-json", thing, "show"], capture_output=True, check=True, timeout=30)
+    return list(json.loads(done.stdout or "[]"))
+
+
+def _rules() -> Iterator[str]:
+    """Packet filter rules, without their counters, by whichever tools are here."""
+    for argv in (["nft", "--stateless", "list", "ruleset"], ["iptables-save"], ["ip6tables-save"]):
+        if not shutil.which(argv[0]):
+            continue
+        done = subprocess.run(argv, capture_output=True, text=True, check=True, timeout=30)
+        table = ""
+        for raw in done.stdout.splitlines():
+            line = re.sub(r"\[\d+:\d+\]", "", raw).strip()
+            if line.startswith(("table", "chain", "*")):
+                table = line
+            elif line and not line.startswith("#"):
+                yield f"{argv[0]} rule, {table}: {line}"
+
+
+def _entries(machine: Machine) -> Iterator[str]:
+    """What lies in the folders where clusters keep things; in shared ones, only what bears our name."""
+    for folder in (machine.state, *machine.folders):
+        yield from (f"file {path}" for path in folder.glob("*"))
+    for folder in SHARED:
+        yield from (f"file {path}" for path in folder.glob("*clusterctl*"))
+
+
+def _contents(machine: Machine) -> Iterator[str]:
+    """The lines of files that a cluster might be tempted to edit."""
+    for path in machine.files:
+        if path.is_file():
+            yield from (f"line of {path}: {line}" for line in path.read_text().splitlines())
+
+
+def _main() -> None:
+    asked = json.load(sys.stdin)
+    folders, files = (tuple(map(Path, asked[name])) for name in ("folders", "files"))
+    machine = Machine(Path(asked["home"]), Path(asked["state"]), folders, files)
+    json.dump(sorted(look(machine)), sys.stdout)
+
+
+if __name__ == "__main__":
+    _main()

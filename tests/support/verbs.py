@@ -1,0 +1,108 @@
+"""Runs clusterctl as a user does: the installed console script, in a process of its own."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+SCRIPT = Path(sys.executable).with_name("clusterctl")
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How one call ended."""
+
+    argv: tuple[str, ...]
+    rc: int
+    stdout: str
+    stderr: str
+
+    @property
+    def json(self) -> Any:
+        """What was printed under `-o json`."""
+        return json.loads(self.stdout)
+
+    def __str__(self) -> str:
+        """All there is to know when an assertion about it fails."""
+        ended = f"$ {' '.join(self.argv)}\nexit code {self.rc}"
+        return f"{ended}\n-- stdout\n{self.stdout}\n-- stderr\n{self.stderr}"
+
+
+@dataclass(frozen=True)
+class Clusterctl:
+    """`clusterctl("up", "-f", spec)`. Every call has a time limit, and none may show a traceback."""
+
+    home: Path
+    cwd: Path
+    environ: Mapping[str, str] = field(default_factory=dict)
+    script: Path = SCRIPT
+
+    def __call__(
+        self,
+        *argv: str | Path,
+        rc: int | None = 0,
+        timeout_s: float = 600,
+        cwd: Path | None = None,
+        stdin: str = "",
+    ) -> Ran:
+        """Run a verb and expect an exit code; `rc=None` takes any.
+
+        Raises:
+            AssertionError: another exit code, a traceback, or no end within `timeout_s`.
+        """
+        words = (str(self.script), *map(str, argv))
+        ran = self._run(words, cwd or self.cwd, stdin, timeout_s)
+        assert "Traceback (most recent call last)" not in ran.stdout + ran.stderr, f"a traceback\n{ran}"
+        assert rc is None or ran.rc == rc, f"exit code {rc} was expected\n{ran}"
+        return ran
+
+    def in_folder(self, cwd: Path) -> Clusterctl:
+        """The same user, standing elsewhere."""
+        return Clusterctl(self.home, cwd, self.environ, self.script)
+
+    def start(self, *argv: str | Path, cwd: Path | None = None) -> subprocess.Popen[str]:
+        """Start a verb in a process session of its own, for the test to signal or await."""
+        return self._start((str(self.script), *map(str, argv)), cwd or self.cwd)
+
+    def _start(self, words: tuple[str, ...], cwd: Path) -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            words,
+            cwd=cwd,
+            env={**os.environ, "CLUSTERCTL_HOME": str(self.home), "COLUMNS": "200", **self.environ},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+        )
+
+    def _run(self, words: tuple[str, ...], cwd: Path, stdin: str, timeout_s: float) -> Ran:
+        process = self._start(words, cwd)
+        try:
+            stdout, stderr = process.communicate(stdin, timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            stdout, stderr = _end(process)
+            ran = Ran(words, process.returncode, stdout, stderr)
+            raise AssertionError(f"no end within {timeout_s} s\n{ran}") from None
+        except BaseException:
+            _end(process)
+            raise
+        return Ran(words, process.returncode, stdout, stderr)
+
+
+def _end(process: subprocess.Popen[str]) -> tuple[str, str]:
+    """End the whole process group, kindly at first; what it had printed."""
+    for sign, patience_s in ((signal.SIGINT, 20), (signal.SIGKILL, 20)):
+        os.killpg(process.pid, sign)
+        try:
+            return process.communicate(timeout=patience_s)
+        except subprocess.TimeoutExpired:
+            continue
+    return "", "(it would not end)"
