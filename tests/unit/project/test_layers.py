@@ -1,0 +1,65 @@
+"""The import rules are in force: the tree as it is passes, and each kind of breach is seen."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[3]
+LINT_IMPORTS = Path(sys.executable).with_name("lint-imports")
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    """A copy of both packages and their rules."""
+    for package in ("clusterctl", "payload"):
+        shutil.copytree(ROOT / package, tmp_path / package, ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copy(ROOT / "pyproject.toml", tmp_path)
+    return tmp_path
+
+
+def check(tree: Path) -> tuple[int, str]:
+    argv = [str(LINT_IMPORTS), "--no-cache"]
+    done = subprocess.run(argv, cwd=tree, capture_output=True, text=True, check=False, timeout=120)
+    return done.returncode, done.stdout + done.stderr
+
+
+def append(path: Path, line: str) -> None:
+    path.write_text(f"{path.read_text()}\n{line}\n")
+
+
+def test_the_tree_keeps_the_rules(tree: Path) -> None:
+    code, said = check(tree)
+    assert code == 0, said
+
+
+@pytest.mark.parametrize(
+    ("breach", "module", "line"),
+    [
+        ("an import upwards", "clusterctl/errors.py", "import clusterctl.workspace"),
+        (
+            "an import upwards inside a function",
+            "clusterctl/spec/units.py",
+            "def f():\n    import clusterctl.journal",
+        ),
+        ("two rooms of one floor", "clusterctl/render.py", "import clusterctl.journal"),
+        ("clusterctl knows the payload", "clusterctl/workspace.py", "import payload"),
+        ("the payload knows clusterctl", "payload/metrics.py", "import clusterctl.errors"),
+    ],
+)
+def test_a_breach_is_seen(tree: Path, breach: str, module: str, line: str) -> None:
+    append(tree / module, line)
+    code, said = check(tree)
+    assert code == 1, f"{breach}: {said}"
+    assert "BROKEN" in said, f"{breach}: {said}"
+
+
+def test_a_room_without_a_floor_is_seen(tree: Path) -> None:
+    (tree / "clusterctl" / "attic.py").write_text("")
+    code, said = check(tree)
+    assert code == 1
+    assert "attic" in said

@@ -1,0 +1,164 @@
+"""The look for residue sees what it is there to see: each test makes one thing, and finds it."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support.residue import Machine, left_behind, look, look_as_root
+
+SLEEP = "import time; print('up', flush=True); time.sleep(60)"
+
+
+@pytest.fixture
+def machine(tmp_path: Path) -> Machine:
+    home, state = tmp_path / "home", tmp_path / "state"
+    home.mkdir()
+    state.mkdir()
+    return Machine(home, state)
+
+
+@pytest.fixture
+def name() -> str:
+    return f"zz{secrets.token_hex(4)}"
+
+
+def root(*argv: str) -> None:
+    """Run a command as root."""
+    sudo = [] if os.geteuid() == 0 else ["sudo", "-n"]
+    subprocess.run([*sudo, *argv], check=True, timeout=30)
+
+
+@contextmanager
+def running(*argv: str | Path, **environ: str) -> Iterator[int]:
+    """A process that says when it is up; its pid."""
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, env={**os.environ, **environ}) as process:
+        assert process.stdout
+        process.stdout.readline()
+        yield process.pid
+        process.kill()
+
+
+def new(machine: Machine, before: frozenset[str]) -> list[str]:
+    """What is there now and was not before; other tests may be making things of their own."""
+    return left_behind(before, lambda: look_as_root(machine), patience_s=0)
+
+
+def test_a_network_namespace(machine: Machine, name: str) -> None:
+    before = look_as_root(machine)
+    root("ip", "netns", "add", name)
+    try:
+        found = new(machine, before)
+    finally:
+        root("ip", "netns", "delete", name)
+    assert f"file /run/netns/{name}" in found
+    assert any(line.startswith(f"mount /run/netns/{name}: nsfs") for line in found)
+    assert not [line for line in new(machine, before) if name in line]
+
+
+def test_a_link_its_address_and_its_route(machine: Machine, name: str) -> None:
+    before = look_as_root(machine)
+    root("ip", "link", "add", name, "type", "bridge")
+    try:
+        root("ip", "address", "add", "198.51.100.1/30", "dev", name)
+        root("ip", "link", "set", name, "up")
+        found = new(machine, before)
+    finally:
+        root("ip", "link", "delete", name)
+    assert {f"link {name}", f"address 198.51.100.1 on {name}", f"route 198.51.100.0/30 on {name}"} <= set(
+        found
+    )
+
+
+def test_a_mount(machine: Machine, tmp_path: Path) -> None:
+    before = look_as_root(machine)
+    root("mount", "-t", "tmpfs", "none", str(machine.state))
+    try:
+        found = new(machine, before)
+    finally:
+        root("umount", str(machine.state))
+    assert f"mount {machine.state}: tmpfs none" in found
+
+
+def test_a_machine_folder(machine: Machine) -> None:
+    before = look_as_root(machine)
+    (machine.state / "0abcde").mkdir()
+    assert f"file {machine.state / '0abcde'}" in new(machine, before)
+
+
+def test_a_line_in_a_file_of_the_host(machine: Machine, tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    hosts.write_text("127.0.0.1 localhost\n")
+    watching = Machine(machine.home, machine.state, files=(hosts,))
+    before = look_as_root(watching)
+    hosts.write_text("127.0.0.1 localhost\n10.0.0.1 t-ctl\n")
+    assert f"line of {hosts}: 10.0.0.1 t-ctl" in new(watching, before)
+
+
+def test_a_process_that_was_given_our_home(machine: Machine) -> None:
+    before = look_as_root(machine)
+    with running(sys.executable, "-c", SLEEP, CLUSTERCTL_HOME=str(machine.home)) as by_environment:
+        found = new(machine, before)
+    assert any(line.startswith(f"process {by_environment}:") for line in found)
+    with running(sys.executable, "-c", SLEEP, f"-F{machine.home}/t/ssh_config") as by_argument:
+        found = new(machine, before)
+    assert any(line.startswith(f"process {by_argument}:") for line in found)
+
+
+def test_a_container(machine: Machine, tmp_path: Path) -> None:
+    nspawn = tmp_path / "systemd-nspawn"
+    nspawn.symlink_to("/usr/bin/tail")
+    before = look_as_root(machine)
+    with running(nspawn, "-f", "-c+0", "/etc/hostname") as pid:
+        found = new(machine, before)
+    assert any(line.startswith(f"process {pid}: {nspawn}") for line in found)
+
+
+def test_a_process_whose_container_is_gone(machine: Machine, tmp_path: Path) -> None:
+    folder = tmp_path / "clusterctl" / "0abcde"
+    folder.mkdir(parents=True)
+    script = f'mount -t tmpfs none {folder} && exec {sys.executable} -c "{SLEEP}"'
+    sudo = [] if os.geteuid() == 0 else ["sudo", "-n"]
+    before = look_as_root(machine)
+    argv = [*sudo, "unshare", "--mount", "--pid", "--fork", "--kill-child", "sh", "-c", script]
+    with running(*argv):
+        found = new(machine, before)
+    assert any(f"(in {folder}" in line for line in found)
+
+
+@pytest.mark.parametrize("tool", ["nft", "iptables-save", "ip6tables-save"])
+def test_a_packet_filter_rule(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tool: str
+) -> None:
+    """Played by an executable that prints rules: the packets counted by one that stays are no residue."""
+    rules = tmp_path / "rules"
+    rules.write_text("*filter\n# at 12:00\n:INPUT ACCEPT [1:2]\nCOMMIT\n")
+    (tmp_path / tool).write_text(f"#!/bin/sh\ncat {rules}\n")
+    (tmp_path / tool).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    before = look(machine)
+    rules.write_text("*filter\n# at 12:01\n:INPUT ACCEPT [3:4]\n-A INPUT -i cc0abcde -j ACCEPT\nCOMMIT\n")
+    found = [line for line in look(machine) - before if line.startswith(tool)]
+    assert found == [f"{tool} rule, *filter: -A INPUT -i cc0abcde -j ACCEPT"]
+
+
+def test_a_cluster_of_another_home_is_left_out(machine: Machine, tmp_path: Path) -> None:
+    before = look_as_root(machine)
+    for cluster, home in (("0aaaaa", machine.home), ("0bbbbb", tmp_path / "elsewhere")):
+        (machine.state / cluster).mkdir()
+        (machine.state / cluster / "cluster.json").write_text(f'{{"workspace": "{home}/t"}}')
+    found = [line for line in new(machine, before) if str(machine.state) in line]
+    assert found == [f"file {machine.state / '0aaaaa'}"]
+
+
+def test_what_goes_in_its_own_time_is_not_residue() -> None:
+    end = time.monotonic() + 0.2
+    assert left_behind(frozenset(), lambda: frozenset({"link x"} if time.monotonic() < end else ())) == []
