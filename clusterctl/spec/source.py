@@ -12,7 +12,7 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 from ruamel.yaml import YAML
-from ruamel.yaml.error import MarkedYAMLError, YAMLError
+from ruamel.yaml.error import YAMLError
 from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
 
@@ -23,6 +23,10 @@ from clusterctl.spec.words import shown
 MAX_DEPTH: Final = 32  # a spec nests four levels deep
 _TAG: Final = "tag:yaml.org,2002:"
 
+_UNCLOSED: Final = "this quote is opened but never closed"
+_NO_COLON: Final = "this line has no ':' after its key"
+_SEEN_LATE: Final = frozenset({_UNCLOSED, _NO_COLON})  # to be shown where they begin
+
 # What ruamel.yaml says, what we say, and what helps. The first fragment that fits wins.
 _SYNTAX: Final = (
     ("found character '\\t'", "a tab stands where YAML allows only spaces", "indent with spaces"),
@@ -32,8 +36,8 @@ _SYNTAX: Final = (
         "a ':' that can't stand here",
         "check the indentation, or quote the value",
     ),
-    ("could not find expected ':'", "this line has no ':' after its key", "write it as key: value"),
-    ("unexpected end of stream", "a quote or bracket is opened but never closed", "close it"),
+    ("could not find expected ':'", _NO_COLON, "write it as key: value"),
+    ("unexpected end of stream", _UNCLOSED, "close it"),
     (
         "found undefined alias",
         "an alias (*name) without its anchor (&name)",
@@ -45,7 +49,7 @@ _SYNTAX: Final = (
         "this line's indentation fits none of the lines above",
         "align it with its siblings",
     ),
-    ("expected ',' or", "a bracket is opened but never closed", "close it, or add the missing comma"),
+    ("expected ',' or", "a bracket opened above is not closed here", "close it, or add a comma"),
     ("maximum depth", f"nested more than {MAX_DEPTH} levels deep", ""),
 )
 
@@ -136,15 +140,20 @@ def _syntax_problem(exc: YAMLError, text: str, file: str) -> Problem:
         before = text[: exc.position]
         line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
         return Problem(file, line, column, "yaml", f"the character U+{exc.character:04X} can't stand in YAML")
-    mark = getattr(exc, "problem_mark", None) or getattr(exc, "context_mark", None)
-    line, column = (mark.line + 1, mark.column + 1) if mark else (1, 1)
     said = str(getattr(exc, "problem", None) or exc).splitlines()[0]
+    mark = getattr(exc, "problem_mark", None)
+    opened = getattr(exc, "context_mark", None)
     for fragment, message, hint in _SYNTAX:
         if fragment in said:
-            opened = exc.context_mark if isinstance(exc, MarkedYAMLError) and "opened" in message else None
-            where = f" (opened on line {opened.line + 1})" if opened else ""
-            return Problem(file, line, column, "yaml", message + where, hint)
-    return Problem(file, line, column, "yaml", f"this is not YAML: {said}")
+            if message in _SEEN_LATE:
+                mark = opened or mark
+            return Problem(file, *_from_one(mark), "yaml", message, hint)
+    return Problem(file, *_from_one(mark or opened), "yaml", f"this is not YAML: {said}")
+
+
+def _from_one(mark: Any) -> tuple[int, int]:
+    """Line and column of a mark of ruamel.yaml, counted from 1."""
+    return (mark.line + 1, mark.column + 1) if mark else (1, 1)
 
 
 class _Reader:
@@ -199,7 +208,7 @@ class _Reader:
             return
         try:
             item.value = self._scalars[tag](node)
-        except (ValueError, KeyError):
+        except (ValueError, LookupError):  # how ruamel.yaml meets such text as `!!int ""`
             self._flaw(item, loc, f"{shown(node.value)} can't be read as a YAML {tag}", "")
 
     def _mapping(self, item: Item, node: MappingNode, loc: Loc) -> None:

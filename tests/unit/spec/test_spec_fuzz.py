@@ -1,0 +1,82 @@
+"""Whatever a file holds, the answer is a spec or a SpecError whose problems have places in it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+
+from clusterctl.errors import Problem, SpecError, UsageError
+from clusterctl.spec import Caller, load_spec, parse_spec
+
+BASE = (Path(__file__).parent / "base.yaml").read_text()
+YAML_BITS = [
+    *list("\n\t :-[]{},&*!|>'\"#%@`~?=<.0159ax\\"),
+    "<<: ",
+    "*a",
+    "&a ",
+    "!!int ",
+    "---\n",
+    "  - ",
+    "0o",
+    "0x",
+]
+fuzz = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+
+
+def problems(text: str) -> tuple[Problem, ...]:
+    try:
+        parse_spec(text, "c.yaml")
+    except SpecError as exc:
+        return exc.problems
+    return ()
+
+
+def read(text: str) -> None:
+    for problem in problems(text):
+        assert problem.line >= 1
+        assert problem.column >= 1
+        assert problem.key
+        assert "\n" not in str(problem)
+        assert len(str(problem)) < 600
+
+
+@given(st.text())
+@fuzz
+def test_any_text(text: str) -> None:
+    read(text)
+
+
+@given(st.lists(st.sampled_from(YAML_BITS), max_size=40).map("".join))
+@fuzz
+def test_text_of_yaml_characters(text: str) -> None:
+    read(text)
+
+
+@given(
+    st.integers(0, len(BASE)),
+    st.integers(0, 12),
+    st.lists(st.sampled_from(YAML_BITS), max_size=4).map("".join) | st.text(max_size=5),
+)
+@fuzz
+def test_any_mutation_of_the_base(start: int, removed: int, inserted: str) -> None:
+    read(BASE[:start] + inserted + BASE[start + removed :])
+
+
+@given(st.integers(0, BASE.count("\n")), st.integers(0, BASE.count("\n")))
+@fuzz
+def test_lines_that_change_places(one: int, other: int) -> None:
+    lines = BASE.splitlines(keepends=True)
+    lines.insert(one % len(lines), lines.pop(other % len(lines)))
+    read("".join(lines))
+
+
+@given(st.binary(max_size=200))
+@settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_bytes(tmp_path: Path, raw: bytes) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_bytes(raw)
+    with pytest.raises(UsageError):
+        load_spec(path, caller=Caller("ada", 1001))

@@ -1,0 +1,247 @@
+"""The flags of `submit`: what they mean, and one error that names all the wrong ones."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from clusterctl.errors import UsageError
+from clusterctl.spec import JobSpec, Launcher, ScriptKind, job_spec, script_kind
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty current folder."""
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+def refused(target: str = "train", **flags: Any) -> UsageError:
+    with pytest.raises(UsageError) as caught:
+        job_spec(target, **flags)
+    assert caught.value.exit_code == 2
+    assert "Input should" not in str(caught.value)
+    return caught.value
+
+
+def test_a_bundled_job() -> None:
+    job = job_spec("train")
+    assert (job.name, job.bundled, job.script) == ("train", "train", None)
+    assert (job.nodes, job.tasks_per_node, job.launcher) == (1, 1, Launcher.SRUN)
+    assert (job.memory_mib, job.time_s) == (None, None)
+
+
+def test_every_flag() -> None:
+    job = job_spec(
+        "probe",
+        args=["--epochs", "3", "a b", ""],
+        name="my-probe",
+        nodes=2,
+        tasks_per_node=4,
+        cpus_per_task=2,
+        gpus=1,
+        mem="4G",
+        time="1-12:30",
+        partition="train",
+        account="physics",
+        qos="urgent",
+        constraint="a100&ib",
+        array="0-15%4",
+        launcher="mpirun",
+    )
+    assert job == JobSpec(
+        name="my-probe",
+        bundled="probe",
+        args=("--epochs", "3", "a b", ""),
+        nodes=2,
+        tasks_per_node=4,
+        cpus_per_task=2,
+        gpus_per_node=1,
+        memory_mib=4096,
+        time_s=131400,
+        partition="train",
+        account="physics",
+        qos="urgent",
+        constraint="a100&ib",
+        array="0-15%4",
+        launcher=Launcher.MPIRUN,
+    )
+    assert job.tasks == 8
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        ({"nodes": 0}, "--nodes must be at least 1, not 0"),
+        ({"nodes": "two"}, "--nodes must be a whole number, not 'two'"),
+        ({"nodes": 70_000}, "--nodes must be at most 65533, not 70000"),
+        ({"tasks_per_node": -1}, "--tasks-per-node must be at least 1, not -1"),
+        ({"cpus_per_task": 0}, "--cpus-per-task must be at least 1, not 0"),
+        ({"gpus": -1}, "--gpus must be at least 0, not -1"),
+        ({"mem": "lots"}, "--mem: 'lots' is not an amount of memory; write it as 4G, 4GiB or 4096 (MB)"),
+        ({"mem": "0"}, "--mem: '0' is less than 1MiB"),
+        (
+            {"time": "soon"},
+            "--time: 'soon' is not a time; write it as 30 (minutes), 1h30m, 01:30:00 or 1-12:00",
+        ),
+        (
+            {"partition": "Train"},
+            "--partition must be a lower-case letter, then at most 19 lower-case letters, digits or dashes, "
+            "not 'Train'",
+        ),
+        (
+            {"account": "a b"},
+            "--account must be a lower-case letter, then at most 30 lower-case letters, digits, dashes or "
+            "underscores, not 'a b'",
+        ),
+        (
+            {"qos": "$(id)"},
+            "--qos must be a lower-case letter, then at most 30 lower-case letters, digits, dashes or "
+            "underscores, not '$(id)'",
+        ),
+        ({"constraint": "a;b"}, "--constraint must be features of nodes, joined by & or |, not 'a;b'"),
+        ({"array": "0-"}, "--array must be indices such as 0-15, 1,3,5 or 0-15%4, not '0-'"),
+        ({"array": "5-1"}, "--array: 5-1 ends before it starts"),
+        ({"array": "0-9:0"}, "--array: 0-9:0 has a stride of 0"),
+        ({"array": "0-9%0"}, "--array: '0-9%0' lets none of the array's jobs run"),
+        ({"launcher": "mpiexec"}, "--launcher must be srun or mpirun, not 'mpiexec'"),
+        (
+            {"name": "-rf"},
+            "--name must be at most 64 letters, digits, dots, dashes or underscores, the first a letter or "
+            "digit, not '-rf'",
+        ),
+        (
+            {"name": ""},
+            "--name must be at most 64 letters, digits, dots, dashes or underscores, the first a letter "
+            "or digit, not ''",
+        ),
+        ({"args": ["a\0b"]}, "the arguments after --: 'a\\x00b' has a null byte, which no argument can have"),
+    ],
+    ids=lambda value: str(value)[:30],
+)
+def test_a_wrong_flag_is_named(flags: dict[str, Any], message: str) -> None:
+    assert refused(**flags).what == message
+
+
+def test_an_argument_that_is_no_text() -> None:
+    assert "the arguments after --" in refused(args=["\udcff"]).what
+
+
+def test_all_wrong_flags_come_out_together() -> None:
+    error = refused(nodes=0, time="soon", array="x")
+    assert error.what == "3 flags are wrong"
+    assert {failure.cause.split(" ")[0].rstrip(":") for failure in error.failures} == {
+        "--nodes",
+        "--time",
+        "--array",
+    }
+    assert all(failure.cause in str(error) for failure in error.failures)
+
+
+@pytest.mark.parametrize(
+    ("file", "content", "kind"),
+    [
+        ("a.sh", "echo\n", ScriptKind.SHELL),
+        ("a.bash", "", ScriptKind.SHELL),
+        ("a.py", "print()\n", ScriptKind.PYTHON),
+        ("a", "#!/bin/bash\n", ScriptKind.SHELL),
+        ("a", "#! /bin/sh -e\n", ScriptKind.SHELL),
+        ("a", "#!/usr/bin/env bash\n", ScriptKind.SHELL),
+        ("a", "#!/usr/bin/env python3\n", ScriptKind.PYTHON),
+        ("a", "#!/opt/py/bin/python3.11\n", ScriptKind.PYTHON),
+        ("a.sbatch", "#!/bin/bash\n#SBATCH -N 2\n", ScriptKind.SHELL),
+    ],
+)
+def test_scripts(folder: Path, file: str, content: str, kind: ScriptKind) -> None:
+    (folder / file).write_text(content)
+    job = job_spec(f"./{file}")
+    assert job.script == folder / file
+    assert job.bundled is None
+    assert script_kind(folder / file) is kind
+
+
+@pytest.mark.parametrize(
+    "content", [b"", b"hello\n", b"#!/usr/bin/perl\n", b"\x7fELF\x02", b"#!/bin/basher\n"]
+)
+def test_a_file_that_is_no_script(folder: Path, content: bytes) -> None:
+    (folder / "a").write_bytes(content)
+    assert refused("a").what == "this is neither a shell script nor a Python program"
+
+
+@pytest.mark.parametrize(
+    ("file", "name"),
+    [
+        ("my job.sh", "my-job"),
+        ("-rf.sh", "rf"),
+        ("x" * 90 + ".py", "x" * 64),
+        ("é.sh", "job"),
+        ("a.b.sh", "a.b"),
+    ],
+)
+def test_the_name_is_the_scripts_made_safe(folder: Path, file: str, name: str) -> None:
+    (folder / file).write_text("")
+    assert job_spec(f"./{file}").name == name
+
+
+def test_a_bundled_name_wins_over_a_file(folder: Path) -> None:
+    (folder / "train").write_text("#!/bin/sh\n")
+    assert job_spec("train").bundled == "train"
+    assert job_spec("./train").script == folder / "train"
+    assert job_spec("./train").name == "train"
+
+
+def test_an_unknown_job_near_a_bundled_one(folder: Path) -> None:
+    error = refused("trian")
+    assert error.what == "there is no job 'trian'"
+    assert error.fix == "did you mean train?"
+
+
+def test_a_missing_script_near_another(folder: Path) -> None:
+    (folder / "finetune.py").write_text("")
+    assert refused("./finetun.py").fix == "did you mean finetune.py?"
+
+
+def test_a_missing_script_in_a_missing_folder(folder: Path) -> None:
+    assert refused("no/where/a.sh").fix == "name a bundled job, or the path of a script"
+
+
+def test_a_folder_is_no_job(folder: Path) -> None:
+    (folder / "jobs").mkdir()
+    assert refused("jobs").what == "'jobs' is a folder"
+
+
+@pytest.mark.parametrize("target", ["", "a\0b", "x" * 5000, "\udcff.sh", "/dev/null"])
+def test_odd_targets(folder: Path, target: str) -> None:
+    assert refused(target).what
+
+
+@given(
+    st.text(max_size=20),
+    st.text(max_size=20),
+    st.text(max_size=20),
+    st.lists(st.text(max_size=9), max_size=3),
+)
+@settings(deadline=None)
+def test_any_text_gives_a_job_or_a_usage_error(mem: str, time: str, other: str, args: list[str]) -> None:
+    try:
+        job = job_spec("train", mem=mem, time=time, name=other, array=other, constraint=other, args=args)
+    except UsageError as exc:
+        failures = exc.failures
+    else:
+        assert job.memory_mib
+        return
+    assert failures
+
+
+def test_a_job_is_one_thing() -> None:
+    with pytest.raises(ValidationError, match="either a bundled one or a script"):
+        JobSpec(name="a")
+    with pytest.raises(ValidationError, match="either a bundled one or a script"):
+        JobSpec(name="a", bundled="train", script=Path("a.sh"))
+    with pytest.raises(ValidationError, match="'tran' is not a bundled job"):
+        JobSpec(name="a", bundled="tran")

@@ -1,0 +1,294 @@
+"""Reading and writing spec files, and what is filled in from the caller."""
+
+from __future__ import annotations
+
+import os
+from ipaddress import IPv4Network
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from pydantic import ValidationError
+
+from clusterctl.errors import SpecError, UsageError
+from clusterctl.spec import (
+    Caller,
+    ClusterSpec,
+    LocalProvider,
+    Monitoring,
+    Partition,
+    Qos,
+    SlurmSettings,
+    User,
+    dump_spec,
+    find_spec,
+    load_spec,
+    notes,
+    parse_spec,
+    resolved,
+)
+from clusterctl.spec.models import MAX_LOCAL_HOSTS
+
+ADA = Caller("ada", 1001)
+ROOT = Caller("root", 0)
+MINIMAL = "version: 1\nname: demo\npartitions:\n  - {name: train, nodes: 2}\n"
+
+
+def problems(text: str) -> list[str]:
+    with pytest.raises(SpecError) as caught:
+        parse_spec(text, "c.yaml")
+    return [str(problem) for problem in caught.value.problems]
+
+
+def test_without_a_file_there_is_the_default() -> None:
+    spec = load_spec(None, caller=ADA)
+    assert (spec.name, spec.provider.type) == ("local", "local")
+    assert [(p.name, p.nodes) for p in spec.partitions] == [("train", 2)]
+    assert spec.job_user == User(name="ada", uid=1001)
+
+
+def test_a_file_is_loaded_and_resolved(tmp_path: Path) -> None:
+    path = tmp_path / "cluster.yaml"
+    path.write_text(MINIMAL)
+    assert find_spec(tmp_path) == path
+    assert load_spec(path, caller=ADA).users == (User(name="ada", uid=1001),)
+
+
+def test_no_spec_to_find(tmp_path: Path) -> None:
+    assert find_spec(tmp_path) is None
+
+
+def test_a_dangling_link_is_found_and_then_missing(tmp_path: Path) -> None:
+    (tmp_path / "cluster.yaml").symlink_to(tmp_path / "gone")
+    path = find_spec(tmp_path)
+    assert path is not None
+    with pytest.raises(UsageError, match="there is no spec file"):
+        load_spec(path, caller=ADA)
+
+
+def test_all_problems_come_out_in_file_order() -> None:
+    text = (
+        "nam: demo\n"
+        "version: 3\n"
+        "partitions:\n"
+        "  - {name: train, nodes: two}\n"
+        "  - {name: train, nodes: 400, memory: 5}\n"
+        "users:\n"
+        "  - {name: root, uid: 1001}\n"
+        "  - {name: ada, uid: 1001}\n"
+    )
+    assert [[*problem.split(":", 3)[:3], problem.split(": ", 2)[1]] for problem in problems(text)] == [
+        ["c.yaml", "1", "1", "nam"],
+        ["c.yaml", "2", "10", "version"],
+        ["c.yaml", "3", "1", "partitions"],
+        ["c.yaml", "4", "26", "partitions[0].nodes"],
+        ["c.yaml", "5", "12", "partitions[1].name"],
+        ["c.yaml", "5", "39", "partitions[1].memory"],
+        ["c.yaml", "7", "12", "users[0].name"],
+        ["c.yaml", "8", "22", "users[1].uid"],
+    ]
+
+
+@pytest.mark.parametrize("text", ["", "\n\n", "# only words\n", "---\n"])
+def test_an_empty_file(text: str) -> None:
+    (problem,) = problems(text)
+    assert "empty" in problem
+
+
+@pytest.mark.parametrize(
+    ("text", "what"), [("- a\n", "a list"), ("demo\n", "'demo'"), ("5\n", "5"), ("true\n", "true")]
+)
+def test_a_file_that_is_no_mapping(text: str, what: str) -> None:
+    assert problems(text) == [f"c.yaml:1:1: spec: a spec is a mapping of keys, not {what}"]
+
+
+def test_nesting_without_end() -> None:
+    (problem,) = problems("name: " + "[" * 100_000)
+    assert "nested more than 32 levels deep" in problem
+
+
+def test_a_forest_of_aliases_is_no_bomb() -> None:
+    lines = ["a0: &a0 [x]"] + [f"a{i}: &a{i} [{', '.join([f'*a{i - 1}'] * 9)}]" for i in range(1, 30)]
+    assert any("partitions is missing" in problem for problem in problems("\n".join(lines)))
+    text = "\n".join([*lines, MINIMAL.replace("nodes: 2", "nodes: 2, memory: *a29")])
+    assert any("a list is not a size" in problem for problem in problems(text))
+
+
+def test_anchors_and_merge_keys() -> None:
+    text = MINIMAL.replace(
+        "  - {name: train, nodes: 2}",
+        "  - &p {name: train, nodes: 2, cpus: 1}\n  - {<<: *p, name: infer, cpus: 2}",
+    )
+    first, second = parse_spec(text, "c.yaml").partitions
+    assert (first.nodes, first.cpus, second.name, second.nodes, second.cpus) == (2, 1, "infer", 2, 2)
+
+
+def test_of_several_merged_mappings_the_first_wins() -> None:
+    text = MINIMAL.replace(
+        "  - {name: train, nodes: 2}",
+        "  - &a {name: a, nodes: 1}\n  - &b {name: b, nodes: 2, cpus: 2}\n  - {<<: [*a, *b], name: c}",
+    )
+    third = parse_spec(text, "c.yaml").partitions[2]
+    assert (third.name, third.nodes, third.cpus) == ("c", 1, 2)
+
+
+def test_a_merged_fault_is_shown_where_it_is_written() -> None:
+    text = MINIMAL.replace("  - {name: train, nodes: 2}", "  - &p {name: a, nodes: 0}\n  - {<<: *p, name: b}")
+    assert [problem.split(" ")[0] for problem in problems(text)] == ["c.yaml:4:25:"] * 2
+
+
+def test_a_byte_order_mark_and_crlf(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_bytes(b"\xef\xbb\xbf" + MINIMAL.replace("\n", "\r\n").encode())
+    assert load_spec(path, caller=ADA).name == "demo"
+
+
+def test_a_missing_file(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there is no spec file"):
+        load_spec(tmp_path / "c.yaml", caller=ADA)
+
+
+def test_a_folder(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="can't be read") as caught:
+        load_spec(tmp_path, caller=ADA)
+    assert caught.value.why == "Is a directory"
+
+
+def test_a_path_that_can_be_none() -> None:
+    with pytest.raises(UsageError, match="can't be read"):
+        load_spec(Path("a\0b"), caller=ADA)
+
+
+def test_a_file_that_is_not_text(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_bytes(b"version: 1\nname: \xff\n")
+    with pytest.raises(UsageError, match="not UTF-8") as caught:
+        load_spec(path, caller=ADA)
+    assert (caught.value.where, caught.value.why) == (f"{path}:2", "byte 0xff")
+
+
+def test_a_huge_file(tmp_path: Path) -> None:
+    path = tmp_path / "c.yaml"
+    path.write_bytes(MINIMAL.encode() + b"#" * 1024 * 1024)
+    with pytest.raises(UsageError, match="larger than 1 MiB"):
+        load_spec(path, caller=ADA)
+
+
+def test_a_pipe_is_read(tmp_path: Path) -> None:
+    read, write = os.pipe()
+    os.write(write, MINIMAL.encode())
+    os.close(write)
+    try:
+        assert load_spec(Path(f"/dev/fd/{read}"), caller=ADA).name == "demo"
+    finally:
+        os.close(read)
+
+
+class TestBuiltInPython:
+    def test_too_many_hosts(self) -> None:
+        with pytest.raises(ValidationError, match="more than the 250 hosts"):
+            ClusterSpec(version=1, name="a", partitions=(Partition(name="p", nodes=MAX_LOCAL_HOSTS),))
+        ClusterSpec(version=1, name="a", partitions=(Partition(name="p", nodes=MAX_LOCAL_HOSTS - 1),))
+
+    def test_twins(self) -> None:
+        twins = (Partition(name="p", nodes=1), Partition(name="p", nodes=1))
+        with pytest.raises(ValidationError, match=r"partitions\[1\].name: name 'p'"):
+            ClusterSpec(version=1, name="a", partitions=twins)
+
+    def test_the_longest_host_name_is_a_legal_one(self) -> None:
+        partition = Partition(name="p" * 20, nodes=MAX_LOCAL_HOSTS - 1)
+        spec = ClusterSpec(version=1, name="n" * 20, partitions=(partition,))
+        assert max(len(name) for name in spec.node_names(partition)) <= 63
+
+
+class TestResolved:
+    SPEC = parse_spec(MINIMAL, "c.yaml")
+
+    def test_root_gets_hpc(self) -> None:
+        spec = resolved(self.SPEC, ROOT)
+        assert spec.users == (User(name="hpc", uid=10_000),)
+        assert notes(spec, ROOT) == ()
+
+    def test_users_that_are_named_stay(self) -> None:
+        users = (User(name="grace", uid=1002),)
+        spec = resolved(self.SPEC.model_copy(update={"users": users}), ROOT)
+        assert spec.users == users
+
+    @pytest.mark.parametrize(
+        "caller",
+        [
+            Caller("Ada.Lovelace", 1001),
+            Caller("CORP\\ada", 1001),
+            Caller("ada@corp.example", 1001),
+            Caller("ada", 999),
+            Caller("ada", 1_200_000_001),
+            Caller("clusterctl", 1001),
+            Caller("", 1001),
+        ],
+    )
+    def test_a_caller_who_fits_no_node_gets_hpc_and_a_note(self, caller: Caller) -> None:
+        spec = resolved(self.SPEC, caller)
+        assert spec.users == (User(name="hpc", uid=10_000),)
+        (note,) = notes(spec, caller)
+        assert str(caller.uid) in note
+        assert "jobs run as hpc" in note
+
+    def test_a_caller_who_fits_gets_no_note(self) -> None:
+        assert notes(resolved(self.SPEC, ADA), ADA) == ()
+
+    def test_the_caller_is_whom_the_process_runs_as(self) -> None:
+        assert Caller.current().uid == os.geteuid()
+
+
+labels = st.from_regex(r"[a-z][a-z0-9-]{0,19}", fullmatch=True).filter(lambda n: n not in {"ctl", "default"})
+accounts = st.from_regex(r"[a-z][a-z0-9_-]{0,30}", fullmatch=True)
+sizes = st.integers(1, 2**30)
+durations = st.integers(1, 3650 * 86400)
+partitions = st.builds(
+    lambda name, nodes, cpus, memory, limit: Partition.model_construct(
+        name=name, nodes=nodes, cpus=cpus, memory=memory, max_time=limit
+    ),
+    labels,
+    st.integers(1, 40),
+    st.none() | st.integers(1, 65_533),
+    st.none() | sizes,
+    st.none() | durations,
+)
+users = st.builds(
+    lambda name, uid, of: User.model_construct(name=f"u{name}", uid=uid, accounts=tuple(of)),
+    st.from_regex(r"[0-9_-][a-z0-9_-]{0,20}", fullmatch=True),
+    st.integers(1000, 60_000),
+    st.lists(accounts, min_size=1, max_size=3, unique=True),
+)
+qos = st.builds(
+    lambda name, priority, limit: Qos.model_construct(name=name, priority=priority, max_time=limit),
+    accounts,
+    st.integers(0, 1_000_000),
+    st.none() | durations,
+)
+lines = st.from_regex(r"[A-Za-z]{1,9}X=([a-z0-9é:,@%!&*{}-]{1,20}|\"[a-z :'|>?-]{0,20}\")", fullmatch=True)
+specs = st.builds(
+    lambda name, subnet, ps, us, qs, extra, interval: ClusterSpec.model_construct(
+        version=1,
+        name=name,
+        provider=LocalProvider(subnet=subnet),
+        partitions=tuple(ps),
+        users=tuple(us),
+        slurm=SlurmSettings.model_construct(qos=tuple(qs), extra=tuple(extra)),
+        monitoring=Monitoring.model_construct(interval=interval),
+    ),
+    labels | st.sampled_from(["null", "true", "yes", "no", "on", "e1"]),
+    st.none() | st.just(IPv4Network("10.77.0.0/24")),
+    st.lists(partitions, min_size=1, max_size=6, unique_by=lambda p: p.name),
+    st.lists(users, max_size=3, unique_by=(lambda u: u.name, lambda u: u.uid)),
+    st.lists(qos, max_size=3, unique_by=lambda q: q.name),
+    st.lists(lines, max_size=3),
+    durations,
+)
+
+
+@given(specs)
+@settings(max_examples=60, deadline=None)
+def test_what_is_dumped_loads_back(spec: ClusterSpec) -> None:
+    assert parse_spec(dump_spec(spec), "dump.yaml") == spec

@@ -1,0 +1,80 @@
+"""Malformed specs, each one mutation of a spec that validates: place, key and words of every message."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+
+import jsonschema
+import pytest
+from ruamel.yaml import YAML
+from ruamel.yaml.error import YAMLError
+
+from clusterctl.errors import SpecError
+from clusterctl.spec import json_schema, parse_spec
+
+HERE = Path(__file__).parent
+BASE = (HERE / "base.yaml").read_text()
+
+
+@dataclass(frozen=True)
+class Mutation:
+    """``old`` of the base becomes ``new``; what must be said about it.
+
+    ``in_schema``: whether the JSON Schema refuses it too; None where the text is no YAML mapping at all.
+    ``problems``: how many come out; the one described is among them.
+    """
+
+    old: str
+    new: str
+    line: int
+    column: int
+    key: str
+    message: str
+    hint: str
+    in_schema: bool | None
+    problems: int
+
+    @property
+    def text(self) -> str:
+        return BASE.replace(self.old, self.new)
+
+
+MUTATIONS = [Mutation(**json.loads(line)) for line in (HERE / "mutations.jsonl").read_text().splitlines()]
+
+
+def test_the_base_is_valid() -> None:
+    assert parse_spec(BASE, "base.yaml").name == "demo"
+
+
+def test_there_are_enough_and_none_twice() -> None:
+    assert len(MUTATIONS) >= 60
+    assert len({m.text for m in MUTATIONS}) == len(MUTATIONS)
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda m: repr(m.new)[:40])
+def test_one_mutation_is_found_where_it_is(mutation: Mutation) -> None:
+    assert BASE.count(mutation.old) == 1, "the mutation must touch one place"
+    assert mutation.text != BASE
+    with pytest.raises(SpecError) as caught:
+        parse_spec(mutation.text, "cluster.yaml")
+    assert caught.value.exit_code == 2
+    found = {(p.line, p.column, p.key, p.message, p.hint) for p in caught.value.problems}
+    assert (mutation.line, mutation.column, mutation.key, mutation.message, mutation.hint) in found
+    assert len(found) == mutation.problems
+    assert "Input should" not in str(caught.value)
+
+
+@pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda m: repr(m.new)[:40])
+def test_the_schema_refuses_what_it_can_express(mutation: Mutation) -> None:
+    if mutation.in_schema is None:
+        with pytest.raises(YAMLError):
+            YAML(typ="safe", pure=True).load(mutation.text)
+        return
+    values = YAML(typ="safe", pure=True).load(mutation.text)
+    assert jsonschema.Draft202012Validator(json_schema()).is_valid(values) is not mutation.in_schema
+
+
+def test_the_schema_takes_the_base() -> None:
+    jsonschema.Draft202012Validator(json_schema()).validate(YAML(typ="safe", pure=True).load(BASE))

@@ -1,0 +1,132 @@
+"""The texts made from the models: what `init` writes, the JSON Schema, the reference in the manual."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+from ruamel.yaml import YAML
+
+from clusterctl.errors import UsageError
+from clusterctl.spec import init_text, json_schema, parse_spec
+from clusterctl.spec.job import ARRAY, CONSTRAINT, JOB_NAME, JobSpec
+from clusterctl.spec.models import PATTERN_WORDS, PROVIDER_TYPES
+from clusterctl.spec.schema import reference
+
+Golden = Callable[[str, str], None]
+DOC = Path(__file__).parents[3] / "docs" / "spec.md"
+BEGIN, END = "<!-- reference: begin -->\n", "<!-- reference: end -->\n"
+
+
+def uncommented(text: str) -> str:
+    """The text with every commented-out field in force; prose stays a comment."""
+    return re.sub(r"(?m)^( *)# ( *(?:- )?[a-z_]+:|  +- )", r"\1\2", text)
+
+
+def models(schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    yield schema
+    yield from schema["$defs"].values()
+
+
+@pytest.mark.parametrize("provider", PROVIDER_TYPES)
+class TestInit:
+    def test_golden(self, golden: Golden, provider: str) -> None:
+        golden(f"init-{provider}.yaml", init_text(provider))
+
+    def test_it_is_valid_as_it_stands(self, provider: str) -> None:
+        spec = parse_spec(init_text(provider), "cluster.yaml")
+        assert spec.provider.type == provider
+
+    def test_it_is_valid_with_every_comment_in_force(self, provider: str) -> None:
+        parse_spec(uncommented(init_text(provider)), "cluster.yaml")
+
+    def test_it_shows_every_field(self, provider: str) -> None:
+        values = YAML(typ="safe", pure=True).load(uncommented(init_text(provider)))
+        schema = json_schema()
+        missing: list[str] = []
+
+        def compare(value: Any, model: Mapping[str, Any], path: str) -> None:
+            for name, field in model["properties"].items():
+                if name not in value:
+                    missing.append(f"{path}{name}")
+                elif ref := field.get("$ref") or field.get("items", {}).get("$ref"):
+                    below = value[name][0] if isinstance(value[name], list) else value[name]
+                    compare(below, schema["$defs"][ref.split("/")[-1]], f"{path}{name}.")
+                elif field.get("default") not in (None, []):
+                    assert value[name] == field["default"], f"{path}{name} does not show its default"
+
+        compare(values, schema, "")
+        assert missing == []
+
+
+def test_init_for_a_provider_that_is_not_built() -> None:
+    with pytest.raises(UsageError, match="there is no provider 'locall'") as caught:
+        init_text("locall")
+    assert caught.value.fix == "did you mean local?"
+
+
+class TestSchema:
+    def test_golden(self, golden: Golden) -> None:
+        golden("schema.json", json.dumps(json_schema(), indent=2) + "\n")
+
+    def test_it_is_a_schema_of_its_dialect(self) -> None:
+        schema = json_schema()
+        assert schema["$schema"] == "https://json-schema.org/draft/2020-12/schema"
+        assert "$id" not in schema
+        jsonschema.Draft202012Validator.check_schema(schema)
+
+    def test_every_field_is_described(self) -> None:
+        bare = [
+            f"{model['title']}.{name}"
+            for model in models(json_schema())
+            for name, field in model["properties"].items()
+            if not field.get("description")
+        ]
+        assert bare == []
+
+    def test_every_default_is_valid(self) -> None:
+        schema = json_schema()
+        for model in models(schema):
+            for name, field in model["properties"].items():
+                if "default" in field:
+                    rules = {**field, "$defs": schema["$defs"]}
+                    errors = list(jsonschema.Draft202012Validator(rules).iter_errors(field["default"]))
+                    assert errors == [], f"{model['title']}.{name}"
+
+    def test_no_model_takes_unknown_keys(self) -> None:
+        assert all(model["additionalProperties"] is False for model in models(json_schema()))
+
+
+def patterns(part: Any) -> Iterator[str]:
+    """Every pattern of a schema that has no examples to show, and so needs words."""
+    if isinstance(part, Mapping):
+        if "pattern" in part and "examples" not in part:
+            yield part["pattern"]
+        for below in part.values():
+            yield from patterns(below)
+    elif isinstance(part, list):
+        for below in part:
+            yield from patterns(below)
+
+
+def test_every_pattern_has_its_words() -> None:
+    own_messages = {r"^ *[A-Za-z0-9_.]+ *[-*+/]?=[^#\\]*$"}
+    assert set(patterns(json_schema())) - own_messages == set(PATTERN_WORDS)
+    assert set(patterns(JobSpec.model_json_schema())) <= {*PATTERN_WORDS, ARRAY, CONSTRAINT, JOB_NAME}
+
+
+def test_the_manual_holds_the_reference() -> None:
+    text = DOC.read_text()
+    assert BEGIN in text
+    body = text.split(BEGIN)[1].split(END)[0].strip()
+    assert body == reference().strip(), "put the output of clusterctl.spec.schema.reference() there"
+
+
+def test_the_example_of_the_manual_is_valid() -> None:
+    for block in re.findall(r"```yaml\n(.*?)```", DOC.read_text(), flags=re.DOTALL):
+        parse_spec(block, "docs/spec.md")

@@ -1,0 +1,195 @@
+"""Sizes and durations: strict, exact, and the same for Python and the JSON Schema."""
+
+from __future__ import annotations
+
+import re
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from clusterctl.spec.units import (
+    DURATION_PATTERN,
+    MAX_DURATION_S,
+    MAX_SIZE_MIB,
+    SIZE_PATTERN,
+    format_duration,
+    format_size,
+    parse_duration_s,
+    parse_size_mib,
+    parse_slurm_memory_mib,
+    parse_slurm_time_s,
+)
+
+
+@pytest.mark.parametrize(
+    ("text", "mib"),
+    [
+        ("1MiB", 1),
+        ("512MiB", 512),
+        ("512M", 512),
+        ("512mb", 512),
+        ("2048KiB", 2),
+        ("50GiB", 51200),
+        ("1.5GiB", 1536),
+        ("0.5T", 524288),
+        ("1.3GiB", 1331),
+        ("1024TiB", MAX_SIZE_MIB),
+    ],
+)
+def test_sizes(text: str, mib: int) -> None:
+    assert parse_size_mib(text) == mib
+    assert re.search(SIZE_PATTERN, text)
+
+
+NOT_SIZES = [
+    "",
+    "5",
+    "GiB",
+    "5 GiB",
+    " 5GiB",
+    "5GiB\n",
+    "-5GiB",
+    "+5GiB",
+    "0GiB",
+    "0.0GiB",
+    "5GIB",
+    "5Gib/s",
+    "1e3G",
+]
+NOT_SIZES += ["٣GiB", "5.GiB", ".5GiB", "1,5GiB", "inf", "9" * 400 + "G", 5, 5.0, True, None, [], {}]
+
+
+@pytest.mark.parametrize("value", NOT_SIZES, ids=lambda v: repr(v)[:20])
+def test_not_sizes(value: object) -> None:
+    with pytest.raises(ValueError, match=r"is not a size|is less than 1MiB"):
+        parse_size_mib(value)
+    if isinstance(value, str) and not value.endswith("\n"):
+        assert not re.search(SIZE_PATTERN, value)
+
+
+@pytest.mark.parametrize("value", ["1025TiB", "999999999999T"])
+def test_absurd_sizes(value: str) -> None:
+    with pytest.raises(ValueError, match="is more than 1024TiB"):
+        parse_size_mib(value)
+
+
+def test_a_size_below_one_mib() -> None:
+    with pytest.raises(ValueError, match="'1023KiB' is less than 1MiB"):
+        parse_size_mib("1023KiB")
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("45s", 45),
+        ("30m", 1800),
+        ("90m", 5400),
+        ("1h30m", 5400),
+        ("2d", 172800),
+        ("1d1h1m1s", 90061),
+        ("3650d", MAX_DURATION_S),
+    ],
+)
+def test_durations(text: str, seconds: int) -> None:
+    assert parse_duration_s(text) == seconds
+    assert re.search(DURATION_PATTERN, text)
+
+
+NOT_DURATIONS = [
+    "",
+    "0s",
+    "0h0m",
+    "5",
+    "-5s",
+    "1.5h",
+    "1h 30m",
+    "30m1h",
+    "1H",
+    "s",
+    "1w",
+    "5s\n",
+    "٣s",
+    "9" * 5000 + "s",
+]
+NOT_DURATIONS += [5, 1.5, True, None, [], {}]
+
+
+@pytest.mark.parametrize("value", NOT_DURATIONS, ids=lambda v: repr(v)[:20])
+def test_not_durations(value: object) -> None:
+    with pytest.raises(ValueError, match=r"is not a duration|is no time at all"):
+        parse_duration_s(value)
+    if isinstance(value, str) and not value.endswith("\n"):
+        assert not re.search(DURATION_PATTERN, value)
+
+
+def test_an_absurd_duration() -> None:
+    with pytest.raises(ValueError, match="is longer than 3650d"):
+        parse_duration_s("3650d1s")
+
+
+@given(st.integers(1, MAX_SIZE_MIB))
+@settings(deadline=None)
+def test_every_size_survives_its_spelling(mib: int) -> None:
+    assert parse_size_mib(format_size(mib)) == mib
+    assert re.search(SIZE_PATTERN, format_size(mib))
+
+
+@given(st.integers(1, MAX_DURATION_S))
+@settings(deadline=None)
+def test_every_duration_survives_its_spelling(seconds: int) -> None:
+    assert parse_duration_s(format_duration(seconds)) == seconds
+    assert re.search(DURATION_PATTERN, format_duration(seconds))
+
+
+@given(st.text(alphabet="0123456789dhmsKMGTiB. -:", max_size=12))
+@settings(deadline=None)
+def test_python_and_the_schema_agree(text: str) -> None:
+    """Where they may differ is the range, which a pattern can't express."""
+    for parse, pattern in ((parse_size_mib, SIZE_PATTERN), (parse_duration_s, DURATION_PATTERN)):
+        try:
+            parse(text)
+        except ValueError as exc:
+            in_range = (
+                "is more than" not in str(exc) and "is longer" not in str(exc) and "less than" not in str(exc)
+            )
+            assert not (in_range and re.search(pattern, text))
+        else:
+            assert re.search(pattern, text)
+
+
+@pytest.mark.parametrize(
+    ("text", "seconds"),
+    [
+        ("30", 1800),
+        ("30:15", 1815),
+        ("01:30:00", 5400),
+        ("1-12", 129600),
+        ("1-12:30", 131400),
+        ("1-12:30:05", 131405),
+        ("0-00:00:01", 1),
+        ("1h30m", 5400),
+        ("45s", 45),
+    ],
+)
+def test_slurm_times(text: str, seconds: int) -> None:
+    assert parse_slurm_time_s(text) == seconds
+
+
+@pytest.mark.parametrize(
+    "text", ["", "0", "0:00", "-1", "1:2:3:4", "1-", "-12", "1.5", "soon", "UNLIMITED", "99999999", "1 h"]
+)
+def test_not_slurm_times(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is not a time|is no time at all|is longer than"):
+        parse_slurm_time_s(text)
+
+
+@pytest.mark.parametrize(("text", "mib"), [("4096", 4096), ("4G", 4096), ("4GiB", 4096), ("512M", 512)])
+def test_slurm_memory(text: str, mib: int) -> None:
+    assert parse_slurm_memory_mib(text) == mib
+
+
+@pytest.mark.parametrize("text", ["", "0", "0G", "-4G", "4 G", "lots", "4.5", "99999999999999", "1e3"])
+def test_not_slurm_memory(text: str) -> None:
+    with pytest.raises(ValueError, match=r"is not an amount of memory|is less than"):
+        parse_slurm_memory_mib(text)
