@@ -16,7 +16,9 @@ from tests.support.verbs import SCRIPT
 
 ROOT = Path(__file__).resolve().parents[3]
 DATA = ("templates", "terraform", "ansible", "payload")
-LOCKS = sorted(path.name for path in (ROOT / "requirements").glob("*.lock"))
+LOCKS = sorted(
+    str(path.relative_to(ROOT)) for path in [*ROOT.glob("requirements/*.lock"), *ROOT.glob("payload/*.lock")]
+)
 
 
 def tracked(*folders: str) -> set[str]:
@@ -69,7 +71,7 @@ def entries(lock: Path) -> Iterator[tuple[Requirement, int]]:
 
 @pytest.mark.parametrize("name", LOCKS)
 def test_a_lock_pins_by_hash_and_names_no_index(name: str) -> None:
-    lock = ROOT / "requirements" / name
+    lock = ROOT / name
     pins = list(entries(lock))
     assert pins
     assert [str(pin) for pin, hashes in pins if not hashes or not str(pin.specifier).startswith("==")] == []
