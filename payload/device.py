@@ -19,14 +19,17 @@ from payload.errors import UsageError
 Array = NDArray[Any]
 """NumPy's array or CuPy's, which has the same methods."""
 
+GpuFacts = dict[str, str | int | None]
+"""index, name and uuid"""
+
 
 class Device(Protocol):
     """Where arrays live and are computed with."""
 
     xp: ModuleType
     """numpy or cupy"""
-    gpu: dict[str, str | int] | None
-    """index, name and uuid of the GPU; None on a CPU"""
+    gpu: GpuFacts | None
+    """None on a CPU"""
     note: str
     """why it is this one, in words"""
 
@@ -44,7 +47,7 @@ class Cpu:
     """NumPy: host and device memory are the same."""
 
     xp: ModuleType = np
-    gpu: dict[str, str | int] | None = None
+    gpu: GpuFacts | None = None
 
     def __init__(self, note: str = "asked for") -> None:
         self.note = note
@@ -68,10 +71,10 @@ class Gpu:
         self.note = "CuPy found it"
         cupy.cuda.Device(index).use()
         properties = cupy.cuda.runtime.getDeviceProperties(index)
-        self.gpu: dict[str, str | int] | None = {
+        self.gpu: GpuFacts | None = {
             "index": index,
             "name": properties["name"].decode(),
-            "uuid": _uuid(properties["uuid"]),
+            "uuid": _uuid(properties.get("uuid", b"")),
         }
         self._empty_pinned = importlib.import_module("cupyx").empty_pinned
         self._staging: dict[tuple[int, str], Array] = {}
@@ -124,7 +127,9 @@ def _without_gpu(wanted: str, why: str, cause: Exception) -> Cpu:
     return Cpu(why)
 
 
-def _uuid(raw: bytes) -> str:
-    """In the form nvidia-smi and Slurm print."""
+def _uuid(raw: bytes) -> str | None:
+    """In the form nvidia-smi and Slurm print; None where its 16 bytes were cut at a zero."""
+    if len(raw) < 16:  # noqa: PLR2004
+        return None
     digits = raw[:16].hex()
     return "GPU-" + "-".join((digits[:8], digits[8:12], digits[12:16], digits[16:20], digits[20:]))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from types import TracebackType
 from typing import TypeVar
 
@@ -40,16 +42,14 @@ class MpiCommunicator:
         return int(self._world.size)
 
     def allreduce(self, array: Array) -> None:
-        host = self._device.to_host(array)
-        for chunk in _chunks(host):
-            self._world.Allreduce(MPI.IN_PLACE, chunk, op=MPI.SUM)
-        self._device.from_host(host, array)
+        with self._on_host(array) as chunks:
+            for chunk in chunks:
+                self._world.Allreduce(MPI.IN_PLACE, chunk, op=MPI.SUM)
 
     def broadcast(self, array: Array) -> None:
-        host = self._device.to_host(array)
-        for chunk in _chunks(host):
-            self._world.Bcast(chunk, root=0)
-        self._device.from_host(host, array)
+        with self._on_host(array) as chunks:
+            for chunk in chunks:
+                self._world.Bcast(chunk, root=0)
 
     def allgather(self, value: T) -> list[T]:
         values: list[T] = self._world.allgather(value)
@@ -58,6 +58,19 @@ class MpiCommunicator:
     def exchange(self, value: T, dest: int, source: int) -> T:
         received: T = self._world.sendrecv(value, dest=dest, source=source)
         return received
+
+    @contextmanager
+    def _on_host(self, array: Array) -> Iterator[list[Array]]:
+        """An array as chunks of host memory, which are its new content afterwards."""
+        if not array.flags.c_contiguous:
+            raise ValueError(
+                "only C-contiguous arrays can be sent: others have no flat view to cut in chunks"
+            )
+        host = self._device.to_host(array)
+        flat = host.reshape(-1)
+        step = CHUNK_BYTES // host.itemsize
+        yield [flat[start : start + step] for start in range(0, flat.size, step)]
+        self._device.from_host(host, array)
 
 
 def start() -> MpiCommunicator:
@@ -82,14 +95,6 @@ def local_rank() -> int:
     rank = int(node.rank)
     node.Free()
     return rank
-
-
-def _chunks(host: Array) -> list[Array]:
-    if not host.flags.c_contiguous:
-        raise ValueError("only C-contiguous arrays can be sent; a copy would not reach the caller")
-    flat = host.reshape(-1)
-    step = CHUNK_BYTES // host.itemsize
-    return [flat[start : start + step] for start in range(0, flat.size, step)]
 
 
 def _abort(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -1,0 +1,54 @@
+"""Runs the payload as users do: under mpirun, or alone, in processes of its own."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+_ROOT = Path(__file__).parents[3]
+_MPIRUN = ("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n")
+
+Runner = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def _run(*argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    """A process that knows of no launcher but the one in ``argv``."""
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "OMPI_", "PMIX_", "PMI_"))}
+    env = {**clean, "PYTHONPATH": str(_ROOT), **environ}
+    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
+
+
+@pytest.fixture(scope="session")
+def alone() -> Runner:
+    """Start ``python -m payload ...`` without a launcher."""
+
+    def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        return _run(sys.executable, "-m", "payload", *arguments, **environ)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def mpirun() -> Runner:
+    """Start ``python -m payload ...`` on some ranks."""
+
+    def run(ranks: int, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        return _run(*_MPIRUN, str(ranks), sys.executable, "-m", "payload", *arguments, **environ)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def program() -> Runner:
+    """Start one of the small programs beside this file on some ranks."""
+
+    def run(ranks: int, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+        path = Path(__file__).with_name("programs") / name
+        return _run(*_MPIRUN, str(ranks), sys.executable, str(path), *arguments)
+
+    return run

@@ -1,0 +1,52 @@
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+from collections.abc import Callable
+
+import pytest
+
+Runner = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_staged_chunked_collectives(program: Runner, ranks: int) -> None:
+    answer = program(ranks, "staged.py")
+    assert answer.returncode == 0, answer.stderr
+
+
+def test_probe_finds_all_ranks_in_order(mpirun: Runner) -> None:
+    answer = mpirun(3, "probe", "--expect-hosts", socket.gethostname().split(".")[0])
+    assert answer.returncode == 0, answer.stderr
+    found = json.loads(answer.stdout)
+    assert found["ok"] is True
+    assert found["world_size"] == 3
+    assert [rank["rank"] for rank in found["ranks"]] == [0, 1, 2]
+    assert all(rank["cores"] and rank["host"] for rank in found["ranks"])
+    assert max(found["allreduce"]["bytes"]) > 1 << 20
+    assert found["failures"] == []
+
+
+def test_probe_names_hosts_without_a_rank(mpirun: Runner) -> None:
+    answer = mpirun(2, "probe", "--expect-hosts", "elsewhere-1,elsewhere-2")
+    assert answer.returncode == 1
+    found = json.loads(answer.stdout)
+    assert found["ok"] is False
+    assert [failure["host"] for failure in found["failures"]] == ["elsewhere-1", "elsewhere-2"]
+    assert "payload: probe failed: elsewhere-2: no rank runs there" in answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("lie", "cause"),
+    [("sum", "allreduce of 3145736 bytes: 1 of 393217 sums are wrong"), ("token", "instead of the token of")],
+)
+def test_probe_names_the_rank_with_a_wrong_answer(program: Runner, lie: str, cause: str) -> None:
+    answer = program(2, "liar.py", lie)
+    assert answer.returncode == 0, answer.stderr
+    found = json.loads(answer.stdout)
+    assert found["ok"] is False
+    assert [(failure["rank"], failure["host"]) for failure in found["failures"]] == [
+        (1, socket.gethostname().split(".")[0])
+    ]
+    assert cause in found["failures"][0]["cause"]

@@ -1,0 +1,74 @@
+"""Ranks that do not find each other, and ranks that die."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+
+import pytest
+
+from payload.comm.launch import launcher_rank, size_complaint
+
+Runner = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.mark.parametrize(
+    ("world_size", "environ"),
+    [
+        (1, {}),
+        (4, {"SLURM_NTASKS": "4"}),
+        (2, {"SLURM_NTASKS": "4", "SLURM_STEP_NUM_TASKS": "2"}),
+        (8, {"OMPI_COMM_WORLD_SIZE": "8", "SLURM_NTASKS": "8"}),
+        # on a remote node under mpirun, the step is that of mpirun's daemons
+        (8, {"OMPI_COMM_WORLD_SIZE": "8", "SLURM_NTASKS": "1", "SLURM_STEP_NUM_TASKS": "1"}),
+    ],
+)
+def test_launchers_that_agree_with_mpi(world_size: int, environ: dict[str, str]) -> None:
+    assert size_complaint(world_size, environ) is None
+
+
+@pytest.mark.parametrize(
+    ("world_size", "environ", "named"),
+    [
+        (1, {"SLURM_NTASKS": "2"}, "SLURM_NTASKS=2"),
+        (1, {"SLURM_NTASKS": "1", "SLURM_STEP_NUM_TASKS": "2"}, "SLURM_STEP_NUM_TASKS=2"),
+        (1, {"OMPI_COMM_WORLD_SIZE": "2"}, "OMPI_COMM_WORLD_SIZE=2"),
+        (2, {"OMPI_COMM_WORLD_SIZE": "2", "SLURM_NTASKS": "4"}, "SLURM_NTASKS=4"),
+    ],
+)
+def test_launchers_that_disagree(world_size: int, environ: dict[str, str], named: str) -> None:
+    complaint = size_complaint(world_size, environ)
+    assert complaint is not None
+    assert named in complaint
+    assert f"size {world_size}" in complaint
+
+
+def test_launcher_ranks() -> None:
+    assert launcher_rank({}) is None
+    assert launcher_rank({"SLURM_PROCID": "3"}) == 3
+    assert launcher_rank({"SLURM_PROCID": "0", "OMPI_COMM_WORLD_RANK": "5"}) == 5
+
+
+@pytest.mark.parametrize("command", ["train", "probe"])
+def test_a_world_of_one_in_a_job_of_two_fails_loudly(alone: Runner, command: str) -> None:
+    answer = alone(command, SLURM_NTASKS="2", SLURM_PROCID="1")
+    assert answer.returncode == 3
+    assert answer.stdout == ""
+    assert "SLURM_NTASKS=2" in answer.stderr
+    assert "srun --mpi=pmix" in answer.stderr
+    assert len(answer.stderr.splitlines()) == 1
+
+
+def test_a_wrong_world_under_mpirun_is_told_once(mpirun: Runner) -> None:
+    answer = mpirun(2, "probe", SLURM_NTASKS="4")
+    assert answer.returncode == 3
+    assert answer.stderr.count("payload: error:") == 1
+
+
+@pytest.mark.parametrize("victim", ["0", "1"])
+def test_an_exception_on_one_rank_ends_them_all(program: Runner, victim: str) -> None:
+    answer = program(2, "crash.py", victim)
+    assert answer.returncode == 1
+    assert f"rank {victim} on " in answer.stderr
+    assert "ZeroDivisionError: this rank breaks" in answer.stderr
+    assert "Traceback" in answer.stderr

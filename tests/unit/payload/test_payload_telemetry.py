@@ -1,0 +1,152 @@
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from payload.sensors import Cpu, Memory, Network, SensorError
+from payload.telemetry import sample
+
+_HOST = socket.gethostname().split(".")[0]
+_MIB = 1 << 20
+
+
+def _watch(out: Path, stop: signal.Signals) -> tuple[int, list[dict[str, Any]], str]:
+    """Run telemetry until two samples are on file, stop it; exit code, records, stderr."""
+    process = subprocess.Popen(
+        [sys.executable, "-m", "payload", "telemetry", "--out", str(out), "--interval", "0.1"],
+        cwd=Path(__file__).parents[3],
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    file = out / f"{_HOST}.jsonl"
+    try:
+        deadline = time.monotonic() + 30
+        while not (file.exists() and file.read_text().count('"sample"') >= 2):
+            assert time.monotonic() < deadline, "no samples came"
+            time.sleep(0.05)
+        before = file.read_text().count('"sample"')
+        process.send_signal(stop)
+        _, stderr = process.communicate(timeout=30)
+    finally:
+        process.kill()
+        process.wait()
+    records = [json.loads(line) for line in file.read_text().splitlines()]
+    assert len(records) >= 1 + before + 1, "there was no last sample"
+    return process.returncode, records, stderr
+
+
+@pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])
+def test_it_samples_this_node_until_told_to_stop(tmp_path: Path, stop: signal.Signals) -> None:
+    code, (first, *samples), stderr = _watch(tmp_path / "telemetry", stop)
+    assert (code, stderr) == (0, "")
+    assert (first["kind"], first["host"]) == ("host", _HOST)
+    assert set(first["cpus"]) >= os.sched_getaffinity(0)
+    assert first["memory_total_mib"] > 0
+    assert set(first["versions"]) >= {"python", "kernel", "numpy", "mpi4py", "mpi"}
+    assert first["boot_id"] == Path("/proc/sys/kernel/random/boot_id").read_text().strip()
+    assert all(line["kind"] == "sample" and "errors" not in line for line in samples)
+    for line in samples:
+        assert 0 <= line["cpu_percent"] <= 100
+        assert 0 < line["memory_used_mib"] <= first["memory_total_mib"]
+        assert "lo" not in line["net_rx_bytes_per_s"]
+        assert line["net_rx_bytes_per_s"].keys() == line["net_tx_bytes_per_s"].keys()
+
+
+def test_a_folder_that_cannot_be_made_is_one_line() -> None:
+    answer = subprocess.run(
+        [sys.executable, "-m", "payload", "telemetry", "--out", "/proc/nowhere"],
+        cwd=Path(__file__).parents[3],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=False,
+    )
+    assert answer.returncode == 2
+    assert len(answer.stderr.splitlines()) == 1
+
+
+def _cpu_lines(*busy_idle: tuple[int, int]) -> str:
+    lines = [f"cpu{i} {busy} 0 0 {idle} 0 0 0 0 0 0" for i, (busy, idle) in enumerate(busy_idle)]
+    return "\n".join(["cpu 999 0 0 999 0 0 0 0 0 0", *lines, "intr 1 2 3", "ctxt 4"])
+
+
+def test_cpu_counts_only_the_cores_of_this_node(tmp_path: Path) -> None:
+    (tmp_path / "loadavg").write_text("0.25 0.5 0.75 1/99 1234\n")
+    (tmp_path / "stat").write_text(_cpu_lines((0, 0), (10, 10), (10, 10)))
+    cpu = Cpu([1, 2], tmp_path)
+    assert cpu.read() == {"load1": 0.25}
+    (tmp_path / "stat").write_text(_cpu_lines((500, 0), (40, 80), (10, 10)))
+    assert cpu.read()["cpu_percent"] == 30.0
+
+
+@pytest.mark.parametrize(
+    ("membership", "file"),
+    [
+        (
+            "0::/system.slice/slurmstepd.scope/job_7/step_0/user/task_0",
+            "system.slice/slurmstepd.scope/job_7/memory.current",
+        ),
+        ("5:memory:/slurm/uid_1/job_7/step_0", "memory/slurm/uid_1/job_7/memory.usage_in_bytes"),
+    ],
+)
+def test_the_jobs_memory_is_found_in_its_control_group(tmp_path: Path, membership: str, file: str) -> None:
+    (tmp_path / "self").mkdir()
+    (tmp_path / "self/cgroup").write_text(f"9:cpuset:/x\n{membership}\n")
+    (tmp_path / "meminfo").write_text(
+        "MemTotal: 4096 kB\nMemFree: 1 kB\nMemAvailable: 1024 kB\nHugePages_Total: 0\n"
+    )
+    usage = tmp_path / "cgroup" / file
+    usage.parent.mkdir(parents=True)
+    usage.write_text(f"{7 * _MIB}\n")
+    memory = Memory(tmp_path, tmp_path / "cgroup")
+    assert memory.read() == {"memory_used_mib": 3, "job_memory_mib": 7}
+    assert memory.total_mib() == 4
+
+
+def _interfaces(received: int, sent: int) -> str:
+    columns = f"{received} 1 0 0 0 0 0 0 {sent} 1 0 0 0 0 0 0"
+    return f"Inter-| Receive\n face |bytes\n    lo: {columns}\n  eth0:{columns}\n"
+
+
+def test_network_rates_leave_loopback_out(tmp_path: Path) -> None:
+    (tmp_path / "net").mkdir()
+    (tmp_path / "net/dev").write_text(_interfaces(0, 0))
+    network = Network(tmp_path)
+    assert network.read() == {}
+    (tmp_path / "net/dev").write_text(_interfaces(4000, 1000))
+    fields = network.read()
+    received, sent = fields["net_rx_bytes_per_s"], fields["net_tx_bytes_per_s"]
+    assert (received.keys(), sent.keys()) == ({"eth0"}, {"eth0"})
+    assert received["eth0"] == pytest.approx(4 * sent["eth0"], rel=1e-3)
+    assert sent["eth0"] > 0
+
+
+class _Broken:
+    def read(self) -> dict[str, Any]:
+        raise SensorError("the fan is off")
+
+
+class _Fine:
+    def read(self) -> dict[str, Any]:
+        return {"fine": 1}
+
+
+def test_a_broken_source_leaves_the_others_going() -> None:
+    assert sample([_Broken(), _Fine()]) == {"fine": 1, "errors": ["the fan is off"]}
+
+
+@pytest.mark.parametrize("text", [None, "", "MemTotal: lots kB\n", "MemTotal: 1 kB\n"])
+def test_a_source_without_sense_is_a_sensor_error(tmp_path: Path, text: str | None) -> None:
+    if text is not None:
+        (tmp_path / "meminfo").write_text(text)
+    with pytest.raises(SensorError, match="meminfo"):
+        Memory(tmp_path, tmp_path).read()

@@ -1,0 +1,145 @@
+"""Runs of the whole program, on one rank and on several."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Runner = Callable[..., subprocess.CompletedProcess[str]]
+Record = dict[str, Any]
+
+# 1,438 samples in batches of 50 leave a last one of 38, and neither divides by 3.
+_SMALL = ("--epochs", "2", "--global-batch-size", "50")
+
+
+def _records(folder: Path) -> dict[str, list[Record]]:
+    by_kind: dict[str, list[Record]] = {}
+    for line in (folder / "metrics.jsonl").read_text().splitlines():
+        record = json.loads(line)
+        by_kind.setdefault(record["kind"], []).append(record)
+    return by_kind
+
+
+def _losses(folder: Path) -> list[float]:
+    return [record["loss"] for record in _records(folder)["iteration"]]
+
+
+@pytest.fixture(scope="module")
+def one_rank(alone: Runner, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    out = tmp_path_factory.mktemp("one")
+    assert alone("train", *_SMALL, "--out", str(out)).returncode == 0
+    return out
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_losses_are_those_of_one_rank(mpirun: Runner, one_rank: Path, tmp_path: Path, ranks: int) -> None:
+    answer = mpirun(ranks, "train", *_SMALL, "--out", str(tmp_path))
+    assert answer.returncode == 0, answer.stderr
+    assert _losses(tmp_path) == pytest.approx(_losses(one_rank), abs=1e-6, rel=0)
+    assert len(_losses(tmp_path)) == 2 * 29
+    ours, theirs = (_records(out)["evaluation"] for out in (tmp_path, one_rank))
+    assert [record["accuracy"] for record in ours] == [record["accuracy"] for record in theirs]
+
+
+def test_more_ranks_than_samples_in_a_batch(mpirun: Runner, alone: Runner, tmp_path: Path) -> None:
+    arguments = ("train", "--global-batch-size", "2", "--iterations", "5", "--lr", "0.01")
+    assert mpirun(3, *arguments, "--out", str(tmp_path / "3")).returncode == 0
+    assert alone(*arguments, "--out", str(tmp_path / "1")).returncode == 0
+    assert _losses(tmp_path / "3") == pytest.approx(_losses(tmp_path / "1"), abs=1e-6, rel=0)
+
+
+def test_the_defaults_learn_the_digits(mpirun: Runner, tmp_path: Path) -> None:
+    answer = mpirun(2, "train", "--out", str(tmp_path / "made" / "for it"))
+    assert answer.returncode == 0, answer.stderr
+    records = _records(tmp_path / "made" / "for it")
+    (run,), (result,) = records["run"], records["result"]
+    host = socket.gethostname().split(".")[0]
+    assert result["accuracy"] >= 0.97
+    assert answer.stdout.splitlines()[-1] == f"test accuracy {result['accuracy']:.4f}"
+    assert run["world_size"] == result["world_size"] == 2
+    assert [(rank["rank"], rank["host"]) for rank in run["ranks"]] == [(0, host), (1, host)]
+    assert run["ranks"][0]["cores"] == sorted(os.sched_getaffinity(0))
+    assert run["config"]["lr"] == 0.05
+    assert set(run["versions"]) >= {"python", "numpy", "mpi4py", "mpi"}
+    assert result["hosts"] == [host, host]
+    first, second = result["param_hashes"]
+    assert first == second
+    assert len(first) == 64
+
+
+def test_the_file_tells_the_run_in_order(one_rank: Path) -> None:
+    lines = [json.loads(line) for line in (one_rank / "metrics.jsonl").read_text().splitlines()]
+    kinds = [line["kind"] for line in lines]
+    assert kinds == ["run", *["iteration"] * 29, "evaluation", *["iteration"] * 29, "evaluation", "result"]
+    iterations = [line for line in lines if line["kind"] == "iteration"]
+    assert [(line["step"], line["epoch"]) for line in iterations] == [(i, 1 + (i > 29)) for i in range(1, 59)]
+    assert all(
+        line["samples_per_s"] > 0 and line["grad_norm"] > 0 and line["lr"] == 0.05 for line in iterations
+    )
+    assert [line["time"] for line in lines] == sorted(line["time"] for line in lines)
+
+
+def test_a_run_repeats_itself_and_a_seed_changes_it(alone: Runner, one_rank: Path, tmp_path: Path) -> None:
+    def hashes(seed: str) -> list[str]:
+        out = tmp_path / seed
+        assert alone("train", *_SMALL, "--out", str(out), "--seed", seed).returncode == 0
+        result: list[str] = _records(out)["result"][0]["param_hashes"]
+        return result
+
+    first = _records(one_rank)["result"][0]["param_hashes"]
+    assert hashes("0") == first
+    assert hashes("1") != first
+
+
+def test_iterations_end_within_an_epoch_with_an_evaluation(alone: Runner, tmp_path: Path) -> None:
+    assert alone("train", "--iterations", "30", "--out", str(tmp_path), "--dtype", "float32").returncode == 0
+    records = _records(tmp_path)
+    assert [record["step"] for record in records["evaluation"]] == [23, 30]
+    assert records["result"][0]["accuracy"] == records["evaluation"][-1]["accuracy"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--global-batch-size", "1439"), "--global-batch-size 1439 is above the 1438 samples"),
+        (("--out", "/proc/nowhere"), "--out: /proc/nowhere/metrics.jsonl cannot be written"),
+        (("--device", "gpu"), "--device gpu: no "),
+    ],
+)
+def test_what_cannot_be_had_is_one_line(alone: Runner, arguments: tuple[str, ...], message: str) -> None:
+    answer = alone("train", *arguments, CUDA_VISIBLE_DEVICES="")
+    assert answer.returncode == 2
+    assert message in answer.stderr
+    assert len(answer.stderr.splitlines()) == 1
+
+
+def test_what_only_rank_0_cannot_do_stops_all(mpirun: Runner) -> None:
+    answer = mpirun(2, "train", "--out", "/proc/nowhere")
+    assert answer.returncode == 2
+    assert answer.stderr.count("payload: error: rank 0 on ") == 1
+    assert "Traceback" not in answer.stderr
+
+
+def test_a_run_that_diverges_says_so(alone: Runner, tmp_path: Path) -> None:
+    answer = alone("train", "--lr", "1e200", "--out", str(tmp_path), PYTHONWARNINGS="ignore")
+    assert answer.returncode == 1
+    assert "training diverged at iteration" in answer.stderr
+    assert "Traceback" not in answer.stderr
+
+
+def test_ranks_that_drifted_apart_fail_the_run(program: Runner, tmp_path: Path) -> None:
+    answer = program(3, "drift.py", str(tmp_path))
+    assert answer.returncode == 1
+    assert "parameters differ from those of rank 0" in answer.stderr
+    assert "rank 2 on " in answer.stderr
+    assert "rank 1 on " not in answer.stderr
+    assert "test accuracy" not in answer.stdout
+    first, second, third = _records(tmp_path)["result"][0]["param_hashes"]
+    assert first == second != third
