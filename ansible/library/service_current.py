@@ -1,0 +1,156 @@
+#!/usr/bin/python
+"""Ansible module: a systemd unit is enabled, running, and started after its configuration last changed.
+
+A handler that was never reached (the play was killed between the change and the restart) is lost for good.
+This looks at the unit itself instead, so that a second run always converges.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+
+from ansible.module_utils.basic import AnsibleModule
+
+DOCUMENTATION = r"""
+module: service_current
+short_description: A systemd unit runs with its current configuration
+description:
+  - Enables and starts a unit, and restarts it if a file of its configuration changed after it was started.
+  - Waits until the unit listens on its port; when it does not, fails with the end of its journal.
+options:
+  name:
+    description: Name of the unit, without C(.service).
+    type: str
+    required: true
+  config:
+    description: Files that the unit reads when it starts.
+    type: list
+    elements: path
+    default: []
+  port:
+    description: TCP port that the unit listens on once it is ready.
+    type: int
+  timeout_s:
+    description: How long to wait for the unit, in seconds.
+    type: int
+    default: 30
+author:
+  - clusterctl
+"""
+
+EXAMPLES = r"""
+- name: Run slurmctld
+  service_current:
+    name: slurmctld
+    config: [/etc/slurm/slurm.conf]
+    port: 6817
+"""
+
+RETURN = r"""
+action:
+  description: What was done to the unit.
+  type: str
+  returned: always
+  sample: restart
+"""
+
+PROPERTIES = (
+    "LoadState",
+    "ActiveState",
+    "UnitFileState",
+    "NeedDaemonReload",
+    "InactiveExitTimestampMonotonic",
+)
+LISTEN = "0A"  # the state's number in /proc/net/tcp
+
+
+def read_unit(module: AnsibleModule, name: str) -> dict[str, str]:
+    """The properties of a unit that decide what to do."""
+    argv = ["systemctl", "show", name + ".service", "--property=" + ",".join(PROPERTIES)]
+    _, stdout, _ = module.run_command(argv, check_rc=True)
+    return dict(line.split("=", 1) for line in stdout.splitlines() if "=" in line)
+
+
+def is_stale(unit: dict[str, str], config: list[str], *, now: float, monotonic: float) -> bool:
+    """Whether a file changed after the unit was started. Times in seconds."""
+    started = now - (monotonic - int(unit["InactiveExitTimestampMonotonic"]) / 1e6)
+    return any(os.stat(path).st_ctime > started for path in config)  # noqa: PTH116
+
+
+def listens(port: int, tables: tuple[str, ...] = ("/proc/net/tcp", "/proc/net/tcp6")) -> bool:
+    """Whether a TCP port is listened on. No connection is made: Slurm would log an error."""
+    for table in tables:
+        try:
+            lines = Path(table).read_text().splitlines()[1:]
+        except FileNotFoundError:  # no IPv6
+            continue
+        for line in lines:
+            fields = line.split()
+            if fields[3] == LISTEN and int(fields[1].rsplit(":", 1)[1], 16) == port:
+                return True
+    return False
+
+
+def wait_ready(module: AnsibleModule, name: str, port: int | None, timeout_s: int) -> None:
+    """Return when the unit is active and listens; fail with its journal when it does not in time."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        state = read_unit(module, name)["ActiveState"]
+        if state == "active" and (port is None or listens(port)):
+            return
+        if state == "failed" or time.monotonic() > deadline:
+            fail_with_journal(module, name, f"{name} is {state}, and not ready after {timeout_s} s")
+        time.sleep(0.05)
+
+
+def fail_with_journal(module: AnsibleModule, name: str, message: str) -> None:
+    """End the module with the last lines that the unit logged."""
+    argv = ["journalctl", "--unit", name, "--lines=20", "--no-pager", "--output=cat"]
+    _, journal, _ = module.run_command(argv)
+    module.fail_json(msg=f"{message}; its journal ends with:\n{journal.strip()}")
+
+
+def main() -> None:
+    """Entry point."""
+    module = AnsibleModule(
+        argument_spec={
+            "name": {"type": "str", "required": True},
+            "config": {"type": "list", "elements": "path", "default": []},
+            "port": {"type": "int"},
+            "timeout_s": {"type": "int", "default": 30},
+        },
+        supports_check_mode=True,
+    )
+    name = module.params["name"]
+    unit = read_unit(module, name)
+    if unit["LoadState"] == "not-found":
+        module.fail_json(msg=f"there is no unit {name}: its package is not installed")
+    if unit["ActiveState"] not in ("active", "activating", "reloading"):
+        action = "start"
+    elif is_stale(unit, module.params["config"], now=time.time(), monotonic=time.monotonic()):
+        action = "restart"
+    else:
+        action = "none"
+    enable = unit["UnitFileState"] != "enabled"
+    if not module.check_mode:
+        apply(module, name, unit, action=action, enable=enable)
+    module.exit_json(changed=enable or action != "none", action=action)
+
+
+def apply(module: AnsibleModule, name: str, unit: dict[str, str], *, action: str, enable: bool) -> None:
+    """Do what was decided, then wait until the unit is ready."""
+    if enable:
+        module.run_command(["systemctl", "--no-reload", "enable", name], check_rc=True)
+    if unit["NeedDaemonReload"] == "yes" or enable:
+        module.run_command(["systemctl", "daemon-reload"], check_rc=True)
+    if action != "none":
+        rc, _, _ = module.run_command(["systemctl", action, name])
+        if rc != 0:
+            fail_with_journal(module, name, f"{name} did not {action}")
+    wait_ready(module, name, module.params["port"], module.params["timeout_s"])
+
+
+if __name__ == "__main__":
+    main()

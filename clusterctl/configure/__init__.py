@@ -1,0 +1,104 @@
+"""Ansible as the rest of clusterctl sees it: write the inventory, install on an image, configure hosts."""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+from clusterctl.configure.events import HostRecap, Progress, Recap, Status
+from clusterctl.configure.inventory_file import connection_variables, literal, to_yaml, write_inventory
+from clusterctl.configure.payload import payload_hash
+from clusterctl.configure.playbook import PlaybookRun, new_log, run_playbook
+from clusterctl.inventory import COMPUTE, CONTROLLER, Inventory
+from clusterctl.spec import ClusterSpec
+from clusterctl.workspace import Workspace, write_atomic
+
+__all__ = [
+    "HostRecap",
+    "Image",
+    "Progress",
+    "Recap",
+    "Status",
+    "configure",
+    "install",
+    "payload_hash",
+    "write_inventory",
+]
+
+
+class Image(Protocol):
+    """An image under construction that answers SSH. ``known_hosts`` has its key under `[address]:port`."""
+
+    @property
+    def address(self) -> str: ...
+    @property
+    def port(self) -> int: ...
+    @property
+    def user(self) -> str: ...
+    @property
+    def key(self) -> Path: ...
+    @property
+    def known_hosts(self) -> Path: ...
+
+
+def configure(
+    spec: ClusterSpec, inventory: Inventory, workspace: Workspace, *, progress: Callable[[Progress], None]
+) -> Recap:
+    """Configure every host of the cluster; doing it again changes nothing.
+
+    Slurm's files must lie in ``workspace.rendered``. The inventory is written again, so that it is of now.
+
+    Raises:
+        ConfigureError: tasks failed; one failure a host. The whole output is in ``workspace.logs``.
+    """
+    write_inventory(spec, inventory, workspace)
+    playbook = "configure.yml" if inventory.baked else "site.yml"
+    run = PlaybookRun(playbook, workspace.inventory, len(inventory.hosts), new_log(workspace.logs))
+    return run_playbook(run, progress)
+
+
+def install(
+    image: Image, *, wheels: Path, lock: Path, workspace: Workspace, progress: Callable[[Progress], None]
+) -> Recap:
+    """Run the install half of every role on an image that has a route to its mirror. No service is started.
+
+    ``wheels`` is a folder with every wheel that ``lock``, a requirements file with hashes, names.
+
+    Raises:
+        ConfigureError: a task failed. The whole output is in ``workspace.logs``.
+    """
+    with tempfile.TemporaryDirectory(prefix="clusterctl-install-") as folder:
+        ssh_config = Path(folder) / "ssh_config"
+        write_atomic(ssh_config, _ssh_config(image))
+        document = {
+            "all": {
+                "vars": {
+                    **connection_variables(ssh_config),
+                    "job_env_wheelhouse": literal(str(wheels)),
+                    "job_env_requirements": literal(str(lock)),
+                },
+                "children": {CONTROLLER: {"hosts": {"image": {}}}, COMPUTE: {"hosts": {}}},
+            }
+        }
+        inventory = Path(folder) / "inventory.yml"
+        write_atomic(inventory, to_yaml(document))
+        run = PlaybookRun("install.yml", inventory, 1, new_log(workspace.logs))
+        return run_playbook(run, progress)
+
+
+def _ssh_config(image: Image) -> str:
+    return (
+        "Host image\n"
+        f"    HostName {image.address}\n"
+        f"    Port {image.port}\n"
+        f"    User {image.user}\n"
+        f'    IdentityFile "{image.key}"\n'
+        "    IdentitiesOnly yes\n"
+        f'    UserKnownHostsFile "{image.known_hosts}"\n'
+        "    GlobalKnownHostsFile /dev/null\n"
+        "    StrictHostKeyChecking yes\n"
+        "    PasswordAuthentication no\n"
+        "    LogLevel ERROR\n"
+    )

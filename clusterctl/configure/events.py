@@ -1,0 +1,143 @@
+"""What a playbook run tells: typed progress, a recap a host, and one failure a host."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from clusterctl.errors import Failure
+
+_TAIL = 1500  # characters of a module's own words that are shown
+_HINTS = {
+    "shared_storage": "every host must have the same shared folder mounted",
+    "munge": "see `journalctl -u munge` on the host",
+    "mariadb": "see `journalctl -u mariadb` on the controller",
+    "slurmdbd": "see /var/log/slurm/slurmdbd.log on the controller",
+    "slurmctld": "see /var/log/slurm/slurmctld.log on the controller; slurm.extra is checked there",
+    "slurmd": "see `journalctl -u slurmd` on the host",
+    "users": "an account with another uid may exist there already",
+}
+
+Event = Mapping[str, Any]
+
+
+class Status(StrEnum):
+    """How a task ended on a host."""
+
+    OK = "ok"
+    CHANGED = "changed"
+    FAILED = "failed"
+    UNREACHABLE = "unreachable"
+
+
+@dataclass(frozen=True, slots=True)
+class Progress:
+    """A task ended on a host. ``role`` is empty for tasks outside of roles."""
+
+    play: str
+    role: str
+    task: str
+    host: str
+    status: Status
+
+    def __str__(self) -> str:
+        role = f"{self.role}: " if self.role else ""
+        return f"{self.host}: {role}{self.task}: {self.status}"
+
+
+@dataclass(frozen=True, slots=True)
+class HostRecap:
+    """How many tasks ended how on one host."""
+
+    ok: int
+    changed: int
+    failed: int
+    unreachable: int
+
+
+@dataclass(frozen=True, slots=True)
+class Recap:
+    """The end of a run that went well."""
+
+    hosts: Mapping[str, HostRecap]
+
+    @property
+    def changed(self) -> int:
+        """Tasks that changed something, over all hosts."""
+        return sum(host.changed for host in self.hosts.values())
+
+    def __str__(self) -> str:
+        tasks = sum(host.ok for host in self.hosts.values())
+        return f"{tasks} tasks on {len(self.hosts)} hosts, {self.changed} changed"
+
+
+_STATUS_OF_EVENT = {
+    "runner_on_ok": Status.OK,
+    "runner_on_failed": Status.FAILED,
+    "runner_on_unreachable": Status.UNREACHABLE,
+}
+
+
+def progress_of(event: Event) -> Progress | None:
+    """The progress that an event of ansible-runner means, or None."""
+    status = _STATUS_OF_EVENT.get(event["event"])
+    data = event.get("event_data", {})
+    if status is None or data.get("ignore_errors"):
+        return None
+    if status is Status.OK and data.get("res", {}).get("changed"):
+        status = Status.CHANGED
+    return Progress(data.get("play", ""), data.get("role", ""), data["task"], data["host"], status)
+
+
+def recap_of(event: Event) -> Recap | None:
+    """The recap, from the event that ends a playbook."""
+    if event["event"] != "playbook_on_stats":
+        return None
+    data = event["event_data"]
+    return Recap(
+        {
+            host: HostRecap(
+                ok=data["ok"].get(host, 0),
+                changed=data["changed"].get(host, 0),
+                failed=data["failures"].get(host, 0),
+                unreachable=data["dark"].get(host, 0),
+            )
+            for host in sorted(data["processed"])
+        }
+    )
+
+
+def failures_of(events: Iterable[Event]) -> tuple[Failure, ...]:
+    """One failure a host: its first, since what follows is a consequence."""
+    found: dict[str, Failure] = {}
+    for event in events:
+        progress = progress_of(event)
+        if progress is None or progress.status not in (Status.FAILED, Status.UNREACHABLE):
+            continue
+        unreachable = progress.status is Status.UNREACHABLE
+        failure = Failure(
+            code="unreachable" if unreachable else "configure",
+            cause=_cause(event["event_data"].get("res", {})),
+            host=progress.host,
+            phase=f"{progress.role} / {progress.task}" if progress.role else progress.task,
+            fix="see that the host is up" if unreachable else _HINTS.get(progress.role, ""),
+            retryable=unreachable,
+        )
+        found.setdefault(progress.host, failure)
+    return tuple(found.values())
+
+
+def _cause(result: Mapping[str, Any]) -> str:
+    """What the module said: its message, and the end of what its command printed."""
+    items = [r for r in result.get("results", ()) if isinstance(r, dict) and r.get("failed")]
+    if items:
+        return _cause(items[0])
+    parts = [result.get("censored") or result.get("msg") or ""]
+    parts += [result.get(key) or "" for key in ("module_stderr", "stderr", "stdout")]
+    said: list[str] = []
+    for part in (str(part).strip() for part in parts):
+        if part and not any(part in before for before in said):
+            said.append(part)
+    return "\n".join(said)[-_TAIL:] or "the task failed and gave no reason"

@@ -1,0 +1,115 @@
+"""`inventory.yml`: hosts, groups and every role variable, so that plain `ansible-playbook -i` works on it."""
+
+from __future__ import annotations
+
+import io
+import shlex
+from pathlib import Path
+from typing import Any
+
+from ruamel.yaml import YAML
+from ruamel.yaml.comments import TaggedScalar
+
+from clusterctl.assets import asset
+from clusterctl.configure.payload import pack_payload, payload_hash
+from clusterctl.inventory import COMPUTE, CONTROLLER, Host, Inventory
+from clusterctl.spec import ClusterSpec
+from clusterctl.spec.models import ADMIN_USER
+from clusterctl.workspace import Workspace, write_atomic
+
+PYTHON = "/usr/bin/python3"  # the platform's: it alone has the package manager's bindings
+
+Variables = dict[str, Any]
+
+
+def write_inventory(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> None:
+    """Write the Ansible inventory, and the payload that it names. Only paths stand in it, no secrets."""
+    pack_payload(workspace.rendered)
+    hosts = {host.name: _host_variables(host) for host in inventory.hosts}
+    document = {
+        "all": {
+            "vars": {
+                **connection_variables(workspace.ssh_config),
+                "clusterctl_baked": inventory.baked,
+                **role_variables(spec, inventory, workspace),
+            },
+            "children": {
+                group: {"hosts": {h.name: hosts[h.name] for h in inventory.hosts if h.role == group}}
+                for group in (CONTROLLER, COMPUTE)
+            },
+        }
+    }
+    text = (
+        f"# Written by clusterctl; use it with: ansible-playbook -i THIS_FILE {asset('ansible')}/site.yml\n"
+    )
+    write_atomic(workspace.inventory, text + to_yaml(document))
+
+
+def connection_variables(ssh_config: Path) -> Variables:
+    """How Ansible reaches hosts: by their names in an ssh_config, which says the rest."""
+    return {
+        "ansible_ssh_common_args": literal(f"-F {shlex.quote(str(ssh_config))}"),
+        "ansible_python_interpreter": PYTHON,
+        "mitogen_ssh_compression": False,
+    }
+
+
+def role_variables(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> Variables:
+    """The variables of every role, each under the prefix of its role."""
+    rendered = literal(str(workspace.rendered))
+    controller = inventory.controller.name
+    return {
+        "common_hosts": [{"name": host.name, "address": host.address} for host in inventory.hosts],
+        "shared_storage_path": inventory.shared,
+        "shared_storage_cluster_id": inventory.cluster_id,
+        "users_home_root": f"{inventory.shared}/home",
+        "users_accounts": _accounts(spec, workspace),
+        "munge_key_src": literal(str(workspace.munge_key)),
+        "slurmdbd_config_src": literal(str(workspace.rendered / "slurmdbd.conf")),
+        "slurmctld_cluster": spec.name,
+        "slurmctld_config_src": rendered,
+        **_accounting(spec),
+        "slurmd_conf_server": controller,
+        "slurmd_config_src": rendered,
+        "openmpi_network": inventory.network,
+        "job_env_payload_src": literal(str(workspace.rendered / "payload.tar.gz")),
+        "job_env_payload_hash": payload_hash(),
+    }
+
+
+def literal(text: str) -> str | TaggedScalar:
+    """A string that Ansible must not read as a template, whatever braces the user's path has."""
+    return TaggedScalar(text, style="'", tag="!unsafe") if "{" in text else text
+
+
+def to_yaml(document: Variables) -> str:
+    """The document as YAML."""
+    yaml = YAML()
+    yaml.default_flow_style = False
+    yaml.width = 4096
+    stream = io.StringIO()
+    yaml.dump(document, stream)
+    return stream.getvalue()
+
+
+def _host_variables(host: Host) -> Variables:
+    return {"clusterctl_partition": host.partition} if host.partition else {}
+
+
+def _accounts(spec: ClusterSpec, workspace: Workspace) -> list[Variables]:
+    key = workspace.public_key.read_text().strip()
+    return [{"name": u.name, "uid": u.uid, "ssh_authorized_keys": [key]} for u in spec.users]
+
+
+def _accounting(spec: ClusterSpec) -> Variables:
+    users: list[Variables] = [{"name": u.name, "accounts": list(u.accounts)} for u in spec.users]
+    users.append({"name": ADMIN_USER, "accounts": [ADMIN_USER], "admin": True})
+    return {
+        "slurmctld_accounting_accounts": sorted({name for user in users for name in user["accounts"]}),
+        "slurmctld_accounting_users": users,
+        "slurmctld_accounting_qos": [
+            {"name": q.name, "priority": q.priority}
+            | ({"max_time_s": q.max_time} if q.max_time is not None else {})
+            for q in spec.slurm.qos
+        ],
+    }

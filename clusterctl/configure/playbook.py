@@ -1,0 +1,204 @@
+"""Runs a playbook by ansible-runner: its own environment, its own processes, nothing left behind."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import queue
+import shutil
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from ansible_runner.config.runner import RunnerConfig
+from ansible_runner.exceptions import AnsibleRunnerException
+from ansible_runner.runner import Runner
+
+from clusterctl.assets import asset
+from clusterctl.configure.events import Event, Progress, Recap, failures_of, progress_of, recap_of
+from clusterctl.errors import ConfigureError
+
+MAX_FORKS = 32
+_POLL_S = 0.2  # how often the runner looks whether it was cancelled
+_TAIL_LINES = 20
+
+# What ansible-runner sets itself; every other ANSIBLE_* of the caller is dropped.
+_RUNNER_KEYS = frozenset(
+    {"ANSIBLE_STDOUT_CALLBACK", "ANSIBLE_CALLBACK_PLUGINS", "ANSIBLE_RETRY_FILES_ENABLED"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PlaybookRun:
+    """A playbook of ansible/, the inventory it runs on, and the file that gets its whole output."""
+
+    playbook: str
+    inventory: Path
+    hosts: int
+    log: Path
+
+
+def run_playbook(run: PlaybookRun, progress: Callable[[Progress], None]) -> Recap:
+    """Run it to its end; ``progress`` is called in this thread. An interrupt ends Ansible first.
+
+    Raises:
+        ConfigureError: a task failed, a host was not reached, or Ansible itself could not run.
+    """
+    with tempfile.TemporaryDirectory(prefix="clusterctl-ansible-") as private:
+        config = _config(run, Path(private))
+        events = _Events(run.log, progress)
+        try:
+            rc = _drive(config, events)
+        finally:
+            events.close()
+    if rc == 0 and events.recap is not None:
+        return events.recap
+    raise _error(run, events, rc)
+
+
+def new_log(folder: Path) -> Path:
+    """A log file name of this moment."""
+    return folder / f"ansible-{time.strftime('%Y%m%dT%H%M%S')}.log"
+
+
+class _Events:
+    """Takes events in the caller's thread: writes the log, tells progress, keeps failures and the recap."""
+
+    def __init__(self, log: Path, progress: Callable[[Progress], None]) -> None:
+        self._file = os.fdopen(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "a")
+        self._progress = progress
+        self.failed: list[Event] = []
+        self.recap: Recap | None = None
+
+    def take(self, event: Event) -> None:
+        if text := event.get("stdout"):
+            self._file.write(text + "\n")
+            self._file.flush()
+        if event["event"] in ("runner_on_failed", "runner_on_unreachable"):
+            self.failed.append(event)
+        self.recap = recap_of(event) or self.recap
+        if told := progress_of(event):
+            self._progress(told)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _drive(config: RunnerConfig, events: _Events) -> int:
+    """Run Ansible in a thread and take its events here: an interrupt reaches us, not the runner."""
+    inbox: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+    cancelled = threading.Event()
+    failure: list[BaseException] = []
+
+    def accept(event: Event) -> bool:
+        inbox.put(event)
+        return False  # keep no file of it
+
+    runner = Runner(config=config, event_handler=accept, cancel_callback=cancelled.is_set)
+
+    def work() -> None:
+        try:
+            runner.run()
+        except (AnsibleRunnerException, OSError) as exc:
+            failure.append(exc)
+        finally:
+            inbox.put(None)
+
+    thread = threading.Thread(target=work, name="ansible", daemon=True)
+    thread.start()
+    try:
+        while (event := inbox.get()) is not None:
+            events.take(event)
+    finally:
+        cancelled.set()  # ends Ansible's process group if it still runs
+        thread.join()
+    if failure:
+        raise ConfigureError("Ansible could not be run", why=str(failure[0])) from failure[0]
+    return int(runner.rc)
+
+
+def _config(run: PlaybookRun, private: Path) -> RunnerConfig:
+    (private / "env").mkdir()
+    (private / "env/settings").write_text(
+        json.dumps({"pexpect_timeout": _POLL_S, "suppress_output_file": True})
+    )
+    ours = _environment(private)
+    config = RunnerConfig(
+        private_data_dir=str(private),
+        playbook=str(asset("ansible") / run.playbook),
+        inventory=str(run.inventory),
+        forks=max(1, min(run.hosts, MAX_FORKS)),
+        envvars=dict(ours),
+        fact_cache_type="memory",
+        quiet=True,
+    )
+    config.prepare()
+    keep = _RUNNER_KEYS | set(ours)
+    config.env = {k: v for k, v in config.env.items() if not k.startswith("ANSIBLE_") or k in keep}
+    config.command = _command(config.command)
+    return config
+
+
+def _environment(private: Path) -> Mapping[str, str]:
+    """Variables that make a run independent of the caller's Ansible settings, locale and home."""
+    here = str(Path(sys.executable).parent)
+    return {
+        "PATH": f"{here}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+        "LC_ALL": "C.UTF-8",  # Ansible refuses to run without UTF-8
+        "PYTHONUNBUFFERED": "1",
+        "ANSIBLE_CONFIG": str(asset("ansible") / "ansible.cfg"),
+        "ANSIBLE_HOME": str(private / "home"),
+        "ANSIBLE_NOCOLOR": "1",
+        "ANSIBLE_HOST_KEY_CHECKING": "True",
+        "ANSIBLE_STDOUT_CALLBACK": "default",
+        "ANSIBLE_CALLBACK_PLUGINS": "",  # the runner adds its own to these, not to the caller's
+        "ANSIBLE_SSH_ARGS": "-o ControlMaster=no",  # no master that outlives the run; mitogen keeps its own
+        **_mitogen(),
+    }
+
+
+def _mitogen() -> Mapping[str, str]:
+    spec = importlib.util.find_spec("ansible_mitogen")
+    if spec is None or not spec.submodule_search_locations:
+        raise ConfigureError("mitogen is missing", fix="install clusterctl again, with its dependencies")
+    folder = Path(next(iter(spec.submodule_search_locations))) / "plugins" / "strategy"
+    return {
+        "ANSIBLE_STRATEGY": "mitogen_linear",
+        "ANSIBLE_STRATEGY_PLUGINS": str(folder),
+        "ANSIBLE_DEPRECATION_WARNINGS": "False",  # Ansible warns of every foreign strategy
+    }
+
+
+def _command(command: list[str]) -> list[str]:
+    """The runner's command, by our own ansible-playbook, which dies with us even if we are killed."""
+    program = Path(sys.executable).parent / command[0]
+    argv = [str(program) if program.exists() else command[0], *command[1:]]
+    setpriv = shutil.which("setpriv")
+    return [setpriv, "--pdeathsig", "KILL", "--", *argv] if setpriv else argv
+
+
+def _error(run: PlaybookRun, events: _Events, rc: int) -> ConfigureError:
+    failures = failures_of(events.failed)
+    if not failures:
+        lines = run.log.read_text(errors="replace").splitlines()
+        return ConfigureError(
+            f"Ansible ended with exit code {rc} before it could say which host failed",
+            where=run.playbook,
+            why="\n".join(lines[-_TAIL_LINES:]),
+            fix=f"the whole output is in {run.log}",
+        )
+    hosts = ", ".join(f.host for f in failures if f.host)
+    return ConfigureError(
+        f"configuration failed on {hosts}",
+        where=failures[0].phase or run.playbook,
+        why="\n".join(f"{f.host}: {f.cause}" for f in failures),
+        fix="; ".join(
+            [*dict.fromkeys(f.fix for f in failures if f.fix), f"the whole output is in {run.log}"]
+        ),
+        failures=failures,
+    )
