@@ -53,8 +53,7 @@ def notes(spec: ClusterSpec, caller: Caller) -> tuple[str, ...]:
 
 
 def _as_user(caller: Caller) -> User | None:
-    if caller.uid == 0:
-        return None
+    """The caller as an account of the nodes, if that can be: neither root nor any other odd one can."""
     try:
         return User(name=caller.name, uid=caller.uid)
     except ValidationError:

@@ -96,7 +96,7 @@ def _read(path: Path) -> str:
     if len(raw) > MAX_BYTES:
         raise UsageError("the spec file is larger than 1 MiB", where=str(path), fix="is this the right file?")
     try:
-        return raw.decode("utf-8-sig")
+        return raw.decode()
     except UnicodeDecodeError as exc:
         line = raw.count(b"\n", 0, exc.start) + 1
         raise UsageError(

@@ -215,6 +215,11 @@ def test_a_folder_is_no_job(folder: Path) -> None:
     assert refused("jobs").what == "'jobs' is a folder"
 
 
+def test_a_script_whose_name_is_no_text(folder: Path) -> None:
+    (folder / "\udcff.sh").write_text("")
+    assert refused("./\udcff.sh").what == "'./\\udcff.sh' can't be read"
+
+
 @pytest.mark.parametrize("target", ["", "a\0b", "x" * 5000, "\udcff.sh", "/dev/null"])
 def test_odd_targets(folder: Path, target: str) -> None:
     assert refused(target).what

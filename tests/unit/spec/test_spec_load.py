@@ -138,6 +138,17 @@ def test_a_merged_fault_is_shown_where_it_is_written() -> None:
     assert [problem.split(" ")[0] for problem in problems(text)] == ["c.yaml:4:25:"] * 2
 
 
+@pytest.mark.filterwarnings("error")
+def test_an_anchor_may_be_used_again() -> None:
+    text = MINIMAL.replace("nodes: 2}", "nodes: &n 2, cpus: *n}\n  - {name: infer, nodes: &n 3, cpus: *n}")
+    assert [p.cpus for p in parse_spec(text, "c.yaml").partitions] == [2, 3]
+
+
+def test_a_long_value_is_quoted_in_part() -> None:
+    (problem,) = problems(MINIMAL.replace("demo", "d" * 5000))
+    assert problem.endswith("not '" + "d" * 57 + "...'")
+
+
 def test_a_byte_order_mark_and_crlf(tmp_path: Path) -> None:
     path = tmp_path / "c.yaml"
     path.write_bytes(b"\xef\xbb\xbf" + MINIMAL.replace("\n", "\r\n").encode())
