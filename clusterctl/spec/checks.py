@@ -11,6 +11,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
+from clusterctl.spec.words import shown
+
 Loc = tuple[str | int, ...]
 
 INCONSISTENT: Final = "inconsistent"
@@ -46,6 +48,7 @@ def findings(spec: Mapping[str, object]) -> Iterator[Finding]:
     yield from _no_twins(spec, ("users",), "name")
     yield from _no_twins(spec, ("users",), "uid")
     yield from _no_twins(spec, ("slurm", "qos"), "name")
+    yield from _no_setting_twice(spec)
     for index, user in enumerate(_entries(spec, ("users",))):
         yield from _no_repeats(user, ("users", index, "accounts"))
 
@@ -73,7 +76,7 @@ def _no_twins(spec: Mapping[str, object], where: tuple[str, ...], field: str) ->
         if not isinstance(value, str | int):
             continue
         if value in first:
-            message = f"{field} {value!r} is that of {dotted((*where, first[value]))} already"
+            message = f"{field} {shown(value)} is that of {dotted((*where, first[value]))} already"
             yield Finding((*where, index, field), message, f"every {field} must be another")
         else:
             first[value] = index
@@ -86,7 +89,22 @@ def _no_repeats(entry: Mapping[str, object], where: Loc) -> Iterator[Finding]:
         if isinstance(value, str):
             seen[value] += 1
             if seen[value] > 1:
-                yield Finding((*where, index), f"{value!r} stands in this list already", "remove it")
+                yield Finding((*where, index), f"{shown(value)} stands in this list already", "remove it")
+
+
+def _no_setting_twice(spec: Mapping[str, object]) -> Iterator[Finding]:
+    slurm = spec.get("slurm")
+    lines = slurm.get("extra") if isinstance(slurm, Mapping) else None
+    seen: set[str] = set()
+    for index, line in enumerate(lines if isinstance(lines, list | tuple) else ()):
+        if not isinstance(line, str) or "=" not in line:
+            continue
+        key = line.partition("=")[0].strip()
+        if key.lower() in seen:
+            yield Finding(
+                ("slurm", "extra", index), f"{shown(key)} is set above already", "keep one of the two"
+            )
+        seen.add(key.lower())
 
 
 def _entries(spec: Mapping[str, object], where: tuple[str, ...]) -> Iterator[Mapping[str, object]]:

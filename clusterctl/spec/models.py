@@ -57,6 +57,9 @@ RESERVED_USERS = frozenset(
     "disk kmem dialout fax voice cdrom floppy tape sudo audio dip operator src shadow utmp video sasl "
     f"plugdev staff users input sgx kvm render crontab netdev slurm munge mysql {ADMIN_USER}".split()
 )
+RESERVED_ACCOUNTS = frozenset(
+    {"root", ADMIN_USER}
+)  # Slurm's own, and the one that may use the proof partition
 # `ctl` is the controller's; Slurm takes a partition called DEFAULT, in any case, as defaults for the rest.
 RESERVED_PARTITIONS = frozenset({"ctl", "default", PROOF_PARTITION})
 
@@ -65,38 +68,37 @@ OWNED_SLURM_KEYS = frozenset(
     key.lower()
     for key in (
         "ClusterName SlurmctldHost ControlMachine BackupController SlurmUser SlurmdUser AuthType CryptoType "
-        "StateSaveLocation SlurmdSpoolDir SlurmctldPidFile SlurmdPidFile SlurmctldParameters "
-        "SlurmdParameters NodeName FrontendName PartitionName NodeSet AccountingStorageType "
-        "AccountingStorageHost AccountingStorageEnforce GresTypes SelectType SelectTypeParameters "
-        "ProctrackType TaskPlugin MpiDefault ReturnToService Include"
+        "SlurmctldPort SlurmdPort StateSaveLocation SlurmdSpoolDir SlurmctldPidFile SlurmdPidFile "
+        "SlurmctldLogFile SlurmdLogFile SlurmctldParameters SlurmdParameters NodeName FrontendName "
+        "PartitionName NodeSet AccountingStorageType AccountingStorageHost AccountingStoragePort "
+        "AccountingStorageEnforce GresTypes SelectType SelectTypeParameters ProctrackType TaskPlugin "
+        "MpiDefault ReturnToService Include"
     ).split()
 )
-# One `Key=value` as Slurm's own parser reads it; a line may hold several.
-_SLURM_PAIR = re.compile(r'\s*([A-Za-z0-9_.]+)\s*[-*+/]?=\s*(?:"[^"]*"|[^\s"]+)(?:\s+|$)')
+# One setting a line: Slurm would take several, and so one hidden behind another.
+_SLURM_LINE = r'^[A-Za-z0-9_.]+ *= *("[^"#\\]*"|[^ "#\\]+)$'
 _PRIVATE_NETWORKS = tuple(IPv4Network(n) for n in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"))
 
 
 def _slurm_line(line: str) -> str:
-    """One raw slurm.conf line. A backslash at its end would swallow the line that follows."""
-    stripped = line.strip()
-    if not stripped or not stripped.isprintable() or stripped.endswith("\\") or "#" in stripped:
+    key = line.partition("=")[0].strip()
+    if not line.isprintable() or re.search(_SLURM_LINE, line) is None:
         raise ValueError(f"{shown(line)} is not one Key=value line of slurm.conf")
-    position = 0
-    while position < len(stripped):
-        pair = _SLURM_PAIR.match(stripped, position)
-        if pair is None:
-            raise ValueError(f"{shown(line)} is not one Key=value line of slurm.conf")
-        if pair.group(1).lower() in OWNED_SLURM_KEYS:
-            raise ValueError(f"{pair.group(1)} is rendered by clusterctl and can't be set here")
-        position = pair.end()
-    return stripped
+    if key.lower() in OWNED_SLURM_KEYS:
+        raise ValueError(f"{key} is rendered by clusterctl and can't be set here")
+    return line
+
+
+def _ordinary_account(name: str) -> str:
+    if name in RESERVED_ACCOUNTS:
+        raise ValueError(f"{name!r} is an account that clusterctl or Slurm uses itself")
+    return name
 
 
 SlurmLine = Annotated[
-    str,
-    AfterValidator(_slurm_line),
-    WithJsonSchema({"type": "string", "pattern": r"^ *[A-Za-z0-9_.]+ *[-*+/]?=[^#\\]*$"}),
+    str, AfterValidator(_slurm_line), WithJsonSchema({"type": "string", "pattern": _SLURM_LINE})
 ]
+UserAccount = Annotated[AccountName, AfterValidator(_ordinary_account)]
 
 
 class Model(BaseModel):
@@ -164,7 +166,7 @@ class User(Model):
     uid: Annotated[int, Field(ge=1000, le=60000, strict=True)] = Field(
         description="the account's number, and its group's"
     )
-    accounts: tuple[AccountName, ...] = Field(
+    accounts: tuple[UserAccount, ...] = Field(
         ("default",), min_length=1, description="Slurm accounts; the first is the default"
     )
 

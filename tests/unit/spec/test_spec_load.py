@@ -294,7 +294,7 @@ specs = st.builds(
     st.lists(partitions, min_size=1, max_size=6, unique_by=lambda p: p.name),
     st.lists(users, max_size=3, unique_by=(lambda u: u.name, lambda u: u.uid)),
     st.lists(qos, max_size=3, unique_by=lambda q: q.name),
-    st.lists(lines, max_size=3),
+    st.lists(lines, max_size=3, unique_by=lambda line: line.partition("=")[0].lower()),
     durations,
 )
 

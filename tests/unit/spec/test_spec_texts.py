@@ -115,8 +115,8 @@ def patterns(part: Any) -> Iterator[str]:
 
 
 def test_every_pattern_has_its_words() -> None:
-    own_messages = {r"^ *[A-Za-z0-9_.]+ *[-*+/]?=[^#\\]*$"}
-    assert set(patterns(json_schema())) - own_messages == set(PATTERN_WORDS)
+    says_so_itself = json_schema()["$defs"]["SlurmSettings"]["properties"]["extra"]["items"]["pattern"]
+    assert set(patterns(json_schema())) - {says_so_itself} == set(PATTERN_WORDS)
     assert set(patterns(JobSpec.model_json_schema())) <= {*PATTERN_WORDS, ARRAY, CONSTRAINT, JOB_NAME}
 
 
