@@ -93,6 +93,7 @@ class Gpu:
         return host
 
     def from_host(self, host: Array, array: Array) -> None:
+        # May still be under way on return; the stream lets no later copy into ``host`` overtake it.
         device_array: Any = array
         device_array.set(host)
 
@@ -116,10 +117,10 @@ def choose(wanted: str, local_rank: int) -> Device:
         count: int = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as exc:
         return _without_gpu(wanted, f"no GPU: {exc}", exc)
-    return Gpu(cupy, local_rank % count)
+    return Gpu(cupy, local_rank % count) if count else _without_gpu(wanted, "CUDA counts no GPU")
 
 
-def _without_gpu(wanted: str, why: str, cause: Exception) -> Cpu:
+def _without_gpu(wanted: str, why: str, cause: Exception | None = None) -> Cpu:
     if wanted == "gpu":
         raise UsageError(f"--device gpu: {why}") from cause
     if Path("/dev/nvidia0").exists():

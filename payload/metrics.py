@@ -57,7 +57,7 @@ class Metrics:
         )
         hosts = sorted({str(rank["host"]) for rank in ranks})
         where = self._device.gpu["name"] if self._device.gpu else f"CPU ({self._device.note})"
-        self.say(f"{self._comm.size} ranks on {', '.join(hosts)}; {self._config.dtype} on {where}")
+        self.say(f"world size {self._comm.size}, on {', '.join(hosts)}; {self._config.dtype} on {where}")
 
     def conclude(self, values: Array, *, accuracy: float, loss: float, seconds: float) -> None:
         """The result, if all ranks came to the same parameters.

@@ -20,7 +20,9 @@ def _run(*argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
     """A process that knows of no launcher but the one in ``argv``."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "OMPI_", "PMIX_", "PMI_"))}
     env = {**clean, "PYTHONPATH": str(_ROOT), **environ}
-    return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
+    # SIGTERM lets mpirun take its ranks along, which a killed mpirun would leave behind.
+    bounded = ("timeout", "--kill-after=10", "60", *argv)
+    return subprocess.run(bounded, env=env, capture_output=True, text=True, check=False)
 
 
 @pytest.fixture(scope="session")

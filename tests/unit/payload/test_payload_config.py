@@ -80,6 +80,12 @@ def test_all_ranks_refuse_and_one_speaks(mpirun: Runner) -> None:
     assert answer.stderr.count("payload: error:") == 1
 
 
+def test_the_others_wait_for_the_one_that_speaks(program: Runner) -> None:
+    answer = program(2, "late.py")
+    assert answer.returncode == 2
+    assert answer.stderr.count("payload: error:") == 1
+
+
 def test_alone_it_refuses_without_mpi(alone: Runner, tmp_path: Path) -> None:
     (tmp_path / "mpi4py.py").write_text("raise RuntimeError('must not be imported')")
     answer = alone("train", "--lr", "fast", PYTHONPATH=f"{tmp_path}:{Path(__file__).parents[3]}")
