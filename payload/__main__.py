@@ -6,10 +6,11 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 
 from payload.comm.launch import launcher_rank
 from payload.config import Config, ProbeConfig, TelemetryConfig, TrainConfig, parse
-from payload.errors import PayloadError, UsageError
+from payload.errors import LaunchError, PayloadError, UsageError
 
 _MODULES: dict[type[Config], str] = {
     TrainConfig: "payload.train",
@@ -30,7 +31,7 @@ def main(argv: Sequence[str]) -> int:
     try:
         code: int = command.run(config)
     except PayloadError as exc:
-        _report(exc, rank=_mpi_rank())
+        _report(exc, rank=_world_rank())
         return exc.exit_code
     return code
 
@@ -43,7 +44,8 @@ def _refuse(error: UsageError) -> int:
     rank = launcher_rank(os.environ)
     _report(error, rank=rank or 0)
     if rank is not None:
-        importlib.import_module("payload.comm.mpi").MpiCommunicator().allgather(None)
+        with suppress(LaunchError):
+            importlib.import_module("payload.comm.mpi").start()
     return error.exit_code
 
 
@@ -53,10 +55,10 @@ def _report(error: PayloadError, *, rank: int) -> None:
         sys.stderr.flush()
 
 
-def _mpi_rank() -> int:
+def _world_rank() -> int:
     """0 for a command that does without MPI."""
     mpi = sys.modules.get("payload.comm.mpi")
-    return 0 if mpi is None else int(mpi.MpiCommunicator().rank)
+    return mpi.world_rank() if mpi else 0
 
 
 def _limit_threads() -> None:

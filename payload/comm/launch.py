@@ -27,6 +27,20 @@ def size_complaint(world_size: int, environ: Mapping[str, str]) -> str | None:
     return None
 
 
+def pmi_complaint(library: str, environ: Mapping[str, str]) -> str | None:
+    """What is wrong if MPI, by the name of its library, cannot start under this srun; None if it may.
+
+    Without a PMI to talk to, Open MPI ends the process in MPI_Init, and blames the way it was built.
+    """
+    has_pmi = any(name.startswith(("PMIX_", "PMI_")) for name in environ)
+    if "SLURM_STEP_ID" not in environ or has_pmi or not library.startswith("Open MPI"):
+        return None
+    return (
+        "srun started this task without PMIx, by which the ranks of Open MPI find each other: "
+        "use `srun --mpi=pmix` (for a list: `srun --mpi=list`)"
+    )
+
+
 def _stated_sizes(environ: Mapping[str, str]) -> dict[str, int]:
     """Each statement about the number of ranks, by the variable that makes it.
 

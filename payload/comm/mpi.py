@@ -1,4 +1,4 @@
-"""The MPI transport. Importing this module starts MPI; it is finalised when the interpreter exits."""
+"""The MPI transport. ``start`` starts MPI; it is finalised when the interpreter exits."""
 
 from __future__ import annotations
 
@@ -9,12 +9,15 @@ from contextlib import contextmanager
 from types import TracebackType
 from typing import TypeVar
 
-from mpi4py import MPI
+import mpi4py
 
-from payload.comm.launch import size_complaint
+from payload.comm.launch import launcher_rank, pmi_complaint, size_complaint
 from payload.device import Array, Cpu, Device
 from payload.errors import LaunchError
 from payload.host import hostname
+
+mpi4py.rc(initialize=False, finalize=True)  # not on import: where MPI cannot start, it ends the process
+from mpi4py import MPI  # noqa: E402
 
 CHUNK_BYTES = 1 << 20
 """Large sums go in pieces that stay in cache: 100 MiB took 14 ms so, 38 ms in one call."""
@@ -31,7 +34,7 @@ class MpiCommunicator:
 
     @property
     def library(self) -> str:
-        return str(MPI.Get_library_version()).splitlines()[0].split(",")[0].strip()
+        return _library()
 
     @property
     def rank(self) -> int:
@@ -79,8 +82,12 @@ def start() -> MpiCommunicator:
     From here on an uncaught exception ends every rank of the job, so that none waits for a dead one.
 
     Raises:
-        LaunchError: the launcher started another number of ranks than MPI sees.
+        LaunchError: the launcher started another number of ranks than MPI sees, or MPI cannot start under it.
     """
+    complaint = pmi_complaint(_library(), os.environ)
+    if complaint:
+        raise LaunchError(f"on {hostname()}: {complaint}")
+    MPI.Init()
     sys.excepthook = _abort
     comm = MpiCommunicator()
     complaints = [text for text in comm.allgather(size_complaint(comm.size, os.environ)) if text]
@@ -89,12 +96,21 @@ def start() -> MpiCommunicator:
     return comm
 
 
+def world_rank() -> int:
+    """This process's rank; the launcher's word for it if MPI did not start."""
+    return int(MPI.COMM_WORLD.rank) if MPI.Is_initialized() else launcher_rank(os.environ) or 0
+
+
 def local_rank() -> int:
     """This process's place among the ranks of its node, from 0."""
     node = MPI.COMM_WORLD.Split_type(MPI.COMM_TYPE_SHARED)
     rank = int(node.rank)
     node.Free()
     return rank
+
+
+def _library() -> str:
+    return str(MPI.Get_library_version()).splitlines()[0].split(",")[0].strip()
 
 
 def _abort(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from payload.comm.launch import launcher_rank, size_complaint
+from payload.comm.launch import launcher_rank, pmi_complaint, size_complaint
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -57,6 +57,23 @@ def test_a_world_of_one_in_a_job_of_two_fails_loudly(alone: Runner, command: str
     assert "SLURM_NTASKS=2" in answer.stderr
     assert "srun --mpi=pmix" in answer.stderr
     assert len(answer.stderr.splitlines()) == 1
+
+
+def test_srun_without_pmix_is_named_before_mpi_dies_of_it(alone: Runner) -> None:
+    srun = {"SLURM_JOB_ID": "1", "SLURM_STEP_ID": "0", "SLURM_STEP_NUM_TASKS": "2", "SLURM_NODELIST": "a"}
+    first = alone("probe", **srun, SLURM_PROCID="0")
+    assert first.returncode == 3
+    assert "srun --mpi=pmix" in first.stderr
+    assert len(first.stderr.splitlines()) == 1
+    second = alone("probe", **srun, SLURM_PROCID="1")
+    assert (second.returncode, second.stderr) == (3, "")
+
+
+def test_only_open_mpi_under_srun_needs_pmi() -> None:
+    assert pmi_complaint("Open MPI v4.1.4", {"SLURM_STEP_ID": "0"}) is not None
+    assert pmi_complaint("Open MPI v4.1.4", {"SLURM_STEP_ID": "0", "PMIX_RANK": "0"}) is None
+    assert pmi_complaint("Open MPI v4.1.4", {"SLURM_JOB_ID": "1"}) is None
+    assert pmi_complaint("MPICH Version: 4.2", {"SLURM_STEP_ID": "0"}) is None
 
 
 def test_a_wrong_world_under_mpirun_is_told_once(mpirun: Runner) -> None:

@@ -15,6 +15,7 @@ class Apart(Cpu):
         return array.copy()
 
 
+mpi.start()
 comm = mpi.MpiCommunicator(Apart())
 ranks = comm.size * (comm.size + 1) // 2
 for dtype in ("float32", "float64"):
