@@ -80,7 +80,7 @@ class SlurmClient:
             return ()
         asked = "--jobs=" + ",".join(ids)
         found = parse.parse_squeue(self._ask(["squeue", *parse.SQUEUE_FORMAT, asked], nothing=_UNKNOWN_ID))
-        # Slurm soon forgets tasks that ended while others of their array go on: those ids are asked for twice.
+        # Slurm soon forgets tasks that ended while others of their array go on: ask twice for those ids.
         whole = {str(job.job_id) for job in found if job.task is None} | {job.id for job in found}
         missing = [job_id for job_id in ids if job_id not in whole]
         if missing:

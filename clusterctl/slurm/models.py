@@ -115,7 +115,7 @@ class JobInfo:
 
 @dataclass(frozen=True)
 class NodeInfo:
-    """One node: ``state`` is Slurm's base state, such as IDLE, and ``flags`` what else holds, such as DRAIN."""
+    """One node. ``state`` is Slurm's base state, such as IDLE; ``flags`` is what holds besides: DRAIN."""
 
     name: str
     shown: str
