@@ -8,7 +8,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from clusterctl.errors import ClusterctlError, Failure, TransportError, UnreachableError
 from clusterctl.inventory import Host, Inventory
-from clusterctl.slurm.config import FACTS_ARGV, NodeFacts, parse_facts
+from clusterctl.slurm.facts import FACTS_ARGV, NodeFacts, parse_facts
 from clusterctl.transport.ssh import SSHTransport
 from clusterctl.workspace import Workspace
 

@@ -80,7 +80,7 @@ def _sick(expected: set[str], nodes: dict[str, NodeInfo]) -> tuple[Failure, ...]
             failures.append(Failure("verify", "Slurm does not know this node", name, "verify"))
         elif name not in expected:
             failures.append(Failure("verify", "Slurm still has a node that is gone", name, "verify"))
-        elif node.state not in _IDLE | _BUSY or node.flags:
+        elif node.state not in _IDLE | _BUSY or not node.usable:
             cause = f"Slurm says {'+'.join((node.state, *node.flags))}" + (
                 f": {node.reason}" if node.reason else ""
             )

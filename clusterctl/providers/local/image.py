@@ -54,7 +54,7 @@ _BAKE_TIMEOUT_S = 10.0
 
 def base_inputs() -> tuple[str, ...]:
     """What decides how the base looks, apart from the mirror: hashed into its key."""
-    return ("base v1", SUITE, platform.machine(), *BASE_PACKAGES, *_MASKED)
+    return ("base v2", SUITE, platform.machine(), *BASE_PACKAGES, *_MASKED)
 
 
 def image_dir(key: str) -> Path:
@@ -177,6 +177,7 @@ def _furnish(root: Path) -> None:
     for key in (root / "etc/ssh").glob("ssh_host_*"):
         key.unlink()
     (root / "etc/machine-id").write_text("")
+    os.utime(root / "var/lib/apt/lists", (0, 0))  # emptied by mmdebstrap, so not as fresh as they look
     units = root / "etc/systemd/system"
     for unit in _MASKED:
         (units / unit).symlink_to("/dev/null")
