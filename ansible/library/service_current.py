@@ -32,6 +32,10 @@ options:
   port:
     description: TCP port that the unit listens on once it is ready.
     type: int
+  wait:
+    description: Whether to wait until the unit is ready.
+    type: bool
+    default: true
   timeout_s:
     description: How long to wait for the unit, in seconds.
     type: int
@@ -119,6 +123,7 @@ def main() -> None:
             "name": {"type": "str", "required": True},
             "config": {"type": "list", "elements": "path", "default": []},
             "port": {"type": "int"},
+            "wait": {"type": "bool", "default": True},
             "timeout_s": {"type": "int", "default": 30},
         },
         supports_check_mode=True,
@@ -142,14 +147,18 @@ def main() -> None:
 def apply(module: AnsibleModule, name: str, unit: dict[str, str], *, action: str, enable: bool) -> None:
     """Do what was decided, then wait until the unit is ready."""
     if enable:
-        module.run_command(["systemctl", "--no-reload", "enable", name], check_rc=True)
-    if unit["NeedDaemonReload"] == "yes" or enable:
+        # Reloads, too. Without the hooks for Debian's SysV scripts, which take longer than all else.
+        environ = {"SYSTEMCTL_SKIP_SYSV": "1"}
+        module.run_command(["systemctl", "enable", name], check_rc=True, environ_update=environ)
+    elif unit["NeedDaemonReload"] == "yes":
         module.run_command(["systemctl", "daemon-reload"], check_rc=True)
+    wait = module.params["wait"]
     if action != "none":
-        rc, _, _ = module.run_command(["systemctl", action, name])
+        rc, _, _ = module.run_command(["systemctl", action, name, *([] if wait else ["--no-block"])])
         if rc != 0:
             fail_with_journal(module, name, f"{name} did not {action}")
-    wait_ready(module, name, module.params["port"], module.params["timeout_s"])
+    if wait:
+        wait_ready(module, name, module.params["port"], module.params["timeout_s"])
 
 
 if __name__ == "__main__":

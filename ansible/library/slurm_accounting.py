@@ -6,6 +6,9 @@ Adds and corrects what is named; never removes: past jobs refer to these entitie
 
 from __future__ import annotations
 
+import re
+import subprocess
+from subprocess import PIPE
 from typing import Any
 
 from ansible.module_utils.basic import AnsibleModule
@@ -85,6 +88,7 @@ commands:
 Rows = list[list[str]]
 DEFAULT_QOS = "normal"  # Slurm makes it itself
 NO_LIMIT = "-1"
+WORD = re.compile(r"[A-Za-z0-9_.,:=-]+")
 
 
 def wall_time(seconds: int | None) -> str:
@@ -134,12 +138,9 @@ def plan_users(cluster: str, wanted: list[dict[str, Any]], associations: Rows, u
         missing = [account for account in accounts if (account, name) not in pairs]
         if missing:
             commands.append(["add", "user", name, f"account={','.join(missing)}", f"cluster={cluster}"])
-        changes = []
         default, level = present.get(name, (missing[0] if missing else "", "None"))
-        if default != accounts[0]:
-            changes.append(f"defaultaccount={accounts[0]}")
-        if level != admin:
-            changes.append(f"adminlevel={admin}")
+        changes = [f"defaultaccount={accounts[0]}"] if default != accounts[0] else []
+        changes += [f"adminlevel={admin}"] if level != admin else []
         if changes:
             commands.append(["modify", "user", "where", f"name={name}", "set", *changes])
     return commands
@@ -148,28 +149,53 @@ def plan_users(cluster: str, wanted: list[dict[str, Any]], associations: Rows, u
 def plan_accounts(cluster: str, wanted: list[str], associations: Rows) -> Rows:
     """Commands for accounts. Rows: account, user, ..."""
     present = {account for account, user, *_ in associations if not user}
-    return [["add", "account", name, f"cluster={cluster}"] for name in wanted if name not in present]
+    missing = [name for name in wanted if name not in present]
+    return [["add", "account", ",".join(missing), f"cluster={cluster}"]] if missing else []
 
 
-class Sacctmgr:
-    """Runs sacctmgr, and keeps what it ran."""
+def plan(wanted: dict[str, Any], tables: dict[str, Rows]) -> Rows:
+    """All commands, in the order in which one needs the other."""
+    cluster, associations = wanted["cluster"], tables["associations"]
+    known = any(row[:2] == ["root", ""] for row in associations)  # each cluster has a root account
+    return [
+        *([] if known else [["add", "cluster", cluster]]),
+        *plan_qos(wanted["qos"], tables["qos"]),
+        *plan_allowed_qos(cluster, wanted["qos"], associations),
+        *plan_accounts(cluster, wanted["accounts"], associations),
+        *plan_users(cluster, wanted["users"], associations, tables["user"]),
+    ]
 
-    def __init__(self, module: AnsibleModule) -> None:
-        self.module = module
-        self.commands: Rows = []
 
-    def show(self, *words: str) -> Rows:
-        """Rows of `sacctmgr show`."""
-        argv = ["sacctmgr", "--noheader", "--parsable2", "show", *words]
-        _, stdout, _ = self.module.run_command(argv, check_rc=True)
-        return [line.split("|") for line in stdout.splitlines() if line]
+def read_tables(module: AnsibleModule, cluster: str) -> dict[str, Rows]:
+    """What the database has. The queries run side by side: each spends its time waiting."""
+    queries = {
+        "associations": ["associations", f"cluster={cluster}", "format=account,user,qos"],
+        "user": ["user", "format=user,defaultaccount,adminlevel"],
+        "qos": ["qos", "format=name,priority,maxwall"],
+    }
+    argv = ["sacctmgr", "--noheader", "--parsable2", "show"]
+    running = {
+        name: subprocess.Popen([*argv, *words], stdout=PIPE, stderr=PIPE, text=True)
+        for name, words in queries.items()
+    }
+    tables = {}
+    for name, process in running.items():
+        stdout, stderr = process.communicate()
+        if process.returncode != 0:
+            module.fail_json(msg=f"sacctmgr could not show {name}", stderr=stderr)
+        tables[name] = [line.split("|") for line in stdout.splitlines() if line]
+    return tables
 
-    def apply(self, commands: Rows) -> None:
-        """Run commands that change something."""
-        for words in commands:
-            if not self.module.check_mode:
-                self.module.run_command(["sacctmgr", "--immediate", *words], check_rc=True)
-            self.commands.append(words)
+
+def apply(module: AnsibleModule, commands: Rows) -> None:
+    """Run all commands in one session: a connection costs more than a command."""
+    for word in (word for words in commands for word in words):
+        if not WORD.fullmatch(word):
+            module.fail_json(msg=f"{word!r} can't be given to sacctmgr")
+    script = "".join(" ".join(words) + "\n" for words in [*commands, ["exit"]])
+    rc, stdout, stderr = module.run_command(["sacctmgr", "--immediate"], data=script)
+    if rc != 0:
+        module.fail_json(msg="sacctmgr refused a command", stdout=stdout, stderr=stderr)
 
 
 def main() -> None:
@@ -201,22 +227,10 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
-    manager = Sacctmgr(module)
-    enter(manager, module.params)
-    module.exit_json(changed=bool(manager.commands), commands=manager.commands)
-
-
-def enter(manager: Sacctmgr, wanted: dict[str, Any]) -> None:
-    """Compare and correct; qualities first, since associations name them."""
-    cluster = wanted["cluster"]
-    if [cluster] not in manager.show("cluster", "format=cluster"):
-        manager.apply([["add", "cluster", cluster]])
-    manager.apply(plan_qos(wanted["qos"], manager.show("qos", "format=name,priority,maxwall")))
-    associations = manager.show("associations", f"cluster={cluster}", "format=account,user,qos")
-    users = manager.show("user", "format=user,defaultaccount,adminlevel")
-    manager.apply(plan_allowed_qos(cluster, wanted["qos"], associations))
-    manager.apply(plan_accounts(cluster, wanted["accounts"], associations))
-    manager.apply(plan_users(cluster, wanted["users"], associations, users))
+    commands = plan(module.params, read_tables(module, module.params["cluster"]))
+    if commands and not module.check_mode:
+        apply(module, commands)
+    module.exit_json(changed=bool(commands), commands=commands)
 
 
 if __name__ == "__main__":

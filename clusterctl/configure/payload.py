@@ -20,11 +20,12 @@ def payload_hash(source: Path | None = None) -> str:
 
 
 def pack_payload(folder: Path, source: Path | None = None) -> Path:
-    """The tar of the payload in ``folder``; members are `payload/...` and, last, `.complete`."""
+    """The tar of the payload in ``folder``; members are `HASH/payload/...` and, last, `HASH/.complete`."""
+    version = payload_hash(source)
     raw = io.BytesIO()
     with tarfile.open(fileobj=raw, mode="w:gz", compresslevel=1) as tar:
         for name, data in (*_files(source), (COMPLETE, b"")):
-            member = tarfile.TarInfo(name)
+            member = tarfile.TarInfo(f"{version}/{name}")
             member.size = len(data)
             member.mode = 0o644
             tar.addfile(member, io.BytesIO(data))
