@@ -1,0 +1,1 @@
+"""A job's life: JobSpec -> script -> sbatch -> job, and what happens to it after."""

@@ -1,0 +1,114 @@
+"""JobSpec -> the text of its sbatch script. Nothing is run or sent here."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Sequence
+
+from clusterctl.errors import UsageError
+from clusterctl.jobs.userscript import UserScript
+from clusterctl.render import render
+from clusterctl.spec import JobSpec, Launcher
+
+ENV_BIN = "/opt/clusterctl/env/bin"
+PAYLOAD_ROOT = "/opt/clusterctl/payload"
+
+# Runs on every node: telemetry, until its input is closed.
+_WATCH = '"$@" </dev/null & read -r _; kill -TERM $!; wait $!'
+
+
+def render_script(job: JobSpec, *, payload_hash: str, interval_s: float) -> str:
+    """The sbatch script of a job; ``interval_s`` is the time between two samples of telemetry.
+
+    Raises:
+        UsageError: the user's script can't be read or can't be run as a job.
+    """
+    own = UserScript.read(job.script) if job.script is not None else None
+    payload_root = f"{PAYLOAD_ROOT}/{payload_hash}"
+    telemetry = [f"{ENV_BIN}/python", "-m", "payload", "telemetry", "--interval", f"{interval_s:g}"]
+    command = _program(job, own)
+    return render(
+        "job.sbatch.j2",
+        title=job.name,
+        needs=f"{shlex.quote(own.name)} too" if own else "this file",
+        own_directives=own.directives if own else (),
+        options=_options(job, own),
+        array=_is_array(job, own),
+        env_bin=ENV_BIN,
+        payload_root=payload_root,
+        watch=_WATCH,
+        telemetry=[*telemetry, "--out", "telemetry"],
+        hostfile_line=_hostfile_line(job) if job.launcher is Launcher.MPIRUN else None,
+        program_env=[f"PYTHONPATH={payload_root}"] if job.bundled else [],
+        program=command,
+    )
+
+
+def _is_array(job: JobSpec, own: UserScript | None) -> bool:
+    return job.array is not None or (own is not None and own.asks_for_array)
+
+
+def _options(job: JobSpec, own: UserScript | None) -> list[str]:
+    """The #SBATCH options. They follow the user's own lines, so that flags win over those.
+
+    Where there are such lines, one node and one task a node are no wish, only our defaults.
+    """
+    task = "-%a" if _is_array(job, own) else ""
+    leave = own is not None and bool(own.directives)
+    values: list[tuple[str, object]] = [
+        ("job-name", job.name),
+        ("output", f"stdout{task}.log"),
+        ("error", f"stderr{task}.log"),
+        ("nodes", None if leave and job.nodes == 1 else job.nodes),
+        ("ntasks-per-node", None if leave and job.tasks_per_node == 1 else job.tasks_per_node),
+        ("cpus-per-task", job.cpus_per_task),
+        ("gpus-per-node", job.gpus_per_node or None),
+        ("mem", f"{job.memory_mib}M" if job.memory_mib is not None else None),
+        ("time", _time(job.time_s) if job.time_s is not None else None),
+        ("partition", job.partition),
+        ("account", job.account),
+        ("qos", job.qos),
+        ("constraint", job.constraint),
+        ("array", job.array),
+    ]
+    return [f"--{name}={value}" for name, value in values if value is not None]
+
+
+def _time(seconds: int) -> str:
+    minutes, second = divmod(seconds, 60)
+    hour, minute = divmod(minutes, 60)
+    return f"{hour:02}:{minute:02}:{second:02}"
+
+
+def _program(job: JobSpec, own: UserScript | None) -> str:
+    """The program's command line, quoted for bash."""
+    if own is None:
+        if job.bundled is None:
+            raise UsageError("a job needs a bundled program or a script")
+        return _launched(job, f"{ENV_BIN}/python -m payload {shlex.join([job.bundled, *job.args])}")
+    script = f'"$submit_dir"/{shlex.quote(own.name)}'
+    arguments = f" {shlex.join(job.args)}" if job.args else ""
+    if not own.is_python:
+        return f"{shlex.join(own.interpreter)} {script}{arguments}"
+    command = f"{ENV_BIN}/python {script}{arguments}"
+    alone = job.tasks == 1 and not own.directives
+    return command if alone else _launched(job, command)
+
+
+def _launched(job: JobSpec, command: str) -> str:
+    """The command as the launcher starts it, once a task."""
+    if job.launcher is Launcher.SRUN:
+        return f"srun --mpi=pmix --kill-on-bad-exit=1 {command}"
+    cores = f":PE={job.cpus_per_task}" if job.cpus_per_task is not None else ""
+    exports = "-x PATH -x PYTHONUNBUFFERED -x OMP_NUM_THREADS"
+    if job.bundled:
+        exports += " -x PYTHONPATH"
+    spread = f"--map-by ppr:{job.tasks_per_node}:node{cores}"
+    return f'mpirun -np "$SLURM_NTASKS" --hostfile hostfile {spread} {exports} {command}'
+
+
+def _hostfile_line(job: JobSpec) -> str:
+    """A line of the hostfile as a printf format: the nodes are known only when the job runs."""
+    nodes: Sequence[str] = ["%s"]
+    # printf reads \n itself, which keeps the script's line whole.
+    return render("hostfile.j2", nodes=nodes, slots=job.tasks_per_node).replace("\n", "\\n")
