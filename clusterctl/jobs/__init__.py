@@ -1,1 +1,27 @@
-"""A job's life: JobSpec -> script -> sbatch -> job, and what happens to it after."""
+"""A job's life: JobSpec -> script -> sbatch -> job, and what becomes of it."""
+
+from clusterctl.jobs.access import Session, session
+from clusterctl.jobs.control import Cancelled, active, as_dict, cancel, list_jobs
+from clusterctl.jobs.logs import LogChunk
+from clusterctl.jobs.submission import Submitted, resolve, script_of, submit
+from clusterctl.jobs.watch import follow, logs, raise_unless_completed, wait, worst
+
+__all__ = [
+    "Cancelled",
+    "LogChunk",
+    "Session",
+    "Submitted",
+    "active",
+    "as_dict",
+    "cancel",
+    "follow",
+    "list_jobs",
+    "logs",
+    "raise_unless_completed",
+    "resolve",
+    "script_of",
+    "session",
+    "submit",
+    "wait",
+    "worst",
+]

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from clusterctl.errors import CommandError, Failure, SlurmError, UnreachableError, UsageError
+from clusterctl.errors import CommandError, SlurmError, UnreachableError, UsageError
 from clusterctl.slurm import parse
 from clusterctl.slurm.models import JobInfo, NodeInfo
 from clusterctl.transport.base import Result, Transport
@@ -24,6 +24,12 @@ _AWAY = re.compile(
     r"|Unable to contact (the )?slurmdbd|Sending PersistInit msg|slurm_persist_conn_open",
     re.IGNORECASE,
 )
+
+
+class SlurmAwayError(SlurmError):
+    """Slurm's controller or its accounting did not answer; trying again may help."""
+
+    retryable = True
 
 
 def backoff(first_s: float = 0.2, factor: float = 1.4, longest_s: float = 15.0) -> Iterator[float]:
@@ -95,6 +101,11 @@ class SlurmClient:
         jobs = parse.parse_squeue(self._ask(["squeue", *parse.SQUEUE_FORMAT, "--me"]))
         return tuple(sorted(jobs, key=lambda job: (job.job_id, job.task or 0)))
 
+    def all_jobs(self) -> tuple[JobInfo, ...]:
+        """The jobs of all users that Slurm holds in memory, as far as this user may see them."""
+        jobs = parse.parse_squeue(self._ask(["squeue", *parse.SQUEUE_FORMAT]))
+        return tuple(sorted(jobs, key=lambda job: (job.job_id, job.task or 0)))
+
     def by_comment(self, comment: str) -> JobInfo | None:
         """The job of this user that was submitted with exactly this comment within the last two days."""
         for job in self.own_jobs():
@@ -108,13 +119,14 @@ class SlurmClient:
 
         Raises:
             SlurmError: Slurm refused.
-            UnreachableError: no answer; the job may have been submitted or not.
+            SlurmAwayError: sbatch gave up on the controller; the job may have been taken all the same.
+            UnreachableError: no answer from sbatch, which may be going on.
         """
         argv = ["sh", "-c", 'cd -- "$1" && shift && exec sbatch "$@"', "sh", folder]
         result = self.transport.run([*argv, "--parsable", *options, "--", script], check=False)
         if result.rc != 0:
             if _AWAY.search(result.stderr):
-                raise UnreachableError("Slurm's controller did not answer sbatch", why=result.stderr.strip())
+                raise SlurmAwayError("Slurm's controller did not answer sbatch", why=result.stderr.strip())
             raise SlurmError("Slurm did not take the job", why=_refusal(result.stderr))
         job_id = result.stdout.strip().splitlines()[-1].partition(";")[0] if result.stdout.strip() else ""
         if not job_id.isdigit():
@@ -207,10 +219,9 @@ def _failed(command: str, result: Result) -> SlurmError:
     return error
 
 
-def _away(command: str, stderr: str, patience_s: float) -> SlurmError:
-    what = f"Slurm's controller has not answered {command} for {patience_s:g} s"
-    fix = "see what is wrong with it: clusterctl status"
-    why = stderr.strip()[-2000:]
-    return SlurmError(
-        what, why=why, fix=fix, failures=(Failure("slurm", f"{what}: {why}", fix=fix, retryable=True),)
+def _away(command: str, stderr: str, patience_s: float) -> SlurmAwayError:
+    return SlurmAwayError(
+        f"Slurm's controller has not answered {command} for {patience_s:g} s",
+        why=stderr.strip()[-2000:],
+        fix="see what is wrong with slurmctld and slurmdbd on the controller: clusterctl ssh",
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -42,10 +42,10 @@ class Transport(Protocol):
             UnreachableError: no connection, or no answer within ``timeout_s``. It may still be running.
         """
 
-    def stream(self, argv: Sequence[str]) -> Iterator[bytes]:
+    def stream(self, argv: Sequence[str]) -> Generator[bytes, None, None]:
         """Run a command without stdin and yield its stdout as it comes.
 
-        Closing the iterator ends the command.
+        Closing the generator ends the command.
 
         Raises:
             CommandError: it exited non-zero.

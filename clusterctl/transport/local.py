@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Mapping, Sequence
 from contextlib import suppress
 from typing import IO
 
@@ -50,7 +50,7 @@ class LocalTransport:
             raise _failed(argv, rc, result.stderr)
         return result
 
-    def stream(self, argv: Sequence[str]) -> Iterator[bytes]:
+    def stream(self, argv: Sequence[str]) -> Generator[bytes, None, None]:
         """Run a command and yield its stdout as it comes; see ``Transport.stream``."""
         with (
             tempfile.TemporaryFile() as stderr,

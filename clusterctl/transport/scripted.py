@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
@@ -75,7 +75,7 @@ class ScriptedTransport:
             raise CommandError(f"`{shown(argv)}` failed", rc=step.rc, stderr=step.stderr, host=self._host)
         return Result(step.rc, stdout, step.stderr)
 
-    def stream(self, argv: Sequence[str]) -> Iterator[bytes]:
+    def stream(self, argv: Sequence[str]) -> Generator[bytes, None, None]:
         """Answer with the next step, its stdout in one piece; see ``Transport.stream``."""
         step = self._next(Call(tuple(argv)))
         yield step.stdout.encode() if isinstance(step.stdout, str) else step.stdout

@@ -11,7 +11,7 @@ import shlex
 import socket
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -98,7 +98,7 @@ class SSHTransport:
             raise self._failed(argv, rc, result.stderr)
         return result
 
-    def stream(self, argv: Sequence[str]) -> Iterator[bytes]:
+    def stream(self, argv: Sequence[str]) -> Generator[bytes, None, None]:
         """Run a command and yield its stdout as it comes; see ``Transport.stream``."""
         channel = self._start(_quoted(["sh", "-c", _END_WITH_CHANNEL, "sh", *argv]), self._connect_timeout_s)
         stderr = _Reader(channel.recv_stderr, _STDERR_TAIL)

@@ -1,0 +1,80 @@
+"""List and cancel jobs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from clusterctl.jobs.access import Session
+from clusterctl.jobs.submission import resolve
+from clusterctl.jobs.watch import unknown_jobs
+from clusterctl.slurm.client import SlurmClient
+from clusterctl.slurm.models import JobInfo
+
+
+@dataclass(frozen=True, slots=True)
+class Cancelled:
+    """``cancelled`` were told to end; ``ended`` had already done so."""
+
+    cancelled: tuple[JobInfo, ...]
+    ended: tuple[JobInfo, ...]
+
+
+def cancel(session: Session, ids: Sequence[str]) -> Cancelled:
+    """Cancel jobs; an array's id stands for all its tasks.
+
+    Raises:
+        UsageError: an id is not one.
+        SlurmError: Slurm does not know one of them (then none is cancelled), or refused.
+    """
+    jobs = session.slurm.jobs(ids)
+    unknown = [i for i in ids if not any(i in (job.id, str(job.job_id)) for job in jobs)]
+    if unknown:
+        raise unknown_jobs(unknown)
+    going_on = tuple(job for job in jobs if not job.ended)
+    if going_on:
+        wanted = {job.id for job in going_on} | {str(job.job_id) for job in going_on}
+        session.slurm.scancel([job_id for job_id in ids if job_id in wanted])
+    return Cancelled(going_on, tuple(job for job in jobs if job.ended))
+
+
+def list_jobs(session: Session) -> tuple[JobInfo, ...]:
+    """The job user's jobs that Slurm holds in memory, and those that were submitted from here; oldest first.
+
+    Raises:
+        SlurmError: Slurm did not answer.
+    """
+    resolve(session)
+    found = session.slurm.own_jobs()
+    known = {str(job.job_id) for job in found}
+    entries = session.ledger.entries()
+    others = [entry.job_id for entry in entries if entry.job_id is not None and entry.job_id not in known]
+    found += session.slurm.jobs(others)
+    return tuple(sorted(found, key=lambda job: (job.job_id, job.task or 0)))
+
+
+def active(slurm: SlurmClient) -> tuple[JobInfo, ...]:
+    """All users' jobs that wait or run, as far as this user may see them."""
+    return tuple(job for job in slurm.all_jobs() if not job.ended)
+
+
+def as_dict(job: JobInfo) -> dict[str, Any]:
+    """A job as `-o json` shows it; times are Unix seconds."""
+    return {
+        "job_id": job.id,
+        "name": job.name,
+        "user": job.user,
+        "partition": job.partition,
+        "account": job.account,
+        "qos": job.qos,
+        "state": job.state.value,
+        "reason": job.reason,
+        "exit_code": job.exit_code,
+        "signal": job.signal,
+        "nodes": list(job.nodes),
+        "submit_time": job.submit_time,
+        "start_time": job.start_time,
+        "end_time": job.end_time,
+        "work_dir": job.work_dir,
+    }

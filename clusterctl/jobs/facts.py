@@ -1,0 +1,61 @@
+"""What is known only here about where a job comes from: version, git commit and uncommitted changes."""
+
+from __future__ import annotations
+
+import json
+import platform
+from contextlib import closing
+from pathlib import Path
+from typing import Any
+
+from clusterctl import __version__
+from clusterctl.errors import CommandError
+from clusterctl.spec import JobSpec
+from clusterctl.transport.base import Transport
+
+MAX_DIFF = 1 << 20
+
+
+def client_facts(job: JobSpec, *, local: Transport, folder: Path) -> dict[str, Any]:
+    """The content of environment.client.json; ``folder`` is the one whose git state counts."""
+    return {
+        "clusterctl": __version__,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "job": json.loads(job.model_dump_json()),
+        "git": _git(local, folder),
+    }
+
+
+def _git(local: Transport, folder: Path) -> dict[str, Any] | None:
+    """Commit and uncommitted changes of the folder; None where it is under no version control."""
+    git = ["git", "-C", str(folder)]
+    try:
+        commit = local.run([*git, "rev-parse", "HEAD"]).stdout.strip()
+        root = local.run([*git, "rev-parse", "--show-toplevel"]).stdout.rstrip("\n")
+        status = local.run([*git, "status", "--porcelain", "--", "."]).stdout
+        # Neither the user's diff programs nor their colours: this is for a machine to apply again.
+        diff = _bounded(
+            local,
+            [*git, "diff", "--no-ext-diff", "--no-textconv", "--no-color", "--binary", "HEAD", "--", "."],
+        )
+    except CommandError:  # no git, no repository, or no commit yet
+        return None
+    return {
+        "commit": commit,
+        "root": root,
+        "status": status[:MAX_DIFF],
+        "diff": diff[:MAX_DIFF].decode(errors="replace"),
+        "diff_truncated": len(diff) > MAX_DIFF,
+    }
+
+
+def _bounded(local: Transport, argv: list[str]) -> bytes:
+    """What a command says, up to a little more than MAX_DIFF bytes."""
+    said = b""
+    with closing(local.stream(argv)) as stream:
+        for chunk in stream:
+            said += chunk
+            if len(said) > MAX_DIFF:
+                break
+    return said

@@ -1,0 +1,103 @@
+"""A job's stdout and stderr as they grow."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import re
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Literal
+
+from clusterctl.errors import TransportError
+from clusterctl.transport.base import Transport
+
+_PROGRAM = (Path(__file__).parent / "remote_follow.py").read_text(encoding="utf-8")
+_LOG = re.compile(r"(stdout|stderr)(?:-([0-9]+))?\.log")
+_TAIL_LINES = 20
+_TAIL = 'for log in "$2" "$3"; do test -s "$log" && exec tail -n "$1" -- "$log"; done; exit 0'
+
+
+@dataclass(frozen=True, slots=True)
+class LogChunk:
+    """Bytes of one of a job's logs, as the job wrote them; ``task`` is set for an array."""
+
+    stream: Literal["stdout", "stderr"]
+    task: int | None
+    data: bytes
+
+
+@dataclass(slots=True)
+class LogReader:
+    """Reads the logs in a job's folder from where it last stopped."""
+
+    transport: Transport
+    folder: str
+    task: int | None = None
+    _offsets: dict[str, int] = field(default_factory=dict)
+
+    def new(self) -> Iterator[LogChunk]:
+        """What was added since, once.
+
+        Raises:
+            TransportError: the host can't be reached.
+        """
+        for chunk in self._read(once=True):
+            if chunk is not None:
+                yield chunk
+
+    def grow(self) -> Generator[LogChunk | None, None, None]:
+        """What is added, without end; None about once a second, so that the caller can look at the job.
+
+        Raises:
+            TransportError: the connection broke; calling it again goes on from there.
+        """
+        return self._read(once=False)
+
+    def _read(self, *, once: bool) -> Generator[LogChunk | None, None, None]:
+        offsets = json.dumps(self._offsets)
+        argv = ["python3", "-c", _PROGRAM, self.folder, "1" if once else "0", offsets]
+        rest = b""
+        with closing(self.transport.stream(argv)) as stream:
+            for piece in stream:
+                *lines, rest = (rest + piece).split(b"\n")
+                for line in lines:
+                    yield self._chunk(line)
+
+    def _chunk(self, line: bytes) -> LogChunk | None:
+        try:
+            answer = json.loads(line)
+            if not answer:
+                return None
+            match = _LOG.fullmatch(answer["log"])
+            data = base64.b64decode(answer["data"])
+            self._offsets[answer["log"]] = int(answer["at"]) + len(data)
+        except (ValueError, KeyError, TypeError, binascii.Error) as exc:
+            raise TransportError(
+                "the log reader on the cluster answered what clusterctl does not understand",
+                where=self.transport.host,
+                why=line[:200].decode(errors="replace").encode("unicode_escape").decode(),
+                host=self.transport.host,
+            ) from exc
+        if match is None:
+            return None
+        task = int(match[2]) if match[2] else None
+        if self.task is not None and task != self.task:
+            return None
+        return LogChunk("stdout" if match[1] == "stdout" else "stderr", task, data)
+
+
+def tail(transport: Transport, folder: str, task: int | None, lines: int = _TAIL_LINES) -> str:
+    """The last lines of a job's stderr, else of its stdout, made fit for a terminal; "" if there are none."""
+    suffix = "" if task is None else f"-{task}"
+    logs = [f"{folder}/{name}{suffix}.log" for name in ("stderr", "stdout")]
+    said = transport.run(["sh", "-c", _TAIL, "sh", str(lines), *logs], check=False).stdout
+    return "\n".join(printable(line[-2000:]) for line in said.splitlines())
+
+
+def printable(text: str) -> str:
+    """The text without what a terminal would act upon."""
+    return "".join(c if c.isprintable() or c == "\t" else "\N{REPLACEMENT CHARACTER}" for c in text)

@@ -1,0 +1,203 @@
+"""Stage a job's folder on the cluster and hand it to sbatch, once, whatever becomes of the connection."""
+
+from __future__ import annotations
+
+import io
+import json
+import re
+import secrets
+import tarfile
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+from clusterctl.assets import payload_hash
+from clusterctl.errors import ClusterctlError, SlurmError, TransportError, UnreachableError, UsageError
+from clusterctl.jobs.access import Session
+from clusterctl.jobs.facts import client_facts
+from clusterctl.jobs.script import PAYLOAD_ROOT, render_script
+from clusterctl.jobs.userscript import UserScript
+from clusterctl.records import JobEntry
+from clusterctl.slurm.client import SlurmAwayError, SlurmClient
+from clusterctl.spec import JobSpec
+from clusterctl.spec.load import dump_spec
+from clusterctl.transport.base import Transport
+from clusterctl.transport.local import LocalTransport
+
+SCRIPT = "job.sbatch"
+JOBS_FOLDER = "clusterctl/jobs"  # in the job user's home
+
+_NO_PAYLOAD = 66
+_SBATCH_MAY_HANG_S = 600
+_STAGE = f"""\
+set -eu
+test -d "$1/payload" || exit {_NO_PAYLOAD}
+umask 077
+mkdir -p -- "$HOME/{JOBS_FOLDER}"
+cd -- "$HOME/{JOBS_FOLDER}"
+mkdir -- "$2"
+cd -- "$2"
+tar -xf - --no-same-owner
+pwd -P
+"""
+# What Slurm says -> the flag that is wrong, and what `SlurmClient.choices` calls its values.
+_REFUSALS = (
+    (re.compile("invalid account", re.IGNORECASE), "--account", "account"),
+    (re.compile("invalid partition|partition name", re.IGNORECASE), "--partition", "partition"),
+    (re.compile("invalid qos", re.IGNORECASE), "--qos", "qos"),
+    (re.compile("feature", re.IGNORECASE), "--constraint", "feature"),
+    (re.compile("gres|gpu", re.IGNORECASE), "--gpus", "gres"),
+)
+_TOO_LARGE = re.compile("node configuration is not available|Node count|More processors|limit", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Submitted:
+    """A job that Slurm has taken. ``script`` is the text of its sbatch script."""
+
+    job_id: str
+    name: str
+    script: str
+    remote_dir: str
+    token: str
+
+
+def script_of(session: Session, job: JobSpec) -> str:
+    """What `--dry-run` prints: the job's sbatch script, which works with plain sbatch.
+
+    Raises:
+        UsageError: the user's script can't be read or can't be run as a job.
+    """
+    return render_script(job, payload_hash=payload_hash(), interval_s=session.spec.monitoring.interval)
+
+
+def submit(session: Session, job: JobSpec, *, local: Transport | None = None) -> Submitted:
+    """Stage and submit a job.
+
+    Raises:
+        UsageError: the job can't be run, or asks for what the cluster does not have.
+        SlurmError: Slurm refused it; says its words, and the valid choices where they are known.
+        TransportError: the controller can't be reached, or was lost; a job that it took all the same is found
+            by its token when jobs are next listed or collected.
+    """
+    script = script_of(session, job)
+    folder = job.script.parent if job.script is not None else Path.cwd()
+    facts = client_facts(job, local=local or LocalTransport(), folder=folder)
+    token = secrets.token_hex(4)
+    bundle = _bundle(job, script, facts=json.dumps(facts, indent=2) + "\n", spec=dump_spec(session.spec))
+    remote_dir = _stage(session.transport, f"{job.name}-{token}", bundle)
+    entry = JobEntry(
+        token=token,
+        name=job.name,
+        user=session.spec.job_user.name,
+        submitted_at=time.time(),
+        remote_dir=remote_dir,
+    )
+    session.ledger.add(entry)  # before sbatch: from here on, the job can be found by its token
+    job_id = _sbatch(session, entry, remote_dir)
+    session.ledger.update(entry, job_id=job_id)
+    return Submitted(job_id, job.name, script, remote_dir, token)
+
+
+def resolve(session: Session) -> None:
+    """Find out what became of submissions whose answer was lost, by their token, and write it down.
+
+    Raises:
+        SlurmError: Slurm did not answer.
+    """
+    for entry in session.ledger.entries():
+        if entry.job_id is None and not entry.refused:
+            found = session.slurm.by_comment(entry.comment)
+            if found is not None:
+                session.ledger.update(entry, job_id=str(found.job_id))
+            elif time.time() - entry.submitted_at > _SBATCH_MAY_HANG_S:
+                session.ledger.update(entry, refused=True)
+
+
+def _bundle(job: JobSpec, script: str, *, facts: str, spec: str) -> bytes:
+    """The job's folder as a tar."""
+    files = [
+        (SCRIPT, script.encode(errors="surrogateescape"), 0o600),
+        ("spec.yaml", spec.encode(), 0o600),
+        ("environment.client.json", facts.encode(errors="replace"), 0o600),
+    ]
+    if job.script is not None:
+        own = UserScript.read(job.script)
+        files.append((own.name, own.content, 0o700))
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as tar:
+        for name, content, mode in files:
+            member = tarfile.TarInfo(name)
+            member.size, member.mode, member.mtime = len(content), mode, int(time.time())
+            tar.addfile(member, io.BytesIO(content))
+    return raw.getvalue()
+
+
+def _stage(transport: Transport, folder: str, bundle: bytes) -> str:
+    """Unpack the folder below the job user's home; returns where."""
+    root = f"{PAYLOAD_ROOT}/{payload_hash()}"
+    result = transport.run(["sh", "-c", _STAGE, "sh", root, folder], stdin=bundle, timeout_s=120, check=False)
+    if result.rc == _NO_PAYLOAD:
+        raise UsageError(
+            "the cluster does not have this clusterctl's programs",
+            where=transport.host,
+            why=f"{root} is not there: the cluster was raised by another version, or not to the end",
+            fix="run `clusterctl up` again",
+        )
+    if result.rc != 0:
+        raise TransportError(
+            "the job's folder can't be made on the cluster",
+            where=transport.host,
+            why=result.stderr.strip()[-2000:],
+            fix="see whether the home of the job user is there and has room: clusterctl ssh",
+            host=transport.host,
+        )
+    return result.stdout.rstrip("\n")
+
+
+def _sbatch(session: Session, entry: JobEntry, remote_dir: str) -> str:
+    # An appended log survives a requeue; by hand, a second sbatch in the folder starts its logs anew.
+    options = (f"--comment={entry.comment}", f"--chdir={remote_dir}", "--open-mode=append")
+    try:
+        try:
+            return session.slurm.sbatch(remote_dir, SCRIPT, *options)
+        except SlurmAwayError:
+            found = session.slurm.by_comment(entry.comment)  # waits until Slurm answers, within bounds
+            return str(found.job_id) if found else session.slurm.sbatch(remote_dir, SCRIPT, *options)
+        except UnreachableError as exc:
+            # sbatch may still be at it, so it is not called again.
+            found = session.slurm.by_comment(entry.comment)
+            if found is None:
+                raise _silence(session, exc) from exc
+            return str(found.job_id)
+    except SlurmAwayError as exc:
+        raise _silence(session, exc) from exc
+    except SlurmError as exc:
+        session.ledger.update(entry, refused=True)
+        raise SlurmError(exc.what, why=exc.why, fix=_fix(session.slurm, exc.why)) from exc
+
+
+def _silence(session: Session, exc: ClusterctlError) -> UnreachableError:
+    return UnreachableError(
+        "Slurm did not say whether it took the job",
+        where=session.transport.host,
+        why=exc.why or exc.what,
+        fix="look at `clusterctl jobs` before submitting again: the job is listed if it was taken",
+        host=session.transport.host,
+    )
+
+
+def _fix(slurm: SlurmClient, why: str) -> str:
+    """What to do about a refusal, with the valid choices where Slurm can say them."""
+    for pattern, flag, kind in _REFUSALS:
+        if pattern.search(why):
+            try:
+                choices = slurm.choices(kind)
+            except (SlurmError, TransportError):  # the refusal itself is what matters
+                choices = ()
+            if choices:
+                return f"{flag} can be: {', '.join(choices)}"
+            return f"leave out {flag}: this cluster has none"
+    if _TOO_LARGE.search(why):
+        return "ask for less; `clusterctl status` shows the nodes, their cores and memory"
+    return "correct what Slurm names"

@@ -1,0 +1,238 @@
+"""Wait for jobs, follow one, and say what became of them. One query of Slurm for all, ever less often."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import closing
+
+from clusterctl.errors import (
+    ClusterctlError,
+    Failure,
+    JobCancelledError,
+    JobFailedError,
+    SlurmError,
+    UnreachableError,
+    WaitTimeoutError,
+)
+from clusterctl.jobs.access import Session
+from clusterctl.jobs.logs import LogChunk, LogReader, tail
+from clusterctl.slurm.client import backoff
+from clusterctl.slurm.models import JobInfo, Outcome
+
+OnChange = Callable[[JobInfo], None]
+OnOutput = Callable[[LogChunk], None]
+
+_APPEAR_S = 30.0  # how long a job may be unknown: sbatch has answered, the accounting has not heard of it yet
+_FOLLOW_LONGEST_S = 5.0
+_RECONNECT_S = 60.0
+
+
+class _Watched:
+    """The jobs that are waited for, as last seen."""
+
+    def __init__(self, session: Session, ids: Sequence[str], on_change: OnChange) -> None:
+        self._session = session
+        self._ids = tuple(ids)
+        self._on_change = on_change
+        self._seen: dict[str, JobInfo] = {}
+        self._unknown_until = session.slurm.clock.now() + _APPEAR_S
+
+    def look(self) -> tuple[JobInfo, ...] | None:
+        """Ask Slurm; the jobs if all have ended, else None. Tells ``on_change`` what is new."""
+        jobs = self._session.slurm.jobs(self._ids)
+        for job in jobs:
+            before = self._seen.get(job.id)
+            if before is None or (before.state, before.nodes) != (job.state, job.nodes):
+                self._on_change(job)
+            self._seen[job.id] = job
+        missing = [i for i in self._ids if not any(i in (job.id, str(job.job_id)) for job in jobs)]
+        if missing:
+            if self._session.slurm.clock.now() > self._unknown_until:
+                raise unknown_jobs(missing)
+            return None
+        if not all(job.ended for job in jobs):
+            return None
+        self._remember(jobs)
+        return jobs
+
+    def _remember(self, jobs: Sequence[JobInfo]) -> None:
+        for job_id in dict.fromkeys(str(job.job_id) for job in jobs):
+            entry = self._session.ledger.find(job_id)
+            if entry is not None and job_id in self._ids:
+                state = worst([job for job in jobs if str(job.job_id) == job_id]).state.value
+                self._session.ledger.update(entry, state=state)
+
+
+def wait(
+    session: Session,
+    ids: Sequence[str],
+    *,
+    timeout_s: float | None = None,
+    on_change: OnChange = lambda _job: None,
+) -> tuple[JobInfo, ...]:
+    """Wait until all jobs have ended; an array's id stands for all its tasks.
+
+    Raises:
+        WaitTimeoutError: ``timeout_s`` has passed; the jobs go on.
+        SlurmError: Slurm does not know one of them, or stays away.
+    """
+    clock = session.slurm.clock
+    deadline = None if timeout_s is None else clock.now() + timeout_s
+    watched = _Watched(session, ids, on_change)
+    for pause in backoff():
+        jobs = watched.look()
+        if jobs is not None:
+            return jobs
+        left = pause if deadline is None else min(pause, deadline - clock.now())
+        if left <= 0:
+            raise _ran_out(ids, timeout_s)
+        clock.sleep(left)
+    raise AssertionError("backoff never ends")
+
+
+def follow(
+    session: Session,
+    job_id: str,
+    *,
+    on_output: OnOutput,
+    timeout_s: float | None = None,
+    on_change: OnChange = lambda _job: None,
+) -> tuple[JobInfo, ...]:
+    """Pass on what a job writes until it has ended, then return it: one JobInfo, or one a task of an array.
+
+    A broken connection is mended; nothing is told twice or left out.
+
+    Raises:
+        WaitTimeoutError: ``timeout_s`` has passed; the job goes on.
+        SlurmError: Slurm does not know the job, or stays away.
+        UnreachableError: the controller stays out of reach.
+    """
+    clock = session.slurm.clock
+    deadline = None if timeout_s is None else clock.now() + timeout_s
+    watched = _Watched(session, [job_id], on_change)
+    reader = LogReader(session.transport, folder_of(session, job_id), _task(job_id))
+    pauses = backoff(longest_s=_FOLLOW_LONGEST_S)
+    due = clock.now()
+    give_up = clock.now() + _RECONNECT_S
+    while True:
+        try:
+            with closing(reader.grow()) as chunks:
+                for chunk in chunks:
+                    give_up = clock.now() + _RECONNECT_S
+                    if chunk is not None:
+                        on_output(chunk)
+                    if clock.now() >= due:
+                        if (jobs := watched.look()) is not None:
+                            _drain(reader, on_output)
+                            return jobs
+                        due = clock.now() + next(pauses)
+                    if deadline is not None and clock.now() >= deadline:
+                        raise _ran_out([job_id], timeout_s)
+        except UnreachableError:
+            if clock.now() >= give_up:
+                raise
+            clock.sleep(1.0)
+
+
+def logs(session: Session, job_id: str, *, on_output: OnOutput) -> None:
+    """Pass on what a job has written so far.
+
+    Raises:
+        SlurmError: Slurm does not know the job, or clusterctl did not submit it.
+        TransportError: the controller can't be reached.
+    """
+    _drain(LogReader(session.transport, folder_of(session, job_id), _task(job_id)), on_output)
+
+
+def raise_unless_completed(session: Session, jobs: Sequence[JobInfo]) -> None:
+    """Turn the end of jobs into an error, unless all of them completed.
+
+    Raises:
+        JobFailedError: one failed; says Slurm's state and reason, and the tail of its log.
+        JobCancelledError: none failed, and one was cancelled or ran into its time limit.
+    """
+    bad = [job for job in jobs if job.outcome is not Outcome.COMPLETED]
+    if not bad:
+        return
+    job = worst(bad)
+    cancelled = job.outcome is Outcome.CANCELLED
+    kind = JobCancelledError if cancelled else JobFailedError
+    said = tail(session.transport, folder_of(session, job.id), job.task)
+    how = _how_it_ended(job)
+    more = f" (and {len(bad) - 1} more tasks)" if len(bad) > 1 else ""
+    indented = "\n".join(f"    | {line}" for line in said.splitlines())
+    raise kind(
+        f"job {job.id} ({job.name}) ended {job.state.value}{more}",
+        why=f"{how}; its log ends:\n{indented}" if said else f"{how}; it wrote nothing",
+        fix=f"the whole log: clusterctl logs {job.id}",
+        failures=tuple(_failure(one, kind) for one in bad),
+    )
+
+
+def worst(jobs: Sequence[JobInfo]) -> JobInfo:
+    """The job that stands for all: one that failed, else one that was cancelled, else one that goes on."""
+    order = (Outcome.FAILED, Outcome.CANCELLED, Outcome.GOES_ON, Outcome.COMPLETED)
+    return min(jobs, key=lambda job: order.index(job.outcome))
+
+
+def folder_of(session: Session, job_id: str) -> str:
+    """The job's folder on the cluster.
+
+    Raises:
+        SlurmError: Slurm does not know the job, or clusterctl did not submit it.
+    """
+    entry = session.ledger.find(job_id)
+    if entry is not None and entry.remote_dir is not None:
+        return entry.remote_dir
+    jobs = session.slurm.jobs([job_id])
+    if not jobs:
+        raise unknown_jobs([job_id])
+    if not jobs[0].comment.startswith("clusterctl:"):
+        raise SlurmError(
+            f"job {job_id} was not submitted by clusterctl",
+            why="so its files have no agreed place",
+            fix=f"look in its folder, {jobs[0].work_dir}, with `clusterctl ssh`",
+        )
+    return jobs[0].work_dir
+
+
+def unknown_jobs(ids: Sequence[str]) -> SlurmError:
+    """The error for ids that Slurm does not know."""
+    what = f"job {ids[0]}" if len(ids) == 1 else f"jobs {', '.join(ids)}"
+    return SlurmError(f"Slurm does not know {what}", fix="`clusterctl jobs` lists the jobs there are")
+
+
+def _drain(reader: LogReader, on_output: OnOutput) -> None:
+    for chunk in reader.new():
+        on_output(chunk)
+
+
+def _task(job_id: str) -> int | None:
+    _, _, task = job_id.partition("_")
+    return int(task) if task else None
+
+
+def _ran_out(ids: Sequence[str], timeout_s: float | None) -> WaitTimeoutError:
+    what = f"job {ids[0]} has" if len(ids) == 1 else f"jobs {', '.join(ids)} have"
+    return WaitTimeoutError(
+        f"{what} not ended within {timeout_s:g} s",
+        why="the wait ran out; nothing was cancelled",
+        fix=f"follow it with `clusterctl logs {ids[0]} -f`, or end it with `clusterctl cancel {ids[0]}`",
+    )
+
+
+def _how_it_ended(job: JobInfo) -> str:
+    parts = [f"Slurm says {job.state.value}"]
+    if job.reason and job.reason not in {"NonZeroExitCode", "JobLaunchFailure"}:
+        parts.append(f"reason {job.reason}")
+    if job.signal:
+        parts.append(f"signal {job.signal}")
+    elif job.exit_code:
+        parts.append(f"exit code {job.exit_code}")
+    if job.nodes:
+        parts.append(f"on {', '.join(job.nodes)}")
+    return ", ".join(parts)
+
+
+def _failure(job: JobInfo, kind: type[ClusterctlError]) -> Failure:
+    return Failure(kind.code, f"job {job.id}: {_how_it_ended(job)}")

@@ -1,0 +1,170 @@
+"""What is written down of jobs: the ledger of submissions in the workspace, and a run on disk.
+
+Both are read back by later versions, so unknown keys are tolerated on reading.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from clusterctl.errors import CollectError
+
+RUN_FILE = "run.json"
+
+
+class _Stored(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class JobEntry(_Stored):
+    """One submission, known by its token before Slurm has heard of it.
+
+    ``job_id`` is None until sbatch has answered; ``refused`` says that it never will. ``state`` is the final
+    state, once seen. ``run_dir`` is where the run was collected to, ``run_state`` the job's state then.
+    """
+
+    token: str
+    name: str
+    user: str
+    submitted_at: float
+    job_id: str | None = None
+    remote_dir: str | None = None
+    refused: bool = False
+    state: str | None = None
+    run_dir: str | None = None
+    run_state: str | None = None
+
+    @property
+    def comment(self) -> str:
+        """The comment that marks the job in Slurm."""
+        return f"clusterctl:{self.token}"
+
+
+class Ledger:
+    """The workspace's jobs.jsonl. Lines are appended; a later one about a token adds to the earlier ones."""
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+
+    def entries(self) -> tuple[JobEntry, ...]:
+        """All submissions, oldest first. A torn last line (power cut) is ignored."""
+        merged: dict[str, dict[str, Any]] = {}
+        for row in self._rows():
+            merged.setdefault(row["token"], {}).update(row)
+        return tuple(JobEntry.model_validate(row) for row in merged.values())
+
+    def find(self, job_id: str) -> JobEntry | None:
+        """The submission of this job, or of the array that it is a task of."""
+        base = job_id.partition("_")[0]
+        return next((entry for entry in reversed(self.entries()) if entry.job_id == base), None)
+
+    def add(self, entry: JobEntry) -> JobEntry:
+        """Write a submission down; it is on disk when this returns."""
+        self._append(entry.model_dump(exclude_none=True))
+        return entry
+
+    def update(self, entry: JobEntry, **changes: str | bool) -> JobEntry:
+        """Write down what has become known about a submission."""
+        self._append({"token": entry.token, **changes})
+        return entry.model_copy(update=changes)
+
+    def _rows(self) -> Iterator[dict[str, Any]]:
+        try:
+            lines = self._path.read_text().splitlines()
+        except FileNotFoundError:
+            return
+        for line in lines:
+            try:
+                row = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(row, dict) and "token" in row:
+                yield row
+
+    def _append(self, row: dict[str, Any]) -> None:
+        line = json.dumps(row, separators=(",", ":")) + "\n"
+        fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            os.write(fd, line.encode())
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+class TaskRecord(_Stored):
+    """How a job, or one task of an array, ended. Times are Unix seconds."""
+
+    id: str
+    state: str
+    reason: str = ""
+    exit_code: int | None = None
+    signal: int | None = None
+    nodes: tuple[str, ...] = ()
+    start_time: int | None = None
+    end_time: int | None = None
+
+
+class Skipped(_Stored):
+    """Something in the job's folder that was left there, and why. ``path`` is printable."""
+
+    path: str
+    reason: str
+
+
+class RunRecord(_Stored):
+    """A collected run: the folder ``directory`` and what run.json in it says.
+
+    ``state`` is Slurm's word; with an array, that of the worst task. ``final`` is False for a snapshot of a
+    job that was still going on. Times are Unix seconds; ``elapsed_s`` goes from the first start to the last
+    end.
+    """
+
+    version: int = 1
+    cluster: str
+    job_id: str
+    name: str
+    user: str
+    partition: str
+    account: str
+    state: str
+    final: bool
+    tasks: tuple[TaskRecord, ...]
+    nodes: tuple[str, ...]
+    submit_time: int | None
+    start_time: int | None
+    end_time: int | None
+    elapsed_s: int | None
+    collected_at: float
+    remote_dir: str
+    files: int
+    bytes: int
+    skipped: tuple[Skipped, ...] = ()
+    directory: Path = Path()
+
+    @classmethod
+    def load(cls, directory: Path) -> RunRecord:
+        """Read the record of a run's folder.
+
+        Raises:
+            CollectError: there is none, or it is not one.
+        """
+        path = directory / RUN_FILE
+        try:
+            return cls.model_validate({**json.loads(path.read_bytes()), "directory": directory})
+        except (OSError, ValueError, TypeError, ValidationError) as exc:
+            raise CollectError(
+                f"{directory} is not a collected run",
+                where=str(path),
+                why=str(exc).partition("\n")[0],
+                fix="name a folder that `clusterctl collect` made",
+            ) from exc
+
+    def as_json(self) -> str:
+        """The content of run.json; where the folder lies is not part of it."""
+        return self.model_dump_json(indent=2, exclude={"directory"}) + "\n"
