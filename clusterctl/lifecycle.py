@@ -190,6 +190,11 @@ def inventory_of(workspace: Workspace) -> Inventory:
         ) from exc
 
 
+def spec_as_raised(workspace: Workspace) -> ClusterSpec:
+    """The spec that `up` was last given, which may differ from what the user's file says by now."""
+    return load_spec(workspace.spec)
+
+
 def admin(inventory: Inventory, workspace: Workspace) -> SSHTransport:
     """The controller, as the admin user."""
     return SSHTransport(inventory.controller.name, workspace.ssh_config)

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from clusterctl.cli.job import job_table
 from clusterctl.cli.options import Options, verb
 from clusterctl.cli.show import Screen
 from clusterctl.cli.spec import spec_of
@@ -236,12 +237,6 @@ def _cache(screen: Screen, *, prune: bool) -> None:
     empty = "nothing to remove" if prune else "the image cache is empty"
     text = screen.table(["REMOVED" if prune else "IMAGE", "MIB", "USED BY"], rows) if rows else empty
     screen.result({"images": [i.model_dump() for i in images]}, text)
-
-
-def job_table(screen: Screen, infos: Any) -> str:
-    """Jobs as `jobs` and `status` show them."""
-    rows = [[j.job_id, j.name, j.user, j.partition, j.state, ",".join(j.nodes), j.reason] for j in infos]
-    return screen.table(["JOB", "NAME", "USER", "PARTITION", "STATE", "NODES", "REASON"], rows)
 
 
 def _phases(phases: tuple[Phase, ...]) -> list[dict[str, Any]]:

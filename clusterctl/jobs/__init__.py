@@ -1,7 +1,7 @@
 """A job's life: JobSpec -> script -> sbatch -> job, and what becomes of it."""
 
 from clusterctl.jobs.access import Session, session
-from clusterctl.jobs.control import Cancelled, active, as_dict, cancel, list_jobs
+from clusterctl.jobs.control import Cancelled, active, as_dict, cancel, known_jobs, list_jobs
 from clusterctl.jobs.logs import LogChunk
 from clusterctl.jobs.submission import Submitted, resolve, script_of, submit
 from clusterctl.jobs.watch import follow, logs, raise_unless_completed, wait, worst
@@ -15,6 +15,7 @@ __all__ = [
     "as_dict",
     "cancel",
     "follow",
+    "known_jobs",
     "list_jobs",
     "logs",
     "raise_unless_completed",

@@ -28,15 +28,26 @@ def cancel(session: Session, ids: Sequence[str]) -> Cancelled:
         UsageError: an id is not one.
         SlurmError: Slurm does not know one of them (then none is cancelled), or refused.
     """
-    jobs = session.slurm.jobs(ids)
-    unknown = [i for i in ids if not any(i in (job.id, str(job.job_id)) for job in jobs)]
-    if unknown:
-        raise unknown_jobs(unknown)
+    jobs = known_jobs(session, ids)
     going_on = tuple(job for job in jobs if not job.ended)
     if going_on:
         wanted = {job.id for job in going_on} | {str(job.job_id) for job in going_on}
         session.slurm.scancel([job_id for job_id in ids if job_id in wanted])
     return Cancelled(going_on, tuple(job for job in jobs if job.ended))
+
+
+def known_jobs(session: Session, ids: Sequence[str]) -> tuple[JobInfo, ...]:
+    """The jobs of these ids.
+
+    Raises:
+        UsageError: an id is not one.
+        SlurmError: Slurm does not know one of them.
+    """
+    jobs = session.slurm.jobs(ids)
+    unknown = [i for i in ids if not any(i in (job.id, str(job.job_id)) for job in jobs)]
+    if unknown:
+        raise unknown_jobs(unknown)
+    return jobs
 
 
 def list_jobs(session: Session) -> tuple[JobInfo, ...]:

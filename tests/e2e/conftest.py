@@ -1,0 +1,31 @@
+"""One two-node cluster that the modules share: it lives in a home of its own until the session ends."""
+
+from __future__ import annotations
+
+import secrets
+from collections.abc import Iterator
+
+import pytest
+
+from tests.support.cluster import Cluster, raised
+
+SPEC = """\
+version: 1
+name: {name}
+provider: {{type: local}}
+partitions:
+  - {{name: train, nodes: 2}}
+slurm:
+  qos:
+    - {{name: urgent, priority: 100}}
+monitoring: {{interval: 1s}}
+"""
+
+
+@pytest.fixture(scope="session")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Two nodes in partition `train`, up and proven."""
+    name = f"e{secrets.token_hex(3)}"
+    home, cwd = tmp_path_factory.mktemp("shared home"), tmp_path_factory.mktemp("shared cwd")
+    with raised(name, SPEC.format(name=name), home, cwd) as one:
+        yield one

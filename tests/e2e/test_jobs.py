@@ -1,0 +1,179 @@
+"""What a user does with jobs of their own: scripts, arrays, logs, waiting, cancelling, failing."""
+
+from __future__ import annotations
+
+import json
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.cluster import Cluster
+
+
+def script(cluster: Cluster, name: str, text: str) -> Path:
+    path = cluster.runner.cwd / name
+    path.write_text(text)
+    return path
+
+
+def test_a_shell_script_runs_in_its_allocation(cluster: Cluster) -> None:
+    path = script(
+        cluster,
+        "hello world.sh",
+        '#!/bin/bash\n#SBATCH --nodes=2\n#SBATCH --comment=mine\nsrun -n2 --ntasks-per-node=1 hostname\nprintf "<%s>" "$@"\n',
+    )
+    done = cluster.json("submit", path, "--wait", "--", "a b", "$(id)", "'quoted'")
+    run = cluster.run_of(done["job_id"])
+    out = (run / "stdout.log").read_text()
+    assert {f"{cluster.name}-train-1", f"{cluster.name}-train-2"} <= set(out.splitlines())
+    assert "<a b><$(id)><'quoted'>" in out
+    assert {p.name for p in (run / "telemetry").iterdir()} == {
+        f"{cluster.name}-train-{i}.jsonl" for i in (1, 2)
+    }
+
+
+def test_a_python_script_gets_the_job_environment_and_all_ranks(cluster: Cluster) -> None:
+    path = script(
+        cluster,
+        "ranks.py",
+        "from mpi4py import MPI\nimport socket, sys\nw = MPI.COMM_WORLD\n"
+        "print(w.gather((w.rank, w.size, socket.gethostname(), sys.argv[1:]), 0), flush=True)\n",
+    )
+    done = cluster.json("submit", path, "--nodes", "2", "--wait", "--", "--flag", "x y")
+    out = (cluster.run_of(done["job_id"]) / "stdout.log").read_text()
+    assert f"(0, 2, '{cluster.name}-train-1', ['--flag', 'x y'])" in out
+    assert f"(1, 2, '{cluster.name}-train-2', ['--flag', 'x y'])" in out
+
+
+def test_mpirun_with_a_hostfile(cluster: Cluster) -> None:
+    done = cluster.json("submit", "probe", "--nodes", "2", "--launcher", "mpirun", "--wait")
+    run = cluster.run_of(done["job_id"])
+    answer = json.loads((run / "stdout.log").read_text())
+    assert answer["ok"]
+    assert answer["hosts"] == [f"{cluster.name}-train-1", f"{cluster.name}-train-2"]
+    hostfile = (run / "hostfile").read_text().splitlines()
+    assert hostfile == [f"{cluster.name}-train-{i} slots=1" for i in (1, 2)]
+
+
+def test_a_failed_job_shows_its_log_and_slurms_reason(cluster: Cluster) -> None:
+    path = script(cluster, "bad.py", "import sys\nprint('before')\nsys.exit('the disk is on fire')\n")
+    ran = cluster("submit", path, "--wait", rc=4)
+    assert "the disk is on fire" in ran.stderr
+    assert "FAILED" in ran.stderr
+    answer = cluster("-o", "json", "submit", path, "--wait", rc=4).json
+    assert not answer["ok"]
+    assert answer["failures"][0]["code"] == "job-failed"
+
+
+def test_a_job_over_its_time_is_told_apart(cluster: Cluster) -> None:
+    path = script(cluster, "slow.sh", "sleep 600\n")
+    started = cluster.json("submit", path, "--time", "1m")
+    limit = f"scontrol update jobid={started['job_id']} timelimit=0:01"
+    cluster.ssh(f"{cluster.name}-ctl", f"sudo {limit}", rc=None)
+    cluster("cancel", started["job_id"])
+
+
+def test_wait_runs_out_and_the_job_goes_on_then_is_cancelled(cluster: Cluster) -> None:
+    path = script(cluster, "long.sh", "echo started\nsleep 600\n")
+    ran = cluster("submit", path, "--wait", "--timeout", "2s", rc=6)
+    jobs = cluster.json("jobs")["jobs"]
+    mine = [job for job in jobs if job["name"] == "long" and job["state"] in {"RUNNING", "PENDING"}]
+    assert len(mine) == 1
+    assert mine[0]["job_id"] in ran.stderr
+    cluster("cancel", mine[0]["job_id"])
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline:
+        (job,) = (j for j in cluster.json("jobs", mine[0]["job_id"])["jobs"])
+        if job["state"] == "CANCELLED":
+            break
+    assert job["state"] == "CANCELLED"
+    assert "started" in cluster("logs", mine[0]["job_id"]).stdout
+
+
+def test_follow_shows_the_log_as_it_comes_and_ends_with_the_job(cluster: Cluster) -> None:
+    path = script(cluster, "talk.sh", "for i in 1 2 3; do echo line $i; sleep 0.3; done\n")
+    ran = cluster("submit", path, "--follow")
+    assert [line for line in ran.stdout.splitlines() if line.startswith("line")] == [
+        "line 1",
+        "line 2",
+        "line 3",
+    ]
+
+
+def test_an_array_keeps_its_tasks_apart(cluster: Cluster) -> None:
+    path = script(cluster, "sweep.sh", 'echo "task $SLURM_ARRAY_TASK_ID"; echo x > result.txt\n')
+    done = cluster.json("submit", path, "--array", "1-3", "--wait")
+    run = cluster.run_of(done["job_id"])
+    for i in (1, 2, 3):
+        assert (run / f"stdout-{i}.log").read_text() == f"task {i}\n"
+        assert (run / f"task-{i}" / "result.txt").is_file()
+
+
+@pytest.mark.parametrize(
+    ("flags", "word"),
+    [
+        (("--nodes", "3"), "3"),
+        (("--partition", "nope"), "train"),
+        (("--account", "nope"), "default"),
+        (("--gpus", "1"), "gpu"),
+    ],
+)
+def test_what_slurm_can_not_do_is_refused_with_a_way_out(
+    cluster: Cluster, flags: tuple[str, ...], word: str
+) -> None:
+    ran = cluster("submit", "probe", *flags, rc=1)
+    assert "error:" in ran.stderr
+    assert word in ran.stderr.lower()
+
+
+def test_qos_account_and_resources_reach_slurm(cluster: Cluster) -> None:
+    flags = ["--qos", "urgent", "--account", "default", "--cpus", "1", "--mem", "200M", "--time", "5m"]
+    done = cluster.json("submit", "probe", *flags, "--partition", "train", "--constraint", "train", "--wait")
+    shown = cluster.ssh(
+        f"{cluster.name}-ctl", f"sacct -nPX -j {done['job_id']} -o QOS,Account,ReqMem,Timelimit,Partition"
+    )
+    assert shown.strip() == "urgent|default|200M|00:05:00|train"
+
+
+def test_unknown_jobs_are_named(cluster: Cluster) -> None:
+    assert "999999" in cluster("cancel", "999999", rc=1).stderr
+    assert "999999" in cluster("logs", "999999", rc=1).stderr
+    cluster("cancel", "not-an-id", rc=2)
+
+
+def test_status_list_and_ssh(cluster: Cluster) -> None:
+    status = cluster.json("status")
+    assert status["ready"]
+    assert {node["name"] for node in status["nodes"]} == {
+        f"{cluster.name}-train-1",
+        f"{cluster.name}-train-2",
+    }
+    assert cluster.name in cluster("list").stdout
+    node = f"{cluster.name}-train-2"
+    assert cluster("ssh", node, "--", "hostname").stdout.strip() == node
+    assert cluster("ssh", "--", "echo", "a  b").stdout == "a  b\n"
+    assert node in cluster("ssh", "nowhere", rc=2).stderr
+
+
+def test_the_proof_partition_is_hidden_and_closed_to_users(cluster: Cluster) -> None:
+    controller = f"{cluster.name}-ctl"
+    user = cluster.ssh(controller, "sacct -nP -X -o User | tail -1").strip()
+    assert "clusterctl-proof" not in cluster.ssh(controller, "sinfo -h -o %R", user=user)
+    done = cluster.ssh(controller, "srun -p clusterctl-proof hostname 2>&1", user=user, rc=None)
+    assert "access" in done.lower() or "invalid" in done.lower() or "not permitted" in done.lower()
+
+
+def test_up_does_not_disturb_a_running_job_and_names_the_busy_nodes(cluster: Cluster) -> None:
+    path = script(cluster, "steady.sh", "for i in $(seq 30); do echo $i; sleep 0.5; done\n")
+    job = cluster.json("submit", path, "--nodes", "1")["job_id"]
+    deadline = time.monotonic() + 30
+    while not (nodes := cluster.json("jobs", job)["jobs"][0]["nodes"]):
+        assert time.monotonic() < deadline
+    up = cluster.json("up")
+    assert up["not_probed"] == nodes
+    assert set(up["probed"]) == set(up["nodes"]) - set(nodes)
+    run = cluster.json("jobs", job)["jobs"][0]
+    assert run["state"] in {"RUNNING", "COMPLETED"}
+    cluster("logs", job, "--follow", timeout_s=60)
+    assert (cluster.run_of(job) / "stdout.log").read_text().split() == [str(i) for i in range(1, 31)]

@@ -1,0 +1,178 @@
+"""The product in one breath: a cluster, a network trained on two of its nodes, the run brought home."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import stat
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.cluster import Cluster, records
+
+ROOT = Path(__file__).resolve().parents[2]
+BIN = Path(sys.executable).parent
+
+
+@pytest.fixture(scope="module")
+def job(cluster: Cluster) -> dict[str, Any]:
+    """A finished two-node training."""
+    answer = cluster.json("submit", "train", "--nodes", "2", "--wait", "--", "--epochs", "8")
+    assert answer["ok"]
+    return dict(answer)
+
+
+@pytest.fixture(scope="module")
+def run(cluster: Cluster, job: dict[str, Any]) -> Path:
+    return cluster.run_of(job["job_id"])
+
+
+def only(metrics: list[dict[str, Any]], kind: str) -> dict[str, Any]:
+    (record,) = (record for record in metrics if record["kind"] == kind)
+    return record
+
+
+def test_up_says_what_it_did(cluster: Cluster) -> None:
+    up = cluster.raised
+    assert up["ok"]
+    assert up["ready"]
+    assert [phase["phase"] for phase in up["phases"]] == [
+        "image",
+        "provision",
+        "reach",
+        "configure",
+        "verify",
+    ]
+    assert all(phase["seconds"] >= 0 for phase in up["phases"])
+    assert up["probed"] == up["nodes"] == [f"{cluster.name}-train-1", f"{cluster.name}-train-2"]
+
+
+def test_every_phase_is_journaled(cluster: Cluster) -> None:
+    journal = records(cluster.workspace / "journal.jsonl")
+    assert [entry["phase"] for entry in journal[:5]] == ["image", "provision", "reach", "configure", "verify"]
+    assert all(entry["ok"] and entry["verb"] == "up" for entry in journal[:5])
+
+
+def test_two_nodes_train_together(cluster: Cluster, run: Path) -> None:
+    start = only(records(run / "metrics.jsonl"), "run")
+    assert start["world_size"] == 2
+    assert [rank["host"] for rank in start["ranks"]] == [f"{cluster.name}-train-{i}" for i in (1, 2)]
+    first, second = (set(rank["cores"]) for rank in start["ranks"])
+    assert first
+    assert second
+    if (os.cpu_count() or 1) > 1:
+        assert not first & second, "the two nodes run on the same host core"
+
+
+def test_ranks_end_with_the_same_parameters_and_a_good_model(run: Path) -> None:
+    result = only(records(run / "metrics.jsonl"), "result")
+    assert len(result["param_hashes"]) == 2
+    assert len(set(result["param_hashes"])) == 1
+    assert result["accuracy"] >= 0.95
+
+
+def test_two_ranks_learn_what_one_learns(cluster: Cluster, run: Path) -> None:
+    alone = cluster.json("submit", "train", "--nodes", "1", "--wait", "--", "--epochs", "8")
+    other = cluster.run_of(alone["job_id"])
+    losses = [
+        [record["loss"] for record in records(folder / "metrics.jsonl") if record["kind"] == "iteration"]
+        for folder in (run, other)
+    ]
+    assert only(records(other / "metrics.jsonl"), "run")["world_size"] == 1
+    assert len(losses[0]) > 50
+    assert losses[0] == pytest.approx(losses[1], abs=1e-6)
+
+
+def test_a_run_is_whole(cluster: Cluster, run: Path, job: dict[str, Any]) -> None:
+    assert run.name == f"{cluster.name}-{job['job_id']}-train"
+    assert run.parent == cluster.runner.cwd / "runs"
+    for name in ("run.json", "job.sbatch", "spec.yaml", "stdout.log", "stderr.log", "metrics.jsonl",
+                 "sacct.json", "environment.json", "SHA256SUMS"):  # fmt: skip
+        assert (run / name).is_file(), name
+    assert "test accuracy" in (run / "stdout.log").read_text()
+    record = json.loads((run / "run.json").read_text())
+    assert (record["state"], record["final"], record["cluster"]) == ("COMPLETED", True, cluster.name)
+    assert (run / "spec.yaml").read_text() == (cluster.workspace / "spec.yaml").read_text()
+
+
+def test_checksums_hold(run: Path) -> None:
+    sums = dict(reversed(line.split("  ", 1)) for line in (run / "SHA256SUMS").read_text().splitlines())
+    files = {str(path.relative_to(run)) for path in run.rglob("*") if path.is_file()} - {"SHA256SUMS"}
+    assert set(sums) == files
+    for name, expected in sums.items():
+        assert hashlib.sha256((run / name).read_bytes()).hexdigest() == expected, name
+
+
+def test_telemetry_of_every_node_came_home(cluster: Cluster, run: Path) -> None:
+    for i in (1, 2):
+        samples = records(run / "telemetry" / f"{cluster.name}-train-{i}.jsonl")
+        assert samples[0]["kind"] == "host"
+        assert samples[0]["host"] == f"{cluster.name}-train-{i}"
+        sample = samples[-1]
+        assert {"time", "cpu_percent", "memory_used_mib"} <= set(sample)
+    environment = json.loads((run / "environment.json").read_text())
+    assert "clusterctl" in json.dumps(environment)
+
+
+def test_slurm_accounts_for_the_job(cluster: Cluster, run: Path, job: dict[str, Any]) -> None:
+    fields = "JobID,State,User,Account,Partition,NNodes,NTasks"
+    out = cluster.ssh(f"{cluster.name}-ctl", f"sacct -nP -j {job['job_id']} -o {fields}")
+    rows = [line.split("|") for line in out.splitlines()]
+    whole = rows[0]
+    assert whole[0] == job["job_id"]
+    assert whole[1] == "COMPLETED"
+    assert whole[2] not in {"root", "clusterctl"}
+    assert whole[4:6] == ["train", "2"]
+    assert any(row[0].endswith(".0") or row[6] == "2" for row in rows)
+    assert job["job_id"] in (run / "sacct.json").read_text()
+
+
+def test_collecting_twice_changes_nothing(cluster: Cluster, run: Path, job: dict[str, Any]) -> None:
+    before = {path: path.stat().st_mtime_ns for path in run.rglob("*")}
+    assert cluster.run_of(job["job_id"]) == run
+    assert {path: path.stat().st_mtime_ns for path in run.rglob("*")} == before
+
+
+def test_ansible_playbook_by_hand_changes_nothing(cluster: Cluster) -> None:
+    argv = [
+        BIN / "ansible-playbook",
+        "-i",
+        cluster.workspace / "inventory.yml",
+        ROOT / "ansible" / "site.yml",
+    ]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False, cwd="/")
+    assert done.returncode == 0, done.stdout + done.stderr
+    recap = done.stdout.rsplit("PLAY RECAP", 1)[1]
+    assert recap.count("changed=0") == 3, recap
+    assert recap.count("failed=0") == 3, recap
+
+
+def test_up_again_changes_nothing_and_proves_again(cluster: Cluster) -> None:
+    again = cluster.json("up")
+    assert again["probed"] == again["nodes"]
+    configure = next(phase for phase in again["phases"] if phase["phase"] == "configure")
+    assert "0 changed" in configure["note"]
+
+
+def test_a_dry_run_works_by_hand_with_plain_sbatch(cluster: Cluster) -> None:
+    script = cluster("submit", "train", "--nodes", "2", "--dry-run", "--", "--epochs", "1").stdout
+    assert script.startswith("#!/bin/bash\n")
+    user = cluster.ssh(f"{cluster.name}-ctl", "sacct -nP -X -o User | tail -1").strip()
+    controller = f"{cluster.name}-ctl"
+    home = cluster.ssh(controller, "pwd", user=user).strip()
+    argv = ["ssh", "-F", str(cluster.workspace / "ssh_config"), "-l", user, controller,
+            "mkdir -p by-hand && cd by-hand && cat > job.sbatch && sbatch --wait --parsable job.sbatch"]  # fmt: skip
+    done = subprocess.run(argv, input=script, capture_output=True, text=True, timeout=120, check=False)
+    assert done.returncode == 0, done
+    assert "test accuracy" in cluster.ssh(controller, f"cat {home}/by-hand/stdout.log", user=user)
+
+
+def test_what_is_written_is_private(cluster: Cluster) -> None:
+    for path in [cluster.workspace, *cluster.workspace.rglob("*")]:
+        mode = stat.S_IMODE(path.lstat().st_mode)
+        assert mode & 0o077 == 0, f"{path} has mode {mode:o}"

@@ -1,0 +1,69 @@
+"""A real cluster that tests use: raised by the console script, looked at with ordinary tools."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from tests.support.residue import Machine, left_behind, look_as_root
+from tests.support.verbs import Clusterctl, Ran
+
+
+@dataclass(frozen=True)
+class Cluster:
+    """A cluster that is up. ``cluster("status")`` runs a verb on it, in the folder ``runner.cwd``."""
+
+    name: str
+    spec: Path
+    runner: Clusterctl
+    raised: dict[str, Any]  # what `up -o json` said
+
+    @property
+    def workspace(self) -> Path:
+        return self.runner.home / self.name
+
+    def __call__(self, *argv: str | Path, rc: int | None = 0, timeout_s: float = 300) -> Ran:
+        return self.runner("-f", self.spec, *argv, rc=rc, timeout_s=timeout_s)
+
+    def json(self, *argv: str | Path, rc: int = 0) -> Any:
+        """A verb's answer under `-o json`."""
+        return self("-o", "json", *argv, rc=rc).json
+
+    def ssh(self, host: str, command: str, *, user: str = "clusterctl", rc: int | None = 0) -> str:
+        """Plain `ssh -F` with the file that clusterctl wrote; the command's stdout."""
+        argv = ["ssh", "-F", str(self.workspace / "ssh_config"), "-l", user, host, command]
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
+        assert rc is None or done.returncode == rc, f"{command!r} on {host}: {done}"
+        return done.stdout
+
+    def run_of(self, job_id: str) -> Path:
+        """Collect a job and return its run folder."""
+        (run,) = self.json("collect", job_id)["runs"]
+        return Path(run["dir"])
+
+
+@contextmanager
+def raised(name: str, spec: str, home: Path, cwd: Path) -> Iterator[Cluster]:
+    """Raise a cluster of a spec's text, and take it down again: nothing of it may be left."""
+    machine = Machine(home)
+    before = look_as_root(machine)
+    file = cwd / f"{name}.yaml"
+    file.write_text(spec)
+    runner = Clusterctl(home, cwd)
+    try:
+        up = runner("-o", "json", "-f", file, "up")
+        yield Cluster(name, file, runner, up.json)
+    finally:
+        runner("-f", file, "down", "--yes", "--discard-runs", rc=None)
+    left = left_behind(before, lambda: look_as_root(machine))
+    assert not left, "left behind on this machine:\n" + "\n".join(left)
+
+
+def records(path: Path) -> list[dict[str, Any]]:
+    """The objects of a JSON-lines file."""
+    return [json.loads(line) for line in path.read_text().splitlines()]
