@@ -9,7 +9,6 @@ from typing import Protocol
 
 from clusterctl.configure.events import HostRecap, Progress, Recap, Status
 from clusterctl.configure.inventory_file import connection_variables, literal, to_yaml, write_inventory
-from clusterctl.configure.payload import payload_hash
 from clusterctl.configure.playbook import PlaybookRun, new_log, run_playbook
 from clusterctl.inventory import COMPUTE, CONTROLLER, Inventory
 from clusterctl.spec import ClusterSpec
@@ -23,7 +22,6 @@ __all__ = [
     "Status",
     "configure",
     "install",
-    "payload_hash",
     "write_inventory",
 ]
 

@@ -10,8 +10,8 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import TaggedScalar
 
-from clusterctl.assets import asset
-from clusterctl.configure.payload import pack_payload, payload_hash
+from clusterctl.assets import asset, payload_hash
+from clusterctl.configure.payload import pack_payload
 from clusterctl.inventory import COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.spec import ClusterSpec
 from clusterctl.spec.models import ADMIN_USER
