@@ -3,8 +3,8 @@
 from clusterctl.jobs.access import Session, session
 from clusterctl.jobs.control import Cancelled, active, as_dict, cancel, known_jobs, list_jobs
 from clusterctl.jobs.logs import LogChunk
-from clusterctl.jobs.submission import Submitted, resolve, script_of, submit
-from clusterctl.jobs.watch import follow, logs, raise_unless_completed, wait, worst
+from clusterctl.jobs.submission import Submitted, script_of, submit
+from clusterctl.jobs.watch import follow, logs, raise_unless_completed, wait
 
 __all__ = [
     "Cancelled",
@@ -19,10 +19,8 @@ __all__ = [
     "list_jobs",
     "logs",
     "raise_unless_completed",
-    "resolve",
     "script_of",
     "session",
     "submit",
     "wait",
-    "worst",
 ]

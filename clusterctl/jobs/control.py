@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from typing import Any
 
 from clusterctl.jobs.access import Session
-from clusterctl.jobs.submission import resolve
 from clusterctl.jobs.watch import unknown_jobs
 from clusterctl.slurm.client import SlurmClient
+from clusterctl.slurm.lost import resolve
 from clusterctl.slurm.models import JobInfo
 
 
@@ -56,7 +56,7 @@ def list_jobs(session: Session) -> tuple[JobInfo, ...]:
     Raises:
         SlurmError: Slurm did not answer.
     """
-    resolve(session)
+    resolve(session.slurm, session.ledger)
     found = session.slurm.own_jobs()
     known = {str(job.job_id) for job in found}
     entries = session.ledger.entries()

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Literal
 
 from clusterctl.errors import TransportError
-from clusterctl.transport.base import Transport
+from clusterctl.transport.base import Transport, printable
 
 _PROGRAM = (Path(__file__).parent / "remote_follow.py").read_text(encoding="utf-8")
 _LOG = re.compile(r"(stdout|stderr)(?:-([0-9]+))?\.log")
@@ -96,8 +96,3 @@ def tail(transport: Transport, folder: str, task: int | None, lines: int = _TAIL
     logs = [f"{folder}/{name}{suffix}.log" for name in ("stderr", "stdout")]
     said = transport.run(["sh", "-c", _TAIL, "sh", str(lines), *logs], check=False).stdout
     return "\n".join(printable(line[-2000:]) for line in said.splitlines())
-
-
-def printable(text: str) -> str:
-    """The text without what a terminal would act upon."""
-    return "".join(c if c.isprintable() or c == "\t" else "\N{REPLACEMENT CHARACTER}" for c in text)

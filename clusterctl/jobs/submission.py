@@ -28,7 +28,6 @@ SCRIPT = "job.sbatch"
 JOBS_FOLDER = "clusterctl/jobs"  # in the job user's home
 
 _NO_PAYLOAD = 66
-_SBATCH_MAY_HANG_S = 600
 _STAGE = f"""\
 set -eu
 test -d "$1/payload" || exit {_NO_PAYLOAD}
@@ -99,21 +98,6 @@ def submit(session: Session, job: JobSpec, *, local: Transport | None = None) ->
     return Submitted(job_id, job.name, script, remote_dir, token)
 
 
-def resolve(session: Session) -> None:
-    """Find out what became of submissions whose answer was lost, by their token, and write it down.
-
-    Raises:
-        SlurmError: Slurm did not answer.
-    """
-    for entry in session.ledger.entries():
-        if entry.job_id is None and not entry.refused:
-            found = session.slurm.by_comment(entry.comment)
-            if found is not None:
-                session.ledger.update(entry, job_id=str(found.job_id))
-            elif time.time() - entry.submitted_at > _SBATCH_MAY_HANG_S:
-                session.ledger.update(entry, refused=True)
-
-
 def _bundle(job: JobSpec, script: str, *, facts: str, spec: str) -> bytes:
     """The job's folder as a tar."""
     files = [
@@ -174,6 +158,7 @@ def _sbatch(session: Session, entry: JobEntry, remote_dir: str) -> str:
         raise _silence(session, exc) from exc
     except SlurmError as exc:
         session.ledger.update(entry, refused=True)
+        session.transport.run(["rm", "-rf", "--", remote_dir], check=False)
         raise SlurmError(exc.what, why=exc.why, fix=_fix(session.slurm, exc.why)) from exc
 
 

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from clusterctl.errors import UsageError
 from clusterctl.spec.flags import ScriptKind, script_kind
+from clusterctl.transport.base import printable
 
 MAX_BYTES = 4 << 20  # Slurm's own limit for a batch script (max_script_size)
 _OURS = frozenset(
@@ -50,7 +51,7 @@ class UserScript:
                 content = file.read(MAX_BYTES + 1)
         except OSError as exc:
             raise UsageError(
-                f"the script {_printable(str(path))} can't be read",
+                f"the script {printable(str(path))} can't be read",
                 why=exc.strerror or str(exc),
                 fix="name a bundled job (train, probe), a job file, or a script that exists",
             ) from exc
@@ -72,7 +73,7 @@ def _refuse_unusable(path: Path, content: bytes) -> None:
         why = "it is no text"
     if why:
         raise UsageError(
-            f"the script {_printable(str(path))} can't be submitted",
+            f"the script {printable(str(path))} can't be submitted",
             why=why,
             fix="submit a small script of another name",
         )
@@ -92,7 +93,7 @@ def _directives(path: Path, lines: list[str]) -> tuple[str, ...]:
             break
         if _HETEROGENEOUS.match(line):
             raise UsageError(
-                f"{_printable(str(path))} asks for a heterogeneous job, which clusterctl does not submit",
+                f"{printable(str(path))} asks for a heterogeneous job, which clusterctl does not submit",
                 fix="use plain `sbatch` on the cluster: clusterctl ssh",
             )
         if line.startswith("#SBATCH"):
@@ -105,7 +106,3 @@ def _words(directive: str) -> list[str]:
         return shlex.split(directive.removeprefix("#SBATCH"), comments=True)
     except ValueError:  # an open quote; sbatch will say so
         return directive.split()
-
-
-def _printable(text: str) -> str:
-    return "".join(c if c.isprintable() else "?" for c in text)

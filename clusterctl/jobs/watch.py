@@ -17,7 +17,7 @@ from clusterctl.errors import (
 from clusterctl.jobs.access import Session
 from clusterctl.jobs.logs import LogChunk, LogReader, tail
 from clusterctl.slurm.client import backoff
-from clusterctl.slurm.models import JobInfo, Outcome
+from clusterctl.slurm.models import JobInfo, Outcome, worst
 
 OnChange = Callable[[JobInfo], None]
 OnOutput = Callable[[LogChunk], None]
@@ -55,6 +55,16 @@ class _Watched:
         self._remember(jobs)
         return jobs
 
+    def ran_out(self, timeout_s: float | None) -> WaitTimeoutError:
+        """The error for a wait that was too long; says where the jobs stand."""
+        what = f"job {self._ids[0]} has" if len(self._ids) == 1 else f"jobs {', '.join(self._ids)} have"
+        stand = (f"{j.id} is {j.state.value} ({j.reason or 'no reason given'})" for j in self._seen.values())
+        return WaitTimeoutError(
+            f"{what} not ended within {timeout_s:g} s",
+            why="; ".join(stand),
+            fix=f"it goes on; `clusterctl logs {self._ids[0]} -f` follows it, `clusterctl cancel` ends it",
+        )
+
     def _remember(self, jobs: Sequence[JobInfo]) -> None:
         for job_id in dict.fromkeys(str(job.job_id) for job in jobs):
             entry = self._session.ledger.find(job_id)
@@ -85,7 +95,7 @@ def wait(
             return jobs
         left = pause if deadline is None else min(pause, deadline - clock.now())
         if left <= 0:
-            raise _ran_out(ids, timeout_s)
+            raise watched.ran_out(timeout_s)
         clock.sleep(left)
     raise AssertionError("backoff never ends")
 
@@ -127,7 +137,7 @@ def follow(
                             return jobs
                         due = clock.now() + next(pauses)
                     if deadline is not None and clock.now() >= deadline:
-                        raise _ran_out([job_id], timeout_s)
+                        raise watched.ran_out(timeout_s)
         except UnreachableError:
             if clock.now() >= give_up:
                 raise
@@ -169,12 +179,6 @@ def raise_unless_completed(session: Session, jobs: Sequence[JobInfo]) -> None:
     )
 
 
-def worst(jobs: Sequence[JobInfo]) -> JobInfo:
-    """The job that stands for all: one that failed, else one that was cancelled, else one that goes on."""
-    order = (Outcome.FAILED, Outcome.CANCELLED, Outcome.GOES_ON, Outcome.COMPLETED)
-    return min(jobs, key=lambda job: order.index(job.outcome))
-
-
 def folder_of(session: Session, job_id: str) -> str:
     """The job's folder on the cluster.
 
@@ -210,15 +214,6 @@ def _drain(reader: LogReader, on_output: OnOutput) -> None:
 def _task(job_id: str) -> int | None:
     _, _, task = job_id.partition("_")
     return int(task) if task else None
-
-
-def _ran_out(ids: Sequence[str], timeout_s: float | None) -> WaitTimeoutError:
-    what = f"job {ids[0]} has" if len(ids) == 1 else f"jobs {', '.join(ids)} have"
-    return WaitTimeoutError(
-        f"{what} not ended within {timeout_s:g} s",
-        why="the wait ran out; nothing was cancelled",
-        fix=f"follow it with `clusterctl logs {ids[0]} -f`, or end it with `clusterctl cancel {ids[0]}`",
-    )
 
 
 def _how_it_ended(job: JobInfo) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 
@@ -140,6 +141,12 @@ class NodeInfo:
     def usable(self) -> bool:
         """Whether Slurm would start a job on it, now or when it is free."""
         return not _UNUSABLE & {self.state, *self.flags}
+
+
+def worst(jobs: Sequence[JobInfo]) -> JobInfo:
+    """The job that stands for all: one that failed, else one that was cancelled, else one that goes on."""
+    order = (Outcome.FAILED, Outcome.CANCELLED, Outcome.GOES_ON, Outcome.COMPLETED)
+    return min(jobs, key=lambda job: order.index(job.outcome))
 
 
 def expand_nodes(nodelist: str) -> tuple[str, ...]:

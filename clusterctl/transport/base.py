@@ -56,7 +56,12 @@ class Transport(Protocol):
         """Close the connection; calling it twice is fine."""
 
 
+def printable(text: str) -> str:
+    """The text without what a terminal would act upon; tabs stay."""
+    return "".join(c if c.isprintable() or c == "\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
+
+
 def shown(argv: Sequence[str], limit: int = 120) -> str:
     """The command for a message: one line, printable, not too long."""
-    line = "".join(c if c.isprintable() else "?" for c in shlex.join(argv))
+    line = printable(shlex.join(argv))
     return line if len(line) <= limit else line[:limit] + "..."

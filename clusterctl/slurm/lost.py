@@ -1,0 +1,25 @@
+"""Submissions whose answer was lost on the way: found again by the comment that marks them."""
+
+from __future__ import annotations
+
+import time
+
+from clusterctl.records import Ledger
+from clusterctl.slurm.client import SlurmClient
+
+_SBATCH_MAY_HANG_S = 600
+
+
+def resolve(slurm: SlurmClient, ledger: Ledger) -> None:
+    """Find out what became of such submissions, and write it down.
+
+    Raises:
+        SlurmError: Slurm did not answer.
+    """
+    for entry in ledger.entries():
+        if entry.job_id is None and not entry.refused:
+            found = slurm.by_comment(entry.comment)
+            if found is not None:
+                ledger.update(entry, job_id=str(found.job_id))
+            elif time.time() - entry.submitted_at > _SBATCH_MAY_HANG_S:
+                ledger.update(entry, refused=True)
