@@ -88,6 +88,7 @@ commands:
 Rows = list[list[str]]
 DEFAULT_QOS = "normal"  # Slurm makes it itself
 NO_LIMIT = "-1"
+REFUSE = "DenyOnLimit"  # a job beyond the limit is refused, rather than left to wait for ever
 WORD = re.compile(r"[A-Za-z0-9_.,:=-]+")
 
 
@@ -101,15 +102,15 @@ def wall_time(seconds: int | None) -> str:
 
 
 def plan_qos(wanted: list[dict[str, Any]], rows: Rows) -> Rows:
-    """Commands for qualities of service. Rows of the present: name, priority, MaxWall."""
-    present = {name: (int(priority or 0), wall) for name, priority, wall in rows}
+    """Commands for qualities of service. Rows of the present: name, priority, MaxWall, flags."""
+    present = {name: (int(priority or 0), wall, flags) for name, priority, wall, flags in rows}
     commands = []
     for qos in wanted:
         name, priority = qos["name"], qos["priority"]
         wall = wall_time(qos["max_time_s"])
-        if present.get(name) == (priority, wall):
+        if present.get(name) == (priority, wall, REFUSE):
             continue
-        values = [f"priority={priority}", f"maxwall={wall or NO_LIMIT}"]
+        values = [f"priority={priority}", f"maxwall={wall or NO_LIMIT}", f"flags={REFUSE}"]
         if name in present:
             commands.append(["modify", "qos", "where", f"name={name}", "set", *values])
         else:
@@ -171,7 +172,7 @@ def read_tables(module: AnsibleModule, cluster: str) -> dict[str, Rows]:
     queries = {
         "associations": ["associations", f"cluster={cluster}", "format=account,user,qos"],
         "user": ["user", "format=user,defaultaccount,adminlevel"],
-        "qos": ["qos", "format=name,priority,maxwall"],
+        "qos": ["qos", "format=name,priority,maxwall,flags"],
     }
     argv = ["sacctmgr", "--noheader", "--parsable2", "show"]
     running = {

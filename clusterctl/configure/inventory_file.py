@@ -56,7 +56,6 @@ def connection_variables(ssh_config: Path) -> Variables:
 
 def role_variables(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> Variables:
     """The variables of every role, each under the prefix of its role."""
-    rendered = literal(str(workspace.rendered))
     controller = inventory.controller.name
     return {
         "common_hosts": [{"name": host.name, "address": host.address} for host in inventory.hosts],
@@ -67,10 +66,10 @@ def role_variables(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
         "munge_key_src": literal(str(workspace.munge_key)),
         "slurmdbd_config_src": literal(str(workspace.rendered / "slurmdbd.conf")),
         "slurmctld_cluster": spec.name,
-        "slurmctld_config_src": rendered,
+        "slurmctld_config_src": literal(str(workspace.rendered)),
         **_accounting(spec),
         "slurmd_conf_server": controller,
-        "slurmd_config_src": rendered,
+        "slurmd_config_src": literal(str(workspace.rendered)),
         "openmpi_network": inventory.network,
         "job_env_payload_src": literal(str(workspace.rendered / "payload.tar.gz")),
         "job_env_payload_hash": payload_hash(),

@@ -133,6 +133,7 @@ def _sections(
         "Scheduling": {
             "SelectType": "select/cons_tres",
             "SelectTypeParameters": "CR_Core_Memory",
+            "EnforcePartLimits": "ALL",  # refuse at once what could never run
             "PriorityType": "priority/multifactor",
             "PriorityWeightAge": "1000",
             "PriorityWeightQOS": "10000",
