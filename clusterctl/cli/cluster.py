@@ -5,6 +5,8 @@ from __future__ import annotations
 import os
 import shutil
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -38,6 +40,16 @@ class _Teller:
         self._screen.update(f"{phase}: {text}" if text else phase)
 
 
+@contextmanager
+def _unfinished(screen: Screen, then: str) -> Iterator[None]:
+    """Say where Ctrl-C leaves the cluster."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        screen.note(f"stopped half way: {then}")
+        raise
+
+
 def up(screen: Screen, options: Options) -> None:
     """Raise the cluster, or mend it. Done means: an MPI job ran right across every node."""
     from clusterctl import lifecycle
@@ -48,7 +60,8 @@ def up(screen: Screen, options: Options) -> None:
     workspace = Workspace.of(spec.name)
     for line in notes(spec, Caller.current()):
         screen.note(f"note: {line}")
-    with screen.working(f"raising {spec.name}"):
+    then = "`clusterctl up` goes on from here, `clusterctl down` removes what there is"
+    with _unfinished(screen, then), screen.working(f"raising {spec.name}"):
         done = lifecycle.up(spec, workspace, tell=_Teller(screen, options.verbose))
     for line in done.notes:
         screen.note(f"note: {line}")
@@ -86,7 +99,10 @@ def down(
 
     spec = spec_of(screen, options)
     screen.confirm(f"take cluster {spec.name!r} down, with all data on its nodes?", yes=yes)
-    with screen.working(f"taking {spec.name} down"):
+    with (
+        _unfinished(screen, "`clusterctl down` goes on from here"),
+        screen.working(f"taking {spec.name} down"),
+    ):
         done = lifecycle.down(
             Workspace.of(spec.name),
             name=spec.name,

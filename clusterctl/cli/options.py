@@ -125,30 +125,26 @@ def _guarded(call: Callable[[], int | None], screen: Screen, options: Options) -
             screen.note(traceback.format_exc())
         return exc.exit_code
     except KeyboardInterrupt:
-        screen.note("interrupted; run the same command again to go on")
+        screen.note("interrupted")
         return INTERRUPTED
-    except BrokenPipeError:
-        # The reader of our stdout went away (`| head`); Python would complain once more at exit.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
     except Exception:  # the last resort: no traceback ever reaches a user unasked
         screen.error(_unexpected(options))
         return 1
 
 
 def _unexpected(options: Options) -> ClusterctlError:
-    from clusterctl.workspace import state_home
+    from clusterctl.workspace import state_home, write_atomic
 
     text = traceback.format_exc()
     last = text.strip().splitlines()[-1]
     if options.verbose:
         return ClusterctlError("unexpected error, this is a bug", why=text)
-    folder = state_home() / "errors"
     try:
+        folder = state_home() / "errors"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = folder / f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}.txt"
-        path.write_text(f"{sys.argv}\n{text}")
-    except OSError:
+        write_atomic(path, f"{sys.argv}\n{text}")
+    except (OSError, ClusterctlError):
         return ClusterctlError("unexpected error, this is a bug", why=last, fix="run it again with -v")
     return ClusterctlError(
         "unexpected error, this is a bug", why=last, fix=f"report it with the traceback in {path}"

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import os
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TextIO
+
+from clusterctl.errors import ClusterctlError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
     from rich.status import Status
 
-    from clusterctl.errors import ClusterctlError
+READER_GONE = 128 + signal.SIGPIPE
 
 
 class Screen:
@@ -27,20 +31,28 @@ class Screen:
     def _console(self, *, stderr: bool) -> Console:
         from rich.console import Console
 
-        return Console(stderr=stderr, no_color=not self._color, highlight=False, soft_wrap=True, markup=False)
+        return Console(stderr=stderr, highlight=False, soft_wrap=True, markup=False, **self._plain())
+
+    def _plain(self) -> dict[str, Any]:
+        """What a Console needs to know to leave bold and dim away too, which it does not count as color."""
+        return {} if self._color else {"color_system": None}
 
     def result(self, answer: dict[str, Any], text: str = "") -> None:
         """The verb's answer: the object for programs, the text for people."""
         if self.json:
-            sys.stdout.write(json.dumps({"ok": True, "failures": [], **answer}, default=str) + "\n")
+            self.raw(_json({"ok": True, "failures": [], **answer}))
         elif text:
-            sys.stdout.write(text.rstrip("\n") + "\n")
-        sys.stdout.flush()
+            self.raw((text.rstrip("\n") + "\n").encode(errors="replace"))
 
     def raw(self, data: bytes) -> None:
-        """Bytes of a log, unchanged."""
-        sys.stdout.buffer.write(data)
-        sys.stdout.buffer.flush()
+        """Bytes of a log, unchanged.
+
+        Raises:
+            ClusterctlError: they can't be written; where nobody reads them any more, the run ends.
+        """
+        with _writing(sys.stdout):
+            sys.stdout.buffer.write(data)
+            sys.stdout.buffer.flush()
 
     def table(self, head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
         """A plain table: columns aligned, no frames, numbers to the right."""
@@ -53,9 +65,7 @@ class Screen:
             table.add_column(name, justify="right" if numeric else "left", no_wrap=True)
         for row in rows:
             table.add_row(*(f"{cell:.1f}" if isinstance(cell, float) else str(cell) for cell in row))
-        console = Console(no_color=not self._color, width=10_000, highlight=False, markup=False)
-        if not sys.stdout.isatty():
-            console = Console(width=10_000, force_terminal=False, highlight=False, markup=False)
+        console = Console(width=10_000, highlight=False, markup=False, **self._plain())
         with console.capture() as capture:
             console.print(table)
         return "\n".join(line.rstrip() for line in capture.get().splitlines())
@@ -65,7 +75,8 @@ class Screen:
         if self._status is not None:
             self._status.console.print(text)
         else:
-            print(text, file=sys.stderr, flush=True)
+            with _writing(sys.stderr):
+                print(text, file=sys.stderr, flush=True)
 
     @contextmanager
     def working(self, text: str) -> Iterator[None]:
@@ -89,11 +100,13 @@ class Screen:
         """An expected error, in its one shape."""
         if self.json:
             failures = [dataclasses.asdict(failure) for failure in exc.failures]
-            sys.stdout.write(json.dumps({"ok": False, "failures": failures}) + "\n")
-            sys.stdout.flush()
+            self.raw(_json({"ok": False, "failures": failures}))
         console = self._console(stderr=True)
-        console.print("error:", style="bold red", end=" ")
-        console.print(str(exc))
+        try:
+            console.print("error:", style="bold red", end=" ")
+            console.print(str(exc))
+        except OSError:  # nothing is left to say it on; the exit code still tells
+            silence(sys.stderr)
 
     def confirm(self, question: str, *, yes: bool) -> None:
         """Ask before something is destroyed; only on a terminal, else ``--yes`` is required.
@@ -101,8 +114,6 @@ class Screen:
         Raises:
             UsageError: no terminal and no ``--yes``, or the answer was no.
         """
-        from clusterctl.errors import UsageError
-
         if yes:
             return
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
@@ -110,3 +121,25 @@ class Screen:
         print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
             raise UsageError("nothing was done", why="the answer was no")
+
+
+def _json(answer: dict[str, Any]) -> bytes:
+    return (json.dumps(answer, default=str) + "\n").encode()
+
+
+@contextmanager
+def _writing(stream: TextIO) -> Iterator[None]:
+    """Translate what goes wrong with our own output, and only that."""
+    try:
+        yield
+    except BrokenPipeError:
+        silence(stream)
+        raise SystemExit(READER_GONE) from None
+    except OSError as exc:
+        silence(stream)
+        raise ClusterctlError("the answer can't be written", why=exc.strerror or str(exc)) from exc
+
+
+def silence(stream: TextIO) -> None:
+    """Nobody takes what we write there: without this, Python would complain once more at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
