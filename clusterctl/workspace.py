@@ -25,12 +25,31 @@ from clusterctl.errors import LockedError, MachineError
 
 
 def state_home(environ: dict[str, str] | None = None) -> Path:
-    """The folder that holds one folder a cluster."""
+    """The folder that holds one folder a cluster.
+
+    Raises:
+        MachineError: the caller has no home.
+    """
     env = os.environ if environ is None else environ
-    if home := env.get("CLUSTERCTL_HOME"):
-        return Path(home).expanduser().absolute()
-    state = env.get("XDG_STATE_HOME") or str(Path.home() / ".local" / "state")
-    return Path(state) / "clusterctl"
+    try:
+        if home := env.get("CLUSTERCTL_HOME"):
+            return Path(home).expanduser().absolute()
+        # The XDG base directory specification has relative paths ignored.
+        state = Path(env.get("XDG_STATE_HOME", ""))
+        return (state if state.is_absolute() else Path.home() / ".local" / "state") / "clusterctl"
+    except RuntimeError as exc:  # pathlib's word for a home that can't be found
+        raise MachineError(
+            "there is no folder to keep the state of clusters in",
+            why=str(exc),
+            fix="set CLUSTERCTL_HOME to a folder of yours",
+        ) from exc
+
+
+def _private_folder(path: Path) -> None:
+    """Make a folder for this user only. Those above that are missing, too: they show what lies below."""
+    if not path.is_dir():
+        _private_folder(path.parent)
+        path.mkdir(mode=0o700, exist_ok=True)
 
 
 def write_atomic(path: Path, data: str | bytes, *, mode: int = 0o600) -> None:
@@ -127,7 +146,7 @@ class Workspace:
         """
         try:
             for folder in (self.root, self.logs, self.rendered):
-                folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+                _private_folder(folder)
         except OSError as exc:
             raise MachineError(
                 "the state folder can't be written",
@@ -161,7 +180,7 @@ class Workspace:
         self.create()
         # Beside the folder, not in it: `down` removes the folder while the lock is held.
         path = self.root.parent / f".{self.root.name}.lock"
-        with path.open("a+") as file:
+        with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+") as file:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             except BlockingIOError:
