@@ -1,10 +1,11 @@
 """A job's life: JobSpec -> script -> sbatch -> job, and what becomes of it."""
 
-from clusterctl.jobs.access import Session, session
 from clusterctl.jobs.control import Cancelled, active, as_dict, cancel, known_jobs, list_jobs
 from clusterctl.jobs.logs import LogChunk
 from clusterctl.jobs.submission import Submitted, script_of, submit
 from clusterctl.jobs.watch import follow, logs, raise_unless_completed, wait
+from clusterctl.slurm.access import Session, session
+from clusterctl.slurm.models import worst
 
 __all__ = [
     "Cancelled",
@@ -23,4 +24,5 @@ __all__ = [
     "session",
     "submit",
     "wait",
+    "worst",
 ]

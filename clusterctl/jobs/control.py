@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from clusterctl.jobs.access import Session
 from clusterctl.jobs.watch import unknown_jobs
+from clusterctl.slurm.access import Session
 from clusterctl.slurm.client import SlurmClient
 from clusterctl.slurm.lost import resolve
 from clusterctl.slurm.models import JobInfo
@@ -37,7 +37,7 @@ def cancel(session: Session, ids: Sequence[str]) -> Cancelled:
 
 
 def known_jobs(session: Session, ids: Sequence[str]) -> tuple[JobInfo, ...]:
-    """The jobs of these ids.
+    """The jobs of these ids; an array's id stands for all its tasks.
 
     Raises:
         UsageError: an id is not one.

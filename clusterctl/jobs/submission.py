@@ -13,11 +13,11 @@ from pathlib import Path
 
 from clusterctl.assets import payload_hash
 from clusterctl.errors import ClusterctlError, SlurmError, TransportError, UnreachableError, UsageError
-from clusterctl.jobs.access import Session
 from clusterctl.jobs.facts import client_facts
 from clusterctl.jobs.script import PAYLOAD_ROOT, render_script
 from clusterctl.jobs.userscript import UserScript
 from clusterctl.records import JobEntry
+from clusterctl.slurm.access import Session
 from clusterctl.slurm.client import SlurmAwayError, SlurmClient
 from clusterctl.spec import JobSpec
 from clusterctl.spec.load import dump_spec

@@ -14,8 +14,8 @@ from clusterctl.errors import (
     UnreachableError,
     WaitTimeoutError,
 )
-from clusterctl.jobs.access import Session
 from clusterctl.jobs.logs import LogChunk, LogReader, tail
+from clusterctl.slurm.access import Session
 from clusterctl.slurm.client import backoff
 from clusterctl.slurm.models import JobInfo, Outcome, worst
 

@@ -1,0 +1,292 @@
+"""Bring runs home: files, accounting and environment of a job become one folder, whole or not at all."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from clusterctl.collect.fetch import fetch_tree, sha256_of
+from clusterctl.collect.manifest import Manifest
+from clusterctl.errors import CollectError, Failure
+from clusterctl.records import RUN_FILE, JobEntry, Ledger, RunRecord, TaskRecord
+from clusterctl.slurm.access import Session
+from clusterctl.slurm.client import SlurmClient, check_job_id
+from clusterctl.slurm.lost import resolve
+from clusterctl.slurm.models import JobInfo, worst
+from clusterctl.spec import ClusterSpec
+from clusterctl.transport.ssh import SSHTransport
+from clusterctl.workspace import Workspace
+
+DEFAULT_OUT = Path("runs")
+_CLIENT_FACTS = "environment.client.json"
+_SUMS = "SHA256SUMS"
+_MAX_JSON = 8 << 20
+_ACCOUNTING_LAG_S = 10.0
+_GOING_ON = frozenset({"PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED"})
+
+
+def collect(
+    session: Session, ids: Sequence[str] | None = None, *, out: Path = DEFAULT_OUT
+) -> tuple[RunRecord, ...]:
+    """Bring the runs of these jobs home; by default all that were submitted from here and are not home yet.
+
+    A run that is home is left as it is, unless it is a snapshot: a job that still goes on is collected as it
+    stands, and anew later. A task of an array stands for the whole array.
+
+    Raises:
+        UsageError: an id is not one.
+        CollectError: some could not be brought home (``failures`` has one entry each); the others were.
+        SlurmError: Slurm does not know one of them, or stays away.
+        TransportError: the cluster can't be reached.
+    """
+    resolve(session.slurm, session.ledger)
+    entries = (
+        [_entry(session, job_id) for job_id in ids]
+        if ids
+        else [e for e in session.ledger.entries() if _is_out(e)]
+    )
+    runs: list[RunRecord] = []
+    failed: list[tuple[JobEntry, CollectError]] = []
+    for entry in dict.fromkeys(entries):
+        try:
+            runs.append(_one(session, entry, out, again=bool(ids)))
+        except CollectError as exc:
+            failed.append((entry, exc))
+    if len(failed) == 1 and len(runs) == 0:
+        raise failed[0][1]
+    if failed:
+        raise CollectError(
+            f"{len(failed)} of {len(failed) + len(runs)} runs could not be brought home",
+            why="; ".join(f"job {entry.job_id}: {exc.what}" for entry, exc in failed),
+            fix="collect again; what has arrived is kept",
+            failures=tuple(
+                Failure(exc.code, f"job {entry.job_id}: {exc.what}: {exc.why}", fix=exc.fix, retryable=True)
+                for entry, exc in failed
+            ),
+        )
+    return tuple(runs)
+
+
+def collect_all(spec: ClusterSpec, workspace: Workspace, *, out: Path | None = None) -> tuple[RunRecord, ...]:
+    """Collect everything that is not home; see ``collect``."""
+    transport = SSHTransport(spec.controller_host, workspace.ssh_config, user=spec.job_user.name)
+    try:
+        session = Session(spec, SlurmClient(transport), Ledger(workspace.jobs))
+        return collect(session, out=out or DEFAULT_OUT)
+    finally:
+        transport.close()
+
+
+def uncollected(workspace: Workspace) -> tuple[JobEntry, ...]:
+    """The submissions from here whose run is not home, or only as a snapshot."""
+    return tuple(
+        entry for entry in Ledger(workspace.jobs).entries() if _is_out(entry) or _is_unresolved(entry)
+    )
+
+
+def _is_out(entry: JobEntry) -> bool:
+    return entry.job_id is not None and (entry.run_dir is None or entry.run_state in _GOING_ON)
+
+
+def _is_unresolved(entry: JobEntry) -> bool:
+    return entry.job_id is None and not entry.refused
+
+
+def _entry(session: Session, job_id: str) -> JobEntry:
+    check_job_id(job_id)
+    entry = session.ledger.find(job_id)
+    if entry is not None:
+        return entry
+    jobs = session.slurm.jobs([job_id.partition("_")[0]])
+    if not jobs or not jobs[0].comment.startswith("clusterctl:"):
+        raise CollectError(
+            f"job {job_id} was not submitted by clusterctl" if jobs else f"Slurm does not know job {job_id}",
+            fix="`clusterctl jobs` lists the jobs there are",
+        )
+    entry = JobEntry(
+        token=jobs[0].comment.partition(":")[2],
+        name=re.sub(r"[^A-Za-z0-9._-]", "_", jobs[0].name)[:64],
+        user=jobs[0].user,
+        submitted_at=float(jobs[0].submit_time or 0),
+        job_id=str(jobs[0].job_id),
+        remote_dir=jobs[0].work_dir,
+    )
+    return session.ledger.add(entry)  # submitted from elsewhere; from now on it is known here too
+
+
+def _one(session: Session, entry: JobEntry, out: Path, *, again: bool) -> RunRecord:
+    """Bring one run home, or find that it is there."""
+    if entry.run_dir is not None and entry.run_state not in _GOING_ON:
+        with suppress(CollectError):  # moved or removed by the user, who asks for it again
+            return RunRecord.load(Path(entry.run_dir))
+        assert again, "only runs that are out, or asked for by id, come here"  # noqa: S101
+    job_id = entry.job_id or ""
+    final = (out / f"{session.spec.name}-{job_id}-{entry.name}").absolute()
+    jobs = session.slurm.jobs([job_id])
+    if not jobs or entry.remote_dir is None:
+        raise CollectError(f"Slurm does not know job {job_id} any more", fix="look at `sacct` on the cluster")
+    try:
+        with _working_folder(final) as work:
+            record = _assemble(session, entry, jobs, work)
+            _put_in_place(work, final)
+    except OSError as exc:
+        raise CollectError(
+            f"the run of job {job_id} can't be written",
+            where=str(final),
+            why=exc.strerror or str(exc),
+            fix="make room and rights there, or name another folder with --out",
+        ) from exc
+    session.ledger.update(entry, run_dir=str(final), run_state=record.state, state=record.state)
+    return record.model_copy(update={"directory": final})
+
+
+@contextmanager
+def _working_folder(final: Path) -> Iterator[Path]:
+    """The hidden folder beside the run's that holds what has arrived; one process at a time."""
+    work = final.parent / f".{final.name}.incomplete"
+    work.mkdir(parents=True, exist_ok=True)
+    with (work / "lock").open("w") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise CollectError(
+                f"{final.name} is being collected by another clusterctl", fix="wait until it is done"
+            ) from None
+        yield work
+
+
+def _put_in_place(work: Path, final: Path) -> None:
+    """Give the finished tree its name; a snapshot that stood there goes."""
+    old = work / "old"
+    if final.exists():
+        shutil.rmtree(old, ignore_errors=True)
+        final.rename(old)
+    (work / "tree").rename(final)
+    shutil.rmtree(work)
+
+
+def _assemble(session: Session, entry: JobEntry, jobs: Sequence[JobInfo], work: Path) -> RunRecord:
+    """Make the tree of a run: the job's files and ours, with the sums over all."""
+    tree = work / "tree"
+    ended = all(job.ended for job in jobs)
+    remote_dir = entry.remote_dir or ""
+    manifest = fetch_tree(session.transport, remote_dir, tree, still_changing=not ended)
+    accounting = _accounting(session.slurm, str(jobs[0].job_id), ended=ended)
+    (tree / "sacct.json").write_text(accounting)
+    (tree / "environment.json").write_text(_environment(tree, session.slurm.version()))
+    (tree / _CLIENT_FACTS).unlink(missing_ok=True)
+    record = _record(session, entry, jobs, manifest)
+    (tree / RUN_FILE).write_text(record.as_json())
+    _write_sums(tree)
+    return record
+
+
+def _record(session: Session, entry: JobEntry, jobs: Sequence[JobInfo], manifest: Manifest) -> RunRecord:
+    head = worst(jobs)
+    starts = [job.start_time for job in jobs if job.start_time is not None]
+    ends = [job.end_time for job in jobs if job.end_time is not None]
+    ended = all(job.ended for job in jobs)
+    start, end = min(starts, default=None), max(ends, default=None) if ended else None
+    return RunRecord(
+        cluster=session.spec.name,
+        job_id=str(head.job_id),
+        name=entry.name,
+        user=head.user,
+        partition=head.partition,
+        account=head.account,
+        state=head.state.value if ended else _goes_on(jobs).state.value,
+        final=ended,
+        tasks=tuple(_task(job) for job in jobs),
+        nodes=tuple(dict.fromkeys(node for job in jobs for node in job.nodes)),
+        submit_time=head.submit_time,
+        start_time=start,
+        end_time=end,
+        elapsed_s=end - start if start is not None and end is not None else None,
+        collected_at=time.time(),
+        remote_dir=entry.remote_dir or "",
+        files=len(manifest.files),
+        bytes=manifest.size,
+        skipped=manifest.skipped,
+    )
+
+
+def _goes_on(jobs: Sequence[JobInfo]) -> JobInfo:
+    return next(job for job in jobs if not job.ended)
+
+
+def _task(job: JobInfo) -> TaskRecord:
+    return TaskRecord(
+        id=job.id,
+        state=job.state.value,
+        reason=job.reason,
+        exit_code=job.exit_code,
+        signal=job.signal,
+        nodes=job.nodes,
+        start_time=job.start_time,
+        end_time=job.end_time,
+    )
+
+
+def _accounting(slurm: SlurmClient, job_id: str, *, ended: bool) -> str:
+    """What sacct says, as it is; of a job that has ended, once the accounting has heard of that too."""
+    give_up = slurm.clock.now() + _ACCOUNTING_LAG_S
+    while True:
+        text = slurm.accounting_json(job_id)
+        if not ended or slurm.clock.now() >= give_up or not _says_it_goes_on(text):
+            return text
+        slurm.clock.sleep(0.5)
+
+
+def _says_it_goes_on(accounting: str) -> bool:
+    try:
+        jobs = json.loads(accounting)["jobs"]
+        return not jobs or any(job["state"]["current"] in _GOING_ON for job in jobs)
+    except (ValueError, KeyError, TypeError):  # another version's JSON; it is kept as it is
+        return False
+
+
+def _environment(tree: Path, slurm_version: str) -> str:
+    """The client's facts, and what the telemetry of each host says about its versions and hardware."""
+    hosts: dict[str, Any] = {}
+    for path in sorted(tree.glob("**/telemetry/*.jsonl")):
+        if isinstance(facts := _first_line(path), dict) and facts.get("kind") == "host":
+            hosts[path.stem] = {key: value for key, value in facts.items() if key not in {"kind", "time"}}
+    client = tree / _CLIENT_FACTS
+    facts = _json(client.read_bytes()) if client.is_file() and client.stat().st_size <= _MAX_JSON else None
+    environment = {"client": facts, "slurm": slurm_version, "hosts": hosts}
+    return json.dumps(environment, indent=2) + "\n"
+
+
+def _first_line(path: Path) -> Any:
+    with path.open("rb") as file:
+        return _json(file.readline(1 << 16))
+
+
+def _json(raw: bytes) -> Any:
+    try:
+        return json.loads(raw)
+    except ValueError:  # a job may have overwritten it; the file itself is in the run
+        return None
+
+
+def _write_sums(tree: Path) -> None:
+    """SHA256SUMS of all files below, as `sha256sum -c` reads it."""
+    lines = []
+    for folder, subfolders, names in os.walk(tree):
+        subfolders.sort()
+        for path in (Path(folder, name) for name in sorted(names)):
+            name = os.fsencode(path.relative_to(tree))
+            if name == _SUMS.encode():
+                continue
+            escaped = name.replace(b"\\", b"\\\\").replace(b"\n", b"\\n").replace(b"\r", b"\\r")
+            mark = b"\\" if escaped != name else b""
+            lines.append(mark + sha256_of(path).encode() + b"  " + escaped + b"\n")
+    (tree / _SUMS).write_bytes(b"".join(lines))

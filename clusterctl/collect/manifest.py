@@ -1,0 +1,129 @@
+"""What a job's folder holds, as the cluster says it. Nothing it says is trusted to be a sane path."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+import json
+import os
+import re
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+from clusterctl.errors import CollectError
+from clusterctl.records import Skipped
+from clusterctl.transport.base import Transport, printable
+
+REMOTE_PROGRAM = (Path(__file__).parent / "remote_files.py").read_text(encoding="utf-8")
+
+# Written by us into a run's folder; a job's own file of that name gets another one.
+RESERVED = frozenset({b"run.json", b"sacct.json", b"environment.json", b"report.html", b"SHA256SUMS"})
+FROM_JOB = b".from-job"
+
+_SHA256 = re.compile(r"[0-9a-f]{64}")
+_TIMEOUT_S = 900.0
+_MAX_NAME = 255  # bytes; Linux file systems take no longer one
+
+
+@dataclass(frozen=True, slots=True)
+class RemoteFile:
+    """One file: ``path`` in the job's folder, ``local`` in the run's; ``size`` in bytes."""
+
+    path: bytes
+    local: bytes
+    size: int
+    sha256: str
+
+    @property
+    def shown(self) -> str:
+        """The path, fit for a terminal."""
+        return shown_path(self.path)
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """``files`` by their path on the cluster, and what is left there."""
+
+    files: Mapping[bytes, RemoteFile]
+    skipped: tuple[Skipped, ...]
+
+    @property
+    def size(self) -> int:
+        """Bytes of all files."""
+        return sum(file.size for file in self.files.values())
+
+
+def read_manifest(transport: Transport, folder: str) -> Manifest:
+    """Ask the cluster what is in a job's folder.
+
+    Raises:
+        CollectError: the answer can't be a folder's content.
+        TransportError: the cluster can't be reached.
+    """
+    result = transport.run(["python3", "-c", REMOTE_PROGRAM, "list", folder], timeout_s=_TIMEOUT_S)
+    return parse_manifest(result.stdout, folder)
+
+
+def parse_manifest(text: str, folder: str) -> Manifest:
+    """The manifest in the program's answer.
+
+    Raises:
+        CollectError: the answer can't be a folder's content.
+    """
+    files: dict[bytes, RemoteFile] = {}
+    skipped: list[Skipped] = []
+    for line in text.splitlines():
+        try:
+            row = json.loads(line)
+            path = base64.b64decode(row["path"], validate=True)
+            if "skip" in row:
+                skipped.append(Skipped(path=shown_path(path), reason=printable(str(row["skip"]))))
+                continue
+            file = RemoteFile(path, _local(path), int(row["size"]), str(row["sha256"]))
+        except (ValueError, KeyError, TypeError, binascii.Error) as exc:
+            raise _untrusted(folder, line, str(exc)) from exc
+        if path in files or file.size < 0 or not _SHA256.fullmatch(file.sha256):
+            raise _untrusted(folder, line, "it can't be so")
+        files[path] = file
+    _refuse_contradictions(files, folder)
+    return Manifest(files, tuple(skipped))
+
+
+def shown_path(path: bytes) -> str:
+    """A path fit for a terminal and for JSON."""
+    return path.decode(errors="backslashreplace").encode("unicode_escape").decode("ascii")
+
+
+def _local(path: bytes) -> bytes:
+    """Where a file goes below the run's folder.
+
+    Raises:
+        ValueError: the path leads out of the folder, or is none.
+    """
+    parts = path.split(b"/")
+    if b"\0" in path or any(part in {b"", b".", b".."} or len(part) > _MAX_NAME for part in parts):
+        raise ValueError("it is not a path inside the folder")
+    return path + FROM_JOB if path in RESERVED else path
+
+
+def _refuse_contradictions(files: Mapping[bytes, RemoteFile], folder: str) -> None:
+    """No two files in one place, and none that is also a folder."""
+    places = {file.local for file in files.values()}
+    if len(places) < len(files):
+        raise _untrusted(folder, "", "two files would have one name")
+    for place in places:
+        parent = os.path.dirname(place)  # noqa: PTH120  # names are bytes
+        while parent:
+            if parent in places:
+                raise _untrusted(folder, shown_path(parent), "it is both a file and a folder")
+            parent = os.path.dirname(parent)  # noqa: PTH120
+
+
+def _untrusted(folder: str, what: str, why: str) -> CollectError:
+    return CollectError(
+        "the list of the job's files makes no sense, and nothing of it was fetched",
+        where=folder,
+        why=printable(f"{why}: {what[:200]}"),
+        fix="look at the folder with `clusterctl ssh`",
+    )
