@@ -39,7 +39,7 @@ def call_with_bake(
 @contextmanager
 def _helper(verb: str) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
-        [*_sudo(), sys.executable, "-I", "-m", _MODULE, verb],
+        [*_sudo(sys.platform), sys.executable, "-I", "-m", _MODULE, verb],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -60,11 +60,11 @@ def _helper(verb: str) -> Iterator[subprocess.Popen[str]]:
         process.wait()
 
 
-def _sudo() -> list[str]:
-    if sys.platform != "linux":
+def _sudo(platform: str) -> list[str]:
+    if platform != "linux":
         raise MachineError(
             "the local provider needs Linux",
-            where=f"this machine runs {sys.platform}",
+            where=f"this machine runs {platform}",
             fix="run clusterctl on a Linux machine",
         )
     if os.geteuid() == 0:

@@ -22,6 +22,7 @@ from typing import Any
 from clusterctl.errors import ClusterctlError, MachineError, ProvisionError
 from clusterctl.providers.local import image, limits, machine, network
 from clusterctl.providers.local.layout import (
+    CACHE,
     STATE,
     BakeRequest,
     ClusterRequest,
@@ -42,6 +43,8 @@ TOOLS = {
     "mmdebstrap": "mmdebstrap",
     "ip": "iproute2",
     "nsenter": "util-linux",
+    "setpriv": "util-linux",
+    "unshare": "util-linux",
     "taskset": "util-linux",
     "mount": "mount",
     "ssh-keygen": "openssh-client",
@@ -66,12 +69,14 @@ def check(_: dict[str, Any]) -> dict[str, Any]:
             why="the local provider boots its nodes with systemd-nspawn from an image made by mmdebstrap",
             fix=f"apt-get install {' '.join(sorted(set(missing.values())))}",
         )
-    _check_overlay()
+    with _state_lock():
+        for place in (STATE, CACHE):
+            _check_overlay(place)
     return {}
 
 
-def _check_overlay() -> None:
-    folder = STATE / ".check"
+def _check_overlay(place: Path) -> None:
+    folder = place / ".check"
     lower = folder / "lower"
     try:
         lower.mkdir(parents=True, exist_ok=True)
@@ -79,9 +84,9 @@ def _check_overlay() -> None:
     except (OSError, ProvisionError) as exc:
         raise MachineError(
             "overlay filesystems can't be mounted here",
-            where=str(STATE),
+            where=str(place),
             why=exc.why if isinstance(exc, ProvisionError) else str(exc),
-            fix="use a kernel with overlayfs, and a /var/lib that is not itself an overlay "
+            fix=f"use a kernel with overlayfs, and a {place.parent} that is not itself an overlay "
             "(in a container, mount a volume there)",
         ) from exc
     finally:
@@ -97,6 +102,7 @@ def bake(request: dict[str, Any]) -> dict[str, Any]:
     with image.cache_lock(say):
         if image.cached(wanted.key):
             return {"made": False}
+        watch.check()
         with image.baking(wanted, say) as (port, host_key):
             _answer({"ready": {"port": port, "host_key": host_key}})
             watch.wait()
@@ -124,7 +130,15 @@ class _Caller:
             ProvisionError: it went away instead.
         """
         self._done.wait()
-        if self._word != "done":
+        self.check()
+
+    def check(self) -> None:
+        """That it has not gone away.
+
+        Raises:
+            ProvisionError: it has.
+        """
+        if self._done.is_set() and self._word != "done":
             raise ProvisionError("the image was not finished", why="clusterctl went away or gave up")
 
 

@@ -14,7 +14,7 @@ import shutil
 import socket
 import subprocess
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
@@ -50,6 +50,11 @@ _MASKED = (
     "systemd-networkd-wait-online.service",
 )
 _BAKE_TIMEOUT_S = 10.0
+# apt and dpkg start sessions of their own: in a pid namespace all of them end with the first, and it with us.
+_OWN_PROCESSES = (
+    *("setpriv", "--pdeathsig", "KILL", "--"),
+    *("unshare", "--fork", "--pid", "--mount-proc", "--kill-child", "--"),
+)
 
 
 def base_inputs() -> tuple[str, ...]:
@@ -113,7 +118,7 @@ def build_base(request: BakeRequest, say: Callable[[str], None]) -> Path:
     building.mkdir(parents=True)
     say(f"building the Debian {SUITE} base (mmdebstrap)")
     try:
-        _debootstrap(root, request.mirror)
+        debootstrap(root, request.mirror, BASE_PACKAGES)
         _furnish(root)
         building.rename(final)
     finally:
@@ -122,8 +127,13 @@ def build_base(request: BakeRequest, say: Callable[[str], None]) -> Path:
     return final / "root"
 
 
-def _debootstrap(root: Path, mirror: str) -> None:
-    argv = ["mmdebstrap", "--mode=root", "--variant=minbase", f"--include={','.join(BASE_PACKAGES)}"]
+def debootstrap(root: Path, mirror: str, packages: Sequence[str]) -> None:
+    """A minimal Debian tree with these packages.
+
+    Raises:
+        ProvisionError: the mirror has them not, or can't be reached.
+    """
+    argv = ["mmdebstrap", "--mode=root", "--variant=minbase", f"--include={','.join(packages)}"]
     argv += [
         "--aptopt=Acquire::Retries 3",
         "--dpkgopt=force-unsafe-io",
@@ -138,7 +148,12 @@ def _debootstrap(root: Path, mirror: str) -> None:
     argv += [SUITE, str(root)]
     if mirror != DEFAULT_MIRROR:
         argv += [f"deb {mirror} {suite} main" for suite in (SUITE, f"{SUITE}-updates")]
-    run(argv, what="building the base image")
+    run(
+        [*_OWN_PROCESSES, *argv],
+        what="building the base image",
+        where=mirror,
+        fix=f"check that this machine reaches {mirror}; provider.mirror names another Debian mirror",
+    )
 
 
 def _apt_proxy() -> str:

@@ -171,7 +171,7 @@ def _unit(machine: Machine) -> list[str]:
         "--property=KillMode=mixed",
         "--property=Delegate=yes",
         "--property=TasksMax=16384",
-        "--property=SuccessExitStatus=133",
+        "--property=SuccessExitStatus=1 133",  # 1: `stop` ended it
         "--",
     ]
 

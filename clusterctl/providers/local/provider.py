@@ -74,11 +74,16 @@ class LocalProvider:
         return tuple(c.id for c in clusters() if c.name == name and c.owner == os.getuid())
 
 
+def image_keys(mirror: str) -> tuple[str, str]:
+    """What the cache calls the base from this mirror, and the image over it: hashes of what goes in."""
+    base_key = digest(mirror, *base_inputs())
+    return base_key, digest(base_key, *install_inputs())
+
+
 def _image(spec: ClusterSpec, workspace: Workspace) -> BakeRequest:
-    """The image this spec needs, named by the hash of what goes in."""
-    base_key = digest(spec.provider.mirror, *base_inputs())
+    base_key, key = image_keys(spec.provider.mirror)
     return BakeRequest(
-        key=digest(base_key, *install_inputs()),
+        key=key,
         base_key=base_key,
         mirror=spec.provider.mirror,
         admin_key=workspace.public_key.read_text().strip(),

@@ -20,8 +20,8 @@ TOOL_ENV = {
 _running: set[subprocess.Popen[str]] = set()
 
 
-def run(argv: Sequence[str], *, what: str, stdin: str | None = None) -> str:
-    """Run a tool to its end and return its stdout.
+def run(argv: Sequence[str], *, what: str, stdin: str | None = None, where: str = "", fix: str = "") -> str:
+    """Run a tool to its end and return its stdout. ``where`` and ``fix`` are for the error.
 
     Raises:
         ProvisionError: it failed; ``why`` is the end of what it said.
@@ -44,7 +44,10 @@ def run(argv: Sequence[str], *, what: str, stdin: str | None = None) -> str:
     if process.returncode != 0:
         said = (stderr or stdout).strip()[-1500:]
         raise ProvisionError(
-            f"{what} failed", where=" ".join(argv[:3]), why=said or f"exit {process.returncode}"
+            f"{what} failed",
+            where=where or " ".join(argv[:3]),
+            why=said or f"exit {process.returncode}",
+            fix=fix,
         )
     return stdout
 
