@@ -1,0 +1,192 @@
+"""How a run ends when the world around it does: no reader, no room, no home, no color, Ctrl-C, a bug."""
+
+from __future__ import annotations
+
+import os
+import pty
+import select
+import signal
+import stat
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from tests.support.verbs import SCRIPT, Clusterctl
+
+ESCAPE = "\x1b"
+
+
+def shell(cli: Clusterctl, line: str) -> subprocess.CompletedProcess[str]:
+    """Run a line of bash in which `clusterctl` is the console script; its status is the first program's."""
+    text = f'clusterctl() {{ "{SCRIPT}" "$@"; }}\n{line}\nexit "${{PIPESTATUS[0]}}"'
+    env = {**os.environ, "CLUSTERCTL_HOME": str(cli.home)}
+    argv = ["bash", "-c", text]
+    nothing = subprocess.DEVNULL
+    return subprocess.run(
+        argv, cwd=cli.cwd, env=env, capture_output=True, text=True, timeout=60, stdin=nothing, check=False
+    )
+
+
+class Terminal:
+    """A program on a terminal of its own, and what has been shown there."""
+
+    def __init__(self, process: subprocess.Popen[bytes], fd: int) -> None:
+        self.process = process
+        self.shown = ""
+        self._fd = fd
+
+    def read_until(self, text: str, *, timeout_s: float = 60) -> None:
+        while text not in self.shown:
+            ready, _, _ = select.select([self._fd], [], [], timeout_s)
+            assert ready, f"{text!r} was not shown:\n{self.shown}"
+            assert self._read(), f"it ended before {text!r} was shown:\n{self.shown}"
+
+    def type(self, text: str) -> None:
+        os.write(self._fd, text.encode())
+
+    def end(self) -> int:
+        while self._read():
+            pass
+        return self.process.wait(60)
+
+    def _read(self) -> bool:
+        try:
+            data = os.read(self._fd, 4096)
+        except OSError:  # Linux says so when the last program has closed the terminal
+            return False
+        self.shown += data.decode(errors="replace")
+        return bool(data)
+
+
+@contextmanager
+def terminal(cli: Clusterctl, *argv: str, **environ: str) -> Iterator[Terminal]:
+    ours, theirs = pty.openpty()
+    env = {**os.environ, "TERM": "xterm-256color", "CLUSTERCTL_HOME": str(cli.home), **environ}
+    env = {name: value for name, value in env.items() if value}
+    # A test run in the background of a shell has Ctrl-C ignored, and would hand that on.
+    words = ["setsid", "--ctty", "env", "--default-signal=INT", str(SCRIPT), *argv]
+    process = subprocess.Popen(words, cwd=cli.cwd, env=env, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    try:
+        yield Terminal(process, ours)
+    finally:
+        process.kill()
+        process.wait()
+        os.close(ours)
+
+
+def test_a_reader_may_go_away(cli: Clusterctl) -> None:
+    done = shell(cli, "clusterctl schema | head -n 1")
+    assert done.stdout == "{\n"
+    assert done.stderr == ""
+    done = shell(cli, "clusterctl schema | true")
+    assert done.stderr == ""
+    assert done.returncode == 128 + signal.SIGPIPE
+    assert shell(cli, "clusterctl --help | true").stderr == ""
+    assert shell(cli, "clusterctl validate 2>&1 >/dev/null | true").returncode in {0, 128 + signal.SIGPIPE}
+
+
+@pytest.mark.parametrize("verb", ["schema", "--help", "validate", "validate -o json", "status -o json"])
+def test_a_full_disk_is_said(cli: Clusterctl, verb: str) -> None:
+    done = shell(cli, f"clusterctl {verb} >/dev/full")
+    assert done.returncode == 1
+    assert "No space left on device" in done.stderr
+    assert "Traceback" not in done.stderr
+    assert "bug" not in done.stderr
+
+
+def test_the_exit_code_tells_when_nothing_else_can(cli: Clusterctl) -> None:
+    assert shell(cli, "clusterctl status 2>/dev/full").returncode in {1, 2}
+    assert shell(cli, "clusterctl -f missing.yaml status 2>/dev/full").returncode == 2
+
+
+def test_errors_are_red_on_a_terminal_only(cli: Clusterctl) -> None:
+    with terminal(cli, "-f", "missing.yaml", "validate", NO_COLOR="") as screen:
+        assert screen.end() == 2
+        assert ESCAPE in screen.shown
+    assert ESCAPE not in cli("-f", "missing.yaml", "validate", rc=2).stderr
+
+
+@pytest.mark.parametrize(
+    ("argv", "no_color"),
+    [
+        (["--no-color", "-f", "missing.yaml", "validate"], ""),
+        (["-f", "missing.yaml", "validate", "--no-color"], ""),
+        (["-f", "missing.yaml", "validate"], "1"),
+        (["--no-color", "launch"], ""),
+        (["launch"], "1"),
+    ],
+)
+def test_plain_text_is_plain(cli: Clusterctl, argv: list[str], no_color: str) -> None:
+    with terminal(cli, *argv, NO_COLOR=no_color) as screen:
+        assert screen.end() == 2
+        assert "error: " in screen.shown
+        assert ESCAPE not in screen.shown
+
+
+def test_a_question_is_asked_on_a_terminal_and_no_means_no(cli: Clusterctl) -> None:
+    with terminal(cli, "down") as screen:
+        screen.read_until("[y/N]")
+        screen.type("n\r")
+        assert screen.end() == 2
+        assert "nothing was done" in screen.shown
+
+
+def test_ctrl_c_ends_a_run_with_130_and_no_traceback(cli: Clusterctl) -> None:
+    with terminal(cli, "down") as screen:
+        screen.read_until("[y/N]")
+        screen.type("\x03")
+        assert screen.end() == 130
+        assert "interrupted" in screen.shown
+        assert "Traceback" not in screen.shown
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_ends_a_run_quietly(cli: Clusterctl, number: signal.Signals) -> None:
+    with terminal(cli, "down") as screen:
+        screen.read_until("[y/N]")
+        screen.process.send_signal(number)
+        assert screen.end() == 128 + number
+        assert "Traceback" not in screen.shown
+        assert "error" not in screen.shown
+
+
+def test_ctrl_c_while_modules_are_read(cli: Clusterctl) -> None:
+    program = (
+        "import builtins, sys\n"
+        "import clusterctl.__main__ as entry\n"
+        "class Interrupting:\n"
+        "    def find_spec(self, name, path=None, target=None):\n"
+        "        if name == 'clusterctl.cli.run':\n"
+        "            raise KeyboardInterrupt\n"
+        "sys.meta_path.insert(0, Interrupting())\n"
+        "entry.main()\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 130
+    assert done.stderr == ""
+
+
+def test_no_home_is_an_error_with_a_way_out(cli: Clusterctl) -> None:
+    ran = Clusterctl(Path("~nobody-of-that-name/x"), cli.cwd)("list", rc=1)
+    assert "CLUSTERCTL_HOME" in ran.stderr
+    assert "bug" not in ran.stderr
+
+
+def test_a_bug_leaves_its_traceback_in_the_state_folder(cli: Clusterctl) -> None:
+    """Without -v one line; the traceback is where that line says, for this user only."""
+    folder = cli.home / "broken"
+    folder.mkdir(parents=True)
+    (folder / "hosts.json").write_text("{}")  # no version of clusterctl writes this
+    ran = cli("list", rc=1)
+    (report,) = (cli.home / "errors").iterdir()
+    assert str(report) in ran.stderr
+    assert "Traceback (most recent call last)" in report.read_text()
+    assert stat.S_IMODE(report.stat().st_mode) == 0o600
+    assert stat.S_IMODE(report.parent.stat().st_mode) == 0o700

@@ -1,0 +1,167 @@
+"""What a command line is answered with: exit codes, one shape of error, options on both sides of the verb."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from clusterctl import __version__
+from tests.support.verbs import Clusterctl, Ran
+
+SPEC = "version: 1\nname: {name}\nprovider: {{type: local}}\npartitions:\n  - {{name: train, nodes: 3}}\n"
+BAD_SPEC = SPEC.format(name="BAD").replace("nodes", "noodles")
+
+REFUSED = {
+    "an unknown verb": (["launch"], "'launch'"),
+    "an unknown option of a verb": (["up", "--fast"], "--fast"),
+    "an unknown option before the verb": (["--fast", "up"], "--fast"),
+    "no job to submit": (["submit"], "'JOB'"),
+    "an option without its value": (["up", "-f"], "'-f'"),
+    "an unknown format": (["up", "-o", "yaml"], "'yaml'"),
+    "a word too many": (["validate", "extra"], "extra"),
+    "no spec file of that name": (["-f", "missing.yaml", "up"], "missing.yaml"),
+    "no cluster of that name": (["status"], "'local' is not up"),
+}
+
+
+def failures(ran: Ran) -> list[dict[str, object]]:
+    assert ran.json["ok"] is False
+    return list(ran.json["failures"])
+
+
+@pytest.mark.parametrize(("argv", "named"), REFUSED.values(), ids=REFUSED)
+def test_a_wrong_command_is_one_error_with_a_way_out(cli: Clusterctl, argv: list[str], named: str) -> None:
+    ran = cli(*argv, rc=2)
+    assert ran.stdout == ""
+    (error,) = (line for line in ran.stderr.splitlines() if line.startswith("error: "))
+    assert named in error
+    assert "\n  fix: " in ran.stderr
+
+
+@pytest.mark.parametrize(("argv", "named"), REFUSED.values(), ids=REFUSED)
+def test_a_wrong_command_is_told_to_programs(cli: Clusterctl, argv: list[str], named: str) -> None:
+    (failure,) = failures(cli("-o", "json", *argv, rc=2))
+    assert failure["code"] == "usage"
+    assert named in str(failure["cause"])
+    assert failure["fix"]
+
+
+@pytest.mark.parametrize("json", [["-ojson"], ["--output", "json"], ["--output=json"]], ids="".join)
+def test_json_is_asked_for_in_several_ways(cli: Clusterctl, json: list[str]) -> None:
+    assert failures(cli(*json, "launch", rc=2))
+    assert failures(cli("up", *json, "--fast", rc=2))
+    assert cli("validate", *json).json["ok"] is True
+
+
+def test_what_stands_after_the_dashes_is_not_ours(cli: Clusterctl) -> None:
+    ran = cli("submit", "--bogus", "--", "-o", "json", rc=2)
+    assert ran.stdout == ""
+    assert "--bogus" in ran.stderr
+
+
+def test_all_problems_of_a_spec_are_one_failure_each(cli: Clusterctl) -> None:
+    (cli.cwd / "cluster.yaml").write_text(BAD_SPEC)
+    ran = cli("validate", "-o", "json", rc=2)
+    causes = [str(failure["cause"]) for failure in failures(ran)]
+    assert [cause.partition("cluster.yaml:")[2].split(":")[0] for cause in causes] == ["2", "5"]
+
+
+def test_no_verb_shows_the_help_and_is_an_error(cli: Clusterctl) -> None:
+    ran = cli(rc=2)
+    assert "Usage: clusterctl" in ran.stderr
+    assert "\n  submit " in ran.stderr
+    assert ran.stdout == ""
+    assert "Usage: clusterctl cache" in cli("cache", rc=2).stderr
+    (failure,) = failures(cli("-o", "json", rc=2))
+    assert failure["code"] == "usage"
+
+
+@pytest.mark.parametrize("option", ["-h", "--help"])
+def test_help_is_a_result(cli: Clusterctl, option: str) -> None:
+    for argv in ([], ["up"], ["submit"], ["cache", "prune"]):
+        ran = cli(*argv, option)
+        assert ran.stdout.startswith(f"Usage: clusterctl {' '.join(argv)}".rstrip())
+        assert ran.stderr == ""
+
+
+def test_the_version(cli: Clusterctl) -> None:
+    assert cli("--version").stdout == f"clusterctl {__version__}\n"
+    module = [sys.executable, "-m", "clusterctl", "--version"]
+    assert subprocess.check_output(module, text=True, timeout=60) == f"clusterctl {__version__}\n"
+
+
+def test_common_options_work_on_either_side_of_the_verb(cli: Clusterctl) -> None:
+    for name in ("first", "second"):
+        (cli.cwd / f"{name}.yaml").write_text(SPEC.format(name=name))
+    first, json = ("-f", "first.yaml"), ("-o", "json")
+    expected = {"ok": True, "failures": [], "cluster": "first", "provider": "local", "nodes": 3}
+    before = (*first, *json, "-v", "--no-color")
+    assert cli(*before, "validate").json == expected
+    assert cli("validate", *before).json == expected
+    assert cli("--verbose", "--file", "first.yaml", "validate", "--output", "json").json == expected
+    # What stands nearer to the verb's end wins.
+    assert cli("-f", "second.yaml", "validate", *first, *json).json == expected
+    assert cli(*json, "validate", *first, "-o", "text").stdout.startswith("valid: cluster 'first'")
+
+
+def test_the_built_in_spec_is_said_to_be_used(cli: Clusterctl) -> None:
+    ran = cli("validate")
+    assert "cluster 'local'" in ran.stdout
+    assert "built-in" in ran.stderr
+    (cli.cwd / "cluster.yaml").write_text(SPEC.format(name="mine"))
+    ran = cli("validate")
+    assert "cluster 'mine'" in ran.stdout
+    assert ran.stderr == ""
+
+
+def test_init_writes_a_file_that_validates_and_overwrites_none(cli: Clusterctl) -> None:
+    assert cli("init", "-o", "json").json["file"] == "cluster.yaml"
+    assert cli("validate").stderr == ""
+    (cli.cwd / "cluster.yaml").write_text("precious")
+    assert "--force" in cli("init", rc=2).stderr
+    assert (cli.cwd / "cluster.yaml").read_text() == "precious"
+
+
+def test_what_destroys_needs_yes_where_nobody_can_be_asked(cli: Clusterctl) -> None:
+    ran = cli("down", rc=2)
+    assert "no terminal" in ran.stderr
+    assert "--yes" in ran.stderr
+
+
+def test_looking_leaves_nothing_behind(cli: Clusterctl) -> None:
+    cli("validate")
+    cli("status", rc=2)
+    cli("schema")
+    assert not cli.home.exists()
+    assert list(cli.cwd.iterdir()) == []
+
+
+def test_help_reads_little(cli: Clusterctl) -> None:
+    """What takes long to import is read by the verb that needs it."""
+    program = (
+        "import sys; sys.argv = ['clusterctl', '--help']\n"
+        "from clusterctl.cli.run import run\n"
+        "assert run() == 0\n"
+        "print(*sorted(sys.modules), file=sys.stderr)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, timeout=60, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    loaded = {name.partition(".")[0] for name in done.stderr.split()}
+    slow = {"ansible_runner", "cryptography", "jinja2", "paramiko", "pydantic", "rich", "ruamel", "yaml"}
+    assert "typer" in loaded
+    assert not loaded & slow
+
+
+def test_a_spec_file_may_have_any_name(cli: Clusterctl) -> None:
+    names = ["my spec.yaml", "naïve.yaml", "[bold]x.yaml", "$(touch pwned).yaml"]
+    for name in names:
+        (cli.cwd / name).write_text(SPEC.format(name="odd"))
+        cli("validate", "-f", name)
+    assert "[bold]y.yaml" in cli("validate", "-f", "[bold]y.yaml", rc=2).stderr
+    assert sorted(path.name for path in cli.cwd.iterdir()) == sorted(names)
+    assert "there is no spec file" in cli("validate", "-f", Path("\udcff.yaml"), rc=2).stderr
