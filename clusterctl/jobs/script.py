@@ -13,8 +13,13 @@ from clusterctl.spec import JobSpec, Launcher
 ENV_BIN = "/opt/clusterctl/env/bin"
 PAYLOAD_ROOT = "/opt/clusterctl/payload"
 
-# Runs on every node: telemetry, until its input is closed.
-_WATCH = '"$@" </dev/null & read -r _; kill -TERM $!; wait $!'
+# Runs on every node: telemetry, until its input is closed. A job may end sooner than telemetry has started:
+# it then gets two seconds to say at least what host this is.
+_WATCH = (
+    '"$@" </dev/null & read -r _; '
+    "for _ in {1..20}; do [[ ! -s telemetry/$SLURMD_NODENAME.jsonl ]] || break; sleep 0.1; done; "
+    "kill -TERM $!; wait $!"
+)
 
 
 def render_script(job: JobSpec, *, payload_hash: str, interval_s: float) -> str:

@@ -19,14 +19,14 @@ FIELD = "\x1f"
 RECORD = "\x1e"
 TIME_ENV = {"SLURM_TIME_FORMAT": "%s"}
 
-_SQUEUE_FIELDS = (
+SQUEUE_FIELDS = (
     "JobID ArrayJobID ArrayTaskID Name UserName Partition Account QOS State Reason exit_code NodeList "
     "SubmitTime StartTime EndTime WorkDir Comment RestartCnt"
 ).split()
-_SACCT_FIELDS = (
+SACCT_FIELDS = (
     "JobID JobName User Partition Account QOS State Reason ExitCode NodeList Submit Start End WorkDir Comment"
 ).split()
-_SINFO_FIELDS = "NodeHost Partition StateComplete StateLong Reason CPUs Memory Gres".split()
+SINFO_FIELDS = "NodeHost Partition StateComplete StateLong Reason CPUs Memory Gres".split()
 
 
 def _long_format(fields: Sequence[str]) -> str:
@@ -34,15 +34,15 @@ def _long_format(fields: Sequence[str]) -> str:
     return ",".join(f"{field}:{FIELD}" for field in fields[:-1]) + f",{fields[-1]}:{RECORD}"
 
 
-SQUEUE_FORMAT = ("--noheader", "--array", "--states=all", "--Format", _long_format(_SQUEUE_FIELDS))
+SQUEUE_FORMAT = ("--noheader", "--array", "--states=all", "--Format", _long_format(SQUEUE_FIELDS))
 SACCT_FORMAT = (
     "--noheader",
     "--allocations",
     "--parsable2",
     f"--delimiter={FIELD}",
-    "--format=" + ",".join(_SACCT_FIELDS),
+    "--format=" + ",".join(SACCT_FIELDS),
 )
-SINFO_FORMAT = ("--noheader", "--Node", "--Format", _long_format(_SINFO_FIELDS))
+SINFO_FORMAT = ("--noheader", "--Node", "--Format", _long_format(SINFO_FIELDS))
 
 _SACCT_ID = re.compile(r"(?P<job>\d+)(?:_(?:(?P<task>\d+)|\[(?P<tasks>[^\]]*)\]))?")
 
@@ -54,7 +54,7 @@ def parse_squeue(text: str) -> tuple[JobInfo, ...]:
         SlurmError: the output is not of that form.
     """
     records = (record.lstrip("\n") for record in text.split(RECORD))
-    return tuple(_queued(_fields(record, _SQUEUE_FIELDS, "squeue")) for record in records if record)
+    return tuple(_queued(_fields(record, SQUEUE_FIELDS, "squeue")) for record in records if record)
 
 
 def parse_sacct(text: str) -> tuple[JobInfo, ...]:
@@ -68,7 +68,7 @@ def parse_sacct(text: str) -> tuple[JobInfo, ...]:
     jobs: list[JobInfo] = []
     for line in text.splitlines():
         if line:
-            jobs += _accounted(_fields(line, _SACCT_FIELDS, "sacct"))
+            jobs += _accounted(_fields(line, SACCT_FIELDS, "sacct"))
     return tuple(jobs)
 
 
@@ -82,7 +82,7 @@ def parse_sinfo(text: str) -> tuple[NodeInfo, ...]:
     for record in text.split(RECORD):
         if not record.strip("\n"):
             continue
-        row = _fields(record.lstrip("\n"), _SINFO_FIELDS, "sinfo")
+        row = _fields(record.lstrip("\n"), SINFO_FIELDS, "sinfo")
         node = _node(row)
         if known := nodes.get(node.name):
             node = replace(known, partitions=known.partitions + node.partitions)

@@ -1,0 +1,128 @@
+"""A cluster on this machine for tests: a home, a payload folder, and executables that play Slurm.
+
+`player.py` is called as sbatch, squeue, sacct, scancel, sinfo, sacctmgr and srun. What it knows of jobs lies
+in a JSON file, which tests look at and change. A submitted job's script really runs, in a bash of its own.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import sys
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Any
+
+from clusterctl.assets import payload_hash
+from clusterctl.records import Ledger
+from clusterctl.slurm.access import Session
+from clusterctl.slurm.client import Clock, SlurmClient
+from clusterctl.spec import ClusterSpec
+from clusterctl.transport.base import Result
+from clusterctl.transport.local import LocalTransport
+
+COMMANDS = ("sbatch", "squeue", "sacct", "scancel", "sinfo", "sacctmgr", "srun", "scontrol")
+PLAYER = Path(__file__).parent / "player.py"
+
+
+class Nearby(LocalTransport):
+    """This machine in place of the controller; the payload lies in the cluster's folder instead of /opt."""
+
+    def __init__(self, payload: Path) -> None:
+        self._payload = payload
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes | None = None,
+        timeout_s: float = 60.0,
+        check: bool = True,
+        env: Mapping[str, str] | None = None,
+    ) -> Result:
+        here = [word.replace("/opt/clusterctl/payload", str(self._payload)) for word in argv]
+        return super().run(here, stdin=stdin, timeout_s=timeout_s, check=check, env=env)
+
+
+class PlayedCluster:
+    """``root`` holds the bin, the home and the state."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.home = root / "home"
+        self.payload = root / "payload"
+        self.ledger = Ledger(root / "jobs.jsonl")
+        self.home.mkdir(parents=True)
+        (self.payload / payload_hash() / "payload").mkdir(parents=True)
+        (root / "bin").mkdir()
+        for command in COMMANDS:
+            path = root / "bin" / command
+            path.write_text(f'#!/bin/sh\nexec {sys.executable} {PLAYER} {command} "$@"\n')
+            path.chmod(0o755)
+        self._state = root / "state.json"
+        self._state.write_text(json.dumps({"next": 1, "jobs": {}}))
+
+    def environment(self) -> dict[str, str]:
+        """What makes a shell find this cluster."""
+        path = f"{self.root / 'bin'}:{os.environ['PATH']}"
+        return {"PATH": path, "HOME": str(self.home), "SLURM_PLAYER_STATE": str(self._state)}
+
+    def session(self, *, patience_s: float = 5.0, clock: Clock | None = None) -> Session:
+        """A session with this cluster."""
+        spec = ClusterSpec.model_validate(
+            {
+                "version": 1,
+                "name": "demo",
+                "partitions": [{"name": "train", "nodes": 2}],
+                "users": [{"name": "hpc", "uid": 10000}],
+            }
+        )
+        slurm = SlurmClient(Nearby(self.payload), patience_s=patience_s, clock=clock)
+        return Session(spec, slurm, self.ledger)
+
+    @contextmanager
+    def state(self) -> Iterator[dict[str, Any]]:
+        """What the player knows, to look at and to change."""
+        with self._state.open("r+") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            state = json.load(file)
+            yield state
+            file.seek(0)
+            file.truncate()
+            json.dump(state, file)
+
+    def job(self, job_id: str) -> dict[str, Any]:
+        """What the player knows of a job."""
+        with self.state() as state:
+            job: dict[str, Any] = state["jobs"][job_id]
+            return job
+
+    def change(self, job_id: str, **fields: Any) -> None:
+        """Change what Slurm says of a job."""
+        with self.state() as state:
+            state["jobs"][job_id] |= fields
+
+    def calls(self, command: str) -> int:
+        """How often a command was called."""
+        with self.state() as state:
+            return int(state.get("calls", {}).get(command, 0))
+
+    def end_jobs(self) -> None:
+        """End what jobs still run."""
+        with self.state() as state:
+            pids = [job["pid"] for job in state["jobs"].values() if job.get("pid")]
+        for pid in pids:
+            with suppress(ProcessLookupError, PermissionError):
+                os.killpg(pid, signal.SIGKILL)
+
+    def wait_until_ended(self, job_id: str) -> None:
+        """Return when a job's script has ended."""
+        for _ in range(400):
+            if self.job(job_id)["state"] not in {"PENDING", "RUNNING"}:
+                return
+            time.sleep(0.05)
+        raise AssertionError(f"job {job_id} did not end: {self.job(job_id)}")

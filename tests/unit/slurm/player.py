@@ -1,0 +1,195 @@
+"""Plays Slurm's commands; see cluster.py. Called as: player.py COMMAND ARGUMENTS."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+STATE = Path(os.environ["SLURM_PLAYER_STATE"])
+FIELD, RECORD = "\x1f", "\x1e"
+ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"}
+
+
+@contextmanager
+def opened() -> Iterator[dict[str, Any]]:
+    with STATE.open("r+") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        state = json.load(file)
+        yield state
+        file.seek(0)
+        file.truncate()
+        json.dump(state, file)
+
+
+def say(text: str) -> None:
+    sys.stdout.write(text)
+
+
+def fail(text: str) -> None:
+    sys.stderr.write(text + "\n")
+    sys.exit(1)
+
+
+def option(argv: list[str], name: str) -> str | None:
+    return next((word.split("=", 1)[1] for word in argv if word.startswith(f"--{name}=")), None)
+
+
+def sbatch(argv: list[str], state: dict[str, Any]) -> None:
+    if refusal := state.get("refuse"):
+        fail(refusal)
+    script = Path(argv[-1]).absolute()
+    directives = re.findall(r"^#SBATCH --([a-z-]+)=(.*)$", script.read_text(errors="replace"), re.MULTILINE)
+    asked = dict(directives)
+    job_id = str(state["next"])
+    state["next"] += 1
+    job = {
+        "name": asked.get("job-name", script.name),
+        "state": "PENDING",
+        "reason": "",
+        "code": 0,
+        "signal": 0,
+        "comment": option(argv, "comment") or "",
+        "dir": str(Path.cwd()),
+        "submit": int(time.time()),
+        "forgotten": False,
+    }
+    state["jobs"][job_id] = job
+    if state.get("hold"):
+        pass
+    else:
+        job |= {"state": "RUNNING", "start": int(time.time())}
+        log = {name: str(Path.cwd() / asked[name]) for name in ("output", "error")}
+        job["pid"] = subprocess.Popen(
+            [sys.executable, __file__, "run", job_id, str(script), log["output"], log["error"]],
+            start_new_session=True,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        ).pid
+    if state.get("lose_answer"):
+        state["lose_answer"] = False
+        fail("sbatch: error: Batch job submission failed: Socket timed out on send/recv operation")
+    say(f"{job_id}\n")
+
+
+def run(job_id: str, script: str, output: str, error: str) -> None:
+    """The batch step: run the script and write down how it ended."""
+    environment = {**os.environ, "SLURM_SUBMIT_DIR": str(Path.cwd()), "SLURM_JOB_ID": job_id}
+    environment |= {"SLURM_JOB_NUM_NODES": "1", "SLURM_NTASKS": "1", "SLURM_JOB_NODELIST": "n1"}
+    with Path(output).open("ab") as out, Path(error).open("ab") as err:
+        rc = subprocess.call(["bash", script], stdout=out, stderr=err, env=environment)
+    with opened() as state:
+        job = state["jobs"][job_id]
+        job["end"] = int(time.time())
+        if job["state"] == "RUNNING":
+            job |= {"state": "COMPLETED" if rc == 0 else "FAILED", "code": max(rc, 0), "signal": max(-rc, 0)}
+            job["reason"] = "NonZeroExitCode" if rc > 0 else ""
+
+
+def rows(state: dict[str, Any], argv: list[str]) -> list[tuple[str, dict[str, Any]]]:
+    asked = option(argv, "jobs")
+    ids = asked.split(",") if asked else list(state["jobs"])
+    return [(i, state["jobs"][i]) for i in ids if i in state["jobs"]]
+
+
+def squeue(argv: list[str], state: dict[str, Any]) -> None:
+    found = [(i, job) for i, job in rows(state, argv) if not job["forgotten"]]
+    if not found and option(argv, "jobs"):
+        fail("slurm_load_jobs error: Invalid job id specified")
+    for job_id, job in found:
+        status = job["code"] << 8 | job["signal"]
+        times = [str(job.get(key, "N/A")) for key in ("submit", "start", "end")]
+        nodes = "n1" if "start" in job else ""
+        head = [job_id, job_id, "N/A", job["name"], "hpc", "train", "default", "normal", job["state"]]
+        head += [
+            job["reason"] or "None",
+            str(status),
+            nodes,
+            *times,
+            job["dir"],
+            job["comment"] or "(null)",
+            "0",
+        ]
+        say(FIELD.join(head) + RECORD + "\n")
+
+
+def sacct(argv: list[str], state: dict[str, Any]) -> None:
+    if "--json" in argv:
+        jobs = [{"job_id": int(i), "state": {"current": job["state"]}} for i, job in rows(state, argv)]
+        say(json.dumps({"jobs": jobs, "errors": []}))
+        return
+    for job_id, job in rows(state, argv):
+        times = [str(job.get(key, "Unknown")) for key in ("submit", "start", "end")]
+        nodes = "n1" if "start" in job else "None assigned"
+        cells = [job_id, job["name"], "hpc", "train", "default", "normal", job["state"], "None"]
+        cells += [f"{job['code']}:{job['signal']}", nodes, *times, job["dir"], job["comment"]]
+        say(FIELD.join(cells) + "\n")
+
+
+def scancel(argv: list[str], state: dict[str, Any]) -> None:
+    for job_id in argv:
+        job = state["jobs"].get(job_id)
+        if job and job["state"] not in ENDED:
+            job |= {"state": "CANCELLED", "end": int(time.time())}
+            if job.get("pid"):
+                os.killpg(job["pid"], 15)
+
+
+def sinfo(argv: list[str], state: dict[str, Any]) -> None:
+    del state
+    if "--version" in argv:
+        say("slurm-wlm 22.05.8\n")
+    elif "--format=%R" in argv:
+        say("train\nclusterctl-proof\n")
+    else:
+        say("(null)\n")
+
+
+def sacctmgr(argv: list[str], state: dict[str, Any]) -> None:
+    del state
+    say("default\n" if "associations" in argv else "normal\nhigh\n")
+
+
+def main(command: str, argv: list[str]) -> None:
+    if command == "run":
+        run(*argv)
+        return
+    if command == "srun":
+        program = next(i for i, word in enumerate(argv) if not word.startswith("-"))
+        os.execvp(argv[program], argv[program:])  # noqa: S606
+    if command == "scontrol":
+        say("n1\nn2\n")
+        return
+    with opened() as state:
+        calls = state.setdefault("calls", {})
+        calls[command] = calls.get(command, 0) + 1
+        if state.get("away", 0) > 0:
+            state["away"] -= 1
+            sys.stderr.write(f"{command}: error: Unable to contact slurm controller (connect failure)\n")
+            rc = 1
+        else:
+            rc = 0
+            try:
+                {
+                    "sbatch": sbatch,
+                    "squeue": squeue,
+                    "sacct": sacct,
+                    "scancel": scancel,
+                    "sinfo": sinfo,
+                    "sacctmgr": sacctmgr,
+                }[command](argv, state)
+            except SystemExit as exc:
+                rc = int(exc.code or 0)
+    sys.exit(rc)
+
+
+main(sys.argv[1], sys.argv[2:])

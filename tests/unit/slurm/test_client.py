@@ -1,0 +1,174 @@
+"""SlurmClient by a script of what is asked and answered."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from clusterctl.errors import SlurmError, UnreachableError, UsageError
+from clusterctl.slurm.client import Clock, SlurmAwayError, SlurmClient, backoff
+from clusterctl.transport.scripted import ScriptedTransport, Step
+
+CAPTURES = Path(__file__).parent / "captures"
+SQUEUE = (CAPTURES / "squeue.txt").read_bytes()
+SACCT = (CAPTURES / "sacct.txt").read_bytes()
+AWAY = "squeue: error: Unable to contact slurm controller (connect failure)"
+
+
+class Ticks:
+    """Time that passes only by sleeping."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+        self.slept: list[float] = []
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.time += seconds
+
+    def clock(self) -> Clock:
+        return Clock(lambda: self.time, self.sleep)
+
+
+def client(*steps: Step, patience_s: float = 60.0) -> tuple[SlurmClient, ScriptedTransport, Ticks]:
+    transport, ticks = ScriptedTransport(steps), Ticks()
+    return SlurmClient(transport, clock=ticks.clock(), patience_s=patience_s), transport, ticks
+
+
+def test_all_jobs_in_one_query():
+    slurm, transport, _ = client(Step(("squeue", "..."), SQUEUE))
+    slurm.jobs(["11", "15"])
+    assert [call.argv[-1] for call in transport.calls] == ["--jobs=11,15"]
+    assert transport.calls[0].env["SLURM_TIME_FORMAT"] == "%s"
+
+
+def test_only_what_the_queue_has_forgotten_is_asked_of_the_accounting():
+    slurm, transport, _ = client(Step(("squeue", "..."), SQUEUE), Step(("sacct", "..."), SACCT))
+    found = slurm.jobs(["1", "15"])
+    assert transport.calls[1].argv[-1] == "--jobs=1"
+    assert [job.id for job in found if job.id in {"1", "15"}] == ["1", "15"]
+    assert all(job.id != "2" or job.comment == "clusterctl:tok2" for job in found)
+
+
+def test_of_an_array_the_tasks_that_the_queue_forgot_are_added():
+    rest = b"".join(
+        r for r in SQUEUE.splitlines(keepends=True) if b"\x1f13\x1f" in r and b"COMPLETED" not in r
+    )
+    rest = rest.replace(b"13\x1f0\x1f", b"13\x1f99\x1f")
+    accounted = SACCT.replace(b"13_[", b"13_[0,")
+    slurm, _, _ = client(Step(("squeue", "..."), rest), Step(("sacct", "..."), accounted))
+    ids = [job.id for job in slurm.jobs(["13"])]
+    assert "13_0" in ids
+    assert "13_99" in ids
+    assert len(ids) == len(set(ids))
+
+
+def test_a_job_that_nobody_knows_is_left_out():
+    unknown = (CAPTURES / "squeue-unknown.txt").read_text()
+    slurm, _, _ = client(Step(("squeue", "..."), stderr=unknown, rc=1), Step(("sacct", "..."), ""))
+    assert slurm.jobs(["99999"]) == ()
+
+
+def test_no_ids_no_query():
+    slurm, transport, _ = client()
+    assert slurm.jobs([]) == ()
+    assert not transport.calls
+
+
+@pytest.mark.parametrize("bad", ["", "x", "0", "1;rm", "-1", "1_", "1_2_3", "1 2", "--all"])
+def test_what_is_no_job_id_never_reaches_slurm(bad):
+    slurm, transport, _ = client()
+    with pytest.raises(UsageError, match="is not a job id"):
+        slurm.jobs([bad])
+    with pytest.raises(UsageError):
+        slurm.scancel([bad])
+    assert not transport.calls
+
+
+def test_a_controller_that_is_briefly_away_is_waited_for():
+    away = Step(("squeue", "..."), stderr=AWAY, rc=1)
+    lost = Step(("squeue", "..."), error=UnreachableError("gone"))
+    slurm, transport, ticks = client(away, lost, away, Step(("squeue", "..."), SQUEUE))
+    assert slurm.jobs(["15"])
+    assert not transport.left
+    assert ticks.slept == sorted(ticks.slept)
+
+
+def test_the_wait_for_the_controller_has_a_bound():
+    slurm, _, ticks = client(*[Step(("squeue", "..."), stderr=AWAY, rc=1)] * 50, patience_s=20)
+    with pytest.raises(SlurmAwayError, match="has not answered squeue for 20 s") as caught:
+        slurm.jobs(["15"])
+    assert ticks.time <= 20
+    assert caught.value.failures[0].retryable
+
+
+def test_the_wait_for_the_connection_has_a_bound():
+    lost = Step(("squeue", "..."), error=UnreachableError("gone"))
+    slurm, _, ticks = client(*[lost] * 50, patience_s=20)
+    with pytest.raises(UnreachableError):
+        slurm.jobs(["15"])
+    assert ticks.time <= 20
+
+
+def test_another_failure_is_not_tried_again():
+    slurm, _, _ = client(Step(("squeue", "..."), stderr="squeue: error: Invalid user", rc=1))
+    with pytest.raises(SlurmError, match="exit status 1") as caught:
+        slurm.own_jobs()
+    assert caught.value.why == "squeue: error: Invalid user"
+
+
+def test_sbatch_runs_in_the_folder():
+    slurm, transport, _ = client(Step(("sh", "-c", "*", "sh", "/f o", "--parsable", "..."), "42;demo\n"))
+    assert slurm.sbatch("/f o", "job.sbatch", "--comment=x") == "42"
+    assert transport.calls[0].argv[-3:] == ("--comment=x", "--", "job.sbatch")
+
+
+def test_a_refusal_has_slurms_words():
+    said = "sbatch: error: Batch job submission failed: Invalid qos specification\n"
+    slurm, _, _ = client(Step(("sh", "..."), stderr=said, rc=1))
+    with pytest.raises(SlurmError) as caught:
+        slurm.sbatch("/f", "job.sbatch")
+    assert caught.value.why == "Batch job submission failed: Invalid qos specification"
+
+
+def test_sbatch_is_never_repeated_by_itself():
+    slurm, transport, _ = client(Step(("sh", "..."), stderr=AWAY, rc=1))
+    with pytest.raises(SlurmAwayError):
+        slurm.sbatch("/f", "job.sbatch")
+    assert len(transport.calls) == 1
+
+
+def test_sbatch_that_says_no_id():
+    slurm, _, _ = client(Step(("sh", "..."), "thanks\n"))
+    with pytest.raises(SlurmError, match="did not say a job id"):
+        slurm.sbatch("/f", "job.sbatch")
+
+
+def test_a_job_is_found_by_its_comment():
+    slurm, _, _ = client(Step(("squeue", "..."), SQUEUE))
+    found = slurm.by_comment("clusterctl:abc")
+    assert found is not None
+    assert found.id == "15"
+
+
+def test_a_job_is_found_by_its_comment_in_the_accounting():
+    slurm, _, _ = client(Step(("squeue", "..."), ""), Step(("sacct", "..."), SACCT))
+    found = slurm.by_comment("clusterctl:tok1")
+    assert found is not None
+    assert found.id == "1"
+
+
+def test_the_accounting_as_json_is_left_as_it_is():
+    slurm, transport, _ = client(Step(("sacct", "--json", "--jobs=7"), '{"jobs": []}'))
+    assert slurm.accounting_json("7") == '{"jobs": []}'
+    # sacct --json of 22.05 fails under a time format
+    assert "SLURM_TIME_FORMAT" not in transport.calls[0].env
+
+
+def test_pauses_grow_to_a_limit():
+    pauses = list(islice(backoff(), 40))
+    assert pauses[0] == 0.2
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == 15.0
