@@ -109,11 +109,11 @@ def test_nodes():
     )
     assert (idle.cpus, idle.memory_mib, idle.gres, idle.partitions) == (2, 2000, "", ("train",))
     assert (drained.state, drained.flags, drained.usable) == ("IDLE", ("DRAIN",), False)
-    assert drained.reason == 'bad disk | "x"'
+    assert drained.reason == 'bad disk | "x'
 
 
 def test_a_node_of_two_partitions_is_one_node():
-    text = capture("sinfo") + capture("sinfo").replace("\x1ftrain\x1f", "\x1fother\x1f")
+    text = capture("sinfo") + capture("sinfo").replace("\x1ftrain*\x1f", "\x1fother\x1f")
     nodes = parse.parse_sinfo(text)
     assert [node.partitions for node in nodes] == [("train", "other")] * 2
 
