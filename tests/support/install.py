@@ -1,0 +1,94 @@
+"""clusterctl as people get it: its wheel, in an environment of its own, with the pinned packages."""
+
+from __future__ import annotations
+
+import os
+import re
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+LOCK = ROOT / "requirements" / "runtime.lock"
+SYSTEM_PYTHON = Path("/usr/bin/python3")
+CERTIFICATES = (Path("/etc/ssl/certs/ca-certificates.crt"), Path("/etc/pki/tls/certs/ca-bundle.crt"))
+PLAIN_PATH = "/usr/local/bin:/usr/bin:/bin"  # what a login has; nothing of this checkout's environment
+
+
+@dataclass(frozen=True)
+class Installed:
+    """An environment that holds clusterctl and what it needs, and nothing else."""
+
+    venv: Path
+
+    @property
+    def python(self) -> Path:
+        return self.venv / "bin" / "python"
+
+    @property
+    def script(self) -> Path:
+        return self.venv / "bin" / "clusterctl"
+
+    def says(self, program: str, *, cwd: Path) -> str:
+        """What a Python program prints in this environment.
+
+        Raises:
+            AssertionError: it failed.
+        """
+        return _run([self.python, "-c", program], env={"PATH": PLAIN_PATH}, cwd=cwd).strip()
+
+
+def build_wheel(out: Path) -> Path:
+    """The wheel of this checkout."""
+    _run([sys.executable, "-m", "build", "--no-isolation", "--wheel", "--outdir", out, ROOT])
+    (wheel,) = out.glob("*.whl")
+    return wheel
+
+
+def install(wheel: Path, venv: Path) -> Installed:
+    """Install a wheel into a new environment, by a Python that any user of this machine can read.
+
+    The packages are those of the lock, from uv's cache where they are there, else from the package index that
+    the caller's pip is set to.
+    """
+    uv = Path(sys.executable).with_name("uv")
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("UV_", "PYTHON", "VIRTUAL_"))
+    }
+    env |= {name: os.environ[name] for name in ("UV_CACHE_DIR", "UV_OFFLINE") if name in os.environ}
+    certificates = [path for path in CERTIFICATES if path.is_file()]
+    if certificates:
+        env.setdefault("SSL_CERT_FILE", str(certificates[0]))
+    index = os.environ.get("UV_DEFAULT_INDEX") or pip_settings().get("PIP_INDEX_URL")
+    _run([uv, "venv", "--quiet", "--no-config", "--python", _shared_python(), venv], env=env)
+    target: list[str | Path] = ["--quiet", "--no-config", "--python", venv / "bin" / "python"]
+    from_index: list[str | Path] = ["--default-index", index] if index else []
+    _run([uv, "pip", "sync", *target, *from_index, "--no-build", "--require-hashes", LOCK], env=env)
+    _run([uv, "pip", "install", *target, "--offline", "--no-deps", wheel], env=env)
+    return Installed(venv)
+
+
+def pip_settings() -> Mapping[str, str]:
+    """What the caller's pip is set to, by files or variables, as variables: for users who lack the files."""
+    listing = _run([sys.executable, "-m", "pip", "config", "list"])
+    found = re.findall(r"^(?:global|install|download|:env:)\.([a-z-]+)='(.*)'$", listing, re.MULTILINE)
+    return {f"PIP_{name.upper().replace('-', '_')}": value for name, value in found}
+
+
+def _shared_python() -> Path:
+    """The system's Python if it is new enough, else the one that this environment was made from."""
+    program = "import sys; sys.exit(sys.version_info < (3, 11))"
+    if SYSTEM_PYTHON.exists() and subprocess.run([SYSTEM_PYTHON, "-c", program], check=False).returncode == 0:
+        return SYSTEM_PYTHON
+    return Path(sys._base_executable)  # type: ignore[attr-defined]
+
+
+def _run(argv: list[str | Path], *, env: Mapping[str, str] | None = None, cwd: Path | None = None) -> str:
+    words = list(map(str, argv))
+    done = subprocess.run(words, capture_output=True, text=True, env=env, cwd=cwd, timeout=600, check=False)
+    assert done.returncode == 0, f"$ {' '.join(words)}\n{done.stdout}{done.stderr}"
+    return done.stdout
