@@ -71,7 +71,7 @@ def role_variables(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
         "slurmd_conf_server": controller,
         "slurmd_config_src": literal(str(workspace.rendered)),
         "openmpi_network": inventory.network,
-        "job_env_payload_src": literal(str(workspace.rendered / "payload.tar.gz")),
+        "job_env_payload_src": literal(str(workspace.rendered / "payload.tar")),
         "job_env_payload_hash": payload_hash(),
     }
 

@@ -17,13 +17,13 @@ def pack_payload(folder: Path) -> Path:
     """The tar of the payload in ``folder``; members are `HASH/payload/...` and, last, `HASH/.complete`."""
     version = payload_hash()
     raw = io.BytesIO()
-    with tarfile.open(fileobj=raw, mode="w:gz", compresslevel=1) as tar:
+    with tarfile.open(fileobj=raw, mode="w") as tar:
         for name, data in (*_files(), (COMPLETE, b"")):
             member = tarfile.TarInfo(f"{version}/{name}")
             member.size = len(data)
             member.mode = 0o644
             tar.addfile(member, io.BytesIO(data))
-    path = folder / "payload.tar.gz"
+    path = folder / "payload.tar"
     write_atomic(path, raw.getvalue())
     return path
 

@@ -7,11 +7,13 @@ import json
 import os
 import queue
 import shutil
+import signal
 import sys
 import tempfile
 import threading
 import time
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,6 +27,7 @@ from clusterctl.errors import ConfigureError
 
 MAX_FORKS = 32
 _POLL_S = 0.2  # how often the runner looks whether it was cancelled
+_PATIENCE_S = 5.0
 _TAIL_LINES = 20
 
 # What ansible-runner sets itself; every other ANSIBLE_* of the caller is dropped.
@@ -49,7 +52,8 @@ def run_playbook(run: PlaybookRun, progress: Callable[[Progress], None]) -> Reca
     Raises:
         ConfigureError: a task failed, a host was not reached, or Ansible itself could not run.
     """
-    with tempfile.TemporaryDirectory(prefix="clusterctl-ansible-") as private:
+    # Beside the log: were we killed, it would go with the cluster's folder.
+    with tempfile.TemporaryDirectory(prefix=".ansible-", dir=run.log.parent) as private:
         config = _config(run, Path(private))
         events = _Events(run.log, progress)
         try:
@@ -74,8 +78,11 @@ class _Events:
         self._progress = progress
         self.failed: list[Event] = []
         self.recap: Recap | None = None
+        self.pid: int | None = None  # of ansible-playbook
 
     def take(self, event: Event) -> None:
+        if event["event"] == "playbook_on_start":
+            self.pid = event["pid"]
         if text := event.get("stdout"):
             self._file.write(text + "\n")
             self._file.flush()
@@ -115,11 +122,21 @@ def _drive(config: RunnerConfig, events: _Events) -> int:
         while (event := inbox.get()) is not None:
             events.take(event)
     finally:
-        cancelled.set()  # ends Ansible's process group if it still runs
+        _end(thread, events.pid)
+        cancelled.set()  # kills what is left of Ansible's process group
         thread.join()
     if failure:
         raise ConfigureError("Ansible could not be run", why=str(failure[0])) from failure[0]
     return int(runner.rc)
+
+
+def _end(thread: threading.Thread, pid: int | None) -> None:
+    """End Ansible if it still runs. It passes SIGTERM on to its workers, which lead sessions of their own, so
+    that a SIGKILL of its process group would leave them behind."""
+    if pid is not None and thread.is_alive():
+        with suppress(ProcessLookupError):
+            os.kill(pid, signal.SIGTERM)
+        thread.join(_PATIENCE_S)
 
 
 def _config(run: PlaybookRun, private: Path) -> RunnerConfig:
@@ -179,7 +196,7 @@ def _command(command: list[str]) -> list[str]:
     program = Path(sys.executable).parent / command[0]
     argv = [str(program) if program.exists() else command[0], *command[1:]]
     setpriv = shutil.which("setpriv")
-    return [setpriv, "--pdeathsig", "KILL", "--", *argv] if setpriv else argv
+    return [setpriv, "--pdeathsig", "TERM", "--", *argv] if setpriv else argv
 
 
 def _error(run: PlaybookRun, events: _Events, rc: int) -> ConfigureError:

@@ -1,0 +1,92 @@
+"""What the tests of configuration share."""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from clusterctl.assets import asset
+from clusterctl.inventory import Host, Inventory
+from clusterctl.spec import ClusterSpec
+from clusterctl.workspace import Workspace, write_atomic
+
+PLAYBOOKS = Path(__file__).parent / "playbooks"
+
+
+@pytest.fixture
+def local_inventory(tmp_path: Path) -> Callable[..., Path]:
+    """Writes an inventory whose hosts are all this machine."""
+
+    def write(*names: str, **variables: object) -> Path:
+        lines = [f"{name} ansible_connection=local" for name in names]
+        lines += ["[all:vars]", "ansible_python_interpreter=/usr/bin/env python3"]
+        lines += [f"{key}={value}" for key, value in variables.items()]
+        path = tmp_path / "inventory.ini"
+        path.write_text("\n".join(lines) + "\n")
+        return path
+
+    return write
+
+
+@pytest.fixture
+def spec() -> ClusterSpec:
+    return ClusterSpec.model_validate(
+        {
+            "version": 1,
+            "name": "demo",
+            "partitions": [{"name": "train", "nodes": 2}],
+            "users": [{"name": "ada", "uid": 10001, "accounts": ["physics", "default"]}],
+            "slurm": {"qos": [{"name": "high", "priority": 5, "max_time": "90s"}, {"name": "low"}]},
+        }
+    )
+
+
+@pytest.fixture
+def inventory(spec: ClusterSpec) -> Inventory:
+    names = ["demo-ctl", *spec.node_names(spec.partitions[0])]
+    return Inventory(
+        cluster="demo",
+        cluster_id="abc123",
+        provider="local",
+        hosts=tuple(
+            Host(
+                name=name,
+                address=f"10.1.2.{10 + i}",
+                role="compute" if i else "controller",
+                partition="train" if i else None,
+                host_key="ssh-ed25519 AAAA",
+            )
+            for i, name in enumerate(names)
+        ),
+        network="10.1.2.0/24",
+        shared="/shared",
+        baked=True,
+    )
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    """A workspace under a path that is hostile to shells, YAML and Jinja."""
+    made = Workspace(tmp_path / 'it\'s {{ a }} "home": #1' / "demo")
+    made.create()
+    write_atomic(made.public_key, "ssh-ed25519 AAAA clusterctl\n")
+    return made
+
+
+@pytest.fixture
+def module() -> Callable[[str], ModuleType]:
+    """Loads one of our Ansible modules as plain Python."""
+
+    def load(name: str) -> ModuleType:
+        found = importlib.util.spec_from_file_location(name, asset("ansible") / "library" / f"{name}.py")
+        assert found
+        assert found.loader
+        loaded = importlib.util.module_from_spec(found)
+        found.loader.exec_module(loaded)
+        return loaded
+
+    return load

@@ -1,0 +1,117 @@
+"""inventory.yml holds all that Ansible needs, whatever the user's paths look like."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import tarfile
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.assets import asset, payload_hash
+from clusterctl.configure import write_inventory
+from clusterctl.inventory import Inventory
+from clusterctl.spec import ClusterSpec
+from clusterctl.workspace import Workspace
+
+BIN = Path(sys.executable).parent
+
+
+def run(*argv: str | Path, home: Path) -> subprocess.CompletedProcess[str]:
+    """One of Ansible's own commands, as a user would call it."""
+    env = {**os.environ, "ANSIBLE_HOME": str(home), "LC_ALL": "C.UTF-8", "ANSIBLE_NOCOLOR": "1"}
+    return subprocess.run([BIN / argv[0], *argv[1:]], env=env, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def seen(spec: ClusterSpec, inventory: Inventory, workspace: Workspace, tmp_path: Path) -> dict[str, Any]:
+    """The inventory as plain ansible-inventory reads it."""
+    write_inventory(spec, inventory, workspace)
+    done = run("ansible-inventory", "-i", workspace.inventory, "--list", home=tmp_path)
+    assert done.returncode == 0, done.stderr
+    return dict(json.loads(done.stdout))
+
+
+def test_groups_are_as_agreed(seen: dict[str, Any]) -> None:
+    assert seen["controller"]["hosts"] == ["demo-ctl"]
+    assert seen["compute"]["hosts"] == ["demo-train-1", "demo-train-2"]
+
+
+def test_hostile_paths_arrive_unchanged(seen: dict[str, Any], workspace: Workspace) -> None:
+    variables = seen["_meta"]["hostvars"]["demo-ctl"]
+    assert variables["munge_key_src"] == {"__ansible_unsafe": str(workspace.munge_key)}
+    assert "{{ a }}" in variables["slurmctld_config_src"]["__ansible_unsafe"]
+
+
+def test_ansible_does_not_read_a_path_as_a_template(
+    spec: ClusterSpec, inventory: Inventory, workspace: Workspace, tmp_path: Path
+) -> None:
+    write_inventory(spec, inventory, workspace)
+    argv = ["-i", workspace.inventory, "demo-ctl", "-c", "local", "-m", "ansible.builtin.debug"]
+    done = run("ansible", *argv, "-a", "var=munge_key_src", home=tmp_path)
+    said = json.loads(done.stdout.split("=>", 1)[1])
+    assert said["munge_key_src"] == str(workspace.munge_key)
+
+
+def test_users_and_their_accounts(seen: dict[str, Any]) -> None:
+    variables = seen["_meta"]["hostvars"]["demo-train-1"]
+    assert variables["users_accounts"] == [
+        {"name": "ada", "uid": 10001, "ssh_authorized_keys": ["ssh-ed25519 AAAA clusterctl"]}
+    ]
+    assert variables["slurmctld_accounting_accounts"] == ["clusterctl", "default", "physics"]
+    assert variables["slurmctld_accounting_users"] == [
+        {"name": "ada", "accounts": ["physics", "default"]},
+        {"name": "clusterctl", "accounts": ["clusterctl"], "admin": True},
+    ]
+    assert variables["slurmctld_accounting_qos"] == [
+        {"name": "high", "priority": 5, "max_time_s": 90},
+        {"name": "low", "priority": 0},
+    ]
+
+
+def test_every_role_gets_its_arguments(
+    spec: ClusterSpec, inventory: Inventory, workspace: Workspace, tmp_path: Path
+) -> None:
+    write_inventory(spec, inventory, workspace)
+    argv = ["-i", workspace.inventory, "-c", "local", asset("ansible") / "validate.yml"]
+    done = run("ansible-playbook", *argv, home=tmp_path)
+    assert done.returncode == 0, done.stdout
+
+
+def test_an_inventory_of_another_structure_is_refused(
+    spec: ClusterSpec, inventory: Inventory, workspace: Workspace, tmp_path: Path
+) -> None:
+    write_inventory(spec, inventory, workspace)
+    text = workspace.inventory.read_text().replace("    compute:\n", "    workers:\n")
+    workspace.inventory.write_text(text)
+    argv = ["-i", workspace.inventory, "-c", "local", asset("ansible") / "validate.yml"]
+    done = run("ansible-playbook", *argv, home=tmp_path)
+    assert done.returncode != 0
+    assert "one host in the group controller" in done.stdout
+
+
+def test_no_secret_stands_in_it(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> None:
+    workspace.munge_key.write_bytes(b"SECRET" * 20)
+    workspace.key.write_text("SECRET")
+    write_inventory(spec, inventory, workspace)
+    assert "SECRET" not in workspace.inventory.read_text()
+    assert workspace.inventory.stat().st_mode & 0o077 == 0
+
+
+def test_the_payload_is_packed_the_same_each_time_and_marked_last(
+    spec: ClusterSpec, inventory: Inventory, workspace: Workspace
+) -> None:
+    write_inventory(spec, inventory, workspace)
+    path = workspace.rendered / "payload.tar"
+    first = path.read_bytes()
+    write_inventory(spec, inventory, workspace)
+    assert path.read_bytes() == first
+    with tarfile.open(path) as tar:
+        names = tar.getnames()
+    assert names[-1] == f"{payload_hash()}/.complete"
+    assert f"{payload_hash()}/payload/__main__.py" in names
+    assert not [name for name in names if "__pycache__" in name]

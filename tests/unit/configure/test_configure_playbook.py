@@ -1,0 +1,150 @@
+"""Playbooks are run for real, by ansible-runner and mitogen, on this machine."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from clusterctl.configure.events import HostRecap, Progress, Status
+from clusterctl.configure.playbook import PlaybookRun, run_playbook
+from clusterctl.errors import ConfigureError
+
+PLAYBOOKS = Path(__file__).parent / "playbooks"
+WriteInventory = Callable[..., Path]
+
+
+def make_run(playbook: str, inventory: Path) -> PlaybookRun:
+    return PlaybookRun(str(PLAYBOOKS / playbook), inventory, 2, inventory.parent / "ansible.log")
+
+
+def test_progress_and_recap(local_inventory: WriteInventory) -> None:
+    told: list[Progress] = []
+    run = make_run("report.yml", local_inventory("one", "two"))
+    recap = run_playbook(run, told.append)
+    assert recap.hosts == {
+        "one": HostRecap(ok=3, changed=1, failed=0, unreachable=0),
+        "two": HostRecap(ok=3, changed=1, failed=0, unreachable=0),
+    }
+    assert recap.changed == 2
+    assert [(p.task, p.status) for p in told if p.host == "one"] == [
+        ("Same as before", Status.OK),
+        ("Something new", Status.CHANGED),
+        ("The others go on", Status.OK),
+    ]
+    assert "A play of every outcome" in run.log.read_text()
+    assert run.log.stat().st_mode & 0o077 == 0
+
+
+def test_a_failure_names_host_task_and_cause(local_inventory: WriteInventory) -> None:
+    run = make_run("report.yml", local_inventory("good", "bad"))
+    told: list[Progress] = []
+    with pytest.raises(ConfigureError) as raised:
+        run_playbook(run, told.append)
+    (failure,) = raised.value.failures
+    assert (failure.host, failure.phase) == ("bad", "It breaks on one host")
+    assert "all is lost" in failure.cause
+    assert str(run.log) in raised.value.fix
+    assert ("good", "The others go on") in [(p.host, p.task) for p in told]
+
+
+def test_an_unreachable_host_is_retryable(local_inventory: WriteInventory, tmp_path: Path) -> None:
+    inventory = local_inventory("here")
+    config = tmp_path / "ssh_config"
+    config.write_text("Host away\n    HostName 127.0.0.1\n    Port 1\n")
+    text = f"away ansible_connection=ssh ansible_ssh_common_args='-F {config}'\n"
+    inventory.write_text(text + inventory.read_text())
+    with pytest.raises(ConfigureError) as raised:
+        run_playbook(make_run("report.yml", inventory), lambda _: None)
+    (failure,) = raised.value.failures
+    assert (failure.host, failure.code, failure.retryable) == ("away", "unreachable", True)
+
+
+def test_a_playbook_that_cannot_be_read_shows_what_ansible_said(local_inventory: WriteInventory) -> None:
+    run = make_run("no-such-playbook.yml", local_inventory("one"))
+    with pytest.raises(ConfigureError) as raised:
+        run_playbook(run, lambda _: None)
+    assert "no-such-playbook.yml" in raised.value.why
+
+
+def test_the_callers_ansible_settings_do_not_matter(
+    local_inventory: WriteInventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caller = tmp_path / "caller"
+    caller.mkdir()
+    (caller / ".ansible.cfg").write_text("[defaults]\nroles_path=/caller\nstrategy=free\n")
+    (caller / "ansible.cfg").write_text("[defaults]\nroles_path=/caller\nstrategy=free\n")
+    before = sorted(caller.iterdir())
+    monkeypatch.chdir(caller)
+    monkeypatch.setenv("HOME", str(caller))
+    monkeypatch.setenv("LC_ALL", "C")
+    for key, value in {
+        "STRATEGY": "free",
+        "ROLES_PATH": "/caller",
+        "STDOUT_CALLBACK": "minimal",
+        "HOST_KEY_CHECKING": "False",
+        "VAULT_PASSWORD_FILE": "/caller/none",
+    }.items():
+        monkeypatch.setenv(f"ANSIBLE_{key}", value)
+    recap = run_playbook(make_run("settings.yml", local_inventory("one")), lambda _: None)
+    assert recap.hosts["one"].ok == 1
+    assert sorted(caller.iterdir()) == before
+
+
+def test_an_error_in_the_callers_progress_ends_ansible(
+    local_inventory: WriteInventory, tmp_path: Path
+) -> None:
+    def refuse(progress: Progress) -> None:
+        raise RuntimeError(progress.task)
+
+    inventory = local_inventory("one", never=tmp_path / "never")
+    with pytest.raises(RuntimeError, match="Begin"):
+        run_playbook(make_run("forever.yml", inventory), refuse)
+    assert not processes_with(str(inventory))
+
+
+@pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL])
+def test_nothing_runs_on_when_clusterctl_ends(
+    local_inventory: WriteInventory, tmp_path: Path, ending: signal.Signals
+) -> None:
+    inventory = local_inventory("one", never=tmp_path / "never")
+    program = (
+        "import sys\nfrom pathlib import Path\n"
+        "from clusterctl.configure.playbook import PlaybookRun, run_playbook\n"
+        "run = PlaybookRun(sys.argv[1], Path(sys.argv[2]), 1, Path(sys.argv[3]))\n"
+        "run_playbook(run, lambda p: print(p, flush=True))\n"
+    )
+    argv = [sys.executable, "-c", program, PLAYBOOKS / "forever.yml", inventory, tmp_path / "log"]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout
+        assert "Begin" in process.stdout.readline()
+        wait_until(lambda: "Wait" in (tmp_path / "log").read_text())
+        os.kill(process.pid, ending)
+        process.communicate(timeout=30)
+    wait_until(lambda: not processes_with(str(inventory)))
+
+
+def processes_with(*words: str) -> list[str]:
+    """Command lines of this machine that have all words in them."""
+    found = []
+    for path in Path("/proc").glob("[0-9]*/cmdline"):
+        try:
+            line = path.read_bytes().replace(b"\0", b" ").decode(errors="replace")
+        except OSError:
+            continue
+        if all(word in line for word in words) and str(os.getpid()) != path.parent.name:
+            found.append(line)
+    return found
+
+
+def wait_until(true: Callable[[], object], timeout_s: float = 30) -> None:
+    deadline = time.monotonic() + timeout_s
+    while not true():
+        assert time.monotonic() < deadline, "it did not come true in time"
+        time.sleep(0.05)

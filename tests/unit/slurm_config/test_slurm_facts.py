@@ -1,0 +1,69 @@
+"""Facts are parsed from what real hosts printed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clusterctl.errors import SlurmError
+from clusterctl.slurm.facts import FACTS_ARGV, Gpu, NodeFacts, gpu_type, parse_facts
+from clusterctl.transport.local import LocalTransport
+
+CAPTURES = Path(__file__).parent / "captures"
+
+
+def test_a_captured_node() -> None:
+    facts = parse_facts((CAPTURES / "node-without-gpu.txt").read_text())
+    assert facts == NodeFacts(
+        cpus=2,
+        boards=1,
+        sockets=1,
+        cores_per_socket=2,
+        threads_per_core=1,
+        memory_mib=24105,
+        gpus=(),
+        mpi=("cray_shasta", "none", "pmi2", "pmix", "pmix_v4"),
+    )
+
+
+def test_gpus_and_noise_around_them() -> None:
+    text = (
+        "a login banner\n@node\nslurmd: error: something\n"
+        "NodeName=n CPUs=128 Boards=1 SocketsPerBoard=2 CoresPerSocket=32 ThreadsPerCore=2 "
+        "RealMemory=1031000 Gres=gpu:x:2\nUpTime=1-02:03:04\n@gpus\n0, NVIDIA H200\n1, NVIDIA H200\n@mpi\n"
+    )
+    facts = parse_facts(text)
+    assert facts.gpus == (Gpu("h200", 0), Gpu("h200", 1))
+    assert facts.gpus[1].device == "/dev/nvidia1"
+    assert (facts.sockets, facts.cores_per_socket, facts.threads_per_core) == (2, 32, 2)
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("Tesla V100-SXM2-16GB", "v100"),
+        ("NVIDIA GeForce RTX 4090", "rtx_4090"),
+        ("NVIDIA RTX A6000", "rtx_a6000"),
+        ("NVIDIA", "gpu"),
+    ],
+)
+def test_short_names_of_gpus(name: str, expected: str) -> None:
+    assert gpu_type(name) == expected
+
+
+@pytest.mark.parametrize(
+    "text", ["", "@node\n@gpus\n@mpi\n", "@node\nsh: 1: slurmd: not found\n", "@node\nCPUs=x\n"]
+)
+def test_a_host_without_slurm_is_one_clear_error(text: str) -> None:
+    with pytest.raises(SlurmError) as raised:
+        parse_facts(text)
+    assert "slurmd" in raised.value.fix
+
+
+def test_the_script_runs_in_any_shell_and_survives_missing_tools() -> None:
+    result = LocalTransport().run(FACTS_ARGV)
+    assert [line for line in result.stdout.splitlines() if line.startswith("@")] == ["@node", "@gpus", "@mpi"]
