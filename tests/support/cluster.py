@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ruamel.yaml import YAML
+
 from tests.support.residue import Machine, left_behind, look_as_root
 from tests.support.verbs import Clusterctl, Ran
 
@@ -26,6 +28,11 @@ class Cluster:
     @property
     def workspace(self) -> Path:
         return self.runner.home / self.name
+
+    @property
+    def user(self) -> str:
+        """The account that jobs run as."""
+        return str(YAML(typ="safe").load(self.workspace / "spec.yaml")["users"][0]["name"])
 
     def __call__(self, *argv: str | Path, rc: int | None = 0, timeout_s: float = 300) -> Ran:
         return self.runner("-f", self.spec, *argv, rc=rc, timeout_s=timeout_s)

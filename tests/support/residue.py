@@ -20,7 +20,6 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 STATE = Path("/var/lib/clusterctl")
-SHARED = (Path("/tmp"), Path("/var/tmp"))
 FILES = (
     Path("/etc/hosts"),
     Path("/etc/resolv.conf"),
@@ -38,6 +37,11 @@ class Machine:
     state: Path = STATE
     folders: tuple[Path, ...] = (Path("/run/clusterctl"), Path("/run/netns"))
     files: tuple[Path, ...] = FILES
+
+
+def temporary(home: Path) -> Path:
+    """Where the verbs of this home are told to put temporary files."""
+    return home.with_name(f"{home.name}-tmp")
 
 
 def look(machine: Machine) -> frozenset[str]:
@@ -104,9 +108,9 @@ def _processes(machine: Machine) -> Iterator[str]:
             b"\0"
         )
         # In a container of ours even the root comes from a folder of ours; in a browser's sandbox it doesn't.
-        root = re.search(r"[^ ,=]*/clusterctl/[^ ,]*", mounts) if inside else None
+        root = re.search(r"(?:upperdir=| )(/[^ ,:=]*/clusterctl/[^ ,:]*)", mounts) if inside else None
         if root or container or told:
-            yield f"process {proc.name}: {command}" + (f" (in {root[0]})" if root else "")
+            yield f"process {proc.name}: {command}" + (f" (in {root[1]})" if root else "")
 
 
 def _mounts() -> Iterator[str]:
@@ -148,11 +152,9 @@ def _rules() -> Iterator[str]:
 
 
 def _entries(machine: Machine) -> Iterator[str]:
-    """What lies in the folders where clusters keep things; in shared ones, only what bears our name."""
-    for folder in (machine.state, *machine.folders):
+    """What lies in the folders where clusters keep things, and in the one for temporary files."""
+    for folder in (machine.state, temporary(machine.home), *machine.folders):
         yield from (f"file {path}" for path in folder.glob("*"))
-    for folder in SHARED:
-        yield from (f"file {path}" for path in folder.glob("*clusterctl*"))
 
 
 def _contents(machine: Machine) -> Iterator[str]:

@@ -12,6 +12,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from tests.support.residue import temporary
+
 SCRIPT = Path(sys.executable).with_name("clusterctl")
 
 
@@ -72,10 +74,13 @@ class Clusterctl:
         return self._start((str(self.script), *map(str, argv)), cwd or self.cwd)
 
     def _start(self, words: tuple[str, ...], cwd: Path) -> subprocess.Popen[str]:
+        folder = temporary(self.home)
+        folder.mkdir(exist_ok=True)
+        ours = {"CLUSTERCTL_HOME": str(self.home), "TMPDIR": str(folder), "COLUMNS": "200"}
         return subprocess.Popen(
             words,
             cwd=cwd,
-            env={**os.environ, "CLUSTERCTL_HOME": str(self.home), "COLUMNS": "200", **self.environ},
+            env={**os.environ, **ours, **self.environ},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,

@@ -9,28 +9,23 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from clusterctl.providers.local.layout import STATE
-
 NODES_IN_DEFAULT_LIMITS = 16
 _WANTED = {"fs/inotify/max_user_instances": 8192, "fs/inotify/max_user_watches": 524288}
 _SYS = Path("/proc/sys")
-
-
-def _record() -> Path:
-    return STATE / "limits.json"
+_RECORD = Path("/run/clusterctl-limits.json")  # a reboot forgets it, and the limits too
 
 
 def raise_for(nodes: int) -> tuple[str, ...]:
     """Raise what is too low for so many nodes; returns what was changed, in words."""
     if nodes <= NODES_IN_DEFAULT_LIMITS:
         return ()
-    original = json.loads(_record().read_text()) if _record().exists() else {}
+    original = json.loads(_RECORD.read_text()) if _RECORD.exists() else {}
     said = []
     for name, wanted in _WANTED.items():
         now = int((_SYS / name).read_text())
         if now < wanted:
             original.setdefault(name, now)
-            _record().write_text(json.dumps(original))
+            _RECORD.write_text(json.dumps(original))
             (_SYS / name).write_text(str(wanted))
             said.append(
                 f"raised {name.replace('/', '.')} from {now} to {wanted} until the last cluster is down"
@@ -40,7 +35,7 @@ def raise_for(nodes: int) -> tuple[str, ...]:
 
 def restore() -> None:
     """Put the limits back as they were."""
-    if _record().exists():
-        for name, value in json.loads(_record().read_text()).items():
+    if _RECORD.exists():
+        for name, value in json.loads(_RECORD.read_text()).items():
             (_SYS / name).write_text(str(value))
-        _record().unlink()
+        _RECORD.unlink()
