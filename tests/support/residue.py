@@ -107,10 +107,11 @@ def _processes(machine: Machine) -> Iterator[str]:
         told = str(machine.home) in command or f"CLUSTERCTL_HOME={machine.home}".encode() in environ.split(
             b"\0"
         )
-        # In a container of ours even the root comes from a folder of ours; in a browser's sandbox it doesn't.
-        root = re.search(r"(?:upperdir=| )(/[^ ,:=]*/clusterctl/[^ ,:]*)", mounts) if inside else None
-        if root or container or told:
-            yield f"process {proc.name}: {command}" + (f" (in {root[1]})" if root else "")
+        # In a container of ours even the root comes from a folder of ours. The last mount tells whose it is:
+        # a mount namespace starts as a copy of this machine's, other clusters' mounts and all.
+        roots = re.findall(r"(?:upperdir=| )(/[^ ,:=]*/clusterctl/[^ ,:]*)", mounts) if inside else []
+        if roots or container or told:
+            yield f"process {proc.name}: {command}" + (f" (in {roots[-1]})" if roots else "")
 
 
 def _mounts() -> Iterator[str]:
