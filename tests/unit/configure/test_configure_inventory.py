@@ -21,10 +21,13 @@ from clusterctl.workspace import Workspace
 BIN = Path(sys.executable).parent
 
 
-def run(*argv: str | Path, home: Path) -> subprocess.CompletedProcess[str]:
+def run(*argv: object, home: Path) -> subprocess.CompletedProcess[str]:
     """One of Ansible's own commands, as a user would call it."""
     env = {**os.environ, "ANSIBLE_HOME": str(home), "LC_ALL": "C.UTF-8", "ANSIBLE_NOCOLOR": "1"}
-    return subprocess.run([BIN / argv[0], *argv[1:]], env=env, capture_output=True, text=True, check=False)
+    words = [str(word) for word in argv]
+    return subprocess.run(
+        [str(BIN / words[0]), *words[1:]], env=env, capture_output=True, text=True, check=False
+    )
 
 
 @pytest.fixture

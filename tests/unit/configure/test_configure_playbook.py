@@ -120,7 +120,14 @@ def test_nothing_runs_on_when_clusterctl_ends(
         "run = PlaybookRun(sys.argv[1], Path(sys.argv[2]), 1, Path(sys.argv[3]))\n"
         "run_playbook(run, lambda p: print(p, flush=True))\n"
     )
-    argv = [sys.executable, "-c", program, PLAYBOOKS / "forever.yml", inventory, tmp_path / "log"]
+    argv = [
+        sys.executable,
+        "-c",
+        program,
+        str(PLAYBOOKS / "forever.yml"),
+        str(inventory),
+        str(tmp_path / "log"),
+    ]
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout
         assert "Begin" in process.stdout.readline()

@@ -1,0 +1,122 @@
+"""Our Ansible modules: what they decide, from what they read."""
+
+from __future__ import annotations
+
+import os
+import socket
+import time
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+Load = Callable[[str], ModuleType]
+
+# As `sacctmgr show` printed them once everything below was entered.
+TABLES = {
+    "associations": [
+        ["root", "", "high,normal"],
+        ["root", "root", "high,normal"],
+        ["clusterctl", "", "high,normal"],
+        ["clusterctl", "clusterctl", "high,normal"],
+        ["default", "", "high,normal"],
+        ["default", "ada", "high,normal"],
+    ],
+    "user": [["ada", "default", "None"], ["clusterctl", "clusterctl", "Administrator"]],
+    "qos": [["normal", "0", "", ""], ["high", "100", "00:02:00", "DenyOnLimit"]],
+}
+FRESH: dict[str, list[list[str]]] = {
+    "associations": [],
+    "user": [["root", "root", "Administrator"]],
+    "qos": [["normal", "0", "", ""]],
+}
+
+
+def wanted(**more: Any) -> dict[str, Any]:
+    return {
+        "cluster": "demo",
+        "accounts": ["clusterctl", "default"],
+        "users": [
+            {"name": "ada", "accounts": ["default"], "admin": False},
+            {"name": "clusterctl", "accounts": ["clusterctl"], "admin": True},
+        ],
+        "qos": [{"name": "high", "priority": 100, "max_time_s": 90}],
+        **more,
+    }
+
+
+class TestAccounting:
+    def test_an_empty_database_gets_everything_in_order(self, module: Callable[[str], ModuleType]) -> None:
+        commands = [" ".join(words) for words in module("slurm_accounting").plan(wanted(), FRESH)]
+        assert commands == [
+            "add cluster demo",
+            "add qos high priority=100 maxwall=00:02:00 flags=DenyOnLimit",
+            "modify account where name=root cluster=demo set qos=high,normal",
+            "add account clusterctl,default cluster=demo",
+            "add user ada account=default cluster=demo",
+            "add user clusterctl account=clusterctl cluster=demo",
+            "modify user where name=clusterctl set adminlevel=Administrator",
+        ]
+
+    def test_what_is_there_is_left_alone(self, module: Load) -> None:
+        assert module("slurm_accounting").plan(wanted(), TABLES) == []
+
+    def test_a_new_account_of_a_user_and_a_new_default(self, module: Load) -> None:
+        users = [{"name": "ada", "accounts": ["physics", "default"], "admin": False}]
+        commands = module("slurm_accounting").plan(wanted(accounts=["physics"], users=users), TABLES)
+        assert [" ".join(words) for words in commands] == [
+            "add account physics cluster=demo",
+            "add user ada account=physics cluster=demo",
+            "modify user where name=ada set defaultaccount=physics",
+        ]
+
+    def test_a_changed_limit_is_corrected_and_a_dropped_one_lifted(self, module: Load) -> None:
+        plan = module("slurm_accounting").plan
+        longer = plan(wanted(qos=[{"name": "high", "priority": 100, "max_time_s": 90_000}]), TABLES)
+        assert longer[0][-2] == "maxwall=1-01:00:00"
+        lifted = plan(wanted(qos=[{"name": "high", "priority": 100, "max_time_s": None}]), TABLES)
+        assert lifted[0][-2] == "maxwall=-1"
+
+    def test_qualities_that_others_added_stay_allowed(self, module: Load) -> None:
+        rows = [["root", "", "normal,theirs"]]
+        (command,) = module("slurm_accounting").plan_allowed_qos("demo", wanted()["qos"], rows)
+        assert command[-1] == "qos=high,normal,theirs"
+
+
+class TestServiceCurrent:
+    def test_a_unit_is_stale_when_a_file_changed_after_its_start(self, module: Load, tmp_path: Path) -> None:
+        is_stale = module("service_current").is_stale
+        config = tmp_path / "slurm.conf"
+        config.write_text("KillWait=5\n")
+        changed = config.stat().st_ctime
+        now, monotonic = changed + 1000, 5000.0
+
+        def started(seconds_after_change: float) -> dict[str, str]:
+            moment = (monotonic - 1000 + seconds_after_change) * 1e6
+            return {"InactiveExitTimestampMonotonic": str(int(moment))}
+
+        assert is_stale(started(-1), [str(config)], now=now, monotonic=monotonic)
+        assert not is_stale(started(+1), [str(config)], now=now, monotonic=monotonic)
+        assert not is_stale(started(-1), [], now=now, monotonic=monotonic)
+
+    def test_a_changed_mode_counts_as_a_change(self, module: Load, tmp_path: Path) -> None:
+        """A daemon that could not read its file must be restarted once it can."""
+        config = tmp_path / "munge.key"
+        config.write_bytes(b"key")
+        os.utime(config, (0, 0))
+        started = {"InactiveExitTimestampMonotonic": str(int((time.monotonic() - 3600) * 1e6))}
+        now, monotonic = time.time(), time.monotonic()
+        assert module("service_current").is_stale(started, [str(config)], now=now, monotonic=monotonic)
+
+    @pytest.mark.parametrize("family", [socket.AF_INET, socket.AF_INET6])
+    def test_listening_is_seen_without_a_connection(self, module: Load, family: int) -> None:
+        listens = module("service_current").listens
+        with socket.socket(family) as server:
+            server.bind(("127.0.0.1" if family == socket.AF_INET else "::1", 0))
+            port = server.getsockname()[1]
+            assert not listens(port)
+            server.listen()
+            assert listens(port)
+        assert not listens(port)
