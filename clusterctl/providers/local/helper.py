@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import ClusterctlError, MachineError, ProvisionError
-from clusterctl.providers.local import image, limits, machine, network
+from clusterctl.providers.local import image, limits, machine, mounts, network
 from clusterctl.providers.local.layout import (
     CACHE,
     STATE,
@@ -80,7 +80,7 @@ def _check_overlay(place: Path) -> None:
     lower = folder / "lower"
     try:
         lower.mkdir(parents=True, exist_ok=True)
-        machine.mount_overlay((lower,), folder)
+        mounts.mount_overlay((lower,), folder)
     except (OSError, ProvisionError) as exc:
         raise MachineError(
             "overlay filesystems can't be mounted here",
@@ -90,7 +90,7 @@ def _check_overlay(place: Path) -> None:
             "(in a container, mount a volume there)",
         ) from exc
     finally:
-        machine.erase(folder)
+        mounts.erase(folder)
 
 
 def bake(request: dict[str, Any]) -> dict[str, Any]:
@@ -211,7 +211,7 @@ def _remove_unnamed(wanted: ClusterRequest) -> tuple[str, ...]:
     keep = {Machine(wanted.id, node).name for node in wanted.nodes}
     machine.stop([n for n in machine.running() if n.startswith(f"c{wanted.id}-") and n not in keep])
     for name in surplus:
-        machine.erase(nodes / name)
+        mounts.erase(nodes / name)
     return tuple(surplus)
 
 
@@ -221,9 +221,10 @@ def down(request: dict[str, Any]) -> dict[str, Any]:
     with _state_lock():
         machine.stop([name for name in machine.running() if name.startswith(f"c{cluster_id}-")])
         network.remove(cluster_id)
-        machine.erase(cluster_dir(cluster_id))
+        mounts.erase(cluster_dir(cluster_id))
         if not image.states():
             limits.restore()
+            network.remove_empty_folder()
     return {}
 
 

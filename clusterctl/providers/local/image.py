@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from clusterctl.errors import ProvisionError
-from clusterctl.providers.local import machine
+from clusterctl.providers.local import machine, mounts
 from clusterctl.providers.local.layout import ADMIN_ID, CACHE, STATE, BakeRequest, CachedImage, ClusterState
 from clusterctl.providers.local.run import TOOL_ENV, run
 
@@ -105,7 +105,7 @@ def _sweep() -> None:
     """Remove what a killed builder left; the lock is held, so nobody is building."""
     machine.stop([name for name in machine.running() if name.startswith("bake-")])
     for folder in CACHE.glob(".building-*"):
-        machine.erase(folder)
+        mounts.erase(folder)
 
 
 def build_base(request: BakeRequest, say: Callable[[str], None]) -> Path:
@@ -123,7 +123,7 @@ def build_base(request: BakeRequest, say: Callable[[str], None]) -> Path:
         building.rename(final)
     finally:
         if building.exists():
-            machine.erase(building)
+            mounts.erase(building)
     return final / "root"
 
 
@@ -216,7 +216,7 @@ def baking(request: BakeRequest, say: Callable[[str], None]) -> Iterator[tuple[i
     building = CACHE / f".building-image-{request.key}"
     building.mkdir()
     try:
-        root = machine.mount_overlay((base,), building)
+        root = mounts.mount_overlay((base,), building)
         host_key = _open_for_baking(root, request.admin_key)
         process, port = _serve_ssh(root, request.key)
         try:
@@ -231,7 +231,7 @@ def baking(request: BakeRequest, say: Callable[[str], None]) -> Iterator[tuple[i
         building.rename(image_dir(request.key))
     finally:
         if building.exists():
-            machine.erase(building)
+            mounts.erase(building)
 
 
 def _open_for_baking(root: Path, admin_key: str) -> str:

@@ -7,7 +7,6 @@ survives crashes, reboots and hand-made changes.
 from __future__ import annotations
 
 import os
-import shutil
 import signal
 import subprocess
 import time
@@ -27,6 +26,7 @@ from clusterctl.providers.local.layout import (
     machine_name,
     netns_name,
 )
+from clusterctl.providers.local.mounts import mount_overlay
 from clusterctl.providers.local.run import TOOL_ENV, run
 
 STOP_TIMEOUT_S = 15.0
@@ -75,29 +75,6 @@ def _processes() -> Iterator[tuple[int, list[str]]]:
                 words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
                 if words[0]:
                     yield int(entry.name), words
-
-
-def mounted_under(folder: Path) -> tuple[Path, ...]:
-    """Mount points at or below a folder, deepest first."""
-    prefix = str(folder)
-    points = []
-    for line in Path("/proc/self/mountinfo").read_text().splitlines():
-        point = line.split()[4].encode().decode("unicode_escape")
-        if point == prefix or point.startswith(prefix + "/"):
-            points.append(Path(point))
-    return tuple(sorted(points, key=lambda p: len(p.parts), reverse=True))
-
-
-def mount_overlay(lower: tuple[Path, ...], folder: Path) -> Path:
-    """Mount ``folder/root`` over the lower layers, topmost first, with ``folder/upper`` for the changes."""
-    root, upper, work = folder / "root", folder / "upper", folder / "work"
-    if mounted_under(root):
-        return root
-    for part in (root, upper, work):
-        part.mkdir(parents=True, exist_ok=True)
-    options = f"lowerdir={':'.join(map(str, lower))},upperdir={upper},workdir={work}"
-    run(["mount", "-t", "overlay", "clusterctl", "-o", options, str(root)], what="mounting the overlay")
-    return root
 
 
 def prepare(machine: Machine, lower: tuple[Path, ...], subnet: IPv4Network, admin_key: str) -> str:
@@ -204,11 +181,3 @@ def stop(names: list[str]) -> None:
                 "nodes could not be stopped", why=", ".join(left), fix="look at `ps` for systemd-nspawn"
             )
         time.sleep(0.02)
-
-
-def erase(folder: Path) -> None:
-    """Unmount and delete a node's or a cluster's folder. Never walks into something still mounted."""
-    for point in mounted_under(folder):
-        run(["umount", str(point)], what=f"unmounting {point}")
-    if folder.exists():
-        shutil.rmtree(folder)

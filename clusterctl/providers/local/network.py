@@ -10,12 +10,14 @@ from __future__ import annotations
 import json
 import zlib
 from collections.abc import Iterable, Iterator
+from contextlib import suppress
 from ipaddress import IPv4Interface, IPv4Network
 from itertools import chain
 from pathlib import Path
 
-from clusterctl.errors import MachineError
+from clusterctl.errors import MachineError, ProvisionError
 from clusterctl.providers.local.layout import bridge_name, link_name, netns_name
+from clusterctl.providers.local.mounts import mounted_under
 from clusterctl.providers.local.run import run
 
 NETNS_DIR = Path("/run/netns")
@@ -111,6 +113,16 @@ def remove(cluster_id: str) -> None:
         run(["ip", "link", "delete", link_name(cluster_id)], what="removing the cable")
     if (NETNS_DIR / netns_name(cluster_id)).exists():
         run(["ip", "netns", "delete", netns_name(cluster_id)], what="removing the network namespace")
+
+
+def remove_empty_folder() -> None:
+    """`ip netns` mounts its folder at first use and leaves it; take it away once it is empty."""
+    if not NETNS_DIR.is_dir() or any(NETNS_DIR.iterdir()):
+        return
+    with suppress(ProvisionError, OSError):  # somebody makes one right now, so it is theirs
+        for point in mounted_under(NETNS_DIR):
+            run(["umount", str(point)], what="unmounting the folder of network namespaces")
+        NETNS_DIR.rmdir()
 
 
 def links() -> tuple[str, ...]:

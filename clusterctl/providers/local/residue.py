@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from clusterctl.providers.local import machine, network
+from clusterctl.providers.local import machine, mounts, network
 from clusterctl.providers.local.layout import CACHE, bridge_name, cluster_dir, link_name, netns_name
 
 
@@ -17,7 +17,7 @@ def residue(cluster_id: str) -> tuple[str, ...]:
         f"machine {name} (pid {pid})" for name, pid in machine.running().items() if _ours(name, cluster_id)
     ]
     found += [f"process {pid} in {netns_name(cluster_id)}" for pid in _processes_in(cluster_id)]
-    found += [f"mount {point}" for point in machine.mounted_under(folder)]
+    found += [f"mount {point}" for point in mounts.mounted_under(folder)]
     names = {link_name(cluster_id), bridge_name(cluster_id)}
     found += [f"link {name}" for name in network.links() if name in names or f"c{cluster_id}-" in name]
     if (network.NETNS_DIR / netns_name(cluster_id)).exists():
