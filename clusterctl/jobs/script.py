@@ -17,7 +17,8 @@ PAYLOAD_ROOT = "/opt/clusterctl/payload"
 # it then gets two seconds to say at least what host this is.
 _WATCH = (
     '"$@" </dev/null & read -r _; '
-    "for _ in {1..20}; do [[ ! -s telemetry/$SLURMD_NODENAME.jsonl ]] || break; sleep 0.1; done; "
+    "for _ in {1..20}; do "
+    "[[ ! -s telemetry/$SLURMD_NODENAME.jsonl ]] && kill -0 $! || break; sleep 0.1; done 2>/dev/null; "
     "kill -TERM $!; wait $!"
 )
 
@@ -35,7 +36,8 @@ def render_script(job: JobSpec, *, payload_hash: str, interval_s: float) -> str:
     return render(
         "job.sbatch.j2",
         title=job.name,
-        needs=f"{shlex.quote(own.name)} too" if own else "this file",
+        needs=f"{own.name} too" if own else "this file",
+        own=own is not None,
         own_directives=own.directives if own else (),
         options=_options(job, own),
         array=_is_array(job, own),

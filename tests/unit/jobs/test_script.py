@@ -1,0 +1,380 @@
+"""The text of sbatch scripts: golden files, and what bash makes of it."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from clusterctl.errors import UsageError
+from clusterctl.jobs.script import render_script
+from clusterctl.jobs.userscript import UserScript
+from clusterctl.spec import JobSpec
+
+GOLDEN = Path(__file__).parent / "golden"
+HASH = "0123456789abcdef"
+NAMES = ("train", "mpirun", "everything", "array", "python-ranks", "shell")
+HOSTILE = (
+    " ",
+    "a b",
+    "$HOME",
+    "`id`",
+    "$(id)",
+    "'",
+    '"',
+    "\\",
+    "a\nb",
+    "; false",
+    "*",
+    "~",
+    "--",
+    "é\u202e",
+    "#",
+    "!",
+)
+
+OWN_LINES = """\
+#!/bin/bash -e
+# a comment
+#SBATCH --nodes=2
+#SBATCH --time=5
+echo hello
+#SBATCH --nodes=7
+"""
+
+
+def rendered(job: JobSpec) -> str:
+    return render_script(job, payload_hash=HASH, interval_s=2)
+
+
+def user_script(folder: Path, name: str, text: str) -> Path:
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def golden_jobs(folder: Path) -> dict[str, JobSpec]:
+    shell = user_script(folder, "own.sh", OWN_LINES)
+    python = user_script(folder, "it's mine.py", "print('hi')\n")
+    return {
+        "train": JobSpec(name="train", bundled="train", nodes=2, args=("--epochs", "3")),
+        "mpirun": JobSpec(
+            name="train", bundled="train", nodes=2, tasks_per_node=4, cpus_per_task=2, launcher="mpirun"
+        ),
+        "everything": JobSpec(
+            name="probe",
+            bundled="probe",
+            nodes=3,
+            tasks_per_node=2,
+            cpus_per_task=4,
+            gpus_per_node=2,
+            memory_mib=2048,
+            time_s=90061,
+            partition="train",
+            account="physics",
+            qos="high",
+            constraint="a100&nvlink",
+        ),
+        "array": JobSpec(name="sweep", script=python, array="0-9%2", args=("a b", "$x")),
+        "python-ranks": JobSpec(name="ranks", script=python, nodes=2),
+        "shell": JobSpec(name="own", script=shell, time_s=60),
+    }
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_golden(name, tmp_path):
+    golden = GOLDEN / f"{name}.sbatch"
+    text = rendered(golden_jobs(tmp_path)[name])
+    if os.environ.get("UPDATE_GOLDEN"):
+        golden.write_text(text)
+    assert text == golden.read_text(), f"if this is meant: UPDATE_GOLDEN=1 pytest {__file__}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_shellcheck_has_nothing_to_say(name):
+    shellcheck = shutil.which("shellcheck")
+    assert shellcheck, "bootstrap installs shellcheck"
+    done = subprocess.run(
+        [shellcheck, "--severity=warning", str(GOLDEN / f"{name}.sbatch")],
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert done.stdout == ""
+
+
+def test_a_flag_wins_over_the_scripts_own_line(tmp_path):
+    script = user_script(tmp_path, "own.sh", OWN_LINES)
+    text = rendered(JobSpec(name="own", script=script, nodes=4))
+    assert text.index("#SBATCH --nodes=2") < text.index("#SBATCH --nodes=4")
+
+
+def test_a_default_leaves_the_scripts_own_line(tmp_path):
+    script = user_script(tmp_path, "own.sh", OWN_LINES)
+    text = rendered(JobSpec(name="own", script=script))
+    assert text.count("--nodes=") == text.count("--nodes=2") + text.count('--nodes="$SLURM_JOB_NUM_NODES"')
+
+
+def test_lines_after_the_first_command_are_none_of_sbatchs(tmp_path):
+    assert UserScript.read(user_script(tmp_path, "own.sh", OWN_LINES)).directives == (
+        "#SBATCH --nodes=2",
+        "#SBATCH --time=5",
+    )
+
+
+@pytest.mark.parametrize(
+    ("line", "is_array"),
+    [
+        ("--array=0-3", True),
+        ("--array 0-3", True),
+        ("-a 0-3", True),
+        ("-a0-3", True),
+        ("-N 2 -a 1,2", True),
+        ("--account=x", False),
+        ("-A x", False),
+        ("--nodes=2 # -a 3", False),
+    ],
+)
+def test_an_array_that_the_script_asks_for_has_logs_of_its_own(tmp_path, line, is_array):
+    script = user_script(tmp_path, "a.sh", f"#!/bin/bash\n#SBATCH {line}\ntrue\n")
+    text = rendered(JobSpec(name="a", script=script))
+    assert ("--output=stdout-%a.log" in text) is is_array
+    assert ("task-$SLURM_ARRAY_TASK_ID" in text) is is_array
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "why"),
+    [
+        ("stdout.log", b"#!/bin/sh\n", "name of a file that clusterctl writes"),
+        ("job.sbatch", b"#!/bin/sh\n", "name of a file that clusterctl writes"),
+        ("a\nb.sh", b"true\n", "can't be printed"),
+        ("big.sh", b"#" * ((4 << 20) + 1), "larger than 4 MiB"),
+        ("binary.sh", b"\x7fELF\0", "no text"),
+        ("het.sh", b"#!/bin/bash\n#SBATCH -N1\n#SBATCH hetjob\n", "heterogeneous"),
+    ],
+)
+def test_scripts_that_can_not_be_submitted(tmp_path, name, content, why):
+    path = tmp_path / name
+    path.write_bytes(content)
+    with pytest.raises(UsageError) as caught:
+        UserScript.read(path)
+    assert why in str(caught.value)
+
+
+@pytest.mark.parametrize("path", ["missing.sh", "."])
+def test_scripts_that_are_not_there(tmp_path, path):
+    with pytest.raises(UsageError, match="can't be read"):
+        UserScript.read(tmp_path / path)
+
+
+class Batch:
+    """Runs a rendered script as slurmd would, with executables that play srun and scontrol."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "submitted from here"
+        self.folder.mkdir()
+        self.payload = folder / "payload"
+        bin_folder = folder / "bin"
+        bin_folder.mkdir()
+        self._play(
+            bin_folder / "srun",
+            'echo "$@" >>"$PLAYER_CALLS"; while [[ $1 == -* ]]; do shift; done; exec "$@"',
+        )
+        self._play(bin_folder / "scontrol", "printf '%s\\n' node-1 node-2")
+        self.calls = folder / "srun-calls"
+        self.calls.touch()
+        self.environment = {
+            "PATH": f"{bin_folder}:/usr/bin:/bin",
+            "HOME": str(folder),
+            "PLAYER_CALLS": str(self.calls),
+            "SLURM_SUBMIT_DIR": str(self.folder),
+            "SLURM_JOB_NUM_NODES": "1",
+            "SLURM_JOB_NODELIST": "node-[1-2]",
+            "SLURM_NTASKS": "4",
+            "SLURM_NTASKS_PER_NODE": "2",
+            "SLURM_MEM_PER_NODE": "100",
+            "SLURMD_NODENAME": "node-1",
+        }
+
+    @staticmethod
+    def _play(path: Path, body: str) -> None:
+        path.write_text(f"#!/bin/bash\n{body}\n")
+        path.chmod(0o755)
+
+    def has_telemetry(self, body: str) -> None:
+        """Put an executable in the place of the telemetry program."""
+        (self.payload / HASH / "payload").mkdir(parents=True)
+        self._play(self.folder.parent / "bin" / "telemetry-python", body)
+
+    def start(self, text: str) -> subprocess.Popen[str]:
+        text = text.replace("/opt/clusterctl/payload", str(self.payload))
+        text = text.replace("/opt/clusterctl/env/bin/python -m payload telemetry", "telemetry-python")
+        text = text.replace("/opt/clusterctl/env/bin/python", sys.executable)
+        script = self.folder / "job.sbatch"
+        script.write_text(text)
+        return subprocess.Popen(
+            # bash can't trap what whoever runs the tests has chosen to ignore
+            ["env", "--default-signal=HUP,INT,TERM", "bash", str(script)],
+            cwd="/",
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, text: str) -> tuple[int, str, str]:
+        process = self.start(text)
+        out, err = process.communicate(timeout=30)
+        return process.returncode, out, err
+
+
+@pytest.fixture
+def batch(tmp_path: Path) -> Batch:
+    return Batch(tmp_path)
+
+
+def shell_job(batch: Batch, body: str, **fields) -> JobSpec:
+    return JobSpec(
+        name="j", script=user_script(batch.folder, "my job.sh", f"#!/bin/bash\n{body}\n"), **fields
+    )
+
+
+def test_arguments_arrive_as_they_are(batch):
+    script = user_script(batch.folder, "it's.py", "import sys; print(sys.argv[1:])\n")
+    rc, out, err = batch.run(rendered(JobSpec(name="j", script=script, args=HOSTILE)))
+    assert (rc, out, err) == (0, f"{list(HOSTILE)}\n", "")
+
+
+def test_arguments_arrive_as_they_are_under_srun(batch):
+    script = user_script(batch.folder, "it's.py", "import sys; print(sys.argv[1:])\n")
+    rc, out, _ = batch.run(rendered(JobSpec(name="j", script=script, args=HOSTILE, nodes=2)))
+    assert (rc, out) == (0, f"{list(HOSTILE)}\n")
+    assert "--mpi=pmix" in batch.calls.read_text()
+
+
+@pytest.mark.parametrize("status", [0, 1, 7, 255])
+def test_the_programs_exit_status_is_the_jobs(batch, status):
+    assert batch.run(rendered(shell_job(batch, f"exit {status}")))[0] == status
+
+
+def test_it_works_in_the_folder_that_sbatch_was_called_in(batch):
+    assert batch.run(rendered(shell_job(batch, "pwd")))[1] == f"{batch.folder}\n"
+
+
+def test_a_task_of_an_array_has_a_folder_of_its_own(batch):
+    batch.environment["SLURM_ARRAY_TASK_ID"] = "7"
+    rc, out, _ = batch.run(rendered(shell_job(batch, "pwd; cat ../'my job.sh' >/dev/null", array="0-9")))
+    assert (rc, out) == (0, f"{batch.folder}/task-7\n")
+
+
+def test_threads_follow_the_cores_of_a_task(batch):
+    job = shell_job(batch, "echo $OMP_NUM_THREADS $SRUN_CPUS_PER_TASK")
+    assert batch.run(rendered(job))[1] == "1\n"
+    batch.environment["SLURM_CPUS_PER_TASK"] = "3"
+    assert batch.run(rendered(job))[1] == "3 3\n"
+    batch.environment["OMP_NUM_THREADS"] = "2"
+    assert batch.run(rendered(job))[1] == "2 3\n"
+
+
+def test_the_hostfile_has_a_line_a_node(batch):
+    Batch._play(batch.folder.parent / "bin" / "mpirun", "cat hostfile")
+    script = user_script(batch.folder, "p.py", "")
+    job = JobSpec(name="j", script=script, nodes=2, tasks_per_node=3, launcher="mpirun")
+    assert batch.run(rendered(job))[:2] == (0, "node-1 slots=3\nnode-2 slots=3\n")
+
+
+@pytest.mark.parametrize("name", ["TERM", "USR1", "INT", "HUP"])
+def test_signals_are_passed_on(batch, name):
+    body = f"trap 'echo got {name}; exit 9' {name}; echo ready; while :; do sleep 0.05; done"
+    if name == "INT":  # bash can't trap what it was started with as ignored; Python can
+        body = (
+            f"exec {sys.executable} -uc 'import signal, sys, time\n"
+            'signal.signal(signal.SIGINT, lambda *_: (print("got INT"), sys.exit(9)))\n'
+            'print("ready")\nwhile True: time.sleep(0.05)\''
+        )
+    process = batch.start(rendered(shell_job(batch, body)))
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.Signals[f"SIG{name}"])
+    assert process.communicate(timeout=20)[0] == f"got {name}\n"
+    assert process.returncode == 9
+
+
+def test_a_program_that_goes_on_after_a_signal_is_waited_for(batch):
+    body = "trap 'echo noted' USR1; echo ready; for i in {1..20}; do sleep 0.05; done; exit 5"
+    process = batch.start(rendered(shell_job(batch, body)))
+    assert process.stdout is not None
+    assert process.stdout.readline() == "ready\n"
+    process.send_signal(signal.SIGUSR1)
+    assert process.communicate(timeout=20)[0] == "noted\n"
+    assert process.returncode == 5
+
+
+TELEMETRY = (
+    "trap 'echo end >>telemetry/node-1.jsonl; exit 0' TERM; mkdir -p telemetry; "
+    'env | grep -E "^(SLURM_(NTASKS|MEM|CPU|GPU)|SRUN_CPUS)" >leaked; '
+    "echo start >telemetry/node-1.jsonl; while :; do sleep 0.05; done"
+)
+
+
+def test_telemetry_lasts_as_long_as_the_program(batch):
+    batch.has_telemetry(TELEMETRY)
+    until = "until [[ -s telemetry/node-1.jsonl ]]; do sleep 0.05; done; cat telemetry/node-1.jsonl"
+    rc, out, _ = batch.run(rendered(shell_job(batch, until)))
+    assert (rc, out) == (0, "start\n")
+    assert (batch.folder / "telemetry" / "node-1.jsonl").read_text() == "start\nend\n"
+    call = batch.calls.read_text()
+    assert "--overlap" in call
+    assert "--mem=0 --gres=none" in call
+
+
+def test_a_job_that_ends_at_once_has_telemetry_too(batch):
+    batch.has_telemetry(TELEMETRY)
+    assert batch.run(rendered(shell_job(batch, "true")))[0] == 0
+    assert (batch.folder / "telemetry" / "node-1.jsonl").read_text() == "start\nend\n"
+
+
+def test_what_the_job_asked_for_its_steps_does_not_reach_telemetrys(batch):
+    batch.has_telemetry(TELEMETRY)
+    batch.environment["SLURM_CPUS_PER_TASK"] = "3"
+    batch.run(rendered(shell_job(batch, "true")))
+    assert (batch.folder / "leaked").read_text() == ""
+
+
+@pytest.mark.parametrize("body", ["exit 1", "echo no >&2; exit 1", "kill -KILL $$"])
+def test_a_failing_telemetry_fails_nothing(batch, body):
+    batch.has_telemetry(body)
+    rc, out, err = batch.run(rendered(shell_job(batch, "echo fine; exit 6")))
+    assert (rc, out, err) == (6, "fine\n", "")
+
+
+def test_telemetry_ends_when_the_batch_script_is_killed(batch):
+    batch.has_telemetry(TELEMETRY)
+    body = "until [[ -s telemetry/node-1.jsonl ]]; do sleep 0.05; done; echo $$; exec sleep 60"
+    process = batch.start(rendered(shell_job(batch, body)))
+    assert process.stdout is not None
+    program = int(process.stdout.readline())
+    process.kill()
+    os.kill(program, signal.SIGKILL)
+    process.communicate(timeout=20)
+    told = batch.folder / "telemetry" / "node-1.jsonl"
+    for _ in range(200):
+        if told.read_text() == "start\nend\n":
+            return
+        time.sleep(0.05)
+    raise AssertionError("telemetry outlived its job")
+
+
+def test_the_program_does_not_keep_telemetry_alive(batch):
+    batch.has_telemetry(TELEMETRY)
+    job = shell_job(batch, "(sleep 30 >/dev/null 2>&1 & echo $! >daemon); true")
+    assert batch.run(rendered(job))[0] == 0
+    assert (batch.folder / "telemetry" / "node-1.jsonl").read_text() == "start\nend\n"
+    os.kill(int((batch.folder / "daemon").read_text()), signal.SIGKILL)

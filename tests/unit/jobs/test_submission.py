@@ -1,0 +1,220 @@
+"""Staging and submitting: once, whatever becomes of the connection."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from clusterctl import jobs
+from clusterctl.assets import payload_hash
+from clusterctl.errors import SlurmError, UnreachableError, UsageError
+from clusterctl.jobs.facts import MAX_DIFF, client_facts
+from clusterctl.records import JobEntry
+from clusterctl.slurm.access import Session
+from clusterctl.slurm.client import Clock, SlurmClient
+from clusterctl.slurm.lost import resolve
+from clusterctl.spec import JobSpec
+from clusterctl.transport.base import Result
+from clusterctl.transport.local import LocalTransport
+from tests.unit.slurm.cluster import Nearby
+
+QUICK = Clock(sleep=lambda _seconds: None)
+
+
+@pytest.fixture
+def job(tmp_path: Path) -> JobSpec:
+    script = tmp_path / "my 'job.sh"
+    script.write_text("#!/bin/bash\necho hello\n")
+    return JobSpec(name="mine", script=script)
+
+
+def test_what_is_staged(session, cluster, job):
+    done = jobs.submit(session, job)
+    folder = Path(done.remote_dir)
+    assert folder == cluster.home / "clusterctl" / "jobs" / f"mine-{done.token}"
+    assert {path.name for path in folder.iterdir()} >= {
+        "job.sbatch",
+        "my 'job.sh",
+        "spec.yaml",
+        "environment.client.json",
+    }
+    assert (folder / "job.sbatch").read_text() == done.script
+    assert folder.stat().st_mode & 0o777 == 0o700
+    assert json.loads((folder / "environment.client.json").read_text())["job"]["name"] == "mine"
+    assert cluster.job(done.job_id)["comment"] == f"clusterctl:{done.token}"
+    assert cluster.job(done.job_id)["dir"] == done.remote_dir
+
+
+def test_the_ledger_knows_the_job(session, cluster, job):
+    done = jobs.submit(session, job)
+    entry = cluster.ledger.find(done.job_id)
+    assert entry is not None
+    assert (entry.token, entry.name, entry.remote_dir, entry.refused) == (
+        done.token,
+        "mine",
+        done.remote_dir,
+        False,
+    )
+
+
+def test_the_dry_run_is_what_is_submitted(session, job):
+    assert jobs.script_of(session, job) == jobs.submit(session, job).script
+
+
+def test_a_cluster_of_another_version(session, cluster, job):
+    shutil.rmtree(cluster.payload / payload_hash())
+    with pytest.raises(UsageError, match="does not have this clusterctl's programs") as caught:
+        jobs.submit(session, job)
+    assert "clusterctl up" in caught.value.fix
+    assert cluster.ledger.entries() == ()
+
+
+@pytest.mark.parametrize(
+    ("said", "fix"),
+    [
+        ("sbatch: error: invalid partition specified: x", "--partition can be: clusterctl-proof, train"),
+        (
+            "sbatch: error: Invalid account or account/partition combination specified",
+            "--account can be: default",
+        ),
+        ("sbatch: error: Invalid qos specification", "--qos can be: high, normal"),
+        (
+            "sbatch: error: Invalid generic resource (gres) specification",
+            "leave out --gpus: this cluster has none",
+        ),
+        ("sbatch: error: Invalid feature specification", "leave out --constraint: this cluster has none"),
+        ("sbatch: error: Requested node configuration is not available", "ask for less"),
+        ("sbatch: error: something new", "correct what Slurm names"),
+    ],
+)
+def test_a_refusal_names_the_choices(session, cluster, job, said, fix):
+    with cluster.state() as state:
+        state["refuse"] = said
+    with pytest.raises(SlurmError) as caught:
+        jobs.submit(session, job)
+    assert caught.value.why == said.removeprefix("sbatch: error: ")
+    assert caught.value.fix.startswith(fix)
+    assert [entry.refused for entry in cluster.ledger.entries()] == [True]
+    assert list((cluster.home / "clusterctl" / "jobs").iterdir()) == []
+
+
+def test_an_answer_that_slurm_lost_does_not_submit_twice(session, cluster, job):
+    with cluster.state() as state:
+        state["lose_answer"] = True
+    done = jobs.submit(session, job)
+    assert done.job_id == "1"
+    assert cluster.calls("sbatch") == 1
+
+
+def test_a_controller_that_was_away_gets_the_job_once(cluster, job):
+    session = cluster.session(clock=QUICK)
+    with cluster.state() as state:
+        state["away"] = 3
+    assert jobs.submit(session, job).job_id == "1"
+    assert cluster.calls("sbatch") == 2
+
+
+class Cutting(Nearby):
+    """The connection breaks while sbatch runs: ``taken`` says whether Slurm had the job by then."""
+
+    def __init__(self, payload: Path, *, taken: bool) -> None:
+        super().__init__(payload)
+        self._taken = taken
+
+    def run(self, argv, **options) -> Result:
+        if "--parsable" in argv:
+            if self._taken:
+                super().run(argv, **options)
+            raise UnreachableError("the connection broke")
+        return super().run(argv, **options)
+
+
+def test_a_connection_that_broke_after_sbatch(session, cluster, job):
+    cut = Session(session.spec, SlurmClient(Cutting(cluster.payload, taken=True)), cluster.ledger)
+    assert jobs.submit(cut, job).job_id == "1"
+    assert cluster.calls("sbatch") == 1
+
+
+def test_a_connection_that_broke_before_sbatch_is_said_and_not_tried_again(session, cluster, job):
+    cut = Session(session.spec, SlurmClient(Cutting(cluster.payload, taken=False)), cluster.ledger)
+    with pytest.raises(UnreachableError, match="did not say whether it took the job"):
+        jobs.submit(cut, job)
+    assert cluster.calls("sbatch") == 0
+    (entry,) = cluster.ledger.entries()
+    assert (entry.job_id, entry.refused) == (None, False)
+
+
+def lost(cluster, *, submitted_at: float) -> JobEntry:
+    entry = JobEntry(token="feed", name="x", user="u", submitted_at=submitted_at, remote_dir="/x")  # noqa: S106
+    return cluster.ledger.add(entry)
+
+
+def test_a_lost_submission_is_found_later(session, cluster, job):
+    done = jobs.submit(session, job)
+    lost(cluster, submitted_at=0.0)
+    cluster.change(done.job_id, comment="clusterctl:feed")
+    resolve(session.slurm, cluster.ledger)
+    assert [entry.job_id for entry in cluster.ledger.entries() if entry.name == "x"] == [done.job_id]
+
+
+@pytest.mark.parametrize(("submitted_at", "refused"), [(0.0, True), (1e12, False)])
+def test_a_lost_submission_is_given_up_only_when_sbatch_can_not_be_at_it(
+    session, cluster, submitted_at, refused
+):
+    lost(cluster, submitted_at=submitted_at)
+    resolve(session.slurm, cluster.ledger)
+    assert cluster.ledger.entries()[0].refused is refused
+
+
+def git(folder: Path, *argv: str) -> None:
+    subprocess.run(
+        ["git", "-C", str(folder), "-c", "user.name=t", "-c", "user.email=t@example.org", *argv],
+        check=True,
+        capture_output=True,
+    )
+
+
+@pytest.fixture
+def repository(tmp_path: Path) -> Path:
+    folder = tmp_path / "repo"
+    folder.mkdir()
+    (folder / "a.py").write_text("one\n")
+    git(folder, "init", "-q")
+    git(folder, "add", "a.py")
+    git(folder, "commit", "-qm", "one")
+    return folder
+
+
+def facts(folder: Path) -> dict:
+    return client_facts(JobSpec(name="x", bundled="train"), local=LocalTransport(), folder=folder)
+
+
+def test_the_commit_and_what_is_not_committed(repository):
+    (repository / "a.py").write_text("two\n")
+    (repository / "new.py").write_text("")
+    told = facts(repository)["git"]
+    assert len(told["commit"]) == 40
+    assert "-one\n+two\n" in told["diff"]
+    assert told["diff_truncated"] is False
+    assert "?? new.py" in told["status"]
+
+
+def test_a_huge_diff_is_cut(repository):
+    (repository / "a.py").write_text("x" * 3 * MAX_DIFF)
+    told = facts(repository)["git"]
+    assert (len(told["diff"]), told["diff_truncated"]) == (MAX_DIFF, True)
+
+
+def test_a_diff_runs_no_program_of_the_repositorys(repository):
+    git(repository, "config", "diff.external", "touch /tmp/clusterctl-test-was-here; false")
+    (repository / "a.py").write_text("two\n")
+    assert "+two" in facts(repository)["git"]["diff"]
+    assert not Path("/tmp/clusterctl-test-was-here").exists()
+
+
+def test_no_repository(tmp_path):
+    assert facts(tmp_path)["git"] is None

@@ -1,0 +1,303 @@
+"""Wait, follow, logs, cancel and list, with jobs that really run."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+
+from clusterctl import jobs
+from clusterctl.errors import (
+    JobCancelledError,
+    JobFailedError,
+    SlurmError,
+    UnreachableError,
+    UsageError,
+    WaitTimeoutError,
+)
+from clusterctl.jobs.logs import LogChunk
+from clusterctl.slurm.access import Session
+from clusterctl.slurm.client import Clock, SlurmClient
+from clusterctl.slurm.models import JobState
+from clusterctl.spec import JobSpec
+from tests.unit.slurm.cluster import Nearby, PlayedCluster
+
+
+class Told:
+    """What a follower was told."""
+
+    def __init__(self) -> None:
+        self.chunks: list[LogChunk] = []
+
+    def __call__(self, chunk: LogChunk) -> None:
+        self.chunks.append(chunk)
+
+    def text(self, stream: str = "stdout") -> str:
+        return b"".join(chunk.data for chunk in self.chunks if chunk.stream == stream).decode()
+
+
+def submitted(session: Session, folder: Path, body: str) -> str:
+    script = folder / "job.sh"
+    script.write_text(f"#!/bin/bash\n{body}\n")
+    return jobs.submit(session, JobSpec(name="mine", script=script)).job_id
+
+
+def held(cluster: PlayedCluster, session: Session, folder: Path) -> str:
+    """A job that stays PENDING until the test says otherwise."""
+    with cluster.state() as state:
+        state["hold"] = True
+    return submitted(session, folder, "true")
+
+
+def test_wait(session, cluster, tmp_path):
+    job_id = submitted(session, tmp_path, "sleep 0.3")
+    states: list[JobState] = []
+    (job,) = jobs.wait(session, [job_id], on_change=lambda job: states.append(job.state))
+    assert (job.state, job.exit_code) == (JobState.COMPLETED, 0)
+    assert states[-1] is JobState.COMPLETED
+    assert len(states) == len(set(states))
+    jobs.raise_unless_completed(session, [job])
+    entry = cluster.ledger.find(job_id)
+    assert entry is not None
+    assert entry.state == "COMPLETED"
+
+
+def test_many_jobs_are_waited_for_with_one_query_at_a_time(session, cluster, tmp_path):
+    ids = [submitted(session, tmp_path, "true") for _ in range(5)]
+    for job_id in ids:
+        cluster.wait_until_ended(job_id)
+    before = cluster.calls("squeue")
+    assert len(jobs.wait(session, ids)) == 5
+    assert cluster.calls("squeue") == before + 1
+
+
+def test_a_wait_that_runs_out(cluster, tmp_path):
+    times = iter(range(10**6))
+    session = cluster.session(clock=Clock(lambda: float(next(times)), lambda _s: None))
+    job_id = held(cluster, session, tmp_path)
+    cluster.change(job_id, reason="Resources")
+    with pytest.raises(WaitTimeoutError, match="not ended within 60 s") as caught:
+        jobs.wait(session, [job_id], timeout_s=60)
+    assert caught.value.why == f"{job_id} is PENDING (Resources)"
+    assert cluster.job(job_id)["state"] == "PENDING"
+
+
+def test_a_job_that_slurm_never_heard_of(cluster):
+    times = iter(range(0, 10**6, 5))
+    session = cluster.session(clock=Clock(lambda: float(next(times)), lambda _s: None))
+    with pytest.raises(SlurmError, match="does not know job 77"):
+        jobs.wait(session, ["77"])
+
+
+def test_a_job_that_the_queue_has_forgotten_is_in_the_accounting(session, cluster, tmp_path):
+    job_id = submitted(session, tmp_path, "exit 3")
+    cluster.wait_until_ended(job_id)
+    cluster.change(job_id, forgotten=True)
+    (job,) = jobs.wait(session, [job_id])
+    assert (job.state, job.exit_code) == (JobState.FAILED, 3)
+
+
+def test_a_failed_job_shows_the_end_of_its_log(session, tmp_path):
+    job_id = submitted(session, tmp_path, "echo out; for i in {1..30}; do echo line $i >&2; done; exit 7")
+    ended = jobs.wait(session, [job_id])
+    with pytest.raises(JobFailedError) as caught:
+        jobs.raise_unless_completed(session, ended)
+    text = str(caught.value)
+    assert f"job {job_id} (mine) ended FAILED" in text
+    assert "exit code 7" in text
+    assert "| line 11\n" in text
+    assert "| line 30\n" in text
+    assert "line 10\n" not in text
+    assert caught.value.exit_code == 4
+
+
+def test_a_failed_job_that_wrote_no_stderr_shows_its_stdout(session, tmp_path):
+    job_id = submitted(session, tmp_path, "echo only this; exit 1")
+    with pytest.raises(JobFailedError, match="ended FAILED") as caught:
+        jobs.raise_unless_completed(session, jobs.wait(session, [job_id]))
+    assert "| only this" in str(caught.value)
+
+
+def test_a_log_can_not_write_to_the_terminal(session, tmp_path):
+    job_id = submitted(session, tmp_path, r"printf 'a\033[31m\007b\xff\n' >&2; exit 1")
+    with pytest.raises(JobFailedError) as caught:
+        jobs.raise_unless_completed(session, jobs.wait(session, [job_id]))
+    assert all(c.isprintable() or c == "\n" for c in str(caught.value))
+
+
+@pytest.mark.parametrize(
+    ("state", "error"),
+    [
+        ("CANCELLED", JobCancelledError),
+        ("TIMEOUT", JobCancelledError),
+        ("PREEMPTED", JobCancelledError),
+        ("NODE_FAIL", JobFailedError),
+        ("OUT_OF_MEMORY", JobFailedError),
+    ],
+)
+def test_how_a_job_ended_decides_the_error(session, cluster, tmp_path, state, error):
+    job_id = held(cluster, session, tmp_path)
+    cluster.change(job_id, state=state, reason="SomeReason")
+    with pytest.raises(error, match=f"ended {state}") as caught:
+        jobs.raise_unless_completed(session, jobs.wait(session, [job_id]))
+    assert "reason SomeReason" in caught.value.why
+    assert "it wrote nothing" in caught.value.why
+
+
+def test_follow_tells_all_and_nothing_twice(session, tmp_path):
+    body = "for i in {1..30}; do echo out $i; echo err $i >&2; sleep 0.03; done; printf 'no newline'"
+    job_id = submitted(session, tmp_path, body)
+    told = Told()
+    (job,) = jobs.follow(session, job_id, on_output=told)
+    assert job.state is JobState.COMPLETED
+    assert told.text() == "".join(f"out {i}\n" for i in range(1, 31)) + "no newline"
+    assert told.text("stderr") == "".join(f"err {i}\n" for i in range(1, 31))
+    assert len(told.chunks) > 2  # it came bit by bit
+
+
+def test_follow_waits_for_a_log_that_is_not_there_yet(session, cluster, tmp_path):
+    job_id = held(cluster, session, tmp_path)
+    entry = cluster.ledger.find(job_id)
+    assert entry is not None
+    assert entry.remote_dir is not None
+
+    def later() -> None:
+        (Path(str(entry.remote_dir)) / "stdout.log").write_bytes(b"at last\xff\n")
+        cluster.change(job_id, state="COMPLETED")
+
+    timer = threading.Timer(0.5, later)
+    timer.start()
+    told = Told()
+    jobs.follow(session, job_id, on_output=told)
+    timer.join()
+    assert told.chunks == [LogChunk("stdout", None, b"at last\xff\n")]
+
+
+def test_follow_of_an_array_tells_the_tasks_apart(session, cluster, tmp_path):
+    job_id = held(cluster, session, tmp_path)
+    entry = cluster.ledger.find(job_id)
+    assert entry is not None
+    for task in (3, 12):
+        (Path(str(entry.remote_dir)) / f"stdout-{task}.log").write_text(f"task {task}\n")
+    cluster.change(job_id, state="COMPLETED")
+    told = Told()
+    jobs.follow(session, job_id, on_output=told)
+    assert told.chunks == [LogChunk("stdout", 12, b"task 12\n"), LogChunk("stdout", 3, b"task 3\n")]
+    one = Told()
+    jobs.logs(session, f"{job_id}_3", on_output=one)
+    assert one.chunks == [LogChunk("stdout", 3, b"task 3\n")]
+
+
+class Breaking(Nearby):
+    """Its streams break after the first pieces, a few times."""
+
+    breaks = 3
+
+    def stream(self, argv):
+        for count, piece in enumerate(super().stream(argv)):
+            yield piece
+            if self.breaks and count >= 1:
+                self.breaks -= 1
+                raise UnreachableError("the connection broke")
+
+
+def test_follow_mends_a_broken_connection(session, cluster, tmp_path):
+    transport = Breaking(cluster.payload)
+    shaky = Session(session.spec, SlurmClient(transport, clock=Clock(sleep=lambda _s: None)), cluster.ledger)
+    job_id = submitted(session, tmp_path, "for i in {1..40}; do echo $i; sleep 0.05; done")
+    told = Told()
+    jobs.follow(shaky, job_id, on_output=told)
+    assert transport.breaks == 0
+    assert told.text() == "".join(f"{i}\n" for i in range(1, 41))
+
+
+def test_a_requeued_jobs_shorter_log_is_told_from_its_start(session, cluster, tmp_path):
+    job_id = held(cluster, session, tmp_path)
+    entry = cluster.ledger.find(job_id)
+    assert entry is not None
+    log = Path(str(entry.remote_dir)) / "stdout.log"
+    log.write_text("first life, long\n")
+
+    def again() -> None:
+        log.write_text("second\n")
+        cluster.change(job_id, state="COMPLETED")
+
+    timer = threading.Timer(0.6, again)
+    timer.start()
+    told = Told()
+    jobs.follow(session, job_id, on_output=told)
+    timer.join()
+    assert told.text() == "first life, long\nsecond\n"
+
+
+def test_logs_of_a_job_that_is_over(session, cluster, tmp_path):
+    job_id = submitted(session, tmp_path, "echo a; echo b >&2")
+    cluster.wait_until_ended(job_id)
+    told = Told()
+    jobs.logs(session, job_id, on_output=told)
+    assert (told.text(), told.text("stderr")) == ("a\n", "b\n")
+
+
+def test_logs_follow_no_links(session, cluster, tmp_path):
+    job_id = held(cluster, session, tmp_path)
+    entry = cluster.ledger.find(job_id)
+    assert entry is not None
+    (Path(str(entry.remote_dir)) / "stdout.log").symlink_to("/etc/passwd")
+    told = Told()
+    jobs.logs(session, job_id, on_output=told)
+    assert told.chunks == []
+
+
+def test_logs_of_jobs_that_are_not_ours(session, cluster, tmp_path):
+    with pytest.raises(SlurmError, match="does not know job 77"):
+        jobs.logs(session, "77", on_output=Told())
+    job_id = held(cluster, session, tmp_path)
+    cluster.change(job_id, comment="")
+    with cluster.state() as state:
+        state["jobs"]["500"] = state["jobs"][job_id]
+    with pytest.raises(SlurmError, match="was not submitted by clusterctl"):
+        jobs.logs(session, "500", on_output=Told())
+
+
+def test_cancel(session, cluster, tmp_path):
+    job_id = submitted(session, tmp_path, "sleep 60")
+    done = jobs.cancel(session, [job_id])
+    assert [job.id for job in done.cancelled] == [job_id]
+    assert done.ended == ()
+    assert cluster.job(job_id)["state"] == "CANCELLED"
+
+
+def test_cancel_says_what_had_ended(session, cluster, tmp_path):
+    over, running = submitted(session, tmp_path, "true"), submitted(session, tmp_path, "sleep 60")
+    cluster.wait_until_ended(over)
+    done = jobs.cancel(session, [over, running])
+    assert [job.id for job in done.cancelled] == [running]
+    assert [job.id for job in done.ended] == [over]
+    assert cluster.job(over)["state"] == "COMPLETED"
+
+
+def test_cancel_of_an_unknown_job_cancels_nothing(session, cluster, tmp_path):
+    job_id = submitted(session, tmp_path, "sleep 60")
+    with pytest.raises(SlurmError, match="does not know job 77"):
+        jobs.cancel(session, [job_id, "77"])
+    assert cluster.job(job_id)["state"] == "RUNNING"
+    with pytest.raises(UsageError):
+        jobs.cancel(session, ["all"])
+
+
+def test_list_has_the_queue_and_what_it_has_forgotten(session, cluster, tmp_path):
+    first, second = submitted(session, tmp_path, "true"), submitted(session, tmp_path, "true")
+    cluster.wait_until_ended(first)
+    cluster.wait_until_ended(second)
+    cluster.change(first, forgotten=True)
+    assert [job.id for job in jobs.list_jobs(session)] == [first, second]
+
+
+def test_as_dict_is_plain_json(session, cluster, tmp_path):
+    job_id = submitted(session, tmp_path, "true")
+    cluster.wait_until_ended(job_id)
+    (job,) = jobs.known_jobs(session, [job_id])
+    told = jobs.as_dict(job)
+    assert (told["job_id"], told["state"], told["nodes"]) == (job_id, "COMPLETED", ["n1"])
+    assert type(told["state"]) is str
