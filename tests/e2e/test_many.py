@@ -1,0 +1,79 @@
+"""Two clusters side by side, one with two partitions, one of sixteen nodes."""
+
+from __future__ import annotations
+
+import json
+import secrets
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.cluster import Cluster, raised
+
+LIMIT = Path("/proc/sys/fs/inotify/max_user_instances")
+
+
+def spec(name: str, *partitions: str) -> str:
+    lines = "".join(f"  - {{{partition}}}\n" for partition in partitions)
+    return f"version: 1\nname: {name}\nprovider: {{type: local}}\npartitions:\n{lines}"
+
+
+@pytest.fixture(scope="module")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, Cluster]]:
+    """Two clusters of one name, in two homes, up at the same time."""
+    name = f"p{secrets.token_hex(3)}"
+    a, b, cwd = (tmp_path_factory.mktemp(part) for part in ("home-a", "home-b", "cwd"))
+    (cwd / "b").mkdir()
+    two = spec(name, "name: big, nodes: 2, max_time: 1h", "name: small, nodes: 1, memory: 512MiB")
+    with (
+        raised(name, two, a, cwd) as first,
+        raised(name, spec(name, "name: big, nodes: 1"), b, cwd / "b") as second,
+    ):
+        yield first, second
+
+
+def test_two_clusters_of_one_name_do_not_meet(pair: tuple[Cluster, Cluster]) -> None:
+    networks = [json.loads((one.workspace / "hosts.json").read_text())["network"] for one in pair]
+    assert networks[0] != networks[1]
+    for one, nodes in zip(pair, (3, 1), strict=True):
+        assert len(one.json("status")["nodes"]) == nodes
+        done = one.json("submit", "probe", "--wait")
+        answer = json.loads((one.run_of(done["job_id"]) / "stdout.log").read_text())
+        assert answer["hosts"] == [f"{one.name}-big-1"]
+
+
+def test_a_partition_is_what_the_spec_says(pair: tuple[Cluster, Cluster]) -> None:
+    first, _ = pair
+    shown = first.ssh(f"{first.name}-ctl", "sinfo -h -o '%R %D %l %m' | sort")
+    rows = {line.split()[0]: line.split()[1:] for line in shown.splitlines()}
+    assert rows["big"][:2] == ["2", "1:00:00"]
+    assert rows["small"] == ["1", "infinite", "512"]
+    done = first.json("submit", "probe", "--partition", "small", "--wait")
+    answer = json.loads((first.run_of(done["job_id"]) / "stdout.log").read_text())
+    assert answer["hosts"] == [f"{first.name}-small-1"]
+
+
+def test_a_job_that_no_partition_can_run_is_refused(pair: tuple[Cluster, Cluster]) -> None:
+    first, _ = pair
+    assert "memory" in first("submit", "probe", "-p", "small", "--mem", "4GiB", rc=1).stderr.lower()
+    assert "time" in first("submit", "probe", "-p", "big", "--time", "2h", rc=1).stderr.lower()
+
+
+def test_sixteen_nodes(tmp_path_factory: pytest.TempPathFactory) -> None:
+    name = f"s{secrets.token_hex(3)}"
+    home, cwd = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("cwd")
+    before = int(LIMIT.read_text())
+    with raised(name, spec(name, "name: many, nodes: 16"), home, cwd) as many:
+        assert len(many.raised["probed"]) == 16
+        notes = " ".join(many.raised["notes"])
+        assert "oversubscribed" in notes
+        assert int(LIMIT.read_text()) >= 8192
+        done = many.json("submit", "probe", "--nodes", "16", "--wait")
+        answer = json.loads((many.run_of(done["job_id"]) / "stdout.log").read_text())
+        assert answer["world_size"] == 16
+        assert len(set(answer["hosts"])) == 16
+    if not list(
+        Path("/var/lib/clusterctl").glob("*/cluster.json")
+    ):  # a cluster beside ours keeps them raised
+        assert int(LIMIT.read_text()) == before
