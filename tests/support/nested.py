@@ -1,0 +1,222 @@
+"""A host of its own whose PID 1 is systemd, with clusterctl installed as a user would: from a wheel.
+
+It is a systemd-nspawn machine with every capability, so overlays, bridges, namespaces and further machines
+work inside. It has no network but what is made inside, its changes vanish with it, and node images are lent
+to it read-only. The tree it boots from is kept in the user's cache; as a program
+(`python -m tests.support.nested FOLDER WHEELS`) this module makes one, which needs root.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import inspect
+import os
+import secrets
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from clusterctl.providers.local import image, machine
+from clusterctl.providers.local.layout import CACHE
+from clusterctl.providers.local.provider import image_keys
+from clusterctl.wheels import cache_home, wheelhouse
+from tests.support.cluster import raised
+from tests.support.verbs import Ran
+
+ROOT = Path(__file__).resolve().parents[2]
+LOCK = ROOT / "requirements/runtime.lock"
+UV = Path(sys.executable).with_name("uv")
+CLUSTERCTL = "/opt/clusterctl/bin/clusterctl"
+# What docs/local.md asks of a host, and two firewalls' tools.
+PACKAGES = (
+    *("ca-certificates", "dbus", "iproute2", "iptables", "mmdebstrap", "mount", "nftables", "openssh-client"),
+    *("procps", "python3", "sudo", "systemd", "systemd-container", "systemd-sysv"),
+)
+# What a cluster could change on a host, and how to see it.
+_LOOKS = {
+    "machines": "machinectl list --no-legend",
+    "units": "systemctl list-units --all --no-legend 'clusterctl*' 'machine-*'",
+    "failed": "systemctl --failed --no-legend",
+    "processes": "ps -eo comm | grep -E 'nspawn|mmdebstrap|slurm|munge'",
+    "mounts": "cut -d' ' -f5 /proc/self/mountinfo | sort",
+    "network": "ip -brief link; ip -brief address; ip route; ip netns",
+    "rules": "nft --stateless list ruleset",
+    "sysctl": "sysctl -a 2>/dev/null | grep -E '^(net[.]ipv4[.]ip_forward|net[.]bridge|fs[.]inotify)'",
+    "files": "ls -A /run/netns /var/lib/clusterctl /var/cache/clusterctl 2>&1 | grep -v '[.]lock$'",
+}
+_BOOT_TIMEOUT_S = 60
+_END_TIMEOUT_S = 30
+
+
+@dataclass(frozen=True)
+class Host:
+    """A running host: `host("machinectl", "list")` runs a command in it."""
+
+    name: str
+    leader: int  # its PID 1, seen from here
+
+    def __call__(
+        self, *argv: str | Path, user: str = "root", rc: int | None = 0, timeout_s: float = 120
+    ) -> Ran:
+        """Run a command at the user's home, in a unit of its own; `rc=None` takes any exit code.
+
+        Raises:
+            AssertionError: another exit code, or no end within `timeout_s`.
+        """
+        unit = ["systemd-run", "--wait", "--pipe", "--collect", "--quiet", f"--uid={user}"]
+        unit += ["--property=WorkingDirectory=~", "--setenv=LC_ALL=C.UTF-8", "--setenv=COLUMNS=200", "--"]
+        ran = self.enter(*unit, *argv, timeout_s=timeout_s)
+        assert rc is None or ran.rc == rc, f"exit code {rc} was expected\n{ran}"
+        return ran
+
+    def enter(self, *argv: str | Path, timeout_s: float = 30) -> Ran:
+        """Run a command in its namespaces, but in no unit of its systemd."""
+        namespaces = ["--mount", "--uts", "--ipc", "--net", "--pid"]
+        words = tuple(map(str, (*_as_root(), "nsenter", f"--target={self.leader}", *namespaces, "--", *argv)))
+        try:
+            done = subprocess.run(
+                words,
+                capture_output=True,
+                text=True,
+                timeout=timeout_s,
+                check=False,
+                stdin=subprocess.DEVNULL,
+            )
+        except subprocess.TimeoutExpired as exc:
+            raise AssertionError(f"no end within {timeout_s} s: {exc.cmd}\n{exc.stdout!r}") from None
+        return Ran(words, done.returncode, done.stdout, done.stderr)
+
+    def sh(self, script: str, *, user: str = "root", rc: int | None = 0, timeout_s: float = 120) -> str:
+        """Run a shell script that ends at its first failure; its stdout."""
+        return self("sh", "-ec", script, user=user, rc=rc, timeout_s=timeout_s).stdout
+
+    def look(self) -> dict[str, str]:
+        """Everything that a cluster could change on this host, its user's home apart."""
+        return {what: self("sh", "-c", script, rc=None).stdout for what, script in _LOOKS.items()}
+
+
+def lent_image(folder: Path) -> tuple[Path, ...]:
+    """The node image's folders in this machine's cache; a cluster is raised here if it was never baked."""
+    base, key = image_keys(image.DEFAULT_MIRROR)
+    if not image.cached(key):
+        with raised("bake", "version: 1\nname: bake\n", folder, folder):
+            pass
+    return (CACHE / f"base-{base}", CACHE / f"image-{key}")
+
+
+@contextmanager
+def booted(folder: Path, images: Iterable[Path]) -> Iterator[Host]:
+    """A host with this checkout's clusterctl in it, and these folders of the image cache lent to it."""
+    wheel = _wheel(folder)
+    name = f"host-{secrets.token_hex(3)}"
+    console = folder / "console.log"
+    argv = [*_as_root(), "setpriv", "--pdeathsig", "KILL", "--", "systemd-nspawn", "--quiet", "--boot"]
+    argv += ["--register=no", "--keep-unit", f"--directory={_tree()}", "--volatile=overlay"]
+    argv += [f"--machine={name}", f"--hostname={name}", "--private-network", "--capability=all"]
+    argv += ["--system-call-filter=@known", "--resolv-conf=off", "--timezone=off", "--link-journal=no"]
+    # An overlay's upper folder can't lie on an overlay, which its root is.
+    argv += ["--tmpfs=/var/lib/clusterctl:mode=755", "--tmpfs=/var/cache/clusterctl:mode=755"]
+    argv += [f"--bind-ro={path}" for path in images]
+    argv += [f"--bind-ro={wheel}"]
+    with console.open("wb") as output:
+        process = subprocess.Popen(
+            argv, stdin=subprocess.DEVNULL, stdout=output, stderr=output, start_new_session=True
+        )
+    try:
+        host = _wait_for(name, process, console)
+        host("/opt/clusterctl/bin/python", *"-m pip install --quiet --no-index --no-deps".split(), wheel)
+        yield host
+    finally:
+        _end(name, process)
+
+
+def _wait_for(name: str, process: subprocess.Popen[bytes], console: Path) -> Host:
+    deadline = time.monotonic() + _BOOT_TIMEOUT_S
+    while time.monotonic() < deadline and process.poll() is None:
+        if leader := _leader(name):
+            host = Host(name, leader)
+            # Until its bus is there, the question itself fails.
+            if host.enter("systemctl", "is-system-running", "--wait").stdout.strip() == "running":
+                return host
+        time.sleep(0.2)
+    raise AssertionError(f"the host did not come up:\n{console.read_text(errors='replace')[-5000:]}")
+
+
+def _leader(name: str) -> int | None:
+    """The first process of a machine: the child of its systemd-nspawn."""
+    pid = machine.running().get(name)
+    if pid is None:
+        return None
+    children = Path(f"/proc/{pid}/task/{pid}/children").read_text().split()
+    return int(children[0]) if children else None
+
+
+def _end(name: str, process: subprocess.Popen[bytes]) -> None:
+    """With its first process the kernel ends all of the machine's, and those of the machines in it."""
+    while process.poll() is None:
+        pids = (_leader(name), machine.running().get(name))
+        subprocess.run([*_as_root(), "kill", "-KILL", *(str(pid) for pid in pids if pid)], check=False)
+        try:
+            process.wait(timeout=_END_TIMEOUT_S)
+        except subprocess.TimeoutExpired as exc:
+            raise AssertionError(f"machine {name} would not end") from exc
+
+
+def _as_root() -> tuple[str, ...]:
+    return () if os.geteuid() == 0 else ("sudo", "-n", "--")
+
+
+def _wheel(folder: Path) -> Path:
+    argv = [str(UV), "build", "--quiet", "--wheel", "--offline", "--no-build-isolation"]
+    argv += [f"--python={sys.executable}", f"--out-dir={folder}", str(ROOT)]
+    subprocess.run(argv, check=True, timeout=120)
+    (wheel,) = folder.glob("*.whl")
+    return wheel
+
+
+def _tree() -> Path:
+    """The tree that hosts boot from, made if it is not there (about half a minute)."""
+    inputs = (" ".join(PACKAGES), inspect.getsource(make), LOCK.read_text())
+    key = hashlib.sha256("\n".join(inputs).encode()).hexdigest()[:16]
+    tree = cache_home() / f"test-host-{key}"
+    if not tree.is_dir():
+        old = [str(path) for path in cache_home().glob("test-host-*")]
+        subprocess.run([*_as_root(), "rm", "-rf", "--one-file-system", "--", *old], check=True)
+        building = tree.with_name(f"{tree.name}.building")
+        program = [sys.executable, "-m", "tests.support.nested", str(building), str(wheelhouse(LOCK))]
+        subprocess.run([*_as_root(), *program], check=True, timeout=600, cwd=ROOT)
+        building.rename(tree)
+    return tree
+
+
+def make(folder: Path, wheels: Path) -> None:
+    """A Debian with what clusterctl needs of a host, and what it needs of Python, but not itself."""
+    image.debootstrap(folder, image.DEFAULT_MIRROR, PACKAGES)
+    (folder / "etc/machine-id").write_text("")
+    lent = {UV: "/run/lent/uv", wheels: "/run/lent/wheels", LOCK: "/run/lent/runtime.lock"}
+    argv = ["systemd-nspawn", "--quiet", "--register=no", "--keep-unit", "--as-pid2", "--private-network"]
+    argv += [f"--directory={folder}", f"--machine=make-{secrets.token_hex(3)}", "--timezone=off"]
+    argv += [f"--bind-ro={path}:{place}" for path, place in lent.items()]
+    uv = "/run/lent/uv --quiet --no-cache --offline"
+    install = (
+        "pip install --no-index --find-links /run/lent/wheels --require-hashes --no-deps --link-mode copy"
+    )
+    script = (
+        f"{uv} venv --python /usr/bin/python3 /opt/clusterctl\n"
+        f"{uv} {install} --python /opt/clusterctl/bin/python -r /run/lent/runtime.lock\n"
+    )
+    subprocess.run([*argv, "--", "/bin/sh", "-ec", script], check=True, stdin=subprocess.DEVNULL)
+
+
+if __name__ == "__main__":
+    place = Path(sys.argv[1])
+    try:
+        make(place, Path(sys.argv[2]))
+    except BaseException:
+        shutil.rmtree(place, ignore_errors=True)
+        raise
