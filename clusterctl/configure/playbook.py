@@ -52,9 +52,12 @@ def run_playbook(run: PlaybookRun, progress: Callable[[Progress], None]) -> Reca
     Raises:
         ConfigureError: a task failed, a host was not reached, or Ansible itself could not run.
     """
-    # Beside the log: were we killed, it would go with the cluster's folder.
-    with tempfile.TemporaryDirectory(prefix=".ansible-", dir=run.log.parent) as private:
-        config = _config(run, Path(private))
+    # Beside the log: were we killed, it would go with the cluster's folder. Sockets need a short path.
+    with (
+        tempfile.TemporaryDirectory(prefix=".ansible-", dir=run.log.parent) as private,
+        tempfile.TemporaryDirectory(prefix="clusterctl-") as sockets,
+    ):
+        config = _config(run, Path(private), sockets)
         events = _Events(run.log, progress)
         try:
             rc = _drive(config, events)
@@ -139,12 +142,12 @@ def _end(thread: threading.Thread, pid: int | None) -> None:
         thread.join(_PATIENCE_S)
 
 
-def _config(run: PlaybookRun, private: Path) -> RunnerConfig:
+def _config(run: PlaybookRun, private: Path, sockets: str) -> RunnerConfig:
     (private / "env").mkdir()
     (private / "env/settings").write_text(
         json.dumps({"pexpect_timeout": _POLL_S, "suppress_output_file": True})
     )
-    ours = _environment(private)
+    ours = {**_environment(private), "TMPDIR": sockets}
     config = RunnerConfig(
         private_data_dir=str(private),
         playbook=str(asset("ansible") / run.playbook),

@@ -6,8 +6,9 @@ import os
 import signal
 import subprocess
 import sys
+import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -109,32 +110,50 @@ def test_an_error_in_the_callers_progress_ends_ansible(
     assert not processes_with(str(inventory))
 
 
+@pytest.fixture
+def short_tmp() -> Iterator[Path]:
+    """A folder for temporary files of its own, with a path short enough for sockets."""
+    with tempfile.TemporaryDirectory(prefix="t-", dir="/tmp") as folder:
+        yield Path(folder)
+
+
 @pytest.mark.parametrize("ending", [signal.SIGINT, signal.SIGKILL])
 def test_nothing_runs_on_when_clusterctl_ends(
-    local_inventory: WriteInventory, tmp_path: Path, ending: signal.Signals
+    local_inventory: WriteInventory, tmp_path: Path, short_tmp: Path, ending: signal.Signals
 ) -> None:
     inventory = local_inventory("one", never=tmp_path / "never")
+    end_one_that_waits(inventory, ending, short_tmp)
+    wait_until(lambda: not processes_with(str(inventory)))
+
+
+def test_an_interrupt_leaves_only_the_log(
+    local_inventory: WriteInventory, tmp_path: Path, short_tmp: Path
+) -> None:
+    inventory = local_inventory("one", never=tmp_path / "never")
+    end_one_that_waits(inventory, signal.SIGINT, short_tmp)
+    assert list(short_tmp.iterdir()) == []
+    assert {path.name for path in tmp_path.iterdir()} == {inventory.name, "log"}
+
+
+def end_one_that_waits(inventory: Path, ending: signal.Signals, temporary: Path) -> None:
+    """Run a playbook in a process of its own and send that a signal while a task waits."""
+    log = inventory.parent / "log"
     program = (
         "import sys\nfrom pathlib import Path\n"
         "from clusterctl.configure.playbook import PlaybookRun, run_playbook\n"
         "run = PlaybookRun(sys.argv[1], Path(sys.argv[2]), 1, Path(sys.argv[3]))\n"
         "run_playbook(run, lambda p: print(p, flush=True))\n"
     )
-    argv = [
-        sys.executable,
-        "-c",
-        program,
-        str(PLAYBOOKS / "forever.yml"),
-        str(inventory),
-        str(tmp_path / "log"),
-    ]
-    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    argv = [sys.executable, "-c", program, str(PLAYBOOKS / "forever.yml"), str(inventory), str(log)]
+    env = {**os.environ, "TMPDIR": str(temporary)}
+    with subprocess.Popen(
+        argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=env
+    ) as process:
         assert process.stdout
         assert "Begin" in process.stdout.readline()
-        wait_until(lambda: "Wait" in (tmp_path / "log").read_text())
+        wait_until(lambda: "Wait" in log.read_text())
         os.kill(process.pid, ending)
         process.communicate(timeout=30)
-    wait_until(lambda: not processes_with(str(inventory)))
 
 
 def processes_with(*words: str) -> list[str]:
