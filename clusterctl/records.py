@@ -120,12 +120,14 @@ class Skipped(_Stored):
 class RunRecord(_Stored):
     """A collected run: the folder ``directory`` and what run.json in it says.
 
+    ``token`` tells it from a job of the same number on a cluster that had the same name before.
     ``state`` is Slurm's word; with an array, that of the worst task. ``final`` is False for a snapshot of a
     job that was still going on. Times are Unix seconds; ``elapsed_s`` goes from the first start to the last
     end.
     """
 
     version: int = 1
+    token: str
     cluster: str
     job_id: str
     name: str

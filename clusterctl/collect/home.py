@@ -10,6 +10,7 @@ import shutil
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -57,7 +58,7 @@ def collect(
     failed: list[tuple[JobEntry, CollectError]] = []
     for entry in dict.fromkeys(entries):
         try:
-            runs.append(_one(session, entry, out, again=bool(ids)))
+            runs.append(_one(session, entry, out))
         except CollectError as exc:
             failed.append((entry, exc))
     if len(failed) == 1 and len(runs) == 0:
@@ -122,14 +123,13 @@ def _entry(session: Session, job_id: str) -> JobEntry:
     return session.ledger.add(entry)  # submitted from elsewhere; from now on it is known here too
 
 
-def _one(session: Session, entry: JobEntry, out: Path, *, again: bool) -> RunRecord:
+def _one(session: Session, entry: JobEntry, out: Path) -> RunRecord:
     """Bring one run home, or find that it is there."""
     if entry.run_dir is not None and entry.run_state not in _GOING_ON:
         with suppress(CollectError):  # moved or removed by the user, who asks for it again
             return RunRecord.load(Path(entry.run_dir))
-        assert again, "only runs that are out, or asked for by id, come here"  # noqa: S101
     job_id = entry.job_id or ""
-    final = (out / f"{session.spec.name}-{job_id}-{entry.name}").absolute()
+    final = _place(out.absolute(), f"{session.spec.name}-{job_id}-{entry.name}", entry.token)
     jobs = session.slurm.jobs([job_id])
     if not jobs or entry.remote_dir is None:
         raise CollectError(f"Slurm does not know job {job_id} any more", fix="look at `sacct` on the cluster")
@@ -146,6 +146,21 @@ def _one(session: Session, entry: JobEntry, out: Path, *, again: bool) -> RunRec
         ) from exc
     session.ledger.update(entry, run_dir=str(final), run_state=record.state, state=record.state)
     return record.model_copy(update={"directory": final})
+
+
+def _place(out: Path, name: str, token: str) -> Path:
+    """Where a run goes. What stands there already is left alone, unless it is a snapshot of this very run.
+
+    Job numbers begin at 1 again when a cluster is raised anew under its name.
+    """
+    for number in count(1):
+        path = out / (name if number == 1 else f"{name}-{number}")
+        if not os.path.lexists(path):
+            return path
+        with suppress(CollectError):
+            if RunRecord.load(path).token == token:
+                return path
+    raise AssertionError("count never ends")
 
 
 @contextmanager
@@ -196,6 +211,7 @@ def _record(session: Session, entry: JobEntry, jobs: Sequence[JobInfo], manifest
     ended = all(job.ended for job in jobs)
     start, end = min(starts, default=None), max(ends, default=None) if ended else None
     return RunRecord(
+        token=entry.token,
         cluster=session.spec.name,
         job_id=str(head.job_id),
         name=entry.name,

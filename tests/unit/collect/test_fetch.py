@@ -1,0 +1,380 @@
+"""Fetching a folder: hostile names, links, lies, changes under way, and going on after a break."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import socket
+import struct
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clusterctl.collect.fetch import fetch_tree
+from clusterctl.collect.manifest import parse_manifest, shown_path
+from clusterctl.errors import CollectError, UnreachableError
+from clusterctl.transport.base import Result
+from clusterctl.transport.local import LocalTransport
+
+LOCAL = LocalTransport()
+HOSTILE_NAMES = [
+    b" ",
+    b"-rf",
+    b"--",
+    b"a b",
+    b"$(id)",
+    b"`id`",
+    b"'",
+    b'"',
+    b"\\",
+    b"new\nline",
+    b"tab\t",
+    b"\x1b[31mred",
+    b"\x07",
+    b"\xff\xfe not utf-8",
+    "é\u202e".encode(),
+    b"*",
+    b"~",
+    b"...",
+    b"..a",
+    b"a" * 255,
+]
+
+
+@pytest.fixture
+def remote(tmp_path: Path) -> Path:
+    folder = tmp_path / "remote folder's"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    return tmp_path / "work" / "tree"
+
+
+def fetch(remote: Path, tree: Path, transport: LocalTransport = LOCAL, *, still_changing: bool = False):
+    return fetch_tree(transport, str(remote), tree, still_changing=still_changing)
+
+
+def content(folder: Path) -> dict[bytes, bytes]:
+    """Relative path -> content of all that is below, links included as what they are."""
+    found = {}
+    for path in folder.rglob("*"):
+        name = os.fsencode(path.relative_to(folder))
+        if path.is_symlink():
+            found[name] = b"link"
+        elif path.is_file():
+            found[name] = path.read_bytes()
+    return found
+
+
+def test_hostile_names_survive(remote, tree):
+    below = remote / "a folder" / "$x"
+    below.mkdir(parents=True)
+    for number, name in enumerate(HOSTILE_NAMES):
+        (remote / os.fsdecode(name)).write_text(str(number))
+        (below / os.fsdecode(name)).write_text(str(number))
+    fetch(remote, tree)
+    assert content(tree) == content(remote)
+    assert len(content(tree)) == 2 * len(HOSTILE_NAMES)
+
+
+def test_nothing_but_files_is_fetched_and_all_else_is_named(remote, tree, tmp_path, monkeypatch):
+    secret = tmp_path / "secret"
+    secret.mkdir()
+    (secret / "key").write_text("secret")
+    (remote / "file-link").symlink_to(secret / "key")
+    (remote / "folder-link").symlink_to(secret)
+    (remote / "dangling").symlink_to("/nowhere")
+    os.mkfifo(remote / "pipe")
+    with socket.socket(socket.AF_UNIX) as sock:
+        monkeypatch.chdir(remote)  # a socket's path may have at most 108 bytes
+        sock.bind("socket")
+    (remote / "plain").write_text("x")
+    manifest = fetch(remote, tree)
+    assert content(tree) == {b"plain": b"x"}
+    assert {skipped.path: skipped.reason for skipped in manifest.skipped} == {
+        "file-link": "a symbolic link",
+        "folder-link": "a symbolic link",
+        "dangling": "a symbolic link",
+        "pipe": "a named pipe",
+        "socket": "a socket",
+    }
+
+
+def test_checkpoints_stay(remote, tree):
+    for name in ("checkpoint", "checkpoints", "ckpt-1", "Checkpoint_2", "sub/ckpt"):
+        (remote / name).mkdir(parents=True)
+        (remote / name / "big").write_text("x")
+    (remote / "checkpoint.txt").write_text("kept")
+    manifest = fetch(remote, tree)
+    assert content(tree) == {b"checkpoint.txt": b"kept"}
+    assert len(manifest.skipped) == 5
+
+
+def test_modes_are_not_taken_over(remote, tree):
+    (remote / "suid").write_text("x")
+    (remote / "suid").chmod(0o6777)
+    fetch(remote, tree)
+    assert (tree / "suid").stat().st_mode & 0o7133 == 0
+
+
+def test_hard_links_become_two_files(remote, tree):
+    (remote / "a").write_text("x")
+    os.link(remote / "a", remote / "b")
+    fetch(remote, tree)
+    assert content(tree) == {b"a": b"x", b"b": b"x"}
+    assert (tree / "a").stat().st_ino != (tree / "b").stat().st_ino
+
+
+def test_names_that_clusterctl_writes_itself(remote, tree):
+    for name in ("run.json", "SHA256SUMS", "report.html"):
+        (remote / name).write_text("the job's")
+    (remote / "sub").mkdir()
+    (remote / "sub" / "run.json").write_text("below")
+    fetch(remote, tree)
+    assert content(tree) == {
+        b"run.json.from-job": b"the job's",
+        b"SHA256SUMS.from-job": b"the job's",
+        b"report.html.from-job": b"the job's",
+        b"sub/run.json": b"below",
+    }
+
+
+def test_empty_and_large_files(remote, tree):
+    (remote / "empty").touch()
+    (remote / "large").write_bytes(os.urandom(5 << 20))
+    fetch(remote, tree)
+    assert content(tree) == content(remote)
+
+
+def test_more_files_than_one_command_takes(remote, tree):
+    for number in range(1500):
+        (remote / f"{number:0200}").write_text(str(number))
+    fetch(remote, tree)
+    assert content(tree) == content(remote)
+
+
+class Breaking(LocalTransport):
+    """The connection breaks after some bytes, once; it counts the bytes that were sent in all."""
+
+    def __init__(self, after: int) -> None:
+        self.after = after
+        self.sent = 0
+
+    def stream(self, argv):
+        for piece in super().stream(argv):
+            part = piece[: self.after] if self.after else piece
+            self.sent += len(part)
+            yield part
+            if self.after:
+                self.after -= len(part)
+                if not self.after:
+                    raise UnreachableError("the connection broke")
+
+
+def test_after_a_break_only_the_rest_is_fetched(remote, tree):
+    for number in range(10):
+        (remote / f"{number}").write_bytes(os.urandom(100_000))
+    transport = Breaking(750_000)
+    with pytest.raises(UnreachableError):
+        fetch(remote, tree, transport)
+    arrived = content(tree)
+    assert 0 < len(arrived) < 10
+    assert arrived.items() <= content(remote).items()  # what is there is whole
+    transport.sent = 0
+    fetch(remote, tree, transport)
+    assert content(tree) == content(remote)
+    assert transport.sent < (10 - len(arrived) + 1) * 100_000
+
+
+def test_what_was_damaged_or_is_gone_meanwhile(remote, tree):
+    (remote / "a").write_text("right")
+    (remote / "b").write_text("soon gone")
+    fetch(remote, tree)
+    (tree / "a").write_text("wrong")
+    (tree / "sub").mkdir()
+    (tree / "sub" / "stray").write_text("x")
+    (tree / "stray-link").symlink_to("/etc")
+    (remote / "b").unlink()
+    fetch(remote, tree)
+    assert content(tree) == {b"a": b"right"}
+    assert not (tree / "sub").exists()
+
+
+def test_a_link_in_the_way_is_replaced_not_followed(remote, tree, tmp_path):
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (remote / "sub").mkdir()
+    (remote / "sub" / "a").write_text("x")
+    (remote / "b").write_text("y")
+    tree.mkdir(parents=True)
+    (tree / "sub").symlink_to(outside)
+    (tree / "b").symlink_to(outside / "b")
+    fetch(remote, tree)
+    assert content(tree) == {b"sub/a": b"x", b"b": b"y"}
+    assert not (tree / "sub").is_symlink()
+    assert list(outside.iterdir()) == []
+
+
+class Changing(LocalTransport):
+    """Does something to the folder between the list and the files, a number of times."""
+
+    def __init__(self, change, times: int = 1) -> None:
+        self._change = change
+        self._times = times
+
+    def stream(self, argv):
+        if self._times:
+            self._times -= 1
+            self._change()
+        return super().stream(argv)
+
+
+def test_a_log_that_grows_is_taken_as_long_as_it_was(remote, tree):
+    log = remote / "stdout.log"
+    log.write_text("one\n")
+
+    def grow() -> None:
+        with log.open("a") as file:
+            file.write("two\n")
+
+    fetch(remote, tree, Changing(grow, times=100), still_changing=True)
+    assert content(tree) == {b"stdout.log": b"one\n"}
+
+
+@pytest.mark.parametrize("change", ["other", "sho", None])
+def test_a_file_that_changed_meanwhile_is_read_again(remote, tree, change):
+    file = remote / "a"
+    file.write_text("first")
+    (remote / "b").write_text("stays")
+
+    def alter() -> None:
+        file.unlink()
+        if change is not None:
+            file.write_text(change)
+
+    fetch(remote, tree, Changing(alter))
+    assert content(tree) == content(remote)
+
+
+def test_a_file_that_never_holds_still(remote, tree):
+    file = remote / "a"
+    file.write_text("0")
+    (remote / "b").write_text("stays")
+
+    def alter() -> None:
+        file.write_text(str(int(file.read_text()) + 1))
+
+    with pytest.raises(CollectError, match="keep changing"):
+        fetch(remote, tree, Changing(alter, times=100))
+    manifest = fetch(remote, tree, Changing(alter, times=100), still_changing=True)
+    assert content(tree) == {b"b": b"stays"}
+    assert [(s.path, s.reason) for s in manifest.skipped] == [("a", "it changed while it was read")]
+
+
+def row(path: bytes, data: bytes = b"x", **fields) -> str:
+    told = {
+        "path": base64.b64encode(path).decode(),
+        "size": len(data),
+        "mtime": 0,
+        "sha256": hashlib.sha256(data).hexdigest(),
+    }
+    return json.dumps(told | fields) + "\n"
+
+
+class Lying(LocalTransport):
+    """A cluster that says and sends what it likes."""
+
+    def __init__(self, listing: str, sent: bytes) -> None:
+        self._listing = listing
+        self._sent = sent
+
+    def run(self, *_argv, **_options) -> Result:
+        return Result(0, self._listing, "")
+
+    def stream(self, *_argv):
+        yield self._sent
+
+
+@pytest.mark.parametrize(
+    "path",
+    [b"/etc/passwd", b"../x", b"a/../../x", b"a/..", b".", b"", b"a//b", b"a/", b"a\0b", b"./a", b"b" * 256],
+)
+def test_paths_that_lead_elsewhere_are_refused(path, remote, tree):
+    with pytest.raises(CollectError, match="makes no sense") as caught:
+        fetch(remote, tree, Lying(row(path), b""))
+    assert caught.value.why.isprintable()
+    assert content(tree) == {}
+
+
+@pytest.mark.parametrize(
+    "listing",
+    [
+        row(b"a") + row(b"a"),
+        row(b"a") + row(b"a/b"),
+        row(b"run.json") + row(b"run.json.from-job"),
+        row(b"a", size=-1),
+        row(b"a", sha256="../../x"),
+        row(b"a", size="many"),
+        '{"path": "not base64!"}\n',
+        "[]\n",
+        "\x1b[31m\n",
+    ],
+)
+def test_listings_that_contradict_themselves_are_refused(listing, remote, tree):
+    with pytest.raises(CollectError, match="makes no sense"):
+        fetch(remote, tree, Lying(listing, b""))
+
+
+def header(size: int) -> bytes:
+    return struct.pack(">q", size)
+
+
+@pytest.mark.parametrize(
+    ("sent", "message"),
+    [
+        (header(1) + b"x" + b"more", "other data than it said"),
+        (header(10**12) + b"x", "other data than it said"),
+        (header(-2), "other data than it said"),
+        (header(1), "less than it said"),
+        (b"", "less than it said"),
+        (header(1)[:4], "less than it said"),
+    ],
+)
+def test_a_cluster_that_sends_other_than_it_said(sent, message, remote, tree):
+    with pytest.raises(CollectError, match=message):
+        fetch(remote, tree, Lying(row(b"a"), sent))
+
+
+def test_a_wrong_content_is_never_taken(remote, tree):
+    with pytest.raises(CollectError, match="keep changing"):
+        fetch(remote, tree, Lying(row(b"a"), header(1) + b"y"))
+    assert content(tree) == {}
+
+
+def test_a_run_that_does_not_fit_the_disk(remote, tree):
+    with pytest.raises(CollectError, match="MiB are free"):
+        fetch(remote, tree, Lying(row(b"a", size=10**18), b""))
+
+
+def test_a_folder_that_is_not_there(remote, tree):
+    manifest = fetch(remote / "gone", tree)
+    assert (manifest.files, len(manifest.skipped)) == ({}, 1)
+
+
+@given(st.binary(min_size=1, max_size=40))
+def test_no_path_gets_out_of_the_folder(path):
+    try:
+        manifest = parse_manifest(row(path), "/f")
+    except CollectError:
+        return
+    (file,) = manifest.files.values()
+    place = os.path.normpath(b"/out/tree/" + file.local)
+    assert place == b"/out/tree/" + file.local
+    assert shown_path(path).isprintable()

@@ -1,0 +1,311 @@
+"""A run on disk: whole or not at all, once, and checked."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from clusterctl import jobs
+from clusterctl.collect import collect, uncollected
+from clusterctl.errors import CollectError, UnreachableError, UsageError
+from clusterctl.records import JobEntry, Ledger, RunRecord
+from clusterctl.slurm.access import Session
+from clusterctl.slurm.client import SlurmClient
+from clusterctl.spec import JobSpec
+from clusterctl.workspace import Workspace
+from tests.unit.slurm.cluster import Nearby, PlayedCluster
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "runs"
+
+
+def submitted(session: Session, folder: Path, body: str, name: str = "mine") -> str:
+    script = folder / "job.sh"
+    script.write_text(f"#!/bin/bash\n{body}\n")
+    return jobs.submit(session, JobSpec(name=name, script=script)).job_id
+
+
+def finished(session: Session, cluster: PlayedCluster, folder: Path, body: str, name: str = "mine") -> str:
+    job_id = submitted(session, folder, body, name)
+    cluster.wait_until_ended(job_id)
+    return job_id
+
+
+def until_it_wrote(session: Session, cluster: PlayedCluster, job_id: str) -> None:
+    entry = cluster.ledger.find(job_id)
+    assert entry is not None
+    for _ in range(200):
+        log = Path(str(entry.remote_dir)) / "stdout.log"
+        if log.exists() and log.stat().st_size:
+            return
+        time.sleep(0.05)
+    raise AssertionError("the job wrote nothing")
+
+
+TELEMETRY = r"""mkdir -p telemetry
+echo '{"kind": "host", "time": 1.5, "host": "n1", "versions": {"python": "3.11.2"}}' >telemetry/n1.jsonl
+echo 'not json' >telemetry/n2.jsonl
+"""
+
+
+def test_what_a_run_holds(session, cluster, tmp_path, out):
+    job_id = finished(session, cluster, tmp_path, f"echo hello; echo '{{}}' >metrics.jsonl; {TELEMETRY}")
+    (run,) = collect(session, [job_id], out=out)
+    assert run.directory == out / f"demo-{job_id}-mine"
+    assert {str(p.relative_to(run.directory)) for p in run.directory.rglob("*") if p.is_file()} == {
+        "run.json",
+        "job.sbatch",
+        "job.sh",
+        "spec.yaml",
+        "stdout.log",
+        "stderr.log",
+        "metrics.jsonl",
+        "telemetry/n1.jsonl",
+        "telemetry/n2.jsonl",
+        "sacct.json",
+        "environment.json",
+        "SHA256SUMS",
+    }
+    assert (run.directory / "stdout.log").read_text() == "hello\n"
+    assert (run.state, run.final, run.user, run.nodes) == ("COMPLETED", True, "hpc", ("n1",))
+    assert run.elapsed_s is not None
+    assert json.loads((run.directory / "sacct.json").read_text())["jobs"][0]["job_id"] == int(job_id)
+
+
+def test_the_environment_has_the_clients_facts_and_the_hosts(session, cluster, tmp_path, out):
+    job_id = finished(session, cluster, tmp_path, TELEMETRY)
+    (run,) = collect(session, [job_id], out=out)
+    told = json.loads((run.directory / "environment.json").read_text())
+    assert told["client"]["job"]["name"] == "mine"
+    assert told["slurm"] == "22.05.8"
+    assert told["hosts"] == {"n1": {"host": "n1", "versions": {"python": "3.11.2"}}}
+
+
+def test_the_sums_hold_for_sha256sum(session, cluster, tmp_path, out):
+    job_id = finished(session, cluster, tmp_path, r"touch $'new\nline' 'back\slash' $'\xff'; echo x >'a b'")
+    (run,) = collect(session, [job_id], out=out)
+    check = ["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"]
+    subprocess.run(check, cwd=run.directory, check=True)
+    listed = len((run.directory / "SHA256SUMS").read_bytes().splitlines())
+    assert listed == sum(1 for p in run.directory.rglob("*") if p.is_file()) - 1
+    (run.directory / "a b").write_text("y\n")
+    assert subprocess.run(check, cwd=run.directory, check=False, capture_output=True).returncode == 1
+
+
+def test_the_record_reads_back(session, cluster, tmp_path, out):
+    job_id = finished(session, cluster, tmp_path, "exit 3")
+    (run,) = collect(session, [job_id], out=out)
+    assert RunRecord.load(run.directory) == run
+    assert (run.state, run.tasks[0].exit_code) == ("FAILED", 3)
+
+
+def test_a_record_of_a_later_version_reads_too(session, cluster, tmp_path, out):
+    job_id = finished(session, cluster, tmp_path, "true")
+    (run,) = collect(session, [job_id], out=out)
+    path = run.directory / "run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"something_new": 1}))
+    assert RunRecord.load(run.directory) == run
+
+
+@pytest.mark.parametrize("text", [None, "", "[]", "{}", '{"version": 1'])
+def test_what_is_no_run(tmp_path, text):
+    if text is not None:
+        (tmp_path / "run.json").write_text(text)
+    with pytest.raises(CollectError, match="is not a collected run"):
+        RunRecord.load(tmp_path)
+
+
+def test_collecting_twice_changes_nothing(session, cluster, tmp_path, out):
+    job_id = finished(session, cluster, tmp_path, "echo hello")
+    (first,) = collect(session, [job_id], out=out)
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    assert collect(session, [job_id], out=out) == (first,)
+    assert collect(session, out=out) == ()
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
+
+
+def test_by_default_all_that_is_out_comes_home(session, cluster, tmp_path, out):
+    ids = [finished(session, cluster, tmp_path, "true", name) for name in ("a", "b")]
+    collect(session, ids[:1], out=out)
+    assert [run.job_id for run in collect(session, out=out)] == ids[1:]
+    assert sorted(path.name for path in out.iterdir()) == ["demo-1-a", "demo-2-b"]
+
+
+def test_a_run_that_the_user_removed_comes_again_only_when_asked_for(session, cluster, tmp_path, out):
+    job_id = finished(session, cluster, tmp_path, "true")
+    (run,) = collect(session, [job_id], out=out)
+    run.directory.rename(tmp_path / "elsewhere")
+    assert collect(session, out=out) == ()
+    (again,) = collect(session, [job_id], out=out)
+    assert again.directory.is_dir()
+
+
+@pytest.mark.parametrize("what", ["run", "folder", "file"])
+def test_what_stands_in_the_place_of_a_run_is_left_alone(session, cluster, tmp_path, out, what):
+    job_id = finished(session, cluster, tmp_path, "echo mine")
+    place = out / f"demo-{job_id}-mine"
+    if what == "file":
+        out.mkdir()
+        place.write_text("theirs")
+    else:
+        place.mkdir(parents=True)
+        (place / "stdout.log").write_text("theirs")
+    if what == "run":  # of a cluster that had this name before
+        (run,) = collect(session, [job_id], out=tmp_path / "elsewhere")
+        (place / "run.json").write_text(run.model_copy(update={"token": "another"}).as_json())
+        (tmp_path / "elsewhere" / place.name).rename(tmp_path / "moved")
+    (run,) = collect(session, [job_id], out=out)
+    assert run.directory == out / f"demo-{job_id}-mine-2"
+    assert (run.directory / "stdout.log").read_text() == "mine\n"
+    assert (place if what == "file" else place / "stdout.log").read_text() == "theirs"
+
+
+def test_a_snapshot_is_replaced_when_the_job_is_over(session, cluster, tmp_path, out):
+    job_id = submitted(session, tmp_path, "echo early; until [[ -e go ]]; do sleep 0.05; done; echo late")
+    until_it_wrote(session, cluster, job_id)
+    (snapshot,) = collect(session, [job_id], out=out)
+    assert (snapshot.state, snapshot.final, snapshot.end_time, snapshot.elapsed_s) == (
+        "RUNNING",
+        False,
+        None,
+        None,
+    )
+    assert (snapshot.directory / "stdout.log").read_text() == "early\n"
+    (Path(snapshot.remote_dir) / "go").touch()
+    cluster.wait_until_ended(job_id)
+    (run,) = collect(session, out=out)
+    assert (run.state, run.final, run.directory) == ("COMPLETED", True, snapshot.directory)
+    assert (run.directory / "stdout.log").read_text() == "early\nlate\n"
+    assert [path.name for path in out.iterdir()] == [run.directory.name]
+
+
+class Dropping(Nearby):
+    """Loses the connection at the n-th command."""
+
+    def __init__(self, payload: Path, at: int) -> None:
+        super().__init__(payload)
+        self._left = at
+
+    def _count(self) -> None:
+        self._left -= 1
+        if self._left == 0:
+            raise UnreachableError("the connection broke")
+
+    def run(self, argv, **options):
+        self._count()
+        return super().run(argv, **options)
+
+    def stream(self, argv):
+        self._count()
+        return super().stream(argv)
+
+
+def test_there_is_never_half_a_run(session, cluster, tmp_path, out):
+    job_id = finished(session, cluster, tmp_path, TELEMETRY)
+    for at in range(1, 50):
+        transport = Dropping(cluster.payload, at)
+        shaky = Session(session.spec, SlurmClient(transport, patience_s=0), cluster.ledger)
+        try:
+            collect(shaky, [job_id], out=out)
+        except UnreachableError:
+            assert not (out / f"demo-{job_id}-mine").exists()
+            assert cluster.ledger.find(job_id).run_dir is None
+        else:
+            break
+    assert at > 4  # it was interrupted at each command in turn
+    assert RunRecord.load(out / f"demo-{job_id}-mine").final
+    assert [path.name for path in out.iterdir()] == [f"demo-{job_id}-mine"]
+
+
+def test_one_run_that_fails_does_not_hold_up_the_others(session, cluster, tmp_path, out):
+    ids = [finished(session, cluster, tmp_path, "true", name) for name in ("a", "b", "c")]
+    out.mkdir()
+    (out / ".demo-2-b.incomplete").write_text("in the way")
+    with pytest.raises(CollectError, match="1 of 3 runs") as caught:
+        collect(session, ids, out=out)
+    assert "job 2" in caught.value.failures[0].cause
+    assert sorted(path.name for path in out.iterdir() if path.is_dir()) == ["demo-1-a", "demo-3-c"]
+    (out / ".demo-2-b.incomplete").unlink()
+    assert [run.job_id for run in collect(session, out=out)] == ["2"]
+
+
+def test_two_collects_of_one_run_do_not_meet(session, cluster, tmp_path, out):
+    job_id = finished(session, cluster, tmp_path, "true")
+    work = out / f".demo-{job_id}-mine.incomplete"
+    work.mkdir(parents=True)
+    with (work / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(CollectError, match="by another clusterctl"):
+            collect(session, [job_id], out=out)
+    assert collect(session, [job_id], out=out)
+
+
+def test_a_folder_that_can_not_be_written(session, cluster, tmp_path):
+    job_id = finished(session, cluster, tmp_path, "true")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CollectError, match="can't be written") as caught:
+        collect(session, [job_id], out=tmp_path / "file" / "runs")
+    assert "--out" in caught.value.fix
+
+
+def test_jobs_of_others_are_not_collected(session, cluster, tmp_path, out):
+    with pytest.raises(CollectError, match="does not know job 77"):
+        collect(session, ["77"], out=out)
+    with pytest.raises(UsageError):
+        collect(session, ["../x"], out=out)
+    job_id = finished(session, cluster, tmp_path, "true")
+    with cluster.state() as state:
+        state["jobs"]["500"] = state["jobs"][job_id] | {"comment": "mine"}
+    with pytest.raises(CollectError, match="not submitted by clusterctl"):
+        collect(session, ["500"], out=out)
+
+
+def test_a_job_of_another_workspace_is_collected_by_its_id(session, cluster, tmp_path, out):
+    job_id = finished(session, cluster, tmp_path, "true")
+    cluster.change(job_id, name="../../hostile\x1b name")
+    elsewhere = Session(session.spec, session.slurm, Ledger(tmp_path / "other.jsonl"))
+    (run,) = collect(elsewhere, [job_id], out=out)
+    assert run.directory.parent == out
+    assert run.directory.name == f"demo-{job_id}-.._.._hostile__name"
+
+
+def test_a_task_stands_for_its_array(session, cluster, tmp_path, out):
+    job_id = finished(session, cluster, tmp_path, "true")
+    (run,) = collect(session, [f"{job_id}_3"], out=out)
+    assert run.job_id == job_id
+
+
+def entry(token: str, **fields) -> JobEntry:
+    return JobEntry(token=token, name="n", user="u", submitted_at=0.0, **fields)
+
+
+def test_what_is_not_home(tmp_path):
+    workspace = Workspace(tmp_path)
+    ledger = Ledger(workspace.jobs)
+    assert uncollected(workspace) == ()
+    ledger.add(entry("never-answered"))
+    ledger.add(entry("refused", refused=True))
+    ledger.add(entry("out", job_id="1"))
+    ledger.add(entry("snapshot", job_id="2", run_dir="/r", run_state="RUNNING"))
+    ledger.add(entry("home", job_id="3", run_dir="/r", run_state="FAILED"))
+    assert [e.token for e in uncollected(workspace)] == ["never-answered", "out", "snapshot"]
+
+
+def test_the_ledger_survives_a_torn_line(tmp_path):
+    ledger = Ledger(tmp_path / "jobs.jsonl")
+    ledger.add(entry("a", job_id="1"))
+    with (tmp_path / "jobs.jsonl").open("a") as file:
+        file.write('{"token": "b", "na')
+    assert [e.token for e in ledger.entries()] == ["a"]
+
+
+def test_the_ledger_is_for_this_user_only(tmp_path):
+    Ledger(tmp_path / "jobs.jsonl").add(entry("a"))
+    assert (tmp_path / "jobs.jsonl").stat().st_mode & 0o777 == 0o600
