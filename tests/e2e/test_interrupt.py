@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import os
 import signal
-import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 
-from tests.support.residue import Machine, look_as_root
 from tests.support.verbs import SCRIPT, Clusterctl
 
 pytestmark = pytest.mark.e2e
@@ -33,34 +32,39 @@ def interrupted(clusterctl: Clusterctl, phase: str, number: signal.Signals) -> t
     # A test run in the background of a shell has Ctrl-C ignored, and would hand that on.
     env = Clusterctl(clusterctl.home, clusterctl.cwd, clusterctl.environ, Path("/usr/bin/env"))
     process = env.start("--default-signal=INT", SCRIPT, "up")
-    said = ""
     assert process.stderr is not None
-    for line in process.stderr:
-        said += line
-        if line.rstrip().endswith(f"s] {phase}"):
-            break
-    assert process.poll() is None, said
-    # Somewhere within the phase: wherever that is, the outcome is the same.
-    assert running_on(clusterctl.home), "we would not see what is left at work"
-    os.killpg(process.pid, number)
     try:
+        said = ""
+        for line in process.stderr:
+            said += line
+            if line.rstrip().endswith(f"s] {phase}"):
+                break
+        # Somewhere within the phase: wherever that is, the outcome is the same.
+        assert at_work(clusterctl.home), said
+        os.killpg(process.pid, number)
         _, rest = process.communicate(timeout=120)
-    except subprocess.TimeoutExpired:
-        os.killpg(process.pid, signal.SIGKILL)
-        raise
+    finally:
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.communicate()
     return process.returncode, said + rest
 
 
-def running_on(home: Path) -> list[str]:
-    """Processes of that home's clusterctl that are not the nodes themselves."""
-    found = (line for line in look_as_root(Machine(home)) if line.startswith("process "))
-    told = [line for line in found if f"{home}" in line and "systemd-nspawn" not in line]
-    return [line for line in told if " (in /" not in line]
+def at_work(home: Path) -> list[str]:
+    """Processes of that home's clusterctl, by their environment or arguments. The nodes have neither."""
+    found = []
+    for proc in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended, or is somebody else's
+            argv = (proc / "cmdline").read_bytes()
+            environ = (proc / "environ").read_bytes().split(b"\0")
+            if os.fsencode(home) in argv or b"CLUSTERCTL_HOME=" + os.fsencode(home) in environ:
+                found.append(f"{proc.name}: {argv.replace(bytes(1), b' ').decode(errors='replace')}")
+    return found
 
 
 def eventually_none(home: Path, *, patience_s: float = 20) -> list[str]:
     deadline = time.monotonic() + patience_s
-    while (left := running_on(home)) and time.monotonic() < deadline:
+    while (left := at_work(home)) and time.monotonic() < deadline:
         time.sleep(0.5)
     return left
 
@@ -73,14 +77,14 @@ def test_ctrl_c_ends_up_cleanly(clusterctl: Clusterctl, spec: Path, phase: str) 
     assert "`clusterctl up` goes on from here" in said
     assert "Traceback" not in said
     assert "error" not in said
-    assert running_on(clusterctl.home) == []
+    assert at_work(clusterctl.home) == []
 
 
 def test_kill_ends_it_as_cleanly(clusterctl: Clusterctl, spec: Path) -> None:
     code, said = interrupted(clusterctl, "configure", signal.SIGTERM)
     assert code == 128 + signal.SIGTERM, said
     assert "Traceback" not in said
-    assert running_on(clusterctl.home) == []
+    assert at_work(clusterctl.home) == []
 
 
 def test_even_a_sudden_death_leaves_nothing_at_work(clusterctl: Clusterctl, spec: Path) -> None:
