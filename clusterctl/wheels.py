@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 from clusterctl.errors import MachineError
@@ -24,18 +25,43 @@ def wheelhouse(lock: Path) -> Path:
     """A folder with every wheel of a hash-locked requirements file; downloaded once.
 
     Raises:
-        MachineError: the package index could not be reached, or has no wheel for the nodes.
+        MachineError: the package index is out of reach or has no wheel for the nodes, or there is no room.
     """
     folder = cache_home() / f"wheels-{digest(lock.read_bytes(), NODE_PYTHON, _ARCH)}"
     if folder.is_dir():
         return folder
-    partial = folder.with_name(f".{folder.name}.{os.getpid()}")
+    try:
+        folder.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".wheels-") as partial:
+            _download(lock, Path(partial) / "wheels")
+            _publish(Path(partial) / "wheels", folder)
+    except OSError as exc:
+        raise MachineError(
+            "the cache of downloads can't be written",
+            where=str(folder.parent),
+            why=exc.strerror or str(exc),
+            fix="make it writable, or set XDG_CACHE_HOME to a folder that is",
+        ) from exc
+    return folder
+
+
+def _download(lock: Path, folder: Path) -> None:
     platforms = [f"manylinux_2_{minor}_{_ARCH}" for minor in range(NODE_GLIBC_MINOR, 4, -1)]
     platforms += [f"manylinux{name}_{_ARCH}" for name in ("2014", "2010", "1")]
-    argv = [sys.executable, "-m", "pip", "download", "--quiet", "--require-hashes", "--only-binary=:all:"]
+    # -P: a file of the caller's folder that is called like a module of pip's is not one.
+    argv = [
+        sys.executable,
+        "-P",
+        "-m",
+        "pip",
+        "download",
+        "--quiet",
+        "--require-hashes",
+        "--only-binary=:all:",
+    ]
     argv += ["--no-deps", "--implementation", "cp", "--python-version", NODE_PYTHON]
     argv += [word for platform in platforms for word in ("--platform", platform)]
-    argv += ["--requirement", str(lock), "--dest", str(partial)]
+    argv += ["--requirement", str(lock), "--dest", str(folder)]
     done = subprocess.run(argv, capture_output=True, text=True, check=False)
     if done.returncode != 0:
         raise MachineError(
@@ -44,5 +70,11 @@ def wheelhouse(lock: Path) -> Path:
             why=done.stderr.strip()[-1500:],
             fix="check that the package index can be reached (pip's own settings apply), then run it again",
         )
-    partial.rename(folder)
-    return folder
+
+
+def _publish(complete: Path, folder: Path) -> None:
+    try:
+        complete.rename(folder)
+    except OSError:
+        if not folder.is_dir():  # else another clusterctl was faster, with the same wheels
+            raise
