@@ -49,16 +49,8 @@ def _download(lock: Path, folder: Path) -> None:
     platforms = [f"manylinux_2_{minor}_{_ARCH}" for minor in range(NODE_GLIBC_MINOR, 4, -1)]
     platforms += [f"manylinux{name}_{_ARCH}" for name in ("2014", "2010", "1")]
     # -P: a file of the caller's folder that is called like a module of pip's is not one.
-    argv = [
-        sys.executable,
-        "-P",
-        "-m",
-        "pip",
-        "download",
-        "--quiet",
-        "--require-hashes",
-        "--only-binary=:all:",
-    ]
+    argv = [sys.executable, "-P", "-m", "pip", "download", "--quiet"]
+    argv += ["--require-hashes", "--only-binary=:all:"]
     argv += ["--no-deps", "--implementation", "cp", "--python-version", NODE_PYTHON]
     argv += [word for platform in platforms for word in ("--platform", platform)]
     argv += ["--requirement", str(lock), "--dest", str(folder)]

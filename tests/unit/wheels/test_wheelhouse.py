@@ -106,6 +106,11 @@ def test_a_wheel_that_is_not_what_was_locked_is_refused(fetch: Fetch, tmp_path: 
     assert names(tmp_path / "cache" / "clusterctl") == []
 
 
+def test_a_lock_without_a_hash_is_refused(fetch: Fetch, lock: Path) -> None:
+    lock.write_text("firstpart==1.0\n")
+    assert "hash" in fetch()["why"]
+
+
 def test_files_of_the_callers_folder_are_not_pips(fetch: Fetch, tmp_path: Path) -> None:
     for name in ("pip.py", "random.py", "logging.py"):
         (tmp_path / "cwd" / name).write_text("raise SystemExit('this is mine')\n")
