@@ -1,0 +1,47 @@
+"""The hash that names the payload on the nodes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clusterctl.assets import tree_files, tree_hash
+
+
+@pytest.fixture
+def tree(tmp_path: Path) -> Path:
+    root = tmp_path / "payload"
+    (root / "sub").mkdir(parents=True)
+    (root / "a.py").write_text("one")
+    (root / "sub" / "b.py").write_text("two")
+    return root
+
+
+def test_it_is_the_same_wherever_the_tree_lies(tree, tmp_path):
+    before = tree_hash(tree)
+    elsewhere = tree.rename(tmp_path / "elsewhere")
+    assert tree_hash(elsewhere) == before
+    assert len(before) == 16
+
+
+def test_what_is_no_content_does_not_count(tree):
+    before = tree_hash(tree)
+    (tree / "sub" / "__pycache__").mkdir()
+    (tree / "sub" / "__pycache__" / "b.pyc").write_text("x")
+    (tree / ".gitkeep").touch()
+    (tree / "empty").mkdir()
+    assert tree_hash(tree) == before
+    assert [path.name for path in tree_files(tree)] == ["a.py", "b.py"]
+
+
+def test_names_and_contents_count(tree):
+    seen = {tree_hash(tree)}
+    (tree / "a.py").write_text("One")
+    seen.add(tree_hash(tree))
+    (tree / "a.py").rename(tree / "c.py")
+    seen.add(tree_hash(tree))
+    (tree / "c.py").write_text("")
+    (tree / "One").touch()
+    seen.add(tree_hash(tree))
+    assert len(seen) == 4
