@@ -39,7 +39,7 @@ def call_with_bake(
 @contextmanager
 def _helper(verb: str) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
-        [*_sudo(sys.platform), sys.executable, "-I", "-m", _MODULE, verb],
+        [*elevation(sys.platform), sys.executable, "-I", "-m", _MODULE, verb],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -60,7 +60,12 @@ def _helper(verb: str) -> Iterator[subprocess.Popen[str]]:
         process.wait()
 
 
-def _sudo(platform: str) -> list[str]:
+def elevation(platform: str) -> list[str]:
+    """What starts a command as root here; nothing when we are.
+
+    Raises:
+        MachineError: not on this platform, or there is no sudo.
+    """
     if platform != "linux":
         raise MachineError(
             "the local provider needs Linux",
@@ -116,11 +121,13 @@ def _send(process: subprocess.Popen[str], line: str) -> None:
 
 def _died(process: subprocess.Popen[str]) -> MachineError | ProvisionError:
     said = process.stderr.read().strip() if process.stderr else ""
-    if said.startswith("sudo:"):
+    lines = said.splitlines()
+    # sudo may warn first, of a host name that does not resolve for one, and then goes on.
+    if lines and all(line.startswith("sudo:") for line in lines):
         return MachineError(
             "no right to start nodes",
             where="this machine",
-            why=said.splitlines()[0],
+            why=lines[-1],
             fix="run `sudo -v` first, or run clusterctl as root, or allow sudo without a password",
         )
     return ProvisionError("the machine helper ended without an answer", why=said[-1500:])
