@@ -104,7 +104,9 @@ def lent_image(folder: Path) -> tuple[Path, ...]:
     """The node image's folders in this machine's cache; a cluster is raised here if it was never baked."""
     base, key = image_keys(image.DEFAULT_MIRROR)
     if not image.cached(key):
-        with raised("bake", "version: 1\nname: bake\n", folder, folder):
+        with raised(
+            "bake", "version: 1\nname: bake\npartitions: [{name: train, nodes: 1}]\n", folder, folder
+        ):
             pass
     return (CACHE / f"base-{base}", CACHE / f"image-{key}")
 
