@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import os
 import pwd
+import re
 import secrets
 import shlex
 import subprocess
@@ -20,15 +21,14 @@ from typing import Any
 
 import pytest
 
-from tests.support.install import PLAIN_PATH, Installed, build_wheel, install, pip_settings
+from tests.support.install import PLAIN_PATH, ROOT, Installed, build_wheel, install, pip_settings
 from tests.support.residue import Machine, left_behind, look_as_root
 from tests.support.verbs import Clusterctl
 
 pytestmark = pytest.mark.e2e
 
 SUDOERS = Path("/etc/sudoers.d")
-HELPER = "-I -m clusterctl.providers.local.helper"
-HELPER_VERBS = ("check", "bake", "up", "down", "look", "clusters", "cache")
+INSTALL_PAGE = ROOT / "docs" / "install.md"
 
 SPEC = """\
 version: 1
@@ -61,10 +61,11 @@ class Person:
 
     @property
     def rule(self) -> str:
-        """The sudoers line that docs/install.md gives, for this account."""
-        python = str(self.installed.python).replace(" ", "\\ ")
-        return f"{self.name} ALL=(root) NOPASSWD: " + ", ".join(
-            f"{python} {HELPER} {verb}" for verb in HELPER_VERBS
+        """The sudoers line of docs/install.md, for this account and its installation."""
+        (line,) = re.findall(r"^ *(ada ALL=.*helper \*)$", INSTALL_PAGE.read_text(), re.MULTILINE)
+        _, rest = str(line).split(" ", 1)
+        return f"{self.name} " + rest.replace(
+            "/opt/clusterctl/bin/python", str(self.installed.python).replace(" ", "\\ ")
         )
 
     def runs(self, *argv: str) -> str:
@@ -246,6 +247,6 @@ def test_down_leaves_their_runs_and_nothing_else(person: Person, trained: Path) 
     person.clusterctl("submit", "who am i.sh", "--wait")
     done = person.clusterctl("-o", "json", "down", "--yes").json
     assert [Path(run).parent for run in done["runs"]] == [person.work / "runs"]
-    assert person.runs("find", str(person.state), "-mindepth", "1", "-not", "-name", ".*.lock") == ""
+    assert as_root("find", str(person.home), "-path", str(person.state / person.cluster)) == ""
     assert belonging_to_others(person) == []
     assert "no clusters" in person.clusterctl("list").stdout
