@@ -209,11 +209,11 @@ def test_a_huge_diff_is_cut(repository):
     assert (len(told["diff"]), told["diff_truncated"]) == (MAX_DIFF, True)
 
 
-def test_a_diff_runs_no_program_of_the_repositorys(repository):
-    git(repository, "config", "diff.external", "touch /tmp/clusterctl-test-was-here; false")
+def test_a_diff_runs_no_program_of_the_repositorys(repository, tmp_path):
+    git(repository, "config", "diff.external", f"touch {tmp_path}/was-here; false")
     (repository / "a.py").write_text("two\n")
     assert "+two" in facts(repository)["git"]["diff"]
-    assert not Path("/tmp/clusterctl-test-was-here").exists()
+    assert not (tmp_path / "was-here").exists()
 
 
 def test_no_repository(tmp_path):
