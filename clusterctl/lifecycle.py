@@ -13,7 +13,7 @@ from pathlib import Path
 
 from clusterctl import collect, configure
 from clusterctl.assets import asset
-from clusterctl.errors import LeftoversError, UsageError
+from clusterctl.errors import CollectError, LeftoversError, TransportError, UsageError
 from clusterctl.inventory import Inventory
 from clusterctl.journal import Journal, Step, digest
 from clusterctl.providers.base import BakeTarget, Provider
@@ -143,12 +143,24 @@ def down(
         runs: tuple[RunRecord, ...] = ()
         if spec and not discard_runs and collect.uncollected(workspace):
             with run.phase("collect") as (step, _):
-                runs = collect.collect_all(spec, workspace, out=out)
+                runs = _bring_home(spec, workspace, out)
                 step.note = f"{len(runs)} runs"
         with run.phase("destroy") as (_, say):
             _destroy(provider, workspace.cluster_id(), say)
         workspace.remove()
     return Down(runs, tuple(run.phases))
+
+
+def _bring_home(spec: ClusterSpec, workspace: Workspace, out: Path | None) -> tuple[RunRecord, ...]:
+    try:
+        return collect.collect_all(spec, workspace, out=out)
+    except TransportError as exc:
+        raise CollectError(
+            "the cluster stays up: runs that are not home yet can't be collected",
+            where=exc.where,
+            why=exc.why or exc.what,
+            fix="mend it with `clusterctl up` and take it down then, or give the runs up: --discard-runs",
+        ) from exc
 
 
 def _down_orphans(name: str, tell: Tell) -> Down:

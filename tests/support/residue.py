@@ -49,7 +49,15 @@ def look(machine: Machine) -> frozenset[str]:
 
     Clusters of other homes come and go as their people please: what bears the id of one is left out.
     """
-    sources = (_processes(machine), _mounts(), _network(), _rules(), _entries(machine), _contents(machine))
+    sources = (
+        _processes(machine),
+        _mounts(),
+        _groups(),
+        _network(),
+        _rules(),
+        _entries(machine),
+        _contents(machine),
+    )
     others = list(_other_clusters(machine))
     lines = (line for source in sources for line in source)
     return frozenset(line for line in lines if not any(cluster in line for cluster in others))
@@ -119,6 +127,12 @@ def _mounts() -> Iterator[str]:
         fields = line.split()
         kind, source, options = fields[fields.index("-") + 1 :][:3]
         yield f"mount {fields[4]}: {kind} {source} {options if kind == 'overlay' else ''}".rstrip()
+
+
+def _groups() -> Iterator[str]:
+    """Control groups of our name, in every hierarchy."""
+    for folder, inner, _ in os.walk("/sys/fs/cgroup"):
+        yield from (f"control group {folder}/{name}" for name in inner if "clusterctl-" in name)
 
 
 def _network() -> Iterator[str]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import ClusterctlError, MachineError, ProvisionError
-from clusterctl.providers.local import image, limits, machine, mounts, network
+from clusterctl.providers.local import cgroups, image, limits, machine, mounts, network
 from clusterctl.providers.local.layout import (
     CACHE,
     STATE,
@@ -157,13 +157,13 @@ def up(request: dict[str, Any]) -> dict[str, Any]:
         state = _state(wanted)
         lower = image.layers(state.image)
         network.create(wanted.id, state.subnet)
-        others = sum(not name.startswith(f"c{wanted.id}-") for name in machine.running())
+        others = sum(not name.startswith(f"c{wanted.id}-") for name in machine.alive())
         notes = limits.raise_for(others + len(wanted.nodes))
         removed = _remove_unnamed(wanted)
         shared = cluster_dir(wanted.id) / "shared"
         shared.mkdir(exist_ok=True, mode=0o755)
         made = []
-        running = machine.running()
+        running = machine.alive()
         for node in wanted.nodes:
             one = Machine(wanted.id, node)
             host_key = machine.prepare(one, lower, state.subnet, wanted.admin_key)
@@ -209,7 +209,7 @@ def _remove_unnamed(wanted: ClusterRequest) -> tuple[str, ...]:
     named = {node.name for node in wanted.nodes}
     surplus = sorted(path.name for path in nodes.iterdir() if path.name not in named)
     keep = {Machine(wanted.id, node).name for node in wanted.nodes}
-    machine.stop([n for n in machine.running() if n.startswith(f"c{wanted.id}-") and n not in keep])
+    machine.stop([n for n in machine.alive() if n.startswith(f"c{wanted.id}-") and n not in keep])
     for name in surplus:
         mounts.erase(nodes / name)
     return tuple(surplus)
@@ -219,7 +219,8 @@ def down(request: dict[str, Any]) -> dict[str, Any]:
     """Remove everything of a cluster; done twice it does nothing the second time."""
     cluster_id = str(request["id"])
     with _state_lock():
-        machine.stop([name for name in machine.running() if name.startswith(f"c{cluster_id}-")])
+        machine.stop([name for name in machine.alive() if name.startswith(f"c{cluster_id}-")])
+        cgroups.leave(f"c{cluster_id}-")  # of machines that died by themselves
         network.remove(cluster_id)
         mounts.erase(cluster_dir(cluster_id))
         if not image.states():

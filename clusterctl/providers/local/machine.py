@@ -10,14 +10,14 @@ import os
 import signal
 import subprocess
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Network
 from pathlib import Path
 
 from clusterctl.errors import ProvisionError
-from clusterctl.providers.local import network
+from clusterctl.providers.local import cgroups, network
 from clusterctl.providers.local.layout import (
     Node,
     address,
@@ -66,6 +66,15 @@ def running() -> Mapping[str, int]:
                 if word.startswith("--machine="):
                     found[word.removeprefix("--machine=")] = pid
     return found
+
+
+def alive() -> Mapping[str, tuple[int, ...]]:
+    """Machine name -> pids, its nspawn process first. A machine outlives an nspawn that was killed."""
+    found: dict[str, list[int]] = {name: [pid] for name, pid in running().items()}
+    for pid, name in cgroups.members():
+        if pid not in found.setdefault(name, []):
+            found[name].append(pid)
+    return {name: tuple(pids) for name, pids in found.items()}
 
 
 def _processes() -> Iterator[tuple[int, list[str]]]:
@@ -126,7 +135,7 @@ def start(machine: Machine, shared: Path) -> None:
         return
     with (machine.folder / "console.log").open("ab") as console:
         subprocess.Popen(
-            [*inside, *nspawn, "--register=no"],
+            [*cgroups.enter(machine.name), *inside, *nspawn, "--register=no"],
             stdin=subprocess.DEVNULL,
             stdout=console,
             stderr=console,
@@ -153,31 +162,28 @@ def _unit(machine: Machine) -> list[str]:
     ]
 
 
-def _leader(pid: int) -> int | None:
-    """The machine's own PID 1, seen from here: the child of its nspawn process."""
-    with suppress(OSError):
-        for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split():
-            return int(child)
-    return None
-
-
-def stop(names: list[str]) -> None:
+def stop(names: Collection[str]) -> None:
     """End machines at once and wait until they are gone: one that is still going keeps its link's name.
 
     Raises:
         ProvisionError: some did not go.
     """
-    pids = {name: pid for name, pid in running().items() if name in names}
-    for pid in pids.values():
-        for target in (_leader(pid), pid):
-            # The leader first: with it the kernel ends every process of the node.
-            if target is not None:
-                with suppress(ProcessLookupError):
-                    os.kill(target, signal.SIGKILL if target != pid else signal.SIGTERM)
+    supervisors = {pid for name, pid in running().items() if name in names}
+    _kill(supervisors, signal.SIGTERM)
     deadline = time.monotonic() + STOP_TIMEOUT_S
-    while left := sorted(set(running()) & set(pids)):
+    while left := {name: pids for name, pids in alive().items() if name in names}:
+        # A supervisor ends by itself once its machine has: killed, it would leave its links for later.
+        _kill({pid for pids in left.values() for pid in pids} - supervisors, signal.SIGKILL)
         if time.monotonic() > deadline:
             raise ProvisionError(
                 "nodes could not be stopped", why=", ".join(left), fix="look at `ps` for systemd-nspawn"
             )
         time.sleep(0.02)
+    for name in names:
+        cgroups.leave(name)
+
+
+def _kill(pids: Collection[int], sign: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, sign)

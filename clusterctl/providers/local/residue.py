@@ -6,7 +6,7 @@ import os
 from contextlib import suppress
 from pathlib import Path
 
-from clusterctl.providers.local import machine, mounts, network
+from clusterctl.providers.local import cgroups, machine, mounts, network
 from clusterctl.providers.local.layout import CACHE, bridge_name, cluster_dir, link_name, netns_name
 
 
@@ -14,12 +14,13 @@ def residue(cluster_id: str) -> tuple[str, ...]:
     """Everything of the cluster that is still there, a line each; empty when it is gone."""
     folder = cluster_dir(cluster_id)
     found = [
-        f"machine {name} (pid {pid})" for name, pid in machine.running().items() if _ours(name, cluster_id)
+        f"machine {name} (pid {pids[0]})" for name, pids in machine.alive().items() if _ours(name, cluster_id)
     ]
     found += [f"process {pid} in {netns_name(cluster_id)}" for pid in _processes_in(cluster_id)]
     found += [f"mount {point}" for point in mounts.mounted_under(folder)]
     names = {link_name(cluster_id), bridge_name(cluster_id)}
     found += [f"link {name}" for name in network.links() if name in names or f"c{cluster_id}-" in name]
+    found += [f"control group {group}" for group in cgroups.groups(f"c{cluster_id}-")]
     if (network.NETNS_DIR / netns_name(cluster_id)).exists():
         found.append(f"network namespace {netns_name(cluster_id)}")
     if folder.exists():

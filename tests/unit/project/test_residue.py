@@ -134,6 +134,17 @@ def test_a_process_whose_container_is_gone(machine: Machine, tmp_path: Path) -> 
     assert any(f"(in {folder}" in line for line in found)
 
 
+def test_a_control_group(machine: Machine) -> None:
+    group = next(Path("/sys/fs/cgroup").rglob("cgroup.procs")).parent / "clusterctl-test"
+    before = look_as_root(machine)
+    group.mkdir()
+    try:
+        found = new(machine, before)
+    finally:
+        group.rmdir()
+    assert f"control group {group}" in found
+
+
 @pytest.mark.parametrize("tool", ["nft", "iptables-save", "ip6tables-save"])
 def test_a_packet_filter_rule(
     machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, tool: str

@@ -1,0 +1,84 @@
+"""`up` looks at the machine, not at its records: what died is started again, what lives is left alone."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import signal
+import subprocess
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from clusterctl.providers.local import machine
+from clusterctl.providers.local.mounts import mounted_under
+from tests.support.cluster import Cluster, raised
+
+pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="plays faults that only root can cause")
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    name = f"m{secrets.token_hex(3)}"
+    text = (
+        f"version: 1\nname: {name}\nprovider: {{type: local}}\npartitions:\n  - {{name: train, nodes: 1}}\n"
+    )
+    with raised(name, text, tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("cwd")) as cluster:
+        yield cluster
+
+
+def cluster_id(cluster: Cluster) -> str:
+    return (cluster.workspace / "id").read_text().strip()
+
+
+def boot_of(cluster: Cluster) -> str:
+    return cluster.ssh(f"{cluster.name}-train-1", "systemctl show -p UserspaceTimestampMonotonic --value")
+
+
+def test_a_dead_node_is_started_again(one: Cluster) -> None:
+    name, before = f"c{cluster_id(one)}-002", boot_of(one)
+    machine.stop([name])
+    assert name not in machine.alive()
+    assert one.json("up")["probed"] == [f"{one.name}-train-1"]
+    assert boot_of(one) != before
+
+
+def test_a_node_whose_supervisor_was_killed_lives_on_and_can_be_stopped(one: Cluster) -> None:
+    name, before = f"c{cluster_id(one)}-002", boot_of(one)
+    os.kill(machine.running()[name], signal.SIGKILL)
+    assert one.json("up")["probed"] == [f"{one.name}-train-1"]
+    assert boot_of(one) == before
+    machine.stop([name])
+    assert name not in machine.alive()
+    assert one.json("up")["ready"]
+
+
+def test_a_reboot_of_this_machine_is_mended_with_data_and_accounting_kept(one: Cluster) -> None:
+    job = one.json("submit", "probe", "--wait")["job_id"]
+    ours = f"c{cluster_id(one)}-"
+    machine.stop([name for name in machine.alive() if name.startswith(ours)])
+    for point in mounted_under(Path("/var/lib/clusterctl") / cluster_id(one)):
+        subprocess.run(["umount", point], check=True)
+    subprocess.run(["ip", "link", "delete", f"cc{cluster_id(one)}"], check=True)
+    subprocess.run(["ip", "netns", "delete", f"cc{cluster_id(one)}"], check=True)
+    assert one.json("up")["ready"]
+    assert (one.run_of(job) / "stdout.log").is_file()
+
+
+def test_down_of_a_dead_cluster_says_what_to_do(one: Cluster) -> None:
+    one.json("submit", "probe", "--wait")
+    ours = f"c{cluster_id(one)}-"
+    machine.stop([name for name in machine.alive() if name.startswith(ours)])
+    ran = one("down", "--yes", rc=1)
+    assert "--discard-runs" in ran.stderr
+    assert one.workspace.is_dir()
+    assert one.json("up")["ready"]
+
+
+def test_a_lost_workspace_does_not_keep_a_cluster_alive(one: Cluster) -> None:
+    one.workspace.rename(one.workspace.with_name("lost"))
+    assert one.name in one("list").stdout
+    assert "nothing of it" in one("down", "--yes").stdout
+    one.workspace.with_name("lost").rename(one.workspace)
+    one("down", "--yes", "--discard-runs")
