@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -41,7 +41,9 @@ def submit(
     qos: Annotated[str | None, typer.Option("--qos", "-q", help="Quality of service.")] = None,
     constraint: Annotated[str | None, typer.Option("--constraint", "-C", help="Node features.")] = None,
     array: Annotated[str | None, typer.Option("--array", "-a", help="Array of jobs, such as 1-10%2.")] = None,
-    launcher: Annotated[str, typer.Option(help="How ranks are started: srun (PMIx) or mpirun.")] = "srun",
+    launcher: Annotated[
+        str | None, typer.Option(help="How ranks are started: srun (PMIx, the default) or mpirun.")
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the sbatch script; submit nothing.")
     ] = False,
@@ -53,23 +55,23 @@ def submit(
     from clusterctl import jobs
     from clusterctl.spec import job_spec
 
-    given: dict[str, Any] = {
-        "args": tuple(args or ()),
-        "name": name,
-        "nodes": nodes,
-        "tasks_per_node": tasks_per_node,
-        "cpus_per_task": cpus,
-        "gpus": gpus,
-        "mem": mem,
-        "time": time,
-        "partition": partition,
-        "account": account,
-        "qos": qos,
-        "constraint": constraint,
-        "array": array,
-        "launcher": launcher,
-    }
-    job = job_spec(target, **{key: value for key, value in given.items() if value is not None})
+    job = job_spec(
+        target,
+        args=tuple(args or ()),
+        name=name,
+        nodes=nodes,
+        tasks_per_node=tasks_per_node,
+        cpus_per_task=cpus,
+        gpus=gpus,
+        mem=mem,
+        time=time,
+        partition=partition,
+        account=account,
+        qos=qos,
+        constraint=constraint,
+        array=array,
+        launcher=launcher,
+    )
     timeout_s = _timeout(timeout)
     with _session(screen, options) as session:
         if dry_run:

@@ -58,16 +58,16 @@ def _is_array(job: JobSpec, own: UserScript | None) -> bool:
 def _options(job: JobSpec, own: UserScript | None) -> list[str]:
     """The #SBATCH options. They follow the user's own lines, so that flags win over those.
 
-    Where there are such lines, one node and one task a node are no wish, only our defaults.
+    Where there are such lines, our defaults give way to them: only flags that were given are written.
     """
     task = "-%a" if _is_array(job, own) else ""
-    leave = own is not None and bool(own.directives)
+    given = job.model_fields_set if own is not None and own.directives else set(type(job).model_fields)
     values: list[tuple[str, object]] = [
         ("job-name", job.name),
         ("output", f"stdout{task}.log"),
         ("error", f"stderr{task}.log"),
-        ("nodes", None if leave and job.nodes == 1 else job.nodes),
-        ("ntasks-per-node", None if leave and job.tasks_per_node == 1 else job.tasks_per_node),
+        ("nodes", job.nodes if "nodes" in given else None),
+        ("ntasks-per-node", job.tasks_per_node if "tasks_per_node" in given else None),
         ("cpus-per-task", job.cpus_per_task),
         ("gpus-per-node", job.gpus_per_node or None),
         ("mem", f"{job.memory_mib}M" if job.memory_mib is not None else None),

@@ -57,10 +57,10 @@ def job_spec(
     *,
     args: Sequence[str] = (),
     name: str | None = None,
-    nodes: int = 1,
-    tasks_per_node: int = 1,
+    nodes: int | None = None,
+    tasks_per_node: int | None = None,
     cpus_per_task: int | None = None,
-    gpus: int = 0,
+    gpus: int | None = None,
     mem: str | None = None,
     time: str | None = None,
     partition: str | None = None,
@@ -68,9 +68,11 @@ def job_spec(
     qos: str | None = None,
     constraint: str | None = None,
     array: str | None = None,
-    launcher: str = Launcher.SRUN,
+    launcher: str | None = None,
 ) -> JobSpec:
     """The job that a `submit` asks for. ``target`` is a bundled job's name, or the path of a script.
+
+    None is a flag that was not given; ``model_fields_set`` of the job tells it from one that was.
 
     A bundled name wins over a file of that name in the current folder: ``./train`` is the file.
 
@@ -180,7 +182,7 @@ def _parsed(flag: str, value: str | None, parse: Callable[[str], int], wrong: di
 def _validated(wrong: Mapping[str, str], **values: Any) -> JobSpec:
     """The job of these values, unless flags are ``wrong`` (flag -> message) already or prove to be."""
     try:
-        job = JobSpec(**values)
+        job = JobSpec(**{field: value for field, value in values.items() if value is not None})
     except ValidationError as exc:
         raise _flags_error({**wrong, **_explained(exc, values)}) from exc
     if wrong:
