@@ -80,7 +80,8 @@ def collect_all(spec: ClusterSpec, workspace: Workspace, *, out: Path | None = N
     """Collect everything that is not home; see ``collect``."""
     transport = SSHTransport(spec.controller_host, workspace.ssh_config, user=spec.job_user.name)
     try:
-        session = Session(spec, SlurmClient(transport), Ledger(workspace.jobs))
+        # `down` waits for the answer: a cluster that is not there soon will not be there later.
+        session = Session(spec, SlurmClient(transport, patience_s=5), Ledger(workspace.jobs))
         return collect(session, out=out or DEFAULT_OUT)
     finally:
         transport.close()

@@ -168,6 +168,7 @@ def _accounting(inventory: Inventory, nodes: tuple[Node, ...]) -> Settings:
         "AccountingStorageHost": inventory.controller.name,
         "AccountingStoragePort": str(SLURMDBD_PORT),
         "AccountingStorageEnforce": "associations,limits,qos",
+        "AccountingStoreFlags": "job_comment",  # the token that finds a job whose submission was cut off
         "JobAcctGatherType": "jobacct_gather/linux",
         "JobAcctGatherFrequency": "task=5",
         "JobAcctGatherParams": "OverMemoryKill,UsePss",
