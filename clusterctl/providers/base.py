@@ -65,4 +65,4 @@ class Provider(Protocol):
         """What an independent look at the world finds of the cluster; empty when it is gone."""
 
     def orphans(self, name: str) -> tuple[str, ...]:
-        """Ids of the caller's clusters of that name, also those whose workspace was lost."""
+        """Ids of the caller's clusters of that name whose workspace was lost."""

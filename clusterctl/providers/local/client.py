@@ -39,7 +39,8 @@ def call_with_bake(
 @contextmanager
 def _helper(verb: str) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(
-        [*elevation(sys.platform), sys.executable, "-I", "-m", _MODULE, verb],
+        # -B: bytecode that root wrote into a user's own installation is what they could not remove.
+        [*elevation(sys.platform), sys.executable, "-I", "-B", "-m", _MODULE, verb],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,

@@ -29,6 +29,7 @@ from clusterctl.providers.local.layout import (
     ClusterState,
     MadeCluster,
     MadeNode,
+    Which,
     address,
     cluster_dir,
 )
@@ -59,8 +60,9 @@ def _answer(message: dict[str, Any]) -> None:
     print(json.dumps(message), flush=True)  # noqa: T201 - the protocol
 
 
-def check(_: dict[str, Any]) -> dict[str, Any]:
-    """Whether this machine can carry local clusters."""
+def check(request: dict[str, Any]) -> dict[str, Any]:
+    """Whether this machine can carry local clusters, and whether this one is there already."""
+    cluster_id = Which.model_validate(request).id
     missing = {tool: pkg for tool, pkg in TOOLS.items() if not shutil.which(tool, path=TOOL_ENV["PATH"])}
     if missing:
         raise MachineError(
@@ -72,7 +74,7 @@ def check(_: dict[str, Any]) -> dict[str, Any]:
     with _state_lock():
         for place in (STATE, CACHE):
             _check_overlay(place)
-    return {}
+    return {"exists": any(state.id == cluster_id for state in image.states())}
 
 
 def _check_overlay(place: Path) -> None:
@@ -159,6 +161,10 @@ def up(request: dict[str, Any]) -> dict[str, Any]:
         network.create(wanted.id, state.subnet)
         others = sum(not name.startswith(f"c{wanted.id}-") for name in machine.alive())
         notes = limits.raise_for(others + len(wanted.nodes))
+        if state.image != wanted.image:
+            notes += (
+                "the nodes keep the older image they were made from; `down` and `up` gives them the new one",
+            )
         removed = _remove_unnamed(wanted)
         shared = cluster_dir(wanted.id) / "shared"
         shared.mkdir(exist_ok=True, mode=0o755)
@@ -217,7 +223,7 @@ def _remove_unnamed(wanted: ClusterRequest) -> tuple[str, ...]:
 
 def down(request: dict[str, Any]) -> dict[str, Any]:
     """Remove everything of a cluster; done twice it does nothing the second time."""
-    cluster_id = str(request["id"])
+    cluster_id = Which.model_validate(request).id
     with _state_lock():
         machine.stop([name for name in machine.alive() if name.startswith(f"c{cluster_id}-")])
         cgroups.leave(f"c{cluster_id}-")  # of machines that died by themselves
@@ -231,7 +237,7 @@ def down(request: dict[str, Any]) -> dict[str, Any]:
 
 def look(request: dict[str, Any]) -> dict[str, Any]:
     """What is left of a cluster."""
-    return {"residue": residue(str(request["id"]))}
+    return {"residue": residue(Which.model_validate(request).id)}
 
 
 def clusters(_: dict[str, Any]) -> dict[str, Any]:

@@ -71,6 +71,12 @@ class ClusterRequest(_Message):
     nodes: tuple[Node, ...]
 
 
+class Which(_Message):
+    """A cluster that is to be looked at or removed."""
+
+    id: ClusterId
+
+
 class ClusterState(_Message):
     """What the helper keeps of a cluster, as `cluster.json`."""
 

@@ -30,7 +30,8 @@ class LocalProvider:
     """Nodes on this machine. See ``clusterctl.providers.base.Provider`` for the contract."""
 
     def prepare(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake, say: Say) -> None:
-        client.call("check", {}, say=say)
+        if client.call("check", {"id": workspace.cluster_id()}, say=say)["exists"]:
+            return  # its nodes stay what they were made from
 
         def ready(answer: dict[str, Any]) -> None:
             known_hosts = workspace.root / "known_hosts.bake"
@@ -71,7 +72,16 @@ class LocalProvider:
         return tuple(client.call("look", {"id": cluster_id}, say=_silent)["residue"])
 
     def orphans(self, name: str) -> tuple[str, ...]:
-        return tuple(c.id for c in clusters() if c.name == name and c.owner == os.getuid())
+        mine = (c for c in clusters() if c.name == name and c.owner == os.getuid())
+        return tuple(c.id for c in mine if _is_lost(c))
+
+
+def _is_lost(cluster: ClusterState) -> bool:
+    """Whether no workspace knows it any more: else it is that of another home, however it is called."""
+    try:
+        return (Path(cluster.workspace) / "id").read_text().strip() != cluster.id
+    except (FileNotFoundError, NotADirectoryError):
+        return True
 
 
 def image_keys(mirror: str) -> tuple[str, str]:
