@@ -147,6 +147,9 @@ class Workspace:
         try:
             for folder in (self.root, self.logs, self.rendered):
                 _private_folder(folder)
+                # A folder that is there already may lie on what has become read-only, or full.
+                with tempfile.TemporaryFile(dir=folder) as probe:
+                    probe.write(b"0")
         except OSError as exc:
             raise MachineError(
                 "the state folder can't be written",
