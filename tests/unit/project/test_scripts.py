@@ -70,13 +70,13 @@ def demo(tmp_path: Path) -> Demo:
 def test_the_demo_ends_with_what_was_reached(demo: Demo) -> None:
     done = demo.run()
     assert done.returncode == 0, done.stderr
-    assert demo.calls == ["up", "submit train --nodes 2 --wait", "collect", "down --yes"]
+    assert demo.calls == ["up", "submit train --nodes 2 --follow", "collect", "down --yes"]
     run = demo.root / ".clusterctl" / "demo" / "runs" / "demo-1-train"
     told = done.stdout.partition("What clusterctl up said")[2]
     assert all(
         part in told for part in ("provision  12.0 s", f"run            {run}", "test accuracy  0.9700")
     )
-    assert "$ clusterctl submit train --nodes 2 --wait" in done.stdout
+    assert "$ clusterctl submit train --nodes 2 --follow" in done.stdout
 
 
 @pytest.mark.parametrize("failing", ["up", "submit", "collect", "down"])
