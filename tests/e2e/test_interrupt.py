@@ -13,8 +13,6 @@ import pytest
 
 from tests.support.verbs import SCRIPT, Clusterctl
 
-pytestmark = pytest.mark.e2e
-
 SPEC = "version: 1\nname: {name}\nprovider: {{type: local}}\npartitions:\n  - {{name: train, nodes: 2}}\n"
 
 

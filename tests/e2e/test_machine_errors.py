@@ -14,8 +14,6 @@ import pytest
 
 from tests.support.nested import CLUSTERCTL, Host, booted, lent_image
 
-pytestmark = pytest.mark.e2e
-
 USER = "ada"  # may not use sudo
 INSTALL = "/opt/clusterctl/lib/python3*/site-packages/clusterctl/_assets/ansible/install.yml"
 OVERLAY = (

@@ -25,8 +25,6 @@ from tests.support.install import PLAIN_PATH, ROOT, Installed, build_wheel, inst
 from tests.support.residue import Machine, left_behind, look_as_root
 from tests.support.verbs import Clusterctl
 
-pytestmark = pytest.mark.e2e
-
 SUDOERS = Path("/etc/sudoers.d")
 INSTALL_PAGE = ROOT / "docs" / "install.md"
 

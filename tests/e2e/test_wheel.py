@@ -14,8 +14,6 @@ from tests.support.install import PLAIN_PATH, ROOT, Installed, build_wheel, inst
 from tests.support.residue import Machine, left_behind, look_as_root
 from tests.support.verbs import Clusterctl
 
-pytestmark = pytest.mark.e2e
-
 # Where an installed clusterctl finds itself and its data, and what else can be imported beside it.
 SURROUNDINGS = """
 import importlib.util, json, sys
