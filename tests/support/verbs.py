@@ -65,10 +65,6 @@ class Clusterctl:
         assert rc is None or ran.rc == rc, f"exit code {rc} was expected\n{ran}"
         return ran
 
-    def in_folder(self, cwd: Path) -> Clusterctl:
-        """The same user, standing elsewhere."""
-        return Clusterctl(self.home, cwd, self.environ, self.script)
-
     def start(self, *argv: str | Path, cwd: Path | None = None) -> subprocess.Popen[str]:
         """Start a verb in a process session of its own, for the test to signal or await."""
         return self._start((str(self.script), *map(str, argv)), cwd or self.cwd)
