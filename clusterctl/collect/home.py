@@ -198,7 +198,8 @@ def _assemble(session: Session, entry: JobEntry, jobs: Sequence[JobInfo], work: 
     accounting = _accounting(session.slurm, str(jobs[0].job_id), ended=ended)
     (tree / "sacct.json").write_text(accounting)
     (tree / "environment.json").write_text(_environment(tree, session.slurm.version()))
-    (tree / _CLIENT_FACTS).unlink(missing_ok=True)
+    if (tree / _CLIENT_FACTS).is_file():  # its content is in environment.json now
+        (tree / _CLIENT_FACTS).unlink()
     record = _record(session, entry, jobs, manifest)
     (tree / RUN_FILE).write_text(record.as_json())
     _write_sums(tree)
@@ -273,7 +274,7 @@ def _says_it_goes_on(accounting: str) -> bool:
 def _environment(tree: Path, slurm_version: str) -> str:
     """The client's facts, and what the telemetry of each host says about its versions and hardware."""
     hosts: dict[str, Any] = {}
-    for path in sorted(tree.glob("**/telemetry/*.jsonl")):
+    for path in sorted(path for path in tree.glob("**/telemetry/*.jsonl") if path.is_file()):
         if isinstance(facts := _first_line(path), dict) and facts.get("kind") == "host":
             hosts[path.stem] = {key: value for key, value in facts.items() if key not in {"kind", "time"}}
     client = tree / _CLIENT_FACTS
@@ -290,7 +291,7 @@ def _first_line(path: Path) -> Any:
 def _json(raw: bytes) -> Any:
     try:
         return json.loads(raw)
-    except ValueError:  # a job may have overwritten it; the file itself is in the run
+    except (ValueError, RecursionError):  # a job may have overwritten it; the file itself is in the run
         return None
 
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import binascii
 import json
 import os
 import re
@@ -17,7 +16,7 @@ from clusterctl.transport.base import Transport, printable
 
 REMOTE_PROGRAM = (Path(__file__).parent / "remote_files.py").read_text(encoding="utf-8")
 
-# Written by us into a run's folder; a job's own file of that name gets another one.
+# Written by us into a run's folder; a job's own file or folder of that name gets another one.
 RESERVED = frozenset({b"run.json", b"sacct.json", b"environment.json", b"report.html", b"SHA256SUMS"})
 FROM_JOB = b".from-job"
 
@@ -81,7 +80,7 @@ def parse_manifest(text: str, folder: str) -> Manifest:
                 skipped.append(Skipped(path=shown_path(path), reason=printable(str(row["skip"]))))
                 continue
             file = RemoteFile(path, _local(path), int(row["size"]), str(row["sha256"]))
-        except (ValueError, KeyError, TypeError, binascii.Error) as exc:
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as exc:
             raise _untrusted(folder, line, str(exc)) from exc
         if path in files or file.size < 0 or not _SHA256.fullmatch(file.sha256):
             raise _untrusted(folder, line, "it can't be so")
@@ -104,7 +103,9 @@ def _local(path: bytes) -> bytes:
     parts = path.split(b"/")
     if b"\0" in path or any(part in {b"", b".", b".."} or len(part) > _MAX_NAME for part in parts):
         raise ValueError("it is not a path inside the folder")
-    return path + FROM_JOB if path in RESERVED else path
+    if parts[0] in RESERVED:
+        parts[0] += FROM_JOB
+    return b"/".join(parts)
 
 
 def _refuse_contradictions(files: Mapping[bytes, RemoteFile], folder: str) -> None:

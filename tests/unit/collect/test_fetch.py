@@ -322,6 +322,8 @@ def test_paths_that_lead_elsewhere_are_refused(path, remote, tree):
         row(b"a", size=-1),
         row(b"a", sha256="../../x"),
         row(b"a", size="many"),
+        row(b"a", size=float("inf")),
+        "[" * 60_000 + "\n",
         '{"path": "not base64!"}\n',
         "[]\n",
         "\x1b[31m\n",
