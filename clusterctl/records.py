@@ -89,9 +89,11 @@ class Ledger:
 
     def _append(self, row: dict[str, Any]) -> None:
         line = json.dumps(row, separators=(",", ":")) + "\n"
-        fd = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        fd = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
         try:
-            os.write(fd, line.encode())
+            size = os.fstat(fd).st_size
+            torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"  # else this line would be lost with it
+            os.write(fd, b"\n" * torn + line.encode())
             os.fsync(fd)
         finally:
             os.close(fd)

@@ -88,6 +88,28 @@ def test_the_environment_has_the_clients_facts_and_the_hosts(session, cluster, t
     assert told["hosts"] == {"n1": {"host": "n1", "versions": {"python": "3.11.2"}}}
 
 
+HOSTILE = """rm environment.client.json
+mkdir -p run.json sacct.json environment.client.json telemetry/n3.jsonl
+touch run.json/x sacct.json/x environment.client.json/x telemetry/n3.jsonl/x
+python3 -c "print('[' * 60_000)" >telemetry/n4.jsonl
+"""
+
+
+def test_what_a_job_does_to_its_folder_does_not_hold_its_run_up(session, cluster, tmp_path, out):
+    job_id = finished(session, cluster, tmp_path, HOSTILE)
+    (run,) = collect(session, [job_id], out=out)
+    assert RunRecord.load(run.directory) == run
+    told = json.loads((run.directory / "environment.json").read_text())
+    assert (told["client"], told["hosts"]) == (None, {})
+    kept = (
+        "run.json.from-job/x",
+        "sacct.json.from-job/x",
+        "environment.client.json/x",
+        "telemetry/n3.jsonl/x",
+    )
+    assert all((run.directory / name).is_file() for name in kept)
+
+
 def test_the_sums_hold_for_sha256sum(session, cluster, tmp_path, out):
     job_id = finished(session, cluster, tmp_path, r"touch $'new\nline' 'back\slash' $'\xff'; echo x >'a b'")
     (run,) = collect(session, [job_id], out=out)
@@ -304,6 +326,8 @@ def test_the_ledger_survives_a_torn_line(tmp_path):
     with (tmp_path / "jobs.jsonl").open("a") as file:
         file.write('{"token": "b", "na')
     assert [e.token for e in ledger.entries()] == ["a"]
+    ledger.add(entry("c", job_id="3"))
+    assert [e.token for e in ledger.entries()] == ["a", "c"]
 
 
 def test_the_ledger_is_for_this_user_only(tmp_path):
