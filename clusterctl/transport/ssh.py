@@ -185,7 +185,11 @@ class SSHTransport:
             client.close()
             raise _wrong_key(self._host, target.known_hosts, exc) from exc
         except paramiko.AuthenticationException as exc:
+            transport = client.get_transport()
+            answered = transport is not None and transport.is_active()
             client.close()
+            if not answered:  # as sshd does on a host that still boots, whose PAM lets nobody in yet
+                raise self._unreachable("the connection broke during the login", exc) from exc
             raise self._refused(target, exc) from exc
         except (paramiko.SSHException, OSError, EOFError) as exc:
             client.close()

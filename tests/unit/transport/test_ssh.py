@@ -13,6 +13,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
+import paramiko
 import pytest
 
 from clusterctl.errors import CommandError, HostKeyError, TransportError, UnreachableError
@@ -183,6 +184,37 @@ def test_the_file_names_the_user_unless_overridden(sshd):
     transport = SSHTransport("node", sshd.config())
     with pytest.raises(TransportError, match="does not accept our key for user nobody-at-all"):
         transport.run(["true"])
+
+
+class Booting(paramiko.ServerInterface):
+    """Hangs up on whoever logs in, as sshd does while PAM lets nobody in yet."""
+
+    def __init__(self, transport: paramiko.Transport) -> None:
+        self._transport = transport
+
+    def get_allowed_auths(self, _username: str) -> str:
+        return "publickey"
+
+    def check_auth_publickey(self, _username: str, _key: paramiko.PKey) -> int:
+        self._transport.close()
+        return paramiko.AUTH_FAILED
+
+
+def test_a_host_that_hangs_up_during_the_login_may_be_tried_again(sshd, me):
+    with socket.create_server(("127.0.0.1", 0)) as server:
+
+        def serve() -> None:
+            with contextlib.closing(paramiko.Transport(server.accept()[0])) as transport:
+                transport.add_server_key(paramiko.Ed25519Key.from_private_key_file(str(sshd.folder / "host")))
+                transport.start_server(server=Booting(transport))
+                transport.join(10)
+
+        thread = threading.Thread(target=serve)
+        thread.start()
+        node = SSHTransport("node", sshd.config(port=server.getsockname()[1]), user=me)
+        with pytest.raises(UnreachableError, match="broke during the login"):
+            node.run(["true"])
+        thread.join()
 
 
 def test_a_wrong_host_key_is_refused(sshd, me):
