@@ -66,7 +66,7 @@ def parse_sacct(text: str) -> tuple[JobInfo, ...]:
         SlurmError: the output is not of that form.
     """
     jobs: list[JobInfo] = []
-    for line in text.splitlines():
+    for line in text.split("\n"):  # not splitlines: names may hold what else it takes for a line's end
         if line:
             jobs += _accounted(_fields(line, SACCT_FIELDS, "sacct"))
     return tuple(jobs)

@@ -73,6 +73,12 @@ def test_strides_of_an_array_are_expanded():
     assert [job.id for job in parse.parse_sacct(parse.FIELD.join(cells))] == ["7_0", "7_4", "7_8", "7_11"]
 
 
+def test_a_name_may_hold_what_python_takes_for_a_line_end():
+    cells = capture("sacct").splitlines()[0].split(parse.FIELD)
+    cells[1] = "a\x0bb\u2028c"
+    assert [job.name for job in parse.parse_sacct(parse.FIELD.join(cells))] == ["a\x0bb\u2028c"]
+
+
 def test_nothing_at_all():
     assert parse.parse_squeue("") == parse.parse_sacct("") == parse.parse_sinfo("") == ()
 
