@@ -49,6 +49,7 @@ _MASKED = (
     "systemd-firstboot.service",
     "systemd-networkd-wait-online.service",
 )
+_BAKE = "clusterctl-bake-"  # how the machine is called that an image is baked in
 _BAKE_TIMEOUT_S = 10.0
 # apt and dpkg start sessions of their own: in a pid namespace all of them end with the first, and it with us.
 _OWN_PROCESSES = (
@@ -75,7 +76,11 @@ def layers(key: str) -> tuple[Path, ...]:
     try:
         meta = json.loads((image_dir(key) / "image.json").read_text())
     except FileNotFoundError as exc:
-        raise ProvisionError("the node image is not in the cache", where=str(image_dir(key))) from exc
+        raise ProvisionError(
+            "the node image is not in the cache",
+            where=str(image_dir(key)),
+            fix="`clusterctl up` makes it anew; nodes that were made from it need a `clusterctl down` first",
+        ) from exc
     return (image_dir(key) / "upper", CACHE / f"base-{meta['base']}" / "root")
 
 
@@ -103,7 +108,7 @@ def cache_lock(say: Callable[[str], None]) -> Iterator[None]:
 
 def _sweep() -> None:
     """Remove what a killed builder left; the lock is held, so nobody is building."""
-    machine.stop([name for name in machine.running() if name.startswith("bake-")])
+    machine.stop([name for name in machine.running() if name.startswith(_BAKE)])
     for folder in CACHE.glob(".building-*"):
         mounts.erase(folder)
 
@@ -259,7 +264,7 @@ def _serve_ssh(root: Path, key: str) -> tuple[subprocess.Popen[bytes], int]:
             "--keep-unit",
             "--as-pid2",
             f"--directory={root}",
-            f"--machine=bake-{key[:8]}",
+            f"--machine={_BAKE}{key[:8]}",
             "--resolv-conf=copy-host",
             "--timezone=off",
             "--",
@@ -313,7 +318,7 @@ def states() -> tuple[ClusterState, ...]:
 
 
 def cache_list() -> tuple[CachedImage, ...]:
-    """Images in the cache; ``size_mib`` includes the base they share only where no other image uses it."""
+    """Images in the cache, then the bases that they share, each with its own size."""
     users: dict[str, list[str]] = {state.image: [] for state in states()}
     for state in states():
         users[state.image].append(state.name)

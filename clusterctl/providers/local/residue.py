@@ -7,7 +7,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from clusterctl.providers.local import cgroups, machine, mounts, network
-from clusterctl.providers.local.layout import CACHE, bridge_name, cluster_dir, link_name, netns_name
+from clusterctl.providers.local.layout import bridge_name, cluster_dir, link_name, netns_name
 
 
 def residue(cluster_id: str) -> tuple[str, ...]:
@@ -45,8 +45,3 @@ def _processes_in(cluster_id: str) -> list[int]:
                 if os.path.samestat((entry / "ns/net").stat(), namespace):
                     found.append(int(entry.name))
     return found
-
-
-def unfinished_images() -> tuple[str, ...]:
-    """Half-built images; the next build sweeps them."""
-    return tuple(str(path) for path in CACHE.glob(".building-*"))
