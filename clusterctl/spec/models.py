@@ -44,6 +44,7 @@ ClusterName = Annotated[str, StringConstraints(pattern=_LABEL)]
 PartitionName = Annotated[str, StringConstraints(pattern=_LABEL)]
 UnixName = Annotated[str, StringConstraints(pattern=_UNIX_NAME)]
 AccountName = Annotated[str, StringConstraints(pattern=_ACCOUNT)]
+Url = Annotated[str, StringConstraints(pattern=_URL)]
 
 _INTERVAL_S = 2
 MAX_LOCAL_HOSTS: Final = checks.MAX_LOCAL_HOSTS
@@ -119,7 +120,7 @@ class LocalProvider(Model):
         description="private /24 for the nodes; by default a free one is chosen",
         examples=["10.77.0.0/24"],
     )
-    mirror: Annotated[str, StringConstraints(pattern=_URL)] = Field(
+    mirror: Url = Field(
         "http://deb.debian.org/debian", description="Debian mirror that the node image is built from"
     )
 

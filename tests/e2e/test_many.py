@@ -14,6 +14,9 @@ from tests.support.cluster import Cluster, raised
 LIMIT = Path("/proc/sys/fs/inotify/max_user_instances")
 
 
+SMALL = "name: small, nodes: 1, memory: 512MiB"
+
+
 def spec(name: str, *partitions: str) -> str:
     lines = "".join(f"  - {{{partition}}}\n" for partition in partitions)
     return f"version: 1\nname: {name}\nprovider: {{type: local}}\npartitions:\n{lines}"
@@ -25,7 +28,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, Cl
     name = f"p{secrets.token_hex(3)}"
     a, b, cwd = (tmp_path_factory.mktemp(part) for part in ("home-a", "home-b", "cwd"))
     (cwd / "b").mkdir()
-    two = spec(name, "name: big, nodes: 2, max_time: 1h", "name: small, nodes: 1, memory: 512MiB")
+    two = spec(name, "name: big, nodes: 2, max_time: 1h", SMALL)
     with (
         raised(name, two, a, cwd) as first,
         raised(name, spec(name, "name: big, nodes: 1"), b, cwd / "b") as second,
@@ -58,6 +61,17 @@ def test_a_job_that_no_partition_can_run_is_refused(pair: tuple[Cluster, Cluster
     first, _ = pair
     assert "memory" in first("submit", "probe", "-p", "small", "--mem", "4GiB", rc=1).stderr.lower()
     assert "time" in first("submit", "probe", "-p", "big", "--time", "2h", rc=1).stderr.lower()
+
+
+def test_a_partition_grows_and_shrinks_beside_the_nodes_of_another(pair: tuple[Cluster, Cluster]) -> None:
+    first, _ = pair
+    small, booted = f"{first.name}-small-1", "systemctl show -p UserspaceTimestampMonotonic --value"
+    before = first.ssh(small, booted)
+    for nodes in (3, 1):
+        first.spec.write_text(spec(first.name, f"name: big, nodes: {nodes}, max_time: 1h", SMALL))
+        big = [f"{first.name}-big-{number}" for number in range(1, nodes + 1)]
+        assert first.json("up")["probed"] == [*big, small]
+    assert first.ssh(small, booted) == before
 
 
 def test_sixteen_nodes(tmp_path_factory: pytest.TempPathFactory) -> None:

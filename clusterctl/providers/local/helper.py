@@ -32,6 +32,8 @@ from clusterctl.providers.local.layout import (
     Which,
     address,
     cluster_dir,
+    machine_name,
+    numbered,
 )
 from clusterctl.providers.local.machine import Machine
 from clusterctl.providers.local.residue import residue
@@ -165,20 +167,21 @@ def up(request: dict[str, Any]) -> dict[str, Any]:
             notes += (
                 "the nodes keep the older image they were made from; `down` and `up` gives them the new one",
             )
-        removed = _remove_unnamed(wanted)
+        removed = _remove_unnamed(wanted, state)
+        state = _number(state, wanted)
         shared = cluster_dir(wanted.id) / "shared"
         shared.mkdir(exist_ok=True, mode=0o755)
         made = []
         running = machine.alive()
         for node in wanted.nodes:
-            one = Machine(wanted.id, node)
+            one = Machine(wanted.id, node, state.numbers[node.name])
             host_key = machine.prepare(one, lower, state.subnet, wanted.admin_key)
             if one.name not in running:
                 machine.start(one, shared)
             made.append(
                 MadeNode(
                     name=node.name,
-                    address=address(state.subnet, node.number),
+                    address=address(state.subnet, one.number),
                     host_key=host_key,
                     started=one.name not in running,
                 )
@@ -191,7 +194,7 @@ def up(request: dict[str, Any]) -> dict[str, Any]:
 
 def _state(wanted: ClusterRequest) -> ClusterState:
     """The cluster's record, written before anything of it exists. Its image stays as it was first made."""
-    path = cluster_dir(wanted.id) / "cluster.json"
+    path = _state_file(wanted.id)
     if path.exists():
         return ClusterState.model_validate_json(path.read_bytes())
     others = [s.subnet for s in image.states()]
@@ -209,13 +212,25 @@ def _state(wanted: ClusterRequest) -> ClusterState:
     return state
 
 
-def _remove_unnamed(wanted: ClusterRequest) -> tuple[str, ...]:
+def _state_file(cluster_id: str) -> Path:
+    return cluster_dir(cluster_id) / "cluster.json"
+
+
+def _number(state: ClusterState, wanted: ClusterRequest) -> ClusterState:
+    """The state with a number for each node, written down before one that is new is started."""
+    numbers = numbered((node.name for node in wanted.nodes), state.numbers)
+    state = state.model_copy(update={"numbers": numbers})
+    write_atomic(_state_file(wanted.id), state.model_dump_json(), mode=0o644)
+    return state
+
+
+def _remove_unnamed(wanted: ClusterRequest, state: ClusterState) -> tuple[str, ...]:
     nodes = cluster_dir(wanted.id) / "nodes"
     nodes.mkdir(exist_ok=True)
     named = {node.name for node in wanted.nodes}
+    gone = {machine_name(wanted.id, number) for name, number in state.numbers.items() if name not in named}
+    machine.stop([name for name in machine.alive() if name in gone])
     surplus = sorted(path.name for path in nodes.iterdir() if path.name not in named)
-    keep = {Machine(wanted.id, node).name for node in wanted.nodes}
-    machine.stop([n for n in machine.alive() if n.startswith(f"c{wanted.id}-") and n not in keep])
     for name in surplus:
         mounts.erase(nodes / name)
     return tuple(surplus)

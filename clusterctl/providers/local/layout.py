@@ -6,11 +6,15 @@ and stay within the 15 characters that Linux allows for a link.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from ipaddress import IPv4Network
+from itertools import count
 from pathlib import Path
 from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+from clusterctl.spec.models import MAX_LOCAL_HOSTS, Url
 
 STATE = Path("/var/lib/clusterctl")
 CACHE = Path("/var/cache/clusterctl")
@@ -18,6 +22,7 @@ CACHE = Path("/var/cache/clusterctl")
 ClusterId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{6}$")]
 HostName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,62}$")]
 ImageKey = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{16}$")]
+AdminKey = Annotated[str, StringConstraints(pattern=r"^ssh-ed25519 [A-Za-z0-9+/=]+( [\w@.-]+)?$")]
 
 ADMIN_ID = 64100  # uid and gid of the admin user on every node; outside Debian's and EL's ranges for people
 
@@ -51,10 +56,9 @@ class _Message(BaseModel):
 
 
 class Node(_Message):
-    """One machine as the helper is asked to make it. ``number`` fixes its address and machine name."""
+    """One machine as the helper is asked to make it."""
 
     name: HostName
-    number: Annotated[int, Field(ge=1, le=250)]
     cores: tuple[int, ...] = Field((), description="host cores it may run on; empty: all")
 
 
@@ -66,9 +70,9 @@ class ClusterRequest(_Message):
     owner: int = Field(description="uid of the caller, who may see and remove it")
     workspace: str
     image: ImageKey
-    admin_key: Annotated[str, StringConstraints(pattern=r"^ssh-ed25519 [A-Za-z0-9+/=]+( [\w@.-]+)?$")]
+    admin_key: AdminKey
     subnet: IPv4Network | None = None
-    nodes: tuple[Node, ...]
+    nodes: Annotated[tuple[Node, ...], Field(max_length=MAX_LOCAL_HOSTS)]
 
 
 class Which(_Message):
@@ -77,8 +81,13 @@ class Which(_Message):
     id: ClusterId
 
 
-class ClusterState(_Message):
-    """What the helper keeps of a cluster, as `cluster.json`."""
+class ClusterState(BaseModel):
+    """What the helper keeps of a cluster, as `cluster.json`; another version's keys are passed over.
+
+    ``numbers`` (by node) fix addresses and machine names. A node keeps its own as long as it lives.
+    """
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
 
     id: ClusterId
     name: str
@@ -86,6 +95,7 @@ class ClusterState(_Message):
     workspace: str
     image: ImageKey
     subnet: IPv4Network
+    numbers: dict[HostName, int] = Field(default_factory=dict)
 
 
 class MadeNode(_Message):
@@ -112,8 +122,8 @@ class BakeRequest(_Message):
 
     key: ImageKey
     base_key: ImageKey
-    mirror: str
-    admin_key: str
+    mirror: Url
+    admin_key: AdminKey
 
 
 class CachedImage(_Message):
@@ -122,6 +132,14 @@ class CachedImage(_Message):
     key: str
     size_mib: int
     used_by: tuple[str, ...]
+
+
+def numbered(names: Iterable[str], kept: Mapping[str, int]) -> dict[str, int]:
+    """A number for each node, from 1: the one that it has, else the lowest that is free."""
+    names = tuple(names)
+    taken = {number for name, number in kept.items() if name in names}
+    free = (number for number in count(1) if number not in taken)
+    return {name: kept[name] if name in kept else next(free) for name in names}
 
 
 def address(subnet: IPv4Network, number: int) -> str:

@@ -38,10 +38,11 @@ class Machine:
 
     cluster_id: str
     node: Node
+    number: int
 
     @property
     def name(self) -> str:
-        return machine_name(self.cluster_id, self.node.number)
+        return machine_name(self.cluster_id, self.number)
 
     @property
     def folder(self) -> Path:
@@ -90,7 +91,7 @@ def prepare(machine: Machine, lower: tuple[Path, ...], subnet: IPv4Network, admi
     """Lay out a node's own files on its overlay; returns its public host key."""
     machine.folder.mkdir(parents=True, exist_ok=True)
     root = mount_overlay(lower, machine.folder)
-    name, own = machine.node.name, address(subnet, machine.node.number)
+    name, own = machine.node.name, address(subnet, machine.number)
     (root / "etc/hostname").write_text(f"{name}\n")
     (root / "etc/systemd/network").mkdir(parents=True, exist_ok=True)
     # Numbered below systemd's own 80-container-host0.network, which would ask for DHCP.

@@ -56,8 +56,8 @@ class LocalProvider:
             admin_key=image.admin_key,
             subnet=spec.provider.subnet,
             nodes=(
-                Node(name=spec.controller_host, number=1),
-                *(Node(name=s.host, number=i, cores=s.cores) for i, s in enumerate(shares, start=2)),
+                Node(name=spec.controller_host),
+                *(Node(name=share.host, cores=share.cores) for share in shares),
             ),
         )
         say(f"starting {len(request.nodes)} machines")

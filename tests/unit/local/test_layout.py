@@ -1,0 +1,48 @@
+"""What the two sides of the local provider say to each other, and what is kept."""
+
+import pytest
+from pydantic import ValidationError
+
+from clusterctl.providers.local.layout import BakeRequest, ClusterState, numbered
+
+KEY = "ssh-ed25519 AAAAC3Nz clusterctl"
+BAKE = {"key": "0" * 16, "base_key": "1" * 16, "mirror": "http://deb.debian.org/debian", "admin_key": KEY}
+STATE = {"id": "a1b2c3", "name": "demo", "owner": 1000, "workspace": "/w", "image": "0" * 16}
+
+
+def test_nodes_are_numbered_in_order() -> None:
+    assert numbered(["ctl", "a-1", "b-1"], {}) == {"ctl": 1, "a-1": 2, "b-1": 3}
+
+
+def test_a_node_keeps_its_number_when_a_partition_before_it_grows() -> None:
+    before = numbered(["ctl", "a-1", "b-1"], {})
+    assert numbered(["ctl", "a-1", "a-2", "b-1"], before) == {"ctl": 1, "a-1": 2, "a-2": 4, "b-1": 3}
+
+
+def test_a_number_is_free_again_when_its_node_is_gone() -> None:
+    before = numbered(["ctl", "a-1", "a-2", "b-1"], {})
+    shrunk = numbered(["ctl", "a-1", "b-1"], before)
+    assert shrunk == {"ctl": 1, "a-1": 2, "b-1": 4}
+    assert numbered(["ctl", "a-1", "b-1", "b-2"], shrunk)["b-2"] == 3
+
+
+@pytest.mark.parametrize(
+    ("field", "value"),
+    [
+        ("key", "../../etc"),
+        ("base_key", "0" * 15),
+        ("mirror", "file:///etc"),
+        ("mirror", "http://x/ bookworm main\ndeb http://y/"),
+        ("admin_key", 'command="id" ssh-ed25519 AAAA'),
+        ("admin_key", f"{KEY}\n{KEY}"),
+    ],
+)
+def test_the_helper_takes_no_image_request_that_is_more_than_one(field: str, value: str) -> None:
+    BakeRequest.model_validate(BAKE)
+    with pytest.raises(ValidationError):
+        BakeRequest.model_validate(BAKE | {field: value})
+
+
+def test_the_record_of_another_version_reads() -> None:
+    state = ClusterState.model_validate({**STATE, "subnet": "10.1.2.0/24", "colour": "red"})
+    assert state.numbers == {}
