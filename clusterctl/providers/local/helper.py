@@ -197,6 +197,7 @@ def _state(wanted: ClusterRequest) -> ClusterState:
     path = _state_file(wanted.id)
     if path.exists():
         return ClusterState.model_validate_json(path.read_bytes())
+    image.layers(wanted.image)  # it may have been pruned since it was baked
     others = [s.subnet for s in image.states()]
     subnet = network.choose_subnet(wanted.id, [*network.used_networks(), *others], wanted.subnet)
     state = ClusterState(
@@ -207,7 +208,7 @@ def _state(wanted: ClusterRequest) -> ClusterState:
         image=wanted.image,
         subnet=subnet,
     )
-    path.parent.mkdir(parents=True, mode=0o755)
+    path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
     write_atomic(path, state.model_dump_json(), mode=0o644)
     return state
 
@@ -261,9 +262,13 @@ def clusters(_: dict[str, Any]) -> dict[str, Any]:
 
 
 def cache(request: dict[str, Any]) -> dict[str, Any]:
-    """List the image cache, or prune it."""
-    with image.cache_lock(say):
-        images = image.prune() if request.get("prune") else image.cache_list()
+    """List the image cache, or prune it: then nobody bakes, and no cluster is made from what goes."""
+    if request.get("prune"):
+        with image.cache_lock(say), _state_lock():
+            images = image.prune()
+    else:
+        with _state_lock():
+            images = image.cache_list()
     return {"images": [i.model_dump() for i in images]}
 
 
