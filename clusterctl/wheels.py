@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 import sys
 import tempfile
@@ -10,22 +9,19 @@ from pathlib import Path
 
 from clusterctl.errors import MachineError
 from clusterctl.journal import digest
+from clusterctl.workspace import cache_home
 
 NODE_PYTHON = "3.11"
 NODE_GLIBC_MINOR = 36  # Debian 12; glibc 2.x
 _ARCH = "x86_64"
 
 
-def cache_home() -> Path:
-    """Where downloads are kept, as the XDG base directory specification says."""
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "clusterctl"
-
-
 def wheelhouse(lock: Path) -> Path:
     """A folder with every wheel of a hash-locked requirements file; downloaded once.
 
     Raises:
-        MachineError: the package index is out of reach or has no wheel for the nodes, or there is no room.
+        MachineError: the package index is out of reach or has no wheel for the nodes, or there is no room
+            or no home to keep them in.
     """
     folder = cache_home() / f"wheels-{digest(lock.read_bytes(), NODE_PYTHON, _ARCH)}"
     if folder.is_dir():

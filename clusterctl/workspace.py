@@ -24,25 +24,42 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 from clusterctl.errors import LockedError, MachineError
 
 
-def state_home(environ: dict[str, str] | None = None) -> Path:
+def state_home() -> Path:
     """The folder that holds one folder a cluster.
 
     Raises:
         MachineError: the caller has no home.
     """
-    env = os.environ if environ is None else environ
     try:
-        if home := env.get("CLUSTERCTL_HOME"):
+        if home := os.environ.get("CLUSTERCTL_HOME"):
             return Path(home).expanduser().absolute()
-        # The XDG base directory specification has relative paths ignored.
-        state = Path(env.get("XDG_STATE_HOME", ""))
-        return (state if state.is_absolute() else Path.home() / ".local" / "state") / "clusterctl"
+        return _xdg_folder("XDG_STATE_HOME", ".local/state")
     except RuntimeError as exc:  # pathlib's word for a home that can't be found
-        raise MachineError(
-            "there is no folder to keep the state of clusters in",
-            why=str(exc),
-            fix="set CLUSTERCTL_HOME to a folder of yours",
-        ) from exc
+        raise _homeless("the state of clusters", "CLUSTERCTL_HOME", exc) from exc
+
+
+def cache_home() -> Path:
+    """The folder that holds what was downloaded.
+
+    Raises:
+        MachineError: the caller has no home.
+    """
+    try:
+        return _xdg_folder("XDG_CACHE_HOME", ".cache")
+    except RuntimeError as exc:
+        raise _homeless("downloads", "XDG_CACHE_HOME", exc) from exc
+
+
+def _xdg_folder(variable: str, default: str) -> Path:
+    """Our folder in one of the XDG base directories, whose specification has relative paths ignored."""
+    named = Path(os.environ.get(variable, ""))
+    return (named if named.is_absolute() else Path.home() / default) / "clusterctl"
+
+
+def _homeless(what: str, variable: str, exc: RuntimeError) -> MachineError:
+    return MachineError(
+        f"there is no folder to keep {what} in", why=str(exc), fix=f"set {variable} to a folder of yours"
+    )
 
 
 def _private_folder(path: Path) -> None:

@@ -24,7 +24,8 @@ from pathlib import Path
 from clusterctl.providers.local import image, machine
 from clusterctl.providers.local.layout import CACHE
 from clusterctl.providers.local.provider import image_keys
-from clusterctl.wheels import cache_home, wheelhouse
+from clusterctl.wheels import wheelhouse
+from clusterctl.workspace import cache_home
 from tests.support.cluster import raised
 from tests.support.verbs import Ran
 

@@ -38,7 +38,7 @@ def a_wheel(folder: Path, name: str) -> str:
     return f"{name}==1.0 --hash=sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}\n"
 
 
-Fetch = Callable[[], dict[str, str]]
+Fetch = Callable[..., dict[str, str]]
 
 
 @pytest.fixture
@@ -63,9 +63,15 @@ def fetch(tmp_path: Path, lock: Path) -> Fetch:
     }
     argv = [sys.executable, "-P", "-c", PROGRAM, str(lock)]
 
-    def call() -> dict[str, str]:
+    def call(**changes: str) -> dict[str, str]:
         done = subprocess.run(
-            argv, cwd=tmp_path / "cwd", env=env, capture_output=True, text=True, timeout=120, check=False
+            argv,
+            cwd=tmp_path / "cwd",
+            env=env | changes,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
         )
         assert done.returncode == 0, done.stderr
         return dict(json.loads(done.stdout))
@@ -121,6 +127,17 @@ def test_a_cache_that_cannot_be_is_said(fetch: Fetch, tmp_path: Path) -> None:
     (tmp_path / "cache").write_text("not a folder")
     error = fetch()
     assert "can't be written" in error["what"]
+    assert "XDG_CACHE_HOME" in error["fix"]
+
+
+def test_a_cache_that_is_named_from_here_is_not_one(fetch: Fetch, tmp_path: Path) -> None:
+    folder = fetch(XDG_CACHE_HOME="here", HOME=str(tmp_path / "home"))["folder"]
+    assert Path(folder).parent == tmp_path / "home" / ".cache" / "clusterctl"
+
+
+def test_no_home_is_an_error_with_a_way_out(fetch: Fetch) -> None:
+    error = fetch(XDG_CACHE_HOME="", HOME="~nobody-of-that-name")
+    assert "no folder" in error["what"]
     assert "XDG_CACHE_HOME" in error["fix"]
 
 
