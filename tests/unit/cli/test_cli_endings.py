@@ -185,7 +185,7 @@ def test_a_bug_leaves_its_traceback_in_the_state_folder(cli: Clusterctl) -> None
     folder.mkdir(parents=True)
     (folder / "hosts.json").write_text("{}")  # no version of clusterctl writes this
     ran = cli("list", rc=1)
-    (report,) = (cli.home / "errors").iterdir()
+    (report,) = (cli.home / ".errors").iterdir()
     assert str(report) in ran.stderr
     assert "Traceback (most recent call last)" in report.read_text()
     assert stat.S_IMODE(report.stat().st_mode) == 0o600
