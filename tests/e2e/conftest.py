@@ -10,7 +10,6 @@ import pytest
 
 from tests.support.cluster import Cluster, raised
 
-FOLDER = Path(__file__).parent
 SPEC = """\
 version: 1
 name: {name}
@@ -29,13 +28,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Every test of this folder raises a real cluster: a mark that a module forgets would hide that."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
-            item.add_marker(pytest.mark.e2e)
-
-
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Everything in this folder raises real clusters, so it runs by itself, after the unit tests."""
-    for item in items:
-        if FOLDER in item.path.parents:
             item.add_marker(pytest.mark.e2e)
 
 
