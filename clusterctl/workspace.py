@@ -92,9 +92,9 @@ class Workspace:
     root: Path
 
     @classmethod
-    def of(cls, name: str, home: Path | None = None) -> Workspace:
+    def of(cls, name: str) -> Workspace:
         """The workspace of the cluster of that name; nothing is created."""
-        return cls((home or state_home()) / name)
+        return cls(state_home() / name)
 
     @property
     def spec(self) -> Path:

@@ -140,7 +140,7 @@ def _unexpected(options: Options) -> ClusterctlError:
     if options.verbose:
         return ClusterctlError("unexpected error, this is a bug", why=text)
     try:
-        folder = state_home() / "errors"
+        folder = state_home() / ".errors"  # a cluster may be called "errors"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = folder / f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}.txt"
         write_atomic(path, f"{sys.argv}\n{text}")
