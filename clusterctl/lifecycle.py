@@ -13,7 +13,7 @@ from pathlib import Path
 
 from clusterctl import collect, configure
 from clusterctl.assets import asset
-from clusterctl.errors import CollectError, LeftoversError, TransportError, UsageError
+from clusterctl.errors import CollectError, LeftoversError, SlurmError, TransportError, UsageError
 from clusterctl.inventory import Inventory
 from clusterctl.journal import Journal, Step, digest
 from clusterctl.providers.base import BakeTarget, Provider
@@ -154,11 +154,11 @@ def down(
 def _bring_home(spec: ClusterSpec, workspace: Workspace, out: Path | None) -> tuple[RunRecord, ...]:
     try:
         return collect.collect_all(spec, workspace, out=out)
-    except TransportError as exc:
+    except (CollectError, SlurmError, TransportError) as exc:
         raise CollectError(
             "the cluster stays up: runs that are not home yet can't be collected",
             where=exc.where,
-            why=exc.why or exc.what,
+            why=f"{exc.what}: {exc.why}" if exc.why else exc.what,
             fix="mend it with `clusterctl up` and take it down then, or give the runs up: --discard-runs",
         ) from exc
 

@@ -76,6 +76,13 @@ def test_down_of_a_dead_cluster_says_what_to_do(one: Cluster) -> None:
     assert one.json("up")["ready"]
 
 
+def test_down_without_slurm_says_what_to_do(one: Cluster) -> None:
+    one.json("submit", "probe", "--wait")
+    one.ssh(f"{one.name}-ctl", "sudo systemctl stop slurmctld")
+    assert "--discard-runs" in one("down", "--yes", rc=1).stderr
+    assert one.json("up")["ready"]
+
+
 def test_a_lost_workspace_does_not_keep_a_cluster_alive(one: Cluster) -> None:
     one.workspace.rename(one.workspace.with_name("lost"))
     assert one.name in one("list").stdout
