@@ -148,8 +148,11 @@ def debootstrap(root: Path, mirror: str, packages: Sequence[str]) -> None:
     ]
     if proxy := _apt_proxy():
         argv.append(f"--aptopt={proxy}")
+    fix = f"check that this machine reaches {mirror}; provider.mirror names another Debian mirror"
     if _KEYRING.exists():
         argv.append(f"--keyring={_KEYRING}")
+    else:
+        fix = f"apt-get install {_KEYRING.stem}, which Debian's signatures are checked with; or {fix}"
     argv += [SUITE, str(root)]
     if mirror != DEFAULT_MIRROR:
         argv += [f"deb {mirror} {suite} main" for suite in (SUITE, f"{SUITE}-updates")]
@@ -157,7 +160,7 @@ def debootstrap(root: Path, mirror: str, packages: Sequence[str]) -> None:
         [*_OWN_PROCESSES, *argv],
         what="building the base image",
         where=mirror,
-        fix=f"check that this machine reaches {mirror}; provider.mirror names another Debian mirror",
+        fix=fix,
     )
 
 
