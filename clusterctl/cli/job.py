@@ -73,13 +73,14 @@ def submit(
         launcher=launcher,
     )
     timeout_s = _timeout(timeout)
+    if dry_run:
+        script = jobs.script_of(spec_of(screen, options), job)
+        screen.result({"name": job.name, "script": script}, script)
+        return
     with _session(screen, options) as session:
-        if dry_run:
-            script = jobs.script_of(session, job)
-            screen.result({"name": job.name, "script": script}, script)
-            return
         done = jobs.submit(session, job)
         answer = {"job_id": done.job_id, "name": done.name, "script": done.script, "dir": done.remote_dir}
+        screen.known = answer  # also when the job fails while we wait
         if follow and not screen.json:
             screen.note(f"submitted job {done.job_id} ({done.name})")
             _follow(screen, session, done.job_id, timeout_s)

@@ -26,6 +26,7 @@ class Screen:
     def __init__(self, *, json: bool, color: bool) -> None:
         self.json = json
         self._color = color
+        self.known: dict[str, Any] = {}  # part of the answer, should the verb end in an error
         self._status: Status | None = None
 
     def _console(self, *, stderr: bool) -> Console:
@@ -100,7 +101,7 @@ class Screen:
         """An expected error, in its one shape."""
         if self.json:
             failures = [dataclasses.asdict(failure) for failure in exc.failures]
-            self.raw(_json({"ok": False, "failures": failures}))
+            self.raw(_json({"ok": False, "failures": failures, **self.known}))
         console = self._console(stderr=True)
         try:
             console.print("error:", style="bold red", end=" ")

@@ -19,7 +19,7 @@ from clusterctl.jobs.userscript import UserScript
 from clusterctl.records import JobEntry
 from clusterctl.slurm.access import Session
 from clusterctl.slurm.client import SlurmAwayError, SlurmClient
-from clusterctl.spec import JobSpec
+from clusterctl.spec import ClusterSpec, JobSpec
 from clusterctl.spec.load import dump_spec
 from clusterctl.transport.base import Transport
 from clusterctl.transport.local import LocalTransport
@@ -61,13 +61,13 @@ class Submitted:
     token: str
 
 
-def script_of(session: Session, job: JobSpec) -> str:
+def script_of(spec: ClusterSpec, job: JobSpec) -> str:
     """What `--dry-run` prints: the job's sbatch script, which works with plain sbatch.
 
     Raises:
         UsageError: the user's script can't be read or can't be run as a job.
     """
-    return render_script(job, payload_hash=payload_hash(), interval_s=session.spec.monitoring.interval)
+    return render_script(job, payload_hash=payload_hash(), interval_s=spec.monitoring.interval)
 
 
 def submit(session: Session, job: JobSpec, *, local: Transport | None = None) -> Submitted:
@@ -79,7 +79,7 @@ def submit(session: Session, job: JobSpec, *, local: Transport | None = None) ->
         TransportError: the controller can't be reached, or was lost; a job that it took all the same is found
             by its token when jobs are next listed or collected.
     """
-    script = script_of(session, job)
+    script = script_of(session.spec, job)
     folder = job.script.parent if job.script is not None else Path.cwd()
     facts = client_facts(job, local=local or LocalTransport(), folder=folder)
     token = secrets.token_hex(4)

@@ -65,6 +65,7 @@ def test_a_failed_job_shows_its_log_and_slurms_reason(cluster: Cluster) -> None:
     answer = cluster("-o", "json", "submit", path, "--wait", rc=4).json
     assert not answer["ok"]
     assert answer["failures"][0]["code"] == "job-failed"
+    assert cluster.json("jobs", answer["job_id"])["jobs"][0]["state"] == "FAILED"
 
 
 def test_a_job_over_its_time_is_told_apart(cluster: Cluster) -> None:
@@ -110,6 +111,14 @@ def test_an_array_keeps_its_tasks_apart(cluster: Cluster) -> None:
     for i in (1, 2, 3):
         assert (run / f"stdout-{i}.log").read_text() == f"task {i}\n"
         assert (run / f"task-{i}" / "result.txt").is_file()
+
+
+def test_flags_win_over_the_scripts_own_lines_which_are_kept(cluster: Cluster) -> None:
+    path = script(cluster, "own.sh", "#!/bin/bash\n#SBATCH --nodes=2 --time=7\necho $SLURM_JOB_NUM_NODES\n")
+    done = cluster.json("submit", path, "--nodes", "1", "--wait")
+    assert (cluster.run_of(done["job_id"]) / "stdout.log").read_text() == "1\n"
+    shown = cluster.ssh(f"{cluster.name}-ctl", f"sacct -nPX -j {done['job_id']} -o Timelimit")
+    assert shown.strip() == "00:07:00"
 
 
 @pytest.mark.parametrize(

@@ -62,7 +62,7 @@ def test_the_ledger_knows_the_job(session, cluster, job):
 
 
 def test_the_dry_run_is_what_is_submitted(session, job):
-    assert jobs.script_of(session, job) == jobs.submit(session, job).script
+    assert jobs.script_of(session.spec, job) == jobs.submit(session, job).script
 
 
 def test_a_cluster_of_another_version(session, cluster, job):
