@@ -23,6 +23,7 @@ PROBE_TIMEOUT_S = 120
 _PAUSE_S = 0.2
 _IDLE = frozenset({"IDLE"})
 _BUSY = frozenset({"ALLOCATED", "MIXED", "COMPLETING"})
+_TAKEN = "Requested nodes are busy"  # srun's words when --immediate has run out
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,13 +41,18 @@ def verify(inventory: Inventory, transport: Transport, *, timeout_s: float = REA
     Raises:
         VerifyError: nodes are missing or sick, or the job failed; names hosts and causes.
     """
-    nodes = _ready(inventory, SlurmClient(transport), timeout_s)
-    idle = tuple(node.name for node in nodes if node.state in _IDLE)
-    busy = tuple(node.name for node in nodes if node.state not in _IDLE)
-    if not idle:
-        return Proof((), busy, 0)
-    ranks = _probe(idle, transport)
-    return Proof(idle, busy, ranks)
+    slurm = SlurmClient(transport)
+    for tries_left in (1, 0):
+        nodes = _ready(inventory, slurm, timeout_s)
+        idle = tuple(node.name for node in nodes if node.state in _IDLE)
+        busy = tuple(node.name for node in nodes if node.state not in _IDLE)
+        if not idle:
+            return Proof((), busy, 0)
+        result = _probe(idle, transport)
+        if tries_left and result.rc != 0 and _TAKEN in result.stderr:
+            continue  # a user's job was faster: its nodes count as busy now
+        return Proof(idle, busy, _answer(result, idle))
+    raise AssertionError("the last try returns")
 
 
 def _ready(inventory: Inventory, slurm: SlurmClient, timeout_s: float) -> tuple[NodeInfo, ...]:
@@ -88,8 +94,8 @@ def _sick(expected: set[str], nodes: dict[str, NodeInfo]) -> tuple[Failure, ...]
     return tuple(failures)
 
 
-def _probe(hosts: tuple[str, ...], transport: Transport) -> int:
-    """Run the bundled probe, one rank a host; returns how many ranks agreed."""
+def _probe(hosts: tuple[str, ...], transport: Transport) -> Result:
+    """Run the bundled probe, one rank a host."""
     root = f"/opt/clusterctl/payload/{payload_hash()}"
     argv = [
         "srun",
@@ -112,11 +118,15 @@ def _probe(hosts: tuple[str, ...], transport: Transport) -> int:
         "payload",
     ]
     argv += ["probe", "--expect-hosts", ",".join(hosts)]
-    result = transport.run(argv, timeout_s=PROBE_TIMEOUT_S, check=False)
-    return _answer(result, hosts)
+    return transport.run(argv, timeout_s=PROBE_TIMEOUT_S, check=False)
 
 
 def _answer(result: Result, hosts: tuple[str, ...]) -> int:
+    """How many ranks agreed.
+
+    Raises:
+        VerifyError: not all did.
+    """
     try:
         answer = json.loads(result.stdout)
         if result.rc == 0 and answer["ok"] and answer["world_size"] == len(hosts):
