@@ -219,15 +219,15 @@ def test_a_requeued_jobs_shorter_log_is_told_from_its_start(session, cluster, tm
     log = Path(str(entry.remote_dir)) / "stdout.log"
     log.write_text("first life, long\n")
 
-    def again() -> None:
-        log.write_text("second\n")
-        cluster.change(job_id, state="COMPLETED")
-
-    timer = threading.Timer(0.6, again)
-    timer.start()
     told = Told()
-    jobs.follow(session, job_id, on_output=told)
-    timer.join()
+
+    def show(chunk) -> None:
+        told(chunk)
+        if told.text() == "first life, long\n":
+            log.write_text("second\n")
+            cluster.change(job_id, state="COMPLETED")
+
+    jobs.follow(session, job_id, on_output=show)
     assert told.text() == "first life, long\nsecond\n"
 
 
