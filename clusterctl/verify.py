@@ -7,6 +7,7 @@ users' jobs are taken at their slurmd's word and named as not probed.
 from __future__ import annotations
 
 import json
+import math
 import time
 from dataclasses import dataclass
 
@@ -19,7 +20,9 @@ from clusterctl.spec.models import ADMIN_USER, PROOF_PARTITION
 from clusterctl.transport.base import Result, Transport
 
 READY_TIMEOUT_S = 60.0
-PROBE_TIMEOUT_S = 120
+START_TIMEOUT_S = 60
+PROBE_S = 60
+PROBE_PER_NODE_S = 5  # many local nodes start their ranks on few cores
 _PAUSE_S = 0.2
 _IDLE = frozenset({"IDLE"})
 _BUSY = frozenset({"ALLOCATED", "MIXED", "COMPLETING"})
@@ -95,30 +98,28 @@ def _sick(expected: set[str], nodes: dict[str, NodeInfo]) -> tuple[Failure, ...]
 
 
 def _probe(hosts: tuple[str, ...], transport: Transport) -> Result:
-    """Run the bundled probe, one rank a host."""
-    root = f"/opt/clusterctl/payload/{payload_hash()}"
+    """Run the bundled probe, one rank a host. Slurm ends it first if it hangs, and then names hosts."""
+    minutes = math.ceil((PROBE_S + PROBE_PER_NODE_S * len(hosts)) / 60)
     argv = [
         "srun",
         f"--partition={PROOF_PARTITION}",
         f"--account={ADMIN_USER}",
         "--job-name=clusterctl-probe",
-    ]
-    argv += [f"--nodes={len(hosts)}", f"--nodelist={','.join(hosts)}", "--ntasks-per-node=1", "--mem=64M"]
-    argv += [
+        f"--nodes={len(hosts)}",
+        f"--nodelist={','.join(hosts)}",
+        "--ntasks-per-node=1",
+        "--mem=64M",
         "--mpi=pmix",
-        "--time=2",
-        f"--immediate={PROBE_TIMEOUT_S // 2}",
+        f"--time={minutes}",
+        f"--immediate={START_TIMEOUT_S}",
         "--chdir=/tmp",
         "--kill-on-bad-exit=1",
-    ]
-    argv += [
-        f"--export=PYTHONPATH={root},OMP_NUM_THREADS=1",
+        f"--export=PYTHONPATH=/opt/clusterctl/payload/{payload_hash()},OMP_NUM_THREADS=1",
         "/opt/clusterctl/env/bin/python",
-        "-m",
-        "payload",
+        *("-m", "payload", "probe", "--expect-hosts", ",".join(hosts)),
     ]
-    argv += ["probe", "--expect-hosts", ",".join(hosts)]
-    return transport.run(argv, timeout_s=PROBE_TIMEOUT_S, check=False)
+    # A minute more than Slurm needs: it looks at limits twice a minute.
+    return transport.run(argv, timeout_s=START_TIMEOUT_S + 60 * (minutes + 1), check=False)
 
 
 def _answer(result: Result, hosts: tuple[str, ...]) -> int:
