@@ -53,6 +53,7 @@ def submit(
 ) -> None:
     """Submit a bundled job or a script of yours. What stands after -- goes to the program."""
     from clusterctl import jobs
+    from clusterctl.errors import UsageError
     from clusterctl.spec import job_spec
 
     job = job_spec(
@@ -73,6 +74,8 @@ def submit(
         launcher=launcher,
     )
     timeout_s = _timeout(timeout)
+    if timeout is not None and not (wait or follow):
+        raise UsageError("--timeout bounds a wait", fix="say --wait or --follow too; --time limits the job")
     if dry_run:
         script = jobs.script_of(spec_of(screen, options), job)
         screen.result({"name": job.name, "script": script}, script)

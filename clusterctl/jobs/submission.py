@@ -50,6 +50,10 @@ _REFUSALS = (
 _TOO_LARGE = re.compile("node configuration is not available|Node count|More processors|limit", re.IGNORECASE)
 
 
+# Slurm had the connection: a request that it did not answer in time may be carried out later.
+_ON_ITS_WAY = re.compile(r"timed out|Zero Bytes", re.IGNORECASE)
+
+
 @dataclass(frozen=True, slots=True)
 class Submitted:
     """A job that Slurm has taken. ``script`` is the text of its sbatch script."""
@@ -145,8 +149,10 @@ def _sbatch(session: Session, entry: JobEntry, remote_dir: str) -> str:
     try:
         try:
             return session.slurm.sbatch(remote_dir, SCRIPT, *options)
-        except SlurmAwayError:
+        except SlurmAwayError as exc:
             found = session.slurm.by_comment(entry.comment)  # waits until Slurm answers, within bounds
+            if found is None and _ON_ITS_WAY.search(exc.why):
+                raise _silence(session, exc) from exc
             return str(found.job_id) if found else session.slurm.sbatch(remote_dir, SCRIPT, *options)
         except UnreachableError as exc:
             # sbatch may still be at it, so it is not called again.

@@ -118,6 +118,16 @@ def test_a_controller_that_was_away_gets_the_job_once(cluster, job):
     assert cluster.calls("sbatch") == 2
 
 
+def test_a_request_that_timed_out_is_not_sent_again(cluster, job):
+    session = cluster.session(clock=QUICK)
+    with cluster.state() as state:
+        state["away"] = 1
+        state["away_words"] = "Batch job submission failed: Socket timed out on send/recv operation"
+    with pytest.raises(UnreachableError, match="did not say whether it took the job"):
+        jobs.submit(session, job)
+    assert cluster.calls("sbatch") == 1
+
+
 class Cutting(Nearby):
     """The connection breaks while sbatch runs: ``taken`` says whether Slurm had the job by then."""
 

@@ -174,7 +174,8 @@ def main(command: str, argv: list[str]) -> None:
         calls[command] = calls.get(command, 0) + 1
         if state.get("away", 0) > 0:
             state["away"] -= 1
-            sys.stderr.write(f"{command}: error: Unable to contact slurm controller (connect failure)\n")
+            words = state.get("away_words", "Unable to contact slurm controller (connect failure)")
+            sys.stderr.write(f"{command}: error: {words}\n")
             rc = 1
         else:
             rc = 0
