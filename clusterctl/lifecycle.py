@@ -11,6 +11,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from pydantic import ValidationError
+
 from clusterctl import collect, configure
 from clusterctl.assets import asset
 from clusterctl.errors import CollectError, LeftoversError, SlurmError, TransportError, UsageError
@@ -190,10 +192,16 @@ def inventory_of(workspace: Workspace) -> Inventory:
     """The inventory that `up` left.
 
     Raises:
-        UsageError: the cluster is not up.
+        UsageError: the cluster is not up, or its record is damaged.
     """
     try:
         return Inventory.model_validate_json(workspace.hosts.read_bytes())
+    except ValidationError as exc:
+        raise UsageError(
+            f"what is noted of cluster {workspace.root.name!r} is damaged",
+            where=str(workspace.hosts),
+            fix="run `clusterctl up`, which writes it anew",
+        ) from exc
     except FileNotFoundError as exc:
         raise UsageError(
             f"cluster {workspace.root.name!r} is not up",

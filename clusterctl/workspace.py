@@ -23,19 +23,30 @@ from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption,
 
 from clusterctl.errors import LockedError, MachineError
 
+_UNFIT = frozenset('"%\n')
+
 
 def state_home() -> Path:
     """The folder that holds one folder a cluster.
 
     Raises:
-        MachineError: the caller has no home.
+        MachineError: the caller has no home, or its path does not fit an ssh_config.
     """
     try:
         if home := os.environ.get("CLUSTERCTL_HOME"):
-            return Path(home).expanduser().absolute()
-        return _xdg_folder("XDG_STATE_HOME", ".local/state")
+            folder = Path(home).expanduser().absolute()
+        else:
+            folder = _xdg_folder("XDG_STATE_HOME", ".local/state")
     except RuntimeError as exc:  # pathlib's word for a home that can't be found
         raise _homeless("the state of clusters", "CLUSTERCTL_HOME", exc) from exc
+    if unfit := _UNFIT & set(str(folder)):
+        raise MachineError(
+            "the state folder's path can't stand in an ssh_config",
+            where=str(folder),
+            why=f"ssh reads {' and '.join(map(repr, sorted(unfit)))} there as syntax of its own",
+            fix="set CLUSTERCTL_HOME to a path without",
+        )
+    return folder
 
 
 def cache_home() -> Path:

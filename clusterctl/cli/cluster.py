@@ -112,6 +112,8 @@ def down(
         )
     for run in done.runs:
         screen.note(f"collected {run.directory}")
+        if not run.final:
+            screen.note(f"note: job {run.job_id} ({run.name}) was {run.state} and ended with the cluster")
     size = sum(image.size_mib for image in cached_images())
     answer = {
         "cluster": spec.name,
@@ -160,6 +162,8 @@ def status(screen: Screen, options: Options) -> None:
 
 def list_(screen: Screen, options: Options) -> None:
     """All clusters of this user, and local ones whose workspace was lost."""
+    from pydantic import ValidationError
+
     from clusterctl.errors import ClusterctlError
     from clusterctl.inventory import Inventory
     from clusterctl.providers.local.provider import clusters
@@ -168,7 +172,12 @@ def list_(screen: Screen, options: Options) -> None:
     del options
     found: list[dict[str, Any]] = []
     for path in sorted(state_home().glob("*/hosts.json")):
-        inventory = Inventory.model_validate_json(path.read_bytes())
+        try:
+            inventory = Inventory.model_validate_json(path.read_bytes())
+        except ValidationError:
+            found.append({"cluster": path.parent.name, "provider": "damaged", "nodes": None,
+                          "workspace": str(path.parent), "id": None})  # fmt: skip
+            continue
         found.append(
             {
                 "cluster": inventory.cluster,

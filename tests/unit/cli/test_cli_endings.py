@@ -179,12 +179,37 @@ def test_no_home_is_an_error_with_a_way_out(cli: Clusterctl) -> None:
     assert "bug" not in ran.stderr
 
 
-def test_a_bug_leaves_its_traceback_in_the_state_folder(cli: Clusterctl) -> None:
-    """Without -v one line; the traceback is where that line says, for this user only."""
+def test_a_damaged_workspace_is_named_and_hides_no_other(cli: Clusterctl) -> None:
     folder = cli.home / "broken"
     folder.mkdir(parents=True)
     (folder / "hosts.json").write_text("{}")  # no version of clusterctl writes this
-    ran = cli("list", rc=1)
+    assert cli("-o", "json", "list").json["clusters"][0]["provider"] == "damaged"
+    spec = cli.cwd / "broken.yaml"
+    spec.write_text("version: 1\nname: broken\nprovider: {type: local}\npartitions: [{name: a, nodes: 1}]\n")
+    ran = cli("status", "-f", spec, rc=2)
+    assert str(folder / "hosts.json") in ran.stderr
+    assert "clusterctl up" in ran.stderr
+
+
+BUGGY = """#!{python}
+from clusterctl.__main__ import main
+from clusterctl.cli import app
+from clusterctl.cli.options import verb
+
+def bug(screen, options):
+    {{}}["nothing"]
+
+app.command()(verb(bug))
+main()
+"""
+
+
+def test_a_bug_leaves_its_traceback_in_the_state_folder(cli: Clusterctl) -> None:
+    """Without -v one line; the traceback is where that line says, for this user only."""
+    script = cli.cwd / "buggy"
+    script.write_text(BUGGY.format(python=sys.executable))
+    script.chmod(0o700)
+    ran = Clusterctl(cli.home, cli.cwd, script=script)("bug", rc=1)
     (report,) = (cli.home / ".errors").iterdir()
     assert str(report) in ran.stderr
     assert "Traceback (most recent call last)" in report.read_text()
