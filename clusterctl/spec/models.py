@@ -24,7 +24,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from clusterctl.spec import checks
-from clusterctl.spec.units import DurationS, SizeMib, format_duration
+from clusterctl.spec.units import DurationS, SizeMib, format_duration, format_size
 from clusterctl.spec.words import shown
 
 _LABEL = r"^[a-z][a-z0-9-]{0,19}$"
@@ -50,6 +50,7 @@ _INTERVAL_S = 2
 MAX_LOCAL_HOSTS: Final = checks.MAX_LOCAL_HOSTS
 MAX_CPUS = 65_533  # Slurm counts a node's CPUs in 16 bits
 PROOF_PARTITION = "clusterctl-proof"
+LEAST_MEMORY_MIB = 256  # less, and not even the proof job fits beside the daemons
 ADMIN_USER = "clusterctl"
 # Accounts and groups that a Debian node has, or that clusterctl puts there.
 RESERVED_USERS = frozenset(
@@ -151,6 +152,13 @@ class Partition(Model):
         None, description="memory of each node; by default this machine's memory is divided"
     )
     max_time: DurationS | None = Field(None, description="longest time a job may ask for; default unlimited")
+
+    @field_validator("memory")
+    @classmethod
+    def _room_to_run(cls, value: int | None) -> int | None:
+        if value is not None and value < LEAST_MEMORY_MIB:
+            raise ValueError(f"a node needs at least {format_size(LEAST_MEMORY_MIB)}")
+        return value
 
     @field_validator("name")
     @classmethod

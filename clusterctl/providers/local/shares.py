@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl.spec import ClusterSpec
+from clusterctl.spec.models import LEAST_MEMORY_MIB
 from clusterctl.spec.units import format_size
 
 _RESERVE_MIB = 1024  # for this machine itself and the controller's daemons
-_LEAST_MIB = 256
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,7 +46,7 @@ def divide(spec: ClusterSpec, hardware: Hardware) -> tuple[tuple[Share, ...], tu
     """The share of each compute node, and what the user should be told about it."""
     count = sum(p.nodes for p in spec.partitions)
     cpus_each = max(1, len(hardware.cores) // count)
-    memory_each = max(_LEAST_MIB, (hardware.memory_mib - _RESERVE_MIB) // count)
+    memory_each = max(LEAST_MEMORY_MIB, (hardware.memory_mib - _RESERVE_MIB) // count)
     shares = []
     cursor = 0
     for partition in spec.partitions:

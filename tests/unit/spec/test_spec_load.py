@@ -254,7 +254,7 @@ class TestResolved:
 
 labels = st.from_regex(r"[a-z][a-z0-9-]{0,19}", fullmatch=True).filter(lambda n: n not in {"ctl", "default"})
 accounts = st.from_regex(r"[a-z][a-z0-9_-]{0,30}", fullmatch=True)
-sizes = st.integers(1, 2**30)
+sizes = st.integers(256, 2**30)
 durations = st.integers(1, 3650 * 86400)
 partitions = st.builds(
     lambda name, nodes, cpus, memory, limit: Partition.model_construct(
