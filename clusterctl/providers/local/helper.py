@@ -163,6 +163,8 @@ def up(request: dict[str, Any]) -> dict[str, Any]:
         network.create(wanted.id, state.subnet)
         others = sum(not name.startswith(f"c{wanted.id}-") for name in machine.alive())
         notes = limits.raise_for(others + len(wanted.nodes))
+        if wanted.subnet not in (None, state.subnet):
+            notes += (f"the nodes stay in {state.subnet}; `down` and `up` moves them to {wanted.subnet}",)
         if state.image != wanted.image:
             notes += (
                 "the nodes keep the older image they were made from; `down` and `up` gives them the new one",
@@ -175,17 +177,20 @@ def up(request: dict[str, Any]) -> dict[str, Any]:
         running = machine.alive()
         for node in wanted.nodes:
             one = Machine(wanted.id, node, state.numbers[node.name])
-            host_key = machine.prepare(one, lower, state.subnet, wanted.admin_key)
             if one.name not in running:
+                machine.prepare(one, lower, state.subnet, wanted.admin_key)
                 machine.start(one, shared)
+            elif node.cores:
+                machine.pin(one, running[one.name])
             made.append(
                 MadeNode(
                     name=node.name,
                     address=address(state.subnet, one.number),
-                    host_key=host_key,
+                    host_key=machine.public_host_key(one),
                     started=one.name not in running,
                 )
             )
+        machine.check_started([Machine(wanted.id, n, state.numbers[n.name]) for n in wanted.nodes])
     answer = MadeCluster(
         subnet=state.subnet, shared=str(shared), nodes=tuple(made), removed=removed, notes=notes
     )

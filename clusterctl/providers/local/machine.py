@@ -19,6 +19,7 @@ from pathlib import Path
 from clusterctl.errors import ProvisionError
 from clusterctl.providers.local import cgroups, network
 from clusterctl.providers.local.layout import (
+    ADMIN_ID,
     Node,
     address,
     bridge_name,
@@ -30,6 +31,7 @@ from clusterctl.providers.local.mounts import mount_overlay
 from clusterctl.providers.local.run import TOOL_ENV, run
 
 STOP_TIMEOUT_S = 15.0
+_EARLY_S = 0.1
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,29 +89,53 @@ def _processes() -> Iterator[tuple[int, list[str]]]:
                     yield int(entry.name), words
 
 
-def prepare(machine: Machine, lower: tuple[Path, ...], subnet: IPv4Network, admin_key: str) -> str:
-    """Lay out a node's own files on its overlay; returns its public host key."""
-    machine.folder.mkdir(parents=True, exist_ok=True)
+def prepare(machine: Machine, lower: tuple[Path, ...], subnet: IPv4Network, admin_key: str) -> None:
+    """Lay out the own files of a node that does not run. What root in the node left there is not followed."""
     root = mount_overlay(lower, machine.folder)
     name, own = machine.node.name, address(subnet, machine.number)
-    (root / "etc/hostname").write_text(f"{name}\n")
-    (root / "etc/systemd/network").mkdir(parents=True, exist_ok=True)
+    _place(root, "etc/hostname", f"{name}\n")
     # Numbered below systemd's own 80-container-host0.network, which would ask for DHCP.
-    (root / "etc/systemd/network/10-host0.network").write_text(
+    network_file = (
         f"[Match]\nName=host0\n\n[Network]\nAddress={own}/{subnet.prefixlen}\nLinkLocalAddressing=no\n"
     )
-    if not (root / "etc/hosts").exists() or name not in (root / "etc/hosts").read_text():
-        (root / "etc/hosts").write_text(f"127.0.0.1 localhost\n{own} {name}\n")
-    authorized = root / "home/clusterctl/.ssh/authorized_keys"
-    authorized.write_text(f"{admin_key}\n")
-    host_key = root / "etc/ssh/ssh_host_ed25519_key"
+    _place(root, "etc/systemd/network/10-host0.network", network_file)
+    if not (machine.folder / "upper/etc/hosts").is_file():
+        _place(root, "etc/hosts", f"127.0.0.1 localhost\n{own} {name}\n")
+    authorized = _place(root, "home/clusterctl/.ssh/authorized_keys", f"{admin_key}\n", mode=0o600)
+    os.chown(authorized, ADMIN_ID, ADMIN_ID)
+    host_key = machine.folder / "host_key"
     if not host_key.exists():
         run(
             ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", str(host_key)],
             what="making a host key",
         )
-    kind, key = host_key.with_suffix(".pub").read_text().split()[:2]
+    _place(root, "etc/ssh/ssh_host_ed25519_key", host_key.read_text(), mode=0o600)
+
+
+def public_host_key(machine: Machine) -> str:
+    """A node's public host key, which `prepare` made; kept outside of what root in the node can write."""
+    kind, key = (machine.folder / "host_key.pub").read_text().split()[:2]
     return f"{kind} {key}"
+
+
+def _place(root: Path, name: str, text: str, *, mode: int = 0o644) -> Path:
+    path = root / name
+    for folder in reversed(path.relative_to(root).parents):
+        if (root / folder).is_symlink():
+            raise ProvisionError("a node's folder was replaced by a link", where=str(root / folder))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.unlink(missing_ok=True)  # a link is replaced, not followed
+    path.touch(mode=mode)
+    path.write_text(text)
+    return path
+
+
+def pin(machine: Machine, pids: Collection[int]) -> None:
+    """Move all threads of a node that runs to its cores; they change when the cluster grows or shrinks."""
+    for pid in pids:
+        with suppress(OSError):  # it ended meanwhile
+            for thread in Path(f"/proc/{pid}/task").iterdir():
+                os.sched_setaffinity(int(thread.name), machine.node.cores)
 
 
 def start(machine: Machine, shared: Path) -> None:
@@ -143,6 +169,23 @@ def start(machine: Machine, shared: Path) -> None:
             env=TOOL_ENV,
             cwd="/",
             start_new_session=True,
+        )
+
+
+def check_started(machines: Collection[Machine]) -> None:
+    """Find machines that did not live to boot, while their reason is at hand.
+
+    Raises:
+        ProvisionError: some ended at once; says what the first one said.
+    """
+    time.sleep(_EARLY_S)
+    there = alive()
+    if dead := [machine for machine in machines if machine.name not in there]:
+        console = dead[0].folder / "console.log"
+        said = console.read_text(errors="replace").strip()[-1000:] if console.exists() else ""
+        raise ProvisionError(
+            f"nodes did not start: {', '.join(machine.node.name for machine in dead)}",
+            why=said or f"see `journalctl -u clusterctl-{dead[0].name}`",
         )
 
 

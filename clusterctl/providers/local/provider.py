@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import os
+import platform
 from pathlib import Path
 from typing import Any
 
 from clusterctl.assets import asset
+from clusterctl.errors import MachineError
 from clusterctl.inventory import COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.journal import digest
 from clusterctl.providers.base import Bake, BakeTarget, Provisioned, Say
@@ -25,11 +27,19 @@ from clusterctl.spec import ClusterSpec
 from clusterctl.spec.models import ADMIN_USER
 from clusterctl.workspace import Workspace, write_atomic
 
+ARCHITECTURE = "x86_64"  # what the wheels of the job environment are resolved for
+
 
 class LocalProvider:
     """Nodes on this machine. See ``clusterctl.providers.base.Provider`` for the contract."""
 
     def prepare(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake, say: Say) -> None:
+        if platform.machine() != ARCHITECTURE:
+            raise MachineError(
+                f"local nodes are built for {ARCHITECTURE}",
+                where=f"this machine is {platform.machine()}",
+                fix=f"run clusterctl on an {ARCHITECTURE} machine",
+            )
         if client.call("check", {"id": workspace.cluster_id()}, say=say)["exists"]:
             return  # its nodes stay what they were made from
 
