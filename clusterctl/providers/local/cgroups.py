@@ -59,7 +59,8 @@ def members() -> Iterator[tuple[int, str]]:
     for entry in Path("/proc").iterdir():
         if entry.name.isdigit():
             with suppress(OSError):
-                if found := _MEMBER.search((entry / "cgroup").read_text()):
+                found = _MEMBER.search((entry / "cgroup").read_text())
+                if found and (entry / "cmdline").read_bytes():  # a zombie has none, and is gone for us
                     yield int(entry.name), found[1]
 
 

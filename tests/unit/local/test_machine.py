@@ -1,0 +1,89 @@
+"""What the helper does to a node's files and processes, as root of this machine."""
+
+import os
+import subprocess
+import sys
+from ipaddress import IPv4Network
+from pathlib import Path
+
+import pytest
+
+from clusterctl.errors import ProvisionError
+from clusterctl.providers.local import cgroups, machine
+from clusterctl.providers.local.layout import Node
+
+THREADS = """
+import threading, time
+started = threading.Barrier(4)
+for _ in range(3):
+    threading.Thread(target=lambda: (started.wait(), time.sleep(60)), daemon=True).start()
+started.wait()
+print("up", flush=True)
+time.sleep(60)
+"""
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    (tmp_path / "root/etc/ssh").mkdir(parents=True)
+    return tmp_path / "root"
+
+
+def test_a_link_that_a_node_left_is_replaced_and_not_followed(root: Path, tmp_path: Path) -> None:
+    victim = tmp_path / "passwd"
+    victim.write_text("root of this machine")
+    (root / "etc/hostname").symlink_to(victim)
+    machine._place(root, "etc/hostname", "node\n")
+    assert victim.read_text() == "root of this machine"
+    assert (root / "etc/hostname").read_text() == "node\n"
+    assert not (root / "etc/hostname").is_symlink()
+
+
+def test_a_folder_that_a_node_made_a_link_is_refused(root: Path, tmp_path: Path) -> None:
+    (tmp_path / "outside").mkdir()
+    (root / "etc/systemd").symlink_to(tmp_path / "outside")
+    with pytest.raises(ProvisionError, match="replaced by a link"):
+        machine._place(root, "etc/systemd/network/10-host0.network", "x")
+    assert not list((tmp_path / "outside").iterdir())
+
+
+def test_secrets_of_a_node_are_placed_private_from_the_start(root: Path) -> None:
+    path = machine._place(root, "etc/ssh/key", "secret", mode=0o600)
+    assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_all_threads_move_to_the_new_cores() -> None:
+    process = subprocess.Popen([sys.executable, "-c", THREADS], stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "up\n"
+        core = min(os.sched_getaffinity(0))
+        machine.pin(machine.Machine("abcdef", Node(name="n", cores=(core,)), 1), [process.pid])
+        threads = list(Path(f"/proc/{process.pid}/task").iterdir())
+        assert len(threads) == 4
+        assert all(os.sched_getaffinity(int(thread.name)) == {core} for thread in threads)
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def test_a_process_is_known_by_its_control_group() -> None:
+    name = "cfffff0-099"
+    process = subprocess.Popen([*cgroups.enter(name), "sleep", "60"])
+    try:
+        while Path(f"/proc/{process.pid}/comm").read_text() != "sleep\n":
+            assert process.poll() is None
+        assert machine.alive()[name] == (process.pid,)
+        machine.stop([name])
+        assert name not in machine.alive()
+        assert not cgroups.groups(name)
+    finally:
+        process.kill()
+        process.wait()
+        cgroups.leave(name)
+
+
+def test_addresses_come_from_the_number() -> None:
+    subnet = IPv4Network("10.7.0.0/24")
+    assert machine.address(subnet, 1) == "10.7.0.2"
+    assert machine.address(subnet, 250) == "10.7.0.251"
