@@ -247,6 +247,7 @@ def down(request: dict[str, Any]) -> dict[str, Any]:
     cluster_id = Which.model_validate(request).id
     with _state_lock():
         machine.stop([name for name in machine.alive() if name.startswith(f"c{cluster_id}-")])
+        machine.end_rooted(cluster_dir(cluster_id))
         cgroups.leave(f"c{cluster_id}-")  # of machines that died by themselves
         network.remove(cluster_id)
         mounts.erase(cluster_dir(cluster_id))

@@ -19,7 +19,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from clusterctl.errors import ProvisionError
-from clusterctl.providers.local import machine, mounts
+from clusterctl.providers.local import cgroups, machine, mounts
 from clusterctl.providers.local.layout import ADMIN_ID, CACHE, STATE, BakeRequest, CachedImage, ClusterState
 from clusterctl.providers.local.run import TOOL_ENV, run
 
@@ -109,6 +109,7 @@ def cache_lock(say: Callable[[str], None]) -> Iterator[None]:
 def _sweep() -> None:
     """Remove what a killed builder left; the lock is held, so nobody is building."""
     machine.stop([name for name in machine.running() if name.startswith(_BAKE)])
+    cgroups.leave(_BAKE)
     for folder in CACHE.glob(".building-*"):
         mounts.erase(folder)
 
@@ -231,6 +232,7 @@ def baking(request: BakeRequest, say: Callable[[str], None]) -> Iterator[tuple[i
             yield port, host_key
         finally:
             _end(process)
+            cgroups.leave(f"{_BAKE}{request.key[:8]}")
         _close_after_baking(root)
         run(["umount", str(root)], what="unmounting the image")
         shutil.rmtree(building / "work")
@@ -259,15 +261,17 @@ def _serve_ssh(root: Path, key: str) -> tuple[subprocess.Popen[bytes], int]:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
     sshd = f"mkdir -p /run/sshd && exec /usr/sbin/sshd -D -p {port} -o ListenAddress=127.0.0.1 -o UseDNS=no"
+    name = f"{_BAKE}{key[:8]}"
     process = subprocess.Popen(
         [
+            *([] if machine.booted_with_systemd() else cgroups.enter(name)),
             "systemd-nspawn",
             "--quiet",
             "--register=no",
             "--keep-unit",
             "--as-pid2",
             f"--directory={root}",
-            f"--machine={_BAKE}{key[:8]}",
+            f"--machine={name}",
             "--resolv-conf=copy-host",
             "--timezone=off",
             "--",

@@ -27,7 +27,7 @@ from clusterctl.providers.local.layout import (
     machine_name,
     netns_name,
 )
-from clusterctl.providers.local.mounts import mount_overlay
+from clusterctl.providers.local.mounts import mount_overlay, rooted_under
 from clusterctl.providers.local.run import TOOL_ENV, run
 
 STOP_TIMEOUT_S = 15.0
@@ -225,6 +225,20 @@ def stop(names: Collection[str]) -> None:
         time.sleep(0.02)
     for name in names:
         cgroups.leave(name)
+
+
+def end_rooted(folder: Path) -> None:
+    """End whatever lives on the file systems of nodes below a folder and belongs to no machine we know.
+
+    Raises:
+        ProvisionError: some did not go.
+    """
+    deadline = time.monotonic() + STOP_TIMEOUT_S
+    while left := rooted_under(folder):
+        _kill(left, signal.SIGKILL)
+        if time.monotonic() > deadline:
+            raise ProvisionError("processes of nodes could not be ended", why=", ".join(map(str, left)))
+        time.sleep(0.02)
 
 
 def _kill(pids: Collection[int], sign: signal.Signals) -> None:

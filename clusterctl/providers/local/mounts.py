@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shutil
+from contextlib import suppress
 from pathlib import Path
 
 from clusterctl.providers.local.run import run
@@ -37,3 +38,16 @@ def erase(folder: Path) -> None:
         run(["umount", str(point)], what=f"unmounting {point}")
     if folder.exists():
         shutil.rmtree(folder)
+
+
+def rooted_under(folder: Path) -> tuple[int, ...]:
+    """Processes whose root is an overlay with its changes below the folder, still mounted here or not."""
+    own = f"upperdir={folder}/"
+    found = []
+    for entry in Path("/proc").iterdir():
+        if entry.name.isdigit():
+            with suppress(OSError):
+                lines = (entry / "mountinfo").read_text().splitlines()
+                if any(line.split()[4] == "/" and own in line for line in lines):
+                    found.append(int(entry.name))
+    return tuple(found)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import ProvisionError
-from clusterctl.providers.local import cgroups, machine
+from clusterctl.providers.local import cgroups, machine, mounts
 from clusterctl.providers.local.layout import Node
 
 THREADS = """
@@ -81,6 +81,25 @@ def test_a_process_is_known_by_its_control_group() -> None:
         process.kill()
         process.wait()
         cgroups.leave(name)
+
+
+def test_what_lives_on_a_nodes_file_system_is_found_and_ended(tmp_path: Path) -> None:
+    """Also when its machine is unknown and its overlay is no longer mounted here."""
+    root = mounts.mount_overlay((Path("/"),), tmp_path / "nodes" / "n")
+    process = subprocess.Popen(["unshare", "--mount", "chroot", root, "sleep", "60"])
+    try:
+        while not (found := mounts.rooted_under(tmp_path)):
+            assert process.poll() is None
+        assert found == (process.pid,)
+        subprocess.run(["umount", "--lazy", root], check=True)
+        assert mounts.rooted_under(tmp_path) == found
+        assert mounts.rooted_under(tmp_path / "other") == ()
+        machine.end_rooted(tmp_path)
+        assert process.wait(timeout=10) == -9
+    finally:
+        process.kill()
+        process.wait()
+        mounts.erase(tmp_path / "nodes")
 
 
 def test_addresses_come_from_the_number() -> None:
