@@ -123,9 +123,8 @@ def choose(wanted: str, local_rank: int) -> Device:
 def _without_gpu(wanted: str, why: str, cause: Exception | None = None) -> Cpu:
     if wanted == "gpu":
         raise UsageError(f"--device gpu: {why}") from cause
-    if Path("/dev/nvidia0").exists():
-        why = f"a GPU is here but not used: {why}"
-    return Cpu(why)
+    # Where there is no GPU, nobody misses it.
+    return Cpu(f"a GPU is here but not used: {why}" if Path("/dev/nvidia0").exists() else "")
 
 
 def _uuid(raw: bytes) -> str | None:
