@@ -18,7 +18,8 @@ module: service_current
 short_description: A systemd unit runs with its current configuration
 description:
   - Enables and starts a unit, and restarts it if a file of its configuration changed after it was started.
-  - Waits until the unit listens on its port; when it does not, fails with the end of its journal.
+  - Waits until the unit listens on its port; when it does not, fails with the end of its journal, and with
+    the errors in its log.
 options:
   name:
     description: Name of the unit, without C(.service).
@@ -32,6 +33,9 @@ options:
   port:
     description: TCP port that the unit listens on once it is ready.
     type: int
+  log:
+    description: File that the unit logs its errors to, where it tells its journal less.
+    type: path
   wait:
     description: Whether to wait until the unit is ready.
     type: bool
@@ -50,6 +54,7 @@ EXAMPLES = r"""
     name: slurmctld
     config: [/etc/slurm/slurm.conf]
     port: 6817
+    log: /var/log/slurm/slurmctld.log
 """
 
 RETURN = r"""
@@ -67,6 +72,7 @@ PROPERTIES = (
     "NeedDaemonReload",
     "InactiveExitTimestampMonotonic",
 )
+MAX_ERRORS = 5
 LISTEN = "0A"  # the state's number in /proc/net/tcp
 
 
@@ -97,23 +103,41 @@ def listens(port: int, tables: tuple[str, ...] = ("/proc/net/tcp", "/proc/net/tc
     return False
 
 
-def wait_ready(module: AnsibleModule, name: str, port: int | None, timeout_s: int) -> None:
-    """Return when the unit is active and listens; fail with its journal when it does not in time."""
+def size(log: str | None) -> int:
+    """Bytes of a log that is there, else 0."""
+    return Path(log).stat().st_size if log and Path(log).exists() else 0
+
+
+def errors_since(log: str | None, start: int) -> list[str]:
+    """The last errors that a daemon of Slurm's logged behind byte ``start``, each once, without times."""
+    if size(log) <= start:
+        return []
+    lines = Path(str(log)).read_bytes()[start:].decode(errors="replace").splitlines()
+    said = (line.partition("] ")[2] for line in lines)
+    return list(dict.fromkeys(text for text in said if text.startswith(("error:", "fatal:"))))[-MAX_ERRORS:]
+
+
+def wait_ready(module: AnsibleModule, name: str, start: int) -> None:
+    """Return when the unit is active and listens; fail with what it logged when it does not in time."""
+    port, timeout_s = module.params["port"], module.params["timeout_s"]
     deadline = time.monotonic() + timeout_s
     while True:
         state = read_unit(module, name)["ActiveState"]
         if state == "active" and (port is None or listens(port)):
             return
         if state == "failed" or time.monotonic() > deadline:
-            fail_with_journal(module, name, f"{name} is {state}, and not ready after {timeout_s} s")
+            fail_with_logs(module, name, f"{name} is {state}, and not ready after {timeout_s} s", start)
         time.sleep(0.05)
 
 
-def fail_with_journal(module: AnsibleModule, name: str, message: str) -> None:
-    """End the module with the last lines that the unit logged."""
+def fail_with_logs(module: AnsibleModule, name: str, message: str, start: int) -> None:
+    """End the module with the last lines of the unit's journal, and the errors it logged behind ``start``."""
     argv = ["journalctl", "--unit", name, "--lines=20", "--no-pager", "--output=cat"]
     _, journal, _ = module.run_command(argv)
-    module.fail_json(msg=f"{message}; its journal ends with:\n{journal.strip()}")
+    text = f"{message}; its journal ends with:\n{journal.strip()}"
+    if errors := errors_since(module.params["log"], start):
+        text += "\nits log says:\n" + "\n".join(errors)
+    module.fail_json(msg=text)
 
 
 def main() -> None:
@@ -123,6 +147,7 @@ def main() -> None:
             "name": {"type": "str", "required": True},
             "config": {"type": "list", "elements": "path", "default": []},
             "port": {"type": "int"},
+            "log": {"type": "path"},
             "wait": {"type": "bool", "default": True},
             "timeout_s": {"type": "int", "default": 30},
         },
@@ -153,12 +178,13 @@ def apply(module: AnsibleModule, name: str, unit: dict[str, str], *, action: str
     elif unit["NeedDaemonReload"] == "yes":
         module.run_command(["systemctl", "daemon-reload"], check_rc=True)
     wait = module.params["wait"]
+    start = size(module.params["log"])
     if action != "none":
         rc, _, _ = module.run_command(["systemctl", action, name, *([] if wait else ["--no-block"])])
         if rc != 0:
-            fail_with_journal(module, name, f"{name} did not {action}")
+            fail_with_logs(module, name, f"{name} did not {action}", start)
     if wait:
-        wait_ready(module, name, module.params["port"], module.params["timeout_s"])
+        wait_ready(module, name, start)
 
 
 if __name__ == "__main__":

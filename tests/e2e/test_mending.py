@@ -83,6 +83,34 @@ def test_down_without_slurm_says_what_to_do(one: Cluster) -> None:
     assert one.json("up")["ready"]
 
 
+def test_a_home_that_a_job_closed_is_opened_again(one: Cluster) -> None:
+    one.ssh(f"{one.name}-ctl", "chmod 000 .", user=one.user)
+    assert "clusterctl up" in one("submit", "probe", rc=1).stderr
+    one("up")
+    assert one.json("submit", "probe", "--wait")["state"] == "COMPLETED"
+
+
+def test_a_user_whose_number_changed_can_still_submit(one: Cluster) -> None:
+    text = one.spec.read_text()
+    for uid in (2101, 2102):
+        one.spec.write_text(f"{text}users:\n  - {{name: ada, uid: {uid}}}\n")
+        one("up")
+        assert one.json("submit", "probe", "--wait")["state"] == "COMPLETED"
+    one.spec.write_text(text)
+    assert one.json("up")["ready"]
+
+
+@pytest.mark.sweep
+def test_what_slurm_refuses_in_the_spec_is_named_and_can_be_corrected(one: Cluster) -> None:
+    text = one.spec.read_text()
+    one.spec.write_text(f"{text}slurm:\n  extra: [SchedulerType=sched/nonsense]\n")
+    (failure,) = one.json("up", rc=1)["failures"]
+    assert failure["host"] == f"{one.name}-ctl"
+    assert "cannot find sched plugin for sched/nonsense" in failure["cause"]
+    one.spec.write_text(text)
+    assert one.json("up")["ready"]
+
+
 def test_a_lost_workspace_does_not_keep_a_cluster_alive(one: Cluster) -> None:
     one.workspace.rename(one.workspace.with_name("lost"))
     assert one.name in one("list").stdout

@@ -120,3 +120,25 @@ class TestServiceCurrent:
             server.listen()
             assert listens(port)
         assert not listens(port)
+
+    def test_the_cause_of_a_failure_is_found_in_what_the_daemon_logged_since(
+        self, module: Load, tmp_path: Path
+    ) -> None:
+        """slurmctld tells its log why it ends, not its journal."""
+        errors_since = module("service_current").errors_since
+        log = tmp_path / "slurmctld.log"
+        log.write_text("[2026-11-20T08:20:00.100] fatal: an old story\n")
+        start = log.stat().st_size
+        again = (
+            "[2026-11-20T08:25:3{0}.154] Not running as root\n"
+            "[2026-11-20T08:25:3{0}.154] error: cannot find sched plugin for sched/nonsense\n"
+            "[2026-11-20T08:25:3{0}.154] fatal: Failed to initialize sched plugin\n"
+        )
+        with log.open("a") as file:
+            file.writelines(again.format(second) for second in (1, 2))
+        assert errors_since(str(log), start) == [
+            "error: cannot find sched plugin for sched/nonsense",
+            "fatal: Failed to initialize sched plugin",
+        ]
+        assert errors_since(str(log), log.stat().st_size) == []
+        assert errors_since(str(tmp_path / "none.log"), 0) == []
