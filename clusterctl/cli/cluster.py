@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clusterctl.cli.job import job_table
+from clusterctl.cli.job import job_table, not_brought_home
 from clusterctl.cli.options import Options, verb
 from clusterctl.cli.show import Screen
 from clusterctl.cli.spec import spec_of
@@ -114,6 +114,8 @@ def down(
         screen.note(f"collected {run.directory}")
         if not run.final:
             screen.note(f"note: job {run.job_id} ({run.name}) was {run.state} and ended with the cluster")
+        if gone := not_brought_home(run):
+            screen.note(f"note: {gone}; it is gone with the cluster")
     size = sum(image.size_mib for image in cached_images())
     answer = {
         "cluster": spec.name,

@@ -17,6 +17,7 @@ from clusterctl.cli.spec import spec_of
 
 if TYPE_CHECKING:
     from clusterctl.jobs import LogChunk, Session
+    from clusterctl.records import RunRecord
     from clusterctl.slurm.models import JobInfo
     from clusterctl.workspace import Workspace
 
@@ -158,7 +159,13 @@ def collect(
 
     with _session(screen, options) as session:
         runs = collecting.collect(session, ids or None, out=out or Path("runs"))
-    answer = [{"job_id": run.job_id, "state": run.state, "dir": str(run.directory)} for run in runs]
+    answer = [
+        {"job_id": r.job_id, "state": r.state, "dir": str(r.directory), "skipped": len(r.skipped)}
+        for r in runs
+    ]
+    for run in runs:
+        if stays := not_brought_home(run):
+            screen.note(f"note: {stays}; it ends with the cluster")
     lines = [f"job {run.job_id} ({run.name}) {run.state}: {_nearby(run.directory)}" for run in runs]
     screen.result({"runs": answer}, "\n".join(lines) or "nothing to collect")
 
@@ -167,6 +174,20 @@ def job_table(screen: Screen, infos: Sequence[JobInfo]) -> str:
     """Jobs as `jobs` and `status` show them."""
     rows = [[j.id, j.name, j.user, j.partition, j.state.value, ",".join(j.nodes), j.reason] for j in infos]
     return screen.table(["JOB", "NAME", "USER", "PARTITION", "STATE", "NODES", "REASON"], rows)
+
+
+def not_brought_home(run: RunRecord) -> str:
+    """What of a job's files stayed on the cluster, in one line; "" if nothing did."""
+    by_reason: dict[str, list[str]] = {}
+    for skipped in run.skipped:
+        by_reason.setdefault(skipped.reason, []).append(skipped.path)
+    if not by_reason:
+        return ""
+    said = (
+        f"{paths[0]}{f' and {len(paths) - 1} more' if len(paths) > 1 else ''} ({reason})"
+        for reason, paths in by_reason.items()
+    )
+    return f"of job {run.job_id} ({run.name}) was not brought home: {', '.join(said)}"
 
 
 @contextmanager

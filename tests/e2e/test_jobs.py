@@ -104,6 +104,14 @@ def test_follow_shows_the_log_as_it_comes_and_ends_with_the_job(cluster: Cluster
     ]
 
 
+def test_collect_says_what_stays_on_the_cluster(cluster: Cluster) -> None:
+    path = script(cluster, "save.sh", "mkdir checkpoints && touch checkpoints/last\n")
+    job = cluster.json("submit", path, "--wait")["job_id"]
+    ran = cluster("-o", "json", "collect", job)
+    assert [run["skipped"] for run in ran.json["runs"]] == [1]
+    assert "was not brought home: checkpoints (checkpoints stay on the cluster); it ends" in ran.stderr
+
+
 def test_an_array_keeps_its_tasks_apart(cluster: Cluster) -> None:
     path = script(cluster, "sweep.sh", 'echo "task $SLURM_ARRAY_TASK_ID"; echo x > result.txt\n')
     done = cluster.json("submit", path, "--array", "1-3", "--wait")

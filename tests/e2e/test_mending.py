@@ -117,3 +117,12 @@ def test_a_lost_workspace_does_not_keep_a_cluster_alive(one: Cluster) -> None:
     assert "nothing of it" in one("down", "--yes").stdout
     one.workspace.with_name("lost").rename(one.workspace)
     one("down", "--yes", "--discard-runs")
+
+
+def test_down_says_what_of_a_run_is_gone_with_the_cluster(one: Cluster) -> None:
+    script = one.runner.cwd / "save.sh"
+    script.write_text("mkdir checkpoints && touch checkpoints/last weights && chmod 000 weights\n")
+    one("up")
+    one("submit", script, "--wait")
+    left = "checkpoints (checkpoints stay on the cluster), weights (Permission denied)"
+    assert f"was not brought home: {left}; it is gone" in one("down", "--yes").stderr

@@ -1,0 +1,52 @@
+"""What `collect` and `down` say of files that stay behind."""
+
+from __future__ import annotations
+
+from clusterctl.cli.job import not_brought_home
+from clusterctl.records import RunRecord
+
+
+def run(*skipped: tuple[str, str]) -> RunRecord:
+    return RunRecord.model_validate(
+        {
+            "token": "25857b14",
+            "cluster": "demo",
+            "job_id": "42",
+            "name": "train",
+            "user": "ada",
+            "partition": "train",
+            "account": "default",
+            "state": "COMPLETED",
+            "final": True,
+            "tasks": (),
+            "nodes": ("demo-train-1",),
+            "submit_time": 1,
+            "start_time": 2,
+            "end_time": 3,
+            "elapsed_s": 1,
+            "collected_at": 4.0,
+            "remote_dir": "/shared/home/ada/clusterctl/jobs/train-25857b14",
+            "files": 1,
+            "bytes": 1,
+            "skipped": [{"path": path, "reason": reason} for path, reason in skipped],
+        }
+    )
+
+
+def test_a_whole_run_needs_no_word() -> None:
+    assert not_brought_home(run()) == ""
+
+
+def test_each_reason_is_named_with_its_first_file_and_how_many_more() -> None:
+    assert not_brought_home(
+        run(
+            ("checkpoints", "checkpoints stay on the cluster"),
+            ("d/best.pt", "a symbolic link"),
+            ("d/last.pt", "a symbolic link"),
+            ("weights", "Permission denied"),
+            ("d/first.pt", "a symbolic link"),
+        )
+    ) == (
+        "of job 42 (train) was not brought home: checkpoints (checkpoints stay on the cluster), "
+        "d/best.pt and 2 more (a symbolic link), weights (Permission denied)"
+    )
