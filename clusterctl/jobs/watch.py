@@ -151,7 +151,10 @@ def logs(session: Session, job_id: str, *, on_output: OnOutput) -> None:
         SlurmError: Slurm does not know the job, or clusterctl did not submit it.
         TransportError: the controller can't be reached.
     """
-    _drain(LogReader(session.transport, folder_of(session, job_id), _task(job_id)), on_output)
+    reader = LogReader(session.transport, folder_of(session, job_id), _task(job_id))
+    told = _drain(reader, on_output)
+    if not told and reader.task is not None and not session.slurm.jobs([job_id]):
+        raise unknown_jobs([job_id])
 
 
 def raise_unless_completed(session: Session, jobs: Sequence[JobInfo]) -> None:
@@ -206,9 +209,13 @@ def unknown_jobs(ids: Sequence[str]) -> SlurmError:
     return SlurmError(f"Slurm does not know {what}", fix="`clusterctl jobs` lists the jobs there are")
 
 
-def _drain(reader: LogReader, on_output: OnOutput) -> None:
+def _drain(reader: LogReader, on_output: OnOutput) -> int:
+    """Pass on what is new; how many pieces it was."""
+    told = 0
     for chunk in reader.new():
         on_output(chunk)
+        told += 1
+    return told
 
 
 def _task(job_id: str) -> int | None:

@@ -187,6 +187,8 @@ def test_follow_of_an_array_tells_the_tasks_apart(session, cluster, tmp_path):
     one = Told()
     jobs.logs(session, f"{job_id}_3", on_output=one)
     assert one.chunks == [LogChunk("stdout", 3, b"task 3\n")]
+    with pytest.raises(SlurmError, match=f"does not know job {job_id}_9"):
+        jobs.logs(session, f"{job_id}_9", on_output=Told())
 
 
 class Breaking(Nearby):
