@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
@@ -38,9 +39,19 @@ def call_with_bake(
 
 @contextmanager
 def _helper(verb: str) -> Iterator[subprocess.Popen[str]]:
-    process = subprocess.Popen(
-        # -B: bytecode that root wrote into a user's own installation is what they could not remove.
-        [*elevation(sys.platform), sys.executable, "-I", "-B", "-m", _MODULE, verb],
+    argv = [*elevation(sys.platform), sys.executable, "-I", "-B", "-m", _MODULE, verb]
+    # In a thread: Ctrl-C reaches the main one, and must not come between the fork and our knowing of it.
+    with ThreadPoolExecutor(max_workers=1) as pool:
+        starting = pool.submit(_start, argv)
+        try:
+            yield starting.result()
+        finally:
+            _dismiss(starting.result())
+
+
+def _start(argv: list[str]) -> subprocess.Popen[str]:
+    return subprocess.Popen(
+        argv,  # -B: bytecode that root wrote into a user's own installation is what they could not remove
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -48,17 +59,17 @@ def _helper(verb: str) -> Iterator[subprocess.Popen[str]]:
         cwd="/",
         process_group=0,  # Ctrl-C is ours; but the session stays, so that sudo finds its ticket
     )
-    try:
-        yield process
-    finally:
-        # Closing stdin tells a helper that is still at work to stop and clean up.
-        for pipe in (process.stdin, process.stdout, process.stderr):
-            if pipe is not None:
-                try:
-                    pipe.close()
-                except BrokenPipeError:
-                    continue
-        process.wait()
+
+
+def _dismiss(process: subprocess.Popen[str]) -> None:
+    """Close stdin, which tells a helper that is still at work to stop and clean up, and await its end."""
+    for pipe in (process.stdin, process.stdout, process.stderr):
+        if pipe is not None:
+            try:
+                pipe.close()
+            except BrokenPipeError:
+                continue
+    process.wait()
 
 
 def elevation(platform: str) -> list[str]:
