@@ -13,7 +13,7 @@ from pathlib import Path
 
 from pydantic import ValidationError
 
-from clusterctl import collect, configure
+from clusterctl import collect, configure, jobs
 from clusterctl.assets import asset
 from clusterctl.errors import CollectError, LeftoversError, SlurmError, TransportError, UsageError
 from clusterctl.inventory import Inventory
@@ -22,6 +22,7 @@ from clusterctl.providers.base import BakeTarget, Provider
 from clusterctl.providers.local.provider import LocalProvider
 from clusterctl.reach import reach
 from clusterctl.records import RunRecord
+from clusterctl.slurm.client import SlurmClient
 from clusterctl.slurm.config import render_files
 from clusterctl.spec import ClusterSpec
 from clusterctl.spec.load import dump_spec, load_spec
@@ -84,10 +85,12 @@ def up(spec: ClusterSpec, workspace: Workspace, *, tell: Tell) -> Up:
     """Raise the cluster, or mend it; returns only after an MPI job ran right across every node.
 
     Raises:
+        UsageError: the spec lacks nodes that jobs run on; nothing was changed.
         ClusterctlError: a phase failed; what was done stays, and the next `up` goes on from there.
     """
     provider = PROVIDERS[spec.provider.type]()
     with workspace.lock("up"):
+        _refuse_to_end_jobs(spec, workspace)
         workspace.create_secrets()
         text = dump_spec(spec)
         write_atomic(workspace.spec, text)
@@ -124,6 +127,34 @@ def up(spec: ClusterSpec, workspace: Workspace, *, tell: Tell) -> Up:
                 run.notes.append(f"not probed, busy with jobs: {', '.join(proof.busy)}")
 
     return Up(inventory, proof, tuple(run.phases), tuple(run.notes))
+
+
+def _refuse_to_end_jobs(spec: ClusterSpec, workspace: Workspace) -> None:
+    """Refuse a spec without nodes that jobs run on. A cluster that gives no answer has no jobs to spare."""
+    try:
+        before = inventory_of(workspace)
+    except UsageError:
+        return  # not up yet, or not to the end
+    named = {node for partition in spec.partitions for node in spec.node_names(partition)}
+    gone = {host.name for host in before.compute} - named
+    if not gone:
+        return
+    transport = admin(before, workspace)
+    try:
+        active = jobs.active(SlurmClient(transport, patience_s=5))
+    except (SlurmError, TransportError):
+        return
+    finally:
+        transport.close()
+    hurt = [job for job in active if gone & set(job.nodes)]
+    if hurt:
+        raise UsageError(
+            f"jobs run on nodes that the spec no longer has: {', '.join(sorted(gone))}",
+            why="; ".join(
+                f"job {job.id} ({job.name}) of {job.user} on {','.join(job.nodes)}" for job in hurt
+            ),
+            fix="wait until they have ended, or cancel them with `clusterctl cancel`",
+        )
 
 
 def down(
