@@ -185,8 +185,25 @@ def _put_in_place(work: Path, final: Path) -> None:
     if final.exists():
         shutil.rmtree(old, ignore_errors=True)
         final.rename(old)
+        _keep_notes(old, work / "tree")
     (work / "tree").rename(final)
     shutil.rmtree(work)
+
+
+def _keep_notes(old: Path, tree: Path) -> None:
+    """Take over what the user laid into a snapshot: its own files are those in its SHA256SUMS."""
+    sums = (old / _SUMS).read_bytes().splitlines() if (old / _SUMS).is_file() else []
+    ours = {line.partition(b"  ")[2] for line in sums} | {_SUMS.encode()}
+    for path in sorted(old.rglob("*")):
+        name = path.relative_to(old)
+        if not path.is_dir() and _escaped(name) not in ours and not (tree / name).exists():
+            (tree / name).parent.mkdir(parents=True, exist_ok=True)
+            path.rename(tree / name)
+
+
+def _escaped(name: Path) -> bytes:
+    """A file's name as `sha256sum` writes it."""
+    return os.fsencode(name).replace(b"\\", b"\\\\").replace(b"\n", b"\\n").replace(b"\r", b"\\r")
 
 
 def _assemble(session: Session, entry: JobEntry, jobs: Sequence[JobInfo], work: Path) -> RunRecord:
@@ -301,10 +318,10 @@ def _write_sums(tree: Path) -> None:
     for folder, subfolders, names in os.walk(tree):
         subfolders.sort()
         for path in (Path(folder, name) for name in sorted(names)):
-            name = os.fsencode(path.relative_to(tree))
-            if name == _SUMS.encode():
+            name = path.relative_to(tree)
+            if name == Path(_SUMS):
                 continue
-            escaped = name.replace(b"\\", b"\\\\").replace(b"\n", b"\\n").replace(b"\r", b"\\r")
-            mark = b"\\" if escaped != name else b""
+            escaped = _escaped(name)
+            mark = b"\\" if escaped != os.fsencode(name) else b""
             lines.append(mark + sha256_of(path).encode() + b"  " + escaped + b"\n")
     (tree / _SUMS).write_bytes(b"".join(lines))

@@ -200,10 +200,15 @@ def test_a_snapshot_is_replaced_when_the_job_is_over(session, cluster, tmp_path,
         None,
     )
     assert (snapshot.directory / "stdout.log").read_text() == "early\n"
+    (snapshot.directory / "NOTES").write_text("mine")
+    (snapshot.directory / "telemetry").mkdir(exist_ok=True)
+    (snapshot.directory / "telemetry" / "my\nplot.png").write_text("mine too")
     (Path(snapshot.remote_dir) / "go").touch()
     cluster.wait_until_ended(job_id)
     (run,) = collect(session, out=out)
     assert (run.state, run.final, run.directory) == ("COMPLETED", True, snapshot.directory)
+    assert (run.directory / "NOTES").read_text() == "mine"
+    assert (run.directory / "telemetry" / "my\nplot.png").read_text() == "mine too"
     assert (run.directory / "stdout.log").read_text() == "early\nlate\n"
     assert [path.name for path in out.iterdir()] == [run.directory.name]
 
