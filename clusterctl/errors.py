@@ -232,8 +232,7 @@ class JobCancelledError(ClusterctlError):
 
 
 class WaitTimeoutError(ClusterctlError):
-    """The wait ran out; the job goes on."""
+    """The wait ran out; the job goes on. Not retryable: the same `submit` again would be a second job."""
 
     code = "wait-timeout"
     exit_code = 6
-    retryable = True
