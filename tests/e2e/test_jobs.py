@@ -125,8 +125,7 @@ def test_flags_win_over_the_scripts_own_lines_which_are_kept(cluster: Cluster) -
     path = script(cluster, "own.sh", "#!/bin/bash\n#SBATCH --nodes=2 --time=7\necho $SLURM_JOB_NUM_NODES\n")
     done = cluster.json("submit", path, "--nodes", "1", "--wait")
     assert (cluster.run_of(done["job_id"]) / "stdout.log").read_text() == "1\n"
-    shown = cluster.ssh(f"{cluster.name}-ctl", f"sacct -nPX -j {done['job_id']} -o Timelimit")
-    assert shown.strip() == "00:07:00"
+    assert cluster.sacct(done["job_id"], "Timelimit") == "00:07:00"
 
 
 @pytest.mark.parametrize(
@@ -149,10 +148,8 @@ def test_what_slurm_can_not_do_is_refused_with_a_way_out(
 def test_qos_account_and_resources_reach_slurm(cluster: Cluster) -> None:
     flags = ["--qos", "urgent", "--account", "default", "--cpus", "1", "--mem", "200M", "--time", "5m"]
     done = cluster.json("submit", "probe", *flags, "--partition", "train", "--constraint", "train", "--wait")
-    shown = cluster.ssh(
-        f"{cluster.name}-ctl", f"sacct -nPX -j {done['job_id']} -o QOS,Account,ReqMem,Timelimit,Partition"
-    )
-    assert shown.strip() == "urgent|default|200M|00:05:00|train"
+    shown = cluster.sacct(done["job_id"], "QOS,Account,ReqMem,Timelimit,Partition")
+    assert shown == "urgent|default|200M|00:05:00|train"
 
 
 def test_unknown_jobs_are_named(cluster: Cluster) -> None:
@@ -180,6 +177,23 @@ def test_the_proof_partition_is_hidden_and_closed_to_users(cluster: Cluster) -> 
     assert "clusterctl-proof" not in cluster.ssh(controller, "sinfo -h -o %R", user=cluster.user)
     done = cluster.ssh(controller, "srun -p clusterctl-proof hostname 2>&1", user=cluster.user, rc=None)
     assert "access" in done.lower() or "invalid" in done.lower() or "not permitted" in done.lower()
+
+
+def test_up_refuses_a_spec_without_the_nodes_that_a_job_runs_on(cluster: Cluster) -> None:
+    path = script(cluster, "both.sh", "sleep 600\n")
+    job = cluster.json("submit", path, "--nodes", "2")["job_id"]
+    deadline = time.monotonic() + 30
+    while cluster.json("jobs", job)["jobs"][0]["state"] != "RUNNING":
+        assert time.monotonic() < deadline
+    smaller = cluster.runner.cwd / "smaller.yaml"
+    smaller.write_text(cluster.spec.read_text().replace("nodes: 2", "nodes: 1"))
+    ran = cluster.runner("-f", smaller, "up", rc=2)
+    assert f"{cluster.name}-train-2" in ran.stderr
+    assert f"job {job} (both)" in ran.stderr
+    assert cluster.json("jobs", job)["jobs"][0]["state"] == "RUNNING"
+    assert len(cluster.json("status")["nodes"]) == 2
+    cluster("cancel", job)
+    cluster("logs", job, "--follow", rc=5)
 
 
 def test_up_does_not_disturb_a_running_job_and_names_the_busy_nodes(cluster: Cluster) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import subprocess
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -47,6 +48,14 @@ class Cluster:
         done = subprocess.run(argv, capture_output=True, text=True, timeout=120, check=False)
         assert rc is None or done.returncode == rc, f"{command!r} on {host}: {done}"
         return done.stdout
+
+    def sacct(self, job_id: str, fields: str) -> str:
+        """What the accounting says of a job, once it has heard of it: slurmctld tells it a little later."""
+        deadline = time.monotonic() + 30
+        while not (said := self.ssh(f"{self.name}-ctl", f"sacct -nPX -j {job_id} -o {fields}").strip()):
+            assert time.monotonic() < deadline, f"no accounting of job {job_id}"
+            time.sleep(0.5)
+        return said
 
     def run_of(self, job_id: str) -> Path:
         """Collect a job and return its run folder."""
