@@ -29,6 +29,7 @@ MAX_FORKS = 32
 _POLL_S = 0.2  # how often the runner looks whether it was cancelled
 _PATIENCE_S = 5.0
 _TAIL_LINES = 20
+_LONGEST_SOCKET_HOME = 60
 
 # What ansible-runner sets itself; every other ANSIBLE_* of the caller is dropped.
 _RUNNER_KEYS = frozenset(
@@ -55,7 +56,7 @@ def run_playbook(run: PlaybookRun, progress: Callable[[Progress], None]) -> Reca
     # Beside the log: were we killed, it would go with the cluster's folder. Sockets need a short path.
     with (
         tempfile.TemporaryDirectory(prefix=".ansible-", dir=run.log.parent) as private,
-        tempfile.TemporaryDirectory(prefix="clusterctl-") as sockets,
+        tempfile.TemporaryDirectory(prefix="clusterctl-", dir=socket_home(tempfile.gettempdir())) as sockets,
     ):
         config = _config(run, Path(private), sockets)
         events = _Events(run.log, progress)
@@ -66,6 +67,15 @@ def run_playbook(run: PlaybookRun, progress: Callable[[Progress], None]) -> Reca
     if rc == 0 and events.recap is not None:
         return events.recap
     raise _error(run, events, rc)
+
+
+def socket_home(temporary: str) -> str:
+    """Where sockets can lie: the caller's folder for temporary files, unless its path is too long for them.
+
+    A socket's path has 107 characters at most (unix(7)); mitogen's names need about 45. With a longer path
+    its process dies, and the playbook waits for it for ever.
+    """
+    return temporary if len(os.fsencode(temporary)) <= _LONGEST_SOCKET_HOME else "/tmp"  # noqa: S108
 
 
 def new_log(folder: Path) -> Path:

@@ -43,6 +43,17 @@ def test_progress_and_recap(local_inventory: WriteInventory) -> None:
     assert run.log.stat().st_mode & 0o077 == 0
 
 
+def test_a_long_path_for_temporary_files_is_no_trap(
+    local_inventory: WriteInventory, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Mitogen's sockets don't fit there; the playbook would wait for ever."""
+    folder = tmp_path / ("long" * 25)
+    folder.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(folder))
+    assert run_playbook(make_run("report.yml", local_inventory("one")), lambda _: None).hosts
+    assert not list(folder.iterdir())
+
+
 def test_a_failure_names_host_task_and_cause(local_inventory: WriteInventory) -> None:
     run = make_run("report.yml", local_inventory("good", "bad"))
     told: list[Progress] = []
