@@ -6,6 +6,7 @@ import itertools
 import os
 import signal
 import sys
+import threading
 from types import FrameType
 
 import typer
@@ -15,10 +16,13 @@ from clusterctl.cli.options import INTERRUPTED
 from clusterctl.cli.show import READER_GONE, Screen, silence
 from clusterctl.errors import ClusterctlError, UsageError
 
+_SIGNALLED = 128
+_SOON_S = 0.05
+
 
 def run() -> int:
     """Run the verb that ``sys.argv`` names, and return the exit code."""
-    _end_by_signals()
+    end_by_signals()
     try:
         code = app(prog_name="clusterctl", standalone_mode=False) or 0
         sys.stdout.flush()
@@ -36,15 +40,30 @@ def run() -> int:
     return int(code)
 
 
-def _end_by_signals() -> None:
+def end_by_signals() -> None:
     """Let `kill` and a closed terminal end us as Ctrl-C does: with everything that we started."""
 
     def end(number: int, _: FrameType | None) -> None:
-        raise SystemExit(128 + number)
+        raise SystemExit(_SIGNALLED + number)
 
     for number in (signal.SIGTERM, signal.SIGHUP):
         if signal.getsignal(number) is signal.SIG_DFL:  # `nohup` has set another
             signal.signal(number, end)
+    sys.unraisablehook = _signal_again
+
+
+def _signal_again(lost: sys.UnraisableHookArgs) -> None:
+    """What a signal raises in a finalizer, Python only reports and forgets: signal again, soon after it."""
+    match lost.exc_value:
+        case KeyboardInterrupt():
+            number = int(signal.SIGINT)
+        case SystemExit(code=int(code)) if code > _SIGNALLED:
+            number = code - _SIGNALLED
+        case _:
+            sys.__unraisablehook__(lost)
+            return
+    if not sys.is_finalizing():
+        threading.Timer(_SOON_S, os.kill, (os.getpid(), number)).start()
 
 
 def _refuse(exc: typer.TyperException) -> int:

@@ -50,12 +50,15 @@ class Cluster:
         return done.stdout
 
     def sacct(self, job_id: str, fields: str) -> str:
-        """What the accounting says of a job, once it has heard of it: slurmctld tells it a little later."""
+        """What the accounting says of a job once it knows it whole; it may hear of its end first."""
         deadline = time.monotonic() + 30
-        while not (said := self.ssh(f"{self.name}-ctl", f"sacct -nPX -j {job_id} -o {fields}").strip()):
-            assert time.monotonic() < deadline, f"no accounting of job {job_id}"
+        while True:
+            said = self.ssh(f"{self.name}-ctl", f"sacct -nPX -j {job_id} -o QOS,{fields}").strip()
+            qos, _, asked = said.partition("|")
+            if said and qos != "Unknown":
+                return asked
+            assert time.monotonic() < deadline, f"no accounting of job {job_id}: {said!r}"
             time.sleep(0.5)
-        return said
 
     def run_of(self, job_id: str) -> Path:
         """Collect a job and return its run folder."""

@@ -215,3 +215,29 @@ def test_a_bug_leaves_its_traceback_in_the_state_folder(cli: Clusterctl) -> None
     assert "Traceback (most recent call last)" in report.read_text()
     assert stat.S_IMODE(report.stat().st_mode) == 0o600
     assert stat.S_IMODE(report.parent.stat().st_mode) == 0o700
+
+
+SIGNALLED_IN_A_FINALIZER = """
+import signal, time, weakref
+from clusterctl.cli.run import end_by_signals
+
+class Thing: pass
+
+end_by_signals()
+thing = Thing()
+ref = weakref.ref(thing, lambda _: signal.raise_signal({number}))
+del thing
+time.sleep(30)
+"""
+
+
+@pytest.mark.parametrize(
+    ("number", "code"), [(signal.SIGTERM, 128 + signal.SIGTERM), (signal.SIGINT, -signal.SIGINT)]
+)
+def test_a_signal_is_not_lost_in_a_finalizer(number: signal.Signals, code: int) -> None:
+    """Python only reports what is raised there: the run would go on, with a traceback on the screen."""
+    program = SIGNALLED_IN_A_FINALIZER.format(number=int(number))
+    argv = ["env", "--default-signal=INT", sys.executable, "-c", program]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=25, check=False)
+    assert done.returncode == code
+    assert "Exception ignored" not in done.stderr
