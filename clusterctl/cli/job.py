@@ -1,11 +1,9 @@
-"""submit, jobs, logs, cancel, collect: the verbs of a job's life."""
+"""jobs, logs, cancel, collect: the verbs of a job's life."""
 
 from __future__ import annotations
 
 import functools
-import sys
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -13,89 +11,14 @@ import typer
 
 from clusterctl.cli.options import Options, verb
 from clusterctl.cli.show import Screen
-from clusterctl.cli.spec import spec_of
+from clusterctl.cli.watching import follow_job, open_session, pass_on
 
 if TYPE_CHECKING:
-    from clusterctl.jobs import LogChunk, Session
     from clusterctl.records import RunRecord
     from clusterctl.slurm.models import JobInfo
-    from clusterctl.workspace import Workspace
 
 Out = Annotated[Path | None, typer.Option(help="Folder for collected runs. Default: ./runs.")]
 Ids = Annotated[list[str], typer.Argument(metavar="ID...", help="Job ids, such as 12, or 12_3 of an array.")]
-
-
-def submit(
-    screen: Screen,
-    options: Options,
-    target: Annotated[str, typer.Argument(metavar="JOB", help="train, probe, or a script of yours.")],
-    args: Annotated[list[str] | None, typer.Argument(help="What the program gets, after --.")] = None,
-    nodes: Annotated[int | None, typer.Option("--nodes", "-N", help="Nodes. Default: 1.")] = None,
-    tasks_per_node: Annotated[int | None, typer.Option(help="Ranks on each node. Default: 1.")] = None,
-    cpus: Annotated[int | None, typer.Option("--cpus", help="Cores of each rank.")] = None,
-    gpus: Annotated[int | None, typer.Option("--gpus", help="GPUs on each node.")] = None,
-    mem: Annotated[str | None, typer.Option(help="Memory on each node, such as 4GiB.")] = None,
-    time: Annotated[str | None, typer.Option(help="Time limit, such as 30m or 1:30:00.")] = None,
-    name: Annotated[str | None, typer.Option(help="Job name. Default: the job's or the script's.")] = None,
-    partition: Annotated[str | None, typer.Option("--partition", "-p", help="Default: the first.")] = None,
-    account: Annotated[str | None, typer.Option("--account", "-A", help="Slurm account.")] = None,
-    qos: Annotated[str | None, typer.Option("--qos", "-q", help="Quality of service.")] = None,
-    constraint: Annotated[str | None, typer.Option("--constraint", "-C", help="Node features.")] = None,
-    array: Annotated[str | None, typer.Option("--array", "-a", help="Array of jobs, such as 1-10%2.")] = None,
-    launcher: Annotated[
-        str | None, typer.Option(help="How ranks are started: srun (PMIx, the default) or mpirun.")
-    ] = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Print the sbatch script; submit nothing.")
-    ] = False,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait until the job has ended.")] = False,
-    follow: Annotated[bool, typer.Option("--follow", help="Show its output until it has ended.")] = False,
-    timeout: Annotated[str | None, typer.Option(help="Longest wait, such as 10m; the job goes on.")] = None,
-) -> None:
-    """Submit a bundled job or a script of yours. What stands after -- goes to the program."""
-    from clusterctl import jobs
-    from clusterctl.errors import UsageError
-    from clusterctl.spec import job_spec
-
-    job = job_spec(
-        target,
-        args=tuple(args or ()),
-        name=name,
-        nodes=nodes,
-        tasks_per_node=tasks_per_node,
-        cpus_per_task=cpus,
-        gpus=gpus,
-        mem=mem,
-        time=time,
-        partition=partition,
-        account=account,
-        qos=qos,
-        constraint=constraint,
-        array=array,
-        launcher=launcher,
-    )
-    timeout_s = _timeout(timeout)
-    if timeout is not None and not (wait or follow):
-        raise UsageError("--timeout bounds a wait", fix="say --wait or --follow too; --time limits the job")
-    if dry_run:
-        script = jobs.script_of(spec_of(screen, options), job)
-        screen.result({"name": job.name, "script": script}, script)
-        return
-    with _session(screen, options) as session:
-        done = jobs.submit(session, job)
-        answer = {"job_id": done.job_id, "name": done.name, "script": done.script, "dir": done.remote_dir}
-        screen.known = answer  # also when the job fails while we wait
-        if follow and not screen.json:
-            screen.note(f"submitted job {done.job_id} ({done.name})")
-            _follow(screen, session, done.job_id, timeout_s)
-        elif wait or follow:
-            screen.note(f"submitted job {done.job_id} ({done.name})")
-            ended = _wait(screen, session, [done.job_id], timeout_s)
-            answer |= {"state": jobs.worst(ended).state.value}
-            screen.result(answer, f"job {done.job_id} {answer['state']}; `clusterctl collect` brings it home")
-        else:
-            hint = f"submitted job {done.job_id} ({done.name}); see `clusterctl logs {done.job_id} -f`"
-            screen.result(answer, hint)
 
 
 def jobs_(
@@ -106,7 +29,7 @@ def jobs_(
     """Show jobs: those that wait and run, and those that were submitted from here."""
     from clusterctl import jobs
 
-    with _session(screen, options) as session:
+    with open_session(screen, options) as session:
         found = jobs.known_jobs(session, ids) if ids else jobs.list_jobs(session)
     text = job_table(screen, found) if found else "no jobs"
     screen.result({"jobs": [jobs.as_dict(job) for job in found]}, text)
@@ -121,12 +44,12 @@ def logs(
     """Show what a job has written; its stderr goes to stderr. Ctrl-C detaches, the job goes on."""
     from clusterctl import jobs
 
-    with _session(screen, options) as session:
+    with open_session(screen, options) as session:
         if not follow:
-            jobs.logs(session, job_id, on_output=functools.partial(_pass_on, screen))
+            jobs.logs(session, job_id, on_output=functools.partial(pass_on, screen))
             return
         try:
-            _follow(screen, session, job_id, None)
+            follow_job(screen, session, job_id, None)
         except KeyboardInterrupt:
             return  # detaching is what was asked for
 
@@ -135,7 +58,7 @@ def cancel(screen: Screen, options: Options, ids: Ids) -> None:
     """Cancel jobs; an array's id stands for all its tasks."""
     from clusterctl import jobs
 
-    with _session(screen, options) as session:
+    with open_session(screen, options) as session:
         done = jobs.cancel(session, ids)
     lines = [f"cancelled job {job.id} ({job.name})" for job in done.cancelled]
     lines += [f"job {job.id} ({job.name}) had ended already: {job.state}" for job in done.ended]
@@ -157,7 +80,7 @@ def collect(
     """Bring runs home: logs, metrics, telemetry, accounting, each checked by its hash."""
     from clusterctl import collect as collecting
 
-    with _session(screen, options) as session:
+    with open_session(screen, options) as session:
         runs = collecting.collect(session, ids or None, out=out or Path("runs"))
     answer = [
         {"job_id": r.job_id, "state": r.state, "dir": str(r.directory), "skipped": len(r.skipped)}
@@ -190,81 +113,6 @@ def not_brought_home(run: RunRecord) -> str:
     return f"of job {run.job_id} ({run.name}) was not brought home: {', '.join(said)}"
 
 
-@contextmanager
-def _session(screen: Screen, options: Options) -> Iterator[Session]:
-    """A connection to the controller as the job user."""
-    from clusterctl import jobs, lifecycle
-
-    workspace = _workspace(screen, options)
-    inventory = lifecycle.inventory_of(workspace)
-    with jobs.session(lifecycle.spec_as_raised(workspace), inventory, workspace) as session:
-        yield session
-
-
-def _workspace(screen: Screen, options: Options) -> Workspace:
-    from clusterctl.workspace import Workspace
-
-    return Workspace.of(spec_of(screen, options).name)
-
-
-def _wait(screen: Screen, session: Session, ids: list[str], timeout_s: float | None) -> tuple[JobInfo, ...]:
-    """Wait for jobs.
-
-    Raises:
-        JobFailedError, JobCancelledError, WaitTimeoutError: see the exit codes.
-    """
-    from clusterctl import jobs
-
-    with screen.working(f"waiting for job {', '.join(ids)}"), _detaching(screen, ids):
-        ended = jobs.wait(session, ids, timeout_s=timeout_s, on_change=functools.partial(_changed, screen))
-    jobs.raise_unless_completed(session, ended)
-    return ended
-
-
-def _follow(screen: Screen, session: Session, job_id: str, timeout_s: float | None) -> None:
-    from clusterctl import jobs
-
-    show = functools.partial(_pass_on, screen)
-    changed = functools.partial(_changed, screen)
-    with _detaching(screen, [job_id]):
-        ended = jobs.follow(session, job_id, on_output=show, timeout_s=timeout_s, on_change=changed)
-    jobs.raise_unless_completed(session, ended)
-
-
-@contextmanager
-def _detaching(screen: Screen, ids: Sequence[str]) -> Iterator[None]:
-    """Ctrl-C ends the watching, never the job; that is said."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        screen.note(f"detached; job {', '.join(ids)} goes on: `clusterctl logs {ids[0]} -f` follows it again")
-        raise
-
-
-def _changed(screen: Screen, job: JobInfo) -> None:
-    where = f" on {','.join(job.nodes)}" if job.nodes else ""
-    why = f" ({job.reason})" if job.reason not in {"", "None"} else ""
-    screen.note(f"job {job.id} {job.state.value}{where}{why}")
-
-
-def _pass_on(screen: Screen, chunk: LogChunk) -> None:
-    if chunk.stream == "stdout":
-        screen.raw(chunk.data)
-    else:
-        sys.stderr.buffer.write(chunk.data)
-        sys.stderr.buffer.flush()
-
-
-def _timeout(text: str | None) -> float | None:
-    from clusterctl.errors import UsageError
-    from clusterctl.spec.units import parse_duration_s
-
-    try:
-        return None if text is None else float(parse_duration_s(text))
-    except ValueError as exc:
-        raise UsageError("--timeout is wrong", why=str(exc)) from exc
-
-
 def _nearby(path: Path) -> Path:
     """A path as seen from here, where it lies below."""
     here = Path.cwd()
@@ -273,7 +121,7 @@ def _nearby(path: Path) -> Path:
 
 def register(app: typer.Typer) -> None:
     """Add these verbs."""
-    for function in (submit, cancel, collect):
+    for function in (cancel, collect):
         app.command()(verb(function))
     app.command("jobs")(verb(jobs_))
     app.command("logs")(verb(logs, long_file=True))

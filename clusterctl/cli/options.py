@@ -8,10 +8,11 @@ import os
 import sys
 import time
 import traceback
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from pathlib import Path
+from types import MappingProxyType
 from typing import Annotated, Any
 
 import typer
@@ -73,13 +74,20 @@ def root(
     ctx.obj = Options(file, output is Output.JSON, verbose, no_color)
 
 
-def verb(function: Callable[..., int | None], *, long_file: bool = False) -> Callable[..., None]:
+def verb(
+    function: Callable[..., int | None],
+    *,
+    long_file: bool = False,
+    flags: Mapping[str, Any] = MappingProxyType({}),
+) -> Callable[..., None]:
     """Turn ``function(screen, options, ...)`` into a Typer command that also takes the common options.
 
+    ``flags`` are more of its options, name -> annotation, None by default; it gets them as ``**flags``.
     What the function returns is the exit code. Expected errors are shown in one shape; an unexpected one
     leaves its traceback in the state folder and one line here.
     """
     own = list(inspect.signature(function, eval_str=True).parameters.values())[2:]
+    own = [p for p in own if p.kind is not inspect.Parameter.VAR_KEYWORD]
     common = {
         "file": LongFile if long_file else File,
         "output": Format,
@@ -95,7 +103,7 @@ def verb(function: Callable[..., int | None], *, long_file: bool = False) -> Cal
 
     parameters = [inspect.Parameter("ctx", inspect.Parameter.KEYWORD_ONLY, annotation=typer.Context)]
     parameters += [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own]
-    for name, annotation in common.items():
+    for name, annotation in {**flags, **common}.items():
         default = False if name in {"verbose", "no_color"} else None
         parameters.append(
             inspect.Parameter(name, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=annotation)

@@ -68,10 +68,10 @@ def _options(job: JobSpec, own: UserScript | None) -> list[str]:
         ("error", f"stderr{task}.log"),
         ("nodes", job.nodes if "nodes" in given else None),
         ("ntasks-per-node", job.tasks_per_node if "tasks_per_node" in given else None),
-        ("cpus-per-task", job.cpus_per_task),
-        ("gpus-per-node", job.gpus_per_node or None),
-        ("mem", f"{job.memory_mib}M" if job.memory_mib is not None else None),
-        ("time", _time(job.time_s) if job.time_s is not None else None),
+        ("cpus-per-task", job.cpus),
+        ("gpus-per-node", job.gpus or None),
+        ("mem", f"{job.mem}M" if job.mem is not None else None),
+        ("time", _time(job.time) if job.time is not None else None),
         ("partition", job.partition),
         ("account", job.account),
         ("qos", job.qos),
@@ -106,7 +106,7 @@ def _launched(job: JobSpec, command: str) -> str:
     """The command as the launcher starts it, once a task."""
     if job.launcher is Launcher.SRUN:
         return f"srun --mpi=pmix --kill-on-bad-exit=1 {command}"
-    cores = f":PE={job.cpus_per_task}" if job.cpus_per_task is not None else ""
+    cores = f":PE={job.cpus}" if job.cpus is not None else ""
     exports = "-x PATH -x PYTHONUNBUFFERED -x OMP_NUM_THREADS"
     if job.bundled:
         exports += " -x PYTHONPATH"

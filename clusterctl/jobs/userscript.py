@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl.errors import UsageError
-from clusterctl.spec.flags import ScriptKind, script_kind
+from clusterctl.spec.target import ScriptKind, script_kind
 from clusterctl.transport.base import printable
 
 MAX_BYTES = 4 << 20  # Slurm's own limit for a batch script (max_script_size)

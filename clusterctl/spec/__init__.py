@@ -1,7 +1,7 @@
 """The typed description of a cluster and of a job, and how it is read from a file."""
 
 from clusterctl.spec.caller import Caller, notes, resolved
-from clusterctl.spec.flags import ScriptKind, job_spec, script_kind
+from clusterctl.spec.flags import job_spec
 from clusterctl.spec.job import BUNDLED_JOBS, JobSpec, Launcher
 from clusterctl.spec.load import dump_spec, find_spec, load_spec, parse_spec
 from clusterctl.spec.models import (
@@ -16,6 +16,7 @@ from clusterctl.spec.models import (
 )
 from clusterctl.spec.schema import json_schema
 from clusterctl.spec.starter import init_text
+from clusterctl.spec.target import ScriptKind, script_kind
 
 __all__ = [
     "BUNDLED_JOBS",

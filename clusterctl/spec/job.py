@@ -1,15 +1,17 @@
-"""JobSpec: what `submit` asks of Slurm."""
+"""What a job is: the words of `submit`'s flags, and JobSpec, what is asked of Slurm."""
 
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
-from typing import Annotated, Final, Self
+from typing import Annotated, Any, Final, Self
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
-from clusterctl.spec.models import AccountName, Model, PartitionName
+from clusterctl.spec.models import PATTERN_WORDS, AccountName, Model, PartitionName
+from clusterctl.spec.units import JobMemoryMib, JobTimeS
 from clusterctl.spec.words import shown
 
 BUNDLED_JOBS = ("train", "probe")
@@ -18,6 +20,13 @@ JOB_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 CONSTRAINT: Final = r"^[A-Za-z0-9_&|,*()\[\]-]+$"
 _INDICES = r"[0-9]{1,9}(-[0-9]{1,9}(:[0-9]{1,9})?)?"
 ARRAY: Final = rf"^{_INDICES}(,{_INDICES})*(%[0-9]{{1,9}})?$"
+
+JOB_PATTERN_WORDS: Final[Mapping[str, str]] = {
+    **PATTERN_WORDS,
+    JOB_NAME: "at most 64 letters, digits, dots, dashes or underscores, the first a letter or digit",
+    CONSTRAINT: "features of nodes, joined by & or |",
+    ARRAY: "indices such as 0-15, 1,3,5 or 0-15%4",
+}
 
 _MAX_COUNT = 65_533  # Slurm counts nodes, tasks and CPUs of a node in 16 bits
 _ARRAY_RANGE = re.compile(r"([0-9]+)-([0-9]+)(?::([0-9]+))?")
@@ -55,27 +64,42 @@ def _can_travel(value: str) -> str:
 
 Count = Annotated[int, Field(ge=1, le=_MAX_COUNT)]
 Argument = Annotated[str, AfterValidator(_can_travel)]
+JobName = Annotated[str, StringConstraints(pattern=JOB_NAME)]
+Array = Annotated[str, StringConstraints(pattern=ARRAY), AfterValidator(_runnable_array)]
 
 
-class JobSpec(Model):
-    """One job. Exactly one of ``bundled`` and ``script`` is set; None leaves a choice to Slurm."""
+class JobWords(Model):
+    """What can be said of a job. Each field is called as its flag is; None leaves the choice to Slurm."""
 
-    name: Annotated[str, StringConstraints(pattern=JOB_NAME)]
+    name: JobName | None = Field(None, description="the job's name; default: the program's or the script's")
+    args: tuple[Argument, ...] = Field((), description="what the program gets")
+    nodes: Count = Field(1, description="nodes")
+    tasks_per_node: Count = Field(1, description="ranks on each node")
+    cpus: Count | None = Field(None, description="cores of each rank")
+    gpus: Annotated[int, Field(ge=0, le=_MAX_COUNT)] = Field(0, description="GPUs on each node")
+    mem: JobMemoryMib | None = Field(None, description="memory on each node")
+    time: JobTimeS | None = Field(None, description="time limit; a bare number is minutes")
+    partition: PartitionName | None = Field(None, description="Slurm partition; default: the first")
+    account: AccountName | None = Field(None, description="Slurm account")
+    qos: AccountName | None = Field(None, description="quality of service")
+    constraint: Annotated[str, StringConstraints(pattern=CONSTRAINT)] | None = Field(
+        None, description="features that the nodes must have"
+    )
+    array: Array | None = Field(None, description="indices of a job array")
+    launcher: Launcher = Field(Launcher.SRUN, description="how ranks are started")
+
+    @property
+    def given(self) -> dict[str, Any]:
+        """What was said, validated: all that is not merely a default."""
+        return {field: getattr(self, field) for field in self.model_fields_set}
+
+
+class JobSpec(JobWords):
+    """One job. Exactly one of ``bundled`` and ``script`` is set. ``mem`` is in MiB, ``time`` in seconds."""
+
+    name: JobName
     bundled: str | None = None
     script: Path | None = None
-    args: tuple[Argument, ...] = ()
-    nodes: Count = 1
-    tasks_per_node: Count = 1
-    cpus_per_task: Count | None = None
-    gpus_per_node: Annotated[int, Field(ge=0, le=_MAX_COUNT)] = 0
-    memory_mib: Annotated[int, Field(ge=1)] | None = None
-    time_s: Annotated[int, Field(ge=1)] | None = None
-    partition: PartitionName | None = None
-    account: AccountName | None = None
-    qos: AccountName | None = None
-    constraint: Annotated[str, StringConstraints(pattern=CONSTRAINT)] | None = None
-    array: Annotated[str, StringConstraints(pattern=ARRAY), AfterValidator(_runnable_array)] | None = None
-    launcher: Launcher = Launcher.SRUN
 
     @model_validator(mode="after")
     def _one_target(self) -> Self:

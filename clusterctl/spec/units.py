@@ -54,35 +54,37 @@ def parse_duration_s(value: object) -> int:
     raise ValueError(f"{shown(value)} is not a duration; write it as 45s, 30m, 1h30m or 2d")
 
 
-def parse_slurm_time_s(value: str) -> int:
-    """Seconds of ``--time``: a duration such as ``1h30m``, or any of Slurm's forms.
+def parse_slurm_time_s(value: object) -> int:
+    """Seconds of a job's time limit: a duration such as ``1h30m``, or any of Slurm's forms.
 
     Those are minutes, ``MM:SS``, ``HH:MM:SS``, ``D-HH``, ``D-HH:MM`` and ``D-HH:MM:SS``.
 
     Raises:
         ValueError: neither, zero, or longer than ``MAX_DURATION_S``.
     """
-    if _DIGITS.fullmatch(value):
-        return _duration_in_range(value, 0, 0, int(value), 0)
-    if match := _SLURM_DAYS.fullmatch(value) or _SLURM_CLOCK.fullmatch(value):
+    text = _spelled(value)
+    if _DIGITS.fullmatch(text):
+        return _duration_in_range(text, 0, 0, int(text), 0)
+    if match := _SLURM_DAYS.fullmatch(text) or _SLURM_CLOCK.fullmatch(text):
         parts = [int(part or 0) for part in match.groups()]
         days, hours, minutes, seconds = parts if len(parts) == 4 else [0, *parts]  # noqa: PLR2004
-        return _duration_in_range(value, days, hours, minutes, seconds)
-    if value and _DURATION.fullmatch(value):
-        return parse_duration_s(value)
+        return _duration_in_range(text, days, hours, minutes, seconds)
+    if text and _DURATION.fullmatch(text):
+        return parse_duration_s(text)
     raise ValueError(f"{shown(value)} is not a time; write it as 30 (minutes), 1h30m, 01:30:00 or 1-12:00")
 
 
-def parse_slurm_memory_mib(value: str) -> int:
-    """MiB of ``--mem``: a size such as ``4G`` or ``4GiB``, or Slurm's bare number of MB.
+def parse_slurm_memory_mib(value: object) -> int:
+    """MiB of a job's memory: a size such as ``4G`` or ``4GiB``, or Slurm's bare number of MB.
 
     Raises:
         ValueError: neither, zero, or more than ``MAX_SIZE_MIB``.
     """
-    if _DIGITS.fullmatch(value):
-        return _size_in_range(value, int(value))
-    if _SIZE.fullmatch(value):
-        return parse_size_mib(value)
+    text = _spelled(value)
+    if _DIGITS.fullmatch(text):
+        return _size_in_range(text, int(text))
+    if _SIZE.fullmatch(text):
+        return parse_size_mib(text)
     raise ValueError(f"{shown(value)} is not an amount of memory; write it as 4G, 4GiB or 4096 (MB)")
 
 
@@ -102,6 +104,11 @@ def format_duration(seconds: int) -> str:
         if count:
             parts.append(f"{count}{unit}")
     return "".join(parts) or "0s"
+
+
+def _spelled(value: object) -> str:
+    """A bare number is one in a job file, and text on the command line."""
+    return str(value) if isinstance(value, str | int) and not isinstance(value, bool) else ""
 
 
 def _size_in_range(text: str, mib: int) -> int:
@@ -132,4 +139,16 @@ DurationS = Annotated[
     BeforeValidator(parse_duration_s),
     PlainSerializer(format_duration, return_type=str),
     WithJsonSchema({"type": "string", "pattern": DURATION_PATTERN, "examples": ["1h30m"]}),
+]
+JobMemoryMib = Annotated[
+    int,
+    BeforeValidator(parse_slurm_memory_mib),
+    PlainSerializer(format_size, return_type=str),
+    WithJsonSchema({"type": ["string", "integer"], "minimum": 1, "examples": ["4GiB"]}),
+]
+JobTimeS = Annotated[
+    int,
+    BeforeValidator(parse_slurm_time_s),
+    PlainSerializer(format_duration, return_type=str),
+    WithJsonSchema({"type": ["string", "integer"], "minimum": 1, "examples": ["1h30m"]}),
 ]

@@ -59,4 +59,5 @@ def explain(kind: str, context: Mapping[str, object], name: str, value: str) -> 
     if kind.startswith(("int_", "finite_")):
         return _WHOLE_NUMBER.format(name=name, shown=value)
     template = _TEXTS.get(kind, "{name} can't be {shown}")
-    return template.format(**{**context, "name": name, "shown": value})
+    expected = str(context.get("expected", "")).replace("'", "")  # pydantic quotes what may stand there
+    return template.format(**{**context, "expected": expected, "name": name, "shown": value})

@@ -18,7 +18,7 @@ from clusterctl.slurm.access import Session
 from clusterctl.slurm.client import SlurmClient
 from clusterctl.spec import JobSpec
 from clusterctl.workspace import Workspace
-from tests.unit.slurm.cluster import Nearby, PlayedCluster
+from tests.support.played.cluster import Nearby, PlayedCluster
 
 
 @pytest.fixture

@@ -65,17 +65,17 @@ def golden_jobs(folder: Path) -> dict[str, JobSpec]:
     return {
         "train": JobSpec(name="train", bundled="train", nodes=2, args=("--epochs", "3")),
         "mpirun": JobSpec(
-            name="train", bundled="train", nodes=2, tasks_per_node=4, cpus_per_task=2, launcher="mpirun"
+            name="train", bundled="train", nodes=2, tasks_per_node=4, cpus=2, launcher="mpirun"
         ),
         "everything": JobSpec(
             name="probe",
             bundled="probe",
             nodes=3,
             tasks_per_node=2,
-            cpus_per_task=4,
-            gpus_per_node=2,
-            memory_mib=2048,
-            time_s=90061,
+            cpus=4,
+            gpus=2,
+            mem=2048,
+            time="25:01:01",
             partition="train",
             account="physics",
             qos="high",
@@ -83,7 +83,7 @@ def golden_jobs(folder: Path) -> dict[str, JobSpec]:
         ),
         "array": JobSpec(name="sweep", script=python, array="0-9%2", args=("a b", "$x")),
         "python-ranks": JobSpec(name="ranks", script=python, nodes=2),
-        "shell": JobSpec(name="own", script=shell, time_s=60),
+        "shell": JobSpec(name="own", script=shell, time=1),
     }
 
 

@@ -20,7 +20,7 @@ from clusterctl.slurm.lost import resolve
 from clusterctl.spec import JobSpec
 from clusterctl.transport.base import Result
 from clusterctl.transport.local import LocalTransport
-from tests.unit.slurm.cluster import Nearby
+from tests.support.played.cluster import Nearby
 
 QUICK = Clock(sleep=lambda _seconds: None)
 

@@ -21,7 +21,7 @@ from clusterctl.slurm.access import Session
 from clusterctl.slurm.client import Clock, SlurmClient
 from clusterctl.slurm.models import JobState
 from clusterctl.spec import JobSpec
-from tests.unit.slurm.cluster import Nearby, PlayedCluster
+from tests.support.played.cluster import Nearby, PlayedCluster
 
 
 class Told:

@@ -23,54 +23,40 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def refused(target: str = "train", **flags: Any) -> UsageError:
     with pytest.raises(UsageError) as caught:
-        job_spec(target, **flags)
+        job_spec(target, flags)
     assert caught.value.exit_code == 2
     assert "Input should" not in str(caught.value)
     return caught.value
 
 
 def test_a_bundled_job() -> None:
-    job = job_spec("train")
+    job = job_spec("train", {})
     assert (job.name, job.bundled, job.script) == ("train", "train", None)
     assert (job.nodes, job.tasks_per_node, job.launcher) == (1, 1, Launcher.SRUN)
-    assert (job.memory_mib, job.time_s) == (None, None)
+    assert (job.mem, job.time) == (None, None)
 
 
 def test_every_flag() -> None:
-    job = job_spec(
-        "probe",
-        args=["--epochs", "3", "a b", ""],
-        name="my-probe",
-        nodes=2,
-        tasks_per_node=4,
-        cpus_per_task=2,
-        gpus=1,
-        mem="4G",
-        time="1-12:30",
-        partition="train",
-        account="physics",
-        qos="urgent",
-        constraint="a100&ib",
-        array="0-15%4",
-        launcher="mpirun",
-    )
-    assert job == JobSpec(
-        name="my-probe",
-        bundled="probe",
-        args=("--epochs", "3", "a b", ""),
-        nodes=2,
-        tasks_per_node=4,
-        cpus_per_task=2,
-        gpus_per_node=1,
-        memory_mib=4096,
-        time_s=131400,
-        partition="train",
-        account="physics",
-        qos="urgent",
-        constraint="a100&ib",
-        array="0-15%4",
-        launcher=Launcher.MPIRUN,
-    )
+    flags = {
+        "args": ["--epochs", "3", "a b", ""],
+        "name": "my-probe",
+        "nodes": 2,
+        "tasks_per_node": 4,
+        "cpus": 2,
+        "gpus": 1,
+        "mem": "4G",
+        "time": "1-12:30",
+        "partition": "train",
+        "account": "physics",
+        "qos": "urgent",
+        "constraint": "a100&ib",
+        "array": "0-15%4",
+        "launcher": "mpirun",
+    }
+    job = job_spec("probe", flags)
+    assert job == JobSpec(bundled="probe", **flags)
+    assert (job.mem, job.time, job.args) == (4096, 131400, ("--epochs", "3", "a b", ""))
+    assert job.model_fields_set == {"bundled", "script", *flags}
     assert job.tasks == 8
 
 
@@ -81,7 +67,7 @@ def test_every_flag() -> None:
         ({"nodes": "two"}, "--nodes must be a whole number, not 'two'"),
         ({"nodes": 70_000}, "--nodes must be at most 65533, not 70000"),
         ({"tasks_per_node": -1}, "--tasks-per-node must be at least 1, not -1"),
-        ({"cpus_per_task": 0}, "--cpus-per-task must be at least 1, not 0"),
+        ({"cpus": 0}, "--cpus must be at least 1, not 0"),
         ({"gpus": -1}, "--gpus must be at least 0, not -1"),
         ({"mem": "lots"}, "--mem: 'lots' is not an amount of memory; write it as 4G, 4GiB or 4096 (MB)"),
         ({"mem": "0"}, "--mem: '0' is less than 1MiB"),
@@ -159,7 +145,7 @@ def test_all_wrong_flags_come_out_together() -> None:
 )
 def test_scripts(folder: Path, file: str, content: str, kind: ScriptKind) -> None:
     (folder / file).write_text(content)
-    job = job_spec(f"./{file}")
+    job = job_spec(f"./{file}", {})
     assert job.script == folder / file
     assert job.bundled is None
     assert script_kind(folder / file) is kind
@@ -185,14 +171,14 @@ def test_a_file_that_is_no_script(folder: Path, content: bytes) -> None:
 )
 def test_the_name_is_the_scripts_made_safe(folder: Path, file: str, name: str) -> None:
     (folder / file).write_text("")
-    assert job_spec(f"./{file}").name == name
+    assert job_spec(f"./{file}", {}).name == name
 
 
 def test_a_bundled_name_wins_over_a_file(folder: Path) -> None:
     (folder / "train").write_text("#!/bin/sh\n")
-    assert job_spec("train").bundled == "train"
-    assert job_spec("./train").script == folder / "train"
-    assert job_spec("./train").name == "train"
+    assert job_spec("train", {}).bundled == "train"
+    assert job_spec("./train", {}).script == folder / "train"
+    assert job_spec("./train", {}).name == "train"
 
 
 def test_an_unknown_job_near_a_bundled_one(folder: Path) -> None:
@@ -234,11 +220,14 @@ def test_odd_targets(folder: Path, target: str) -> None:
 @settings(deadline=None)
 def test_any_text_gives_a_job_or_a_usage_error(mem: str, time: str, other: str, args: list[str]) -> None:
     try:
-        job = job_spec("train", mem=mem, time=time, name=other, array=other, constraint=other, args=args)
+        job = job_spec(
+            "train",
+            {"mem": mem, "time": time, "name": other, "array": other, "constraint": other, "args": args},
+        )
     except UsageError as exc:
         failures = exc.failures
     else:
-        assert job.memory_mib
+        assert job.mem
         return
     assert failures
 

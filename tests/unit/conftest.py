@@ -1,4 +1,4 @@
-"""Runs of jobs that executables played."""
+"""What unit tests share: a cluster that executables play."""
 
 from __future__ import annotations
 
@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 
 from clusterctl.slurm.access import Session
-from tests.unit.slurm.cluster import PlayedCluster
+from tests.support.played.cluster import PlayedCluster
 
 
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlayedCluster]:
+    """A cluster whose jobs really run, in real shells and a real folder; only Slurm is played."""
     played = PlayedCluster(tmp_path / "cluster")
     for name, value in played.environment().items():
         monkeypatch.setenv(name, value)
@@ -22,4 +23,5 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlayedC
 
 @pytest.fixture
 def session(cluster: PlayedCluster) -> Session:
+    """A session with it."""
     return cluster.session()

@@ -1,0 +1,81 @@
+"""submit: the flags that describe a job, and what becomes of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Annotated, Any, Final
+
+import typer
+
+from clusterctl.cli.options import Options, verb
+from clusterctl.cli.show import Screen
+from clusterctl.cli.spec import spec_of
+from clusterctl.cli.watching import follow_job, open_session, timeout_of, wait_for
+
+# Each is a field of JobWords, which says what it may be. The help stands here so that it comes at once.
+JOB_FLAGS: Final[Mapping[str, Any]] = {
+    "nodes": Annotated[int | None, typer.Option("--nodes", "-N", help="Nodes. Default: 1.")],
+    "tasks_per_node": Annotated[int | None, typer.Option(help="Ranks on each node. Default: 1.")],
+    "cpus": Annotated[int | None, typer.Option(help="Cores of each rank.")],
+    "gpus": Annotated[int | None, typer.Option(help="GPUs on each node.")],
+    "mem": Annotated[str | None, typer.Option(help="Memory on each node, such as 4GiB.")],
+    "time": Annotated[str | None, typer.Option(help="Time limit, such as 30m or 1:30:00.")],
+    "name": Annotated[str | None, typer.Option(help="Job name. Default: the job's or the script's.")],
+    "partition": Annotated[str | None, typer.Option("--partition", "-p", help="Default: the first.")],
+    "account": Annotated[str | None, typer.Option("--account", "-A", help="Slurm account.")],
+    "qos": Annotated[str | None, typer.Option("--qos", "-q", help="Quality of service.")],
+    "constraint": Annotated[str | None, typer.Option("--constraint", "-C", help="Node features.")],
+    "array": Annotated[str | None, typer.Option("--array", "-a", help="Array of jobs, such as 1-10%2.")],
+    "launcher": Annotated[
+        str | None, typer.Option(help="How ranks are started: srun (PMIx, the default) or mpirun.")
+    ],
+}
+
+
+def submit(
+    screen: Screen,
+    options: Options,
+    target: Annotated[str, typer.Argument(metavar="JOB", help="train, probe, or a script of yours.")],
+    args: Annotated[list[str] | None, typer.Argument(help="What the program gets, after --.")] = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Print the sbatch script; submit nothing.")
+    ] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until the job has ended.")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Show its output until it has ended.")] = False,
+    timeout: Annotated[str | None, typer.Option(help="Longest wait, such as 10m; the job goes on.")] = None,
+    **flags: object,
+) -> None:
+    """Submit a bundled job or a script of yours. What stands after -- goes to the program."""
+    from clusterctl import jobs
+    from clusterctl.errors import UsageError
+    from clusterctl.spec import job_spec
+
+    given = {field: value for field, value in {"args": args, **flags}.items() if value not in (None, [])}
+    job = job_spec(target, given)
+    timeout_s = timeout_of(timeout)
+    if timeout is not None and not (wait or follow):
+        raise UsageError("--timeout bounds a wait", fix="say --wait or --follow too; --time limits the job")
+    if dry_run:
+        script = jobs.script_of(spec_of(screen, options), job)
+        screen.result({"name": job.name, "script": script}, script)
+        return
+    with open_session(screen, options) as session:
+        done = jobs.submit(session, job)
+        answer = {"job_id": done.job_id, "name": done.name, "script": done.script, "dir": done.remote_dir}
+        screen.known = answer  # also when the job fails while we wait
+        if follow and not screen.json:
+            screen.note(f"submitted job {done.job_id} ({done.name})")
+            follow_job(screen, session, done.job_id, timeout_s)
+        elif wait or follow:
+            screen.note(f"submitted job {done.job_id} ({done.name})")
+            ended = wait_for(screen, session, [done.job_id], timeout_s)
+            answer |= {"state": jobs.worst(ended).state.value}
+            screen.result(answer, f"job {done.job_id} {answer['state']}; `clusterctl collect` brings it home")
+        else:
+            hint = f"submitted job {done.job_id} ({done.name}); see `clusterctl logs {done.job_id} -f`"
+            screen.result(answer, hint)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command()(verb(submit, flags=JOB_FLAGS))

@@ -1,0 +1,98 @@
+"""What verbs about jobs share: the session, waiting, following, and what is said meanwhile."""
+
+from __future__ import annotations
+
+import functools
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from clusterctl.cli.options import Options
+from clusterctl.cli.show import Screen
+from clusterctl.cli.spec import spec_of
+
+if TYPE_CHECKING:
+    from clusterctl.jobs import LogChunk, Session
+    from clusterctl.slurm.models import JobInfo
+    from clusterctl.workspace import Workspace
+
+
+@contextmanager
+def open_session(screen: Screen, options: Options) -> Iterator[Session]:
+    """A connection to the controller as the job user."""
+    from clusterctl import jobs, lifecycle
+
+    workspace = _workspace(screen, options)
+    inventory = lifecycle.inventory_of(workspace)
+    with jobs.session(lifecycle.spec_as_raised(workspace), inventory, workspace) as session:
+        yield session
+
+
+def _workspace(screen: Screen, options: Options) -> Workspace:
+    from clusterctl.workspace import Workspace
+
+    return Workspace.of(spec_of(screen, options).name)
+
+
+def wait_for(
+    screen: Screen, session: Session, ids: list[str], timeout_s: float | None
+) -> tuple[JobInfo, ...]:
+    """Wait for jobs.
+
+    Raises:
+        JobFailedError, JobCancelledError, WaitTimeoutError: see the exit codes.
+    """
+    from clusterctl import jobs
+
+    with screen.working(f"waiting for job {', '.join(ids)}"), _detaching(screen, ids):
+        ended = jobs.wait(session, ids, timeout_s=timeout_s, on_change=functools.partial(_changed, screen))
+    jobs.raise_unless_completed(session, ended)
+    return ended
+
+
+def follow_job(screen: Screen, session: Session, job_id: str, timeout_s: float | None) -> None:
+    """Show what a job writes until it has ended; raises as ``wait_for`` does."""
+    from clusterctl import jobs
+
+    show = functools.partial(pass_on, screen)
+    changed = functools.partial(_changed, screen)
+    with _detaching(screen, [job_id]):
+        ended = jobs.follow(session, job_id, on_output=show, timeout_s=timeout_s, on_change=changed)
+    jobs.raise_unless_completed(session, ended)
+
+
+@contextmanager
+def _detaching(screen: Screen, ids: Sequence[str]) -> Iterator[None]:
+    """Ctrl-C ends the watching, never the job; that is said."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        screen.note(f"detached; job {', '.join(ids)} goes on: `clusterctl logs {ids[0]} -f` follows it again")
+        raise
+
+
+def _changed(screen: Screen, job: JobInfo) -> None:
+    where = f" on {','.join(job.nodes)}" if job.nodes else ""
+    why = f" ({job.reason})" if job.reason not in {"", "None"} else ""
+    screen.note(f"job {job.id} {job.state.value}{where}{why}")
+
+
+def pass_on(screen: Screen, chunk: LogChunk) -> None:
+    """Show what a job wrote, on the stream that it wrote it to."""
+    if chunk.stream == "stdout":
+        screen.raw(chunk.data)
+    else:
+        sys.stderr.buffer.write(chunk.data)
+        sys.stderr.buffer.flush()
+
+
+def timeout_of(text: str | None) -> float | None:
+    """Seconds of ``--timeout``."""
+    from clusterctl.errors import UsageError
+    from clusterctl.spec.units import parse_duration_s
+
+    try:
+        return None if text is None else float(parse_duration_s(text))
+    except ValueError as exc:
+        raise UsageError("--timeout is wrong", why=str(exc)) from exc

@@ -1,0 +1,90 @@
+"""What the word JOB of `submit` names: a bundled job, or a script of the user's."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from enum import StrEnum
+from pathlib import Path
+from typing import Final
+
+from clusterctl.errors import UsageError
+from clusterctl.spec.job import BUNDLED_JOBS
+from clusterctl.spec.words import did_you_mean, shown
+
+_SHEBANG: Final = re.compile(rb"#!\s*(?:/\S*/)?(?:env\s+(?:-S\s+)?)?(?:/\S*/)?([A-Za-z]+)[0-9.]*\b")
+_NO_TARGET: Final = f"no file has this name, and the bundled jobs are {', '.join(BUNDLED_JOBS)}"
+_SHELLS: Final = frozenset({b"sh", b"bash", b"dash", b"ksh", b"zsh"})
+
+
+class ScriptKind(StrEnum):
+    """What a user's script is written in."""
+
+    SHELL = "shell"
+    PYTHON = "python"
+
+
+def script_kind(script: Path) -> ScriptKind:
+    """What a script is written in, by its ending or else its first line.
+
+    Raises:
+        UsageError: it can't be read, or is neither shell nor Python.
+    """
+    try:
+        with script.open("rb") as file:
+            head = file.read(256)
+    except OSError as exc:
+        raise UsageError("the script can't be read", where=str(script), why=exc.strerror or str(exc)) from exc
+    if script.suffix in {".sh", ".bash"}:
+        return ScriptKind.SHELL
+    if script.suffix == ".py":
+        return ScriptKind.PYTHON
+    shebang = _SHEBANG.match(head)
+    if shebang and shebang.group(1) in _SHELLS:
+        return ScriptKind.SHELL
+    if shebang and shebang.group(1) == b"python":
+        return ScriptKind.PYTHON
+    raise UsageError(
+        "this is neither a shell script nor a Python program",
+        where=str(script),
+        why="its name does not end in .sh, .bash or .py, and its first line names no shell or Python",
+        fix="give it such an ending, or a first line such as #!/bin/bash",
+    )
+
+
+def named_job(target: str) -> tuple[str | None, Path | None]:
+    """The bundled job or the script that ``target`` names; the other is None."""
+    if target in BUNDLED_JOBS:
+        return target, None
+    try:
+        target.encode()  # its name stands in the batch script, which is UTF-8
+        path = Path(target).absolute()
+        mode = path.stat().st_mode
+    except FileNotFoundError as exc:
+        raise UsageError(f"there is no job {shown(target)}", why=_NO_TARGET, fix=_near(target)) from exc
+    except (OSError, ValueError) as exc:  # ValueError: a null byte, or no UTF-8
+        why = getattr(exc, "strerror", None) or str(exc)
+        raise UsageError(f"{shown(target)} can't be read", why=why, fix="name a script of yours") from exc
+    if not stat.S_ISREG(mode):
+        what = "a folder" if stat.S_ISDIR(mode) else "no ordinary file"
+        raise UsageError(f"{shown(target)} is {what}", fix="name a script of yours, or a bundled job")
+    script_kind(path)
+    return None, path
+
+
+def _near(target: str) -> str:
+    """A bundled job, or a file beside the missing one, whose name is near."""
+    path = Path(target)
+    try:
+        files = [entry.name for entry in os.scandir(path.parent) if entry.is_file()]
+    except OSError:
+        files = []  # no such folder either: nothing to compare with
+    if target == path.name and (near := did_you_mean(target, BUNDLED_JOBS)):
+        return near
+    return did_you_mean(path.name, files) or "name a bundled job, or the path of a script"
+
+
+def safe_name(script: str) -> str:
+    """A job name out of a file's: ``my job.sh`` is ``my-job``."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(script).stem).strip("-._")[:64] or "job"
