@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from clusterctl.errors import UsageError
 from clusterctl.jobs.userscript import UserScript
 from clusterctl.render import render
-from clusterctl.spec import JobSpec, Launcher
+from clusterctl.spec import JobSpec, JobWords, Launcher
 
 ENV_BIN = "/opt/clusterctl/env/bin"
 PAYLOAD_ROOT = "/opt/clusterctl/payload"
@@ -62,10 +62,14 @@ def _options(job: JobSpec, own: UserScript | None) -> list[str]:
     """
     task = "-%a" if _is_array(job, own) else ""
     given = job.model_fields_set if own is not None and own.directives else set(type(job).model_fields)
+    own_words = [f"--job-name={job.name}", f"--output=stdout{task}.log", f"--error=stderr{task}.log"]
+    array = [f"--array={job.array}"] if job.array is not None else []
+    return own_words + resource_options(job, given) + array
+
+
+def resource_options(job: JobWords, given: Collection[str]) -> list[str]:
+    """What nodes a job wants, as options of sbatch and salloc; defaults only for fields in ``given``."""
     values: list[tuple[str, object]] = [
-        ("job-name", job.name),
-        ("output", f"stdout{task}.log"),
-        ("error", f"stderr{task}.log"),
         ("nodes", job.nodes if "nodes" in given else None),
         ("ntasks-per-node", job.tasks_per_node if "tasks_per_node" in given else None),
         ("cpus-per-task", job.cpus),
@@ -76,7 +80,6 @@ def _options(job: JobSpec, own: UserScript | None) -> list[str]:
         ("account", job.account),
         ("qos", job.qos),
         ("constraint", job.constraint),
-        ("array", job.array),
     ]
     return [f"--{name}={value}" for name, value in values if value is not None]
 

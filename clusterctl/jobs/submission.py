@@ -14,11 +14,12 @@ from pathlib import Path
 from clusterctl.assets import payload_hash
 from clusterctl.errors import ClusterctlError, SlurmError, TransportError, UnreachableError, UsageError
 from clusterctl.jobs.facts import client_facts
+from clusterctl.jobs.refusal import fix_of
 from clusterctl.jobs.script import PAYLOAD_ROOT, render_script
 from clusterctl.jobs.userscript import UserScript
 from clusterctl.records import JobEntry
 from clusterctl.slurm.access import Session
-from clusterctl.slurm.client import SlurmAwayError, SlurmClient
+from clusterctl.slurm.client import SlurmAwayError
 from clusterctl.spec import ClusterSpec, JobSpec
 from clusterctl.spec.load import dump_spec
 from clusterctl.transport.base import Transport
@@ -39,16 +40,6 @@ cd -- "$2"
 tar -xf - --no-same-owner
 pwd -P
 """
-# What Slurm says -> the flag that is wrong, and what `SlurmClient.choices` calls its values.
-_REFUSALS = (
-    (re.compile("invalid account", re.IGNORECASE), "--account", "account"),
-    (re.compile("invalid partition|partition name", re.IGNORECASE), "--partition", "partition"),
-    (re.compile("invalid qos", re.IGNORECASE), "--qos", "qos"),
-    (re.compile("feature", re.IGNORECASE), "--constraint", "feature"),
-    (re.compile("gres|gpu", re.IGNORECASE), "--gpus", "gres"),
-)
-_TOO_LARGE = re.compile("node configuration is not available|Node count|More processors|limit", re.IGNORECASE)
-
 
 # Slurm had the connection: a request that it did not answer in time may be carried out later.
 _ON_ITS_WAY = re.compile(r"timed out|Zero Bytes", re.IGNORECASE)
@@ -165,7 +156,7 @@ def _sbatch(session: Session, entry: JobEntry, remote_dir: str) -> str:
     except SlurmError as exc:
         session.ledger.update(entry, refused=True)
         session.transport.run(["rm", "-rf", "--", remote_dir], check=False)
-        raise SlurmError(exc.what, why=exc.why, fix=_fix(session.slurm, exc.why)) from exc
+        raise SlurmError(exc.what, why=exc.why, fix=fix_of(session.slurm, exc.why)) from exc
 
 
 def _silence(session: Session, exc: ClusterctlError) -> UnreachableError:
@@ -176,19 +167,3 @@ def _silence(session: Session, exc: ClusterctlError) -> UnreachableError:
         fix="look at `clusterctl jobs` before submitting again: the job is listed if it was taken",
         host=session.transport.host,
     )
-
-
-def _fix(slurm: SlurmClient, why: str) -> str:
-    """What to do about a refusal, with the valid choices where Slurm can say them."""
-    for pattern, flag, kind in _REFUSALS:
-        if pattern.search(why):
-            try:
-                choices = slurm.choices(kind)
-            except (SlurmError, TransportError):  # the refusal itself is what matters
-                choices = ()
-            if choices:
-                return f"{flag} can be: {', '.join(choices)}"
-            return f"leave out {flag}: this cluster has none"
-    if _TOO_LARGE.search(why):
-        return "ask for less; `clusterctl status` shows the nodes, their cores and memory"
-    return "correct what Slurm names"

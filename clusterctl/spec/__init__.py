@@ -1,8 +1,8 @@
 """The typed description of a cluster and of a job, and how it is read from a file."""
 
 from clusterctl.spec.caller import Caller, notes, resolved
-from clusterctl.spec.flags import job_spec
-from clusterctl.spec.job import BUNDLED_JOBS, JobSpec, Launcher
+from clusterctl.spec.flags import job_spec, job_words
+from clusterctl.spec.job import BUNDLED_JOBS, JobSpec, JobWords, Launcher
 from clusterctl.spec.load import dump_spec, find_spec, load_spec, parse_spec
 from clusterctl.spec.models import (
     ClusterSpec,
@@ -23,6 +23,7 @@ __all__ = [
     "Caller",
     "ClusterSpec",
     "JobSpec",
+    "JobWords",
     "Launcher",
     "LocalProvider",
     "Monitoring",
@@ -36,6 +37,7 @@ __all__ = [
     "find_spec",
     "init_text",
     "job_spec",
+    "job_words",
     "json_schema",
     "load_spec",
     "notes",

@@ -24,10 +24,15 @@ def job_spec(target: str, flags: Mapping[str, object]) -> JobSpec:
     """
     bundled, script = named_job(target)
     job = JobSpec(name=bundled or safe_name(target), bundled=bundled, script=script)
-    return job.model_copy(update=_words(flags).given)
+    return job.model_copy(update=job_words(flags).given)
 
 
-def _words(flags: Mapping[str, object]) -> JobWords:
+def job_words(flags: Mapping[str, object]) -> JobWords:
+    """What flags say of a job, or of an allocation.
+
+    Raises:
+        UsageError: flags are wrong; ``failures`` has one entry a flag.
+    """
     try:
         return JobWords.model_validate(flags)
     except ValidationError as exc:
