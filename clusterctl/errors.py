@@ -6,6 +6,7 @@ traceback.
 
     ClusterctlError                exit 1
       UsageError                   exit 2   the command is wrong
+        NotUpError                 exit 2   there is no such cluster, or it is not up to the end
         SpecError                  exit 2   the spec is wrong: every problem of the file at once
       MachineError                          this machine cannot do it: tool, right, kernel feature, subnet
       ProvisionError                        a provider could not make or remove what was asked for
@@ -96,6 +97,10 @@ class UsageError(ClusterctlError):
 
     code = "usage"
     exit_code = 2
+
+
+class NotUpError(UsageError):
+    """The cluster that is meant is not up."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,9 +15,10 @@ from pydantic import ValidationError
 
 from clusterctl import collect, configure, jobs
 from clusterctl.assets import asset
-from clusterctl.errors import CollectError, LeftoversError, SlurmError, TransportError, UsageError
+from clusterctl.errors import CollectError, LeftoversError, NotUpError, SlurmError, TransportError, UsageError
 from clusterctl.inventory import Inventory
 from clusterctl.journal import Journal, Step, digest
+from clusterctl.lock import WAIT_S as LOCK_WAIT_S
 from clusterctl.providers.base import BakeTarget, Provider
 from clusterctl.providers.local.provider import LocalProvider
 from clusterctl.reach import reach
@@ -32,6 +33,7 @@ from clusterctl.wheels import wheelhouse
 from clusterctl.workspace import Workspace, write_atomic
 
 Tell = Callable[[str, str], None]  # (phase, what is happening)
+WAITING = "waiting"  # no phase: what is told while another clusterctl is waited for
 PROVIDERS: dict[str, Callable[[], Provider]] = {"local": LocalProvider}
 
 
@@ -81,15 +83,19 @@ class Down:
     phases: tuple[Phase, ...]
 
 
-def up(spec: ClusterSpec, workspace: Workspace, *, tell: Tell) -> Up:
+def up(spec: ClusterSpec, workspace: Workspace, *, tell: Tell, wait_s: float = LOCK_WAIT_S) -> Up:
     """Raise the cluster, or mend it; returns only after an MPI job ran right across every node.
 
+    ``wait_s`` bounds how long another clusterctl that works on the cluster is waited for.
+
     Raises:
+        LockedError: it was still at work then.
         UsageError: the spec lacks nodes that jobs run on; nothing was changed.
         ClusterctlError: a phase failed; what was done stays, and the next `up` goes on from there.
     """
     provider = PROVIDERS[spec.provider.type]()
-    with workspace.lock("up"):
+    with workspace.lock("up", wait_s=wait_s, waiting=lambda text: tell(WAITING, text)):
+        workspace.create()
         _refuse_to_end_jobs(spec, workspace)
         workspace.create_secrets()
         text = dump_spec(spec)
@@ -158,25 +164,33 @@ def _refuse_to_end_jobs(spec: ClusterSpec, workspace: Workspace) -> None:
 
 
 def down(
-    workspace: Workspace, *, name: str, tell: Tell, discard_runs: bool = False, out: Path | None = None
+    workspace: Workspace,
+    *,
+    name: str,
+    tell: Tell,
+    discard_runs: bool = False,
+    out: Path | None = None,
+    wait_s: float = LOCK_WAIT_S,
 ) -> Down:
     """Bring home what was not collected, then remove the cluster and prove that nothing is left.
+
+    ``wait_s`` bounds how long another clusterctl that works on the cluster is waited for.
 
     Raises:
         CollectError: a run could not be brought home; the cluster stays.
         LeftoversError: an independent look found something of the cluster.
+        LockedError: another clusterctl was still at work after ``wait_s``.
         UsageError: there is no such cluster.
     """
-    if not workspace.root.is_dir():
-        return _down_orphans(name, tell)
-    spec = load_spec(workspace.spec) if workspace.spec.exists() else None
-    provider = PROVIDERS[spec.provider.type]() if spec else LocalProvider()
-    with workspace.lock("down"):
+    with workspace.lock("down", wait_s=wait_s, waiting=lambda text: tell(WAITING, text)):
+        if not workspace.root.is_dir():
+            return _down_orphans(name, tell)
+        provider = _provider_of(workspace)
         run = Run("down", Journal(workspace.journal), tell)
         runs: tuple[RunRecord, ...] = ()
-        if spec and not discard_runs and collect.uncollected(workspace):
+        if not discard_runs and collect.uncollected(workspace):
             with run.phase("collect") as (step, _):
-                runs = _bring_home(spec, workspace, out)
+                runs = _bring_home(workspace, out)
                 step.note = f"{len(runs)} runs"
         with run.phase("destroy") as (_, say):
             _destroy(provider, workspace.cluster_id(), say)
@@ -184,10 +198,18 @@ def down(
     return Down(runs, tuple(run.phases))
 
 
-def _bring_home(spec: ClusterSpec, workspace: Workspace, out: Path | None) -> tuple[RunRecord, ...]:
+def _provider_of(workspace: Workspace) -> Provider:
+    """The provider of the cluster as it was raised. The record of that may be damaged or missing."""
     try:
-        return collect.collect_all(spec, workspace, out=out)
-    except (CollectError, SlurmError, TransportError) as exc:
+        return PROVIDERS[spec_as_raised(workspace).provider.type]()
+    except UsageError:
+        return LocalProvider()
+
+
+def _bring_home(workspace: Workspace, out: Path | None) -> tuple[RunRecord, ...]:
+    try:
+        return collect.collect_all(spec_as_raised(workspace), workspace, out=out)
+    except (CollectError, SlurmError, TransportError, UsageError) as exc:
         raise CollectError(
             "the cluster stays up: runs that are not home yet can't be collected",
             where=exc.where,
@@ -201,8 +223,8 @@ def _down_orphans(name: str, tell: Tell) -> Down:
     provider = LocalProvider()
     ids = provider.orphans(name)
     if not ids:
-        raise UsageError(
-            f"there is no cluster {name!r}", fix="`clusterctl list` shows the clusters there are"
+        raise NotUpError(
+            f"there is no cluster {name!r}", fix="name another with --cluster; `clusterctl list` shows them"
         )
     for cluster_id in ids:
         _destroy(provider, cluster_id, lambda text: tell("destroy", text))
@@ -234,10 +256,10 @@ def inventory_of(workspace: Workspace) -> Inventory:
             fix="run `clusterctl up`, which writes it anew",
         ) from exc
     except FileNotFoundError as exc:
-        raise UsageError(
+        raise NotUpError(
             f"cluster {workspace.root.name!r} is not up",
             where=str(workspace.root),
-            fix="run `clusterctl up` first",
+            fix="run `clusterctl up` first, or name another with --cluster (`clusterctl list` shows them)",
         ) from exc
 
 

@@ -6,22 +6,20 @@ files 0600. A user can walk away from clusterctl at any time: what stands here w
 
 from __future__ import annotations
 
-import fcntl
-import json
 import os
 import secrets
 import shutil
 import tempfile
-import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
 from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
 from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
 
-from clusterctl.errors import LockedError, MachineError
+from clusterctl.errors import MachineError
+from clusterctl.lock import Holder, hold, holder
 
 _UNFIT = frozenset('"%\n')
 
@@ -172,19 +170,12 @@ class Workspace:
         Raises:
             MachineError: the state folder can't be written.
         """
-        try:
+        with self._writable():
             for folder in (self.root, self.logs, self.rendered):
                 _private_folder(folder)
                 # A folder that is there already may lie on what has become read-only, or full.
                 with tempfile.TemporaryFile(dir=folder) as probe:
                     probe.write(b"0")
-        except OSError as exc:
-            raise MachineError(
-                "the state folder can't be written",
-                where=str(self.root),
-                why=exc.strerror or str(exc),
-                fix="make it writable, or set CLUSTERCTL_HOME to a folder that is",
-            ) from exc
 
     def create_secrets(self) -> None:
         """The SSH key of the admin user and the munge key, drawn once."""
@@ -201,36 +192,37 @@ class Workspace:
         """Forget the cluster: it is down."""
         shutil.rmtree(self.root)
 
-    @contextmanager
-    def lock(self, verb: str) -> Iterator[None]:
-        """Hold this cluster against a second clusterctl. The kernel drops the lock if we are killed.
+    @property
+    def lock_file(self) -> Path:
+        """Beside the folder, not in it: `down` removes the folder while it holds the lock."""
+        return self.root.parent / f".{self.root.name}.lock"
+
+    def lock(
+        self, verb: str, *, wait_s: float, waiting: Callable[[str], None]
+    ) -> AbstractContextManager[None]:
+        """Hold this cluster against a second clusterctl; see ``clusterctl.lock.hold``.
 
         Raises:
-            LockedError: another clusterctl holds it; the message says who and since when.
+            MachineError: the state folder can't be written.
+            LockedError: another clusterctl held it all the time; the message says who and since when.
         """
-        self.create()
-        # Beside the folder, not in it: `down` removes the folder while the lock is held.
-        path = self.root.parent / f".{self.root.name}.lock"
-        with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+") as file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                file.seek(0)
-                raise _locked(self.root.name, file.read()) from None
-            file.seek(0)
-            file.truncate()
-            json.dump({"pid": os.getpid(), "verb": verb, "since": time.time()}, file)
-            file.flush()
+        with self._writable():
+            _private_folder(self.root.parent)
+        what = f"cluster {self.root.name!r}"
+        return hold(self.lock_file, verb, what=what, wait_s=wait_s, waiting=waiting)
+
+    def worker(self) -> Holder | None:
+        """The clusterctl that raises this cluster or takes it down right now, if one does."""
+        return holder(self.lock_file)
+
+    @contextmanager
+    def _writable(self) -> Iterator[None]:
+        try:
             yield
-
-
-def _locked(name: str, holder: str) -> LockedError:
-    try:
-        who = json.loads(holder)
-        since = time.strftime("%H:%M:%S", time.localtime(who["since"]))
-        why = f"`clusterctl {who['verb']}` (pid {who['pid']}) holds it since {since}"
-    except (ValueError, KeyError, TypeError):
-        why = "another clusterctl holds its lock"
-    return LockedError(
-        f"cluster {name!r} is being worked on", why=why, fix="wait until it is done, or stop that process"
-    )
+        except OSError as exc:
+            raise MachineError(
+                "the state folder can't be written",
+                where=str(self.root),
+                why=exc.strerror or str(exc),
+                fix="make it writable, or set CLUSTERCTL_HOME to a folder that is",
+            ) from exc

@@ -15,12 +15,16 @@ import typer
 from clusterctl.cli.job import job_table, not_brought_home
 from clusterctl.cli.options import Options, verb
 from clusterctl.cli.show import Screen
-from clusterctl.cli.spec import spec_of
+from clusterctl.cli.which import spec_of, telling_who_works, workspace_of
 
 if TYPE_CHECKING:
     from clusterctl.lifecycle import Phase
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+NoWait = Annotated[
+    bool,
+    typer.Option("--no-wait", help="Fail at once if another clusterctl works on the cluster; else wait."),
+]
 
 
 class _Teller:
@@ -30,9 +34,17 @@ class _Teller:
         self._screen = screen
         self._verbose = verbose
         self._start = time.monotonic()
+        self.begun = False
 
     def __call__(self, phase: str, text: str) -> None:
+        from clusterctl.lifecycle import WAITING
+
         line = f"[{time.monotonic() - self._start:6.1f}s] {phase}"
+        if phase == WAITING:
+            self._screen.note(text)
+            self._screen.update(text)
+            return
+        self.begun = True
         if not text:
             self._screen.note(line)
         elif self._verbose:
@@ -41,18 +53,19 @@ class _Teller:
 
 
 @contextmanager
-def _unfinished(screen: Screen, then: str) -> Iterator[None]:
+def _unfinished(screen: Screen, teller: _Teller, then: str) -> Iterator[None]:
     """Say where Ctrl-C leaves the cluster."""
     try:
         yield
     except KeyboardInterrupt:
-        screen.note(f"stopped half way: {then}")
+        if teller.begun:
+            screen.note(f"stopped half way: {then}")
         raise
 
 
-def up(screen: Screen, options: Options) -> None:
+def up(screen: Screen, options: Options, no_wait: NoWait = False) -> None:
     """Raise the cluster, or mend it. Done means: an MPI job ran right across every node."""
-    from clusterctl import lifecycle
+    from clusterctl import lifecycle, lock
     from clusterctl.spec.caller import Caller, notes
     from clusterctl.workspace import Workspace
 
@@ -61,8 +74,9 @@ def up(screen: Screen, options: Options) -> None:
     for line in notes(spec, Caller.current()):
         screen.note(f"note: {line}")
     then = "`clusterctl up` goes on from here, `clusterctl down` removes what there is"
-    with _unfinished(screen, then), screen.working(f"raising {spec.name}"):
-        done = lifecycle.up(spec, workspace, tell=_Teller(screen, options.verbose))
+    teller = _Teller(screen, options.verbose)
+    with _unfinished(screen, teller, then), screen.working(f"raising {spec.name}"):
+        done = lifecycle.up(spec, workspace, tell=teller, wait_s=0 if no_wait else lock.WAIT_S)
     for line in done.notes:
         screen.note(f"note: {line}")
     answer = {
@@ -91,24 +105,27 @@ def down(
         bool, typer.Option("--discard-runs", help="Do not bring home what was not collected.")
     ] = False,
     out: Annotated[Path | None, typer.Option(help="Where collected runs go. Default: ./runs.")] = None,
+    no_wait: NoWait = False,
 ) -> None:
     """Bring home what was not collected, remove the cluster, and prove that nothing is left."""
-    from clusterctl import lifecycle
+    from clusterctl import lifecycle, lock
     from clusterctl.providers.local.provider import cached_images
-    from clusterctl.workspace import Workspace
 
-    spec = spec_of(screen, options)
-    screen.confirm(f"take cluster {spec.name!r} down, with all data on its nodes?", yes=yes)
+    workspace = workspace_of(screen, options)
+    name = workspace.root.name
+    screen.confirm(f"take cluster {name!r} down, with all data on its nodes?", yes=yes)
+    teller = _Teller(screen, options.verbose)
     with (
-        _unfinished(screen, "`clusterctl down` goes on from here"),
-        screen.working(f"taking {spec.name} down"),
+        _unfinished(screen, teller, "`clusterctl down` goes on from here"),
+        screen.working(f"taking {name} down"),
     ):
         done = lifecycle.down(
-            Workspace.of(spec.name),
-            name=spec.name,
-            tell=_Teller(screen, options.verbose),
+            workspace,
+            name=name,
+            tell=teller,
             discard_runs=discard_runs,
             out=out,
+            wait_s=0 if no_wait else lock.WAIT_S,
         )
     for run in done.runs:
         screen.note(f"collected {run.directory}")
@@ -118,11 +135,11 @@ def down(
             screen.note(f"note: {gone}; it is gone with the cluster")
     size = sum(image.size_mib for image in cached_images())
     answer = {
-        "cluster": spec.name,
+        "cluster": name,
         "runs": [str(r.directory) for r in done.runs],
         "phases": _phases(done.phases),
     }
-    text = f"cluster {spec.name!r} is down; an independent look at this machine found nothing of it"
+    text = f"cluster {name!r} is down; an independent look at this machine found nothing of it"
     if size:
         text += f"\nthe node image stays cached ({size} MiB); `clusterctl cache prune` removes it"
     screen.result({**answer, "cache_mib": size}, text)
@@ -132,20 +149,19 @@ def status(screen: Screen, options: Options) -> None:
     """Nodes and jobs, as Slurm sees them."""
     from clusterctl import jobs, lifecycle
     from clusterctl.slurm.client import SlurmClient
-    from clusterctl.workspace import Workspace
 
-    spec = spec_of(screen, options)
-    workspace = Workspace.of(spec.name)
-    inventory = lifecycle.inventory_of(workspace)
-    transport = lifecycle.admin(inventory, workspace)
-    try:
-        slurm = SlurmClient(transport)
-        nodes, active = slurm.nodes(), jobs.active(slurm)
-    finally:
-        transport.close()
+    workspace = workspace_of(screen, options)
+    with telling_who_works(workspace):
+        inventory = lifecycle.inventory_of(workspace)
+        transport = lifecycle.admin(inventory, workspace)
+        try:
+            slurm = SlurmClient(transport)
+            nodes, active = slurm.nodes(), jobs.active(slurm)
+        finally:
+            transport.close()
     ready = {n.name for n in nodes if n.usable} >= {h.name for h in inventory.compute}
     answer = {
-        "cluster": spec.name,
+        "cluster": inventory.cluster,
         "provider": inventory.provider,
         "ready": ready,
         "nodes": [
@@ -155,7 +171,7 @@ def status(screen: Screen, options: Options) -> None:
         "jobs": [jobs.as_dict(j) for j in active],
     }
     rows = [[n.name, n.shown, n.cpus, n.memory_mib, n.reason] for n in nodes]
-    text = f"cluster {spec.name} ({inventory.provider}): {'ready' if ready else 'NOT ready'}\n\n"
+    text = f"cluster {inventory.cluster} ({inventory.provider}): {'ready' if ready else 'NOT ready'}\n\n"
     text += screen.table(["NODE", "STATE", "CPUS", "MEMORY_MIB", "REASON"], rows)
     if active:
         text += "\n\n" + job_table(screen, active)
@@ -220,10 +236,10 @@ def ssh(
 
     from clusterctl import lifecycle
     from clusterctl.errors import MachineError, UsageError
-    from clusterctl.workspace import Workspace
 
-    workspace = Workspace.of(spec_of(screen, options).name)
-    inventory = lifecycle.inventory_of(workspace)
+    workspace = workspace_of(screen, options)
+    with telling_who_works(workspace):
+        inventory = lifecycle.inventory_of(workspace)
     words = list(command or [])
     if host is not None and inventory.host(host) is None:
         if (

@@ -34,6 +34,10 @@ File = Annotated[
     Path | None,
     typer.Option("--file", "-f", help="Cluster spec. Default: ./cluster.yaml, else a local cluster."),
 ]
+Cluster = Annotated[
+    str | None,
+    typer.Option("--cluster", help="A cluster by its name, as it was raised; instead of a spec file."),
+]
 LongFile = Annotated[Path | None, typer.Option("--file", help="Cluster spec. Default: ./cluster.yaml.")]
 Format = Annotated[Output | None, typer.Option("--output", "-o", help="Show results as text or as JSON.")]
 Verbose = Annotated[
@@ -47,6 +51,7 @@ class Options:
     """The common options, from wherever they stood."""
 
     file: Path | None = None
+    cluster: str | None = None
     json: bool = False
     verbose: bool = False
     no_color: bool = False
@@ -63,6 +68,7 @@ def _version(value: bool) -> None:
 def root(
     ctx: typer.Context,
     file: File = None,
+    cluster: Cluster = None,
     output: Format = None,
     verbose: Verbose = False,
     no_color: NoColor = False,
@@ -71,7 +77,7 @@ def root(
     ] = False,
 ) -> None:
     """Options before the verb."""
-    ctx.obj = Options(file, output is Output.JSON, verbose, no_color)
+    ctx.obj = Options(file, cluster, output is Output.JSON, verbose, no_color)
 
 
 def verb(
@@ -90,6 +96,7 @@ def verb(
     own = [p for p in own if p.kind is not inspect.Parameter.VAR_KEYWORD]
     common = {
         "file": LongFile if long_file else File,
+        "cluster": Cluster,
         "output": Format,
         "verbose": Verbose,
         "no_color": NoColor,
@@ -118,6 +125,7 @@ def _merged(before: Options, given: dict[str, Any]) -> Options:
     return replace(
         before,
         file=given.pop("file") or before.file,
+        cluster=given.pop("cluster") or before.cluster,
         json=before.json if output is None else output is Output.JSON,
         verbose=given.pop("verbose") or before.verbose,
         no_color=given.pop("no_color") or before.no_color,

@@ -4,27 +4,15 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated
+from typing import Annotated
 
 import typer
 
 from clusterctl.cli.options import Options, verb
 from clusterctl.cli.show import Screen
-
-if TYPE_CHECKING:
-    from clusterctl.spec import ClusterSpec
+from clusterctl.cli.which import spec_of
 
 DEFAULT_FILE = Path("cluster.yaml")
-
-
-def spec_of(screen: Screen, options: Options) -> ClusterSpec:
-    """The spec that ``-f`` names, or ./cluster.yaml, or the built-in default, which is said."""
-    from clusterctl.spec.load import find_spec, load_spec
-
-    path = options.file or find_spec(Path.cwd())
-    if path is None:
-        screen.note("no cluster.yaml here: using the built-in local cluster (`clusterctl init` writes one)")
-    return load_spec(path)
 
 
 def init(

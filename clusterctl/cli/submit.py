@@ -9,8 +9,8 @@ import typer
 
 from clusterctl.cli.options import Options, verb
 from clusterctl.cli.show import Screen
-from clusterctl.cli.spec import spec_of
 from clusterctl.cli.watching import follow_job, open_session, timeout_of, wait_for
+from clusterctl.cli.which import spec_of
 
 # Each is a field of JobWords, which says what it may be. The help stands here so that it comes at once.
 JOB_FLAGS: Final[Mapping[str, Any]] = {

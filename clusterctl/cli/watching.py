@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING
 
 from clusterctl.cli.options import Options
 from clusterctl.cli.show import Screen
-from clusterctl.cli.spec import spec_of
+from clusterctl.cli.which import telling_who_works, workspace_of
 
 if TYPE_CHECKING:
     from clusterctl.jobs import LogChunk, Session
     from clusterctl.slurm.models import JobInfo
-    from clusterctl.workspace import Workspace
 
 
 @contextmanager
@@ -23,16 +22,11 @@ def open_session(screen: Screen, options: Options) -> Iterator[Session]:
     """A connection to the controller as the job user."""
     from clusterctl import jobs, lifecycle
 
-    workspace = _workspace(screen, options)
-    inventory = lifecycle.inventory_of(workspace)
-    with jobs.session(lifecycle.spec_as_raised(workspace), inventory, workspace) as session:
-        yield session
-
-
-def _workspace(screen: Screen, options: Options) -> Workspace:
-    from clusterctl.workspace import Workspace
-
-    return Workspace.of(spec_of(screen, options).name)
+    workspace = workspace_of(screen, options)
+    with telling_who_works(workspace):
+        inventory = lifecycle.inventory_of(workspace)
+        with jobs.session(lifecycle.spec_as_raised(workspace), inventory, workspace) as session:
+            yield session
 
 
 def wait_for(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 from pathlib import Path
 from typing import Final
 
@@ -12,13 +13,15 @@ from ruamel.yaml import YAML
 
 from clusterctl.errors import Problem, SpecError, UsageError
 from clusterctl.spec.caller import Caller, resolved
-from clusterctl.spec.models import ClusterSpec, Partition
+from clusterctl.spec.models import LABEL, ClusterSpec, Partition
 from clusterctl.spec.problems import Places
 from clusterctl.spec.source import Source, read_source
 from clusterctl.spec.words import shown
 
 SPEC_NAME: Final = "cluster.yaml"
 MAX_BYTES: Final = 1024 * 1024
+# A line that names the cluster, in a text that may be no YAML.
+_NAME_LINE: Final = re.compile(rf"""^name:[ \t]+["']?({LABEL[1:-1]})["']?[ \t]*(?:#.*)?$""", re.MULTILINE)
 
 
 def load_spec(path: Path | None, *, caller: Caller | None = None) -> ClusterSpec:
@@ -68,6 +71,30 @@ def parse_spec(text: str, file: str) -> ClusterSpec:
     if problems or spec is None:
         raise SpecError(file, tuple(sorted(set(problems), key=lambda p: (p.line, p.column, p.key))))
     return spec
+
+
+def read_name(path: Path) -> tuple[str, SpecError | None]:
+    """The name of a file's cluster, whatever else is wrong with the file; and what is.
+
+    Raises:
+        UsageError: the file can't be read.
+        SpecError: not even the name can be read.
+    """
+    text = _read(path)
+    try:
+        return parse_spec(text, str(path)).name, None
+    except SpecError as exc:
+        found = {name for name in (_given_name(text), *_NAME_LINE.findall(text)) if name}
+        if len(found) != 1:
+            raise
+        return found.pop(), exc
+
+
+def _given_name(text: str) -> str:
+    """The name in a text that is YAML, though no spec; else ""."""
+    source = read_source(text, "")
+    item = source.root.child("name") if isinstance(source, Source) else None
+    return item.text if item is not None and re.fullmatch(LABEL, item.text) else ""
 
 
 def dump_spec(spec: ClusterSpec) -> str:

@@ -27,21 +27,21 @@ from clusterctl.spec import checks
 from clusterctl.spec.units import DurationS, SizeMib, format_duration, format_size
 from clusterctl.spec.words import shown
 
-_LABEL = r"^[a-z][a-z0-9-]{0,19}$"
+LABEL = r"^[a-z][a-z0-9-]{0,19}$"
 _UNIX_NAME = r"^[a-z_][a-z0-9_-]{0,30}$"
 _ACCOUNT = r"^[a-z][a-z0-9_-]{0,30}$"
 _URL = r"^https?://[A-Za-z0-9._~:/@%+-]+$"
 
 # What a pattern asks for, in the words of an error message.
 PATTERN_WORDS: Final[Mapping[str, str]] = {
-    _LABEL: "a lower-case letter, then at most 19 lower-case letters, digits or dashes",
+    LABEL: "a lower-case letter, then at most 19 lower-case letters, digits or dashes",
     _UNIX_NAME: "at most 31 lower-case letters, digits, dashes or underscores, no digit first",
     _ACCOUNT: "a lower-case letter, then at most 30 lower-case letters, digits, dashes or underscores",
     _URL: "an http:// or https:// address",
 }
 
-ClusterName = Annotated[str, StringConstraints(pattern=_LABEL)]
-PartitionName = Annotated[str, StringConstraints(pattern=_LABEL)]
+ClusterName = Annotated[str, StringConstraints(pattern=LABEL)]
+PartitionName = Annotated[str, StringConstraints(pattern=LABEL)]
 UnixName = Annotated[str, StringConstraints(pattern=_UNIX_NAME)]
 AccountName = Annotated[str, StringConstraints(pattern=_ACCOUNT)]
 Url = Annotated[str, StringConstraints(pattern=_URL)]

@@ -4,6 +4,10 @@ import os
 import stat
 import subprocess
 import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -16,7 +20,7 @@ HOLD = """
 import sys
 from pathlib import Path
 from clusterctl.workspace import Workspace
-with Workspace(Path(sys.argv[1])).lock("up"):
+with Workspace(Path(sys.argv[1])).lock("up", wait_s=0, waiting=print):
     print("held", flush=True)
     sys.stdin.read()
 """
@@ -47,24 +51,87 @@ def test_secrets_and_id_are_drawn_once(workspace: Workspace) -> None:
     assert shown.stdout.split()[:2] == workspace.public_key.read_text().split()[:2]
 
 
+@contextmanager
+def held(workspace: Workspace) -> Iterator[subprocess.Popen[str]]:
+    """Another process that holds the lock until its stdin closes or it is killed."""
+    argv = [sys.executable, "-c", HOLD, str(workspace.root)]
+    process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def silent(_: str) -> None:
+    return None
+
+
 def test_a_second_clusterctl_is_told_who_holds_the_lock(workspace: Workspace) -> None:
-    workspace.create()
-    holder = subprocess.Popen(
-        [sys.executable, "-c", HOLD, str(workspace.root)],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        text=True,
-    )
-    assert holder.stdout is not None
-    assert holder.stdout.readline() == "held\n"
-    with pytest.raises(LockedError, match="is being worked on") as caught, workspace.lock("down"):
-        pass
-    assert f"pid {holder.pid}" in caught.value.why
-    assert "`clusterctl up`" in caught.value.why
-    holder.kill()
-    holder.communicate()
-    with workspace.lock("down"):  # the kernel dropped the dead one's lock
-        pass
+    with held(workspace) as process:
+        with (
+            pytest.raises(LockedError, match="is being worked on") as caught,
+            workspace.lock("down", wait_s=0, waiting=silent),
+        ):
+            pass
+        assert caught.value.why.startswith(f"`clusterctl up` (pid {process.pid}) is at work since ")
+        assert str(workspace.worker()) == caught.value.why
+
+
+def test_it_waits_saying_once_for_whom_and_gets_the_lock(workspace: Workspace) -> None:
+    told: list[str] = []
+    with held(workspace) as process:
+
+        def end_it(text: str) -> None:
+            told.append(text)
+            process.communicate("")
+
+        with workspace.lock("down", wait_s=60, waiting=end_it):
+            worker = workspace.worker()
+            assert worker is not None
+            assert (worker.verb, worker.pid) == ("down", os.getpid())
+    (said,) = told
+    assert f"`clusterctl up` (pid {process.pid}) is at work since" in said
+    assert not workspace.lock_file.exists()
+    assert workspace.worker() is None
+
+
+def test_the_lock_file_of_the_dead_is_harmless(workspace: Workspace) -> None:
+    with held(workspace) as process:
+        process.kill()
+        process.wait()
+        assert workspace.lock_file.exists()
+        assert workspace.worker() is None
+        with workspace.lock("down", wait_s=0, waiting=silent):
+            pass
+    # Nor does a pid that lives again, or a file that says nothing, make a worker.
+    for text in (f'{{"verb": "up", "pid": {os.getpid()}, "since": 0}}', "", "{", "[]"):
+        workspace.lock_file.write_text(text)
+        assert workspace.worker() is None
+        with workspace.lock("down", wait_s=0, waiting=silent):
+            pass
+
+
+def test_the_lock_is_never_held_twice_while_its_file_comes_and_goes(workspace: Workspace) -> None:
+    """Each removes the file at its end, under the hands of those who wait for it."""
+    inside, worst, got = 0, 0, 0
+
+    def work(_: int) -> None:
+        nonlocal inside, worst, got
+        for _ in range(2000):
+            with suppress(LockedError), workspace.lock("up", wait_s=0, waiting=silent):
+                inside += 1
+                worst, got = max(worst, inside), got + 1
+                time.sleep(0)
+                inside -= 1
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    assert worst == 1
+    assert got > 1
+    assert not workspace.lock_file.exists()
 
 
 def test_a_write_that_fails_leaves_the_old_content(tmp_path: Path) -> None:

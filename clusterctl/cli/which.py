@@ -1,0 +1,109 @@
+"""Which cluster a verb means, whatever has become of its spec file, and who is at work on it."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from clusterctl.cli.options import Options
+from clusterctl.cli.show import Screen
+from clusterctl.errors import LockedError, NotUpError, SlurmError, SpecError, TransportError, UsageError
+
+if TYPE_CHECKING:
+    from clusterctl.spec import ClusterSpec
+    from clusterctl.workspace import Workspace
+
+
+def spec_of(screen: Screen, options: Options) -> ClusterSpec:
+    """The spec that ``-f`` names, or ./cluster.yaml, or the built-in default, which is said.
+
+    With ``--cluster`` it is that cluster's spec as it was raised.
+    """
+    from clusterctl.spec.load import load_spec
+
+    if options.cluster is not None:
+        workspace = _named(options)
+        if not workspace.spec.exists():
+            raise _unknown(options.cluster)
+        return load_spec(workspace.spec)
+    return load_spec(_file(screen, options))
+
+
+def workspace_of(screen: Screen, options: Options) -> Workspace:
+    """The workspace of the cluster that is meant: only its name is needed, so a spec file may be wrong.
+
+    Raises:
+        UsageError: the file can't be read, or not even its name can.
+    """
+    from clusterctl.spec.load import default_spec, read_name
+    from clusterctl.workspace import Workspace
+
+    if options.cluster is not None:
+        return _named(options)
+    path = _file(screen, options)
+    if path is None:
+        return Workspace.of(default_spec().name)
+    try:
+        name, wrong = read_name(path)
+    except UsageError as exc:
+        why = str(exc.problems[0]) if isinstance(exc, SpecError) else exc.why or exc.what
+        raise UsageError(
+            "the spec file does not say which cluster is meant",
+            where=str(path),
+            why=why,
+            fix="correct it, or name the cluster: --cluster NAME (`clusterctl list` shows them)",
+        ) from exc
+    if wrong is not None:
+        screen.note(
+            f"note: {wrong.what} (see `clusterctl validate`); cluster {name!r} is taken as it was raised"
+        )
+    return Workspace.of(name)
+
+
+@contextmanager
+def telling_who_works(workspace: Workspace) -> Iterator[None]:
+    """While another clusterctl raises the cluster or takes it down, that is why it does not answer.
+
+    Raises:
+        LockedError: the body failed for want of an answer, and another clusterctl is at work.
+    """
+    try:
+        yield
+    except (NotUpError, SlurmError, TransportError) as exc:
+        worker = workspace.worker()
+        if worker is None:
+            raise
+        said = f"{exc.what}: {exc.why}" if exc.why else exc.what
+        raise LockedError(
+            f"cluster {workspace.root.name!r} is being worked on",
+            why=f"{worker}; until then: {said}",
+            fix="wait until it is done",
+        ) from exc
+
+
+def _file(screen: Screen, options: Options) -> Path | None:
+    from clusterctl.spec.load import find_spec
+
+    path = options.file or find_spec(Path.cwd())
+    if path is None:
+        screen.note("no cluster.yaml here: using the built-in local cluster (`clusterctl init` writes one)")
+    return path
+
+
+def _named(options: Options) -> Workspace:
+    from clusterctl.spec.models import LABEL
+    from clusterctl.workspace import Workspace
+
+    name = options.cluster or ""
+    if options.file is not None:
+        raise UsageError("-f and --cluster name a cluster each", fix="say one of them")
+    if not re.fullmatch(LABEL, name):
+        raise _unknown(name)
+    return Workspace.of(name)
+
+
+def _unknown(name: str) -> UsageError:
+    return UsageError(f"there is no cluster {name!r}", fix="`clusterctl list` shows the clusters there are")
