@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import stat
@@ -13,6 +12,8 @@ from pathlib import Path
 from zipfile import ZipFile
 
 import pytest
+
+from tests.support.wheels import a_wheel
 
 PROGRAM = """
 import json, sys
@@ -25,17 +26,6 @@ except ClusterctlError as error:
     print(json.dumps({"what": error.what, "why": error.why, "fix": error.fix}))
 """
 ROOT = Path(__file__).resolve().parents[3]
-
-
-def a_wheel(folder: Path, name: str) -> str:
-    """A package index of one wheel; the line that locks it."""
-    info = f"{name}-1.0.dist-info"
-    path = folder / f"{name}-1.0-py3-none-any.whl"
-    with ZipFile(path, "w") as wheel:
-        wheel.writestr(f"{info}/METADATA", f"Metadata-Version: 2.1\nName: {name}\nVersion: 1.0\n")
-        wheel.writestr(f"{info}/WHEEL", "Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n")
-        wheel.writestr(f"{info}/RECORD", "")
-    return f"{name}==1.0 --hash=sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}\n"
 
 
 Fetch = Callable[..., dict[str, str]]
@@ -105,7 +95,7 @@ def test_another_lock_has_another_wheelhouse(fetch: Fetch, lock: Path, tmp_path:
 def test_a_wheel_that_is_not_what_was_locked_is_refused(fetch: Fetch, tmp_path: Path) -> None:
     a_wheel(tmp_path / "index", "secondpart")
     with ZipFile(tmp_path / "index" / "secondpart-1.0-py3-none-any.whl", "a") as wheel:
-        wheel.writestr("secondpart.py", "malice = True\n")
+        wheel.writestr("malice.py", "malice = True\n")
     error = fetch()
     assert "HASH" in error["why"].upper()
     assert error["fix"]

@@ -1,0 +1,139 @@
+"""From the user's requirements to a lock, by pip: the same versions as long as the files are the same."""
+
+from __future__ import annotations
+
+import hashlib
+import re
+import tempfile
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Final
+
+from packaging.utils import canonicalize_name
+
+from clusterctl.errors import UsageError
+from clusterctl.journal import digest
+from clusterctl.transport.base import printable
+from clusterctl.wheels.house import unwritable
+from clusterctl.wheels.lock import Lock, Wheel, pins
+from clusterctl.wheels.node import NODE_ARCH, NODE_GLIBC_MINOR, NODE_PYTHON, Said, pip_download
+from clusterctl.wheels.requirements import question
+from clusterctl.workspace import cache_home, write_atomic
+
+Say = Callable[[str], None]
+
+_REASON_BEGINS: Final = re.compile(r"^(ERROR:|error:|The conflict is caused by:)", re.MULTILINE)
+_NOISE: Final = re.compile(r"^\s*(WARNING:|\[notice\]|Looking in |ResolutionImpossible)")
+_DOWNLOADED: Final = re.compile(r"^Successfully downloaded (.*)$", re.MULTILINE)
+_LONGEST_REASON: Final = 2000
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What is asked of pip.
+
+    ``base`` is the lock of the job environment; ``held``, normalized name -> version, is to be kept if it can
+    be, as the versions that the cluster's own requirements came to.
+    """
+
+    files: tuple[Path, ...]
+    base: Path
+    held: Mapping[str, str] = field(default_factory=dict)
+
+
+def resolve(asked: Question, *, say: Say, heard: Say = lambda _line: None) -> Lock:
+    """The lock of requirements files, for the nodes; its wheels lie in the cache (see ``wheel_path``).
+
+    The versions of the job environment are kept, unless the requirements rule them out: such a package is
+    then in the lock, and comes first in the environment. ``heard`` gets pip's own lines.
+
+    Raises:
+        UsageError: a file can't be read, there is no such set of wheels, or no index answers; pip's reason.
+        MachineError: the cache of downloads can't be written.
+    """
+    base = pins(asked.base)
+    kept = {**base, **asked.held}
+    constraints = "".join(f"{name}=={version}\n" for name, version in sorted(kept.items()))
+    node = f"{NODE_PYTHON} {NODE_ARCH} {NODE_GLIBC_MINOR}"
+    home = cache_home() / "python"
+    answer = home / "locks" / f"{digest(node, constraints, question(asked.files))}.txt"
+    try:
+        if answer.is_file():
+            lock = Lock.read(answer.read_text(), base)
+            if all(wheel_path(wheel).is_file() for wheel in lock.wheels):
+                return lock
+        say(f"resolving {', '.join(printable(str(file)) for file in asked.files)}")
+        answer.parent.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=home, prefix=".download-") as folder:
+            wheels = _download(asked.files, constraints, Path(folder), heard)
+            lock = Lock(tuple(w for w in map(_kept, wheels) if base.get(w.name) != w.version), base)
+        write_atomic(answer, lock.text)
+    except OSError as exc:
+        raise unwritable(home, exc) from exc
+    return lock
+
+
+def wheel_path(wheel: Wheel) -> Path:
+    """Where a wheel of a lock lies in the cache."""
+    return cache_home() / "python" / "wheels" / wheel.sha256 / wheel.file
+
+
+def _download(files: Sequence[Path], constraints: str, folder: Path, heard: Say) -> list[Path]:
+    """The wheels that pip chose."""
+    (folder / "constraints.txt").write_text(constraints)
+    arguments = [word for file in files for word in ("--requirement", str(file.absolute()))]
+    # With the versions that are there already; if that can't be, without: the user's wishes go first.
+    for attempt in (["--constraint", str(folder / "constraints.txt")], []):
+        target = folder / f"wheels-{len(attempt)}"
+        said = pip_download([*arguments, *attempt, "--dest", str(target)], cwd=files[-1].absolute().parent,
+                            heard=heard)  # fmt: skip
+        if said.rc == 0:
+            break
+    else:
+        raise _unresolvable(files, said)
+    found = sorted(target.glob("*.whl"))
+    _refuse_sources(files, said, {Wheel.of(path.name, "").name for path in found})
+    return found
+
+
+def _refuse_sources(files: Sequence[Path], said: Said, wheels: set[str]) -> None:
+    """pip downloads sources too, where a line names a folder, an archive or a repository."""
+    names = " ".join(_DOWNLOADED.findall(said.text)).split()
+    if missing := [name for name in names if canonicalize_name(name) not in wheels]:
+        raise UsageError(
+            f"no wheel: {', '.join(missing)}",
+            where=_shown(files),
+            why="nodes get wheels only; this comes from sources: a folder, an archive or a repository",
+            fix="make a wheel of it (pip wheel --no-deps ...) and name that file in its place; the folder of "
+            "your script needs no requirement, it travels with the job",
+        )
+
+
+def _kept(path: Path) -> Wheel:
+    """Move a downloaded wheel to its place in the cache."""
+    with path.open("rb") as file:
+        wheel = Wheel.of(path.name, hashlib.file_digest(file, "sha256").hexdigest())
+    place = wheel_path(wheel)
+    place.parent.mkdir(parents=True, exist_ok=True)
+    path.replace(place)
+    return wheel
+
+
+def _unresolvable(files: Sequence[Path], said: Said) -> UsageError:
+    begin = _REASON_BEGINS.search(said.text)
+    text = said.text[begin.start() :] if begin else said.text[-_LONGEST_REASON:]
+    lines = [line.removeprefix("ERROR: ") for line in text.partition("\nTo fix this")[0].splitlines()]
+    reason = "\n".join(printable(line) for line in lines if line.strip() and not _NOISE.match(line))
+    more = " ..." if len(reason) > _LONGEST_REASON else ""
+    return UsageError(
+        "the requirements can't be met",
+        where=_shown(files),
+        why=f"pip says: {reason[:_LONGEST_REASON]}{more}",
+        fix=f"the nodes take wheels for Python {NODE_PYTHON} on {NODE_ARCH} with glibc 2.{NODE_GLIBC_MINOR}: "
+        "ask for versions that have such wheels and fit together",
+    )
+
+
+def _shown(files: Sequence[Path]) -> str:
+    return ", ".join(printable(str(file)) for file in files)
