@@ -29,6 +29,13 @@ JOB_FLAGS: Final[Mapping[str, Any]] = {
     "launcher": Annotated[
         str | None, typer.Option(help="How ranks are started: srun (PMIx, the default) or mpirun.")
     ],
+    "env": Annotated[
+        list[str] | None,
+        typer.Option(help="K=V for the program; K alone takes its value here. Repeatable."),
+    ],
+    "container": Annotated[
+        str | None, typer.Option(help="Run in this Apptainer image (.sif), on the cluster or here.")
+    ],
 }
 
 

@@ -3,15 +3,17 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from clusterctl.errors import UsageError
+from clusterctl.jobs.container import contained
 from clusterctl.jobs.userscript import UserScript
 from clusterctl.render import render
 from clusterctl.spec import JobSpec, JobWords, Launcher
 
 ENV_BIN = "/opt/clusterctl/env/bin"
 PAYLOAD_ROOT = "/opt/clusterctl/payload"
+_EXPORTED = ("PATH", "PYTHONUNBUFFERED", "OMP_NUM_THREADS")  # to the ranks that mpirun starts
 
 # Runs on every node: telemetry, until its input is closed. A job may end sooner than telemetry has started:
 # it then gets two seconds to say at least what host this is.
@@ -32,12 +34,11 @@ def render_script(job: JobSpec, *, payload_hash: str, interval_s: float) -> str:
     own = UserScript.read(job.script) if job.script is not None else None
     payload_root = f"{PAYLOAD_ROOT}/{payload_hash}"
     telemetry = [f"{ENV_BIN}/python", "-m", "payload", "telemetry", "--interval", f"{interval_s:g}"]
-    command = _program(job, own)
     return render(
         "job.sbatch.j2",
         title=job.name,
         needs=f"{own.name} too" if own else "this file",
-        own=own is not None,
+        submit_dir=own is not None or job.container is not None,
         own_directives=own.directives if own else (),
         options=_options(job, own),
         array=_is_array(job, own),
@@ -46,8 +47,7 @@ def render_script(job: JobSpec, *, payload_hash: str, interval_s: float) -> str:
         watch=_WATCH,
         telemetry=[*telemetry, "--out", "telemetry"],
         hostfile_line=_hostfile_line(job) if job.launcher is Launcher.MPIRUN else None,
-        program_env=[f"PYTHONPATH={payload_root}"] if job.bundled else [],
-        program=command,
+        program=_program(job, own, payload_root),
     )
 
 
@@ -90,29 +90,52 @@ def _time(seconds: int) -> str:
     return f"{hour:02}:{minute:02}:{second:02}"
 
 
-def _program(job: JobSpec, own: UserScript | None) -> str:
+def _program(job: JobSpec, own: UserScript | None, payload_root: str) -> str:
     """The program's command line, quoted for bash."""
+    env = _environment(job, payload_root)
+    command = _command(job, own)
+    if job.container is not None:
+        folders = ('"$submit_dir"', *([payload_root] if own is None else []))
+        command = contained(command, image=job.container, folders=folders, variables=env)
+    by_itself = own is not None and not own.is_python  # a shell script starts its ranks itself
+    alone = own is not None and job.tasks == 1 and not own.directives
+    if not by_itself and not alone:
+        command = _launched(job, command, exported=env)
+    # `env` rather than `export`: whatever their names, they can't change this script's own variables.
+    return f"env {_assignments(env)} {command}" if env else command
+
+
+def _command(job: JobSpec, own: UserScript | None) -> str:
+    """What one rank runs; in a container the Python is the image's."""
+    python = f"{ENV_BIN}/python" if job.container is None else "python3"
     if own is None:
         if job.bundled is None:
             raise UsageError("a job needs a bundled program or a script")
-        return _launched(job, f"{ENV_BIN}/python -m payload {shlex.join([job.bundled, *job.args])}")
+        return f"{python} -m payload {shlex.join([job.bundled, *job.args])}"
     script = f'"$submit_dir"/{shlex.quote(own.name)}'
     arguments = f" {shlex.join(job.args)}" if job.args else ""
-    if not own.is_python:
-        return f"{shlex.join(own.interpreter)} {script}{arguments}"
-    command = f"{ENV_BIN}/python {script}{arguments}"
-    alone = job.tasks == 1 and not own.directives
-    return command if alone else _launched(job, command)
+    return f"{python if own.is_python else shlex.join(own.interpreter)} {script}{arguments}"
 
 
-def _launched(job: JobSpec, command: str) -> str:
+def _environment(job: JobSpec, payload_root: str) -> dict[str, str]:
+    """The program's own variables; a bundled program finds itself first."""
+    if not job.bundled:
+        return dict(job.env)
+    others = job.env.get("PYTHONPATH")
+    return {**job.env, "PYTHONPATH": f"{payload_root}:{others}" if others else payload_root}
+
+
+def _assignments(env: Mapping[str, str]) -> str:
+    return " ".join(f"{name}={shlex.quote(value)}" for name, value in env.items())
+
+
+def _launched(job: JobSpec, command: str, *, exported: Iterable[str]) -> str:
     """The command as the launcher starts it, once a task."""
     if job.launcher is Launcher.SRUN:
-        return f"srun --mpi=pmix --kill-on-bad-exit=1 {command}"
+        # A script's own `#SBATCH --export` is about the batch script; what that sets reaches all ranks.
+        return f"srun --mpi=pmix --kill-on-bad-exit=1 --export=ALL {command}"
     cores = f":PE={job.cpus}" if job.cpus is not None else ""
-    exports = "-x PATH -x PYTHONUNBUFFERED -x OMP_NUM_THREADS"
-    if job.bundled:
-        exports += " -x PYTHONPATH"
+    exports = " ".join(f"-x {name}" for name in dict.fromkeys((*_EXPORTED, *exported)))
     spread = f"--map-by ppr:{job.tasks_per_node}:node{cores}"
     return f'mpirun -np "$SLURM_NTASKS" --hostfile hostfile {spread} {exports} {command}'
 

@@ -74,6 +74,11 @@ def submit(session: Session, job: JobSpec, *, local: Transport | None = None) ->
         TransportError: the controller can't be reached, or was lost; a job that it took all the same is found
             by its token when jobs are next listed or collected.
     """
+    if job.container is not None and Path(job.container).is_file():
+        raise UsageError(
+            f"the image {job.container} is here, not on the cluster",
+            fix="copy it to a folder that all nodes see, and name its path there",
+        )
     script = script_of(session.spec, job)
     folder = job.script.parent if job.script is not None else Path.cwd()
     facts = client_facts(job, local=local or LocalTransport(), folder=folder)

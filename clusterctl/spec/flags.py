@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
 
 from clusterctl.errors import Failure, UsageError
 from clusterctl.spec.job import JOB_PATTERN_WORDS, JobSpec, JobWords
+from clusterctl.spec.job_values import HERE
 from clusterctl.spec.target import named_job, safe_name
 from clusterctl.spec.words import explain, shown
 
@@ -34,7 +36,7 @@ def job_words(flags: Mapping[str, object]) -> JobWords:
         UsageError: flags are wrong; ``failures`` has one entry a flag.
     """
     try:
-        return JobWords.model_validate(flags)
+        return JobWords.model_validate(flags, context={HERE: Path.cwd()})
     except ValidationError as exc:
         raise _flags_error(_explained(exc, flags)) from exc
 

@@ -10,6 +10,7 @@ from typing import Annotated, Any, Final, Self
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
+from clusterctl.spec.job_values import Environment, Image, Text
 from clusterctl.spec.models import PATTERN_WORDS, AccountName, Model, PartitionName
 from clusterctl.spec.units import JobMemoryMib, JobTimeS
 from clusterctl.spec.words import shown
@@ -51,19 +52,7 @@ def _runnable_array(value: str) -> str:
     return value
 
 
-def _can_travel(value: str) -> str:
-    """An argument that can be written into a script and passed to a process."""
-    if "\0" in value:
-        raise ValueError(f"{shown(value)} has a null byte, which no argument can have")
-    try:
-        value.encode()
-    except UnicodeEncodeError as exc:
-        raise ValueError(f"{shown(value)} is not UTF-8 text") from exc
-    return value
-
-
 Count = Annotated[int, Field(ge=1, le=_MAX_COUNT)]
-Argument = Annotated[str, AfterValidator(_can_travel)]
 JobName = Annotated[str, StringConstraints(pattern=JOB_NAME)]
 Array = Annotated[str, StringConstraints(pattern=ARRAY), AfterValidator(_runnable_array)]
 
@@ -72,7 +61,7 @@ class JobWords(Model):
     """What can be said of a job. Each field is called as its flag is; None leaves the choice to Slurm."""
 
     name: JobName | None = Field(None, description="the job's name; default: the program's or the script's")
-    args: tuple[Argument, ...] = Field((), description="what the program gets")
+    args: tuple[Text, ...] = Field((), description="what the program gets")
     nodes: Count = Field(1, description="nodes")
     tasks_per_node: Count = Field(1, description="ranks on each node")
     cpus: Count | None = Field(None, description="cores of each rank")
@@ -87,6 +76,10 @@ class JobWords(Model):
     )
     array: Array | None = Field(None, description="indices of a job array")
     launcher: Launcher = Field(Launcher.SRUN, description="how ranks are started")
+    env: Environment = Field({}, description="variables that the program gets")
+    container: Image | None = Field(
+        None, description="an Apptainer image that the program runs in: a file, or a path on the cluster"
+    )
 
     @property
     def given(self) -> dict[str, Any]:

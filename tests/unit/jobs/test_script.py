@@ -13,32 +13,12 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import UsageError
-from clusterctl.jobs.script import render_script
 from clusterctl.jobs.userscript import UserScript
 from clusterctl.spec import JobSpec
+from tests.support.played.batch import HOSTILE, play, rendered, shell_job, user_script
 
 GOLDEN = Path(__file__).parent / "golden"
-HASH = "0123456789abcdef"
 NAMES = ("train", "mpirun", "everything", "array", "python-ranks", "shell")
-HOSTILE = (
-    " ",
-    "a b",
-    "$HOME",
-    "`id`",
-    "$(id)",
-    "'",
-    '"',
-    "\\",
-    "a\nb",
-    "; false",
-    "*",
-    "~",
-    "--",
-    "é\u202e",
-    "#",
-    "!",
-)
-
 OWN_LINES = """\
 #!/bin/bash -e
 # a comment
@@ -47,16 +27,6 @@ OWN_LINES = """\
 echo hello
 #SBATCH --nodes=7
 """
-
-
-def rendered(job: JobSpec) -> str:
-    return render_script(job, payload_hash=HASH, interval_s=2)
-
-
-def user_script(folder: Path, name: str, text: str) -> Path:
-    path = folder / name
-    path.write_text(text)
-    return path
 
 
 def golden_jobs(folder: Path) -> dict[str, JobSpec]:
@@ -173,79 +143,6 @@ def test_scripts_that_are_not_there(tmp_path, path):
         UserScript.read(tmp_path / path)
 
 
-class Batch:
-    """Runs a rendered script as slurmd would, with executables that play srun and scontrol."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder / "submitted from here"
-        self.folder.mkdir()
-        self.payload = folder / "payload"
-        bin_folder = folder / "bin"
-        bin_folder.mkdir()
-        self._play(
-            bin_folder / "srun",
-            'echo "$@" >>"$PLAYER_CALLS"; while [[ $1 == -* ]]; do shift; done; exec "$@"',
-        )
-        self._play(bin_folder / "scontrol", "printf '%s\\n' node-1 node-2")
-        self.calls = folder / "srun-calls"
-        self.calls.touch()
-        self.environment = {
-            "PATH": f"{bin_folder}:/usr/bin:/bin",
-            "HOME": str(folder),
-            "PLAYER_CALLS": str(self.calls),
-            "SLURM_SUBMIT_DIR": str(self.folder),
-            "SLURM_JOB_NUM_NODES": "1",
-            "SLURM_JOB_NODELIST": "node-[1-2]",
-            "SLURM_NTASKS": "4",
-            "SLURM_NTASKS_PER_NODE": "2",
-            "SLURM_MEM_PER_NODE": "100",
-            "SLURMD_NODENAME": "node-1",
-        }
-
-    @staticmethod
-    def _play(path: Path, body: str) -> None:
-        path.write_text(f"#!/bin/bash\n{body}\n")
-        path.chmod(0o755)
-
-    def has_telemetry(self, body: str) -> None:
-        """Put an executable in the place of the telemetry program."""
-        (self.payload / HASH / "payload").mkdir(parents=True)
-        self._play(self.folder.parent / "bin" / "telemetry-python", body)
-
-    def start(self, text: str) -> subprocess.Popen[str]:
-        text = text.replace("/opt/clusterctl/payload", str(self.payload))
-        text = text.replace("/opt/clusterctl/env/bin/python -m payload telemetry", "telemetry-python")
-        text = text.replace("/opt/clusterctl/env/bin/python", sys.executable)
-        script = self.folder / "job.sbatch"
-        script.write_text(text)
-        return subprocess.Popen(
-            # bash can't trap what whoever runs the tests has chosen to ignore
-            ["env", "--default-signal=HUP,INT,TERM", "bash", str(script)],
-            cwd="/",
-            env=self.environment,
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.PIPE,
-            text=True,
-        )
-
-    def run(self, text: str) -> tuple[int, str, str]:
-        process = self.start(text)
-        out, err = process.communicate(timeout=30)
-        return process.returncode, out, err
-
-
-@pytest.fixture
-def batch(tmp_path: Path) -> Batch:
-    return Batch(tmp_path)
-
-
-def shell_job(batch: Batch, body: str, **fields) -> JobSpec:
-    return JobSpec(
-        name="j", script=user_script(batch.folder, "my job.sh", f"#!/bin/bash\n{body}\n"), **fields
-    )
-
-
 def test_arguments_arrive_as_they_are(batch):
     script = user_script(batch.folder, "it's.py", "import sys; print(sys.argv[1:])\n")
     rc, out, err = batch.run(rendered(JobSpec(name="j", script=script, args=HOSTILE)))
@@ -284,7 +181,7 @@ def test_threads_follow_the_cores_of_a_task(batch):
 
 
 def test_the_hostfile_has_a_line_a_node(batch):
-    Batch._play(batch.folder.parent / "bin" / "mpirun", "cat hostfile")
+    play(batch.folder.parent / "bin" / "mpirun", "cat hostfile")
     script = user_script(batch.folder, "p.py", "")
     job = JobSpec(name="j", script=script, nodes=2, tasks_per_node=3, launcher="mpirun")
     assert batch.run(rendered(job))[:2] == (0, "node-1 slots=3\nnode-2 slots=3\n")

@@ -52,10 +52,13 @@ def test_every_flag() -> None:
         "constraint": "a100&ib",
         "array": "0-15%4",
         "launcher": "mpirun",
+        "env": ["A=1=2", "B="],
+        "container": "/images/x.sif",
     }
     job = job_spec("probe", flags)
     assert job == JobSpec(bundled="probe", **flags)
     assert (job.mem, job.time, job.args) == (4096, 131400, ("--epochs", "3", "a b", ""))
+    assert (job.env, job.container) == ({"A": "1=2", "B": ""}, "/images/x.sif")
     assert job.model_fields_set == {"bundled", "script", *flags}
     assert job.tasks == 8
 
@@ -106,12 +109,45 @@ def test_every_flag() -> None:
             "--name must be at most 64 letters, digits, dots, dashes or underscores, the first a letter "
             "or digit, not ''",
         ),
-        ({"args": ["a\0b"]}, "the arguments after --: 'a\\x00b' has a null byte, which no argument can have"),
+        ({"args": ["a\0b"]}, "the arguments after --: 'a\\x00b' has a null byte, which no process can get"),
+        ({"env": ["2x=1"]}, "--env: '2x' is no name of a variable: letters, digits and underscores"),
+        ({"env": ["=1"]}, "--env: '' is no name of a variable: letters, digits and underscores"),
+        (
+            {"env": ["SLURM_NTASKS=3"]},
+            "--env: SLURM_NTASKS is Slurm's to set; a value from outside would mislead its steps",
+        ),
+        (
+            {"env": ["PATH=/bin"]},
+            "--env: PATH is clusterctl's: the job's Python comes first; change it in your script",
+        ),
+        ({"env": ["NOT_SET_HERE"]}, "--env: 'NOT_SET_HERE' is not set here; write NOT_SET_HERE=value"),
+        ({"env": ["A=\0"]}, "--env: '\\x00' has a null byte, which no process can get"),
+        (
+            {"container": "docker://python:3.12"},
+            "--container: 'docker://python:3.12' is no file: make one of it with "
+            "`apptainer pull image.sif ...`",
+        ),
+        (
+            {"container": "here/not.sif"},
+            "--container: there is no file 'here/not.sif' here; a path on the cluster begins with / or ~/",
+        ),
     ],
     ids=lambda value: str(value)[:30],
 )
 def test_a_wrong_flag_is_named(flags: dict[str, Any], message: str) -> None:
     assert refused(**flags).what == message
+
+
+def test_a_name_alone_takes_the_callers_value(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("MINE", "a=b 'c'")
+    assert job_spec("train", {"env": ["MINE", "OTHER=2"]}).env == {"MINE": "a=b 'c'", "OTHER": "2"}
+
+
+def test_an_image_is_a_file_here_or_a_path_on_the_cluster(folder: Path) -> None:
+    (folder / "x.sif").touch()
+    assert job_spec("train", {"container": "x.sif"}).container == str(folder / "x.sif")
+    for path in ("/images/y.sif", "~/no such image.sif"):
+        assert job_spec("train", {"container": path}).container == path
 
 
 def test_an_argument_that_is_no_text() -> None:

@@ -1,0 +1,98 @@
+"""Values of a job that need more than a type: an environment, an image."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Annotated, Final
+
+from pydantic import AfterValidator, BeforeValidator, ValidationInfo, WithJsonSchema
+
+from clusterctl.spec.words import shown
+
+HERE: Final = "folder"  # in the validation context: the folder that paths are relative to
+
+_VARIABLE: Final = r"[A-Za-z_][A-Za-z0-9_]*"
+_SLURMS: Final = re.compile(r"(SLURM|SLURMD|SBATCH|SRUN|PMI|PMIX)_")
+
+
+def can_travel(value: str) -> str:
+    """Text that can be written into a script and passed to a process.
+
+    Raises:
+        ValueError: it has a null byte, or is not UTF-8.
+    """
+    if "\0" in value:
+        raise ValueError(f"{shown(value)} has a null byte, which no process can get")
+    try:
+        value.encode()
+    except UnicodeEncodeError as exc:
+        raise ValueError(f"{shown(value)} is not UTF-8 text") from exc
+    return value
+
+
+def _as_mapping(value: object) -> object:
+    """``["A=1", "B"]``, as flags say it, as a mapping; a name alone takes the caller's value."""
+    if not isinstance(value, list | tuple):
+        return value
+    found = {}
+    for entry in value:
+        if not isinstance(entry, str):
+            raise ValueError(f"{shown(entry)} must be text such as NAME=value")
+        name, given, text = entry.partition("=")
+        if given:
+            found[name] = text
+        elif name in os.environ:
+            found[name] = os.environ[name]
+        else:
+            raise ValueError(f"{shown(name)} is not set here; write {_tame(name)}=value")
+    return found
+
+
+def _variables(value: Mapping[str, str]) -> Mapping[str, str]:
+    for name in value:
+        if not re.fullmatch(_VARIABLE, name):
+            raise ValueError(f"{shown(name)} is no name of a variable: letters, digits and underscores")
+        if _SLURMS.match(name):
+            raise ValueError(f"{name} is Slurm's to set; a value from outside would mislead its steps")
+        if name == "PATH":
+            raise ValueError("PATH is clusterctl's: the job's Python comes first; change it in your script")
+    return value
+
+
+def _tame(name: str) -> str:
+    return name if re.fullmatch(_VARIABLE, name) else "NAME"
+
+
+def _image(value: str, info: ValidationInfo) -> str:
+    """An image file that is here, as an absolute path; or a path on the cluster as it was written."""
+    if "://" in value:
+        raise ValueError(f"{shown(value)} is no file: make one of it with `apptainer pull image.sif ...`")
+    here: Path = (info.context or {}).get(HERE, Path())
+    try:
+        local = (here / value).expanduser().absolute()
+        if local.is_file():
+            return str(local)
+    except (OSError, ValueError, RuntimeError):  # a name that no file here can have, or no such user
+        pass
+    if value.startswith(("/", "~/")):
+        return value
+    raise ValueError(f"there is no file {shown(value)} here; a path on the cluster begins with / or ~/")
+
+
+Text = Annotated[str, AfterValidator(can_travel)]
+Environment = Annotated[
+    Mapping[str, Text],
+    BeforeValidator(_as_mapping),
+    AfterValidator(_variables),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "propertyNames": {"pattern": f"^{_VARIABLE}$"},
+            "additionalProperties": {"type": ["string", "number", "boolean"]},
+        }
+    ),
+]
+Image = Annotated[Text, AfterValidator(_image)]

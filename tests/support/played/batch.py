@@ -1,0 +1,121 @@
+"""A node for batch scripts: they really run, in bash, as under slurmd; srun and scontrol are played."""
+
+from __future__ import annotations
+
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from clusterctl.jobs.script import render_script
+from clusterctl.spec import JobSpec
+
+APPTAINER = Path(__file__).with_name("apptainer")
+HASH = "0123456789abcdef"
+HOSTILE = (
+    " ",
+    "a b",
+    "$HOME",
+    "`id`",
+    "$(id)",
+    "'",
+    '"',
+    "\\",
+    "a\nb",
+    "; false",
+    "*",
+    "~",
+    "--",
+    "é\u202e",
+    "#",
+    "!",
+)
+
+
+def rendered(job: JobSpec) -> str:
+    """The job's batch script."""
+    return render_script(job, payload_hash=HASH, interval_s=2)
+
+
+def user_script(folder: Path, name: str, text: str) -> Path:
+    """A script of the user's."""
+    path = folder / name
+    path.write_text(text)
+    return path
+
+
+def play(path: Path, body: str) -> None:
+    """An executable of bash."""
+    path.write_text(f"#!/bin/bash\n{body}\n")
+    path.chmod(0o755)
+
+
+class Batch:
+    """Runs a rendered script as slurmd would, with executables that play srun and scontrol."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder / "submitted from here"
+        self.folder.mkdir()
+        self.payload = folder / "payload"
+        bin_folder = folder / "bin"
+        bin_folder.mkdir()
+        play(
+            bin_folder / "srun",
+            'echo "$@" >>"$PLAYER_CALLS"; while [[ $1 == -* ]]; do shift; done; exec "$@"',
+        )
+        play(bin_folder / "scontrol", "printf '%s\\n' node-1 node-2")
+        self.calls = folder / "srun-calls"
+        self.calls.touch()
+        self.environment = {
+            "PATH": f"{bin_folder}:/usr/bin:/bin",
+            "HOME": str(folder),
+            "PLAYER_CALLS": str(self.calls),
+            "SLURM_SUBMIT_DIR": str(self.folder),
+            "SLURM_JOB_NUM_NODES": "1",
+            "SLURM_JOB_NODELIST": "node-[1-2]",
+            "SLURM_NTASKS": "4",
+            "SLURM_NTASKS_PER_NODE": "2",
+            "SLURM_MEM_PER_NODE": "100",
+            "SLURMD_NODENAME": "node-1",
+        }
+
+    def has_telemetry(self, body: str) -> None:
+        """Put an executable in the place of the telemetry program."""
+        (self.payload / HASH / "payload").mkdir(parents=True)
+        play(self.folder.parent / "bin" / "telemetry-python", body)
+
+    def has_apptainer(self, name: str = "apptainer") -> None:
+        """Put the stand-in for Apptainer on PATH."""
+        shutil.copy(APPTAINER, self.folder.parent / "bin" / name)
+
+    def start(self, text: str) -> subprocess.Popen[str]:
+        """Start a script, with the cluster's folders replaced by the test's."""
+        text = text.replace("/opt/clusterctl/payload", str(self.payload))
+        text = text.replace("/opt/clusterctl/env/bin/python -m payload telemetry", "telemetry-python")
+        text = text.replace("/opt/clusterctl/env/bin/python", sys.executable)
+        script = self.folder / "job.sbatch"
+        script.write_text(text)
+        return subprocess.Popen(
+            # bash can't trap what whoever runs the tests has chosen to ignore
+            ["env", "--default-signal=HUP,INT,TERM", "bash", str(script)],
+            cwd="/",
+            env=self.environment,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+
+    def run(self, text: str) -> tuple[int, str, str]:
+        """Its exit status, stdout and stderr."""
+        process = self.start(text)
+        out, err = process.communicate(timeout=30)
+        return process.returncode, out, err
+
+
+def shell_job(batch: Batch, body: str, **fields: Any) -> JobSpec:
+    """A job whose shell script has this body."""
+    return JobSpec(
+        name="j", script=user_script(batch.folder, "my job.sh", f"#!/bin/bash\n{body}\n"), **fields
+    )

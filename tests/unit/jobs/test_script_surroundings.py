@@ -1,0 +1,154 @@
+"""What the program finds: the variables that were asked for, and the container that it runs in."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from clusterctl.jobs.container import ENTER
+from clusterctl.spec import JobSpec
+from tests.support.played.batch import HASH, HOSTILE, Batch, play, rendered, shell_job, user_script
+
+SHOW = "import json, os, sys; print(json.dumps([dict(os.environ), sys.argv[1:], os.getcwd()]))\n"
+OURS = ("program", "status", "telemetry", "submit_dir")  # the batch script's own variables
+BASHS = ("UID", "BASHOPTS", "IFS")  # bash, which plays srun, does not let them pass
+
+
+def seen(batch: Batch, job: JobSpec) -> tuple[dict[str, str], list[str], str]:
+    rc, out, err = batch.run(rendered(job))
+    assert (rc, err) == (0, "")
+    env, args, cwd = json.loads(out.splitlines()[-1])
+    return env, args, cwd
+
+
+def python_job(batch: Batch, **fields) -> JobSpec:
+    return JobSpec(name="j", script=user_script(batch.folder, "it's.py", SHOW), **fields)
+
+
+@pytest.mark.parametrize(("tasks", "names"), [(1, OURS + BASHS), (2, OURS)])
+def test_variables_arrive_as_they_are(batch, tasks, names):
+    env = {f"V{i}": value for i, value in enumerate(HOSTILE)} | dict.fromkeys(names, "mine")
+    got, _, _ = seen(batch, python_job(batch, env=env, tasks_per_node=tasks))
+    assert {name: got.get(name) for name in env} == env
+
+
+def test_a_shell_script_has_them_too(batch):
+    rc, out, _ = batch.run(rendered(shell_job(batch, 'echo "$LR"; exit 3', env={"LR": "0.1 $x"})))
+    assert (rc, out) == (3, "0.1 $x\n")
+
+
+def test_a_variable_may_set_the_threads(batch):
+    assert seen(batch, python_job(batch, env={"OMP_NUM_THREADS": "7"}))[0]["OMP_NUM_THREADS"] == "7"
+
+
+def test_mpirun_hands_them_to_the_ranks(batch):
+    play(batch.folder.parent / "bin" / "mpirun", 'echo "$*"; env | grep -E "^(A|B)="')
+    job = python_job(batch, nodes=2, launcher="mpirun", env={"A": "1", "B": "x y", "OMP_NUM_THREADS": "2"})
+    said = batch.run(rendered(job))[1]
+    assert " -x PATH -x PYTHONUNBUFFERED -x OMP_NUM_THREADS -x A -x B /" in said
+    assert said.endswith("A=1\nB=x y\n") or said.endswith("B=x y\nA=1\n")
+
+
+def test_a_bundled_program_stays_first_on_its_path():
+    text = rendered(JobSpec(name="train", bundled="train", env={"PYTHONPATH": "/my libs"}))
+    assert f"env PYTHONPATH='/opt/clusterctl/payload/{HASH}:/my libs' srun " in text
+
+
+def test_ranks_see_what_the_batch_script_sees_whatever_its_lines_say(batch):
+    script = user_script(batch.folder, "p.py", "#!/usr/bin/env python3\n#SBATCH --export=NONE\nprint()\n")
+    text = rendered(JobSpec(name="j", script=script, nodes=2))
+    assert text.index("#SBATCH --export=NONE") < text.index(
+        "srun --mpi=pmix --kill-on-bad-exit=1 --export=ALL"
+    )
+
+
+@pytest.fixture
+def image(tmp_path: Path) -> str:
+    path = tmp_path / "my image's.sif"
+    path.touch()
+    return str(path)
+
+
+@pytest.mark.parametrize("tool", ["apptainer", "singularity"])
+@pytest.mark.parametrize("tasks", [1, 2])
+def test_the_program_runs_in_the_container(batch, image, tool, tasks):
+    batch.has_apptainer(tool)
+    job = python_job(
+        batch,
+        container=image,
+        args=HOSTILE,
+        env={"MODEL_HOME": "/mine, too", "X": "$y"},
+        tasks_per_node=tasks,
+    )
+    env, args, cwd = seen(batch, job)
+    assert env["APPTAINER_CONTAINER"] == image
+    assert env["APPTAINER_BIND"].split(",") == [str(batch.folder)]
+    assert (env["MODEL_HOME"], env["X"]) == ("/mine, too", "$y")
+    assert (args, cwd) == (list(HOSTILE), str(batch.folder))
+    assert env["STANDIN_FLAGS"] == ""
+
+
+def test_a_container_sees_gpus_where_the_job_has_them_and_what_ranks_share(batch, image, tmp_path):
+    batch.has_apptainer()
+    (tmp_path / "pmix").mkdir()
+    batch.environment |= {"SLURM_JOB_GPUS": "0,1", "PMIX_SERVER_TMPDIR": str(tmp_path / "pmix")}
+    env, _, _ = seen(batch, python_job(batch, container=image, gpus=2))
+    assert env["STANDIN_FLAGS"] == "--nv"
+    assert env["APPTAINER_BIND"].split(",") == [str(batch.folder), str(tmp_path / "pmix")]
+
+
+def test_an_array_task_runs_in_its_folder_in_the_container(batch, image):
+    batch.has_apptainer()
+    batch.environment["SLURM_ARRAY_TASK_ID"] = "3"
+    env, _, cwd = seen(batch, python_job(batch, container=image, array="1-4"))
+    assert cwd == f"{batch.folder}/task-3"
+    assert env["APPTAINER_BIND"] == str(batch.folder)
+
+
+def test_an_image_below_the_users_home(batch):
+    batch.has_apptainer()
+    home = Path(batch.environment["HOME"])
+    (home / "my images").mkdir()
+    (home / "my images" / "$x.sif").touch()
+    env, _, _ = seen(batch, python_job(batch, container="~/my images/$x.sif"))
+    assert env["APPTAINER_CONTAINER"] == f"{home}/my images/$x.sif"
+
+
+def test_a_shell_script_runs_in_the_container(batch, image):
+    batch.has_apptainer()
+    job = shell_job(batch, 'echo "$APPTAINER_CONTAINER"; exit 5', container=image)
+    assert batch.run(rendered(job))[:2] == (5, f"{image}\n")
+
+
+def test_shellcheck_has_nothing_to_say_about_the_way_in(tmp_path):
+    (tmp_path / "enter").write_text(f"#!/bin/bash\n{ENTER}\n")
+    done = subprocess.run(
+        ["shellcheck", "--severity=warning", tmp_path / "enter"], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == ""
+
+
+def test_a_bundled_program_uses_the_images_python(batch, image):
+    text = rendered(JobSpec(name="train", bundled="train", container=image))
+    assert f'"$submit_dir",/opt/clusterctl/payload/{HASH} PYTHONPATH -- python3 -m payload train' in text
+
+
+def test_a_node_without_apptainer_is_one_clear_line(batch, image):
+    rc, out, err = batch.run(rendered(python_job(batch, container=image, tasks_per_node=2)))
+    assert (rc, out) == (127, "")
+    assert err == (
+        "clusterctl: node node-1 has neither apptainer nor singularity: install one there, or submit without "
+        "--container\n"
+    )
+    batch.environment["SLURM_LOCALID"] = "1"  # the other ranks of that node say nothing
+    assert batch.run(rendered(python_job(batch, container=image, tasks_per_node=2))) == (127, "", "")
+
+
+def test_a_node_without_the_image_is_one_clear_line(batch):
+    batch.has_apptainer()
+    rc, _, err = batch.run(rendered(python_job(batch, container="/no/such.sif")))
+    assert rc == 127
+    assert err == "clusterctl: node node-1 has no image /no/such.sif: put it where all nodes see it\n"
