@@ -19,12 +19,12 @@ from clusterctl.errors import CollectError, LeftoversError, NotUpError, SlurmErr
 from clusterctl.inventory import Inventory
 from clusterctl.journal import Journal, Step, digest
 from clusterctl.lock import WAIT_S as LOCK_WAIT_S
+from clusterctl.mend import Mended, mend, questions
 from clusterctl.providers.base import BakeTarget, Provider
 from clusterctl.providers.local.provider import LocalProvider
-from clusterctl.reach import reach
+from clusterctl.reach import Connections, reach, refuse_full_disks
 from clusterctl.records import RunRecord
 from clusterctl.slurm.client import SlurmClient
-from clusterctl.slurm.config import render_files
 from clusterctl.spec import ClusterSpec
 from clusterctl.spec.load import dump_spec, load_spec
 from clusterctl.transport.ssh import SSHTransport
@@ -55,6 +55,13 @@ class Run:
     tell: Tell
     phases: list[Phase] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    started: list[str] = field(default_factory=list)
+    mended: list[Mended] = field(default_factory=list)
+
+    def revive(self, provider: Provider, spec: ClusterSpec, workspace: Workspace) -> None:
+        """Start hosts that went down since they were last looked at."""
+        made = provider.apply(spec, workspace, say=lambda text: self.tell("reach", text))
+        self.started += made.started
 
     @contextmanager
     def phase(self, name: str, *, inputs: str = "") -> Iterator[tuple[Step, Callable[[str], None]]]:
@@ -73,6 +80,7 @@ class Up:
     proof: Proof
     phases: tuple[Phase, ...]
     notes: tuple[str, ...]
+    mended: tuple[Mended, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,9 +91,17 @@ class Down:
     phases: tuple[Phase, ...]
 
 
-def up(spec: ClusterSpec, workspace: Workspace, *, tell: Tell, wait_s: float = LOCK_WAIT_S) -> Up:
+def up(
+    spec: ClusterSpec,
+    workspace: Workspace,
+    *,
+    tell: Tell,
+    reconfigure: bool = False,
+    wait_s: float = LOCK_WAIT_S,
+) -> Up:
     """Raise the cluster, or mend it; returns only after an MPI job ran right across every node.
 
+    What is configured already and as it was left is not configured again, unless ``reconfigure``.
     ``wait_s`` bounds how long another clusterctl that works on the cluster is waited for.
 
     Raises:
@@ -94,9 +110,13 @@ def up(spec: ClusterSpec, workspace: Workspace, *, tell: Tell, wait_s: float = L
         ClusterctlError: a phase failed; what was done stays, and the next `up` goes on from there.
     """
     provider = PROVIDERS[spec.provider.type]()
-    with workspace.lock("up", wait_s=wait_s, waiting=lambda text: tell(WAITING, text)):
+    with (
+        workspace.lock("up", wait_s=wait_s, waiting=lambda text: tell(WAITING, text)),
+        Connections(workspace.ssh_config) as connections,
+    ):
         workspace.create()
         _refuse_to_end_jobs(spec, workspace)
+        known = _known_hosts(workspace)
         workspace.create_secrets()
         text = dump_spec(spec)
         write_atomic(workspace.spec, text)
@@ -110,29 +130,30 @@ def up(spec: ClusterSpec, workspace: Workspace, *, tell: Tell, wait_s: float = L
             inventory = made.inventory
             write_inventory(spec, inventory, workspace)
             run.notes += made.notes
+            run.started += made.started
             step.note = f"{len(inventory.hosts)} hosts on {inventory.network}"
 
-        with run.phase("reach") as (step, _):
-            facts = reach(inventory, workspace)
-            step.note = f"{len(facts)} hosts answer"
+        with run.phase("reach") as (step, say):
+            asked = questions(spec, inventory, workspace)
+            views = reach(asked, connections, revive=lambda: run.revive(provider, spec, workspace))
+            refuse_full_disks(views)
+            step.note = f"{len(views)} hosts answer"
 
         with run.phase("configure") as (step, say):
-            for name, content in render_files(spec, inventory, facts).items():
-                write_atomic(workspace.rendered / name, content)
-            recap = configure.configure(spec, inventory, workspace, progress=lambda p: say(str(p)))
-            step.note = str(recap)
+            configured = mend(spec, inventory, workspace, connections, views, anew=reconfigure, say=say)
+            run.mended = [
+                *(Mended(host, "was powered off", "started") for host in run.started if host in known),
+                *configured.mended,
+            ]
+            step.note = configured.summary
 
         with run.phase("verify") as (step, _):
-            transport = admin(inventory, workspace)
-            try:
-                proof = verify(inventory, transport)
-            finally:
-                transport.close()
+            proof = verify(inventory, connections.to(inventory.controller.name))
             step.note = f"MPI across {len(proof.probed)} of {len(inventory.compute)} nodes"
             if proof.busy:
                 run.notes.append(f"not probed, busy with jobs: {', '.join(proof.busy)}")
 
-    return Up(inventory, proof, tuple(run.phases), tuple(run.notes))
+    return Up(inventory, proof, tuple(run.phases), tuple(run.notes), tuple(run.mended))
 
 
 def _refuse_to_end_jobs(spec: ClusterSpec, workspace: Workspace) -> None:
@@ -239,6 +260,13 @@ def _destroy(provider: Provider, cluster_id: str, say: Callable[[str], None]) ->
             why="; ".join(left),
             fix="run `clusterctl down` again; what stays then has to be removed by hand",
         )
+
+
+def _known_hosts(workspace: Workspace) -> frozenset[str]:
+    try:
+        return frozenset(host.name for host in inventory_of(workspace).hosts)
+    except UsageError:
+        return frozenset()
 
 
 def inventory_of(workspace: Workspace) -> Inventory:

@@ -145,6 +145,11 @@ class Workspace:
         return self.root / "rendered"
 
     @property
+    def configured(self) -> Path:
+        """How configuring left each host; ours to read back."""
+        return self.root / "configured.json"
+
+    @property
     def journal(self) -> Path:
         return self.root / "journal.jsonl"
 

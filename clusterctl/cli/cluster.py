@@ -7,6 +7,7 @@ import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -63,7 +64,15 @@ def _unfinished(screen: Screen, teller: _Teller, then: str) -> Iterator[None]:
         raise
 
 
-def up(screen: Screen, options: Options, no_wait: NoWait = False) -> None:
+def up(
+    screen: Screen,
+    options: Options,
+    reconfigure: Annotated[
+        bool,
+        typer.Option("--reconfigure", help="Configure every host anew, whether anything drifted or not."),
+    ] = False,
+    no_wait: NoWait = False,
+) -> None:
     """Raise the cluster, or mend it. Done means: an MPI job ran right across every node."""
     from clusterctl import lifecycle, lock
     from clusterctl.spec.caller import Caller, notes
@@ -76,9 +85,12 @@ def up(screen: Screen, options: Options, no_wait: NoWait = False) -> None:
     then = "`clusterctl up` goes on from here, `clusterctl down` removes what there is"
     teller = _Teller(screen, options.verbose)
     with _unfinished(screen, teller, then), screen.working(f"raising {spec.name}"):
-        done = lifecycle.up(spec, workspace, tell=teller, wait_s=0 if no_wait else lock.WAIT_S)
+        wait_s = 0 if no_wait else lock.WAIT_S
+        done = lifecycle.up(spec, workspace, tell=teller, reconfigure=reconfigure, wait_s=wait_s)
     for line in done.notes:
         screen.note(f"note: {line}")
+    for mended in done.mended:
+        screen.note(f"mended: {mended}")
     answer = {
         "cluster": spec.name,
         "provider": spec.provider.type,
@@ -88,6 +100,7 @@ def up(screen: Screen, options: Options, no_wait: NoWait = False) -> None:
         "not_probed": done.proof.busy,
         "phases": _phases(done.phases),
         "notes": done.notes,
+        "mended": [asdict(mended) for mended in done.mended],
         "workspace": str(workspace.root),
     }
     nodes = len(done.inventory.compute)

@@ -1,17 +1,18 @@
-"""Ansible as the rest of clusterctl sees it: write the inventory, install on an image, configure hosts."""
+"""Ansible as the rest of clusterctl sees it: write the inventory, install on an image, configure hosts.
+
+ansible-runner is imported when a playbook is run: most calls of `up` run none.
+"""
 
 from __future__ import annotations
 
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Protocol
 
 from clusterctl.configure.events import HostRecap, Progress, Recap, Status
 from clusterctl.configure.inventory_file import connection_variables, literal, to_yaml, write_inventory
-from clusterctl.configure.playbook import PlaybookRun, new_log, run_playbook
 from clusterctl.inventory import COMPUTE, CONTROLLER, Inventory
-from clusterctl.spec import ClusterSpec
 from clusterctl.workspace import Workspace, write_atomic
 
 __all__ = [
@@ -42,18 +43,25 @@ class Image(Protocol):
 
 
 def configure(
-    spec: ClusterSpec, inventory: Inventory, workspace: Workspace, *, progress: Callable[[Progress], None]
+    inventory: Inventory,
+    workspace: Workspace,
+    *,
+    limit: Collection[str] = (),
+    progress: Callable[[Progress], None],
 ) -> Recap:
-    """Configure every host of the cluster; doing it again changes nothing.
+    """Configure every host of the cluster, or those that ``limit`` names; doing it again changes nothing.
 
-    Slurm's files must lie in ``workspace.rendered``. The inventory is written again, so that it is of now.
+    The Ansible inventory must be written, and Slurm's files lie in ``workspace.rendered``. A limit is sound
+    only where nothing but these hosts has changed since all were configured: they may need what others hold.
 
     Raises:
         ConfigureError: tasks failed; one failure a host. The whole output is in ``workspace.logs``.
     """
-    write_inventory(spec, inventory, workspace)
+    from clusterctl.configure.playbook import PlaybookRun, new_log, run_playbook  # noqa: PLC0415
+
     playbook = "configure.yml" if inventory.baked else "site.yml"
-    run = PlaybookRun(playbook, workspace.inventory, len(inventory.hosts), new_log(workspace.logs))
+    hosts = len(limit or inventory.hosts)
+    run = PlaybookRun(playbook, workspace.inventory, hosts, new_log(workspace.logs), tuple(limit))
     return run_playbook(run, progress)
 
 
@@ -67,6 +75,8 @@ def install(
     Raises:
         ConfigureError: a task failed. The whole output is in ``workspace.logs``.
     """
+    from clusterctl.configure.playbook import PlaybookRun, new_log, run_playbook  # noqa: PLC0415
+
     with tempfile.TemporaryDirectory(prefix="clusterctl-install-") as folder:
         ssh_config = Path(folder) / "ssh_config"
         write_atomic(ssh_config, _ssh_config(image))

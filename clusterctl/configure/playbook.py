@@ -45,6 +45,7 @@ class PlaybookRun:
     inventory: Path
     hosts: int
     log: Path
+    limit: tuple[str, ...] = ()  # none: all hosts
 
 
 def run_playbook(run: PlaybookRun, progress: Callable[[Progress], None]) -> Recap:
@@ -162,6 +163,7 @@ def _config(run: PlaybookRun, private: Path, sockets: str) -> RunnerConfig:
         private_data_dir=str(private),
         playbook=str(asset("ansible") / run.playbook),
         inventory=str(run.inventory),
+        limit=",".join(run.limit) or None,
         forks=max(1, min(run.hosts, MAX_FORKS)),
         envvars=dict(ours),
         fact_cache_type="memory",

@@ -30,10 +30,11 @@ Bake = Callable[[BakeTarget], None]
 
 @dataclass(frozen=True, slots=True)
 class Provisioned:
-    """Hosts that exist, and what the user should know about how."""
+    """Hosts that exist, and what the user should know about how. ``started`` ones did not run before."""
 
     inventory: Inventory
     notes: tuple[str, ...] = ()
+    started: tuple[str, ...] = ()
 
 
 class Provider(Protocol):

@@ -73,7 +73,8 @@ class LocalProvider:
         say(f"starting {len(request.nodes)} machines")
         made = MadeCluster.model_validate(client.call("up", request.model_dump(mode="json"), say=say))
         inventory = _inventory(spec, request.id, shares, made)
-        return Provisioned(inventory, notes + made.notes + _unused_gpus() + _removed(made))
+        started = tuple(node.name for node in made.nodes if node.started)
+        return Provisioned(inventory, notes + made.notes + _unused_gpus() + _removed(made), started)
 
     def destroy(self, cluster_id: str, *, say: Say) -> None:
         client.call("down", {"id": cluster_id}, say=say)

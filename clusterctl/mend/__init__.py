@@ -1,0 +1,105 @@
+"""Configure what is not configured yet, put back what drifted, and say which was what.
+
+What configuring leaves on each host is noted in the workspace with a digest of all that went in. As long as
+both are the same, Ansible need not run.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from clusterctl import configure
+from clusterctl.assets import asset, tree_hash
+from clusterctl.inventory import Inventory
+from clusterctl.journal import digest
+from clusterctl.mend.drift import Mended, drifted, hosts_with_drift, mended, touches_slurm
+from clusterctl.mend.managed import questions
+from clusterctl.reach import Connections, Marks, View, reach
+from clusterctl.slurm.config import render_files
+from clusterctl.spec import ClusterSpec
+from clusterctl.workspace import Workspace, write_atomic
+
+__all__ = ["Configured", "Mended", "mend", "questions"]
+
+
+@dataclass(frozen=True, slots=True)
+class Configured:
+    """Hosts that are as they should be; ``summary`` is for the table of phases."""
+
+    summary: str
+    mended: tuple[Mended, ...] = ()
+
+
+class _Noted(BaseModel):
+    """What the last configuring left. ``inputs`` is empty while it is under way."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    inputs: str = ""
+    marks: Mapping[str, Marks] = {}
+
+
+def mend(
+    spec: ClusterSpec,
+    inventory: Inventory,
+    workspace: Workspace,
+    connections: Connections,
+    views: Mapping[str, View],
+    *,
+    anew: bool,
+    say: Callable[[str], None],
+) -> Configured:
+    """Configure all hosts if what goes in has changed, or ``anew``; else those on which something drifted.
+
+    Raises:
+        ConfigureError: tasks failed; one failure a host.
+        TransportError: a host could not be looked at afterwards.
+    """
+    for name, content in render_files(spec, inventory, {host: v.facts for host, v in views.items()}).items():
+        write_atomic(workspace.rendered / name, content)
+    configure.write_inventory(spec, inventory, workspace)
+    noted, inputs = _read(workspace), _inputs(workspace)
+    before = {host: view.marks for host, view in views.items()}
+    concerned = hosts_with_drift(noted.marks, before)
+    everything = anew or noted.inputs != inputs
+    if not everything and not concerned:
+        return Configured(f"unchanged: {len(views)} hosts checked")
+
+    _write(workspace, _Noted(marks=noted.marks))
+    limit = () if everything else concerned
+    recap = configure.configure(inventory, workspace, limit=limit, progress=lambda p: say(str(p)))
+    keys = drifted(noted.marks.get(inventory.controller.name, {}), before[inventory.controller.name])
+    if touches_slurm(keys):
+        connections.to(inventory.controller.name).run(["scontrol", "reconfigure"])
+    asked = questions(spec, inventory, workspace)
+    seen = reach({host: asked[host] for host in limit or asked}, connections)
+    after = {**before, **{host: view.marks for host, view in seen.items()}}
+    _write(workspace, _Noted(inputs=inputs, marks=after))
+    if not noted.inputs:  # nothing is known of how it was left
+        return Configured(str(recap))
+    found = (
+        mended(host, noted.marks[host], before[host], after[host]) for host in before if host in noted.marks
+    )
+    return Configured(str(recap), tuple(one for host in found for one in host))
+
+
+def _inputs(workspace: Workspace) -> str:
+    """All that decides what configuring leaves on a host. The payload's hash stands in the inventory."""
+    files = sorted(path for path in workspace.rendered.glob("*.conf"))
+    secrets = (workspace.munge_key, workspace.public_key)
+    parts = [path.read_bytes() for path in (workspace.inventory, *secrets, *files)]
+    return digest(tree_hash(asset("ansible")), *parts)
+
+
+def _read(workspace: Workspace) -> _Noted:
+    try:
+        return _Noted.model_validate_json(workspace.configured.read_bytes())
+    except (FileNotFoundError, ValidationError):
+        return _Noted()
+
+
+def _write(workspace: Workspace, noted: _Noted) -> None:
+    write_atomic(workspace.configured, noted.model_dump_json(indent=1) + "\n")

@@ -1,0 +1,64 @@
+"""What the configure half of the roles keeps in order on each host: that is what `up` looks at.
+
+A role that manages another file, unit or entry names it here too; else only `up --reconfigure` mends it.
+"""
+
+from __future__ import annotations
+
+from clusterctl.assets import payload_hash
+from clusterctl.inventory import CONTROLLER, Host, Inventory
+from clusterctl.reach import Question
+from clusterctl.spec import ClusterSpec
+from clusterctl.workspace import Workspace
+
+_PAYLOAD = "/opt/clusterctl/payload"
+_HOSTS_BLOCK = tuple(f"# {word} hosts of this cluster (clusterctl)" for word in ("BEGIN", "END"))
+_MUNGE_KEY = "/etc/munge/munge.key"
+_OPENMPI = "/etc/openmpi/openmpi-mca-params.conf"
+_SLURM = tuple(f"/etc/slurm/{name}.conf" for name in ("slurm", "gres", "cgroup"))
+_SLURMDBD = "/etc/slurm/slurmdbd.conf"
+_SLURMD = "/etc/systemd/system/slurmd.service.d/clusterctl.conf"
+_MARIADB = "/etc/mysql/mariadb.conf.d/60-clusterctl.cnf"
+_PLACES = ("/", "/tmp", "/var", "/run")  # noqa: S108
+
+
+def questions(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> dict[str, Question]:
+    """Host name -> what to look at there."""
+    return {host.name: _question(host, spec, inventory, workspace) for host in inventory.hosts}
+
+
+def _question(host: Host, spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> Question:
+    leads = host.role == CONTROLLER
+    home_root = f"{inventory.shared}/home"
+    units: dict[str, tuple[str, ...]] = {"munge": (_MUNGE_KEY,)}
+    if leads:
+        units |= {
+            "mariadb": (_MARIADB,),
+            "slurmdbd": (_SLURMDBD,),
+            "slurmctld": (*_SLURM, "/etc/passwd"),
+        }
+    else:
+        units["slurmd"] = (_SLURMD,)
+    users = tuple(user.name for user in spec.users)
+    return Question(
+        files=(_MUNGE_KEY, _OPENMPI, *((*_SLURM, _SLURMDBD) if leads else (_SLURMD,))),
+        blocks={"/etc/hosts": (_HOSTS_BLOCK[0], _HOSTS_BLOCK[1])},
+        paths=(
+            f"{_PAYLOAD}/{payload_hash()}/.complete",
+            f"{home_root}/.clusterctl-{inventory.cluster_id}",
+        ),
+        users=users,
+        homes={user: f"{home_root}/{user}" for user in users} if leads else {},
+        keys=dict.fromkeys(users, workspace.public_key.read_text().strip()) if leads else {},
+        units=units,
+        accounting=_accounting(spec) if leads else (),
+        space=(*_PLACES, inventory.shared),
+    )
+
+
+def _accounting(spec: ClusterSpec) -> tuple[tuple[str, ...], ...]:
+    return (
+        ("associations", f"cluster={spec.name}", "format=account,user,qos"),
+        ("user", "format=user,defaultaccount,adminlevel"),
+        ("qos", "format=name,priority,maxwall,flags"),
+    )

@@ -1,0 +1,91 @@
+"""What a host is asked to show of itself, and what it showed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from clusterctl.errors import TransportError
+from clusterctl.slurm.facts import FACTS_ARGV, NodeFacts, parse_facts
+from clusterctl.spec.units import format_size
+
+_PROGRAM = (Path(__file__).parent / "remote_look.py").read_text(encoding="utf-8")
+_STOPPING = "stopping"
+
+Marks = Mapping[
+    str, str
+]  # "file /etc/munge/munge.key" -> its hash, mode and owner; "unit munge" -> "running"
+
+
+@dataclass(frozen=True, slots=True)
+class Question:
+    """What of a host is to be looked at. Kinds and names become the keys of its marks."""
+
+    files: tuple[str, ...] = ()
+    blocks: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # file -> first and last line
+    paths: tuple[str, ...] = ()
+    users: tuple[str, ...] = ()
+    homes: Mapping[str, str] = field(default_factory=dict)  # user -> folder
+    keys: Mapping[str, str] = field(default_factory=dict)  # user -> public key; the user has a home above
+    units: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # unit -> files it reads at its start
+    accounting: tuple[tuple[str, ...], ...] = ()  # words for `sacctmgr show`
+    space: tuple[str, ...] = ("/",)
+
+    def argv(self) -> tuple[str, ...]:
+        """The command that answers it, as the admin user."""
+        request = json.dumps({"facts": FACTS_ARGV, **asdict(self)})
+        return ("sudo", "-n", "/usr/bin/python3", "-I", "-S", "-c", _PROGRAM, request)
+
+
+@dataclass(frozen=True, slots=True)
+class FullDisk:
+    """A file system without room: sizes in bytes; ``largest`` are its largest files with theirs."""
+
+    path: str
+    free: int
+    size: int
+    names: bool  # False: it can't take another file, however small
+    largest: tuple[tuple[int, str], ...]
+
+    def __str__(self) -> str:
+        left = f"{self.free} bytes of {format_size(self.size >> 20)} free" if self.names else "no inodes free"
+        files = ", ".join(f"{path} ({format_size(max(1, size >> 20))})" for size, path in self.largest)
+        return f"{self.path} is full ({left})" + (f"; the largest files are {files}" if files else "")
+
+
+@dataclass(frozen=True, slots=True)
+class View:
+    """A host as it showed itself."""
+
+    facts: NodeFacts
+    marks: Marks
+    full: tuple[FullDisk, ...] = ()
+
+
+class StoppingError(TransportError):
+    """The host answers, but is on its way down."""
+
+
+def parse_view(text: str) -> View:
+    """The answer to a ``Question``.
+
+    Raises:
+        StoppingError: the host is being powered off.
+        SlurmError: Slurm is not installed there.
+        TransportError: that is no answer.
+    """
+    try:
+        answer: dict[str, Any] = json.loads(text)
+        if answer["state"] == _STOPPING:
+            raise StoppingError("the host is being powered off")
+        facts, marks = str(answer["facts"]), dict(answer["marks"])
+        full = tuple(
+            FullDisk(**{**disk, "largest": tuple((size, path) for size, path in disk["largest"])})
+            for disk in answer["full"]
+        )
+    except (ValueError, KeyError, TypeError) as exc:
+        raise TransportError("the host gave no usable answer", why=text[:500]) from exc
+    return View(parse_facts(facts), marks, full)

@@ -1,0 +1,127 @@
+"""The look at a host: run for real on this machine, and read."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.errors import ConfigureError, SlurmError, TransportError
+from clusterctl.reach import FullDisk, Question, View, refuse_full_disks, remote_look
+from clusterctl.reach.view import StoppingError, parse_view
+from clusterctl.slurm.facts import parse_facts
+
+FACTS = "@node\nCPUs=2 Boards=1 SocketsPerBoard=1 CoresPerSocket=2 ThreadsPerCore=1 RealMemory=2000\n"
+
+
+def looked(question: Question) -> dict[str, Any]:
+    """What the program answers on this machine, by a Python without any packages."""
+    sudo, _, _, *python = question.argv()
+    assert sudo == "sudo"
+    done = subprocess.run(
+        [sys.executable, *python], capture_output=True, text=True, check=True, timeout=60, cwd="/"
+    )
+    return dict(json.loads(done.stdout))
+
+
+def test_files_are_told_by_content_mode_and_owner_without_following_links(tmp_path: Path) -> None:
+    plain, link, gone = tmp_path / "it's $(x)", tmp_path / "link", tmp_path / "gone"
+    plain.write_text("secret")
+    link.symlink_to(plain)
+    asked = Question(files=(str(plain), str(link), str(gone), str(tmp_path)))
+
+    def marks() -> list[str]:
+        return list(looked(asked)["marks"].values())
+
+    plain.chmod(0o640)
+    first = marks()
+    assert first[0].endswith(f" 640 {os.getuid()}:{os.getgid()}")
+    assert first[1:] == ["no file", "missing", "no file"]
+    plain.chmod(0o600)
+    assert marks()[0].split()[0] == first[0].split()[0] != ""
+    assert marks()[0] != first[0]
+    plain.write_text("Secret")
+    assert marks()[0].split()[0] != first[0].split()[0]
+    assert "ecret" not in json.dumps(looked(asked)["marks"])
+
+
+def test_of_a_block_only_its_own_lines_count(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    asked = Question(blocks={str(hosts): ("# BEGIN", "# END")})
+
+    def mark(text: str) -> str:
+        hosts.write_text(text)
+        return str(looked(asked)["marks"][f"block {hosts}"])
+
+    ours = mark("# BEGIN\n10.0.0.1 a\n# END\n")
+    assert mark("mine\n# BEGIN\n10.0.0.1 a\n# END\nmine\n") == ours
+    assert mark("# BEGIN\n10.0.0.2 a\n# END\n") != ours
+    assert mark("# BEGIN\n10.0.0.1 a\n") == "missing"
+
+
+def test_a_key_among_the_users_own(tmp_path: Path) -> None:
+    (tmp_path / ".ssh").mkdir()
+    keys = tmp_path / ".ssh/authorized_keys"
+    asked = Question(homes={"root": str(tmp_path)}, keys={"root": "ssh-ed25519 AAAA clusterctl"})
+    assert looked(asked)["marks"]["key root"] == "missing"
+    keys.write_text("ssh-rsa BBBB mine\nssh-ed25519 AAAA renamed\n")
+    assert looked(asked)["marks"]["key root"] == "there"
+
+
+def test_a_file_system_without_room_is_told_with_its_largest_files(tmp_path: Path) -> None:
+    (tmp_path / "small").write_bytes(b"x" * 10_000)
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner/large").write_bytes(b"x" * 100_000)
+    device = tmp_path.stat().st_dev
+    names = [path for _, path in remote_look.largest(str(tmp_path), device)]
+    assert names == [str(tmp_path / "inner/large"), str(tmp_path / "small")]
+
+
+@pytest.mark.parametrize(
+    ("unit", "mark"),
+    [
+        ({"ActiveState": "active"}, "running"),
+        ({"ActiveState": "active", "UnitFileState": "disabled"}, "running disabled"),
+        ({"ActiveState": "failed"}, "failed"),
+        ({"ActiveState": "inactive"}, "stopped"),
+        ({"LoadState": "masked", "ActiveState": "active"}, "masked"),
+        ({"ActiveState": "active", "InactiveExitTimestampMonotonic": "1"}, "running outdated"),
+    ],
+)
+def test_how_a_unit_stands(unit: dict[str, str], mark: str, tmp_path: Path) -> None:
+    (tmp_path / "conf").touch()
+    fine = {"LoadState": "loaded", "UnitFileState": "enabled"}
+    fine["InactiveExitTimestampMonotonic"] = str(10**15)
+    assert remote_look._unit_mark({**fine, **unit}, [str(tmp_path / "conf")]) == mark
+
+
+def test_an_answer_is_read() -> None:
+    disk = {"path": "/", "free": 0, "size": 512 << 20, "names": True, "largest": [[490 << 20, "/big"]]}
+    answer = {"state": "running", "facts": FACTS, "marks": {"unit munge": "running"}, "full": [disk]}
+    view = parse_view(json.dumps(answer))
+    assert view.facts.cpus == 2
+    assert view.marks == {"unit munge": "running"}
+    with pytest.raises(ConfigureError, match="no room left on d-train-1") as caught:
+        refuse_full_disks({"d-train-1": view, "d-train-2": View(parse_facts(FACTS), {})})
+    (failure,) = caught.value.failures
+    assert (failure.host, failure.code) == ("d-train-1", "disk-full")
+    assert failure.cause == "/ is full (0 bytes of 512MiB free); the largest files are /big (490MiB)"
+
+
+def test_a_disk_without_inodes_is_told_so() -> None:
+    assert "no inodes free" in str(FullDisk("/", 1 << 30, 2 << 30, names=False, largest=()))
+
+
+def test_other_answers_are_errors() -> None:
+    with pytest.raises(StoppingError):
+        parse_view('{"state": "stopping"}')
+    with pytest.raises(SlurmError):
+        parse_view('{"state": "running", "facts": "", "marks": {}, "full": []}')
+    for text in ("", "[]", "{}", '{"state": "running"}'):
+        with pytest.raises(TransportError, match="no usable answer"):
+            parse_view(text)
