@@ -19,6 +19,7 @@ traceback.
       SlurmError                            Slurm refused, or answered what we do not understand
       VerifyError                           the cluster is up but did not prove itself
       LockedError                           another clusterctl works on this cluster
+      TransferError                         files could not be sent or fetched whole
       CollectError                          a run could not be brought home whole
       JobFailedError               exit 4
       JobCancelledError            exit 5   cancelled or timed out
@@ -219,6 +220,13 @@ class CollectError(ClusterctlError):
     """A run could not be brought home whole; what arrived is kept and the next collect goes on from there."""
 
     code = "collect"
+    retryable = True
+
+
+class TransferError(ClusterctlError):
+    """Files could not be sent or fetched whole; what arrived is kept, the same command goes on from it."""
+
+    code = "transfer"
     retryable = True
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Generator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -15,6 +16,29 @@ class Result:
     rc: int
     stdout: str
     stderr: str
+
+
+class Conversation(Protocol):
+    """A running command that is written to and read from. It must not say much while it is written to."""
+
+    def send(self, data: bytes) -> None:
+        """Write to its stdin; waits while it does not read.
+
+        Raises:
+            CommandError: it has ended.
+            UnreachableError: the connection broke.
+        """
+
+    def receive(self) -> bytes:
+        """Some of its stdout, as soon as there is any; b"" at the end of it."""
+
+    def finish(self) -> None:
+        """Close its stdin, read its stdout to the end, and wait until it has ended.
+
+        Raises:
+            CommandError: it exited non-zero.
+            UnreachableError: the connection broke.
+        """
 
 
 class Transport(Protocol):
@@ -50,6 +74,15 @@ class Transport(Protocol):
         Raises:
             CommandError: it exited non-zero.
             UnreachableError: the connection broke.
+        """
+
+    def converse(self, argv: Sequence[str]) -> AbstractContextManager[Conversation]:
+        """Start a command that reads stdin and answers on stdout.
+
+        Leaving the context without ``finish`` closes its stdin: it must end by itself then.
+
+        Raises:
+            UnreachableError: no connection.
         """
 
     def close(self) -> None:

@@ -6,12 +6,13 @@ import os
 import signal
 import subprocess
 import tempfile
-from collections.abc import Generator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from typing import IO
 
 from clusterctl.errors import CommandError, UnreachableError
-from clusterctl.transport.base import Result, shown
+from clusterctl.transport.base import Conversation, Result, shown
 
 _CHUNK = 1 << 16
 _STDERR_TAIL = 1 << 16
@@ -64,8 +65,19 @@ class LocalTransport:
             finally:
                 _end(process)
             if rc != 0:
-                stderr.seek(max(0, stderr.seek(0, os.SEEK_END) - _STDERR_TAIL))
-                raise _failed(argv, rc, stderr.read().decode(errors="replace"))
+                raise _failed(argv, rc, _tail(stderr))
+
+    @contextmanager
+    def converse(self, argv: Sequence[str]) -> Iterator[Conversation]:
+        """Start a command and talk with it; see ``Transport.converse``."""
+        with (
+            tempfile.TemporaryFile() as stderr,
+            self._start(argv, env=None, stdin=subprocess.PIPE, stderr=stderr) as process,
+        ):
+            try:
+                yield _Talk(argv, process, stderr)
+            finally:
+                _end(process)
 
     def close(self) -> None:
         """Nothing to close."""
@@ -84,6 +96,44 @@ class LocalTransport:
             )
         except OSError as exc:
             raise CommandError(f"can't run `{shown(argv)}`", rc=_NOT_FOUND, stderr=str(exc)) from exc
+
+
+@dataclass(frozen=True, slots=True)
+class _Talk:
+    """See ``Conversation``."""
+
+    argv: Sequence[str]
+    process: subprocess.Popen[bytes]
+    stderr: IO[bytes]
+
+    def send(self, data: bytes) -> None:
+        assert self.process.stdin is not None  # noqa: S101  # it is a pipe
+        try:
+            self.process.stdin.write(data)
+            self.process.stdin.flush()
+        except BrokenPipeError:
+            self.finish()
+            raise _failed(self.argv, 0, "it ended before it had read all") from None
+
+    def receive(self) -> bytes:
+        assert self.process.stdout is not None  # noqa: S101
+        return os.read(self.process.stdout.fileno(), _CHUNK)
+
+    def finish(self) -> None:
+        assert self.process.stdin is not None  # noqa: S101
+        with suppress(BrokenPipeError):
+            self.process.stdin.close()
+        while self.receive():
+            pass
+        rc = max(self.process.wait(), _ENDED_BY_SIGNAL)
+        if rc != 0:
+            raise _failed(self.argv, rc, _tail(self.stderr))
+
+
+def _tail(stderr: IO[bytes]) -> str:
+    """The end of what a command said."""
+    stderr.seek(max(0, stderr.seek(0, os.SEEK_END) - _STDERR_TAIL))
+    return stderr.read().decode(errors="replace")
 
 
 def _end(process: subprocess.Popen[bytes]) -> None:

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Generator, Iterable, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
 
 from clusterctl.errors import ClusterctlError, CommandError
-from clusterctl.transport.base import Result, shown
+from clusterctl.transport.base import Conversation, Result, shown
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,6 +82,10 @@ class ScriptedTransport:
         yield step.stdout.encode() if isinstance(step.stdout, str) else step.stdout
         if step.rc != 0:
             raise CommandError(f"`{shown(argv)}` failed", rc=step.rc, stderr=step.stderr, host=self._host)
+
+    def converse(self, argv: Sequence[str]) -> AbstractContextManager[Conversation]:
+        """Nobody has written a script for this yet; see ``Transport.converse``."""
+        raise AssertionError(f"unexpected conversation {argv}")
 
     def close(self) -> None:
         """Nothing to close."""

@@ -11,8 +11,8 @@ import shlex
 import socket
 import threading
 import time
-from collections.abc import Callable, Generator, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -20,7 +20,7 @@ from typing import Any
 import paramiko
 
 from clusterctl.errors import CommandError, HostKeyError, TransportError, UnreachableError
-from clusterctl.transport.base import Result, shown
+from clusterctl.transport.base import Conversation, Result, shown
 
 # Without a handler, paramiko's background thread would write to the user's terminal.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
@@ -106,12 +106,17 @@ class SSHTransport:
             channel.settimeout(None)
             while chunk := channel.recv(_CHUNK):
                 yield chunk
-            deadline = time.monotonic() + self._connect_timeout_s
-            rc = self._status(channel, argv, deadline)
-            if rc != 0:
-                raise self._failed(argv, rc, stderr.result(deadline).decode(errors="replace"))
-        except TimeoutError as exc:
-            raise self._no_answer(argv, self._connect_timeout_s) from exc
+            self._raise_unless_zero(channel, argv, stderr)
+        finally:
+            channel.close()
+
+    @contextmanager
+    def converse(self, argv: Sequence[str]) -> Iterator[Conversation]:
+        """Start a command and talk with it; see ``Transport.converse``."""
+        channel = self._start(_quoted(argv), self._connect_timeout_s)
+        channel.settimeout(None)
+        try:
+            yield _Talk(self, channel, argv)
         finally:
             channel.close()
 
@@ -131,6 +136,16 @@ class SSHTransport:
         except (paramiko.SSHException, OSError, EOFError) as exc:
             raise self._unreachable("the connection broke", exc) from exc
         return channel
+
+    def _raise_unless_zero(self, channel: paramiko.Channel, argv: Sequence[str], stderr: _Reader) -> None:
+        """The end of a command whose stdout is at its end."""
+        deadline = time.monotonic() + self._connect_timeout_s
+        try:
+            rc = self._status(channel, argv, deadline)
+            if rc != 0:
+                raise self._failed(argv, rc, stderr.result(deadline).decode(errors="replace"))
+        except TimeoutError as exc:
+            raise self._no_answer(argv, self._connect_timeout_s) from exc
 
     def _read_all(self, channel: paramiko.Channel, argv: Sequence[str], deadline: float) -> bytes:
         parts: list[bytes] = []
@@ -251,6 +266,33 @@ class SSHTransport:
     def _failed(self, argv: Sequence[str], rc: int, stderr: str) -> CommandError:
         how = "was ended by a signal" if rc == _NO_STATUS else f"failed with exit status {rc}"
         return CommandError(f"`{shown(argv)}` {how}", rc=rc, stderr=stderr, where=self._host, host=self._host)
+
+
+class _Talk:
+    """See ``Conversation``."""
+
+    def __init__(self, transport: SSHTransport, channel: paramiko.Channel, argv: Sequence[str]) -> None:
+        self._transport = transport
+        self._channel = channel
+        self._argv = argv
+        self._stderr = _Reader(channel.recv_stderr, _STDERR_TAIL)
+
+    def send(self, data: bytes) -> None:
+        try:
+            self._channel.sendall(data)
+        except (OSError, EOFError) as exc:  # it has ended, or the connection has
+            self.finish()
+            raise self._transport._unreachable(f"`{shown(self._argv)}` ended too soon", exc) from exc
+
+    def receive(self) -> bytes:
+        return self._channel.recv(_CHUNK)
+
+    def finish(self) -> None:
+        with suppress(OSError):
+            self._channel.shutdown_write()
+        while self.receive():
+            pass
+        self._transport._raise_unless_zero(self._channel, self._argv, self._stderr)
 
 
 @dataclass(frozen=True, slots=True)

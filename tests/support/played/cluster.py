@@ -22,7 +22,7 @@ from clusterctl.records import Ledger
 from clusterctl.slurm.access import Session
 from clusterctl.slurm.client import Clock, SlurmClient
 from clusterctl.spec import ClusterSpec
-from clusterctl.transport.base import Result
+from clusterctl.transport.base import Conversation, Result
 from clusterctl.transport.local import LocalTransport
 
 COMMANDS = ("sbatch", "squeue", "sacct", "scancel", "sinfo", "sacctmgr", "srun", "scontrol")
@@ -44,8 +44,15 @@ class Nearby(LocalTransport):
         check: bool = True,
         env: Mapping[str, str] | None = None,
     ) -> Result:
-        here = [word.replace("/opt/clusterctl/payload", str(self._payload)) for word in argv]
-        return super().run(here, stdin=stdin, timeout_s=timeout_s, check=check, env=env)
+        return super().run(self._here(argv), stdin=stdin, timeout_s=timeout_s, check=check, env=env)
+
+    @contextmanager
+    def converse(self, argv: Sequence[str]) -> Iterator[Conversation]:
+        with super().converse(self._here(argv)) as talk:
+            yield talk
+
+    def _here(self, argv: Sequence[str]) -> list[str]:
+        return [word.replace("/opt/clusterctl/payload", str(self._payload)) for word in argv]
 
 
 class PlayedCluster:

@@ -1,0 +1,231 @@
+"""Receives files, each known by its sha256. Runs on the cluster: standard library only, Python 3.9.
+
+stdin: a JSON array a line, [KIND, PATH, MODE, MTIME_NS, SIZE, PAYLOAD], and an empty line. KIND is folder,
+link, file or ours; PAYLOAD is a file's sha256, a link's target, or the content of a file of ours. Paths,
+targets and content are base64, since they may be any bytes.
+
+The answer is {"send": [[INDEX, HAVE], ...]}: the files that are missing, and how many bytes of each are here
+already; {"checked": BYTES} comes before it now and then. stdin then brings, for each in turn, eight bytes
+with the number of bytes that follow, and these. What has arrived of a file stays for the next time.
+"""
+
+from __future__ import annotations
+
+import base64
+import contextlib
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import stat
+import struct
+import sys
+import time
+from io import BufferedReader
+from typing import Any, BinaryIO, cast
+
+CHUNK = 1 << 20
+ZEROS = bytes(CHUNK)
+STDIN = cast("BufferedReader", sys.stdin.buffer)
+HEADER = struct.Struct(">q")
+SYNCED = 1 << 20  # bytes from which a file of the store is on disk before it has its name
+AT_ONCE = 256  # partial files that are held open
+SPARE = 16 << 20
+
+
+class Entry:
+    """One line of the request; ``final`` is where its content goes, ``partial`` where that arrives."""
+
+    __slots__ = ("final", "kind", "mode", "mtime_ns", "partial", "path", "payload", "size")
+
+    def __init__(self, row: list[Any]) -> None:
+        self.kind: str = row[0]
+        self.path: bytes = base64.b64decode(row[1])
+        self.mode, self.mtime_ns, self.size = int(row[2]), int(row[3]), int(row[4])
+        self.payload: str = row[5]
+        self.final = self.partial = b""
+
+
+def tell(**answer: object) -> None:
+    sys.stdout.write(json.dumps(answer) + "\n")
+    sys.stdout.flush()
+
+
+def some(size: int) -> bytes:
+    """At most so many bytes of stdin, as they come."""
+    data = STDIN.read1(size)
+    if not data:
+        sys.exit("the connection ended too soon")
+    return data
+
+
+def fail(path: bytes, exc: OSError) -> None:
+    sys.exit(f"{os.fsdecode(path)!r}: {exc.strerror or exc}")
+
+
+class Heartbeat:
+    """Says how many bytes were looked at, about once a second: this can take a while."""
+
+    def __init__(self) -> None:
+        self.bytes, self._due = 0, time.monotonic() + 1
+
+    def add(self, count: int) -> None:
+        self.bytes += count
+        if time.monotonic() >= self._due:
+            tell(checked=self.bytes)
+            self._due = time.monotonic() + 1
+
+
+def hash_of(file: BinaryIO, size: int, beat: Heartbeat) -> Any:
+    sha = hashlib.sha256()
+    while size and (data := file.read(min(CHUNK, size))):
+        sha.update(data)
+        size -= len(data)
+        beat.add(len(data))
+    return sha
+
+
+def is_here(entry: Entry, *, stored: bool, beat: Heartbeat) -> bool:
+    """Whether the content is in its place. What lies in the store was checked when it arrived."""
+    try:
+        status = os.lstat(entry.final)
+        if not stat.S_ISREG(status.st_mode) or status.st_size != entry.size:
+            return False
+        if stored:
+            os.utime(entry.final)  # it is in use
+            return True
+        with open(entry.final, "rb") as file:  # names are bytes
+            return bool(hash_of(file, entry.size, beat).hexdigest() == entry.payload)
+    except OSError:
+        return False
+
+
+def open_partial(path: bytes) -> int | None:
+    """What an interrupted transfer left, for us alone; None if another one writes it right now."""
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if os.fstat(fd).st_nlink:  # else the other one has just given it its place
+            return fd
+    except BlockingIOError:
+        pass
+    os.close(fd)
+    return None
+
+
+def find_missing(entries: list[Entry], *, stored: bool) -> tuple[list[int], dict[bytes, int], dict[int, int]]:
+    """Files to be sent, by index; the open partials of those that had begun; and how much of each is here."""
+    beat = Heartbeat()
+    missing: list[int] = []
+    begun: dict[bytes, int] = {}
+    have: dict[int, int] = {}
+    seen: set[bytes] = set()
+    for index, entry in enumerate(entries):
+        if (
+            entry.kind != "file"
+            or (stored and entry.final in seen)
+            or is_here(entry, stored=stored, beat=beat)
+        ):
+            continue
+        seen.add(entry.final)
+        missing.append(index)
+        if entry.partial not in begun and os.path.lexists(entry.partial) and len(begun) < AT_ONCE:
+            fd = open_partial(entry.partial)
+            if fd is not None:
+                begun[entry.partial] = fd
+                have[index] = min(os.fstat(fd).st_size, entry.size)
+    return missing, begun, have
+
+
+def write_all(fd: int, data: bytes) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+def receive(entry: Entry, fd: int, have: int) -> bool:
+    """Take the rest of a file; whether the whole then has the hash that was announced."""
+    header = b""
+    while len(header) < HEADER.size:
+        header += some(HEADER.size - len(header))
+    coming = HEADER.unpack(header)[0]
+    with os.fdopen(os.dup(fd), "r+b", buffering=0) as file:
+        os.ftruncate(fd, have)
+        sha = hash_of(file, have, Heartbeat())
+        left = coming
+        while left:
+            data = some(min(CHUNK, left))
+            sha.update(data)
+            left -= len(data)
+            if data == ZEROS[: len(data)]:
+                file.seek(len(data), os.SEEK_CUR)  # a hole
+            else:
+                write_all(fd, data)
+        os.ftruncate(fd, have + coming)
+    return bool(sha.hexdigest() == entry.payload)
+
+
+def take(entry: Entry, fd: int | None, have: int, *, stored: bool) -> bool:
+    """Receive a file and give it its place."""
+    partial = entry.partial
+    if fd is None:
+        fd = open_partial(partial)
+    if fd is None:  # another transfer sends the same content right now
+        partial = entry.partial + b".%d" % os.getpid()
+        fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        if not receive(entry, fd, have):
+            os.unlink(partial)
+            return False
+        os.fchmod(fd, 0o400 if stored else entry.mode & 0o777)
+        if stored:
+            if entry.size > SYNCED:
+                os.fsync(fd)
+        else:
+            os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
+        os.replace(partial, entry.final)
+    except BaseException:
+        if partial != entry.partial:
+            with contextlib.suppress(OSError):
+                os.unlink(partial)
+        raise
+    finally:
+        os.close(fd)
+    return True
+
+
+def refuse_small_disk(folder: bytes, entries: list[Entry], missing: list[int], have: dict[int, int]) -> None:
+    while not os.path.isdir(folder):
+        folder = os.path.dirname(folder)
+    status = os.statvfs(folder)
+    free = status.f_bavail * status.f_frsize
+    needed = sum(entries[index].size - have.get(index, 0) for index in missing) + SPARE
+    if needed > free:
+        fail(folder, OSError(errno.ENOSPC, f"{needed >> 20} MiB are needed and {free >> 20} MiB are free"))
+
+
+def read_entries() -> list[Entry]:
+    """The request."""
+    entries = []
+    while (line := STDIN.readline()) != b"\n":
+        if not line:
+            sys.exit("the connection ended too soon")
+        entries.append(Entry(json.loads(line)))
+    return entries
+
+
+def receive_all(entries: list[Entry], folder: bytes, *, stored: bool) -> list[int]:
+    """Say what is missing and take it; returns the files that came with another hash."""
+    missing, begun, have = find_missing(entries, stored=stored)
+    refuse_small_disk(folder, entries, missing, have)
+    tell(send=[[index, have.get(index, 0)] for index in missing])
+    wrong = []
+    for index in missing:
+        entry = entries[index]
+        try:
+            if not take(entry, begun.pop(entry.partial, None), have.get(index, 0), stored=stored):
+                wrong.append(index)
+        except OSError as exc:
+            fail(entry.path, exc)
+    return wrong

@@ -1,0 +1,376 @@
+"""Files to the cluster: each once, whole or not at all, gone on with where it stopped."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from clusterctl.errors import CommandError, MachineError, TransferError, UnreachableError, UsageError
+from clusterctl.transfer.hashes import hash_items
+from clusterctl.transfer.program import remote_argv
+from clusterctl.transfer.remote.store import NO_REQUIRED, SWEEP_EVERY_S, UNUSED_S
+from clusterctl.transfer.send import STORE, send_into, send_new_folder, send_to_store
+from clusterctl.transfer.tree import Item, Kind, walk
+from clusterctl.transport.base import Conversation
+from clusterctl.transport.local import LocalTransport
+from tests.support.hostile import HOSTILE_NAMES
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The home on the cluster."""
+    folder = tmp_path / "remote home"
+    folder.mkdir()
+    monkeypatch.setenv("HOME", str(folder))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    return folder
+
+
+@pytest.fixture
+def data(tmp_path: Path) -> Path:
+    """A folder with all that is hard."""
+    folder = tmp_path / "data"
+    (folder / "sub" / "empty").mkdir(parents=True)
+    for name in HOSTILE_NAMES:
+        (folder / os.fsdecode(name)).write_bytes(name)
+    (folder / "sub" / "nothing").touch()
+    (folder / "sub" / "run.sh").write_text("#!/bin/sh\n")
+    (folder / "sub" / "run.sh").chmod(0o751)
+    (folder / "large").write_bytes(os.urandom(3 * MIB))
+    (folder / "link").symlink_to("sub/run.sh")
+    (folder / "dangling").symlink_to("/no/such\nplace")
+    os.utime(folder / "large", ns=(1, 1_234_567_890_123_456_789))
+    os.utime(folder / "sub", ns=(1, 1_111_111_111_000_000_000))
+    return folder
+
+
+def content(folder: Path) -> dict[str, object]:
+    """All there is to know of a folder."""
+    found: dict[str, object] = {}
+    for path in sorted(folder.rglob("*")):
+        status = path.lstat()
+        if path.is_symlink():
+            what: object = os.readlink(path)  # noqa: PTH115  # as it stands
+        else:
+            what = None if path.is_dir() else path.read_bytes()
+        mtime = 0 if path.is_symlink() else status.st_mtime_ns
+        found[str(path.relative_to(folder))] = (what, 0 if path.is_symlink() else status.st_mode, mtime)
+    return found
+
+
+class Cutting(LocalTransport):
+    """The connection breaks after so many bytes were sent."""
+
+    def __init__(self, after: int) -> None:
+        self.left = after
+
+    @contextmanager
+    def converse(self, argv: Sequence[str]) -> Iterator[Conversation]:
+        with super().converse(argv) as talk:
+            yield _Cut(self, talk)
+
+
+class _Cut:
+    def __init__(self, transport: Cutting, talk: Conversation) -> None:
+        self._transport, self._talk = transport, talk
+        self.receive, self.finish = talk.receive, talk.finish
+
+    def send(self, data: bytes) -> None:
+        self._talk.send(data[: self._transport.left])
+        self._transport.left -= len(data)
+        if self._transport.left < 0:
+            time.sleep(0.2)  # what was sent arrives
+            raise UnreachableError("the connection broke")
+
+
+def send(data: Path, transport: LocalTransport | None = None) -> object:
+    return send_into(transport or LocalTransport(), walk([data])[0], "in to")
+
+
+def test_all_that_is_hard_arrives_as_it_is(home, data):
+    sent = send_into(LocalTransport(), walk([data])[0], "in to")
+    assert sent.folder == str(home / "in to")
+    assert content(home / "in to" / "data") == content(data)
+    assert sent.sent_bytes == sent.bytes > 3 * MIB
+
+
+def test_what_is_there_is_not_sent_again(home, data):
+    send(data)
+    (home / "in to" / "data" / "sub" / "nothing").write_text("other")
+    (home / "in to" / "data" / "large").chmod(0o600)
+    (home / "in to" / "data" / "theirs").write_text("kept")
+    sent = send_into(LocalTransport(), walk([data])[0], "in to")
+    assert sent.sent_bytes == 0
+    (home / "in to" / "data" / "theirs").unlink()
+    os.utime(home / "in to" / "data", ns=(1, data.stat().st_mtime_ns))
+    assert content(home / "in to" / "data") == content(data)
+
+
+def test_same_size_other_content_is_sent(home, data):
+    send(data)
+    target = home / "in to" / "data" / "large"
+    target.write_bytes(bytes(3 * MIB))
+    assert send_into(LocalTransport(), walk([data])[0], "in to").sent_bytes == 3 * MIB
+    assert target.read_bytes() == (data / "large").read_bytes()
+
+
+def test_a_broken_connection_is_gone_on_with(home, data):
+    with pytest.raises(UnreachableError):
+        send(data, Cutting(2 * MIB))
+    assert not (home / "in to" / "data" / "large").exists()
+    sent = send_into(LocalTransport(), walk([data])[0], "in to")
+    assert 0 < sent.sent_bytes < 3 * MIB // 2
+    assert content(home / "in to" / "data") == content(data)
+
+
+def test_a_partial_file_of_other_content_does_no_harm(home, data):
+    with pytest.raises(UnreachableError):
+        send(data, Cutting(2 * MIB))
+    (partial,) = (home / "in to").rglob(".clusterctl-*")
+    partial.write_bytes(b"x" * MIB)
+    with pytest.raises(TransferError, match="data/large changed while"):
+        send(data)
+    send(data)
+    assert content(home / "in to" / "data") == content(data)
+
+
+def test_a_file_that_changes_meanwhile_is_said(home, data):
+    items, _ = walk([data])
+    (data / "large").write_bytes(b"shorter now")
+    (data / "sub" / "run.sh").write_text("longer than it was before\n")
+    with pytest.raises(TransferError, match="changed while being sent"):
+        send_into(LocalTransport(), items, "in to")
+
+
+def test_holes_stay_holes(home, tmp_path):
+    sparse = tmp_path / "sparse"
+    with sparse.open("wb") as file:
+        file.seek(64 * MIB)
+        file.write(b"end")
+        file.truncate(80 * MIB)
+    send(sparse)
+    arrived = home / "in to" / "sparse"
+    assert hashlib.sha256(arrived.read_bytes()).digest() == hashlib.sha256(sparse.read_bytes()).digest()
+    assert arrived.stat().st_blocks * 512 < 8 * MIB
+
+
+def test_what_can_not_be_written_is_said(home, data):
+    (home / "in to").write_text("a file")
+    with pytest.raises(TransferError) as caught:
+        send(data)
+    assert "in to" in caught.value.why
+    assert "File exists" in caught.value.why
+
+
+def test_a_folder_in_a_files_place_is_said(home, data):
+    (home / "in to" / "data" / "large").mkdir(parents=True)
+    with pytest.raises(TransferError) as caught:
+        send(data)
+    assert "'data/large': a folder is where a file should go" in caught.value.why
+
+
+def test_two_of_one_name_are_refused(tmp_path):
+    for name in "ab":
+        (tmp_path / name / "x").mkdir(parents=True)
+    with pytest.raises(UsageError, match="two of them are called x"):
+        walk([tmp_path / "a" / "x", tmp_path / "b" / "x"])
+
+
+def test_what_is_missing_is_named(tmp_path):
+    with pytest.raises(UsageError) as caught:
+        walk([tmp_path / "nope", tmp_path / "neither"])
+    assert "nope: No such file" in caught.value.why
+    assert "neither" in caught.value.why
+
+
+def test_pipes_and_such_do_not_travel(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    items, others = walk([tmp_path])
+    assert [item.kind for item in items] == [Kind.FOLDER]
+    assert others == (tmp_path / "pipe",)
+
+
+# a new folder, by way of the store:
+
+
+def make(data: Path, name: str = "jobs/one", *, transport: LocalTransport | None = None, required: str = "/"):
+    items = [Item.of(str(path.relative_to(data)), path, path.lstat()) for path in sorted(data.rglob("*"))]
+    hashes = hash_items([item for item in items if item.kind is Kind.FILE])
+    return send_new_folder(
+        transport or LocalTransport(), items, hashes, name, ours={"our own": b"\xff\n"}, required=required
+    )
+
+
+def test_a_new_folder(home, data):
+    sent = make(data)
+    made = home / "jobs" / "one"
+    assert sent.folder == str(made)
+    assert (made / "our own").read_bytes() == b"\xff\n"
+    assert (made / "sub" / "run.sh").stat().st_mode & 0o777 == 0o700
+    assert (made / "large").stat().st_mode & 0o777 == 0o600
+    assert made.stat().st_mode & 0o777 == 0o700
+    (made / "our own").unlink()
+    assert {name: what for name, (what, *_) in content(made).items()} == {
+        name: what for name, (what, *_) in content(data).items()
+    }
+
+
+def test_the_second_time_nothing_is_sent_and_a_job_can_not_spoil_the_store(home, data):
+    make(data)
+    for path in (home / "jobs" / "one").rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            path.write_text("spoiled by a job")
+    assert make(data, "jobs/two").sent_bytes == 0
+    assert (home / "jobs" / "two" / "large").read_bytes() == (data / "large").read_bytes()
+    assert all(path.stat().st_mode & 0o222 == 0 for path in stored(home))
+
+
+def stored(home: Path) -> list[Path]:
+    return [path for path in (home / STORE).rglob("*") if len(path.name) == 64]
+
+
+def test_a_broken_connection_makes_no_folder_and_keeps_what_arrived(home, data):
+    with pytest.raises(UnreachableError):
+        make(data, transport=Cutting(2 * MIB))
+    assert not (home / "jobs").exists()
+    assert make(data).sent_bytes < 3 * MIB // 2
+
+
+def test_a_file_that_changes_meanwhile_makes_no_folder(home, data):
+    items = [Item.of("large", data / "large", (data / "large").lstat())]
+    hashes = hash_items(items)
+    (data / "large").write_bytes(bytes(3 * MIB))
+    with pytest.raises(TransferError, match="large changed"):
+        send_new_folder(LocalTransport(), items, hashes, "jobs/one", ours={}, required="/")
+    assert not (home / "jobs").exists()
+    assert stored(home) == []
+
+
+def test_a_damaged_store_is_noticed_and_mended(home, data):
+    make(data)
+    stored_before = stored(home)
+    for path in stored_before:
+        path.chmod(0o600)
+        path.write_bytes(b"#" * path.stat().st_size if path.stat().st_size < MIB else b"")
+    with pytest.raises(TransferError, match="can't be written") as caught:
+        make(data, "jobs/two")
+    # The large one is seen to be short and is sent again at once; the empty one is what it was.
+    assert f"{len(stored_before) - 2} files were damaged in the store" in caught.value.why
+    make(data, "jobs/two")
+    assert not list((home / "jobs").glob(".*"))
+    assert (home / "jobs" / "two" / "large").read_bytes() == (data / "large").read_bytes()
+
+
+def test_what_is_required_is_looked_for_first(home, data):
+    with pytest.raises(CommandError) as caught:
+        make(data, required="/no/such")
+    assert caught.value.rc == NO_REQUIRED
+    assert list(home.iterdir()) == []
+
+
+def test_many_at_once(home, data):
+    failed: list[BaseException] = []
+
+    def one(number: int) -> None:
+        try:
+            make(data, f"jobs/{number}")
+        except BaseException as exc:  # whatever it is, the test must see it
+            failed.append(exc)
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    for number in range(8):
+        assert (home / "jobs" / str(number) / "large").read_bytes() == (data / "large").read_bytes()
+    assert list((home / STORE / "partial").iterdir()) == []
+
+
+def test_the_store_forgets_what_nobody_uses(home, data):
+    make(data)
+    (home / "jobs" / ".died.incomplete").mkdir()
+    long_ago = time.time() - UNUSED_S - 60
+    for path in stored(home):
+        os.utime(path, (long_ago, long_ago))
+    make(data / "sub", "jobs/two")
+    assert len(stored(home)) > 2  # not due yet
+    os.utime(home / STORE / "swept", (1, time.time() - SWEEP_EVERY_S - 60))
+    make(data / "sub", "jobs/three")
+    kept = {hashlib.sha256((data / "sub" / name).read_bytes()).hexdigest() for name in ("nothing", "run.sh")}
+    assert {path.name for path in stored(home)} == kept
+    assert not (home / "jobs" / ".died.incomplete").exists()
+
+
+def test_single_files_in_the_store(home, data):
+    at = send_to_store(LocalTransport(), [data / "large", data / "link", data / "sub" / "run.sh"])
+    assert Path(at[data / "large"]).read_bytes() == (data / "large").read_bytes()
+    assert at[data / "link"] == at[data / "sub" / "run.sh"]
+    with pytest.raises(UsageError, match="can't read"):
+        send_to_store(LocalTransport(), [data / "sub"])
+
+
+# hashes:
+
+
+def test_hashes_are_remembered_until_a_file_changes(home, data):
+    large = data / "large"
+    item = Item.of("large", large, large.lstat())
+
+    def hashed() -> tuple[str, int]:
+        """The hash, and in how many pieces the file was looked at: one if it was not read."""
+        told: list[int] = []
+        found = hash_items([item], progress=told.append, now_ns=lambda: time.time_ns() + 3600 * 10**9)
+        assert sum(told) == 3 * MIB
+        return found[large], len(told)
+
+    first = hashlib.sha256(large.read_bytes()).hexdigest()
+    assert hashed() == (first, 3)
+    assert hashed() == (first, 1)
+    status = large.stat()
+    large.write_bytes(bytes(3 * MIB))
+    os.utime(large, ns=(status.st_atime_ns, status.st_mtime_ns))  # only the ctime tells
+    assert hashed() == (hashlib.sha256(bytes(3 * MIB)).hexdigest(), 3)
+
+
+def test_a_file_that_changed_just_now_is_not_remembered(home, data):
+    item = Item.of("large", data / "large", (data / "large").lstat())
+    for _ in range(2):
+        told: list[int] = []
+        hash_items([item], progress=told.append, now_ns=lambda: (data / "large").stat().st_ctime_ns + 1)
+        assert len(told) == 3
+
+
+def test_a_damaged_memory_is_said(home, data, tmp_path):
+    (tmp_path / "cache" / "clusterctl").mkdir(parents=True)
+    (tmp_path / "cache" / "clusterctl" / "hashes.sqlite").write_bytes(b"no database" * 1000)
+    with pytest.raises(MachineError, match="can't be remembered"):
+        hash_items([Item.of("large", data / "large", (data / "large").lstat())])
+
+
+def test_what_vanished_is_named(home, data):
+    item = Item.of("x", data / "vanished", (data / "large").lstat())
+    with pytest.raises(UsageError) as caught:
+        hash_items([item])
+    assert "vanished: No such file" in caught.value.why
+
+
+def test_the_remote_half_runs_on_plain_python(home, data):
+    """Nothing of this environment may be needed on the cluster."""
+    argv = remote_argv("receive", "store", arguments=(STORE, ""))
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", *argv[1:]], input=b"\n", capture_output=True, check=True
+    )
+    assert b'"wrong": []' in done.stdout

@@ -1,0 +1,87 @@
+"""Talking with a command: the same over SSH as on this machine."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterator
+
+import pytest
+
+from clusterctl.errors import CommandError, UnreachableError
+from clusterctl.transport.base import Transport
+from clusterctl.transport.local import LocalTransport
+from clusterctl.transport.ssh import SSHTransport
+
+ECHO = ["sh", "-c", "while read -r line; do echo got $line; done"]
+
+
+@pytest.fixture(params=["local", "ssh"])
+def transport(request: pytest.FixtureRequest, me: str) -> Iterator[Transport]:
+    if request.param == "local":
+        yield LocalTransport()
+        return
+    ssh = SSHTransport("node", request.getfixturevalue("sshd").config(), user=me)
+    yield ssh
+    ssh.close()
+
+
+def gone(pid: int) -> bool:
+    for _ in range(200):
+        try:
+            os.kill(pid, 0)
+        except ProcessLookupError:
+            return True
+        time.sleep(0.05)
+    return False
+
+
+def test_it_answers_while_it_is_written_to(transport):
+    with transport.converse(ECHO) as talk:
+        talk.send(b"one\n")
+        assert talk.receive() == b"got one\n"
+        talk.send(b"two\n")
+        assert talk.receive() == b"got two\n"
+        talk.finish()
+
+
+def test_twenty_megabytes(transport, tmp_path):
+    data = os.urandom(20 << 20)
+    with transport.converse(["sh", "-c", 'cat >"$1"', "sh", str(tmp_path / "a b")]) as talk:
+        talk.send(data)
+        talk.finish()
+    assert (tmp_path / "a b").read_bytes() == data
+
+
+def talk_much(transport: Transport, *argv: str) -> None:
+    with transport.converse(argv) as talk:
+        for _ in range(200):
+            talk.send(bytes(1 << 20))
+        talk.finish()
+
+
+def test_a_command_that_fails_says_so_at_the_end(transport):
+    with pytest.raises(CommandError) as caught:
+        talk_much(transport, "sh", "-c", "cat >/dev/null; echo no >&2; exit 7")
+    assert (caught.value.rc, caught.value.why) == (7, "no")
+
+
+def test_a_command_that_fails_before_it_has_read_all_says_so(transport):
+    with pytest.raises(CommandError) as caught:
+        talk_much(transport, "sh", "-c", "echo full >&2; exit 28")
+    assert (caught.value.rc, caught.value.why) == (28, "full")
+
+
+def test_leaving_ends_a_command_that_reads(transport):
+    with transport.converse(["sh", "-c", "echo $$; exec cat"]) as talk:
+        pid = int(talk.receive())
+    assert gone(pid)
+
+
+def test_a_lost_connection(sshd, me):
+    transport = SSHTransport("node", sshd.config(), user=me)
+    transport.run(["true"])
+    (connection,) = sshd.connections()
+    with pytest.raises(UnreachableError):
+        talk_much(transport, "sh", "-c", f"kill -9 {connection}; cat >/dev/null")
+    transport.close()
