@@ -11,8 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from clusterctl import collect, configure, jobs
 from clusterctl.assets import asset
 from clusterctl.errors import CollectError, LeftoversError, NotUpError, SlurmError, TransportError, UsageError
@@ -24,10 +22,10 @@ from clusterctl.providers.base import BakeTarget, Provider
 from clusterctl.providers.local.provider import LocalProvider
 from clusterctl.reach import Connections, reach, refuse_full_disks
 from clusterctl.records import RunRecord
+from clusterctl.slurm.access import admin, inventory_of, spec_as_raised
 from clusterctl.slurm.client import SlurmClient
 from clusterctl.spec import ClusterSpec
-from clusterctl.spec.load import dump_spec, load_spec
-from clusterctl.transport.ssh import SSHTransport
+from clusterctl.spec.load import dump_spec
 from clusterctl.verify import Proof, verify
 from clusterctl.wheels import wheelhouse
 from clusterctl.workspace import Workspace, write_atomic
@@ -267,38 +265,6 @@ def _known_hosts(workspace: Workspace) -> frozenset[str]:
         return frozenset(host.name for host in inventory_of(workspace).hosts)
     except UsageError:
         return frozenset()
-
-
-def inventory_of(workspace: Workspace) -> Inventory:
-    """The inventory that `up` left.
-
-    Raises:
-        UsageError: the cluster is not up, or its record is damaged.
-    """
-    try:
-        return Inventory.model_validate_json(workspace.hosts.read_bytes())
-    except ValidationError as exc:
-        raise UsageError(
-            f"what is noted of cluster {workspace.root.name!r} is damaged",
-            where=str(workspace.hosts),
-            fix="run `clusterctl up`, which writes it anew",
-        ) from exc
-    except FileNotFoundError as exc:
-        raise NotUpError(
-            f"cluster {workspace.root.name!r} is not up",
-            where=str(workspace.root),
-            fix="run `clusterctl up` first, or name another with --cluster (`clusterctl list` shows them)",
-        ) from exc
-
-
-def spec_as_raised(workspace: Workspace) -> ClusterSpec:
-    """The spec that `up` was last given, which may differ from what the user's file says by now."""
-    return load_spec(workspace.spec)
-
-
-def admin(inventory: Inventory, workspace: Workspace) -> SSHTransport:
-    """The controller, as the admin user."""
-    return SSHTransport(inventory.controller.name, workspace.ssh_config)
 
 
 def write_inventory(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> None:

@@ -4,19 +4,22 @@ from __future__ import annotations
 
 import shlex
 from functools import lru_cache
-from typing import Any
-
-from jinja2 import Environment, FileSystemLoader, StrictUndefined
+from typing import TYPE_CHECKING, Any
 
 from clusterctl.assets import asset
+
+if TYPE_CHECKING:
+    from jinja2 import Environment
 
 
 @lru_cache(maxsize=1)
 def _environment() -> Environment:
+    import jinja2  # noqa: PLC0415 - most verbs render nothing
+
     # The output is configuration and shell text, never HTML, hence no autoescape; `q` quotes for the shell.
-    environment = Environment(  # noqa: S701
-        loader=FileSystemLoader(asset("templates")),
-        undefined=StrictUndefined,
+    environment = jinja2.Environment(  # noqa: S701
+        loader=jinja2.FileSystemLoader(asset("templates")),
+        undefined=jinja2.StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,

@@ -15,9 +15,6 @@ from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey
-from cryptography.hazmat.primitives.serialization import Encoding, NoEncryption, PrivateFormat, PublicFormat
-
 from clusterctl.errors import MachineError
 from clusterctl.lock import Holder, hold, holder
 
@@ -185,9 +182,7 @@ class Workspace:
     def create_secrets(self) -> None:
         """The SSH key of the admin user and the munge key, drawn once."""
         if not self.public_key.exists():
-            key = Ed25519PrivateKey.generate()
-            private = key.private_bytes(Encoding.PEM, PrivateFormat.OpenSSH, NoEncryption())
-            public = key.public_key().public_bytes(Encoding.OpenSSH, PublicFormat.OpenSSH)
+            private, public = _draw_key_pair()
             write_atomic(self.key, private)
             write_atomic(self.public_key, public + b" clusterctl\n")
         if not self.munge_key.exists():
@@ -231,3 +226,15 @@ class Workspace:
                 why=exc.strerror or str(exc),
                 fix="make it writable, or set CLUSTERCTL_HOME to a folder that is",
             ) from exc
+
+
+def _draw_key_pair() -> tuple[bytes, bytes]:
+    # Here, not above: most runs, and all of the helper's, find the key drawn.
+    from cryptography.hazmat.primitives import serialization  # noqa: PLC0415
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # noqa: PLC0415
+
+    key = Ed25519PrivateKey.generate()
+    openssh = serialization.PrivateFormat.OpenSSH
+    private = key.private_bytes(serialization.Encoding.PEM, openssh, serialization.NoEncryption())
+    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    return private, public

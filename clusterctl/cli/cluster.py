@@ -160,13 +160,14 @@ def down(
 
 def status(screen: Screen, options: Options) -> None:
     """Nodes and jobs, as Slurm sees them."""
-    from clusterctl import jobs, lifecycle
+    from clusterctl import jobs
+    from clusterctl.slurm import access
     from clusterctl.slurm.client import SlurmClient
 
     workspace = workspace_of(screen, options)
     with telling_who_works(workspace):
-        inventory = lifecycle.inventory_of(workspace)
-        transport = lifecycle.admin(inventory, workspace)
+        inventory = access.inventory_of(workspace)
+        transport = access.admin(inventory, workspace)
         try:
             slurm = SlurmClient(transport)
             nodes, active = slurm.nodes(), jobs.active(slurm)
@@ -247,12 +248,12 @@ def ssh(
     import shlex
     import sys
 
-    from clusterctl import lifecycle
     from clusterctl.errors import MachineError, UsageError
+    from clusterctl.slurm.access import inventory_of
 
     workspace = workspace_of(screen, options)
     with telling_who_works(workspace):
-        inventory = lifecycle.inventory_of(workspace)
+        inventory = inventory_of(workspace)
     words = list(command or [])
     if host is not None and inventory.host(host) is None:
         if (

@@ -23,7 +23,7 @@ def init(
 ) -> None:
     """Write a commented cluster.yaml."""
     from clusterctl.errors import UsageError
-    from clusterctl.spec import init_text
+    from clusterctl.spec.starter import init_text
 
     path = options.file or DEFAULT_FILE
     text = init_text(provider)
@@ -47,7 +47,7 @@ def validate(screen: Screen, options: Options) -> None:
 
 def schema(screen: Screen, options: Options) -> None:
     """Print the JSON Schema of the spec, for editors."""
-    from clusterctl.spec import json_schema
+    from clusterctl.spec.schema import json_schema
 
     del options
     screen.raw((json.dumps(json_schema(), indent=2) + "\n").encode())

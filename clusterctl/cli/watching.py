@@ -20,12 +20,12 @@ if TYPE_CHECKING:
 @contextmanager
 def open_session(screen: Screen, options: Options) -> Iterator[Session]:
     """A connection to the controller as the job user."""
-    from clusterctl import jobs, lifecycle
+    from clusterctl.slurm import access
 
     workspace = workspace_of(screen, options)
     with telling_who_works(workspace):
-        inventory = lifecycle.inventory_of(workspace)
-        with jobs.session(lifecycle.spec_as_raised(workspace), inventory, workspace) as session:
+        inventory = access.inventory_of(workspace)
+        with access.session(access.spec_as_raised(workspace), inventory, workspace) as session:
             yield session
 
 

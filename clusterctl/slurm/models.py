@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 
-from ClusterShell.NodeSet import NodeSet
-
 _UNUSABLE = frozenset(
     "DOWN DRAIN DRAINED DRAINING FAIL ERROR UNKNOWN NOT_RESPONDING MAINT POWERED_DOWN FUTURE".split()
 )
@@ -153,4 +151,8 @@ def expand_nodes(nodelist: str) -> tuple[str, ...]:
     """The node names of a Slurm hostlist such as ``a-[1-3,7]``; none for Slurm's words for "not yet"."""
     if nodelist in {"", "None assigned", "(null)", "N/A"}:
         return ()
+    if not {",", "["} & set(nodelist):
+        return (nodelist,)
+    from ClusterShell.NodeSet import NodeSet  # noqa: PLC0415 - one name alone needs no parser
+
     return tuple(NodeSet(nodelist))

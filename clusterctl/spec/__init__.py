@@ -1,9 +1,12 @@
-"""The typed description of a cluster and of a job, and how it is read from a file."""
+"""The typed description of a cluster and of a job.
+
+``load`` reads it from a file, ``schema`` describes it, ``starter`` writes a first one: each is imported by
+those who need it, since YAML alone takes as long to import as all that stands here.
+"""
 
 from clusterctl.spec.caller import Caller, notes, resolved
 from clusterctl.spec.flags import job_spec, job_words
 from clusterctl.spec.job import BUNDLED_JOBS, JobSpec, JobWords, Launcher
-from clusterctl.spec.load import dump_spec, find_spec, load_spec, parse_spec
 from clusterctl.spec.models import (
     ClusterSpec,
     LocalProvider,
@@ -14,8 +17,6 @@ from clusterctl.spec.models import (
     SlurmSettings,
     User,
 )
-from clusterctl.spec.schema import json_schema
-from clusterctl.spec.starter import init_text
 from clusterctl.spec.target import ScriptKind, script_kind
 
 __all__ = [
@@ -33,15 +34,9 @@ __all__ = [
     "ScriptKind",
     "SlurmSettings",
     "User",
-    "dump_spec",
-    "find_spec",
-    "init_text",
     "job_spec",
     "job_words",
-    "json_schema",
-    "load_spec",
     "notes",
-    "parse_spec",
     "resolved",
     "script_kind",
 ]

@@ -9,7 +9,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from clusterctl.errors import Problem, SpecError, UsageError
-from clusterctl.spec import Caller, load_spec, parse_spec
+from clusterctl.spec import Caller
+from clusterctl.spec.load import load_spec, parse_spec
 
 BASE = (Path(__file__).parent / "base.yaml").read_text()
 YAML_BITS = [

@@ -21,13 +21,10 @@ from clusterctl.spec import (
     Qos,
     SlurmSettings,
     User,
-    dump_spec,
-    find_spec,
-    load_spec,
     notes,
-    parse_spec,
     resolved,
 )
+from clusterctl.spec.load import dump_spec, find_spec, load_spec, parse_spec
 from clusterctl.spec.models import MAX_LOCAL_HOSTS
 
 ADA = Caller("ada", 1001)

@@ -12,7 +12,8 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from clusterctl.errors import SpecError
-from clusterctl.spec import json_schema, parse_spec
+from clusterctl.spec.load import parse_spec
+from clusterctl.spec.schema import json_schema
 
 HERE = Path(__file__).parent
 BASE = (HERE / "base.yaml").read_text()

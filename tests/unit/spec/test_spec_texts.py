@@ -13,10 +13,11 @@ import pytest
 from ruamel.yaml import YAML
 
 from clusterctl.errors import UsageError
-from clusterctl.spec import init_text, json_schema, parse_spec
 from clusterctl.spec.job import ARRAY, CONSTRAINT, JOB_NAME, JobSpec
+from clusterctl.spec.load import parse_spec
 from clusterctl.spec.models import PATTERN_WORDS, PROVIDER_TYPES
-from clusterctl.spec.schema import reference
+from clusterctl.spec.schema import json_schema, reference
+from clusterctl.spec.starter import init_text
 
 Golden = Callable[[str, str], None]
 DOC = Path(__file__).parents[3] / "docs" / "spec.md"
