@@ -17,7 +17,8 @@ DOCUMENTATION = r"""
 module: service_current
 short_description: A systemd unit runs with its current configuration
 description:
-  - Enables and starts a unit, and restarts it if a file of its configuration changed after it was started.
+  - Unmasks, enables and starts a unit, and restarts it if a file of its configuration changed after it was
+    started.
   - Waits until the unit listens on its port; when it does not, fails with the end of its journal, and with
     the errors in its log.
 options:
@@ -155,6 +156,10 @@ def main() -> None:
     )
     name = module.params["name"]
     unit = read_unit(module, name)
+    masked = unit["LoadState"] == "masked"
+    if masked and not module.check_mode:
+        module.run_command(["systemctl", "unmask", name], check_rc=True)
+        unit = read_unit(module, name)
     if unit["LoadState"] == "not-found":
         module.fail_json(msg=f"there is no unit {name}: its package is not installed")
     if unit["ActiveState"] not in ("active", "activating", "reloading"):
@@ -166,7 +171,7 @@ def main() -> None:
     enable = unit["UnitFileState"] != "enabled"
     if not module.check_mode:
         apply(module, name, unit, action=action, enable=enable)
-    module.exit_json(changed=enable or action != "none", action=action)
+    module.exit_json(changed=masked or enable or action != "none", action=action)
 
 
 def apply(module: AnsibleModule, name: str, unit: dict[str, str], *, action: str, enable: bool) -> None:

@@ -9,6 +9,7 @@ from clusterctl.reach import Marks
 
 _MISSING = "missing"
 _OUTDATED = "outdated"
+_UNKNOWN = "no answer"  # what it was asked of was away
 _FINE = {"unit": "running", "home": "fit", "key": "there", "path": "there"}  # whatever was noted before
 
 
@@ -31,11 +32,18 @@ def drifted(noted: Marks, now: Marks) -> tuple[str, ...]:
 
 def mended(host: str, noted: Marks, before: Marks, after: Marks) -> tuple[Mended, ...]:
     """What was not right ``before`` and has changed since. What is new to us cannot have drifted."""
-    known = [key for key in drifted(noted, before) if key in noted]
+    known = [key for key in drifted(noted, before) if key in noted and before[key] != _UNKNOWN]
     changed = [key for key in known if after.get(key) != before[key]]
-    # A unit that only has to read a file again is not worth a word beside that file.
-    named = [key for key in changed if before[key].split()[-1] != _OUTDATED or len(changed) == 1]
+    named = [key for key in changed if not _follows(key, before, changed)]
     return tuple(Mended(host, *_words(key, before[key])) for key in named)
+
+
+def _follows(key: str, before: Marks, changed: Iterable[str]) -> bool:
+    """Whether a mark is only a consequence of another one, and not worth a word beside it."""
+    kind, _, name = key.partition(" ")
+    if kind == "home":
+        return before.get(f"user {name}") == _MISSING
+    return before[key].endswith(_OUTDATED) and any(other != key for other in changed)
 
 
 def hosts_with_drift(noted: Mapping[str, Marks], now: Mapping[str, Marks]) -> tuple[str, ...]:

@@ -69,6 +69,18 @@ def test_a_restart_is_told_of_only_where_no_file_is() -> None:
     assert told == (Mended("d-ctl", "/etc/munge/munge.key was changed", "put back"),)
 
 
+def test_a_user_who_is_gone_has_a_home_that_is_not_theirs() -> None:
+    noted = {**NOTED, "home ada": "fit"}
+    before = {**noted, "user ada": "missing", "home ada": "missing"}
+    assert [one.what for one in mended("d-ctl", noted, before, noted)] == ["the account ada was missing"]
+
+
+def test_what_could_not_be_asked_has_drifted_but_is_not_said_to_be_changed() -> None:
+    before = {**NOTED, "accounting all": "no answer"}
+    assert drifted(NOTED, before) == ("accounting all",)
+    assert mended("d-ctl", NOTED, before, NOTED) == ()
+
+
 def test_slurms_own_files_concern_all_nodes() -> None:
     assert touches_slurm(["file /etc/slurm/slurm.conf"])
     assert not touches_slurm(["file /etc/munge/munge.key", "unit slurmctld"])
