@@ -5,7 +5,7 @@ What a verb needs is imported inside it, so that ``clusterctl --help`` starts at
 
 import typer
 
-from clusterctl.cli import cluster, job, options, spec, submit
+from clusterctl.cli import cluster, job, login, options, spec, submit
 
 app = typer.Typer(
     name="clusterctl",
@@ -17,5 +17,5 @@ app = typer.Typer(
 )
 app.callback()(options.root)
 
-for module in (spec, cluster, submit, job):
+for module in (spec, cluster, submit, job, login):
     module.register(app)

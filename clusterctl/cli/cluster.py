@@ -1,9 +1,8 @@
-"""up, down, status, list, ssh, cache: the verbs of a cluster's life."""
+"""up, down, status, list, cache: the verbs of a cluster's life."""
 
 from __future__ import annotations
 
 import os
-import shutil
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -237,45 +236,6 @@ def list_(screen: Screen, options: Options) -> None:
     screen.result({"clusters": found}, text)
 
 
-def ssh(
-    screen: Screen,
-    options: Options,
-    host: Annotated[str | None, typer.Argument(help="Host name. Default: the controller.")] = None,
-    command: Annotated[list[str] | None, typer.Argument(help="A command, after --.")] = None,
-    user: Annotated[str | None, typer.Option("--user", "-u", help="Default: the admin user.")] = None,
-) -> None:
-    """Open a shell on a host, or run a command there."""
-    import shlex
-    import sys
-
-    from clusterctl.errors import MachineError, UsageError
-    from clusterctl.slurm.access import inventory_of
-
-    workspace = workspace_of(screen, options)
-    with telling_who_works(workspace):
-        inventory = inventory_of(workspace)
-    words = list(command or [])
-    if host is not None and inventory.host(host) is None:
-        if (
-            "--" in sys.argv
-            and sys.argv.index("--") + 1 < len(sys.argv)
-            and sys.argv[sys.argv.index("--") + 1] == host
-        ):
-            words, host = [host, *words], None  # `clusterctl ssh -- COMMAND`
-        else:
-            names = ", ".join(h.name for h in inventory.hosts)
-            raise UsageError(f"there is no host {host!r}", fix=f"the hosts are {names}")
-    if shutil.which("ssh") is None:
-        raise MachineError("missing tool: ssh", fix="apt-get install openssh-client")
-    argv = ["ssh", "-F", str(workspace.ssh_config)]
-    if user:
-        argv += ["-l", user]
-    argv.append(host or inventory.controller.name)
-    if words:
-        argv += ["--", shlex.join(words)]
-    os.execvp("ssh", argv)  # noqa: S606 - ssh takes over the terminal
-
-
 def cache_prune(screen: Screen, options: Options) -> None:
     """Remove node images that no cluster uses."""
     _cache(screen, prune=True)
@@ -308,7 +268,7 @@ def _phase_table(screen: Screen, phases: tuple[Phase, ...]) -> str:
 
 def register(app: typer.Typer) -> None:
     """Add these verbs."""
-    for function in (up, down, status, ssh):
+    for function in (up, down, status):
         app.command()(verb(function))
     app.command("list")(verb(list_))
     cache = typer.Typer(help="The cache of node images.", no_args_is_help=True, rich_markup_mode=None)

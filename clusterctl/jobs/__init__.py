@@ -1,24 +1,31 @@
 """A job's life: JobSpec -> script -> sbatch -> job, and what becomes of it."""
 
+from clusterctl.jobs.allocation import Allocation, allocate
 from clusterctl.jobs.control import Cancelled, active, as_dict, cancel, known_jobs, list_jobs
 from clusterctl.jobs.logs import LogChunk
 from clusterctl.jobs.submission import Submitted, script_of, submit
+from clusterctl.jobs.tunnel import Forward, forwarded, parse_forwards
 from clusterctl.jobs.watch import follow, logs, raise_unless_completed, wait
 from clusterctl.slurm.access import Session, session
 from clusterctl.slurm.models import worst
 
 __all__ = [
+    "Allocation",
     "Cancelled",
+    "Forward",
     "LogChunk",
     "Session",
     "Submitted",
     "active",
+    "allocate",
     "as_dict",
     "cancel",
     "follow",
+    "forwarded",
     "known_jobs",
     "list_jobs",
     "logs",
+    "parse_forwards",
     "raise_unless_completed",
     "script_of",
     "session",

@@ -3,17 +3,14 @@
 from __future__ import annotations
 
 import os
-import pty
-import select
 import signal
 import stat
 import subprocess
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 
 import pytest
 
+from tests.support.terminal import terminal
 from tests.support.verbs import SCRIPT, Clusterctl
 
 ESCAPE = "\x1b"
@@ -28,54 +25,6 @@ def shell(cli: Clusterctl, line: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         argv, cwd=cli.cwd, env=env, capture_output=True, text=True, timeout=60, stdin=nothing, check=False
     )
-
-
-class Terminal:
-    """A program on a terminal of its own, and what has been shown there."""
-
-    def __init__(self, process: subprocess.Popen[bytes], fd: int) -> None:
-        self.process = process
-        self.shown = ""
-        self._fd = fd
-
-    def read_until(self, text: str, *, timeout_s: float = 60) -> None:
-        while text not in self.shown:
-            ready, _, _ = select.select([self._fd], [], [], timeout_s)
-            assert ready, f"{text!r} was not shown:\n{self.shown}"
-            assert self._read(), f"it ended before {text!r} was shown:\n{self.shown}"
-
-    def type(self, text: str) -> None:
-        os.write(self._fd, text.encode())
-
-    def end(self) -> int:
-        while self._read():
-            pass
-        return self.process.wait(60)
-
-    def _read(self) -> bool:
-        try:
-            data = os.read(self._fd, 4096)
-        except OSError:  # Linux says so when the last program has closed the terminal
-            return False
-        self.shown += data.decode(errors="replace")
-        return bool(data)
-
-
-@contextmanager
-def terminal(cli: Clusterctl, *argv: str, **environ: str) -> Iterator[Terminal]:
-    ours, theirs = pty.openpty()
-    env = {**os.environ, "TERM": "xterm-256color", "CLUSTERCTL_HOME": str(cli.home), **environ}
-    env = {name: value for name, value in env.items() if value}
-    # A test run in the background of a shell has Ctrl-C ignored, and would hand that on.
-    words = ["setsid", "--ctty", "env", "--default-signal=INT", str(SCRIPT), *argv]
-    process = subprocess.Popen(words, cwd=cli.cwd, env=env, stdin=theirs, stdout=theirs, stderr=theirs)
-    os.close(theirs)
-    try:
-        yield Terminal(process, ours)
-    finally:
-        process.kill()
-        process.wait()
-        os.close(ours)
 
 
 def test_a_reader_may_go_away(cli: Clusterctl) -> None:

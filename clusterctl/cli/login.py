@@ -1,0 +1,154 @@
+"""ssh, shell: the verbs that open a terminal on a host, or run one command there."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from clusterctl.cli.options import Options, verb
+from clusterctl.cli.show import Screen
+from clusterctl.cli.submit import JOB_FLAGS
+from clusterctl.cli.which import telling_who_works, workspace_of
+from clusterctl.errors import Failure, UsageError
+
+if TYPE_CHECKING:
+    from clusterctl.inventory import Inventory
+    from clusterctl.jobs import Session
+    from clusterctl.transport.openssh import OpenSSH
+
+Command = Annotated[list[str] | None, typer.Argument(metavar="COMMAND", help="A command, after --.")]
+SHELL_FLAGS = {name: flag for name, flag in JOB_FLAGS.items() if name in {
+    "nodes", "tasks_per_node", "cpus", "gpus", "mem", "time", "partition", "account", "qos", "constraint"
+}}  # fmt: skip
+
+
+def ssh(
+    screen: Screen,
+    options: Options,
+    host: Annotated[str | None, typer.Argument(help="Host name. Default: the controller.")] = None,
+    command: Command = None,
+    user: Annotated[str | None, typer.Option("--user", "-u", help="Default: the admin user.")] = None,
+) -> int:
+    """Open a shell on a host, or run a command there."""
+    from clusterctl.slurm.access import inventory_of
+    from clusterctl.transport.openssh import OpenSSH
+
+    workspace = workspace_of(screen, options)
+    with telling_who_works(workspace):
+        inventory = inventory_of(workspace)
+    host, words = _host_and_command(inventory, host, command or [])
+    _refuse_shell_as_json(screen, words)
+    argv = OpenSSH(workspace.ssh_config, user).argv(host, words)
+    if screen.json:
+        return _told(screen, argv, {"host": host})
+    return os.execvp(argv[0], argv)  # noqa: S606 - ssh takes over the terminal
+
+
+def shell(
+    screen: Screen,
+    options: Options,
+    command: Command = None,
+    forward: Annotated[
+        list[str] | None,
+        typer.Option(help="8888, or LOCAL:REMOTE: a port here that leads to one of the node. Repeatable."),
+    ] = None,
+    **flags: object,
+) -> int:
+    """Work on nodes interactively: a shell on the first one, or one command, in an allocation of its own.
+
+    The nodes are given back when it ends, however it ends.
+    """
+    from clusterctl import jobs
+    from clusterctl.spec import job_words
+    from clusterctl.transport.openssh import attached
+
+    words = job_words({name: value for name, value in flags.items() if value is not None})
+    terminal = sys.stdin.isatty() and sys.stdout.isatty() and not screen.json
+    _refuse_shell_as_json(screen, command)
+    if not command and not terminal:
+        raise UsageError(
+            "there is no terminal for a shell", fix="name a command: clusterctl shell -- COMMAND"
+        )
+    forwards = jobs.parse_forwards(forward or [])
+    with _session_and_ssh(screen, options) as (session, ssh), ExitStack() as stack:
+        wait = functools.partial(_say_wait, screen, session)
+        with screen.working("waiting for nodes"):
+            held = stack.enter_context(jobs.allocate(session, ssh, words, on_wait=wait))
+        stack.enter_context(jobs.forwarded(ssh, held.nodes[0], forwards))
+        screen.note(f"job {held.job_id} has {', '.join(held.nodes)} until this ends")
+        for port in forwards:
+            screen.note(f"localhost:{port.local} leads to port {port.remote} of {held.nodes[0]}")
+        argv = held.argv(command or [], terminal=terminal)
+        answer = {"job_id": held.job_id, "nodes": held.nodes}
+        code = _told(screen, argv, answer) if screen.json else attached(argv)
+        if held.revoked:
+            screen.note(f"note: Slurm ended the allocation; `clusterctl jobs {held.job_id}` says why")
+    return code
+
+
+@contextmanager
+def _session_and_ssh(screen: Screen, options: Options) -> Iterator[tuple[Session, OpenSSH]]:
+    """Two ways to the cluster as the job user: for questions to Slurm, and for a terminal."""
+    from clusterctl.slurm import access
+    from clusterctl.transport.openssh import OpenSSH
+
+    workspace = workspace_of(screen, options)
+    with telling_who_works(workspace):
+        inventory = access.inventory_of(workspace)
+        spec = access.spec_as_raised(workspace)
+        with access.session(spec, inventory, workspace) as session:
+            yield session, OpenSSH(workspace.ssh_config, spec.job_user.name)
+
+
+def _host_and_command(inventory: Inventory, host: str | None, words: list[str]) -> tuple[str, list[str]]:
+    """What the words of `ssh` mean: `ssh HOST -- COMMAND`, or `ssh -- COMMAND`."""
+    if host is None:
+        return inventory.controller.name, words
+    if inventory.host(host) is not None:
+        return host, words
+    if host in _after_dashes()[:1]:
+        return inventory.controller.name, [host, *words]
+    names = [h.name for h in inventory.hosts]
+    raise UsageError(f"there is no host {host!r}", fix=f"the hosts are {', '.join(names)}")
+
+
+def _after_dashes() -> list[str]:
+    return sys.argv[sys.argv.index("--") + 1 :] if "--" in sys.argv else []
+
+
+def _refuse_shell_as_json(screen: Screen, command: Sequence[str] | None) -> None:
+    if screen.json and not command:
+        raise UsageError("a shell has no answer in JSON", fix="name a command after --, or leave out -o json")
+
+
+def _say_wait(screen: Screen, session: Session, job_id: str) -> None:
+    """Why the nodes are not there yet, in Slurm's word."""
+    (job,) = session.slurm.jobs([job_id]) or (None,)
+    reason = f" ({job.reason})" if job is not None and job.reason not in {"", "None"} else ""
+    screen.note(f"job {job_id} waits in the queue{reason}; Ctrl-C takes the request back")
+
+
+def _told(screen: Screen, argv: Sequence[str], answer: dict[str, Any]) -> int:
+    """Run a command and tell what it said as JSON; its exit status."""
+    from clusterctl.transport.openssh import captured
+
+    done = captured(argv)
+    answer |= {"exit_code": done.rc, "stdout": done.stdout, "stderr": done.stderr}
+    if done.rc != 0:
+        failure = Failure("command", f"the command ended with exit status {done.rc}")
+        answer |= {"ok": False, "failures": [asdict(failure)]}
+    screen.result(answer)
+    return done.rc
+
+
+def register(app: typer.Typer) -> None:
+    """Add these verbs."""
+    app.command()(verb(ssh))
+    app.command()(verb(shell, flags=SHELL_FLAGS))

@@ -1,0 +1,168 @@
+"""Interactive allocations: a shell on a node, one command there, a port of it here; never a forgotten one."""
+
+from __future__ import annotations
+
+import signal
+import socket
+import time
+import urllib.request
+
+import pytest
+
+from tests.support.cluster import Cluster
+from tests.support.terminal import Terminal, terminal
+
+MINE = ("--name=shell", "--states=PENDING,RUNNING,SUSPENDED,CONFIGURING", "--noheader", "--format=%i")
+
+
+def allocations(cluster: Cluster) -> list[str]:
+    """The ids of interactive allocations that wait or hold nodes."""
+    return cluster.ssh(f"{cluster.name}-ctl", "squeue " + " ".join(MINE)).split()
+
+
+def gone(cluster: Cluster) -> bool:
+    """Whether all of them end, within a minute."""
+    deadline = time.monotonic() + 60
+    while allocations(cluster):
+        if time.monotonic() > deadline:
+            return False
+        time.sleep(0.5)
+    return True
+
+
+def shell(window: Terminal) -> None:
+    """Wait until a shell takes commands."""
+    window.read_until("$ ")
+
+
+def free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def test_one_command_runs_in_the_job_environment_and_its_exit_code_is_ours(cluster: Cluster) -> None:
+    script = 'hostname; id -un; command -v python; srun hostname | sort; printf "<%s>" "$@"; exit 3'
+    ran = cluster("shell", "--nodes", "2", "--", "bash", "-c", script, "-", "a b", "$(id)", "'q'", rc=3)
+    first, second = (f"{cluster.name}-train-{i}" for i in (1, 2))
+    python = "/opt/clusterctl/env/bin/python"
+    assert ran.stdout.splitlines() == [first, cluster.user, python, first, second, "<a b><$(id)><'q'>"]
+    assert f"has {first}, {second}" in ran.stderr
+    assert gone(cluster)
+
+
+def test_its_answer_for_programs(cluster: Cluster) -> None:
+    answer = cluster.json(
+        "shell", "--mem", "200M", "--time", "5m", "--", "sh", "-c", "echo out; echo err >&2"
+    )
+    assert answer["ok"]
+    assert (answer["exit_code"], answer["stdout"], answer["stderr"]) == (0, "out\n", "err\n")
+    assert answer["nodes"] == [f"{cluster.name}-train-1"]
+    assert cluster.sacct(answer["job_id"], "ReqMem,Timelimit,JobName") == "200M|00:05:00|shell"
+    failed = cluster.json("shell", "--", "false", rc=1)
+    assert not failed["ok"]
+    assert failed["failures"][0]["code"] == "command"
+    assert cluster.json("shell", rc=2)["failures"][0]["code"] == "usage"
+
+
+def test_stdin_reaches_the_command(cluster: Cluster) -> None:
+    ran = cluster.runner("-f", cluster.spec, "shell", "--", "tr", "a-z", "A-Z", stdin="hello\n")
+    assert ran.stdout == "HELLO\n"
+
+
+def test_a_shell_on_a_terminal(cluster: Cluster) -> None:
+    with terminal(cluster.runner, "-f", cluster.spec, "shell", "--nodes", "2") as window:
+        shell(window)
+        window.type("stty size; echo on $(hostname) with $(srun hostname | wc -l) nodes\r")
+        window.read_until(f"on {cluster.name}-train-1 with 2 nodes")
+        assert "24 80" in window.shown
+        window.type("sleep 300\r")
+        window.read_until("sleep 300\r\n")
+        window.type("\x03")  # is for the program that runs there
+        window.type("exit 5\r")
+        assert window.end() == 5
+    assert gone(cluster)
+
+
+def test_no_terminal_and_no_command_is_an_error(cluster: Cluster) -> None:
+    ran = cluster("shell", rc=2)
+    assert "no terminal" in ran.stderr
+    assert "name a command" in ran.stderr
+
+
+def test_what_slurm_can_not_give_is_refused_with_a_way_out(cluster: Cluster) -> None:
+    ran = cluster("shell", "--partition", "nope", "--", "true", rc=1)
+    assert "--partition can be: train" in ran.stderr
+    assert "--nodes" in cluster("shell", "--nodes", "0", "--", "true", rc=2).stderr
+
+
+def test_the_wait_is_said_and_ctrl_c_takes_the_request_back(cluster: Cluster) -> None:
+    blocker = cluster.runner.cwd / "blocker.sh"
+    blocker.write_text("sleep 600\n")
+    job = cluster.json("submit", blocker, "--nodes", "2")["job_id"]
+    try:
+        with terminal(cluster.runner, "-f", cluster.spec, "shell", "--nodes", "2") as window:
+            window.read_until("waits in the queue")
+            assert len(allocations(cluster)) == 1
+            window.type("\x03")
+            assert window.end() == 130
+            assert "Traceback" not in window.shown
+        assert gone(cluster)
+    finally:
+        cluster("cancel", job)
+
+
+@pytest.mark.parametrize("end", ["SIGKILL", "SIGTERM", "closed terminal"])
+def test_however_it_ends_the_nodes_are_given_back(cluster: Cluster, end: str) -> None:
+    with terminal(cluster.runner, "-f", cluster.spec, "shell") as window:
+        shell(window)
+        assert len(allocations(cluster)) == 1
+        if end == "closed terminal":
+            window.close()
+        else:
+            window.process.send_signal(signal.Signals[end])
+        window.process.wait(60)
+        assert gone(cluster)
+
+
+def test_a_cancelled_allocation_ends_the_shell_and_that_is_said(cluster: Cluster) -> None:
+    with terminal(cluster.runner, "-f", cluster.spec, "shell") as window:
+        shell(window)
+        (job,) = allocations(cluster)
+        cluster("cancel", job)
+        assert window.end() != 0
+        assert "Slurm ended the allocation" in window.shown
+
+
+def test_a_port_of_the_node_is_reached_here(cluster: Cluster) -> None:
+    """A server that only the node's own loopback reaches."""
+    here, there = free_port(), 8765
+    make = "mkdir -p site && cd site && echo from $(hostname) > index.html"
+    serve = f"{make} && exec python -m http.server {there} --bind 127.0.0.1"
+    process = cluster.runner.start(
+        "-f", cluster.spec, "shell", "--forward", f"{here}:{there}", "--", "bash", "-c", serve
+    )
+    try:
+        assert fetched(f"http://127.0.0.1:{here}/") == f"from {cluster.name}-train-1\n"
+        taken = cluster("shell", "--forward", str(here), "--", "true", rc=2).stderr
+        assert f"port {here} of this machine" in taken
+        assert f"--forward LOCAL:{here}" in taken
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    assert gone(cluster)
+    with socket.socket() as probe:
+        assert probe.connect_ex(("127.0.0.1", here)) != 0, "the port is still open"
+
+
+def fetched(url: str, *, timeout_s: float = 60) -> str:
+    """What is served there, as soon as it is."""
+    deadline = time.monotonic() + timeout_s
+    while True:
+        try:
+            with urllib.request.urlopen(url, timeout=10) as answer:  # noqa: S310 - ours
+                return str(answer.read().decode())
+        except OSError:
+            if time.monotonic() > deadline:
+                raise
+            time.sleep(0.3)

@@ -1,0 +1,85 @@
+"""Runs clusterctl as a person does: on a terminal."""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import pty
+import select
+import struct
+import subprocess
+import termios
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.support.verbs import Clusterctl
+
+
+class Terminal:
+    """A program on a terminal of its own, and what has been shown there."""
+
+    def __init__(self, process: subprocess.Popen[bytes], fd: int) -> None:
+        self.process = process
+        self.shown = ""
+        self._fd: int | None = fd
+
+    def read_until(self, text: str, *, timeout_s: float = 60) -> None:
+        """Read what is shown until ``text`` is; every new piece may take ``timeout_s``.
+
+        Raises:
+            AssertionError: it was not shown.
+        """
+        while text not in self.shown:
+            assert self._fd is not None
+            ready, _, _ = select.select([self._fd], [], [], timeout_s)
+            assert ready, f"{text!r} was not shown:\n{self.shown}"
+            assert self._read(), f"it ended before {text!r} was shown:\n{self.shown}"
+
+    def type(self, text: str) -> None:
+        """Press keys."""
+        assert self._fd is not None
+        os.write(self._fd, text.encode())
+
+    def end(self) -> int:
+        """Read until the program has ended; its exit code, negative if a signal ended it."""
+        while self._read():
+            pass
+        return self.process.wait(60)
+
+    def close(self) -> None:
+        """Close the window."""
+        if self._fd is not None:
+            os.close(self._fd)
+            self._fd = None
+
+    def _read(self) -> bool:
+        assert self._fd is not None
+        try:
+            data = os.read(self._fd, 4096)
+        except OSError:  # Linux says so when the last program has closed the terminal
+            return False
+        self.shown += data.decode(errors="replace")
+        return bool(data)
+
+
+@contextmanager
+def terminal(
+    cli: Clusterctl, *argv: str | Path, size: tuple[int, int] = (24, 80), **environ: str
+) -> Iterator[Terminal]:
+    """Run a verb on a terminal of ``size`` rows and columns; an empty variable is unset."""
+    ours, theirs = pty.openpty()
+    fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
+    env = {**os.environ, "TERM": "xterm-256color", "CLUSTERCTL_HOME": str(cli.home), **environ}
+    env = {name: value for name, value in env.items() if value}
+    # A test run in the background of a shell has Ctrl-C ignored, and would hand that on.
+    words = ["setsid", "--ctty", "env", "--default-signal=INT", str(cli.script), *map(str, argv)]
+    process = subprocess.Popen(words, cwd=cli.cwd, env=env, stdin=theirs, stdout=theirs, stderr=theirs)
+    os.close(theirs)
+    window = Terminal(process, ours)
+    try:
+        yield window
+    finally:
+        process.kill()
+        process.wait()
+        window.close()
