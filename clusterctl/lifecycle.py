@@ -7,12 +7,13 @@ because every phase looks at the world and makes only what is missing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from clusterctl import collect, configure, jobs
+from clusterctl import collect, configure
 from clusterctl.assets import asset
+from clusterctl.change import Change, refuse_taken_uids, review
 from clusterctl.errors import CollectError, LeftoversError, NotUpError, SlurmError, TransportError, UsageError
 from clusterctl.inventory import Inventory
 from clusterctl.journal import Journal, Step, digest
@@ -22,7 +23,7 @@ from clusterctl.providers.base import BakeTarget, Provider
 from clusterctl.providers.local.provider import LocalProvider
 from clusterctl.reach import Connections, reach, refuse_full_disks
 from clusterctl.records import RunRecord
-from clusterctl.slurm.access import admin, inventory_of, spec_as_raised
+from clusterctl.slurm.access import inventory_of, spec_as_raised
 from clusterctl.slurm.client import SlurmClient
 from clusterctl.spec import ClusterSpec
 from clusterctl.spec.load import dump_spec
@@ -55,11 +56,6 @@ class Run:
     notes: list[str] = field(default_factory=list)
     started: list[str] = field(default_factory=list)
     mended: list[Mended] = field(default_factory=list)
-
-    def revive(self, provider: Provider, spec: ClusterSpec, workspace: Workspace) -> None:
-        """Start hosts that went down since they were last looked at."""
-        made = provider.apply(spec, workspace, say=lambda text: self.tell("reach", text))
-        self.started += made.started
 
     @contextmanager
     def phase(self, name: str, *, inputs: str = "") -> Iterator[tuple[Step, Callable[[str], None]]]:
@@ -95,16 +91,18 @@ def up(
     *,
     tell: Tell,
     reconfigure: bool = False,
+    force: bool = False,
     wait_s: float = LOCK_WAIT_S,
 ) -> Up:
     """Raise the cluster, or mend it; returns only after an MPI job ran right across every node.
 
-    What is configured already and as it was left is not configured again, unless ``reconfigure``.
+    What is configured already and as it was left is not configured again, unless ``reconfigure``. Jobs that
+    a changed spec has no place for are ended under ``force``.
     ``wait_s`` bounds how long another clusterctl that works on the cluster is waited for.
 
     Raises:
         LockedError: it was still at work then.
-        UsageError: the spec lacks nodes that jobs run on; nothing was changed.
+        UsageError: the change would end jobs; nothing was changed.
         ClusterctlError: a phase failed; what was done stays, and the next `up` goes on from there.
     """
     provider = PROVIDERS[spec.provider.type]()
@@ -113,18 +111,18 @@ def up(
         Connections(workspace.ssh_config) as connections,
     ):
         workspace.create()
-        _refuse_to_end_jobs(spec, workspace)
+        change = _review(spec, workspace, provider, connections, force=force)
         known = _known_hosts(workspace)
         workspace.create_secrets()
         text = dump_spec(spec)
         write_atomic(workspace.spec, text)
-        run = Run("up", Journal(workspace.journal), tell)
+        run = Run("up", Journal(workspace.journal), tell, notes=list(change.notes))
 
         with run.phase("image") as (_, say):
             provider.prepare(spec, workspace, bake=lambda target: _bake(target, say, workspace), say=say)
 
         with run.phase("provision", inputs=digest(text)) as (step, say):
-            made = provider.apply(spec, workspace, say=say)
+            made = provider.apply(spec, workspace, keep=change.keep, say=say)
             inventory = made.inventory
             write_inventory(spec, inventory, workspace)
             run.notes += made.notes
@@ -132,8 +130,12 @@ def up(
             step.note = f"{len(inventory.hosts)} hosts on {inventory.network}"
 
         with run.phase("reach") as (step, say):
+
+            def revive() -> None:  # hosts that went down since they were last looked at
+                run.started += provider.apply(spec, workspace, keep=change.keep, say=say).started
+
             asked = questions(spec, inventory, workspace)
-            views = reach(asked, connections, revive=lambda: run.revive(provider, spec, workspace))
+            views = reach(asked, connections, revive=revive)
             refuse_full_disks(views)
             step.note = f"{len(views)} hosts answer"
 
@@ -154,32 +156,24 @@ def up(
     return Up(inventory, proof, tuple(run.phases), tuple(run.notes), tuple(run.mended))
 
 
-def _refuse_to_end_jobs(spec: ClusterSpec, workspace: Workspace) -> None:
-    """Refuse a spec without nodes that jobs run on. A cluster that gives no answer has no jobs to spare."""
+def _review(
+    spec: ClusterSpec, workspace: Workspace, provider: Provider, connections: Connections, *, force: bool
+) -> Change:
+    """What the spec changes of a cluster that is there.
+
+    Raises:
+        UsageError: it would end jobs, or pass a user's number on to another; nothing was changed.
+    """
     try:
         before = inventory_of(workspace)
     except UsageError:
-        return  # not up yet, or not to the end
-    named = {node for partition in spec.partitions for node in spec.node_names(partition)}
-    gone = {host.name for host in before.compute} - named
-    if not gone:
-        return
-    transport = admin(before, workspace)
-    try:
-        active = jobs.active(SlurmClient(transport, patience_s=5))
-    except (SlurmError, TransportError):
-        return
-    finally:
-        transport.close()
-    hurt = [job for job in active if gone & set(job.nodes)]
-    if hurt:
-        raise UsageError(
-            f"jobs run on nodes that the spec no longer has: {', '.join(sorted(gone))}",
-            why="; ".join(
-                f"job {job.id} ({job.name}) of {job.user} on {','.join(job.nodes)}" for job in hurt
-            ),
-            fix="wait until they have ended, or cancel them with `clusterctl cancel`",
-        )
+        return Change({})  # not up yet, or not to the end
+    controller = connections.to(before.controller.name)
+    if not workspace.spec.exists() or spec.users != spec_as_raised(workspace).users:
+        with suppress(TransportError):  # it lies still; the role would say it then
+            refuse_taken_uids(spec, controller.run(["cat", "/etc/passwd"]).stdout)
+    slurm = SlurmClient(controller, patience_s=5)
+    return review(spec, before, provider.sizes(spec), slurm, force=force)
 
 
 def down(

@@ -70,6 +70,9 @@ def up(
         bool,
         typer.Option("--reconfigure", help="Configure every host anew, whether anything drifted or not."),
     ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="End jobs that a changed spec has no place for.")
+    ] = False,
     no_wait: NoWait = False,
 ) -> None:
     """Raise the cluster, or mend it. Done means: an MPI job ran right across every node."""
@@ -85,7 +88,7 @@ def up(
     teller = _Teller(screen, options.verbose)
     with _unfinished(screen, teller, then), screen.working(f"raising {spec.name}"):
         wait_s = 0 if no_wait else lock.WAIT_S
-        done = lifecycle.up(spec, workspace, tell=teller, reconfigure=reconfigure, wait_s=wait_s)
+        done = lifecycle.up(spec, workspace, tell=teller, reconfigure=reconfigure, force=force, wait_s=wait_s)
     for line in done.notes:
         screen.note(f"note: {line}")
     for mended in done.mended:

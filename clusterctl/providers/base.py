@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -29,6 +29,15 @@ Bake = Callable[[BakeTarget], None]
 
 
 @dataclass(frozen=True, slots=True)
+class Size:
+    """What a compute host has, where the provider decides that."""
+
+    cpus: int
+    memory_mib: int
+    disk_mib: int | None = None  # None: no limit of its own
+
+
+@dataclass(frozen=True, slots=True)
 class Provisioned:
     """Hosts that exist, and what the user should know about how. ``started`` ones did not run before."""
 
@@ -48,8 +57,15 @@ class Provider(Protocol):
             ProvisionError: the image could not be made.
         """
 
-    def apply(self, spec: ClusterSpec, workspace: Workspace, *, say: Say) -> Provisioned:
+    def sizes(self, spec: ClusterSpec) -> Mapping[str, Size]:
+        """Compute host -> its size by this spec; without those whose own hardware decides."""
+
+    def apply(
+        self, spec: ClusterSpec, workspace: Workspace, *, keep: Mapping[str, Size], say: Say
+    ) -> Provisioned:
         """Make what is missing, remove what is no longer named; doing it again changes nothing.
+
+        Hosts in ``keep`` stay as large as they are said to be there.
 
         Raises:
             ProvisionError: it was tried and failed.

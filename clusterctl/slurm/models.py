@@ -114,7 +114,10 @@ class JobInfo:
 
 @dataclass(frozen=True)
 class NodeInfo:
-    """One node. ``state`` is Slurm's base state, such as IDLE; ``flags`` is what holds besides: DRAIN."""
+    """One node. ``state`` is Slurm's base state, such as IDLE; ``flags`` is what holds besides: DRAIN.
+
+    ``reason_by`` is the account that gave the reason; Slurm's daemons give theirs as slurm or root.
+    """
 
     name: str
     shown: str
@@ -123,6 +126,8 @@ class NodeInfo:
     memory_mib: int
     gres: str
     partitions: tuple[str, ...]
+    reason_by: str = ""
+    allocated_mib: int = 0  # of its memory, what jobs have
 
     @property
     def state(self) -> str:

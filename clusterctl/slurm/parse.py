@@ -26,7 +26,7 @@ SQUEUE_FIELDS = (
 SACCT_FIELDS = (
     "JobID JobName User Partition Account QOS State Reason ExitCode NodeList Submit Start End WorkDir Comment"
 ).split()
-SINFO_FIELDS = "NodeHost Partition StateComplete StateLong Reason CPUs Memory Gres".split()
+SINFO_FIELDS = "NodeHost Partition StateComplete StateLong Reason CPUs Memory Gres User AllocMem".split()
 
 
 def _long_format(fields: Sequence[str]) -> str:
@@ -205,6 +205,8 @@ def _node(row: dict[str, str]) -> NodeInfo:
         memory_mib=_int(row["Memory"], "sinfo"),
         gres=_text(row["Gres"]),
         partitions=(row["Partition"].rstrip("*"),),
+        reason_by=row["User"],
+        allocated_mib=int(row["AllocMem"]) if row["AllocMem"].isdigit() else 0,
     )
 
 

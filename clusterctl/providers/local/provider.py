@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -11,7 +12,7 @@ from clusterctl.assets import asset
 from clusterctl.errors import MachineError
 from clusterctl.inventory import COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.journal import digest
-from clusterctl.providers.base import Bake, BakeTarget, Provisioned, Say
+from clusterctl.providers.base import Bake, BakeTarget, Provisioned, Say, Size
 from clusterctl.providers.local import client
 from clusterctl.providers.local.image import base_inputs
 from clusterctl.providers.local.layout import (
@@ -54,8 +55,14 @@ class LocalProvider:
         request = _image(spec, workspace)
         client.call_with_bake(request.model_dump(mode="json"), say=say, ready=ready)
 
-    def apply(self, spec: ClusterSpec, workspace: Workspace, *, say: Say) -> Provisioned:
-        shares, notes = divide(spec, Hardware.here())
+    def sizes(self, spec: ClusterSpec) -> Mapping[str, Size]:
+        shares, _ = divide(spec, Hardware.here())
+        return {share.host: Size(share.cpus, share.memory_mib) for share in shares}
+
+    def apply(
+        self, spec: ClusterSpec, workspace: Workspace, *, keep: Mapping[str, Size], say: Say
+    ) -> Provisioned:
+        shares, notes = divide(spec, Hardware.here(), keep)
         image = _image(spec, workspace)
         request = ClusterRequest(
             id=workspace.cluster_id(),

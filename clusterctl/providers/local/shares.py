@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+from clusterctl.providers.base import Size
 from clusterctl.spec import ClusterSpec
 from clusterctl.spec.models import LEAST_MEMORY_MIB
 from clusterctl.spec.units import format_size
@@ -42,8 +44,13 @@ class Hardware:
         return cls(tuple(sorted(os.sched_getaffinity(0))), total_kib // 1024)
 
 
-def divide(spec: ClusterSpec, hardware: Hardware) -> tuple[tuple[Share, ...], tuple[str, ...]]:
-    """The share of each compute node, and what the user should be told about it."""
+def divide(
+    spec: ClusterSpec, hardware: Hardware, keep: Mapping[str, Size] | None = None
+) -> tuple[tuple[Share, ...], tuple[str, ...]]:
+    """The share of each compute node, and what the user should be told about it.
+
+    Nodes in ``keep`` have the cpus and the memory that are said there.
+    """
     count = sum(p.nodes for p in spec.partitions)
     cpus_each = max(1, len(hardware.cores) // count)
     memory_each = max(LEAST_MEMORY_MIB, (hardware.memory_mib - _RESERVE_MIB) // count)
@@ -51,10 +58,11 @@ def divide(spec: ClusterSpec, hardware: Hardware) -> tuple[tuple[Share, ...], tu
     cursor = 0
     for partition in spec.partitions:
         for host in spec.node_names(partition):
-            cpus = partition.cpus or cpus_each
+            kept = (keep or {}).get(host)
+            cpus = kept.cpus if kept else partition.cpus or cpus_each
             cores = {hardware.cores[(cursor + i) % len(hardware.cores)] for i in range(cpus)}
             cursor += cpus
-            memory = partition.memory or memory_each
+            memory = kept.memory_mib if kept else partition.memory or memory_each
             shares.append(Share(host, partition.name, tuple(sorted(cores)), cpus, memory))
     return tuple(shares), _notes(tuple(shares), hardware)
 

@@ -115,7 +115,7 @@ def test_nodes():
     )
     assert (idle.cpus, idle.memory_mib, idle.gres, idle.partitions) == (2, 2000, "", ("train",))
     assert (drained.state, drained.flags, drained.usable) == ("IDLE", ("DRAIN",), False)
-    assert drained.reason == 'bad disk | "x'
+    assert (drained.reason, drained.reason_by) == ('bad disk | "x', "root")
 
 
 def test_a_node_of_two_partitions_is_one_node():

@@ -24,7 +24,9 @@ def inventory() -> Inventory:
 
 def sinfo(**states: str) -> Step:
     rows = [
-        FIELD.join((name.replace("_", "-"), "train", state, state, "no reason", "2", "2000", "(null)"))
+        FIELD.join(
+            (name.replace("_", "-"), "train", state, state, "no reason", "2", "2000", "(null)", "slurm", "0")
+        )
         + RECORD
         for name, state in states.items()
     ]

@@ -1,0 +1,195 @@
+"""What a changed spec would do to the jobs of a cluster, found out before anything is changed.
+
+Slurm ends the jobs of a node whose number of CPUs changes, in either direction. So a node at work keeps the
+size that it has where the spec leaves that to us; where the spec itself says another, the change is refused.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+
+from clusterctl import jobs
+from clusterctl.errors import SlurmError, TransportError, UsageError
+from clusterctl.inventory import Host, Inventory
+from clusterctl.providers.base import Size
+from clusterctl.slurm.client import SlurmClient
+from clusterctl.slurm.models import JobInfo, NodeInfo
+from clusterctl.spec import ClusterSpec
+from clusterctl.spec.models import Partition
+from clusterctl.spec.units import format_size
+
+END_S = 60.0
+REASON = "clusterctl: leaves the cluster"
+_PAUSE_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change that may be made: nodes in ``keep`` stay as large as they are; ``notes`` say what was done."""
+
+    keep: Mapping[str, Size]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Harm:
+    """A job that the change would end, and why."""
+
+    job: JobInfo
+    why: str
+
+    def __str__(self) -> str:
+        where = f" on {','.join(self.job.nodes)}" if self.job.nodes else ""
+        return f"job {self.job.id} ({self.job.name}) of {self.job.user}{where}: {self.why}"
+
+
+def review(
+    spec: ClusterSpec, before: Inventory, sizes: Mapping[str, Size], slurm: SlurmClient, *, force: bool
+) -> Change:
+    """Look at the change from the hosts of ``before`` to the spec; ``force`` ends what is in its way.
+
+    Raises:
+        UsageError: it would end jobs, or nobody can tell; nothing was changed.
+    """
+    plan = _Plan.of(spec, before, sizes)
+    if not plan.gone and not plan.resized:
+        return Change({})
+    try:
+        nodes = {node.name: node for node in slurm.nodes()}
+        going = sorted(name for name in plan.gone if name in nodes and nodes[name].usable)
+        _mark(slurm, going, "drain")  # no job may begin there while we look
+        active = jobs.active(slurm)
+    except TransportError:  # a cluster that lies still has no jobs to spare
+        return Change({})
+    except SlurmError as exc:
+        if force:
+            return Change({})
+        raise UsageError(
+            "nobody can tell which jobs this change would end",
+            why=f"{exc.what}: {exc.why}",
+            fix="run `clusterctl up` with the spec as it was, which mends Slurm; or go ahead: --force",
+        ) from exc
+    harms = tuple(plan.harms(active, nodes))
+    if harms and not force:
+        _mark(slurm, going, "resume")
+        raise _refusal(harms)
+    _end(harms, slurm)
+    ended = {harm.job.id for harm in harms}
+    keep = plan.kept({node for job in active if job.id not in ended for node in job.nodes})
+    told = tuple(f"{name} keeps {_words(size)} while jobs run there" for name, size in keep.items())
+    return Change(keep, tuple(f"ended {harm}" for harm in harms) + told)
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """The nodes that go, and those whose size changes: as they are, and as they would be."""
+
+    partitions: Mapping[str, Partition]  # by node
+    gone: frozenset[str]
+    resized: Mapping[str, tuple[Size, Size]]
+
+    @classmethod
+    def of(cls, spec: ClusterSpec, before: Inventory, sizes: Mapping[str, Size]) -> _Plan:
+        partitions = {node: partition for partition in spec.partitions for node in spec.node_names(partition)}
+        resized = {
+            host.name: (size, sizes[host.name])
+            for host in before.compute
+            if host.name in sizes and (size := _size(host)) and size != sizes[host.name]
+        }
+        gone = frozenset(host.name for host in before.compute if host.name not in partitions)
+        return cls(partitions, gone, resized)
+
+    def harms(self, active: Iterable[JobInfo], nodes: Mapping[str, NodeInfo]) -> Iterator[Harm]:
+        """The jobs that would end."""
+        reasons = {node: f"{node} leaves the cluster" for node in self.gone}
+        for name, (now, then) in self.resized.items():
+            partition = self.partitions[name]
+            allocated = nodes[name].allocated_mib if name in nodes else 0
+            if partition.cpus is not None and now.cpus != then.cpus:
+                reasons[name] = f"{name} gets {then.cpus} CPUs instead of {now.cpus}"
+            elif partition.memory is not None and allocated > then.memory_mib:
+                reasons[name] = f"{name} gets {format_size(then.memory_mib)} of memory, less than jobs have"
+        stay = {partition.name for partition in self.partitions.values()}
+        for job in active:
+            if hit := [reasons[node] for node in job.nodes if node in reasons]:
+                yield Harm(job, hit[0])
+            elif not job.nodes and not stay & set(job.partition.split(",")):
+                yield Harm(job, f"partition {job.partition} is removed")
+
+    def kept(self, at_work: Collection[str]) -> dict[str, Size]:
+        """The nodes at work that would change without the spec saying so, with the size that they keep."""
+        keep = {}
+        for name, (now, then) in self.resized.items():
+            partition = self.partitions[name]
+            size = replace(
+                then,
+                cpus=then.cpus if partition.cpus else now.cpus,
+                memory_mib=then.memory_mib if partition.memory else now.memory_mib,
+            )
+            if name in at_work and size != then:
+                keep[name] = size
+        return keep
+
+
+def refuse_taken_uids(spec: ClusterSpec, passwd: str) -> None:
+    """An account's number belongs to its files: it can't pass to another name while the hosts live.
+
+    ``passwd`` is the controller's table of accounts.
+
+    Raises:
+        UsageError: a uid of the spec is another account's there.
+    """
+    rows = (line.split(":") for line in passwd.splitlines())
+    holders = {int(row[2]): row[0] for row in rows if len(row) > 2 and row[2].isdigit()}  # noqa: PLR2004
+    taken = [user for user in spec.users if holders.get(user.uid, user.name) != user.name]
+    if taken:
+        raise UsageError(
+            f"a uid can't pass to another user: {', '.join(f'{u.name} ({u.uid})' for u in taken)}",
+            where="users",
+            why="; ".join(
+                f"uid {u.uid} is that of {holders[u.uid]} on the hosts, with their files" for u in taken
+            ),
+            fix="give each new name a uid that nobody had, or take the cluster down first",
+        )
+
+
+def _size(host: Host) -> Size | None:
+    if host.cpus is None or host.memory_mib is None:
+        return None
+    return Size(host.cpus, host.memory_mib)
+
+
+def _words(size: Size) -> str:
+    return f"{size.cpus} CPU{'s' if size.cpus > 1 else ''} and {format_size(size.memory_mib)} of memory"
+
+
+def _mark(slurm: SlurmClient, nodes: Sequence[str], state: str) -> None:
+    if nodes:
+        argv = ["scontrol", "update", f"nodename={','.join(nodes)}", f"state={state}"]
+        slurm.transport.run([*argv, f"reason={REASON}"] if state == "drain" else argv)
+
+
+def _refusal(harms: tuple[Harm, ...]) -> UsageError:
+    return UsageError(
+        f"this change would end {len(harms)} job{'s' if len(harms) > 1 else ''}",
+        why="; ".join(map(str, harms)),
+        fix="wait until they have ended, or end them: `clusterctl cancel`, or `up --force` ends them for you",
+    )
+
+
+def _end(harms: Sequence[Harm], slurm: SlurmClient) -> None:
+    """End these jobs, with the reason in their accounting, and wait until they have ended."""
+    if not harms:
+        return
+    for harm in harms:
+        comment = f"admincomment=clusterctl up --force: {harm.why}"
+        slurm.transport.run(["scontrol", "update", f"jobid={harm.job.id}", comment])
+    ids = [harm.job.id for harm in harms]
+    slurm.scancel(ids)
+    deadline = time.monotonic() + END_S
+    while left := [job.id for job in jobs.active(slurm) if job.id in ids]:
+        if time.monotonic() > deadline:
+            raise SlurmError(f"jobs do not end: {', '.join(left)}", fix="look at them with `clusterctl jobs`")
+        time.sleep(_PAUSE_S)
