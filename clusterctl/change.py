@@ -133,15 +133,15 @@ class _Plan:
         return keep
 
 
-def refuse_taken_uids(spec: ClusterSpec, passwd: str) -> None:
+def refuse_taken_uids(spec: ClusterSpec, accounts: str) -> None:
     """An account's number belongs to its files: it can't pass to another name while the hosts live.
 
-    ``passwd`` is the controller's table of accounts.
+    ``accounts`` is the controller's table of accounts.
 
     Raises:
         UsageError: a uid of the spec is another account's there.
     """
-    rows = (line.split(":") for line in passwd.splitlines())
+    rows = (line.split(":") for line in accounts.splitlines())
     holders = {int(row[2]): row[0] for row in rows if len(row) > 2 and row[2].isdigit()}  # noqa: PLR2004
     taken = [user for user in spec.users if holders.get(user.uid, user.name) != user.name]
     if taken:
