@@ -148,10 +148,12 @@ def up(
             step.note = configured.summary
 
         with run.phase("verify") as (step, _):
-            proof = verify(inventory, connections.to(inventory.controller.name))
+            proof = verify(inventory, connections.to)
+            run.mended += [Mended(host, f"was {was}", "resumed") for host, was in proof.resumed.items()]
             step.note = f"MPI across {len(proof.probed)} of {len(inventory.compute)} nodes"
             if proof.busy:
                 run.notes.append(f"not probed, busy with jobs: {', '.join(proof.busy)}")
+            run.notes += [f"not probed, and left as it is: {node}" for node in proof.aside]
 
     return Up(inventory, proof, tuple(run.phases), tuple(run.notes), tuple(run.mended))
 

@@ -99,7 +99,7 @@ def up(
         "ready": True,
         "nodes": [host.name for host in done.inventory.compute],
         "probed": done.proof.probed,
-        "not_probed": done.proof.busy,
+        "not_probed": [*done.proof.busy, *(node.host for node in done.proof.aside)],
         "phases": _phases(done.phases),
         "notes": done.notes,
         "mended": [asdict(mended) for mended in done.mended],

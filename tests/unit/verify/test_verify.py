@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
 from clusterctl.errors import VerifyError
 from clusterctl.inventory import COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.slurm.parse import FIELD, RECORD
-from clusterctl.transport.scripted import ScriptedTransport, Step
-from clusterctl.verify import verify
+from clusterctl.transport.base import Transport
+from clusterctl.transport.scripted import Call, ScriptedTransport, Step
+from clusterctl.verify import Proof, remote_pairs
+from clusterctl.verify import verify as verify_by
 
 NAMES = ("d-train-1", "d-train-2")
 
@@ -22,20 +29,51 @@ def inventory() -> Inventory:
     return Inventory(**fixed, hosts=tuple(hosts), shared="/shared", baked=True)
 
 
-def sinfo(**states: str) -> Step:
+def verify(
+    inventory: Inventory,
+    controller: ScriptedTransport,
+    nodes: Mapping[str, Transport] | None = None,
+    *,
+    timeout_s: float = 60,
+) -> Proof:
+    """Nodes that are not given say that they reach all others."""
+    silent = {name: ScriptedTransport([JOINED]) for name in NAMES}
+    hosts: dict[str, Transport] = {"d-ctl": controller, **silent, **(nodes or {})}
+    return verify_by(inventory, hosts.__getitem__, timeout_s=timeout_s)
+
+
+def sinfo(reason: str = "no reason", by: str = "ada", **states: str) -> Step:
     rows = [
-        FIELD.join(
-            (name.replace("_", "-"), "train", state, state, "no reason", "2", "2000", "(null)", "slurm", "0")
-        )
+        FIELD.join((n.replace("_", "-"), "train", state, state, reason, "2", "2000", "(null)", by, "0"))
         + RECORD
-        for name, state in states.items()
+        for n, state in states.items()
     ]
     return Step(("sinfo", "..."), "\n".join(rows))
 
 
+SRUN = ("timeout", "*", "*", "srun")
+JOINED = Step(("/usr/bin/python3", "..."), "{}")
+
+
 def srun(*hosts: str, ok: bool = True, size: int | None = None) -> Step:
     answer = {"ok": ok, "world_size": len(hosts) if size is None else size}
-    return Step(("srun", *["*"] * 4, f"--nodelist={','.join(hosts)}", "..."), json.dumps(answer))
+    return Step((*SRUN, *["*"] * 4, f"--nodelist={','.join(hosts)}", "..."), json.dumps(answer))
+
+
+def alone(host: str, stderr: str = "") -> Step:
+    """A job of one host, which ends well or complains."""
+    good = srun(host)
+    return Step(good.argv, "" if stderr else good.stdout, stderr, rc=1 if stderr else 0)
+
+
+class InAnyOrder(ScriptedTransport):
+    """Jobs of single hosts are asked for side by side, so any of them may come first."""
+
+    def _next(self, call: Call) -> Step:
+        self.calls.append(call)
+        step = next(step for step in self._steps if step.matches(call.argv))
+        self._steps.remove(step)
+        return step
 
 
 BOTH = sinfo(d_train_1="idle", d_train_2="idle")
@@ -45,7 +83,7 @@ TAKEN = "srun: error: Unable to allocate resources: Requested nodes are busy\n"
 def test_a_job_across_all_idle_nodes_is_the_proof() -> None:
     transport = ScriptedTransport([BOTH, srun(*NAMES)])
     proof = verify(inventory(), transport)
-    assert (proof.probed, proof.busy, proof.ranks) == (NAMES, (), 2)
+    assert (proof.probed, proof.busy) == (NAMES, ())
     assert transport.left == ()
 
 
@@ -61,14 +99,14 @@ def test_with_all_nodes_at_work_there_is_no_job() -> None:
 
 
 def test_a_node_that_a_users_job_took_meanwhile_counts_as_busy() -> None:
-    late = Step(("srun", "..."), stderr=TAKEN, rc=1)
+    late = Step((*SRUN, "..."), stderr=TAKEN, rc=1)
     busy = sinfo(d_train_1="allocated", d_train_2="idle")
     proof = verify(inventory(), ScriptedTransport([BOTH, late, busy, srun(NAMES[1])]))
     assert (proof.probed, proof.busy) == (NAMES[1:], NAMES[:1])
 
 
 def test_nodes_that_slurm_never_gives_are_an_error() -> None:
-    late = Step(("srun", "..."), stderr=TAKEN, rc=1)
+    late = Step((*SRUN, "..."), stderr=TAKEN, rc=1)
     with pytest.raises(VerifyError, match="proof job failed") as caught:
         verify(inventory(), ScriptedTransport([BOTH, late, BOTH, late]))
     assert "busy" in caught.value.why
@@ -78,7 +116,6 @@ def test_nodes_that_slurm_never_gives_are_an_error() -> None:
     ("states", "host", "cause"),
     [
         ({"d_train_1": "idle"}, NAMES[1], "does not know"),
-        ({"d_train_1": "idle", "d_train_2": "idle+drain"}, NAMES[1], "IDLE+DRAIN: no reason"),
         ({"d_train_1": "down*", "d_train_2": "idle"}, NAMES[0], "DOWN"),
         ({"d_train_1": "idle*", "d_train_2": "idle"}, NAMES[0], "NOT_RESPONDING"),
         ({"d_train_1": "unknown", "d_train_2": "idle"}, NAMES[0], "UNKNOWN"),
@@ -95,25 +132,106 @@ def test_a_node_that_is_not_right_is_named_with_the_cause(
     assert cause in failure.cause
 
 
+def test_a_node_that_a_person_drained_is_left_and_named() -> None:
+    states = sinfo("noisy disk", "ada", d_train_1="idle+drain", d_train_2="idle")
+    proof = verify(inventory(), ScriptedTransport([states, srun(NAMES[1])]))
+    assert proof.probed == NAMES[1:]
+    assert [str(node) for node in proof.aside] == ["d-train-1: drained by ada: noisy disk"]
+    assert not proof.resumed
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "by"),
+    [
+        ("idle+drain", "Low RealMemory", "slurm"),
+        ("idle+drain", "Kill task failed", "root"),
+        ("idle+drain", "clusterctl: leaves the cluster", "clusterctl"),
+        ("down", "Not responding", "slurm"),
+    ],
+)
+def test_a_node_that_slurm_gave_up_is_resumed_and_named(state: str, reason: str, by: str) -> None:
+    states = sinfo(reason, by, d_train_1=state, d_train_2="idle")
+    resume = Step(("scontrol", "update", "nodename=d-train-1", "state=resume"))
+    proof = verify(inventory(), ScriptedTransport([states, resume, BOTH, srun(*NAMES)]))
+    assert proof.probed == NAMES
+    assert reason in proof.resumed[NAMES[0]]
+
+
+def test_a_node_that_slurm_gives_up_again_is_an_error_with_its_reason() -> None:
+    states = sinfo("Low RealMemory", "slurm", d_train_1="idle+drain", d_train_2="idle")
+    resume = Step(("scontrol", "..."))
+    with pytest.raises(VerifyError, match="did not become ready") as caught:
+        verify(inventory(), ScriptedTransport([states, resume, states]), timeout_s=0)
+    assert caught.value.why == "d-train-1: Slurm says IDLE+DRAIN: Low RealMemory"
+
+
 @pytest.mark.parametrize(
     "answer",
     [
         srun(*NAMES, ok=False),
         srun(*NAMES, size=1),
-        Step(("srun", "..."), "[]"),
-        Step(("srun", "..."), "no JSON"),
-        Step(("srun", "..."), json.dumps({"ok": True, "world_size": 2}), rc=1),
-        Step(("srun", "..."), rc=1),
+        Step((*SRUN, "..."), "[]"),
+        Step((*SRUN, "..."), "no JSON"),
+        Step((*SRUN, "..."), json.dumps({"ok": True, "world_size": 2}), rc=1),
+        Step((*SRUN, "..."), rc=1),
     ],
 )
 def test_any_other_answer_is_no_proof(answer: Step) -> None:
-    with pytest.raises(VerifyError, match="proof job failed"):
-        verify(inventory(), ScriptedTransport([BOTH, answer]))
+    blameless = alone(NAMES[0]), alone(NAMES[1])
+    with pytest.raises(VerifyError, match="proof job failed") as caught:
+        verify(inventory(), InAnyOrder([BOTH, answer, *blameless]))
+    assert [failure.host for failure in caught.value.failures] == list(NAMES)
 
 
 def test_the_hosts_that_the_proof_job_complains_of_are_named() -> None:
-    said = "payload: error: allreduce: rank 1 on d-train-2: 3 of 8 sums are wrong\n"
+    found = {"rank": 1, "host": "d-train-2", "cause": "3 of 8 sums are wrong"}
+    answer = json.dumps({"ok": False, "world_size": 2, "failures": [found]})
     with pytest.raises(VerifyError) as caught:
-        verify(inventory(), ScriptedTransport([BOTH, Step(("srun", "..."), stderr=said, rc=1)]))
+        verify(inventory(), ScriptedTransport([BOTH, Step((*SRUN, "..."), answer, rc=1)]))
     assert [failure.host for failure in caught.value.failures] == [NAMES[1]]
-    assert said.strip() in caught.value.why
+    assert caught.value.why == "d-train-2: 3 of 8 sums are wrong"
+
+
+HUNG = Step((*SRUN, "..."), stderr="srun: error: task 0: Exited with exit code 124", rc=124)
+
+
+def test_nodes_that_do_not_reach_each_other_are_the_cause() -> None:
+    nodes = {
+        NAMES[0]: ScriptedTransport([Step(("/usr/bin/python3", "..."), '{"d-train-2": "no route"}')]),
+        NAMES[1]: ScriptedTransport([Step(("/usr/bin/python3", "..."), '{"d-train-1": "no answer"}')]),
+    }
+    with pytest.raises(VerifyError) as caught:
+        verify(inventory(), ScriptedTransport([BOTH, HUNG]), nodes)
+    said = "d-train-1 and d-train-2 can't reach each other: d-train-1: no route; d-train-2: no answer"
+    assert caught.value.why == said
+    assert [(f.host, f.code, f.cause) for f in caught.value.failures] == [(n, "network", said) for n in NAMES]
+
+
+def test_a_node_that_fails_by_itself_is_the_cause() -> None:
+    transport = InAnyOrder([BOTH, HUNG, alone(NAMES[0]), alone(NAMES[1], "No module named 'numpy'")])
+    with pytest.raises(VerifyError) as caught:
+        verify(inventory(), transport)
+    assert caught.value.why == "d-train-2: No module named 'numpy'"
+    assert [failure.host for failure in caught.value.failures] == [NAMES[1]]
+
+
+def test_a_job_that_hung_is_said_to_have() -> None:
+    transport = InAnyOrder([BOTH, HUNG, alone(NAMES[0]), alone(NAMES[1])])
+    with pytest.raises(VerifyError) as caught:
+        verify(inventory(), transport)
+    assert "did not end in time" in caught.value.why
+
+
+def test_pairs_are_tried_for_real() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent, socket.create_server(("127.0.0.1", 0)) as free:
+        port, other = free.getsockname()[1], silent.getsockname()[1]
+    assert other != port
+    program = Path(remote_pairs.__file__).read_text()
+    peers = {"itself": "127.0.0.1", "nobody": "127.0.0.2", "nowhere": "255.255.255.255"}
+    request = json.dumps({"port": port, "seconds": 1, "peers": peers})
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", program, request], capture_output=True, check=True, timeout=60
+    )
+    unreached = json.loads(done.stdout)
+    assert "itself" not in unreached
+    assert unreached["nowhere"]

@@ -1,0 +1,75 @@
+"""Runs on every node at once: which of the others does a TCP connection reach? Standard library, Python 3.9.
+
+    python3 -I -S -c THIS_FILE '{"port": 41234, "seconds": 6, "peers": {"d-train-2": "10.0.0.4"}}'
+
+It listens for the others, connects to each of them, and prints for each one that was not reached why.
+"""
+
+from __future__ import annotations
+
+import errno
+import json
+import socket
+import sys
+import threading
+import time
+from concurrent.futures import ThreadPoolExecutor
+
+GREETING = b"clusterctl\n"
+ATTEMPT_S = 2.0
+PAUSE_S = 0.2
+AT_ONCE = 64
+WORDS = {
+    errno.EINVAL: "its routes discard what is sent there",
+    errno.ECONNREFUSED: "the connection is refused",
+}
+
+
+def answer(server: socket.socket) -> None:
+    while True:
+        try:
+            connection, _ = server.accept()
+        except OSError:
+            return
+        with connection:
+            try:
+                connection.sendall(GREETING)
+            except OSError:
+                continue
+
+
+def reach(address: str, port: int, deadline: float) -> str | None:
+    """None once the other answered; else why it did not until the deadline."""
+    while True:
+        try:
+            with socket.create_connection((address, port), timeout=ATTEMPT_S) as connection:
+                if connection.recv(len(GREETING)):
+                    return None
+                why = "the connection breaks"
+        except socket.timeout:  # noqa: UP041  # another class before Python 3.10
+            why = f"no answer within {ATTEMPT_S:g} s"
+        except OSError as exc:
+            why = WORDS.get(exc.errno or 0, exc.strerror or str(exc))
+        if time.monotonic() > deadline:
+            return why
+        time.sleep(PAUSE_S)
+
+
+def main() -> None:
+    asked = json.loads(sys.argv[1])
+    end = time.monotonic() + asked["seconds"]
+    server = socket.create_server(("0.0.0.0", asked["port"]), backlog=256)  # noqa: S104
+    threading.Thread(target=answer, args=(server,), daemon=True).start()
+    with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
+        deadline = end - 2 * ATTEMPT_S
+        asking = {
+            name: pool.submit(reach, address, asked["port"], deadline)
+            for name, address in asked["peers"].items()
+        }
+        unreached = {name: future.result() for name, future in asking.items()}
+    time.sleep(max(0.0, end - time.monotonic()))  # slower ones may still want to reach us
+    json.dump({name: why for name, why in unreached.items() if why}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
