@@ -34,6 +34,7 @@ from clusterctl.providers.local.layout import (
     cluster_dir,
     machine_name,
     numbered,
+    state_file,
 )
 from clusterctl.providers.local.machine import Machine
 from clusterctl.providers.local.residue import residue
@@ -62,9 +63,16 @@ def _answer(message: dict[str, Any]) -> None:
     print(json.dumps(message), flush=True)  # noqa: T201 - the protocol
 
 
-def check(request: dict[str, Any]) -> dict[str, Any]:
-    """Whether this machine can carry local clusters, and whether this one is there already."""
-    cluster_id = Which.model_validate(request).id
+def check(_: dict[str, Any]) -> dict[str, Any]:
+    """Whether this machine can carry local clusters."""
+    _check_tools()
+    with _state_lock():
+        for place in (STATE, CACHE):
+            _check_overlay(place)
+    return {}
+
+
+def _check_tools() -> None:
     missing = {tool: pkg for tool, pkg in TOOLS.items() if not shutil.which(tool, path=TOOL_ENV["PATH"])}
     if missing:
         raise MachineError(
@@ -73,10 +81,6 @@ def check(request: dict[str, Any]) -> dict[str, Any]:
             why="the local provider boots its nodes with systemd-nspawn from an image made by mmdebstrap",
             fix=f"apt-get install {' '.join(sorted(set(missing.values())))}",
         )
-    with _state_lock():
-        for place in (STATE, CACHE):
-            _check_overlay(place)
-    return {"exists": any(state.id == cluster_id for state in image.states())}
 
 
 def _check_overlay(place: Path) -> None:
@@ -157,6 +161,7 @@ def _state_lock() -> Iterator[None]:
 def up(request: dict[str, Any]) -> dict[str, Any]:
     """Make what is missing of a cluster, remove nodes that are no longer named."""
     wanted = ClusterRequest.model_validate(request)
+    _check_tools()
     with _state_lock():
         state = _state(wanted)
         lower = image.layers(state.image)
@@ -199,7 +204,7 @@ def up(request: dict[str, Any]) -> dict[str, Any]:
 
 def _state(wanted: ClusterRequest) -> ClusterState:
     """The cluster's record, written before anything of it exists. Its image stays as it was first made."""
-    path = _state_file(wanted.id)
+    path = state_file(wanted.id)
     if path.exists():
         return ClusterState.model_validate_json(path.read_bytes())
     image.layers(wanted.image)  # it may have been pruned since it was baked
@@ -218,15 +223,11 @@ def _state(wanted: ClusterRequest) -> ClusterState:
     return state
 
 
-def _state_file(cluster_id: str) -> Path:
-    return cluster_dir(cluster_id) / "cluster.json"
-
-
 def _number(state: ClusterState, wanted: ClusterRequest) -> ClusterState:
     """The state with a number for each node, written down before one that is new is started."""
     numbers = numbered((node.name for node in wanted.nodes), state.numbers)
     state = state.model_copy(update={"numbers": numbers})
-    write_atomic(_state_file(wanted.id), state.model_dump_json(), mode=0o644)
+    write_atomic(state_file(wanted.id), state.model_dump_json(), mode=0o644)
     return state
 
 

@@ -32,6 +32,11 @@ def cluster_dir(cluster_id: str) -> Path:
     return STATE / cluster_id
 
 
+def state_file(cluster_id: str) -> Path:
+    """What root's side keeps of a cluster, for all to read: there from before anything is made."""
+    return cluster_dir(cluster_id) / "cluster.json"
+
+
 def netns_name(cluster_id: str) -> str:
     """The network namespace that holds the cluster's bridge, away from the host's own rules."""
     return f"cc{cluster_id}"

@@ -22,6 +22,7 @@ from clusterctl.providers.local.layout import (
     ClusterState,
     MadeCluster,
     Node,
+    state_file,
 )
 from clusterctl.providers.local.shares import Hardware, Share, divide
 from clusterctl.spec import ClusterSpec
@@ -41,8 +42,9 @@ class LocalProvider:
                 where=f"this machine is {platform.machine()}",
                 fix=f"run clusterctl on an {ARCHITECTURE} machine",
             )
-        if client.call("check", {"id": workspace.cluster_id()}, say=say)["exists"]:
+        if state_file(workspace.cluster_id()).exists():
             return  # its nodes stay what they were made from
+        client.call("check", {}, say=say)
 
         def ready(answer: dict[str, Any]) -> None:
             known_hosts = workspace.root / "known_hosts.bake"
