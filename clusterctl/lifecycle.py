@@ -19,6 +19,7 @@ from clusterctl.inventory import Inventory
 from clusterctl.journal import Journal, Step, digest
 from clusterctl.lock import WAIT_S as LOCK_WAIT_S
 from clusterctl.mend import Mended, mend, questions
+from clusterctl.mortal import sweep
 from clusterctl.providers.base import BakeTarget, Provider
 from clusterctl.providers.local.provider import LocalProvider
 from clusterctl.reach import Connections, reach, refuse_full_disks
@@ -198,6 +199,7 @@ def down(
         UsageError: there is no such cluster.
     """
     with workspace.lock("down", wait_s=wait_s, waiting=lambda text: tell(WAITING, text)):
+        sweep()
         if not workspace.root.is_dir():
             return _down_orphans(name, tell)
         provider = _provider_of(workspace)

@@ -5,7 +5,6 @@ ansible-runner is imported when a playbook is run: most calls of `up` run none.
 
 from __future__ import annotations
 
-import tempfile
 from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Protocol
@@ -13,6 +12,7 @@ from typing import Protocol
 from clusterctl.configure.events import HostRecap, Progress, Recap, Status
 from clusterctl.configure.inventory_file import connection_variables, literal, to_yaml, write_inventory
 from clusterctl.inventory import COMPUTE, CONTROLLER, Inventory
+from clusterctl.mortal import temporary_folder
 from clusterctl.workspace import Workspace, write_atomic
 
 __all__ = [
@@ -77,8 +77,8 @@ def install(
     """
     from clusterctl.configure.playbook import PlaybookRun, new_log, run_playbook  # noqa: PLC0415
 
-    with tempfile.TemporaryDirectory(prefix="clusterctl-install-") as folder:
-        ssh_config = Path(folder) / "ssh_config"
+    with temporary_folder() as folder:
+        ssh_config = folder / "ssh_config"
         write_atomic(ssh_config, _ssh_config(image))
         document = {
             "all": {
@@ -90,7 +90,7 @@ def install(
                 "children": {CONTROLLER: {"hosts": {"image": {}}}, COMPUTE: {"hosts": {}}},
             }
         }
-        inventory = Path(folder) / "inventory.yml"
+        inventory = folder / "inventory.yml"
         write_atomic(inventory, to_yaml(document))
         run = PlaybookRun("install.yml", inventory, 1, new_log(workspace.logs))
         return run_playbook(run, progress)

@@ -6,7 +6,6 @@ import importlib.util
 import json
 import os
 import queue
-import shutil
 import signal
 import sys
 import tempfile
@@ -23,13 +22,15 @@ from ansible_runner.runner import Runner
 
 from clusterctl.assets import asset
 from clusterctl.configure.events import Event, Progress, Recap, failures_of, progress_of, recap_of
-from clusterctl.errors import ConfigureError
+from clusterctl.configure.watchdog import LOOK_EVERY_S, Watchdog
+from clusterctl.errors import ConfigureError, Failure
+from clusterctl.mortal import SHORT, mortal, temporary_folder
 
 MAX_FORKS = 32
 _POLL_S = 0.2  # how often the runner looks whether it was cancelled
 _PATIENCE_S = 5.0
 _TAIL_LINES = 20
-_LONGEST_SOCKET_HOME = 60
+_LONGEST_SOCKET_HOME = 50
 
 # What ansible-runner sets itself; every other ANSIBLE_* of the caller is dropped.
 _RUNNER_KEYS = frozenset(
@@ -54,12 +55,12 @@ def run_playbook(run: PlaybookRun, progress: Callable[[Progress], None]) -> Reca
     Raises:
         ConfigureError: a task failed, a host was not reached, or Ansible itself could not run.
     """
-    # Beside the log: were we killed, it would go with the cluster's folder. Sockets need a short path.
+    # What modules get may be secret: beside the log. Sockets need a short path.
     with (
-        tempfile.TemporaryDirectory(prefix=".ansible-", dir=run.log.parent) as private,
-        tempfile.TemporaryDirectory(prefix="clusterctl-", dir=socket_home(tempfile.gettempdir())) as sockets,
+        temporary_folder(run.log.parent, prefix=".ansible-") as private,
+        temporary_folder(socket_home(tempfile.gettempdir())) as sockets,
     ):
-        config = _config(run, Path(private), sockets)
+        config = _config(run, private, sockets)
         events = _Events(run.log, progress)
         try:
             rc = _drive(config, events)
@@ -70,13 +71,13 @@ def run_playbook(run: PlaybookRun, progress: Callable[[Progress], None]) -> Reca
     raise _error(run, events, rc)
 
 
-def socket_home(temporary: str) -> str:
+def socket_home(temporary: str) -> Path:
     """Where sockets can lie: the caller's folder for temporary files, unless its path is too long for them.
 
     A socket's path has 107 characters at most (unix(7)); mitogen's names need about 45. With a longer path
     its process dies, and the playbook waits for it for ever.
     """
-    return temporary if len(os.fsencode(temporary)) <= _LONGEST_SOCKET_HOME else "/tmp"  # noqa: S108
+    return Path(temporary) if len(os.fsencode(temporary)) <= _LONGEST_SOCKET_HOME else SHORT
 
 
 def new_log(folder: Path) -> Path:
@@ -88,6 +89,7 @@ class _Events:
     """Takes events in the caller's thread: writes the log, tells progress, keeps failures and the recap."""
 
     def __init__(self, log: Path, progress: Callable[[Progress], None]) -> None:
+        self.log = log
         self._file = os.fdopen(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "a")
         self._progress = progress
         self.failed: list[Event] = []
@@ -133,7 +135,7 @@ def _drive(config: RunnerConfig, events: _Events) -> int:
     thread = threading.Thread(target=work, name="ansible", daemon=True)
     thread.start()
     try:
-        while (event := inbox.get()) is not None:
+        while (event := _next(inbox, events)) is not None:
             events.take(event)
     finally:
         _end(thread, events.pid)
@@ -141,24 +143,39 @@ def _drive(config: RunnerConfig, events: _Events) -> int:
         thread.join()
     if failure:
         raise ConfigureError("Ansible could not be run", why=str(failure[0])) from failure[0]
-    return int(runner.rc)
+    return -1 if runner.rc is None else int(runner.rc)  # None: a signal ended it
+
+
+def _next(inbox: queue.SimpleQueue[Event | None], events: _Events) -> Event | None:
+    """The next event; None at the end.
+
+    Raises:
+        ConfigureError: there will be none, since a process is dead that Ansible waits for.
+    """
+    watchdog = Watchdog()
+    while True:
+        try:
+            return inbox.get(timeout=LOOK_EVERY_S)
+        except queue.Empty:
+            if watchdog.hopeless(events.pid):
+                raise _lost(events) from None
 
 
 def _end(thread: threading.Thread, pid: int | None) -> None:
-    """End Ansible if it still runs. It passes SIGTERM on to its workers, which lead sessions of their own, so
-    that a SIGKILL of its process group would leave them behind."""
-    if pid is not None and thread.is_alive():
-        with suppress(ProcessLookupError):
-            os.kill(pid, signal.SIGTERM)
-        thread.join(_PATIENCE_S)
+    """End Ansible if it still runs; what it leaves behind, its reaper ends."""
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        if pid is not None and thread.is_alive():
+            with suppress(ProcessLookupError):
+                os.kill(pid, sign)
+            thread.join(_PATIENCE_S)
 
 
-def _config(run: PlaybookRun, private: Path, sockets: str) -> RunnerConfig:
+def _config(run: PlaybookRun, private: Path, sockets: Path) -> RunnerConfig:
     (private / "env").mkdir()
     (private / "env/settings").write_text(
         json.dumps({"pexpect_timeout": _POLL_S, "suppress_output_file": True})
     )
-    ours = {**_environment(private), "TMPDIR": sockets}
+    ours = {**_environment(private), "TMPDIR": str(sockets)}
     config = RunnerConfig(
         private_data_dir=str(private),
         playbook=str(asset("ansible") / run.playbook),
@@ -210,8 +227,15 @@ def _command(command: list[str]) -> list[str]:
     """The runner's command, by our own ansible-playbook, which dies with us even if we are killed."""
     program = Path(sys.executable).parent / command[0]
     argv = [str(program) if program.exists() else command[0], *command[1:]]
-    setpriv = shutil.which("setpriv")
-    return [setpriv, "--pdeathsig", "TERM", "--", *argv] if setpriv else argv
+    return mortal(argv)
+
+
+def _lost(events: _Events) -> ConfigureError:
+    what = "Ansible lost the process through which it reaches the hosts"
+    why = "it was killed, perhaps for want of memory on this machine"
+    fix = f"run `clusterctl up` again, which goes on from here; the whole output is in {events.log}"
+    failure = Failure("configure", f"{what}: {why}", phase="configure", fix=fix, retryable=True)
+    return ConfigureError(what, why=why, fix=fix, failures=(failure,))
 
 
 def _error(run: PlaybookRun, events: _Events, rc: int) -> ConfigureError:

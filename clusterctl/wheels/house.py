@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import tempfile
 from pathlib import Path
 
 from clusterctl.errors import MachineError
 from clusterctl.journal import digest
+from clusterctl.mortal import temporary_folder
 from clusterctl.wheels.node import NODE_ARCH, NODE_PYTHON, pip_download
 from clusterctl.workspace import cache_home
 
@@ -23,9 +23,9 @@ def wheelhouse(lock: Path) -> Path:
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder.parent, prefix=".wheels-") as partial:
-            _download(lock, Path(partial) / "wheels")
-            _publish(Path(partial) / "wheels", folder)
+        with temporary_folder(folder.parent) as partial:
+            _download(lock, partial / "wheels")
+            _publish(partial / "wheels", folder)
     except OSError as exc:
         raise unwritable(folder.parent, exc) from exc
     return folder

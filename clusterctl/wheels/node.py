@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from clusterctl.mortal import mortal
+
 NODE_PYTHON: Final = "3.11"
 NODE_ARCH: Final = "x86_64"
 NODE_GLIBC_MINOR: Final = 36  # Debian 12; glibc 2.x
@@ -36,7 +38,7 @@ def pip_download(
     argv += ["--only-binary=:all:", "--implementation", "cp", "--python-version", NODE_PYTHON]
     argv += [word for platform in platforms for word in ("--platform", platform)]
     with subprocess.Popen(
-        [*argv, *arguments],
+        mortal([*argv, *arguments]),
         cwd=cwd,
         env={**os.environ, "NO_COLOR": "1", "PYTHONUNBUFFERED": "1"},
         stdin=subprocess.DEVNULL,

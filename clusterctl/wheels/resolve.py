@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import re
-import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from packaging.utils import canonicalize_name
 
 from clusterctl.errors import UsageError
 from clusterctl.journal import digest
+from clusterctl.mortal import temporary_folder
 from clusterctl.transport.base import printable
 from clusterctl.wheels.house import unwritable
 from clusterctl.wheels.lock import Lock, Wheel, pins
@@ -65,8 +65,8 @@ def resolve(asked: Question, *, say: Say, heard: Say = lambda _line: None) -> Lo
                 return lock
         say(f"resolving {', '.join(printable(str(file)) for file in asked.files)}")
         answer.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=home, prefix=".download-") as folder:
-            wheels = _download(asked.files, constraints, Path(folder), heard)
+        with temporary_folder(home) as folder:
+            wheels = _download(asked.files, constraints, folder, heard)
             lock = Lock(tuple(w for w in map(_kept, wheels) if base.get(w.name) != w.version), base)
         write_atomic(answer, lock.text)
     except OSError as exc:

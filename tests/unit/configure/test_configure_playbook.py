@@ -9,6 +9,7 @@ import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -144,6 +145,44 @@ def test_an_interrupt_leaves_only_the_log(
     end_one_that_waits(inventory, signal.SIGINT, short_tmp)
     assert list(short_tmp.iterdir()) == []
     assert {path.name for path in tmp_path.iterdir()} == {inventory.name, "log"}
+
+
+def test_the_death_of_mitogens_process_is_noticed(local_inventory: WriteInventory, tmp_path: Path) -> None:
+    """Ansible itself would wait for its task for ever."""
+    begun = tmp_path / "begun"
+    inventory = local_inventory("one", begun=begun)
+    run = make_run("stuck.yml", inventory)
+    before = set(started())
+
+    def kill_it() -> None:
+        wait_until(begun.exists)
+        (reaper,) = (pid for pid in set(started()) - before if str(inventory) in command_of(pid))
+        (ansible,) = children_of(reaper)
+        mitogens, *_ = sorted(children_of(ansible))
+        os.kill(mitogens, signal.SIGKILL)
+
+    with ThreadPoolExecutor(1) as pool:
+        killed = pool.submit(kill_it)
+        with pytest.raises(ConfigureError, match="lost the process") as raised:
+            run_playbook(run, lambda _: None)
+        killed.result()
+    (failure,) = raised.value.failures
+    assert failure.retryable
+    assert not processes_with(str(inventory))
+
+
+def children_of(pid: int | str) -> list[int]:
+    tasks = Path(f"/proc/{pid}/task").glob("*/children")
+    return [int(child) for task in tasks for child in task.read_text().split()]
+
+
+def started() -> list[int]:
+    """What this process has started."""
+    return children_of("self")
+
+
+def command_of(pid: int) -> str:
+    return Path(f"/proc/{pid}/cmdline").read_text()
 
 
 def end_one_that_waits(inventory: Path, ending: signal.Signals, temporary: Path) -> None:

@@ -1,0 +1,63 @@
+"""Runs a program; when it ends, or whoever started us, nothing that it started goes on. Linux only.
+
+    python -I -S THIS_FILE PARENT COMMAND...
+
+``PARENT`` is the pid of whoever started us. Killing a process group is not enough: Ansible's workers lead
+sessions of their own. What loses its parent becomes our child instead of init's.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import signal
+import sys
+from contextlib import suppress
+from pathlib import Path
+from types import FrameType
+
+_SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
+_SIGNALLED = 128
+
+
+def main(parent: int, argv: list[str]) -> int:
+    """The exit code of the program."""
+    for number in (signal.SIGTERM, signal.SIGHUP):  # HUP: the terminal that we were given is closed
+        signal.signal(number, _end)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # that is for the program itself
+    prctl = ctypes.CDLL(None).prctl
+    prctl(_SET_CHILD_SUBREAPER, 1)
+    prctl(_SET_PDEATHSIG, signal.SIGTERM)
+    if os.getppid() != parent:  # it died before the kernel was told
+        return _SIGNALLED + signal.SIGTERM
+    try:
+        defaults = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+        program = os.posix_spawnp(argv[0], argv, os.environ, setsigdef=defaults)
+        while True:
+            pid, status = os.wait()
+            if pid == program:
+                code = os.waitstatus_to_exitcode(status)
+                return code if code >= 0 else _SIGNALLED - code
+    finally:
+        for number in (signal.SIGTERM, signal.SIGHUP):
+            signal.signal(number, signal.SIG_IGN)
+        _end_children()
+
+
+def _end(number: int, _: FrameType | None) -> None:
+    raise SystemExit(_SIGNALLED + number)
+
+
+def _end_children() -> None:
+    """Each that ends leaves its own children to us, until there are none."""
+    children = Path(f"/proc/self/task/{os.getpid()}/children")
+    with suppress(ChildProcessError):  # so wait(2) says it
+        while True:
+            for child in children.read_text().split():
+                with suppress(ProcessLookupError):
+                    os.kill(int(child), signal.SIGKILL)
+            os.wait()
+
+
+if __name__ == "__main__":
+    sys.exit(main(int(sys.argv[1]), sys.argv[2:]))

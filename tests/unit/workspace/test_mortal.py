@@ -1,0 +1,112 @@
+"""What does not outlive a clusterctl that is killed."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from clusterctl.mortal import PREFIX, mortal, sweep, temporary_folder
+
+IN_A_FOLDER = """
+import sys
+from clusterctl.mortal import temporary_folder
+with temporary_folder(sys.argv[1]) as folder:
+    (folder / "file").touch()
+    print(folder, flush=True)
+    sys.stdin.read()
+"""
+# A program whose own child leads a session of its own, and says both pids.
+SHELL = 'setsid sleep 60 >/dev/null & echo $$ $!; exec sleep "$0"'
+STARTS = f"""
+import subprocess, sys
+from clusterctl.mortal import mortal
+sys.exit(subprocess.call(mortal(["sh", "-c", {SHELL!r}, sys.argv[1]])))
+"""
+
+
+@contextmanager
+def running(program: str, *arguments: str | Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A process of its own, and its first line."""
+    argv = [sys.executable, "-c", program, *map(str, arguments)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield process, process.stdout.readline().strip()
+        process.kill()
+
+
+def test_a_folder_ends_with_its_use(tmp_path: Path) -> None:
+    with temporary_folder(tmp_path) as folder:
+        assert folder.stat().st_mode & 0o077 == 0
+        (folder / "file").touch()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_one_left_is_removed_and_what_is_in_use_is_not(tmp_path: Path) -> None:
+    with running(IN_A_FOLDER, tmp_path) as (process, name), temporary_folder(tmp_path):
+        assert len(list(tmp_path.iterdir())) == 2
+        process.kill()
+        process.wait()
+        assert (Path(name) / "file").exists()
+        with temporary_folder(tmp_path):
+            assert not Path(name).exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_folders_of_ours_are_removed(tmp_path: Path) -> None:
+    (tmp_path / "clusterctl-examples").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / f"{PREFIX}link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / f"{PREFIX}file").touch()
+    (tmp_path / f"{PREFIX}gone").mkdir()
+    before = set(tmp_path.iterdir())
+    sweep(tmp_path)
+    assert before - set(tmp_path.iterdir()) == {tmp_path / f"{PREFIX}gone"}
+    sweep(tmp_path / "not there")
+
+
+def gone(pid: str) -> bool:
+    return not Path(f"/proc/{pid}/exe").exists()  # nor has a zombie one
+
+
+def eventually(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM])
+def test_a_program_ends_with_whoever_started_it(sign: signal.Signals) -> None:
+    with running(STARTS, "60") as (process, pids):
+        assert not any(map(gone, pids.split()))
+        process.send_signal(sign)
+        process.wait()
+        eventually(lambda: all(map(gone, pids.split())))
+
+
+def test_what_a_program_started_ends_with_it() -> None:
+    with running(STARTS, "0") as (process, pids):
+        assert process.wait(30) == 0
+        assert all(map(gone, pids.split()))
+
+
+@pytest.mark.parametrize(("script", "code"), [("exit 7", 7), ("kill -KILL $$", 128 + signal.SIGKILL)])
+def test_a_program_ends_as_it_ends(script: str, code: int) -> None:
+    assert subprocess.run(mortal(["sh", "-c", script]), check=False).returncode == code
+
+
+def test_a_program_gets_its_words_and_signals_as_they_are() -> None:
+    script = 'printf "%s|" "$@"; grep SigIgn /proc/self/status'
+    done = subprocess.run(
+        mortal(["sh", "-c", script, "sh", "a b", "", "-x"]), capture_output=True, text=True, check=True
+    )
+    words, ignored = done.stdout.rsplit("|", 1)
+    assert words == "a b||-x"
+    assert not int(ignored.split()[1], 16) & (1 << signal.SIGINT - 1 | 1 << signal.SIGTERM - 1)
