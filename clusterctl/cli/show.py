@@ -15,6 +15,7 @@ from clusterctl.errors import ClusterctlError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console
+    from rich.progress import Progress
     from rich.status import Status
 
 READER_GONE = 128 + signal.SIGPIPE
@@ -91,6 +92,20 @@ class Screen:
                 yield
             finally:
                 self._status = None
+
+    def bar(self) -> Progress:
+        """A progress bar of bytes on stderr, which is gone when it is stopped."""
+        from rich import progress
+
+        return progress.Progress(
+            progress.TextColumn("{task.description}"),
+            progress.BarColumn(),
+            progress.DownloadColumn(binary_units=True),
+            progress.TransferSpeedColumn(),
+            progress.TimeRemainingColumn(),
+            console=self._console(stderr=True),
+            transient=True,
+        )
 
     def update(self, text: str) -> None:
         """Change the spinner's text; dropped where there is no terminal."""

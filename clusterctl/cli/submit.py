@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Mapping
-from typing import Annotated, Any, Final
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from clusterctl.cli.options import Options, verb
+from clusterctl.cli.progress import showing_progress
 from clusterctl.cli.show import Screen
 from clusterctl.cli.watching import follow_job, open_session, timeout_of, wait_for
 from clusterctl.cli.which import spec_of
+
+if TYPE_CHECKING:
+    from clusterctl.jobs.source import Source
 
 # Each is a field of JobWords, which says what it may be. The help stands here so that it comes at once.
 JOB_FLAGS: Final[Mapping[str, Any]] = {
@@ -28,6 +33,18 @@ JOB_FLAGS: Final[Mapping[str, Any]] = {
     "array": Annotated[str | None, typer.Option("--array", "-a", help="Array of jobs, such as 1-10%2.")],
     "launcher": Annotated[
         str | None, typer.Option(help="How ranks are started: srun (PMIx, the default) or mpirun.")
+    ],
+    "include": Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Send this too, whatever .gitignore says. Repeatable."),
+    ],
+    "exclude": Annotated[
+        list[str] | None,
+        typer.Option(metavar="PATTERN", help="Do not send this of the script's folder. Repeatable."),
+    ],
+    "folder": Annotated[
+        bool | None,
+        typer.Option("--folder/--no-folder", help="Send the script's folder with it. Default: yes."),
     ],
     "env": Annotated[
         list[str] | None,
@@ -56,19 +73,34 @@ def submit(
     from clusterctl import jobs
     from clusterctl.errors import UsageError
     from clusterctl.spec import job_spec
+    from clusterctl.transfer.tree import shown_size
 
     given = {field: value for field, value in {"args": args, **flags}.items() if value not in (None, [])}
     job = job_spec(target, given)
     timeout_s = timeout_of(timeout)
     if timeout is not None and not (wait or follow):
         raise UsageError("--timeout bounds a wait", fix="say --wait or --follow too; --time limits the job")
+    source = jobs.source_of(job)
+    for note in source.notes if source else ():
+        screen.note(f"note: {note}")
     if dry_run:
         script = jobs.script_of(spec_of(screen, options), job)
-        screen.result({"name": job.name, "script": script}, script)
+        if source:
+            screen.note(
+                f"with it go {len(source.files)} files, {shown_size(source.bytes)}, of {source.folder}"
+            )
+        screen.result({"name": job.name, "script": script, "source": _source(source)}, script)
         return
     with open_session(screen, options) as session:
-        done = jobs.submit(session, job)
-        answer = {"job_id": done.job_id, "name": done.name, "script": done.script, "dir": done.remote_dir}
+        with showing_progress(screen) as progress:
+            done = jobs.submit(session, job, source=source, progress=progress)
+        answer = {
+            "job_id": done.job_id,
+            "name": done.name,
+            "script": done.script,
+            "dir": done.remote_dir,
+            "source": dataclasses.asdict(done.source) if done.source else None,
+        }
         screen.known = answer  # also when the job fails while we wait
         if follow and not screen.json:
             screen.note(f"submitted job {done.job_id} ({done.name})")
@@ -81,6 +113,10 @@ def submit(
         else:
             hint = f"submitted job {done.job_id} ({done.name}); see `clusterctl logs {done.job_id} -f`"
             screen.result(answer, hint)
+
+
+def _source(source: Source | None) -> dict[str, int] | None:
+    return {"files": len(source.files), "bytes": source.bytes} if source else None
 
 
 def register(app: typer.Typer) -> None:

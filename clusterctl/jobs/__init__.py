@@ -3,6 +3,7 @@
 from clusterctl.jobs.allocation import Allocation, allocate
 from clusterctl.jobs.control import Cancelled, active, as_dict, cancel, known_jobs, list_jobs
 from clusterctl.jobs.logs import LogChunk
+from clusterctl.jobs.source import source_of
 from clusterctl.jobs.submission import Submitted, script_of, submit
 from clusterctl.jobs.tunnel import Forward, forwarded, parse_forwards
 from clusterctl.jobs.watch import follow, logs, raise_unless_completed, wait
@@ -29,6 +30,7 @@ __all__ = [
     "raise_unless_completed",
     "script_of",
     "session",
+    "source_of",
     "submit",
     "wait",
     "worst",

@@ -2,44 +2,30 @@
 
 from __future__ import annotations
 
-import io
 import json
 import re
 import secrets
-import tarfile
 import time
 from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl.assets import payload_hash
-from clusterctl.errors import ClusterctlError, SlurmError, TransportError, UnreachableError, UsageError
+from clusterctl.errors import ClusterctlError, SlurmError, UnreachableError, UsageError
 from clusterctl.jobs.facts import client_facts
 from clusterctl.jobs.refusal import fix_of
-from clusterctl.jobs.script import PAYLOAD_ROOT, render_script
-from clusterctl.jobs.userscript import UserScript
+from clusterctl.jobs.script import render_script
+from clusterctl.jobs.source import Source, source_of
+from clusterctl.jobs.staging import SentSource, stage
 from clusterctl.records import JobEntry
 from clusterctl.slurm.access import Session
 from clusterctl.slurm.client import SlurmAwayError
 from clusterctl.spec import ClusterSpec, JobSpec
 from clusterctl.spec.load import dump_spec
+from clusterctl.transfer.tree import Progress
 from clusterctl.transport.base import Transport
 from clusterctl.transport.local import LocalTransport
 
 SCRIPT = "job.sbatch"
-JOBS_FOLDER = "clusterctl/jobs"  # in the job user's home
-
-_NO_PAYLOAD = 66
-_STAGE = f"""\
-set -eu
-test -d "$1/payload" || exit {_NO_PAYLOAD}
-umask 077
-mkdir -p -- "$HOME/{JOBS_FOLDER}"
-cd -- "$HOME/{JOBS_FOLDER}"
-mkdir -- "$2"
-cd -- "$2"
-tar -xf - --no-same-owner
-pwd -P
-"""
 
 # Slurm had the connection: a request that it did not answer in time may be carried out later.
 _ON_ITS_WAY = re.compile(r"timed out|Zero Bytes", re.IGNORECASE)
@@ -54,6 +40,7 @@ class Submitted:
     script: str
     remote_dir: str
     token: str
+    source: SentSource | None
 
 
 def script_of(spec: ClusterSpec, job: JobSpec) -> str:
@@ -65,11 +52,19 @@ def script_of(spec: ClusterSpec, job: JobSpec) -> str:
     return render_script(job, payload_hash=payload_hash(), interval_s=spec.monitoring.interval)
 
 
-def submit(session: Session, job: JobSpec, *, local: Transport | None = None) -> Submitted:
-    """Stage and submit a job.
+def submit(
+    session: Session,
+    job: JobSpec,
+    *,
+    source: Source | None = None,
+    local: Transport | None = None,
+    progress: Progress = lambda *_: None,
+) -> Submitted:
+    """Stage and submit a job. ``source`` is what ``source_of`` has found for it.
 
     Raises:
         UsageError: the job can't be run, or asks for what the cluster does not have.
+        TransferError: the folder changed meanwhile, or can't be made on the cluster.
         SlurmError: Slurm refused it; says its words, and the valid choices where they are known.
         TransportError: the controller can't be reached, or was lost; a job that it took all the same is found
             by its token when jobs are next listed or collected.
@@ -80,11 +75,16 @@ def submit(session: Session, job: JobSpec, *, local: Transport | None = None) ->
             fix="copy it to a folder that all nodes see, and name its path there",
         )
     script = script_of(session.spec, job)
+    source = source or source_of(job)
     folder = job.script.parent if job.script is not None else Path.cwd()
     facts = client_facts(job, local=local or LocalTransport(), folder=folder)
     token = secrets.token_hex(4)
-    bundle = _bundle(job, script, facts=json.dumps(facts, indent=2) + "\n", spec=dump_spec(session.spec))
-    remote_dir = _stage(session.transport, f"{job.name}-{token}", bundle)
+    ours = {
+        SCRIPT: script.encode(errors="surrogateescape"),
+        "spec.yaml": dump_spec(session.spec).encode(),
+        "environment.client.json": (json.dumps(facts, indent=2) + "\n").encode(errors="replace"),
+    }
+    remote_dir, sent = stage(session.transport, f"{job.name}-{token}", source, ours, progress=progress)
     entry = JobEntry(
         token=token,
         name=job.name,
@@ -95,48 +95,7 @@ def submit(session: Session, job: JobSpec, *, local: Transport | None = None) ->
     session.ledger.add(entry)  # before sbatch: from here on, the job can be found by its token
     job_id = _sbatch(session, entry, remote_dir)
     session.ledger.update(entry, job_id=job_id)
-    return Submitted(job_id, job.name, script, remote_dir, token)
-
-
-def _bundle(job: JobSpec, script: str, *, facts: str, spec: str) -> bytes:
-    """The job's folder as a tar."""
-    files = [
-        (SCRIPT, script.encode(errors="surrogateescape"), 0o600),
-        ("spec.yaml", spec.encode(), 0o600),
-        ("environment.client.json", facts.encode(errors="replace"), 0o600),
-    ]
-    if job.script is not None:
-        own = UserScript.read(job.script)
-        files.append((own.name, own.content, 0o700))
-    raw = io.BytesIO()
-    with tarfile.open(fileobj=raw, mode="w", format=tarfile.PAX_FORMAT) as tar:
-        for name, content, mode in files:
-            member = tarfile.TarInfo(name)
-            member.size, member.mode, member.mtime = len(content), mode, int(time.time())
-            tar.addfile(member, io.BytesIO(content))
-    return raw.getvalue()
-
-
-def _stage(transport: Transport, folder: str, bundle: bytes) -> str:
-    """Unpack the folder below the job user's home; returns where."""
-    root = f"{PAYLOAD_ROOT}/{payload_hash()}"
-    result = transport.run(["sh", "-c", _STAGE, "sh", root, folder], stdin=bundle, timeout_s=120, check=False)
-    if result.rc == _NO_PAYLOAD:
-        raise UsageError(
-            "the cluster does not have this clusterctl's programs",
-            where=transport.host,
-            why=f"{root} is not there: the cluster was raised by another version, or not to the end",
-            fix="run `clusterctl up` again",
-        )
-    if result.rc != 0:
-        raise TransportError(
-            "the job's folder can't be made on the cluster",
-            where=transport.host,
-            why=result.stderr.strip()[-2000:],
-            fix="see whether the home of the job user is there and has room: clusterctl ssh",
-            host=transport.host,
-        )
-    return result.stdout.rstrip("\n")
+    return Submitted(job_id, job.name, script, remote_dir, token, sent)
 
 
 def _sbatch(session: Session, entry: JobEntry, remote_dir: str) -> str:

@@ -12,8 +12,8 @@ from clusterctl.spec.target import ScriptKind, script_kind
 from clusterctl.transport.base import printable
 
 MAX_BYTES = 4 << 20  # Slurm's own limit for a batch script (max_script_size)
-_OURS = frozenset(
-    "job.sbatch spec.yaml environment.client.json stdout.log stderr.log metrics.jsonl telemetry "
+OURS = frozenset(
+    "job.sbatch source.json spec.yaml environment.client.json stdout.log stderr.log metrics.jsonl telemetry "
     "telemetry.log hostfile run.json sacct.json environment.json report.html SHA256SUMS".split()
 )
 _ARRAY = re.compile(r"(--array(=|$)|-a)")
@@ -65,7 +65,7 @@ def _refuse_unusable(path: Path, content: bytes) -> None:
     why = ""
     if len(content) > MAX_BYTES:
         why = f"it is larger than {MAX_BYTES >> 20} MiB, which Slurm takes no script of"
-    elif path.name in _OURS:
+    elif path.name in OURS:
         why = f"{path.name} is the name of a file that clusterctl writes into the job's folder"
     elif not path.name.isprintable():
         why = "its name has characters that can't be printed"

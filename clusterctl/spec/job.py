@@ -76,6 +76,9 @@ class JobWords(Model):
     )
     array: Array | None = Field(None, description="indices of a job array")
     launcher: Launcher = Field(Launcher.SRUN, description="how ranks are started")
+    folder: bool = Field(True, description="whether the script's folder is sent with it")
+    include: tuple[Text, ...] = Field((), description="patterns of what is sent though .gitignore has it")
+    exclude: tuple[Text, ...] = Field((), description="patterns of what is not sent")
     env: Environment = Field({}, description="variables that the program gets")
     container: Image | None = Field(
         None, description="an Apptainer image that the program runs in: a file, or a path on the cluster"

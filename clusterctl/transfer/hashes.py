@@ -12,7 +12,7 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 
 from clusterctl.errors import MachineError
-from clusterctl.transfer.tree import Item, not_readable
+from clusterctl.transfer.tree import Item, Progress, not_readable
 from clusterctl.workspace import cache_home
 
 REMEMBERED = 1 << 20  # bytes: smaller files are read as fast as they are looked up
@@ -29,20 +29,27 @@ _SCHEMA = (
 def hash_items(
     files: Sequence[Item],
     *,
-    progress: Callable[[int], None] = lambda _bytes: None,
+    progress: Progress = lambda *_: None,
     now_ns: Callable[[], int] = time.time_ns,
 ) -> Mapping[Path, str]:
-    """Origin -> sha256 in hex. ``progress`` hears how many more bytes are done, from any thread.
+    """Origin -> sha256 in hex. ``progress`` hears from any thread.
 
     Raises:
         UsageError: some can't be read; all are named.
         MachineError: there is no folder to remember hashes in.
     """
     unreadable: list[OSError] = []
+    done = 0
+    total = sum(item.size for item in files)
+
+    def more(count: int) -> None:
+        nonlocal done
+        done += count
+        progress("hashing", done, total)
 
     def one(item: Item) -> str:
         try:
-            return _hash(item.origin, known, progress, now_ns)
+            return _hash(item.origin, known, more, now_ns)
         except OSError as exc:
             exc.filename = exc.filename or str(item.origin)
             unreadable.append(exc)

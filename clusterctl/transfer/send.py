@@ -7,7 +7,7 @@ import json
 import os
 import struct
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
@@ -17,15 +17,13 @@ from clusterctl.errors import CommandError, TransferError
 from clusterctl.transfer.hashes import hash_items
 from clusterctl.transfer.program import remote_argv
 from clusterctl.transfer.remote.store import NO_REQUIRED
-from clusterctl.transfer.tree import Item, Kind, not_readable
+from clusterctl.transfer.tree import Item, Kind, Progress, not_readable
 from clusterctl.transport.base import Conversation, Transport, printable
 
 STORE = "clusterctl/store"  # in the job user's home
 
 _HEADER = struct.Struct(">q")
 _PIECE = 1 << 18
-
-Progress = Callable[[str, int, int], None]  # (what is done, bytes done, bytes in all)
 
 
 @dataclass(frozen=True, slots=True)
@@ -115,16 +113,7 @@ def _store(*arguments: str) -> list[str]:
 
 
 def _hashes(items: Sequence[Item], progress: Progress) -> Mapping[Path, str]:
-    files = [item for item in items if item.kind is Kind.FILE]
-    total = sum(item.size for item in files)
-    done = 0
-
-    def more(count: int) -> None:
-        nonlocal done
-        done += count
-        progress("hashing", done, total)
-
-    return hash_items(files, progress=more)
+    return hash_items([item for item in items if item.kind is Kind.FILE], progress=progress)
 
 
 def _converse(

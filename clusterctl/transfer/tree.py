@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 import stat
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 
 from clusterctl.errors import UsageError
 from clusterctl.transport.base import printable
+
+Progress = Callable[[str, int, int], None]  # (what is done, bytes done, bytes in all)
 
 
 class Kind(StrEnum):
@@ -109,6 +111,9 @@ def not_readable(errors: Sequence[OSError], *, fix: str = "") -> UsageError:
     )
 
 
-def total_size(items: Iterable[Item]) -> int:
-    """Bytes of all files."""
-    return sum(item.size for item in items)
+def shown_size(size: float) -> str:
+    """A number of bytes for people: ``3.2 MiB``."""
+    for power, unit in ((30, "GiB"), (20, "MiB"), (10, "KiB")):
+        if size >= 1 << power:
+            return f"{size / (1 << power):.1f} {unit}"
+    return f"{size:.0f} B"

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
@@ -12,9 +11,11 @@ from tests.support.played.cluster import PlayedCluster
 
 
 @pytest.fixture
-def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[PlayedCluster]:
+def cluster(
+    tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[PlayedCluster]:
     """A cluster whose jobs really run, in real shells and a real folder; only Slurm is played."""
-    played = PlayedCluster(tmp_path / "cluster")
+    played = PlayedCluster(tmp_path_factory.mktemp("cluster") / "root")
     for name, value in played.environment().items():
         monkeypatch.setenv(name, value)
     yield played

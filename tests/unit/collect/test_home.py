@@ -63,6 +63,7 @@ def test_what_a_run_holds(session, cluster, tmp_path, out):
         "run.json",
         "job.sbatch",
         "job.sh",
+        "source.json",
         "spec.yaml",
         "stdout.log",
         "stderr.log",

@@ -49,6 +49,34 @@ def test_what_is_staged(session, cluster, job):
     assert cluster.job(done.job_id)["dir"] == done.remote_dir
 
 
+def test_the_folder_of_the_script_is_what_the_job_runs_in(session, cluster, job):
+    (job.script.parent / "conf").mkdir()
+    (job.script.parent / "conf" / "a.txt").write_text("from the folder")
+    job.script.write_text("#!/bin/bash\ncat conf/a.txt; echo changed >conf/a.txt\n")
+    done = jobs.submit(session, job)
+    cluster.wait_until_ended(done.job_id)
+    folder = Path(done.remote_dir)
+    assert (folder / "stdout.log").read_text() == "from the folder"
+    listed = json.loads((folder / "source.json").read_text())
+    assert {one["path"] for one in listed["files"]} == {"my 'job.sh", "conf/a.txt"}
+    assert done.source is not None
+    assert (done.source.files, done.source.hash) == (2, listed["hash"])
+    assert done.source.sent_bytes == done.source.bytes > 0
+    again = jobs.submit(session, job)
+    assert again.source is not None
+    assert (again.source.sent_bytes, again.source.hash) == (0, done.source.hash)
+    cluster.wait_until_ended(again.job_id)
+    assert (Path(again.remote_dir) / "stdout.log").read_text() == "from the folder"
+
+
+def test_a_folder_that_can_not_be_sent_leaves_nothing(session, cluster, job):
+    (job.script.parent / "run.json").touch()
+    with pytest.raises(UsageError, match=r"run\.json"):
+        jobs.submit(session, job)
+    assert cluster.ledger.entries() == ()
+    assert list(cluster.home.iterdir()) == []
+
+
 def test_the_ledger_knows_the_job(session, cluster, job):
     done = jobs.submit(session, job)
     entry = cluster.ledger.find(done.job_id)

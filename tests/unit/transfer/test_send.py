@@ -331,9 +331,10 @@ def test_hashes_are_remembered_until_a_file_changes(home, data):
 
     def hashed() -> tuple[str, int]:
         """The hash, and in how many pieces the file was looked at: one if it was not read."""
-        told: list[int] = []
-        found = hash_items([item], progress=told.append, now_ns=lambda: time.time_ns() + 3600 * 10**9)
-        assert sum(told) == 3 * MIB
+        told: list[tuple[str, int, int]] = []
+        later = time.time_ns() + 3600 * 10**9
+        found = hash_items([item], progress=lambda *said: told.append(said), now_ns=lambda: later)
+        assert told[-1] == ("hashing", 3 * MIB, 3 * MIB)
         return found[large], len(told)
 
     first = hashlib.sha256(large.read_bytes()).hexdigest()
@@ -347,10 +348,11 @@ def test_hashes_are_remembered_until_a_file_changes(home, data):
 
 def test_a_file_that_changed_just_now_is_not_remembered(home, data):
     item = Item.of("large", data / "large", (data / "large").lstat())
+    now = (data / "large").stat().st_ctime_ns + 1
+    told: list[int] = []
     for _ in range(2):
-        told: list[int] = []
-        hash_items([item], progress=told.append, now_ns=lambda: (data / "large").stat().st_ctime_ns + 1)
-        assert len(told) == 3
+        hash_items([item], progress=lambda _, done, __: told.append(done), now_ns=lambda: now)
+    assert len(told) == 6
 
 
 def test_a_damaged_memory_is_said(home, data, tmp_path):

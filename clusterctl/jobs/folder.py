@@ -1,0 +1,211 @@
+"""A walk through the folder of a user's script, which finds what is wrong with it before anything is sent."""
+
+from __future__ import annotations
+
+import os
+import re
+import stat
+from collections import Counter
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from clusterctl.errors import CollectError, UsageError
+from clusterctl.jobs.ignore import GITIGNORE, Ignore, is_ignored, read_gitignore, rules_above
+from clusterctl.jobs.userscript import OURS
+from clusterctl.records import RUN_FILE, RunRecord
+from clusterctl.transfer.tree import Item, Kind, not_readable, shown_size
+from clusterctl.transport.base import printable
+from clusterctl.workspace import cache_home, state_home
+
+MAX_BYTES, MAX_FILES = 10 << 30, 100_000
+LARGE_BYTES, LARGE_FILES = 100 << 20, 5_000
+
+_NEVER = ".git"  # not even looked into
+_LEFT_OUT = frozenset({"__pycache__", "node_modules", ".ipynb_checkpoints"})
+_OURS_NUMBERED = re.compile(r"(stdout|stderr)-[0-9]+\.log|task-[0-9]+")
+_LEAVE_OUT = "leave things out with --exclude or a .gitignore, or bring data with `clusterctl put` once"
+
+
+@dataclass(slots=True)
+class FolderWalk:
+    """One walk through a folder, which finds all that is wrong with it before anything is said."""
+
+    folder: Path
+    script: Path
+    include: Ignore
+    exclude: Ignore
+    items: list[Item] = field(default_factory=list)
+    folders: set[str] = field(default_factory=set)
+    unreadable: list[OSError] = field(default_factory=list)
+    leading_out: list[str] = field(default_factory=list)
+    ours: list[str] = field(default_factory=list)
+    special: list[str] = field(default_factory=list)
+    bytes: int = 0
+    files: int = 0
+
+    def run(self) -> None:
+        """Fill ``items``.
+
+        Raises:
+            UsageError: something can't be read, leads out, has a name that is ours, or it is too much.
+        """
+        try:
+            above = rules_above(self.folder)
+        except OSError as exc:
+            raise not_readable([exc]) from exc
+        left: list[tuple[Path, tuple[Ignore, ...], bool]] = [(self.folder, above, False)]
+        while left:
+            folder, rules, out = left.pop()
+            try:
+                own = read_gitignore(folder / GITIGNORE, folder)
+                rules = (*rules, own) if own else rules
+                entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+            except OSError as exc:
+                self.unreadable.append(exc)
+                continue
+            below = [found for entry in entries if (found := self._entry(entry, rules, out=out))]
+            left += reversed(below)
+        self._complain()
+
+    def _entry(
+        self, entry: os.DirEntry[str], rules: tuple[Ignore, ...], *, out: bool
+    ) -> tuple[Path, tuple[Ignore, ...], bool] | None:
+        """Take one thing of a folder, or leave it out; a folder that is to be walked is returned."""
+        path = Path(entry.path)
+        is_folder = entry.is_dir(follow_symlinks=False)
+        try:
+            goes = self._goes(path, rules, is_folder=is_folder, out=out)
+            if goes and (item := self._item(path, entry)) is not None:
+                self._add(item)
+        except OSError as exc:
+            self.unreadable.append(exc)
+            return None
+        # What is left out may hold something that --include wants.
+        wanted = is_folder and entry.name != _NEVER and (goes or bool(self.include.spec.patterns))
+        excluded = wanted and self.exclude.says(path, is_folder=True) is True
+        return (path, rules, not goes) if wanted and not excluded else None
+
+    def _goes(self, path: Path, rules: tuple[Ignore, ...], *, is_folder: bool, out: bool) -> bool:
+        if path == self.script:
+            return True
+        if path.name == _NEVER or self.exclude.says(path, is_folder=is_folder):
+            return False
+        if self.include.says(path, is_folder=is_folder):
+            return True
+        if out or is_ignored(rules, path, is_folder=is_folder):
+            return False
+        return not (_is_no_source(path) if is_folder else path.suffix == ".pyc")
+
+    def _item(self, path: Path, entry: os.DirEntry[str]) -> Item | None:
+        name = str(path.relative_to(self.folder))
+        if path == self.script:
+            return Item.of(name, path, path.stat())
+        item = Item.of(name, path, entry.stat(follow_symlinks=False))
+        if item is None:
+            self.special.append(name)
+        return self._link(item) if item is not None and item.kind is Kind.LINK else item
+
+    def _link(self, item: Item) -> Item | None:
+        """A link that stays in the folder, or leads nowhere; of one to a file outside, the file."""
+        root = self.folder.resolve()
+        try:
+            end = item.origin.resolve(strict=True)
+        except (OSError, RuntimeError):  # RuntimeError: pathlib's word for a ring of links
+            return item
+        if end.is_relative_to(root):
+            text = os.path.normpath(Path(item.path).parent / item.target)
+            if not Path(item.target).is_absolute() and not text.startswith(".."):
+                return item
+            target = os.path.relpath(end, item.origin.parent.resolve())
+            return Item(item.path, Kind.LINK, item.origin, item.mode, item.mtime_ns, target=target)
+        status = end.stat()
+        if stat.S_ISDIR(status.st_mode):
+            self.leading_out.append(f"{item.path} -> {item.target}")
+            return None
+        return Item.of(item.path, item.origin, status)
+
+    def _add(self, item: Item) -> None:
+        if "/" not in item.path and (item.path in OURS or _OURS_NUMBERED.fullmatch(item.path)):
+            self.ours.append(item.path)
+        for parent in reversed(item.origin.relative_to(self.folder).parents[:-1]):
+            if str(parent) not in self.folders:  # left out itself, but something in it was wanted
+                self._add_folder(str(parent))
+        if item.kind is Kind.FOLDER:
+            self.folders.add(item.path)
+        self.items.append(item)
+        self.files += item.kind is Kind.FILE
+        self.bytes += item.size
+        if self.files > MAX_FILES or self.bytes > MAX_BYTES:
+            raise self._too_much()
+
+    def _add_folder(self, path: str) -> None:
+        origin = self.folder / path
+        if (item := Item.of(path, origin, origin.lstat())) is not None:
+            self.folders.add(path)
+            self.items.append(item)
+
+    def _too_much(self) -> UsageError:
+        much = f"{MAX_FILES:,} files" if self.files > MAX_FILES else shown_size(MAX_BYTES)
+        return UsageError(
+            f"the script's folder is too large to be sent with a job: more than {much}",
+            where=printable(str(self.folder)),
+            why=f"of what was seen so far, the most is in {self._largest()}",
+            fix=f"{_LEAVE_OUT}; --no-folder sends the script alone",
+        )
+
+    def _complain(self) -> None:
+        if self.unreadable:
+            raise not_readable(self.unreadable, fix="make it readable, or leave it out: --exclude NAME")
+        if self.leading_out:
+            raise UsageError(
+                f"links lead to folders outside of {printable(str(self.folder))}",
+                why=printable(", ".join(self.leading_out[:3])),
+                fix="leave them out (--exclude NAME) and bring the data with `clusterctl put`",
+            )
+        if self.ours:
+            raise UsageError(
+                f"clusterctl writes into a job's folder what is in the script's: {', '.join(self.ours)}",
+                where=printable(str(self.folder)),
+                fix="; ".join(f"--exclude /{name}" for name in self.ours[:3]) + ", or give it another name",
+            )
+
+    def notes(self) -> tuple[str, ...]:
+        """What is worth saying to the user."""
+        notes = []
+        if self.special:
+            notes.append(f"not sent, being no files: {printable(', '.join(self.special[:5]))}")
+        if self.bytes > LARGE_BYTES or self.files > LARGE_FILES:
+            notes.append(
+                f"the script's folder is large: {shown_size(self.bytes)} in {self.files:,} files, "
+                f"the most in {self._largest()}; {_LEAVE_OUT}"
+            )
+        return tuple(notes)
+
+    def _largest(self) -> str:
+        """The three entries of the folder that hold the most, by bytes or, if those are few, by files."""
+        sizes: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
+        for item in self.items:
+            top = item.path.partition("/")[0]
+            sizes[top] += item.size
+            counts[top] += item.kind is Kind.FILE
+        ranked = sizes if self.bytes > LARGE_BYTES else counts
+        return ", ".join(
+            f"{printable(name)} ({shown_size(sizes[name])}, {counts[name]:,} files)"
+            for name, _ in ranked.most_common(3)
+        )
+
+
+def _is_no_source(folder: Path) -> bool:
+    """Whether a folder holds what was installed, cached or brought home, not what someone wrote."""
+    if folder.name in _LEFT_OUT or (folder / "pyvenv.cfg").is_file():
+        return True
+    if folder.name.startswith(".") and folder.name.endswith(".incomplete"):  # a run that is being collected
+        return True
+    if (folder / RUN_FILE).is_file():
+        try:
+            RunRecord.load(folder)
+        except CollectError:
+            return False
+        return True
+    return folder.resolve() in {state_home().resolve(), cache_home().resolve()}

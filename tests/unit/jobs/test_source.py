@@ -1,0 +1,295 @@
+"""What of a script's folder travels with the job, and what is refused before anything is sent."""
+
+from __future__ import annotations
+
+import json
+import os
+import stat
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from clusterctl.errors import UsageError
+from clusterctl.jobs import folder as limits
+from clusterctl.jobs.source import Source, manifest, source_hash, source_of
+from clusterctl.records import RunRecord
+from clusterctl.spec import JobSpec
+from clusterctl.transfer.hashes import hash_items
+from clusterctl.transfer.tree import Kind
+from tests.support.hostile import HOSTILE_NAMES
+
+RUN = {
+    "token": "t", "cluster": "c", "job_id": "1", "name": "n", "user": "u", "partition": "p", "account": "a",
+    "state": "COMPLETED", "final": True, "tasks": [], "nodes": [], "submit_time": 1, "start_time": 1,
+    "end_time": 1, "elapsed_s": 0, "collected_at": 1.0, "remote_dir": "/x", "files": 1, "bytes": 1,
+}  # fmt: skip
+
+
+@pytest.fixture
+def project(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a script; the user's home is elsewhere."""
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    folder = tmp_path / "my project; $(x)"
+    folder.mkdir()
+    (folder / "train.py").write_text("import utils\n")
+    return folder
+
+
+def write(project: Path, *names: str) -> None:
+    for name in names:
+        (project / name).parent.mkdir(parents=True, exist_ok=True)
+        (project / name).write_text(name)
+
+
+def found(project: Path, **words: object) -> Source:
+    source = source_of(JobSpec(name="j", script=project / "train.py", **words))
+    assert source is not None
+    return source
+
+
+def files(project: Path, **words: object) -> set[str]:
+    return {item.path for item in found(project, **words).files}
+
+
+def git(folder: Path, *argv: str) -> bytes:
+    options = ["-c", "user.name=t", "-c", "user.email=t@example.org", "-c", "core.excludesFile=/dev/null"]
+    return subprocess.run(["git", *options, *argv], cwd=folder, check=True, capture_output=True).stdout
+
+
+def test_siblings_and_subfolders_travel_and_what_was_made_does_not(project, tmp_path, monkeypatch):
+    monkeypatch.setenv("CLUSTERCTL_HOME", str(project / "state"))
+    write(project, "utils.py", "conf/a.yaml", ".env", "utils.pyc", "__pycache__/x", "pkg/__pycache__/y")
+    write(project, ".git/config", "node_modules/x/y.js", ".ipynb_checkpoints/n", "state/demo/id_ed25519")
+    write(project, "myenv/pyvenv.cfg", "myenv/bin/python", "runs/.r.incomplete/tree/x")
+    write(project, "runs/1/run.json", "runs/1/big.bin", "other/run.json")
+    (project / "runs" / "1" / "run.json").write_text(json.dumps(RUN))
+    assert RunRecord.load(project / "runs" / "1").token == "t"  # noqa: S105
+    assert files(project) == {"train.py", "utils.py", "conf/a.yaml", ".env", "other/run.json"}
+
+
+def test_empty_folders_modes_and_hostile_names_travel(project):
+    (project / "results").mkdir()
+    for name in HOSTILE_NAMES:
+        (project / os.fsdecode(name)).write_bytes(name)
+    (project / "train.py").chmod(0o755)
+    source = found(project)
+    assert {os.fsencode(item.path) for item in source.files} == {*HOSTILE_NAMES, b"train.py"}
+    assert [item.path for item in source.items if item.kind is Kind.FOLDER] == ["results"]
+    listed = json.loads(manifest(source.items, hash_items(source.files)))
+    assert [one["path"] for one in listed["files"] if one["executable"]] == ["train.py"]
+    assert {os.fsencode(one["path"]) for one in listed["files"]} == {*HOSTILE_NAMES, b"train.py"}
+
+
+RULES = {
+    ".gitignore": "*.log\n!keep.log\n/top.txt\ndata/\nout/*\n!out/sub/\n**/deep/x\n!\n[z-a]\na\\ b \n\\#h\n",
+    "sub/.gitignore": "!*.log\n/only.txt\ndata2/**\n!data2/keep\n",
+    "sub/more/.gitignore": "*\n!me\n",
+}
+TREE = """a.log keep.log top.txt sub/top.txt data/x sub/data/x out/a out/sub/b out/sub/a.log q/deep/x deep/x
+    sub/a.log sub/only.txt sub/q/only.txt sub/data2/x sub/data2/keep sub/more/me sub/more/not #h h""".split()
+
+
+@pytest.mark.parametrize("where", ["", "experiments/one/"])
+def test_what_git_ignores_is_left_out_as_git_does(project, where):
+    """The same files as git lists, from the root of a repository and from a folder in it."""
+    root = project / where
+    write(root, *TREE, "a b", "train.py")
+    for name, text in RULES.items():
+        (root / name).write_text(text)
+    git(project, "init", "-q")
+    (project / ".git" / "info" / "exclude").write_text("sub/q\n")
+    (project / ".gitignore").write_text((RULES[".gitignore"] if not where else "") + "h\n")
+    listed = git(root, "ls-files", "-z", "--cached", "--others", "--exclude-standard").split(b"\0")
+    assert files(root) == {os.fsdecode(name) for name in listed if name}
+    assert "a.log" not in files(root)
+    assert {"keep.log", "sub/a.log"} <= files(root)
+
+
+def test_a_worktree_of_gits_knows_its_exclude(project, tmp_path):
+    git(project, "init", "-q")
+    git(project, "add", "train.py")
+    git(project, "commit", "-qm", "x")
+    git(project, "worktree", "add", "-q", str(tmp_path / "tree"))
+    (project / ".git" / "info" / "exclude").write_text("secret\n")
+    write(tmp_path / "tree", "secret", "known")
+    assert files(tmp_path / "tree") == {"train.py", "known"}
+
+
+def test_a_folder_that_its_repository_ignores_is_sent_all_the_same(project):
+    git(project, "init", "-q")
+    (project / ".gitignore").write_text("scratch\n*.csv\n")
+    write(project, "scratch/train.py", "scratch/utils.py", "scratch/a.csv")
+    assert files(project / "scratch") == {"train.py", "utils.py", "a.csv"}
+
+
+def test_include_and_exclude(project):
+    (project / ".gitignore").write_text("data/\n*.bin\ntrain.py\n")
+    write(project, "data/a", "data/sub/b.bin", "weights.bin", "notes.txt", "big/x", "__pycache__/c")
+    assert files(project) == {"train.py", ".gitignore", "notes.txt", "big/x"}  # the script always goes
+    assert files(project, include=("data/sub/",)) == files(project) | {"data/sub/b.bin"}
+    assert files(project, include=("*.bin",)) == files(project) | {"data/sub/b.bin", "weights.bin"}
+    assert files(project, include=("/*.bin",)) == files(project) | {"weights.bin"}
+    assert files(project, exclude=("big", "*.txt")) == {"train.py", ".gitignore"}
+    assert files(project, include=("data/",), exclude=("data/sub",)) == files(project) | {"data/a"}
+    assert files(project, include=("__pycache__",)) == files(project) | {"__pycache__/c"}
+    assert "train.py" in files(project, exclude=("*",))
+
+
+def test_folders_that_hold_what_is_included_come_too(project):
+    (project / ".gitignore").write_text("data/\n")
+    write(project, "data/sub/b.bin", "data/other/c")
+    source = found(project, include=("*.bin",))
+    assert [item.path for item in source.items if item.kind is Kind.FOLDER] == ["data", "data/sub"]
+
+
+def test_a_pattern_that_is_none(project):
+    with pytest.raises(UsageError, match="--exclude: !"):
+        found(project, exclude=("!",))
+
+
+def test_patterns_with_a_bundled_job():
+    with pytest.raises(UsageError, match="the folder of a script"):
+        source_of(JobSpec(name="x", bundled="train", exclude=("x",)))
+
+
+def test_links(project, tmp_path):
+    write(tmp_path, "outside.txt")
+    write(project, "sub/real.txt")
+    links = {
+        "inside": "sub/real.txt",
+        "absolute": str(project / "sub" / "real.txt"),
+        "sub/roundabout": f"../../{project.name}/train.py",
+        "folder": "sub",
+        "dangling": "/no/such/place",
+        "ring": "ring",
+        "null": "/dev/null",
+        "out": "../outside.txt",
+    }
+    for name, target in links.items():
+        (project / name).symlink_to(target)
+    kept = {item.path: item.target for item in found(project).items if item.kind is Kind.LINK}
+    assert kept == {
+        "inside": "sub/real.txt",
+        "absolute": "sub/real.txt",
+        "sub/roundabout": "../train.py",
+        "folder": "sub",
+        "dangling": "/no/such/place",
+        "ring": "ring",
+    }
+    assert files(project) == {"train.py", "sub/real.txt", "out"}
+
+
+def test_links_to_folders_outside_are_refused_all_at_once(project, tmp_path):
+    (tmp_path / "datasets").mkdir()
+    (project / "data").symlink_to(tmp_path / "datasets")
+    (project / "more").symlink_to("..")
+    with pytest.raises(UsageError) as caught:
+        found(project)
+    assert f"data -> {tmp_path}/datasets, more -> .." in caught.value.why
+    assert "clusterctl put" in caught.value.fix
+    assert files(project, exclude=("data", "more")) == {"train.py"}
+
+
+def test_names_of_ours_are_refused_all_at_once_unless_ignored(project):
+    write(project, "run.json", "stdout-3.log", "telemetry/x", "task-1/x", "sub/run.json", "source.json")
+    with pytest.raises(UsageError) as caught:
+        found(project)
+    assert "run.json, source.json, stdout-3.log, task-1, telemetry" in caught.value.what
+    assert "--exclude /run.json" in caught.value.fix
+    (project / ".gitignore").write_text("/run.json\n/source.json\nstdout*\ntelemetry\n/task-*\n")
+    assert files(project) == {"train.py", ".gitignore", "sub/run.json"}
+
+
+def test_what_can_not_be_read_is_named(project):
+    (project / "gone").mkdir()
+    write(project, "x")
+    (project / ".gitignore").mkdir()  # git takes no notice of it
+    assert "x" in files(project)
+    loop = project / "sub"
+    loop.mkdir()
+    (loop / ".gitignore").symlink_to(".gitignore")
+    with pytest.raises(UsageError) as caught:
+        found(project)
+    assert "sub/.gitignore: Too many levels" in caught.value.why
+    assert "--exclude" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("limit", "value", "word"), [("MAX_FILES", 5, "more than 5 files"), ("MAX_BYTES", 50, "more than 50 B")]
+)
+def test_too_much_is_refused_with_what_is_largest(project, monkeypatch, limit, value, word):
+    monkeypatch.setattr(limits, limit, value)
+    write(project, *(f"many/{n}-----------" for n in range(9)), "b")
+    with pytest.raises(UsageError) as caught:
+        found(project)
+    assert word in caught.value.what
+    assert "many (" in caught.value.why
+    assert "--no-folder" in caught.value.fix
+
+
+def test_much_is_said_with_what_is_largest(project):
+    with (project / "large.bin").open("wb") as file:
+        file.truncate(limits.LARGE_BYTES + 1)
+    write(project, "a/x", "b/x")
+    (note,) = found(project).notes
+    assert "100.0 MiB in 4 files" in note
+    assert "large.bin (100.0 MiB, 1 files)" in note
+    assert "clusterctl put" in note
+
+
+def test_pipes_are_said_not_sent(project):
+    os.mkfifo(project / "pipe")
+    source = found(project)
+    assert {item.path for item in source.items} == {"train.py"}
+    assert source.notes == ("not sent, being no files: pipe",)
+
+
+def everybodys(project: Path) -> None:
+    project.chmod(0o1777)
+
+
+@pytest.mark.parametrize("make", ["home", "sticky"])
+def test_of_a_folder_that_is_no_project_only_the_script_goes(project, monkeypatch, make):
+    write(project, "private")
+    if make == "home":
+        monkeypatch.setenv("HOME", str(project))
+    else:
+        project.chmod(project.stat().st_mode | stat.S_ISVTX | stat.S_IWOTH)
+    source = found(project)
+    assert [item.path for item in source.items] == ["train.py"]
+    assert "only the script is sent" in source.notes[0]
+    with pytest.raises(UsageError, match="--include"):
+        found(project, include=("private",))
+
+
+def test_the_script_alone_on_demand(project):
+    write(project, "x")
+    source = found(project, folder=False)
+    assert ([item.path for item in source.items], source.notes) == (["train.py"], ())
+
+
+def hash_of(project: Path) -> str:
+    source = found(project)
+    return source_hash(source.items, hash_items(source.files))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        lambda p: (p / "a").write_text("other"),
+        lambda p: (p / "a").rename(p / "b"),
+        lambda p: (p / "a").chmod(0o755),
+        lambda p: (p / "new").mkdir(),
+        lambda p: ((p / "link").unlink(), (p / "link").symlink_to("train.py")),
+    ],
+)
+def test_the_hash_knows_every_change(project: Path, change: Callable[[Path], object]):
+    write(project, "a")
+    (project / "link").symlink_to("a")
+    before = hash_of(project)
+    os.utime(project / "a", (1, 1))
+    assert hash_of(project) == before
+    change(project)
+    assert hash_of(project) != before
