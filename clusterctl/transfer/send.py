@@ -18,7 +18,7 @@ from clusterctl.transfer.hashes import hash_items
 from clusterctl.transfer.program import remote_argv
 from clusterctl.transfer.remote.store import NO_REQUIRED
 from clusterctl.transfer.tree import Item, Kind, Progress, not_readable
-from clusterctl.transport.base import Conversation, Transport, printable
+from clusterctl.transport.base import BULK, Conversation, Transport, printable
 
 STORE = "clusterctl/store"  # in the job user's home
 
@@ -127,7 +127,7 @@ def _converse(
 ) -> tuple[_Answer, int]:
     """Ask what is missing and send it; returns the last answer and the bytes that were sent."""
     try:
-        with transport.converse(argv) as talk:
+        with transport.converse(argv, bulk=sum(item.size for item in items) > BULK) as talk:
             answers = _answers(talk)
             for piece in _pieces(_request(items, hashes, ours)):
                 talk.send(piece)

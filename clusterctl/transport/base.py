@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
+BULK = 16 << 20  # bytes that are worth a connection of their own
+
 
 @dataclass(frozen=True, slots=True)
 class Result:
@@ -76,10 +78,11 @@ class Transport(Protocol):
             UnreachableError: the connection broke.
         """
 
-    def converse(self, argv: Sequence[str]) -> AbstractContextManager[Conversation]:
+    def converse(self, argv: Sequence[str], *, bulk: bool = False) -> AbstractContextManager[Conversation]:
         """Start a command that reads stdin and answers on stdout.
 
-        Leaving the context without ``finish`` closes its stdin: it must end by itself then.
+        Leaving the context without ``finish`` closes its stdin: it must end by itself then. ``bulk`` says
+        that more than ``BULK`` will travel, which is worth a slower start.
 
         Raises:
             UnreachableError: no connection.

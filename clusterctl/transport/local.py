@@ -68,7 +68,7 @@ class LocalTransport:
                 raise _failed(argv, rc, _tail(stderr))
 
     @contextmanager
-    def converse(self, argv: Sequence[str]) -> Iterator[Conversation]:
+    def converse(self, argv: Sequence[str], *, bulk: bool = False) -> Iterator[Conversation]:  # noqa: ARG002
         """Start a command and talk with it; see ``Transport.converse``."""
         with (
             tempfile.TemporaryFile() as stderr,

@@ -47,8 +47,8 @@ class Nearby(LocalTransport):
         return super().run(self._here(argv), stdin=stdin, timeout_s=timeout_s, check=check, env=env)
 
     @contextmanager
-    def converse(self, argv: Sequence[str]) -> Iterator[Conversation]:
-        with super().converse(self._here(argv)) as talk:
+    def converse(self, argv: Sequence[str], *, bulk: bool = False) -> Iterator[Conversation]:
+        with super().converse(self._here(argv), bulk=bulk) as talk:
             yield talk
 
     def _here(self, argv: Sequence[str]) -> list[str]:

@@ -76,8 +76,8 @@ class Cutting(LocalTransport):
         self.left = after
 
     @contextmanager
-    def converse(self, argv: Sequence[str]) -> Iterator[Conversation]:
-        with super().converse(argv) as talk:
+    def converse(self, argv: Sequence[str], *, bulk: bool = False) -> Iterator[Conversation]:
+        with super().converse(argv, bulk=bulk) as talk:
             yield _Cut(self, talk)
 
 

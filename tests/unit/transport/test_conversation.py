@@ -4,24 +4,33 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, closing
 
 import pytest
 
 from clusterctl.errors import CommandError, UnreachableError
-from clusterctl.transport.base import Transport
+from clusterctl.transport.base import Conversation, Transport
 from clusterctl.transport.local import LocalTransport
 from clusterctl.transport.ssh import SSHTransport
 
 ECHO = ["sh", "-c", "while read -r line; do echo got $line; done"]
 
 
-@pytest.fixture(params=["local", "ssh"])
+class Bulk(SSHTransport):
+    """Every conversation has a connection of its own."""
+
+    def converse(self, argv: Sequence[str], *, bulk: bool = True) -> AbstractContextManager[Conversation]:
+        return super().converse(argv, bulk=bulk)
+
+
+@pytest.fixture(params=["local", "ssh", "bulk"])
 def transport(request: pytest.FixtureRequest, me: str) -> Iterator[Transport]:
     if request.param == "local":
         yield LocalTransport()
         return
-    ssh = SSHTransport("node", request.getfixturevalue("sshd").config(), user=me)
+    kind = Bulk if request.param == "bulk" else SSHTransport
+    ssh = kind("node", request.getfixturevalue("sshd").config(), user=me)
     yield ssh
     ssh.close()
 
@@ -78,10 +87,24 @@ def test_leaving_ends_a_command_that_reads(transport):
     assert gone(pid)
 
 
-def test_a_lost_connection(sshd, me):
-    transport = SSHTransport("node", sshd.config(), user=me)
-    transport.run(["true"])
-    (connection,) = sshd.connections()
+@pytest.mark.parametrize("kind", [SSHTransport, Bulk])
+def test_a_lost_connection(sshd, me, kind):
+    transport = kind("node", sshd.config(), user=me)
+    children = f"/proc/{sshd.process.pid}/task/{sshd.process.pid}/children"
     with pytest.raises(UnreachableError):
-        talk_much(transport, "sh", "-c", f"kill -9 {connection}; cat >/dev/null")
+        talk_much(transport, "sh", "-c", f"kill -9 $(cat {children}); exec cat >/dev/null")
     transport.close()
+
+
+@pytest.mark.parametrize("connections", [2, 1])
+def test_much_travels_over_the_ssh_program_if_there_is_one(sshd, me, tmp_path, monkeypatch, connections):
+    if connections == 1:
+        monkeypatch.setenv("PATH", str(tmp_path))
+    with (
+        closing(SSHTransport("node", sshd.config(), user=me)) as transport,
+        transport.converse(ECHO, bulk=True) as talk,
+    ):
+        talk.send(b"one\n")
+        assert talk.receive() == b"got one\n"
+        assert len(sshd.connections()) == connections
+        talk.finish()

@@ -1,0 +1,69 @@
+"""A conversation over the ssh program, in a connection of its own, for much data.
+
+ssh ciphers in C, on a core of its own: it moves several times as much in a second as a channel of paramiko's.
+It takes 0.1 s more to begin, since it logs in again. Both read the same `ssh_config`.
+"""
+
+from __future__ import annotations
+
+import shlex
+import shutil
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from clusterctl.errors import CommandError, UnreachableError
+from clusterctl.transport.base import Conversation, shown
+from clusterctl.transport.local import LocalTransport
+
+_LOST = 255  # ssh's own exit status for a connection that was not made or broke
+
+
+def is_possible() -> bool:
+    """Whether there is an ssh program."""
+    return shutil.which("ssh") is not None
+
+
+@contextmanager
+def converse(host: str, config: Path, user: str | None, argv: Sequence[str]) -> Iterator[Conversation]:
+    """Talk with a command on a host of an `ssh_config`; see ``Transport.converse``."""
+    login = ["-l", user] if user is not None else []
+    words = ["ssh", "-T", "-F", str(config), "-o", "BatchMode=yes", *login, "--", host, shlex.join(argv)]
+    with LocalTransport().converse(words) as talk:
+        yield _Remote(talk, argv, host)
+
+
+@dataclass(frozen=True, slots=True)
+class _Remote:
+    """The talk with our ssh, which speaks for the command: its errors are those of the command."""
+
+    talk: Conversation
+    argv: Sequence[str]
+    host: str
+
+    def send(self, data: bytes) -> None:
+        try:
+            self.talk.send(data)
+        except CommandError as exc:
+            raise self._translated(exc) from exc
+
+    def receive(self) -> bytes:
+        return self.talk.receive()
+
+    def finish(self) -> None:
+        try:
+            self.talk.finish()
+        except CommandError as exc:
+            raise self._translated(exc) from exc
+
+    def _translated(self, exc: CommandError) -> CommandError | UnreachableError:
+        if exc.rc == _LOST:
+            return UnreachableError(
+                f"{self.host}: the connection broke during `{shown(self.argv)}`",
+                why=exc.why,
+                fix="see whether the host is up: clusterctl status",
+                host=self.host,
+            )
+        what = f"`{shown(self.argv)}` failed with exit status {exc.rc}"
+        return CommandError(what, rc=exc.rc, stderr=exc.why, where=self.host, host=self.host)
