@@ -121,13 +121,13 @@ class Problem:
 
 
 class SpecError(UsageError):
-    """The spec is wrong; ``problems`` holds every problem of the file, in file order."""
+    """A spec or a job file is wrong; ``problems`` holds every problem of the file, in file order."""
 
     code = "spec"
 
-    def __init__(self, file: str, problems: tuple[Problem, ...]) -> None:
+    def __init__(self, file: str, problems: tuple[Problem, ...], *, kind: str = "spec") -> None:
         count = f"{len(problems)} problem{'s' if len(problems) != 1 else ''}"
-        super().__init__(f"{file} is not a valid spec: {count}", fix="correct the lines named above")
+        super().__init__(f"{file} is not a valid {kind}: {count}", fix="correct the lines named above")
         self.problems = problems
 
     @property

@@ -45,12 +45,16 @@ def validate(screen: Screen, options: Options) -> None:
     screen.result({"cluster": spec.name, "provider": spec.provider.type, "nodes": nodes}, text)
 
 
-def schema(screen: Screen, options: Options) -> None:
+def schema(
+    screen: Screen,
+    options: Options,
+    job: Annotated[bool, typer.Option("--job", help="Of job files, which `submit` takes.")] = False,
+) -> None:
     """Print the JSON Schema of the spec, for editors."""
-    from clusterctl.spec.schema import json_schema
+    from clusterctl.spec.schema import job_schema, json_schema
 
     del options
-    screen.raw((json.dumps(json_schema(), indent=2) + "\n").encode())
+    screen.raw((json.dumps(job_schema() if job else json_schema(), indent=2) + "\n").encode())
 
 
 def register(app: typer.Typer) -> None:

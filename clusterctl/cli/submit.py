@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
@@ -15,7 +16,11 @@ from clusterctl.cli.watching import follow_job, open_session, timeout_of, wait_f
 from clusterctl.cli.which import spec_of
 
 if TYPE_CHECKING:
+    from clusterctl.jobs import Session
     from clusterctl.jobs.source import Source
+    from clusterctl.spec import JobSpec
+
+_Row = dict[str, Any]  # of one job, as `-o json` shows it
 
 # Each is a field of JobWords, which says what it may be. The help stands here so that it comes at once.
 JOB_FLAGS: Final[Mapping[str, Any]] = {
@@ -59,8 +64,13 @@ JOB_FLAGS: Final[Mapping[str, Any]] = {
 def submit(
     screen: Screen,
     options: Options,
-    target: Annotated[str, typer.Argument(metavar="JOB", help="train, probe, or a script of yours.")],
+    target: Annotated[
+        str, typer.Argument(metavar="JOB", help="train, probe, a script of yours, or a job file (.yaml).")
+    ],
     args: Annotated[list[str] | None, typer.Argument(help="What the program gets, after --.")] = None,
+    variant: Annotated[
+        list[str] | None, typer.Option(help="Only this variant of the job file. Repeatable.")
+    ] = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Print the sbatch script; submit nothing.")
     ] = False,
@@ -69,54 +79,127 @@ def submit(
     timeout: Annotated[str | None, typer.Option(help="Longest wait, such as 10m; the job goes on.")] = None,
     **flags: object,
 ) -> None:
-    """Submit a bundled job or a script of yours. What stands after -- goes to the program."""
-    from clusterctl import jobs
-    from clusterctl.errors import UsageError
-    from clusterctl.spec import job_spec
-    from clusterctl.transfer.tree import shown_size
-
+    """Submit a bundled job, a script of yours, or what a job file says. What follows -- is the program's."""
     given = {field: value for field, value in {"args": args, **flags}.items() if value not in (None, [])}
-    job = job_spec(target, given)
+    wanted = _wanted(target, given, variant or [])
     timeout_s = timeout_of(timeout)
-    if timeout is not None and not (wait or follow):
-        raise UsageError("--timeout bounds a wait", fix="say --wait or --follow too; --time limits the job")
-    source = jobs.source_of(job)
-    for note in source.notes if source else ():
-        screen.note(f"note: {note}")
+    _refuse_contradictions(wanted, follow=follow, waits=wait or follow, timeout_s=timeout_s)
     if dry_run:
-        script = jobs.script_of(spec_of(screen, options), job)
-        if source:
-            screen.note(
-                f"with it go {len(source.files)} files, {shown_size(source.bytes)}, of {source.folder}"
-            )
-        screen.result({"name": job.name, "script": script, "source": _source(source)}, script)
+        _dry_run(screen, options, wanted)
         return
     with open_session(screen, options) as session:
-        with showing_progress(screen) as progress:
-            done = jobs.submit(session, job, source=source, progress=progress)
-        answer = {
-            "job_id": done.job_id,
-            "name": done.name,
-            "script": done.script,
-            "dir": done.remote_dir,
-            "source": dataclasses.asdict(done.source) if done.source else None,
-        }
-        screen.known = answer  # also when the job fails while we wait
+        rows = _submitted(screen, session, wanted)
+        ids = [row["job_id"] for row in rows]
+        if not (wait or follow):
+            lines = (f"submitted job {row['job_id']} ({row['name']})" for row in rows)
+            screen.result(_answer(rows), "\n".join(lines) + f"; see `clusterctl logs {ids[0]} -f`")
+            return
+        for row in rows:
+            screen.note(f"submitted job {row['job_id']} ({row['name']})")
         if follow and not screen.json:
-            screen.note(f"submitted job {done.job_id} ({done.name})")
-            follow_job(screen, session, done.job_id, timeout_s)
-        elif wait or follow:
-            screen.note(f"submitted job {done.job_id} ({done.name})")
-            ended = wait_for(screen, session, [done.job_id], timeout_s)
-            answer |= {"state": jobs.worst(ended).state.value}
-            screen.result(answer, f"job {done.job_id} {answer['state']}; `clusterctl collect` brings it home")
+            follow_job(screen, session, ids[0], timeout_s)
         else:
-            hint = f"submitted job {done.job_id} ({done.name}); see `clusterctl logs {done.job_id} -f`"
-            screen.result(answer, hint)
+            _await(screen, session, rows, timeout_s)
 
 
-def _source(source: Source | None) -> dict[str, int] | None:
-    return {"files": len(source.files), "bytes": source.bytes} if source else None
+def _wanted(target: str, flags: Mapping[str, object], variants: Sequence[str]) -> tuple[JobSpec, ...]:
+    """The jobs that are asked for."""
+    from clusterctl.errors import UsageError
+    from clusterctl.spec import is_job_file, job_spec
+
+    if is_job_file(target):
+        from clusterctl.spec.job_file import jobs_of_file
+
+        return jobs_of_file(Path(target), flags, variants)
+    if variants:
+        raise UsageError(f"{target} has no variants", why="only a job file has", fix="leave out --variant")
+    return (job_spec(target, flags),)
+
+
+def _refuse_contradictions(
+    wanted: Sequence[JobSpec], *, follow: bool, waits: bool, timeout_s: float | None
+) -> None:
+    from clusterctl.errors import UsageError
+
+    if timeout_s is not None and not waits:
+        raise UsageError("--timeout bounds a wait", fix="say --wait or --follow too; --time limits the job")
+    if follow and len(wanted) > 1:
+        raise UsageError(
+            f"--follow shows the output of one job, and these are {len(wanted)}",
+            fix="say --wait, or choose one with --variant",
+        )
+
+
+def _dry_run(screen: Screen, options: Options, wanted: Sequence[JobSpec]) -> None:
+    """Show the scripts; where they are several, each below a line with its job's name."""
+    from clusterctl import jobs
+    from clusterctl.transfer.tree import shown_size
+
+    spec = spec_of(screen, options)
+    rows: list[_Row] = []
+    text = ""
+    for job, source in _with_sources(screen, wanted):
+        script = jobs.script_of(spec, job)
+        if source:
+            size = shown_size(source.bytes)
+            screen.note(f"with {job.name} go {len(source.files)} files, {size}, of {source.folder}")
+        what_goes = {"files": len(source.files), "bytes": source.bytes} if source else None
+        rows.append({"name": job.name, "script": script, "source": what_goes})
+        text += f"### {job.name}\n{script}\n" if len(wanted) > 1 else script
+    screen.result(_answer(rows), text)
+
+
+def _with_sources(screen: Screen, wanted: Sequence[JobSpec]) -> list[tuple[JobSpec, Source | None]]:
+    """The jobs with what is sent of their scripts' folders; says once what is worth knowing of these."""
+    from clusterctl import jobs
+
+    found = [(job, jobs.source_of(job)) for job in wanted]
+    for note in dict.fromkeys(note for _, source in found if source for note in source.notes):
+        screen.note(f"note: {note}")
+    return found
+
+
+def _submitted(screen: Screen, session: Session, wanted: Sequence[JobSpec]) -> list[_Row]:
+    """Submit the jobs, one after the other; what is known of them is told also when something fails later."""
+    from clusterctl import jobs
+
+    sources = _with_sources(screen, wanted)
+    for job in wanted:
+        jobs.script_of(session.spec, job)  # none is submitted while another can't be
+    rows: list[_Row] = []
+    with showing_progress(screen) as progress:
+        for job, source in sources:
+            done = jobs.submit(session, job, source=source, progress=progress)
+            rows.append(
+                {
+                    "job_id": done.job_id,
+                    "name": done.name,
+                    "script": done.script,
+                    "dir": done.remote_dir,
+                    "source": dataclasses.asdict(done.source) if done.source else None,
+                }
+            )
+            screen.known = _answer(rows)
+    return rows
+
+
+def _await(screen: Screen, session: Session, rows: Sequence[_Row], timeout_s: float | None) -> None:
+    """Wait for the jobs and show how they ended; raises unless all completed."""
+    from clusterctl import jobs
+
+    ended = wait_for(screen, session, [row["job_id"] for row in rows], timeout_s)
+    for row in rows:
+        mine = [job for job in ended if str(job.job_id) == row["job_id"]]
+        row["state"] = jobs.worst(mine).state.value
+    screen.known = _answer(rows)
+    jobs.raise_unless_completed(session, ended)
+    lines = (f"job {row['job_id']} {row['state']}" for row in rows)
+    screen.result(_answer(rows), "\n".join(lines) + "; `clusterctl collect` brings it home")
+
+
+def _answer(rows: Sequence[_Row]) -> dict[str, Any]:
+    """All jobs under ``jobs``; one alone also as it is."""
+    return {**(rows[0] if len(rows) == 1 else {}), "jobs": [dict(row) for row in rows]}
 
 
 def register(app: typer.Typer) -> None:

@@ -32,21 +32,19 @@ def open_session(screen: Screen, options: Options) -> Iterator[Session]:
 def wait_for(
     screen: Screen, session: Session, ids: list[str], timeout_s: float | None
 ) -> tuple[JobInfo, ...]:
-    """Wait for jobs.
+    """Wait until jobs have ended.
 
     Raises:
-        JobFailedError, JobCancelledError, WaitTimeoutError: see the exit codes.
+        WaitTimeoutError: ``timeout_s`` has passed.
     """
     from clusterctl import jobs
 
     with screen.working(f"waiting for job {', '.join(ids)}"), _detaching(screen, ids):
-        ended = jobs.wait(session, ids, timeout_s=timeout_s, on_change=functools.partial(_changed, screen))
-    jobs.raise_unless_completed(session, ended)
-    return ended
+        return jobs.wait(session, ids, timeout_s=timeout_s, on_change=functools.partial(_changed, screen))
 
 
 def follow_job(screen: Screen, session: Session, job_id: str, timeout_s: float | None) -> None:
-    """Show what a job writes until it has ended; raises as ``wait_for`` does."""
+    """Show what a job writes until it has ended; raises unless it completed."""
     from clusterctl import jobs
 
     show = functools.partial(pass_on, screen)
@@ -82,11 +80,11 @@ def pass_on(screen: Screen, chunk: LogChunk) -> None:
 
 
 def timeout_of(text: str | None) -> float | None:
-    """Seconds of ``--timeout``."""
+    """Seconds of ``--timeout``, which is written as ``--time`` is."""
     from clusterctl.errors import UsageError
-    from clusterctl.spec.units import parse_duration_s
+    from clusterctl.spec.units import parse_slurm_time_s
 
     try:
-        return None if text is None else float(parse_duration_s(text))
+        return None if text is None else float(parse_slurm_time_s(text))
     except ValueError as exc:
         raise UsageError("--timeout is wrong", why=str(exc)) from exc

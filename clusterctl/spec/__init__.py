@@ -1,7 +1,7 @@
 """The typed description of a cluster and of a job.
 
-``load`` reads it from a file, ``schema`` describes it, ``starter`` writes a first one: each is imported by
-those who need it, since YAML alone takes as long to import as all that stands here.
+``load`` reads the one from a file, ``job_file`` the other, ``schema`` describes both, ``starter`` writes a
+first spec: each is imported by those who need it, since YAML alone takes as long to import as all of this.
 """
 
 from clusterctl.spec.caller import Caller, notes, resolved
@@ -17,7 +17,7 @@ from clusterctl.spec.models import (
     SlurmSettings,
     User,
 )
-from clusterctl.spec.target import ScriptKind, script_kind
+from clusterctl.spec.target import ScriptKind, is_job_file, script_kind
 
 __all__ = [
     "BUNDLED_JOBS",
@@ -34,6 +34,7 @@ __all__ = [
     "ScriptKind",
     "SlurmSettings",
     "User",
+    "is_job_file",
     "job_spec",
     "job_words",
     "notes",

@@ -19,14 +19,23 @@ def job_spec(target: str, flags: Mapping[str, object]) -> JobSpec:
     """The job that a `submit` asks for. ``target`` is a bundled job's name, or the path of a script.
 
     ``flags`` holds what was given, by the names of JobWords' fields; ``model_fields_set`` of the job tells
-    that from defaults. A bundled name wins over a file of that name: ``./train`` is the file.
+    that from defaults.
 
     Raises:
         UsageError: the target is neither, or flags are wrong; ``failures`` has one entry a flag.
     """
-    bundled, script = named_job(target)
+    return job_of(target, job_words(flags).given, folder=Path())
+
+
+def job_of(target: str, said: Mapping[str, Any], *, folder: Path) -> JobSpec:
+    """The job of what was ``said`` and is valid; paths are relative to ``folder``.
+
+    Raises:
+        UsageError: the target is neither a bundled job nor a script.
+    """
+    bundled, script = named_job(target, folder)
     job = JobSpec(name=bundled or safe_name(target), bundled=bundled, script=script)
-    return job.model_copy(update=job_words(flags).given)
+    return job.model_copy(update=dict(said))
 
 
 def job_words(flags: Mapping[str, object]) -> JobWords:

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Self
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
-from clusterctl.spec.job_values import Environment, Image, Text
+from clusterctl.spec.job_values import Argument, Environment, Image, Text
 from clusterctl.spec.models import PATTERN_WORDS, AccountName, Model, PartitionName
 from clusterctl.spec.units import JobMemoryMib, JobTimeS
 from clusterctl.spec.words import shown
@@ -52,7 +52,7 @@ def _runnable_array(value: str) -> str:
     return value
 
 
-Count = Annotated[int, Field(ge=1, le=_MAX_COUNT)]
+Count = Annotated[int, Field(ge=1, le=_MAX_COUNT, strict=True)]
 JobName = Annotated[str, StringConstraints(pattern=JOB_NAME)]
 Array = Annotated[str, StringConstraints(pattern=ARRAY), AfterValidator(_runnable_array)]
 
@@ -61,11 +61,11 @@ class JobWords(Model):
     """What can be said of a job. Each field is called as its flag is; None leaves the choice to Slurm."""
 
     name: JobName | None = Field(None, description="the job's name; default: the program's or the script's")
-    args: tuple[Text, ...] = Field((), description="what the program gets")
+    args: tuple[Argument, ...] = Field((), description="what the program gets")
     nodes: Count = Field(1, description="nodes")
     tasks_per_node: Count = Field(1, description="ranks on each node")
     cpus: Count | None = Field(None, description="cores of each rank")
-    gpus: Annotated[int, Field(ge=0, le=_MAX_COUNT)] = Field(0, description="GPUs on each node")
+    gpus: Annotated[int, Field(ge=0, le=_MAX_COUNT, strict=True)] = Field(0, description="GPUs on each node")
     mem: JobMemoryMib | None = Field(None, description="memory on each node")
     time: JobTimeS | None = Field(None, description="time limit; a bare number is minutes")
     partition: PartitionName | None = Field(None, description="Slurm partition; default: the first")

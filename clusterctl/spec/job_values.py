@@ -35,35 +35,30 @@ def can_travel(value: str) -> str:
 
 def _as_mapping(value: object) -> object:
     """``["A=1", "B"]``, as flags say it, as a mapping; a name alone takes the caller's value."""
-    if not isinstance(value, list | tuple):
+    if isinstance(value, list | tuple):
+        pairs = [entry.partition("=") for entry in value if isinstance(entry, str)]
+        if len(pairs) < len(value):
+            raise ValueError("each entry must be text such as NAME=value")
+        value = {name: text if given else None for name, given, text in pairs}
+    if not isinstance(value, Mapping):
         return value
-    found = {}
-    for entry in value:
-        if not isinstance(entry, str):
-            raise ValueError(f"{shown(entry)} must be text such as NAME=value")
-        name, given, text = entry.partition("=")
-        if given:
-            found[name] = text
-        elif name in os.environ:
-            found[name] = os.environ[name]
-        else:
-            raise ValueError(f"{shown(name)} is not set here; write {_tame(name)}=value")
-    return found
+    return {name: _callers(name) if text is None else text for name, text in value.items()}
 
 
-def _variables(value: Mapping[str, str]) -> Mapping[str, str]:
-    for name in value:
-        if not re.fullmatch(_VARIABLE, name):
-            raise ValueError(f"{shown(name)} is no name of a variable: letters, digits and underscores")
-        if _SLURMS.match(name):
-            raise ValueError(f"{name} is Slurm's to set; a value from outside would mislead its steps")
-        if name == "PATH":
-            raise ValueError("PATH is clusterctl's: the job's Python comes first; change it in your script")
-    return value
+def _callers(name: str) -> str:
+    if name in os.environ:
+        return os.environ[name]
+    raise ValueError(f"{shown(name)} has no value, nor one here to take; write one")
 
 
-def _tame(name: str) -> str:
-    return name if re.fullmatch(_VARIABLE, name) else "NAME"
+def _variable(name: str) -> str:
+    if not re.fullmatch(_VARIABLE, name):
+        raise ValueError(f"{shown(name)} is no name of a variable: letters, digits and underscores")
+    if _SLURMS.match(name):
+        raise ValueError(f"{name} is Slurm's to set; a value from outside would mislead its steps")
+    if name == "PATH":
+        raise ValueError("PATH is clusterctl's: the job's Python comes first; change it in your script")
+    return name
 
 
 def _image(value: str, info: ValidationInfo) -> str:
@@ -83,15 +78,15 @@ def _image(value: str, info: ValidationInfo) -> str:
 
 
 Text = Annotated[str, AfterValidator(can_travel)]
+Argument = Annotated[Text, WithJsonSchema({"type": ["string", "number", "boolean"]})]
 Environment = Annotated[
-    Mapping[str, Text],
+    Mapping[Annotated[str, AfterValidator(_variable)], Text],
     BeforeValidator(_as_mapping),
-    AfterValidator(_variables),
     WithJsonSchema(
         {
             "type": "object",
             "propertyNames": {"pattern": f"^{_VARIABLE}$"},
-            "additionalProperties": {"type": ["string", "number", "boolean"]},
+            "additionalProperties": {"type": ["string", "number", "boolean", "null"]},
         }
     ),
 ]

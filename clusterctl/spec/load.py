@@ -7,19 +7,25 @@ import re
 from pathlib import Path
 from typing import Final
 
-from pydantic import ValidationError
-from pydantic_core import ErrorDetails
 from ruamel.yaml import YAML
 
-from clusterctl.errors import Problem, SpecError, UsageError
+from clusterctl.errors import SpecError
 from clusterctl.spec.caller import Caller, resolved
-from clusterctl.spec.models import LABEL, ClusterSpec, Partition
-from clusterctl.spec.problems import Places
+from clusterctl.spec.checks import findings
+from clusterctl.spec.kind import Kind
+from clusterctl.spec.models import LABEL, PATTERN_WORDS, ClusterSpec, Partition
+from clusterctl.spec.parse import parse, read_text
 from clusterctl.spec.source import Source, read_source
-from clusterctl.spec.words import shown
 
 SPEC_NAME: Final = "cluster.yaml"
-MAX_BYTES: Final = 1024 * 1024
+SPEC: Final = Kind(
+    name="spec",
+    model=ClusterSpec,
+    words=PATTERN_WORDS,
+    findings=findings,
+    missing="name another with -f, or write one with clusterctl init",
+    empty="clusterctl init writes one to start from",
+)
 # A line that names the cluster, in a text that may be no YAML.
 _NAME_LINE: Final = re.compile(rf"""^name:[ \t]+["']?({LABEL[1:-1]})["']?[ \t]*(?:#.*)?$""", re.MULTILINE)
 
@@ -31,7 +37,7 @@ def load_spec(path: Path | None, *, caller: Caller | None = None) -> ClusterSpec
         UsageError: the file can't be read.
         SpecError: its content is wrong.
     """
-    spec = default_spec() if path is None else parse_spec(_read(path), str(path))
+    spec = default_spec() if path is None else parse_spec(read_text(path, SPEC), str(path))
     return resolved(spec, caller or Caller.current())
 
 
@@ -52,25 +58,7 @@ def parse_spec(text: str, file: str) -> ClusterSpec:
     Raises:
         SpecError: the text is no YAML, or no spec.
     """
-    source = read_source(text, file)
-    if not isinstance(source, Source):
-        raise SpecError(file, source)
-    values = source.root.value
-    if not isinstance(values, dict):
-        if source.problems:
-            raise SpecError(file, source.problems)
-        message = f"a spec is a mapping of keys, not {shown(values)}"
-        raise SpecError(file, (Problem(file, source.root.line, source.root.column, "spec", message),))
-    spec: ClusterSpec | None = None
-    errors: list[ErrorDetails] = []
-    try:
-        spec = ClusterSpec.model_validate(values)
-    except ValidationError as exc:
-        errors = exc.errors(include_url=False, include_input=False)
-    problems = (*source.problems, *Places(source, file, values).problems(errors))
-    if problems or spec is None:
-        raise SpecError(file, tuple(sorted(set(problems), key=lambda p: (p.line, p.column, p.key))))
-    return spec
+    return parse(text, file, SPEC)
 
 
 def read_name(path: Path) -> tuple[str, SpecError | None]:
@@ -80,7 +68,7 @@ def read_name(path: Path) -> tuple[str, SpecError | None]:
         UsageError: the file can't be read.
         SpecError: not even the name can be read.
     """
-    text = _read(path)
+    text = read_text(path, SPEC)
     try:
         return parse_spec(text, str(path)).name, None
     except SpecError as exc:
@@ -92,7 +80,7 @@ def read_name(path: Path) -> tuple[str, SpecError | None]:
 
 def _given_name(text: str) -> str:
     """The name in a text that is YAML, though no spec; else ""."""
-    source = read_source(text, "")
+    source = read_source(text, "", empty="")
     item = source.root.child("name") if isinstance(source, Source) else None
     return item.text if item is not None and re.fullmatch(LABEL, item.text) else ""
 
@@ -105,30 +93,3 @@ def dump_spec(spec: ClusterSpec) -> str:
     stream = io.StringIO()
     yaml.dump(spec.model_dump(mode="json", exclude_none=True), stream)
     return stream.getvalue()
-
-
-def _read(path: Path) -> str:
-    try:
-        with path.open("rb") as file:
-            raw = file.read(MAX_BYTES + 1)
-    except FileNotFoundError as exc:
-        raise UsageError(
-            f"there is no spec file {path}", fix="name another with -f, or write one with clusterctl init"
-        ) from exc
-    except (OSError, ValueError) as exc:  # ValueError: a path with a null byte
-        why = getattr(exc, "strerror", None) or str(exc)
-        raise UsageError(
-            "the spec file can't be read", where=str(path), why=why, fix="name a readable file with -f"
-        ) from exc
-    if len(raw) > MAX_BYTES:
-        raise UsageError("the spec file is larger than 1 MiB", where=str(path), fix="is this the right file?")
-    try:
-        return raw.decode()
-    except UnicodeDecodeError as exc:
-        line = raw.count(b"\n", 0, exc.start) + 1
-        raise UsageError(
-            "the spec file is not UTF-8 text",
-            where=f"{path}:{line}",
-            why=f"byte 0x{raw[exc.start]:02x}",
-            fix="save it as UTF-8",
-        ) from exc

@@ -3,17 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
-from typing import Any, Final, get_args
+from typing import Any, Final, get_args, get_origin
 
 from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
 from clusterctl.errors import Problem
-from clusterctl.spec.checks import INCONSISTENT, Loc, findings
-from clusterctl.spec.models import PATTERN_WORDS, PROVIDER_TYPES, ClusterSpec
+from clusterctl.spec.checks import INCONSISTENT, Loc
+from clusterctl.spec.kind import Kind, M
+from clusterctl.spec.models import PROVIDER_TYPES
 from clusterctl.spec.source import Source, path_text
 from clusterctl.spec.words import did_you_mean, explain, shown
 
+_KEY: Final = "[key]"  # pydantic's word for the name of an entry, at the end of a location
 _HINTS_BY_KEY: Final[Mapping[Loc, str]] = {
     ("version",): "write version: 1",
     ("provider",): "write it as provider: {type: local}",
@@ -26,10 +28,11 @@ _HINTS_BY_KIND: Final[Mapping[str, str]] = {
 class Places:
     """The places of one file, for the errors that its values ran into."""
 
-    def __init__(self, source: Source, file: str, values: Mapping[str, object]) -> None:
+    def __init__(self, source: Source, file: str, values: Mapping[str, object], kind: Kind[M]) -> None:
         self._source = source
         self._file = file
         self._values = values
+        self._kind = kind
 
     def problems(self, errors: Iterable[ErrorDetails]) -> Iterator[Problem]:
         fields = [e for e in errors if e["type"] != INCONSISTENT and not self._is_noise(e)]
@@ -38,7 +41,7 @@ class Places:
         for error in fields:
             if error["type"] != "missing" or error["loc"] not in misspelt:
                 yield self._field_problem(error)
-        for finding in findings(self._values):
+        for finding in self._kind.findings(self._values):
             if finding.loc not in misspelt and not self._is_flawed(finding.loc):
                 spot = self._source.spot(finding.loc, at_key=finding.at_key)
                 key = path_text(finding.loc)
@@ -62,19 +65,21 @@ class Places:
     def _near_key(self, error: ErrorDetails) -> str:
         if error["type"] != "extra_forbidden":
             return ""
-        near = did_you_mean(str(error["loc"][-1]), _known_keys(error["loc"][:-1]))
+        near = did_you_mean(str(error["loc"][-1]), _known_keys(self._kind.model, error["loc"][:-1]))
         return near.removeprefix("did you mean ").removesuffix("?")
 
     def _field_problem(self, error: ErrorDetails) -> Problem:
         loc, kind = error["loc"], error["type"]
-        spot = self._source.spot(loc, at_key=kind == "extra_forbidden")
+        is_key = loc[-1] == _KEY
+        loc = loc[:-1] if is_key else loc
+        spot = self._source.spot(loc, at_key=is_key or kind == "extra_forbidden")
         context: dict[str, Any] = dict(error.get("ctx", {}))
         if kind == "string_pattern_mismatch":
-            context["words"] = PATTERN_WORDS[context["pattern"]]
+            context["words"] = self._kind.words[context["pattern"]]
         if loc == ("provider", "type"):
             context["expected"] = " or ".join(PROVIDER_TYPES)
-        value = self._shown(loc)
-        message = explain(kind, context, _name(loc), value)
+        value = shown(loc[-1]) if is_key else self._shown(loc)
+        message = explain(kind, context, "a name here" if is_key else _name(loc), value)
         return Problem(self._file, spot.line, spot.column, path_text(loc), message, self._hint(error))
 
     def _shown(self, loc: Loc) -> str:
@@ -89,7 +94,7 @@ class Places:
         loc, kind = error["loc"], error["type"]
         item = self._source.spot(loc).item
         if kind == "extra_forbidden":
-            known = _known_keys(loc[:-1])
+            known = _known_keys(self._kind.model, loc[:-1])
             return did_you_mean(str(loc[-1]), known) or f"known keys: {', '.join(known)}"
         if loc == ("provider", "type"):
             near = did_you_mean(item.value, PROVIDER_TYPES) if item and isinstance(item.value, str) else ""
@@ -105,19 +110,20 @@ def _name(loc: Loc) -> str:
     return path_text(loc[start:])
 
 
-def _known_keys(loc: Loc) -> tuple[str, ...]:
+def _known_keys(model: type[BaseModel], loc: Loc) -> tuple[str, ...]:
     """The keys that the mapping at ``loc`` may have."""
-    model: type[BaseModel] = ClusterSpec
+    here: Any = model
     for part in loc:
         if isinstance(part, str):
-            model = _model_in(model.model_fields[part].annotation)
-    return tuple(model.model_fields)
+            fields = getattr(here, "model_fields", None)
+            here = _mapping_in(fields[part].annotation if fields else get_args(here)[1])
+    return tuple(here.model_fields)
 
 
-def _model_in(annotation: Any) -> type[BaseModel]:
-    """The model that an annotation such as ``tuple[Partition, ...]`` is about."""
+def _mapping_in(annotation: Any) -> Any:
+    """The model, or the mapping of names, that an annotation such as ``tuple[Partition, ...]`` is about."""
     if isinstance(annotation, type) and issubclass(annotation, BaseModel):
         return annotation
-    return next(
-        _model_in(part) for part in get_args(annotation) if part is not type(None) and part is not ...
-    )
+    if get_origin(annotation) is Mapping:
+        return annotation
+    return next((found for part in get_args(annotation) if (found := _mapping_in(part))), None)

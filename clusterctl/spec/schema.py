@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any, Final
 
+from clusterctl.spec.job_file import JobFile
 from clusterctl.spec.models import ClusterSpec
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
@@ -24,9 +25,18 @@ def json_schema() -> dict[str, Any]:
     }
 
 
-def reference() -> str:
+def job_schema() -> dict[str, Any]:
+    """The JSON Schema of a job file. What it can't express, `submit` still refuses."""
+    return {
+        "$schema": DIALECT,
+        **JobFile.model_json_schema(),
+        "title": "clusterctl job file",
+        "description": "One job for `clusterctl submit`, or several variants of it.",
+    }
+
+
+def reference(schema: Schema) -> str:
     """Markdown tables of every field, one table a mapping, in the order of the schema."""
-    schema = json_schema()
     return "\n".join(_section("", schema, schema["$defs"])).strip() + "\n"
 
 

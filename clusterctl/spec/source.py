@@ -7,7 +7,7 @@ leading zero, tags.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any, Final
 
@@ -120,8 +120,14 @@ class Source:
         return Spot(item.line, item.column, item)
 
 
-def read_source(text: str, file: str) -> Source | tuple[Problem, ...]:
-    """The values of a YAML text with their places, or why it is no YAML document."""
+def read_source(
+    text: str, file: str, *, empty: str, as_text: Collection[str] = ()
+) -> Source | tuple[Problem, ...]:
+    """The values of a YAML text with their places, or why it is no YAML document.
+
+    ``empty`` helps who has nothing in the file. Below the keys ``as_text``, numbers and booleans are the text
+    that stands there.
+    """
     yaml = YAML(typ="safe", pure=True)
     yaml.max_depth = MAX_DEPTH
     yaml.composer.warn_double_anchors = False
@@ -130,8 +136,8 @@ def read_source(text: str, file: str) -> Source | tuple[Problem, ...]:
     except YAMLError as exc:
         return (_syntax_problem(exc, text, file),)
     if node is None:
-        return (Problem(file, 1, 1, "spec", "the file is empty", "clusterctl init writes one to start from"),)
-    reader = _Reader(file, yaml)
+        return (Problem(file, 1, 1, "spec", "the file is empty", empty),)
+    reader = _Reader(file, yaml, as_text)
     return Source(reader.read(node, ()), tuple(reader.problems))
 
 
@@ -159,8 +165,9 @@ def _from_one(mark: Any) -> tuple[int, int]:
 class _Reader:
     """Turns nodes into items. An anchored node is read once and its item shared by its aliases."""
 
-    def __init__(self, file: str, yaml: YAML) -> None:
+    def __init__(self, file: str, yaml: YAML, as_text: Collection[str]) -> None:
         self.problems: list[Problem] = []
+        self._as_text = frozenset(as_text)
         self._file = file
         self._done: dict[int, Item] = {}
         self._open: set[int] = set()
@@ -200,6 +207,9 @@ class _Reader:
 
     def _scalar(self, item: Item, node: ScalarNode, tag: str, loc: Loc) -> None:
         item.text = node.value
+        if tag in {"int", "float", "bool"} and not self._as_text.isdisjoint(loc):
+            item.value = node.value
+            return
         digits = node.value.lstrip("+-")
         if tag == "int" and len(digits) > 1 and digits.isdecimal() and digits[0] == "0":
             decimal = digits.lstrip("0") or "0"

@@ -15,6 +15,7 @@ from clusterctl.spec.words import did_you_mean, shown
 
 _SHEBANG: Final = re.compile(rb"#!\s*(?:/\S*/)?(?:env\s+(?:-S\s+)?)?(?:/\S*/)?([A-Za-z]+)[0-9.]*\b")
 _NO_TARGET: Final = f"no file has this name, and the bundled jobs are {', '.join(BUNDLED_JOBS)}"
+_JOB_FILES: Final = frozenset({".yaml", ".yml"})
 _SHELLS: Final = frozenset({b"sh", b"bash", b"dash", b"ksh", b"zsh"})
 
 
@@ -23,6 +24,11 @@ class ScriptKind(StrEnum):
 
     SHELL = "shell"
     PYTHON = "python"
+
+
+def is_job_file(target: str) -> bool:
+    """Whether the word JOB names a job file."""
+    return Path(target).suffix.lower() in _JOB_FILES
 
 
 def script_kind(script: Path) -> ScriptKind:
@@ -53,16 +59,24 @@ def script_kind(script: Path) -> ScriptKind:
     )
 
 
-def named_job(target: str) -> tuple[str | None, Path | None]:
-    """The bundled job or the script that ``target`` names; the other is None."""
+def named_job(target: str, folder: Path) -> tuple[str | None, Path | None]:
+    """The bundled job or the script that ``target`` names; the other is None.
+
+    A bundled name wins over a file of that name: ``./train`` is the file. Paths are relative to ``folder``.
+
+    Raises:
+        UsageError: it names neither.
+    """
     if target in BUNDLED_JOBS:
         return target, None
     try:
         target.encode()  # its name stands in the batch script, which is UTF-8
-        path = Path(target).absolute()
+        path = (folder / target).absolute()
         mode = path.stat().st_mode
     except FileNotFoundError as exc:
-        raise UsageError(f"there is no job {shown(target)}", why=_NO_TARGET, fix=_near(target)) from exc
+        raise UsageError(
+            f"there is no job {shown(target)}", why=_NO_TARGET, fix=_near(target, folder)
+        ) from exc
     except (OSError, ValueError) as exc:  # ValueError: a null byte, or no UTF-8
         why = getattr(exc, "strerror", None) or str(exc)
         raise UsageError(f"{shown(target)} can't be read", why=why, fix="name a script of yours") from exc
@@ -73,14 +87,14 @@ def named_job(target: str) -> tuple[str | None, Path | None]:
     return None, path
 
 
-def _near(target: str) -> str:
+def _near(target: str, folder: Path) -> str:
     """A bundled job, or a file beside the missing one, whose name is near."""
-    path = Path(target)
+    path = folder / target
     try:
         files = [entry.name for entry in os.scandir(path.parent) if entry.is_file()]
     except OSError:
         files = []  # no such folder either: nothing to compare with
-    if target == path.name and (near := did_you_mean(target, BUNDLED_JOBS)):
+    if target == Path(target).name and (near := did_you_mean(target, BUNDLED_JOBS)):
         return near
     return did_you_mean(path.name, files) or "name a bundled job, or the path of a script"
 

@@ -120,7 +120,10 @@ def test_every_flag() -> None:
             {"env": ["PATH=/bin"]},
             "--env: PATH is clusterctl's: the job's Python comes first; change it in your script",
         ),
-        ({"env": ["NOT_SET_HERE"]}, "--env: 'NOT_SET_HERE' is not set here; write NOT_SET_HERE=value"),
+        (
+            {"env": ["NOT_SET_HERE"]},
+            "--env: 'NOT_SET_HERE' has no value, nor one here to take; write one",
+        ),
         ({"env": ["A=\0"]}, "--env: '\\x00' has a null byte, which no process can get"),
         (
             {"container": "docker://python:3.12"},

@@ -1,0 +1,241 @@
+"""Job files: what they say, in what order it wins, and where what is wrong stands."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import jsonschema
+import pytest
+from ruamel.yaml import YAML
+
+from clusterctl.errors import SpecError, UsageError
+from clusterctl.spec import JobSpec, JobWords
+from clusterctl.spec.job_file import JobFile, jobs_of_file
+from clusterctl.spec.schema import job_schema
+
+EVERYTHING = """\
+job: train.py
+name: mine
+args: [--lr, 1e-3, --on, true]
+nodes: 2
+tasks_per_node: 4
+cpus: 2
+gpus: 1
+mem: 4096
+time: 1h30m
+partition: train
+account: physics
+qos: urgent
+constraint: a100&ib
+array: "0-3"
+launcher: mpirun
+folder: false
+include: [data/*.bin]
+exclude: ["*.log"]
+env: {LR: 1e-3, DEBUG: true, NOTE: "a b"}
+container: images/x.sif
+"""
+SWEEP = """\
+job: train.py
+nodes: 2
+env: {LR: 0.1, SEED: 1}
+variants:
+  small: {nodes: 1, env: {LR: 0.5}}
+  big: {nodes: 8, name: huge, args: [--deep]}
+  bundled: {job: train}
+"""
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Another folder than the current one, with a script and an image."""
+    (tmp_path / "elsewhere").mkdir()
+    monkeypatch.chdir(tmp_path / "elsewhere")
+    (tmp_path / "train.py").touch()
+    (tmp_path / "images").mkdir()
+    (tmp_path / "images" / "x.sif").touch()
+    return tmp_path
+
+
+Read = Callable[..., tuple[JobSpec, ...]]
+
+
+@pytest.fixture
+def read(folder: Path) -> Read:
+    """`read(text, flags, variants)`: the jobs of a file of this text."""
+
+    def jobs(text: str, flags: dict | None = None, variants: tuple[str, ...] = ()) -> tuple[JobSpec, ...]:
+        path = folder / "job.yaml"
+        path.write_text(text)
+        return jobs_of_file(path, flags or {}, variants)
+
+    return jobs
+
+
+def problems(read: Read, text: str) -> list[str]:
+    with pytest.raises(SpecError) as caught:
+        read(text)
+    assert "is not a valid job file" in str(caught.value)
+    return [str(problem).partition("/job.yaml:")[2] for problem in caught.value.problems]
+
+
+def test_everything_that_flags_can_say(read: Read, folder: Path) -> None:
+    (job,) = read(EVERYTHING)
+    assert job == JobSpec(
+        script=folder / "train.py",
+        name="mine",
+        args=("--lr", "1e-3", "--on", "true"),
+        nodes=2,
+        tasks_per_node=4,
+        cpus=2,
+        gpus=1,
+        mem="4GiB",
+        time="1:30:00",
+        partition="train",
+        account="physics",
+        qos="urgent",
+        constraint="a100&ib",
+        array="0-3",
+        launcher="mpirun",
+        folder=False,
+        include=("data/*.bin",),
+        exclude=("*.log",),
+        env={"LR": "1e-3", "DEBUG": "true", "NOTE": "a b"},
+        container=str(folder / "images" / "x.sif"),
+    )
+    said = set(YAML(typ="safe").load(EVERYTHING)) - {"job"}
+    assert job.model_fields_set == said | {"bundled", "script"}
+    assert said == set(JobWords.model_fields), "the example above shows every key"
+
+
+def test_all_variants_or_those_that_are_named(read: Read) -> None:
+    small, big, bundled = read(SWEEP)
+    assert (small.name, small.nodes, small.env) == ("train-small", 1, {"LR": "0.5", "SEED": "1"})
+    assert (big.name, big.nodes, big.args) == ("huge", 8, ("--deep",))
+    assert (bundled.name, bundled.bundled, bundled.nodes) == ("train-bundled", "train", 2)
+    assert [job.name for job in read(SWEEP, variants=("big", "small", "big"))] == ["huge", "train-small"]
+
+
+def test_flags_win_over_the_variant_and_that_over_the_file(read: Read) -> None:
+    flags = {"nodes": 5, "env": ["SEED=2", "X="], "name": "n", "args": ["y"]}
+    small, big, _ = read(SWEEP, flags)
+    assert {job.nodes for job in (small, big)} == {5}
+    assert small.env == {"LR": "0.5", "SEED": "2", "X": ""}
+    assert big.args == ("y",)
+    assert (small.name, big.name) == ("n-small", "n-big")
+    assert read(SWEEP, flags, ("big",))[0].name == "n"
+
+
+def test_a_long_name_leaves_room_for_the_variants(read: Read) -> None:
+    (job,) = read(f"job: train\nname: {'x' * 64}\nvariants: {{v1: {{}}}}\n")
+    assert job.name == "x" * 61 + "-v1"
+
+
+def test_an_unknown_variant(read: Read) -> None:
+    with pytest.raises(UsageError, match="has no variant 'bgi'") as caught:
+        read(SWEEP, variants=("bgi",))
+    assert caught.value.fix == "did you mean big?"
+    with pytest.raises(UsageError) as caught:
+        read(SWEEP, variants=("zzz",))
+    assert caught.value.fix == "its variants: small, big, bundled"
+
+
+def test_a_variable_may_take_its_value_from_here(read: Read, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TOKEN", "x y")
+    assert read("job: train\nenv: {TOKEN: , A: }\n".replace(", A: ", ""))[0].env == {"TOKEN": "x y"}
+    assert read("job: train\nenv: [TOKEN, A=1]\n")[0].env == {"TOKEN": "x y", "A": "1"}
+    assert problems(read, "job: train\nenv: {NOT_SET_HERE: }\n") == [
+        "2:6: env: 'NOT_SET_HERE' has no value, nor one here to take; write one"
+    ]
+
+
+def test_all_that_is_wrong_comes_out_with_its_place(read: Read) -> None:
+    text = """\
+nodes: two
+gpus: true
+tiem: 5
+mem: true
+launcher: mpi
+env: {2x: 1, SLURM_X: 2}
+container: docker://x
+account: 5
+variants:
+  "a b": {}
+  x: {noodles: 3, job: train}
+  env: {env: {PATH: /bin}, job: train}
+  y: 3
+"""
+    assert problems(read, text) == [
+        "1:8: nodes: nodes must be a whole number, not 'two'",
+        "2:7: gpus: gpus must be a whole number, not true",
+        "3:1: tiem: unknown key tiem (did you mean time?)",
+        "4:6: mem: true is not an amount of memory; write it as 4G, 4GiB or 4096 (MB)",
+        "5:11: launcher: launcher must be srun or mpirun, not 'mpi'",
+        "6:7: env.2x: '2x' is no name of a variable: letters, digits and underscores",
+        "6:14: env.SLURM_X: SLURM_X is Slurm's to set; a value from outside would mislead its steps",
+        "7:12: container: 'docker://x' is no file: make one of it with `apptainer pull image.sif ...`",
+        "8:10: account: account must be text, not 5 (put it in quotes)",
+        "10:3: variants.a b: a name here must be at most 32 letters, digits, dots, dashes or underscores, "
+        "not 'a b'",
+        "10:3: variants.a b: job is missing, here and in the file "
+        "(write job: train, or the path of a script)",
+        "11:7: variants.x.noodles: unknown key noodles (did you mean nodes?)",
+        "12:15: variants.env.env.PATH: PATH is clusterctl's: the job's Python comes first; change it in your "
+        "script",
+        "13:6: variants.y: y must be a mapping of keys, not 3",
+    ]
+
+
+@pytest.mark.parametrize(
+    ("text", "problem"),
+    [
+        ("", "1:1: spec: the file is empty (write job: train, or the path of a script)"),
+        ("- a\n", "1:1: spec: a job file is a mapping of keys, not a list"),
+        ("nodes: 2\n", "1:1: job: job is missing (write job: train, or the path of a script)"),
+        ("jb: train\n", "1:1: jb: unknown key jb (did you mean job?)"),
+        ("job: 5\n", "1:6: job: job must be text, not 5 (put it in quotes)"),
+        ("job: trian\n", "1:6: job: there is no job 'trian': no file has this name, and the bundled jobs are "
+            "train, probe (did you mean train?)"),
+        ("job: ./tarin.py\n", "1:6: job: there is no job './tarin.py': no file has this name, and the "
+            "bundled jobs are train, probe (did you mean train.py?)"),
+        ("job: train\nvariants:\n  a: {job: images}\n", "3:12: variants.a.job: 'images' is a folder "
+            "(name a script of yours, or a bundled job)"),
+        ("job: [train\n", "2:1: yaml: a bracket opened above is not closed here (close it, or add a comma)"),
+    ],
+)  # fmt: skip
+def test_one_thing_wrong(read: Read, text: str, problem: str) -> None:
+    assert problems(read, text) == [problem]
+
+
+def test_wrong_flags_are_told_as_flags(read: Read) -> None:
+    with pytest.raises(UsageError, match="--nodes must be at least 1, not 0"):
+        read(SWEEP, {"nodes": 0})
+
+
+def test_a_spec_of_a_cluster_is_told_apart(read: Read) -> None:
+    with pytest.raises(UsageError, match="describes a cluster, not a job") as caught:
+        read("version: 1\nname: demo\npartitions:\n  - {name: train, nodes: 2}\n")
+    assert "up" in caught.value.fix
+
+
+def test_no_such_file(folder: Path) -> None:
+    with pytest.raises(UsageError, match="there is no job file"):
+        jobs_of_file(folder / "none.yaml", {})
+
+
+def test_the_schema(golden: Callable[[str, str], None]) -> None:
+    schema = job_schema()
+    golden("job-schema.json", json.dumps(schema, indent=2) + "\n")
+    jsonschema.Draft202012Validator.check_schema(schema)
+    validator = jsonschema.Draft202012Validator(schema)
+    for text in (EVERYTHING, SWEEP):
+        assert list(validator.iter_errors(YAML(typ="safe").load(text))) == []
+    for text in ("jb: train", "env: {2x: 1}", "variants: {a: {noodles: 1}}", "nodes: 0"):
+        assert list(validator.iter_errors(YAML(typ="safe").load(text)))
+
+
+def test_every_key_is_described() -> None:
+    fields = {**JobFile.model_fields, **JobWords.model_fields}
+    assert [name for name, field in fields.items() if not field.description] == []
