@@ -107,7 +107,9 @@ class _Plan:
         for name, (now, then) in self.resized.items():
             partition = self.partitions[name]
             allocated = nodes[name].allocated_mib if name in nodes else 0
-            if partition.cpus is not None and now.cpus != then.cpus:
+            if now.disk_mib != then.disk_mib:
+                reasons[name] = f"{name} is made anew, with another disk"
+            elif partition.cpus is not None and now.cpus != then.cpus:
                 reasons[name] = f"{name} gets {then.cpus} CPUs instead of {now.cpus}"
             elif partition.memory is not None and allocated > then.memory_mib:
                 reasons[name] = f"{name} gets {format_size(then.memory_mib)} of memory, less than jobs have"
@@ -158,7 +160,7 @@ def refuse_taken_uids(spec: ClusterSpec, accounts: str) -> None:
 def _size(host: Host) -> Size | None:
     if host.cpus is None or host.memory_mib is None:
         return None
-    return Size(host.cpus, host.memory_mib)
+    return Size(host.cpus, host.memory_mib, host.disk_mib)
 
 
 def _words(size: Size) -> str:

@@ -21,7 +21,8 @@ class Host(BaseModel):
     """One reachable machine.
 
     ``cpus`` and ``memory_mib`` are set where a node gets a share of a larger machine and its hardware
-    facts would claim too much; Slurm is then told the share (``config_overrides``).
+    facts would claim too much; Slurm is then told the share (``config_overrides``). ``disk_mib`` is the
+    limit of what it may write, where there is one.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -35,6 +36,7 @@ class Host(BaseModel):
     host_key: str = Field(description="public host key, as `ssh-ed25519 AAAA...`")
     cpus: int | None = None
     memory_mib: int | None = None
+    disk_mib: int | None = None
 
 
 class Inventory(BaseModel):

@@ -55,7 +55,6 @@ class Run:
     tell: Tell
     phases: list[Phase] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    started: list[str] = field(default_factory=list)
     mended: list[Mended] = field(default_factory=list)
 
     @contextmanager
@@ -113,7 +112,6 @@ def up(
     ):
         workspace.create()
         change = _review(spec, workspace, provider, connections, force=force)
-        known = _known_hosts(workspace)
         workspace.create_secrets()
         text = dump_spec(spec)
         write_atomic(workspace.spec, text)
@@ -127,13 +125,13 @@ def up(
             inventory = made.inventory
             write_inventory(spec, inventory, workspace)
             run.notes += made.notes
-            run.started += made.started
+            started = list(made.started)
             step.note = f"{len(inventory.hosts)} hosts on {inventory.network}"
 
         with run.phase("reach") as (step, say):
 
             def revive() -> None:  # hosts that went down since they were last looked at
-                run.started += provider.apply(spec, workspace, keep=change.keep, say=say).started
+                started.extend(provider.apply(spec, workspace, keep=change.keep, say=say).started)
 
             asked = questions(spec, inventory, workspace)
             views = reach(asked, connections, revive=revive)
@@ -141,11 +139,9 @@ def up(
             step.note = f"{len(views)} hosts answer"
 
         with run.phase("configure") as (step, say):
-            configured = mend(spec, inventory, workspace, connections, views, anew=reconfigure, say=say)
-            run.mended = [
-                *(Mended(host, "was powered off", "started") for host in run.started if host in known),
-                *configured.mended,
-            ]
+            configured = mend(spec, made, workspace, connections, views, anew=reconfigure, say=say)
+            run.mended += [Mended(host, "was powered off", "started") for host in started]
+            run.mended += configured.mended
             step.note = configured.summary
 
         with run.phase("verify") as (step, _):
@@ -256,13 +252,6 @@ def _destroy(provider: Provider, cluster_id: str, say: Callable[[str], None]) ->
             why="; ".join(left),
             fix="run `clusterctl down` again; what stays then has to be removed by hand",
         )
-
-
-def _known_hosts(workspace: Workspace) -> frozenset[str]:
-    try:
-        return frozenset(host.name for host in inventory_of(workspace).hosts)
-    except UsageError:
-        return frozenset()
 
 
 def write_inventory(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> None:

@@ -6,17 +6,17 @@ both are the same, Ansible need not run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from clusterctl import configure
 from clusterctl.assets import asset, tree_hash
-from clusterctl.inventory import Inventory
 from clusterctl.journal import digest
 from clusterctl.mend.drift import Mended, drifted, hosts_with_drift, mended, touches_slurm
 from clusterctl.mend.managed import questions
+from clusterctl.providers.base import Provisioned
 from clusterctl.reach import Connections, Marks, View, reach
 from clusterctl.slurm.config import render_files
 from clusterctl.spec import ClusterSpec
@@ -44,7 +44,7 @@ class _Noted(BaseModel):
 
 def mend(
     spec: ClusterSpec,
-    inventory: Inventory,
+    provisioned: Provisioned,
     workspace: Workspace,
     connections: Connections,
     views: Mapping[str, View],
@@ -58,10 +58,11 @@ def mend(
         ConfigureError: tasks failed; one failure a host.
         TransportError: a host could not be looked at afterwards.
     """
+    inventory = provisioned.inventory
     for name, content in render_files(spec, inventory, {host: v.facts for host, v in views.items()}).items():
         write_atomic(workspace.rendered / name, content)
     configure.write_inventory(spec, inventory, workspace)
-    noted, inputs = _read(workspace), _inputs(workspace)
+    noted, inputs = _read(workspace, without=provisioned.made), _inputs(workspace)
     before = {host: view.marks for host, view in views.items()}
     concerned = hosts_with_drift(noted.marks, before)
     everything = anew or noted.inputs != inputs
@@ -94,11 +95,13 @@ def _inputs(workspace: Workspace) -> str:
     return digest(tree_hash(asset("ansible")), *parts)
 
 
-def _read(workspace: Workspace) -> _Noted:
+def _read(workspace: Workspace, *, without: Collection[str]) -> _Noted:
+    """What was noted, but for hosts that have been made anew since."""
     try:
-        return _Noted.model_validate_json(workspace.configured.read_bytes())
+        noted = _Noted.model_validate_json(workspace.configured.read_bytes())
     except (FileNotFoundError, ValidationError):
         return _Noted()
+    return _Noted(inputs=noted.inputs, marks={h: m for h, m in noted.marks.items() if h not in without})
 
 
 def _write(workspace: Workspace, noted: _Noted) -> None:

@@ -39,10 +39,14 @@ class Size:
 
 @dataclass(frozen=True, slots=True)
 class Provisioned:
-    """Hosts that exist, and what the user should know about how. ``started`` ones did not run before."""
+    """Hosts that exist, and what the user should know about how.
+
+    ``made`` ones are new; ``started`` ones were there, but did not run.
+    """
 
     inventory: Inventory
     notes: tuple[str, ...] = ()
+    made: tuple[str, ...] = ()
     started: tuple[str, ...] = ()
 
 

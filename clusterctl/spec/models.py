@@ -50,6 +50,7 @@ _INTERVAL_S = 2
 MAX_LOCAL_HOSTS: Final = checks.MAX_LOCAL_HOSTS
 MAX_CPUS = 65_533  # Slurm counts a node's CPUs in 16 bits
 PROOF_PARTITION = "clusterctl-proof"
+LEAST_DISK_MIB = 64
 LEAST_MEMORY_MIB = 256  # less, and not even the proof job fits beside the daemons
 ADMIN_USER = "clusterctl"
 # Accounts and groups that a Debian node has, or that clusterctl puts there.
@@ -151,7 +152,17 @@ class Partition(Model):
     memory: SizeMib | None = Field(
         None, description="memory of each node; by default this machine's memory is divided"
     )
+    disk: SizeMib | None = Field(
+        None, description="limit of what each node may write; by default as much as this machine has room for"
+    )
     max_time: DurationS | None = Field(None, description="longest time a job may ask for; default unlimited")
+
+    @field_validator("disk")
+    @classmethod
+    def _room_to_write(cls, value: int | None) -> int | None:
+        if value is not None and value < LEAST_DISK_MIB:
+            raise ValueError(f"a node's disk needs at least {format_size(LEAST_DISK_MIB)}")
+        return value
 
     @field_validator("memory")
     @classmethod

@@ -52,6 +52,7 @@ def look(machine: Machine) -> frozenset[str]:
     sources = (
         _processes(machine),
         _mounts(),
+        _loops(),
         _groups(),
         _network(),
         _rules(),
@@ -127,6 +128,15 @@ def _mounts() -> Iterator[str]:
         fields = line.split()
         kind, source, options = fields[fields.index("-") + 1 :][:3]
         yield f"mount {fields[4]}: {kind} {source} {options if kind == 'overlay' else ''}".rstrip()
+
+
+def _loops() -> Iterator[str]:
+    """Loop devices, whether what they lie on is mounted or not."""
+    for backing in Path("/sys/block").glob("loop*/loop/backing_file"):
+        try:
+            yield f"loop device {backing.parts[3]}: {backing.read_text().strip()}"
+        except OSError:
+            continue  # given back while we looked
 
 
 def _groups() -> Iterator[str]:

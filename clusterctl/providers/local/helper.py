@@ -72,8 +72,9 @@ def check(_: dict[str, Any]) -> dict[str, Any]:
     return {}
 
 
-def _check_tools() -> None:
-    missing = {tool: pkg for tool, pkg in TOOLS.items() if not shutil.which(tool, path=TOOL_ENV["PATH"])}
+def _check_tools(*, disks: bool = False) -> None:
+    tools = {**TOOLS, "mkfs.ext4": "e2fsprogs"} if disks else TOOLS
+    missing = {tool: pkg for tool, pkg in tools.items() if not shutil.which(tool, path=TOOL_ENV["PATH"])}
     if missing:
         raise MachineError(
             f"missing tool{'s' if len(missing) > 1 else ''}: {', '.join(missing)}",
@@ -161,7 +162,7 @@ def _state_lock() -> Iterator[None]:
 def up(request: dict[str, Any]) -> dict[str, Any]:
     """Make what is missing of a cluster, remove nodes that are no longer named."""
     wanted = ClusterRequest.model_validate(request)
-    _check_tools()
+    _check_tools(disks=any(node.disk_mib for node in wanted.nodes))
     with _state_lock():
         state = _state(wanted)
         lower = image.layers(state.image)
@@ -174,6 +175,7 @@ def up(request: dict[str, Any]) -> dict[str, Any]:
             notes += (
                 "the nodes keep the older image they were made from; `down` and `up` gives them the new one",
             )
+        remade = _remove_resized(wanted, state)
         removed = _remove_unnamed(wanted, state)
         state = _number(state, wanted)
         shared = cluster_dir(wanted.id) / "shared"
@@ -182,6 +184,7 @@ def up(request: dict[str, Any]) -> dict[str, Any]:
         running = machine.alive()
         for node in wanted.nodes:
             one = Machine(wanted.id, node, state.numbers[node.name])
+            new = not one.folder.is_dir()
             if one.name not in running:
                 machine.prepare(one, lower, state.subnet, wanted.admin_key)
                 machine.start(one, shared)
@@ -193,11 +196,12 @@ def up(request: dict[str, Any]) -> dict[str, Any]:
                     address=address(state.subnet, one.number),
                     host_key=machine.public_host_key(one),
                     started=one.name not in running,
+                    made=new,
                 )
             )
         machine.check_started([Machine(wanted.id, n, state.numbers[n.name]) for n in wanted.nodes])
     answer = MadeCluster(
-        subnet=state.subnet, shared=str(shared), nodes=tuple(made), removed=removed, notes=notes
+        subnet=state.subnet, shared=str(shared), nodes=tuple(made), removed=removed, notes=notes + remade
     )
     return answer.model_dump(mode="json")
 
@@ -241,6 +245,21 @@ def _remove_unnamed(wanted: ClusterRequest, state: ClusterState) -> tuple[str, .
     for name in surplus:
         mounts.erase(nodes / name)
     return tuple(surplus)
+
+
+def _remove_resized(wanted: ClusterRequest, state: ClusterState) -> tuple[str, ...]:
+    """Remove nodes whose disk is of another size than is wanted, to be made anew; says which."""
+    nodes = cluster_dir(wanted.id) / "nodes"
+    names = [
+        node.name
+        for node in wanted.nodes
+        if (nodes / node.name).is_dir() and mounts.disk_mib(nodes / node.name) != node.disk_mib
+    ]
+    gone = {machine_name(wanted.id, state.numbers[name]) for name in names if name in state.numbers}
+    machine.stop([name for name in machine.alive() if name in gone])
+    for name in names:
+        mounts.erase(nodes / name)
+    return (f"made anew, with another disk: {', '.join(names)}",) if names else ()
 
 
 def down(request: dict[str, Any]) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from typing import Annotated
 
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
-from clusterctl.spec.models import MAX_LOCAL_HOSTS, Url
+from clusterctl.spec.models import LEAST_DISK_MIB, MAX_LOCAL_HOSTS, Url
 
 STATE = Path("/var/lib/clusterctl")
 CACHE = Path("/var/cache/clusterctl")
@@ -65,6 +65,9 @@ class Node(_Message):
 
     name: HostName
     cores: tuple[int, ...] = Field((), description="host cores it may run on; empty: all")
+    disk_mib: Annotated[int, Field(ge=LEAST_DISK_MIB)] | None = Field(
+        None, description="size of the file system that takes its changes; none: this machine's own"
+    )
 
 
 class ClusterRequest(_Message):
@@ -110,6 +113,7 @@ class MadeNode(_Message):
     address: str
     host_key: str
     started: bool = Field(description="False: it ran already")
+    made: bool = Field(description="False: it has been there before, and has what was done to it")
 
 
 class MadeCluster(_Message):

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import os
 import signal
+import stat
 import subprocess
 import time
 from collections.abc import Collection, Iterator, Mapping
@@ -27,7 +28,7 @@ from clusterctl.providers.local.layout import (
     machine_name,
     netns_name,
 )
-from clusterctl.providers.local.mounts import mount_overlay, rooted_under
+from clusterctl.providers.local.mounts import mount_disk, mount_overlay, rooted_under
 from clusterctl.providers.local.run import TOOL_ENV, run
 
 STOP_TIMEOUT_S = 15.0
@@ -91,7 +92,9 @@ def _processes() -> Iterator[tuple[int, list[str]]]:
 
 def prepare(machine: Machine, lower: tuple[Path, ...], subnet: IPv4Network, admin_key: str) -> None:
     """Lay out the own files of a node that does not run. What root in the node left there is not followed."""
-    root = mount_overlay(lower, machine.folder)
+    size_mib = machine.node.disk_mib
+    changes = mount_disk(machine.folder, size_mib) if size_mib else machine.folder
+    root = mount_overlay(lower, machine.folder, changes)
     name, own = machine.node.name, address(subnet, machine.number)
     _place(root, "etc/hostname", f"{name}\n")
     # Numbered below systemd's own 80-container-host0.network, which would ask for DHCP.
@@ -99,7 +102,7 @@ def prepare(machine: Machine, lower: tuple[Path, ...], subnet: IPv4Network, admi
         f"[Match]\nName=host0\n\n[Network]\nAddress={own}/{subnet.prefixlen}\nLinkLocalAddressing=no\n"
     )
     _place(root, "etc/systemd/network/10-host0.network", network_file)
-    if not (machine.folder / "upper/etc/hosts").is_file():
+    if not (changes / "upper/etc/hosts").is_file():
         _place(root, "etc/hosts", f"127.0.0.1 localhost\n{own} {name}\n")
     authorized = _place(root, "home/clusterctl/.ssh/authorized_keys", f"{admin_key}\n", mode=0o600)
     os.chown(authorized, ADMIN_ID, ADMIN_ID)
@@ -124,10 +127,21 @@ def _place(root: Path, name: str, text: str, *, mode: int = 0o644) -> Path:
         if (root / folder).is_symlink():
             raise ProvisionError("a node's folder was replaced by a link", where=str(root / folder))
     path.parent.mkdir(parents=True, exist_ok=True)
+    if _holds(path, text.encode(), mode):
+        return path  # so that a node whose disk is full can be started
     path.unlink(missing_ok=True)  # a link is replaced, not followed
     path.touch(mode=mode)
     path.write_text(text)
     return path
+
+
+def _holds(path: Path, data: bytes, mode: int) -> bool:
+    try:
+        found = path.lstat()
+    except FileNotFoundError:
+        return False
+    same = stat.S_ISREG(found.st_mode) and stat.S_IMODE(found.st_mode) == mode and found.st_size == len(data)
+    return same and path.read_bytes() == data
 
 
 def pin(machine: Machine, pids: Collection[int]) -> None:

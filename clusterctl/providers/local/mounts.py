@@ -17,12 +17,51 @@ def mounted_under(folder: Path) -> tuple[Path, ...]:
         point = line.split()[4].encode().decode("unicode_escape")
         if point == prefix or point.startswith(prefix + "/"):
             points.append(Path(point))
+    points.reverse()  # among those of one depth the later first: an overlay may lie on the earlier one
     return tuple(sorted(points, key=lambda p: len(p.parts), reverse=True))
 
 
-def mount_overlay(lower: tuple[Path, ...], folder: Path) -> Path:
-    """Mount ``folder/root`` over the lower layers, topmost first, with ``folder/upper`` for the changes."""
-    root, upper, work = folder / "root", folder / "upper", folder / "work"
+def mount_disk(folder: Path, size_mib: int) -> Path:
+    """Mount ``folder/disk``, a file system of that size in a sparse file, made if it is not there yet.
+
+    Only the blocks that are in use take room on this machine.
+    """
+    image, point = folder / "disk.img", folder / "disk"
+    point.mkdir(parents=True, exist_ok=True)
+    if not image.exists():
+        unfinished = image.with_suffix(".new")
+        with unfinished.open("wb") as file:
+            file.truncate(size_mib << 20)
+        run(["mkfs.ext4", "-q", "-F", "-m", "0", str(unfinished)], what="making a node's disk")
+        unfinished.rename(image)
+    if not mounted_under(point):
+        run(["mount", "-o", "loop,discard", str(image), str(point)], what="mounting a node's disk")
+    return point
+
+
+def disk_mib(folder: Path) -> int | None:
+    """The size of the disk that ``mount_disk`` made there; None if there is none."""
+    image = folder / "disk.img"
+    return image.stat().st_size >> 20 if image.exists() else None
+
+
+def loops_under(folder: Path) -> tuple[str, ...]:
+    """Loop devices whose file lies below a folder, removed already or not."""
+    found = []
+    for backing in Path("/sys/block").glob("loop*/loop/backing_file"):
+        with suppress(OSError):  # it was just given back
+            if backing.read_text().startswith(f"{folder}/"):
+                found.append(backing.parts[3])
+    return tuple(found)
+
+
+def mount_overlay(lower: tuple[Path, ...], folder: Path, changes: Path | None = None) -> Path:
+    """Mount ``folder/root`` over the lower layers, topmost first; `upper` in ``changes`` takes the changes.
+
+    ``changes`` is ``folder`` itself unless it is given.
+    """
+    changes = changes or folder
+    root, upper, work = folder / "root", changes / "upper", changes / "work"
     if mounted_under(root):
         return root
     for part in (root, upper, work):

@@ -59,7 +59,7 @@ class LocalProvider:
 
     def sizes(self, spec: ClusterSpec) -> Mapping[str, Size]:
         shares, _ = divide(spec, Hardware.here())
-        return {share.host: Size(share.cpus, share.memory_mib) for share in shares}
+        return {share.host: Size(share.cpus, share.memory_mib, share.disk_mib) for share in shares}
 
     def apply(
         self, spec: ClusterSpec, workspace: Workspace, *, keep: Mapping[str, Size], say: Say
@@ -76,14 +76,15 @@ class LocalProvider:
             subnet=spec.provider.subnet,
             nodes=(
                 Node(name=spec.controller_host),
-                *(Node(name=share.host, cores=share.cores) for share in shares),
+                *(Node(name=share.host, cores=share.cores, disk_mib=share.disk_mib) for share in shares),
             ),
         )
         say(f"starting {len(request.nodes)} machines")
         made = MadeCluster.model_validate(client.call("up", request.model_dump(mode="json"), say=say))
         inventory = _inventory(spec, request.id, shares, made)
-        started = tuple(node.name for node in made.nodes if node.started)
-        return Provisioned(inventory, notes + made.notes + _unused_gpus() + _removed(made), started)
+        new = tuple(node.name for node in made.nodes if node.made)
+        started = tuple(node.name for node in made.nodes if node.started and not node.made)
+        return Provisioned(inventory, notes + made.notes + _unused_gpus() + _removed(made), new, started)
 
     def destroy(self, cluster_id: str, *, say: Say) -> None:
         client.call("down", {"id": cluster_id}, say=say)
@@ -165,6 +166,7 @@ def _inventory(spec: ClusterSpec, cluster_id: str, shares: tuple[Share, ...], ma
                 host_key=node.host_key,
                 cpus=share.cpus if share else None,
                 memory_mib=share.memory_mib if share else None,
+                disk_mib=share.disk_mib if share else None,
             )
         )
     return Inventory(

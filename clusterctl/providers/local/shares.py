@@ -24,6 +24,7 @@ class Share:
     cores: tuple[int, ...]
     cpus: int
     memory_mib: int
+    disk_mib: int | None
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +64,7 @@ def divide(
             cores = {hardware.cores[(cursor + i) % len(hardware.cores)] for i in range(cpus)}
             cursor += cpus
             memory = kept.memory_mib if kept else partition.memory or memory_each
-            shares.append(Share(host, partition.name, tuple(sorted(cores)), cpus, memory))
+            shares.append(Share(host, partition.name, tuple(sorted(cores)), cpus, memory, partition.disk))
     return tuple(shares), _notes(tuple(shares), hardware)
 
 

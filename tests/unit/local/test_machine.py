@@ -102,6 +102,32 @@ def test_what_lives_on_a_nodes_file_system_is_found_and_ended(tmp_path: Path) ->
         mounts.erase(tmp_path / "nodes")
 
 
+def test_a_disk_has_its_size_and_leaves_no_loop_device(tmp_path: Path) -> None:
+    folder = tmp_path / "nodes" / "n"
+    assert mounts.disk_mib(folder) is None
+    root = mounts.mount_overlay((Path("/"),), folder, mounts.mount_disk(folder, 64))
+    try:
+        assert mounts.disk_mib(folder) == 64
+        assert len(mounts.loops_under(tmp_path)) == 1
+        found = os.statvfs(root)
+        assert 40 < found.f_blocks * found.f_frsize >> 20 <= 64
+        assert mounts.mount_disk(folder, 64) == folder / "disk"
+    finally:
+        mounts.erase(folder)
+    assert not folder.exists()
+    assert mounts.loops_under(tmp_path) == ()
+
+
+def test_what_a_node_has_already_is_not_written_again(root: Path) -> None:
+    path = machine._place(root, "etc/hostname", "n\n")
+    before = path.stat().st_ino
+    assert machine._place(root, "etc/hostname", "n\n").stat().st_ino == before
+    path.chmod(0o666)
+    assert machine._place(root, "etc/hostname", "n\n").stat().st_mode & 0o777 == 0o644
+    path.write_bytes(b"\xff\n")
+    assert machine._place(root, "etc/hostname", "n\n").read_text() == "n\n"
+
+
 def test_addresses_come_from_the_number() -> None:
     subnet = IPv4Network("10.7.0.0/24")
     assert machine.address(subnet, 1) == "10.7.0.2"
