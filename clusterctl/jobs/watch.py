@@ -123,12 +123,13 @@ def follow(
     reader = LogReader(session.transport, folder_of(session, job_id), _task(job_id))
     pauses = backoff(longest_s=_FOLLOW_LONGEST_S)
     due = clock.now()
-    give_up = clock.now() + _RECONNECT_S
+    waits = backoff(first_s=0.5, longest_s=_FOLLOW_LONGEST_S)
+    give_up: float | None = None  # while the connection is broken
     while True:
         try:
             with closing(reader.grow()) as chunks:
                 for chunk in chunks:
-                    give_up = clock.now() + _RECONNECT_S
+                    give_up, waits = None, backoff(first_s=0.5, longest_s=_FOLLOW_LONGEST_S)
                     if chunk is not None:
                         on_output(chunk)
                     if clock.now() >= due:
@@ -139,9 +140,10 @@ def follow(
                     if deadline is not None and clock.now() >= deadline:
                         raise watched.ran_out(timeout_s)
         except UnreachableError:
+            give_up = give_up or clock.now() + _RECONNECT_S  # it may have been silent for long before
             if clock.now() >= give_up:
                 raise
-            clock.sleep(1.0)
+            clock.sleep(next(waits))
 
 
 def logs(session: Session, job_id: str, *, on_output: OnOutput) -> None:

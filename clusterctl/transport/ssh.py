@@ -21,6 +21,7 @@ from typing import Any
 
 from clusterctl.errors import CommandError, HostKeyError, TransportError, UnreachableError
 from clusterctl.transport import bulk as bulk_connection
+from clusterctl.transport import heartbeat
 from clusterctl.transport.base import Conversation, Result, shown
 
 
@@ -68,15 +69,18 @@ class SSHTransport:
         *,
         user: str | None = None,
         connect_timeout_s: float = 10.0,
-        keepalive_s: int = 15,
+        heartbeat_s: tuple[float, float] = (heartbeat.EVERY_S, heartbeat.PATIENCE_S),
         max_output: int = 64 << 20,
     ) -> None:
-        """``max_output`` bounds the bytes of stdout, and of stderr, that ``run`` keeps."""
+        """``max_output`` bounds the bytes of stdout, and of stderr, that ``run`` keeps.
+
+        ``heartbeat_s``: how often the host has to show that it lives, and how long it may take for that.
+        """
         self._host = host
         self._config = config
         self._user = user
         self._connect_timeout_s = connect_timeout_s
-        self._keepalive_s = keepalive_s
+        self._heartbeat_s = heartbeat_s
         self._max_output = max_output
         self._client: paramiko.SSHClient | None = None
         self._lock = threading.Lock()
@@ -252,11 +256,12 @@ class SSHTransport:
         )
         transport = client.get_transport()
         if transport is not None:
-            transport.set_keepalive(self._keepalive_s)
+            every_s, patience_s = self._heartbeat_s
+            heartbeat.watch(transport, every_s=every_s, patience_s=patience_s)
 
     def _socket(self, target: _Target) -> socket.socket:
         sock = socket.create_connection((target.address, target.port), timeout=self._connect_timeout_s)
-        # The kernel ends a connection whose peer vanished silently: our keepalives then go unanswered.
+        # The kernel ends a connection whose peer vanished silently, and refuses what we send then.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DEAD_AFTER_MS)
         return sock
 

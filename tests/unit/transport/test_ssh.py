@@ -174,6 +174,53 @@ def test_a_killed_connection_is_an_error_and_the_next_command_connects_anew(node
     assert node.run(["echo", "back"]).stdout == "back\n"
 
 
+@contextlib.contextmanager
+def frozen(sshd):
+    """The processes that serve connections stand still; the kernel goes on to acknowledge what they get."""
+    pids = sshd.connections()
+    pids += [child for pid in pids for child in children(pid)]
+    for pid in pids:
+        os.kill(pid, signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for pid in pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+
+
+def children(pid: int) -> list[int]:
+    return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+
+
+def test_a_frozen_host_ends_a_stream(sshd, me):
+    node = SSHTransport("node", sshd.config(), user=me, heartbeat_s=(0.1, 0.5))
+    stream = node.stream(["sh", "-c", "echo begun; sleep 600"])
+    assert next(stream) == b"begun\n"
+    with frozen(sshd), pytest.raises(UnreachableError, match="the connection broke") as caught:
+        next(stream)
+    assert caught.value.retryable
+    assert node.run(["echo", "again"]).stdout == "again\n"
+    node.close()
+
+
+def test_a_frozen_host_ends_a_conversation(sshd, me):
+    node = SSHTransport("node", sshd.config(), user=me, heartbeat_s=(0.1, 0.5))
+    with node.converse(["cat"]) as talk:
+        talk.send(b"hello")
+        assert talk.receive() == b"hello"
+        with frozen(sshd), pytest.raises(UnreachableError):
+            talk.send(bytes(64 << 20))  # more than anything on the way takes up
+    node.close()
+
+
+def test_a_host_that_takes_its_time_is_waited_for(sshd, me):
+    node = SSHTransport("node", sshd.config(), user=me, heartbeat_s=(0.1, 20))
+    stream = node.stream(["sh", "-c", "for i in 1 2 3; do echo $i; sleep 0.4; done"])
+    assert b"".join(stream) == b"1\n2\n3\n"
+    node.close()
+
+
 def test_close_twice(node):
     node.run(["true"])
     node.close()

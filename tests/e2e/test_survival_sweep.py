@@ -1,0 +1,149 @@
+"""`up` and `down` ended at every phase and at random instants, in every way: the next command converges.
+
+The first cases run every day, all of them in `make test-all`. What is random comes from a seed, which the
+tests' names show; SWEEP_SEED=N plays it again.
+"""
+
+from __future__ import annotations
+
+import os
+import random
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+
+import pytest
+
+from tests.support.faults import eventually_none
+from tests.support.residue import Machine, left_behind, look_as_root
+from tests.support.verbs import Clusterctl
+from tests.support.victim import Ended, Victim
+
+SEED = int(os.environ.get("SWEEP_SEED") or random.SystemRandom().randrange(10_000))
+SPEC = "version: 1\nname: {name}\nprovider: {{type: local}}\npartitions:\n  - {{name: train, nodes: 2}}\n"
+UP, DOWN = ("image", "provision", "reach", "configure", "verify"), ("destroy",)
+HOWS = ("kill", "kill-all", "int")
+CODES = {"int": {130}, "hup": {129}, "kill": {-9}, "kill-all": {-9}, "reboot": {-9}}
+
+
+@dataclass(frozen=True)
+class Case:
+    """``when`` is a phase, or a fraction of the time that the verb takes; ``then`` is the verb after it."""
+
+    verb: str
+    when: str | float
+    how: str
+    then: str
+
+    def __str__(self) -> str:
+        when = self.when if isinstance(self.when, str) else f"at {self.when:.0%} (seed {SEED})"
+        return f"{self.verb} {when}: {self.how}, {self.then}"
+
+
+def cases() -> list[Case]:
+    draw = random.Random(SEED)  # noqa: S311
+
+    def then() -> str:
+        return draw.choice(["up", "down"])
+
+    found = [Case("up", phase, how, then()) for phase in UP for how in HOWS]
+    found += [Case("down", phase, how, then()) for phase in DOWN for how in HOWS]
+    hows = ("kill", "kill-all", "int", "reboot", "hup")
+    found += [Case("up", draw.random(), hows[i % len(hows)], then()) for i in range(20)]
+    found += [Case("down", draw.random(), hows[i % len(hows)], then()) for i in range(10)]
+    return found
+
+
+DAILY = (
+    Case("up", "provision", "kill-all", "down"),
+    Case("up", "configure", "reboot", "up"),
+    Case("down", "destroy", "kill", "down"),
+)
+
+
+class Stage:
+    """Where the cases are played, one after the other: each begins with what the one before has left."""
+
+    def __init__(self, clusterctl: Clusterctl, name: str) -> None:
+        self.clusterctl = clusterctl
+        self._name = name
+        self._machine = Machine(clusterctl.home)
+        self._before = look_as_root(self._machine)
+        self._seconds: dict[str, float] = {}
+        self._last = ""
+
+    def play(self, case: Case) -> None:
+        """End a verb, then see that the next command converges."""
+        if case.verb == "down":
+            self.run("up")
+        ended = self._end(case)
+        assert ended.code in {0, *CODES[case.how]}, ended
+        assert "Traceback" not in ended.stderr, ended
+        assert "Exception ignored" not in ended.stderr, ended
+        if case.how != "kill":
+            assert eventually_none(self.clusterctl.home) == []
+        self.run(case.then)
+        if case.then == "up":
+            assert self.clusterctl("-o", "json", "status").json["ready"]
+        assert eventually_none(self.clusterctl.home) == []
+
+    def run(self, verb: str) -> None:
+        """Run a verb undisturbed. There may be no cluster to take down; then nothing may be left either."""
+        ran = self.clusterctl(*words(verb), rc=None)
+        assert ran.rc == 0 or "there is no cluster" in ran.stderr, ran
+        if verb == "down":
+            left = left_behind(self._before, lambda: look_as_root(self._machine))
+            assert not left, "\n".join(left)
+            assert list(self.clusterctl.home.iterdir()) == []
+
+    def _end(self, case: Case) -> Ended:
+        after = case.when if isinstance(case.when, str) else case.when * self._time(case.verb)
+        victim = Victim(self.clusterctl, *words(case.verb))
+        if isinstance(after, str):
+            victim.until_phase(after)
+        else:
+            victim.until(after)
+        return victim.hit(case.how, self._cluster_id)
+
+    @property
+    def _cluster_id(self) -> str:
+        """Of the cluster, or of the one there was last: `down` may just have removed its workspace."""
+        with suppress(FileNotFoundError):
+            self._last = (self.clusterctl.home / self._name / "id").read_text().strip()
+        return self._last
+
+    def _time(self, verb: str) -> float:
+        """How long a verb takes undisturbed, in seconds."""
+        if not self._seconds:
+            for one in ("up", "down"):
+                began = time.monotonic()
+                self.run(one)
+                self._seconds[one] = time.monotonic() - began
+            if verb == "down":
+                self.run("up")
+        return self._seconds[verb]
+
+
+def words(verb: str) -> tuple[str, ...]:
+    return (verb, "--yes") if verb == "down" else (verb,)
+
+
+@pytest.fixture(scope="module")
+def stage(clusterctl: Clusterctl, cluster_name: str) -> Iterator[Stage]:
+    """Its cluster is down in the end."""
+    path = clusterctl.cwd / "cluster.yaml"
+    path.write_text(SPEC.format(name=cluster_name))
+    yield Stage(clusterctl, cluster_name)
+    clusterctl("-f", path, "down", "--yes", "--discard-runs", rc=None)
+
+
+@pytest.mark.parametrize("case", DAILY, ids=str)
+def test_the_next_command_converges(stage: Stage, case: Case) -> None:
+    stage.play(case)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("case", cases(), ids=str)
+def test_whatever_ends_a_run_the_next_command_converges(stage: Stage, case: Case) -> None:
+    stage.play(case)

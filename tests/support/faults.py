@@ -1,0 +1,112 @@
+"""Faults that only root can cause, and what of clusterctl is at work. Through sudo where we are not root.
+
+As a program: `python -m tests.support.faults FAULT [ARGUMENT...]`.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Collection
+from contextlib import suppress
+from pathlib import Path
+
+from clusterctl.providers.local import machine
+from clusterctl.providers.local.mounts import mounted_under
+
+ROOT = Path(__file__).resolve().parents[2]
+STATE = Path("/var/lib/clusterctl")
+_PATIENCE_S = 20.0
+
+
+def cause(fault: str, *arguments: str | Path) -> str:
+    """Have root cause one of the faults below; what it said."""
+    argv = [sys.executable, "-m", "tests.support.faults", fault, *map(str, arguments)]
+    root = [] if os.geteuid() == 0 else ["sudo", "-n"]
+    done = subprocess.run([*root, *argv], capture_output=True, text=True, timeout=120, cwd=ROOT, check=False)
+    assert done.returncode == 0, done
+    return done.stdout
+
+
+def at_work(home: Path) -> list[str]:
+    """What of that home's clusterctl runs, a line each that begins with the pid. The nodes do not count."""
+    return cause("show", home).splitlines()
+
+
+def eventually_none(home: Path) -> list[str]:
+    """What is at work once it had time to end."""
+    deadline = time.monotonic() + _PATIENCE_S
+    while (left := at_work(home)) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    return left
+
+
+def _found(home: str) -> dict[int, str]:
+    """By environment or arguments; the nodes have neither."""
+    needle = os.fsencode(home)
+    found = {}
+    for proc in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):  # it has ended
+            argv = (proc / "cmdline").read_bytes()
+            environ = (proc / "environ").read_bytes().split(b"\0")
+            ours = needle in argv or b"CLUSTERCTL_HOME=" + needle in environ
+            if ours and int(proc.name) not in {os.getpid(), os.getppid()} and __name__.encode() not in argv:
+                found[int(proc.name)] = argv.replace(bytes(1), b" ").decode(errors="replace")
+    return {pid: line for pid, line in found.items() if "tests.support.faults" not in line}
+
+
+def show(home: str) -> None:
+    """What of clusterctl is at work there."""
+    sys.stdout.writelines(f"{pid}: {line}\n" for pid, line in _found(home).items())
+
+
+def kill_all(home: str) -> None:
+    """End all of it at one blow, as the kernel does when memory runs out or a session is torn down."""
+    for sign in (signal.SIGSTOP, signal.SIGKILL):  # none may react to the end of another
+        deadline = time.monotonic() + _PATIENCE_S
+        seen: set[int] = set()
+        while (pids := _found(home).keys()) - seen or (sign is signal.SIGKILL and pids):
+            _signal(pids, sign)
+            seen |= pids
+            assert time.monotonic() < deadline, _found(home)
+
+
+def stop(*machines: str) -> None:
+    """Power machines off, as by their cable."""
+    machine.stop(machines)
+
+
+def kill_supervisor(name: str) -> None:
+    """Kill the nspawn process of a machine."""
+    os.kill(machine.running()[name], signal.SIGKILL)
+
+
+def reboot(home: str, cluster_id: str) -> None:
+    """What a reboot of this machine leaves of a cluster: its files."""
+    kill_all(home)
+    machine.stop([name for name in machine.alive() if name.startswith(f"c{cluster_id}-")])
+    for point in mounted_under(STATE / cluster_id):
+        subprocess.run(["umount", point], check=True)
+    for thing in ("link", "netns"):
+        subprocess.run(["ip", thing, "delete", f"cc{cluster_id}"], check=False, capture_output=True)
+
+
+def _signal(pids: Collection[int], sign: signal.Signals) -> None:
+    for pid in pids:
+        with suppress(ProcessLookupError):
+            os.kill(pid, sign)
+
+
+FAULTS: dict[str, Callable[..., None]] = {
+    "show": show,
+    "kill-all": kill_all,
+    "stop": stop,
+    "kill-supervisor": kill_supervisor,
+    "reboot": reboot,
+}
+
+if __name__ == "__main__":
+    FAULTS[sys.argv[1]](*sys.argv[2:])
