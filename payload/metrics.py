@@ -56,7 +56,8 @@ class Metrics:
             versions={**versions("numpy", "mpi4py", "cupy-cuda12x"), "mpi": self._comm.library},
         )
         hosts = sorted({str(rank["host"]) for rank in ranks})
-        where = self._device.gpu["name"] if self._device.gpu else f"CPU ({self._device.note})"
+        because = f" ({self._device.note})" if self._device.note else ""
+        where = self._device.gpu["name"] if self._device.gpu else f"CPU{because}"
         self.say(f"world size {self._comm.size}, on {', '.join(hosts)}; {self._config.dtype} on {where}")
 
     def conclude(self, values: Array, *, accuracy: float, loss: float, seconds: float) -> None:

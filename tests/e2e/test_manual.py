@@ -1,0 +1,130 @@
+"""Every command of README.md and docs/ is run as a reader would: page by page, on a real cluster.
+
+The README raises one and takes it down; the other pages share a second one, which the tutorial takes down.
+How blocks say what they are stands in tests/support/manual.py.
+"""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.support.install import pip_settings
+from tests.support.manual import ROOT, Block, Command, blocks, pages, with_jobs
+from tests.support.residue import Machine, left_behind, look_as_root
+
+SPEC = "version: 1\nname: demo\nprovider: {type: local}\npartitions:\n  - {name: train, nodes: 2}\n"
+FIRST, LAST = ROOT / "README.md", ROOT / "docs" / "tutorial.md"  # they raise a cluster, and take it down
+FOLDERS = ("ansible", "examples")
+
+
+@dataclass
+class Reader:
+    """Someone with a home of their own who types what the manual says, in a folder for each page."""
+
+    home: Path
+
+    def folder(self, page: Path) -> Path:
+        """Where a page is read: a spec lies there, and what the page names of a checkout."""
+        place = self.home / page.stem
+        if not place.exists():
+            place.mkdir()
+            (place / "cluster.yaml").write_text(SPEC)
+            for name in FOLDERS:
+                if (ROOT / name).exists() and f" {name}/" in page.read_text():
+                    (place / name).symlink_to(ROOT / name)
+        return place
+
+    def has_a_cluster(self, place: Path) -> None:
+        """Raise it, unless it is up."""
+        if not (self.home / ".local/state/clusterctl/demo/hosts.json").exists():
+            code, said, _ = self.types("clusterctl up", place)
+            assert code == 0, said
+
+    def types(self, text: str, place: Path) -> tuple[int, str, Path]:
+        """The exit code of a command, all that it printed, and the folder that it leaves the reader in."""
+        script = f"{text}\ncode=$?\npwd >&9\nexit $code"
+        with tempfile.TemporaryFile() as said, tempfile.TemporaryFile() as where:
+            done = subprocess.run(
+                ["bash", "-c", f"exec 9>&{where.fileno()}\n{script}"],
+                cwd=place,
+                env=self._environment(),
+                stdin=subprocess.DEVNULL,
+                stdout=said,
+                stderr=subprocess.STDOUT,
+                pass_fds=[where.fileno()],
+                timeout=300,
+                check=False,
+            )
+            said.seek(0)
+            where.seek(0)
+            left_in = where.read().decode().strip()
+            return done.returncode, said.read().decode(errors="replace"), Path(left_in) if left_in else place
+
+    def _environment(self) -> dict[str, str]:
+        ours = ("CLUSTERCTL_", "XDG_", "SLURM_")
+        env = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
+        path = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
+        return env | dict(pip_settings()) | {"HOME": str(self.home), "PATH": path, "COLUMNS": "200"}
+
+
+@pytest.fixture(scope="module")
+def reader() -> Iterator[Reader]:
+    """Their home has a short path, as homes do."""
+    with tempfile.TemporaryDirectory(prefix="reader-") as folder:
+        home = Path(folder)
+        machine = Machine(home)
+        before = look_as_root(machine)
+        one = Reader(home)
+        yield one
+        one.types("clusterctl down --yes --discard-runs", one.folder(FIRST))  # what a page that failed left
+        left = left_behind(before, lambda: look_as_root(machine))
+        assert not left, "left behind on this machine:\n" + "\n".join(left)
+
+
+def runnable() -> list[Path]:
+    """The pages with commands to run, in the order in which they leave each other a cluster."""
+    found = [page for page in pages() if any(block.runs for block in blocks(page))]
+    return sorted(found, key=lambda page: (page == LAST, page != FIRST, page))
+
+
+@pytest.mark.parametrize("page", runnable(), ids=lambda page: str(page.relative_to(ROOT)))
+def test_page(reader: Reader, page: Path) -> None:
+    place = reader.folder(page)
+    if page not in (FIRST, LAST):
+        reader.has_a_cluster(place)
+    jobs: dict[str, str] = {}
+    for block in blocks(page):
+        if block.file:
+            write(block, place)
+        for command in block.commands if block.runs else ():
+            code, said, place = reader.types(with_jobs(command.text, jobs), place)
+            assert code == command.exit_code, failed(command, f"exit code {code}", said)
+            missing = command.differs(said)
+            assert not missing, failed(command, f"it did not print {missing!r}", said)
+            jobs |= command.jobs(said)
+
+
+def write(block: Block, place: Path) -> None:
+    path = place / block.file
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(block.text)
+
+
+def failed(command: Command, how: str, said: str) -> str:
+    return f"{command.where}: {how}\n$ {command.text}\n{said}"
+
+
+def test_a_page_that_is_wrong_would_be_seen(reader: Reader) -> None:
+    """The reader notices a wrong exit code, and keeps to the folder that a command goes to."""
+    place = reader.folder(FIRST)
+    assert reader.types("clusterctl launch", place)[0] == 2
+    assert reader.types("false\ntrue", place)[0] == 0
+    assert reader.types("mkdir deeper; cd deeper", place)[2] == place / "deeper"

@@ -1,0 +1,183 @@
+"""The manual as tests read it: README.md and docs/, their fenced blocks, and the commands in them.
+
+    ```console              `$ ` lines are commands, `> ` lines go on with them, the rest is what they print
+    ```sh                   a script
+    ```yaml cluster.yaml    (or any other language and name) a file, as the commands that follow find it
+    ```console rc=4         the last command ends with this exit code
+    ```console no-run: why  shown only, for the reason given
+    ```console elsewhere: tests/e2e/test_wheel.py    run there, not here
+
+What a command prints is compared line by line, in order: words must agree, words with digits need only be
+words with digits, and `ada` is whoever reads. Lines may be left out of the manual; `...` says so.
+"""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from markdown_it import MarkdownIt
+
+ROOT = Path(__file__).resolve().parents[2]
+RUN = ("console", "sh")
+_REASONS = re.compile(r"(no-run|elsewhere): *(\S.*)")
+_EXIT_CODE = re.compile(r"rc=([0-9]+)")
+_JOB = re.compile(r"\bjob (\d+)\b")
+
+
+@dataclass(frozen=True)
+class Block:
+    """A code block. ``words`` is what follows the language in its info string; ``line`` counts from 1."""
+
+    page: Path
+    line: int
+    language: str
+    words: str
+    text: str
+
+    @property
+    def where(self) -> str:
+        return f"{self.page.relative_to(ROOT)}:{self.line}"
+
+    @property
+    def shown_only(self) -> str:
+        """Why it is not run here; "" if it is."""
+        match = _REASONS.fullmatch(self.words)
+        return match[2] if match else ""
+
+    @property
+    def elsewhere(self) -> str:
+        """The test that runs it instead."""
+        match = _REASONS.fullmatch(self.words)
+        return match[2] if match and match[1] == "elsewhere" else ""
+
+    @property
+    def runs(self) -> bool:
+        return self.language in RUN and not self.shown_only
+
+    @property
+    def file(self) -> str:
+        """The file that it shows; "" if it shows none."""
+        return "" if self.language in RUN else self.words
+
+    @property
+    def commands(self) -> tuple[Command, ...]:
+        """In order. A script is one command."""
+        code = _EXIT_CODE.fullmatch(self.words)
+        last = int(code[1]) if code else 0
+        if self.language == "sh":
+            return (Command(self.where, f"set -e\n{self.text}", (), last),)
+        found = list(_typed(self))
+        return (
+            (*found[:-1], Command(found[-1].where, found[-1].text, found[-1].prints, last)) if found else ()
+        )
+
+
+@dataclass(frozen=True)
+class Command:
+    """What is typed, and what is shown to be printed."""
+
+    where: str
+    text: str
+    prints: tuple[str, ...]
+    exit_code: int = 0
+
+    def differs(self, said: str) -> str:
+        """What of ``prints`` was not printed; "" if all was, in order."""
+        lines = iter(said.splitlines())
+        for expected in self.prints:
+            if expected.strip() in {"", "..."}:
+                continue
+            if not any(_alike(expected, line) for line in lines):
+                return expected
+        return ""
+
+    def jobs(self, said: str) -> dict[str, str]:
+        """The ids of jobs in the manual -> those that they have here."""
+        found: dict[str, str] = {}
+        actual = said.splitlines()
+        for expected in self.prints:
+            same = next((line for line in actual if _alike(expected, line)), "")
+            found |= dict(zip(_JOB.findall(expected), _JOB.findall(same), strict=False))
+        return found
+
+
+def pages() -> list[Path]:
+    """All pages, the shortest way into the project first."""
+    return [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
+
+
+def blocks(page: Path) -> tuple[Block, ...]:
+    """A page's code blocks in order; one that is not fenced has no language."""
+    found = []
+    for token in MarkdownIt().parse(page.read_text()):
+        if token.type in {"fence", "code_block"}:
+            language, _, words = token.info.strip().partition(" ")
+            line = token.map[0] + 1 if token.map else 0
+            found.append(Block(page, line, language, words.strip(), token.content))
+    return tuple(found)
+
+
+def inline_commands(page: Path) -> list[list[str]]:
+    """The words of every `clusterctl ...` in running text and tables."""
+    spans = [
+        child.content
+        for token in MarkdownIt().enable("table").parse(page.read_text())
+        for child in token.children or ()
+        if child.type == "code_inline"
+    ]
+    return [_words(span) for span in spans if span.startswith("clusterctl ")]
+
+
+def of_clusterctl(block: Block) -> list[list[str]]:
+    """The words of every clusterctl command of a block, run or not."""
+    texts = [command.text for command in block.commands] if block.language in RUN else []
+    lines = [part for text in texts for line in text.splitlines() for part in re.split(r"&&|\|\|?|;", line)]
+    return [_words(line) for line in lines if line.strip().startswith("clusterctl ")]
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text, comments=True)
+    except ValueError:  # a quote that is closed further down
+        return text.split()
+
+
+def _typed(block: Block) -> Iterator[Command]:
+    text, at = "", block.line
+    prints: list[str] = []
+    for number, line in enumerate(block.text.splitlines(), start=block.line + 1):
+        if line.startswith("$ "):
+            if text:
+                yield Command(f"{block.page.relative_to(ROOT)}:{at}", text, tuple(prints))
+            text, prints, at = line[2:], [], number
+        elif line.startswith("> ") and not prints:
+            text += "\n" + line[2:]
+        else:
+            prints.append(line)
+    if text:
+        yield Command(f"{block.page.relative_to(ROOT)}:{at}", text, tuple(prints))
+
+
+def _alike(expected: str, line: str) -> bool:
+    words, said = expected.split(), line.split()
+    return len(words) == len(said) and all(
+        word in {other, "ada"} or (_has_digit(word) and _has_digit(other))
+        for word, other in zip(words, said, strict=True)
+    )
+
+
+def with_jobs(text: str, jobs: dict[str, str]) -> str:
+    """A command with the job ids that the manual's jobs have here."""
+    if not jobs:
+        return text
+    known: Sequence[str] = sorted(jobs, key=len, reverse=True)
+    pattern = re.compile(rf"(?<![\w.:-])({'|'.join(known)})(?=$|[\s_-])", re.MULTILINE)
+    return pattern.sub(lambda match: jobs[match[1]], text)
+
+
+def _has_digit(word: str) -> bool:
+    return any(map(str.isdigit, word))

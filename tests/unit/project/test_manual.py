@@ -1,0 +1,121 @@
+"""The manual is run, not believed: here what needs no cluster; tests/e2e/test_manual.py runs the commands."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import typer
+
+from clusterctl.cli import app
+from tests.support.manual import (
+    ROOT,
+    RUN,
+    Block,
+    Command,
+    blocks,
+    inline_commands,
+    of_clusterctl,
+    pages,
+    with_jobs,
+)
+
+LANGUAGES = {*RUN, "bash", "yaml", "python", "text", "json", "sudoers"}
+ALL = [block for page in pages() for block in blocks(page)]
+
+
+def named(block: Block) -> str:
+    return block.where
+
+
+def test_every_block_has_a_language_that_tells_whether_it_is_run() -> None:
+    wrong = [block.where for block in ALL if block.language not in LANGUAGES]
+    assert not wrong, f"fence these as one of {sorted(LANGUAGES)}: {wrong}"
+
+
+def test_no_command_hides_in_a_block_that_is_not_run() -> None:
+    hidden = [
+        block.where
+        for block in ALL
+        if block.language not in RUN
+        for line in block.text.splitlines()
+        if line.startswith(("$ ", "clusterctl ", "make ", "sudo ", "ssh ", "pip ", "pipx "))
+    ]
+    assert not hidden, f"fence these as console or sh: {hidden}"
+
+
+def test_every_block_of_commands_is_run_or_says_why_not() -> None:
+    for block in ALL:
+        if block.language in RUN and not block.shown_only:
+            assert block.words == "" or block.words.startswith("rc="), f"{block.where}: {block.words!r}?"
+            assert block.commands, f"{block.where} holds no command: begin them with `$ `"
+
+
+def test_what_is_run_elsewhere_is() -> None:
+    for block in ALL:
+        if block.elsewhere:
+            assert (ROOT / block.elsewhere).is_file(), f"{block.where}: there is no {block.elsewhere}"
+
+
+@pytest.mark.parametrize("page", pages(), ids=lambda page: page.name)
+def test_every_clusterctl_command_is_one(page: Path) -> None:
+    """Also those in running text, and in blocks that are not run."""
+    found = inline_commands(page) + [words for block in blocks(page) for words in of_clusterctl(block)]
+    wrong = [" ".join(words) for words in found if not understood(words[1:])]
+    assert not wrong
+
+
+def understood(words: list[str]) -> bool:
+    """Whether the verb exists and has the options that are named."""
+    command = typer.main.get_command(app)
+    words = words[: words.index("--")] if "--" in words else words
+    known = names(command)
+    for word in words:
+        subcommands = getattr(command, "commands", {})
+        if word.startswith("-"):
+            if word.partition("=")[0].rstrip("],") not in known:
+                return False
+        elif word in subcommands:
+            command = subcommands[word]
+            known |= names(command)
+        elif subcommands and word.isalpha() and word.islower():
+            return False
+    return True
+
+
+def names(command: object) -> set[str]:
+    params = getattr(command, "params", [])
+    return {name for param in params for name in (*param.opts, *param.secondary_opts)} | {"--help", "-h"}
+
+
+def test_a_wrong_command_would_be_seen() -> None:
+    assert understood(["submit", "train", "--nodes", "2"])
+    assert understood(["cache", "prune"])
+    assert not understood(["sumbit", "train"])
+    assert not understood(["submit", "train", "--nodez", "2"])
+    assert not understood(["cache", "trim"])
+
+
+def block(text: str, words: str = "", language: str = "console") -> Block:
+    return Block(ROOT / "README.md", 1, language, words, text)
+
+
+def test_how_a_block_is_read() -> None:
+    one, two = block("$ cat <<E\n> x\n> E\nx\n$ false\nodd\n", "rc=1").commands
+    assert (one.text, one.prints, one.exit_code) == ("cat <<E\nx\nE", ("x",), 0)
+    assert (two.text, two.prints, two.exit_code) == ("false", ("odd",), 1)
+    assert block("true\n", language="sh").commands[0].text == "set -e\ntrue\n"
+    assert block("$ x\n", "no-run: needs a GPU").shown_only == "needs a GPU"
+    assert not block("$ x\n", "no-run: needs a GPU").runs
+    assert not block("$ x\n", "no-run:").shown_only
+    assert block("a: 1\n", "a.yaml", "yaml").file == "a.yaml"
+
+
+def test_what_is_printed_must_agree_in_shape_and_order() -> None:
+    command = Command("here", "x", ("epoch  1  loss 0.5", "...", "done, job 12"))
+    assert command.differs("noise\nepoch 7 loss 0.1\nepoch 8 loss 0.1\ndone, job 3\n") == ""
+    assert command.differs("done, job 3\nepoch 7 loss 0.1\n") == "done, job 12"
+    assert command.differs("epoch 7 loss 0.1\ndone, job three\n") == "done, job 12"
+    assert command.jobs("epoch 7 loss 0.1\ndone, job 3\n") == {"12": "3"}
+    text = with_jobs("clusterctl logs 12 -f; clusterctl cancel 12_3; sleep 0.12", {"12": "3"})
+    assert text == "clusterctl logs 3 -f; clusterctl cancel 3_3; sleep 0.12"
