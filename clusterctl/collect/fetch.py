@@ -1,4 +1,7 @@
-"""Bring files of a job's folder here, each checked against its hash; none that is here is fetched again."""
+"""Bring files of a job's folder here, each checked against its hash; none that is here is fetched again.
+
+The data is read once on either side: both hash it while it travels.
+"""
 
 from __future__ import annotations
 
@@ -9,21 +12,21 @@ import os
 import shutil
 import stat
 import struct
-from collections.abc import Iterator, Sequence
-from contextlib import closing
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 
 from clusterctl.collect.manifest import REMOTE_PROGRAM, Manifest, RemoteFile, read_manifest
 from clusterctl.errors import CollectError
 from clusterctl.records import Skipped
-from clusterctl.transport.base import Transport
+from clusterctl.transport.base import BULK, Conversation, Transport
 
 _ROUNDS = 4  # a file that changed while it was read is read again
 _HEADER = struct.Struct(">q")
-_UNREADABLE = -1
-_BATCH_BYTES = 64 << 10  # of argument text; Linux takes 128 KiB in one
-_CHUNK = 1 << 20
+_UNREADABLE, _SAME = -1, -2
+_TRAILER_BYTES = 33
+_HELD_STILL = b"\1"
 _SPARE_BYTES = 16 << 20
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
 def fetch_tree(transport: Transport, folder: str, tree: Path, *, still_changing: bool) -> Manifest:
@@ -36,16 +39,15 @@ def fetch_tree(transport: Transport, folder: str, tree: Path, *, still_changing:
         TransportError: the cluster can't be reached. What has arrived is kept.
     """
     tree.mkdir(parents=True, exist_ok=True)
-    manifest = read_manifest(transport, folder)
-    here = {file for file in manifest.files.values() if _is_here(tree, file)}
-    for attempt in range(_ROUNDS):
-        if attempt:
-            manifest = read_manifest(transport, folder)
+    fresh = not any(tree.iterdir())
+    here: dict[RemoteFile, str] = {}
+    for _ in range(_ROUNDS):
+        manifest = read_manifest(transport, folder)
         missing = [file for file in manifest.files.values() if file not in here]
-        _refuse_small_disk(tree, missing)
-        for batch in _batches(missing):
-            here |= _fetch(transport, folder, batch, tree)
-        if here.issuperset(missing):
+        if missing:
+            _refuse_small_disk(tree, missing)
+            here |= _fetch(transport, folder, missing, tree)
+        if here.keys() >= set(missing):
             break
     restless = [file for file in manifest.files.values() if file not in here]
     if restless and not still_changing:
@@ -57,8 +59,9 @@ def fetch_tree(transport: Transport, folder: str, tree: Path, *, still_changing:
         )
     skipped = tuple(Skipped(path=file.shown, reason="it changed while it was read") for file in restless)
     files = {path: file for path, file in manifest.files.items() if file in here}
-    _remove_others(tree, {local_path(tree, file) for file in files.values()})
-    return Manifest(files, manifest.skipped + skipped)
+    if not fresh or len(files) < len(here):
+        _remove_others(tree, {local_path(tree, file) for file in files.values()})
+    return Manifest(files, manifest.skipped + skipped, {file.local: here[file] for file in files.values()})
 
 
 def local_path(tree: Path, file: RemoteFile) -> Path:
@@ -66,19 +69,20 @@ def local_path(tree: Path, file: RemoteFile) -> Path:
     return tree / os.fsdecode(file.local)
 
 
-def sha256_of(path: Path) -> str:
+def sha256_of(path: bytes | Path) -> str:
     """The sha256 of a file, in hex."""
-    with path.open("rb") as file:
+    with open(path, "rb") as file:  # noqa: PTH123  # a path may be bytes
         return hashlib.file_digest(file, "sha256").hexdigest()
 
 
-def _is_here(tree: Path, file: RemoteFile) -> bool:
+def _hash_here(tree: Path, file: RemoteFile) -> str:
+    """The hash of what an unfinished collect left in this file's place; "" if it can't be the file."""
     path = local_path(tree, file)
     try:
         status = path.lstat()
     except (FileNotFoundError, NotADirectoryError):
-        return False
-    return stat.S_ISREG(status.st_mode) and status.st_size == file.size and sha256_of(path) == file.sha256
+        return ""
+    return sha256_of(path) if stat.S_ISREG(status.st_mode) and status.st_size == file.size else ""
 
 
 def _refuse_small_disk(tree: Path, missing: Sequence[RemoteFile]) -> None:
@@ -92,62 +96,99 @@ def _refuse_small_disk(tree: Path, missing: Sequence[RemoteFile]) -> None:
         )
 
 
-def _batches(files: Sequence[RemoteFile]) -> Iterator[list[RemoteFile]]:
-    batch: list[RemoteFile] = []
-    size = 0
-    for file in files:
-        batch.append(file)
-        size += len(file.path) * 2 + 32
-        if size > _BATCH_BYTES:
-            yield batch
-            batch, size = [], 0
-    if batch:
-        yield batch
-
-
-def _fetch(transport: Transport, folder: str, files: Sequence[RemoteFile], tree: Path) -> set[RemoteFile]:
-    """Fetch files; returns those that arrived as the manifest says."""
-    arrived = set()
-    wanted = json.dumps([[base64.b64encode(file.path).decode(), file.size] for file in files])
-    with closing(transport.stream(["python3", "-c", REMOTE_PROGRAM, "send", folder, wanted])) as stream:
-        source = _Source(stream)
+def _fetch(
+    transport: Transport, folder: str, files: Sequence[RemoteFile], tree: Path
+) -> Mapping[RemoteFile, str]:
+    """Fetch files; returns the hashes of those that are here now as they are on the cluster."""
+    arrived = {}
+    hashes = {file: sha256 for file in files if (sha256 := _hash_here(tree, file))}
+    much = sum(file.size for file in files if file not in hashes) > BULK
+    with transport.converse(["python3", "-c", REMOTE_PROGRAM, "send", folder], bulk=much) as talk:
+        talk.send(_request(files, hashes))
+        source, places = _Source(talk), _Places(tree)
         for file in files:
             size = _HEADER.unpack(source.exactly(_HEADER.size))[0]
-            if size not in {_UNREADABLE, file.size}:
+            if size == _SAME and file in hashes:
+                arrived[file] = hashes[file]
+            elif size == file.size:
+                if sha256 := _receive(source, file, places):
+                    arrived[file] = sha256
+            elif size != _UNREADABLE:
                 raise _other_than_said(folder)
-            if size == file.size and _receive(source, file, tree):
-                arrived.add(file)
         if source.more():
             raise _other_than_said(folder)
+        talk.finish()
     return arrived
 
 
-def _receive(source: _Source, file: RemoteFile, tree: Path) -> bool:
-    """Write one file under a name of its own, and give it its place if its hash is right."""
-    arriving = tree.parent / "arriving"
-    sha = hashlib.sha256()
-    with arriving.open("wb") as out:
+def _request(files: Iterable[RemoteFile], hashes: Mapping[RemoteFile, str]) -> bytes:
+    lines = (
+        json.dumps([base64.b64encode(file.path).decode(), file.size, hashes.get(file, "")]) for file in files
+    )
+    return ("\n".join(lines) + "\n\n").encode()
+
+
+def _receive(source: _Source, file: RemoteFile, places: _Places) -> str:
+    """Write one file to its place; returns its hash, or "" and leaves nothing if it is not what was sent.
+
+    Only whole files stay, unless we are killed; the next time, what is here counts by its hash alone.
+    """
+    sha, place = hashlib.sha256(), places.of(file)
+    fd = places.create(place)
+    try:
         for data in source.pieces(file.size):
             sha.update(data)
-            out.write(data)
-    if sha.hexdigest() != file.sha256:
-        arriving.unlink()
-        return False
-    place = local_path(tree, file)
-    _make_room(tree, place)
-    arriving.replace(place)
-    return True
+            _write_all(fd, data)
+        trailer = source.exactly(_TRAILER_BYTES)
+    except BaseException:
+        os.unlink(place)  # noqa: PTH108  # paths are bytes
+        raise
+    finally:
+        os.close(fd)
+    if trailer != _HELD_STILL + sha.digest():
+        os.unlink(place)  # noqa: PTH108
+        return ""
+    return sha.hexdigest()
 
 
-def _make_room(tree: Path, place: Path) -> None:
-    """Real folders down to ``place``, and nothing in its place but a file that may be replaced."""
-    for folder in reversed(place.relative_to(tree).parents[:-1]):
-        here = tree / folder
-        if here.is_symlink() or (here.exists() and not here.is_dir()):
-            here.unlink()
-        here.mkdir(exist_ok=True)
-    if place.is_dir() and not place.is_symlink():
-        shutil.rmtree(place)
+def _write_all(fd: int, data: memoryview) -> None:
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+class _Places:
+    """Where files go below a tree, with real folders on the way, whatever lay there before."""
+
+    def __init__(self, tree: Path) -> None:
+        self._tree = os.fsencode(tree)
+        self._made: set[bytes] = {self._tree}
+
+    def of(self, file: RemoteFile) -> bytes:
+        return os.path.join(self._tree, file.local)  # noqa: PTH118
+
+    def create(self, place: bytes) -> int:
+        """A new file, open for writing. What was in its place is gone."""
+        self._folder(os.path.dirname(place))  # noqa: PTH120
+        try:
+            return os.open(place, _NEW, 0o666)
+        except FileExistsError:
+            if stat.S_ISDIR(os.lstat(place).st_mode):
+                shutil.rmtree(place)
+            else:
+                os.unlink(place)  # noqa: PTH108
+            return os.open(place, _NEW, 0o666)
+
+    def _folder(self, folder: bytes) -> None:
+        if folder in self._made:
+            return
+        self._folder(os.path.dirname(folder))  # noqa: PTH120
+        try:
+            os.mkdir(folder)  # noqa: PTH102
+        except FileExistsError:
+            if not stat.S_ISDIR(os.lstat(folder).st_mode):
+                os.unlink(folder)  # noqa: PTH108
+                os.mkdir(folder)  # noqa: PTH102
+        self._made.add(folder)
 
 
 def _remove_others(tree: Path, keep: set[Path]) -> None:
@@ -164,20 +205,21 @@ def _remove_others(tree: Path, keep: set[Path]) -> None:
 
 
 class _Source:
-    """A stream of bytes, read in the amounts that were announced."""
+    """The bytes that a command says, taken in the amounts that were announced."""
 
-    def __init__(self, stream: Iterator[bytes]) -> None:
-        self._stream = stream
-        self._buffer = b""
+    def __init__(self, talk: Conversation) -> None:
+        self._talk = talk
+        self._buffer = memoryview(b"")
 
     def exactly(self, size: int) -> bytes:
         return b"".join(self.pieces(size))
 
-    def pieces(self, size: int) -> Iterator[bytes]:
+    def pieces(self, size: int) -> Iterator[memoryview]:
         while size:
             if not self._buffer:
-                self._buffer = next(self._stream, b"")
+                self._buffer = memoryview(self._talk.receive())
                 if not self._buffer:
+                    self._talk.finish()  # which may know why
                     raise CollectError(
                         "the cluster sent less than it said",
                         fix="collect again; what has arrived is kept",
@@ -187,8 +229,8 @@ class _Source:
             yield piece
 
     def more(self) -> bool:
-        """Whether anything is left; reads to the end of the stream."""
-        return bool(self._buffer) or next(self._stream, b"") != b""
+        """Whether anything is left."""
+        return bool(self._buffer) or self._talk.receive() != b""
 
 
 def _other_than_said(folder: str) -> CollectError:

@@ -8,13 +8,13 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from itertools import count
 from pathlib import Path
 from typing import Any
 
-from clusterctl.collect.fetch import fetch_tree, sha256_of
+from clusterctl.collect.fetch import fetch_tree, local_path, sha256_of
 from clusterctl.collect.manifest import Manifest
 from clusterctl.errors import CollectError, Failure
 from clusterctl.records import RUN_FILE, JobEntry, Ledger, RunRecord, TaskRecord
@@ -29,6 +29,7 @@ from clusterctl.workspace import Workspace
 DEFAULT_OUT = Path("runs")
 _CLIENT_FACTS = "environment.client.json"
 _SUMS = "SHA256SUMS"
+_TELEMETRY = re.compile(rb"(^|/)telemetry/[^/]+\.jsonl\Z")
 _MAX_JSON = 8 << 20
 _ACCOUNTING_LAG_S = 10.0
 _GOING_ON = frozenset({"PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED"})
@@ -196,14 +197,14 @@ def _keep_notes(old: Path, tree: Path) -> None:
     ours = {line.partition(b"  ")[2] for line in sums} | {_SUMS.encode()}
     for path in sorted(old.rglob("*")):
         name = path.relative_to(old)
-        if not path.is_dir() and _escaped(name) not in ours and not (tree / name).exists():
+        if not path.is_dir() and _escaped(os.fsencode(name)) not in ours and not (tree / name).exists():
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
             path.rename(tree / name)
 
 
-def _escaped(name: Path) -> bytes:
+def _escaped(name: bytes) -> bytes:
     """A file's name as `sha256sum` writes it."""
-    return os.fsencode(name).replace(b"\\", b"\\\\").replace(b"\n", b"\\n").replace(b"\r", b"\\r")
+    return name.replace(b"\\", b"\\\\").replace(b"\n", b"\\n").replace(b"\r", b"\\r")
 
 
 def _assemble(session: Session, entry: JobEntry, jobs: Sequence[JobInfo], work: Path) -> RunRecord:
@@ -214,12 +215,12 @@ def _assemble(session: Session, entry: JobEntry, jobs: Sequence[JobInfo], work: 
     manifest = fetch_tree(session.transport, remote_dir, tree, still_changing=not ended)
     accounting = _accounting(session.slurm, str(jobs[0].job_id), ended=ended)
     (tree / "sacct.json").write_text(accounting)
-    (tree / "environment.json").write_text(_environment(tree, session.slurm.version()))
+    (tree / "environment.json").write_text(_environment(tree, manifest, session.slurm.version()))
     if (tree / _CLIENT_FACTS).is_file():  # its content is in environment.json now
         (tree / _CLIENT_FACTS).unlink()
     record = _record(session, entry, jobs, manifest)
     (tree / RUN_FILE).write_text(record.as_json())
-    _write_sums(tree)
+    _write_sums(tree, manifest.sha256)
     return record
 
 
@@ -288,10 +289,11 @@ def _says_it_goes_on(accounting: str) -> bool:
         return False
 
 
-def _environment(tree: Path, slurm_version: str) -> str:
+def _environment(tree: Path, manifest: Manifest, slurm_version: str) -> str:
     """The client's facts, and what the telemetry of each host says about its versions and hardware."""
     hosts: dict[str, Any] = {}
-    for path in sorted(path for path in tree.glob("**/telemetry/*.jsonl") if path.is_file()):
+    told = (file for file in manifest.files.values() if _TELEMETRY.search(file.local))
+    for path in sorted(local_path(tree, file) for file in told):
         if isinstance(facts := _first_line(path), dict) and facts.get("kind") == "host":
             hosts[path.stem] = {key: value for key, value in facts.items() if key not in {"kind", "time"}}
     client = tree / _CLIENT_FACTS
@@ -312,16 +314,18 @@ def _json(raw: bytes) -> Any:
         return None
 
 
-def _write_sums(tree: Path) -> None:
-    """SHA256SUMS of all files below, as `sha256sum -c` reads it."""
+def _write_sums(tree: Path, known: Mapping[bytes, str]) -> None:
+    """SHA256SUMS of all files below, as `sha256sum -c` reads it. What has just arrived is not read again."""
+    root = os.fsencode(tree)
+    found = (
+        os.path.join(folder, name)[len(root) + 1 :]  # noqa: PTH118  # names are bytes
+        for folder, _, names in os.walk(root)
+        for name in names
+    )
     lines = []
-    for folder, subfolders, names in os.walk(tree):
-        subfolders.sort()
-        for path in (Path(folder, name) for name in sorted(names)):
-            name = path.relative_to(tree)
-            if name == Path(_SUMS):
-                continue
-            escaped = _escaped(name)
-            mark = b"\\" if escaped != os.fsencode(name) else b""
-            lines.append(mark + sha256_of(path).encode() + b"  " + escaped + b"\n")
+    for name in sorted(name for name in found if name != _SUMS.encode()):
+        sha256 = known.get(name) or sha256_of(os.path.join(root, name))  # noqa: PTH118
+        escaped = _escaped(name)
+        mark = b"\\" if escaped != name else b""
+        lines.append(mark + sha256.encode() + b"  " + escaped + b"\n")
     (tree / _SUMS).write_bytes(b"".join(lines))

@@ -1,12 +1,13 @@
 """Runs on the cluster: lists a job's folder, or sends files of it. Standard library only, Python 3.9.
 
     python3 -c THIS_FILE list FOLDER
-    python3 -c THIS_FILE send FOLDER [[NAME, SIZE], ...]
+    python3 -c THIS_FILE send FOLDER    with JSON arrays [NAME, SIZE, SHA256] and an empty line on stdin
 
 Names are relative and base64, since they may be any bytes. ``list`` answers with a JSON object a line: a file
-with its size, time and sha256, or something that is left where it is, with the reason. ``send`` answers, for
-each file in turn, eight bytes with its size (-1: it can't be read) and as many bytes of it as were asked for.
-Links are never followed.
+with its size, or something that is left where it is, with the reason. ``send`` answers, for each file in
+turn, eight bytes with its size and as many bytes of it as were asked for, then a byte, 1 if it held still
+meanwhile, and the 32 bytes of its sha256. In place of the size stands -1 if it can't be read or is shorter by
+now, or -2 if its sha256 is the one that was named: then nothing follows. Links are never followed.
 """
 
 from __future__ import annotations
@@ -19,9 +20,14 @@ import re
 import stat
 import struct
 import sys
+import time
+from typing import Any, BinaryIO
 
 CHECKPOINTS = re.compile(rb"(checkpoint|ckpt)", re.IGNORECASE)
 CHUNK = 1 << 20
+HEADER = struct.Struct(">q")
+UNREADABLE, SAME = -1, -2
+SETTLED_S = 2.0
 KINDS = (
     (stat.S_ISLNK, "a symbolic link"),
     (stat.S_ISFIFO, "a named pipe"),
@@ -75,36 +81,75 @@ def list_file(folder: bytes, path: bytes) -> None:
     except OSError as exc:
         tell(path, skip=exc.strerror or str(exc))
         return
-    with os.fdopen(fd, "rb", buffering=0) as file:
-        status = os.fstat(fd)
-        sha, left = hashlib.sha256(), status.st_size
-        # A file that grows meanwhile is taken as long as it was.
-        while left and (data := file.read(min(CHUNK, left))):
+    status = os.fstat(fd)
+    os.close(fd)
+    tell(path, size=status.st_size)
+
+
+def hash_of(fd: int, size: int) -> Any:
+    """The hash of a file's first bytes."""
+    sha = hashlib.sha256()
+    os.lseek(fd, 0, os.SEEK_SET)
+    while size and (data := os.read(fd, min(CHUNK, size))):
+        sha.update(data)
+        size -= len(data)
+    return sha
+
+
+def held_still(fd: int, before: os.stat_result, size: int, digest: bytes) -> bool:
+    """Whether what was read is what the file held at one moment: a log that only grew meanwhile did that.
+
+    A file that was written just before, within the resolution of its times, is read again to be sure.
+    """
+    after = os.fstat(fd)
+    same = (before.st_size, before.st_mtime_ns, before.st_ctime_ns) == (
+        after.st_size,
+        after.st_mtime_ns,
+        after.st_ctime_ns,
+    )
+    settled = time.time() - max(before.st_mtime, before.st_ctime) > SETTLED_S
+    return (same and settled) or hash_of(fd, size).digest() == digest
+
+
+def send_file(out: BinaryIO, path: bytes, size: int, sha256: str) -> None:
+    try:
+        fd = open_file(path)
+    except OSError:
+        out.write(HEADER.pack(UNREADABLE))
+        return
+    try:
+        before = os.fstat(fd)
+        if before.st_size < size:
+            out.write(HEADER.pack(UNREADABLE))
+            return
+        if sha256 and hash_of(fd, size).hexdigest() == sha256:
+            out.write(HEADER.pack(SAME))
+            return
+        os.lseek(fd, 0, os.SEEK_SET)
+        out.write(HEADER.pack(size))
+        sha, left = hashlib.sha256(), size
+        while left:
+            # A file that became shorter is filled up, and did not hold still.
+            data = os.read(fd, min(CHUNK, left)) or bytes(min(CHUNK, left))
             sha.update(data)
+            out.write(data)
             left -= len(data)
-    tell(path, size=status.st_size - left, mtime=int(status.st_mtime), sha256=sha.hexdigest())
+        out.write(b"\1" if held_still(fd, before, size, sha.digest()) else b"\0")
+        out.write(sha.digest())
+    finally:
+        os.close(fd)
 
 
-def send(folder: bytes, wanted: list[tuple[str, int]]) -> None:
-    out = sys.stdout.buffer
-    for name, size in wanted:
-        try:
-            fd = open_file(os.path.join(folder, base64.b64decode(name)))  # noqa: PTH118
-        except OSError:
-            out.write(struct.pack(">q", -1))
-            continue
-        out.write(struct.pack(">q", size))
-        with os.fdopen(fd, "rb", buffering=0) as file:
-            left = size
-            while left:
-                # A file that became shorter is filled up; its hash will tell.
-                data = file.read(min(CHUNK, left)) or bytes(min(CHUNK, left))
-                out.write(data)
-                left -= len(data)
-    out.flush()
+def send(folder: bytes) -> None:
+    wanted = []
+    while (line := sys.stdin.readline()) not in {"", "\n"}:
+        wanted.append(json.loads(line))
+    with open(1, "wb", buffering=CHUNK, closefd=False) as out:
+        for name, size, sha256 in wanted:
+            send_file(out, os.path.join(folder, base64.b64decode(name)), size, sha256)  # noqa: PTH118
 
 
 if sys.argv[1] == "list":
     list_folder(os.fsencode(sys.argv[2]), b"")
 else:
-    send(os.fsencode(sys.argv[2]), json.loads(sys.argv[3]))
+    send(os.fsencode(sys.argv[2]))

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import base64
 import hashlib
+import itertools
 import json
 import os
 import socket
 import struct
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -161,21 +163,32 @@ def test_more_files_than_one_command_takes(remote, tree):
 
 
 class Breaking(LocalTransport):
-    """The connection breaks after some bytes, once; it counts the bytes that were sent in all."""
+    """The connection breaks after some bytes, once; it counts the bytes that were received in all."""
 
     def __init__(self, after: int) -> None:
         self.after = after
-        self.sent = 0
+        self.received = 0
 
-    def stream(self, argv):
-        for piece in super().stream(argv):
-            part = piece[: self.after] if self.after else piece
-            self.sent += len(part)
-            yield part
-            if self.after:
-                self.after -= len(part)
-                if not self.after:
-                    raise UnreachableError("the connection broke")
+    @contextmanager
+    def converse(self, argv, *, bulk=False):
+        with super().converse(argv, bulk=bulk) as talk:
+            yield Talk(talk, self._receive)
+
+    def _receive(self, talk) -> bytes:
+        if self.after and self.received >= self.after:
+            self.after = 0
+            raise UnreachableError("the connection broke")
+        data = talk.receive()
+        self.received += len(data)
+        return data
+
+
+class Talk:
+    """A conversation whose receiving is another."""
+
+    def __init__(self, talk, receive) -> None:
+        self.send, self.finish = talk.send, talk.finish
+        self.receive = lambda: receive(talk)
 
 
 def test_after_a_break_only_the_rest_is_fetched(remote, tree):
@@ -187,10 +200,10 @@ def test_after_a_break_only_the_rest_is_fetched(remote, tree):
     arrived = content(tree)
     assert 0 < len(arrived) < 10
     assert arrived.items() <= content(remote).items()  # what is there is whole
-    transport.sent = 0
+    transport.received = 0
     fetch(remote, tree, transport)
     assert content(tree) == content(remote)
-    assert transport.sent < (10 - len(arrived) + 1) * 100_000
+    assert transport.received < (10 - len(arrived) + 1) * 100_000
 
 
 def test_what_was_damaged_or_is_gone_meanwhile(remote, tree):
@@ -229,11 +242,33 @@ class Changing(LocalTransport):
         self._change = change
         self._times = times
 
-    def stream(self, argv):
+    def converse(self, argv, *, bulk=False):
         if self._times:
             self._times -= 1
             self._change()
-        return super().stream(argv)
+        return super().converse(argv, bulk=bulk)
+
+
+class ChangingLater(LocalTransport):
+    """Does something to the folder when the first bytes of an answer are here, long before its end."""
+
+    def __init__(self, change) -> None:
+        self._change = change
+
+    @contextmanager
+    def converse(self, argv, *, bulk=False):
+        begun = False
+
+        def receive(talk) -> bytes:
+            nonlocal begun
+            data = talk.receive()
+            if not begun:
+                self._change()
+            begun = True
+            return data
+
+        with super().converse(argv, bulk=bulk) as talk:
+            yield Talk(talk, receive)
 
 
 def test_a_log_that_grows_is_taken_as_long_as_it_was(remote, tree):
@@ -263,28 +298,58 @@ def test_a_file_that_changed_meanwhile_is_read_again(remote, tree, change):
     assert content(tree) == content(remote)
 
 
+MUCH = 4 << 20  # more than waits in pipes: the end of it is read after the beginning was received
+
+
+def test_a_log_that_grows_while_it_is_read(remote, tree):
+    log = remote / "stdout.log"
+    log.write_bytes(bytes(MUCH))
+
+    def grow() -> None:
+        with log.open("ab") as file:
+            file.write(b"more")
+
+    fetch(remote, tree, ChangingLater(grow))
+    assert content(tree) == {b"stdout.log": bytes(MUCH)}
+
+
 def test_a_file_that_never_holds_still(remote, tree):
     file = remote / "a"
-    file.write_text("0")
+    file.write_bytes(bytes(MUCH))
     (remote / "b").write_text("stays")
+    count = itertools.count(1)
 
     def alter() -> None:
-        file.write_text(str(int(file.read_text()) + 1))
+        with file.open("r+b") as opened:
+            opened.write(b"%d" % next(count))
 
     with pytest.raises(CollectError, match="keep changing"):
-        fetch(remote, tree, Changing(alter, times=100))
-    manifest = fetch(remote, tree, Changing(alter, times=100), still_changing=True)
+        fetch(remote, tree, ChangingLater(alter))
+    manifest = fetch(remote, tree, ChangingLater(alter), still_changing=True)
     assert content(tree) == {b"b": b"stays"}
     assert [(s.path, s.reason) for s in manifest.skipped] == [("a", "it changed while it was read")]
 
 
+def test_a_file_that_becomes_shorter_while_it_is_read(remote, tree):
+    file = remote / "a"
+    file.write_bytes(b"x" * MUCH)
+    fetch(remote, tree, ChangingLater(lambda: os.truncate(file, 10)))
+    assert content(tree) == {b"a": b"x" * 10}
+
+
+def test_the_hashes_are_those_of_what_arrived(remote, tree):
+    (remote / "a").write_text("one")
+    (remote / "run.json").write_text("two")
+    for _ in range(2):  # the second time it is all here
+        manifest = fetch(remote, tree)
+        assert manifest.sha256 == {
+            b"a": hashlib.sha256(b"one").hexdigest(),
+            b"run.json.from-job": hashlib.sha256(b"two").hexdigest(),
+        }
+
+
 def row(path: bytes, data: bytes = b"x", **fields) -> str:
-    told = {
-        "path": base64.b64encode(path).decode(),
-        "size": len(data),
-        "mtime": 0,
-        "sha256": hashlib.sha256(data).hexdigest(),
-    }
+    told = {"path": base64.b64encode(path).decode(), "size": len(data)}
     return json.dumps(told | fields) + "\n"
 
 
@@ -298,8 +363,13 @@ class Lying(LocalTransport):
     def run(self, *_argv, **_options) -> Result:
         return Result(0, self._listing, "")
 
-    def stream(self, *_argv):
-        yield self._sent
+    @contextmanager
+    def converse(self, argv, *, bulk=False):
+        rest = [self._sent]
+        with super().converse(["true", *argv], bulk=bulk) as real:
+            lying = Talk(real, lambda _: rest.pop() if rest else b"")
+            lying.send = lying.finish = lambda *_: None
+            yield lying
 
 
 @pytest.mark.parametrize(
@@ -320,7 +390,6 @@ def test_paths_that_lead_elsewhere_are_refused(path, remote, tree):
         row(b"a") + row(b"a/b"),
         row(b"run.json") + row(b"run.json.from-job"),
         row(b"a", size=-1),
-        row(b"a", sha256="../../x"),
         row(b"a", size="many"),
         row(b"a", size=float("inf")),
         "[" * 60_000 + "\n",
@@ -338,13 +407,18 @@ def header(size: int) -> bytes:
     return struct.pack(">q", size)
 
 
+def file_of(data: bytes, *, sha256: bytes | None = None, still: bytes = b"\1") -> bytes:
+    return header(len(data)) + data + still + (sha256 or hashlib.sha256(data).digest())
+
+
 @pytest.mark.parametrize(
     ("sent", "message"),
     [
-        (header(1) + b"x" + b"more", "other data than it said"),
+        (file_of(b"x") + b"more", "other data than it said"),
         (header(10**12) + b"x", "other data than it said"),
         (header(-2), "other data than it said"),
         (header(1), "less than it said"),
+        (file_of(b"x")[:-1], "less than it said"),
         (b"", "less than it said"),
         (header(1)[:4], "less than it said"),
     ],
@@ -354,9 +428,10 @@ def test_a_cluster_that_sends_other_than_it_said(sent, message, remote, tree):
         fetch(remote, tree, Lying(row(b"a"), sent))
 
 
-def test_a_wrong_content_is_never_taken(remote, tree):
+@pytest.mark.parametrize("sent", [file_of(b"y", sha256=bytes(32)), file_of(b"y", still=b"\0")])
+def test_a_wrong_content_is_never_taken(sent, remote, tree):
     with pytest.raises(CollectError, match="keep changing"):
-        fetch(remote, tree, Lying(row(b"a"), header(1) + b"y"))
+        fetch(remote, tree, Lying(row(b"a"), sent))
     assert content(tree) == {}
 
 
