@@ -16,6 +16,8 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from clusterctl.errors import CollectError
 
 RUN_FILE = "run.json"
+SOURCE_FILE = "source.json"
+UNCHANGED = "unchanged since it was submitted"  # why large files that the user has are not brought home
 
 
 class _Stored(BaseModel):
@@ -124,8 +126,8 @@ class RunRecord(_Stored):
 
     ``token`` tells it from a job of the same number on a cluster that had the same name before.
     ``state`` is Slurm's word; with an array, that of the worst task. ``final`` is False for a snapshot of a
-    job that was still going on. Times are Unix seconds; ``elapsed_s`` goes from the first start to the last
-    end.
+    job that was still going on. ``source`` is the hash of what the job was given, as in source.json. Times
+    are Unix seconds; ``elapsed_s`` goes from the first start to the last end.
     """
 
     version: int = 1
@@ -148,6 +150,7 @@ class RunRecord(_Stored):
     remote_dir: str
     files: int
     bytes: int
+    source: str | None = None
     skipped: tuple[Skipped, ...] = ()
     directory: Path = Path()
 

@@ -100,9 +100,11 @@ def job_table(screen: Screen, infos: Sequence[JobInfo]) -> str:
 
 
 def not_brought_home(run: RunRecord) -> str:
-    """What of a job's files stayed on the cluster, in one line; "" if nothing did."""
+    """What of a job's files stayed on the cluster, in one line; "" if nothing did that is not here, too."""
+    from clusterctl.records import UNCHANGED
+
     by_reason: dict[str, list[str]] = {}
-    for skipped in run.skipped:
+    for skipped in (one for one in run.skipped if one.reason != UNCHANGED):
         by_reason.setdefault(skipped.reason, []).append(skipped.path)
     if not by_reason:
         return ""

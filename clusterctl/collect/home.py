@@ -17,7 +17,7 @@ from typing import Any
 from clusterctl.collect.fetch import fetch_tree, local_path, sha256_of
 from clusterctl.collect.manifest import Manifest
 from clusterctl.errors import CollectError, Failure
-from clusterctl.records import RUN_FILE, JobEntry, Ledger, RunRecord, TaskRecord
+from clusterctl.records import RUN_FILE, SOURCE_FILE, JobEntry, Ledger, RunRecord, TaskRecord
 from clusterctl.slurm.access import Session
 from clusterctl.slurm.client import SlurmClient, check_job_id
 from clusterctl.slurm.lost import resolve
@@ -218,13 +218,22 @@ def _assemble(session: Session, entry: JobEntry, jobs: Sequence[JobInfo], work: 
     (tree / "environment.json").write_text(_environment(tree, manifest, session.slurm.version()))
     if (tree / _CLIENT_FACTS).is_file():  # its content is in environment.json now
         (tree / _CLIENT_FACTS).unlink()
-    record = _record(session, entry, jobs, manifest)
+    record = _record(session, entry, jobs, manifest, _source(tree))
     (tree / RUN_FILE).write_text(record.as_json())
     _write_sums(tree, manifest.sha256)
     return record
 
 
-def _record(session: Session, entry: JobEntry, jobs: Sequence[JobInfo], manifest: Manifest) -> RunRecord:
+def _source(tree: Path) -> str | None:
+    """The hash of what the job was given."""
+    path = tree / SOURCE_FILE
+    source = _json(path.read_bytes()) if path.is_file() and path.stat().st_size <= _MAX_JSON else None
+    return str(source["hash"]) if isinstance(source, dict) and "hash" in source else None
+
+
+def _record(
+    session: Session, entry: JobEntry, jobs: Sequence[JobInfo], manifest: Manifest, source: str | None
+) -> RunRecord:
     head = worst(jobs)
     starts = [job.start_time for job in jobs if job.start_time is not None]
     ends = [job.end_time for job in jobs if job.end_time is not None]
@@ -250,6 +259,7 @@ def _record(session: Session, entry: JobEntry, jobs: Sequence[JobInfo], manifest
         remote_dir=entry.remote_dir or "",
         files=len(manifest.files),
         bytes=manifest.size,
+        source=source,
         skipped=manifest.skipped,
     )
 

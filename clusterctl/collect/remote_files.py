@@ -4,10 +4,11 @@
     python3 -c THIS_FILE send FOLDER    with JSON arrays [NAME, SIZE, SHA256] and an empty line on stdin
 
 Names are relative and base64, since they may be any bytes. ``list`` answers with a JSON object a line: a file
-with its size, or something that is left where it is, with the reason. ``send`` answers, for each file in
-turn, eight bytes with its size and as many bytes of it as were asked for, then a byte, 1 if it held still
-meanwhile, and the 32 bytes of its sha256. In place of the size stands -1 if it can't be read or is shorter by
-now, or -2 if its sha256 is the one that was named: then nothing follows. Links are never followed.
+with its size, or something that is left where it is, with the reason. What source.json says was sent with
+the job, is large and is still the same, is left too. ``send`` answers, for each file in turn, eight bytes
+with its size and as many bytes of it as were asked for, then a byte, 1 if it held still meanwhile, and the 32
+bytes of its sha256. In place of the size stands -1 if it can't be read or is shorter by now, or -2 if its
+sha256 is the one that was named: then nothing follows. Links are never followed.
 """
 
 from __future__ import annotations
@@ -24,10 +25,13 @@ import time
 from typing import Any, BinaryIO
 
 CHECKPOINTS = re.compile(rb"(checkpoint|ckpt)", re.IGNORECASE)
+TASK = re.compile(rb"task-[0-9]+")
 CHUNK = 1 << 20
 HEADER = struct.Struct(">q")
 UNREADABLE, SAME = -1, -2
 SETTLED_S = 2.0
+LARGE = 1 << 20
+UNCHANGED = "unchanged since it was submitted"
 KINDS = (
     (stat.S_ISLNK, "a symbolic link"),
     (stat.S_ISFIFO, "a named pipe"),
@@ -51,7 +55,23 @@ def open_file(path: bytes) -> int:
     return fd
 
 
-def list_folder(folder: bytes, below: bytes) -> None:
+Given = dict[
+    bytes, tuple[int, str]
+]  # what the job was given: path -> size and sha256, or 0 and a link's target
+
+
+def read_given(folder: bytes) -> Given:
+    try:
+        with open(os.path.join(folder, b"source.json"), "rb") as file:  # noqa: PTH118, PTH123
+            source = json.load(file)
+        given = {os.fsencode(one["path"]): (int(one["size"]), str(one["sha256"])) for one in source["files"]}
+        given.update({os.fsencode(one["path"]): (0, str(one["target"])) for one in source["links"]})
+    except (OSError, ValueError, TypeError, KeyError, RecursionError):  # a job may write what it likes
+        return {}
+    return given
+
+
+def list_folder(folder: bytes, below: bytes, given: Given) -> None:
     try:
         with os.scandir(os.path.join(folder, below)) as found:  # noqa: PTH118  # names are bytes
             entries = sorted(found, key=lambda entry: entry.name)
@@ -64,26 +84,41 @@ def list_folder(folder: bytes, below: bytes) -> None:
             if CHECKPOINTS.match(entry.name):
                 tell(path, skip="checkpoints stay on the cluster")
             else:
-                list_folder(folder, path)
+                list_folder(folder, path, given)
         else:
-            list_file(folder, path)
+            list_file(folder, path, given)
 
 
-def list_file(folder: bytes, path: bytes) -> None:
+def is_link_of_a_task(path: bytes, full: bytes) -> bool:
+    """Whether it is one of the links by which a task of an array sees what the job was given."""
+    folder, name = os.path.split(path)
+    in_task = TASK.fullmatch(folder) and os.path.islink(full)  # noqa: PTH114
+    return bool(in_task) and os.readlink(full) == b"../" + name  # noqa: PTH115
+
+
+def list_file(folder: bytes, path: bytes, given: Given) -> None:
     full = os.path.join(folder, path)  # noqa: PTH118
     try:
         mode = os.lstat(full).st_mode
         for is_kind, kind in KINDS:
             if is_kind(mode):
-                tell(path, skip=kind)
+                if is_link_of_a_task(path, full):
+                    return
+                same = stat.S_ISLNK(mode) and given.get(path) == (0, os.fsdecode(os.readlink(full)))  # noqa: PTH115
+                tell(path, skip=UNCHANGED if same else kind)
                 return
         fd = open_file(full)
     except OSError as exc:
         tell(path, skip=exc.strerror or str(exc))
         return
-    status = os.fstat(fd)
+    size = os.fstat(fd).st_size
+    known = given.get(path, (0, ""))
+    same = size > LARGE and known[0] == size and hash_of(fd, size).hexdigest() == known[1]
     os.close(fd)
-    tell(path, size=status.st_size)
+    if same:
+        tell(path, skip=UNCHANGED)
+    else:
+        tell(path, size=size)
 
 
 def hash_of(fd: int, size: int) -> Any:
@@ -150,6 +185,7 @@ def send(folder: bytes) -> None:
 
 
 if sys.argv[1] == "list":
-    list_folder(os.fsencode(sys.argv[2]), b"")
+    top = os.fsencode(sys.argv[2])
+    list_folder(top, b"", read_given(top))
 else:
     send(os.fsencode(sys.argv[2]))

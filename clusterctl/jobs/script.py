@@ -7,7 +7,7 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from clusterctl.errors import UsageError
 from clusterctl.jobs.container import contained
-from clusterctl.jobs.userscript import UserScript
+from clusterctl.jobs.userscript import OURS, UserScript
 from clusterctl.render import render
 from clusterctl.spec import JobSpec, JobWords, Launcher
 
@@ -23,6 +23,9 @@ _WATCH = (
     "[[ ! -s telemetry/$SLURMD_NODENAME.jsonl ]] && kill -0 $! || break; sleep 0.1; done 2>/dev/null; "
     "kill -TERM $!; wait $!"
 )
+
+# In a job's folder, what the job was not given: patterns of bash.
+_NOT_GIVEN = "|".join([*sorted(OURS), "stdout-*.log", "stderr-*.log", "task-*"])
 
 
 def render_script(job: JobSpec, *, payload_hash: str, interval_s: float) -> str:
@@ -42,6 +45,7 @@ def render_script(job: JobSpec, *, payload_hash: str, interval_s: float) -> str:
         own_directives=own.directives if own else (),
         options=_options(job, own),
         array=_is_array(job, own),
+        not_given=_NOT_GIVEN if own else None,
         env_bin=ENV_BIN,
         payload_root=payload_root,
         watch=_WATCH,

@@ -17,8 +17,6 @@ from clusterctl.spec import JobSpec
 from clusterctl.transfer.tree import Item, Kind, not_readable
 from clusterctl.transport.base import printable
 
-SOURCE_FILE = "source.json"
-
 
 @dataclass(frozen=True, slots=True)
 class Source:

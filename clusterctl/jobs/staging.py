@@ -8,7 +8,8 @@ from dataclasses import dataclass
 from clusterctl.assets import payload_hash
 from clusterctl.errors import CommandError, UsageError
 from clusterctl.jobs.script import PAYLOAD_ROOT
-from clusterctl.jobs.source import SOURCE_FILE, Source, manifest, source_hash
+from clusterctl.jobs.source import Source, manifest, source_hash
+from clusterctl.records import SOURCE_FILE
 from clusterctl.transfer.hashes import hash_items
 from clusterctl.transfer.remote.store import NO_REQUIRED
 from clusterctl.transfer.send import send_new_folder

@@ -11,9 +11,10 @@ from pathlib import Path
 import pytest
 
 from clusterctl import jobs
+from clusterctl.cli.job import not_brought_home
 from clusterctl.collect import collect, uncollected
 from clusterctl.errors import CollectError, UnreachableError, UsageError
-from clusterctl.records import JobEntry, Ledger, RunRecord
+from clusterctl.records import UNCHANGED, JobEntry, Ledger, RunRecord
 from clusterctl.slurm.access import Session
 from clusterctl.slurm.client import SlurmClient
 from clusterctl.spec import JobSpec
@@ -339,3 +340,32 @@ def test_the_ledger_survives_a_torn_line(tmp_path):
 def test_the_ledger_is_for_this_user_only(tmp_path):
     Ledger(tmp_path / "jobs.jsonl").add(entry("a"))
     assert (tmp_path / "jobs.jsonl").stat().st_mode & 0o777 == 0o600
+
+
+def test_what_was_sent_and_is_unchanged_stays_if_it_is_large(session, cluster, tmp_path, out):
+    folder = tmp_path / "project"
+    folder.mkdir()
+    for name in ("large", "changed", "grown"):
+        (folder / name).write_bytes(bytes(2 << 20))
+    (folder / "small").write_text("small")
+    (folder / "link").symlink_to("large")
+    (folder / "turned").symlink_to("large")
+    body = "printf x | dd of=changed conv=notrunc; echo >>grown; ln -sf small turned; cp large made; "
+    body += "mkdir task-1; ln -s ../small task-1/small; ln -s ../made task-1/x"
+    job_id = finished(session, cluster, folder, body)
+    (run,) = collect(session, [job_id], out=out)
+    skipped = {one.path: one.reason for one in run.skipped}
+    link = "a symbolic link"
+    assert skipped == {"large": UNCHANGED, "link": UNCHANGED, "turned": link, "task-1/x": link}
+    for name in ("changed", "grown", "small", "made"):
+        assert (run.directory / name).is_file()
+    assert run.source == json.loads((run.directory / "source.json").read_text())["hash"]
+    assert not_brought_home(run).endswith("was not brought home: task-1/x and 1 more (a symbolic link)")
+
+
+@pytest.mark.parametrize("text", ["[]", "not json", '{"files": [{"path": 1}], "links": []}'])
+def test_a_job_that_spoils_its_source_json_harms_only_itself(session, cluster, tmp_path, out, text):
+    job_id = finished(session, cluster, tmp_path, f"echo '{text}' >source.json; head -c 2M /dev/zero >x")
+    (run,) = collect(session, [job_id], out=out)
+    assert run.source is None
+    assert (run.directory / "x").is_file()
