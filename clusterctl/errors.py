@@ -13,6 +13,7 @@ traceback.
       LeftoversError                        `down` looked, and something is still there
       TransportError                        a host could not be reached or a command on it could not run
         UnreachableError                    (retryable)
+        AnswerLostError                     what was asked for may have been done all the same
         HostKeyError                        the host is not who it should be
         CommandError                        the command ran and failed
       ConfigureError                        a playbook task failed; one failure a host
@@ -28,7 +29,7 @@ traceback.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar
 
 
@@ -49,6 +50,7 @@ class ClusterctlError(Exception):
 
     ``what`` happened, ``where`` (file, host, phase), ``why`` (the cause as the lower tool said it),
     ``fix`` (what to do now). ``failures`` carries one entry a host when several failed together.
+    ``spent``: something was done that the same command again would do a second time: it is not retryable.
     """
 
     code: ClassVar[str] = "error"
@@ -73,15 +75,18 @@ class ClusterctlError(Exception):
         self.fix = fix
         self.host = host
         self.phase = phase
+        self.spent = False
         self._failures = failures
 
     @property
     def failures(self) -> tuple[Failure, ...]:
         """The failures behind this error, at least one."""
         if self._failures:
-            return self._failures
+            return tuple(replace(f, retryable=f.retryable and not self.spent) for f in self._failures)
         cause = f"{self.what}: {self.why}" if self.why else self.what
-        return (Failure(self.code, cause, self.host, self.phase, self.fix, self.retryable),)
+        return (
+            Failure(self.code, cause, self.host, self.phase, self.fix, self.retryable and not self.spent),
+        )
 
     def __str__(self) -> str:
         head = f"{self.what} ({self.where})" if self.where else self.what
@@ -170,6 +175,16 @@ class UnreachableError(TransportError):
 
     code = "unreachable"
     retryable = True
+
+
+class AnswerLostError(TransportError):
+    """A host was asked to do something, and whether it did is not known."""
+
+    code = "answer-lost"
+
+    def __init__(self, what: str, *, where: str = "", why: str = "", fix: str = "", host: str) -> None:
+        super().__init__(what, where=where, why=why, fix=fix, host=host)
+        self.spent = True
 
 
 class HostKeyError(TransportError):

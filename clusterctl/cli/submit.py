@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
@@ -96,10 +97,11 @@ def submit(
             return
         for row in rows:
             screen.note(f"submitted job {row['job_id']} ({row['name']})")
-        if follow and not screen.json:
-            follow_job(screen, session, ids[0], timeout_s)
-        else:
-            _await(screen, session, rows, timeout_s)
+        with _once(rows):
+            if follow and not screen.json:
+                follow_job(screen, session, ids[0], timeout_s)
+            else:
+                _await(screen, session, rows, timeout_s)
 
 
 def _wanted(target: str, flags: Mapping[str, object], variants: Sequence[str]) -> tuple[JobSpec, ...]:
@@ -169,7 +171,8 @@ def _submitted(screen: Screen, session: Session, wanted: Sequence[JobSpec]) -> l
     rows: list[_Row] = []
     with showing_progress(screen) as progress:
         for job, source in sources:
-            done = jobs.submit(session, job, source=source, progress=progress)
+            with _once(rows):
+                done = jobs.submit(session, job, source=source, progress=progress)
             rows.append(
                 {
                     "job_id": done.job_id,
@@ -181,6 +184,18 @@ def _submitted(screen: Screen, session: Session, wanted: Sequence[JobSpec]) -> l
             )
             screen.known = _answer(rows)
     return rows
+
+
+@contextmanager
+def _once(submitted: Sequence[_Row]) -> Iterator[None]:
+    """What fails once a job is submitted is no reason to submit again."""
+    from clusterctl.errors import ClusterctlError
+
+    try:
+        yield
+    except ClusterctlError as exc:
+        exc.spent = exc.spent or bool(submitted)
+        raise
 
 
 def _await(screen: Screen, session: Session, rows: Sequence[_Row], timeout_s: float | None) -> None:

@@ -74,7 +74,7 @@ def telling_who_works(workspace: Workspace) -> Iterator[None]:
         yield
     except (NotUpError, SlurmError, TransportError) as exc:
         worker = workspace.worker()
-        if worker is None:
+        if worker is None or exc.spent:
             raise
         said = f"{exc.what}: {exc.why}" if exc.why else exc.what
         raise LockedError(

@@ -10,7 +10,14 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl.assets import payload_hash
-from clusterctl.errors import ClusterctlError, SlurmError, UnreachableError, UsageError
+from clusterctl.errors import (
+    AnswerLostError,
+    ClusterctlError,
+    SlurmError,
+    TransportError,
+    UnreachableError,
+    UsageError,
+)
 from clusterctl.jobs.facts import client_facts
 from clusterctl.jobs.refusal import fix_of
 from clusterctl.jobs.script import render_script
@@ -99,32 +106,42 @@ def submit(
 
 
 def _sbatch(session: Session, entry: JobEntry, remote_dir: str) -> str:
+    """Hand the job over; a second time only where Slurm can't have had the first request.
+
+    Raises:
+        AnswerLostError: it may have been taken.
+        SlurmError: it was refused; nothing of it stays.
+    """
     # An appended log survives a requeue; by hand, a second sbatch in the folder starts its logs anew.
     options = (f"--comment={entry.comment}", f"--chdir={remote_dir}", "--open-mode=append")
-    try:
+    for tries_left in (1, 0):
         try:
             return session.slurm.sbatch(remote_dir, SCRIPT, *options)
-        except SlurmAwayError as exc:
-            found = session.slurm.by_comment(entry.comment)  # waits until Slurm answers, within bounds
-            if found is None and _ON_ITS_WAY.search(exc.why):
-                raise _silence(session, exc) from exc
-            return str(found.job_id) if found else session.slurm.sbatch(remote_dir, SCRIPT, *options)
-        except UnreachableError as exc:
-            # sbatch may still be at it, so it is not called again.
-            found = session.slurm.by_comment(entry.comment)
-            if found is None:
-                raise _silence(session, exc) from exc
-            return str(found.job_id)
-    except SlurmAwayError as exc:
-        raise _silence(session, exc) from exc
-    except SlurmError as exc:
-        session.ledger.update(entry, refused=True)
-        session.transport.run(["rm", "-rf", "--", remote_dir], check=False)
-        raise SlurmError(exc.what, why=exc.why, fix=fix_of(session.slurm, exc.why)) from exc
+        except (SlurmAwayError, UnreachableError, AnswerLostError) as exc:
+            # Unreachable: sbatch may still be at it.
+            may_be_taken = not isinstance(exc, SlurmAwayError) or _ON_ITS_WAY.search(exc.why)
+            if job_id := _found(session, entry, exc):
+                return job_id
+            if may_be_taken or not tries_left:
+                raise _lost(session, exc) from exc
+        except SlurmError as exc:
+            session.ledger.update(entry, refused=True)
+            session.transport.run(["rm", "-rf", "--", remote_dir], check=False)
+            raise SlurmError(exc.what, why=exc.why, fix=fix_of(session.slurm, exc.why)) from exc
+    raise AssertionError("the last try returns")
 
 
-def _silence(session: Session, exc: ClusterctlError) -> UnreachableError:
-    return UnreachableError(
+def _found(session: Session, entry: JobEntry, cause: ClusterctlError) -> str | None:
+    """The id of the job if Slurm has it. It is waited for until it answers, within bounds."""
+    try:
+        job = session.slurm.by_comment(entry.comment)
+    except (SlurmError, TransportError) as exc:
+        raise _lost(session, cause) from exc
+    return str(job.job_id) if job else None
+
+
+def _lost(session: Session, exc: ClusterctlError) -> AnswerLostError:
+    return AnswerLostError(
         "Slurm did not say whether it took the job",
         where=session.transport.host,
         why=exc.why or exc.what,

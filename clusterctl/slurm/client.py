@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
-from clusterctl.errors import CommandError, SlurmError, UnreachableError, UsageError
+from clusterctl.errors import AnswerLostError, CommandError, SlurmError, UnreachableError, UsageError
 from clusterctl.slurm import parse
 from clusterctl.slurm.models import JobInfo, NodeInfo
 from clusterctl.transport.base import Result, Transport
@@ -121,6 +121,7 @@ class SlurmClient:
             SlurmError: Slurm refused.
             SlurmAwayError: sbatch gave up on the controller; the job may have been taken all the same.
             UnreachableError: no answer from sbatch, which may be going on.
+            AnswerLostError: it went well, and did not say a job's id.
         """
         argv = ["sh", "-c", 'cd -- "$1" && shift && exec sbatch "$@"', "sh", folder]
         result = self.transport.run([*argv, "--parsable", *options, "--", script], check=False)
@@ -130,7 +131,9 @@ class SlurmClient:
             raise SlurmError("Slurm did not take the job", why=_refusal(result.stderr))
         job_id = result.stdout.strip().splitlines()[-1].partition(";")[0] if result.stdout.strip() else ""
         if not job_id.isdigit():
-            raise SlurmError("sbatch did not say a job id", why=result.stdout[:500])
+            raise AnswerLostError(
+                "sbatch did not say a job id", why=result.stdout[:500], host=self.transport.host
+            )
         return job_id
 
     def scancel(self, ids: Sequence[str]) -> None:

@@ -94,6 +94,16 @@ def reboot(home: str, cluster_id: str) -> None:
         subprocess.run(["ip", thing, "delete", f"cc{cluster_id}"], check=False, capture_output=True)
 
 
+def unplug(cluster_id: str) -> None:
+    """Cut this machine off from a cluster's network."""
+    subprocess.run(["ip", "link", "set", f"cc{cluster_id}", "down"], check=True)
+
+
+def plug(cluster_id: str) -> None:
+    """Mend that."""
+    subprocess.run(["ip", "link", "set", f"cc{cluster_id}", "up"], check=True)
+
+
 def _signal(pids: Collection[int], sign: signal.Signals) -> None:
     for pid in pids:
         with suppress(ProcessLookupError):
@@ -106,6 +116,8 @@ FAULTS: dict[str, Callable[..., None]] = {
     "stop": stop,
     "kill-supervisor": kill_supervisor,
     "reboot": reboot,
+    "unplug": unplug,
+    "plug": plug,
 }
 
 if __name__ == "__main__":

@@ -11,7 +11,7 @@ import pytest
 
 from clusterctl import jobs
 from clusterctl.assets import payload_hash
-from clusterctl.errors import SlurmError, UnreachableError, UsageError
+from clusterctl.errors import AnswerLostError, SlurmError, UnreachableError, UsageError
 from clusterctl.jobs.facts import MAX_DIFF, client_facts
 from clusterctl.records import JobEntry
 from clusterctl.slurm.access import Session
@@ -151,24 +151,49 @@ def test_a_request_that_timed_out_is_not_sent_again(cluster, job):
     with cluster.state() as state:
         state["away"] = 1
         state["away_words"] = "Batch job submission failed: Socket timed out on send/recv operation"
-    with pytest.raises(UnreachableError, match="did not say whether it took the job"):
+    with pytest.raises(AnswerLostError, match="did not say whether it took the job"):
         jobs.submit(session, job)
     assert cluster.calls("sbatch") == 1
 
 
 class Cutting(Nearby):
-    """The connection breaks while sbatch runs: ``taken`` says whether Slurm had the job by then."""
+    """The connection breaks while sbatch runs: ``taken`` says whether Slurm had the job by then.
 
-    def __init__(self, payload: Path, *, taken: bool) -> None:
+    With ``then`` that is what whoever asks afterwards what became of it gets.
+    """
+
+    def __init__(self, payload: Path, *, taken: bool, then: Exception | None = None) -> None:
         super().__init__(payload)
         self._taken = taken
+        self._then = then
+        self._cut = False
 
     def run(self, argv, **options) -> Result:
         if "--parsable" in argv:
             if self._taken:
                 super().run(argv, **options)
+            self._cut = True
             raise UnreachableError("the connection broke")
+        if self._cut and self._then is not None:
+            raise self._then
         return super().run(argv, **options)
+
+
+@pytest.mark.parametrize("then", [UnreachableError("still broken"), SlurmError("what is this?")])
+def test_a_job_is_not_given_up_while_nobody_can_be_asked_about_it(cluster, job, then):
+    session = cluster.session(clock=QUICK)
+    transport = Cutting(cluster.payload, taken=True, then=then)
+    cut = Session(session.spec, SlurmClient(transport, clock=QUICK, patience_s=0), cluster.ledger)
+    with pytest.raises(AnswerLostError) as caught:
+        jobs.submit(cut, job)
+    (failure,) = caught.value.failures
+    assert not failure.retryable
+    assert cluster.calls("sbatch") == 1
+    (entry,) = cluster.ledger.entries()
+    assert (entry.job_id, entry.refused) == (None, False)
+    assert Path(str(entry.remote_dir)).is_dir()
+    resolve(session.slurm, cluster.ledger)
+    assert [entry.job_id for entry in cluster.ledger.entries()] == ["1"]
 
 
 def test_a_connection_that_broke_after_sbatch(session, cluster, job):
@@ -179,7 +204,7 @@ def test_a_connection_that_broke_after_sbatch(session, cluster, job):
 
 def test_a_connection_that_broke_before_sbatch_is_said_and_not_tried_again(session, cluster, job):
     cut = Session(session.spec, SlurmClient(Cutting(cluster.payload, taken=False)), cluster.ledger)
-    with pytest.raises(UnreachableError, match="did not say whether it took the job"):
+    with pytest.raises(AnswerLostError, match="did not say whether it took the job"):
         jobs.submit(cut, job)
     assert cluster.calls("sbatch") == 0
     (entry,) = cluster.ledger.entries()

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.errors import SlurmError, UnreachableError, UsageError
+from clusterctl.errors import AnswerLostError, SlurmError, UnreachableError, UsageError
 from clusterctl.slurm.client import Clock, SlurmAwayError, SlurmClient, backoff
 from clusterctl.transport.scripted import ScriptedTransport, Step
 
@@ -146,7 +146,7 @@ def test_sbatch_is_never_repeated_by_itself():
 
 def test_sbatch_that_says_no_id():
     slurm, _, _ = client(Step(("sh", "..."), "thanks\n"))
-    with pytest.raises(SlurmError, match="did not say a job id"):
+    with pytest.raises(AnswerLostError, match="did not say a job id"):
         slurm.sbatch("/f", "job.sbatch")
 
 
