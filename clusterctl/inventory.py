@@ -50,6 +50,7 @@ class Inventory(BaseModel):
     hosts: tuple[Host, ...]
     network: str = Field(description="CIDR that MPI and Slurm traffic uses")
     shared: str = Field(description="folder that every host sees")
+    oversubscribed: bool = Field(False, description="the compute nodes share cores with each other")
     baked: bool = Field(description="the install part of every role is in the hosts' image already")
 
     @property
@@ -76,24 +77,29 @@ class Inventory(BaseModel):
             f"    HostKeyAlias {host.name}\n"
             for host in self.hosts
         ]
-        common = (
-            "Host *\n"
-            f'    IdentityFile "{key}"\n'
-            "    IdentitiesOnly yes\n"
-            f'    UserKnownHostsFile "{known_hosts}"\n'
-            "    GlobalKnownHostsFile /dev/null\n"
-            "    StrictHostKeyChecking yes\n"
-            "    PasswordAuthentication no\n"
-            "    ConnectTimeout 10\n"
-            "    ServerAliveInterval 15\n"
-            "    ServerAliveCountMax 4\n"
-            "    LogLevel ERROR\n"
-        )
+        common = "Host *\n" + ssh_options(key=key, known_hosts=known_hosts)
         return "# Written by clusterctl; use it with: ssh -F THIS_FILE HOST\n" + "\n".join([*blocks, common])
 
     def known_hosts(self) -> str:
         """One line a host, under the host's name (see HostKeyAlias)."""
         return "".join(f"{host.name} {host.host_key}\n" for host in self.hosts)
+
+
+def ssh_options(*, key: Path, known_hosts: Path) -> str:
+    """What an ssh_config of ours says of any host: our key and our known_hosts alone, and no questions."""
+    return (
+        f'    IdentityFile "{key}"\n'
+        "    IdentitiesOnly yes\n"
+        f'    UserKnownHostsFile "{known_hosts}"\n'
+        "    GlobalKnownHostsFile /dev/null\n"
+        "    StrictHostKeyChecking yes\n"
+        "    PasswordAuthentication no\n"
+        "    Ciphers ^aes128-gcm@openssh.com\n"  # the fastest where the processor has AES
+        "    ConnectTimeout 10\n"
+        "    ServerAliveInterval 15\n"
+        "    ServerAliveCountMax 4\n"
+        "    LogLevel ERROR\n"
+    )
 
 
 def partition_hosts(spec: ClusterSpec, inventory: Inventory) -> dict[str, tuple[Host, ...]]:

@@ -17,7 +17,6 @@ from typing import Annotated, Any
 
 import typer
 
-from clusterctl.cli.completing import clusters
 from clusterctl.cli.show import Screen
 from clusterctl.errors import ClusterctlError
 
@@ -37,11 +36,7 @@ File = Annotated[
 ]
 Cluster = Annotated[
     str | None,
-    typer.Option(
-        "--cluster",
-        help="A cluster by its name, as it was raised; instead of a spec file.",
-        autocompletion=clusters,
-    ),
+    typer.Option("--cluster", help="A cluster by its name, as it was raised; instead of a spec file."),
 ]
 LongFile = Annotated[Path | None, typer.Option("--file", help="Cluster spec. Default: ./cluster.yaml.")]
 Format = Annotated[Output | None, typer.Option("--output", "-o", help="Show results as text or as JSON.")]

@@ -54,8 +54,7 @@ def schema(
     from clusterctl.spec.schema import job_schema, json_schema
 
     del options
-    found = job_schema() if job else json_schema()
-    screen.result({"schema": found}, json.dumps(found, indent=2))
+    screen.raw((json.dumps(job_schema() if job else json_schema(), indent=2) + "\n").encode())
 
 
 def register(app: typer.Typer) -> None:

@@ -11,7 +11,7 @@ from typing import Protocol
 
 from clusterctl.configure.events import HostRecap, Progress, Recap, Status
 from clusterctl.configure.inventory_file import connection_variables, literal, to_yaml, write_inventory
-from clusterctl.inventory import COMPUTE, CONTROLLER, Inventory
+from clusterctl.inventory import COMPUTE, CONTROLLER, Inventory, ssh_options
 from clusterctl.mortal import temporary_folder
 from clusterctl.workspace import Workspace, write_atomic
 
@@ -101,12 +101,5 @@ def _ssh_config(image: Image) -> str:
         "Host image\n"
         f"    HostName {image.address}\n"
         f"    Port {image.port}\n"
-        f"    User {image.user}\n"
-        f'    IdentityFile "{image.key}"\n'
-        "    IdentitiesOnly yes\n"
-        f'    UserKnownHostsFile "{image.known_hosts}"\n'
-        "    GlobalKnownHostsFile /dev/null\n"
-        "    StrictHostKeyChecking yes\n"
-        "    PasswordAuthentication no\n"
-        "    LogLevel ERROR\n"
+        f"    User {image.user}\n" + ssh_options(key=image.key, known_hosts=image.known_hosts)
     )

@@ -71,6 +71,7 @@ def role_variables(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
         "slurmd_conf_server": controller,
         "slurmd_config_src": literal(str(workspace.rendered)),
         "openmpi_network": inventory.network,
+        "openmpi_yield_when_idle": inventory.oversubscribed,
         "job_env_payload_src": literal(str(workspace.rendered / "payload.tar")),
         "job_env_payload_hash": payload_hash(),
     }

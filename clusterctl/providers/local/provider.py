@@ -24,7 +24,7 @@ from clusterctl.providers.local.layout import (
     Node,
     state_file,
 )
-from clusterctl.providers.local.shares import Hardware, Share, divide
+from clusterctl.providers.local.shares import Hardware, Share, divide, is_oversubscribed
 from clusterctl.spec import ClusterSpec
 from clusterctl.spec.models import ADMIN_USER
 from clusterctl.workspace import Workspace, write_atomic
@@ -176,6 +176,7 @@ def _inventory(spec: ClusterSpec, cluster_id: str, shares: tuple[Share, ...], ma
         hosts=tuple(hosts),
         network=str(made.subnet),
         shared="/shared",
+        oversubscribed=is_oversubscribed(shares),
         baked=True,
     )
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -66,6 +66,11 @@ def divide(
             memory = kept.memory_mib if kept else partition.memory or memory_each
             shares.append(Share(host, partition.name, tuple(sorted(cores)), cpus, memory, partition.disk))
     return tuple(shares), _notes(tuple(shares), hardware)
+
+
+def is_oversubscribed(shares: Sequence[Share]) -> bool:
+    """Whether some core is in the share of more than one node."""
+    return sum(share.cpus for share in shares) > len({core for share in shares for core in share.cores})
 
 
 def _notes(shares: tuple[Share, ...], hardware: Hardware) -> tuple[str, ...]:

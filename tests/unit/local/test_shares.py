@@ -1,6 +1,8 @@
 """Nodes share the machine honestly."""
 
-from clusterctl.providers.local.shares import Hardware, divide
+import pytest
+
+from clusterctl.providers.local.shares import Hardware, divide, is_oversubscribed
 from clusterctl.spec import ClusterSpec, Partition
 
 
@@ -57,3 +59,9 @@ def test_here_reads_the_kernel() -> None:
     here = Hardware.here()
     assert here.cores
     assert here.memory_mib > 0
+
+
+@pytest.mark.parametrize(("cores", "oversubscribed"), [((0, 1), True), ((0, 1, 2), False)])
+def test_nodes_that_share_cores_are_oversubscribed(cores: tuple[int, ...], oversubscribed: bool) -> None:
+    shares, _ = divide(spec(Partition(name="train", nodes=3)), Hardware(cores, 4096))
+    assert is_oversubscribed(shares) is oversubscribed
