@@ -1,0 +1,238 @@
+"""What clusterctl's verbs take, beside what the same costs without it.
+
+Raises clusters of its own, runs both sides of each comparison in turn, checks what they did, and prints every
+round, medians and ratios. Usage: python benchmarks/orchestration.py [--rounds N] [WHAT...]
+WHAT: start, up, again, submit, collect, cold, many. Default: all. `collect` needs rsync here.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import shutil
+import subprocess
+import tempfile
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from support.clusters import BIN, Cluster, raised
+from support.rounds import Measured, machine, measure
+
+from clusterctl.providers.local.provider import image_keys
+
+MIB = 1 << 20
+LARGE, SMALL = "1 GB in one file", "10,000 files of 1 to 16 KB"
+MAKE = {
+    LARGE: "import os\nwith open('large', 'wb') as f:\n"
+    "    for _ in range(1000): f.write(os.urandom(10**6))\n",
+    SMALL: "import os\nfor d in range(100):\n    os.mkdir(f'd{d}')\n    for i in range(100):\n"
+    "        open(f'd{d}/f{i}', 'wb').write(os.urandom(1000 + 150 * i))\n",
+}
+
+
+def timed(call: Callable[[], object]) -> float:
+    start = time.perf_counter()
+    call()
+    return time.perf_counter() - start
+
+
+def start(rounds: int) -> None:
+    """The verbs that answer at once."""
+    measure(
+        "clusterctl --help",
+        rounds * 3,
+        aim="at most 0.2 s",
+        help=lambda: subprocess.run([BIN / "clusterctl", "--help"], check=True, capture_output=True) and None,
+    ).show()
+    with raised(2) as cluster:
+        for verb in ("status", "jobs"):
+            measure(
+                f"clusterctl {verb}, and a bare ssh that asks Slurm the same",
+                rounds * 3,
+                clusterctl=lambda verb=verb: cluster.run(verb) and None,
+                ssh=lambda verb=verb: (
+                    cluster.ssh("sinfo -N; squeue" if verb == "status" else "squeue; sacct") and None
+                ),
+            ).show()
+
+
+def up(rounds: int) -> None:
+    """Fresh nodes each time, the image there; the other side has the same playbook run by plain Ansible."""
+    with tempfile.TemporaryDirectory(prefix="clusterctl-bench-") as folder:
+        cluster = Cluster.new(folder, 2)
+        phases: dict[str, list[float]] = {"mitogen": [], "linear": []}
+
+        def side(*, plain: bool) -> float:
+            try:
+                begun = time.perf_counter()
+                taken = cluster.up(plain=plain)
+                seconds = time.perf_counter() - begun
+            finally:
+                cluster.down()
+            phases["linear" if plain else "mitogen"].append(taken["configure"])
+            return seconds
+
+        measure(
+            "up, 1 + 2 nodes, image there, proof job included",
+            rounds,
+            aim="at most 15 s; 4 times as fast as plain",
+            clusterctl=lambda: side(plain=False),
+            plain_linear=lambda: side(plain=True),
+        ).show()
+        Measured("of that, the phase `configure`", phases).show()
+
+
+def again(rounds: int) -> None:
+    """Nothing to change: every check, and the proof job."""
+    with raised(2) as cluster:
+        measure(
+            "up again, nothing to change, checks and proof job included",
+            rounds,
+            aim="at most 3 s",
+            up=lambda: cluster.up() and None,
+        ).show()
+
+
+def submit(rounds: int) -> None:
+    """A folder of twenty files and its script: by `submit`, and by tar, ssh and sbatch."""
+    with raised(2) as cluster:
+        project = cluster.folder / "project"
+        project.mkdir()
+        (project / "job.sh").write_text("#!/bin/bash\ntrue\n")
+
+        def change() -> None:  # else there would be nothing to send the second time
+            for number in range(20):
+                (project / f"module{number}.py").write_text(f"# {time.time_ns()}\n" * 200)
+
+        def ours() -> float:
+            change()
+            return timed(lambda: cluster.run("submit", project / "job.sh"))
+
+        def by_hand() -> float:
+            change()
+            begun = time.perf_counter()
+            packed = subprocess.run(["tar", "-c", "-C", project, "."], check=True, capture_output=True).stdout
+            cluster.ssh("mkdir -p jobs/new && tar -x -C jobs/new", stdin=packed)
+            assert cluster.ssh("cd jobs/new && sbatch --parsable job.sh").strip().isdigit()
+            return time.perf_counter() - begun
+
+        measured = measure(
+            "submit of a folder of 21 files",
+            rounds * 2,
+            aim="at most 1.3 times as long as by hand",
+            submit=ours,
+            by_hand=by_hand,
+        )
+        measured.show()
+        print(f"  submit / by hand = {1 / measured.ratio:.2f}")
+
+
+def collect(rounds: int) -> None:
+    """A finished job's files, by `collect` and by rsync, over the same ssh_config and so the same cipher."""
+    with raised(2) as cluster:
+        for what, make in MAKE.items():
+            script = cluster.folder / "make.py"
+            script.write_text(make)
+            job = cluster.run("submit", script, "--wait")["job_id"]
+            remote = cluster.ssh(f"scontrol show job {job} | sed -n 's/^ *WorkDir=//p'").strip()
+            out, mirror = cluster.folder / "out", cluster.folder / "mirror"
+            theirs = hashes_there(cluster, remote)
+
+            def ours(job: str = job, out: Path = out, theirs: dict[str, str] = theirs) -> float:
+                shutil.rmtree(out, ignore_errors=True)
+                seconds = timed(lambda: cluster.run("collect", job, "--out", out))
+                (run,) = out.iterdir()
+                assert theirs.items() <= hashes_here(run).items()
+                return seconds
+
+            def by_rsync(
+                remote: str = remote, mirror: Path = mirror, theirs: dict[str, str] = theirs
+            ) -> float:
+                shutil.rmtree(mirror, ignore_errors=True)
+                shell = f"ssh -F {cluster.workspace}/ssh_config -l hpc"
+                argv = ["rsync", "-a", "-e", shell, f"{cluster.controller}:{remote}/", f"{mirror}/"]
+                seconds = timed(lambda: subprocess.run(argv, check=True))
+                assert theirs.items() <= hashes_here(mirror).items()
+                return seconds
+
+            measure(
+                f"collect of {what}, hashes checked by sha256sum there and hashlib here",
+                rounds,
+                aim="rsync / collect at least 0.9",
+                collect=ours,
+                rsync=by_rsync,
+            ).show()
+
+
+def hashes_there(cluster: Cluster, folder: str) -> dict[str, str]:
+    """Of the files that the job itself made: sha256sum's word for each."""
+    said = cluster.ssh(f"cd {folder} && find large d* -type f 2>/dev/null | xargs sha256sum")
+    return {name: sha for sha, name in (line.split(maxsplit=1) for line in said.splitlines())}
+
+
+def hashes_here(folder: Path) -> dict[str, str]:
+    found = {}
+    for path in folder.rglob("*"):
+        if path.is_file():
+            with path.open("rb") as file:
+                found[str(path.relative_to(folder))] = hashlib.file_digest(file, "sha256").hexdigest()
+    return found
+
+
+def cold(rounds: int) -> None:
+    """No image, no wheels: everything is fetched from Debian's mirror and the package index."""
+    mirror = "http://deb.debian.org/debian/"  # one slash more than the default: an image of its own
+
+    def side() -> float:
+        for kind, key in zip(("base", "image"), image_keys(mirror), strict=True):
+            shutil.rmtree(Path(f"/var/cache/clusterctl/{kind}-{key}"), ignore_errors=True)
+        with tempfile.TemporaryDirectory(prefix="clusterctl-bench-") as folder:
+            cluster = Cluster.new(
+                folder, 2, provider=f", mirror: '{mirror}'", XDG_CACHE_HOME=f"{folder}/cache"
+            )
+            try:
+                return timed(cluster.up)
+            finally:
+                cluster.down()
+
+    measure("cold up, 1 + 2 nodes, no image", min(rounds, 2), aim="at most 120 s", up=side).show()
+
+
+def many(rounds: int) -> None:
+    """Many nodes on this one machine."""
+    for nodes, aim_s in ((16, 45), (64, 150)):
+        taken: list[dict[str, float]] = []
+
+        def side(nodes: int = nodes, taken: list[dict[str, float]] = taken) -> float:
+            with tempfile.TemporaryDirectory(prefix="clusterctl-bench-") as folder:
+                cluster = Cluster.new(folder, nodes)
+                try:
+                    begun = time.perf_counter()
+                    taken.append(dict(cluster.up()))
+                    return time.perf_counter() - begun
+                finally:
+                    cluster.down()
+
+        measured = measure(f"up, 1 + {nodes} nodes", min(rounds, 2), aim=f"at most {aim_s} s", up=side)
+        shown = "; ".join(" ".join(f"{name} {seconds:.1f}" for name, seconds in one.items()) for one in taken)
+        measured.notes.append(f"{measured.median('up') / nodes:.2f} s a node; phases: {shown}")
+        measured.show()
+
+
+ALL = {one.__name__: one for one in (start, up, again, submit, collect, cold, many)}
+
+
+def main() -> None:
+    """Measure."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawTextHelpFormatter)
+    parser.add_argument("what", nargs="*", choices=[[], *ALL], metavar="WHAT")
+    parser.add_argument("--rounds", type=int, default=5)
+    given = parser.parse_args()
+    print(machine())
+    for name in given.what or ALL:
+        ALL[name](given.rounds)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,71 @@
+"""Two sides measured in turn, so that whatever else the machine does hits both; every round is shown."""
+
+from __future__ import annotations
+
+import os
+import platform
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+Side = Callable[[], float | None]  # does it once; returns the seconds, or None for those of the whole call
+
+
+@dataclass(frozen=True)
+class Measured:
+    """Seconds of every round, by side; the first side is ours."""
+
+    title: str
+    rounds: Mapping[str, list[float]]
+    aim: str = ""
+    notes: list[str] = field(default_factory=list)
+
+    def median(self, side: str) -> float:
+        return statistics.median(self.rounds[side])
+
+    @property
+    def ratio(self) -> float:
+        """The other side's median over ours: above 1, ours is faster."""
+        ours, theirs = list(self.rounds)[:2]
+        return self.median(theirs) / self.median(ours)
+
+    def show(self) -> None:
+        print(f"\n{self.title}" + (f"   (aim: {self.aim})" if self.aim else ""))
+        for side, taken in self.rounds.items():
+            shown = " ".join(f"{seconds:.2f}" for seconds in taken)
+            print(f"  {side:28} median {statistics.median(taken):7.2f} s   rounds {shown}")
+        if len(self.rounds) > 1:
+            ours, theirs = list(self.rounds)[:2]
+            print(f"  {theirs} / {ours} = {self.ratio:.2f}")
+        for note in self.notes:
+            print(f"  {note}")
+
+
+def measure(title: str, rounds: int, *, aim: str = "", **sides: Side) -> Measured:
+    """Run all sides in turn, so many times; a side's name has underscores for blanks."""
+    taken: dict[str, list[float]] = {name.replace("_", " "): [] for name in sides}
+    load = []
+    for _ in range(rounds):
+        load.append(f"{os.getloadavg()[0]:.1f}")
+        for name, side in sides.items():
+            start = time.perf_counter()
+            seconds = side()
+            taken[name.replace("_", " ")].append(time.perf_counter() - start if seconds is None else seconds)
+    return Measured(title, taken, aim, [f"load average before each round: {' '.join(load)}"])
+
+
+def machine() -> str:
+    """This machine in a line."""
+    cpu = next(
+        (line.split(":")[1].strip() for line in Path("/proc/cpuinfo").read_text().splitlines()
+         if line.startswith("model name")),
+        platform.machine(),
+    )  # fmt: skip
+    memory = int(Path("/proc/meminfo").read_text().split()[1]) >> 20
+    return (
+        f"{os.cpu_count()} cores of {cpu}, {memory} GiB, Linux {platform.release()}, "
+        f"Python {platform.python_version()}, {time.strftime('%Y-%m-%d %H:%M')}, "
+        f"load {os.getloadavg()[0]:.1f}"
+    )
