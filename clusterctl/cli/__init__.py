@@ -5,17 +5,18 @@ What a verb needs is imported inside it, so that ``clusterctl --help`` starts at
 
 import typer
 
-from clusterctl.cli import cluster, job, login, options, spec, submit
+from clusterctl.cli import cluster, completion, job, login, options, spec, submit
 
 app = typer.Typer(
     name="clusterctl",
     help="One typed file raises a Slurm cluster, trains on it, and brings the results home.",
     no_args_is_help=True,
+    add_completion=False,  # there is a verb for it
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
     context_settings={"help_option_names": ["-h", "--help"]},
 )
 app.callback()(options.root)
 
-for module in (spec, cluster, submit, job, login):
+for module in (spec, cluster, submit, job, login, completion):
     module.register(app)

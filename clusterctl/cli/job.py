@@ -9,22 +9,28 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from clusterctl.cli.completing import job_ids
 from clusterctl.cli.options import Options, verb
 from clusterctl.cli.show import Screen
-from clusterctl.cli.watching import follow_job, open_session, pass_on
+from clusterctl.cli.watching import KeptLogs, follow_job, open_session, pass_on
 
 if TYPE_CHECKING:
     from clusterctl.records import RunRecord
     from clusterctl.slurm.models import JobInfo
 
 Out = Annotated[Path | None, typer.Option(help="Folder for collected runs. Default: ./runs.")]
-Ids = Annotated[list[str], typer.Argument(metavar="ID...", help="Job ids, such as 12, or 12_3 of an array.")]
+Ids = Annotated[
+    list[str],
+    typer.Argument(metavar="ID...", help="Job ids, such as 12, or 12_3 of an array.", autocompletion=job_ids),
+]
 
 
 def jobs_(
     screen: Screen,
     options: Options,
-    ids: Annotated[list[str] | None, typer.Argument(metavar="[ID...]", help="Only these jobs.")] = None,
+    ids: Annotated[
+        list[str] | None, typer.Argument(metavar="[ID...]", help="Only these jobs.", autocompletion=job_ids)
+    ] = None,
 ) -> None:
     """Show jobs: those that wait and run, and those that were submitted from here."""
     from clusterctl import jobs
@@ -38,20 +44,28 @@ def jobs_(
 def logs(
     screen: Screen,
     options: Options,
-    job_id: Annotated[str, typer.Argument(metavar="ID", help="Job id.")],
+    job_id: Annotated[str, typer.Argument(metavar="ID", help="Job id.", autocompletion=job_ids)],
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
 ) -> None:
     """Show what a job has written; its stderr goes to stderr. Ctrl-C detaches, the job goes on."""
     from clusterctl import jobs
 
-    with open_session(screen, options) as session:
+    kept = KeptLogs()
+    show = kept.keep if screen.json else functools.partial(pass_on, screen)
+    state = {}
+    try:
+        with open_session(screen, options) as session:
+            if follow:
+                ended = follow_job(screen, session, job_id, None, show=show)
+                state = {"state": jobs.worst(ended).state.value}
+            else:
+                jobs.logs(session, job_id, on_output=show)
+    except KeyboardInterrupt:
         if not follow:
-            jobs.logs(session, job_id, on_output=functools.partial(pass_on, screen))
-            return
-        try:
-            follow_job(screen, session, job_id, None)
-        except KeyboardInterrupt:
-            return  # detaching is what was asked for
+            raise  # else detaching is what was asked for
+    finally:
+        screen.known = {"job_id": job_id, "logs": kept.as_list()}
+    screen.result({**screen.known, **state})
 
 
 def cancel(screen: Screen, options: Options, ids: Ids) -> None:
@@ -73,7 +87,8 @@ def collect(
     screen: Screen,
     options: Options,
     ids: Annotated[
-        list[str] | None, typer.Argument(metavar="[ID...]", help="Default: all not yet home.")
+        list[str] | None,
+        typer.Argument(metavar="[ID...]", help="Default: all not yet home.", autocompletion=job_ids),
     ] = None,
     out: Out = None,
 ) -> None:

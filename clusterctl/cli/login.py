@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from clusterctl.cli.completing import hosts
 from clusterctl.cli.options import Options, verb
 from clusterctl.cli.show import Screen
 from clusterctl.cli.submit import JOB_FLAGS
@@ -32,7 +33,9 @@ SHELL_FLAGS = {name: flag for name, flag in JOB_FLAGS.items() if name in {
 def ssh(
     screen: Screen,
     options: Options,
-    host: Annotated[str | None, typer.Argument(help="Host name. Default: the controller.")] = None,
+    host: Annotated[
+        str | None, typer.Argument(help="Host name. Default: the controller.", autocompletion=hosts)
+    ] = None,
     command: Command = None,
     user: Annotated[str | None, typer.Option("--user", "-u", help="Default: the admin user.")] = None,
 ) -> int:

@@ -17,6 +17,7 @@ from typing import Annotated, Any
 
 import typer
 
+from clusterctl.cli.completing import clusters
 from clusterctl.cli.show import Screen
 from clusterctl.errors import ClusterctlError
 
@@ -36,7 +37,11 @@ File = Annotated[
 ]
 Cluster = Annotated[
     str | None,
-    typer.Option("--cluster", help="A cluster by its name, as it was raised; instead of a spec file."),
+    typer.Option(
+        "--cluster",
+        help="A cluster by its name, as it was raised; instead of a spec file.",
+        autocompletion=clusters,
+    ),
 ]
 LongFile = Annotated[Path | None, typer.Option("--file", help="Cluster spec. Default: ./cluster.yaml.")]
 Format = Annotated[Output | None, typer.Option("--output", "-o", help="Show results as text or as JSON.")]

@@ -10,8 +10,10 @@ import threading
 from types import FrameType
 
 import typer
+from typer._completion_classes import completion_init
 
 from clusterctl.cli import app
+from clusterctl.cli.completion import VARIABLE
 from clusterctl.cli.options import INTERRUPTED
 from clusterctl.cli.show import READER_GONE, Screen, silence
 from clusterctl.errors import ClusterctlError, UsageError
@@ -23,6 +25,8 @@ _SOON_S = 0.05
 def run() -> int:
     """Run the verb that ``sys.argv`` names, and return the exit code."""
     end_by_signals()
+    if VARIABLE in os.environ:
+        completion_init()
     try:
         code = app(prog_name="clusterctl", standalone_mode=False) or 0
         sys.stdout.flush()

@@ -54,7 +54,8 @@ def schema(
     from clusterctl.spec.schema import job_schema, json_schema
 
     del options
-    screen.raw((json.dumps(job_schema() if job else json_schema(), indent=2) + "\n").encode())
+    found = job_schema() if job else json_schema()
+    screen.result({"schema": found}, json.dumps(found, indent=2))
 
 
 def register(app: typer.Typer) -> None:

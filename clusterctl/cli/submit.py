@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
+from clusterctl.cli.completing import jobs_to_submit, launchers, partitions
 from clusterctl.cli.options import Options, verb
 from clusterctl.cli.progress import showing_progress
 from clusterctl.cli.show import Screen
@@ -32,13 +33,18 @@ JOB_FLAGS: Final[Mapping[str, Any]] = {
     "mem": Annotated[str | None, typer.Option(help="Memory on each node, such as 4GiB.")],
     "time": Annotated[str | None, typer.Option(help="Time limit, such as 30m or 1:30:00.")],
     "name": Annotated[str | None, typer.Option(help="Job name. Default: the job's or the script's.")],
-    "partition": Annotated[str | None, typer.Option("--partition", "-p", help="Default: the first.")],
+    "partition": Annotated[
+        str | None, typer.Option("--partition", "-p", help="Default: the first.", autocompletion=partitions)
+    ],
     "account": Annotated[str | None, typer.Option("--account", "-A", help="Slurm account.")],
     "qos": Annotated[str | None, typer.Option("--qos", "-q", help="Quality of service.")],
     "constraint": Annotated[str | None, typer.Option("--constraint", "-C", help="Node features.")],
     "array": Annotated[str | None, typer.Option("--array", "-a", help="Array of jobs, such as 1-10%2.")],
     "launcher": Annotated[
-        str | None, typer.Option(help="How ranks are started: srun (PMIx, the default) or mpirun.")
+        str | None,
+        typer.Option(
+            help="How ranks are started: srun (PMIx, the default) or mpirun.", autocompletion=launchers
+        ),
     ],
     "include": Annotated[
         list[str] | None,
@@ -66,7 +72,12 @@ def submit(
     screen: Screen,
     options: Options,
     target: Annotated[
-        str, typer.Argument(metavar="JOB", help="train, probe, a script of yours, or a job file (.yaml).")
+        str,
+        typer.Argument(
+            metavar="JOB",
+            help="train, probe, a script of yours, or a job file (.yaml).",
+            autocompletion=jobs_to_submit,
+        ),
     ],
     args: Annotated[list[str] | None, typer.Argument(help="What the program gets, after --.")] = None,
     variant: Annotated[

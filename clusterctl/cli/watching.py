@@ -14,6 +14,7 @@ from clusterctl.cli.which import telling_who_works, workspace_of
 
 if TYPE_CHECKING:
     from clusterctl.jobs import LogChunk, Session
+    from clusterctl.jobs.watch import OnOutput
     from clusterctl.slurm.models import JobInfo
 
 
@@ -43,15 +44,18 @@ def wait_for(
         return jobs.wait(session, ids, timeout_s=timeout_s, on_change=functools.partial(_changed, screen))
 
 
-def follow_job(screen: Screen, session: Session, job_id: str, timeout_s: float | None) -> None:
+def follow_job(
+    screen: Screen, session: Session, job_id: str, timeout_s: float | None, *, show: OnOutput | None = None
+) -> tuple[JobInfo, ...]:
     """Show what a job writes until it has ended; raises unless it completed."""
     from clusterctl import jobs
 
-    show = functools.partial(pass_on, screen)
+    show = show or functools.partial(pass_on, screen)
     changed = functools.partial(_changed, screen)
     with _detaching(screen, [job_id]):
         ended = jobs.follow(session, job_id, on_output=show, timeout_s=timeout_s, on_change=changed)
     jobs.raise_unless_completed(session, ended)
+    return ended
 
 
 @contextmanager
@@ -77,6 +81,24 @@ def pass_on(screen: Screen, chunk: LogChunk) -> None:
     else:
         sys.stderr.buffer.write(chunk.data)
         sys.stderr.buffer.flush()
+
+
+class KeptLogs:
+    """What a job wrote, for an answer in JSON: a text for each stream, of each task of an array."""
+
+    def __init__(self) -> None:
+        self._bytes: dict[tuple[str, int | None], bytearray] = {}
+
+    def keep(self, chunk: LogChunk) -> None:
+        """Add to it."""
+        self._bytes.setdefault((chunk.stream, chunk.task), bytearray()).extend(chunk.data)
+
+    def as_list(self) -> list[dict[str, str | int | None]]:
+        """The answer's ``logs``."""
+        return [
+            {"stream": stream, "task": task, "text": data.decode(errors="replace")}
+            for (stream, task), data in self._bytes.items()
+        ]
 
 
 def timeout_of(text: str | None) -> float | None:

@@ -9,7 +9,7 @@ import select
 import struct
 import subprocess
 import termios
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -68,13 +68,22 @@ def terminal(
     cli: Clusterctl, *argv: str | Path, size: tuple[int, int] = (24, 80), **environ: str
 ) -> Iterator[Terminal]:
     """Run a verb on a terminal of ``size`` rows and columns; an empty variable is unset."""
+    env = {**os.environ, "TERM": "xterm-256color", "CLUSTERCTL_HOME": str(cli.home), **environ}
+    with on_terminal([cli.script, *argv], env, cli.cwd, size) as window:
+        yield window
+
+
+@contextmanager
+def on_terminal(
+    argv: Sequence[str | Path], env: Mapping[str, str], cwd: Path, size: tuple[int, int] = (24, 80)
+) -> Iterator[Terminal]:
+    """Run any program so."""
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
-    env = {**os.environ, "TERM": "xterm-256color", "CLUSTERCTL_HOME": str(cli.home), **environ}
-    env = {name: value for name, value in env.items() if value}
+    given = {name: value for name, value in env.items() if value}
     # A test run in the background of a shell has Ctrl-C ignored, and would hand that on.
-    words = ["setsid", "--ctty", "env", "--default-signal=INT", str(cli.script), *map(str, argv)]
-    process = subprocess.Popen(words, cwd=cli.cwd, env=env, stdin=theirs, stdout=theirs, stderr=theirs)
+    words = ["setsid", "--ctty", "env", "--default-signal=INT", *map(str, argv)]
+    process = subprocess.Popen(words, cwd=cwd, env=given, stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
     window = Terminal(process, ours)
     try:

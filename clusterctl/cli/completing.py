@@ -1,0 +1,102 @@
+"""What TAB offers: words from the workspace and the current folder, never from the network.
+
+It must be quick, so files are read plainly here, without the models that check them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import typer
+
+_NAME = re.compile(r"^name:\s*['\"]?([a-z][a-z0-9-]*)", re.MULTILINE)
+_BUNDLED = ("train", "probe")
+_PROGRAMS = (".py", ".sh", ".bash", ".yaml", ".yml")
+_PLAIN = re.compile(r"[\w.+-]+")  # a shell takes it as it is
+
+
+def jobs_to_submit(incomplete: str) -> list[str]:
+    """Bundled jobs, and the scripts and job files of this folder; other paths the shell completes itself."""
+    names = (path.name for path in Path().iterdir())
+    here = sorted(name for name in names if name.endswith(_PROGRAMS) and _PLAIN.fullmatch(name))
+    return [word for word in (*_BUNDLED, *here) if word.startswith(incomplete)]
+
+
+def job_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    """Jobs submitted from here, the newest first, with their names."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in _rows(_workspace(ctx) / "jobs.jsonl"):
+        found.setdefault(row.get("token", ""), {}).update(row)
+    known = [(row["job_id"], row.get("name", "")) for row in found.values() if row.get("job_id")]
+    return [(job_id, name) for job_id, name in reversed(known) if job_id.startswith(incomplete)]
+
+
+def hosts(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Hosts of the cluster."""
+    return [host["name"] for host in _hosts(ctx) if host["name"].startswith(incomplete)]
+
+
+def partitions(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Partitions of the cluster."""
+    names = dict.fromkeys(host["partition"] for host in _hosts(ctx) if host.get("partition"))
+    return [name for name in names if name.startswith(incomplete)]
+
+
+def clusters(incomplete: str) -> list[str]:
+    """Clusters that were raised from here."""
+    return sorted(path.parent.name for path in _state_home().glob(f"{incomplete}*/hosts.json"))
+
+
+def launchers(incomplete: str) -> list[str]:
+    """How ranks are started."""
+    return [word for word in ("srun", "mpirun") if word.startswith(incomplete)]
+
+
+def _workspace(ctx: typer.Context) -> Path:
+    """The folder of the cluster that the words typed so far mean."""
+    given = {**(ctx.parent.params if ctx.parent else {}), **{k: v for k, v in ctx.params.items() if v}}
+    return _state_home() / (given.get("cluster") or _name_in(Path(given.get("file") or "cluster.yaml")))
+
+
+def _name_in(spec: Path) -> str:
+    try:
+        match = _NAME.search(spec.read_text())
+    except OSError:
+        return "local"  # the built-in one
+    return match[1] if match else ""
+
+
+def _hosts(ctx: typer.Context) -> list[dict[str, Any]]:
+    try:
+        return list(json.loads((_workspace(ctx) / "hosts.json").read_bytes())["hosts"])
+    except (OSError, ValueError, KeyError):
+        return []  # not up: nothing to offer
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except ValueError:  # torn by a power cut
+            continue
+        if isinstance(row, dict):
+            yield row
+
+
+def _state_home() -> Path:
+    from clusterctl.errors import MachineError
+    from clusterctl.workspace import state_home
+
+    try:
+        return state_home()
+    except MachineError:
+        return Path(os.devnull)

@@ -1,0 +1,123 @@
+"""What TAB gives: in a real bash, and in the words that each shell asks for."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+
+import pytest
+
+from tests.support.terminal import on_terminal
+from tests.support.verbs import SCRIPT, Clusterctl
+
+HOSTS = [
+    {"name": "demo-ctl", "partition": None},
+    {"name": "demo-train-1", "partition": "train"},
+    {"name": "demo-big-1", "partition": "big"},
+]
+JOBS = [
+    {"token": "a", "name": "train"},
+    {"token": "a", "job_id": "12"},
+    {"token": "b", "name": "probe", "job_id": "130"},
+    {"token": "c", "name": "lost"},
+]
+
+
+@pytest.fixture
+def cluster(cli: Clusterctl) -> Clusterctl:
+    """A folder with a spec and scripts, and what is noted of its cluster."""
+    folder = cli.home / "demo"
+    folder.mkdir(parents=True)
+    (folder / "hosts.json").write_text(json.dumps({"hosts": HOSTS}))
+    (folder / "jobs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in JOBS) + '{"token": "torn')
+    (cli.cwd / "cluster.yaml").write_text("version: 1\nname: demo\n")
+    for name in ("mine.py", "two words.py", "notes.txt"):
+        (cli.cwd / name).touch()
+    return cli
+
+
+def words(cli: Clusterctl, *typed: str) -> list[str]:
+    """What bash is told to offer for the last of the words typed."""
+    env = {
+        **os.environ,
+        "CLUSTERCTL_HOME": str(cli.home),
+        "_CLUSTERCTL_COMPLETE": "complete_bash",
+        "COMP_WORDS": "\n".join(typed),
+        "COMP_CWORD": str(len(typed) - 1),
+    }
+    done = subprocess.run(
+        [SCRIPT], cwd=cli.cwd, env=env, capture_output=True, text=True, timeout=60, check=True
+    )
+    assert done.stderr == ""
+    return done.stdout.split()
+
+
+@pytest.mark.parametrize(
+    ("typed", "offered"),
+    [
+        ("sub", ["submit"]),
+        ("cache ", ["list", "prune"]),
+        ("submit ", ["train", "probe", "cluster.yaml", "mine.py"]),
+        ("submit train --partition ", ["train", "big"]),
+        ("submit train --launcher ", ["srun", "mpirun"]),
+        ("shell --partition b", ["big"]),
+        ("logs ", ["130", "12"]),
+        ("ssh demo-t", ["demo-train-1"]),
+        ("-f elsewhere.yaml ssh ", []),
+        ("--cluster demo ssh demo-b", ["demo-big-1"]),
+        ("up --output ", ["text", "json"]),
+        ("completion ", ["bash", "zsh", "fish"]),
+        ("validate -f ", []),  # the shell completes files itself
+        ("submit ./mi", []),
+    ],
+)
+def test_the_right_words_are_offered(cluster: Clusterctl, typed: str, offered: list[str]) -> None:
+    assert words(cluster, "clusterctl", *typed.split(" ")) == offered
+
+
+def test_nothing_is_offered_where_nothing_is_known(cli: Clusterctl) -> None:
+    for typed in ("logs ", "ssh ", "--cluster "):
+        assert words(cli, "clusterctl", *typed.split(" ")) == []
+    assert not cli.home.exists()
+
+
+def test_tab_in_bash(cluster: Clusterctl) -> None:
+    env = {
+        **os.environ,
+        "PATH": f"{SCRIPT.parent}{os.pathsep}{os.environ['PATH']}",
+        "CLUSTERCTL_HOME": str(cluster.home),
+        "PS1": "ready> ",
+        "TERM": "dumb",
+    }
+    with on_terminal(["bash", "--norc", "--noprofile", "-i"], env, cluster.cwd) as window:
+        window.read_until("ready> ")
+        window.type('eval "$(clusterctl completion bash)"; echo "do""ne"\r')
+        window.read_until("done\r\n")
+        window.type("echo clusterctl; : clusterctl val\x15")  # a line that is thrown away
+        window.type("clusterctl val\t-f clus\t; echo rc=$?\r")
+        window.read_until("rc=")
+        assert "clusterctl validate -f cluster.yaml ; echo" in window.shown
+        window.type("exit\r")
+        window.end()
+
+
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_each_shell_gets_a_script_and_its_words(cluster: Clusterctl, shell: str) -> None:
+    script = cluster("completion", shell).stdout
+    assert "_CLUSTERCTL_COMPLETE" in script
+    assert cluster("completion", shell, "-o", "json").json["script"] == script.rstrip("\n")
+    env = {
+        "_CLUSTERCTL_COMPLETE": f"complete_{shell}",
+        "_TYPER_COMPLETE_ARGS": "clusterctl logs 1",
+        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+        "COMP_WORDS": "clusterctl logs 1",
+        "COMP_CWORD": "2",
+    }
+    asked = Clusterctl(cluster.home, cluster.cwd, env)()
+    assert "130" in asked.stdout
+    assert "12" in asked.stdout
+
+
+def test_an_unknown_shell_is_refused(cli: Clusterctl) -> None:
+    assert "'csh'" in cli("completion", "csh", rc=2).stderr
