@@ -1,6 +1,6 @@
 # Every chore is one target, and each sets up what it needs by itself.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint format bench lock wheel clean
+.PHONY: help demo test test-all lint format bench reference lock wheel clean
 
 SHELL := /bin/bash
 DEV := @scripts/bootstrap
@@ -31,6 +31,10 @@ format:  ## Rewrite the Python files in the house style
 bench:  ## Side-by-side measurements
 	$(DEV)
 	@set -e; for file in benchmarks/[a-z]*.py; do echo "== $$file"; .venv/bin/python "$$file"; done
+
+reference:  ## Write docs/cli.md from the command line
+	$(DEV)
+	@.venv/bin/python scripts/cli_reference.py
 
 lock:  ## Pin again what pyproject.toml asks for; UPGRADE=1 takes the newest of everything
 	$(DEV)

@@ -122,7 +122,7 @@ def down(
     out: Annotated[Path | None, typer.Option(help="Where collected runs go. Default: ./runs.")] = None,
     no_wait: NoWait = False,
 ) -> None:
-    """Bring home what was not collected, remove the cluster, and prove that nothing is left."""
+    """Bring runs home, remove the cluster, prove that all is gone."""
     from clusterctl import lifecycle, lock
     from clusterctl.providers.local.provider import cached_images
 
@@ -195,7 +195,7 @@ def status(screen: Screen, options: Options) -> None:
 
 
 def list_(screen: Screen, options: Options) -> None:
-    """All clusters of this user, and local ones whose workspace was lost."""
+    """Show your clusters, and local ones whose workspace was lost."""
     from pydantic import ValidationError
 
     from clusterctl.errors import ClusterctlError

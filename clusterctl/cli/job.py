@@ -32,7 +32,7 @@ def jobs_(
         list[str] | None, typer.Argument(metavar="[ID...]", help="Only these jobs.", autocompletion=job_ids)
     ] = None,
 ) -> None:
-    """Show jobs: those that wait and run, and those that were submitted from here."""
+    """Show jobs that wait, run, or were submitted from here."""
     from clusterctl import jobs
 
     with open_session(screen, options) as session:
@@ -92,7 +92,10 @@ def collect(
     ] = None,
     out: Out = None,
 ) -> None:
-    """Bring runs home: logs, metrics, telemetry, accounting, each checked by its hash."""
+    """Bring runs home, each file checked by its hash.
+
+    A run is a job's logs, metrics, telemetry, accounting, and what else it wrote into its folder.
+    """
     from clusterctl import collect as collecting
 
     with open_session(screen, options) as session:
@@ -138,7 +141,7 @@ def _nearby(path: Path) -> Path:
 
 def register(app: typer.Typer) -> None:
     """Add these verbs."""
-    for function in (cancel, collect):
-        app.command()(verb(function))
     app.command("jobs")(verb(jobs_))
     app.command("logs")(verb(logs, long_file=True))
+    for function in (cancel, collect):
+        app.command()(verb(function))

@@ -64,9 +64,10 @@ def shell(
     ] = None,
     **flags: object,
 ) -> int:
-    """Work on nodes interactively: a shell on the first one, or one command, in an allocation of its own.
+    """Work on nodes: a shell there, or one command.
 
-    The nodes are given back when it ends, however it ends.
+    It runs on the first node of an allocation of its own, in the job environment. However it ends, the nodes
+    are given back.
     """
     from clusterctl import jobs
     from clusterctl.spec import job_words

@@ -50,6 +50,8 @@ Verbose = Annotated[
 ]
 NoColor = Annotated[bool, typer.Option("--no-color", help="Plain text; so does the variable NO_COLOR.")]
 
+COMMON = ("file", "cluster", "output", "verbose", "no_color")
+
 
 @dataclass(frozen=True, slots=True)
 class Options:
@@ -99,13 +101,9 @@ def verb(
     """
     own = list(inspect.signature(function, eval_str=True).parameters.values())[2:]
     own = [p for p in own if p.kind is not inspect.Parameter.VAR_KEYWORD]
-    common = {
-        "file": LongFile if long_file else File,
-        "cluster": Cluster,
-        "output": Format,
-        "verbose": Verbose,
-        "no_color": NoColor,
-    }
+    common = dict(
+        zip(COMMON, (LongFile if long_file else File, Cluster, Format, Verbose, NoColor), strict=True)
+    )
 
     @functools.wraps(function)
     def command(ctx: typer.Context, **given: Any) -> None:

@@ -38,7 +38,7 @@ def init(
 
 
 def validate(screen: Screen, options: Options) -> None:
-    """Check a spec: every problem at once, each with line, column and key."""
+    """Check a spec: every problem at once, each with its place."""
     spec = spec_of(screen, options)
     nodes = sum(partition.nodes for partition in spec.partitions)
     text = f"valid: cluster {spec.name!r}, provider {spec.provider.type}, {nodes} nodes"

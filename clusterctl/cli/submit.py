@@ -91,7 +91,10 @@ def submit(
     timeout: Annotated[str | None, typer.Option(help="Longest wait, such as 10m; the job goes on.")] = None,
     **flags: object,
 ) -> None:
-    """Submit a bundled job, a script of yours, or what a job file says. What follows -- is the program's."""
+    """Submit a bundled job, a script of yours, or a job file.
+
+    What follows -- goes to the program.
+    """
     given = {field: value for field, value in {"args": args, **flags}.items() if value not in (None, [])}
     wanted = _wanted(target, given, variant or [])
     timeout_s = timeout_of(timeout)

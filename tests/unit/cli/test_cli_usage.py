@@ -73,6 +73,9 @@ def test_no_verb_shows_the_help_and_is_an_error(cli: Clusterctl) -> None:
     ran = cli(rc=2)
     assert "Usage: clusterctl" in ran.stderr
     assert "\n  submit " in ran.stderr
+    assert "..." not in ran.stderr.partition("Commands:")[2], (
+        "a verb's first sentence is too long for its line"
+    )
     assert ran.stdout == ""
     assert "Usage: clusterctl cache" in cli("cache", rc=2).stderr
     (failure,) = failures(cli("-o", "json", rc=2))

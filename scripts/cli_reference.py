@@ -1,0 +1,106 @@
+"""Writes docs/cli.md from the command line itself; `--check` says whether it is up to date instead."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from clusterctl.cli import app
+from clusterctl.cli.options import COMMON
+
+PAGE = Path(__file__).resolve().parent.parent / "docs" / "cli.md"
+HEAD = """\
+# Command line
+
+<!-- Written by scripts/cli_reference.py from the code: `make reference` after a change. -->
+
+Every verb takes the options of the first table, before or after its name. Results go to stdout, all else to
+stderr.
+
+**Exit codes**: 0 done · 1 it failed · 2 the command or the spec is wrong · with `--wait` and `--follow` 4 the
+job failed, 5 it was cancelled or ran out of time, 6 the wait ran out and the job goes on · 130 interrupted.
+`shell` and `ssh` end with the exit code of what ran there.
+
+**`-o json`** puts exactly one object on stdout: `ok`, `failures` (each with `code`, `cause`, `host`, `phase`,
+`fix`, `retryable`) and the verb's own keys.
+"""
+
+
+def reference() -> str:
+    """The whole page."""
+    root = typer.main.get_command(app)
+    parts = [HEAD, _table("option", _options(root, skip=()))]
+    parts += [_section(path, command) for path, command in verbs(root)]
+    return "\n".join(parts)
+
+
+def verbs(group: Any, before: tuple[str, ...] = ()) -> Iterator[tuple[tuple[str, ...], Any]]:
+    """Every verb with the words that name it, as `--help` lists them."""
+    for name, command in group.commands.items():
+        if hasattr(command, "commands"):
+            yield from verbs(command, (*before, name))
+        else:
+            yield (*before, name), command
+
+
+def _section(path: tuple[str, ...], command: Any) -> str:
+    arguments = [p for p in command.params if p.param_type_name == "argument"]
+    words = ["clusterctl", *path, *(_placeholder(argument) for argument in arguments)]
+    paragraphs = [" ".join(part.split()) for part in command.help.split("\n\n")]
+    parts = [
+        f"## {' '.join(path)}\n",
+        "\n\n".join(paragraphs),
+        f"\n`{' '.join(words)} [options]`\n",
+    ]
+    if arguments:
+        parts.append(_table("argument", [(_placeholder(a), a.help or "") for a in arguments]))
+    if options := _options(command, skip=COMMON):
+        parts.append(_table("option", options))
+    return "\n".join(parts)
+
+
+def _placeholder(argument: Any) -> str:
+    name = str(argument.metavar or argument.name.upper()).strip("[]")
+    if name == "COMMAND":
+        name = "-- COMMAND..."
+    return name if argument.required else f"[{name}]"
+
+
+def _options(command: Any, *, skip: tuple[str, ...]) -> list[tuple[str, str]]:
+    """As `--help` shows them."""
+    context = command.context_class(command, info_name="clusterctl")
+    options = [p for p in command.params if p.param_type_name == "option" and p.name not in skip]
+    records = [option.get_help_record(context) for option in options]
+    return [(record[0], record[1]) for record in records if record]
+
+
+def _table(head: str, rows: list[tuple[str, str]]) -> str:
+    lines = [f"| {head} | |", "|---|---|", *(f"| `{_cell(a)}` | {_cell(b)} |" for a, b in rows)]
+    return "\n".join(lines) + "\n"
+
+
+def _cell(text: str) -> str:
+    return text.replace("|", "\\|")
+
+
+def main() -> int:
+    """Write the page, or compare it."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--check", action="store_true")
+    text = reference()
+    if not parser.parse_args().check:
+        PAGE.write_text(text)
+        return 0
+    stale = not PAGE.exists() or PAGE.read_text() != text
+    if stale:
+        print("docs/cli.md is not what the code says: run `make reference`", file=sys.stderr)
+    return int(stale)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
