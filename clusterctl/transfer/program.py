@@ -17,15 +17,18 @@ for name, text in json.loads(sys.argv[1]):
     module.__path__ = []
     exec(compile(text, name, "exec"), module.__dict__)
 try:
-    module.main(*sys.argv[2:])
+    module.main(*json.loads(sys.argv[2]))
 except OSError as exc:
     sys.exit(f"{exc.filename!r}: {exc.strerror or exc}")
 """
 
 
 def remote_argv(*modules: str, arguments: tuple[str, ...]) -> list[str]:
-    """The command that runs ``main`` of the last of these modules of ours with arguments."""
-    return ["python3", "-c", _BOOT, _texts(modules), *arguments]
+    """The command that runs ``main`` of the last of these modules of ours with arguments.
+
+    They travel as JSON, since they may hold names that are not UTF-8 (as `os.fsdecode` has them).
+    """
+    return ["python3", "-c", _BOOT, _texts(modules), json.dumps(arguments)]
 
 
 @cache

@@ -8,8 +8,6 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -20,78 +18,10 @@ from clusterctl.transfer.program import remote_argv
 from clusterctl.transfer.remote.store import NO_REQUIRED, SWEEP_EVERY_S, UNUSED_S
 from clusterctl.transfer.send import STORE, send_into, send_new_folder, send_to_store
 from clusterctl.transfer.tree import Item, Kind, walk
-from clusterctl.transport.base import Conversation
 from clusterctl.transport.local import LocalTransport
-from tests.support.hostile import HOSTILE_NAMES
+from tests.support.transfers import Cutting, content
 
 MIB = 1 << 20
-
-
-@pytest.fixture
-def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """The home on the cluster."""
-    folder = tmp_path / "remote home"
-    folder.mkdir()
-    monkeypatch.setenv("HOME", str(folder))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    return folder
-
-
-@pytest.fixture
-def data(tmp_path: Path) -> Path:
-    """A folder with all that is hard."""
-    folder = tmp_path / "data"
-    (folder / "sub" / "empty").mkdir(parents=True)
-    for name in HOSTILE_NAMES:
-        (folder / os.fsdecode(name)).write_bytes(name)
-    (folder / "sub" / "nothing").touch()
-    (folder / "sub" / "run.sh").write_text("#!/bin/sh\n")
-    (folder / "sub" / "run.sh").chmod(0o751)
-    (folder / "large").write_bytes(os.urandom(3 * MIB))
-    (folder / "link").symlink_to("sub/run.sh")
-    (folder / "dangling").symlink_to("/no/such\nplace")
-    os.utime(folder / "large", ns=(1, 1_234_567_890_123_456_789))
-    os.utime(folder / "sub", ns=(1, 1_111_111_111_000_000_000))
-    return folder
-
-
-def content(folder: Path) -> dict[str, object]:
-    """All there is to know of a folder."""
-    found: dict[str, object] = {}
-    for path in sorted(folder.rglob("*")):
-        status = path.lstat()
-        if path.is_symlink():
-            what: object = os.readlink(path)  # noqa: PTH115  # as it stands
-        else:
-            what = None if path.is_dir() else path.read_bytes()
-        mtime = 0 if path.is_symlink() else status.st_mtime_ns
-        found[str(path.relative_to(folder))] = (what, 0 if path.is_symlink() else status.st_mode, mtime)
-    return found
-
-
-class Cutting(LocalTransport):
-    """The connection breaks after so many bytes were sent."""
-
-    def __init__(self, after: int) -> None:
-        self.left = after
-
-    @contextmanager
-    def converse(self, argv: Sequence[str], *, bulk: bool = False) -> Iterator[Conversation]:
-        with super().converse(argv, bulk=bulk) as talk:
-            yield _Cut(self, talk)
-
-
-class _Cut:
-    def __init__(self, transport: Cutting, talk: Conversation) -> None:
-        self._transport, self._talk = transport, talk
-        self.receive, self.finish = talk.receive, talk.finish
-
-    def send(self, data: bytes) -> None:
-        self._talk.send(data[: self._transport.left])
-        self._transport.left -= len(data)
-        if self._transport.left < 0:
-            time.sleep(0.2)  # what was sent arrives
-            raise UnreachableError("the connection broke")
 
 
 def send(data: Path, transport: LocalTransport | None = None) -> object:
