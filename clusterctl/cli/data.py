@@ -43,7 +43,7 @@ def put(
             "seconds": round(seconds, 3),
             "skipped": [str(other) for other in others],
         },
-        f"{sent.files} files, {shown_size(sent.bytes)}, are in {sent.folder}: "
+        f"{_are(sent.files, sent.bytes)} in {sent.folder}: "
         f"{shown_size(sent.sent_bytes)} sent in {seconds:.1f} s",
     )
 
@@ -77,9 +77,15 @@ def get(
             "seconds": round(seconds, 3),
             "skipped": list(done.skipped),
         },
-        f"{done.files} files, {shown_size(done.bytes)}, are in {local}: "
+        f"{_are(done.files, done.bytes)} in {local}: "
         f"{shown_size(done.sent_bytes)} fetched in {seconds:.1f} s",
     )
+
+
+def _are(files: int, size: int) -> str:
+    from clusterctl.transfer.tree import shown_size
+
+    return f"1 file, {shown_size(size)}, is" if files == 1 else f"{files} files, {shown_size(size)}, are"
 
 
 def _split(paths: list[str]) -> tuple[list[str], str]:
