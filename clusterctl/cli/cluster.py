@@ -7,13 +7,12 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
-from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from clusterctl.cli.job import job_table, not_brought_home
-from clusterctl.cli.options import Options, verb
+from clusterctl.cli.options import Options, OutFolder, verb
 from clusterctl.cli.show import Screen
 from clusterctl.cli.which import spec_of, telling_who_works, workspace_of
 
@@ -119,7 +118,7 @@ def down(
     discard_runs: Annotated[
         bool, typer.Option("--discard-runs", help="Do not bring home what was not collected.")
     ] = False,
-    out: Annotated[Path | None, typer.Option(help="Where collected runs go. Default: ./runs.")] = None,
+    out: OutFolder = None,
     no_wait: NoWait = False,
 ) -> None:
     """Bring runs home, remove the cluster, prove that all is gone."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clusterctl.cli.completing import job_ids
-from clusterctl.cli.options import Options, verb
+from clusterctl.cli.options import Options, OutFolder, verb
 from clusterctl.cli.show import Screen
 from clusterctl.cli.watching import KeptLogs, follow_job, open_session, pass_on
 
@@ -18,7 +18,6 @@ if TYPE_CHECKING:
     from clusterctl.records import RunRecord
     from clusterctl.slurm.models import JobInfo
 
-Out = Annotated[Path | None, typer.Option(help="Folder for collected runs. Default: ./runs.")]
 Ids = Annotated[
     list[str],
     typer.Argument(metavar="ID...", help="Job ids, such as 12, or 12_3 of an array.", autocompletion=job_ids),
@@ -90,7 +89,7 @@ def collect(
         list[str] | None,
         typer.Argument(metavar="[ID...]", help="Default: all not yet home.", autocompletion=job_ids),
     ] = None,
-    out: Out = None,
+    out: OutFolder = None,
 ) -> None:
     """Bring runs home, each file checked by its hash.
 

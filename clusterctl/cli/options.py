@@ -31,6 +31,13 @@ class Output(StrEnum):
     JSON = "json"
 
 
+def folder_path(text: str) -> Path:
+    """A folder that is named at all: the empty text would be the current one."""
+    if not text:
+        raise typer.BadParameter("it names no folder")
+    return Path(text)
+
+
 File = Annotated[
     Path | None,
     typer.Option("--file", "-f", help="Cluster spec. Default: ./cluster.yaml, else a local cluster."),
@@ -47,6 +54,10 @@ LongFile = Annotated[Path | None, typer.Option("--file", help="Cluster spec. Def
 Format = Annotated[Output | None, typer.Option("--output", "-o", help="Show results as text or as JSON.")]
 Verbose = Annotated[
     bool, typer.Option("--verbose", "-v", help="More detail; tracebacks of unexpected errors.")
+]
+OutFolder = Annotated[
+    Path | None,
+    typer.Option(parser=folder_path, metavar="PATH", help="Folder for collected runs. Default: ./runs."),
 ]
 NoColor = Annotated[bool, typer.Option("--no-color", help="Plain text; so does the variable NO_COLOR.")]
 

@@ -74,7 +74,7 @@ def _refuse(exc: typer.TyperException) -> int:
     """A command that can't be understood."""
     context: typer.Context | None = getattr(exc, "ctx", None)
     path = context.command_path if context else "clusterctl"
-    text = exc.format_message()
+    text = exc.format_message().replace("Value error, ", "")
     json = _wants_json()
     if text.startswith("Usage:"):  # no verb at all: click's message is the help itself
         if not json:

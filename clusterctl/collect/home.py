@@ -19,7 +19,7 @@ from clusterctl.collect.manifest import Manifest
 from clusterctl.errors import CollectError, Failure
 from clusterctl.records import RUN_FILE, SOURCE_FILE, JobEntry, Ledger, RunRecord, TaskRecord
 from clusterctl.slurm.access import Session
-from clusterctl.slurm.client import SlurmClient, check_job_id
+from clusterctl.slurm.client import SlurmClient, check_job_id, not_ours, unknown_jobs
 from clusterctl.slurm.lost import resolve
 from clusterctl.slurm.models import JobInfo, worst
 from clusterctl.spec import ClusterSpec
@@ -110,10 +110,7 @@ def _entry(session: Session, job_id: str) -> JobEntry:
         return entry
     jobs = session.slurm.jobs([job_id.partition("_")[0]])
     if not jobs or not jobs[0].comment.startswith("clusterctl:"):
-        raise CollectError(
-            f"job {job_id} was not submitted by clusterctl" if jobs else f"Slurm does not know job {job_id}",
-            fix="`clusterctl jobs` lists the jobs there are",
-        )
+        raise not_ours(jobs[0]) if jobs else unknown_jobs([job_id])
     entry = JobEntry(
         token=jobs[0].comment.partition(":")[2],
         name=re.sub(r"[^A-Za-z0-9._-]", "_", jobs[0].name)[:64],

@@ -5,7 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Set
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -71,7 +71,7 @@ def parse_manifest(text: str, folder: str) -> Manifest:
     Raises:
         CollectError: the answer can't be a folder's content.
     """
-    files: dict[bytes, RemoteFile] = {}
+    rows: dict[bytes, int] = {}
     skipped: list[Skipped] = []
     for line in text.splitlines():
         try:
@@ -80,12 +80,15 @@ def parse_manifest(text: str, folder: str) -> Manifest:
             if "skip" in row:
                 skipped.append(Skipped(path=shown_path(path), reason=printable(str(row["skip"]))))
                 continue
-            file = RemoteFile(path, _local(path), int(row["size"]))
+            _refuse_odd(path)
+            size = int(row["size"])
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as exc:
             raise _untrusted(folder, line, str(exc)) from exc
-        if path in files or file.size < 0:
+        if path in rows or size < 0:
             raise _untrusted(folder, line, "it can't be so")
-        files[path] = file
+        rows[path] = size
+    tops = {path.partition(b"/")[0] for path in rows}
+    files = {path: RemoteFile(path, _local(path, tops), size) for path, size in rows.items()}
     _refuse_contradictions(files, folder)
     return Manifest(files, tuple(skipped))
 
@@ -95,18 +98,21 @@ def shown_path(path: bytes) -> str:
     return path.decode(errors="backslashreplace").encode("unicode_escape").decode("ascii")
 
 
-def _local(path: bytes) -> bytes:
-    """Where a file goes below the run's folder.
-
-    Raises:
-        ValueError: the path leads out of the folder, or is none.
-    """
+def _refuse_odd(path: bytes) -> None:
+    """Raises ValueError if a path leads out of the folder, or is none."""
     parts = path.split(b"/")
     if b"\0" in path or any(part in {b"", b".", b".."} or len(part) > _MAX_NAME for part in parts):
         raise ValueError("it is not a path inside the folder")
-    if parts[0] in RESERVED:
-        parts[0] += FROM_JOB
-    return b"/".join(parts)
+
+
+def _local(path: bytes, tops: Set[bytes]) -> bytes:
+    """Where a file goes below the run's folder; ``tops`` are the first parts of all paths."""
+    top, slash, rest = path.partition(b"/")
+    if top in RESERVED:
+        top += FROM_JOB
+        while top in tops:  # the job has such a one of its own
+            top += FROM_JOB
+    return top + slash + rest
 
 
 def _refuse_contradictions(files: Mapping[bytes, RemoteFile], folder: str) -> None:

@@ -6,9 +6,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from clusterctl.jobs.watch import unknown_jobs
 from clusterctl.slurm.access import Session
-from clusterctl.slurm.client import SlurmClient
+from clusterctl.slurm.client import SlurmClient, unknown_jobs
 from clusterctl.slurm.lost import resolve
 from clusterctl.slurm.models import JobInfo
 

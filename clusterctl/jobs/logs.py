@@ -18,7 +18,11 @@ from clusterctl.transport.base import Transport, printable
 _PROGRAM = (Path(__file__).parent / "remote_follow.py").read_text(encoding="utf-8")
 _LOG = re.compile(r"(stdout|stderr)(?:-([0-9]+))?\.log")
 _TAIL_LINES = 20
-_TAIL = 'for log in "$2" "$3"; do test -s "$log" && exec tail -n "$1" -- "$log"; done; exit 0'
+_TAIL = """\
+test -d "$4" || { echo "(the job's folder is gone)"; exit 0; }
+for log in "$2" "$3"; do test -s "$log" && exec tail -n "$1" -- "$log"; done
+exit 0
+"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -37,6 +41,7 @@ class LogReader:
     transport: Transport
     folder: str
     task: int | None = None
+    gone: bool = False  # the folder was not there when it was last looked at
     _offsets: dict[str, int] = field(default_factory=dict)
 
     def new(self) -> Iterator[LogChunk]:
@@ -70,7 +75,8 @@ class LogReader:
     def _chunk(self, line: bytes) -> LogChunk | None:
         try:
             answer = json.loads(line)
-            if not answer:
+            self.gone = "gone" in answer
+            if not answer or self.gone:
                 return None
             match = _LOG.fullmatch(answer["log"])
             data = base64.b64decode(answer["data"])
@@ -94,5 +100,6 @@ def tail(transport: Transport, folder: str, task: int | None, lines: int = _TAIL
     """The last lines of a job's stderr, else of its stdout, made fit for a terminal; "" if there are none."""
     suffix = "" if task is None else f"-{task}"
     logs = [f"{folder}/{name}{suffix}.log" for name in ("stderr", "stdout")]
-    said = transport.run(["sh", "-c", _TAIL, "sh", str(lines), *logs], check=False).stdout
-    return "\n".join(printable(line[-2000:]) for line in said.splitlines())
+    said = transport.run(["sh", "-c", _TAIL, "sh", str(lines), *logs, folder], check=False).stdout
+    # Only a newline ends a line: what else Python takes for an end, a binary log is full of.
+    return "\n".join(printable(line[-2000:]) for line in said.removesuffix("\n").split("\n"))

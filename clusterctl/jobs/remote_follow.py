@@ -4,7 +4,8 @@
 
 ``OFFSETS`` is a JSON object, log name -> bytes already told. Each answer is a JSON object a line:
 ``{"log": name, "at": offset, "data": base64}``, and ``{}`` now and then as a sign of life. With ``ONCE`` = 1
-it tells what there is and ends. A log that is not there yet, or became shorter (a requeue), is no error.
+it tells what there is and ends. ``{"gone": 1}`` says that the folder is not there. A log that is not there
+yet, or became shorter (a requeue), is no error.
 """
 
 from __future__ import annotations
@@ -56,6 +57,9 @@ def main(folder: str, once: bool, offsets: dict[str, int]) -> None:
         try:
             with os.scandir(folder) as entries:
                 names = sorted(entry.name for entry in entries if LOG.fullmatch(entry.name))
+        except FileNotFoundError:
+            names = []
+            tell({"gone": 1})
         except OSError:
             names = []
         for name in names:

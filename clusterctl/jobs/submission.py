@@ -34,6 +34,9 @@ from clusterctl.transport.local import LocalTransport
 
 SCRIPT = "job.sbatch"
 
+# There was no connection at all, so nothing was sent.
+_NOT_SENT = re.compile(r"Unable to contact slurm controller|Connection refused", re.IGNORECASE)
+_BACK_SOON_S = 6.0  # Slurm's commands take 4 s to say that they can't connect
 # Slurm had the connection: a request that it did not answer in time may be carried out later.
 _ON_ITS_WAY = re.compile(r"timed out|Zero Bytes", re.IGNORECASE)
 
@@ -110,6 +113,7 @@ def _sbatch(session: Session, entry: JobEntry, remote_dir: str) -> str:
 
     Raises:
         AnswerLostError: it may have been taken.
+        UnreachableError: slurmctld is not there; nothing of the job stays.
         SlurmError: it was refused; nothing of it stays.
     """
     # An appended log survives a requeue; by hand, a second sbatch in the folder starts its logs anew.
@@ -120,27 +124,46 @@ def _sbatch(session: Session, entry: JobEntry, remote_dir: str) -> str:
         except (SlurmAwayError, UnreachableError, AnswerLostError) as exc:
             # Unreachable: sbatch may still be at it.
             may_be_taken = not isinstance(exc, SlurmAwayError) or _ON_ITS_WAY.search(exc.why)
-            if job_id := _found(session, entry, exc):
+            not_sent = not may_be_taken and _NOT_SENT.search(exc.why) is not None
+            if job_id := _found(session, entry, exc, not_sent=not_sent):
                 return job_id
             if may_be_taken or not tries_left:
-                raise _lost(session, exc) from exc
+                raise (_not_sent if not_sent else _lost)(session, entry, exc) from exc
         except SlurmError as exc:
-            session.ledger.update(entry, refused=True)
-            session.transport.run(["rm", "-rf", "--", remote_dir], check=False)
+            _forget(session, entry)
             raise SlurmError(exc.what, why=exc.why, fix=fix_of(session.slurm, exc.why)) from exc
     raise AssertionError("the last try returns")
 
 
-def _found(session: Session, entry: JobEntry, cause: ClusterctlError) -> str | None:
+def _found(session: Session, entry: JobEntry, cause: ClusterctlError, *, not_sent: bool) -> str | None:
     """The id of the job if Slurm has it. It is waited for until it answers, within bounds."""
+    slurm = session.slurm.with_patience(_BACK_SOON_S) if not_sent else session.slurm
     try:
-        job = session.slurm.by_comment(entry.comment)
+        job = slurm.by_comment(entry.comment)
     except (SlurmError, TransportError) as exc:
-        raise _lost(session, cause) from exc
+        raise (_not_sent if not_sent else _lost)(session, entry, cause) from exc
     return str(job.job_id) if job else None
 
 
-def _lost(session: Session, exc: ClusterctlError) -> AnswerLostError:
+def _forget(session: Session, entry: JobEntry) -> None:
+    """Slurm has not taken this job, and will not."""
+    session.ledger.update(entry, refused=True)
+    if entry.remote_dir is not None:
+        session.transport.run(["rm", "-rf", "--", entry.remote_dir], check=False)
+
+
+def _not_sent(session: Session, entry: JobEntry, exc: ClusterctlError) -> UnreachableError:
+    _forget(session, entry)
+    return UnreachableError(
+        "Slurm does not answer, and the job was not submitted",
+        where=f"slurmctld on {session.transport.host}",
+        why=exc.why,
+        fix="`clusterctl up` starts what was stopped; then submit again",
+        host=session.transport.host,
+    )
+
+
+def _lost(session: Session, _entry: JobEntry, exc: ClusterctlError) -> AnswerLostError:
     return AnswerLostError(
         "Slurm did not say whether it took the job",
         where=session.transport.host,

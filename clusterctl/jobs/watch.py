@@ -16,7 +16,7 @@ from clusterctl.errors import (
 )
 from clusterctl.jobs.logs import LogChunk, LogReader, tail
 from clusterctl.slurm.access import Session
-from clusterctl.slurm.client import backoff
+from clusterctl.slurm.client import backoff, not_ours, unknown_jobs
 from clusterctl.slurm.models import JobInfo, Outcome, worst
 
 OnChange = Callable[[JobInfo], None]
@@ -143,7 +143,10 @@ def follow(
             give_up = give_up or clock.now() + _RECONNECT_S  # it may have been silent for long before
             if clock.now() >= give_up:
                 raise
-            clock.sleep(next(waits))
+            left = next(waits) if deadline is None else min(next(waits), deadline - clock.now())
+            if left <= 0:
+                raise watched.ran_out(timeout_s) from None
+            clock.sleep(left)
 
 
 def logs(session: Session, job_id: str, *, on_output: OnOutput) -> None:
@@ -155,6 +158,13 @@ def logs(session: Session, job_id: str, *, on_output: OnOutput) -> None:
     """
     reader = LogReader(session.transport, folder_of(session, job_id), _task(job_id))
     told = _drain(reader, on_output)
+    if reader.gone:
+        raise SlurmError(
+            f"the folder of job {job_id} is gone, and its logs with it",
+            where=f"{reader.folder} on the cluster",
+            why="the job itself removed it, or somebody did",
+            fix="`clusterctl jobs` still says how it ended",
+        )
     if not told and reader.task is not None and not session.slurm.jobs([job_id]):
         raise unknown_jobs([job_id])
 
@@ -174,13 +184,13 @@ def raise_unless_completed(session: Session, jobs: Sequence[JobInfo]) -> None:
     kind = JobCancelledError if cancelled else JobFailedError
     said = tail(session.transport, folder_of(session, job.id), job.task)
     how = _how_it_ended(job)
-    more = f" (and {len(bad) - 1} more tasks)" if len(bad) > 1 else ""
-    indented = "\n".join(f"    | {line}" for line in said.splitlines())
+    more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
+    indented = "\n".join(f"    | {line}" for line in said.split("\n"))
     raise kind(
         f"job {job.id} ({job.name}) ended {job.state.value}{more}",
         why=f"{how}; its log ends:\n{indented}" if said else f"{how}; it wrote nothing",
-        fix=f"the whole log: clusterctl logs {job.id}",
-        failures=tuple(_failure(one, kind) for one in bad),
+        fix=_whole_log(job),
+        failures=tuple(_failure(one, kind, said if one is job else "") for one in bad),
     )
 
 
@@ -197,18 +207,8 @@ def folder_of(session: Session, job_id: str) -> str:
     if not jobs:
         raise unknown_jobs([job_id])
     if not jobs[0].comment.startswith("clusterctl:"):
-        raise SlurmError(
-            f"job {job_id} was not submitted by clusterctl",
-            why="so its files have no agreed place",
-            fix=f"look in its folder, {jobs[0].work_dir}, with `clusterctl ssh`",
-        )
+        raise not_ours(jobs[0])
     return jobs[0].work_dir
-
-
-def unknown_jobs(ids: Sequence[str]) -> SlurmError:
-    """The error for ids that Slurm does not know."""
-    what = f"job {ids[0]}" if len(ids) == 1 else f"jobs {', '.join(ids)}"
-    return SlurmError(f"Slurm does not know {what}", fix="`clusterctl jobs` lists the jobs there are")
 
 
 def _drain(reader: LogReader, on_output: OnOutput) -> int:
@@ -238,5 +238,11 @@ def _how_it_ended(job: JobInfo) -> str:
     return ", ".join(parts)
 
 
-def _failure(job: JobInfo, kind: type[ClusterctlError]) -> Failure:
-    return Failure(kind.code, f"job {job.id}: {_how_it_ended(job)}")
+def _whole_log(job: JobInfo) -> str:
+    return f"the whole log: clusterctl logs {job.id}"
+
+
+def _failure(job: JobInfo, kind: type[ClusterctlError], said: str) -> Failure:
+    ended = f"job {job.id}: {_how_it_ended(job)}"
+    cause = f"{ended}; its log ends:\n{said}" if said else ended
+    return Failure(kind.code, cause, host=job.nodes[0] if len(job.nodes) == 1 else None, fix=_whole_log(job))

@@ -59,6 +59,10 @@ class SlurmClient:
         self.clock = clock or Clock()
         self._patience_s = patience_s
 
+    def with_patience(self, patience_s: float) -> SlurmClient:
+        """The same, waiting so long for Slurm where it is away."""
+        return SlurmClient(self.transport, clock=self.clock, patience_s=patience_s)
+
     def version(self) -> str:
         """Slurm's version, such as ``22.05.8``."""
         return parse.parse_version(self._ask(["sinfo", "--version"]))
@@ -199,6 +203,21 @@ def check_job_id(text: str) -> None:
         )
 
 
+def unknown_jobs(ids: Sequence[str]) -> SlurmError:
+    """The error for ids that Slurm does not know."""
+    what = f"job {ids[0]}" if len(ids) == 1 else f"jobs {', '.join(ids)}"
+    return SlurmError(f"Slurm does not know {what}", fix="`clusterctl jobs` lists the jobs there are")
+
+
+def not_ours(job: JobInfo) -> SlurmError:
+    """The error for a job whose files have no agreed place."""
+    return SlurmError(
+        f"job {job.id} was not submitted by clusterctl",
+        why="so its files have no agreed place",
+        fix=f"look in its folder, {job.work_dir}, with `clusterctl ssh`",
+    )
+
+
 def _new(
     accounted: Sequence[JobInfo], known: set[tuple[int, int | None]], ids: Sequence[str]
 ) -> tuple[JobInfo, ...]:
@@ -226,5 +245,5 @@ def _away(command: str, stderr: str, patience_s: float) -> SlurmAwayError:
     return SlurmAwayError(
         f"Slurm's controller has not answered {command} for {patience_s:g} s",
         why=stderr.strip()[-2000:],
-        fix="see what is wrong with slurmctld and slurmdbd on the controller: clusterctl ssh",
+        fix="`clusterctl up` starts slurmctld and slurmdbd again; running jobs go on",
     )

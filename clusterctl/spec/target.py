@@ -77,7 +77,10 @@ def named_job(target: str, folder: Path) -> tuple[str | None, Path | None]:
         raise UsageError(
             f"there is no job {shown(target)}", why=_NO_TARGET, fix=_near(target, folder)
         ) from exc
-    except (OSError, ValueError) as exc:  # ValueError: a null byte, or no UTF-8
+    except UnicodeEncodeError as exc:
+        why = "its name is not UTF-8 text"
+        raise UsageError(f"{shown(target)} can't be submitted", why=why, fix="give it another name") from exc
+    except (OSError, ValueError) as exc:  # ValueError: a null byte
         why = getattr(exc, "strerror", None) or str(exc)
         raise UsageError(f"{shown(target)} can't be read", why=why, fix="name a script of yours") from exc
     if not stat.S_ISREG(mode):

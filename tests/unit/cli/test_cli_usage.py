@@ -21,6 +21,7 @@ REFUSED = {
     "no job to submit": (["submit"], "'JOB'"),
     "an option without its value": (["up", "-f"], "'-f'"),
     "an unknown format": (["up", "-o", "yaml"], "'yaml'"),
+    "a folder of no name": (["collect", "--out", ""], "it names no folder"),
     "a word too many": (["validate", "extra"], "extra"),
     "no spec file of that name": (["-f", "missing.yaml", "up"], "missing.yaml"),
     "no cluster of that name": (["status"], "'local' is not up"),
@@ -54,6 +55,10 @@ def test_json_is_asked_for_in_several_ways(cli: Clusterctl, json: list[str]) -> 
     assert failures(cli(*json, "launch", rc=2))
     assert failures(cli("up", *json, "--fast", rc=2))
     assert cli("validate", *json).json["ok"] is True
+
+
+def test_an_unknown_format_is_told_in_our_words_alone(cli: Clusterctl) -> None:
+    assert "Value error" not in cli("up", "-o", "xml", rc=2).stderr
 
 
 def test_what_stands_after_the_dashes_is_not_ours(cli: Clusterctl) -> None:

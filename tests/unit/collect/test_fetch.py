@@ -148,6 +148,20 @@ def test_names_that_clusterctl_writes_itself(remote, tree):
     }
 
 
+def test_a_name_that_would_be_given_is_the_jobs_already(remote, tree):
+    for name in ("run.json", "run.json.from-job", "report.html"):
+        (remote / name).write_text(name)
+    (remote / "report.html.from-job").mkdir()
+    (remote / "report.html.from-job" / "x").write_text("below")
+    fetch(remote, tree)
+    assert content(tree) == {
+        b"run.json.from-job.from-job": b"run.json",
+        b"run.json.from-job": b"run.json.from-job",
+        b"report.html.from-job.from-job": b"report.html",
+        b"report.html.from-job/x": b"below",
+    }
+
+
 def test_empty_and_large_files(remote, tree):
     (remote / "empty").touch()
     (remote / "large").write_bytes(os.urandom(5 << 20))
@@ -388,7 +402,6 @@ def test_paths_that_lead_elsewhere_are_refused(path, remote, tree):
     [
         row(b"a") + row(b"a"),
         row(b"a") + row(b"a/b"),
-        row(b"run.json") + row(b"run.json.from-job"),
         row(b"a", size=-1),
         row(b"a", size="many"),
         row(b"a", size=float("inf")),

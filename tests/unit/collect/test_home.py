@@ -13,7 +13,7 @@ import pytest
 from clusterctl import jobs
 from clusterctl.cli.job import not_brought_home
 from clusterctl.collect import collect, uncollected
-from clusterctl.errors import CollectError, UnreachableError, UsageError
+from clusterctl.errors import CollectError, SlurmError, UnreachableError, UsageError
 from clusterctl.records import UNCHANGED, JobEntry, Ledger, RunRecord
 from clusterctl.slurm.access import Session
 from clusterctl.slurm.client import SlurmClient
@@ -285,14 +285,15 @@ def test_a_folder_that_can_not_be_written(session, cluster, tmp_path):
 
 
 def test_jobs_of_others_are_not_collected(session, cluster, tmp_path, out):
-    with pytest.raises(CollectError, match="does not know job 77"):
+    with pytest.raises(SlurmError, match="does not know job 77") as caught:
         collect(session, ["77"], out=out)
+    assert not caught.value.failures[0].retryable
     with pytest.raises(UsageError):
         collect(session, ["../x"], out=out)
     job_id = finished(session, cluster, tmp_path, "true")
     with cluster.state() as state:
         state["jobs"]["500"] = state["jobs"][job_id] | {"comment": "mine"}
-    with pytest.raises(CollectError, match="not submitted by clusterctl"):
+    with pytest.raises(SlurmError, match="not submitted by clusterctl"):
         collect(session, ["500"], out=out)
 
 

@@ -252,6 +252,20 @@ def test_a_failing_telemetry_fails_nothing(batch, body):
     assert (rc, out, err) == (6, "fine\n", "")
 
 
+@pytest.mark.parametrize(
+    ("said", "is_left"),
+    [
+        ("", False),
+        ("srun: cluster configuration lacks support for cpu binding", False),
+        ("no such file", True),
+    ],
+)
+def test_telemetrys_log_is_left_only_if_it_says_something(batch, said, is_left):
+    batch.has_telemetry(f"[[ -z '{said}' ]] || echo '{said}' >&2; {TELEMETRY}")
+    batch.run(rendered(shell_job(batch, "true")))
+    assert (batch.folder / "telemetry.log").exists() is is_left
+
+
 def test_telemetry_ends_when_the_batch_script_is_killed(batch):
     batch.has_telemetry(TELEMETRY)
     body = "until [[ -s telemetry/node-1.jsonl ]]; do sleep 0.05; done; echo $$; exec sleep 60"

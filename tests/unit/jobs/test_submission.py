@@ -146,6 +146,31 @@ def test_a_controller_that_was_away_gets_the_job_once(cluster, job):
     assert cluster.calls("sbatch") == 2
 
 
+def test_a_controller_that_stays_away_is_said_soon_and_the_job_is_not_submitted(cluster, job):
+    now = [0.0]
+    quick = Clock(lambda: now[0], lambda seconds: now.__setitem__(0, now[0] + seconds))
+    session = cluster.session(clock=quick, patience_s=60)
+    with cluster.state() as state:
+        state["away"] = 1000
+    with pytest.raises(UnreachableError, match="the job was not submitted") as caught:
+        jobs.submit(session, job)
+    assert "clusterctl up" in caught.value.fix
+    assert now[0] < 10
+    assert cluster.calls("sbatch") == 1
+    assert [entry.refused for entry in cluster.ledger.entries()] == [True]
+    assert list((cluster.home / "clusterctl" / "jobs").iterdir()) == []
+
+
+def test_a_controller_that_goes_away_after_it_had_the_request_is_not_taken_for_a_refusal(cluster, job):
+    session = cluster.session(clock=QUICK, patience_s=0.5)
+    with cluster.state() as state:
+        state["away"] = 1000
+        state["away_words"] = "Socket timed out on send/recv operation"
+    with pytest.raises(AnswerLostError, match="did not say whether it took the job"):
+        jobs.submit(session, job)
+    assert [entry.refused for entry in cluster.ledger.entries()] == [False]
+
+
 def test_a_request_that_timed_out_is_not_sent_again(cluster, job):
     session = cluster.session(clock=QUICK)
     with cluster.state() as state:

@@ -303,3 +303,54 @@ def test_as_dict_is_plain_json(session, cluster, tmp_path):
     told = jobs.as_dict(job)
     assert (told["job_id"], told["state"], told["nodes"]) == (job_id, "COMPLETED", ["n1"])
     assert type(told["state"]) is str
+
+
+def test_each_failure_has_its_host_its_log_and_a_way_out(session, tmp_path):
+    job_id = submitted(session, tmp_path, "echo the disk is on fire >&2; exit 3")
+    ended = jobs.wait(session, [job_id])
+    with pytest.raises(JobFailedError) as caught:
+        jobs.raise_unless_completed(session, ended)
+    (failure,) = caught.value.failures
+    assert failure.cause.endswith("exit code 3, on n1; its log ends:\nthe disk is on fire")
+    assert (failure.host, failure.fix) == ("n1", f"the whole log: clusterctl logs {job_id}")
+
+
+def test_a_binary_log_has_no_more_lines_than_newlines(session, tmp_path):
+    job_id = submitted(
+        session, tmp_path, r"printf 'a\x0bb\x0cc\x1cd\xc2\x85e\xe2\x80\xa8f\rg\nlast' >&2; exit 1"
+    )
+    ended = jobs.wait(session, [job_id])
+    with pytest.raises(JobFailedError) as caught:
+        jobs.raise_unless_completed(session, ended)
+    assert [line for line in caught.value.why.splitlines() if "|" in line] == [
+        "    | a\ufffdb\ufffdc\ufffdd\ufffde\ufffdf\ufffdg",
+        "    | last",
+    ]
+
+
+def test_a_job_that_removed_its_folder(session, cluster, tmp_path):
+    job_id = submitted(session, tmp_path, 'rm -rf "$PWD"; exit 1')
+    ended = jobs.wait(session, [job_id])
+    with pytest.raises(SlurmError, match=f"the folder of job {job_id} is gone"):
+        jobs.logs(session, job_id, on_output=Told())
+    with pytest.raises(JobFailedError) as caught:
+        jobs.raise_unless_completed(session, ended)
+    assert "the job's folder is gone" in caught.value.why
+
+
+class Lost(Nearby):
+    """A cluster whose log reader can't be connected to."""
+
+    def stream(self, *_argv, **_options):
+        raise UnreachableError("no connection")
+
+
+def test_following_ends_in_time_also_without_a_connection(cluster, tmp_path):
+    job_id = held(cluster, cluster.session(), tmp_path)
+    now = [0.0]
+    clock = Clock(lambda: now[0], lambda seconds: now.__setitem__(0, now[0] + seconds))
+    slurm = SlurmClient(Lost(cluster.payload), clock=clock)
+    lost = Session(cluster.session().spec, slurm, cluster.ledger)
+    with pytest.raises(WaitTimeoutError):
+        jobs.follow(lost, job_id, on_output=Told(), timeout_s=5)
+    assert now[0] <= 6

@@ -242,7 +242,8 @@ def test_a_folder_is_no_job(folder: Path) -> None:
 
 def test_a_script_whose_name_is_no_text(folder: Path) -> None:
     (folder / "\udcff.sh").write_text("")
-    assert refused("./\udcff.sh").what == "'./\\udcff.sh' can't be read"
+    error = refused("./\udcff.sh")
+    assert (error.what, error.why) == ("'./\\udcff.sh' can't be submitted", "its name is not UTF-8 text")
 
 
 @pytest.mark.parametrize("target", ["", "a\0b", "x" * 5000, "\udcff.sh", "/dev/null"])
