@@ -192,6 +192,8 @@ def test_up_refuses_a_spec_without_the_nodes_that_a_job_runs_on(cluster: Cluster
     assert f"job {job} (both)" in ran.stderr
     assert cluster.json("jobs", job)["jobs"][0]["state"] == "RUNNING"
     assert len(cluster.json("status")["nodes"]) == 2
+    assert cluster.json("up")["probed"] == []
+    assert cluster.json("jobs", job)["jobs"][0]["state"] == "RUNNING"
     cluster("cancel", job)
     cluster("logs", job, "--follow", rc=5)
 

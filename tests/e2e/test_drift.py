@@ -1,0 +1,214 @@
+"""What goes wrong on a live cluster, alone or many at once: `up` mends it and names it, or says why not.
+
+All the while a job runs on a node that nothing is done to. Its output proves at the end that it was never
+disturbed: one process, which counted on.
+"""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from tests.support.cluster import Cluster, raised
+
+SPEC = """\
+version: 1
+name: {name}
+provider: {{type: local}}
+partitions:
+  - {{name: train, nodes: {train}, disk: 256MiB}}
+"""
+OTHER = "  - {name: other, nodes: 1, memory: 1GiB}\n"
+COUNTER = """\
+#!/bin/bash
+#SBATCH --nodelist={node} --mem=100M --job-name=counter
+echo "process $$ restarted ${{SLURM_RESTART_COUNT-never}}"
+for ((i = 1; ; i++)); do echo "$i"; sleep 0.2; done
+"""
+PATIENCE_S = 60
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Three nodes; the first has a job that counts until the module's end, and was never disturbed."""
+    name = f"d{secrets.token_hex(3)}"
+    home, cwd = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("cwd")
+    with raised(name, SPEC.format(name=name, train=3), home, cwd) as cluster:
+        job = begin(cluster, "counter", COUNTER.format(node=node(cluster, 1)))
+        yield cluster
+        state = cluster.json("jobs", job)["jobs"][0]["state"]
+        cluster("cancel", job)
+        cluster("logs", job, "--follow", rc=5)
+        head, *numbers = (cluster.run_of(job) / "stdout.log").read_text().splitlines()
+        assert state == "RUNNING"
+        assert head.endswith("restarted never")
+        assert numbers == [str(i) for i in range(1, len(numbers) + 1)]
+
+
+def node(cluster: Cluster, number: int) -> str:
+    return f"{cluster.name}-train-{number}"
+
+
+def ctl(cluster: Cluster) -> str:
+    return f"{cluster.name}-ctl"
+
+
+def begin(cluster: Cluster, name: str, text: str) -> str:
+    """Submit a script and wait until it runs."""
+    script = cluster.runner.cwd / f"{name}.sh"
+    script.write_text(text)
+    job = str(cluster.json("submit", script)["job_id"])
+    deadline = time.monotonic() + PATIENCE_S
+    while cluster.json("jobs", job)["jobs"][0]["state"] != "RUNNING":
+        assert time.monotonic() < deadline
+    return job
+
+
+def mended(answer: dict[str, Any]) -> set[str]:
+    return {f"{one['host']}: {one['what']}: {one['action']}" for one in answer["mended"]}
+
+
+def failure(answer: Any) -> dict[str, Any]:
+    assert not answer["ok"]
+    return dict(answer["failures"][0])
+
+
+def test_files_accounts_and_units_are_put_back_and_named(one: Cluster) -> None:
+    second, third, leader = node(one, 2), node(one, 3), ctl(one)
+    one.ssh(second, "sudo systemctl mask --now slurmd")
+    one.ssh(third, "sudo systemctl stop munge; sudo rm /etc/munge/munge.key; sudo systemctl disable slurmd")
+    one.ssh(leader, f"sudo rm -rf /etc/slurm; echo '# mine' | sudo tee ~{one.user}/.ssh/authorized_keys")
+    one.ssh(leader, f"sudo userdel {one.user}")
+    one.ssh(leader, "sudo pkill -KILL slurmdbd; sudo pkill -KILL mariadbd")
+    answer = one.json("up")
+    assert answer["probed"] == [second, third]
+    assert mended(answer) >= {
+        f"{second}: slurmd was masked: unmasked and started",
+        f"{third}: /etc/munge/munge.key was missing: put back",
+        f"{third}: munge was stopped: started",
+        f"{third}: slurmd was disabled: enabled",
+        *(
+            f"{leader}: /etc/slurm/{name}.conf was missing: put back"
+            for name in ("slurm", "gres", "slurmdbd")
+        ),
+        f"{leader}: the account {one.user} was missing: put back",
+        f"{leader}: the cluster's key of user {one.user} was missing: put back",
+    }
+    assert not [told for told in mended(answer) if told.startswith(node(one, 1))]
+    assert one.ssh(leader, "head -n1 .ssh/authorized_keys", user=one.user) == "# mine\n"
+    assert mended(one.json("up")) == set()
+
+
+def test_a_configuration_that_was_edited_and_read_is_put_back_everywhere(one: Cluster) -> None:
+    leader, shown = ctl(one), "scontrol show config | grep ^SlurmdTimeout"
+    was = one.ssh(leader, shown)
+    one.ssh(leader, "sudo sed -i s/^SlurmdTimeout=.*/SlurmdTimeout=77/ /etc/slurm/slurm.conf")
+    one.ssh(leader, "scontrol reconfigure")
+    assert "77 sec" in one.ssh(leader, shown)
+    one.ssh(node(one, 2), "sudo systemctl stop slurmd")
+    assert mended(one.json("up")) >= {
+        f"{leader}: /etc/slurm/slurm.conf was changed: put back",
+        f"{node(one, 2)}: slurmd was stopped: started",
+    }
+    assert one.ssh(leader, shown) == was
+    for number in (1, 2, 3):
+        assert "77" not in one.ssh(node(one, number), "grep ^SlurmdTimeout /run/slurmd/conf/slurm.conf")
+
+
+def test_what_the_look_does_not_cover_is_mended_on_demand(one: Cluster) -> None:
+    one.ssh(node(one, 2), f"sudo usermod -c drifted {one.user}; sudo gpasswd -a {one.user} games")
+    answer = one.json("up", "--reconfigure")
+    configure = next(phase for phase in answer["phases"] if phase["phase"] == "configure")
+    assert "tasks on 4 hosts" in configure["note"]
+
+
+def test_nodes_without_power_are_started_in_the_same_up(one: Cluster) -> None:
+    second, third = node(one, 2), node(one, 3)
+    one.ssh(third, "sudo systemctl poweroff --force --force", rc=None)
+    one.ssh(second, "sudo systemctl poweroff", rc=None)  # it is still on its way down when `up` looks
+    answer = one.json("up")
+    assert {f"{host}: was powered off: started" for host in (second, third)} <= mended(answer)
+    assert answer["probed"] == [second, third]
+
+
+def test_what_a_person_drained_stays_and_what_slurm_drained_is_resumed(one: Cluster) -> None:
+    second, third = node(one, 2), node(one, 3)
+    drain = "scontrol update nodename={} state=drain reason='{}'"
+    one.ssh(second, drain.format(second, "noisy fan"))
+    one.ssh(third, "sudo " + drain.format(third, "Kill task failed"))
+    one.ssh(ctl(one), "sudo pkill -KILL slurmctld")
+    answer = one.json("up")
+    assert answer["probed"] == [third]
+    assert second in answer["not_probed"]
+    assert f"not probed, and left as it is: {second}: drained by clusterctl: noisy fan" in answer["notes"]
+    assert f"{third}: was IDLE+DRAIN: Kill task failed: resumed" in mended(answer)
+    one.ssh(second, f"scontrol update nodename={second} state=resume")
+
+
+def test_nodes_that_do_not_reach_each_other_are_named(one: Cluster) -> None:
+    second, third = node(one, 2), node(one, 3)
+    address = one.ssh(second, f"getent hosts {third}").split()[0]
+    one.ssh(second, f"sudo ip route add blackhole {address}")
+    ran = one("-o", "json", "up", rc=1)
+    one.ssh(second, f"sudo ip route delete blackhole {address}")
+    assert f"{second} and {third} can't reach each other" in ran.stderr
+    assert {f["host"] for f in ran.json["failures"]} == {second, third}
+    assert failure(ran.json)["code"] == "network"
+
+
+def test_a_full_disk_is_named_with_what_fills_it(one: Cluster) -> None:
+    second = node(one, 2)
+    one.ssh(second, "sudo dd if=/dev/zero of=/big bs=1M", rc=None)
+    found = failure(one("-o", "json", "up", rc=1).json)
+    assert (found["host"], found["code"]) == (second, "disk-full")
+    assert "/ is full" in found["cause"]
+    assert "/big (2" in found["cause"]
+    one.ssh(second, "sudo rm /big")
+    assert one.json("up")["probed"] == [second, node(one, 3)]
+
+
+def test_a_probe_that_fails_on_one_node_names_it(one: Cluster) -> None:
+    third, python = node(one, 3), "/opt/clusterctl/env/bin/python"
+    one.ssh(third, f"sudo chmod a-x $(readlink -f /opt/clusterctl/env) && test ! -x {python}", rc=None)
+    found = one("-o", "json", "up", rc=1).json["failures"]
+    one.ssh(third, "sudo chmod a+x /opt/clusterctl/env")
+    assert [one["host"] for one in found] == [third]
+
+
+def test_a_cluster_grows_and_shrinks_beside_the_job(one: Cluster) -> None:
+    def up(train: int, more: str = "", *flags: str, rc: int = 0) -> Any:
+        one.spec.write_text(SPEC.format(name=one.name, train=train) + more)
+        return one("-o", "json", "up", *flags, rc=rc).json
+
+    answer = up(4, OTHER)
+    assert answer["probed"] == [node(one, 2), node(one, 3), node(one, 4), f"{one.name}-other-1"]
+    on_second = begin(one, "second", COUNTER.format(node=node(one, 2)))
+    script = one.runner.cwd / "waits.sh"
+    script.write_text("#!/bin/bash\n#SBATCH --hold --partition=other\nhostname\n")
+    waits = one.json("submit", script)["job_id"]
+
+    refusal = failure(up(1, rc=2))["cause"]
+    assert f"job {on_second} (counter)" in refusal
+    assert f"job {waits} (waits)" in refusal
+    assert "partition other is removed" in refusal
+    assert len(one.json("status")["nodes"]) == 5
+
+    answer = up(1, "", "--force")
+    notes = "\n".join(answer["notes"])
+    assert f"ended job {on_second} (counter)" in notes
+    assert f"{node(one, 1)} keeps 1 CPU" in notes
+    assert [each["name"] for each in one.json("status")["nodes"]] == [node(one, 1)]
+    assert "leaves the cluster" in one.sacct(on_second, "AdminComment")
+    assert one.sacct(waits, "State").startswith("CANCELLED")
+
+
+def test_a_uid_does_not_pass_to_another_user(one: Cluster) -> None:
+    text = one.spec.read_text()
+    one.spec.write_text(f"{text}users:\n  - {{name: other, uid: 10000}}\n")
+    if one.user == "hpc":
+        assert "uid 10000 is that of hpc" in one("up", rc=2).stderr
+    one.spec.write_text(text)
