@@ -134,7 +134,7 @@ def up(
                 started.extend(provider.apply(spec, workspace, keep=change.keep, say=say).started)
 
             asked = questions(spec, inventory, workspace)
-            views = reach(asked, connections, revive=revive)
+            views = reach(asked, connections.to, revive=revive)
             refuse_full_disks(views)
             step.note = f"{len(views)} hosts answer"
 

@@ -76,7 +76,7 @@ def mend(
     if touches_slurm(keys):
         connections.to(inventory.controller.name).run(["scontrol", "reconfigure"])
     asked = questions(spec, inventory, workspace)
-    seen = reach({host: asked[host] for host in limit or asked}, connections)
+    seen = reach({host: asked[host] for host in limit or asked}, connections.to)
     after = {**before, **{host: view.marks for host, view in seen.items()}}
     _write(workspace, _Noted(inputs=inputs, marks=after))
     if not noted.inputs:  # nothing is known of how it was left

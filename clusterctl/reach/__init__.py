@@ -14,7 +14,7 @@ from clusterctl.transport.base import Transport
 
 __all__ = ["Connections", "FullDisk", "Marks", "Question", "View", "reach", "refuse_full_disks"]
 
-TIMEOUT_S = 60.0
+TIMEOUT_S = 90.0
 REVIVE_AFTER_S = 5.0  # so long a host may take to boot, or to say good-bye
 _AT_ONCE = 32
 _ANSWER_S = 60.0
@@ -23,14 +23,16 @@ _PAUSE_S = 0.1
 
 def reach(
     questions: Mapping[str, Question],
-    connections: Connections,
+    to: Callable[[str], Transport],
     *,
     timeout_s: float = TIMEOUT_S,
     revive: Callable[[], None] = lambda: None,
+    revive_after_s: float = REVIVE_AFTER_S,
 ) -> Mapping[str, View]:
     """Host name -> how it showed itself, once every host that was asked answers.
 
-    ``revive`` is called every few seconds while some don't: it starts hosts that have been powered off.
+    ``to`` connects to a host. ``revive`` is called every few seconds while some give no answer: it starts hosts
+    that have been powered off.
 
     Raises:
         TransportError: some hosts did not answer in time; one failure a host.
@@ -40,12 +42,12 @@ def reach(
     given_up = threading.Event()
 
     def ask(name: str) -> View | ClusterctlError:
-        return _ask(connections.to(name), questions[name], deadline, given_up)
+        return _ask(to(name), questions[name], deadline, given_up)
 
     with ThreadPoolExecutor(max_workers=max(1, min(_AT_ONCE, len(questions)))) as pool:
         asking = {name: pool.submit(ask, name) for name in questions}
         try:
-            while wait(asking.values(), timeout=REVIVE_AFTER_S).not_done:
+            while wait(asking.values(), timeout=revive_after_s).not_done:
                 revive()
         finally:
             given_up.set()

@@ -25,7 +25,7 @@ partitions:
 OTHER = "  - {name: other, nodes: 1, memory: 1GiB}\n"
 COUNTER = """\
 #!/bin/bash
-#SBATCH --nodelist={node} --mem=100M --job-name=counter
+#SBATCH --nodelist={node} --mem=100M
 echo "process $$ restarted ${{SLURM_RESTART_COUNT-never}}"
 for ((i = 1; ; i++)); do echo "$i"; sleep 0.2; done
 """
@@ -116,7 +116,7 @@ def test_a_configuration_that_was_edited_and_read_is_put_back_everywhere(one: Cl
     }
     assert one.ssh(leader, shown) == was
     for number in (1, 2, 3):
-        assert "77" not in one.ssh(node(one, number), "grep ^SlurmdTimeout /run/slurmd/conf/slurm.conf")
+        assert "77" not in one.ssh(node(one, number), "sudo grep -r ^SlurmdTimeout /run/slurmd/conf-cache")
 
 
 def test_what_the_look_does_not_cover_is_mended_on_demand(one: Cluster) -> None:
@@ -192,14 +192,14 @@ def test_a_cluster_grows_and_shrinks_beside_the_job(one: Cluster) -> None:
     waits = one.json("submit", script)["job_id"]
 
     refusal = failure(up(1, rc=2))["cause"]
-    assert f"job {on_second} (counter)" in refusal
+    assert f"job {on_second} (second)" in refusal
     assert f"job {waits} (waits)" in refusal
     assert "partition other is removed" in refusal
     assert len(one.json("status")["nodes"]) == 5
 
     answer = up(1, "", "--force")
     notes = "\n".join(answer["notes"])
-    assert f"ended job {on_second} (counter)" in notes
+    assert f"ended job {on_second} (second)" in notes
     assert f"{node(one, 1)} keeps 1 CPU" in notes
     assert [each["name"] for each in one.json("status")["nodes"]] == [node(one, 1)]
     assert "leaves the cluster" in one.sacct(on_second, "AdminComment")
