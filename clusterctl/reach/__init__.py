@@ -31,8 +31,8 @@ def reach(
 ) -> Mapping[str, View]:
     """Host name -> how it showed itself, once every host that was asked answers.
 
-    ``to`` connects to a host. ``revive`` is called every few seconds while some give no answer: it starts hosts
-    that have been powered off.
+    ``to`` connects to a host. ``revive`` is called every few seconds while some give no answer: it starts
+    hosts that have been powered off.
 
     Raises:
         TransportError: some hosts did not answer in time; one failure a host.
