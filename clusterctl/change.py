@@ -8,18 +8,23 @@ from __future__ import annotations
 
 import time
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 
 from clusterctl import jobs
 from clusterctl.errors import SlurmError, TransportError, UsageError
 from clusterctl.inventory import Host, Inventory
-from clusterctl.providers.base import Size
+from clusterctl.providers.base import Provider, Size
+from clusterctl.reach import Connections
+from clusterctl.slurm.access import inventory_of, spec_as_raised
 from clusterctl.slurm.client import SlurmClient
 from clusterctl.slurm.models import JobInfo, NodeInfo
 from clusterctl.spec import ClusterSpec
-from clusterctl.spec.models import Partition
+from clusterctl.spec.models import Partition, User
 from clusterctl.spec.units import format_size
+from clusterctl.workspace import Workspace
 
+PATIENCE_S = 5.0
 END_S = 60.0
 REASON = "clusterctl: leaves the cluster"
 _PAUSE_S = 0.2
@@ -46,6 +51,26 @@ class Harm:
 
 
 def review(
+    spec: ClusterSpec, workspace: Workspace, provider: Provider, connections: Connections, *, force: bool
+) -> Change:
+    """What the spec changes of a cluster that is there; under ``force`` jobs in its way are ended.
+
+    Raises:
+        UsageError: it would end jobs, or pass a user's number on to another; nothing was changed.
+    """
+    try:
+        before = inventory_of(workspace)
+    except UsageError:
+        return Change({})  # not up yet, or not to the end
+    controller = connections.to(before.controller.name)
+    if spec.users != _users_before(workspace):
+        with suppress(TransportError):  # it lies still; the role would say it then
+            refuse_taken_uids(spec, controller.run(["cat", "/etc/passwd"]).stdout)
+    slurm = SlurmClient(controller, patience_s=PATIENCE_S)
+    return weigh(spec, before, provider.sizes(spec), slurm, force=force)
+
+
+def weigh(
     spec: ClusterSpec, before: Inventory, sizes: Mapping[str, Size], slurm: SlurmClient, *, force: bool
 ) -> Change:
     """Look at the change from the hosts of ``before`` to the spec; ``force`` ends what is in its way.
@@ -155,6 +180,13 @@ def refuse_taken_uids(spec: ClusterSpec, accounts: str) -> None:
             ),
             fix="give each new name a uid that nobody had, or take the cluster down first",
         )
+
+
+def _users_before(workspace: Workspace) -> tuple[User, ...] | None:
+    try:
+        return spec_as_raised(workspace).users
+    except UsageError:  # nobody knows any more
+        return None
 
 
 def _size(host: Host) -> Size | None:

@@ -7,13 +7,13 @@ because every phase looks at the world and makes only what is missing.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from clusterctl import collect, configure
 from clusterctl.assets import asset
-from clusterctl.change import Change, refuse_taken_uids, review
+from clusterctl.change import review
 from clusterctl.errors import CollectError, LeftoversError, NotUpError, SlurmError, TransportError, UsageError
 from clusterctl.inventory import Inventory
 from clusterctl.journal import Journal, Step, digest
@@ -24,8 +24,7 @@ from clusterctl.providers.base import BakeTarget, Provider
 from clusterctl.providers.local.provider import LocalProvider
 from clusterctl.reach import Connections, reach, refuse_full_disks
 from clusterctl.records import RunRecord
-from clusterctl.slurm.access import inventory_of, spec_as_raised
-from clusterctl.slurm.client import SlurmClient
+from clusterctl.slurm.access import spec_as_raised
 from clusterctl.spec import ClusterSpec
 from clusterctl.spec.load import dump_spec
 from clusterctl.verify import Proof, verify
@@ -111,7 +110,7 @@ def up(
         Connections(workspace.ssh_config) as connections,
     ):
         workspace.create()
-        change = _review(spec, workspace, provider, connections, force=force)
+        change = review(spec, workspace, provider, connections, force=force)
         workspace.create_secrets()
         text = dump_spec(spec)
         write_atomic(workspace.spec, text)
@@ -153,26 +152,6 @@ def up(
             run.notes += [f"not probed, and left as it is: {node}" for node in proof.aside]
 
     return Up(inventory, proof, tuple(run.phases), tuple(run.notes), tuple(run.mended))
-
-
-def _review(
-    spec: ClusterSpec, workspace: Workspace, provider: Provider, connections: Connections, *, force: bool
-) -> Change:
-    """What the spec changes of a cluster that is there.
-
-    Raises:
-        UsageError: it would end jobs, or pass a user's number on to another; nothing was changed.
-    """
-    try:
-        before = inventory_of(workspace)
-    except UsageError:
-        return Change({})  # not up yet, or not to the end
-    controller = connections.to(before.controller.name)
-    if not workspace.spec.exists() or spec.users != spec_as_raised(workspace).users:
-        with suppress(TransportError):  # it lies still; the role would say it then
-            refuse_taken_uids(spec, controller.run(["cat", "/etc/passwd"]).stdout)
-    slurm = SlurmClient(controller, patience_s=5)
-    return review(spec, before, provider.sizes(spec), slurm, force=force)
 
 
 def down(

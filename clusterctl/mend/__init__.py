@@ -34,7 +34,7 @@ class Configured:
 
 
 class _Noted(BaseModel):
-    """What the last configuring left. ``inputs`` is empty while it is under way."""
+    """What the last configuring left. ``inputs`` is empty while another one replaces it."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -69,7 +69,8 @@ def mend(
     if not everything and not concerned:
         return Configured(f"unchanged: {len(views)} hosts checked")
 
-    _write(workspace, _Noted(marks=noted.marks))
+    if everything:
+        _write(workspace, _Noted(marks=noted.marks))
     limit = () if everything else concerned
     recap = configure.configure(inventory, workspace, limit=limit, progress=lambda p: say(str(p)))
     keys = drifted(noted.marks.get(inventory.controller.name, {}), before[inventory.controller.name])

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.change import Change, refuse_taken_uids, review
+from clusterctl.change import Change, refuse_taken_uids, weigh
 from clusterctl.errors import SlurmError, UnreachableError, UsageError
 from clusterctl.inventory import COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.providers.base import Size
@@ -65,7 +65,7 @@ def look(
     transport = ScriptedTransport(steps)
     slurm = SlurmClient(transport, clock=Clock(sleep=lambda _: None), patience_s=0)
     try:
-        return review(wanted, was, sizes, slurm, force=force)
+        return weigh(wanted, was, sizes, slurm, force=force)
     finally:
         assert transport.left == ()
 
