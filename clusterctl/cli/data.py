@@ -97,7 +97,7 @@ def _split(paths: list[str]) -> tuple[list[str], str]:
     from clusterctl.errors import UsageError
 
     if len(paths) == 1:
-        return paths, ""
+        return paths, "."
     *local, remote = paths
     if Path(remote).is_file() and not remote.endswith("/"):
         raise UsageError(

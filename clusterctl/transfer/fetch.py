@@ -20,6 +20,7 @@ from clusterctl.transfer.incoming import Incoming
 from clusterctl.transfer.listing import Remote, parse_listing
 from clusterctl.transfer.program import remote_argv
 from clusterctl.transfer.remote.give import SAME, UNREADABLE
+from clusterctl.transfer.remote.receive import lies_at
 from clusterctl.transfer.tree import Item, Kind, Progress
 from clusterctl.transport.base import Transport, printable
 
@@ -218,6 +219,8 @@ def _open_partial(path: Path) -> int:
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if not lies_at(os.fsencode(path), fd):  # the other one has just given it its place
+            raise BlockingIOError
     except BlockingIOError:
         os.close(fd)
         raise TransferError(

@@ -41,6 +41,8 @@ def test_there_and_back(cluster: Cluster, data: Path, tmp_path: Path) -> None:
     assert content(tmp_path / "back" / "some where" / data.name) == content(data)
     again = cluster.json("get", f"some where/{data.name}", tmp_path / "back" / "some where")
     assert again["sent_bytes"] == 0
+    (data / "sparse").rename(data.parent / "alone")
+    assert cluster.json("put", data.parent / "alone")["folder"] == cluster.json("put", data, ".")["folder"]
     # The nodes see what was put, and it is the job user's.
     said = cluster.ssh(f"{cluster.name}-train-2", "stat -c %U ~/'some where'", user=cluster.user)
     assert said.strip() == cluster.user

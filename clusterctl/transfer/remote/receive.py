@@ -106,12 +106,20 @@ def open_partial(path: bytes) -> int | None:
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if os.fstat(fd).st_nlink:  # else the other one has just given it its place
+        if lies_at(path, fd):  # else the other one has just given it its place
             return fd
     except BlockingIOError:
         pass
     os.close(fd)
     return None
+
+
+def lies_at(path: bytes, fd: int) -> bool:
+    """Whether an open file is still the one of that name."""
+    try:
+        return os.path.samestat(os.lstat(path), os.fstat(fd))
+    except FileNotFoundError:
+        return False
 
 
 def find_missing(entries: list[Entry], *, stored: bool) -> tuple[list[int], dict[bytes, int], dict[int, int]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import os
 import subprocess
@@ -15,6 +16,7 @@ import pytest
 from clusterctl.errors import CommandError, MachineError, TransferError, UnreachableError, UsageError
 from clusterctl.transfer.hashes import hash_items
 from clusterctl.transfer.program import remote_argv
+from clusterctl.transfer.remote import receive
 from clusterctl.transfer.remote.store import NO_REQUIRED, SWEEP_EVERY_S, UNUSED_S
 from clusterctl.transfer.send import STORE, send_into, send_new_folder, send_to_store
 from clusterctl.transfer.tree import Item, Kind, walk
@@ -227,6 +229,21 @@ def test_many_at_once(home, data):
     for number in range(8):
         assert (home / "jobs" / str(number) / "large").read_bytes() == (data / "large").read_bytes()
     assert list((home / STORE / "partial").iterdir()) == []
+
+
+def test_a_file_that_got_its_place_meanwhile_is_not_taken_for_a_partial_one(home, monkeypatch):
+    """Two send one content: the second opens the partial file just before the first gives it its place."""
+    partial, final = home / "partial", home / "final"
+    partial.write_bytes(b"whole and right")
+    lock = fcntl.flock
+
+    def rename_first(fd: int, how: int) -> None:
+        partial.rename(final)
+        lock(fd, how)
+
+    monkeypatch.setattr(receive.fcntl, "flock", rename_first)
+    assert receive.open_partial(os.fsencode(partial)) is None
+    assert final.read_bytes() == b"whole and right"
 
 
 def test_the_store_forgets_what_nobody_uses(home, data):
