@@ -27,12 +27,11 @@ from clusterctl.records import RunRecord
 from clusterctl.slurm.access import spec_as_raised
 from clusterctl.spec import ClusterSpec
 from clusterctl.spec.load import dump_spec
+from clusterctl.telling import WAITING, HostStep, Say, Tell
 from clusterctl.verify import Proof, verify
 from clusterctl.wheels import wheelhouse
 from clusterctl.workspace import Workspace, write_atomic
 
-Tell = Callable[[str, str], None]  # (phase, what is happening)
-WAITING = "waiting"  # no phase: what is told while another clusterctl is waited for
 PROVIDERS: dict[str, Callable[[], Provider]] = {"local": LocalProvider}
 
 
@@ -57,11 +56,11 @@ class Run:
     mended: list[Mended] = field(default_factory=list)
 
     @contextmanager
-    def phase(self, name: str, *, inputs: str = "") -> Iterator[tuple[Step, Callable[[str], None]]]:
+    def phase(self, name: str, *, inputs: str = "") -> Iterator[tuple[Step, Say]]:
         """Journal a phase; yields where to leave its note, and a way to say what it is doing."""
         self.tell(name, "")
         with self.journal.phase(self.verb, name, inputs=inputs) as step:
-            yield step, lambda text: self.tell(name, text)
+            yield step, lambda what: self.tell(name, what)
         self.phases.append(Phase(name, step.seconds, step.note))
 
 
@@ -133,7 +132,7 @@ def up(
                 started.extend(provider.apply(spec, workspace, keep=change.keep, say=say).started)
 
             asked = questions(spec, inventory, workspace)
-            views = reach(asked, connections.to, revive=revive)
+            views = reach(asked, connections.to, revive=revive, say=say)
             refuse_full_disks(views)
             step.note = f"{len(views)} hosts answer"
 
@@ -242,10 +241,16 @@ def write_inventory(spec: ClusterSpec, inventory: Inventory, workspace: Workspac
     write_atomic(workspace.hosts, inventory.model_dump_json(indent=2) + "\n")
 
 
-def _bake(target: BakeTarget, say: Callable[[str], None], workspace: Workspace) -> None:
+def _bake(target: BakeTarget, say: Say, workspace: Workspace) -> None:
     """Run the install half of every role on an image that answers SSH."""
     say("downloading the wheels of the job environment")
     lock = asset("payload") / "requirements.lock"
     wheels = wheelhouse(lock)
     say("installing Slurm, Open MPI and the job environment")
-    configure.install(target, wheels=wheels, lock=lock, workspace=workspace, progress=lambda p: say(str(p)))
+    configure.install(
+        target,
+        wheels=wheels,
+        lock=lock,
+        workspace=workspace,
+        progress=lambda p: say(HostStep(p.host, p.what, 1, p.status, p.failed)),
+    )

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -13,6 +12,7 @@ import typer
 
 from clusterctl.cli.job import job_table, not_brought_home
 from clusterctl.cli.options import Options, OutFolder, verb
+from clusterctl.cli.phases import Phases
 from clusterctl.cli.show import Screen
 from clusterctl.cli.which import spec_of, telling_who_works, workspace_of
 
@@ -26,38 +26,13 @@ NoWait = Annotated[
 ]
 
 
-class _Teller:
-    """Progress of `up` and `down`: a line a phase, and a spinner with detail on a terminal."""
-
-    def __init__(self, screen: Screen, verbose: bool) -> None:
-        self._screen = screen
-        self._verbose = verbose
-        self._start = time.monotonic()
-        self.begun = False
-
-    def __call__(self, phase: str, text: str) -> None:
-        from clusterctl.lifecycle import WAITING
-
-        line = f"[{time.monotonic() - self._start:6.1f}s] {phase}"
-        if phase == WAITING:
-            self._screen.note(text)
-            self._screen.update(text)
-            return
-        self.begun = True
-        if not text:
-            self._screen.note(line)
-        elif self._verbose:
-            self._screen.note(f"{line}: {text}")
-        self._screen.update(f"{phase}: {text}" if text else phase)
-
-
 @contextmanager
-def _unfinished(screen: Screen, teller: _Teller, then: str) -> Iterator[None]:
+def _unfinished(screen: Screen, phases: Phases, then: str) -> Iterator[None]:
     """Say where Ctrl-C leaves the cluster."""
     try:
         yield
     except KeyboardInterrupt:
-        if teller.begun:
+        if phases.begun:
             screen.note(f"stopped half way: {then}")
         raise
 
@@ -84,10 +59,10 @@ def up(
     for line in notes(spec, Caller.current()):
         screen.note(f"note: {line}")
     then = "`clusterctl up` goes on from here, `clusterctl down` removes what there is"
-    teller = _Teller(screen, options.verbose)
-    with _unfinished(screen, teller, then), screen.working(f"raising {spec.name}"):
+    phases = Phases(screen, verbose=options.verbose)
+    with _unfinished(screen, phases, then), phases.shown():
         wait_s = 0 if no_wait else lock.WAIT_S
-        done = lifecycle.up(spec, workspace, tell=teller, reconfigure=reconfigure, force=force, wait_s=wait_s)
+        done = lifecycle.up(spec, workspace, tell=phases, reconfigure=reconfigure, force=force, wait_s=wait_s)
     for line in done.notes:
         screen.note(f"note: {line}")
     for mended in done.mended:
@@ -128,15 +103,12 @@ def down(
     workspace = workspace_of(screen, options)
     name = workspace.root.name
     screen.confirm(f"take cluster {name!r} down, with all data on its nodes?", yes=yes)
-    teller = _Teller(screen, options.verbose)
-    with (
-        _unfinished(screen, teller, "`clusterctl down` goes on from here"),
-        screen.working(f"taking {name} down"),
-    ):
+    phases = Phases(screen, verbose=options.verbose)
+    with _unfinished(screen, phases, "`clusterctl down` goes on from here"), phases.shown():
         done = lifecycle.down(
             workspace,
             name=name,
-            tell=teller,
+            tell=phases,
             discard_runs=discard_runs,
             out=out,
             wait_s=0 if no_wait else lock.WAIT_S,

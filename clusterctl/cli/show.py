@@ -14,9 +14,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 from clusterctl.errors import ClusterctlError, UsageError
 
 if TYPE_CHECKING:
-    from rich.console import Console
+    from rich.console import Console, RenderableType
     from rich.progress import Progress
-    from rich.status import Status
 
 READER_GONE = 128 + signal.SIGPIPE
 
@@ -28,7 +27,7 @@ class Screen:
         self.json = json
         self._color = color
         self.known: dict[str, Any] = {}  # part of the answer, should the verb end in an error
-        self._status: Status | None = None
+        self._below: Console | None = None  # draws what notes must stay above
 
     def _console(self, *, stderr: bool) -> Console:
         from rich.console import Console
@@ -74,24 +73,58 @@ class Screen:
 
     def note(self, text: str) -> None:
         """A line of progress, or something worth knowing, on stderr."""
-        if self._status is not None:
-            self._status.console.print(text)
+        if self._below is not None:
+            self._below.print(text)
         else:
             with _writing(sys.stderr):
                 print(text, file=sys.stderr, flush=True)
 
     @contextmanager
     def working(self, text: str) -> Iterator[None]:
-        """A spinner with changing text while stderr is a terminal; nothing otherwise."""
+        """A spinner beside a text while stderr is a terminal; nothing otherwise."""
         if not sys.stderr.isatty():
             yield
             return
-        with self._console(stderr=True).status(text) as status:
-            self._status = status
+        with self._console(stderr=True).status(text) as status, self._notes_go_above(status.console):
+            yield
+
+    @contextmanager
+    def moving(self, picture: RenderableType) -> Iterator[bool]:
+        """Draw a picture anew several times a second; yields whether stderr is a terminal that can.
+
+        It is gone at the end, unless that is an error: then it shows how far things got.
+        """
+        if not sys.stderr.isatty() or os.environ.get("TERM", "dumb") in {"", "dumb", "unknown"}:
+            yield False
+            return
+        from rich.console import Console
+        from rich.live import Live
+
+        console = Console(stderr=True, highlight=False, markup=False, **self._plain())
+        with (
+            Live(
+                get_renderable=lambda: picture,
+                console=console,
+                refresh_per_second=8,
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            ) as live,
+            self._notes_go_above(console),
+        ):
             try:
-                yield
-            finally:
-                self._status = None
+                yield True
+            except BaseException:
+                live.transient = False
+                raise
+
+    @contextmanager
+    def _notes_go_above(self, console: Console) -> Iterator[None]:
+        self._below = console
+        try:
+            yield
+        finally:
+            self._below = None
 
     def bar(self) -> Progress:
         """A progress bar of bytes on stderr, which is gone when it is stopped."""
@@ -106,11 +139,6 @@ class Screen:
             console=self._console(stderr=True),
             transient=True,
         )
-
-    def update(self, text: str) -> None:
-        """Change the spinner's text; dropped where there is no terminal."""
-        if self._status is not None:
-            self._status.update(text)
 
     def error(self, exc: ClusterctlError) -> None:
         """An expected error, in its one shape."""

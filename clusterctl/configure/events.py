@@ -34,17 +34,30 @@ class Status(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Progress:
-    """A task ended on a host. ``role`` is empty for tasks outside of roles."""
+    """A task ended on a host. ``role`` is empty for tasks outside of roles.
+
+    ``group`` is the inventory's word for the hosts that its play is for, such as ``controller:compute``.
+    """
 
     play: str
     role: str
     task: str
     host: str
     status: Status
+    group: str = "all"
+
+    @property
+    def what(self) -> str:
+        """The task, with its role."""
+        return f"{self.role}: {self.task}" if self.role else self.task
+
+    @property
+    def failed(self) -> bool:
+        """Whether the host takes no further part."""
+        return self.status in {Status.FAILED, Status.UNREACHABLE}
 
     def __str__(self) -> str:
-        role = f"{self.role}: " if self.role else ""
-        return f"{self.host}: {role}{self.task}: {self.status}"
+        return f"{self.host}: {self.what}: {self.status}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +101,14 @@ def progress_of(event: Event) -> Progress | None:
         return None
     if status is Status.OK and data.get("res", {}).get("changed"):
         status = Status.CHANGED
-    return Progress(data.get("play", ""), data.get("role", ""), data["task"], data["host"], status)
+    return Progress(
+        data.get("play", ""),
+        data.get("role", ""),
+        data["task"],
+        data["host"],
+        status,
+        data.get("play_pattern", "all"),
+    )
 
 
 def recap_of(event: Event) -> Recap | None:

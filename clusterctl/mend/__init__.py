@@ -6,13 +6,14 @@ both are the same, Ansible need not run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from clusterctl import configure
 from clusterctl.assets import asset, tree_hash
+from clusterctl.inventory import Inventory
 from clusterctl.journal import digest
 from clusterctl.mend.drift import Mended, drifted, hosts_with_drift, mended, touches_slurm
 from clusterctl.mend.managed import questions
@@ -20,6 +21,7 @@ from clusterctl.providers.base import Provisioned
 from clusterctl.reach import Connections, Marks, View, reach
 from clusterctl.slurm.config import render_files
 from clusterctl.spec import ClusterSpec
+from clusterctl.telling import HostStep, Say
 from clusterctl.workspace import Workspace, write_atomic
 
 __all__ = ["Configured", "Mended", "mend", "questions"]
@@ -50,7 +52,7 @@ def mend(
     views: Mapping[str, View],
     *,
     anew: bool,
-    say: Callable[[str], None],
+    say: Say,
 ) -> Configured:
     """Configure all hosts if what goes in has changed, or ``anew``; else those on which something drifted.
 
@@ -72,7 +74,9 @@ def mend(
     if everything:
         _write(workspace, _Noted(marks=noted.marks))
     limit = () if everything else concerned
-    recap = configure.configure(inventory, workspace, limit=limit, progress=lambda p: say(str(p)))
+    recap = configure.configure(
+        inventory, workspace, limit=limit, progress=lambda p: say(_step(p, inventory, limit))
+    )
     keys = drifted(noted.marks.get(inventory.controller.name, {}), before[inventory.controller.name])
     if touches_slurm(keys):
         connections.to(inventory.controller.name).run(["scontrol", "reconfigure"])
@@ -86,6 +90,17 @@ def mend(
         mended(host, noted.marks[host], before[host], after[host]) for host in before if host in noted.marks
     )
     return Configured(str(recap), tuple(one for host in found for one in host))
+
+
+def _step(progress: configure.Progress, inventory: Inventory, limit: Collection[str]) -> HostStep:
+    """What a task that ended on a host says, and how many hosts have it to do."""
+    groups = progress.group.split(":")
+    concerned = [
+        host
+        for host in inventory.hosts
+        if ("all" in groups or host.role in groups) and (not limit or host.name in limit)
+    ]
+    return HostStep(progress.host, progress.what, len(concerned), progress.status, progress.failed)
 
 
 def _inputs(workspace: Workspace) -> str:

@@ -10,6 +10,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from clusterctl.errors import ClusterctlError, ConfigureError, Failure, TransportError, UnreachableError
 from clusterctl.reach.connections import Connections
 from clusterctl.reach.view import FullDisk, Marks, Question, StoppingError, View, parse_view
+from clusterctl.telling import HostStep, Say
 from clusterctl.transport.base import Transport
 
 __all__ = ["Connections", "FullDisk", "Marks", "Question", "View", "reach", "refuse_full_disks"]
@@ -28,11 +29,12 @@ def reach(
     timeout_s: float = TIMEOUT_S,
     revive: Callable[[], None] = lambda: None,
     revive_after_s: float = REVIVE_AFTER_S,
+    say: Say = lambda _: None,
 ) -> Mapping[str, View]:
     """Host name -> how it showed itself, once every host that was asked answers.
 
     ``to`` connects to a host. ``revive`` is called every few seconds while some give no answer: it starts
-    hosts that have been powered off.
+    hosts that have been powered off. ``say`` is told, from threads, of each host's answer.
 
     Raises:
         TransportError: some hosts did not answer in time; one failure a host.
@@ -42,7 +44,9 @@ def reach(
     given_up = threading.Event()
 
     def ask(name: str) -> View | ClusterctlError:
-        return _ask(to(name), questions[name], deadline, given_up)
+        answer = _ask(to(name), questions[name], deadline, given_up)
+        say(HostStep(name, "answers", len(questions), failed=isinstance(answer, ClusterctlError)))
+        return answer
 
     with ThreadPoolExecutor(max_workers=max(1, min(_AT_ONCE, len(questions)))) as pool:
         asking = {name: pool.submit(ask, name) for name in questions}

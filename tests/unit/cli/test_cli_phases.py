@@ -1,0 +1,110 @@
+"""What `up` and `down` show while they are at work: a picture on a terminal, lines elsewhere."""
+
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+
+import pyte
+import pytest
+from rich.console import Console
+
+from clusterctl.cli.phases import Phases
+from clusterctl.cli.show import Screen
+from clusterctl.telling import HostStep
+from tests.support.terminal import on_terminal
+
+LONG = "slurmd: Do what has a name that goes far beyond what a terminal of eighty columns can show"
+
+
+def picture(phases: Phases) -> list[str]:
+    """The lines that a terminal of 80 columns shows."""
+    console = Console(width=80, force_terminal=True, color_system=None, highlight=False)
+    with console.capture() as capture:
+        console.print(phases)
+    lines = [line.rstrip() for line in capture.get().splitlines()]
+    assert all(len(line) <= 80 for line in lines)
+    return lines
+
+
+@pytest.fixture
+def phases() -> Phases:
+    return Phases(Screen(json=False, color=False), verbose=False)
+
+
+def configure(phases: Phases, task: str, hosts: range, of: int) -> str:
+    """The last line after these hosts are through with a task."""
+    for i in hosts:
+        phases("configure", HostStep(f"demo-train-{i}", task, of))
+    return picture(phases)[-1]
+
+
+def test_a_phase_says_how_many_hosts_are_through_and_who_is_not(phases: Phases) -> None:
+    assert "  2/3 hosts  munge: Run" in configure(phases, "munge: Run", range(1, 3), 3)
+    assert "  3 hosts  munge: Run" in configure(phases, "munge: Run", range(3, 4), 3)
+    assert "  2/3 hosts, waiting for demo-train-3  slurmd: Run" in configure(
+        phases, "slurmd: Run", range(1, 3), 3
+    )
+
+
+def test_many_hosts_are_counted_and_no_line_is_longer_than_the_terminal(phases: Phases) -> None:
+    assert "64 hosts  munge: Run" in configure(phases, "munge: Run", range(1, 65), 64)
+    line = configure(phases, LONG, range(1, 32), 64)
+    assert "31/64 hosts  slurmd: Do what" in line
+    assert line.endswith("…")
+
+
+def test_phases_that_are_over_keep_their_seconds(phases: Phases) -> None:
+    phases("image", "")
+    phases("provision", "starting 3 machines")
+    over, now = picture(phases)
+    assert over.split()[0] == "image"
+    assert over.endswith(" s")
+    assert now.endswith("starting 3 machines")
+
+
+PROGRAM = f"""
+import time
+from pathlib import Path
+from clusterctl.cli.phases import Phases
+from clusterctl.cli.show import Screen
+from clusterctl.telling import HostStep
+
+phases = Phases(Screen(json=False, color=True), verbose=False)
+with phases.shown():
+    phases("image", "")
+    phases("configure", "")
+    for i in range(1, 64):
+        phases("configure", HostStep(f"demo-train-{{i}}", {LONG!r}, 64))
+    while not Path("go-on").exists():
+        time.sleep(0.05)
+    phases("configure", HostStep("demo-train-64", {LONG!r}, 64, "failed", True))
+print("the end")
+"""
+
+
+def run(tmp_path: Path, term: str) -> tuple[str, list[str]]:
+    """All that the program wrote, and what stands on the screen at last."""
+    env = {**os.environ, "TERM": term, "PYTHONPATH": os.pathsep.join(sys.path)}
+    with on_terminal([sys.executable, "-c", PROGRAM], env, tmp_path) as window:
+        window.read_until("63/64" if term != "dumb" else "configure")
+        (tmp_path / "go-on").touch()
+        assert window.end() == 0
+    screen = pyte.Screen(80, 24)
+    pyte.Stream(screen).feed(window.shown)
+    return window.shown, [line.rstrip() for line in screen.display if line.strip()]
+
+
+def test_the_picture_is_gone_at_the_end_and_a_failed_host_is_named(tmp_path: Path) -> None:
+    _, lines = run(tmp_path, "xterm")
+    assert lines[-1] == "the end"
+    assert any(line.startswith("failed on demo-train-64: slurmd: Do what") for line in lines)
+    assert not any("63/64" in line or line.split()[0] == "image" for line in lines)
+
+
+def test_a_terminal_that_can_not_move_gets_lines(tmp_path: Path) -> None:
+    shown, lines = run(tmp_path, "dumb")
+    assert "\x1b" not in shown
+    assert [line.split("] ")[1] for line in lines if line.startswith("[")] == ["image", "configure"]
+    assert any(line.startswith("failed on demo-train-64") for line in lines)
