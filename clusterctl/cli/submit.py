@@ -58,6 +58,10 @@ JOB_FLAGS: Final[Mapping[str, Any]] = {
         bool | None,
         typer.Option("--folder/--no-folder", help="Send the script's folder with it. Default: yes."),
     ],
+    "outputs": Annotated[
+        list[str] | None,
+        typer.Option(help="Pattern of what collect brings home, such as 'results/**'. Repeatable."),
+    ],
     "env": Annotated[
         list[str] | None,
         typer.Option(help="K=V for the program; K alone takes its value here. Repeatable."),

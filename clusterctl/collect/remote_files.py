@@ -5,10 +5,11 @@
 
 Names are relative and base64, since they may be any bytes. ``list`` answers with a JSON object a line: a file
 with its size, or something that is left where it is, with the reason. What source.json says was sent with
-the job, is large and is still the same, is left too. ``send`` answers, for each file in turn, eight bytes
-with its size and as many bytes of it as were asked for, then a byte, 1 if it held still meanwhile, and the 32
-bytes of its sha256. In place of the size stands -1 if it can't be read or is shorter by now, or -2 if its
-sha256 is the one that was named: then nothing follows. Links are never followed.
+the job, is large and is still the same, is left too; and where there is an outputs.json, what its expressions
+do not take. ``send`` answers, for each file in turn, eight bytes with its size and as many bytes of it as
+were asked for, then a byte, 1 if it held still meanwhile, and the 32 bytes of its sha256. In place of the
+size stands -1 if it can't be read or is shorter by now, or -2 if its sha256 is the one that was named: then
+nothing follows. Links are never followed.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ import stat
 import struct
 import sys
 import time
+from re import Pattern
 from typing import Any, BinaryIO
 
 CHECKPOINTS = re.compile(rb"(checkpoint|ckpt)", re.IGNORECASE)
@@ -32,6 +34,7 @@ UNREADABLE, SAME = -1, -2
 SETTLED_S = 2.0
 LARGE = 1 << 20
 UNCHANGED = "unchanged since it was submitted"
+UNWANTED = "not among the outputs"
 KINDS = (
     (stat.S_ISLNK, "a symbolic link"),
     (stat.S_ISFIFO, "a named pipe"),
@@ -71,22 +74,73 @@ def read_given(folder: bytes) -> Given:
     return given
 
 
-def list_folder(folder: bytes, below: bytes, given: Given) -> None:
+def read_rules(folder: bytes) -> list[tuple[bool, Pattern[str]]] | None:
+    """What outputs.json says is brought home; None: all but checkpoints."""
     try:
-        with os.scandir(os.path.join(folder, below)) as found:  # noqa: PTH118  # names are bytes
-            entries = sorted(found, key=lambda entry: entry.name)
-    except OSError as exc:
-        tell(below or b".", skip=exc.strerror or str(exc))
-        return
-    for entry in entries:
-        path = os.path.join(below, entry.name)  # noqa: PTH118
-        if entry.is_dir(follow_symlinks=False):
-            if CHECKPOINTS.match(entry.name):
+        with open(os.path.join(folder, b"outputs.json"), "rb") as file:  # noqa: PTH118, PTH123
+            rules = json.load(file)["rules"]
+        return [(bool(takes), re.compile(expression)) for takes, expression in rules]
+    except (OSError, ValueError, TypeError, KeyError, RecursionError, re.error):
+        return None
+
+
+class Listing:
+    """Tells what of a job's folder is to be fetched, and what is left there."""
+
+    def __init__(self, top: bytes) -> None:
+        self.top = top
+        self.given = read_given(top)
+        self.rules = read_rules(top)
+
+    def folder(self, below: bytes) -> bool | None:
+        """List a folder. Returns whether it holds something to be fetched; None if it holds nothing.
+
+        Where it holds only what is not wanted, that is left to the caller to say, once for all of it.
+        """
+        try:
+            with os.scandir(os.path.join(self.top, below)) as found:  # noqa: PTH118  # names are bytes
+                entries = sorted(found, key=lambda entry: entry.name)
+        except OSError as exc:
+            tell(below or b".", skip=exc.strerror or str(exc))
+            return True
+        unwanted: list[bytes] = []
+        something = False
+        for entry in entries:
+            path = os.path.join(below, entry.name)  # noqa: PTH118
+            wanted = self.entry(path, entry.is_dir(follow_symlinks=False))
+            if wanted is False:
+                unwanted.append(path)
+            something = something or bool(wanted)
+        if something or not below:
+            for path in unwanted:
+                tell(path, skip=UNWANTED)
+        return something or (False if unwanted else None)
+
+    def entry(self, path: bytes, is_folder: bool) -> bool | None:
+        """Whether something of it is to be fetched; None if nothing needs to be said of it."""
+        if is_folder:
+            if self.rules is None and CHECKPOINTS.match(os.path.basename(path)):  # noqa: PTH119
                 tell(path, skip="checkpoints stay on the cluster")
-            else:
-                list_folder(folder, path, given)
-        else:
-            list_file(folder, path, given)
+                return True
+            return self.folder(path)
+        full = os.path.join(self.top, path)  # noqa: PTH118
+        if is_link_of_a_task(path, full):
+            return None
+        if self.rules is not None and not self.is_output(self.rules, path):
+            return None if path in self.given else False
+        list_file(path, full, self.given)
+        return True
+
+    @staticmethod
+    def is_output(rules: list[tuple[bool, Pattern[str]]], path: bytes) -> bool:
+        """Whether it is wanted by its path in the job's folder, or in that of a task of an array."""
+        top, _, rest = path.partition(b"/")
+        names = [path, rest] if rest and TASK.fullmatch(top) else [path]
+        for name in map(os.fsdecode, names):
+            said = [takes for takes, expression in rules if expression.match(name)]
+            if said and said[-1]:
+                return True
+        return False
 
 
 def is_link_of_a_task(path: bytes, full: bytes) -> bool:
@@ -96,14 +150,11 @@ def is_link_of_a_task(path: bytes, full: bytes) -> bool:
     return bool(in_task) and os.readlink(full) == b"../" + name  # noqa: PTH115
 
 
-def list_file(folder: bytes, path: bytes, given: Given) -> None:
-    full = os.path.join(folder, path)  # noqa: PTH118
+def list_file(path: bytes, full: bytes, given: Given) -> None:
     try:
         mode = os.lstat(full).st_mode
         for is_kind, kind in KINDS:
             if is_kind(mode):
-                if is_link_of_a_task(path, full):
-                    return
                 same = stat.S_ISLNK(mode) and given.get(path) == (0, os.fsdecode(os.readlink(full)))  # noqa: PTH115
                 tell(path, skip=UNCHANGED if same else kind)
                 return
@@ -185,7 +236,6 @@ def send(folder: bytes) -> None:
 
 
 if sys.argv[1] == "list":
-    top = os.fsencode(sys.argv[2])
-    list_folder(top, b"", read_given(top))
+    Listing(os.fsencode(sys.argv[2])).folder(b"")
 else:
     send(os.fsencode(sys.argv[2]))

@@ -16,9 +16,9 @@ from clusterctl.errors import (
     SlurmError,
     TransportError,
     UnreachableError,
-    UsageError,
 )
 from clusterctl.jobs.facts import client_facts
+from clusterctl.jobs.outputs import outputs_file
 from clusterctl.jobs.refusal import fix_of
 from clusterctl.jobs.script import render_script
 from clusterctl.jobs.source import Source, source_of
@@ -28,6 +28,7 @@ from clusterctl.slurm.access import Session
 from clusterctl.slurm.client import SlurmAwayError
 from clusterctl.spec import ClusterSpec, JobSpec
 from clusterctl.spec.load import dump_spec
+from clusterctl.transfer.send import send_to_store
 from clusterctl.transfer.tree import Progress
 from clusterctl.transport.base import Transport
 from clusterctl.transport.local import LocalTransport
@@ -59,6 +60,7 @@ def script_of(spec: ClusterSpec, job: JobSpec) -> str:
     Raises:
         UsageError: the user's script can't be read or can't be run as a job.
     """
+    outputs_file(job)  # a pattern that is wrong is said here, too
     return render_script(job, payload_hash=payload_hash(), interval_s=spec.monitoring.interval)
 
 
@@ -79,17 +81,18 @@ def submit(
         TransportError: the controller can't be reached, or was lost; a job that it took all the same is found
             by its token when jobs are next listed or collected.
     """
-    if job.container is not None and Path(job.container).is_file():
-        raise UsageError(
-            f"the image {job.container} is here, not on the cluster",
-            fix="copy it to a folder that all nodes see, and name its path there",
-        )
-    script = script_of(session.spec, job)
+    script_of(session.spec, job)  # what is wrong with it is said before anything is sent
     source = source or source_of(job)
+    image = None if job.container is None else Path(job.container)
+    if image is not None and image.is_file():
+        there = send_to_store(session.transport, [image], progress=progress)[image]
+        job = job.model_copy(update={"container": there})
+    script = script_of(session.spec, job)
     folder = job.script.parent if job.script is not None else Path.cwd()
     facts = client_facts(job, local=local or LocalTransport(), folder=folder)
     token = secrets.token_hex(4)
     ours = {
+        **outputs_file(job),
         SCRIPT: script.encode(errors="surrogateescape"),
         "spec.yaml": dump_spec(session.spec).encode(),
         "environment.client.json": (json.dumps(facts, indent=2) + "\n").encode(errors="replace"),

@@ -79,6 +79,11 @@ class JobWords(Model):
     folder: bool = Field(True, description="whether the script's folder is sent with it")
     include: tuple[Text, ...] = Field((), description="patterns of what is sent though .gitignore has it")
     exclude: tuple[Text, ...] = Field((), description="patterns of what is not sent")
+    outputs: tuple[Text, ...] = Field(
+        (),
+        description="patterns of what is brought home, as in a .gitignore file; default: all but checkpoints",
+        examples=["results/**"],
+    )
     env: Environment = Field({}, description="variables that the program gets")
     container: Image | None = Field(
         None, description="an Apptainer image that the program runs in: a file, or a path on the cluster"

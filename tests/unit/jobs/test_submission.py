@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import shutil
 import subprocess
@@ -87,6 +88,28 @@ def test_the_ledger_knows_the_job(session, cluster, job):
         done.remote_dir,
         False,
     )
+
+
+def test_an_image_that_is_here_is_sent_once_and_named_by_its_hash(session, cluster, job, tmp_path):
+    image = tmp_path / "my image.sif"
+    image.write_bytes(b"image")
+    done = [jobs.submit(session, job.model_copy(update={"container": str(image)})) for _ in range(2)]
+    sha = hashlib.sha256(b"image").hexdigest()
+    (stored,) = [
+        path
+        for path in (cluster.home / "clusterctl" / "store").rglob("*")
+        if sha in str(path) and path.is_file()
+    ]
+    assert stored.read_bytes() == b"image"
+    assert all(str(stored) in one.script and str(image) not in one.script for one in done)
+
+
+def test_outputs_lie_beside_the_job(session, cluster, job):
+    done = jobs.submit(session, job.model_copy(update={"outputs": ("results/**",)}))
+    written = json.loads((Path(done.remote_dir) / "outputs.json").read_text())
+    assert written["patterns"] == ["results/**"]
+    with pytest.raises(UsageError, match="--outputs"):
+        jobs.script_of(session.spec, job.model_copy(update={"outputs": ("!",)}))
 
 
 def test_the_dry_run_is_what_is_submitted(session, job):

@@ -34,6 +34,7 @@ launcher: mpirun
 folder: false
 include: [data/*.bin]
 exclude: ["*.log"]
+outputs: ["results/**", "*.pt"]
 env: {LR: 1e-3, DEBUG: true, NOTE: "a b"}
 container: images/x.sif
 """
@@ -102,6 +103,7 @@ def test_everything_that_flags_can_say(read: Read, folder: Path) -> None:
         folder=False,
         include=("data/*.bin",),
         exclude=("*.log",),
+        outputs=("results/**", "*.pt"),
         env={"LR": "1e-3", "DEBUG": "true", "NOTE": "a b"},
         container=str(folder / "images" / "x.sif"),
     )
