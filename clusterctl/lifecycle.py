@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from clusterctl import collect, configure
+from clusterctl import collect, configure, jobs
 from clusterctl.assets import asset
 from clusterctl.change import review
 from clusterctl.errors import CollectError, LeftoversError, NotUpError, SlurmError, TransportError, UsageError
@@ -28,6 +28,7 @@ from clusterctl.slurm.access import spec_as_raised
 from clusterctl.spec import ClusterSpec
 from clusterctl.spec.load import dump_spec
 from clusterctl.telling import WAITING, HostStep, Say, Tell
+from clusterctl.transport.ssh import SSHTransport
 from clusterctl.verify import Proof, verify
 from clusterctl.wheels import wheelhouse
 from clusterctl.workspace import Workspace, write_atomic
@@ -110,10 +111,11 @@ def up(
     ):
         workspace.create()
         change = review(spec, workspace, provider, connections, force=force)
+        run = Run("up", Journal(workspace.journal), tell, notes=list(change.notes))
+        environment = _resolve_environment(spec, run)  # what can't be had is said before anything is made
         workspace.create_secrets()
         text = dump_spec(spec)
         write_atomic(workspace.spec, text)
-        run = Run("up", Journal(workspace.journal), tell, notes=list(change.notes))
 
         with run.phase("image") as (_, say):
             provider.prepare(spec, workspace, bake=lambda target: _bake(target, say, workspace), say=say)
@@ -142,6 +144,8 @@ def up(
             run.mended += configured.mended
             step.note = configured.summary
 
+        _build_environment(environment, spec, inventory, workspace, run)
+
         with run.phase("verify") as (step, _):
             proof = verify(inventory, connections.to)
             run.mended += [Mended(host, f"was {was}", "resumed") for host, was in proof.resumed.items()]
@@ -151,6 +155,31 @@ def up(
             run.notes += [f"not probed, and left as it is: {node}" for node in proof.aside]
 
     return Up(inventory, proof, tuple(run.phases), tuple(run.notes), tuple(run.mended))
+
+
+def _resolve_environment(spec: ClusterSpec, run: Run) -> jobs.Environment:
+    """What the spec's requirements come to; a phase only where it has any."""
+    if spec.software.python.requirements is None:
+        return jobs.PLAIN
+    with run.phase("resolve") as (step, say):
+        environment = jobs.environment_of(spec, say=say, heard=say)
+        step.note = f"{len(environment.lock.wheels) if environment.lock else 0} Python packages"
+    return environment
+
+
+def _build_environment(
+    environment: jobs.Environment, spec: ClusterSpec, inventory: Inventory, workspace: Workspace, run: Run
+) -> None:
+    """Have the environment of the spec's requirements on the cluster; a phase only where it has any."""
+    if environment.lock is None:
+        return
+    with run.phase("environment") as (step, say):
+        transport = SSHTransport(inventory.controller.name, workspace.ssh_config, user=spec.job_user.name)
+        try:
+            built = jobs.build(transport, environment, say=say)
+        finally:
+            transport.close()
+        step.note = "built" if built else "as it was"
 
 
 def down(

@@ -18,9 +18,9 @@ from clusterctl.cli.watching import follow_job, open_session, timeout_of, wait_f
 from clusterctl.cli.which import spec_of
 
 if TYPE_CHECKING:
-    from clusterctl.jobs import Session
+    from clusterctl.jobs import Environment, Session
     from clusterctl.jobs.source import Source
-    from clusterctl.spec import JobSpec
+    from clusterctl.spec import ClusterSpec, JobSpec
 
 _Row = dict[str, Any]  # of one job, as `-o json` shows it
 
@@ -66,6 +66,9 @@ JOB_FLAGS: Final[Mapping[str, Any]] = {
         list[str] | None,
         typer.Option(help="K=V for the program; K alone takes its value here. Repeatable."),
     ],
+    "requirements": Annotated[
+        Path | None, typer.Option(help="Packages for the program's Python: a file, as pip reads it.")
+    ],
     "container": Annotated[
         str | None, typer.Option(help="Run in this Apptainer image (.sif), on the cluster or here.")
     ],
@@ -107,7 +110,7 @@ def submit(
         _dry_run(screen, options, wanted)
         return
     with open_session(screen, options) as session:
-        rows = _submitted(screen, session, wanted)
+        rows = _submitted(screen, options, session, wanted)
         ids = [row["job_id"] for row in rows]
         if not (wait or follow):
             lines = (f"submitted job {row['job_id']} ({row['name']})" for row in rows)
@@ -158,8 +161,8 @@ def _dry_run(screen: Screen, options: Options, wanted: Sequence[JobSpec]) -> Non
     spec = spec_of(screen, options)
     rows: list[_Row] = []
     text = ""
-    for job, source in _with_sources(screen, wanted):
-        script = jobs.script_of(spec, job)
+    for job, source, environment in _prepared(screen, options, spec, wanted):
+        script = jobs.script_of(spec, job, environment)
         if source:
             size = shown_size(source.bytes)
             screen.note(f"with {job.name} go {len(source.files)} files, {size}, of {source.folder}")
@@ -169,28 +172,38 @@ def _dry_run(screen: Screen, options: Options, wanted: Sequence[JobSpec]) -> Non
     screen.result(_answer(rows), text)
 
 
-def _with_sources(screen: Screen, wanted: Sequence[JobSpec]) -> list[tuple[JobSpec, Source | None]]:
-    """The jobs with what is sent of their scripts' folders; says once what is worth knowing of these."""
+def _prepared(
+    screen: Screen, options: Options, spec: ClusterSpec, wanted: Sequence[JobSpec]
+) -> list[tuple[JobSpec, Source | None, Environment]]:
+    """The jobs with what is sent of their scripts' folders, and the environments that they ask for.
+
+    Says once what is worth knowing of the folders; pip's words under -v.
+    """
     from clusterctl import jobs
 
-    found = [(job, jobs.source_of(job)) for job in wanted]
-    for note in dict.fromkeys(note for _, source in found if source for note in source.notes):
+    sources = [jobs.source_of(job) for job in wanted]
+    for note in dict.fromkeys(note for source in sources if source for note in source.notes):
         screen.note(f"note: {note}")
-    return found
+    heard = screen.note if options.verbose else screen.update
+    with screen.working("resolving requirements"):
+        environments = [jobs.environment_of(spec, job, say=screen.note, heard=heard) for job in wanted]
+    return list(zip(wanted, sources, environments, strict=True))
 
 
-def _submitted(screen: Screen, session: Session, wanted: Sequence[JobSpec]) -> list[_Row]:
+def _submitted(screen: Screen, options: Options, session: Session, wanted: Sequence[JobSpec]) -> list[_Row]:
     """Submit the jobs, one after the other; what is known of them is told also when something fails later."""
     from clusterctl import jobs
 
-    sources = _with_sources(screen, wanted)
     for job in wanted:
         jobs.script_of(session.spec, job)  # none is submitted while another can't be
+    prepared = _prepared(screen, options, session.spec, wanted)
     rows: list[_Row] = []
     with showing_progress(screen) as progress:
-        for job, source in sources:
+        for job, source, environment in prepared:
             with _once(rows):
-                done = jobs.submit(session, job, source=source, progress=progress)
+                done = jobs.submit(
+                    session, job, source=source, environment=environment, progress=progress, say=screen.note
+                )
             rows.append(
                 {
                     "job_id": done.job_id,

@@ -2,6 +2,7 @@
 
 from clusterctl.jobs.allocation import Allocation, allocate
 from clusterctl.jobs.control import Cancelled, active, as_dict, cancel, known_jobs, list_jobs
+from clusterctl.jobs.environment import PLAIN, Environment, build, environment_of
 from clusterctl.jobs.logs import LogChunk
 from clusterctl.jobs.source import source_of
 from clusterctl.jobs.submission import Submitted, script_of, submit
@@ -11,8 +12,10 @@ from clusterctl.slurm.access import Session, session
 from clusterctl.slurm.models import worst
 
 __all__ = [
+    "PLAIN",
     "Allocation",
     "Cancelled",
+    "Environment",
     "Forward",
     "LogChunk",
     "Session",
@@ -20,7 +23,9 @@ __all__ = [
     "active",
     "allocate",
     "as_dict",
+    "build",
     "cancel",
+    "environment_of",
     "follow",
     "forwarded",
     "known_jobs",

@@ -10,19 +10,23 @@ from typing import Any
 
 from clusterctl import __version__
 from clusterctl.errors import CommandError
+from clusterctl.jobs.environment import PLAIN, Environment
 from clusterctl.spec import JobSpec
 from clusterctl.transport.base import Transport
 
 MAX_DIFF = 1 << 20
 
 
-def client_facts(job: JobSpec, *, local: Transport, folder: Path) -> dict[str, Any]:
+def client_facts(
+    job: JobSpec, environment: Environment = PLAIN, *, local: Transport, folder: Path
+) -> dict[str, Any]:
     """The content of environment.client.json; ``folder`` is the one whose git state counts."""
     return {
         "clusterctl": __version__,
         "python": platform.python_version(),
         "system": platform.platform(),
         "job": json.loads(job.model_dump_json()),
+        "requirements": environment.lock.text if environment.lock else None,
         "git": _git(local, folder),
     }
 

@@ -7,11 +7,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 
 from clusterctl.errors import UsageError
 from clusterctl.jobs.container import contained
+from clusterctl.jobs.environment import BASE_ENVIRONMENT, PLAIN, Environment
 from clusterctl.jobs.userscript import OURS, UserScript
 from clusterctl.render import render
 from clusterctl.spec import JobSpec, JobWords, Launcher
 
-ENV_BIN = "/opt/clusterctl/env/bin"
+ENV_BIN = f"{BASE_ENVIRONMENT}/bin"
 PAYLOAD_ROOT = "/opt/clusterctl/payload"
 _EXPORTED = ("PATH", "PYTHONUNBUFFERED", "OMP_NUM_THREADS")  # to the ranks that mpirun starts
 
@@ -28,7 +29,9 @@ _WATCH = (
 _NOT_GIVEN = "|".join([*sorted(OURS), "stdout-*.log", "stderr-*.log", "task-*"])
 
 
-def render_script(job: JobSpec, *, payload_hash: str, interval_s: float) -> str:
+def render_script(
+    job: JobSpec, *, payload_hash: str, interval_s: float, environment: Environment = PLAIN
+) -> str:
     """The sbatch script of a job; ``interval_s`` is the time between two samples of telemetry.
 
     Raises:
@@ -46,12 +49,12 @@ def render_script(job: JobSpec, *, payload_hash: str, interval_s: float) -> str:
         options=_options(job, own),
         array=_is_array(job, own),
         not_given=_NOT_GIVEN if own else None,
-        env_bin=ENV_BIN,
+        path=environment.path,
         payload_root=payload_root,
         watch=_WATCH,
         telemetry=[*telemetry, "--out", "telemetry"],
         hostfile_line=_hostfile_line(job) if job.launcher is Launcher.MPIRUN else None,
-        program=_program(job, own, payload_root),
+        program=_program(job, own, payload_root, environment),
     )
 
 
@@ -94,10 +97,10 @@ def _time(seconds: int) -> str:
     return f"{hour:02}:{minute:02}:{second:02}"
 
 
-def _program(job: JobSpec, own: UserScript | None, payload_root: str) -> str:
+def _program(job: JobSpec, own: UserScript | None, payload_root: str, environment: Environment) -> str:
     """The program's command line, quoted for bash."""
     env = _environment(job, payload_root)
-    command = _command(job, own)
+    command = _command(job, own, environment)
     if job.container is not None:
         folders = ('"$submit_dir"', *([payload_root] if own is None else []))
         command = contained(command, image=job.container, folders=folders, variables=env)
@@ -109,9 +112,9 @@ def _program(job: JobSpec, own: UserScript | None, payload_root: str) -> str:
     return f"env {_assignments(env)} {command}" if env else command
 
 
-def _command(job: JobSpec, own: UserScript | None) -> str:
+def _command(job: JobSpec, own: UserScript | None, environment: Environment) -> str:
     """What one rank runs; in a container the Python is the image's."""
-    python = f"{ENV_BIN}/python" if job.container is None else "python3"
+    python = f"{environment.bin}/python" if job.container is None else "python3"
     if own is None:
         if job.bundled is None:
             raise UsageError("a job needs a bundled program or a script")

@@ -17,6 +17,7 @@ from clusterctl.errors import (
     TransportError,
     UnreachableError,
 )
+from clusterctl.jobs.environment import PLAIN, Environment, Say, build
 from clusterctl.jobs.facts import client_facts
 from clusterctl.jobs.outputs import outputs_file
 from clusterctl.jobs.refusal import fix_of
@@ -54,14 +55,16 @@ class Submitted:
     source: SentSource | None
 
 
-def script_of(spec: ClusterSpec, job: JobSpec) -> str:
+def script_of(spec: ClusterSpec, job: JobSpec, environment: Environment = PLAIN) -> str:
     """What `--dry-run` prints: the job's sbatch script, which works with plain sbatch.
 
     Raises:
         UsageError: the user's script can't be read or can't be run as a job.
     """
     outputs_file(job)  # a pattern that is wrong is said here, too
-    return render_script(job, payload_hash=payload_hash(), interval_s=spec.monitoring.interval)
+    return render_script(
+        job, payload_hash=payload_hash(), interval_s=spec.monitoring.interval, environment=environment
+    )
 
 
 def submit(
@@ -69,10 +72,14 @@ def submit(
     job: JobSpec,
     *,
     source: Source | None = None,
+    environment: Environment = PLAIN,
     local: Transport | None = None,
     progress: Progress = lambda *_: None,
+    say: Say = lambda _text: None,
 ) -> Submitted:
-    """Stage and submit a job. ``source`` is what ``source_of`` has found for it.
+    """Stage and submit a job; before that, build the environment that it needs.
+
+    ``source`` and ``environment`` are what ``source_of`` and ``environment_of`` have found for it.
 
     Raises:
         UsageError: the job can't be run, or asks for what the cluster does not have.
@@ -87,9 +94,10 @@ def submit(
     if image is not None and image.is_file():
         there = send_to_store(session.transport, [image], progress=progress)[image]
         job = job.model_copy(update={"container": there})
-    script = script_of(session.spec, job)
+    script = script_of(session.spec, job, environment)
     folder = job.script.parent if job.script is not None else Path.cwd()
-    facts = client_facts(job, local=local or LocalTransport(), folder=folder)
+    facts = client_facts(job, environment, local=local or LocalTransport(), folder=folder)
+    build(session.transport, environment, say=say, progress=progress)
     token = secrets.token_hex(4)
     ours = {
         **outputs_file(job),

@@ -10,7 +10,7 @@ from pydantic import ValidationError
 
 from clusterctl.errors import Failure, UsageError
 from clusterctl.spec.job import JOB_PATTERN_WORDS, JobSpec, JobWords
-from clusterctl.spec.job_values import HERE
+from clusterctl.spec.paths import HERE
 from clusterctl.spec.target import named_job, safe_name
 from clusterctl.spec.words import explain, shown
 

@@ -12,6 +12,7 @@ from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from clusterctl.spec.job_values import Argument, Environment, Image, Text
 from clusterctl.spec.models import PATTERN_WORDS, AccountName, Model, PartitionName
+from clusterctl.spec.paths import FileName
 from clusterctl.spec.units import JobMemoryMib, JobTimeS
 from clusterctl.spec.words import shown
 
@@ -87,6 +88,9 @@ class JobWords(Model):
     env: Environment = Field({}, description="variables that the program gets")
     container: Image | None = Field(
         None, description="an Apptainer image that the program runs in: a file, or a path on the cluster"
+    )
+    requirements: FileName | None = Field(
+        None, description="a requirements file, as pip reads it: packages for the program's Python"
     )
 
     @property

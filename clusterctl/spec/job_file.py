@@ -12,9 +12,9 @@ from clusterctl.errors import Problem, SpecError, UsageError
 from clusterctl.spec.checks import Finding
 from clusterctl.spec.flags import job_of, job_words
 from clusterctl.spec.job import JOB_PATTERN_WORDS, JobSpec, JobWords
-from clusterctl.spec.job_values import HERE
 from clusterctl.spec.kind import Kind
 from clusterctl.spec.parse import parse, read_text
+from clusterctl.spec.paths import HERE
 from clusterctl.spec.source import Source, read_source
 from clusterctl.spec.words import did_you_mean, shown
 

@@ -10,9 +10,8 @@ from typing import Annotated, Final
 
 from pydantic import AfterValidator, BeforeValidator, ValidationInfo, WithJsonSchema
 
+from clusterctl.spec.paths import HERE
 from clusterctl.spec.words import shown
-
-HERE: Final = "folder"  # in the validation context: the folder that paths are relative to
 
 _VARIABLE: Final = r"[A-Za-z_][A-Za-z0-9_]*"
 _SLURMS: Final = re.compile(r"(SLURM|SLURMD|SBATCH|SRUN|PMI|PMIX)_")

@@ -15,6 +15,7 @@ from clusterctl.spec.checks import findings
 from clusterctl.spec.kind import Kind
 from clusterctl.spec.models import LABEL, PATTERN_WORDS, ClusterSpec, Partition
 from clusterctl.spec.parse import parse, read_text
+from clusterctl.spec.paths import HERE
 from clusterctl.spec.source import Source, read_source
 
 SPEC_NAME: Final = "cluster.yaml"
@@ -37,7 +38,10 @@ def load_spec(path: Path | None, *, caller: Caller | None = None) -> ClusterSpec
         UsageError: the file can't be read.
         SpecError: its content is wrong.
     """
-    spec = default_spec() if path is None else parse_spec(read_text(path, SPEC), str(path))
+    if path is None:
+        spec = default_spec()
+    else:
+        spec = parse(read_text(path, SPEC), str(path), SPEC, context={HERE: path.parent.absolute()})
     return resolved(spec, caller or Caller.current())
 
 

@@ -24,6 +24,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from clusterctl.spec import checks
+from clusterctl.spec.paths import FileName
 from clusterctl.spec.units import DurationS, SizeMib, format_duration, format_size
 from clusterctl.spec.words import shown
 
@@ -215,6 +216,22 @@ class SlurmSettings(Model):
     extra: tuple[SlurmLine, ...] = Field((), description="raw slurm.conf lines, except those clusterctl owns")
 
 
+class PythonSettings(Model):
+    """The Python environment of jobs."""
+
+    requirements: FileName | None = Field(
+        None,
+        description="a requirements file, as pip reads it; relative to this file; "
+        "jobs find these packages beside those that every cluster has",
+    )
+
+
+class Software(Model):
+    """What jobs find on the nodes beyond the defaults."""
+
+    python: PythonSettings = Field(PythonSettings(), description="the Python environment of jobs")
+
+
 class Monitoring(Model):
     """The telemetry step that runs beside every job."""
 
@@ -236,6 +253,7 @@ class ClusterSpec(Model):
         (),
         description="accounts on all nodes; default: the caller, or hpc (uid 10000) when the caller is root",
     )
+    software: Software = Field(Software(), description="what jobs find on the nodes beyond the defaults")
     slurm: SlurmSettings = Field(SlurmSettings(), description="what Slurm gets beyond the defaults")
     monitoring: Monitoring = Field(Monitoring(), description="the telemetry step that runs beside every job")
 

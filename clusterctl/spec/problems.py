@@ -99,7 +99,11 @@ class Places:
         if loc == ("provider", "type"):
             near = did_you_mean(item.value, PROVIDER_TYPES) if item and isinstance(item.value, str) else ""
             return near or f"built in this version: {', '.join(PROVIDER_TYPES)}"
-        if kind == "string_type" and item is not None and isinstance(item.value, bool | int | float):
+        if (
+            kind in {"string_type", "path_type"}
+            and item is not None
+            and isinstance(item.value, bool | int | float)
+        ):
             return "put it in quotes"
         return _HINTS_BY_KEY.get(loc) or _HINTS_BY_KIND.get(kind, "")
 

@@ -12,6 +12,7 @@ _TEXTS: Final[Mapping[str, str]] = {
     "missing": "{name} is missing",
     "extra_forbidden": "unknown key {name}",
     "string_type": "{name} must be text, not {shown}",
+    "path_type": "{name} must be text, not {shown}",
     "string_unicode": "{name} must be text in UTF-8",
     "string_pattern_mismatch": "{name} must be {words}, not {shown}",
     "greater_than_equal": "{name} must be at least {ge}, not {shown}",

@@ -300,3 +300,14 @@ specs = st.builds(
 @settings(max_examples=60, deadline=None)
 def test_what_is_dumped_loads_back(spec: ClusterSpec) -> None:
     assert parse_spec(dump_spec(spec), "dump.yaml") == spec
+
+
+def test_a_file_that_the_spec_names_is_relative_to_the_spec(tmp_path: Path) -> None:
+    head = "version: 1\nname: demo\npartitions: [{name: train, nodes: 1}]\n"
+    (tmp_path / "cluster.yaml").write_text(f"{head}software: {{python: {{requirements: my reqs.txt}}}}\n")
+    spec = load_spec(tmp_path / "cluster.yaml", caller=ADA)
+    assert spec.software.python.requirements == tmp_path / "my reqs.txt"
+    elsewhere = tmp_path / "workspace" / "spec.yaml"
+    elsewhere.parent.mkdir()
+    elsewhere.write_text(dump_spec(spec))
+    assert load_spec(elsewhere, caller=ADA) == spec

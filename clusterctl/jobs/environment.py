@@ -1,0 +1,188 @@
+"""The Python environment that jobs ask for: resolved here, built once on the cluster, shared by its nodes."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections import deque
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import BinaryIO, Final
+
+from clusterctl.assets import asset
+from clusterctl.errors import CommandError, TransportError, UsageError
+from clusterctl.spec import ClusterSpec, JobSpec, JobWords
+from clusterctl.transfer.tree import Progress, shown_size
+from clusterctl.transport.base import Conversation, Transport
+from clusterctl.wheels import Lock, Question, resolve, wheel_path
+
+Say = Callable[[str], None]
+
+BASE_ENVIRONMENT: Final = "/opt/clusterctl/env"  # what every node has
+ENVIRONMENTS: Final = "clusterctl/environments"  # in the job user's home
+_LOCK_NAME: Final = "requirements.lock"
+_CHUNK: Final = 1 << 18
+
+# Answers `there`, or `send` and then takes a tar. A folder in the making has a name of its own; the name that
+# jobs use is a link, made when all is done. One lock for all, so that what killed builds left can be removed.
+_BUILD: Final = f"""\
+set -eu
+umask 077
+key=$1 base=$2
+mkdir -p -- "$HOME/{ENVIRONMENTS}"
+cd -- "$HOME/{ENVIRONMENTS}"
+if [ -e "$key" ]; then echo there; exit; fi
+exec 9>.lock
+flock --nonblock 9 || {{ echo waiting; flock 9; }}
+if [ -e "$key" ]; then echo there; exit; fi
+for old in .*.??????; do
+    name=${{old#.}}
+    name=${{name%.*}}
+    [ "$(readlink -- "$name")" = "$old" ] || rm -rf -- "$old"
+done
+new=$(mktemp -d -- ".$key.XXXXXX")
+trap 'rm -rf -- "$new"' EXIT
+echo send
+tar -xf - -C "$new" --no-same-owner
+"$base/bin/python" -m venv --without-pip "$new"
+site=$("$new/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+below=$("$base/bin/python" -c 'import sysconfig; print(sysconfig.get_path("purelib"))')
+printf 'import site; site.addsitedir("%s")\\n' "$below" >"$site/clusterctl-base.pth"
+export PIP_CONFIG_FILE=/dev/null PIP_DISABLE_PIP_VERSION_CHECK=1 PIP_NO_INPUT=1
+"$base/bin/python" -m pip --python "$new/bin/python" install --quiet --no-index --no-deps --no-compile \\
+    --no-cache-dir --require-hashes --find-links "$new/wheels" --requirement "$new/{_LOCK_NAME}"
+rm -rf -- "$new/wheels"
+sync -f -- "$new"
+ln -s -- "$new" "$key"
+trap - EXIT
+"""
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """The Python of a job's program; without a lock it is the one that every node has."""
+
+    lock: Lock | None = None
+
+    @property
+    def bin(self) -> str:
+        """Its folder of programs, as the shell on a node reads it."""
+        if self.lock is None:
+            return f"{BASE_ENVIRONMENT}/bin"
+        return f'"$HOME"/{ENVIRONMENTS}/{self.lock.key}/bin'
+
+    @property
+    def path(self) -> str:
+        """What PATH begins with."""
+        return self.bin if self.lock is None else f"{self.bin}:{BASE_ENVIRONMENT}/bin"
+
+
+PLAIN: Final = Environment()
+
+
+def environment_of(
+    spec: ClusterSpec, job: JobWords | None = None, *, say: Say, heard: Say = lambda _line: None
+) -> Environment:
+    """What the requirements of a spec, and of a job on top, come to. Nothing reaches the cluster yet.
+
+    Raises:
+        UsageError: they can't be met, or the job can't have any.
+        MachineError: wheels can't be kept here.
+    """
+    cluster = spec.software.python.requirements
+    own = job.requirements if job is not None else None
+    base = asset("payload") / "requirements.lock"
+    if isinstance(job, JobSpec) and (job.bundled or job.container):
+        if own is None:
+            return PLAIN
+        raise UsageError(
+            f"{'a container' if job.container else f'the bundled job {job.bundled}'} takes no requirements",
+            why="it runs with a Python of its own",
+            fix="leave --requirements out, or submit a script of yours",
+        )
+    lock: Lock | None = None
+    if cluster is not None:
+        lock = resolve(Question((cluster,), base), say=say, heard=heard)
+    if own is not None:
+        held = {wheel.name: wheel.version for wheel in lock.wheels} if lock else {}
+        files = (own,) if cluster is None else (cluster, own)
+        lock = resolve(Question(files, base, held), say=say, heard=heard)
+    return Environment(lock if lock is not None and lock.wheels else None)
+
+
+def build(
+    transport: Transport,
+    environment: Environment,
+    *,
+    say: Say,
+    progress: Progress = lambda *_: None,
+    base: str = BASE_ENVIRONMENT,
+) -> bool:
+    """Have the environment on the cluster, whole; whether it had to be built. ``transport``: the job user's.
+
+    Who comes while another builds waits for it. Killed at any moment, the next one builds anew.
+
+    Raises:
+        TransportError: it can't be built, or the connection broke.
+    """
+    if environment.lock is None:
+        return False
+    argv = ["sh", "-c", _BUILD, "sh", environment.lock.key, base]
+    built = False
+    try:
+        with transport.converse(argv) as talk:
+            for answer in _lines(talk):
+                if answer == "waiting":
+                    say("waiting for another clusterctl that builds an environment")
+                elif answer == "send":
+                    _send(talk, environment.lock, say, progress)
+                    say("building the environment")
+                    built = True
+                if answer in {"send", "there"}:
+                    break
+            talk.finish()
+    except CommandError as exc:
+        raise TransportError(
+            "the Python environment can't be built on the cluster",
+            where=transport.host,
+            why=exc.why,
+            fix="see whether the home of the job user is there and has room: clusterctl ssh",
+            host=transport.host,
+        ) from exc
+    return built
+
+
+def _lines(talk: Conversation) -> Iterator[str]:
+    """What the program says, as soon as a line is whole."""
+    said = b""
+    while chunk := talk.receive():
+        said += chunk
+        *lines, said = said.split(b"\n")
+        yield from (line.decode(errors="replace") for line in lines)
+
+
+def _send(talk: Conversation, lock: Lock, say: Say, progress: Progress) -> None:
+    """Send the wheels, and last the lock: without it nothing is installed."""
+    paths = [wheel_path(wheel) for wheel in lock.wheels]
+    total = sum(path.stat().st_size for path in paths)
+    say(f"sending {len(paths)} wheels, {shown_size(total)}")
+    done = 0
+    for path in paths:
+        with path.open("rb") as file:
+            for size in _send_member(talk, f"wheels/{path.name}", file):
+                done += size
+                progress("wheels", done, total)
+    deque(_send_member(talk, _LOCK_NAME, io.BytesIO(lock.text.encode())), maxlen=0)
+    talk.send(bytes(2 * tarfile.BLOCKSIZE))  # the end of a tar
+
+
+def _send_member(talk: Conversation, name: str, file: BinaryIO) -> Iterator[int]:
+    """Send a file of a tar; yields how many bytes went, again and again."""
+    member = tarfile.TarInfo(name)
+    member.size = file.seek(0, io.SEEK_END)
+    file.seek(0)
+    talk.send(member.tobuf(tarfile.PAX_FORMAT))
+    while chunk := file.read(_CHUNK):
+        talk.send(chunk)
+        yield len(chunk)
+    talk.send(bytes(-member.size % tarfile.BLOCKSIZE))

@@ -1,0 +1,210 @@
+"""Environments on the cluster: built once, whole or not there, whoever comes and whatever is killed."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from clusterctl import jobs
+from clusterctl.errors import TransportError, UsageError
+from clusterctl.jobs import PLAIN, Environment, build, environment_of
+from clusterctl.jobs.environment import ENVIRONMENTS
+from clusterctl.spec import ClusterSpec, JobSpec
+from clusterctl.transport.base import Conversation
+from clusterctl.transport.local import LocalTransport
+from tests.support.wheels import a_wheel
+
+BASE = sys.prefix  # an environment with pip, as nodes have one
+
+Resolve = Callable[..., Environment]
+
+
+def a_spec(requirements: Path | None = None) -> ClusterSpec:
+    return ClusterSpec.model_validate(
+        {
+            "version": 1,
+            "name": "demo",
+            "partitions": [{"name": "train", "nodes": 2}],
+            "users": [{"name": "hpc", "uid": 10000}],
+            "software": {"python": {"requirements": requirements}},
+        }
+    )
+
+
+@pytest.fixture
+def home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The job user's home, and the folder of the environments in it."""
+    monkeypatch.setenv("HOME", str(tmp_path / "the home"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    (tmp_path / "the home").mkdir()
+    return tmp_path / "the home" / ENVIRONMENTS
+
+
+@pytest.fixture
+def resolve(tmp_path: Path, home: Path) -> Resolve:
+    """The environment of a job (and of a spec) whose requirements files have these lines."""
+    (tmp_path / "index").mkdir()
+    program = {"tool.py": "def main(): print('from the tool')\n"}
+    for version in ("1.0", "2.0"):
+        a_wheel(tmp_path / "index", "first", version)
+    entry = {"tool-1.0.dist-info/entry_points.txt": "[console_scripts]\ntool = tool:main\n"}
+    a_wheel(tmp_path / "index", "tool", files=program | entry)
+
+    def call(lines: str, spec_lines: str | None = None) -> Environment:
+        files = []
+        for name, text in (("job.txt", lines), ("spec.txt", spec_lines)):
+            files.append(tmp_path / name)
+            files[-1].write_text(f"--no-index\n--find-links {tmp_path}/index\n{text or ''}\n")
+        script = tmp_path / "a.sh"
+        script.touch()
+        job = JobSpec(name="a", script=script, requirements=files[0] if lines else None)
+        return environment_of(a_spec(files[1] if spec_lines else None), job, say=lambda _text: None)
+
+    return call
+
+
+def run(environment: Environment, command: str) -> str:
+    """What a command says in a shell whose PATH begins as a job's does."""
+    path = environment.path.replace("/opt/clusterctl/env", BASE)
+    argv = ["bash", "-c", f"export PATH={path}:$PATH\n{command}"]
+    return subprocess.run(argv, check=True, capture_output=True, text=True, cwd="/").stdout.strip()
+
+
+def made(environment: Environment, said: list[str] | None = None) -> bool:
+    return build(LocalTransport(), environment, say=(said if said is not None else []).append, base=BASE)
+
+
+def names(home: Path) -> set[str]:
+    return {path.name.rpartition(".")[0] or path.name for path in home.iterdir()} - {".lock"}
+
+
+def test_programs_find_the_packages_and_those_of_every_node(home: Path, resolve: Resolve) -> None:
+    environment = resolve("first<2\ntool")
+    assert made(environment)
+    assert run(environment, "python -c 'import first, numpy; print(first.version)'") == "1.0"
+    assert run(environment, "tool") == "from the tool"
+    assert environment.lock is not None
+    key = environment.lock.key
+    assert names(home) == {key, f".{key}"}
+    assert not list(home.glob(".*/wheels"))
+    assert (home / key / "requirements.lock").read_text() == environment.lock.text
+
+
+def test_what_the_job_wants_hides_what_nodes_have(home: Path, tmp_path: Path, resolve: Resolve) -> None:
+    a_wheel(tmp_path / "index", "numpy", "0.1")
+    environment = resolve("numpy<1")
+    made(environment)
+    assert run(environment, "python -c 'import numpy; print(numpy.version)'") == "0.1"
+
+
+def test_it_is_built_once(home: Path, resolve: Resolve) -> None:
+    environment = resolve("first")
+    said: list[str] = []
+    assert made(environment, said)
+    assert said == ["sending 1 wheels, 1 MiB", "building the environment"]
+    assert not made(environment, said)
+    assert len(said) == 2
+
+
+def test_many_at_once_build_it_once(home: Path, resolve: Resolve) -> None:
+    environment = resolve("first")
+    with ThreadPoolExecutor(4) as pool:
+        assert sum(pool.map(lambda _: made(environment), range(4))) == 1
+    assert run(environment, "python -c 'import first; print(first.version)'") == "2.0"
+
+
+class Killing(LocalTransport):
+    """Everything on the cluster is killed as soon as a file of the environment in the making is there."""
+
+    def __init__(self, home: Path, file: str) -> None:
+        self._home, self._file = home, file
+
+    @contextmanager
+    def converse(self, argv: list[str]) -> Iterator[Conversation]:
+        with super().converse(argv) as talk:
+            killer = threading.Thread(target=self._kill, args=(talk.process.pid,))
+            killer.start()
+            yield talk
+            killer.join()
+
+    def _kill(self, group: int) -> None:
+        deadline = time.monotonic() + 60
+        while not list(self._home.glob(f".*/{self._file}")) and time.monotonic() < deadline:
+            time.sleep(0.001)
+        with suppress(ProcessLookupError):
+            os.killpg(group, signal.SIGKILL)
+
+
+@pytest.mark.parametrize("file", ["wheels/first-*", "requirements.lock", "pyvenv.cfg", "lib/*/*/*.pth"])
+def test_killed_in_the_middle_it_is_built_anew(home: Path, resolve: Resolve, file: str) -> None:
+    environment = resolve("first")
+    assert environment.lock is not None
+    with pytest.raises(TransportError):
+        build(Killing(home, file), environment, say=lambda _text: None, base=BASE)
+    assert not (home / environment.lock.key).exists()
+    assert len(list(home.glob(".*.??????"))) == 1
+    assert made(environment)
+    assert len(list(home.glob(".*.??????"))) == 1
+    assert run(environment, "python -c 'import first; print(first.version)'") == "2.0"
+
+
+def test_what_cannot_be_built_is_said_and_leaves_nothing(home: Path, resolve: Resolve) -> None:
+    environment = resolve("first")
+    with pytest.raises(TransportError, match="can't be built") as caught:
+        build(LocalTransport(), environment, say=lambda _text: None, base="/missing")
+    assert "/missing/bin/python" in caught.value.why
+    assert names(home) == set()
+
+
+def test_without_requirements_there_is_nothing_to_build(home: Path, resolve: Resolve) -> None:
+    environment = resolve("")
+    assert environment == PLAIN
+    assert not made(environment)
+    assert not home.exists()
+
+
+def test_a_job_adds_to_the_spec_and_keeps_its_versions(home: Path, resolve: Resolve, tmp_path: Path) -> None:
+    def versions(environment: Environment) -> list[str]:
+        assert environment.lock is not None
+        return sorted(f"{wheel.name} {wheel.version}" for wheel in environment.lock.wheels)
+
+    assert versions(resolve("", "first")) == ["first 2.0"]
+    a_wheel(tmp_path / "index", "first", "3.0")
+    assert versions(resolve("tool", "first")) == ["first 2.0", "tool 1.0"]
+    assert versions(resolve("first>2", "first")) == ["first 3.0"]
+    with pytest.raises(UsageError, match="can't be met"):
+        resolve("first>2", "first<2")
+
+
+def test_jobs_with_a_python_of_their_own(home: Path, tmp_path: Path) -> None:
+    file = tmp_path / "requirements.txt"
+    file.write_text("first\n")
+    bundled = JobSpec(name="train", bundled="train")
+    assert environment_of(a_spec(file), bundled, say=print) == PLAIN
+    with pytest.raises(UsageError, match="the bundled job train takes no requirements"):
+        environment_of(a_spec(), bundled.model_copy(update={"requirements": file}), say=print)
+
+
+def test_the_script_and_the_record_of_a_job(session, cluster, resolve: Resolve, tmp_path: Path) -> None:
+    environment = resolve("first")
+    assert environment.lock is not None
+    script = tmp_path / "my program.py"
+    script.touch()
+    text = jobs.script_of(session.spec, JobSpec(name="mine", script=script), environment)
+    folder = f'"$HOME"/clusterctl/environments/{environment.lock.key}/bin'
+    assert f"export PATH={folder}:/opt/clusterctl/env/bin:$PATH\n" in text
+    assert f'\n{folder}/python "$submit_dir"/' in text
+    facts = jobs.facts.client_facts(
+        JobSpec(name="mine", script=script), environment, local=LocalTransport(), folder=tmp_path
+    )
+    assert facts["requirements"] == environment.lock.text
