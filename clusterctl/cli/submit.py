@@ -184,7 +184,7 @@ def _prepared(
     sources = [jobs.source_of(job) for job in wanted]
     for note in dict.fromkeys(note for source in sources if source for note in source.notes):
         screen.note(f"note: {note}")
-    heard = screen.note if options.verbose else screen.update
+    heard = screen.note if options.verbose else lambda _line: None
     with screen.working("resolving requirements"):
         environments = [jobs.environment_of(spec, job, say=screen.note, heard=heard) for job in wanted]
     return list(zip(wanted, sources, environments, strict=True))
