@@ -111,7 +111,8 @@ def test_it_is_built_once(home: Path, resolve: Resolve) -> None:
     environment = resolve("first")
     said: list[str] = []
     assert made(environment, said)
-    assert said == ["sending 1 wheels, 1 MiB", "building the environment"]
+    assert said[0].startswith("sending 1 wheels, ")
+    assert said[1:] == ["building the environment"]
     assert not made(environment, said)
     assert len(said) == 2
 

@@ -37,6 +37,7 @@ exclude: ["*.log"]
 outputs: ["results/**", "*.pt"]
 env: {LR: 1e-3, DEBUG: true, NOTE: "a b"}
 container: images/x.sif
+requirements: requirements.txt
 """
 SWEEP = """\
 job: train.py
@@ -106,6 +107,7 @@ def test_everything_that_flags_can_say(read: Read, folder: Path) -> None:
         outputs=("results/**", "*.pt"),
         env={"LR": "1e-3", "DEBUG": "true", "NOTE": "a b"},
         container=str(folder / "images" / "x.sif"),
+        requirements=folder / "requirements.txt",
     )
     said = set(YAML(typ="safe").load(EVERYTHING)) - {"job"}
     assert job.model_fields_set == said | {"bundled", "script"}

@@ -1,0 +1,141 @@
+"""The examples on a real cluster, and what their requirements come to there."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import signal
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.cluster import Cluster, raised
+from tests.support.wheels import a_wheel
+
+EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+SPEC = """\
+version: 1
+name: {name}
+provider: {{type: local}}
+partitions:
+  - {{name: train, nodes: 2}}
+software:
+  python: {{requirements: requirements of the cluster.txt}}
+"""
+FOLDER = "clusterctl/environments"
+
+
+@pytest.fixture(scope="module")
+def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """A cluster whose spec has requirements: one package, of the tests' own index."""
+    name = f"x{secrets.token_hex(3)}"
+    home, cwd = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("cwd")
+    (cwd / "index").mkdir()
+    for package in ("basic", "extra", "killed"):
+        a_wheel(cwd / "index", package)
+    (cwd / "requirements of the cluster.txt").write_text("--find-links index\nbasic\n")
+    with raised(name, SPEC.format(name=name), home, cwd) as cluster:
+        yield cluster
+
+
+def requirements(cluster: Cluster, *packages: str) -> Path:
+    file = cluster.runner.cwd / f"{'-'.join(packages)}.txt"
+    file.write_text("\n".join(("--find-links index", *packages, "")))
+    return file
+
+
+def script(cluster: Cluster, *modules: str) -> Path:
+    """A program that imports modules, in a folder that tries to be more than a name."""
+    folder = cluster.runner.cwd / "my project; $(x)"
+    folder.mkdir(exist_ok=True)
+    file = folder / f"{'_'.join(modules)}.py"
+    file.write_text(f"import {', '.join(modules)}\nprint('found', {modules[0]}.version)\n")
+    return file
+
+
+def environments(cluster: Cluster) -> set[str]:
+    said = cluster.ssh(f"{cluster.name}-ctl", f"ls -A {FOLDER}", user=cluster.user)
+    return set(said.split()) - {".lock"}
+
+
+def test_up_builds_what_the_spec_asks_for_and_keeps_it(own: Cluster) -> None:
+    notes = {phase["phase"]: phase["note"] for phase in own.raised["phases"]}
+    assert next(iter(notes)) == "resolve"
+    assert list(notes)[-2:] == ["environment", "verify"]
+    assert (notes["resolve"], notes["environment"]) == ("1 Python packages", "built")
+    before = environments(own)
+    assert len(before) == 2  # a folder and the link to it
+    again = {phase["phase"]: phase["note"] for phase in own.json("up")["phases"]}
+    assert again["environment"] == "as it was"
+    assert environments(own) == before
+    job = own.json("submit", script(own, "basic", "mpi4py"), "--wait")
+    assert "found 1.0" in own("logs", job["job_id"]).stdout
+    assert environments(own) == before
+
+
+def test_torch_trains_on_two_nodes(own: Cluster) -> None:
+    file = EXAMPLES / "requirements-torch.txt"
+    argv = ("--requirements", file, "--nodes", "2", "--wait")
+    job = own.json("submit", EXAMPLES / "torch_ddp.py", *argv, "--", "--epochs", "15")
+    run = own.run_of(job["job_id"])
+    said = (run / "stdout.log").read_text()
+    for rank in (0, 1):
+        assert f"rank {rank} of 2 on {own.name}-train-{rank + 1}: cpu, gloo" in said
+    losses = [float(line.split()[-1]) for line in said.splitlines() if line.startswith("epoch")]
+    assert len(losses) == 15
+    assert losses[-1] < losses[0] / 10
+    assert "all 2 ranks agree" in said
+    assert (run / "model.pt").stat().st_size > 1000
+    lock = json.loads((run / "environment.json").read_text())["client"]["requirements"]
+    assert "\ntorch==" in lock
+    assert "\nbasic==1.0 --hash=sha256:" in lock
+
+
+def test_mpi4py_across_nodes(own: Cluster) -> None:
+    job = own.json("submit", EXAMPLES / "mpi4py_pi.py", "--nodes", "2", "--wait")
+    said = own("logs", job["job_id"]).stdout
+    assert f"pi is 3.1415926536 by 2 ranks on {own.name}-train-1, {own.name}-train-2" in said
+
+
+def test_an_array_of_learning_rates(own: Cluster) -> None:
+    job = own.json("submit", EXAMPLES / "sweep.py", "--array", "0-3", "--wait")
+    run = own.run_of(job["job_id"])
+    results = [json.loads((run / f"task-{i}" / "result.json").read_text()) for i in range(4)]
+    assert [result["rate"] for result in results] == [0.01, 0.03, 0.1, 0.3]
+    assert results[3]["loss"] < results[0]["loss"]
+
+
+def test_what_cannot_be_met_is_not_queued(own: Cluster) -> None:
+    before = own.json("jobs")["jobs"]
+    file = requirements(own, "basic", "no-such-package")
+    ran = own("submit", script(own, "basic"), "--requirements", file, rc=2)
+    assert "No matching distribution found for no-such-package" in ran.stderr
+    assert own.json("jobs")["jobs"] == before
+
+
+def test_two_submits_at_once_build_once(own: Cluster) -> None:
+    before = environments(own)
+    argv = ("-f", own.spec, "-o", "json", "submit", script(own, "extra", "basic"))
+    argv += ("--requirements", requirements(own, "extra"), "--wait")
+    both = [own.runner.start(*argv) for _ in range(2)]
+    for process in both:
+        stdout, stderr = process.communicate(timeout=300)
+        assert process.returncode == 0, stdout + stderr
+        assert "found 1.0" in own("logs", json.loads(stdout)["job_id"]).stdout
+    assert len(environments(own) - before) == 2
+
+
+def test_killed_while_it_is_built_the_next_submit_builds_it(own: Cluster) -> None:
+    argv = ("submit", script(own, "killed"), "--requirements", requirements(own, "killed"))
+    before = environments(own)
+    process = own.runner.start("-f", own.spec, *argv)
+    deadline = time.monotonic() + 120
+    while environments(own) == before and time.monotonic() < deadline:
+        pass
+    process.send_signal(signal.SIGKILL)
+    process.communicate()
+    job = own.json(*argv, "--wait")
+    assert "found 1.0" in own("logs", job["job_id"]).stdout
+    assert len(environments(own) - before) == 2
