@@ -1,7 +1,9 @@
 """Kernel limits that many nodes on one machine run into: raised for a cluster, put back after the last one.
 
 About 25 systemds fit in the default of 128 inotify instances; the next ones die with "Failed to allocate
-manager object" and their nodes stay unknown to Slurm.
+manager object" and their nodes stay unknown to Slurm. The neighbours that all machines have together, n times n
+of them, share one table of 1,024: from 32 nodes on, MPI's connections fail with "Resource temporarily
+unavailable".
 """
 
 from __future__ import annotations
@@ -10,7 +12,12 @@ import json
 from pathlib import Path
 
 NODES_IN_DEFAULT_LIMITS = 16
-_WANTED = {"fs/inotify/max_user_instances": 8192, "fs/inotify/max_user_watches": 524288}
+_WANTED = {
+    "fs/inotify/max_user_instances": 8192,
+    "fs/inotify/max_user_watches": 524288,
+    "net/ipv4/neigh/default/gc_thresh2": 32768,
+    "net/ipv4/neigh/default/gc_thresh3": 65536,
+}
 _SYS = Path("/proc/sys")
 _RECORD = Path("/run/clusterctl-limits.json")  # a reboot forgets it, and the limits too
 
