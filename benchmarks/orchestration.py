@@ -10,7 +10,9 @@ from __future__ import annotations
 import argparse
 import hashlib
 import shutil
+import signal
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -229,6 +231,7 @@ def main() -> None:
     parser.add_argument("what", nargs="*", choices=[[], *ALL], metavar="WHAT")
     parser.add_argument("--rounds", type=int, default=5)
     given = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit("ended"))  # not without taking clusters down
     print(machine())
     for name in given.what or ALL:
         ALL[name](given.rounds)

@@ -1,9 +1,8 @@
 """Kernel limits that many nodes on one machine run into: raised for a cluster, put back after the last one.
 
 About 25 systemds fit in the default of 128 inotify instances; the next ones die with "Failed to allocate
-manager object" and their nodes stay unknown to Slurm. The neighbours that all machines have together, n times n
-of them, share one table of 1,024: from 32 nodes on, MPI's connections fail with "Resource temporarily
-unavailable".
+manager object" and their nodes stay unknown to Slurm. The neighbours of all machines, n times n of them,
+share one table of 1,024: from 32 nodes on, MPI's connections fail: "Resource temporarily unavailable".
 """
 
 from __future__ import annotations
