@@ -6,7 +6,7 @@ because every phase looks at the world and makes only what is missing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -33,7 +33,12 @@ from clusterctl.verify import Proof, verify
 from clusterctl.wheels import wheelhouse
 from clusterctl.workspace import Workspace, write_atomic
 
+TellMended = Callable[[Mended], None]
 PROVIDERS: dict[str, Callable[[], Provider]] = {"local": LocalProvider}
+
+
+def _untold(_: Mended) -> None:
+    return None
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,6 +60,13 @@ class Run:
     phases: list[Phase] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     mended: list[Mended] = field(default_factory=list)
+    tell_mended: TellMended = _untold
+
+    def has_mended(self, things: Iterable[Mended]) -> None:
+        """Tell of it at once: it was done, whatever becomes of the phases to come."""
+        for one in things:
+            self.mended.append(one)
+            self.tell_mended(one)
 
     @contextmanager
     def phase(self, name: str, *, inputs: str = "") -> Iterator[tuple[Step, Say]]:
@@ -89,6 +101,7 @@ def up(
     workspace: Workspace,
     *,
     tell: Tell,
+    tell_mended: TellMended = _untold,
     reconfigure: bool = False,
     force: bool = False,
     wait_s: float = LOCK_WAIT_S,
@@ -110,9 +123,10 @@ def up(
         Connections(workspace.ssh_config) as connections,
     ):
         workspace.create()
-        change = review(spec, workspace, provider, connections, force=force)
-        run = Run("up", Journal(workspace.journal), tell, notes=list(change.notes))
+        run = Run("up", Journal(workspace.journal), tell, tell_mended=tell_mended)
         environment = _resolve_environment(spec, run)  # what can't be had is said before anything is made
+        change = review(spec, workspace, provider, connections, force=force)
+        run.notes += change.notes
         workspace.create_secrets()
         text = dump_spec(spec)
         write_atomic(workspace.spec, text)
@@ -139,16 +153,16 @@ def up(
             step.note = f"{len(views)} hosts answer"
 
         with run.phase("configure") as (step, say):
+            run.has_mended(Mended(host, "was powered off", "started") for host in started)
             configured = mend(spec, made, workspace, connections, views, anew=reconfigure, say=say)
-            run.mended += [Mended(host, "was powered off", "started") for host in started]
-            run.mended += configured.mended
+            run.has_mended(configured.mended)
             step.note = configured.summary
 
         _build_environment(environment, spec, inventory, workspace, run)
 
         with run.phase("verify") as (step, _):
             proof = verify(inventory, connections.to)
-            run.mended += [Mended(host, f"was {was}", "resumed") for host, was in proof.resumed.items()]
+            run.has_mended(Mended(host, f"was {was}", "resumed") for host, was in proof.resumed.items())
             step.note = f"MPI across {len(proof.probed)} of {len(inventory.compute)} nodes"
             if proof.busy:
                 run.notes.append(f"not probed, busy with jobs: {', '.join(proof.busy)}")

@@ -18,6 +18,7 @@ from clusterctl.cli.which import spec_of, telling_who_works, workspace_of
 
 if TYPE_CHECKING:
     from clusterctl.lifecycle import Phase
+    from clusterctl.mend import Mended
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 NoWait = Annotated[
@@ -60,13 +61,24 @@ def up(
         screen.note(f"note: {line}")
     then = "`clusterctl up` goes on from here, `clusterctl down` removes what there is"
     phases = Phases(screen, verbose=options.verbose)
+    screen.known = {"mended": []}
+
+    def tell_mended(one: Mended) -> None:
+        screen.known["mended"].append(asdict(one))
+        screen.note(f"mended: {one}")
+
     with _unfinished(screen, phases, then), phases.shown():
-        wait_s = 0 if no_wait else lock.WAIT_S
-        done = lifecycle.up(spec, workspace, tell=phases, reconfigure=reconfigure, force=force, wait_s=wait_s)
+        done = lifecycle.up(
+            spec,
+            workspace,
+            tell=phases,
+            tell_mended=tell_mended,
+            reconfigure=reconfigure,
+            force=force,
+            wait_s=0 if no_wait else lock.WAIT_S,
+        )
     for line in done.notes:
         screen.note(f"note: {line}")
-    for mended in done.mended:
-        screen.note(f"mended: {mended}")
     answer = {
         "cluster": spec.name,
         "provider": spec.provider.type,
@@ -76,7 +88,7 @@ def up(
         "not_probed": [*done.proof.busy, *(node.host for node in done.proof.aside)],
         "phases": _phases(done.phases),
         "notes": done.notes,
-        "mended": [asdict(mended) for mended in done.mended],
+        **screen.known,
         "workspace": str(workspace.root),
     }
     nodes = len(done.inventory.compute)

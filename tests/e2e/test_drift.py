@@ -152,12 +152,13 @@ def test_what_a_person_drained_stays_and_what_slurm_drained_is_resumed(one: Clus
 def test_nodes_that_do_not_reach_each_other_are_named(one: Cluster) -> None:
     second, third = node(one, 2), node(one, 3)
     address = one.ssh(second, f"getent hosts {third}").split()[0]
-    one.ssh(second, f"sudo ip route add blackhole {address}")
+    one.ssh(second, f"sudo ip route add blackhole {address}; sudo systemctl stop munge")
     ran = one("-o", "json", "up", rc=1)
     one.ssh(second, f"sudo ip route delete blackhole {address}")
     assert f"{second} and {third} can't reach each other" in ran.stderr
     assert {f["host"] for f in ran.json["failures"]} == {second, third}
     assert failure(ran.json)["code"] == "network"
+    assert f"{second}: munge was stopped: started" in mended(ran.json)  # what was done is told all the same
 
 
 def test_a_full_disk_is_named_with_what_fills_it(one: Cluster) -> None:
