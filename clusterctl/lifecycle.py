@@ -6,9 +6,8 @@ because every phase looks at the world and makes only what is missing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass, field
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl import collect, configure, jobs
@@ -16,10 +15,11 @@ from clusterctl.assets import asset
 from clusterctl.change import review
 from clusterctl.errors import CollectError, LeftoversError, NotUpError, SlurmError, TransportError, UsageError
 from clusterctl.inventory import Inventory
-from clusterctl.journal import Journal, Step, digest
+from clusterctl.journal import Journal, digest
 from clusterctl.lock import WAIT_S as LOCK_WAIT_S
 from clusterctl.mend import Mended, mend, questions
 from clusterctl.mortal import sweep
+from clusterctl.phases import Phase, Run, TellMended, untold
 from clusterctl.providers.base import BakeTarget, Provider
 from clusterctl.providers.local.provider import LocalProvider
 from clusterctl.reach import Connections, reach, refuse_full_disks
@@ -33,48 +33,7 @@ from clusterctl.verify import Proof, verify
 from clusterctl.wheels import wheelhouse
 from clusterctl.workspace import Workspace, write_atomic
 
-TellMended = Callable[[Mended], None]
 PROVIDERS: dict[str, Callable[[], Provider]] = {"local": LocalProvider}
-
-
-def _untold(_: Mended) -> None:
-    return None
-
-
-@dataclass(frozen=True, slots=True)
-class Phase:
-    """A row of the table that `up` and `down` end with."""
-
-    name: str
-    seconds: float
-    note: str
-
-
-@dataclass(slots=True)
-class Run:
-    """One `up` or `down` under way: its journal, and what it has to say."""
-
-    verb: str
-    journal: Journal
-    tell: Tell
-    phases: list[Phase] = field(default_factory=list)
-    notes: list[str] = field(default_factory=list)
-    mended: list[Mended] = field(default_factory=list)
-    tell_mended: TellMended = _untold
-
-    def has_mended(self, things: Iterable[Mended]) -> None:
-        """Tell of it at once: it was done, whatever becomes of the phases to come."""
-        for one in things:
-            self.mended.append(one)
-            self.tell_mended(one)
-
-    @contextmanager
-    def phase(self, name: str, *, inputs: str = "") -> Iterator[tuple[Step, Say]]:
-        """Journal a phase; yields where to leave its note, and a way to say what it is doing."""
-        self.tell(name, "")
-        with self.journal.phase(self.verb, name, inputs=inputs) as step:
-            yield step, lambda what: self.tell(name, what)
-        self.phases.append(Phase(name, step.seconds, step.note))
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +60,7 @@ def up(
     workspace: Workspace,
     *,
     tell: Tell,
-    tell_mended: TellMended = _untold,
+    tell_mended: TellMended = untold,
     reconfigure: bool = False,
     force: bool = False,
     wait_s: float = LOCK_WAIT_S,

@@ -17,8 +17,8 @@ from clusterctl.cli.show import Screen
 from clusterctl.cli.which import spec_of, telling_who_works, workspace_of
 
 if TYPE_CHECKING:
-    from clusterctl.lifecycle import Phase
     from clusterctl.mend import Mended
+    from clusterctl.phases import Phase
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 NoWait = Annotated[
