@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping
 
 from clusterctl.errors import UsageError
 from clusterctl.jobs.container import contained
@@ -53,7 +53,7 @@ def render_script(
         payload_root=payload_root,
         watch=_WATCH,
         telemetry=[*telemetry, "--out", "telemetry"],
-        hostfile_line=_hostfile_line(job) if job.launcher is Launcher.MPIRUN else None,
+        hostfile_line=_hostfile_line() if job.launcher is Launcher.MPIRUN else None,
         program=_program(job, own, payload_root, environment),
     )
 
@@ -141,14 +141,12 @@ def _launched(job: JobSpec, command: str, *, exported: Iterable[str]) -> str:
     if job.launcher is Launcher.SRUN:
         # A script's own `#SBATCH --export` is about the batch script; what that sets reaches all ranks.
         return f"srun --mpi=pmix --kill-on-bad-exit=1 --export=ALL {command}"
-    cores = f":PE={job.cpus}" if job.cpus is not None else ""
     exports = " ".join(f"-x {name}" for name in dict.fromkeys((*_EXPORTED, *exported)))
-    spread = f"--map-by ppr:{job.tasks_per_node}:node{cores}"
-    return f'mpirun -np "$SLURM_NTASKS" --hostfile hostfile {spread} {exports} {command}'
+    spread = '--map-by "ppr:$slots:node${SLURM_CPUS_PER_TASK:+:PE=$SLURM_CPUS_PER_TASK}"'
+    return f'mpirun -np "$ranks" --hostfile hostfile {spread} {exports} {command}'
 
 
-def _hostfile_line(job: JobSpec) -> str:
-    """A line of the hostfile as a printf format: the nodes are known only when the job runs."""
-    nodes: Sequence[str] = ["%s"]
+def _hostfile_line() -> str:
+    """A line of the hostfile as a printf format: nodes and slots are known only when the job runs."""
     # printf reads \n itself, which keeps the script's line whole.
-    return render("hostfile.j2", nodes=nodes, slots=job.tasks_per_node).replace("\n", "\\n")
+    return render("hostfile.j2", nodes=["%s"], slots="%s").replace("\n", "\\n")

@@ -184,7 +184,20 @@ def test_the_hostfile_has_a_line_a_node(batch):
     play(batch.folder.parent / "bin" / "mpirun", "cat hostfile")
     script = user_script(batch.folder, "p.py", "")
     job = JobSpec(name="j", script=script, nodes=2, tasks_per_node=3, launcher="mpirun")
+    batch.environment |= {"SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS": "6"}
     assert batch.run(rendered(job))[:2] == (0, "node-1 slots=3\nnode-2 slots=3\n")
+
+
+def test_mpirun_takes_ranks_and_cores_from_the_scripts_own_lines(batch):
+    play(batch.folder.parent / "bin" / "mpirun", 'cat hostfile; echo "$@"')
+    script = user_script(batch.folder, "p.py", "#!/usr/bin/env python3\n#SBATCH --ntasks=5 -N2 -c2\n")
+    text = rendered(JobSpec(name="j", script=script, launcher="mpirun"))
+    batch.environment |= {"SLURM_JOB_NUM_NODES": "2", "SLURM_NTASKS": "5", "SLURM_CPUS_PER_TASK": "2"}
+    said = batch.run(text)[1].splitlines()
+    assert said[:2] == ["node-1 slots=3", "node-2 slots=3"]
+    assert said[2].startswith("-np 5 --hostfile hostfile --map-by ppr:3:node:PE=2 -x PATH")
+    del batch.environment["SLURM_NTASKS"]  # only nodes were asked for
+    assert batch.run(text)[1].splitlines()[2].startswith("-np 2 --hostfile hostfile --map-by ppr:1:node:PE=2")
 
 
 @pytest.mark.parametrize("name", ["TERM", "USR1", "INT", "HUP"])
