@@ -14,6 +14,7 @@ from clusterctl.spec import ClusterSpec
 from clusterctl.spec.models import ADMIN_USER
 
 CONTROLLER = "controller"
+ARCHITECTURE = "x86_64"  # of all nodes, as the kernel calls it
 COMPUTE = "compute"
 
 

@@ -10,10 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from clusterctl.inventory import ARCHITECTURE
 from clusterctl.mortal import mortal
 
 NODE_PYTHON: Final = "3.11"
-NODE_ARCH: Final = "x86_64"
+NODE_ARCH: Final = ARCHITECTURE
 NODE_GLIBC_MINOR: Final = 36  # Debian 12; glibc 2.x
 _PIP: Final = Path(__file__).with_name("pip_for_node.py")
 

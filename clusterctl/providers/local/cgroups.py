@@ -13,6 +13,7 @@ from contextlib import suppress
 from pathlib import Path
 
 from clusterctl.errors import ProvisionError
+from clusterctl.providers.local import processes
 
 _PREFIX = "clusterctl-"
 _PATIENCE_S = 5.0
@@ -56,12 +57,14 @@ def groups(machines: str) -> tuple[Path, ...]:
 
 def members() -> Iterator[tuple[int, str]]:
     """The processes of all machines here, as (pid, machine), by our groups or systemd's units for them."""
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with suppress(OSError):
-                found = _MEMBER.search((entry / "cgroup").read_text())
-                if found and (entry / "cmdline").read_bytes():  # a zombie has none, and is gone for us
-                    yield int(entry.name), found[1]
+    return processes.look(_machine_of)
+
+
+def _machine_of(process: Path) -> str | None:
+    found = _MEMBER.search((process / "cgroup").read_text())
+    if found and (process / "cmdline").read_bytes():  # a zombie has none, and is gone for us
+        return found[1]
+    return None
 
 
 def _remove(group: Path) -> bool:

@@ -1,4 +1,4 @@
-"""The one part that runs as root: ``python -I -m clusterctl.providers.local.helper VERB``.
+"""The one part that runs as root: ``python -I -B -m clusterctl.providers.local.helper VERB``.
 
 A request is one JSON line on stdin, answers are JSON lines on stdout: any number of ``{"say": …}`` or
 ``{"ready": …}``, then ``{"result": …}`` or ``{"error": …}``. When stdin closes before an image is baked, the
@@ -10,6 +10,7 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import select
 import shutil
 import signal
 import sys
@@ -151,6 +152,17 @@ class _Caller:
             raise ProvisionError("the image was not finished", why="clusterctl went away or gave up")
 
 
+def _refuse_to_go_on_alone() -> None:
+    """Between two nodes: that the caller, who has nothing more to say, has not gone away.
+
+    Raises:
+        ProvisionError: it has.
+    """
+    said, _, _ = select.select([0], [], [], 0)
+    if said and not os.read(0, 1):
+        raise ProvisionError("the nodes were not all started", why="clusterctl went away")
+
+
 @contextmanager
 def _state_lock() -> Iterator[None]:
     STATE.mkdir(parents=True, exist_ok=True, mode=0o755)
@@ -182,8 +194,10 @@ def up(request: dict[str, Any]) -> dict[str, Any]:
         shared.mkdir(exist_ok=True, mode=0o755)
         made = []
         running = machine.alive()
-        for node in wanted.nodes:
-            one = Machine(wanted.id, node, state.numbers[node.name])
+        machines = [Machine(wanted.id, node, state.numbers[node.name]) for node in wanted.nodes]
+        for one in machines:
+            _refuse_to_go_on_alone()
+            node = one.node
             new = not one.folder.is_dir()
             if one.name not in running:
                 machine.prepare(one, lower, state.subnet, wanted.admin_key)
@@ -199,7 +213,7 @@ def up(request: dict[str, Any]) -> dict[str, Any]:
                     made=new,
                 )
             )
-        machine.check_started([Machine(wanted.id, n, state.numbers[n.name]) for n in wanted.nodes])
+        machine.check_started(machines)
     answer = MadeCluster(
         subnet=state.subnet, shared=str(shared), nodes=tuple(made), removed=removed, notes=notes + remade
     )

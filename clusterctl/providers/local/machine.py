@@ -11,14 +11,14 @@ import signal
 import stat
 import subprocess
 import time
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Network
 from pathlib import Path
 
 from clusterctl.errors import ProvisionError
-from clusterctl.providers.local import cgroups, network
+from clusterctl.providers.local import cgroups, network, processes
 from clusterctl.providers.local.layout import (
     ADMIN_ID,
     Node,
@@ -64,7 +64,7 @@ def booted_with_systemd() -> bool:
 def running() -> Mapping[str, int]:
     """Machine name -> pid of the systemd-nspawn process, of all nspawn machines here."""
     found = {}
-    for pid, argv in _processes():
+    for pid, argv in processes.look(_command):
         if Path(argv[0]).name == "systemd-nspawn":
             for word in argv:
                 if word.startswith("--machine="):
@@ -81,13 +81,9 @@ def alive() -> Mapping[str, tuple[int, ...]]:
     return {name: tuple(pids) for name, pids in found.items()}
 
 
-def _processes() -> Iterator[tuple[int, list[str]]]:
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with suppress(OSError):
-                words = (entry / "cmdline").read_bytes().decode(errors="replace").split("\0")
-                if words[0]:
-                    yield int(entry.name), words
+def _command(process: Path) -> list[str] | None:
+    words = (process / "cmdline").read_bytes().decode(errors="replace").split("\0")
+    return words if words[0] else None
 
 
 def prepare(machine: Machine, lower: tuple[Path, ...], subnet: IPv4Network, admin_key: str) -> None:

@@ -6,6 +6,7 @@ import shutil
 from contextlib import suppress
 from pathlib import Path
 
+from clusterctl.providers.local import processes
 from clusterctl.providers.local.run import run
 
 
@@ -82,11 +83,9 @@ def erase(folder: Path) -> None:
 def rooted_under(folder: Path) -> tuple[int, ...]:
     """Processes whose root is an overlay with its changes below the folder, still mounted here or not."""
     own = f"upperdir={folder}/"
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with suppress(OSError):
-                lines = (entry / "mountinfo").read_text().splitlines()
-                if any(line.split()[4] == "/" and own in line for line in lines):
-                    found.append(int(entry.name))
-    return tuple(found)
+
+    def rooted(process: Path) -> bool | None:
+        lines = (process / "mountinfo").read_text().splitlines()
+        return any(line.split()[4] == "/" and own in line for line in lines) or None
+
+    return tuple(pid for pid, _ in processes.look(rooted))

@@ -10,7 +10,7 @@ from typing import Any
 
 from clusterctl.assets import asset
 from clusterctl.errors import MachineError
-from clusterctl.inventory import COMPUTE, CONTROLLER, Host, Inventory
+from clusterctl.inventory import ARCHITECTURE, COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.journal import digest
 from clusterctl.providers.base import Bake, BakeTarget, Provisioned, Say, Size
 from clusterctl.providers.local import client
@@ -28,8 +28,6 @@ from clusterctl.providers.local.shares import Hardware, Share, divide, is_oversu
 from clusterctl.spec import ClusterSpec
 from clusterctl.spec.models import ADMIN_USER
 from clusterctl.workspace import Workspace, write_atomic
-
-ARCHITECTURE = "x86_64"  # what the wheels of the job environment are resolved for
 
 
 class LocalProvider:

@@ -3,10 +3,9 @@
 from __future__ import annotations
 
 import os
-from contextlib import suppress
 from pathlib import Path
 
-from clusterctl.providers.local import cgroups, machine, mounts, network
+from clusterctl.providers.local import cgroups, machine, mounts, network, processes
 from clusterctl.providers.local.layout import bridge_name, cluster_dir, link_name, netns_name
 
 
@@ -40,10 +39,8 @@ def _processes_in(cluster_id: str) -> list[int]:
         namespace = (network.NETNS_DIR / netns_name(cluster_id)).stat()
     except FileNotFoundError:
         return []
-    found = []
-    for entry in Path("/proc").iterdir():
-        if entry.name.isdigit():
-            with suppress(OSError):
-                if os.path.samestat((entry / "ns/net").stat(), namespace):
-                    found.append(int(entry.name))
-    return found
+
+    def inside(process: Path) -> bool | None:
+        return os.path.samestat((process / "ns/net").stat(), namespace) or None
+
+    return [pid for pid, _ in processes.look(inside)]
