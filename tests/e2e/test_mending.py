@@ -2,20 +2,14 @@
 
 from __future__ import annotations
 
-import os
 import secrets
-import signal
-import subprocess
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
 from clusterctl.providers.local import machine
-from clusterctl.providers.local.mounts import mounted_under
 from tests.support.cluster import Cluster, raised
-
-pytestmark = pytest.mark.skipif(os.geteuid() != 0, reason="plays faults that only root can cause")
+from tests.support.faults import cause
 
 
 @pytest.fixture(scope="module")
@@ -38,7 +32,7 @@ def boot_of(cluster: Cluster) -> str:
 
 def test_a_dead_node_is_started_again(one: Cluster) -> None:
     name, before = f"c{cluster_id(one)}-002", boot_of(one)
-    machine.stop([name])
+    cause("stop", name)
     assert name not in machine.alive()
     assert one.json("up")["probed"] == [f"{one.name}-train-1"]
     assert boot_of(one) != before
@@ -46,22 +40,17 @@ def test_a_dead_node_is_started_again(one: Cluster) -> None:
 
 def test_a_node_whose_supervisor_was_killed_lives_on_and_can_be_stopped(one: Cluster) -> None:
     name, before = f"c{cluster_id(one)}-002", boot_of(one)
-    os.kill(machine.running()[name], signal.SIGKILL)
+    cause("kill-supervisor", name)
     assert one.json("up")["probed"] == [f"{one.name}-train-1"]
     assert boot_of(one) == before
-    machine.stop([name])
+    cause("stop", name)
     assert name not in machine.alive()
     assert one.json("up")["ready"]
 
 
 def test_a_reboot_of_this_machine_is_mended_with_data_and_accounting_kept(one: Cluster) -> None:
     job = one.json("submit", "probe", "--wait")["job_id"]
-    ours = f"c{cluster_id(one)}-"
-    machine.stop([name for name in machine.alive() if name.startswith(ours)])
-    for point in mounted_under(Path("/var/lib/clusterctl") / cluster_id(one)):
-        subprocess.run(["umount", point], check=True)
-    subprocess.run(["ip", "link", "delete", f"cc{cluster_id(one)}"], check=True)
-    subprocess.run(["ip", "netns", "delete", f"cc{cluster_id(one)}"], check=True)
+    cause("reboot", one.runner.home, cluster_id(one))
     assert one.json("up")["ready"]
     assert (one.run_of(job) / "stdout.log").is_file()
 
@@ -69,7 +58,7 @@ def test_a_reboot_of_this_machine_is_mended_with_data_and_accounting_kept(one: C
 def test_down_of_a_dead_cluster_says_what_to_do(one: Cluster) -> None:
     one.json("submit", "probe", "--wait")
     ours = f"c{cluster_id(one)}-"
-    machine.stop([name for name in machine.alive() if name.startswith(ours)])
+    cause("stop", *(name for name in machine.alive() if name.startswith(ours)))
     ran = one("down", "--yes", rc=1)
     assert "--discard-runs" in ran.stderr
     assert one.workspace.is_dir()

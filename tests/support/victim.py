@@ -16,6 +16,7 @@ from tests.support.faults import cause
 from tests.support.verbs import SCRIPT, Clusterctl
 
 _ENDS_S = 60.0
+_SIGNALS = {"int": signal.SIGINT, "hup": signal.SIGHUP, "term": signal.SIGTERM}
 
 
 @dataclass(frozen=True)
@@ -64,7 +65,8 @@ class Victim:
             self._process.wait(max(0.0, self._start + seconds - time.monotonic()))
 
     def hit(self, how: str, cluster_id: str = "") -> Ended:
-        """End it: `kill` (it alone), `kill-all` (and all that it started), `int`, `hup` or `reboot`."""
+        """End it: `kill` (it alone), `kill-all` (and all that it started), `int`, `hup`, `term` or
+        `reboot`."""
         if how == "kill":
             self._signal(signal.SIGKILL, alone=True)
         elif how == "kill-all":
@@ -72,7 +74,7 @@ class Victim:
         elif how == "reboot":
             cause("reboot", self._home, cluster_id)
         else:
-            self._signal({"int": signal.SIGINT, "hup": signal.SIGHUP}[how], alone=False)
+            self._signal(_SIGNALS[how], alone=False)
         return self.end()
 
     def end(self, *, patience_s: float = _ENDS_S) -> Ended:
