@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl.errors import CommandError, UnreachableError
+from clusterctl.mortal import mortal
 from clusterctl.transport.base import Conversation, shown
 from clusterctl.transport.local import LocalTransport
 
@@ -30,7 +31,7 @@ def converse(host: str, config: Path, user: str | None, argv: Sequence[str]) -> 
     """Talk with a command on a host of an `ssh_config`; see ``Transport.converse``."""
     login = ["-l", user] if user is not None else []
     words = ["ssh", "-T", "-F", str(config), "-o", "BatchMode=yes", *login, "--", host, shlex.join(argv)]
-    with LocalTransport().converse(words) as talk:
+    with LocalTransport().converse(mortal(words)) as talk:
         yield _Remote(talk, argv, host)
 
 

@@ -19,7 +19,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cluster import Cluster
-from tests.support.faults import cause
+from tests.support.faults import cause, eventually_none
 from tests.support.victim import Victim
 
 SEED = int(os.environ.get("SWEEP_SEED") or random.SystemRandom().randrange(10_000))
@@ -168,6 +168,7 @@ def test_killed_at_twenty_instants(cluster: Cluster) -> None:
         victim = Victim(cluster.runner, "-f", cluster.spec, "submit", path)
         victim.until(draw.random() * seconds)
         victim.hit(("kill", "kill-all")[number % 2])
+    assert eventually_none(cluster.runner.home) == []
     there = settle(cluster, "twenty")
     assert set(there.values()) == {1}, f"seed {SEED}"
     assert len(there) <= 21
@@ -195,6 +196,7 @@ def test_a_collect_killed_at_ten_instants_goes_on(cluster: Cluster) -> None:
         victim = Victim(cluster.runner, "-f", cluster.spec, "collect", job, "--out", out)
         victim.until((0.2 + 0.8 * draw.random()) * seconds)
         victim.hit(("kill", "kill-all")[number % 2])
+    assert eventually_none(cluster.runner.home) == []
     cluster("collect", job, "--out", out)
     (run,) = (path for path in out.iterdir() if not path.name.startswith("."))
     checked = subprocess.run(
