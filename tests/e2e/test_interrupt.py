@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import functools
 import signal
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.faults import at_work, eventually_none
+from tests.support.faults import at_work, at_work_on_nodes, eventually_none
 from tests.support.verbs import Clusterctl
 from tests.support.victim import Ended, Victim
 
@@ -53,6 +54,9 @@ def test_kill_ends_it_as_cleanly(clusterctl: Clusterctl, spec: Path) -> None:
 def test_even_a_sudden_death_leaves_nothing_at_work(clusterctl: Clusterctl, spec: Path) -> None:
     assert interrupted(clusterctl, "configure", "kill").code == -signal.SIGKILL
     assert eventually_none(clusterctl.home) == []
+    (identity,) = clusterctl.home.glob("*/id")
+    on_nodes = functools.partial(at_work_on_nodes, identity.read_text().strip())
+    assert eventually_none(clusterctl.home, on_nodes) == []
 
 
 def test_up_goes_on_from_there(clusterctl: Clusterctl, spec: Path) -> None:

@@ -5,6 +5,7 @@ As a program: `python -m tests.support.faults FAULT [ARGUMENT...]`.
 
 from __future__ import annotations
 
+import functools
 import os
 import signal
 import subprocess
@@ -14,7 +15,7 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 
-from clusterctl.providers.local import machine
+from clusterctl.providers.local import cgroups, machine
 from clusterctl.providers.local.mounts import mounted_under
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -36,10 +37,16 @@ def at_work(home: Path) -> list[str]:
     return cause("show", home).splitlines()
 
 
-def eventually_none(home: Path) -> list[str]:
-    """What is at work once it had time to end."""
+def at_work_on_nodes(cluster_id: str) -> list[str]:
+    """What Ansible has started on a cluster's nodes and still runs there, a line each."""
+    return cause("show-on-nodes", cluster_id).splitlines()
+
+
+def eventually_none(home: Path, look: Callable[[], list[str]] | None = None) -> list[str]:
+    """What is at work (or what ``look`` finds) once it had time to end."""
+    look = look or functools.partial(at_work, home)
     deadline = time.monotonic() + _PATIENCE_S
-    while (left := at_work(home)) and time.monotonic() < deadline:
+    while (left := look()) and time.monotonic() < deadline:
         time.sleep(0.2)
     return left
 
@@ -61,6 +68,15 @@ def _found(home: str) -> dict[int, str]:
 def show(home: str) -> None:
     """What of clusterctl is at work there."""
     sys.stdout.writelines(f"{pid}: {line}\n" for pid, line in _found(home).items())
+
+
+def show_on_nodes(cluster_id: str) -> None:
+    """What of Ansible is at work on its nodes."""
+    for pid, name in cgroups.members():
+        with suppress(OSError):
+            argv = Path(f"/proc/{pid}/cmdline").read_bytes()
+            if name.startswith(f"c{cluster_id}-") and (b"mitogen" in argv or b"ansible" in argv.lower()):
+                sys.stdout.write(f"{pid}: {argv.replace(bytes(1), b' ').decode(errors='replace')}\n")
 
 
 def kill_all(home: str) -> None:
@@ -112,6 +128,7 @@ def _signal(pids: Collection[int], sign: signal.Signals) -> None:
 
 FAULTS: dict[str, Callable[..., None]] = {
     "show": show,
+    "show-on-nodes": show_on_nodes,
     "kill-all": kill_all,
     "stop": stop,
     "kill-supervisor": kill_supervisor,
