@@ -157,6 +157,7 @@ def _dry_run(screen: Screen, options: Options, wanted: Sequence[JobSpec]) -> Non
     """Show the scripts; where they are several, each below a line with its job's name."""
     from clusterctl import jobs
     from clusterctl.transfer.tree import shown_size
+    from clusterctl.transport.base import printable
 
     spec = spec_of(screen, options)
     rows: list[_Row] = []
@@ -165,7 +166,8 @@ def _dry_run(screen: Screen, options: Options, wanted: Sequence[JobSpec]) -> Non
         script = jobs.script_of(spec, job, environment)
         if source:
             size = shown_size(source.bytes)
-            screen.note(f"with {job.name} go {len(source.files)} files, {size}, of {source.folder}")
+            folder = printable(str(source.folder))
+            screen.note(f"with {job.name} go {len(source.files)} files, {size}, of {folder}")
         what_goes = {"files": len(source.files), "bytes": source.bytes} if source else None
         rows.append({"name": job.name, "script": script, "source": what_goes})
         text += f"### {job.name}\n{script}\n" if len(wanted) > 1 else script

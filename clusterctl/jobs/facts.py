@@ -25,7 +25,7 @@ def client_facts(
         "clusterctl": __version__,
         "python": platform.python_version(),
         "system": platform.platform(),
-        "job": json.loads(job.model_dump_json()),
+        "job": json.loads(json.dumps(job.model_dump(), default=str)),  # a path may be no UTF-8
         "requirements": environment.lock.text if environment.lock else None,
         "git": _git(local, folder),
     }

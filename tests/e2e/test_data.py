@@ -90,7 +90,7 @@ def test_no_room_on_the_cluster(cluster: Cluster, data: Path) -> None:
     cluster.ssh(controller, mount)
     try:
         ran = cluster("-o", "json", "put", data, "/mnt/small", rc=1)
-        assert "MiB are needed and 39 MiB are free" in ran.stderr
+        assert "70 MiB are needed and 40 MiB are free" in ran.stderr
         (failure,) = json.loads(ran.stdout)["failures"]
         assert failure["code"] == "transfer"
         (data / "sparse").unlink()

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -68,6 +69,15 @@ def test_the_folder_of_the_script_is_what_the_job_runs_in(session, cluster, job)
     assert (again.source.sent_bytes, again.source.hash) == (0, done.source.hash)
     cluster.wait_until_ended(again.job_id)
     assert (Path(again.remote_dir) / "stdout.log").read_text() == "from the folder"
+
+
+def test_a_folder_whose_name_is_not_utf8(session, cluster, tmp_path):
+    folder = tmp_path / os.fsdecode(b"\xffproject\nof mine")
+    folder.mkdir()
+    (folder / "a.sh").write_text("#!/bin/bash\necho fine\n")
+    done = jobs.submit(session, JobSpec(name="x", script=folder / "a.sh"))
+    cluster.wait_until_ended(done.job_id)
+    assert (Path(done.remote_dir) / "stdout.log").read_text() == "fine\n"
 
 
 def test_a_folder_that_can_not_be_sent_leaves_nothing(session, cluster, job):
