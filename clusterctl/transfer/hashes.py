@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import os
 import sqlite3
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
@@ -42,8 +43,12 @@ def hash_items(
     done = 0
     total = sum(item.size for item in files)
 
+    stopped = threading.Event()
+
     def more(count: int) -> None:
         nonlocal done
+        if stopped.is_set():
+            raise InterruptedError
         done += count
         progress("hashing", done, total)
 
@@ -57,7 +62,11 @@ def hash_items(
 
     large = [item.origin for item in files if item.size >= REMEMBERED]
     with _remembered(large) as known, ThreadPoolExecutor(_AT_ONCE) as pool:
-        found = dict(zip((item.origin for item in files), pool.map(one, files), strict=True))
+        try:
+            found = dict(zip((item.origin for item in files), pool.map(one, files), strict=True))
+        except BaseException:  # the pool waits for its threads: Ctrl-C must reach them
+            stopped.set()
+            raise
     if unreadable:
         raise not_readable(unreadable)
     return found

@@ -323,3 +323,21 @@ def test_the_remote_half_runs_on_plain_python(home, data):
         [sys.executable, "-I", "-S", *argv[1:]], input=b"\n", capture_output=True, check=True
     )
     assert b'"wrong": []' in done.stdout
+
+
+def test_hashing_can_be_interrupted(home, tmp_path):
+    """Reading the other file to its end would take an hour."""
+    items = []
+    for name in ("one", "other"):
+        with (tmp_path / name).open("wb") as file:
+            file.truncate(4 << 40)
+        items.append(Item.of(name, tmp_path / name, (tmp_path / name).lstat()))
+    interrupted: list[bool] = []
+
+    def interrupt(*_: object) -> None:
+        if not interrupted:
+            interrupted.append(True)
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        hash_items(items, progress=interrupt)
