@@ -18,7 +18,6 @@ def mounted_under(folder: Path) -> tuple[Path, ...]:
         point = line.split()[4].encode().decode("unicode_escape")
         if point == prefix or point.startswith(prefix + "/"):
             points.append(Path(point))
-    points.reverse()  # among those of one depth the later first: an overlay may lie on the earlier one
     return tuple(sorted(points, key=lambda p: len(p.parts), reverse=True))
 
 

@@ -161,7 +161,7 @@ def test_a_node_that_slurm_gives_up_again_is_an_error_with_its_reason() -> None:
     states = sinfo("Low RealMemory", "slurm", d_train_1="idle+drain", d_train_2="idle")
     resume = Step(("scontrol", "..."))
     with pytest.raises(VerifyError, match="did not become ready") as caught:
-        verify(inventory(), ScriptedTransport([states, resume, states]), timeout_s=0)
+        verify(inventory(), ScriptedTransport([states, resume, states]), timeout_s=0.1)
     assert caught.value.why == "d-train-1: Slurm says IDLE+DRAIN: Low RealMemory"
 
 
