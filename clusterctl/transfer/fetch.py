@@ -14,12 +14,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from clusterctl.errors import CommandError, TransferError
+from clusterctl.errors import CommandError, TransferError, UsageError
 from clusterctl.transfer.hashes import hash_items
 from clusterctl.transfer.incoming import Incoming
 from clusterctl.transfer.listing import Remote, parse_listing
 from clusterctl.transfer.program import remote_argv
-from clusterctl.transfer.remote.give import SAME, UNREADABLE
+from clusterctl.transfer.remote.give import NOT_THERE, SAME, UNREADABLE
 from clusterctl.transfer.remote.receive import lies_at
 from clusterctl.transfer.tree import Item, Kind, Progress
 from clusterctl.transport.base import Transport, printable
@@ -46,6 +46,7 @@ def fetch(
     Relative paths begin at the user's home. What lies here under other names stays.
 
     Raises:
+        UsageError: something is not there.
         TransferError: some can't be read there or written here, or changed; what has arrived is kept.
         TransportError: the cluster can't be reached; what has arrived is kept.
     """
@@ -61,11 +62,17 @@ def fetch(
                 talk.finish()
                 transfer.finish()
     except CommandError as exc:
+        if exc.rc == NOT_THERE:
+            raise UsageError(
+                f"there is no {printable(exc.why)} on the cluster",
+                where=transport.host,
+                fix="relative paths begin at the job user's home; look there with `clusterctl ssh`",
+            ) from exc
         raise TransferError(
             "the files can't be read on the cluster",
             where=transport.host,
             why=printable((exc.why.strip().splitlines() or [exc.what])[-1]),
-            fix="name what is there and readable: `clusterctl ssh -- ls -l` shows it",
+            fix="make it readable, or name something else: `clusterctl ssh -- ls -l` shows what there is",
             host=transport.host,
         ) from exc
     if transfer.wrong:

@@ -8,7 +8,7 @@ bytes.
 stdin then brings a JSON array a line, [INDEX, HAVE, SHA256], and an empty line: the files that are wanted,
 how many bytes of each are there already, or the hash of what is. For each in turn come eight bytes with the
 number of bytes that follow, these, and the 32 bytes of the whole file's sha256; or -1 if it can't be read or
-is shorter by now, or -2 if it has that hash.
+is shorter by now, or -2 if it has that hash. If something asked for is not there, the exit status is 67.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from clusterctl.transfer.remote.receive import CHUNK, fail
 
 HEADER = struct.Struct(">q")
 UNREADABLE, SAME = -1, -2
+NOT_THERE = 67
 
 
 def row(path: bytes, status: os.stat_result, full: bytes) -> tuple[str, list[Any]]:
@@ -40,6 +41,10 @@ def row(path: bytes, status: os.stat_result, full: bytes) -> tuple[str, list[Any
 
 def list_all(roots: list[bytes]) -> list[bytes]:
     """Tell what there is; returns where each thing lies."""
+    missing = [os.fsdecode(root) for root in roots if not os.path.exists(root)]
+    if missing:
+        sys.stderr.write(", ".join(map(repr, missing)))
+        sys.exit(NOT_THERE)
     places = []
     for root in roots:
         real = os.path.realpath(root)

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.errors import TransferError, UnreachableError
+from clusterctl.errors import TransferError, UnreachableError, UsageError
 from clusterctl.transfer.fetch import Fetched, fetch
 from clusterctl.transfer.listing import parse_listing
 from clusterctl.transport.local import LocalTransport
@@ -110,10 +110,16 @@ def test_links_to_folders_pipes_and_several_at_once(home, theirs, here):
 
 
 def test_what_is_not_there_is_said(home, here):
-    with pytest.raises(TransferError) as caught:
-        get(here, "nope")
-    assert "nope': No such file" in caught.value.why
+    (home / "there").touch()
+    with pytest.raises(UsageError, match=r"there is no 'nope', '/neither' on the cluster"):
+        get(here, "nope", "there", "/neither")
     assert not here.exists()
+
+
+def test_a_ring_of_links_comes_as_it_is(theirs, here):
+    (theirs / "ring").symlink_to("ring")
+    get(here)
+    assert content(here / "data") == content(theirs)
 
 
 def test_what_can_not_be_written_is_said(theirs, here):
