@@ -36,7 +36,8 @@ class Reader:
         place = self.home / page.stem
         if not place.exists():
             place.mkdir()
-            (place / "cluster.yaml").write_text(SPEC)
+            if page != LAST:  # it begins with `init`
+                (place / "cluster.yaml").write_text(SPEC)
             for name in FOLDERS:
                 if (ROOT / name).exists() and f" {name}/" in page.read_text():
                     (place / name).symlink_to(ROOT / name)
