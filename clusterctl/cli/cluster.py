@@ -1,8 +1,7 @@
-"""up, down, status, list, cache: the verbs of a cluster's life."""
+"""up, down, status, cache: the verbs of a cluster's life."""
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -177,51 +176,6 @@ def status(screen: Screen, options: Options) -> None:
     screen.result(answer, text)
 
 
-def list_(screen: Screen, options: Options) -> None:
-    """Show your clusters, and local ones whose workspace was lost."""
-    from pydantic import ValidationError
-
-    from clusterctl.errors import ClusterctlError
-    from clusterctl.inventory import Inventory
-    from clusterctl.providers.local.provider import clusters
-    from clusterctl.workspace import state_home
-
-    del options
-    found: list[dict[str, Any]] = []
-    for path in sorted(state_home().glob("*/hosts.json")):
-        try:
-            inventory = Inventory.model_validate_json(path.read_bytes())
-        except ValidationError:
-            found.append({"cluster": path.parent.name, "provider": "damaged", "nodes": None,
-                          "workspace": str(path.parent), "id": None})  # fmt: skip
-            continue
-        found.append(
-            {
-                "cluster": inventory.cluster,
-                "provider": inventory.provider,
-                "nodes": len(inventory.compute),
-                "workspace": str(path.parent),
-                "id": inventory.cluster_id,
-            }
-        )
-    known = {entry["id"] for entry in found}
-    try:
-        here = clusters()
-    except ClusterctlError:  # no right to look, or not Linux: then there are none of ours either
-        here = ()
-    found += [
-        {"cluster": c.name, "provider": "local", "nodes": None, "workspace": c.workspace, "id": c.id}
-        for c in here
-        if c.id not in known and c.owner == os.getuid()
-    ]
-    rows = [
-        [e["cluster"], e["provider"], "?" if e["nodes"] is None else e["nodes"], e["workspace"]]
-        for e in found
-    ]
-    text = screen.table(["CLUSTER", "PROVIDER", "NODES", "WORKSPACE"], rows) if rows else "no clusters"
-    screen.result({"clusters": found}, text)
-
-
 def cache_prune(screen: Screen, options: Options) -> None:
     """Remove node images that no cluster uses."""
     _cache(screen, prune=True)
@@ -256,7 +210,6 @@ def register(app: typer.Typer) -> None:
     """Add these verbs."""
     for function in (up, down, status):
         app.command()(verb(function))
-    app.command("list")(verb(list_))
     cache = typer.Typer(help="The cache of node images.", no_args_is_help=True, rich_markup_mode=None)
     cache.command("list")(verb(cache_list))
     cache.command("prune")(verb(cache_prune))

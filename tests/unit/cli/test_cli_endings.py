@@ -132,7 +132,7 @@ def test_a_damaged_workspace_is_named_and_hides_no_other(cli: Clusterctl) -> Non
     folder = cli.home / "broken"
     folder.mkdir(parents=True)
     (folder / "hosts.json").write_text("{}")  # no version of clusterctl writes this
-    assert cli("-o", "json", "list").json["clusters"][0]["provider"] == "damaged"
+    assert cli("-o", "json", "list").json["clusters"][0]["state"] == "damaged"
     spec = cli.cwd / "broken.yaml"
     spec.write_text("version: 1\nname: broken\nprovider: {type: local}\npartitions: [{name: a, nodes: 1}]\n")
     ran = cli("status", "-f", spec, rc=2)

@@ -1,0 +1,86 @@
+"""list: the clusters of this user, wherever what is known of them lies."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+import typer
+
+from clusterctl.cli.options import Options, verb
+from clusterctl.cli.show import Screen
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """One cluster. ``nodes`` is None where its record can't be read."""
+
+    cluster: str
+    provider: str
+    state: str
+    nodes: int | None
+    workspace: str
+    id: str | None
+
+
+def list_(screen: Screen, options: Options) -> None:
+    """Show your clusters, and local ones whose workspace was lost.
+
+    `unfinished`: `clusterctl up` goes on. `elsewhere`: raised with another CLUSTERCTL_HOME. `lost`: nothing is
+    known of it any more, `clusterctl down` removes it by its name. `damaged`: `clusterctl up` writes it anew.
+    """
+    del options
+    noted = list(_noted())
+    found = noted + list(_on_this_machine({one.id for one in noted}))
+    rows = [[c.cluster, c.provider, c.state, "-" if c.nodes is None else c.nodes, c.workspace] for c in found]
+    text = (
+        screen.table(["CLUSTER", "PROVIDER", "STATE", "NODES", "WORKSPACE"], rows) if rows else "no clusters"
+    )
+    screen.result({"clusters": [asdict(one) for one in found]}, text)
+
+
+def _noted() -> Iterator[_Listed]:
+    """Those of this state folder that `up` has raised."""
+    from pydantic import ValidationError
+
+    from clusterctl.inventory import Inventory
+    from clusterctl.workspace import state_home
+
+    for path in sorted(state_home().glob("*/hosts.json")):
+        where = str(path.parent)
+        try:
+            inventory = Inventory.model_validate_json(path.read_bytes())
+        except ValidationError:
+            yield _Listed(path.parent.name, "-", "damaged", None, where, None)
+            continue
+        nodes = len(inventory.compute)
+        yield _Listed(inventory.cluster, inventory.provider, "up", nodes, where, inventory.cluster_id)
+
+
+def _on_this_machine(known: set[str | None]) -> Iterator[_Listed]:
+    """Local ones that are not among those: half made, of another state folder, or with none any more."""
+    from clusterctl.errors import ClusterctlError
+    from clusterctl.providers.local.provider import clusters
+    from clusterctl.workspace import state_home
+
+    try:
+        here = clusters()
+    except ClusterctlError:  # no right to look, or not Linux: then there are none of ours either
+        return
+    for one in here:
+        if one.id in known or one.owner != os.getuid():
+            continue
+        workspace = Path(one.workspace)
+        if not workspace.is_dir():
+            state = "lost"
+        else:
+            state = "unfinished" if workspace.parent == state_home() else "elsewhere"
+        nodes = sum(not name.endswith("-ctl") for name in one.numbers)
+        yield _Listed(one.name, "local", state, nodes, one.workspace, one.id)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command("list")(verb(list_))

@@ -1,0 +1,82 @@
+"""`-o json`: one object on stdout, always, from every verb that the program has."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import typer
+
+from clusterctl.cli import app
+from scripts.cli_reference import verbs
+from tests.support.verbs import Clusterctl
+
+# Verbs that answer without a cluster, and the keys of their answers.
+ANSWERS: dict[str, tuple[list[str], set[str]]] = {
+    "init": ([], {"file"}),
+    "validate": ([], {"cluster", "provider", "nodes"}),
+    "schema": ([], {"schema"}),
+    "list": ([], {"clusters"}),
+    "completion": (["bash"], {"shell", "script"}),
+}
+# Verbs that need one, and the words that they can't do without. What they answer: tests/e2e.
+NEED_A_CLUSTER: dict[str, list[str]] = {
+    "up": [],
+    "down": ["--yes"],
+    "status": [],
+    "submit": ["train"],
+    "jobs": [],
+    "logs": ["1"],
+    "cancel": ["1"],
+    "collect": [],
+    "put": ["cluster.yaml", "."],
+    "get": ["x", "."],
+    "ssh": ["--", "true"],
+    "shell": ["--", "true"],
+}
+OF_THE_MACHINE = {"cache list", "cache prune"}  # they look at, and remove, what other clusters share
+FAILURE = {"code", "cause", "host", "phase", "fix", "retryable"}
+SPEC = "version: 1\nname: json\nprovider: {type: local}\npartitions:\n  - {name: train, nodes: 1}\n"
+WRONG = SPEC.replace("nodes", "noodles")
+
+
+def answer(cli: Clusterctl, *argv: str, rc: int) -> dict[str, Any]:
+    """The one object on stdout."""
+    out = cli(*argv, rc=rc).stdout
+    assert out.count("\n") == 1, out
+    found = json.loads(out)
+    assert isinstance(found["ok"], bool)
+    assert isinstance(found["failures"], list)
+    return dict(found)
+
+
+def test_no_verb_is_forgotten() -> None:
+    known = {" ".join(path) for path, _ in verbs(typer.main.get_command(app))}
+    assert known == set(ANSWERS) | set(NEED_A_CLUSTER) | OF_THE_MACHINE
+
+
+@pytest.mark.parametrize("verb", ANSWERS)
+def test_an_answer_has_its_keys(cli: Clusterctl, verb: str) -> None:
+    if verb != "init":
+        (cli.cwd / "cluster.yaml").write_text(SPEC)
+    words, keys = ANSWERS[verb]
+    found = answer(cli, verb, *words, "-o", "json", rc=0)
+    assert found["ok"]
+    assert set(found) == {"ok", "failures"} | keys
+
+
+@pytest.mark.parametrize("verb", NEED_A_CLUSTER)
+def test_an_error_is_an_answer_too(cli: Clusterctl, verb: str) -> None:
+    """`up` gets a spec that it refuses; to the others, the cluster is not up."""
+    (cli.cwd / "cluster.yaml").write_text(WRONG if verb == "up" else SPEC)
+    found = answer(cli, "-o", "json", verb, *NEED_A_CLUSTER[verb], rc=2)
+    assert not found["ok"]
+    assert found["failures"]
+    assert all(set(failure) == FAILURE for failure in found["failures"])
+
+
+def test_a_command_that_is_not_understood_is_answered(cli: Clusterctl) -> None:
+    (failure,) = answer(cli, "sumbit", "-o", "json", rc=2)["failures"]
+    assert "submit" in failure["cause"]
+    assert set(failure) == FAILURE
