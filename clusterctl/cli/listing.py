@@ -28,8 +28,8 @@ class _Listed:
 def list_(screen: Screen, options: Options) -> None:
     """Show your clusters, and local ones whose workspace was lost.
 
-    `unfinished`: `clusterctl up` goes on. `elsewhere`: raised with another CLUSTERCTL_HOME. `lost`: nothing is
-    known of it any more, `clusterctl down` removes it by its name. `damaged`: `clusterctl up` writes it anew.
+    `unfinished`: `clusterctl up` goes on. `elsewhere`: raised with another CLUSTERCTL_HOME. `lost`: nothing
+    is known of it any more, `clusterctl down` removes it by its name. `damaged`: `clusterctl up` mends it.
     """
     del options
     noted = list(_noted())

@@ -55,7 +55,7 @@ def fetch_tree(transport: Transport, folder: str, tree: Path, *, still_changing:
             f"{len(restless)} files keep changing while they are read, such as {restless[0].shown}",
             where=f"{folder} on the cluster",
             why="something still writes there although the job has ended",
-            fix="end what writes there (clusterctl ssh), then collect again; what has arrived is kept",
+            fix="end what writes there (`clusterctl ssh`), then collect again; what has arrived is kept",
         )
     skipped = tuple(Skipped(path=file.shown, reason="it changed while it was read") for file in restless)
     files = {path: file for path, file in manifest.files.items() if file in here}

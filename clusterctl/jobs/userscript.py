@@ -95,7 +95,7 @@ def _directives(path: Path, lines: list[str]) -> tuple[str, ...]:
         if _HETEROGENEOUS.match(line):
             raise UsageError(
                 f"{printable(str(path))} asks for a heterogeneous job, which clusterctl does not submit",
-                fix="use plain `sbatch` on the cluster: clusterctl ssh",
+                fix="use plain `sbatch` on the cluster (`clusterctl ssh`)",
             )
         if line.startswith("#SBATCH"):
             found.append(line.encode(errors="surrogateescape").decode(errors="replace"))

@@ -223,7 +223,7 @@ def _not_written(host: str, exc: CommandError) -> TransferError:
         "the files can't be written on the cluster",
         where=host,
         why=printable(exc.why.strip().splitlines()[-1] if exc.why.strip() else exc.what),
-        fix="make room or rights there (clusterctl ssh), then run it again: what has arrived is kept",
+        fix="make room or rights there (`clusterctl ssh`), then run it again: what has arrived is kept",
         host=host,
     )
 

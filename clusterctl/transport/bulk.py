@@ -63,7 +63,7 @@ class _Remote:
             return UnreachableError(
                 f"{self.host}: the connection broke during `{shown(self.argv)}`",
                 why=exc.why,
-                fix="see whether the host is up: clusterctl status",
+                fix="`clusterctl up` starts it again if it is down",
                 host=self.host,
             )
         what = f"`{shown(self.argv)}` failed with exit status {exc.rc}"

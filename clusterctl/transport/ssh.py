@@ -270,7 +270,7 @@ class SSHTransport:
             f"{self._host}: {what}",
             where=str(self._config),
             why=str(cause or ""),
-            fix="see whether the host is up: clusterctl status",
+            fix="`clusterctl up` starts it again if it is down",
             host=self._host,
         )
 

@@ -19,7 +19,10 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import typer
 from markdown_it import MarkdownIt
+
+from clusterctl.cli import app
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = ("console", "sh")
@@ -181,3 +184,26 @@ def with_jobs(text: str, jobs: dict[str, str]) -> str:
 
 def _has_digit(word: str) -> bool:
     return any(map(str.isdigit, word))
+
+
+def understood(words: list[str]) -> bool:
+    """Whether these words after `clusterctl` name a verb that exists, with options that it has."""
+    command = typer.main.get_command(app)
+    words = words[: words.index("--")] if "--" in words else words
+    known = names(command)
+    for word in words:
+        subcommands = getattr(command, "commands", {})
+        if word.startswith("-"):
+            if word.partition("=")[0].rstrip("],") not in known:
+                return False
+        elif word in subcommands:
+            command = subcommands[word]
+            known |= names(command)
+        elif subcommands and word.isalpha() and word.islower():
+            return False
+    return True
+
+
+def names(command: object) -> set[str]:
+    params = getattr(command, "params", [])
+    return {name for param in params for name in (*param.opts, *param.secondary_opts)} | {"--help", "-h"}

@@ -5,9 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import typer
 
-from clusterctl.cli import app
 from tests.support.manual import (
     ROOT,
     RUN,
@@ -17,6 +15,7 @@ from tests.support.manual import (
     inline_commands,
     of_clusterctl,
     pages,
+    understood,
     with_jobs,
 )
 
@@ -63,29 +62,6 @@ def test_every_clusterctl_command_is_one(page: Path) -> None:
     found = inline_commands(page) + [words for block in blocks(page) for words in of_clusterctl(block)]
     wrong = [" ".join(words) for words in found if not understood(words[1:])]
     assert not wrong
-
-
-def understood(words: list[str]) -> bool:
-    """Whether the verb exists and has the options that are named."""
-    command = typer.main.get_command(app)
-    words = words[: words.index("--")] if "--" in words else words
-    known = names(command)
-    for word in words:
-        subcommands = getattr(command, "commands", {})
-        if word.startswith("-"):
-            if word.partition("=")[0].rstrip("],") not in known:
-                return False
-        elif word in subcommands:
-            command = subcommands[word]
-            known |= names(command)
-        elif subcommands and word.isalpha() and word.islower():
-            return False
-    return True
-
-
-def names(command: object) -> set[str]:
-    params = getattr(command, "params", [])
-    return {name for param in params for name in (*param.opts, *param.secondary_opts)} | {"--help", "-h"}
 
 
 def test_a_wrong_command_would_be_seen() -> None:
