@@ -146,7 +146,7 @@ def build(
             "the Python environment can't be built on the cluster",
             where=transport.host,
             why=exc.why,
-            fix="see whether the home of the job user is there and has room: clusterctl ssh",
+            fix="see whether the home of the job user is there and has room (`clusterctl ssh`)",
             host=transport.host,
         ) from exc
     return built

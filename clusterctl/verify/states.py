@@ -87,7 +87,7 @@ def settle(inventory: Inventory, slurm: SlurmClient, *, timeout_s: float) -> Sta
             raise VerifyError(
                 "the cluster did not become ready",
                 why="; ".join(f"{f.host}: {f.cause}" for f in sick),
-                fix="look at `sudo journalctl -u slurmd` on the host with `clusterctl ssh`, then run `up` again",
+                fix="look at `sudo journalctl -u slurmd` there (`clusterctl ssh HOST`), then run `up` again",
                 failures=sick,
             )
         time.sleep(_PAUSE_S)
