@@ -95,7 +95,7 @@ class Stage:
         if verb == "down":
             left = left_behind(self._before, lambda: look_as_root(self._machine))
             assert not left, "\n".join(left)
-            assert list(self.clusterctl.home.iterdir()) == []
+            assert [path for path in self.clusterctl.home.iterdir() if self._name in path.name] == []
 
     def _end(self, case: Case) -> Ended:
         after = case.when if isinstance(case.when, str) else case.when * self._time(case.verb)
