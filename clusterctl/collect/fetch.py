@@ -12,13 +12,14 @@ import os
 import shutil
 import stat
 import struct
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
 from clusterctl.collect.manifest import REMOTE_PROGRAM, Manifest, RemoteFile, read_manifest
 from clusterctl.errors import CollectError
 from clusterctl.records import Skipped
-from clusterctl.transport.base import BULK, Conversation, Transport
+from clusterctl.transfer.incoming import Incoming
+from clusterctl.transport.base import BULK, Transport
 
 _ROUNDS = 4  # a file that changed while it was read is read again
 _HEADER = struct.Struct(">q")
@@ -105,7 +106,7 @@ def _fetch(
     much = sum(file.size for file in files if file not in hashes) > BULK
     with transport.converse(["python3", "-c", REMOTE_PROGRAM, "send", folder], bulk=much) as talk:
         talk.send(_request(files, hashes))
-        source, places = _Source(talk), _Places(tree)
+        source, places = Incoming(talk, _too_little), _Places(tree)
         for file in files:
             size = _HEADER.unpack(source.exactly(_HEADER.size))[0]
             if size == _SAME and file in hashes:
@@ -128,7 +129,7 @@ def _request(files: Iterable[RemoteFile], hashes: Mapping[RemoteFile, str]) -> b
     return ("\n".join(lines) + "\n\n").encode()
 
 
-def _receive(source: _Source, file: RemoteFile, places: _Places) -> str:
+def _receive(source: Incoming, file: RemoteFile, places: _Places) -> str:
     """Write one file to its place; returns its hash, or "" and leaves nothing if it is not what was sent.
 
     Only whole files stay, unless we are killed; the next time, what is here counts by its hash alone.
@@ -204,33 +205,8 @@ def _remove_others(tree: Path, keep: set[Path]) -> None:
                 path.rmdir()
 
 
-class _Source:
-    """The bytes that a command says, taken in the amounts that were announced."""
-
-    def __init__(self, talk: Conversation) -> None:
-        self._talk = talk
-        self._buffer = memoryview(b"")
-
-    def exactly(self, size: int) -> bytes:
-        return b"".join(self.pieces(size))
-
-    def pieces(self, size: int) -> Iterator[memoryview]:
-        while size:
-            if not self._buffer:
-                self._buffer = memoryview(self._talk.receive())
-                if not self._buffer:
-                    self._talk.finish()  # which may know why
-                    raise CollectError(
-                        "the cluster sent less than it said",
-                        fix="collect again; what has arrived is kept",
-                    )
-            piece, self._buffer = self._buffer[:size], self._buffer[size:]
-            size -= len(piece)
-            yield piece
-
-    def more(self) -> bool:
-        """Whether anything is left."""
-        return bool(self._buffer) or self._talk.receive() != b""
+def _too_little() -> CollectError:
+    return CollectError("the cluster sent less than it said", fix="collect again; what has arrived is kept")
 
 
 def _other_than_said(folder: str) -> CollectError:

@@ -52,7 +52,7 @@ def fetch(
     """
     try:
         with transport.converse(remote_argv("receive", "give", arguments=tuple(paths)), bulk=True) as talk:
-            incoming = Incoming(talk)
+            incoming = Incoming(talk, _too_little)
             listing, skipped = parse_listing(iter(incoming.line, b""))
             with _writing(folder):
                 transfer = _Fetch(folder, listing, progress)
@@ -83,6 +83,10 @@ def fetch(
         )
     files = [remote for remote in listing if remote.kind is Kind.FILE]
     return Fetched(len(files), sum(remote.size for remote in files), transfer.sent, skipped)
+
+
+def _too_little() -> TransferError:
+    return TransferError("the cluster sent less than it said", fix="run it again; what has arrived is kept")
 
 
 @contextmanager

@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
-from clusterctl.errors import TransferError
+from clusterctl.errors import ClusterctlError
 from clusterctl.transport.base import Conversation
 
 
 class Incoming:
-    """Reads a conversation; the end that comes too soon is a TransferError, unless the command says more."""
+    """Reads a conversation. An end that comes too soon is ``too_little``, unless the command failed."""
 
-    def __init__(self, talk: Conversation) -> None:
+    def __init__(self, talk: Conversation, too_little: Callable[[], ClusterctlError]) -> None:
         self._talk = talk
+        self._too_little = too_little
         self._buffer = memoryview(b"")
 
     def exactly(self, size: int) -> bytes:
@@ -38,11 +39,13 @@ class Incoming:
             if found:
                 return b"".join(parts)
 
+    def more(self) -> bool:
+        """Whether anything is left; waits for the end if nothing is."""
+        return bool(self._buffer) or self._talk.receive() != b""
+
     def _fill(self) -> None:
         if not self._buffer:
             self._buffer = memoryview(self._talk.receive())
         if not self._buffer:
             self._talk.finish()  # which may know why
-            raise TransferError(
-                "the cluster sent less than it said", fix="run it again; what has arrived is kept"
-            )
+            raise self._too_little()
