@@ -15,7 +15,7 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -213,7 +213,8 @@ def up(request: dict[str, Any]) -> dict[str, Any]:
                     made=new,
                 )
             )
-        machine.check_started(machines)
+        if started := [one for one in machines if one.name not in running]:
+            machine.check_started(started)
     answer = MadeCluster(
         subnet=state.subnet, shared=str(shared), nodes=tuple(made), removed=removed, notes=notes + remade
     )
@@ -254,11 +255,16 @@ def _remove_unnamed(wanted: ClusterRequest, state: ClusterState) -> tuple[str, .
     nodes.mkdir(exist_ok=True)
     named = {node.name for node in wanted.nodes}
     gone = {machine_name(wanted.id, number) for name, number in state.numbers.items() if name not in named}
-    machine.stop([name for name in machine.alive() if name in gone])
+    _stop(gone)
     surplus = sorted(path.name for path in nodes.iterdir() if path.name not in named)
     for name in surplus:
         mounts.erase(nodes / name)
     return tuple(surplus)
+
+
+def _stop(gone: Collection[str]) -> None:
+    if gone:  # to look for nothing would take a while, too, on a busy machine
+        machine.stop([name for name in machine.alive() if name in gone])
 
 
 def _remove_resized(wanted: ClusterRequest, state: ClusterState) -> tuple[str, ...]:
@@ -270,7 +276,7 @@ def _remove_resized(wanted: ClusterRequest, state: ClusterState) -> tuple[str, .
         if (nodes / node.name).is_dir() and mounts.disk_mib(nodes / node.name) != node.disk_mib
     ]
     gone = {machine_name(wanted.id, state.numbers[name]) for name in names if name in state.numbers}
-    machine.stop([name for name in machine.alive() if name in gone])
+    _stop(gone)
     for name in names:
         mounts.erase(nodes / name)
     return (f"made anew, with another disk: {', '.join(names)}",) if names else ()
