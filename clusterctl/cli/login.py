@@ -14,6 +14,7 @@ import typer
 
 from clusterctl.cli.completing import hosts
 from clusterctl.cli.options import Options, verb
+from clusterctl.cli.progress import showing_progress
 from clusterctl.cli.show import Screen
 from clusterctl.cli.submit import JOB_FLAGS
 from clusterctl.cli.which import telling_who_works, workspace_of
@@ -21,12 +22,14 @@ from clusterctl.errors import Failure, UsageError
 
 if TYPE_CHECKING:
     from clusterctl.inventory import Inventory
-    from clusterctl.jobs import Session
+    from clusterctl.jobs import Environment, Session
+    from clusterctl.spec import JobWords
     from clusterctl.transport.openssh import OpenSSH
 
 Command = Annotated[list[str] | None, typer.Argument(metavar="COMMAND", help="A command, after --.")]
 SHELL_FLAGS = {name: flag for name, flag in JOB_FLAGS.items() if name in {
-    "nodes", "tasks_per_node", "cpus", "gpus", "mem", "time", "partition", "account", "qos", "constraint"
+    "nodes", "tasks_per_node", "cpus", "gpus", "mem", "time", "partition", "account", "qos", "constraint",
+    "requirements",
 }}  # fmt: skip
 
 
@@ -82,6 +85,7 @@ def shell(
         )
     forwards = jobs.parse_forwards(forward or [])
     with _session_and_ssh(screen, options) as (session, ssh), ExitStack() as stack:
+        environment = _environment(screen, options, session, words)
         wait = functools.partial(_say_wait, screen, session)
         with screen.working("waiting for nodes"):
             held = stack.enter_context(jobs.allocate(session, ssh, words, on_wait=wait))
@@ -89,7 +93,7 @@ def shell(
         screen.note(f"job {held.job_id} has {', '.join(held.nodes)} until this ends")
         for port in forwards:
             screen.note(f"localhost:{port.local} leads to port {port.remote} of {held.nodes[0]}")
-        argv = held.argv(command or [], terminal=terminal)
+        argv = held.argv(command or [], environment, terminal=terminal)
         answer = {"job_id": held.job_id, "nodes": held.nodes}
         code = _told(screen, argv, answer) if screen.json else attached(argv)
         if held.revoked:
@@ -109,6 +113,18 @@ def _session_and_ssh(screen: Screen, options: Options) -> Iterator[tuple[Session
         spec = access.spec_as_raised(workspace)
         with access.session(spec, inventory, workspace) as session:
             yield session, OpenSSH(workspace.ssh_config, spec.job_user.name)
+
+
+def _environment(screen: Screen, options: Options, session: Session, words: JobWords) -> Environment:
+    """The Python of the spec's and the flag's requirements, on the cluster before nodes are asked for."""
+    from clusterctl import jobs
+
+    heard = screen.note if options.verbose else lambda _line: None
+    with screen.working("resolving requirements"):
+        environment = jobs.environment_of(session.spec, words, say=screen.note, heard=heard)
+    with showing_progress(screen) as progress:
+        jobs.build(session.transport, environment, say=screen.note, progress=progress)
+    return environment
 
 
 def _host_and_command(inventory: Inventory, host: str | None, words: list[str]) -> tuple[str, list[str]]:

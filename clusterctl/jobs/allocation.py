@@ -17,8 +17,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl.errors import SlurmError, UnreachableError
+from clusterctl.jobs.environment import Environment
 from clusterctl.jobs.refusal import fix_of
-from clusterctl.jobs.script import ENV_BIN, resource_options
+from clusterctl.jobs.script import resource_options
 from clusterctl.slurm.access import Session
 from clusterctl.slurm.models import expand_nodes
 from clusterctl.spec import JobWords
@@ -34,7 +35,6 @@ _REVOKED = re.compile(r"salloc: Job allocation [0-9]+ has been revoked")
 _COMPLAINT = "salloc: error: "
 _ENDED = "ended"
 _GRANTED = "granted"
-_IN_ENVIRONMENT = f'export PATH={ENV_BIN}:"$PATH"; exec "$@"'
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,15 +52,17 @@ class Allocation:
         """Whether Slurm has taken the nodes back: the time limit, or a cancel."""
         return self._lease.revoked.is_set()
 
-    def argv(self, command: Sequence[str], *, terminal: bool) -> list[str]:
+    def argv(self, command: Sequence[str], environment: Environment, *, terminal: bool) -> list[str]:
         """The local command line that runs ``command`` on the first node; a shell if it is empty.
 
+        ``environment`` is the Python that they find; it must be on the cluster.
         It is Slurm's interactive step: job steps that are started in it get all of the allocation.
         """
         settings = [f"{name}={value}" for name, value in self._environment.items()]
         step = ["srun", "--interactive", "--preserve-env", "--nodes=1", "--ntasks=1", "--quiet"]
         step += ["--pty"] if terminal else []
-        program = ["bash", "-lc", _IN_ENVIRONMENT, "shell", *(command or ("bash", "-i"))]
+        start = f'export PATH={environment.path}:"$PATH"; exec "$@"'
+        program = ["bash", "-lc", start, "shell", *(command or ("bash", "-i"))]
         return self._way.argv(["env", *settings, *step, *program], "-t" if terminal else "-T")
 
 

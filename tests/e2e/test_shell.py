@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import signal
 import socket
 import time
@@ -10,6 +11,7 @@ import urllib.request
 import pytest
 
 from tests.support.cluster import Cluster
+from tests.support.manual import ROOT
 from tests.support.terminal import Terminal, terminal
 
 MINE = ("--name=shell", "--states=PENDING,RUNNING,SUSPENDED,CONFIGURING", "--noheader", "--format=%i")
@@ -153,6 +155,23 @@ def test_a_port_of_the_node_is_reached_here(cluster: Cluster) -> None:
     assert gone(cluster)
     with socket.socket() as probe:
         assert probe.connect_ex(("127.0.0.1", here)) != 0, "the port is still open"
+
+
+@pytest.mark.sweep
+def test_a_notebook_on_a_node_is_reached_here(cluster: Cluster) -> None:
+    """JupyterLab in an environment of its own; its API, over the forwarded port."""
+    here = free_port()
+    serve = ["jupyter", "lab", "--no-browser", "--ip=127.0.0.1", "--port=8888", "--ServerApp.token=open"]
+    forward = ["--requirements", ROOT / "examples" / "requirements-notebook.txt", "--forward", f"{here}:8888"]
+    process = cluster.runner.start("-f", cluster.spec, "shell", *forward, "--", *serve)
+    try:
+        assert "version" in json.loads(fetched(f"http://127.0.0.1:{here}/api", timeout_s=300))
+        kernels = json.loads(fetched(f"http://127.0.0.1:{here}/api/kernelspecs?token=open"))
+        assert kernels["default"] == "python3"
+    finally:
+        process.send_signal(signal.SIGINT)
+        process.communicate(timeout=60)
+    assert gone(cluster)
 
 
 def fetched(url: str, *, timeout_s: float = 60) -> str:
