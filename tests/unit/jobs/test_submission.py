@@ -194,11 +194,18 @@ def test_a_controller_that_stays_away_is_said_soon_and_the_job_is_not_submitted(
     assert list((cluster.home / "clusterctl" / "jobs").iterdir()) == []
 
 
-def test_a_controller_that_goes_away_after_it_had_the_request_is_not_taken_for_a_refusal(cluster, job):
+@pytest.mark.parametrize(
+    "said",
+    [
+        "Socket timed out on send/recv operation",
+        "Unable to contact slurm controller: Socket timed out on send/recv operation",
+    ],
+)
+def test_a_controller_that_goes_away_after_it_had_the_request_is_not_taken_for_a_refusal(cluster, job, said):
     session = cluster.session(clock=QUICK, patience_s=0.5)
     with cluster.state() as state:
         state["away"] = 1000
-        state["away_words"] = "Socket timed out on send/recv operation"
+        state["away_words"] = said
     with pytest.raises(AnswerLostError, match="did not say whether it took the job"):
         jobs.submit(session, job)
     assert [entry.refused for entry in cluster.ledger.entries()] == [False]
