@@ -31,7 +31,7 @@ def converse(host: str, config: Path, user: str | None, argv: Sequence[str]) -> 
     """Talk with a command on a host of an `ssh_config`; see ``Transport.converse``."""
     login = ["-l", user] if user is not None else []
     words = ["ssh", "-T", "-F", str(config), "-o", "BatchMode=yes", *login, "--", host, shlex.join(argv)]
-    with LocalTransport().converse(mortal(words)) as talk:
+    with LocalTransport().converse(mortal(words), bulk=True) as talk:
         yield _Remote(talk, argv, host)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -15,6 +16,7 @@ from clusterctl.errors import CommandError, UnreachableError
 from clusterctl.transport.base import Conversation, Result, shown
 
 _CHUNK = 1 << 16
+_PIPE = 1 << 18  # bytes; Linux lets anyone have four times that
 _STDERR_TAIL = 1 << 16
 _NOT_FOUND = 127  # the shell's exit status for it
 _ENDED_BY_SIGNAL = -1
@@ -68,12 +70,14 @@ class LocalTransport:
                 raise _failed(argv, rc, _tail(stderr))
 
     @contextmanager
-    def converse(self, argv: Sequence[str], *, bulk: bool = False) -> Iterator[Conversation]:  # noqa: ARG002
+    def converse(self, argv: Sequence[str], *, bulk: bool = False) -> Iterator[Conversation]:
         """Start a command and talk with it; see ``Transport.converse``."""
         with (
             tempfile.TemporaryFile() as stderr,
             self._start(argv, env=None, stdin=subprocess.PIPE, stderr=stderr) as process,
         ):
+            if bulk:
+                _widen(process)
             try:
                 yield _Talk(argv, process, stderr)
             finally:
@@ -117,7 +121,7 @@ class _Talk:
 
     def receive(self) -> bytes:
         assert self.process.stdout is not None  # noqa: S101
-        return os.read(self.process.stdout.fileno(), _CHUNK)
+        return os.read(self.process.stdout.fileno(), _PIPE)
 
     def finish(self) -> None:
         assert self.process.stdin is not None  # noqa: S101
@@ -128,6 +132,14 @@ class _Talk:
         rc = max(self.process.wait(), _ENDED_BY_SIGNAL)
         if rc != 0:
             raise _failed(self.argv, rc, _tail(self.stderr))
+
+
+def _widen(process: subprocess.Popen[bytes]) -> None:
+    """Larger pipes: with the usual ones, much data means a change of process every 64 KiB."""
+    for pipe in (process.stdin, process.stdout):
+        if pipe is not None and hasattr(fcntl, "F_SETPIPE_SZ"):
+            with suppress(OSError):  # beyond what this user may have of them
+                fcntl.fcntl(pipe.fileno(), fcntl.F_SETPIPE_SZ, _PIPE)
 
 
 def _tail(stderr: IO[bytes]) -> str:
