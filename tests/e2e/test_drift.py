@@ -109,6 +109,7 @@ def test_a_configuration_that_was_edited_and_read_is_put_back_everywhere(one: Cl
     one.ssh(leader, "sudo sed -i s/^SlurmdTimeout=.*/SlurmdTimeout=77/ /etc/slurm/slurm.conf")
     one.ssh(leader, "scontrol reconfigure")
     assert "77 sec" in one.ssh(leader, shown)
+    one.ssh(leader, "sudo pkill -KILL slurmctld")
     one.ssh(node(one, 2), "sudo systemctl stop slurmd")
     assert mended(one.json("up")) >= {
         f"{leader}: /etc/slurm/slurm.conf was changed: put back",
@@ -140,7 +141,6 @@ def test_what_a_person_drained_stays_and_what_slurm_drained_is_resumed(one: Clus
     drain = "scontrol update nodename={} state=drain reason='{}'"
     one.ssh(second, drain.format(second, "noisy fan"))
     one.ssh(third, "sudo " + drain.format(third, "Kill task failed"))
-    one.ssh(ctl(one), "sudo pkill -KILL slurmctld")
     answer = one.json("up")
     assert answer["probed"] == [third]
     assert second in answer["not_probed"]
