@@ -33,11 +33,14 @@ def own(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     name = f"x{secrets.token_hex(3)}"
     home, cwd = tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("cwd")
     (cwd / "index").mkdir()
-    for package in ("basic", "extra", "killed"):
+    for package in ("basic", "twice", "killed"):
         a_wheel(cwd / "index", package)
     (cwd / "requirements of the cluster.txt").write_text("--find-links index\nbasic\n")
-    with raised(name, SPEC.format(name=name), home, cwd) as cluster:
-        yield cluster
+    with pytest.MonkeyPatch.context() as patch:
+        # PyTorch's index may be out of reach; pip would try it again and again for each package.
+        patch.setenv("PIP_RETRIES", "1")
+        with raised(name, SPEC.format(name=name), home, cwd) as cluster:
+            yield cluster
 
 
 def requirements(cluster: Cluster, *packages: str) -> Path:
@@ -50,7 +53,7 @@ def script(cluster: Cluster, *modules: str) -> Path:
     """A program that imports modules, in a folder that tries to be more than a name."""
     folder = cluster.runner.cwd / "my project; $(x)"
     folder.mkdir(exist_ok=True)
-    file = folder / f"{'_'.join(modules)}.py"
+    file = folder / f"use-{'-'.join(modules)}.py"
     file.write_text(f"import {', '.join(modules)}\nprint('found', {modules[0]}.version)\n")
     return file
 
@@ -117,8 +120,8 @@ def test_what_cannot_be_met_is_not_queued(own: Cluster) -> None:
 
 def test_two_submits_at_once_build_once(own: Cluster) -> None:
     before = environments(own)
-    argv = ("-f", own.spec, "-o", "json", "submit", script(own, "extra", "basic"))
-    argv += ("--requirements", requirements(own, "extra"), "--wait")
+    argv = ("-f", own.spec, "-o", "json", "submit", script(own, "twice", "basic"))
+    argv += ("--requirements", requirements(own, "twice"), "--wait")
     both = [own.runner.start(*argv) for _ in range(2)]
     for process in both:
         stdout, stderr = process.communicate(timeout=300)
