@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import threading
 
-import paramiko
+from clusterctl.transport.lean import paramiko
 
 EVERY_S = 15.0
 PATIENCE_S = 60.0  # a node may be busy: many local ones boot on few cores

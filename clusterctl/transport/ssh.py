@@ -6,11 +6,9 @@ agent, no keys of the user's, no trust on first use. This is the sole importer o
 
 from __future__ import annotations
 
-import importlib.util
 import logging
 import shlex
 import socket
-import sys
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
@@ -23,22 +21,7 @@ from clusterctl.errors import CommandError, HostKeyError, TransportError, Unreac
 from clusterctl.transport import bulk as bulk_connection
 from clusterctl.transport import heartbeat
 from clusterctl.transport.base import Conversation, Result, shown
-
-
-def _import_when_used(name: str) -> None:
-    """Put off the import of a module until one of its attributes is asked for; see importlib's LazyLoader."""
-    spec = importlib.util.find_spec(name)
-    if name in sys.modules or spec is None or spec.loader is None:
-        return
-    spec.loader = importlib.util.LazyLoader(spec.loader)
-    sys.modules[name] = module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-
-
-# paramiko imports it for one directive, `Match exec`, that our ssh_config never has: 0.1 s of each verb.
-_import_when_used("invoke")
-
-import paramiko  # noqa: E402
+from clusterctl.transport.lean import paramiko
 
 # Without a handler, paramiko's background thread would write to the user's terminal.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
