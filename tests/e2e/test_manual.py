@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 
 from tests.support.install import pip_settings
 from tests.support.manual import ROOT, Block, Command, blocks, pages, with_jobs
@@ -96,7 +97,13 @@ def runnable() -> list[Path]:
     return sorted(found, key=lambda page: (page == LAST, page != FIRST, page))
 
 
-@pytest.mark.parametrize("page", runnable(), ids=lambda page: str(page.relative_to(ROOT)))
+def named(page: Path) -> ParameterSet:
+    """How-tos say in other words what the other pages have said: `make test-all` runs them."""
+    marks = [pytest.mark.sweep] if page.parent.name == "howto" else []
+    return pytest.param(page, id=str(page.relative_to(ROOT)), marks=marks)
+
+
+@pytest.mark.parametrize("page", [named(page) for page in runnable()])
 def test_page(reader: Reader, page: Path) -> None:
     place = reader.folder(page)
     if page not in (FIRST, LAST):
