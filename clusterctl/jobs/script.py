@@ -138,12 +138,12 @@ def _assignments(env: Mapping[str, str]) -> str:
 
 def _launched(job: JobSpec, command: str, *, exported: Iterable[str]) -> str:
     """The command as the launcher starts it, once a task."""
+    # A script's own `#SBATCH --export` is about the batch script; what that sets reaches all ranks.
     if job.launcher is Launcher.SRUN:
-        # A script's own `#SBATCH --export` is about the batch script; what that sets reaches all ranks.
         return f"srun --mpi=pmix --kill-on-bad-exit=1 --export=ALL {command}"
     exports = " ".join(f"-x {name}" for name in dict.fromkeys((*_EXPORTED, *exported)))
     spread = '--map-by "ppr:$slots:node${SLURM_CPUS_PER_TASK:+:PE=$SLURM_CPUS_PER_TASK}"'
-    return f'mpirun -np "$ranks" --hostfile hostfile {spread} {exports} {command}'
+    return f'env SLURM_EXPORT_ENV=ALL mpirun -np "$ranks" --hostfile hostfile {spread} {exports} {command}'
 
 
 def _hostfile_line() -> str:
