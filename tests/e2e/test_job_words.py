@@ -1,0 +1,119 @@
+"""What a `submit` can say, on real nodes: variables, containers, job files, outputs."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.cluster import Cluster
+
+APPTAINER = Path(__file__).parents[1] / "support" / "played" / "apptainer"
+RANKS = """\
+#!/usr/bin/env python3
+#SBATCH --export=NONE
+import os
+from mpi4py import MPI
+
+w = MPI.COMM_WORLD
+seen = w.gather((w.rank, os.environ.get("LR"), os.environ.get("APPTAINER_CONTAINER")), 0)
+if w.rank == 0:
+    print(seen, flush=True)
+    os.makedirs("results", exist_ok=True)
+    for name in ("results/a.csv", "core", "best.pt"):
+        open(name, "w").close()
+"""
+SWEEP = """\
+job: ranks.py
+nodes: 2
+env: {LR: 1e-3}
+outputs: [results/**]
+variants:
+  srun: {}
+  mpirun: {launcher: mpirun, env: {LR: "a 'b' $c"}}
+"""
+
+
+@pytest.fixture(scope="module")
+def project(cluster: Cluster) -> Path:
+    folder = cluster.runner.cwd / "words"
+    folder.mkdir()
+    (folder / "ranks.py").write_text(RANKS)
+    (folder / "sweep.yaml").write_text(SWEEP)
+    (folder / "my image.sif").write_bytes(b"image")
+    return folder
+
+
+def on_nodes(cluster: Cluster, command: str) -> None:
+    for number in (1, 2):
+        cluster.ssh(f"{cluster.name}-train-{number}", command)
+
+
+@pytest.fixture
+def apptainer(cluster: Cluster) -> Iterator[None]:
+    """The stand-in for Apptainer on both nodes."""
+    lines = APPTAINER.read_text()
+    place = "/usr/local/bin/apptainer"
+    on_nodes(cluster, f"sudo tee {place} >/dev/null <<'END_OF_IT'\n{lines}END_OF_IT\nsudo chmod 755 {place}")
+    yield
+    on_nodes(cluster, f"sudo rm {place}")
+
+
+def test_variants_of_a_job_file_with_variables_on_all_ranks_and_outputs(
+    cluster: Cluster, project: Path
+) -> None:
+    jobs = cluster.json("submit", project / "sweep.yaml", "--wait")["jobs"]
+    assert [(job["name"], job["state"]) for job in jobs] == [
+        ("ranks-srun", "COMPLETED"),
+        ("ranks-mpirun", "COMPLETED"),
+    ]
+    for job, value in zip(jobs, ("1e-3", "a 'b' $c"), strict=True):
+        run = cluster.run_of(job["job_id"])
+        assert (run / "stdout.log").read_text() == f"{[(rank, value, None) for rank in (0, 1)]}\n"
+        assert (run / "results" / "a.csv").is_file()
+        assert (run / "ranks.py").is_file()
+        assert not (run / "core").exists()
+        assert not (run / "best.pt").exists()
+        assert not (run / "telemetry.log").exists()
+
+
+def test_a_node_without_apptainer_is_named(cluster: Cluster, project: Path) -> None:
+    image = project / "my image.sif"
+    answer = cluster.json(
+        "submit", project / "ranks.py", "--nodes", "2", "--container", image, "--wait", rc=4
+    )
+    (failure,) = answer["failures"]
+    assert "has neither apptainer nor singularity: install one there" in failure["cause"]
+    assert "exit code 127" in failure["cause"]
+    assert f"clusterctl logs {answer['job_id']}" in failure["fix"]
+
+
+@pytest.mark.parametrize("launcher", ["srun", "mpirun"])
+def test_ranks_in_a_container_that_was_sent(
+    cluster: Cluster, project: Path, apptainer: None, launcher: str
+) -> None:
+    flags = ["--nodes", "2", "--launcher", launcher, "--env", "LR=0.5"]
+    done = cluster.json(
+        "submit", project / "ranks.py", *flags, "--container", project / "my image.sif", "--wait"
+    )
+    said = (cluster.run_of(done["job_id"]) / "stdout.log").read_text()
+    assert said.count("'0.5', '/") == 2
+    assert said.count("/clusterctl/store/") == 2
+
+
+def test_a_stopped_slurmctld_is_said_soon_and_nothing_is_submitted(cluster: Cluster, project: Path) -> None:
+    controller = f"{cluster.name}-ctl"
+    before = cluster.ssh(controller, "ls clusterctl/jobs", user=cluster.user)
+    cluster.ssh(controller, "sudo systemctl stop slurmctld")
+    try:
+        ran = cluster("submit", project / "ranks.py", rc=1)
+    finally:
+        cluster.ssh(controller, "sudo systemctl start slurmctld")
+    assert "the job was not submitted" in ran.stderr
+    assert "clusterctl up" in ran.stderr
+    assert cluster.ssh(controller, "ls clusterctl/jobs", user=cluster.user) == before
+    deadline = time.monotonic() + 60
+    while not cluster.json("status")["ready"]:
+        assert time.monotonic() < deadline
