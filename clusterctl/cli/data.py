@@ -22,7 +22,7 @@ def put(
         list[str], typer.Argument(metavar="LOCAL... [REMOTE]", help="What goes, and to which folder there.")
     ],
 ) -> None:
-    """Copy files and folders into a folder of the cluster, by default the job user's home."""
+    """Copy files and folders to the cluster, by default into your home."""
     from clusterctl.transfer.send import send_into
     from clusterctl.transfer.tree import shown_size, walk
 
@@ -55,7 +55,7 @@ def get(
         list[str], typer.Argument(metavar="REMOTE... [LOCAL]", help="What comes, and into which folder here.")
     ],
 ) -> None:
-    """Copy files and folders of the cluster into a folder here, by default the current one."""
+    """Copy files and folders from the cluster, by default to here."""
     from clusterctl.transfer.fetch import fetch
     from clusterctl.transfer.tree import shown_size
 
