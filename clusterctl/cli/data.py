@@ -22,7 +22,7 @@ def put(
         list[str], typer.Argument(metavar="LOCAL... [REMOTE]", help="What goes, and to which folder there.")
     ],
 ) -> None:
-    """Copy files and folders to the cluster, by default into your home."""
+    """Copy files and folders to the cluster, by default home."""
     from clusterctl.transfer.send import send_into
     from clusterctl.transfer.tree import shown_size, walk
 
