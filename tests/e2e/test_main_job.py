@@ -153,10 +153,12 @@ def test_ansible_playbook_by_hand_changes_nothing(cluster: Cluster) -> None:
 
 
 def test_up_again_changes_nothing_and_proves_again(cluster: Cluster) -> None:
-    again = cluster.json("up")
-    assert again["probed"] == again["nodes"]
-    configure = next(phase for phase in again["phases"] if phase["phase"] == "configure")
-    assert "0 changed" in configure["note"]
+    hosts = len(cluster.raised["nodes"]) + 1
+    for argv, note in ((["up"], f"unchanged: {hosts} hosts checked"), (["up", "--reconfigure"], "0 changed")):
+        again = cluster.json(*argv)
+        assert again["probed"] == again["nodes"]
+        configure = next(phase for phase in again["phases"] if phase["phase"] == "configure")
+        assert note in configure["note"]
 
 
 def test_a_dry_run_works_by_hand_with_plain_sbatch(cluster: Cluster) -> None:
