@@ -7,7 +7,7 @@ size that it has where the spec leaves that to us; where the spec itself says an
 from __future__ import annotations
 
 import time
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 
@@ -67,13 +67,25 @@ def review(
         with suppress(TransportError):  # it lies still; the role would say it then
             refuse_taken_uids(spec, controller.run(["cat", "/etc/passwd"]).stdout)
     slurm = SlurmClient(controller, patience_s=PATIENCE_S)
-    return weigh(spec, before, provider.sizes(spec), slurm, force=force)
+
+    def alive() -> bool:
+        return provider.alive(workspace.cluster_id())
+
+    return weigh(spec, before, provider.sizes(spec), slurm, alive=alive, force=force)
 
 
 def weigh(
-    spec: ClusterSpec, before: Inventory, sizes: Mapping[str, Size], slurm: SlurmClient, *, force: bool
+    spec: ClusterSpec,
+    before: Inventory,
+    sizes: Mapping[str, Size],
+    slurm: SlurmClient,
+    *,
+    alive: Callable[[], bool],
+    force: bool,
 ) -> Change:
     """Look at the change from the hosts of ``before`` to the spec; ``force`` ends what is in its way.
+
+    ``alive``: whether any host runs, asked where the controller says nothing: nodes may be at work then.
 
     Raises:
         UsageError: it would end jobs, or nobody can tell; nothing was changed.
@@ -81,20 +93,21 @@ def weigh(
     plan = _Plan.of(spec, before, sizes)
     if not plan.gone and not plan.resized:
         return Change({})
+    going: list[str] = []
     try:
         nodes = {node.name: node for node in slurm.nodes()}
         going = sorted(name for name in plan.gone if name in nodes and nodes[name].usable)
         _mark(slurm, going, "drain")  # no job may begin there while we look
         active = jobs.active(slurm)
-    except TransportError:  # a cluster that lies still has no jobs to spare
-        return Change({})
-    except SlurmError as exc:
-        if force:
+    except (SlurmError, TransportError) as exc:
+        if force or not (isinstance(exc, SlurmError) or alive()):  # what lies still has no jobs to spare
             return Change({})
+        with suppress(TransportError):
+            _mark(slurm, going, "resume")
         raise UsageError(
             "nobody can tell which jobs this change would end",
-            why=f"{exc.what}: {exc.why}",
-            fix="run `clusterctl up` with the spec as it was, which mends Slurm; or go ahead: --force",
+            why=f"{exc.what}: {exc.why}" if exc.why else exc.what,
+            fix="run `clusterctl up` with the spec as it was, which mends the cluster; or go ahead: --force",
         ) from exc
     harms = tuple(plan.harms(active, nodes))
     if harms and not force:

@@ -75,6 +75,9 @@ class Provider(Protocol):
             ProvisionError: it was tried and failed.
         """
 
+    def alive(self, cluster_id: str) -> bool:
+        """Whether any host of the cluster runs, whatever it answers."""
+
     def destroy(self, cluster_id: str, *, say: Say) -> None:
         """Remove everything of the cluster.
 

@@ -286,7 +286,7 @@ def down(request: dict[str, Any]) -> dict[str, Any]:
     """Remove everything of a cluster; done twice it does nothing the second time."""
     cluster_id = Which.model_validate(request).id
     with _state_lock():
-        machine.stop([name for name in machine.alive() if name.startswith(f"c{cluster_id}-")])
+        machine.stop(_machines_of(cluster_id))
         machine.end_rooted(cluster_dir(cluster_id))
         cgroups.leave(f"c{cluster_id}-")  # of machines that died by themselves
         network.remove(cluster_id)
@@ -295,6 +295,15 @@ def down(request: dict[str, Any]) -> dict[str, Any]:
             limits.restore()
             network.remove_empty_folder()
     return {}
+
+
+def alive(request: dict[str, Any]) -> dict[str, Any]:
+    """The machines of a cluster that run."""
+    return {"machines": _machines_of(Which.model_validate(request).id)}
+
+
+def _machines_of(cluster_id: str) -> list[str]:
+    return [name for name in machine.alive() if name.startswith(f"c{cluster_id}-")]
 
 
 def look(request: dict[str, Any]) -> dict[str, Any]:
@@ -323,6 +332,7 @@ VERBS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "bake": bake,
     "up": up,
     "down": down,
+    "alive": alive,
     "look": look,
     "clusters": clusters,
     "cache": cache,

@@ -84,6 +84,9 @@ class LocalProvider:
         started = tuple(node.name for node in made.nodes if node.started and not node.made)
         return Provisioned(inventory, notes + made.notes + _unused_gpus() + _removed(made), new, started)
 
+    def alive(self, cluster_id: str) -> bool:
+        return bool(client.call("alive", {"id": cluster_id}, say=_silent)["machines"])
+
     def destroy(self, cluster_id: str, *, say: Say) -> None:
         client.call("down", {"id": cluster_id}, say=say)
 

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from clusterctl.change import Change, refuse_taken_uids, weigh
-from clusterctl.errors import SlurmError, UnreachableError, UsageError
+from clusterctl.errors import ClusterctlError, SlurmError, UnreachableError, UsageError
 from clusterctl.inventory import COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.providers.base import Size
 from clusterctl.slurm.client import Clock, SlurmClient
@@ -60,12 +60,17 @@ def squeue(*jobs: tuple[int, str, str]) -> Step:
 
 
 def look(
-    wanted: ClusterSpec, was: Inventory, sizes: dict[str, Size], *steps: Step, force: bool = False
+    wanted: ClusterSpec,
+    was: Inventory,
+    sizes: dict[str, Size],
+    *steps: Step,
+    force: bool = False,
+    alive: bool = True,
 ) -> Change:
     transport = ScriptedTransport(steps)
     slurm = SlurmClient(transport, clock=Clock(sleep=lambda _: None), patience_s=0)
     try:
-        return weigh(wanted, was, sizes, slurm, force=force)
+        return weigh(wanted, was, sizes, slurm, alive=lambda: alive, force=force)
     finally:
         assert transport.left == ()
 
@@ -144,7 +149,27 @@ def test_memory_that_jobs_leave_free_may_go() -> None:
 
 def test_a_cluster_that_lies_still_has_no_jobs_to_spare() -> None:
     away = Step(("sinfo", "..."), error=UnreachableError("no"))
-    assert look(spec(train(1)), before(ONE, TWO), {}, away) == Change({})
+    assert look(spec(train(1)), before(ONE, TWO), {}, away, alive=False) == Change({})
+
+
+def test_a_controller_that_is_mute_does_not_speak_for_nodes_at_work() -> None:
+    away = Step(("sinfo", "..."), error=UnreachableError("no"))
+    with pytest.raises(UsageError, match="nobody can tell"):
+        look(spec(train(1)), before(ONE, TWO), {}, away)
+    assert look(spec(train(1)), before(ONE, TWO), {}, away, force=True) == Change({})
+
+
+@pytest.mark.parametrize("error", [SlurmError("away"), UnreachableError("no")])
+def test_nodes_that_may_not_go_are_used_on(error: ClusterctlError) -> None:
+    asked = sinfo(ONE, TWO), DRAIN, Step(("squeue", "..."), error=error), RESUME
+    with pytest.raises(UsageError, match="nobody can tell"):
+        look(spec(train(1)), before(ONE, TWO), {ONE: Size(1, 4000)}, *asked)
+
+
+def test_a_node_that_slurm_does_not_drain_is_not_removed() -> None:
+    refused = Step(DRAIN.argv, stderr="slurm_update error", rc=1)
+    with pytest.raises(UsageError, match="nobody can tell"):
+        look(spec(train(1)), before(ONE, TWO), {ONE: Size(1, 4000)}, sinfo(ONE, TWO), refused, RESUME)
 
 
 def test_without_an_answer_of_slurms_nothing_is_changed() -> None:
