@@ -5,6 +5,7 @@ What a line means is pip's affair. Here it only matters whether an answer of pip
 
 from __future__ import annotations
 
+import hashlib
 import os
 import re
 from collections.abc import Iterator, Sequence
@@ -47,7 +48,7 @@ def _contents(file: Path, seen: frozenset[Path], named_in: str = "") -> Iterator
             if "://" not in name:
                 yield from _contents(file.parent / name, seen | {file}, f"{printable(str(file))}:{number}")
         elif (wheel := _local_wheel(line, file.parent)) is not None:
-            yield wheel.read_bytes()
+            yield _hash_of(wheel, f"{printable(str(file))}:{number}")
 
 
 def _read(file: Path, named_in: str) -> bytes:
@@ -70,6 +71,19 @@ def _read(file: Path, named_in: str) -> bytes:
     return raw
 
 
+def _hash_of(wheel: Path, named_in: str) -> bytes:
+    try:
+        with wheel.open("rb") as opened:
+            return hashlib.file_digest(opened, "sha256").digest()
+    except OSError as exc:
+        raise UsageError(
+            f"the wheel {printable(str(wheel))} can't be read",
+            where=named_in,
+            why=exc.strerror or str(exc),
+            fix="make it readable, or leave the line out",
+        ) from exc
+
+
 def _lines(text: str) -> Iterator[tuple[int, str]]:
     """Logical lines without comments, each with the number of its first line."""
     joined, start = "", 0
@@ -90,4 +104,4 @@ def _local_wheel(line: str, folder: Path) -> Path | None:
     """The wheel on this machine that a line names, if it names one: it may change under its name."""
     name = re.split(r"\s*;|\s+--|\s+$", line.rpartition(" @ ")[2].strip())[0].removeprefix("file://")
     path = folder / name
-    return path if name.endswith(".whl") and "://" not in name and path.is_file() else None
+    return path if name.endswith(".whl") and "://" not in name and os.path.isfile(path) else None  # noqa: PTH113

@@ -26,6 +26,10 @@ Say = Callable[[str], None]
 _REASON_BEGINS: Final = re.compile(r"^(ERROR:|error:|The conflict is caused by:)", re.MULTILINE)
 _NOISE: Final = re.compile(r"^\s*(WARNING:|\[notice\]|Looking in |ResolutionImpossible)")
 _DOWNLOADED: Final = re.compile(r"^Successfully downloaded (.*)$", re.MULTILINE)
+_CONFLICT: Final = "The conflict is caused by:"
+_PARTY: Final = re.compile(
+    r"^ +(?:The user requested \(constraint\) ([\w.-]+)|([\w.-]+)(?:\[\S*\])? \S+ depends on )", re.MULTILINE
+)
 _LONGEST_REASON: Final = 2000
 
 
@@ -54,10 +58,9 @@ def resolve(asked: Question, *, say: Say, heard: Say = lambda _line: None) -> Lo
     """
     base = pins(asked.base)
     kept = {**base, **asked.held}
-    constraints = "".join(f"{name}=={version}\n" for name, version in sorted(kept.items()))
     node = f"{NODE_PYTHON} {NODE_ARCH} {NODE_GLIBC_MINOR}"
     home = cache_home() / "python"
-    answer = home / "locks" / f"{digest(node, constraints, question(asked.files))}.txt"
+    answer = home / "locks" / f"{digest(node, _constraints(kept), question(asked.files))}.txt"
     try:
         if answer.is_file():
             lock = Lock.read(answer.read_text(), base)
@@ -66,7 +69,7 @@ def resolve(asked: Question, *, say: Say, heard: Say = lambda _line: None) -> Lo
         say(f"resolving {', '.join(printable(str(file)) for file in asked.files)}")
         answer.parent.mkdir(parents=True, exist_ok=True)
         with temporary_folder(home) as folder:
-            wheels = _download(asked.files, constraints, folder, heard)
+            wheels = _download(asked.files, kept, folder, heard)
             lock = Lock(tuple(w for w in map(_kept, wheels) if base.get(w.name) != w.version), base)
         write_atomic(answer, lock.text)
     except OSError as exc:
@@ -79,22 +82,34 @@ def wheel_path(wheel: Wheel) -> Path:
     return cache_home() / "python" / "wheels" / wheel.sha256 / wheel.file
 
 
-def _download(files: Sequence[Path], constraints: str, folder: Path, heard: Say) -> list[Path]:
-    """The wheels that pip chose."""
-    (folder / "constraints.txt").write_text(constraints)
+def _download(files: Sequence[Path], kept: Mapping[str, str], folder: Path, heard: Say) -> list[Path]:
+    """The wheels that pip chose: with the ``kept`` versions, but for those that the requirements rule out."""
+    limits = folder / "constraints.txt"
     arguments = [word for file in files for word in ("--requirement", str(file.absolute()))]
-    # With the versions that are there already; if that can't be, without: the user's wishes go first.
-    for attempt in (["--constraint", str(folder / "constraints.txt")], []):
-        target = folder / f"wheels-{len(attempt)}"
-        said = pip_download([*arguments, *attempt, "--dest", str(target)], cwd=files[-1].absolute().parent,
-                            heard=heard)  # fmt: skip
+    arguments += ["--constraint", str(limits)]
+    while True:
+        limits.write_text(_constraints(kept))
+        target = folder / f"wheels-{len(kept)}"
+        said = pip_download([*arguments, "--dest", str(target)], cwd=files[-1].absolute().parent, heard=heard)
         if said.rc == 0:
             break
-    else:
-        raise _unresolvable(files, said)
+        if not kept or _CONFLICT not in said.text:
+            raise _unresolvable(files, said)
+        kept = _without_conflict(kept, said)
     found = sorted(target.glob("*.whl"))
     _refuse_sources(files, said, {Wheel.of(path.name, "").name for path in found})
     return found
+
+
+def _constraints(kept: Mapping[str, str]) -> str:
+    return "".join(f"{name}=={version}\n" for name, version in sorted(kept.items()))
+
+
+def _without_conflict(kept: Mapping[str, str], said: Said) -> dict[str, str]:
+    """Those that pip does not name as part of the conflict; none, if it names none of them."""
+    text = said.text.partition(_CONFLICT)[2]
+    parties = {canonicalize_name(name or other) for name, other in _PARTY.findall(text)}
+    return {name: kept[name] for name in kept if name not in parties} if parties & kept.keys() else {}
 
 
 def _refuse_sources(files: Sequence[Path], said: Said, wheels: set[str]) -> None:

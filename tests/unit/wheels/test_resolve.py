@@ -39,10 +39,12 @@ def solve(tmp_path: Path, index: Path, said: list[str], monkeypatch: pytest.Monk
     base = tmp_path / "base.lock"
     base.write_text("basepart==2.0 \\\n    --hash=sha256:" + 64 * "0" + "\n")
 
-    def call(*lines: str, held: dict[str, str] | None = None) -> Lock:
+    def call(
+        *lines: str, held: dict[str, str] | None = None, heard: Callable[[str], None] = lambda _line: None
+    ) -> Lock:
         file = tmp_path / "my requirements.txt"
         file.write_text("\n".join(("--no-index", "--find-links 'in dex'", *lines, "")))
-        return resolve(Question((file,), base, held or {}), say=said.append)
+        return resolve(Question((file,), base, held or {}), say=said.append, heard=heard)
 
     return call
 
@@ -74,6 +76,25 @@ def test_versions_of_the_clusters_own_requirements_are_kept(solve: Resolve, inde
         a_wheel(index, "first", version)
     assert versions(solve("first")) == ["first==1.1"]
     assert versions(solve("first", held={"first": "1.0"})) == ["first==1.0"]
+
+
+def test_only_the_versions_in_the_way_are_given_up(solve: Resolve, index: Path) -> None:
+    for version in ("1.0", "2.0"):
+        a_wheel(index, "basepart", version)
+        a_wheel(index, "first", version)
+        a_wheel(index, "Torch_x", version, requires=("basepart==" + version,))
+    held = {"first": "1.0", "torch-x": "2.0"}
+    lock = solve("basepart<2", "first", "torch-x", held=held)
+    assert versions(lock) == ["basepart==1.0", "first==1.0", "torch-x==1.0"]
+
+
+def test_a_failure_that_is_no_conflict_is_not_tried_again(
+    solve: Resolve, index: Path, tmp_path: Path
+) -> None:
+    heard: list[str] = []
+    with pytest.raises(UsageError, match="No matching distribution found for missing"):
+        solve("missing", heard=heard.append)
+    assert sum("No matching distribution" in line for line in heard) == 1
 
 
 def test_wheels_and_markers_are_those_of_a_node(solve: Resolve, index: Path) -> None:
@@ -135,6 +156,15 @@ def test_a_wheel_on_this_machine_counts_by_its_content(solve: Resolve, tmp_path:
     a_wheel(tmp_path, "mine", files={"mine.py": "changed = True\n"})
     assert versions(solve(line)) == versions(before) == ["mine==1.0"]
     assert solve(line).key != before.key
+
+
+def test_a_wheel_on_this_machine_that_cannot_be_read(solve: Resolve, tmp_path: Path) -> None:
+    (tmp_path / "mine-1.0-py3-none-any.whl").symlink_to("/proc/self/mem")  # whoever reads it: EIO
+    with pytest.raises(UsageError, match=r"mine-1\.0-py3-none-any\.whl can't be read") as caught:
+        solve("first", "./mine-1.0-py3-none-any.whl")
+    assert caught.value.where == f"{tmp_path}/my requirements.txt:4"
+    with pytest.raises(UsageError, match="can't be met"):  # too long to be a file's name: pip's affair
+        solve(f"./{'x' * 300}.whl")
 
 
 def test_hashes_in_the_file_are_checked(solve: Resolve, index: Path) -> None:
