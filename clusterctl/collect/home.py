@@ -21,7 +21,7 @@ from clusterctl.records import RUN_FILE, SOURCE_FILE, JobEntry, Ledger, RunRecor
 from clusterctl.slurm.access import Session
 from clusterctl.slurm.client import SlurmClient, check_job_id, not_ours, unknown_jobs
 from clusterctl.slurm.lost import resolve
-from clusterctl.slurm.models import JobInfo, worst
+from clusterctl.slurm.models import JobInfo, JobState, Outcome, worst
 from clusterctl.spec import ClusterSpec
 from clusterctl.transport.ssh import SSHTransport
 from clusterctl.workspace import Workspace
@@ -32,7 +32,7 @@ _SUMS = "SHA256SUMS"
 _TELEMETRY = re.compile(rb"(^|/)telemetry/[^/]+\.jsonl\Z")
 _MAX_JSON = 8 << 20
 _ACCOUNTING_LAG_S = 10.0
-_GOING_ON = frozenset({"PENDING", "RUNNING", "COMPLETING", "CONFIGURING", "SUSPENDED"})
+_GOING_ON = frozenset(state.value for state in JobState if state.outcome is Outcome.GOES_ON)
 
 
 def collect(

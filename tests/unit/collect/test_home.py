@@ -324,8 +324,9 @@ def test_what_is_not_home(tmp_path):
     ledger.add(entry("refused", refused=True))
     ledger.add(entry("out", job_id="1"))
     ledger.add(entry("snapshot", job_id="2", run_dir="/r", run_state="RUNNING"))
+    ledger.add(entry("stopped", job_id="4", run_dir="/r", run_state="STOPPED"))
     ledger.add(entry("home", job_id="3", run_dir="/r", run_state="FAILED"))
-    assert [e.token for e in uncollected(workspace)] == ["never-answered", "out", "snapshot"]
+    assert [e.token for e in uncollected(workspace)] == ["never-answered", "out", "snapshot", "stopped"]
 
 
 def test_the_ledger_survives_a_torn_line(tmp_path):
