@@ -72,6 +72,8 @@ def named_job(target: str, folder: Path) -> tuple[str | None, Path | None]:
     try:
         target.encode()  # its name stands in the batch script, which is UTF-8
         path = (folder / target).absolute()
+        if ".." in path.parts:  # what is above it must be where it lies, also behind a link
+            path = Path(os.path.realpath(path.parent, strict=True)) / path.name
         mode = path.stat().st_mode
     except FileNotFoundError as exc:
         raise UsageError(

@@ -16,6 +16,7 @@ from clusterctl.jobs import folder as limits
 from clusterctl.jobs.source import Source, manifest, source_hash, source_of
 from clusterctl.records import RunRecord
 from clusterctl.spec import JobSpec
+from clusterctl.spec.target import named_job
 from clusterctl.transfer.hashes import hash_items
 from clusterctl.transfer.tree import Kind
 from tests.support.hostile import HOSTILE_NAMES
@@ -293,3 +294,19 @@ def test_the_hash_knows_every_change(project: Path, change: Callable[[Path], obj
     assert hash_of(project) == before
     change(project)
     assert hash_of(project) != before
+
+
+def test_a_script_named_by_way_of_another_folder_has_the_rules_of_its_own(project, tmp_path, monkeypatch):
+    repository = tmp_path / "repository"
+    git(tmp_path, "init", "-q", str(repository))
+    write(repository, "sub/x")
+    (repository / ".gitignore").write_text("*.txt\n")
+    write(project, "data.txt")
+    (tmp_path / "link").symlink_to(repository / "sub")  # behind it, `..` is the repository
+    monkeypatch.chdir(repository)
+    _, script = named_job(f"../{project.name}/train.py", Path())
+    source = source_of(JobSpec(name="j", script=script))
+    assert source is not None
+    assert {item.path for item in source.files} == {"data.txt", "train.py"}
+    write(repository, "own.py")
+    assert named_job("../link/../own.py", Path()) == (None, repository / "own.py")
