@@ -9,12 +9,13 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl import __version__
-from clusterctl.errors import CommandError
+from clusterctl.errors import TransportError
 from clusterctl.jobs.environment import PLAIN, Environment
 from clusterctl.spec import JobSpec
 from clusterctl.transport.base import Transport
 
 MAX_DIFF = 1 << 20
+PATIENCE_S = 15.0  # a submission does not wait long for what is good to know
 
 
 def client_facts(
@@ -32,18 +33,18 @@ def client_facts(
 
 
 def _git(local: Transport, folder: Path) -> dict[str, Any] | None:
-    """Commit and uncommitted changes of the folder; None where it is under no version control."""
-    git = ["git", "-C", str(folder)]
+    """Commit and uncommitted changes of the folder; None where nobody can tell them."""
+    git = ["git", "--no-optional-locks", "-C", str(folder)]
     try:
-        commit = local.run([*git, "rev-parse", "HEAD"]).stdout.strip()
-        root = local.run([*git, "rev-parse", "--show-toplevel"]).stdout.rstrip("\n")
-        status = local.run([*git, "status", "--porcelain", "--", "."]).stdout
+        commit = local.run([*git, "rev-parse", "HEAD"], timeout_s=PATIENCE_S).stdout.strip()
+        root = local.run([*git, "rev-parse", "--show-toplevel"], timeout_s=PATIENCE_S).stdout.rstrip("\n")
+        status = local.run([*git, "status", "--porcelain", "--", "."], timeout_s=PATIENCE_S).stdout
         # Neither the user's diff programs nor their colours: this is for a machine to apply again.
         diff = _bounded(
             local,
             [*git, "diff", "--no-ext-diff", "--no-textconv", "--no-color", "--binary", "HEAD", "--", "."],
         )
-    except CommandError:  # no git, no repository, or no commit yet
+    except TransportError:  # no git, no repository, no commit yet, or too large to be looked through in time
         return None
     return {
         "commit": commit,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import secrets
 import time
@@ -90,8 +91,9 @@ def submit(
     """
     script_of(session.spec, job)  # what is wrong with it is said before anything is sent
     source = source or source_of(job)
-    image = None if job.container is None else Path(job.container)
-    if image is not None and image.is_file():
+    # Not Path.is_file: what we may not look at, or can't be a name here, is the cluster's.
+    if job.container is not None and os.path.isfile(job.container):  # noqa: PTH113
+        image = Path(job.container)
         there = send_to_store(session.transport, [image], progress=progress)[image]
         job = job.model_copy(update={"container": there})
     script = script_of(session.spec, job, environment)
@@ -150,7 +152,7 @@ def _found(session: Session, entry: JobEntry, cause: ClusterctlError, *, not_sen
     """The id of the job if Slurm has it. It is waited for until it answers, within bounds."""
     slurm = session.slurm.with_patience(_BACK_SOON_S) if not_sent else session.slurm
     try:
-        job = slurm.by_comment(entry.comment)
+        job = slurm.by_comment(entry.comment, entry.submitted_at)
     except (SlurmError, TransportError) as exc:
         raise (_not_sent if not_sent else _lost)(session, entry, cause) from exc
     return str(job.job_id) if job else None

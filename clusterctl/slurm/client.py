@@ -17,6 +17,7 @@ from clusterctl.slurm.models import JobInfo, NodeInfo
 from clusterctl.transport.base import Result, Transport
 
 _JOB_ID = re.compile(r"[1-9][0-9]*(_[0-9]+)?")
+_DAY_S = 86400
 _UNKNOWN_ID = "Invalid job id specified"
 _AWAY = re.compile(
     r"Unable to contact slurm controller|Connection refused|Zero Bytes were transmitted|Socket timed out"
@@ -110,12 +111,13 @@ class SlurmClient:
         jobs = parse.parse_squeue(self._ask(["squeue", *parse.SQUEUE_FORMAT]))
         return tuple(sorted(jobs, key=lambda job: (job.job_id, job.task or 0)))
 
-    def by_comment(self, comment: str) -> JobInfo | None:
-        """The job of this user that was submitted with exactly this comment within the last two days."""
+    def by_comment(self, comment: str, submitted_at: float) -> JobInfo | None:
+        """The job of this user with exactly this comment; ``submitted_at``: Unix seconds, by our clock."""
         for job in self.own_jobs():
             if job.comment == comment:
                 return job
-        text = self._ask(["sacct", *parse.SACCT_FORMAT, "--starttime=now-2days"])
+        days = 2 + max(0, int((time.time() - submitted_at) // _DAY_S))  # the cluster's clock may be another
+        text = self._ask(["sacct", *parse.SACCT_FORMAT, f"--starttime=now-{days}days"])
         return next((job for job in parse.parse_sacct(text) if job.comment == comment), None)
 
     def sbatch(self, folder: str, script: str, *options: str) -> str:

@@ -18,7 +18,7 @@ def resolve(slurm: SlurmClient, ledger: Ledger) -> None:
     """
     for entry in ledger.entries():
         if entry.job_id is None and not entry.refused:
-            found = slurm.by_comment(entry.comment)
+            found = slurm.by_comment(entry.comment, entry.submitted_at)
             if found is not None:
                 ledger.update(entry, job_id=str(found.job_id))
             elif time.time() - entry.submitted_at > _SBATCH_MAY_HANG_S:

@@ -114,6 +114,11 @@ def test_an_image_that_is_here_is_sent_once_and_named_by_its_hash(session, clust
     assert all(str(stored) in one.script and str(image) not in one.script for one in done)
 
 
+def test_an_image_whose_place_can_not_be_looked_at_here_is_the_clusters(session, job):
+    image = f"/{'x' * 300}.sif"
+    assert image in jobs.submit(session, job.model_copy(update={"container": image})).script
+
+
 def test_outputs_lie_beside_the_job(session, cluster, job):
     done = jobs.submit(session, job.model_copy(update={"outputs": ("results/**",)}))
     written = json.loads((Path(done.remote_dir) / "outputs.json").read_text())
@@ -342,6 +347,22 @@ def test_a_diff_runs_no_program_of_the_repositorys(repository, tmp_path):
     (repository / "a.py").write_text("two\n")
     assert "+two" in facts(repository)["git"]["diff"]
     assert not (tmp_path / "was-here").exists()
+
+
+class Slow(LocalTransport):
+    """A machine on which git does not come to an end, and takes no lock that others may wait for."""
+
+    def run(self, argv, *, timeout_s=60.0, **options):
+        assert argv[:2] == ["git", "--no-optional-locks"]
+        assert timeout_s < 60
+        if "status" in argv:
+            raise UnreachableError("no answer from git")
+        return super().run(argv, timeout_s=timeout_s, **options)
+
+
+def test_a_repository_that_is_too_large_to_be_looked_through_holds_nothing_up(repository):
+    job = JobSpec(name="x", bundled="train")
+    assert client_facts(job, local=Slow(), folder=repository)["git"] is None
 
 
 def test_no_repository(tmp_path):

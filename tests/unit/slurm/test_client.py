@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from itertools import islice
 from pathlib import Path
 
@@ -152,16 +153,24 @@ def test_sbatch_that_says_no_id():
 
 def test_a_job_is_found_by_its_comment():
     slurm, _, _ = client(Step(("squeue", "..."), SQUEUE))
-    found = slurm.by_comment("clusterctl:abc")
+    found = slurm.by_comment("clusterctl:abc", time.time())
     assert found is not None
     assert found.id == "15"
 
 
 def test_a_job_is_found_by_its_comment_in_the_accounting():
     slurm, _, _ = client(Step(("squeue", "..."), ""), Step(("sacct", "..."), SACCT))
-    found = slurm.by_comment("clusterctl:tok1")
+    found = slurm.by_comment("clusterctl:tok1", time.time())
     assert found is not None
     assert found.id == "1"
+
+
+def test_the_accounting_is_searched_from_before_the_submission_on():
+    slurm, transport, _ = client(*[Step(("squeue", "..."), ""), Step(("sacct", "..."), "")] * 2)
+    for days_ago in (0, 9):
+        assert slurm.by_comment("clusterctl:x", time.time() - days_ago * 86400 - 60) is None
+    asked = [call.argv[-1] for call in transport.calls if call.argv[0] == "sacct"]
+    assert asked == ["--starttime=now-2days", "--starttime=now-11days"]
 
 
 def test_the_accounting_as_json_is_left_as_it_is():
