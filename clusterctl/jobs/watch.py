@@ -11,12 +11,13 @@ from clusterctl.errors import (
     JobCancelledError,
     JobFailedError,
     SlurmError,
+    TransportError,
     UnreachableError,
     WaitTimeoutError,
 )
 from clusterctl.jobs.logs import LogChunk, LogReader, tail
 from clusterctl.slurm.access import Session
-from clusterctl.slurm.client import backoff, not_ours, unknown_jobs
+from clusterctl.slurm.client import backoff, check_job_id, not_ours, unknown_jobs
 from clusterctl.slurm.models import JobInfo, Outcome, worst
 
 OnChange = Callable[[JobInfo], None]
@@ -182,13 +183,16 @@ def raise_unless_completed(session: Session, jobs: Sequence[JobInfo]) -> None:
     job = worst(bad)
     cancelled = job.outcome is Outcome.CANCELLED
     kind = JobCancelledError if cancelled else JobFailedError
-    said = tail(session.transport, folder_of(session, job.id), job.task)
+    try:
+        said = tail(session.transport, folder_of(session, job.id), job.task)
+        log = f"its log ends:\n{_indented(said)}" if said else "it wrote nothing"
+    except (SlurmError, TransportError) as exc:  # how the job ended is what was asked for
+        said, log = "", f"its log can't be read: {exc.what}"
     how = _how_it_ended(job)
     more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
-    indented = "\n".join(f"    | {line}" for line in said.split("\n"))
     raise kind(
         f"job {job.id} ({job.name}) ended {job.state.value}{more}",
-        why=f"{how}; its log ends:\n{indented}" if said else f"{how}; it wrote nothing",
+        why=f"{how}; {log}",
         fix=_whole_log(job),
         failures=tuple(_failure(one, kind, said if one is job else "") for one in bad),
     )
@@ -221,8 +225,13 @@ def _drain(reader: LogReader, on_output: OnOutput) -> int:
 
 
 def _task(job_id: str) -> int | None:
+    check_job_id(job_id)
     _, _, task = job_id.partition("_")
     return int(task) if task else None
+
+
+def _indented(text: str) -> str:
+    return "\n".join(f"    | {line}" for line in text.split("\n"))
 
 
 def _how_it_ended(job: JobInfo) -> str:

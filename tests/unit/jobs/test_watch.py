@@ -262,6 +262,12 @@ def test_logs_of_jobs_that_are_not_ours(session, cluster, tmp_path):
         jobs.logs(session, "500", on_output=Told())
 
 
+def test_logs_of_what_is_no_job_id(session, tmp_path):
+    job_id = submitted(session, tmp_path, "true")
+    with pytest.raises(UsageError, match="is not a job id"):
+        jobs.logs(session, f"{job_id}_x", on_output=Told())
+
+
 def test_cancel(session, cluster, tmp_path):
     job_id = submitted(session, tmp_path, "sleep 60")
     done = jobs.cancel(session, [job_id])
@@ -336,6 +342,22 @@ def test_a_job_that_removed_its_folder(session, cluster, tmp_path):
     with pytest.raises(JobFailedError) as caught:
         jobs.raise_unless_completed(session, ended)
     assert "the job's folder is gone" in caught.value.why
+
+
+class Mute(Nearby):
+    """A cluster that goes out of reach."""
+
+    def run(self, *_argv, **_options):
+        raise UnreachableError("no connection")
+
+
+def test_how_a_job_ended_is_said_also_when_its_log_is_out_of_reach(session, cluster, tmp_path):
+    job_id = submitted(session, tmp_path, "exit 3")
+    ended = jobs.wait(session, [job_id])
+    mute = Session(session.spec, SlurmClient(Mute(cluster.payload)), cluster.ledger)
+    with pytest.raises(JobFailedError, match="ended FAILED") as caught:
+        jobs.raise_unless_completed(mute, ended)
+    assert "its log can't be read: no connection" in caught.value.why
 
 
 class Lost(Nearby):
