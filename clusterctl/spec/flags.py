@@ -35,7 +35,8 @@ def job_of(target: str, said: Mapping[str, Any], *, folder: Path) -> JobSpec:
     """
     bundled, script = named_job(target, folder)
     job = JobSpec(name=bundled or safe_name(target), bundled=bundled, script=script)
-    return job.model_copy(update=dict(said))
+    given = {field: value for field, value in said.items() if field != "name" or value is not None}
+    return job.model_copy(update=given)
 
 
 def job_words(flags: Mapping[str, object]) -> JobWords:

@@ -137,6 +137,11 @@ def test_a_long_name_leaves_room_for_the_variants(read: Read) -> None:
     assert job.name == "x" * 61 + "-v1"
 
 
+def test_a_name_that_is_left_open_is_the_programs(read: Read) -> None:
+    assert read("job: train.py\nname:\n")[0].name == "train"
+    assert read("job: train\nname: ~\nvariants: {a: {}, b: {name: null}}\n")[1].name == "train-b"
+
+
 def test_an_unknown_variant(read: Read) -> None:
     with pytest.raises(UsageError, match="has no variant 'bgi'") as caught:
         read(SWEEP, variants=("bgi",))
