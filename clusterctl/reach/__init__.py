@@ -53,8 +53,13 @@ def reach(
         try:
             while wait(asking.values(), timeout=revive_after_s).not_done:
                 revive()
-        finally:
+        except BaseException:  # the pool waits for its threads: Ctrl-C must reach them, also in a frozen host
             given_up.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            for name in questions:
+                to(name).close()
+            raise
+        given_up.set()
     answers = {name: future.result() for name, future in asking.items()}
     failed = {name: a for name, a in answers.items() if isinstance(a, ClusterctlError)}
     if failed:

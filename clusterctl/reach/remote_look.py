@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import Any
 
 MISSING = "missing"
+UNKNOWN = "no answer"
 BOOT_S = 20
 ASK_S = 10
 LEAST_FREE = 16 << 20
@@ -80,16 +81,17 @@ def block_mark(path: str, begin: str, end: str) -> str:
     return digest(inside.encode()) if found and closed else MISSING
 
 
-def unit_marks(units: dict[str, list[str]]) -> Iterator[tuple[str, str]]:
+def unit_marks(units: dict[str, list[str]], systemctl: str = "systemctl") -> dict[str, str]:
     """`running`, or what is wrong, with `outdated` for a unit whose configuration changed after its start."""
-    said = run(
-        ["systemctl", "show", f"--property={PROPERTIES}", *(f"{name}.service" for name in units)], ASK_S
-    )
+    argv = [systemctl, "show", f"--property={PROPERTIES}", *(f"{name}.service" for name in units)]
+    said = run(argv, ASK_S)
+    marks = dict.fromkeys(units, UNKNOWN)
     for text in (said or "").split("\n\n"):
         unit = dict(line.split("=", 1) for line in text.splitlines() if "=" in line)
         name = unit.get("Id", "").removesuffix(".service")
         if name in units:
-            yield name, _unit_mark(unit, units[name])
+            marks[name] = _unit_mark(unit, units[name])
+    return marks
 
 
 def _unit_mark(unit: dict[str, str], config: list[str]) -> str:
@@ -150,7 +152,7 @@ def accounting_mark(queries: list[list[str]]) -> str:
     """All that the queries to the accounting say."""
     answers = [run(["sacctmgr", "--noheader", "--parsable2", "show", *words], ASK_S) for words in queries]
     if None in answers:
-        return "no answer"
+        return UNKNOWN
     return digest("\n\n".join("\n".join(sorted(text.splitlines())) for text in answers if text).encode())
 
 
@@ -213,10 +215,10 @@ def look(asked: dict[str, Any]) -> dict[str, str]:
     marks |= {f"user {name}": user_mark(name) for name in asked["users"]}
     marks |= {f"home {name}": home_mark(name, home) for name, home in asked["homes"].items()}
     marks |= {f"key {name}": key_mark(asked["homes"][name], key) for name, key in asked["keys"].items()}
-    marks |= {f"unit {name}": mark for name, mark in unit_marks(asked["units"])}
+    marks |= {f"unit {name}": mark for name, mark in unit_marks(asked["units"]).items()}
     if asked["accounting"]:
         running = marks.get("unit slurmdbd", "").startswith("running")
-        marks["accounting all"] = accounting_mark(asked["accounting"]) if running else "no answer"
+        marks["accounting all"] = accounting_mark(asked["accounting"]) if running else UNKNOWN
     return marks
 
 

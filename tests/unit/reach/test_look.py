@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import ConfigureError, SlurmError, TransportError
+from clusterctl.mend.drift import drifted
 from clusterctl.reach import FullDisk, Question, View, refuse_full_disks, remote_look
 from clusterctl.reach.view import StoppingError, parse_view
 from clusterctl.slurm.facts import parse_facts
@@ -98,6 +99,16 @@ def test_how_a_unit_stands(unit: dict[str, str], mark: str, tmp_path: Path) -> N
     fine = {"LoadState": "loaded", "UnitFileState": "enabled"}
     fine["InactiveExitTimestampMonotonic"] = str(10**15)
     assert remote_look._unit_mark({**fine, **unit}, [str(tmp_path / "conf")]) == mark
+
+
+def test_a_unit_that_systemd_does_not_tell_of_is_not_fine(tmp_path: Path) -> None:
+    systemctl = tmp_path / "systemctl"
+    systemctl.write_text("#!/bin/sh\necho Id=munge.service; exit 1\n")
+    systemctl.chmod(0o755)
+    units: dict[str, list[str]] = {"munge": [], "slurmd": []}
+    unknown = {"munge": "no answer", "slurmd": "no answer"}
+    assert remote_look.unit_marks(units, str(systemctl)) == unknown
+    assert drifted({}, {f"unit {name}": mark for name, mark in unknown.items()})
 
 
 def test_an_answer_is_read() -> None:

@@ -67,6 +67,32 @@ def test_what_asking_again_does_not_help_ends_at_once() -> None:
     assert caught.value.why == "a: the key is refused"
 
 
+class Frozen(ScriptedTransport):
+    """A host whose connection stands, and on which nothing moves."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self.closed = threading.Event()
+        self.let_go: list[bool] = []
+
+    def _next(self, _: Call) -> Step:
+        self.let_go.append(self.closed.wait(20))
+        raise UnreachableError("the connection broke")
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+def test_ctrl_c_does_not_wait_for_a_frozen_host() -> None:
+    def revive() -> None:
+        raise KeyboardInterrupt
+
+    host = Frozen()
+    with pytest.raises(KeyboardInterrupt):
+        reach({"a": Question()}, lambda _: host, revive=revive, revive_after_s=0.1)
+    assert host.let_go == [True]
+
+
 def test_a_provider_that_fails_ends_the_asking() -> None:
     def revive() -> None:
         raise ProvisionError("no more room")
