@@ -13,7 +13,7 @@ from clusterctl.assets import asset
 from clusterctl.errors import CommandError, TransportError, UsageError
 from clusterctl.spec import ClusterSpec, JobSpec, JobWords
 from clusterctl.transfer.tree import Progress, shown_size
-from clusterctl.transport.base import Conversation, Transport
+from clusterctl.transport.base import BULK, Conversation, Transport
 from clusterctl.wheels import Lock, Question, resolve, wheel_path
 
 Say = Callable[[str], None]
@@ -130,7 +130,7 @@ def build(
     argv = ["sh", "-c", _BUILD, "sh", environment.lock.key, base]
     built = False
     try:
-        with transport.converse(argv) as talk:
+        with transport.converse(argv, bulk=_is_much(transport, environment.lock)) as talk:
             for answer in _lines(talk):
                 if answer == "waiting":
                     say("waiting for another clusterctl that builds an environment")
@@ -152,6 +152,18 @@ def build(
     return built
 
 
+def _is_much(transport: Transport, lock: Lock) -> bool:
+    """Whether wheels will travel that are worth a connection of their own."""
+    if _size(lock) <= BULK:
+        return False
+    argv = ["sh", "-c", f'[ -e "$HOME/{ENVIRONMENTS}/$1" ]', "sh", lock.key]
+    return transport.run(argv, check=False).rc != 0
+
+
+def _size(lock: Lock) -> int:
+    return sum(wheel_path(wheel).stat().st_size for wheel in lock.wheels)
+
+
 def _lines(talk: Conversation) -> Iterator[str]:
     """What the program says, as soon as a line is whole."""
     said = b""
@@ -164,7 +176,7 @@ def _lines(talk: Conversation) -> Iterator[str]:
 def _send(talk: Conversation, lock: Lock, say: Say, progress: Progress) -> None:
     """Send the wheels, and last the lock: without it nothing is installed."""
     paths = [wheel_path(wheel) for wheel in lock.wheels]
-    total = sum(path.stat().st_size for path in paths)
+    total = _size(lock)
     say(f"sending {len(paths)} wheels, {shown_size(total)}")
     done = 0
     for path in paths:

@@ -8,9 +8,9 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 
 import pytest
@@ -20,7 +20,7 @@ from clusterctl.errors import TransportError, UsageError
 from clusterctl.jobs import PLAIN, Environment, build, environment_of
 from clusterctl.jobs.environment import ENVIRONMENTS
 from clusterctl.spec import ClusterSpec, JobSpec
-from clusterctl.transport.base import Conversation
+from clusterctl.transport.base import BULK, Conversation
 from clusterctl.transport.local import LocalTransport
 from tests.support.wheels import a_wheel
 
@@ -117,6 +117,25 @@ def test_it_is_built_once(home: Path, resolve: Resolve) -> None:
     assert len(said) == 2
 
 
+class Noting(LocalTransport):
+    """Notes which conversations were said to be large."""
+
+    def __init__(self) -> None:
+        self.bulk: list[bool] = []
+
+    def converse(self, argv: Sequence[str], *, bulk: bool = False) -> AbstractContextManager[Conversation]:
+        self.bulk.append(bulk)
+        return super().converse(argv, bulk=bulk)
+
+
+def test_much_travels_over_a_connection_of_its_own(home: Path, tmp_path: Path, resolve: Resolve) -> None:
+    a_wheel(tmp_path / "index", "large", files={"large.txt": "x" * (BULK + 1)})
+    transport = Noting()
+    for lines in ("first", "large", "large"):  # the last one is there already
+        build(transport, resolve(lines), say=lambda _text: None, base=BASE)
+    assert transport.bulk == [False, True, False]
+
+
 def test_many_at_once_build_it_once(home: Path, resolve: Resolve) -> None:
     environment = resolve("first")
     with ThreadPoolExecutor(4) as pool:
@@ -131,7 +150,7 @@ class Killing(LocalTransport):
         self._home, self._file = home, file
 
     @contextmanager
-    def converse(self, argv: list[str]) -> Iterator[Conversation]:
+    def converse(self, argv: Sequence[str], *, bulk: bool = False) -> Iterator[Conversation]:  # noqa: ARG002
         with super().converse(argv) as talk:
             killer = threading.Thread(target=self._kill, args=(talk.process.pid,))
             killer.start()
