@@ -22,7 +22,10 @@ _PLAIN = re.compile(r"[\w.+-]+")  # a shell takes it as it is
 
 def jobs_to_submit(incomplete: str) -> list[str]:
     """Bundled jobs, and the scripts and job files of this folder; other paths the shell completes itself."""
-    names = (path.name for path in Path().iterdir())
+    try:
+        names = [path.name for path in Path().iterdir()]
+    except OSError:  # a folder that can't be listed
+        names = []
     here = sorted(name for name in names if name.endswith(_PROGRAMS) and _PLAIN.fullmatch(name))
     return [word for word in (*_BUNDLED, *here) if word.startswith(incomplete)]
 
@@ -49,7 +52,8 @@ def partitions(ctx: typer.Context, incomplete: str) -> list[str]:
 
 def clusters(incomplete: str) -> list[str]:
     """Clusters that were raised from here."""
-    return sorted(path.parent.name for path in _state_home().glob(f"{incomplete}*/hosts.json"))
+    names = (path.parent.name for path in _state_home().glob("*/hosts.json"))
+    return sorted(name for name in names if name.startswith(incomplete))
 
 
 def launchers(incomplete: str) -> list[str]:
@@ -65,7 +69,7 @@ def _workspace(ctx: typer.Context) -> Path:
 
 def _name_in(spec: Path) -> str:
     try:
-        match = _NAME.search(spec.read_text())
+        match = _NAME.search(spec.read_text(errors="replace"))
     except OSError:
         return "local"  # the built-in one
     return match[1] if match else ""

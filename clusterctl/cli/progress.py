@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -36,23 +37,26 @@ def showing_progress(screen: Screen) -> Iterator[Progress]:
 
 
 class _Bar:
-    """Bytes, rate and the time that is left."""
+    """Bytes, rate and the time that is left; may be called from any thread."""
 
-    def __init__(self, screen: Screen) -> None:
+    def __init__(self, screen: Screen, silent_s: float = _SILENT_S) -> None:
         self._screen = screen
+        self._silent_s = silent_s
+        self._lock = threading.Lock()
         self._begun = time.monotonic()
         self._bar: Bar | None = None
         self._tasks: dict[str, TaskID] = {}
 
     def __call__(self, what: str, done: int, total: int) -> None:
-        if self._bar is None:
-            if time.monotonic() - self._begun < _SILENT_S:
-                return
-            self._bar = self._screen.bar()
-            self._bar.start()
-        if what not in self._tasks:
-            self._tasks[what] = self._bar.add_task(what, total=total, completed=done)
-        self._bar.update(self._tasks[what], completed=done, total=total)
+        with self._lock:
+            if self._bar is None:
+                if time.monotonic() - self._begun < self._silent_s:
+                    return
+                self._bar = self._screen.bar()
+                self._bar.start()
+            if what not in self._tasks:
+                self._tasks[what] = self._bar.add_task(what, total=total, completed=done)
+            self._bar.update(self._tasks[what], completed=done, total=total)
 
     def stop(self) -> None:
         if self._bar is not None:

@@ -44,13 +44,16 @@ def hash_items(
     total = sum(item.size for item in files)
 
     stopped = threading.Event()
+    counting = threading.Lock()
 
     def more(count: int) -> None:
         nonlocal done
         if stopped.is_set():
             raise InterruptedError
-        done += count
-        progress("hashing", done, total)
+        with counting:
+            done += count
+            now = done
+        progress("hashing", now, total)
 
     def one(item: Item) -> str:
         try:

@@ -32,12 +32,13 @@ def cluster(cli: Clusterctl) -> Clusterctl:
     (folder / "hosts.json").write_text(json.dumps({"hosts": HOSTS}))
     (folder / "jobs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in JOBS) + '{"token": "torn')
     (cli.cwd / "cluster.yaml").write_text("version: 1\nname: demo\n")
+    (cli.cwd / "latin-1.yaml").write_bytes(b"# \xe9t\xe9\nname: demo\n")
     for name in ("mine.py", "two words.py", "notes.txt"):
         (cli.cwd / name).touch()
     return cli
 
 
-def words(cli: Clusterctl, *typed: str) -> list[str]:
+def words(cli: Clusterctl, *typed: str, before: str = "") -> list[str]:
     """What bash is told to offer for the last of the words typed."""
     env = {
         **os.environ,
@@ -47,7 +48,13 @@ def words(cli: Clusterctl, *typed: str) -> list[str]:
         "COMP_CWORD": str(len(typed) - 1),
     }
     done = subprocess.run(
-        [SCRIPT], cwd=cli.cwd, env=env, capture_output=True, text=True, timeout=60, check=True
+        ["sh", "-c", f'{before}\nexec "$0"', SCRIPT],
+        cwd=cli.cwd,
+        env=env,
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
     )
     assert done.stderr == ""
     return done.stdout.split()
@@ -58,7 +65,7 @@ def words(cli: Clusterctl, *typed: str) -> list[str]:
     [
         ("sub", ["submit"]),
         ("cache ", ["list", "prune"]),
-        ("submit ", ["train", "probe", "cluster.yaml", "mine.py"]),
+        ("submit ", ["train", "probe", "cluster.yaml", "latin-1.yaml", "mine.py"]),
         ("submit train --partition ", ["train", "big"]),
         ("submit train --launcher ", ["srun", "mpirun"]),
         ("shell --partition b", ["big"]),
@@ -70,6 +77,10 @@ def words(cli: Clusterctl, *typed: str) -> list[str]:
         ("completion ", ["bash", "zsh", "fish"]),
         ("validate -f ", []),  # the shell completes files itself
         ("submit ./mi", []),
+        ("--cluster d", ["demo"]),
+        ("--cluster /", []),
+        ("--cluster [d", []),
+        ("-f latin-1.yaml ssh ", ["demo-ctl", "demo-train-1", "demo-big-1"]),
     ],
 )
 def test_the_right_words_are_offered(cluster: Clusterctl, typed: str, offered: list[str]) -> None:
@@ -80,6 +91,11 @@ def test_nothing_is_offered_where_nothing_is_known(cli: Clusterctl) -> None:
     for typed in ("logs ", "ssh ", "--cluster "):
         assert words(cli, "clusterctl", *typed.split(" ")) == []
     assert not cli.home.exists()
+
+
+def test_in_a_folder_that_cannot_be_listed(cluster: Clusterctl) -> None:
+    gone = "sleep 60 & cd /proc/$! && kill $!; wait"  # the folder of a process that has ended
+    assert words(cluster, "clusterctl", "submit", "", before=gone) == ["train", "probe"]
 
 
 def test_tab_in_bash(cluster: Clusterctl) -> None:
