@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import paramiko
@@ -225,6 +226,20 @@ def test_close_twice(node):
     node.run(["true"])
     node.close()
     node.close()
+
+
+def test_closing_ends_what_another_thread_waits_for(node, tmp_path):
+    def late() -> bool:
+        with pytest.raises(UnreachableError, match="the connection broke"):
+            node.run(["sh", "-c", 'touch -- "$1"; sleep 100', "sh", str(tmp_path / "begun")], timeout_s=500)
+        return True
+
+    with ThreadPoolExecutor(1) as pool:
+        waiting = pool.submit(late)
+        while not (tmp_path / "begun").exists():
+            time.sleep(0.01)
+        node.close()
+        assert waiting.result(timeout=60)
 
 
 def test_the_file_names_the_user_unless_overridden(sshd):
