@@ -25,8 +25,8 @@ _WATCH = (
     "kill -TERM $!; wait $!"
 )
 
-# In a job's folder, what the job was not given: patterns of bash.
-_NOT_GIVEN = "|".join([*sorted(OURS), "stdout-*.log", "stderr-*.log", "task-*"])
+# In a job's folder, what the job was not given: patterns of bash with extglob.
+_NOT_GIVEN = "|".join([*sorted(OURS), "@(stdout|stderr)-+([0-9]).log", "task-+([0-9])"])
 
 
 def render_script(

@@ -171,6 +171,15 @@ def test_a_task_of_an_array_has_a_folder_of_its_own(batch):
     assert (rc, out) == (0, f"{batch.folder}/task-7\n")
 
 
+def test_a_task_finds_what_only_looks_like_the_folders_of_tasks(batch):
+    batch.environment["SLURM_ARRAY_TASK_ID"] = "7"
+    for name in ("task-3", "task-configs", "stdout-of-mine.log"):
+        (batch.folder / name).mkdir()
+    (batch.folder / "stderr-3.log").touch()
+    rc, out, _ = batch.run(rendered(shell_job(batch, "ls -d *task* std*", array="0-9")))
+    assert (rc, out.split()) == (0, ["stdout-of-mine.log", "task-configs"])
+
+
 def test_threads_follow_the_cores_of_a_task(batch):
     job = shell_job(batch, "echo $OMP_NUM_THREADS $SRUN_CPUS_PER_TASK")
     assert batch.run(rendered(job))[1] == "1\n"
