@@ -65,6 +65,7 @@ class LogReader:
     def _read(self, *, once: bool) -> Generator[LogChunk | None, None, None]:
         offsets = json.dumps(self._offsets)
         argv = ["python3", "-c", _PROGRAM, self.folder, "1" if once else "0", offsets]
+        argv.append("" if self.task is None else str(self.task))
         rest = b""
         with closing(self.transport.stream(argv)) as stream:
             for piece in stream:
@@ -91,8 +92,6 @@ class LogReader:
         if match is None:
             return None
         task = int(match[2]) if match[2] else None
-        if self.task is not None and task != self.task:
-            return None
         return LogChunk("stdout" if match[1] == "stdout" else "stderr", task, data)
 
 

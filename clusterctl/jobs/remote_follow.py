@@ -1,8 +1,9 @@
 """Runs on the cluster: tells what is added to a job's logs. Standard library only, Python 3.9.
 
-    python3 -c THIS_FILE FOLDER ONCE OFFSETS
+    python3 -c THIS_FILE FOLDER ONCE OFFSETS TASK
 
-``OFFSETS`` is a JSON object, log name -> bytes already told. Each answer is a JSON object a line:
+``OFFSETS`` is a JSON object, log name -> bytes already told. ``TASK`` is the number of an array's task whose
+logs alone are told, or empty. Each answer is a JSON object a line:
 ``{"log": name, "at": offset, "data": base64}``, and ``{}`` now and then as a sign of life. With ``ONCE`` = 1
 it tells what there is and ends. ``{"gone": 1}`` says that the folder is not there. A log that is not there
 yet, or became shorter (a requeue), is no error.
@@ -51,12 +52,13 @@ def tell_new(folder: str, name: str, offset: int) -> int:
         os.close(fd)
 
 
-def main(folder: str, once: bool, offsets: dict[str, int]) -> None:
+def main(folder: str, once: bool, offsets: dict[str, int], task: str) -> None:
+    log = re.compile(rf"(stdout|stderr)-{task}\.log") if task else LOG
     looks = 0
     while True:
         try:
             with os.scandir(folder) as entries:
-                names = sorted(entry.name for entry in entries if LOG.fullmatch(entry.name))
+                names = sorted(entry.name for entry in entries if log.fullmatch(entry.name))
         except FileNotFoundError:
             names = []
             tell({"gone": 1})
@@ -72,4 +74,4 @@ def main(folder: str, once: bool, offsets: dict[str, int]) -> None:
         time.sleep(PAUSE_S)
 
 
-main(sys.argv[1], sys.argv[2] == "1", json.loads(sys.argv[3]))
+main(sys.argv[1], sys.argv[2] == "1", json.loads(sys.argv[3]), sys.argv[4])

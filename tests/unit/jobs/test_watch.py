@@ -191,6 +191,32 @@ def test_follow_of_an_array_tells_the_tasks_apart(session, cluster, tmp_path):
         jobs.logs(session, f"{job_id}_9", on_output=Told())
 
 
+class Counted(Nearby):
+    """It keeps what it has streamed."""
+
+    def __init__(self, payload: Path) -> None:
+        super().__init__(payload)
+        self.streamed = b""
+
+    def stream(self, argv):
+        for piece in super().stream(argv):
+            self.streamed += piece
+            yield piece
+
+
+def test_of_a_task_only_its_own_logs_travel(session, cluster, tmp_path):
+    job_id = held(cluster, session, tmp_path)
+    entry = cluster.ledger.find(job_id)
+    assert entry is not None
+    for task in (3, 13, 30):
+        (Path(str(entry.remote_dir)) / f"stdout-{task}.log").write_text(f"task {task}\n")
+    transport = Counted(cluster.payload)
+    told = Told()
+    jobs.logs(Session(session.spec, SlurmClient(transport), cluster.ledger), f"{job_id}_3", on_output=told)
+    assert told.chunks == [LogChunk("stdout", 3, b"task 3\n")]
+    assert transport.streamed.count(b'"data"') == 1
+
+
 class Breaking(Nearby):
     """Its streams break after the first pieces, a few times."""
 
