@@ -26,6 +26,7 @@ def put(
     from clusterctl.transfer.send import send_into
     from clusterctl.transfer.tree import shown_size, walk
 
+    _refuse_empty(paths)
     local, remote = _split(paths)
     items, others = walk([Path(path) for path in local])
     for other in others:
@@ -59,6 +60,7 @@ def get(
     from clusterctl.transfer.fetch import fetch
     from clusterctl.transfer.tree import shown_size
 
+    _refuse_empty(paths)
     remote, local = (paths, ".") if len(paths) == 1 else (paths[:-1], paths[-1])
     begun = time.monotonic()
     with open_session(screen, options) as session, showing_progress(screen) as progress:
@@ -86,6 +88,18 @@ def _are(files: int, size: int) -> str:
     from clusterctl.transfer.tree import shown_size
 
     return f"1 file, {shown_size(size)}, is" if files == 1 else f"{files} files, {shown_size(size)}, are"
+
+
+def _refuse_empty(paths: list[str]) -> None:
+    """An empty word is a variable that was not set, and would name the whole folder.
+
+    Raises:
+        UsageError: one is empty.
+    """
+    from clusterctl.errors import UsageError
+
+    if "" in paths:
+        raise UsageError("a path is empty", fix="name a file or a folder; the whole folder is `.`")
 
 
 def _split(paths: list[str]) -> tuple[list[str], str]:
