@@ -178,7 +178,9 @@ class _Fetch:
             if item is not None and item.kind is Kind.FOLDER:
                 raise IsADirectoryError(21, "a folder is where a file should go", str(place))
             if item is not None and item.kind is Kind.FILE and item.size == remote.size:
-                return item
+                with suppress(PermissionError):  # what can't be read is fetched anew
+                    place.open("rb").close()
+                    return item
         return None
 
     def _partial(self, remote: Remote) -> Path:
@@ -247,8 +249,11 @@ def _make_folder(place: Path) -> None:
     try:
         place.mkdir(mode=0o700)
     except FileExistsError:
-        if not stat.S_ISDIR(place.lstat().st_mode):
+        status = place.lstat()
+        if not stat.S_ISDIR(status.st_mode):
             raise FileExistsError(17, "it is a folder on the cluster, and none here", str(place)) from None
+        if status.st_uid == os.geteuid() and status.st_mode & stat.S_IRWXU != stat.S_IRWXU:
+            place.chmod(stat.S_IMODE(status.st_mode) | stat.S_IRWXU)  # until all is in it
 
 
 def _make_link(place: Path, target: str) -> None:

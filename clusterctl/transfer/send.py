@@ -13,7 +13,7 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from clusterctl.errors import CommandError, TransferError
+from clusterctl.errors import CommandError, TransferError, TransportError
 from clusterctl.transfer.hashes import hash_items
 from clusterctl.transfer.program import remote_argv
 from clusterctl.transfer.remote.store import NO_REQUIRED
@@ -128,7 +128,7 @@ def _converse(
     """Ask what is missing and send it; returns the last answer and the bytes that were sent."""
     try:
         with transport.converse(argv, bulk=sum(item.size for item in items) > BULK) as talk:
-            answers = _answers(talk)
+            answers = _answers(talk, transport.host)
             for piece in _pieces(_request(items, hashes, ours)):
                 talk.send(piece)
             missing = [(items[i], have) for i, have in _next(talk, answers, "send")]
@@ -200,13 +200,33 @@ def _pieces(parts: Iterator[bytes]) -> Iterator[bytes]:
         yield bytes(kept)
 
 
-def _answers(talk: Conversation) -> Iterator[dict[str, Any]]:
-    """What the other side says, a JSON object a line."""
+def _answers(talk: Conversation, host: str) -> Iterator[dict[str, Any]]:
+    """What the other side says, a JSON object a line.
+
+    Raises:
+        TransportError: it says something else.
+    """
     rest = b""
     while data := talk.receive():
         *lines, rest = (rest + data).split(b"\n")
         for line in lines:
-            yield json.loads(line)
+            yield _object(line, host)
+
+
+def _object(line: bytes, host: str) -> dict[str, Any]:
+    try:
+        answer = json.loads(line)
+        if isinstance(answer, dict):
+            return answer
+    except (ValueError, RecursionError):
+        pass
+    raise TransportError(
+        "the cluster answered what clusterctl does not understand",
+        where=host,
+        why=printable(line[:200].decode(errors="replace")),
+        fix="if a startup file of the shell there writes this (~/.bashrc), let it do so for terminals only",
+        host=host,
+    )
 
 
 def _next(talk: Conversation, answers: Iterator[dict[str, Any]], key: str | None) -> Any:

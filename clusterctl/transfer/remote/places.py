@@ -10,14 +10,19 @@ from __future__ import annotations
 import base64
 import errno
 import os
+import stat
 
 from clusterctl.transfer.remote.receive import Entry, fail, read_entries, receive_all, tell
 
 
 def make_folder(path: bytes) -> None:
-    """A folder, or a link to one, stays what it is."""
+    """A folder, or a link to one, stays what it is; our own can be written to until all is in it."""
     if not os.path.isdir(path):
         os.mkdir(path, 0o700)
+        return
+    status = os.stat(path)
+    if status.st_uid == os.geteuid() and status.st_mode & stat.S_IRWXU != stat.S_IRWXU:
+        os.chmod(path, stat.S_IMODE(status.st_mode) | stat.S_IRWXU)
 
 
 def make_link(target: bytes, path: bytes) -> None:

@@ -14,7 +14,7 @@ from clusterctl.errors import TransferError, UnreachableError, UsageError
 from clusterctl.transfer.fetch import Fetched, fetch
 from clusterctl.transfer.listing import parse_listing
 from clusterctl.transport.local import LocalTransport
-from tests.support.transfers import Cutting, content
+from tests.support.transfers import Cutting, as_anybody, content
 
 MIB = 1 << 20
 
@@ -45,6 +45,16 @@ def test_what_is_here_is_not_fetched_again(theirs, here):
     (here / "data" / "large").chmod(0o600)
     (here / "data" / "sub" / "nothing").unlink()
     assert get(here).sent_bytes == 0
+    assert content(here / "data") == content(theirs)
+
+
+def test_what_may_be_neither_read_nor_written_here_is_fetched_all_the_same(theirs, here):
+    (theirs / "sub").chmod(0o555)
+    get(here)
+    (theirs / "sub" / "more").write_text("more")
+    (here / "data" / "large").chmod(0)
+    with as_anybody():
+        assert get(here).sent_bytes == 3 * MIB + len("more")
     assert content(here / "data") == content(theirs)
 
 

@@ -5,21 +5,33 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
+import stat
 import subprocess
 import sys
 import threading
 import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import pytest
 
-from clusterctl.errors import CommandError, MachineError, TransferError, UnreachableError, UsageError
+from clusterctl.errors import (
+    CommandError,
+    MachineError,
+    TransferError,
+    TransportError,
+    UnreachableError,
+    UsageError,
+)
 from clusterctl.transfer.hashes import hash_items
 from clusterctl.transfer.program import remote_argv
 from clusterctl.transfer.remote import receive
+from clusterctl.transfer.remote.places import make_folder
 from clusterctl.transfer.remote.store import NO_REQUIRED, SWEEP_EVERY_S, UNUSED_S
 from clusterctl.transfer.send import STORE, send_into, send_new_folder, send_to_store
 from clusterctl.transfer.tree import Item, Kind, walk
+from clusterctl.transport.base import Conversation
 from clusterctl.transport.local import LocalTransport
 from tests.support.transfers import Cutting, content
 
@@ -341,3 +353,27 @@ def test_hashing_can_be_interrupted(home, tmp_path):
 
     with pytest.raises(KeyboardInterrupt):
         hash_items(items, progress=interrupt)
+
+
+class Noisy(LocalTransport):
+    """A cluster whose shell greets whoever comes."""
+
+    def converse(self, argv: Sequence[str], *, bulk: bool = False) -> AbstractContextManager[Conversation]:
+        return super().converse(["sh", "-c", 'echo "Welcome!"; exec "$@"', "sh", *argv], bulk=bulk)
+
+
+def test_a_shell_that_greets_is_one_clear_error(home, data):
+    with pytest.raises(TransportError, match="does not understand") as caught:
+        send(data, Noisy())
+    assert caught.value.why == "Welcome!"
+
+
+def test_a_read_only_folder_can_be_sent_again_with_more_in_it(home, data):
+    (data / "sub").chmod(0o555)
+    send(data)
+    sent = home / "in to" / "data" / "sub"
+    assert stat.S_IMODE(sent.stat().st_mode) == 0o555
+    make_folder(os.fsencode(sent))  # by itself: nothing holds up root
+    assert stat.S_IMODE(sent.stat().st_mode) == 0o755
+    send(data)
+    assert stat.S_IMODE(sent.stat().st_mode) == 0o555
