@@ -71,7 +71,13 @@ def _options(job: JobSpec, own: UserScript | None) -> list[str]:
     given = job.model_fields_set if own is not None and own.directives else set(type(job).model_fields)
     own_words = [f"--job-name={job.name}", f"--output=stdout{task}.log", f"--error=stderr{task}.log"]
     array = [f"--array={job.array}"] if job.array is not None else []
-    return own_words + resource_options(job, given) + array
+    return own_words + resource_options(job, given) + _without_gpus(job, own) + array
+
+
+def _without_gpus(job: JobSpec, own: UserScript | None) -> list[str]:
+    """``--gpus 0`` wins over a script's own line, too; where there is none, it need not be said."""
+    asks = own is not None and any("--gpus-per-node" in line for line in own.directives)
+    return ["--gpus-per-node=0"] if asks and "gpus" in job.model_fields_set and not job.gpus else []
 
 
 def resource_options(job: JobWords, given: Collection[str]) -> list[str]:

@@ -85,6 +85,13 @@ def test_a_flag_wins_over_the_scripts_own_line(tmp_path):
     assert text.index("#SBATCH --nodes=2") < text.index("#SBATCH --nodes=4")
 
 
+def test_no_gpus_is_a_flag_that_wins_too(tmp_path):
+    script = user_script(tmp_path, "own.sh", "#!/bin/bash\n#SBATCH --gpus-per-node=1\ntrue\n")
+    text = rendered(JobSpec(name="own", script=script, gpus=0))
+    assert text.index("#SBATCH --gpus-per-node=1\n") < text.index("#SBATCH --gpus-per-node=0\n")
+    assert "--gpus-per-node=0" not in rendered(JobSpec(name="own", script=script))
+
+
 def test_a_default_leaves_the_scripts_own_line(tmp_path):
     script = user_script(tmp_path, "own.sh", OWN_LINES)
     text = rendered(JobSpec(name="own", script=script))
