@@ -20,6 +20,7 @@ from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 STATE = Path("/var/lib/clusterctl")
+NAMESPACES = Path("/run/netns")  # `ip netns` mounts it for all clusters together
 FILES = (
     Path("/etc/hosts"),
     Path("/etc/resolv.conf"),
@@ -35,7 +36,7 @@ class Machine:
 
     home: Path  # CLUSTERCTL_HOME of the clusters in question
     state: Path = STATE
-    folders: tuple[Path, ...] = (Path("/run/clusterctl"), Path("/run/netns"))
+    folders: tuple[Path, ...] = (Path("/run/clusterctl"), NAMESPACES)
     files: tuple[Path, ...] = FILES
 
 
@@ -47,7 +48,8 @@ def temporary(home: Path) -> Path:
 def look(machine: Machine) -> frozenset[str]:
     """Everything there is now that a cluster could have made, a line each. Needs root.
 
-    Clusters of other homes come and go as their people please: what bears the id of one is left out.
+    Clusters of other homes come and go as their people please: what bears the id of one is left out, and what
+    they share.
     """
     sources = (
         _processes(machine),
@@ -60,6 +62,7 @@ def look(machine: Machine) -> frozenset[str]:
         _contents(machine),
     )
     others = list(_other_clusters(machine))
+    others += [f"mount {NAMESPACES}:"] if others else []
     lines = (line for source in sources for line in source)
     return frozenset(line for line in lines if not any(cluster in line for cluster in others))
 
