@@ -8,6 +8,8 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
+from clusterctl.errors import TransportError
+
 BULK = 16 << 20  # bytes that are worth a connection of their own
 
 
@@ -90,6 +92,17 @@ class Transport(Protocol):
 
     def close(self) -> None:
         """Close the connection; calling it twice is fine."""
+
+
+def sendable(argv: Sequence[str]) -> Sequence[str]:
+    """The command as it is.
+
+    Raises:
+        TransportError: it can't be sent to a host.
+    """
+    if any("\0" in word for word in argv):
+        raise TransportError("a command's argument holds a NUL character, which no host can be given")
+    return argv
 
 
 def printable(text: str) -> str:

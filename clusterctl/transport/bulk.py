@@ -6,7 +6,6 @@ It takes 0.1 s more to begin, since it logs in again. Both read the same `ssh_co
 
 from __future__ import annotations
 
-import shlex
 import shutil
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
@@ -17,6 +16,7 @@ from clusterctl.errors import CommandError, UnreachableError
 from clusterctl.mortal import mortal
 from clusterctl.transport.base import Conversation, shown
 from clusterctl.transport.local import LocalTransport
+from clusterctl.transport.openssh import OpenSSH
 
 _LOST = 255  # ssh's own exit status for a connection that was not made or broke
 
@@ -29,8 +29,7 @@ def is_possible() -> bool:
 @contextmanager
 def converse(host: str, config: Path, user: str | None, argv: Sequence[str]) -> Iterator[Conversation]:
     """Talk with a command on a host of an `ssh_config`; see ``Transport.converse``."""
-    login = ["-l", user] if user is not None else []
-    words = ["ssh", "-T", "-F", str(config), "-o", "BatchMode=yes", *login, "--", host, shlex.join(argv)]
+    words = OpenSSH(config, user).argv(host, argv, "-T", "-o", "BatchMode=yes")
     with LocalTransport().converse(mortal(words), bulk=True) as talk:
         yield _Remote(talk, argv, host)
 

@@ -9,8 +9,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl.errors import MachineError, TransportError
-from clusterctl.transport.base import Result
+from clusterctl.errors import MachineError
+from clusterctl.transport.base import Result, sendable
 
 # Options of a connection that lives and ends by itself, whatever others share, and has no terminal.
 ALONE = ("-T", "-o", "ControlPath=none")
@@ -33,13 +33,11 @@ class OpenSSH:
         """
         if shutil.which("ssh") is None:
             raise MachineError("missing tool: ssh", fix="apt-get install openssh-client")
-        if any("\0" in word for word in command):
-            raise TransportError("a command's argument holds a NUL character, which no host can be given")
         words = ["ssh", "-F", str(self.config), *options]
         if self.user is not None:
             words += ["-l", self.user]
         words += ["--", host]
-        return [*words, shlex.join(command)] if command else words
+        return [*words, shlex.join(sendable(command))] if command else words
 
 
 def attached(argv: Sequence[str]) -> int:

@@ -20,7 +20,7 @@ from typing import Any
 from clusterctl.errors import CommandError, HostKeyError, TransportError, UnreachableError
 from clusterctl.transport import bulk as bulk_connection
 from clusterctl.transport import heartbeat
-from clusterctl.transport.base import Conversation, Result, shown
+from clusterctl.transport.base import Conversation, Result, sendable, shown
 from clusterctl.transport.lean import paramiko
 
 # Without a handler, paramiko's background thread would write to the user's terminal.
@@ -119,7 +119,7 @@ class SSHTransport:
         """Start a command and talk with it; see ``Transport.converse``."""
         if bulk and bulk_connection.is_possible():
             self._connected()  # which says better than ssh what is wrong
-            with bulk_connection.converse(self._host, self._config, self._user, _checked(argv)) as talk:
+            with bulk_connection.converse(self._host, self._config, self._user, argv) as talk:
                 yield talk
             return
         channel = self._start(_quoted(argv), self._connect_timeout_s)
@@ -398,13 +398,7 @@ def _feed(channel: paramiko.Channel, data: bytes) -> None:
 
 def _quoted(argv: Sequence[str], env: Mapping[str, str] | None = None) -> str:
     words = ["env", *(f"{key}={value}" for key, value in env.items()), *argv] if env else list(argv)
-    return shlex.join(_checked(words))
-
-
-def _checked(words: Sequence[str]) -> Sequence[str]:
-    if any("\0" in word for word in words):
-        raise TransportError("a command's argument holds a NUL character, which no host can be given")
-    return words
+    return shlex.join(sendable(words))
 
 
 def _wrong_key(host: str, known_hosts: Path, exc: paramiko.BadHostKeyException) -> HostKeyError:
