@@ -89,14 +89,14 @@ def submit(
         TransportError: the controller can't be reached, or was lost; a job that it took all the same is found
             by its token when jobs are next listed or collected.
     """
-    script_of(session.spec, job)  # what is wrong with it is said before anything is sent
+    script = script_of(session.spec, job, environment)  # what is wrong is said before anything is sent
     source = source or source_of(job)
     # Not Path.is_file: what we may not look at, or can't be a name here, is the cluster's.
     if job.container is not None and os.path.isfile(job.container):  # noqa: PTH113
         image = Path(job.container)
         there = send_to_store(session.transport, [image], progress=progress)[image]
         job = job.model_copy(update={"container": there})
-    script = script_of(session.spec, job, environment)
+        script = script_of(session.spec, job, environment)
     folder = job.script.parent if job.script is not None else Path.cwd()
     facts = client_facts(job, environment, local=local or LocalTransport(), folder=folder)
     build(session.transport, environment, say=say, progress=progress)
