@@ -11,6 +11,7 @@ from pathlib import Path
 
 from clusterctl.errors import CollectError
 from clusterctl.records import Skipped
+from clusterctl.transfer.listing import inside
 from clusterctl.transport.base import Transport, printable
 
 REMOTE_PROGRAM = (Path(__file__).parent / "remote_files.py").read_text(encoding="utf-8")
@@ -20,7 +21,6 @@ RESERVED = frozenset({b"run.json", b"sacct.json", b"environment.json", b"report.
 FROM_JOB = b".from-job"
 
 _TIMEOUT_S = 900.0
-_MAX_NAME = 255  # bytes; Linux file systems take no longer one
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,7 +80,7 @@ def parse_manifest(text: str, folder: str) -> Manifest:
             if "skip" in row:
                 skipped.append(Skipped(path=shown_path(path), reason=printable(str(row["skip"]))))
                 continue
-            _refuse_odd(path)
+            inside(path)
             size = int(row["size"])
         except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as exc:
             raise _untrusted(folder, line, str(exc)) from exc
@@ -96,13 +96,6 @@ def parse_manifest(text: str, folder: str) -> Manifest:
 def shown_path(path: bytes) -> str:
     """A path fit for a terminal and for JSON."""
     return path.decode(errors="backslashreplace").encode("unicode_escape").decode("ascii")
-
-
-def _refuse_odd(path: bytes) -> None:
-    """Raises ValueError if a path leads out of the folder, or is none."""
-    parts = path.split(b"/")
-    if b"\0" in path or any(part in {b"", b".", b".."} or len(part) > _MAX_NAME for part in parts):
-        raise ValueError("it is not a path inside the folder")
 
 
 def _local(path: bytes, tops: Set[bytes]) -> bytes:

@@ -40,7 +40,7 @@ def parse_listing(lines: Iterable[bytes]) -> tuple[tuple[Remote, ...], tuple[str
     for index, line in enumerate(lines):
         try:
             kind, name, mode, mtime_ns, size, target = json.loads(line)
-            path = os.fsdecode(_checked(base64.b64decode(name)))
+            path = os.fsdecode(inside(base64.b64decode(name)))
             if kind == OTHER:
                 others.append(path)
                 continue
@@ -59,7 +59,12 @@ def _kind(found: dict[str, Remote], path: str) -> Kind | None:
     return found[path].kind if path in found else None
 
 
-def _checked(path: bytes) -> bytes:
+def inside(path: bytes) -> bytes:
+    """A path that the cluster names, as it is.
+
+    Raises:
+        ValueError: it leads out of the folder that it is relative to, or is none.
+    """
     parts = path.split(b"/")
     if b"\0" in path or any(part in {b"", b".", b".."} or len(part) > _MAX_NAME for part in parts):
         raise ValueError("it is not a path inside a folder")
