@@ -1,7 +1,7 @@
 """A host over SSH, with the same `ssh_config` and `known_hosts` that plain ``ssh -F`` reads.
 
 One connection is kept and each command gets a channel of its own. Only our key and our known_hosts count: no
-agent, no keys of the user's, no trust on first use. This is the sole importer of paramiko.
+agent, no keys of the user's, no trust on first use.
 """
 
 from __future__ import annotations
@@ -13,15 +13,14 @@ import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from clusterctl.errors import CommandError, HostKeyError, TransportError, UnreachableError
+from clusterctl.errors import CommandError, TransportError, UnreachableError
 from clusterctl.transport import bulk as bulk_connection
 from clusterctl.transport import heartbeat
 from clusterctl.transport.base import Conversation, Result, sendable, shown
 from clusterctl.transport.lean import paramiko
+from clusterctl.transport.target import Reject, Target, wrong_key
 
 # Without a handler, paramiko's background thread would write to the user's terminal.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
@@ -201,13 +200,13 @@ class SSHTransport:
             return transport
 
     def _connect(self) -> paramiko.SSHClient:
-        target = _Target.read(self._config, self._host, self._user)
+        target = Target.read(self._config, self._host, self._user)
         client = paramiko.SSHClient()
         try:
             self._open(client, target)
         except paramiko.BadHostKeyException as exc:
             client.close()
-            raise _wrong_key(self._host, target.known_hosts, exc) from exc
+            raise wrong_key(self._host, target.known_hosts, exc) from exc
         except paramiko.AuthenticationException as exc:
             transport = client.get_transport()
             answered = transport is not None and transport.is_active()
@@ -223,8 +222,8 @@ class SSHTransport:
             raise
         return client
 
-    def _open(self, client: paramiko.SSHClient, target: _Target) -> None:
-        client.set_missing_host_key_policy(_Reject(target.known_hosts))
+    def _open(self, client: paramiko.SSHClient, target: Target) -> None:
+        client.set_missing_host_key_policy(Reject(target.known_hosts))
         client.load_host_keys(str(target.known_hosts))
         client.connect(
             target.alias,  # with a socket given, this is only the name that known_hosts is asked for
@@ -242,7 +241,7 @@ class SSHTransport:
             every_s, patience_s = self._heartbeat_s
             heartbeat.watch(transport, every_s=every_s, patience_s=patience_s)
 
-    def _socket(self, target: _Target) -> socket.socket:
+    def _socket(self, target: Target) -> socket.socket:
         sock = socket.create_connection((target.address, target.port), timeout=self._connect_timeout_s)
         # The kernel ends a connection whose peer vanished silently, and refuses what we send then.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DEAD_AFTER_MS)
@@ -264,7 +263,7 @@ class SSHTransport:
             host=self._host,
         )
 
-    def _refused(self, target: _Target, exc: Exception) -> TransportError:
+    def _refused(self, target: Target, exc: Exception) -> TransportError:
         return TransportError(
             f"{self._host} does not accept our key for user {target.user}",
             where=target.key,
@@ -303,56 +302,6 @@ class _Talk:
         while self.receive():
             pass
         self._transport._raise_unless_zero(self._channel, self._argv, self._stderr)
-
-
-@dataclass(frozen=True, slots=True)
-class _Target:
-    """What the `ssh_config` says about one host."""
-
-    address: str
-    port: int
-    alias: str
-    user: str
-    key: str
-    known_hosts: Path
-
-    @classmethod
-    def read(cls, config: Path, host: str, user: str | None) -> _Target:
-        """Raises TransportError if the file can't be read or leaves out what we need."""
-        try:
-            options: dict[str, Any] = dict(paramiko.SSHConfig.from_path(str(config)).lookup(host))
-            return cls(
-                address=options["hostname"],
-                port=int(options.get("port", "22")),
-                alias=options.get("hostkeyalias", host),
-                user=user or options["user"],
-                key=options["identityfile"][0],
-                known_hosts=Path(options["userknownhostsfile"]),
-            )
-        except (OSError, ValueError, KeyError, paramiko.ConfigParseError) as exc:
-            raise TransportError(
-                f"the SSH configuration does not say how to reach {host}",
-                where=str(config),
-                why=f"it has no {exc}" if isinstance(exc, KeyError) else str(exc),
-                fix="run `clusterctl up`, which writes it",
-                host=host,
-            ) from exc
-
-
-class _Reject(paramiko.MissingHostKeyPolicy):
-    """A host whose key we don't know is refused, whatever the user's own known_hosts says."""
-
-    def __init__(self, known_hosts: Path) -> None:
-        self._known_hosts = known_hosts
-
-    def missing_host_key(self, _client: paramiko.SSHClient, hostname: str, key: paramiko.PKey) -> None:
-        raise HostKeyError(
-            f"{hostname} has no known host key",
-            where=str(self._known_hosts),
-            why=f"it offered {key.get_name()} {key.fingerprint}",
-            fix="run `clusterctl up`, which writes its hosts' keys; none is trusted on first use",
-            host=hostname,
-        )
 
 
 class _Reader(threading.Thread):
@@ -399,13 +348,3 @@ def _feed(channel: paramiko.Channel, data: bytes) -> None:
 def _quoted(argv: Sequence[str], env: Mapping[str, str] | None = None) -> str:
     words = ["env", *(f"{key}={value}" for key, value in env.items()), *argv] if env else list(argv)
     return shlex.join(sendable(words))
-
-
-def _wrong_key(host: str, known_hosts: Path, exc: paramiko.BadHostKeyException) -> HostKeyError:
-    return HostKeyError(
-        f"{host} is not the host it should be",
-        where=str(known_hosts),
-        why=f"it offered {exc.key.get_name()} {exc.key.fingerprint}, expected {exc.expected_key.fingerprint}",
-        fix="if the host was made anew on purpose, run `clusterctl up`; otherwise somebody is in between",
-        host=host,
-    )
