@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import time
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, closing
 
@@ -13,6 +12,7 @@ from clusterctl.errors import CommandError, UnreachableError
 from clusterctl.transport.base import Conversation, Transport
 from clusterctl.transport.local import LocalTransport
 from clusterctl.transport.ssh import SSHTransport
+from tests.support.processes import gone
 
 ECHO = ["sh", "-c", "while read -r line; do echo got $line; done"]
 
@@ -33,16 +33,6 @@ def transport(request: pytest.FixtureRequest, me: str) -> Iterator[Transport]:
     ssh = kind("node", request.getfixturevalue("sshd").config(), user=me)
     yield ssh
     ssh.close()
-
-
-def gone(pid: int) -> bool:
-    for _ in range(200):
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return True
-        time.sleep(0.05)
-    return False
 
 
 def test_it_answers_while_it_is_written_to(transport):

@@ -2,26 +2,14 @@
 
 from __future__ import annotations
 
-import os
-import time
-
 import pytest
 
 from clusterctl.errors import CommandError, UnreachableError
 from clusterctl.transport.local import LocalTransport
 from clusterctl.transport.scripted import ScriptedTransport, Step
+from tests.support.processes import gone
 
 LOCAL = LocalTransport()
-
-
-def gone(pid: int) -> bool:
-    for _ in range(200):
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return True
-        time.sleep(0.05)
-    return False
 
 
 def test_output_input_environment_and_exit_status():

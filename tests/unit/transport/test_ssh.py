@@ -19,6 +19,7 @@ import pytest
 
 from clusterctl.errors import CommandError, HostKeyError, TransportError, UnreachableError
 from clusterctl.transport.ssh import SSHTransport
+from tests.support.processes import gone
 
 HOSTILE = [
     "",
@@ -51,17 +52,6 @@ def node(sshd, me) -> Iterator[SSHTransport]:
     transport = SSHTransport("node", sshd.config(), user=me)
     yield transport
     transport.close()
-
-
-def gone(pid: int) -> bool:
-    """Whether a process ends, soon."""
-    for _ in range(200):
-        try:
-            os.kill(pid, 0)
-        except ProcessLookupError:
-            return True
-        time.sleep(0.05)
-    return False
 
 
 def test_output_and_exit_status(node):
