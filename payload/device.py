@@ -7,6 +7,8 @@ staged through pinned host memory, which the GPU copies at full speed.
 from __future__ import annotations
 
 import importlib
+import resource
+from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
@@ -21,6 +23,11 @@ Array = NDArray[Any]
 
 GpuFacts = dict[str, str | int | None]
 """index, name and uuid"""
+
+_FLOAT32 = np.dtype("float32")
+
+_BLOCK_BYTES = 1 << 18
+"""Rows that are worked on at once on a CPU: they and what comes of them stay in the second-level cache."""
 
 
 class Device(Protocol):
@@ -42,6 +49,23 @@ class Device(Protocol):
     def from_host(self, host: Array, array: Array) -> None:
         """Write what ``to_host`` gave, and the caller changed, back to its array."""
 
+    def matmul(
+        self, left: Array, right: Array, out: Array | None = None, dtype: DTypeLike | None = None
+    ) -> Array:
+        """left @ right, summed in at least float32, as ``dtype`` (by default the factors')."""
+
+    def blocked(self, function: Callable[..., None], *arrays: Array) -> None:
+        """Call ``function`` on the same rows of all arrays, as many at once as is fast here.
+
+        It must treat rows alike and write its results into rows that it was given.
+        """
+
+    def synchronize(self) -> None:
+        """Wait until all that was asked of the device is done."""
+
+    def memory_bytes(self) -> int:
+        """What this process holds of the device's memory; on a CPU its resident set, at its highest."""
+
 
 class Cpu:
     """NumPy: host and device memory are the same."""
@@ -61,6 +85,33 @@ class Cpu:
     def from_host(self, host: Array, array: Array) -> None:
         if host is not array:
             np.copyto(array, host)
+
+    def matmul(
+        self, left: Array, right: Array, out: Array | None = None, dtype: DTypeLike | None = None
+    ) -> Array:
+        wanted = np.dtype(dtype) if dtype is not None else out.dtype if out is not None else left.dtype
+        if left.dtype.itemsize < _FLOAT32.itemsize:  # BLAS knows none of those
+            left, right = left.astype(_FLOAT32), right.astype(_FLOAT32)
+        if out is not None and out.dtype == left.dtype:
+            return np.matmul(left, right, out=out)
+        product: Array = (left @ right).astype(wanted, copy=False)
+        if out is None:
+            return product
+        out[...] = product
+        return out
+
+    def blocked(self, function: Callable[..., None], *arrays: Array) -> None:
+        rows = len(arrays[0])
+        row_bytes = sum(array.nbytes for array in arrays) // max(rows, 1)
+        step = max(1, _BLOCK_BYTES // max(row_bytes, 1))
+        for start in range(0, rows, step):
+            function(*(array[start : start + step] for array in arrays))
+
+    def synchronize(self) -> None:
+        """NumPy is done when it returns."""
+
+    def memory_bytes(self) -> int:
+        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 class Gpu:
@@ -96,6 +147,28 @@ class Gpu:
         # May still be under way on return; the stream lets no later copy into ``host`` overtake it.
         device_array: Any = array
         device_array.set(host)
+
+    def matmul(
+        self, left: Array, right: Array, out: Array | None = None, dtype: DTypeLike | None = None
+    ) -> Array:
+        wanted = np.dtype(dtype) if dtype is not None else out.dtype if out is not None else left.dtype
+        if out is not None and out.dtype == left.dtype and out.flags.c_contiguous:
+            product: Array = self.xp.matmul(left, right, out=out)
+            return product
+        product = self.xp.matmul(left, right).astype(wanted, copy=False)
+        if out is None:
+            return product
+        out[...] = product
+        return out
+
+    def blocked(self, function: Callable[..., None], *arrays: Array) -> None:
+        function(*arrays)
+
+    def synchronize(self) -> None:
+        self.xp.cuda.get_current_stream().synchronize()
+
+    def memory_bytes(self) -> int:
+        return int(self.xp.get_default_memory_pool().total_bytes())
 
 
 def choose(wanted: str, local_rank: int) -> Device:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Protocol, TypeVar
 
 from payload.device import Array
@@ -12,8 +12,31 @@ from payload.host import hostname
 T = TypeVar("T")
 
 
+class Pending(Protocol):
+    """A collective or a message under way. Its arrays must be left alone until it is done."""
+
+    def test(self) -> bool:
+        """Move it on as far as goes without waiting, and tell whether it is done."""
+
+    def wait(self) -> None:
+        """Until it is done: on a GPU at the latest for what is put on the current stream afterwards."""
+
+
+class Done:
+    """A ``Pending`` of what is done already."""
+
+    def test(self) -> bool:
+        return True
+
+    def wait(self) -> None:
+        """There is nothing to wait for."""
+
+
 class Communicator(Protocol):
-    """A group of ranks. All of them must call its methods together."""
+    """A group of ranks. All must call its methods together, and start what is non-blocking in one order.
+
+    Arrays are C-contiguous and on the device. A non-blocking call gives the result of the blocking one.
+    """
 
     @property
     def library(self) -> str:
@@ -28,10 +51,37 @@ class Communicator(Protocol):
         """How many ranks there are."""
 
     def allreduce(self, array: Array) -> None:
-        """Replace a C-contiguous device array on every rank with its sum over all ranks."""
+        """Replace an array on every rank with its sum over all ranks."""
 
-    def broadcast(self, array: Array) -> None:
-        """Replace a C-contiguous device array on every rank with rank 0's."""
+    def iallreduce(self, array: Array) -> Pending: ...
+
+    def reduce_scatter(self, array: Array, out: Array) -> None:
+        """Sum (size · n,) over all ranks, and give each rank its part of the sum: ``out`` (n,).
+
+        ``out`` may be this rank's own part of ``array``; the rest of ``array`` is undefined afterwards.
+        """
+
+    def ireduce_scatter(self, array: Array, out: Array) -> Pending: ...
+
+    def allgather_into(self, part: Array, out: Array) -> None:
+        """Join each rank's ``part`` (n,) in order of rank: ``out`` (size · n,).
+
+        ``part`` may be this rank's own place in ``out``.
+        """
+
+    def iallgather_into(self, part: Array, out: Array) -> Pending: ...
+
+    def broadcast(self, array: Array, root: int = 0) -> None:
+        """Replace an array on every rank with that of ``root``."""
+
+    def isend(self, array: Array, dest: int, tag: int = 0) -> Pending:
+        """Send an array to one rank; it may be changed once the result is done."""
+
+    def recv(self, out: Array, source: int, tag: int = 0) -> None:
+        """Fill an array with what one rank sent."""
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        """The sums of a few numbers over all ranks, added in order of rank and so the same everywhere."""
 
     def allgather(self, value: T) -> list[T]:
         """Every rank's value (any picklable, small), in order of rank, on every rank."""
@@ -39,10 +89,13 @@ class Communicator(Protocol):
     def exchange(self, value: T, dest: int, source: int) -> T:
         """Send a value to one rank while receiving one from another."""
 
+    def barrier(self) -> None:
+        """Wait until every rank is here."""
+
 
 def total(comm: Communicator, value: float) -> float:
     """The sum of one number over all ranks, added in order of rank and so the same everywhere."""
-    return sum(comm.allgather(value))
+    return comm.sum([value])[0]
 
 
 def together(comm: Communicator, act: Callable[[], T]) -> T:

@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from types import TracebackType
 from typing import TypeVar
 
 import mpi4py
+import numpy as np
 
+from payload.comm.base import Pending
 from payload.comm.launch import launcher_rank, pmi_complaint, size_complaint
+from payload.comm.steps import Running, Steps
 from payload.device import Array, Cpu, Device
 from payload.errors import LaunchError
 from payload.host import hostname
@@ -26,10 +29,11 @@ T = TypeVar("T")
 
 
 class MpiCommunicator:
-    """All ranks of the job. Arrays of a GPU pass through host memory; MPI sees only that."""
+    """The ranks of one MPI communicator. Arrays of a GPU pass through host memory; MPI sees only that."""
 
-    def __init__(self, device: Device | None = None) -> None:
-        self._world = MPI.COMM_WORLD
+    def __init__(self, device: Device | None = None, comm: MPI.Comm | None = None) -> None:
+        """By default all ranks of the job."""
+        self._comm = comm or MPI.COMM_WORLD
         self._device = device or Cpu()
 
     @property
@@ -38,42 +42,100 @@ class MpiCommunicator:
 
     @property
     def rank(self) -> int:
-        return int(self._world.rank)
+        return int(self._comm.rank)
 
     @property
     def size(self) -> int:
-        return int(self._world.size)
+        return int(self._comm.size)
+
+    def split(self, color: int, key: int) -> MpiCommunicator:
+        """The group of those ranks that name the same color, in order of their keys."""
+        return MpiCommunicator(self._device, self._comm.Split(color, key))
 
     def allreduce(self, array: Array) -> None:
-        with self._on_host(array) as chunks:
-            for chunk in chunks:
-                self._world.Allreduce(MPI.IN_PLACE, chunk, op=MPI.SUM)
+        with self._on_host(array) as host:
+            for chunk in chunks(host):
+                self._comm.Allreduce(MPI.IN_PLACE, chunk, op=MPI.SUM)
 
-    def broadcast(self, array: Array) -> None:
-        with self._on_host(array) as chunks:
-            for chunk in chunks:
-                self._world.Bcast(chunk, root=0)
+    def iallreduce(self, array: Array) -> Pending:
+        return Running(self._allreduce_steps(array))
+
+    def _allreduce_steps(self, array: Array) -> Steps:
+        with self._on_host(array) as host:
+            for chunk in chunks(host):
+                yield [self._comm.Iallreduce(MPI.IN_PLACE, chunk, op=MPI.SUM)]
+
+    def reduce_scatter(self, array: Array, out: Array) -> None:
+        self.ireduce_scatter(array, out).wait()
+
+    def ireduce_scatter(self, array: Array, out: Array) -> Pending:
+        return Running(self._reduce_scatter_steps(array, out))
+
+    def _reduce_scatter_steps(self, array: Array, out: Array) -> Steps:
+        mine = np.empty(out.shape, out.dtype)
+        with self._on_host(array) as host:
+            yield [self._comm.Ireduce_scatter_block(host, mine, op=MPI.SUM)]
+        self._device.from_host(mine, out)
+
+    def allgather_into(self, part: Array, out: Array) -> None:
+        self.iallgather_into(part, out).wait()
+
+    def iallgather_into(self, part: Array, out: Array) -> Pending:
+        return Running(self._allgather_steps(part, out))
+
+    def _allgather_steps(self, part: Array, out: Array) -> Steps:
+        mine = self._device.to_host(part).copy()
+        joined = np.empty(out.shape, out.dtype)
+        yield [self._comm.Iallgather(mine, joined)]
+        self._device.from_host(joined, out)
+
+    def broadcast(self, array: Array, root: int = 0) -> None:
+        with self._on_host(array) as host:
+            for chunk in chunks(host):
+                self._comm.Bcast(chunk, root=root)
+
+    def isend(self, array: Array, dest: int, tag: int = 0) -> Pending:
+        return Running(self._send_steps(array, dest, tag))
+
+    def _send_steps(self, array: Array, dest: int, tag: int) -> Steps:
+        host = self._device.to_host(array).copy()
+        yield [self._comm.Isend(host, dest, tag)]
+
+    def recv(self, out: Array, source: int, tag: int = 0) -> None:
+        host = np.empty(out.shape, out.dtype)
+        self._comm.Recv(host, source, tag)
+        self._device.from_host(host, out)
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        joined = np.empty((self.size, len(values)))
+        self._comm.Allgather(np.array(values, dtype=np.float64), joined)
+        return [float(np.add.accumulate(column)[-1]) for column in joined.T]  # in order of rank
 
     def allgather(self, value: T) -> list[T]:
-        values: list[T] = self._world.allgather(value)
+        values: list[T] = self._comm.allgather(value)
         return values
 
     def exchange(self, value: T, dest: int, source: int) -> T:
-        received: T = self._world.sendrecv(value, dest=dest, source=source)
+        received: T = self._comm.sendrecv(value, dest=dest, source=source)
         return received
 
+    def barrier(self) -> None:
+        self._comm.Barrier()
+
     @contextmanager
-    def _on_host(self, array: Array) -> Iterator[list[Array]]:
-        """An array as chunks of host memory, which are its new content afterwards."""
+    def _on_host(self, array: Array) -> Iterator[Array]:
+        """An array as flat host memory, which is its new content afterwards."""
         if not array.flags.c_contiguous:
-            raise ValueError(
-                "only C-contiguous arrays can be sent: others have no flat view to cut in chunks"
-            )
+            raise ValueError("only C-contiguous arrays can be sent: others have no flat view")
         host = self._device.to_host(array)
-        flat = host.reshape(-1)
-        step = CHUNK_BYTES // host.itemsize
-        yield [flat[start : start + step] for start in range(0, flat.size, step)]
+        yield host.reshape(-1)
         self._device.from_host(host, array)
+
+
+def chunks(flat: Array) -> list[Array]:
+    """A flat array in pieces of at most ``CHUNK_BYTES``."""
+    step = CHUNK_BYTES // flat.itemsize
+    return [flat[start : start + step] for start in range(0, flat.size, step)]
 
 
 def start() -> MpiCommunicator:

@@ -1,0 +1,62 @@
+"""A group of one rank: what all parallel code runs on where there is nothing to share."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+from payload.comm.base import Done, Pending
+from payload.device import Array
+
+T = TypeVar("T")
+
+
+class Solo:
+    """A communicator of one: all sums are what they were."""
+
+    rank = 0
+    size = 1
+    library = "none"
+
+    def allreduce(self, array: Array) -> None:
+        """Nothing to add."""
+
+    def iallreduce(self, array: Array) -> Pending:  # noqa: ARG002
+        return Done()
+
+    def reduce_scatter(self, array: Array, out: Array) -> None:
+        if out is not array:
+            out[...] = array
+
+    def ireduce_scatter(self, array: Array, out: Array) -> Pending:
+        self.reduce_scatter(array, out)
+        return Done()
+
+    def allgather_into(self, part: Array, out: Array) -> None:
+        if out is not part:
+            out[...] = part
+
+    def iallgather_into(self, part: Array, out: Array) -> Pending:
+        self.allgather_into(part, out)
+        return Done()
+
+    def broadcast(self, array: Array, root: int = 0) -> None:
+        """All have it already."""
+
+    def isend(self, array: Array, dest: int, tag: int = 0) -> Pending:
+        raise NotImplementedError("a rank alone has nobody to send to")
+
+    def recv(self, out: Array, source: int, tag: int = 0) -> None:
+        raise NotImplementedError("a rank alone has nobody to receive from")
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        return list(values)
+
+    def allgather(self, value: T) -> list[T]:
+        return [value]
+
+    def exchange(self, value: T, dest: int, source: int) -> T:  # noqa: ARG002
+        return value
+
+    def barrier(self) -> None:
+        """Nobody to wait for."""
