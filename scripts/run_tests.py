@@ -67,7 +67,7 @@ def main() -> int:
     sweeps = "" if parser.parse_args().all else " and not sweep"
     outcomes = [
         lint(),
-        pytest("unit", "-q", "-n2", "-m", f"not e2e{sweeps}"),
+        pytest("unit", "-n2", "-m", f"not e2e{sweeps}"),
         # One after the other: each raises real clusters on this machine's cores.
         pytest("end to end", "-v", "--durations=10", "-m", f"e2e{sweeps}"),
     ]

@@ -9,10 +9,18 @@ from pathlib import Path
 
 import pytest
 
+from payload.device import choose
 from tests.support.residue import Machine, left_behind, look_as_root
 from tests.support.verbs import Clusterctl
 
 END_TO_END = Path(__file__).parent / "e2e"
+
+
+def pytest_report_header() -> str:
+    """Tests of the payload's arithmetic run on a GPU where one is: say whether they did."""
+    device = choose("auto", 0)
+    where = f"CuPy on {device.gpu['name']}" if device.gpu else f"NumPy, no GPU ({device.note or 'none here'})"
+    return f"payload: {where}"
 
 
 @contextmanager

@@ -1,4 +1,4 @@
-"""Runs the payload as users do: under mpirun, or alone, in processes of its own."""
+"""Where the payload's tests compute, and how they run it as users do: in processes of its own."""
 
 from __future__ import annotations
 
@@ -9,6 +9,8 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from payload.device import Device, choose
 
 _ROOT = Path(__file__).parents[3]
 _MPIRUN = ("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n")
@@ -23,6 +25,12 @@ def _run(*argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
     # SIGTERM lets mpirun take its ranks along, which a killed mpirun would leave behind.
     bounded = ("timeout", "--kill-after=10", "60", *argv)
     return subprocess.run(bounded, env=env, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture(scope="session")
+def device() -> Device:
+    """A GPU where CuPy finds one, else the CPU; pytest's header says which."""
+    return choose("auto", 0)
 
 
 @pytest.fixture(scope="session")
