@@ -13,6 +13,8 @@ from payload.device import Array, Device
 from payload.errors import PayloadError
 from payload.host import hostname, own_cores, versions
 from payload.jsonl import JsonLines
+from payload.parallel.engine import Evaluation
+from payload.parallel.mesh import Mesh
 
 
 class Metrics:
@@ -60,25 +62,36 @@ class Metrics:
         where = self._device.gpu["name"] if self._device.gpu else f"CPU{because}"
         self.say(f"world size {self._comm.size}, on {', '.join(hosts)}; {self._config.dtype} on {where}")
 
-    def conclude(self, values: Array, *, accuracy: float, loss: float, seconds: float) -> None:
-        """The result, if all ranks came to the same parameters.
+    def conclude(self, values: Array, mesh: Mesh, evaluation: Evaluation, *, seconds: float) -> None:
+        """The result, if all ranks with the same parameters came to the same values.
 
         Raises:
             PayloadError: they did not.
         """
         digest = hashlib.sha256(self._device.to_host(values).tobytes()).hexdigest()
-        hashes, hosts = zip(*self._comm.allgather((digest, hostname())), strict=True)
+        place = (mesh.pp.rank, mesh.tp.rank)
+        hashes, hosts, places = zip(*self._comm.allgather((digest, hostname(), place)), strict=True)
         self.write(
             "result",
-            accuracy=accuracy,
-            loss=loss,
+            accuracy=evaluation.accuracy,
+            loss=evaluation.loss,
             param_hashes=list(hashes),
             hosts=list(hosts),
             world_size=self._comm.size,
             seconds=seconds,
         )
-        strays = [f"rank {rank} on {hosts[rank]}" for rank, other in enumerate(hashes) if other != hashes[0]]
+        firsts = [places.index(place) for place in places]  # the first rank that holds the same parameters
+        strays = [
+            f"rank {rank} on {hosts[rank]} from those of rank {first} on {hosts[first]}"
+            for rank, first in enumerate(firsts)
+            if hashes[rank] != hashes[first]
+        ]
         if strays:
-            raise PayloadError(f"parameters differ from those of rank 0 on {hosts[0]}: {', '.join(strays)}")
-        self.say(f"{seconds:.1f} s; parameters {digest[:12]} on all ranks")
-        self.say(f"test accuracy {accuracy:.4f}")
+            raise PayloadError(f"parameters differ: {', '.join(strays)}")
+        same = (
+            "on all ranks"
+            if len(set(places)) == 1
+            else f"on rank 0, and alike on its {mesh.dp.size} replicas"
+        )
+        self.say(f"{seconds:.1f} s; parameters {digest[:12]} {same}")
+        self.say(f"test accuracy {evaluation.accuracy:.4f}")

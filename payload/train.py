@@ -6,18 +6,27 @@ import math
 import time
 from collections.abc import Iterator
 
+import numpy as np
+
 from payload.comm import mpi
-from payload.comm.base import Communicator, together
+from payload.comm.base import together
+from payload.comm.mpi import MpiCommunicator
 from payload.config import TrainConfig
 from payload.data import digits
-from payload.data.order import batches
+from payload.data.order import batches, shard
 from payload.device import Array, Device, choose
 from payload.errors import PayloadError, UsageError
 from payload.metrics import Metrics
-from payload.models.mlp import MLP
+from payload.models import mlp
+from payload.nn.base import Context
 from payload.nn.loss import SoftmaxCrossEntropy
 from payload.optim import SGD
-from payload.parallel.data import DataParallel
+from payload.parallel.engine import Engine, Evaluation, Outcome
+from payload.parallel.mesh import Mesh, make_mesh
+from payload.parallel.reducer import Reducer
+from payload.parallel.schedule import InTurn
+from payload.parallel.stage import Batch, Stage
+from payload.parallel.storage import Replicated
 
 
 def run(config: TrainConfig) -> int:
@@ -34,39 +43,72 @@ def run(config: TrainConfig) -> int:
     return 0
 
 
-def train(config: TrainConfig, device: Device, comm: Communicator) -> None:
+def train(config: TrainConfig, device: Device, world: MpiCommunicator) -> None:
     """Train on the digits, and record how well the held-out ones are known."""
     training, held_out = (split.on(device, config.dtype) for split in digits.load())
     samples = len(training.labels)
     if config.global_batch_size > samples:
         raise UsageError(f"--global-batch-size {config.global_batch_size} is above the {samples} samples")
-    widths = (digits.PIXELS, *config.hidden, digits.CLASSES)
-    model = MLP(device, widths, dtype=config.dtype, seed=config.seed)
-    replica = DataParallel(model, SoftmaxCrossEntropy(device), comm)
-    optimizer = SGD(device, model.buffers, lr=config.lr, momentum=config.momentum)
-    metrics = together(comm, lambda: Metrics(config, device, comm))
+    mesh = make_mesh(world)
+    engine = _engine(config, device, mesh)
+    metrics = together(world, lambda: Metrics(config, device, world))
     metrics.introduce()
 
+    mine = shard(len(held_out.labels), mesh.dp.rank, mesh.dp.size)
+    held_out_share = Batch(
+        held_out.x[mine], held_out.labels[mine], device.asarray(np.arange(0, dtype="uint32"))
+    )
     started = time.perf_counter()
-    accuracy = test_loss = math.nan
+    evaluation = Evaluation(math.nan, math.nan)
     for step, epoch, ends_epoch, indices in _schedule(config, samples):
         began = time.perf_counter()
-        batch = device.asarray(indices)
-        loss = replica.gradients(training.x[batch], training.labels[batch])
-        grad_norm = _norm(model.buffers.grads)
-        _check_finite(step, loss, grad_norm)
-        optimizer.step()
+        outcome = engine.step(
+            [_share(training, indices, mesh, device)], targets=len(indices), iteration=step, lr=config.lr
+        )
+        _check_finite(step, outcome)
         speed = len(indices) / (time.perf_counter() - began)
-        progress = {"loss": loss, "lr": optimizer.lr, "grad_norm": grad_norm, "samples_per_s": speed}
-        metrics.write("iteration", step=step, epoch=epoch, **progress)
+        metrics.write(
+            "iteration",
+            step=step,
+            epoch=epoch,
+            loss=outcome.loss,
+            lr=config.lr,
+            grad_norm=outcome.grad_norm,
+            samples_per_s=speed,
+        )
         if ends_epoch:
-            accuracy, test_loss = replica.evaluate(held_out.x, held_out.labels)
+            evaluation = engine.evaluate([held_out_share])
+            accuracy, test_loss = evaluation.accuracy, evaluation.loss
             metrics.write("evaluation", step=step, epoch=epoch, accuracy=accuracy, loss=test_loss)
-            metrics.say(
-                f"epoch {epoch:3}  loss {loss:.4f}  test loss {test_loss:.4f}  accuracy {accuracy:.4f}"
-            )
-    seconds = time.perf_counter() - started
-    metrics.conclude(model.buffers.values, accuracy=accuracy, loss=test_loss, seconds=seconds)
+            losses = f"loss {outcome.loss:.4f}  test loss {test_loss:.4f}"
+            metrics.say(f"epoch {epoch:3}  {losses}  accuracy {accuracy:.4f}")
+    metrics.conclude(engine.storage.values, mesh, evaluation, seconds=time.perf_counter() - started)
+
+
+def _engine(config: TrainConfig, device: Device, mesh: Mesh) -> Engine:
+    """The model that was asked for, on the mesh."""
+    context = Context(device, tp=mesh.tp, dp=mesh.dp)
+    units = mlp.build(context, inputs=digits.PIXELS, classes=digits.CLASSES, hidden=config.hidden)
+    storage = Replicated(
+        device,
+        units,
+        mesh.dp,
+        Reducer(mesh.dp),
+        seed=config.seed,
+        dtype=config.dtype,
+        master_dtype=config.dtype,
+    )
+    schedule = InTurn(Stage(units, storage), SoftmaxCrossEntropy(device))
+    optimizer = SGD(device, storage.values, momentum=config.momentum)
+    return Engine(device, mesh, storage, schedule, optimizer, seed=config.seed)
+
+
+def _share(training: digits.Split, indices: Array, mesh: Mesh, device: Device) -> Batch:
+    """This rank's share of a global batch."""
+    mine = shard(len(indices), mesh.dp.rank, mesh.dp.size)
+    chosen = device.asarray(indices[mine])
+    places = np.arange(mine.start, mine.stop, dtype="uint32")
+    return Batch(training.x[chosen], training.labels[chosen], device.asarray(places))
 
 
 def _schedule(config: TrainConfig, samples: int) -> Iterator[tuple[int, int, bool, Array]]:
@@ -82,16 +124,12 @@ def _schedule(config: TrainConfig, samples: int) -> Iterator[tuple[int, int, boo
                 return
 
 
-def _check_finite(step: int, loss: float, grad_norm: float) -> None:
+def _check_finite(step: int, outcome: Outcome) -> None:
     """Stop a run that has diverged. All ranks see the same numbers, so they stop together.
 
     Raises:
         PayloadError: it has.
     """
-    if not (math.isfinite(loss) and math.isfinite(grad_norm)):
-        numbers = f"loss {loss}, gradient norm {grad_norm}"
+    if not outcome.finite:
+        numbers = f"loss {outcome.loss}, gradient norm {outcome.grad_norm}"
         raise PayloadError(f"training diverged at iteration {step} ({numbers}); try a lower --lr")
-
-
-def _norm(flat: Array) -> float:
-    return math.sqrt(float(flat @ flat))

@@ -14,3 +14,8 @@ def batches(samples: int, batch_size: int, *, seed: int, epoch: int) -> Iterator
     order = np.random.default_rng((seed, epoch)).permutation(samples)
     for start in range(0, samples, batch_size):
         yield order[start : start + batch_size]
+
+
+def shard(count: int, rank: int, size: int) -> slice:
+    """One rank's share of ``count`` things: contiguous, no share more than one above another, some empty."""
+    return slice(count * rank // size, count * (rank + 1) // size)

@@ -1,28 +1,55 @@
-"""Losses, summed over samples: the caller scales by the *global* batch, so shards may differ in size."""
+"""Losses, summed over targets: the caller divides by their number in the *global* batch."""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+from typing import Protocol
+
 from payload.device import Array, Device
+from payload.nn.tape import Tape
+
+
+@dataclass(frozen=True, slots=True)
+class Sums:
+    """Over the targets of one micro-batch; numbers or arrays of one number that are still on the device."""
+
+    loss: Array | float
+    correct: Array | float
+    count: Array | float
+
+    def __add__(self, other: Sums) -> Sums:
+        return Sums(self.loss + other.loss, self.correct + other.correct, self.count + other.count)
+
+
+class Loss(Protocol):
+    """What training makes small."""
+
+    def forward(self, output: Array, targets: Array, tape: Tape) -> Sums: ...
+
+    def backward(self, scale: float, tape: Tape) -> Array:
+        """The gradient of ``scale`` times the summed loss by ``output``."""
 
 
 class SoftmaxCrossEntropy:
-    """-log softmax(logits)[label], summed over the batch."""
+    """-log softmax(logits)[target], over the last axis."""
 
     def __init__(self, device: Device) -> None:
         self._xp = device.xp
 
-    def forward(self, logits: Array, labels: Array) -> float:
-        """(B, classes), (B,) whole numbers → the sum over B."""
+    def forward(self, logits: Array, targets: Array, tape: Tape) -> Sums:
+        """(..., classes), (...) whole numbers."""
         xp = self._xp
-        shifted = logits - logits.max(axis=1, keepdims=True)  # exp cannot overflow
-        log_norm = xp.log(xp.exp(shifted).sum(axis=1, keepdims=True))
-        self._log_p = shifted - log_norm  # (B, classes)
-        self._rows, self._labels = xp.arange(len(labels)), labels
-        return -float(self._log_p[self._rows, labels].sum(dtype="float64"))
+        flat, labels = logits.reshape(-1, logits.shape[-1]), targets.reshape(-1)
+        rows = xp.arange(len(labels))
+        log_p = flat - flat.max(axis=1, keepdims=True)  # exp cannot overflow
+        log_p -= xp.log(xp.exp(log_p).sum(axis=1, keepdims=True))
+        tape.push(log_p, labels, logits.shape)
+        loss = -log_p[rows, labels].sum(dtype="float64")
+        return Sums(loss, (flat.argmax(axis=1) == labels).sum(), len(labels))
 
-    def backward(self, scale: float) -> Array:
-        """Gradient of ``scale`` times the sum by the logits, (B, classes)."""
-        dlogits: Array = self._xp.exp(self._log_p)
-        dlogits[self._rows, self._labels] -= 1
+    def backward(self, scale: float, tape: Tape) -> Array:
+        log_p, labels, shape = tape.pop()
+        dlogits: Array = self._xp.exp(log_p)
+        dlogits[self._xp.arange(len(labels)), labels] -= 1
         dlogits *= scale
-        return dlogits
+        return dlogits.reshape(shape)

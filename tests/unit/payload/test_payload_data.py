@@ -4,8 +4,7 @@ import numpy as np
 import pytest
 
 from payload.data import digits
-from payload.data.order import batches
-from payload.parallel.data import shard
+from payload.data.order import batches, shard
 
 
 def test_digits_are_whole_and_split_once() -> None:

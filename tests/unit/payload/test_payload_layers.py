@@ -8,13 +8,21 @@ import numpy as np
 import pytest
 
 from payload.device import Array, Cpu
-from payload.models.mlp import MLP
-from payload.nn.buffers import FlatBuffers
-from payload.nn.layers import Layer, Linear, ReLU
+from payload.models import mlp
+from payload.nn.activation import ReLU
+from payload.nn.base import Context, Layer, Sequential, Unit
+from payload.nn.linear import Linear
 from payload.nn.loss import SoftmaxCrossEntropy
+from payload.nn.tape import Tape
 from payload.optim import SGD
+from payload.parallel.mesh import alone
+from payload.parallel.reducer import Reducer
+from payload.parallel.schedule import InTurn
+from payload.parallel.stage import Batch, Stage
+from payload.parallel.storage import Replicated
 
 _STEP = 1e-6
+_CONTEXT = Context(Cpu())
 
 
 def _slope(function: Callable[[], float], variable: Array) -> Array:
@@ -30,27 +38,38 @@ def _slope(function: Callable[[], float], variable: Array) -> Array:
     return slope
 
 
+def _stored(units: list[Unit]) -> Replicated:
+    """The units' parameters and gradients in flat float64 arrays."""
+    dp = alone().dp
+    storage = Replicated(
+        _CONTEXT.device, units, dp, Reducer(dp), seed=1, dtype="float64", master_dtype="float64"
+    )
+    storage.begin()
+    return storage
+
+
 @pytest.fixture
 def rng() -> np.random.Generator:
     return np.random.default_rng(7)
 
 
-@pytest.mark.parametrize("layer", [Linear(Cpu(), 5, 3), ReLU()], ids=["linear", "relu"])
+@pytest.mark.parametrize("layer", [Linear(_CONTEXT, "l", 5, 3), ReLU()], ids=["linear", "relu"])
 def test_layer_gradients(layer: Layer, rng: np.random.Generator) -> None:
-    buffers = FlatBuffers(Cpu(), layer.shapes, "float64")
-    layer.bind(buffers.parameters, rng)
-    buffers.values += rng.standard_normal(buffers.values.shape)
+    storage = _stored([Unit("u", layer)])
+    storage.values += rng.standard_normal(storage.values.shape)
     x = rng.standard_normal((4, 5))
-    weights = rng.standard_normal(layer.forward(x).shape)
+    weights = rng.standard_normal(layer.forward(x.copy(), Tape()).shape)
 
     def loss() -> float:
-        return float((layer.forward(x) * weights).sum())
+        return float((layer.forward(x.copy(), Tape(training=False)) * weights).sum())
 
-    loss()
-    dx = layer.backward(weights)
-    gradients = buffers.grads.copy()
+    first, second = Tape(), Tape()  # two micro-batches in flight: their gradients add up
+    layer.forward(x.copy(), first)
+    layer.forward(x.copy(), second)
+    dx = layer.backward(weights.copy(), first)
+    layer.backward(weights.copy(), second)
     np.testing.assert_allclose(dx, _slope(loss, x), atol=1e-7)
-    np.testing.assert_allclose(gradients, _slope(loss, buffers.values), atol=1e-7)
+    np.testing.assert_allclose(storage.grads, 2 * _slope(loss, storage.values), atol=1e-7)
 
 
 def test_cross_entropy_gradient(rng: np.random.Generator) -> None:
@@ -59,43 +78,57 @@ def test_cross_entropy_gradient(rng: np.random.Generator) -> None:
         3 * rng.standard_normal((6, 4)),
         np.array([0, 1, 2, 3, 3, 0]),
     )
-    loss.forward(logits, labels)
-    gradient = loss.backward(scale=0.25)
+    tape = Tape()
+    loss.forward(logits, labels, tape)
     np.testing.assert_allclose(
-        gradient, _slope(lambda: 0.25 * loss.forward(logits, labels), logits), atol=1e-8
+        loss.backward(0.25, tape),
+        _slope(lambda: 0.25 * float(loss.forward(logits, labels, Tape()).loss), logits),
+        atol=1e-8,
     )
 
 
 def test_cross_entropy_of_huge_logits_is_finite() -> None:
-    loss = SoftmaxCrossEntropy(Cpu())
-    assert loss.forward(np.array([[1e4, 0.0], [1e4, 0.0]]), np.array([0, 1])) == pytest.approx(1e4)
+    sums = SoftmaxCrossEntropy(Cpu()).forward(np.array([[1e4, 0.0], [1e4, 0.0]]), np.array([0, 1]), Tape())
+    assert sums.loss == pytest.approx(1e4)
+    assert (sums.correct, sums.count) == (1, 2)
 
 
 def test_model_gradients(rng: np.random.Generator) -> None:
-    model, loss = MLP(Cpu(), (5, 7, 6, 3), dtype="float64", seed=1), SoftmaxCrossEntropy(Cpu())
+    units = mlp.build(_CONTEXT, inputs=5, classes=3, hidden=(7, 6))
+    storage, loss = _stored(units), SoftmaxCrossEntropy(Cpu())
+    stage = Stage(units, storage)
     x, labels = rng.standard_normal((8, 5)), rng.integers(0, 3, 8)
 
     def value() -> float:
-        return loss.forward(model.forward(x), labels)
+        tape = Tape(training=False)
+        return float(loss.forward(stage.forward(x, tape), labels, tape).loss)
 
-    value()
-    model.backward(loss.backward(scale=1))
-    gradients = model.buffers.grads.copy()
-    np.testing.assert_allclose(gradients, _slope(value, model.buffers.values), atol=1e-6)
+    InTurn(stage, loss).train([Batch(x, labels, np.arange(8, dtype="uint32"))], scale=1, seed=0, iteration=1)
+    np.testing.assert_allclose(storage.grads, _slope(value, storage.values), atol=1e-6)
 
 
-def test_an_empty_shard_has_no_gradient(rng: np.random.Generator) -> None:
-    model, loss = MLP(Cpu(), (5, 4, 3), dtype="float64", seed=1), SoftmaxCrossEntropy(Cpu())
-    model.buffers.grads[:] = 1
-    assert loss.forward(model.forward(np.empty((0, 5))), np.empty(0, np.int64)) == 0
-    model.backward(loss.backward(scale=1))
-    assert not model.buffers.grads.any()
+def test_an_empty_shard_has_no_gradient() -> None:
+    units = mlp.build(_CONTEXT, inputs=5, classes=3, hidden=(4,))
+    storage = _stored(units)
+    storage.grads[:] = 1
+    nothing = Batch(np.empty((0, 5)), np.empty(0, np.int64), np.empty(0, "uint32"))
+    schedule = InTurn(Stage(units, storage), SoftmaxCrossEntropy(Cpu()))
+    assert schedule.train([nothing], scale=1, seed=0, iteration=1).loss == 0
+    assert not storage.grads.any()
+
+
+def test_a_parameter_without_a_gradient_has_zero() -> None:
+    linear = Linear(_CONTEXT, "l", 2, 2)
+    storage = _stored([Unit("u", Sequential(linear))])
+    storage.grads[:] = 1
+    storage.begin()
+    storage.produced(Unit("u", Sequential(linear)), last=True)
+    assert not storage.grads.any()
 
 
 def test_sgd_adds_up_its_momentum() -> None:
-    buffers = FlatBuffers(Cpu(), [(1,)], "float64")
-    optimizer = SGD(Cpu(), buffers, lr=0.1, momentum=0.5)
-    buffers.grads[:] = 1
-    optimizer.step()
-    optimizer.step()
-    assert buffers.values == pytest.approx([-0.1 - 0.15])
+    values, grads = np.zeros(1), np.ones(1)
+    optimizer = SGD(Cpu(), values, momentum=0.5)
+    optimizer.step(values, grads, lr=0.1)
+    optimizer.step(values, 2 * grads, lr=0.1, scale=0.5)
+    assert values == pytest.approx([-0.1 - 0.15])

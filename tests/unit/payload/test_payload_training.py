@@ -142,8 +142,8 @@ def test_a_run_that_diverges_says_so(alone: Runner, tmp_path: Path) -> None:
 def test_ranks_that_drifted_apart_fail_the_run(program: Runner, tmp_path: Path) -> None:
     answer = program(3, "drift.py", str(tmp_path))
     assert answer.returncode == 1
-    assert "parameters differ from those of rank 0" in answer.stderr
-    assert "rank 2 on " in answer.stderr
+    assert "parameters differ: rank 2 on " in answer.stderr
+    assert " from those of rank 0 on " in answer.stderr
     assert "rank 1 on " not in answer.stderr
     assert "test accuracy" not in answer.stdout
     first, second, third = _records(tmp_path)["result"][0]["param_hashes"]

@@ -4,13 +4,21 @@ import numpy as np
 
 from payload.comm import mpi
 from payload.device import Cpu
-from payload.models.mlp import MLP
-from payload.nn.loss import SoftmaxCrossEntropy
-from payload.parallel.data import DataParallel
+from payload.models import mlp
+from payload.nn.base import Context
+from payload.parallel.mesh import alone, make_mesh
+from payload.parallel.reducer import Reducer
+from payload.parallel.storage import Replicated
 
 comm = mpi.start()
-first = MLP(Cpu(), (8, 4, 3), dtype="float64", seed=0).buffers.values
-model = MLP(Cpu(), (8, 4, 3), dtype="float64", seed=comm.rank)
-assert comm.rank == 0 or (model.buffers.values != first).any()
-DataParallel(model, SoftmaxCrossEntropy(Cpu()), comm)
-np.testing.assert_array_equal(model.buffers.values, first)
+device = Cpu()
+
+
+def values(seed: int, dp: object) -> object:
+    units = mlp.build(Context(device), inputs=8, classes=3, hidden=(4,))
+    return Replicated(device, units, dp, Reducer(dp), seed=seed).values  # type: ignore[arg-type]
+
+
+first = values(0, alone().dp)
+assert comm.rank == 0 or (values(comm.rank, alone().dp) != first).any()
+np.testing.assert_array_equal(values(comm.rank, make_mesh(comm).dp), first)

@@ -1,0 +1,101 @@
+"""One training step over the mesh: gradients of a global batch, their sums and norm, and the update."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from payload.device import Array, Device
+from payload.optim import Optimizer
+from payload.parallel.mesh import Mesh
+from payload.parallel.schedule import Schedule
+from payload.parallel.stage import Batch
+from payload.parallel.storage import Storage
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """Of one step, the same on every rank."""
+
+    loss: float  # mean over the global batch's targets, before the update
+    grad_norm: float  # of that mean, over all parameters, before clipping
+    targets: int  # in the global batch
+
+    @property
+    def finite(self) -> bool:
+        return math.isfinite(self.loss) and math.isfinite(self.grad_norm)
+
+
+@dataclass(frozen=True, slots=True)
+class Evaluation:
+    """Over all held-out targets, the same on every rank."""
+
+    loss: float  # mean
+    accuracy: float  # in [0, 1]
+
+
+class Engine:
+    """Ties together what the chosen layout is made of."""
+
+    def __init__(
+        self,
+        device: Device,
+        mesh: Mesh,
+        storage: Storage,
+        schedule: Schedule,
+        optimizer: Optimizer,
+        *,
+        seed: int = 0,
+        clip: float = math.inf,
+    ) -> None:
+        """``clip``: the norm above which gradients are scaled down to it."""
+        self.device, self.mesh, self.storage, self.optimizer = device, mesh, storage, optimizer
+        self._schedule, self._seed, self._clip = schedule, seed, clip
+
+    def step(self, batches: Sequence[Batch], *, targets: int, iteration: int, lr: float) -> Outcome:
+        """Train on this rank's share of a global batch, cut into micro-batches; their number is the same on
+        all ranks.
+
+        Args:
+            targets: in the whole global batch, as far as known beforehand: gradients are scaled by it, and
+                put right by what was really counted.
+
+        A step whose numbers are not finite changes nothing.
+        """
+        self.storage.begin()
+        sums = self._schedule.train(batches, scale=1 / targets, seed=self._seed, iteration=iteration)
+        self.storage.reduce()
+        mine = 1.0 if self.mesh.tp.rank == 0 else 0.0  # tensor-parallel ranks have the same sums
+        loss, count, squares = self.mesh.world.sum(
+            [mine * float(sums.loss), mine * float(sums.count), float(self._squares())]
+        )
+        scale = targets / count if count else 0.0
+        outcome = Outcome(loss / count if count else 0.0, math.sqrt(squares) * scale, int(count))
+        if outcome.finite:
+            if outcome.grad_norm > self._clip:
+                scale *= self._clip / outcome.grad_norm
+            self.optimizer.step(self.storage.values, self.storage.grads, lr=lr, scale=scale)
+            self.storage.publish()
+        return outcome
+
+    def evaluate(self, batches: Sequence[Batch]) -> Evaluation:
+        """Of this rank's share of the held-out data; the number of batches is the same on all ranks."""
+        sums = self._schedule.evaluate(batches)
+        mine = 1.0 if self.mesh.tp.rank == 0 else 0.0
+        loss, correct, count = self.mesh.world.sum(
+            [mine * float(value) for value in (sums.loss, sums.correct, sums.count)]
+        )
+        return Evaluation(loss / count, correct / count)
+
+    def _squares(self) -> Array | float:
+        """The sum of this rank's squared gradients, each number of the model being counted on one rank."""
+        if not self.storage.shared and self.mesh.dp.rank:
+            return 0.0
+        flat = self.storage.grads
+        total: Array | float = 0.0
+        for segment in self.storage.segments:
+            if segment.parameter.axis is not None or self.mesh.tp.rank == 0:
+                piece = flat[segment.start : segment.stop]
+                total = total + (piece @ piece).astype("float64")
+        return total
