@@ -1,4 +1,4 @@
-"""``python -m payload train|probe|telemetry``: parse, then hand over."""
+"""``python -m payload train|gemm|probe|telemetry``: parse, then hand over."""
 
 from __future__ import annotations
 
@@ -9,12 +9,13 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from payload.comm.launch import launcher_rank
-from payload.config import Config, ProbeConfig, TelemetryConfig, TrainConfig, parse
+from payload.config import Config, GemmConfig, ProbeConfig, TelemetryConfig, TrainConfig, parse
 from payload.errors import LaunchError, PayloadError, UsageError
 from payload.host import cpu_flags, cpu_vendor
 
 _MODULES: dict[type[Config], str] = {
     TrainConfig: "payload.train",
+    GemmConfig: "payload.gemm",
     ProbeConfig: "payload.probe",
     TelemetryConfig: "payload.telemetry",
 }

@@ -37,6 +37,28 @@ class ProbeConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class GemmSize:
+    """Of each rank's product: (m, k) times (k, n)."""
+
+    m: int
+    k: int
+    n: int
+
+
+@dataclass(frozen=True, slots=True)
+class GemmConfig:
+    """Which products are computed, and how often."""
+
+    sizes: tuple[GemmSize, ...]
+    dtypes: tuple[str, ...]
+    warmup: int  # iterations that are not measured
+    iterations: int
+    seed: int
+    device: str
+    out: Path
+
+
+@dataclass(frozen=True, slots=True)
 class TelemetryConfig:
     """Where samples of this node go, and how often one is taken."""
 
@@ -44,7 +66,9 @@ class TelemetryConfig:
     interval_s: float
 
 
-Config = TrainConfig | ProbeConfig | TelemetryConfig
+_GEMM_DTYPES = ("float16", "float32", "float64")
+
+Config = TrainConfig | GemmConfig | ProbeConfig | TelemetryConfig
 
 
 class _Parser(argparse.ArgumentParser):
@@ -68,8 +92,11 @@ def parse(argv: Sequence[str]) -> Config:
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="python -m payload", description="Train, probe and watch on a cluster's nodes.")
-    commands = parser.add_subparsers(required=True, metavar="{train,probe,telemetry}", parser_class=_Parser)
+    commands = parser.add_subparsers(
+        required=True, metavar="{train,gemm,probe,telemetry}", parser_class=_Parser
+    )
     _add_train(commands)
+    _add_gemm(commands)
     _add_probe(commands)
     _add_telemetry(commands)
     return parser
@@ -94,6 +121,25 @@ def _add_train(commands: argparse._SubParsersAction[_Parser]) -> None:
     add("--device", choices=("auto", "cpu", "gpu"), default="auto", help="auto: a GPU where CuPy finds one")
     add("--out", type=Path, default=Path(), metavar="DIR", help="folder for metrics.jsonl; made if missing")
     parser.set_defaults(config=TrainConfig)
+
+
+def _add_gemm(commands: argparse._SubParsersAction[_Parser]) -> None:
+    parser = commands.add_parser(
+        "gemm",
+        help="multiply a layer's weights by data on each rank, sum by MPI, check",
+        allow_abbrev=False,
+        formatter_class=argparse.ArgumentDefaultsHelpFormatter,
+    )
+    add = parser.add_argument
+    sizes = "each rank's (m, k) times (k, n); N alone is a cube"
+    add("--sizes", type=_sizes, default="256,1024", metavar="N|MxKxN[,...]", help=sizes)
+    add("--dtypes", type=_dtypes, default="float32", metavar="D[,D...]", help="float16, float32, float64")
+    add("--warmup", type=_count, default=2, metavar="N", help="iterations that are not measured")
+    add("--iterations", type=_count, default=10, metavar="N", help="iterations measured, of which the median")
+    add("--seed", type=_seed, default=0, metavar="N", help="of the weights and the data")
+    add("--device", choices=("auto", "cpu", "gpu"), default="auto", help="auto: a GPU where CuPy finds one")
+    add("--out", type=Path, default=Path(), metavar="DIR", help="folder for gemm.jsonl; made if missing")
+    parser.set_defaults(config=GemmConfig)
 
 
 def _add_probe(commands: argparse._SubParsersAction[_Parser]) -> None:
@@ -158,6 +204,20 @@ def _number(text: str) -> float:
 
 def _widths(text: str) -> tuple[int, ...]:
     return tuple(_count(part) for part in text.split(","))
+
+
+def _sizes(text: str) -> tuple[GemmSize, ...]:
+    sizes = [[_count(number) for number in part.split("x")] for part in text.split(",")]
+    if any(len(numbers) not in (1, 3) for numbers in sizes):
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form N or MxKxN")
+    return tuple(GemmSize(*(numbers * 3)[:3]) for numbers in sizes)
+
+
+def _dtypes(text: str) -> tuple[str, ...]:
+    for name in text.split(","):
+        if name not in _GEMM_DTYPES:
+            raise argparse.ArgumentTypeError(f"{name!r} is none of {', '.join(_GEMM_DTYPES)}")
+    return tuple(text.split(","))
 
 
 def _names(text: str) -> tuple[str, ...]:

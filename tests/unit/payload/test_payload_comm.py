@@ -42,7 +42,7 @@ def test_probe_names_hosts_without_a_rank(mpirun: Runner) -> None:
     [("sum", "allreduce of 3145736 bytes: 1 of 393217 sums are wrong"), ("token", "instead of the token of")],
 )
 def test_probe_names_the_rank_with_a_wrong_answer(program: Runner, lie: str, cause: str) -> None:
-    answer = program(2, "liar.py", lie)
+    answer = program(2, "liar.py", lie, "probe")
     assert answer.returncode == 0, answer.stderr
     found = json.loads(answer.stdout)
     assert found["ok"] is False

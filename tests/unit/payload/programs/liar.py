@@ -1,12 +1,16 @@
-"""Probes over a communicator that gives the last rank a wrong sum, or a wrong token, as the argument says."""
+"""Runs over a communicator that gives the last rank a wrong sum, or a wrong token.
+
+The first argument is the lie, the second what is run: probe or gemm.
+"""
 
 import json
 import sys
+from pathlib import Path
 from typing import TypeVar
 
-from payload import probe
+from payload import gemm, probe
 from payload.comm import mpi
-from payload.config import ProbeConfig
+from payload.config import GemmConfig, GemmSize, ProbeConfig
 from payload.device import Array, Cpu
 
 T = TypeVar("T")
@@ -25,6 +29,11 @@ class Liar(mpi.MpiCommunicator):
 
 mpi.start()
 comm = Liar()
-answer = probe.probe(ProbeConfig(expect_hosts=(), device="cpu"), Cpu(), comm)
-if comm.rank == 0:
-    sys.stdout.write(json.dumps(answer))
+if sys.argv[2] == "probe":
+    answer = probe.probe(ProbeConfig(expect_hosts=(), device="cpu"), Cpu(), comm)
+    if comm.rank == 0:
+        sys.stdout.write(json.dumps(answer))
+else:
+    odd = GemmSize(400, 3, 601)  # a row of an odd number of ±1 never adds up to 0
+    out = Path(sys.argv[3])
+    gemm.gemm(GemmConfig((odd,), ("float32",), 1, 1, seed=0, device="cpu", out=out), Cpu(), comm)

@@ -1,0 +1,62 @@
+"""gemm: products and their sums, checked by formula on real ranks."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from payload.config import GemmConfig, GemmSize, parse
+from payload.errors import UsageError
+
+Runner = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def test_every_rank_multiplies_and_the_sums_are_right(mpirun: Runner, tmp_path: Path) -> None:
+    kinds = ("float16", "float32", "float64")
+    arguments = ("--sizes", "64,33x700x17", "--dtypes", ",".join(kinds), "--iterations", "3")
+    answer = mpirun(3, "gemm", *arguments, "--out", str(tmp_path))
+    assert answer.returncode == 0, answer.stderr
+    *lines, last = answer.stdout.splitlines()
+    told = json.loads(last)
+    assert told["ok"]
+    assert [place["rank"] for place in told["ranks"]] == [0, 1, 2]
+    assert [(r["m"], r["k"], r["n"], r["dtype"]) for r in told["results"]] == [
+        (*size, kind) for size in ((64, 64, 64), (33, 700, 17)) for kind in kinds
+    ]
+    for result in told["results"]:
+        assert result["ok"]
+        assert result["wrong_rows"] == [0, 0, 0]
+        assert len(result["gflops"]) == 3
+        assert min(result["gflops"]) > 0
+        assert result["sum_bytes"] == result["m"] * result["n"] * (8 if result["dtype"] == "float64" else 4)
+    assert len(lines) == 6
+    assert all(line.endswith("; right") for line in lines)
+    written = [json.loads(line) for line in (tmp_path / "gemm.jsonl").read_text().splitlines()]
+    assert [{k: v for k, v in one.items() if k not in ("kind", "time")} for one in written] == told["results"]
+
+
+def test_a_wrong_sum_is_found_on_the_rank_that_has_it(program: Runner, tmp_path: Path) -> None:
+    answer = program(2, "liar.py", "sum", "gemm", str(tmp_path))
+    assert answer.returncode == 0, answer.stderr
+    *lines, last = answer.stdout.splitlines()
+    assert json.loads(last)["ok"] is False
+    assert json.loads(last)["results"][0]["wrong_rows"] == [0, 1]
+    assert lines[0].endswith("WRONG in 1 rows")
+
+
+def test_sizes_and_dtypes() -> None:
+    config = parse(["gemm", "--sizes", "8,2x3x4", "--dtypes", "float64,float16"])
+    assert isinstance(config, GemmConfig)
+    assert config.sizes == (GemmSize(8, 8, 8), GemmSize(2, 3, 4))
+    assert config.dtypes == ("float64", "float16")
+
+
+@pytest.mark.parametrize("line", ["--sizes 2x3", "--sizes 0", "--sizes 1x2x", "--dtypes int8", "--warmup 0"])
+def test_what_is_no_size_or_dtype_is_one_line(line: str) -> None:
+    with pytest.raises(UsageError, match="python -m payload gemm: argument") as caught:
+        parse(["gemm", *line.split()])
+    assert "\n" not in str(caught.value)
