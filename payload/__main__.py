@@ -6,7 +6,6 @@ import importlib
 import os
 import sys
 from collections.abc import Sequence
-from contextlib import suppress
 
 from payload.comm.launch import launcher_rank
 from payload.config import Config, GemmConfig, ProbeConfig, TelemetryConfig, TrainConfig, parse
@@ -39,16 +38,21 @@ def main(argv: Sequence[str]) -> int:
 
 
 def _refuse(error: UsageError) -> int:
-    """Say once what is wrong with the command line that all ranks were given.
+    """Say once what is wrong with the command line, or with the config file that any of the ranks was given.
 
     mpirun ends all ranks as soon as one exits with an error: the others wait in MPI until rank 0 has spoken.
     """
     rank = launcher_rank(os.environ)
-    _report(error, rank=rank or 0)
+    refused: PayloadError = error
     if rank is not None:
-        with suppress(LaunchError):
-            importlib.import_module("payload.comm.mpi").start()
-    return error.exit_code
+        try:
+            importlib.import_module("payload.comm.mpi").start(error)
+        except LaunchError:
+            pass  # of what is wrong, the command line is nearer to the user
+        except PayloadError as exc:
+            refused = exc
+    _report(refused, rank=rank or 0)
+    return refused.exit_code
 
 
 def _report(error: PayloadError, *, rank: int) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import hashlib
 import sys
-from dataclasses import asdict
 from typing import Any
 
 from payload.comm.base import Communicator
@@ -15,6 +14,7 @@ from payload.host import hostname, own_cores, versions
 from payload.jsonl import JsonLines
 from payload.parallel.engine import Evaluation
 from payload.parallel.mesh import Mesh
+from payload.settings import to_record
 
 
 class Metrics:
@@ -26,7 +26,7 @@ class Metrics:
             UsageError: the file cannot be written.
         """
         self._config, self._device, self._comm = config, device, comm
-        self._file = JsonLines(config.out / "metrics.jsonl") if comm.rank == 0 else None
+        self._file = JsonLines(config.run.out / "metrics.jsonl") if comm.rank == 0 else None
 
     def write(self, kind: str, **fields: Any) -> None:
         """Add one object to the file."""
@@ -54,13 +54,14 @@ class Metrics:
             "run",
             world_size=self._comm.size,
             ranks=ranks,
-            config={**asdict(self._config), "out": str(self._config.out)},
+            config=to_record(self._config),
             versions={**versions("numpy", "mpi4py", "cupy-cuda12x"), "mpi": self._comm.library},
         )
         hosts = sorted({str(rank["host"]) for rank in ranks})
         because = f" ({self._device.note})" if self._device.note else ""
         where = self._device.gpu["name"] if self._device.gpu else f"CPU{because}"
-        self.say(f"world size {self._comm.size}, on {', '.join(hosts)}; {self._config.dtype} on {where}")
+        precision = self._config.precision.precision
+        self.say(f"world size {self._comm.size}, on {', '.join(hosts)}; {precision} on {where}")
 
     def conclude(self, values: Array, mesh: Mesh, evaluation: Evaluation, *, seconds: float) -> None:
         """The result, if all ranks with the same parameters came to the same values.

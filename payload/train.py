@@ -27,6 +27,7 @@ from payload.parallel.reducer import Reducer
 from payload.parallel.schedule import InTurn
 from payload.parallel.stage import Batch, Stage
 from payload.parallel.storage import Replicated
+from payload.settings import to_toml
 
 
 def run(config: TrainConfig) -> int:
@@ -38,20 +39,22 @@ def run(config: TrainConfig) -> int:
         PayloadError: training diverged, or the ranks ended with different parameters.
     """
     world = mpi.start()
-    device = together(world, lambda: choose(config.device, mpi.local_rank()))
+    device = together(world, lambda: choose(config.run.device, mpi.local_rank()))
     train(config, device, mpi.MpiCommunicator(device))
     return 0
 
 
 def train(config: TrainConfig, device: Device, world: MpiCommunicator) -> None:
     """Train on the digits, and record how well the held-out ones are known."""
-    training, held_out = (split.on(device, config.dtype) for split in digits.load())
+    training, held_out = (split.on(device, config.precision.dtype) for split in digits.load())
     samples = len(training.labels)
-    if config.global_batch_size > samples:
-        raise UsageError(f"--global-batch-size {config.global_batch_size} is above the {samples} samples")
+    wanted, lr = config.batch.global_batch_size, config.optimizer.lr
+    if wanted > samples:
+        raise UsageError(f"--global-batch-size {wanted} is above the {samples} samples")
     mesh = make_mesh(world)
     engine = _engine(config, device, mesh)
     metrics = together(world, lambda: Metrics(config, device, world))
+    together(world, lambda: _keep(config) if world.rank == 0 else None)
     metrics.introduce()
 
     mine = shard(len(held_out.labels), mesh.dp.rank, mesh.dp.size)
@@ -62,9 +65,8 @@ def train(config: TrainConfig, device: Device, world: MpiCommunicator) -> None:
     evaluation = Evaluation(math.nan, math.nan)
     for step, epoch, ends_epoch, indices in _schedule(config, samples):
         began = time.perf_counter()
-        outcome = engine.step(
-            [_share(training, indices, mesh, device)], targets=len(indices), iteration=step, lr=config.lr
-        )
+        share = _share(training, indices, mesh, device)
+        outcome = engine.step([share], targets=len(indices), iteration=step, lr=lr)
         _check_finite(step, outcome)
         speed = len(indices) / (time.perf_counter() - began)
         metrics.write(
@@ -72,7 +74,7 @@ def train(config: TrainConfig, device: Device, world: MpiCommunicator) -> None:
             step=step,
             epoch=epoch,
             loss=outcome.loss,
-            lr=config.lr,
+            lr=lr,
             grad_norm=outcome.grad_norm,
             samples_per_s=speed,
         )
@@ -88,19 +90,19 @@ def train(config: TrainConfig, device: Device, world: MpiCommunicator) -> None:
 def _engine(config: TrainConfig, device: Device, mesh: Mesh) -> Engine:
     """The model that was asked for, on the mesh."""
     context = Context(device, tp=mesh.tp, dp=mesh.dp)
-    units = mlp.build(context, inputs=digits.PIXELS, classes=digits.CLASSES, hidden=config.hidden)
+    units = mlp.build(context, inputs=digits.PIXELS, classes=digits.CLASSES, hidden=config.model.hidden)
     storage = Replicated(
         device,
         units,
         mesh.dp,
         Reducer(mesh.dp),
-        seed=config.seed,
-        dtype=config.dtype,
-        master_dtype=config.dtype,
+        seed=config.batch.seed,
+        dtype=config.precision.dtype,
+        master_dtype=config.precision.dtype,
     )
     schedule = InTurn(Stage(units, storage), SoftmaxCrossEntropy(device))
-    optimizer = SGD(device, storage.values, momentum=config.momentum)
-    return Engine(device, mesh, storage, schedule, optimizer, seed=config.seed)
+    optimizer = SGD(device, storage.values, momentum=config.optimizer.momentum)
+    return Engine(device, mesh, storage, schedule, optimizer, seed=config.batch.seed)
 
 
 def _share(training: digits.Split, indices: Array, mesh: Mesh, device: Device) -> Batch:
@@ -113,15 +115,28 @@ def _share(training: digits.Split, indices: Array, mesh: Mesh, device: Device) -
 
 def _schedule(config: TrainConfig, samples: int) -> Iterator[tuple[int, int, bool, Array]]:
     """Iteration, epoch (both from 1), whether it ends an epoch or the run, and the indices of its batch."""
-    per_epoch = -(-samples // config.global_batch_size)
-    last = min(config.epochs * per_epoch, config.iterations or config.epochs * per_epoch)
+    per_epoch = -(-samples // config.batch.global_batch_size)
+    last = min(config.batch.epochs * per_epoch, config.batch.iterations or config.batch.epochs * per_epoch)
     step = 0
-    for epoch in range(1, config.epochs + 1):
-        for indices in batches(samples, config.global_batch_size, seed=config.seed, epoch=epoch):
+    for epoch in range(1, config.batch.epochs + 1):
+        for indices in batches(samples, config.batch.global_batch_size, seed=config.batch.seed, epoch=epoch):
             step += 1
             yield step, epoch, step in (epoch * per_epoch, last), indices
             if step == last:
                 return
+
+
+def _keep(config: TrainConfig) -> None:
+    """Write the resolved settings into the run's folder.
+
+    Raises:
+        UsageError: they cannot be written.
+    """
+    path = config.run.out / "config.toml"
+    try:
+        path.write_bytes(to_toml(config).encode(errors="surrogateescape"))
+    except OSError as exc:
+        raise UsageError(f"--out: {path} cannot be written: {exc.strerror}") from exc
 
 
 def _check_finite(step: int, outcome: Outcome) -> None:

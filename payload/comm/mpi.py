@@ -16,7 +16,7 @@ from payload.comm.base import Pending
 from payload.comm.launch import launcher_rank, pmi_complaint, size_complaint
 from payload.comm.steps import Running, Steps
 from payload.device import Array, Cpu, Device
-from payload.errors import LaunchError
+from payload.errors import LaunchError, PayloadError
 from payload.host import hostname
 
 mpi4py.rc(initialize=False, finalize=True)  # not on import: where MPI cannot start, it ends the process
@@ -138,12 +138,16 @@ def chunks(flat: Array) -> list[Array]:
     return [flat[start : start + step] for start in range(0, flat.size, step)]
 
 
-def start() -> MpiCommunicator:
+def start(refusal: PayloadError | None = None) -> MpiCommunicator:
     """Join the world, before a device is chosen, and make sure that it is the whole one.
 
     From here on an uncaught exception ends every rank of the job, so that none waits for a dead one.
 
+    Args:
+        refusal: why this rank cannot go on, such as a file that it alone lacks.
+
     Raises:
+        PayloadError: the ``refusal`` of the lowest rank that has one, on every rank.
         LaunchError: the launcher started another number of ranks than MPI sees, or MPI cannot start under it.
     """
     complaint = pmi_complaint(_library(), os.environ)
@@ -152,6 +156,9 @@ def start() -> MpiCommunicator:
     MPI.Init()
     sys.excepthook = _abort
     comm = MpiCommunicator()
+    for refused in comm.allgather(refusal):
+        if refused:
+            raise refused
     complaints = [text for text in comm.allgather(size_complaint(comm.size, os.environ)) if text]
     if complaints:
         raise LaunchError(f"on {hostname()}: {complaints[0]}")

@@ -18,11 +18,13 @@ from tests.support.cluster import Cluster, records
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 
+_TRAIN = ("--epochs", "8", "--precision", "fp64")  # sums that any number of ranks gives alike
+
 
 @pytest.fixture(scope="module")
 def job(cluster: Cluster) -> dict[str, Any]:
     """A finished two-node training."""
-    answer = cluster.json("submit", "train", "--nodes", "2", "--wait", "--", "--epochs", "8")
+    answer = cluster.json("submit", "train", "--nodes", "2", "--wait", "--", *_TRAIN)
     assert answer["ok"]
     return dict(answer)
 
@@ -77,7 +79,7 @@ def test_ranks_end_with_the_same_parameters_and_a_good_model(run: Path) -> None:
 
 
 def test_two_ranks_learn_what_one_learns(cluster: Cluster, run: Path) -> None:
-    alone = cluster.json("submit", "train", "--nodes", "1", "--wait", "--", "--epochs", "8")
+    alone = cluster.json("submit", "train", "--nodes", "1", "--wait", "--", *_TRAIN)
     other = cluster.run_of(alone["job_id"])
     losses = [
         [record["loss"] for record in records(folder / "metrics.jsonl") if record["kind"] == "iteration"]

@@ -9,6 +9,7 @@ import pytest
 
 from payload.config import ProbeConfig, TelemetryConfig, TrainConfig, parse
 from payload.errors import UsageError
+from payload.settings import to_toml
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -16,8 +17,9 @@ Runner = Callable[..., subprocess.CompletedProcess[str]]
 def test_train_arguments() -> None:
     config = parse(["train", "--hidden", "8,4", "--lr", "1e-2", "--iterations", "5", "--out", "runs/a"])
     assert isinstance(config, TrainConfig)
-    assert (config.hidden, config.lr, config.iterations, config.out) == ((8, 4), 0.01, 5, Path("runs/a"))
-    assert (config.dtype, config.global_batch_size, config.seed) == ("float64", 64, 0)
+    assert (config.model.hidden, config.optimizer.lr) == ((8, 4), 0.01)
+    assert (config.batch.iterations, config.run.out) == (5, Path("runs/a"))
+    assert (config.precision.dtype, config.batch.global_batch_size, config.batch.seed) == ("float32", 64, 0)
 
 
 def test_other_arguments() -> None:
@@ -42,7 +44,7 @@ def test_other_arguments() -> None:
         "train --hidden 8,,4",
         "train --hidden 0",
         "train --seed -1",
-        "train --dtype float16",
+        "train --precision float16",
         "train --device tpu",
         "train --epoch 3",
         "train stray",
@@ -60,6 +62,56 @@ def test_bad_arguments_are_one_line(line: str) -> None:
 def test_the_message_names_flag_and_value() -> None:
     with pytest.raises(UsageError, match=r"payload train: argument --lr: 'fast' is not a finite number"):
         parse(["train", "--lr", "fast"])
+
+
+def test_flags_win_over_the_file_and_the_file_over_defaults(tmp_path: Path) -> None:
+    file = tmp_path / "a.toml"
+    file.write_text("[batch]\nseed = 3\nepochs = 2\n[optimizer]\nlr = 1\n[model]\nhidden = [8, 4]\n")
+    config = parse(["train", "--epochs", "5", "--config", str(file)])
+    assert isinstance(config, TrainConfig)
+    assert (config.batch.seed, config.batch.epochs, config.batch.global_batch_size) == (3, 5, 64)
+    assert (config.optimizer.lr, config.model.hidden) == (1.0, (8, 4))
+
+
+def test_what_is_written_gives_the_same_again(tmp_path: Path) -> None:
+    odd = 'a "b"\\ \u00e9\n\x7f'
+    config = parse(["train", "--hidden", "8,4", "--lr", "1e-5", "--iterations", "5", "--out", odd])
+    file = tmp_path / "config.toml"
+    file.write_text(to_toml(config), encoding="utf-8")
+    assert parse(["train", "--config", str(file)]) == config
+    assert to_toml(parse(["train"])).startswith("[model]\nhidden = [256, 128]\n\n[batch]\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "message"),
+    [
+        ("[batch]\nsed = 1", "there is no [batch] sed; did you mean [batch] seed?"),
+        ("seed = 1", "there is no seed; did you mean [batch] seed?"),
+        ("[optimizer]\nseed = 1", "there is no [optimizer] seed; did you mean [batch] seed?"),
+        ("zzz = 1", "there is no zzz"),
+        ("[optimizer]\nlr = 'fast'", "[optimizer] lr: 'fast' is not a finite number"),
+        ("[batch]\nseed = true", "[batch] seed: 'true' is not a whole number of 0 or more"),
+        ("[batch]\nseed = {a = 1}", "[batch] seed: \"{'a': 1}\" is not a whole number of 0 or more"),
+        ("[batch", "is not TOML: Expected ']' at the end of a table declaration"),
+        ("x = '\ud800'", "is not TOML: 'utf-8' codec can't decode"),
+    ],
+)
+def test_a_bad_file_is_one_line(tmp_path: Path, text: str, message: str) -> None:
+    file = tmp_path / "a.toml"
+    file.write_bytes(text.encode(errors="surrogatepass"))
+    with pytest.raises(UsageError) as caught:
+        parse(["train", "--config", str(file)])
+    assert str(caught.value).startswith(f"--config: {file}")
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_file_that_is_missing_on_one_rank_stops_all(program: Runner, tmp_path: Path) -> None:
+    answer = program(2, "lacking.py", str(tmp_path / "config.toml"))
+    assert answer.returncode == 2
+    assert answer.stderr.count("payload: error:") == 1
+    assert "config.toml cannot be read: No such file or directory" in answer.stderr
+    assert "Traceback" not in answer.stderr
 
 
 @pytest.mark.parametrize("arguments", [["--help"], ["train", "--help"]])

@@ -15,4 +15,4 @@ class Drifting(mpi.MpiCommunicator):
 
 
 mpi.MpiCommunicator = Drifting  # type: ignore[misc]
-sys.exit(main(["train", "--iterations", "2", "--out", sys.argv[1]]))
+sys.exit(main(["train", "--iterations", "2", "--precision", "fp64", "--out", sys.argv[1]]))
