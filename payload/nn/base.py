@@ -81,7 +81,7 @@ def state_of(layers: Sequence[Layer]) -> dict[str, Array]:
 @dataclass(frozen=True, slots=True)
 class Unit:
     """A run of layers, such as one Transformer block: what is placed on a pipeline stage, gathered and freed,
-    reduced and recomputed as a whole. Between two units passes one array."""
+    reduced and recomputed as a whole. Between two units passes one array; the second leaves it as it was."""
 
     name: str
     layer: Layer

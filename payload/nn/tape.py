@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -26,6 +27,7 @@ class Tape:
 
     training: bool = True
     draw: Draw | None = None  # None: dropout is off
+    again: bool = False  # in a recompute: running statistics and the like have seen this micro-batch
     _stack: list[tuple[Any, ...]] = field(default_factory=list)
 
     def push(self, *values: Any) -> None:
@@ -37,6 +39,22 @@ class Tape:
         """The values that were pushed last."""
         return self._stack.pop()
 
-    def fork(self) -> Tape:
-        """An empty tape of the same micro-batch, on which a part of it can be run again."""
-        return Tape(self.training, self.draw)
+    def fork(self, *, again: bool) -> Tape:
+        """An empty tape of the same micro-batch, for a part of it: first run, or run again."""
+        return Tape(self.training, self.draw, again)
+
+    @property
+    def nbytes(self) -> int:
+        """Memory that it keeps from being freed; what several views look into is counted once."""
+        owners = {id(owner): owner.nbytes for values in self._stack for owner in _owners(values)}
+        return sum(owners.values())
+
+
+def _owners(value: Any) -> Iterator[Array]:
+    """The arrays that own the memory of the arrays in a value."""
+    if isinstance(value, tuple | list):
+        for part in value:
+            yield from _owners(part)
+    elif hasattr(value, "nbytes"):
+        base = getattr(value, "base", None)
+        yield value if base is None else base
