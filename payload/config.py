@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import NoReturn
 
 from payload.errors import UsageError
-from payload.settings import add_flags, choice, make, required, section, setting
+from payload.settings import add_flags, choice, make, required, section, setting, switch
 from payload.values import count, fraction, names, one_of, positive, whole, widths
 
 _DEVICES = ("auto", "cpu", "gpu")
@@ -56,6 +56,18 @@ class Precision:
 
 
 @dataclass(frozen=True, slots=True)
+class Measuring:
+    """What is measured."""
+
+    profile: bool = switch(False, "write a timeline of a few iterations to trace.json")
+    profile_iterations: int = setting(10, count, "N", "of the timeline, which leaves the first one out")
+    tensorboard: bool = switch(False, "write TensorBoard's event files to tensorboard/")
+    peak_tflops: float | None = setting(
+        None, positive, "X", "of one rank's processor, for MFU; else by a table of GPUs, or measured on a CPU"
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Run:
     """Where it runs, and where files go."""
 
@@ -73,6 +85,7 @@ class TrainConfig:
     batch: Batch = section(Batch)
     optimizer: Optimizer = section(Optimizer)
     precision: Precision = section(Precision)
+    measuring: Measuring = section(Measuring)
     run: Run = section(Run)
 
 

@@ -7,7 +7,7 @@ staged through pinned host memory, which the GPU copies at full speed.
 from __future__ import annotations
 
 import importlib
-import resource
+import time
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
@@ -17,12 +17,16 @@ import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
 from payload.errors import UsageError
+from payload.host import host_memory_bytes
 
 Array = NDArray[Any]
 """NumPy's array or CuPy's, which has the same methods."""
 
 GpuFacts = dict[str, str | int | None]
 """index, name and uuid"""
+
+Mark = Any
+"""A point in time, which only its device understands."""
 
 _FLOAT32 = np.dtype("float32")
 
@@ -62,6 +66,12 @@ class Device(Protocol):
 
     def synchronize(self) -> None:
         """Wait until all that was asked of the device is done."""
+
+    def mark(self) -> Mark:
+        """A point in time: on a GPU, when the work put on the current stream so far is done."""
+
+    def elapsed_s(self, start: Mark, end: Mark) -> float:
+        """Seconds between two marks, for which a GPU is waited for."""
 
     def memory_bytes(self) -> int:
         """What this process holds of the device's memory; on a CPU its resident set, at its highest."""
@@ -110,8 +120,14 @@ class Cpu:
     def synchronize(self) -> None:
         """NumPy is done when it returns."""
 
+    def mark(self) -> Mark:
+        return time.perf_counter()
+
+    def elapsed_s(self, start: Mark, end: Mark) -> float:
+        return float(end - start)
+
     def memory_bytes(self) -> int:
-        return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+        return host_memory_bytes()
 
 
 class Gpu:
@@ -166,6 +182,15 @@ class Gpu:
 
     def synchronize(self) -> None:
         self.xp.cuda.get_current_stream().synchronize()
+
+    def mark(self) -> Mark:
+        event = self.xp.cuda.Event()
+        event.record()
+        return event
+
+    def elapsed_s(self, start: Mark, end: Mark) -> float:
+        end.synchronize()
+        return float(self.xp.cuda.get_elapsed_time(start, end)) / 1e3
 
     def memory_bytes(self) -> int:
         return int(self.xp.get_default_memory_pool().total_bytes())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import platform
+import resource
 import socket
 from importlib import metadata
 from pathlib import Path
@@ -12,6 +13,11 @@ from pathlib import Path
 def hostname() -> str:
     """The short name, which is what Slurm calls the node."""
     return socket.gethostname().split(".")[0]
+
+
+def host_memory_bytes() -> int:
+    """This process's resident set, at its highest."""
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
 
 
 def own_cores() -> list[int]:

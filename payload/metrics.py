@@ -4,29 +4,54 @@ from __future__ import annotations
 
 import hashlib
 import sys
+import time
+from dataclasses import dataclass
 from typing import Any
 
 from payload.comm.base import Communicator
 from payload.config import TrainConfig
 from payload.device import Array, Device
 from payload.errors import PayloadError
-from payload.host import hostname, own_cores, versions
+from payload.host import host_memory_bytes, hostname, own_cores, versions
 from payload.jsonl import JsonLines
-from payload.parallel.engine import Evaluation
+from payload.nvml import Gpus
+from payload.parallel.engine import Evaluation, Outcome
 from payload.parallel.mesh import Mesh
+from payload.peak import find_peak
 from payload.settings import to_record
+from payload.tensorboard import EventFile
+from payload.timing import CommTimes
+
+FLOPS_FORMULA = "3 x the matrix products of the forward pass; what is recomputed is not counted"
+"""Each product of the forward pass has two in the backward pass: the gradients by either factor."""
+
+
+@dataclass(frozen=True, slots=True)
+class Work:
+    """What one sample is, and costs."""
+
+    flops: float  # of its forward pass, over all ranks that share it
+    tokens: int | None = None  # None: it is not made of tokens
 
 
 class Metrics:
     """The record of one run. All ranks must call ``introduce`` and ``conclude``; only rank 0 writes."""
 
-    def __init__(self, config: TrainConfig, device: Device, comm: Communicator) -> None:
+    def __init__(
+        self, config: TrainConfig, device: Device, comm: Communicator, work: Work, comm_times: CommTimes
+    ) -> None:
         """
         Raises:
-            UsageError: the file cannot be written.
+            UsageError: a file cannot be written.
         """
-        self._config, self._device, self._comm = config, device, comm
-        self._file = JsonLines(config.run.out / "metrics.jsonl") if comm.rank == 0 else None
+        self._config, self._device, self._comm, self._work = config, device, comm, work
+        self._comm_times = comm_times
+        self._gpus = Gpus()
+        self._peak_tflops: float | None = None  # of all ranks
+        first = comm.rank == 0
+        self._file = JsonLines(config.run.out / "metrics.jsonl") if first else None
+        board = first and config.measuring.tensorboard
+        self._board = EventFile(config.run.out / "tensorboard") if board else None
 
     def write(self, kind: str, **fields: Any) -> None:
         """Add one object to the file."""
@@ -50,10 +75,20 @@ class Metrics:
                 "device_note": self._device.note,
             }
         )
+        dtype, given = self._config.precision.dtype, self._config.measuring.peak_tflops
+        peak = find_peak(self._device, self._comm, dtype, given)
+        peaks = self._comm.allgather(peak.tflops)
+        known = [one for one in peaks if one is not None]
+        self._peak_tflops = sum(known) if len(known) == len(peaks) else None
+        self._joules_before = self._joules()
         self.write(
             "run",
             world_size=self._comm.size,
             ranks=ranks,
+            peak_tflops=peaks,
+            peak_source=peak.source,
+            flops_per_sample=3 * self._work.flops,
+            flops_formula=FLOPS_FORMULA,
             config=to_record(self._config),
             versions={**versions("numpy", "mpi4py", "cupy-cuda12x"), "mpi": self._comm.library},
         )
@@ -62,6 +97,40 @@ class Metrics:
         where = self._device.gpu["name"] if self._device.gpu else f"CPU{because}"
         precision = self._config.precision.precision
         self.say(f"world size {self._comm.size}, on {', '.join(hosts)}; {precision} on {where}")
+
+    def begin(self) -> None:
+        """An iteration begins here."""
+        self._comm_times.take_s()
+        self._began = time.perf_counter()
+
+    def iteration(self, step: int, epoch: int, outcome: Outcome, *, lr: float, samples: int) -> None:
+        """It is over: one line, and one point of each of TensorBoard's curves."""
+        seconds = time.perf_counter() - self._began
+        total_s, exposed_s = self._comm_times.take_s()
+        flops_per_s = 3 * self._work.flops * samples / seconds
+        fields = {
+            "loss": outcome.loss,
+            "lr": lr,
+            "grad_norm": outcome.grad_norm,
+            "seconds": seconds,
+            "samples_per_s": samples / seconds,
+            "tokens_per_s": self._work.tokens and self._work.tokens * samples / seconds,
+            "mfu": self._peak_tflops and flops_per_s / (self._peak_tflops * 1e12),
+            "comm_total_ms": total_s * 1e3,
+            "comm_exposed_ms": exposed_s * 1e3,
+            "memory_bytes": self._device.memory_bytes(),
+            "host_memory_bytes": host_memory_bytes(),
+        }
+        self.write("iteration", step=step, epoch=epoch, **fields)
+        if self._board:
+            self._board.write("training", step, fields)
+
+    def evaluation(self, step: int, epoch: int, evaluation: Evaluation) -> None:
+        """One line."""
+        fields = {"accuracy": evaluation.accuracy, "loss": evaluation.loss}
+        self.write("evaluation", step=step, epoch=epoch, **fields)
+        if self._board:
+            self._board.write("evaluation", step, fields)
 
     def conclude(self, values: Array, mesh: Mesh, evaluation: Evaluation, *, seconds: float) -> None:
         """The result, if all ranks with the same parameters came to the same values.
@@ -80,7 +149,11 @@ class Metrics:
             hosts=list(hosts),
             world_size=self._comm.size,
             seconds=seconds,
+            energy_j=self._energy_j(),
+            peak_memory_bytes=self._comm.allgather(self._device.memory_bytes()),
         )
+        if self._board:
+            self._board.close()
         firsts = [places.index(place) for place in places]  # the first rank that holds the same parameters
         strays = [
             f"rank {rank} on {hosts[rank]} from those of rank {first} on {hosts[first]}"
@@ -96,3 +169,15 @@ class Metrics:
         )
         self.say(f"{seconds:.1f} s; parameters {digest[:12]} {same}")
         self.say(f"test accuracy {evaluation.accuracy:.4f}")
+
+    def _joules(self) -> float | None:
+        return self._gpus.energy_j(str(self._device.gpu["uuid"])) if self._device.gpu else None
+
+    def _energy_j(self) -> float | None:
+        """What the GPUs in use took since ``introduce``, each counted once; None where one does not say."""
+        before, now = self._joules_before, self._joules()
+        mine = None if before is None or now is None else now - before
+        gpu = (hostname(), self._device.gpu and self._device.gpu["uuid"])
+        each = dict(self._comm.allgather((gpu, mine)))
+        known = [joules for joules in each.values() if joules is not None]
+        return round(sum(known), 3) if len(known) == len(each) else None

@@ -25,6 +25,14 @@ class Gpus:
         """How each does."""
         return {"gpus": [self._state(index, handle) for index, handle in enumerate(self._handles)]}
 
+    def energy_j(self, uuid: str | None) -> float | None:
+        """What one of them has taken since the driver was loaded; None where it does not say."""
+        for handle in self._handles:
+            if self._ask("nvmlDeviceGetUUID", handle) == uuid:
+                millijoules: int | None = self._ask("nvmlDeviceGetTotalEnergyConsumption", handle)
+                return None if millijoules is None else millijoules / 1000
+        return None
+
     def _facts(self, index: int, handle: Any) -> Reading:
         memory = self._ask("nvmlDeviceGetMemoryInfo", handle)
         return {

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import numpy as np
 
@@ -16,9 +16,9 @@ from payload.data import digits
 from payload.data.order import batches, shard
 from payload.device import Array, Device, choose
 from payload.errors import PayloadError, UsageError
-from payload.metrics import Metrics
+from payload.metrics import Metrics, Work
 from payload.models import mlp
-from payload.nn.base import Context
+from payload.nn.base import Context, Unit
 from payload.nn.loss import SoftmaxCrossEntropy
 from payload.optim import SGD
 from payload.parallel.engine import Engine, Evaluation, Outcome
@@ -28,6 +28,8 @@ from payload.parallel.schedule import InTurn
 from payload.parallel.stage import Batch, Stage
 from payload.parallel.storage import Replicated
 from payload.settings import to_toml
+from payload.timing import CommTimes, timed_mesh, timed_optimizer, timed_units
+from payload.trace import Trace, make_trace
 
 
 def run(config: TrainConfig) -> int:
@@ -51,9 +53,13 @@ def train(config: TrainConfig, device: Device, world: MpiCommunicator) -> None:
     wanted, lr = config.batch.global_batch_size, config.optimizer.lr
     if wanted > samples:
         raise UsageError(f"--global-batch-size {wanted} is above the {samples} samples")
-    mesh = make_mesh(world)
-    engine = _engine(config, device, mesh)
-    metrics = together(world, lambda: Metrics(config, device, world))
+    trace = make_trace(device, config.measuring)
+    times = CommTimes(device)
+    mesh = timed_mesh(make_mesh(world), times, trace)
+    units = _units(config, device, mesh)
+    engine = _engine(config, device, mesh, timed_units(units, trace), trace)
+    work = Work(flops=sum(unit.flops for unit in units))
+    metrics = together(world, lambda: Metrics(config, device, world, work, times))
     together(world, lambda: _keep(config) if world.rank == 0 else None)
     metrics.introduce()
 
@@ -64,33 +70,31 @@ def train(config: TrainConfig, device: Device, world: MpiCommunicator) -> None:
     started = time.perf_counter()
     evaluation = Evaluation(math.nan, math.nan)
     for step, epoch, ends_epoch, indices in _schedule(config, samples):
-        began = time.perf_counter()
-        share = _share(training, indices, mesh, device)
+        metrics.begin()
+        trace.next()
+        with trace.span("batch", "data"):
+            share = _share(training, indices, mesh, device)
         outcome = engine.step([share], targets=len(indices), iteration=step, lr=lr)
         _check_finite(step, outcome)
-        speed = len(indices) / (time.perf_counter() - began)
-        metrics.write(
-            "iteration",
-            step=step,
-            epoch=epoch,
-            loss=outcome.loss,
-            lr=lr,
-            grad_norm=outcome.grad_norm,
-            samples_per_s=speed,
-        )
+        metrics.iteration(step, epoch, outcome, lr=lr, samples=len(indices))
         if ends_epoch:
             evaluation = engine.evaluate([held_out_share])
             accuracy, test_loss = evaluation.accuracy, evaluation.loss
-            metrics.write("evaluation", step=step, epoch=epoch, accuracy=accuracy, loss=test_loss)
+            metrics.evaluation(step, epoch, evaluation)
             losses = f"loss {outcome.loss:.4f}  test loss {test_loss:.4f}"
             metrics.say(f"epoch {epoch:3}  {losses}  accuracy {accuracy:.4f}")
+    trace.write(config.run.out / "trace.json", world)
     metrics.conclude(engine.storage.values, mesh, evaluation, seconds=time.perf_counter() - started)
 
 
-def _engine(config: TrainConfig, device: Device, mesh: Mesh) -> Engine:
-    """The model that was asked for, on the mesh."""
+def _units(config: TrainConfig, device: Device, mesh: Mesh) -> list[Unit]:
+    """The model that was asked for."""
     context = Context(device, tp=mesh.tp, dp=mesh.dp)
-    units = mlp.build(context, inputs=digits.PIXELS, classes=digits.CLASSES, hidden=config.model.hidden)
+    return mlp.build(context, inputs=digits.PIXELS, classes=digits.CLASSES, hidden=config.model.hidden)
+
+
+def _engine(config: TrainConfig, device: Device, mesh: Mesh, units: Sequence[Unit], trace: Trace) -> Engine:
+    """The model on the mesh."""
     storage = Replicated(
         device,
         units,
@@ -101,7 +105,7 @@ def _engine(config: TrainConfig, device: Device, mesh: Mesh) -> Engine:
         master_dtype=config.precision.dtype,
     )
     schedule = InTurn(Stage(units, storage), SoftmaxCrossEntropy(device))
-    optimizer = SGD(device, storage.values, momentum=config.optimizer.momentum)
+    optimizer = timed_optimizer(SGD(device, storage.values, momentum=config.optimizer.momentum), trace)
     return Engine(device, mesh, storage, schedule, optimizer, seed=config.batch.seed)
 
 

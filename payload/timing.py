@@ -1,0 +1,212 @@
+"""Wrappers that time what they wrap: communicators always, layers and optimizers for a timeline.
+
+Communication is *exposed* while the rank is inside a call of a communicator, starting, moving on or waiting:
+it cannot compute then. Its *total* time is that from the start of each call until it was seen to be done;
+what is not exposed went on beside the computation. On a GPU both are told by events on the stream that
+computes: a wait counts for as long as that stream stood still.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from payload.comm.base import Communicator, Pending
+from payload.device import Array, Device, Mark
+from payload.nn.base import Layer, Unit, state_of
+from payload.nn.parameter import Parameter
+from payload.nn.tape import Tape
+from payload.optim import Optimizer
+from payload.parallel.mesh import Mesh
+from payload.trace import Timeline, Trace
+
+T = TypeVar("T")
+
+
+@dataclass(slots=True)
+class CommTimes:
+    """What communication took since it was last asked for: intervals, which a GPU tells only later."""
+
+    device: Device
+    _total: list[tuple[Mark, Mark]] = field(default_factory=list, init=False)
+    _exposed: list[tuple[Mark, Mark]] = field(default_factory=list, init=False)
+
+    def blocked(self, start: Mark) -> None:
+        """A call that began then has just ended, and all of its work with it."""
+        interval = start, self.device.mark()
+        self._total.append(interval)
+        self._exposed.append(interval)
+
+    def stood(self, start: Mark) -> Mark:
+        """The same of a call whose work may go on; gives its end."""
+        end = self.device.mark()
+        self._exposed.append((start, end))
+        return end
+
+    def went_on(self, start: Mark, end: Mark) -> None:
+        """Work that was under way from then to then."""
+        self._total.append((start, end))
+
+    def take_s(self) -> tuple[float, float]:
+        """Seconds, total and exposed; the next ones count from here."""
+        total, exposed = (
+            sum(self.device.elapsed_s(start, end) for start, end in intervals)
+            for intervals in (self._total, self._exposed)
+        )
+        self._total.clear()
+        self._exposed.clear()
+        return total, exposed
+
+
+class TimedCommunicator:
+    """A communicator whose calls are timed, and shown on the timeline under ``group``: dp, tp, pp."""
+
+    def __init__(self, inner: Communicator, times: CommTimes, trace: Trace, group: str) -> None:
+        self._inner, self._times, self._trace, self._group = inner, times, trace, group
+        self.library, self.rank, self.size = inner.library, inner.rank, inner.size
+
+    def allreduce(self, array: Array) -> None:
+        self._timed("allreduce", lambda: self._inner.allreduce(array), array)
+
+    def iallreduce(self, array: Array) -> Pending:
+        return self._started("allreduce", lambda: self._inner.iallreduce(array), array)
+
+    def reduce_scatter(self, array: Array, out: Array) -> None:
+        self._timed("reduce_scatter", lambda: self._inner.reduce_scatter(array, out), array)
+
+    def ireduce_scatter(self, array: Array, out: Array) -> Pending:
+        return self._started("reduce_scatter", lambda: self._inner.ireduce_scatter(array, out), array)
+
+    def allgather_into(self, part: Array, out: Array) -> None:
+        self._timed("allgather", lambda: self._inner.allgather_into(part, out), out)
+
+    def iallgather_into(self, part: Array, out: Array) -> Pending:
+        return self._started("allgather", lambda: self._inner.iallgather_into(part, out), out)
+
+    def broadcast(self, array: Array, root: int = 0) -> None:
+        self._timed("broadcast", lambda: self._inner.broadcast(array, root), array)
+
+    def isend(self, array: Array, dest: int, tag: int = 0) -> Pending:
+        return self._started("send", lambda: self._inner.isend(array, dest, tag), array)
+
+    def recv(self, out: Array, source: int, tag: int = 0) -> None:
+        self._timed("recv", lambda: self._inner.recv(out, source, tag), out)
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        return self._timed("sum", lambda: self._inner.sum(values))
+
+    def allgather(self, value: T) -> list[T]:
+        return self._timed("allgather", lambda: self._inner.allgather(value))
+
+    def exchange(self, value: T, dest: int, source: int) -> T:
+        return self._timed("exchange", lambda: self._inner.exchange(value, dest, source))
+
+    def barrier(self) -> None:
+        self._timed("barrier", self._inner.barrier)
+
+    def _timed(self, name: str, call: Callable[[], T], array: Array | None = None) -> T:
+        start = self._times.device.mark()
+        with self._trace.span(name, self._group, bytes=0 if array is None else array.nbytes):
+            result = call()
+        self._times.blocked(start)
+        return result
+
+    def _started(self, name: str, call: Callable[[], Pending], array: Array) -> Pending:
+        start = self._times.device.mark()
+        landed = self._trace.under_way(name, f"{self._group} under way", bytes=array.nbytes)
+        with self._trace.span(f"start {name}", self._group):
+            pending = call()
+        self._times.stood(start)
+        return _Timed(pending, start, landed, self._times, self._trace, f"wait for {name}", self._group)
+
+
+@dataclass(slots=True)
+class _Timed:
+    """A ``Pending`` that is timed until it is seen to be done."""
+
+    inner: Pending
+    start: Mark
+    landed: Callable[[], None]
+    times: CommTimes
+    trace: Trace
+    name: str
+    group: str
+    done: bool = False
+
+    def test(self) -> bool:
+        if not self.done:
+            began = self.times.device.mark()
+            done = self.inner.test()
+            end = self.times.stood(began)
+            if done:
+                self._finish(end)
+        return self.done
+
+    def wait(self) -> None:
+        if not self.done:
+            began = self.times.device.mark()
+            with self.trace.span(self.name, self.group):
+                self.inner.wait()
+            self._finish(self.times.stood(began))
+
+    def _finish(self, end: Mark) -> None:
+        self.done = True
+        self.times.went_on(self.start, end)
+        self.landed()
+
+
+def timed_mesh(mesh: Mesh, times: CommTimes, trace: Trace) -> Mesh:
+    """The same groups of ranks, timed."""
+
+    def timed(group: Communicator, name: str) -> Communicator:
+        return TimedCommunicator(group, times, trace, name) if group.size > 1 else group
+
+    return Mesh(timed(mesh.world, "world"), timed(mesh.dp, "dp"), timed(mesh.tp, "tp"), timed(mesh.pp, "pp"))
+
+
+class TimedLayer:
+    """A unit's layer, each of whose passes is a span."""
+
+    def __init__(self, name: str, inner: Layer, timeline: Timeline) -> None:
+        self._name, self._inner, self._timeline = name, inner, timeline
+
+    @property
+    def parameters(self) -> Sequence[Parameter]:
+        return self._inner.parameters
+
+    @property
+    def state(self) -> dict[str, Array]:
+        return state_of([self._inner])
+
+    def forward(self, x: Array, tape: Tape) -> Array:
+        with self._timeline.span(self._name, "forward", micro_batch=self._timeline.number(tape.draw)):
+            return self._inner.forward(x, tape)
+
+    def backward(self, dy: Array, tape: Tape) -> Array:
+        with self._timeline.span(self._name, "backward", micro_batch=self._timeline.number(tape.draw)):
+            return self._inner.backward(dy, tape)
+
+
+class TimedOptimizer:
+    """An optimizer whose steps are spans."""
+
+    def __init__(self, inner: Optimizer, timeline: Timeline) -> None:
+        self._inner, self._timeline = inner, timeline
+        self.state = inner.state
+
+    def step(self, values: Array, grads: Array, *, lr: float, scale: float = 1.0) -> None:
+        with self._timeline.span("step", "optimizer"):
+            self._inner.step(values, grads, lr=lr, scale=scale)
+
+
+def timed_units(units: Sequence[Unit], trace: Trace) -> Sequence[Unit]:
+    """The same units, on the timeline if there is one."""
+    if not isinstance(trace, Timeline):
+        return units
+    return [Unit(unit.name, TimedLayer(unit.name, unit.layer, trace), unit.flops) for unit in units]
+
+
+def timed_optimizer(optimizer: Optimizer, trace: Trace) -> Optimizer:
+    """The same optimizer, on the timeline if there is one."""
+    return TimedOptimizer(optimizer, trace) if isinstance(trace, Timeline) else optimizer

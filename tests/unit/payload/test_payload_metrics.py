@@ -1,0 +1,208 @@
+"""What a run says of itself: its speed, its communication, its timeline."""
+
+from __future__ import annotations
+
+import json
+import struct
+import subprocess
+from collections.abc import Callable, Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from tensorboardX.proto.event_pb2 import Event
+
+from payload.comm.base import Done
+from payload.comm.solo import Solo
+from payload.device import Array, Cpu, Mark
+from payload.peak import _by_sheet, find_peak
+from payload.timing import CommTimes, TimedCommunicator
+from payload.trace import OFF, Timeline
+
+Runner = Callable[..., subprocess.CompletedProcess[str]]
+Record = dict[str, Any]
+
+
+@pytest.fixture(scope="module")
+def out(mpirun: Runner, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Of a run that measures all there is."""
+    folder = tmp_path_factory.mktemp("measured")
+    flags = ("--profile", "--profile-iterations", "3", "--tensorboard", "--peak-tflops", "0.5")
+    answer = mpirun(2, "train", "--epochs", "1", "--hidden", "16", *flags, "--out", str(folder))
+    assert answer.returncode == 0, answer.stderr
+    return folder
+
+
+@pytest.fixture(scope="module")
+def records(out: Path) -> list[Record]:
+    return [json.loads(line) for line in (out / "metrics.jsonl").read_text().splitlines()]
+
+
+def test_every_iteration_says_how_fast_it_was(records: list[Record]) -> None:
+    run, result = records[0], records[-1]
+    assert run["peak_tflops"] == [0.5, 0.5]
+    assert run["peak_source"] == "--peak-tflops"
+    assert run["flops_per_sample"] == 3 * 2 * (64 * 16 + 16 * 10)
+    iterations = [record for record in records if record["kind"] == "iteration"]
+    assert len(iterations) == 23
+    for one, size in zip(iterations, [64] * 22 + [30], strict=True):
+        assert one["samples_per_s"] == pytest.approx(size / one["seconds"])
+        assert one["tokens_per_s"] is None
+        assert one["mfu"] == pytest.approx(run["flops_per_sample"] * one["samples_per_s"] / 1e12)
+        assert 0 < one["comm_exposed_ms"] <= one["comm_total_ms"] < 1e3 * one["seconds"]
+        assert one["memory_bytes"] == one["host_memory_bytes"] > 1 << 20
+    assert len(result["peak_memory_bytes"]) == 2
+    assert result["energy_j"] is None  # no GPU
+
+
+def test_tensorboard_has_the_same_figures(out: Path, records: list[Record]) -> None:
+    (file,) = (out / "tensorboard").iterdir()
+    points = {
+        (value.tag, event.step): value.simple_value
+        for event in events_in(file.read_bytes())
+        for value in event.summary.value
+    }
+    wanted = {
+        (f"{group}/{name}", record["step"]): np.float32(record[name])
+        for kind, group, names in (
+            ("iteration", "training", ("loss", "lr", "grad_norm", "samples_per_s", "mfu", "comm_exposed_ms")),
+            ("evaluation", "evaluation", ("loss", "accuracy")),
+        )
+        for record in records
+        if record["kind"] == kind
+        for name in names
+    }
+    assert {key: points.get(key) for key in wanted} == wanted
+    assert not any("tokens_per_s" in tag for tag, _ in points)
+
+
+def events_in(data: bytes) -> Iterator[Event]:
+    """The records of a TFRecord file: length, its checksum, the record, its checksum."""
+    while data:
+        (length,) = struct.unpack("<Q", data[:8])
+        yield Event.FromString(data[12 : 12 + length])
+        data = data[16 + length :]
+
+
+def test_the_timeline_shows_what_each_rank_did(out: Path) -> None:
+    trace = json.loads((out / "trace.json").read_text())
+    names = {event["pid"]: event["args"]["name"] for event in trace["traceEvents"] if event["ph"] == "M"}
+    assert [names[rank].split(" on ")[0] for rank in (0, 1)] == ["rank 0", "rank 1"]
+    for rank in (0, 1):
+        spans = [e for e in trace["traceEvents"] if e["pid"] == rank and e["ph"] == "X"]
+        spans.sort(key=lambda span: span["ts"])
+        one = [
+            ("data", "batch"),
+            ("forward", "linear0"),
+            ("forward", "linear1"),
+            ("backward", "linear1"),
+            ("backward", "linear0"),
+            ("dp", "allreduce"),
+            ("world", "sum"),
+            ("optimizer", "step"),
+        ]
+        assert [(span["cat"], span["name"]) for span in spans] == one * 3
+        assert all(a["ts"] + a["dur"] <= b["ts"] for a, b in pairwise(spans))
+        assert {span["args"]["micro_batch"] for span in spans if span["cat"] == "forward"} == {0}
+
+
+class Ticking(Cpu):
+    """Each look at its clock is a second later than the last."""
+
+    seconds = 0
+
+    def mark(self) -> Mark:
+        self.seconds += 1
+        return self.seconds
+
+
+class Slow(Done):
+    """Done when asked for the second time."""
+
+    asked = 0
+
+    def test(self) -> bool:
+        self.asked += 1
+        return self.asked > 1
+
+
+class Later(Solo):
+    def iallreduce(self, array: Array) -> Slow:  # noqa: ARG002
+        return Slow()
+
+
+def test_communication_is_exposed_only_inside_calls() -> None:
+    device = Ticking()
+    times = CommTimes(device)
+    timeline = Timeline(device, iterations=1)
+    comm = TimedCommunicator(Later(), times, timeline, "dp")
+    timeline.next()
+    timeline.next()
+    assert comm.sum([1.0]) == [1.0]
+    assert times.take_s() == (1, 1)
+    pending = comm.iallreduce(np.ones(4))  # from 3 to 4
+    device.seconds = 10  # computing
+    assert not pending.test()  # from 11 to 12
+    device.seconds = 20
+    assert pending.test()  # from 21 to 22
+    assert pending.test()
+    pending.wait()
+    assert times.take_s() == (22 - 3, 3)
+    assert times.take_s() == (0, 0)
+
+
+def test_what_is_under_way_has_a_start_and_an_end_on_the_timeline(tmp_path: Path) -> None:
+    timeline = Timeline(Cpu(), iterations=1)
+    comm = TimedCommunicator(Later(), CommTimes(Cpu()), timeline, "dp")
+    for _ in range(3):  # of which the second is recorded
+        timeline.next()
+        with timeline.span("unit", "backward"):
+            pending = comm.iallreduce(np.ones(4))
+        pending.wait()
+    timeline.write(tmp_path / "trace.json", Solo())
+    events = json.loads((tmp_path / "trace.json").read_text())["traceEvents"]
+    assert [(e["ph"], e["name"]) for e in events[1:]] == [
+        ("b", "allreduce"),
+        ("X", "start allreduce"),
+        ("X", "unit"),
+        ("X", "wait for allreduce"),
+        ("e", "allreduce"),
+    ]
+    begin, end = events[1], events[5]
+    assert (begin["id"], begin["cat"], begin["args"]) == (end["id"], end["cat"], {"bytes": 32})
+    assert OFF.span("unit", "backward") is OFF.span("another", "forward")
+
+
+@pytest.mark.parametrize(
+    ("name", "dtype", "tflops"),
+    [
+        ("NVIDIA H100 80GB HBM3", "bfloat16", 989.4),
+        ("NVIDIA H100 PCIe", "float32", 51.2),
+        ("NVIDIA A100-SXM4-80GB", "float16", 312.0),
+        ("Tesla V100-SXM2-16GB", "float16", 125.0),
+        ("Tesla V100-SXM2-16GB", "bfloat16", None),
+        ("Tesla T4", "float32", 8.1),
+        ("NVIDIA L40S", "float16", 362.0),
+        ("NVIDIA GeForce RTX 4070", "float32", 29.1),
+        ("NVIDIA GeForce RTX 4070 SUPER", "float32", None),
+        ("NVIDIA GeForce RTX 4070 Ti", "float16", 80.2),
+        ("NVIDIA A10G", "float16", None),
+    ],
+)
+def test_the_peak_of_a_gpu_is_looked_up(name: str, dtype: str, tflops: float | None) -> None:
+    peak = _by_sheet(name, dtype, tf32=False)
+    assert peak.tflops == tflops
+    assert ("--peak-tflops" in peak.source) is (tflops is None)
+
+
+def test_float32_may_be_tf32() -> None:
+    assert _by_sheet("NVIDIA A100-SXM4-80GB", "float32", tf32=True).tflops == 156.0
+
+
+def test_the_peak_of_a_cpu_is_measured() -> None:
+    peak = find_peak(Cpu(), Solo(), "float16", None)
+    assert peak.tflops is not None
+    assert peak.tflops > 0
+    assert "512^3 in float32" in peak.source
