@@ -106,7 +106,7 @@ def _engine(config: TrainConfig, device: Device, mesh: Mesh, units: Sequence[Uni
     )
     schedule = InTurn(Stage(units, storage), SoftmaxCrossEntropy(Context(device)))
     optimizer = timed_optimizer(SGD(device, storage.values, momentum=config.optimizer.momentum), trace)
-    return Engine(device, mesh, storage, schedule, optimizer, seed=config.batch.seed)
+    return Engine(device, mesh, storage, schedule, optimizer, units=units, seed=config.batch.seed)
 
 
 def _share(training: digits.Split, indices: Array, mesh: Mesh, device: Device) -> Batch:
