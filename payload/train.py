@@ -23,10 +23,9 @@ from payload.nn.loss import SoftmaxCrossEntropy
 from payload.optim import SGD
 from payload.parallel.engine import Engine, Evaluation, Outcome
 from payload.parallel.mesh import Mesh, make_mesh
-from payload.parallel.reducer import Reducer
 from payload.parallel.schedule import InTurn
 from payload.parallel.stage import Batch, Stage
-from payload.parallel.storage import Replicated
+from payload.parallel.storage import Storage
 from payload.settings import to_toml
 from payload.timing import CommTimes, timed_mesh, timed_optimizer, timed_units
 from payload.trace import Trace, make_trace
@@ -95,18 +94,17 @@ def _units(config: TrainConfig, device: Device, mesh: Mesh) -> list[Unit]:
 
 def _engine(config: TrainConfig, device: Device, mesh: Mesh, units: Sequence[Unit], trace: Trace) -> Engine:
     """The model on the mesh."""
-    storage = Replicated(
+    storage = Storage(
         device,
         units,
         mesh.dp,
-        Reducer(mesh.dp),
         seed=config.batch.seed,
         dtype=config.precision.dtype,
         master_dtype=config.precision.dtype,
     )
-    schedule = InTurn(Stage(units, storage), SoftmaxCrossEntropy(Context(device)))
+    schedule = InTurn(Stage(units, storage), SoftmaxCrossEntropy(device))
     optimizer = timed_optimizer(SGD(device, storage.values, momentum=config.optimizer.momentum), trace)
-    return Engine(device, mesh, storage, schedule, optimizer, units=units, seed=config.batch.seed)
+    return Engine(device, mesh, storage, schedule, optimizer, seed=config.batch.seed)
 
 
 def _share(training: digits.Split, indices: Array, mesh: Mesh, device: Device) -> Batch:

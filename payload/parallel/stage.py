@@ -30,14 +30,13 @@ class Stage:
         for unit in self.units:
             self.storage.gather(unit)
             x = unit.layer.forward(x, tape)
-            self.storage.release(unit)
+            self.storage.release()
         return x
 
     def backward(self, dy: Array, tape: Tape, *, last: bool) -> Array:
         """``last``: of this iteration's micro-batches."""
         for unit in reversed(self.units):
-            self.storage.gather(unit)
+            self.storage.gather(unit, backward=True)
             dy = unit.layer.backward(dy, tape)
-            self.storage.release(unit)
             self.storage.produced(unit, last=last)
         return dy
