@@ -16,6 +16,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from payload.erf import erf
 from payload.errors import UsageError
 from payload.host import host_memory_bytes
 
@@ -63,6 +64,9 @@ class Device(Protocol):
 
         It must treat rows alike and write its results into rows that it was given.
         """
+
+    def erf(self, x: Array) -> Array:
+        """The error function of float32 or float64 numbers."""
 
     def synchronize(self) -> None:
         """Wait until all that was asked of the device is done."""
@@ -117,6 +121,9 @@ class Cpu:
         for start in range(0, rows, step):
             function(*(array[start : start + step] for array in arrays))
 
+    def erf(self, x: Array) -> Array:
+        return erf(x)
+
     def synchronize(self) -> None:
         """NumPy is done when it returns."""
 
@@ -144,6 +151,7 @@ class Gpu:
             "uuid": _uuid(properties.get("uuid", b"")),
         }
         self._empty_pinned = importlib.import_module("cupyx").empty_pinned
+        self._erf = importlib.import_module("cupyx.scipy.special").erf
         self._staging: dict[tuple[int, str], Array] = {}
 
     def asarray(self, host: Array, dtype: DTypeLike | None = None) -> Array:
@@ -180,6 +188,10 @@ class Gpu:
     def blocked(self, function: Callable[..., None], *arrays: Array) -> None:
         function(*arrays)
 
+    def erf(self, x: Array) -> Array:
+        y: Array = self._erf(x)
+        return y
+
     def synchronize(self) -> None:
         self.xp.cuda.get_current_stream().synchronize()
 
@@ -194,6 +206,11 @@ class Gpu:
 
     def memory_bytes(self) -> int:
         return int(self.xp.get_default_memory_pool().total_bytes())
+
+
+def wide(dtype: DTypeLike) -> np.dtype[Any]:
+    """In which to sum and to take exponentials: float32 for half precision, else ``dtype`` itself."""
+    return max(np.dtype(dtype), _FLOAT32, key=lambda known: known.itemsize)
 
 
 def choose(wanted: str, local_rank: int) -> Device:

@@ -102,9 +102,9 @@ def _engine(config: TrainConfig, device: Device, mesh: Mesh, units: Sequence[Uni
         dtype=config.precision.dtype,
         master_dtype=config.precision.dtype,
     )
-    schedule = InTurn(Stage(units, storage), SoftmaxCrossEntropy(device))
+    schedule = InTurn(Stage(units, storage), SoftmaxCrossEntropy(Context(device)))
     optimizer = timed_optimizer(SGD(device, storage.values, momentum=config.optimizer.momentum), trace)
-    return Engine(device, mesh, storage, schedule, optimizer, seed=config.batch.seed)
+    return Engine(device, mesh, storage, schedule, optimizer, units=units, seed=config.batch.seed)
 
 
 def _share(training: digits.Split, indices: Array, mesh: Mesh, device: Device) -> Batch:

@@ -38,7 +38,7 @@ def test_gradients_are_the_same_to_the_bit(device: Device) -> None:
     labels = device.asarray(np.arange(16) % 3)
     batches = [Batch(_x(device), labels, device.asarray(np.arange(16, dtype="uint32")))] * 2
     for stage in (plain, again):
-        InTurn(stage, SoftmaxCrossEntropy(device)).train(batches, scale=1, seed=0, iteration=1)
+        InTurn(stage, SoftmaxCrossEntropy(Context(device))).train(batches, scale=1, seed=0, iteration=1)
     assert (plain.storage.grads == again.storage.grads).all()
     assert again.storage.grads.any()
 
