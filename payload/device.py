@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
@@ -33,6 +35,22 @@ _FLOAT32 = np.dtype("float32")
 
 _BLOCK_BYTES = 1 << 18
 """Rows that are worked on at once on a CPU: they and what comes of them stay in the second-level cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A formula for each element of equally long arrays, in one pass through memory.
+
+    ``host`` computes it for blocks of NumPy arrays, which it is given in this order, and scalars by name.
+    ``code`` says the same in CUDA C for one element, where arrays have names too. ``writes`` may be read.
+    """
+
+    name: str
+    scalars: tuple[str, ...]
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    host: Callable[..., None]
+    code: str
 
 
 class Device(Protocol):
@@ -67,6 +85,9 @@ class Device(Protocol):
 
     def erf(self, x: Array) -> Array:
         """The error function of float32 or float64 numbers."""
+
+    def apply(self, kernel: Kernel, scalars: Mapping[str, float], *arrays: Array) -> None:
+        """Run a kernel over arrays of one dtype, (N,) each: those it reads, then those it writes."""
 
     def synchronize(self) -> None:
         """Wait until all that was asked of the device is done."""
@@ -124,6 +145,9 @@ class Cpu:
     def erf(self, x: Array) -> Array:
         return erf(x)
 
+    def apply(self, kernel: Kernel, scalars: Mapping[str, float], *arrays: Array) -> None:
+        self.blocked(partial(kernel.host, **scalars), *arrays)
+
     def synchronize(self) -> None:
         """NumPy is done when it returns."""
 
@@ -153,6 +177,7 @@ class Gpu:
         self._empty_pinned = importlib.import_module("cupyx").empty_pinned
         self._erf = importlib.import_module("cupyx.scipy.special").erf
         self._staging: dict[tuple[int, str], Array] = {}
+        self._kernels: dict[str, Callable[..., Any]] = {}
 
     def asarray(self, host: Array, dtype: DTypeLike | None = None) -> Array:
         array: Array = self.xp.asarray(host, dtype=dtype)
@@ -191,6 +216,16 @@ class Gpu:
     def erf(self, x: Array) -> Array:
         y: Array = self._erf(x)
         return y
+
+    def apply(self, kernel: Kernel, scalars: Mapping[str, float], *arrays: Array) -> None:
+        if kernel.name not in self._kernels:
+            inputs, outputs = (
+                ", ".join(f"T {name}" for name in names)
+                for names in (kernel.scalars + kernel.reads, kernel.writes)
+            )
+            compiled = self.xp.ElementwiseKernel(inputs, outputs, kernel.code, f"payload_{kernel.name}")
+            self._kernels[kernel.name] = compiled
+        self._kernels[kernel.name](*(scalars[name] for name in kernel.scalars), *arrays)
 
     def synchronize(self) -> None:
         self.xp.cuda.get_current_stream().synchronize()

@@ -20,7 +20,8 @@ from payload.metrics import Metrics, Work
 from payload.models import mlp
 from payload.nn.base import Context, Unit
 from payload.nn.loss import SoftmaxCrossEntropy
-from payload.optim import SGD
+from payload.optim.base import Optimizer
+from payload.optim.sgd import SGD
 from payload.parallel.engine import Engine, Evaluation, Outcome
 from payload.parallel.mesh import Mesh, make_mesh
 from payload.parallel.schedule import InTurn
@@ -103,8 +104,12 @@ def _engine(config: TrainConfig, device: Device, mesh: Mesh, units: Sequence[Uni
         master_dtype=config.precision.dtype,
     )
     schedule = InTurn(Stage(units, storage), SoftmaxCrossEntropy(Context(device)))
-    optimizer = timed_optimizer(SGD(device, storage.values, momentum=config.optimizer.momentum), trace)
+    optimizer = timed_optimizer(_optimizer(config, storage), trace)
     return Engine(device, mesh, storage, schedule, optimizer, units=units, seed=config.batch.seed)
+
+
+def _optimizer(config: TrainConfig, storage: Storage) -> Optimizer:
+    return SGD(storage.home, storage.values, storage.segments, momentum=config.optimizer.momentum)
 
 
 def _share(training: digits.Split, indices: Array, mesh: Mesh, device: Device) -> Batch:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from payload.device import Array, Device
 from payload.nn.base import Unit
-from payload.optim import Optimizer
+from payload.optim.base import Optimizer
 from payload.parallel.mesh import Mesh
 from payload.parallel.schedule import Schedule
 from payload.parallel.stage import Batch

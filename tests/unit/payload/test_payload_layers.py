@@ -14,7 +14,6 @@ from payload.nn.base import Context, Layer, Sequential, Unit
 from payload.nn.linear import Linear
 from payload.nn.loss import SoftmaxCrossEntropy
 from payload.nn.tape import Tape
-from payload.optim import SGD
 from payload.parallel.mesh import alone
 from payload.parallel.schedule import InTurn
 from payload.parallel.stage import Batch, Stage
@@ -121,11 +120,3 @@ def test_a_parameter_without_a_gradient_has_zero() -> None:
     storage.begin()
     storage.produced(Unit("u", Sequential(linear)), last=True)
     assert not storage.grads.any()
-
-
-def test_sgd_adds_up_its_momentum() -> None:
-    values, grads = np.zeros(1), np.ones(1)
-    optimizer = SGD(Cpu(), values, momentum=0.5)
-    optimizer.step(values, grads, lr=0.1)
-    optimizer.step(values, 2 * grads, lr=0.1, scale=0.5)
-    assert values == pytest.approx([-0.1 - 0.15])

@@ -13,7 +13,7 @@ from payload.nn.linear import Linear
 from payload.nn.loss import SoftmaxCrossEntropy
 from payload.nn.parameter import Parameter
 from payload.nn.tape import Tape
-from payload.optim import SGD
+from payload.optim.sgd import SGD
 from payload.parallel.engine import Engine, Outcome
 from payload.parallel.mesh import Mesh, alone, make_mesh
 from payload.parallel.schedule import InTurn
@@ -67,7 +67,7 @@ def run(device: Device, mesh: Mesh, **options: object) -> tuple[list[Outcome], S
     units = build(device)
     storage = Storage(device, units, mesh.dp, seed=3, dtype="float64", master_dtype="float64", **options)  # type: ignore[arg-type]
     schedule = InTurn(Stage(units, storage), SoftmaxCrossEntropy(device))
-    optimizer = SGD(storage.home, storage.values, momentum=0.9)
+    optimizer = SGD(storage.home, storage.values, storage.segments, momentum=0.9)
     engine = Engine(device, mesh, storage, schedule, optimizer, clip=2.0)
     outcomes = []
     for step in range(STEPS):
