@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import importlib
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import Any, Protocol
@@ -16,6 +18,7 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from payload.erf import erf
 from payload.errors import UsageError
 from payload.host import host_memory_bytes
 
@@ -32,6 +35,22 @@ _FLOAT32 = np.dtype("float32")
 
 _BLOCK_BYTES = 1 << 18
 """Rows that are worked on at once on a CPU: they and what comes of them stay in the second-level cache."""
+
+
+@dataclass(frozen=True, slots=True)
+class Kernel:
+    """A formula for each element of equally long arrays, in one pass through memory.
+
+    ``host`` computes it for blocks of NumPy arrays, which it is given in this order, and scalars by name.
+    ``code`` says the same in CUDA C for one element, where arrays have names too. ``writes`` may be read.
+    """
+
+    name: str
+    scalars: tuple[str, ...]
+    reads: tuple[str, ...]
+    writes: tuple[str, ...]
+    host: Callable[..., None]
+    code: str
 
 
 class Device(Protocol):
@@ -63,6 +82,12 @@ class Device(Protocol):
 
         It must treat rows alike and write its results into rows that it was given.
         """
+
+    def erf(self, x: Array) -> Array:
+        """The error function of float32 or float64 numbers."""
+
+    def apply(self, kernel: Kernel, scalars: Mapping[str, float], *arrays: Array) -> None:
+        """Run a kernel over arrays of one dtype, (N,) each: those it reads, then those it writes."""
 
     def synchronize(self) -> None:
         """Wait until all that was asked of the device is done."""
@@ -117,6 +142,12 @@ class Cpu:
         for start in range(0, rows, step):
             function(*(array[start : start + step] for array in arrays))
 
+    def erf(self, x: Array) -> Array:
+        return erf(x)
+
+    def apply(self, kernel: Kernel, scalars: Mapping[str, float], *arrays: Array) -> None:
+        self.blocked(partial(kernel.host, **scalars), *arrays)
+
     def synchronize(self) -> None:
         """NumPy is done when it returns."""
 
@@ -144,7 +175,9 @@ class Gpu:
             "uuid": _uuid(properties.get("uuid", b"")),
         }
         self._empty_pinned = importlib.import_module("cupyx").empty_pinned
+        self._erf = importlib.import_module("cupyx.scipy.special").erf
         self._staging: dict[tuple[int, str], Array] = {}
+        self._kernels: dict[str, Callable[..., Any]] = {}
 
     def asarray(self, host: Array, dtype: DTypeLike | None = None) -> Array:
         array: Array = self.xp.asarray(host, dtype=dtype)
@@ -180,6 +213,20 @@ class Gpu:
     def blocked(self, function: Callable[..., None], *arrays: Array) -> None:
         function(*arrays)
 
+    def erf(self, x: Array) -> Array:
+        y: Array = self._erf(x)
+        return y
+
+    def apply(self, kernel: Kernel, scalars: Mapping[str, float], *arrays: Array) -> None:
+        if kernel.name not in self._kernels:
+            inputs, outputs = (
+                ", ".join(f"T {name}" for name in names)
+                for names in (kernel.scalars + kernel.reads, kernel.writes)
+            )
+            compiled = self.xp.ElementwiseKernel(inputs, outputs, kernel.code, f"payload_{kernel.name}")
+            self._kernels[kernel.name] = compiled
+        self._kernels[kernel.name](*(scalars[name] for name in kernel.scalars), *arrays)
+
     def synchronize(self) -> None:
         self.xp.cuda.get_current_stream().synchronize()
 
@@ -194,6 +241,11 @@ class Gpu:
 
     def memory_bytes(self) -> int:
         return int(self.xp.get_default_memory_pool().total_bytes())
+
+
+def wide(dtype: DTypeLike) -> np.dtype[Any]:
+    """In which to sum and to take exponentials: float32 for half precision, else ``dtype`` itself."""
+    return max(np.dtype(dtype), _FLOAT32, key=lambda known: known.itemsize)
 
 
 def choose(wanted: str, local_rank: int) -> Device:

@@ -17,7 +17,7 @@ from payload.device import Array, Device, Mark
 from payload.nn.base import Layer, Unit, state_of
 from payload.nn.parameter import Parameter
 from payload.nn.tape import Tape
-from payload.optim import Optimizer
+from payload.optim.base import Optimizer
 from payload.parallel.mesh import Mesh
 from payload.trace import Timeline, Trace
 
@@ -194,6 +194,14 @@ class TimedOptimizer:
     def __init__(self, inner: Optimizer, timeline: Timeline) -> None:
         self._inner, self._timeline = inner, timeline
         self.state = inner.state
+
+    @property
+    def updates(self) -> int:
+        return self._inner.updates
+
+    @updates.setter
+    def updates(self, count: int) -> None:
+        self._inner.updates = count
 
     def step(self, values: Array, grads: Array, *, lr: float, scale: float = 1.0) -> None:
         with self._timeline.span("step", "optimizer"):

@@ -1,9 +1,10 @@
-"""The linear layer."""
+"""The linear layer, whole or divided over tensor-parallel ranks."""
 
 from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from typing import Literal
 
 from payload.device import Array
 from payload.nn.base import Context
@@ -12,7 +13,12 @@ from payload.nn.tape import Tape
 
 
 class Linear:
-    """y = x W + b, over the last axis of x."""
+    """y = x W + b, over the last axis of x.
+
+    Split by columns, each tensor-parallel rank has a part of the outputs, and the gradients by the inputs are
+    summed; split by rows, each has a part of the inputs, and the outputs are summed. So two layers, the first
+    split by columns and the second by rows, need one sum a pass (Shoeybi et al., "Megatron-LM", 2019).
+    """
 
     def __init__(
         self,
@@ -23,25 +29,43 @@ class Linear:
         *,
         init: Init | None = None,
         bias: bool = True,
+        split: Literal["columns", "rows"] | None = None,
+        parts: int = 1,
     ) -> None:
-        """First weights are He's, for a ReLU to follow, unless ``init`` says other."""
-        self._device = context.device
+        """
+        Args:
+            init: of the weights; by default He's, for a ReLU to follow.
+            parts: how many tensors the outputs are, side by side: each of them is split by columns.
+        """
+        self._device, self._tp, self._split = context.device, context.tp, split
+        shape = (outputs,) if parts == 1 else (parts, outputs // parts)
+        columns = len(shape) if split == "columns" else None
         self.weight = Parameter(
-            context, f"{name}.weight", (inputs, outputs), init or normal(math.sqrt(2 / inputs))
+            context,
+            f"{name}.weight",
+            (inputs, *shape),
+            init or normal(math.sqrt(2 / inputs)),
+            axis=0 if split == "rows" else columns,
         )
-        self.bias = Parameter(context, f"{name}.bias", (outputs,), zeros) if bias else None
+        self.bias: Parameter | None = None
+        if bias:
+            axis = columns - 1 if columns else None
+            self.bias = Parameter(context, f"{name}.bias", shape, zeros, axis=axis, decay=False)
 
     @property
     def parameters(self) -> Sequence[Parameter]:
         return [self.weight, self.bias] if self.bias else [self.weight]
 
     def forward(self, x: Array, tape: Tape) -> Array:
-        """(..., inputs) → (..., outputs)"""
+        """(..., inputs) → (..., outputs), of which a side that is split is this rank's part."""
         tape.push(x)
-        y = self._device.matmul(x, self.weight.value)
+        rows = x.reshape(-1, x.shape[-1])
+        y = self._device.matmul(rows, self._matrix())
+        if self._split == "rows":
+            self._tp.allreduce(y)
         if self.bias:
-            y += self.bias.value
-        return y
+            y += self.bias.value.ravel()
+        return y.reshape(*x.shape[:-1], y.shape[-1])
 
     def backward(self, dy: Array, tape: Tape) -> Array:
         """(..., outputs) → (..., inputs)"""
@@ -50,4 +74,12 @@ class Linear:
         self.weight.add_product(x.reshape(-1, x.shape[-1]), rows)
         if self.bias:
             self.bias.add(rows.sum(axis=0))
-        return self._device.matmul(dy, self.weight.value.T)
+        dx = self._device.matmul(rows, self._matrix().T)
+        if self._split == "columns":
+            self._tp.allreduce(dx)
+        return dx.reshape(x.shape)
+
+    def _matrix(self) -> Array:
+        """(inputs, outputs)"""
+        weight = self.weight.value
+        return weight.reshape(len(weight), -1)

@@ -116,3 +116,8 @@ def ones(_: np.random.Generator, shape: Shape) -> Array:
 def normal(std: float) -> Init:
     """A normal distribution around 0."""
     return lambda rng, shape: rng.standard_normal(shape) * std
+
+
+def uniform(limit: float) -> Init:
+    """Evenly between -limit and limit."""
+    return lambda rng, shape: rng.uniform(-limit, limit, shape)

@@ -7,9 +7,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from payload.device import Array, Device
-from payload.optim import Optimizer
+from payload.nn.base import Unit
+from payload.optim.base import Optimizer
 from payload.parallel.mesh import Mesh
-from payload.parallel.placement import Ties
 from payload.parallel.schedule import Schedule
 from payload.parallel.stage import Batch
 from payload.parallel.storage import Storage
@@ -22,6 +22,7 @@ class Outcome:
     loss: float  # mean over the global batch's targets, before the update
     grad_norm: float  # of that mean, over all parameters, before clipping
     targets: int  # in the global batch
+    votes: tuple[float, ...] = ()  # sums over all ranks
 
     @property
     def finite(self) -> bool:
@@ -47,35 +48,49 @@ class Engine:
         schedule: Schedule,
         optimizer: Optimizer,
         *,
-        ties: Ties,
+        units: Sequence[Unit],
         seed: int = 0,
         clip: float = math.inf,
     ) -> None:
-        """``clip``: the norm above which gradients are scaled down to it."""
+        """
+        Args:
+            units: of this rank's stage: those whose parameters ``storage`` holds.
+            clip: the norm above which gradients are scaled down to it.
+        """
         self.device, self.mesh, self.storage, self.optimizer = device, mesh, storage, optimizer
-        self.ties = ties
+        self.units = units
         self._schedule, self._seed, self._clip = schedule, seed, clip
 
-    def step(self, batches: Sequence[Batch], *, targets: int, iteration: int, lr: float) -> Outcome:
+    def step(
+        self,
+        batches: Sequence[Batch],
+        *,
+        targets: int,
+        iteration: int,
+        lr: float,
+        votes: Sequence[float] = (),
+    ) -> Outcome:
         """Train on this rank's share of a global batch, cut into micro-batches; their number is the same on
         all ranks.
 
         Args:
             targets: in the whole global batch, as far as known beforehand: gradients are scaled by it, and
                 put right by what was really counted.
+            votes: numbers of this rank that are summed along, so that ranks agree at no cost.
 
         A step whose numbers are not finite changes nothing.
         """
         self.storage.begin()
         sums = self._schedule.train(batches, scale=1 / targets, seed=self._seed, iteration=iteration)
         self.storage.reduce()
-        self.ties.sum(self.storage.grads, self.storage.segments)
         mine = 1.0 if self.mesh.tp.rank == 0 else 0.0  # tensor-parallel ranks have the same sums
-        loss, count, squares = self.mesh.world.sum(
-            [mine * float(sums.loss), mine * float(sums.count), float(self._squares())]
+        loss, count, squares, *voted = self.mesh.world.sum(
+            [mine * float(sums.loss), mine * float(sums.count), float(self._squares()), *votes]
         )
         scale = targets / count if count else 0.0
-        outcome = Outcome(loss / count if count else 0.0, math.sqrt(squares) * scale, int(count))
+        outcome = Outcome(
+            loss / count if count else 0.0, math.sqrt(squares) * scale, int(count), tuple(voted)
+        )
         if outcome.finite:
             if outcome.grad_norm > self._clip:
                 scale *= self._clip / outcome.grad_norm
@@ -99,8 +114,7 @@ class Engine:
         flat = self.storage.grads
         total: Array | float = 0.0
         for segment in self.storage.segments:
-            parted = segment.parameter.axis is not None
-            if (parted or self.mesh.tp.rank == 0) and self.ties.counts(segment.parameter):
+            if segment.parameter.axis is not None or self.mesh.tp.rank == 0:
                 piece = flat[segment.start : segment.stop]
                 total = total + (piece @ piece).astype("float64")
         return total

@@ -1,137 +1,148 @@
-"""Where a stage's parameters and gradients lie, and how the sums over data-parallel ranks come about."""
+"""Where a stage's parameters, gradients and masters lie on data-parallel ranks: replicated, or in parts.
+
+ZeRO (Rajbhandari et al., "ZeRO: Memory Optimizations Toward Training Trillion Parameter Models", SC 2020), of
+N data-parallel ranks each owning an N-th of every group of units:
+
+    stage 0    all ranks hold all; gradients are summed by allreduce
+    stage 1    a rank updates the masters that it owns, with their optimizer state; gradients are summed by
+               reduce-scatter, and new weights gathered
+    stage 2    so with gradients, too: others exist only until they are summed, after each micro-batch
+    stage 3    so with weights, too: others exist only around a unit's pass
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Protocol
 
+import numpy as np
 from numpy.typing import DTypeLike
 
 from payload.comm.base import Communicator
-from payload.device import Array, Device
+from payload.device import Array, Cpu, Device
 from payload.nn.base import Unit
-from payload.nn.parameter import Parameter
-from payload.parallel.reducer import Reducer
+from payload.parallel.gradients import Gradients, Kept, Transient
+from payload.parallel.layout import Group, lay_out
+from payload.parallel.weights import Gathered, Resident, Weights
+
+BUCKET_BYTES = 25 << 20
+"""As PyTorch's DistributedDataParallel."""
 
 
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """A piece of a parameter in the flat arrays: ``[start, stop)`` there begins at ``offset`` of the
-    parameter's own part, flattened."""
-
-    parameter: Parameter
-    start: int
-    stop: int
-    offset: int = 0
-
-
-class Storage(Protocol):
+class Storage:
     """All that a stage learns. ``values`` and ``grads`` are what this rank's optimizer updates and reads."""
 
     values: Array  # (owned,) masters, in at least float32
     grads: Array  # (owned,)
-    segments: Sequence[Segment]
-    shared: bool  # other data-parallel ranks hold other pieces, not the same
-
-    def begin(self) -> None:
-        """A new iteration: gradients start anew."""
-
-    def gather(self, unit: Unit) -> None:
-        """Bind the unit's parameters to their values, which its next pass needs."""
-
-    def release(self, unit: Unit) -> None:
-        """That pass is done."""
-
-    def produced(self, unit: Unit, *, last: bool) -> None:
-        """The unit's backward pass is done, for the iteration's last micro-batch or an earlier one."""
-
-    def reduce(self) -> None:
-        """Wait until ``grads`` are sums over the data-parallel ranks."""
-
-    def publish(self) -> None:
-        """The optimizer has changed ``values``: let the next passes see them."""
-
-
-class Replicated:
-    """Every data-parallel rank holds everything: one flat array of each kind, in the order of units."""
-
-    shared = False
 
     def __init__(
         self,
         device: Device,
         units: Sequence[Unit],
         dp: Communicator,
-        reducer: Reducer,
         *,
         seed: int,
+        tied: Unit | None = None,
+        zero: int = 0,
+        offload: bool = False,
         dtype: DTypeLike = "float32",
         master_dtype: DTypeLike = "float32",
+        bucket_bytes: int = BUCKET_BYTES,
+        overlap: bool = True,
     ) -> None:
         """
         Args:
-            dtype: of the parameters that layers compute with.
-            master_dtype: of what the optimizer updates, and of the gradients.
+            tied: what ``units`` share with other stages of the pipeline.
+            zero: the stage, 0 to 3.
+            offload: ``values`` and ``grads``, and so the optimizer, are in the memory of the host.
+            dtype: of the weights that layers compute with.
+            master_dtype: of what the optimizer updates, and of gradients.
+            bucket_bytes: of gradients, at least, that are summed in one call.
+            overlap: at stages 0 and 1 sum while the backward pass goes on, not after it.
         """
         xp = device.xp
-        self._reducer = reducer
-        self.segments: Sequence[Segment] = lay_out(units)
-        size = self.segments[-1].stop if self.segments else 0
-        self.values = xp.zeros(size, master_dtype)
-        self.grads = xp.zeros(size, master_dtype)
-        self._weights = self.values if dtype == master_dtype else xp.zeros(size, dtype)
-        ends = {id(segment.parameter): segment.stop for segment in self.segments}
-        starts = {id(segment.parameter): segment.start for segment in self.segments}
-        seen: set[int] = set()
-        for (
-            unit
-        ) in units:  # a parameter that units share lies with the first, whose backward pass is the last
-            own = [p for p in unit.layer.parameters if id(p) not in seen]
-            seen |= {id(p) for p in own}
-            if own:
-                reducer.add(unit.name, starts[id(own[0])], ends[id(own[-1])])
-        for segment in self.segments:
-            parameter, place = segment.parameter, slice(segment.start, segment.stop)
-            self.values[place] = device.asarray(parameter.first(seed)).ravel()
-            parameter.value = self._weights[place].reshape(parameter.shape)
-            parameter.grad = self.grads[place].reshape(parameter.shape)
-        dp.broadcast(self.values)
+        self._device = device
+        # On a CPU there is nothing to move: its memory is the host's.
+        self.home: Device = Cpu("offloaded") if offload and not isinstance(device, Cpu) else device
+        """Where ``values`` and ``grads`` are."""
+        parts, rank = (dp.size, dp.rank) if zero else (1, 0)
+        self.shared = parts > 1
+        """Other data-parallel ranks hold other pieces, not the same."""
+        least = bucket_bytes // np.dtype(master_dtype).itemsize
+        self._layout = lay_out(units, least=least, parts=parts, rank=rank, tied=tied)
+        self.segments = self._layout.segments()
+        owned = self._layout.owned_size
+        self.values = self.home.xp.zeros(owned, master_dtype)
+        self._sums = xp.zeros(owned, master_dtype)
+        self.grads = self.home.xp.zeros(owned, master_dtype) if self._offloaded else self._sums
+        self._gradients = self._choose_gradients(dp, zero, overlap)
+        self._weights = self._choose_weights(dp, zero, units, dtype)
+        for group in self._layout.groups:
+            self._fill(group, dp, seed)
         self.publish()
 
+    def _choose_gradients(self, dp: Communicator, zero: int, overlap: bool) -> Gradients:
+        if zero >= 2:  # noqa: PLR2004
+            return Transient(self._device, self._layout, dp, self._sums)
+        size = self._layout.size
+        whole = self._device.xp.zeros(size, self._sums.dtype) if self.shared else self._sums
+        return Kept(self._layout, dp, whole, self._sums, overlap=overlap)
+
+    def _choose_weights(
+        self, dp: Communicator, zero: int, units: Sequence[Unit], dtype: DTypeLike
+    ) -> Weights:
+        def zeros(size: int) -> Array:
+            array: Array = self._device.xp.zeros(size, dtype)
+            return array
+
+        masters_serve = not self._offloaded and self.values.dtype == dtype
+        if zero == 3:  # noqa: PLR2004
+            mine = self.values if masters_serve else zeros(len(self.values))
+            return Gathered(self._device, self._layout, dp, units, mine)
+        whole = self.values if masters_serve and not self.shared else zeros(self._layout.size)
+        return Resident(self._layout, dp, whole)
+
+    def _fill(self, group: Group, dp: Communicator, seed: int) -> None:
+        """First values, those of the first rank."""
+        whole = self._device.xp.zeros(group.size, self.values.dtype)
+        for segment in group.segments:
+            place = slice(segment.start - group.start, segment.stop - group.start)
+            whole[place] = self._device.asarray(segment.parameter.first(seed)).ravel()
+        dp.broadcast(whole)
+        mine = whole[self._layout.part(group)]
+        self.values[self._layout.owned(group)] = self._device.to_host(mine) if self._offloaded else mine
+
+    @property
+    def _offloaded(self) -> bool:
+        return self.home is not self._device
+
     def begin(self) -> None:
-        for segment in self.segments:
-            segment.parameter.fresh = True
-        self._reducer.begin(self.grads)
+        """A new iteration: gradients start anew."""
+        self._gradients.begin()
 
-    def gather(self, unit: Unit) -> None:
-        """Always there."""
+    def gather(self, unit: Unit, *, backward: bool = False) -> None:
+        """Bind the unit's parameters to their values, and for a backward pass to their gradients."""
+        self._weights.gather(unit, backward=backward)
+        if backward:
+            self._gradients.expect(unit)
 
-    def release(self, unit: Unit) -> None:
-        """They stay."""
+    def release(self) -> None:
+        """The forward pass of the unit that was gathered last is done."""
+        self._weights.release()
 
     def produced(self, unit: Unit, *, last: bool) -> None:
-        if last:
-            for parameter in unit.layer.parameters:
-                parameter.settle()
-            self._reducer.ready(unit.name)
+        """The unit's backward pass is done, for the iteration's last micro-batch or an earlier one."""
+        self._weights.release()
+        self._gradients.produced(unit, last=last)
 
     def reduce(self) -> None:
-        self._reducer.finish()
+        """Wait until ``grads`` are sums over the data-parallel ranks."""
+        self._gradients.finish()
+        if self._offloaded:
+            self.grads[...] = self._device.to_host(self._sums)
 
     def publish(self) -> None:
-        if self._weights is not self.values:
-            self._weights[...] = self.values
-
-
-def lay_out(units: Sequence[Unit]) -> list[Segment]:
-    """The parameters of all units one behind the other, each once."""
-    segments: list[Segment] = []
-    start, seen = 0, set()
-    for unit in units:
-        for parameter in unit.layer.parameters:
-            if id(parameter) not in seen:
-                seen.add(id(parameter))
-                segments.append(Segment(parameter, start, start + parameter.size))
-                start += parameter.size
-    return segments
+        """The optimizer has changed ``values``: let the next passes see them."""
+        if self._offloaded:  # what layers need may be half as much to move
+            self._weights.publish(self._device.asarray(self.values, self._weights.dtype))
+        else:
+            self._weights.publish(self.values)

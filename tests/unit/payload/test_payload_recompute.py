@@ -11,10 +11,9 @@ from payload.nn.loss import SoftmaxCrossEntropy
 from payload.nn.parameter import Parameter
 from payload.nn.tape import Draw, Tape
 from payload.parallel.mesh import alone
-from payload.parallel.reducer import Reducer
 from payload.parallel.schedule import InTurn
 from payload.parallel.stage import Batch, Stage
-from payload.parallel.storage import Replicated
+from payload.parallel.storage import Storage
 from payload.recompute import Recompute, recomputed
 
 
@@ -24,7 +23,7 @@ def _units(device: Device) -> list[Unit]:
 
 def _stage(device: Device, units: list[Unit]) -> Stage:
     dp = alone().dp
-    storage = Replicated(device, units, dp, Reducer(dp), seed=1)
+    storage = Storage(device, units, dp, seed=1)
     storage.begin()
     return Stage(units, storage)
 
@@ -39,7 +38,7 @@ def test_gradients_are_the_same_to_the_bit(device: Device) -> None:
     labels = device.asarray(np.arange(16) % 3)
     batches = [Batch(_x(device), labels, device.asarray(np.arange(16, dtype="uint32")))] * 2
     for stage in (plain, again):
-        InTurn(stage, SoftmaxCrossEntropy(device)).train(batches, scale=1, seed=0, iteration=1)
+        InTurn(stage, SoftmaxCrossEntropy(Context(device))).train(batches, scale=1, seed=0, iteration=1)
     assert (plain.storage.grads == again.storage.grads).all()
     assert again.storage.grads.any()
 

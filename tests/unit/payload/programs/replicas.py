@@ -7,8 +7,7 @@ from payload.device import Cpu
 from payload.models import mlp
 from payload.nn.base import Context
 from payload.parallel.mesh import alone, make_mesh
-from payload.parallel.reducer import Reducer
-from payload.parallel.storage import Replicated
+from payload.parallel.storage import Storage
 
 comm = mpi.start()
 device = Cpu()
@@ -16,7 +15,7 @@ device = Cpu()
 
 def values(seed: int, dp: object) -> object:
     units = mlp.build(Context(device), inputs=8, classes=3, hidden=(4,))
-    return Replicated(device, units, dp, Reducer(dp), seed=seed).values  # type: ignore[arg-type]
+    return Storage(device, units, dp, seed=seed).values  # type: ignore[arg-type]
 
 
 first = values(0, alone().dp)

@@ -1,0 +1,50 @@
+"""Dropout (Srivastava et al., JMLR 2014)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+from payload.device import Array
+from payload.nn.base import Context
+from payload.nn.parameter import Parameter
+from payload.nn.random import kept, sample_keys
+from payload.nn.tape import Tape
+
+
+class Dropout:
+    """In training, makes a share of the numbers 0 and the others larger, so that their expectation stays.
+
+    What it drops depends on the tape's ``draw``, the layer's name and the place in the sample alone.
+    """
+
+    parameters: Sequence[Parameter] = ()
+
+    def __init__(self, context: Context, name: str, rate: float) -> None:
+        """``rate``: the share to drop, in [0, 1)."""
+        self._device, self._name, self._rate = context.device, name, rate
+
+    def forward(self, x: Array, tape: Tape) -> Array:
+        """(B, ...), the same on every tensor-parallel rank; one sample has less than 2³² numbers."""
+        if not self._rate or not tape.training or tape.draw is None:
+            tape.push(None)
+            return x
+        mask = self._device.xp.empty(x.shape, bool)
+        index = self._device.xp.arange(math.prod(x.shape[1:]), dtype="uint32").reshape(x.shape[1:])
+
+        def draw(mask: Array, keys: Array) -> None:
+            mask[...] = kept(keys, index, self._rate)
+
+        self._device.blocked(draw, mask, sample_keys(tape.draw, self._name))
+        tape.push(mask)
+        return self._scaled(x, mask)
+
+    def backward(self, dy: Array, tape: Tape) -> Array:
+        """Same shape."""
+        (mask,) = tape.pop()
+        return dy if mask is None else self._scaled(dy, mask)
+
+    def _scaled(self, x: Array, mask: Array) -> Array:
+        y: Array = x * mask
+        y *= 1 / (1 - self._rate)
+        return y

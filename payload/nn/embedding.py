@@ -1,0 +1,88 @@
+"""From tokens to vectors and back, with one table."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from payload.device import Array
+from payload.nn.base import Context
+from payload.nn.parameter import Init, Parameter, normal, zeros
+from payload.nn.tape import Tape
+
+
+class Embedding:
+    """The row of a table for each token; tensor-parallel ranks hold parts of the vocabulary."""
+
+    def __init__(
+        self, context: Context, name: str, vocabulary: int, width: int, *, init: Init | None = None
+    ) -> None:
+        """First vectors are normal with a deviation of 0.02, unless ``init`` says other."""
+        self._device, self._tp = context.device, context.tp
+        self.table = Parameter(context, f"{name}.table", (vocabulary, width), init or normal(0.02), axis=0)
+
+    @property
+    def parameters(self) -> Sequence[Parameter]:
+        return [self.table]
+
+    def forward(self, x: Array, tape: Tape) -> Array:
+        """Tokens (B, ...), whole numbers in [0, vocabulary) → (B, ..., width)"""
+        local = x.astype("int64", copy=False) - self._tp.rank * self.table.shape[0]
+        here = (local >= 0) & (local < self.table.shape[0])
+        local *= here  # a token of another rank's reads row 0 here, and counts for nothing
+        tape.push(local, here)
+        y: Array = self.table.value[local]
+        if self._tp.size > 1:
+            y *= here[..., None]
+            self._tp.allreduce(y)
+        return y
+
+    def backward(self, dy: Array, tape: Tape) -> Array:
+        """(B, ..., width) → nothing of use: there is no gradient by a token."""
+        local, here = tape.pop()
+        xp = self._device.xp
+        if self._tp.size > 1:
+            dy = dy * here[..., None]
+        # Sorted by token, and each token's rows summed: in the same order each time, on a GPU too.
+        order = xp.argsort(local.ravel(), kind="stable")
+        tokens = local.ravel()[order]
+        first = xp.ones(len(tokens), bool)
+        first[1:] = tokens[1:] != tokens[:-1]
+        starts = xp.flatnonzero(first)
+        self.table.settle()
+        if len(starts):
+            rows = dy.reshape(-1, dy.shape[-1]).astype(self.table.grad.dtype, copy=False)[order]
+            self.table.grad[tokens[starts]] += xp.add.reduceat(rows, starts, axis=0)
+        return dy
+
+
+class TiedHead:
+    """Logits: the product with each token's vector, which is the embedding's own (Press and Wolf, 2017)."""
+
+    def __init__(self, context: Context, name: str, embedding: Embedding, *, bias: bool = False) -> None:
+        """``bias``: add a number for each token, first 0."""
+        self._device, self._tp, self.table = context.device, context.tp, embedding.table
+        shape = self.table.full_shape[:1]
+        self.bias = Parameter(context, f"{name}.bias", shape, zeros, axis=0) if bias else None
+
+    @property
+    def parameters(self) -> Sequence[Parameter]:
+        return [self.table, self.bias] if self.bias else [self.table]
+
+    def forward(self, x: Array, tape: Tape) -> Array:
+        """(..., width) → (..., this rank's part of the vocabulary)"""
+        tape.push(x)
+        y = self._device.matmul(x.reshape(-1, x.shape[-1]), self.table.value.T)
+        if self.bias:
+            y += self.bias.value
+        return y.reshape(*x.shape[:-1], y.shape[-1])
+
+    def backward(self, dy: Array, tape: Tape) -> Array:
+        """(..., this rank's part of the vocabulary) → (..., width)"""
+        (x,) = tape.pop()
+        rows = dy.reshape(-1, dy.shape[-1])
+        self.table.add_product(rows, x.reshape(-1, x.shape[-1]))
+        if self.bias:
+            self.bias.add(rows.sum(axis=0))
+        dx = self._device.matmul(rows, self.table.value)
+        self._tp.allreduce(dx)
+        return dx.reshape(x.shape)

@@ -1,0 +1,96 @@
+"""A layer of long short-term memory (Hochreiter and Schmidhuber 1997, with Gers' forget gate).
+
+B samples of T steps, H hidden numbers. The gates lie in the order of cuDNN and PyTorch: input, forget, cell,
+output. Every tensor-parallel rank computes the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from types import ModuleType
+
+from payload.device import Array, wide
+from payload.nn.base import Context
+from payload.nn.parameter import Parameter, uniform, zeros
+from payload.nn.tape import Tape
+
+
+class LSTM:
+    """From h = c = 0 on, for each step: i, f, g, o are parts of x Wx + h Wh + b, through sigmoids and, for g,
+    tanh; c becomes f c + i g; and h, which is the result, o tanh(c). Gates and c are of at least float32."""
+
+    def __init__(self, context: Context, name: str, inputs: int, hidden: int) -> None:
+        """First weights are uniform in ±1/√hidden, as PyTorch's."""
+        self._device, self._hidden = context.device, hidden
+        init = uniform(hidden**-0.5)
+        self.weight_x = Parameter(context, f"{name}.weight_x", (inputs, 4 * hidden), init)
+        self.weight_h = Parameter(context, f"{name}.weight_h", (hidden, 4 * hidden), init)
+        self.bias = Parameter(context, f"{name}.bias", (4 * hidden,), zeros)
+
+    @property
+    def parameters(self) -> Sequence[Parameter]:
+        return [self.weight_x, self.weight_h, self.bias]
+
+    def forward(self, x: Array, tape: Tape) -> Array:
+        """(B, T, inputs) → (B, T, H)"""
+        xp, matmul, kind, size = self._device.xp, self._device.matmul, wide(x.dtype), self._hidden
+        x = xp.ascontiguousarray(x.swapaxes(0, 1))  # (T, B, inputs)
+        steps, count = x.shape[:2]
+        gates = matmul(x.reshape(steps * count, x.shape[2]), self.weight_x.value, dtype=kind)
+        gates += self.bias.value
+        gates = gates.reshape(steps, count, 4 * size)
+        cells = xp.zeros((steps + 1, count, size), kind)  # of all steps, behind a first one of 0
+        hidden = xp.zeros((steps + 1, count, size), x.dtype)
+        for step in range(steps):
+            gates[step] += matmul(hidden[step], self.weight_h.value, dtype=kind)
+            i, f, g, o = _activate(xp, gates[step], size)
+            xp.multiply(f, cells[step], out=cells[step + 1])
+            cells[step + 1] += i * g
+            hidden[step + 1] = o * xp.tanh(cells[step + 1])
+        tape.push(x, gates, cells, hidden)
+        y: Array = xp.ascontiguousarray(hidden[1:].swapaxes(0, 1))
+        return y
+
+    def backward(self, dy: Array, tape: Tape) -> Array:
+        """(B, T, H) → (B, T, inputs)"""
+        x, gates, cells, hidden = tape.pop()
+        xp, matmul, size = self._device.xp, self._device.matmul, self._hidden
+        steps, count = x.shape[:2]
+        dgates = xp.empty((steps, count, 4 * size), x.dtype)  # by the gates before their activation
+        dh, dc = xp.zeros((count, size), gates.dtype), xp.zeros((count, size), gates.dtype)
+        for step in range(steps - 1, -1, -1):
+            i, f, g, o = _parts(gates[step], size)
+            di, df, dg, do = _parts(dgates[step], size)
+            dh += dy[:, step]
+            squashed = xp.tanh(cells[step + 1])
+            do[...] = dh * squashed * o * (1 - o)
+            dc += dh * o * (1 - squashed * squashed)
+            di[...] = dc * g * i * (1 - i)
+            df[...] = dc * cells[step] * f * (1 - f)
+            dg[...] = dc * i * (1 - g * g)
+            dc *= f
+            dh = matmul(dgates[step], self.weight_h.value.T, dtype=gates.dtype)
+        rows = dgates.reshape(-1, 4 * size)
+        self.weight_x.add_product(x.reshape(len(rows), x.shape[2]), rows)
+        self.weight_h.add_product(hidden[:-1].reshape(len(rows), size), rows)
+        self.bias.add(rows.sum(axis=0))
+        dx: Array = xp.ascontiguousarray(matmul(rows, self.weight_x.value.T).reshape(x.shape).swapaxes(0, 1))
+        return dx
+
+
+def _parts(gates: Array, size: int) -> list[Array]:
+    """Views of the four gates: (B, 4 H) → (B, H) each."""
+    return [gates[:, start : start + size] for start in range(0, 4 * size, size)]
+
+
+def _activate(xp: ModuleType, gates: Array, size: int) -> list[Array]:
+    """In place, with sigmoid(x) = (1 + tanh(x / 2)) / 2."""
+    parts = _parts(gates, size)
+    sigmoids = gates[:, : 2 * size], parts[3]
+    for gate in sigmoids:
+        gate *= 0.5  # noqa: PLW2901  in place
+    xp.tanh(gates, out=gates)
+    for gate in sigmoids:
+        gate += 1  # noqa: PLW2901  in place
+        gate *= 0.5  # noqa: PLW2901  in place
+    return parts

@@ -1,0 +1,103 @@
+"""Sequences of vectors: (B, T, C), B samples of T positions."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from payload.device import Array
+from payload.nn.base import Context
+from payload.nn.parameter import Parameter, normal
+from payload.nn.tape import Tape
+
+
+class Positions:
+    """Adds a learned vector for each position, in the place of x."""
+
+    def __init__(self, context: Context, name: str, length: int, width: int) -> None:
+        self.table = Parameter(context, f"{name}.table", (length, width), normal(0.02))
+
+    @property
+    def parameters(self) -> Sequence[Parameter]:
+        return [self.table]
+
+    def forward(self, x: Array, tape: Tape) -> Array:  # noqa: ARG002
+        """(B, T, C), T being at most the length."""
+        x += self.table.value[: x.shape[1]]
+        return x
+
+    def backward(self, dy: Array, tape: Tape) -> Array:  # noqa: ARG002
+        """Same shape."""
+        self.table.settle()
+        self.table.grad[: dy.shape[1]] += dy.sum(axis=0, dtype=self.table.grad.dtype)
+        return dy
+
+
+class ClassToken:
+    """Puts a learned vector before each sequence, to gather there what is asked of the whole."""
+
+    def __init__(self, context: Context, name: str, width: int) -> None:
+        self._device = context.device
+        self.token = Parameter(context, f"{name}.token", (width,), normal(0.02))
+
+    @property
+    def parameters(self) -> Sequence[Parameter]:
+        return [self.token]
+
+    def forward(self, x: Array, tape: Tape) -> Array:  # noqa: ARG002
+        """(B, T, C) → (B, 1 + T, C)"""
+        y: Array = self._device.xp.empty((x.shape[0], x.shape[1] + 1, x.shape[2]), x.dtype)
+        y[:, 0] = self.token.value
+        y[:, 1:] = x
+        return y
+
+    def backward(self, dy: Array, tape: Tape) -> Array:  # noqa: ARG002
+        """(B, 1 + T, C) → (B, T, C)"""
+        self.token.add(dy[:, 0].sum(axis=0))
+        return dy[:, 1:]
+
+
+class Pick:
+    """One position of each sequence."""
+
+    parameters: Sequence[Parameter] = ()
+
+    def __init__(self, context: Context, position: int) -> None:
+        """``position``: 0 is the first, -1 the last."""
+        self._device, self._position = context.device, position
+
+    def forward(self, x: Array, tape: Tape) -> Array:
+        """(B, T, C) → (B, C)"""
+        tape.push(x.shape)
+        return x[:, self._position]
+
+    def backward(self, dy: Array, tape: Tape) -> Array:
+        """(B, C) → (B, T, C)"""
+        (shape,) = tape.pop()
+        dx: Array = self._device.xp.zeros(shape, dy.dtype)
+        dx[:, self._position] = dy
+        return dx
+
+
+class Patches:
+    """Cuts images into square patches, row by row."""
+
+    parameters: Sequence[Parameter] = ()
+
+    def __init__(self, size: int) -> None:
+        """``size``: of a patch's side, in pixels."""
+        self._size = size
+
+    def forward(self, x: Array, tape: Tape) -> Array:
+        """(B, height, width, channels) → (B, patches, size · size · channels)"""
+        tape.push(x.shape)
+        count, height, width, channels = x.shape
+        rows, columns, size = height // self._size, width // self._size, self._size
+        cut = x.reshape(count, rows, size, columns, size, channels).swapaxes(2, 3)
+        return cut.reshape(count, rows * columns, size * size * channels)
+
+    def backward(self, dy: Array, tape: Tape) -> Array:
+        """(B, patches, size · size · channels) → (B, height, width, channels)"""
+        ((count, height, width, channels),) = tape.pop()
+        rows, columns, size = height // self._size, width // self._size, self._size
+        cut = dy.reshape(count, rows, columns, size, size, channels).swapaxes(2, 3)
+        return cut.reshape(count, height, width, channels)

@@ -1,0 +1,102 @@
+"""Adam with decoupled weight decay (Loshchilov and Hutter, "Decoupled Weight Decay Regularization", 2019)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+
+from payload.device import Array, Device, Kernel
+from payload.optim.base import Piece, runs
+
+
+class AdamW:
+    """m ← β1·m + (1 - β1)·grad; v ← β2·v + (1 - β2)·grad²; and with m̂ and v̂, m and v put right for their
+    start from 0 (that paper's algorithm 2), value ← value - lr·decay·value - lr·m̂ / (√v̂ + ε)."""
+
+    def __init__(
+        self,
+        device: Device,
+        values: Array,
+        pieces: Sequence[Piece],
+        *,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        eps: float = 1e-8,
+        weight_decay: float = 0.01,
+    ) -> None:
+        self._device, self._betas, self._eps = device, (beta1, beta2), eps
+        self._runs = runs(pieces, weight_decay)
+        self.updates = 0
+        self.state: dict[str, Array] = {
+            "mean": device.xp.zeros_like(values),
+            "square": device.xp.zeros_like(values),
+        }
+
+    def step(self, values: Array, grads: Array, *, lr: float, scale: float = 1.0) -> None:
+        self.updates += 1
+        rate, eps = corrected(lr, self._eps, self._betas, self.updates)
+        given = {"rate": rate, "eps": eps, "scale": scale, "beta1": self._betas[0], "beta2": self._betas[1]}
+        mean, square = self.state["mean"], self.state["square"]
+        for run, decay in self._runs:
+            scalars = {**given, "keep": 1 - lr * decay}
+            self._device.apply(_KERNEL, scalars, grads[run], values[run], mean[run], square[run])
+
+
+def corrected(lr: float, eps: float, betas: tuple[float, float], updates: int) -> tuple[float, float]:
+    """Rate and ε with which rate·m / (√v + ε) is lr·m̂ / (√v̂ + ε)."""
+    first, second = (1 - beta**updates for beta in betas)
+    root = math.sqrt(second)
+    return lr * root / first, eps * root
+
+
+def remember(grad: Array, mean: Array, square: Array, *, scale: float, beta1: float, beta2: float) -> Array:
+    """Update blocks of the moments by the gradient. Gives a block of scratch memory to go on in."""
+    gradient = grad * scale if scale != 1 else grad
+    mean *= beta1
+    scratch = gradient * (1 - beta1)
+    mean += scratch
+    square *= beta2
+    np.multiply(gradient, gradient, out=scratch)
+    scratch *= 1 - beta2
+    square += scratch
+    return scratch
+
+
+def _update(
+    grad: Array,
+    value: Array,
+    mean: Array,
+    square: Array,
+    *,
+    rate: float,
+    keep: float,
+    eps: float,
+    **moments: float,
+) -> None:
+    scratch = remember(grad, mean, square, **moments)
+    np.sqrt(square, out=scratch)
+    scratch += eps
+    np.divide(mean, scratch, out=scratch)
+    scratch *= rate
+    if keep != 1:
+        value *= keep
+    value -= scratch
+
+
+MOMENTS = """
+    const T gradient = scale * grad;
+    mean = beta1 * mean + (1 - beta1) * gradient;
+    square = beta2 * square + (1 - beta2) * gradient * gradient;
+"""
+"""``remember`` in CUDA C."""
+
+_KERNEL = Kernel(
+    "adamw",
+    ("rate", "keep", "scale", "beta1", "beta2", "eps"),
+    reads=("grad",),
+    writes=("value", "mean", "square"),
+    host=_update,
+    code=MOMENTS + "value = keep * value - rate * mean / (sqrt(square) + eps);",
+)

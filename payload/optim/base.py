@@ -1,0 +1,49 @@
+"""What an optimizer is, and what it knows of the flat arrays that it works on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from payload.device import Array
+from payload.nn.parameter import Parameter
+
+
+class Piece(Protocol):
+    """A piece of a parameter: ``[start, stop)`` of the flat arrays."""
+
+    @property
+    def parameter(self) -> Parameter: ...
+
+    @property
+    def start(self) -> int: ...
+
+    @property
+    def stop(self) -> int: ...
+
+
+class Optimizer(Protocol):
+    """Updates values by gradients."""
+
+    state: dict[str, Array]
+    """What it remembers: arrays like ``values``, by name."""
+    updates: int
+    """How many there were; to be kept and restored with ``state``."""
+
+    def step(self, values: Array, grads: Array, *, lr: float, scale: float = 1.0) -> None:
+        """Update ``values`` (N,) in place by ``scale`` times ``grads`` (N,).
+
+        ``grads`` are undefined afterwards.
+        """
+
+
+def runs(pieces: Sequence[Piece], weight_decay: float) -> list[tuple[slice, float]]:
+    """Stretches of the flat arrays, as long as can be, each with the decay that all of it is subject to."""
+    found: list[tuple[slice, float]] = []
+    for piece in pieces:
+        decay = weight_decay if piece.parameter.decay else 0.0
+        start = piece.start
+        if found and found[-1][1] == decay and found[-1][0].stop == start:
+            start = found.pop()[0].start
+        found.append((slice(start, piece.stop), decay))
+    return found

@@ -1,0 +1,115 @@
+"""LAMB: Adam's steps at a length of each parameter's own (You et al., "Large Batch Optimization for Deep
+Learning: Training BERT in 76 minutes", 2020, algorithm 2)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from payload.comm.base import Communicator
+from payload.device import Array, Device, Kernel
+from payload.nn.parameter import Parameter
+from payload.optim.adamw import MOMENTS, corrected, remember
+from payload.optim.base import Piece, runs
+
+
+class LAMB:
+    """Of a parameter x with Adam's direction r = m̂ / (√v̂ + ε) + decay·x, the step is lr·‖x‖/‖r‖·r.
+
+    Where a norm is 0 the ratio is 1, and so it is for parameters without decay, biases and gains, as in the
+    authors' own program.
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        values: Array,
+        pieces: Sequence[Piece],
+        parameters: Sequence[Parameter],
+        groups: Sequence[Communicator] = (),
+        *,
+        beta1: float = 0.9,
+        beta2: float = 0.999,
+        eps: float = 1e-6,
+        weight_decay: float = 0.01,
+    ) -> None:
+        """
+        Args:
+            pieces: what lies in this rank's ``values``.
+            parameters: those of which some rank of the groups holds a piece, in the same order on all.
+            groups: the ranks that hold other pieces or, by tensor parallelism, other parts of them. Ranks
+                that hold the same pieces must not be among them.
+        """
+        self._device, self._betas, self._eps = device, (beta1, beta2), eps
+        self._runs = runs(pieces, weight_decay)
+        places = {id(parameter): place for place, parameter in enumerate(parameters)}
+        self._pieces = [(slice(p.start, p.stop), places[id(p.parameter)], p.parameter) for p in pieces]
+        self._count, self._groups = len(parameters), groups
+        self.updates = 0
+        self.state: dict[str, Array] = {
+            "mean": device.xp.zeros_like(values),
+            "square": device.xp.zeros_like(values),
+        }
+
+    def step(self, values: Array, grads: Array, *, lr: float, scale: float = 1.0) -> None:
+        self.updates += 1
+        rate, eps = corrected(1.0, self._eps, self._betas, self.updates)
+        given = {"rate": rate, "eps": eps, "scale": scale, "beta1": self._betas[0], "beta2": self._betas[1]}
+        mean, square = self.state["mean"], self.state["square"]
+        for run, decay in self._runs:
+            self._device.apply(
+                _DIRECTION, {**given, "decay": decay}, values[run], grads[run], mean[run], square[run]
+            )
+        ratios = self._ratios(values, grads)
+        for run, place, _ in self._pieces:
+            grads[run] *= (lr * ratios[place]).astype(grads.dtype)
+        for run, _ in self._runs:
+            values[run] -= grads[run]
+
+    def _ratios(self, values: Array, directions: Array) -> Array:
+        """‖x‖/‖r‖ of each parameter as a whole, wherever its pieces are."""
+        xp = self._device.xp
+        squares = xp.zeros((2, self._count))
+        for run, place, parameter in self._pieces:
+            counted_elsewhere = parameter.axis is None and parameter.context.tp.rank
+            if parameter.decay and not counted_elsewhere:
+                for row, flat in enumerate((values[run], directions[run])):
+                    squares[row, place] += flat @ flat
+        for group in self._groups:
+            group.allreduce(squares)
+        norms = xp.sqrt(squares)
+        known = (norms > 0).all(axis=0)
+        ratios: Array = xp.where(known, norms[0] / xp.where(known, norms[1], 1), 1)
+        return ratios
+
+
+def _direct(
+    value: Array,
+    grad: Array,
+    mean: Array,
+    square: Array,
+    *,
+    rate: float,
+    decay: float,
+    eps: float,
+    **moments: float,
+) -> None:
+    """Puts the direction in the gradient's place."""
+    remember(grad, mean, square, **moments)
+    np.sqrt(square, out=grad)
+    grad += eps
+    np.divide(mean, grad, out=grad)
+    grad *= rate
+    if decay:
+        grad += value * decay
+
+
+_DIRECTION = Kernel(
+    "lamb",
+    ("rate", "decay", "scale", "beta1", "beta2", "eps"),
+    reads=("value",),
+    writes=("grad", "mean", "square"),
+    host=_direct,
+    code=MOMENTS + "grad = rate * mean / (sqrt(square) + eps) + decay * value;",
+)

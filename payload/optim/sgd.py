@@ -1,0 +1,87 @@
+"""Stochastic gradient descent with momentum, as PyTorch has it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from payload.device import Array, Device, Kernel
+from payload.optim.base import Piece, runs
+
+
+class SGD:
+    """g ← grad + decay·value; v ← momentum·v + g; value ← value - lr·v.
+
+    With Nesterov's momentum, value ← value - lr·(g + momentum·v).
+    """
+
+    def __init__(
+        self,
+        device: Device,
+        values: Array,
+        pieces: Sequence[Piece],
+        *,
+        momentum: float = 0.9,
+        nesterov: bool = False,
+        weight_decay: float = 0.0,
+    ) -> None:
+        self._device, self._momentum = device, momentum
+        self._kernel = _NESTEROV if nesterov else _PLAIN
+        self._runs = runs(pieces, weight_decay)
+        self.updates = 0
+        self.state: dict[str, Array] = {"velocity": device.xp.zeros_like(values)}
+
+    def step(self, values: Array, grads: Array, *, lr: float, scale: float = 1.0) -> None:
+        self.updates += 1
+        velocity = self.state["velocity"]
+        for run, decay in self._runs:
+            scalars = {"lr": lr, "scale": scale, "momentum": self._momentum, "decay": decay}
+            self._device.apply(self._kernel, scalars, grads[run], values[run], velocity[run])
+
+
+def _plain(
+    grad: Array, value: Array, velocity: Array, *, lr: float, scale: float, momentum: float, decay: float
+) -> None:
+    velocity *= momentum
+    velocity += _decayed(grad, value, scale, decay)
+    value -= velocity * lr
+
+
+def _nesterov(
+    grad: Array, value: Array, velocity: Array, *, lr: float, scale: float, momentum: float, decay: float
+) -> None:
+    gradient = _decayed(grad, value, scale, decay)
+    velocity *= momentum
+    velocity += gradient
+    ahead = velocity * momentum
+    ahead += gradient
+    ahead *= lr
+    value -= ahead
+
+
+def _decayed(grad: Array, value: Array, scale: float, decay: float) -> Array:
+    """scale·grad + decay·value"""
+    gradient = grad * scale if scale != 1 else grad
+    return gradient + value * decay if decay else gradient
+
+
+_SCALARS = ("lr", "scale", "momentum", "decay")
+_PLAIN = Kernel(
+    "sgd",
+    _SCALARS,
+    reads=("grad",),
+    writes=("value", "velocity"),
+    host=_plain,
+    code="velocity = momentum * velocity + (scale * grad + decay * value); value -= lr * velocity;",
+)
+_NESTEROV = Kernel(
+    "sgd_nesterov",
+    _SCALARS,
+    reads=("grad",),
+    writes=("value", "velocity"),
+    host=_nesterov,
+    code="""
+    const T gradient = scale * grad + decay * value;
+    velocity = momentum * velocity + gradient;
+    value -= lr * (gradient + momentum * velocity);
+    """,
+)

@@ -1,0 +1,144 @@
+"""The weights that layers compute with, made of the masters that ranks own."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Protocol
+
+from numpy.typing import DTypeLike
+
+from payload.comm.base import Communicator, Pending
+from payload.device import Array, Device
+from payload.nn.base import Unit
+from payload.parallel.layout import Group, Layout
+from payload.parallel.pool import Pool
+
+
+class Weights(Protocol):
+    """How a stage's weights come and go."""
+
+    @property
+    def dtype(self) -> DTypeLike: ...
+
+    @property
+    def nbytes(self) -> int:
+        """Memory held at most, without the masters."""
+
+    def gather(self, unit: Unit, *, backward: bool) -> None:
+        """Bind the unit's parameters to their values."""
+
+    def release(self) -> None:
+        """The pass of the unit that was gathered last is done."""
+
+    def publish(self, mine: Array) -> None:
+        """Take new values of what this rank owns: (owned,), on the device, of any float dtype."""
+
+
+class Resident:
+    """All weights stay. Where ranks own parts, each casts its own and gathers the others'."""
+
+    def __init__(self, layout: Layout, dp: Communicator, whole: Array) -> None:
+        """``whole``: (size,), maybe the masters themselves."""
+        self._layout, self._dp, self._whole = layout, dp, whole
+        self._pending: dict[int, Pending] = {}
+        for group in layout.groups:
+            bind_values(group, whole[group.start : group.stop])
+
+    @property
+    def dtype(self) -> DTypeLike:
+        return self._whole.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return self._whole.nbytes
+
+    def gather(self, unit: Unit, *, backward: bool) -> None:  # noqa: ARG002
+        if self._pending:  # new weights are still on their way
+            for group in self._layout.uses[unit.name]:
+                if group.number in self._pending:
+                    self._pending.pop(group.number).wait()
+
+    def release(self) -> None:
+        """They stay."""
+
+    def publish(self, mine: Array) -> None:
+        if mine is self._whole:
+            return
+        for group in self._layout.groups:
+            whole = self._whole[group.start : group.stop]
+            part = whole[self._layout.part(group)]
+            part[...] = mine[self._layout.owned(group)]
+            if self._layout.parts > 1:
+                self._pending[group.number] = self._dp.iallgather_into(as_bytes(part), as_bytes(whole))
+
+
+class Gathered:
+    """A rank keeps what it owns. A unit's weights are gathered for its passes, the next unit's meanwhile."""
+
+    def __init__(
+        self, device: Device, layout: Layout, dp: Communicator, units: Sequence[Unit], mine: Array
+    ) -> None:
+        """``mine``: (owned,), maybe the masters themselves."""
+        self._layout, self._dp, self._mine = layout, dp, mine
+        self._pool = Pool(device, mine.dtype)
+        self._live: dict[int, tuple[Array, Pending]] = {}
+        self._wanted: Sequence[Group] = ()  # by the unit that comes next
+        names = [unit.name for unit in units]
+        # Past either end the same unit comes next: its backward pass, or another micro-batch's forward pass.
+        self._after = dict(zip(names, [*names[1:], *names[-1:]], strict=True))
+        self._before = dict(zip(names, [*names[:1], *names[:-1]], strict=True))
+
+    @property
+    def dtype(self) -> DTypeLike:
+        return self._mine.dtype
+
+    @property
+    def nbytes(self) -> int:
+        return self._mine.nbytes + self._pool.nbytes
+
+    def gather(self, unit: Unit, *, backward: bool) -> None:
+        here = self._layout.uses[unit.name]
+        self._keep(here)
+        for group in here:
+            self._start(group)
+        self._wanted = self._layout.uses[(self._before if backward else self._after)[unit.name]]
+        for group in self._wanted:
+            self._start(group)
+        for group in here:
+            whole, pending = self._live[group.number]
+            pending.wait()
+            bind_values(group, whole)
+
+    def release(self) -> None:
+        self._keep(self._wanted)
+
+    def publish(self, mine: Array) -> None:
+        self._keep(())
+        if mine is not self._mine:
+            self._mine[...] = mine
+
+    def _start(self, group: Group) -> None:
+        if group.number not in self._live:
+            whole = self._pool.take(group.size)
+            part = self._mine[self._layout.owned(group)]
+            self._live[group.number] = whole, self._dp.iallgather_into(as_bytes(part), as_bytes(whole))
+
+    def _keep(self, groups: Sequence[Group]) -> None:
+        kept = {group.number for group in groups}
+        for number in [number for number in self._live if number not in kept]:
+            whole, pending = self._live.pop(number)
+            pending.wait()
+            self._pool.give(whole)
+
+
+def bind_values(group: Group, whole: Array) -> None:
+    """Let the group's parameters look into an array of that group alone."""
+    for segment in group.segments:
+        view = whole[segment.start - group.start : segment.stop - group.start]
+        segment.parameter.value = view.reshape(segment.parameter.shape)
+
+
+def as_bytes(array: Array) -> Array:
+    """The same memory: what is moved and not added needs no dtype, of which MPI does not know all."""
+    view: Array = array.view("uint8")
+    return view

@@ -1,0 +1,43 @@
+"""The learning rate as a function of the iteration."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True, slots=True)
+class LearningRate:
+    """A linear warm-up, then a decay. ``at`` is a pure function: a run can go on from any iteration.
+
+    ``kind`` is ``constant``, ``cosine`` (Loshchilov and Hutter, "SGDR", 2017, without restarts: down to
+    ``least`` in the last iteration, and there afterwards) or ``step``: times ``factor`` after each of
+    ``milestones``, not below ``least``.
+    """
+
+    peak: float
+    kind: str
+    iterations: int  # of the whole run
+    warmup: int = 0  # iterations in which it climbs: the first has peak / warmup, the last has peak
+    least: float = 0.0
+    milestones: tuple[int, ...] = ()  # iterations
+    factor: float = 0.1
+
+    def at(self, iteration: int) -> float:
+        """Of an iteration, from 1."""
+        if iteration <= self.warmup:
+            return self.peak * iteration / self.warmup
+        if self.kind == "cosine":
+            start = max(1, self.warmup)
+            done = min(1.0, (iteration - start) / max(1, self.iterations - start))
+            return self.least + (self.peak - self.least) * (1 + math.cos(math.pi * done)) / 2
+        if self.kind == "step":
+            passed = sum(iteration > milestone for milestone in self.milestones)
+            return max(self.least, self.peak * self.factor**passed)
+        return self.peak
+
+
+def scaled(lr: float, rule: str, workers: int) -> float:
+    """The rate for a global batch that has grown with the workers: ``linear`` (Goyal et al., "Accurate, Large
+    Minibatch SGD", 2017), ``sqrt`` (Krizhevsky, "One weird trick", 2014; for Adam and LAMB) or ``none``."""
+    return lr * {"none": 1.0, "linear": float(workers), "sqrt": math.sqrt(workers)}[rule]

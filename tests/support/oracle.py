@@ -1,0 +1,94 @@
+"""PyTorch beside the payload's layers: the same weights and inputs, then the same results and gradients."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+import torch
+
+from payload.device import Array, Device
+from payload.nn.base import Layer, Unit
+from payload.nn.tape import Draw, Tape
+from payload.parallel.mesh import alone
+from payload.parallel.storage import Storage
+
+Tensors = dict[str, torch.Tensor]
+TOLERANCE = {"float64": 1e-9, "float32": 1e-4}
+
+
+def stored(units: Sequence[Unit], device: Device, dtype: str = "float64") -> Storage:
+    """The units' parameters and gradients in flat arrays, at the beginning of an iteration."""
+    dp = alone().dp
+    storage = Storage(device, units, dp, seed=1, dtype=dtype, master_dtype=dtype)
+    storage.begin()
+    return storage
+
+
+def tensors(units: Sequence[Unit], device: Device) -> Tensors:
+    """The parameters as PyTorch's leaves, by name."""
+    parameters = {p.name: p for unit in units for p in unit.layer.parameters}
+    return {
+        name: torch.tensor(device.to_host(p.value).copy(), requires_grad=True)
+        for name, p in parameters.items()
+    }
+
+
+def draw(count: int) -> Draw:
+    """Of ``count`` samples, on the host."""
+    return Draw(seed=3, iteration=5, samples=np.arange(count, dtype="uint32"))
+
+
+def assert_close(ours: Array, theirs: torch.Tensor | Array | None, what: str) -> None:
+    """To the tolerance of the type, relative to the largest number."""
+    assert theirs is not None, what
+    expected = theirs.detach().numpy() if isinstance(theirs, torch.Tensor) else theirs
+    bound = TOLERANCE[str(ours.dtype)]
+    atol = bound * float(np.abs(expected).max(initial=0))
+    np.testing.assert_allclose(ours, expected, rtol=bound, atol=atol, err_msg=what)
+
+
+def assert_same_gradients(units: Sequence[Unit], theirs: Tensors, device: Device) -> None:
+    """Of every parameter."""
+    for unit in units:
+        for parameter in unit.layer.parameters:
+            parameter.settle()
+            assert_close(device.to_host(parameter.grad), theirs[parameter.name].grad, parameter.name)
+
+
+def compare(
+    layer: Layer, x: Array, device: Device, theirs: Callable[[Tensors, torch.Tensor], torch.Tensor]
+) -> None:
+    """Run a layer on ``x`` of the host, with random weights, in both, forward and backward."""
+    rng = np.random.default_rng(11)
+    real = np.issubdtype(x.dtype, np.floating)
+    dtype = str(x.dtype) if real else "float64"
+    units = [Unit("unit", layer)]
+    storage = stored(units, device, dtype)
+    storage.values += device.asarray(rng.standard_normal(storage.values.shape), dtype)
+    weights = tensors(units, device)
+    tensor = torch.tensor(x, requires_grad=real)
+
+    tape = Tape()
+    y = layer.forward(device.asarray(x.copy()), tape)
+    expected = theirs(weights, tensor)
+    assert_close(device.to_host(y).copy(), expected, "y")
+    dy = rng.standard_normal(y.shape).astype(dtype)
+    dx = layer.backward(device.asarray(dy.copy()), tape)
+    expected.backward(torch.tensor(dy))  # type: ignore[no-untyped-call]
+    if real:
+        assert_close(device.to_host(dx).copy(), tensor.grad, "dx")
+    assert_same_gradients(units, weights, device)
+
+
+def slope(function: Callable[[], float], variable: Array, step: float = 1e-6) -> Array:
+    """Central differences of a function of ``variable``, which is moved in place."""
+    result = np.zeros_like(variable)
+    for index in np.ndindex(variable.shape):
+        value = variable[index]
+        variable[index] = value + step
+        above = function()
+        variable[index] = value - step
+        result[index] = (above - function()) / (2 * step)
+        variable[index] = value
+    return result

@@ -1,0 +1,110 @@
+"""Every ZeRO stage on these ranks takes the steps that one rank takes, and holds a part of what it holds."""
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from payload.comm import mpi
+from payload.comm.base import Communicator
+from payload.device import Array, Device, choose
+from payload.nn.activation import ReLU
+from payload.nn.base import Context, Sequential, Unit
+from payload.nn.linear import Linear
+from payload.nn.loss import SoftmaxCrossEntropy
+from payload.nn.parameter import Parameter
+from payload.nn.tape import Tape
+from payload.optim.sgd import SGD
+from payload.parallel.engine import Engine, Outcome
+from payload.parallel.mesh import Mesh, alone, make_mesh
+from payload.parallel.schedule import InTurn
+from payload.parallel.stage import Batch, Stage
+from payload.parallel.storage import Storage
+
+STEPS, SAMPLES, MICRO_BATCHES = 4, 12, 3
+
+
+class Head:
+    """Multiplies by the transpose of another layer's weights, as GPT's head does by its embedding's."""
+
+    def __init__(self, device: Device, weight: Parameter) -> None:
+        self._device, self.parameters = device, [weight]
+
+    def forward(self, x: Array, tape: Tape) -> Array:
+        tape.push(x)
+        return self._device.matmul(x, self.parameters[0].value.T)
+
+    def backward(self, dy: Array, tape: Tape) -> Array:
+        (x,) = tape.pop()
+        self.parameters[0].add_product(dy, x)
+        return self._device.matmul(dy, self.parameters[0].value)
+
+
+def build(device: Device) -> list[Unit]:
+    """Sizes that no number of ranks divides; the first layer's weights are the last one's, too."""
+    context = Context(device)
+    first = Linear(context, "first", 5, 7)
+    middle = [Linear(context, f"middle{i}", 7, 7) for i in range(3)]
+    return [
+        Unit("first", Sequential(first, ReLU())),
+        *(Unit(f"middle{i}", Sequential(layer, ReLU())) for i, layer in enumerate(middle)),
+        Unit("head", Head(device, first.weight)),
+    ]
+
+
+def share(device: Device, step: int, dp: Communicator) -> Sequence[Batch]:
+    """This rank's samples, in micro-batches that are not of one size, one of them empty on some ranks."""
+    rng = np.random.default_rng(step)
+    x, labels = rng.standard_normal((SAMPLES, 5)), rng.integers(0, 5, SAMPLES)
+    mine = np.arange(dp.rank, SAMPLES, dp.size)
+    cuts = [mine[:1], mine[1:4], mine[4:]][:MICRO_BATCHES]
+    return [
+        Batch(device.asarray(x[cut]), device.asarray(labels[cut]), device.asarray(cut.astype("uint32")))
+        for cut in cuts
+    ]
+
+
+def run(device: Device, mesh: Mesh, **options: object) -> tuple[list[Outcome], Storage, dict[str, Array]]:
+    units = build(device)
+    storage = Storage(device, units, mesh.dp, seed=3, dtype="float64", master_dtype="float64", **options)  # type: ignore[arg-type]
+    schedule = InTurn(Stage(units, storage), SoftmaxCrossEntropy(device))
+    optimizer = SGD(storage.home, storage.values, storage.segments, momentum=0.9)
+    engine = Engine(device, mesh, storage, schedule, optimizer, clip=2.0)
+    outcomes = []
+    for step in range(STEPS):
+        batches = share(device, step, mesh.dp)
+        outcomes.append(engine.step(batches, targets=SAMPLES, iteration=step, lr=0.1))
+        loss = engine.evaluate(batches).loss
+        assert step == 0 or np.isfinite(loss)
+    return outcomes, storage, pieces(storage)
+
+
+def pieces(storage: Storage) -> dict[str, Array]:
+    """Each parameter as this rank has it, NaN where it does not own it."""
+    found: dict[str, Array] = {}
+    for segment in storage.segments:
+        parameter = segment.parameter
+        whole = found.setdefault(parameter.name, np.full(parameter.size, np.nan))
+        count = segment.stop - segment.start
+        host = storage.home.to_host(storage.values[segment.start : segment.stop])
+        whole[segment.offset : segment.offset + count] = host
+    return found
+
+
+comm = mpi.start()
+device = choose("auto", 0)
+world = mpi.MpiCommunicator(device)
+expected, _, want = run(device, alone())
+assert sum(outcome.grad_norm > 2 for outcome in expected) > 0, "nothing was clipped"
+for zero in (0, 1, 2, 3):
+    for options in ({"bucket_bytes": 1}, {"bucket_bytes": 600}, {"bucket_bytes": 1 << 20, "overlap": False}):
+        outcomes, storage, mine = run(device, make_mesh(world), zero=zero, **options)
+        for ours, theirs in zip(outcomes, expected, strict=True):
+            np.testing.assert_allclose(
+                (ours.loss, ours.grad_norm), (theirs.loss, theirs.grad_norm), rtol=1e-12, err_msg=f"{zero}"
+            )
+        everyone = comm.allgather(mine)
+        for name, value in want.items():
+            parts = np.stack([theirs.get(name, np.full(len(value), np.nan)) for theirs in everyone])
+            owners = (~np.isnan(parts)).sum(axis=0)
+            assert (owners == (1 if zero else comm.size)).all(), (zero, name, owners)
+            np.testing.assert_allclose(np.nanmax(parts, axis=0), value, rtol=1e-10, atol=1e-12)

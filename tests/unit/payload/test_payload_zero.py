@@ -1,0 +1,88 @@
+"""ZeRO: who owns what, and training with it on several ranks."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable, Sequence
+
+import pytest
+
+from payload.device import Array, Cpu
+from payload.nn.base import Context, Sequential, Unit
+from payload.nn.linear import Linear
+from payload.nn.parameter import Parameter
+from payload.nn.tape import Tape
+from payload.parallel.layout import Segment, lay_out
+
+_CONTEXT = Context(Cpu())
+
+
+@pytest.mark.parametrize("ranks", [1, 2, 3])
+def test_all_stages_take_the_steps_of_one_rank(
+    program: Callable[..., subprocess.CompletedProcess[str]], ranks: int
+) -> None:
+    answer = program(ranks, "zero.py")
+    assert answer.returncode == 0, answer.stderr
+
+
+class _Borrower:
+    """Uses what another layer has."""
+
+    def __init__(self, *parameters: Parameter) -> None:
+        self.parameters = parameters
+
+    def forward(self, x: Array, tape: Tape) -> Array:  # noqa: ARG002
+        return x
+
+    def backward(self, dy: Array, tape: Tape) -> Array:  # noqa: ARG002
+        return dy
+
+
+def _units() -> list[Unit]:
+    """Of 6, 0 and 8 numbers, and one that uses the last 2 of these."""
+    first, second = Linear(_CONTEXT, "a", 2, 3, bias=False), Linear(_CONTEXT, "b", 3, 2)
+    borrower = _Borrower(second.parameters[1])
+    return [Unit("a", first), Unit("none", Sequential()), Unit("b", second), Unit("c", borrower)]
+
+
+def _named(segments: Sequence[Segment]) -> list[tuple[str, int, int, int]]:
+    return [(s.parameter.name, s.start, s.stop, s.offset) for s in segments]
+
+
+def test_groups_fill_from_the_last_unit_and_are_padded() -> None:
+    layout = lay_out(_units(), least=8, parts=4)
+    assert [(group.start, group.stop) for group in layout.groups] == [(0, 8), (8, 16)]
+    assert [[g.number for g in layout.completes[unit]] for unit in ("a", "none", "b", "c")] == [
+        [0],
+        [],
+        [1],
+        [],
+    ]
+    assert [[g.number for g in layout.uses[unit]] for unit in ("a", "none", "b", "c")] == [[0], [], [1], [1]]
+
+
+@pytest.mark.parametrize("parts", [1, 2, 3, 5])
+def test_parts_are_of_one_size_and_cover_every_number_once(parts: int) -> None:
+    layouts = [lay_out(_units(), least=1, parts=parts, rank=rank) for rank in range(parts)]
+    owned = [(s.parameter.name, s.offset, s.stop - s.start) for layout in layouts for s in layout.segments()]
+    for name, size in (("a.weight", 6), ("b.weight", 6), ("b.bias", 2)):
+        numbers = [
+            n for owner, offset, count in owned if owner == name for n in range(offset, offset + count)
+        ]
+        assert sorted(numbers) == list(range(size))
+    assert {layout.owned_size for layout in layouts} == {layouts[0].size // parts}
+
+
+def test_a_piece_says_where_it_lies() -> None:
+    segments = lay_out(_units(), least=8, parts=2, rank=1).segments()
+    assert _named(segments) == [("a.weight", 0, 3, 3), ("b.weight", 3, 5, 4), ("b.bias", 5, 7, 0)]
+
+
+def test_what_stages_share_lies_first_and_alike() -> None:
+    units = _units()
+    shared = Unit("tied", units[2].layer)
+    for others in (units, units[2:], [units[0], units[3]]):
+        layout = lay_out(others, least=1 << 20, parts=3, rank=1, tied=shared)
+        assert _named(layout.segments())[0] == ("b.weight", 0, 3, 3)
+        assert [group.number for group in layout.completes["tied"]] == [0]
+        assert layout.groups[0].stop == 9
