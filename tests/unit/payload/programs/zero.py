@@ -66,9 +66,9 @@ def share(device: Device, step: int, dp: Communicator) -> Sequence[Batch]:
 def run(device: Device, mesh: Mesh, **options: object) -> tuple[list[Outcome], Storage, dict[str, Array]]:
     units = build(device)
     storage = Storage(device, units, mesh.dp, seed=3, dtype="float64", master_dtype="float64", **options)  # type: ignore[arg-type]
-    schedule = InTurn(Stage(units, storage), SoftmaxCrossEntropy(device))
+    schedule = InTurn(Stage(units, storage), SoftmaxCrossEntropy(Context(device)))
     optimizer = SGD(storage.home, storage.values, storage.segments, momentum=0.9)
-    engine = Engine(device, mesh, storage, schedule, optimizer, clip=2.0)
+    engine = Engine(device, mesh, storage, schedule, optimizer, units=units, clip=2.0)
     outcomes = []
     for step in range(STEPS):
         batches = share(device, step, mesh.dp)
