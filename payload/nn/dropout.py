@@ -20,17 +20,22 @@ class Dropout:
 
     parameters: Sequence[Parameter] = ()
 
-    def __init__(self, context: Context, name: str, rate: float) -> None:
-        """``rate``: the share to drop, in [0, 1)."""
+    def __init__(self, context: Context, name: str, rate: float, *, split: bool = False) -> None:
+        """
+        Args:
+            rate: the share to drop, in [0, 1).
+            split: tensor-parallel ranks hold parts of the last axis; else each holds the whole.
+        """
         self._device, self._name, self._rate = context.device, name, rate
+        self._part, self._parts = (context.tp.rank, context.tp.size) if split else (0, 1)
 
     def forward(self, x: Array, tape: Tape) -> Array:
-        """(B, ...), the same on every tensor-parallel rank; one sample has less than 2³² numbers."""
+        """(B, ..., width); one whole sample has less than 2³² numbers."""
         if not self._rate or not tape.training or tape.draw is None:
             tape.push(None)
             return x
         mask = self._device.xp.empty(x.shape, bool)
-        index = self._device.xp.arange(math.prod(x.shape[1:]), dtype="uint32").reshape(x.shape[1:])
+        index = self._index(x.shape[1:])
 
         def draw(mask: Array, keys: Array) -> None:
             mask[...] = kept(keys, index, self._rate)
@@ -43,6 +48,13 @@ class Dropout:
         """Same shape."""
         (mask,) = tape.pop()
         return dy if mask is None else self._scaled(dy, mask)
+
+    def _index(self, shape: tuple[int, ...]) -> Array:
+        """The places of this rank's numbers in a whole sample."""
+        width, arange = shape[-1], self._device.xp.arange
+        rows = arange(math.prod(shape[:-1]), dtype="uint32")[:, None] * (width * self._parts)
+        index: Array = rows + arange(self._part * width, (self._part + 1) * width, dtype="uint32")
+        return index.reshape(shape)
 
     def _scaled(self, x: Array, mask: Array) -> Array:
         y: Array = x * mask

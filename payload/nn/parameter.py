@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from payload.device import Array
+from payload.errors import UsageError
 
 if TYPE_CHECKING:
     from payload.nn.base import Context
@@ -49,14 +50,14 @@ class Parameter:
             decay: whether weight decay applies; by default to matrices and larger, not to biases and gains.
 
         Raises:
-            ValueError: ``axis`` cannot be divided evenly.
+            UsageError: ``axis`` cannot be divided evenly.
         """
         self.context, self.name, self.full_shape, self.init, self.axis = context, name, full_shape, init, axis
         self.decay = len(full_shape) > 1 if decay is None else decay
         self.fresh = True  # the gradient of this iteration is still to be set
         size = 1 if axis is None else context.tp.size
         if axis is not None and full_shape[axis] % size:
-            raise ValueError(f"{name}: {full_shape[axis]} cannot be divided by {size} tensor-parallel ranks")
+            raise UsageError(f"{name}: {full_shape[axis]} cannot be divided by {size} tensor-parallel ranks")
         self.shape: Shape = tuple(n // size if i == axis else n for i, n in enumerate(full_shape))
 
     @property

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 from payload.device import Array
@@ -76,6 +77,26 @@ class Pick:
         dx: Array = self._device.xp.zeros(shape, dy.dtype)
         dx[:, self._position] = dy
         return dx
+
+
+class Rows:
+    """Numbers in sequence, cut into steps: of an image its rows."""
+
+    parameters: Sequence[Parameter] = ()
+
+    def __init__(self, features: int) -> None:
+        """``features``: numbers in a step."""
+        self._features = features
+
+    def forward(self, x: Array, tape: Tape) -> Array:
+        """(B, ...) → (B, T, features)"""
+        tape.push(x.shape)
+        return x.reshape(len(x), math.prod(x.shape[1:]) // self._features, self._features)
+
+    def backward(self, dy: Array, tape: Tape) -> Array:
+        """(B, T, features) → (B, ...)"""
+        (shape,) = tape.pop()
+        return dy.reshape(shape)
 
 
 class Patches:

@@ -13,6 +13,8 @@ from payload.nn.tape import Draw, Tape
 from payload.parallel.mesh import alone
 from payload.parallel.storage import Storage
 
+torch.set_num_threads(1)  # the models are tiny, and the machine is shared
+
 Tensors = dict[str, torch.Tensor]
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4}
 

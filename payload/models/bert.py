@@ -1,0 +1,92 @@
+"""BERT with its masked-language head (Devlin et al., arXiv:1810.04805), without segments and without the
+next-sentence task, as RoBERTa has it (Liu et al., arXiv:1907.11692).
+
+B samples of T tokens, C numbers a token, V tokens in the vocabulary.
+"""
+
+from __future__ import annotations
+
+from payload.nn.activation import GELU
+from payload.nn.attention import Attention
+from payload.nn.base import Context, Layer, Sequential, Unit
+from payload.nn.dropout import Dropout
+from payload.nn.embedding import Embedding, TiedHead
+from payload.nn.layernorm import LayerNorm
+from payload.nn.linear import Linear
+from payload.nn.parameter import normal
+from payload.nn.residual import Residual
+from payload.nn.sequence import Positions
+
+SIZES = {
+    "tiny": {"layers": 2, "heads": 2, "width": 128},
+    "base": {"layers": 12, "heads": 12, "width": 768},
+    "large": {"layers": 24, "heads": 16, "width": 1024},
+}
+VOCABULARY = 30592
+"""BERT's 30,522 tokens, and so many more that 128 divides them."""
+
+SPLIT_LOGITS = True
+"""Each tensor-parallel rank gives the logits of its part of the vocabulary."""
+
+_EPS = 1e-12
+_INIT = normal(0.02)
+
+
+def build(
+    context: Context,
+    *,
+    vocabulary: int = VOCABULARY,
+    length: int = 512,
+    layers: int = 12,
+    heads: int = 12,
+    width: int = 768,
+    dropout: float = 0.1,
+) -> list[Unit]:
+    """Tokens (B, T), T ≤ ``length``, some of them masked, to logits (B, T, V); a unit a block.
+
+    Targets are the tokens that were masked, and -1 elsewhere.
+    """
+    embedding = Embedding(context, "embedding", vocabulary, width)
+    first = Sequential(
+        embedding,  # (B, T) → (B, T, C)
+        Positions(context, "positions", length, width),
+        LayerNorm(context, "norm", width, eps=_EPS),
+        Dropout(context, "dropout", dropout),
+    )
+    head = Sequential(
+        Linear(context, "head.linear", width, width, init=_INIT),
+        GELU(context, exact=True),
+        LayerNorm(context, "head.norm", width, eps=_EPS),
+        TiedHead(context, "head", embedding, bias=True),  # (B, T, C) → (B, T, V)
+    )
+    return [
+        Unit("embedding", first),
+        *(
+            Unit(name, _block(context, name, width, heads, dropout), _flops(length, width))
+            for name in (f"block{number}" for number in range(layers))
+        ),
+        Unit("head", head, flops=2.0 * length * width * (width + vocabulary)),
+    ]
+
+
+def _block(context: Context, name: str, width: int, heads: int, dropout: float) -> Layer:
+    """(B, T, C) → (B, T, C): attention and feed-forward layers, each beside a shortcut, their sum normed."""
+    return Sequential(
+        Residual(
+            Attention(context, f"{name}.attention", width, heads, causal=False, init=_INIT, dropout=dropout),
+            Dropout(context, f"{name}.dropout1", dropout),
+        ),
+        LayerNorm(context, f"{name}.norm1", width, eps=_EPS),
+        Residual(
+            Linear(context, f"{name}.up", width, 4 * width, init=_INIT, split="columns"),  # → (B, T, 4 C)
+            GELU(context, exact=True),
+            Linear(context, f"{name}.down", 4 * width, width, init=_INIT, split="rows"),
+            Dropout(context, f"{name}.dropout2", dropout),
+        ),
+        LayerNorm(context, f"{name}.norm2", width, eps=_EPS),
+    )
+
+
+def _flops(length: int, width: int) -> float:
+    """The four linear layers' 12 C² weights for each token, and the scores and sums: T · T · C twice."""
+    return 2.0 * length * (12 * width * width) + 4.0 * length * length * width

@@ -1,0 +1,102 @@
+"""GPT-2 (Radford et al., "Language Models are Unsupervised Multitask Learners", 2019).
+
+B samples of T tokens, C numbers a token, V tokens in the vocabulary.
+"""
+
+from __future__ import annotations
+
+import math
+
+from payload.nn.activation import GELU
+from payload.nn.attention import Attention
+from payload.nn.base import Context, Layer, Sequential, Unit
+from payload.nn.dropout import Dropout
+from payload.nn.embedding import Embedding, TiedHead
+from payload.nn.layernorm import LayerNorm
+from payload.nn.linear import Linear
+from payload.nn.parameter import normal
+from payload.nn.residual import Residual
+from payload.nn.sequence import Positions
+
+SIZES = {
+    "tiny": {"layers": 4, "heads": 4, "width": 128},
+    "124M": {"layers": 12, "heads": 12, "width": 768},
+    "350M": {"layers": 24, "heads": 16, "width": 1024},
+    "774M": {"layers": 36, "heads": 20, "width": 1280},
+    "1.5B": {"layers": 48, "heads": 25, "width": 1600},
+}
+VOCABULARY = 50304
+"""GPT-2's 50,257 tokens, and so many more that 128 divides them."""
+
+SPLIT_LOGITS = True
+"""Each tensor-parallel rank gives the logits of its part of the vocabulary."""
+
+
+def build(
+    context: Context,
+    *,
+    vocabulary: int = VOCABULARY,
+    length: int = 1024,
+    layers: int = 12,
+    heads: int = 12,
+    width: int = 768,
+    dropout: float = 0.0,
+) -> list[Unit]:
+    """Tokens (B, T), T ≤ ``length``, to logits (B, T, V) for the token that follows each; a unit a block."""
+    embedding = Embedding(context, "embedding", vocabulary, width)
+    first = Sequential(
+        embedding,  # (B, T) → (B, T, C)
+        Positions(context, "positions", length, width),
+        Dropout(context, "dropout", dropout),
+    )
+    head = Sequential(
+        LayerNorm(context, "norm", width),
+        TiedHead(context, "head", embedding),  # (B, T, C) → (B, T, V)
+    )
+    return [
+        Unit("embedding", first),
+        *(
+            Unit(
+                name,
+                _block(context, name, width, heads, layers=layers, dropout=dropout),
+                _flops(length, width),
+            )
+            for name in (f"block{number}" for number in range(layers))
+        ),
+        Unit("head", head, flops=2.0 * length * width * vocabulary),
+    ]
+
+
+def _block(context: Context, name: str, width: int, heads: int, *, layers: int, dropout: float) -> Layer:
+    """(B, T, C) → (B, T, C): attention and feed-forward layers, each behind a norm and beside a shortcut."""
+    init = normal(0.02)
+    into_shortcut = normal(0.02 / math.sqrt(2 * layers))  # what is added 2 · layers times keeps its variance
+    return Sequential(
+        Residual(
+            LayerNorm(context, f"{name}.norm1", width),
+            Attention(
+                context,
+                f"{name}.attention",
+                width,
+                heads,
+                causal=True,
+                init=init,
+                out_init=into_shortcut,
+                dropout=dropout,
+            ),
+            Dropout(context, f"{name}.dropout1", dropout),
+        ),
+        Residual(
+            LayerNorm(context, f"{name}.norm2", width),
+            Linear(context, f"{name}.up", width, 4 * width, init=init, split="columns"),  # → (B, T, 4 C)
+            GELU(context),
+            Linear(context, f"{name}.down", 4 * width, width, init=into_shortcut, split="rows"),
+            Dropout(context, f"{name}.dropout2", dropout),
+        ),
+    )
+
+
+def _flops(length: int, width: int) -> float:
+    """The four linear layers' 12 C² weights for each token, and the scores and sums over the tokens seen:
+    half of T · T · C twice."""
+    return 2.0 * length * (12 * width * width) + 2.0 * length * length * width

@@ -1,0 +1,63 @@
+"""Stacked LSTMs, that tell the next character of a text or the class of a sequence, such as an image row by
+row (Hochreiter and Schmidhuber 1997; Graves, arXiv:1308.0850).
+
+B samples of T steps, H hidden numbers.
+"""
+
+from __future__ import annotations
+
+from payload.errors import UsageError
+from payload.nn.base import Context, Layer, Sequential, Unit
+from payload.nn.dropout import Dropout
+from payload.nn.embedding import Embedding
+from payload.nn.linear import Linear
+from payload.nn.lstm import LSTM
+from payload.nn.parameter import uniform
+from payload.nn.sequence import Pick, Rows
+
+SIZES = {
+    "tiny": {"layers": 1, "hidden": 128},
+    "medium": {"layers": 2, "hidden": 512},
+}
+
+
+def build(
+    context: Context,
+    *,
+    classes: int,
+    vocabulary: int | None = None,
+    features: int | None = None,
+    length: int = 128,
+    layers: int = 2,
+    hidden: int = 512,
+    dropout: float = 0.0,
+) -> list[Unit]:
+    """A unit a layer.
+
+    Args:
+        classes: of logits; for text those of the vocabulary.
+        vocabulary: for tokens (B, T) → logits (B, T, classes).
+        features: for sequences (B, T, ...) with so many numbers a step → logits (B, classes).
+        length: T, for the count of operations alone.
+
+    Raises:
+        UsageError: not just one of ``vocabulary`` and ``features`` is given.
+    """
+    text = vocabulary is not None
+    first: Layer
+    if vocabulary is not None and features is None:
+        first, inputs = Embedding(context, "embedding", vocabulary, hidden), hidden  # (B, T) → (B, T, H)
+    elif features is not None and vocabulary is None:
+        first, inputs = Rows(features), features  # (B, ...) → (B, T, features)
+    else:
+        raise UsageError("an LSTM needs either a vocabulary or the number of features of a step")
+    units = [Unit("first", first)]
+    for number in range(layers):
+        lstm = LSTM(context, f"lstm{number}", inputs, hidden)  # (B, T, inputs) → (B, T, H)
+        layer = Sequential(lstm, Dropout(context, f"dropout{number}", dropout))
+        units.append(Unit(f"lstm{number}", layer, flops=8.0 * length * hidden * (inputs + hidden)))
+        inputs = hidden
+    linear = Linear(context, "head", hidden, classes, init=uniform(hidden**-0.5))
+    head = linear if text else Sequential(Pick(context, -1), linear)  # (B, H) → (B, classes)
+    units.append(Unit("head", head, flops=2.0 * hidden * classes * (length if text else 1)))
+    return units

@@ -1,0 +1,94 @@
+"""The Vision Transformer (Dosovitskiy et al., arXiv:2010.11929).
+
+B images, cut into square patches; T = 1 + patches, C numbers each.
+"""
+
+from __future__ import annotations
+
+from payload.errors import UsageError
+from payload.nn.activation import GELU
+from payload.nn.attention import Attention
+from payload.nn.base import Context, Layer, Sequential, Unit
+from payload.nn.dropout import Dropout
+from payload.nn.layernorm import LayerNorm
+from payload.nn.linear import Linear
+from payload.nn.parameter import normal
+from payload.nn.residual import Residual
+from payload.nn.sequence import ClassToken, Patches, Pick, Positions
+
+SIZES = {
+    "tiny": {"layers": 4, "heads": 4, "width": 64, "patch": 4},
+    "S/16": {"layers": 12, "heads": 6, "width": 384, "patch": 16},
+    "B/16": {"layers": 12, "heads": 12, "width": 768, "patch": 16},
+    "L/16": {"layers": 24, "heads": 16, "width": 1024, "patch": 16},
+}
+
+_EPS = 1e-6
+_INIT = normal(0.02)
+
+
+def build(
+    context: Context,
+    *,
+    side: int = 224,
+    channels: int = 3,
+    classes: int = 1000,
+    patch: int = 16,
+    layers: int = 12,
+    heads: int = 12,
+    width: int = 768,
+    dropout: float = 0.0,
+) -> list[Unit]:
+    """Images (B, side, side, channels) to logits (B, classes); a unit a block.
+
+    Raises:
+        UsageError: images cannot be cut into such patches.
+    """
+    if side % patch:
+        raise UsageError(f"images of {side} x {side} pixels cannot be cut into patches of {patch} x {patch}")
+    patches, pixels = (side // patch) ** 2, patch * patch * channels
+    length = 1 + patches
+    first = Sequential(
+        Patches(patch),  # (B, side, side, channels) → (B, patches, pixels)
+        Linear(context, "patches", pixels, width, init=_INIT),  # → (B, patches, C)
+        ClassToken(context, "class", width),  # → (B, T, C)
+        Positions(context, "positions", length, width),
+        Dropout(context, "dropout", dropout),
+    )
+    head = Sequential(
+        Pick(context, 0),  # (B, T, C) → (B, C)
+        LayerNorm(context, "norm", width, eps=_EPS),
+        Linear(context, "head", width, classes, init=_INIT),  # → (B, classes)
+    )
+    return [
+        Unit("patches", first, flops=2.0 * patches * pixels * width),
+        *(
+            Unit(name, _block(context, name, width, heads, dropout), _flops(length, width))
+            for name in (f"block{number}" for number in range(layers))
+        ),
+        Unit("head", head, flops=2.0 * width * classes),
+    ]
+
+
+def _block(context: Context, name: str, width: int, heads: int, dropout: float) -> Layer:
+    """(B, T, C) → (B, T, C): attention and feed-forward layers, each behind a norm and beside a shortcut."""
+    return Sequential(
+        Residual(
+            LayerNorm(context, f"{name}.norm1", width, eps=_EPS),
+            Attention(context, f"{name}.attention", width, heads, causal=False, init=_INIT),
+            Dropout(context, f"{name}.dropout1", dropout),
+        ),
+        Residual(
+            LayerNorm(context, f"{name}.norm2", width, eps=_EPS),
+            Linear(context, f"{name}.up", width, 4 * width, init=_INIT, split="columns"),  # → (B, T, 4 C)
+            GELU(context, exact=True),
+            Dropout(context, f"{name}.dropout2", dropout, split=True),
+            Linear(context, f"{name}.down", 4 * width, width, init=_INIT, split="rows"),
+            Dropout(context, f"{name}.dropout3", dropout),
+        ),
+    )
+
+
+def _flops(length: int, width: int) -> float:
+    """The four linear layers' 12 C² weights for each token, and the scores and sums: T · T · C twice."""
+    return 2.0 * length * (12 * width * width) + 4.0 * length * length * width
