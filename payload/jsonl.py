@@ -14,15 +14,15 @@ from payload.errors import UsageError
 class JsonLines:
     """A file of JSON objects, flushed after each, so that a run that is killed leaves what it had done."""
 
-    def __init__(self, path: Path) -> None:
-        """Start the file anew, and its folder where there is none.
+    def __init__(self, path: Path, *, append: bool = False) -> None:
+        """Start the file anew, or go on with it; make its folder where there is none.
 
         Raises:
             UsageError: it cannot be written.
         """
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            self._file: TextIO = path.open("w", encoding="utf-8")
+            self._file: TextIO = path.open("a" if append else "w", encoding="utf-8")
         except OSError as exc:
             raise UsageError(f"--out: {path} cannot be written: {exc.strerror}") from exc
 

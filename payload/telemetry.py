@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import shutil
 import signal
 import subprocess
@@ -28,7 +29,8 @@ def run(config: TelemetryConfig) -> int:
     signal.pthread_sigmask(signal.SIG_BLOCK, _STOP)
     memory, gpus = Memory(), Gpus()
     sensors: Sequence[Sensor] = (Cpu(host.node_cores()), memory, Network(), gpus)
-    with JsonLines(config.out / f"{host.hostname()}.jsonl") as file:
+    again = os.environ.get("SLURM_RESTART_COUNT", "0") != "0"  # the job goes on where it was stopped
+    with JsonLines(config.out / f"{host.hostname()}.jsonl", append=again) as file:
         file.write("host", **_host(memory, gpus))
         sample(sensors)  # the rates count from here
         due = time.monotonic()

@@ -40,6 +40,14 @@ JOB_FLAGS: Final[Mapping[str, Any]] = {
     "qos": Annotated[str | None, typer.Option("--qos", "-q", help="Quality of service.")],
     "constraint": Annotated[str | None, typer.Option("--constraint", "-C", help="Node features.")],
     "array": Annotated[str | None, typer.Option("--array", "-a", help="Array of jobs, such as 1-10%2.")],
+    "signal": Annotated[
+        str | None,
+        typer.Option(help="Signal for the program before its time limit, such as USR1@120 (seconds)."),
+    ],
+    "requeue": Annotated[
+        bool | None,
+        typer.Option("--requeue", help="Run again, in the same folder, when the program ends with 75."),
+    ],
     "launcher": Annotated[
         str | None,
         typer.Option(
@@ -82,7 +90,7 @@ def submit(
         str,
         typer.Argument(
             metavar="JOB",
-            help="train, probe, a script of yours, or a job file (.yaml).",
+            help="train, gemm, probe, a script of yours, or a job file (.yaml).",
             autocompletion=jobs_to_submit,
         ),
     ],

@@ -10,10 +10,11 @@ from clusterctl.jobs.container import contained
 from clusterctl.jobs.environment import BASE_ENVIRONMENT, PLAIN, Environment
 from clusterctl.jobs.userscript import OURS, UserScript
 from clusterctl.render import render
-from clusterctl.spec import JobSpec, JobWords, Launcher
+from clusterctl.spec import RUN_ME_AGAIN, JobSpec, JobWords, Launcher
 
 ENV_BIN = f"{BASE_ENVIRONMENT}/bin"
 PAYLOAD_ROOT = "/opt/clusterctl/payload"
+_SIGNAL = "USR1@60"  # Slurm keeps time by the minute: less would come too late
 _EXPORTED = ("PATH", "PYTHONUNBUFFERED", "OMP_NUM_THREADS")  # to the ranks that mpirun starts
 
 # Runs on every node: telemetry, until its input is closed. A job may end sooner than telemetry has started:
@@ -54,6 +55,7 @@ def render_script(
         watch=_WATCH,
         telemetry=[*telemetry, "--out", "telemetry"],
         hostfile_line=_hostfile_line() if job.launcher is Launcher.MPIRUN else None,
+        run_me_again=RUN_ME_AGAIN if job.requeue else None,
         program=_program(job, own, payload_root, environment),
     )
 
@@ -71,7 +73,17 @@ def _options(job: JobSpec, own: UserScript | None) -> list[str]:
     given = job.model_fields_set if own is not None and own.directives else set(type(job).model_fields)
     own_words = [f"--job-name={job.name}", f"--output=stdout{task}.log", f"--error=stderr{task}.log"]
     array = [f"--array={job.array}"] if job.array is not None else []
-    return own_words + resource_options(job, given) + _without_gpus(job, own) + array
+    return own_words + resource_options(job, given) + _without_gpus(job, own) + array + _ending(job, own)
+
+
+def _ending(job: JobSpec, own: UserScript | None) -> list[str]:
+    """How the job is told that its time is over, and whether it may run again."""
+    own_signal = own is not None and any("--signal" in line for line in own.directives)
+    signal = job.signal or (_SIGNAL if job.requeue and not own_signal else None)
+    return [
+        *(["--requeue"] if job.requeue else []),
+        *([f"--signal=B:{signal}"] if signal else []),  # B: the batch script, which passes it on
+    ]
 
 
 def _without_gpus(job: JobSpec, own: UserScript | None) -> list[str]:

@@ -54,7 +54,7 @@ class UserScript:
             raise UsageError(
                 f"the script {printable(str(path))} can't be read",
                 why=exc.strerror or str(exc),
-                fix="name a bundled job (train, probe), or a script that exists",
+                fix="name a bundled job (see `clusterctl submit --help`), or a script that exists",
             ) from exc
         _refuse_unusable(path, content)
         lines = content.decode(errors="surrogateescape").splitlines()

@@ -6,7 +6,7 @@ first spec: each is imported by those who need it, since YAML alone takes as lon
 
 from clusterctl.spec.caller import Caller, notes, resolved
 from clusterctl.spec.flags import job_spec, job_words
-from clusterctl.spec.job import BUNDLED_JOBS, JobSpec, JobWords, Launcher
+from clusterctl.spec.job import BUNDLED_JOBS, RUN_ME_AGAIN, JobSpec, JobWords, Launcher
 from clusterctl.spec.models import (
     ClusterSpec,
     LocalProvider,
@@ -21,6 +21,7 @@ from clusterctl.spec.target import ScriptKind, is_job_file, script_kind
 
 __all__ = [
     "BUNDLED_JOBS",
+    "RUN_ME_AGAIN",
     "Caller",
     "ClusterSpec",
     "JobSpec",

@@ -16,17 +16,20 @@ from clusterctl.spec.paths import FileName
 from clusterctl.spec.units import JobMemoryMib, JobTimeS
 from clusterctl.spec.words import shown
 
-BUNDLED_JOBS = ("train", "probe")
+BUNDLED_JOBS = ("train", "gemm", "probe")
+RUN_ME_AGAIN: Final = 75  # EX_TEMPFAIL of sysexits.h: the program saved its work and wants to go on with it
 
 JOB_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 CONSTRAINT: Final = r"^[A-Za-z0-9_&|,*()\[\]-]+$"
 _INDICES = r"[0-9]{1,9}(-[0-9]{1,9}(:[0-9]{1,9})?)?"
+SIGNAL: Final = r"^(HUP|INT|TERM|USR1|USR2)@[0-9]{1,5}$"
 ARRAY: Final = rf"^{_INDICES}(,{_INDICES})*(%[0-9]{{1,9}})?$"
 
 JOB_PATTERN_WORDS: Final[Mapping[str, str]] = {
     **PATTERN_WORDS,
     JOB_NAME: "at most 64 letters, digits, dots, dashes or underscores, the first a letter or digit",
     CONSTRAINT: "features of nodes, joined by & or |",
+    SIGNAL: "a signal and seconds before the time limit, such as USR1@120",
     ARRAY: "indices such as 0-15, 1,3,5 or 0-15%4",
 }
 
@@ -76,6 +79,14 @@ class JobWords(Model):
         None, description="features that the nodes must have"
     )
     array: Array | None = Field(None, description="indices of a job array")
+    signal: Annotated[str, StringConstraints(pattern=SIGNAL)] | None = Field(
+        None,
+        description="a signal that the program gets, and how many seconds before the time limit",
+        examples=["USR1@120"],
+    )
+    requeue: bool = Field(
+        False, description=f"whether the job runs again, in its folder, when it ends with {RUN_ME_AGAIN}"
+    )
     launcher: Launcher = Field(Launcher.SRUN, description="how ranks are started")
     folder: bool = Field(True, description="whether the script's folder is sent with it")
     include: tuple[Text, ...] = Field((), description="patterns of what is sent though .gitignore has it")

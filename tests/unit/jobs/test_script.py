@@ -18,7 +18,7 @@ from clusterctl.spec import JobSpec
 from tests.support.played.batch import HOSTILE, play, rendered, shell_job, user_script
 
 GOLDEN = Path(__file__).parent / "golden"
-NAMES = ("train", "mpirun", "everything", "array", "python-ranks", "shell")
+NAMES = ("train", "mpirun", "everything", "array", "python-ranks", "shell", "requeue")
 OWN_LINES = """\
 #!/bin/bash -e
 # a comment
@@ -53,6 +53,7 @@ def golden_jobs(folder: Path) -> dict[str, JobSpec]:
         ),
         "array": JobSpec(name="sweep", script=python, array="0-9%2", args=("a b", "$x")),
         "python-ranks": JobSpec(name="ranks", script=python, nodes=2),
+        "requeue": JobSpec(name="train", bundled="train", nodes=2, time=90, signal="USR1@300", requeue=True),
         "shell": JobSpec(name="own", script=shell, time=1),
     }
 
@@ -241,6 +242,34 @@ def test_a_program_that_goes_on_after_a_signal_is_waited_for(batch):
     process.send_signal(signal.SIGUSR1)
     assert process.communicate(timeout=20)[0] == "noted\n"
     assert process.returncode == 5
+
+
+def test_a_job_that_may_run_again_is_told_that_its_time_is_over(tmp_path):
+    text = rendered(JobSpec(name="j", bundled="train", requeue=True))
+    assert "#SBATCH --requeue\n#SBATCH --signal=B:USR1@60\n" in text
+    script = user_script(tmp_path, "own.sh", "#!/bin/bash\n#SBATCH --signal=B:TERM@90\ntrue\n")
+    assert "USR1@60" not in rendered(JobSpec(name="own", script=script, requeue=True))
+    assert "#SBATCH --signal=B:INT@9\n" in rendered(JobSpec(name="own", script=script, signal="INT@9"))
+
+
+@pytest.mark.parametrize(
+    ("status", "requeue", "again"), [(75, True, True), (75, False, False), (1, True, False), (0, True, False)]
+)
+def test_a_program_that_wants_to_go_on_is_requeued(batch, status, requeue, again):
+    play(batch.folder.parent / "bin" / "scontrol", 'echo "$@" >>scontrol-calls')
+    batch.environment["SLURM_JOB_ID"] = "12"
+    batch.has_telemetry(TELEMETRY)
+    assert batch.run(rendered(shell_job(batch, f"exit {status}", requeue=requeue)))[0] == status
+    calls = batch.folder / "scontrol-calls"
+    assert (calls.read_text() if calls.exists() else "") == ("requeue 12\n" if again else "")
+    assert (batch.folder / "telemetry" / "node-1.jsonl").read_text() == "start\nend\n"
+
+
+def test_a_requeue_that_fails_leaves_the_programs_exit_status(batch):
+    play(batch.folder.parent / "bin" / "scontrol", "echo 'Requested operation is disabled' >&2; exit 1")
+    batch.environment["SLURM_JOB_ID"] = "12"
+    rc, _, err = batch.run(rendered(shell_job(batch, "exit 75", requeue=True)))
+    assert (rc, err) == (75, "Requested operation is disabled\n")
 
 
 TELEMETRY = (

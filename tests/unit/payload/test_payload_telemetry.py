@@ -21,16 +21,17 @@ _MIB = 1 << 20
 
 def _watch(out: Path, stop: signal.Signals) -> tuple[int, list[dict[str, Any]], str]:
     """Run telemetry until two samples are on file, stop it; exit code, records, stderr."""
+    file = out / f"{_HOST}.jsonl"
+    had = file.read_text().count('"sample"') if file.exists() else 0
     process = subprocess.Popen(
         [sys.executable, "-m", "payload", "telemetry", "--out", str(out), "--interval", "0.1"],
         cwd=Path(__file__).parents[3],
         stderr=subprocess.PIPE,
         text=True,
     )
-    file = out / f"{_HOST}.jsonl"
     try:
         deadline = time.monotonic() + 30
-        while not (file.exists() and file.read_text().count('"sample"') >= 2):
+        while not (file.exists() and file.read_text().count('"sample"') >= had + 2):
             assert time.monotonic() < deadline, "no samples came"
             time.sleep(0.05)
         before = file.read_text().count('"sample"')
@@ -42,6 +43,17 @@ def _watch(out: Path, stop: signal.Signals) -> tuple[int, list[dict[str, Any]], 
     records = [json.loads(line) for line in file.read_text().splitlines()]
     assert len(records) >= 1 + before + 1, "there was no last sample"
     return process.returncode, records, stderr
+
+
+def test_a_job_that_runs_again_goes_on_with_its_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    _, first, _ = _watch(tmp_path, signal.SIGTERM)
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "1")
+    _, both, _ = _watch(tmp_path, signal.SIGTERM)
+    assert both[: len(first)] == first
+    assert both[len(first)]["kind"] == "host"
+    monkeypatch.setenv("SLURM_RESTART_COUNT", "0")
+    _, anew, _ = _watch(tmp_path, signal.SIGTERM)
+    assert first[0] not in anew
 
 
 @pytest.mark.parametrize("stop", [signal.SIGTERM, signal.SIGINT])

@@ -19,7 +19,7 @@ from tests.support.manual import (
     with_jobs,
 )
 
-LANGUAGES = {*RUN, "bash", "yaml", "python", "text", "json", "sudoers"}
+LANGUAGES = {*RUN, "bash", "yaml", "python", "toml", "text", "json", "sudoers"}
 ALL = [block for page in pages() for block in blocks(page)]
 
 

@@ -51,6 +51,8 @@ def test_every_flag() -> None:
         "qos": "urgent",
         "constraint": "a100&ib",
         "array": "0-15%4",
+        "signal": "USR1@120",
+        "requeue": True,
         "launcher": "mpirun",
         "env": ["A=1=2", "B="],
         "container": "/images/x.sif",
@@ -72,6 +74,10 @@ def test_every_flag() -> None:
         ({"tasks_per_node": -1}, "--tasks-per-node must be at least 1, not -1"),
         ({"cpus": 0}, "--cpus must be at least 1, not 0"),
         ({"gpus": -1}, "--gpus must be at least 0, not -1"),
+        (
+            {"signal": "KILL@60"},
+            "--signal must be a signal and seconds before the time limit, such as USR1@120, not 'KILL@60'",
+        ),
         ({"mem": "lots"}, "--mem: 'lots' is not an amount of memory; write it as 4G, 4GiB or 4096 (MB)"),
         ({"mem": "0"}, "--mem: '0' is less than 1MiB"),
         (
