@@ -16,7 +16,7 @@ from payload.errors import UsageError
 from payload.models import bert, gpt, lstm, vit
 from payload.nn.base import Context, Unit
 from payload.nn.loss import SoftmaxCrossEntropy
-from payload.optim import SGD
+from payload.optim.adamw import AdamW
 from payload.parallel.schedule import InTurn
 from payload.parallel.stage import Batch, Stage
 from tests.support.oracle import TOLERANCE, Tensors, assert_same_gradients, stored, tensors
@@ -133,6 +133,15 @@ CASES = {
 }
 
 
+def _adamw(units: list[Unit], theirs: Tensors) -> torch.optim.Optimizer:
+    decayed = {p.name: p.decay for unit in units for p in unit.layer.parameters}
+    groups = [
+        {"params": [theirs[name] for name in decayed if decayed[name] is decay], "weight_decay": 0.1 * decay}
+        for decay in (True, False)
+    ]
+    return torch.optim.AdamW(groups, lr=0.01)
+
+
 @pytest.mark.parametrize("dtype", ["float64", "float32"])
 @pytest.mark.parametrize("name", CASES)
 def test_model_is_pytorchs_for_ten_iterations(name: str, dtype: str, device: Device) -> None:
@@ -142,7 +151,8 @@ def test_model_is_pytorchs_for_ten_iterations(name: str, dtype: str, device: Dev
     storage.values += device.asarray(0.05 * rng.standard_normal(storage.values.shape), dtype)
     theirs = tensors(units, device)
     schedule = InTurn(Stage(units, storage), SoftmaxCrossEntropy(Context(device)))
-    ours, optimizer = SGD(device, storage.values, momentum=0.9), torch.optim.SGD(theirs.values(), 0.05, 0.9)
+    ours = AdamW(device, storage.values, storage.segments, weight_decay=0.1)
+    optimizer = _adamw(units, theirs)
     x, targets = case.batch(rng)
     x = x.astype(dtype) if x.dtype == "float64" else x
     count = int((targets >= 0).sum())
@@ -162,7 +172,7 @@ def test_model_is_pytorchs_for_ten_iterations(name: str, dtype: str, device: Dev
         loss.backward()  # type: ignore[no-untyped-call]
         assert_same_gradients(units, theirs, device)
         optimizer.step()
-        ours.step(storage.values, storage.grads, lr=0.05)
+        ours.step(storage.values, storage.grads, lr=0.01)
 
 
 @pytest.mark.parametrize(
