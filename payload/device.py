@@ -36,6 +36,12 @@ _FLOAT32 = np.dtype("float32")
 _BLOCK_BYTES = 1 << 18
 """Rows that are worked on at once on a CPU: they and what comes of them stay in the second-level cache."""
 
+_MATRIX_BYTES = 1 << 19
+"""Of a temporary matrix on a CPU: half of its second-level cache."""
+
+_GPU_MATRIX_BYTES = 1 << 28
+"""Likewise on a GPU, where only memory bounds it: large enough for products at full speed."""
+
 
 @dataclass(frozen=True, slots=True)
 class Kernel:
@@ -80,8 +86,11 @@ class Device(Protocol):
     def blocked(self, function: Callable[..., None], *arrays: Array) -> None:
         """Call ``function`` on the same rows of all arrays, as many at once as is fast here.
 
-        It must treat rows alike and write its results into rows that it was given.
+        It must treat rows alike, and write its results into rows that it was given or add them up.
         """
+
+    def rows_at_once(self, row_bytes: int) -> int:
+        """How many rows of a temporary matrix to make before they are used."""
 
     def erf(self, x: Array) -> Array:
         """The error function of float32 or float64 numbers."""
@@ -141,6 +150,9 @@ class Cpu:
         step = max(1, _BLOCK_BYTES // max(row_bytes, 1))
         for start in range(0, rows, step):
             function(*(array[start : start + step] for array in arrays))
+
+    def rows_at_once(self, row_bytes: int) -> int:
+        return max(1, _MATRIX_BYTES // row_bytes)
 
     def erf(self, x: Array) -> Array:
         return erf(x)
@@ -212,6 +224,9 @@ class Gpu:
 
     def blocked(self, function: Callable[..., None], *arrays: Array) -> None:
         function(*arrays)
+
+    def rows_at_once(self, row_bytes: int) -> int:
+        return max(1, _GPU_MATRIX_BYTES // row_bytes)
 
     def erf(self, x: Array) -> Array:
         y: Array = self._erf(x)

@@ -1,0 +1,145 @@
+"""Batch normalisation (Ioffe and Szegedy 2015, arXiv:1502.03167)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from payload.comm.solo import Solo
+from payload.device import Array, wide
+from payload.nn.base import Context
+from payload.nn.parameter import Init, Parameter, ones, zeros
+from payload.nn.tape import Tape
+
+
+class BatchNorm:
+    """y = (x - mean) / √(variance + ε) · gain + bias for each channel, the last axis; then ReLU on request.
+
+    Mean and variance are those of the micro-batch on all data-parallel ranks together, so that dividing it
+    among more ranks changes no number; or of this rank's own samples. An evaluation takes running averages.
+    """
+
+    def __init__(
+        self,
+        context: Context,
+        name: str,
+        channels: int,
+        *,
+        relu: bool = False,
+        synchronised: bool = True,
+        momentum: float = 0.1,
+        epsilon: float = 1e-5,
+        gain: Init = ones,
+    ) -> None:
+        """
+        Args:
+            synchronised: over the data-parallel ranks, by a small sum in each pass.
+            momentum: the weight of the newest micro-batch in the running averages.
+        """
+        self._device, self._relu = context.device, relu
+        self._comm = context.dp if synchronised else Solo()
+        self._momentum, self._epsilon = momentum, epsilon
+        self.gain = Parameter(context, f"{name}.gain", (channels,), gain)
+        self.bias = Parameter(context, f"{name}.bias", (channels,), zeros)
+        self._running_mean: Array = context.device.xp.zeros(channels)
+        self._running_variance: Array = context.device.xp.ones(channels)
+        self.state = {f"{name}.mean": self._running_mean, f"{name}.variance": self._running_variance}
+
+    @property
+    def parameters(self) -> Sequence[Parameter]:
+        return [self.gain, self.bias]
+
+    def forward(self, x: Array, tape: Tape) -> Array:
+        """(..., channels) → the same shape"""
+        xp, rows = self._device.xp, x.reshape(-1, x.shape[-1])
+        y: Array = xp.empty(rows.shape, x.dtype)
+        if tape.training:
+            count, mean, variance = self._moments(rows)
+            if not tape.again:
+                self._track(count, mean, variance)
+        else:
+            count, mean, variance = xp.ones(1), self._running_mean, self._running_variance
+        inverse = 1 / xp.sqrt(variance + self._epsilon)
+        slope = self.gain.value * inverse
+        slope, offset = _wide(x, slope, self.bias.value - mean * slope)
+
+        def normalise(x: Array, y: Array) -> None:
+            z = xp.multiply(x, slope, out=y if y.dtype == slope.dtype else None)
+            z += offset
+            if self._relu:
+                z *= z > 0
+            if z is not y:
+                y[...] = z
+
+        self._device.blocked(normalise, rows, y)
+        tape.push(rows, y if self._relu else None, count, mean, inverse)
+        return y.reshape(x.shape)
+
+    def backward(self, dy: Array, tape: Tape) -> Array:
+        """(..., channels) → the same shape"""
+        rows, y, count, mean, inverse = tape.pop()
+        xp, dy_rows = self._device.xp, dy.reshape(rows.shape)
+        dx: Array = xp.empty(rows.shape, dy.dtype)  # at first the gradient by what ReLU was given
+        (centre,) = _wide(dy, mean)
+        sums: Array = xp.zeros((2, len(mean)))  # Σ dz, Σ dz · (x - mean)
+
+        def add_up(x: Array, dy: Array, dx: Array, *y: Array) -> None:
+            dz = xp.multiply(dy, y[0] > 0, out=dx) if y else dy
+            centred = x - centre
+            centred *= dz
+            sums[0] += dz.sum(axis=0, dtype=centre.dtype)
+            sums[1] += centred.sum(axis=0)
+
+        self._device.blocked(add_up, rows, dy_rows, dx, *([] if y is None else [y]))
+        sums[1] *= inverse
+        self.bias.add(sums[0])
+        self.gain.add(sums[1])
+        self._comm.allreduce(sums)
+        slope = self.gain.value * inverse
+        tilt = -slope * inverse * sums[1] / count
+        slope, tilt, offset = _wide(dy, slope, tilt, -slope * sums[0] / count - mean * tilt)
+
+        def combine(x: Array, dz: Array, dx: Array) -> None:
+            shift = x * tilt
+            shift += offset
+            scaled = xp.multiply(dz, slope, out=dx if dx.dtype == slope.dtype else None)
+            xp.add(scaled, shift, out=scaled)
+            if scaled is not dx:
+                dx[...] = scaled
+
+        self._device.blocked(combine, rows, dy_rows if y is None else dx, dx)
+        return dx.reshape(dy.shape)
+
+    def _moments(self, rows: Array) -> tuple[Array, Array, Array]:
+        """Number of rows, and each channel's mean and variance, in float64, over all ranks."""
+        xp, channels = self._device.xp, rows.shape[1]
+        sums: Array = xp.zeros((3, channels))  # Σ 1, Σ x, Σ x²
+
+        def add_up(x: Array) -> None:
+            (x,) = _wide(x, x)
+            x = x - origin  # near the mean, so that float32 loses nothing where that is large
+            sums[1] += x.sum(axis=0)
+            x *= x
+            sums[2] += x.sum(axis=0)
+
+        if count := len(rows):
+            (origin,) = _wide(rows, rows[0])
+            self._device.blocked(add_up, rows)
+            shift = origin.astype("float64")
+            sums[2] += shift * (2 * sums[1] + count * shift)
+            sums[1] += count * shift
+            sums[0] = count
+        self._comm.allreduce(sums)
+        total = xp.maximum(sums[0], 1)
+        mean = sums[1] / total
+        return total, mean, xp.maximum(sums[2] / total - mean * mean, 0)
+
+    def _track(self, count: Array, mean: Array, variance: Array) -> None:
+        """Move the running averages; that of the variance is of its unbiased estimate."""
+        self._running_mean += self._momentum * (mean - self._running_mean)
+        unbiased = variance * (count / self._device.xp.maximum(count - 1, 1))
+        self._running_variance += self._momentum * (unbiased - self._running_variance)
+
+
+def _wide(like: Array, *arrays: Array) -> list[Array]:
+    """The arrays in the precision to compute in with one such as ``like``."""
+    return [array.astype(wide(like.dtype), copy=False) for array in arrays]

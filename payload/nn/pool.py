@@ -1,0 +1,118 @@
+"""Pooling over images whose channels come last: (B, height, width, channels)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Sequence
+
+from payload.device import Array
+from payload.nn.base import Context
+from payload.nn.parameter import Parameter
+from payload.nn.tape import Tape
+from payload.nn.windows import output_size
+
+
+class _Pool:
+    """What poolings share: windows whose positions are gone through one by one."""
+
+    parameters: Sequence[Parameter] = ()
+
+    def __init__(self, context: Context, kernel: int, *, stride: int | None = None, padding: int = 0) -> None:
+        """``stride``: by default the kernel's size, so that windows do not overlap."""
+        self._xp = context.device.xp
+        self._kernel, self._stride, self._padding = kernel, stride or kernel, padding
+
+    def output_size(self, size: int) -> int:
+        """Height or width of the output for that of an input."""
+        return output_size(size, self._kernel, self._stride, self._padding)
+
+    def _pad(self, x: Array, value: float) -> Array:
+        if not self._padding:
+            return x
+        along = (self._padding, self._padding)
+        padded: Array = self._xp.pad(x, ((0, 0), along, along, (0, 0)), constant_values=value)
+        return padded
+
+    def _unpad(self, padded: Array) -> Array:
+        _, height, width, _ = padded.shape
+        edge = self._padding
+        return padded[:, edge : height - edge, edge : width - edge]
+
+    def _positions(self, padded: Array) -> Iterator[Array]:
+        """Each window's first position, then its second, ...: views (B, H', W', C) of the padded input."""
+        _, height, width, _ = padded.shape
+        kernel, stride = self._kernel, self._stride
+        for i in range(kernel):
+            for j in range(kernel):
+                yield padded[:, i : height - kernel + i + 1 : stride, j : width - kernel + j + 1 : stride]
+
+
+class MaxPool2d(_Pool):
+    """The largest of each window; its gradient goes to the first position that has it."""
+
+    def forward(self, x: Array, tape: Tape) -> Array:
+        """(B, H, W, C) → (B, H', W', C)"""
+        padded = self._pad(x, -math.inf)
+        positions = self._positions(padded)
+        y = next(positions).copy()
+        for position in positions:
+            self._xp.maximum(y, position, out=y)
+        tape.push(padded, y)
+        return y
+
+    def backward(self, dy: Array, tape: Tape) -> Array:
+        """(B, H', W', C) → (B, H, W, C)"""
+        padded, y = tape.pop()
+        dx: Array = self._xp.zeros(padded.shape, dy.dtype)
+        left = self._xp.ones(y.shape, bool)  # windows whose largest is not yet found
+        for position, gradient in zip(self._positions(padded), self._positions(dx), strict=True):
+            found = (position == y) & left
+            left &= ~found
+            self._xp.add(gradient, dy * found, out=gradient)
+        return self._unpad(dx)
+
+
+class AveragePool2d(_Pool):
+    """The mean of each window; padding counts as zeros."""
+
+    def forward(self, x: Array, tape: Tape) -> Array:
+        """(B, H, W, C) → (B, H', W', C)"""
+        padded = self._pad(x, 0)
+        positions = self._positions(padded)
+        y = next(positions).copy()
+        for position in positions:
+            y += position
+        y /= self._kernel * self._kernel
+        tape.push(padded.shape)
+        return y
+
+    def backward(self, dy: Array, tape: Tape) -> Array:
+        """(B, H', W', C) → (B, H, W, C)"""
+        (shape,) = tape.pop()
+        dx: Array = self._xp.zeros(shape, dy.dtype)
+        share = dy / (self._kernel * self._kernel)
+        for gradient in self._positions(dx):
+            self._xp.add(gradient, share, out=gradient)
+        return self._unpad(dx)
+
+
+class GlobalAveragePool:
+    """The mean of each channel over the whole image."""
+
+    parameters: Sequence[Parameter] = ()
+
+    def __init__(self, context: Context) -> None:
+        self._xp = context.device.xp
+
+    def forward(self, x: Array, tape: Tape) -> Array:
+        """(B, H, W, C) → (B, C)"""
+        tape.push(x.shape)
+        y: Array = x.mean(axis=(1, 2))
+        return y
+
+    def backward(self, dy: Array, tape: Tape) -> Array:
+        """(B, C) → (B, H, W, C)"""
+        (shape,) = tape.pop()
+        dx: Array = self._xp.empty(shape, dy.dtype)
+        dx[...] = (dy / (shape[1] * shape[2]))[:, None, None]
+        return dx
