@@ -1,4 +1,4 @@
-"""``python -m payload train|gemm|probe|telemetry``: parse, then hand over."""
+"""``python -m payload train|gemm|probe|...``: parse, then hand over."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ import sys
 from collections.abc import Sequence
 
 from payload.comm.launch import launcher_rank
-from payload.config import Config, GemmConfig, ProbeConfig, TelemetryConfig, TrainConfig, parse
+from payload.config import AlignConfig, Config, GemmConfig, ProbeConfig, TelemetryConfig, TrainConfig, parse
 from payload.errors import LaunchError, PayloadError, UsageError
 from payload.host import cpu_flags, cpu_vendor
 
@@ -17,6 +17,7 @@ _MODULES: dict[type[Config], str] = {
     GemmConfig: "payload.gemm",
     ProbeConfig: "payload.probe",
     TelemetryConfig: "payload.telemetry",
+    AlignConfig: "payload.align",
 }
 
 

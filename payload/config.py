@@ -143,13 +143,21 @@ class TelemetryConfig:
     interval_s: float = setting(1.0, positive, "S", "seconds between samples", flag="interval")
 
 
-Config = TrainConfig | GemmConfig | ProbeConfig | TelemetryConfig
+@dataclass(frozen=True, slots=True)
+class AlignConfig:
+    """line a run's metrics and telemetry up by time"""
+
+    folder: Path = required(Path, "DIR", "a job's or run's, with metrics.jsonl and telemetry/")
+
+
+Config = TrainConfig | GemmConfig | ProbeConfig | TelemetryConfig | AlignConfig
 
 _COMMANDS: dict[str, type[Config]] = {
     "train": TrainConfig,
     "gemm": GemmConfig,
     "probe": ProbeConfig,
     "telemetry": TelemetryConfig,
+    "align": AlignConfig,
 }
 
 
