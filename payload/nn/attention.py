@@ -82,7 +82,7 @@ class Attention:
     def _attend(self, q: Array, k: Array, v: Array, o: Array, log_sums: Array, *keys: Array) -> None:
         """Of some heads of some samples, in any order of the first two axes: set ``o`` and ``log_sums``."""
         xp = self._device.xp
-        q = q * self._width**-0.5
+        q = _scaled(q, self._width**-0.5)
         for at, seen in self._blocks(q.shape[-2]):
             shares = self._scores(q, k, at, seen)
             top = shares.max(axis=-1, keepdims=True)
@@ -100,7 +100,7 @@ class Attention:
         q, k, v, o, log_sums, do, dq, dk, dv, *keys = arrays
         xp, matmul, kind = self._device.xp, self._device.matmul, q.dtype
         scale = self._width**-0.5
-        q = q * scale
+        q = _scaled(q, scale)
         dk[...] = 0
         dv[...] = 0
         for at, seen in self._blocks(q.shape[-2]):
@@ -169,3 +169,10 @@ class Attention:
             self._device.blocked(function, *(array.swapaxes(0, 1) for array in some))
 
         self._device.blocked(sample, *arrays)
+
+
+def _scaled(q: Array, scale: float) -> Array:
+    """Of the same dtype, unlike a product of bfloat16 with Python's float."""
+    scaled: Array = q.copy()
+    scaled *= scale
+    return scaled

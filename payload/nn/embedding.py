@@ -82,7 +82,7 @@ class TiedHead:
         rows = dy.reshape(-1, dy.shape[-1])
         self.table.add_product(rows, x.reshape(-1, x.shape[-1]))
         if self.bias:
-            self.bias.add(rows.sum(axis=0))
+            self.bias.add(rows.sum(axis=0, dtype=self.bias.grad.dtype))
         dx = self._device.matmul(rows, self.table.value)
         self._tp.allreduce(dx)
         return dx.reshape(x.shape)

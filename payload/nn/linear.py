@@ -73,7 +73,7 @@ class Linear:
         rows = dy.reshape(-1, dy.shape[-1])
         self.weight.add_product(x.reshape(-1, x.shape[-1]), rows)
         if self.bias:
-            self.bias.add(rows.sum(axis=0))
+            self.bias.add(rows.sum(axis=0, dtype=self.bias.grad.dtype))
         dx = self._device.matmul(rows, self._matrix().T)
         if self._split == "columns":
             self._tp.allreduce(dx)

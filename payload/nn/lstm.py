@@ -73,7 +73,7 @@ class LSTM:
         rows = dgates.reshape(-1, 4 * size)
         self.weight_x.add_product(x.reshape(len(rows), x.shape[2]), rows)
         self.weight_h.add_product(hidden[:-1].reshape(len(rows), size), rows)
-        self.bias.add(rows.sum(axis=0))
+        self.bias.add(rows.sum(axis=0, dtype=self.bias.grad.dtype))
         dx: Array = xp.ascontiguousarray(matmul(rows, self.weight_x.value.T).reshape(x.shape).swapaxes(0, 1))
         return dx
 

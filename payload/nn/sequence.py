@@ -53,7 +53,7 @@ class ClassToken:
 
     def backward(self, dy: Array, tape: Tape) -> Array:  # noqa: ARG002
         """(B, 1 + T, C) → (B, T, C)"""
-        self.token.add(dy[:, 0].sum(axis=0))
+        self.token.add(dy[:, 0].sum(axis=0, dtype=self.token.grad.dtype))
         return dy[:, 1:]
 
 

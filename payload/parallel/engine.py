@@ -6,6 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
+
 from payload.device import Array, Device
 from payload.nn.base import Unit
 from payload.optim.base import Optimizer
@@ -13,6 +15,7 @@ from payload.parallel.mesh import Mesh
 from payload.parallel.schedule import Schedule
 from payload.parallel.stage import Batch
 from payload.parallel.storage import Storage
+from payload.precision import LossScale
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,6 +26,7 @@ class Outcome:
     grad_norm: float  # of that mean, over all parameters, before clipping
     targets: int  # in the global batch
     votes: tuple[float, ...] = ()  # sums over all ranks
+    skipped: bool = False  # for gradients that overflowed; the loss scale has been lowered
 
     @property
     def finite(self) -> bool:
@@ -51,6 +55,7 @@ class Engine:
         units: Sequence[Unit],
         seed: int = 0,
         clip: float = math.inf,
+        loss_scale: LossScale | None = None,
     ) -> None:
         """
         Args:
@@ -59,8 +64,10 @@ class Engine:
         """
         self.device, self.mesh, self.storage, self.optimizer = device, mesh, storage, optimizer
         self.units = units
+        self.loss_scale = loss_scale or LossScale()
         self._schedule, self._seed, self._clip = schedule, seed, clip
 
+    @np.errstate(over="ignore", invalid="ignore")  # the outcome tells
     def step(
         self,
         batches: Sequence[Batch],
@@ -78,20 +85,23 @@ class Engine:
                 put right by what was really counted.
             votes: numbers of this rank that are summed along, so that ranks agree at no cost.
 
-        A step whose numbers are not finite changes nothing.
+        A step whose numbers are not finite changes nothing, but the loss scale.
         """
         self.storage.begin()
-        sums = self._schedule.train(batches, scale=1 / targets, seed=self._seed, iteration=iteration)
+        factor = self.loss_scale.value / targets
+        sums = self._schedule.train(batches, scale=factor, seed=self._seed, iteration=iteration)
         self.storage.reduce()
         mine = 1.0 if self.mesh.tp.rank == 0 else 0.0  # tensor-parallel ranks have the same sums
         loss, count, squares, *voted = self.mesh.world.sum(
             [mine * float(sums.loss), mine * float(sums.count), float(self._squares()), *votes]
         )
-        scale = targets / count if count else 0.0
-        outcome = Outcome(
-            loss / count if count else 0.0, math.sqrt(squares) * scale, int(count), tuple(voted)
-        )
+        scale = targets / count / self.loss_scale.value if count else 0.0
+        mean, norm = loss / count if count else 0.0, math.sqrt(squares) * scale
+        # A loss that is not finite is not the scale's fault.
+        overflow = math.isfinite(mean) and not math.isfinite(norm) and self.loss_scale.overflowed()
+        outcome = Outcome(mean, norm, int(count), tuple(voted), skipped=overflow)
         if outcome.finite:
+            self.loss_scale.held()
             if outcome.grad_norm > self._clip:
                 scale *= self._clip / outcome.grad_norm
             self.optimizer.step(self.storage.values, self.storage.grads, lr=lr, scale=scale)

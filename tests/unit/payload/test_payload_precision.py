@@ -1,0 +1,205 @@
+"""Half precision: layers keep to the format, training reaches what float32 does, overflow is survived."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+
+from payload.data import digits
+from payload.device import Array, Device
+from payload.models import bert, gpt, lstm, mlp, vit
+from payload.nn.base import Context, Unit
+from payload.nn.linear import Linear
+from payload.nn.loss import SoftmaxCrossEntropy
+from payload.nn.tape import Draw, Tape
+from payload.optim.sgd import SGD
+from payload.parallel.engine import Engine
+from payload.parallel.mesh import alone
+from payload.parallel.schedule import InTurn
+from payload.parallel.stage import Batch, Stage
+from payload.parallel.storage import Storage
+from payload.precision import PRECISIONS, LossScale, loss_scale
+
+Builder = Callable[[Context], list[Unit]]
+
+_SMALL = {"layers": 1, "heads": 2, "width": 16}
+MODELS: dict[
+    str, tuple[Builder, tuple[int, ...], bool]
+] = {  # with the shape of inputs, and if they are tokens
+    "mlp": (lambda context: mlp.build(context, inputs=12, classes=5, hidden=(16,)), (12,), False),
+    "gpt": (lambda context: gpt.build(context, vocabulary=32, length=6, dropout=0.1, **_SMALL), (6,), True),
+    "bert": (lambda context: bert.build(context, vocabulary=32, length=6, dropout=0.1, **_SMALL), (6,), True),
+    "vit": (
+        lambda context: vit.build(context, side=8, channels=3, patch=4, classes=5, **_SMALL),
+        (8, 8, 3),
+        False,
+    ),
+    "lstm": (
+        lambda context: lstm.build(context, classes=32, vocabulary=32, length=6, hidden=8, layers=1),
+        (6,),
+        True,
+    ),
+}
+
+
+def _passes(model: str, precision: str, device: Device) -> tuple[Array, Array]:
+    """Logits and gradients of one micro-batch; what passes between units is in the format."""
+    build, shape, tokens = MODELS[model]
+    formats = PRECISIONS[precision]
+    units = build(Context(device))
+    storage = Storage(device, units, alone().dp, seed=1, dtype=formats.compute, master_dtype=formats.master)
+    rng = np.random.default_rng(2)
+    x = rng.integers(0, 32, (3, *shape)) if tokens else rng.standard_normal((3, *shape))
+    at = device.asarray(x) if tokens else device.asarray(x, formats.compute)
+    tape = Tape(draw=Draw(1, 1, device.asarray(np.arange(3, dtype="uint32"))))
+    storage.begin()
+    for unit in units:
+        at = unit.layer.forward(at, tape)
+        assert at.dtype == formats.compute, f"out of {unit.name}"
+    logits = device.to_host(at).astype("float64")
+    labels = device.asarray(rng.integers(0, logits.shape[-1], logits.shape[:-1]))
+    loss = SoftmaxCrossEntropy(Context(device))
+    loss.forward(at, labels, tape)
+    at = loss.backward(1 / labels.size, tape)
+    for unit in reversed(units):
+        assert at.dtype == formats.compute, f"gradient into {unit.name}"
+        at = unit.layer.backward(at, tape)
+        storage.produced(unit, last=True)
+    assert storage.grads.dtype == formats.master
+    return logits, device.to_host(storage.grads).astype("float64")
+
+
+@pytest.mark.parametrize(("precision", "bound"), [("bf16", 0.05), ("fp16", 0.01)])
+@pytest.mark.parametrize("model", MODELS)
+def test_layers_keep_to_the_format(model: str, precision: str, bound: float, device: Device) -> None:
+    for ours, theirs in zip(_passes(model, precision, device), _passes(model, "fp32", device), strict=True):
+        assert np.linalg.norm(ours - theirs) < bound * np.linalg.norm(theirs)
+        assert (ours != theirs).any()
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_sums_over_rows_are_float32(precision: str, device: Device) -> None:
+    formats, count = PRECISIONS[precision], 5000  # bfloat16 counts to 256, float16 to 2048
+    linear = Linear(Context(device), "l", 1, 1)
+    units = [Unit("l", linear)]
+    storage = Storage(device, units, alone().dp, seed=1, dtype=formats.compute)
+    storage.begin()
+    tape = Tape()
+    ones = device.asarray(np.ones((count, 1)), formats.compute)
+    linear.forward(ones, tape)
+    linear.backward(ones, tape)
+    assert device.to_host(storage.grads).tolist() == [count, count]
+
+
+def _engine(device: Device, precision: str, scale: LossScale | None = None) -> Engine:
+    formats = PRECISIONS[precision]
+    mesh, context = alone(), Context(device)
+    units = mlp.build(context, inputs=digits.PIXELS, classes=digits.CLASSES, hidden=(48,))
+    storage = Storage(device, units, mesh.dp, seed=1, dtype=formats.compute, master_dtype=formats.master)
+    optimizer = SGD(device, storage.values, storage.segments, momentum=0.9)
+    schedule = InTurn(Stage(units, storage), SoftmaxCrossEntropy(context))
+    scale = scale or loss_scale(precision, None)
+    return Engine(device, mesh, storage, schedule, optimizer, units=units, loss_scale=scale)
+
+
+def _batches(device: Device, precision: str, size: int) -> list[Batch]:
+    training, _ = digits.load()
+    order = np.random.default_rng(1).permutation(len(training.labels))
+    x = device.asarray(training.x[order], PRECISIONS[precision].compute)
+    labels = device.asarray(training.labels[order])
+    places = device.asarray(np.arange(size, dtype="uint32"))
+    return [
+        Batch(x[at : at + size], labels[at : at + size], places) for at in range(0, len(labels) - size, size)
+    ]
+
+
+@pytest.mark.parametrize("precision", ["bf16", "fp16"])
+def test_training_reaches_what_float32_reaches(precision: str, device: Device) -> None:
+    def accuracy(precision: str) -> float:
+        engine = _engine(device, precision)
+        iteration = 0
+        for _ in range(6):
+            for batch in _batches(device, precision, 64):
+                iteration += 1
+                outcome = engine.step([batch], targets=64, iteration=iteration, lr=0.05)
+                assert outcome.finite
+        _, held_out = digits.load()
+        x = device.asarray(held_out.x, PRECISIONS[precision].compute)
+        nobody = device.asarray(np.arange(0, dtype="uint32"))
+        return engine.evaluate([Batch(x, device.asarray(held_out.labels), nobody)]).accuracy
+
+    assert accuracy("fp32") > 0.94
+    assert abs(accuracy(precision) - accuracy("fp32")) <= 0.01
+
+
+def test_a_step_that_overflows_is_left_out_and_the_scale_recovers(device: Device) -> None:
+    scale = LossScale(2.0**24, dynamic=True, interval=3)
+    engine = _engine(device, "fp16", scale)
+    batch = _batches(device, "fp16", 64)[0]
+    before = device.to_host(engine.storage.values).copy()
+    outcome = engine.step([batch], targets=64, iteration=1, lr=0.05)
+    assert outcome.skipped
+    assert not outcome.finite
+    assert math.isfinite(outcome.loss)
+    assert (device.to_host(engine.storage.values) == before).all()
+    assert (scale.value, scale.skipped) == (2.0**23, 1)
+    outcomes = [engine.step([batch], targets=64, iteration=2, lr=0.05) for _ in range(12)]
+    went_well = [not outcome.skipped for outcome in outcomes]
+    assert went_well.index(True) < 8
+    assert 1 + went_well.count(False) == scale.skipped
+    assert outcomes[-1].loss < outcome.loss
+    first = outcomes[went_well.index(True)]
+    assert first.grad_norm == pytest.approx(
+        _engine(device, "fp32")
+        .step(_batches(device, "fp32", 64)[:1], targets=64, iteration=1, lr=0)
+        .grad_norm,
+        rel=1e-2,
+    )
+
+
+def test_without_a_dynamic_scale_an_overflow_is_no_outcome(device: Device) -> None:
+    engine = _engine(device, "fp16", LossScale(2.0**24))
+    outcome = engine.step(_batches(device, "fp16", 64)[:1], targets=64, iteration=1, lr=0.05)
+    assert not outcome.finite
+    assert not outcome.skipped
+
+
+def test_a_loss_that_is_not_finite_is_not_the_scales_fault(device: Device) -> None:
+    engine = _engine(device, "fp16")
+    engine.storage.values += 6e4
+    engine.storage.publish()
+    outcome = engine.step(_batches(device, "fp16", 64)[:1], targets=64, iteration=1, lr=0.05)
+    assert not outcome.skipped
+    assert not outcome.finite
+    assert engine.loss_scale.value == 2.0**16
+
+
+def test_the_scale_grows_after_its_interval_and_gives_up_at_one() -> None:
+    scale = LossScale(4.0, dynamic=True, interval=2)
+    scale.held()
+    assert scale.overflowed()
+    scale.held()
+    assert scale.value == 2
+    scale.held()
+    assert scale.value == 4
+    assert [scale.overflowed() for _ in range(3)] == [True, True, False]
+    again = LossScale(64.0, dynamic=True)
+    again.restore(scale.state)
+    assert again.state == scale.state == {"value": 1.0, "skipped": 3, "unbroken": 0}
+
+
+@pytest.mark.parametrize(
+    ("precision", "wanted", "value", "dynamic"),
+    [
+        ("fp16", None, 2.0**16, True),
+        ("fp16", 8.0, 8.0, False),
+        ("bf16", None, 1.0, False),
+        ("fp32", None, 1.0, False),
+    ],
+)
+def test_who_scales(precision: str, wanted: float | None, value: float, dynamic: bool) -> None:
+    scale = loss_scale(precision, wanted)
+    assert (scale.value, scale.dynamic) == (value, dynamic)
