@@ -9,22 +9,13 @@ import torch
 
 from payload.device import Array, Device
 from payload.nn.base import Layer, Unit
-from payload.nn.tape import Draw, Tape
-from payload.parallel.mesh import alone
-from payload.parallel.storage import Storage
+from payload.nn.tape import Tape
+from tests.support.layers import stored
 
 torch.set_num_threads(1)  # the models are tiny, and the machine is shared
 
 Tensors = dict[str, torch.Tensor]
 TOLERANCE = {"float64": 1e-9, "float32": 1e-4}
-
-
-def stored(units: Sequence[Unit], device: Device, dtype: str = "float64") -> Storage:
-    """The units' parameters and gradients in flat arrays, at the beginning of an iteration."""
-    dp = alone().dp
-    storage = Storage(device, units, dp, seed=1, dtype=dtype, master_dtype=dtype)
-    storage.begin()
-    return storage
 
 
 def tensors(units: Sequence[Unit], device: Device) -> Tensors:
@@ -34,11 +25,6 @@ def tensors(units: Sequence[Unit], device: Device) -> Tensors:
         name: torch.tensor(device.to_host(p.value).copy(), requires_grad=True)
         for name, p in parameters.items()
     }
-
-
-def draw(count: int) -> Draw:
-    """Of ``count`` samples, on the host."""
-    return Draw(seed=3, iteration=5, samples=np.arange(count, dtype="uint32"))
 
 
 def assert_close(ours: Array, theirs: torch.Tensor | Array | None, what: str) -> None:
@@ -81,16 +67,3 @@ def compare(
     if real:
         assert_close(device.to_host(dx).copy(), tensor.grad, "dx")
     assert_same_gradients(units, weights, device)
-
-
-def slope(function: Callable[[], float], variable: Array, step: float = 1e-6) -> Array:
-    """Central differences of a function of ``variable``, which is moved in place."""
-    result = np.zeros_like(variable)
-    for index in np.ndindex(variable.shape):
-        value = variable[index]
-        variable[index] = value + step
-        above = function()
-        variable[index] = value - step
-        result[index] = (above - function()) / (2 * step)
-        variable[index] = value
-    return result

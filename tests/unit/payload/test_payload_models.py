@@ -19,7 +19,8 @@ from payload.nn.loss import SoftmaxCrossEntropy
 from payload.optim.adamw import AdamW
 from payload.parallel.schedule import InTurn
 from payload.parallel.stage import Batch, Stage
-from tests.support.oracle import TOLERANCE, Tensors, assert_same_gradients, stored, tensors
+from tests.support.layers import stored
+from tests.support.oracle import TOLERANCE, Tensors, assert_same_gradients, tensors
 
 _V, _T, _C, _HEADS = 24, 6, 16, 4
 

@@ -24,7 +24,8 @@ from payload.nn.parameter import normal
 from payload.nn.residual import Residual
 from payload.nn.sequence import ClassToken, Patches, Pick, Positions
 from payload.nn.tape import Draw, Tape
-from tests.support.oracle import Tensors, assert_close, compare, draw, slope, stored
+from tests.support.layers import draw, slope, stored
+from tests.support.oracle import Tensors, assert_close, compare
 
 Theirs = Callable[[Tensors, torch.Tensor], torch.Tensor]
 

@@ -1,0 +1,39 @@
+"""The payload's layers, ready to run, and the slopes that their gradients should be."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import numpy as np
+
+from payload.device import Array, Device
+from payload.nn.base import Unit
+from payload.nn.tape import Draw
+from payload.parallel.mesh import alone
+from payload.parallel.storage import Storage
+
+
+def stored(units: Sequence[Unit], device: Device, dtype: str = "float64") -> Storage:
+    """The units' parameters and gradients in flat arrays, at the beginning of an iteration."""
+    dp = alone().dp
+    storage = Storage(device, units, dp, seed=1, dtype=dtype, master_dtype=dtype)
+    storage.begin()
+    return storage
+
+
+def draw(count: int) -> Draw:
+    """Of ``count`` samples, on the host."""
+    return Draw(seed=3, iteration=5, samples=np.arange(count, dtype="uint32"))
+
+
+def slope(function: Callable[[], float], variable: Array, step: float = 1e-6) -> Array:
+    """Central differences of a function of ``variable``, which is moved in place."""
+    result = np.zeros_like(variable)
+    for index in np.ndindex(variable.shape):
+        value = variable[index]
+        variable[index] = value + step
+        above = function()
+        variable[index] = value - step
+        result[index] = (above - function()) / (2 * step)
+        variable[index] = value
+    return result
