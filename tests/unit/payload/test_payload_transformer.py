@@ -107,10 +107,14 @@ CASES = {
         ),
     ),
     "causal": Case(
-        lambda c: Attention(c, "a", 8, 2, causal=True, init=normal(0.5)), (2, 9, 8), _attention(True)
+        lambda c: Attention(c, "a", 8, 2, causal=True, init=normal(0.5), dropout=0.3),
+        (2, 9, 8),
+        _attention(True),
     ),
     "bidirectional": Case(
-        lambda c: Attention(c, "a", 8, 2, causal=False, init=normal(0.5)), (2, 5, 8), _attention(False)
+        lambda c: Attention(c, "a", 8, 2, causal=False, init=normal(0.5), dropout=0.3),
+        (2, 5, 8),
+        _attention(False),
     ),
     "lstm": Case(lambda c: LSTM(c, "l", 2, 3), (2, 5, 2), _lstm),
 }
