@@ -30,9 +30,20 @@ class Batch:
     """The batch, and for how long."""
 
     global_batch_size: int = setting(64, count, "N", "samples in an iteration, over all ranks")
+    micro_batch_size: int | None = setting(
+        None, count, "N", "samples that a rank works on at once; by default all of its share"
+    )
     epochs: int = setting(30, count, "N", "passes over the training set")
     iterations: int | None = setting(None, count, "N", "stop after this many iterations, if sooner")
     seed: int = setting(0, whole(0), "N", "of the weights and of the order of samples")
+
+
+@dataclass(frozen=True, slots=True)
+class Layout:
+    """The layout: what is split over ranks; the batch is, over those that are left."""
+
+    tp: int = setting(1, count, "N", "ranks that split each layer's tensors")
+    pp: int = setting(1, count, "N", "ranks that split the model's layers, as stages of a pipeline")
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,6 +94,7 @@ class TrainConfig:
 
     model: Model = section(Model)
     batch: Batch = section(Batch)
+    layout: Layout = section(Layout)
     optimizer: Optimizer = section(Optimizer)
     precision: Precision = section(Precision)
     measuring: Measuring = section(Measuring)

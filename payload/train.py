@@ -18,15 +18,16 @@ from payload.device import Array, Device, choose
 from payload.errors import PayloadError, UsageError
 from payload.metrics import Metrics, Work
 from payload.models import mlp
-from payload.nn.base import Context, Unit
+from payload.nn.base import Unit
 from payload.nn.loss import SoftmaxCrossEntropy
 from payload.optim.base import Optimizer
 from payload.optim.sgd import SGD
+from payload.parallel.build import assemble
 from payload.parallel.engine import Engine, Evaluation, Outcome
 from payload.parallel.mesh import Mesh, make_mesh
-from payload.parallel.schedule import InTurn
-from payload.parallel.stage import Batch, Stage
+from payload.parallel.stage import Batch
 from payload.parallel.storage import Storage
+from payload.precision import PRECISIONS
 from payload.settings import to_toml
 from payload.timing import CommTimes, timed_mesh, timed_optimizer, timed_units
 from payload.trace import Trace, make_trace
@@ -55,7 +56,7 @@ def train(config: TrainConfig, device: Device, world: MpiCommunicator) -> None:
         raise UsageError(f"--global-batch-size {wanted} is above the {samples} samples")
     trace = make_trace(device, config.measuring)
     times = CommTimes(device)
-    mesh = timed_mesh(make_mesh(world), times, trace)
+    mesh = timed_mesh(make_mesh(world, tp=config.layout.tp, pp=config.layout.pp), times, trace)
     units = _units(config, device, mesh)
     engine = _engine(config, device, mesh, timed_units(units, trace), trace)
     work = Work(flops=sum(unit.flops for unit in units))
@@ -63,22 +64,19 @@ def train(config: TrainConfig, device: Device, world: MpiCommunicator) -> None:
     together(world, lambda: _keep(config) if world.rank == 0 else None)
     metrics.introduce()
 
-    mine = shard(len(held_out.labels), mesh.dp.rank, mesh.dp.size)
-    held_out_share = Batch(
-        held_out.x[mine], held_out.labels[mine], device.asarray(np.arange(0, dtype="uint32"))
-    )
+    held_out_share = _share(config, held_out, np.arange(len(held_out.labels)), mesh, device)
     started = time.perf_counter()
     evaluation = Evaluation(math.nan, math.nan)
     for step, epoch, ends_epoch, indices in _schedule(config, samples):
         metrics.begin()
         trace.next()
         with trace.span("batch", "data"):
-            share = _share(training, indices, mesh, device)
-        outcome = engine.step([share], targets=len(indices), iteration=step, lr=lr)
+            share = _share(config, training, indices, mesh, device)
+        outcome = engine.step(share, targets=len(indices), iteration=step, lr=lr)
         _check_finite(step, outcome)
         metrics.iteration(step, epoch, outcome, lr=lr, samples=len(indices))
         if ends_epoch:
-            evaluation = engine.evaluate([held_out_share])
+            evaluation = engine.evaluate(held_out_share)
             accuracy, test_loss = evaluation.accuracy, evaluation.loss
             metrics.evaluation(step, epoch, evaluation)
             losses = f"loss {outcome.loss:.4f}  test loss {test_loss:.4f}"
@@ -89,35 +87,38 @@ def train(config: TrainConfig, device: Device, world: MpiCommunicator) -> None:
 
 def _units(config: TrainConfig, device: Device, mesh: Mesh) -> list[Unit]:
     """The model that was asked for."""
-    context = Context(device, tp=mesh.tp, dp=mesh.dp)
-    return mlp.build(context, inputs=digits.PIXELS, classes=digits.CLASSES, hidden=config.model.hidden)
+    return mlp.build(
+        mesh.context(device), inputs=digits.PIXELS, classes=digits.CLASSES, hidden=config.model.hidden
+    )
 
 
 def _engine(config: TrainConfig, device: Device, mesh: Mesh, units: Sequence[Unit], trace: Trace) -> Engine:
     """The model on the mesh."""
-    storage = Storage(
+    return assemble(
         device,
+        mesh,
         units,
-        mesh.dp,
+        SoftmaxCrossEntropy(mesh.context(device)),
+        lambda storage: timed_optimizer(_optimizer(config, storage), trace),
         seed=config.batch.seed,
-        dtype=config.precision.dtype,
-        master_dtype=config.precision.dtype,
+        precision=PRECISIONS[config.precision.precision],
     )
-    schedule = InTurn(Stage(units, storage), SoftmaxCrossEntropy(Context(device)))
-    optimizer = timed_optimizer(_optimizer(config, storage), trace)
-    return Engine(device, mesh, storage, schedule, optimizer, units=units, seed=config.batch.seed)
 
 
 def _optimizer(config: TrainConfig, storage: Storage) -> Optimizer:
     return SGD(storage.home, storage.values, storage.segments, momentum=config.optimizer.momentum)
 
 
-def _share(training: digits.Split, indices: Array, mesh: Mesh, device: Device) -> Batch:
-    """This rank's share of a global batch."""
+def _share(
+    config: TrainConfig, samples: digits.Split, indices: Array, mesh: Mesh, device: Device
+) -> list[Batch]:
+    """This rank's share of a global batch, in as many micro-batches as the largest share needs."""
     mine = shard(len(indices), mesh.dp.rank, mesh.dp.size)
     chosen = device.asarray(indices[mine])
-    places = np.arange(mine.start, mine.stop, dtype="uint32")
-    return Batch(training.x[chosen], training.labels[chosen], device.asarray(places))
+    places = device.asarray(np.arange(mine.start, mine.stop, dtype="uint32"))
+    largest = -(-len(indices) // mesh.dp.size)
+    micro_batches = -(-largest // (config.batch.micro_batch_size or largest))
+    return Batch(samples.x[chosen], samples.labels[chosen], places).cut(micro_batches)
 
 
 def _schedule(config: TrainConfig, samples: int) -> Iterator[tuple[int, int, bool, Array]]:

@@ -12,6 +12,7 @@ from payload.device import Array, Device
 from payload.nn.base import Unit
 from payload.optim.base import Optimizer
 from payload.parallel.mesh import Mesh
+from payload.parallel.placement import Ties
 from payload.parallel.schedule import Schedule
 from payload.parallel.stage import Batch
 from payload.parallel.storage import Storage
@@ -53,6 +54,7 @@ class Engine:
         optimizer: Optimizer,
         *,
         units: Sequence[Unit],
+        ties: Ties,
         seed: int = 0,
         clip: float = math.inf,
         loss_scale: LossScale | None = None,
@@ -60,10 +62,11 @@ class Engine:
         """
         Args:
             units: of this rank's stage: those whose parameters ``storage`` holds.
+            ties: those of their parameters that other stages have, too.
             clip: the norm above which gradients are scaled down to it.
         """
         self.device, self.mesh, self.storage, self.optimizer = device, mesh, storage, optimizer
-        self.units = units
+        self.units, self.ties = units, ties
         self.loss_scale = loss_scale or LossScale()
         self._schedule, self._seed, self._clip = schedule, seed, clip
 
@@ -90,7 +93,7 @@ class Engine:
         self.storage.begin()
         factor = self.loss_scale.value / targets
         sums = self._schedule.train(batches, scale=factor, seed=self._seed, iteration=iteration)
-        self.storage.reduce()
+        self.storage.reduce(across=self.ties.sum)
         mine = 1.0 if self.mesh.tp.rank == 0 else 0.0  # tensor-parallel ranks have the same sums
         loss, count, squares, *voted = self.mesh.world.sum(
             [mine * float(sums.loss), mine * float(sums.count), float(self._squares()), *votes]
@@ -124,7 +127,8 @@ class Engine:
         flat = self.storage.grads
         total: Array | float = 0.0
         for segment in self.storage.segments:
-            if segment.parameter.axis is not None or self.mesh.tp.rank == 0:
+            parted = segment.parameter.axis is not None
+            if (parted or self.mesh.tp.rank == 0) and self.ties.counts(segment.parameter):
                 piece = flat[segment.start : segment.stop]
                 total = total + (piece @ piece).astype("float64")
         return total

@@ -7,7 +7,9 @@ from dataclasses import dataclass
 from payload.comm.base import Communicator
 from payload.comm.mpi import MpiCommunicator
 from payload.comm.solo import Solo
+from payload.device import Device
 from payload.errors import UsageError
+from payload.nn.base import Context
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,13 +22,9 @@ class Mesh:
     tp: Communicator  # other parts of the same tensors
     pp: Communicator  # other stages of the same samples
 
-    @property
-    def first_stage(self) -> bool:
-        return self.pp.rank == 0
-
-    @property
-    def last_stage(self) -> bool:
-        return self.pp.rank == self.pp.size - 1
+    def context(self, device: Device) -> Context:
+        """What the layers of this rank are built with."""
+        return Context(device, tp=self.tp, dp=self.dp)
 
 
 def alone() -> Mesh:

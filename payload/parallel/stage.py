@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 
 from payload.device import Array
 from payload.nn.base import Unit
@@ -13,18 +14,29 @@ from payload.parallel.storage import Storage
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """A micro-batch, on the device. On a pipeline the first stage reads the inputs, the last the targets."""
+    """A micro-batch, on the device. Every stage of a pipeline is given all of it, though only the first
+    computes with the inputs, and the last with the targets."""
 
     inputs: Array  # (B, ...)
     targets: Array  # (B,) or (B, ...)
     samples: Array  # (B,) uint32: each sample's place in the global batch
 
+    def cut(self, pieces: int) -> list[Batch]:
+        """Into micro-batches of nearly the same size, some empty if there are fewer samples."""
+        count = len(self.samples)
+        bounds = [count * piece // pieces for piece in range(pieces + 1)]
+        return [
+            Batch(self.inputs[start:stop], self.targets[start:stop], self.samples[start:stop])
+            for start, stop in pairwise(bounds)
+        ]
+
 
 class Stage:
     """A run of units, whose parameters a storage holds."""
 
-    def __init__(self, units: Sequence[Unit], storage: Storage) -> None:
-        self.units, self.storage = units, storage
+    def __init__(self, units: Sequence[Unit], storage: Storage, tied: Unit | None = None) -> None:
+        """``tied``: the parameters that other stages use too (see ``placement.Ties``)."""
+        self.units, self.storage, self._tied = units, storage, tied
 
     def forward(self, x: Array, tape: Tape) -> Array:
         for unit in self.units:
@@ -39,4 +51,6 @@ class Stage:
             self.storage.gather(unit, backward=True)
             dy = unit.layer.backward(dy, tape)
             self.storage.produced(unit, last=last)
+        if self._tied:
+            self.storage.produced(self._tied, last=last)
         return dy

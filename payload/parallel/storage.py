@@ -12,7 +12,7 @@ N data-parallel ranks each owning an N-th of every group of units:
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 from numpy.typing import DTypeLike
@@ -21,7 +21,7 @@ from payload.comm.base import Communicator
 from payload.device import Array, Cpu, Device
 from payload.nn.base import Unit
 from payload.parallel.gradients import Gradients, Kept, Transient
-from payload.parallel.layout import Group, lay_out
+from payload.parallel.layout import Group, Segment, lay_out
 from payload.parallel.weights import Gathered, Resident, Weights
 
 BUCKET_BYTES = 25 << 20
@@ -134,9 +134,14 @@ class Storage:
         self._weights.release()
         self._gradients.produced(unit, last=last)
 
-    def reduce(self) -> None:
-        """Wait until ``grads`` are sums over the data-parallel ranks."""
+    def reduce(self, across: Callable[[Array, Sequence[Segment]], None] = lambda *_: None) -> None:
+        """Wait until ``grads`` are sums over the data-parallel ranks.
+
+        Args:
+            across: what else to do to these sums, in place on the device.
+        """
         self._gradients.finish()
+        across(self._sums, self.segments)
         if self._offloaded:
             self.grads[...] = self._device.to_host(self._sums)
 

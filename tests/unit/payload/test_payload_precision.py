@@ -16,10 +16,10 @@ from payload.nn.linear import Linear
 from payload.nn.loss import SoftmaxCrossEntropy
 from payload.nn.tape import Draw, Tape
 from payload.optim.sgd import SGD
+from payload.parallel.build import assemble
 from payload.parallel.engine import Engine
 from payload.parallel.mesh import alone
-from payload.parallel.schedule import InTurn
-from payload.parallel.stage import Batch, Stage
+from payload.parallel.stage import Batch
 from payload.parallel.storage import Storage
 from payload.precision import PRECISIONS, LossScale, loss_scale
 
@@ -95,14 +95,17 @@ def test_sums_over_rows_are_float32(precision: str, device: Device) -> None:
 
 
 def _engine(device: Device, precision: str, scale: LossScale | None = None) -> Engine:
-    formats = PRECISIONS[precision]
-    mesh, context = alone(), Context(device)
-    units = mlp.build(context, inputs=digits.PIXELS, classes=digits.CLASSES, hidden=(48,))
-    storage = Storage(device, units, mesh.dp, seed=1, dtype=formats.compute, master_dtype=formats.master)
-    optimizer = SGD(device, storage.values, storage.segments, momentum=0.9)
-    schedule = InTurn(Stage(units, storage), SoftmaxCrossEntropy(context))
-    scale = scale or loss_scale(precision, None)
-    return Engine(device, mesh, storage, schedule, optimizer, units=units, loss_scale=scale)
+    context = Context(device)
+    return assemble(
+        device,
+        alone(),
+        mlp.build(context, inputs=digits.PIXELS, classes=digits.CLASSES, hidden=(48,)),
+        SoftmaxCrossEntropy(context),
+        lambda storage: SGD(device, storage.values, storage.segments, momentum=0.9),
+        seed=1,
+        precision=PRECISIONS[precision],
+        loss_scale=scale or loss_scale(precision, None),
+    )
 
 
 def _batches(device: Device, precision: str, size: int) -> list[Batch]:

@@ -39,9 +39,13 @@ def one_rank(alone: Runner, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return out
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
-def test_losses_are_those_of_one_rank(mpirun: Runner, one_rank: Path, tmp_path: Path, ranks: int) -> None:
-    answer = mpirun(ranks, "train", *_SMALL, "--out", str(tmp_path))
+@pytest.mark.parametrize(
+    ("ranks", "layout"), [(2, ""), (3, "--micro-batch-size 7"), (4, "--pp 2 --micro-batch-size 7")]
+)
+def test_losses_are_those_of_one_rank(
+    mpirun: Runner, one_rank: Path, tmp_path: Path, ranks: int, layout: str
+) -> None:
+    answer = mpirun(ranks, "train", *_SMALL, *layout.split(), "--out", str(tmp_path))
     assert answer.returncode == 0, answer.stderr
     assert _losses(tmp_path) == pytest.approx(_losses(one_rank), abs=1e-6, rel=0)
     assert len(_losses(tmp_path)) == 2 * 29
@@ -135,6 +139,23 @@ def test_what_cannot_be_had_is_one_line(alone: Runner, arguments: tuple[str, ...
     assert answer.returncode == 2
     assert message in answer.stderr
     assert len(answer.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize(
+    ("layout", "message"),
+    [
+        ("--pp 4", "--tp 1 x --pp 4 does not divide the 2 ranks: start a multiple of 4"),
+        ("--pp 2 --hidden 2 --tp 3", "--tp 3 x --pp 2 does not divide the 2 ranks: start a multiple of 6"),
+        ("--tp 2", "--tp 2: this model has no tensor-parallel layers"),
+    ],
+)
+def test_a_layout_that_cannot_be_is_refused(
+    mpirun: Runner, tmp_path: Path, layout: str, message: str
+) -> None:
+    answer = mpirun(2, "train", *layout.split(), "--out", str(tmp_path))
+    assert answer.returncode == 2
+    assert f"payload: error: {message}" in answer.stderr
+    assert answer.stderr.count("payload: error: ") == 1
 
 
 def test_what_only_rank_0_cannot_do_stops_all(mpirun: Runner) -> None:

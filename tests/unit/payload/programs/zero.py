@@ -14,11 +14,12 @@ from payload.nn.loss import SoftmaxCrossEntropy
 from payload.nn.parameter import Parameter
 from payload.nn.tape import Tape
 from payload.optim.sgd import SGD
-from payload.parallel.engine import Engine, Outcome
+from payload.parallel.build import assemble
+from payload.parallel.engine import Outcome
 from payload.parallel.mesh import Mesh, alone, make_mesh
-from payload.parallel.schedule import InTurn
-from payload.parallel.stage import Batch, Stage
+from payload.parallel.stage import Batch
 from payload.parallel.storage import Storage
+from payload.precision import PRECISIONS
 
 STEPS, SAMPLES, MICRO_BATCHES = 4, 12, 3
 
@@ -65,17 +66,24 @@ def share(device: Device, step: int, dp: Communicator) -> Sequence[Batch]:
 
 def run(device: Device, mesh: Mesh, **options: object) -> tuple[list[Outcome], Storage, dict[str, Array]]:
     units = build(device)
-    storage = Storage(device, units, mesh.dp, seed=3, dtype="float64", master_dtype="float64", **options)  # type: ignore[arg-type]
-    schedule = InTurn(Stage(units, storage), SoftmaxCrossEntropy(Context(device)))
-    optimizer = SGD(storage.home, storage.values, storage.segments, momentum=0.9)
-    engine = Engine(device, mesh, storage, schedule, optimizer, units=units, clip=2.0)
+    engine = assemble(
+        device,
+        mesh,
+        units,
+        SoftmaxCrossEntropy(mesh.context(device)),
+        lambda storage: SGD(storage.home, storage.values, storage.segments, momentum=0.9),
+        seed=3,
+        clip=2.0,
+        precision=PRECISIONS["fp64"],
+        **options,  # type: ignore[arg-type]
+    )
     outcomes = []
     for step in range(STEPS):
         batches = share(device, step, mesh.dp)
         outcomes.append(engine.step(batches, targets=SAMPLES, iteration=step, lr=0.1))
         loss = engine.evaluate(batches).loss
         assert step == 0 or np.isfinite(loss)
-    return outcomes, storage, pieces(storage)
+    return outcomes, engine.storage, pieces(engine.storage)
 
 
 def pieces(storage: Storage) -> dict[str, Array]:

@@ -1,0 +1,63 @@
+"""How many micro-batches are in flight on each stage, under 1F1B and where all forward passes come first."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from payload.comm import mpi
+from payload.device import Array, Cpu
+from payload.nn.base import Context, Sequential, Unit
+from payload.nn.loss import SoftmaxCrossEntropy
+from payload.nn.tape import Tape
+from payload.optim.sgd import SGD
+from payload.parallel import pipeline
+from payload.parallel.build import assemble
+from payload.parallel.mesh import make_mesh
+from payload.parallel.stage import Batch
+
+MICRO_BATCHES = 7
+
+
+class Counting(Sequential):
+    """Knows how many of its forward passes still wait for their backward pass."""
+
+    flying = most = 0
+
+    def forward(self, x: Array, tape: Tape) -> Array:  # noqa: ARG002
+        self.flying += 1
+        self.most = max(self.most, self.flying)
+        return x
+
+    def backward(self, dy: Array, tape: Tape) -> Array:  # noqa: ARG002
+        self.flying -= 1
+        return dy
+
+
+def all_forward_first(micro_batches: int, later_stages: int) -> Iterator[bool]:
+    yield from [True] * micro_batches
+    yield from [False] * micro_batches
+
+
+def most_in_flight() -> int:
+    device, layer = Cpu(), Counting()
+    engine = assemble(
+        device,
+        make_mesh(world, pp=world.size),
+        [Unit(str(rank), layer) for rank in range(world.size)],
+        SoftmaxCrossEntropy(Context(device)),
+        lambda storage: SGD(device, storage.values, storage.segments, momentum=0),
+    )
+    batch = Batch(np.ones((20, 3), "float32"), np.zeros(20, int), np.arange(20, dtype="uint32"))
+    for iteration in (1, 2):
+        engine.step(batch.cut(MICRO_BATCHES), targets=20, iteration=iteration, lr=0.1)
+    assert layer.flying == 0
+    return layer.most
+
+
+mpi.start()
+world = mpi.MpiCommunicator()
+assert most_in_flight() == world.size - world.rank
+pipeline.one_forward_one_backward = all_forward_first
+assert most_in_flight() == MICRO_BATCHES

@@ -1,0 +1,59 @@
+"""Every layout trains as one rank does: the same losses, from the same seeds, for any split of the work."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import pytest
+
+from payload.device import Device
+from payload.parallel.mesh import alone as on_one_rank
+from tests.unit.payload.programs.layouts import CLIP, CORE, MODELS, Case, every, train
+
+Runner = Callable[..., subprocess.CompletedProcess[str]]
+
+
+@pytest.fixture(scope="module")
+def reference(device: Device) -> Callable[[str], dict[str, Any]]:
+    """What one rank makes of a model, its batches uncut."""
+
+    @cache
+    def of(model: str) -> dict[str, Any]:
+        return train(Case(model), on_one_rank(), device)
+
+    return of
+
+
+def _compare(answer: subprocess.CompletedProcess[str], cases: list[Case], reference: Any) -> None:
+    assert answer.returncode == 0, answer.stderr
+    found = json.loads(answer.stdout)
+    assert list(found) == [str(case) for case in cases]
+    wrong = {}
+    for case in cases:
+        ours, theirs = found[str(case)], reference(case.model)
+        for figure, tolerance in (("losses", 1e-5), ("norms", 1e-4), ("evaluation", 1e-5)):
+            if ours[figure] != pytest.approx(theirs[figure], rel=tolerance):
+                wrong[str(case), figure] = (ours[figure], theirs[figure])
+    assert not wrong
+
+
+@pytest.mark.parametrize("ranks", CORE)
+def test_layouts_follow_one_rank(program: Runner, reference: Any, ranks: int) -> None:
+    _compare(program(ranks, "layouts.py", "core"), CORE[ranks], reference)
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("ranks", CORE)
+def test_all_layouts_follow_one_rank(program: Runner, reference: Any, ranks: int) -> None:
+    _compare(program(ranks, "layouts.py", "all"), list(every(ranks)), reference)
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_the_reference_is_clipped_and_learns(reference: Any, model: str) -> None:
+    losses, norms = reference(model)["losses"], reference(model)["norms"]
+    assert losses[-1] < losses[0]
+    assert min(norms) < CLIP < max(norms)

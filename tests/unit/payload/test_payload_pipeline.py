@@ -1,0 +1,76 @@
+"""Where units are placed on a pipeline, and in which order micro-batches pass through it."""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Callable
+from itertools import combinations, pairwise
+
+import numpy as np
+import pytest
+
+from payload.device import Cpu
+from payload.errors import UsageError
+from payload.models import mlp
+from payload.nn.base import Context, Sequential, Unit
+from payload.nn.linear import Linear
+from payload.parallel.pipeline import one_forward_one_backward
+from payload.parallel.placement import split
+from payload.parallel.stage import Batch
+
+Runner = Callable[..., subprocess.CompletedProcess[str]]
+_CONTEXT = Context(Cpu())
+
+
+def _units(flops: list[float]) -> list[Unit]:
+    return [Unit(str(number), Sequential(), flops=each) for number, each in enumerate(flops)]
+
+
+@pytest.mark.parametrize("stages", [1, 2, 3, 5, 8])
+def test_the_heaviest_stage_is_as_light_as_can_be(stages: int) -> None:
+    rng = np.random.default_rng(stages)
+    for _ in range(20):
+        units = _units(list(rng.integers(0, 50, 8)))
+        found = split(units, stages)
+        assert [unit for stage in found for unit in stage] == units
+        assert all(found)
+        cuts = ([0, *inner, 8] for inner in combinations(range(1, 8), stages - 1))
+        best = min(max(sum(u.flops for u in units[a:b]) for a, b in pairwise(cut)) for cut in cuts)
+        assert max(sum(unit.flops for unit in stage) for stage in found) == best
+
+
+def test_parameters_decide_where_work_does_not() -> None:
+    sizes = (50, 2, 2, 2)
+    units = [Unit(str(n), Linear(_CONTEXT, str(n), n, n)) for n in sizes]
+    assert [len(stage) for stage in split(units, 2)] == [1, 3]
+
+
+def test_more_stages_than_units_are_refused() -> None:
+    with pytest.raises(UsageError, match="--pp 4: the model can only be cut into 3 stages"):
+        split(mlp.build(_CONTEXT, inputs=2, classes=2, hidden=(2, 2)), 4)
+
+
+@pytest.mark.parametrize(("micro_batches", "later"), [(0, 2), (1, 0), (1, 3), (4, 0), (4, 2), (2, 5)])
+def test_each_micro_batch_goes_forward_then_backward(micro_batches: int, later: int) -> None:
+    flying, most = 0, 0
+    for forward in one_forward_one_backward(micro_batches, later):
+        flying += 1 if forward else -1
+        most = max(most, flying)
+        assert flying >= 0
+    assert flying == 0
+    assert most == min(micro_batches, later + 1)
+
+
+def test_a_stage_keeps_no_more_micro_batches_than_there_are_stages(program: Runner) -> None:
+    answer = program(4, "flight.py")
+    assert answer.returncode == 0, answer.stderr
+
+
+def test_a_batch_is_cut_evenly_with_empty_pieces_where_it_must() -> None:
+    batch = Batch(np.arange(6).reshape(3, 2), np.arange(3), np.arange(3, dtype="uint32"))
+    pieces = batch.cut(5)
+    assert [len(piece.samples) for piece in pieces] == [0, 1, 0, 1, 1]
+    for field in ("inputs", "targets", "samples"):
+        np.testing.assert_array_equal(
+            np.concatenate([getattr(p, field) for p in pieces]), getattr(batch, field)
+        )
