@@ -86,8 +86,8 @@ class BatchNorm:
             dz = xp.multiply(dy, y[0] > 0, out=dx) if y else dy
             centred = x - centre
             centred *= dz
-            sums[0] += dz.sum(axis=0, dtype=centre.dtype)
-            sums[1] += centred.sum(axis=0)
+            sums[0] += _sum(dz)
+            sums[1] += _sum(centred)
 
         self._device.blocked(add_up, rows, dy_rows, dx, *([] if y is None else [y]))
         sums[1] *= inverse
@@ -117,9 +117,9 @@ class BatchNorm:
         def add_up(x: Array) -> None:
             (x,) = _wide(x, x)
             x = x - origin  # near the mean, so that float32 loses nothing where that is large
-            sums[1] += x.sum(axis=0)
+            sums[1] += _sum(x)
             x *= x
-            sums[2] += x.sum(axis=0)
+            sums[2] += _sum(x)
 
         if count := len(rows):
             (origin,) = _wide(rows, rows[0])
@@ -138,6 +138,19 @@ class BatchNorm:
         self._running_mean += self._momentum * (mean - self._running_mean)
         unbiased = variance * (count / self._device.xp.maximum(count - 1, 1))
         self._running_variance += self._momentum * (unbiased - self._running_variance)
+
+
+_LANES = 32
+
+
+def _sum(rows: Array) -> Array:
+    """(N, channels) → (channels,): faster and with smaller errors for adding up interleaved rows first."""
+    channels, even = rows.shape[1], len(rows) // _LANES * _LANES
+    dtype = wide(rows.dtype)
+    total: Array = rows[even:].sum(axis=0, dtype=dtype)
+    lanes = rows[:even].reshape(-1, _LANES * channels).sum(axis=0, dtype=dtype)
+    total += lanes.reshape(_LANES, channels).sum(axis=0)
+    return total
 
 
 def _wide(like: Array, *arrays: Array) -> list[Array]:

@@ -1,0 +1,159 @@
+"""Convolutional networks beside the same ones in PyTorch: loss, every gradient, and ten iterations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch.nn import functional
+
+from payload.device import Device
+from payload.errors import UsageError
+from payload.models import resnet
+from payload.nn.base import Context, Unit, state_of
+from payload.nn.loss import SoftmaxCrossEntropy
+from payload.optim.sgd import SGD
+from payload.parallel.schedule import InTurn
+from payload.parallel.stage import Batch, Stage
+from payload.recompute import recomputed
+from tests.support.oracle import TOLERANCE, Tensors, assert_same_gradients, stored, tensors
+
+SAMPLES, CLASSES = 5, 4
+
+
+class Theirs:
+    """The layers that these networks are made of, on images with channels second."""
+
+    def __init__(self, weights: Tensors, units: list[Unit]) -> None:
+        self.weights = weights
+        self.state = {
+            name: torch.full(array.shape, float(name.endswith("variance")))
+            for name, array in state_of([unit.layer for unit in units]).items()
+        }
+
+    def conv(self, name: str, x: torch.Tensor, stride: int = 1, *, relu: bool = False) -> torch.Tensor:
+        weight = self.weights[f"{name}.weight"].flip(1, 2).permute(3, 0, 1, 2)
+        y = functional.conv2d(x, weight, None, stride, weight.shape[2] // 2)
+        gain, bias = (self.weights[f"{name}.norm.{part}"] for part in ("gain", "bias"))
+        state = [self.state[f"{name}.norm.{part}"].to(x.dtype) for part in ("mean", "variance")]
+        y = functional.batch_norm(y, *state, gain, bias, training=True)
+        for part, array in zip(("mean", "variance"), state, strict=True):
+            self.state[f"{name}.norm.{part}"] = array
+        return functional.relu(y) if relu else y
+
+    def block(self, name: str, x: torch.Tensor, stride: int) -> torch.Tensor:
+        y = x
+        if f"{name}.conv2.weight" in self.weights:
+            y = self.conv(f"{name}.conv0", y, relu=True)
+            y = self.conv(f"{name}.conv1", y, stride, relu=True)
+            y = self.conv(f"{name}.conv2", y)
+        else:
+            y = self.conv(f"{name}.conv0", y, stride, relu=True)
+            y = self.conv(f"{name}.conv1", y)
+        if f"{name}.shortcut.weight" in self.weights:
+            x = self.conv(f"{name}.shortcut", x, stride)
+        return functional.relu(y + x)
+
+    def resnet(self, x: torch.Tensor) -> torch.Tensor:
+        large = self.weights["stem.weight"].shape[1] == 7
+        x = self.conv("stem", x, 2 if large else 1, relu=True)
+        x = functional.max_pool2d(x, 3, 2, 1) if large else x
+        for name in dict.fromkeys(name.split(".conv")[0] for name in self.weights if ".conv" in name):
+            stage, block = name.split(".")
+            x = self.block(name, x, 2 if stage != "stage0" and block == "block0" else 1)
+        return functional.linear(x.mean(dim=(2, 3)), self.weights["head.weight"].T, self.weights["head.bias"])
+
+
+@dataclass(frozen=True)
+class Case:
+    """A network, the shape of its images, and PyTorch's logits."""
+
+    build: Callable[[Context], list[Unit]]
+    shape: tuple[int, int, int]
+    theirs: Callable[[Theirs, torch.Tensor], torch.Tensor]
+
+
+def _resnet(depth: int, side: int, channels: int, **sizes: Any) -> Case:
+    return Case(
+        lambda c: resnet.build(
+            c, depth=depth, side=side, channels=channels, classes=CLASSES, width=4, **sizes
+        ),
+        (side, side, channels),
+        Theirs.resnet,
+    )
+
+
+CASES = {
+    "resnet18": _resnet(18, 16, 3),
+    "resnet18-odd": _resnet(18, 13, 1),
+    "resnet50": _resnet(50, 16, 1),
+    "resnet50-large": _resnet(50, 65, 3),
+}
+
+
+@pytest.mark.parametrize("dtype", ["float64", "float32"])
+@pytest.mark.parametrize("name", CASES)
+def test_network_is_pytorchs_for_ten_iterations(name: str, dtype: str, device: Device) -> None:
+    case, rng = CASES[name], np.random.default_rng(4)
+    units = case.build(Context(device))
+    storage = stored(units, device, dtype)
+    storage.values += device.asarray(0.1 * rng.standard_normal(storage.values.shape), dtype)
+    weights = tensors(units, device)
+    theirs = Theirs(weights, units)
+    x, labels = rng.standard_normal((SAMPLES, *case.shape)).astype(dtype), rng.integers(0, CLASSES, SAMPLES)
+    batch = Batch(
+        device.asarray(x), device.asarray(labels), device.asarray(np.arange(SAMPLES, dtype="uint32"))
+    )
+    schedule = InTurn(Stage(units, storage), SoftmaxCrossEntropy(Context(device)))
+    ours = SGD(device, storage.values, storage.segments, momentum=0.9)
+    optimizer = torch.optim.SGD(weights.values(), lr=0.01, momentum=0.9)
+    for iteration in range(10):
+        storage.begin()
+        sums = schedule.train([batch], scale=1 / SAMPLES, seed=0, iteration=iteration)
+        logits = case.theirs(theirs, torch.tensor(x).permute(0, 3, 1, 2))
+        loss = functional.cross_entropy(logits, torch.tensor(labels))
+        assert float(sums.loss) / SAMPLES == pytest.approx(loss.item(), rel=TOLERANCE[dtype])
+        optimizer.zero_grad()
+        loss.backward()  # type: ignore[no-untyped-call]
+        if dtype == "float64" or iteration == 0:
+            assert_same_gradients(units, weights, device)
+        optimizer.step()
+        ours.step(storage.values, storage.grads, lr=0.01)
+    for part, array in state_of([unit.layer for unit in units]).items():
+        expected = theirs.state[part]
+        bound = 10 * TOLERANCE[dtype] * float(expected.abs().max())
+        np.testing.assert_allclose(device.to_host(array), expected, atol=bound, err_msg=part)
+
+
+@pytest.mark.parametrize(("depth", "millions", "multiply_adds"), [(18, 11.69, 1.814e9), (50, 25.56, 4.089e9)])
+def test_sizes_are_torchvisions(depth: int, millions: float, multiply_adds: float, device: Device) -> None:
+    units = resnet.build(Context(device), depth=depth, side=224, classes=1000)
+    size = sum(parameter.size for unit in units for parameter in unit.layer.parameters)
+    assert size / 1e6 == pytest.approx(millions, abs=0.005)
+    assert sum(unit.flops for unit in units) == pytest.approx(2 * multiply_adds, rel=0.001)
+
+
+def test_recomputation_changes_no_number(device: Device) -> None:
+    results = []
+    for wrap in (list, recomputed):
+        units = wrap(CASES["resnet18"].build(Context(device)))
+        storage, rng = stored(units, device), np.random.default_rng(3)
+        storage.values += device.asarray(0.1 * rng.standard_normal(storage.values.shape))
+        x, labels = rng.standard_normal((SAMPLES, 16, 16, 3)), np.arange(SAMPLES) % CLASSES
+        places = np.arange(SAMPLES, dtype="uint32")
+        batch = Batch(device.asarray(x), device.asarray(labels), device.asarray(places))
+        schedule = InTurn(Stage(units, storage), SoftmaxCrossEntropy(Context(device)))
+        schedule.train([batch] * 2, scale=1, seed=0, iteration=1)
+        state = state_of([unit.layer for unit in units])
+        results.append([device.to_host(array).copy() for array in (storage.grads, *state.values())])
+    for plain, again in zip(*results, strict=True):
+        np.testing.assert_array_equal(plain, again)
+
+
+def test_a_depth_that_is_not_there(device: Device) -> None:
+    with pytest.raises(UsageError, match="there is no ResNet-20: take one of 18, 34, 50, 101, 152"):
+        resnet.build(Context(device), depth=20, classes=10)
