@@ -67,6 +67,23 @@ class Precision:
 
 
 @dataclass(frozen=True, slots=True)
+class Checkpoints:
+    """Checkpoints."""
+
+    save_interval: int | None = setting(
+        None, count, "N", "iterations between checkpoints; else there are none"
+    )
+    save: str = choice("async", ("async", "sync"), "sync: training waits until a checkpoint is on disk")
+    keep: int = setting(2, count, "N", "checkpoints to keep, the newest")
+    checkpoints: Path | None = setting(
+        None, Path, "DIR", "folder for them, the same on all nodes (default: checkpoints in --out)"
+    )
+    resume: str = setting(
+        "never", str, "auto|never|DIR", "go on from the newest checkpoint, or from that one"
+    )
+
+
+@dataclass(frozen=True, slots=True)
 class Measuring:
     """What is measured."""
 
@@ -97,6 +114,7 @@ class TrainConfig:
     layout: Layout = section(Layout)
     optimizer: Optimizer = section(Optimizer)
     precision: Precision = section(Precision)
+    checkpoints: Checkpoints = section(Checkpoints)
     measuring: Measuring = section(Measuring)
     run: Run = section(Run)
 

@@ -107,6 +107,15 @@ class Device(Protocol):
     def elapsed_s(self, start: Mark, end: Mark) -> float:
         """Seconds between two marks, for which a GPU is waited for."""
 
+    def has_passed(self, mark: Mark) -> bool:
+        """Whether the work before a mark is done."""
+
+    def pin(self, host: Array) -> None:
+        """Let host memory be the target of ``copy_out`` while the host does other things."""
+
+    def copy_out(self, array: Array, host: Array) -> None:
+        """Begin to copy an array into pinned host memory; what is put on the stream later comes after."""
+
     def memory_bytes(self) -> int:
         """What this process holds of the device's memory; on a CPU its resident set, at its highest."""
 
@@ -168,6 +177,15 @@ class Cpu:
 
     def elapsed_s(self, start: Mark, end: Mark) -> float:
         return float(end - start)
+
+    def has_passed(self, mark: Mark) -> bool:  # noqa: ARG002
+        return True
+
+    def pin(self, host: Array) -> None:
+        """Nothing to do."""
+
+    def copy_out(self, array: Array, host: Array) -> None:
+        np.copyto(host, array)
 
     def memory_bytes(self) -> int:
         return host_memory_bytes()
@@ -253,6 +271,18 @@ class Gpu:
     def elapsed_s(self, start: Mark, end: Mark) -> float:
         end.synchronize()
         return float(self.xp.cuda.get_elapsed_time(start, end)) / 1e3
+
+    def has_passed(self, mark: Mark) -> bool:
+        return bool(mark.done)
+
+    def pin(self, host: Array) -> None:
+        self.xp.cuda.runtime.hostRegister(host.ctypes.data, host.nbytes, 0)
+
+    def copy_out(self, array: Array, host: Array) -> None:
+        if isinstance(array, np.ndarray):  # such as an optimizer's state that was offloaded
+            np.copyto(host, array)
+        else:
+            array.get(out=host, blocking=False)
 
     def memory_bytes(self) -> int:
         return int(self.xp.get_default_memory_pool().total_bytes())

@@ -4,10 +4,16 @@
     ├── UsageError      2   the command line is wrong, or asks for what is not there
     └── LaunchError     3   the launcher started other ranks than MPI sees
 
+A run that was asked to stop by a signal has no error: it ends with ``STOPPED``.
+
 All other exceptions are bugs or a broken machine: they leave a traceback and abort the whole MPI job.
 """
 
 from __future__ import annotations
+
+STOPPED = 75
+"""Exit code of a run that saved a checkpoint because a signal asked it to stop, and can be started again from
+it: EX_TEMPFAIL of sysexits.h."""
 
 
 class PayloadError(Exception):

@@ -38,9 +38,19 @@ class Metrics:
     """The record of one run. All ranks must call ``introduce`` and ``conclude``; only rank 0 writes."""
 
     def __init__(
-        self, config: TrainConfig, device: Device, comm: Communicator, work: Work, comm_times: CommTimes
+        self,
+        config: TrainConfig,
+        device: Device,
+        comm: Communicator,
+        work: Work,
+        comm_times: CommTimes,
+        *,
+        done: int = 0,
     ) -> None:
         """
+        Args:
+            done: iterations, with which the run goes on. What the file has of later ones is removed.
+
         Raises:
             UsageError: a file cannot be written.
         """
@@ -49,9 +59,15 @@ class Metrics:
         self._gpus = Gpus()
         self._peak_tflops: float | None = None  # of all ranks
         first = comm.rank == 0
-        self._file = JsonLines(config.run.out / "metrics.jsonl") if first else None
+        self._done = done
+        keep = self._is_done if done else None
+        self._file = JsonLines(config.run.out / "metrics.jsonl", keep=keep) if first else None
         board = first and config.measuring.tensorboard
-        self._board = EventFile(config.run.out / "tensorboard") if board else None
+        self._board = EventFile(config.run.out / "tensorboard", done=done) if board else None
+
+    def _is_done(self, record: dict[str, Any]) -> bool:
+        """Whether it is of an iteration with which the run goes on."""
+        return record["kind"] != "result" and int(record.get("step", 0)) <= self._done
 
     def write(self, kind: str, **fields: Any) -> None:
         """Add one object to the file."""
@@ -83,6 +99,7 @@ class Metrics:
         self._joules_before = self._joules()
         self.write(
             "run",
+            done=self._done,
             world_size=self._comm.size,
             ranks=ranks,
             peak_tflops=peaks,
@@ -152,8 +169,7 @@ class Metrics:
             energy_j=self._energy_j(),
             peak_memory_bytes=self._comm.allgather(self._device.memory_bytes()),
         )
-        if self._board:
-            self._board.close()
+        self.close()
         firsts = [places.index(place) for place in places]  # the first rank that holds the same parameters
         strays = [
             f"rank {rank} on {hosts[rank]} from those of rank {first} on {hosts[first]}"
@@ -169,6 +185,11 @@ class Metrics:
         )
         self.say(f"{seconds:.1f} s; parameters {digest[:12]} {same}")
         self.say(f"test accuracy {evaluation.accuracy:.4f}")
+
+    def close(self) -> None:
+        """All is written."""
+        if self._board:
+            self._board.close()
 
     def _joules(self) -> float | None:
         return self._gpus.energy_j(str(self._device.gpu["uuid"])) if self._device.gpu else None

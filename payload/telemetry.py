@@ -30,7 +30,7 @@ def run(config: TelemetryConfig) -> int:
     memory, gpus = Memory(), Gpus()
     sensors: Sequence[Sensor] = (Cpu(host.node_cores()), memory, Network(), gpus)
     again = os.environ.get("SLURM_RESTART_COUNT", "0") != "0"  # the job goes on where it was stopped
-    with JsonLines(config.out / f"{host.hostname()}.jsonl", append=again) as file:
+    with JsonLines(config.out / f"{host.hostname()}.jsonl", keep=(lambda _: True) if again else None) as file:
         file.write("host", **_host(memory, gpus))
         sample(sensors)  # the rates count from here
         due = time.monotonic()

@@ -13,8 +13,11 @@ from payload.errors import UsageError
 class EventFile:
     """Scalars by name and iteration."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, done: int = 0) -> None:
         """
+        Args:
+            done: iterations; what the folder has of later ones, TensorBoard no longer shows.
+
         Raises:
             UsageError: tensorboardX is not installed, or the folder cannot be written.
         """
@@ -23,7 +26,7 @@ class EventFile:
         except ImportError as exc:
             raise UsageError(f"--tensorboard: {exc}; install payload/requirements.lock") from exc
         try:
-            self._writer: Any = tensorboardx.SummaryWriter(str(folder))
+            self._writer: Any = tensorboardx.SummaryWriter(str(folder), purge_step=done + 1 if done else None)
         except OSError as exc:
             raise UsageError(f"--out: {folder} cannot be written: {exc.strerror}") from exc
 

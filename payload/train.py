@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Iterator, Sequence
+from functools import partial
 
 import numpy as np
 
+from payload.checkpoint.session import Session
 from payload.comm import mpi
 from payload.comm.base import together
 from payload.comm.mpi import MpiCommunicator
@@ -15,7 +16,7 @@ from payload.config import TrainConfig
 from payload.data import digits
 from payload.data.order import batches, shard
 from payload.device import Array, Device, choose
-from payload.errors import PayloadError, UsageError
+from payload.errors import STOPPED, PayloadError, UsageError
 from payload.metrics import Metrics, Work
 from payload.models import mlp
 from payload.nn.base import Unit
@@ -43,12 +44,11 @@ def run(config: TrainConfig) -> int:
     """
     world = mpi.start()
     device = together(world, lambda: choose(config.run.device, mpi.local_rank()))
-    train(config, device, mpi.MpiCommunicator(device))
-    return 0
+    return train(config, device, mpi.MpiCommunicator(device))
 
 
-def train(config: TrainConfig, device: Device, world: MpiCommunicator) -> None:
-    """Train on the digits, and record how well the held-out ones are known."""
+def train(config: TrainConfig, device: Device, world: MpiCommunicator) -> int:
+    """Train on the digits, record how well the held-out ones are known, and give the exit code."""
     training, held_out = (split.on(device, config.precision.dtype) for split in digits.load())
     samples = len(training.labels)
     wanted, lr = config.batch.global_batch_size, config.optimizer.lr
@@ -60,29 +60,42 @@ def train(config: TrainConfig, device: Device, world: MpiCommunicator) -> None:
     units = _units(config, device, mesh)
     engine = _engine(config, device, mesh, timed_units(units, trace), trace)
     work = Work(flops=sum(unit.flops for unit in units))
-    metrics = together(world, lambda: Metrics(config, device, world, work, times))
+    checkpoints = Session(config, engine)
+    resumed = checkpoints.resume()
+    done = resumed.iteration
+    metrics = together(world, lambda: Metrics(config, device, world, work, times, done=done))
     together(world, lambda: _keep(config) if world.rank == 0 else None)
     metrics.introduce()
+    for note in resumed.notes:
+        metrics.say(note)
 
     held_out_share = _share(config, held_out, np.arange(len(held_out.labels)), mesh, device)
     started = time.perf_counter()
-    evaluation = Evaluation(math.nan, math.nan)
-    for step, epoch, ends_epoch, indices in _schedule(config, samples):
-        metrics.begin()
-        trace.next()
-        with trace.span("batch", "data"):
-            share = _share(config, training, indices, mesh, device)
-        outcome = engine.step(share, targets=len(indices), iteration=step, lr=lr)
-        _check_finite(step, outcome)
-        metrics.iteration(step, epoch, outcome, lr=lr, samples=len(indices))
-        if ends_epoch:
-            evaluation = engine.evaluate(held_out_share)
-            accuracy, test_loss = evaluation.accuracy, evaluation.loss
-            metrics.evaluation(step, epoch, evaluation)
-            losses = f"loss {outcome.loss:.4f}  test loss {test_loss:.4f}"
-            metrics.say(f"epoch {epoch:3}  {losses}  accuracy {accuracy:.4f}")
+    evaluation: Evaluation | None = None
+    last = _last(config, samples)
+    with checkpoints.saver(partial(metrics.write, "checkpoint")) as saver:
+        for step, epoch, ends_epoch, indices in _schedule(config, samples, after=done):
+            metrics.begin()
+            trace.next()
+            with trace.span("batch", "data"):
+                share = _share(config, training, indices, mesh, device)
+            outcome = engine.step(share, targets=len(indices), iteration=step, lr=lr, votes=saver.votes())
+            _check_finite(step, outcome)
+            metrics.iteration(step, epoch, outcome, lr=lr, samples=len(indices))
+            if ends_epoch:
+                evaluation = engine.evaluate(held_out_share)
+                accuracy, test_loss = evaluation.accuracy, evaluation.loss
+                metrics.evaluation(step, epoch, evaluation)
+                losses = f"loss {outcome.loss:.4f}  test loss {test_loss:.4f}"
+                metrics.say(f"epoch {epoch:3}  {losses}  accuracy {accuracy:.4f}")
+            if saver.after(step, outcome.votes, last=step == last):
+                metrics.say(f"stopped by a signal; saved after iteration {step}: go on with --resume auto")
+                metrics.close()
+                return STOPPED
+    evaluation = evaluation or engine.evaluate(held_out_share)  # all was done before
     trace.write(config.run.out / "trace.json", world)
     metrics.conclude(engine.storage.values, mesh, evaluation, seconds=time.perf_counter() - started)
+    return 0
 
 
 def _units(config: TrainConfig, device: Device, mesh: Mesh) -> list[Unit]:
@@ -121,17 +134,22 @@ def _share(
     return Batch(samples.x[chosen], samples.labels[chosen], places).cut(micro_batches)
 
 
-def _schedule(config: TrainConfig, samples: int) -> Iterator[tuple[int, int, bool, Array]]:
-    """Iteration, epoch (both from 1), whether it ends an epoch or the run, and the indices of its batch."""
+def _last(config: TrainConfig, samples: int) -> int:
+    """The last iteration."""
     per_epoch = -(-samples // config.batch.global_batch_size)
-    last = min(config.batch.epochs * per_epoch, config.batch.iterations or config.batch.epochs * per_epoch)
-    step = 0
-    for epoch in range(1, config.batch.epochs + 1):
-        for indices in batches(samples, config.batch.global_batch_size, seed=config.batch.seed, epoch=epoch):
-            step += 1
-            yield step, epoch, step in (epoch * per_epoch, last), indices
-            if step == last:
-                return
+    return min(config.batch.epochs * per_epoch, config.batch.iterations or config.batch.epochs * per_epoch)
+
+
+def _schedule(config: TrainConfig, samples: int, *, after: int) -> Iterator[tuple[int, int, bool, Array]]:
+    """Iteration, epoch (both from 1), whether it ends an epoch or the run, and the indices of its batch; from
+    that iteration on which comes after ``after``."""
+    size, last = config.batch.global_batch_size, _last(config, samples)
+    per_epoch = -(-samples // size)
+    for epoch in range(1 + after // per_epoch, config.batch.epochs + 1):
+        order = batches(samples, size, seed=config.batch.seed, epoch=epoch)
+        for step, indices in enumerate(order, start=(epoch - 1) * per_epoch + 1):
+            if after < step <= last:
+                yield step, epoch, step in (epoch * per_epoch, last), indices
 
 
 def _keep(config: TrainConfig) -> None:

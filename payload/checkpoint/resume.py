@@ -1,0 +1,128 @@
+"""Goes on from a checkpoint, if there is one to go on from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from payload.checkpoint.files import BrokenError, Manifest, read_manifest, verify
+from payload.checkpoint.folder import complete
+from payload.checkpoint.pieces import held, set_scalars
+from payload.checkpoint.reader import Reader
+from payload.comm.base import Communicator, together
+from payload.errors import UsageError
+from payload.parallel.engine import Engine
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """Where a run begins."""
+
+    iteration: int = 0  # the last that is done; 0: it starts anew
+    notes: list[str] = field(default_factory=list)  # for people
+
+
+def resume(wanted: str, folder: Path, engine: Engine, now: Manifest) -> Resumed:
+    """Load what ``--resume`` says.
+
+    Args:
+        wanted: ``never``; ``auto``, for the newest in ``folder`` that is whole, if there are any; or the
+            folder of a checkpoint.
+        now: what this run is.
+
+    Raises:
+        UsageError: it is broken, or of another kind of run.
+    """
+    world, notes = engine.mesh.world, []
+    for path in world.allgather(_candidates(wanted, folder))[0]:
+        manifest, complaint = _inspect(path, world)
+        if manifest and not complaint:
+            _compare(path, manifest.identity, now.identity)
+            together(world, lambda: _load(engine, Reader(path, manifest), manifest.scalars))  # noqa: B023  # called at once
+            notes.append(f"going on from {path}{_resharding(manifest.layout, now.layout)}")
+            return Resumed(manifest.iteration, notes)
+        if wanted != "auto":
+            raise UsageError(f"--resume: {path} is broken: {complaint}")
+        notes.append(f"{path} is broken: {complaint}")
+    if notes:
+        raise UsageError(
+            f"--resume auto: all checkpoints are broken: {'; '.join(notes)}; remove them to start anew"
+        )
+    return Resumed()
+
+
+def refuse_newer(folder: Path, resumed: Resumed, wanted: str) -> None:
+    """Checkpoints of another run, or of iterations that this run is about to do otherwise, must not be mixed
+    with its own.
+
+    Raises:
+        UsageError: there are such.
+    """
+    newer = [path for iteration, path in complete(folder).items() if iteration > resumed.iteration]
+    if newer and wanted != "auto":  # auto has just found that these are broken
+        raise UsageError(
+            f"--resume {wanted}: {newer[-1]} is there already: go on from it with --resume auto, remove it, "
+            "or give another folder with --checkpoints"
+        )
+
+
+def _candidates(wanted: str, folder: Path) -> list[Path]:
+    if wanted == "never":
+        return []
+    return list(reversed(complete(folder).values())) if wanted == "auto" else [Path(wanted)]
+
+
+def _inspect(path: Path, world: Communicator) -> tuple[Manifest | None, str]:
+    """The manifest, and what is wrong with the checkpoint; each rank looks at some of the files."""
+    manifest, complaint = None, ""
+    try:
+        manifest = read_manifest(path)
+        for facts in manifest.files[world.rank :: world.size]:
+            verify(path, facts)
+    except BrokenError as exc:
+        complaint = str(exc)
+    return manifest, next((each for each in world.allgather(complaint) if each), "")
+
+
+def _compare(path: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        UsageError: they differ.
+    """
+    made, here = _flags(theirs), _flags(ours)
+    different = [flag for flag in made | here if made.get(flag) != here.get(flag)]
+    if different:
+        made_with = ", ".join(f"{flag} {made.get(flag)}" for flag in different)
+        raise UsageError(
+            f"--resume: {path} was made with {made_with}; here it is "
+            + ", ".join(str(here.get(flag)) for flag in different)
+        )
+
+
+def _flags(settings: Mapping[str, Any]) -> dict[str, str]:
+    """As on a command line."""
+    return {
+        f"--{name.replace('_', '-')}": ",".join(map(str, value))
+        if isinstance(value, list | tuple)
+        else str(value)
+        for name, value in settings.items()
+    }
+
+
+def _resharding(theirs: Mapping[str, int], ours: Mapping[str, int]) -> str:
+    def text(layout: Mapping[str, int]) -> str:
+        return ", ".join(f"{name} {size}" for name, size in layout.items())
+
+    return "" if theirs == ours else f", from {text(theirs)} to {text(ours)}"
+
+
+def _load(engine: Engine, reader: Reader, saved: Mapping[str, float]) -> None:
+    for piece, array in held(engine):
+        numbers = reader.read(piece, np.dtype(array.dtype))
+        array[...] = numbers if isinstance(array, np.ndarray) else engine.device.asarray(numbers)
+    set_scalars(engine, saved)
+    engine.storage.publish()

@@ -1,0 +1,183 @@
+"""Saves while training goes on: a copy in memory, which a process of each rank writes to disk."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from types import TracebackType
+
+from payload.checkpoint.background import Writer
+from payload.checkpoint.files import MANIFEST, FileFacts, Manifest, plan, rank_file
+from payload.checkpoint.folder import INCOMPLETE, checkpoint_name, superseded
+from payload.checkpoint.pieces import scalars, share
+from payload.checkpoint.stopping import StopSignals
+from payload.comm.base import together
+from payload.device import Mark
+from payload.parallel.engine import Engine
+
+
+@dataclass(slots=True)
+class _Save:
+    """A checkpoint in the making."""
+
+    manifest: Manifest  # but for the files
+    copied: Mark
+    stall_s: float = 0.0  # that training stood still for it
+    asked: bool = False  # whether the writer has begun
+
+
+class Saver:
+    """Makes checkpoints between iterations. All ranks must call its methods together."""
+
+    def __init__(
+        self,
+        engine: Engine,
+        folder: Path,
+        describe: Callable[[int], Manifest],
+        record: Callable[..., None],
+        *,
+        interval: int,
+        keep: int,
+        wait: bool,
+    ) -> None:
+        """
+        Args:
+            folder: see ``folder.prepare``.
+            describe: what the checkpoint of an iteration is, but for its files and scalars.
+            record: takes ``step``, ``stall_s``, ``write_s`` and ``bytes`` of each that was made.
+            interval: iterations from one to the next.
+            keep: how many to keep.
+            wait: for each to be on disk, rather than to go on training.
+        """
+        self._engine, self._device, self._world = engine, engine.device, engine.mesh.world
+        self._folder, self._describe, self._record = folder, describe, record
+        self._interval, self._keep, self._wait = interval, keep, wait
+        self._share = share(engine)
+        layout = plan(self._share)
+        self._size = layout.size
+        self._writer = Writer(layout.size)
+        memory = self._writer.memory
+        self._device.pin(memory)
+        memory[: len(layout.header)] = bytearray(layout.header)
+        self._copies = [
+            memory[offset : offset + array.nbytes].view(array.dtype)
+            for (_, array), offset in zip(self._share, layout.offsets, strict=True)
+        ]
+        self._signals = StopSignals()
+        self._save: _Save | None = None
+
+    def __enter__(self) -> Saver:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if error is None:
+            self._finish()
+        self._signals.close()
+        self._writer.close(kill=error is not None)
+
+    def votes(self) -> tuple[float, float]:
+        """For the next step to sum: whether this rank was asked to stop, and has written its file."""
+        return float(self._signals.came), float(self._has_written())
+
+    def after(self, iteration: int, votes: tuple[float, ...], *, last: bool) -> bool:
+        """An iteration is done, and these are its votes.
+
+        Returns:
+            Whether to stop now, because a rank was asked to: all is on disk then.
+
+        Raises:
+            PayloadError: a checkpoint could not be written.
+        """
+        asked_to_stop, written = votes
+        stop = asked_to_stop > 0 and not last
+        if written == self._world.size:
+            self._complete(wait=False)
+        if stop or last or iteration % self._interval == 0:
+            if self._save:
+                self._complete(wait=False)
+            self._begin(iteration)
+            if stop or self._wait:
+                self._finish()
+        return stop
+
+    def _begin(self, iteration: int) -> None:
+        began = time.perf_counter()
+        together(self._world, self._settle)
+        for (_, array), copy in zip(self._share, self._copies, strict=True):
+            self._device.copy_out(array, copy)
+        self._save = _Save(
+            replace(self._describe(iteration), scalars=scalars(self._engine)), self._device.mark()
+        )
+        self._has_written()
+        self._save.stall_s = time.perf_counter() - began
+
+    def _has_written(self) -> bool:
+        """Move the save on as far as goes without waiting, and tell whether this rank's file is on disk."""
+        save = self._save
+        if save and not save.asked and self._device.has_passed(save.copied):
+            self._write(save)
+        return save is not None and save.asked and self._writer.ready()
+
+    def _write(self, save: _Save) -> None:
+        save.asked = True
+        path = self._incomplete(save.manifest.iteration) / rank_file(self._world.rank)
+        self._writer.ask(path=str(path), size=self._size)
+
+    def _complete(self, *, wait: bool) -> None:
+        """Wait until all ranks' files are on disk, then have rank 0's writer make them a checkpoint.
+
+        Args:
+            wait: until it is one.
+        """
+        save, self._save = self._save, None
+        assert save is not None  # noqa: S101
+        began = time.perf_counter()
+        if not save.asked:
+            self._device.synchronize()
+            self._write(save)
+        answer = together(self._world, self._writer.answer)
+        answers = self._world.allgather(answer)
+        if self._world.rank == 0:
+            self._publish(
+                save.manifest,
+                [
+                    FileFacts(rank_file(rank), each["size"], each["crc32"])
+                    for rank, each in enumerate(answers)
+                ],
+            )
+        if wait:
+            together(self._world, self._settle)
+        self._record(
+            step=save.manifest.iteration,
+            stall_s=save.stall_s + time.perf_counter() - began,
+            write_s=max(each["seconds"] for each in answers),
+            bytes=sum(each["size"] for each in answers),
+        )
+
+    def _publish(self, manifest: Manifest, files: list[FileFacts]) -> None:
+        iteration = manifest.iteration
+        self._writer.ask(
+            path=str(self._incomplete(iteration)),
+            complete=str(self._folder / checkpoint_name(iteration)),
+            manifest=MANIFEST,
+            text=replace(manifest, files=files).encode(),
+            remove=[str(path) for path in superseded(self._folder, iteration, keep=self._keep)],
+        )
+
+    def _settle(self) -> None:
+        """Until the writer is idle: rank 0's may still be completing the last checkpoint."""
+        if self._writer.busy:
+            self._writer.answer()
+
+    def _finish(self) -> None:
+        if self._save:
+            self._complete(wait=True)
+        else:
+            together(self._world, self._settle)
+
+    def _incomplete(self, iteration: int) -> Path:
+        return self._folder / (checkpoint_name(iteration) + INCOMPLETE)

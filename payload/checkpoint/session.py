@@ -1,0 +1,93 @@
+"""What the training loop sees of checkpoints: where it begins, and what happens between iterations."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from payload.checkpoint.files import Manifest
+from payload.checkpoint.folder import prepare
+from payload.checkpoint.resume import Resumed, refuse_newer, resume
+from payload.checkpoint.saver import Saver
+from payload.config import TrainConfig
+from payload.parallel.engine import Engine
+from payload.settings import to_record
+
+
+class Between(Protocol):
+    """What happens between iterations; see ``Saver``."""
+
+    def votes(self) -> tuple[float, ...]: ...
+
+    def after(self, iteration: int, votes: tuple[float, ...], *, last: bool) -> bool: ...
+
+
+class _Nothing:
+    """For a run without checkpoints, which a signal ends as it ends any process."""
+
+    def votes(self) -> tuple[float, ...]:
+        return ()
+
+    def after(self, iteration: int, votes: tuple[float, ...], *, last: bool) -> bool:  # noqa: ARG002
+        return False
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """The checkpoints of one run."""
+
+    config: TrainConfig
+    engine: Engine
+
+    def resume(self) -> Resumed:
+        """Make the folder ready, and load what the run goes on from.
+
+        Raises:
+            UsageError: it cannot be gone on from, or the folder cannot be used.
+        """
+        settings, world = self.config.checkpoints, self.engine.mesh.world
+        if settings.save_interval:
+            prepare(self._folder, world)
+        resumed = resume(settings.resume, self._folder, self.engine, self._describe(0))
+        if settings.save_interval:
+            refuse_newer(self._folder, resumed, settings.resume)
+        return resumed
+
+    def saver(self, record: Callable[..., None]) -> AbstractContextManager[Between]:
+        """To be entered for the whole of training; ``record`` is told of each checkpoint."""
+        settings = self.config.checkpoints
+        if not settings.save_interval:
+            return nullcontext(_Nothing())
+        return Saver(
+            self.engine,
+            self._folder,
+            self._describe,
+            record,
+            interval=settings.save_interval,
+            keep=settings.keep,
+            wait=settings.save == "sync",
+        )
+
+    @property
+    def _folder(self) -> Path:
+        return self.config.checkpoints.checkpoints or self.config.run.out / "checkpoints"
+
+    def _describe(self, iteration: int) -> Manifest:
+        config, mesh = self.config, self.engine.mesh
+        return Manifest(
+            iteration=iteration,
+            layout={"dp": mesh.dp.size, "tp": mesh.tp.size, "pp": mesh.pp.size},
+            identity=_identity(config),
+            scalars={},
+            config=to_record(config),
+            files=(),
+        )
+
+
+def _identity(config: TrainConfig) -> dict[str, Any]:
+    """Settings that decide what is trained on what, by the names of their flags. Others may change."""
+    batch = {"global_batch_size": config.batch.global_batch_size, "seed": config.batch.seed}
+    return {**to_record(config.model), **to_record(config.precision), **batch}

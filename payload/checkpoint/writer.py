@@ -1,0 +1,101 @@
+"""The process that writes one rank's checkpoints, so that the rank can go on training.
+
+``python -I writer.py MEMORY PARENT`` reads requests, one JSON object a line, and answers each with one: about
+bytes that its parent has put into the shared memory MEMORY (a file descriptor). It ends when its parent does,
+however that comes about; what it had not finished then stays ``.incomplete``. Standard library only, and
+nothing of the payload, so that it starts fast.
+"""
+
+from __future__ import annotations
+
+import json
+import mmap
+import os
+import shutil
+import sys
+import time
+import zlib
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+_CHUNK = 1 << 22
+
+
+def main(memory: int, parent: int) -> None:
+    """Serve until standard input ends."""
+    os.nice(10)  # the training goes first
+    with suppress(OSError):  # ranks may be bound to a core each: any other that the job has will do
+        os.sched_setaffinity(0, range(os.cpu_count() or 1))
+    size = os.fstat(memory).st_size
+    os.posix_fallocate(memory, 0, size)  # here it stops nobody
+    with mmap.mmap(memory, size, access=mmap.ACCESS_READ) as content:
+        for line in sys.stdin:
+            request = json.loads(line)
+            try:
+                answer = (
+                    _write(content, parent, **request) if "size" in request else _publish(parent, **request)
+                )
+            except OSError as exc:
+                answer = {"error": f"{exc.filename or request['path']}: {exc.strerror}"}
+            sys.stdout.write(json.dumps(answer) + "\n")
+            sys.stdout.flush()
+
+
+def _write(content: mmap.mmap, parent: int, *, path: str, size: int) -> dict[str, Any]:
+    """The first ``size`` bytes into a file, to the disk."""
+    began = time.perf_counter()
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    crc32 = 0
+    with memoryview(content) as view, Path(path).open("wb", buffering=0) as file:
+        for start in range(0, size, _CHUNK):
+            _end_with(parent)
+            chunk = view[start : min(start + _CHUNK, size)]
+            crc32 = zlib.crc32(chunk, crc32)
+            while chunk:
+                chunk = chunk[file.write(chunk) :]
+        os.fsync(file.fileno())
+    return {"size": size, "crc32": crc32, "seconds": time.perf_counter() - began}
+
+
+def _publish(
+    parent: int, *, path: str, complete: str, manifest: str, text: str, remove: list[str]
+) -> dict[str, Any]:
+    """All ranks' files are in the folder ``path``: make it the ``complete`` one, then remove old ones."""
+    with (Path(path) / manifest).open("w", encoding="utf-8") as file:
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    _sync_folder(Path(path))
+    if Path(complete).exists():  # a broken one: nobody loads that, and nobody saves twice what is whole
+        _discard(Path(complete))
+    _end_with(parent)  # a run started anew may already clear up
+    Path(path).rename(complete)
+    _sync_folder(Path(complete).parent)
+    for old in remove:
+        _discard(Path(old))
+    return {}
+
+
+def _discard(folder: Path) -> None:
+    """Remove a checkpoint, which is at no moment one with files missing."""
+    aside = folder.with_name(f"{folder.name}.old.incomplete")
+    folder.rename(aside)
+    shutil.rmtree(aside)
+
+
+def _sync_folder(folder: Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+def _end_with(parent: int) -> None:
+    if os.getppid() != parent:
+        os._exit(1)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), int(sys.argv[2]))

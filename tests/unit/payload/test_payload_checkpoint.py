@@ -1,0 +1,277 @@
+"""Checkpoints of one rank: what is written, when it is believed, and what is refused."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.numpy import load_file
+
+from payload.checkpoint.files import BrokenError, Manifest, read_manifest, verify
+from payload.checkpoint.folder import complete, prepare
+from payload.checkpoint.pieces import held, scalars
+from payload.checkpoint.resume import Resumed, refuse_newer, resume
+from payload.checkpoint.saver import Saver
+from payload.comm.solo import Solo
+from payload.device import Device
+from payload.errors import PayloadError, UsageError
+from payload.jsonl import JsonLines
+from payload.models import mlp
+from payload.nn.base import Context
+from payload.nn.loss import SoftmaxCrossEntropy
+from payload.optim.sgd import SGD
+from payload.parallel.engine import Engine
+from payload.parallel.mesh import alone
+from payload.parallel.schedule import InTurn
+from payload.parallel.stage import Batch, Stage
+from payload.parallel.storage import Storage
+
+
+def make_engine(device: Device, *, seed: int = 0, classes: int = 2) -> Engine:
+    units = mlp.build(Context(device), inputs=3, classes=classes, hidden=(2,))
+    storage = Storage(device, units, Solo(), seed=seed)
+    schedule = InTurn(Stage(units, storage), SoftmaxCrossEntropy(Context(device)))
+    optimizer = SGD(device, storage.values, storage.segments, momentum=0.9)
+    return Engine(device, alone(), storage, schedule, optimizer, units=units, seed=seed)
+
+
+def describe(iteration: int, **identity: Any) -> Manifest:
+    return Manifest(iteration, {"dp": 1}, {"hidden": (2,), **identity}, {}, {"lr": 0.1}, [])
+
+
+Save = Callable[..., list[dict[str, Any]]]
+
+
+@pytest.fixture
+def save(device: Device, tmp_path: Path) -> Iterator[Save]:
+    """Train, and save after some iterations; what was recorded of it."""
+
+    def run(*iterations: int, engine: Engine | None = None, **options: Any) -> list[dict[str, Any]]:
+        engine = engine or make_engine(device)
+        records: list[dict[str, Any]] = []
+        chosen = {"interval": 1, "keep": 9, "wait": False, **options}
+        prepare(tmp_path, engine.mesh.world)
+        with Saver(engine, tmp_path, describe, lambda **fields: records.append(fields), **chosen) as saver:
+            for iteration in iterations:
+                step(engine, iteration, saver.votes())
+                saver.after(iteration, saver.votes(), last=False)
+        return records
+
+    return run
+
+
+def step(engine: Engine, iteration: int, votes: tuple[float, ...] = ()) -> None:
+    device = engine.device
+    x = np.random.default_rng(iteration).standard_normal((4, 3)).astype("float32")
+    labels, places = np.array([0, 1, 1, 0]), np.arange(4, dtype="uint32")
+    batch = Batch(*(device.asarray(array) for array in (x, labels, places)))
+    engine.step([batch], targets=4, iteration=iteration, lr=0.1, votes=votes)
+
+
+def numbers(engine: Engine) -> dict[str, Any]:
+    return scalars(engine) | {
+        piece.tensor: engine.device.to_host(array).tolist() for piece, array in held(engine)
+    }
+
+
+def test_what_was_saved_is_loaded_and_training_goes_on_the_same(
+    device: Device, save: Save, tmp_path: Path
+) -> None:
+    engine, other = make_engine(device), make_engine(device, seed=1)
+    records = save(1, 2, 3, engine=engine)
+    assert [record["step"] for record in records] == [1, 2, 3]
+    assert numbers(engine) != numbers(other)
+    resumed = resume("auto", tmp_path, other, describe(0))
+    assert resumed == Resumed(3, [f"going on from {tmp_path / 'iteration-00000003'}"])
+    assert numbers(engine) == numbers(other)
+    for each in (engine, other):
+        step(each, 4)
+    assert numbers(engine) == numbers(other)
+
+
+def test_a_copy_is_saved_not_what_came_after(device: Device, save: Save, tmp_path: Path) -> None:
+    short, long = make_engine(device), make_engine(device)
+    save(1, 2, engine=short, interval=2, wait=True)
+    shutil.rmtree(tmp_path / "iteration-00000002")
+    save(1, 2, 3, engine=long, interval=2)
+    resume("auto", tmp_path, long, describe(0))
+    assert numbers(long) == numbers(short)
+
+
+def test_others_can_read_it(device: Device, save: Save, tmp_path: Path) -> None:
+    engine = make_engine(device)
+    save(1, engine=engine)
+    tensors = load_file(tmp_path / "iteration-00000001" / "rank-00000.safetensors")
+    expected = {
+        f"{name}[0:{len(values)}]": values for name, values in numbers(engine).items() if name != "updates"
+    }
+    assert {name: tensor.tolist() for name, tensor in tensors.items()} == expected
+    assert "weight/linear0.weight[0:6]" in tensors
+    assert "optimizer.velocity/linear1.bias[0:2]" in tensors
+    manifest = json.loads((tmp_path / "iteration-00000001" / "manifest.json").read_text())
+    assert manifest["config"] == {"lr": 0.1}
+
+
+@pytest.mark.parametrize("wait", [False, True])
+def test_the_newest_are_kept(save: Save, tmp_path: Path, wait: bool) -> None:
+    save(*range(1, 8), interval=2, keep=2, wait=wait)
+    assert [path.name for path in sorted(tmp_path.iterdir())] == ["iteration-00000004", "iteration-00000006"]
+    save(8, 9, keep=1)
+    assert list(complete(tmp_path)) == [9]
+
+
+def test_damage_of_any_byte_is_seen(save: Save, tmp_path: Path) -> None:
+    """Every cut, every flipped bit of some pattern, an added byte, and a missing file."""
+    save(1)
+    folder = tmp_path / "iteration-00000001"
+
+    def broken() -> bool:
+        try:
+            for facts in read_manifest(folder).files:
+                verify(folder, facts)
+        except BrokenError:
+            return True
+        return False
+
+    assert not broken()
+    for name in ("manifest.json", "rank-00000.safetensors"):
+        path = folder / name
+        whole = path.read_bytes()
+        with path.open("r+b", buffering=0) as file:
+            for at, byte in enumerate(whole):
+                os.pwrite(file.fileno(), bytes([byte ^ 1 << at % 8]), at)
+                assert broken(), f"{name} flipped at {at}"
+                os.pwrite(file.fileno(), bytes([byte]), at)
+            assert not broken()
+            os.pwrite(file.fileno(), b"\n", len(whole))
+            assert broken(), f"{name} has one more"
+            for at in reversed(range(len(whole))):
+                file.truncate(at)
+                assert broken(), f"{name} cut at {at}"
+        path.unlink()
+        assert broken(), f"{name} is missing"
+        path.write_bytes(whole)
+        assert not broken()
+
+
+def test_a_broken_one_is_named_and_the_one_before_taken(device: Device, save: Save, tmp_path: Path) -> None:
+    save(1, 2, 3)
+    engine = make_engine(device, seed=1)
+    newest = tmp_path / "iteration-00000003"
+    (newest / "rank-00000.safetensors").write_bytes(b"")
+    resumed = resume("auto", tmp_path, engine, describe(0))
+    assert resumed.iteration == 2
+    assert resumed.notes[0].startswith(f"{newest} is broken: rank-00000.safetensors has 0 bytes, not ")
+    refuse_newer(tmp_path, resumed, "auto")
+    with pytest.raises(UsageError, match=r"iteration-00000003 is broken: rank-00000\.safetensors has 0"):
+        resume(str(newest), tmp_path, engine, describe(0))
+    shutil.rmtree(tmp_path / "iteration-00000001")
+    (tmp_path / "iteration-00000002" / "manifest.json").unlink()
+    with pytest.raises(UsageError, match=r"all checkpoints are broken: .*; .* has no manifest\.json; remove"):
+        resume("auto", tmp_path, engine, describe(0))
+
+
+def test_a_broken_one_is_replaced(device: Device, save: Save, tmp_path: Path) -> None:
+    save(1, 2, 3)
+    (tmp_path / "iteration-00000003" / "manifest.json").write_text("")
+    save(3)
+    assert resume("auto", tmp_path, make_engine(device), describe(0)).iteration == 3
+
+
+def test_one_can_be_chosen_but_not_mixed_with_newer_ones(device: Device, save: Save, tmp_path: Path) -> None:
+    save(1, 2)
+    first = str(tmp_path / "iteration-00000001")
+    resumed = resume(first, tmp_path, make_engine(device), describe(0))
+    assert resumed.iteration == 1
+    with pytest.raises(UsageError, match="iteration-00000002 is there already"):
+        refuse_newer(tmp_path, resumed, first)
+    with pytest.raises(UsageError, match="iteration-00000002 is there already: go on from it with --resume"):
+        refuse_newer(tmp_path, resume("never", tmp_path, make_engine(device), describe(0)), "never")
+
+
+def test_none_is_a_new_beginning(device: Device, tmp_path: Path) -> None:
+    assert resume("auto", tmp_path / "none", make_engine(device), describe(0)) == Resumed()
+
+
+def test_another_run_is_refused_in_one_line(device: Device, save: Save, tmp_path: Path) -> None:
+    save(1)
+    with pytest.raises(UsageError) as caught:
+        resume("auto", tmp_path, make_engine(device), describe(0, hidden=(4, 2), seed=3))
+    made = tmp_path / "iteration-00000001"
+    assert str(caught.value) == f"--resume: {made} was made with --hidden 2, --seed None; here it is 4,2, 3"
+    with pytest.raises(
+        UsageError, match=r"weight/linear1.weight as float32 \(2, 2\), and this run has .* \(2, 3\)"
+    ):
+        resume("auto", tmp_path, make_engine(device, classes=3), describe(0))
+    engine = make_engine(device)
+    engine.optimizer.state["second_moment"] = engine.optimizer.state.pop("velocity")
+    with pytest.raises(UsageError, match=r"no optimizer\.second_moment/linear0\.weight"):
+        resume("auto", tmp_path, engine, describe(0))
+
+
+def test_what_killed_runs_left_is_removed(tmp_path: Path) -> None:
+    left = tmp_path / "iteration-00000007.incomplete"
+    left.mkdir()
+    (left / "rank-00000.safetensors").touch()
+    (tmp_path / "mine.txt").touch()
+    prepare(tmp_path, Solo())
+    assert [path.name for path in tmp_path.iterdir()] == ["mine.txt"]
+    with pytest.raises(UsageError, match=r"--checkpoints: .*mine\.txt.*: Not a directory"):
+        prepare(tmp_path / "mine.txt" / "in", Solo())
+
+
+def test_what_cannot_be_written_fails_the_run(device: Device, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"interval": 1, "keep": 9, "wait": True}
+    with Saver(make_engine(device), tmp_path, describe, lambda **_: None, **options) as saver:
+        saver.after(1, (0.0, 0.0), last=False)
+        (tmp_path / "iteration-00000002.incomplete").touch()
+        with pytest.raises(PayloadError, match=r"cannot be written: .*00000002\.incomplete.*: File exists"):
+            saver.after(2, (0.0, 0.0), last=False)
+    assert list(complete(tmp_path)) == [1]
+
+
+def children() -> set[int]:
+    return {int(pid) for pid in Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()}
+
+
+def test_a_writer_that_dies_fails_the_run_and_one_that_lives_ends_with_it(
+    device: Device, tmp_path: Path
+) -> None:
+    engine, before = make_engine(device), children()
+    options: dict[str, Any] = {"interval": 1, "keep": 1, "wait": True}
+    with Saver(engine, tmp_path, describe, lambda **_: None, **options) as saver:
+        (writer,) = children() - before
+        saver.after(1, (0.0, 0.0), last=False)
+        for number in (signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP):
+            os.kill(writer, number)  # a launcher may send them to all processes
+        saver.after(2, (0.0, 0.0), last=False)
+    assert children() == before
+    with pytest.raises(PayloadError, match="the process that writes checkpoints ended with -9"):  # noqa: SIM117, PT012
+        with Saver(engine, tmp_path, describe, lambda **_: None, **options) as saver:
+            (writer,) = children() - before
+            os.kill(writer, signal.SIGKILL)
+            saver.after(3, (0.0, 0.0), last=False)
+    assert children() == before
+    assert list(complete(tmp_path)) == [2]
+
+
+def test_a_file_of_lines_goes_on_after_some(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    with JsonLines(path) as file:
+        for number in range(4):
+            file.write("iteration", step=number)
+    path.write_text(path.read_text() + '{"kind": "iteration", "st')  # killed while it wrote
+    with JsonLines(path, keep=lambda record: record["step"] < 2) as file:
+        file.write("run")
+    kinds = [(line["kind"], line.get("step")) for line in map(json.loads, path.read_text().splitlines())]
+    assert kinds == [("iteration", 0), ("iteration", 1), ("run", None)]
+    with JsonLines(path):
+        pass
+    assert path.read_text() == ""
