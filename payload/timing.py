@@ -66,6 +66,10 @@ class TimedCommunicator:
         self._inner, self._times, self._trace, self._group = inner, times, trace, group
         self.library, self.rank, self.size = inner.library, inner.rank, inner.size
 
+    @property
+    def bytes_sent(self) -> int:
+        return self._inner.bytes_sent
+
     def allreduce(self, array: Array) -> None:
         self._timed("allreduce", lambda: self._inner.allreduce(array), array)
 

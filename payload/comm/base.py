@@ -36,7 +36,13 @@ class Communicator(Protocol):
     """A group of ranks. All must call its methods together, and start what is non-blocking in one order.
 
     Arrays are C-contiguous and on the device. A non-blocking call gives the result of the blocking one.
+    What has 16 bits is summed in float32, and rounded once. A rank that blocks in one communicator does not
+    move on what is under way in others.
     """
+
+    @property
+    def bytes_sent(self) -> int:
+        """By this rank so far: counted where the algorithm is ours; MPI's and NCCL's own count as rings."""
 
     @property
     def library(self) -> str:

@@ -17,6 +17,7 @@ class Solo:
     rank = 0
     size = 1
     library = "none"
+    bytes_sent = 0
 
     def allreduce(self, array: Array) -> None:
         """Nothing to add."""

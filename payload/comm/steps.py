@@ -5,6 +5,7 @@ So one text of an algorithm runs both blocking and, moved on between two layers,
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Generator, Sequence
 from typing import Protocol
 
@@ -20,37 +21,100 @@ class Request(Protocol):
 Steps = Generator[Sequence[Request], None, None]
 
 
-class Running:
-    """A collective that has been started, as a ``Pending``."""
+class Last(list[Request]):
+    """What an operation waits for that will start no further messages: the next in its lane may begin."""
 
-    def __init__(self, steps: Steps) -> None:
-        self._steps = steps
+
+class Operation:
+    """Steps under way in a lane, as a ``Pending``."""
+
+    def __init__(self, lane: Lane, steps: Steps) -> None:
+        self._lane, self._steps = lane, steps
         self._waiting: list[Request] = []
-        self._done = False
-        self._advance()
+        self._begun = False
+        self.settled = False
+        """It starts no further messages."""
+        self.done = False
 
     def test(self) -> bool:
-        while not self._done:
-            while self._waiting:
-                if not self._waiting[-1].Test():
-                    return False
-                self._waiting.pop()
-            self._advance()
-        return True
+        if not self.done:
+            self._lane.advance()
+        return self.done
 
     def wait(self) -> None:
-        while not self._done:
+        if not self.done:
+            self._lane.finish(self)
+
+    def poll(self) -> None:
+        """As far as goes without waiting."""
+        while not self.done:
+            while self._waiting:
+                if not self._waiting[-1].Test():
+                    return
+                self._waiting.pop()
+            self._next()
+
+    def force(self, *, until_settled: bool = False) -> None:
+        """To the end, or only so far that the next operation may begin."""
+        while not (self.settled if until_settled else self.done):
             while self._waiting:
                 self._waiting.pop().Wait()
-            self._advance()
+            self._next()
 
-    def _advance(self) -> None:
+    def _next(self) -> None:
         try:
-            self._waiting = list(next(self._steps))
+            requests = next(self._steps)
         except StopIteration:
-            self._done = True
+            self.settled = self.done = True
+            return
+        self.settled = self.settled or isinstance(requests, Last)
+        self._waiting = list(requests)
 
 
-def run(steps: Steps) -> None:
-    """The whole collective, now."""
-    Running(steps).wait()
+class Lane:
+    """The operations of one communicator.
+
+    MPI and NCCL ask that all ranks start what belongs together in one order. An operation of several steps
+    starts its later ones whenever it is moved on, which is at another time on every rank: so each operation
+    begins when those before it have started all that they will.
+    """
+
+    def __init__(self) -> None:
+        self._queue: deque[Operation] = deque()
+
+    def start(self, steps: Steps) -> Operation:
+        """Put an operation last, and begin it if it is its turn."""
+        operation = Operation(self, steps)
+        self._queue.append(operation)
+        self.advance()
+        return operation
+
+    def run(self, steps: Steps) -> None:
+        """A whole operation, now."""
+        self.finish(self.start(steps))
+
+    def advance(self) -> None:
+        """Move all on as far as goes without waiting."""
+        for operation in self._queue:
+            operation.poll()
+            if not operation.settled:
+                break
+        self._forget()
+
+    def finish(self, wanted: Operation) -> None:
+        """Wait for one operation."""
+        for operation in self._queue:
+            if operation is wanted:
+                break
+            operation.force(until_settled=True)
+        wanted.force()
+        self._forget()
+
+    def drain(self) -> None:
+        """Wait for all."""
+        while self._queue:
+            self.finish(self._queue[0])
+
+    def _forget(self) -> None:
+        while self._queue and self._queue[0].done:
+            self._queue.popleft()

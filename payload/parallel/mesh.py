@@ -5,8 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from payload.comm.base import Communicator
-from payload.comm.mpi import MpiCommunicator
 from payload.comm.solo import Solo
+from payload.comm.transport import Transport
 from payload.device import Device
 from payload.errors import UsageError
 from payload.nn.base import Context
@@ -33,7 +33,7 @@ def alone() -> Mesh:
     return Mesh(solo, solo, solo, solo)
 
 
-def make_mesh(world: MpiCommunicator, *, tp: int = 1, pp: int = 1) -> Mesh:
+def make_mesh(world: Transport, *, tp: int = 1, pp: int = 1) -> Mesh:
     """All ranks as dp x tp x pp, dp being what is left.
 
     Raises:

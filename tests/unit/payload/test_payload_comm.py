@@ -10,9 +10,9 @@ import pytest
 Runner = Callable[..., subprocess.CompletedProcess[str]]
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
-def test_staged_chunked_collectives(program: Runner, ranks: int) -> None:
-    answer = program(ranks, "staged.py")
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_every_transport_gives_what_the_naive_one_gives(program: Runner, ranks: int) -> None:
+    answer = program(ranks, "transports.py")
     assert answer.returncode == 0, answer.stderr
 
 

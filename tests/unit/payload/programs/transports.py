@@ -1,0 +1,205 @@
+"""Every transport gives what the naive one gives, blocking or not, and with several operations under way."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+
+import numpy as np
+from apart import Apart
+
+from payload.comm import mpi, ring, transport
+from payload.comm.base import Pending, together, total
+from payload.comm.hierarchical import Hierarchical
+from payload.comm.naive import Naive
+from payload.comm.ring import Ring
+from payload.comm.staging import InPlace
+from payload.comm.transport import MPI, Transport
+from payload.device import Array
+from payload.errors import UsageError
+
+# Smaller than in earnest, so that small arrays are of many pieces and go all ways.
+transport.CHUNK_BYTES = mpi.CHUNK_BYTES = 1 << 14
+ring.MESSAGE_BYTES = 1 << 12
+mpi.RING_BYTES = 1 << 13
+world = mpi.start()
+RANK, SIZE = world.rank, world.size
+
+
+def on_two_nodes(comm: MPI.Comm) -> MPI.Comm:
+    """Uneven, and not of neighbours: the second rank is alone."""
+    return comm.Split(int(comm.rank == 1), -comm.rank)
+
+
+def on_nodes_of_their_own(comm: MPI.Comm) -> MPI.Comm:
+    return comm.Split(comm.rank, 0)
+
+
+CASES = [("float32", n) for n in (0, 1, 7, 5003)]
+CASES += [("float64", 2000), ("int32", 10), ("float16", 3001)]
+
+
+def own(dtype: object, size: int, salt: int = 0) -> Array:
+    """This rank's numbers: whole and small, so that sums are exact in 16 bits too."""
+    return ((np.arange(size) * (RANK + 2) + salt) % 7).astype(dtype)  # type: ignore[call-overload]
+
+
+def outcomes(comm: Transport, dtype: object, size: int, *, blocking: bool) -> dict[str, Array]:
+    """Of each collective; (size · SIZE,) where parts are wanted."""
+
+    def call(name: str, *arrays: Array) -> None:
+        if blocking:
+            getattr(comm, name)(*arrays)
+        else:
+            getattr(comm, f"i{name}")(*arrays).wait()
+
+    found = {}
+    found["sum"] = own(dtype, size)
+    call("allreduce", found["sum"])
+    found["sum of rows"] = own(dtype, 6 * size).reshape(2, -1)
+    call("allreduce", found["sum of rows"])
+
+    mine = slice(RANK * size, (RANK + 1) * size)
+    found["part"] = np.empty(size, dtype)  # type: ignore[call-overload]
+    call("reduce_scatter", own(dtype, size * SIZE), found["part"])
+    whole = own(dtype, size * SIZE)
+    call("reduce_scatter", whole, whole[mine])
+    found["part in place"] = whole[mine]
+
+    found["joined"] = np.empty(size * SIZE, dtype)  # type: ignore[call-overload]
+    call("allgather_into", own(dtype, size), found["joined"])
+    whole = np.zeros(size * SIZE, dtype)  # type: ignore[call-overload]
+    whole[mine] = own(dtype, size)
+    call("allgather_into", whole[mine], whole)
+    found["joined in place"] = whole
+
+    found["traded"] = np.empty(size * SIZE, dtype)  # type: ignore[call-overload]
+    call("alltoall", own(dtype, size * SIZE), found["traded"])
+
+    found["root's"] = own(dtype, size)
+    comm.broadcast(found["root's"], root=SIZE - 1)
+    found["neighbour's"] = own(dtype, size)
+    sent = comm.isend(own(dtype, size), (RANK + 1) % SIZE, tag=3)
+    comm.recv(found["neighbour's"], (RANK - 1) % SIZE, tag=3)
+    sent.wait()
+    return found
+
+
+def agree(comm: Transport, kind: str) -> None:
+    for dtype, size in CASES:
+        expected = outcomes(naive, dtype, size, blocking=True)
+        for blocking in (True, False):
+            for name, found in outcomes(comm, dtype, size, blocking=blocking).items():
+                where = f"{kind}: {name} of {size} {np.dtype(dtype)}, blocking: {blocking}"  # type: ignore[call-overload]
+                np.testing.assert_array_equal(found, expected[name], err_msg=where)
+
+
+def many_at_once(comm: Transport, kind: str) -> None:
+    """Ranks look after their operations in different orders, and use another communicator in between."""
+    luck = random.Random(RANK)  # noqa: S311
+    other = comm.split(0, -RANK)
+    sizes = [3, 4000, 1, 15_000, 700, 5, 0, 9000]
+    sums = [own("float32", size, salt=salt) for salt, size in enumerate(sizes)]
+    wholes = [np.zeros(size * SIZE, "float32") for size in sizes]
+    pending: list[Pending] = []
+    for salt, size in enumerate(sizes):
+        pending.append(comm.iallreduce(sums[salt]))
+        pending.append(comm.iallgather_into(own("float32", size, salt=salt), wholes[salt]))
+        for operation in luck.sample(pending, len(pending) // 2):
+            operation.test()
+        between = own("float64", 3000)
+        other.allreduce(between)
+        np.testing.assert_array_equal(between, expected_sum("float64", 3000))
+        assert total(comm, RANK) == SIZE * (SIZE - 1) / 2
+        if salt == 4:  # a blocking one comes after those under way
+            comm.allreduce(between)
+            np.testing.assert_array_equal(between, SIZE * expected_sum("float64", 3000))
+    luck.shuffle(pending)
+    for operation in pending:
+        operation.wait()
+        assert operation.test()
+    for salt, size in enumerate(sizes):
+        np.testing.assert_array_equal(sums[salt], expected_sum("float32", size, salt), err_msg=kind)
+        joined = np.empty(size * SIZE, "float32")
+        naive.allgather_into(own("float32", size, salt=salt), joined)
+        np.testing.assert_array_equal(wholes[salt], joined, err_msg=kind)
+
+
+def expected_sum(dtype: str, size: int, salt: int = 0) -> Array:
+    ranks = range(SIZE)
+    return sum(((np.arange(size) * (rank + 2) + salt) % 7 for rank in ranks), np.zeros(size)).astype(dtype)
+
+
+def completes_by_looking(comm: Transport) -> None:
+    array = own("float32", 20_000)
+    pending = comm.iallreduce(array)
+    while not pending.test():
+        pass
+    np.testing.assert_array_equal(array, expected_sum("float32", 20_000))
+
+
+def refuses(comm: Transport) -> None:
+    for wrong, call in {
+        "contiguous": lambda: comm.allreduce(np.ones((4, 4))[:, ::2]),
+        "evenly": lambda: comm.reduce_scatter(np.ones(SIZE + 1), np.ones(1)) if SIZE > 1 else wrong_order(),
+    }.items():
+        try:
+            call()
+        except ValueError as error:
+            assert wrong in str(error)  # noqa: PT017
+        else:
+            raise AssertionError(f"not refused: {wrong}")
+
+
+def wrong_order() -> None:
+    raise ValueError("anything is divided evenly by one")
+
+
+def counts(comm: Transport) -> None:
+    before = comm.bytes_sent
+    comm.allreduce(own("float32", 6000))
+    sent = sum(world.allgather(comm.bytes_sent - before))
+    everything = 24_000 * (SIZE - 1) * (SIZE if isinstance(comm, Naive) else 2)
+    assert (
+        everything / 2 <= sent <= everything
+        if isinstance(comm, Hierarchical)
+        else abs(sent - everything) < 64
+    )
+
+
+def fails_on_the_last() -> str:
+    if RANK == SIZE - 1:
+        raise UsageError("no such thing")
+    return "fine"
+
+
+def agrees_on_failures() -> None:
+    try:
+        together(world, fails_on_the_last)
+    except UsageError as error:
+        assert f"rank {SIZE - 1} on " in str(error)  # noqa: PT017
+    else:
+        raise AssertionError("one rank failed and the others went on")
+    assert together(world, lambda: "fine") == "fine"
+
+
+naive = Naive()
+np.testing.assert_array_equal(outcomes(naive, "float32", 9, blocking=True)["sum"], expected_sum("float32", 9))
+MAKERS: dict[str, Callable[..., Transport]] = {
+    "naive": Naive,
+    "mpi": mpi.MpiCommunicator,
+    "ring": Ring,
+    "hierarchical": Hierarchical,
+    "two nodes": lambda **named: Hierarchical(node_of=on_two_nodes, **named),
+    "many nodes": lambda **named: Hierarchical(node_of=on_nodes_of_their_own, **named),
+}
+for kind in sys.argv[1:] or MAKERS:
+    for staging in [InPlace(), Apart()] if kind in ("mpi", "ring") else [Apart()]:
+        comm = MAKERS[kind](staging=staging)
+        agree(comm, kind)
+        many_at_once(comm, kind)
+        completes_by_looking(comm)
+        refuses(comm)
+        counts(comm)
+agrees_on_failures()
