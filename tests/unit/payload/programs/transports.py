@@ -6,6 +6,7 @@ import random
 import sys
 from collections.abc import Callable
 
+import ml_dtypes
 import numpy as np
 from apart import Apart
 
@@ -37,7 +38,7 @@ def on_nodes_of_their_own(comm: MPI.Comm) -> MPI.Comm:
 
 
 CASES = [("float32", n) for n in (0, 1, 7, 5003)]
-CASES += [("float64", 2000), ("int32", 10), ("float16", 3001)]
+CASES += [("float64", 2000), ("int32", 10), ("float16", 3001), (ml_dtypes.bfloat16, 33)]
 
 
 def own(dtype: object, size: int, salt: int = 0) -> Array:
