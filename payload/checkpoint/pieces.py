@@ -35,6 +35,8 @@ class Piece:
         return tuple(n // self.parts if i == self.axis else n for i, n in enumerate(self.shape))
 
 
+NONE = slice(0, 0)
+
 Held = tuple[Piece, Array]
 """A piece, and this rank's array of its numbers, flat: a view, through which it can be read and written."""
 
@@ -55,12 +57,15 @@ def share(engine: Engine) -> list[Held]:
 
 def scalars(engine: Engine) -> dict[str, int | float]:
     """What is no array, the same on all ranks."""
-    return {"updates": engine.optimizer.updates}
+    scale = {f"loss_scale.{name}": value for name, value in engine.loss_scale.state.items()}
+    return {"updates": engine.optimizer.updates, **scale}
 
 
 def set_scalars(engine: Engine, saved: Mapping[str, int | float]) -> None:
     """Go on from them."""
     engine.optimizer.updates = int(saved["updates"])
+    scale = {name.removeprefix("loss_scale."): value for name, value in saved.items()}
+    engine.loss_scale.restore(scale)
 
 
 def _all(engine: Engine) -> Iterator[tuple[Piece, Array, slice]]:
@@ -71,16 +76,22 @@ def _all(engine: Engine) -> Iterator[tuple[Piece, Array, slice]]:
         f"optimizer.{name}": array for name, array in engine.optimizer.state.items()
     }
     mine = slice(0, len(values)) if storage.shared else shard(len(values), mesh.dp.rank, mesh.dp.size)
+
+    def saves(segment: Segment) -> bool:
+        """Of those that all tensor-parallel ranks hold alike, or more than one stage, one rank does."""
+        parted = segment.parameter.axis is not None
+        return (parted or mesh.tp.rank == 0) and engine.ties.counts(segment.parameter)
+
     for kind, array in kinds.items():
         if array.shape == values.shape:
             for segment in storage.segments:
                 whole = array[segment.start : segment.stop]
-                yield _piece(kind, segment), whole, _common(segment, mine, first=mesh.tp.rank == 0)
+                yield _piece(kind, segment), whole, _common(segment, mine) if saves(segment) else NONE
         else:  # the same on all ranks, such as a count
             yield _whole(kind, "", array), array.reshape(-1), slice(0, array.size)
     first = mesh.dp.rank == mesh.tp.rank == 0
     for name, array in state_of([unit.layer for unit in engine.units]).items():
-        yield _whole("state", name, array), array.reshape(-1), slice(0, array.size if first else 0)
+        yield _whole("state", name, array), array.reshape(-1), slice(0, array.size) if first else NONE
 
 
 def _piece(kind: str, segment: Segment) -> Piece:
@@ -95,11 +106,8 @@ def _whole(kind: str, name: str, array: Array) -> Piece:
     return Piece(kind, name, tuple(array.shape), 0, array.size)
 
 
-def _common(segment: Segment, mine: slice, *, first: bool) -> slice:
-    """What of a segment lies in this rank's share of the flat array. What all tensor-parallel ranks have
-    alike, the ``first`` of them saves."""
-    if segment.parameter.axis is None and not first:
-        return slice(0, 0)
+def _common(segment: Segment, mine: slice) -> slice:
+    """What of a segment lies in this rank's share of the flat array."""
     start = max(segment.start, mine.start)
     stop = max(start, min(segment.stop, mine.stop))
     return slice(start - segment.start, stop - segment.start)

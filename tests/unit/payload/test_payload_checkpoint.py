@@ -24,22 +24,27 @@ from payload.device import Device
 from payload.errors import PayloadError, UsageError
 from payload.jsonl import JsonLines
 from payload.models import mlp
-from payload.nn.base import Context
 from payload.nn.loss import SoftmaxCrossEntropy
 from payload.optim.sgd import SGD
+from payload.parallel.build import assemble
 from payload.parallel.engine import Engine
 from payload.parallel.mesh import alone
-from payload.parallel.schedule import InTurn
-from payload.parallel.stage import Batch, Stage
+from payload.parallel.stage import Batch
 from payload.parallel.storage import Storage
+from payload.precision import LossScale
 
 
 def make_engine(device: Device, *, seed: int = 0, classes: int = 2) -> Engine:
-    units = mlp.build(Context(device), inputs=3, classes=classes, hidden=(2,))
-    storage = Storage(device, units, Solo(), seed=seed)
-    schedule = InTurn(Stage(units, storage), SoftmaxCrossEntropy(Context(device)))
-    optimizer = SGD(device, storage.values, storage.segments, momentum=0.9)
-    return Engine(device, alone(), storage, schedule, optimizer, units=units, seed=seed)
+    mesh = alone()
+    context = mesh.context(device)
+
+    def optimizer(storage: Storage) -> SGD:
+        return SGD(storage.home, storage.values, storage.segments, momentum=0.9)
+
+    units = mlp.build(context, inputs=3, classes=classes, hidden=(2,))
+    scale = LossScale(4.0, dynamic=True, interval=2)
+    loss = SoftmaxCrossEntropy(context)
+    return assemble(device, mesh, units, loss, optimizer, seed=seed, loss_scale=scale)
 
 
 def describe(iteration: int, **identity: Any) -> Manifest:
@@ -110,7 +115,7 @@ def test_others_can_read_it(device: Device, save: Save, tmp_path: Path) -> None:
     save(1, engine=engine)
     tensors = load_file(tmp_path / "iteration-00000001" / "rank-00000.safetensors")
     expected = {
-        f"{name}[0:{len(values)}]": values for name, values in numbers(engine).items() if name != "updates"
+        f"{piece.tensor}[0:{piece.stop}]": device.to_host(array).tolist() for piece, array in held(engine)
     }
     assert {name: tensor.tolist() for name, tensor in tensors.items()} == expected
     assert "weight/linear0.weight[0:6]" in tensors
