@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
 
@@ -17,8 +18,10 @@ from payload.nn.norm import BatchNorm
 from payload.nn.pool import AveragePool2d, GlobalAveragePool, MaxPool2d
 from payload.nn.tape import Tape
 from payload.recompute import Recompute
-from tests.support.oracle import Tensors, assert_close, compare, slope, stored
+from tests.support.layers import slope, stored
+from tests.support.oracle import Tensors, assert_close, compare
 
+Runner = Callable[..., subprocess.CompletedProcess[str]]
 Theirs = Callable[[Tensors, torch.Tensor], torch.Tensor]
 
 
@@ -212,3 +215,8 @@ def test_batch_norm_of_numbers_far_from_zero(device: Device) -> None:
     wide = x.astype("float64")
     expected = (wide - wide.mean(axis=(0, 1, 2))) / np.sqrt(wide.var(axis=(0, 1, 2)) + 1e-5)
     np.testing.assert_allclose(y, expected, atol=1e-3)
+
+
+def test_batch_norm_over_ranks_is_that_of_one(program: Runner) -> None:
+    ran = program(3, "batchnorm.py")
+    assert ran.returncode == 0, ran.stderr

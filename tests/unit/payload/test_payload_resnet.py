@@ -20,7 +20,8 @@ from payload.optim.sgd import SGD
 from payload.parallel.schedule import InTurn
 from payload.parallel.stage import Batch, Stage
 from payload.recompute import recomputed
-from tests.support.oracle import TOLERANCE, Tensors, assert_same_gradients, stored, tensors
+from tests.support.layers import stored
+from tests.support.oracle import TOLERANCE, Tensors, assert_same_gradients, tensors
 
 SAMPLES, CLASSES = 5, 4
 

@@ -1,0 +1,45 @@
+"""However the samples of a batch lie on three ranks, batch normalisation gives what one rank gives."""
+
+import numpy as np
+
+from payload.comm import mpi
+from payload.comm.base import Communicator
+from payload.comm.solo import Solo
+from payload.device import Array, choose
+from payload.nn.base import Context, Unit
+from payload.nn.norm import BatchNorm
+from payload.nn.tape import Tape
+from payload.parallel.mesh import alone
+from payload.parallel.storage import Storage
+
+mpi.start()
+device = choose("auto", mpi.local_rank())
+world = mpi.MpiCommunicator(device)
+
+
+def run(dp: Communicator, x: Array, dy: Array, *, synchronised: bool = True) -> list[Array]:
+    """Output, gradients by input and by parameters, and running averages."""
+    layer = BatchNorm(Context(device, dp=dp), "n", 5, relu=True, synchronised=synchronised)
+    storage = Storage(device, [Unit("n", layer)], alone().dp, seed=1, dtype="float64", master_dtype="float64")
+    storage.begin()
+    tape = Tape()
+    y = layer.forward(x, tape)
+    dx = layer.backward(dy, tape)
+    dp.allreduce(storage.grads)
+    return [device.to_host(array).copy() for array in (y, dx, storage.grads, *layer.state.values())]
+
+
+def check(ours: list[Array], expected: list[Array]) -> None:
+    for mine, theirs in zip(ours, expected, strict=True):
+        np.testing.assert_allclose(mine, theirs, rtol=1e-12, atol=1e-12)
+
+
+rng = np.random.default_rng(1)
+x, dy = (device.asarray(3 + rng.standard_normal((7, 2, 3, 5))) for _ in range(2))
+mine = [slice(0, 0), slice(0, 5), slice(5, 7)][world.rank]
+y, dx, *sums = run(Solo(), x, dy)
+check(run(world, x[mine], dy[mine]), [y[mine], dx[mine], *sums])
+
+apart = run(world, x[mine], dy[mine], synchronised=False)
+check(apart[:2], run(Solo(), x[mine], dy[mine])[:2])
+assert not np.allclose(apart[2], sums[0])
