@@ -139,6 +139,9 @@ class GemmSize:
         return f"{self.m}x{self.k}x{self.n}"
 
 
+_GEMM_DTYPES = ("bfloat16", "float16", "float32", "float64")
+
+
 def _sizes(text: str) -> tuple[GemmSize, ...]:
     sizes = [[count(number) for number in part.split("x")] for part in text.split(",")]
     if any(len(numbers) not in (1, 3) for numbers in sizes):
@@ -147,7 +150,7 @@ def _sizes(text: str) -> tuple[GemmSize, ...]:
 
 
 def _dtypes(text: str) -> tuple[str, ...]:
-    return tuple(one_of("float16", "float32", "float64")(name) for name in text.split(","))
+    return tuple(one_of(*_GEMM_DTYPES)(name) for name in text.split(","))
 
 
 @dataclass(frozen=True, slots=True)
@@ -157,7 +160,7 @@ class GemmConfig:
     sizes: tuple[GemmSize, ...] = setting(
         _sizes("256,1024"), _sizes, "N|MxKxN[,...]", "each rank's (m, k) times (k, n); N alone is a cube"
     )
-    dtypes: tuple[str, ...] = setting(("float32",), _dtypes, "D[,D...]", "float16, float32, float64")
+    dtypes: tuple[str, ...] = setting(("float32",), _dtypes, "D[,D...]", ", ".join(_GEMM_DTYPES))
     warmup: int = setting(2, count, "N", "iterations that are not measured")
     iterations: int = setting(10, count, "N", "iterations measured, of which the median")
     seed: int = setting(0, whole(0), "N", "of the weights and the data")

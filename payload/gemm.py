@@ -16,6 +16,7 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
+import ml_dtypes
 import numpy as np
 
 from payload.comm import mpi
@@ -84,7 +85,7 @@ class _Layer:
         # Not by the allreduce that is to be checked.
         expected = np.array(comm.sum((a @ (b @ x)).tolist()))
         largest_sum = _LARGEST**2 * size.k * comm.size
-        spacing = float(np.finfo(dtype).eps)
+        spacing = float(ml_dtypes.finfo(dtype).eps)  # type: ignore[no-untyped-call]
         rounding = 0.0 if largest_sum <= 2 / spacing else spacing
         return cls(
             size, device.asarray(a, dtype), device.asarray(b, dtype), device.asarray(x), expected, rounding

@@ -16,7 +16,7 @@ Runner = Callable[..., subprocess.CompletedProcess[str]]
 
 
 def test_every_rank_multiplies_and_the_sums_are_right(mpirun: Runner, tmp_path: Path) -> None:
-    kinds = ("float16", "float32", "float64")
+    kinds = ("bfloat16", "float16", "float32", "float64")
     arguments = ("--sizes", "64,33x700x17", "--dtypes", ",".join(kinds), "--iterations", "3")
     answer = mpirun(3, "gemm", *arguments, "--out", str(tmp_path))
     assert answer.returncode == 0, answer.stderr
@@ -33,7 +33,7 @@ def test_every_rank_multiplies_and_the_sums_are_right(mpirun: Runner, tmp_path: 
         assert len(result["gflops"]) == 3
         assert min(result["gflops"]) > 0
         assert result["sum_bytes"] == result["m"] * result["n"] * (8 if result["dtype"] == "float64" else 4)
-    assert len(lines) == 6
+    assert len(lines) == 8
     assert all(line.endswith("; right") for line in lines)
     written = [json.loads(line) for line in (tmp_path / "gemm.jsonl").read_text().splitlines()]
     assert [{k: v for k, v in one.items() if k not in ("kind", "time")} for one in written] == told["results"]

@@ -1,0 +1,75 @@
+"""The bundled training program on real nodes: its commands as jobs, what they leave, and jobs that go on."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from tests.support.cluster import Cluster, records
+
+ROOT = Path(__file__).resolve().parents[2]
+SAVES = """\
+import os, signal, sys, time
+from mpi4py import MPI
+
+world = MPI.COMM_WORLD
+told = []
+signal.signal(signal.SIGUSR1, lambda *_: told.append(1))
+if world.rank == 0:
+    print("ready", flush=True)
+if not os.path.exists("saved"):
+    while not told:
+        time.sleep(0.02)
+    world.Barrier()
+    if world.rank == 0:
+        open("saved", "w").close()
+    sys.exit(75)
+print("went on", world.rank, os.environ["SLURM_RESTART_COUNT"], flush=True)
+"""
+
+
+def test_a_layer_is_multiplied_on_every_node_and_summed(cluster: Cluster) -> None:
+    flags = ("--sizes", "128,64x300x32", "--dtypes", "float32,float64", "--iterations", "3")
+    done = cluster.json("submit", "gemm", "--nodes", "2", "--wait", "--", *flags)
+    run = cluster.run_of(done["job_id"])
+    told = json.loads((run / "stdout.log").read_text().splitlines()[-1])
+    assert told["ok"]
+    assert [rank["host"] for rank in told["ranks"]] == [f"{cluster.name}-train-{i}" for i in (1, 2)]
+    assert len(records(run / "gemm.jsonl")) == len(told["results"]) == 4
+
+
+def test_a_training_is_measured_and_lined_up_with_its_nodes(cluster: Cluster) -> None:
+    flags = ("--epochs", "60", "--profile", "--tensorboard")
+    done = cluster.json("submit", "train", "--nodes", "2", "--wait", "--", *flags)
+    run = cluster.run_of(done["job_id"])
+    iterations = [record for record in records(run / "metrics.jsonl") if record["kind"] == "iteration"]
+    assert all(0 < one["comm_exposed_ms"] <= one["comm_total_ms"] and one["mfu"] > 0 for one in iterations)
+    ranks = {event["pid"] for event in json.loads((run / "trace.json").read_text())["traceEvents"]}
+    assert ranks == {0, 1}
+    assert [file.name.split(".")[0] for file in (run / "tensorboard").iterdir()] == ["events"]
+    align = [sys.executable, "-m", "payload", "align", "--folder", str(run)]
+    told = json.loads(subprocess.run(align, cwd=ROOT, capture_output=True, check=True).stdout)
+    assert set(told["hosts"]) == {f"{cluster.name}-train-{i}" for i in (1, 2)}
+    assert told["iterations"] == len(iterations)
+    assert 0 < told["cpu_percent"] <= 100
+
+
+def test_a_job_whose_time_is_over_saves_and_goes_on_in_its_folder(cluster: Cluster) -> None:
+    script = cluster.runner.cwd / "saves.py"
+    script.write_text(SAVES)
+    job = cluster.json("submit", script, "--no-folder", "--nodes", "2", "--requeue")["job_id"]
+    deadline = time.monotonic() + 60
+    while "ready" not in cluster("logs", job).stdout:
+        assert time.monotonic() < deadline, "the job does not start"
+        time.sleep(0.2)
+    cluster.ssh(f"{cluster.name}-ctl", f"sudo scancel --batch --signal=USR1 {job}")  # as Slurm does in time
+    cluster("logs", job, "--follow", timeout_s=120)
+    run = cluster.run_of(job)
+    said = (run / "stdout.log").read_text().splitlines()
+    assert sorted(said) == ["ready", "ready", "went on 0 1", "went on 1 1"]
+    samples = records(run / "telemetry" / f"{cluster.name}-train-1.jsonl")
+    assert sum(record["kind"] == "host" for record in samples) == 2
+    assert json.loads((run / "run.json").read_text())["state"] == "COMPLETED"
