@@ -11,24 +11,6 @@ from pathlib import Path
 from tests.support.cluster import Cluster, records
 
 ROOT = Path(__file__).resolve().parents[2]
-SAVES = """\
-import os, signal, sys, time
-from mpi4py import MPI
-
-world = MPI.COMM_WORLD
-told = []
-signal.signal(signal.SIGUSR1, lambda *_: told.append(1))
-if world.rank == 0:
-    print("ready", flush=True)
-if not os.path.exists("saved"):
-    while not told:
-        time.sleep(0.02)
-    world.Barrier()
-    if world.rank == 0:
-        open("saved", "w").close()
-    sys.exit(75)
-print("went on", world.rank, os.environ["SLURM_RESTART_COUNT"], flush=True)
-"""
 
 
 def test_a_layer_is_multiplied_on_every_node_and_summed(cluster: Cluster) -> None:
@@ -42,7 +24,7 @@ def test_a_layer_is_multiplied_on_every_node_and_summed(cluster: Cluster) -> Non
 
 
 def test_a_training_is_measured_and_lined_up_with_its_nodes(cluster: Cluster) -> None:
-    flags = ("--epochs", "60", "--profile", "--tensorboard")
+    flags = ("--epochs", "8", "--profile", "--tensorboard")
     done = cluster.json("submit", "train", "--nodes", "2", "--wait", "--", *flags)
     run = cluster.run_of(done["job_id"])
     iterations = [record for record in records(run / "metrics.jsonl") if record["kind"] == "iteration"]
@@ -57,19 +39,31 @@ def test_a_training_is_measured_and_lined_up_with_its_nodes(cluster: Cluster) ->
     assert 0 < told["cpu_percent"] <= 100
 
 
-def test_a_job_whose_time_is_over_saves_and_goes_on_in_its_folder(cluster: Cluster) -> None:
-    script = cluster.runner.cwd / "saves.py"
-    script.write_text(SAVES)
-    job = cluster.json("submit", script, "--no-folder", "--nodes", "2", "--requeue")["job_id"]
+def test_a_training_whose_time_is_over_goes_on_to_the_same_weights(cluster: Cluster) -> None:
+    work = ("--hidden", "512,512", "--global-batch-size", "719", "--epochs", "300")  # two iterations an epoch
+    flags = (*work, "--save-interval", "200", "--resume", "auto")
+    job = cluster.json("submit", "train", "--nodes", "2", "--requeue", "--", *flags)["job_id"]
     deadline = time.monotonic() + 60
-    while "ready" not in cluster("logs", job).stdout:
+    while "epoch   5 " not in cluster("logs", job).stdout:
         assert time.monotonic() < deadline, "the job does not start"
         time.sleep(0.2)
     cluster.ssh(f"{cluster.name}-ctl", f"sudo scancel --batch --signal=USR1 {job}")  # as Slurm does in time
     cluster("logs", job, "--follow", timeout_s=120)
     run = cluster.run_of(job)
-    said = (run / "stdout.log").read_text().splitlines()
-    assert sorted(said) == ["ready", "ready", "went on 0 1", "went on 1 1"]
+    assert json.loads((run / "run.json").read_text())["state"] == "COMPLETED"
+    assert "stopped by a signal; saved after iteration" in (run / "stdout.log").read_text()
+    first, again = (one for one in records(run / "metrics.jsonl") if one["kind"] == "run")
+    assert (first["done"], 0 < again["done"] < 600) == (0, True)
     samples = records(run / "telemetry" / f"{cluster.name}-train-1.jsonl")
     assert sum(record["kind"] == "host" for record in samples) == 2
-    assert json.loads((run / "run.json").read_text())["state"] == "COMPLETED"
+
+    whole = cluster.json("submit", "train", "--nodes", "2", "--wait", "--", *flags)["job_id"]
+    assert results(cluster.run_of(whole)) == results(run)
+
+
+def results(run: Path) -> tuple[list[float], list[str]]:
+    """Every loss, and the hashes of the parameters at the end."""
+    told = records(run / "metrics.jsonl")
+    losses = [record["loss"] for record in told if record["kind"] == "iteration"]
+    assert len(losses) == 600
+    return losses, told[-1]["param_hashes"]
