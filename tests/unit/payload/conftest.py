@@ -13,7 +13,11 @@ import pytest
 from payload.device import Device, choose
 
 _ROOT = Path(__file__).parents[3]
-_MPIRUN = ("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n")
+# A rank that waits yields its core: there may be more ranks, and other tests, than cores.
+_MPIRUN = (
+    *("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none"),
+    *("--mca", "mpi_yield_when_idle", "1", "-n"),
+)
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]
 
