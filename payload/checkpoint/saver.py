@@ -102,6 +102,7 @@ class Saver:
             self._begin(iteration)
             if stop or self._wait:
                 self._finish()
+        self._signals.came |= stop  # perhaps to another rank
         return stop
 
     def _begin(self, iteration: int) -> None:

@@ -16,10 +16,13 @@ class StopSignals:
         self._before = {number: signal.signal(number, self._note) for number in _NUMBERS}
 
     def close(self) -> None:
-        """Treat them as before; once one came, the run ends, and no other may disturb that."""
-        if not self.came:
-            for number, handler in self._before.items():
-                signal.signal(number, handler)
+        """Treat them as before; once one came, to any rank, the run ends, and no other may disturb that.
+
+        srun sends SIGTERM to the ranks that leave after the first. Python forgets its handlers as it leaves,
+        but not what is to be ignored.
+        """
+        for number, handler in self._before.items():
+            signal.signal(number, signal.SIG_IGN if self.came else handler)
 
     def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
         self.came = True
