@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Sequence
 
+from payload.comm.compressed import Compressed, Piece
 from payload.device import Device
 from payload.errors import UsageError
 from payload.nn.base import Unit
@@ -37,6 +38,7 @@ def assemble(
     offload: bool = False,
     bucket_bytes: int = BUCKET_BYTES,
     overlap: bool = True,
+    compressor: Compressed | None = None,
 ) -> Engine:
     """
     Args:
@@ -48,12 +50,17 @@ def assemble(
         clip: the norm above which gradients are scaled down to it.
         recompute: keep no activations but those between units.
         zero, offload, bucket_bytes, overlap: see ``Storage``.
+        compressor: of ``mesh.dp``, or what that times; it is given the gradients to compress.
 
     Raises:
         UsageError: the model cannot be laid out on this mesh.
     """
     if mesh.tp.size > 1 and all(p.axis is None for unit in units for p in unit.layer.parameters):
         raise UsageError(f"--tp {mesh.tp.size}: this model has no tensor-parallel layers")
+    if compressor and zero:
+        raise UsageError(
+            f"--compress {compressor.name} and --zero {zero}: what is compressed is not in parts"
+        )
     stages = split(recomputed(units) if recompute else units, mesh.pp.size)
     own = stages[mesh.pp.rank]
     ties = Ties(stages, mesh.pp, device)
@@ -70,6 +77,8 @@ def assemble(
         bucket_bytes=bucket_bytes,
         overlap=overlap,
     )
+    if compressor:
+        compressor.attach(storage.sums, [Piece(s.start, s.parameter.shape) for s in storage.segments])
     stage = Stage(own, storage, ties.unit)
     schedule = Pipeline(device, stage, loss, mesh.pp) if mesh.pp.size > 1 else InTurn(stage, loss)
     optimizer = make_optimizer(storage)

@@ -72,7 +72,7 @@ class Storage:
         self.segments = self._layout.segments()
         owned = self._layout.owned_size
         self.values = self.home.xp.zeros(owned, master_dtype)
-        self._sums = xp.zeros(owned, master_dtype)
+        self._sums: Array = xp.zeros(owned, master_dtype)
         self.grads = self.home.xp.zeros(owned, master_dtype) if self._offloaded else self._sums
         self._gradients = self._choose_gradients(dp, zero, overlap)
         self._weights = self._choose_weights(dp, zero, units, dtype)
@@ -110,6 +110,11 @@ class Storage:
         dp.broadcast(whole)
         mine = whole[self._layout.part(group)]
         self.values[self._layout.owned(group)] = self._device.to_host(mine) if self._offloaded else mine
+
+    @property
+    def sums(self) -> Array:
+        """What ``grads`` are summed in, on the device that computes: (owned,)"""
+        return self._sums
 
     @property
     def _offloaded(self) -> bool:

@@ -16,6 +16,29 @@ def test_every_transport_gives_what_the_naive_one_gives(program: Runner, ranks: 
     assert answer.returncode == 0, answer.stderr
 
 
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+def test_compressors_lose_nothing_and_agree_on_all_ranks(program: Runner, ranks: int) -> None:
+    answer = program(ranks, "compressors.py")
+    assert answer.returncode == 0, answer.stderr
+
+
+@pytest.mark.parametrize(
+    ("epochs", "tolerance"),
+    [(10, 0.015), pytest.param(60, 0.006, marks=pytest.mark.sweep)],  # one held-out digit is 0.0028
+)
+def test_training_on_compressed_gradients_comes_as_far(
+    program: Runner, epochs: int, tolerance: float
+) -> None:
+    answer = program(2, "compressed_training.py", str(epochs))
+    assert answer.returncode == 0, answer.stderr
+    runs = json.loads(answer.stdout)
+    whole = runs.pop("none")
+    assert whole["accuracy"] > 0.95
+    for name, run in runs.items():
+        assert run["accuracy"] > whole["accuracy"] - tolerance, (name, run, whole)
+        assert run["bytes"] < whole["bytes"] / 3, (name, run, whole)
+
+
 def test_probe_finds_all_ranks_in_order(mpirun: Runner) -> None:
     answer = mpirun(3, "probe", "--expect-hosts", socket.gethostname().split(".")[0])
     assert answer.returncode == 0, answer.stderr

@@ -1,0 +1,176 @@
+"""What every compressor keeps to: nothing is lost, all ranks agree, and what is late comes."""
+
+from __future__ import annotations
+
+import numpy as np
+from apart import Apart
+
+from payload.comm import mpi
+from payload.comm.choose import COMPRESSORS, compress
+from payload.comm.compressed import Compressed, Piece
+from payload.comm.naive import Naive
+from payload.comm.ring import Ring
+from payload.comm.transport import Transport
+from payload.device import Array, Cpu
+
+world = mpi.start()
+RANK, SIZE = world.rank, world.size
+PIECES = [Piece(0, (40, 60)), Piece(2400, (60,)), Piece(2460, (3, 3, 8, 16)), Piece(3612, (5, 2))]
+COUNT = 3622
+HALF = slice(0, 2460)  # the first bucket; the rest is the second
+
+
+def gradient(salt: int, dtype: str = "float32") -> Array:
+    return np.random.default_rng((RANK, salt)).standard_normal(COUNT).astype(dtype)
+
+
+def total(array: Array) -> Array:
+    exact = array.astype("float64")
+    world.allreduce(exact)
+    return exact
+
+
+def make(name: str, transport: Transport, grads: Array) -> Compressed:
+    options = {"topk": {"ratio": 0.05}, "powersgd": {"rank": 2}, "int8": {}}[name]
+    compressor = compress(name, transport, **options)
+    compressor.attach(grads, PIECES)
+    return compressor
+
+
+def loses_nothing(name: str, transport: Transport, dtype: str) -> None:
+    """What is summed and what all keep is what all had."""
+    grads = gradient(0, dtype)
+    compressor = make(name, transport, grads)
+    given = np.zeros(COUNT)
+    for salt in range(3):
+        grads[...] = gradient(salt, dtype)
+        had = total(grads) + total(compressor.state["residual"])
+        compressor.allreduce(grads)
+        np.testing.assert_allclose(grads + total(compressor.state["residual"]), had, atol=1e-4)
+        for theirs in world.allgather(grads):
+            np.testing.assert_array_equal(grads, theirs)
+        given += grads
+    assert np.abs(given).sum() > 0
+
+
+def is_bounded(name: str, transport: Transport) -> None:
+    """In one call."""
+    grads = gradient(1)
+    if name == "powersgd":  # of rank 1, it is exact
+        grads[:2400] = (RANK + 1) * np.outer(np.arange(40) % 7, np.arange(60) % 5).ravel()
+    mine, exact = grads.copy(), total(grads)
+    compressor = make(name, transport, grads)
+    compressor.allreduce(grads)
+    kept = compressor.state["residual"]
+    if name == "topk":
+        assert np.square(kept).sum() <= 0.95 * np.square(mine).sum()
+        assert np.count_nonzero(kept) == COUNT - np.ceil(0.05 * COUNT)
+    elif name == "int8":
+        peaks = sum(world.allgather(float(np.abs(mine).max()))) + np.abs(exact).max()
+        assert np.abs(grads - exact).max() <= 1.01 * peaks / 127 / 2
+        assert np.abs(grads - exact).max() > 0
+    else:
+        np.testing.assert_allclose(grads[:2460], exact[:2460], rtol=1e-4, atol=1e-3)
+        np.testing.assert_allclose(grads[3612:], exact[3612:], rtol=1e-6, atol=1e-6)
+        assert (kept[2400:2460] == 0).all()
+        assert (kept[2460:3612] != 0).any()
+
+
+def catches_up(name: str, transport: Transport) -> None:
+    """The mean over iterations goes to the sum of the gradients, as one over their number."""
+    mine = gradient(2)
+    exact = total(mine)
+    grads = np.empty_like(mine)
+    compressor = make(name, transport, grads)
+    mean = np.zeros(COUNT)
+    errors = []
+    for iteration in range(1, 81):
+        grads[...] = mine
+        compressor.allreduce(grads)
+        mean += (grads - mean) / iteration
+        if iteration in (20, 80):
+            errors.append(np.linalg.norm(mean - exact) / np.linalg.norm(exact))
+    assert errors[1] < 0.4 * errors[0] < 0.4, (name, errors)
+
+
+def goes_on_beside_others(name: str, transport: Transport) -> None:
+    """In buckets, from the last one, with exact sums on the same transport in between."""
+    grads = gradient(3)
+    blocking = make(name, transport, grads)
+    expected = []
+    for salt in (3, 4):
+        grads[...] = gradient(salt)
+        blocking.allreduce(grads[HALF.stop :])
+        blocking.allreduce(grads[HALF])
+        expected.append(grads.copy())
+    other = make(name, transport, grads)
+    for salt, wanted in zip((3, 4), expected, strict=True):
+        grads[...] = gradient(salt)
+        between = np.full(50_000, RANK + 1.0)
+        pending = [other.iallreduce(grads[HALF.stop :]), other.iallreduce(between)]
+        if RANK % 2:
+            pending[-1].test()
+        pending.append(other.iallreduce(grads[HALF]))
+        for one in pending[:: 1 if RANK else -1]:
+            one.wait()
+        assert (between == SIZE * (SIZE + 1) / 2).all()
+        np.testing.assert_array_equal(grads, wanted)
+    for key, array in blocking.state.items():
+        np.testing.assert_array_equal(other.state[key], array)
+
+
+def resumes(name: str, transport: Transport) -> None:
+    grads = gradient(5)
+    first = make(name, transport, grads)
+    first.allreduce(grads)
+    saved = {key: array.copy() for key, array in first.state.items()}
+    grads[...] = gradient(6)
+    first.allreduce(grads)
+    wanted = grads.copy()
+    second = make(name, transport, grads)
+    for key, array in second.state.items():
+        array[...] = saved[key]
+    grads[...] = gradient(6)
+    second.allreduce(grads)
+    np.testing.assert_array_equal(grads, wanted)
+
+
+def recovers(name: str, transport: Transport) -> None:
+    """From a gradient that is not finite, and from one of zeros."""
+    grads = gradient(7)
+    compressor = make(name, transport, grads)
+    compressor.allreduce(grads)
+    grads[...] = gradient(8)
+    if RANK == SIZE - 1:
+        grads[[5, 2500]] = np.nan, np.inf
+    compressor.allreduce(grads)
+    assert not np.isfinite(grads).all()
+    assert all(np.isfinite(array).all() for array in compressor.state.values())
+    grads[...] = 0
+    compressor.allreduce(grads)
+    grads[...] = gradient(9)
+    compressor.allreduce(grads)
+    assert np.isfinite(grads).all()
+    assert np.abs(grads).sum() > 0
+
+
+def sends_less(name: str, transport: Transport) -> None:
+    grads = gradient(9)
+    compressor = make(name, transport, grads)
+    before = compressor.bytes_sent
+    compressor.allreduce(grads)
+    sent, dense = compressor.bytes_sent - before, 2 * grads.nbytes * (SIZE - 1) / SIZE
+    assert SIZE == 1 or 0 < sent < 0.5 * dense, (name, sent, dense)
+
+
+for name in COMPRESSORS:
+    for transport in (mpi.MpiCommunicator(Cpu()), Ring(staging=Apart()), Naive()):
+        with np.errstate(invalid="ignore", over="ignore"):
+            loses_nothing(name, transport, "float32")
+            goes_on_beside_others(name, transport)
+            recovers(name, transport)
+    loses_nothing(name, transport, "float64")
+    resumes(name, transport)
+    is_bounded(name, transport)
+    catches_up(name, transport)
+    sends_less(name, mpi.MpiCommunicator())
