@@ -22,13 +22,19 @@ _MPIRUN = (
 Runner = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def _run(*argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
+def _start(*argv: str, **environ: str) -> subprocess.Popen[str]:
     """A process that knows of no launcher but the one in ``argv``."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "OMPI_", "PMIX_", "PMI_"))}
     env = {**clean, "PYTHONPATH": str(_ROOT), **environ}
     # SIGTERM lets mpirun take its ranks along, which a killed mpirun would leave behind.
     bounded = ("timeout", "--kill-after=10", "60", *argv)
-    return subprocess.run(bounded, env=env, capture_output=True, text=True, check=False)
+    return subprocess.Popen(bounded, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
+
+
+def _run(*argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
+    with _start(*argv, **environ) as process:
+        output, errors = process.communicate()
+    return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
 
 @pytest.fixture(scope="session")
@@ -53,6 +59,16 @@ def mpirun() -> Runner:
 
     def run(ranks: int, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
         return _run(*_MPIRUN, str(ranks), sys.executable, "-m", "payload", *arguments, **environ)
+
+    return run
+
+
+@pytest.fixture(scope="session")
+def start() -> Callable[..., subprocess.Popen[str]]:
+    """As ``mpirun``, without waiting for the end."""
+
+    def run(ranks: int, *arguments: str) -> subprocess.Popen[str]:
+        return _start(*_MPIRUN, str(ranks), sys.executable, "-m", "payload", *arguments)
 
     return run
 

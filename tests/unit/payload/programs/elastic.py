@@ -1,0 +1,125 @@
+"""Passes one state from layout to layout through checkpoints: each loads what another saved, to the number.
+
+mpirun -n 4 python elastic.py FOLDER
+"""
+
+import math
+import sys
+import zlib
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+
+from payload.checkpoint.files import Manifest
+from payload.checkpoint.folder import prepare
+from payload.checkpoint.pieces import Piece, held, scalars, share
+from payload.checkpoint.resume import resume
+from payload.checkpoint.saver import Saver
+from payload.comm import mpi
+from payload.device import Array, choose
+from payload.models import gpt
+from payload.nn.base import Context, Unit
+from payload.nn.loss import SoftmaxCrossEntropy
+from payload.nn.norm import BatchNorm
+from payload.optim.adamw import AdamW
+from payload.parallel.build import assemble
+from payload.parallel.engine import Engine
+from payload.parallel.mesh import Mesh, make_mesh
+
+
+@dataclass(frozen=True)
+class Layout:
+    """Of the first ``ranks`` of the job."""
+
+    ranks: int
+    tp: int = 1
+    pp: int = 1
+    zero: int = 0
+    offload: bool = False
+
+
+CHAIN = [
+    Layout(1),
+    Layout(2),
+    Layout(3),
+    Layout(1),
+    Layout(2, zero=2),
+    Layout(3, zero=3),
+    Layout(4, tp=2),
+    Layout(4, tp=2, zero=3, offload=True),
+    Layout(4, tp=2, pp=2),
+    Layout(4, pp=2, zero=1),
+    Layout(3, pp=3),
+    Layout(2, tp=2),
+    Layout(1),
+]
+
+UPDATES = 7
+device = choose("auto", 0)
+world = mpi.start()
+
+
+def make_engine(mesh: Mesh, layout: Layout) -> Engine:
+    context = mesh.context(device)
+    units = gpt.build(context, vocabulary=6, length=3, layers=2, heads=2, width=4)
+    normed = Unit("normed", BatchNorm(Context(device, dp=mesh.dp), "normed", 5))
+    return assemble(
+        device,
+        mesh,
+        [*units, normed],
+        SoftmaxCrossEntropy(context),
+        lambda storage: AdamW(storage.home, storage.values, storage.segments),
+        zero=layout.zero,
+        offload=layout.offload,
+        bucket_bytes=64,
+    )
+
+
+def expected(piece: Piece) -> Array:
+    """Numbers that tell where in which tensor they belong."""
+    first = zlib.crc32(piece.tensor.encode()) % 10**6
+    whole = np.arange(first, first + math.prod(piece.shape), dtype="float32").reshape(piece.shape)
+    part = whole if piece.axis is None else np.split(whole, piece.parts, axis=piece.axis)[piece.part]
+    return part.reshape(-1)[piece.start : piece.stop]
+
+
+def pass_on(folder: Path, number: int, layout: Layout, mesh: Mesh) -> None:
+    engine = make_engine(mesh, layout)
+    now = Manifest(number, {"number": number}, {}, {}, {}, [])
+    prepare(folder, mesh.world)
+    resumed = resume("auto", folder, engine, now)
+    assert resumed.iteration == number - 1
+    if number == 1:
+        for piece, array in held(engine):
+            array[...] = (
+                expected(piece) if engine.storage.home is not device else device.asarray(expected(piece))
+            )
+        engine.optimizer.updates = UPDATES
+    for piece, array in held(engine):
+        np.testing.assert_array_equal(device.to_host(array), expected(piece), str(piece))
+    assert scalars(engine)["updates"] == UPDATES
+    kinds = {piece.kind for piece, _ in held(engine)}
+    assert kinds <= {"weight", "optimizer.mean", "optimizer.square", "state"}
+    with Saver(engine, folder, lambda _: now, lambda **_: None, interval=1, keep=1, wait=True) as saver:
+        saver.after(number, (0.0, 0.0), last=False)
+    each_once(engine, mesh)
+
+
+def each_once(engine: Engine, mesh: Mesh) -> None:
+    """All that ranks hold is saved, and no number twice."""
+    saved = sorted(
+        (piece.tensor, piece.part, piece.start, piece.stop)
+        for pieces in mesh.world.allgather([piece for piece, _ in share(engine)])
+        for piece in pieces
+    )
+    for before, after in pairwise(saved):
+        assert before[:2] != after[:2] or before[3] == after[2], (before, after)
+
+
+for number, layout in enumerate(CHAIN, start=1):
+    group = world.split(int(world.rank < layout.ranks), world.rank)
+    if world.rank < layout.ranks:
+        pass_on(Path(sys.argv[1]), number, layout, make_mesh(group, tp=layout.tp, pp=layout.pp))
+    world.barrier()

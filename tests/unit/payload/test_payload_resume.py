@@ -1,0 +1,196 @@
+"""Runs that are killed or stopped, and go on: with the numbers of the run that nobody disturbed."""
+
+from __future__ import annotations
+
+import json
+import os
+import random
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+Runner = Callable[..., subprocess.CompletedProcess[str]]
+Starter = Callable[..., subprocess.Popen[str]]
+Undisturbed = Callable[[str], tuple[Any, ...]]
+
+SEED = int(os.environ.get("SWEEP_SEED") or random.SystemRandom().randrange(10_000))
+ITERATIONS = 80
+RUN = ("train", "--hidden", "64,32", "--iterations", str(ITERATIONS), "--save-interval", "5")
+LAYOUTS = {"dp": (2, ()), "pp": (2, ("--pp", "2"))}
+
+
+def records(folder: Path) -> list[dict[str, Any]]:
+    try:
+        text = (folder / "metrics.jsonl").read_text()
+    except FileNotFoundError:
+        return []
+    return [json.loads(line) for line in text.splitlines(keepends=True) if line.endswith("\n")]
+
+
+def steps(folder: Path) -> list[int]:
+    return [record["step"] for record in records(folder) if record["kind"] == "iteration"]
+
+
+def outcome(folder: Path) -> tuple[Any, ...]:
+    """What must be the same, disturbed or not."""
+    losses = [(record["step"], record["loss"]) for record in records(folder) if record["kind"] == "iteration"]
+    (result,) = (record for record in records(folder) if record["kind"] == "result")
+    return losses, result["param_hashes"], result["accuracy"], result["loss"]
+
+
+def children(pid: int) -> list[int]:
+    try:
+        return [int(child) for child in Path(f"/proc/{pid}/task/{pid}/children").read_text().split()]
+    except FileNotFoundError:
+        return []
+
+
+def wait_until(true: Callable[[], bool]) -> None:
+    give_up = time.monotonic() + 60
+    while not true():
+        assert time.monotonic() < give_up
+        time.sleep(0.005)
+
+
+@pytest.fixture(scope="module")
+def undisturbed(mpirun: Runner, tmp_path_factory: pytest.TempPathFactory) -> Undisturbed:
+    """What a layout comes to."""
+    found: dict[str, tuple[Any, ...]] = {}
+
+    def run(layout: str) -> tuple[Any, ...]:
+        if layout not in found:
+            out = tmp_path_factory.mktemp(layout)
+            ranks, options = LAYOUTS[layout]
+            answer = mpirun(ranks, *RUN, *options, "--out", str(out))
+            assert answer.returncode == 0, answer.stderr
+            found[layout] = outcome(out)
+        return found[layout]
+
+    return run
+
+
+class Run:
+    """A run under mpirun, of which ranks can be found and killed."""
+
+    def __init__(self, start: Starter, out: Path, layout: str) -> None:
+        ranks, options = LAYOUTS[layout]
+        self._out, self._size = out, ranks
+        # `timeout`, which has mpirun as its only child
+        self._process = start(ranks, *RUN, *options, "--resume", "auto", "--out", str(out))
+        wait_until(lambda: self.over or len(self.ranks()) == ranks)
+
+    @property
+    def over(self) -> bool:
+        return self._process.poll() is not None
+
+    @property
+    def saving(self) -> bool:
+        return any((self._out / "checkpoints").glob("*.incomplete"))
+
+    def mpirun(self) -> int:
+        return children(self._process.pid)[0]
+
+    def ranks(self) -> list[int]:
+        return [rank for mpirun in children(self._process.pid) for rank in sorted(children(mpirun))]
+
+    def reach(self, step: int) -> None:
+        """Until so many iterations are done."""
+        wait_until(lambda: self.over or step in steps(self._out))
+
+    def kill(self, rank: int) -> None:
+        """With SIGKILL. Nothing that this or another rank started lives on."""
+        family = [pid for each in self.ranks() for pid in (each, *children(each))]
+        os.kill(self.ranks()[rank], signal.SIGKILL)
+        assert self.wait()[0] != 0
+        wait_until(lambda: not any(Path(f"/proc/{pid}").exists() for pid in family))
+
+    def wait(self) -> tuple[int, str]:
+        """Exit code and errors."""
+        _, errors = self._process.communicate(timeout=60)
+        return self._process.returncode, errors
+
+
+def disturb(start: Starter, out: Path, layout: str, dice: random.Random, kills: int) -> int:
+    """Kill a run some times, each time another rank at another moment, and let it end.
+
+    Returns:
+        How often it was killed while it saved.
+    """
+    saving = 0
+    for _ in range(kills):
+        run = Run(start, out, layout)
+        match dice.choice(["anywhere", "iteration", "save"]):
+            case "anywhere":
+                time.sleep(dice.random() * 2)
+            case "iteration":
+                run.reach(dice.randrange(len(steps(out)) + 1, ITERATIONS))
+            case "save":
+                run.reach(dice.randrange(len(steps(out)) + 1, ITERATIONS))
+                wait_until(lambda: run.over or run.saving)  # noqa: B023  # called at once
+                time.sleep(dice.random() * 0.01)
+        if run.over:
+            break
+        saving += run.saving
+        run.kill(dice.randrange(LAYOUTS[layout][0]))
+    code, errors = Run(start, out, layout).wait()
+    assert code == 0, errors
+    return saving
+
+
+@pytest.mark.parametrize(("layout", "kills"), [("dp", 2), ("pp", 1)])
+def test_a_run_that_is_killed_goes_on_as_if_it_had_not_been(
+    start: Starter, undisturbed: Undisturbed, tmp_path: Path, layout: str, kills: int
+) -> None:
+    disturb(start, tmp_path, layout, random.Random(SEED), kills)  # noqa: S311
+    assert outcome(tmp_path) == undisturbed(layout), f"seed {SEED}"
+
+
+@pytest.mark.sweep
+@pytest.mark.parametrize("layout", LAYOUTS)
+def test_kills_at_twenty_random_moments(
+    start: Starter, undisturbed: Undisturbed, tmp_path: Path, layout: str
+) -> None:
+    dice, saving = random.Random(SEED), 0  # noqa: S311
+    for number in range(10):
+        saving += disturb(start, tmp_path / str(number), layout, dice, kills=2)
+        assert outcome(tmp_path / str(number)) == undisturbed(layout), f"seed {SEED}, round {number}"
+    assert saving, f"never while it saved: seed {SEED}"
+
+
+def test_a_run_that_is_asked_to_stop_saves_and_ends_with_75(
+    start: Starter, undisturbed: Undisturbed, tmp_path: Path
+) -> None:
+    """mpirun hands SIGUSR1 on to all ranks. SIGTERM comes to one alone here, and comes again."""
+    ends = [0]
+    for signals in ([signal.SIGUSR1], [signal.SIGTERM, signal.SIGTERM]):
+        run = Run(start, tmp_path, "dp")
+        run.reach(ends[-1] + ITERATIONS // 4)
+        victim = run.mpirun() if signal.SIGUSR1 in signals else run.ranks()[1]
+        for number in signals:
+            os.kill(victim, number)
+        code, errors = run.wait()
+        assert (code, "Traceback" in errors, run.saving) == (75, False, False)
+        ends.append(steps(tmp_path)[-1])
+        assert (tmp_path / "checkpoints" / f"iteration-{ends[-1]:08}").is_dir()
+    assert ends == sorted(set(ends))
+    code, errors = Run(start, tmp_path, "dp").wait()
+    assert (code, errors) == (0, "")
+    assert [record["done"] for record in records(tmp_path) if record["kind"] == "run"] == ends
+    assert outcome(tmp_path) == undisturbed("dp")
+
+
+def test_every_layout_loads_what_every_other_saved(program: Runner, tmp_path: Path) -> None:
+    answer = program(4, "elastic.py", str(tmp_path))
+    assert answer.returncode == 0, answer.stderr
+
+
+def test_a_folder_that_is_not_shared_is_refused(program: Runner, tmp_path: Path) -> None:
+    answer = program(2, "apart.py", str(tmp_path))
+    assert answer.returncode == 2
+    assert answer.stderr.count("payload: error:") == 1
+    assert "is not the same folder on all nodes" in answer.stderr
