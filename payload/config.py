@@ -12,9 +12,30 @@ from pathlib import Path
 from typing import NoReturn
 
 from payload.errors import UsageError
+from payload.models import MODELS
 from payload.settings import add_flags, choice, make, required, section, setting, switch
-from payload.values import count, fraction, names, one_of, positive, whole, widths
+from payload.values import (
+    count,
+    data_name,
+    fraction,
+    names,
+    non_negative,
+    one_of,
+    positive,
+    some_of,
+    tokenizer_name,
+    whole,
+    widths,
+)
 
+_OPTIMIZERS: dict[str, dict[str, float]] = {
+    "sgd": {"lr": 0.05, "weight_decay": 0.0},
+    "adamw": {"lr": 1e-3, "eps": 1e-8, "weight_decay": 0.01},
+    "lamb": {"lr": 2e-3, "eps": 1e-6, "weight_decay": 0.01},
+}
+"""With what each of them begins."""
+
+_DTYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
 _DEVICES = ("auto", "cpu", "gpu")
 
 
@@ -22,7 +43,27 @@ _DEVICES = ("auto", "cpu", "gpu")
 class Model:
     """The model."""
 
-    hidden: tuple[int, ...] = setting((256, 128), widths, "N[,N...]", "widths of the hidden layers")
+    model: str = choice("mlp", tuple(MODELS), "its sizes can be changed by what follows")
+    hidden: tuple[int, ...] | None = setting(None, widths, "N[,N...]", "of an mlp: widths of hidden layers")
+    layers: int | None = setting(None, count, "N", "blocks of a Transformer, layers of an LSTM")
+    heads: int | None = setting(None, count, "N", "of attention")
+    width: int | None = setting(None, count, "N", "numbers that stand for a token; units of an LSTM")
+    patch: int | None = setting(None, count, "N", "of a vit: pixels along a side of a patch")
+    dropout: float | None = setting(None, fraction, "X", "share of activations that is left out, in [0, 1)")
+
+
+@dataclass(frozen=True, slots=True)
+class Data:
+    """The data."""
+
+    data: str = setting(
+        "digits", data_name, "digits|idx:DIR|text:FILE|synthetic", "what is trained on, and judged by"
+    )
+    augment: tuple[str, ...] = setting((), some_of("crop", "flip"), "crop,flip", "images varied by chance")
+    clean: bool = switch(False, "leave repeated images out, and say how many")
+    tokenizer: str = setting("bytes", tokenizer_name, "bytes|bpe:N", "of text; N: to be learned of it")
+    sequence_length: int = setting(128, count, "N", "tokens in a sample of text")
+    prefetch: int = setting(2, whole(0), "N", "iterations for which samples are made ahead")
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,26 +85,62 @@ class Layout:
 
     tp: int = setting(1, count, "N", "ranks that split each layer's tensors")
     pp: int = setting(1, count, "N", "ranks that split the model's layers, as stages of a pipeline")
+    zero: int = setting(0, whole(0, most=3), "0-3", "ZeRO's stage: what data-parallel ranks hold in parts")
+    offload_optimizer: bool = switch(False, "masters and the optimizer's state are in the host's memory")
+    recompute: bool = switch(False, "keep no activations but those between blocks")
+    bucket_mib: int = setting(25, count, "N", "of gradients, at least, that are summed in one call")
+    overlap: bool = switch(True, "sum gradients while the backward pass goes on")
 
 
 @dataclass(frozen=True, slots=True)
 class Optimizer:
     """The optimizer."""
 
-    lr: float = setting(0.05, positive, "X", "learning rate")
-    momentum: float = setting(0.9, fraction, "X", "in [0, 1)")
+    optimizer: str = choice("sgd", tuple(_OPTIMIZERS), "how gradients change the weights")
+    lr: float | None = setting(
+        None, positive, "X", "learning rate; by default 0.05 for sgd, 0.001 for adamw, 0.002 for lamb"
+    )
+    momentum: float = setting(0.9, fraction, "X", "of sgd, in [0, 1)")
+    nesterov: bool = switch(False, "Nesterov's momentum, for sgd")
+    beta1: float = setting(0.9, fraction, "X", "of adamw and lamb, in [0, 1)")
+    beta2: float = setting(0.999, fraction, "X", "of adamw and lamb, in [0, 1)")
+    eps: float | None = setting(None, positive, "X", "by default 1e-8 for adamw, 1e-6 for lamb")
+    weight_decay: float | None = setting(
+        None, non_negative, "X", "of matrices, not of biases and gains; by default 0 for sgd, else 0.01"
+    )
+    clip_grad: float | None = setting(None, positive, "X", "scale gradients down to this norm")
+    schedule: str = choice("constant", ("constant", "cosine", "step"), "of the learning rate, once warm")
+    warmup_iterations: int = setting(0, whole(0), "N", "in which the learning rate climbs")
+    min_lr: float = setting(0.0, non_negative, "X", "where cosine ends, and step goes no further")
+    decay_iterations: tuple[int, ...] | None = setting(
+        None, widths, "N[,N...]", "after which step lowers the learning rate"
+    )
+    decay_factor: float = setting(0.1, positive, "X", "by which step lowers it")
+    scale_lr: str = choice(
+        "none", ("none", "linear", "sqrt"), "how the learning rate grows with data-parallel workers"
+    )
+
+    def __post_init__(self) -> None:
+        for name, value in _OPTIMIZERS[self.optimizer].items():
+            if getattr(self, name) is None:
+                object.__setattr__(self, name, value)
 
 
 @dataclass(frozen=True, slots=True)
 class Precision:
     """The precision."""
 
-    precision: str = choice("fp32", ("fp32", "fp64"), "of weights, gradients and sums")
+    precision: str = choice(
+        "fp32", tuple(_DTYPES), "of weights and activations; sums and masters are at least fp32"
+    )
+    loss_scale: float | None = setting(
+        None, positive, "X", "that keeps gradients in range; by default dynamic for fp16, else 1"
+    )
 
     @property
     def dtype(self) -> str:
         """As NumPy calls it."""
-        return {"fp32": "float32", "fp64": "float64"}[self.precision]
+        return _DTYPES[self.precision]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,9 +184,10 @@ class Run:
 
 @dataclass(frozen=True, slots=True)
 class TrainConfig:
-    """train a network on the handwritten digits, data-parallel over MPI"""
+    """train a model over MPI"""
 
     model: Model = section(Model)
+    data: Data = section(Data)
     batch: Batch = section(Batch)
     layout: Layout = section(Layout)
     optimizer: Optimizer = section(Optimizer)

@@ -98,6 +98,15 @@ class Device(Protocol):
     def apply(self, kernel: Kernel, scalars: Mapping[str, float], *arrays: Array) -> None:
         """Run a kernel over arrays of one dtype, (N,) each: those it reads, then those it writes."""
 
+    def use(self) -> None:
+        """Let the thread that calls this work with the device."""
+
+    def pinned_copy(self, host: Array) -> Array:
+        """A host array in memory from which ``upload`` need not wait."""
+
+    def upload(self, host: Array) -> Array:
+        """A host array on the device, maybe still under way: it must not be changed any more."""
+
     def synchronize(self) -> None:
         """Wait until all that was asked of the device is done."""
 
@@ -169,6 +178,15 @@ class Cpu:
     def apply(self, kernel: Kernel, scalars: Mapping[str, float], *arrays: Array) -> None:
         self.blocked(partial(kernel.host, **scalars), *arrays)
 
+    def use(self) -> None:
+        """Every thread can."""
+
+    def pinned_copy(self, host: Array) -> Array:
+        return host
+
+    def upload(self, host: Array) -> Array:
+        return host
+
     def synchronize(self) -> None:
         """NumPy is done when it returns."""
 
@@ -197,7 +215,8 @@ class Gpu:
     def __init__(self, cupy: ModuleType, index: int) -> None:
         self.xp = cupy
         self.note = "CuPy found it"
-        cupy.cuda.Device(index).use()
+        self._index = index
+        self.use()
         properties = cupy.cuda.runtime.getDeviceProperties(index)
         self.gpu: GpuFacts | None = {
             "index": index,
@@ -207,6 +226,7 @@ class Gpu:
         self._empty_pinned = importlib.import_module("cupyx").empty_pinned
         self._erf = importlib.import_module("cupyx.scipy.special").erf
         self._staging: dict[tuple[int, str], Array] = {}
+        self._on_their_way: list[tuple[Any, Array]] = []
         self._kernels: dict[str, Callable[..., Any]] = {}
 
     def asarray(self, host: Array, dtype: DTypeLike | None = None) -> Array:
@@ -259,6 +279,26 @@ class Gpu:
             compiled = self.xp.ElementwiseKernel(inputs, outputs, kernel.code, f"payload_{kernel.name}")
             self._kernels[kernel.name] = compiled
         self._kernels[kernel.name](*(scalars[name] for name in kernel.scalars), *arrays)
+
+    def use(self) -> None:
+        self.xp.cuda.Device(self._index).use()
+
+    def pinned_copy(self, host: Array) -> Array:
+        pinned: Array = self._empty_pinned(host.shape, host.dtype)
+        pinned[...] = host
+        return pinned
+
+    def upload(self, host: Array) -> Array:
+        host = np.ascontiguousarray(host)
+        array: Array = self.xp.empty(host.shape, host.dtype)
+        device_array: Any = array
+        device_array.set(host, stream=self.xp.cuda.get_current_stream())
+        arrived = self.xp.cuda.Event(disable_timing=True)
+        arrived.record()
+        # Pinned memory that nobody refers to is given out again at once.
+        self._on_their_way = [(event, kept) for event, kept in self._on_their_way if not event.done]
+        self._on_their_way.append((arrived, host))
+        return array
 
     def synchronize(self) -> None:
         self.xp.cuda.get_current_stream().synchronize()

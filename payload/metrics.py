@@ -10,13 +10,14 @@ from typing import Any
 
 from payload.comm.base import Communicator
 from payload.config import TrainConfig
-from payload.device import Array, Device
+from payload.device import Device
 from payload.errors import PayloadError
 from payload.host import host_memory_bytes, hostname, own_cores, versions
 from payload.jsonl import JsonLines
 from payload.nvml import Gpus
 from payload.parallel.engine import Evaluation, Outcome
 from payload.parallel.mesh import Mesh
+from payload.parallel.storage import Storage
 from payload.peak import find_peak
 from payload.settings import to_record
 from payload.tensorboard import EventFile
@@ -149,14 +150,14 @@ class Metrics:
         if self._board:
             self._board.write("evaluation", step, fields)
 
-    def conclude(self, values: Array, mesh: Mesh, evaluation: Evaluation, *, seconds: float) -> None:
+    def conclude(self, storage: Storage, mesh: Mesh, evaluation: Evaluation, *, seconds: float) -> None:
         """The result, if all ranks with the same parameters came to the same values.
 
         Raises:
             PayloadError: they did not.
         """
-        digest = hashlib.sha256(self._device.to_host(values).tobytes()).hexdigest()
-        place = (mesh.pp.rank, mesh.tp.rank)
+        digest = hashlib.sha256(storage.home.to_host(storage.values).tobytes()).hexdigest()
+        place = (mesh.pp.rank, mesh.tp.rank, mesh.dp.rank if storage.shared else 0)
         hashes, hosts, places = zip(*self._comm.allgather((digest, hostname(), place)), strict=True)
         self.write(
             "result",
@@ -181,7 +182,7 @@ class Metrics:
         same = (
             "on all ranks"
             if len(set(places)) == 1
-            else f"on rank 0, and alike on its {mesh.dp.size} replicas"
+            else f"on rank 0, and alike on its {places.count(places[0])} replicas"
         )
         self.say(f"{seconds:.1f} s; parameters {digest[:12]} {same}")
         self.say(f"test accuracy {evaluation.accuracy:.4f}")

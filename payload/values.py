@@ -10,16 +10,17 @@ from typing import Any
 Read = Callable[[str], Any]
 
 
-def whole(least: int) -> Read:
+def whole(least: int, most: int | None = None) -> Read:
     """A whole number of ``least`` or more."""
+    wanted = f"of {least} or more" if most is None else f"from {least} to {most}"
 
     def read(text: str) -> int:
         try:
             value = int(text)
         except ValueError:
             value = least - 1
-        if value < least:
-            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number of {least} or more")
+        if value < least or (most is not None and value > most):
+            raise argparse.ArgumentTypeError(f"{text!r} is not a whole number {wanted}")
         return value
 
     return read
@@ -47,6 +48,14 @@ def positive(text: str) -> float:
     return value
 
 
+def non_negative(text: str) -> float:
+    """0 or more."""
+    value = number(text)
+    if value < 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is below 0")
+    return value
+
+
 def fraction(text: str) -> float:
     """In [0, 1)."""
     value = number(text)
@@ -63,6 +72,31 @@ def widths(text: str) -> tuple[int, ...]:
 def names(text: str) -> tuple[str, ...]:
     """Names by commas, each once."""
     return tuple(dict.fromkeys(name.strip() for name in text.split(",") if name.strip()))
+
+
+def some_of(*words: str) -> Read:
+    """Some of a few words, by commas."""
+
+    def read(text: str) -> tuple[str, ...]:
+        return tuple(one_of(*words)(name) for name in names(text))
+
+    return read
+
+
+def data_name(text: str) -> str:
+    """A data set by its kind and, for some, where it is."""
+    kind, _, where = text.partition(":")
+    if kind not in ("digits", "idx", "text", "synthetic") or (kind in ("idx", "text")) != bool(where):
+        raise argparse.ArgumentTypeError(f"{text!r} is none of digits, idx:DIR, text:FILE, synthetic")
+    return text
+
+
+def tokenizer_name(text: str) -> str:
+    """``bytes``, or ``bpe:N`` with more tokens than there are bytes."""
+    kind, _, size = text.partition(":")
+    if text != "bytes" and not (kind == "bpe" and size.isdecimal() and int(size) > 256):  # noqa: PLR2004
+        raise argparse.ArgumentTypeError(f"{text!r} is neither bytes nor bpe:N with N above 256")
+    return text
 
 
 def yes_or_no(text: str) -> bool:

@@ -1,4 +1,41 @@
 """One file a model, each with ``build(context, **sizes)``, which gives its units in order.
 
-A model knows nothing of ranks beyond the layers it is built of.
+A model knows nothing of ranks beyond the layers it is built of. This list of them is standard library only.
 """
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+Takes = Literal["images", "text", "masked text"]
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """A name that ``--model`` knows."""
+
+    module: str
+    takes: Takes
+    sizes: Mapping[str, int | float] = field(default_factory=dict)  # where they differ from ``build``'s own
+
+
+def _transformer(layers: int, heads: int, width: int) -> Mapping[str, int]:
+    return {"layers": layers, "heads": heads, "width": width}
+
+
+MODELS: Mapping[str, Entry] = {
+    "mlp": Entry("mlp", "images"),
+    "lstm": Entry("lstm", "text"),
+    "lstm-rows": Entry("lstm", "images"),  # row by row
+    "gpt-tiny": Entry("gpt", "text", _transformer(4, 4, 128)),
+    "gpt-124m": Entry("gpt", "text", _transformer(12, 12, 768)),
+    "gpt-350m": Entry("gpt", "text", _transformer(24, 16, 1024)),
+    "gpt-774m": Entry("gpt", "text", _transformer(36, 20, 1280)),
+    "gpt-1.5b": Entry("gpt", "text", _transformer(48, 25, 1600)),
+    "bert-tiny": Entry("bert", "masked text", _transformer(4, 4, 128)),
+    "bert-base": Entry("bert", "masked text", _transformer(12, 12, 768)),
+    "vit-tiny": Entry("vit", "images", {**_transformer(4, 4, 128), "patch": 4}),
+    "vit-b16": Entry("vit", "images", {**_transformer(12, 12, 768), "patch": 16}),
+}

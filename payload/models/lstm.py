@@ -16,8 +16,8 @@ from payload.nn.parameter import uniform
 from payload.nn.sequence import Pick, Rows
 
 SIZES = {
-    "tiny": {"layers": 1, "hidden": 128},
-    "medium": {"layers": 2, "hidden": 512},
+    "tiny": {"layers": 1, "width": 128},
+    "medium": {"layers": 2, "width": 512},
 }
 
 
@@ -29,7 +29,7 @@ def build(
     features: int | None = None,
     length: int = 128,
     layers: int = 2,
-    hidden: int = 512,
+    width: int = 512,
     dropout: float = 0.0,
 ) -> list[Unit]:
     """A unit a layer.
@@ -46,18 +46,18 @@ def build(
     text = vocabulary is not None
     first: Layer
     if vocabulary is not None and features is None:
-        first, inputs = Embedding(context, "embedding", vocabulary, hidden), hidden  # (B, T) → (B, T, H)
+        first, inputs = Embedding(context, "embedding", vocabulary, width), width  # (B, T) → (B, T, H)
     elif features is not None and vocabulary is None:
         first, inputs = Rows(features), features  # (B, ...) → (B, T, features)
     else:
         raise UsageError("an LSTM needs either a vocabulary or the number of features of a step")
     units = [Unit("first", first)]
     for number in range(layers):
-        lstm = LSTM(context, f"lstm{number}", inputs, hidden)  # (B, T, inputs) → (B, T, H)
+        lstm = LSTM(context, f"lstm{number}", inputs, width)  # (B, T, inputs) → (B, T, H)
         layer = Sequential(lstm, Dropout(context, f"dropout{number}", dropout))
-        units.append(Unit(f"lstm{number}", layer, flops=8.0 * length * hidden * (inputs + hidden)))
-        inputs = hidden
-    linear = Linear(context, "head", hidden, classes, init=uniform(hidden**-0.5))
+        units.append(Unit(f"lstm{number}", layer, flops=8.0 * length * width * (inputs + width)))
+        inputs = width
+    linear = Linear(context, "head", width, classes, init=uniform(width**-0.5))
     head = linear if text else Sequential(Pick(context, -1), linear)  # (B, H) → (B, classes)
-    units.append(Unit("head", head, flops=2.0 * hidden * classes * (length if text else 1)))
+    units.append(Unit("head", head, flops=2.0 * width * classes * (length if text else 1)))
     return units

@@ -41,12 +41,17 @@ def kept(keys: Array, index: Array, rate: float) -> Array:
     Returns:
         bool of shape (..., \\*index.shape)
     """
+    return drawn(keys, index) >= round(rate * 2**32)
+
+
+def drawn(keys: Array, index: Array) -> Array:
+    """32 random bits for each of these places: (..., 2), any shape → (..., \\*index.shape), all uint32."""
     low, high = (keys[..., i].reshape(*keys.shape[:-1], *(1,) * index.ndim) for i in (0, 1))
     bits = index * 0x9E3779B9 + low
     bits ^= bits >> 15
     bits *= 0x2C1B3C6D
     bits ^= high
-    return _mix(bits) >= round(rate * 2**32)
+    return _mix(bits)
 
 
 def _mix(bits: Array) -> Array:

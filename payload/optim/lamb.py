@@ -76,9 +76,10 @@ class LAMB:
             if parameter.decay and not counted_elsewhere:
                 for row, flat in enumerate((values[run], directions[run])):
                     squares[row, place] += flat @ flat
+        sums = squares.ravel().tolist()
         for group in self._groups:
-            group.allreduce(squares)
-        norms = xp.sqrt(squares)
+            sums = group.sum(sums)
+        norms = xp.sqrt(xp.asarray(sums).reshape(squares.shape))
         known = (norms > 0).all(axis=0)
         ratios: Array = xp.where(known, norms[0] / xp.where(known, norms[1], 1), 1)
         return ratios

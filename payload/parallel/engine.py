@@ -18,6 +18,8 @@ from payload.parallel.stage import Batch
 from payload.parallel.storage import Storage
 from payload.precision import LossScale
 
+_LARGEST_EXPONENT = 700.0
+
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
@@ -38,8 +40,16 @@ class Outcome:
 class Evaluation:
     """Over all held-out targets, the same on every rank."""
 
-    loss: float  # mean
+    loss: float  # mean, in nats
     accuracy: float  # in [0, 1]
+
+    @property
+    def perplexity(self) -> float:
+        return math.exp(self.loss) if self.loss < _LARGEST_EXPONENT else math.inf
+
+    def bits_per_byte(self, bytes_per_target: float) -> float:
+        """Of text, whatever its tokens are."""
+        return self.loss / math.log(2) / bytes_per_target
 
 
 class Engine:

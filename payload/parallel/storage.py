@@ -20,6 +20,7 @@ from numpy.typing import DTypeLike
 from payload.comm.base import Communicator
 from payload.device import Array, Cpu, Device
 from payload.nn.base import Unit
+from payload.nn.parameter import Parameter
 from payload.parallel.gradients import Gradients, Kept, Transient
 from payload.parallel.layout import Group, Segment, lay_out
 from payload.parallel.weights import Gathered, Resident, Weights
@@ -115,6 +116,11 @@ class Storage:
     def sums(self) -> Array:
         """What ``grads`` are summed in, on the device that computes: (owned,)"""
         return self._sums
+
+    @property
+    def parameters(self) -> list[Parameter]:
+        """All that data-parallel ranks hold together, in the same order on each."""
+        return [segment.parameter for group in self._layout.groups for segment in group.segments]
 
     @property
     def _offloaded(self) -> bool:

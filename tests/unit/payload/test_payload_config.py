@@ -79,7 +79,7 @@ def test_what_is_written_gives_the_same_again(tmp_path: Path) -> None:
     file = tmp_path / "config.toml"
     file.write_text(to_toml(config), encoding="utf-8")
     assert parse(["train", "--config", str(file)]) == config
-    assert to_toml(parse(["train"])).startswith("[model]\nhidden = [256, 128]\n\n[batch]\n")
+    assert to_toml(parse(["train"])).startswith('[model]\nmodel = "mlp"\n\n[data]\n')
 
 
 @pytest.mark.parametrize(

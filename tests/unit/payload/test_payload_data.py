@@ -4,31 +4,35 @@ import numpy as np
 import pytest
 
 from payload.data import digits
-from payload.data.order import batches, shard
+from payload.data.order import Order, shard
 
 
 def test_digits_are_whole_and_split_once() -> None:
     training, held_out = digits.load()
-    assert (training.x.shape, held_out.x.shape) == ((1438, 64), (359, 64))
-    assert training.x.min() == -1
-    assert training.x.max() == 1
+    assert (training.images.shape, held_out.images.shape) == ((1438, 8, 8, 1), (359, 8, 8, 1))
+    assert (training.images.min(), training.images.max()) == (0, 16)
     assert np.bincount(np.concatenate([training.labels, held_out.labels])).tolist() == [
         178, 182, 177, 183, 181, 182, 181, 179, 174, 180,
     ]  # fmt: skip
 
 
 def test_an_epoch_has_each_sample_once() -> None:
-    epoch = list(batches(103, 10, seed=3, epoch=1))
-    assert [len(batch) for batch in epoch] == [10] * 10 + [3]
-    assert sorted(np.concatenate(epoch).tolist()) == list(range(103))
+    order = Order(103, 10, seed=3)
+    epoch = [order.at(iteration) for iteration in range(12, 23)]
+    assert [len(slot.indices) for slot in epoch] == [10] * 10 + [3]
+    assert sorted(np.concatenate([slot.indices for slot in epoch]).tolist()) == list(range(103))
+    assert [slot.epoch for slot in epoch] == [2] * 11
+    assert [slot.ends_epoch for slot in epoch] == [False] * 10 + [True]
 
 
-def test_order_depends_on_seed_and_epoch() -> None:
-    def first(seed: int, epoch: int) -> list[int]:
-        return [int(index) for index in next(batches(103, 10, seed=seed, epoch=epoch))]
+def test_order_depends_on_seed_and_iteration_alone() -> None:
+    def first(seed: int, iteration: int) -> list[int]:
+        return [int(index) for index in Order(103, 10, seed=seed).at(iteration).indices]
 
-    assert first(0, 1) == first(0, 1)
-    assert len({tuple(first(seed, epoch)) for seed in (0, 1) for epoch in (1, 2)}) == 4
+    walked = Order(103, 10, seed=0)
+    for iteration in range(1, 15):
+        assert walked.at(iteration).indices.tolist() == first(0, iteration)
+    assert len({tuple(first(seed, iteration)) for seed in (0, 1) for iteration in (1, 12)}) == 4
 
 
 @pytest.mark.parametrize(("count", "size"), [(10, 3), (2, 5), (0, 2), (64, 64)])

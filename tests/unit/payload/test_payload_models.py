@@ -128,9 +128,9 @@ CASES = {
     "bert": Case(lambda c: bert.build(c, vocabulary=_V, length=_T + 2, dropout=0, **_SMALL), _masked, _bert),
     "vit": Case(lambda c: vit.build(c, side=8, classes=5, patch=4, **_SMALL), _squares, _vit),
     "lstm-text": Case(
-        lambda c: lstm.build(c, classes=_V, vocabulary=_V, layers=2, hidden=_C), _text, _characters
+        lambda c: lstm.build(c, classes=_V, vocabulary=_V, layers=2, width=_C), _text, _characters
     ),
-    "lstm-rows": Case(lambda c: lstm.build(c, classes=5, features=36, layers=2, hidden=_C), _images, _rows),
+    "lstm-rows": Case(lambda c: lstm.build(c, classes=5, features=36, layers=2, width=_C), _images, _rows),
 }
 
 

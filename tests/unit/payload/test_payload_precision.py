@@ -38,7 +38,7 @@ MODELS: dict[
         False,
     ),
     "lstm": (
-        lambda context: lstm.build(context, classes=32, vocabulary=32, length=6, hidden=8, layers=1),
+        lambda context: lstm.build(context, classes=32, vocabulary=32, length=6, width=8, layers=1),
         (6,),
         True,
     ),
@@ -99,7 +99,7 @@ def _engine(device: Device, precision: str, scale: LossScale | None = None) -> E
     return assemble(
         device,
         alone(),
-        mlp.build(context, inputs=digits.PIXELS, classes=digits.CLASSES, hidden=(48,)),
+        mlp.build(context, inputs=64, classes=10, hidden=(48,)),
         SoftmaxCrossEntropy(context),
         lambda storage: SGD(device, storage.values, storage.segments, momentum=0.9),
         seed=1,
@@ -111,7 +111,7 @@ def _engine(device: Device, precision: str, scale: LossScale | None = None) -> E
 def _batches(device: Device, precision: str, size: int) -> list[Batch]:
     training, _ = digits.load()
     order = np.random.default_rng(1).permutation(len(training.labels))
-    x = device.asarray(training.x[order], PRECISIONS[precision].compute)
+    x = device.asarray(training.images[order] / 8 - 1, PRECISIONS[precision].compute)
     labels = device.asarray(training.labels[order])
     places = device.asarray(np.arange(size, dtype="uint32"))
     return [
@@ -130,7 +130,7 @@ def test_training_reaches_what_float32_reaches(precision: str, device: Device) -
                 outcome = engine.step([batch], targets=64, iteration=iteration, lr=0.05)
                 assert outcome.finite
         _, held_out = digits.load()
-        x = device.asarray(held_out.x, PRECISIONS[precision].compute)
+        x = device.asarray(held_out.images / 8 - 1, PRECISIONS[precision].compute)
         nobody = device.asarray(np.arange(0, dtype="uint32"))
         return engine.evaluate([Batch(x, device.asarray(held_out.labels), nobody)]).accuracy
 

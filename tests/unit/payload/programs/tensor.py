@@ -47,7 +47,7 @@ MODELS: dict[str, tuple[Build, Array, Array, bool]] = {
         False,
     ),
     "lstm": (
-        lambda c: lstm.build(c, classes=24, vocabulary=24, layers=1, hidden=8),
+        lambda c: lstm.build(c, classes=24, vocabulary=24, layers=1, width=8),
         tokens[:, :-1],
         tokens[:, 1:],
         False,

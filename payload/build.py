@@ -1,0 +1,149 @@
+"""From settings to what they name: the model's units, the optimizer and the learning rate."""
+
+from __future__ import annotations
+
+import inspect
+import math
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
+from importlib import import_module
+from types import ModuleType
+from typing import TypedDict
+
+from payload.config import Model, Optimizer, TrainConfig
+from payload.data.loader import Loader
+from payload.data.source import Source
+from payload.device import Device
+from payload.errors import UsageError
+from payload.models import MODELS
+from payload.nn.base import Context, Unit
+from payload.nn.loss import Loss, SoftmaxCrossEntropy
+from payload.optim import base
+from payload.optim.adamw import AdamW
+from payload.optim.lamb import LAMB
+from payload.optim.sgd import SGD
+from payload.parallel.build import assemble
+from payload.parallel.engine import Engine
+from payload.parallel.mesh import Mesh
+from payload.parallel.storage import Storage
+from payload.precision import PRECISIONS, loss_scale
+from payload.schedule import LearningRate, scaled
+
+
+class _Adam(TypedDict):
+    beta1: float
+    beta2: float
+    eps: float
+    weight_decay: float
+
+
+def units_of(model: Model, source: Source, context: Context) -> list[Unit]:
+    """The model, sized for the data.
+
+    Raises:
+        UsageError: it has no such size, or cannot be of that size.
+    """
+    entry, build = MODELS[model.model], _module(model).build
+    known = inspect.signature(build).parameters
+    given = {name: value for name, value in asdict(model).items() if name != "model" and value is not None}
+    facts = {name: value for name, value in source.facts.items() if name in known}
+    for name in given:
+        if name not in known:
+            raise UsageError(f"--{name.replace('_', '-')}: --model {model.model} has no such size")
+    try:
+        units: list[Unit] = build(context, **{**entry.sizes, **given, **facts})
+    except ValueError as exc:
+        raise UsageError(f"--model {model.model}: {exc}") from exc
+    return units
+
+
+def loss_of(model: Model, context: Context) -> Loss:
+    """What the model is trained to make small."""
+    return SoftmaxCrossEntropy(context, split=getattr(_module(model), "SPLIT_LOGITS", False))
+
+
+def _module(model: Model) -> ModuleType:
+    return import_module(f"payload.models.{MODELS[model.model].module}")
+
+
+def optimizer_of(settings: Optimizer, storage: Storage, mesh: Mesh) -> base.Optimizer:
+    """Of what this rank updates."""
+    place = (storage.home, storage.values, storage.segments)
+    decay = settings.weight_decay or 0.0
+    if settings.optimizer == "sgd":
+        return SGD(*place, momentum=settings.momentum, nesterov=settings.nesterov, weight_decay=decay)
+    adam = _Adam(beta1=settings.beta1, beta2=settings.beta2, eps=settings.eps or 0.0, weight_decay=decay)
+    if settings.optimizer == "adamw":
+        return AdamW(*place, **adam)
+    groups = [*([mesh.dp] if storage.shared else []), mesh.tp]
+    return LAMB(*place, storage.parameters, groups, **adam)
+
+
+def engine_of(
+    config: TrainConfig,
+    device: Device,
+    mesh: Mesh,
+    units: Sequence[Unit],
+    wrapped: Callable[[base.Optimizer], base.Optimizer] = lambda optimizer: optimizer,
+) -> Engine:
+    """The model on the mesh, in the layout that was asked for.
+
+    Args:
+        units: the whole model.
+        wrapped: what is done with the optimizer, such as timing it.
+
+    Raises:
+        UsageError: the model cannot be laid out so.
+    """
+    layout, precision = config.layout, config.precision
+    return assemble(
+        device,
+        mesh,
+        units,
+        loss_of(config.model, mesh.context(device)),
+        lambda storage: wrapped(optimizer_of(config.optimizer, storage, mesh)),
+        seed=config.batch.seed,
+        precision=PRECISIONS[precision.precision],
+        loss_scale=loss_scale(precision.precision, precision.loss_scale),
+        clip=config.optimizer.clip_grad or math.inf,
+        recompute=layout.recompute,
+        zero=layout.zero,
+        offload=layout.offload_optimizer,
+        bucket_bytes=layout.bucket_mib << 20,
+        overlap=layout.overlap,
+    )
+
+
+def loader_of(config: TrainConfig, source: Source, device: Device, mesh: Mesh) -> Loader:
+    """
+    Raises:
+        UsageError: the batch is above the data.
+    """
+    wanted = config.batch.global_batch_size
+    if wanted > source.training:
+        raise UsageError(f"--global-batch-size {wanted} is above the {source.training} samples")
+    return Loader(
+        source,
+        device,
+        mesh,
+        global_batch=wanted,
+        micro_batch=config.batch.micro_batch_size,
+        seed=config.batch.seed,
+        prefetch=config.data.prefetch,
+        dtype=PRECISIONS[config.precision.precision].compute,
+    )
+
+
+def rate_of(config: TrainConfig, mesh: Mesh, per_epoch: int) -> LearningRate:
+    """``per_epoch``: iterations in an epoch."""
+    settings, batch = config.optimizer, config.batch
+    iterations = min(batch.epochs * per_epoch, batch.iterations or batch.epochs * per_epoch)
+    return LearningRate(
+        peak=scaled(settings.lr or 0.0, settings.scale_lr, mesh.dp.size),
+        kind=settings.schedule,
+        iterations=iterations,
+        warmup=settings.warmup_iterations,
+        least=settings.min_lr,
+        milestones=settings.decay_iterations or (),
+        factor=settings.decay_factor,
+    )

@@ -1,0 +1,75 @@
+"""Images and labels in IDX files, as of MNIST, EMNIST or Fashion-MNIST (Debian's ``dataset-fashion-mnist``).
+
+The format is told at http://yann.lecun.com/exdb/mnist: two zero bytes, the type of the numbers, how many
+dimensions, each as four bytes, the highest first, and the numbers.
+"""
+
+from __future__ import annotations
+
+import gzip
+import math
+import struct
+import zlib
+from pathlib import Path
+
+import numpy as np
+
+from payload.data.images import Labelled
+from payload.device import Array
+from payload.errors import UsageError
+
+_UINT8 = 8
+_IMAGE_DIMENSIONS = (3, 4)  # without and with channels
+
+
+def load(folder: Path) -> tuple[Labelled, Labelled]:
+    """Training (``train-``) and held-out images (``t10k-``), each file plain or gzipped.
+
+    Raises:
+        UsageError: a file is missing, damaged, or does not go with its other half.
+    """
+    return _pair(folder, "train"), _pair(folder, "t10k")
+
+
+def _pair(folder: Path, kind: str) -> Labelled:
+    image_file, label_file = _find(folder, f"{kind}-images"), _find(folder, f"{kind}-labels")
+    images, labels = read(image_file), read(label_file)
+    if images.ndim not in _IMAGE_DIMENSIONS or labels.ndim != 1:
+        raise UsageError(
+            f"--data: {image_file} has {images.ndim} dimensions and {label_file} {labels.ndim}, "
+            "which are not those of images and labels"
+        )
+    if len(images) != len(labels):
+        raise UsageError(f"--data: {image_file} has {len(images)} images, {label_file} {len(labels)} labels")
+    return Labelled(images.reshape(*images.shape[:3], -1), labels.astype(np.int64))
+
+
+def _find(folder: Path, start: str) -> Path:
+    found = sorted(folder.glob(f"{start}[-.]idx[134]-ubyte*"))
+    if not found:
+        raise UsageError(f"--data: there is no {start}-idx*-ubyte or {start}-idx*-ubyte.gz in {folder}")
+    return found[0]
+
+
+def read(file: Path) -> Array:
+    """The numbers of one file, uint8.
+
+    Raises:
+        UsageError: it cannot be read, or is not what it should be.
+    """
+    try:
+        raw = file.read_bytes()
+        data = gzip.decompress(raw) if raw.startswith(b"\x1f\x8b") else raw
+    except (OSError, EOFError, zlib.error) as exc:  # gzip's own errors are OSErrors
+        raise UsageError(f"--data: {file} cannot be read: {exc}") from exc
+    if len(data) < 4 or data[:2] != b"\0\0":  # noqa: PLR2004
+        raise UsageError(f"--data: {file} is no IDX file: it begins with {data[:4].hex() or 'nothing'}")
+    kind, dimensions = data[2], data[3]
+    if kind != _UINT8:
+        raise UsageError(f"--data: {file} has numbers of type {kind:#04x}; only bytes (0x08) can be used")
+    start = 4 + 4 * dimensions
+    shape = struct.unpack(f">{dimensions}I", data[4:start]) if len(data) >= start else ()
+    if len(data) != start + math.prod(shape) or not shape:
+        wanted = f"{'x'.join(map(str, shape))} numbers" if shape else "its sizes"
+        raise UsageError(f"--data: {file} is cut short or damaged: {len(data)} bytes for {wanted}")
+    return np.frombuffer(data, np.uint8, offset=start).reshape(shape)

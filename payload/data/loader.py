@@ -1,0 +1,98 @@
+"""Feeds this rank: its share of each global batch, in micro-batches on the device, made ahead by a thread."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import DTypeLike
+
+from payload.data.order import Order, Slot, shard
+from payload.data.prefetch import prefetched
+from payload.data.source import Pair, Source
+from payload.device import Array, Device
+from payload.nn.tape import Draw
+from payload.parallel.mesh import Mesh
+from payload.parallel.stage import Batch
+
+
+@dataclass(frozen=True, slots=True)
+class Feed:
+    """What one iteration trains on."""
+
+    slot: Slot
+    batches: list[Batch]  # this rank's; the same number on all ranks
+    targets: int  # in the global batch, as far as known beforehand
+
+
+class Loader:
+    """The order of samples is the same on any layout, and so is the chance in them."""
+
+    def __init__(
+        self,
+        source: Source,
+        device: Device,
+        mesh: Mesh,
+        *,
+        global_batch: int,
+        micro_batch: int | None = None,
+        seed: int,
+        prefetch: int = 0,
+        dtype: DTypeLike = "float32",
+    ) -> None:
+        """
+        Args:
+            micro_batch: samples that a rank works on at once; None: its whole share.
+            prefetch: iterations for which a thread makes samples ahead.
+            dtype: in which layers compute: inputs that are no whole numbers come so.
+        """
+        self._source, self._device, self._dp = source, device, mesh.dp
+        self._seed, self._prefetch, self._dtype = seed, prefetch, dtype
+        largest = math.ceil(global_batch / mesh.dp.size)
+        self._micro_batch = min(micro_batch or largest, largest)
+        self.order = Order(source.training, global_batch, seed=seed)
+
+    def training(self, first: int, last: int) -> Iterator[Feed]:
+        """The iterations from ``first`` to ``last``, from 1."""
+
+        def make() -> Iterator[tuple[Slot, list[tuple[Pair, Array]]]]:
+            for iteration in range(first, last + 1):
+                slot = self.order.at(iteration)
+                yield slot, [self._sample(slot, part) for part in self._parts(len(slot.indices))]
+
+        for slot, parts in prefetched(make(), self._prefetch, self._device.use):
+            batches = [self._on_device(pair, places) for pair, places in parts]
+            yield Feed(slot, batches, max(1, round(len(slot.indices) * self._source.targets)))
+
+    def held_out(self) -> list[Batch]:
+        """This rank's share of all held-out samples; the same number of micro-batches on all ranks."""
+        return [
+            self._on_device(
+                self._source.held_out_batch(np.arange(part.start, part.stop)),
+                np.arange(part.start, part.stop, dtype="uint32"),
+            )
+            for part in self._parts(self._source.held_out)
+        ]
+
+    def _parts(self, count: int) -> list[slice]:
+        """This rank's micro-batches of a batch of so many samples; as many as the largest share needs."""
+        mine = shard(count, self._dp.rank, self._dp.size)
+        size = mine.stop - mine.start
+        largest = math.ceil(count / self._dp.size)
+        number = math.ceil(largest / self._micro_batch)
+        cuts = [shard(size, part, number) for part in range(number)]
+        return [slice(mine.start + cut.start, mine.start + cut.stop) for cut in cuts]
+
+    def _sample(self, slot: Slot, part: slice) -> tuple[Pair, Array]:
+        places = np.arange(part.start, part.stop, dtype="uint32")
+        draw = Draw(self._seed, slot.iteration, places)
+        inputs, targets = self._source.training_batch(slot.indices[part], slot.epoch, draw)
+        return (self._device.pinned_copy(inputs), self._device.pinned_copy(targets)), places
+
+    def _on_device(self, pair: Pair, places: Array) -> Batch:
+        inputs, targets = (self._device.upload(array) for array in pair)
+        if inputs.dtype.kind == "f":
+            inputs = inputs.astype(self._dtype, copy=False)
+        return Batch(inputs, targets, self._device.asarray(places))

@@ -1,0 +1,58 @@
+"""Noise in the shape of data, to measure speed with: nothing can be learned of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from payload.data.source import Pair
+from payload.device import Array
+from payload.nn.tape import Draw
+
+_SAMPLES, _HELD_OUT = 65_536, 64
+_POOL = 64  # samples that are really there, in turn: making noise would cost more than many a model
+
+
+class Synthetic:
+    """As ``Source``."""
+
+    training, held_out = _SAMPLES, _HELD_OUT
+    bytes_per_target = None
+
+    def __init__(self, about: str, inputs: Array, targets: Array, facts: Mapping[str, int]) -> None:
+        self.about = f"synthetic {about}"
+        self.facts = facts
+        self.targets = float(np.prod(targets.shape[1:]))
+        self._inputs, self._targets = inputs, targets
+
+    def training_batch(self, indices: Array, epoch: int, draw: Draw) -> Pair:  # noqa: ARG002
+        return self.held_out_batch(indices)
+
+    def held_out_batch(self, indices: Array) -> Pair:
+        return self._inputs[indices % _POOL], self._targets[indices % _POOL]
+
+
+def images(side: int, channels: int, classes: int, *, dtype: str) -> Synthetic:
+    """(B, side, side, channels)"""
+    rng = np.random.default_rng(0)
+    facts = {
+        "inputs": side * side * channels,
+        "features": side * channels,
+        "length": side,
+        "side": side,
+        "size": side,
+        "channels": channels,
+        "classes": classes,
+    }
+    pixels = rng.standard_normal((_POOL, side, side, channels), dtype)  # type: ignore[call-overload]
+    about = f"images of {side}x{side}x{channels}, {classes} classes"
+    return Synthetic(about, pixels, rng.integers(classes, size=_POOL), facts)
+
+
+def tokens(vocabulary: int, length: int) -> Synthetic:
+    """(B, length)"""
+    rng = np.random.default_rng(0)
+    facts = {"vocabulary": vocabulary, "classes": vocabulary, "length": length, "tokens": length}
+    drawn = rng.integers(vocabulary, size=(2, _POOL, length))
+    return Synthetic(f"tokens, {length} a sample, of {vocabulary}", drawn[0], drawn[1], facts)

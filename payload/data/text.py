@@ -1,0 +1,104 @@
+"""Text as windows of tokens, to tell the next token or a masked one from the others."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+import numpy as np
+
+from payload.data.source import Pair
+from payload.data.tokenizer import Tokenizer
+from payload.device import Array
+from payload.errors import UsageError
+from payload.nn.random import drawn, sample_keys
+from payload.nn.tape import Draw
+
+_HELD_OUT = 20  # the last 20th of a text is held out
+_MASKED = 0.15
+_DIVISIBLE = 64
+_UNCHANGED_OR_RANDOM = 0.2  # of the masked ones, in equal parts
+
+
+class Text:
+    """A text, as ``Source``: each target is the token that follows (B, T) → (B, T).
+
+    An epoch cuts the text into windows without gaps, at places that differ from epoch to epoch.
+    """
+
+    def __init__(self, name: str, text: bytes, tokenizer: Tokenizer, *, length: int, seed: int) -> None:
+        """``length``: of a window, T.
+
+        Raises:
+            UsageError: the text is too short.
+        """
+        boundary = len(text) - len(text) // _HELD_OUT
+        self._tokens, self._judged = tokenizer.encode(text[:boundary]), tokenizer.encode(text[boundary:])
+        self._length, self._seed = length, seed
+        # A window of T tokens has T targets: one token more.
+        self.training, self.held_out = (len(self._tokens) - 1) // length, (len(self._judged) - 1) // length
+        if self.training < 1 or self.held_out < 1:
+            raise UsageError(
+                f"--data: {name} has {len(self._tokens)} + {len(self._judged)} tokens to train on and held "
+                f"out, too few for --sequence-length {length}"
+            )
+        self.vocabulary = tokenizer.size
+        self.targets = float(length)
+        self.bytes_per_target: float | None = (len(text) - boundary) / len(self._judged)
+        self.about = (
+            f"{name}: {len(self._tokens)} + {len(self._judged)} tokens of {tokenizer.name}, "
+            f"{self.bytes_per_target:.2f} bytes each"
+        )
+        self.facts = _facts(self.vocabulary, length)
+
+    def training_batch(self, indices: Array, epoch: int, draw: Draw) -> Pair:  # noqa: ARG002
+        return self._windows(self._tokens, indices, epoch)
+
+    def held_out_batch(self, indices: Array) -> Pair:
+        return self._windows(self._judged, indices, 0)
+
+    def _windows(self, tokens: Array, indices: Array, epoch: int) -> Pair:
+        # What the windows leave over is before the first and after the last of them.
+        spare = (len(tokens) - 1) % self._length
+        first = int(np.random.default_rng((self._seed, epoch)).integers(spare + 1)) if epoch else 0
+        places = (indices * self._length + first)[:, None] + np.arange(self._length + 1)
+        windows = tokens[places]
+        return windows[:, :-1], windows[:, 1:]
+
+
+class MaskedText(Text):
+    """Of each window some tokens are to be told from the others (Devlin et al., "BERT", 2019, section 3.1):
+    15 %, of which 80 % are replaced by a mask, 10 % by a random token, and 10 % stay."""
+
+    def __init__(self, name: str, text: bytes, tokenizer: Tokenizer, *, length: int, seed: int) -> None:
+        super().__init__(name, text, tokenizer, length=length, seed=seed)
+        self._mask = self.vocabulary  # one token more than the text has
+        self.targets = _MASKED * length
+        self.bytes_per_target = None
+        self.facts = _facts(self.vocabulary + 1, length)
+
+    def training_batch(self, indices: Array, epoch: int, draw: Draw) -> Pair:
+        tokens, _ = self._windows(self._tokens, indices, epoch)
+        return self._masked(tokens, draw)
+
+    def held_out_batch(self, indices: Array) -> Pair:
+        tokens, _ = self._windows(self._judged, indices, 0)
+        return self._masked(tokens, Draw(0, 0, indices.astype("uint32")))
+
+    def _masked(self, tokens: Array, draw: Draw) -> Pair:
+        places = np.arange(tokens.shape[1], dtype="uint32")
+        chosen, kind, other = (
+            drawn(sample_keys(draw, stream), places) for stream in ("mask", "mask.kind", "mask.token")
+        )
+        masked = chosen < round(_MASKED * 2**32)
+        targets = np.where(masked, tokens, -1)
+        seen = np.where(masked, self._mask, tokens)
+        odd = masked & (kind < round(_UNCHANGED_OR_RANDOM * 2**32))
+        stays = odd & (kind & 1 == 1)
+        seen = np.where(odd, other % self.vocabulary, seen)
+        return np.where(stays, tokens, seen).astype(tokens.dtype), targets
+
+
+def _facts(vocabulary: int, length: int) -> Mapping[str, int]:
+    """A model's vocabulary is a little larger, so that tensor-parallel ranks can divide it."""
+    divisible = -(-vocabulary // _DIVISIBLE) * _DIVISIBLE
+    return {"vocabulary": divisible, "classes": divisible, "length": length, "tokens": length}

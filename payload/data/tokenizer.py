@@ -1,0 +1,145 @@
+"""From text to tokens: bytes, or a byte-pair encoding learned of the text (Sennrich et al., "Neural Machine
+Translation of Rare Words with Subword Units", 2016), within words as GPT-2 does it."""
+
+from __future__ import annotations
+
+import heapq
+import json
+import re
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from payload.device import Array
+from payload.errors import UsageError
+
+Merge = tuple[int, int]
+
+_BYTES = 256
+_WORDS = re.compile(rb" ?[^\W\d_]+| ?\d+| ?[^\s\w]+|\s+(?=\s)|\s+|.", re.DOTALL)
+"""A word, a number or a run of signs, each with the blank before it; other blanks."""
+
+
+class Tokenizer(Protocol):
+    """Makes numbers of text. All bytes can be told, so no text is unknown."""
+
+    @property
+    def name(self) -> str: ...
+
+    @property
+    def size(self) -> int:
+        """How many tokens there are."""
+
+    def encode(self, text: bytes) -> Array:
+        """(bytes,) → (tokens,) int64"""
+
+
+class Bytes:
+    """Each byte is a token."""
+
+    name, size = "bytes", _BYTES
+
+    def encode(self, text: bytes) -> Array:
+        return np.frombuffer(text, np.uint8).astype(np.int64)
+
+
+class BytePairs:
+    """Each merge is a token of its own, for two that are next to each other."""
+
+    def __init__(self, merges: Sequence[Merge]) -> None:
+        self.merges = tuple(merges)
+        self.size = _BYTES + len(self.merges)
+        self.name = f"bpe:{self.size}"
+        self._ranks = {pair: rank for rank, pair in enumerate(self.merges)}
+
+    def encode(self, text: bytes) -> Array:
+        known: dict[bytes, Array] = {}
+        parts = []
+        for word in _WORDS.findall(text):
+            if word not in known:
+                known[word] = np.array(self._merged(list(word)), np.int64)
+            parts.append(known[word])
+        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+
+    def decode(self, tokens: Iterable[int]) -> bytes:
+        """The text again."""
+        texts = [bytes([value]) for value in range(_BYTES)]
+        for left, right in self.merges:
+            texts.append(texts[left] + texts[right])
+        return b"".join(texts[token] for token in tokens)
+
+    def _merged(self, word: list[int]) -> list[int]:
+        """Merge what was learned first, again and again."""
+        unknown = len(self._ranks)
+        while len(word) > 1:
+            rank = min(self._ranks.get(pair, unknown) for pair in pairwise(word))
+            if rank == unknown:
+                break
+            word = replace(word, self.merges[rank], _BYTES + rank)
+        return word
+
+    def save(self, file: Path) -> None:
+        """
+        Raises:
+            UsageError: it cannot be written.
+        """
+        try:
+            file.parent.mkdir(parents=True, exist_ok=True)
+            file.write_text(json.dumps({"merges": self.merges}) + "\n")
+        except OSError as exc:
+            raise UsageError(f"--out: {file} cannot be written: {exc.strerror}") from exc
+
+
+def learn(text: bytes, size: int) -> BytePairs:
+    """Merge the most frequent pair, of equals the smallest, until there are ``size`` tokens.
+
+    There are fewer where no pair repeats. Counts are brought up to date for the words that change alone.
+    """
+    words = [(list(word), count) for word, count in sorted(Counter(_WORDS.findall(text)).items())]
+    pairs: Counter[Merge] = Counter()
+    places: defaultdict[Merge, set[int]] = defaultdict(set)
+    for place, (word, count) in enumerate(words):
+        for pair in pairwise(word):
+            pairs[pair] += count
+            places[pair].add(place)
+    merges: list[Merge] = []
+    heap = [(-count, pair) for pair, count in pairs.items()]  # the most frequent first; some counts are old
+    heapq.heapify(heap)
+    while _BYTES + len(merges) < size and heap:
+        count, best = heapq.heappop(heap)
+        if -count != pairs[best]:
+            continue
+        if -count < 2:  # noqa: PLR2004
+            break
+        changed: set[Merge] = set()
+        for place in places.pop(best):
+            word, count = words[place]
+            for pair in pairwise(word):
+                pairs[pair] -= count
+                changed.add(pair)
+            word = replace(word, best, _BYTES + len(merges))
+            words[place] = word, count
+            for pair in pairwise(word):
+                pairs[pair] += count
+                changed.add(pair)
+                places[pair].add(place)
+        merges.append(best)
+        for pair in changed - {best}:
+            heapq.heappush(heap, (-pairs[pair], pair))
+    return BytePairs(merges)
+
+
+def replace(word: list[int], pair: Merge, token: int) -> list[int]:
+    """Put a token where a pair is, from left to right."""
+    result: list[int] = []
+    for number in word:
+        # The last number may be a token that was just put there, which is no part of the pair: it is newer.
+        if result and (result[-1], number) == pair:
+            result[-1] = token
+        else:
+            result.append(number)
+    return result
