@@ -27,8 +27,12 @@ class Writer:
     The memory has no name: no end of this process, however sudden, leaves any of it behind.
     """
 
-    def __init__(self, size: int) -> None:
-        """``size``: bytes of the memory."""
+    def __init__(self, size: int, *, nice: int) -> None:
+        """
+        Args:
+            size: bytes of the memory.
+            nice: by how much the process stands behind others.
+        """
         descriptor = os.memfd_create("checkpoint")
         os.ftruncate(descriptor, size)
         self.memory: NDArray[np.uint8] = np.frombuffer(mmap.mmap(descriptor, size), np.uint8)
@@ -38,7 +42,7 @@ class Writer:
         try:
             # It is started by vfork, which unlike fork does no harm after MPI_Init.
             self._process = subprocess.Popen(
-                [sys.executable, "-I", program, str(descriptor), parent],
+                [sys.executable, "-I", program, str(descriptor), parent, str(nice)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 pass_fds=[descriptor],
@@ -51,17 +55,11 @@ class Writer:
         self.busy = False
 
     def ask(self, **request: Any) -> None:
-        """Begin with something; see ``writer`` for what.
-
-        Raises:
-            PayloadError: the writer is gone.
-        """
+        """Begin with something; see ``writer`` for what."""
         self.busy = True
-        try:
+        with suppress(BrokenPipeError):  # the writer is gone, which its answer will tell
             self._requests.write(json.dumps(request) + "\n")
             self._requests.flush()
-        except BrokenPipeError as exc:
-            raise self._gone() from exc
 
     def ready(self) -> bool:
         """Whether the answer is there."""
@@ -76,7 +74,7 @@ class Writer:
         line = self._answers.readline()
         self.busy = False
         if not line:
-            raise self._gone()
+            raise PayloadError(f"the process that writes checkpoints ended with {self._process.wait()}")
         answer: dict[str, Any] = json.loads(line)
         if "error" in answer:
             raise PayloadError(f"a checkpoint cannot be written: {answer['error']}")
@@ -90,9 +88,6 @@ class Writer:
             self._requests.close()
         self._answers.close()
         self._process.wait()
-
-    def _gone(self) -> PayloadError:
-        return PayloadError(f"the process that writes checkpoints ended with {self._process.wait()}")
 
 
 def _stream(stream: IO[str] | None) -> IO[str]:

@@ -7,6 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 from payload.checkpoint.background import Writer
 from payload.checkpoint.files import MANIFEST, FileFacts, Manifest, plan, rank_file
@@ -15,6 +16,7 @@ from payload.checkpoint.pieces import scalars, share
 from payload.checkpoint.stopping import StopSignals
 from payload.comm.base import together
 from payload.device import Mark
+from payload.errors import PayloadError
 from payload.parallel.engine import Engine
 
 
@@ -57,7 +59,7 @@ class Saver:
         self._share = share(engine)
         layout = plan(self._share)
         self._size = layout.size
-        self._writer = Writer(layout.size)
+        self._writer = Writer(layout.size, nice=0 if wait else 10)  # beside training, that goes first
         memory = self._writer.memory
         self._device.pin(memory)
         memory[: len(layout.header)] = bytearray(layout.header)
@@ -67,6 +69,7 @@ class Saver:
         ]
         self._signals = StopSignals()
         self._save: _Save | None = None
+        self._failure: PayloadError | None = None
 
     def __enter__(self) -> Saver:
         return self
@@ -107,7 +110,10 @@ class Saver:
 
     def _begin(self, iteration: int) -> None:
         began = time.perf_counter()
-        together(self._world, self._settle)
+        try:
+            self._settle()
+        except PayloadError as exc:  # on rank 0 alone: told when all are asked what became of this one
+            self._failure = exc
         for (_, array), copy in zip(self._share, self._copies, strict=True):
             self._device.copy_out(array, copy)
         self._save = _Save(
@@ -140,7 +146,7 @@ class Saver:
         if not save.asked:
             self._device.synchronize()
             self._write(save)
-        answer = together(self._world, self._writer.answer)
+        answer = together(self._world, self._answer)
         answers = self._world.allgather(answer)
         if self._world.rank == 0:
             self._publish(
@@ -158,6 +164,12 @@ class Saver:
             write_s=max(each["seconds"] for each in answers),
             bytes=sum(each["size"] for each in answers),
         )
+
+    def _answer(self) -> dict[str, Any]:
+        """What became of this rank's file."""
+        if self._failure:
+            raise self._failure
+        return self._writer.answer()
 
     def _publish(self, manifest: Manifest, files: list[FileFacts]) -> None:
         iteration = manifest.iteration

@@ -1,9 +1,9 @@
 """The process that writes one rank's checkpoints, so that the rank can go on training.
 
-``python -I writer.py MEMORY PARENT`` reads requests, one JSON object a line, and answers each with one: about
-bytes that its parent has put into the shared memory MEMORY (a file descriptor). It ends when its parent does,
-however that comes about; what it had not finished then stays ``.incomplete``. Standard library only, and
-nothing of the payload, so that it starts fast.
+``python -I writer.py MEMORY PARENT NICE`` reads requests, one JSON object a line, and answers each with one:
+about bytes that its parent has put into the shared memory MEMORY (a file descriptor). It ends when its parent
+does, however that comes about; what it had not finished then stays ``.incomplete``. Standard library only,
+and nothing of the payload, so that it starts fast.
 """
 
 from __future__ import annotations
@@ -22,9 +22,9 @@ from typing import Any
 _CHUNK = 1 << 22
 
 
-def main(memory: int, parent: int) -> None:
+def main(memory: int, parent: int, nice: int) -> None:
     """Serve until standard input ends."""
-    os.nice(10)  # the training goes first
+    os.nice(nice)
     with suppress(OSError):  # ranks may be bound to a core each: any other that the job has will do
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
     size = os.fstat(memory).st_size
@@ -98,4 +98,4 @@ def _end_with(parent: int) -> None:
 
 
 if __name__ == "__main__":
-    main(int(sys.argv[1]), int(sys.argv[2]))
+    main(*map(int, sys.argv[1:]))

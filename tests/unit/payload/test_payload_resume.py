@@ -194,3 +194,11 @@ def test_a_folder_that_is_not_shared_is_refused(program: Runner, tmp_path: Path)
     assert answer.returncode == 2
     assert answer.stderr.count("payload: error:") == 1
     assert "is not the same folder on all nodes" in answer.stderr
+
+
+def test_a_writer_that_dies_on_one_rank_fails_all(program: Runner, tmp_path: Path) -> None:
+    answer = program(2, "bereft.py", str(tmp_path))
+    assert answer.returncode == 1
+    assert answer.stderr.count("payload: error: rank 1 on ") == 1
+    assert "the process that writes checkpoints ended with -9" in answer.stderr
+    assert "Traceback" not in answer.stderr
