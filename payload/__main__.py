@@ -8,12 +8,22 @@ import sys
 from collections.abc import Sequence
 
 from payload.comm.launch import launcher_rank
-from payload.config import AlignConfig, Config, GemmConfig, ProbeConfig, TelemetryConfig, TrainConfig, parse
+from payload.config import (
+    AlignConfig,
+    BenchConfig,
+    Config,
+    GemmConfig,
+    ProbeConfig,
+    TelemetryConfig,
+    TrainConfig,
+    parse,
+)
 from payload.errors import LaunchError, PayloadError, UsageError
 from payload.host import cpu_flags, cpu_vendor
 
 _MODULES: dict[type[Config], str] = {
     TrainConfig: "payload.train",
+    BenchConfig: "payload.bench",
     GemmConfig: "payload.gemm",
     ProbeConfig: "payload.probe",
     TelemetryConfig: "payload.telemetry",
