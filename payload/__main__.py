@@ -19,7 +19,7 @@ from payload.config import (
     parse,
 )
 from payload.errors import LaunchError, PayloadError, UsageError
-from payload.host import cpu_flags, cpu_vendor
+from payload.host import cpu_flags, cpu_vendor, keep_freed_memory
 
 _MODULES: dict[type[Config], str] = {
     TrainConfig: "payload.train",
@@ -38,6 +38,7 @@ def main(argv: Sequence[str]) -> int:
         config = parse(argv)
     except UsageError as exc:
         return _refuse(exc)
+    keep_freed_memory()
     # Only now: NumPy and MPI are slow to load, and `--help` must work without them.
     command = importlib.import_module(_MODULES[type(config)])
     try:
