@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from payload.comm.launch import launcher_rank
 from payload.config import (
     AlignConfig,
-    BenchConfig,
+    AllreduceConfig,
     Config,
     GemmConfig,
     ProbeConfig,
@@ -19,12 +19,12 @@ from payload.config import (
     parse,
 )
 from payload.errors import LaunchError, PayloadError, UsageError
-from payload.host import cpu_flags, cpu_vendor, keep_freed_memory
+from payload.host import cpu_flags, cpu_vendor
 
 _MODULES: dict[type[Config], str] = {
     TrainConfig: "payload.train",
-    BenchConfig: "payload.bench",
     GemmConfig: "payload.gemm",
+    AllreduceConfig: "payload.allreduce",
     ProbeConfig: "payload.probe",
     TelemetryConfig: "payload.telemetry",
     AlignConfig: "payload.align",
@@ -38,7 +38,6 @@ def main(argv: Sequence[str]) -> int:
         config = parse(argv)
     except UsageError as exc:
         return _refuse(exc)
-    keep_freed_memory()
     # Only now: NumPy and MPI are slow to load, and `--help` must work without them.
     command = importlib.import_module(_MODULES[type(config)])
     try:

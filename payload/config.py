@@ -18,6 +18,7 @@ from payload.values import (
     count,
     data_name,
     fraction,
+    memory,
     names,
     non_negative,
     one_of,
@@ -198,23 +199,6 @@ class TrainConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class Bench:
-    """The measurement."""
-
-    rounds: int = setting(5, count, "N", "in which all sides take their turns")
-    turn: int = setting(5, count, "N", "iterations of each side in a round")
-    warmup: int = setting(3, count, "N", "iterations of each side that are not measured")
-    ranks: tuple[int, ...] = setting((), widths, "N[,N...]", "fewer ranks to compare with (default 1,2,4...)")
-
-
-@dataclass(frozen=True, slots=True)
-class BenchConfig(TrainConfig):
-    """measure how fast a model trains, on all ranks and on fewer"""
-
-    bench: Bench = section(Bench)
-
-
-@dataclass(frozen=True, slots=True)
 class ProbeConfig:
     """check that all ranks reach each other and add up right"""
 
@@ -263,6 +247,27 @@ class GemmConfig:
     out: Path = setting(Path(), Path, "DIR", "folder for gemm.jsonl; made if missing")
 
 
+_TRANSPORTS = ("mpi", "nccl", "ring", "hierarchical", "naive")
+
+
+@dataclass(frozen=True, slots=True)
+class AllreduceConfig:
+    """measure how fast ranks sum, by size and by transport"""
+
+    comm: tuple[str, ...] = setting(("mpi",), some_of(*_TRANSPORTS), "A[,B...]", ", ".join(_TRANSPORTS))
+    min_bytes: int = setting(4 << 10, memory, "SIZE", "smallest array, such as 4KiB", flag="min")
+    max_bytes: int = setting(256 << 20, memory, "SIZE", "largest; each is 4 times the one before", flag="max")
+    dtype: str = choice("float32", ("bfloat16", "float16", "float32", "float64"), "of what is summed")
+    iterations: int = setting(10, count, "N", "rounds measured, of which the median")
+    cuda_aware: bool = switch(False, "let mpi have device memory, if this MPI can")
+    device: str = choice("auto", _DEVICES, "auto: a GPU where CuPy finds one")
+    out: Path = setting(Path(), Path, "DIR", "folder for allreduce.jsonl; made if missing")
+
+    def __post_init__(self) -> None:
+        if self.min_bytes > self.max_bytes:
+            raise UsageError(f"--min is {self.min_bytes} bytes, above --max, which is {self.max_bytes}")
+
+
 @dataclass(frozen=True, slots=True)
 class TelemetryConfig:
     """sample this node until SIGTERM"""
@@ -278,12 +283,12 @@ class AlignConfig:
     folder: Path = required(Path, "DIR", "a job's or run's, with metrics.jsonl and telemetry/")
 
 
-Config = TrainConfig | BenchConfig | GemmConfig | ProbeConfig | TelemetryConfig | AlignConfig
+Config = TrainConfig | GemmConfig | AllreduceConfig | ProbeConfig | TelemetryConfig | AlignConfig
 
 _COMMANDS: dict[str, type[Config]] = {
     "train": TrainConfig,
-    "bench": BenchConfig,
     "gemm": GemmConfig,
+    "allreduce": AllreduceConfig,
     "probe": ProbeConfig,
     "telemetry": TelemetryConfig,
     "align": AlignConfig,

@@ -64,6 +64,16 @@ def fraction(text: str) -> float:
     return value
 
 
+def memory(text: str) -> int:
+    """Bytes, such as 4096, 4KiB or 256MiB."""
+    digits = text.rstrip("KMGiB")
+    units = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30}
+    unit = text[len(digits) :]
+    if not digits.isdecimal() or unit not in units or int(digits) == 0:
+        raise argparse.ArgumentTypeError(f"{text!r} is not a size such as 4096, 4KiB or 256MiB")
+    return int(digits) * units[unit]
+
+
 def widths(text: str) -> tuple[int, ...]:
     """Whole numbers of 1 or more, by commas."""
     return tuple(count(part) for part in text.split(","))

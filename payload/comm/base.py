@@ -36,8 +36,8 @@ class Communicator(Protocol):
     """A group of ranks. All must call its methods together, and start what is non-blocking in one order.
 
     Arrays are C-contiguous and on the device. A non-blocking call gives the result of the blocking one.
-    What has 16 bits is summed in float32, and rounded once. A rank that blocks in one communicator does not
-    move on what is under way in others.
+    What has 16 bits is summed in float32, and rounded once; by NCCL, at every hop. A rank that blocks in one
+    communicator does not move on what is under way in others.
     """
 
     @property

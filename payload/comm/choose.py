@@ -7,6 +7,7 @@ import importlib
 from payload.comm.compressed import Compressed
 from payload.comm.transport import MPI, Transport
 from payload.device import Device
+from payload.errors import UsageError
 
 TRANSPORTS = ("mpi", "nccl", "ring", "hierarchical", "naive")
 COMPRESSORS = ("topk", "int8", "powersgd")
@@ -33,7 +34,9 @@ def make(name: str, device: Device, comm: MPI.Comm | None = None, *, cuda_aware:
     Raises:
         UsageError: it does not work with this device, these ranks, or this MPI; on every rank.
     """
-    wanted = "mpi-cuda" if name == "mpi" and cuda_aware and device.gpu else name
+    if cuda_aware and not device.gpu:
+        raise UsageError("--cuda-aware: there is no GPU whose memory MPI could be given")
+    wanted = "mpi-cuda" if name == "mpi" and cuda_aware else name
     transport: Transport = _find(wanted)(device, comm)
     return transport
 

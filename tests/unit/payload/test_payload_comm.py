@@ -24,7 +24,7 @@ def test_compressors_lose_nothing_and_agree_on_all_ranks(program: Runner, ranks:
 
 @pytest.mark.parametrize(
     ("epochs", "tolerance"),
-    [(10, 0.015), pytest.param(60, 0.006, marks=pytest.mark.sweep)],  # one held-out digit is 0.0028
+    [(10, 0.015), pytest.param(30, 0.006, marks=pytest.mark.sweep)],  # one held-out digit is 0.0028
 )
 def test_training_on_compressed_gradients_comes_as_far(
     program: Runner, epochs: int, tolerance: float

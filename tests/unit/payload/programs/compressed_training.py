@@ -11,8 +11,9 @@ import numpy as np
 from payload.comm import mpi
 from payload.comm.choose import COMPRESSORS, compress
 from payload.data import digits
-from payload.data.order import batches, shard
-from payload.device import Cpu
+from payload.data.images import Labelled
+from payload.data.order import shard
+from payload.device import Array, Cpu
 from payload.models import mlp
 from payload.nn.loss import SoftmaxCrossEntropy
 from payload.optim.sgd import SGD
@@ -24,12 +25,14 @@ EPOCHS, BATCH = int(sys.argv[1]), 144
 
 world = mpi.start()
 device = Cpu()
-training, held_out = (split.on(device, "float32") for split in digits.load())
+training, held_out = digits.load()
 
 
-def batch(split: digits.Split, indices: np.ndarray) -> list[Batch]:
+def batch(samples: Labelled, indices: Array) -> list[Batch]:
+    """This rank's share."""
     mine = indices[shard(len(indices), world.rank, world.size)]
-    return [Batch(split.x[mine], split.labels[mine], mine.astype("uint32"))]
+    images = samples.images[mine].astype("float32") / 8 - 1  # grey levels are 0 to 16
+    return [Batch(images, samples.labels[mine], mine.astype("uint32"))]
 
 
 def train(compression: str) -> dict[str, float]:
@@ -37,7 +40,7 @@ def train(compression: str) -> dict[str, float]:
     options = {"topk": {"ratio": 0.1}, "powersgd": {"rank": 4}}.get(compression, {})
     compressor = compress(compression, transport, **options) if compression != "none" else None
     mesh = dataclasses.replace(make_mesh(transport), dp=compressor or transport)
-    units = mlp.build(mesh.context(device), inputs=digits.PIXELS, classes=digits.CLASSES, hidden=(128, 64))
+    units = mlp.build(mesh.context(device), inputs=64, classes=10, hidden=(128, 64))
     engine = assemble(
         device,
         mesh,
@@ -50,8 +53,10 @@ def train(compression: str) -> dict[str, float]:
     )
     before = transport.bytes_sent
     step = 0
-    for epoch in range(1, EPOCHS + 1):
-        for indices in batches(len(training.labels), BATCH, seed=0, epoch=epoch):
+    for epoch in range(EPOCHS):
+        order = np.random.default_rng(epoch).permutation(len(training.labels))
+        for start in range(0, len(order), BATCH):
+            indices = order[start : start + BATCH]
             step += 1
             engine.step(batch(training, indices), targets=len(indices), iteration=step, lr=0.1)
     sent = transport.bytes_sent - before

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
-from apart import Apart
+from elsewhere import Apart
 
 from payload.comm import mpi
 from payload.comm.choose import COMPRESSORS, compress

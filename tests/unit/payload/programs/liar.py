@@ -1,6 +1,6 @@
 """Runs over a communicator that gives the last rank a wrong sum, or a wrong token.
 
-The first argument is the lie, the second what is run: probe or gemm.
+The first argument is the lie, the second what is run: probe, gemm or allreduce.
 """
 
 import json
@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 from typing import TypeVar
 
-from payload import gemm, probe
+from payload import allreduce, gemm, probe
 from payload.comm import mpi
-from payload.config import GemmConfig, GemmSize, ProbeConfig
+from payload.config import AllreduceConfig, GemmConfig, GemmSize, ProbeConfig
 from payload.device import Array, Cpu
 
 T = TypeVar("T")
@@ -33,6 +33,9 @@ if sys.argv[2] == "probe":
     answer = probe.probe(ProbeConfig(expect_hosts=(), device="cpu"), Cpu(), comm)
     if comm.rank == 0:
         sys.stdout.write(json.dumps(answer))
+elif sys.argv[2] == "allreduce":
+    sizes = AllreduceConfig(max_bytes=1 << 20, iterations=1, device="cpu", out=Path(sys.argv[3]))
+    sys.exit(not allreduce.allreduce(sizes, Cpu(), comm, {"mpi": comm}))
 else:
     odd = GemmSize(400, 3, 601)  # a row of an odd number of ±1 never adds up to 0
     out = Path(sys.argv[3])

@@ -5,19 +5,21 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable
+from functools import partial
 
 import ml_dtypes
 import numpy as np
-from apart import Apart
+from elsewhere import Apart
 
 from payload.comm import mpi, ring, transport
 from payload.comm.base import Pending, together, total
+from payload.comm.cuda_aware import CudaAwareMpi
 from payload.comm.hierarchical import Hierarchical
 from payload.comm.naive import Naive
 from payload.comm.ring import Ring
-from payload.comm.staging import InPlace
+from payload.comm.staging import CudaAware, InPlace, Staging
 from payload.comm.transport import MPI, Transport
-from payload.device import Array
+from payload.device import Array, Cpu
 from payload.errors import UsageError
 
 # Smaller than in earnest, so that small arrays are of many pieces and go all ways.
@@ -192,12 +194,18 @@ MAKERS: dict[str, Callable[..., Transport]] = {
     "mpi": mpi.MpiCommunicator,
     "ring": Ring,
     "hierarchical": Hierarchical,
-    "two nodes": lambda **named: Hierarchical(node_of=on_two_nodes, **named),
-    "many nodes": lambda **named: Hierarchical(node_of=on_nodes_of_their_own, **named),
+    "mpi on the device": CudaAwareMpi,
+    "two nodes": partial(Hierarchical, node_of=on_two_nodes),
+    "many nodes": partial(Hierarchical, node_of=on_nodes_of_their_own),
+}
+STAGINGS: dict[str, list[Staging]] = {
+    "mpi": [InPlace(), Apart()],
+    "ring": [InPlace(), Apart()],
+    "mpi on the device": [CudaAware(Cpu())],
 }
 for kind in sys.argv[1:] or MAKERS:
-    for staging in [InPlace(), Apart()] if kind in ("mpi", "ring") else [Apart()]:
-        comm = MAKERS[kind](staging=staging)
+    for staging in STAGINGS.get(kind, [Apart()]):
+        comm = MAKERS[kind](Cpu(), staging=staging)
         agree(comm, kind)
         many_at_once(comm, kind)
         completes_by_looking(comm)

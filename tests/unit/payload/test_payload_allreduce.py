@@ -1,0 +1,79 @@
+"""allreduce: the speed of sums, which are checked."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from payload.allreduce import sizes
+from payload.config import AllreduceConfig, parse
+from payload.errors import UsageError
+
+Runner = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def test_every_size_is_summed_by_every_transport(mpirun: Runner, tmp_path: Path) -> None:
+    comms = ("mpi", "ring", "hierarchical", "naive")
+    arguments = ("--min", "4KiB", "--max", "100000", "--iterations", "2", "--dtype", "bfloat16")
+    answer = mpirun(3, "allreduce", "--comm", ",".join(comms), *arguments, "--out", str(tmp_path))
+    assert answer.returncode == 0, answer.stderr
+    *lines, last = answer.stdout.splitlines()
+    told = json.loads(last)
+    assert told["ok"]
+    assert told["world_size"] == 3
+    assert [place["rank"] for place in told["ranks"]] == [0, 1, 2]
+    cases = [(nbytes, comm) for nbytes in (4096, 16384, 65536, 100_000) for comm in comms]
+    assert [(one["bytes"], one["comm"]) for one in told["results"]] == cases
+    for one in told["results"]:
+        seconds = one["ms"] / 1e3
+        assert one["ok"]
+        assert one["algorithm_gb_per_s"] == pytest.approx(one["bytes"] / seconds / 1e9, rel=0.02, abs=1e-4)
+        assert one["bus_gb_per_s"] == pytest.approx(one["algorithm_gb_per_s"] * 4 / 3, rel=0.02, abs=2e-4)
+        assert one["bytes_sent"] > one["bytes"] / 2
+    assert len(lines) == len(cases)
+    assert all(line.endswith("right") for line in lines)
+    written = [json.loads(line) for line in (tmp_path / "allreduce.jsonl").read_text().splitlines()]
+    assert [{k: v for k, v in one.items() if k not in ("kind", "time")} for one in written] == told["results"]
+
+
+def test_a_wrong_sum_is_found(program: Runner, tmp_path: Path) -> None:
+    answer = program(2, "liar.py", "sum", "allreduce", str(tmp_path))
+    assert answer.returncode == 1, answer.stderr
+    told = json.loads(answer.stdout.splitlines()[-1])
+    assert not told["ok"]
+    wrong = [one for one in told["results"] if not one["ok"]]
+    assert [(one["bytes"], one["wrong"]) for one in wrong] == [(1 << 20, [0, 1])]
+
+
+@pytest.mark.parametrize("wanted", [("--comm", "nccl"), ("--cuda-aware",)])
+def test_what_needs_a_gpu_is_refused_where_there_is_none(mpirun: Runner, wanted: tuple[str, ...]) -> None:
+    answer = mpirun(2, "allreduce", *wanted, "--device", "cpu")
+    assert answer.returncode == 2
+    assert answer.stderr.count("payload: error:") == 1
+    assert f"{wanted[-1]}: there is no GPU" in answer.stderr
+
+
+def test_sizes_grow_fourfold_to_the_largest() -> None:
+    assert sizes(4096, 4096) == [4096]
+    assert sizes(1, 20) == [1, 4, 16, 20]
+    config = parse(["allreduce"])
+    assert isinstance(config, AllreduceConfig)
+    assert sizes(config.min_bytes, config.max_bytes)[-2:] == [64 << 20, 256 << 20]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "named"),
+    [
+        (["--min", "4KB"], "4KB"),
+        (["--max", "0"], "'0' is not a size"),
+        (["--comm", "mpi,fast"], "fast"),
+        (["--min", "2MiB", "--max", "1MiB"], "--min"),
+    ],
+)
+def test_wrong_arguments_are_named(arguments: list[str], named: str) -> None:
+    with pytest.raises(UsageError, match=named):
+        parse(["allreduce", *arguments])
