@@ -129,7 +129,9 @@ class Metrics:
         fields = {
             "loss": outcome.loss,
             "lr": lr,
-            "grad_norm": outcome.grad_norm,
+            "grad_norm": None if outcome.skipped else outcome.grad_norm,
+            "loss_scale": outcome.loss_scale,
+            "skipped": outcome.skips,
             "seconds": seconds,
             "samples_per_s": samples / seconds,
             "tokens_per_s": self._work.tokens and self._work.tokens * samples / seconds,
@@ -179,11 +181,9 @@ class Metrics:
         ]
         if strays:
             raise PayloadError(f"parameters differ: {', '.join(strays)}")
-        same = (
-            "on all ranks"
-            if len(set(places)) == 1
-            else f"on rank 0, and alike on its {places.count(places[0])} replicas"
-        )
+        replicas = places.count(places[0])
+        alike = f", and alike on its {replicas} replicas" if replicas > 1 else ""
+        same = "on all ranks" if replicas == len(places) else f"on rank 0{alike}"
         self.say(f"{seconds:.1f} s; parameters {digest[:12]} {same}")
         self.say(f"test accuracy {evaluation.accuracy:.4f}")
 

@@ -114,4 +114,5 @@ def _check_finite(step: int, outcome: Outcome) -> None:
     """
     if not outcome.finite and not outcome.skipped:
         numbers = f"loss {outcome.loss}, gradient norm {outcome.grad_norm}"
-        raise PayloadError(f"training diverged at iteration {step} ({numbers}); try a lower --lr")
+        advice = "--lr" if outcome.loss_scale == 1 else "--lr or --loss-scale"
+        raise PayloadError(f"training diverged at iteration {step} ({numbers}); try a lower {advice}")

@@ -30,6 +30,8 @@ class Outcome:
     targets: int  # in the global batch
     votes: tuple[float, ...] = ()  # sums over all ranks
     skipped: bool = False  # for gradients that overflowed; the loss scale has been lowered
+    skips: int = 0  # of the whole training so far
+    loss_scale: float = 1.0  # with which gradients were computed
 
     @property
     def finite(self) -> bool:
@@ -101,18 +103,19 @@ class Engine:
         A step whose numbers are not finite changes nothing, but the loss scale.
         """
         self.storage.begin()
-        factor = self.loss_scale.value / targets
-        sums = self._schedule.train(batches, scale=factor, seed=self._seed, iteration=iteration)
+        boost = self.loss_scale.value
+        sums = self._schedule.train(batches, scale=boost / targets, seed=self._seed, iteration=iteration)
         self.storage.reduce(across=self.ties.sum)
         mine = 1.0 if self.mesh.tp.rank == 0 else 0.0  # tensor-parallel ranks have the same sums
         loss, count, squares, *voted = self.mesh.world.sum(
             [mine * float(sums.loss), mine * float(sums.count), float(self._squares()), *votes]
         )
-        scale = targets / count / self.loss_scale.value if count else 0.0
+        scale = targets / count / boost if count else 0.0
         mean, norm = loss / count if count else 0.0, math.sqrt(squares) * scale
         # A loss that is not finite is not the scale's fault.
         overflow = math.isfinite(mean) and not math.isfinite(norm) and self.loss_scale.overflowed()
-        outcome = Outcome(mean, norm, int(count), tuple(voted), skipped=overflow)
+        skips = self.loss_scale.skipped
+        outcome = Outcome(mean, norm, int(count), tuple(voted), overflow, skips, boost)
         if outcome.finite:
             self.loss_scale.held()
             if outcome.grad_norm > self._clip:

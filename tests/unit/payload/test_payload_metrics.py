@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import struct
 import subprocess
 from collections.abc import Callable, Iterator
@@ -16,7 +17,10 @@ from tensorboardX.proto.event_pb2 import Event
 
 from payload.comm.base import Done
 from payload.comm.solo import Solo
+from payload.config import Run, TrainConfig
 from payload.device import Array, Cpu, Mark
+from payload.metrics import Metrics, Work
+from payload.parallel.engine import Outcome
 from payload.peak import _by_sheet, find_peak
 from payload.timing import CommTimes, TimedCommunicator
 from payload.trace import OFF, Timeline
@@ -55,6 +59,17 @@ def test_every_iteration_says_how_fast_it_was(records: list[Record]) -> None:
         assert one["memory_bytes"] == one["host_memory_bytes"] > 1 << 20
     assert len(result["peak_memory_bytes"]) == 2
     assert result["energy_j"] is None  # no GPU
+
+
+def test_a_skipped_iteration_has_no_norm(tmp_path: Path) -> None:
+    metrics = Metrics(TrainConfig(run=Run(out=tmp_path)), Cpu(), Solo(), Work(1.0), CommTimes(Cpu()))
+    metrics.begin()
+    metrics.iteration(
+        4, 1, Outcome(2.5, math.inf, 8, skipped=True, skips=2, loss_scale=64.0), lr=1, samples=8
+    )
+    metrics.close()
+    (record,) = (json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines())
+    assert (record["grad_norm"], record["loss_scale"], record["skipped"]) == (None, 64, 2)
 
 
 def test_tensorboard_has_the_same_figures(out: Path, records: list[Record]) -> None:

@@ -40,7 +40,8 @@ def one_rank(alone: Runner, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.mark.parametrize(
-    ("ranks", "layout"), [(2, ""), (3, "--micro-batch-size 7"), (4, "--pp 2 --micro-batch-size 7")]
+    ("ranks", "layout"),
+    [(2, "--zero 3 --recompute"), (3, "--micro-batch-size 7"), (4, "--pp 2 --zero 1 --micro-batch-size 7")],
 )
 def test_losses_are_those_of_one_rank(
     mpirun: Runner, one_rank: Path, tmp_path: Path, ranks: int, layout: str
@@ -170,6 +171,23 @@ def test_a_run_that_diverges_says_so(alone: Runner, tmp_path: Path) -> None:
     assert answer.returncode == 1
     assert "training diverged at iteration" in answer.stderr
     assert "Traceback" not in answer.stderr
+
+
+def test_half_precision_on_two_ranks(mpirun: Runner, tmp_path: Path) -> None:
+    layout = "--precision fp16 --zero 2 --offload-optimizer --epochs 4"
+    answer = mpirun(2, "train", *layout.split(), "--out", str(tmp_path))
+    assert answer.returncode == 0, answer.stderr
+    records = _records(tmp_path)
+    assert {record["loss_scale"] for record in records["iteration"]} == {2.0**16}
+    assert records["result"][0]["accuracy"] > 0.93
+    assert "Warning" not in answer.stderr
+
+
+def test_a_loss_scale_that_is_too_high_is_named(alone: Runner, tmp_path: Path) -> None:
+    answer = alone("train", "--precision", "fp16", "--loss-scale", "1e9", "--out", str(tmp_path))
+    assert answer.returncode == 1
+    assert "training diverged at iteration 1 (loss 2." in answer.stderr
+    assert answer.stderr.endswith("try a lower --lr or --loss-scale\n")
 
 
 def test_ranks_that_drifted_apart_fail_the_run(program: Runner, tmp_path: Path) -> None:
