@@ -11,6 +11,7 @@ from payload.comm.launch import launcher_rank
 from payload.config import (
     AlignConfig,
     AllreduceConfig,
+    BenchConfig,
     Config,
     GemmConfig,
     ProbeConfig,
@@ -19,10 +20,11 @@ from payload.config import (
     parse,
 )
 from payload.errors import LaunchError, PayloadError, UsageError
-from payload.host import cpu_flags, cpu_vendor
+from payload.host import cpu_flags, cpu_vendor, keep_freed_memory
 
 _MODULES: dict[type[Config], str] = {
     TrainConfig: "payload.train",
+    BenchConfig: "payload.bench",
     GemmConfig: "payload.gemm",
     AllreduceConfig: "payload.allreduce",
     ProbeConfig: "payload.probe",
@@ -38,6 +40,7 @@ def main(argv: Sequence[str]) -> int:
         config = parse(argv)
     except UsageError as exc:
         return _refuse(exc)
+    keep_freed_memory()
     # Only now: NumPy and MPI are slow to load, and `--help` must work without them.
     command = importlib.import_module(_MODULES[type(config)])
     try:

@@ -199,6 +199,23 @@ class TrainConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class Bench:
+    """The measurement."""
+
+    rounds: int = setting(5, count, "N", "in which all sides take their turns")
+    turn: int = setting(5, count, "N", "iterations of each side in a round")
+    warmup: int = setting(3, count, "N", "iterations of each side that are not measured")
+    ranks: tuple[int, ...] = setting((), widths, "N[,N...]", "fewer ranks to compare with (default 1,2,4...)")
+
+
+@dataclass(frozen=True, slots=True)
+class BenchConfig(TrainConfig):
+    """measure how fast a model trains, on all ranks and on fewer"""
+
+    bench: Bench = section(Bench)
+
+
+@dataclass(frozen=True, slots=True)
 class ProbeConfig:
     """check that all ranks reach each other and add up right"""
 
@@ -283,10 +300,13 @@ class AlignConfig:
     folder: Path = required(Path, "DIR", "a job's or run's, with metrics.jsonl and telemetry/")
 
 
-Config = TrainConfig | GemmConfig | AllreduceConfig | ProbeConfig | TelemetryConfig | AlignConfig
+Config = (
+    TrainConfig | BenchConfig | GemmConfig | AllreduceConfig | ProbeConfig | TelemetryConfig | AlignConfig
+)
 
 _COMMANDS: dict[str, type[Config]] = {
     "train": TrainConfig,
+    "bench": BenchConfig,
     "gemm": GemmConfig,
     "allreduce": AllreduceConfig,
     "probe": ProbeConfig,

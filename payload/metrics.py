@@ -118,13 +118,13 @@ class Metrics:
 
     def begin(self) -> None:
         """An iteration begins here."""
-        self._comm_times.take_s()
+        self._comm_times.take()
         self._began = time.perf_counter()
 
     def iteration(self, step: int, epoch: int, outcome: Outcome, *, lr: float, samples: int) -> None:
         """It is over: one line, and one point of each of TensorBoard's curves."""
         seconds = time.perf_counter() - self._began
-        total_s, exposed_s = self._comm_times.take_s()
+        comm = self._comm_times.take()
         flops_per_s = 3 * self._work.flops * samples / seconds
         fields = {
             "loss": outcome.loss,
@@ -136,8 +136,9 @@ class Metrics:
             "samples_per_s": samples / seconds,
             "tokens_per_s": self._work.tokens and self._work.tokens * samples / seconds,
             "mfu": self._peak_tflops and flops_per_s / (self._peak_tflops * 1e12),
-            "comm_total_ms": total_s * 1e3,
-            "comm_exposed_ms": exposed_s * 1e3,
+            "comm_total_ms": comm.total_s * 1e3,
+            "comm_exposed_ms": comm.exposed_s * 1e3,
+            "comm_sent_bytes": comm.bytes_sent,
             "memory_bytes": self._device.memory_bytes(),
             "host_memory_bytes": host_memory_bytes(),
         }

@@ -24,11 +24,22 @@ from payload.trace import Timeline, Trace
 T = TypeVar("T")
 
 
+@dataclass(frozen=True, slots=True)
+class Spent:
+    """What communication took of one rank."""
+
+    total_s: float
+    exposed_s: float
+    bytes_sent: int
+
+
 @dataclass(slots=True)
 class CommTimes:
     """What communication took since it was last asked for: intervals, which a GPU tells only later."""
 
     device: Device
+    _comms: dict[int, Communicator] = field(default_factory=dict, init=False)  # each once
+    _sent: int = field(default=0, init=False)  # before
     _total: list[tuple[Mark, Mark]] = field(default_factory=list, init=False)
     _exposed: list[tuple[Mark, Mark]] = field(default_factory=list, init=False)
 
@@ -48,15 +59,20 @@ class CommTimes:
         """Work that was under way from then to then."""
         self._total.append((start, end))
 
-    def take_s(self) -> tuple[float, float]:
-        """Seconds, total and exposed; the next ones count from here."""
+    def count(self, comm: Communicator) -> None:
+        """Count what it sends."""
+        self._comms[id(comm)] = comm
+
+    def take(self) -> Spent:
+        """Give it; the next time counts from here."""
         total, exposed = (
             sum(self.device.elapsed_s(start, end) for start, end in intervals)
             for intervals in (self._total, self._exposed)
         )
         self._total.clear()
         self._exposed.clear()
-        return total, exposed
+        before, self._sent = self._sent, sum(comm.bytes_sent for comm in self._comms.values())
+        return Spent(total, exposed, self._sent - before)
 
 
 class TimedCommunicator:
@@ -65,6 +81,7 @@ class TimedCommunicator:
     def __init__(self, inner: Communicator, times: CommTimes, trace: Trace, group: str) -> None:
         self._inner, self._times, self._trace, self._group = inner, times, trace, group
         self.library, self.rank, self.size = inner.library, inner.rank, inner.size
+        times.count(inner)
 
     @property
     def bytes_sent(self) -> int:

@@ -76,8 +76,11 @@ def train(config: TrainConfig, device: Device, world: MpiCommunicator) -> int:
                 evaluation = engine.evaluate(loader.held_out())
                 metrics.evaluation(step, feed.slot.epoch, evaluation)
                 metrics.say(_progress(feed.slot.epoch, outcome, evaluation, source))
-            if saver.after(step, outcome.votes, last=last):
+            with trace.span("save", "checkpoint"):
+                stopped = saver.after(step, outcome.votes, last=last)
+            if stopped:
                 metrics.say(f"stopped by a signal; saved after iteration {step}: go on with --resume auto")
+                trace.write(config.run.out / "trace.json", world)
                 metrics.close()
                 return STOPPED
     evaluation = evaluation or engine.evaluate(loader.held_out())  # all was done before

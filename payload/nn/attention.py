@@ -9,6 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
+from functools import cache
+from types import ModuleType
+from typing import Any
+
+import numpy as np
 
 from payload.device import Array, wide
 from payload.errors import UsageError
@@ -89,11 +94,14 @@ class Attention:
             shares -= top
             xp.exp(shares, out=shares)
             total = shares.sum(axis=-1, keepdims=True)
-            shares /= total
             log_sums[..., at, :] = xp.log(total) + top
             for key in keys:
                 shares *= self._mask(key, at, seen, shares)
-            o[..., at, :] = self._device.matmul(shares.astype(q.dtype, copy=False), v[..., seen, :])
+            parts = self._device.matmul(
+                shares.astype(q.dtype, copy=False), v[..., seen, :], dtype=total.dtype
+            )
+            parts /= total
+            o[..., at, :] = parts
 
     def _differentiate(self, *arrays: Array) -> None:
         """Likewise: given the arrays of ``_attend`` and the gradient by ``o``, set those by q, k and v."""
@@ -126,9 +134,7 @@ class Attention:
         """(..., queries, keys), -inf for keys that a query does not see."""
         scores = self._device.matmul(q[..., at, :], k[..., seen, :].swapaxes(-1, -2), dtype=wide(q.dtype))
         if self._causal:
-            xp = self._device.xp
-            size = scores.shape[-2]
-            scores[..., at.start :] += xp.triu(xp.full((size, size), -math.inf, scores.dtype), 1)
+            scores[..., at.start :] += _later(self._device.xp, scores.shape[-2], scores.dtype)
         return scores
 
     def _mask(self, key: Array, at: slice, seen: slice, shares: Array) -> Array:
@@ -169,6 +175,13 @@ class Attention:
             self._device.blocked(function, *(array.swapaxes(0, 1) for array in some))
 
         self._device.blocked(sample, *arrays)
+
+
+@cache
+def _later(xp: ModuleType, size: int, dtype: np.dtype[Any]) -> Array:
+    """(queries, keys) of the same positions: -inf for later keys, else 0."""
+    array: Array = xp.triu(xp.full((size, size), -math.inf, dtype), 1)
+    return array
 
 
 def _scaled(q: Array, scale: float) -> Array:

@@ -67,7 +67,7 @@ class MaxPool2d(_Pool):
         left = self._xp.ones(y.shape, bool)  # windows whose largest is not yet found
         for position, gradient in zip(self._positions(padded), self._positions(dx), strict=True):
             found = (position == y) & left
-            left &= ~found
+            left ^= found
             self._xp.add(gradient, dy * found, out=gradient)
         return self._unpad(dx)
 

@@ -21,9 +21,9 @@ def stored(units: Sequence[Unit], device: Device, dtype: str = "float64") -> Sto
     return storage
 
 
-def draw(count: int) -> Draw:
-    """Of ``count`` samples, on the host."""
-    return Draw(seed=3, iteration=5, samples=np.arange(count, dtype="uint32"))
+def draw(count: int, device: Device) -> Draw:
+    """Of ``count`` samples."""
+    return Draw(seed=3, iteration=5, samples=device.asarray(np.arange(count, dtype="uint32")))
 
 
 def slope(function: Callable[[], float], variable: Array, step: float = 1e-6) -> Array:

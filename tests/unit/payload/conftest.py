@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from payload.device import Device, choose
+from tests.support.strict import Strict
 
 _ROOT = Path(__file__).parents[3]
 # A rank that waits yields its core: there may be more ranks, and other tests, than cores.
@@ -38,9 +39,15 @@ def _run(*argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
 
 
 @pytest.fixture(scope="session")
-def device() -> Device:
+def real_device() -> Device:
     """A GPU where CuPy finds one, else the CPU; pytest's header says which."""
     return choose("auto", 0)
+
+
+@pytest.fixture(scope="session", params=["real", "strict"])
+def device(request: pytest.FixtureRequest, real_device: Device) -> Device:
+    """The real one, and then the double of CuPy, on which fails what would fail on a GPU."""
+    return real_device if request.param == "real" else Strict()
 
 
 @pytest.fixture(scope="session")

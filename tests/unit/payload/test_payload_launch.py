@@ -89,3 +89,8 @@ def test_an_exception_on_one_rank_ends_them_all(program: Runner, victim: str) ->
     assert f"rank {victim} on " in answer.stderr
     assert "ZeroDivisionError: this rank breaks" in answer.stderr
     assert "Traceback" in answer.stderr
+
+
+def test_freed_memory_is_used_again(program: Runner) -> None:
+    ran = program(1, "freed.py")
+    assert ran.returncode == 0, ran.stderr

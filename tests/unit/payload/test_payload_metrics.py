@@ -22,7 +22,7 @@ from payload.device import Array, Cpu, Mark
 from payload.metrics import Metrics, Work
 from payload.parallel.engine import Outcome
 from payload.peak import _by_sheet, find_peak
-from payload.timing import CommTimes, TimedCommunicator
+from payload.timing import CommTimes, Spent, TimedCommunicator
 from payload.trace import OFF, Timeline
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]
@@ -56,6 +56,8 @@ def test_every_iteration_says_how_fast_it_was(records: list[Record]) -> None:
         assert one["tokens_per_s"] is None
         assert one["mfu"] == pytest.approx(run["flops_per_sample"] * one["samples_per_s"] / 1e12)
         assert 0 < one["comm_exposed_ms"] <= one["comm_total_ms"] < 1e3 * one["seconds"]
+        # Half of the gradients to the other rank, and half of the sums; a little for losses and norms.
+        assert 0 <= one["comm_sent_bytes"] - 4 * (64 * 16 + 16 + 16 * 10 + 10) < 200
         assert one["memory_bytes"] == one["host_memory_bytes"] > 1 << 20
     assert len(result["peak_memory_bytes"]) == 2
     assert result["energy_j"] is None  # no GPU
@@ -117,6 +119,7 @@ def test_the_timeline_shows_what_each_rank_did(out: Path) -> None:
             ("dp", "allreduce"),
             ("world", "sum"),
             ("optimizer", "step"),
+            ("checkpoint", "save"),
         ]
         assert [(span["cat"], span["name"]) for span in spans] == one * 3
         assert all(a["ts"] + a["dur"] <= b["ts"] for a, b in pairwise(spans))
@@ -156,7 +159,7 @@ def test_communication_is_exposed_only_inside_calls() -> None:
     timeline.next()
     timeline.next()
     assert comm.sum([1.0]) == [1.0]
-    assert times.take_s() == (1, 1)
+    assert times.take() == Spent(1, 1, 0)
     pending = comm.iallreduce(np.ones(4))  # from 3 to 4
     device.seconds = 10  # computing
     assert not pending.test()  # from 11 to 12
@@ -164,8 +167,8 @@ def test_communication_is_exposed_only_inside_calls() -> None:
     assert pending.test()  # from 21 to 22
     assert pending.test()
     pending.wait()
-    assert times.take_s() == (22 - 3, 3)
-    assert times.take_s() == (0, 0)
+    assert times.take() == Spent(22 - 3, 3, 0)
+    assert times.take() == Spent(0, 0, 0)
 
 
 def test_what_is_under_way_has_a_start_and_an_end_on_the_timeline(tmp_path: Path) -> None:

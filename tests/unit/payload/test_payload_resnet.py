@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from payload.device import Device
 from payload.errors import UsageError
-from payload.models import resnet
+from payload.models import cnn, resnet
 from payload.nn.base import Context, Unit, state_of
 from payload.nn.loss import SoftmaxCrossEntropy
 from payload.optim.sgd import SGD
@@ -68,6 +68,12 @@ class Theirs:
             x = self.block(name, x, 2 if stage != "stage0" and block == "block0" else 1)
         return functional.linear(x.mean(dim=(2, 3)), self.weights["head.weight"].T, self.weights["head.bias"])
 
+    def cnn(self, x: torch.Tensor) -> torch.Tensor:
+        for name in ("stage0", "stage1", "stage2"):
+            x = x if name == "stage0" else functional.max_pool2d(x, 2)
+            x = self.conv(name, x, relu=True)
+        return functional.linear(x.mean(dim=(2, 3)), self.weights["head.weight"].T, self.weights["head.bias"])
+
 
 @dataclass(frozen=True)
 class Case:
@@ -93,6 +99,7 @@ CASES = {
     "resnet18-odd": _resnet(18, 13, 1),
     "resnet50": _resnet(50, 16, 1),
     "resnet50-large": _resnet(50, 65, 3),
+    "cnn": Case(lambda c: cnn.build(c, side=14, classes=CLASSES, widths=(3, 4, 5)), (14, 14, 1), Theirs.cnn),
 }
 
 

@@ -149,7 +149,7 @@ def test_layer_gradients_are_slopes(name: str) -> None:
     storage.values += 0.5 * rng.standard_normal(storage.values.shape)
     x = _input(case, "float64")
     x = x[:2, :9] if x.ndim == 2 else x
-    samples = draw(len(x))
+    samples = draw(len(x), Cpu())
     weights = rng.standard_normal(layer.forward(x.copy(), Tape()).shape)
 
     def loss() -> float:
@@ -170,7 +170,7 @@ def test_layer_of_no_samples(name: str, device: Device) -> None:
     case = CASES[name]
     layer = case.make(Context(device))
     storage = stored([Unit("u", layer)], device)
-    x, tape = device.asarray(_input(case, "float64")), Tape(draw=draw(0))
+    x, tape = device.asarray(_input(case, "float64")), Tape(draw=draw(0, device))
     full = layer.forward(x.copy(), Tape())
     y = layer.forward(x[:0].copy(), tape)
     assert y.shape == (0, *full.shape[1:])

@@ -16,7 +16,7 @@ from typing import Any
 import numpy as np
 
 from payload.comm import mpi
-from payload.device import Array, Cpu, choose
+from payload.device import Array, Device, choose
 from payload.models import mlp
 from payload.nn.activation import ReLU
 from payload.nn.base import Context, Sequential, Unit
@@ -105,7 +105,7 @@ def data(model: str) -> tuple[Array, Array]:
     return rng.standard_normal((SAMPLES, 12)).astype("float32"), rng.integers(0, 5, SAMPLES)
 
 
-def train(case: Case, mesh: Mesh, device: Cpu) -> dict[str, Any]:
+def train(case: Case, mesh: Mesh, device: Device) -> dict[str, Any]:
     units, loss = build(case.model, mesh.context(device))
     engine = assemble(
         device,
@@ -131,7 +131,9 @@ def train(case: Case, mesh: Mesh, device: Cpu) -> dict[str, Any]:
     losses, norms = [], []
     for iteration in range(1, ITERATIONS + 1):
         chosen = order.permutation(SAMPLES)[: SIZES[iteration % len(SIZES)]]
-        outcome = engine.step(share(chosen), targets=targets[chosen].size, iteration=iteration, lr=0.1)
+        outcome = engine.step(
+            share(chosen), targets=targets[device.asarray(chosen)].size, iteration=iteration, lr=0.1
+        )
         losses.append(outcome.loss)
         norms.append(outcome.grad_norm)
     evaluation = engine.evaluate(share(np.arange(SAMPLES)))

@@ -1,0 +1,261 @@
+"""How fast a model trains on a layout, and on fewer of its ranks: throughput, MFU, scaling, communication.
+
+The sides that are compared take turns in one job, a few iterations each, so that what else the machines do
+falls on all of them alike. Strong scaling keeps the global batch as ranks are added, weak scaling the share
+of each. One side runs with the sums of gradients left out: what it is faster is the communication that the
+layout exposes.
+"""
+
+from __future__ import annotations
+
+import itertools
+import json
+import statistics
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Any
+
+from payload.build import engine_of, loader_of, units_of
+from payload.comm import mpi
+from payload.comm.base import Communicator, Done, Pending, together
+from payload.config import BenchConfig
+from payload.data.loader import Feed
+from payload.data.opening import open_source
+from payload.data.source import Source
+from payload.device import Array, Device, choose
+from payload.errors import UsageError
+from payload.jsonl import JsonLines
+from payload.metrics import FLOPS_FORMULA, Work
+from payload.parallel.engine import Engine
+from payload.parallel.mesh import make_mesh
+from payload.peak import find_peak
+from payload.timing import CommTimes, Spent, timed_mesh
+from payload.trace import OFF
+
+Record = dict[str, Any]
+
+_LR = 1e-6
+"""Nothing is to be learned, and nothing to diverge."""
+
+
+def run(config: BenchConfig) -> int:
+    """Measure, print, and give the exit code.
+
+    Raises:
+        UsageError: there is no such layout, device or data, or ``--out`` cannot be written.
+        LaunchError: the launcher and MPI disagree about the number of ranks.
+    """
+    world = mpi.start()
+    device = together(world, lambda: choose(config.run.device, mpi.local_rank()))
+    bench(config, device, mpi.MpiCommunicator(device))
+    return 0
+
+
+@dataclass(frozen=True, slots=True)
+class Side:
+    """One of those that take turns: ``ranks`` train on global batches of ``batch`` samples."""
+
+    name: str
+    ranks: int
+    batch: int
+    silent: bool = False  # without the sums of gradients
+
+
+@dataclass(slots=True)
+class Team:
+    """The ranks of a side, and what they train."""
+
+    engine: Engine
+    feed: Feed
+    times: CommTimes
+    work: Work
+    iterations: int = 0
+    seconds: list[float] = field(default_factory=list)  # by iteration, of those that are measured
+    comm: list[Spent] = field(default_factory=list)
+
+    def train(self, iterations: int) -> None:
+        """Some more iterations, on the same batch."""
+        for _ in range(iterations):
+            self.iterations += 1
+            self.times.take()
+            began = time.perf_counter()
+            feed = self.feed
+            self.engine.step(feed.batches, targets=feed.targets, iteration=self.iterations, lr=_LR)
+            self.engine.device.synchronize()
+            self.seconds.append(time.perf_counter() - began)
+            self.comm.append(self.times.take())
+
+
+def bench(config: BenchConfig, device: Device, world: mpi.MpiCommunicator) -> list[Record]:
+    """One record a side, the same on all ranks; rank 0 prints and writes them."""
+    file = together(world, lambda: JsonLines(config.run.out / "bench.jsonl") if world.rank == 0 else None)
+    source = open_source(config, world)
+    sides = sides_of(config, world.size)
+    teams = dict(_teams(config, device, world, source, sides))
+    for round_number in range(config.bench.rounds + 1):
+        for side in sides:
+            world.barrier()
+            team = teams.get(side)
+            if team:
+                team.train(config.bench.turn if round_number else config.bench.warmup)
+        if not round_number:  # the first is the warm-up
+            for team in teams.values():
+                team.seconds.clear()
+                team.comm.clear()
+    world.barrier()
+    peak = find_peak(device, world, config.precision.dtype, config.measuring.peak_tflops)
+    peaks = world.allgather(peak.tflops)
+    # Rank 0 is on every side.
+    records = world.allgather(
+        [_record(side, teams[side], peaks) for side in sides] if world.rank == 0 else []
+    )[0]
+    _compare(records)
+    if file:
+        for record in records:
+            file.write("bench", **record)
+        about = {"world_size": world.size, "model": config.model.model, "peak_source": peak.source}
+        answer = {**about, "flops_formula": FLOPS_FORMULA, "sides": records}
+        sys.stdout.write(f"{_table(records)}\n{json.dumps(answer)}\n")
+        sys.stdout.flush()
+    return records
+
+
+def sides_of(config: BenchConfig, size: int) -> list[Side]:
+    """All ranks, all without sums, and fewer ranks by strong and by weak scaling.
+
+    Raises:
+        UsageError: a wanted number of ranks cannot be had.
+    """
+    batch, least = config.batch.global_batch_size, config.layout.tp * config.layout.pp
+    wanted = config.bench.ranks or [least << power for power in range(32) if least << power < size]
+    for ranks in wanted:
+        if ranks > size:
+            raise UsageError(f"--ranks {ranks} is above the {size} ranks of this job")
+        if ranks % least:
+            raise UsageError(f"--ranks {ranks} is no multiple of the {least} of --tp x --pp")
+    sides = [Side("all", size, batch)]
+    if size > least:
+        sides.append(Side("all, silent", size, batch, silent=True))
+    for ranks in sorted({ranks for ranks in wanted if ranks < size}, reverse=True):
+        sides.append(Side(f"strong {ranks}", ranks, batch))
+        sides.append(Side(f"weak {ranks}", ranks, max(1, batch * ranks // size)))
+    return sides
+
+
+def _teams(
+    config: BenchConfig, device: Device, world: mpi.MpiCommunicator, source: Source, sides: Sequence[Side]
+) -> Iterator[tuple[Side, Team]]:
+    """What this rank takes part in. Sides of the same ranks share an engine."""
+    for (ranks, silent), group in itertools.groupby(sides, key=lambda side: (side.ranks, side.silent)):
+        members = world.split(int(world.rank < ranks), world.rank)
+        if world.rank >= ranks:
+            continue
+        times = CommTimes(device)
+        mesh = make_mesh(members, tp=config.layout.tp, pp=config.layout.pp)
+        mesh = timed_mesh(replace(mesh, dp=Silent(mesh.dp)) if silent else mesh, times, OFF)
+        units = units_of(config.model, source, mesh.context(device))
+        engine = engine_of(config, device, mesh, units)
+        work = Work(sum(unit.flops for unit in units), source.facts.get("tokens"))
+        for side in group:
+            resized = replace(config, batch=replace(config.batch, global_batch_size=side.batch))
+            feed = next(loader_of(resized, source, device, mesh).training(1, 1))
+            yield side, Team(engine, feed, times, work)
+
+
+def _record(side: Side, team: Team, peaks: Sequence[float | None]) -> Record:
+    """Medians over the iterations that were measured, as rank 0 saw them."""
+    seconds = statistics.median(team.seconds)
+    samples_per_s = side.batch / seconds
+    known = [peak for peak in peaks[: side.ranks] if peak is not None]
+    peak = sum(known) * 1e12 if len(known) == side.ranks else None
+    return {
+        "side": side.name,
+        "ranks": side.ranks,
+        "global_batch_size": side.batch,
+        "iterations": len(team.seconds),
+        "iteration_ms": 1e3 * seconds,
+        "samples_per_s": samples_per_s,
+        "tokens_per_s": team.work.tokens and team.work.tokens * samples_per_s,
+        "mfu": peak and 3 * team.work.flops * samples_per_s / peak,
+        "comm_total_ms": 1e3 * statistics.median(one.total_s for one in team.comm),
+        "comm_exposed_ms": 1e3 * statistics.median(one.exposed_s for one in team.comm),
+        "comm_sent_bytes": team.comm[-1].bytes_sent,
+        "memory_bytes": team.engine.device.memory_bytes(),
+    }
+
+
+def _compare(records: Sequence[Record]) -> None:
+    """Add what only several sides together tell."""
+    whole = records[0]
+    for record in records:
+        if record["side"] == "all, silent":
+            whole["silence_saves_ms"] = whole["iteration_ms"] - record["iteration_ms"]
+    for kind in ("strong", "weak"):
+        series = [record for record in records if record["side"].startswith(kind)]
+        if series:
+            least = series[-1]
+            for record in (whole, *series):
+                speedup = record["samples_per_s"] / least["samples_per_s"]
+                record[f"{kind}_efficiency"] = speedup * least["ranks"] / record["ranks"]
+
+
+def _table(records: Sequence[Record]) -> str:
+    """For people."""
+    head = f"{'side':<14}{'ranks':>6}{'batch':>7}{'ms':>10}{'samples/s':>12}{'tokens/s':>11}{'MFU':>7}"
+    lines = [f"{head}{'exposed ms':>12}{'strong':>8}{'weak':>7}"]
+    for one in records:
+        tokens, mfu = one["tokens_per_s"], one["mfu"]
+        lines.append(
+            f"{one['side']:<14}{one['ranks']:>6}{one['global_batch_size']:>7}{one['iteration_ms']:>10.2f}"
+            f"{one['samples_per_s']:>12.1f}{'' if tokens is None else format(tokens, '.0f'):>11}"
+            f"{'' if mfu is None else format(mfu, '.1%'):>7}{one['comm_exposed_ms']:>12.2f}"
+            f"{_percent(one.get('strong_efficiency')):>8}{_percent(one.get('weak_efficiency')):>7}"
+        )
+    if "silence_saves_ms" in records[0]:
+        lines.append(
+            f"without the sums of gradients an iteration is {records[0]['silence_saves_ms']:.2f} ms shorter"
+        )
+    return "\n".join(lines)
+
+
+def _percent(share: float | None) -> str:
+    return "" if share is None else f"{share:.0%}"
+
+
+class Silent:
+    """A communicator that leaves sums and joins of arrays out; all else goes through."""
+
+    def __init__(self, inner: Communicator) -> None:
+        self._inner = inner
+        self.library, self.rank, self.size = inner.library, inner.rank, inner.size
+        self.sum, self.allgather = inner.sum, inner.allgather
+        self.exchange, self.barrier = inner.exchange, inner.barrier
+        self.broadcast, self.isend, self.recv = inner.broadcast, inner.isend, inner.recv
+
+    @property
+    def bytes_sent(self) -> int:
+        return self._inner.bytes_sent
+
+    def allreduce(self, array: Array) -> None:
+        """It stays as it is."""
+
+    def iallreduce(self, array: Array) -> Pending:  # noqa: ARG002
+        return Done()
+
+    def reduce_scatter(self, array: Array, out: Array) -> None:
+        own = array[self.rank * out.size : (self.rank + 1) * out.size]
+        if out is not own:
+            out[...] = own
+
+    def ireduce_scatter(self, array: Array, out: Array) -> Pending:
+        self.reduce_scatter(array, out)
+        return Done()
+
+    def allgather_into(self, part: Array, out: Array) -> None:
+        out[self.rank * part.size : (self.rank + 1) * part.size] = part
+
+    def iallgather_into(self, part: Array, out: Array) -> Pending:
+        self.allgather_into(part, out)
+        return Done()

@@ -1,0 +1,40 @@
+"""A small convolutional network for small images, such as Fashion-MNIST: convolution, normalisation and
+max-pooling, stage by stage, as in VGG (Simonyan and Zisserman 2014, arXiv:1409.1556)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from payload.nn.base import Context, Layer, Sequential, Unit
+from payload.nn.conv import Conv2d
+from payload.nn.linear import Linear
+from payload.nn.norm import BatchNorm
+from payload.nn.pool import GlobalAveragePool, MaxPool2d
+
+
+def build(
+    context: Context,
+    *,
+    side: int = 28,
+    channels: int = 1,
+    classes: int = 10,
+    widths: Sequence[int] = (16, 32, 64),
+) -> list[Unit]:
+    """Images (B, side, side, channels) to logits (B, classes); a unit a stage.
+
+    Args:
+        widths: channels of each stage; behind each stage but the last, images shrink to half their side.
+    """
+    units = []
+    for number, width in enumerate(widths):
+        name = f"stage{number}"
+        conv = Conv2d(context, name, channels, width, 3, padding=1, first=number == 0)
+        layers: list[Layer] = [conv, BatchNorm(context, f"{name}.norm", width, relu=True)]
+        flops = 2.0 * side**2 * conv.weight.size  # (B, side, side, channels) → (B, side, side, width)
+        if number < len(widths) - 1:
+            pool = MaxPool2d(context, 2)
+            layers.append(pool)
+            side, channels = pool.output_size(side), width
+        units.append(Unit(name, Sequential(*layers), flops))
+    head = Sequential(GlobalAveragePool(context), Linear(context, "head", widths[-1], classes))
+    return [*units, Unit("head", head, flops=2.0 * widths[-1] * classes)]

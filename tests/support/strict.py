@@ -1,0 +1,333 @@
+"""A double of CuPy on NumPy, for machines without a GPU: what CuPy forbids or lacks fails here as well.
+
+Its arrays are no NumPy arrays, do not mix with them, and become one only by ``get``. Names, and names of
+arguments, are those of CuPy 14.2.0 (``cupy-14.2.0.txt``, read from its wheel). What makes the host wait for
+the device is counted. Beyond CuPy, it refuses what gives other results there than here: bfloat16 times
+Python's float, and assignment to the same place twice.
+"""
+
+from __future__ import annotations
+
+import math
+import operator
+import time
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from payload.device import Array, Gpu, Kernel
+from payload.erf import erf
+
+_FILE = Path(__file__).with_name("cupy-14.2.0.txt")
+NAMES = {line.partition(" ")[0]: line.partition(" ")[2] for line in _FILE.read_text().splitlines()}
+"""Every public name, with the names of its arguments where CuPy tells them."""
+
+_WAITING = {"nonzero", "flatnonzero", "argwhere", "unique", "compress", "extract"}
+"""Functions whose result has a shape that depends on values."""
+
+
+class Waits:
+    """How often the host waited for the device."""
+
+    count = 0
+
+
+def _wait() -> None:
+    Waits.count += 1
+
+
+class StrictArray:
+    """cupy.ndarray's double."""
+
+    __array_ufunc__ = None  # NumPy's operators leave the work to ours, which refuse it
+    __hash__ = None  # type: ignore[assignment]
+
+    def __init__(self, inner: Array, base: StrictArray | None = None) -> None:
+        self._inner, self.base = inner, base
+
+    def __array__(self, *_: object, **__: object) -> Array:
+        raise TypeError("implicit conversion of a device array to a NumPy array")
+
+    def __getattr__(self, name: str) -> Any:
+        known = f"ndarray.{name}"
+        if known not in NAMES:
+            raise AttributeError(f"CuPy's arrays have no {name}")
+        found = getattr(self._inner, name)
+        if not callable(found):
+            return _wrap(found, self) if name in ("T", "real", "imag") else found
+        return _checked(known, found, self)
+
+    def get(self, out: Array | None = None, blocking: bool = True) -> Array:
+        if blocking:
+            _wait()
+        if out is None:
+            return self._inner.copy()
+        assert type(out) is np.ndarray
+        assert out.flags.c_contiguous
+        assert (out.dtype, out.shape) == (self.dtype, self.shape)
+        out[...] = self._inner
+        return out
+
+    def set(self, array: Array) -> None:
+        assert type(array) is np.ndarray
+        assert (array.dtype, array.shape) == (self.dtype, self.shape)
+        self._inner[...] = array
+
+    def __len__(self) -> int:
+        return len(self._inner)
+
+    def __iter__(self) -> Any:
+        return (self[i] for i in range(len(self)))
+
+    def __getitem__(self, index: Any) -> StrictArray:
+        inner = _plain(index)
+        if any(isinstance(part, np.ndarray) and part.dtype.kind == "b" for part in _parts(inner)):
+            _wait()
+        found = self._inner[inner]
+        if not isinstance(found, np.ndarray):  # CuPy has no scalars
+            found = self._inner[(*_parts(inner), ...)]
+        return StrictArray(found, _owner(found, self))
+
+    def __setitem__(self, index: Any, value: Any) -> None:
+        inner = _plain(index)
+        arrays = [part for part in _parts(inner) if isinstance(part, np.ndarray) and part.dtype.kind != "b"]
+        if arrays:
+            places = np.stack([part.ravel() for part in np.broadcast_arrays(*arrays)])
+            if np.unique(places, axis=1).shape[1] != places.shape[1]:
+                raise ValueError("the same place is assigned to twice: which value it gets is undefined")
+        self._inner[inner] = _plain(value)
+
+    def __float__(self) -> float:
+        _wait()
+        return float(self._inner)
+
+    def __int__(self) -> int:
+        _wait()
+        return int(self._inner)
+
+    def __bool__(self) -> bool:
+        _wait()
+        return bool(self._inner)
+
+    def __index__(self) -> int:
+        _wait()
+        return operator.index(self._inner)
+
+    def item(self) -> Any:
+        _wait()
+        return self._inner.item()
+
+    def tolist(self) -> Any:
+        _wait()
+        return self._inner.tolist()
+
+    def __repr__(self) -> str:
+        return f"device {self._inner!r}"
+
+    def __neg__(self) -> StrictArray:
+        return StrictArray(-self._inner)
+
+    def __invert__(self) -> StrictArray:
+        return StrictArray(~self._inner)
+
+    def __matmul__(self, other: StrictArray) -> Any:
+        return _wrap(_matmul(self._inner, _plain(other)))
+
+    def __abs__(self) -> StrictArray:
+        return StrictArray(abs(self._inner))
+
+
+def _matmul(left: Array, right: Array) -> Array:
+    """cuBLAS sums half precision in float32, and gives half precision."""
+    if left.dtype != right.dtype:
+        raise TypeError(f"a product of {left.dtype} and {right.dtype}: cuBLAS has none")
+    if left.dtype.itemsize == 2:
+        wide: Array = left.astype("float32") @ right.astype("float32")
+        return wide.astype(left.dtype)
+    product: Array = left @ right
+    return product
+
+
+def _operators() -> None:
+    arithmetic = ("add", "sub", "mul", "truediv", "floordiv", "mod", "pow", "lshift", "rshift")
+    for name in (*arithmetic, "and", "or", "xor", "lt", "le", "gt", "ge", "eq", "ne"):
+        act = getattr(operator, f"__{name}__")
+        setattr(StrictArray, f"__{name}__", _forward(act))
+        if name not in ("lt", "le", "gt", "ge", "eq", "ne"):
+            setattr(StrictArray, f"__r{name}__", _backward(act))
+            setattr(StrictArray, f"__i{name}__", _in_place(getattr(operator, f"__i{name}__")))
+
+
+def _forward(act: Callable[[Any, Any], Any]) -> Callable[[StrictArray, Any], Any]:
+    return lambda self, other: _wrap(act(self._inner, _operand(self, other)))
+
+
+def _backward(act: Callable[[Any, Any], Any]) -> Callable[[StrictArray, Any], Any]:
+    return lambda self, other: _wrap(act(_operand(self, other), self._inner))
+
+
+def _in_place(act: Callable[[Any, Any], Any]) -> Callable[[StrictArray, Any], Any]:
+    def apply(self: StrictArray, other: Any) -> StrictArray:
+        act(self._inner, _plain(other))
+        return self
+
+    return apply
+
+
+def _operand(array: StrictArray, other: Any) -> Any:
+    if array.dtype == ml_dtypes.bfloat16 and isinstance(other, float):
+        raise TypeError("bfloat16 and Python's float: CuPy and NumPy give different types; do it in place")
+    return _plain(other)
+
+
+_operators()
+
+
+def _plain(value: Any) -> Any:
+    """Arguments as NumPy takes them, if CuPy takes them."""
+    if isinstance(value, StrictArray):
+        return value._inner
+    if isinstance(value, np.ndarray):
+        raise TypeError("a NumPy array where CuPy wants its own")
+    if isinstance(value, tuple | list):
+        return type(value)(_plain(part) for part in value)
+    return value
+
+
+def _parts(index: Any) -> tuple[Any, ...]:
+    return index if isinstance(index, tuple) else (index,)
+
+
+def _owner(found: Array, parent: StrictArray | None) -> StrictArray | None:
+    """The array that owns the memory of what came of ``parent``."""
+    if parent is None or not np.may_share_memory(found, parent._inner):
+        return None
+    return parent if parent.base is None else parent.base
+
+
+def _wrap(found: Any, parent: StrictArray | None = None) -> Any:
+    if isinstance(found, tuple | list):
+        return type(found)(_wrap(part, parent) for part in found)
+    if isinstance(found, np.generic):
+        return StrictArray(np.asarray(found))
+    if not isinstance(found, np.ndarray):
+        return found
+    if parent is not None and found is parent._inner:
+        return parent
+    return StrictArray(found, _owner(found, parent))
+
+
+def _checked(name: str, function: Callable[..., Any], parent: StrictArray | None) -> Callable[..., Any]:
+    """A function that takes what CuPy's takes."""
+    allowed = NAMES[name].replace("ufunc", "out,dtype,casting").split(",")
+
+    def call(*arguments: Any, **named: Any) -> Any:
+        unknown = [each for each in named if each not in allowed]
+        if unknown and allowed != [""]:
+            raise TypeError(f"CuPy's {name} takes no {unknown[0]}")
+        if name.rpartition(".")[2] in _WAITING:
+            _wait()
+        out = named.get("out")
+        first = next((each for each in arguments if isinstance(each, StrictArray)), None)
+        plain = {key: _plain(value) for key, value in named.items() if value is not None}
+        found = function(*map(_plain, arguments), **plain)
+        return out if out is not None else _wrap(found, first if parent is None else parent)
+
+    return call
+
+
+class _Module:
+    """``cupy``, or a module in it."""
+
+    def __init__(self, inner: Any, prefix: str = "") -> None:
+        self._inner, self._prefix = inner, prefix
+
+    def __getattr__(self, name: str) -> Any:
+        known = self._prefix + name
+        if known in ("lib", "linalg", "lib.stride_tricks"):
+            return _Module(getattr(self._inner, name), f"{known}.")
+        if known not in NAMES:
+            raise AttributeError(f"there is no cupy.{known}")
+        found = getattr(self._inner, name)
+        if isinstance(found, type) or not callable(found):
+            return found
+        return _Ufunc(known, found) if isinstance(found, np.ufunc) else _checked(known, found, None)
+
+
+class _Ufunc:
+    def __init__(self, name: str, inner: np.ufunc) -> None:
+        self._name, self._inner = name, inner
+        if name == "add":
+            self.reduceat = _checked("add.reduceat", inner.reduceat, None)
+
+    def __call__(self, *arguments: Any, **named: Any) -> Any:
+        array = next((each for each in arguments if isinstance(each, StrictArray)), None)
+        if array is not None and named.get("out") is None:
+            for each in arguments:
+                _operand(array, each)
+        return _checked(self._name, self._inner, None)(*arguments, **named)
+
+
+class _Event:
+    done = True
+
+    def record(self) -> None:
+        self.time = time.perf_counter()
+
+    def synchronize(self) -> None:
+        _wait()
+
+
+class _Cupy(_Module):
+    """What CuPy has of its own, and what takes arrays of the host."""
+
+    def __init__(self) -> None:
+        super().__init__(np)
+        self.cuda = SimpleNamespace(
+            Event=_Event,
+            get_current_stream=lambda: SimpleNamespace(synchronize=_wait),
+            get_elapsed_time=lambda start, end: (end.time - start.time) * 1e3,
+            runtime=SimpleNamespace(hostRegister=lambda address, nbytes, flags: None),  # noqa: ARG005
+        )
+
+    def asarray(self, a: Any, dtype: Any = None) -> StrictArray:
+        if isinstance(a, StrictArray):
+            wrapped: StrictArray = a if dtype is None else a.astype(dtype, copy=False)
+            return wrapped
+        return StrictArray(np.array(a, dtype=dtype))
+
+    array = asarray
+
+    def matmul(self, x1: StrictArray, x2: StrictArray, out: StrictArray | None = None) -> Any:
+        product = _matmul(_plain(x1), _plain(x2))
+        if out is None:
+            return _wrap(product)
+        assert out.dtype == product.dtype
+        out[...] = StrictArray(product)
+        return out
+
+
+class Strict(Gpu):
+    """The device of GPUs, on the double."""
+
+    def __init__(self) -> None:
+        self.xp: Any = _Cupy()
+        self.note = "a double of CuPy"
+        self.gpu = {"index": 0, "name": self.note, "uuid": None}
+        self._empty_pinned = np.empty
+        self._erf = lambda x: StrictArray(erf(x._inner))
+        self._staging = {}
+        self._kernels = {}
+
+    def apply(self, kernel: Kernel, scalars: Mapping[str, float], *arrays: Array) -> None:
+        plain = [_plain(array) for array in arrays]
+        assert len({(array.dtype, array.shape) for array in plain}) == 1
+        assert all(math.isfinite(value) for value in scalars.values())
+        kernel.host(*plain, **scalars)
+
+    def memory_bytes(self) -> int:
+        return 0

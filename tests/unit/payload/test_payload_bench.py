@@ -1,0 +1,88 @@
+"""bench: sides of one job that take turns, and what they tell together."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from payload.bench import Side, Silent, sides_of
+from payload.comm.solo import Solo
+from payload.config import BenchConfig, parse
+from payload.errors import UsageError
+
+Runner = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def config(*flags: str) -> BenchConfig:
+    parsed = parse(["bench", *flags])
+    assert isinstance(parsed, BenchConfig)
+    return parsed
+
+
+def test_sides_take_turns_and_are_compared(mpirun: Runner, tmp_path: Path) -> None:
+    flags = ("--hidden", "16", "--global-batch-size", "24", "--peak-tflops", "0.5", "--warmup", "1")
+    answer = mpirun(3, "bench", *flags, "--turn", "2", "--rounds", "3", "--out", str(tmp_path))
+    assert answer.returncode == 0, answer.stderr
+    *table, last = answer.stdout.splitlines()
+    sides: list[dict[str, Any]] = json.loads(last)["sides"]
+    assert [(s["side"], s["ranks"], s["global_batch_size"], s["iterations"]) for s in sides] == [
+        ("all", 3, 24, 6),
+        ("all, silent", 3, 24, 6),
+        ("strong 2", 2, 24, 6),
+        ("weak 2", 2, 16, 6),
+        ("strong 1", 1, 24, 6),
+        ("weak 1", 1, 8, 6),
+    ]
+    flops = 3 * 2 * (64 * 16 + 16 * 10)
+    for side in sides:
+        assert side["samples_per_s"] == pytest.approx(side["global_batch_size"] * 1e3 / side["iteration_ms"])
+        assert side["mfu"] == pytest.approx(flops * side["samples_per_s"] / (side["ranks"] * 0.5e12))
+        assert side["tokens_per_s"] is None
+        assert 0 <= side["comm_exposed_ms"] <= side["comm_total_ms"]
+    whole, silent, strong2, weak2, strong1, weak1 = sides
+    assert whole["silence_saves_ms"] == pytest.approx(whole["iteration_ms"] - silent["iteration_ms"])
+    assert strong1["strong_efficiency"] == weak1["weak_efficiency"] == 1
+    assert strong1["comm_exposed_ms"] == 0
+    for many, one, kind in ((whole, strong1, "strong"), (strong2, strong1, "strong"), (weak2, weak1, "weak")):
+        efficiency = many["samples_per_s"] / one["samples_per_s"] / many["ranks"]
+        assert many[f"{kind}_efficiency"] == pytest.approx(efficiency)
+    assert [line.split("  ")[0] for line in table[1:7]] == [side["side"] for side in sides]
+    assert table[7].startswith("without the sums of gradients")
+    written = [json.loads(line) for line in (tmp_path / "bench.jsonl").read_text().splitlines()]
+    assert [one["side"] for one in written] == [side["side"] for side in sides]
+
+
+def test_which_sides_there_are() -> None:
+    assert [side.ranks for side in sides_of(config(), 8)] == [8, 8, 4, 4, 2, 2, 1, 1]
+    assert sides_of(config(), 1) == [Side("all", 1, 64)]
+    assert [side.name for side in sides_of(config("--ranks", "3,8"), 8)][2:] == ["strong 3", "weak 3"]
+    assert [side.ranks for side in sides_of(config("--tp", "2"), 8)] == [8, 8, 4, 4, 2, 2]
+    with pytest.raises(UsageError, match="--ranks 3 is no multiple of the 2"):
+        sides_of(config("--tp", "2", "--ranks", "3"), 8)
+    with pytest.raises(UsageError, match="--ranks 9 is above the 8 ranks"):
+        sides_of(config("--ranks", "9"), 8)
+
+
+class Third(Solo):
+    """The second rank of three, as far as arrays of its own go."""
+
+    rank, size = 1, 3
+
+
+def test_a_silent_communicator_moves_nothing_between_ranks() -> None:
+    comm = Silent(Third())
+    array = np.arange(6.0)
+    comm.allreduce(array)
+    comm.iallreduce(array).wait()
+    assert array.tolist() == [0, 1, 2, 3, 4, 5]
+    out = np.empty(2)
+    comm.ireduce_scatter(array, out).wait()
+    assert out.tolist() == [2, 3]
+    comm.iallgather_into(np.array([7.0, 8.0]), array).wait()
+    assert array.tolist() == [0, 1, 7, 8, 4, 5]

@@ -1,0 +1,100 @@
+"""The double of CuPy refuses what CuPy refuses; how often a training step makes the host wait for a GPU."""
+
+from __future__ import annotations
+
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from payload.models import gpt
+from payload.nn.base import Context
+from payload.nn.loss import SoftmaxCrossEntropy
+from payload.optim.adamw import AdamW
+from payload.parallel.build import assemble
+from payload.parallel.mesh import alone
+from payload.parallel.stage import Batch
+from payload.precision import PRECISIONS, loss_scale
+from tests.support.strict import Strict, Waits
+
+_DEVICE = Strict()
+_HOST: Any = np.ones((2, 3))
+
+
+@pytest.mark.parametrize(
+    "act",
+    [
+        lambda x: x + _HOST,
+        lambda x: _HOST + x,
+        lambda x: x[np.array([0, 1])],
+        lambda x: x.__setitem__(..., _HOST),
+        lambda x: x.__iadd__(_HOST),
+        lambda x: x.add(_HOST),
+        np.exp,
+        np.asarray,
+        lambda x: np.zeros((2, 3)).__iadd__(x),
+        lambda _: _DEVICE.xp.exp(_HOST),
+        lambda _: _DEVICE.xp.concatenate([_HOST, _HOST]),
+        lambda x: _DEVICE.xp.exp(x, where=True),
+        lambda x: x.sum(initial=0),
+        lambda x: _DEVICE.xp.matmul(x, x.T.astype("float32")),
+        lambda x: x.astype(ml_dtypes.bfloat16) * 0.5,
+        lambda x: x.__setitem__(_DEVICE.asarray(np.array([1, 1])), 0),
+    ],
+)
+def test_what_a_gpu_would_refuse_fails(act: Callable[[Any], Any]) -> None:
+    with pytest.raises((TypeError, AttributeError, ValueError)):
+        act(_DEVICE.asarray(_HOST))
+
+
+@pytest.mark.parametrize("name", ["nditer", "emath", "nonsense", "linalg.matmul_of_nothing"])
+def test_what_cupy_lacks_is_not_there(name: str) -> None:
+    with pytest.raises(AttributeError, match="there is no"):
+        operator.attrgetter(name)(_DEVICE.xp)
+
+
+def test_it_computes_as_numpy_does() -> None:
+    x = _DEVICE.asarray(_HOST)
+    x[0] *= 3
+    x[:, 1] += x[:, 0]
+    y = 2 * x @ x.T - x.sum(axis=1, keepdims=True)
+    host = _HOST.copy()
+    host[0] *= 3
+    host[:, 1] += host[:, 0]
+    np.testing.assert_array_equal(y.get(), 2 * host @ host.T - host.sum(axis=1, keepdims=True))
+    assert x[0, 0].shape == ()
+    assert x[1:].base is x
+    assert x.reshape(3, 2).T.base is x
+    assert x.copy().base is None
+
+
+def _waits_of_a_step(micro_batches: int, layers: int, precision: str) -> int:
+    units = gpt.build(
+        Context(_DEVICE), vocabulary=32, length=6, dropout=0.1, layers=layers, heads=2, width=16
+    )
+    engine = assemble(
+        _DEVICE,
+        alone(),
+        units,
+        SoftmaxCrossEntropy(Context(_DEVICE)),
+        lambda storage: AdamW(storage.home, storage.values, storage.segments),
+        precision=PRECISIONS[precision],
+        loss_scale=loss_scale(precision, None),
+    )
+    tokens = _DEVICE.asarray(np.random.default_rng(1).integers(0, 32, (4, 6)))
+    batch = Batch(tokens, tokens, _DEVICE.asarray(np.arange(4, dtype="uint32")))
+    engine.step(batch.cut(micro_batches), targets=24, iteration=1, lr=1e-3)
+    before = Waits.count
+    assert engine.step(batch.cut(micro_batches), targets=24, iteration=2, lr=1e-3).finite
+    return Waits.count - before
+
+
+@pytest.mark.parametrize("precision", ["fp32", "bf16", "fp16"])
+def test_the_host_waits_a_fixed_number_of_times_a_step(precision: str) -> None:
+    """For the loss, the number of targets and the gradients' norm; and for the embedding's table, to find out
+    how many tokens of a micro-batch differ."""
+    waits = {cuts: {_waits_of_a_step(cuts, layers, precision) for layers in (1, 3)} for cuts in (1, 2)}
+    assert waits == {1: {3 + 1}, 2: {3 + 2}}
