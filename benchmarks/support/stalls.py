@@ -12,7 +12,7 @@ from pathlib import Path
 from benchmarks.support.rounds import Measured, measure
 
 _RANKS = 2
-_TRAIN = "train --hidden 4096,4096 --iterations 40 --save-interval 8 --keep 1"  # 136 MB a checkpoint
+_TRAIN = "train --hidden 4096,4096 --iterations 64 --save-interval 16 --keep 1"  # 136 MB a checkpoint
 
 
 def stalls(rounds: int = 3) -> Measured:

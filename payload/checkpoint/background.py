@@ -35,7 +35,9 @@ class Writer:
         """
         descriptor = os.memfd_create("checkpoint")
         os.ftruncate(descriptor, size)
-        self.memory: NDArray[np.uint8] = np.frombuffer(mmap.mmap(descriptor, size), np.uint8)
+        # Its pages are there from the start, not only when the first copy touches them.
+        mapped = mmap.mmap(descriptor, size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        self.memory: NDArray[np.uint8] = np.frombuffer(mapped, np.uint8)
         program, parent = str(Path(__file__).with_name("writer.py")), str(os.getpid())
         # Signals that ask the job to end are for ranks. Blocked here, they are in the writer from its start.
         before = signal.pthread_sigmask(signal.SIG_BLOCK, _QUIET)

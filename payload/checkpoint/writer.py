@@ -27,9 +27,7 @@ def main(memory: int, parent: int, nice: int) -> None:
     os.nice(nice)
     with suppress(OSError):  # ranks may be bound to a core each: any other that the job has will do
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
-    size = os.fstat(memory).st_size
-    os.posix_fallocate(memory, 0, size)  # here it stops nobody
-    with mmap.mmap(memory, size, access=mmap.ACCESS_READ) as content:
+    with mmap.mmap(memory, os.fstat(memory).st_size, access=mmap.ACCESS_READ) as content:
         for line in sys.stdin:
             request = json.loads(line)
             try:
