@@ -8,7 +8,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict
 from importlib import import_module
 from types import ModuleType
-from typing import TypedDict
+from typing import Any, TypedDict
 
 from payload.config import Model, Optimizer, TrainConfig
 from payload.data.loader import Loader
@@ -43,18 +43,42 @@ def units_of(model: Model, source: Source, context: Context) -> list[Unit]:
     Raises:
         UsageError: it has no such size, or cannot be of that size.
     """
-    entry, build = MODELS[model.model], _module(model).build
-    known = inspect.signature(build).parameters
+    try:
+        units: list[Unit] = _module(model).build(context, **sizes_of(model, source))
+    except ValueError as exc:
+        raise UsageError(f"--model {model.model}: {exc}") from exc
+    return units
+
+
+def sizes_of(model: Model, source: Source) -> dict[str, Any]:
+    """All that the model is built with.
+
+    Raises:
+        UsageError: it has no such size.
+    """
+    known = inspect.signature(_module(model).build).parameters
+    defaults = {name: one.default for name, one in known.items() if one.default is not one.empty}
     given = {name: value for name, value in asdict(model).items() if name != "model" and value is not None}
     facts = {name: value for name, value in source.facts.items() if name in known}
     for name in given:
         if name not in known:
             raise UsageError(f"--{name.replace('_', '-')}: --model {model.model} has no such size")
-    try:
-        units: list[Unit] = build(context, **{**entry.sizes, **given, **facts})
-    except ValueError as exc:
-        raise UsageError(f"--model {model.model}: {exc}") from exc
-    return units
+    return {**defaults, **MODELS[model.model].sizes, **given, **facts}
+
+
+def identity_of(config: TrainConfig, source: Source) -> dict[str, Any]:
+    """What a run has in common with the checkpoint that it goes on from. All else may change."""
+    sizes = sizes_of(config.model, source)
+    return {
+        "model": config.model.model,
+        **{name: value for name, value in sizes.items() if name != "dropout"},
+        "optimizer": config.optimizer.optimizer,
+        "precision": config.precision.precision,
+        "data": config.data.data.partition(":")[0],  # which may lie elsewhere now
+        "samples": source.training,
+        "global-batch-size": config.batch.global_batch_size,
+        "seed": config.batch.seed,
+    }
 
 
 def loss_of(model: Model, context: Context) -> Loss:

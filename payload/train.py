@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from functools import partial
 
-from payload.build import engine_of, loader_of, rate_of, units_of
+from payload.build import engine_of, identity_of, loader_of, rate_of, units_of
 from payload.checkpoint.session import Session
 from payload.comm import mpi
 from payload.comm.base import together
@@ -48,7 +48,7 @@ def train(config: TrainConfig, device: Device, world: MpiCommunicator) -> int:
         config, device, mesh, timed_units(units, trace), lambda optimizer: timed_optimizer(optimizer, trace)
     )
     rate = rate_of(config, mesh, loader.order.per_epoch)
-    checkpoints = Session(config, engine)
+    checkpoints = Session(config, engine, identity_of(config, source))
     resumed = checkpoints.resume()
     work = Work(sum(unit.flops for unit in units), tokens=source.facts.get("tokens"))
     metrics = together(world, lambda: Metrics(config, device, world, work, times, done=resumed.iteration))

@@ -16,7 +16,7 @@ from payload.parallel.layout import Segment
 class Piece:
     """Numbers ``[start, stop)`` of one part of a tensor, flattened. Parts lie along one axis of it."""
 
-    kind: str  # weight, state (of a layer), or optimizer.NAME
+    kind: str  # weight, optimizer.NAME, state (of a layer), or rankN for what is that rank's own
     name: str
     shape: tuple[int, ...]  # of the whole tensor
     start: int
@@ -42,17 +42,24 @@ Held = tuple[Piece, Array]
 
 
 def held(engine: Engine) -> list[Held]:
-    """All that this rank needs to go on."""
+    """All that this rank needs to go on, but its ``own_state``."""
     return [(piece, array) for piece, array, _ in _all(engine)]
 
 
 def share(engine: Engine) -> list[Held]:
     """What this rank saves of it: of what several ranks hold alike, each saves another piece."""
-    return [
+    cut = [
         (replace(piece, start=piece.start + mine.start, stop=piece.start + mine.stop), array[mine])
         for piece, array, mine in _all(engine)
         if mine.stop > mine.start
     ]
+    return [*cut, *own_state(engine)]
+
+
+def own_state(engine: Engine) -> list[Held]:
+    """What belongs to this rank alone, and means nothing in another layout: it saves all of that."""
+    kind = f"rank{engine.mesh.world.rank}"
+    return [(_whole(kind, name, array), array.reshape(-1)) for name, array in engine.own_state.items()]
 
 
 def scalars(engine: Engine) -> dict[str, int | float]:

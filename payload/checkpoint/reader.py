@@ -10,6 +10,7 @@ from numpy.typing import NDArray
 
 from payload.checkpoint.files import Manifest, contents
 from payload.checkpoint.pieces import Piece
+from payload.device import Array
 from payload.errors import UsageError
 
 
@@ -22,6 +23,13 @@ class Reader:
         for facts in manifest.files:
             for piece, numbers in contents(folder / facts.name):
                 self._pieces.setdefault(piece.tensor, []).append((piece, numbers))
+
+    def holds(self, piece: Piece, array: Array) -> bool:
+        """Whether it has numbers for just this."""
+        return any(
+            (stored, numbers.dtype) == (piece, array.dtype)
+            for stored, numbers in self._pieces.get(piece.tensor, [])
+        )
 
     def read(self, wanted: Piece, dtype: np.dtype[Any]) -> NDArray[Any]:
         """The numbers of a piece, flat.

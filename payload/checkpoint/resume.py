@@ -11,7 +11,7 @@ import numpy as np
 
 from payload.checkpoint.files import BrokenError, Manifest, read_manifest, verify
 from payload.checkpoint.folder import complete
-from payload.checkpoint.pieces import held, set_scalars
+from payload.checkpoint.pieces import held, own_state, set_scalars
 from payload.checkpoint.reader import Reader
 from payload.comm.base import Communicator, together
 from payload.errors import UsageError
@@ -42,8 +42,9 @@ def resume(wanted: str, folder: Path, engine: Engine, now: Manifest) -> Resumed:
         manifest, complaint = _inspect(path, world)
         if manifest and not complaint:
             _compare(path, manifest.identity, now.identity)
-            together(world, lambda: _load(engine, Reader(path, manifest), manifest.scalars))  # noqa: B023  # called at once
-            notes.append(f"going on from {path}{_resharding(manifest.layout, now.layout)}")
+            same = manifest.layout == now.layout
+            together(world, lambda: _load(engine, path, manifest, own=same))  # noqa: B023  # called at once
+            notes.append(f"going on from {path}{'' if same else _resharding(manifest, now, engine)}")
             return Resumed(manifest.iteration, notes)
         if wanted != "auto":
             raise UsageError(f"--resume: {path} is broken: {complaint}")
@@ -93,36 +94,31 @@ def _compare(path: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> 
     Raises:
         UsageError: they differ.
     """
-    made, here = _flags(theirs), _flags(ours)
-    different = [flag for flag in made | here if made.get(flag) != here.get(flag)]
+    made, here = ({name: _text(value) for name, value in one.items()} for one in (theirs, ours))
+    different = [name for name in made | here if made.get(name) != here.get(name)]
     if different:
-        made_with = ", ".join(f"{flag} {made.get(flag)}" for flag in different)
-        raise UsageError(
-            f"--resume: {path} was made with {made_with}; here it is "
-            + ", ".join(str(here.get(flag)) for flag in different)
-        )
+        was, now = (", ".join(f"{name} {one.get(name)}" for name in different) for one in (made, here))
+        raise UsageError(f"--resume: {path} was made with {was}, and this run has {now}")
 
 
-def _flags(settings: Mapping[str, Any]) -> dict[str, str]:
-    """As on a command line."""
-    return {
-        f"--{name.replace('_', '-')}": ",".join(map(str, value))
-        if isinstance(value, list | tuple)
-        else str(value)
-        for name, value in settings.items()
-    }
+def _text(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
 
 
-def _resharding(theirs: Mapping[str, int], ours: Mapping[str, int]) -> str:
+def _resharding(saved: Manifest, now: Manifest, engine: Engine) -> str:
     def text(layout: Mapping[str, int]) -> str:
         return ", ".join(f"{name} {size}" for name, size in layout.items())
 
-    return "" if theirs == ours else f", from {text(theirs)} to {text(ours)}"
+    own = "; what ranks kept of compressed gradients starts anew" if engine.own_state else ""
+    return f", from {text(saved.layout)} to {text(now.layout)}{own}"
 
 
-def _load(engine: Engine, reader: Reader, saved: Mapping[str, float]) -> None:
-    for piece, array in held(engine):
+def _load(engine: Engine, path: Path, manifest: Manifest, *, own: bool) -> None:
+    """``own``: the layout is the same, so that what belongs to a rank alone fits, too."""
+    reader = Reader(path, manifest)
+    kept = [each for each in own_state(engine) if own and reader.holds(*each)]
+    for piece, array in [*held(engine), *kept]:
         numbers = reader.read(piece, np.dtype(array.dtype))
         array[...] = numbers if isinstance(array, np.ndarray) else engine.device.asarray(numbers)
-    set_scalars(engine, saved)
+    set_scalars(engine, manifest.scalars)
     engine.storage.publish()

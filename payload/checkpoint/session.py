@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
@@ -41,6 +41,7 @@ class Session:
 
     config: TrainConfig
     engine: Engine
+    identity: Mapping[str, Any]  # what it must have in common with a checkpoint that it goes on from
 
     def resume(self) -> Resumed:
         """Make the folder ready, and load what the run goes on from.
@@ -79,15 +80,15 @@ class Session:
         config, mesh = self.config, self.engine.mesh
         return Manifest(
             iteration=iteration,
-            layout={"dp": mesh.dp.size, "tp": mesh.tp.size, "pp": mesh.pp.size},
-            identity=_identity(config),
+            layout={
+                "dp": mesh.dp.size,
+                "tp": mesh.tp.size,
+                "pp": mesh.pp.size,
+                "zero": config.layout.zero,
+                "bucket-mib": config.layout.bucket_mib,
+            },
+            identity=self.identity,
             scalars={},
             config=to_record(config),
             files=(),
         )
-
-
-def _identity(config: TrainConfig) -> dict[str, Any]:
-    """Settings that decide what is trained on what, by the names of their flags. Others may change."""
-    batch = {"global_batch_size": config.batch.global_batch_size, "seed": config.batch.seed}
-    return {**to_record(config.model), **to_record(config.precision), **batch}

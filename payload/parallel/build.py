@@ -93,4 +93,5 @@ def assemble(
         seed=seed,
         clip=clip,
         loss_scale=loss_scale,
+        own_state=compressor.state if compressor else None,
     )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -70,16 +70,19 @@ class Engine:
         seed: int = 0,
         clip: float = math.inf,
         loss_scale: LossScale | None = None,
+        own_state: Mapping[str, Array] | None = None,
     ) -> None:
         """
         Args:
             units: of this rank's stage: those whose parameters ``storage`` holds.
             ties: those of their parameters that other stages have, too.
             clip: the norm above which gradients are scaled down to it.
+            own_state: arrays that this rank alone has, and must have again to go on.
         """
         self.device, self.mesh, self.storage, self.optimizer = device, mesh, storage, optimizer
         self.units, self.ties = units, ties
         self.loss_scale = loss_scale or LossScale()
+        self.own_state = own_state or {}
         self._schedule, self._seed, self._clip = schedule, seed, clip
 
     @np.errstate(over="ignore", invalid="ignore")  # the outcome tells

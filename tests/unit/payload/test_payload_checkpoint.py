@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -99,6 +100,29 @@ def test_what_was_saved_is_loaded_and_training_goes_on_the_same(
     for each in (engine, other):
         step(each, 4)
     assert numbers(engine) == numbers(other)
+
+
+def test_what_belongs_to_a_rank_alone_is_loaded_in_the_same_layout_only(
+    device: Device, save: Save, tmp_path: Path
+) -> None:
+    def engine(residual: float, size: int = 4) -> Engine:
+        made = make_engine(device)
+        made.own_state = {"residual": device.asarray(np.full(size, residual, "float32"))}
+        return made
+
+    def loaded(into: Engine, now: Manifest) -> tuple[list[float], str]:
+        (note,) = resume("auto", tmp_path, into, now).notes
+        numbers: list[float] = device.to_host(into.own_state["residual"]).tolist()
+        return numbers, note
+
+    save(1, engine=engine(0.5))
+    path = tmp_path / "iteration-00000001"
+    assert loaded(engine(0), describe(0)) == ([0.5] * 4, f"going on from {path}")
+    assert loaded(engine(0, size=5), describe(0))[0] == [0] * 5
+    assert loaded(engine(0), replace(describe(0), layout={"dp": 2})) == (
+        [0] * 4,
+        f"going on from {path}, from dp 1 to dp 2; what ranks kept of compressed gradients starts anew",
+    )
 
 
 def test_a_copy_is_saved_not_what_came_after(device: Device, save: Save, tmp_path: Path) -> None:
@@ -210,7 +234,10 @@ def test_another_run_is_refused_in_one_line(device: Device, save: Save, tmp_path
     with pytest.raises(UsageError) as caught:
         resume("auto", tmp_path, make_engine(device), describe(0, hidden=(4, 2), seed=3))
     made = tmp_path / "iteration-00000001"
-    assert str(caught.value) == f"--resume: {made} was made with --hidden 2, --seed None; here it is 4,2, 3"
+    assert (
+        str(caught.value)
+        == f"--resume: {made} was made with hidden 2, seed None, and this run has hidden 4,2, seed 3"
+    )
     with pytest.raises(
         UsageError, match=r"weight/linear1.weight as float32 \(2, 2\), and this run has .* \(2, 3\)"
     ):
