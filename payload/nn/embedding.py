@@ -80,9 +80,10 @@ class TiedHead:
         """(..., this rank's part of the vocabulary) → (..., width)"""
         (x,) = tape.pop()
         rows = dy.reshape(-1, dy.shape[-1])
+        dx = self._device.matmul(rows, self.table.value)
+        summed = self._tp.iallreduce(dx)
         self.table.add_product(rows, x.reshape(-1, x.shape[-1]))
         if self.bias:
             self.bias.add(rows.sum(axis=0, dtype=self.bias.grad.dtype))
-        dx = self._device.matmul(rows, self.table.value)
-        self._tp.allreduce(dx)
+        summed.wait()
         return dx.reshape(x.shape)

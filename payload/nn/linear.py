@@ -6,6 +6,7 @@ import math
 from collections.abc import Sequence
 from typing import Literal
 
+from payload.comm.base import Done
 from payload.device import Array
 from payload.nn.base import Context
 from payload.nn.parameter import Init, Parameter, normal, zeros
@@ -71,12 +72,12 @@ class Linear:
         """(..., outputs) → (..., inputs)"""
         (x,) = tape.pop()
         rows = dy.reshape(-1, dy.shape[-1])
+        dx = self._device.matmul(rows, self._matrix().T)
+        summed = self._tp.iallreduce(dx) if self._split == "columns" else Done()  # while the weights' goes on
         self.weight.add_product(x.reshape(-1, x.shape[-1]), rows)
         if self.bias:
             self.bias.add(rows.sum(axis=0, dtype=self.bias.grad.dtype))
-        dx = self._device.matmul(rows, self._matrix().T)
-        if self._split == "columns":
-            self._tp.allreduce(dx)
+        summed.wait()
         return dx.reshape(x.shape)
 
     def _matrix(self) -> Array:
