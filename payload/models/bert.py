@@ -17,11 +17,6 @@ from payload.nn.parameter import normal
 from payload.nn.residual import Residual
 from payload.nn.sequence import Positions
 
-SIZES = {
-    "tiny": {"layers": 2, "heads": 2, "width": 128},
-    "base": {"layers": 12, "heads": 12, "width": 768},
-    "large": {"layers": 24, "heads": 16, "width": 1024},
-}
 VOCABULARY = 30592
 """BERT's 30,522 tokens, and so many more that 128 divides them."""
 

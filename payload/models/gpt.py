@@ -18,13 +18,6 @@ from payload.nn.parameter import normal
 from payload.nn.residual import Residual
 from payload.nn.sequence import Positions
 
-SIZES = {
-    "tiny": {"layers": 4, "heads": 4, "width": 128},
-    "124M": {"layers": 12, "heads": 12, "width": 768},
-    "350M": {"layers": 24, "heads": 16, "width": 1024},
-    "774M": {"layers": 36, "heads": 20, "width": 1280},
-    "1.5B": {"layers": 48, "heads": 25, "width": 1600},
-}
 VOCABULARY = 50304
 """GPT-2's 50,257 tokens, and so many more that 128 divides them."""
 

@@ -15,11 +15,6 @@ from payload.nn.lstm import LSTM
 from payload.nn.parameter import uniform
 from payload.nn.sequence import Pick, Rows
 
-SIZES = {
-    "tiny": {"layers": 1, "width": 128},
-    "medium": {"layers": 2, "width": 512},
-}
-
 
 def build(
     context: Context,

@@ -16,13 +16,6 @@ from payload.nn.parameter import normal
 from payload.nn.residual import Residual
 from payload.nn.sequence import ClassToken, Patches, Pick, Positions
 
-SIZES = {
-    "tiny": {"layers": 4, "heads": 4, "width": 64, "patch": 4},
-    "S/16": {"layers": 12, "heads": 6, "width": 384, "patch": 16},
-    "B/16": {"layers": 12, "heads": 12, "width": 768, "patch": 16},
-    "L/16": {"layers": 24, "heads": 16, "width": 1024, "patch": 16},
-}
-
 _EPS = 1e-6
 _INIT = normal(0.02)
 

@@ -13,12 +13,13 @@ from torch.nn import functional
 
 from payload.device import Array, Device
 from payload.errors import UsageError
-from payload.models import bert, gpt, lstm, vit
+from payload.models import MODELS, bert, gpt, lstm, vit
 from payload.nn.base import Context, Unit
 from payload.nn.loss import SoftmaxCrossEntropy
 from payload.optim.adamw import AdamW
 from payload.parallel.schedule import InTurn
 from payload.parallel.stage import Batch, Stage
+from payload.recompute import recomputed
 from tests.support.layers import stored
 from tests.support.oracle import TOLERANCE, Tensors, assert_same_gradients, tensors
 
@@ -176,11 +177,24 @@ def test_model_is_pytorchs_for_ten_iterations(name: str, dtype: str, device: Dev
         ours.step(storage.values, storage.grads, lr=0.01)
 
 
+def test_recomputed_blocks_drop_the_same(device: Device) -> None:
+    grads = []
+    for change in (list, recomputed):
+        units = change(gpt.build(Context(device), vocabulary=_V, length=_T, dropout=0.3, **_SMALL))
+        storage = stored(units, device)
+        x, targets = (device.asarray(array) for array in _text(np.random.default_rng(2)))
+        batch = Batch(x, targets, device.asarray(np.arange(6, dtype="uint32")))
+        schedule = InTurn(Stage(units, storage), SoftmaxCrossEntropy(Context(device)))
+        schedule.train([batch], scale=1, seed=0, iteration=1)
+        grads.append(device.to_host(storage.grads).copy())
+    np.testing.assert_array_equal(*grads)
+
+
 @pytest.mark.parametrize(
-    ("size", "millions"), [("124M", 124.48), ("350M", 354.87), ("774M", 774.09), ("1.5B", 1557.69)]
+    ("size", "millions"), [("124m", 124.48), ("350m", 354.87), ("774m", 774.09), ("1.5b", 1557.69)]
 )
 def test_gpts_sizes_are_gpt_2s(size: str, millions: float, device: Device) -> None:
-    units = gpt.build(Context(device), **gpt.SIZES[size])
+    units = gpt.build(Context(device), **MODELS[f"gpt-{size}"].sizes)
     parameters = {id(p): p.size for unit in units for p in unit.layer.parameters}
     assert sum(parameters.values()) / 1e6 == pytest.approx(millions, abs=0.01)
 
@@ -200,7 +214,7 @@ def test_operations_are_counted(device: Device) -> None:
 
 
 def test_first_loss_of_gpt_is_that_of_chance(device: Device) -> None:
-    units = gpt.build(Context(device), vocabulary=256, length=32, **gpt.SIZES["tiny"])
+    units = gpt.build(Context(device), vocabulary=256, length=32, **MODELS["gpt-tiny"].sizes)
     storage = stored(units, device, "float32")
     x = device.asarray(np.random.default_rng(1).integers(0, 256, (4, 33)))
     batch = Batch(x[:, :-1], x[:, 1:], device.asarray(np.arange(4, dtype="uint32")))
