@@ -23,17 +23,17 @@ _MPIRUN = (
 Runner = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def _start(*argv: str, **environ: str) -> subprocess.Popen[str]:
+def _start(*argv: str, seconds: int = 60, **environ: str) -> subprocess.Popen[str]:
     """A process that knows of no launcher but the one in ``argv``."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "OMPI_", "PMIX_", "PMI_"))}
     env = {**clean, "PYTHONPATH": str(_ROOT), **environ}
     # SIGTERM lets mpirun take its ranks along, which a killed mpirun would leave behind.
-    bounded = ("timeout", "--kill-after=10", "60", *argv)
+    bounded = ("timeout", "--kill-after=10", str(seconds), *argv)
     return subprocess.Popen(bounded, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def _run(*argv: str, **environ: str) -> subprocess.CompletedProcess[str]:
-    with _start(*argv, **environ) as process:
+def _run(*argv: str, seconds: int = 60, **environ: str) -> subprocess.CompletedProcess[str]:
+    with _start(*argv, seconds=seconds, **environ) as process:
         output, errors = process.communicate()
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
 
@@ -84,8 +84,8 @@ def start() -> Callable[..., subprocess.Popen[str]]:
 def program() -> Runner:
     """Start one of the small programs beside this file on some ranks."""
 
-    def run(ranks: int, name: str, *arguments: str) -> subprocess.CompletedProcess[str]:
+    def run(ranks: int, name: str, *arguments: str, seconds: int = 60) -> subprocess.CompletedProcess[str]:
         path = Path(__file__).with_name("programs") / name
-        return _run(*_MPIRUN, str(ranks), sys.executable, str(path), *arguments)
+        return _run(*_MPIRUN, str(ranks), sys.executable, str(path), *arguments, seconds=seconds)
 
     return run

@@ -12,7 +12,7 @@ import pytest
 
 from payload.device import Device
 from payload.parallel.mesh import alone as on_one_rank
-from tests.unit.payload.programs.layouts import CLIP, CORE, MODELS, Case, every, train
+from tests.unit.payload.programs.layouts import CORE, MODELS, Case, every, train
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -48,13 +48,14 @@ def test_layouts_follow_one_rank(program: Runner, reference: Any, ranks: int) ->
 
 @pytest.mark.sweep
 @pytest.mark.parametrize("ranks", CORE)
-def test_all_layouts_follow_one_rank(program: Runner, reference: Any, ranks: int) -> None:
-    _compare(program(ranks, "layouts.py", "all"), list(every(ranks)), reference)
+@pytest.mark.parametrize("model", MODELS)
+def test_all_layouts_follow_one_rank(program: Runner, reference: Any, model: str, ranks: int) -> None:
+    _compare(program(ranks, "layouts.py", model, seconds=600), list(every(model, ranks)), reference)
 
 
 @pytest.mark.parametrize("model", MODELS)
-def test_the_reference_is_clipped_and_learns(device: Device, model: str) -> None:
+def test_the_reference_is_clipped_now_and_then_and_moves(device: Device, model: str) -> None:
     found = train(Case(model), on_one_rank(), device)
     losses, norms = found["losses"], found["norms"]
-    assert losses[-1] < losses[0]
-    assert min(norms) < CLIP < max(norms)
+    assert max(losses) > 1.2 * min(losses)
+    assert min(norms) < MODELS[model].clip < max(norms)
