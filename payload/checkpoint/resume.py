@@ -92,12 +92,14 @@ def _inspect(path: Path, world: Communicator) -> tuple[Manifest | None, str]:
 def _compare(path: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
     """
     Raises:
-        UsageError: they differ.
+        UsageError: they differ in something that is ours.
     """
     made, here = ({name: _text(value) for name, value in one.items()} for one in (theirs, ours))
-    different = [name for name in made | here if made.get(name) != here.get(name)]
+    different = [name for name in here if made.get(name) != here[name]]
     if different:
-        was, now = (", ".join(f"{name} {one.get(name)}" for name in different) for one in (made, here))
+        was, now = (
+            ", ".join(f"{name} {one.get(name, 'none')}" for name in different) for one in (made, here)
+        )
         raise UsageError(f"--resume: {path} was made with {was}, and this run has {now}")
 
 

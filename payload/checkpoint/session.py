@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -41,7 +41,8 @@ class Session:
 
     config: TrainConfig
     engine: Engine
-    identity: Mapping[str, Any]  # what it must have in common with a checkpoint that it goes on from
+    identity: Mapping[str, Any] = field(default_factory=dict)
+    """What it must have in common with a checkpoint that it goes on from."""
 
     def resume(self) -> Resumed:
         """Make the folder ready, and load what the run goes on from.

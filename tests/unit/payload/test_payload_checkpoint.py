@@ -236,7 +236,7 @@ def test_another_run_is_refused_in_one_line(device: Device, save: Save, tmp_path
     made = tmp_path / "iteration-00000001"
     assert (
         str(caught.value)
-        == f"--resume: {made} was made with hidden 2, seed None, and this run has hidden 4,2, seed 3"
+        == f"--resume: {made} was made with hidden 2, seed none, and this run has hidden 4,2, seed 3"
     )
     with pytest.raises(
         UsageError, match=r"weight/linear1.weight as float32 \(2, 2\), and this run has .* \(2, 3\)"
