@@ -48,7 +48,9 @@ class Model:
     hidden: tuple[int, ...] | None = setting(None, widths, "N[,N...]", "of an mlp: widths of hidden layers")
     layers: int | None = setting(None, count, "N", "blocks of a Transformer, layers of an LSTM")
     heads: int | None = setting(None, count, "N", "of attention")
-    width: int | None = setting(None, count, "N", "numbers that stand for a token; units of an LSTM")
+    width: int | None = setting(
+        None, count, "N", "numbers for a token; units of an LSTM; channels of a ResNet's first stage"
+    )
     patch: int | None = setting(None, count, "N", "of a vit: pixels along a side of a patch")
     dropout: float | None = setting(None, fraction, "X", "share of activations that is left out, in [0, 1)")
 

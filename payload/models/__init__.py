@@ -27,6 +27,9 @@ def _transformer(layers: int, heads: int, width: int) -> Mapping[str, int]:
 
 MODELS: Mapping[str, Entry] = {
     "mlp": Entry("mlp", "images"),
+    "cnn": Entry("cnn", "images"),
+    "resnet18": Entry("resnet", "images", {"depth": 18}),
+    "resnet50": Entry("resnet", "images", {"depth": 50}),
     "lstm": Entry("lstm", "text"),
     "lstm-rows": Entry("lstm", "images"),  # row by row
     "gpt-tiny": Entry("gpt", "text", _transformer(4, 4, 128)),

@@ -7,9 +7,10 @@ from collections.abc import Sequence
 
 from payload.nn.base import Context, Layer, Sequential, Unit
 from payload.nn.conv import Conv2d
+from payload.nn.flat import Flat
 from payload.nn.linear import Linear
 from payload.nn.norm import BatchNorm
-from payload.nn.pool import GlobalAveragePool, MaxPool2d
+from payload.nn.pool import MaxPool2d
 
 
 def build(
@@ -36,5 +37,6 @@ def build(
             layers.append(pool)
             side, channels = pool.output_size(side), width
         units.append(Unit(name, Sequential(*layers), flops))
-    head = Sequential(GlobalAveragePool(context), Linear(context, "head", widths[-1], classes))
-    return [*units, Unit("head", head, flops=2.0 * widths[-1] * classes)]
+    inputs = side * side * widths[-1]
+    head = Sequential(Flat(), Linear(context, "head", inputs, classes))
+    return [*units, Unit("head", head, flops=2.0 * inputs * classes)]

@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 from itertools import pairwise
 
-from payload.device import Array
 from payload.nn.activation import ReLU
 from payload.nn.base import Context, Layer, Sequential, Unit
+from payload.nn.flat import Flat
 from payload.nn.linear import Linear
-from payload.nn.parameter import Parameter
-from payload.nn.tape import Tape
 
 
 def build(context: Context, *, inputs: int, classes: int, hidden: Sequence[int] = (256, 128)) -> list[Unit]:
@@ -25,18 +22,3 @@ def build(context: Context, *, inputs: int, classes: int, hidden: Sequence[int] 
         layer = Sequential(*([] if number else [Flat()]), *layers)
         units.append(Unit(f"linear{number}", layer, flops=2.0 * wide * narrow))
     return units
-
-
-class Flat:
-    """All numbers of a sample in a row."""
-
-    parameters: Sequence[Parameter] = ()
-
-    def forward(self, x: Array, tape: Tape) -> Array:
-        """(B, ...) → (B, numbers)"""
-        tape.push(x.shape)
-        return x.reshape(len(x), math.prod(x.shape[1:]))
-
-    def backward(self, dy: Array, tape: Tape) -> Array:
-        (shape,) = tape.pop()
-        return dy.reshape(shape)

@@ -17,8 +17,6 @@ from payload.nn.parameter import Parameter, ones, zeros
 from payload.nn.pool import GlobalAveragePool, MaxPool2d
 from payload.nn.tape import Tape
 
-SIZES = {str(depth): {"depth": depth} for depth in (18, 34, 50, 101, 152)}
-
 _BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 """Of each of the four stages, by depth; from 50 on they are bottlenecks."""
 
@@ -47,7 +45,7 @@ def build(
         UsageError: there is no such depth.
     """
     if depth not in _BLOCKS:
-        raise UsageError(f"there is no ResNet-{depth}: take one of {', '.join(SIZES)}")
+        raise UsageError(f"there is no ResNet-{depth}: take one of {', '.join(map(str, _BLOCKS))}")
     if stem == "auto":
         stem = "small" if side <= _SMALL else "large"
     built = _Builder(context, side)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +25,7 @@ from payload.recompute import recomputed
 from tests.support.layers import stored
 from tests.support.oracle import TOLERANCE, Tensors, assert_same_gradients, tensors
 
+Runner = Callable[..., subprocess.CompletedProcess[str]]
 SAMPLES, CLASSES = 5, 4
 
 
@@ -72,7 +75,8 @@ class Theirs:
         for name in ("stage0", "stage1", "stage2"):
             x = x if name == "stage0" else functional.max_pool2d(x, 2)
             x = self.conv(name, x, relu=True)
-        return functional.linear(x.mean(dim=(2, 3)), self.weights["head.weight"].T, self.weights["head.bias"])
+        rows = x.permute(0, 2, 3, 1).flatten(1)
+        return functional.linear(rows, self.weights["head.weight"].T, self.weights["head.bias"])
 
 
 @dataclass(frozen=True)
@@ -165,3 +169,10 @@ def test_recomputation_changes_no_number(device: Device) -> None:
 def test_a_depth_that_is_not_there(device: Device) -> None:
     with pytest.raises(UsageError, match="there is no ResNet-20: take one of 18, 34, 50, 101, 152"):
         resnet.build(Context(device), depth=20, classes=10)
+
+
+def test_training_by_name(mpirun: Runner, tmp_path: Path) -> None:
+    residual = ("--model", "resnet18", "--width", "4", "--recompute", "--pp", "2")
+    for name, options in {"resnet": residual, "cnn": ("--model", "cnn", "--zero", "3")}.items():
+        ran = mpirun(2, "train", *options, "--iterations", "2", "--out", str(tmp_path / name))
+        assert ran.returncode == 0, ran.stderr
