@@ -8,6 +8,8 @@ import sys
 import time
 from pathlib import Path
 
+import pytest
+
 from tests.support.cluster import Cluster, records
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -39,6 +41,26 @@ def test_a_training_is_measured_and_lined_up_with_its_nodes(cluster: Cluster) ->
     assert 0 < told["cpu_percent"] <= 100
 
 
+def test_a_gpt_learns_text_that_was_put_there_split_over_the_nodes(cluster: Cluster) -> None:
+    folder = cluster.json("put", ROOT / "docs" / "scope.md", "corpus")["folder"]
+    flags = ("--model", "gpt-tiny", "--data", f"text:{folder}/scope.md", "--sequence-length", "32")
+    more = ("--tp", "2", "--optimizer", "adamw", "--iterations", "12", "--global-batch-size", "8")
+    done = cluster.json("submit", "train", "--nodes", "2", "--wait", "--", *flags, *more)
+    run = cluster.run_of(done["job_id"])
+    iterations = [record for record in records(run / "metrics.jsonl") if record["kind"] == "iteration"]
+    assert iterations[-1]["loss"] < 0.8 * iterations[0]["loss"]
+    assert all(one["tokens_per_s"] == 32 * one["samples_per_s"] for one in iterations)
+    assert "bits per byte" in (run / "stdout.log").read_text()
+
+
+def test_a_layout_is_measured_against_fewer_ranks(cluster: Cluster) -> None:
+    flags = ("--hidden", "256", "--rounds", "2", "--turn", "2", "--zero", "1")
+    done = cluster.json("submit", "bench", "--nodes", "2", "--wait", "--", *flags)
+    run = cluster.run_of(done["job_id"])
+    sides = [(record["side"], record["ranks"]) for record in records(run / "bench.jsonl")]
+    assert sides == [("all", 2), ("all, silent", 2), ("strong 1", 1), ("weak 1", 1)]
+
+
 def test_a_training_whose_time_is_over_goes_on_to_the_same_weights(cluster: Cluster) -> None:
     work = ("--hidden", "512,512", "--global-batch-size", "719", "--epochs", "300")  # two iterations an epoch
     flags = (*work, "--save-interval", "200", "--resume", "auto")
@@ -59,6 +81,23 @@ def test_a_training_whose_time_is_over_goes_on_to_the_same_weights(cluster: Clus
 
     whole = cluster.json("submit", "train", "--nodes", "2", "--wait", "--", *flags)["job_id"]
     assert results(cluster.run_of(whole)) == results(run)
+
+
+@pytest.mark.sweep
+def test_a_cnn_knows_fashion_on_two_nodes(cluster: Cluster, tmp_path: Path) -> None:
+    package = "dataset-fashion-mnist"  # Debian's
+    subprocess.run(["apt-get", "-q", "download", package], cwd=tmp_path, check=True)
+    (deb,) = tmp_path.glob(f"{package}_*.deb")
+    subprocess.run(["dpkg", "-x", deb, tmp_path / "unpacked"], check=True)
+    put = cluster.json("put", tmp_path / "unpacked" / "usr" / "share" / "datasets" / "fashion-mnist", "data")
+    flags = ("--model", "cnn", "--data", f"idx:{put['folder']}/fashion-mnist", "--epochs", "3")
+    more = ("--optimizer", "adamw", "--schedule", "cosine", "--global-batch-size", "128")
+    done = cluster.json("submit", "train", "--nodes", "2", "--wait", "--", *flags, *more)
+    (result,) = (
+        one for one in records(cluster.run_of(done["job_id"]) / "metrics.jsonl") if one["kind"] == "result"
+    )
+    assert result["world_size"] == 2
+    assert result["accuracy"] >= 0.90
 
 
 def results(run: Path) -> tuple[list[float], list[str]]:
