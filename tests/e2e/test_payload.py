@@ -25,6 +25,14 @@ def test_a_layer_is_multiplied_on_every_node_and_summed(cluster: Cluster) -> Non
     assert len(records(run / "gemm.jsonl")) == len(told["results"]) == 4
 
 
+def test_sums_are_measured_between_the_nodes(cluster: Cluster) -> None:
+    flags = ("--comm", "mpi,ring", "--max", "64KiB", "--iterations", "3")
+    done = cluster.json("submit", "allreduce", "--nodes", "2", "--wait", "--", *flags)
+    run = cluster.run_of(done["job_id"])
+    sums = [(record["comm"], record["bytes"], record["ok"]) for record in records(run / "allreduce.jsonl")]
+    assert sums == [(comm, size << 10, True) for size in (4, 16, 64) for comm in ("mpi", "ring")]
+
+
 def test_a_training_is_measured_and_lined_up_with_its_nodes(cluster: Cluster) -> None:
     flags = ("--epochs", "8", "--profile", "--tensorboard")
     done = cluster.json("submit", "train", "--nodes", "2", "--wait", "--", *flags)

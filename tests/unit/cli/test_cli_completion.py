@@ -65,7 +65,10 @@ def words(cli: Clusterctl, *typed: str, before: str = "") -> list[str]:
     [
         ("sub", ["submit"]),
         ("cache ", ["list", "prune"]),
-        ("submit ", ["train", "bench", "gemm", "probe", "cluster.yaml", "latin-1.yaml", "mine.py"]),
+        (
+            "submit ",
+            ["train", "bench", "gemm", "allreduce", "probe", "cluster.yaml", "latin-1.yaml", "mine.py"],
+        ),
         ("submit train --partition ", ["train", "big"]),
         ("submit train --launcher ", ["srun", "mpirun"]),
         ("shell --partition b", ["big"]),
@@ -95,7 +98,13 @@ def test_nothing_is_offered_where_nothing_is_known(cli: Clusterctl) -> None:
 
 def test_in_a_folder_that_cannot_be_listed(cluster: Clusterctl) -> None:
     gone = "sleep 60 & cd /proc/$! && kill $!; wait"  # the folder of a process that has ended
-    assert words(cluster, "clusterctl", "submit", "", before=gone) == ["train", "bench", "gemm", "probe"]
+    assert words(cluster, "clusterctl", "submit", "", before=gone) == [
+        "train",
+        "bench",
+        "gemm",
+        "allreduce",
+        "probe",
+    ]
 
 
 def test_tab_in_bash(cluster: Clusterctl) -> None:
