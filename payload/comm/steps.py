@@ -80,12 +80,12 @@ class Lane:
     """
 
     def __init__(self) -> None:
-        self._queue: deque[Operation] = deque()
+        self.queue: deque[Operation] = deque()
 
     def start(self, steps: Steps) -> Operation:
         """Put an operation last, and begin it if it is its turn."""
         operation = Operation(self, steps)
-        self._queue.append(operation)
+        self.queue.append(operation)
         self.advance()
         return operation
 
@@ -95,7 +95,7 @@ class Lane:
 
     def advance(self) -> None:
         """Move all on as far as goes without waiting."""
-        for operation in self._queue:
+        for operation in self.queue:
             operation.poll()
             if not operation.settled:
                 break
@@ -103,18 +103,13 @@ class Lane:
 
     def finish(self, wanted: Operation) -> None:
         """Wait for one operation."""
-        for operation in self._queue:
+        for operation in self.queue:
             if operation is wanted:
                 break
             operation.force(until_settled=True)
         wanted.force()
         self._forget()
 
-    def drain(self) -> None:
-        """Wait for all."""
-        while self._queue:
-            self.finish(self._queue[0])
-
     def _forget(self) -> None:
-        while self._queue and self._queue[0].done:
-            self._queue.popleft()
+        while self.queue and self.queue[0].done:
+            self.queue.popleft()

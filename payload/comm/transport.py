@@ -9,7 +9,7 @@ import mpi4py
 import numpy as np
 
 from payload.comm.base import Pending
-from payload.comm.staging import InPlace, Staged, Staging, address, flat, staging_for
+from payload.comm.staging import Staged, Staging, address, flat, staging_for
 from payload.comm.steps import Lane, Last, Steps
 from payload.device import Array, Cpu, Device
 
@@ -37,14 +37,19 @@ class Transport:
         """By default all ranks of the job."""
         self.device = device or Cpu()
         self.staging = staging or staging_for(self.device)
-        self._in_place = isinstance(self.staging, InPlace)
-        self.bytes_sent = 0
         self.lane = Lane()
+        self._under_way = self.lane.queue
+        self._sent_bytes = 0
+        self._summed_bytes = 0  # by MPI or NCCL, which sends a ring's share of it
         self._outbox = Lane()
         self._comm = comm or MPI.COMM_WORLD  # for messages between two, and for what is small and blocks
         self._lane_comm = self._comm.Dup()  # so that nothing else comes between the steps of the lane
         self.rank = int(self._comm.rank)
         self.size = int(self._comm.size)
+
+    @property
+    def bytes_sent(self) -> int:
+        return self._sent_bytes + 2 * self._others(self._summed_bytes)
 
     @property
     def library(self) -> str:
@@ -185,7 +190,7 @@ class Transport:
 
     def sent(self, nbytes: int) -> None:
         """Count."""
-        self.bytes_sent += nbytes
+        self._sent_bytes += nbytes
 
     def _own(self, array: Array) -> slice:
         """This rank's part of (size · n,).
