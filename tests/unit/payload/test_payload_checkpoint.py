@@ -32,7 +32,10 @@ from payload.parallel.engine import Engine
 from payload.parallel.mesh import alone
 from payload.parallel.stage import Batch
 from payload.parallel.storage import Storage
-from payload.precision import LossScale
+from payload.precision import PRECISIONS, LossScale
+
+PRECISION = PRECISIONS["bf16"]
+"""Weights that layers compute with are others than the masters, which are saved."""
 
 
 def make_engine(device: Device, *, seed: int = 0, classes: int = 2) -> Engine:
@@ -45,7 +48,7 @@ def make_engine(device: Device, *, seed: int = 0, classes: int = 2) -> Engine:
     units = mlp.build(context, inputs=3, classes=classes, hidden=(2,))
     scale = LossScale(4.0, dynamic=True, interval=2)
     loss = SoftmaxCrossEntropy(context)
-    return assemble(device, mesh, units, loss, optimizer, seed=seed, loss_scale=scale)
+    return assemble(device, mesh, units, loss, optimizer, seed=seed, precision=PRECISION, loss_scale=scale)
 
 
 def describe(iteration: int, **identity: Any) -> Manifest:
@@ -75,7 +78,7 @@ def save(device: Device, tmp_path: Path) -> Iterator[Save]:
 
 def step(engine: Engine, iteration: int, votes: tuple[float, ...] = ()) -> None:
     device = engine.device
-    x = np.random.default_rng(iteration).standard_normal((4, 3)).astype("float32")
+    x = np.random.default_rng(iteration).standard_normal((4, 3)).astype(PRECISION.compute)
     labels, places = np.array([0, 1, 1, 0]), np.arange(4, dtype="uint32")
     batch = Batch(*(device.asarray(array) for array in (x, labels, places)))
     engine.step([batch], targets=4, iteration=iteration, lr=0.1, votes=votes)
