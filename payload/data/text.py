@@ -34,8 +34,8 @@ class Text:
         boundary = len(text) - len(text) // _HELD_OUT
         self._tokens, self._judged = tokenizer.encode(text[:boundary]), tokenizer.encode(text[boundary:])
         self._length, self._seed = length, seed
-        # A window of T tokens has T targets: one token more.
-        self.training, self.held_out = (len(self._tokens) - 1) // length, (len(self._judged) - 1) // length
+        # A window of T tokens has T targets, one token more; and training windows begin up to T - 1 later.
+        self.training, self.held_out = len(self._tokens) // length - 1, (len(self._judged) - 1) // length
         if self.training < 1 or self.held_out < 1:
             raise UsageError(
                 f"--data: {name} has {len(self._tokens)} + {len(self._judged)} tokens to train on and held "
@@ -57,9 +57,7 @@ class Text:
         return self._windows(self._judged, indices, 0)
 
     def _windows(self, tokens: Array, indices: Array, epoch: int) -> Pair:
-        # What the windows leave over is before the first and after the last of them.
-        spare = (len(tokens) - 1) % self._length
-        first = int(np.random.default_rng((self._seed, epoch)).integers(spare + 1)) if epoch else 0
+        first = int(np.random.default_rng((self._seed, epoch)).integers(self._length)) if epoch else 0
         places = (indices * self._length + first)[:, None] + np.arange(self._length + 1)
         windows = tokens[places]
         return windows[:, :-1], windows[:, 1:]

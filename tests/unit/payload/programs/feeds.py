@@ -1,0 +1,57 @@
+"""Feeds of 1, 2 and 4 data-parallel ranks put together: the same samples, places, chance and epochs."""
+
+import sys
+
+import numpy as np
+
+from payload.comm import mpi
+from payload.comm.solo import Solo
+from payload.config import TrainConfig, parse
+from payload.data.loader import Feed, Loader
+from payload.data.opening import open_source
+from payload.data.source import Source
+from payload.device import Array, Cpu
+from payload.parallel.mesh import alone, make_mesh
+
+GLOBAL = 22  # neither divided by 4 ranks nor by micro-batches of 3
+
+world = mpi.start()
+tensor_parallel = make_mesh(mpi.MpiCommunicator(Cpu()), tp=2)
+data_parallel = make_mesh(mpi.MpiCommunicator(Cpu()))
+
+
+def source(*flags: str) -> Source:
+    config = parse(["train", *flags])
+    assert isinstance(config, TrainConfig)
+    return open_source(config, Solo())
+
+
+def whole(feed: Feed) -> list[Array]:
+    """Inputs, targets and places of this rank's share."""
+    return [
+        np.concatenate([getattr(batch, name) for batch in feed.batches])
+        for name in ("inputs", "targets", "samples")
+    ]
+
+
+for given in (
+    source("--augment", "crop,flip"),
+    source("--data", f"text:{sys.argv[1]}", "--model", "bert-tiny", "--sequence-length", "8"),
+):
+    single = Loader(given, Cpu(), alone(), global_batch=GLOBAL, seed=1)
+    first = single.order.per_epoch - 1  # over the end of an epoch
+    expected = list(single.training(first, first + 3))
+    judged = np.concatenate([batch.inputs for batch in single.held_out()])
+    for mesh in (tensor_parallel, data_parallel):
+        loader = Loader(given, Cpu(), mesh, global_batch=GLOBAL, micro_batch=3, seed=1, prefetch=2)
+        feeds = list(loader.training(first, first + 3))
+        assert [feed.slot.epoch for feed in feeds] == [1, 1, 2, 2]
+        for feed, alike in zip(feeds, expected, strict=True):
+            assert feed.targets == alike.targets
+            assert len(set(mesh.dp.allgather(len(feed.batches)))) == 1
+            assert all(len(batch.samples) <= 3 for batch in feed.batches)
+            shares = mesh.dp.allgather(whole(feed))
+            for mine, theirs in zip(zip(*shares, strict=True), whole(alike), strict=True):
+                np.testing.assert_array_equal(np.concatenate(mine), theirs)
+        parts = mesh.dp.allgather(np.concatenate([batch.inputs for batch in loader.held_out()]))
+        np.testing.assert_array_equal(np.concatenate(parts), judged)

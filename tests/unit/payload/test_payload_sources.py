@@ -1,0 +1,315 @@
+"""Data sets: files good and bad, what is made of them, and by whom."""
+
+from __future__ import annotations
+
+import gzip
+import struct
+import subprocess
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from payload.comm.solo import Solo
+from payload.config import TrainConfig, parse
+from payload.data import idx
+from payload.data.images import Images, Labelled
+from payload.data.opening import open_source
+from payload.data.prefetch import prefetched
+from payload.data.source import Source
+from payload.data.text import MaskedText, Text
+from payload.data.tokenizer import BytePairs, Bytes, learn
+from payload.device import Array
+from payload.errors import UsageError
+from payload.nn.tape import Draw
+
+Runner = Callable[..., subprocess.CompletedProcess[str]]
+
+_TEXT = b"the cat sat on the mat, and the other cat sat on the other mat. " * 40
+
+
+def _draw(samples: int, iteration: int = 1) -> Draw:
+    return Draw(0, iteration, np.arange(samples, dtype="uint32"))
+
+
+def _bytes_of(array: Array) -> bytes:
+    return struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape) + array.tobytes()
+
+
+def _write(folder: Path, *, compressed: bool = False) -> tuple[Array, Array]:
+    rng = np.random.default_rng(0)
+    images, labels = rng.integers(256, size=(7, 6, 5), dtype=np.uint8), np.arange(7, dtype=np.uint8) % 3
+    for kind in ("train", "t10k"):
+        for name, array in ((f"{kind}-images-idx3-ubyte", images), (f"{kind}-labels-idx1-ubyte", labels)):
+            data = _bytes_of(array)
+            if compressed:
+                (folder / f"{name}.gz").write_bytes(gzip.compress(data))
+            else:
+                (folder / name).write_bytes(data)
+    return images, labels
+
+
+def _open(*flags: str) -> Source:
+    config = parse(["train", *flags])
+    assert isinstance(config, TrainConfig)
+    return open_source(config, Solo())
+
+
+@pytest.mark.parametrize("compressed", [False, True])
+def test_idx_files_are_read_as_they_were_written(tmp_path: Path, compressed: bool) -> None:
+    images, labels = _write(tmp_path, compressed=compressed)
+    training, held_out = idx.load(tmp_path)
+    np.testing.assert_array_equal(training.images[..., 0], images)
+    np.testing.assert_array_equal(held_out.labels, labels)
+
+
+@pytest.mark.parametrize(
+    ("name", "spoil", "message"),
+    [
+        ("train-images-idx3-ubyte", lambda data: data[:-1], "is cut short or damaged: 225 bytes for 7x6x5"),
+        ("train-images-idx3-ubyte", lambda data: data + b"x", "is cut short or damaged: 227 bytes for 7x6x5"),
+        ("train-images-idx3-ubyte", lambda data: data[:6], "is cut short or damaged: 6 bytes for its sizes"),
+        ("train-images-idx3-ubyte", lambda _: b"", "is no IDX file: it begins with nothing"),
+        (
+            "train-images-idx3-ubyte",
+            lambda data: b"\x89PNG" + data,
+            "is no IDX file: it begins with 89504e47",
+        ),
+        ("train-images-idx3-ubyte", lambda data: b"\0\0\x0d" + data[3:], "has numbers of type 0x0d"),
+        (
+            "t10k-labels-idx1-ubyte",
+            lambda data: gzip.compress(data)[:-9],
+            "cannot be read: Compressed file ended",
+        ),
+        ("t10k-labels-idx1-ubyte", lambda data: b"\x1f\x8b" + data, "cannot be read: Unknown compression"),
+        (
+            "t10k-labels-idx1-ubyte",
+            lambda _: _bytes_of(np.zeros(6, np.uint8)),
+            "has 7 images, .* 6 labels",
+        ),
+        ("t10k-labels-idx1-ubyte", lambda _: _bytes_of(np.zeros((7, 1), np.uint8)), "not those of images"),
+    ],
+)
+def test_a_bad_idx_file_is_named(
+    tmp_path: Path, name: str, spoil: Callable[[bytes], bytes], message: str
+) -> None:
+    _write(tmp_path)
+    (tmp_path / name).write_bytes(spoil((tmp_path / name).read_bytes()))
+    with pytest.raises(UsageError, match=message) as caught:
+        idx.load(tmp_path)
+    assert name in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--data", "idx:/nowhere"), "there is no train-images-idx"),
+        (("--data", "text:/nowhere", "--model", "gpt-tiny"), "/nowhere cannot be read: No such file"),
+        (("--data", "text:/etc/hostname"), "the model takes images; give it digits, idx:DIR or synthetic"),
+        (("--data", "digits", "--model", "bert-tiny"), "the model takes masked text; give it text:FILE"),
+        (
+            ("--data", "text:/dev/null", "--model", "gpt-tiny"),
+            "0 [+] 0 tokens .* too few for --sequence-length 128",
+        ),
+    ],
+)
+def test_data_that_is_not_there_or_does_not_fit(flags: tuple[str, ...], message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        _open(*flags)
+    assert "\n" not in str(caught.value)
+
+
+def test_images_are_normalised_by_the_training_set() -> None:
+    rng = np.random.default_rng(0)
+    images = rng.integers(100, 200, size=(50, 6, 6, 2), dtype=np.uint8)
+    images[..., 1] //= 4
+    one_level = np.full((50, 6, 6, 1), 7, np.uint8)
+    samples = Labelled(np.concatenate([images, one_level], axis=-1), np.arange(50) % 4)
+    source = Images("test", samples, samples, dtype="float64")
+    x, labels = source.training_batch(np.arange(50), 1, _draw(50))
+    assert x.mean(axis=(0, 1, 2)) == pytest.approx(np.zeros(3), abs=1e-12)
+    assert x.std(axis=(0, 1, 2)) == pytest.approx([1, 1, 0], abs=1e-12)
+    np.testing.assert_array_equal(labels, samples.labels)
+    assert {"inputs": 108, "side": 6, "channels": 3, "classes": 4}.items() <= dict(source.facts).items()
+
+
+def test_cleaning_drops_what_was_seen_and_says_how_many() -> None:
+    images = np.arange(6, dtype=np.uint8).repeat(4).reshape(6, 2, 2, 1)
+    training = Labelled(images[[0, 1, 1, 2]], np.array([0, 1, 1, 0]))
+    held_out = Labelled(images[[2, 3]], np.array([0, 1]))
+    source = Images("test", training, held_out, dtype="float32", clean=True)
+    assert (source.training, source.held_out) == (3, 1)
+    assert "2 repeated ones left out" in source.about
+    with pytest.raises(UsageError, match="3 training and 0 held-out images"):
+        Images("test", training, Labelled(images[:2], np.zeros(2, int)), dtype="float32", clean=True)
+
+
+def test_images_vary_by_the_draw_alone() -> None:
+    rng = np.random.default_rng(0)
+    samples = Labelled(rng.integers(256, size=(40, 16, 16, 1), dtype=np.uint8), np.zeros(40, int))
+    plain = Images("test", samples, samples, dtype="float32")
+    varied = Images("test", samples, samples, dtype="float32", augment=("crop", "flip"))
+    every, places = np.arange(40), np.arange(40, dtype="uint32")
+    original, _ = plain.training_batch(every, 1, _draw(40))
+    whole, _ = varied.training_batch(every, 1, _draw(40))
+    again = [varied.training_batch(every[i::3], 1, Draw(0, 1, places[i::3]))[0] for i in range(3)]
+    for part, batch in enumerate(again):
+        np.testing.assert_array_equal(whole[part::3], batch)
+    assert (whole != varied.training_batch(every, 1, _draw(40, iteration=2))[0]).any()
+    np.testing.assert_array_equal(varied.held_out_batch(every)[0], original)
+
+    flipped = 0
+    for before, after in zip(original[..., 0], whole[..., 0], strict=True):
+        found = [
+            (dy, dx, turned)
+            for dy in range(-2, 3)
+            for dx in range(-2, 3)
+            for turned in (False, True)
+            if np.array_equal(
+                before[max(0, dy) : 16 + min(0, dy), max(0, dx) : 16 + min(0, dx)],
+                (after[:, ::-1] if turned else after)[
+                    max(0, -dy) : 16 - max(0, dy), max(0, -dx) : 16 - max(0, dx)
+                ],
+            )
+        ]
+        assert len(found) == 1
+        flipped += found[0][2]
+    assert 8 <= flipped <= 32
+
+
+def test_text_windows_cover_the_text_and_ask_for_the_next_token() -> None:
+    text = bytes(np.random.default_rng(0).integers(256, size=2_433, dtype=np.uint8))
+    source = Text("test", text, Bytes(), length=10, seed=0)
+    boundary = len(text) - len(text) // 20
+    starts = set()
+    for epoch in (1, 2, 3):
+        x, y = source.training_batch(np.arange(source.training), epoch, _draw(source.training))
+        np.testing.assert_array_equal(x[:, 1:], y[:, :-1])
+        np.testing.assert_array_equal(x[1:, 0], y[:-1, -1])  # windows follow on each other
+        whole = bytes(np.append(x.ravel(), y[-1, -1]).astype(np.uint8))
+        assert whole in text[:boundary]
+        assert len(whole) > boundary - 20
+        starts.add(text.index(whole))
+    assert len(starts) > 1
+    x, _ = source.held_out_batch(np.arange(source.held_out))
+    assert bytes(x.ravel().astype(np.uint8)) == text[boundary:][: x.size]
+    assert source.bytes_per_target == 1
+
+
+def test_masked_text_masks_as_bert_does() -> None:
+    length = 200
+    text = bytes(np.random.default_rng(0).integers(97, 123, size=40_000, dtype=np.uint8))
+    masked, plain = (kind("test", text, Bytes(), length=length, seed=0) for kind in (MaskedText, Text))
+    every = np.arange(plain.training)
+    x, y = masked.training_batch(every, 1, _draw(len(every)))
+    original, _ = plain.training_batch(every, 1, _draw(len(every)))
+    chosen = y >= 0
+    np.testing.assert_array_equal(y[chosen], original[chosen])
+    np.testing.assert_array_equal(x[~chosen], original[~chosen])
+    assert chosen.mean() == pytest.approx(0.15, abs=0.01)
+    assert (x[chosen] == 256).mean() == pytest.approx(0.8, abs=0.02)
+    assert (x[chosen] == original[chosen]).mean() == pytest.approx(0.1, abs=0.02)
+    assert masked.targets == 0.15 * length
+    assert masked.facts["vocabulary"] == 320  # 257, so that ranks can divide it
+    half = masked.training_batch(every[50:], 1, Draw(0, 1, np.arange(50, len(every), dtype="uint32")))
+    np.testing.assert_array_equal(half[0], x[50:])
+    np.testing.assert_array_equal(half[1], y[50:])
+    twice = [masked.held_out_batch(np.arange(masked.held_out)) for _ in range(2)]
+    np.testing.assert_array_equal(twice[0][0], twice[1][0])
+
+
+def test_byte_pairs_merge_the_most_frequent_first() -> None:
+    pairs = learn(b"aaabdaaabac", 259)  # Wikipedia's example, within one word
+    a, b = ord("a"), ord("b")
+    assert pairs.merges == ((a, a), (a, b), (256, 257))
+    assert pairs.encode(b"aaabdaaabac").tolist() == [258, ord("d"), 258, a, ord("c")]
+
+
+@pytest.mark.parametrize(
+    "text", [b"", b" ", b"a", bytes(range(256)) * 2, "Ünïcode ß\n\n\tx_1 ".encode(), _TEXT]
+)
+def test_byte_pairs_give_any_text_again(text: bytes) -> None:
+    pairs = learn(_TEXT, 300)
+    assert pairs.decode(pairs.encode(text).tolist()) == text
+
+
+def test_byte_pairs_are_fewer_than_bytes_and_the_same_each_time() -> None:
+    pairs = learn(_TEXT, 270)
+    assert pairs.size == 270
+    assert len(pairs.encode(_TEXT)) < 0.6 * len(_TEXT)
+    assert learn(_TEXT, 270).merges == pairs.merges
+    assert learn(b"abc", 300).merges == ()  # nothing repeats
+    assert BytePairs(pairs.merges).encode(_TEXT).tolist() == pairs.encode(_TEXT).tolist()
+
+
+def test_a_learned_tokenizer_is_kept_with_the_run(tmp_path: Path) -> None:
+    file = tmp_path / "text"
+    file.write_bytes(_TEXT)
+    given = (
+        "--data",
+        f"text:{file}",
+        "--model",
+        "gpt-tiny",
+        "--tokenizer",
+        "bpe:280",
+        "--out",
+        str(tmp_path),
+    )
+    source = _open(*given, "--sequence-length", "8")
+    assert source.facts["vocabulary"] == 320
+    assert source.bytes_per_target is not None
+    assert source.bytes_per_target > 1.6
+    assert (tmp_path / "tokenizer.json").read_text().startswith('{"merges": [[')
+
+
+def test_ranks_make_their_own_shares_of_the_same_batches(program: Runner, tmp_path: Path) -> None:
+    file = tmp_path / "text"
+    file.write_bytes(_TEXT)
+    answer = program(4, "feeds.py", str(file))
+    assert answer.returncode == 0, answer.stderr
+
+
+def _numbers(broken_at: int) -> Iterator[int]:
+    for number in range(10):
+        if number == broken_at:
+            raise ZeroDivisionError("broken")
+        yield number
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3, 20])
+def test_what_is_made_ahead_comes_in_order_with_its_errors_in_place(depth: int) -> None:
+    assert list(prefetched(_numbers(99), depth)) == list(range(10))
+    items = prefetched(_numbers(4), depth)
+    assert [next(items) for _ in range(4)] == [0, 1, 2, 3]
+    with pytest.raises(ZeroDivisionError):
+        next(items)
+    assert not [thread for thread in threading.enumerate() if thread.name == "prefetch"]
+
+
+def test_the_thread_works_ahead_and_ends_when_nobody_wants_more() -> None:
+    made: list[int] = []
+    threads: set[str] = set()
+
+    def make() -> Iterator[int]:
+        for number in range(1000):
+            made.append(number)
+            yield number
+
+    items = prefetched(make(), 3, lambda: threads.add(threading.current_thread().name))
+    assert next(items) == 0
+    assert next(items) == 1
+    items.close()  # type: ignore[attr-defined]
+    assert 2 <= len(made) < 10
+    assert threads == {"prefetch"}
+    assert not [thread for thread in threading.enumerate() if thread.name == "prefetch"]
+
+
+def test_a_thread_that_cannot_begin_says_so() -> None:
+    def begin() -> None:
+        raise OSError("no device")
+
+    with pytest.raises(OSError, match="no device"):
+        next(prefetched(iter([1]), 2, begin))
