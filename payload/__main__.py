@@ -13,6 +13,7 @@ from payload.config import (
     AllreduceConfig,
     BenchConfig,
     Config,
+    EvalConfig,
     GemmConfig,
     ProbeConfig,
     TelemetryConfig,
@@ -25,6 +26,7 @@ from payload.host import cpu_flags, cpu_vendor, keep_freed_memory
 _MODULES: dict[type[Config], str] = {
     TrainConfig: "payload.train",
     BenchConfig: "payload.bench",
+    EvalConfig: "payload.evaluate",
     GemmConfig: "payload.gemm",
     AllreduceConfig: "payload.allreduce",
     ProbeConfig: "payload.probe",

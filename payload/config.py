@@ -80,6 +80,7 @@ class Batch:
     epochs: int = setting(30, count, "N", "passes over the training set")
     iterations: int | None = setting(None, count, "N", "stop after this many iterations, if sooner")
     seed: int = setting(0, whole(0), "N", "of the weights and of the order of samples")
+    find: bool = switch(False, "do not train, but look for a micro-batch size and a learning rate")
 
 
 @dataclass(frozen=True, slots=True)
@@ -218,6 +219,18 @@ class BenchConfig(TrainConfig):
 
 
 @dataclass(frozen=True, slots=True)
+class EvalConfig:
+    """judge a trained model by held-out data"""
+
+    out: Path = setting(Path(), Path, "DIR", "folder of the run, with its config.toml")
+    resume: str = setting("auto", str, "auto|DIR", "the run's newest checkpoint, or that one")
+    data: str | None = setting(None, data_name, "idx:DIR|text:FILE|...", "other data than the run's")
+    tp: int = setting(1, count, "N", "ranks that split each layer's tensors, now")
+    pp: int = setting(1, count, "N", "ranks that split the model's layers, now")
+    device: str = choice("auto", _DEVICES, "auto: a GPU where CuPy finds one")
+
+
+@dataclass(frozen=True, slots=True)
 class ProbeConfig:
     """check that all ranks reach each other and add up right"""
 
@@ -303,11 +316,19 @@ class AlignConfig:
 
 
 Config = (
-    TrainConfig | BenchConfig | GemmConfig | AllreduceConfig | ProbeConfig | TelemetryConfig | AlignConfig
+    TrainConfig
+    | EvalConfig
+    | BenchConfig
+    | GemmConfig
+    | AllreduceConfig
+    | ProbeConfig
+    | TelemetryConfig
+    | AlignConfig
 )
 
 _COMMANDS: dict[str, type[Config]] = {
     "train": TrainConfig,
+    "eval": EvalConfig,
     "bench": BenchConfig,
     "gemm": GemmConfig,
     "allreduce": AllreduceConfig,

@@ -146,9 +146,13 @@ class Metrics:
         if self._board:
             self._board.write("training", step, fields)
 
-    def evaluation(self, step: int, epoch: int, evaluation: Evaluation) -> None:
+    def evaluation(
+        self, step: int, epoch: int, evaluation: Evaluation, bytes_per_target: float | None = None
+    ) -> None:
         """One line."""
         fields = {"accuracy": evaluation.accuracy, "loss": evaluation.loss}
+        if bytes_per_target:
+            fields["bits_per_byte"] = evaluation.bits_per_byte(bytes_per_target)
         self.write("evaluation", step=step, epoch=epoch, **fields)
         if self._board:
             self._board.write("evaluation", step, fields)

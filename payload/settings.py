@@ -174,7 +174,7 @@ def to_toml(config: Any) -> str:
         if one.section != section:
             section = one.section
             lines += ["", f"[{section}]"]
-        if (value := one.of(config)) is not None:
+        if (value := one.of(config)) not in (None, ()):  # which no text says
             lines.append(f"{one.key} = {_toml(value)}")
     return "\n".join(lines).lstrip("\n") + "\n"
 

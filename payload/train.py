@@ -15,6 +15,7 @@ from payload.data.opening import open_source
 from payload.data.source import Source
 from payload.device import Device, choose
 from payload.errors import STOPPED, PayloadError, UsageError
+from payload.finder import find
 from payload.metrics import Metrics, Work
 from payload.parallel.engine import Evaluation, Outcome
 from payload.parallel.mesh import make_mesh
@@ -42,6 +43,9 @@ def train(config: TrainConfig, device: Device, world: MpiCommunicator) -> int:
     times = CommTimes(device)
     mesh = timed_mesh(make_mesh(world, tp=config.layout.tp, pp=config.layout.pp), times, trace)
     source = open_source(config, world)
+    if config.batch.find:
+        find(config, device, mesh, source)
+        return 0
     loader = loader_of(config, source, device, mesh)
     units = units_of(config.model, source, mesh.context(device))
     engine = engine_of(
@@ -74,7 +78,7 @@ def train(config: TrainConfig, device: Device, world: MpiCommunicator) -> int:
             metrics.iteration(step, feed.slot.epoch, outcome, lr=lr, samples=len(feed.slot.indices))
             if feed.slot.ends_epoch or last:
                 evaluation = engine.evaluate(loader.held_out())
-                metrics.evaluation(step, feed.slot.epoch, evaluation)
+                metrics.evaluation(step, feed.slot.epoch, evaluation, source.bytes_per_target)
                 metrics.say(_progress(feed.slot.epoch, outcome, evaluation, source))
             with trace.span("save", "checkpoint"):
                 stopped = saver.after(step, outcome.votes, last=last)

@@ -1,0 +1,71 @@
+"""Judges a checkpoint by held-out data: one JSON object on stdout."""
+
+from __future__ import annotations
+
+import json
+import math
+import sys
+
+from payload.build import engine_of, loader_of, units_of
+from payload.checkpoint.session import Session
+from payload.comm import mpi
+from payload.comm.base import together
+from payload.comm.mpi import MpiCommunicator
+from payload.config import EvalConfig, TrainConfig
+from payload.data.opening import open_source
+from payload.device import Device, choose
+from payload.errors import UsageError
+from payload.parallel.mesh import make_mesh
+from payload.settings import make
+
+
+def run(config: EvalConfig) -> int:
+    """Evaluate, print, and give the exit code.
+
+    Raises:
+        UsageError: there is no such run, checkpoint or data.
+        LaunchError: the launcher and MPI disagree about the number of ranks.
+    """
+    world = mpi.start()
+    device = together(world, lambda: choose(config.device, mpi.local_rank()))
+    trained = together(world, lambda: _settings(config))
+    answer = evaluate(trained, device, mpi.MpiCommunicator(device))
+    if world.rank == 0:
+        sys.stdout.write(f"{json.dumps(answer)}\n")
+    return 0
+
+
+def _settings(config: EvalConfig) -> TrainConfig:
+    """Those of the run, but for what is asked otherwise."""
+    flags = {
+        "[run] out": config.out,
+        "[run] device": config.device,
+        "[checkpoints] resume": config.resume,
+        "[checkpoints] save-interval": None,
+        "[layout] tp": config.tp,
+        "[layout] pp": config.pp,
+    }
+    if config.data:
+        flags["[data] data"] = config.data
+    return make(TrainConfig, flags, config.out / "config.toml")
+
+
+def evaluate(config: TrainConfig, device: Device, world: MpiCommunicator) -> dict[str, int | float | None]:
+    """Loss in nats a target, accuracy, and for text perplexity and bits per byte; the same on all ranks."""
+    mesh = make_mesh(world, tp=config.layout.tp, pp=config.layout.pp)
+    source = open_source(config, world)
+    loader = loader_of(config, source, device, mesh)
+    engine = engine_of(config, device, mesh, units_of(config.model, source, mesh.context(device)))
+    resumed = Session(config, engine).resume()
+    if not resumed.iteration:
+        raise UsageError(f"--resume {config.checkpoints.resume}: there is no checkpoint in {config.run.out}")
+    found = engine.evaluate(loader.held_out())
+    size = source.bytes_per_target
+    return {
+        "iteration": resumed.iteration,
+        "samples": source.held_out,
+        "loss": found.loss,
+        "accuracy": found.accuracy,
+        "perplexity": found.perplexity if math.isfinite(found.perplexity) else None,
+        "bits_per_byte": found.bits_per_byte(size) if size else None,
+    }

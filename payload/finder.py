@@ -1,0 +1,160 @@
+"""Looks for a micro-batch size and a learning rate to train with: ``train --find``."""
+
+from __future__ import annotations
+
+import math
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from payload.build import engine_of, loader_of, units_of
+from payload.comm.base import Communicator, together
+from payload.config import TrainConfig
+from payload.data.source import Source
+from payload.device import Device
+from payload.errors import UsageError
+from payload.jsonl import JsonLines
+from payload.parallel.engine import Engine
+from payload.parallel.mesh import Mesh, alone
+
+_TRIALS = 3  # iterations of which the fastest counts, after one that is not measured
+_GOOD_ENOUGH = 0.95  # of the best speed: larger batches only cost memory
+_LEAST_LR, _MOST_LR = 1e-6, 10.0
+_ITERATIONS = 100
+_SMOOTHING = 0.9
+_TOO_HIGH = 4.0  # times the lowest loss: it has diverged
+
+
+@dataclass(frozen=True, slots=True)
+class Speed:
+    """Of one micro-batch size, of all ranks."""
+
+    micro_batch: int
+    samples_per_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Point:
+    """Of the curve of losses over learning rates."""
+
+    lr: float
+    loss: float  # smoothed
+
+
+class Report:
+    """find.jsonl and the lines on stdout, by rank 0."""
+
+    def __init__(self, config: TrainConfig, world: Communicator) -> None:
+        first = world.rank == 0
+        self._file = together(world, lambda: JsonLines(config.run.out / "find.jsonl") if first else None)
+
+    def write(self, kind: str, line: str, **fields: float) -> None:
+        """One object in the file, one line for people."""
+        if self._file:
+            self._file.write(kind, **fields)
+            print(line, flush=True)  # noqa: T201
+
+
+def find(config: TrainConfig, device: Device, mesh: Mesh, source: Source) -> None:
+    """Measure, print and write both.
+
+    Raises:
+        UsageError: no learning rate was any good, or the settings do not go together.
+    """
+    report = Report(config, mesh.world)
+    sizes = []
+    if mesh.tp.size == mesh.pp.size == 1:
+        for speed in speeds(config, device, mesh, source):
+            sizes.append(speed)
+            line = f"micro-batch {speed.micro_batch:6}  {speed.samples_per_s:10.1f} samples/s"
+            report.write("micro_batch", line, size=speed.micro_batch, samples_per_s=speed.samples_per_s)
+    units = units_of(config.model, source, mesh.context(device))
+    engine = engine_of(config, device, mesh, units)
+    points = []
+    for point in range_test(config, engine, source):
+        points.append(point)
+        line = f"learning rate {point.lr:9.2e}  loss {point.loss:.4f}"
+        report.write("learning_rate", line, lr=point.lr, loss=point.loss)
+    if sizes:
+        size = knee(sizes)
+        report.write("found", f"use --micro-batch-size {size}", micro_batch=size)
+    lr = steepest(points)
+    report.write("found", f"use --lr {lr:.2g} for a batch of {config.batch.global_batch_size}", lr=lr)
+
+
+def speeds(config: TrainConfig, device: Device, mesh: Mesh, source: Source) -> Iterator[Speed]:
+    """Of sizes that double until memory is full, the data ends, or nothing is gained any more.
+
+    Every rank works alone, so that one whose memory is full keeps no other waiting.
+    """
+    best, useless, size = 0.0, 0, 1
+    while size <= source.training and useless < 2:  # noqa: PLR2004
+        speed = sum(mesh.world.allgather(_speed_alone(config, device, source, size)))
+        if math.isnan(speed):
+            return
+        yield Speed(size, speed)
+        useless = 0 if speed > best / _GOOD_ENOUGH else useless + 1
+        best = max(best, speed)
+        size *= 2
+
+
+def _speed_alone(config: TrainConfig, device: Device, source: Source, size: int) -> float:
+    """Samples a second of this rank; NaN where its memory is full."""
+    batch = replace(config.batch, global_batch_size=size, micro_batch_size=size)
+    given, mesh = replace(config, batch=batch), alone()
+    seconds = math.inf
+    try:
+        engine = engine_of(given, device, mesh, units_of(config.model, source, mesh.context(device)))
+        loader = loader_of(given, source, device, mesh)
+        feeds = loader.training(1, 1 + _TRIALS)
+        for number, feed in enumerate(feeds):
+            began = time.perf_counter()
+            engine.step(feed.batches, targets=feed.targets, iteration=number + 1, lr=_LEAST_LR)
+            device.synchronize()
+            if number:
+                seconds = min(seconds, (time.perf_counter() - began) / len(feed.slot.indices))
+    except MemoryError:  # CuPy's is one, too
+        return math.nan
+    return 1 / seconds
+
+
+def range_test(config: TrainConfig, engine: Engine, source: Source) -> Iterator[Point]:
+    """Train a little at each of many learning rates, from low to high, until the loss grows without bound.
+
+    Smith, "Cyclical Learning Rates for Training Neural Networks", 2017, section 3.3, with rates that grow by
+    a factor. Losses are smoothed as Adam does its moments.
+    """
+    loader = loader_of(config, source, engine.device, engine.mesh)
+    mean, lowest = 0.0, math.inf
+    for number, feed in enumerate(loader.training(1, _ITERATIONS)):
+        lr = _LEAST_LR * (_MOST_LR / _LEAST_LR) ** (number / (_ITERATIONS - 1))
+        outcome = engine.step(feed.batches, targets=feed.targets, iteration=number + 1, lr=lr)
+        if not math.isfinite(outcome.loss):
+            return
+        mean = _SMOOTHING * mean + (1 - _SMOOTHING) * outcome.loss
+        loss = mean / (1 - _SMOOTHING ** (number + 1))
+        lowest = min(lowest, loss)
+        if loss > _TOO_HIGH * lowest:
+            return
+        yield Point(lr, loss)
+
+
+def knee(sizes: list[Speed]) -> int:
+    """The smallest of the sizes that are about as fast as the fastest."""
+    best = max(one.samples_per_s for one in sizes)
+    return min(one.micro_batch for one in sizes if one.samples_per_s >= _GOOD_ENOUGH * best)
+
+
+def steepest(points: list[Point]) -> float:
+    """The learning rate, by its logarithm, at which the loss falls fastest before its lowest point.
+
+    Raises:
+        UsageError: it falls nowhere.
+    """
+    lowest = min(range(len(points)), key=lambda place: points[place].loss, default=0)
+    slopes = [
+        (points[place + 1].loss - points[place - 1].loss, points[place].lr) for place in range(1, lowest)
+    ]
+    if not slopes or min(slopes)[0] >= 0:
+        raise UsageError("--find: the loss falls at no learning rate; look at the model and the data")
+    return min(slopes)[1]

@@ -1,0 +1,73 @@
+"""From settings to models, optimizers and rates."""
+
+from __future__ import annotations
+
+import pytest
+
+from payload.build import rate_of, units_of
+from payload.comm.solo import Solo
+from payload.config import TrainConfig, parse
+from payload.data.opening import open_source
+from payload.device import Cpu
+from payload.errors import UsageError
+from payload.models import MODELS
+from payload.nn.base import Context, Unit
+from payload.parallel.mesh import alone
+
+
+def _config(*flags: str) -> TrainConfig:
+    config = parse(["train", *flags])
+    assert isinstance(config, TrainConfig)
+    return config
+
+
+def _units(*flags: str) -> list[Unit]:
+    config = _config(*flags)
+    return units_of(config.model, open_source(config, Solo()), Context(Cpu()))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_every_model_is_built_for_the_data_it_takes(name: str) -> None:
+    units = _units("--model", name, "--data", "synthetic")
+    assert sum(unit.flops for unit in units) > 0
+
+
+def test_sizes_are_the_models_own_or_the_users() -> None:
+    assert len(_units("--model", "gpt-124m", "--data", "synthetic")) == 12 + 2
+    assert len(_units("--model", "gpt-124m", "--data", "synthetic", "--layers", "2")) == 2 + 2
+    assert len(_units("--hidden", "5,5,5")) == 4
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--heads", "2"), "--heads: --model mlp has no such size"),
+        (
+            ("--model", "gpt-tiny", "--data", "synthetic", "--hidden", "4"),
+            "--hidden: --model gpt-tiny has no",
+        ),
+        (("--model", "gpt-tiny", "--data", "synthetic", "--heads", "3"), "3 heads for a width of 128"),
+        (("--model", "vit-tiny", "--patch", "3"), "cannot be cut into patches of 3 x 3"),
+    ],
+)
+def test_a_size_that_cannot_be_is_one_line(flags: tuple[str, ...], message: str) -> None:
+    with pytest.raises(UsageError, match=message) as caught:
+        _units(*flags)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("flags", "iterations"), [((), 600), (("--iterations", "7"), 7), (("--epochs", "1"), 20)]
+)
+def test_a_run_ends_with_its_epochs_or_iterations(flags: tuple[str, ...], iterations: int) -> None:
+    assert rate_of(_config(*flags), alone(), per_epoch=20).iterations == iterations
+
+
+def test_each_optimizer_begins_with_numbers_of_its_own() -> None:
+    found = [_config("--optimizer", name).optimizer for name in ("sgd", "adamw", "lamb")]
+    assert [(one.lr, one.weight_decay, one.eps) for one in found] == [
+        (0.05, 0.0, None),
+        (1e-3, 0.01, 1e-8),
+        (2e-3, 0.01, 1e-6),
+    ]
+    assert _config("--optimizer", "adamw", "--lr", "0.5", "--weight-decay", "0").optimizer.lr == 0.5

@@ -1,0 +1,128 @@
+"""The finder of a micro-batch size and a learning rate; evaluation of what was trained."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from payload.errors import UsageError
+from payload.finder import Point, Speed, knee, steepest
+
+Runner = Callable[..., subprocess.CompletedProcess[str]]
+
+
+def _records(file: Path) -> list[dict[str, Any]]:
+    return [json.loads(line) for line in file.read_text().splitlines()]
+
+
+def test_the_knee_is_where_more_gains_nothing() -> None:
+    speeds = [Speed(1, 10), Speed(2, 19), Speed(4, 35), Speed(8, 36), Speed(16, 36.5)]
+    assert knee(speeds) == 4
+    assert knee([Speed(1, 10)]) == 1
+
+
+def test_the_rate_is_where_the_loss_falls_fastest_before_its_lowest_point() -> None:
+    losses = [2.0, 2.0, 1.9, 1.6, 0.9, 0.7, 0.6, 3.0, 0.1 + 3.0]
+    assert steepest([Point(10.0**place, loss) for place, loss in enumerate(losses)]) == 1e3
+    for useless in ([], [1.0], [1.0, 2.0, 3.0], [1.0, 1.0, 1.0]):
+        with pytest.raises(UsageError, match="falls at no learning rate"):
+            steepest([Point(0.1, loss) for loss in useless])
+
+
+def test_what_was_found_on_two_ranks_trains_well(mpirun: Runner, tmp_path: Path) -> None:
+    answer = mpirun(2, "train", "--find", "--optimizer", "adamw", "--out", str(tmp_path))
+    assert answer.returncode == 0, answer.stderr
+    records = _records(tmp_path / "find.jsonl")
+    sizes = [record["size"] for record in records if record["kind"] == "micro_batch"]
+    assert sizes == [2**power for power in range(len(sizes))]
+    assert len(sizes) > 3
+    rates = [record["lr"] for record in records if record["kind"] == "learning_rate"]
+    assert rates == sorted(rates)
+    assert rates[0] == 1e-6
+    size, lr = (record for record in records if record["kind"] == "found")
+    assert size["micro_batch"] in sizes
+    assert lr["lr"] in rates
+    assert answer.stdout.splitlines()[-1] == f"use --lr {lr['lr']:.2g} for a batch of 64"
+    given = ("--optimizer", "adamw", "--lr", f"{lr['lr']:.2g}", "--epochs", "4", "--out", str(tmp_path))
+    assert mpirun(2, "train", *given).returncode == 0
+    (result,) = (record for record in _records(tmp_path / "metrics.jsonl") if record["kind"] == "result")
+    assert result["accuracy"] > 0.93
+
+
+@pytest.fixture(scope="module")
+def trained(alone: Runner, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny GPT with two checkpoints."""
+    folder = tmp_path_factory.mktemp("trained")
+    text = folder / "text"
+    text.write_bytes(b"the cat sat on the mat, and the other cat sat on the other mat. " * 60)
+    out = folder / "run"
+    sizes = (
+        "--model",
+        "gpt-tiny",
+        "--layers",
+        "1",
+        "--heads",
+        "2",
+        "--width",
+        "16",
+        "--sequence-length",
+        "16",
+    )
+    data = ("--data", f"text:{text}", "--tokenizer", "bpe:270", "--iterations", "6", "--save-interval", "3")
+    answer = alone("train", *sizes, *data, "--optimizer", "adamw", "--precision", "fp64", "--out", str(out))
+    assert answer.returncode == 0, answer.stderr
+    assert "bits per byte" in answer.stdout
+    return out
+
+
+def test_evaluation_of_a_checkpoint_is_that_of_the_run(alone: Runner, mpirun: Runner, trained: Path) -> None:
+    told = [record for record in _records(trained / "metrics.jsonl") if record["kind"] == "evaluation"][-1]
+    answer = alone("eval", "--out", str(trained))
+    assert answer.returncode == 0, answer.stderr
+    found = json.loads(answer.stdout)
+    assert (found["iteration"], found["loss"]) == (6, pytest.approx(told["loss"], rel=1e-12))
+    assert (found["accuracy"], found["bits_per_byte"]) == (
+        told["accuracy"],
+        pytest.approx(told["bits_per_byte"]),
+    )
+    assert found["bits_per_byte"] < found["loss"] / 0.6931 < found["perplexity"]
+    split = json.loads(mpirun(2, "eval", "--out", str(trained), "--tp", "2").stdout)
+    assert split == pytest.approx(found, rel=1e-12)
+
+
+def test_evaluation_of_an_older_checkpoint_and_of_other_data(alone: Runner, trained: Path) -> None:
+    newest = json.loads(alone("eval", "--out", str(trained)).stdout)
+    older = trained / "checkpoints" / "iteration-00000003"
+    found = json.loads(alone("eval", "--out", str(trained), "--resume", str(older)).stdout)
+    assert found["iteration"] == 3
+    assert found["loss"] > newest["loss"]
+
+
+@pytest.mark.parametrize(
+    ("flags", "message"),
+    [
+        (("--out", "/nowhere"), "/nowhere/config.toml cannot be read: No such file"),
+        (("--resume", "/nowhere"), "--resume: /nowhere is broken"),
+        (("--data", "digits"), "the model takes text; give it text:FILE"),
+        (("--pp", "2"), "--pp 2 does not divide the 1 ranks"),
+    ],
+)
+def test_what_cannot_be_evaluated_is_one_line(
+    alone: Runner, trained: Path, flags: tuple[str, ...], message: str
+) -> None:
+    answer = alone("eval", "--out", str(trained), *flags)
+    assert answer.returncode == 2
+    assert message in answer.stderr
+    assert len(answer.stderr.splitlines()) == 1
+
+
+def test_a_run_without_checkpoints_cannot_be_evaluated(alone: Runner, tmp_path: Path) -> None:
+    assert alone("train", "--iterations", "1", "--out", str(tmp_path)).returncode == 0
+    answer = alone("eval", "--out", str(tmp_path))
+    assert answer.returncode == 2
+    assert f"--resume auto: there is no checkpoint in {tmp_path}" in answer.stderr
