@@ -18,7 +18,6 @@ from typing import Any, Protocol
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
-from payload.erf import erf
 from payload.errors import UsageError
 from payload.host import host_memory_bytes
 
@@ -91,9 +90,6 @@ class Device(Protocol):
 
     def rows_at_once(self, row_bytes: int) -> int:
         """How many rows of a temporary matrix to make before they are used."""
-
-    def erf(self, x: Array) -> Array:
-        """The error function of float32 or float64 numbers."""
 
     def apply(self, kernel: Kernel, scalars: Mapping[str, float], *arrays: Array) -> None:
         """Run a kernel over arrays of one dtype, (N,) each: those it reads, then those it writes."""
@@ -172,9 +168,6 @@ class Cpu:
     def rows_at_once(self, row_bytes: int) -> int:
         return max(1, _MATRIX_BYTES // row_bytes)
 
-    def erf(self, x: Array) -> Array:
-        return erf(x)
-
     def apply(self, kernel: Kernel, scalars: Mapping[str, float], *arrays: Array) -> None:
         self.blocked(partial(kernel.host, **scalars), *arrays)
 
@@ -224,7 +217,6 @@ class Gpu:
             "uuid": _uuid(properties.get("uuid", b"")),
         }
         self._empty_pinned = importlib.import_module("cupyx").empty_pinned
-        self._erf = importlib.import_module("cupyx.scipy.special").erf
         self._staging: dict[tuple[int, str], Array] = {}
         self._on_their_way: list[tuple[Any, Array]] = []
         self._kernels: dict[str, Callable[..., Any]] = {}
@@ -265,10 +257,6 @@ class Gpu:
 
     def rows_at_once(self, row_bytes: int) -> int:
         return max(1, _GPU_MATRIX_BYTES // row_bytes)
-
-    def erf(self, x: Array) -> Array:
-        y: Array = self._erf(x)
-        return y
 
     def apply(self, kernel: Kernel, scalars: Mapping[str, float], *arrays: Array) -> None:
         if kernel.name not in self._kernels:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from payload.device import Array, wide
+import numpy as np
+
+from payload.device import Array, Kernel, wide
 from payload.nn.base import Context
+from payload.nn.erf import erf
 from payload.nn.parameter import Parameter
 from payload.nn.tape import Tape
 
@@ -32,76 +35,122 @@ class ReLU:
 class GELU:
     """y = x Φ(x), Φ being the normal distribution's sum (Hendrycks and Gimpel, arXiv:1606.08415).
 
-    Either exact, as BERT and ViT have it, or with that paper's approximation by tanh, as GPT-2 has it.
+    Either exact, as BERT and ViT have it, or with that paper's approximation by tanh, as GPT-2 has it; in at
+    least float32.
     """
 
     parameters: Sequence[Parameter] = ()
 
     def __init__(self, context: Context, *, exact: bool = False) -> None:
         self._device = context.device
-        self._share = self._exact if exact else self._tanh
+        self._forward, self._backward = (_EXACT, _EXACT_SLOPE) if exact else (_TANH, _TANH_SLOPE)
 
     def forward(self, x: Array, tape: Tape) -> Array:
         """Any shape."""
         tape.push(x)
-        y: Array = self._device.xp.empty_like(x)
-
-        def act(x: Array, y: Array) -> None:
-            x = x.astype(wide(x.dtype), copy=False)
-            share, _ = self._share(x, slope=False)
-            share *= x
-            y[...] = share
-
-        self._device.blocked(act, _flat(x), _flat(y))
-        return y
+        y: Array = self._device.xp.empty(x.shape, wide(x.dtype))
+        self._device.apply(self._forward, {}, self._flat(x), y.reshape(-1))
+        return y.astype(x.dtype, copy=False)
 
     def backward(self, dy: Array, tape: Tape) -> Array:
-        """Same shape."""
+        """Same shape; in the place of dy."""
         (x,) = tape.pop()
+        dx = self._flat(dy)
+        self._device.apply(self._backward, {}, self._flat(x), dx)
+        return dx.astype(dy.dtype, copy=False).reshape(dy.shape)
 
-        def differentiate(x: Array, dy: Array) -> None:
-            x = x.astype(wide(x.dtype), copy=False)
-            share, slope = self._share(x, slope=True)
-            slope *= x
-            slope += share
-            slope *= dy
-            dy[...] = slope
-
-        self._device.blocked(differentiate, _flat(x), _flat(dy))
-        return dy
-
-    def _exact(self, x: Array, *, slope: bool) -> tuple[Array, Array]:
-        """Φ(x), and its slope if that is asked for."""
-        share = self._device.erf(x * math.sqrt(0.5))
-        share += 1
-        share *= 0.5
-        if not slope:
-            return share, share
-        density = x * x
-        density *= -0.5
-        self._device.xp.exp(density, out=density)
-        density *= 1 / math.sqrt(2 * math.pi)
-        return share, density
-
-    def _tanh(self, x: Array, *, slope: bool) -> tuple[Array, Array]:
-        """½ (1 + tanh(a (x + b x³))), and its slope ½ (1 - tanh²) a (1 + 3 b x²) if that is asked for."""
-        square = x * x
-        share = square * (_A * _B)
-        share += _A
-        share *= x
-        self._device.xp.tanh(share, out=share)
-        if slope:
-            square *= 1.5 * _A * _B
-            square += 0.5 * _A
-            square -= square * (share * share)
-        share += 1
-        share *= 0.5
-        return share, square
+    def _flat(self, x: Array) -> Array:
+        flat: Array = self._device.xp.ascontiguousarray(x, dtype=wide(x.dtype))
+        return flat.reshape(-1)
 
 
 _A, _B = math.sqrt(2 / math.pi), 0.044715
 
 
-def _flat(x: Array) -> Array:
-    """Rows that are as short as can be, for work in blocks."""
-    return x.reshape(-1)
+def _tanh(x: Array, y: Array) -> None:
+    """½ x (1 + tanh(a (x + b x³)))"""
+    np.multiply(x, x, out=y)
+    y *= _A * _B
+    y += _A
+    y *= x
+    np.tanh(y, out=y)
+    y += 1
+    y *= x
+    y *= 0.5
+
+
+def _tanh_slope(x: Array, dy: Array) -> None:
+    square = x * x
+    share = square * (_A * _B)
+    share += _A
+    share *= x
+    np.tanh(share, out=share)
+    square *= 3 * _A * _B
+    square += _A
+    square *= x
+    square *= 1 - share * share
+    square += share
+    square += 1
+    dy *= square
+    dy *= 0.5
+
+
+def _exact(x: Array, y: Array) -> None:
+    y[...] = erf(x * math.sqrt(0.5))
+    y += 1
+    y *= x
+    y *= 0.5
+
+
+def _exact_slope(x: Array, dy: Array) -> None:
+    """Φ(x) + x φ(x), φ being the density."""
+    slope = erf(x * math.sqrt(0.5))
+    slope += 1
+    slope *= 0.5
+    density = x * x
+    density *= -0.5
+    np.exp(density, out=density)
+    density *= x
+    density *= 1 / math.sqrt(2 * math.pi)
+    slope += density
+    dy *= slope
+
+
+_TANH = Kernel(
+    "gelu_tanh",
+    (),
+    reads=("x",),
+    writes=("y",),
+    host=_tanh,
+    code=f"y = x / 2 * (1 + tanh(x * (T({_A}) + T({_A * _B}) * x * x)));",
+)
+_TANH_SLOPE = Kernel(
+    "gelu_tanh_slope",
+    (),
+    reads=("x",),
+    writes=("dy",),
+    host=_tanh_slope,
+    code=f"""
+    const T t = tanh(x * (T({_A}) + T({_A * _B}) * x * x));
+    dy *= (1 + t + x * (1 - t * t) * (T({_A}) + T({3 * _A * _B}) * x * x)) / 2;
+    """,
+)
+_EXACT = Kernel(
+    "gelu",
+    (),
+    reads=("x",),
+    writes=("y",),
+    host=_exact,
+    code=f"y = x / 2 * (1 + erf(x * T({math.sqrt(0.5)})));",
+)
+_EXACT_SLOPE = Kernel(
+    "gelu_slope",
+    (),
+    reads=("x",),
+    writes=("dy",),
+    host=_exact_slope,
+    code=f"""
+    const T density = exp(x * x / -2) * T({1 / math.sqrt(2 * math.pi)});
+    dy *= (1 + erf(x * T({math.sqrt(0.5)}))) / 2 + x * density;
+    """,
+)

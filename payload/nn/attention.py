@@ -23,7 +23,7 @@ from payload.nn.parameter import Init, Parameter
 from payload.nn.random import kept, part_keys, sample_keys
 from payload.nn.tape import Tape
 
-_QUERIES = 128
+_QUERIES, _QUERIES_ON_GPU = 128, 1024
 """In one block: for causal attention, fewer save more of the scores that are 0, and cost more calls."""
 
 
@@ -55,6 +55,7 @@ class Attention:
             raise UsageError(f"{name}: {heads} heads for a width of {width} on {context.tp.size} ranks")
         self._device, self._name, self._causal, self._rate = context.device, name, causal, dropout
         self._width = width // heads
+        self._queries = _QUERIES if context.device.gpu is None else _QUERIES_ON_GPU
         self._heads, self._first_head = heads // context.tp.size, context.tp.rank * heads // context.tp.size
         self.qkv = Linear(context, f"{name}.qkv", width, 3 * width, init=init, split="columns", parts=3)
         self.out = Linear(context, f"{name}.out", width, width, init=out_init or init, split="rows")
@@ -149,8 +150,8 @@ class Attention:
 
     def _blocks(self, length: int) -> list[tuple[slice, slice]]:
         """Blocks of queries, and for each the keys that any of them sees."""
-        stops = [min(start + _QUERIES, length) for start in range(0, length, _QUERIES)]
-        starts = range(0, length, _QUERIES)
+        stops = [min(start + self._queries, length) for start in range(0, length, self._queries)]
+        starts = range(0, length, self._queries)
         return [
             (slice(start, stop), slice(0, stop if self._causal else length))
             for start, stop in zip(starts, stops, strict=True)

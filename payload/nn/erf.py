@@ -1,4 +1,4 @@
-"""The error function, which NumPy lacks."""
+"""The error function, which NumPy lacks and CUDA has."""
 
 from __future__ import annotations
 
