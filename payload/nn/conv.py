@@ -134,13 +134,15 @@ class Conv2d:
         """Blocks of samples and rows of the output, and the patches (positions, kernel · kernel · channels)
         that they are made of, which may be overwritten; all blocks share one array."""
         kernel, (batch, height, width, channels) = self._kernel, x.shape
+        if not batch:
+            return
         high, wide = (output_size(n, kernel, stride, padding) for n in (height, width))
         if kernel == 1 and stride == 1 and padding == 0:
             yield (slice(0, batch), slice(0, high)), x.reshape(-1, channels)
             return
         row = kernel * kernel * channels
         rows = max(1, max(self._device.rows_at_once(row * x.itemsize), _MIN_POSITIONS) // wide)
-        samples = max(1, min(rows // high, batch))
+        samples = min(max(1, rows // high), batch)
         rows = min(rows, high)
         xp = self._device.xp
         padded: Array = xp.zeros((samples, height + 2 * padding, width + 2 * padding, channels), x.dtype)

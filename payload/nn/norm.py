@@ -59,11 +59,11 @@ class BatchNorm:
         else:
             count, mean, variance = xp.ones(1), self._running_mean, self._running_variance
         inverse = 1 / xp.sqrt(variance + self._epsilon)
-        slope = self.gain.value * inverse
-        slope, offset = _wide(x, slope, self.bias.value - mean * slope)
+        dtype, gain, bias = wide(x.dtype), *self._wide_parameters()
+        slope, offset = (gain * inverse).astype(dtype), (bias - mean * gain * inverse).astype(dtype)
 
         def normalise(x: Array, y: Array) -> None:
-            z = xp.multiply(x, slope, out=y if y.dtype == slope.dtype else None)
+            z = xp.multiply(x.astype(dtype, copy=False), slope, out=y if y.dtype == dtype else None)
             z += offset
             if self._relu:
                 z *= z > 0
@@ -79,14 +79,15 @@ class BatchNorm:
         rows, y, count, mean, inverse = tape.pop()
         xp, dy_rows = self._device.xp, dy.reshape(rows.shape)
         dx: Array = xp.empty(rows.shape, dy.dtype)  # at first the gradient by what ReLU was given
-        (centre,) = _wide(dy, mean)
+        dtype = wide(dy.dtype)
+        centre = mean.astype(dtype)
         sums: Array = xp.zeros((2, len(mean)))  # Σ dz, Σ dz · (x - mean)
 
         def add_up(x: Array, dy: Array, dx: Array, *y: Array) -> None:
-            dz = xp.multiply(dy, y[0] > 0, out=dx) if y else dy
+            dz = (xp.multiply(dy, y[0] > 0, out=dx) if y else dy).astype(dtype, copy=False)
+            sums[0] += _sum(dz)
             centred = x - centre
             centred *= dz
-            sums[0] += _sum(dz)
             sums[1] += _sum(centred)
 
         self._device.blocked(add_up, rows, dy_rows, dx, *([] if y is None else [y]))
@@ -94,35 +95,44 @@ class BatchNorm:
         self.bias.add(sums[0])
         self.gain.add(sums[1])
         self._comm.allreduce(sums)
-        slope = self.gain.value * inverse
-        tilt = -slope * inverse * sums[1] / count
-        slope, tilt, offset = _wide(dy, slope, tilt, -slope * sums[0] / count - mean * tilt)
+        gain, _ = self._wide_parameters()
+        by_dz = gain * inverse
+        by_x = -by_dz * inverse * sums[1] / count
+        offset = (-by_dz * sums[0] / count - mean * by_x).astype(dtype)
+        by_dz, by_x = by_dz.astype(dtype), by_x.astype(dtype)
 
         def combine(x: Array, dz: Array, dx: Array) -> None:
-            shift = x * tilt
+            shift = x.astype(dtype, copy=False) * by_x
             shift += offset
-            scaled = xp.multiply(dz, slope, out=dx if dx.dtype == slope.dtype else None)
-            xp.add(scaled, shift, out=scaled)
-            if scaled is not dx:
-                dx[...] = scaled
+            if dx.dtype == dtype:
+                xp.multiply(dz, by_dz, out=dx)
+                dx += shift
+            else:
+                shift += dz.astype(dtype) * by_dz
+                dx[...] = shift
 
         self._device.blocked(combine, rows, dy_rows if y is None else dx, dx)
         return dx.reshape(dy.shape)
+
+    def _wide_parameters(self) -> tuple[Array, Array]:
+        """Gain and bias in float64."""
+        return self.gain.value.astype("float64"), self.bias.value.astype("float64")
 
     def _moments(self, rows: Array) -> tuple[Array, Array, Array]:
         """Number of rows, and each channel's mean and variance, in float64, over all ranks."""
         xp, channels = self._device.xp, rows.shape[1]
         sums: Array = xp.zeros((3, channels))  # Σ 1, Σ x, Σ x²
 
+        dtype = wide(rows.dtype)
+
         def add_up(x: Array) -> None:
-            (x,) = _wide(x, x)
-            x = x - origin  # near the mean, so that float32 loses nothing where that is large
+            x = x.astype(dtype, copy=False) - origin  # so float32 loses nothing where the mean is large
             sums[1] += _sum(x)
             x *= x
             sums[2] += _sum(x)
 
         if count := len(rows):
-            (origin,) = _wide(rows, rows[0])
+            origin = rows[0].astype(dtype)
             self._device.blocked(add_up, rows)
             shift = origin.astype("float64")
             sums[2] += shift * (2 * sums[1] + count * shift)
@@ -146,13 +156,8 @@ _LANES = 32
 def _sum(rows: Array) -> Array:
     """(N, channels) → (channels,): faster and with smaller errors for adding up interleaved rows first."""
     channels, even = rows.shape[1], len(rows) // _LANES * _LANES
-    dtype = wide(rows.dtype)
-    total: Array = rows[even:].sum(axis=0, dtype=dtype)
-    lanes = rows[:even].reshape(-1, _LANES * channels).sum(axis=0, dtype=dtype)
-    total += lanes.reshape(_LANES, channels).sum(axis=0)
+    lanes = rows[:even].reshape(-1, _LANES * channels).sum(axis=0)
+    total: Array = lanes.reshape(_LANES, channels).sum(axis=0)
+    if even < len(rows):
+        total += rows[even:].sum(axis=0)
     return total
-
-
-def _wide(like: Array, *arrays: Array) -> list[Array]:
-    """The arrays in the precision to compute in with one such as ``like``."""
-    return [array.astype(wide(like.dtype), copy=False) for array in arrays]
