@@ -1,6 +1,6 @@
 # Every chore is one target, and each sets up what it needs by itself.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all lint format bench reference lock wheel clean
+.PHONY: help demo test test-all test-gpu lint format bench reference lock wheel clean
 
 SHELL := /bin/bash
 DEV := @scripts/bootstrap
@@ -19,6 +19,10 @@ test:  ## Every behaviour once: linters, unit tests, then real clusters
 test-all:  ## The same with the long sweeps and repeats
 	$(DEV)
 	@.venv/bin/python scripts/run_tests.py --all
+
+test-gpu:  ## The training program's tests and its figures on this machine's NVIDIA GPUs
+	$(DEV)
+	@scripts/test_gpu
 
 lint:  ## All linters; none of them reaches the network
 	$(DEV)
