@@ -1,0 +1,83 @@
+"""Sums of two ranks: the payload's, a bare mpi4py Allreduce's, and PyTorch's over gloo; compressed sums."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import statistics
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+
+RANKS = 2
+OURS, BARE, GLOO = "payload", "mpi4py Allreduce", "torch gloo"
+AIMS = {BARE: 1.0, GLOO: 3.0}
+
+
+@dataclass(frozen=True)
+class Compared:
+    """Seconds a sum in every round, by side, of arrays of one size."""
+
+    nbytes: int
+    rounds: Mapping[str, list[float]]
+
+    def ratio(self, other: str) -> float:
+        """The other's median over ours: above 1, ours is faster."""
+        return statistics.median(self.rounds[other]) / statistics.median(self.rounds[OURS])
+
+    def best_ratio(self, other: str) -> float:
+        """The same of the best rounds, which other work on the machine disturbs least."""
+        return min(self.rounds[other]) / min(self.rounds[OURS])
+
+    def show(self) -> None:
+        print(f"\nallreduce of {self.nbytes:,} bytes, {RANKS} ranks")
+        for side, taken in self.rounds.items():
+            shown = " ".join(f"{seconds * 1e6:.1f}" for seconds in taken)
+            print(f"  {side:18} median {statistics.median(taken) * 1e6:10.1f} us   rounds {shown}")
+        for other, aim in AIMS.items():
+            ratios = f"{self.ratio(other):.2f} (best rounds {self.best_ratio(other):.2f})"
+            print(f"  {other} / payload = {ratios}   (aim: {aim:.1f})")
+
+
+def compare(rounds: int = 15) -> tuple[list[Compared], dict[str, dict[str, float]]]:
+    """Arrays of 4 KiB to 256 MiB; and by compressor, or ``none``, the bytes that a rank sends for gradients
+    of 5.8 million parameters, those of an MLP, and the seconds that it takes on this machine."""
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = str(free.getsockname()[1])
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "OMPI_", "PMIX_", "PMI_"))}
+    root = str(Path(__file__).parents[2])
+    env = {
+        **clean,
+        "PYTHONPATH": root,
+        "OMP_NUM_THREADS": "1",
+        "MASTER_ADDR": "127.0.0.1",
+        "MASTER_PORT": port,
+    }
+    program = [sys.executable, "-m", "benchmarks.support.allreduce_ranks", str(rounds)]
+    mpirun = [
+        "mpirun",
+        "--allow-run-as-root",
+        "--oversubscribe",
+        "--bind-to",
+        "none",
+        "-n",
+        str(RANKS),
+        *program,
+    ]
+    output = subprocess.run(mpirun, env=env, cwd=root, stdout=subprocess.PIPE, text=True, check=True).stdout
+    found = json.loads(output)
+    return [Compared(one["nbytes"], one["rounds"]) for one in found["sizes"]], found["wire"]
+
+
+def show_wire(wire: Mapping[str, Mapping[str, float]]) -> None:
+    """What each compressor saves on the wire, and costs in time on one machine."""
+    print(f"\ncompressed gradients of an MLP, {RANKS} ranks")
+    for name, one in wire.items():
+        share = one["bytes"] / wire["none"]["bytes"]
+        print(
+            f"  {name:9} {one['bytes']:12,.0f} bytes a rank ({share:7.2%})   {one['seconds'] * 1e3:8.2f} ms"
+        )
