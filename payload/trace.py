@@ -82,7 +82,8 @@ class Timeline:
     def __init__(self, device: Device, *, iterations: int) -> None:
         self._last = iterations + 1
         self._seen = 0
-        self._nvtx: ModuleType | None = device.xp.cuda.nvtx if device.gpu else None
+        nvtx = device.xp.cuda.nvtx if device.gpu else None
+        self._nvtx: ModuleType | None = nvtx if nvtx and nvtx.available else None
         self._unix_ns = time.time_ns() - time.perf_counter_ns()  # between the two clocks
         self._events: list[Event] = []
         self._on = False

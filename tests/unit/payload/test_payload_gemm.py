@@ -9,8 +9,11 @@ from pathlib import Path
 
 import pytest
 
+from payload.comm.solo import Solo
 from payload.config import GemmConfig, GemmSize, parse
+from payload.device import Device
 from payload.errors import UsageError
+from payload.gemm import gemm
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -37,6 +40,14 @@ def test_every_rank_multiplies_and_the_sums_are_right(mpirun: Runner, tmp_path: 
     assert all(line.endswith("; right") for line in lines)
     written = [json.loads(line) for line in (tmp_path / "gemm.jsonl").read_text().splitlines()]
     assert [{k: v for k, v in one.items() if k not in ("kind", "time")} for one in written] == told["results"]
+
+
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16", "float32", "float64"])
+def test_products_are_right_on_any_device(device: Device, dtype: str, tmp_path: Path) -> None:
+    size = GemmSize(33, 64, 17)
+    config = GemmConfig((size,), (dtype,), warmup=1, iterations=1, seed=0, device="auto", out=tmp_path)
+    (record,) = gemm(config, device, Solo())
+    assert (record["ok"], record["wrong_rows"]) == (True, [0])
 
 
 def test_a_wrong_sum_is_found_on_the_rank_that_has_it(program: Runner, tmp_path: Path) -> None:

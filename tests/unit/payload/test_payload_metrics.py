@@ -18,12 +18,13 @@ from tensorboardX.proto.event_pb2 import Event
 from payload.comm.base import Done
 from payload.comm.solo import Solo
 from payload.config import Run, TrainConfig
-from payload.device import Array, Cpu, Mark
+from payload.device import Array, Cpu, Device, Mark
 from payload.metrics import Metrics, Work
 from payload.parallel.engine import Outcome
 from payload.peak import _by_sheet, find_peak
 from payload.timing import CommTimes, Spent, TimedCommunicator
 from payload.trace import OFF, Timeline
+from tests.support.strict import Ranges, Strict
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]
 Record = dict[str, Any]
@@ -191,6 +192,29 @@ def test_what_is_under_way_has_a_start_and_an_end_on_the_timeline(tmp_path: Path
     begin, end = events[1], events[5]
     assert (begin["id"], begin["cat"], begin["args"]) == (end["id"], end["cat"], {"bytes": 32})
     assert OFF.span("unit", "backward") is OFF.span("another", "forward")
+
+
+def test_any_device_tells_the_time(device: Device, tmp_path: Path) -> None:
+    times, timeline = CommTimes(device), Timeline(device, iterations=1)
+    comm = TimedCommunicator(Solo(), times, timeline, "dp")
+    for _ in range(2):
+        timeline.next()
+        with timeline.span("unit", "backward"):
+            pending = comm.iallreduce(device.xp.ones(4))
+        pending.wait()
+    if isinstance(device, Strict):
+        assert Ranges.names == [
+            "backward unit",
+            "dp start allreduce",
+            "end",
+            "end",
+            "dp wait for allreduce",
+            "end",
+        ]
+    spent = times.take()
+    assert 0 < spent.exposed_s <= spent.total_s
+    timeline.write(tmp_path / "trace.json", Solo())
+    assert '"name": "unit", "cat": "backward"' in (tmp_path / "trace.json").read_text()
 
 
 @pytest.mark.parametrize(
