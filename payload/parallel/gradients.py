@@ -6,6 +6,7 @@ DistributedDataParallel does with its buckets (Li et al., "PyTorch Distributed",
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -20,8 +21,12 @@ class Gradients(Protocol):
     """How a stage's gradients become sums of what this rank owns."""
 
     @property
-    def nbytes(self) -> int:
-        """Memory held at most, without the sums."""
+    def kept(self) -> Sequence[Array]:
+        """What this rank has of them all the time, with the sums."""
+
+    @property
+    def working_bytes(self) -> int:
+        """Of the buffers for what it has only at times, at most."""
 
     def begin(self) -> None:
         """A new iteration."""
@@ -48,8 +53,12 @@ class Kept:
             bind_gradients(group, whole[group.start : group.stop])
 
     @property
-    def nbytes(self) -> int:
-        return 0 if self._whole is self._sums else self._whole.nbytes
+    def kept(self) -> Sequence[Array]:
+        return [self._sums] if self._whole is self._sums else [self._sums, self._whole]
+
+    @property
+    def working_bytes(self) -> int:
+        return 0
 
     def begin(self) -> None:
         for group in self._layout.groups:
@@ -116,7 +125,11 @@ class Transient:
         self._summed: set[int] = set()  # groups with gradients of an earlier micro-batch
 
     @property
-    def nbytes(self) -> int:
+    def kept(self) -> Sequence[Array]:
+        return [self._sums]
+
+    @property
+    def working_bytes(self) -> int:
         return self._pool.nbytes
 
     def begin(self) -> None:
@@ -127,6 +140,7 @@ class Transient:
             scatter.pending.test()
         for group in self._layout.uses[unit.name]:
             if group.number not in self._live:
+                self._wait(leave=1)  # one beside the computation is enough, and frees memory sooner
                 self._live[group.number] = whole = self._pool.take(group.size)
                 whole[group.segments[-1].stop - group.start :] = 0  # the padding
                 bind_gradients(group, whole)
@@ -135,7 +149,6 @@ class Transient:
     def produced(self, unit: Unit, *, last: bool) -> None:  # noqa: ARG002
         for group in self._layout.completes[unit.name]:
             settle(group)
-            self._wait(leave=1)
             whole = self._live.pop(group.number)
             sums = self._sums[self._layout.owned(group)]
             part = self._pool.take(len(sums)) if group.number in self._summed else sums

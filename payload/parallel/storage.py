@@ -118,6 +118,21 @@ class Storage:
         return self._sums
 
     @property
+    def weights(self) -> Array:
+        """What this rank keeps of the weights that layers compute with; maybe ``values`` themselves."""
+        return self._weights.kept
+
+    @property
+    def gradients(self) -> Sequence[Array]:
+        """What this rank keeps of the gradients, on the device and offloaded."""
+        return [*self._gradients.kept, *([self.grads] if self._offloaded else [])]
+
+    @property
+    def working_bytes(self) -> int:
+        """Of the buffers, through which weights and gradients come and go that this rank does not keep."""
+        return self._weights.working_bytes + self._gradients.working_bytes
+
+    @property
     def parameters(self) -> list[Parameter]:
         """All that data-parallel ranks hold together, in the same order on each."""
         return [segment.parameter for group in self._layout.groups for segment in group.segments]
@@ -159,6 +174,6 @@ class Storage:
     def publish(self) -> None:
         """The optimizer has changed ``values``: let the next passes see them."""
         if self._offloaded:  # what layers need may be half as much to move
-            self._weights.publish(self._device.asarray(self.values, self._weights.dtype))
+            self._weights.publish(self._device.asarray(self.values, self._weights.kept.dtype))
         else:
             self._weights.publish(self.values)

@@ -5,8 +5,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
-from numpy.typing import DTypeLike
-
 from payload.comm.base import Communicator, Pending
 from payload.device import Array, Device
 from payload.nn.base import Unit
@@ -17,12 +15,12 @@ from payload.parallel.pool import Pool
 class Weights(Protocol):
     """How a stage's weights come and go."""
 
-    @property
-    def dtype(self) -> DTypeLike: ...
+    kept: Array
+    """what this rank has of them all the time; maybe the masters themselves"""
 
     @property
-    def nbytes(self) -> int:
-        """Memory held at most, without the masters."""
+    def working_bytes(self) -> int:
+        """Of the buffers for what it has only at times, at most."""
 
     def gather(self, unit: Unit, *, backward: bool) -> None:
         """Bind the unit's parameters to their values."""
@@ -39,18 +37,14 @@ class Resident:
 
     def __init__(self, layout: Layout, dp: Communicator, whole: Array) -> None:
         """``whole``: (size,), maybe the masters themselves."""
-        self._layout, self._dp, self._whole = layout, dp, whole
+        self._layout, self._dp, self.kept = layout, dp, whole
         self._pending: dict[int, Pending] = {}
         for group in layout.groups:
             bind_values(group, whole[group.start : group.stop])
 
     @property
-    def dtype(self) -> DTypeLike:
-        return self._whole.dtype
-
-    @property
-    def nbytes(self) -> int:
-        return self._whole.nbytes
+    def working_bytes(self) -> int:
+        return 0
 
     def gather(self, unit: Unit, *, backward: bool) -> None:  # noqa: ARG002
         if self._pending:  # new weights are still on their way
@@ -62,10 +56,10 @@ class Resident:
         """They stay."""
 
     def publish(self, mine: Array) -> None:
-        if mine is self._whole:
+        if mine is self.kept:
             return
         for group in self._layout.groups:
-            whole = self._whole[group.start : group.stop]
+            whole = self.kept[group.start : group.stop]
             part = whole[self._layout.part(group)]
             part[...] = mine[self._layout.owned(group)]
             if self._layout.parts > 1:
@@ -79,7 +73,7 @@ class Gathered:
         self, device: Device, layout: Layout, dp: Communicator, units: Sequence[Unit], mine: Array
     ) -> None:
         """``mine``: (owned,), maybe the masters themselves."""
-        self._layout, self._dp, self._mine = layout, dp, mine
+        self._layout, self._dp, self.kept = layout, dp, mine
         self._pool = Pool(device, mine.dtype)
         self._live: dict[int, tuple[Array, Pending]] = {}
         self._wanted: Sequence[Group] = ()  # by the unit that comes next
@@ -89,12 +83,8 @@ class Gathered:
         self._before = dict(zip(names, [*names[:1], *names[:-1]], strict=True))
 
     @property
-    def dtype(self) -> DTypeLike:
-        return self._mine.dtype
-
-    @property
-    def nbytes(self) -> int:
-        return self._mine.nbytes + self._pool.nbytes
+    def working_bytes(self) -> int:
+        return self._pool.nbytes
 
     def gather(self, unit: Unit, *, backward: bool) -> None:
         here = self._layout.uses[unit.name]
@@ -114,13 +104,13 @@ class Gathered:
 
     def publish(self, mine: Array) -> None:
         self._keep(())
-        if mine is not self._mine:
-            self._mine[...] = mine
+        if mine is not self.kept:
+            self.kept[...] = mine
 
     def _start(self, group: Group) -> None:
         if group.number not in self._live:
             whole = self._pool.take(group.size)
-            part = self._mine[self._layout.owned(group)]
+            part = self.kept[self._layout.owned(group)]
             self._live[group.number] = whole, self._dp.iallgather_into(as_bytes(part), as_bytes(whole))
 
     def _keep(self, groups: Sequence[Group]) -> None:

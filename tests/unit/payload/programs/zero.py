@@ -1,8 +1,10 @@
 """Every ZeRO stage on these ranks takes the steps that one rank takes, and holds a part of what it holds."""
 
 from collections.abc import Sequence
+from itertools import product
 
 import numpy as np
+from numpy.typing import DTypeLike
 
 from payload.comm import mpi
 from payload.comm.base import Communicator
@@ -13,9 +15,11 @@ from payload.nn.linear import Linear
 from payload.nn.loss import SoftmaxCrossEntropy
 from payload.nn.parameter import Parameter
 from payload.nn.tape import Tape
+from payload.optim.adamw import AdamW
 from payload.optim.sgd import SGD
 from payload.parallel.build import assemble
 from payload.parallel.engine import Outcome
+from payload.parallel.memory import formula, held
 from payload.parallel.mesh import Mesh, alone, make_mesh
 from payload.parallel.stage import Batch
 from payload.parallel.storage import Storage
@@ -52,14 +56,16 @@ def build(device: Device) -> list[Unit]:
     ]
 
 
-def share(device: Device, step: int, dp: Communicator) -> Sequence[Batch]:
+def share(device: Device, step: int, dp: Communicator, dtype: DTypeLike = "float64") -> Sequence[Batch]:
     """This rank's samples, in micro-batches that are not of one size, one of them empty on some ranks."""
     rng = np.random.default_rng(step)
     x, labels = rng.standard_normal((SAMPLES, 5)), rng.integers(0, 5, SAMPLES)
     mine = np.arange(dp.rank, SAMPLES, dp.size)
     cuts = [mine[:1], mine[1:4], mine[4:]][:MICRO_BATCHES]
     return [
-        Batch(device.asarray(x[cut]), device.asarray(labels[cut]), device.asarray(cut.astype("uint32")))
+        Batch(
+            device.asarray(x[cut], dtype), device.asarray(labels[cut]), device.asarray(cut.astype("uint32"))
+        )
         for cut in cuts
     ]
 
@@ -84,6 +90,41 @@ def run(device: Device, mesh: Mesh, **options: object) -> tuple[list[Outcome], S
         loss = engine.evaluate(batches).loss
         assert step == 0 or np.isfinite(loss)
     return outcomes, engine.storage, pieces(engine.storage)
+
+
+def check_memory(device: Device, mesh: Mesh) -> None:
+    """What is held is what the paper says, but for padding, buffers, and at stage 1 the sums of gradients."""
+    units = build(device)
+    numbers = sum({p.name: p.size for unit in units for p in unit.layer.parameters}.values())
+    for name, zero in product(("bf16", "fp32"), range(4)):
+        engine = assemble(
+            device,
+            mesh,
+            build(device),
+            SoftmaxCrossEntropy(Context(device)),
+            lambda storage: AdamW(storage.home, storage.values, storage.segments),
+            precision=PRECISIONS[name],
+            zero=zero,
+            bucket_bytes=1,
+        )
+        for step in range(2):
+            batches = share(device, step, mesh.dp, PRECISIONS[name].compute)
+            assert engine.step(batches, targets=SAMPLES, iteration=step, lr=1e-3).finite
+        found = held(engine)
+        paper = formula(numbers, precision=PRECISIONS[name], states=2, ranks=mesh.dp.size, zero=zero)
+        padded = 4 * (mesh.dp.size - 1) * 4 * (2 if zero == 1 else 1)  # numbers of four bytes in four groups
+        sums = numbers * 4 // mesh.dp.size if zero == 1 and mesh.dp.size > 1 else 0
+        assert 0 <= found.weights - paper.weights <= padded, (name, zero, found, paper)
+        assert 0 <= found.gradients - paper.gradients - sums <= padded, (name, zero, found, paper)
+        assert 0 <= found.masters - paper.masters <= padded, (name, zero, found, paper)
+        assert found.optimizer == 2 * found.masters
+        groups = (
+            2 * 42 + 2 * 56 + 12
+        )  # at once: two of the first, which is also the last; two others; padding
+        width = {2: 4, 3: 4 + PRECISIONS[name].compute.itemsize}.get(zero, 0)
+        parts = groups * 4 // mesh.dp.size if zero >= 2 else 0  # of a later micro-batch
+        assert found.working <= groups * width + parts, (name, zero, found)
+        assert (found.working > 0) == (zero >= 2)
 
 
 def pieces(storage: Storage) -> dict[str, Array]:
@@ -116,3 +157,4 @@ for zero in (0, 1, 2, 3):
             owners = (~np.isnan(parts)).sum(axis=0)
             assert (owners == (1 if zero else comm.size)).all(), (zero, name, owners)
             np.testing.assert_allclose(np.nanmax(parts, axis=0), value, rtol=1e-10, atol=1e-12)
+check_memory(device, make_mesh(world))
