@@ -36,8 +36,8 @@ def held(engine: Engine) -> Held:
 
 
 def formula(numbers: int, *, precision: Precision, states: int, ranks: int, zero: int) -> Held:
-    """Of a model with so many numbers on data-parallel ranks: figure 1 of the paper (see ``storage``), but with
-    gradients as wide as masters, and without weights where the masters serve as such.
+    """Of a model with so many numbers, on data-parallel ranks: figure 1 of the paper (see ``storage``), but
+    with gradients as wide as masters, and without weights where the masters serve as such.
 
     Args:
         states: numbers that the optimizer keeps for each of the model's.
