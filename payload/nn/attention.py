@@ -51,8 +51,10 @@ class Attention:
         Raises:
             UsageError: the heads divide neither the width nor evenly over the tensor-parallel ranks.
         """
-        if width % heads or heads % context.tp.size:
-            raise UsageError(f"{name}: {heads} heads for a width of {width} on {context.tp.size} ranks")
+        if width % heads:
+            raise UsageError(f"a width of {width} cannot be divided among {heads} heads of attention")
+        if heads % context.tp.size:
+            raise UsageError(f"--tp {context.tp.size} does not divide the {heads} heads of attention")
         self._device, self._name, self._causal, self._rate = context.device, name, causal, dropout
         self._width = width // heads
         self._queries = _QUERIES if context.device.gpu is None else _QUERIES_ON_GPU

@@ -57,7 +57,7 @@ class Parameter:
         self.fresh = True  # the gradient of this iteration is still to be set
         size = 1 if axis is None else context.tp.size
         if axis is not None and full_shape[axis] % size:
-            raise UsageError(f"{name}: {full_shape[axis]} cannot be divided by {size} tensor-parallel ranks")
+            raise UsageError(f"--tp {size} does not divide the {full_shape[axis]} rows or columns of {name}")
         self.shape: Shape = tuple(n // size if i == axis else n for i, n in enumerate(full_shape))
 
     @property

@@ -46,7 +46,10 @@ def test_sizes_are_the_models_own_or_the_users() -> None:
             ("--model", "gpt-tiny", "--data", "synthetic", "--hidden", "4"),
             "--hidden: --model gpt-tiny has no",
         ),
-        (("--model", "gpt-tiny", "--data", "synthetic", "--heads", "3"), "3 heads for a width of 128"),
+        (
+            ("--model", "gpt-tiny", "--data", "synthetic", "--heads", "3"),
+            "a width of 128 cannot be divided among 3 heads",
+        ),
         (("--model", "vit-tiny", "--patch", "3"), "cannot be cut into patches of 3 x 3"),
     ],
 )

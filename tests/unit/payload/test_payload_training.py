@@ -54,6 +54,22 @@ def test_losses_are_those_of_one_rank(
     assert [record["accuracy"] for record in ours] == [record["accuracy"] for record in theirs]
 
 
+def test_a_transformer_over_tensor_and_pipeline_parallel_ranks(
+    mpirun: Runner, alone: Runner, tmp_path: Path
+) -> None:
+    text = tmp_path / "text"
+    text.write_text("".join(f"{number} bottles of beer on the wall, " for number in range(300)))
+    sizes = "--model gpt-tiny --layers 2 --heads 2 --width 16 --sequence-length 8 --dropout 0.1"
+    training = "--global-batch-size 9 --iterations 5 --clip-grad 1 --optimizer adamw"
+    arguments = ["train", "--data", f"text:{text}", *f"{sizes} {training}".split()]
+    layout = "--tp 2 --pp 2 --micro-batch-size 2".split()
+    assert mpirun(4, *arguments, *layout, "--out", str(tmp_path / "4")).returncode == 0
+    assert alone(*arguments, "--out", str(tmp_path / "1")).returncode == 0
+    assert _losses(tmp_path / "4") == pytest.approx(_losses(tmp_path / "1"), rel=1e-5)
+    ours, theirs = (_records(tmp_path / n)["evaluation"][-1]["loss"] for n in "41")
+    assert ours == pytest.approx(theirs, rel=1e-5)
+
+
 def test_more_ranks_than_samples_in_a_batch(mpirun: Runner, alone: Runner, tmp_path: Path) -> None:
     arguments = (
         "train",
@@ -148,6 +164,7 @@ def test_what_cannot_be_had_is_one_line(alone: Runner, arguments: tuple[str, ...
         ("--pp 4", "--tp 1 x --pp 4 does not divide the 2 ranks: start a multiple of 4"),
         ("--pp 2 --hidden 2 --tp 3", "--tp 3 x --pp 2 does not divide the 2 ranks: start a multiple of 6"),
         ("--tp 2", "--tp 2: this model has no tensor-parallel layers"),
+        ("--tp 2 --model vit-tiny --heads 3 --width 12", "--tp 2 does not divide the 3 heads of attention"),
     ],
 )
 def test_a_layout_that_cannot_be_is_refused(
