@@ -9,29 +9,39 @@ import numpy as np
 from numpy.polynomial import chebyshev
 from numpy.typing import NDArray
 
-_END, _DEGREE = {4: 3.9, 8: 5.9}, {4: 16, 8: 40}  # by the size of a number: beyond the end, erf is ±1
-
 
 def erf(x: NDArray[np.floating]) -> NDArray[np.floating]:
-    """Of float32 to 3e-7, of float64 to 2e-14: x times a polynomial in x²."""
-    size = x.dtype.itemsize
-    x = np.clip(x, -_END[size], _END[size])
+    """Of float32, to 3e-7: tanh of x times a polynomial in x², which needs few terms. Of float64, to 2e-14: x
+    times a longer polynomial, since near 1 the inverse of tanh is not to be had to 16 digits."""
+    single = x.dtype.itemsize == 4  # noqa: PLR2004
+    end = _end(single)
+    x = np.clip(x, -end, end)
     u = x * x
-    u *= 2 / _END[size] ** 2
+    u *= 2 / end**2
     u -= 1  # in [-1, 1]
-    first, *others = _coefficients(size)
+    first, *others = _coefficients(single)
     y = np.full_like(x, first)
     for coefficient in others:
         y *= u
         y += coefficient
     y *= x
-    return y
+    return np.tanh(y, out=y) if single else y
+
+
+def _end(single: bool) -> float:
+    """Beyond it, erf is ±1."""
+    return 4.0 if single else 5.9
 
 
 @cache
-def _coefficients(size: int) -> list[float]:
-    """Of the polynomial through erf(x) / x at Chebyshev's points, the highest power first."""
-    nodes = chebyshev.chebpts1(_DEGREE[size] + 1)
-    points = _END[size] * np.sqrt((nodes + 1) / 2)
-    fitted = chebyshev.chebfit(nodes, [math.erf(x) / x for x in points], _DEGREE[size])
+def _coefficients(single: bool) -> list[float]:
+    """Of the polynomial, the highest power first."""
+    nodes = chebyshev.chebpts1(200)
+    points = [float(_end(single) * math.sqrt((node + 1) / 2)) for node in nodes]
+    if single:
+        values = [math.log((1 + math.erf(x)) / math.erfc(x)) / 2 / x for x in points]  # artanh(erf(x)) / x
+        weights = [x * math.erfc(x) * (1 + math.erf(x)) for x in points]  # the slope of tanh there
+        fitted = chebyshev.chebfit(nodes, values, 6, w=weights)
+    else:
+        fitted = chebyshev.chebfit(nodes, [math.erf(x) / x for x in points], 40)
     return [float(value) for value in chebyshev.cheb2poly(fitted)[::-1]]

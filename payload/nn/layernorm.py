@@ -29,12 +29,16 @@ class LayerNorm:
         y: Array = xp.empty_like(rows)
         mean, inverse = xp.empty((2, len(rows), 1), kind)
         gain, bias = self.gain.value.astype(kind, copy=False), self.bias.value.astype(kind, copy=False)
+        share, matmul = (
+            xp.full(x.shape[-1], 1 / x.shape[-1], kind),
+            self._device.matmul,
+        )  # quicker than mean()
 
         def normalise(x: Array, y: Array, mean: Array, inverse: Array) -> None:
             x = x.astype(kind, copy=False)
-            mean[...] = x.mean(axis=1, keepdims=True)
+            mean[:, 0] = matmul(x, share)
             unit = x - mean
-            inverse[...] = 1 / xp.sqrt((unit * unit).mean(axis=1, keepdims=True) + self._eps)
+            inverse[:, 0] = 1 / xp.sqrt(matmul(unit * unit, share) + self._eps)
             unit *= inverse
             unit *= gain
             unit += bias
@@ -51,20 +55,23 @@ class LayerNorm:
         dx: Array = xp.empty_like(x)
         dgain, dbias = xp.zeros(x.shape[1], kind), xp.zeros(x.shape[1], kind)
         gain = self.gain.value.astype(kind, copy=False)
+        share, matmul = gain / x.shape[1], self._device.matmul
 
         def differentiate(x: Array, dy: Array, dx: Array, mean: Array, inverse: Array) -> None:
             dy = dy.astype(kind, copy=False)
-            unit = (x - mean) * inverse
-            scratch = dy * unit
-            dgain[...] += scratch.sum(axis=0)
-            dbias[...] += dy.sum(axis=0)
-            dunit = dy * gain
-            xp.multiply(dunit, unit, out=scratch)
-            unit *= scratch.mean(axis=1, keepdims=True)
-            dunit -= unit
-            dunit -= dunit.mean(axis=1, keepdims=True)  # unit has mean 0
-            dunit *= inverse
-            dx[...] = dunit
+            unit = x - mean
+            unit *= inverse
+            product = dy * unit
+            ones = xp.ones(len(x), kind)
+            dgain[...] += matmul(ones, product)
+            dbias[...] += matmul(ones, dy)
+            # of dy · gain: less its mean, and less its mean product with unit times unit
+            unit *= matmul(product, share)[:, None]
+            xp.multiply(dy, gain, out=product)
+            product -= unit
+            product -= matmul(dy, share)[:, None]
+            product *= inverse
+            dx[...] = product
 
         self._device.blocked(differentiate, x, dy.reshape(x.shape), dx, mean, inverse)
         self.gain.add(dgain)
