@@ -17,9 +17,11 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from payload.build import engine_of, loader_of, units_of
+from payload.build import engine_of, loader_of, mesh_of, units_of
 from payload.comm import mpi
 from payload.comm.base import Communicator, Done, Pending, together
+from payload.comm.choose import make
+from payload.comm.transport import Transport
 from payload.config import BenchConfig
 from payload.data.loader import Feed
 from payload.data.opening import open_source
@@ -29,7 +31,6 @@ from payload.errors import UsageError
 from payload.jsonl import JsonLines
 from payload.metrics import FLOPS_FORMULA, Work
 from payload.parallel.engine import Engine
-from payload.parallel.mesh import make_mesh
 from payload.peak import find_peak
 from payload.timing import CommTimes, Spent, timed_mesh
 from payload.trace import OFF
@@ -49,7 +50,7 @@ def run(config: BenchConfig) -> int:
     """
     world = mpi.start()
     device = together(world, lambda: choose(config.run.device, mpi.local_rank()))
-    bench(config, device, mpi.MpiCommunicator(device))
+    bench(config, device, make(config.layout.comm, device, cuda_aware=config.layout.cuda_aware))
     return 0
 
 
@@ -88,7 +89,7 @@ class Team:
             self.comm.append(self.times.take())
 
 
-def bench(config: BenchConfig, device: Device, world: mpi.MpiCommunicator) -> list[Record]:
+def bench(config: BenchConfig, device: Device, world: Transport) -> list[Record]:
     """One record a side, the same on all ranks; rank 0 prints and writes them."""
     file = together(world, lambda: JsonLines(config.run.out / "bench.jsonl") if world.rank == 0 else None)
     source = open_source(config, world)
@@ -145,7 +146,7 @@ def sides_of(config: BenchConfig, size: int) -> list[Side]:
 
 
 def _teams(
-    config: BenchConfig, device: Device, world: mpi.MpiCommunicator, source: Source, sides: Sequence[Side]
+    config: BenchConfig, device: Device, world: Transport, source: Source, sides: Sequence[Side]
 ) -> Iterator[tuple[Side, Team]]:
     """What this rank takes part in. Sides of the same ranks share an engine."""
     for (ranks, silent), group in itertools.groupby(sides, key=lambda side: (side.ranks, side.silent)):
@@ -153,10 +154,10 @@ def _teams(
         if world.rank >= ranks:
             continue
         times = CommTimes(device)
-        mesh = make_mesh(members, tp=config.layout.tp, pp=config.layout.pp)
+        mesh, compressor = mesh_of(config.layout, members)
         mesh = timed_mesh(replace(mesh, dp=Silent(mesh.dp)) if silent else mesh, times, OFF)
         units = units_of(config.model, source, mesh.context(device))
-        engine = engine_of(config, device, mesh, units)
+        engine = engine_of(config, device, mesh, units, compressor=compressor)
         work = Work(sum(unit.flops for unit in units), source.facts.get("tokens"))
         for side in group:
             resized = replace(config, batch=replace(config.batch, global_batch_size=side.batch))

@@ -5,12 +5,15 @@ from __future__ import annotations
 import inspect
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from importlib import import_module
 from types import ModuleType
 from typing import Any, TypedDict
 
-from payload.config import Model, Optimizer, TrainConfig
+from payload.comm.choose import compress
+from payload.comm.compressed import Compressed
+from payload.comm.transport import Transport
+from payload.config import Layout, Model, Optimizer, TrainConfig
 from payload.data.loader import Loader
 from payload.data.source import Source
 from payload.device import Device
@@ -24,7 +27,7 @@ from payload.optim.lamb import LAMB
 from payload.optim.sgd import SGD
 from payload.parallel.build import assemble
 from payload.parallel.engine import Engine
-from payload.parallel.mesh import Mesh
+from payload.parallel.mesh import Mesh, make_mesh
 from payload.parallel.storage import Storage
 from payload.precision import PRECISIONS, loss_scale
 from payload.schedule import LearningRate, scaled
@@ -103,17 +106,37 @@ def optimizer_of(settings: Optimizer, storage: Storage, mesh: Mesh) -> base.Opti
     return LAMB(*place, storage.parameters, groups, **adam)
 
 
+def mesh_of(layout: Layout, world: Transport) -> tuple[Mesh, Compressed | None]:
+    """The ranks as the layout has them, and what compresses the sums between those that are data-parallel.
+
+    Raises:
+        UsageError: the number of ranks does not fit.
+    """
+    mesh = make_mesh(world, tp=layout.tp, pp=layout.pp)
+    if layout.compress == "none" or not isinstance(mesh.dp, Transport):  # there is nobody to talk to
+        return mesh, None
+    options: dict[str, dict[str, float]] = {
+        "topk": {"ratio": layout.compress_ratio},
+        "powersgd": {"rank": layout.compress_rank},
+    }
+    compressor = compress(layout.compress, mesh.dp, **options.get(layout.compress, {}))
+    return replace(mesh, dp=compressor), compressor
+
+
 def engine_of(
     config: TrainConfig,
     device: Device,
     mesh: Mesh,
     units: Sequence[Unit],
+    *,
+    compressor: Compressed | None = None,
     wrapped: Callable[[base.Optimizer], base.Optimizer] = lambda optimizer: optimizer,
 ) -> Engine:
     """The model on the mesh, in the layout that was asked for.
 
     Args:
         units: the whole model.
+        compressor: of ``mesh``, or what that times.
         wrapped: what is done with the optimizer, such as timing it.
 
     Raises:
@@ -135,6 +158,7 @@ def engine_of(
         offload=layout.offload_optimizer,
         bucket_bytes=layout.bucket_mib << 20,
         overlap=layout.overlap,
+        compressor=compressor,
     )
 
 

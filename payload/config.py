@@ -23,6 +23,7 @@ from payload.values import (
     non_negative,
     one_of,
     positive,
+    share,
     some_of,
     tokenizer_name,
     whole,
@@ -37,6 +38,8 @@ _OPTIMIZERS: dict[str, dict[str, float]] = {
 """With what each of them begins."""
 
 _DTYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
+_TRANSPORTS = ("mpi", "nccl", "ring", "hierarchical", "naive")
+_COMPRESSORS = ("none", "topk", "int8", "powersgd")
 _DEVICES = ("auto", "cpu", "gpu")
 
 
@@ -94,6 +97,11 @@ class Layout:
     recompute: bool = switch(False, "keep no activations but those between blocks")
     bucket_mib: int = setting(25, count, "N", "of gradients, at least, that are summed in one call")
     overlap: bool = switch(True, "sum gradients while the backward pass goes on")
+    comm: str = choice("mpi", _TRANSPORTS, "how ranks talk")
+    cuda_aware: bool = switch(False, "give MPI a GPU's memory as it is")
+    compress: str = choice("none", _COMPRESSORS, "sums of gradients over data-parallel ranks")
+    compress_ratio: float = setting(0.01, share, "X", "of topk: the share of numbers that is sent")
+    compress_rank: int = setting(4, count, "N", "of powersgd: of the factors that are sent")
 
 
 @dataclass(frozen=True, slots=True)
@@ -277,9 +285,6 @@ class GemmConfig:
     seed: int = setting(0, whole(0), "N", "of the weights and the data")
     device: str = choice("auto", _DEVICES, "auto: a GPU where CuPy finds one")
     out: Path = setting(Path(), Path, "DIR", "folder for gemm.jsonl; made if missing")
-
-
-_TRANSPORTS = ("mpi", "nccl", "ring", "hierarchical", "naive")
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,11 +5,12 @@ from __future__ import annotations
 import time
 from functools import partial
 
-from payload.build import engine_of, identity_of, loader_of, rate_of, units_of
+from payload.build import engine_of, identity_of, loader_of, mesh_of, rate_of, units_of
 from payload.checkpoint.session import Session
 from payload.comm import mpi
 from payload.comm.base import together
-from payload.comm.mpi import MpiCommunicator
+from payload.comm.choose import make
+from payload.comm.transport import Transport
 from payload.config import TrainConfig
 from payload.data.opening import open_source
 from payload.data.source import Source
@@ -17,8 +18,8 @@ from payload.device import Device, choose
 from payload.errors import STOPPED, PayloadError, UsageError
 from payload.finder import find
 from payload.metrics import Metrics, Work
+from payload.optim.base import Optimizer
 from payload.parallel.engine import Evaluation, Outcome
-from payload.parallel.mesh import make_mesh
 from payload.settings import to_toml
 from payload.timing import CommTimes, timed_mesh, timed_optimizer, timed_units
 from payload.trace import make_trace
@@ -34,23 +35,27 @@ def run(config: TrainConfig) -> int:
     """
     world = mpi.start()
     device = together(world, lambda: choose(config.run.device, mpi.local_rank()))
-    return train(config, device, mpi.MpiCommunicator(device))
+    transport = make(config.layout.comm, device, cuda_aware=config.layout.cuda_aware)
+    return train(config, device, transport)
 
 
-def train(config: TrainConfig, device: Device, world: MpiCommunicator) -> int:
+def train(config: TrainConfig, device: Device, world: Transport) -> int:
     """Train, record how well the held-out samples are known, and give the exit code."""
     trace = make_trace(device, config.measuring)
     times = CommTimes(device)
-    mesh = timed_mesh(make_mesh(world, tp=config.layout.tp, pp=config.layout.pp), times, trace)
+    mesh, compressor = mesh_of(config.layout, world)
+    mesh = timed_mesh(mesh, times, trace)
     source = open_source(config, world)
     if config.batch.find:
         find(config, device, mesh, source)
         return 0
     loader = loader_of(config, source, device, mesh)
     units = units_of(config.model, source, mesh.context(device))
-    engine = engine_of(
-        config, device, mesh, timed_units(units, trace), lambda optimizer: timed_optimizer(optimizer, trace)
-    )
+
+    def timed(optimizer: Optimizer) -> Optimizer:
+        return timed_optimizer(optimizer, trace)
+
+    engine = engine_of(config, device, mesh, timed_units(units, trace), compressor=compressor, wrapped=timed)
     rate = rate_of(config, mesh, loader.order.per_epoch)
     checkpoints = Session(config, engine, identity_of(config, source))
     resumed = checkpoints.resume()

@@ -48,6 +48,14 @@ def positive(text: str) -> float:
     return value
 
 
+def share(text: str) -> float:
+    """Above 0, at most 1."""
+    value = number(text)
+    if not 0 < value <= 1:
+        raise argparse.ArgumentTypeError(f"{text!r} is not above 0 and at most 1")
+    return value
+
+
 def non_negative(text: str) -> float:
     """0 or more."""
     value = number(text)

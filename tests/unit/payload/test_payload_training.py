@@ -144,6 +144,15 @@ def test_iterations_end_within_an_epoch_with_an_evaluation(alone: Runner, tmp_pa
 
 
 @pytest.mark.parametrize(
+    "flags", [("--comm", "ring"), ("--compress", "topk", "--compress-ratio", "0.1", "--comm", "hierarchical")]
+)
+def test_other_ways_to_talk_learn_the_same(mpirun: Runner, tmp_path: Path, flags: tuple[str, ...]) -> None:
+    answer = mpirun(2, "train", "--epochs", "3", *flags, "--out", str(tmp_path))
+    assert answer.returncode == 0, answer.stderr
+    assert _records(tmp_path)["result"][0]["accuracy"] > 0.92
+
+
+@pytest.mark.parametrize(
     ("arguments", "message"),
     [
         (("--global-batch-size", "1439"), "--global-batch-size 1439 is above the 1438 samples"),
