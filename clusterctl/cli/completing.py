@@ -15,7 +15,7 @@ from typing import Any
 import typer
 
 _NAME = re.compile(r"^name:\s*['\"]?([a-z][a-z0-9-]*)", re.MULTILINE)
-_BUNDLED = ("train", "bench", "gemm", "allreduce", "probe")
+_BUNDLED = ("train", "eval", "bench", "gemm", "allreduce", "probe")
 _PROGRAMS = (".py", ".sh", ".bash", ".yaml", ".yml")
 _PLAIN = re.compile(r"[\w.+-]+")  # a shell takes it as it is
 

@@ -90,7 +90,7 @@ def submit(
         str,
         typer.Argument(
             metavar="JOB",
-            help="train, bench, gemm, allreduce, probe, a script of yours, or a job file (.yaml).",
+            help="train, eval, bench, gemm, allreduce, probe, a script of yours, or a job file (.yaml).",
             autocompletion=jobs_to_submit,
         ),
     ],

@@ -16,7 +16,7 @@ from clusterctl.spec.paths import FileName
 from clusterctl.spec.units import JobMemoryMib, JobTimeS
 from clusterctl.spec.words import shown
 
-BUNDLED_JOBS = ("train", "bench", "gemm", "allreduce", "probe")
+BUNDLED_JOBS = ("train", "eval", "bench", "gemm", "allreduce", "probe")
 RUN_ME_AGAIN: Final = 75  # EX_TEMPFAIL of sysexits.h: the program saved its work and wants to go on with it
 
 JOB_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"

@@ -67,7 +67,17 @@ def words(cli: Clusterctl, *typed: str, before: str = "") -> list[str]:
         ("cache ", ["list", "prune"]),
         (
             "submit ",
-            ["train", "bench", "gemm", "allreduce", "probe", "cluster.yaml", "latin-1.yaml", "mine.py"],
+            [
+                "train",
+                "eval",
+                "bench",
+                "gemm",
+                "allreduce",
+                "probe",
+                "cluster.yaml",
+                "latin-1.yaml",
+                "mine.py",
+            ],
         ),
         ("submit train --partition ", ["train", "big"]),
         ("submit train --launcher ", ["srun", "mpirun"]),
@@ -100,6 +110,7 @@ def test_in_a_folder_that_cannot_be_listed(cluster: Clusterctl) -> None:
     gone = "sleep 60 & cd /proc/$! && kill $!; wait"  # the folder of a process that has ended
     assert words(cluster, "clusterctl", "submit", "", before=gone) == [
         "train",
+        "eval",
         "bench",
         "gemm",
         "allreduce",
