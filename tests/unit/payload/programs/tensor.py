@@ -23,7 +23,19 @@ Build = Callable[[Context], list[Unit]]
 _DEVICE = Cpu()
 _SMALL = {"layers": 2, "heads": 4, "width": 16, "dropout": 0.2}
 
-world = mpi.start()
+gathered: set[int] = set()
+
+
+class Recorded(mpi.MpiCommunicator):
+    """Of all ranks, and of how many numbers each rank gathers from each."""
+
+    def allgather_into(self, part: Array, out: Array) -> None:
+        gathered.add(part.size)
+        super().allgather_into(part, out)
+
+
+mpi.start()
+world = Recorded()
 rng = np.random.default_rng(0)
 tokens = rng.integers(0, 24, (5, 9))
 images = rng.standard_normal((5, 8, 8, 3))
@@ -87,3 +99,4 @@ for group in (world, make_mesh(world, tp=2).tp):
     for model in MODELS:
         check(model, group, "float64", 1e-10)
         check(model, group, "float32", 1e-5)
+assert gathered == {0, 4 * 5 * 8, 4 * 5 * 9}, gathered  # four for each target: logits stay where they are
