@@ -43,7 +43,12 @@ def _compare(answer: subprocess.CompletedProcess[str], cases: list[Case], refere
 
 @pytest.mark.parametrize("ranks", CORE)
 def test_layouts_follow_one_rank(program: Runner, reference: Any, ranks: int) -> None:
-    _compare(program(ranks, "layouts.py", "core"), CORE[ranks], reference)
+    _compare(program(ranks, "layouts.py", "core", seconds=180), CORE[ranks], reference)
+
+
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.sweep)])
+def test_layouts_over_the_double_of_cupy(program: Runner, reference: Any, ranks: int) -> None:
+    _compare(program(ranks, "layouts.py", "core", "double", seconds=300), CORE[ranks], reference)
 
 
 @pytest.mark.sweep

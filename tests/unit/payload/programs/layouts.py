@@ -1,6 +1,7 @@
 """Trains small models in layouts of the table below, and prints what came of each as one JSON object.
 
-mpirun -n 4 python layouts.py core     or the name of a model, for all of its layouts
+mpirun -n 4 python layouts.py core           or the name of a model, for all of its layouts
+mpirun -n 4 python layouts.py core double    the same over the double of CuPy
 """
 
 from __future__ import annotations
@@ -16,7 +17,9 @@ from typing import Any
 import numpy as np
 
 from payload.comm import mpi
-from payload.comm.choose import make
+from payload.comm.hierarchical import Hierarchical
+from payload.comm.ring import Ring
+from payload.comm.transport import Transport
 from payload.device import Array, Device, choose
 from payload.models import bert, gpt, lstm, mlp, resnet, vit
 from payload.nn.activation import ReLU
@@ -27,6 +30,8 @@ from payload.optim.sgd import SGD
 from payload.parallel.build import assemble
 from payload.parallel.mesh import Mesh, make_mesh
 from payload.parallel.stage import Batch
+from tests.support.strict import Copies, Strict
+from tests.unit.payload.programs.elsewhere import Apart
 
 ITERATIONS = 12
 
@@ -49,6 +54,13 @@ class Case:
         other = {f.name: getattr(self, f.name) for f in fields(self) if getattr(self, f.name) != f.default}
         return " ".join(f"{name}={value}" for name, value in other.items())
 
+
+TRANSPORTS: dict[str, Callable[..., Transport]] = {
+    "mpi": mpi.MpiCommunicator,
+    "ring": Ring,
+    "hierarchical": Hierarchical,
+    "apart": lambda device, staging: mpi.MpiCommunicator(device, staging=staging or Apart()),
+}
 
 SMALL = 512  # a few buckets in every model
 
@@ -80,6 +92,7 @@ CORE: dict[int, list[Case]] = {
     ],
     3: [
         Case("mlp", bucket_bytes=SMALL, transport="ring"),
+        Case("gpt", pp=3, micro_batches=2, transport="apart"),
         Case("mlp", zero=2, micro_batches=2, bucket_bytes=SMALL),
         Case("tied", pp=3, micro_batches=4),
         Case("gpt", pp=3, micro_batches=2),
@@ -94,6 +107,7 @@ CORE: dict[int, list[Case]] = {
         Case("gpt", tp=2, zero=2, micro_batches=2, bucket_bytes=SMALL, recompute=True),
         Case("gpt", pp=2, zero=3, micro_batches=2, bucket_bytes=SMALL),
         Case("gpt", tp=4, micro_batches=2),
+        Case("gpt", pp=2, zero=3, micro_batches=2, bucket_bytes=SMALL, transport="apart"),
         Case("bert", pp=2, zero=2, micro_batches=3, recompute=True, bucket_bytes=SMALL),
         Case("bert", tp=2, zero=1, offload=True, bucket_bytes=SMALL),
         Case("vit", tp=2, pp=2, micro_batches=2, recompute=True),
@@ -224,11 +238,19 @@ def train(case: Case, mesh: Mesh, device: Device) -> dict[str, Any]:
 
 def main() -> None:
     ranks = mpi.start().size
-    device = choose("auto", mpi.local_rank())
-    world = cache(lambda transport: make(transport, device))
-    mesh = cache(lambda case: make_mesh(world(case.transport), tp=case.tp, pp=case.pp))
+    double = sys.argv[2:] == ["double"]
+    device = Strict() if double else choose("auto", mpi.local_rank())
+
+    @cache
+    def world(transport: str) -> Transport:
+        return TRANSPORTS[transport](device, staging=Copies() if double else None)
+
+    @cache
+    def mesh(transport: str, tp: int, pp: int) -> Mesh:
+        return make_mesh(world(transport), tp=tp, pp=pp)
+
     cases = CORE[ranks] if sys.argv[1] == "core" else every(sys.argv[1], ranks)
-    answers = {str(case): train(case, mesh(case), device) for case in cases}
+    answers = {str(case): train(case, mesh(case.transport, case.tp, case.pp), device) for case in cases}
     if world("mpi").rank == 0:
         sys.stdout.write(json.dumps(answers))
 
