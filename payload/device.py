@@ -35,8 +35,8 @@ _FLOAT32 = np.dtype("float32")
 _BLOCK_BYTES = 1 << 18
 """Rows that are worked on at once on a CPU: they and what comes of them stay in the second-level cache."""
 
-_MATRIX_BYTES = 1 << 19
-"""Of a temporary matrix on a CPU: half of its second-level cache."""
+_MATRIX_BYTES = 1 << 20
+"""Of a temporary matrix on a CPU: it stays in the second-level cache, or nearly."""
 
 _GPU_MATRIX_BYTES = 1 << 28
 """Likewise on a GPU, where only memory bounds it: large enough for products at full speed."""

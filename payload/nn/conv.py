@@ -11,7 +11,7 @@ from payload.nn.parameter import Parameter, normal, zeros
 from payload.nn.tape import Tape
 from payload.nn.windows import output_size, windows
 
-_MIN_POSITIONS = 256
+_MIN_POSITIONS = 512
 """Fewer rows in a product, and BLAS spends more on packing the weights than on multiplying."""
 
 

@@ -80,12 +80,12 @@ CASES = {
 }
 
 BLOCKS = {
-    "part-of-an-image": _conv(64, 8, 3, pad=1, size=21),
-    "part-of-an-image-stride-2": _conv(64, 8, 3, stride=2, pad=1, size=41),
-    "two-images-of-three": _conv(4, 8, 3, pad=1, size=100),
-    "one-image-of-three": _conv(48, 2, 3, pad=1, size=16),
+    "part-of-an-image": _conv(64, 8, 3, pad=1, size=33),
+    "part-of-an-image-stride-2": _conv(64, 8, 3, stride=2, pad=1, size=65),
+    "two-images-of-three": _conv(4, 8, 3, pad=1, size=40),
+    "one-image-of-three": _conv(48, 2, 3, pad=1, size=20),
 }
-"""Of 256 positions or half a MiB of patches, whichever is more."""
+"""Of 512 positions or a MiB of patches, whichever is more."""
 
 
 def _input(case: Case, dtype: str = "float64") -> Array:
