@@ -284,6 +284,7 @@ class GemmConfig:
     iterations: int = setting(10, count, "N", "iterations measured, of which the median")
     seed: int = setting(0, whole(0), "N", "of the weights and the data")
     device: str = choice("auto", _DEVICES, "auto: a GPU where CuPy finds one")
+    comm: str = choice("mpi", _TRANSPORTS, "how ranks sum")
     out: Path = setting(Path(), Path, "DIR", "folder for gemm.jsonl; made if missing")
 
 

@@ -21,6 +21,7 @@ import numpy as np
 
 from payload.comm import mpi
 from payload.comm.base import Communicator, together
+from payload.comm.choose import make
 from payload.config import GemmConfig, GemmSize
 from payload.device import Array, Device, choose
 from payload.host import hostname
@@ -36,12 +37,12 @@ def run(config: GemmConfig) -> int:
     """Multiply, sum, check, print, and give the exit code: 0, or 1 if a result is wrong.
 
     Raises:
-        UsageError: there is no such device, or ``--out`` cannot be written.
+        UsageError: there is no such device or transport here, or ``--out`` cannot be written.
         LaunchError: the launcher and MPI disagree about the number of ranks.
     """
     world = mpi.start()
     device = together(world, lambda: choose(config.device, mpi.local_rank()))
-    records = gemm(config, device, mpi.MpiCommunicator(device))
+    records = gemm(config, device, make(config.comm, device))
     return 0 if all(record["ok"] for record in records) else 1
 
 
