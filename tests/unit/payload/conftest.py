@@ -23,7 +23,7 @@ _MPIRUN = (
 Runner = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def _start(*argv: str, seconds: int = 60, **environ: str) -> subprocess.Popen[str]:
+def _start(*argv: str, seconds: int = 300, **environ: str) -> subprocess.Popen[str]:
     """A process that knows of no launcher but the one in ``argv``."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "OMPI_", "PMIX_", "PMI_"))}
     env = {**clean, "PYTHONPATH": str(_ROOT), **environ}
@@ -32,7 +32,7 @@ def _start(*argv: str, seconds: int = 60, **environ: str) -> subprocess.Popen[st
     return subprocess.Popen(bounded, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def _run(*argv: str, seconds: int = 60, **environ: str) -> subprocess.CompletedProcess[str]:
+def _run(*argv: str, seconds: int = 300, **environ: str) -> subprocess.CompletedProcess[str]:
     with _start(*argv, seconds=seconds, **environ) as process:
         output, errors = process.communicate()
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
@@ -84,7 +84,7 @@ def start() -> Callable[..., subprocess.Popen[str]]:
 def program() -> Runner:
     """Start one of the small programs beside this file on some ranks."""
 
-    def run(ranks: int, name: str, *arguments: str, seconds: int = 60) -> subprocess.CompletedProcess[str]:
+    def run(ranks: int, name: str, *arguments: str, seconds: int = 300) -> subprocess.CompletedProcess[str]:
         path = Path(__file__).with_name("programs") / name
         return _run(*_MPIRUN, str(ranks), sys.executable, str(path), *arguments, seconds=seconds)
 
