@@ -5,14 +5,25 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Callable, Sequence
 
+import numpy as np
 import pytest
 
 from payload.device import Array, Cpu
+from payload.models import mlp
 from payload.nn.base import Context, Sequential, Unit
 from payload.nn.linear import Linear
+from payload.nn.loss import SoftmaxCrossEntropy
 from payload.nn.parameter import Parameter
 from payload.nn.tape import Tape
+from payload.optim.adamw import AdamW
+from payload.parallel.build import assemble
+from payload.parallel.engine import Engine
 from payload.parallel.layout import Segment, lay_out
+from payload.parallel.mesh import alone
+from payload.parallel.stage import Batch
+from payload.parallel.storage import Storage
+from payload.precision import PRECISIONS
+from tests.support.strict import Strict
 
 _CONTEXT = Context(Cpu())
 
@@ -86,3 +97,47 @@ def test_what_stages_share_lies_first_and_alike() -> None:
         assert _named(layout.segments())[0] == ("b.weight", 0, 3, 3)
         assert [group.number for group in layout.completes["tied"]] == [0]
         assert layout.groups[0].stop == 9
+
+
+@pytest.mark.parametrize("zero", [0, 3])
+@pytest.mark.parametrize("precision", ["fp32", "bf16"])
+def test_an_offloaded_optimizer_takes_the_same_steps_on_the_host(precision: str, zero: int) -> None:
+    device = Strict()
+    formats = PRECISIONS[precision]
+    rng = np.random.default_rng(1)
+    x = device.asarray(rng.standard_normal((6, 4)), formats.compute)
+    batch = Batch(x, device.asarray(rng.integers(0, 3, 6)), device.asarray(np.arange(6, dtype="uint32")))
+
+    def train(*, offload: bool) -> tuple[list[float], Array]:
+        engine = assemble(
+            device,
+            alone(),
+            mlp.build(Context(device), inputs=4, classes=3, hidden=(5,)),
+            SoftmaxCrossEntropy(Context(device)),
+            lambda storage: AdamW(storage.home, storage.values, storage.segments),
+            precision=formats,
+            zero=zero,
+            offload=offload,
+        )
+        losses = [engine.step([batch], targets=6, iteration=i, lr=0.01).loss for i in range(4)]
+        of_host = [isinstance(array, np.ndarray) for array in (engine.storage.values, *_state(engine))]
+        assert of_host == [offload] * 3
+        assert not isinstance(engine.storage.weights, np.ndarray)
+        values = engine.storage.home.to_host(engine.storage.values).copy()
+        return losses, values
+
+    losses, values = train(offload=True)
+    expected, theirs = train(offload=False)
+    assert losses == expected
+    assert (values == theirs).all()
+    assert losses[-1] < losses[0]
+
+
+def _state(engine: Engine) -> list[Array]:
+    return list(engine.optimizer.state.values())
+
+
+def test_on_a_cpu_there_is_nothing_to_offload() -> None:
+    storage = Storage(Cpu(), _units(), alone().dp, seed=0, offload=True)
+    assert storage.weights is storage.values
+    assert storage.grads is storage.sums
