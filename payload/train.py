@@ -12,6 +12,7 @@ from payload.comm.base import together
 from payload.comm.choose import make
 from payload.comm.transport import Transport
 from payload.config import TrainConfig
+from payload.data.loader import Loader
 from payload.data.opening import open_source
 from payload.data.source import Source
 from payload.device import Device, choose
@@ -20,6 +21,8 @@ from payload.finder import find
 from payload.metrics import Metrics, Work
 from payload.optim.base import Optimizer
 from payload.parallel.engine import Evaluation, Outcome
+from payload.parallel.mesh import Mesh
+from payload.parallel.pipeline import idle_share
 from payload.settings import to_toml
 from payload.timing import CommTimes, timed_mesh, timed_optimizer, timed_units
 from payload.trace import make_trace
@@ -63,7 +66,7 @@ def train(config: TrainConfig, device: Device, world: Transport) -> int:
     metrics = together(world, lambda: Metrics(config, device, world, work, times, done=resumed.iteration))
     together(world, lambda: _keep(config) if world.rank == 0 else None)
     metrics.introduce()
-    for note in (source.about, *resumed.notes):
+    for note in (source.about, *_bubble(mesh, loader), *resumed.notes):
         metrics.say(note)
 
     started = time.perf_counter()
@@ -96,6 +99,15 @@ def train(config: TrainConfig, device: Device, world: Transport) -> int:
     trace.write(config.run.out / "trace.json", world)
     metrics.conclude(engine.storage, mesh, evaluation, seconds=time.perf_counter() - started)
     return 0
+
+
+def _bubble(mesh: Mesh, loader: Loader) -> list[str]:
+    """What a pipeline costs."""
+    if mesh.pp.size == 1:
+        return []
+    stages, number = mesh.pp.size, loader.micro_batches
+    waits = f"each stage waits {idle_share(stages, number):.0%} of the time"
+    return [f"pipeline of {stages} stages, {number} micro-batches: {waits}, less with more micro-batches"]
 
 
 def _progress(epoch: int, outcome: Outcome, evaluation: Evaluation, source: Source) -> str:

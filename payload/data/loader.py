@@ -50,9 +50,15 @@ class Loader:
         """
         self._source, self._device, self._dp = source, device, mesh.dp
         self._seed, self._prefetch, self._dtype = seed, prefetch, dtype
+        self._global_batch = global_batch
         largest = math.ceil(global_batch / mesh.dp.size)
         self._micro_batch = min(micro_batch or largest, largest)
         self.order = Order(source.training, global_batch, seed=seed)
+
+    @property
+    def micro_batches(self) -> int:
+        """Into how many each rank cuts its share of a whole global batch."""
+        return self._number(self._global_batch)
 
     def training(self, first: int, last: int) -> Iterator[Feed]:
         """The iterations from ``first`` to ``last``, from 1."""
@@ -80,10 +86,12 @@ class Loader:
         """This rank's micro-batches of a batch of so many samples; as many as the largest share needs."""
         mine = shard(count, self._dp.rank, self._dp.size)
         size = mine.stop - mine.start
-        largest = math.ceil(count / self._dp.size)
-        number = math.ceil(largest / self._micro_batch)
+        number = self._number(count)
         cuts = [shard(size, part, number) for part in range(number)]
         return [slice(mine.start + cut.start, mine.start + cut.stop) for cut in cuts]
+
+    def _number(self, count: int) -> int:
+        return math.ceil(math.ceil(count / self._dp.size) / self._micro_batch)
 
     def _sample(self, slot: Slot, part: slice) -> tuple[Pair, Array]:
         places = np.arange(part.start, part.stop, dtype="uint32")

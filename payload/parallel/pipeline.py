@@ -24,6 +24,14 @@ def one_forward_one_backward(micro_batches: int, later_stages: int) -> Iterator[
     yield from [False] * ahead
 
 
+def idle_share(stages: int, micro_batches: int) -> float:
+    """Of a stage's time: the bubble, while the pipeline fills and empties, if all micro-batches take as long.
+
+    Of Narayanan et al. (SC 2021), section 2.2.1, who divide by the ideal time: (stages - 1) / micro_batches.
+    """
+    return (stages - 1) / (micro_batches + stages - 1)
+
+
 class Pipeline:
     """1F1B: after as many forward passes as there are later stages, one backward and one forward in turn.
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 
 from payload.device import Array
 from payload.nn.base import Unit
@@ -20,15 +19,6 @@ class Batch:
     inputs: Array  # (B, ...)
     targets: Array  # (B,) or (B, ...)
     samples: Array  # (B,) uint32: each sample's place in the global batch
-
-    def cut(self, pieces: int) -> list[Batch]:
-        """Into micro-batches of nearly the same size, some empty if there are fewer samples."""
-        count = len(self.samples)
-        bounds = [count * piece // pieces for piece in range(pieces + 1)]
-        return [
-            Batch(self.inputs[start:stop], self.targets[start:stop], self.samples[start:stop])
-            for start, stop in pairwise(bounds)
-        ]
 
 
 class Stage:

@@ -14,9 +14,8 @@ from payload.errors import UsageError
 from payload.models import mlp
 from payload.nn.base import Context, Sequential, Unit
 from payload.nn.linear import Linear
-from payload.parallel.pipeline import one_forward_one_backward
+from payload.parallel.pipeline import idle_share, one_forward_one_backward
 from payload.parallel.placement import split
-from payload.parallel.stage import Batch
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]
 _CONTEXT = Context(Cpu())
@@ -61,16 +60,11 @@ def test_each_micro_batch_goes_forward_then_backward(micro_batches: int, later: 
     assert most == min(micro_batches, later + 1)
 
 
+def test_a_stage_waits_while_the_pipeline_fills_and_empties() -> None:
+    assert idle_share(4, 1) == 0.75
+    assert idle_share(4, 13) == pytest.approx(3 / 16)
+
+
 def test_a_stage_keeps_no_more_micro_batches_than_there_are_stages(program: Runner) -> None:
     answer = program(4, "flight.py")
     assert answer.returncode == 0, answer.stderr
-
-
-def test_a_batch_is_cut_evenly_with_empty_pieces_where_it_must() -> None:
-    batch = Batch(np.arange(6).reshape(3, 2), np.arange(3), np.arange(3, dtype="uint32"))
-    pieces = batch.cut(5)
-    assert [len(piece.samples) for piece in pieces] == [0, 1, 0, 1, 1]
-    for field in ("inputs", "targets", "samples"):
-        np.testing.assert_array_equal(
-            np.concatenate([getattr(p, field) for p in pieces]), getattr(batch, field)
-        )

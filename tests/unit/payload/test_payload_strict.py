@@ -18,6 +18,7 @@ from payload.parallel.build import assemble
 from payload.parallel.mesh import alone
 from payload.parallel.stage import Batch
 from payload.precision import PRECISIONS, loss_scale
+from tests.support.micro import cut
 from tests.support.strict import Strict, Waits
 
 _DEVICE = Strict()
@@ -86,9 +87,9 @@ def _waits_of_a_step(micro_batches: int, layers: int, precision: str) -> int:
     )
     tokens = _DEVICE.asarray(np.random.default_rng(1).integers(0, 32, (4, 6)))
     batch = Batch(tokens, tokens, _DEVICE.asarray(np.arange(4, dtype="uint32")))
-    engine.step(batch.cut(micro_batches), targets=24, iteration=1, lr=1e-3)
+    engine.step(cut(batch, micro_batches), targets=24, iteration=1, lr=1e-3)
     before = Waits.count
-    assert engine.step(batch.cut(micro_batches), targets=24, iteration=2, lr=1e-3).finite
+    assert engine.step(cut(batch, micro_batches), targets=24, iteration=2, lr=1e-3).finite
     return Waits.count - before
 
 

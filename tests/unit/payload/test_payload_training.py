@@ -63,7 +63,9 @@ def test_a_transformer_over_tensor_and_pipeline_parallel_ranks(
     training = "--global-batch-size 9 --iterations 5 --clip-grad 1 --optimizer adamw"
     arguments = ["train", "--data", f"text:{text}", *f"{sizes} {training}".split()]
     layout = "--tp 2 --pp 2 --micro-batch-size 2".split()
-    assert mpirun(4, *arguments, *layout, "--out", str(tmp_path / "4")).returncode == 0
+    answer = mpirun(4, *arguments, *layout, "--out", str(tmp_path / "4"))
+    assert answer.returncode == 0, answer.stderr
+    assert "pipeline of 2 stages, 5 micro-batches: each stage waits 17% of the time" in answer.stdout
     assert alone(*arguments, "--out", str(tmp_path / "1")).returncode == 0
     assert _losses(tmp_path / "4") == pytest.approx(_losses(tmp_path / "1"), rel=1e-5)
     ours, theirs = (_records(tmp_path / n)["evaluation"][-1]["loss"] for n in "41")

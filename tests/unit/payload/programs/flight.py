@@ -16,6 +16,7 @@ from payload.parallel import pipeline
 from payload.parallel.build import assemble
 from payload.parallel.mesh import make_mesh
 from payload.parallel.stage import Batch
+from tests.support.micro import cut
 
 MICRO_BATCHES = 7
 
@@ -51,7 +52,7 @@ def most_in_flight() -> int:
     )
     batch = Batch(np.ones((20, 3), "float32"), np.zeros(20, int), np.arange(20, dtype="uint32"))
     for iteration in (1, 2):
-        engine.step(batch.cut(MICRO_BATCHES), targets=20, iteration=iteration, lr=0.1)
+        engine.step(cut(batch, MICRO_BATCHES), targets=20, iteration=iteration, lr=0.1)
     assert layer.flying == 0
     return layer.most
 

@@ -30,6 +30,7 @@ from payload.optim.sgd import SGD
 from payload.parallel.build import assemble
 from payload.parallel.mesh import Mesh, make_mesh
 from payload.parallel.stage import Batch
+from tests.support.micro import cut
 from tests.support.strict import Copies, Strict
 from tests.unit.payload.programs.elsewhere import Apart
 
@@ -222,7 +223,7 @@ def train(case: Case, mesh: Mesh, device: Device) -> dict[str, Any]:
         places = np.arange(*bounds[mesh.dp.rank : mesh.dp.rank + 2])
         mine = device.asarray(indices[places])
         samples = device.asarray(places.astype("uint32"))
-        return Batch(inputs[mine], targets[mine], samples).cut(case.micro_batches)
+        return cut(Batch(inputs[mine], targets[mine], samples), case.micro_batches)
 
     order = np.random.default_rng(4)
     losses, norms = [], []
