@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import replace
+
 import numpy as np
+import pytest
 
 from payload.device import Array, Device
-from payload.models import mlp
-from payload.nn.base import Context, Unit
+from payload.models import bert, cnn, gpt, lstm, mlp, resnet, vit
+from payload.nn.base import Context, Unit, state_of
 from payload.nn.loss import SoftmaxCrossEntropy
 from payload.nn.parameter import Parameter
 from payload.nn.tape import Draw, Tape
@@ -41,6 +45,43 @@ def test_gradients_are_the_same_to_the_bit(device: Device) -> None:
         InTurn(stage, SoftmaxCrossEntropy(Context(device))).train(batches, scale=1, seed=0, iteration=1)
     assert (plain.storage.grads == again.storage.grads).all()
     assert again.storage.grads.any()
+
+
+_SMALL = {"layers": 1, "heads": 2, "width": 16, "dropout": 0.2}
+_MODELS: dict[str, tuple[Callable[[Context], list[Unit]], tuple[int, ...]]] = {  # with a sample's shape
+    "gpt": (lambda context: gpt.build(context, vocabulary=9, length=6, **_SMALL), (6,)),
+    "bert": (lambda context: bert.build(context, vocabulary=9, length=6, **_SMALL), (6,)),
+    "vit": (lambda context: vit.build(context, side=8, channels=3, patch=4, classes=9, **_SMALL), (8, 8, 3)),
+    "lstm": (
+        lambda context: lstm.build(context, classes=9, vocabulary=9, length=6, width=8, dropout=0.2),
+        (6,),
+    ),
+    "resnet": (lambda context: resnet.build(context, side=8, classes=9, width=4), (8, 8, 3)),
+    "cnn": (lambda context: cnn.build(context, side=8, channels=1, classes=9), (8, 8, 1)),
+}
+
+
+@pytest.mark.parametrize("model", _MODELS)
+def test_every_unit_of_every_model_can_be_run_again(model: str, device: Device) -> None:
+    """It leaves its input as it was, draws the same, and its state has seen the batch once."""
+    build, shape = _MODELS[model]
+    rng = np.random.default_rng(2)
+    x = rng.integers(0, 9, (4, *shape)) if len(shape) == 1 else rng.standard_normal((4, *shape))
+    samples = device.asarray(np.arange(4, dtype="uint32"))
+
+    def run(*, again: bool) -> list[Array]:
+        units = build(Context(device))
+        if again:
+            units = [replace(unit, layer=Recompute(unit.layer)) for unit in units]
+        stage = _stage(device, units)
+        tape = Tape(draw=Draw(1, 2, samples))
+        y = stage.forward(device.asarray(x, None if len(shape) == 1 else "float32"), tape)
+        stage.backward(y, tape, last=True)
+        found = [stage.storage.grads, *state_of([unit.layer for unit in units]).values()]
+        return [device.to_host(array).copy() for array in found]
+
+    for ours, theirs in zip(run(again=True), run(again=False), strict=True):
+        np.testing.assert_array_equal(ours, theirs)
 
 
 def test_only_inputs_of_units_are_kept(device: Device) -> None:
