@@ -315,6 +315,14 @@ class TelemetryConfig:
 
 
 @dataclass(frozen=True, slots=True)
+class ExportConfig:
+    """write a checkpoint's weights as one file of whole tensors"""
+
+    checkpoint: Path = required(Path, "DIR", "the checkpoint's folder")
+    to: Path = required(Path, "FILE", "to be written, in the safetensors format")
+
+
+@dataclass(frozen=True, slots=True)
 class AlignConfig:
     """line a run's metrics and telemetry up by time"""
 
@@ -324,6 +332,7 @@ class AlignConfig:
 Config = (
     TrainConfig
     | EvalConfig
+    | ExportConfig
     | BenchConfig
     | GemmConfig
     | AllreduceConfig
@@ -335,6 +344,7 @@ Config = (
 _COMMANDS: dict[str, type[Config]] = {
     "train": TrainConfig,
     "eval": EvalConfig,
+    "export": ExportConfig,
     "bench": BenchConfig,
     "gemm": GemmConfig,
     "allreduce": AllreduceConfig,

@@ -8,6 +8,7 @@ from memory that another process fills, and checksums are taken on the way.
 from __future__ import annotations
 
 import json
+import math
 import zlib
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
@@ -44,32 +45,36 @@ def rank_file(rank: int) -> str:
 
 @dataclass(frozen=True, slots=True)
 class FilePlan:
-    """Of one rank's file: its beginning, and where the numbers of each piece lie."""
+    """Of one file: its beginning, and where the numbers of each tensor lie."""
 
     header: bytes
-    offsets: Sequence[int]  # of each piece, in the order given
+    offsets: Mapping[str, int]  # by the tensor's name
     size: int  # of the whole file
 
 
-def plan(held: Sequence[Held]) -> FilePlan:
-    """Lay out a file. Wide numbers come first, so that all are aligned."""
-    pieces: dict[str, dict[str, Any]] = {}
-    entries: dict[str, dict[str, Any]] = {}
-    places, end = [0] * len(held), 0
-    for index in sorted(range(len(held)), key=lambda i: -held[i][1].itemsize):
-        piece, array = held[index]
-        key = f"{piece.tensor}[{piece.start}:{piece.stop}]"
-        pieces[key] = asdict(piece)
-        places[index], end = end, end + array.nbytes
-        entries[key] = {
-            "dtype": _DTYPES[array.dtype.name],
-            "shape": [array.size],
-            "data_offsets": [places[index], end],
-        }
-    text = json.dumps({"__metadata__": {"pieces": json.dumps(pieces)}, **entries}).encode()
+def plan(tensors: Mapping[str, tuple[Sequence[int], np.dtype[Any]]], **metadata: str) -> FilePlan:
+    """Lay out a file of such shapes and dtypes by name. Wide numbers come first, so that all are aligned."""
+    entries: dict[str, Any] = {"__metadata__": metadata}
+    starts, end = {}, 0
+    for name, (shape, dtype) in sorted(tensors.items(), key=lambda item: -item[1][1].itemsize):
+        starts[name], end = end, end + math.prod(shape) * dtype.itemsize
+        place = [starts[name], end]
+        entries[name] = {"dtype": _DTYPES[dtype.name], "shape": list(shape), "data_offsets": place}
+    text = json.dumps(entries).encode()
     text += b" " * (-len(text) % 8)
     header = len(text).to_bytes(8, "little") + text
-    return FilePlan(header, [len(header) + place for place in places], len(header) + end)
+    return FilePlan(header, {name: len(header) + start for name, start in starts.items()}, len(header) + end)
+
+
+def plan_pieces(held: Sequence[Held]) -> tuple[FilePlan, list[int]]:
+    """Lay out a rank's file; where the numbers of each of these pieces lie."""
+    names = [f"{piece.tensor}[{piece.start}:{piece.stop}]" for piece, _ in held]
+    tensors = {
+        name: ((array.size,), np.dtype(array.dtype)) for name, (_, array) in zip(names, held, strict=True)
+    }
+    pieces = {name: asdict(piece) for name, (piece, _) in zip(names, held, strict=True)}
+    layout = plan(tensors, pieces=json.dumps(pieces))
+    return layout, [layout.offsets[name] for name in names]
 
 
 def contents(path: Path) -> list[tuple[Piece, NDArray[Any]]]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,15 @@ class Reader:
             (stored, numbers.dtype) == (piece, array.dtype)
             for stored, numbers in self._pieces.get(piece.tensor, [])
         )
+
+    def tensors(self, *kinds: str) -> dict[str, NDArray[Any]]:
+        """All tensors of some kinds, whole, by name."""
+        found = {}
+        for (piece, numbers), *_ in self._pieces.values():
+            if piece.kind in kinds:
+                whole = Piece(piece.kind, piece.name, piece.shape, 0, math.prod(piece.shape))
+                found[piece.name] = self.read(whole, numbers.dtype).reshape(piece.shape)
+        return found
 
     def read(self, wanted: Piece, dtype: np.dtype[Any]) -> NDArray[Any]:
         """The numbers of a piece, flat.

@@ -10,7 +10,7 @@ from types import TracebackType
 from typing import Any
 
 from payload.checkpoint.background import Writer
-from payload.checkpoint.files import MANIFEST, FileFacts, Manifest, plan, rank_file
+from payload.checkpoint.files import MANIFEST, FileFacts, Manifest, plan_pieces, rank_file
 from payload.checkpoint.folder import INCOMPLETE, checkpoint_name, superseded
 from payload.checkpoint.pieces import scalars, share
 from payload.checkpoint.stopping import StopSignals
@@ -57,7 +57,7 @@ class Saver:
         self._folder, self._describe, self._record = folder, describe, record
         self._interval, self._keep, self._wait = interval, keep, wait
         self._share = share(engine)
-        layout = plan(self._share)
+        layout, offsets = plan_pieces(self._share)
         self._size = layout.size
         self._writer = Writer(layout.size, nice=0 if wait else 10)  # beside training, that goes first
         memory = self._writer.memory
@@ -65,7 +65,7 @@ class Saver:
         memory[: len(layout.header)] = bytearray(layout.header)
         self._copies = [
             memory[offset : offset + array.nbytes].view(array.dtype)
-            for (_, array), offset in zip(self._share, layout.offsets, strict=True)
+            for (_, array), offset in zip(self._share, offsets, strict=True)
         ]
         self._signals = StopSignals()
         self._save: _Save | None = None

@@ -12,9 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
-from payload.checkpoint.files import Manifest
+from payload.checkpoint.files import Manifest, read_manifest
 from payload.checkpoint.folder import prepare
 from payload.checkpoint.pieces import Piece, held, scalars, share
+from payload.checkpoint.reader import Reader
 from payload.checkpoint.resume import resume
 from payload.checkpoint.saver import Saver
 from payload.comm import mpi
@@ -105,6 +106,10 @@ def pass_on(folder: Path, number: int, layout: Layout, mesh: Mesh) -> None:
     with Saver(engine, folder, lambda _: now, lambda **_: None, interval=1, keep=1, wait=True) as saver:
         saver.after(number, (0.0, 0.0), last=False)
     each_once(engine, mesh)
+    path = folder / f"iteration-{number:08}"
+    for name, tensor in Reader(path, read_manifest(path)).tensors("weight").items():
+        whole = Piece("weight", name, tensor.shape, 0, tensor.size)
+        np.testing.assert_array_equal(tensor.reshape(-1), expected(whole))
 
 
 def each_once(engine: Engine, mesh: Mesh) -> None:
