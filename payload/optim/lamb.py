@@ -68,12 +68,14 @@ class LAMB:
             values[run] -= grads[run]
 
     def _ratios(self, values: Array, directions: Array) -> Array:
-        """‖x‖/‖r‖ of each parameter as a whole, wherever its pieces are."""
+        """‖x‖/‖r‖ of each parameter as a whole, wherever its pieces are.
+
+        What several tensor-parallel ranks have whole counts several times in both, and so in neither.
+        """
         xp = self._device.xp
         squares = xp.zeros((2, self._count))
         for run, place, parameter in self._pieces:
-            counted_elsewhere = parameter.axis is None and parameter.context.tp.rank
-            if parameter.decay and not counted_elsewhere:
+            if parameter.decay:
                 for row, flat in enumerate((values[run], directions[run])):
                     squares[row, place] += flat @ flat
         sums = squares.ravel().tolist()

@@ -65,6 +65,15 @@ def test_idx_files_are_read_as_they_were_written(tmp_path: Path, compressed: boo
     np.testing.assert_array_equal(held_out.labels, labels)
 
 
+def test_fashion_mnist_is_read_from_debians_files() -> None:
+    source = _open("--data", "idx:/usr/share/datasets/fashion-mnist")
+    assert (source.training, source.held_out, source.facts["classes"]) == (60_000, 10_000, 10)
+    x, _ = source.held_out_batch(np.arange(10_000))
+    assert x.shape == (10_000, 28, 28, 1)
+    assert x.min() == pytest.approx(-0.2860 / 0.3530, abs=1e-3)  # the mean and deviation that everyone uses
+    assert x.max() == pytest.approx((1 - 0.2860) / 0.3530, abs=1e-3)
+
+
 @pytest.mark.parametrize(
     ("name", "spoil", "message"),
     [

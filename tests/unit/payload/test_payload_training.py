@@ -8,6 +8,7 @@ import socket
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
+from pydoc_data.topics import topics
 from typing import Any
 
 import pytest
@@ -227,3 +228,17 @@ def test_ranks_that_drifted_apart_fail_the_run(program: Runner, tmp_path: Path) 
     assert "test accuracy" not in answer.stdout
     first, second, third = _records(tmp_path)["result"][0]["param_hashes"]
     assert first == second != third
+
+
+@pytest.mark.sweep
+@pytest.mark.timeout(2000)
+def test_a_small_gpt_learns_english_prose(mpirun: Runner, tmp_path: Path) -> None:
+    """On Python's manual, which is on every machine, it reached 2.92 bits per byte; 8 is knowing nothing."""
+    text = tmp_path / "manual.txt"
+    text.write_text("\n\n".join(topics[name] for name in sorted(topics)), encoding="utf-8")
+    data = ("--model", "gpt-tiny", "--data", f"text:{text}", "--sequence-length", "64", "--iterations", "200")
+    rate = ("--optimizer", "adamw", "--lr", "0.003", "--schedule", "cosine", "--warmup-iterations", "20")
+    more = ("--weight-decay", "0.1", "--beta2", "0.95", "--clip-grad", "1", "--global-batch-size", "32")
+    answer = mpirun(2, "train", *data, *rate, *more, "--out", str(tmp_path), seconds=1800)
+    assert answer.returncode == 0, answer.stderr
+    assert _records(tmp_path)["evaluation"][-1]["bits_per_byte"] < 3.1
