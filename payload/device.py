@@ -118,6 +118,9 @@ class Device(Protocol):
     def pin(self, host: Array) -> None:
         """Let host memory be the target of ``copy_out`` while the host does other things."""
 
+    def unpin(self, host: Array) -> None:
+        """Before pinned memory is given back."""
+
     def copy_out(self, array: Array, host: Array) -> None:
         """Begin to copy an array into pinned host memory; what is put on the stream later comes after."""
 
@@ -193,6 +196,9 @@ class Cpu:
         return True
 
     def pin(self, host: Array) -> None:
+        """Nothing to do."""
+
+    def unpin(self, host: Array) -> None:
         """Nothing to do."""
 
     def copy_out(self, array: Array, host: Array) -> None:
@@ -305,6 +311,10 @@ class Gpu:
 
     def pin(self, host: Array) -> None:
         self.xp.cuda.runtime.hostRegister(host.ctypes.data, host.nbytes, 0)
+
+    def unpin(self, host: Array) -> None:
+        self.synchronize()  # a copy may be under way
+        self.xp.cuda.runtime.hostUnregister(host.ctypes.data)
 
     def copy_out(self, array: Array, host: Array) -> None:
         if isinstance(array, np.ndarray):  # such as an optimizer's state that was offloaded

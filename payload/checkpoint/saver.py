@@ -80,6 +80,7 @@ class Saver:
         if error is None:
             self._finish()
         self._signals.close()
+        self._device.unpin(self._writer.memory)
         self._writer.close(kill=error is not None)
 
     def votes(self) -> tuple[float, float]:

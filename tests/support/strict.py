@@ -312,7 +312,7 @@ class _Cupy(_Module):
             get_current_stream=lambda: SimpleNamespace(synchronize=_wait),
             nvtx=Ranges,
             get_elapsed_time=lambda start, end: (end.time - start.time) * 1e3,
-            runtime=SimpleNamespace(hostRegister=lambda address, nbytes, flags: None),  # noqa: ARG005
+            runtime=_Runtime(),
         )
 
     def asarray(self, a: Any, dtype: Any = None) -> StrictArray:
@@ -330,6 +330,21 @@ class _Cupy(_Module):
         assert out.dtype == product.dtype
         out[...] = StrictArray(product)
         return out
+
+
+class _Runtime:
+    """cupy.cuda.runtime's double: memory is registered once, and let go before it is given back."""
+
+    def __init__(self) -> None:
+        self._registered: set[int] = set()
+
+    def hostRegister(self, ptr: int, size: int, flags: int) -> None:  # noqa: N802
+        assert ptr not in self._registered
+        assert (size > 0, flags) == (True, 0)
+        self._registered.add(ptr)
+
+    def hostUnregister(self, ptr: int) -> None:  # noqa: N802
+        self._registered.remove(ptr)
 
 
 class Strict(Gpu):
