@@ -104,7 +104,7 @@ class Nccl(Transport):
         return self._outbox.start(_hold(array, requests))
 
     def recv(self, out: Array, source: int, tag: int = 0) -> None:  # noqa: ARG002
-        group = self._down if source > self.rank else self._up
+        group = self._up if source < self.rank else self._down
         at, kind = address(flat(out)), self._kinds["uint8"]
         for request in group.launch(lambda nccl, stream: nccl.recv(at, out.nbytes, kind, source, stream)):
             request.Wait()

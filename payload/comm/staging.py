@@ -114,17 +114,17 @@ _COPY_BY_ADDRESS = 4  # cudaMemcpyDefault: which side is the device's, the addre
 class _Pinned:
     def __init__(self, pool: Pinned, array: Array) -> None:
         self._pool = pool
-        self._array: Any = array
+        self._array = array
         self._buffer = pool.take(max(array.nbytes, 1))
         self.host = self._buffer[: array.nbytes].view(array.dtype)
         pool.stream.wait_event(pool.cuda.get_current_stream().record())
 
     def fetch(self, piece: slice = _WHOLE) -> Sequence[Request]:
-        self._copy(self.host[piece].ctypes.data, self._array[piece].data.ptr, self.host[piece].nbytes)
+        self._copy(address(self.host[piece]), address(self._array[piece]), self.host[piece].nbytes)
         return [_OnHost(self._pool.stream.record())]
 
     def store(self, piece: slice = _WHOLE) -> Sequence[Request]:
-        self._copy(self._array[piece].data.ptr, self.host[piece].ctypes.data, self.host[piece].nbytes)
+        self._copy(address(self._array[piece]), address(self.host[piece]), self.host[piece].nbytes)
         return [OnDevice(self._pool.stream.record(), self._pool.cuda)]
 
     def release(self) -> None:

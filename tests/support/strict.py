@@ -216,7 +216,8 @@ def _owner(found: Array, parent: StrictArray | None) -> StrictArray | None:
 
 def _wrap(found: Any, parent: StrictArray | None = None) -> Any:
     if isinstance(found, tuple | list):
-        return type(found)(_wrap(part, parent) for part in found)
+        parts = [_wrap(part, parent) for part in found]
+        return tuple(parts) if isinstance(found, tuple) else parts
     if isinstance(found, np.generic):
         return StrictArray(np.asarray(found))
     if not isinstance(found, np.ndarray):

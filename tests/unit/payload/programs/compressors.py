@@ -9,9 +9,11 @@ from payload.comm import mpi
 from payload.comm.choose import COMPRESSORS, compress
 from payload.comm.compressed import Compressed, Piece
 from payload.comm.naive import Naive
+from payload.comm.nccl import Nccl
 from payload.comm.ring import Ring
 from payload.comm.transport import Transport
 from payload.device import Array, Cpu
+from tests.support.streams import Streamed
 
 world = mpi.start()
 RANK, SIZE = world.rank, world.size
@@ -163,7 +165,24 @@ def sends_less(name: str, transport: Transport) -> None:
     assert SIZE == 1 or 0 < sent < 0.5 * dense, (name, sent, dense)
 
 
+def is_the_same_on_a_gpu(name: str) -> None:
+    """Or what stands for one: CuPy's arrays, on NCCL."""
+    gpu = Streamed(RANK)
+    host = gradient(10)
+    device = gpu.asarray(host)
+    by_numpy, by_cupy = make(name, Naive(), host), make(name, Nccl(gpu), device)
+    for salt in (11, 12):
+        host[...] = gradient(salt)
+        device[...] = gpu.asarray(gradient(salt))
+        by_numpy.allreduce(host)
+        by_cupy.iallreduce(device).wait()
+        np.testing.assert_allclose(gpu.to_host(device), host, rtol=1e-3, atol=1e-4)
+    for key, array in by_numpy.state.items():
+        np.testing.assert_allclose(gpu.to_host(by_cupy.state[key]), array, rtol=1e-3, atol=1e-4)
+
+
 for name in COMPRESSORS:
+    is_the_same_on_a_gpu(name)
     for transport in (mpi.MpiCommunicator(Cpu()), Ring(staging=Apart()), Naive()):
         with np.errstate(invalid="ignore", over="ignore"):
             loses_nothing(name, transport, "float32")

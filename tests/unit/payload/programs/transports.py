@@ -5,7 +5,6 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Callable
-from functools import partial
 
 import ml_dtypes
 import numpy as np
@@ -16,11 +15,13 @@ from payload.comm.base import Pending, together, total
 from payload.comm.cuda_aware import CudaAwareMpi
 from payload.comm.hierarchical import Hierarchical
 from payload.comm.naive import Naive
+from payload.comm.nccl import Nccl
 from payload.comm.ring import Ring
-from payload.comm.staging import CudaAware, InPlace, Staging
+from payload.comm.staging import CudaAware
 from payload.comm.transport import MPI, Transport
-from payload.device import Array, Cpu
+from payload.device import Array, Cpu, Device
 from payload.errors import UsageError
+from tests.support.streams import Streamed
 
 # Smaller than in earnest, so that small arrays are of many pieces and go all ways.
 transport.CHUNK_BYTES = mpi.CHUNK_BYTES = 1 << 14
@@ -43,9 +44,18 @@ CASES = [("float32", n) for n in (0, 1, 7, 5003)]
 CASES += [("float64", 2000), ("int32", 10), ("float16", 3001), (ml_dtypes.bfloat16, 33)]
 
 
+def put(numbers: Array, dtype: object) -> Array:
+    """On the device at hand."""
+    return device.asarray(numbers.astype(dtype))  # type: ignore[call-overload]
+
+
+def same(found: Array, expected: Array, where: str) -> None:
+    np.testing.assert_array_equal(device.to_host(found), expected, err_msg=where)
+
+
 def own(dtype: object, size: int, salt: int = 0) -> Array:
-    """This rank's numbers: whole and small, so that sums are exact in 16 bits too."""
-    return ((np.arange(size) * (RANK + 2) + salt) % 7).astype(dtype)  # type: ignore[call-overload]
+    """This rank's numbers."""
+    return put(of(RANK, size, salt), dtype)
 
 
 def outcomes(comm: Transport, dtype: object, size: int, *, blocking: bool) -> dict[str, Array]:
@@ -64,20 +74,20 @@ def outcomes(comm: Transport, dtype: object, size: int, *, blocking: bool) -> di
     call("allreduce", found["sum of rows"])
 
     mine = slice(RANK * size, (RANK + 1) * size)
-    found["part"] = np.empty(size, dtype)  # type: ignore[call-overload]
+    found["part"] = put(np.full(size, 99), dtype)
     call("reduce_scatter", own(dtype, size * SIZE), found["part"])
     whole = own(dtype, size * SIZE)
     call("reduce_scatter", whole, whole[mine])
     found["part in place"] = whole[mine]
 
-    found["joined"] = np.empty(size * SIZE, dtype)  # type: ignore[call-overload]
+    found["joined"] = put(np.full(size * SIZE, 99), dtype)
     call("allgather_into", own(dtype, size), found["joined"])
-    whole = np.zeros(size * SIZE, dtype)  # type: ignore[call-overload]
+    whole = put(np.zeros(size * SIZE), dtype)
     whole[mine] = own(dtype, size)
     call("allgather_into", whole[mine], whole)
     found["joined in place"] = whole
 
-    found["traded"] = np.empty(size * SIZE, dtype)  # type: ignore[call-overload]
+    found["traded"] = put(np.full(size * SIZE, 99), dtype)
     call("alltoall", own(dtype, size * SIZE), found["traded"])
 
     found["root's"] = own(dtype, size)
@@ -90,12 +100,11 @@ def outcomes(comm: Transport, dtype: object, size: int, *, blocking: bool) -> di
 
 
 def agree(comm: Transport, kind: str) -> None:
-    for dtype, size in CASES:
-        expected = outcomes(naive, dtype, size, blocking=True)
+    for (dtype, size), expected in EXPECTED:
         for blocking in (True, False):
             for name, found in outcomes(comm, dtype, size, blocking=blocking).items():
                 where = f"{kind}: {name} of {size} {np.dtype(dtype)}, blocking: {blocking}"  # type: ignore[call-overload]
-                np.testing.assert_array_equal(found, expected[name], err_msg=where)
+                same(found, expected[name], where)
 
 
 def many_at_once(comm: Transport, kind: str) -> None:
@@ -104,7 +113,7 @@ def many_at_once(comm: Transport, kind: str) -> None:
     other = comm.split(0, -RANK)
     sizes = [3, 4000, 1, 15_000, 700, 5, 0, 9000]
     sums = [own("float32", size, salt=salt) for salt, size in enumerate(sizes)]
-    wholes = [np.zeros(size * SIZE, "float32") for size in sizes]
+    wholes = [put(np.zeros(size * SIZE), "float32") for size in sizes]
     pending: list[Pending] = []
     for salt, size in enumerate(sizes):
         pending.append(comm.iallreduce(sums[salt]))
@@ -113,25 +122,27 @@ def many_at_once(comm: Transport, kind: str) -> None:
             operation.test()
         between = own("float64", 3000)
         other.allreduce(between)
-        np.testing.assert_array_equal(between, expected_sum("float64", 3000))
+        same(between, expected_sum("float64", 3000), kind)
         assert total(comm, RANK) == SIZE * (SIZE - 1) / 2
         if salt == 4:  # a blocking one comes after those under way
             comm.allreduce(between)
-            np.testing.assert_array_equal(between, SIZE * expected_sum("float64", 3000))
+            same(between, SIZE * expected_sum("float64", 3000), kind)
     luck.shuffle(pending)
     for operation in pending:
         operation.wait()
         assert operation.test()
     for salt, size in enumerate(sizes):
-        np.testing.assert_array_equal(sums[salt], expected_sum("float32", size, salt), err_msg=kind)
-        joined = np.empty(size * SIZE, "float32")
-        naive.allgather_into(own("float32", size, salt=salt), joined)
-        np.testing.assert_array_equal(wholes[salt], joined, err_msg=kind)
+        same(sums[salt], expected_sum("float32", size, salt), kind)
+        same(wholes[salt], np.concatenate([of(rank, size, salt) for rank in range(SIZE)]), kind)
+
+
+def of(rank: int, size: int, salt: int = 0) -> Array:
+    """A rank's numbers: whole and small, so that sums are exact in 16 bits too."""
+    return (np.arange(size) * (rank + 2) + salt) % 7
 
 
 def expected_sum(dtype: str, size: int, salt: int = 0) -> Array:
-    ranks = range(SIZE)
-    return sum(((np.arange(size) * (rank + 2) + salt) % 7 for rank in ranks), np.zeros(size)).astype(dtype)
+    return sum((of(rank, size, salt) for rank in range(SIZE)), np.zeros(size)).astype(dtype)
 
 
 def completes_by_looking(comm: Transport) -> None:
@@ -139,24 +150,22 @@ def completes_by_looking(comm: Transport) -> None:
     pending = comm.iallreduce(array)
     while not pending.test():
         pass
-    np.testing.assert_array_equal(array, expected_sum("float32", 20_000))
+    same(array, expected_sum("float32", 20_000), "by looking")
 
 
 def refuses(comm: Transport) -> None:
-    for wrong, call in {
-        "contiguous": lambda: comm.allreduce(np.ones((4, 4))[:, ::2]),
-        "evenly": lambda: comm.reduce_scatter(np.ones(SIZE + 1), np.ones(1)) if SIZE > 1 else wrong_order(),
-    }.items():
+    ones = device.xp.ones((4, 4))
+    calls = {"contiguous": lambda: comm.allreduce(ones[:, ::2])}
+    if SIZE > 1:
+        odd = device.xp.ones(SIZE + 1)
+        calls["evenly"] = lambda: comm.reduce_scatter(odd, device.xp.ones(1))
+    for wrong, call in calls.items():
         try:
             call()
         except ValueError as error:
             assert wrong in str(error)  # noqa: PT017
         else:
             raise AssertionError(f"not refused: {wrong}")
-
-
-def wrong_order() -> None:
-    raise ValueError("anything is divided evenly by one")
 
 
 def counts(comm: Transport) -> None:
@@ -187,28 +196,41 @@ def agrees_on_failures() -> None:
     assert together(world, lambda: "fine") == "fine"
 
 
-naive = Naive()
-np.testing.assert_array_equal(outcomes(naive, "float32", 9, blocking=True)["sum"], expected_sum("float32", 9))
-MAKERS: dict[str, Callable[..., Transport]] = {
-    "naive": Naive,
-    "mpi": mpi.MpiCommunicator,
-    "ring": Ring,
-    "hierarchical": Hierarchical,
-    "mpi on the device": CudaAwareMpi,
-    "two nodes": partial(Hierarchical, node_of=on_two_nodes),
-    "many nodes": partial(Hierarchical, node_of=on_nodes_of_their_own),
-}
-STAGINGS: dict[str, list[Staging]] = {
-    "mpi": [InPlace(), Apart()],
-    "ring": [InPlace(), Apart()],
-    "mpi on the device": [CudaAware(Cpu())],
-}
-for kind in sys.argv[1:] or MAKERS:
-    for staging in STAGINGS.get(kind, [Apart()]):
-        comm = MAKERS[kind](Cpu(), staging=staging)
+def refuses_a_shared_gpu() -> None:
+    try:
+        Nccl(Streamed(0))
+    except UsageError as error:
+        assert SIZE > 1
+        assert "rank 0 on " in str(error)  # noqa: PT017
+        assert "with rank 1" in str(error)  # noqa: PT017
+    else:
+        assert SIZE == 1
+
+
+device: Device = Cpu()
+EXPECTED = [(case, outcomes(Naive(), *case, blocking=True)) for case in CASES]
+np.testing.assert_array_equal(EXPECTED[3][1]["sum"], expected_sum("float32", 5003))
+gpu = Streamed(RANK)
+KINDS: list[tuple[str, Device, Callable[[], Transport]]] = [
+    ("naive", device, lambda: Naive(device, staging=Apart())),
+    ("mpi", device, lambda: mpi.MpiCommunicator(device)),
+    ("mpi apart", device, lambda: mpi.MpiCommunicator(device, staging=Apart())),
+    ("mpi on the device", device, lambda: CudaAwareMpi(device, staging=CudaAware(device))),
+    ("ring", device, lambda: Ring(device)),
+    ("two nodes", device, lambda: Hierarchical(device, staging=Apart(), node_of=on_two_nodes)),
+    ("many nodes", device, lambda: Hierarchical(device, node_of=on_nodes_of_their_own)),
+    ("hierarchical on a GPU", gpu, lambda: Hierarchical(gpu)),
+    ("mpi on a GPU", gpu, lambda: mpi.MpiCommunicator(gpu)),
+    ("ring on a GPU", gpu, lambda: Ring(gpu)),
+    ("nccl", gpu, lambda: Nccl(gpu)),
+]
+for kind, place, make in KINDS:
+    if kind in sys.argv[1:] or not sys.argv[1:]:
+        device, comm = place, make()
         agree(comm, kind)
         many_at_once(comm, kind)
         completes_by_looking(comm)
         refuses(comm)
         counts(comm)
+refuses_a_shared_gpu()
 agrees_on_failures()
