@@ -48,7 +48,6 @@ def train(compression: str) -> dict[str, float]:
         SoftmaxCrossEntropy(mesh.context(device)),
         lambda storage: SGD(storage.home, storage.values, storage.segments, momentum=0.9),
         seed=0,
-        bucket_bytes=1 << 15,
         compressor=compressor,
     )
     before = transport.bytes_sent
