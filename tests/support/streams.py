@@ -20,7 +20,7 @@ from mpi4py import MPI
 
 from payload.comm.steps import Request
 from payload.device import Array
-from tests.support.strict import Strict, StrictArray
+from tests.support.strict import Strict
 
 _KINDS = ("int8", "uint8", "int32", "uint32", "int64", "uint64", "float16", "float32", "float64", "bfloat16")
 _STREAMS: dict[int, Stream] = {}
@@ -199,8 +199,3 @@ class Streamed(Strict):
             "cupy.cuda.nccl": nccl,
         }
         sys.modules.update(doubles)
-
-
-StrictArray.__cuda_array_interface__ = property(  # type: ignore[attr-defined]
-    lambda self: {"data": (self._inner.ctypes.data, False)}
-)
