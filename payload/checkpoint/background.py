@@ -65,7 +65,9 @@ class Writer:
 
     def ready(self) -> bool:
         """Whether the answer is there."""
-        return bool(select.select([self._answers], [], [], 0)[0])
+        poll = select.poll()  # unlike select, for any file descriptor
+        poll.register(self._answers, select.POLLIN)
+        return bool(poll.poll(0))
 
     def answer(self) -> dict[str, Any]:
         """What came of the request; waits for it.

@@ -77,11 +77,15 @@ class Saver:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if error is None:
-            self._finish()
-        self._signals.close()
-        self._device.unpin(self._writer.memory)
-        self._writer.close(kill=error is not None)
+        finished = False
+        try:
+            if error is None:
+                self._finish()
+                finished = True
+        finally:
+            self._signals.close()
+            self._device.unpin(self._writer.memory)
+            self._writer.close(kill=not finished)
 
     def votes(self) -> tuple[float, float]:
         """For the next step to sum: whether this rank was asked to stop, and has written its file."""

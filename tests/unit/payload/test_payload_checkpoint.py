@@ -293,6 +293,18 @@ def test_what_cannot_be_written_fails_the_run(device: Device, tmp_path: Path) ->
     assert list(complete(tmp_path)) == [1]
 
 
+def test_a_last_one_that_cannot_be_written_fails_the_run_and_leaves_no_process(
+    device: Device, tmp_path: Path
+) -> None:
+    before, handler = children(), signal.getsignal(signal.SIGTERM)
+    options: dict[str, Any] = {"interval": 1, "keep": 9, "wait": False}
+    (tmp_path / "iteration-00000001.incomplete").touch()
+    with pytest.raises(PayloadError, match="cannot be written"):  # noqa: SIM117
+        with Saver(make_engine(device), tmp_path, describe, lambda **_: None, **options) as saver:
+            saver.after(1, (0.0, 0.0), last=True)
+    assert (children(), signal.getsignal(signal.SIGTERM)) == (before, handler)
+
+
 def children() -> set[int]:
     return {int(pid) for pid in Path(f"/proc/{os.getpid()}/task/{os.getpid()}/children").read_text().split()}
 
