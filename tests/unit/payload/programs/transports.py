@@ -40,8 +40,8 @@ def on_nodes_of_their_own(comm: MPI.Comm) -> MPI.Comm:
     return comm.Split(comm.rank, 0)
 
 
-CASES = [("float32", n) for n in (0, 1, 7, 5003)]
-CASES += [("float64", 2000), ("int32", 10), ("float16", 3001), (ml_dtypes.bfloat16, 33)]
+CASES = [("float32", n) for n in (0, 1, 5003)]
+CASES += [("int32", 10), ("float16", 3001), (ml_dtypes.bfloat16, 33)]
 
 
 def put(numbers: Array, dtype: object) -> Array:
@@ -209,7 +209,7 @@ def refuses_a_shared_gpu() -> None:
 
 device: Device = Cpu()
 EXPECTED = [(case, outcomes(Naive(), *case, blocking=True)) for case in CASES]
-np.testing.assert_array_equal(EXPECTED[3][1]["sum"], expected_sum("float32", 5003))
+np.testing.assert_array_equal(EXPECTED[2][1]["sum"], expected_sum("float32", 5003))
 gpu = Streamed(RANK)
 KINDS: list[tuple[str, Device, Callable[[], Transport]]] = [
     ("naive", device, lambda: Naive(device, staging=Apart())),
