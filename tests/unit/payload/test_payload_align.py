@@ -42,7 +42,7 @@ def run(tmp_path: Path) -> Path:
         sample(9.0, 99.0, gpus=gpus((99, 99), (99, 99))),
         sample(11.0, 40.0, gpus=gpus((50, 100), (70, 200)), net_rx_bytes_per_s={"a": 10.0, "b": 5.0}),
         sample(11.5, 80.0, gpus=gpus((90, 300), (None, None))),
-        {"kind": "host", "time": 11.9},
+        {"kind": "host", "time": 11.9, "gpus": [{"index": 0, "name": "a GPU"}]},
         sample(20.0, 10.0, gpus=gpus((0, 50), (0, 50))),
     )
     write(

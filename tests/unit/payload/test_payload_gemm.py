@@ -13,7 +13,7 @@ from payload.comm.solo import Solo
 from payload.config import GemmConfig, GemmSize, parse
 from payload.device import Device
 from payload.errors import UsageError
-from payload.gemm import gemm
+from payload.gemm import _Layer, gemm
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -48,6 +48,16 @@ def test_products_are_right_on_any_device(device: Device, dtype: str, tmp_path: 
     config = GemmConfig((size,), (dtype,), warmup=1, iterations=1, seed=0, device="auto", out=tmp_path)
     (record,) = gemm(config, device, Solo())
     assert (record["ok"], record["wrong_rows"]) == (True, [0])
+
+
+def test_a_rounded_product_is_right_and_another_is_not(device: Device) -> None:
+    comm = Solo()
+    layer = _Layer.draw(device, comm, GemmSize(8, 4096, 33), "bfloat16", seed=0)
+    exact = device.matmul(layer.a, layer.b, dtype="float32")
+    rounded = exact.astype(layer.a.dtype).astype("float32")
+    assert int((rounded != exact).sum()) > 0
+    assert layer.wrong_rows(device, comm, rounded, rounded) == 0
+    assert layer.wrong_rows(device, comm, rounded, exact[::-1]) == 8
 
 
 def test_a_wrong_sum_is_found_on_the_rank_that_has_it(program: Runner, tmp_path: Path) -> None:
