@@ -53,7 +53,7 @@ def test_products_are_right_on_any_device(device: Device, dtype: str, tmp_path: 
 def test_a_rounded_product_is_right_and_another_is_not(device: Device) -> None:
     comm = Solo()
     layer = _Layer.draw(device, comm, GemmSize(8, 4096, 33), "bfloat16", seed=0)
-    exact = device.matmul(layer.a, layer.b, dtype="float32")
+    exact = device.matmul(layer.a.astype("float32"), layer.b.astype("float32"))
     rounded = exact.astype(layer.a.dtype).astype("float32")
     assert int((rounded != exact).sum()) > 0
     assert layer.wrong_rows(device, comm, rounded, rounded) == 0
