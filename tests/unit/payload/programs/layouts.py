@@ -28,6 +28,7 @@ from payload.nn.linear import Linear
 from payload.nn.loss import SoftmaxCrossEntropy
 from payload.optim.sgd import SGD
 from payload.parallel.build import assemble
+from payload.parallel.engine import Engine
 from payload.parallel.mesh import Mesh, make_mesh
 from payload.parallel.stage import Batch
 from tests.support.micro import cut
@@ -122,7 +123,7 @@ CORE: dict[int, list[Case]] = {
 
 def every(model: str, ranks: int) -> Iterator[Case]:
     """All layouts of a model on so many ranks."""
-    tensor_parallel = model in ("gpt", "bert", "vit")
+    tensor_parallel = model in ("lstm", "gpt", "bert", "vit")
     cuts = (1,) if model == "resnet" else (1, 3)  # statistics of a batch are those of a micro-batch
     for tp, pp, zero, micro_batches, recompute in product(
         (1, 2, 4), (1, 2, 3, 4), (0, 1, 2, 3), cuts, (False, True)
@@ -233,8 +234,20 @@ def train(case: Case, mesh: Mesh, device: Device) -> dict[str, Any]:
         outcome = engine.step(share(chosen), targets=count, iteration=iteration, lr=model.lr)
         losses.append(outcome.loss)
         norms.append(outcome.grad_norm)
+    _check_copies(engine)
     evaluation = engine.evaluate(share(np.arange(len(inputs))))
     return {"losses": losses, "norms": norms, "evaluation": [evaluation.loss, evaluation.accuracy]}
+
+
+def _check_copies(engine: Engine) -> None:
+    """What several stages hold is the same on all of them, to the bit."""
+    storage = engine.storage
+    mine = {
+        (s.parameter.name, s.offset): storage.home.to_host(storage.values[s.start : s.stop]).tobytes()
+        for s in storage.segments
+    }
+    for theirs in engine.mesh.pp.allgather(mine):
+        assert all(mine[place] == theirs[place] for place in mine.keys() & theirs.keys())
 
 
 def main() -> None:
