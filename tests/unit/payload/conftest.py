@@ -74,8 +74,8 @@ def mpirun() -> Runner:
 def start() -> Callable[..., subprocess.Popen[str]]:
     """As ``mpirun``, without waiting for the end."""
 
-    def run(ranks: int, *arguments: str) -> subprocess.Popen[str]:
-        return _start(*_MPIRUN, str(ranks), sys.executable, "-m", "payload", *arguments)
+    def run(ranks: int, *arguments: str, **environ: str) -> subprocess.Popen[str]:
+        return _start(*_MPIRUN, str(ranks), sys.executable, "-m", "payload", *arguments, **environ)
 
     return run
 

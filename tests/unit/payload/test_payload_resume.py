@@ -90,7 +90,12 @@ class Run:
         ranks, options = LAYOUTS[layout]
         self._out, self._size = out, ranks
         # `timeout`, which has mpirun as its only child
-        self._process = start(ranks, *RUN, *options, "--resume", "auto", "--out", str(out))
+        self._process = start(
+            ranks,
+            *(*RUN, *options, "--resume", "auto", "--out", str(out)),
+            # Open MPI leaves the memory that ranks share, by default in /dev/shm, if they are killed.
+            OMPI_MCA_btl_vader_backing_directory=str(out.parent),
+        )
         wait_until(lambda: self.over or len(self.ranks()) == ranks)
 
     @property

@@ -22,7 +22,8 @@ from payload.parallel.mesh import make_mesh
 from payload.parallel.stage import Batch
 
 device = choose("auto", 0)
-world = mpi.start()
+mpi.start()
+world = mpi.MpiCommunicator(device)
 
 
 def make_engine(name: str) -> Engine:
