@@ -225,7 +225,7 @@ def test_first_loss_of_gpt_is_that_of_chance(device: Device) -> None:
 @pytest.mark.parametrize(
     ("build", "message"),
     [
-        (lambda c: gpt.build(c, heads=5, width=16), "block0.attention: 5 heads"),
+        (lambda c: gpt.build(c, heads=5, width=16), "a width of 16 cannot be divided among 5 heads"),
         (lambda c: vit.build(c, side=30), "images of 30 x 30 pixels cannot be cut into patches of 16 x 16"),
         (lambda c: lstm.build(c, classes=3), "either a vocabulary or the number of features"),
         (lambda c: lstm.build(c, classes=3, vocabulary=3, features=3), "either a vocabulary or"),
