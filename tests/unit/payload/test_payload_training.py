@@ -242,3 +242,15 @@ def test_a_small_gpt_learns_english_prose(mpirun: Runner, tmp_path: Path) -> Non
     answer = mpirun(2, "train", *data, *rate, *more, "--out", str(tmp_path), seconds=1800)
     assert answer.returncode == 0, answer.stderr
     assert _records(tmp_path)["evaluation"][-1]["bits_per_byte"] < 3.1
+
+
+@pytest.mark.sweep
+@pytest.mark.timeout(2000)
+def test_a_small_cnn_knows_fashion(mpirun: Runner, tmp_path: Path) -> None:
+    """It reached 0.9087 after two epochs of four."""
+    data = ("--model", "cnn", "--data", "idx:/usr/share/datasets/fashion-mnist", "--epochs", "4")
+    rate = ("--optimizer", "adamw", "--lr", "0.004", "--schedule", "cosine", "--warmup-iterations", "50")
+    more = ("--weight-decay", "0.05", "--global-batch-size", "64")
+    answer = mpirun(2, "train", *data, *rate, *more, "--out", str(tmp_path), seconds=1800)
+    assert answer.returncode == 0, answer.stderr
+    assert _records(tmp_path)["result"][0]["accuracy"] >= 0.90
