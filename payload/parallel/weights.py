@@ -38,6 +38,7 @@ class Resident:
     def __init__(self, layout: Layout, dp: Communicator, whole: Array) -> None:
         """``whole``: (size,), maybe the masters themselves."""
         self._layout, self._dp, self.kept = layout, dp, whole
+        self._stale = False  # others' parts are those of before the last update
         self._pending: dict[int, Pending] = {}
         for group in layout.groups:
             bind_values(group, whole[group.start : group.stop])
@@ -47,10 +48,12 @@ class Resident:
         return 0
 
     def gather(self, unit: Unit, *, backward: bool) -> None:  # noqa: ARG002
-        if self._pending:  # new weights are still on their way
-            for group in self._layout.uses[unit.name]:
-                if group.number in self._pending:
-                    self._pending.pop(group.number).wait()
+        if self._stale:  # not before it is needed: a run may end after any update, with nothing under way
+            self._stale = False
+            self._pending = {group.number: self._start(group) for group in self._layout.groups}
+        for group in self._layout.uses[unit.name] if self._pending else ():
+            if group.number in self._pending:
+                self._pending.pop(group.number).wait()
 
     def release(self) -> None:
         """They stay."""
@@ -59,11 +62,13 @@ class Resident:
         if mine is self.kept:
             return
         for group in self._layout.groups:
-            whole = self.kept[group.start : group.stop]
-            part = whole[self._layout.part(group)]
+            part = self.kept[group.start : group.stop][self._layout.part(group)]
             part[...] = mine[self._layout.owned(group)]
-            if self._layout.parts > 1:
-                self._pending[group.number] = self._dp.iallgather_into(as_bytes(part), as_bytes(whole))
+        self._stale = self._layout.parts > 1
+
+    def _start(self, group: Group) -> Pending:
+        whole = self.kept[group.start : group.stop]
+        return self._dp.iallgather_into(as_bytes(whole[self._layout.part(group)]), as_bytes(whole))
 
 
 class Gathered:

@@ -36,6 +36,14 @@ def test_all_stages_take_the_steps_of_one_rank(
     assert answer.returncode == 0, answer.stderr
 
 
+@pytest.mark.parametrize("zero", ["1", "3"])
+def test_a_run_may_end_after_any_step(
+    program: Callable[..., subprocess.CompletedProcess[str]], zero: str
+) -> None:
+    answer = program(2, "leave.py", zero)
+    assert answer.returncode == 0, answer.stderr
+
+
 class _Borrower:
     """Uses what another layer has."""
 
