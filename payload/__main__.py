@@ -39,7 +39,7 @@ _MODULES: dict[type[Config], str] = {
 
 def main(argv: Sequence[str]) -> int:
     """Run one command and give its exit code."""
-    _settle_blas()
+    settle_blas()
     try:
         config = parse(argv)
     except UsageError as exc:
@@ -85,7 +85,7 @@ def _world_rank() -> int:
     return mpi.world_rank() if mpi else 0
 
 
-def _settle_blas() -> None:
+def settle_blas() -> None:
     """Keep NumPy's BLAS to the cores this rank was given, with the kernels that suit this CPU best."""
     # By itself, each rank's takes all of the node's cores.
     os.environ.setdefault("OMP_NUM_THREADS", os.environ.get("SLURM_CPUS_PER_TASK", "1"))

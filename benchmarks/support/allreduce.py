@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import json
-import os
 import socket
 import statistics
-import subprocess
-import sys
 from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
+
+from benchmarks.support.ranks import run
 
 RANKS = 2
 OURS, BARE, GLOO = "payload", "mpi4py Allreduce", "torch gloo"
@@ -48,27 +46,9 @@ def compare(rounds: int = 15) -> tuple[list[Compared], dict[str, dict[str, float
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
         port = str(free.getsockname()[1])
-    clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "OMPI_", "PMIX_", "PMI_"))}
-    root = str(Path(__file__).parents[2])
-    env = {
-        **clean,
-        "PYTHONPATH": root,
-        "OMP_NUM_THREADS": "1",
-        "MASTER_ADDR": "127.0.0.1",
-        "MASTER_PORT": port,
-    }
-    program = [sys.executable, "-m", "benchmarks.support.allreduce_ranks", str(rounds)]
-    mpirun = [
-        "mpirun",
-        "--allow-run-as-root",
-        "--oversubscribe",
-        "--bind-to",
-        "none",
-        "-n",
-        str(RANKS),
-        *program,
-    ]
-    output = subprocess.run(mpirun, env=env, cwd=root, stdout=subprocess.PIPE, text=True, check=True).stdout
+    output = run(
+        "benchmarks.support.allreduce_ranks", rounds, ranks=RANKS, MASTER_ADDR="127.0.0.1", MASTER_PORT=port
+    )
     found = json.loads(output)
     return [Compared(one["nbytes"], one["rounds"]) for one in found["sizes"]], found["wire"]
 

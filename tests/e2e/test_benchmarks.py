@@ -9,12 +9,29 @@ from pathlib import Path
 import pytest
 
 pytestmark = pytest.mark.sweep
-BENCHMARK = Path(__file__).parents[2] / "benchmarks" / "orchestration.py"
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks"
 
 
-def test_the_quick_ones_print_medians_and_ratios() -> None:
-    argv = [sys.executable, BENCHMARK, "--rounds", "1", "start", "again", "submit", "collect"]
+@pytest.mark.parametrize(
+    ("benchmark", "parts", "shown"),
+    [
+        (
+            "orchestration.py",
+            ("start", "again", "submit", "collect"),
+            ("clusterctl --help", "up again", "submit / by hand = ", "rsync / collect = "),
+        ),
+        (
+            "training.py",
+            (),
+            ("PyTorch DDP / payload = ", "mpi4py Allreduce / payload = ", "waited for / written beside = "),
+        ),
+    ],
+)
+def test_a_round_of_each_prints_medians_and_ratios(
+    benchmark: str, parts: tuple[str, ...], shown: tuple[str, ...]
+) -> None:
+    argv = [sys.executable, BENCHMARKS / benchmark, "--rounds", "1", *parts]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=800, check=False)
     assert done.returncode == 0, done.stderr
-    for words in ("clusterctl --help", "up again", "submit / by hand = ", "rsync / collect = "):
+    for words in shown:
         assert words in done.stdout

@@ -1,0 +1,233 @@
+"""Training steps of the payload and of PyTorch DDP, in turn, in the same processes. Started by training.py.
+
+Arguments: WHAT (a function below), the number of rounds.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import sys
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, replace
+
+import numpy as np
+import torch
+from torch import distributed, nn
+from torch.nn import functional
+from torch.nn.parallel import DistributedDataParallel
+
+from benchmarks.support import torch_models
+from benchmarks.support.rounds import Measured
+from payload.comm import mpi
+from payload.comm.solo import Solo
+from payload.device import Array, Cpu
+from payload.host import keep_freed_memory
+from payload.models import gpt as our_gpt
+from payload.models import mlp as our_mlp
+from payload.models import resnet as our_resnet
+from payload.nn.base import Context, Unit
+from payload.nn.loss import SoftmaxCrossEntropy
+from payload.optim.adamw import AdamW
+from payload.optim.sgd import SGD
+from payload.parallel.build import assemble
+from payload.parallel.mesh import make_mesh
+from payload.parallel.stage import Batch
+
+LR = 1e-3
+NORMS = (nn.LayerNorm, nn.BatchNorm2d)
+STEPS = 10  # in one round
+Step = Callable[[], float]  # trains on one global batch and gives the loss of this rank's share
+
+
+@dataclass(frozen=True)
+class Match:
+    """One model on both sides."""
+
+    title: str
+    ours: Step
+    theirs: Step
+    samples: int  # in a global batch
+    aim: str
+    tolerance: float = 2e-4  # relative, between the two sides' losses of each step
+
+
+def play(match: Match, world: mpi.MpiCommunicator, rounds: int) -> None:
+    """Rounds of ``STEPS`` steps in turn, after one not counted; the losses of both sides must agree."""
+    taken: dict[str, list[float]] = {"payload": [], "PyTorch DDP": []}
+    losses: dict[str, list[float]] = {side: [] for side in taken}
+    for _ in range(rounds + 1):
+        for side, step in zip(taken, (match.ours, match.theirs), strict=True):
+            world.barrier()
+            start = time.perf_counter()
+            losses[side] += [step() for _ in range(STEPS)]
+            world.barrier()
+            taken[side].append(time.perf_counter() - start)
+    np.testing.assert_allclose(*losses.values(), rtol=match.tolerance)
+    if world.rank == 0:
+        measured = Measured(
+            match.title, {side: seconds[1:] for side, seconds in taken.items()}, aim=match.aim
+        )
+        for side in taken:
+            speed = match.samples * STEPS / measured.median(side)
+            measured.notes.append(f"{side}: {speed:,.0f} samples/s")
+        first, last = losses["payload"][0], losses["payload"][-1]
+        measured.notes.append(f"loss {first:.4f} → {last:.4f}; all steps agree to {match.tolerance:g}")
+        measured.show()
+
+
+class Pair:
+    """An engine of ours and a DDP model of theirs that start alike and see the same batch again and again."""
+
+    def __init__(
+        self,
+        world: mpi.MpiCommunicator,
+        build: Callable[..., list[Unit]],
+        sizes: dict[str, object],
+        model: nn.Module,
+        alike: Mapping[str, nn.Module],
+        *,
+        adam: bool,
+    ) -> None:
+        """``alike``: the layers of theirs by the beginning of the names of our parameters."""
+        self._world, device, mesh = world, Cpu(), make_mesh(world)
+        context = mesh.context(device)
+        self._engine = assemble(
+            device,
+            mesh,
+            build(context, **sizes),
+            SoftmaxCrossEntropy(context),
+            lambda storage: (AdamW if adam else SGD)(device, storage.values, storage.segments),
+        )
+        values = {s.parameter.name: s.parameter.value for s in self._engine.storage.segments}
+        for name, layer in alike.items():
+            _copy(name, layer, values)
+        assert not values, f"not in PyTorch's model: {list(values)}"
+        self._model = DistributedDataParallel(model)
+        self._optimizer = (
+            torch.optim.AdamW(model.parameters(), lr=LR)
+            if adam
+            else torch.optim.SGD(model.parameters(), lr=LR, momentum=0.9)
+        )
+        self._iteration = 0
+
+    def match(
+        self, title: str, aim: str, inputs: Array, targets: Array, theirs: Array | None = None
+    ) -> Match:
+        """This rank's share of the global batch; ``theirs``: the inputs as PyTorch's model wants them."""
+        count = len(inputs)
+        batch = Batch(inputs, targets, np.arange(count, dtype=np.uint32))
+        x, y = torch.from_numpy(inputs if theirs is None else theirs), torch.from_numpy(targets)
+        everywhere = targets.size * self._world.size
+
+        def our_step() -> float:
+            self._iteration += 1
+            step = self._engine.step([batch], targets=everywhere, iteration=self._iteration, lr=LR)
+            return step.loss
+
+        def their_step() -> float:
+            self._optimizer.zero_grad()
+            logits = self._model(x)
+            loss = functional.cross_entropy(logits.reshape(-1, logits.shape[-1]), y.reshape(-1))
+            loss.backward()
+            self._optimizer.step()
+            distributed.all_reduce(shared := loss.detach() / self._world.size)
+            return float(shared)
+
+        return Match(title, our_step, their_step, count * self._world.size, aim)
+
+
+def _copy(name: str, layer: nn.Module, values: dict[str, Array]) -> None:
+    """Our values of one layer into theirs. Our weights are (inputs, outputs), or (inputs, h, w, outputs)."""
+    with torch.no_grad():
+        if isinstance(layer, nn.Embedding):
+            layer.weight.copy_(torch.from_numpy(values.pop(f"{name}.table")))
+            return
+        first = values.pop(f"{name}.gain" if isinstance(layer, NORMS) else f"{name}.weight")
+        if isinstance(layer, nn.Conv2d):
+            first = first[:, ::-1, ::-1].transpose(3, 0, 1, 2)  # theirs is a correlation
+        elif isinstance(layer, nn.Linear):
+            first = first.reshape(len(first), -1).T
+        layer.weight.copy_(torch.from_numpy(np.ascontiguousarray(first)))
+        if layer.bias is not None:
+            layer.bias.copy_(torch.from_numpy(values.pop(f"{name}.bias").ravel()))
+
+
+def mlp(world: mpi.MpiCommunicator) -> Match:
+    """5.8 million parameters."""
+    sizes = {"inputs": 784, "hidden": (2048, 2048), "classes": 10}
+    theirs = torch_models.mlp(**sizes)
+    linears = [layer for layer in theirs if isinstance(layer, nn.Linear)]
+    alike = {f"linear{number}": layer for number, layer in enumerate(linears)}
+    rng = np.random.default_rng(world.rank)
+    x, labels = rng.standard_normal((64, 784), dtype=np.float32), rng.integers(0, 10, 64)
+    pair = Pair(world, our_mlp.build, sizes, theirs, alike, adam=False)
+    return pair.match("MLP 784-2048-2048-10, SGD, 64 samples a rank", "1.3x", x, labels)
+
+
+def gpt(world: mpi.MpiCommunicator) -> Match:
+    """4.8 million parameters."""
+    sizes = {"vocabulary": 256, "length": 128, "layers": 6, "heads": 4, "width": 256}
+    theirs = torch_models.GPT(**sizes)
+    alike = {"embedding": theirs.tokens, "positions": theirs.positions, "norm": theirs.norm}
+    for number, block in enumerate(theirs.blocks):
+        layers = {"norm1": block.norm1, "attention.qkv": block.qkv, "attention.out": block.out}
+        layers |= {"norm2": block.norm2, "up": block.up, "down": block.down}
+        alike |= {f"block{number}.{name}": layer for name, layer in layers.items()}
+    tokens = np.random.default_rng(world.rank).integers(0, 256, (8, 129))
+    x, labels = np.ascontiguousarray(tokens[:, :-1]), np.ascontiguousarray(tokens[:, 1:])
+    pair = Pair(world, our_gpt.build, sizes, theirs, alike, adam=True)
+    return pair.match("GPT of 6 layers, 256 wide, AdamW, 8 x 128 tokens a rank", "1.1x", x, labels)
+
+
+def resnet(world: mpi.MpiCommunicator) -> Match:
+    """11.2 million parameters; as with PyTorch, each rank normalises by its own batch."""
+    theirs = torch_models.ResNet18(classes=10)
+    alike = {"stem": theirs.stem[0], "stem.norm": theirs.stem[1], "head": theirs.head}
+    for number, block in enumerate(theirs.blocks):
+        name = f"stage{number // 2}.block{number % 2}"
+        alike |= {f"{name}.conv0": block.conv1, f"{name}.conv0.norm": block.bn1}
+        alike |= {f"{name}.conv1": block.conv2, f"{name}.conv1.norm": block.bn2}
+        if block.short:
+            alike |= {f"{name}.shortcut": block.short[0], f"{name}.shortcut.norm": block.short[1]}
+    rng = np.random.default_rng(world.rank)
+    x, labels = rng.standard_normal((32, 32, 32, 3), dtype=np.float32), rng.integers(0, 10, 32)
+    channels_first = np.ascontiguousarray(x.transpose(0, 3, 1, 2))
+    pair = Pair(world, _local_resnet, {"classes": 10}, theirs, alike, adam=False)
+    return pair.match("ResNet-18, 32 x 32, SGD, 32 images a rank", "0.8x", x, labels, theirs=channels_first)
+
+
+def _local_resnet(context: Context, **sizes: int) -> list[Unit]:
+    return our_resnet.build(replace(context, dp=Solo()), **sizes)
+
+
+def main() -> None:
+    what, rounds = sys.argv[1], int(sys.argv[2])
+    keep_freed_memory()
+    mpi.start()
+    world = mpi.MpiCommunicator(Cpu())
+    torch.set_num_threads(1)
+    port = world.allgather(_free_port())[0]
+    distributed.init_process_group(
+        "gloo", init_method=f"tcp://127.0.0.1:{port}", rank=world.rank, world_size=world.size
+    )
+    play(CONTESTS[what](world), world, rounds)
+    distributed.barrier()
+    sys.stdout.flush()
+    mpi.MPI.Finalize()
+    os._exit(0)  # gloo may abort a process that takes its threads down in order
+
+
+def _free_port() -> int:
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port: int = probe.getsockname()[1]
+        return port
+
+
+CONTESTS = {"mlp": mlp, "gpt": gpt, "resnet": resnet}
+
+
+if __name__ == "__main__":
+    main()
