@@ -22,7 +22,7 @@ from payload.config import (
     parse,
 )
 from payload.errors import LaunchError, PayloadError, UsageError
-from payload.host import cpu_flags, cpu_vendor, keep_freed_memory
+from payload.host import keep_freed_memory
 
 _MODULES: dict[type[Config], str] = {
     TrainConfig: "payload.train",
@@ -39,7 +39,7 @@ _MODULES: dict[type[Config], str] = {
 
 def main(argv: Sequence[str]) -> int:
     """Run one command and give its exit code."""
-    settle_blas()
+    _limit_threads()
     try:
         config = parse(argv)
     except UsageError as exc:
@@ -85,13 +85,9 @@ def _world_rank() -> int:
     return mpi.world_rank() if mpi else 0
 
 
-def settle_blas() -> None:
-    """Keep NumPy's BLAS to the cores this rank was given, with the kernels that suit this CPU best."""
-    # By itself, each rank's takes all of the node's cores.
+def _limit_threads() -> None:
+    """Keep NumPy's BLAS to the cores this rank was given: by itself, each rank's takes all of the node's."""
     os.environ.setdefault("OMP_NUM_THREADS", os.environ.get("SLURM_CPUS_PER_TASK", "1"))
-    # OpenBLAS takes AMD's Zen 4 and 5 for Zen 2, which had no AVX-512: half the speed on Zen 5.
-    if cpu_vendor() == "AuthenticAMD" and {"avx512f", "avx512dq", "avx512bw", "avx512vl"} <= cpu_flags():
-        os.environ.setdefault("OPENBLAS_CORETYPE", "SkylakeX")
 
 
 if __name__ == "__main__":

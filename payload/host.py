@@ -54,23 +54,9 @@ def node_cores() -> list[int]:
 
 def cpu_model() -> str | None:
     """As the kernel names it; None where it names none (most Arm machines)."""
-    return _cpuinfo("model name")
-
-
-def cpu_vendor() -> str | None:
-    """As the CPU names its maker; None where it doesn't (Arm)."""
-    return _cpuinfo("vendor_id")
-
-
-def cpu_flags() -> set[str]:
-    """The instruction sets of this CPU, as Linux names them on x86; empty elsewhere."""
-    return set((_cpuinfo("flags") or "").split())
-
-
-def _cpuinfo(wanted: str) -> str | None:
     for line in (read("/proc/cpuinfo") or "").splitlines():
         key, _, value = line.partition(":")
-        if key.strip() == wanted:
+        if key.strip() == "model name":
             return value.strip()
     return None
 

@@ -7,8 +7,6 @@ import subprocess
 import sys
 from pathlib import Path
 
-from payload.__main__ import settle_blas
-
 _MPIRUN = ("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n")
 _LAUNCHERS = ("SLURM_", "OMPI_", "PMIX_", "PMI_")
 
@@ -20,11 +18,9 @@ def run(module: str, *arguments: object, ranks: int = 2, **environ: str) -> str:
         SystemExit: it failed.
     """
     root = str(Path(__file__).parents[2])
-    os.environ["OMP_NUM_THREADS"] = "1"
-    settle_blas()
     clean = {name: value for name, value in os.environ.items() if not name.startswith(_LAUNCHERS)}
     argv = [*_MPIRUN, str(ranks), sys.executable, "-m", module, *map(str, arguments)]
-    env = {**clean, "PYTHONPATH": root, **environ}
+    env = {**clean, "PYTHONPATH": root, "OMP_NUM_THREADS": "1", **environ}
     done = subprocess.run(argv, env=env, cwd=root, stdout=subprocess.PIPE, text=True, check=False)
     if done.returncode:
         raise SystemExit(f"{module} {' '.join(map(str, arguments))} failed")
