@@ -74,9 +74,6 @@ class Device(Protocol):
     def to_host(self, array: Array) -> Array:
         """A device array, on the host; valid until the next call with an array of that size and dtype."""
 
-    def from_host(self, host: Array, array: Array) -> None:
-        """Write what ``to_host`` gave, and the caller changed, back to its array."""
-
     def matmul(
         self, left: Array, right: Array, out: Array | None = None, dtype: DTypeLike | None = None
     ) -> Array:
@@ -142,10 +139,6 @@ class Cpu:
 
     def to_host(self, array: Array) -> Array:
         return array
-
-    def from_host(self, host: Array, array: Array) -> None:
-        if host is not array:
-            np.copyto(array, host)
 
     def matmul(
         self, left: Array, right: Array, out: Array | None = None, dtype: DTypeLike | None = None
@@ -239,11 +232,6 @@ class Gpu:
         device_array: Any = array
         device_array.get(out=host)
         return host
-
-    def from_host(self, host: Array, array: Array) -> None:
-        # May still be under way on return; the stream lets no later copy into ``host`` overtake it.
-        device_array: Any = array
-        device_array.set(host)
 
     def matmul(
         self, left: Array, right: Array, out: Array | None = None, dtype: DTypeLike | None = None
