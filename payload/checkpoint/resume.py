@@ -56,19 +56,24 @@ def resume(wanted: str, folder: Path, engine: Engine, now: Manifest) -> Resumed:
     return Resumed()
 
 
-def refuse_newer(folder: Path, resumed: Resumed, wanted: str) -> None:
+def refuse_others(folder: Path, wanted: str, world: Communicator) -> None:
     """Checkpoints of another run, or of iterations that this run is about to do otherwise, must not be mixed
-    with its own.
+    with its own, which would replace them.
 
     Raises:
-        UsageError: there are such.
+        UsageError: there are such, on every rank.
     """
-    newer = [path for iteration, path in complete(folder).items() if iteration > resumed.iteration]
-    if newer and wanted != "auto":  # auto has just found that these are broken
-        raise UsageError(
-            f"--resume {wanted}: {newer[-1]} is there already: go on from it with --resume auto, remove it, "
-            "or give another folder with --checkpoints"
-        )
+
+    def look() -> None:
+        there = list(complete(folder).values())
+        if there and Path(wanted).resolve() != there[-1].resolve():
+            raise UsageError(
+                f"--resume {wanted}: {there[-1]} is there already: go on from it with --resume auto, remove "
+                "it, or give another folder with --checkpoints"
+            )
+
+    if wanted != "auto":  # with which the folder is this run's own
+        together(world, lambda: look() if world.rank == 0 else None)
 
 
 def _candidates(wanted: str, folder: Path) -> list[Path]:

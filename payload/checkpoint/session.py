@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 from payload.checkpoint.files import Manifest
 from payload.checkpoint.folder import prepare
-from payload.checkpoint.resume import Resumed, refuse_newer, resume
+from payload.checkpoint.resume import Resumed, refuse_others, resume
 from payload.checkpoint.saver import Saver
 from payload.config import TrainConfig
 from payload.parallel.engine import Engine
@@ -53,10 +53,8 @@ class Session:
         settings, world = self.config.checkpoints, self.engine.mesh.world
         if settings.save_interval:
             prepare(self._folder, world)
-        resumed = resume(settings.resume, self._folder, self.engine, self._describe(0))
-        if settings.save_interval:
-            refuse_newer(self._folder, resumed, settings.resume)
-        return resumed
+            refuse_others(self._folder, settings.resume, world)
+        return resume(settings.resume, self._folder, self.engine, self._describe(0))
 
     def saver(self, record: Callable[..., None]) -> AbstractContextManager[Between]:
         """To be entered for the whole of training; ``record`` is told of each checkpoint."""

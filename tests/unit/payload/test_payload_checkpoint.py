@@ -6,6 +6,7 @@ import json
 import os
 import shutil
 import signal
+import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -19,7 +20,7 @@ from payload.__main__ import main
 from payload.checkpoint.files import BrokenError, Manifest, read_manifest, verify
 from payload.checkpoint.folder import complete, prepare
 from payload.checkpoint.pieces import held, scalars
-from payload.checkpoint.resume import Resumed, refuse_newer, resume
+from payload.checkpoint.resume import Resumed, refuse_others, resume
 from payload.checkpoint.saver import Saver
 from payload.comm.solo import Solo
 from payload.device import Device
@@ -57,6 +58,7 @@ def describe(iteration: int, **identity: Any) -> Manifest:
 
 
 Save = Callable[..., list[dict[str, Any]]]
+Runner = Callable[..., subprocess.CompletedProcess[str]]
 
 
 @pytest.fixture
@@ -222,7 +224,7 @@ def test_a_broken_one_is_named_and_the_one_before_taken(device: Device, save: Sa
     resumed = resume("auto", tmp_path, engine, describe(0))
     assert resumed.iteration == 2
     assert resumed.notes[0].startswith(f"{newest} is broken: rank-00000.safetensors has 0 bytes, not ")
-    refuse_newer(tmp_path, resumed, "auto")
+    refuse_others(tmp_path, "auto", engine.mesh.world)
     with pytest.raises(UsageError, match=r"iteration-00000003 is broken: rank-00000\.safetensors has 0"):
         resume(str(newest), tmp_path, engine, describe(0))
     shutil.rmtree(tmp_path / "iteration-00000001")
@@ -243,10 +245,25 @@ def test_one_can_be_chosen_but_not_mixed_with_newer_ones(device: Device, save: S
     first = str(tmp_path / "iteration-00000001")
     resumed = resume(first, tmp_path, make_engine(device), describe(0))
     assert resumed.iteration == 1
-    with pytest.raises(UsageError, match="iteration-00000002 is there already"):
-        refuse_newer(tmp_path, resumed, first)
-    with pytest.raises(UsageError, match="iteration-00000002 is there already: go on from it with --resume"):
-        refuse_newer(tmp_path, resume("never", tmp_path, make_engine(device), describe(0)), "never")
+    refuse_others(tmp_path, str(tmp_path / "." / "iteration-00000002"), Solo())
+    for wanted in (first, "never"):
+        with pytest.raises(UsageError, match="iteration-00000002 is there already: go on from it with"):
+            refuse_others(tmp_path, wanted, Solo())
+
+
+def test_lower_ones_of_another_run_are_refused_not_removed(alone: Runner, tmp_path: Path) -> None:
+    """The run that goes on from an iteration above theirs would take them for its own old ones."""
+    flags = ("train", "--hidden", "4", "--save-interval", "2", "--keep", "1")
+    (theirs, ours) = (tmp_path / "theirs", tmp_path / "ours")
+    for out, iterations in ((theirs, "2"), (ours, "4")):
+        assert alone(*flags, "--iterations", iterations, "--out", str(out)).returncode == 0
+    before = sorted((theirs / "checkpoints").glob("iteration-*"))
+    wanted = ours / "checkpoints" / "iteration-00000004"
+    place = ("--checkpoints", str(theirs / "checkpoints"), "--out", str(tmp_path / "new"))
+    answer = alone(*flags, "--iterations", "6", "--resume", str(wanted), *place)
+    assert answer.returncode == 2
+    assert "iteration-00000002 is there already" in answer.stderr
+    assert sorted((theirs / "checkpoints").glob("iteration-*")) == before
 
 
 def test_none_is_a_new_beginning(device: Device, tmp_path: Path) -> None:
