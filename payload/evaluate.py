@@ -47,7 +47,7 @@ def _settings(config: EvalConfig) -> TrainConfig:
     }
     if config.data:
         flags["[data] data"] = config.data
-    return make(TrainConfig, flags, config.out / "config.toml")
+    return make(TrainConfig, flags, config.out / "config.toml", named_by="--out")
 
 
 def evaluate(config: TrainConfig, device: Device, world: MpiCommunicator) -> dict[str, int | float | None]:

@@ -110,17 +110,20 @@ def add_flags(parser: argparse.ArgumentParser, command: type[Any]) -> None:
         one.add_to(groups[one.kind])
 
 
-def make(command: type[T], flags: Mapping[str, Any], file: Path | None = None) -> T:
+def make(
+    command: type[T], flags: Mapping[str, Any], file: Path | None = None, *, named_by: str = "--config"
+) -> T:
     """The settings of a command.
 
     Args:
         flags: what the parser found; of it, what belongs to no setting is left alone.
         file: a config file, for what the flags leave open.
+        named_by: the flag that led to the file, for messages.
 
     Raises:
         UsageError: the file cannot be read, or says what is not known or not possible.
     """
-    values = {**(_read_file(command, file) if file else {}), **flags}
+    values = {**(_read_file(command, file, named_by) if file else {}), **flags}
     sections: dict[str, tuple[type[Any], dict[str, Any]]] = {"": (command, {})}
     for one in _settings(command):
         _, given = sections.setdefault(one.section, (one.kind, {}))
@@ -131,22 +134,22 @@ def make(command: type[T], flags: Mapping[str, Any], file: Path | None = None) -
     return made
 
 
-def _read_file(command: type[Any], file: Path) -> dict[str, Any]:
+def _read_file(command: type[Any], file: Path, named_by: str) -> dict[str, Any]:
     try:
         tables = tomllib.loads(file.read_text(encoding="utf-8"))
     except OSError as exc:
-        raise UsageError(f"--config: {file} cannot be read: {exc.strerror}") from exc
+        raise UsageError(f"{named_by}: {file} cannot be read: {exc.strerror}") from exc
     except ValueError as exc:  # what TOML or UTF-8 forbid
-        raise UsageError(f"--config: {file} is not TOML: {exc}") from exc
+        raise UsageError(f"{named_by}: {file} is not TOML: {exc}") from exc
     known = {one.path: one for one in _settings(command)}
     values = {}
     for path, value in _flat(tables):
         if path not in known:
-            raise UsageError(f"--config: {file}: there is no {path}{_hint(path, list(known))}")
+            raise UsageError(f"{named_by}: {file}: there is no {path}{_hint(path, list(known))}")
         try:
             values[path] = known[path].field.metadata["read"](_text(value))
         except argparse.ArgumentTypeError as exc:
-            raise UsageError(f"--config: {file}: {path}: {exc}") from exc
+            raise UsageError(f"{named_by}: {file}: {path}: {exc}") from exc
     return values
 
 

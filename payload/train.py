@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from payload.build import engine_of, identity_of, loader_of, mesh_of, rate_of, units_of
 from payload.checkpoint.session import Session
@@ -118,16 +120,27 @@ def _progress(epoch: int, outcome: Outcome, evaluation: Evaluation, source: Sour
 
 
 def _keep(config: TrainConfig) -> None:
-    """Write the resolved settings into the run's folder.
+    """Write the resolved settings into the run's folder, with paths that hold from any other.
 
     Raises:
         UsageError: they cannot be written.
     """
     path = config.run.out / "config.toml"
     try:
-        path.write_bytes(to_toml(config).encode(errors="surrogateescape"))
+        path.write_bytes(to_toml(_placed(config)).encode(errors="surrogateescape"))
     except OSError as exc:
         raise UsageError(f"--out: {path} cannot be written: {exc.strerror}") from exc
+
+
+def _placed(config: TrainConfig) -> TrainConfig:
+    """The same, with absolute paths of the data and the checkpoints."""
+    kind, _, where = config.data.data.partition(":")
+    folder = config.checkpoints.checkpoints
+    return replace(
+        config,
+        data=replace(config.data, data=f"{kind}:{Path(where).absolute()}" if where else kind),
+        checkpoints=replace(config.checkpoints, checkpoints=folder and folder.absolute()),
+    )
 
 
 def _check_finite(step: int, outcome: Outcome) -> None:

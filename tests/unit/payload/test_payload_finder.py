@@ -103,10 +103,23 @@ def test_evaluation_of_an_older_checkpoint_and_of_other_data(alone: Runner, trai
     assert found["loss"] > newest["loss"]
 
 
+def test_a_run_is_evaluated_from_any_folder(
+    alone: Runner, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(trained.parent)
+    sizes = ("--model", "lstm", "--width", "8", "--layers", "1", "--sequence-length", "16")
+    given = ("--data", "text:text", "--iterations", "1", "--save-interval", "1", "--checkpoints", "kept")
+    answer = alone("train", *sizes, *given, "--out", str(tmp_path))
+    assert answer.returncode == 0, answer.stderr
+    monkeypatch.chdir("/")
+    answer = alone("eval", "--out", str(tmp_path))
+    assert answer.returncode == 0, answer.stderr
+
+
 @pytest.mark.parametrize(
     ("flags", "message"),
     [
-        (("--out", "/nowhere"), "/nowhere/config.toml cannot be read: No such file"),
+        (("--out", "/nowhere"), "--out: /nowhere/config.toml cannot be read: No such file"),
         (("--resume", "/nowhere"), "--resume: /nowhere is broken"),
         (("--data", "digits"), "the model takes text; give it text:FILE"),
         (("--pp", "2"), "--pp 2 does not divide the 1 ranks"),
