@@ -1,4 +1,4 @@
-"""Images and labels in IDX files, as of MNIST, EMNIST or Fashion-MNIST (Debian's ``dataset-fashion-mnist``).
+"""Images and labels in IDX files, as of MNIST or Fashion-MNIST (Debian's ``dataset-fashion-mnist``).
 
 The format is told at http://yann.lecun.com/exdb/mnist: two zero bytes, the type of the numbers, how many
 dimensions, each as four bytes, the highest first, and the numbers.
@@ -26,7 +26,7 @@ def load(folder: Path) -> tuple[Labelled, Labelled]:
     """Training (``train-``) and held-out images (``t10k-``), each file plain or gzipped.
 
     Raises:
-        UsageError: a file is missing, damaged, or does not go with its other half.
+        UsageError: a file is missing, damaged, empty, or does not go with its labels.
     """
     return _pair(folder, "train"), _pair(folder, "t10k")
 
@@ -41,6 +41,8 @@ def _pair(folder: Path, kind: str) -> Labelled:
         )
     if len(images) != len(labels):
         raise UsageError(f"--data: {image_file} has {len(images)} images, {label_file} {len(labels)} labels")
+    if not images.size:
+        raise UsageError(f"--data: {image_file} has no pixels: {'x'.join(map(str, images.shape))}")
     return Labelled(images.reshape(*images.shape[:3], -1), labels.astype(np.int64))
 
 

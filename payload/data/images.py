@@ -52,7 +52,7 @@ class Images:
             clean: leave out samples that were there before, and held-out ones that are trained on.
 
         Raises:
-            UsageError: there is nothing in it.
+            UsageError: there is nothing in it, or its halves are not of one kind.
         """
         dropped = 0
         if clean:
@@ -64,6 +64,7 @@ class Images:
             raise UsageError(
                 f"--data: {name} has {len(training)} training and {len(held_out)} held-out images"
             )
+        _check_alike(name, training, held_out)
         self._training, self._held_out, self._augment = training, held_out, tuple(augment)
         _, height, width, channels = training.images.shape
         self.classes = int(training.labels.max()) + 1
@@ -99,6 +100,23 @@ class Images:
         x -= self._mean
         x *= self._scale
         return x
+
+
+def _check_alike(name: str, training: Labelled, held_out: Labelled) -> None:
+    """
+    Raises:
+        UsageError: their images have other shapes, or one has labels that the other does not know.
+    """
+    shapes = ["x".join(map(str, each.images.shape[1:])) for each in (training, held_out)]
+    if shapes[0] != shapes[1]:
+        raise UsageError(
+            f"--data: {name} has training images of {shapes[0]}, but held-out ones of {shapes[1]}"
+        )
+    known, highest = (int(each.labels.max()) for each in (training, held_out))
+    if highest > known:
+        raise UsageError(
+            f"--data: {name} has held-out labels up to {highest}, but training labels only up to {known}"
+        )
 
 
 def _statistics(images: Array) -> tuple[Array, Array]:

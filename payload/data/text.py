@@ -59,7 +59,7 @@ class Text:
     def _windows(self, tokens: Array, indices: Array, epoch: int) -> Pair:
         first = int(np.random.default_rng((self._seed, epoch)).integers(self._length)) if epoch else 0
         places = (indices * self._length + first)[:, None] + np.arange(self._length + 1)
-        windows = tokens[places]
+        windows = tokens[places].astype(np.int64)
         return windows[:, :-1], windows[:, 1:]
 
 
@@ -68,11 +68,21 @@ class MaskedText(Text):
     15 %, of which 80 % are replaced by a mask, 10 % by a random token, and 10 % stay."""
 
     def __init__(self, name: str, text: bytes, tokenizer: Tokenizer, *, length: int, seed: int) -> None:
+        """As of ``Text``.
+
+        Raises:
+            UsageError: the text is too short, so that there is nothing to judge by.
+        """
         super().__init__(name, text, tokenizer, length=length, seed=seed)
         self._mask = self.vocabulary  # one token more than the text has
         self.targets = _MASKED * length
         self.bytes_per_target = None
         self.facts = _facts(self.vocabulary + 1, length)
+        judged = (self.held_out_batch(np.array([place])) for place in range(self.held_out))
+        if not any((targets >= 0).any() for _, targets in judged):  # the first has some, or nearly always
+            raise UsageError(
+                f"--data: {name} is too short: of its {self.held_out * length} held-out tokens none is masked"
+            )
 
     def training_batch(self, indices: Array, epoch: int, draw: Draw) -> Pair:
         tokens, _ = self._windows(self._tokens, indices, epoch)

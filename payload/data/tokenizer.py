@@ -35,7 +35,7 @@ class Tokenizer(Protocol):
         """How many tokens there are."""
 
     def encode(self, text: bytes) -> Array:
-        """(bytes,) → (tokens,) int64"""
+        """(bytes,) → (tokens,) of the smallest unsigned dtype that tells all tokens: a text may be large"""
 
 
 class Bytes:
@@ -44,7 +44,7 @@ class Bytes:
     name, size = "bytes", _BYTES
 
     def encode(self, text: bytes) -> Array:
-        return np.frombuffer(text, np.uint8).astype(np.int64)
+        return np.frombuffer(text, np.uint8)
 
 
 class BytePairs:
@@ -57,13 +57,14 @@ class BytePairs:
         self._ranks = {pair: rank for rank, pair in enumerate(self.merges)}
 
     def encode(self, text: bytes) -> Array:
+        dtype = np.min_scalar_type(self.size - 1)
         known: dict[bytes, Array] = {}
         parts = []
         for word in _WORDS.findall(text):
             if word not in known:
-                known[word] = np.array(self._merged(list(word)), np.int64)
+                known[word] = np.array(self._merged(list(word)), dtype)
             parts.append(known[word])
-        return np.concatenate(parts) if parts else np.empty(0, np.int64)
+        return np.concatenate(parts) if parts else np.empty(0, dtype)
 
     def decode(self, tokens: Iterable[int]) -> bytes:
         """The text again."""

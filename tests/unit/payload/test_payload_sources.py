@@ -99,6 +99,7 @@ def test_fashion_mnist_is_read_from_debians_files() -> None:
             "has 7 images, .* 6 labels",
         ),
         ("t10k-labels-idx1-ubyte", lambda _: _bytes_of(np.zeros((7, 1), np.uint8)), "not those of images"),
+        ("train-images-idx3-ubyte", lambda _: _bytes_of(np.zeros((7, 6, 0), np.uint8)), "no pixels: 7x6x0"),
     ],
 )
 def test_a_bad_idx_file_is_named(
@@ -109,6 +110,26 @@ def test_a_bad_idx_file_is_named(
     with pytest.raises(UsageError, match=message) as caught:
         idx.load(tmp_path)
     assert name in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("kind", "shape", "highest", "message"),
+    [
+        ("t10k", (7, 10, 10), 2, "has training images of 6x5x1, but held-out ones of 10x10x1"),
+        ("t10k", (7, 6, 5), 3, "has held-out labels up to 3, but training labels only up to 2"),
+        ("train", (0, 6, 5), 2, "train-images-idx3-ubyte has no pixels: 0x6x5"),
+        ("t10k", (0, 0, 0), 2, "t10k-images-idx3-ubyte has no pixels: 0x0x0"),
+    ],
+)
+def test_halves_of_idx_files_that_do_not_go_together(
+    tmp_path: Path, kind: str, shape: tuple[int, ...], highest: int, message: str
+) -> None:
+    _write(tmp_path)
+    (tmp_path / f"{kind}-images-idx3-ubyte").write_bytes(_bytes_of(np.zeros(shape, np.uint8)))
+    (tmp_path / f"{kind}-labels-idx1-ubyte").write_bytes(_bytes_of(np.full(shape[0], highest, np.uint8)))
+    with pytest.raises(UsageError, match=message) as caught:
+        _open("--data", f"idx:{tmp_path}")
     assert "\n" not in str(caught.value)
 
 
@@ -226,6 +247,8 @@ def test_masked_text_masks_as_bert_does() -> None:
     half = masked.training_batch(every[50:], 1, Draw(0, 1, np.arange(50, len(every), dtype="uint32")))
     np.testing.assert_array_equal(half[0], x[50:])
     np.testing.assert_array_equal(half[1], y[50:])
+    with pytest.raises(UsageError, match="too short: of its 2 held-out tokens none is masked"):
+        MaskedText("test", text[:60], Bytes(), length=1, seed=0)
     twice = [masked.held_out_batch(np.arange(masked.held_out)) for _ in range(2)]
     np.testing.assert_array_equal(twice[0][0], twice[1][0])
 
@@ -249,6 +272,7 @@ def test_byte_pairs_are_fewer_than_bytes_and_the_same_each_time() -> None:
     pairs = learn(_TEXT, 270)
     assert pairs.size == 270
     assert len(pairs.encode(_TEXT)) < 0.6 * len(_TEXT)
+    assert (Bytes().encode(_TEXT).dtype, pairs.encode(_TEXT).dtype) == ("uint8", "uint16")
     assert learn(_TEXT, 270).merges == pairs.merges
     assert learn(b"abc", 300).merges == ()  # nothing repeats
     assert BytePairs(pairs.merges).encode(_TEXT).tolist() == pairs.encode(_TEXT).tolist()
