@@ -13,7 +13,7 @@ from torch.nn import functional
 
 from payload.device import Array, Device
 from payload.errors import UsageError
-from payload.models import MODELS, bert, gpt, lstm, vit
+from payload.models import MODELS, bert, gpt, lstm, mlp, vit
 from payload.nn.base import Context, Unit
 from payload.nn.loss import SoftmaxCrossEntropy
 from payload.optim.adamw import AdamW
@@ -105,6 +105,13 @@ def _rows(p: Tensors, images: torch.Tensor) -> torch.Tensor:
     return _linear(p, "head", _layers(p, images.flatten(2))[:, -1])
 
 
+def _mlp(p: Tensors, images: torch.Tensor) -> torch.Tensor:
+    x = images.flatten(1)
+    for name in ("linear0", "linear1"):
+        x = functional.relu(_linear(p, name, x))
+    return _linear(p, "linear2", x)
+
+
 def _text(rng: np.random.Generator) -> tuple[Array, Array]:
     tokens = rng.integers(0, _V, (6, _T + 1))
     return tokens[:, :-1], tokens[:, 1:]
@@ -125,6 +132,7 @@ def _squares(rng: np.random.Generator) -> tuple[Array, Array]:
 
 _SMALL = {"layers": 2, "heads": _HEADS, "width": _C}
 CASES = {
+    "mlp": Case(lambda c: mlp.build(c, inputs=288, classes=5, hidden=(16, 12)), _images, _mlp),
     "gpt": Case(lambda c: gpt.build(c, vocabulary=_V, length=_T + 2, **_SMALL), _text, _gpt),
     "bert": Case(lambda c: bert.build(c, vocabulary=_V, length=_T + 2, dropout=0, **_SMALL), _masked, _bert),
     "vit": Case(lambda c: vit.build(c, side=8, classes=5, patch=4, **_SMALL), _squares, _vit),
