@@ -22,21 +22,17 @@ def test_compressors_lose_nothing_and_agree_on_all_ranks(program: Runner, ranks:
     assert answer.returncode == 0, answer.stderr
 
 
-@pytest.mark.parametrize(
-    ("epochs", "tolerance"),
-    [(10, 0.015), pytest.param(30, 0.006, marks=pytest.mark.sweep)],  # one held-out digit is 0.0028
-)
-def test_training_on_compressed_gradients_comes_as_far(
-    program: Runner, epochs: int, tolerance: float
-) -> None:
-    answer = program(2, "compressed_training.py", str(epochs))
+@pytest.mark.parametrize(("ranks", "seeds"), [(2, 4), pytest.param(4, 8, marks=pytest.mark.sweep)])
+def test_training_on_compressed_gradients_comes_as_far(program: Runner, ranks: int, seeds: int) -> None:
+    """On the mean: one held-out digit is 0.0028 of one run's accuracy, and a seed is worth several."""
+    answer = program(ranks, "compressed_training.py", "30", str(seeds))
     assert answer.returncode == 0, answer.stderr
     runs = json.loads(answer.stdout)
     whole = runs.pop("none")
     assert whole["accuracy"] > 0.95
     for name, run in runs.items():
-        assert run["accuracy"] > whole["accuracy"] - tolerance, (name, run, whole)
-        assert run["bytes"] < whole["bytes"] / 3, (name, run, whole)
+        assert run["accuracy"] > whole["accuracy"] - 0.005, (name, run, whole)
+        assert run["bytes"] < whole["bytes"] / 2, (name, run, whole)
 
 
 def test_probe_finds_all_ranks_in_order(mpirun: Runner) -> None:
