@@ -8,6 +8,7 @@ import subprocess
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -303,6 +304,33 @@ def test_ranks_make_their_own_shares_of_the_same_batches(program: Runner, tmp_pa
     file.write_bytes(_TEXT)
     answer = program(4, "feeds.py", str(file))
     assert answer.returncode == 0, answer.stderr
+
+
+def test_data_that_differs_between_nodes_is_refused_by_all(program: Runner, tmp_path: Path) -> None:
+    for place in ("0", "1"):
+        (tmp_path / place).mkdir()
+        _write(tmp_path / place)
+        (tmp_path / place / "text").write_bytes(_TEXT)
+        (tmp_path / place / "longer").write_bytes(_TEXT * (1 + int(place)))
+    labels = tmp_path / "1" / "train-labels-idx1-ubyte"
+    labels.write_bytes(labels.read_bytes()[:-2] + b"\1\1")
+    (tmp_path / "1" / "text").write_bytes(_TEXT.replace(b"cat", b"dog", 1))
+    answer = program(2, "differing.py", str(tmp_path), seconds=60)
+    assert answer.returncode == 0, answer.stderr
+
+
+class _Crowd(Solo):
+    """Six other nodes have read something else."""
+
+    def allgather(self, value: Any) -> list[Any]:
+        return [value] if value is None else [value, *(("2 bytes", f"n{i // 2}") for i in range(12))]
+
+
+def test_of_many_nodes_with_other_data_some_are_named() -> None:
+    config = parse(["train"])
+    assert isinstance(config, TrainConfig)
+    with pytest.raises(UsageError, match="2 bytes on n0, n1, n2, n3 and 2 more; copy"):
+        open_source(config, _Crowd())
 
 
 def _numbers(broken_at: int) -> Iterator[int]:

@@ -1,0 +1,39 @@
+"""Opens data that is not the same on all of two nodes, each of which a rank stands for, and some that is."""
+
+import os
+import sys
+from pathlib import Path
+
+from payload.comm import mpi
+from payload.config import TrainConfig, parse
+from payload.data import opening
+from payload.device import Cpu
+from payload.errors import UsageError
+
+mpi.start()
+world = mpi.MpiCommunicator(Cpu())
+host = f"node-{world.rank}"
+opening.hostname = lambda: host  # type: ignore[attr-defined]
+os.chdir(Path(sys.argv[1]) / str(world.rank))
+
+
+def complaint(data: str, model: str) -> str:
+    config = parse(["train", "--data", data, "--model", model, "--sequence-length", "8"])
+    assert isinstance(config, TrainConfig)
+    try:
+        opening.open_source(config, world)
+    except UsageError as exc:
+        return str(exc)
+    return ""
+
+
+for data, model in (("idx:.", "mlp"), ("text:text", "gpt-tiny"), ("text:longer", "bert-tiny")):
+    said = complaint(data, model)
+    assert f"--data: {data} is not the same on all nodes: " in said, said
+    assert " on node-0, " in said, said
+    assert " on node-1; copy it anew" in said, said
+    assert len(set(world.allgather(said))) == 1
+assert "2560 bytes with CRC-32" in said, said
+assert "5120 bytes with CRC-32" in said, said
+assert not complaint("digits", "mlp")
+assert not complaint(f"text:{Path(sys.argv[1]) / '0' / 'text'}", "gpt-tiny")
