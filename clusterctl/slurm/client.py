@@ -18,7 +18,8 @@ from clusterctl.transport.base import Result, Transport
 
 _JOB_ID = re.compile(r"[1-9][0-9]*(_[0-9]+)?")
 _DAY_S = 86400
-_UNKNOWN_ID = "Invalid job id specified"
+_UNKNOWN_ID = re.compile("Invalid job id specified")
+_ENDED_MEANWHILE = re.compile(f"{_UNKNOWN_ID.pattern}|[Jj]ob.* already (finished|completing or completed)")
 _AWAY = re.compile(
     r"Unable to contact slurm controller|Connection refused|Zero Bytes were transmitted|Socket timed out"
     r"|Slurm backup controller in standby mode|Connection timed out|Problem talking to (the )?database"
@@ -143,13 +144,16 @@ class SlurmClient:
         return job_id
 
     def scancel(self, ids: Sequence[str]) -> None:
-        """Cancel jobs. Slurm says nothing about ids that it does not know; ask ``jobs`` first.
+        """Cancel jobs for good. Slurm says nothing about ids that it does not know; ask ``jobs`` first.
+
+        A program that is told to end may save its work and ask to be run again, so that is forbidden first.
 
         Raises:
             SlurmError: Slurm refused.
         """
         for job_id in ids:
             check_job_id(job_id)
+        self._ask(["scontrol", "update", f"jobid={','.join(ids)}", "requeue=0"], nothing=_ENDED_MEANWHILE)
         self._ask(["scancel", *ids])
 
     def accounting_json(self, job_id: str) -> str:
@@ -173,9 +177,13 @@ class SlurmClient:
         return tuple(sorted(words))
 
     def _ask(
-        self, argv: Sequence[str], *, nothing: str | None = None, env: Mapping[str, str] | None = None
+        self,
+        argv: Sequence[str],
+        *,
+        nothing: re.Pattern[str] | None = None,
+        env: Mapping[str, str] | None = None,
     ) -> str:
-        """The stdout of a command that only reads; "" if it failed with the words ``nothing``."""
+        """The stdout of a command that only reads; "" if it failed with words like ``nothing``."""
         environment = parse.TIME_ENV if env is None else env
         give_up = self.clock.now() + self._patience_s
         for pause in backoff(first_s=0.5, longest_s=5.0):
@@ -187,7 +195,7 @@ class SlurmClient:
             else:
                 if result.rc == 0:
                     return result.stdout
-                if nothing is not None and nothing in result.stderr:
+                if nothing is not None and nothing.search(result.stderr):
                     return ""
                 if not _AWAY.search(result.stderr):
                     raise _failed(argv[0], result)

@@ -65,6 +65,7 @@ class Batch:
             'echo "$@" >>"$PLAYER_CALLS"; while [[ $1 == -* ]]; do shift; done; exec "$@"',
         )
         play(bin_folder / "scontrol", "printf '%s\\n' node-1 node-2")
+        play(bin_folder / "squeue", "echo RUNNING None")
         self.calls = folder / "srun-calls"
         self.calls.touch()
         self.environment = {

@@ -110,6 +110,7 @@ def test_force_ends_the_jobs_with_the_reason_in_their_accounting() -> None:
     asked = (
         *(sinfo(ONE, TWO), DRAIN, squeue((7, "train", TWO))),
         Step(("scontrol", "update", "jobid=7", why)),
+        Step(("scontrol", "update", "jobid=7", "requeue=0")),
         *(Step(("scancel", "7")), squeue()),
     )
     change = look(spec(train(1)), before(ONE, TWO), {ONE: Size(1, 4000)}, *asked, force=True)

@@ -265,6 +265,25 @@ def test_a_program_that_wants_to_go_on_is_requeued(batch, status, requeue, again
     assert (batch.folder / "telemetry" / "node-1.jsonl").read_text() == "start\nend\n"
 
 
+@pytest.mark.parametrize(
+    ("state", "again"),
+    [("RUNNING None", True), ("COMPLETING TimeLimit", True), ("", True), ("COMPLETING None", False)],
+)
+def test_a_job_that_was_cancelled_is_not_requeued(batch, state, again):
+    play(batch.folder.parent / "bin" / "squeue", f"echo '{state}'")
+    play(batch.folder.parent / "bin" / "scontrol", 'echo "$@" >>scontrol-calls')
+    batch.environment["SLURM_JOB_ID"] = "12"
+    assert batch.run(rendered(shell_job(batch, "exit 75", requeue=True)))[0] == 75
+    assert (batch.folder / "scontrol-calls").exists() == again
+
+
+def test_of_an_array_only_the_task_itself_is_requeued(batch):
+    play(batch.folder.parent / "bin" / "scontrol", 'echo "$@" >>scontrol-calls')
+    batch.environment |= {"SLURM_JOB_ID": "12", "SLURM_ARRAY_JOB_ID": "12", "SLURM_ARRAY_TASK_ID": "3"}
+    batch.run(rendered(shell_job(batch, "exit 75", requeue=True, array="0-3")))
+    assert (batch.folder / "task-3" / "scontrol-calls").read_text() == "requeue 12_3\n"
+
+
 def test_a_requeue_that_fails_leaves_the_programs_exit_status(batch):
     play(batch.folder.parent / "bin" / "scontrol", "echo 'Requested operation is disabled' >&2; exit 1")
     batch.environment["SLURM_JOB_ID"] = "12"

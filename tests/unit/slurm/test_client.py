@@ -92,6 +92,25 @@ def test_what_is_no_job_id_never_reaches_slurm(bad):
     assert not transport.calls
 
 
+UPDATE = ("scontrol", "update", "jobid=7,12_3", "requeue=0")
+
+
+@pytest.mark.parametrize("said", ["", "Job has already finished for job 7", "Invalid job id specified"])
+def test_what_is_cancelled_cannot_ask_to_be_run_again(said):
+    slurm, transport, _ = client(
+        Step(UPDATE, stderr=f"slurm_update error: {said}\n", rc=bool(said)), Step(("scancel", "7", "12_3"))
+    )
+    slurm.scancel(["7", "12_3"])
+    assert not transport.left
+
+
+def test_a_refusal_to_forbid_another_run_is_no_success():
+    slurm, transport, _ = client(Step(UPDATE, stderr="slurm_update error: Access/permission denied", rc=1))
+    with pytest.raises(SlurmError, match="scontrol failed"):
+        slurm.scancel(["7", "12_3"])
+    assert not transport.left
+
+
 def test_a_controller_that_is_briefly_away_is_waited_for():
     away = Step(("squeue", "..."), stderr=AWAY, rc=1)
     lost = Step(("squeue", "..."), error=UnreachableError("gone"))
