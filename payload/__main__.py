@@ -21,7 +21,7 @@ from payload.config import (
     TrainConfig,
     parse,
 )
-from payload.errors import LaunchError, PayloadError, UsageError
+from payload.errors import LaunchError, PayloadError, UsageError, out_of_memory
 from payload.host import keep_freed_memory
 
 _MODULES: dict[type[Config], str] = {
@@ -52,6 +52,11 @@ def main(argv: Sequence[str]) -> int:
     except PayloadError as exc:
         _report(exc, rank=_world_rank())
         return exc.exit_code
+    except MemoryError as exc:
+        if sys.excepthook is not sys.__excepthook__:
+            raise  # MPI's hook says so, and ends the other ranks, too
+        _report(PayloadError(out_of_memory(exc)), rank=0)
+        return PayloadError.exit_code
     return code
 
 

@@ -6,6 +6,8 @@
 
 A run that was asked to stop by a signal has no error: it ends with ``STOPPED``.
 
+Memory that runs out on any rank ends them all: one line there, and 1 (see ``out_of_memory``).
+
 All other exceptions are bugs or a broken machine: they leave a traceback and abort the whole MPI job.
 """
 
@@ -32,3 +34,10 @@ class LaunchError(PayloadError):
     """The launcher and MPI disagree about the number of ranks."""
 
     exit_code = 3
+
+
+def out_of_memory(error: MemoryError) -> str:
+    """What a user can do about it; NumPy and CuPy say how much was wanted."""
+    wanted = " ".join(str(error).split()) or "an allocation failed"
+    less = "smaller sizes or a smaller --micro-batch-size, --recompute, --zero or more ranks need less"
+    return f"out of memory: {wanted}; {less}"

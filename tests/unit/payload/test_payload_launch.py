@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import subprocess
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
+from payload import align
+from payload.__main__ import main
 from payload.comm.launch import launcher_rank, pmi_complaint, size_complaint
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]
@@ -89,6 +92,38 @@ def test_an_exception_on_one_rank_ends_them_all(program: Runner, victim: str) ->
     assert f"rank {victim} on " in answer.stderr
     assert "ZeroDivisionError: this rank breaks" in answer.stderr
     assert "Traceback" in answer.stderr
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "gemm --sizes 99999999",
+        "train --model gpt-tiny --data synthetic --sequence-length 999999999999 --iterations 1",
+    ],
+)
+def test_memory_that_runs_out_is_one_line_and_ends_all_ranks(
+    mpirun: Runner, tmp_path: Path, line: str
+) -> None:
+    answer = mpirun(2, *line.split(), "--device", "cpu", "--out", str(tmp_path))
+    assert answer.returncode == 1
+    assert "Traceback" not in answer.stderr
+    said = [text for text in answer.stderr.splitlines() if text.startswith("payload: error: rank ")]
+    assert 1 <= len(said) <= 2  # on both ranks, if neither was ended before
+    assert all(
+        ": out of memory: Unable to allocate " in text and "--micro-batch-size" in text for text in said
+    )
+
+
+def test_memory_that_runs_out_without_mpi_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    def exhausted(_: object) -> int:
+        raise MemoryError
+
+    monkeypatch.setattr(align, "run", exhausted)
+    assert main(["align", "--folder", str(tmp_path)]) == 1
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith("payload: error: out of memory: an allocation failed; smaller sizes")
 
 
 def test_freed_memory_is_used_again(program: Runner) -> None:
