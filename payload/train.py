@@ -74,7 +74,7 @@ def train(config: TrainConfig, device: Device, world: Transport) -> int:
     started = time.perf_counter()
     evaluation: Evaluation | None = None
     feeds = loader.training(resumed.iteration + 1, rate.iterations)
-    with checkpoints.saver(partial(metrics.write, "checkpoint")) as saver:
+    with checkpoints.saver(partial(metrics.write, "checkpoint"), metrics.say) as saver:
         for step in range(resumed.iteration + 1, rate.iterations + 1):
             metrics.begin()
             trace.next()

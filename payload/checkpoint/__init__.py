@@ -1,6 +1,7 @@
 """Checkpoints: sharded over ranks, written beside the training, complete or not there.
 
-    FOLDER/iteration-00000300.incomplete/     while ranks still write
+    FOLDER/.lock                                rank 0 of the run that uses it has that locked
+    FOLDER/iteration-00000300.TOKEN.incomplete/ while ranks still write; another token a run
     FOLDER/iteration-00000300/
         rank-00000.safetensors                rank 0's share of weights, optimizer and layers' state
         rank-00001.safetensors

@@ -9,6 +9,7 @@ import select
 import signal
 import subprocess
 import sys
+from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from typing import IO, Any
@@ -27,11 +28,12 @@ class Writer:
     The memory has no name: no end of this process, however sudden, leaves any of it behind.
     """
 
-    def __init__(self, size: int, *, nice: int) -> None:
+    def __init__(self, size: int, *, nice: int, keeps: Sequence[int] = ()) -> None:
         """
         Args:
             size: bytes of the memory.
             nice: by how much the process stands behind others.
+            keeps: file descriptors that are open in the process, too, as long as it lives.
         """
         descriptor = os.memfd_create("checkpoint")
         os.ftruncate(descriptor, size)
@@ -47,7 +49,7 @@ class Writer:
                 [sys.executable, "-I", program, str(descriptor), parent, str(nice)],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
-                pass_fds=[descriptor],
+                pass_fds=[descriptor, *keeps],
                 text=True,
             )
         finally:

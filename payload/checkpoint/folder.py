@@ -12,6 +12,7 @@ from payload.errors import UsageError
 
 _NAME = re.compile(r"iteration-(\d{8,})")
 INCOMPLETE = ".incomplete"
+OLD = f".old{INCOMPLETE}"  # while one is being removed
 
 
 def checkpoint_name(iteration: int) -> str:
@@ -25,9 +26,11 @@ def complete(folder: Path) -> dict[int, Path]:
 
 
 def superseded(folder: Path, iteration: int, *, keep: int) -> list[Path]:
-    """Which to remove once there is one of ``iteration``, to keep that and the newest before it."""
+    """Which to remove once there is one of ``iteration``, to keep that and the newest before it; with what is
+    left of those that could not be removed."""
     older = [path for number, path in complete(folder).items() if number < iteration]
-    return older[: len(older) - (keep - 1)] if len(older) >= keep else []
+    left = list(folder.glob(f"iteration-*{OLD}"))
+    return left + (older[: len(older) - (keep - 1)] if len(older) >= keep else [])
 
 
 def prepare(folder: Path, world: Communicator) -> None:

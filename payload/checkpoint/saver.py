@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -12,6 +13,7 @@ from typing import Any
 from payload.checkpoint.background import Writer
 from payload.checkpoint.files import MANIFEST, FileFacts, Manifest, plan_pieces, rank_file
 from payload.checkpoint.folder import INCOMPLETE, checkpoint_name, superseded
+from payload.checkpoint.lock import Lock
 from payload.checkpoint.pieces import scalars, share
 from payload.checkpoint.stopping import StopSignals
 from payload.comm.base import together
@@ -43,6 +45,8 @@ class Saver:
         interval: int,
         keep: int,
         wait: bool,
+        lock: Lock | None = None,
+        say: Callable[[str], None] = print,
     ) -> None:
         """
         Args:
@@ -52,14 +56,24 @@ class Saver:
             interval: iterations from one to the next.
             keep: how many to keep.
             wait: for each to be on disk, rather than to go on training.
+            lock: of the folder, if this rank has that. It is held until this is closed and nothing more is
+                written, also if this process is killed.
+            say: tells people of what went wrong, and does not matter yet.
         """
         self._engine, self._device, self._world = engine, engine.device, engine.mesh.world
         self._folder, self._describe, self._record = folder, describe, record
         self._interval, self._keep, self._wait = interval, keep, wait
+        self._lock, self._say = lock, say
+        # What a killed run's writers may still write, they write elsewhere.
+        self._token = self._world.allgather(secrets.token_hex(4))[0]
         self._share = share(engine)
         layout, offsets = plan_pieces(self._share)
         self._size = layout.size
-        self._writer = Writer(layout.size, nice=0 if wait else 10)  # beside training, that goes first
+        self._writer = Writer(
+            layout.size,
+            nice=0 if wait else 10,  # beside training, that goes first
+            keeps=[lock.descriptor] if lock else [],
+        )
         memory = self._writer.memory
         self._device.pin(memory)
         memory[: len(layout.header)] = bytearray(layout.header)
@@ -86,6 +100,8 @@ class Saver:
             self._signals.close()
             self._device.unpin(self._writer.memory)
             self._writer.close(kill=not finished)
+            if self._lock:
+                self._lock.close()
 
     def votes(self) -> tuple[float, float]:
         """For the next step to sum: whether this rank was asked to stop, and has written its file."""
@@ -183,13 +199,15 @@ class Saver:
             complete=str(self._folder / checkpoint_name(iteration)),
             manifest=MANIFEST,
             text=replace(manifest, files=files).encode(),
+            sizes={file.name: file.size for file in files},
             remove=[str(path) for path in superseded(self._folder, iteration, keep=self._keep)],
         )
 
     def _settle(self) -> None:
         """Until the writer is idle: rank 0's may still be completing the last checkpoint."""
         if self._writer.busy:
-            self._writer.answer()
+            for left in self._writer.answer()["left"]:
+                self._say(f"an old checkpoint is still there, to be removed with the next: {left}")
 
     def _finish(self) -> None:
         if self._save:
@@ -198,4 +216,4 @@ class Saver:
             together(self._world, self._settle)
 
     def _incomplete(self, iteration: int) -> Path:
-        return self._folder / (checkpoint_name(iteration) + INCOMPLETE)
+        return self._folder / f"{checkpoint_name(iteration)}.{self._token}{INCOMPLETE}"

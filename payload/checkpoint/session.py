@@ -10,6 +10,7 @@ from typing import Any, Protocol
 
 from payload.checkpoint.files import Manifest
 from payload.checkpoint.folder import prepare
+from payload.checkpoint.lock import Lock, lock
 from payload.checkpoint.resume import Resumed, refuse_others, resume
 from payload.checkpoint.saver import Saver
 from payload.config import TrainConfig
@@ -35,7 +36,7 @@ class _Nothing:
         return False
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(slots=True)
 class Session:
     """The checkpoints of one run."""
 
@@ -43,6 +44,7 @@ class Session:
     engine: Engine
     identity: Mapping[str, Any] = field(default_factory=dict)
     """What it must have in common with a checkpoint that it goes on from."""
+    _lock: Lock | None = field(default=None, init=False)
 
     def resume(self) -> Resumed:
         """Make the folder ready, and load what the run goes on from.
@@ -52,12 +54,15 @@ class Session:
         """
         settings, world = self.config.checkpoints, self.engine.mesh.world
         if settings.save_interval:
+            self._lock = lock(self._folder, world)
             prepare(self._folder, world)
             refuse_others(self._folder, settings.resume, world)
         return resume(settings.resume, self._folder, self.engine, self._describe(0))
 
-    def saver(self, record: Callable[..., None]) -> AbstractContextManager[Between]:
-        """To be entered for the whole of training; ``record`` is told of each checkpoint."""
+    def saver(
+        self, record: Callable[..., None], say: Callable[[str], None]
+    ) -> AbstractContextManager[Between]:
+        """To be entered for the whole of training; for ``record`` and ``say`` see ``Saver``."""
         settings = self.config.checkpoints
         if not settings.save_interval:
             return nullcontext(_Nothing())
@@ -69,6 +74,8 @@ class Session:
             interval=settings.save_interval,
             keep=settings.keep,
             wait=settings.save == "sync",
+            lock=self._lock,
+            say=say,
         )
 
     @property

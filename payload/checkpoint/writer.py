@@ -8,6 +8,7 @@ and nothing of the payload, so that it starts fast.
 
 from __future__ import annotations
 
+import errno
 import json
 import mmap
 import os
@@ -20,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 _CHUNK = 1 << 22
+_OLD = ".old.incomplete"  # as in ``folder``, of which this program knows nothing
 
 
 def main(memory: int, parent: int, nice: int) -> None:
@@ -32,7 +34,7 @@ def main(memory: int, parent: int, nice: int) -> None:
             request = json.loads(line)
             try:
                 answer = (
-                    _write(content, parent, **request) if "size" in request else _publish(parent, **request)
+                    _write(content, parent, **request) if "size" in request else publish(parent, **request)
                 )
             except OSError as exc:
                 answer = {"error": f"{exc.filename or request['path']}: {exc.strerror}"}
@@ -56,10 +58,27 @@ def _write(content: mmap.mmap, parent: int, *, path: str, size: int) -> dict[str
     return {"size": size, "crc32": crc32, "seconds": time.perf_counter() - began}
 
 
-def _publish(
-    parent: int, *, path: str, complete: str, manifest: str, text: str, remove: list[str]
+def publish(
+    parent: int,
+    *,
+    path: str,
+    complete: str,
+    manifest: str,
+    text: str,
+    sizes: dict[str, int],
+    remove: list[str],
 ) -> dict[str, Any]:
-    """All ranks' files are in the folder ``path``: make it the ``complete`` one, then remove old ones."""
+    """All ranks' files, of these ``sizes``, are in the folder ``path``: make it the ``complete`` one, then
+    remove old ones, and tell which of these are ``left`` since they could not be.
+
+    Raises:
+        OSError: it cannot be made one; nothing is removed then.
+    """
+    for name, size in sizes.items():
+        with (Path(path) / name).open("rb") as file:  # of NFS, only opening asks the server
+            found = os.fstat(file.fileno()).st_size
+        if found != size:
+            raise OSError(errno.EIO, f"has {found} bytes, not {size}", str(Path(path) / name))
     with (Path(path) / manifest).open("w", encoding="utf-8") as file:
         file.write(text)
         file.flush()
@@ -70,15 +89,21 @@ def _publish(
     _end_with(parent)  # a run started anew may already clear up
     Path(path).rename(complete)
     _sync_folder(Path(complete).parent)
+    left = []
     for old in remove:
-        _discard(Path(old))
-    return {}
+        try:
+            _discard(Path(old))
+        except OSError as exc:
+            left.append(f"{exc.filename or old}: {exc.strerror}")
+    return {"left": left}
 
 
 def _discard(folder: Path) -> None:
     """Remove a checkpoint, which is at no moment one with files missing."""
-    aside = folder.with_name(f"{folder.name}.old.incomplete")
-    folder.rename(aside)
+    aside = folder
+    if not folder.name.endswith(_OLD):
+        aside = folder.with_name(f"{folder.name}{_OLD}")
+        folder.rename(aside)
     shutil.rmtree(aside)
 
 

@@ -7,6 +7,7 @@ import os
 import shutil
 import signal
 import subprocess
+import time
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,11 +18,14 @@ import pytest
 from safetensors.numpy import load_file
 
 from payload.__main__ import main
+from payload.checkpoint.background import Writer
 from payload.checkpoint.files import BrokenError, Manifest, read_manifest, verify
 from payload.checkpoint.folder import complete, prepare
+from payload.checkpoint.lock import Lock
 from payload.checkpoint.pieces import held, scalars
 from payload.checkpoint.resume import Resumed, refuse_others, resume
 from payload.checkpoint.saver import Saver
+from payload.checkpoint.writer import publish
 from payload.comm.solo import Solo
 from payload.device import Device
 from payload.errors import PayloadError, UsageError
@@ -59,6 +63,7 @@ def describe(iteration: int, **identity: Any) -> Manifest:
 
 Save = Callable[..., list[dict[str, Any]]]
 Runner = Callable[..., subprocess.CompletedProcess[str]]
+Starter = Callable[..., subprocess.Popen[str]]
 
 
 @pytest.fixture
@@ -302,12 +307,14 @@ def test_what_killed_runs_left_is_removed(tmp_path: Path) -> None:
 
 def test_what_cannot_be_written_fails_the_run(device: Device, tmp_path: Path) -> None:
     options: dict[str, Any] = {"interval": 1, "keep": 9, "wait": True}
-    with Saver(make_engine(device), tmp_path, describe, lambda **_: None, **options) as saver:
+    folder, aside = tmp_path / "checkpoints", tmp_path / "aside"
+    with Saver(make_engine(device), folder, describe, lambda **_: None, **options) as saver:
         saver.after(1, (0.0, 0.0), last=False)
-        (tmp_path / "iteration-00000002.incomplete").touch()
-        with pytest.raises(PayloadError, match=r"cannot be written: .*00000002\.incomplete.*: File exists"):
+        folder.rename(aside)
+        folder.touch()
+        with pytest.raises(PayloadError, match=r"cannot be written: .*00000002\..*: Not a directory"):
             saver.after(2, (0.0, 0.0), last=False)
-    assert list(complete(tmp_path)) == [1]
+    assert list(complete(aside)) == [1]
 
 
 def test_a_last_one_that_cannot_be_written_fails_the_run_and_leaves_no_process(
@@ -315,11 +322,98 @@ def test_a_last_one_that_cannot_be_written_fails_the_run_and_leaves_no_process(
 ) -> None:
     before, handler = children(), signal.getsignal(signal.SIGTERM)
     options: dict[str, Any] = {"interval": 1, "keep": 9, "wait": False}
-    (tmp_path / "iteration-00000001.incomplete").touch()
+    (tmp_path / "file").touch()
     with pytest.raises(PayloadError, match="cannot be written"):  # noqa: SIM117
-        with Saver(make_engine(device), tmp_path, describe, lambda **_: None, **options) as saver:
+        with Saver(make_engine(device), tmp_path / "file", describe, lambda **_: None, **options) as saver:
             saver.after(1, (0.0, 0.0), last=True)
     assert (children(), signal.getsignal(signal.SIGTERM)) == (before, handler)
+
+
+def test_a_file_that_is_missing_or_short_makes_no_checkpoint_and_costs_none(tmp_path: Path) -> None:
+    old, new = tmp_path / "iteration-00000001", tmp_path / "iteration-00000002"
+    work = tmp_path / "iteration-00000002.ab.incomplete"
+    old.mkdir()
+    work.mkdir()
+    (work / "rank-00000.safetensors").write_bytes(b"1234")
+
+    def tried(sizes: dict[str, int]) -> str:
+        with pytest.raises(OSError, match="rank-0000") as caught:
+            publish(
+                os.getppid(),
+                path=str(work),
+                complete=str(new),
+                manifest="manifest.json",
+                text="{}",
+                sizes=sizes,
+                remove=[str(old)],
+            )
+        assert (old.exists(), new.exists()) == (True, False)
+        return str(caught.value)
+
+    assert "No such file" in tried({"rank-00000.safetensors": 4, "rank-00001.safetensors": 4})
+    assert "has 4 bytes, not 5" in tried({"rank-00000.safetensors": 5})
+
+
+def test_an_old_one_that_cannot_be_removed_ends_no_run(
+    device: Device, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    options: dict[str, Any] = {"interval": 1, "keep": 1, "wait": True}
+    in_the_way = tmp_path / "iteration-00000001.old.incomplete"
+    with Saver(make_engine(device), tmp_path, describe, lambda **_: None, **options) as saver:
+        saver.after(1, (0.0, 0.0), last=False)
+        in_the_way.touch()
+        saver.after(2, (0.0, 0.0), last=False)
+        assert list(complete(tmp_path)) == [1, 2]
+        assert "an old checkpoint is still there, to be removed with the next: " in capsys.readouterr().out
+        in_the_way.unlink()
+        in_the_way.with_name("iteration-00000000.old.incomplete").mkdir()  # half removed
+        saver.after(3, (0.0, 0.0), last=False)
+    assert list(tmp_path.iterdir()) == [tmp_path / "iteration-00000003"]
+
+
+def test_a_folder_in_use_is_refused_naming_the_run_until_its_last_process_is_gone(
+    device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("SLURM_JOB_ID", "17")
+    held, before = Lock(tmp_path, patience_s=0), children()
+    by = f"is in use by process {os.getpid()} on .* of job 17: end that, or give another folder"
+    with pytest.raises(UsageError, match=by):
+        Lock(tmp_path, patience_s=0)
+    writer = Writer(1, nice=0, keeps=[held.descriptor])
+    held.close()
+    with pytest.raises(UsageError, match=by):
+        Lock(tmp_path, patience_s=0)
+    writer.close()
+    options: dict[str, Any] = {"interval": 1, "keep": 1, "wait": True}
+    mine = Lock(tmp_path, patience_s=0)
+    with Saver(make_engine(device), tmp_path, describe, lambda **_: None, lock=mine, **options):
+        (child,) = children() - before
+        held_by_it = [str(entry.readlink()) for entry in Path(f"/proc/{child}/fd").iterdir()]
+        assert str(tmp_path / ".lock") in held_by_it
+    Lock(tmp_path, patience_s=0).close()
+    with pytest.raises(UsageError, match=r"--checkpoints: .*\.lock.*: Not a directory"):
+        Lock(tmp_path / ".lock" / "in", patience_s=0)
+
+
+def test_a_second_run_in_a_folder_waits_for_the_first(start: Starter, tmp_path: Path) -> None:
+    flags = ("train", "--hidden", "4", "--save-interval", "5", "--resume", "auto", "--out", str(tmp_path))
+    with start(1, *flags, "--epochs", "100000") as first:
+        try:
+            while not complete(tmp_path / "checkpoints"):
+                assert first.poll() is None
+                time.sleep(0.02)
+            with start(1, *flags, "--iterations", "10") as second:
+                assert second.stderr
+                assert " used by process " in second.stderr.readline()
+                (mpirun,) = Path(f"/proc/{first.pid}/task/{first.pid}/children").read_text().split()
+                os.kill(int(mpirun), signal.SIGUSR1)
+                first.communicate(timeout=60)
+                assert first.returncode == 75
+                output, errors = second.communicate(timeout=60)
+                assert (second.returncode, errors) == (0, "")
+                assert "going on from " in output
+        finally:
+            first.terminate()
 
 
 def children() -> set[int]:
