@@ -61,7 +61,7 @@ def render_script(
 
 
 def _is_array(job: JobSpec, own: UserScript | None) -> bool:
-    return job.array is not None or (own is not None and own.asks_for_array)
+    return job.array is not None or (own is not None and own.asks_for("--array", "-a"))
 
 
 def _options(job: JobSpec, own: UserScript | None) -> list[str]:
@@ -78,7 +78,7 @@ def _options(job: JobSpec, own: UserScript | None) -> list[str]:
 
 def _ending(job: JobSpec, own: UserScript | None) -> list[str]:
     """How the job is told that its time is over, and whether it may run again."""
-    own_signal = own is not None and any("--signal" in line for line in own.directives)
+    own_signal = own is not None and own.asks_for("--signal")
     signal = job.signal or (_SIGNAL if job.requeue and not own_signal else None)
     return [
         *(["--requeue"] if job.requeue else []),
@@ -88,7 +88,7 @@ def _ending(job: JobSpec, own: UserScript | None) -> list[str]:
 
 def _without_gpus(job: JobSpec, own: UserScript | None) -> list[str]:
     """``--gpus 0`` wins over a script's own line, too; where there is none, it need not be said."""
-    asks = own is not None and any("--gpus-per-node" in line for line in own.directives)
+    asks = own is not None and own.asks_for("--gpus-per-node")
     return ["--gpus-per-node=0"] if asks and "gpus" in job.model_fields_set and not job.gpus else []
 
 

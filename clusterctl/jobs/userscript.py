@@ -17,7 +17,6 @@ OURS = frozenset(
     "metrics.jsonl telemetry telemetry.log hostfile run.json sacct.json environment.json report.html "
     "SHA256SUMS".split()
 )
-_ARRAY = re.compile(r"(--array(=|$)|-a)")
 _HETEROGENEOUS = re.compile(r"#SBATCH\s+(hetjob|packjob)\b")
 
 
@@ -34,11 +33,15 @@ class UserScript:
     directives: tuple[str, ...]
     is_python: bool
 
-    @property
-    def asks_for_array(self) -> bool:
-        """Whether its own #SBATCH lines make it a job array."""
-        words = (word for line in self.directives for word in _words(line))
-        return any(_ARRAY.match(word) for word in words)
+    def asks_for(self, option: str, letter: str | None = None) -> bool:
+        """Whether its own #SBATCH lines have this option, as ``--array``, or its letter, as ``-a``."""
+        words = [word for line in self.directives for word in _words(line)]
+        return any(
+            word == option
+            or word.startswith(f"{option}=")
+            or (letter is not None and word.startswith(letter))
+            for word in words
+        )
 
     @classmethod
     def read(cls, path: Path) -> UserScript:

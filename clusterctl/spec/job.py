@@ -23,6 +23,7 @@ JOB_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 CONSTRAINT: Final = r"^[A-Za-z0-9_&|,*()\[\]-]+$"
 _INDICES = r"[0-9]{1,9}(-[0-9]{1,9}(:[0-9]{1,9})?)?"
 SIGNAL: Final = r"^(HUP|INT|TERM|USR1|USR2)@[0-9]{1,5}$"
+_MAX_SIGNAL_S = 65_535
 ARRAY: Final = rf"^{_INDICES}(,{_INDICES})*(%[0-9]{{1,9}})?$"
 
 JOB_PATTERN_WORDS: Final[Mapping[str, str]] = {
@@ -56,8 +57,15 @@ def _runnable_array(value: str) -> str:
     return value
 
 
+def _timely_signal(value: str) -> str:
+    if int(value.partition("@")[2]) > _MAX_SIGNAL_S:
+        raise ValueError(f"{shown(value)} is more than {_MAX_SIGNAL_S} seconds before the time limit")
+    return value
+
+
 Count = Annotated[int, Field(ge=1, le=_MAX_COUNT, strict=True)]
 JobName = Annotated[str, StringConstraints(pattern=JOB_NAME)]
+Signal = Annotated[str, StringConstraints(pattern=SIGNAL), AfterValidator(_timely_signal)]
 Array = Annotated[str, StringConstraints(pattern=ARRAY), AfterValidator(_runnable_array)]
 
 
@@ -79,7 +87,7 @@ class JobWords(Model):
         None, description="features that the nodes must have"
     )
     array: Array | None = Field(None, description="indices of a job array")
-    signal: Annotated[str, StringConstraints(pattern=SIGNAL)] | None = Field(
+    signal: Signal | None = Field(
         None,
         description="a signal that the program gets, and how many seconds before the time limit",
         examples=["USR1@120"],

@@ -249,6 +249,8 @@ def test_a_job_that_may_run_again_is_told_that_its_time_is_over(tmp_path):
     assert "#SBATCH --requeue\n#SBATCH --signal=B:USR1@60\n" in text
     script = user_script(tmp_path, "own.sh", "#!/bin/bash\n#SBATCH --signal=B:TERM@90\ntrue\n")
     assert "USR1@60" not in rendered(JobSpec(name="own", script=script, requeue=True))
+    script = user_script(tmp_path, "note.sh", "#!/bin/bash\n#SBATCH --time=9 # without --signal\ntrue\n")
+    assert "USR1@60" in rendered(JobSpec(name="note", script=script, requeue=True))
     assert "#SBATCH --signal=B:INT@9\n" in rendered(JobSpec(name="own", script=script, signal="INT@9"))
 
 

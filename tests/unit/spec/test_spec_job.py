@@ -78,6 +78,10 @@ def test_every_flag() -> None:
             {"signal": "KILL@60"},
             "--signal must be a signal and seconds before the time limit, such as USR1@120, not 'KILL@60'",
         ),
+        (
+            {"signal": "USR1@65536"},
+            "--signal: 'USR1@65536' is more than 65535 seconds before the time limit",
+        ),
         ({"mem": "lots"}, "--mem: 'lots' is not an amount of memory; write it as 4G, 4GiB or 4096 (MB)"),
         ({"mem": "0"}, "--mem: '0' is less than 1MiB"),
         (
