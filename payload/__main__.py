@@ -21,6 +21,7 @@ from payload.config import (
     TrainConfig,
     parse,
 )
+from payload.crosschecks import check
 from payload.errors import LaunchError, PayloadError, UsageError, out_of_memory
 from payload.host import keep_freed_memory
 
@@ -42,6 +43,8 @@ def main(argv: Sequence[str]) -> int:
     _limit_threads()
     try:
         config = parse(argv)
+        if isinstance(config, TrainConfig):
+            check(config)
     except UsageError as exc:
         return _refuse(exc)
     keep_freed_memory()

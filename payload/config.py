@@ -127,7 +127,7 @@ class Optimizer:
     decay_iterations: tuple[int, ...] | None = setting(
         None, widths, "N[,N...]", "after which step lowers the learning rate"
     )
-    decay_factor: float = setting(0.1, positive, "X", "by which step lowers it")
+    decay_factor: float = setting(0.1, share, "X", "by which step lowers it, at most 1")
     scale_lr: str = choice(
         "none", ("none", "linear", "sqrt"), "how the learning rate grows with data-parallel workers"
     )

@@ -5,6 +5,10 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from payload.errors import UsageError
+
+_MOST = 1e30  # far above what can be learned with, and far below where float32 ends
+
 
 @dataclass(frozen=True, slots=True)
 class LearningRate:
@@ -22,6 +26,18 @@ class LearningRate:
     least: float = 0.0
     milestones: tuple[int, ...] = ()  # iterations
     factor: float = 0.1
+
+    def __post_init__(self) -> None:
+        """
+        Raises:
+            UsageError: these are no learning rates.
+        """
+        if not self.peak <= _MOST:
+            raise UsageError(
+                f"--lr: a learning rate of {self.peak:g} is above {_MOST:g}; see --scale-lr, too"
+            )
+        if self.least > self.peak:
+            raise UsageError(f"--min-lr {self.least:g} is above the learning rate, which is {self.peak:g}")
 
     def at(self, iteration: int) -> float:
         """Of an iteration, from 1."""

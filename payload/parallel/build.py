@@ -57,10 +57,6 @@ def assemble(
     """
     if mesh.tp.size > 1 and all(p.axis is None for unit in units for p in unit.layer.parameters):
         raise UsageError(f"--tp {mesh.tp.size}: this model has no tensor-parallel layers")
-    if compressor and zero:
-        raise UsageError(
-            f"--compress {compressor.name} and --zero {zero}: what is compressed is not in parts"
-        )
     stages = split(recomputed(units) if recompute else units, mesh.pp.size)
     own = stages[mesh.pp.rank]
     ties = Ties(stages, mesh.pp, device)

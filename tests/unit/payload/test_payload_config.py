@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from payload.__main__ import main
 from payload.config import ProbeConfig, TelemetryConfig, TrainConfig, parse
+from payload.crosschecks import check
 from payload.errors import UsageError
+from payload.schedule import LearningRate, scaled
 from payload.settings import to_toml
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]
@@ -50,6 +53,7 @@ def test_other_arguments() -> None:
         "train --data idx",
         "train --tokenizer bpe:256",
         "train --weight-decay -1",
+        "train --schedule step --decay-factor 1e308",
         "train --precision float16",
         "train --device tpu",
         "train --epoch 3",
@@ -63,6 +67,55 @@ def test_bad_arguments_are_one_line(line: str) -> None:
     with pytest.raises(UsageError) as caught:
         parse(line.split())
     assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("line", "named"),
+    [
+        ("train --nesterov --momentum 0", "--nesterov"),
+        ("train --nesterov --optimizer adamw", "--nesterov"),
+        ("train --compress topk --zero 1", "--compress topk and --zero 1"),
+        ("train --model gpt-tiny --data text:a --augment crop", "--augment"),
+        ("train --data synthetic --augment crop", "--augment"),
+        ("train --data synthetic --clean", "--clean"),
+        ("train --tokenizer bpe:300", "--tokenizer bpe:300"),
+        ("bench --find", "--find"),
+        ("bench --resume auto", "--resume"),
+        ("bench --save-interval 5", "--save-interval"),
+    ],
+)
+def test_what_does_not_go_together_is_refused_in_one_line(
+    capsys: pytest.CaptureFixture[str], line: str, named: str
+) -> None:
+    assert main(line.split()) == 2
+    (said,) = capsys.readouterr().err.splitlines()
+    assert said.startswith(f"payload: error: {named}: ")
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "train --nesterov",
+        "train --compress topk",
+        "train --zero 1",
+        "train --data idx:a --augment crop --clean",
+        "train --model gpt-tiny --data text:a --tokenizer bpe:300",
+        "train --find",
+        "bench --zero 1",
+    ],
+)
+def test_what_goes_together_is_not_refused(line: str) -> None:
+    config = parse(line.split())
+    assert isinstance(config, TrainConfig)
+    check(config)
+
+
+def test_learning_rates_that_are_none_are_refused() -> None:
+    for workers in (1, 4, 100):
+        with pytest.raises(UsageError, match=r"--lr: a learning rate of"):
+            LearningRate(scaled(1e308, "linear", workers), "constant", 10)
+    with pytest.raises(UsageError, match=r"--min-lr 0\.1 is above the learning rate, which is 0\.05"):
+        LearningRate(0.05, "cosine", 10, least=0.1)
 
 
 def test_the_message_names_flag_and_value() -> None:
