@@ -78,6 +78,7 @@ def identity_of(config: TrainConfig, source: Source) -> dict[str, Any]:
         "optimizer": config.optimizer.optimizer,
         "precision": config.precision.precision,
         "data": config.data.data.partition(":")[0],  # which may lie elsewhere now
+        "tokenizer": config.data.tokenizer,
         "samples": source.training,
         "global-batch-size": config.batch.global_batch_size,
         "seed": config.batch.seed,
@@ -162,13 +163,16 @@ def engine_of(
     )
 
 
-def loader_of(config: TrainConfig, source: Source, device: Device, mesh: Mesh) -> Loader:
-    """
+def loader_of(
+    config: TrainConfig, source: Source, device: Device, mesh: Mesh, *, judging: bool = False
+) -> Loader:
+    """``judging``: it is asked for held-out samples alone.
+
     Raises:
         UsageError: the batch is above the data.
     """
     wanted = config.batch.global_batch_size
-    if wanted > source.training:
+    if wanted > source.training and not judging:
         raise UsageError(f"--global-batch-size {wanted} is above the {source.training} samples")
     return Loader(
         source,

@@ -7,7 +7,7 @@ import math
 import sys
 
 from payload.build import engine_of, loader_of, units_of
-from payload.checkpoint.session import Session
+from payload.checkpoint.session import Session, learned_before
 from payload.comm import mpi
 from payload.comm.base import together
 from payload.comm.mpi import MpiCommunicator
@@ -53,12 +53,13 @@ def _settings(config: EvalConfig) -> TrainConfig:
 def evaluate(config: TrainConfig, device: Device, world: MpiCommunicator) -> dict[str, int | float | None]:
     """Loss in nats a target, accuracy, and for text perplexity and bits per byte; the same on all ranks."""
     mesh = make_mesh(world, tp=config.layout.tp, pp=config.layout.pp)
-    source = open_source(config, world)
-    loader = loader_of(config, source, device, mesh)
+    learned = learned_before(config, world)
+    if learned is None:
+        raise UsageError(f"--resume {config.checkpoints.resume}: there is no checkpoint in {config.run.out}")
+    source = open_source(config, world, learned, judging=True)
+    loader = loader_of(config, source, device, mesh, judging=True)
     engine = engine_of(config, device, mesh, units_of(config.model, source, mesh.context(device)))
     resumed = Session(config, engine).resume()
-    if not resumed.iteration:
-        raise UsageError(f"--resume {config.checkpoints.resume}: there is no checkpoint in {config.run.out}")
     found = engine.evaluate(loader.held_out())
     size = source.bytes_per_target
     return {

@@ -8,7 +8,7 @@ from functools import partial
 from pathlib import Path
 
 from payload.build import engine_of, identity_of, loader_of, mesh_of, rate_of, units_of
-from payload.checkpoint.session import Session
+from payload.checkpoint.session import Session, learned_before
 from payload.comm import mpi
 from payload.comm.base import together
 from payload.comm.choose import make
@@ -50,7 +50,7 @@ def train(config: TrainConfig, device: Device, world: Transport) -> int:
     times = CommTimes(device)
     mesh, compressor = mesh_of(config.layout, world)
     mesh = timed_mesh(mesh, times, trace)
-    source = open_source(config, world)
+    source = open_source(config, world, learned_before(config, world))
     if config.batch.find:
         find(config, device, mesh, source)
         return 0
@@ -62,7 +62,7 @@ def train(config: TrainConfig, device: Device, world: Transport) -> int:
 
     engine = engine_of(config, device, mesh, timed_units(units, trace), compressor=compressor, wrapped=timed)
     rate = rate_of(config, mesh, loader.order.per_epoch)
-    checkpoints = Session(config, engine, identity_of(config, source))
+    checkpoints = Session(config, engine, identity_of(config, source), source.learned)
     resumed = checkpoints.resume()
     work = Work(sum(unit.flops for unit in units), tokens=source.facts.get("tokens"))
     metrics = together(world, lambda: Metrics(config, device, world, work, times, done=resumed.iteration))

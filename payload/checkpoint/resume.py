@@ -38,7 +38,7 @@ def resume(wanted: str, folder: Path, engine: Engine, now: Manifest) -> Resumed:
         UsageError: it is broken, or of another kind of run.
     """
     world, notes = engine.mesh.world, []
-    for path in world.allgather(_candidates(wanted, folder))[0]:
+    for path in world.allgather(candidates(wanted, folder))[0]:
         manifest, complaint = _inspect(path, world)
         if manifest and not complaint:
             _compare(path, manifest.identity, now.identity)
@@ -76,7 +76,8 @@ def refuse_others(folder: Path, wanted: str, world: Communicator) -> None:
         together(world, lambda: look() if world.rank == 0 else None)
 
 
-def _candidates(wanted: str, folder: Path) -> list[Path]:
+def candidates(wanted: str, folder: Path) -> list[Path]:
+    """What to go on from, by what ``--resume`` says; the first that is whole."""
     if wanted == "never":
         return []
     return list(reversed(complete(folder).values())) if wanted == "auto" else [Path(wanted)]

@@ -10,9 +10,11 @@ from typing import Any, Protocol
 
 from payload.checkpoint.files import Manifest
 from payload.checkpoint.folder import prepare
+from payload.checkpoint.learned import load, save
 from payload.checkpoint.lock import Lock, lock
 from payload.checkpoint.resume import Resumed, refuse_others, resume
 from payload.checkpoint.saver import Saver
+from payload.comm.base import Communicator, together
 from payload.config import TrainConfig
 from payload.parallel.engine import Engine
 from payload.settings import to_record
@@ -44,6 +46,8 @@ class Session:
     engine: Engine
     identity: Mapping[str, Any] = field(default_factory=dict)
     """What it must have in common with a checkpoint that it goes on from."""
+    learned: Mapping[str, Any] = field(default_factory=dict)
+    """Of its data, to be kept with its checkpoints."""
     _lock: Lock | None = field(default=None, init=False)
 
     def resume(self) -> Resumed:
@@ -57,7 +61,10 @@ class Session:
             self._lock = lock(self._folder, world)
             prepare(self._folder, world)
             refuse_others(self._folder, settings.resume, world)
-        return resume(settings.resume, self._folder, self.engine, self._describe(0))
+        resumed = resume(settings.resume, self._folder, self.engine, self._describe(0))
+        if settings.save_interval:
+            together(world, lambda: save(self.learned, self._folder) if world.rank == 0 else None)
+        return resumed
 
     def saver(
         self, record: Callable[..., None], say: Callable[[str], None]
@@ -80,7 +87,7 @@ class Session:
 
     @property
     def _folder(self) -> Path:
-        return self.config.checkpoints.checkpoints or self.config.run.out / "checkpoints"
+        return _folder_of(self.config)
 
     def _describe(self, iteration: int) -> Manifest:
         config, mesh = self.config, self.engine.mesh
@@ -98,3 +105,16 @@ class Session:
             config=to_record(config),
             files=(),
         )
+
+
+def learned_before(config: TrainConfig, world: Communicator) -> Mapping[str, Any] | None:
+    """Of its data, by the run that this one goes on from or judges; None where there is none.
+
+    Raises:
+        UsageError: it cannot be used; on every rank.
+    """
+    return load(config.checkpoints.resume, _folder_of(config), world)
+
+
+def _folder_of(config: TrainConfig) -> Path:
+    return config.checkpoints.checkpoints or config.run.out / "checkpoints"

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
+from typing import Any
 
 import numpy as np
 
@@ -28,6 +29,50 @@ class Labelled:
         return len(self.labels)
 
 
+@dataclass(frozen=True, slots=True)
+class Known:
+    """What a model knows of images: how those that it was trained on are."""
+
+    shape: tuple[int, ...]  # height, width, channels
+    classes: int
+    mean: tuple[float, ...]  # of each channel's pixels
+    scale: tuple[float, ...]  # one over their standard deviation
+
+    @classmethod
+    def learn(cls, training: Labelled) -> Known:
+        mean, scale = (tuple(map(float, numbers)) for numbers in _statistics(training.images))
+        return cls(training.images.shape[1:], int(training.labels.max()) + 1, mean, scale)
+
+    @classmethod
+    def read(cls, record: Mapping[str, Any]) -> Known:
+        """Of what ``Source.learned`` was.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is something else.
+        """
+        height, width, channels = map(int, record["shape"])
+        mean, scale = (tuple(map(float, record[name])) for name in ("mean", "scale"))
+        if len(mean) != channels or len(scale) != channels:
+            raise ValueError(f"{len(mean)} means and {len(scale)} scales for {channels} channels")
+        return cls((height, width, channels), int(record["classes"]), mean, scale)
+
+    def check(self, name: str, kind: str, samples: Labelled) -> None:
+        """
+        Raises:
+            UsageError: they are of another shape, or have labels that are not known.
+        """
+        theirs, ours = ("x".join(map(str, shape)) for shape in (samples.images.shape[1:], self.shape))
+        if theirs != ours:
+            raise UsageError(
+                f"--data: {name} has {kind} images of {theirs}, but the model knows those of {ours}"
+            )
+        highest, known = int(samples.labels.max()), self.classes - 1
+        if highest > known:
+            raise UsageError(
+                f"--data: {name} has {kind} labels up to {highest}, but the model knows those up to {known}"
+            )
+
+
 class Images:
     """A data set of images, as ``Source``."""
 
@@ -37,39 +82,49 @@ class Images:
     def __init__(
         self,
         name: str,
-        training: Labelled,
+        training: Labelled | None,
         held_out: Labelled,
         *,
         dtype: str,
         augment: Sequence[str] = (),
         clean: bool = False,
+        known: Known | None = None,
     ) -> None:
         """
         Args:
             name: for people.
+            training: None where samples are only judged by what is ``known``.
             dtype: of the inputs, float32 or float64.
             augment: of ``AUGMENTATIONS``.
             clean: leave out samples that were there before, and held-out ones that are trained on.
+            known: by the run that is gone on from; else it is learned of ``training``.
 
         Raises:
-            UsageError: there is nothing in it, or its halves are not of one kind.
+            UsageError: there is nothing in it, or it is not of one kind.
         """
+        judging = training is None and known is not None
+        if training is None:
+            training = Labelled(held_out.images[:0], held_out.labels[:0])
         dropped = 0
         if clean:
             seen: set[bytes] = set()
             before = len(training) + len(held_out)
             training, held_out = _unseen(training, seen), _unseen(held_out, seen)
             dropped = before - len(training) - len(held_out)
-        if not len(training) or not len(held_out):
+        if not (len(training) or judging) or not len(held_out):
             raise UsageError(
                 f"--data: {name} has {len(training)} training and {len(held_out)} held-out images"
             )
-        _check_alike(name, training, held_out)
+        known = known or Known.learn(training)
+        for kind, samples in (("training", training), ("held-out", held_out)):
+            if len(samples):
+                known.check(name, kind, samples)
+        self.learned: Mapping[str, Any] = asdict(known)
         self._training, self._held_out, self._augment = training, held_out, tuple(augment)
-        _, height, width, channels = training.images.shape
-        self.classes = int(training.labels.max()) + 1
+        height, width, channels = known.shape
+        self.classes = known.classes
         self.training, self.held_out = len(training), len(held_out)
-        self._mean, self._scale = (numbers.astype(dtype) for numbers in _statistics(training.images))
+        self._mean, self._scale = (np.array(numbers, dtype) for numbers in (known.mean, known.scale))
         shape = f"{height}x{width}x{channels}"
         self.about = f"{name}: {self.training} + {self.held_out} images of {shape}, {self.classes} classes"
         if clean:
@@ -100,23 +155,6 @@ class Images:
         x -= self._mean
         x *= self._scale
         return x
-
-
-def _check_alike(name: str, training: Labelled, held_out: Labelled) -> None:
-    """
-    Raises:
-        UsageError: their images have other shapes, or one has labels that the other does not know.
-    """
-    shapes = ["x".join(map(str, each.images.shape[1:])) for each in (training, held_out)]
-    if shapes[0] != shapes[1]:
-        raise UsageError(
-            f"--data: {name} has training images of {shapes[0]}, but held-out ones of {shapes[1]}"
-        )
-    known, highest = (int(each.labels.max()) for each in (training, held_out))
-    if highest > known:
-        raise UsageError(
-            f"--data: {name} has held-out labels up to {highest}, but training labels only up to {known}"
-        )
 
 
 def _statistics(images: Array) -> tuple[Array, Array]:

@@ -3,27 +3,40 @@
 from __future__ import annotations
 
 import zlib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
+from typing import Any, TypeVar
 
 from payload.comm.base import Communicator, together
 from payload.config import TrainConfig
 from payload.data import digits, idx, synthetic
-from payload.data.images import Images, Labelled
+from payload.data.images import Images, Known
 from payload.data.source import Source
-from payload.data.text import MaskedText, Text
+from payload.data.text import MaskedText, Text, parts
 from payload.data.tokenizer import BytePairs, Bytes, Tokenizer, learn
 from payload.errors import UsageError
 from payload.host import hostname
 from payload.models import MODELS
+
+T = TypeVar("T")
 
 _GPT2_VOCABULARY = 50_304
 _IMAGENET = (224, 3, 1000)  # side, channels, classes
 _FEW = 4
 
 
-def open_source(config: TrainConfig, world: Communicator) -> Source:
+def open_source(
+    config: TrainConfig,
+    world: Communicator,
+    learned: Mapping[str, Any] | None = None,
+    *,
+    judging: bool = False,
+) -> Source:
     """The data that was asked for, as the model takes it.
+
+    Args:
+        learned: by the run that this one goes on from or judges, of its data; None: it is to be learned.
+        judging: held-out samples are all that is asked for.
 
     Raises:
         UsageError: there is none such, it is not what it should be, or not the same on all nodes; on every
@@ -40,18 +53,20 @@ def open_source(config: TrainConfig, world: Communicator) -> Source:
         fitting = "digits, idx:DIR or synthetic" if takes == "images" else "text:FILE or synthetic"
         raise UsageError(f"--data {data.data}: the model takes {takes}; give it {fitting}")
     if kind == "text":
-        return _text(config, Path(where), world)
-    training, held_out = together(world, lambda: _images(Path(where) if kind == "idx" else None))
-    parts = (training.images, training.labels, held_out.images, held_out.labels)
-    _check_same(world, data.data, *(part.data for part in parts))
-    return Images(data.data, training, held_out, dtype=dtype, augment=data.augment, clean=data.clean)
+        return _text(config, Path(where), world, learned)
+    known = None if learned is None else _as_learned(f"--data {data.data}", "of images", Known.read, learned)
+    alone = judging and not data.clean  # which asks what is trained on
+    training, held_out = together(
+        world, lambda: idx.load(Path(where), judging=alone) if kind == "idx" else digits.load()
+    )
+    arrays = [array for half in (training, held_out) if half for array in (half.images, half.labels)]
+    _check_same(world, data.data, *(array.data for array in arrays))
+    return Images(
+        data.data, training, held_out, dtype=dtype, augment=data.augment, clean=data.clean, known=known
+    )
 
 
-def _images(folder: Path | None) -> tuple[Labelled, Labelled]:
-    return idx.load(folder) if folder else digits.load()
-
-
-def _text(config: TrainConfig, file: Path, world: Communicator) -> Source:
+def _text(config: TrainConfig, file: Path, world: Communicator, learned: Mapping[str, Any] | None) -> Source:
     def read() -> bytes:
         try:
             return file.read_bytes()
@@ -62,18 +77,18 @@ def _text(config: TrainConfig, file: Path, world: Communicator) -> Source:
     data = config.data
     _check_same(world, data.data, text)
     kind = Text if MODELS[config.model.model].takes == "text" else MaskedText
-    tokenizer = _tokenizer(data.tokenizer, text, world, config.run.out)
+    tokenizer = _tokenizer(data.tokenizer, text, world, learned)
     return kind(data.data, text, tokenizer, length=data.sequence_length, seed=config.batch.seed)
 
 
-def _check_same(world: Communicator, name: str, *parts: bytes | memoryview) -> None:
+def _check_same(world: Communicator, name: str, *pieces: bytes | memoryview) -> None:
     """
     Raises:
         UsageError: some rank has read something else than another.
     """
     size, crc32 = 0, 0
-    for part in parts:
-        size, crc32 = size + memoryview(part).nbytes, zlib.crc32(part, crc32)
+    for piece in pieces:
+        size, crc32 = size + memoryview(piece).nbytes, zlib.crc32(piece, crc32)
     found: dict[str, list[str]] = {}
     for what, host in world.allgather((f"{size} bytes with CRC-32 {crc32:08x}", hostname())):
         found.setdefault(what, []).append(host)
@@ -91,12 +106,23 @@ def _few(hosts: Iterable[str]) -> str:
     return ", ".join(names[:_FEW]) + (f" and {len(names) - _FEW} more" if len(names) > _FEW else "")
 
 
-def _tokenizer(wanted: str, text: bytes, world: Communicator, out: Path) -> Tokenizer:
-    """Byte pairs are learned by rank 0, for all, and kept with the run."""
+def _tokenizer(wanted: str, text: bytes, world: Communicator, learned: Mapping[str, Any] | None) -> Tokenizer:
+    """Byte pairs are learned by rank 0, for all, of what is trained on: the held-out text is to be new."""
     kind, _, size = wanted.partition(":")
     if kind == "bytes":
         return Bytes()
-    learned = learn(text, int(size)) if world.rank == 0 else None
-    pairs = BytePairs(world.allgather(learned.merges if learned else ())[0])
-    together(world, lambda: pairs.save(out / "tokenizer.json") if world.rank == 0 else None)
-    return pairs
+    if learned is not None:
+        return _as_learned(f"--tokenizer {wanted}", "of byte pairs", BytePairs.read, learned)
+    merges = learn(parts(text)[0], int(size)).merges if world.rank == 0 else ()
+    return BytePairs(world.allgather(merges)[0])
+
+
+def _as_learned(flag: str, what: str, read: Callable[[Mapping[str, Any]], T], record: Mapping[str, Any]) -> T:
+    """
+    Raises:
+        UsageError: the run has learned something else of its data.
+    """
+    try:
+        return read(record)
+    except (KeyError, TypeError, ValueError) as exc:
+        raise UsageError(f"{flag}: what the run has learned of its data tells nothing {what}") from exc

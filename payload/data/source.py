@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Any, Protocol
 
 from payload.device import Array
 from payload.nn.tape import Draw
@@ -29,6 +29,10 @@ class Source(Protocol):
     @property
     def facts(self) -> Mapping[str, int]:
         """Its sizes, by the names under which models ask for them."""
+
+    @property
+    def learned(self) -> Mapping[str, Any]:
+        """Of the training samples, for JSON: by it other data is read as the model knows it."""
 
     @property
     def targets(self) -> float:

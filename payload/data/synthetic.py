@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from types import MappingProxyType
+from typing import Any
 
 import numpy as np
 
@@ -19,6 +21,7 @@ class Synthetic:
 
     training, held_out = _SAMPLES, _HELD_OUT
     bytes_per_target = None
+    learned: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, about: str, inputs: Array, targets: Array, facts: Mapping[str, int]) -> None:
         self.about = f"synthetic {about}"

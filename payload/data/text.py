@@ -19,6 +19,12 @@ _DIVISIBLE = 64
 _UNCHANGED_OR_RANDOM = 0.2  # of the masked ones, in equal parts
 
 
+def parts(text: bytes) -> tuple[bytes, bytes]:
+    """What is trained on, and what is held out."""
+    boundary = len(text) - len(text) // _HELD_OUT
+    return text[:boundary], text[boundary:]
+
+
 class Text:
     """A text, as ``Source``: each target is the token that follows (B, T) → (B, T).
 
@@ -31,8 +37,8 @@ class Text:
         Raises:
             UsageError: the text is too short.
         """
-        boundary = len(text) - len(text) // _HELD_OUT
-        self._tokens, self._judged = tokenizer.encode(text[:boundary]), tokenizer.encode(text[boundary:])
+        training, held_out = parts(text)
+        self._tokens, self._judged = tokenizer.encode(training), tokenizer.encode(held_out)
         self._length, self._seed = length, seed
         # A window of T tokens has T targets, one token more; and training windows begin up to T - 1 later.
         self.training, self.held_out = len(self._tokens) // length - 1, (len(self._judged) - 1) // length
@@ -41,9 +47,9 @@ class Text:
                 f"--data: {name} has {len(self._tokens)} + {len(self._judged)} tokens to train on and held "
                 f"out, too few for --sequence-length {length}"
             )
-        self.vocabulary = tokenizer.size
+        self.vocabulary, self.learned = tokenizer.size, tokenizer.learned
         self.targets = float(length)
-        self.bytes_per_target: float | None = (len(text) - boundary) / len(self._judged)
+        self.bytes_per_target: float | None = len(held_out) / len(self._judged)
         self.about = (
             f"{name}: {len(self._tokens)} + {len(self._judged)} tokens of {tokenizer.name}, "
             f"{self.bytes_per_target:.2f} bytes each"

@@ -4,18 +4,16 @@ Translation of Rare Words with Subword Units", 2016), within words as GPT-2 does
 from __future__ import annotations
 
 import heapq
-import json
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import pairwise
-from pathlib import Path
-from typing import Protocol
+from types import MappingProxyType
+from typing import Any, Protocol
 
 import numpy as np
 
 from payload.device import Array
-from payload.errors import UsageError
 
 Merge = tuple[int, int]
 
@@ -34,6 +32,10 @@ class Tokenizer(Protocol):
     def size(self) -> int:
         """How many tokens there are."""
 
+    @property
+    def learned(self) -> Mapping[str, Any]:
+        """Of a text, for JSON."""
+
     def encode(self, text: bytes) -> Array:
         """(bytes,) → (tokens,) of the smallest unsigned dtype that tells all tokens: a text may be large"""
 
@@ -42,6 +44,7 @@ class Bytes:
     """Each byte is a token."""
 
     name, size = "bytes", _BYTES
+    learned: Mapping[str, Any] = MappingProxyType({})
 
     def encode(self, text: bytes) -> Array:
         return np.frombuffer(text, np.uint8)
@@ -54,7 +57,17 @@ class BytePairs:
         self.merges = tuple(merges)
         self.size = _BYTES + len(self.merges)
         self.name = f"bpe:{self.size}"
+        self.learned: Mapping[str, Any] = {"merges": self.merges}
         self._ranks = {pair: rank for rank, pair in enumerate(self.merges)}
+
+    @classmethod
+    def read(cls, record: Mapping[str, Any]) -> BytePairs:
+        """Of what ``learned`` was.
+
+        Raises:
+            KeyError, TypeError, ValueError: it is something else.
+        """
+        return cls([(int(left), int(right)) for left, right in record["merges"]])
 
     def encode(self, text: bytes) -> Array:
         dtype = np.min_scalar_type(self.size - 1)
@@ -82,17 +95,6 @@ class BytePairs:
                 break
             word = replace(word, self.merges[rank], _BYTES + rank)
         return word
-
-    def save(self, file: Path) -> None:
-        """
-        Raises:
-            UsageError: it cannot be written.
-        """
-        try:
-            file.parent.mkdir(parents=True, exist_ok=True)
-            file.write_text(json.dumps({"merges": self.merges}) + "\n")
-        except OSError as exc:
-            raise UsageError(f"--out: {file} cannot be written: {exc.strerror}") from exc
 
 
 def learn(text: bytes, size: int) -> BytePairs:

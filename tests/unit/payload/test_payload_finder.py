@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
+import shutil
+import struct
 import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 
+from payload.data.tokenizer import BytePairs
 from payload.errors import UsageError
 from payload.finder import Point, Speed, knee, steepest
 
@@ -139,3 +143,57 @@ def test_a_run_without_checkpoints_cannot_be_evaluated(alone: Runner, tmp_path: 
     answer = alone("eval", "--out", str(tmp_path))
     assert answer.returncode == 2
     assert f"--resume auto: there is no checkpoint in {tmp_path}" in answer.stderr
+
+
+def test_other_text_is_judged_by_the_runs_tokenizer(alone: Runner, trained: Path, tmp_path: Path) -> None:
+    text, kept = b"a dog and a bird, and a fish and a bird. " * 80, trained / "checkpoints" / "data.json"
+    (tmp_path / "text").write_bytes(text)
+    before = kept.read_bytes()
+    answer = alone("eval", "--out", str(trained), "--data", f"text:{tmp_path / 'text'}")
+    assert answer.returncode == 0, answer.stderr
+    tokens = BytePairs.read(json.loads(before)).encode(text[-len(text) // 20 :])
+    assert json.loads(answer.stdout)["samples"] == (len(tokens) - 1) // 16
+    assert kept.read_bytes() == before
+
+
+def test_held_out_images_alone_are_judged_by_the_run(alone: Runner, tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    for kind, count in (("train", 60), ("t10k", 30)):
+        images, labels = (
+            rng.integers(99, size=(count, 4, 4), dtype=np.uint8),
+            np.arange(count, dtype=np.uint8) % 3,
+        )
+        for name, array in (("images-idx3", images), ("labels-idx1", labels)):
+            head = struct.pack(f">BBBB{array.ndim}I", 0, 0, 8, array.ndim, *array.shape)
+            (tmp_path / f"{kind}-{name}-ubyte").write_bytes(head + array.tobytes())
+    given = ("--data", f"idx:{tmp_path}", "--iterations", "2", "--save-interval", "2", "--hidden", "8")
+    out = tmp_path / "run"
+    answer = alone("train", *given, "--global-batch-size", "40", "--precision", "fp64", "--out", str(out))
+    assert answer.returncode == 0, answer.stderr
+    told = [record for record in _records(out / "metrics.jsonl") if record["kind"] == "evaluation"][-1]
+    other = tmp_path / "other"
+    other.mkdir()
+    for file in tmp_path.glob("t10k-*"):
+        file.rename(other / file.name)
+    answer = alone("eval", "--out", str(out), "--data", f"idx:{other}")
+    assert answer.returncode == 0, answer.stderr
+    found = json.loads(answer.stdout)
+    assert (found["samples"], found["loss"]) == (30, pytest.approx(told["loss"], rel=1e-12))
+
+
+def test_training_goes_on_with_the_runs_tokenizer_or_not_at_all(
+    alone: Runner, trained: Path, tmp_path: Path
+) -> None:
+    out = shutil.copytree(trained, tmp_path / "run")
+    kept = out / "checkpoints" / "data.json"
+    before = kept.read_bytes()
+    again = ("train", "--config", str(out / "config.toml"), "--resume", "auto", "--out", str(out))
+    answer = alone(*again, "--tokenizer", "bytes")
+    assert "tokenizer bpe:270, samples " in answer.stderr
+    answer = alone(*again, "--iterations", "7")
+    assert answer.returncode == 0, answer.stderr
+    assert kept.read_bytes() == before
+    kept.unlink()
+    answer = alone(*again)
+    assert (answer.returncode, len(answer.stderr.splitlines())) == (2, 1)
+    assert f"--resume: {kept} cannot be read: No such file or directory; the checkpoints" in answer.stderr

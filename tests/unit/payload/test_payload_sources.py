@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import gzip
+import json
 import struct
 import subprocess
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -52,10 +53,10 @@ def _write(folder: Path, *, compressed: bool = False) -> tuple[Array, Array]:
     return images, labels
 
 
-def _open(*flags: str) -> Source:
+def _open(*flags: str, learned: Mapping[str, Any] | None = None, judging: bool = False) -> Source:
     config = parse(["train", *flags])
     assert isinstance(config, TrainConfig)
-    return open_source(config, Solo())
+    return open_source(config, Solo(), learned, judging=judging)
 
 
 @pytest.mark.parametrize("compressed", [False, True])
@@ -117,8 +118,8 @@ def test_a_bad_idx_file_is_named(
 @pytest.mark.parametrize(
     ("kind", "shape", "highest", "message"),
     [
-        ("t10k", (7, 10, 10), 2, "has training images of 6x5x1, but held-out ones of 10x10x1"),
-        ("t10k", (7, 6, 5), 3, "has held-out labels up to 3, but training labels only up to 2"),
+        ("t10k", (7, 10, 10), 2, "has held-out images of 10x10x1, but the model knows those of 6x5x1"),
+        ("t10k", (7, 6, 5), 3, "has held-out labels up to 3, but the model knows those up to 2"),
         ("train", (0, 6, 5), 2, "train-images-idx3-ubyte has no pixels: 0x6x5"),
         ("t10k", (0, 0, 0), 2, "t10k-images-idx3-ubyte has no pixels: 0x0x0"),
     ],
@@ -279,24 +280,72 @@ def test_byte_pairs_are_fewer_than_bytes_and_the_same_each_time() -> None:
     assert BytePairs(pairs.merges).encode(_TEXT).tolist() == pairs.encode(_TEXT).tolist()
 
 
-def test_a_learned_tokenizer_is_kept_with_the_run(tmp_path: Path) -> None:
-    file = tmp_path / "text"
-    file.write_bytes(_TEXT)
-    given = (
-        "--data",
-        f"text:{file}",
-        "--model",
-        "gpt-tiny",
-        "--tokenizer",
-        "bpe:280",
-        "--out",
-        str(tmp_path),
-    )
-    source = _open(*given, "--sequence-length", "8")
+def _text_flags(file: Path, tokenizer: str = "bpe:280") -> tuple[str, ...]:
+    given = ("--data", f"text:{file}", "--model", "gpt-tiny", "--sequence-length", "8")
+    return (*given, "--tokenizer", tokenizer)
+
+
+def test_a_tokenizer_is_learned_of_the_training_text_alone(tmp_path: Path) -> None:
+    file, boundary = tmp_path / "text", len(_TEXT) - len(_TEXT) // 20
+    file.write_bytes(_TEXT[:boundary] + b"zq" * ((len(_TEXT) - boundary) // 2))
+    source = _open(*_text_flags(file))
+    assert source.learned == {"merges": learn(_TEXT[:boundary], 280).merges}
     assert source.facts["vocabulary"] == 320
-    assert source.bytes_per_target is not None
-    assert source.bytes_per_target > 1.6
-    assert (tmp_path / "tokenizer.json").read_text().startswith('{"merges": [[')
+    file.write_bytes(_TEXT)
+    assert (_open(*_text_flags(file)).bytes_per_target or 0) > 1.6
+
+
+def test_other_text_is_read_by_the_tokenizer_that_was_learned(tmp_path: Path) -> None:
+    file, other = tmp_path / "text", b"a dog and a bird, " * 200
+    file.write_bytes(_TEXT)
+    learned = json.loads(json.dumps(dict(_open(*_text_flags(file)).learned)))
+    file.write_bytes(other)
+    source = _open(*_text_flags(file), learned=learned)
+    tokens = learn(_TEXT[: len(_TEXT) - len(_TEXT) // 20], 280).encode(other[-len(other) // 20 :])
+    assert source.held_out_batch(np.arange(1))[0][0].tolist() == tokens[:8].tolist()
+    assert source.learned["merges"] == tuple(map(tuple, learned["merges"]))
+
+
+@pytest.mark.parametrize("learned", [{}, {"merges": 1}, {"merges": [[1]]}, {"merges": [["a", "b"]]}])
+def test_byte_pairs_that_were_not_learned_are_missed(tmp_path: Path, learned: Mapping[str, Any]) -> None:
+    (tmp_path / "text").write_bytes(_TEXT)
+    with pytest.raises(UsageError, match=r"--tokenizer bpe:280: what the run has learned .* of byte pairs"):
+        _open(*_text_flags(tmp_path / "text"), learned=learned)
+
+
+def test_images_are_judged_by_what_was_learned_of_others(tmp_path: Path) -> None:
+    _write(tmp_path)
+    run = _open("--data", f"idx:{tmp_path}")
+    learned = json.loads(json.dumps(dict(run.learned)))
+    expected = run.held_out_batch(np.arange(7))[0]
+    (tmp_path / "train-images-idx3-ubyte").write_bytes(_bytes_of(np.zeros((7, 6, 5), np.uint8)))
+    (tmp_path / "train-labels-idx1-ubyte").write_bytes(_bytes_of(np.zeros(7, np.uint8)))
+    resumed = _open("--data", f"idx:{tmp_path}", learned=learned)
+    for file in tmp_path.glob("train-*"):
+        file.unlink()
+    judged = _open("--data", f"idx:{tmp_path}", learned=learned, judging=True)
+    for source in (resumed, judged):
+        np.testing.assert_array_equal(source.held_out_batch(np.arange(7))[0], expected)
+        assert (source.facts, source.learned) == (run.facts, run.learned)
+    assert (judged.training, judged.held_out) == (0, 7)
+    with pytest.raises(UsageError, match="there is no train-images"):
+        _open("--data", f"idx:{tmp_path}", "--clean", learned=learned, judging=True)
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [
+        ({"shape": [9, 9, 1]}, "training images of 6x5x1, but the model knows those of 9x9x1"),
+        ({"classes": 2}, "has training labels up to 2, but the model knows those up to 1"),
+        ({"mean": []}, "what the run has learned of its data tells nothing of images"),
+        ({"scale": None}, "what the run has learned of its data tells nothing of images"),
+    ],
+)
+def test_images_that_the_run_does_not_know(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
+    _write(tmp_path)
+    learned = {**_open("--data", f"idx:{tmp_path}").learned, **changed}
+    with pytest.raises(UsageError, match=message):
+        _open("--data", f"idx:{tmp_path}", learned=learned)
 
 
 def test_ranks_make_their_own_shares_of_the_same_batches(program: Runner, tmp_path: Path) -> None:

@@ -34,4 +34,4 @@ def test_signals_while_it_leaves_change_nothing(tmp_path: Path) -> None:
         process.wait()
         process.stdout.close()
     there = (tmp_path / "checkpoints").iterdir()
-    assert sorted(path.name.split("-")[0] for path in there) == [".lock", "iteration"]
+    assert sorted(path.name.split("-")[0] for path in there) == [".lock", "data.json", "iteration"]
