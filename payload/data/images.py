@@ -14,7 +14,6 @@ from payload.errors import UsageError
 from payload.nn.random import drawn, sample_keys
 from payload.nn.tape import Draw
 
-AUGMENTATIONS = ("crop", "flip")
 _PAD = 8  # a crop is moved by up to a side's 8th: 4 pixels of 32, as ResNet's authors did
 
 
@@ -95,7 +94,7 @@ class Images:
             name: for people.
             training: None where samples are only judged by what is ``known``.
             dtype: of the inputs, float32 or float64.
-            augment: of ``AUGMENTATIONS``.
+            augment: of ``crop`` and ``flip``.
             clean: leave out samples that were there before, and held-out ones that are trained on.
             known: by the run that is gone on from; else it is learned of ``training``.
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 import heapq
 import re
 from collections import Counter, defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from itertools import pairwise
 from types import MappingProxyType
 from typing import Any, Protocol
@@ -78,13 +78,6 @@ class BytePairs:
                 known[word] = np.array(self._merged(list(word)), dtype)
             parts.append(known[word])
         return np.concatenate(parts) if parts else np.empty(0, dtype)
-
-    def decode(self, tokens: Iterable[int]) -> bytes:
-        """The text again."""
-        texts = [bytes([value]) for value in range(_BYTES)]
-        for left, right in self.merges:
-            texts.append(texts[left] + texts[right])
-        return b"".join(texts[token] for token in tokens)
 
     def _merged(self, word: list[int]) -> list[int]:
         """Merge what was learned first, again and again."""

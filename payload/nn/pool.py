@@ -12,8 +12,8 @@ from payload.nn.tape import Tape
 from payload.nn.windows import output_size
 
 
-class _Pool:
-    """What poolings share: windows whose positions are gone through one by one."""
+class MaxPool2d:
+    """The largest of each window; its gradient goes to the first position that has it."""
 
     parameters: Sequence[Parameter] = ()
 
@@ -26,33 +26,9 @@ class _Pool:
         """Height or width of the output for that of an input."""
         return output_size(size, self._kernel, self._stride, self._padding)
 
-    def _pad(self, x: Array, value: float) -> Array:
-        if not self._padding:
-            return x
-        along = (self._padding, self._padding)
-        padded: Array = self._xp.pad(x, ((0, 0), along, along, (0, 0)), constant_values=value)
-        return padded
-
-    def _unpad(self, padded: Array) -> Array:
-        _, height, width, _ = padded.shape
-        edge = self._padding
-        return padded[:, edge : height - edge, edge : width - edge]
-
-    def _positions(self, padded: Array) -> Iterator[Array]:
-        """Each window's first position, then its second, ...: views (B, H', W', C) of the padded input."""
-        _, height, width, _ = padded.shape
-        kernel, stride = self._kernel, self._stride
-        for i in range(kernel):
-            for j in range(kernel):
-                yield padded[:, i : height - kernel + i + 1 : stride, j : width - kernel + j + 1 : stride]
-
-
-class MaxPool2d(_Pool):
-    """The largest of each window; its gradient goes to the first position that has it."""
-
     def forward(self, x: Array, tape: Tape) -> Array:
         """(B, H, W, C) → (B, H', W', C)"""
-        padded = self._pad(x, -math.inf)
+        padded = self._pad(x)
         positions = self._positions(padded)
         y = next(positions).copy()
         for position in positions:
@@ -71,29 +47,25 @@ class MaxPool2d(_Pool):
             self._xp.add(gradient, dy * found, out=gradient)
         return self._unpad(dx)
 
+    def _pad(self, x: Array) -> Array:
+        if not self._padding:
+            return x
+        along = (self._padding, self._padding)
+        padded: Array = self._xp.pad(x, ((0, 0), along, along, (0, 0)), constant_values=-math.inf)
+        return padded
 
-class AveragePool2d(_Pool):
-    """The mean of each window; padding counts as zeros."""
+    def _unpad(self, padded: Array) -> Array:
+        _, height, width, _ = padded.shape
+        edge = self._padding
+        return padded[:, edge : height - edge, edge : width - edge]
 
-    def forward(self, x: Array, tape: Tape) -> Array:
-        """(B, H, W, C) → (B, H', W', C)"""
-        padded = self._pad(x, 0)
-        positions = self._positions(padded)
-        y = next(positions).copy()
-        for position in positions:
-            y += position
-        y /= self._kernel * self._kernel
-        tape.push(padded.shape)
-        return y
-
-    def backward(self, dy: Array, tape: Tape) -> Array:
-        """(B, H', W', C) → (B, H, W, C)"""
-        (shape,) = tape.pop()
-        dx: Array = self._xp.zeros(shape, dy.dtype)
-        share = dy / (self._kernel * self._kernel)
-        for gradient in self._positions(dx):
-            self._xp.add(gradient, share, out=gradient)
-        return self._unpad(dx)
+    def _positions(self, padded: Array) -> Iterator[Array]:
+        """Each window's first position, then its second, ...: views (B, H', W', C) of the padded input."""
+        _, height, width, _ = padded.shape
+        kernel, stride = self._kernel, self._stride
+        for i in range(kernel):
+            for j in range(kernel):
+                yield padded[:, i : height - kernel + i + 1 : stride, j : width - kernel + j + 1 : stride]
 
 
 class GlobalAveragePool:

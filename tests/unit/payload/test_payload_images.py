@@ -15,7 +15,7 @@ from payload.device import Array, Cpu, Device
 from payload.nn.base import Context, Layer, Unit
 from payload.nn.conv import Conv2d
 from payload.nn.norm import BatchNorm
-from payload.nn.pool import AveragePool2d, GlobalAveragePool, MaxPool2d
+from payload.nn.pool import GlobalAveragePool, MaxPool2d
 from payload.nn.tape import Tape
 from payload.recompute import Recompute
 from tests.support.layers import slope, stored
@@ -70,11 +70,6 @@ CASES = {
         lambda c: MaxPool2d(c, 3, stride=2, padding=1),
         (3, 7, 6, 2),
         lambda _, x: functional.max_pool2d(x, 3, 2, 1),
-    ),
-    "average": Case(
-        lambda c: AveragePool2d(c, 3, stride=2, padding=1),
-        (3, 7, 6, 2),
-        lambda _, x: functional.avg_pool2d(x, 3, 2, 1),
     ),
     "global": Case(GlobalAveragePool, (3, 4, 5, 2), lambda _, x: x.mean(dim=(2, 3))),
 }
