@@ -86,9 +86,7 @@ def program() -> Runner:
 
     def run(ranks: int, name: str, *arguments: str, seconds: int = 300) -> subprocess.CompletedProcess[str]:
         path = Path(__file__).with_name("programs") / name
-        threads = {
-            "OMP_NUM_THREADS": "1"
-        }  # as the payload sets it: ranks whose threads crowd the cores crawl
-        return _run(*_MPIRUN, str(ranks), sys.executable, str(path), *arguments, seconds=seconds, **threads)
+        command = (*_MPIRUN, str(ranks), sys.executable, str(path), *arguments)
+        return _run(*command, seconds=seconds, OMP_NUM_THREADS="1")  # as the payload sets it
 
     return run
