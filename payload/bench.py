@@ -229,7 +229,7 @@ class Silent:
     """A communicator that leaves sums and joins of arrays out; all else goes through."""
 
     def __init__(self, inner: Communicator) -> None:
-        self._inner = inner
+        self.inner = inner
         self.library, self.rank, self.size = inner.library, inner.rank, inner.size
         self.sum, self.allgather = inner.sum, inner.allgather
         self.exchange, self.barrier = inner.exchange, inner.barrier
@@ -237,7 +237,7 @@ class Silent:
 
     @property
     def bytes_sent(self) -> int:
-        return self._inner.bytes_sent
+        return self.inner.bytes_sent
 
     def allreduce(self, array: Array) -> None:
         """It stays as it is."""

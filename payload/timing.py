@@ -1,15 +1,17 @@
 """Wrappers that time what they wrap: communicators always, layers and optimizers for a timeline.
 
 Communication is *exposed* while the rank is inside a call of a communicator, starting, moving on or waiting:
-it cannot compute then. Its *total* time is that from the start of each call until it was seen to be done;
-what is not exposed went on beside the computation. On a GPU both are told by events on the stream that
-computes: a wait counts for as long as that stream stood still.
+it cannot compute then. Its *total* time is that in which any call was under way, from its start until it was
+seen to be done; what is not exposed went on beside the computation. On a GPU both are told by events on the
+stream that computes: a wait counts for as long as that stream stood still.
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import TypeVar
 
 from payload.comm.base import Communicator, Pending
@@ -60,19 +62,29 @@ class CommTimes:
         self._total.append((start, end))
 
     def count(self, comm: Communicator) -> None:
-        """Count what it sends."""
+        """Count what it sends, or rather what sends for it: a wrapper has its own's figure."""
+        while (inner := getattr(comm, "inner", None)) is not None:
+            comm = inner
         self._comms[id(comm)] = comm
 
     def take(self) -> Spent:
         """Give it; the next time counts from here."""
-        total, exposed = (
-            sum(self.device.elapsed_s(start, end) for start, end in intervals)
-            for intervals in (self._total, self._exposed)
-        )
+        total, exposed = (self._covered_s(intervals) for intervals in (self._total, self._exposed))
         self._total.clear()
         self._exposed.clear()
         before, self._sent = self._sent, sum(comm.bytes_sent for comm in self._comms.values())
         return Spent(total, exposed, self._sent - before)
+
+    def _covered_s(self, intervals: Sequence[tuple[Mark, Mark]]) -> float:
+        """In which at least one of them lay."""
+        if not intervals:
+            return 0.0
+        covered, reached = 0.0, -math.inf
+        since = partial(self.device.elapsed_s, self._exposed[0][0])  # all of it began with a call
+        for start, end in sorted((since(start), since(end)) for start, end in intervals):
+            covered += max(0.0, end - max(start, reached))
+            reached = max(reached, end)
+        return covered
 
 
 class TimedCommunicator:

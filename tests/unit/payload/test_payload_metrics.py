@@ -64,6 +64,25 @@ def test_every_iteration_says_how_fast_it_was(records: list[Record]) -> None:
     assert result["energy_j"] is None  # no GPU
 
 
+@pytest.mark.parametrize(
+    ("compressor", "nbytes"),
+    [
+        ("topk", 8 * 13),  # a hundredth of 1210 numbers, and their places
+        ("int8", 6 * (256 + 4)),  # blocks, as many on either rank, and their scales
+        ("powersgd", 4 * (4 * (64 + 16) + 4 * (16 + 10) + 16 + 10)),  # two factors a matrix, and biases
+    ],
+)
+def test_what_a_compressor_sends_counts_once(
+    mpirun: Runner, tmp_path: Path, compressor: str, nbytes: int
+) -> None:
+    flags = ("--iterations", "2", "--hidden", "16", "--compress", compressor, "--out", str(tmp_path))
+    answer = mpirun(2, "train", *flags)
+    assert answer.returncode == 0, answer.stderr
+    lines = [json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines()]
+    sent = [line["comm_sent_bytes"] for line in lines if line["kind"] == "iteration"]
+    assert sent == [nbytes, nbytes]
+
+
 def test_a_skipped_iteration_has_no_norm(tmp_path: Path) -> None:
     metrics = Metrics(TrainConfig(run=Run(out=tmp_path)), Cpu(), Solo(), Work(1.0), CommTimes(Cpu()))
     metrics.begin()
@@ -170,6 +189,20 @@ def test_communication_is_exposed_only_inside_calls() -> None:
     pending.wait()
     assert times.take() == Spent(22 - 3, 3, 0)
     assert times.take() == Spent(0, 0, 0)
+
+
+def test_what_is_under_way_at_once_counts_once() -> None:
+    device = Ticking()
+    times = CommTimes(device)
+    comm = TimedCommunicator(Later(), times, OFF, "dp")
+    first = comm.iallreduce(np.ones(4))  # from 1 to 2
+    second = comm.iallreduce(np.ones(4))  # from 3 to 4
+    device.seconds = 10
+    second.wait()  # from 11 to 12
+    first.wait()  # from 13 to 14
+    device.seconds = 20
+    comm.barrier()  # from 21 to 22
+    assert times.take() == Spent((14 - 1) + 1, 5, 0)
 
 
 def test_what_is_under_way_has_a_start_and_an_end_on_the_timeline(tmp_path: Path) -> None:
