@@ -6,7 +6,8 @@
 
 A run that was asked to stop by a signal has no error: it ends with ``STOPPED``.
 
-Memory that runs out on any rank ends them all: one line there, and 1 (see ``out_of_memory``).
+Memory that runs out on any rank ends them all: one line there, and 1 (see ``out_of_memory``). So does a
+``RankError``, of which the other ranks know nothing.
 
 All other exceptions are bugs or a broken machine: they leave a traceback and abort the whole MPI job.
 """
@@ -34,6 +35,10 @@ class LaunchError(PayloadError):
     """The launcher and MPI disagree about the number of ranks."""
 
     exit_code = 3
+
+
+class RankError(Exception):
+    """Raised on one rank alone, between two that it shares with others: ends all of them."""
 
 
 def out_of_memory(error: MemoryError) -> str:

@@ -7,9 +7,9 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
-from typing import Any, TextIO
+from typing import Any, BinaryIO
 
-from payload.errors import UsageError
+from payload.errors import RankError, UsageError
 
 
 class JsonLines:
@@ -24,19 +24,29 @@ class JsonLines:
         Raises:
             UsageError: it cannot be written.
         """
+        self._path = path
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             if keep and path.exists():
                 _thin_out(path, keep)
-            self._file: TextIO = path.open("a" if keep else "w", encoding="utf-8")
+            # Nothing is left to be written when it is closed, which would fail once more.
+            self._file: BinaryIO = path.open("ab" if keep else "wb", buffering=0)
         except OSError as exc:
             raise UsageError(f"--out: {path} cannot be written: {exc.strerror}") from exc
 
     def write(self, kind: str, **fields: Any) -> None:
-        """Add one object, with the time in Unix seconds."""
+        """Add one object, with the time in Unix seconds.
+
+        Raises:
+            RankError: the disk is full, say.
+        """
         line = json.dumps({"kind": kind, "time": time.time(), **fields}, allow_nan=False)
-        self._file.write(f"{line}\n")
-        self._file.flush()
+        left = memoryview(f"{line}\n".encode())
+        try:
+            while left:
+                left = left[self._file.write(left) :]
+        except OSError as exc:
+            raise RankError(f"--out: {self._path} cannot be written: {exc.strerror}") from exc
 
     def __enter__(self) -> JsonLines:
         return self
@@ -50,7 +60,15 @@ class JsonLines:
 def _thin_out(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
     """Leave only some objects in a file, which is the old or the new one at any moment."""
     new = path.with_name(f"{path.name}.new")
-    with path.open(encoding="utf-8") as old, new.open("w", encoding="utf-8") as kept:
-        # What was being written when a run was killed has no end of line.
-        kept.writelines(line for line in old if line.endswith("\n") and keep(json.loads(line)))
+    with path.open("rb") as old, new.open("wb") as kept:
+        kept.writelines(line for line in old if (record := _record(line)) and keep(record))
     new.replace(path)
+
+
+def _record(line: bytes) -> dict[str, Any] | None:
+    """None for what is no whole object, as a run or a node leaves that was ended while it wrote."""
+    try:
+        record = json.loads(line) if line.endswith(b"\n") else None
+    except ValueError:
+        return None
+    return record if isinstance(record, dict) and "kind" in record else None

@@ -441,12 +441,24 @@ def test_a_writer_that_dies_fails_the_run_and_one_that_lives_ends_with_it(
     assert list(complete(tmp_path)) == [2]
 
 
+def test_a_full_disk_under_the_metrics_ends_all_ranks_in_one_line(mpirun: Runner, tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    answer = mpirun(2, "train", "--hidden", "4", "--iterations", "1", "--out", str(tmp_path))
+    assert answer.returncode == 1
+    assert "Traceback" not in answer.stderr
+    (said,) = (line for line in answer.stderr.splitlines() if "payload: error" in line)
+    assert said.startswith("payload: error: rank 0 on ")
+    assert said.endswith("metrics.jsonl cannot be written: No space left on device")
+
+
 def test_a_file_of_lines_goes_on_after_some(tmp_path: Path) -> None:
     path = tmp_path / "a.jsonl"
     with JsonLines(path) as file:
         for number in range(4):
             file.write("iteration", step=number)
     path.write_text(path.read_text() + '{"kind": "iteration", "st')  # killed while it wrote
+    broken = b'\xff\xfe\n\0\0\0\n{"kind": "iter{"kind": "run"}\n7\n\n'  # a node lost power
+    path.write_bytes(broken + path.read_bytes())
     with JsonLines(path, keep=lambda record: record["step"] < 2) as file:
         file.write("run")
     kinds = [(line["kind"], line.get("step")) for line in map(json.loads, path.read_text().splitlines())]
