@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import math
 import time
+from contextlib import nullcontext
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
 from payload.build import engine_of, identity_of, loader_of, mesh_of, rate_of, units_of
 from payload.checkpoint.session import Session, learned_before
+from payload.checkpoint.stopping import StopSignals
 from payload.comm import mpi
 from payload.comm.base import together
 from payload.comm.choose import make
@@ -22,7 +25,7 @@ from payload.errors import STOPPED, PayloadError, UsageError
 from payload.finder import find
 from payload.metrics import Metrics, Work
 from payload.optim.base import Optimizer
-from payload.parallel.engine import Evaluation, Outcome
+from payload.parallel.engine import Engine, Evaluation, Outcome
 from payload.parallel.mesh import Mesh
 from payload.parallel.pipeline import idle_share
 from payload.settings import to_toml
@@ -38,14 +41,20 @@ def run(config: TrainConfig) -> int:
         LaunchError: the launcher and MPI disagree about the number of ranks.
         PayloadError: training diverged, or the ranks ended with different parameters.
     """
-    world = mpi.start()
-    device = together(world, lambda: choose(config.run.device, mpi.local_rank()))
-    transport = make(config.layout.comm, device, cuda_aware=config.layout.cuda_aware)
-    return train(config, device, transport)
+    stoppable = config.checkpoints.save_interval and not config.batch.find
+    with StopSignals() if stoppable else nullcontext() as signals:  # before all that takes long
+        world = mpi.start()
+        device = together(world, lambda: choose(config.run.device, mpi.local_rank()))
+        transport = make(config.layout.comm, device, cuda_aware=config.layout.cuda_aware)
+        return train(config, device, transport, signals)
 
 
-def train(config: TrainConfig, device: Device, world: Transport) -> int:
-    """Train, record how well the held-out samples are known, and give the exit code."""
+def train(config: TrainConfig, device: Device, world: Transport, signals: StopSignals | None = None) -> int:
+    """Train, record how well the held-out samples are known, and give the exit code.
+
+    Args:
+        signals: that end a run with checkpoints.
+    """
     trace = make_trace(device, config.measuring)
     times = CommTimes(device)
     mesh, compressor = mesh_of(config.layout, world)
@@ -74,7 +83,7 @@ def train(config: TrainConfig, device: Device, world: Transport) -> int:
     started = time.perf_counter()
     evaluation: Evaluation | None = None
     feeds = loader.training(resumed.iteration + 1, rate.iterations)
-    with checkpoints.saver(partial(metrics.write, "checkpoint"), metrics.say) as saver:
+    with checkpoints.saver(partial(metrics.write, "checkpoint"), metrics.say, signals) as saver:
         for step in range(resumed.iteration + 1, rate.iterations + 1):
             metrics.begin()
             trace.next()
@@ -87,7 +96,7 @@ def train(config: TrainConfig, device: Device, world: Transport) -> int:
             _check_finite(step, outcome)
             metrics.iteration(step, feed.slot.epoch, outcome, lr=lr, samples=len(feed.slot.indices))
             if feed.slot.ends_epoch or last:
-                evaluation = engine.evaluate(loader.held_out())
+                evaluation = _judged(step, engine, loader)
                 metrics.evaluation(step, feed.slot.epoch, evaluation, source.bytes_per_target)
                 metrics.say(_progress(feed.slot.epoch, outcome, evaluation, source))
             with trace.span("save", "checkpoint"):
@@ -97,7 +106,7 @@ def train(config: TrainConfig, device: Device, world: Transport) -> int:
                 trace.write(config.run.out / "trace.json", world)
                 metrics.close()
                 return STOPPED
-    evaluation = evaluation or engine.evaluate(loader.held_out())  # all was done before
+    evaluation = evaluation or _judged(rate.iterations, engine, loader)  # all was done before
     trace.write(config.run.out / "trace.json", world)
     metrics.conclude(engine.storage, mesh, evaluation, seconds=time.perf_counter() - started)
     return 0
@@ -141,6 +150,20 @@ def _placed(config: TrainConfig) -> TrainConfig:
         data=replace(config.data, data=f"{kind}:{Path(where).absolute()}" if where else kind),
         checkpoints=replace(config.checkpoints, checkpoints=folder and folder.absolute()),
     )
+
+
+def _judged(step: int, engine: Engine, loader: Loader) -> Evaluation:
+    """How well the held-out samples are known.
+
+    Raises:
+        PayloadError: the loss is not finite; on all ranks, which see the same.
+    """
+    evaluation = engine.evaluate(loader.held_out())
+    if not math.isfinite(evaluation.loss):
+        raise PayloadError(
+            f"training diverged at iteration {step} (test loss {evaluation.loss}); try a lower --lr"
+        )
+    return evaluation
 
 
 def _check_finite(step: int, outcome: Outcome) -> None:

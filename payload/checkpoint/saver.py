@@ -47,6 +47,7 @@ class Saver:
         wait: bool,
         lock: Lock | None = None,
         say: Callable[[str], None] = print,
+        signals: StopSignals | None = None,
     ) -> None:
         """
         Args:
@@ -59,6 +60,7 @@ class Saver:
             lock: of the folder, if this rank has that. It is held until this is closed and nothing more is
                 written, also if this process is killed.
             say: tells people of what went wrong, and does not matter yet.
+            signals: of this rank, that ask the run to stop.
         """
         self._engine, self._device, self._world = engine, engine.device, engine.mesh.world
         self._folder, self._describe, self._record = folder, describe, record
@@ -81,7 +83,7 @@ class Saver:
             memory[offset : offset + array.nbytes].view(array.dtype)
             for (_, array), offset in zip(self._share, offsets, strict=True)
         ]
-        self._signals = StopSignals()
+        self._signals = signals
         self._save: _Save | None = None
         self._failure: PayloadError | None = None
 
@@ -97,7 +99,6 @@ class Saver:
                 self._finish()
                 finished = True
         finally:
-            self._signals.close()
             self._device.unpin(self._writer.memory)
             self._writer.close(kill=not finished)
             if self._lock:
@@ -105,7 +106,7 @@ class Saver:
 
     def votes(self) -> tuple[float, float]:
         """For the next step to sum: whether this rank was asked to stop, and has written its file."""
-        return float(self._signals.came), float(self._has_written())
+        return float(self._signals is not None and self._signals.came), float(self._has_written())
 
     def after(self, iteration: int, votes: tuple[float, ...], *, last: bool) -> bool:
         """An iteration is done, and these are its votes.
@@ -126,7 +127,8 @@ class Saver:
             self._begin(iteration)
             if stop or self._wait:
                 self._finish()
-        self._signals.came |= stop  # perhaps to another rank
+        if self._signals:
+            self._signals.came |= stop  # perhaps to another rank
         return stop
 
     def _begin(self, iteration: int) -> None:

@@ -14,6 +14,7 @@ from payload.checkpoint.learned import load, save
 from payload.checkpoint.lock import Lock, lock
 from payload.checkpoint.resume import Resumed, refuse_others, resume
 from payload.checkpoint.saver import Saver
+from payload.checkpoint.stopping import StopSignals
 from payload.comm.base import Communicator, together
 from payload.config import TrainConfig
 from payload.parallel.engine import Engine
@@ -67,9 +68,9 @@ class Session:
         return resumed
 
     def saver(
-        self, record: Callable[..., None], say: Callable[[str], None]
+        self, record: Callable[..., None], say: Callable[[str], None], signals: StopSignals | None = None
     ) -> AbstractContextManager[Between]:
-        """To be entered for the whole of training; for ``record`` and ``say`` see ``Saver``."""
+        """To be entered for the whole of training; for the rest see ``Saver``."""
         settings = self.config.checkpoints
         if not settings.save_interval:
             return nullcontext(_Nothing())
@@ -83,6 +84,7 @@ class Session:
             wait=settings.save == "sync",
             lock=self._lock,
             say=say,
+            signals=signals,
         )
 
     @property

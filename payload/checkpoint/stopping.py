@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from types import FrameType
+from types import FrameType, TracebackType
 
 _NUMBERS = (signal.SIGTERM, signal.SIGUSR1)
 
@@ -15,7 +15,12 @@ class StopSignals:
         self.came = False
         self._before = {number: signal.signal(number, self._note) for number in _NUMBERS}
 
-    def close(self) -> None:
+    def __enter__(self) -> StopSignals:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         """Treat them as before; once one came, to any rank, the run ends, and no other may disturb that.
 
         srun sends SIGTERM to the ranks that leave after the first. Python forgets its handlers as it leaves,

@@ -5,20 +5,46 @@ from __future__ import annotations
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
+
+from payload.checkpoint.lock import Lock
 
 ROOT = Path(__file__).parents[3]
 
 
-def test_signals_while_it_leaves_change_nothing(tmp_path: Path) -> None:
-    flags = ("--epochs", "100000", "--save-interval", "1000000", "--out", str(tmp_path))
-    process = subprocess.Popen(
+def start(out: Path) -> subprocess.Popen[str]:
+    """A run that ends by a signal only."""
+    flags = ("--epochs", "100000", "--save-interval", "1000000", "--out", str(out))
+    return subprocess.Popen(
         [sys.executable, "-u", "-m", "payload", "train", *flags],
         cwd=ROOT,
         stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
     )
+
+
+def test_a_signal_before_the_first_iteration_stops_after_that(tmp_path: Path) -> None:
+    held = Lock(tmp_path / "checkpoints", patience_s=0)
+    with start(tmp_path) as process:
+        try:
+            assert process.stderr
+            assert " used by process " in process.stderr.readline()
+            process.send_signal(signal.SIGUSR1)
+            time.sleep(0.1)  # while it waits
+            held.close()
+            output, errors = process.communicate(timeout=60)
+        finally:
+            process.kill()
+    assert (process.returncode, errors) == (75, "")
+    assert "stopped by a signal; saved after iteration 1:" in output
+
+
+def test_signals_while_it_leaves_change_nothing(tmp_path: Path) -> None:
+    process = start(tmp_path)
     assert process.stdout
+    assert process.stderr
     try:
         for line in process.stdout:
             if line.startswith("epoch"):
@@ -33,5 +59,6 @@ def test_signals_while_it_leaves_change_nothing(tmp_path: Path) -> None:
         process.kill()
         process.wait()
         process.stdout.close()
+        process.stderr.close()
     there = (tmp_path / "checkpoints").iterdir()
     assert sorted(path.name.split("-")[0] for path in there) == [".lock", "data.json", "iteration"]
