@@ -32,6 +32,8 @@ from payload.parallel.storage import Storage
 from payload.precision import PRECISIONS, loss_scale
 from payload.schedule import LearningRate, scaled
 
+_JUDGED = 32  # held-out samples at once on a rank
+
 
 class _Adam(TypedDict):
     beta1: float
@@ -166,20 +168,24 @@ def engine_of(
 def loader_of(
     config: TrainConfig, source: Source, device: Device, mesh: Mesh, *, judging: bool = False
 ) -> Loader:
-    """``judging``: it is asked for held-out samples alone.
+    """``judging``: it is asked for held-out samples alone, perhaps on fewer ranks than there were in training
+    whose shares of a batch would be too large.
 
     Raises:
         UsageError: the batch is above the data.
     """
-    wanted = config.batch.global_batch_size
-    if wanted > source.training and not judging:
+    wanted, at_once = config.batch.global_batch_size, config.batch.micro_batch_size
+    if judging:
+        at_once = min(at_once or _JUDGED, _JUDGED)
+        wanted = at_once * mesh.dp.size
+    elif wanted > source.training:
         raise UsageError(f"--global-batch-size {wanted} is above the {source.training} samples")
     return Loader(
         source,
         device,
         mesh,
         global_batch=wanted,
-        micro_batch=config.batch.micro_batch_size,
+        micro_batch=at_once,
         seed=config.batch.seed,
         prefetch=config.data.prefetch,
         dtype=PRECISIONS[config.precision.precision].compute,

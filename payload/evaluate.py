@@ -65,8 +65,13 @@ def evaluate(config: TrainConfig, device: Device, world: MpiCommunicator) -> dic
     return {
         "iteration": resumed.iteration,
         "samples": source.held_out,
-        "loss": found.loss,
+        "loss": _finite(found.loss),
         "accuracy": found.accuracy,
-        "perplexity": found.perplexity if math.isfinite(found.perplexity) else None,
-        "bits_per_byte": found.bits_per_byte(size) if size else None,
+        "perplexity": _finite(found.perplexity),
+        "bits_per_byte": _finite(found.bits_per_byte(size)) if size else None,
     }
+
+
+def _finite(value: float) -> float | None:
+    """JSON has no other numbers."""
+    return value if math.isfinite(value) else None

@@ -72,15 +72,12 @@ class Loader:
             batches = [self._on_device(pair, places) for pair, places in parts]
             yield Feed(slot, batches, max(1, round(len(slot.indices) * self._source.targets)))
 
-    def held_out(self) -> list[Batch]:
-        """This rank's share of all held-out samples; the same number of micro-batches on all ranks."""
-        return [
-            self._on_device(
-                self._source.held_out_batch(np.arange(part.start, part.stop)),
-                np.arange(part.start, part.stop, dtype="uint32"),
-            )
-            for part in self._parts(self._source.held_out)
-        ]
+    def held_out(self) -> Iterator[Batch]:
+        """This rank's share of all held-out samples; the same number of micro-batches on all ranks, each of
+        which comes to the device when it is due."""
+        for part in self._parts(self._source.held_out):
+            pair = self._source.held_out_batch(np.arange(part.start, part.stop))
+            yield self._on_device(pair, np.arange(part.start, part.stop, dtype="uint32"))
 
     def _parts(self, count: int) -> list[slice]:
         """This rank's micro-batches of a batch of so many samples; as many as the largest share needs."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -103,7 +103,8 @@ class Engine:
                 put right by what was really counted.
             votes: numbers of this rank that are summed along, so that ranks agree at no cost.
 
-        A step whose numbers are not finite changes nothing, but the loss scale.
+        A step whose numbers are not finite changes no weights, but the loss scale, and layers' own state
+        such as the statistics of batch norm.
         """
         self.storage.begin()
         boost = self.loss_scale.value
@@ -127,7 +128,8 @@ class Engine:
             self.storage.publish()
         return outcome
 
-    def evaluate(self, batches: Sequence[Batch]) -> Evaluation:
+    @np.errstate(over="ignore", invalid="ignore")  # the loss tells
+    def evaluate(self, batches: Iterable[Batch]) -> Evaluation:
         """Of this rank's share of the held-out data; the number of batches is the same on all ranks."""
         sums = self._schedule.evaluate(batches)
         mine = 1.0 if self.mesh.tp.rank == 0 else 0.0

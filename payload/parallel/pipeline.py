@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from payload.comm.base import Communicator
 from payload.device import Device
@@ -60,7 +60,7 @@ class Pipeline:
         self._drain()
         return sums
 
-    def evaluate(self, batches: Sequence[Batch]) -> Sums:
+    def evaluate(self, batches: Iterable[Batch]) -> Sums:
         sums = NOTHING
         for batch in batches:
             sums += self._forward(batch, Tape(training=False))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Protocol
 
 from payload.nn.loss import Loss, Sums
@@ -18,7 +18,7 @@ class Schedule(Protocol):
     def train(self, batches: Sequence[Batch], *, scale: float, seed: int, iteration: int) -> Sums:
         """Forward and backward; the gradients are of ``scale`` times the summed loss."""
 
-    def evaluate(self, batches: Sequence[Batch]) -> Sums:
+    def evaluate(self, batches: Iterable[Batch]) -> Sums:
         """Forward only."""
 
 
@@ -37,7 +37,7 @@ class InTurn:
             self._stage.backward(self._loss.backward(scale, tape), tape, last=number == len(batches))
         return sums
 
-    def evaluate(self, batches: Sequence[Batch]) -> Sums:
+    def evaluate(self, batches: Iterable[Batch]) -> Sums:
         sums = NOTHING
         for batch in batches:
             tape = Tape(training=False)

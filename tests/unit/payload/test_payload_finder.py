@@ -13,9 +13,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from payload.build import loader_of
+from payload.config import TrainConfig, parse
+from payload.data.opening import open_source
 from payload.data.tokenizer import BytePairs
+from payload.device import Cpu
 from payload.errors import UsageError
 from payload.finder import Point, Speed, knee, steepest
+from payload.parallel.mesh import alone as alone_mesh
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -118,6 +123,39 @@ def test_a_run_is_evaluated_from_any_folder(
     monkeypatch.chdir("/")
     answer = alone("eval", "--out", str(tmp_path))
     assert answer.returncode == 0, answer.stderr
+
+
+def test_evaluation_takes_few_samples_at_once_and_less_data_than_a_batch(
+    alone: Runner, trained: Path, tmp_path: Path
+) -> None:
+    sizes = ("--model", "lstm", "--width", "8", "--layers", "1", "--sequence-length", "16")
+    given = ("--data", f"text:{trained.parent / 'text'}", "--iterations", "1", "--save-interval", "1")
+    config = parse(["train", *sizes, *given, "--global-batch-size", "150", "--out", str(tmp_path)])
+    assert isinstance(config, TrainConfig)
+    device, mesh = Cpu(), alone_mesh()
+    batches = loader_of(config, open_source(config, mesh.world), device, mesh, judging=True).held_out()
+    assert len(next(batches).inputs) <= 32
+    answer = alone("train", *sizes, *given, "--global-batch-size", "150", "--out", str(tmp_path))
+    assert answer.returncode == 0, answer.stderr
+    (tmp_path / "short").write_bytes((trained.parent / "text").read_bytes()[:1000])
+    answer = alone("eval", "--out", str(tmp_path), "--data", f"text:{tmp_path / 'short'}")
+    assert answer.returncode == 0, answer.stderr
+    assert 0 < json.loads(answer.stdout)["samples"] < 30
+
+
+def test_a_loss_that_is_not_finite_ends_the_run_in_one_line_and_is_null(
+    alone: Runner, tmp_path: Path
+) -> None:
+    """The weights of the first iteration are too large; their loss is that of the second, or of a test."""
+    flags = ("--lr", "1e30", "--save-interval", "1", "--save", "sync", "--out", str(tmp_path))
+    answer = alone("train", "--iterations", "1", *flags)
+    assert answer.returncode == 1
+    (line,) = answer.stderr.splitlines()
+    assert line.startswith("payload: error: training diverged at iteration 1 (test loss ")
+    answer = alone("train", "--iterations", "2", *flags)
+    assert "training diverged at iteration 2" in answer.stderr
+    found = json.loads(alone("eval", "--out", str(tmp_path)).stdout, parse_constant=pytest.fail)
+    assert (found["iteration"], found["loss"], found["perplexity"]) == (1, None, None)
 
 
 @pytest.mark.parametrize(
