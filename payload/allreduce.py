@@ -33,6 +33,9 @@ _GROWTH = 4
 _IN_A_ROW_BYTES = 1 << 20
 """Small sums are timed so many bytes at once: one alone takes no longer than ranks leave a barrier apart."""
 
+_MOST_IN_A_ROW = 256
+"""By then the smallest sums take far longer than that, too."""
+
 _PATTERN = 251
 """What is summed repeats after this many numbers: a prime, so that a misplaced piece shows."""
 
@@ -57,9 +60,10 @@ def allreduce(
     file = together(world, lambda: JsonLines(config.out / "allreduce.jsonl") if world.rank == 0 else None)
     places = world.allgather({"rank": world.rank, "host": hostname(), "gpu": device.gpu})
     records = []
-    for nbytes in sizes(config.min_bytes, config.max_bytes):
+    wanted = sizes(config.min_bytes, config.max_bytes)
+    for count in dict.fromkeys(_count(nbytes, config.dtype) for nbytes in wanted):  # each once
         for name, comm in comms.items():
-            record = _measure(name, comm, device, nbytes, config)
+            record = _measure(name, comm, device, count, config)
             records.append(record)
             if file:
                 file.write("allreduce", **record)
@@ -82,11 +86,11 @@ def sizes(least: int, most: int) -> list[int]:
     return [*found, most]
 
 
-def _measure(name: str, comm: Communicator, device: Device, nbytes: int, config: AllreduceConfig) -> Record:
+def _measure(name: str, comm: Communicator, device: Device, count: int, config: AllreduceConfig) -> Record:
     """The median round of the slowest rank, and whether the sums are right on all."""
-    wrong = comm.allgather(_wrong(comm, device, nbytes, config.dtype))
-    array = device.xp.zeros(_count(nbytes, config.dtype), _dtype(config.dtype))
-    in_a_row = max(1, _IN_A_ROW_BYTES // max(1, array.nbytes))
+    wrong = comm.allgather(_wrong(comm, device, count, config.dtype))
+    array = device.xp.zeros(count, _dtype(config.dtype))
+    in_a_row = min(max(1, _IN_A_ROW_BYTES // array.nbytes), _MOST_IN_A_ROW)
     taken, sent = [], comm.bytes_sent
     for _ in range(config.iterations):
         comm.barrier()
@@ -112,9 +116,9 @@ def _measure(name: str, comm: Communicator, device: Device, nbytes: int, config:
     }
 
 
-def _wrong(comm: Communicator, device: Device, nbytes: int, dtype: str) -> int:
+def _wrong(comm: Communicator, device: Device, count: int, dtype: str) -> int:
     """How many numbers of a sum are wrong. All are 0 or 1, so sums are exact in 16 bits, too."""
-    pattern = device.xp.arange(_count(nbytes, dtype)) % _PATTERN
+    pattern = device.xp.arange(count) % _PATTERN
     array = ((pattern + comm.rank) % 2).astype(_dtype(dtype))
     comm.allreduce(array)
     odd = comm.size // 2
@@ -123,6 +127,7 @@ def _wrong(comm: Communicator, device: Device, nbytes: int, dtype: str) -> int:
 
 
 def _count(nbytes: int, dtype: str) -> int:
+    """Numbers in an array of about that size."""
     return max(1, nbytes // int(_dtype(dtype).itemsize))
 
 

@@ -40,6 +40,14 @@ def test_every_size_is_summed_by_every_transport(mpirun: Runner, tmp_path: Path)
     assert [{k: v for k, v in one.items() if k not in ("kind", "time")} for one in written] == told["results"]
 
 
+def test_tiny_sizes_are_measured_once_and_soon(mpirun: Runner, tmp_path: Path) -> None:
+    flags = ("--min", "1", "--max", "20", "--iterations", "2", "--out", str(tmp_path))
+    answer = mpirun(2, "allreduce", *flags)  # asks for 1, 4, 16 and 20 bytes
+    assert answer.returncode == 0, answer.stderr
+    results = json.loads(answer.stdout.splitlines()[-1])["results"]
+    assert [(one["bytes"], one["iterations"]) for one in results] == [(4, 512), (16, 512), (20, 512)]
+
+
 def test_a_wrong_sum_is_found(program: Runner, tmp_path: Path) -> None:
     answer = program(2, "liar.py", "sum", "allreduce", str(tmp_path))
     assert answer.returncode == 1, answer.stderr
