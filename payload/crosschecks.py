@@ -24,6 +24,11 @@ def _complaints(config: TrainConfig) -> Iterator[str]:
         yield "--nesterov: it is a kind of momentum; it needs --optimizer sgd and a --momentum above 0"
     if layout.compress != "none" and layout.zero:
         yield f"--compress {layout.compress} and --zero {layout.zero}: what is compressed is not in parts"
+    if layout.compress != "none" and config.precision.precision == "fp16" and not config.precision.loss_scale:
+        yield (
+            f"--compress {layout.compress} and --precision fp16: what is held back is a multiple of the loss "
+            "scale, which must not change then: give a fixed --loss-scale, or use --precision bf16"
+        )
     if isinstance(config, BenchConfig):
         ignored = {
             "find": config.batch.find,

@@ -107,7 +107,7 @@ class Manifest:
     """What a checkpoint is."""
 
     iteration: int  # done
-    layout: Mapping[str, int]  # dp, tp, pp, zero
+    layout: Mapping[str, float]  # dp, tp, pp, zero, and what else ranks' own state depends on
     identity: Mapping[str, Any]  # settings with which it can be gone on with, by the names of their flags
     scalars: Mapping[str, int | float]  # state that is no array
     config: Mapping[str, Any]  # all settings, for people

@@ -114,7 +114,7 @@ def _text(value: Any) -> str:
 
 
 def _resharding(saved: Manifest, now: Manifest, engine: Engine) -> str:
-    def text(layout: Mapping[str, int]) -> str:
+    def text(layout: Mapping[str, float]) -> str:
         return ", ".join(f"{name} {size}" for name, size in layout.items())
 
     own = "; what ranks kept of compressed gradients starts anew" if engine.own_state else ""

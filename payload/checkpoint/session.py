@@ -93,6 +93,7 @@ class Session:
 
     def _describe(self, iteration: int) -> Manifest:
         config, mesh = self.config, self.engine.mesh
+        compressed = config.layout.compress != "none"  # what is held back is a multiple of the scale
         return Manifest(
             iteration=iteration,
             layout={
@@ -101,6 +102,7 @@ class Session:
                 "pp": mesh.pp.size,
                 "zero": config.layout.zero,
                 "bucket-mib": config.layout.bucket_mib,
+                **({"loss-scale": config.precision.loss_scale or 1} if compressed else {}),
             },
             identity=self.identity,
             scalars={},

@@ -441,6 +441,18 @@ def test_a_writer_that_dies_fails_the_run_and_one_that_lives_ends_with_it(
     assert list(complete(tmp_path)) == [2]
 
 
+def test_what_compression_held_back_starts_anew_with_another_loss_scale(
+    mpirun: Runner, tmp_path: Path
+) -> None:
+    flags = ("--hidden", "4", "--compress", "topk", "--save-interval", "1", "--out", str(tmp_path))
+    for iteration, scale in (("1", "2"), ("2", "2"), ("3", "4")):
+        more = ("--iterations", iteration, "--loss-scale", scale, "--resume", "auto")
+        answer = mpirun(2, "train", *flags, *more)
+        assert answer.returncode == 0, answer.stderr
+        anew = "loss-scale 4.0; what ranks kept of compressed gradients starts anew" in answer.stdout
+        assert anew == (scale == "4")
+
+
 def test_a_full_disk_under_the_metrics_ends_all_ranks_in_one_line(mpirun: Runner, tmp_path: Path) -> None:
     (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
     answer = mpirun(2, "train", "--hidden", "4", "--iterations", "1", "--out", str(tmp_path))

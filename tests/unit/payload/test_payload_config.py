@@ -75,6 +75,7 @@ def test_bad_arguments_are_one_line(line: str) -> None:
         ("train --nesterov --momentum 0", "--nesterov"),
         ("train --nesterov --optimizer adamw", "--nesterov"),
         ("train --compress topk --zero 1", "--compress topk and --zero 1"),
+        ("train --compress topk --precision fp16", "--compress topk and --precision fp16"),
         ("train --model gpt-tiny --data text:a --augment crop", "--augment"),
         ("train --data synthetic --augment crop", "--augment"),
         ("train --data synthetic --clean", "--clean"),
@@ -97,6 +98,7 @@ def test_what_does_not_go_together_is_refused_in_one_line(
     [
         "train --nesterov",
         "train --compress topk",
+        "train --compress topk --precision fp16 --loss-scale 128",
         "train --zero 1",
         "train --data idx:a --augment crop --clean",
         "train --model gpt-tiny --data text:a --tokenizer bpe:300",
