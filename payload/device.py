@@ -237,6 +237,10 @@ class Gpu:
         self, left: Array, right: Array, out: Array | None = None, dtype: DTypeLike | None = None
     ) -> Array:
         wanted = np.dtype(dtype) if dtype is not None else out.dtype if out is not None else left.dtype
+        if wanted.itemsize > left.dtype.itemsize:
+            # CuPy's product of 16 bits is rounded to 16, and fp16 may overflow, before it could be widened.
+            # Slower than cuBLAS's own product of them as float32, which CuPy's matmul does not offer.
+            left, right = left.astype(wanted), right.astype(wanted)
         if out is not None and out.dtype == left.dtype and out.flags.c_contiguous:
             product: Array = self.xp.matmul(left, right, out=out)
             return product

@@ -72,6 +72,17 @@ def test_it_computes_as_numpy_does() -> None:
     assert x.copy().base is None
 
 
+@pytest.mark.parametrize("kind", ["bfloat16", "float16"])
+def test_a_product_that_is_wanted_in_float32_was_never_rounded_to_16_bits(kind: str) -> None:
+    ones = np.ones((1, 2, 2049)).astype(getattr(ml_dtypes, kind, kind))  # neither knows 2049
+    left, right = _DEVICE.asarray(ones), _DEVICE.asarray(ones.swapaxes(1, 2).copy())
+    out = _DEVICE.xp.empty((1, 2, 2), "float32")
+    assert set(_DEVICE.matmul(left, right, dtype="float32").get().ravel()) == {2049}
+    _DEVICE.matmul(left, right, out=out)
+    assert set(out.get().ravel()) == {2049}
+    assert str(_DEVICE.matmul(left, right).dtype) == kind
+
+
 def _waits_of_a_step(micro_batches: int, layers: int, precision: str) -> int:
     units = gpt.build(
         Context(_DEVICE), vocabulary=32, length=6, dropout=0.1, layers=layers, heads=2, width=16
