@@ -76,8 +76,11 @@ def find(config: TrainConfig, device: Device, mesh: Mesh, source: Source) -> Non
         line = f"learning rate {point.lr:9.2e}  loss {point.loss:.4f}"
         report.write("learning_rate", line, lr=point.lr, loss=point.loss)
     if sizes:
-        size = knee(sizes)
-        report.write("found", f"use --micro-batch-size {size}", micro_batch=size)
+        size, batch = usable(knee(sizes), config.batch.global_batch_size, mesh.dp.size, source.training)
+        line = f"use --micro-batch-size {size}"
+        if batch > config.batch.global_batch_size:
+            line += f" --global-batch-size {batch}: less leaves each of {mesh.dp.size} ranks less than that"
+        report.write("found", line, micro_batch=size, global_batch=batch)
     lr = steepest(points)
     report.write("found", f"use --lr {lr:.2g} for a batch of {config.batch.global_batch_size}", lr=lr)
 
@@ -143,6 +146,13 @@ def knee(sizes: list[Speed]) -> int:
     """The smallest of the sizes that are about as fast as the fastest."""
     best = max(one.samples_per_s for one in sizes)
     return min(one.micro_batch for one in sizes if one.samples_per_s >= _GOOD_ENOUGH * best)
+
+
+def usable(size: int, batch: int, ranks: int, samples: int) -> tuple[int, int]:
+    """The micro-batch that so many data-parallel ranks can all have, and the least global batch, from
+    ``batch`` on, of which each gets that much."""
+    size = min(size, max(1, samples // ranks))
+    return size, max(batch, size * ranks)
 
 
 def steepest(points: list[Point]) -> float:

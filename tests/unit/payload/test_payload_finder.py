@@ -19,7 +19,7 @@ from payload.data.opening import open_source
 from payload.data.tokenizer import BytePairs
 from payload.device import Cpu
 from payload.errors import UsageError
-from payload.finder import Point, Speed, knee, steepest
+from payload.finder import Point, Speed, knee, steepest, usable
 from payload.parallel.mesh import alone as alone_mesh
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]
@@ -33,6 +33,12 @@ def test_the_knee_is_where_more_gains_nothing() -> None:
     speeds = [Speed(1, 10), Speed(2, 19), Speed(4, 35), Speed(8, 36), Speed(16, 36.5)]
     assert knee(speeds) == 4
     assert knee([Speed(1, 10)]) == 1
+
+
+def test_the_global_batch_that_is_proposed_gives_each_rank_its_micro_batch() -> None:
+    assert usable(16, batch=64, ranks=2, samples=1000) == (16, 64)
+    assert usable(128, batch=64, ranks=2, samples=1000) == (128, 256)
+    assert usable(512, batch=64, ranks=3, samples=1000) == (333, 999)  # all there is
 
 
 def test_the_rate_is_where_the_loss_falls_fastest_before_its_lowest_point() -> None:
@@ -54,7 +60,10 @@ def test_what_was_found_on_two_ranks_trains_well(mpirun: Runner, tmp_path: Path)
     assert rates == sorted(rates)
     assert rates[0] == 1e-6
     size, lr = (record for record in records if record["kind"] == "found")
-    assert size["micro_batch"] in sizes
+    assert size["micro_batch"] <= max(sizes)
+    assert size["global_batch"] >= max(64, 2 * size["micro_batch"])
+    assert f"use --micro-batch-size {size['micro_batch']}" in answer.stdout
+    assert (f"--global-batch-size {size['global_batch']}" in answer.stdout) == (size["global_batch"] > 64)
     assert lr["lr"] in rates
     assert answer.stdout.splitlines()[-1] == f"use --lr {lr['lr']:.2g} for a batch of 64"
     given = ("--optimizer", "adamw", "--lr", f"{lr['lr']:.2g}", "--epochs", "4", "--out", str(tmp_path))
