@@ -101,7 +101,7 @@ class Timeline:
         if not self._on:
             return _nothing
         self._flights += 1
-        both = {"name": name, "cat": category, "id": self._flights}
+        both = {"name": name, "cat": category, "id2": {"local": self._flights}}  # of this process
         self._events.append({**both, "ph": "b", "ts": self.now_ns(), "args": details})
         return lambda: self._events.append({**both, "ph": "e", "ts": self.now_ns()})
 

@@ -77,6 +77,10 @@ def train(config: TrainConfig, device: Device, world: Transport, signals: StopSi
     metrics = together(world, lambda: Metrics(config, device, world, work, times, done=resumed.iteration))
     together(world, lambda: _keep(config) if world.rank == 0 else None)
     metrics.introduce()
+    if config.measuring.profile and rate.iterations - resumed.iteration < 2:  # noqa: PLR2004
+        metrics.say(
+            "--profile: trace.json stays empty, since it leaves the first iteration out; run two or more"
+        )
     for note in (source.about, *_bubble(mesh, loader), *resumed.notes):
         metrics.say(note)
 
