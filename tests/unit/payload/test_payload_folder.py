@@ -1,0 +1,120 @@
+"""A run's files: who may write them, what is left of what is not whole, and what a full disk comes to."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from payload.checkpoint.folder import complete
+from payload.checkpoint.writer import publish
+from payload.jsonl import JsonLines
+
+Runner = Callable[..., subprocess.CompletedProcess[str]]
+Starter = Callable[..., subprocess.Popen[str]]
+
+
+def test_lower_ones_of_another_run_are_refused_not_removed(alone: Runner, tmp_path: Path) -> None:
+    """The run that goes on from an iteration above theirs would take them for its own old ones."""
+    flags = ("train", "--hidden", "4", "--save-interval", "2", "--keep", "1")
+    (theirs, ours) = (tmp_path / "theirs", tmp_path / "ours")
+    for out, iterations in ((theirs, "2"), (ours, "4")):
+        assert alone(*flags, "--iterations", iterations, "--out", str(out)).returncode == 0
+    before = sorted((theirs / "checkpoints").glob("iteration-*"))
+    wanted = ours / "checkpoints" / "iteration-00000004"
+    place = ("--checkpoints", str(theirs / "checkpoints"), "--out", str(tmp_path / "new"))
+    answer = alone(*flags, "--iterations", "6", "--resume", str(wanted), *place)
+    assert answer.returncode == 2
+    assert "iteration-00000002 is there already" in answer.stderr
+    assert sorted((theirs / "checkpoints").glob("iteration-*")) == before
+
+
+def test_a_file_that_is_missing_or_short_makes_no_checkpoint_and_costs_none(tmp_path: Path) -> None:
+    old, new = tmp_path / "iteration-00000001", tmp_path / "iteration-00000002"
+    work = tmp_path / "iteration-00000002.ab.incomplete"
+    old.mkdir()
+    work.mkdir()
+    (work / "rank-00000.safetensors").write_bytes(b"1234")
+
+    def tried(sizes: dict[str, int]) -> str:
+        with pytest.raises(OSError, match="rank-0000") as caught:
+            publish(
+                os.getppid(),
+                path=str(work),
+                complete=str(new),
+                manifest="manifest.json",
+                text="{}",
+                sizes=sizes,
+                remove=[str(old)],
+            )
+        assert (old.exists(), new.exists()) == (True, False)
+        return str(caught.value)
+
+    assert "No such file" in tried({"rank-00000.safetensors": 4, "rank-00001.safetensors": 4})
+    assert "has 4 bytes, not 5" in tried({"rank-00000.safetensors": 5})
+
+
+def test_a_second_run_in_a_folder_waits_for_the_first(start: Starter, tmp_path: Path) -> None:
+    flags = ("train", "--hidden", "4", "--save-interval", "5", "--resume", "auto", "--out", str(tmp_path))
+    with start(1, *flags, "--epochs", "100000") as first:
+        try:
+            while not complete(tmp_path / "checkpoints"):
+                assert first.poll() is None
+                time.sleep(0.02)
+            with start(1, *flags, "--iterations", "10") as second:
+                assert second.stderr
+                assert " used by process " in second.stderr.readline()
+                (mpirun,) = Path(f"/proc/{first.pid}/task/{first.pid}/children").read_text().split()
+                os.kill(int(mpirun), signal.SIGUSR1)
+                first.communicate(timeout=60)
+                assert first.returncode == 75
+                output, errors = second.communicate(timeout=60)
+                assert (second.returncode, errors) == (0, "")
+                assert "going on from " in output
+        finally:
+            first.terminate()
+
+
+def test_what_compression_held_back_starts_anew_with_another_loss_scale(
+    mpirun: Runner, tmp_path: Path
+) -> None:
+    flags = ("--hidden", "4", "--compress", "topk", "--save-interval", "1", "--out", str(tmp_path))
+    for iteration, scale in (("1", "2"), ("2", "2"), ("3", "4")):
+        more = ("--iterations", iteration, "--loss-scale", scale, "--resume", "auto")
+        answer = mpirun(2, "train", *flags, *more)
+        assert answer.returncode == 0, answer.stderr
+        anew = "loss-scale 4.0; what ranks kept of compressed gradients starts anew" in answer.stdout
+        assert anew == (scale == "4")
+
+
+def test_a_full_disk_under_the_metrics_ends_all_ranks_in_one_line(mpirun: Runner, tmp_path: Path) -> None:
+    (tmp_path / "metrics.jsonl").symlink_to("/dev/full")
+    answer = mpirun(2, "train", "--hidden", "4", "--iterations", "1", "--out", str(tmp_path))
+    assert answer.returncode == 1
+    assert "Traceback" not in answer.stderr
+    (said,) = (line for line in answer.stderr.splitlines() if "payload: error" in line)
+    assert said.startswith("payload: error: rank 0 on ")
+    assert said.endswith("metrics.jsonl cannot be written: No space left on device")
+
+
+def test_a_file_of_lines_goes_on_after_some(tmp_path: Path) -> None:
+    path = tmp_path / "a.jsonl"
+    with JsonLines(path) as file:
+        for number in range(4):
+            file.write("iteration", step=number)
+    path.write_text(path.read_text() + '{"kind": "iteration", "st')  # killed while it wrote
+    broken = b'\xff\xfe\n\0\0\0\n{"kind": "iter{"kind": "run"}\n7\n\n'  # a node lost power
+    path.write_bytes(broken + path.read_bytes())
+    with JsonLines(path, keep=lambda record: record["step"] < 2) as file:
+        file.write("run")
+    kinds = [(line["kind"], line.get("step")) for line in map(json.loads, path.read_text().splitlines())]
+    assert kinds == [("iteration", 0), ("iteration", 1), ("run", None)]
+    with JsonLines(path):
+        pass
+    assert path.read_text() == ""
