@@ -40,12 +40,21 @@ class Nccl(Transport):
         self._nccl = _library()
         self._kinds = {kind: getattr(self._nccl, f"NCCL_{kind.upper()}") for kind in _KINDS}
         self._all = self._join_group()
-        # Messages to higher ranks and to lower ones do not wait for each other: a pipeline sends both ways.
-        self._up, self._down = self._join_group(), self._join_group()
+        self._ways: tuple[_Group, _Group] | None = None
 
     def _join_group(self) -> _Group:
         unique = self._comm.bcast(self._nccl.get_unique_id() if self.rank == 0 else None)
         return _Group(self._cuda, self._nccl.NcclCommunicator(self.size, unique, self.rank))
+
+    def _way(self, *, up: bool) -> _Group:
+        """Messages to higher ranks and to lower ones do not wait for each other: a pipeline sends both ways.
+
+        Made with the first message, since only pipelines send any: every rank sends or receives one then, and
+        no message is under way while they are made.
+        """
+        if self._ways is None:
+            self._ways = self._join_group(), self._join_group()
+        return self._ways[0 if up else 1]
 
     @property
     def library(self) -> str:
@@ -96,15 +105,18 @@ class Nccl(Transport):
         yield self._all.launch(lambda nccl, stream: nccl.broadcast(at, at, array.nbytes, kind, root, stream))
 
     def isend(self, array: Array, dest: int, tag: int = 0) -> Pending:  # noqa: ARG002
-        """NCCL has no tags: what goes to one rank must be received in the order in which it was sent."""
+        """NCCL has no tags: what goes to one rank must be received in the order in which it was sent.
+
+        All ranks of the group must take part in its first messages.
+        """
         self.sent(array.nbytes)
-        group = self._up if dest > self.rank else self._down
+        group = self._way(up=dest > self.rank)
         at, kind = address(flat(array)), self._kinds["uint8"]
         requests = group.launch(lambda nccl, stream: nccl.send(at, array.nbytes, kind, dest, stream))
         return self._outbox.start(_hold(array, requests))
 
     def recv(self, out: Array, source: int, tag: int = 0) -> None:  # noqa: ARG002
-        group = self._up if source < self.rank else self._down
+        group = self._way(up=source < self.rank)
         at, kind = address(flat(out)), self._kinds["uint8"]
         for request in group.launch(lambda nccl, stream: nccl.recv(at, out.nbytes, kind, source, stream)):
             request.Wait()
