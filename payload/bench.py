@@ -21,6 +21,7 @@ from payload.build import engine_of, loader_of, mesh_of, units_of
 from payload.comm import mpi
 from payload.comm.base import Communicator, Done, Pending, together
 from payload.comm.choose import make
+from payload.comm.through import Through
 from payload.comm.transport import Transport
 from payload.config import BenchConfig
 from payload.data.loader import Feed
@@ -225,19 +226,8 @@ def _percent(share: float | None) -> str:
     return "" if share is None else f"{share:.0%}"
 
 
-class Silent:
+class Silent(Through[Communicator]):
     """A communicator that leaves sums and joins of arrays out; all else goes through."""
-
-    def __init__(self, inner: Communicator) -> None:
-        self.inner = inner
-        self.library, self.rank, self.size = inner.library, inner.rank, inner.size
-        self.sum, self.allgather = inner.sum, inner.allgather
-        self.exchange, self.barrier = inner.exchange, inner.barrier
-        self.broadcast, self.isend, self.recv = inner.broadcast, inner.isend, inner.recv
-
-    @property
-    def bytes_sent(self) -> int:
-        return self.inner.bytes_sent
 
     def allreduce(self, array: Array) -> None:
         """It stays as it is."""

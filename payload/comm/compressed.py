@@ -10,15 +10,14 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import ClassVar, TypeVar
+from typing import ClassVar
 
 from payload.comm.base import Pending
 from payload.comm.staging import address, flat
 from payload.comm.steps import Steps
+from payload.comm.through import Through
 from payload.comm.transport import Transport
 from payload.device import Array
-
-T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,7 +28,7 @@ class Piece:
     shape: tuple[int, ...]
 
 
-class Compressed:
+class Compressed(Through[Transport]):
     """A communicator that sums the attached gradients in a lossy way, and all else as its transport does.
 
     A gradient with a number that is not finite spoils one sum, as it would without compression: what is kept
@@ -39,8 +38,7 @@ class Compressed:
     name: ClassVar[str]
 
     def __init__(self, inner: Transport) -> None:
-        self.inner = inner
-        self.rank, self.size, self.library = inner.rank, inner.size, inner.library
+        super().__init__(inner)
         self.state: dict[str, Array] = {}
         """What must be saved with the weights, by name, and restored in place: each rank has its own."""
         self._grads: Array | None = None
@@ -84,40 +82,3 @@ class Compressed:
         for requests in self._exchange(kept, array, start):
             yield list(requests)  # what is the last step of a transport's may not be that of an exchange
         self.inner.device.xp.nan_to_num(kept, copy=False, nan=0.0, posinf=0.0, neginf=0.0)
-
-    @property
-    def bytes_sent(self) -> int:
-        return self.inner.bytes_sent
-
-    def reduce_scatter(self, array: Array, out: Array) -> None:
-        self.inner.reduce_scatter(array, out)
-
-    def ireduce_scatter(self, array: Array, out: Array) -> Pending:
-        return self.inner.ireduce_scatter(array, out)
-
-    def allgather_into(self, part: Array, out: Array) -> None:
-        self.inner.allgather_into(part, out)
-
-    def iallgather_into(self, part: Array, out: Array) -> Pending:
-        return self.inner.iallgather_into(part, out)
-
-    def broadcast(self, array: Array, root: int = 0) -> None:
-        self.inner.broadcast(array, root)
-
-    def isend(self, array: Array, dest: int, tag: int = 0) -> Pending:
-        return self.inner.isend(array, dest, tag)
-
-    def recv(self, out: Array, source: int, tag: int = 0) -> None:
-        self.inner.recv(out, source, tag)
-
-    def sum(self, values: Sequence[float]) -> list[float]:
-        return self.inner.sum(values)
-
-    def allgather(self, value: T) -> list[T]:
-        return self.inner.allgather(value)
-
-    def exchange(self, value: T, dest: int, source: int) -> T:
-        return self.inner.exchange(value, dest, source)
-
-    def barrier(self) -> None:
-        self.inner.barrier()
