@@ -26,29 +26,36 @@ class AdamW:
         eps: float = 1e-8,
         weight_decay: float = 0.01,
     ) -> None:
-        self._device, self._betas, self._eps = device, (beta1, beta2), eps
+        self._device, self._moments = device, Moments(device, values, beta1, beta2, eps)
         self._runs = runs(pieces, weight_decay)
         self.updates = 0
-        self.state: dict[str, Array] = {
-            "mean": device.xp.zeros_like(values),
-            "square": device.xp.zeros_like(values),
-        }
+        self.state = self._moments.state
 
     def step(self, values: Array, grads: Array, *, lr: float, scale: float = 1.0) -> None:
         self.updates += 1
-        rate, eps = corrected(lr, self._eps, self._betas, self.updates)
-        given = {"rate": rate, "eps": eps, "scale": scale, "beta1": self._betas[0], "beta2": self._betas[1]}
+        given = self._moments.scalars(lr, scale, self.updates)
         mean, square = self.state["mean"], self.state["square"]
         for run, decay in self._runs:
             scalars = {**given, "keep": 1 - lr * decay}
             self._device.apply(_KERNEL, scalars, grads[run], values[run], mean[run], square[run])
 
 
-def corrected(lr: float, eps: float, betas: tuple[float, float], updates: int) -> tuple[float, float]:
-    """Rate and ε with which rate·m / (√v + ε) is lr·m̂ / (√v̂ + ε)."""
-    first, second = (1 - beta**updates for beta in betas)
-    root = math.sqrt(second)
-    return lr * root / first, eps * root
+class Moments:
+    """What Adam and its relatives remember of the gradients."""
+
+    def __init__(self, device: Device, values: Array, beta1: float, beta2: float, eps: float) -> None:
+        self._beta1, self._beta2, self._eps = beta1, beta2, eps
+        self.state: dict[str, Array] = {
+            "mean": device.xp.zeros_like(values),
+            "square": device.xp.zeros_like(values),
+        }
+
+    def scalars(self, lr: float, scale: float, updates: int) -> dict[str, float]:
+        """Those of the kernels; with ``rate`` and ``eps``, rate·m / (√v + ε) is lr·m̂ / (√v̂ + ε)."""
+        first, second = 1 - self._beta1**updates, 1 - self._beta2**updates
+        root = math.sqrt(second)
+        rate, eps = lr * root / first, self._eps * root
+        return {"rate": rate, "eps": eps, "scale": scale, "beta1": self._beta1, "beta2": self._beta2}
 
 
 def remember(grad: Array, mean: Array, square: Array, *, scale: float, beta1: float, beta2: float) -> Array:

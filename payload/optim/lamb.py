@@ -10,7 +10,7 @@ import numpy as np
 from payload.comm.base import Communicator
 from payload.device import Array, Device, Kernel
 from payload.nn.parameter import Parameter
-from payload.optim.adamw import MOMENTS, corrected, remember
+from payload.optim.adamw import MOMENTS, Moments, remember
 from payload.optim.base import Piece, runs
 
 
@@ -41,21 +41,17 @@ class LAMB:
             groups: the ranks that hold other pieces or, by tensor parallelism, other parts of them. Ranks
                 that hold the same pieces must not be among them.
         """
-        self._device, self._betas, self._eps = device, (beta1, beta2), eps
+        self._device, self._moments = device, Moments(device, values, beta1, beta2, eps)
         self._runs = runs(pieces, weight_decay)
         places = {id(parameter): place for place, parameter in enumerate(parameters)}
         self._pieces = [(slice(p.start, p.stop), places[id(p.parameter)], p.parameter) for p in pieces]
         self._count, self._groups = len(parameters), groups
         self.updates = 0
-        self.state: dict[str, Array] = {
-            "mean": device.xp.zeros_like(values),
-            "square": device.xp.zeros_like(values),
-        }
+        self.state = self._moments.state
 
     def step(self, values: Array, grads: Array, *, lr: float, scale: float = 1.0) -> None:
         self.updates += 1
-        rate, eps = corrected(1.0, self._eps, self._betas, self.updates)
-        given = {"rate": rate, "eps": eps, "scale": scale, "beta1": self._betas[0], "beta2": self._betas[1]}
+        given = self._moments.scalars(1.0, scale, self.updates)
         mean, square = self.state["mean"], self.state["square"]
         for run, decay in self._runs:
             self._device.apply(
