@@ -25,9 +25,9 @@ from payload.optim import base
 from payload.optim.adamw import AdamW
 from payload.optim.lamb import LAMB
 from payload.optim.sgd import SGD
-from payload.parallel.build import assemble
 from payload.parallel.engine import Engine
 from payload.parallel.mesh import Mesh, make_mesh
+from payload.parallel.options import Options
 from payload.parallel.storage import Storage
 from payload.precision import PRECISIONS, loss_scale
 from payload.schedule import LearningRate, scaled
@@ -146,21 +146,24 @@ def engine_of(
         UsageError: the model cannot be laid out so.
     """
     layout, precision = config.layout, config.precision
-    return assemble(
-        device,
-        mesh,
-        units,
-        loss_of(config.model, mesh.context(device)),
-        lambda storage: wrapped(optimizer_of(config.optimizer, storage, mesh)),
+    options = Options(
         seed=config.batch.seed,
         precision=PRECISIONS[precision.precision],
-        loss_scale=loss_scale(precision.precision, precision.loss_scale),
         clip=config.optimizer.clip_grad or math.inf,
         recompute=layout.recompute,
         zero=layout.zero,
         offload=layout.offload_optimizer,
         bucket_bytes=layout.bucket_mib << 20,
         overlap=layout.overlap,
+    )
+    return Engine(
+        device,
+        mesh,
+        units,
+        loss_of(config.model, mesh.context(device)),
+        lambda storage: wrapped(optimizer_of(config.optimizer, storage, mesh)),
+        options=options,
+        loss_scale=loss_scale(precision.precision, precision.loss_scale),
         compressor=compressor,
     )
 

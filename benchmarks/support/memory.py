@@ -9,10 +9,10 @@ from payload.device import Cpu
 from payload.models import gpt
 from payload.nn.loss import SoftmaxCrossEntropy
 from payload.optim.adamw import AdamW
-from payload.parallel.build import assemble
 from payload.parallel.engine import Engine
 from payload.parallel.memory import formula, held
 from payload.parallel.mesh import Mesh, make_mesh
+from payload.parallel.options import Options
 from payload.parallel.stage import Batch
 from payload.precision import PRECISIONS
 
@@ -45,15 +45,13 @@ def main() -> None:
 
 def _engine(device: Cpu, mesh: Mesh, zero: int) -> Engine:
     context = mesh.context(device)
-    return assemble(
+    return Engine(
         device,
         mesh,
         gpt.build(context, **SIZES),
         SoftmaxCrossEntropy(context),
         lambda storage: AdamW(device, storage.values, storage.segments),
-        precision=PRECISION,
-        zero=zero,
-        bucket_bytes=1 << 20,  # as small beside this model as 25 MiB is beside one of a GPU
+        options=Options(precision=PRECISION, zero=zero, bucket_bytes=1 << 20),
     )
 
 

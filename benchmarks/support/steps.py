@@ -31,7 +31,7 @@ from payload.nn.base import Context, Unit
 from payload.nn.loss import SoftmaxCrossEntropy
 from payload.optim.adamw import AdamW
 from payload.optim.sgd import SGD
-from payload.parallel.build import assemble
+from payload.parallel.engine import Engine
 from payload.parallel.mesh import make_mesh
 from payload.parallel.stage import Batch
 
@@ -94,7 +94,7 @@ class Pair:
         """``alike``: the layers of theirs by the beginning of the names of our parameters."""
         self._world, device, mesh = world, Cpu(), make_mesh(world)
         context = mesh.context(device)
-        self._engine = assemble(
+        self._engine = Engine(
             device,
             mesh,
             build(context, **sizes),

@@ -3,22 +3,28 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
+from payload.comm.compressed import Compressed, Piece
 from payload.device import Array, Device
+from payload.errors import UsageError
 from payload.nn.base import Unit
+from payload.nn.loss import Loss
 from payload.optim.base import Optimizer
 from payload.parallel.mesh import Mesh
-from payload.parallel.placement import Ties
-from payload.parallel.schedule import Schedule
-from payload.parallel.stage import Batch
+from payload.parallel.options import Options
+from payload.parallel.pipeline import Pipeline
+from payload.parallel.placement import Ties, split
+from payload.parallel.stage import Batch, Stage
 from payload.parallel.storage import Storage
 from payload.precision import LossScale
+from payload.recompute import recomputed
 
 _LARGEST_EXPONENT = 700.0
+_DEFAULT = Options()
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,35 +61,48 @@ class Evaluation:
 
 
 class Engine:
-    """Ties together what the chosen layout is made of."""
+    """A model on the mesh, in the layout that was chosen: trains, evaluates or measures."""
 
     def __init__(
         self,
         device: Device,
         mesh: Mesh,
-        storage: Storage,
-        schedule: Schedule,
-        optimizer: Optimizer,
-        *,
         units: Sequence[Unit],
-        ties: Ties,
-        seed: int = 0,
-        clip: float = math.inf,
+        loss: Loss,
+        make_optimizer: Callable[[Storage], Optimizer],
+        *,
+        options: Options = _DEFAULT,
         loss_scale: LossScale | None = None,
-        own_state: Mapping[str, Array] | None = None,
+        compressor: Compressed | None = None,
     ) -> None:
         """
         Args:
-            units: of this rank's stage: those whose parameters ``storage`` holds.
-            ties: those of their parameters that other stages have, too.
-            clip: the norm above which gradients are scaled down to it.
-            own_state: arrays that this rank alone has, and must have again to go on.
+            units: the whole model, built with ``mesh.context(device)``; its parameters take no memory yet.
+            make_optimizer: of what this rank updates.
+            loss_scale: by default none.
+            compressor: of ``mesh.dp``, or what that times; it is given the gradients to compress.
+
+        Raises:
+            UsageError: the model cannot be laid out on this mesh.
         """
-        self.device, self.mesh, self.storage, self.optimizer = device, mesh, storage, optimizer
-        self.units, self.ties = units, ties
+        if mesh.tp.size > 1 and all(p.axis is None for unit in units for p in unit.layer.parameters):
+            raise UsageError(f"--tp {mesh.tp.size}: this model has no tensor-parallel layers")
+        stages = split(recomputed(units) if options.recompute else units, mesh.pp.size)
+        self.device, self.mesh, self._options = device, mesh, options
+        self.units = stages[mesh.pp.rank]
+        """Of this rank's stage."""
+        self.ties = Ties(stages, mesh.pp, device)
+        """Those of their parameters that other stages have, too."""
+        self.storage = Storage(device, self.units, mesh.dp, options, tied=self.ties.unit)
         self.loss_scale = loss_scale or LossScale()
-        self.own_state = own_state or {}
-        self._schedule, self._seed, self._clip = schedule, seed, clip
+        self.own_state: Mapping[str, Array] = {}
+        """Arrays that this rank alone has, and must have again to go on."""
+        if compressor:
+            pieces = [Piece(s.start, s.parameter.shape) for s in self.storage.segments]
+            compressor.attach(self.storage.sums, pieces)
+            self.own_state = compressor.state
+        self._pipeline = Pipeline(Stage(self.units, self.storage, self.ties.unit), loss, mesh.pp)
+        self.optimizer = make_optimizer(self.storage)
 
     @np.errstate(over="ignore", invalid="ignore")  # the outcome tells
     def step(
@@ -108,7 +127,9 @@ class Engine:
         """
         self.storage.begin()
         boost = self.loss_scale.value
-        sums = self._schedule.train(batches, scale=boost / targets, seed=self._seed, iteration=iteration)
+        sums = self._pipeline.train(
+            batches, scale=boost / targets, seed=self._options.seed, iteration=iteration
+        )
         self.storage.reduce(across=self.ties.sum)
         mine = 1.0 if self.mesh.tp.rank == 0 else 0.0  # tensor-parallel ranks have the same sums
         loss, count, squares, *voted = self.mesh.world.sum(
@@ -122,8 +143,8 @@ class Engine:
         outcome = Outcome(mean, norm, int(count), tuple(voted), overflow, skips, boost)
         if outcome.finite:
             self.loss_scale.held()
-            if outcome.grad_norm > self._clip:
-                scale *= self._clip / outcome.grad_norm
+            if outcome.grad_norm > self._options.clip:
+                scale *= self._options.clip / outcome.grad_norm
             self.optimizer.step(self.storage.values, self.storage.grads, lr=lr, scale=scale)
             self.storage.publish()
         return outcome
@@ -131,7 +152,7 @@ class Engine:
     @np.errstate(over="ignore", invalid="ignore")  # the loss tells
     def evaluate(self, batches: Iterable[Batch]) -> Evaluation:
         """Of this rank's share of the held-out data; the number of batches is the same on all ranks."""
-        sums = self._schedule.evaluate(batches)
+        sums = self._pipeline.evaluate(batches)
         mine = 1.0 if self.mesh.tp.rank == 0 else 0.0
         loss, correct, count = self.mesh.world.sum(
             [mine * float(value) for value in (sums.loss, sums.correct, sums.count)]

@@ -1,4 +1,7 @@
-"""Pipeline parallelism: each rank runs its stage, hands activations on, and gradients back."""
+"""Pipeline parallelism: each rank runs its stage, hands activations on, and gradients back.
+
+Where the whole model is one stage, it is one micro-batch after the other, their gradients added up.
+"""
 
 from __future__ import annotations
 
@@ -6,13 +9,13 @@ from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 
 from payload.comm.base import Communicator
-from payload.device import Device
+from payload.comm.solo import Solo
 from payload.nn.loss import Loss, Sums
 from payload.nn.tape import Draw, Tape
 from payload.parallel.link import Link
-from payload.parallel.schedule import NOTHING
 from payload.parallel.stage import Batch, Stage
 
+_NOTHING = Sums(0.0, 0.0, 0.0)
 _AHEAD = 2  # micro-batches that an evaluation may be ahead of a slower stage
 
 
@@ -37,16 +40,20 @@ class Pipeline:
 
     So a stage keeps tapes for itself and the later stages, however many micro-batches there are; all forward
     first (GPipe) would keep all. Of PipeDream (Narayanan et al., SOSP 2019), with one update for all
-    micro-batches, as in Megatron (Narayanan et al., SC 2021, section 2.2.1).
+    micro-batches, as in Megatron (Narayanan et al., SC 2021, section 2.2.1). Sums are the last stage's, and
+    0 elsewhere.
     """
 
-    def __init__(self, device: Device, stage: Stage, loss: Loss, pp: Communicator) -> None:
+    def __init__(self, stage: Stage, loss: Loss, pp: Communicator | None = None) -> None:
+        pp = pp or Solo()
+        device = stage.storage.device
         self._stage, self._loss, self._later = stage, loss, pp.size - 1 - pp.rank
         self._before = Link(device, pp, pp.rank - 1) if pp.rank else None
         self._after = Link(device, pp, pp.rank + 1) if self._later else None
 
     def train(self, batches: Sequence[Batch], *, scale: float, seed: int, iteration: int) -> Sums:
-        sums = NOTHING
+        """Forward and backward; the gradients are of ``scale`` times the summed loss."""
+        sums = _NOTHING
         waiting, flying = deque(batches), deque[tuple[Batch, Tape]]()
         for forward in one_forward_one_backward(len(batches), self._later):
             if forward:
@@ -61,7 +68,8 @@ class Pipeline:
         return sums
 
     def evaluate(self, batches: Iterable[Batch]) -> Sums:
-        sums = NOTHING
+        """Forward only."""
+        sums = _NOTHING
         for batch in batches:
             sums += self._forward(batch, Tape(training=False))
             self._drain(_AHEAD)
@@ -75,7 +83,7 @@ class Pipeline:
         if not self._after:
             return self._loss.forward(y, batch.targets, tape)
         self._after.send_activation(y, shape)
-        return NOTHING
+        return _NOTHING
 
     def _backward(self, batch: Batch, tape: Tape, *, scale: float, last: bool) -> None:
         shape = batch.inputs.shape

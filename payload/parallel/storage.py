@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 
-import numpy as np
 from numpy.typing import DTypeLike
 
 from payload.comm.base import Communicator
@@ -23,10 +22,8 @@ from payload.nn.base import Unit
 from payload.nn.parameter import Parameter
 from payload.parallel.gradients import Gradients, Kept, Transient
 from payload.parallel.layout import Group, Segment, lay_out
+from payload.parallel.options import Options
 from payload.parallel.weights import Gathered, Resident, Weights
-
-BUCKET_BYTES = 25 << 20
-"""As PyTorch's DistributedDataParallel."""
 
 
 class Storage:
@@ -40,82 +37,62 @@ class Storage:
         device: Device,
         units: Sequence[Unit],
         dp: Communicator,
+        options: Options,
         *,
-        seed: int,
         tied: Unit | None = None,
-        zero: int = 0,
-        offload: bool = False,
-        dtype: DTypeLike = "float32",
-        master_dtype: DTypeLike = "float32",
-        bucket_bytes: int = BUCKET_BYTES,
-        overlap: bool = True,
     ) -> None:
-        """
-        Args:
-            tied: what ``units`` share with other stages of the pipeline.
-            zero: the stage, 0 to 3.
-            offload: ``values`` and ``grads``, and so the optimizer, are in the memory of the host.
-            dtype: of the weights that layers compute with.
-            master_dtype: of what the optimizer updates, and of gradients.
-            bucket_bytes: of gradients, at least, that are summed in one call.
-            overlap: at stages 0 and 1 sum while the backward pass goes on, not after it.
-        """
-        xp = device.xp
-        self._device = device
+        """``tied``: what ``units`` share with other stages of the pipeline."""
+        self.device, zero, master = device, options.zero, options.precision.master
         # On a CPU there is nothing to move: its memory is the host's.
-        self.home: Device = Cpu("offloaded") if offload and not isinstance(device, Cpu) else device
+        self.home: Device = Cpu("offloaded") if options.offload and not isinstance(device, Cpu) else device
         """Where ``values`` and ``grads`` are."""
         parts, rank = (dp.size, dp.rank) if zero else (1, 0)
         self.shared = parts > 1
         """Other data-parallel ranks hold other pieces, not the same."""
-        least = bucket_bytes // np.dtype(master_dtype).itemsize
+        least = options.bucket_bytes // master.itemsize
         self._layout = lay_out(units, least=least, parts=parts, rank=rank, tied=tied)
         self.segments = self._layout.segments()
         owned = self._layout.owned_size
-        self.values = self.home.xp.zeros(owned, master_dtype)
-        self._sums: Array = xp.zeros(owned, master_dtype)
-        self.grads = self.home.xp.zeros(owned, master_dtype) if self._offloaded else self._sums
-        self._gradients = self._choose_gradients(dp, zero, overlap)
-        self._weights = self._choose_weights(dp, zero, units, dtype)
+        self.values = self.home.xp.zeros(owned, master)
+        self.sums: Array = device.xp.zeros(owned, master)
+        """What ``grads`` are summed in, on the device that computes: (owned,)"""
+        self.grads = self.home.xp.zeros(owned, master) if self._offloaded else self.sums
+        self._gradients = self._choose_gradients(dp, zero, options.overlap)
+        self._weights = self._choose_weights(dp, zero, units, options.precision.compute)
         for group in self._layout.groups:
-            self._fill(group, dp, seed)
+            self._fill(group, dp, options.seed)
         self.publish()
 
     def _choose_gradients(self, dp: Communicator, zero: int, overlap: bool) -> Gradients:
         if zero >= 2:  # noqa: PLR2004
-            return Transient(self._device, self._layout, dp, self._sums)
+            return Transient(self.device, self._layout, dp, self.sums)
         size = self._layout.size
-        whole = self._device.xp.zeros(size, self._sums.dtype) if self.shared else self._sums
-        return Kept(self._layout, dp, whole, self._sums, overlap=overlap)
+        whole = self.device.xp.zeros(size, self.sums.dtype) if self.shared else self.sums
+        return Kept(self._layout, dp, whole, self.sums, overlap=overlap)
 
     def _choose_weights(
         self, dp: Communicator, zero: int, units: Sequence[Unit], dtype: DTypeLike
     ) -> Weights:
         def zeros(size: int) -> Array:
-            array: Array = self._device.xp.zeros(size, dtype)
+            array: Array = self.device.xp.zeros(size, dtype)
             return array
 
         masters_serve = not self._offloaded and self.values.dtype == dtype
         if zero == 3:  # noqa: PLR2004
             mine = self.values if masters_serve else zeros(len(self.values))
-            return Gathered(self._device, self._layout, dp, units, mine)
+            return Gathered(self.device, self._layout, dp, units, mine)
         whole = self.values if masters_serve and not self.shared else zeros(self._layout.size)
         return Resident(self._layout, dp, whole)
 
     def _fill(self, group: Group, dp: Communicator, seed: int) -> None:
         """First values, those of the first rank."""
-        whole = self._device.xp.zeros(group.size, self.values.dtype)
+        whole = self.device.xp.zeros(group.size, self.values.dtype)
         for segment in group.segments:
             place = slice(segment.start - group.start, segment.stop - group.start)
-            whole[place] = self._device.asarray(segment.parameter.first(seed)).ravel()
+            whole[place] = self.device.asarray(segment.parameter.first(seed)).ravel()
         dp.broadcast(whole)
         mine = whole[self._layout.part(group)]
-        self.values[self._layout.owned(group)] = self._device.to_host(mine) if self._offloaded else mine
-
-    @property
-    def sums(self) -> Array:
-        """What ``grads`` are summed in, on the device that computes: (owned,)"""
-        return self._sums
+        self.values[self._layout.owned(group)] = self.device.to_host(mine) if self._offloaded else mine
 
     @property
     def weights(self) -> Array:
@@ -139,7 +116,7 @@ class Storage:
 
     @property
     def _offloaded(self) -> bool:
-        return self.home is not self._device
+        return self.home is not self.device
 
     def begin(self) -> None:
         """A new iteration: gradients start anew."""
@@ -167,13 +144,13 @@ class Storage:
             across: what else to do to these sums, in place on the device.
         """
         self._gradients.finish()
-        across(self._sums, self.segments)
+        across(self.sums, self.segments)
         if self._offloaded:
-            self.grads[...] = self._device.to_host(self._sums)
+            self.grads[...] = self.device.to_host(self.sums)
 
     def publish(self) -> None:
         """The optimizer has changed ``values``: let the next passes see them."""
         if self._offloaded:  # what layers need may be half as much to move
-            self._weights.publish(self._device.asarray(self.values, self._weights.kept.dtype))
+            self._weights.publish(self.device.asarray(self.values, self._weights.kept.dtype))
         else:
             self._weights.publish(self.values)

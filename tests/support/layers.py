@@ -10,13 +10,17 @@ from payload.device import Array, Device
 from payload.nn.base import Unit
 from payload.nn.tape import Draw
 from payload.parallel.mesh import alone
+from payload.parallel.options import Options
 from payload.parallel.storage import Storage
+from payload.precision import Precision
 
 
 def stored(units: Sequence[Unit], device: Device, dtype: str = "float64") -> Storage:
     """The units' parameters and gradients in flat arrays, at the beginning of an iteration."""
     dp = alone().dp
-    storage = Storage(device, units, dp, seed=1, dtype=dtype, master_dtype=dtype)
+    storage = Storage(
+        device, units, dp, Options(seed=1, precision=Precision(np.dtype(dtype), np.dtype(dtype)))
+    )
     storage.begin()
     return storage
 

@@ -29,9 +29,9 @@ from payload.errors import PayloadError, UsageError
 from payload.models import mlp
 from payload.nn.loss import SoftmaxCrossEntropy
 from payload.optim.sgd import SGD
-from payload.parallel.build import assemble
 from payload.parallel.engine import Engine
 from payload.parallel.mesh import alone
+from payload.parallel.options import Options
 from payload.parallel.stage import Batch
 from payload.parallel.storage import Storage
 from payload.precision import PRECISIONS, LossScale
@@ -50,7 +50,15 @@ def make_engine(device: Device, *, seed: int = 0, classes: int = 2) -> Engine:
     units = mlp.build(context, inputs=3, classes=classes, hidden=(2,))
     scale = LossScale(4.0, dynamic=True, interval=2)
     loss = SoftmaxCrossEntropy(context)
-    return assemble(device, mesh, units, loss, optimizer, seed=seed, precision=PRECISION, loss_scale=scale)
+    return Engine(
+        device,
+        mesh,
+        units,
+        loss,
+        optimizer,
+        options=Options(seed=seed, precision=PRECISION),
+        loss_scale=scale,
+    )
 
 
 def describe(iteration: int, **identity: Any) -> Manifest:

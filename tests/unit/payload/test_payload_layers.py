@@ -15,9 +15,11 @@ from payload.nn.linear import Linear
 from payload.nn.loss import SoftmaxCrossEntropy
 from payload.nn.tape import Tape
 from payload.parallel.mesh import alone
-from payload.parallel.schedule import InTurn
+from payload.parallel.options import Options
+from payload.parallel.pipeline import Pipeline
 from payload.parallel.stage import Batch, Stage
 from payload.parallel.storage import Storage
+from payload.precision import PRECISIONS
 
 _STEP = 1e-6
 _CONTEXT = Context(Cpu())
@@ -39,7 +41,7 @@ def _slope(function: Callable[[], float], variable: Array) -> Array:
 def _stored(units: list[Unit]) -> Storage:
     """The units' parameters and gradients in flat float64 arrays."""
     dp = alone().dp
-    storage = Storage(_CONTEXT.device, units, dp, seed=1, dtype="float64", master_dtype="float64")
+    storage = Storage(_CONTEXT.device, units, dp, Options(seed=1, precision=PRECISIONS["fp64"]))
     storage.begin()
     return storage
 
@@ -99,7 +101,9 @@ def test_model_gradients(rng: np.random.Generator) -> None:
         tape = Tape(training=False)
         return float(loss.forward(stage.forward(x, tape), labels, tape).loss)
 
-    InTurn(stage, loss).train([Batch(x, labels, np.arange(8, dtype="uint32"))], scale=1, seed=0, iteration=1)
+    Pipeline(stage, loss).train(
+        [Batch(x, labels, np.arange(8, dtype="uint32"))], scale=1, seed=0, iteration=1
+    )
     np.testing.assert_allclose(storage.grads, _slope(value, storage.values), atol=1e-6)
 
 
@@ -108,7 +112,7 @@ def test_an_empty_shard_has_no_gradient() -> None:
     storage = _stored(units)
     storage.grads[:] = 1
     nothing = Batch(np.empty((0, 5)), np.empty(0, np.int64), np.empty(0, "uint32"))
-    schedule = InTurn(Stage(units, storage), SoftmaxCrossEntropy(_CONTEXT))
+    schedule = Pipeline(Stage(units, storage), SoftmaxCrossEntropy(_CONTEXT))
     assert schedule.train([nothing], scale=1, seed=0, iteration=1).loss == 0
     assert not storage.grads.any()
 

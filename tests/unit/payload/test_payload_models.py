@@ -17,7 +17,7 @@ from payload.models import MODELS, bert, gpt, lstm, mlp, vit
 from payload.nn.base import Context, Unit
 from payload.nn.loss import SoftmaxCrossEntropy
 from payload.optim.adamw import AdamW
-from payload.parallel.schedule import InTurn
+from payload.parallel.pipeline import Pipeline
 from payload.parallel.stage import Batch, Stage
 from payload.recompute import recomputed
 from tests.support.layers import stored
@@ -160,7 +160,7 @@ def test_model_is_pytorchs_for_ten_iterations(name: str, dtype: str, device: Dev
     storage = stored(units, device, dtype)
     storage.values += device.asarray(0.05 * rng.standard_normal(storage.values.shape), dtype)
     theirs = tensors(units, device)
-    schedule = InTurn(Stage(units, storage), SoftmaxCrossEntropy(Context(device)))
+    schedule = Pipeline(Stage(units, storage), SoftmaxCrossEntropy(Context(device)))
     ours = AdamW(device, storage.values, storage.segments, weight_decay=0.1)
     optimizer = _adamw(units, theirs)
     x, targets = case.batch(rng)
@@ -192,7 +192,7 @@ def test_recomputed_blocks_drop_the_same(device: Device) -> None:
         storage = stored(units, device)
         x, targets = (device.asarray(array) for array in _text(np.random.default_rng(2)))
         batch = Batch(x, targets, device.asarray(np.arange(6, dtype="uint32")))
-        schedule = InTurn(Stage(units, storage), SoftmaxCrossEntropy(Context(device)))
+        schedule = Pipeline(Stage(units, storage), SoftmaxCrossEntropy(Context(device)))
         schedule.train([batch], scale=1, seed=0, iteration=1)
         grads.append(device.to_host(storage.grads).copy())
     np.testing.assert_array_equal(*grads)
@@ -226,7 +226,7 @@ def test_first_loss_of_gpt_is_that_of_chance(device: Device) -> None:
     storage = stored(units, device, "float32")
     x = device.asarray(np.random.default_rng(1).integers(0, 256, (4, 33)))
     batch = Batch(x[:, :-1], x[:, 1:], device.asarray(np.arange(4, dtype="uint32")))
-    sums = InTurn(Stage(units, storage), SoftmaxCrossEntropy(Context(device))).evaluate([batch])
+    sums = Pipeline(Stage(units, storage), SoftmaxCrossEntropy(Context(device))).evaluate([batch])
     assert float(sums.loss) / float(sums.count) == pytest.approx(math.log(256), rel=0.02)
 
 

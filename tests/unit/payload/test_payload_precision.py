@@ -16,9 +16,9 @@ from payload.nn.linear import Linear
 from payload.nn.loss import SoftmaxCrossEntropy
 from payload.nn.tape import Draw, Tape
 from payload.optim.sgd import SGD
-from payload.parallel.build import assemble
 from payload.parallel.engine import Engine
 from payload.parallel.mesh import alone
+from payload.parallel.options import Options
 from payload.parallel.stage import Batch
 from payload.parallel.storage import Storage
 from payload.precision import PRECISIONS, LossScale, loss_scale
@@ -52,7 +52,7 @@ def _passes(model: str, precision: str, device: Device) -> tuple[Array, Array]:
     build, shape, tokens = MODELS[model]
     formats = PRECISIONS[precision]
     units = build(Context(device))
-    storage = Storage(device, units, alone().dp, seed=1, dtype=formats.compute, master_dtype=formats.master)
+    storage = Storage(device, units, alone().dp, Options(seed=1, precision=formats))
     rng = np.random.default_rng(2)
     x = rng.integers(0, 32, (3, *shape)) if tokens else rng.standard_normal((3, *shape))
     at = device.asarray(x) if tokens else device.asarray(x, formats.compute)
@@ -93,7 +93,7 @@ def test_sums_over_rows_are_float32(precision: str, device: Device) -> None:
     formats, count = PRECISIONS[precision], 4096  # bfloat16 counts to 256, float16 to 2048
     linear = Linear(Context(device), "l", 1, 1)
     units = [Unit("l", linear)]
-    storage = Storage(device, units, alone().dp, seed=1, dtype=formats.compute)
+    storage = Storage(device, units, alone().dp, Options(seed=1, precision=formats))
     storage.begin()
     tape = Tape()
     ones = device.asarray(np.ones((count, 1)), formats.compute)
@@ -104,14 +104,13 @@ def test_sums_over_rows_are_float32(precision: str, device: Device) -> None:
 
 def _engine(device: Device, precision: str, scale: LossScale | None = None) -> Engine:
     context = Context(device)
-    return assemble(
+    return Engine(
         device,
         alone(),
         mlp.build(context, inputs=64, classes=10, hidden=(48,)),
         SoftmaxCrossEntropy(context),
         lambda storage: SGD(device, storage.values, storage.segments, momentum=0.9),
-        seed=1,
-        precision=PRECISIONS[precision],
+        options=Options(seed=1, precision=PRECISIONS[precision]),
         loss_scale=scale or loss_scale(precision, None),
     )
 

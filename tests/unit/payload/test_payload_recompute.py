@@ -15,7 +15,8 @@ from payload.nn.loss import SoftmaxCrossEntropy
 from payload.nn.parameter import Parameter
 from payload.nn.tape import Draw, Tape
 from payload.parallel.mesh import alone
-from payload.parallel.schedule import InTurn
+from payload.parallel.options import Options
+from payload.parallel.pipeline import Pipeline
 from payload.parallel.stage import Batch, Stage
 from payload.parallel.storage import Storage
 from payload.recompute import Recompute, recomputed
@@ -27,7 +28,7 @@ def _units(device: Device) -> list[Unit]:
 
 def _stage(device: Device, units: list[Unit]) -> Stage:
     dp = alone().dp
-    storage = Storage(device, units, dp, seed=1)
+    storage = Storage(device, units, dp, Options(seed=1))
     storage.begin()
     return Stage(units, storage)
 
@@ -42,7 +43,7 @@ def test_gradients_are_the_same_to_the_bit(device: Device) -> None:
     labels = device.asarray(np.arange(16) % 3)
     batches = [Batch(_x(device), labels, device.asarray(np.arange(16, dtype="uint32")))] * 2
     for stage in (plain, again):
-        InTurn(stage, SoftmaxCrossEntropy(Context(device))).train(batches, scale=1, seed=0, iteration=1)
+        Pipeline(stage, SoftmaxCrossEntropy(Context(device))).train(batches, scale=1, seed=0, iteration=1)
     assert (plain.storage.grads == again.storage.grads).all()
     assert again.storage.grads.any()
 

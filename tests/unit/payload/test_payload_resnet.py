@@ -19,7 +19,7 @@ from payload.models import cnn, resnet
 from payload.nn.base import Context, Unit, state_of
 from payload.nn.loss import SoftmaxCrossEntropy
 from payload.optim.sgd import SGD
-from payload.parallel.schedule import InTurn
+from payload.parallel.pipeline import Pipeline
 from payload.parallel.stage import Batch, Stage
 from payload.recompute import recomputed
 from tests.support.layers import stored
@@ -120,7 +120,7 @@ def test_network_is_pytorchs_for_ten_iterations(name: str, dtype: str, device: D
     batch = Batch(
         device.asarray(x), device.asarray(labels), device.asarray(np.arange(SAMPLES, dtype="uint32"))
     )
-    schedule = InTurn(Stage(units, storage), SoftmaxCrossEntropy(Context(device)))
+    schedule = Pipeline(Stage(units, storage), SoftmaxCrossEntropy(Context(device)))
     ours = SGD(device, storage.values, storage.segments, momentum=0.9)
     optimizer = torch.optim.SGD(weights.values(), lr=0.01, momentum=0.9)
     for iteration in range(10):
@@ -158,7 +158,7 @@ def test_recomputation_changes_no_number(device: Device) -> None:
         x, labels = rng.standard_normal((SAMPLES, 16, 16, 3)), np.arange(SAMPLES) % CLASSES
         places = np.arange(SAMPLES, dtype="uint32")
         batch = Batch(device.asarray(x), device.asarray(labels), device.asarray(places))
-        schedule = InTurn(Stage(units, storage), SoftmaxCrossEntropy(Context(device)))
+        schedule = Pipeline(Stage(units, storage), SoftmaxCrossEntropy(Context(device)))
         schedule.train([batch] * 2, scale=1, seed=0, iteration=1)
         state = state_of([unit.layer for unit in units])
         results.append([device.to_host(array).copy() for array in (storage.grads, *state.values())])

@@ -14,8 +14,9 @@ from payload.models import gpt
 from payload.nn.base import Context
 from payload.nn.loss import SoftmaxCrossEntropy
 from payload.optim.adamw import AdamW
-from payload.parallel.build import assemble
+from payload.parallel.engine import Engine
 from payload.parallel.mesh import alone
+from payload.parallel.options import Options
 from payload.parallel.stage import Batch
 from payload.precision import PRECISIONS, loss_scale
 from tests.support.micro import cut
@@ -87,13 +88,13 @@ def _waits_of_a_step(micro_batches: int, layers: int, precision: str) -> int:
     units = gpt.build(
         Context(_DEVICE), vocabulary=32, length=6, dropout=0.1, layers=layers, heads=2, width=16
     )
-    engine = assemble(
+    engine = Engine(
         _DEVICE,
         alone(),
         units,
         SoftmaxCrossEntropy(Context(_DEVICE)),
         lambda storage: AdamW(storage.home, storage.values, storage.segments),
-        precision=PRECISIONS[precision],
+        options=Options(precision=PRECISIONS[precision]),
         loss_scale=loss_scale(precision, None),
     )
     tokens = _DEVICE.asarray(np.random.default_rng(1).integers(0, 32, (4, 6)))

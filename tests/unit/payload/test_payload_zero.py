@@ -16,10 +16,10 @@ from payload.nn.loss import SoftmaxCrossEntropy
 from payload.nn.parameter import Parameter
 from payload.nn.tape import Tape
 from payload.optim.adamw import AdamW
-from payload.parallel.build import assemble
 from payload.parallel.engine import Engine
 from payload.parallel.layout import Segment, lay_out
 from payload.parallel.mesh import alone
+from payload.parallel.options import Options
 from payload.parallel.stage import Batch
 from payload.parallel.storage import Storage
 from payload.precision import PRECISIONS
@@ -117,15 +117,13 @@ def test_an_offloaded_optimizer_takes_the_same_steps_on_the_host(precision: str,
     batch = Batch(x, device.asarray(rng.integers(0, 3, 6)), device.asarray(np.arange(6, dtype="uint32")))
 
     def train(*, offload: bool) -> tuple[list[float], Array]:
-        engine = assemble(
+        engine = Engine(
             device,
             alone(),
             mlp.build(Context(device), inputs=4, classes=3, hidden=(5,)),
             SoftmaxCrossEntropy(Context(device)),
             lambda storage: AdamW(storage.home, storage.values, storage.segments),
-            precision=formats,
-            zero=zero,
-            offload=offload,
+            options=Options(precision=formats, zero=zero, offload=offload),
         )
         losses = [engine.step([batch], targets=6, iteration=i, lr=0.01).loss for i in range(4)]
         of_host = [isinstance(array, np.ndarray) for array in (engine.storage.values, *_state(engine))]
@@ -146,6 +144,6 @@ def _state(engine: Engine) -> list[Array]:
 
 
 def test_on_a_cpu_there_is_nothing_to_offload() -> None:
-    storage = Storage(Cpu(), _units(), alone().dp, seed=0, offload=True)
+    storage = Storage(Cpu(), _units(), alone().dp, Options(seed=0, offload=True))
     assert storage.weights is storage.values
     assert storage.grads is storage.sums

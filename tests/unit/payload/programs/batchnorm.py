@@ -10,7 +10,9 @@ from payload.nn.base import Context, Unit
 from payload.nn.norm import BatchNorm
 from payload.nn.tape import Tape
 from payload.parallel.mesh import alone
+from payload.parallel.options import Options
 from payload.parallel.storage import Storage
+from payload.precision import PRECISIONS
 
 mpi.start()
 device = choose("auto", mpi.local_rank())
@@ -20,7 +22,7 @@ world = mpi.MpiCommunicator(device)
 def run(dp: Communicator, x: Array, dy: Array, *, synchronised: bool = True) -> list[Array]:
     """Output, gradients by input and by parameters, and running averages."""
     layer = BatchNorm(Context(device, dp=dp), "n", 5, relu=True, synchronised=synchronised)
-    storage = Storage(device, [Unit("n", layer)], alone().dp, seed=1, dtype="float64", master_dtype="float64")
+    storage = Storage(device, [Unit("n", layer)], alone().dp, Options(seed=1, precision=PRECISIONS["fp64"]))
     storage.begin()
     tape = Tape()
     y = layer.forward(x, tape)

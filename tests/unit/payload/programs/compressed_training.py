@@ -18,8 +18,9 @@ from payload.device import Array, Cpu
 from payload.models import mlp
 from payload.nn.loss import SoftmaxCrossEntropy
 from payload.optim.sgd import SGD
-from payload.parallel.build import assemble
+from payload.parallel.engine import Engine
 from payload.parallel.mesh import make_mesh
+from payload.parallel.options import Options
 from payload.parallel.stage import Batch
 
 EPOCHS, SEEDS, BATCH = int(sys.argv[1]), int(sys.argv[2]), 144
@@ -41,13 +42,13 @@ def train(seed: int, compression: str, **options: float) -> dict[str, float]:
     compressor = compress(compression, transport, **options) if compression != "none" else None
     mesh = dataclasses.replace(make_mesh(transport), dp=compressor or transport)
     units = mlp.build(mesh.context(device), inputs=64, classes=10, hidden=(128, 64))
-    engine = assemble(
+    engine = Engine(
         device,
         mesh,
         units,
         SoftmaxCrossEntropy(mesh.context(device)),
         lambda storage: SGD(storage.home, storage.values, storage.segments, momentum=0.9),
-        seed=seed,
+        options=Options(seed=seed),
         compressor=compressor,
     )
     before = transport.bytes_sent

@@ -25,9 +25,9 @@ from payload.nn.base import Context, Unit
 from payload.nn.loss import SoftmaxCrossEntropy
 from payload.nn.norm import BatchNorm
 from payload.optim.adamw import AdamW
-from payload.parallel.build import assemble
 from payload.parallel.engine import Engine
 from payload.parallel.mesh import Mesh, make_mesh
+from payload.parallel.options import Options
 
 
 @dataclass(frozen=True)
@@ -67,15 +67,13 @@ def make_engine(mesh: Mesh, layout: Layout) -> Engine:
     context = mesh.context(device)
     units = gpt.build(context, vocabulary=6, length=3, layers=2, heads=2, width=4)
     normed = Unit("normed", BatchNorm(Context(device, dp=mesh.dp), "normed", 5))
-    return assemble(
+    return Engine(
         device,
         mesh,
         [*units, normed],
         SoftmaxCrossEntropy(context),
         lambda storage: AdamW(storage.home, storage.values, storage.segments),
-        zero=layout.zero,
-        offload=layout.offload,
-        bucket_bytes=64,
+        options=Options(zero=layout.zero, offload=layout.offload, bucket_bytes=64),
     )
 
 

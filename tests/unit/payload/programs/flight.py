@@ -13,7 +13,7 @@ from payload.nn.loss import SoftmaxCrossEntropy
 from payload.nn.tape import Tape
 from payload.optim.sgd import SGD
 from payload.parallel import pipeline
-from payload.parallel.build import assemble
+from payload.parallel.engine import Engine
 from payload.parallel.mesh import make_mesh
 from payload.parallel.stage import Batch
 from tests.support.micro import cut
@@ -43,7 +43,7 @@ def all_forward_first(micro_batches: int, later_stages: int) -> Iterator[bool]:
 
 def most_in_flight() -> int:
     device, layer = Cpu(), Counting()
-    engine = assemble(
+    engine = Engine(
         device,
         make_mesh(world, pp=world.size),
         [Unit(str(rank), layer) for rank in range(world.size)],

@@ -27,9 +27,9 @@ from payload.nn.base import Context, Sequential, Unit
 from payload.nn.linear import Linear
 from payload.nn.loss import SoftmaxCrossEntropy
 from payload.optim.sgd import SGD
-from payload.parallel.build import assemble
 from payload.parallel.engine import Engine
 from payload.parallel.mesh import Mesh, make_mesh
+from payload.parallel.options import Options
 from payload.parallel.stage import Batch
 from tests.support.micro import cut
 from tests.support.strict import Copies, Strict
@@ -204,18 +204,20 @@ MODELS = {
 def train(case: Case, mesh: Mesh, device: Device) -> dict[str, Any]:
     """Some steps, of which each must be as on one rank, and an evaluation."""
     model, context = MODELS[case.model], mesh.context(device)
-    engine = assemble(
+    engine = Engine(
         device,
         mesh,
         model.build(context),
         SoftmaxCrossEntropy(context, split=model.split_logits),
         lambda storage: SGD(storage.home, storage.values, storage.segments, momentum=0.9),
-        seed=5,
-        clip=model.clip,
-        recompute=case.recompute,
-        zero=case.zero,
-        offload=case.offload,
-        bucket_bytes=case.bucket_bytes,
+        options=Options(
+            seed=5,
+            clip=model.clip,
+            recompute=case.recompute,
+            zero=case.zero,
+            offload=case.offload,
+            bucket_bytes=case.bucket_bytes,
+        ),
     )
     inputs, targets = (device.asarray(array) for array in model.data())
 

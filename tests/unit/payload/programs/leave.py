@@ -10,20 +10,20 @@ from payload.models import gpt
 from payload.nn.base import Context
 from payload.nn.loss import SoftmaxCrossEntropy
 from payload.optim.sgd import SGD
-from payload.parallel.build import assemble
+from payload.parallel.engine import Engine
 from payload.parallel.mesh import make_mesh
+from payload.parallel.options import Options
 from payload.parallel.stage import Batch
 
 comm = mpi.start()
 device = Cpu()
-engine = assemble(
+engine = Engine(
     device,
     make_mesh(mpi.MpiCommunicator(device)),
     gpt.build(Context(device), vocabulary=4096, length=8, layers=2, heads=4, width=256),
     SoftmaxCrossEntropy(Context(device)),
     lambda storage: SGD(storage.home, storage.values, storage.segments),
-    zero=int(sys.argv[1]),
-    bucket_bytes=1,
+    options=Options(zero=int(sys.argv[1]), bucket_bytes=1),
 )
 tokens = np.random.default_rng(comm.rank).integers(0, 4096, (2, 9))
 batch = Batch(tokens[:, :-1], tokens[:, 1:], np.arange(2, dtype="uint32"))

@@ -7,6 +7,7 @@ from payload.device import Cpu
 from payload.models import mlp
 from payload.nn.base import Context
 from payload.parallel.mesh import alone, make_mesh
+from payload.parallel.options import Options
 from payload.parallel.storage import Storage
 
 comm = mpi.start()
@@ -15,7 +16,7 @@ device = Cpu()
 
 def values(seed: int, dp: object) -> object:
     units = mlp.build(Context(device), inputs=8, classes=3, hidden=(4,))
-    return Storage(device, units, dp, seed=seed).values  # type: ignore[arg-type]
+    return Storage(device, units, dp, Options(seed=seed)).values  # type: ignore[arg-type]
 
 
 first = values(0, alone().dp)

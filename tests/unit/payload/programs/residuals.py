@@ -16,7 +16,6 @@ from payload.device import choose
 from payload.models import mlp
 from payload.nn.loss import SoftmaxCrossEntropy
 from payload.optim.sgd import SGD
-from payload.parallel.build import assemble
 from payload.parallel.engine import Engine
 from payload.parallel.mesh import make_mesh
 from payload.parallel.stage import Batch
@@ -30,7 +29,7 @@ def make_engine(name: str) -> Engine:
     compressor = compress(name, world)
     mesh = replace(make_mesh(world), dp=compressor)
     context = mesh.context(device)
-    return assemble(
+    return Engine(
         device,
         mesh,
         mlp.build(context, inputs=12, classes=3, hidden=(16,)),

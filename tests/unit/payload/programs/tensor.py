@@ -15,7 +15,7 @@ from payload.nn.base import Context, Unit
 from payload.nn.loss import SoftmaxCrossEntropy, Sums
 from payload.nn.parameter import Parameter
 from payload.parallel.mesh import make_mesh
-from payload.parallel.schedule import InTurn
+from payload.parallel.pipeline import Pipeline
 from payload.parallel.stage import Batch, Stage
 from tests.support.layers import stored
 
@@ -76,7 +76,7 @@ def trained(name: str, tp: Communicator, dtype: str) -> tuple[Sums, dict[str, Pa
     places = np.arange(5, dtype="uint32")
     x = x.astype(dtype) if x.dtype == "float64" else x
     batches = [Batch(x, targets, places), Batch(x[:0], targets[:0], places[:0])]
-    schedule = InTurn(Stage(units, storage), SoftmaxCrossEntropy(context, split=split))
+    schedule = Pipeline(Stage(units, storage), SoftmaxCrossEntropy(context, split=split))
     sums = schedule.train(batches, scale=0.1, seed=2, iteration=7)
     return sums, {parameter.name: parameter for unit in units for parameter in unit.layer.parameters}
 

@@ -16,10 +16,10 @@ from payload.nn.parameter import Parameter
 from payload.nn.tape import Tape
 from payload.optim.adamw import AdamW
 from payload.optim.sgd import SGD
-from payload.parallel.build import assemble
 from payload.parallel.engine import Engine, Outcome
 from payload.parallel.memory import formula, held
 from payload.parallel.mesh import Mesh, alone, make_mesh
+from payload.parallel.options import Options
 from payload.parallel.stage import Batch
 from payload.parallel.storage import Storage
 from payload.precision import PRECISIONS, LossScale
@@ -72,16 +72,13 @@ def share(device: Device, step: int, dp: Communicator, dtype: DTypeLike = "float
 
 def run(device: Device, mesh: Mesh, **options: object) -> tuple[list[Outcome], Storage, dict[str, Array]]:
     units = build(device)
-    engine = assemble(
+    engine = Engine(
         device,
         mesh,
         units,
         SoftmaxCrossEntropy(mesh.context(device)),
         lambda storage: SGD(storage.home, storage.values, storage.segments, momentum=0.9),
-        seed=3,
-        clip=2.0,
-        precision=PRECISIONS["fp64"],
-        **options,  # type: ignore[arg-type]
+        options=Options(seed=3, clip=2.0, precision=PRECISIONS["fp64"], **options),  # type: ignore[arg-type]
     )
     outcomes = []
     for step in range(STEPS):
@@ -95,16 +92,14 @@ def run(device: Device, mesh: Mesh, **options: object) -> tuple[list[Outcome], S
 def mixed(device: Device, mesh: Mesh, precision: str, zero: int) -> tuple[Engine, list[Outcome]]:
     """Some steps, of which float16 skips the first."""
     scale = LossScale(2.0**20, dynamic=True) if precision == "fp16" else None
-    engine = assemble(
+    engine = Engine(
         device,
         mesh,
         build(device),
         SoftmaxCrossEntropy(Context(device)),
         lambda storage: AdamW(storage.home, storage.values, storage.segments),
-        precision=PRECISIONS[precision],
+        options=Options(precision=PRECISIONS[precision], zero=zero, bucket_bytes=1),
         loss_scale=scale,
-        zero=zero,
-        bucket_bytes=1,
     )
     outcomes = []
     for step in range(5):
