@@ -28,11 +28,10 @@ class Writer:
     The memory has no name: no end of this process, however sudden, leaves any of it behind.
     """
 
-    def __init__(self, size: int, *, nice: int, keeps: Sequence[int] = ()) -> None:
+    def __init__(self, size: int, *, keeps: Sequence[int] = ()) -> None:
         """
         Args:
             size: bytes of the memory.
-            nice: by how much the process stands behind others.
             keeps: file descriptors that are open in the process, too, as long as it lives.
         """
         descriptor = os.memfd_create("checkpoint")
@@ -46,7 +45,7 @@ class Writer:
         try:
             # It is started by vfork, which unlike fork does no harm after MPI_Init.
             self._process = subprocess.Popen(
-                [sys.executable, "-I", program, str(descriptor), parent, str(nice)],
+                [sys.executable, "-I", program, str(descriptor), parent],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 pass_fds=[descriptor, *keeps],

@@ -71,11 +71,7 @@ class Saver:
         self._share = share(engine)
         layout, offsets = plan_pieces(self._share)
         self._size = layout.size
-        self._writer = Writer(
-            layout.size,
-            nice=0 if wait else 10,  # beside training, that goes first
-            keeps=[lock.descriptor] if lock else [],
-        )
+        self._writer = Writer(layout.size, keeps=[lock.descriptor] if lock else [])
         memory = self._writer.memory
         self._device.pin(memory)
         memory[: len(layout.header)] = bytearray(layout.header)

@@ -1,6 +1,6 @@
 """The process that writes one rank's checkpoints, so that the rank can go on training.
 
-``python -I writer.py MEMORY PARENT NICE`` reads requests, one JSON object a line, and answers each with one:
+``python -I writer.py MEMORY PARENT`` reads requests, one JSON object a line, and answers each with one:
 about bytes that its parent has put into the shared memory MEMORY (a file descriptor). It ends when its parent
 does, however that comes about; what it had not finished then stays ``.incomplete``. Standard library only,
 and nothing of the payload, so that it starts fast.
@@ -24,9 +24,12 @@ _CHUNK = 1 << 22
 _OLD = ".old.incomplete"  # as in ``folder``, of which this program knows nothing
 
 
-def main(memory: int, parent: int, nice: int) -> None:
-    """Serve until standard input ends."""
-    os.nice(nice)
+def main(memory: int, parent: int) -> None:
+    """Serve until standard input ends.
+
+    As one process among others: stood behind ranks that keep every core busy, what takes it 0.1 s takes ten
+    times that, and the next checkpoint waits for it, while training gains nothing.
+    """
     with suppress(OSError):  # ranks may be bound to a core each: any other that the job has will do
         os.sched_setaffinity(0, range(os.cpu_count() or 1))
     with mmap.mmap(memory, os.fstat(memory).st_size, access=mmap.ACCESS_READ) as content:

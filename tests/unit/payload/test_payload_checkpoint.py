@@ -341,7 +341,7 @@ def test_a_folder_in_use_is_refused_naming_the_run_until_its_last_process_is_gon
     by = f"is in use by process {os.getpid()} on .* of job 17: end that, or give another folder"
     with pytest.raises(UsageError, match=by):
         Lock(tmp_path, patience_s=0)
-    writer = Writer(1, nice=0, keeps=[held.descriptor])
+    writer = Writer(1, keeps=[held.descriptor])
     held.close()
     with pytest.raises(UsageError, match=by):
         Lock(tmp_path, patience_s=0)
