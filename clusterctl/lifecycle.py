@@ -26,6 +26,9 @@ from clusterctl.reach import Connections, reach, refuse_full_disks
 from clusterctl.records import RunRecord
 from clusterctl.slurm.access import spec_as_raised
 from clusterctl.spec import ClusterSpec
+from clusterctl.spec import GcpProvider as GcpSettings
+from clusterctl.spec import LocalProvider as LocalSettings
+from clusterctl.spec import Provider as ProviderSettings
 from clusterctl.spec.load import dump_spec
 from clusterctl.telling import WAITING, HostStep, Say, Tell
 from clusterctl.transport.ssh import SSHTransport
@@ -33,7 +36,14 @@ from clusterctl.verify import Proof, verify
 from clusterctl.wheels import wheelhouse
 from clusterctl.workspace import Workspace, write_atomic
 
-PROVIDERS: dict[str, Callable[[], Provider]] = {"local": LocalProvider}
+
+def provider_of(settings: ProviderSettings) -> Provider:
+    """Who makes and removes the hosts of a spec whose `provider` says this."""
+    match settings:
+        case LocalSettings():
+            return LocalProvider(settings)
+        case GcpSettings():
+            raise UsageError("Google Cloud is not built yet", where="provider.type", fix="write type: local")
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +86,7 @@ def up(
         UsageError: the change would end jobs; nothing was changed.
         ClusterctlError: a phase failed; what was done stays, and the next `up` goes on from there.
     """
-    provider = PROVIDERS[spec.provider.type]()
+    provider = provider_of(spec.provider)
     with (
         workspace.lock("up", wait_s=wait_s, waiting=lambda text: tell(WAITING, text)),
         Connections(workspace.ssh_config) as connections,
@@ -194,9 +204,9 @@ def down(
 def _provider_of(workspace: Workspace) -> Provider:
     """The provider of the cluster as it was raised. The record of that may be damaged or missing."""
     try:
-        return PROVIDERS[spec_as_raised(workspace).provider.type]()
+        return provider_of(spec_as_raised(workspace).provider)
     except UsageError:
-        return LocalProvider()
+        return LocalProvider(LocalSettings())
 
 
 def _bring_home(workspace: Workspace, out: Path | None) -> tuple[RunRecord, ...]:
@@ -213,7 +223,7 @@ def _bring_home(workspace: Workspace, out: Path | None) -> tuple[RunRecord, ...]
 
 def _down_orphans(name: str, tell: Tell) -> Down:
     """Remove clusters whose workspace was lost, found by looking at the machine."""
-    provider = LocalProvider()
+    provider = LocalProvider(LocalSettings())
     ids = provider.orphans(name)
     if not ids:
         raise NotUpError(

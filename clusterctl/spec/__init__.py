@@ -6,9 +6,11 @@ first spec: each is imported by those who need it, since YAML alone takes as lon
 
 from clusterctl.spec.caller import Caller, notes, resolved
 from clusterctl.spec.flags import job_spec, job_words
+from clusterctl.spec.gcp import GcpProvider
 from clusterctl.spec.job import BUNDLED_JOBS, RUN_ME_AGAIN, JobSpec, JobWords, Launcher
 from clusterctl.spec.models import (
     ClusterSpec,
+    Gpus,
     LocalProvider,
     Monitoring,
     Partition,
@@ -24,6 +26,8 @@ __all__ = [
     "RUN_ME_AGAIN",
     "Caller",
     "ClusterSpec",
+    "GcpProvider",
+    "Gpus",
     "JobSpec",
     "JobWords",
     "Launcher",

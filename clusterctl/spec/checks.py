@@ -42,7 +42,6 @@ def dotted(loc: Loc) -> str:
 
 def findings(spec: Mapping[str, object]) -> Iterator[Finding]:
     """Every cross-field fault of a spec given as plain values."""
-    yield from _provider_has_type(spec)
     yield from _hosts_fit(spec)
     yield from _no_twins(spec, ("partitions",), "name")
     yield from _no_twins(spec, ("users",), "name")
@@ -53,13 +52,10 @@ def findings(spec: Mapping[str, object]) -> Iterator[Finding]:
         yield from _no_repeats(user, ("users", index, "accounts"))
 
 
-def _provider_has_type(spec: Mapping[str, object]) -> Iterator[Finding]:
-    provider = spec.get("provider")
-    if isinstance(provider, Mapping) and "type" not in provider:
-        yield Finding(("provider", "type"), "type is missing", "write type: local")
-
-
 def _hosts_fit(spec: Mapping[str, object]) -> Iterator[Finding]:
+    provider = spec.get("provider")
+    if isinstance(provider, Mapping) and provider.get("type") != "local":
+        return
     counts = [p.get("nodes") for p in _entries(spec, ("partitions",))]
     hosts = 1 + sum(n for n in counts if isinstance(n, int) and n > 0)
     if hosts > MAX_LOCAL_HOSTS:

@@ -10,8 +10,9 @@ from typing import Annotated, Any, Final, Self
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
+from clusterctl.spec.base import Model
 from clusterctl.spec.job_values import Argument, Environment, Image, Text
-from clusterctl.spec.models import PATTERN_WORDS, AccountName, Model, PartitionName
+from clusterctl.spec.models import PATTERN_WORDS, AccountName, PartitionName
 from clusterctl.spec.paths import FileName
 from clusterctl.spec.units import JobMemoryMib, JobTimeS
 from clusterctl.spec.words import shown

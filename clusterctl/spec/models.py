@@ -13,8 +13,8 @@ from typing import Annotated, Final, Literal, Self
 
 from pydantic import (
     AfterValidator,
-    BaseModel,
     ConfigDict,
+    Discriminator,
     Field,
     StringConstraints,
     WithJsonSchema,
@@ -24,6 +24,8 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from clusterctl.spec import checks
+from clusterctl.spec.base import Model
+from clusterctl.spec.gcp import GCP_PATTERN_WORDS, GcpProvider
 from clusterctl.spec.paths import FileName
 from clusterctl.spec.units import DurationS, SizeMib, format_duration, format_size
 from clusterctl.spec.words import shown
@@ -31,6 +33,7 @@ from clusterctl.spec.words import shown
 LABEL = r"^[a-z][a-z0-9-]{0,19}$"
 _UNIX_NAME = r"^[a-z_][a-z0-9_-]{0,30}$"
 _ACCOUNT = r"^[a-z][a-z0-9_-]{0,30}$"
+_GPU_TYPE = r"^[a-z][a-z0-9-]{1,30}$"
 _URL = r"^https?://[A-Za-z0-9._~:/@%+-]+$"
 
 # What a pattern asks for, in the words of an error message.
@@ -39,6 +42,8 @@ PATTERN_WORDS: Final[Mapping[str, str]] = {
     _UNIX_NAME: "at most 31 lower-case letters, digits, dashes or underscores, no digit first",
     _ACCOUNT: "a lower-case letter, then at most 30 lower-case letters, digits, dashes or underscores",
     _URL: "an http:// or https:// address",
+    _GPU_TYPE: "a GPU's type in lower-case letters, digits and dashes, such as l4",
+    **GCP_PATTERN_WORDS,
 }
 
 ClusterName = Annotated[str, StringConstraints(pattern=LABEL)]
@@ -105,16 +110,10 @@ SlurmLine = Annotated[
 UserAccount = Annotated[AccountName, AfterValidator(_ordinary_account)]
 
 
-class Model(BaseModel):
-    """Base of all spec models."""
-
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
 class LocalProvider(Model):
     """A real Slurm cluster of systemd-nspawn machines on this Linux machine."""
 
-    # In a file the type must be written (see `checks`): a second provider makes it the discriminator.
+    # In a file the type must be written: it tells the providers apart.
     model_config = ConfigDict(json_schema_extra={"required": ["type"]})
 
     type: Literal["local"] = Field("local", description="which provider makes the hosts")
@@ -137,9 +136,21 @@ class LocalProvider(Model):
         return value
 
 
-# A union discriminated on `type` as soon as there is a second provider.
-Provider = LocalProvider
-PROVIDER_TYPES: Final = ("local",)
+Provider = Annotated[LocalProvider | GcpProvider, Discriminator("type")]
+PROVIDERS: Final[Mapping[str, type[LocalProvider] | type[GcpProvider]]] = {
+    "local": LocalProvider,
+    "gcp": GcpProvider,
+}
+PROVIDER_TYPES: Final = tuple(PROVIDERS)
+
+
+class Gpus(Model):
+    """The GPUs of a node."""
+
+    type: Annotated[str, StringConstraints(pattern=_GPU_TYPE)] = Field(
+        description="their type, such as l4, t4, a100, h100"
+    )
+    count: Annotated[int, Field(ge=1, le=16, strict=True)] = Field(1, description="how many on each node")
 
 
 class Partition(Model):
@@ -155,6 +166,10 @@ class Partition(Model):
     )
     disk: SizeMib | None = Field(
         None, description="limit of what each node may write; by default as much as this machine has room for"
+    )
+    gpus: Gpus | None = Field(None, description="GPUs of each node; they choose a cloud's machine type")
+    price_per_hour: Annotated[float, Field(ge=0)] | None = Field(
+        None, description="what a node costs an hour, in USD; by default the built-in table's price"
     )
     max_time: DurationS | None = Field(None, description="longest time a job may ask for; default unlimited")
 

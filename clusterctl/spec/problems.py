@@ -11,7 +11,7 @@ from pydantic_core import ErrorDetails
 from clusterctl.errors import Problem
 from clusterctl.spec.checks import INCONSISTENT, Loc
 from clusterctl.spec.kind import Kind, M
-from clusterctl.spec.models import PROVIDER_TYPES
+from clusterctl.spec.models import PROVIDER_TYPES, PROVIDERS, ClusterSpec
 from clusterctl.spec.source import Source, path_text
 from clusterctl.spec.words import did_you_mean, explain, shown
 
@@ -35,7 +35,11 @@ class Places:
         self._kind = kind
 
     def problems(self, errors: Iterable[ErrorDetails]) -> Iterator[Problem]:
-        fields = [e for e in errors if e["type"] != INCONSISTENT and not self._is_noise(e)]
+        fields = [
+            error
+            for error in map(_placed, errors)
+            if error["type"] != INCONSISTENT and not self._is_noise(error)
+        ]
         # A misspelt key is one mistake: the key it was meant to be is not missing on top of that.
         misspelt = {(*e["loc"][:-1], near) for e in fields if (near := self._near_key(e))}
         for error in fields:
@@ -52,21 +56,26 @@ class Places:
         return item is not None and item.flawed
 
     def _is_noise(self, error: ErrorDetails) -> bool:
-        """Said already, or a key that a provider not built here would have."""
+        """Whether it was said already."""
         if self._is_flawed(error["loc"]):
             return True
         if error["type"] == "too_short":  # pydantic counts only the entries that are valid
             item = self._source.spot(error["loc"]).item
             return item is not None and bool(item.items)
-        provider = self._values.get("provider")
-        foreign = isinstance(provider, dict) and provider.get("type", "local") not in PROVIDER_TYPES
-        return foreign and error["loc"][0] == "provider" and error["type"] == "extra_forbidden"
+        return False
 
     def _near_key(self, error: ErrorDetails) -> str:
         if error["type"] != "extra_forbidden":
             return ""
-        near = did_you_mean(str(error["loc"][-1]), _known_keys(self._kind.model, error["loc"][:-1]))
+        near = did_you_mean(str(error["loc"][-1]), self._known_keys(error["loc"][:-1]))
         return near.removeprefix("did you mean ").removesuffix("?")
+
+    def _known_keys(self, loc: Loc) -> tuple[str, ...]:
+        """The keys that the mapping at ``loc`` may have."""
+        provider = self._values.get("provider")
+        if self._kind.model is ClusterSpec and loc[:1] == ("provider",) and isinstance(provider, dict):
+            return _known_keys(PROVIDERS[provider["type"]], loc[1:])
+        return _known_keys(self._kind.model, loc)
 
     def _field_problem(self, error: ErrorDetails) -> Problem:
         loc, kind = error["loc"], error["type"]
@@ -94,7 +103,7 @@ class Places:
         loc, kind = error["loc"], error["type"]
         item = self._source.spot(loc).item
         if kind == "extra_forbidden":
-            known = _known_keys(self._kind.model, loc[:-1])
+            known = self._known_keys(loc[:-1])
             return did_you_mean(str(loc[-1]), known) or f"known keys: {', '.join(known)}"
         if loc == ("provider", "type"):
             near = did_you_mean(item.value, PROVIDER_TYPES) if item and isinstance(item.value, str) else ""
@@ -106,6 +115,17 @@ class Places:
         ):
             return "put it in quotes"
         return _HINTS_BY_KEY.get(loc) or _HINTS_BY_KIND.get(kind, "")
+
+
+def _placed(error: ErrorDetails) -> ErrorDetails:
+    """The error where the file has it: pydantic puts the chosen provider's type into the location."""
+    loc, kind = error["loc"], error["type"]
+    if loc == ("provider",) and kind in {"union_tag_invalid", "union_tag_not_found"}:
+        as_field = "literal_error" if kind == "union_tag_invalid" else "missing"
+        return {**error, "loc": ("provider", "type"), "type": as_field}
+    if loc[:1] == ("provider",) and loc[1:2] and loc[1] in PROVIDER_TYPES:
+        return {**error, "loc": (loc[0], *loc[2:])}
+    return error
 
 
 def _name(loc: Loc) -> str:

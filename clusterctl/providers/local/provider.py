@@ -26,6 +26,7 @@ from clusterctl.providers.local.layout import (
 )
 from clusterctl.providers.local.shares import Hardware, Share, divide, is_oversubscribed
 from clusterctl.spec import ClusterSpec
+from clusterctl.spec import LocalProvider as Settings
 from clusterctl.spec.models import ADMIN_USER
 from clusterctl.workspace import Workspace, write_atomic
 
@@ -33,7 +34,10 @@ from clusterctl.workspace import Workspace, write_atomic
 class LocalProvider:
     """Nodes on this machine. See ``clusterctl.providers.base.Provider`` for the contract."""
 
-    def prepare(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake, say: Say) -> None:
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+
+    def prepare(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake, say: Say) -> None:  # noqa: ARG002
         if platform.machine() != ARCHITECTURE:
             raise MachineError(
                 f"local nodes are built for {ARCHITECTURE}",
@@ -52,7 +56,7 @@ class LocalProvider:
             finally:
                 known_hosts.unlink()
 
-        request = _image(spec, workspace)
+        request = _image(self._settings, workspace)
         client.call_with_bake(request.model_dump(mode="json"), say=say, ready=ready)
 
     def sizes(self, spec: ClusterSpec) -> Mapping[str, Size]:
@@ -63,7 +67,7 @@ class LocalProvider:
         self, spec: ClusterSpec, workspace: Workspace, *, keep: Mapping[str, Size], say: Say
     ) -> Provisioned:
         shares, notes = divide(spec, Hardware.here(), keep)
-        image = _image(spec, workspace)
+        image = _image(self._settings, workspace)
         request = ClusterRequest(
             id=workspace.cluster_id(),
             name=spec.name,
@@ -71,7 +75,7 @@ class LocalProvider:
             workspace=str(workspace.root),
             image=image.key,
             admin_key=image.admin_key,
-            subnet=spec.provider.subnet,
+            subnet=self._settings.subnet,
             nodes=(
                 Node(name=spec.controller_host),
                 *(Node(name=share.host, cores=share.cores, disk_mib=share.disk_mib) for share in shares),
@@ -112,12 +116,12 @@ def image_keys(mirror: str) -> tuple[str, str]:
     return base_key, digest(base_key, *install_inputs())
 
 
-def _image(spec: ClusterSpec, workspace: Workspace) -> BakeRequest:
-    base_key, key = image_keys(spec.provider.mirror)
+def _image(settings: Settings, workspace: Workspace) -> BakeRequest:
+    base_key, key = image_keys(settings.mirror)
     return BakeRequest(
         key=key,
         base_key=base_key,
-        mirror=spec.provider.mirror,
+        mirror=settings.mirror,
         admin_key=workspace.public_key.read_text().strip(),
     )
 

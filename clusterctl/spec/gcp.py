@@ -1,0 +1,159 @@
+"""What only Google Cloud knows of a spec: `provider: {type: gcp, ...}`.
+
+What a machine type is (processors, memory, GPUs, what may be combined with it) is data: see ``machines``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from ipaddress import IPv4Network
+from typing import Annotated, Final, Literal
+
+from pydantic import Field, StringConstraints
+
+from clusterctl.spec.base import Model
+from clusterctl.spec.units import DurationS, SizeMib
+
+PROJECT = r"^[a-z][a-z0-9-]{4,28}[a-z0-9]$"
+ZONE = r"^[a-z]+-[a-z]+[0-9]+-[a-z]$"
+MACHINE_TYPE = r"^[a-z][a-z0-9]*-[a-z0-9-]+$"
+RESOURCE = r"^[a-z]([a-z0-9-]{0,61}[a-z0-9])?$"
+BUCKET = r"^[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]$"
+KMS_KEY = r"^projects/[^/]+/locations/[^/]+/keyRings/[^/]+/cryptoKeys/[^/]+$"
+LABEL_KEY = r"^[a-z][a-z0-9_-]{0,62}$"
+LABEL_VALUE = r"^[a-z0-9_-]{0,63}$"
+
+GCP_PATTERN_WORDS: Final[Mapping[str, str]] = {
+    PROJECT: "a project's id: 6 to 30 lower-case letters, digits or dashes, a letter first",
+    ZONE: "a zone, such as us-central1-a",
+    MACHINE_TYPE: "a machine type, such as g2-standard-8",
+    RESOURCE: "at most 63 lower-case letters, digits or dashes, a letter first",
+    BUCKET: "a bucket's name: 3 to 63 lower-case letters, digits, dots, dashes or underscores",
+    KMS_KEY: "projects/PROJECT/locations/REGION/keyRings/RING/cryptoKeys/KEY",
+    LABEL_KEY: "a label's key: at most 63 lower-case letters, digits, dashes or underscores, a letter first",
+    LABEL_VALUE: "a label's value: at most 63 lower-case letters, digits, dashes or underscores",
+}
+
+Resource = Annotated[str, StringConstraints(pattern=RESOURCE)]
+
+
+class Image(Model):
+    """The image of a boot disk: the newest of a family, or one by its name."""
+
+    project: Annotated[str, StringConstraints(pattern=PROJECT)] = Field(description="project that has it")
+    family: Resource | None = Field(None, description="the newest image of this family")
+    name: Resource | None = Field(None, description="this very image")
+
+
+class GcpDisk(Model):
+    """A persistent disk."""
+
+    size: SizeMib = Field(description="its size, in whole GiB")
+    type: Literal["pd-standard", "pd-balanced", "pd-ssd", "hyperdisk-balanced"] = Field(
+        "pd-balanced", description="what it is made of"
+    )
+
+
+class GcpNodes(Model):
+    """What the nodes of one partition, or the controller, are on Google Cloud."""
+
+    machine_type: Annotated[str, StringConstraints(pattern=MACHINE_TYPE)] | None = Field(
+        None, description="by default the smallest that has the partition's GPUs, or 4 processors"
+    )
+    image: Image | None = Field(
+        None, description="by default Rocky Linux 9, with NVIDIA's driver where there is a GPU"
+    )
+    boot_disk: GcpDisk = Field(
+        GcpDisk.model_validate({"size": "50GiB"}), description="the disk that they start from"
+    )
+    extra_disks: tuple[GcpDisk, ...] = Field((), description="more persistent disks for each")
+    local_ssds: Annotated[int, Field(ge=0, le=32, strict=True)] = Field(
+        0, description="local NVMe disks of 375 GiB for each, as /scratch; gone with the node"
+    )
+    spot: bool = Field(False, description="cheaper, and taken away by Google at any time")
+    termination_action: Literal["STOP", "DELETE"] = Field(
+        "STOP", description="what becomes of a spot node that is taken away"
+    )
+    compact_placement: bool = Field(False, description="close to each other, for low latency")
+    tier_1: bool = Field(False, description="TIER_1 networking, on large machine types; needs gvnic")
+    gvnic: bool = Field(True, description="Google's own network interface, instead of virtio")
+    reservation: Resource | None = Field(None, description="a reservation of yours that they are taken from")
+
+
+class GcpNetwork(Model):
+    """The network: a new one of the cluster's own, unless both names of one that is there are given."""
+
+    cidr: IPv4Network = Field(IPv4Network("10.80.0.0/20"), description="addresses of a new subnetwork")
+    network: Resource | None = Field(None, description="an existing network of the project")
+    subnetwork: Resource | None = Field(None, description="its subnetwork, in the zone's region")
+
+
+class Filestore(Model):
+    """The shared folder on Filestore, instead of the controller's own disk over NFS."""
+
+    tier: Literal["BASIC_HDD", "BASIC_SSD", "ZONAL", "REGIONAL"] = Field("BASIC_HDD", description="its tier")
+    capacity: SizeMib = Field(
+        1024 * 1024, description="its size, in whole GiB", json_schema_extra={"default": "1TiB"}
+    )
+
+
+class Bucket(Model):
+    """A Cloud Storage bucket that every node sees as /bucket: datasets in, results out."""
+
+    name: Annotated[str, StringConstraints(pattern=BUCKET)] = Field(description="its name, which is global")
+    create: bool = Field(
+        False, description="made with the cluster; it is kept by `down` as long as it holds anything"
+    )
+
+
+class GcsState(Model):
+    """Terraform's state in a bucket, which others of a team can work on too; by default it is local."""
+
+    bucket: Annotated[str, StringConstraints(pattern=BUCKET)] = Field(description="an existing bucket")
+    prefix: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_/-]{1,200}$")] = Field(
+        "clusterctl", description="folder in it"
+    )
+
+
+class GcpProvider(Model):
+    """GPU nodes on Google Cloud, made by Terraform. See docs/gcp.md."""
+
+    type: Literal["gcp"] = Field(description="which provider makes the hosts")
+    project: Annotated[str, StringConstraints(pattern=PROJECT)] = Field(description="the project's id")
+    zone: Annotated[str, StringConstraints(pattern=ZONE)] = Field(description="where all nodes are")
+    region: str | None = Field(None, description="the zone's region; need not be said")
+    controller: GcpNodes = Field(
+        GcpNodes(machine_type="e2-standard-4", gvnic=False),
+        description="the machine with Slurm's daemons",
+    )
+    partitions: Mapping[str, GcpNodes] = Field({}, description="what the nodes are, by partition")
+    network: GcpNetwork = Field(GcpNetwork(), description="the network that the nodes are on")
+    filestore: Filestore | None = Field(
+        None, description="a managed shared folder, instead of the controller's"
+    )
+    bucket: Bucket | None = Field(None, description="a bucket that every node sees as /bucket")
+    kms_key: Annotated[str, StringConstraints(pattern=KMS_KEY)] | None = Field(
+        None, description="a key of yours that all disks are encrypted with (CMEK)"
+    )
+    labels: Mapping[
+        Annotated[str, StringConstraints(pattern=LABEL_KEY)],
+        Annotated[str, StringConstraints(pattern=LABEL_VALUE)],
+    ] = Field({}, description="put on all that is made, beside clusterctl's own")
+    enable_apis: bool = Field(True, description="enable the APIs that are needed; else they are only named")
+    state: GcsState | None = Field(None, description="Terraform's state in a bucket")
+    auto_down: DurationS | None = Field(
+        None, description="an idle cluster deletes its nodes and stops its controller after this time"
+    )
+    secure_boot: bool = Field(False, description="only signed drivers; NVIDIA's often are not")
+    prices: Mapping[str, Annotated[float, Field(ge=0)]] = Field(
+        {}, description="your own prices, USD an hour, by machine type; over those of the built-in table"
+    )
+
+    @property
+    def region_name(self) -> str:
+        """The region that the zone is in."""
+        return self.zone.rsplit("-", 1)[0]
+
+    def nodes_of(self, partition: str) -> GcpNodes:
+        """What the nodes of a partition are."""
+        return self.partitions.get(partition, GcpNodes())
