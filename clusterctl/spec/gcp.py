@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from ipaddress import IPv4Network
 from typing import Annotated, Final, Literal
 
-from pydantic import Field, StringConstraints
+from pydantic import BeforeValidator, Field, StringConstraints
 
 from clusterctl.spec.base import Model
 from clusterctl.spec.units import DurationS, SizeMib
@@ -19,7 +19,8 @@ ZONE = r"^[a-z]+-[a-z]+[0-9]+-[a-z]$"
 MACHINE_TYPE = r"^[a-z][a-z0-9]*-[a-z0-9-]+$"
 RESOURCE = r"^[a-z]([a-z0-9-]{0,61}[a-z0-9])?$"
 BUCKET = r"^[a-z0-9][a-z0-9._-]{1,61}[a-z0-9]$"
-KMS_KEY = r"^projects/[^/]+/locations/[^/]+/keyRings/[^/]+/cryptoKeys/[^/]+$"
+KMS_KEY = r"^projects/[a-z0-9.:-]+/locations/[a-z0-9-]+/keyRings/[A-Za-z0-9_-]+/cryptoKeys/[A-Za-z0-9_-]+$"
+FOLDER = r"^[A-Za-z0-9_/-]{1,200}$"
 LABEL_KEY = r"^[a-z][a-z0-9_-]{0,62}$"
 LABEL_VALUE = r"^[a-z0-9_-]{0,63}$"
 
@@ -30,11 +31,20 @@ GCP_PATTERN_WORDS: Final[Mapping[str, str]] = {
     RESOURCE: "at most 63 lower-case letters, digits or dashes, a letter first",
     BUCKET: "a bucket's name: 3 to 63 lower-case letters, digits, dots, dashes or underscores",
     KMS_KEY: "projects/PROJECT/locations/REGION/keyRings/RING/cryptoKeys/KEY",
+    FOLDER: "at most 200 letters, digits, dashes, underscores or slashes",
     LABEL_KEY: "a label's key: at most 63 lower-case letters, digits, dashes or underscores, a letter first",
     LABEL_VALUE: "a label's value: at most 63 lower-case letters, digits, dashes or underscores",
 }
 
+
+def _as_text(value: object) -> object:
+    """Numbers are addresses to ``ipaddress``."""
+    return str(value) if isinstance(value, int) else value
+
+
 Resource = Annotated[str, StringConstraints(pattern=RESOURCE)]
+Switch = Annotated[bool, Field(strict=True)]
+Usd = Annotated[float, Field(ge=0, strict=True, allow_inf_nan=False)]
 
 
 class Image(Model):
@@ -49,8 +59,9 @@ class GcpDisk(Model):
     """A persistent disk."""
 
     size: SizeMib = Field(description="its size, in whole GiB")
-    type: Literal["pd-standard", "pd-balanced", "pd-ssd", "hyperdisk-balanced"] = Field(
-        "pd-balanced", description="what it is made of"
+    type: Literal["pd-standard", "pd-balanced", "pd-ssd", "hyperdisk-balanced"] | None = Field(
+        None,
+        description="by default pd-balanced, or hyperdisk-balanced where the machine type takes no other",
     )
 
 
@@ -70,20 +81,22 @@ class GcpNodes(Model):
     local_ssds: Annotated[int, Field(ge=0, le=32, strict=True)] = Field(
         0, description="local NVMe disks of 375 GiB for each, as /scratch; gone with the node"
     )
-    spot: bool = Field(False, description="cheaper, and taken away by Google at any time")
+    spot: Switch = Field(False, description="cheaper, and taken away by Google at any time")
     termination_action: Literal["STOP", "DELETE"] = Field(
         "STOP", description="what becomes of a spot node that is taken away"
     )
-    compact_placement: bool = Field(False, description="close to each other, for low latency")
-    tier_1: bool = Field(False, description="TIER_1 networking, on large machine types; needs gvnic")
-    gvnic: bool = Field(True, description="Google's own network interface, instead of virtio")
+    compact_placement: Switch = Field(False, description="close to each other, for low latency")
+    tier_1: Switch = Field(False, description="TIER_1 networking, on large machine types; needs gvnic")
+    gvnic: Switch = Field(True, description="Google's own network interface, instead of virtio")
     reservation: Resource | None = Field(None, description="a reservation of yours that they are taken from")
 
 
 class GcpNetwork(Model):
     """The network: a new one of the cluster's own, unless both names of one that is there are given."""
 
-    cidr: IPv4Network = Field(IPv4Network("10.80.0.0/20"), description="addresses of a new subnetwork")
+    cidr: Annotated[IPv4Network, BeforeValidator(_as_text)] = Field(
+        IPv4Network("10.80.0.0/20"), description="addresses of a new subnetwork", examples=["10.80.0.0/20"]
+    )
     network: Resource | None = Field(None, description="an existing network of the project")
     subnetwork: Resource | None = Field(None, description="its subnetwork, in the zone's region")
 
@@ -101,7 +114,7 @@ class Bucket(Model):
     """A Cloud Storage bucket that every node sees as /bucket: datasets in, results out."""
 
     name: Annotated[str, StringConstraints(pattern=BUCKET)] = Field(description="its name, which is global")
-    create: bool = Field(
+    create: Switch = Field(
         False, description="made with the cluster; it is kept by `down` as long as it holds anything"
     )
 
@@ -110,7 +123,7 @@ class GcsState(Model):
     """Terraform's state in a bucket, which others of a team can work on too; by default it is local."""
 
     bucket: Annotated[str, StringConstraints(pattern=BUCKET)] = Field(description="an existing bucket")
-    prefix: Annotated[str, StringConstraints(pattern=r"^[A-Za-z0-9_/-]{1,200}$")] = Field(
+    prefix: Annotated[str, StringConstraints(pattern=FOLDER)] = Field(
         "clusterctl", description="folder in it"
     )
 
@@ -122,11 +135,8 @@ class GcpProvider(Model):
     project: Annotated[str, StringConstraints(pattern=PROJECT)] = Field(description="the project's id")
     zone: Annotated[str, StringConstraints(pattern=ZONE)] = Field(description="where all nodes are")
     region: str | None = Field(None, description="the zone's region; need not be said")
-    controller: GcpNodes = Field(
-        GcpNodes(machine_type="e2-standard-4", gvnic=False),
-        description="the machine with Slurm's daemons",
-    )
     partitions: Mapping[str, GcpNodes] = Field({}, description="what the nodes are, by partition")
+    controller: GcpNodes = Field(GcpNodes(), description="what the machine with Slurm's daemons is")
     network: GcpNetwork = Field(GcpNetwork(), description="the network that the nodes are on")
     filestore: Filestore | None = Field(
         None, description="a managed shared folder, instead of the controller's"
@@ -139,13 +149,13 @@ class GcpProvider(Model):
         Annotated[str, StringConstraints(pattern=LABEL_KEY)],
         Annotated[str, StringConstraints(pattern=LABEL_VALUE)],
     ] = Field({}, description="put on all that is made, beside clusterctl's own")
-    enable_apis: bool = Field(True, description="enable the APIs that are needed; else they are only named")
+    enable_apis: Switch = Field(True, description="enable the APIs that are needed; else they are only named")
     state: GcsState | None = Field(None, description="Terraform's state in a bucket")
     auto_down: DurationS | None = Field(
         None, description="an idle cluster deletes its nodes and stops its controller after this time"
     )
-    secure_boot: bool = Field(False, description="only signed drivers; NVIDIA's often are not")
-    prices: Mapping[str, Annotated[float, Field(ge=0)]] = Field(
+    secure_boot: Switch = Field(False, description="only signed drivers; NVIDIA's often are not")
+    prices: Mapping[str, Usd] = Field(
         {}, description="your own prices, USD an hour, by machine type; over those of the built-in table"
     )
 

@@ -25,7 +25,7 @@ from pydantic_core import PydanticCustomError
 
 from clusterctl.spec import checks
 from clusterctl.spec.base import Model
-from clusterctl.spec.gcp import GCP_PATTERN_WORDS, GcpProvider
+from clusterctl.spec.gcp import GCP_PATTERN_WORDS, GcpProvider, Usd
 from clusterctl.spec.paths import FileName
 from clusterctl.spec.units import DurationS, SizeMib, format_duration, format_size
 from clusterctl.spec.words import shown
@@ -159,17 +159,20 @@ class Partition(Model):
     name: PartitionName = Field(description="the partition's name in Slurm and in its nodes' names")
     nodes: Annotated[int, Field(ge=1, strict=True, description="how many nodes")]
     cpus: Annotated[int, Field(ge=1, le=MAX_CPUS, strict=True)] | None = Field(
-        None, description="cores of each node; by default this machine's cores are divided"
+        None, description="cores of each local node; by default this machine's are divided"
     )
     memory: SizeMib | None = Field(
-        None, description="memory of each node; by default this machine's memory is divided"
+        None, description="memory of each local node; by default this machine's is divided"
     )
     disk: SizeMib | None = Field(
-        None, description="limit of what each node may write; by default as much as this machine has room for"
+        None,
+        description="limit of what each local node may write; by default as much as this machine can give",
     )
-    gpus: Gpus | None = Field(None, description="GPUs of each node; they choose a cloud's machine type")
-    price_per_hour: Annotated[float, Field(ge=0)] | None = Field(
-        None, description="what a node costs an hour, in USD; by default the built-in table's price"
+    gpus: Gpus | None = Field(
+        None, description="GPUs of each node, which choose a cloud's machine type; local nodes have none"
+    )
+    price_per_hour: Usd | None = Field(
+        None, description="what a node costs an hour, in USD; by default a cloud's built-in price"
     )
     max_time: DurationS | None = Field(None, description="longest time a job may ask for; default unlimited")
 

@@ -37,7 +37,7 @@ class Places:
     def problems(self, errors: Iterable[ErrorDetails]) -> Iterator[Problem]:
         fields = [
             error
-            for error in map(_placed, errors)
+            for error in map(self._placed, errors)
             if error["type"] != INCONSISTENT and not self._is_noise(error)
         ]
         # A misspelt key is one mistake: the key it was meant to be is not missing on top of that.
@@ -64,6 +64,20 @@ class Places:
             return item is not None and bool(item.items)
         return False
 
+    def _placed(self, error: ErrorDetails) -> ErrorDetails:
+        """The error where the file has it: pydantic puts the chosen provider's type into the location."""
+        loc, kind = error["loc"], error["type"]
+        if kind == "union_tag_invalid":
+            return {**error, "loc": (*loc, "type"), "type": "literal_error"}
+        if kind == "union_tag_not_found":
+            item = self._source.spot(loc).item
+            misspelt = next((key for key in item.keys if did_you_mean(key, ("type",))), "") if item else ""
+            as_field = "extra_forbidden" if misspelt else "missing"
+            return {**error, "loc": (*loc, misspelt or "type"), "type": as_field}
+        if self._kind.model is ClusterSpec and loc[:1] == ("provider",) and loc[1:2]:
+            return {**error, "loc": (loc[0], *loc[2:])}
+        return error
+
     def _near_key(self, error: ErrorDetails) -> str:
         if error["type"] != "extra_forbidden":
             return ""
@@ -74,7 +88,8 @@ class Places:
         """The keys that the mapping at ``loc`` may have."""
         provider = self._values.get("provider")
         if self._kind.model is ClusterSpec and loc[:1] == ("provider",) and isinstance(provider, dict):
-            return _known_keys(PROVIDERS[provider["type"]], loc[1:])
+            model = PROVIDERS.get(provider.get("type", ""))
+            return _known_keys(model, loc[1:]) if model else ("type",)
         return _known_keys(self._kind.model, loc)
 
     def _field_problem(self, error: ErrorDetails) -> Problem:
@@ -106,7 +121,9 @@ class Places:
             known = self._known_keys(loc[:-1])
             return did_you_mean(str(loc[-1]), known) or f"known keys: {', '.join(known)}"
         if loc == ("provider", "type"):
-            near = did_you_mean(item.value, PROVIDER_TYPES) if item and isinstance(item.value, str) else ""
+            if item is None:
+                return f"write {' or '.join(f'type: {name}' for name in PROVIDER_TYPES)}"
+            near = did_you_mean(item.value, PROVIDER_TYPES) if isinstance(item.value, str) else ""
             return near or f"built in this version: {', '.join(PROVIDER_TYPES)}"
         if (
             kind in {"string_type", "path_type"}
@@ -115,17 +132,6 @@ class Places:
         ):
             return "put it in quotes"
         return _HINTS_BY_KEY.get(loc) or _HINTS_BY_KIND.get(kind, "")
-
-
-def _placed(error: ErrorDetails) -> ErrorDetails:
-    """The error where the file has it: pydantic puts the chosen provider's type into the location."""
-    loc, kind = error["loc"], error["type"]
-    if loc == ("provider",) and kind in {"union_tag_invalid", "union_tag_not_found"}:
-        as_field = "literal_error" if kind == "union_tag_invalid" else "missing"
-        return {**error, "loc": ("provider", "type"), "type": as_field}
-    if loc[:1] == ("provider",) and loc[1:2] and loc[1] in PROVIDER_TYPES:
-        return {**error, "loc": (loc[0], *loc[2:])}
-    return error
 
 
 def _name(loc: Loc) -> str:

@@ -20,6 +20,11 @@ _TEXTS: Final[Mapping[str, str]] = {
     "literal_error": "{name} must be {expected}, not {shown}",
     "enum": "{name} must be {expected}, not {shown}",
     "too_short": "{name} needs at least {min_length} entry",
+    "bool_type": "{name} must be true or false, not {shown}",
+    "float_type": "{name} must be a number, not {shown}",
+    "finite_number": "{name} must be a number, not {shown}",
+    "dict_type": "{name} must be a mapping of keys, not {shown}",
+    "model_attributes_type": "{name} must be a mapping of keys, not {shown}",
     "tuple_type": "{name} must be a list, not {shown}",
     "model_type": "{name} must be a mapping of keys, not {shown}",
     "ip_v4_network": "{name} must be a network such as 10.77.0.0/24, not {shown}",
@@ -57,8 +62,9 @@ def explain(kind: str, context: Mapping[str, object], name: str, value: str) -> 
     ``kind`` and ``context`` are the error's ``type`` and ``ctx``; ``name`` is what the user calls the field,
     ``value`` what stands there, as ``shown``. Patterns bring their own words in ``context["words"]``.
     """
-    if kind.startswith(("int_", "finite_")):
+    if kind.startswith("int_"):
         return _WHOLE_NUMBER.format(name=name, shown=value)
     template = _TEXTS.get(kind, "{name} can't be {shown}")
     expected = str(context.get("expected", "")).replace("'", "")  # pydantic quotes what may stand there
-    return template.format(**{**context, "expected": expected, "name": name, "shown": value})
+    plain = {key: f"{word:g}" if isinstance(word, float) else word for key, word in context.items()}
+    return template.format(**{**plain, "expected": expected, "name": name, "shown": value})

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,12 @@ from hypothesis import strategies as st
 
 from clusterctl.errors import Problem, SpecError, UsageError
 from clusterctl.spec import Caller
+from clusterctl.spec.gcp import GcpNodes, GcpProvider
 from clusterctl.spec.load import load_spec, parse_spec
 
 BASE = (Path(__file__).parent / "base.yaml").read_text()
+PROVIDER = "provider:\n  type: local\n  subnet: 10.77.0.0/24\n  mirror: http://deb.debian.org/debian\n"
+assert PROVIDER in BASE
 YAML_BITS = [
     *list("\n\t :-[]{},&*!|>'\"#%@`~?=<.0159ax\\"),
     "<<: ",
@@ -24,6 +28,22 @@ YAML_BITS = [
     "0o",
     "0x",
 ]
+KEYS = st.sampled_from([*GcpProvider.model_fields, *GcpNodes.model_fields, "train", "typ", "gcp"])
+WORDS = st.sampled_from(
+    ["gcp", "local", "us-central1-a", "a2-highgpu-1g", "n1-standard-8", "50GiB", "10.0.0.0/8"]
+)
+PLAIN = st.recursive(
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats(allow_nan=False, allow_infinity=False)
+    | st.text()
+    | WORDS,
+    lambda inner: (
+        st.lists(inner, max_size=3) | st.dictionaries(KEYS | st.text(max_size=3), inner, max_size=4)
+    ),
+    max_leaves=8,
+)
 fuzz = settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
@@ -72,6 +92,19 @@ def test_lines_that_change_places(one: int, other: int) -> None:
     lines = BASE.splitlines(keepends=True)
     lines.insert(one % len(lines), lines.pop(other % len(lines)))
     read("".join(lines))
+
+
+@given(PLAIN)
+@fuzz
+def test_any_provider(provider: object) -> None:
+    read(BASE.replace(PROVIDER, f"provider: {json.dumps(provider)}\n"))
+
+
+@given(st.dictionaries(KEYS, PLAIN, max_size=6))
+@fuzz
+def test_any_field_of_google_cloud(fields: dict[str, object]) -> None:
+    provider = {"type": "gcp", "project": "my-project", "zone": "us-central1-a", **fields}
+    read(BASE.replace(PROVIDER, f"provider: {json.dumps(provider)}\n"))
 
 
 @given(st.binary(max_size=200))
