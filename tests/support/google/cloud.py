@@ -1,0 +1,131 @@
+"""A Google Cloud for tests: Terraform works on it by a stand-in provider, and it is one JSON file.
+
+    cloud = GoogleCloud(tmp_path)                     # its provider serves google 8.7.0's real schema
+    subprocess.run(["terraform", "init"], env=os.environ | cloud.env, ...)
+    cloud.addresses({"demo-ctl": "10.0.3.2"})         # an instance of that name "is" that machine
+    cloud.fail("quota", name="demo-train-*", nth=3)   # from the third such instance on, for ever
+    cloud.fail("slow", seconds=2, times=1)
+    cloud.instances["demo-ctl"]["machine_type"]       # what exists, by name, Terraform's attributes
+    cloud.done()                                      # [("create", "google_compute_instance", "demo-ctl")]
+
+Kinds of faults are in ``provider/faults.py``; the file's form in ``provider/store.py``.
+"""
+
+from __future__ import annotations
+
+import shlex
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from tests.support.google.provider.faults import KINDS
+from tests.support.google.provider.store import Store
+
+CHECKOUT = Path(__file__).parents[3]
+VERSION = "8.7.0"
+
+
+class GoogleCloud:
+    """A cloud in ``folder``, whose provider Terraform finds by ``env``."""
+
+    def __init__(self, folder: Path, version: str = VERSION) -> None:
+        self.folder = folder / "google-cloud"
+        self.home = self.folder / "home"
+        self.home.mkdir(parents=True)
+        self.store = Store(self.folder / "cloud.json")
+        self._install_provider(version)
+
+    @property
+    def env(self) -> Mapping[str, str]:
+        """What Terraform, or whoever starts it, needs in its environment."""
+        return {
+            "TF_CLI_CONFIG_FILE": str(self.folder / "terraform.rc"),
+            "CHECKPOINT_DISABLE": "1",
+            "HOME": str(self.home),
+        }
+
+    @property
+    def instances(self) -> dict[str, dict[str, Any]]:
+        """Instance name -> its attributes, of all that exist, whatever Terraform's state says."""
+        return {each["name"]: each for each in self.resources("google_compute_instance").values()}
+
+    def resources(self, kind: str | None = None) -> dict[str, Any]:
+        """Id -> attributes of what exists of a type; without one, all ids with their type."""
+        there = self.store.read()["resources"]
+        if kind is not None:
+            return dict(there.get(kind, {}))
+        return {each: kind for kind, all_of_it in there.items() for each in all_of_it}
+
+    def done(self, *ops: str) -> list[tuple[str, str, str]]:
+        """What was done without error, in order: (create | update | delete, type, name)."""
+        return [
+            (entry["op"], entry["type"], entry["name"])
+            for entry in self.store.read()["log"]
+            if not entry["error"] and (not ops or entry["op"] in ops)
+        ]
+
+    def forget_log(self) -> None:
+        """Begin a new log."""
+        with self.store.change() as world:
+            world["log"] = []
+
+    def addresses(self, by_name: Mapping[str, str]) -> None:
+        """The internal addresses that these instances (or Filestores) get when they are made."""
+        with self.store.change() as world:
+            world["addresses"] |= by_name
+
+    def fail(
+        self,
+        kind: str,
+        *,
+        name: str = "*",
+        of: str = "google_compute_instance",
+        on: str = "create",
+        nth: int = 1,
+        times: int | None = None,
+        seconds: float = 0,
+    ) -> None:
+        """Play a fault from the ``nth`` time on that a resource of type ``of`` is made (or ``on`` else)."""
+        if kind not in KINDS:
+            raise ValueError(f"no fault {kind!r}; there are {', '.join(sorted(KINDS))}")
+        if kind == "no_credentials":
+            of, on, name = "provider", "configure", "*"
+        fault = {
+            "kind": kind,
+            "name": name,
+            "type": of,
+            "on": on,
+            "nth": nth,
+            "times": times,
+            "seconds": seconds,
+        }
+        with self.store.change() as world:
+            world["faults"].append(fault | {"seen": 0, "played": 0})
+
+    def heal(self) -> None:
+        """No fault plays any more."""
+        with self.store.change() as world:
+            world["faults"] = []
+
+    def lose(self, name: str, kind: str = "google_compute_instance") -> None:
+        """Somebody else deletes it."""
+        with self.store.change() as world:
+            there = world["resources"][kind]
+            world["resources"][kind] = {i: each for i, each in there.items() if each["name"] != name}
+
+    def _install_provider(self, version: str) -> None:
+        mirror = self.folder / "mirror"
+        folder = mirror / "registry.terraform.io/hashicorp/google" / version / "linux_amd64"
+        folder.mkdir(parents=True)
+        program = folder / f"terraform-provider-google_v{version}"
+        module = [sys.executable, "-m", "tests.support.google.provider", version, str(self.store.path)]
+        program.write_text(
+            f"#!/bin/sh\nexport PYTHONPATH={shlex.quote(str(CHECKOUT))} HOME={shlex.quote(str(self.home))}\n"
+            f"exec {shlex.join(module)}\n"
+        )
+        program.chmod(0o755)
+        (self.folder / "terraform.rc").write_text(
+            f"disable_checkpoint = true\nprovider_installation {{\n"
+            f'  filesystem_mirror {{\n    path = "{mirror}"\n  }}\n}}\n'
+        )

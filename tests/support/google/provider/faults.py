@@ -1,0 +1,63 @@
+"""Which fault plays when, and what Google's provider says then: the texts are in ``faults.toml``.
+
+A fault is ``{"kind", "type", "name", "on", "nth", "times", "seconds", "seen", "played"}`` in the file:
+it plays from the ``nth`` operation ``on`` a resource of ``type`` whose name matches, ``times`` times (null:
+for ever). Beside those with texts, ``slow`` waits; ``crash`` ends the provider after the thing was made and
+before Terraform heard of it, ``crash_before`` before it; ``no_credentials`` is told when it is configured.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from fnmatch import fnmatch
+from pathlib import Path
+from typing import Any
+
+NUMBER = "123456789012"  # of every project
+TEXTS: Mapping[str, Mapping[str, str]] = tomllib.loads(Path(__file__).with_name("faults.toml").read_text())
+SAID: Mapping[str, str] = {**TEXTS["refusals"], **TEXTS["failures"], **TEXTS["rules"]}
+DEEDS = frozenset({"slow", "crash", "crash_before", "no_credentials"})
+KINDS = frozenset({*TEXTS["refusals"], *TEXTS["failures"], *DEEDS})
+
+
+def due(world: dict[str, Any], op: str, kind: str, name: str) -> Mapping[str, Any] | None:
+    """The fault that plays now, counted as played."""
+    for fault in world["faults"]:
+        if fault["on"] != op or fault["type"] != kind or not fnmatch(name, fault["name"]):
+            continue
+        fault["seen"] += 1
+        if fault["seen"] >= fault["nth"] and (fault["times"] is None or fault["played"] < fault["times"]):
+            fault["played"] += 1
+            return dict(fault)
+    return None
+
+
+def text_of(fault: str, kind: str, value: Mapping[str, Any], **more: str) -> str:
+    """The message of a fault about this resource."""
+    word = kind.removeprefix("google_compute_")
+    zone = value.get("zone") or "us-central1-a"
+    boot = (value.get("boot_disk") or [{}])[0]
+    parameters = (boot.get("initialize_params") or [{}])[0]
+    facts = {
+        "thing": word if word == "instance" else word.title(),
+        "things": f"{word}s",
+        "word": word,
+        "number": NUMBER,
+        "project": value.get("project"),
+        "zone": zone,
+        "region": value.get("region") or zone.rsplit("-", 1)[0],
+        "machine_type": value.get("machine_type"),
+        "image": parameters.get("image"),
+        "key": boot.get("kms_key_self_link"),
+        "metric": metric(value),
+    }
+    return SAID[fault].format_map(facts | more)
+
+
+def metric(value: Mapping[str, Any]) -> str:
+    """The quota that an instance counts against."""
+    machine = str(value.get("machine_type", ""))
+    model = (value.get("scheduling") or [{}])[0].get("provisioning_model")
+    quota = next((quota for family, quota in TEXTS["metrics"].items() if machine.startswith(family)), "CPUS")
+    return f"PREEMPTIBLE_{quota}" if model == "SPOT" else quota

@@ -1,0 +1,133 @@
+"""Google's real schema, as Terraform prints it: for Terraform itself, and to walk values by it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from tf.gen import tfplugin_pb2 as pb
+from tf.types import Unknown
+
+SCHEMAS = Path(__file__).with_name("schemas")
+SOURCE = "registry.terraform.io/hashicorp/google"
+NESTING = {"single": "SINGLE", "list": "LIST", "set": "SET"}
+
+Block = Mapping[str, Any]
+Trail = tuple[str | int, ...]
+
+
+def load(version: str) -> Mapping[str, Any]:
+    """The schemas of the provider, its resources and its data sources."""
+    known: dict[str, Any] = json.loads((SCHEMAS / f"google-{version}.json").read_text())["provider_schemas"][
+        SOURCE
+    ]
+    known["resource_schemas"].update(json.loads((SCHEMAS / "bucket_iam_member.json").read_text()))
+    return known
+
+
+def message(schema: Mapping[str, Any]) -> pb.Schema:
+    """A schema as the protocol has it."""
+    return pb.Schema(version=schema.get("version", 0), block=_block(schema["block"]))
+
+
+def _block(block: Block) -> pb.Schema.Block:
+    attributes = [
+        pb.Schema.Attribute(
+            name=name,
+            type=json.dumps(attribute["type"]).encode(),
+            **{
+                flag: attribute.get(flag, False) for flag in ("required", "optional", "computed", "sensitive")
+            },
+        )
+        for name, attribute in sorted(block.get("attributes", {}).items())
+    ]
+    nested = [
+        pb.Schema.NestedBlock(
+            type_name=name,
+            block=_block(inner["block"]),
+            nesting=getattr(pb.Schema.NestedBlock, NESTING[inner["nesting_mode"]]),
+            min_items=inner.get("min_items", 0),
+            max_items=inner.get("max_items", 0),
+        )
+        for name, inner in sorted(block.get("block_types", {}).items())
+    ]
+    return pb.Schema.Block(attributes=attributes, block_types=nested)
+
+
+def with_unknowns(
+    block: Block, proposed: Mapping[str, Any], prior: Mapping[str, Any] | None
+) -> dict[str, Any]:
+    """What is planned: what Google will compute is unknown, unless it was computed before."""
+    planned = dict(proposed)
+    for name, attribute in block.get("attributes", {}).items():
+        if planned[name] is None and attribute.get("computed") and prior is None:
+            planned[name] = Unknown
+    for name, inner in block.get("block_types", {}).items():
+        before = (prior or {}).get(name)
+
+        def plan(item: Any, at: int, inner: Any = inner, before: Any = before) -> Any:
+            return with_unknowns(inner["block"], item, _like(inner, before, item, at))
+
+        planned[name] = _each(inner, planned[name], plan)
+    return planned
+
+
+def filled(
+    block: Block, value: Mapping[str, Any], compute: Callable[[Trail, Any], Any], trail: Trail = ()
+) -> dict[str, Any]:
+    """The same value with every unknown computed from its trail and type."""
+    done = dict(value)
+    for name, attribute in block.get("attributes", {}).items():
+        if done[name] is Unknown:
+            done[name] = compute((*trail, name), attribute["type"])
+    for name, inner in block.get("block_types", {}).items():
+
+        def fill(item: Any, at: int, inner: Any = inner, name: str = name) -> Any:
+            return filled(inner["block"], item, compute, (*trail, name, at))
+
+        done[name] = _each(inner, done[name], fill)
+    return done
+
+
+def differences(before: Any, after: Any, at: Trail = ()) -> Iterator[Trail]:
+    """Where two values differ, as trails of names and indexes; a list that grew or shrank does as a whole."""
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        for name in sorted({*before, *after}):
+            yield from differences(before.get(name), after.get(name), (*at, name))
+    elif isinstance(before, list) and isinstance(after, list) and len(before) == len(after):
+        for index, (old, new) in enumerate(zip(before, after, strict=True)):
+            yield from differences(old, new, (*at, index))
+    elif before != after:
+        yield at
+
+
+def path(trail: Trail) -> pb.AttributePath:
+    """A trail as the protocol has it."""
+    steps = [
+        pb.AttributePath.Step(attribute_name=step)
+        if isinstance(step, str)
+        else pb.AttributePath.Step(element_key_int=step)
+        for step in trail
+    ]
+    return pb.AttributePath(steps=steps)
+
+
+def _each(inner: Mapping[str, Any], value: Any, change: Callable[[Any, int], Any]) -> Any:
+    if value is None or value is Unknown:
+        return value
+    if inner["nesting_mode"] == "single":
+        return change(value, 0)
+    return [item if item is Unknown else change(item, at) for at, item in enumerate(value)]
+
+
+def _like(inner: Mapping[str, Any], before: Any, item: Any, at: int) -> Any:
+    """The block of before that this one was, if there was one."""
+    if not before or before is Unknown:
+        return None
+    if inner["nesting_mode"] == "single":
+        return before
+    if inner["nesting_mode"] == "set":
+        return item if item in before else None
+    return before[at] if at < len(before) else None

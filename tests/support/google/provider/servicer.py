@@ -1,0 +1,223 @@
+"""Terraform's provider protocol, answered from Google's schema and a cloud that is a file."""
+
+from __future__ import annotations
+
+import json
+import os
+import threading
+import time
+from collections.abc import Mapping
+from typing import Any
+
+from tf.gen import tfplugin_pb2 as pb
+from tf.gen import tfplugin_pb2_grpc as rpc
+from tf.types import Unknown
+from tf.utils import read_dynamic_value, to_dynamic_value
+
+from tests.support.google.provider import faults, schema, world
+from tests.support.google.provider.sources import look_up
+from tests.support.google.provider.store import Store
+
+INSTANCE = "google_compute_instance"
+GIVEN_OFTEN = ("_iam_member", "_project_service")  # there already is as good as made
+
+
+class RefusedError(Exception):
+    """Google says no; the text is what its provider prints."""
+
+
+class Google(rpc.ProviderServicer):  # type: ignore[misc]
+    """Google's provider at ``version``, whose cloud is in ``store``."""
+
+    def __init__(self, version: str, store: Store) -> None:
+        self.known = schema.load(version)
+        self.store = store
+        self.stopping = threading.Event()
+        self.settings: Mapping[str, Any] = {}
+
+    # ------------------------------------------------------------------------------------------ what there is
+
+    def GetProviderSchema(self, request: Any, context: Any) -> Any:
+        resources, sources = self.known["resource_schemas"], self.known["data_source_schemas"]
+        return pb.GetProviderSchema.Response(
+            provider=schema.message(self.known["provider"]),
+            resource_schemas={name: schema.message(each) for name, each in resources.items()},
+            data_source_schemas={name: schema.message(each) for name, each in sources.items()},
+        )
+
+    def ValidateProviderConfig(self, request: Any, context: Any) -> Any:
+        return pb.ValidateProviderConfig.Response()
+
+    def ValidateResourceConfig(self, request: Any, context: Any) -> Any:
+        return pb.ValidateResourceConfig.Response()
+
+    def ValidateDataResourceConfig(self, request: Any, context: Any) -> Any:
+        return pb.ValidateDataResourceConfig.Response()
+
+    def ConfigureProvider(self, request: Any, context: Any) -> Any:
+        self.settings = read_dynamic_value(request.config)
+        with self.store.change() as cloud:
+            if faults.due(cloud, "configure", "provider", "google"):
+                return pb.ConfigureProvider.Response(diagnostics=[_error(**faults.TEXTS["no_credentials"])])
+        return pb.ConfigureProvider.Response()
+
+    def StopProvider(self, request: Any, context: Any) -> Any:
+        self.stopping.set()
+        return pb.StopProvider.Response()
+
+    # ---------------------------------------------------------------------------------------- what is planned
+
+    def UpgradeResourceState(self, request: Any, context: Any) -> Any:
+        state = to_dynamic_value(json.loads(request.raw_state.json))
+        return pb.UpgradeResourceState.Response(upgraded_state=state)
+
+    def PlanResourceChange(self, request: Any, context: Any) -> Any:
+        kind = request.type_name
+        prior = read_dynamic_value(request.prior_state)
+        proposed = read_dynamic_value(request.proposed_new_state)
+        if proposed is None:
+            return pb.PlanResourceChange.Response(planned_state=request.proposed_new_state)
+        for default in ("project", "region", "zone"):
+            if default in proposed and proposed[default] is None:
+                proposed[default] = self.settings.get(default)
+        planned = self._with_labels(schema.with_unknowns(self._block(kind), proposed, prior))
+        changed = schema.differences(prior, planned) if prior else ()
+        replaced = [schema.path(trail) for trail in changed if world.forces_new(kind, trail)]
+        return pb.PlanResourceChange.Response(
+            planned_state=to_dynamic_value(planned), requires_replace=replaced, legacy_type_system=True
+        )
+
+    def _with_labels(self, planned: dict[str, Any]) -> dict[str, Any]:
+        """Google's provider shows all labels beside those of the configuration, its own mark among them."""
+        if "effective_labels" not in planned:
+            return planned
+        marked = self.settings.get("add_terraform_attribution_label") is not False
+        own = {"goog-terraform-provisioned": "true"} if marked else {}
+        labels = planned["labels"]
+        every = (
+            labels
+            if labels is Unknown
+            else own | (self.settings.get("default_labels") or {}) | (labels or {})
+        )
+        return planned | {"effective_labels": every, "terraform_labels": every}
+
+    # ------------------------------------------------------------------------------------------- what is done
+
+    def ApplyResourceChange(self, request: Any, context: Any) -> Any:
+        kind = request.type_name
+        prior = read_dynamic_value(request.prior_state)
+        planned = read_dynamic_value(request.planned_state)
+        errors = []
+        try:
+            after = None
+            if planned is None:
+                self._delete(kind, prior)
+            elif prior is None:
+                after = self._create(kind, planned)
+            else:
+                after = self._update(kind, prior, planned)
+        except RefusedError as refused:
+            after, errors = prior, [_error(str(refused))]
+        return pb.ApplyResourceChange.Response(
+            new_state=to_dynamic_value(after), diagnostics=errors, legacy_type_system=True
+        )
+
+    def _create(self, kind: str, planned: Mapping[str, Any]) -> Mapping[str, Any]:
+        name, identifier = world.name_of(kind, planned), world.id_of(kind, planned)
+        fault = self._fault("create", kind, planned)
+        with _Logged(self.store, "create", kind, name, identifier) as cloud:
+            there = cloud["resources"].setdefault(kind, {})
+            if identifier in there and not kind.endswith(GIVEN_OFTEN):
+                raise RefusedError(faults.text_of("name_taken", kind, planned, id=identifier, name=name))
+            if fault and fault["kind"] not in faults.DEEDS:
+                raise RefusedError(faults.text_of(fault["kind"], kind, planned, id=identifier, name=name))
+            made = schema.filled(self._block(kind), planned, world.computer(cloud, kind, planned))
+            there[identifier] = made
+        _crash_if(fault)
+        return made
+
+    def _update(self, kind: str, prior: Mapping[str, Any], planned: Mapping[str, Any]) -> Mapping[str, Any]:
+        self._fault("update", kind, planned)
+        with _Logged(self.store, "update", kind, world.name_of(kind, planned), prior["id"]) as cloud:
+            stops = any(world.needs_a_stop(kind, trail) for trail in schema.differences(prior, planned))
+            if stops and not planned["allow_stopping_for_update"]:
+                raise RefusedError(faults.SAID["not_stopped"])
+            made = schema.filled(self._block(kind), planned, world.computer(cloud, kind, planned))
+            cloud["resources"].setdefault(kind, {})[prior["id"]] = made
+        return made
+
+    def _delete(self, kind: str, prior: Mapping[str, Any]) -> None:
+        name, identifier = world.name_of(kind, prior), prior["id"]
+        fault = self._fault("delete", kind, prior)
+        with _Logged(self.store, "delete", kind, name, identifier) as cloud:
+            if user := world.user_of(cloud, kind, prior):
+                raise RefusedError(faults.text_of("in_use", kind, prior, id=identifier, user=user))
+            if fault and fault["kind"] not in faults.DEEDS:
+                raise RefusedError(faults.text_of(fault["kind"], kind, prior, id=identifier, name=name))
+            if kind == "google_storage_bucket" and name in cloud["filled"] and not prior["force_destroy"]:
+                raise RefusedError(faults.text_of("bucket_in_use", kind, prior, name=name))
+            cloud["resources"].get(kind, {}).pop(identifier, None)
+        _crash_if(fault)
+
+    def _fault(self, op: str, kind: str, value: Mapping[str, Any]) -> Mapping[str, Any] | None:
+        """The fault that plays; what waits has waited, and what ends the provider at once has ended it."""
+        with self.store.change() as cloud:
+            fault = faults.due(cloud, op, kind, world.name_of(kind, value))
+        if fault and fault["kind"] == "crash_before":
+            os._exit(1)
+        until = time.monotonic() + (fault["seconds"] if fault else 0)
+        while time.monotonic() < until and not self.stopping.is_set():
+            time.sleep(0.05)
+        return fault
+
+    # ------------------------------------------------------------------------------------------- what is read
+
+    def ReadResource(self, request: Any, context: Any) -> Any:
+        state = read_dynamic_value(request.current_state)
+        found = self.store.read()["resources"].get(request.type_name, {}).get(state["id"])
+        return pb.ReadResource.Response(new_state=to_dynamic_value(found))
+
+    def ImportResourceState(self, request: Any, context: Any) -> Any:
+        kind, identifier = request.type_name, request.id
+        found = self.store.read()["resources"].get(kind, {}).get(identifier)
+        if found is None:
+            missing = _error(
+                "Cannot import non-existent remote object", f"{kind} {identifier} does not exist"
+            )
+            return pb.ImportResourceState.Response(diagnostics=[missing])
+        imported = pb.ImportResourceState.ImportedResource(type_name=kind, state=to_dynamic_value(found))
+        return pb.ImportResourceState.Response(imported_resources=[imported])
+
+    def ReadDataSource(self, request: Any, context: Any) -> Any:
+        block = self.known["data_source_schemas"][request.type_name]["block"]
+        found = look_up(block, read_dynamic_value(request.config), self.settings)
+        return pb.ReadDataSource.Response(state=to_dynamic_value(found))
+
+    def _block(self, kind: str) -> schema.Block:
+        block: schema.Block = self.known["resource_schemas"][kind]["block"]
+        return block
+
+
+class _Logged:
+    """The cloud under its lock, and a line of its log with the error that ended the operation, if one did."""
+
+    def __init__(self, store: Store, op: str, kind: str, name: str, identifier: str) -> None:
+        self._change = store.change()
+        self._entry = {"at": time.time(), "op": op, "type": kind, "name": name, "id": identifier}
+
+    def __enter__(self) -> dict[str, Any]:
+        self._cloud = self._change.__enter__()
+        return self._cloud
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: Any) -> None:
+        self._cloud["log"].append(self._entry | {"error": str(error) if error else None})
+        self._change.__exit__(kind, error, trace)
+
+
+def _crash_if(fault: Mapping[str, Any] | None) -> None:
+    if fault and fault["kind"] == "crash":
+        os._exit(1)
+
+
+def _error(summary: str, detail: str = "") -> Any:
+    return pb.Diagnostic(severity=pb.Diagnostic.ERROR, summary=summary, detail=detail)

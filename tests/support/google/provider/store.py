@@ -1,0 +1,41 @@
+"""The cloud as one JSON file: what exists, what was done, which faults will play. It outlives every process.
+
+{"resources": {TYPE: {ID: ATTRIBUTES}}, "log": [{"at", "op", "type", "name", "id", "error"}],
+ "faults": [...], "addresses": {NAME: IP}, "filled": [BUCKET], "next": NUMBER}
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+EMPTY = '{"resources": {}, "log": [], "faults": [], "addresses": {}, "filled": [], "next": 1}'
+
+
+class Store:
+    """The file at ``path``; whoever changes it holds its lock."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def read(self) -> dict[str, Any]:
+        """What is in it now."""
+        world: dict[str, Any] = json.loads(self.path.read_text() if self.path.exists() else EMPTY)
+        return world
+
+    @contextmanager
+    def change(self) -> Iterator[dict[str, Any]]:
+        """What is in it, written back afterwards, also when an error is raised: the log has it then."""
+        with self.path.with_suffix(".lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            world = self.read()
+            try:
+                yield world
+            finally:
+                fresh = self.path.with_suffix(".new")
+                fresh.write_text(json.dumps(world, indent=1))
+                fresh.replace(self.path)

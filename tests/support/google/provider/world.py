@@ -1,0 +1,146 @@
+"""What Google makes of a resource: its id, what it computes, what can't be changed in place, who uses it."""
+
+from __future__ import annotations
+
+import hashlib
+import tomllib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from datetime import UTC, datetime
+from ipaddress import ip_network
+from pathlib import Path
+from typing import Any
+
+from tests.support.google.provider.schema import Trail
+
+COMPUTE = "https://www.googleapis.com/compute/v1/"
+
+KNOWN: Mapping[str, Mapping[str, Any]] = tomllib.loads(Path(__file__).with_name("google.toml").read_text())
+
+
+def id_of(kind: str, value: Mapping[str, Any]) -> str:
+    """The id that Google's provider gives the resource."""
+    return str(KNOWN["ids"][kind]).format_map({k: v for k, v in value.items() if v is not None})
+
+
+def name_of(kind: str, value: Mapping[str, Any]) -> str:
+    """What a person would call it."""
+    for key in ("name", "account_id", "service", "role"):
+        if value.get(key):
+            return str(value[key])
+    return kind
+
+
+def forces_new(kind: str, trail: Trail) -> bool:
+    """Whether Google can't change this in place."""
+    names = KNOWN["forces_new"]
+    return _under(trail, names.get(kind, [])) or trail[0] in names["always"] or kind.endswith("_iam_member")
+
+
+def needs_a_stop(kind: str, trail: Trail) -> bool:
+    """Whether an instance must be stopped for this change."""
+    return _under(trail, KNOWN["stops"].get(kind, []))
+
+
+def _under(trail: Trail, names: Sequence[str]) -> bool:
+    words = [step for step in trail if isinstance(step, str)]
+    return any(".".join(words[:length]) in names for length in range(1, len(words) + 1))
+
+
+def user_of(world: Mapping[str, Any], kind: str, value: Mapping[str, Any]) -> str | None:
+    """The id of something that the resource is still used by."""
+    names = {value["id"], value.get("self_link"), COMPUTE + value["id"]}
+    for other in KNOWN["used_by"].get(kind, []):
+        for identifier, attributes in world["resources"].get(other, {}).items():
+            if names & set(_texts(attributes)):
+                return str(identifier)
+    return None
+
+
+def _texts(value: Any) -> Iterator[str]:
+    """Every text in a value."""
+    if isinstance(value, str):
+        yield value
+    elif isinstance(value, Mapping):
+        for each in value.values():
+            yield from _texts(each)
+    elif isinstance(value, list):
+        for each in value:
+            yield from _texts(each)
+
+
+def computer(world: dict[str, Any], kind: str, value: Mapping[str, Any]) -> Callable[[Trail, Any], Any]:
+    """What gives the unknown attributes of a new resource their values."""
+    number = world["next"]
+    world["next"] = number + 1
+    made = _known(world, kind, value, number)
+
+    def compute(trail: Trail, of_type: Any) -> Any:
+        words = ".".join(step for step in trail if isinstance(step, str))
+        if words in made:
+            return made[words]
+        if of_type == "string":
+            return _text(words, kind, value)
+        if of_type == "number":
+            return number
+        if of_type == "bool":
+            return False
+        return {} if of_type[0] == "map" else []
+
+    return compute
+
+
+def _known(world: Mapping[str, Any], kind: str, value: Mapping[str, Any], number: int) -> dict[str, Any]:
+    """The attributes that something else goes by."""
+    name, identifier = name_of(kind, value), id_of(kind, value)
+    known: dict[str, Any] = {"id": identifier, "self_link": COMPUTE + identifier}
+    match kind:
+        case "google_compute_instance":
+            zone = f"{COMPUTE}projects/{value['project']}/zones/{value['zone']}"
+            return known | {
+                "network_interface.network_ip": world["addresses"].get(name) or _next_address(world, value),
+                "network_interface.name": "nic0",
+                "current_status": "RUNNING",
+                "instance_id": str(4_000_000_000_000_000_000 + number),
+                "boot_disk.source": f"{zone}/disks/{name}",
+                "boot_disk.device_name": "persistent-disk-0",
+            }
+        case "google_filestore_instance":
+            return known | {"networks.ip_addresses": [world["addresses"].get(name) or "10.81.0.2"]}
+        case "google_service_account":
+            email = f"{value['account_id']}@{value['project']}.iam.gserviceaccount.com"
+            return known | {"email": email, "member": f"serviceAccount:{email}", "name": identifier}
+        case "google_storage_bucket":
+            return known | {
+                "url": f"gs://{name}",
+                "self_link": f"https://www.googleapis.com/storage/v1/b/{name}",
+            }
+        case "google_compute_subnetwork":
+            return known | {"gateway_address": str(ip_network(value["ip_cidr_range"])[1])}
+    return known
+
+
+def _next_address(world: Mapping[str, Any], value: Mapping[str, Any]) -> str:
+    """The first address of the instance's subnetwork that nobody has."""
+    subnetwork = next(
+        (
+            each
+            for each in world["resources"].get("google_compute_subnetwork", {}).values()
+            if value["network_interface"][0]["subnetwork"] in {each["id"], each["self_link"], each["name"]}
+        ),
+        {"ip_cidr_range": "10.128.0.0/20"},
+    )
+    taken = {
+        interface["network_ip"]
+        for each in world["resources"].get("google_compute_instance", {}).values()
+        for interface in each["network_interface"]
+    }
+    hosts = (str(each) for each in list(ip_network(subnetwork["ip_cidr_range"]))[2:-2])
+    return next(each for each in hosts if each not in taken)
+
+
+def _text(words: str, kind: str, value: Mapping[str, Any]) -> str:
+    if words.endswith("fingerprint") or words.endswith("etag"):
+        return hashlib.sha256(f"{id_of(kind, value)} {words}".encode()).hexdigest()[:12] + "="
+    if words.endswith(("timestamp", "create_time", "time_created", "updated")):
+        return datetime.now(UTC).isoformat(timespec="milliseconds")
+    return ""
