@@ -22,7 +22,7 @@ from payload.config import (
     parse,
 )
 from payload.crosschecks import check
-from payload.errors import LaunchError, PayloadError, RankError, UsageError, out_of_memory
+from payload.errors import LaunchError, PayloadError, UsageError, line_of
 from payload.host import keep_freed_memory
 
 _MODULES: dict[type[Config], str] = {
@@ -55,10 +55,10 @@ def main(argv: Sequence[str]) -> int:
     except PayloadError as exc:
         _report(exc, rank=_world_rank())
         return exc.exit_code
-    except (MemoryError, RankError) as exc:
-        if sys.excepthook is not sys.__excepthook__:
+    except Exception as exc:
+        line = line_of(exc)
+        if line is None or sys.excepthook is not sys.__excepthook__:
             raise  # MPI's hook says so, and ends the other ranks, too
-        line = out_of_memory(exc) if isinstance(exc, MemoryError) else str(exc)
         _report(PayloadError(line), rank=0)
         return PayloadError.exit_code
     return code

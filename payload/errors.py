@@ -6,7 +6,7 @@
 
 A run that was asked to stop by a signal has no error: it ends with ``STOPPED``.
 
-Memory that runs out on any rank ends them all: one line there, and 1 (see ``out_of_memory``). So does a
+Memory that runs out on any rank ends them all: one line there, and 1 (see ``line_of``). So does a
 ``RankError``, of which the other ranks know nothing.
 
 All other exceptions are bugs or a broken machine: they leave a traceback and abort the whole MPI job.
@@ -41,8 +41,20 @@ class RankError(Exception):
     """Raised on one rank alone, between two that it shares with others: ends all of them."""
 
 
-def out_of_memory(error: MemoryError) -> str:
+_BEYOND = ("Maximum allowed ", "array is too big", "Python int too large")
+"""So NumPy begins its ValueError or OverflowError about what no memory could have addresses for."""
+
+
+def line_of(error: BaseException) -> str | None:
+    """What to tell a user of an error of one rank that ends them all; None: it is a bug."""
+    if isinstance(error, RankError):
+        return str(error)
+    beyond = isinstance(error, ValueError | OverflowError) and str(error).startswith(_BEYOND)
+    return _out_of_memory(error) if beyond or isinstance(error, MemoryError) else None
+
+
+def _out_of_memory(error: BaseException) -> str:
     """What a user can do about it; NumPy and CuPy say how much was wanted."""
-    wanted = " ".join(str(error).split()) or "an allocation failed"
+    wanted = " ".join(str(error).split()).rstrip(".") or "an allocation failed"
     less = "smaller sizes or a smaller --micro-batch-size, --recompute, --zero or more ranks need less"
     return f"out of memory: {wanted}; {less}"

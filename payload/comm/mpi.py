@@ -14,7 +14,7 @@ from payload.comm.staging import InPlace, Staging
 from payload.comm.steps import Last, Request, Steps
 from payload.comm.transport import CHUNK_BYTES, MPI, Transport, chunks, library
 from payload.device import Array, Device
-from payload.errors import LaunchError, PayloadError, RankError, out_of_memory
+from payload.errors import LaunchError, PayloadError, line_of
 from payload.host import hostname
 
 RING_BYTES = 256 << 10
@@ -134,8 +134,8 @@ def local_rank() -> int:
 
 def _abort(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
     rank = f"rank {MPI.COMM_WORLD.rank} on {hostname()}"
-    if isinstance(error, MemoryError | RankError):
-        line = out_of_memory(error) if isinstance(error, MemoryError) else error
+    line = line_of(error)
+    if line is not None:
         sys.stderr.write(f"payload: error: {rank}: {line}\n")
     else:
         sys.stderr.write(f"{rank} aborts the job:\n")

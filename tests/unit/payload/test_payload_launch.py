@@ -98,6 +98,9 @@ def test_an_exception_on_one_rank_ends_them_all(program: Runner, victim: str) ->
     "line",
     [
         "gemm --sizes 99999999",
+        "gemm --sizes 99999999999999999999",
+        "train --hidden 99999999999999999999 --iterations 1",
+        "train --hidden 2000000000,2000000000 --iterations 1",
         "train --model gpt-tiny --data synthetic --sequence-length 999999999999 --iterations 1",
     ],
 )
@@ -109,9 +112,7 @@ def test_memory_that_runs_out_is_one_line_and_ends_all_ranks(
     assert "Traceback" not in answer.stderr
     said = [text for text in answer.stderr.splitlines() if text.startswith("payload: error: rank ")]
     assert 1 <= len(said) <= 2  # on both ranks, if neither was ended before
-    assert all(
-        ": out of memory: Unable to allocate " in text and "--micro-batch-size" in text for text in said
-    )
+    assert all(": out of memory: " in text and "--micro-batch-size" in text for text in said)
 
 
 def test_memory_that_runs_out_without_mpi_is_one_line(
