@@ -14,7 +14,9 @@ import pytest
 
 from payload.checkpoint.folder import complete
 from payload.checkpoint.writer import publish
+from payload.errors import RankError
 from payload.jsonl import JsonLines
+from payload.tensorboard import EventFile
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]
 Starter = Callable[..., subprocess.Popen[str]]
@@ -101,6 +103,21 @@ def test_a_full_disk_under_the_metrics_ends_all_ranks_in_one_line(mpirun: Runner
     (said,) = (line for line in answer.stderr.splitlines() if "payload: error" in line)
     assert said.startswith("payload: error: rank 0 on ")
     assert said.endswith("metrics.jsonl cannot be written: No space left on device")
+
+
+def test_a_full_disk_under_tensorboards_files_is_one_line(tmp_path: Path) -> None:
+    board = EventFile(tmp_path)
+    (file,) = tmp_path.iterdir()
+    opened = Path("/proc/self/fd")
+    (number,) = (one.name for one in opened.iterdir() if one.exists() and one.samefile(file))
+    with Path("/dev/full").open("wb") as full:
+        os.dup2(full.fileno(), int(number))
+    much = {f"loss{number}": 1.0 for number in range(1000)}  # more than a buffer takes
+    with pytest.raises(RankError, match=f"--out: {tmp_path} cannot be written: No space left on device$"):
+        board.write("training", 1, much)
+    with file.open("ab") as again:
+        os.dup2(again.fileno(), int(number))
+    board.close()
 
 
 def test_a_file_of_lines_goes_on_after_some(tmp_path: Path) -> None:
