@@ -49,7 +49,9 @@ class Model:
 
     model: str = choice("mlp", tuple(MODELS), "its sizes can be changed by what follows")
     hidden: tuple[int, ...] | None = setting(None, widths, "N[,N...]", "of an mlp: widths of hidden layers")
-    layers: int | None = setting(None, count, "N", "blocks of a Transformer, layers of an LSTM")
+    layers: int | None = setting(
+        None, whole(1, most=10_000), "N", "blocks of a Transformer, layers of an LSTM"
+    )
     heads: int | None = setting(None, count, "N", "of attention")
     width: int | None = setting(
         None, count, "N", "numbers for a token; units of an LSTM; channels of a ResNet's first stage"
@@ -304,6 +306,8 @@ class AllreduceConfig:
     def __post_init__(self) -> None:
         if self.min_bytes > self.max_bytes:
             raise UsageError(f"--min is {self.min_bytes} bytes, above --max, which is {self.max_bytes}")
+        if self.cuda_aware and "mpi" not in self.comm:
+            raise UsageError(f"--cuda-aware: it is for --comm mpi, not for --comm {','.join(self.comm)}")
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,6 +22,14 @@ def _complaints(config: TrainConfig) -> Iterator[str]:
     optimizer, layout, checkpoints = config.optimizer, config.layout, config.checkpoints
     if optimizer.nesterov and (optimizer.optimizer != "sgd" or not optimizer.momentum):
         yield "--nesterov: it is a kind of momentum; it needs --optimizer sgd and a --momentum above 0"
+    if optimizer.schedule == "step" and not optimizer.decay_iterations:
+        yield "--schedule step: it lowers the learning rate after --decay-iterations; say which"
+    if optimizer.schedule != "step" and optimizer.decay_iterations:
+        yield f"--decay-iterations: they are of --schedule step, not of --schedule {optimizer.schedule}"
+    if not layout.overlap and layout.zero >= 2:  # noqa: PLR2004
+        yield f"--no-overlap: --zero {layout.zero} sums gradients as they come, and keeps none till then"
+    if layout.cuda_aware and layout.comm != "mpi":
+        yield f"--cuda-aware: it is for --comm mpi, not for --comm {layout.comm}"
     if layout.compress != "none" and layout.zero:
         yield f"--compress {layout.compress} and --zero {layout.zero}: what is compressed is not in parts"
     if layout.compress != "none" and config.precision.precision == "fp16" and not config.precision.loss_scale:
@@ -34,6 +42,8 @@ def _complaints(config: TrainConfig) -> Iterator[str]:
             "find": config.batch.find,
             "save-interval": checkpoints.save_interval is not None,
             "resume": checkpoints.resume != "never",
+            "schedule": optimizer.schedule != "constant",
+            "warmup-iterations": bool(optimizer.warmup_iterations),
         }
         for flag in (flag for flag, given in ignored.items() if given):
             yield f"--{flag}: bench only measures; `train` has that"

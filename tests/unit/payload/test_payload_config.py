@@ -61,6 +61,7 @@ def test_other_arguments() -> None:
         "probe --device",
         "telemetry",
         "telemetry --out t --interval 0",
+        "train --layers 99999999999999999999",
     ],
 )
 def test_bad_arguments_are_one_line(line: str) -> None:
@@ -74,6 +75,13 @@ def test_bad_arguments_are_one_line(line: str) -> None:
     [
         ("train --nesterov --momentum 0", "--nesterov"),
         ("train --nesterov --optimizer adamw", "--nesterov"),
+        ("train --schedule step", "--schedule step"),
+        ("train --schedule cosine --decay-iterations 5", "--decay-iterations"),
+        ("train --no-overlap --zero 2", "--no-overlap"),
+        ("train --cuda-aware --comm ring", "--cuda-aware"),
+        ("allreduce --cuda-aware --comm ring,naive", "--cuda-aware"),
+        ("bench --schedule cosine", "--schedule"),
+        ("bench --warmup-iterations 5", "--warmup-iterations"),
         ("train --compress topk --zero 1", "--compress topk and --zero 1"),
         ("train --compress topk --precision fp16", "--compress topk and --precision fp16"),
         ("train --model gpt-tiny --data text:a --augment crop", "--augment"),
@@ -100,6 +108,10 @@ def test_what_does_not_go_together_is_refused_in_one_line(
         "train --compress topk",
         "train --compress topk --precision fp16 --loss-scale 128",
         "train --zero 1",
+        "train --zero 1 --no-overlap",
+        "train --zero 2",
+        "train --cuda-aware",
+        "train --schedule step --decay-iterations 5,9",
         "train --data idx:a --augment crop --clean",
         "train --model gpt-tiny --data text:a --tokenizer bpe:300",
         "train --find",
