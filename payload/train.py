@@ -148,11 +148,13 @@ def _keep(config: TrainConfig) -> None:
 def _placed(config: TrainConfig) -> TrainConfig:
     """The same, with absolute paths of the data and the checkpoints."""
     kind, _, where = config.data.data.partition(":")
-    folder = config.checkpoints.checkpoints
+    folder, resume = config.checkpoints.checkpoints, config.checkpoints.resume
+    if resume not in ("auto", "never"):
+        resume = str(Path(resume).absolute())
     return replace(
         config,
         data=replace(config.data, data=f"{kind}:{Path(where).absolute()}" if where else kind),
-        checkpoints=replace(config.checkpoints, checkpoints=folder and folder.absolute()),
+        checkpoints=replace(config.checkpoints, checkpoints=folder and folder.absolute(), resume=resume),
     )
 
 

@@ -126,9 +126,12 @@ def test_a_run_is_evaluated_from_any_folder(
 ) -> None:
     monkeypatch.chdir(trained.parent)
     sizes = ("--model", "lstm", "--width", "8", "--layers", "1", "--sequence-length", "16")
-    given = ("--data", "text:text", "--iterations", "1", "--save-interval", "1", "--checkpoints", "kept")
-    answer = alone("train", *sizes, *given, "--out", str(tmp_path))
-    assert answer.returncode == 0, answer.stderr
+    given = ("--data", "text:text", "--save-interval", "1", "--checkpoints", "kept", "--out", str(tmp_path))
+    first = "kept/iteration-00000001"
+    for more in (("--iterations", "1"), ("--iterations", "2", "--resume", first)):
+        answer = alone("train", *sizes, *given, *more)
+        assert answer.returncode == 0, answer.stderr
+    assert f'resume = "{trained.parent / first}"\n' in (tmp_path / "config.toml").read_text()
     monkeypatch.chdir("/")
     answer = alone("eval", "--out", str(tmp_path))
     assert answer.returncode == 0, answer.stderr
