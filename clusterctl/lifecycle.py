@@ -13,7 +13,15 @@ from pathlib import Path
 from clusterctl import collect, configure, jobs
 from clusterctl.assets import asset
 from clusterctl.change import review
-from clusterctl.errors import CollectError, LeftoversError, NotUpError, SlurmError, TransportError, UsageError
+from clusterctl.errors import (
+    CollectError,
+    Failure,
+    LeftoversError,
+    NotUpError,
+    SlurmError,
+    TransportError,
+    UsageError,
+)
 from clusterctl.inventory import Inventory
 from clusterctl.journal import Journal, digest
 from clusterctl.lock import WAIT_S as LOCK_WAIT_S
@@ -196,7 +204,7 @@ def down(
                 runs = _bring_home(workspace, out)
                 step.note = f"{len(runs)} runs"
         with run.phase("destroy") as (_, say):
-            _destroy(provider, workspace.cluster_id(), say)
+            _destroy(provider, workspace.cluster_id(), workspace, say)
         workspace.remove()
     return Down(runs, tuple(run.phases))
 
@@ -230,17 +238,21 @@ def _down_orphans(name: str, tell: Tell) -> Down:
             f"there is no cluster {name!r}", fix="name another with --cluster; `clusterctl list` shows them"
         )
     for cluster_id in ids:
-        _destroy(provider, cluster_id, lambda text: tell("destroy", text))
+        _destroy(provider, cluster_id, None, lambda text: tell("destroy", text))
     return Down((), ())
 
 
-def _destroy(provider: Provider, cluster_id: str, say: Callable[[str], None]) -> None:
-    provider.destroy(cluster_id, say=say)
+def _destroy(
+    provider: Provider, cluster_id: str, workspace: Workspace | None, say: Callable[[str], None]
+) -> None:
+    provider.destroy(cluster_id, workspace=workspace, say=say)
     if left := provider.leftovers(cluster_id):
+        fix = "run `clusterctl down` again; what stays then has to be removed by hand"
         raise LeftoversError(
             "something of the cluster is still there",
-            why="; ".join(left),
-            fix="run `clusterctl down` again; what stays then has to be removed by hand",
+            why="; ".join(map(str, left)),
+            fix=fix,
+            failures=tuple(Failure(LeftoversError.code, str(one), phase="destroy", fix=fix) for one in left),
         )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 from clusterctl.inventory import Inventory
 from clusterctl.spec import ClusterSpec
@@ -50,6 +50,96 @@ class Provisioned:
     started: tuple[str, ...] = ()
 
 
+Action = Literal["make", "change", "replace", "remove", "keep"]
+
+
+@dataclass(frozen=True, slots=True)
+class HostChange:
+    """What becomes of one host, in the user's words: ``what`` it is, and ``why`` it does not stay as it is.
+
+    ``change`` leaves it what it is in the main, ``replace`` makes it anew: what was on it is gone.
+    ``usd_per_hour`` is what it will cost, of one that is removed what it does cost; ``was_usd_per_hour``
+    what it costs now, where that is something else. None: not known, or nothing.
+    """
+
+    name: str
+    action: Action
+    what: str
+    why: str = ""
+    usd_per_hour: float | None = None
+    was_usd_per_hour: float | None = None
+    restarts: bool = False  # a ``change`` for which it is stopped, and its jobs with it
+
+    @property
+    def destroys(self) -> bool:
+        """Whether what is on the host is lost."""
+        return self.action in {"replace", "remove"}
+
+
+@dataclass(frozen=True, slots=True)
+class Cost:
+    """USD an hour, ``now`` and ``then``; ``unpriced`` hosts are not in it."""
+
+    now: float
+    then: float
+    unpriced: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Planned:
+    """What an ``apply`` would do: to each host of before and after, and to what is no host (``other``).
+
+    ``priced_on`` is the date of the prices, where a table has them. ``other_usd_per_hour`` is what is no
+    host, now and then. ``notes`` change nothing; the user should know them all the same.
+    """
+
+    hosts: tuple[HostChange, ...]
+    other: tuple[str, ...] = ()
+    priced_on: str | None = None
+    other_usd_per_hour: tuple[float, float] = (0.0, 0.0)
+    notes: tuple[str, ...] = ()
+
+    @property
+    def changes(self) -> tuple[HostChange, ...]:
+        """The hosts that do not stay as they are."""
+        return tuple(host for host in self.hosts if host.action != "keep")
+
+    @property
+    def destroyed(self) -> tuple[HostChange, ...]:
+        """The hosts whose content is lost."""
+        return tuple(host for host in self.hosts if host.destroys)
+
+    @property
+    def cost(self) -> Cost | None:
+        """What all of it costs; None where nothing has a price."""
+        now, then = self.other_usd_per_hour
+        unpriced = []
+        for host in self.hosts:
+            price = host.usd_per_hour
+            if price is None:
+                unpriced.append(host.name)
+                continue
+            if host.action != "make":
+                now += price if host.was_usd_per_hour is None else host.was_usd_per_hour
+            if host.action != "remove":
+                then += price
+        if len(unpriced) == len(self.hosts) and self.other_usd_per_hour == (0.0, 0.0):
+            return None
+        return Cost(now, then, tuple(unpriced))
+
+
+@dataclass(frozen=True, slots=True)
+class Leftover:
+    """Something of a cluster that is still there, and what it costs an hour, if that is known."""
+
+    what: str
+    usd_per_hour: float | None = None
+
+    def __str__(self) -> str:
+        cost = f" ({self.usd_per_hour:.4f} USD an hour)" if self.usd_per_hour else ""
+        return self.what + cost
+
+
 class Provider(Protocol):
     """The hosts of one kind of cluster. ``say`` reports progress in short lines."""
 
@@ -64,12 +154,21 @@ class Provider(Protocol):
     def sizes(self, spec: ClusterSpec) -> Mapping[str, Size]:
         """Compute host -> its size by this spec; without those whose own hardware decides."""
 
+    def plan(self, spec: ClusterSpec, workspace: Workspace, *, keep: Mapping[str, Size], say: Say) -> Planned:
+        """What ``apply`` would do. Nothing is made; where nothing is up, ``workspace`` may be a fresh one.
+
+        Raises:
+            MachineError: this machine can't do it.
+            ProvisionError: it can't be told.
+        """
+
     def apply(
         self, spec: ClusterSpec, workspace: Workspace, *, keep: Mapping[str, Size], say: Say
     ) -> Provisioned:
         """Make what is missing, remove what is no longer named; doing it again changes nothing.
 
-        Hosts in ``keep`` stay as large as they are said to be there.
+        Hosts in ``keep`` stay as large as they are said to be there. After a ``plan``, nothing is done that
+        it did not show.
 
         Raises:
             ProvisionError: it was tried and failed.
@@ -78,14 +177,14 @@ class Provider(Protocol):
     def alive(self, cluster_id: str) -> bool:
         """Whether any host of the cluster runs, whatever it answers."""
 
-    def destroy(self, cluster_id: str, *, say: Say) -> None:
-        """Remove everything of the cluster.
+    def destroy(self, cluster_id: str, *, workspace: Workspace | None, say: Say) -> None:
+        """Remove everything of the cluster, also where its ``workspace`` was lost.
 
         Raises:
             ProvisionError: something could not be removed.
         """
 
-    def leftovers(self, cluster_id: str) -> tuple[str, ...]:
+    def leftovers(self, cluster_id: str) -> tuple[Leftover, ...]:
         """What an independent look at the world finds of the cluster; empty when it is gone."""
 
     def orphans(self, name: str) -> tuple[str, ...]:

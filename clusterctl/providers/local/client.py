@@ -72,11 +72,11 @@ def _dismiss(process: subprocess.Popen[str]) -> None:
     process.wait()
 
 
-def elevation(platform: str) -> list[str]:
-    """What starts a command as root here; nothing when we are.
+def refuse_other_systems(platform: str) -> None:
+    """That local nodes can be at all where ``sys.platform`` says this.
 
     Raises:
-        MachineError: not on this platform, or there is no sudo.
+        MachineError: they can't.
     """
     if platform != "linux":
         raise MachineError(
@@ -84,6 +84,15 @@ def elevation(platform: str) -> list[str]:
             where=f"this machine runs {platform}",
             fix="run clusterctl on a Linux machine",
         )
+
+
+def elevation(platform: str) -> list[str]:
+    """What starts a command as root here; nothing when we are.
+
+    Raises:
+        MachineError: not on this platform, or there is no sudo.
+    """
+    refuse_other_systems(platform)
     if os.geteuid() == 0:
         return []
     if shutil.which("sudo") is None:

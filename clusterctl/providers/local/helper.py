@@ -181,12 +181,7 @@ def up(request: dict[str, Any]) -> dict[str, Any]:
         network.create(wanted.id, state.subnet)
         others = sum(not name.startswith(f"c{wanted.id}-") for name in machine.alive())
         notes = limits.raise_for(others + len(wanted.nodes))
-        if wanted.subnet not in (None, state.subnet):
-            notes += (f"the nodes stay in {state.subnet}; `down` and `up` moves them to {wanted.subnet}",)
-        if state.image != wanted.image:
-            notes += (
-                "the nodes keep the older image they were made from; `down` and `up` gives them the new one",
-            )
+        notes += state.kept(wanted.subnet, wanted.image)
         remade = _remove_resized(wanted, state)
         removed = _remove_unnamed(wanted, state)
         state = _number(state, wanted)

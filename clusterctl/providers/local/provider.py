@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import os
 import platform
+import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
 from clusterctl.assets import asset
-from clusterctl.errors import MachineError
+from clusterctl.errors import MachineError, ProvisionError
 from clusterctl.inventory import ARCHITECTURE, COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.journal import digest
-from clusterctl.providers.base import Bake, BakeTarget, Provisioned, Say, Size
-from clusterctl.providers.local import client
+from clusterctl.providers.base import Bake, BakeTarget, Leftover, Planned, Provisioned, Say, Size
+from clusterctl.providers.local import client, plan
 from clusterctl.providers.local.image import base_inputs
 from clusterctl.providers.local.layout import (
     BakeRequest,
@@ -38,12 +39,7 @@ class LocalProvider:
         self._settings = settings
 
     def prepare(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake, say: Say) -> None:  # noqa: ARG002
-        if platform.machine() != ARCHITECTURE:
-            raise MachineError(
-                f"local nodes are built for {ARCHITECTURE}",
-                where=f"this machine is {platform.machine()}",
-                fix=f"run clusterctl on an {ARCHITECTURE} machine",
-            )
+        _refuse_elsewhere()
         if state_file(workspace.cluster_id()).exists():
             return  # its nodes stay what they were made from
         client.call("check", {}, say=say)
@@ -62,6 +58,21 @@ class LocalProvider:
     def sizes(self, spec: ClusterSpec) -> Mapping[str, Size]:
         shares, _ = divide(spec, Hardware.here())
         return {share.host: Size(share.cpus, share.memory_mib, share.disk_mib) for share in shares}
+
+    def plan(self, spec: ClusterSpec, workspace: Workspace, *, keep: Mapping[str, Size], say: Say) -> Planned:
+        _refuse_elsewhere()
+        shares, notes = divide(spec, Hardware.here(), keep)
+        found = plan.existing(workspace)
+        running: frozenset[str] | None = None
+        if found.nodes:
+            try:
+                answer = client.call("alive", {"id": workspace.cluster_id()}, say=say)
+                running = found.named(answer["machines"])
+            except (MachineError, ProvisionError):  # no right to look; the rest is for all to read
+                pass
+        if found.state is not None:
+            notes += found.state.kept(self._settings.subnet, image_keys(self._settings.mirror)[1])
+        return Planned(plan.compare(spec, shares, found, running), notes=notes)
 
     def apply(
         self, spec: ClusterSpec, workspace: Workspace, *, keep: Mapping[str, Size], say: Say
@@ -91,15 +102,30 @@ class LocalProvider:
     def alive(self, cluster_id: str) -> bool:
         return bool(client.call("alive", {"id": cluster_id}, say=_silent)["machines"])
 
-    def destroy(self, cluster_id: str, *, say: Say) -> None:
+    def destroy(self, cluster_id: str, *, workspace: Workspace | None, say: Say) -> None:  # noqa: ARG002
         client.call("down", {"id": cluster_id}, say=say)
 
-    def leftovers(self, cluster_id: str) -> tuple[str, ...]:
-        return tuple(client.call("look", {"id": cluster_id}, say=_silent)["residue"])
+    def leftovers(self, cluster_id: str) -> tuple[Leftover, ...]:
+        return tuple(map(Leftover, client.call("look", {"id": cluster_id}, say=_silent)["residue"]))
 
     def orphans(self, name: str) -> tuple[str, ...]:
         mine = (c for c in clusters() if c.name == name and c.owner == os.getuid())
         return tuple(c.id for c in mine if _is_lost(c))
+
+
+def _refuse_elsewhere() -> None:
+    """That local nodes can be at all on such a machine.
+
+    Raises:
+        MachineError: they can't.
+    """
+    client.refuse_other_systems(sys.platform)
+    if platform.machine() != ARCHITECTURE:
+        raise MachineError(
+            f"local nodes are built for {ARCHITECTURE}",
+            where=f"this machine is {platform.machine()}",
+            fix=f"run clusterctl on an {ARCHITECTURE} machine",
+        )
 
 
 def _is_lost(cluster: ClusterState) -> bool:

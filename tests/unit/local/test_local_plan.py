@@ -1,0 +1,163 @@
+"""What `up` would do to the machines that are there."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.inventory import COMPUTE, CONTROLLER, Host, Inventory
+from clusterctl.providers.base import HostChange, Planned
+from clusterctl.providers.local import layout
+from clusterctl.providers.local.layout import ClusterState
+from clusterctl.providers.local.plan import Existing, compare, existing
+from clusterctl.providers.local.shares import Hardware, divide
+from clusterctl.spec import ClusterSpec
+from clusterctl.workspace import Workspace
+
+HERE = Hardware((0, 1, 2, 3), 9 * 1024)
+CTL, ONE, TWO = "d-ctl", "d-train-1", "d-train-2"
+STATE = ClusterState.model_validate(
+    {
+        "id": "a1b2c3",
+        "name": "d",
+        "owner": 0,
+        "workspace": "/w",
+        "image": "0" * 16,
+        "subnet": "10.9.8.0/24",
+        "numbers": {CTL: 1, ONE: 2, TWO: 3},
+    }
+)
+
+
+def spec(**train: Any) -> ClusterSpec:
+    partition = {"name": "train", "nodes": 2, **train}
+    return ClusterSpec.model_validate({"version": 1, "name": "d", "partitions": [partition]})
+
+
+def node(name: str, cpus: int = 2, memory_mib: int = 4096) -> Host:
+    return Host(
+        name=name,
+        address="10.9.8.3",
+        role=COMPUTE,
+        partition="train",
+        host_key="k",
+        cpus=cpus,
+        memory_mib=memory_mib,
+    )
+
+
+def there(*nodes: Host, disk_mib: int | None = None) -> Existing:
+    disks = {CTL: None, **{host.name: disk_mib for host in nodes}}
+    return Existing(STATE, disks, {host.name: host for host in nodes})
+
+
+def look(wanted: ClusterSpec, found: Existing, running: Collection[str] | None = None) -> list[HostChange]:
+    shares, _ = divide(wanted, HERE)
+    return [host for host in compare(wanted, shares, found, running) if host.action != "keep"]
+
+
+def test_where_nothing_is_all_is_made() -> None:
+    assert look(spec(price_per_hour=1.5), Existing()) == [
+        HostChange(CTL, "make", "the controller"),
+        HostChange(ONE, "make", "2 CPUs, 4GiB of memory", usd_per_hour=1.5),
+        HostChange(TWO, "make", "2 CPUs, 4GiB of memory", usd_per_hour=1.5),
+    ]
+
+
+def test_what_is_as_the_spec_says_stays() -> None:
+    found = there(node(ONE), node(TWO))
+    assert look(spec(), found) == []
+    assert look(spec(), found, {CTL, ONE, TWO}) == []
+
+
+def test_what_is_off_will_be_started() -> None:
+    (change,) = look(spec(), there(node(ONE), node(TWO)), {CTL, TWO})
+    assert change == HostChange(ONE, "change", "2 CPUs, 4GiB of memory", "it is off")
+
+
+def test_another_share_changes_a_node_in_place() -> None:
+    changes = look(spec(cpus=1, memory="2GiB"), there(node(ONE), node(TWO, cpus=1)))
+    assert [(c.name, c.action, c.why) for c in changes] == [
+        (ONE, "change", "2 CPUs until now; 4GiB of memory until now"),
+        (TWO, "change", "4GiB of memory until now"),
+    ]
+    assert not any(change.destroys for change in changes)
+
+
+@pytest.mark.parametrize(
+    ("now", "then", "why"),
+    [
+        (None, "1GiB", "it has no disk of its own until now"),
+        (2048, "1GiB", "2GiB of disk until now"),
+        (2048, None, "it has a disk of its own until now"),
+    ],
+)
+def test_another_disk_replaces_a_node(now: int | None, then: str | None, why: str) -> None:
+    found = there(node(ONE), node(TWO), disk_mib=now)
+    changes = look(spec(**({"disk": then} if then else {})), found)
+    assert [(c.name, c.action, c.why, c.destroys) for c in changes] == [
+        (ONE, "replace", why, True),
+        (TWO, "replace", why, True),
+    ]
+
+
+def test_a_node_that_the_spec_does_not_name_goes() -> None:
+    (one, gone) = look(spec(nodes=1), there(node(ONE), node(TWO)))
+    assert one.action == "change"  # it has the whole machine now
+    assert (gone.name, gone.action, gone.what, gone.destroys) == (
+        TWO,
+        "remove",
+        "2 CPUs, 4GiB of memory",
+        True,
+    )
+
+
+def test_what_is_there_is_read_from_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout, "STATE", tmp_path / "state")
+    workspace = Workspace(tmp_path / "d")
+    workspace.root.mkdir()
+    (workspace.root / "id").write_text("a1b2c3\n")
+    assert existing(workspace) == Existing()
+
+    folder = tmp_path / "state" / "a1b2c3"
+    for name in (CTL, ONE):  # TWO has a number already, but was not made any more
+        (folder / "nodes" / name).mkdir(parents=True)
+    (folder / "nodes" / ONE / "disk.img").write_bytes(b"")
+    (folder / "nodes" / ONE / "disk.img").open("r+b").truncate(64 << 20)
+    (folder / "cluster.json").write_text(STATE.model_dump_json())
+    found = existing(workspace)
+    assert found.nodes == {CTL: None, ONE: 64}
+    assert found.hosts == {}
+    assert found.named(["ca1b2c3-002", "cffffff-001"]) == {ONE}
+
+    host = Host(name=CTL, address="10.9.8.2", role=CONTROLLER, host_key="k")
+    inventory = Inventory(
+        cluster="d",
+        cluster_id="a1b2c3",
+        provider="local",
+        hosts=(host,),
+        network="10.9.8.0/24",
+        shared="/shared",
+        baked=True,
+    )
+    workspace.hosts.write_text(inventory.model_dump_json())
+    assert existing(workspace).hosts == {CTL: host}
+    workspace.hosts.write_text("torn")
+    assert existing(workspace).nodes == {CTL: None, ONE: 64}
+
+
+def test_costs_are_summed_now_and_then() -> None:
+    hosts = (
+        HostChange("a", "keep", "", usd_per_hour=1.0),
+        HostChange("b", "make", "", usd_per_hour=2.0),
+        HostChange("c", "remove", "", usd_per_hour=4.0),
+        HostChange("d", "change", "", usd_per_hour=8.0, was_usd_per_hour=16.0),
+        HostChange("e", "replace", ""),
+    )
+    cost = Planned(hosts, other_usd_per_hour=(0.5, 0.25)).cost
+    assert cost is not None
+    assert (cost.now, cost.then, cost.unpriced) == (1 + 4 + 16 + 0.5, 1 + 2 + 8 + 0.25, ("e",))
+    assert Planned(hosts[-1:]).cost is None
