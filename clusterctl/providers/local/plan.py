@@ -1,17 +1,19 @@
 """What `up` would do to the machines of a cluster: those that are there, compared with the shares of a spec.
 
-All of it is read from what lies here for all to read, but for which of them run.
+All of it is read from what lies here for all to read: it takes neither root nor a moment.
 """
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 from pydantic import ValidationError
 
 from clusterctl.inventory import Host, Inventory
 from clusterctl.providers.base import HostChange, Size
+from clusterctl.providers.local import machine
 from clusterctl.providers.local.layout import ClusterState, cluster_dir, machine_name, state_file
 from clusterctl.providers.local.mounts import disk_mib
 from clusterctl.providers.local.shares import Share
@@ -31,12 +33,16 @@ class Existing:
     nodes: Mapping[str, int | None] = field(default_factory=dict)
     hosts: Mapping[str, Host] = field(default_factory=dict)
 
-    def named(self, machines: Collection[str]) -> frozenset[str]:
-        """The nodes whose machines are among these."""
+    def running(self) -> frozenset[str] | None:
+        """The nodes that run; None where the processes of others are hidden from us."""
         if self.state is None:
             return frozenset()
-        numbers = self.state.numbers.items()
-        return frozenset(name for name, number in numbers if machine_name(self.state.id, number) in machines)
+        try:
+            Path("/proc/1/cmdline").read_bytes()
+        except OSError:
+            return None
+        numbers, alive = self.state.numbers.items(), machine.alive()
+        return frozenset(name for name, number in numbers if machine_name(self.state.id, number) in alive)
 
 
 def existing(workspace: Workspace) -> Existing:

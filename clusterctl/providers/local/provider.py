@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.assets import asset
-from clusterctl.errors import MachineError, ProvisionError
+from clusterctl.errors import MachineError
 from clusterctl.inventory import ARCHITECTURE, COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.journal import digest
 from clusterctl.providers.base import Bake, BakeTarget, Leftover, Planned, Provisioned, Say, Size
@@ -59,20 +59,20 @@ class LocalProvider:
         shares, _ = divide(spec, Hardware.here())
         return {share.host: Size(share.cpus, share.memory_mib, share.disk_mib) for share in shares}
 
-    def plan(self, spec: ClusterSpec, workspace: Workspace, *, keep: Mapping[str, Size], say: Say) -> Planned:
+    def plan(
+        self,
+        spec: ClusterSpec,
+        workspace: Workspace,
+        *,
+        keep: Mapping[str, Size],
+        say: Say,  # noqa: ARG002
+    ) -> Planned:
         _refuse_elsewhere()
         shares, notes = divide(spec, Hardware.here(), keep)
         found = plan.existing(workspace)
-        running: frozenset[str] | None = None
-        if found.nodes:
-            try:
-                answer = client.call("alive", {"id": workspace.cluster_id()}, say=say)
-                running = found.named(answer["machines"])
-            except (MachineError, ProvisionError):  # no right to look; the rest is for all to read
-                pass
         if found.state is not None:
             notes += found.state.kept(self._settings.subnet, image_keys(self._settings.mirror)[1])
-        return Planned(plan.compare(spec, shares, found, running), notes=notes)
+        return Planned(plan.compare(spec, shares, found, found.running()), notes=notes)
 
     def apply(
         self, spec: ClusterSpec, workspace: Workspace, *, keep: Mapping[str, Size], say: Say

@@ -10,7 +10,7 @@ import pytest
 
 from clusterctl.inventory import COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.providers.base import HostChange, Planned
-from clusterctl.providers.local import layout
+from clusterctl.providers.local import layout, machine
 from clusterctl.providers.local.layout import ClusterState
 from clusterctl.providers.local.plan import Existing, compare, existing
 from clusterctl.providers.local.shares import Hardware, divide
@@ -131,7 +131,8 @@ def test_what_is_there_is_read_from_the_machine(tmp_path: Path, monkeypatch: pyt
     found = existing(workspace)
     assert found.nodes == {CTL: None, ONE: 64}
     assert found.hosts == {}
-    assert found.named(["ca1b2c3-002", "cffffff-001"]) == {ONE}
+    monkeypatch.setattr(machine, "alive", lambda: {"ca1b2c3-002": (9,), "cffffff-001": (8,)})
+    assert found.running() == {ONE}
 
     host = Host(name=CTL, address="10.9.8.2", role=CONTROLLER, host_key="k")
     inventory = Inventory(
