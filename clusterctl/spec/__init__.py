@@ -7,10 +7,10 @@ first spec: each is imported by those who need it, since YAML alone takes as lon
 from clusterctl.spec.caller import Caller, notes, resolved
 from clusterctl.spec.flags import job_spec, job_words
 from clusterctl.spec.gcp import GcpProvider
+from clusterctl.spec.gpus import Gpus
 from clusterctl.spec.job import BUNDLED_JOBS, RUN_ME_AGAIN, JobSpec, JobWords, Launcher
 from clusterctl.spec.models import (
     ClusterSpec,
-    Gpus,
     LocalProvider,
     Monitoring,
     Partition,

@@ -8,36 +8,11 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
-from typing import Final
 
+from clusterctl.spec.finding import Finding, Loc, dotted
 from clusterctl.spec.words import shown
 
-Loc = tuple[str | int, ...]
-
-INCONSISTENT: Final = "inconsistent"
 MAX_LOCAL_HOSTS = 250  # addresses of a /24, less the network, the broadcast, this machine and a few spare
-
-
-@dataclass(frozen=True, slots=True)
-class Finding:
-    """One fault: at ``loc``, on its key rather than on its value where ``at_key``."""
-
-    loc: Loc
-    message: str
-    hint: str = ""
-    at_key: bool = False
-
-    @property
-    def key(self) -> str:
-        """``loc`` as a dotted path."""
-        return dotted(self.loc)
-
-
-def dotted(loc: Loc) -> str:
-    """``("partitions", 1, "nodes")`` is ``partitions[1].nodes``."""
-    text = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in loc)
-    return text.removeprefix(".")
 
 
 def findings(spec: Mapping[str, object]) -> Iterator[Finding]:

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Final
 from pydantic import Field, StringConstraints
 
 from clusterctl.errors import Problem, SpecError, UsageError
-from clusterctl.spec.checks import Finding
+from clusterctl.spec.finding import Finding
 from clusterctl.spec.flags import job_of, job_words
 from clusterctl.spec.job import JOB_PATTERN_WORDS, JobSpec, JobWords
 from clusterctl.spec.kind import Kind

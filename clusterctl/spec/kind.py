@@ -8,7 +8,7 @@ from typing import Generic, TypeVar
 
 from pydantic import BaseModel
 
-from clusterctl.spec.checks import Finding
+from clusterctl.spec.finding import Finding
 
 M = TypeVar("M", bound=BaseModel)
 

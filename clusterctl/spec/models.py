@@ -25,7 +25,9 @@ from pydantic_core import PydanticCustomError
 
 from clusterctl.spec import checks
 from clusterctl.spec.base import Model
+from clusterctl.spec.finding import INCONSISTENT
 from clusterctl.spec.gcp import GCP_PATTERN_WORDS, GcpProvider, Usd
+from clusterctl.spec.gpus import GPU_TYPE, Gpus
 from clusterctl.spec.paths import FileName
 from clusterctl.spec.units import DurationS, SizeMib, format_duration, format_size
 from clusterctl.spec.words import shown
@@ -33,7 +35,6 @@ from clusterctl.spec.words import shown
 LABEL = r"^[a-z][a-z0-9-]{0,19}$"
 _UNIX_NAME = r"^[a-z_][a-z0-9_-]{0,30}$"
 _ACCOUNT = r"^[a-z][a-z0-9_-]{0,30}$"
-_GPU_TYPE = r"^[a-z][a-z0-9-]{1,30}$"
 _URL = r"^https?://[A-Za-z0-9._~:/@%+-]+$"
 
 # What a pattern asks for, in the words of an error message.
@@ -42,7 +43,7 @@ PATTERN_WORDS: Final[Mapping[str, str]] = {
     _UNIX_NAME: "at most 31 lower-case letters, digits, dashes or underscores, no digit first",
     _ACCOUNT: "a lower-case letter, then at most 30 lower-case letters, digits, dashes or underscores",
     _URL: "an http:// or https:// address",
-    _GPU_TYPE: "a GPU's type in lower-case letters, digits and dashes, such as l4",
+    GPU_TYPE: "a GPU's type in lower-case letters, digits and dashes, such as l4",
     **GCP_PATTERN_WORDS,
 }
 
@@ -142,15 +143,6 @@ PROVIDERS: Final[Mapping[str, type[LocalProvider] | type[GcpProvider]]] = {
     "gcp": GcpProvider,
 }
 PROVIDER_TYPES: Final = tuple(PROVIDERS)
-
-
-class Gpus(Model):
-    """The GPUs of a node."""
-
-    type: Annotated[str, StringConstraints(pattern=_GPU_TYPE)] = Field(
-        description="their type, such as l4, t4, a100, h100"
-    )
-    count: Annotated[int, Field(ge=1, le=16, strict=True)] = Field(1, description="how many on each node")
 
 
 class Partition(Model):
@@ -286,7 +278,7 @@ class ClusterSpec(Model):
             f"{finding.key}: {finding.message}" for finding in checks.findings(self.model_dump(mode="json"))
         ]
         if found:
-            raise PydanticCustomError(checks.INCONSISTENT, "{found}", {"found": "; ".join(found)})
+            raise PydanticCustomError(INCONSISTENT, "{found}", {"found": "; ".join(found)})
         return self
 
     @property

@@ -9,7 +9,7 @@ from pydantic import BaseModel
 from pydantic_core import ErrorDetails
 
 from clusterctl.errors import Problem
-from clusterctl.spec.checks import INCONSISTENT, Loc
+from clusterctl.spec.finding import INCONSISTENT, Loc
 from clusterctl.spec.kind import Kind, M
 from clusterctl.spec.models import PROVIDER_TYPES, PROVIDERS, ClusterSpec
 from clusterctl.spec.source import Source, path_text

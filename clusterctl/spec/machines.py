@@ -1,0 +1,194 @@
+"""Machine types of Google Cloud: what they are, and what may be combined with them.
+
+The facts stand in data/google.toml, which is read on first use.
+"""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
+from typing import TYPE_CHECKING, Any, Final
+
+from clusterctl.spec.gpus import Gpus
+
+if TYPE_CHECKING:
+    from clusterctl.spec.gcp import GcpDisk, GcpProvider
+    from clusterctl.spec.models import ClusterSpec, Partition
+
+PLAIN: Final = "e2-standard-4"  # where nothing is asked for
+_MIB: Final = 1024
+_VCPUS_BESIDE_A_GPU: Final = 4  # of the N1 machine that is chosen for GPUs that are added to it
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A machine type.
+
+    ``gpu`` has our short name, ``accelerator`` is what Google calls it; ``guest_accelerator`` where it is
+    added to the machine rather than a part of it. ``local_ssds`` are the numbers of disks that may be added,
+    ``bundled_ssds`` those that are there already. ``only``: how to get it, where not on demand.
+    """
+
+    name: str
+    family: str
+    vcpus: int
+    memory_mib: int
+    gpu: Gpus | None = None
+    accelerator: str | None = None
+    guest_accelerator: bool = False
+    compact_placement: bool = False
+    tier_1: bool = False
+    gvnic_only: bool = False
+    local_ssds: tuple[int, ...] = ()
+    bundled_ssds: int = 0
+    boot_disks: tuple[str, ...] = ()
+    extra_disks: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+
+
+@cache
+def data() -> Mapping[str, Any]:
+    """Everything in data/google.toml."""
+    return tomllib.loads(resources.files("clusterctl.spec").joinpath("data/google.toml").read_text("utf-8"))
+
+
+@cache
+def machines() -> Mapping[str, Machine]:
+    """All machine types by name, those of a family from the smallest on."""
+    return {one.name: one for one in (*_series(), *_special(), *_with_gpus())}
+
+
+def machine(name: str) -> Machine | None:
+    """The machine type of that name, as it is without GPUs added to it."""
+    return machines().get(name)
+
+
+def gpu_type(name: str) -> str | None:
+    """Our short name of a GPU model, from that or from Google's name."""
+    by_google = {facts["google"]: short for short, facts in data()["gpus"].items()}
+    return name if name in data()["gpus"] else by_google.get(name)
+
+
+def counts(gpu: str) -> tuple[int, ...]:
+    """How many GPUs of a model, by its short name, a node can have."""
+    attached = {int(count) for count in data()["attached"].get(gpu, {})}
+    bundled = {one.gpu.count for one in machines().values() if one.gpu and one.gpu.type == gpu}
+    return tuple(sorted(attached | bundled))
+
+
+def most_vcpus(gpus: Gpus) -> int | None:
+    """Processors that an N1 machine may have beside these GPUs; None where they are not added to N1."""
+    limit: int | None = data()["attached"].get(gpus.type, {}).get(str(gpus.count))
+    return limit
+
+
+def default_machine(gpus: Gpus | None) -> Machine:
+    """The smallest machine type with these GPUs; ``PLAIN`` without any.
+
+    Raises:
+        ValueError: no machine type has them. A checked spec does not ask for such.
+    """
+    if gpus is None:
+        return machines()[PLAIN]
+    if most_vcpus(gpus) is not None:
+        return _with_added(machines()[f"n1-standard-{_VCPUS_BESIDE_A_GPU * gpus.count}"], gpus)
+    for one in machines().values():
+        if one.gpu == gpus:
+            return one
+    raise ValueError(f"no machine type has {gpus}")
+
+
+def of(spec: ClusterSpec, partition: Partition) -> Machine:
+    """The machine type of a partition's nodes, with its GPUs. The spec's provider must be Google Cloud."""
+    gpus = partition.gpus
+    known = Gpus(type=gpu_type(gpus.type) or gpus.type, count=gpus.count) if gpus else None
+    name = _settings(spec).nodes_of(partition.name).machine_type
+    if name is None:
+        return default_machine(known)
+    named = machines()[name]
+    return _with_added(named, known) if known and named.gpu is None else named
+
+
+def of_controller(spec: ClusterSpec) -> Machine:
+    """The machine type of the controller. The spec's provider must be Google Cloud."""
+    return machines()[_settings(spec).controller.machine_type or PLAIN]
+
+
+def boot_disk_type(one: Machine, disk: GcpDisk) -> str:
+    """The type of a boot disk of that machine: what is asked for, or the machine's default."""
+    return disk.type or one.boot_disks[0]
+
+
+def extra_disk_type(one: Machine, disk: GcpDisk) -> str:
+    """The type of a further disk of that machine: what is asked for, or the machine's default."""
+    return disk.type or one.extra_disks[0]
+
+
+def _settings(spec: ClusterSpec) -> GcpProvider:
+    if spec.provider.type != "gcp":
+        raise ValueError("only Google Cloud has machine types")
+    return spec.provider
+
+
+def _with_added(one: Machine, gpus: Gpus) -> Machine:
+    return replace(one, gpu=gpus, accelerator=_google(gpus.type), guest_accelerator=True)
+
+
+def _google(gpu: str) -> str:
+    return str(data()["gpus"][gpu]["google"])
+
+
+def _series() -> Iterator[Machine]:
+    for series, facts in data()["series"].items():
+        for vcpus in facts["vcpus"]:
+            yield _plain(f"{series}-{vcpus}", vcpus, facts["gib"] * vcpus)
+
+
+def _special() -> Iterator[Machine]:
+    for name, facts in data()["special"].items():
+        yield _plain(name, facts["vcpus"], facts["gib"])
+
+
+def _plain(name: str, vcpus: int, gib: float) -> Machine:
+    family = name.partition("-")[0]
+    facts = data()["families"][family]
+    allowed = next((s["counts"] for s in facts.get("local_ssds", ()) if vcpus <= s["up_to"]), ())
+    return Machine(
+        name,
+        family,
+        vcpus,
+        int(gib * _MIB),
+        tier_1=vcpus >= facts.get("tier_1_from", vcpus + 1),
+        local_ssds=tuple(allowed),
+        **_of_family(facts),
+    )
+
+
+def _with_gpus() -> Iterator[Machine]:
+    for name, facts in data()["with_gpus"].items():
+        family = name.partition("-")[0]
+        disks = {"boot_disks": facts["disks"]} if "disks" in facts else {}
+        yield Machine(
+            name,
+            family,
+            facts["vcpus"],
+            int(facts["gib"] * _MIB),
+            gpu=Gpus(type=facts["gpu"], count=facts["count"]),
+            accelerator=_google(facts["gpu"]),
+            local_ssds=tuple(facts.get("local_ssds", ())),
+            bundled_ssds=facts.get("bundled_ssds", 0),
+            only=tuple(facts.get("only", ())),
+            **_of_family({**data()["families"][family], **disks}),
+        )
+
+
+def _of_family(facts: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "compact_placement": facts.get("compact_placement", False),
+        "gvnic_only": facts.get("gvnic_only", False),
+        "boot_disks": tuple(facts["boot_disks"]),
+        "extra_disks": tuple(facts.get("extra_disks", facts["boot_disks"])),
+    }

@@ -1,0 +1,140 @@
+"""Machine types of Google Cloud, and which of them the nodes of a spec get."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import get_args
+
+import pytest
+
+from clusterctl.spec import ClusterSpec, Gpus, Partition, machines
+from clusterctl.spec.gcp import MACHINE_TYPE, Filestore, GcpDisk
+from clusterctl.spec.load import load_spec
+
+SPECS = Path(__file__).parents[2] / "support" / "google" / "specs"
+DISK_TYPES = set(get_args(get_args(GcpDisk.model_fields["type"].annotation)[0]))
+
+
+@pytest.mark.parametrize(
+    ("name", "vcpus", "memory_gib", "gpu", "accelerator"),
+    [
+        ("e2-standard-4", 4, 16, None, None),
+        ("n1-standard-8", 8, 30, None, None),
+        ("n2-highmem-128", 128, 864, None, None),
+        ("n2d-standard-224", 224, 896, None, None),
+        ("c2-standard-60", 60, 240, None, None),
+        ("c2d-highcpu-112", 112, 224, None, None),
+        ("c3-highmem-176", 176, 1408, None, None),
+        ("g2-standard-24", 24, 96, Gpus(type="l4", count=2), "nvidia-l4"),
+        ("g4-standard-48", 48, 180, Gpus(type="rtx-pro-6000", count=1), "nvidia-rtx-pro-6000"),
+        ("a2-highgpu-8g", 96, 680, Gpus(type="a100", count=8), "nvidia-tesla-a100"),
+        ("a2-megagpu-16g", 96, 1360, Gpus(type="a100", count=16), "nvidia-tesla-a100"),
+        ("a2-ultragpu-1g", 12, 170, Gpus(type="a100-80gb", count=1), "nvidia-a100-80gb"),
+        ("a3-highgpu-4g", 104, 936, Gpus(type="h100", count=4), "nvidia-h100-80gb"),
+        ("a3-megagpu-8g", 208, 1872, Gpus(type="h100-mega", count=8), "nvidia-h100-mega-80gb"),
+        ("a3-ultragpu-8g", 224, 2952, Gpus(type="h200", count=8), "nvidia-h200-141gb"),
+        ("a4-highgpu-8g", 224, 3968, Gpus(type="b200", count=8), "nvidia-b200"),
+    ],
+)
+def test_what_a_machine_type_is(
+    name: str, vcpus: int, memory_gib: int, gpu: Gpus | None, accelerator: str | None
+) -> None:
+    one = machines.machine(name)
+    assert one is not None
+    assert (one.name, one.vcpus, one.memory_mib) == (name, vcpus, memory_gib * 1024)
+    assert (one.gpu, one.accelerator, one.guest_accelerator) == (gpu, accelerator, False)
+
+
+def test_a_machine_type_that_there_is_not() -> None:
+    assert machines.machine("g2-standard-9") is None
+    assert machines.machine("custom-4-8192") is None
+
+
+def test_the_facts_hang_together() -> None:
+    for name, one in machines.machines().items():
+        assert re.search(MACHINE_TYPE, name)
+        assert one.family == name.split("-")[0]
+        assert one.boot_disks, name
+        assert {*one.boot_disks, *one.extra_disks} <= DISK_TYPES
+        assert not (one.local_ssds and one.bundled_ssds), "disks are either there or added"
+        assert max(one.local_ssds, default=0) <= 32, "as many as a spec may ask for"
+        assert one.tier_1 is False or one.gpu is None
+    assert set(machines.data()["filestore"]) == set(get_args(Filestore.model_fields["tier"].annotation))
+
+
+@pytest.mark.parametrize("gpu", machines.data()["gpus"])
+def test_every_gpu_can_be_had_in_each_number(gpu: str) -> None:
+    assert machines.counts(gpu)
+    for count in machines.counts(gpu):
+        wanted = Gpus(type=gpu, count=count)
+        one = machines.default_machine(wanted)
+        assert one.gpu == wanted
+        limit = machines.most_vcpus(wanted)
+        assert one.guest_accelerator is (limit is not None)
+        assert limit is None or one.vcpus <= limit
+
+
+def test_no_machine_has_what_there_is_not() -> None:
+    with pytest.raises(ValueError, match="no machine type has 3 x l4"):
+        machines.default_machine(Gpus(type="l4", count=3))
+
+
+@pytest.mark.parametrize("name", ["l4", "nvidia-l4"])
+def test_a_gpu_has_two_names(name: str) -> None:
+    assert machines.gpu_type(name) == "l4"
+
+
+def test_a_gpu_that_there_is_not() -> None:
+    assert machines.gpu_type("l5") is None
+
+
+@pytest.mark.parametrize(
+    ("file", "resolved"),
+    [
+        ("t4", "n1-standard-4 1 x t4"),
+        ("l4", "g2-standard-24 2 x l4"),
+        ("a100", "a2-highgpu-8g 8 x a100"),
+        ("h100", "a3-highgpu-8g 8 x h100"),
+        ("spot", "g2-standard-4 1 x l4"),
+        ("placement", "c2-standard-60 None"),
+        ("two-partitions", "a2-ultragpu-1g 1 x a100-80gb, n2d-standard-16 None"),
+        ("cmek", "e2-standard-4 None"),
+        ("filestore", "g2-standard-48 4 x l4"),
+        ("reservation", "a4-highgpu-8g 8 x b200"),
+    ],
+)
+def test_the_machine_type_of_a_partition(file: str, resolved: str) -> None:
+    spec = load_spec(SPECS / f"{file}.yaml")
+    found = [machines.of(spec, partition) for partition in spec.partitions]
+    assert ", ".join(f"{one.name} {one.gpu}" for one in found) == resolved
+
+
+def test_every_spec_of_the_folder_is_resolved_above() -> None:
+    assert len(list(SPECS.glob("*.yaml"))) == 10
+
+
+def test_the_machine_type_of_the_controller() -> None:
+    assert machines.of_controller(load_spec(SPECS / "t4.yaml")).name == machines.PLAIN
+    assert machines.of_controller(load_spec(SPECS / "a100.yaml")).name == "n2-standard-8"
+
+
+def test_local_nodes_have_no_machine_type() -> None:
+    partition = Partition(name="train", nodes=1)
+    with pytest.raises(ValueError, match="only Google Cloud"):
+        machines.of(ClusterSpec(version=1, name="demo", partitions=(partition,)), partition)
+
+
+@pytest.mark.parametrize(
+    ("name", "asked", "boot", "extra"),
+    [
+        ("e2-standard-4", None, "pd-balanced", "pd-balanced"),
+        ("a4-highgpu-8g", None, "hyperdisk-balanced", "hyperdisk-balanced"),
+        ("g2-standard-4", "pd-ssd", "pd-ssd", "pd-ssd"),
+    ],
+)
+def test_the_type_of_a_disk(name: str, asked: str | None, boot: str, extra: str) -> None:
+    disk = GcpDisk.model_validate({"size": "100GiB", "type": asked})
+    one = machines.machines()[name]
+    assert machines.boot_disk_type(one, disk) == boot
+    assert machines.extra_disk_type(one, disk) == extra
