@@ -20,11 +20,15 @@ _REAPER = Path(__file__).with_name("reaper.py")
 SHORT = Path("/tmp")  # noqa: S108 - for what needs a short path, in private folders
 
 
-def mortal(argv: Sequence[str]) -> list[str]:
-    """The command, which ends with us, and with it all that it started; on Linux; elsewhere as it was."""
+def mortal(argv: Sequence[str], *, grace_s: int = 0) -> list[str]:
+    """The command, which ends with us, and with it all that it started; on Linux; elsewhere as it was.
+
+    With ``grace_s`` it is interrupted first, and killed only if it goes on that long after. SIGTERM to the
+    process does the same.
+    """
     if sys.platform != "linux":
         return list(argv)
-    return [sys.executable, "-I", "-S", str(_REAPER), str(os.getpid()), *argv]
+    return [sys.executable, "-I", "-S", str(_REAPER), str(os.getpid()), str(grace_s), *argv]
 
 
 @contextmanager

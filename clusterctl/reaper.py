@@ -1,9 +1,10 @@
 """Runs a program; when it ends, or whoever started us, nothing that it started goes on. Linux only.
 
-    python -I -S THIS_FILE PARENT COMMAND...
+    python -I -S THIS_FILE PARENT GRACE COMMAND...
 
 ``PARENT`` is the pid of whoever started us. Killing a process group is not enough: Ansible's workers lead
-sessions of their own. What loses its parent becomes our child instead of init's.
+sessions of their own. What loses its parent becomes our child instead of init's. With a ``GRACE`` of some
+seconds the program is interrupted first, as by Ctrl-C, and has that long to end; a second signal cuts it short.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 _SIGNALLED = 128
 
 
-def main(parent: int, argv: list[str]) -> int:
+def main(parent: int, grace_s: int, argv: list[str]) -> int:
     """The exit code of the program."""
     for number in (signal.SIGTERM, signal.SIGHUP):  # HUP: the terminal that we were given is closed
         signal.signal(number, _end)
@@ -33,19 +34,37 @@ def main(parent: int, argv: list[str]) -> int:
     try:
         defaults = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         program = os.posix_spawnp(argv[0], argv, os.environ, setsigdef=defaults)
-        while True:
-            pid, status = os.wait()
-            if pid == program:
-                code = os.waitstatus_to_exitcode(status)
-                return code if code >= 0 else _SIGNALLED - code
+        try:
+            return _exit_code(program)
+        except SystemExit:
+            _interrupt(program, grace_s)
+            raise
     finally:
-        for number in (signal.SIGTERM, signal.SIGHUP):
+        for number in (signal.SIGTERM, signal.SIGHUP, signal.SIGALRM):
             signal.signal(number, signal.SIG_IGN)
         _end_children()
 
 
 def _end(number: int, _: FrameType | None) -> None:
     raise SystemExit(_SIGNALLED + number)
+
+
+def _exit_code(program: int) -> int:
+    while True:
+        pid, status = os.wait()
+        if pid == program:
+            code = os.waitstatus_to_exitcode(status)
+            return code if code >= 0 else _SIGNALLED - code
+
+
+def _interrupt(program: int, grace_s: int) -> None:
+    """Let it end by itself; raises SystemExit when the time is up, or the next signal comes."""
+    if grace_s:
+        signal.signal(signal.SIGALRM, _end)
+        signal.alarm(grace_s)
+        with suppress(ProcessLookupError, ChildProcessError):  # it ended in this moment
+            os.kill(program, signal.SIGINT)
+            _exit_code(program)
 
 
 def _end_children() -> None:
@@ -60,4 +79,4 @@ def _end_children() -> None:
 
 
 if __name__ == "__main__":
-    sys.exit(main(int(sys.argv[1]), sys.argv[2:]))
+    sys.exit(main(int(sys.argv[1]), int(sys.argv[2]), sys.argv[3:]))

@@ -32,7 +32,7 @@ sys.exit(subprocess.call(mortal(["sh", "-c", {SHELL!r}, sys.argv[1]])))
 
 
 @contextmanager
-def running(program: str, *arguments: str | Path) -> Iterator[tuple[subprocess.Popen[str], str]]:
+def running(program: str, *arguments: str | Path | float) -> Iterator[tuple[subprocess.Popen[str], str]]:
     """A process of its own, and its first line."""
     argv = [sys.executable, "-c", program, *map(str, arguments)]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
@@ -110,3 +110,45 @@ def test_a_program_gets_its_words_and_signals_as_they_are() -> None:
     words, ignored = done.stdout.rsplit("|", 1)
     assert words == "a b||-x"
     assert not int(ignored.split()[1], 16) & (1 << signal.SIGINT - 1 | 1 << signal.SIGTERM - 1)
+
+
+# A program that says its pid, and ends a moment after it was interrupted.
+GRACEFUL = 'trap "sleep $1; echo whole > $0; exit 3" INT; echo $$; while :; do sleep 0.05; done'
+STARTS_WITH_GRACE = f"""
+import subprocess, sys
+from clusterctl.mortal import mortal
+argv = ["sh", "-c", {GRACEFUL!r}, *sys.argv[1:3]]
+sys.exit(subprocess.call(mortal(argv, grace_s=int(sys.argv[3])), start_new_session=True))
+"""
+
+
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM])
+def test_with_grace_a_program_is_interrupted_and_may_end_by_itself(
+    sign: signal.Signals, tmp_path: Path
+) -> None:
+    with running(STARTS_WITH_GRACE, tmp_path / "file", 0.3, 30) as (process, pid):
+        process.send_signal(sign)
+        process.wait()
+        eventually(lambda: gone(pid))
+    assert (tmp_path / "file").read_text() == "whole\n"
+
+
+def test_with_grace_a_program_that_goes_on_is_ended_when_the_time_is_up(tmp_path: Path) -> None:
+    with running(STARTS_WITH_GRACE, tmp_path / "file", 60, 1) as (process, pid):
+        process.kill()
+        process.wait()
+        eventually(lambda: gone(pid))
+    assert not (tmp_path / "file").exists()
+
+
+def test_a_second_signal_cuts_grace_short(tmp_path: Path) -> None:
+    argv = mortal(["sh", "-c", GRACEFUL, str(tmp_path / "file"), "60"], grace_s=60)
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stdout is not None
+        pid = process.stdout.readline().strip()
+        process.terminate()
+        time.sleep(0.5)
+        assert process.poll() is None
+        process.terminate()
+        assert process.wait(30) == 128 + signal.SIGTERM
+        assert gone(pid)
