@@ -4,7 +4,7 @@
 
 ``PARENT`` is the pid of whoever started us. Killing a process group is not enough: Ansible's workers lead
 sessions of their own. What loses its parent becomes our child instead of init's. With a ``GRACE`` of some
-seconds the program is interrupted first, as by Ctrl-C, and has that long to end; a second signal cuts it short.
+seconds the program is interrupted first, as by Ctrl-C, and has that long to end, or until the next signal.
 """
 
 from __future__ import annotations

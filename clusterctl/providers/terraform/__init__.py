@@ -1,0 +1,17 @@
+"""Terraform, driven: a module goes in; a plan, progress, outputs and typed failures come out."""
+
+from clusterctl.providers.terraform.client import BACKEND_FILE, Explain, StalePlanError, Terraform
+from clusterctl.providers.terraform.events import Diagnostic, Resource
+from clusterctl.providers.terraform.plan import Action, Plan, ResourceChange
+
+__all__ = [
+    "BACKEND_FILE",
+    "Action",
+    "Diagnostic",
+    "Explain",
+    "Plan",
+    "Resource",
+    "ResourceChange",
+    "StalePlanError",
+    "Terraform",
+]

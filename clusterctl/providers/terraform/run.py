@@ -1,0 +1,155 @@
+"""Runs Terraform: it ends with us, gets one interrupt and the time to write its state, and never two at once.
+
+It leads a session of its own, so that Ctrl-C on the terminal reaches it once, through us; a second one would
+make it stop without its state. Where we are killed, its reaper does the same (see ``clusterctl.mortal``): a
+Terraform that went on unseen would make machines that nobody knows of.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import queue
+import subprocess
+import tempfile
+import threading
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from types import MappingProxyType
+from typing import IO, Final
+
+from clusterctl.errors import LockedError
+from clusterctl.mortal import mortal
+from clusterctl.providers.terraform.locks import noted
+
+Say = Callable[[str], None]
+
+GRACE_S: Final = 60  # to end what is under way and write the state
+_LOCK: Final = ".clusterctl.lock"
+_LOCK_WAIT_S: Final = GRACE_S + 30.0
+_PAUSE_S: Final = 0.2
+_STDERR_BYTES: Final = 20_000
+# What would change what is planned, or where the state is, behind our back.
+_NOT_INHERITED: Final = ("TF_CLI_ARGS", "TF_VAR_", "TF_WORKSPACE", "TF_DATA_DIR", "TF_INPUT", "TF_REATTACH_")
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How Terraform ended: ``stderr`` is the end of what it wrote there."""
+
+    code: int
+    stderr: str
+
+
+def run(
+    argv: Sequence[str],
+    folder: Path,
+    *,
+    heard: Callable[[str], None],
+    say: Say,
+    env: Mapping[str, str] = MappingProxyType({}),
+) -> Ended:
+    """Run it in ``folder`` to its end. ``heard`` gets the lines of its stdout, in this thread.
+
+    Raises:
+        LockedError: a Terraform that outlived its clusterctl is still at work there.
+        OSError: it can't be started.
+    """
+    with _alone(folder, say) as lock, noted(folder), tempfile.TemporaryFile() as stderr:
+        process = subprocess.Popen(
+            mortal(argv, grace_s=GRACE_S),
+            cwd=folder,
+            env=environment(env),
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            stderr=stderr,
+            pass_fds=(lock,),  # so that it is held as long as Terraform, or a plugin of it, lives
+            start_new_session=True,
+            umask=0o077,
+        )
+        with process:
+            lines = _lines(process.stdout)
+            try:
+                while (line := lines.get()) is not None:
+                    heard(line)
+            except BaseException:
+                _wind_up(process, lines, say)
+                raise
+        return Ended(process.returncode, _tail(stderr))
+
+
+def environment(ours: Mapping[str, str]) -> dict[str, str]:
+    """The caller's variables without what would steer Terraform, and ours."""
+    inherited = {name: value for name, value in os.environ.items() if not name.startswith(_NOT_INHERITED)}
+    return {**inherited, "TF_IN_AUTOMATION": "1", "CHECKPOINT_DISABLE": "1", "NO_COLOR": "1", **ours}
+
+
+@contextmanager
+def _alone(folder: Path, say: Say) -> Iterator[int]:
+    """Hold the folder against a second Terraform of ours; the descriptor of the lock."""
+    fd = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        deadline = time.monotonic() + _LOCK_WAIT_S
+        told = False
+        while not _locked(fd):
+            if time.monotonic() > deadline:
+                raise LockedError(
+                    "another Terraform is at work on this cluster",
+                    where=str(folder),
+                    why="it goes on after the clusterctl that started it was killed",
+                    fix="wait until it has ended, then run the same command again",
+                )
+            if not told:
+                say("waiting for the Terraform of a clusterctl that was killed: it writes its state")
+                told = True
+            time.sleep(_PAUSE_S)
+        yield fd
+    finally:
+        os.close(fd)
+
+
+def _locked(fd: int) -> bool:
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
+
+
+def _lines(stream: IO[bytes] | None) -> queue.SimpleQueue[str | None]:
+    """The lines of a pipe as they come, None at its end; read by a thread, so that it never fills."""
+    lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+
+    def read() -> None:
+        for raw in stream or ():
+            lines.put(raw.decode(errors="replace"))
+        lines.put(None)
+
+    threading.Thread(target=read, name="terraform", daemon=True).start()
+    return lines
+
+
+def _wind_up(process: subprocess.Popen[bytes], lines: queue.SimpleQueue[str | None], say: Say) -> None:
+    """Have it interrupted once, and wait until it has written its state; the next interrupt kills it."""
+    process.terminate()
+    try:
+        say(f"interrupted: waiting until Terraform has written its state, {GRACE_S} seconds at most")
+        _drain(lines)
+    except BaseException:
+        process.terminate()
+        _drain(lines)
+        raise
+
+
+def _drain(lines: queue.SimpleQueue[str | None]) -> None:
+    while lines.get() is not None:
+        pass
+
+
+def _tail(file: IO[bytes]) -> str:
+    size = file.seek(0, os.SEEK_END)
+    file.seek(max(0, size - _STDERR_BYTES))
+    return file.read().decode(errors="replace")

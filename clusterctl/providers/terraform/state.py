@@ -1,0 +1,49 @@
+"""What a crash can do to a state, and what is in one."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any, Final
+
+from clusterctl.providers.terraform.run import Say
+from clusterctl.workspace import write_atomic
+
+STATE_FILE: Final = "terraform.tfstate"
+ERRORED_FILE: Final = "errored.tfstate"  # written by Terraform where it could not write the state
+
+
+def mend_torn(folder: Path, say: Say) -> None:
+    """Put the state of the run before in place of a local state that is torn.
+
+    Terraform writes the file in place: killed in that moment, it leaves an empty file, which it then takes
+    for no state at all. What was made since is found by its name when it is to be made again.
+    """
+    path, backup = folder / STATE_FILE, folder / f"{STATE_FILE}.backup"
+    if not path.is_file() or _is_whole(path) or not _is_whole(backup):
+        return
+    say("the state was torn when Terraform was killed: going on from the one before")
+    path.rename(folder / f"{STATE_FILE}.torn-{time.strftime('%Y%m%dT%H%M%S')}")
+    write_atomic(path, backup.read_bytes())
+
+
+def attributes(shown: Mapping[str, Any], address: str) -> Mapping[str, Any]:
+    """The attributes of a resource in `terraform show -json`; empty if it is not there."""
+    root = (shown.get("values") or {}).get("root_module") or {}
+    found = (resource["values"] for resource in _resources(root) if resource["address"] == address)
+    return next(found, {})
+
+
+def _resources(module: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
+    yield from module.get("resources", ())
+    for child in module.get("child_modules", ()):
+        yield from _resources(child)
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        return isinstance(json.loads(path.read_bytes()), dict)
+    except (OSError, ValueError):
+        return False

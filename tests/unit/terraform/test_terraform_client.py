@@ -1,0 +1,135 @@
+"""Terraform, driven: real runs on its built-in resource."""
+
+from __future__ import annotations
+
+import stat
+
+import pytest
+
+from clusterctl.errors import ProvisionError
+from clusterctl.providers.terraform import ResourceChange, StalePlanError
+from tests.support.terraform import Work
+
+
+def actions(changes: tuple[ResourceChange, ...]) -> dict[str | int | None, str]:
+    return {change.key: change.action for change in changes}
+
+
+def test_what_was_planned_is_made_once(work: Work) -> None:
+    plan = work.terraform.plan()
+    assert actions(plan.real_changes) == {"one": "create", "two": "create", "three": "create"}
+    work.terraform.apply(plan)
+    assert "one: creating…" in work.said
+    assert "one: created after 0 s" in work.said
+    assert work.terraform.outputs() == {"kinds": {"one": "small", "two": "small", "three": "small"}}
+    again = work.terraform.plan()
+    assert again.is_empty
+    assert actions(again.changes) == {"one": "no-op", "two": "no-op", "three": "no-op"}
+
+
+def test_changed_hosts_are_told_apart(work: Work) -> None:
+    work.terraform.apply(work.terraform.plan())
+    work.hosts(one="large", two="small", four="small")
+    plan = work.terraform.plan()
+    assert actions(plan.changes) == {"one": "replace", "two": "no-op", "three": "delete", "four": "create"}
+    why = {change.key: change.why_replaced for change in plan.real_changes}
+    assert why == {"one": ("triggers_replace",), "three": ("it is no longer asked for",), "four": ()}
+
+
+def test_all_is_removed(work: Work) -> None:
+    work.terraform.apply(work.terraform.plan())
+    plan = work.terraform.plan(destroy=True)
+    assert set(actions(plan.changes).values()) == {"delete"}
+    work.terraform.apply(plan)
+    assert work.terraform.addresses() == ()
+    assert work.terraform.plan(destroy=True).is_empty
+
+
+def test_secrets_are_in_no_plan_and_the_files_are_private(work: Work) -> None:
+    plan = work.terraform.plan()
+    assert "hunter2" not in repr(plan)
+    work.terraform.apply(plan)
+    work.hosts(one="large", two="small", three="small")
+    assert "hunter2" not in repr(work.terraform.plan())
+    assert "hunter2" not in "".join(work.said)
+    for name in ("terraform.tfstate", "plan.tfplan"):
+        assert stat.S_IMODE((work.folder / name).stat().st_mode) == 0o600
+
+
+def test_a_failure_leaves_the_rest_made_and_the_next_run_mends_it(work: Work) -> None:
+    work.break_host("two")
+    with pytest.raises(ProvisionError, match="not all could be made") as caught:
+        work.terraform.apply(work.terraform.plan())
+    assert "out of order" in caught.value.why
+    assert "two: failed after 0 s" in work.said
+    work.mend_host("two")
+    plan = work.terraform.plan()
+    assert actions(plan.changes) == {"one": "no-op", "two": "replace", "three": "no-op"}
+    assert actions(plan.real_changes) == {"two": "replace"}
+    work.terraform.apply(plan)
+    assert work.terraform.plan().is_empty
+
+
+def test_a_stale_plan_is_made_again_as_long_as_it_shows_nothing_new(work: Work) -> None:
+    shown = work.terraform.plan()
+    work.break_host("two")
+    with pytest.raises(ProvisionError):
+        work.terraform.apply(shown)
+    work.mend_host("two")
+    work.terraform.apply(shown)  # stale by now: the state has two hosts
+    assert work.existing() == {"one", "two", "three"}
+
+
+def test_nothing_is_done_that_was_not_shown(work: Work) -> None:
+    work.terraform.apply(work.terraform.plan())
+    work.hosts(one="large", two="small", three="small")
+    shown = work.terraform.plan()
+    work.hosts(one="large", two="large", three="small")
+    work.terraform.plan()  # another file now
+    with pytest.raises(StalePlanError) as caught:
+        work.terraform.apply(shown)
+    assert caught.value.why == 'replace terraform_data.node["two"]'
+    work.hosts(one="huge", two="small", three="small")  # the same host, but another change of it
+    with pytest.raises(StalePlanError):
+        work.terraform.apply(shown)
+    work.hosts(one="large", two="small", three="small")
+    work.terraform.apply(shown)
+
+
+def test_the_plan_that_was_saved_last_can_be_read_again(work: Work) -> None:
+    assert work.terraform.saved() is None
+    plan = work.terraform.plan()
+    assert work.terraform.saved() == plan
+    work.terraform.apply(plan)
+    work.hosts(one="small")
+    assert not work.terraform.plan().destroys
+    down = work.terraform.plan(destroy=True)
+    assert down.destroys
+    assert work.terraform.saved() == down
+
+
+def test_an_invalid_module_is_refused_with_its_reason(work: Work) -> None:
+    work.terraform.validate()
+    (work.folder / "more.tf").write_text('resource "terraform_data" "x" { inptu = 1 }\n')
+    with pytest.raises(ProvisionError, match="the Terraform module is not valid") as caught:
+        work.terraform.validate()
+    assert 'An argument named "inptu" is not expected here' in caught.value.why
+
+
+def test_what_init_prints_for_people_is_understood(work: Work) -> None:
+    (work.folder / "more.tf").write_text('terraform { required_version = "< 1.0" }\n')
+    with pytest.raises(ProvisionError, match="Terraform could not be set up") as caught:
+        work.terraform.init()
+    assert caught.value.why.startswith(
+        "Unsupported Terraform Core version: This configuration does not support"
+    )
+    assert "│" not in caught.value.why
+
+
+def test_the_callers_settings_of_terraform_do_not_steer_ours(
+    work: Work, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("TF_CLI_ARGS_plan", "-destroy")
+    monkeypatch.setenv("TF_VAR_seconds", "not a number")
+    monkeypatch.setenv("TF_WORKSPACE", "other")
+    assert len(work.terraform.plan().real_changes) == 3
