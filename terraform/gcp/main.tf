@@ -1,0 +1,114 @@
+# A Slurm cluster's hosts on Google Cloud. What each host is stands in var.hosts: nothing is decided here.
+
+provider "google" {
+  project = var.project
+  region  = var.region
+  zone    = var.zone
+}
+
+locals {
+  prefix = "${var.cluster}-${var.cluster_id}"
+
+  # Teardown finds what is left by these, whatever became of the state.
+  labels = merge(var.labels, {
+    clusterctl-cluster = var.cluster
+    clusterctl-id      = var.cluster_id
+  })
+
+  controller = one([for name, host in var.hosts : merge(host, { name = name }) if host.role == "controller"])
+  compute    = { for name, host in var.hosts : name => host if host.role == "compute" }
+
+  # What all hosts have in common.
+  common = {
+    project     = var.project
+    zone        = var.zone
+    labels      = local.labels
+    subnetwork  = module.network.subnetwork
+    kms_key     = var.kms_key
+    secure_boot = var.secure_boot
+    manager     = var.auto_down ? module.iam.members.controller : null
+    metadata = {
+      block-project-ssh-keys  = "TRUE"
+      enable-guest-attributes = "TRUE" # hosts publish their SSH host keys there
+      enable-oslogin          = "FALSE"
+      serial-port-enable      = "FALSE"
+      ssh-keys                = "${var.admin_user}:${var.admin_public_key}"
+    }
+  }
+}
+
+resource "google_project_service" "needed" {
+  for_each = var.enable_apis ? toset(var.services) : toset([])
+
+  project            = var.project
+  service            = each.value
+  disable_on_destroy = false # others in the project may need it too
+}
+
+module "iam" {
+  source     = "./modules/iam"
+  depends_on = [google_project_service.needed]
+
+  project = var.project
+  prefix  = local.prefix
+}
+
+module "network" {
+  source     = "./modules/network"
+  depends_on = [google_project_service.needed]
+
+  project          = var.project
+  region           = var.region
+  prefix           = local.prefix
+  network          = var.network
+  service_accounts = values(module.iam.emails)
+}
+
+module "controller" {
+  source = "./modules/controller"
+
+  host            = local.controller
+  common          = local.common
+  service_account = module.iam.emails.controller
+  manageable      = var.auto_down
+}
+
+module "nodes" {
+  source = "./modules/nodes"
+
+  project         = var.project
+  region          = var.region
+  hosts           = local.compute
+  placements      = var.placements
+  common          = local.common
+  service_account = module.iam.emails.compute
+  manageable      = var.auto_down
+}
+
+module "filestore" {
+  source     = "./modules/filestore"
+  count      = var.filestore == null ? 0 : 1
+  depends_on = [google_project_service.needed]
+
+  project  = var.project
+  name     = "${local.prefix}-shared"
+  location = var.filestore.tier == "REGIONAL" ? var.region : var.zone
+  settings = var.filestore
+  network  = module.network.network
+  cidr     = module.network.cidr
+  kms_key  = var.kms_key
+  labels   = local.labels
+}
+
+module "bucket" {
+  source     = "./modules/bucket"
+  count      = var.bucket == null ? 0 : 1
+  depends_on = [google_project_service.needed]
+
+  project = var.project
+  region  = var.region
+  bucket  = var.bucket
+  members = module.iam.members
+  kms_key = var.kms_key
+  labels  = local.labels
+}

@@ -1,0 +1,13 @@
+# The host with Slurm's daemons and, without Filestore, the shared folder: what can be changed on it is changed in
+# place, for a new one would have neither the users' files nor Slurm's records.
+
+module "host" {
+  source = "../instance"
+
+  name            = var.host.name
+  host            = var.host
+  common          = var.common
+  service_account = var.service_account
+  manageable      = var.manageable
+  stop_to_change  = true
+}

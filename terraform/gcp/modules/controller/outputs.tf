@@ -1,0 +1,4 @@
+output "host" {
+  description = "Where the controller is, and what it is."
+  value       = module.host.host
+}

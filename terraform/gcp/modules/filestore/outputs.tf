@@ -1,0 +1,9 @@
+output "address" {
+  description = "Address that it is mounted from."
+  value       = google_filestore_instance.shared.networks[0].ip_addresses[0]
+}
+
+output "share" {
+  description = "Name of what is mounted."
+  value       = google_filestore_instance.shared.file_shares[0].name
+}

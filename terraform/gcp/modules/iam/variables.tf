@@ -1,0 +1,14 @@
+variable "project" {
+  description = "Id of the project."
+  type        = string
+}
+
+variable "prefix" {
+  description = "First part of the accounts' names."
+  type        = string
+
+  validation {
+    condition     = length(var.prefix) <= 28
+    error_message = "A service account's name has at most 30 characters, two of which tell the role."
+  }
+}

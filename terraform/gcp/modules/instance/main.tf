@@ -1,0 +1,175 @@
+# One host, its disks, and who may take it down.
+
+locals {
+  image = join("/", compact([
+    "projects/${var.host.image.project}/global/images",
+    var.host.image.family == null ? null : "family",
+    coalesce(var.host.image.family, var.host.image.name),
+  ]))
+
+  # Google can neither migrate GPUs and close neighbours nor restart what it sells as spot.
+  fixed      = var.host.has_gpu || var.host.spot || var.host.placement != null
+  restarting = !var.host.spot && var.host.placement == null
+
+  extra_disks = { for index, disk in var.host.extra_disks : tostring(index) => disk }
+}
+
+# What a host is made anew for. The image counts as it is asked for: a newer one of a family replaces no host.
+resource "terraform_data" "shape" {
+  input = merge(
+    {
+      image      = local.image
+      local_ssds = var.host.local_ssds
+    },
+    var.stop_to_change ? {} : {
+      machine_type    = var.host.machine_type
+      secure_boot     = var.common.secure_boot
+      service_account = var.service_account
+      subnetwork      = var.common.subnetwork
+    },
+  )
+}
+
+resource "google_compute_disk" "extra" {
+  #checkov:skip=CKV_GCP_37: encrypted by Google, or by the key that is given; a raw key would have to stand in the state
+  for_each = local.extra_disks
+
+  project = var.common.project
+  zone    = var.common.zone
+  name    = "${var.name}-extra-${each.key}"
+  type    = each.value.type
+  size    = each.value.size_gib
+  labels  = var.common.labels
+
+  dynamic "disk_encryption_key" {
+    for_each = var.common.kms_key == null ? [] : [var.common.kms_key]
+
+    content {
+      kms_key_self_link = disk_encryption_key.value
+    }
+  }
+}
+
+resource "google_compute_instance" "host" {
+  #checkov:skip=CKV_GCP_38: encrypted by Google, or by the key that is given; a raw key would have to stand in the state
+  project                   = var.common.project
+  zone                      = var.common.zone
+  name                      = var.name
+  machine_type              = var.host.machine_type
+  labels                    = var.common.labels
+  metadata                  = var.common.metadata
+  can_ip_forward            = false
+  resource_policies         = var.placement_policy == null ? null : [var.placement_policy]
+  desired_status            = "RUNNING" # one that was stopped, or taken away by Google, is started again
+  allow_stopping_for_update = var.stop_to_change
+
+  boot_disk {
+    auto_delete       = true
+    kms_key_self_link = var.common.kms_key
+
+    initialize_params {
+      image  = local.image
+      size   = var.host.boot_disk.size_gib
+      type   = var.host.boot_disk.type
+      labels = var.common.labels
+    }
+  }
+
+  dynamic "attached_disk" {
+    for_each = google_compute_disk.extra
+
+    content {
+      source            = attached_disk.value.id
+      device_name       = "extra-${attached_disk.key}"
+      kms_key_self_link = var.common.kms_key
+    }
+  }
+
+  dynamic "scratch_disk" {
+    for_each = range(var.host.local_ssds)
+
+    content {
+      interface = "NVME"
+    }
+  }
+
+  network_interface {
+    subnetwork = var.common.subnetwork
+    nic_type   = var.host.nic_type
+  }
+
+  dynamic "network_performance_config" {
+    for_each = var.host.tier_1 ? ["TIER_1"] : []
+
+    content {
+      total_egress_bandwidth_tier = network_performance_config.value
+    }
+  }
+
+  dynamic "guest_accelerator" {
+    for_each = var.host.guest_accelerator == null ? [] : [var.host.guest_accelerator]
+
+    content {
+      type  = guest_accelerator.value.type
+      count = guest_accelerator.value.count
+    }
+  }
+
+  scheduling {
+    on_host_maintenance         = local.fixed ? "TERMINATE" : "MIGRATE"
+    automatic_restart           = local.restarting
+    preemptible                 = var.host.spot
+    provisioning_model          = var.host.spot ? "SPOT" : "STANDARD"
+    instance_termination_action = var.host.spot ? var.host.termination_action : null
+  }
+
+  dynamic "reservation_affinity" {
+    for_each = var.host.reservation == null ? [] : [var.host.reservation]
+
+    content {
+      type = "SPECIFIC_RESERVATION"
+
+      specific_reservation {
+        key    = "compute.googleapis.com/reservation-name"
+        values = [reservation_affinity.value]
+      }
+    }
+  }
+
+  service_account {
+    email  = var.service_account
+    scopes = ["cloud-platform"] # what it may do is a matter of IAM
+  }
+
+  shielded_instance_config {
+    enable_secure_boot          = var.common.secure_boot
+    enable_vtpm                 = true
+    enable_integrity_monitoring = true
+  }
+
+  lifecycle {
+    # Which image a family stood for, and a boot disk's labels, are of the day it was made. Some machine types
+    # bring local SSDs by themselves.
+    ignore_changes = [
+      boot_disk[0].initialize_params[0].image,
+      boot_disk[0].initialize_params[0].labels,
+      scratch_disk,
+    ]
+    replace_triggered_by = [terraform_data.shape]
+  }
+}
+
+# The least of Google's own roles that can delete and stop, on this host alone. A host's grants go with it.
+resource "google_compute_instance_iam_member" "manager" {
+  count = var.manageable ? 1 : 0
+
+  project       = var.common.project
+  zone          = var.common.zone
+  instance_name = google_compute_instance.host.name
+  role          = "roles/compute.instanceAdmin.v1"
+  member        = var.common.manager
+
+  lifecycle {
+    replace_triggered_by = [google_compute_instance.host.instance_id]
+  }
+}

@@ -1,0 +1,121 @@
+# A network without a way in but IAP's tunnel to SSH, and a way out by NAT. Hosts have no public addresses.
+# On a network that is there already only the firewall's rules are made, and only for the cluster's hosts;
+# the way out is then that network's.
+
+locals {
+  new = var.network.network == null
+
+  network = (
+    local.new
+    ? google_compute_network.cluster[0].id
+    : "projects/${var.project}/global/networks/${var.network.network}"
+  )
+  subnetwork = (
+    local.new
+    ? google_compute_subnetwork.cluster[0].id
+    : "projects/${var.project}/regions/${var.region}/subnetworks/${var.network.subnetwork}"
+  )
+
+  iap = "35.235.240.0/20" # where the tunnels of Identity-Aware Proxy come from
+}
+
+resource "google_compute_network" "cluster" {
+  count = local.new ? 1 : 0
+
+  project                 = var.project
+  name                    = "${var.prefix}-network"
+  auto_create_subnetworks = false
+  routing_mode            = "REGIONAL"
+  mtu                     = 8896 # the largest: gradients travel in fewer packets
+}
+
+resource "google_compute_subnetwork" "cluster" {
+  #checkov:skip=CKV_GCP_26: flow logs are billed by what is sent, and training sends terabytes between nodes that trust each other
+  #checkov:skip=CKV_GCP_76: the subnetwork has no IPv6
+  count = local.new ? 1 : 0
+
+  project                  = var.project
+  region                   = var.region
+  name                     = "${var.prefix}-subnetwork"
+  network                  = google_compute_network.cluster[0].id
+  ip_cidr_range            = var.network.cidr
+  stack_type               = "IPV4_ONLY"
+  private_ip_google_access = true
+}
+
+resource "google_compute_router" "out" {
+  count = local.new ? 1 : 0
+
+  project = var.project
+  region  = var.region
+  name    = "${var.prefix}-router"
+  network = google_compute_network.cluster[0].id
+}
+
+resource "google_compute_router_nat" "out" {
+  count = local.new ? 1 : 0
+
+  project                            = var.project
+  region                             = var.region
+  name                               = "${var.prefix}-nat"
+  router                             = google_compute_router.out[0].name
+  nat_ip_allocate_option             = "AUTO_ONLY"
+  source_subnetwork_ip_ranges_to_nat = "LIST_OF_SUBNETWORKS"
+
+  subnetwork {
+    name                    = google_compute_subnetwork.cluster[0].id
+    source_ip_ranges_to_nat = ["ALL_IP_RANGES"]
+  }
+
+  log_config {
+    enable = true
+    filter = "ERRORS_ONLY"
+  }
+}
+
+resource "google_compute_firewall" "iap_ssh" {
+  project                 = var.project
+  name                    = "${var.prefix}-iap-ssh"
+  description             = "SSH through Identity-Aware Proxy, and from nowhere else."
+  network                 = local.network
+  direction               = "INGRESS"
+  priority                = 1000
+  source_ranges           = [local.iap]
+  target_service_accounts = var.service_accounts
+
+  allow {
+    protocol = "tcp"
+    ports    = ["22"]
+  }
+}
+
+resource "google_compute_firewall" "internal" {
+  project                 = var.project
+  name                    = "${var.prefix}-internal"
+  description             = "The cluster's hosts among themselves: Slurm, MPI, NCCL and NFS choose their ports."
+  network                 = local.network
+  direction               = "INGRESS"
+  priority                = 1000
+  source_service_accounts = var.service_accounts
+  target_service_accounts = var.service_accounts
+
+  allow {
+    protocol = "all"
+  }
+}
+
+# A network that is there already may let in more than a new one; not to these hosts.
+resource "google_compute_firewall" "deny" {
+  project                 = var.project
+  name                    = "${var.prefix}-deny"
+  description             = "Nothing else gets to the cluster's hosts."
+  network                 = local.network
+  direction               = "INGRESS"
+  priority                = 2000
+  source_ranges           = ["0.0.0.0/0"]
+  target_service_accounts = var.service_accounts
+
+  deny {
+    protocol = "all"
+  }
+}

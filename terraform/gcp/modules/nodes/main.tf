@@ -1,0 +1,27 @@
+# The nodes, by hostname: another number of nodes touches only those that come or go. A node has nothing that is
+# not put there again, so one that is changed is replaced.
+
+resource "google_compute_resource_policy" "compact" {
+  for_each = var.placements
+
+  project = var.project
+  region  = var.region
+  name    = each.value
+
+  group_placement_policy {
+    collocation = "COLLOCATED"
+  }
+}
+
+module "node" {
+  source   = "../instance"
+  for_each = var.hosts
+
+  name             = each.key
+  host             = each.value
+  common           = var.common
+  service_account  = var.service_account
+  placement_policy = each.value.placement == null ? null : google_compute_resource_policy.compact[each.value.placement].id
+  manageable       = var.manageable
+  stop_to_change   = false
+}

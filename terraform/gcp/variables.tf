@@ -1,0 +1,280 @@
+variable "project" {
+  description = "Id of the project that everything is made in."
+  type        = string
+  nullable    = false
+
+  validation {
+    condition     = can(regex("^[a-z][a-z0-9-]{4,28}[a-z0-9]$", var.project))
+    error_message = "project must be a project's id: 6 to 30 lower-case letters, digits or dashes, a letter first."
+  }
+}
+
+variable "region" {
+  description = "Region of the network, the placement policies and the bucket."
+  type        = string
+  nullable    = false
+
+  validation {
+    condition     = can(regex("^[a-z]+-[a-z]+[0-9]+$", var.region))
+    error_message = "region must be a region, such as us-central1."
+  }
+}
+
+variable "zone" {
+  description = "Zone of all hosts, in the region."
+  type        = string
+  nullable    = false
+
+  validation {
+    condition     = can(regex("^[a-z]+-[a-z]+[0-9]+-[a-z]$", var.zone))
+    error_message = "zone must be a zone, such as us-central1-a."
+  }
+}
+
+variable "cluster" {
+  description = "Name of the cluster: part of the name of what is not a host."
+  type        = string
+  nullable    = false
+
+  validation {
+    condition     = can(regex("^[a-z][a-z0-9-]{0,19}$", var.cluster))
+    error_message = "cluster must be a lower-case letter, then at most 19 lower-case letters, digits or dashes."
+  }
+}
+
+variable "cluster_id" {
+  description = "Six hex digits that tell this cluster from another of the same name."
+  type        = string
+  nullable    = false
+
+  validation {
+    condition     = can(regex("^[0-9a-f]{6}$", var.cluster_id))
+    error_message = "cluster_id must be six hex digits."
+  }
+}
+
+variable "labels" {
+  description = "Labels of everything that can have some; clusterctl-cluster and clusterctl-id are always added."
+  type        = map(string)
+  default     = {}
+  nullable    = false
+
+  validation {
+    condition = alltrue([
+      for key, value in var.labels :
+      can(regex("^[a-z][a-z0-9_-]{0,62}$", key)) && can(regex("^[a-z0-9_-]{0,63}$", value))
+    ])
+    error_message = "labels must be of lower-case letters, digits, dashes or underscores; a key begins with a letter."
+  }
+}
+
+variable "admin_user" {
+  description = "Account on every host that may become root, and that SSH logs in as."
+  type        = string
+  default     = "clusterctl"
+  nullable    = false
+
+  validation {
+    condition     = can(regex("^[a-z_][a-z0-9_-]{0,30}$", var.admin_user)) && var.admin_user != "root"
+    error_message = "admin_user must be an ordinary account's name."
+  }
+}
+
+variable "admin_public_key" {
+  description = "Public SSH key of the admin user, as it stands in a .pub file."
+  type        = string
+  nullable    = false
+
+  validation {
+    condition     = can(regex("^(ssh-ed25519|ssh-rsa|ecdsa-sha2-nistp256) [A-Za-z0-9+/=]+( [^\n]*)?$", var.admin_public_key))
+    error_message = "admin_public_key must be one line of a .pub file; a private key has no place here."
+  }
+}
+
+variable "enable_apis" {
+  description = "Enable the services; they stay enabled when the cluster is gone."
+  type        = bool
+  default     = true
+  nullable    = false
+}
+
+variable "services" {
+  description = "Google's services that the cluster needs."
+  type        = list(string)
+  default     = ["compute.googleapis.com", "iam.googleapis.com", "iap.googleapis.com"]
+  nullable    = false
+
+  validation {
+    condition     = alltrue([for service in var.services : endswith(service, ".googleapis.com")])
+    error_message = "services must be names such as compute.googleapis.com."
+  }
+}
+
+variable "network" {
+  description = "Addresses of a new subnetwork; or the names of a network and a subnetwork that are there."
+  type = object({
+    cidr       = optional(string, "10.80.0.0/20")
+    network    = optional(string)
+    subnetwork = optional(string)
+  })
+  default  = {}
+  nullable = false
+
+  validation {
+    condition     = can(cidrnetmask(var.network.cidr))
+    error_message = "network.cidr must be a range of IPv4 addresses, such as 10.80.0.0/20."
+  }
+
+  validation {
+    condition     = (var.network.network == null) == (var.network.subnetwork == null)
+    error_message = "network.network and network.subnetwork go together: give both names, or none for new ones."
+  }
+}
+
+variable "kms_key" {
+  description = "Key that disks, Filestore and bucket are encrypted with (CMEK); by default Google's own."
+  type        = string
+  default     = null
+
+  validation {
+    condition     = var.kms_key == null || can(regex("^projects/[^/]+/locations/[^/]+/keyRings/[^/]+/cryptoKeys/[^/]+$", var.kms_key))
+    error_message = "kms_key must be projects/PROJECT/locations/REGION/keyRings/RING/cryptoKeys/KEY."
+  }
+}
+
+variable "secure_boot" {
+  description = "Start only what is signed. NVIDIA's drivers often are not."
+  type        = bool
+  default     = false
+  nullable    = false
+}
+
+variable "auto_down" {
+  description = "Let the controller delete or stop the cluster's own hosts, so that an idle cluster takes itself down."
+  type        = bool
+  default     = false
+  nullable    = false
+}
+
+variable "hosts" {
+  description = <<-EOT
+    The hosts by their hostname. Exactly one has the role "controller"; the others are "compute", each of a partition.
+    guest_accelerator is for N1 machines only: other families come with their GPUs. placement is a name of placements.
+  EOT
+  type = map(object({
+    role         = string
+    partition    = optional(string)
+    machine_type = string
+    image = object({
+      project = string
+      family  = optional(string)
+      name    = optional(string)
+    })
+    boot_disk = object({
+      size_gib = number
+      type     = string
+    })
+    extra_disks = optional(list(object({
+      size_gib = number
+      type     = string
+    })), [])
+    local_ssds = optional(number, 0)
+    guest_accelerator = optional(object({
+      type  = string
+      count = number
+    }))
+    has_gpu            = optional(bool, false)
+    spot               = optional(bool, false)
+    termination_action = optional(string, "STOP")
+    placement          = optional(string)
+    nic_type           = optional(string, "GVNIC")
+    tier_1             = optional(bool, false)
+    reservation        = optional(string)
+  }))
+  nullable = false
+
+  validation {
+    condition     = alltrue([for name, _ in var.hosts : can(regex("^[a-z]([a-z0-9-]{0,61}[a-z0-9])?$", name))])
+    error_message = "A hostname must be of at most 63 lower-case letters, digits or dashes, a letter first."
+  }
+
+  validation {
+    condition     = length([for host in var.hosts : host if host.role == "controller"]) == 1
+    error_message = "Exactly one host must have the role \"controller\"."
+  }
+
+  validation {
+    condition = alltrue([
+      for host in var.hosts :
+      host.role == "controller" ? host.partition == null : host.role == "compute" && host.partition != null
+    ])
+    error_message = "A host is the controller without a partition, or of the role \"compute\" with one."
+  }
+
+  validation {
+    condition     = alltrue([for host in var.hosts : (host.image.family == null) != (host.image.name == null)])
+    error_message = "An image is the newest of a family, or one by its name: give one of family and name."
+  }
+
+  validation {
+    condition = alltrue(flatten([
+      for host in var.hosts : [for disk in concat([host.boot_disk], host.extra_disks) : disk.size_gib >= 10]
+    ]))
+    error_message = "A disk has at least 10 GiB."
+  }
+
+  validation {
+    condition     = alltrue([for host in var.hosts : contains(["STOP", "DELETE"], host.termination_action)])
+    error_message = "termination_action must be STOP or DELETE."
+  }
+
+  validation {
+    condition     = alltrue([for host in var.hosts : contains(["GVNIC", "VIRTIO_NET"], host.nic_type)])
+    error_message = "nic_type must be GVNIC or VIRTIO_NET."
+  }
+
+  validation {
+    condition     = alltrue([for host in var.hosts : !host.tier_1 || host.nic_type == "GVNIC"])
+    error_message = "tier_1 needs nic_type GVNIC."
+  }
+
+  validation {
+    condition     = alltrue([for host in var.hosts : host.guest_accelerator == null || startswith(host.machine_type, "n1-")])
+    error_message = "guest_accelerator goes with N1 machines only; other families come with their GPUs."
+  }
+}
+
+variable "placements" {
+  description = "Names of the compact placement policies that hosts are in: hosts close to each other."
+  type        = set(string)
+  default     = []
+  nullable    = false
+}
+
+variable "filestore" {
+  description = "The shared folder on Filestore; by default it is the controller's own."
+  type = object({
+    tier         = string
+    capacity_gib = number
+  })
+  default = null
+
+  validation {
+    condition     = var.filestore == null || contains(["BASIC_HDD", "BASIC_SSD", "ZONAL", "REGIONAL"], try(var.filestore.tier, ""))
+    error_message = "filestore.tier must be BASIC_HDD, BASIC_SSD, ZONAL or REGIONAL."
+  }
+
+  validation {
+    condition     = var.filestore == null || try(var.filestore.capacity_gib, 0) >= 1024
+    error_message = "filestore.capacity_gib must be at least 1024."
+  }
+}
+
+variable "bucket" {
+  description = "A bucket that the hosts may read and write: one that is there, or made with the cluster."
+  type = object({
+    name   = string
+    create = optional(bool, false)
+  })
+  default = null
+}
