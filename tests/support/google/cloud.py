@@ -108,6 +108,14 @@ class GoogleCloud:
         with self.store.change() as world:
             world["faults"] = []
 
+    def stop(self, name: str) -> None:
+        """It is powered off, by its owner or by Google: it is there, and does not run."""
+        with self.store.change() as world:
+            for each in world["resources"]["google_compute_instance"].values():
+                if each["name"] == name:
+                    each["current_status"] = "TERMINATED"
+                    each["desired_status"] = "TERMINATED" if each["desired_status"] else None
+
     def lose(self, name: str, kind: str = "google_compute_instance") -> None:
         """Somebody else deletes it."""
         with self.store.change() as world:

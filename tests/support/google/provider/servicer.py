@@ -81,6 +81,8 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
             if default in proposed and proposed[default] is None:
                 proposed[default] = self.settings.get(default)
         planned = self._with_labels(schema.with_unknowns(self._block(kind), proposed, prior))
+        if prior and planned.get("desired_status") not in {None, prior.get("current_status")}:
+            planned |= {"current_status": Unknown}  # it is started, or stopped
         changed = schema.differences(prior, planned) if prior else ()
         replaced = [schema.path(trail) for trail in changed if world.forces_new(kind, trail)]
         return pb.PlanResourceChange.Response(

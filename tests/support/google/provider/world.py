@@ -99,7 +99,7 @@ def _known(world: Mapping[str, Any], kind: str, value: Mapping[str, Any], number
             return known | {
                 "network_interface.network_ip": world["addresses"].get(name) or _next_address(world, value),
                 "network_interface.name": "nic0",
-                "current_status": "RUNNING",
+                "current_status": value["desired_status"] or "RUNNING",
                 "instance_id": str(4_000_000_000_000_000_000 + number),
                 "boot_disk.source": f"{zone}/disks/{name}",
                 "boot_disk.device_name": "persistent-disk-0",

@@ -1,0 +1,1 @@
+"""GPU nodes on Google Cloud."""
