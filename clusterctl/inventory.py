@@ -6,7 +6,10 @@ It is written as `inventory.yml` (works with plain ``ansible-playbook -i``), `ss
 
 from __future__ import annotations
 
+import shlex
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
 
@@ -16,6 +19,7 @@ from clusterctl.spec.models import ADMIN_USER
 CONTROLLER = "controller"
 ARCHITECTURE = "x86_64"  # of all nodes, as the kernel calls it
 COMPUTE = "compute"
+PROXIED_TIMEOUT_S = 60  # gcloud alone takes seconds to start, and many may start at once
 
 
 class Host(BaseModel):
@@ -24,6 +28,10 @@ class Host(BaseModel):
     ``cpus`` and ``memory_mib`` are set where a node gets a share of a larger machine and its hardware
     facts would claim too much; Slurm is then told the share (``config_overrides``). ``disk_mib`` is the
     limit of what it may write, where there is one.
+
+    ``proxy_command`` is a program whose standard streams carry the SSH connection where there is no route;
+    `%p` in it is the port. ``job_environment`` is set in every job on the host, unless the job sets it
+    itself; `{interface}` in a value is the host's interface on the cluster's network.
     """
 
     model_config = ConfigDict(frozen=True)
@@ -38,6 +46,23 @@ class Host(BaseModel):
     cpus: int | None = None
     memory_mib: int | None = None
     disk_mib: int | None = None
+    proxy_command: tuple[str, ...] = ()
+    job_environment: Mapping[str, str] = {}
+    local_ssds: int = Field(0, description="local disks that become its /scratch")
+
+
+class SharedFolder(BaseModel):
+    """Where the shared folder comes from.
+
+    `existing`: the provider mounted it. `nfs`: the controller exports its own folder. `filestore`: a server
+    of its own exports it.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    kind: Literal["existing", "nfs", "filestore"] = "existing"
+    server: str | None = Field(None, description="address of who exports it, unless it exists")
+    path: str | None = Field(None, description="what is exported, unless it exists")
 
 
 class Inventory(BaseModel):
@@ -51,6 +76,8 @@ class Inventory(BaseModel):
     hosts: tuple[Host, ...]
     network: str = Field(description="CIDR that MPI and Slurm traffic uses")
     shared: str = Field(description="folder that every host sees")
+    shared_folder: SharedFolder = SharedFolder()
+    bucket: str | None = Field(None, description="Cloud Storage bucket that every host sees as /bucket")
     oversubscribed: bool = Field(False, description="the compute nodes share cores with each other")
     baked: bool = Field(description="the install part of every role is in the hosts' image already")
 
@@ -75,7 +102,7 @@ class Inventory(BaseModel):
             f"    HostName {host.address}\n"
             f"    Port {host.port}\n"
             f"    User {host.user}\n"
-            f"    HostKeyAlias {host.name}\n"
+            f"    HostKeyAlias {host.name}\n" + _proxy_options(host)
             for host in self.hosts
         ]
         common = "Host *\n" + ssh_options(key=key, known_hosts=known_hosts)
@@ -84,6 +111,13 @@ class Inventory(BaseModel):
     def known_hosts(self) -> str:
         """One line a host, under the host's name (see HostKeyAlias)."""
         return "".join(f"{host.name} {host.host_key}\n" for host in self.hosts)
+
+
+def _proxy_options(host: Host) -> str:
+    """The proxy takes the rest of its line, for the user's shell. It gets time to start."""
+    if not host.proxy_command:
+        return ""
+    return f"    ProxyCommand {shlex.join(host.proxy_command)}\n    ConnectTimeout {PROXIED_TIMEOUT_S}\n"
 
 
 def ssh_options(*, key: Path, known_hosts: Path) -> str:

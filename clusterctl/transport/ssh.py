@@ -20,6 +20,7 @@ from clusterctl.transport import bulk as bulk_connection
 from clusterctl.transport import heartbeat
 from clusterctl.transport.base import Conversation, Result, sendable, shown
 from clusterctl.transport.lean import paramiko
+from clusterctl.transport.proxy import ProxySocket
 from clusterctl.transport.target import Reject, Target, wrong_key
 
 # Without a handler, paramiko's background thread would write to the user's terminal.
@@ -29,6 +30,7 @@ _CHUNK = 1 << 16
 _WINDOW = 1 << 23  # bytes the host may send ahead of us; paramiko's default slows down large outputs
 _STDERR_TAIL = 1 << 16
 _DEAD_AFTER_MS = 60_000
+Socket = socket.socket | ProxySocket
 _NO_STATUS = -1  # paramiko's word for it
 _SETTLE_S = 1.0
 
@@ -202,37 +204,48 @@ class SSHTransport:
     def _connect(self) -> paramiko.SSHClient:
         target = Target.read(self._config, self._host, self._user)
         client = paramiko.SSHClient()
-        try:
-            self._open(client, target)
-        except paramiko.BadHostKeyException as exc:
+        sock: Socket | None = None
+
+        def give_up() -> None:
             client.close()
+            if sock is not None:  # paramiko, which failed early, may not have closed it
+                sock.close()
+
+        try:
+            sock = self._socket(target)
+            self._open(client, target, sock)
+        except paramiko.BadHostKeyException as exc:
+            give_up()
             raise wrong_key(self._host, target.known_hosts, exc) from exc
         except paramiko.AuthenticationException as exc:
             transport = client.get_transport()
             answered = transport is not None and transport.is_active()
-            client.close()
+            give_up()
             if not answered:  # as sshd does on a host that still boots, whose PAM lets nobody in yet
                 raise self._unreachable("the connection broke during the login", exc) from exc
             raise self._refused(target, exc) from exc
         except (paramiko.SSHException, OSError, EOFError) as exc:
-            client.close()
-            raise self._unreachable(f"no SSH connection to {target.address}:{target.port}", exc) from exc
+            give_up()
+            said = sock.said() if isinstance(sock, ProxySocket) else ""
+            what = f"no SSH connection to {target.address}:{target.port}"
+            raise self._unreachable(what, said or exc) from exc
         except BaseException:
-            client.close()
+            give_up()
             raise
         return client
 
-    def _open(self, client: paramiko.SSHClient, target: Target) -> None:
+    def _open(self, client: paramiko.SSHClient, target: Target, sock: socket.socket | ProxySocket) -> None:
+        timeout_s = self._timeout_s(target)
         client.set_missing_host_key_policy(Reject(target.known_hosts))
         client.load_host_keys(str(target.known_hosts))
         client.connect(
             target.alias,  # with a socket given, this is only the name that known_hosts is asked for
             username=target.user,
             key_filename=target.key,
-            sock=self._socket(target),
-            timeout=self._connect_timeout_s,
-            banner_timeout=self._connect_timeout_s,
-            auth_timeout=self._connect_timeout_s,
+            sock=sock,  # type: ignore[arg-type]  # a proxy's is like one
+            timeout=timeout_s,
+            banner_timeout=timeout_s,
+            auth_timeout=timeout_s,
             allow_agent=False,
             look_for_keys=False,
         )
@@ -241,13 +254,21 @@ class SSHTransport:
             every_s, patience_s = self._heartbeat_s
             heartbeat.watch(transport, every_s=every_s, patience_s=patience_s)
 
-    def _socket(self, target: Target) -> socket.socket:
+    def _timeout_s(self, target: Target) -> float:
+        """A proxy has to start first, and may say how long that takes."""
+        if target.proxy_command is None or target.connect_timeout_s is None:
+            return self._connect_timeout_s
+        return max(self._connect_timeout_s, target.connect_timeout_s)
+
+    def _socket(self, target: Target) -> Socket:
+        if target.proxy_command is not None:
+            return ProxySocket(target.proxy_command)
         sock = socket.create_connection((target.address, target.port), timeout=self._connect_timeout_s)
         # The kernel ends a connection whose peer vanished silently, and refuses what we send then.
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, _DEAD_AFTER_MS)
         return sock
 
-    def _unreachable(self, what: str, cause: Exception | None) -> UnreachableError:
+    def _unreachable(self, what: str, cause: Exception | str | None) -> UnreachableError:
         return UnreachableError(
             f"{self._host}: {what}",
             where=str(self._config),

@@ -20,6 +20,8 @@ class Target:
     user: str
     key: str
     known_hosts: Path
+    proxy_command: str | None = None  # instead of a TCP connection
+    connect_timeout_s: float | None = None
 
     @classmethod
     def read(cls, config: Path, host: str, user: str | None) -> Target:
@@ -33,6 +35,8 @@ class Target:
                 user=user or options["user"],
                 key=options["identityfile"][0],
                 known_hosts=Path(options["userknownhostsfile"]),
+                proxy_command=options.get("proxycommand"),
+                connect_timeout_s=float(timeout) if (timeout := options.get("connecttimeout")) else None,
             )
         except (OSError, ValueError, KeyError, paramiko.ConfigParseError) as exc:
             raise TransportError(

@@ -1,0 +1,167 @@
+"""Paramiko, plain ssh and its bulk connection, to a real sshd behind a program, as through an IAP tunnel."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import signal
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from clusterctl.errors import HostKeyError, UnreachableError
+from clusterctl.inventory import Host, Inventory
+from clusterctl.transport.ssh import SSHTransport
+from tests.support.processes import gone
+
+# Carries its streams to a port of this machine, as gcloud does; it notes who it is.
+CARRIER = """\
+import os, socket, sys, threading
+notes, port, mode = sys.argv[1], int(sys.argv[2]), sys.argv[3]
+with open(notes, "a") as file:
+    print(os.getpid(), file=file)
+if mode == "refused":
+    sys.exit("ERROR: (gcloud.compute.start-iap-tunnel) You do not currently have an active account selected.")
+os.set_blocking(0, False)  # as gcloud does
+os.set_blocking(0, True)
+if mode == "silent":
+    threading.Event().wait()
+sock = socket.create_connection(("127.0.0.1", port))
+def down():
+    while data := sock.recv(65536):
+        os.write(1, data)
+    os._exit(0)
+threading.Thread(target=down, daemon=True).start()
+while data := os.read(0, 65536):
+    sock.sendall(data)
+if mode == "stubborn":
+    import signal
+    signal.signal(signal.SIGTERM, signal.SIG_IGN)
+    threading.Event().wait()
+"""
+
+
+@pytest.fixture
+def behind(sshd, me, tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
+    """Writes the ssh_config of a host that a program leads to; also tells where that notes its pids."""
+
+    def write(mode: str = "plain", host_key: str | None = None) -> tuple[Path, Path]:
+        folder = tmp_path / 'it\'s "a" $HOME; folder'
+        folder.mkdir(exist_ok=True)
+        carrier, notes = folder / "carrier.py", folder / "pids"
+        carrier.write_text(CARRIER)
+        notes.touch()
+        host = Host(
+            name="node",
+            address="192.0.2.1",  # which nobody has: only the program leads there
+            port=sshd.port,
+            user=me,
+            role="controller",
+            host_key=host_key or sshd.host_key,
+            proxy_command=(sys.executable, str(carrier), str(notes), "%p", mode),
+        )
+        inventory = Inventory(
+            cluster="t", cluster_id="abc123", provider="gcp", hosts=(host,), network="192.0.2.0/24",
+            shared="/shared", baked=True,
+        )  # fmt: skip
+        config, known_hosts = tmp_path / "ssh_config", tmp_path / "known_hosts"
+        known_hosts.write_text(inventory.known_hosts())
+        config.write_text(inventory.ssh_config(key=sshd.folder / "id", known_hosts=known_hosts))
+        return config, notes
+
+    return write
+
+
+def pids(notes: Path) -> list[int]:
+    return [int(pid) for pid in notes.read_text().split()]
+
+
+def test_commands_run_through_the_program_which_ends_with_the_connection(behind):
+    config, notes = behind()
+    transport = SSHTransport("node", config)
+    assert transport.run(["cat"], stdin=b"x" * (1 << 20)).stdout == "x" * (1 << 20)
+    assert transport.run(["echo", "again"]).stdout == "again\n"
+    (pid,) = pids(notes)  # one connection
+    transport.close()
+    assert gone(pid)
+
+
+def test_plain_ssh_reads_the_same_file(behind):
+    config, notes = behind()
+    done = subprocess.run(
+        ["ssh", "-F", config, "node", "echo there"], capture_output=True, text=True, check=False
+    )
+    assert done.stdout == "there\n", done.stderr
+    assert all(map(gone, pids(notes)))
+
+
+def test_much_data_goes_over_the_ssh_program(behind):
+    config, notes = behind()
+    transport = SSHTransport("node", config)
+    with transport.converse(["cat"], bulk=True) as talk:
+        talk.send(b"y" * 1000)
+        assert talk.receive() == b"y" * 1000
+        talk.finish()
+    transport.close()
+    assert len(pids(notes)) == 2
+    assert all(map(gone, pids(notes)))
+
+
+def test_a_host_with_another_key_is_refused(behind, sshd):
+    other = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIBThL2lBfAZtUw2KHMpcjrZCUcfRCXT2HGfDzIJ+Zm1d"
+    config, notes = behind(host_key=other)
+    with pytest.raises(HostKeyError):
+        SSHTransport("node", config).run(["true"])
+    assert all(map(gone, pids(notes)))
+
+
+def test_what_the_program_says_is_the_reason(behind):
+    config, notes = behind("refused")
+    with pytest.raises(UnreachableError) as caught:
+        SSHTransport("node", config).run(["true"])
+    assert "active account" in caught.value.why
+    assert all(map(gone, pids(notes)))
+
+
+def test_a_program_that_is_not_there_is_said(behind):
+    config, _ = behind()
+    config.write_text(config.read_text().replace(shlex.quote(sys.executable), "/no/such/gcloud"))
+    with pytest.raises(UnreachableError) as caught:
+        SSHTransport("node", config).run(["true"])
+    assert "/no/such/gcloud" in caught.value.why
+
+
+def test_a_stubborn_program_ends_all_the_same(behind):
+    config, notes = behind("stubborn")
+    transport = SSHTransport("node", config)
+    transport.run(["true"])
+    transport.close()
+    assert all(map(gone, pids(notes)))
+
+
+def test_the_program_ends_when_we_are_killed(behind):
+    config, notes = behind()
+    code = (
+        "import sys, time; from pathlib import Path; from clusterctl.transport.ssh import SSHTransport\n"
+        "from concurrent.futures import ThreadPoolExecutor\n"
+        "t = SSHTransport('node', Path(sys.argv[1]))\n"
+        "with ThreadPoolExecutor(1) as pool: pool.submit(t.run, ['true']).result()\n"  # its thread ends
+        "t.run(['true']); print('connected', flush=True); time.sleep(60)\n"
+    )
+    with subprocess.Popen([sys.executable, "-c", code, config], stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"connected\n"
+        os.kill(process.pid, signal.SIGKILL)
+    assert all(map(gone, pids(notes)))
+    assert len(pids(notes)) == 1
+
+
+def test_a_program_that_never_answers_is_given_up(behind):
+    config, notes = behind("silent")
+    config.write_text(config.read_text().replace("ConnectTimeout 60", "ConnectTimeout 1"))
+    with pytest.raises(UnreachableError):
+        SSHTransport("node", config, connect_timeout_s=1).run(["true"])
+    assert all(map(gone, pids(notes)))
