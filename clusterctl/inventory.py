@@ -91,6 +91,11 @@ class Inventory(BaseModel):
         """The hosts that run slurmd, in partition order."""
         return tuple(h for h in self.hosts if h.role == COMPUTE)
 
+    @property
+    def has_job_environment(self) -> bool:
+        """Whether jobs find variables of their host in their environment."""
+        return any(host.job_environment for host in self.hosts)
+
     def host(self, name: str) -> Host | None:
         """The host of that name, if there is one."""
         return next((h for h in self.hosts if h.name == name), None)

@@ -12,6 +12,8 @@ from clusterctl.errors import Failure
 _TAIL = 1500  # characters of a module's own words that are shown
 _HINTS = {
     "shared_storage": "every host must have the same shared folder mounted",
+    "scratch": "see `journalctl -u clusterctl-scratch` on the host",
+    "bucket": "the bucket must exist, and the nodes' service account may read and write it",
     "munge": "see `journalctl -u munge` on the host",
     "mariadb": "see `journalctl -u mariadb` on the controller",
     "slurmdbd": "see /var/log/slurm/slurmdbd.log on the controller",

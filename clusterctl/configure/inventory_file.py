@@ -61,6 +61,7 @@ def role_variables(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
         "common_hosts": [{"name": host.name, "address": host.address} for host in inventory.hosts],
         "shared_storage_path": inventory.shared,
         "shared_storage_cluster_id": inventory.cluster_id,
+        **_shared_folder(inventory),
         "users_home_root": f"{inventory.shared}/home",
         "users_accounts": _accounts(spec, workspace),
         "munge_key_src": literal(str(workspace.munge_key)),
@@ -74,6 +75,9 @@ def role_variables(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
         "openmpi_yield_when_idle": inventory.oversubscribed,
         "job_env_payload_src": literal(str(workspace.rendered / "payload.tar")),
         "job_env_payload_hash": payload_hash(),
+        "job_env_task_prolog": inventory.has_job_environment,
+        "job_env_network": inventory.network,
+        **_bucket(inventory),
     }
 
 
@@ -93,7 +97,25 @@ def to_yaml(document: Variables) -> str:
 
 
 def _host_variables(host: Host) -> Variables:
-    return {"clusterctl_partition": host.partition} if host.partition else {}
+    variables: Variables = {}
+    if host.partition:
+        variables["clusterctl_partition"] = host.partition
+    if host.job_environment:
+        variables["job_env_variables"] = {n: literal(value) for n, value in host.job_environment.items()}
+    if host.local_ssds:
+        variables["scratch_disks"] = host.local_ssds
+    return variables
+
+
+def _shared_folder(inventory: Inventory) -> Variables:
+    folder = inventory.shared_folder
+    values = {"kind": folder.kind, "server": folder.server, "export": folder.path}
+    own = {"network": inventory.network} if folder.kind == "nfs" else {}
+    return {f"shared_storage_{key}": value for key, value in {**values, **own}.items() if value is not None}
+
+
+def _bucket(inventory: Inventory) -> Variables:
+    return {"bucket_name": inventory.bucket} if inventory.bucket else {}
 
 
 def _accounts(spec: ClusterSpec, workspace: Workspace) -> list[Variables]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 from clusterctl.assets import payload_hash
 from clusterctl.inventory import CONTROLLER, Host, Inventory
 from clusterctl.reach import Question
+from clusterctl.slurm.config import TASK_PROLOG
 from clusterctl.spec import ClusterSpec
 from clusterctl.workspace import Workspace
 
@@ -19,6 +20,8 @@ _SLURM = tuple(f"/etc/slurm/{name}.conf" for name in ("slurm", "gres", "cgroup")
 _SLURMDBD = "/etc/slurm/slurmdbd.conf"
 _SLURMD = "/etc/systemd/system/slurmd.service.d/clusterctl.conf"
 _MARIADB = "/etc/mysql/mariadb.conf.d/60-clusterctl.cnf"
+_EXPORTS = "/etc/exports.d/clusterctl.exports"
+_SCRATCH = "/usr/local/sbin/clusterctl-scratch"
 _PLACES = ("/", "/tmp", "/var", "/run")  # noqa: S108
 
 
@@ -39,9 +42,18 @@ def _question(host: Host, spec: ClusterSpec, inventory: Inventory, workspace: Wo
         }
     else:
         units["slurmd"] = (_SLURMD,)
+    files = [_MUNGE_KEY, _OPENMPI, *((*_SLURM, _SLURMDBD) if leads else (_SLURMD,))]
+    if inventory.has_job_environment:
+        files.append(TASK_PROLOG)
+    if leads and inventory.shared_folder.kind == "nfs":
+        units["nfs-server"] = (_EXPORTS,)
+        files.append(_EXPORTS)
+    if host.local_ssds:
+        units["clusterctl-scratch"] = ()
+        files.append(_SCRATCH)
     users = tuple(user.name for user in spec.users)
     return Question(
-        files=(_MUNGE_KEY, _OPENMPI, *((*_SLURM, _SLURMDBD) if leads else (_SLURMD,))),
+        files=tuple(files),
         blocks={"/etc/hosts": (_HOSTS_BLOCK[0], _HOSTS_BLOCK[1])},
         paths=(
             f"{_PAYLOAD}/{payload_hash()}/.complete",

@@ -19,6 +19,7 @@ __all__ = ["FACTS_ARGV", "NodeFacts", "parse_facts", "render_files", "slurm_minu
 SLURMCTLD_PORT = 6817
 SLURMD_PORT = 6818
 SLURMDBD_PORT = 6819
+TASK_PROLOG = "/opt/clusterctl/task-prolog"  # of the role job_env
 LOG_DIR = "/var/log/slurm"
 STATE_DIR = "/var/lib/slurm/slurmctld"
 SPOOL_DIR = "/run/slurmd"  # in memory: a node that lost power must not find credentials of dead jobs
@@ -138,7 +139,8 @@ def _sections(
             "PriorityWeightAge": "1000",
             "PriorityWeightQOS": "10000",
         },
-        "Running": _running(shares=shares),
+        "Running": _running(shares=shares)
+        | ({"TaskProlog": TASK_PROLOG} if inventory.has_job_environment else {}),
         "Faults": {"ReturnToService": "2", **timeouts(len(nodes))},
         "Accounting": _accounting(inventory, nodes),
     }

@@ -14,7 +14,7 @@ import pytest
 
 from clusterctl.assets import asset, payload_hash
 from clusterctl.configure import write_inventory
-from clusterctl.inventory import Inventory
+from clusterctl.inventory import Inventory, SharedFolder
 from clusterctl.spec import ClusterSpec
 from clusterctl.workspace import Workspace
 
@@ -118,3 +118,33 @@ def test_the_payload_is_packed_the_same_each_time_and_marked_last(
     assert names[-1] == f"{payload_hash()}/.complete"
     assert f"{payload_hash()}/payload/__main__.py" in names
     assert not [name for name in names if "__pycache__" in name]
+
+
+def test_what_only_some_hosts_have_reaches_their_roles(
+    spec: ClusterSpec, inventory: Inventory, workspace: Workspace, tmp_path: Path
+) -> None:
+    variables = {"NCCL_SOCKET_IFNAME": "={interface}", "NCCL_DEBUG": "WARN"}
+    controller, first, second = inventory.hosts
+    first = first.model_copy(update={"job_environment": variables, "local_ssds": 2})
+    shared = SharedFolder(kind="nfs", server="10.1.2.10", path="/shared")
+    made = inventory.model_copy(
+        update={"hosts": (controller, first, second), "shared_folder": shared, "bucket": "my-data"}
+    )
+    write_inventory(spec, made, workspace)
+    done = run("ansible-inventory", "-i", workspace.inventory, "--list", home=tmp_path)
+    of = json.loads(done.stdout)["_meta"]["hostvars"]
+    assert of[first.name]["job_env_variables"] == {
+        "NCCL_SOCKET_IFNAME": {"__ansible_unsafe": "={interface}"},
+        "NCCL_DEBUG": "WARN",
+    }
+    assert of[first.name]["scratch_disks"] == 2
+    assert "job_env_variables" not in of[second.name]
+    assert "scratch_disks" not in of[second.name]
+    for host in of.values():  # Slurm runs the prolog on every node
+        assert host["job_env_task_prolog"] is True
+        assert host["bucket_name"] == "my-data"
+        assert (host["shared_storage_kind"], host["shared_storage_server"]) == ("nfs", "10.1.2.10")
+        assert (host["shared_storage_export"], host["shared_storage_network"]) == ("/shared", "10.1.2.0/24")
+    argv = ["-i", workspace.inventory, "-c", "local", asset("ansible") / "validate.yml"]
+    checked = run("ansible-playbook", *argv, home=tmp_path)
+    assert checked.returncode == 0, checked.stdout

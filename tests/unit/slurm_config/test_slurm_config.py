@@ -179,3 +179,14 @@ def test_small_clusters_notice_faults_within_seconds() -> None:
 @pytest.mark.parametrize(("seconds", "minutes"), [(1, 1), (60, 1), (61, 2), (5400, 90)])
 def test_limits_are_rounded_up_to_minutes(seconds: int, minutes: int) -> None:
     assert slurm_minutes(seconds) == minutes
+
+
+def test_jobs_find_their_nodes_variables_where_any_has_some() -> None:
+    spec = make_spec()
+    plain = make_inventory(spec, cpus=2, memory_mib=1024)
+    assert "TaskProlog" not in settings(render_files(spec, plain, {})["slurm.conf"])
+    controller, first, second = plain.hosts
+    first = first.model_copy(update={"job_environment": {"NCCL_DEBUG": "WARN"}})
+    some = plain.model_copy(update={"hosts": (controller, first, second)})
+    said = settings(render_files(spec, some, {})["slurm.conf"])
+    assert said["TaskProlog"] == "/opt/clusterctl/task-prolog"

@@ -1,0 +1,188 @@
+"""What roles do where a real kernel or Google would be needed, with stand-ins for the programs they call."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import yaml
+
+from clusterctl.assets import asset
+
+BIN = Path(sys.executable).parent
+SCRATCH = asset("ansible") / "roles" / "scratch" / "files" / "clusterctl-scratch"
+SHARED = {"shared_storage_server": "10.80.0.2", "shared_storage_export": "/shared"}
+
+
+@pytest.fixture
+def stand_ins(tmp_path: Path) -> Path:
+    """Programs that note in `calls` how they were called, and end with what `NAME.status` says."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    for name in ("mount", "mdadm", "mkfs.ext4", "blkid", "mountpoint", "chmod"):
+        program = folder / name
+        program.write_text(
+            f'#!/bin/sh\necho {name} "$@" >>{shlex.quote(str(tmp_path / "calls"))}\n'
+            f"exit $(cat {shlex.quote(str(tmp_path))}/{name}.status 2>/dev/null || echo 0)\n"
+        )
+        program.chmod(0o755)
+    return folder
+
+
+def calls(tmp_path: Path) -> list[str]:
+    found = tmp_path / "calls"
+    return found.read_text().splitlines() if found.exists() else []
+
+
+def play(tmp_path: Path, role: str, tasks: str, **variables: object) -> str:
+    """Run one file of a role's tasks on this machine, as the only compute node; what Ansible said."""
+    task = {"ansible.builtin.include_role": {"name": role, "tasks_from": tasks, "rolespec_validate": False}}
+    playbook = tmp_path / "play.yml"
+    playbook.write_text(yaml.safe_dump([{"hosts": "compute", "gather_facts": False, "tasks": [task]}]))
+    hosts = {"controller": {"hosts": {"ctl": {}}}, "compute": {"hosts": {"node": {}}}}
+    local = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
+    inventory = tmp_path / "inventory.yml"
+    inventory.write_text(yaml.safe_dump({"all": {"vars": {**local, **variables}, "children": hosts}}))
+    env = {
+        **os.environ,
+        "PATH": f"{tmp_path}/bin:{os.environ['PATH']}",
+        "ANSIBLE_HOME": str(tmp_path / "home"),
+        "ANSIBLE_ROLES_PATH": str(asset("ansible") / "roles"),
+        "LC_ALL": "C.UTF-8",
+    }
+    argv = [BIN / "ansible-playbook", "-i", inventory, playbook]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+@pytest.mark.parametrize(
+    ("kind", "version"), [("nfs", "vers=4.2,hard"), ("filestore", "vers=3,hard")], ids=["nfs", "filestore"]
+)
+def test_a_node_mounts_the_shared_folder_and_notes_it(
+    tmp_path: Path, stand_ins: Path, kind: str, version: str
+) -> None:
+    fstab, folder = tmp_path / "fstab", tmp_path / "shared"
+    variables = {**SHARED, "shared_storage_kind": kind, "shared_storage_path": str(folder)}
+    play(tmp_path, "shared_storage", "mount", **variables, shared_storage_fstab=str(fstab))
+    (line,) = fstab.read_text().splitlines()
+    source, where, fstype, options, *_ = line.split()
+    assert (source, where, fstype) == ("10.80.0.2:/shared", str(folder), "nfs")
+    assert options.startswith(version)
+    assert "_netdev" in options  # after the network, at boot
+    assert [call for call in calls(tmp_path) if call.startswith("mount ")]
+
+
+def test_the_controller_exports_to_the_clusters_network_alone(tmp_path: Path) -> None:
+    exports = tmp_path / "exports"
+    role = asset("ansible") / "roles" / "shared_storage"
+    task = {"src": str(role / "templates" / "clusterctl.exports.j2"), "dest": str(exports)}
+    (tmp_path / "roles" / "exports" / "tasks").mkdir(parents=True)
+    (tmp_path / "roles" / "exports" / "tasks" / "main.yml").write_text(
+        yaml.safe_dump([{"ansible.builtin.template": task}])
+    )
+    variables = {"shared_storage_path": "/shared", "shared_storage_network": "10.80.0.0/20"}
+    play(tmp_path, str(tmp_path / "roles" / "exports"), "main", **variables)
+    lines = [line for line in exports.read_text().splitlines() if not line.startswith("#")]
+    assert lines == ["/shared 10.80.0.0/20(rw,sync,no_subtree_check,root_squash)"]
+
+
+def test_the_bucket_is_mounted_for_all_users(tmp_path: Path, stand_ins: Path) -> None:
+    fstab, folder = tmp_path / "fstab", tmp_path / "bucket"
+    play(
+        tmp_path,
+        "bucket",
+        "configure",
+        bucket_name="my-data",
+        bucket_path=str(folder),
+        bucket_fstab=str(fstab),
+    )
+    source, where, fstype, options, *_ = fstab.read_text().split()
+    assert (source, where, fstype) == ("my-data", str(folder), "gcsfuse")
+    assert {"rw", "_netdev", "allow_other"} <= set(options.split(","))
+
+
+def prolog(script: Path, **environ: str) -> list[str]:
+    """What Slurm reads of the script for a job whose environment has these."""
+    done = subprocess.run([script], env=environ, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines()
+
+
+def test_jobs_get_the_nodes_variables_unless_they_set_them(tmp_path: Path) -> None:
+    values = {"NCCL_SOCKET_IFNAME": "={interface}", "NCCL_DEBUG": "WARN", "ODD": 'a\'b $HOME "c"'}
+    play(
+        tmp_path,
+        "job_env",
+        "variables",
+        job_env_root=str(tmp_path),
+        job_env_network="127.0.0.0/8",
+        job_env_variables=values,
+        job_env_task_prolog=True,
+    )
+    script = tmp_path / "task-prolog"
+    assert prolog(script) == [
+        "export NCCL_DEBUG=WARN",
+        "export NCCL_SOCKET_IFNAME==lo",
+        'export ODD=a\'b $HOME "c"',
+    ]
+    assert prolog(script, NCCL_DEBUG="INFO", ODD="") == ["export NCCL_SOCKET_IFNAME==lo"]
+
+
+def scratch(tmp_path: Path, count: int) -> subprocess.CompletedProcess[str]:
+    """The script that makes /scratch, at a boot of a machine with these disks."""
+    env = {"PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "CLUSTERCTL_DISKS": str(tmp_path / "disks")}
+    argv = [SCRATCH, str(count), str(tmp_path / "scratch")]
+    return subprocess.run(argv, env=env, capture_output=True, text=True, check=False)
+
+
+@pytest.fixture
+def disks(tmp_path: Path, stand_ins: Path) -> Path:
+    """Two local disks as Google names them, empty and not mounted, beside a persistent one."""
+    folder = tmp_path / "disks"
+    folder.mkdir()
+    for name in ("google-local-nvme-ssd-0", "google-local-nvme-ssd-1", "google-persistent-disk-0"):
+        (folder / name).touch()
+    (tmp_path / "mountpoint.status").write_text("1")
+    (tmp_path / "blkid.status").write_text("2")
+    return folder
+
+
+def test_local_disks_become_one_striped_file_system(tmp_path: Path, disks: Path) -> None:
+    (tmp_path / "mdadm.status").write_text("1")  # nothing to assemble; then creating fails as well
+    assert scratch(tmp_path, 2).returncode != 0
+    assembled, created = [call for call in calls(tmp_path) if call.startswith("mdadm")]
+    both = f"{disks}/google-local-nvme-ssd-0 {disks}/google-local-nvme-ssd-1"
+    assert assembled == f"mdadm --assemble /dev/md/scratch {both}"
+    assert created == f"mdadm --create /dev/md/scratch --run --force --level=0 --raid-devices=2 {both}"
+    assert not [call for call in calls(tmp_path) if call.startswith("mkfs")]
+
+
+def test_a_single_local_disk_is_formatted_once_and_open_to_all(tmp_path: Path, disks: Path) -> None:
+    (disks / "google-local-nvme-ssd-1").unlink()
+    done = scratch(tmp_path, 1)
+    assert done.returncode == 0, done.stderr
+    device = f"{disks}/google-local-nvme-ssd-0"
+    assert calls(tmp_path)[-3:] == [
+        f"mkfs.ext4 -q -F -m 0 {device}",
+        f"mount -o noatime,discard {device} {tmp_path}/scratch",
+        f"chmod 1777 {tmp_path}/scratch",
+    ]
+    (tmp_path / "calls").unlink()
+    (tmp_path / "blkid.status").write_text("0")  # a reboot: what is on it stays
+    assert scratch(tmp_path, 1).returncode == 0
+    assert not [call for call in calls(tmp_path) if call.startswith("mkfs")]
+    (tmp_path / "calls").unlink()
+    (tmp_path / "mountpoint.status").write_text("0")
+    assert scratch(tmp_path, 1).returncode == 0
+    assert [call.split()[0] for call in calls(tmp_path)] == ["mountpoint"]
+
+
+def test_a_missing_local_disk_is_said_and_no_other_is_touched(tmp_path: Path, disks: Path) -> None:
+    done = scratch(tmp_path, 4)
+    assert done.returncode == 1
+    assert "should have 4 local disks, and has 2" in done.stderr
+    assert [call.split()[0] for call in calls(tmp_path)] == ["mountpoint"]
