@@ -10,6 +10,10 @@ traceback.
         SpecError                  exit 2   the spec is wrong: every problem of the file at once
       MachineError                          this machine cannot do it: tool, right, kernel feature, subnet
       ProvisionError                        a provider could not make or remove what was asked for
+        CloudError                          a cloud's API refused, or did not answer
+          CredentialsError                  who calls is not known to it
+          PermissionDeniedError             who calls may not do that
+          ApiOffError                       the project has not enabled that API
       LeftoversError                        `down` looked, and something is still there
       TransportError                        a host could not be reached or a command on it could not run
         UnreachableError                    (retryable)
@@ -156,6 +160,34 @@ class ProvisionError(ClusterctlError):
     """A provider could not make or remove what was asked for."""
 
     code = "provision"
+
+
+class CloudError(ProvisionError):
+    """A cloud's API refused a request, or did not answer; ``status`` is HTTP's, 0 where there was none."""
+
+    code = "cloud"
+
+    def __init__(self, what: str, *, where: str = "", why: str = "", fix: str = "", status: int = 0) -> None:
+        super().__init__(what, where=where, why=why, fix=fix)
+        self.status = status
+
+
+class CredentialsError(CloudError):
+    """There are no credentials, or the cloud does not take them."""
+
+    code = "credentials"
+
+
+class PermissionDeniedError(CloudError):
+    """The credentials are fine, and lack a right."""
+
+    code = "permission"
+
+
+class ApiOffError(CloudError):
+    """The project has not enabled the API that was called."""
+
+    code = "api-off"
 
 
 class LeftoversError(ClusterctlError):

@@ -1,0 +1,213 @@
+"""Google's REST APIs: the few calls that clusterctl makes itself, as the user who is logged in.
+
+Who calls is found by google-auth (Application Default Credentials). Refusals become typed errors here, and
+only here. ``CLUSTERCTL_GCP_ENDPOINT`` replaces `https://{service}.googleapis.com`, for private access.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import time
+import warnings
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+import google.auth
+import requests
+from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError, RefreshError, TransportError
+from google.auth.transport.requests import AuthorizedSession
+
+from clusterctl.errors import ApiOffError, CloudError, CredentialsError, PermissionDeniedError
+
+ENDPOINT: Final = "CLUSTERCTL_GCP_ENDPOINT"
+LOG_IN: Final = "log in: `gcloud auth application-default login`"
+Json = dict[str, Any]
+
+_SCOPE = "https://www.googleapis.com/auth/cloud-platform"
+_PATHS: Final[Mapping[str, str]] = {
+    "compute": "compute/v1",
+    "file": "v1",
+    "iam": "v1",
+    "storage": "storage/v1",
+}
+_TRIES = 6
+_DELAY_S = 0.5
+_LONGEST_DELAY_S = 20.0
+_TIMEOUT_S = (10.0, 150.0)  # to connect, and to answer: an operation is waited for by up to two minutes
+_NOT_FOUND = 404
+_RETRIED = frozenset({408, 429, 500, 502, 503, 504})
+_TOO_FAST = frozenset({"rateLimitExceeded", "userRateLimitExceeded"})  # with status 403
+_API_OFF = frozenset({"SERVICE_DISABLED", "accessNotConfigured"})
+_PERMISSION = re.compile(r"'([a-z]+\.[A-Za-z.]+)'")
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Time; a test has its own."""
+
+    now: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+
+class Api:
+    """The APIs of one project. Paths lack the service's own prefix: `projects/p/global/networks`."""
+
+    def __init__(self, project: str, *, clock: Clock | None = None) -> None:
+        self.project = project
+        self.clock = clock or Clock()
+        self._session: requests.Session | None = None
+
+    def get(self, service: str, path: str, **query: str) -> Json:
+        """One resource.
+
+        Raises:
+            CloudError: it was refused, is not there (``status`` 404), or nobody answered.
+        """
+        return self._call("GET", service, path, query)
+
+    def pages(self, service: str, path: str, **query: str) -> Iterator[Json]:
+        """Every page of a list.
+
+        Raises:
+            CloudError: as ``get``; also when a part of the cloud could not be asked.
+        """
+        token: dict[str, str] = {}
+        while True:
+            page = self._call("GET", service, path, query | token)
+            if missed := page.get("unreachables") or page.get("unreachable"):
+                raise CloudError(
+                    "Google could not look everywhere",
+                    where=path,
+                    why=", ".join(missed),
+                    fix="try again later",
+                )
+            yield page
+            if not page.get("nextPageToken"):
+                return
+            token = {"pageToken": str(page["nextPageToken"])}
+
+    def post(self, service: str, path: str) -> Json:
+        """A method without a body.
+
+        Raises:
+            CloudError: as ``get``.
+        """
+        return self._call("POST", service, path, {})
+
+    def delete(self, service: str, path: str) -> Json | None:
+        """Delete a resource: the operation that does it, or None where it was not there any more.
+
+        Raises:
+            CloudError: it was refused, or nobody answered.
+        """
+        try:
+            return self._call("DELETE", service, path, {})
+        except CloudError as exc:
+            if exc.status == _NOT_FOUND:
+                return None
+            raise
+
+    def _call(self, verb: str, service: str, path: str, query: Mapping[str, str]) -> Json:
+        """Ask, and again with growing patience while Google is busy."""
+        url = f"{_endpoint(service)}/{_PATHS[service]}/{path}"
+        for attempt in range(_TRIES):
+            last = attempt == _TRIES - 1
+            try:
+                session = self._session = self._session or _session()
+                response = session.request(verb, url, params=dict(query), timeout=_TIMEOUT_S)
+            except RefreshError as exc:
+                raise CredentialsError("the login has expired", why=_first_line(exc), fix=LOG_IN) from exc
+            except (requests.ConnectionError, requests.Timeout, TransportError) as exc:
+                if last:
+                    raise CloudError("Google does not answer", where=url, why=_first_line(exc)) from exc
+                self.clock.sleep(_delay(attempt))
+                continue
+            except (GoogleAuthError, requests.RequestException) as exc:
+                raise CloudError("Google could not be asked", where=url, why=_first_line(exc)) from exc
+            if response.ok:
+                return dict(_json(response))
+            if last or not _passes(response):
+                raise self._refusal(service, verb, path, response)
+            self.clock.sleep(_delay(attempt, response))
+        raise AssertionError("the last try returns or raises")
+
+    def _refusal(self, service: str, verb: str, path: str, response: requests.Response) -> CloudError:
+        """A refusal as one of our errors."""
+        status, message = response.status_code, _message(response)
+        said: dict[str, Any] = {"where": path, "why": message, "status": status}
+        if "quota project" in message:
+            fix = f"name one: `gcloud auth application-default set-quota-project {self.project}`"
+            return CredentialsError("the login names no project to count calls on", fix=fix, **said)
+        if status == requests.codes.unauthorized:
+            return CredentialsError("Google does not take the login", fix=LOG_IN, **said)
+        if _reasons(response) & _API_OFF:
+            name = f"{service}.googleapis.com"
+            fix = f"`gcloud services enable {name} --project {self.project}`, and wait a minute"
+            return ApiOffError(f"the API {name} is off in {self.project}", fix=fix, **said)
+        if status == requests.codes.forbidden:
+            found = _PERMISSION.search(message)
+            right = found[1] if found else "a right"
+            fix = f"ask an owner of {self.project} for a role with it; docs/gcp.md lists them"
+            return PermissionDeniedError(f"the login lacks {right}", fix=fix, **said)
+        return CloudError(f"Google refused to {_VERBS[verb]} something", **said)
+
+
+_VERBS = {"GET": "show", "POST": "do", "DELETE": "delete"}
+
+
+def _session() -> requests.Session:
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # of a login without a quota project: said where it matters
+            credentials, _ = google.auth.default(scopes=[_SCOPE])
+    except DefaultCredentialsError as exc:
+        raise CredentialsError(
+            "nobody is logged in to Google Cloud", why=_first_line(exc), fix=LOG_IN
+        ) from exc
+    return AuthorizedSession(credentials)  # type: ignore[no-untyped-call]  # google-auth's
+
+
+def _endpoint(service: str) -> str:
+    text = os.environ.get(ENDPOINT) or "https://{service}.googleapis.com"
+    return text.replace("{service}", service).rstrip("/")
+
+
+def _passes(response: requests.Response) -> bool:
+    """Whether asking again may help."""
+    return response.status_code in _RETRIED or bool(_reasons(response) & _TOO_FAST)
+
+
+def _delay(attempt: int, response: requests.Response | None = None) -> float:
+    asked = response.headers.get("Retry-After", "") if response is not None else ""
+    wanted = float(asked) if asked.isdigit() else _DELAY_S * 2**attempt
+    return min(wanted, _LONGEST_DELAY_S)
+
+
+def _error(response: requests.Response) -> Json:
+    error = _json(response).get("error")
+    return error if isinstance(error, dict) else {}
+
+
+def _reasons(response: requests.Response) -> set[str]:
+    error = _error(response)
+    rows = [*error.get("errors", ()), *error.get("details", ())]
+    return {str(row["reason"]) for row in rows if isinstance(row, dict) and "reason" in row}
+
+
+def _message(response: requests.Response) -> str:
+    text = str(_error(response).get("message") or response.reason)
+    return f"{text.strip()} (HTTP {response.status_code})"
+
+
+def _json(response: requests.Response) -> Json:
+    try:
+        answer = response.json() if response.content else {}
+    except ValueError:  # a proxy's page
+        return {}
+    return answer if isinstance(answer, dict) else {}
+
+
+def _first_line(exc: BaseException) -> str:
+    return str(exc).partition("\n")[0]

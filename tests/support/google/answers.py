@@ -1,0 +1,298 @@
+"""What the double of Google's API answers from the world: pages of lists, deletes as operations."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from tests.support.google.api import Google
+
+PAGE = 2
+HOST_KEY = "AAAAC3NzaC1lZDI1NTE5AAAAIKeyOfTheDouble"
+Row = dict[str, Any]
+# Collection -> Terraform's type, and the word of its scope.
+COMPUTE = {
+    "instances": ("google_compute_instance", "zone"),
+    "disks": ("google_compute_disk", "zone"),
+    "snapshots": ("google_compute_snapshot", ""),
+    "addresses": ("google_compute_address", "region"),
+    "firewalls": ("google_compute_firewall", ""),
+    "networks": ("google_compute_network", ""),
+    "subnetworks": ("google_compute_subnetwork", "region"),
+    "routers": ("google_compute_router", "region"),
+    "resourcePolicies": ("google_compute_resource_policy", "region"),
+}
+# The parameter that names one resource, where it is not the collection's name without its s.
+_PARAMETER = {"addresses": "address", "resourcePolicies": "resourcePolicy"}
+_FILTER = re.compile(r"labels\.([a-z0-9_-]+)\s*=\s*\"?([a-z0-9_-]+)\"?|name eq (\S+)")
+
+
+class RefusedError(Exception):
+    """The request is understood and refused."""
+
+    def __init__(self, status: int, message: str, reason: str = "") -> None:
+        super().__init__(message)
+        self.status, self.reason = status, reason
+
+
+@dataclass
+class Operation:
+    """Something that takes time. It is done when asked for the second time, or waited for."""
+
+    name: str
+    effect: Callable[[], None]
+    error: str = ""
+    asked: int = 0
+
+
+def answer(google: Google, method: str, values: Mapping[str, str], query: Mapping[str, str]) -> Any:
+    """The JSON that a well-formed request gets.
+
+    Raises:
+        RefusedError: not found, or in use.
+    """
+    service, *_, collection, verb = method.split(".")
+    if collection.endswith("perations"):
+        return _operation(google, service, list(values.values())[-1], waited=verb == "wait")
+    if service == "compute":
+        return _compute(google, collection, verb, values, query)
+    return _OTHERS[method](google, values, query)
+
+
+def _compute(
+    google: Google, collection: str, verb: str, values: Mapping[str, str], query: Mapping[str, str]
+) -> Any:
+    kind, scope = COMPUTE[collection]
+    if verb == "list":
+        rows, token = _page([shape(collection, r) for r in _rows(google, kind)], query)
+        return {"items": rows, "kind": f"compute#{collection}List"} | token
+    if verb == "aggregatedList":
+        rows, token = _page([shape(collection, r) for r in _rows(google, kind)], query)
+        items: dict[str, Any] = {"zones/empty-a": {"warning": {"code": "NO_RESULTS_ON_PAGE"}}}
+        for row in rows:
+            where = row[scope].split("/projects/")[1].split("/", 1)[1]
+            items.setdefault(where, {}).setdefault(collection, []).append(row)
+        return {"items": items} | token
+    key = values[_PARAMETER.get(collection, collection[:-1])]
+    row = _row(google, kind, key, scope and values[scope])
+    match verb:
+        case "get":
+            return shape(collection, row)
+        case "getGuestAttributes":
+            return _guest_attributes(google, row, query)
+        case "delete":
+            if user := _user(google, kind, row):
+                raise RefusedError(
+                    400, f"{key} is already being used by {user}", "resourceInUseByAnotherResource"
+                )
+            return _begin(google, lambda: _remove(google, kind, row["id"]), row)
+        case "stop":
+            return _begin(google, lambda: _set(google, kind, row["id"], "desired_status", "TERMINATED"), row)
+    raise RefusedError(501, f"the double has no {verb}")
+
+
+def shape(collection: str, row: Row) -> Row:
+    """A resource of Terraform's as the REST API has it."""
+    project = row.get("project") or "demo-project"
+    base = f"https://www.googleapis.com/compute/v1/projects/{project}"
+    said: Row = {
+        "name": row["name"],
+        "creationTimestamp": "2026-11-01T10:00:00.000-07:00",
+        "description": row.get("description") or "",
+    }
+    for scope in ("zone", "region"):
+        if row.get(scope):
+            said[scope] = f"{base}/{scope}s/{row[scope].rpartition('/')[2]}"
+    if collection in {"instances", "disks", "addresses", "snapshots"}:
+        said["labels"] = row.get("effective_labels") or row.get("terraform_labels") or row.get("labels") or {}
+    if collection == "instances":
+        said |= _instance(row, said["zone"])
+    if collection == "disks":
+        said |= {
+            "sizeGb": str(row.get("size", 10)),
+            "type": f"{said['zone']}/diskTypes/{row.get('type', 'pd-standard')}",
+        }
+    return said
+
+
+def _instance(row: Row, zone: str) -> Row:
+    scheduling = (row.get("scheduling") or [{}])[0]
+    accelerators = row.get("guest_accelerator") or []
+    return {
+        "status": row.get("desired_status") or "RUNNING",
+        "machineType": f"{zone}/machineTypes/{row.get('machine_type', 'e2-standard-4')}",
+        "scheduling": {"provisioningModel": scheduling.get("provisioning_model") or "STANDARD"},
+        "guestAccelerators": [
+            {"acceleratorType": f"{zone}/acceleratorTypes/{a['type']}", "acceleratorCount": a["count"]}
+            for a in accelerators
+        ],
+    }
+
+
+def _guest_attributes(google: Google, row: Row, query: Mapping[str, str]) -> Row:
+    """The host keys that an instance has published."""
+    keys = google.world.read().get("guest_attributes", {}).get(row["name"], {"ssh-ed25519": HOST_KEY})
+    path = query.get("queryPath", "")
+    entries = [{"namespace": "hostkeys", "key": kind, "value": key} for kind, key in keys.items()]
+    found = [e for e in entries if f"hostkeys/{e['key']}".startswith(path)]
+    if not found:
+        raise RefusedError(404, f"The resource '{path}' of type 'Guest Attribute' was not found.", "notFound")
+    return {"kind": "compute#guestAttributes", "queryPath": path, "queryValue": {"items": found}}
+
+
+def _filestores(google: Google, values: Mapping[str, str], query: Mapping[str, str]) -> Row:
+    rows = [
+        {
+            "name": f"projects/{values['projectsId']}/locations/{r['location']}/instances/{r['name']}",
+            "labels": r.get("effective_labels") or r.get("labels") or {},
+            "tier": r.get("tier", "BASIC_HDD"),
+            "fileShares": [{"name": "share", "capacityGb": str(r["file_shares"][0]["capacity_gb"])}],
+        }
+        for r in _rows(google, "google_filestore_instance")
+    ]
+    found, token = _page(rows, query)
+    return {"instances": found} | token
+
+
+def _accounts(google: Google, values: Mapping[str, str], query: Mapping[str, str]) -> Row:
+    rows = [
+        {
+            "name": f"projects/{values['projectsId']}/serviceAccounts/{r['email']}",
+            "email": r["email"],
+            "description": r.get("description") or "",
+            "displayName": r.get("display_name") or "",
+        }
+        for r in _rows(google, "google_service_account")
+    ]
+    found, token = _page(rows, query)
+    return {"accounts": found} | token
+
+
+def _buckets(google: Google, values: Mapping[str, str], query: Mapping[str, str]) -> Row:
+    rows = [
+        {
+            "kind": "storage#bucket",
+            "name": r["name"],
+            "labels": r.get("effective_labels") or r.get("labels") or {},
+        }
+        for r in _rows(google, "google_storage_bucket")
+    ]
+    found, token = _page(rows, query)
+    return {"kind": "storage#buckets", "items": found} | token
+
+
+def _objects(google: Google, values: Mapping[str, str], query: Mapping[str, str]) -> Row:
+    names = google.world.read().get("objects", {}).get(values["bucket"], [])
+    return {"kind": "storage#objects", "items": [{"name": name} for name in names]}
+
+
+def _delete_plain(kind: str, parameter: str) -> Callable[[Google, Mapping[str, str], Mapping[str, str]], Any]:
+    def delete(google: Google, values: Mapping[str, str], query: Mapping[str, str]) -> Any:
+        row = _row(google, kind, values[parameter])
+        if google.world.read().get("objects", {}).get(row["name"]):
+            raise RefusedError(409, "The bucket you tried to delete is not empty.", "conflict")
+        if kind == "google_filestore_instance":
+            return _begin(google, lambda: _remove(google, kind, row["id"]), row)
+        _remove(google, kind, row["id"])
+        return {}
+
+    return delete
+
+
+_OTHERS: dict[str, Callable[[Google, Mapping[str, str], Mapping[str, str]], Any]] = {
+    "file.projects.locations.instances.list": _filestores,
+    "file.projects.locations.instances.delete": _delete_plain("google_filestore_instance", "instancesId"),
+    "iam.projects.serviceAccounts.list": _accounts,
+    "iam.projects.serviceAccounts.delete": _delete_plain("google_service_account", "serviceAccountsId"),
+    "storage.buckets.list": _buckets,
+    "storage.buckets.delete": _delete_plain("google_storage_bucket", "bucket"),
+    "storage.objects.list": _objects,
+}
+
+
+def _begin(google: Google, effect: Callable[[], None], row: Row) -> Row:
+    name = f"operation-{len(google.operations) + 1}"
+    error = google.failing.pop(0) if google.failing else ""
+    google.operations[name] = Operation(name, effect, error)
+    if "location" in row and "zone" not in row:
+        return {"name": f"projects/demo-project/locations/{row['location']}/operations/{name}", "done": False}
+    return _told(google.operations[name], "RUNNING")
+
+
+def _operation(google: Google, service: str, name: str, *, waited: bool) -> Row:
+    operation = google.operations.get(name)
+    if operation is None:
+        raise RefusedError(404, f"no operation {name}", "notFound")
+    operation.asked += 1
+    done = waited or operation.asked > 1
+    if done and not operation.error:
+        operation.effect()
+    if service == "file":
+        return {"name": name, "done": done}
+    return _told(operation, "DONE" if done else "RUNNING")
+
+
+def _told(operation: Operation, status: str) -> Row:
+    said: Row = {"kind": "compute#operation", "name": operation.name, "status": status}
+    if status == "DONE" and operation.error:
+        said["error"] = {"errors": [{"code": operation.error, "message": f"played {operation.error}"}]}
+    return said
+
+
+def _rows(google: Google, kind: str) -> list[Row]:
+    return list(google.world.read()["resources"].get(kind, {}).values())
+
+
+def _row(google: Google, kind: str, name: str, place: str = "") -> Row:
+    for row in _rows(google, kind):
+        here = str(row.get("zone") or row.get("region") or "").rpartition("/")[2]
+        if name in {row["name"], row.get("email")} and place in {"", here}:
+            return row
+    raise RefusedError(404, f"The resource '{name}' was not found", "notFound")
+
+
+def _remove(google: Google, kind: str, path: str) -> None:
+    with google.world.change() as state:
+        state["resources"].get(kind, {}).pop(path, None)
+
+
+def _set(google: Google, kind: str, path: str, name: str, value: str) -> None:
+    with google.world.change() as state:
+        state["resources"][kind][path][name] = value
+
+
+def _user(google: Google, kind: str, row: Row) -> str:
+    """Another compute resource that names this one; "" if none does."""
+    mention = re.compile(rf'["/]{re.escape(row["name"])}"')
+    everything = google.world.read()["resources"]
+    others = (
+        (k, r)
+        for k, _ in COMPUTE.values()
+        for r in everything.get(k, {}).values()
+        if (k, r["id"]) != (kind, row["id"])
+    )
+    return next((r["name"] for _, r in others if mention.search(json.dumps(r))), "")
+
+
+def _page(rows: list[Row], query: Mapping[str, str]) -> tuple[list[Row], Row]:
+    """The rows that a filter leaves, a page of them, and the token of the next page."""
+    rows = [row for row in rows if all(_fits(row, *test) for test in _tests(query.get("filter", "")))]
+    start = int(query.get("pageToken") or 0)
+    more = {"nextPageToken": str(start + PAGE)} if start + PAGE < len(rows) else {}
+    return rows[start : start + PAGE], more
+
+
+def _tests(text: str) -> Iterator[tuple[str, str, str]]:
+    for part in filter(None, (p.strip(" ()") for p in re.split(r"\) *\(| AND ", text))):
+        match = _FILTER.fullmatch(part)
+        if match is None:
+            raise RefusedError(400, f"Invalid value for field 'filter': {part!r}", "invalid")
+        yield match[1] or "", match[2] or "", (match[3] or "").strip("\"'")
+
+
+def _fits(row: Row, label: str, value: str, name: str) -> bool:
+    return row.get("labels", {}).get(label) == value if label else re.fullmatch(name, row["name"]) is not None

@@ -1,0 +1,214 @@
+"""A double of Google's REST APIs on loopback, held to the discovery documents, and of an instance's metadata.
+
+    with Google(World(path)) as google:          # routes, checks and answers; see world.py for what there is
+        google.environment                       # variables under which clusterctl and google-auth talk to it
+        google.fail("compute.instances.delete", 503, times=2)          # refuse the next calls of a method
+        google.fail("compute.instances.delete", 403, reason="SERVICE_DISABLED")
+        google.operation_fails("RESOURCE_IN_USE_BY_ANOTHER_RESOURCE")  # the next operation ends badly
+        google.called("compute.instances.delete")                      # paths, in order
+    assert not google.violations                 # what of any request or answer was not as Google documents
+
+A page has two items. An operation is done when it was asked for twice, or waited for.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from typing import Any, Self
+from urllib.parse import parse_qsl, urlsplit
+
+from tests.support.google import answers, discovery
+from tests.support.google.world import World
+
+TOKEN = "double-token"  # noqa: S105
+PROJECT = "demo-project"
+EMAIL = f"controller@{PROJECT}.iam.gserviceaccount.com"
+_STATUS = {
+    400: "INVALID_ARGUMENT",
+    403: "PERMISSION_DENIED",
+    404: "NOT_FOUND",
+    409: "ABORTED",
+    429: "RESOURCE_EXHAUSTED",
+}
+
+
+@dataclass
+class Fault:
+    """The next ``times`` calls of a method are refused."""
+
+    method: str
+    status: int
+    reason: str
+    message: str
+    times: int
+    headers: Mapping[str, str]
+
+
+@dataclass
+class Google:
+    """The server; its state is the world's, its faults and operations are its own."""
+
+    world: World
+    instance: str = ""  # whose metadata the metadata server has
+    faults: list[Fault] = field(default_factory=list)
+    calls: list[tuple[str, str]] = field(default_factory=list)
+    violations: list[str] = field(default_factory=list)
+    operations: dict[str, answers.Operation] = field(default_factory=dict)
+    failing: list[str] = field(default_factory=list)
+
+    def __enter__(self) -> Self:
+        self._lock = threading.Lock()
+        self._server = _Server(("127.0.0.1", 0), _Handler)
+        self._server.double = self
+        self._thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        self._thread.start()
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._server.shutdown()
+        self._server.server_close()
+
+    @property
+    def address(self) -> str:
+        return f"127.0.0.1:{self._server.server_address[1]}"
+
+    @property
+    def environment(self) -> dict[str, str]:
+        """Google is here, and a user is logged in to it with a token that lasts."""
+        login = self.world.path.with_name("login.json")
+        secrets = {"client_id": "played", "client_secret": "played", "refresh_token": "played"}
+        until = {"token": TOKEN, "expiry": "2099-01-01T00:00:00Z"}
+        login.write_text(json.dumps({"type": "authorized_user", **secrets, **until}))
+        return {
+            "CLUSTERCTL_GCP_ENDPOINT": f"http://{self.address}/{{service}}",
+            "GOOGLE_APPLICATION_CREDENTIALS": str(login),
+            "GCE_METADATA_HOST": self.address,
+            "NO_PROXY": "127.0.0.1",
+        }
+
+    def fail(
+        self, method: str, status: int, *, reason: str = "", message: str = "", times: int = 1, **headers: str
+    ) -> None:
+        """Refuse the next calls of a method."""
+        self.faults.append(Fault(method, status, reason, message or f"played {status}", times, headers))
+
+    def operation_fails(self, code: str) -> None:
+        """Let the next operation end with this error, and nothing done."""
+        self.failing.append(code)
+
+    def called(self, method: str) -> list[str]:
+        """The paths of all calls of a method, in order."""
+        return [path for name, path in self.calls if name == method]
+
+    def answer(
+        self, verb: str, target: str, headers: Mapping[str, str], body: Any
+    ) -> tuple[int, Any, Mapping[str, str]]:
+        """What a request gets: status, JSON, headers."""
+        url = urlsplit(target)
+        service, _, rest = url.path.lstrip("/").partition("/")
+        found = discovery.find(service, verb, f"/{rest}")
+        if found is None:
+            self.violations.append(f"no such method: {verb} {url.path}")
+            return refusal(404, f"no such method: {verb} {url.path}")
+        method, values = found
+        query = dict(parse_qsl(url.query, keep_blank_values=True))
+        with self._lock:
+            self.calls.append((method.id, f"/{rest}"))
+            if headers.get("authorization") != f"Bearer {TOKEN}":
+                return refusal(401, "no valid token")
+            if wrong := discovery.wrong_request(method, values, query, body):
+                self.violations += [f"{method.id}: {problem}" for problem in wrong]
+                return refusal(400, "; ".join(wrong))
+            for fault in self.faults:
+                if fault.method == method.id and fault.times > 0:
+                    fault.times -= 1
+                    return refusal(fault.status, fault.message, fault.reason, fault.headers)
+            return self._answer(method, values, query)
+
+    def _answer(
+        self, method: discovery.Method, values: Mapping[str, str], query: Mapping[str, str]
+    ) -> tuple[int, Any, Mapping[str, str]]:
+        try:
+            said = answers.answer(self, method.id, values, query)
+        except answers.RefusedError as exc:
+            return refusal(exc.status, str(exc), exc.reason)
+        if response := method.document.get("response"):
+            self.violations += [
+                f"answer of {method.id}: {w}" for w in discovery.differs(method.service, response, said)
+            ]
+        return 200, said, {}
+
+
+def refusal(
+    status: int, message: str, reason: str = "", headers: Mapping[str, str] | None = None
+) -> tuple[int, Any, Mapping[str, str]]:
+    """An error as Google words it; a ``reason`` in capitals is a detail, as for an API that is off."""
+    error: dict[str, Any] = {"code": status, "message": message, "status": _STATUS.get(status, "UNAVAILABLE")}
+    if reason.isupper():
+        metadata = {"service": "compute.googleapis.com", "consumer": f"projects/{PROJECT}"}
+        error["details"] = [
+            {"@type": "type.googleapis.com/google.rpc.ErrorInfo", "reason": reason, "metadata": metadata}
+        ]
+    elif reason:
+        error["errors"] = [{"message": message, "domain": "global", "reason": reason}]
+    return status, {"error": error}, headers or {}
+
+
+class _Server(ThreadingHTTPServer):
+    double: Google
+
+
+class _Handler(BaseHTTPRequestHandler):
+    server: _Server
+    protocol_version = "HTTP/1.1"
+    wbufsize = 1 << 16  # an answer in one piece, or each takes 40 ms
+
+    def _serve(self) -> None:
+        length = int(self.headers.get("Content-Length") or 0)
+        raw = self.rfile.read(length)
+        if self.path == "/" or self.path.startswith("/computeMetadata/"):
+            self._send(*self._metadata())
+            return
+        given = json.loads(raw) if raw else None
+        status, said, headers = self.server.double.answer(
+            self.command, self.path, {k.lower(): v for k, v in self.headers.items()}, given
+        )
+        self._send(status, json.dumps(said).encode(), headers)
+
+    def _metadata(self) -> tuple[int, bytes, Mapping[str, str]]:
+        """The metadata server of ``Google.instance``."""
+        flavor = {"Metadata-Flavor": "Google"}
+        if self.headers.get("Metadata-Flavor") != "Google":
+            return 403, b"no Metadata-Flavor", {}
+        known: dict[str, Callable[[], str]] = {
+            "project/project-id": lambda: PROJECT,
+            "instance/name": lambda: self.server.double.instance,
+            "instance/service-accounts/default/email": lambda: EMAIL,
+            "instance/service-accounts/default/token": lambda: json.dumps(
+                {"access_token": TOKEN, "expires_in": 3599, "token_type": "Bearer"}
+            ),
+        }
+        path = urlsplit(self.path).path.removeprefix("/computeMetadata/v1/")
+        if path == "/":
+            return 200, b"computeMetadata/", flavor
+        if path not in known:
+            return 404, b"not found", flavor
+        text = known[path]()
+        return 200, text.encode(), flavor | ({"Content-Type": "application/json"} if text[:1] == "{" else {})
+
+    def _send(self, status: int, body: bytes, headers: Mapping[str, str]) -> None:
+        self.send_response(status)
+        for name, value in ({"Content-Type": "application/json"} | dict(headers)).items():
+            self.send_header(name.replace("_", "-"), value)
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    do_GET = do_POST = do_DELETE = do_PATCH = do_PUT = _serve  # noqa: N815
+
+    def log_message(self, *_: object) -> None:
+        """Nobody reads it."""

@@ -1,0 +1,230 @@
+"""Calls of Google's API: who calls, what is asked again, and what a refusal says to the user."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from urllib.request import Request, urlopen
+
+import pytest
+import requests
+from google.auth.exceptions import RefreshError
+from google.oauth2.credentials import Credentials
+
+from clusterctl.errors import ApiOffError, CloudError, CredentialsError, PermissionDeniedError, ProvisionError
+from clusterctl.providers.gcp.api import Api, Clock
+from clusterctl.providers.gcp.host_keys import host_keys
+from tests.support.google.answers import HOST_KEY
+from tests.support.google.api import PROJECT, TOKEN, Google
+
+NETWORKS = f"projects/{PROJECT}/global/networks"
+ZONE = "us-central1-a"
+INSTANCE = f"projects/{PROJECT}/zones/{ZONE}/instances"
+
+
+class Slept:
+    """A clock that only remembers how long it was slept."""
+
+    def __init__(self) -> None:
+        self.naps: list[float] = []
+
+    def clock(self) -> Clock:
+        return Clock(now=lambda: sum(self.naps), sleep=self.naps.append)
+
+
+@pytest.fixture
+def slept() -> Slept:
+    return Slept()
+
+
+@pytest.fixture
+def api(google: Google, slept: Slept) -> Api:
+    return Api(PROJECT, clock=slept.clock())
+
+
+def instance(google: Google, name: str, **more: object) -> None:
+    google.world.put("google_compute_instance", f"{INSTANCE}/{name}", zone=ZONE, **more)
+
+
+class TestCalls:
+    def test_all_pages_are_read(self, google: Google, api: Api) -> None:
+        for number in range(5):
+            google.world.put("google_compute_network", f"{NETWORKS}/net-{number}")
+        names = [row["name"] for page in api.pages("compute", NETWORKS) for row in page["items"]]
+        assert names == [f"net-{n}" for n in range(5)]
+        assert len(google.called("compute.networks.list")) == 3
+
+    @pytest.mark.parametrize("status", [429, 500, 503])
+    def test_a_busy_google_is_asked_again_with_growing_patience(
+        self, google: Google, api: Api, slept: Slept, status: int
+    ) -> None:
+        google.fail("compute.networks.list", status, times=3)
+        assert list(api.pages("compute", NETWORKS))
+        assert slept.naps == [0.5, 1.0, 2.0]
+
+    def test_it_is_asked_as_late_as_google_wants(self, google: Google, api: Api, slept: Slept) -> None:
+        google.fail("compute.networks.list", 429, Retry_After="7")
+        google.fail("compute.networks.list", 403, reason="rateLimitExceeded", Retry_After="3600")
+        assert list(api.pages("compute", NETWORKS))
+        assert slept.naps == [7.0, 20.0]
+
+    def test_patience_ends(self, google: Google, api: Api, slept: Slept) -> None:
+        google.fail("compute.networks.list", 503, times=99)
+        with pytest.raises(CloudError, match="refused") as caught:
+            list(api.pages("compute", NETWORKS))
+        assert "503" in caught.value.why
+        assert len(slept.naps) == 5
+
+    @pytest.mark.usefixtures("google")
+    def test_nobody_answers(self, slept: Slept, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setenv("CLUSTERCTL_GCP_ENDPOINT", "http://127.0.0.1:9/{service}")
+        with pytest.raises(CloudError, match="does not answer"):
+            Api(PROJECT, clock=slept.clock()).get("compute", NETWORKS)
+        assert len(slept.naps) == 5
+
+    def test_what_is_gone_need_not_be_deleted(self, api: Api) -> None:
+        assert api.delete("compute", f"{NETWORKS}/never-was") is None
+
+    def test_a_place_that_can_not_be_asked_is_no_empty_place(
+        self, api: Api, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        monkeypatch.setattr(api, "_call", lambda *_: {"items": {}, "unreachables": ["zones/us-west1-a"]})
+        with pytest.raises(CloudError, match="everywhere") as caught:
+            list(api.pages("compute", f"projects/{PROJECT}/aggregated/disks"))
+        assert caught.value.why == "zones/us-west1-a"
+
+
+class TestRefusals:
+    def test_nobody_is_logged_in(self, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+        for name, value in {
+            "HOME": str(tmp_path),
+            "CLOUDSDK_CONFIG": str(tmp_path),
+            "NO_GCE_CHECK": "true",
+        }.items():
+            monkeypatch.setenv(name, value)
+        monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
+        with pytest.raises(CredentialsError, match="nobody is logged in") as caught:
+            Api(PROJECT).get("compute", NETWORKS)
+        assert "`gcloud auth application-default login`" in caught.value.fix
+
+    def test_the_login_is_not_taken(self, google: Google, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+        monkeypatch.setattr(Credentials, "refresh", lambda *_: None)
+        google.fail("compute.networks.list", 401, times=9)
+        with pytest.raises(CredentialsError, match="does not take"):
+            api.get("compute", NETWORKS)
+
+    def test_the_login_has_expired(self, google: Google, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+        def refused(*_: object) -> None:
+            raise RefreshError("invalid_grant: Token has been expired or revoked.\nand more")
+
+        monkeypatch.setattr(Credentials, "refresh", refused)
+        google.fail("compute.networks.list", 401)
+        with pytest.raises(CredentialsError, match="expired") as caught:
+            api.get("compute", NETWORKS)
+        assert caught.value.why == "invalid_grant: Token has been expired or revoked."
+
+    def test_a_file_that_is_no_login_is_named(
+        self, api: Api, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    ) -> None:
+        (tmp_path / "key.json").write_text("{}")
+        monkeypatch.setenv("GOOGLE_APPLICATION_CREDENTIALS", str(tmp_path / "key.json"))
+        with pytest.raises(CredentialsError) as caught:
+            api.get("compute", NETWORKS)
+        assert "key.json" in caught.value.why
+
+    def test_the_right_that_is_missing_is_named(self, google: Google, api: Api) -> None:
+        google.fail(
+            "compute.networks.list",
+            403,
+            message="Required 'compute.networks.list' permission for 'projects/x'",
+        )
+        with pytest.raises(PermissionDeniedError, match=r"lacks compute\.networks\.list") as caught:
+            api.get("compute", NETWORKS)
+        assert PROJECT in caught.value.fix
+
+    def test_an_api_that_is_off_comes_with_the_command(self, google: Google, api: Api) -> None:
+        google.fail("compute.networks.list", 403, reason="SERVICE_DISABLED")
+        with pytest.raises(ApiOffError) as caught:
+            api.get("compute", NETWORKS)
+        assert f"`gcloud services enable compute.googleapis.com --project {PROJECT}`" in caught.value.fix
+
+    def test_a_login_without_a_quota_project_is_not_taken_for_an_api_that_is_off(
+        self, google: Google, api: Api
+    ) -> None:
+        text = "The file.googleapis.com API requires a quota project, which is not set by default."
+        google.fail("compute.networks.list", 403, reason="SERVICE_DISABLED", message=text)
+        with pytest.raises(CredentialsError) as caught:
+            api.get("compute", NETWORKS)
+        assert "set-quota-project" in caught.value.fix
+
+    def test_a_page_of_a_proxy_is_no_traceback(self, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+        response = requests.Response()
+        response.status_code, response._content, response.reason = 404, b"<html>", "Not Found"
+        monkeypatch.setattr(requests.Session, "request", lambda *_, **__: response)
+        with pytest.raises(CloudError, match="refused") as caught:
+            api.get("compute", NETWORKS)
+        assert caught.value.why == "Not Found (HTTP 404)"
+
+
+class TestHostKeys:
+    def test_they_are_waited_for(self, google: Google, api: Api, slept: Slept) -> None:
+        for name in ("demo-ctl", "demo-train-1"):
+            instance(google, name)
+        google.fail("compute.instances.getGuestAttributes", 404, reason="notFound", times=3)
+        said: list[str] = []
+        keys = host_keys(api, ZONE, ["demo-ctl", "demo-train-1"], say=said.append)
+        assert keys == dict.fromkeys(("demo-ctl", "demo-train-1"), f"ssh-ed25519 {HOST_KEY}")
+        assert said == [
+            "waiting for the host keys of 2 of 2 hosts",
+            "waiting for the host keys of 1 of 2 hosts",
+        ]
+        assert len(slept.naps) == 2
+
+    def test_a_host_that_stays_silent_is_named_with_its_console(self, google: Google, api: Api) -> None:
+        instance(google, "demo-ctl")
+        instance(google, "demo-train-1")
+        with google.world.change() as state:
+            state["guest_attributes"] = {"demo-train-1": {"ecdsa-sha2-nistp256": "AAAAother"}}
+        with pytest.raises(ProvisionError, match=r"demo-train-1: no host key after 30 s") as caught:
+            host_keys(api, ZONE, ["demo-ctl", "demo-train-1"], say=lambda _: None, timeout_s=30)
+        (failure,) = caught.value.failures
+        assert failure.host == "demo-train-1"
+        assert "is RUNNING" in failure.cause
+        assert "get-serial-port-output demo-train-1 --zone us-central1-a" in caught.value.fix
+
+    def test_what_is_no_key_is_not_believed(self, google: Google, api: Api) -> None:
+        instance(google, "demo-ctl")
+        with google.world.change() as state:
+            state["guest_attributes"] = {"demo-ctl": {"ssh-ed25519": "AAAA\nevil ssh-rsa AAAA"}}
+        with pytest.raises(ProvisionError):
+            host_keys(api, ZONE, ["demo-ctl"], say=lambda _: None, timeout_s=1)
+
+
+class TestTheDouble:
+    """What its answers are worth: it refuses what Google does not document."""
+
+    @pytest.mark.parametrize(
+        ("verb", "path", "body", "problem"),
+        [
+            ("GET", f"compute/v1/{NETWORKS}?maxresults=1", None, "unknown query parameter maxresults"),
+            ("GET", f"compute/v1/{NETWORKS}?maxResults=many", None, "does not match"),
+            ("GET", "compute/v1/projects/NO_PROJECT/global/networks", None, "does not match"),
+            ("GET", "storage/v1/b", None, "project is required"),
+            ("DELETE", f"compute/v1/{NETWORKS}/net-1", {"force": True}, "a body where none belongs"),
+            ("POST", f"compute/v1/{NETWORKS}", {"nane": "net-1"}, "$.nane is unknown"),
+            ("PUT", f"compute/v1/{NETWORKS}", None, "no such method"),
+        ],
+    )
+    def test_a_wrong_request_is_refused_and_remembered(
+        self, google: Google, verb: str, path: str, body: object, problem: str
+    ) -> None:
+        service = path.partition("/")[0]
+        request = Request(
+            f"http://{google.address}/{service}/{path}",
+            method=verb,
+            data=None if body is None else json.dumps(body).encode(),
+            headers={"Authorization": f"Bearer {TOKEN}"},
+        )
+        with pytest.raises(OSError, match=r"40[04]"):
+            urlopen(request)  # noqa: S310
+        assert problem in google.violations.pop()
