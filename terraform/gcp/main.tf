@@ -15,6 +15,9 @@ locals {
     clusterctl-id      = var.cluster_id
   })
 
+  # The same in the description of what can't carry labels: a name alone could be another cluster's.
+  mark = "clusterctl-cluster=${var.cluster} clusterctl-id=${var.cluster_id}"
+
   controller = one([for name, host in var.hosts : merge(host, { name = name }) if host.role == "controller"])
   compute    = { for name, host in var.hosts : name => host if host.role == "compute" }
 
@@ -51,6 +54,7 @@ module "iam" {
 
   project = var.project
   prefix  = local.prefix
+  mark    = local.mark
 }
 
 module "network" {
@@ -60,6 +64,7 @@ module "network" {
   project          = var.project
   region           = var.region
   prefix           = local.prefix
+  mark             = local.mark
   network          = var.network
   service_accounts = values(module.iam.emails)
 }
@@ -80,6 +85,7 @@ module "nodes" {
   region          = var.region
   hosts           = local.compute
   placements      = var.placements
+  mark            = local.mark
   common          = local.common
   service_account = module.iam.emails.compute
   manageable      = var.auto_down

@@ -15,7 +15,7 @@ resource "google_service_account" "role" {
   project      = var.project
   account_id   = each.value
   display_name = "${var.prefix} ${each.key}"
-  description  = "What the ${each.key} hosts of the cluster ${var.prefix} act as."
+  description  = "What the ${each.key} hosts of the cluster ${var.prefix} act as. ${var.mark}"
 }
 
 resource "google_project_iam_member" "granted" {

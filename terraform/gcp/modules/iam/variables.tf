@@ -12,3 +12,8 @@ variable "prefix" {
     error_message = "A service account's name has at most 30 characters, two of which tell the role."
   }
 }
+
+variable "mark" {
+  description = "Words in the description of what can't carry labels, by which teardown finds it."
+  type        = string
+}

@@ -24,6 +24,7 @@ resource "google_compute_network" "cluster" {
 
   project                 = var.project
   name                    = "${var.prefix}-network"
+  description             = var.mark
   auto_create_subnetworks = false
   routing_mode            = "REGIONAL"
   mtu                     = 8896 # the largest: gradients travel in fewer packets
@@ -37,6 +38,7 @@ resource "google_compute_subnetwork" "cluster" {
   project                  = var.project
   region                   = var.region
   name                     = "${var.prefix}-subnetwork"
+  description              = var.mark
   network                  = google_compute_network.cluster[0].id
   ip_cidr_range            = var.network.cidr
   stack_type               = "IPV4_ONLY"
@@ -50,6 +52,8 @@ resource "google_compute_router" "out" {
   region  = var.region
   name    = "${var.prefix}-router"
   network = google_compute_network.cluster[0].id
+
+  description = var.mark
 }
 
 resource "google_compute_router_nat" "out" {
@@ -76,7 +80,7 @@ resource "google_compute_router_nat" "out" {
 resource "google_compute_firewall" "iap_ssh" {
   project                 = var.project
   name                    = "${var.prefix}-iap-ssh"
-  description             = "SSH through Identity-Aware Proxy, and from nowhere else."
+  description             = "SSH through Identity-Aware Proxy, and from nowhere else. ${var.mark}"
   network                 = local.network
   direction               = "INGRESS"
   priority                = 1000
@@ -92,7 +96,7 @@ resource "google_compute_firewall" "iap_ssh" {
 resource "google_compute_firewall" "internal" {
   project                 = var.project
   name                    = "${var.prefix}-internal"
-  description             = "The cluster's hosts among themselves: Slurm, MPI, NCCL and NFS choose their ports."
+  description             = "The cluster's hosts among themselves: Slurm, MPI, NCCL and NFS choose their ports. ${var.mark}"
   network                 = local.network
   direction               = "INGRESS"
   priority                = 1000
@@ -108,7 +112,7 @@ resource "google_compute_firewall" "internal" {
 resource "google_compute_firewall" "deny" {
   project                 = var.project
   name                    = "${var.prefix}-deny"
-  description             = "Nothing else gets to the cluster's hosts."
+  description             = "Nothing else gets to the cluster's hosts. ${var.mark}"
   network                 = local.network
   direction               = "INGRESS"
   priority                = 2000

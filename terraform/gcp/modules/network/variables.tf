@@ -13,6 +13,11 @@ variable "prefix" {
   type        = string
 }
 
+variable "mark" {
+  description = "Words in the description of what can't carry labels, by which teardown finds it."
+  type        = string
+}
+
 variable "network" {
   description = "Addresses of a new subnetwork; or the names of a network and a subnetwork that are there."
   type = object({

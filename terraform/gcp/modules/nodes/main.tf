@@ -8,6 +8,8 @@ resource "google_compute_resource_policy" "compact" {
   region  = var.region
   name    = each.value
 
+  description = var.mark
+
   group_placement_policy {
     collocation = "COLLOCATED"
   }

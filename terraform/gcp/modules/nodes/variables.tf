@@ -18,6 +18,11 @@ variable "placements" {
   type        = set(string)
 }
 
+variable "mark" {
+  description = "Words in the description of what can't carry labels, by which teardown finds it."
+  type        = string
+}
+
 variable "common" {
   description = "What all hosts have in common; the instance module knows the type."
   type        = any
