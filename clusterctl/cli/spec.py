@@ -18,7 +18,7 @@ DEFAULT_FILE = Path("cluster.yaml")
 def init(
     screen: Screen,
     options: Options,
-    provider: Annotated[str, typer.Option(help="Where the cluster will live: local.")] = "local",
+    provider: Annotated[str, typer.Option(help="Where the cluster will live: local or gcp.")] = "local",
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
     """Write a commented cluster.yaml."""
@@ -39,10 +39,20 @@ def init(
 
 def validate(screen: Screen, options: Options) -> None:
     """Check a spec: every problem at once, each with its place."""
+    from clusterctl.spec import machines
+
     spec = spec_of(screen, options)
     nodes = sum(partition.nodes for partition in spec.partitions)
-    text = f"valid: cluster {spec.name!r}, provider {spec.provider.type}, {nodes} nodes"
-    screen.result({"cluster": spec.name, "provider": spec.provider.type, "nodes": nodes}, text)
+    text = f"valid: cluster {spec.name!r}, provider {spec.provider.type}, {nodes} node{'s'[: nodes != 1]}"
+    found = {"cluster": spec.name, "provider": spec.provider.type, "nodes": nodes}
+    if spec.provider.type == "gcp":
+        types = {partition: machines.of(spec, partition) for partition in spec.partitions}
+        text += f"\n  the controller: {machines.of_controller(spec).name}"
+        for partition, machine in types.items():
+            text += f"\n  {partition.name}: {partition.nodes} x {machine.name}"
+            text += f" with {machine.gpu}" if machine.gpu else ""
+        found["machine_types"] = {partition.name: machine.name for partition, machine in types.items()}
+    screen.result(found, text)
 
 
 def schema(

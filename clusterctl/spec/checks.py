@@ -9,6 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
+from clusterctl.spec import gcp_checks, plain
 from clusterctl.spec.finding import Finding, Loc, dotted
 from clusterctl.spec.words import shown
 
@@ -17,21 +18,24 @@ MAX_LOCAL_HOSTS = 250  # addresses of a /24, less the network, the broadcast, th
 
 def findings(spec: Mapping[str, object]) -> Iterator[Finding]:
     """Every cross-field fault of a spec given as plain values."""
-    yield from _hosts_fit(spec)
+    provider = spec.get("provider", {})
+    kind = provider.get("type", "local") if isinstance(provider, Mapping) else None
+    if kind == "local":
+        yield from _hosts_fit(spec)
+        yield from _no_gpus(spec)
+    elif kind == "gcp":
+        yield from gcp_checks.findings(spec)
     yield from _no_twins(spec, ("partitions",), "name")
     yield from _no_twins(spec, ("users",), "name")
     yield from _no_twins(spec, ("users",), "uid")
     yield from _no_twins(spec, ("slurm", "qos"), "name")
     yield from _no_setting_twice(spec)
-    for index, user in enumerate(_entries(spec, ("users",))):
+    for index, user in enumerate(plain.entries(spec, "users")):
         yield from _no_repeats(user, ("users", index, "accounts"))
 
 
 def _hosts_fit(spec: Mapping[str, object]) -> Iterator[Finding]:
-    provider = spec.get("provider")
-    if isinstance(provider, Mapping) and provider.get("type") != "local":
-        return
-    counts = [p.get("nodes") for p in _entries(spec, ("partitions",))]
+    counts = [p.get("nodes") for p in plain.entries(spec, "partitions")]
     hosts = 1 + sum(n for n in counts if isinstance(n, int) and n > 0)
     if hosts > MAX_LOCAL_HOSTS:
         message = (
@@ -40,9 +44,16 @@ def _hosts_fit(spec: Mapping[str, object]) -> Iterator[Finding]:
         yield Finding(("partitions",), message, f"ask for at most {MAX_LOCAL_HOSTS - 1} nodes", at_key=True)
 
 
+def _no_gpus(spec: Mapping[str, object]) -> Iterator[Finding]:
+    for index, partition in enumerate(plain.entries(spec, "partitions")):
+        if partition.get("gpus") is not None:
+            at = ("partitions", index, "gpus")
+            yield Finding(at, "local nodes have no GPUs to give", "remove gpus", at_key=True)
+
+
 def _no_twins(spec: Mapping[str, object], where: tuple[str, ...], field: str) -> Iterator[Finding]:
     first: dict[object, int] = {}
-    for index, entry in enumerate(_entries(spec, where)):
+    for index, entry in enumerate(plain.entries(spec, *where)):
         value = entry.get(field)
         if not isinstance(value, str | int):
             continue
@@ -76,12 +87,3 @@ def _no_setting_twice(spec: Mapping[str, object]) -> Iterator[Finding]:
                 ("slurm", "extra", index), f"{shown(key)} is set above already", "keep one of the two"
             )
         seen.add(key.lower())
-
-
-def _entries(spec: Mapping[str, object], where: tuple[str, ...]) -> Iterator[Mapping[str, object]]:
-    """The mappings of the list at ``where``; an empty one in place of what is malformed keeps the count."""
-    value: object = spec
-    for part in where:
-        value = value.get(part) if isinstance(value, Mapping) else None
-    for entry in value if isinstance(value, list | tuple) else ():
-        yield entry if isinstance(entry, Mapping) else {}

@@ -148,7 +148,11 @@ class GcpProvider(Model):
     labels: Mapping[
         Annotated[str, StringConstraints(pattern=LABEL_KEY)],
         Annotated[str, StringConstraints(pattern=LABEL_VALUE)],
-    ] = Field({}, description="put on all that is made, beside clusterctl's own")
+    ] = Field(
+        {},
+        description="put on all that is made, beside clusterctl's own",
+        json_schema_extra={"additionalProperties": False},
+    )
     enable_apis: Switch = Field(True, description="enable the APIs that are needed; else they are only named")
     state: GcsState | None = Field(None, description="Terraform's state in a bucket")
     auto_down: DurationS | None = Field(

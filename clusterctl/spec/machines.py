@@ -94,11 +94,16 @@ def default_machine(gpus: Gpus | None) -> Machine:
     if gpus is None:
         return machines()[PLAIN]
     if most_vcpus(gpus) is not None:
-        return _with_added(machines()[f"n1-standard-{_VCPUS_BESIDE_A_GPU * gpus.count}"], gpus)
+        return with_added(machines()[f"n1-standard-{_VCPUS_BESIDE_A_GPU * gpus.count}"], gpus)
     for one in machines().values():
         if one.gpu == gpus:
             return one
     raise ValueError(f"no machine type has {gpus}")
+
+
+def with_added(one: Machine, gpus: Gpus) -> Machine:
+    """An N1 machine with GPUs added to it."""
+    return replace(one, gpu=gpus, accelerator=_google(gpus.type), guest_accelerator=True)
 
 
 def of(spec: ClusterSpec, partition: Partition) -> Machine:
@@ -109,7 +114,7 @@ def of(spec: ClusterSpec, partition: Partition) -> Machine:
     if name is None:
         return default_machine(known)
     named = machines()[name]
-    return _with_added(named, known) if known and named.gpu is None else named
+    return with_added(named, known) if known and named.gpu is None else named
 
 
 def of_controller(spec: ClusterSpec) -> Machine:
@@ -131,10 +136,6 @@ def _settings(spec: ClusterSpec) -> GcpProvider:
     if spec.provider.type != "gcp":
         raise ValueError("only Google Cloud has machine types")
     return spec.provider
-
-
-def _with_added(one: Machine, gpus: Gpus) -> Machine:
-    return replace(one, gpu=gpus, accelerator=_google(gpus.type), guest_accelerator=True)
 
 
 def _google(gpu: str) -> str:

@@ -45,8 +45,9 @@ class Places:
         for error in fields:
             if error["type"] != "missing" or error["loc"] not in misspelt:
                 yield self._field_problem(error)
+        said = {e["loc"] for e in fields} | misspelt
         for finding in self._kind.findings(self._values):
-            if finding.loc not in misspelt and not self._is_flawed(finding.loc):
+            if finding.loc not in said and not self._is_flawed(finding.loc):
                 spot = self._source.spot(finding.loc, at_key=finding.at_key)
                 key = path_text(finding.loc)
                 yield Problem(self._file, spot.line, spot.column, key, finding.message, finding.hint)
@@ -92,6 +93,13 @@ class Places:
             return _known_keys(model, loc[1:]) if model else ("type",)
         return _known_keys(self._kind.model, loc)
 
+    def _elsewhere(self, loc: Loc) -> str:
+        """Which other provider has an unknown key of this one."""
+        if self._kind.model is not ClusterSpec or loc[:-1] != ("provider",):
+            return ""
+        owners = (name for name, model in PROVIDERS.items() if loc[-1] in model.model_fields)
+        return next((f"remove it; it is for type: {owner}" for owner in owners), "")
+
     def _field_problem(self, error: ErrorDetails) -> Problem:
         loc, kind = error["loc"], error["type"]
         is_key = loc[-1] == _KEY
@@ -119,7 +127,8 @@ class Places:
         item = self._source.spot(loc).item
         if kind == "extra_forbidden":
             known = self._known_keys(loc[:-1])
-            return did_you_mean(str(loc[-1]), known) or f"known keys: {', '.join(known)}"
+            near = did_you_mean(str(loc[-1]), known)
+            return near or self._elsewhere(loc) or f"known keys: {', '.join(known)}"
         if loc == ("provider", "type"):
             if item is None:
                 return f"write {' or '.join(f'type: {name}' for name in PROVIDER_TYPES)}"

@@ -85,7 +85,7 @@ class _Reference:
         holder, value = kind, "mapping"
         if kind.get("type") == "array":
             holder, value, path = kind["items"], "list of mappings", f"{path}[]"
-        elif "additionalProperties" in kind:
+        elif isinstance(kind.get("additionalProperties"), Mapping):
             holder, value, path = kind["additionalProperties"], "mapping of mappings", f"{path}.NAME"
         if "$ref" not in holder:
             return [], _value({**field, **kind})
@@ -131,7 +131,7 @@ def _value(kind: Schema) -> str:
         return f"{number}, {low} to {high}" if high is not None else f"{number}, at least {low}"
     if examples := kind.get("examples"):
         return f"text such as `{examples[0]}`"
-    below = "numbers" if kind.get("additionalProperties", {}).get("type") == "number" else "text"
+    below = "numbers" if "number" in json.dumps(kind.get("additionalProperties")) else "text"
     plain = {"array": "list of text", "object": f"mapping of {below}", "boolean": "`true` or `false`"}
     return plain.get(kind["type"]) or (f"text, `{kind['pattern']}`" if "pattern" in kind else "text")
 

@@ -138,3 +138,8 @@ def test_the_type_of_a_disk(name: str, asked: str | None, boot: str, extra: str)
     one = machines.machines()[name]
     assert machines.boot_disk_type(one, disk) == boot
     assert machines.extra_disk_type(one, disk) == extra
+
+
+def test_the_manual_names_every_gpu() -> None:
+    text = (Path(__file__).parents[3] / "docs" / "spec.md").read_text().replace(" and ", ", ")
+    assert ", ".join(f"`{gpu}`" for gpu in machines.data()["gpus"]) in text

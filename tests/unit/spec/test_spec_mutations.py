@@ -16,17 +16,18 @@ from clusterctl.spec.load import parse_spec
 from clusterctl.spec.schema import json_schema
 
 HERE = Path(__file__).parent
-BASE = (HERE / "base.yaml").read_text()
+BASES = {name: (HERE / name).read_text() for name in ("base.yaml", "gcp-base.yaml")}
 
 
 @dataclass(frozen=True)
 class Mutation:
-    """``old`` of the base becomes ``new``; what must be said about it.
+    """``old`` of a ``base`` becomes ``new``; what must be said about it.
 
     ``in_schema``: whether the JSON Schema refuses it too; None where the text is no YAML mapping at all.
     ``problems``: how many come out; the one described is among them.
     """
 
+    base: str
     old: str
     new: str
     line: int
@@ -39,25 +40,31 @@ class Mutation:
 
     @property
     def text(self) -> str:
-        return BASE.replace(self.old, self.new)
+        return BASES[self.base].replace(self.old, self.new)
 
 
-MUTATIONS = [Mutation(**json.loads(line)) for line in (HERE / "mutations.jsonl").read_text().splitlines()]
+MUTATIONS = [
+    Mutation(base, **json.loads(line))
+    for base in BASES
+    for line in (HERE / base.replace("base.yaml", "mutations.jsonl")).read_text().splitlines()
+]
 
 
-def test_the_base_is_valid() -> None:
-    assert parse_spec(BASE, "base.yaml").name == "demo"
+@pytest.mark.parametrize("base", BASES)
+def test_the_base_is_valid(base: str) -> None:
+    assert parse_spec(BASES[base], base).name == "demo"
 
 
 def test_there_are_enough_and_none_twice() -> None:
-    assert len(MUTATIONS) >= 60
+    assert len(MUTATIONS) >= 200
     assert len({m.text for m in MUTATIONS}) == len(MUTATIONS)
 
 
 @pytest.mark.parametrize("mutation", MUTATIONS, ids=lambda m: repr(m.new)[:40])
 def test_one_mutation_is_found_where_it_is(mutation: Mutation) -> None:
-    assert BASE.count(mutation.old) == 1, "the mutation must touch one place"
-    assert mutation.text != BASE
+    base = BASES[mutation.base]
+    assert base.count(mutation.old) == 1, "the mutation must touch one place"
+    assert mutation.text != base
     with pytest.raises(SpecError) as caught:
         parse_spec(mutation.text, "cluster.yaml")
     assert caught.value.exit_code == 2
@@ -77,5 +84,6 @@ def test_the_schema_refuses_what_it_can_express(mutation: Mutation) -> None:
     assert jsonschema.Draft202012Validator(json_schema()).is_valid(values) is not mutation.in_schema
 
 
-def test_the_schema_takes_the_base() -> None:
-    jsonschema.Draft202012Validator(json_schema()).validate(YAML(typ="safe", pure=True).load(BASE))
+@pytest.mark.parametrize("base", BASES)
+def test_the_schema_takes_the_base(base: str) -> None:
+    jsonschema.Draft202012Validator(json_schema()).validate(YAML(typ="safe", pure=True).load(BASES[base]))

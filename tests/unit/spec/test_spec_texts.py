@@ -39,7 +39,7 @@ def model_below(field: Mapping[str, Any], provider: str) -> str:
     if "discriminator" in field:
         return str(field["discriminator"]["mapping"][provider])
     kinds = [field, *field.get("anyOf", ())]
-    kinds += [kind[key] for kind in kinds for key in ("items", "additionalProperties") if key in kind]
+    kinds += [kind[key] for kind in kinds for key in ("items", "additionalProperties") if kind.get(key)]
     return next((str(kind["$ref"]) for kind in kinds if "$ref" in kind), "")
 
 

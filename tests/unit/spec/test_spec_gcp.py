@@ -1,0 +1,59 @@
+"""Specs for Google Cloud as a whole: those of the tests, and a local one that moves there."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from pydantic import ValidationError
+
+from clusterctl.errors import SpecError
+from clusterctl.spec import ClusterSpec, machines
+from clusterctl.spec.load import dump_spec, load_spec, parse_spec
+from clusterctl.spec.starter import init_text
+
+SPECS = Path(__file__).parents[2] / "support" / "google" / "specs"
+BASE = Path(__file__).with_name("gcp-base.yaml")
+
+
+@pytest.mark.parametrize("path", [BASE, *sorted(SPECS.glob("*.yaml"))], ids=lambda path: path.stem)
+def test_a_spec_that_is_written_down_loads_back(path: Path) -> None:
+    spec = load_spec(path)
+    assert parse_spec(dump_spec(spec), "dump.yaml") == spec
+
+
+def test_a_local_spec_moves_to_google_cloud() -> None:
+    text = init_text("local")
+    moved = text.replace(
+        "  type: local\n", "  type: gcp\n  project: my-project\n  zone: us-central1-a\n"
+    ).replace("    nodes: 2\n", "    nodes: 2\n    gpus: {type: l4}\n")
+    spec = parse_spec(moved, "cluster.yaml")
+    assert spec.provider.type == "gcp"
+    assert machines.of(spec, spec.partitions[0]).name == "g2-standard-4"
+
+
+def test_what_only_local_nodes_have_is_named_where_a_spec_moves() -> None:
+    moved = BASE.read_text().replace("    nodes: 3\n", "    nodes: 3\n    cpus: 2\n    memory: 4GiB\n")
+    with pytest.raises(SpecError) as caught:
+        parse_spec(moved, "cluster.yaml")
+    assert [problem.key for problem in caught.value.problems] == [
+        "partitions[1].cpus",
+        "partitions[1].memory",
+    ]
+
+
+def test_a_spec_made_in_code_is_checked_too() -> None:
+    partition = {"name": "train", "nodes": 2, "gpus": {"type": "l4", "count": 3}}
+    provider = {"type": "gcp", "project": "my-project", "zone": "us-central1-a"}
+    with pytest.raises(ValidationError, match=r"partitions\[0\]\.gpus\.count: a node can't have 3 x l4"):
+        ClusterSpec.model_validate(
+            {"version": 1, "name": "demo", "provider": provider, "partitions": [partition]}
+        )
+
+
+def test_defaults_that_are_written_out_change_nothing() -> None:
+    """What `dump_spec` writes says every default: that must not be taken for something that was asked for."""
+    spec = load_spec(SPECS / "two-partitions.yaml")
+    assert "cidr: 10.80.0.0/20" in dump_spec(spec)
+    assert "termination_action: STOP" in dump_spec(spec)
+    assert parse_spec(dump_spec(spec), "dump.yaml") == spec
