@@ -30,13 +30,7 @@ locals {
     kms_key     = var.kms_key
     secure_boot = var.secure_boot
     manager     = var.auto_down ? module.iam.members.controller : null
-    metadata = {
-      block-project-ssh-keys  = "TRUE"
-      enable-guest-attributes = "TRUE" # hosts publish their SSH host keys there
-      enable-oslogin          = "FALSE"
-      serial-port-enable      = "FALSE"
-      ssh-keys                = "${var.admin_user}:${var.admin_public_key}"
-    }
+    ssh_keys    = "${var.admin_user}:${var.admin_public_key}"
   }
 }
 

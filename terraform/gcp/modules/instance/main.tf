@@ -31,7 +31,6 @@ resource "terraform_data" "shape" {
 }
 
 resource "google_compute_disk" "extra" {
-  #checkov:skip=CKV_GCP_37: encrypted by Google, or by the key that is given; a raw key would have to stand in the state
   for_each = local.extra_disks
 
   project = var.common.project
@@ -51,17 +50,23 @@ resource "google_compute_disk" "extra" {
 }
 
 resource "google_compute_instance" "host" {
-  #checkov:skip=CKV_GCP_38: encrypted by Google, or by the key that is given; a raw key would have to stand in the state
   project                   = var.common.project
   zone                      = var.common.zone
   name                      = var.name
   machine_type              = var.host.machine_type
   labels                    = var.common.labels
-  metadata                  = var.common.metadata
   can_ip_forward            = false
   resource_policies         = var.placement_policy == null ? null : [var.placement_policy]
   desired_status            = "RUNNING" # one that was stopped, or taken away by Google, is started again
   allow_stopping_for_update = var.stop_to_change
+
+  metadata = {
+    block-project-ssh-keys  = "TRUE"
+    enable-guest-attributes = "TRUE" # the host publishes its SSH host keys there
+    enable-oslogin          = "FALSE"
+    serial-port-enable      = "FALSE"
+    ssh-keys                = var.common.ssh_keys
+  }
 
   boot_disk {
     auto_delete       = true

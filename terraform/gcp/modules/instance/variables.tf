@@ -38,7 +38,7 @@ variable "host" {
 }
 
 variable "common" {
-  description = "What all hosts have in common. manager is who may delete or stop them: null for nobody."
+  description = "What all hosts have in common. manager is who may delete or stop them, null for nobody."
   type = object({
     project     = string
     zone        = string
@@ -47,7 +47,7 @@ variable "common" {
     kms_key     = optional(string)
     secure_boot = bool
     manager     = optional(string)
-    metadata    = map(string)
+    ssh_keys    = string
   })
 }
 

@@ -32,7 +32,6 @@ resource "google_compute_network" "cluster" {
 
 resource "google_compute_subnetwork" "cluster" {
   #checkov:skip=CKV_GCP_26: flow logs are billed by what is sent, and training sends terabytes between nodes that trust each other
-  #checkov:skip=CKV_GCP_76: the subnetwork has no IPv6
   count = local.new ? 1 : 0
 
   project                  = var.project
