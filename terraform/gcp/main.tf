@@ -1,11 +1,5 @@
 # A Slurm cluster's hosts on Google Cloud. What each host is stands in var.hosts: nothing is decided here.
 
-provider "google" {
-  project = var.project
-  region  = var.region
-  zone    = var.zone
-}
-
 locals {
   prefix = "${var.cluster}-${var.cluster_id}"
 

@@ -56,7 +56,7 @@ resource "google_compute_instance" "host" {
   machine_type              = var.host.machine_type
   labels                    = var.common.labels
   can_ip_forward            = false
-  resource_policies         = var.placement_policy == null ? null : [var.placement_policy]
+  resource_policies         = var.placement_policy == null ? [] : [var.placement_policy]
   desired_status            = "RUNNING" # one that was stopped, or taken away by Google, is started again
   allow_stopping_for_update = var.stop_to_change
 

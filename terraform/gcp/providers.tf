@@ -1,0 +1,5 @@
+provider "google" {
+  project = var.project
+  region  = var.region
+  zone    = var.zone
+}

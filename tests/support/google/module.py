@@ -1,0 +1,112 @@
+"""terraform/gcp in a folder of its own, and real Terraform on it over a stand-in cloud.
+
+module = Module(tmp_path)                        # copies the module; `terraform init` is done
+module.ask(spec_of("t4"), nodes=5)               # writes the variables that clusterctl would write
+module.apply(); module.plan(); module.destroy()  # each fails the test when Terraform does
+module.run("plan").stderr                        # or see for yourself
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from clusterctl.assets import asset
+from clusterctl.providers.gcp.design import variables
+from clusterctl.spec import ClusterSpec
+from clusterctl.spec.caller import Caller
+from clusterctl.spec.load import load_spec
+from tests.support.google.cloud import GoogleCloud
+from tests.support.terraform import program
+
+SPECS = Path(__file__).with_name("specs")
+NAMES = tuple(sorted(path.stem for path in SPECS.glob("*.yaml")))
+CLUSTER_ID = "0123ab"
+PUBLIC_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIPublicPublicPublicPublicPublicPublicPubl clusterctl"
+VARIABLES = "clusterctl.auto.tfvars.json"
+
+
+def spec_of(name: str) -> ClusterSpec:
+    """One of the specs that tests share."""
+    return load_spec(SPECS / f"{name}.yaml", caller=Caller(name="ada", uid=1001))
+
+
+@dataclass(frozen=True)
+class Ran:
+    """How a call of Terraform ended; ``said`` is what it printed, without frames and line breaks."""
+
+    rc: int
+    stdout: str
+    stderr: str
+
+    @property
+    def said(self) -> str:
+        return " ".join(f"{self.stdout} {self.stderr}".replace("│", " ").split())
+
+
+class Module:
+    """The module in ``folder``, of ``source`` if that is not the project's own."""
+
+    def __init__(self, folder: Path, *, source: Path | None = None, version: str = "8.7.0") -> None:
+        self.cloud = GoogleCloud(folder, version)
+        self.path = folder / "terraform"
+        shutil.copytree(source or asset("terraform") / "gcp", self.path)
+        self._good("init")
+
+    def ask(self, spec: ClusterSpec, **nodes: int) -> None:
+        """Write the variables of a spec, with other numbers of nodes by partition."""
+        partitions = [
+            each.model_copy(update={"nodes": nodes.get(each.name, each.nodes)}) for each in spec.partitions
+        ]
+        asked = spec.model_copy(update={"partitions": tuple(partitions)})
+        self.set(variables(asked, CLUSTER_ID, PUBLIC_KEY))
+
+    def set(self, values: dict[str, Any]) -> None:
+        """Write these variables."""
+        (self.path / VARIABLES).write_text(json.dumps(values, indent=1))
+
+    def apply(self) -> str:
+        return self._good("apply", "-auto-approve").said
+
+    def destroy(self) -> str:
+        return self._good("destroy", "-auto-approve").said
+
+    def plan(self) -> dict[str, list[str]]:
+        """What would be done: address -> actions, without what stays as it is."""
+        changes = self.planned()["resource_changes"]
+        actions = {each["address"]: each["change"]["actions"] for each in changes}
+        return {address: done for address, done in actions.items() if done != ["no-op"]}
+
+    def planned(self) -> dict[str, Any]:
+        """The plan, as `terraform show -json` has it."""
+        self._good("plan", "-out=plan.tfplan")
+        plan: dict[str, Any] = json.loads(self._good("show", "-json", "plan.tfplan").stdout)
+        return plan
+
+    def outputs(self) -> dict[str, Any]:
+        found = json.loads(self._good("output", "-json").stdout)
+        return {name: each["value"] for name, each in found.items()}
+
+    def run(self, verb: str, *options: str) -> Ran:
+        """Any verb, however it ends."""
+        done = subprocess.run(
+            [program("found").path, verb, *(() if verb == "fmt" else ("-no-color",)), *options],
+            cwd=self.path,
+            env=os.environ | self.cloud.env,
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+        return Ran(done.returncode, done.stdout, done.stderr)
+
+    def _good(self, verb: str, *options: str) -> Ran:
+        ran = self.run(verb, *options)
+        assert ran.rc == 0, f"terraform {verb}: {ran.said}"
+        return ran

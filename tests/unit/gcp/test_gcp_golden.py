@@ -1,0 +1,78 @@
+"""The plan of ten specs: golden files, and what must hold of each. UPDATE_GOLDEN=1 writes the files anew."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from clusterctl.providers.gcp.design import settings_of, variables
+from tests.support.google.many import copies, planned
+from tests.support.google.module import CLUSTER_ID, NAMES, PUBLIC_KEY, spec_of
+from tests.support.google.policy import findings
+
+GOLDEN = Path(__file__).with_name("golden")
+# Said once for all: they follow from others, or say the same of every resource.
+LEFT_OUT = frozenset({"effective_labels", "terraform_labels", "project", "metadata"})
+Resources = Mapping[str, Mapping[str, Any]]
+
+
+def test_the_plan_of_each_spec_is_its_golden_file_and_keeps_every_promise(tmp_path: Path) -> None:
+    asked = {name: variables(spec_of(name), CLUSTER_ID, PUBLIC_KEY) for name in NAMES}
+    plan = copies(tmp_path, asked).planned()
+    wrong = []
+    for name in NAMES:
+        resources = planned(plan, name)
+        wrong += [
+            f"{name}: {each}" for each in findings(resources, kms_key=settings_of(spec_of(name)).kms_key)
+        ]
+        path, text = GOLDEN / f"{name}.txt", rendered(resources)
+        if os.environ.get("UPDATE_GOLDEN"):
+            path.write_text(text)
+        if text != path.read_text():
+            wrong.append(f"{path} differs from:\n{text}")
+    assert not wrong, "\n".join(wrong)
+
+
+def rendered(resources: Resources) -> str:
+    """The resources as text that is easy to compare: a line an attribute, equal nodes said once."""
+    first: dict[str, str] = {}
+    blocks = []
+    for address, values in resources.items():
+        body = "".join(_lines(_short(values), "  "))
+        node = next((part for part in address.split('"') if part.rpartition("-")[2].isdigit()), None)
+        pattern = f"{address}\n{body}".replace(node, "NODE") if node else address
+        like = first.setdefault(pattern, node or "")
+        blocks.append(f"{address}\n{body}" if like == (node or "") else f"{address}: as {like}\n")
+    return "\n".join(blocks)
+
+
+def _short(value: Any) -> Any:
+    """Without what is not said, and what is said of every resource."""
+    if isinstance(value, Mapping):
+        short = {key: _short(each) for key, each in value.items() if key not in LEFT_OUT}
+        return {key: each for key, each in short.items() if each not in (None, [], {}, "")}
+    return [_short(each) for each in value] if isinstance(value, list) else value
+
+
+def _lines(value: Any, indent: str) -> list[str]:
+    if not isinstance(value, Mapping):
+        return [f"{indent}{value}\n"]
+    lines = []
+    for key, each in sorted(value.items()):
+        inner = each[0] if isinstance(each, list) and len(each) == 1 else each
+        if isinstance(inner, Mapping):
+            lines += [f"{indent}{key}:\n", *_lines(inner, f"{indent}  ")]
+        else:
+            lines.append(f"{indent}{key}: {inner}\n")
+    return lines
+
+
+def test_equal_nodes_are_shown_once_and_others_in_full() -> None:
+    def nodes(second: str) -> str:
+        kinds = {"x-train-1": "n1-standard-4", "x-train-2": second}
+        return rendered({f'm.node["{n}"].r': {"name": n, "machine_type": kind} for n, kind in kinds.items()})
+
+    assert 'm.node["x-train-2"].r: as x-train-1' in nodes("n1-standard-4")
+    assert "machine_type: n1-standard-8" in nodes("n1-standard-8")
