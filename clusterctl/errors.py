@@ -14,6 +14,8 @@ traceback.
           CredentialsError                  who calls is not known to it
           PermissionDeniedError             who calls may not do that
           ApiOffError                       the project has not enabled that API
+        TerraformError                      Terraform failed at part of it; one failure a cause and host
+        StalePlanError                      what would be done by now is not what was shown
       LeftoversError                        `down` looked, and something is still there
       TransportError                        a host could not be reached or a command on it could not run
         UnreachableError                    (retryable)
@@ -33,7 +35,9 @@ traceback.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
+from types import MappingProxyType
 from typing import ClassVar
 
 
@@ -188,6 +192,25 @@ class ApiOffError(CloudError):
     """The project has not enabled the API that was called."""
 
     code = "api-off"
+
+
+class TerraformError(ProvisionError):
+    """Terraform, or the cloud behind it, failed at part of it; ``failures`` has one a cause and host.
+
+    ``passing``: all of it goes away by itself, so that going on after a while helps. ``taken``, Terraform
+    address -> id, is what could not be made since it is there already.
+    """
+
+    code = "terraform"
+    passing = False
+    taken: Mapping[str, str] = MappingProxyType({})
+
+
+class StalePlanError(ProvisionError):
+    """What would be done by now is not what was shown."""
+
+    code = "stale-plan"
+    retryable = True
 
 
 class LeftoversError(ClusterctlError):

@@ -1,6 +1,6 @@
 """Terraform, driven: a module goes in; a plan, progress, outputs and typed failures come out."""
 
-from clusterctl.providers.terraform.client import BACKEND_FILE, Explain, StalePlanError, Terraform
+from clusterctl.providers.terraform.client import BACKEND_FILE, Explain, Terraform
 from clusterctl.providers.terraform.events import Diagnostic, Resource
 from clusterctl.providers.terraform.plan import Action, Plan, ResourceChange
 
@@ -12,6 +12,5 @@ __all__ = [
     "Plan",
     "Resource",
     "ResourceChange",
-    "StalePlanError",
     "Terraform",
 ]

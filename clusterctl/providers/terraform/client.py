@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Callable, Mapping
+import json
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, Final
 
-from clusterctl.errors import ProvisionError
+from clusterctl.errors import ProvisionError, StalePlanError
 from clusterctl.providers.terraform import locks, state
 from clusterctl.providers.terraform.command import FLAG, argv
 from clusterctl.providers.terraform.events import Diagnostic, Progress, Resource, errors, parse, printed
@@ -16,22 +19,17 @@ from clusterctl.providers.terraform.plan import Plan, outputs_change, read
 from clusterctl.providers.terraform.program import Program, find
 from clusterctl.providers.terraform.provider_cache import shared_providers
 from clusterctl.providers.terraform.run import Say, run
+from clusterctl.workspace import write_atomic
 
 Explain = Callable[[str, tuple[Diagnostic, ...]], ProvisionError]
 
 PLAN_FILE: Final = "plan.tfplan"
 BACKEND_FILE: Final = "backend.tfbackend"
+_IMPORTS: Final = "clusterctl-adopt.tf.json"
 _CHANGES: Final = 2  # exit code of a plan that has some
 _PARALLEL: Final = 30  # what is made at once; most of the time is waiting
 _LOCK_TIMEOUT: Final = "20s"
 _STALE: Final = ("Saved plan is stale", "Saved plan does not match the given state")
-
-
-class StalePlanError(ProvisionError):
-    """What would be done by now is not what was shown."""
-
-    code = "stale-plan"
-    retryable = True
 
 
 def as_said(what: str, found: tuple[Diagnostic, ...]) -> ProvisionError:
@@ -76,15 +74,20 @@ class Terraform:
             found = errors(Diagnostic.of(raw) for raw in (parse(text) or {}).get("diagnostics", ()))
             raise self.explain("the Terraform module is not valid", found or said)
 
-    def plan(self, *, destroy: bool = False) -> Plan:
-        """Look at the world and save what there is to do; with ``destroy``, to remove all."""
-        code, found = self._events(
-            "plan",
-            out=PLAN_FILE,
-            destroy=FLAG if destroy else None,
-            detailed_exitcode=FLAG,
-            lock_timeout=_LOCK_TIMEOUT,
-        )
+    def plan(self, *, destroy: bool = False, adopt: Mapping[str, str] = MappingProxyType({})) -> Plan:
+        """Look at the world and save what there is to do; with ``destroy``, to remove all.
+
+        ``adopt``, address -> id, is there already, and is taken into the state by this plan.
+        """
+        with _import_blocks(self.folder, adopt):
+            code, found = self._events(
+                "plan",
+                out=PLAN_FILE,
+                input=False,
+                destroy=FLAG if destroy else None,
+                detailed_exitcode=FLAG,
+                lock_timeout=_LOCK_TIMEOUT,
+            )
         saved = self.saved() if code in (0, _CHANGES) else None
         if saved is None:
             raise self.explain("Terraform could not make a plan", found)
@@ -110,28 +113,30 @@ class Terraform:
         Raises:
             StalePlanError: something else would have to be done by now.
         """
-        if not _is_saved(plan) or not self._applied(plan):
-            self.apply_rest(plan)
-
-    def apply_rest(self, plan: Plan) -> None:
-        """Plan anew, and apply that if it does nothing that ``plan`` does not show.
-
-        Raises:
-            StalePlanError: something else would have to be done by now.
-        """
-        left = self.plan(destroy=plan.destroys)
-        if beyond := plan.beyond(left):
-            raise StalePlanError(
-                "what there is to do has changed since it was shown",
-                why="; ".join(f"{change.action} {change.address}" for change in beyond),
-                fix="see it with `clusterctl plan`, then run the same command again",
-            )
+        if _is_saved(plan) and self._applied(plan):
+            return
+        left = self.rest_of(plan)
         if not left.is_empty and not self._applied(left):
             raise StalePlanError(
                 "the state changes while it is worked on",
                 where=str(self.folder),
                 fix="let others end what they do to this cluster, then run the same command again",
             )
+
+    def rest_of(self, plan: Plan, *, adopt: Mapping[str, str] = MappingProxyType({})) -> Plan:
+        """What is left to do of ``plan``, planned anew; see ``plan`` for ``adopt``.
+
+        Raises:
+            StalePlanError: it would do something that ``plan`` does not show.
+        """
+        left = self.plan(destroy=plan.destroys, adopt=adopt)
+        if beyond := plan.beyond(left):
+            raise StalePlanError(
+                "what there is to do has changed since it was shown",
+                why="; ".join(f"{change.action} {change.address}" for change in beyond),
+                fix="run the same command again: it starts from how things are now",
+            )
+        return left
 
     def outputs(self) -> Mapping[str, Any]:
         """The values of the outputs by name, without sensitive ones."""
@@ -145,13 +150,6 @@ class Terraform:
         """What the state holds; nothing if there is no state yet."""
         code, text, _ = self._captured("state list")
         return tuple(text.splitlines()) if code == 0 else ()
-
-    def adopt(self, address: str, identity: str) -> Mapping[str, Any]:
-        """Take what exists into the state, by the id that its provider knows; returns its attributes."""
-        what = f"{address} exists and could not be taken over"
-        self._printing(what, "import", address, identity, input=False, lock_timeout=_LOCK_TIMEOUT)
-        _, text, _ = self._captured("show", json=FLAG)
-        return state.attributes(parse(text) or {}, address)
 
     def forget(self, address: str) -> None:
         """Take a resource out of the state; it stays in the world."""
@@ -224,6 +222,19 @@ class Terraform:
         if self.program is None:
             self.program = find(say=self.say)
         return argv(self.program, verb, *words, **options)
+
+
+@contextmanager
+def _import_blocks(folder: Path, adopt: Mapping[str, str]) -> Iterator[None]:
+    """Have them in the module while a plan is made; the plan file has them then."""
+    path = folder / _IMPORTS
+    if adopt:
+        blocks = [{"to": address, "id": identity} for address, identity in adopt.items()]
+        write_atomic(path, json.dumps({"import": blocks}))
+    try:
+        yield
+    finally:
+        path.unlink(missing_ok=True)
 
 
 def _digest(path: Path) -> str:

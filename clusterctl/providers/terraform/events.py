@@ -92,7 +92,7 @@ def _of_block(block: str) -> Diagnostic:
 class Progress:
     """Turns events into lines: each that begins and ends, and all that are under way every ten seconds.
 
-    ``names`` says what a person calls a resource.
+    ``names`` says what a person calls a resource; empty where it is not worth a word.
     """
 
     def __init__(self, say: Say, names: Callable[[Resource], str] = str) -> None:
@@ -106,7 +106,8 @@ class Progress:
         if not isinstance(hook, Mapping) or "action" not in hook:
             return
         resource, action = Resource.of(hook["resource"]), str(hook["action"])
-        name = self._names(resource)
+        if not (name := self._names(resource)):
+            return
         elapsed_s = int(hook.get("elapsed_seconds") or 0)
         match event.get("type"):
             case "apply_start":

@@ -55,6 +55,7 @@ class ResourceChange:
     before: Mapping[str, Any] | None
     after: Mapping[str, Any] | None
     why_replaced: tuple[str, ...] = ()
+    adopts: str = ""  # the id of what is there already, and is taken into the state
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +79,7 @@ class Plan:
     @property
     def real_changes(self) -> tuple[ResourceChange, ...]:
         """Those that are more than `no-op`."""
-        return tuple(change for change in self.changes if change.action != "no-op")
+        return tuple(change for change in self.changes if change.action != "no-op" or change.adopts)
 
     def beyond(self, other: Plan) -> tuple[ResourceChange, ...]:
         """What the other would do that this one does not show; nothing if it is only what is left of it."""
@@ -123,6 +124,7 @@ def _change(raw: Mapping[str, Any], secrets: frozenset[str]) -> ResourceChange:
         before=before,
         after=after if isinstance(after, Mapping) else None,
         why_replaced=_why(raw, change) if action in ("replace", "delete") else (),
+        adopts=(change.get("importing") or {}).get("id") or "",
     )
 
 

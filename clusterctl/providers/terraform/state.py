@@ -1,12 +1,11 @@
-"""What a crash can do to a state, and what is in one."""
+"""What a crash can do to a state."""
 
 from __future__ import annotations
 
 import json
 import time
-from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Final
 
 from clusterctl.providers.terraform.run import Say
 from clusterctl.workspace import write_atomic
@@ -27,19 +26,6 @@ def mend_torn(folder: Path, say: Say) -> None:
     say("the state was torn when Terraform was killed: going on from the one before")
     path.rename(folder / f"{STATE_FILE}.torn-{time.strftime('%Y%m%dT%H%M%S')}")
     write_atomic(path, backup.read_bytes())
-
-
-def attributes(shown: Mapping[str, Any], address: str) -> Mapping[str, Any]:
-    """The attributes of a resource in `terraform show -json`; empty if it is not there."""
-    root = (shown.get("values") or {}).get("root_module") or {}
-    found = (resource["values"] for resource in _resources(root) if resource["address"] == address)
-    return next(found, {})
-
-
-def _resources(module: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    yield from module.get("resources", ())
-    for child in module.get("child_modules", ()):
-        yield from _resources(child)
 
 
 def _is_whole(path: Path) -> bool:

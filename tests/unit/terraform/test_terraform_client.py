@@ -6,8 +6,8 @@ import stat
 
 import pytest
 
-from clusterctl.errors import ProvisionError
-from clusterctl.providers.terraform import ResourceChange, StalePlanError
+from clusterctl.errors import ProvisionError, StalePlanError
+from clusterctl.providers.terraform import ResourceChange
 from tests.support.terraform import Work
 
 

@@ -1,0 +1,94 @@
+"""A cluster on the stand-in cloud, as far as Terraform makes it: the real module, plan and carry_out.
+
+cluster = Terraformed(tmp_path, monkeypatch.setenv)       # demo-ctl and demo-train-1..N, nothing made yet
+cluster.nodes(4); cluster.up()                            # -> the plan that was carried out
+cluster.cloud.fail("quota", name="demo-train-*", nth=3)   # see cloud.py
+cluster.said                                              # what a user would have read
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from clusterctl.assets import asset
+from clusterctl.providers.gcp.carry_out import Owner, carry_out
+from clusterctl.providers.gcp.changes import INSTANCE, host_changes, names
+from clusterctl.providers.gcp.design import variables
+from clusterctl.providers.gcp.diagnose import Place, explaining
+from clusterctl.providers.gcp.labels import ID_LABEL
+from clusterctl.providers.terraform import Plan, Terraform
+from clusterctl.providers.terraform.plan import UNKNOWN
+from clusterctl.providers.terraform.program import Program
+from clusterctl.spec.load import parse_spec
+from tests.support.google.cloud import GoogleCloud
+
+CLUSTER_ID = "a1b2c3"
+PLACE = Place("my-project", "us-central1-a", "demo-ctl")
+SPEC = """
+version: 1
+name: demo
+provider: {{type: gcp, project: my-project, zone: us-central1-a, partitions: {{train: {{{settings}}}}}}}
+partitions: [{{name: train, nodes: {nodes}, gpus: {{type: nvidia-l4, count: 1}}}}]
+"""
+
+
+class Terraformed:
+    """The cluster `demo` of the id ``CLUSTER_ID``, and its cloud."""
+
+    def __init__(
+        self, folder: Path, setenv: Callable[[str, str], None], *, program: Program | None = None
+    ) -> None:
+        self.cloud = GoogleCloud(folder)
+        for name, value in self.cloud.env.items():
+            setenv(name, value)
+        self.folder = folder / "terraform"
+        shutil.copytree(asset("terraform") / "gcp", self.folder)
+        self.said: list[str] = []
+        self.waited: list[float] = []
+        self.terraform = Terraform(
+            self.folder, self.said.append, explain=explaining(PLACE), names=names(PLACE), program=program
+        )
+        self.nodes(2)
+        self.terraform.init()
+
+    def nodes(self, count: int, settings: str = "") -> None:
+        """Ask for that many nodes; ``settings`` are those of their partition, as in a spec."""
+        spec = parse_spec(SPEC.format(nodes=count, settings=settings), "cluster.yaml")
+        chosen = variables(spec, CLUSTER_ID, "ssh-ed25519 AAAA clusterctl")
+        (self.folder / "clusterctl.auto.tfvars.json").write_text(json.dumps(chosen))
+
+    def up(self) -> Plan:
+        """Plan and carry out."""
+        plan = self.terraform.plan()
+        carry_out(self.terraform, plan, Owner(CLUSTER_ID), say=self.said.append, sleep=self.waited.append)
+        return plan
+
+    def down(self, clear: Callable[[], None] | None = None) -> None:
+        """Plan to remove all, and carry that out."""
+        plan = self.terraform.plan(destroy=True)
+        owner = Owner(CLUSTER_ID, clear)
+        carry_out(self.terraform, plan, owner, say=self.said.append, sleep=self.waited.append)
+
+    def forget(self, host: str) -> None:
+        """Take its instance out of the state, as where Terraform was killed before it wrote it down."""
+        (address,) = (each for each in self.terraform.addresses() if f'"{host}"].google_compute_inst' in each)
+        self.terraform.forget(address)
+
+    def plant(self, host: str, *, cluster_id: str) -> dict[str, Any]:
+        """Have an instance of that name there already, as asked for but for whose it is; its attributes."""
+        (asked,) = (c.after for c in self.terraform.plan().changes if (c.after or {}).get("name") == host)
+        there: dict[str, Any] = json.loads(json.dumps(asked).replace(f'"{UNKNOWN}"', "null"))
+        there["id"] = f"projects/{PLACE.project}/zones/{PLACE.zone}/instances/{host}"
+        for labels in ("labels", "effective_labels", "terraform_labels"):
+            there[labels] = {ID_LABEL: cluster_id}
+        with self.cloud.store.change() as world:
+            world["resources"].setdefault(INSTANCE, {})[there["id"]] = there
+        return there
+
+    def changes(self, plan: Plan) -> dict[str, str]:
+        """Host -> what a plan does to it."""
+        return {change.name: change.action for change in host_changes(plan)}

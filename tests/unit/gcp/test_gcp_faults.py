@@ -1,0 +1,159 @@
+"""What goes wrong at Google or on the way there, and that the next run, or this one, puts it right."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clusterctl.errors import Failure, TerraformError
+from tests.support.google.terraformed import Terraformed
+from tests.support.terraform import program
+
+INSTANCE = "google_compute_instance"
+ALL = {"demo-ctl", "demo-train-1", "demo-train-2", "demo-train-3", "demo-train-4"}
+
+
+@pytest.fixture(params=["found", pytest.param("library", marks=pytest.mark.sweep)])
+def cluster(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Terraformed:
+    """A cluster of which nothing is made yet."""
+    return Terraformed(tmp_path, monkeypatch.setenv, program=program(request.param))
+
+
+def failures(error: TerraformError) -> list[tuple[str, str | None]]:
+    return [(failure.code, failure.host) for failure in error.failures]
+
+
+def made(cluster: Terraformed) -> set[str]:
+    """The instances that were made since the log was begun."""
+    return {name for _, kind, name in cluster.cloud.done("create") if kind == INSTANCE}
+
+
+def test_quota_ends_it_with_the_host_named_and_once_lifted_only_what_is_missing_is_made(
+    cluster: Terraformed,
+) -> None:
+    cluster.nodes(4)
+    cluster.cloud.fail("quota", name="demo-train-*", nth=3)
+    with pytest.raises(TerraformError, match="not all could be made") as caught:
+        cluster.up()
+    missing = ALL - set(cluster.cloud.instances)
+    assert len(missing) == 2  # the third, and the fourth
+    assert {host for _, host in failures(caught.value)} == missing
+    assert {code for code, _ in failures(caught.value)} == {"quota"}
+    assert "the quota NVIDIA_L4_GPUS of project my-project is used up" in caught.value.why
+    assert cluster.waited == []  # nobody waits for a quota
+    cluster.cloud.heal()
+    cluster.cloud.forget_log()
+    cluster.up()
+    assert made(cluster) == missing
+    assert set(cluster.cloud.instances) == ALL
+    assert cluster.terraform.plan().is_empty
+
+
+@pytest.mark.sweep
+def test_what_passes_is_waited_for_and_said(cluster: Terraformed) -> None:
+    cluster.cloud.fail("unavailable", name="demo-train-1", times=2)
+    cluster.up()
+    assert set(cluster.cloud.instances) == {"demo-ctl", "demo-train-1", "demo-train-2"}
+    assert cluster.waited == [5, 10]
+    assert "Google's API failed by itself; going on in 5 s" in cluster.said
+
+
+def test_a_host_that_a_crashed_provider_made_is_taken_over_in_the_same_run(cluster: Terraformed) -> None:
+    cluster.cloud.fail("crash", name="demo-train-2", times=1)
+    cluster.up()
+    assert "there already: demo-train-2; looking whether it is this cluster's" in cluster.said
+    assert [each for each in cluster.cloud.done("create") if each[2] == "demo-train-2"] == [
+        ("create", INSTANCE, "demo-train-2")
+    ]
+    assert not cluster.cloud.done("delete")
+    assert cluster.terraform.plan().is_empty
+    cluster.down()
+    assert cluster.cloud.instances == {}
+
+
+def test_what_is_anothers_is_never_touched(cluster: Terraformed) -> None:
+    theirs = cluster.plant("demo-train-1", cluster_id="ffffff")
+    with pytest.raises(TerraformError) as caught:
+        cluster.up()
+    assert failures(caught.value) == [("name-taken", "demo-train-1")]
+    cluster.down()
+    assert cluster.cloud.instances == {"demo-train-1": theirs}
+
+
+@pytest.mark.sweep
+def test_a_state_that_was_lost_is_made_again_of_what_is_there(cluster: Terraformed) -> None:
+    cluster.up()
+    before = cluster.cloud.resources()
+    cluster.cloud.forget_log()
+    for path in cluster.folder.glob("terraform.tfstate*"):
+        path.unlink()
+    cluster.up()
+    assert cluster.cloud.resources() == before
+    assert not {kind for _, kind, _ in cluster.cloud.done("create")} & {INSTANCE, "google_compute_network"}
+    assert cluster.terraform.plan().is_empty
+
+
+def test_down_removes_what_is_not_in_the_state_where_it_is_in_the_way(cluster: Terraformed) -> None:
+    cluster.nodes(1)
+    cluster.up()
+    cluster.forget("demo-train-1")
+    with pytest.raises(TerraformError, match="not all could be removed") as caught:
+        cluster.down()
+    assert {code for code, _ in failures(caught.value)} == {"in-use"}
+    assert "instances/demo-train-1" in caught.value.why
+    cluster.down(lambda: cluster.cloud.lose("demo-train-1"))
+    assert cluster.cloud.resources() == {}
+
+
+@pytest.mark.parametrize(
+    ("fault", "code"),
+    [
+        pytest.param("stockout_with_details", "stockout", marks=pytest.mark.sweep),
+        pytest.param("stockout", "stockout", marks=pytest.mark.sweep),
+        pytest.param("permission", "permission", marks=pytest.mark.sweep),
+        pytest.param("api_off", "api-off", marks=pytest.mark.sweep),
+        pytest.param("billing_off", "billing-disabled", marks=pytest.mark.sweep),
+        pytest.param("no_reservation", "reservation", marks=pytest.mark.sweep),
+        pytest.param("kms_denied", "kms-permission", marks=pytest.mark.sweep),
+        pytest.param("bad_machine_type", "machine-type-unavailable", marks=pytest.mark.sweep),
+        pytest.param("bad_image", "image-missing", marks=pytest.mark.sweep),
+        pytest.param("quota_at_once", "quota", marks=pytest.mark.sweep),
+    ],
+)
+def test_a_refusal_is_told_at_once_and_mended_by_the_next_run(
+    cluster: Terraformed, fault: str, code: str
+) -> None:
+    cluster.nodes(1)
+    cluster.cloud.fail(fault, name="demo-train-1")
+    with pytest.raises(TerraformError) as caught:
+        cluster.up()
+    assert failures(caught.value) == [(code, "demo-train-1")]
+    assert cluster.waited == []
+    cluster.cloud.heal()
+    cluster.up()
+    assert set(cluster.cloud.instances) == {"demo-ctl", "demo-train-1"}
+
+
+def test_without_credentials_nothing_is_begun(cluster: Terraformed) -> None:
+    cluster.cloud.fail("no_credentials")
+    with pytest.raises(TerraformError, match="Terraform could not make a plan") as caught:
+        cluster.up()
+    (failure,) = caught.value.failures
+    assert failure == Failure(
+        "credentials",
+        "no valid credentials of Google Cloud are at hand",
+        None,
+        "provision",
+        "run `gcloud auth application-default login`, or point GOOGLE_APPLICATION_CREDENTIALS at a key file",
+    )
+
+
+def test_progress_is_in_the_names_of_hosts(cluster: Terraformed) -> None:
+    cluster.nodes(1)
+    cluster.cloud.fail("slow", name="demo-train-1", seconds=11, times=1)
+    cluster.up()
+    assert "demo-ctl: creating…" in cluster.said
+    assert "demo-train-1: creating… 10 s" in cluster.said
+    assert "a network: created after 0 s" in cluster.said
+    assert not [line for line in cluster.said if "google_" in line or "module." in line]
