@@ -1,0 +1,89 @@
+"""What a later spec changes of a cluster, in words."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from clusterctl.spec import ClusterSpec
+from clusterctl.spec.differences import differences
+
+ADA, BOB = {"name": "ada", "uid": 2001}, {"name": "bob", "uid": 2002}
+TRAIN: dict[str, Any] = {"name": "train", "nodes": 2}
+
+
+def spec(**settings: Any) -> ClusterSpec:
+    whole = {"version": 1, "name": "d", "partitions": [TRAIN], "users": [ADA], **settings}
+    return ClusterSpec.model_validate(whole)
+
+
+def test_one_and_the_same_differ_in_nothing() -> None:
+    assert differences(spec(), spec()) == ()
+
+
+@pytest.mark.parametrize(
+    "more",
+    [{"nodes": 5}, {"cpus": 2}, {"memory": "2GiB"}, {"disk": "1GiB"}],
+    ids=lambda more: next(iter(more)),
+)
+def test_what_a_host_is_the_provider_says(more: dict[str, Any]) -> None:
+    assert differences(spec(), spec(partitions=[TRAIN | more])) == ()
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "told"),
+    [
+        ({}, {"users": [ADA, BOB]}, ["users: bob (uid 2002, accounts default) is added"]),
+        ({"users": [ADA, BOB]}, {}, ["users: bob (uid 2002, accounts default) is removed"]),
+        ({}, {"users": [ADA | {"uid": 2003}]}, ["users.ada.uid: 2003, it was 2001"]),
+        (
+            {"users": [ADA, BOB]},
+            {"users": [BOB, ADA]},
+            ["users: the first is bob"],
+        ),
+        (
+            {},
+            {"users": [ADA | {"accounts": ["physics", "default"]}]},
+            ["users.ada.accounts: 'physics' is added", "users.ada.accounts: the first is physics"],
+        ),
+        (
+            {},
+            {"slurm": {"qos": [{"name": "urgent", "priority": 9, "max_time": "1h"}]}},
+            ["slurm.qos: urgent (priority 9, max_time 1h) is added"],
+        ),
+        (
+            {"slurm": {"extra": ["KillWait=9"]}},
+            {"slurm": {"extra": ["KillWait=8"]}},
+            ["slurm.extra: 'KillWait=9' is removed", "slurm.extra: 'KillWait=8' is added"],
+        ),
+        ({}, {"monitoring": {"interval": "90s"}}, ["monitoring.interval: 1m30s, it was 2s"]),
+        (
+            {},
+            {"partitions": [TRAIN | {"max_time": "1h30m"}]},
+            ["partitions.train.max_time: 1h30m, where nothing was said"],
+        ),
+        (
+            {"partitions": [TRAIN | {"max_time": "2h"}]},
+            {},
+            ["partitions.train.max_time: nothing is said any more, it was 2h"],
+        ),
+        ({}, {"partitions": [TRAIN, {"name": "big", "nodes": 1}]}, ["partitions: big is added"]),
+        (
+            {},
+            {"software": {"python": {"requirements": "/a/requirements.txt"}}},
+            ["software.python.requirements: /a/requirements.txt, where nothing was said"],
+        ),
+    ],
+)
+def test_each_setting_is_told_with_what_it_was(
+    before: dict[str, Any], after: dict[str, Any], told: list[str]
+) -> None:
+    assert [str(one) for one in differences(spec(**before), spec(**after))] == told
+
+
+def test_no_setting_is_passed_over() -> None:
+    """Each part of a spec is either of the hosts or compared: a new one must not be forgotten."""
+    assert set(ClusterSpec.model_fields) == {
+        "version", "name", "provider", "partitions", "users", "software", "slurm", "monitoring"
+    }  # fmt: skip
