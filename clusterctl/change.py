@@ -9,12 +9,12 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from clusterctl import jobs
-from clusterctl.errors import SlurmError, TransportError, UsageError
+from clusterctl.errors import ClusterctlError, SlurmError, TransportError, UsageError
 from clusterctl.inventory import Host, Inventory
-from clusterctl.providers.base import Provider, Size
+from clusterctl.providers.base import HostChange, Planned, Provider, Size
 from clusterctl.reach import Connections
 from clusterctl.slurm.access import inventory_of, spec_as_raised
 from clusterctl.slurm.client import SlurmClient
@@ -39,6 +39,20 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
+class Foreseen:
+    """What a change would do to jobs; ``unknown`` says why nobody can tell."""
+
+    keep: Mapping[str, Size] = field(default_factory=dict)
+    harms: tuple[Harm, ...] = ()
+    unknown: str = ""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know of it."""
+        return _keeping(self.keep)
+
+
+@dataclass(frozen=True, slots=True)
 class Harm:
     """A job that the change would end, and why."""
 
@@ -51,7 +65,13 @@ class Harm:
 
 
 def review(
-    spec: ClusterSpec, workspace: Workspace, provider: Provider, connections: Connections, *, force: bool
+    spec: ClusterSpec,
+    workspace: Workspace,
+    provider: Provider,
+    planned: Planned,
+    connections: Connections,
+    *,
+    force: bool,
 ) -> Change:
     """What the spec changes of a cluster that is there; under ``force`` jobs in its way are ended.
 
@@ -71,7 +91,42 @@ def review(
     def alive() -> bool:
         return provider.alive(workspace.cluster_id())
 
-    return weigh(spec, before, provider.sizes(spec), slurm, alive=alive, force=force)
+    sizes = provider.sizes(spec)
+    return weigh(spec, before, sizes, slurm, hosts=planned.changes, alive=alive, force=force)
+
+
+def foresee(
+    spec: ClusterSpec,
+    before: Inventory,
+    sizes: Mapping[str, Size],
+    slurm: SlurmClient,
+    *,
+    hosts: Sequence[HostChange] = (),
+    alive: Callable[[], bool],
+) -> Foreseen:
+    """What ``weigh`` would find, by looking alone: no node is drained, no job ended."""
+    plan = _Plan.of(spec, before, sizes, hosts)
+    if not plan.concerns_jobs:
+        return Foreseen()
+    try:
+        nodes = {node.name: node for node in slurm.nodes()}
+        active = jobs.active(slurm)
+    except (SlurmError, TransportError) as exc:
+        return Foreseen(unknown=_told(exc) if isinstance(exc, SlurmError) or alive() else "")
+    harms = tuple(plan.harms(active, nodes))
+    return Foreseen(plan.kept({node for job in active for node in job.nodes}), harms)
+
+
+def refuse(foreseen: Foreseen) -> None:
+    """That the change is made as it was foreseen.
+
+    Raises:
+        UsageError: it would end jobs, or nobody can tell.
+    """
+    if foreseen.unknown:
+        raise _nobody_can_tell(foreseen.unknown)
+    if foreseen.harms:
+        raise _would_end(foreseen.harms)
 
 
 def weigh(
@@ -80,18 +135,20 @@ def weigh(
     sizes: Mapping[str, Size],
     slurm: SlurmClient,
     *,
+    hosts: Sequence[HostChange] = (),
     alive: Callable[[], bool],
     force: bool,
 ) -> Change:
     """Look at the change from the hosts of ``before`` to the spec; ``force`` ends what is in its way.
 
-    ``alive``: whether any host runs, asked where the controller says nothing: nodes may be at work then.
+    ``hosts``: what the provider would do to some of them. ``alive``: whether any host runs, asked where the
+    controller says nothing: nodes may be at work then.
 
     Raises:
         UsageError: it would end jobs, or nobody can tell; nothing was changed.
     """
-    plan = _Plan.of(spec, before, sizes)
-    if not plan.gone and not plan.resized:
+    plan = _Plan.of(spec, before, sizes, hosts)
+    if not plan.concerns_jobs:
         return Change({})
     going: list[str] = []
     try:
@@ -104,32 +161,34 @@ def weigh(
             return Change({})
         with suppress(TransportError):
             _mark(slurm, going, "resume")
-        raise UsageError(
-            "nobody can tell which jobs this change would end",
-            why=f"{exc.what}: {exc.why}" if exc.why else exc.what,
-            fix="run `clusterctl up` with the spec as it was, which mends the cluster; or go ahead: --force",
-        ) from exc
+        raise _nobody_can_tell(_told(exc)) from exc
     harms = tuple(plan.harms(active, nodes))
     if harms and not force:
         _mark(slurm, going, "resume")
-        raise _refusal(harms)
+        raise _would_end(harms)
     _end(harms, slurm)
     ended = {harm.job.id for harm in harms}
     keep = plan.kept({node for job in active if job.id not in ended for node in job.nodes})
-    told = tuple(f"{name} keeps {_words(size)} while jobs run there" for name, size in keep.items())
-    return Change(keep, tuple(f"ended {harm}" for harm in harms) + told)
+    return Change(keep, tuple(f"ended {harm}" for harm in harms) + _keeping(keep))
 
 
 @dataclass(frozen=True, slots=True)
 class _Plan:
-    """The nodes that go, and those whose size changes: as they are, and as they would be."""
+    """The nodes that go, and those whose size changes: as they are, and as they would be.
+
+    ``stopped``: hosts that the provider makes anew or restarts, and why.
+    """
 
     partitions: Mapping[str, Partition]  # by node
     gone: frozenset[str]
     resized: Mapping[str, tuple[Size, Size]]
+    stopped: Mapping[str, str]
+    controller: str
 
     @classmethod
-    def of(cls, spec: ClusterSpec, before: Inventory, sizes: Mapping[str, Size]) -> _Plan:
+    def of(
+        cls, spec: ClusterSpec, before: Inventory, sizes: Mapping[str, Size], hosts: Sequence[HostChange]
+    ) -> _Plan:
         partitions = {node: partition for partition in spec.partitions for node in spec.node_names(partition)}
         resized = {
             host.name: (size, sizes[host.name])
@@ -137,11 +196,19 @@ class _Plan:
             if host.name in sizes and (size := _size(host)) and size != sizes[host.name]
         }
         gone = frozenset(host.name for host in before.compute if host.name not in partitions)
-        return cls(partitions, gone, resized)
+        controller = before.controller.name
+        stopped = {host.name: _stop(host) for host in hosts if host.action == "replace"}
+        stopped |= {host.name: _stop(host) for host in hosts if host.restarts and host.name != controller}
+        return cls(partitions, gone, resized, stopped, controller)
+
+    @property
+    def concerns_jobs(self) -> bool:
+        """Whether any job could be in its way."""
+        return bool(self.gone or self.resized or self.stopped)
 
     def harms(self, active: Iterable[JobInfo], nodes: Mapping[str, NodeInfo]) -> Iterator[Harm]:
         """The jobs that would end."""
-        reasons = {node: f"{node} leaves the cluster" for node in self.gone}
+        reasons = {**self.stopped, **{node: f"{node} leaves the cluster" for node in self.gone}}
         for name, (now, then) in self.resized.items():
             partition = self.partitions[name]
             allocated = nodes[name].allocated_mib if name in nodes else 0
@@ -153,7 +220,8 @@ class _Plan:
                 reasons[name] = f"{name} gets {format_size(then.memory_mib)} of memory, less than jobs have"
         stay = {partition.name for partition in self.partitions.values()}
         for job in active:
-            if hit := [reasons[node] for node in job.nodes if node in reasons]:
+            where = (self.controller, *job.nodes)  # who loses the controller forgets all jobs
+            if hit := [reasons[node] for node in where if node in reasons]:
                 yield Harm(job, hit[0])
             elif not job.nodes and not stay & set(job.partition.split(",")):
                 yield Harm(job, f"partition {job.partition} is removed")
@@ -208,6 +276,10 @@ def _size(host: Host) -> Size | None:
     return Size(host.cpus, host.memory_mib, host.disk_mib)
 
 
+def _keeping(keep: Mapping[str, Size]) -> tuple[str, ...]:
+    return tuple(f"{name} keeps {_words(size)} while jobs run there" for name, size in keep.items())
+
+
 def _words(size: Size) -> str:
     return f"{size.cpus} CPU{'s' if size.cpus > 1 else ''} and {format_size(size.memory_mib)} of memory"
 
@@ -218,11 +290,28 @@ def _mark(slurm: SlurmClient, nodes: Sequence[str], state: str) -> None:
         slurm.transport.run([*argv, f"reason={REASON}"] if state == "drain" else argv)
 
 
-def _refusal(harms: tuple[Harm, ...]) -> UsageError:
+def _stop(host: HostChange) -> str:
+    how = "is made anew" if host.action == "replace" else "is restarted"
+    return f"{host.name} {how}" + (f": {host.why}" if host.why else "")
+
+
+def _told(exc: ClusterctlError) -> str:
+    return f"{exc.what}: {exc.why}" if exc.why else exc.what
+
+
+def _would_end(harms: Sequence[Harm]) -> UsageError:
     return UsageError(
         f"this change would end {len(harms)} job{'s' if len(harms) > 1 else ''}",
         why="; ".join(map(str, harms)),
         fix="wait until they have ended, or end them: `clusterctl cancel`, or `up --force` ends them for you",
+    )
+
+
+def _nobody_can_tell(why: str) -> UsageError:
+    return UsageError(
+        "nobody can tell which jobs this change would end",
+        why=why,
+        fix="run `clusterctl up` with the spec as it was, which mends the cluster; or go ahead: --force",
     )
 
 

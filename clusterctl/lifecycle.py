@@ -12,7 +12,7 @@ from pathlib import Path
 
 from clusterctl import collect, configure, jobs
 from clusterctl.assets import asset
-from clusterctl.change import review
+from clusterctl.change import refuse, review
 from clusterctl.errors import (
     CollectError,
     Failure,
@@ -28,6 +28,7 @@ from clusterctl.lock import WAIT_S as LOCK_WAIT_S
 from clusterctl.mend import Mended, mend, questions
 from clusterctl.mortal import sweep
 from clusterctl.phases import Phase, Run, TellMended, untold
+from clusterctl.planning import Plan, ahead
 from clusterctl.providers.base import BakeTarget, Provider
 from clusterctl.providers.local.provider import LocalProvider
 from clusterctl.reach import Connections, reach, refuse_full_disks
@@ -43,6 +44,8 @@ from clusterctl.transport.ssh import SSHTransport
 from clusterctl.verify import Proof, verify
 from clusterctl.wheels import wheelhouse
 from clusterctl.workspace import Workspace, write_atomic
+
+Agree = Callable[[Plan], None]
 
 
 def provider_of(settings: ProviderSettings) -> Provider:
@@ -79,12 +82,14 @@ def up(
     *,
     tell: Tell,
     tell_mended: TellMended = untold,
+    agree: Agree = lambda _: None,
     reconfigure: bool = False,
     force: bool = False,
     wait_s: float = LOCK_WAIT_S,
 ) -> Up:
     """Raise the cluster, or mend it; returns only after an MPI job ran right across every node.
 
+    ``agree`` is shown what becomes of the hosts before anything is done; what it raises ends it there.
     What is configured already and as it was left is not configured again, unless ``reconfigure``. Jobs that
     a changed spec has no place for are ended under ``force``.
     ``wait_s`` bounds how long another clusterctl that works on the cluster is waited for.
@@ -102,9 +107,15 @@ def up(
         workspace.create()
         run = Run("up", Journal(workspace.journal), tell, tell_mended=tell_mended)
         environment = _resolve_environment(spec, run)  # what can't be had is said before anything is made
-        change = review(spec, workspace, provider, connections, force=force)
-        run.notes += change.notes
         workspace.create_secrets()
+        with run.phase("plan") as (step, say):
+            plan = ahead(spec, workspace, provider, connections, say=say)
+            step.note = plan.summary
+        if not force:
+            refuse(plan.jobs)
+        agree(plan)
+        change = review(spec, workspace, provider, plan.hosts, connections, force=force)
+        run.notes += change.notes
         text = dump_spec(spec)
         write_atomic(workspace.spec, text)
 

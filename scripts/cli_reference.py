@@ -22,9 +22,9 @@ HEAD = """\
 Every verb takes the options of the first table, before or after its name. Results go to stdout, all else to
 stderr.
 
-**Exit codes**: 0 done · 1 it failed · 2 the command or the spec is wrong · with `--wait` and `--follow` 4 the
-job failed, 5 it was cancelled or ran out of time, 6 the wait ran out and the job goes on · 130 interrupted.
-`shell` and `ssh` end with the exit code of what ran there.
+**Exit codes**: 0 done · 1 it failed · 2 the command or the spec is wrong · 3 `plan --check` found changes ·
+with `--wait` and `--follow` 4 the job failed, 5 it was cancelled or ran out of time, 6 the wait ran out and
+the job goes on · 130 interrupted. `shell` and `ssh` end with the exit code of what ran there.
 
 **`-o json`** puts exactly one object on stdout: `ok`, `failures` (each with `code`, `cause`, `host`, `phase`,
 `fix`, `retryable`) and the verb's own keys.

@@ -12,6 +12,7 @@ import typer
 from clusterctl.cli.job import job_table, not_brought_home
 from clusterctl.cli.options import Options, OutFolder, verb
 from clusterctl.cli.phases import Phases
+from clusterctl.cli.plan import asking, show_plan
 from clusterctl.cli.show import Screen
 from clusterctl.cli.which import spec_of, telling_who_works, workspace_of
 
@@ -48,8 +49,15 @@ def up(
         bool, typer.Option("--force", help="End jobs that a changed spec has no place for.")
     ] = False,
     no_wait: NoWait = False,
-) -> None:
-    """Raise the cluster, or mend it. Done means: an MPI job ran right across every node."""
+    yes: Yes = False,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would be done: `clusterctl plan`.")
+    ] = False,
+) -> int:
+    """Raise the cluster, or mend it. Done means: an MPI job ran right across every node.
+
+    It asks before it removes hosts, or makes what costs money. Without a terminal, removing needs --yes.
+    """
     from clusterctl import lifecycle, lock
     from clusterctl.spec.caller import Caller, notes
     from clusterctl.workspace import Workspace
@@ -58,6 +66,8 @@ def up(
     workspace = Workspace.of(spec.name)
     for line in notes(spec, Caller.current()):
         screen.note(f"note: {line}")
+    if dry_run:
+        return show_plan(screen, spec)
     then = "`clusterctl up` goes on from here, `clusterctl down` removes what there is"
     phases = Phases(screen, verbose=options.verbose)
     screen.known = {"mended": []}
@@ -72,6 +82,7 @@ def up(
             workspace,
             tell=phases,
             tell_mended=tell_mended,
+            agree=asking(screen, yes=yes, apart=screen.still),
             reconfigure=reconfigure,
             force=force,
             wait_s=0 if no_wait else lock.WAIT_S,
@@ -95,6 +106,7 @@ def up(
     screen.result(
         answer, f"{text}\nsubmit a job with `clusterctl submit train --nodes {min(nodes, 2)} --follow`"
     )
+    return 0
 
 
 def down(

@@ -15,6 +15,7 @@ from clusterctl.errors import ClusterctlError, UsageError
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+    from rich.live import Live
     from rich.progress import Progress
 
 READER_GONE = 128 + signal.SIGPIPE
@@ -28,6 +29,7 @@ class Screen:
         self._color = color
         self.known: dict[str, Any] = {}  # part of the answer, should the verb end in an error
         self._below: Console | None = None  # draws what notes must stay above
+        self._live: Live | None = None
 
     def _console(self, *, stderr: bool) -> Console:
         from rich.console import Console
@@ -112,11 +114,26 @@ class Screen:
             ) as live,
             self._notes_go_above(console),
         ):
+            self._live = live
             try:
                 yield True
             except BaseException:
                 live.transient = False
                 raise
+            finally:
+                self._live = None
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """No picture moves meanwhile: the screen is for a question."""
+        if self._live is None:
+            yield
+            return
+        self._live.stop()
+        try:
+            yield
+        finally:
+            self._live.start()
 
     @contextmanager
     def _notes_go_above(self, console: Console) -> Iterator[None]:

@@ -10,7 +10,13 @@ from pathlib import Path
 from typing import Protocol
 
 from clusterctl.configure.events import HostRecap, Progress, Recap, Status
-from clusterctl.configure.inventory_file import connection_variables, literal, to_yaml, write_inventory
+from clusterctl.configure.inventory_file import (
+    connection_variables,
+    inventory_text,
+    literal,
+    to_yaml,
+    write_inventory,
+)
 from clusterctl.inventory import COMPUTE, CONTROLLER, Inventory, ssh_options
 from clusterctl.mortal import temporary_folder
 from clusterctl.workspace import Workspace, write_atomic
@@ -23,6 +29,7 @@ __all__ = [
     "Status",
     "configure",
     "install",
+    "inventory_text",
     "write_inventory",
 ]
 

@@ -25,6 +25,11 @@ Variables = dict[str, Any]
 def write_inventory(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> None:
     """Write the Ansible inventory, and the payload that it names. Only paths stand in it, no secrets."""
     pack_payload(workspace.rendered)
+    write_atomic(workspace.inventory, inventory_text(spec, inventory, workspace))
+
+
+def inventory_text(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> str:
+    """The Ansible inventory."""
     hosts = {host.name: _host_variables(host) for host in inventory.hosts}
     document = {
         "all": {
@@ -39,10 +44,10 @@ def write_inventory(spec: ClusterSpec, inventory: Inventory, workspace: Workspac
             },
         }
     }
-    text = (
+    head = (
         f"# Written by clusterctl; use it with: ansible-playbook -i THIS_FILE {asset('ansible')}/site.yml\n"
     )
-    write_atomic(workspace.inventory, text + to_yaml(document))
+    return head + to_yaml(document)
 
 
 def connection_variables(ssh_config: Path) -> Variables:

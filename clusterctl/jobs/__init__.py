@@ -2,7 +2,7 @@
 
 from clusterctl.jobs.allocation import Allocation, allocate
 from clusterctl.jobs.control import Cancelled, active, as_dict, cancel, known_jobs, list_jobs
-from clusterctl.jobs.environment import PLAIN, Environment, build, environment_of
+from clusterctl.jobs.environment import PLAIN, Environment, build, environment_of, unbuilt
 from clusterctl.jobs.logs import LogChunk
 from clusterctl.jobs.source import source_of
 from clusterctl.jobs.submission import Submitted, script_of, submit
@@ -37,6 +37,7 @@ __all__ = [
     "session",
     "source_of",
     "submit",
+    "unbuilt",
     "wait",
     "worst",
 ]

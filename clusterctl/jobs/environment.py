@@ -14,7 +14,7 @@ from clusterctl.errors import CommandError, TransportError, UsageError
 from clusterctl.spec import ClusterSpec, JobSpec, JobWords
 from clusterctl.transfer.tree import Progress, shown_size
 from clusterctl.transport.base import BULK, Conversation, Transport
-from clusterctl.wheels import Lock, Question, resolve, wheel_path
+from clusterctl.wheels import Lock, Question, resolve, resolved, wheel_path
 
 Say = Callable[[str], None]
 
@@ -110,6 +110,25 @@ def environment_of(
     return Environment(lock if lock is not None and lock.wheels else None)
 
 
+def unbuilt(spec: ClusterSpec, to: Callable[[], Transport]) -> str:
+    """What is to be done yet for the spec's requirements on the cluster; "" if nothing. Only looks.
+
+    ``to`` connects as the job user.
+
+    Raises:
+        UsageError: a file can't be read.
+        TransportError: the cluster can't be asked.
+    """
+    if spec.software.python.requirements is None:
+        return ""
+    files = (spec.software.python.requirements,)
+    lock = resolved(Question(files, asset("payload") / "requirements.lock"))
+    if lock is None:
+        return "its packages are chosen anew"
+    there = not lock.wheels or _is_there(to(), lock)
+    return "" if there else f"{len(lock.wheels)} packages are installed"
+
+
 def build(
     transport: Transport,
     environment: Environment,
@@ -156,8 +175,12 @@ def _is_much(transport: Transport, lock: Lock) -> bool:
     """Whether wheels will travel that are worth a connection of their own."""
     if _size(lock) <= BULK:
         return False
+    return not _is_there(transport, lock)
+
+
+def _is_there(transport: Transport, lock: Lock) -> bool:
     argv = ["sh", "-c", f'[ -e "$HOME/{ENVIRONMENTS}/$1" ]', "sh", lock.key]
-    return transport.run(argv, check=False).rc != 0
+    return transport.run(argv, check=False).rc == 0
 
 
 def _size(lock: Lock) -> int:

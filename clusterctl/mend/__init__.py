@@ -15,7 +15,7 @@ from clusterctl import configure
 from clusterctl.assets import asset, tree_hash
 from clusterctl.inventory import Inventory
 from clusterctl.journal import digest
-from clusterctl.mend.drift import Mended, drifted, hosts_with_drift, mended, touches_slurm
+from clusterctl.mend.drift import Mended, drifted, found, hosts_with_drift, mended, touches_slurm
 from clusterctl.mend.managed import questions
 from clusterctl.providers.base import Provisioned
 from clusterctl.reach import Connections, Marks, View, reach
@@ -24,7 +24,7 @@ from clusterctl.spec import ClusterSpec
 from clusterctl.telling import HostStep, Say
 from clusterctl.workspace import Workspace, write_atomic
 
-__all__ = ["Configured", "Mended", "mend", "questions"]
+__all__ = ["Configured", "Mended", "astray", "mend", "questions", "stale"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,10 +61,11 @@ def mend(
         TransportError: a host could not be looked at afterwards.
     """
     inventory = provisioned.inventory
-    for name, content in render_files(spec, inventory, {host: v.facts for host, v in views.items()}).items():
+    inputs, files = _inputs(spec, inventory, workspace, views)
+    for name, content in files.items():
         write_atomic(workspace.rendered / name, content)
     configure.write_inventory(spec, inventory, workspace)
-    noted, inputs = _read(workspace, without=provisioned.made), _inputs(workspace)
+    noted = _read(workspace, without=provisioned.made)
     before = {host: view.marks for host, view in views.items()}
     concerned = hosts_with_drift(noted.marks, before)
     everything = anew or noted.inputs != inputs
@@ -86,10 +87,33 @@ def mend(
     _write(workspace, _Noted(inputs=inputs, marks=after))
     if not noted.inputs:  # nothing is known of how it was left
         return Configured(str(recap))
-    found = (
+    told = (
         mended(host, noted.marks[host], before[host], after[host]) for host in before if host in noted.marks
     )
-    return Configured(str(recap), tuple(one for host in found for one in host))
+    return Configured(str(recap), tuple(one for host in told for one in host))
+
+
+def stale(spec: ClusterSpec, inventory: Inventory, workspace: Workspace, views: Mapping[str, View]) -> str:
+    """Why ``mend`` would configure all of these hosts, which stay as they are; "" if it would not."""
+    noted = _read(workspace, without=())
+    if not noted.inputs:
+        return "the last `clusterctl up` did not end"
+    inputs, _ = _inputs(spec, inventory, workspace, views)
+    if inputs == noted.inputs:
+        return ""
+    return "the spec, clusterctl itself or the hardware is not what the hosts were configured for"
+
+
+def astray(workspace: Workspace, views: Mapping[str, View]) -> tuple[tuple[str, str], ...]:
+    """What ``mend`` would find on these hosts that is not as configuring left it: (host, what)."""
+    noted = _read(workspace, without=())
+    return tuple((host, what) for host, view in views.items() for what in _drift(host, noted, view.marks))
+
+
+def _drift(host: str, noted: _Noted, now: Marks) -> tuple[str, ...]:
+    if host not in noted.marks:
+        return ("it is not configured yet",)
+    return found(noted.marks[host], now)
 
 
 def _step(progress: configure.Progress, inventory: Inventory, limit: Collection[str]) -> HostStep:
@@ -103,12 +127,19 @@ def _step(progress: configure.Progress, inventory: Inventory, limit: Collection[
     return HostStep(progress.host, progress.what, len(concerned), progress.status, progress.failed)
 
 
-def _inputs(workspace: Workspace) -> str:
-    """All that decides what configuring leaves on a host. The payload's hash stands in the inventory."""
-    files = sorted(path for path in workspace.rendered.glob("*.conf"))
-    secrets = (workspace.munge_key, workspace.public_key)
-    parts = [path.read_bytes() for path in (workspace.inventory, *secrets, *files)]
-    return digest(tree_hash(asset("ansible")), *parts)
+def _inputs(
+    spec: ClusterSpec, inventory: Inventory, workspace: Workspace, views: Mapping[str, View]
+) -> tuple[str, Mapping[str, str]]:
+    """A digest of all that decides what configuring leaves on a host, and of it the files of Slurm.
+
+    The payload's hash stands in the inventory.
+    """
+    files = render_files(spec, inventory, {host: view.facts for host, view in views.items()})
+    secrets = (workspace.munge_key.read_bytes(), workspace.public_key.read_bytes())
+    ansible = configure.inventory_text(spec, inventory, workspace)
+    return digest(
+        tree_hash(asset("ansible")), ansible, *secrets, *(files[name] for name in sorted(files))
+    ), files
 
 
 def _read(workspace: Workspace, *, without: Collection[str]) -> _Noted:

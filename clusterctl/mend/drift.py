@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from clusterctl.reach import Marks
@@ -32,10 +32,22 @@ def drifted(noted: Marks, now: Marks) -> tuple[str, ...]:
 
 def mended(host: str, noted: Marks, before: Marks, after: Marks) -> tuple[Mended, ...]:
     """What was not right ``before`` and has changed since. What is new to us cannot have drifted."""
-    known = [key for key in drifted(noted, before) if key in noted and before[key] != _UNKNOWN]
-    changed = [key for key in known if after.get(key) != before[key]]
-    named = [key for key in changed if not _follows(key, before, changed)]
-    return tuple(Mended(host, *_words(key, before[key])) for key in named)
+    changed = [key for key in _known(noted, before) if after.get(key) != before[key]]
+    return tuple(Mended(host, *_words(key, before[key])) for key in _named(changed, before))
+
+
+def found(noted: Marks, now: Marks) -> tuple[str, ...]:
+    """What is not right on a host, in words. What is new to us can't have drifted."""
+    return tuple(_words(key, now[key])[0] for key in _named(_known(noted, now), now))
+
+
+def _known(noted: Marks, now: Marks) -> list[str]:
+    return [key for key in drifted(noted, now) if key in noted and now[key] != _UNKNOWN]
+
+
+def _named(keys: Sequence[str], marks: Marks) -> list[str]:
+    """Those of the keys that are worth a word beside the others."""
+    return [key for key in keys if not _follows(key, marks, keys)]
 
 
 def _follows(key: str, before: Marks, changed: Iterable[str]) -> bool:

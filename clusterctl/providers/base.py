@@ -69,6 +69,7 @@ class HostChange:
     usd_per_hour: float | None = None
     was_usd_per_hour: float | None = None
     restarts: bool = False  # a ``change`` for which it is stopped, and its jobs with it
+    off: bool = False  # it does not run as it is
 
     @property
     def destroys(self) -> bool:

@@ -18,9 +18,9 @@ from clusterctl.slurm.client import SlurmClient
 from clusterctl.spec.models import ADMIN_USER, PROOF_PARTITION
 from clusterctl.transport.base import Result, Transport
 from clusterctl.verify.diagnose import Connect, cut_off, each_alone
-from clusterctl.verify.states import Aside, settle
+from clusterctl.verify.states import Aside, astray, settle
 
-__all__ = ["Aside", "Proof", "verify"]
+__all__ = ["Aside", "Proof", "astray", "verify"]
 
 READY_TIMEOUT_S = 60.0
 START_TIMEOUT_S = 30

@@ -109,6 +109,12 @@ def standing(node: NodeInfo) -> Standing:
     return Standing.SICK
 
 
+def astray(nodes: Iterable[NodeInfo]) -> tuple[tuple[str, str], ...]:
+    """The nodes that Slurm gives no jobs, though no person wants it so, each with what Slurm says."""
+    out = (Standing.OUT, Standing.SICK)
+    return tuple((node.name, f"Slurm says {_says(node)}") for node in nodes if standing(node) in out)
+
+
 def _slurms_own(node: NodeInfo) -> bool:
     return node.reason_by == _SLURM or node.reason.startswith((_OURS, *_SLURMDS_WORDS))
 

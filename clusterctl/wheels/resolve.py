@@ -58,14 +58,10 @@ def resolve(asked: Question, *, say: Say, heard: Say = lambda _line: None) -> Lo
     """
     base = pins(asked.base)
     kept = {**base, **asked.held}
-    node = f"{NODE_PYTHON} {NODE_ARCH} {NODE_GLIBC_MINOR}"
-    home = cache_home() / "python"
-    answer = home / "locks" / f"{digest(node, _constraints(kept), question(asked.files))}.txt"
+    home, answer = cache_home() / "python", _answer(asked, kept)
     try:
-        if answer.is_file():
-            lock = Lock.read(answer.read_text(), base)
-            if all(wheel_path(wheel).is_file() for wheel in lock.wheels):
-                return lock
+        if (known := _read(answer, base)) is not None:
+            return known
         say(f"resolving {', '.join(printable(str(file)) for file in asked.files)}")
         answer.parent.mkdir(parents=True, exist_ok=True)
         with temporary_folder(home) as folder:
@@ -75,6 +71,35 @@ def resolve(asked: Question, *, say: Say, heard: Say = lambda _line: None) -> Lo
     except OSError as exc:
         raise unwritable(home, exc) from exc
     return lock
+
+
+def resolved(asked: Question) -> Lock | None:
+    """What ``resolve`` would say without asking pip, if it can.
+
+    Raises:
+        UsageError: a file can't be read.
+        MachineError: the cache of downloads can't be read.
+    """
+    base = pins(asked.base)
+    try:
+        return _read(_answer(asked, {**base, **asked.held}), base)
+    except OSError as exc:
+        raise unwritable(cache_home() / "python", exc) from exc
+
+
+def _answer(asked: Question, kept: Mapping[str, str]) -> Path:
+    """Where the answer to a question lies, once there is one."""
+    node = f"{NODE_PYTHON} {NODE_ARCH} {NODE_GLIBC_MINOR}"
+    key = digest(node, _constraints(kept), question(asked.files))
+    return cache_home() / "python" / "locks" / f"{key}.txt"
+
+
+def _read(answer: Path, base: Mapping[str, str]) -> Lock | None:
+    """The lock of an answer, if its wheels are still there."""
+    if not answer.is_file():
+        return None
+    lock = Lock.read(answer.read_text(), base)
+    return lock if all(wheel_path(wheel).is_file() for wheel in lock.wheels) else None
 
 
 def wheel_path(wheel: Wheel) -> Path:

@@ -199,7 +199,7 @@ def test_a_cluster_grows_and_shrinks_beside_the_job(one: Cluster) -> None:
     assert "partition other is removed" in refusal
     assert len(one.json("status")["nodes"]) == 5
 
-    answer = up(1, "", "--force")
+    answer = up(1, "", "--force", "--yes")
     notes = "\n".join(answer["notes"])
     assert f"ended job {on_second} (second)" in notes
     assert f"{node(one, 1)} keeps 1 CPU" in notes

@@ -44,6 +44,7 @@ def test_up_says_what_it_did(cluster: Cluster) -> None:
     assert up["ok"]
     assert up["ready"]
     assert [phase["phase"] for phase in up["phases"]] == [
+        "plan",
         "image",
         "provision",
         "reach",
@@ -56,8 +57,9 @@ def test_up_says_what_it_did(cluster: Cluster) -> None:
 
 def test_every_phase_is_journaled(cluster: Cluster) -> None:
     journal = records(cluster.workspace / "journal.jsonl")
-    assert [entry["phase"] for entry in journal[:5]] == ["image", "provision", "reach", "configure", "verify"]
-    assert all(entry["ok"] and entry["verb"] == "up" for entry in journal[:5])
+    phases = ["plan", "image", "provision", "reach", "configure", "verify"]
+    assert [entry["phase"] for entry in journal[: len(phases)]] == phases
+    assert all(entry["ok"] and entry["verb"] == "up" for entry in journal[: len(phases)])
 
 
 def test_two_nodes_train_together(cluster: Cluster, run: Path) -> None:

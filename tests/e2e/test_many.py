@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import secrets
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -64,14 +65,63 @@ def test_a_job_that_no_partition_can_run_is_refused(pair: tuple[Cluster, Cluster
 
 
 def test_a_partition_grows_and_shrinks_beside_the_nodes_of_another(pair: tuple[Cluster, Cluster]) -> None:
+    """As planned each time; and once it is done, there is nothing to plan."""
     first, _ = pair
-    small, booted = f"{first.name}-small-1", "systemctl show -p UserspaceTimestampMonotonic --value"
+    name, small, booted = (
+        first.name,
+        f"{first.name}-small-1",
+        "systemctl show -p UserspaceTimestampMonotonic --value",
+    )
     before = first.ssh(small, booted)
-    for nodes in (3, 1):
-        first.spec.write_text(spec(first.name, f"name: big, nodes: {nodes}, max_time: 1h", SMALL))
-        big = [f"{first.name}-big-{number}" for number in range(1, nodes + 1)]
-        assert first.json("up")["probed"] == [*big, small]
+    assert first.json("plan", "--check")["changes"] == []
+    fates = {3: {(f"{name}-big-3", "make")}, 1: {(f"{name}-big-{number}", "remove") for number in (2, 3)}}
+    for nodes, fate in fates.items():
+        first.spec.write_text(spec(name, f"name: big, nodes: {nodes}, max_time: 1h", SMALL))
+        known = content(first)
+        plan = first.json("plan", "--check", rc=3)
+        assert content(first) == known, "a plan only looks"
+        hosts = {(one["name"], one["action"]) for one in plan["changes"] if one["kind"] == "host"}
+        assert {host for host in hosts if host[1] != "change"} == fate
+        big = [f"{name}-big-{number}" for number in range(1, nodes + 1)]
+        assert first.json("up", "--yes")["probed"] == [*big, small]
+        assert first.json("plan", "--check")["changes"] == []
     assert first.ssh(small, booted) == before
+
+
+def test_a_plan_names_what_drifted_and_the_jobs_in_its_way(pair: tuple[Cluster, Cluster]) -> None:
+    first, _ = pair
+    small = f"{first.name}-small-1"
+    script = first.runner.cwd / "long.sh"
+    script.write_text("#!/bin/bash\nsleep 600\n")
+    job = first.json("submit", script, "-p", "small")["job_id"]
+    deadline = time.monotonic() + 60
+    while first.json("jobs", job)["jobs"][0]["state"] != "RUNNING":
+        assert time.monotonic() < deadline
+    first.ssh(f"{first.name}-big-1", "sudo rm /etc/munge/munge.key")
+    text = first.spec.read_text()
+    first.spec.write_text(text.replace(f"  - {{{SMALL}}}\n", "") + "users: [{name: bob, uid: 2002}]\n")
+    plan = first.json("plan")
+    (harm,) = plan["harms"]
+    assert (harm["job_id"], harm["nodes"]) == (job, [small])
+    assert {(one["kind"], one["name"]) for one in plan["changes"]} >= {
+        ("host", small),
+        ("setting", "users"),
+        ("setting", "partitions"),
+        ("drift", f"{first.name}-big-1"),
+    }
+    assert f"job {job} (long)" in first("up", "--yes", rc=2).stderr
+    first("cancel", job)
+    first("logs", job, "--follow", rc=5)
+    assert "with all data" in first("up", rc=2).stderr, "nobody was there to be asked"
+    assert len(first.json("status")["nodes"]) == 2
+    first.spec.write_text(text)
+    assert first.json("up")["mended"]
+    assert first.json("plan", "--check")["changes"] == []
+
+
+def content(cluster: Cluster) -> dict[Path, bytes]:
+    """All that clusterctl keeps of a cluster on the user's side."""
+    return {path: path.read_bytes() for path in cluster.runner.home.rglob("*") if path.is_file()}
 
 
 def test_sixteen_nodes(tmp_path_factory: pytest.TempPathFactory) -> None:

@@ -22,7 +22,7 @@ from tests.support.victim import Ended, Victim
 
 SEED = int(os.environ.get("SWEEP_SEED") or random.SystemRandom().randrange(10_000))
 SPEC = "version: 1\nname: {name}\nprovider: {{type: local}}\npartitions:\n  - {{name: train, nodes: 2}}\n"
-UP, DOWN = ("image", "provision", "reach", "configure", "verify"), ("destroy",)
+UP, DOWN = ("plan", "image", "provision", "reach", "configure", "verify"), ("destroy",)
 HOWS = ("kill", "kill-all", "int")
 CODES = {"int": {130}, "hup": {129}, "kill": {-9}, "kill-all": {-9}, "reboot": {-9}}
 

@@ -77,7 +77,9 @@ def compare(
 def _controller(name: str, found: Existing, off: Collection[str]) -> HostChange:
     if name not in found.nodes:
         return HostChange(name, "make", _CONTROLLER)
-    return HostChange(name, "change" if name in off else "keep", _CONTROLLER, _OFF if name in off else "")
+    if name in off:
+        return HostChange(name, "change", _CONTROLLER, _OFF, off=True)
+    return HostChange(name, "keep", _CONTROLLER)
 
 
 def _node(share: Share, price: float | None, found: Existing, off: Collection[str]) -> HostChange:
@@ -88,7 +90,7 @@ def _node(share: Share, price: float | None, found: Existing, off: Collection[st
     if found.nodes[name] != size.disk_mib:
         return HostChange(name, "replace", what, _disks(found.nodes[name], size.disk_mib), price)
     why = [*([_OFF] if name in off else []), *_differences(found.hosts.get(name), size)]
-    return HostChange(name, "change" if why else "keep", what, "; ".join(why), price)
+    return HostChange(name, "change" if why else "keep", what, "; ".join(why), price, off=name in off)
 
 
 def _gone(name: str, prices: Mapping[str, float | None], found: Existing) -> HostChange:

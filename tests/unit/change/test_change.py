@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 
-from clusterctl.change import Change, refuse_taken_uids, weigh
+from clusterctl.change import Change, Foreseen, foresee, refuse, refuse_taken_uids, weigh
 from clusterctl.errors import ClusterctlError, SlurmError, UnreachableError, UsageError
 from clusterctl.inventory import COMPUTE, CONTROLLER, Host, Inventory
-from clusterctl.providers.base import Size
+from clusterctl.providers.base import HostChange, Size
 from clusterctl.slurm.client import Clock, SlurmClient
 from clusterctl.slurm.parse import FIELD, RECORD, SQUEUE_FIELDS
 from clusterctl.spec import ClusterSpec
@@ -64,15 +64,78 @@ def look(
     was: Inventory,
     sizes: dict[str, Size],
     *steps: Step,
+    hosts: tuple[HostChange, ...] = (),
     force: bool = False,
     alive: bool = True,
 ) -> Change:
     transport = ScriptedTransport(steps)
     slurm = SlurmClient(transport, clock=Clock(sleep=lambda _: None), patience_s=0)
     try:
-        return weigh(wanted, was, sizes, slurm, alive=lambda: alive, force=force)
+        return weigh(wanted, was, sizes, slurm, hosts=hosts, alive=lambda: alive, force=force)
     finally:
         assert transport.left == ()
+
+
+def look_ahead(
+    wanted: ClusterSpec,
+    was: Inventory,
+    sizes: dict[str, Size],
+    *steps: Step,
+    hosts: tuple[HostChange, ...] = (),
+    alive: bool = True,
+) -> Foreseen:
+    """Every command is in ``steps``: what would change anything on the cluster is not among them."""
+    transport = ScriptedTransport(steps)
+    slurm = SlurmClient(transport, clock=Clock(sleep=lambda _: None), patience_s=0)
+    try:
+        return foresee(wanted, was, sizes, slurm, hosts=hosts, alive=lambda: alive)
+    finally:
+        assert transport.left == ()
+
+
+def test_a_look_ahead_drains_nothing_and_ends_nothing() -> None:
+    sizes = {ONE: Size(2, 8000)}
+    asked = sinfo(ONE, TWO), squeue((7, "train", TWO), (8, "train", ONE))
+    found = look_ahead(spec(train(1)), before(ONE, TWO), sizes, *asked)
+    assert [str(harm) for harm in found.harms] == [f"job 7 (long) of ada on {TWO}: {TWO} leaves the cluster"]
+    assert found.keep == {ONE: Size(1, 4000)}
+    assert found.notes == (f"{ONE} keeps 1 CPU and 4000MiB of memory while jobs run there",)
+    with pytest.raises(UsageError, match="would end 1 job"):
+        refuse(found)
+
+
+def test_what_the_provider_makes_anew_or_stops_ends_jobs_too() -> None:
+    same = {ONE: Size(1, 4000), TWO: Size(1, 4000)}
+    hosts = (
+        HostChange(ONE, "replace", "", "another zone"),
+        HostChange(TWO, "change", "", "another machine type", restarts=True),
+        HostChange("d-ctl", "change", "", "another machine type", restarts=True),
+    )
+    asked = sinfo(ONE, TWO), squeue((7, "train", ONE), (8, "train", TWO), (9, "train", ""))
+    found = look_ahead(spec(train(2)), before(ONE, TWO), same, *asked, hosts=hosts)
+    assert [(harm.job.id, harm.why) for harm in found.harms] == [
+        ("7", f"{ONE} is made anew: another zone"),
+        ("8", f"{TWO} is restarted: another machine type"),
+    ]
+    with pytest.raises(UsageError, match="another zone"):
+        look(spec(train(2)), before(ONE, TWO), same, sinfo(ONE, TWO), squeue((7, "train", ONE)), hosts=hosts)
+
+
+def test_with_the_controller_go_all_jobs() -> None:
+    hosts = (HostChange("d-ctl", "replace", "", "another disk"),)
+    asked = sinfo(ONE), squeue((7, "train", ONE), (9, "train", ""))
+    found = look_ahead(spec(train(1)), before(ONE), {}, *asked, hosts=hosts)
+    assert {harm.why for harm in found.harms} == {"d-ctl is made anew: another disk"}
+    assert len(found.harms) == 2
+
+
+def test_a_look_ahead_says_when_nobody_can_tell() -> None:
+    away = Step(("sinfo", "..."), error=UnreachableError("no answer"))
+    found = look_ahead(spec(train(1)), before(ONE, TWO), {}, away)
+    assert found.unknown == "no answer"
+    with pytest.raises(UsageError, match="nobody can tell"):
+        refuse(found)
+    assert look_ahead(spec(train(1)), before(ONE, TWO), {}, away, alive=False) == Foreseen()
 
 
 def test_without_a_change_nobody_is_asked() -> None:

@@ -17,6 +17,10 @@ ANSWERS: dict[str, tuple[list[str], set[str]]] = {
     "init": ([], {"file"}),
     "validate": ([], {"cluster", "provider", "nodes"}),
     "schema": ([], {"schema"}),
+    "plan": (
+        [],
+        {"cluster", "provider", "changes", "kept", "harms", "harms_unknown", "cost", "notes"},
+    ),
     "list": ([], {"clusters"}),
     "completion": (["bash"], {"shell", "script"}),
 }

@@ -75,7 +75,7 @@ def test_what_is_as_the_spec_says_stays() -> None:
 
 def test_what_is_off_will_be_started() -> None:
     (change,) = look(spec(), there(node(ONE), node(TWO)), {CTL, TWO})
-    assert change == HostChange(ONE, "change", "2 CPUs, 4GiB of memory", "it is off")
+    assert change == HostChange(ONE, "change", "2 CPUs, 4GiB of memory", "it is off", off=True)
 
 
 def test_another_share_changes_a_node_in_place() -> None:

@@ -1,0 +1,214 @@
+"""What `up` would do, found out by looking alone: to the hosts, to their configuration, and to jobs.
+
+The spec is compared with the cluster as it was raised, and with its live hosts. Nothing is written: a
+provider gets a copy of the workspace to plan in.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+from clusterctl import jobs, mend, verify
+from clusterctl.change import Foreseen, foresee
+from clusterctl.errors import MachineError, SlurmError, TransportError, UsageError
+from clusterctl.inventory import Inventory
+from clusterctl.mortal import temporary_folder
+from clusterctl.providers.base import Planned, Provider
+from clusterctl.reach import Connections, reach
+from clusterctl.slurm.access import inventory_of, spec_as_raised
+from clusterctl.slurm.client import SlurmClient
+from clusterctl.spec import ClusterSpec
+from clusterctl.spec.differences import Difference, differences
+from clusterctl.telling import Say
+from clusterctl.transport.ssh import SSHTransport
+from clusterctl.workspace import Workspace
+
+PATIENCE_S = 5.0  # for hosts and Slurm to answer
+_WORDS = {"make": "made", "change": "changed", "replace": "made anew", "remove": "removed"}
+_NOT_COPIED = ("logs", "rendered", "id_ed25519", "munge.key")
+_HEAVY = ".terraform"  # plugins of a hundred megabytes; linked
+
+
+@dataclass(frozen=True, slots=True)
+class Drift:
+    """Something that is not as it should be, and that `up` mends, or fails on."""
+
+    host: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.host}: {self.what}"
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What `up` would do. ``notes`` change nothing; the user should know them all the same."""
+
+    hosts: Planned
+    jobs: Foreseen = field(default_factory=Foreseen)
+    settings: tuple[Difference, ...] = ()
+    drift: tuple[Drift, ...] = ()
+    notes: tuple[str, ...] = ()
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether `up` would change nothing."""
+        return not (self.hosts.changes or self.hosts.other or self.settings or self.drift)
+
+    @property
+    def summary(self) -> str:
+        """``2 hosts made, 1 removed``."""
+        actions = [host.action for host in self.hosts.hosts]
+        counts = [(word, actions.count(action)) for action, word in _WORDS.items() if action in actions]
+        parts = [f"{count} {word}" for word, count in counts] or [f"all {len(actions)} stay"]
+        return f"hosts: {', '.join(parts)}"
+
+
+def plan(spec: ClusterSpec, workspace: Workspace, provider: Provider, *, say: Say) -> Plan:
+    """What `up` would do with this spec, as far as a short look can tell.
+
+    Raises:
+        UsageError: the cluster is up under another provider.
+        MachineError: this machine can't do it.
+        ProvisionError: the provider can't tell.
+    """
+    with _copy(workspace) as copy, Connections(workspace.ssh_config) as connections:
+        found = ahead(spec, copy, provider, connections, say=say)
+        notes = (*found.hosts.notes, *found.jobs.notes)
+        if worker := workspace.worker():
+            notes += (f"{worker}: what it does may change this",)
+        drift = tuple(_drift(spec, workspace, found, connections, say))
+        return replace(found, drift=drift, notes=notes)
+
+
+def ahead(
+    spec: ClusterSpec, workspace: Workspace, provider: Provider, connections: Connections, *, say: Say
+) -> Plan:
+    """What must be known before anything is changed: all but what drifted.
+
+    Raises:
+        UsageError: the cluster is up under another provider.
+        MachineError: this machine can't do it.
+        ProvisionError: the provider can't tell.
+    """
+    before = _before(workspace)
+    if before is not None and before.provider != spec.provider.type:
+        raise UsageError(
+            f"cluster {spec.name!r} is up already, under the provider {before.provider}",
+            where="provider.type",
+            fix="take it down first, or give the new cluster another name",
+        )
+    hosts = provider.plan(spec, workspace, keep={}, say=say)
+    if before is None:
+        return Plan(hosts)
+    slurm = SlurmClient(connections.to(before.controller.name), patience_s=PATIENCE_S)
+
+    def alive() -> bool:
+        return provider.alive(before.cluster_id)
+
+    harm = foresee(spec, before, provider.sizes(spec), slurm, hosts=hosts.changes, alive=alive)
+    if harm.keep:
+        hosts = provider.plan(spec, workspace, keep=harm.keep, say=say)
+    return Plan(hosts, harm, _settings(spec, workspace))
+
+
+def _before(workspace: Workspace) -> Inventory | None:
+    try:
+        return inventory_of(workspace)
+    except UsageError:
+        return None
+
+
+def _settings(spec: ClusterSpec, workspace: Workspace) -> tuple[Difference, ...]:
+    try:
+        return differences(spec_as_raised(workspace), spec)
+    except UsageError:
+        return (Difference("spec", "nobody knows any more what it was"),)
+
+
+def _drift(
+    spec: ClusterSpec, workspace: Workspace, found: Plan, connections: Connections, say: Say
+) -> Iterator[Drift]:
+    """What is not right of the hosts that stay and run."""
+    staying = {host.name for host in found.hosts.hosts if host.action in {"keep", "change"} and not host.off}
+    before = _before(workspace)
+    if before is None or before.controller.name not in staying:
+        if staying:
+            yield Drift(spec.controller_host, "the last `clusterctl up` did not end")
+        return
+    controller = before.controller.name
+    say("looking at the hosts")
+    asked = mend.questions(spec, before, workspace)
+    try:
+        views = reach(
+            {host: asked[host] for host in asked if host in staying}, connections.to, timeout_s=PATIENCE_S
+        )
+    except TransportError as exc:
+        for failure in exc.failures:
+            yield Drift(failure.host or controller, f"it does not answer: {failure.cause}")
+        return
+    for host, what in mend.astray(workspace, views):
+        yield Drift(host, what)
+    for host, view in views.items():
+        for disk in view.full:
+            yield Drift(host, f"{disk}; `up` will not go on before there is room")
+    if not found.hosts.changes and not found.settings and (why := mend.stale(spec, before, workspace, views)):
+        yield Drift("all hosts", f"configured anew: {why}")
+    yield from _of_slurm(staying, connections, controller)
+    yield from _of_environment(spec, workspace, controller)
+
+
+def _of_slurm(staying: set[str], connections: Connections, controller: str) -> Iterator[Drift]:
+    try:
+        nodes = SlurmClient(connections.to(controller), patience_s=PATIENCE_S).nodes()
+    except (SlurmError, TransportError) as exc:
+        yield Drift(controller, f"Slurm does not answer: {exc.why or exc.what}")
+        return
+    for host, what in verify.astray(node for node in nodes if node.name in staying):
+        yield Drift(host, what)
+
+
+def _of_environment(spec: ClusterSpec, workspace: Workspace, controller: str) -> Iterator[Drift]:
+    if spec.software.python.requirements is None:
+        return
+    transport = SSHTransport(controller, workspace.ssh_config, user=spec.job_user.name)
+    try:
+        what = jobs.unbuilt(spec, lambda: transport)
+    except TransportError as exc:
+        what = f"it can't be looked at: {exc.why or exc.what}"
+    finally:
+        transport.close()
+    if what:
+        yield Drift(controller, f"the Python environment of the spec: {what}")
+
+
+@contextmanager
+def _copy(workspace: Workspace) -> Iterator[Workspace]:
+    """The workspace as a provider needs it for a plan, to write in; a fresh one where there is none."""
+    with temporary_folder() as folder:
+        copy = Workspace(folder / workspace.root.name)
+        try:
+            if workspace.root.is_dir():
+                ignored = shutil.ignore_patterns(*_NOT_COPIED)
+                shutil.copytree(workspace.root, copy.root, ignore=ignored, symlinks=True, copy_function=_take)
+        except OSError as exc:  # shutil's own error is one too
+            raise MachineError("no copy of the cluster's record can be made", why=str(exc)) from exc
+        copy.create()
+        if not copy.public_key.exists():
+            copy.create_secrets()
+        yield copy
+
+
+def _take(source: str, target: str) -> str:
+    if _HEAVY in Path(source).parts:
+        try:
+            os.link(source, target)
+        except OSError:  # another file system
+            return shutil.copy2(source, target)
+        return target
+    return shutil.copy2(source, target)

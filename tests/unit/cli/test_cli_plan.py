@@ -1,0 +1,159 @@
+"""How a plan is shown, and when `up` asks before it does what the plan says."""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from clusterctl.change import Foreseen, Harm
+from clusterctl.cli.plan import as_dict, asking, text
+from clusterctl.cli.show import Screen
+from clusterctl.errors import UsageError
+from clusterctl.planning import Drift, Plan
+from clusterctl.providers.base import HostChange, Planned
+from clusterctl.slurm.models import JobInfo, JobState
+from clusterctl.spec import ClusterSpec
+from clusterctl.spec.differences import Difference
+from tests.support.terminal import on_terminal
+from tests.support.verbs import Clusterctl
+
+SPEC = ClusterSpec.model_validate(
+    {"version": 1, "name": "d", "partitions": [{"name": "train", "nodes": 3}]},
+)
+L4 = "g2-standard-8, 1 x L4"
+MAKE = tuple(HostChange(f"d-train-{i}", "make", L4, usd_per_hour=0.75) for i in (1, 2, 3))
+REMOVE = HostChange("d-old-1", "remove", L4, "the spec has no place for it", 0.5)
+STAY = HostChange("d-ctl", "keep", "e2-standard-4", usd_per_hour=0.25)
+
+
+def show(plan: Plan) -> list[str]:
+    shown = text(Screen(json=False, color=False), SPEC, plan)
+    return [line.rstrip() for line in shown.splitlines()]
+
+
+def test_equal_hosts_share_a_row_and_the_cost_stands_below() -> None:
+    planned = Planned((STAY, *MAKE, REMOVE), ("a disk of 10GiB is made",), "2026-10-01")
+    assert show(Plan(planned)) == [
+        "cluster 'd' (local): `clusterctl up` would do this",
+        "",
+        "        HOSTS          WHAT                   WHY                           USD AN HOUR",
+        "keep    d-ctl          e2-standard-4                                        0.25",
+        "make    d-train-[1-3]  g2-standard-8, 1 x L4                                2.25",
+        "remove  d-old-1        g2-standard-8, 1 x L4  the spec has no place for it  0.50",
+        "",
+        "besides:",
+        "  a disk of 10GiB is made",
+        "",
+        "cost: 2.50 USD an hour, 60.00 a day; now 0.75 USD an hour, 18.00 a day",
+        "prices of 2026-10-01",
+    ]
+
+
+def test_what_is_not_a_host_is_told_in_words() -> None:
+    job = JobInfo(
+        *(7, None, "long", "ada", "old", "default", "normal", JobState.RUNNING, "", None, None, ("d-old-1",)),
+        *(0, 0, None, "/", ""),
+    )
+    plan = Plan(
+        Planned((HostChange("d-ctl", "keep", "the controller"),)),
+        Foreseen(harms=(Harm(job, "d-old-1 leaves the cluster"),)),
+        (Difference("users", "bob is added"),),
+        (Drift("d-ctl", "munge was stopped"),),
+        ("it is late",),
+    )
+    shown = "\n".join(show(plan))
+    for line in (
+        "settings:\n  users: bob is added",
+        "to be mended:\n  d-ctl: munge was stopped",
+        "refuses it without --force:\n  job 7 (long) of ada on d-old-1: d-old-1 leaves the cluster",
+        "notes:\n  it is late",
+    ):
+        assert line in shown
+    assert "cost" not in shown
+    answer = as_dict(SPEC, plan)
+    assert [(one["kind"], one["name"], one["action"], one["what"]) for one in answer["changes"]] == [
+        ("setting", "users", "change", "bob is added"),
+        ("drift", "d-ctl", "mend", "munge was stopped"),
+    ]
+    assert [(harm["job_id"], harm["nodes"]) for harm in answer["harms"]] == [("7", ("d-old-1",))]
+    assert answer["kept"] == ["d-ctl"]
+    assert answer["cost"] is None
+
+
+def test_the_cost_in_json_is_now_and_then() -> None:
+    unpriced = HostChange("d-x-1", "make", "a thing")
+    answer = as_dict(SPEC, Plan(Planned((STAY, *MAKE, REMOVE, unpriced), priced_on="2026-10-01")))
+    assert answer["cost"] == {
+        "per_hour": 2.5,
+        "per_day": 60.0,
+        "now_per_hour": 0.75,
+        "now_per_day": 18.0,
+        "currency": "USD",
+        "priced_on": "2026-10-01",
+        "unpriced": ["d-x-1"],
+    }
+
+
+def test_a_plan_without_changes_says_so() -> None:
+    plan = Plan(Planned((HostChange("d-ctl", "keep", "the controller"),), notes=()))
+    assert plan.is_empty
+    assert show(plan) == ["cluster 'd' (local): no changes"]
+
+
+@contextmanager
+def alone() -> Iterator[None]:
+    yield
+
+
+def agree(plan: Planned, *, yes: bool = False) -> None:
+    asking(Screen(json=False, color=False), yes=yes, apart=alone)(Plan(plan))
+
+
+def test_without_a_terminal_only_what_destroys_needs_a_yes(capsys: pytest.CaptureFixture[str]) -> None:
+    agree(Planned((HostChange("d-ctl", "make", "the controller"),)))
+    assert capsys.readouterr().err == "", "free hosts that are made are no question"
+    agree(Planned((STAY, *MAKE)))
+    assert "d-train-[1-3]" in capsys.readouterr().err, "what costs is shown"
+    for gone in (REMOVE, HostChange("d-old-1", "replace", L4)):
+        agree(Planned((STAY, gone)), yes=True)
+        with pytest.raises(UsageError, match=r"remove d-old-1, with all data"):
+            agree(Planned((STAY, gone)))
+
+
+ASKS = """
+from clusterctl.cli.plan import asking
+from clusterctl.cli.show import Screen
+from clusterctl.planning import Plan
+from clusterctl.providers.base import HostChange, Planned
+hosts = (HostChange("d-train-1", "make", "g2-standard-8", usd_per_hour=0.75),)
+screen = Screen(json=False, color=False)
+with screen.moving("a picture that moves"):
+    asking(screen, yes=False, apart=screen.still)(Plan(Planned(hosts)))
+    print("goes on")
+"""
+
+
+@pytest.mark.parametrize(("answer", "code"), [("y", 0), ("n", 1)])
+def test_on_a_terminal_money_is_asked_about(tmp_path: Path, answer: str, code: int) -> None:
+    with on_terminal([sys.executable, "-c", ASKS], {**os.environ, "TERM": "xterm"}, tmp_path) as shell:
+        shell.read_until("at that price? [y/N]")
+        assert "cost: 0.75 USD an hour" in shell.shown
+        shell.type(f"{answer}\n")
+        assert shell.end() == code
+        assert ("goes on" in shell.shown) == (answer == "y")
+
+
+def test_check_tells_by_its_exit_code_and_writes_nothing(cli: Clusterctl) -> None:
+    (cli.cwd / "cluster.yaml").write_text(
+        "version: 1\nname: demo\nprovider: {type: local}\npartitions: [{name: train, nodes: 2}]\n"
+    )
+    assert "make  demo-train-[1-2]" in cli("plan", rc=0).stdout
+    answer = cli("plan", "--check", "-o", "json", rc=3).json
+    assert [one["name"] for one in answer["changes"]] == ["demo-ctl", "demo-train-1", "demo-train-2"]
+    assert cli("up", "--dry-run").stdout == cli("plan").stdout
+    assert not cli.home.exists()
