@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, replace
 from importlib import import_module
 from types import ModuleType
@@ -133,14 +133,12 @@ def engine_of(
     units: Sequence[Unit],
     *,
     compressor: Compressed | None = None,
-    wrapped: Callable[[base.Optimizer], base.Optimizer] = lambda optimizer: optimizer,
 ) -> Engine:
     """The model on the mesh, in the layout that was asked for.
 
     Args:
         units: the whole model.
         compressor: of ``mesh``, or what that times.
-        wrapped: what is done with the optimizer, such as timing it.
 
     Raises:
         UsageError: the model cannot be laid out so.
@@ -161,7 +159,7 @@ def engine_of(
         mesh,
         units,
         loss_of(config.model, mesh.context(device)),
-        lambda storage: wrapped(optimizer_of(config.optimizer, storage, mesh)),
+        lambda storage: optimizer_of(config.optimizer, storage, mesh),
         options=options,
         loss_scale=loss_scale(precision.precision, precision.loss_scale),
         compressor=compressor,

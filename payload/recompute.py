@@ -9,34 +9,22 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from payload.device import Array
-from payload.nn.base import Layer, Unit, state_of
-from payload.nn.parameter import Parameter
+from payload.nn.base import Sequential, Unit
 from payload.nn.tape import Tape
 
 
-class Recompute:
-    """A layer that leaves nothing but its input on the tape."""
-
-    def __init__(self, layer: Layer) -> None:
-        self.layer = layer
-
-    @property
-    def parameters(self) -> Sequence[Parameter]:
-        return self.layer.parameters
-
-    @property
-    def state(self) -> dict[str, Array]:
-        return state_of([self.layer])
+class Recompute(Sequential):
+    """Layers that leave nothing but their input on the tape."""
 
     def forward(self, x: Array, tape: Tape) -> Array:
         tape.push(x)
-        return self.layer.forward(x, tape.fork(again=False))
+        return super().forward(x, tape.fork(again=False))
 
     def backward(self, dy: Array, tape: Tape) -> Array:
         (x,) = tape.pop()
         again = tape.fork(again=True)
-        self.layer.forward(x, again)
-        return self.layer.backward(dy, again)
+        super().forward(x, again)
+        return super().backward(dy, again)
 
 
 def recomputed(units: Sequence[Unit]) -> list[Unit]:

@@ -10,18 +10,18 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
 from payload.comm.base import Communicator, Pending
+from payload.comm.through import Through
 from payload.device import Array, Device, Mark
-from payload.nn.base import Layer, Unit, state_of
-from payload.nn.parameter import Parameter
+from payload.nn.base import Sequential, Unit
 from payload.nn.tape import Tape
 from payload.optim.base import Optimizer
 from payload.parallel.mesh import Mesh
-from payload.trace import Timeline, Trace
+from payload.trace import Timeline
 
 T = TypeVar("T")
 
@@ -87,56 +87,52 @@ class CommTimes:
         return covered
 
 
-class TimedCommunicator:
+class TimedCommunicator(Through[Communicator]):
     """A communicator whose calls are timed, and shown on the timeline under ``group``: dp, tp, pp."""
 
-    def __init__(self, inner: Communicator, times: CommTimes, trace: Trace, group: str) -> None:
-        self._inner, self._times, self._trace, self._group = inner, times, trace, group
-        self.library, self.rank, self.size = inner.library, inner.rank, inner.size
+    def __init__(self, inner: Communicator, times: CommTimes, trace: Timeline, group: str) -> None:
+        super().__init__(inner)
+        self._times, self._trace, self._group = times, trace, group
         times.count(inner)
 
-    @property
-    def bytes_sent(self) -> int:
-        return self._inner.bytes_sent
-
     def allreduce(self, array: Array) -> None:
-        self._timed("allreduce", lambda: self._inner.allreduce(array), array)
+        self._timed("allreduce", lambda: self.inner.allreduce(array), array)
 
     def iallreduce(self, array: Array) -> Pending:
-        return self._started("allreduce", lambda: self._inner.iallreduce(array), array)
+        return self._started("allreduce", lambda: self.inner.iallreduce(array), array)
 
     def reduce_scatter(self, array: Array, out: Array) -> None:
-        self._timed("reduce_scatter", lambda: self._inner.reduce_scatter(array, out), array)
+        self._timed("reduce_scatter", lambda: self.inner.reduce_scatter(array, out), array)
 
     def ireduce_scatter(self, array: Array, out: Array) -> Pending:
-        return self._started("reduce_scatter", lambda: self._inner.ireduce_scatter(array, out), array)
+        return self._started("reduce_scatter", lambda: self.inner.ireduce_scatter(array, out), array)
 
     def allgather_into(self, part: Array, out: Array) -> None:
-        self._timed("allgather", lambda: self._inner.allgather_into(part, out), out)
+        self._timed("allgather", lambda: self.inner.allgather_into(part, out), out)
 
     def iallgather_into(self, part: Array, out: Array) -> Pending:
-        return self._started("allgather", lambda: self._inner.iallgather_into(part, out), out)
+        return self._started("allgather", lambda: self.inner.iallgather_into(part, out), out)
 
     def broadcast(self, array: Array, root: int = 0) -> None:
-        self._timed("broadcast", lambda: self._inner.broadcast(array, root), array)
+        self._timed("broadcast", lambda: self.inner.broadcast(array, root), array)
 
     def isend(self, array: Array, dest: int, tag: int = 0) -> Pending:
-        return self._started("send", lambda: self._inner.isend(array, dest, tag), array)
+        return self._started("send", lambda: self.inner.isend(array, dest, tag), array)
 
     def recv(self, out: Array, source: int, tag: int = 0) -> None:
-        self._timed("recv", lambda: self._inner.recv(out, source, tag), out)
+        self._timed("recv", lambda: self.inner.recv(out, source, tag), out)
 
     def sum(self, values: Sequence[float]) -> list[float]:
-        return self._timed("sum", lambda: self._inner.sum(values))
+        return self._timed("sum", lambda: self.inner.sum(values))
 
     def allgather(self, value: T) -> list[T]:
-        return self._timed("allgather", lambda: self._inner.allgather(value))
+        return self._timed("allgather", lambda: self.inner.allgather(value))
 
     def exchange(self, value: T, dest: int, source: int) -> T:
-        return self._timed("exchange", lambda: self._inner.exchange(value, dest, source))
+        return self._timed("exchange", lambda: self.inner.exchange(value, dest, source))
 
     def barrier(self) -> None:
-        self._timed("barrier", self._inner.barrier)
+        self._timed("barrier", self.inner.barrier)
 
     def _timed(self, name: str, call: Callable[[], T], array: Array | None = None) -> T:
         start = self._times.device.mark()
@@ -162,7 +158,7 @@ class _Timed:
     start: Mark
     landed: Callable[[], None]
     times: CommTimes
-    trace: Trace
+    trace: Timeline
     name: str
     group: str
     done: bool = False
@@ -189,7 +185,7 @@ class _Timed:
         self.landed()
 
 
-def timed_mesh(mesh: Mesh, times: CommTimes, trace: Trace) -> Mesh:
+def timed_mesh(mesh: Mesh, times: CommTimes, trace: Timeline) -> Mesh:
     """The same groups of ranks, timed."""
 
     def timed(group: Communicator, name: str) -> Communicator:
@@ -198,27 +194,20 @@ def timed_mesh(mesh: Mesh, times: CommTimes, trace: Trace) -> Mesh:
     return Mesh(timed(mesh.world, "world"), timed(mesh.dp, "dp"), timed(mesh.tp, "tp"), timed(mesh.pp, "pp"))
 
 
-class TimedLayer:
+class TimedUnit(Sequential):
     """A unit's layer, each of whose passes is a span."""
 
-    def __init__(self, name: str, inner: Layer, timeline: Timeline) -> None:
-        self._name, self._inner, self._timeline = name, inner, timeline
-
-    @property
-    def parameters(self) -> Sequence[Parameter]:
-        return self._inner.parameters
-
-    @property
-    def state(self) -> dict[str, Array]:
-        return state_of([self._inner])
+    def __init__(self, unit: Unit, timeline: Timeline) -> None:
+        super().__init__(unit.layer)
+        self._name, self._timeline = unit.name, timeline
 
     def forward(self, x: Array, tape: Tape) -> Array:
         with self._timeline.span(self._name, "forward", micro_batch=self._timeline.number(tape.draw)):
-            return self._inner.forward(x, tape)
+            return super().forward(x, tape)
 
     def backward(self, dy: Array, tape: Tape) -> Array:
         with self._timeline.span(self._name, "backward", micro_batch=self._timeline.number(tape.draw)):
-            return self._inner.backward(dy, tape)
+            return super().backward(dy, tape)
 
 
 class TimedOptimizer:
@@ -241,13 +230,6 @@ class TimedOptimizer:
             self._inner.step(values, grads, lr=lr, scale=scale)
 
 
-def timed_units(units: Sequence[Unit], trace: Trace) -> Sequence[Unit]:
-    """The same units, on the timeline if there is one."""
-    if not isinstance(trace, Timeline):
-        return units
-    return [Unit(unit.name, TimedLayer(unit.name, unit.layer, trace), unit.flops) for unit in units]
-
-
-def timed_optimizer(optimizer: Optimizer, trace: Trace) -> Optimizer:
-    """The same optimizer, on the timeline if there is one."""
-    return TimedOptimizer(optimizer, trace) if isinstance(trace, Timeline) else optimizer
+def timed_units(units: Sequence[Unit], trace: Timeline) -> Sequence[Unit]:
+    """The same units, on the timeline if that is wanted."""
+    return [replace(unit, layer=TimedUnit(unit, trace)) for unit in units] if trace.wanted else units

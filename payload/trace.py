@@ -8,15 +8,13 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 from payload.comm.base import Communicator, together
-from payload.config import Measuring
 from payload.device import Device
 from payload.errors import UsageError
 from payload.host import hostname
@@ -25,64 +23,21 @@ from payload.nn.tape import Draw
 Event = dict[str, Any]
 """As https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU calls its fields."""
 
-
-class Trace(Protocol):
-    """What code that is timed sees. ``category`` is what the time goes to: forward, backward, dp..."""
-
-    def next(self) -> None:
-        """Another iteration begins."""
-
-    def span(self, name: str, category: str, **details: object) -> AbstractContextManager[None]:
-        """The time that the block takes."""
-
-    def under_way(self, name: str, category: str, **details: object) -> Callable[[], None]:
-        """From now until the result is called, beside whatever else is done."""
-
-    def write(self, path: Path, comm: Communicator) -> None:
-        """Save what all ranks recorded; all must call it.
-
-        Raises:
-            UsageError: it cannot be written.
-        """
-
-
-class Off:
-    """Nobody looks."""
-
-    _block = nullcontext()
-
-    def next(self) -> None:
-        """Nothing to begin."""
-
-    def span(self, name: str, category: str, **details: object) -> AbstractContextManager[None]:  # noqa: ARG002
-        return self._block
-
-    def under_way(self, name: str, category: str, **details: object) -> Callable[[], None]:  # noqa: ARG002
-        return _nothing
-
-    def write(self, path: Path, comm: Communicator) -> None:
-        """There is nothing to save."""
-
-
-def _nothing() -> None:
-    """The end of what nobody looks at."""
-
-
-OFF = Off()
-
-
-def make_trace(device: Device, wanted: Measuring) -> Trace:
-    """A timeline, where one is wanted."""
-    return Timeline(device, iterations=wanted.profile_iterations) if wanted.profile else OFF
+_UNSEEN = nullcontext()
 
 
 class Timeline:
-    """Records some iterations but not the first, which is unlike the others."""
+    """Records some iterations but not the first, which is unlike the others.
 
-    def __init__(self, device: Device, *, iterations: int) -> None:
+    ``category`` is what the time goes to: forward, backward, dp...
+    """
+
+    def __init__(self, device: Device | None = None, *, iterations: int = 0) -> None:
+        """``iterations``: 0 where nobody looks."""
+        self.wanted = iterations > 0
         self._last = iterations + 1
         self._seen = 0
-        nvtx = device.xp.cuda.nvtx if device.gpu else None
+        nvtx = device.xp.cuda.nvtx if device and device.gpu else None
         self._nvtx: ModuleType | None = nvtx if nvtx and nvtx.available else None
         self._unix_ns = time.time_ns() - time.perf_counter_ns()  # between the two clocks
         self._events: list[Event] = []
@@ -91,19 +46,35 @@ class Timeline:
         self._draws: list[Draw] = []  # of this iteration's micro-batches
 
     def next(self) -> None:
+        """Another iteration begins."""
         self._seen += 1
         self._on = 1 < self._seen <= self._last
 
     def span(self, name: str, category: str, **details: object) -> AbstractContextManager[None]:
-        return _Span(self, self._nvtx, name, category, details) if self._on else OFF.span(name, category)
+        """The time that the block takes."""
+        return self._recorded(name, category, details) if self._on else _UNSEEN
+
+    @contextmanager
+    def _recorded(self, name: str, category: str, details: Mapping[str, object]) -> Iterator[None]:
+        if self._nvtx:
+            self._nvtx.RangePush(f"{category} {name}")
+        began = self._now_ns()
+        try:
+            yield
+        finally:
+            span = {"name": name, "cat": category, "ph": "X", "ts": began, "args": details}
+            self._events.append({**span, "dur": (self._now_ns() - began) / 1e3})
+            if self._nvtx:
+                self._nvtx.RangePop()
 
     def under_way(self, name: str, category: str, **details: object) -> Callable[[], None]:
+        """From now until the result is called, beside whatever else is done."""
         if not self._on:
-            return _nothing
+            return lambda: None
         self._flights += 1
         both = {"name": name, "cat": category, "id2": {"local": self._flights}}  # of this process
-        self._events.append({**both, "ph": "b", "ts": self.now_ns(), "args": details})
-        return lambda: self._events.append({**both, "ph": "e", "ts": self.now_ns()})
+        self._events.append({**both, "ph": "b", "ts": self._now_ns(), "args": details})
+        return lambda: self._events.append({**both, "ph": "e", "ts": self._now_ns()})
 
     def number(self, draw: Draw | None) -> int | None:
         """Which of the iteration's micro-batches it is, from 0; None for one of an evaluation."""
@@ -117,16 +88,18 @@ class Timeline:
         self._draws.append(draw)
         return len(self._draws) - 1
 
-    def now_ns(self) -> int:
+    def _now_ns(self) -> int:
         """Unix time in nanoseconds, on a clock that never jumps."""
         return self._unix_ns + time.perf_counter_ns()
 
-    def add(self, event: Event) -> None:
-        """One more."""
-        self._events.append(event)
-
     def write(self, path: Path, comm: Communicator) -> None:
-        """Gather the events of all ranks, each as a process of its own, into one file by rank 0."""
+        """Gather the events of all ranks, each as a process of its own, into one file by rank 0.
+
+        Raises:
+            UsageError: it cannot be written.
+        """
+        if not self.wanted:
+            return
         ranks = comm.allgather((hostname(), self._events))
         start = min((event["ts"] for _, events in ranks for event in events), default=0)
         merged: list[Event] = []
@@ -142,36 +115,7 @@ class Timeline:
         together(comm, lambda: _save(path, text) if comm.rank == 0 else None)
 
 
-@dataclass(slots=True)
-class _Span:
-    """One that is being recorded."""
-
-    timeline: Timeline
-    nvtx: ModuleType | None
-    name: str
-    category: str
-    details: dict[str, object]
-    began_ns: int = field(default=0, init=False)
-
-    def __enter__(self) -> None:
-        if self.nvtx:
-            self.nvtx.RangePush(f"{self.category} {self.name}")
-        self.began_ns = self.timeline.now_ns()
-
-    def __exit__(self, *error: object) -> None:
-        ended_ns = self.timeline.now_ns()
-        if self.nvtx:
-            self.nvtx.RangePop()
-        self.timeline.add(
-            {
-                "name": self.name,
-                "cat": self.category,
-                "ph": "X",
-                "ts": self.began_ns,
-                "dur": (ended_ns - self.began_ns) / 1e3,
-                "args": self.details,
-            }
-        )
+OFF = Timeline()
 
 
 def _save(path: Path, text: str) -> None:

@@ -24,13 +24,12 @@ from payload.device import Device, choose
 from payload.errors import STOPPED, PayloadError, UsageError
 from payload.finder import find
 from payload.metrics import Metrics, Work
-from payload.optim.base import Optimizer
 from payload.parallel.engine import Engine, Evaluation, Outcome
 from payload.parallel.mesh import Mesh
 from payload.parallel.pipeline import idle_share
 from payload.settings import to_toml
-from payload.timing import CommTimes, timed_mesh, timed_optimizer, timed_units
-from payload.trace import make_trace
+from payload.timing import CommTimes, TimedOptimizer, timed_mesh, timed_units
+from payload.trace import Timeline
 
 
 def run(config: TrainConfig) -> int:
@@ -55,7 +54,8 @@ def train(config: TrainConfig, device: Device, world: Transport, signals: StopSi
     Args:
         signals: that end a run with checkpoints.
     """
-    trace = make_trace(device, config.measuring)
+    profile = config.measuring
+    trace = Timeline(device, iterations=profile.profile_iterations if profile.profile else 0)
     times = CommTimes(device)
     mesh, compressor = mesh_of(config.layout, world)
     mesh = timed_mesh(mesh, times, trace)
@@ -65,11 +65,9 @@ def train(config: TrainConfig, device: Device, world: Transport, signals: StopSi
         return 0
     loader = loader_of(config, source, device, mesh)
     units = units_of(config.model, source, mesh.context(device))
-
-    def timed(optimizer: Optimizer) -> Optimizer:
-        return timed_optimizer(optimizer, trace)
-
-    engine = engine_of(config, device, mesh, timed_units(units, trace), compressor=compressor, wrapped=timed)
+    engine = engine_of(config, device, mesh, timed_units(units, trace), compressor=compressor)
+    if trace.wanted:
+        engine.optimizer = TimedOptimizer(engine.optimizer, trace)
     rate = rate_of(config, mesh, loader.order.per_epoch)
     checkpoints = Session(config, engine, identity_of(config, source), source.learned)
     resumed = checkpoints.resume()

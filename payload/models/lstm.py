@@ -10,10 +10,11 @@ from payload.errors import UsageError
 from payload.nn.base import Context, Layer, Sequential, Unit
 from payload.nn.dropout import Dropout
 from payload.nn.embedding import Embedding
+from payload.nn.flat import Flat
 from payload.nn.linear import Linear
 from payload.nn.lstm import LSTM
 from payload.nn.parameter import uniform
-from payload.nn.sequence import Pick, Rows
+from payload.nn.sequence import Pick
 
 
 def build(
@@ -43,7 +44,7 @@ def build(
     if vocabulary is not None and features is None:
         first, inputs = Embedding(context, "embedding", vocabulary, width), width  # (B, T) → (B, T, H)
     elif features is not None and vocabulary is None:
-        first, inputs = Rows(features), features  # (B, ...) → (B, T, features)
+        first, inputs = Flat(features), features  # (B, ...) → (B, T, features)
     else:
         raise UsageError("an LSTM needs either a vocabulary or the number of features of a step")
     units = [Unit("first", first)]

@@ -3,17 +3,16 @@ convolution, which is known as version 1.5."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from typing import Literal
 
 from payload.device import Array
 from payload.errors import UsageError
 from payload.nn.activation import ReLU
-from payload.nn.base import Context, Layer, Sequential, Unit, state_of
+from payload.nn.base import Context, Layer, Sequential, Unit
 from payload.nn.conv import Conv2d
 from payload.nn.linear import Linear
 from payload.nn.norm import BatchNorm
-from payload.nn.parameter import Parameter, ones, zeros
+from payload.nn.parameter import ones, zeros
 from payload.nn.pool import GlobalAveragePool, MaxPool2d
 from payload.nn.tape import Tape
 
@@ -61,21 +60,13 @@ def build(
     return [*units, Unit("head", head, flops=2.0 * inputs * classes)]
 
 
-class Residual:
+class Residual(Sequential):
     """y = max(0, branch(x) + shortcut(x))"""
 
     def __init__(self, branch: Layer, shortcut: Layer | None) -> None:
         """``shortcut``: None for x itself."""
+        super().__init__(branch, *([shortcut] if shortcut else []))
         self._branch, self._shortcut, self._relu = branch, shortcut, ReLU()
-        self._layers = [branch] if shortcut is None else [branch, shortcut]
-
-    @property
-    def parameters(self) -> Sequence[Parameter]:
-        return [parameter for layer in self._layers for parameter in layer.parameters]
-
-    @property
-    def state(self) -> dict[str, Array]:
-        return state_of(self._layers)
 
     def forward(self, x: Array, tape: Tape) -> Array:
         """(B, H, W, channels) → (B, H', W', channels')"""

@@ -19,7 +19,7 @@ from payload.device import Array, wide
 from payload.errors import UsageError
 from payload.nn.base import Context
 from payload.nn.linear import Linear
-from payload.nn.parameter import Init, Parameter
+from payload.nn.parameter import Init
 from payload.nn.random import kept, part_keys, sample_keys
 from payload.nn.tape import Tape
 
@@ -61,10 +61,7 @@ class Attention:
         self._heads, self._first_head = heads // context.tp.size, context.tp.rank * heads // context.tp.size
         self.qkv = Linear(context, f"{name}.qkv", width, 3 * width, init=init, split="columns", parts=3)
         self.out = Linear(context, f"{name}.out", width, width, init=out_init or init, split="rows")
-
-    @property
-    def parameters(self) -> Sequence[Parameter]:
-        return [*self.qkv.parameters, *self.out.parameters]
+        self.parameters = [*self.qkv.parameters, *self.out.parameters]
 
     def forward(self, x: Array, tape: Tape) -> Array:
         """(B, T, width) → (B, T, width)"""

@@ -40,27 +40,13 @@ class Layer(Protocol):
     def backward(self, dy: Array, tape: Tape) -> Array: ...
 
 
-class Stateful(Protocol):
-    """A layer that keeps what is not learned by gradients, such as batch norm's running statistics."""
-
-    @property
-    def state(self) -> dict[str, Array]:
-        """Arrays by unique name; they are saved with the parameters, and restored in place."""
-
-
 class Sequential:
     """Layers one after the other."""
 
     def __init__(self, *layers: Layer) -> None:
         self.layers = layers
-
-    @property
-    def parameters(self) -> Sequence[Parameter]:
-        return [parameter for layer in self.layers for parameter in layer.parameters]
-
-    @property
-    def state(self) -> dict[str, Array]:
-        return state_of(self.layers)
+        self.parameters: Sequence[Parameter] = [p for layer in layers for p in layer.parameters]
+        self.state = state_of(layers)
 
     def forward(self, x: Array, tape: Tape) -> Array:
         for layer in self.layers:
@@ -74,7 +60,8 @@ class Sequential:
 
 
 def state_of(layers: Sequence[Layer]) -> dict[str, Array]:
-    """The state of those among the layers that have one."""
+    """What layers keep in ``state`` that is not learned by gradients, such as running statistics: arrays by
+    unique name, which are saved with the parameters, and restored in place."""
     return {name: array for layer in layers for name, array in getattr(layer, "state", {}).items()}
 
 

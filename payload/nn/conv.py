@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 from payload.device import Array
 from payload.nn.base import Context
@@ -52,10 +52,7 @@ class Conv2d:
             context, f"{name}.weight", shape, normal(math.sqrt(2 / (kernel * kernel * outputs)))
         )
         self.bias = Parameter(context, f"{name}.bias", (outputs,), zeros) if bias else None
-
-    @property
-    def parameters(self) -> Sequence[Parameter]:
-        return [self.weight] if self.bias is None else [self.weight, self.bias]
+        self.parameters = [self.weight] if self.bias is None else [self.weight, self.bias]
 
     def output_size(self, size: int) -> int:
         """Height or width of the output for that of an input."""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from payload.device import Array
 from payload.nn.base import Context
 from payload.nn.parameter import Init, Parameter, normal, zeros
@@ -19,10 +17,7 @@ class Embedding:
         """First vectors are normal with a deviation of 0.02, unless ``init`` says other."""
         self._device, self._tp = context.device, context.tp
         self.table = Parameter(context, f"{name}.table", (vocabulary, width), init or normal(0.02), axis=0)
-
-    @property
-    def parameters(self) -> Sequence[Parameter]:
-        return [self.table]
+        self.parameters = [self.table]
 
     def forward(self, x: Array, tape: Tape) -> Array:
         """Tokens (B, ...), whole numbers in [0, vocabulary) → (B, ..., width)"""
@@ -63,10 +58,7 @@ class TiedHead:
         self._device, self._tp, self.table = context.device, context.tp, embedding.table
         shape = self.table.full_shape[:1]
         self.bias = Parameter(context, f"{name}.bias", shape, zeros, axis=0) if bias else None
-
-    @property
-    def parameters(self) -> Sequence[Parameter]:
-        return [self.table, self.bias] if self.bias else [self.table]
+        self.parameters = [self.table, self.bias] if self.bias else [self.table]
 
     def forward(self, x: Array, tape: Tape) -> Array:
         """(..., width) → (..., this rank's part of the vocabulary)"""

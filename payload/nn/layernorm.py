@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from payload.device import Array, wide
 from payload.nn.base import Context
 from payload.nn.parameter import Parameter, ones, zeros
@@ -17,10 +15,7 @@ class LayerNorm:
         self._device, self._eps = context.device, eps
         self.gain = Parameter(context, f"{name}.gain", (width,), ones)
         self.bias = Parameter(context, f"{name}.bias", (width,), zeros)
-
-    @property
-    def parameters(self) -> Sequence[Parameter]:
-        return [self.gain, self.bias]
+        self.parameters = [self.gain, self.bias]
 
     def forward(self, x: Array, tape: Tape) -> Array:
         """(..., width) → (..., width)"""

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from typing import Literal
 
 from payload.comm.base import Done
@@ -52,10 +51,7 @@ class Linear:
         if bias:
             axis = columns - 1 if columns else None
             self.bias = Parameter(context, f"{name}.bias", shape, zeros, axis=axis, decay=False)
-
-    @property
-    def parameters(self) -> Sequence[Parameter]:
-        return [self.weight, self.bias] if self.bias else [self.weight]
+        self.parameters = [self.weight, self.bias] if self.bias else [self.weight]
 
     def forward(self, x: Array, tape: Tape) -> Array:
         """(..., inputs) → (..., outputs), of which a side that is split is this rank's part."""

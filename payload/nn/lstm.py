@@ -6,7 +6,6 @@ output. Every tensor-parallel rank computes the whole.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from types import ModuleType
 
 from payload.device import Array, wide
@@ -26,10 +25,7 @@ class LSTM:
         self.weight_x = Parameter(context, f"{name}.weight_x", (inputs, 4 * hidden), init)
         self.weight_h = Parameter(context, f"{name}.weight_h", (hidden, 4 * hidden), init)
         self.bias = Parameter(context, f"{name}.bias", (4 * hidden,), zeros)
-
-    @property
-    def parameters(self) -> Sequence[Parameter]:
-        return [self.weight_x, self.weight_h, self.bias]
+        self.parameters = [self.weight_x, self.weight_h, self.bias]
 
     def forward(self, x: Array, tape: Tape) -> Array:
         """(B, T, inputs) → (B, T, H)"""

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-
 from payload.comm.solo import Solo
 from payload.device import Array, wide
 from payload.nn.base import Context
@@ -40,13 +38,10 @@ class BatchNorm:
         self._momentum, self._epsilon = momentum, epsilon
         self.gain = Parameter(context, f"{name}.gain", (channels,), gain)
         self.bias = Parameter(context, f"{name}.bias", (channels,), zeros)
+        self.parameters = [self.gain, self.bias]
         self._running_mean: Array = context.device.xp.zeros(channels)
         self._running_variance: Array = context.device.xp.ones(channels)
         self.state = {f"{name}.mean": self._running_mean, f"{name}.variance": self._running_variance}
-
-    @property
-    def parameters(self) -> Sequence[Parameter]:
-        return [self.gain, self.bias]
 
     def forward(self, x: Array, tape: Tape) -> Array:
         """(..., channels) → the same shape"""

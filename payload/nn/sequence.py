@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 from collections.abc import Sequence
 
 from payload.device import Array
@@ -16,10 +15,7 @@ class Positions:
 
     def __init__(self, context: Context, name: str, length: int, width: int) -> None:
         self.table = Parameter(context, f"{name}.table", (length, width), normal(0.02))
-
-    @property
-    def parameters(self) -> Sequence[Parameter]:
-        return [self.table]
+        self.parameters = [self.table]
 
     def forward(self, x: Array, tape: Tape) -> Array:  # noqa: ARG002
         """(B, T, C), T being at most the length."""
@@ -39,10 +35,7 @@ class ClassToken:
     def __init__(self, context: Context, name: str, width: int) -> None:
         self._device = context.device
         self.token = Parameter(context, f"{name}.token", (width,), normal(0.02))
-
-    @property
-    def parameters(self) -> Sequence[Parameter]:
-        return [self.token]
+        self.parameters = [self.token]
 
     def forward(self, x: Array, tape: Tape) -> Array:  # noqa: ARG002
         """(B, T, C) → (B, 1 + T, C)"""
@@ -77,26 +70,6 @@ class Pick:
         dx: Array = self._device.xp.zeros(shape, dy.dtype)
         dx[:, self._position] = dy
         return dx
-
-
-class Rows:
-    """Numbers in sequence, cut into steps: of an image its rows."""
-
-    parameters: Sequence[Parameter] = ()
-
-    def __init__(self, features: int) -> None:
-        """``features``: numbers in a step."""
-        self._features = features
-
-    def forward(self, x: Array, tape: Tape) -> Array:
-        """(B, ...) → (B, T, features)"""
-        tape.push(x.shape)
-        return x.reshape(len(x), math.prod(x.shape[1:]) // self._features, self._features)
-
-    def backward(self, dy: Array, tape: Tape) -> Array:
-        """(B, T, features) → (B, ...)"""
-        (shape,) = tape.pop()
-        return dy.reshape(shape)
 
 
 class Patches:

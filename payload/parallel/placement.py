@@ -65,7 +65,9 @@ class Ties:
         tied = [p for p in _distinct(stages[pp.rank]) if len(users[id(p)]) > 1]
         tied.sort(key=lambda parameter: parameter.name)
         self._users = {id(parameter): users[id(parameter)] for parameter in tied}
-        self.unit = Unit("tied", _Holder(tied)) if tied else None
+        holder = Sequential()  # of no layers: it has only parameters that others use
+        holder.parameters = tied
+        self.unit = Unit("tied", holder) if tied else None
         """Those of this stage, as a unit that comes before its others: so they lie at the same place on all
         stages, and are reduced last, since a unit's gradients are complete when all later ones' are."""
 
@@ -102,15 +104,3 @@ class Ties:
 
 def _distinct(units: Sequence[Unit]) -> list[Parameter]:
     return list({id(p): p for unit in units for p in unit.layer.parameters}.values())
-
-
-class _Holder(Sequential):
-    """No layers: only parameters that others use."""
-
-    def __init__(self, parameters: Sequence[Parameter]) -> None:
-        super().__init__()
-        self._parameters = parameters
-
-    @property
-    def parameters(self) -> Sequence[Parameter]:
-        return self._parameters
