@@ -8,34 +8,10 @@ import sys
 from collections.abc import Sequence
 
 from payload.comm.launch import launcher_rank
-from payload.config import (
-    AlignConfig,
-    AllreduceConfig,
-    BenchConfig,
-    Config,
-    EvalConfig,
-    ExportConfig,
-    GemmConfig,
-    ProbeConfig,
-    TelemetryConfig,
-    TrainConfig,
-    parse,
-)
+from payload.config import COMMANDS, TrainConfig, parse
 from payload.crosschecks import check
 from payload.errors import LaunchError, PayloadError, UsageError, line_of
 from payload.host import keep_freed_memory
-
-_MODULES: dict[type[Config], str] = {
-    TrainConfig: "payload.train",
-    BenchConfig: "payload.bench",
-    EvalConfig: "payload.evaluate",
-    ExportConfig: "payload.export",
-    GemmConfig: "payload.gemm",
-    AllreduceConfig: "payload.allreduce",
-    ProbeConfig: "payload.probe",
-    TelemetryConfig: "payload.telemetry",
-    AlignConfig: "payload.align",
-}
 
 
 def main(argv: Sequence[str]) -> int:
@@ -49,7 +25,8 @@ def main(argv: Sequence[str]) -> int:
         return _refuse(exc)
     keep_freed_memory()
     # Only now: NumPy and MPI are slow to load, and `--help` must work without them.
-    command = importlib.import_module(_MODULES[type(config)])
+    name = next(name for name, kind in COMMANDS.items() if kind is type(config))
+    command = importlib.import_module(f"payload.{name}")
     try:
         code: int = command.run(config)
     except PayloadError as exc:

@@ -8,7 +8,6 @@ between samples so share one. Standard library only.
 from __future__ import annotations
 
 import json
-import sys
 from bisect import bisect_right
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -18,7 +17,7 @@ from typing import Any
 
 from payload.config import AlignConfig
 from payload.errors import UsageError
-from payload.jsonl import JsonLines
+from payload.jsonl import JsonLines, answer
 
 Record = dict[str, Any]
 
@@ -51,8 +50,7 @@ def run(config: AlignConfig) -> int:
             sums.add(span, nodes)
             file.write("iteration", step=one["step"], start=span[0], end=span[1], **sums.told())
     seconds = sum(one["seconds"] for one in iterations)
-    answer = {"iterations": len(iterations), "seconds": seconds, **whole.told()}
-    sys.stdout.write(f"{json.dumps(answer)}\n")
+    answer(iterations=len(iterations), seconds=seconds, **whole.told())
     return 0
 
 

@@ -7,9 +7,7 @@ times 2 (n - 1) / n, which does not depend on n where the slowest link is kept b
 
 from __future__ import annotations
 
-import json
 import statistics
-import sys
 import time
 from collections.abc import Mapping
 from typing import Any
@@ -17,13 +15,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from payload.comm import mpi
-from payload.comm.base import Communicator, together
+from payload.comm.base import Communicator
 from payload.comm.choose import make
 from payload.config import AllreduceConfig
-from payload.device import Device, choose
-from payload.host import hostname
-from payload.jsonl import JsonLines
+from payload.device import Device
+from payload.report import Report, begin, place
 
 Record = dict[str, Any]
 
@@ -47,8 +43,7 @@ def run(config: AllreduceConfig) -> int:
         UsageError: there is no such device or transport here, or ``--out`` cannot be written.
         LaunchError: the launcher and MPI disagree about the number of ranks.
     """
-    world = mpi.start()
-    device = together(world, lambda: choose(config.device, mpi.local_rank()))
+    world, device = begin(config.device)
     comms = {name: make(name, device, cuda_aware=config.cuda_aware) for name in config.comm}
     return 0 if allreduce(config, device, world, comms) else 1
 
@@ -57,23 +52,18 @@ def allreduce(
     config: AllreduceConfig, device: Device, world: Communicator, comms: Mapping[str, Communicator]
 ) -> bool:
     """Whether all sums are right; rank 0 prints and writes the figures."""
-    file = together(world, lambda: JsonLines(config.out / "allreduce.jsonl") if world.rank == 0 else None)
-    places = world.allgather({"rank": world.rank, "host": hostname(), "gpu": device.gpu})
+    report = Report(world, config.out / "allreduce.jsonl")
+    places = world.allgather(place(world.rank, device))
     records = []
     wanted = sizes(config.min_bytes, config.max_bytes)
     for count in dict.fromkeys(_count(nbytes, config.dtype) for nbytes in wanted):  # each once
         for name, comm in comms.items():
             record = _measure(name, comm, device, count, config)
             records.append(record)
-            if file:
-                file.write("allreduce", **record)
-                sys.stdout.write(f"{_words(record)}\n")
-                sys.stdout.flush()
+            report.write("allreduce", **record)
+            report.say(_words(record))
     ok = all(record["ok"] for record in records)
-    if file:
-        answer = {"ok": ok, "world_size": world.size, "ranks": places, "results": records}
-        sys.stdout.write(f"{json.dumps(answer)}\n")
-        sys.stdout.flush()
+    report.answer(ok=ok, world_size=world.size, ranks=places, results=records)
     return ok
 
 

@@ -9,17 +9,14 @@ layout exposes.
 from __future__ import annotations
 
 import itertools
-import json
 import statistics
-import sys
 import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 from payload.build import engine_of, loader_of, mesh_of, units_of
-from payload.comm import mpi
-from payload.comm.base import Communicator, Done, Pending, together
+from payload.comm.base import Communicator, Done, Pending
 from payload.comm.choose import make
 from payload.comm.through import Through
 from payload.comm.transport import Transport
@@ -27,12 +24,13 @@ from payload.config import BenchConfig
 from payload.data.loader import Feed
 from payload.data.opening import open_source
 from payload.data.source import Source
-from payload.device import Array, Device, choose
+from payload.device import Array, Device
 from payload.errors import UsageError
-from payload.jsonl import JsonLines
 from payload.metrics import FLOPS_FORMULA, Work
 from payload.parallel.engine import Engine
 from payload.peak import find_peak
+from payload.precision import PRECISIONS
+from payload.report import Report, begin
 from payload.timing import CommTimes, Spent, timed_mesh
 from payload.trace import OFF
 
@@ -49,8 +47,7 @@ def run(config: BenchConfig) -> int:
         UsageError: there is no such layout, device or data, or ``--out`` cannot be written.
         LaunchError: the launcher and MPI disagree about the number of ranks.
     """
-    world = mpi.start()
-    device = together(world, lambda: choose(config.run.device, mpi.local_rank()))
+    _, device = begin(config.run.device)
     bench(config, device, make(config.layout.comm, device, cuda_aware=config.layout.cuda_aware))
     return 0
 
@@ -92,7 +89,7 @@ class Team:
 
 def bench(config: BenchConfig, device: Device, world: Transport) -> list[Record]:
     """One record a side, the same on all ranks; rank 0 prints and writes them."""
-    file = together(world, lambda: JsonLines(config.run.out / "bench.jsonl") if world.rank == 0 else None)
+    report = Report(world, config.run.out / "bench.jsonl")
     source = open_source(config, world)
     sides = sides_of(config, world.size)
     teams = dict(_teams(config, device, world, source, sides))
@@ -107,20 +104,19 @@ def bench(config: BenchConfig, device: Device, world: Transport) -> list[Record]
                 team.seconds.clear()
                 team.comm.clear()
     world.barrier()
-    peak = find_peak(device, world, config.precision.dtype, config.measuring.peak_tflops)
+    dtype = PRECISIONS[config.precision.precision].compute
+    peak = find_peak(device, world, dtype, config.measuring.peak_tflops)
     peaks = world.allgather(peak.tflops)
     # Rank 0 is on every side.
     records = world.allgather(
         [_record(side, teams[side], peaks) for side in sides] if world.rank == 0 else []
     )[0]
     _compare(records)
-    if file:
-        for record in records:
-            file.write("bench", **record)
-        about = {"world_size": world.size, "model": config.model.model, "peak_source": peak.source}
-        answer = {**about, "flops_formula": FLOPS_FORMULA, "sides": records}
-        sys.stdout.write(f"{_table(records)}\n{json.dumps(answer)}\n")
-        sys.stdout.flush()
+    for record in records:
+        report.write("bench", **record)
+    report.say(_table(records))
+    about = {"world_size": world.size, "model": config.model.model, "peak_source": peak.source}
+    report.answer(**about, flops_formula=FLOPS_FORMULA, sides=records)
     return records
 
 

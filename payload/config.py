@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import NoReturn
+from typing import Any, NoReturn
 
 from payload.errors import UsageError
 from payload.models import MODELS
@@ -37,9 +37,10 @@ _OPTIMIZERS: dict[str, dict[str, float]] = {
 }
 """With what each of them begins."""
 
-_DTYPES = {"fp64": "float64", "fp32": "float32", "bf16": "bfloat16", "fp16": "float16"}
-_TRANSPORTS = ("mpi", "nccl", "ring", "hierarchical", "naive")
-_COMPRESSORS = ("none", "topk", "int8", "powersgd")
+_PRECISIONS = ("fp64", "fp32", "bf16", "fp16")
+_DTYPES = ("bfloat16", "float16", "float32", "float64")
+TRANSPORTS = ("mpi", "nccl", "ring", "hierarchical", "naive")
+COMPRESSORS = ("topk", "int8", "powersgd")
 _DEVICES = ("auto", "cpu", "gpu")
 
 
@@ -99,9 +100,9 @@ class Layout:
     recompute: bool = switch(False, "keep no activations but those between blocks")
     bucket_mib: int = setting(25, count, "N", "of gradients, at least, that are summed in one call")
     overlap: bool = switch(True, "sum gradients while the backward pass goes on")
-    comm: str = choice("mpi", _TRANSPORTS, "how ranks talk")
+    comm: str = choice("mpi", TRANSPORTS, "how ranks talk")
     cuda_aware: bool = switch(False, "give MPI a GPU's memory as it is")
-    compress: str = choice("none", _COMPRESSORS, "sums of gradients over data-parallel ranks")
+    compress: str = choice("none", ("none", *COMPRESSORS), "sums of gradients over data-parallel ranks")
     compress_ratio: float = setting(0.01, share, "X", "of topk: the share of numbers that is sent")
     compress_rank: int = setting(4, count, "N", "of powersgd: of the factors that are sent")
 
@@ -145,16 +146,11 @@ class Precision:
     """The precision."""
 
     precision: str = choice(
-        "fp32", tuple(_DTYPES), "of weights and activations; sums and masters are at least fp32"
+        "fp32", _PRECISIONS, "of weights and activations; sums and masters are at least fp32"
     )
     loss_scale: float | None = setting(
         None, positive, "X", "that keeps gradients in range; by default dynamic for fp16, else 1"
     )
-
-    @property
-    def dtype(self) -> str:
-        """As NumPy calls it."""
-        return _DTYPES[self.precision]
 
 
 @dataclass(frozen=True, slots=True)
@@ -260,9 +256,6 @@ class GemmSize:
         return f"{self.m}x{self.k}x{self.n}"
 
 
-_GEMM_DTYPES = ("bfloat16", "float16", "float32", "float64")
-
-
 def _sizes(text: str) -> tuple[GemmSize, ...]:
     sizes = [[count(number) for number in part.split("x")] for part in text.split(",")]
     if any(len(numbers) not in (1, 3) for numbers in sizes):
@@ -271,7 +264,7 @@ def _sizes(text: str) -> tuple[GemmSize, ...]:
 
 
 def _dtypes(text: str) -> tuple[str, ...]:
-    return tuple(one_of(*_GEMM_DTYPES)(name) for name in text.split(","))
+    return tuple(one_of(*_DTYPES)(name) for name in text.split(","))
 
 
 @dataclass(frozen=True, slots=True)
@@ -281,12 +274,12 @@ class GemmConfig:
     sizes: tuple[GemmSize, ...] = setting(
         _sizes("256,1024"), _sizes, "N|MxKxN[,...]", "each rank's (m, k) times (k, n); N alone is a cube"
     )
-    dtypes: tuple[str, ...] = setting(("float32",), _dtypes, "D[,D...]", ", ".join(_GEMM_DTYPES))
+    dtypes: tuple[str, ...] = setting(("float32",), _dtypes, "D[,D...]", ", ".join(_DTYPES))
     warmup: int = setting(2, count, "N", "iterations that are not measured")
     iterations: int = setting(10, count, "N", "iterations measured, of which the median")
     seed: int = setting(0, whole(0), "N", "of the weights and the data")
     device: str = choice("auto", _DEVICES, "auto: a GPU where CuPy finds one")
-    comm: str = choice("mpi", _TRANSPORTS, "how ranks sum")
+    comm: str = choice("mpi", TRANSPORTS, "how ranks sum")
     out: Path = setting(Path(), Path, "DIR", "folder for gemm.jsonl; made if missing")
 
 
@@ -294,10 +287,10 @@ class GemmConfig:
 class AllreduceConfig:
     """measure how fast ranks sum, by size and by transport"""
 
-    comm: tuple[str, ...] = setting(("mpi",), some_of(*_TRANSPORTS), "A[,B...]", ", ".join(_TRANSPORTS))
+    comm: tuple[str, ...] = setting(("mpi",), some_of(*TRANSPORTS), "A[,B...]", ", ".join(TRANSPORTS))
     min_bytes: int = setting(4 << 10, memory, "SIZE", "smallest array, such as 4KiB", flag="min")
     max_bytes: int = setting(256 << 20, memory, "SIZE", "largest; each is 4 times the one before", flag="max")
-    dtype: str = choice("float32", ("bfloat16", "float16", "float32", "float64"), "of what is summed")
+    dtype: str = choice("float32", _DTYPES, "of what is summed")
     iterations: int = setting(10, count, "N", "rounds measured, of which the median")
     cuda_aware: bool = switch(False, "let mpi have device memory, if this MPI can")
     device: str = choice("auto", _DEVICES, "auto: a GPU where CuPy finds one")
@@ -333,19 +326,7 @@ class AlignConfig:
     folder: Path = required(Path, "DIR", "a job's or run's, with metrics.jsonl and telemetry/")
 
 
-Config = (
-    TrainConfig
-    | EvalConfig
-    | ExportConfig
-    | BenchConfig
-    | GemmConfig
-    | AllreduceConfig
-    | ProbeConfig
-    | TelemetryConfig
-    | AlignConfig
-)
-
-_COMMANDS: dict[str, type[Config]] = {
+COMMANDS: dict[str, type[Any]] = {
     "train": TrainConfig,
     "eval": EvalConfig,
     "export": ExportConfig,
@@ -356,6 +337,7 @@ _COMMANDS: dict[str, type[Config]] = {
     "telemetry": TelemetryConfig,
     "align": AlignConfig,
 }
+"""Each is run by the module of its name."""
 
 
 class _Parser(argparse.ArgumentParser):
@@ -365,7 +347,7 @@ class _Parser(argparse.ArgumentParser):
         raise UsageError(f"{self.prog}: {message}; see `{self.prog} --help`")
 
 
-def parse(argv: Sequence[str]) -> Config:
+def parse(argv: Sequence[str]) -> Any:
     """Read a command line, and the config file that it names.
 
     Raises:
@@ -373,15 +355,15 @@ def parse(argv: Sequence[str]) -> Config:
         SystemExit: it asked for help, which was printed.
     """
     flags = vars(_parser().parse_args(argv))
-    return make(_COMMANDS[flags.pop("command")], flags, flags.pop("config", None))
+    return make(COMMANDS[flags.pop("command")], flags, flags.pop("config", None))
 
 
 def _parser() -> argparse.ArgumentParser:
     parser = _Parser(prog="python -m payload", description="Train, probe and watch on a cluster's nodes.")
     commands = parser.add_subparsers(
-        required=True, dest="command", metavar=f"{{{','.join(_COMMANDS)}}}", parser_class=_Parser
+        required=True, dest="command", metavar=f"{{{','.join(COMMANDS)}}}", parser_class=_Parser
     )
-    for name, command in _COMMANDS.items():
+    for name, command in COMMANDS.items():
         sub = commands.add_parser(name, help=command.__doc__, description=command.__doc__, allow_abbrev=False)
         add_flags(sub, command)
         if command is TrainConfig:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import json
-import sys
-
 from payload.checkpoint.files import BrokenError, plan, read_manifest, verify
 from payload.checkpoint.reader import Reader
 from payload.config import ExportConfig
 from payload.errors import UsageError
+from payload.jsonl import answer
 
 
 def run(config: ExportConfig) -> int:
@@ -32,11 +30,6 @@ def run(config: ExportConfig) -> int:
                 file.write(tensors[name].tobytes())
     except OSError as exc:
         raise UsageError(f"--to: {config.to} cannot be written: {exc.strerror}") from exc
-    answer = {
-        "iteration": manifest.iteration,
-        "tensors": len(tensors),
-        "numbers": sum(tensor.size for tensor in tensors.values()),
-        "bytes": layout.size,
-    }
-    sys.stdout.write(json.dumps(answer) + "\n")
+    numbers = sum(tensor.size for tensor in tensors.values())
+    answer(iteration=manifest.iteration, tensors=len(tensors), numbers=numbers, bytes=layout.size)
     return 0

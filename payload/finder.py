@@ -8,14 +8,13 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
 from payload.build import engine_of, loader_of, units_of
-from payload.comm.base import Communicator, together
 from payload.config import TrainConfig
 from payload.data.source import Source
 from payload.device import Device
 from payload.errors import UsageError
-from payload.jsonl import JsonLines
 from payload.parallel.engine import Engine
 from payload.parallel.mesh import Mesh, alone
+from payload.report import Report
 
 _TRIALS = 3  # iterations of which the fastest counts, after one that is not measured
 _GOOD_ENOUGH = 0.95  # of the best speed: larger batches only cost memory
@@ -41,48 +40,36 @@ class Point:
     loss: float  # smoothed
 
 
-class Report:
-    """find.jsonl and the lines on stdout, by rank 0."""
-
-    def __init__(self, config: TrainConfig, world: Communicator) -> None:
-        first = world.rank == 0
-        self._file = together(world, lambda: JsonLines(config.run.out / "find.jsonl") if first else None)
-
-    def write(self, kind: str, line: str, **fields: float) -> None:
-        """One object in the file, one line for people."""
-        if self._file:
-            self._file.write(kind, **fields)
-            print(line, flush=True)  # noqa: T201
-
-
 def find(config: TrainConfig, device: Device, mesh: Mesh, source: Source) -> None:
     """Measure, print and write both.
 
     Raises:
         UsageError: no learning rate was any good, or the settings do not go together.
     """
-    report = Report(config, mesh.world)
+    report = Report(mesh.world, config.run.out / "find.jsonl")
     sizes = []
     if mesh.tp.size == mesh.pp.size == 1:
         for speed in speeds(config, device, mesh, source):
             sizes.append(speed)
-            line = f"micro-batch {speed.micro_batch:6}  {speed.samples_per_s:10.1f} samples/s"
-            report.write("micro_batch", line, size=speed.micro_batch, samples_per_s=speed.samples_per_s)
+            report.write("micro_batch", size=speed.micro_batch, samples_per_s=speed.samples_per_s)
+            report.say(f"micro-batch {speed.micro_batch:6}  {speed.samples_per_s:10.1f} samples/s")
     units = units_of(config.model, source, mesh.context(device))
     engine = engine_of(config, device, mesh, units)
     points = []
     for point in range_test(config, engine, source):
         points.append(point)
-        line = f"learning rate {point.lr:9.2e}  loss {point.loss:.4f}"
-        report.write("learning_rate", line, lr=point.lr, loss=point.loss)
+        report.write("learning_rate", lr=point.lr, loss=point.loss)
+        report.say(f"learning rate {point.lr:9.2e}  loss {point.loss:.4f}")
     if sizes:
         size, batch = usable(knee(sizes), config.batch.global_batch_size, mesh.dp.size, source.training)
         line = f"use --micro-batch-size {size}"
         if batch > config.batch.global_batch_size:
             line += f" --global-batch-size {batch}: less leaves each of {mesh.dp.size} ranks less than that"
-        report.write("found", line, micro_batch=size, global_batch=batch)
+        report.write("found", micro_batch=size, global_batch=batch)
+        report.say(line)
     lr = steepest(points)
-    report.write("found", f"use --lr {lr:.2g} for a batch of {config.batch.global_batch_size}", lr=lr)
+    report.write("found", lr=lr)
+    report.say(f"use --lr {lr:.2g} for a batch of {config.batch.global_batch_size}")
 
 
 def speeds(config: TrainConfig, device: Device, mesh: Mesh, source: Source) -> Iterator[Speed]:

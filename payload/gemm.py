@@ -9,9 +9,7 @@ wrong row of C passes with a probability of at most 1/2.
 
 from __future__ import annotations
 
-import json
 import statistics
-import sys
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -19,13 +17,11 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from payload.comm import mpi
-from payload.comm.base import Communicator, together
+from payload.comm.base import Communicator
 from payload.comm.choose import make
 from payload.config import GemmConfig, GemmSize
-from payload.device import Array, Device, choose
-from payload.host import hostname
-from payload.jsonl import JsonLines
+from payload.device import Array, Device
+from payload.report import Report, begin, place
 
 Record = dict[str, Any]
 
@@ -40,29 +36,25 @@ def run(config: GemmConfig) -> int:
         UsageError: there is no such device or transport here, or ``--out`` cannot be written.
         LaunchError: the launcher and MPI disagree about the number of ranks.
     """
-    world = mpi.start()
-    device = together(world, lambda: choose(config.device, mpi.local_rank()))
+    _, device = begin(config.device)
     records = gemm(config, device, make(config.comm, device))
     return 0 if all(record["ok"] for record in records) else 1
 
 
 def gemm(config: GemmConfig, device: Device, comm: Communicator) -> list[Record]:
     """One record for each size and dtype, the same on all ranks; rank 0 prints and writes them."""
-    file = together(comm, lambda: JsonLines(config.out / "gemm.jsonl") if comm.rank == 0 else None)
-    places = comm.allgather({"rank": comm.rank, "host": hostname(), "gpu": device.gpu})
+    report = Report(comm, config.out / "gemm.jsonl")
+    places = comm.allgather(place(comm.rank, device))
     records = []
     for size in config.sizes:
         for dtype in config.dtypes:
             layer = _Layer.draw(device, comm, size, dtype, seed=config.seed)
             record = _measure(layer, device, comm, warmup=config.warmup, iterations=config.iterations)
             records.append(record)
-            if file:
-                file.write("gemm", **record)
-                sys.stdout.write(f"{_words(record, places)}\n")
-    if file:
-        answer = {"ok": all(record["ok"] for record in records), "world_size": comm.size}
-        sys.stdout.write(f"{json.dumps({**answer, 'ranks': places, 'results': records})}\n")
-        sys.stdout.flush()
+            report.write("gemm", **record)
+            report.say(_words(record, places))
+    ok = all(record["ok"] for record in records)
+    report.answer(ok=ok, world_size=comm.size, ranks=places, results=records)
     return records
 
 

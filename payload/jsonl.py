@@ -1,8 +1,9 @@
-"""Files of one JSON object a line. Standard library only."""
+"""JSON, one object a line: in files, and on stdout. Standard library only."""
 
 from __future__ import annotations
 
 import json
+import sys
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,17 @@ from types import TracebackType
 from typing import Any, BinaryIO
 
 from payload.errors import RankError, UsageError
+
+
+def answer(**fields: Any) -> None:
+    """Print one JSON object, in a line of its own."""
+    say(json.dumps(fields))
+
+
+def say(line: str) -> None:
+    """Print a line, at once."""
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
 
 
 class JsonLines:

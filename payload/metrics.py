@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import sys
 import time
 from dataclasses import dataclass
 from typing import Any
@@ -13,12 +12,14 @@ from payload.config import TrainConfig
 from payload.device import Device
 from payload.errors import PayloadError
 from payload.host import host_memory_bytes, hostname, own_cores, versions
-from payload.jsonl import JsonLines
+from payload.jsonl import JsonLines, say
 from payload.nvml import Gpus
 from payload.parallel.engine import Evaluation, Outcome
 from payload.parallel.mesh import Mesh
 from payload.parallel.storage import Storage
 from payload.peak import find_peak
+from payload.precision import PRECISIONS
+from payload.report import place
 from payload.settings import to_record
 from payload.tensorboard import EventFile
 from payload.timing import CommTimes
@@ -78,22 +79,14 @@ class Metrics:
     def say(self, line: str) -> None:
         """Print a line for people."""
         if self._file:
-            sys.stdout.write(f"{line}\n")
-            sys.stdout.flush()
+            say(line)
 
     def introduce(self) -> None:
         """Who takes part, with what."""
-        ranks = self._comm.allgather(
-            {
-                "rank": self._comm.rank,
-                "host": hostname(),
-                "cores": own_cores(),
-                "gpu": self._device.gpu,
-                "device_note": self._device.note,
-            }
-        )
-        dtype, given = self._config.precision.dtype, self._config.measuring.peak_tflops
-        peak = find_peak(self._device, self._comm, dtype, given)
+        more = {"cores": own_cores(), "device_note": self._device.note}
+        ranks = self._comm.allgather({**place(self._comm.rank, self._device), **more})
+        dtype = PRECISIONS[self._config.precision.precision].compute
+        peak = find_peak(self._device, self._comm, dtype, self._config.measuring.peak_tflops)
         peaks = self._comm.allgather(peak.tflops)
         known = [one for one in peaks if one is not None]
         self._peak_tflops = sum(known) if len(known) == len(peaks) else None

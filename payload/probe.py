@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
-import json
 import sys
 import time
 from collections.abc import Sequence
 from typing import Any
 
-from payload.comm import mpi
-from payload.comm.base import Communicator, together
+from payload.comm.base import Communicator
+from payload.comm.mpi import MpiCommunicator
 from payload.config import ProbeConfig
-from payload.device import Device, choose
-from payload.host import hostname, own_cores
+from payload.device import Device
+from payload.host import own_cores
+from payload.jsonl import answer
+from payload.report import begin, place
 
 SIZES = (1, 1_000, 131_072, 393_217)
 """Numbers in the arrays summed, 8 bytes each: the last one is three chunks and a bit."""
@@ -28,21 +29,18 @@ def run(config: ProbeConfig) -> int:
         UsageError: there is no GPU as asked.
         LaunchError: the launcher and MPI disagree about the number of ranks.
     """
-    world = mpi.start()
-    device = together(world, lambda: choose(config.device, mpi.local_rank()))
-    answer = probe(config, device, mpi.MpiCommunicator(device))
+    world, device = begin(config.device)
+    found = probe(config, device, MpiCommunicator(device))
     if world.rank == 0:
-        sys.stdout.write(f"{json.dumps(answer)}\n")
-        sys.stdout.flush()
-        for failure in answer["failures"]:
+        answer(**found)
+        for failure in found["failures"]:
             sys.stderr.write(f"payload: probe failed: {_words(failure)}\n")
-    return 0 if answer["ok"] else 1
+    return 0 if found["ok"] else 1
 
 
 def probe(config: ProbeConfig, device: Device, comm: Communicator) -> dict[str, Any]:
     """Every rank's place, and what was found wrong on which; the same on all ranks."""
-    me = {"rank": comm.rank, "host": hostname(), "cores": own_cores(), "gpu": device.gpu}
-    ranks = comm.allgather(me)
+    ranks = comm.allgather({**place(comm.rank, device), "cores": own_cores()})
     hosts = [str(rank["host"]) for rank in ranks]
 
     started = time.perf_counter()

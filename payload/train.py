@@ -12,7 +12,6 @@ from pathlib import Path
 from payload.build import engine_of, identity_of, loader_of, mesh_of, rate_of, units_of
 from payload.checkpoint.session import Session, learned_before
 from payload.checkpoint.stopping import StopSignals
-from payload.comm import mpi
 from payload.comm.base import together
 from payload.comm.choose import make
 from payload.comm.transport import Transport
@@ -20,13 +19,14 @@ from payload.config import TrainConfig
 from payload.data.loader import Loader
 from payload.data.opening import open_source
 from payload.data.source import Source
-from payload.device import Device, choose
+from payload.device import Device
 from payload.errors import STOPPED, PayloadError, UsageError
 from payload.finder import find
 from payload.metrics import Metrics, Work
 from payload.parallel.engine import Engine, Evaluation, Outcome
 from payload.parallel.mesh import Mesh
 from payload.parallel.pipeline import idle_share
+from payload.report import begin
 from payload.settings import to_toml
 from payload.timing import CommTimes, TimedOptimizer, timed_mesh, timed_units
 from payload.trace import Timeline
@@ -42,8 +42,7 @@ def run(config: TrainConfig) -> int:
     """
     stoppable = config.checkpoints.save_interval and not config.batch.find
     with StopSignals() if stoppable else nullcontext() as signals:  # before all that takes long
-        world = mpi.start()
-        device = together(world, lambda: choose(config.run.device, mpi.local_rank()))
+        _, device = begin(config.run.device)
         transport = make(config.layout.comm, device, cuda_aware=config.layout.cuda_aware)
         return train(config, device, transport, signals)
 

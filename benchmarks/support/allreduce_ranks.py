@@ -15,8 +15,9 @@ from torch import distributed
 
 from benchmarks.support.allreduce import BARE, GLOO, OURS
 from payload.comm import mpi
-from payload.comm.choose import COMPRESSORS, compress
+from payload.comm.choose import compress
 from payload.comm.compressed import Piece
+from payload.config import COMPRESSORS
 
 _SIZES = [4096 * 4**power for power in range(9)]
 _TURN_S = 0.01

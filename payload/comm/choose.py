@@ -9,9 +9,6 @@ from payload.comm.transport import MPI, Transport
 from payload.device import Device
 from payload.errors import UsageError
 
-TRANSPORTS = ("mpi", "nccl", "ring", "hierarchical", "naive")
-COMPRESSORS = ("topk", "int8", "powersgd")
-
 _CLASSES = {
     "mpi": "payload.comm.mpi.MpiCommunicator",
     "mpi-cuda": "payload.comm.cuda_aware.CudaAwareMpi",

@@ -22,7 +22,7 @@ def test_train_arguments() -> None:
     assert isinstance(config, TrainConfig)
     assert (config.model.hidden, config.optimizer.lr) == ((8, 4), 0.01)
     assert (config.batch.iterations, config.run.out) == (5, Path("runs/a"))
-    assert (config.precision.dtype, config.batch.global_batch_size, config.batch.seed) == ("float32", 64, 0)
+    assert (config.precision.precision, config.batch.global_batch_size, config.batch.seed) == ("fp32", 64, 0)
 
 
 def test_other_arguments() -> None:

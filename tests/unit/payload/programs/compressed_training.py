@@ -10,7 +10,8 @@ import sys
 import numpy as np
 
 from payload.comm import mpi
-from payload.comm.choose import COMPRESSORS, compress
+from payload.comm.choose import compress
+from payload.config import COMPRESSORS
 from payload.data import digits
 from payload.data.images import Labelled
 from payload.data.order import shard

@@ -6,12 +6,13 @@ import numpy as np
 from elsewhere import Apart
 
 from payload.comm import mpi
-from payload.comm.choose import COMPRESSORS, compress
+from payload.comm.choose import compress
 from payload.comm.compressed import Compressed, Piece
 from payload.comm.naive import Naive
 from payload.comm.nccl import Nccl
 from payload.comm.ring import Ring
 from payload.comm.transport import Transport
+from payload.config import COMPRESSORS
 from payload.device import Array, Cpu
 from tests.support.streams import Streamed
 

@@ -11,7 +11,8 @@ from payload.checkpoint.folder import prepare
 from payload.checkpoint.resume import resume
 from payload.checkpoint.saver import Saver
 from payload.comm import mpi
-from payload.comm.choose import COMPRESSORS, compress
+from payload.comm.choose import compress
+from payload.config import COMPRESSORS
 from payload.device import choose
 from payload.models import mlp
 from payload.nn.loss import SoftmaxCrossEntropy

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-import json
 import math
-import sys
 
 from payload.build import engine_of, loader_of, units_of
 from payload.checkpoint.session import Session, learned_before
-from payload.comm import mpi
 from payload.comm.base import together
 from payload.comm.mpi import MpiCommunicator
 from payload.config import EvalConfig, TrainConfig
 from payload.data.opening import open_source
-from payload.device import Device, choose
+from payload.device import Device
 from payload.errors import UsageError
+from payload.jsonl import answer
 from payload.parallel.mesh import make_mesh
+from payload.report import begin
 from payload.settings import make
 
 
@@ -26,12 +25,11 @@ def run(config: EvalConfig) -> int:
         UsageError: there is no such run, checkpoint or data.
         LaunchError: the launcher and MPI disagree about the number of ranks.
     """
-    world = mpi.start()
-    device = together(world, lambda: choose(config.device, mpi.local_rank()))
+    world, device = begin(config.device)
     trained = together(world, lambda: _settings(config))
-    answer = evaluate(trained, device, mpi.MpiCommunicator(device))
+    found = evaluate(trained, device, MpiCommunicator(device))
     if world.rank == 0:
-        sys.stdout.write(f"{json.dumps(answer)}\n")
+        answer(**found)
     return 0
 
 

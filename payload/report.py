@@ -1,0 +1,54 @@
+"""What commands do alike: begin on all ranks, and have rank 0 tell."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from payload.comm import mpi
+from payload.comm.base import Communicator, together
+from payload.device import Device, choose
+from payload.host import hostname
+from payload.jsonl import JsonLines, answer, say
+
+
+def begin(wanted: str) -> tuple[mpi.MpiCommunicator, Device]:
+    """The ranks of this job, and this rank's device.
+
+    Raises:
+        UsageError: there is no such device; on every rank.
+        LaunchError: the launcher and MPI disagree about the number of ranks.
+    """
+    world = mpi.start()
+    return world, together(world, lambda: choose(wanted, mpi.local_rank()))
+
+
+def place(rank: int, device: Device) -> dict[str, Any]:
+    """Where a rank is."""
+    return {"rank": rank, "host": hostname(), "gpu": device.gpu}
+
+
+class Report:
+    """A file of records, and lines for people, by rank 0."""
+
+    def __init__(self, world: Communicator, path: Path) -> None:
+        """
+        Raises:
+            UsageError: the file cannot be written; on every rank.
+        """
+        self._file = together(world, lambda: JsonLines(path) if world.rank == 0 else None)
+
+    def write(self, kind: str, **fields: Any) -> None:
+        """Add one object to the file."""
+        if self._file:
+            self._file.write(kind, **fields)
+
+    def say(self, line: str) -> None:
+        """Print a line."""
+        if self._file:
+            say(line)
+
+    def answer(self, **fields: Any) -> None:
+        """Print what it all comes to."""
+        if self._file:
+            answer(**fields)
