@@ -225,24 +225,13 @@ def _percent(share: float | None) -> str:
 class Silent(Through[Communicator]):
     """A communicator that leaves sums and joins of arrays out; all else goes through."""
 
-    def allreduce(self, array: Array) -> None:
-        """It stays as it is."""
-
     def iallreduce(self, array: Array) -> Pending:  # noqa: ARG002
         return Done()
 
-    def reduce_scatter(self, array: Array, out: Array) -> None:
-        own = array[self.rank * out.size : (self.rank + 1) * out.size]
-        if out is not own:
-            out[...] = own
-
     def ireduce_scatter(self, array: Array, out: Array) -> Pending:
-        self.reduce_scatter(array, out)
+        out[...] = array[self.rank * out.size : (self.rank + 1) * out.size]
         return Done()
 
-    def allgather_into(self, part: Array, out: Array) -> None:
-        out[self.rank * part.size : (self.rank + 1) * part.size] = part
-
     def iallgather_into(self, part: Array, out: Array) -> Pending:
-        self.allgather_into(part, out)
+        out[self.rank * part.size : (self.rank + 1) * part.size] = part
         return Done()

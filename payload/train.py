@@ -91,9 +91,8 @@ def train(config: TrainConfig, device: Device, world: Transport, signals: StopSi
             with trace.span("batch", "data"):
                 feed = next(feeds)
             lr, last = rate.at(step), step == rate.iterations
-            outcome = engine.step(
-                feed.batches, targets=feed.targets, iteration=step, lr=lr, votes=saver.votes()
-            )
+            votes = saver.votes() if saver else ()
+            outcome = engine.step(feed.batches, targets=feed.targets, iteration=step, lr=lr, votes=votes)
             _check_finite(step, outcome)
             metrics.iteration(step, feed.slot.epoch, outcome, lr=lr, samples=len(feed.slot.indices))
             if feed.slot.ends_epoch or last:
@@ -101,7 +100,7 @@ def train(config: TrainConfig, device: Device, world: Transport, signals: StopSi
                 metrics.evaluation(step, feed.slot.epoch, evaluation, source.bytes_per_target)
                 metrics.say(_progress(feed.slot.epoch, outcome, evaluation, source))
             with trace.span("save", "checkpoint"):
-                stopped = saver.after(step, outcome.votes, last=last)
+                stopped = saver is not None and saver.after(step, outcome.votes, last=last)
             if stopped:
                 metrics.say(f"stopped by a signal; saved after iteration {step}: go on with --resume auto")
                 trace.write(config.run.out / "trace.json", world)

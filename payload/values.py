@@ -40,36 +40,20 @@ def number(text: str) -> float:
     return value
 
 
-def positive(text: str) -> float:
-    """Above 0."""
-    value = number(text)
-    if not value > 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is not a number above 0")
-    return value
+def _number_that(fits: Callable[[float], bool], complaint: str) -> Read:
+    def read(text: str) -> float:
+        value = number(text)
+        if not fits(value):
+            raise argparse.ArgumentTypeError(f"{text!r} is {complaint}")
+        return value
+
+    return read
 
 
-def share(text: str) -> float:
-    """Above 0, at most 1."""
-    value = number(text)
-    if not 0 < value <= 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not above 0 and at most 1")
-    return value
-
-
-def non_negative(text: str) -> float:
-    """0 or more."""
-    value = number(text)
-    if value < 0:
-        raise argparse.ArgumentTypeError(f"{text!r} is below 0")
-    return value
-
-
-def fraction(text: str) -> float:
-    """In [0, 1)."""
-    value = number(text)
-    if not 0 <= value < 1:
-        raise argparse.ArgumentTypeError(f"{text!r} is not in [0, 1)")
-    return value
+positive = _number_that(lambda value: value > 0, "not a number above 0")
+share = _number_that(lambda value: 0 < value <= 1, "not above 0 and at most 1")
+non_negative = _number_that(lambda value: value >= 0, "below 0")
+fraction = _number_that(lambda value: 0 <= value < 1, "not in [0, 1)")
 
 
 def memory(text: str) -> int:

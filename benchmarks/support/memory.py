@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import astuple, dataclass
+
 import numpy as np
 
 from payload.comm import mpi
@@ -10,14 +12,55 @@ from payload.models import gpt
 from payload.nn.loss import SoftmaxCrossEntropy
 from payload.optim.adamw import AdamW
 from payload.parallel.engine import Engine
-from payload.parallel.memory import formula, held
 from payload.parallel.mesh import Mesh, make_mesh
 from payload.parallel.options import Options
 from payload.parallel.stage import Batch
-from payload.precision import PRECISIONS
+from payload.precision import PRECISIONS, Precision
 
 SIZES = {"vocabulary": 8192, "length": 64, "layers": 12, "heads": 8, "width": 256}
 PRECISION = PRECISIONS["bf16"]
+
+
+@dataclass(frozen=True, slots=True)
+class Held:
+    """Bytes of one rank, wherever they are; without activations."""
+
+    weights: int  # that layers compute with, unless they are the masters themselves
+    gradients: int
+    masters: int
+    optimizer: int  # its state
+    working: int  # buffers, through which weights and gradients of others come and go
+
+    @property
+    def total(self) -> int:
+        return int(sum(astuple(self)))
+
+
+def held(engine: Engine) -> Held:
+    """By a rank, as far as it has trained: buffers are made when they are needed first."""
+    storage, state = engine.storage, engine.optimizer.state.values()
+    return Held(
+        weights=0 if storage.weights is storage.values else storage.weights.nbytes,
+        gradients=sum(array.nbytes for array in storage.gradients),
+        masters=storage.values.nbytes,
+        optimizer=sum(array.nbytes for array in state),
+        working=storage.working_bytes,
+    )
+
+
+def formula(numbers: int, *, precision: Precision, states: int, ranks: int, zero: int) -> Held:
+    """Of a model with so many numbers, on data-parallel ranks: figure 1 of the paper (see ``storage``), but
+    with gradients as wide as masters, and without weights where the masters serve as such.
+
+    Args:
+        states: numbers that the optimizer keeps for each of the model's.
+        zero: what is in parts: from stage 1 on masters and optimizer, from 2 gradients, from 3 weights.
+    """
+    wide, narrow = precision.master.itemsize, precision.compute.itemsize
+    part = -(-numbers // ranks)
+    owned, summed, computed = (part if zero >= stage else numbers for stage in (1, 2, 3))
+    weights = 0 if wide == narrow and owned == computed else computed * narrow
+    return Held(weights, summed * wide, owned * wide, owned * wide * states, 0)
 
 
 def main() -> None:

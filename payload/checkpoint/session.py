@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from payload.checkpoint.files import Manifest
 from payload.checkpoint.folder import prepare
@@ -19,24 +19,6 @@ from payload.comm.base import Communicator, together
 from payload.config import TrainConfig
 from payload.parallel.engine import Engine
 from payload.settings import to_record
-
-
-class Between(Protocol):
-    """What happens between iterations; see ``Saver``."""
-
-    def votes(self) -> tuple[float, ...]: ...
-
-    def after(self, iteration: int, votes: tuple[float, ...], *, last: bool) -> bool: ...
-
-
-class _Nothing:
-    """For a run without checkpoints, which a signal ends as it ends any process."""
-
-    def votes(self) -> tuple[float, ...]:
-        return ()
-
-    def after(self, iteration: int, votes: tuple[float, ...], *, last: bool) -> bool:  # noqa: ARG002
-        return False
 
 
 @dataclass(slots=True)
@@ -69,11 +51,12 @@ class Session:
 
     def saver(
         self, record: Callable[..., None], say: Callable[[str], None], signals: StopSignals | None = None
-    ) -> AbstractContextManager[Between]:
-        """To be entered for the whole of training; for the rest see ``Saver``."""
+    ) -> AbstractContextManager[Saver | None]:
+        """To be entered for the whole of training. None without checkpoints: a signal ends such a run as it
+        ends any process."""
         settings = self.config.checkpoints
         if not settings.save_interval:
-            return nullcontext(_Nothing())
+            return nullcontext()
         return Saver(
             self.engine,
             self._folder,

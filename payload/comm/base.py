@@ -40,6 +40,9 @@ class Communicator(Protocol):
     communicator does not move on what is under way in others.
     """
 
+    rank: int  # this process, 0 to ``size - 1``
+    size: int  # how many ranks there are
+
     @property
     def bytes_sent(self) -> int:
         """By this rank so far: counted where the algorithm is ours; MPI's and NCCL's own count as rings."""
@@ -48,16 +51,9 @@ class Communicator(Protocol):
     def library(self) -> str:
         """Name and version of what carries the messages."""
 
-    @property
-    def rank(self) -> int:
-        """This process, 0 to ``size - 1``."""
-
-    @property
-    def size(self) -> int:
-        """How many ranks there are."""
-
     def allreduce(self, array: Array) -> None:
         """Replace an array on every rank with its sum over all ranks."""
+        self.iallreduce(array).wait()
 
     def iallreduce(self, array: Array) -> Pending: ...
 
@@ -66,6 +62,7 @@ class Communicator(Protocol):
 
         ``out`` may be this rank's own part of ``array``; the rest of ``array`` is undefined afterwards.
         """
+        self.ireduce_scatter(array, out).wait()
 
     def ireduce_scatter(self, array: Array, out: Array) -> Pending: ...
 
@@ -74,6 +71,7 @@ class Communicator(Protocol):
 
         ``part`` may be this rank's own place in ``out``.
         """
+        self.iallgather_into(part, out).wait()
 
     def iallgather_into(self, part: Array, out: Array) -> Pending: ...
 
@@ -97,11 +95,6 @@ class Communicator(Protocol):
 
     def barrier(self) -> None:
         """Wait until every rank is here."""
-
-
-def total(comm: Communicator, value: float) -> float:
-    """The sum of one number over all ranks, added in order of rank and so the same everywhere."""
-    return comm.sum([value])[0]
 
 
 def together(comm: Communicator, act: Callable[[], T]) -> T:

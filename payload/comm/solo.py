@@ -5,13 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import TypeVar
 
-from payload.comm.base import Done, Pending
+from payload.comm.base import Communicator, Done, Pending
 from payload.device import Array
 
 T = TypeVar("T")
 
 
-class Solo:
+class Solo(Communicator):
     """A communicator of one: all sums are what they were."""
 
     rank = 0
@@ -19,27 +19,16 @@ class Solo:
     library = "none"
     bytes_sent = 0
 
-    def allreduce(self, array: Array) -> None:
-        """Nothing to add."""
-
     def iallreduce(self, array: Array) -> Pending:  # noqa: ARG002
         return Done()
 
-    def reduce_scatter(self, array: Array, out: Array) -> None:
+    def ireduce_scatter(self, array: Array, out: Array) -> Pending:
         if out is not array:
             out[...] = array
-
-    def ireduce_scatter(self, array: Array, out: Array) -> Pending:
-        self.reduce_scatter(array, out)
         return Done()
-
-    def allgather_into(self, part: Array, out: Array) -> None:
-        if out is not part:
-            out[...] = part
 
     def iallgather_into(self, part: Array, out: Array) -> Pending:
-        self.allgather_into(part, out)
-        return Done()
+        return self.ireduce_scatter(part, out)
 
     def broadcast(self, array: Array, root: int = 0) -> None:
         """All have it already."""

@@ -31,7 +31,6 @@ class Operation:
     def __init__(self, lane: Lane, steps: Steps) -> None:
         self._lane, self._steps = lane, steps
         self._waiting: list[Request] = []
-        self._begun = False
         self.settled = False
         """It starts no further messages."""
         self.done = False

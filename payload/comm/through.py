@@ -12,31 +12,26 @@ T = TypeVar("T")
 Inner = TypeVar("Inner", bound=Communicator)
 
 
-class Through(Generic[Inner]):
+class Through(Communicator, Generic[Inner]):
     """A communicator that does all as another one does."""
 
     def __init__(self, inner: Inner) -> None:
         self.inner = inner
-        self.rank, self.size, self.library = inner.rank, inner.size, inner.library
-
-    def allreduce(self, array: Array) -> None:
-        self.inner.allreduce(array)
-
-    def iallreduce(self, array: Array) -> Pending:
-        return self.inner.iallreduce(array)
+        self.rank, self.size = inner.rank, inner.size
 
     @property
     def bytes_sent(self) -> int:
         return self.inner.bytes_sent
 
-    def reduce_scatter(self, array: Array, out: Array) -> None:
-        self.inner.reduce_scatter(array, out)
+    @property
+    def library(self) -> str:
+        return self.inner.library
+
+    def iallreduce(self, array: Array) -> Pending:
+        return self.inner.iallreduce(array)
 
     def ireduce_scatter(self, array: Array, out: Array) -> Pending:
         return self.inner.ireduce_scatter(array, out)
-
-    def allgather_into(self, part: Array, out: Array) -> None:
-        self.inner.allgather_into(part, out)
 
     def iallgather_into(self, part: Array, out: Array) -> Pending:
         return self.inner.iallgather_into(part, out)

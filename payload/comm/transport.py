@@ -8,7 +8,7 @@ from typing import ClassVar, Self, TypeVar
 import mpi4py
 import numpy as np
 
-from payload.comm.base import Pending
+from payload.comm.base import Communicator, Pending
 from payload.comm.staging import Staged, Staging, address, flat, staging_for
 from payload.comm.steps import Lane, Last, Steps
 from payload.device import Array, Cpu, Device
@@ -22,7 +22,7 @@ CHUNK_BYTES = 2 << 20
 T = TypeVar("T")
 
 
-class Transport:
+class Transport(Communicator):
     """The ranks of one MPI communicator.
 
     The methods that end in ``_steps`` are the collectives as steps, which ``lane`` runs one after the other:
@@ -75,9 +75,6 @@ class Transport:
         self.sent(self._others(host.nbytes))
         yield Last([self._lane_comm.Ialltoall(host, out)])
 
-    def allreduce(self, array: Array) -> None:
-        self.lane.run(self.allreduce_steps(array))
-
     def iallreduce(self, array: Array) -> Pending:
         return self.lane.start(self.allreduce_steps(array))
 
@@ -90,9 +87,6 @@ class Transport:
         staged.release()
         if wide is not array:
             array[...] = wide
-
-    def reduce_scatter(self, array: Array, out: Array) -> None:
-        self.lane.run(self.reduce_scatter_steps(array, out))
 
     def ireduce_scatter(self, array: Array, out: Array) -> Pending:
         return self.lane.start(self.reduce_scatter_steps(array, out))
@@ -109,9 +103,6 @@ class Transport:
         if address(mine) != address(out):
             flat(out)[...] = mine
 
-    def allgather_into(self, part: Array, out: Array) -> None:
-        self.lane.run(self.allgather_steps(part, out))
-
     def iallgather_into(self, part: Array, out: Array) -> Pending:
         return self.lane.start(self.allgather_steps(part, out))
 
@@ -125,12 +116,6 @@ class Transport:
         yield from self._join(movable(staged.host))
         yield Last(staged.store())
         staged.release()
-
-    def alltoall(self, array: Array, out: Array) -> None:
-        self.lane.run(self.alltoall_steps(array, out))
-
-    def ialltoall(self, array: Array, out: Array) -> Pending:
-        return self.lane.start(self.alltoall_steps(array, out))
 
     def alltoall_steps(self, array: Array, out: Array) -> Steps:
         source, target = self.staging.of(array), self.staging.of(out)

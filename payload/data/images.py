@@ -128,15 +128,7 @@ class Images:
         self.about = f"{name}: {self.training} + {self.held_out} images of {shape}, {self.classes} classes"
         if clean:
             self.about += f"; {dropped} repeated ones left out"
-        self.facts: Mapping[str, int] = {
-            "inputs": height * width * channels,
-            "features": width * channels,  # of a row, for models that read images row by row
-            "length": height,  # rows
-            "side": height,
-            "size": height,
-            "channels": channels,
-            "classes": self.classes,
-        }
+        self.facts = facts(height, width, channels, self.classes)
 
     def training_batch(self, indices: Array, epoch: int, draw: Draw) -> Pair:  # noqa: ARG002
         images = self._training.images[indices]
@@ -154,6 +146,18 @@ class Images:
         x -= self._mean
         x *= self._scale
         return x
+
+
+def facts(height: int, width: int, channels: int, classes: int) -> dict[str, int]:
+    """The sizes of images, by the names under which models ask for them."""
+    return {
+        "inputs": height * width * channels,
+        "features": width * channels,  # of a row, for models that read images row by row
+        "length": height,  # rows
+        "side": height,
+        "channels": channels,
+        "classes": classes,
+    }
 
 
 def _statistics(images: Array) -> tuple[Array, Array]:

@@ -8,6 +8,7 @@ from typing import Any
 
 import numpy as np
 
+from payload.data.images import facts
 from payload.data.source import Pair
 from payload.device import Array
 from payload.nn.tape import Draw
@@ -23,9 +24,9 @@ class Synthetic:
     bytes_per_target = None
     learned: Mapping[str, Any] = MappingProxyType({})
 
-    def __init__(self, about: str, inputs: Array, targets: Array, facts: Mapping[str, int]) -> None:
+    def __init__(self, about: str, inputs: Array, targets: Array, sizes: Mapping[str, int]) -> None:
         self.about = f"synthetic {about}"
-        self.facts = facts
+        self.facts = sizes
         self.targets = float(np.prod(targets.shape[1:]))
         self._inputs, self._targets = inputs, targets
 
@@ -39,23 +40,14 @@ class Synthetic:
 def images(side: int, channels: int, classes: int, *, dtype: str) -> Synthetic:
     """(B, side, side, channels)"""
     rng = np.random.default_rng(0)
-    facts = {
-        "inputs": side * side * channels,
-        "features": side * channels,
-        "length": side,
-        "side": side,
-        "size": side,
-        "channels": channels,
-        "classes": classes,
-    }
     pixels = rng.standard_normal((_POOL, side, side, channels), dtype)  # type: ignore[call-overload]
     about = f"images of {side}x{side}x{channels}, {classes} classes"
-    return Synthetic(about, pixels, rng.integers(classes, size=_POOL), facts)
+    return Synthetic(about, pixels, rng.integers(classes, size=_POOL), facts(side, side, channels, classes))
 
 
 def tokens(vocabulary: int, length: int) -> Synthetic:
     """(B, length)"""
     rng = np.random.default_rng(0)
-    facts = {"vocabulary": vocabulary, "classes": vocabulary, "length": length, "tokens": length}
+    sizes = {"vocabulary": vocabulary, "classes": vocabulary, "length": length, "tokens": length}
     drawn = rng.integers(vocabulary, size=(2, _POOL, length))
-    return Synthetic(f"tokens, {length} a sample, of {vocabulary}", drawn[0], drawn[1], facts)
+    return Synthetic(f"tokens, {length} a sample, of {vocabulary}", drawn[0], drawn[1], sizes)

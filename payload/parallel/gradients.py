@@ -171,9 +171,8 @@ class Transient:
 
 def bind_gradients(group: Group, whole: Array) -> None:
     """Let the gradients of the group's parameters look into an array of that group alone."""
-    for segment in group.segments:
-        view = whole[segment.start - group.start : segment.stop - group.start]
-        segment.parameter.grad = view.reshape(segment.parameter.shape)
+    for parameter, view in group.views(whole):
+        parameter.grad = view
 
 
 def start_anew(group: Group) -> None:

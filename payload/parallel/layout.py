@@ -9,9 +9,10 @@ the number of owners and cut evenly among them:
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
+from payload.device import Array
 from payload.nn.base import Unit
 from payload.nn.parameter import Parameter
 
@@ -39,6 +40,12 @@ class Group:
     @property
     def size(self) -> int:
         return self.stop - self.start
+
+    def views(self, whole: Array) -> Iterator[tuple[Parameter, Array]]:
+        """Each parameter, and its place in an array of this group alone, in its shape."""
+        for segment in self.segments:
+            view = whole[segment.start - self.start : segment.stop - self.start]
+            yield segment.parameter, view.reshape(segment.parameter.shape)
 
 
 @dataclass(frozen=True, slots=True)

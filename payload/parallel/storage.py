@@ -87,9 +87,8 @@ class Storage:
     def _fill(self, group: Group, dp: Communicator, seed: int) -> None:
         """First values, those of the first rank."""
         whole = self.device.xp.zeros(group.size, self.values.dtype)
-        for segment in group.segments:
-            place = slice(segment.start - group.start, segment.stop - group.start)
-            whole[place] = self.device.asarray(segment.parameter.first(seed)).ravel()
+        for parameter, view in group.views(whole):
+            view[...] = self.device.asarray(parameter.first(seed))
         dp.broadcast(whole)
         mine = whole[self._layout.part(group)]
         self.values[self._layout.owned(group)] = self.device.to_host(mine) if self._offloaded else mine

@@ -128,9 +128,8 @@ class Gathered:
 
 def bind_values(group: Group, whole: Array) -> None:
     """Let the group's parameters look into an array of that group alone."""
-    for segment in group.segments:
-        view = whole[segment.start - group.start : segment.stop - group.start]
-        segment.parameter.value = view.reshape(segment.parameter.shape)
+    for parameter, view in group.views(whole):
+        parameter.value = view
 
 
 def as_bytes(array: Array) -> Array:

@@ -5,6 +5,7 @@ from collections.abc import Sequence
 import numpy as np
 from numpy.typing import DTypeLike
 
+from benchmarks.support.memory import formula, held
 from payload.comm import mpi
 from payload.comm.base import Communicator
 from payload.device import Array, Device, choose
@@ -17,7 +18,6 @@ from payload.nn.tape import Tape
 from payload.optim.adamw import AdamW
 from payload.optim.sgd import SGD
 from payload.parallel.engine import Engine, Outcome
-from payload.parallel.memory import formula, held
 from payload.parallel.mesh import Mesh, alone, make_mesh
 from payload.parallel.options import Options
 from payload.parallel.stage import Batch
