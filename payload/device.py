@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import ModuleType
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
@@ -58,91 +58,28 @@ class Kernel:
     code: str
 
 
-class Device(Protocol):
-    """Where arrays live and are computed with."""
+class Device:
+    """Where arrays live and are computed with: NumPy and the memory of the host, but for subclasses."""
 
-    xp: ModuleType
+    xp: ModuleType = np
     """numpy or cupy"""
-    gpu: GpuFacts | None
+    gpu: GpuFacts | None = None
     """None on a CPU"""
-    note: str
+    note: str = ""
     """why it is this one, in words"""
 
     def asarray(self, host: Array, dtype: DTypeLike | None = None) -> Array:
         """A host array, on the device."""
-
-    def to_host(self, array: Array) -> Array:
-        """A device array, on the host; valid until the next call with an array of that size and dtype."""
-
-    def matmul(
-        self, left: Array, right: Array, out: Array | None = None, dtype: DTypeLike | None = None
-    ) -> Array:
-        """left @ right, summed in at least float32, as ``dtype`` (by default the factors')."""
-
-    def blocked(self, function: Callable[..., None], *arrays: Array) -> None:
-        """Call ``function`` on the same rows of all arrays, as many at once as is fast here.
-
-        It must treat rows alike, and write its results into rows that it was given or add them up.
-        """
-
-    def rows_at_once(self, row_bytes: int) -> int:
-        """How many rows of a temporary matrix to make before they are used."""
-
-    def apply(self, kernel: Kernel, scalars: Mapping[str, float], *arrays: Array) -> None:
-        """Run a kernel over arrays of one dtype, (N,) each: those it reads, then those it writes."""
-
-    def use(self) -> None:
-        """Let the thread that calls this work with the device."""
-
-    def pinned_copy(self, host: Array) -> Array:
-        """A host array in memory from which ``upload`` need not wait."""
-
-    def upload(self, host: Array) -> Array:
-        """A host array on the device, maybe still under way: it must not be changed any more."""
-
-    def synchronize(self) -> None:
-        """Wait until all that was asked of the device is done."""
-
-    def mark(self) -> Mark:
-        """A point in time: on a GPU, when the work put on the current stream so far is done."""
-
-    def elapsed_s(self, start: Mark, end: Mark) -> float:
-        """Seconds between two marks, for which a GPU is waited for."""
-
-    def has_passed(self, mark: Mark) -> bool:
-        """Whether the work before a mark is done."""
-
-    def pin(self, host: Array) -> None:
-        """Let host memory be the target of ``copy_out`` while the host does other things."""
-
-    def unpin(self, host: Array) -> None:
-        """Before pinned memory is given back."""
-
-    def copy_out(self, array: Array, host: Array) -> None:
-        """Begin to copy an array into pinned host memory; what is put on the stream later comes after."""
-
-    def memory_bytes(self) -> int:
-        """What this process holds of the device's memory; on a CPU its resident set, at its highest."""
-
-
-class Cpu:
-    """NumPy: host and device memory are the same."""
-
-    xp: ModuleType = np
-    gpu: GpuFacts | None = None
-
-    def __init__(self, note: str = "asked for") -> None:
-        self.note = note
-
-    def asarray(self, host: Array, dtype: DTypeLike | None = None) -> Array:
         return np.asarray(host, dtype=dtype)
 
     def to_host(self, array: Array) -> Array:
+        """A device array, on the host; valid until the next call with an array of that size and dtype."""
         return array
 
     def matmul(
         self, left: Array, right: Array, out: Array | None = None, dtype: DTypeLike | None = None
     ) -> Array:
+        """left @ right, summed in at least float32, as ``dtype`` (by default the factors')."""
         wanted = np.dtype(dtype) if dtype is not None else out.dtype if out is not None else left.dtype
         if left.dtype.itemsize < _FLOAT32.itemsize:  # BLAS knows none of those
             left, right = left.astype(_FLOAT32), right.astype(_FLOAT32)
@@ -155,6 +92,10 @@ class Cpu:
         return out
 
     def blocked(self, function: Callable[..., None], *arrays: Array) -> None:
+        """Call ``function`` on the same rows of all arrays, as many at once as is fast here.
+
+        It must treat rows alike, and write its results into rows that it was given or add them up.
+        """
         rows = len(arrays[0])
         row_bytes = sum(array.nbytes for array in arrays) // max(rows, 1)
         step = max(1, _BLOCK_BYTES // max(row_bytes, 1))
@@ -162,46 +103,62 @@ class Cpu:
             function(*(array[start : start + step] for array in arrays))
 
     def rows_at_once(self, row_bytes: int) -> int:
+        """How many rows of a temporary matrix to make before they are used."""
         return max(1, _MATRIX_BYTES // row_bytes)
 
     def apply(self, kernel: Kernel, scalars: Mapping[str, float], *arrays: Array) -> None:
+        """Run a kernel over arrays of one dtype, (N,) each: those it reads, then those it writes."""
         self.blocked(partial(kernel.host, **scalars), *arrays)
 
     def use(self) -> None:
-        """Every thread can."""
+        """Let the thread that calls this work with the device."""
 
     def pinned_copy(self, host: Array) -> Array:
+        """A host array in memory from which ``upload`` need not wait."""
         return host
 
     def upload(self, host: Array) -> Array:
+        """A host array on the device, maybe still under way: it must not be changed any more."""
         return host
 
     def synchronize(self) -> None:
-        """NumPy is done when it returns."""
+        """Wait until all that was asked of the device is done."""
 
     def mark(self) -> Mark:
+        """A point in time: on a GPU, when the work put on the current stream so far is done."""
         return time.perf_counter()
 
     def elapsed_s(self, start: Mark, end: Mark) -> float:
+        """Seconds between two marks, for which a GPU is waited for."""
         return float(end - start)
 
     def has_passed(self, mark: Mark) -> bool:  # noqa: ARG002
+        """Whether the work before a mark is done."""
         return True
 
     def pin(self, host: Array) -> None:
-        """Nothing to do."""
+        """Let host memory be the target of ``copy_out`` while the host does other things."""
 
     def unpin(self, host: Array) -> None:
-        """Nothing to do."""
+        """Before pinned memory is given back."""
 
     def copy_out(self, array: Array, host: Array) -> None:
+        """Begin to copy an array into pinned host memory; what is put on the stream later comes after."""
         np.copyto(host, array)
 
     def memory_bytes(self) -> int:
+        """What this process holds of the device's memory; on a CPU its resident set, at its highest."""
         return host_memory_bytes()
 
 
-class Gpu:
+class Cpu(Device):
+    """NumPy."""
+
+    def __init__(self, note: str = "asked for") -> None:
+        self.note = note
+
+
+class Gpu(Device):
     """CuPy on one of the node's GPUs."""
 
     def __init__(self, cupy: ModuleType, index: int) -> None:
@@ -210,7 +167,7 @@ class Gpu:
         self._index = index
         self.use()
         properties = cupy.cuda.runtime.getDeviceProperties(index)
-        self.gpu: GpuFacts | None = {
+        self.gpu = {
             "index": index,
             "name": properties["name"].decode(),
             "uuid": _uuid(properties.get("uuid", b"")),

@@ -7,10 +7,10 @@ from collections.abc import Sequence
 
 from payload.nn.base import Context, Layer, Sequential, Unit
 from payload.nn.conv import Conv2d
-from payload.nn.flat import Flat
 from payload.nn.linear import Linear
 from payload.nn.norm import BatchNorm
 from payload.nn.pool import MaxPool2d
+from payload.nn.sequence import Flat
 
 
 def build(

@@ -10,11 +10,10 @@ from payload.errors import UsageError
 from payload.nn.base import Context, Layer, Sequential, Unit
 from payload.nn.dropout import Dropout
 from payload.nn.embedding import Embedding
-from payload.nn.flat import Flat
 from payload.nn.linear import Linear
 from payload.nn.lstm import LSTM
 from payload.nn.parameter import uniform
-from payload.nn.sequence import Pick
+from payload.nn.sequence import Flat, Pick
 
 
 def build(

@@ -7,8 +7,8 @@ from itertools import pairwise
 
 from payload.nn.activation import ReLU
 from payload.nn.base import Context, Layer, Sequential, Unit
-from payload.nn.flat import Flat
 from payload.nn.linear import Linear
+from payload.nn.sequence import Flat
 
 
 def build(context: Context, *, inputs: int, classes: int, hidden: Sequence[int] = (256, 128)) -> list[Unit]:

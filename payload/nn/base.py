@@ -59,6 +59,22 @@ class Sequential:
         return dy
 
 
+class Residual(Sequential):
+    """y = x + f(x), f being layers one after the other. The first must not change x, nor the last dy."""
+
+    def forward(self, x: Array, tape: Tape) -> Array:
+        """Same shape."""
+        y = super().forward(x, tape)
+        y += x
+        return y
+
+    def backward(self, dy: Array, tape: Tape) -> Array:
+        """Same shape."""
+        dx = super().backward(dy, tape)
+        dx += dy
+        return dx
+
+
 def state_of(layers: Sequence[Layer]) -> dict[str, Array]:
     """What layers keep in ``state`` that is not learned by gradients, such as running statistics: arrays by
     unique name, which are saved with the parameters, and restored in place."""

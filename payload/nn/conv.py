@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator
+from types import ModuleType
 
 from payload.device import Array
 from payload.nn.base import Context
 from payload.nn.parameter import Parameter, normal, zeros
 from payload.nn.tape import Tape
-from payload.nn.windows import output_size, windows
 
 _MIN_POSITIONS = 512
 """Fewer rows in a product, and BLAS spends more on packing the weights than on multiplying."""
@@ -154,3 +154,21 @@ class Conv2d:
                 patches = buffer[: block.shape[0] * block.shape[1] * wide]
                 patches.reshape(block.shape)[...] = block
                 yield (slice(first, first + count), slice(top, top + block.shape[1])), patches
+
+
+def output_size(size: int, kernel: int, stride: int, padding: int) -> int:
+    """How many windows fit along a side of an image."""
+    return (size + 2 * padding - kernel) // stride + 1
+
+
+def windows(xp: ModuleType, image: Array, kernel: int, stride: int) -> Array:
+    """(B, H, W, C) → (B, H', W', kernel, kernel, C): a view, in which neighbours overlap."""
+    batch, height, width, channels = image.shape
+    high, wide = (output_size(n, kernel, stride, 0) for n in (height, width))
+    along_batch, down, right, along_channels = image.strides
+    view: Array = xp.lib.stride_tricks.as_strided(
+        image,
+        (batch, high, wide, kernel, kernel, channels),
+        (along_batch, down * stride, right * stride, down, right, along_channels),
+    )
+    return view

@@ -7,9 +7,9 @@ from collections.abc import Iterator, Sequence
 
 from payload.device import Array
 from payload.nn.base import Context
+from payload.nn.conv import output_size
 from payload.nn.parameter import Parameter
 from payload.nn.tape import Tape
-from payload.nn.windows import output_size
 
 
 class MaxPool2d:

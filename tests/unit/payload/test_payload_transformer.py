@@ -13,7 +13,7 @@ from torch.nn import functional
 from payload.device import Array, Cpu, Device
 from payload.nn.activation import GELU
 from payload.nn.attention import Attention
-from payload.nn.base import Context, Layer, Sequential, Unit
+from payload.nn.base import Context, Layer, Residual, Sequential, Unit
 from payload.nn.dropout import Dropout
 from payload.nn.embedding import Embedding, TiedHead
 from payload.nn.layernorm import LayerNorm
@@ -21,7 +21,6 @@ from payload.nn.linear import Linear
 from payload.nn.loss import SoftmaxCrossEntropy
 from payload.nn.lstm import LSTM
 from payload.nn.parameter import normal
-from payload.nn.residual import Residual
 from payload.nn.sequence import ClassToken, Patches, Pick, Positions
 from payload.nn.tape import Draw, Tape
 from tests.support.layers import draw, slope, stored
