@@ -1,4 +1,7 @@
-"""``python -m payload train|gemm|probe|...``: parse, then hand over."""
+"""``python -m payload train|gemm|probe|...``: parse, then hand over to ``run`` of the module of that name.
+
+It gives the exit code, or raises a ``PayloadError``, which is told here in one line.
+"""
 
 from __future__ import annotations
 

@@ -37,12 +37,7 @@ _PATTERN = 251
 
 
 def run(config: AllreduceConfig) -> int:
-    """Check, measure, print, and give the exit code: 0, or 1 if a sum is wrong.
-
-    Raises:
-        UsageError: there is no such device or transport here, or ``--out`` cannot be written.
-        LaunchError: the launcher and MPI disagree about the number of ranks.
-    """
+    """Check, measure, print, and give the exit code: 0, or 1 if a sum is wrong."""
     world, device = begin(config.device)
     comms = {name: make(name, device, cuda_aware=config.cuda_aware) for name in config.comm}
     return 0 if allreduce(config, device, world, comms) else 1

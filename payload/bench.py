@@ -41,12 +41,7 @@ _LR = 1e-6
 
 
 def run(config: BenchConfig) -> int:
-    """Measure, print, and give the exit code.
-
-    Raises:
-        UsageError: there is no such layout, device or data, or ``--out`` cannot be written.
-        LaunchError: the launcher and MPI disagree about the number of ranks.
-    """
+    """Measure, print, and give the exit code."""
     _, device = begin(config.run.device)
     bench(config, device, make(config.layout.comm, device, cuda_aware=config.layout.cuda_aware))
     return 0

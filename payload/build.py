@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, replace
 from importlib import import_module
 from types import ModuleType
-from typing import Any, TypedDict
+from typing import Any
 
 from payload.comm.choose import compress
 from payload.comm.compressed import Compressed
@@ -33,13 +33,6 @@ from payload.precision import PRECISIONS, loss_scale
 from payload.schedule import LearningRate, scaled
 
 _JUDGED = 32  # held-out samples at once on a rank
-
-
-class _Adam(TypedDict):
-    beta1: float
-    beta2: float
-    eps: float
-    weight_decay: float
 
 
 def units_of(model: Model, source: Source, context: Context) -> list[Unit]:
@@ -98,15 +91,22 @@ def _module(model: Model) -> ModuleType:
 
 def optimizer_of(settings: Optimizer, storage: Storage, mesh: Mesh) -> base.Optimizer:
     """Of what this rank updates."""
-    place = (storage.home, storage.values, storage.segments)
+    home, values, segments = storage.home, storage.values, storage.segments
     decay = settings.weight_decay or 0.0
     if settings.optimizer == "sgd":
-        return SGD(*place, momentum=settings.momentum, nesterov=settings.nesterov, weight_decay=decay)
-    adam = _Adam(beta1=settings.beta1, beta2=settings.beta2, eps=settings.eps or 0.0, weight_decay=decay)
+        return SGD(
+            home, values, segments, momentum=settings.momentum, nesterov=settings.nesterov, weight_decay=decay
+        )
+    adam = {
+        "beta1": settings.beta1,
+        "beta2": settings.beta2,
+        "eps": settings.eps or 0.0,
+        "weight_decay": decay,
+    }
     if settings.optimizer == "adamw":
-        return AdamW(*place, **adam)
+        return AdamW(home, values, segments, **adam)
     groups = [*([mesh.dp] if storage.shared else []), mesh.tp]
-    return LAMB(*place, storage.parameters, groups, **adam)
+    return LAMB(home, values, segments, storage.parameters, groups, **adam)
 
 
 def mesh_of(layout: Layout, world: Transport) -> tuple[Mesh, Compressed | None]:

@@ -19,12 +19,7 @@ from payload.settings import make
 
 
 def run(config: EvalConfig) -> int:
-    """Evaluate, print, and give the exit code.
-
-    Raises:
-        UsageError: there is no such run, checkpoint or data.
-        LaunchError: the launcher and MPI disagree about the number of ranks.
-    """
+    """Evaluate, print, and give the exit code."""
     world, device = begin(config.device)
     trained = together(world, lambda: _settings(config))
     found = evaluate(trained, device, MpiCommunicator(device))

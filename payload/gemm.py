@@ -30,12 +30,7 @@ _LARGEST = 4
 
 
 def run(config: GemmConfig) -> int:
-    """Multiply, sum, check, print, and give the exit code: 0, or 1 if a result is wrong.
-
-    Raises:
-        UsageError: there is no such device or transport here, or ``--out`` cannot be written.
-        LaunchError: the launcher and MPI disagree about the number of ranks.
-    """
+    """Multiply, sum, check, print, and give the exit code: 0, or 1 if a result is wrong."""
     _, device = begin(config.device)
     records = gemm(config, device, make(config.comm, device))
     return 0 if all(record["ok"] for record in records) else 1

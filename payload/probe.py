@@ -23,12 +23,7 @@ _PATTERN = 251
 
 
 def run(config: ProbeConfig) -> int:
-    """Probe, print, and give the exit code: 0, or 1 if an answer is wrong or a host missing.
-
-    Raises:
-        UsageError: there is no GPU as asked.
-        LaunchError: the launcher and MPI disagree about the number of ranks.
-    """
+    """Probe, print, and give the exit code: 0, or 1 if an answer is wrong or a host missing."""
     world, device = begin(config.device)
     found = probe(config, device, MpiCommunicator(device))
     if world.rank == 0:

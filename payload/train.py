@@ -33,13 +33,7 @@ from payload.trace import Timeline
 
 
 def run(config: TrainConfig) -> int:
-    """Train, and give the exit code.
-
-    Raises:
-        UsageError: the settings do not go together, or ask for what is not there.
-        LaunchError: the launcher and MPI disagree about the number of ranks.
-        PayloadError: training diverged, or the ranks ended with different parameters.
-    """
+    """Train, and give the exit code."""
     stoppable = config.checkpoints.save_interval and not config.batch.find
     with StopSignals() if stoppable else nullcontext() as signals:  # before all that takes long
         _, device = begin(config.run.device)

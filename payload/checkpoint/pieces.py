@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 from payload.data.order import shard
 from payload.device import Array
 from payload.nn.base import state_of
+from payload.nn.parameter import Segment
 from payload.parallel.engine import Engine
-from payload.parallel.layout import Segment
 
 
 @dataclass(frozen=True, slots=True)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import signal
-from types import FrameType, TracebackType
+from types import FrameType
 
 _NUMBERS = (signal.SIGTERM, signal.SIGUSR1)
 
@@ -18,9 +18,7 @@ class StopSignals:
     def __enter__(self) -> StopSignals:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         """Treat them as before; once one came, to any rank, the run ends, and no other may disturb that.
 
         srun sends SIGTERM to the ranks that leave after the first. Python forgets its handlers as it leaves,

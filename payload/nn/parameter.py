@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 import zlib
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -102,6 +103,17 @@ class Parameter:
         if self.fresh:
             self.grad[...] = 0
             self.fresh = False
+
+
+@dataclass(frozen=True, slots=True)
+class Segment:
+    """A piece of a parameter in a flat array: ``[start, stop)`` there begins at ``offset`` of the parameter's
+    own part, flattened."""
+
+    parameter: Parameter
+    start: int
+    stop: int
+    offset: int = 0
 
 
 def zeros(_: np.random.Generator, shape: Shape) -> Array:

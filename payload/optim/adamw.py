@@ -8,7 +8,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from payload.device import Array, Device, Kernel
-from payload.optim.base import Piece, runs
+from payload.nn.parameter import Segment
+from payload.optim.base import runs
 
 
 class AdamW:
@@ -19,7 +20,7 @@ class AdamW:
         self,
         device: Device,
         values: Array,
-        pieces: Sequence[Piece],
+        segments: Sequence[Segment],
         *,
         beta1: float = 0.9,
         beta2: float = 0.999,
@@ -27,7 +28,7 @@ class AdamW:
         weight_decay: float = 0.01,
     ) -> None:
         self._device, self._moments = device, Moments(device, values, beta1, beta2, eps)
-        self._runs = runs(pieces, weight_decay)
+        self._runs = runs(segments, weight_decay)
         self.updates = 0
         self.state = self._moments.state
 

@@ -6,20 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from payload.device import Array
-from payload.nn.parameter import Parameter
-
-
-class Piece(Protocol):
-    """A piece of a parameter: ``[start, stop)`` of the flat arrays."""
-
-    @property
-    def parameter(self) -> Parameter: ...
-
-    @property
-    def start(self) -> int: ...
-
-    @property
-    def stop(self) -> int: ...
+from payload.nn.parameter import Segment
 
 
 class Optimizer(Protocol):
@@ -37,13 +24,13 @@ class Optimizer(Protocol):
         """
 
 
-def runs(pieces: Sequence[Piece], weight_decay: float) -> list[tuple[slice, float]]:
+def runs(segments: Sequence[Segment], weight_decay: float) -> list[tuple[slice, float]]:
     """Stretches of the flat arrays, as long as can be, each with the decay that all of it is subject to."""
     found: list[tuple[slice, float]] = []
-    for piece in pieces:
-        decay = weight_decay if piece.parameter.decay else 0.0
-        start = piece.start
+    for segment in segments:
+        decay = weight_decay if segment.parameter.decay else 0.0
+        start = segment.start
         if found and found[-1][1] == decay and found[-1][0].stop == start:
             start = found.pop()[0].start
-        found.append((slice(start, piece.stop), decay))
+        found.append((slice(start, segment.stop), decay))
     return found

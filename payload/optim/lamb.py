@@ -9,9 +9,9 @@ import numpy as np
 
 from payload.comm.base import Communicator
 from payload.device import Array, Device, Kernel
-from payload.nn.parameter import Parameter
+from payload.nn.parameter import Parameter, Segment
 from payload.optim.adamw import MOMENTS, Moments, remember
-from payload.optim.base import Piece, runs
+from payload.optim.base import runs
 
 
 class LAMB:
@@ -25,7 +25,7 @@ class LAMB:
         self,
         device: Device,
         values: Array,
-        pieces: Sequence[Piece],
+        segments: Sequence[Segment],
         parameters: Sequence[Parameter],
         groups: Sequence[Communicator] = (),
         *,
@@ -36,15 +36,15 @@ class LAMB:
     ) -> None:
         """
         Args:
-            pieces: what lies in this rank's ``values``.
+            segments: what lies in this rank's ``values``.
             parameters: those of which some rank of the groups holds a piece, in the same order on all.
             groups: the ranks that hold other pieces or, by tensor parallelism, other parts of them. Ranks
                 that hold the same pieces must not be among them.
         """
         self._device, self._moments = device, Moments(device, values, beta1, beta2, eps)
-        self._runs = runs(pieces, weight_decay)
+        self._runs = runs(segments, weight_decay)
         places = {id(parameter): place for place, parameter in enumerate(parameters)}
-        self._pieces = [(slice(p.start, p.stop), places[id(p.parameter)], p.parameter) for p in pieces]
+        self._pieces = [(slice(p.start, p.stop), places[id(p.parameter)], p.parameter) for p in segments]
         self._count, self._groups = len(parameters), groups
         self.updates = 0
         self.state = self._moments.state

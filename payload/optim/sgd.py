@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from payload.device import Array, Device, Kernel
-from payload.optim.base import Piece, runs
+from payload.nn.parameter import Segment
+from payload.optim.base import runs
 
 
 class SGD:
@@ -18,7 +19,7 @@ class SGD:
         self,
         device: Device,
         values: Array,
-        pieces: Sequence[Piece],
+        segments: Sequence[Segment],
         *,
         momentum: float = 0.9,
         nesterov: bool = False,
@@ -26,7 +27,7 @@ class SGD:
     ) -> None:
         self._device, self._momentum = device, momentum
         self._kernel = _NESTEROV if nesterov else _PLAIN
-        self._runs = runs(pieces, weight_decay)
+        self._runs = runs(segments, weight_decay)
         self.updates = 0
         self.state: dict[str, Array] = {"velocity": device.xp.zeros_like(values)}
 

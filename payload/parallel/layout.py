@@ -14,18 +14,7 @@ from dataclasses import dataclass
 
 from payload.device import Array
 from payload.nn.base import Unit
-from payload.nn.parameter import Parameter
-
-
-@dataclass(frozen=True, slots=True)
-class Segment:
-    """A piece of a parameter in a flat array: ``[start, stop)`` there begins at ``offset`` of the parameter's
-    own part, flattened."""
-
-    parameter: Parameter
-    start: int
-    stop: int
-    offset: int = 0
+from payload.nn.parameter import Parameter, Segment
 
 
 @dataclass(frozen=True, slots=True)

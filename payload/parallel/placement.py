@@ -10,8 +10,7 @@ from payload.comm.base import Communicator
 from payload.device import Array, Device
 from payload.errors import UsageError
 from payload.nn.base import Sequential, Unit
-from payload.nn.parameter import Parameter
-from payload.parallel.layout import Segment
+from payload.nn.parameter import Parameter, Segment
 
 _BLOCK = 1 << 20
 """Numbers that stages exchange at once: the other stages' need a place of their own for so long."""

@@ -19,9 +19,9 @@ from numpy.typing import DTypeLike
 from payload.comm.base import Communicator
 from payload.device import Array, Cpu, Device
 from payload.nn.base import Unit
-from payload.nn.parameter import Parameter
+from payload.nn.parameter import Parameter, Segment
 from payload.parallel.gradients import Gradients, Kept, Transient
-from payload.parallel.layout import Group, Segment, lay_out
+from payload.parallel.layout import Group, lay_out
 from payload.parallel.options import Options
 from payload.parallel.weights import Gathered, Resident, Weights
 

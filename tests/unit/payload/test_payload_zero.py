@@ -13,11 +13,11 @@ from payload.models import mlp
 from payload.nn.base import Context, Sequential, Unit
 from payload.nn.linear import Linear
 from payload.nn.loss import SoftmaxCrossEntropy
-from payload.nn.parameter import Parameter
+from payload.nn.parameter import Parameter, Segment
 from payload.nn.tape import Tape
 from payload.optim.adamw import AdamW
 from payload.parallel.engine import Engine
-from payload.parallel.layout import Segment, lay_out
+from payload.parallel.layout import lay_out
 from payload.parallel.mesh import alone
 from payload.parallel.options import Options
 from payload.parallel.stage import Batch
