@@ -11,6 +11,8 @@ from typing import Any, BinaryIO
 
 from payload.errors import RankError, UsageError
 
+Keep = Callable[[dict[str, Any]], bool]
+
 
 def answer(**fields: Any) -> None:
     """Print one JSON object, in a line of its own."""
@@ -26,7 +28,7 @@ def say(line: str) -> None:
 class JsonLines:
     """A file of JSON objects, flushed after each, so that a run that is killed leaves what it had done."""
 
-    def __init__(self, path: Path, *, keep: Callable[[dict[str, Any]], bool] | None = None) -> None:
+    def __init__(self, path: Path, *, keep: Keep | None = None) -> None:
         """Start the file anew, or go on with it; make its folder where there is none.
 
         Args:
@@ -66,7 +68,7 @@ class JsonLines:
         self._file.close()
 
 
-def _thin_out(path: Path, keep: Callable[[dict[str, Any]], bool]) -> None:
+def _thin_out(path: Path, keep: Keep) -> None:
     """Leave only some objects in a file, which is the old or the new one at any moment."""
     new = path.with_name(f"{path.name}.new")
     with path.open("rb") as old, new.open("wb") as kept:

@@ -7,19 +7,18 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from payload.comm.base import Communicator
+from payload.comm.base import Communicator, together
 from payload.config import TrainConfig
 from payload.device import Device
 from payload.errors import PayloadError
 from payload.host import host_memory_bytes, hostname, own_cores, versions
-from payload.jsonl import JsonLines, say
 from payload.nvml import Gpus
 from payload.parallel.engine import Evaluation, Outcome
 from payload.parallel.mesh import Mesh
 from payload.parallel.storage import Storage
 from payload.peak import find_peak
 from payload.precision import PRECISIONS
-from payload.report import place
+from payload.report import Report, place
 from payload.settings import to_record
 from payload.tensorboard import EventFile
 from payload.timing import CommTimes
@@ -36,7 +35,7 @@ class Work:
     tokens: int | None = None  # None: it is not made of tokens
 
 
-class Metrics:
+class Metrics(Report):
     """The record of one run. All ranks must call ``introduce`` and ``conclude``; only rank 0 writes."""
 
     def __init__(
@@ -54,32 +53,21 @@ class Metrics:
             done: iterations, with which the run goes on. What the file has of later ones is removed.
 
         Raises:
-            UsageError: a file cannot be written.
+            UsageError: a file cannot be written; on every rank.
         """
+        self._done = done
+        super().__init__(comm, config.run.out / "metrics.jsonl", keep=self._is_done if done else None)
         self._config, self._device, self._comm, self._work = config, device, comm, work
         self._comm_times = comm_times
         self._gpus = Gpus()
         self._peak_tflops: float | None = None  # of all ranks
-        first = comm.rank == 0
-        self._done = done
-        keep = self._is_done if done else None
-        self._file = JsonLines(config.run.out / "metrics.jsonl", keep=keep) if first else None
-        board = first and config.measuring.tensorboard
-        self._board = EventFile(config.run.out / "tensorboard", done=done) if board else None
+        board = comm.rank == 0 and config.measuring.tensorboard
+        folder = config.run.out / "tensorboard"
+        self._board = together(comm, lambda: EventFile(folder, done=done) if board else None)
 
     def _is_done(self, record: dict[str, Any]) -> bool:
         """Whether it is of an iteration with which the run goes on."""
         return record["kind"] != "result" and int(record.get("step", 0)) <= self._done
-
-    def write(self, kind: str, **fields: Any) -> None:
-        """Add one object to the file."""
-        if self._file:
-            self._file.write(kind, **fields)
-
-    def say(self, line: str) -> None:
-        """Print a line for people."""
-        if self._file:
-            say(line)
 
     def introduce(self) -> None:
         """Who takes part, with what."""

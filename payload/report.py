@@ -9,7 +9,7 @@ from payload.comm import mpi
 from payload.comm.base import Communicator, together
 from payload.device import Device, choose
 from payload.host import hostname
-from payload.jsonl import JsonLines, answer, say
+from payload.jsonl import JsonLines, Keep, answer, say
 
 
 def begin(wanted: str) -> tuple[mpi.MpiCommunicator, Device]:
@@ -31,12 +31,13 @@ def place(rank: int, device: Device) -> dict[str, Any]:
 class Report:
     """A file of records, and lines for people, by rank 0."""
 
-    def __init__(self, world: Communicator, path: Path) -> None:
-        """
+    def __init__(self, world: Communicator, path: Path, *, keep: Keep | None = None) -> None:
+        """``keep``: as of ``JsonLines``.
+
         Raises:
             UsageError: the file cannot be written; on every rank.
         """
-        self._file = together(world, lambda: JsonLines(path) if world.rank == 0 else None)
+        self._file = together(world, lambda: JsonLines(path, keep=keep) if world.rank == 0 else None)
 
     def write(self, kind: str, **fields: Any) -> None:
         """Add one object to the file."""

@@ -65,7 +65,7 @@ def train(config: TrainConfig, device: Device, world: Transport, signals: StopSi
     checkpoints = Session(config, engine, identity_of(config, source), source.learned)
     resumed = checkpoints.resume()
     work = Work(sum(unit.flops for unit in units), tokens=source.facts.get("tokens"))
-    metrics = together(world, lambda: Metrics(config, device, world, work, times, done=resumed.iteration))
+    metrics = Metrics(config, device, world, work, times, done=resumed.iteration)
     together(world, lambda: _keep(config) if world.rank == 0 else None)
     metrics.introduce()
     if config.measuring.profile and rate.iterations - resumed.iteration < 2:  # noqa: PLR2004
