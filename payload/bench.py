@@ -16,9 +16,8 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from payload.build import engine_of, loader_of, mesh_of, units_of
-from payload.comm.base import Communicator, Done, Pending
+from payload.comm.base import Communicator, Done, Pending, Through
 from payload.comm.choose import make
-from payload.comm.through import Through
 from payload.comm.transport import Transport
 from payload.config import BenchConfig
 from payload.data.loader import Feed

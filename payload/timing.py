@@ -14,8 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
-from payload.comm.base import Communicator, Pending
-from payload.comm.through import Through
+from payload.comm.base import Communicator, Pending, Through
 from payload.device import Array, Device, Mark
 from payload.nn.base import Sequential, Unit
 from payload.nn.tape import Tape

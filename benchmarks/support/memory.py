@@ -14,7 +14,7 @@ from payload.optim.adamw import AdamW
 from payload.parallel.engine import Engine
 from payload.parallel.mesh import Mesh, make_mesh
 from payload.parallel.options import Options
-from payload.parallel.stage import Batch
+from payload.parallel.pipeline import Batch
 from payload.precision import PRECISIONS, Precision
 
 SIZES = {"vocabulary": 8192, "length": 64, "layers": 12, "heads": 8, "width": 256}

@@ -21,7 +21,7 @@ from torch.nn.parallel import DistributedDataParallel
 from benchmarks.support import torch_models
 from benchmarks.support.rounds import Measured
 from payload.comm import mpi
-from payload.comm.solo import Solo
+from payload.comm.base import Solo
 from payload.device import Array, Cpu
 from payload.host import keep_freed_memory
 from payload.models import gpt as our_gpt
@@ -33,7 +33,7 @@ from payload.optim.adamw import AdamW
 from payload.optim.sgd import SGD
 from payload.parallel.engine import Engine
 from payload.parallel.mesh import make_mesh
-from payload.parallel.stage import Batch
+from payload.parallel.pipeline import Batch
 
 LR = 1e-4
 NORMS = (nn.LayerNorm, nn.BatchNorm2d)

@@ -1,9 +1,9 @@
-"""What every transport between ranks offers."""
+"""What every transport between ranks offers; a group of one rank, and what wrappers share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from typing import Protocol, TypeVar
+from typing import Generic, Protocol, TypeVar
 
 from payload.device import Array
 from payload.errors import PayloadError
@@ -95,6 +95,96 @@ class Communicator(Protocol):
 
     def barrier(self) -> None:
         """Wait until every rank is here."""
+
+
+class Solo(Communicator):
+    """A communicator of one: all sums are what they were."""
+
+    rank = 0
+    size = 1
+    library = "none"
+    bytes_sent = 0
+
+    def iallreduce(self, array: Array) -> Pending:  # noqa: ARG002
+        return Done()
+
+    def ireduce_scatter(self, array: Array, out: Array) -> Pending:
+        if out is not array:
+            out[...] = array
+        return Done()
+
+    def iallgather_into(self, part: Array, out: Array) -> Pending:
+        return self.ireduce_scatter(part, out)
+
+    def broadcast(self, array: Array, root: int = 0) -> None:
+        """All have it already."""
+
+    def isend(self, array: Array, dest: int, tag: int = 0) -> Pending:
+        raise NotImplementedError("a rank alone has nobody to send to")
+
+    def recv(self, out: Array, source: int, tag: int = 0) -> None:
+        raise NotImplementedError("a rank alone has nobody to receive from")
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        return list(values)
+
+    def allgather(self, value: T) -> list[T]:
+        return [value]
+
+    def exchange(self, value: T, dest: int, source: int) -> T:  # noqa: ARG002
+        return value
+
+    def barrier(self) -> None:
+        """Nobody to wait for."""
+
+
+Inner = TypeVar("Inner", bound=Communicator)
+
+
+class Through(Communicator, Generic[Inner]):
+    """A communicator that does all as another one does."""
+
+    def __init__(self, inner: Inner) -> None:
+        self.inner = inner
+        self.rank, self.size = inner.rank, inner.size
+
+    @property
+    def bytes_sent(self) -> int:
+        return self.inner.bytes_sent
+
+    @property
+    def library(self) -> str:
+        return self.inner.library
+
+    def iallreduce(self, array: Array) -> Pending:
+        return self.inner.iallreduce(array)
+
+    def ireduce_scatter(self, array: Array, out: Array) -> Pending:
+        return self.inner.ireduce_scatter(array, out)
+
+    def iallgather_into(self, part: Array, out: Array) -> Pending:
+        return self.inner.iallgather_into(part, out)
+
+    def broadcast(self, array: Array, root: int = 0) -> None:
+        self.inner.broadcast(array, root)
+
+    def isend(self, array: Array, dest: int, tag: int = 0) -> Pending:
+        return self.inner.isend(array, dest, tag)
+
+    def recv(self, out: Array, source: int, tag: int = 0) -> None:
+        self.inner.recv(out, source, tag)
+
+    def sum(self, values: Sequence[float]) -> list[float]:
+        return self.inner.sum(values)
+
+    def allgather(self, value: T) -> list[T]:
+        return self.inner.allgather(value)
+
+    def exchange(self, value: T, dest: int, source: int) -> T:
+        return self.inner.exchange(value, dest, source)
+
+    def barrier(self) -> None:
+        self.inner.barrier()
 
 
 def together(comm: Communicator, act: Callable[[], T]) -> T:

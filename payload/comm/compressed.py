@@ -12,10 +12,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import ClassVar
 
-from payload.comm.base import Pending
+from payload.comm.base import Pending, Through
 from payload.comm.staging import address, flat
 from payload.comm.steps import Steps
-from payload.comm.through import Through
 from payload.comm.transport import Transport
 from payload.device import Array
 

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+import queue
+import threading
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from typing import TypeVar
 
 import numpy as np
 from numpy.typing import DTypeLike
 
 from payload.data.order import Order, Slot, shard
-from payload.data.prefetch import prefetched
 from payload.data.source import Pair, Source
 from payload.device import Array, Device
 from payload.nn.tape import Draw
 from payload.parallel.mesh import Mesh
-from payload.parallel.stage import Batch
+from payload.parallel.pipeline import Batch
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,3 +105,48 @@ class Loader:
         if inputs.dtype.kind == "f":
             inputs = inputs.astype(self._dtype, copy=False)
         return Batch(inputs, targets, self._device.asarray(places))
+
+
+@dataclass(frozen=True, slots=True)
+class _End:
+    error: BaseException | None = None
+
+
+def prefetched(items: Iterator[T], depth: int, begin: Callable[[], None] = lambda: None) -> Iterator[T]:
+    """The same items, up to ``depth`` of them made ahead by a thread, which ``begin`` is called in first.
+
+    What goes wrong in the thread is raised here, in its place among the items. The thread ends with the last
+    item, or when this iterator is closed.
+    """
+    if not depth:
+        yield from items
+        return
+    ready: queue.Queue[T | _End] = queue.Queue(depth)
+    closed = threading.Event()
+
+    def work() -> None:
+        try:
+            begin()
+            for item in items:
+                ready.put(item)
+                if closed.is_set():
+                    return
+            ready.put(_End())
+        except BaseException as exc:
+            ready.put(_End(exc))
+
+    thread = threading.Thread(target=work, name="prefetch", daemon=True)
+    thread.start()
+    try:
+        while not isinstance(item := ready.get(), _End):
+            yield item
+        if item.error:
+            raise item.error
+    finally:
+        closed.set()
+        while thread.is_alive():  # it may wait for room
+            try:
+                ready.get(timeout=0.05)
+            except queue.Empty:
+                continue
+        thread.join()

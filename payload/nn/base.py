@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
-from payload.comm.base import Communicator
-from payload.comm.solo import Solo
+from payload.comm.base import Communicator, Solo
 from payload.device import Array, Device
 from payload.nn.parameter import Parameter
 from payload.nn.tape import Tape

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from payload.comm.solo import Solo
+from payload.comm.base import Solo
 from payload.device import Array, wide
 from payload.nn.base import Context
 from payload.nn.parameter import Init, Parameter, ones, zeros

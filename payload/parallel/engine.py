@@ -16,9 +16,8 @@ from payload.nn.loss import Loss
 from payload.optim.base import Optimizer
 from payload.parallel.mesh import Mesh
 from payload.parallel.options import Options
-from payload.parallel.pipeline import Pipeline
+from payload.parallel.pipeline import Batch, Pipeline, Stage
 from payload.parallel.placement import Ties, split
-from payload.parallel.stage import Batch, Stage
 from payload.parallel.storage import Storage
 from payload.precision import LossScale
 from payload.recompute import recomputed

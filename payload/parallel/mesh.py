@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from payload.comm.base import Communicator
-from payload.comm.solo import Solo
+from payload.comm.base import Communicator, Solo
 from payload.comm.transport import Transport
 from payload.device import Device
 from payload.errors import UsageError

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from payload.data.order import shard
-from payload.parallel.stage import Batch
+from payload.parallel.pipeline import Batch
 
 
 def cut(batch: Batch, pieces: int) -> list[Batch]:

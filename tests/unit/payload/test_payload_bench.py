@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from payload.bench import Side, Silent, sides_of
-from payload.comm.solo import Solo
+from payload.comm.base import Solo
 from payload.config import BenchConfig, parse
 from payload.errors import UsageError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from payload.build import rate_of, units_of
-from payload.comm.solo import Solo
+from payload.comm.base import Solo
 from payload.config import TrainConfig, parse
 from payload.data.opening import open_source
 from payload.device import Cpu

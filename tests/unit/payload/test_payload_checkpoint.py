@@ -23,7 +23,7 @@ from payload.checkpoint.lock import Lock
 from payload.checkpoint.pieces import held, scalars
 from payload.checkpoint.resume import Resumed, refuse_others, resume
 from payload.checkpoint.saver import Saver
-from payload.comm.solo import Solo
+from payload.comm.base import Solo
 from payload.device import Device
 from payload.errors import PayloadError, UsageError
 from payload.models import mlp
@@ -32,7 +32,7 @@ from payload.optim.sgd import SGD
 from payload.parallel.engine import Engine
 from payload.parallel.mesh import alone
 from payload.parallel.options import Options
-from payload.parallel.stage import Batch
+from payload.parallel.pipeline import Batch
 from payload.parallel.storage import Storage
 from payload.precision import PRECISIONS, LossScale
 

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from payload.comm.solo import Solo
+from payload.comm.base import Solo
 from payload.config import GemmConfig, GemmSize, parse
 from payload.device import Device
 from payload.errors import UsageError

@@ -16,8 +16,7 @@ from payload.nn.loss import SoftmaxCrossEntropy
 from payload.nn.tape import Tape
 from payload.parallel.mesh import alone
 from payload.parallel.options import Options
-from payload.parallel.pipeline import Pipeline
-from payload.parallel.stage import Batch, Stage
+from payload.parallel.pipeline import Batch, Pipeline, Stage
 from payload.parallel.storage import Storage
 from payload.precision import PRECISIONS
 

@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 from tensorboardX.proto.event_pb2 import Event
 
-from payload.comm.base import Done
-from payload.comm.solo import Solo
+from payload.comm.base import Done, Solo
 from payload.config import Run, TrainConfig
 from payload.device import Array, Cpu, Device, Mark
 from payload.metrics import Metrics, Work

@@ -17,8 +17,7 @@ from payload.models import MODELS, bert, gpt, lstm, mlp, vit
 from payload.nn.base import Context, Unit
 from payload.nn.loss import SoftmaxCrossEntropy
 from payload.optim.adamw import AdamW
-from payload.parallel.pipeline import Pipeline
-from payload.parallel.stage import Batch, Stage
+from payload.parallel.pipeline import Batch, Pipeline, Stage
 from payload.recompute import recomputed
 from tests.support.layers import stored
 from tests.support.oracle import TOLERANCE, Tensors, assert_same_gradients, tensors

@@ -19,7 +19,7 @@ from payload.optim.sgd import SGD
 from payload.parallel.engine import Engine
 from payload.parallel.mesh import alone
 from payload.parallel.options import Options
-from payload.parallel.stage import Batch
+from payload.parallel.pipeline import Batch
 from payload.parallel.storage import Storage
 from payload.precision import PRECISIONS, LossScale, loss_scale
 

@@ -19,8 +19,7 @@ from payload.models import cnn, resnet
 from payload.nn.base import Context, Unit, state_of
 from payload.nn.loss import SoftmaxCrossEntropy
 from payload.optim.sgd import SGD
-from payload.parallel.pipeline import Pipeline
-from payload.parallel.stage import Batch, Stage
+from payload.parallel.pipeline import Batch, Pipeline, Stage
 from payload.recompute import recomputed
 from tests.support.layers import stored
 from tests.support.oracle import TOLERANCE, Tensors, assert_same_gradients, tensors

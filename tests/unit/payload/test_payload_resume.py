@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from payload.checkpoint import learned
-from payload.comm.solo import Solo
+from payload.comm.base import Solo
 from payload.errors import UsageError
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]

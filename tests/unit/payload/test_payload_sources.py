@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 
-from payload.comm.solo import Solo
+from payload.comm.base import Solo
 from payload.config import TrainConfig, parse
 from payload.data import idx
 from payload.data.images import Images, Labelled
+from payload.data.loader import prefetched
 from payload.data.opening import open_source
-from payload.data.prefetch import prefetched
 from payload.data.source import Source
 from payload.data.text import MaskedText, Text
 from payload.data.tokenizer import BytePairs, Bytes, learn

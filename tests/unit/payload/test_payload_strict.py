@@ -17,7 +17,7 @@ from payload.optim.adamw import AdamW
 from payload.parallel.engine import Engine
 from payload.parallel.mesh import alone
 from payload.parallel.options import Options
-from payload.parallel.stage import Batch
+from payload.parallel.pipeline import Batch
 from payload.precision import PRECISIONS, loss_scale
 from tests.support.micro import cut
 from tests.support.strict import Strict, Waits

@@ -20,7 +20,7 @@ from payload.parallel.engine import Engine
 from payload.parallel.layout import lay_out
 from payload.parallel.mesh import alone
 from payload.parallel.options import Options
-from payload.parallel.stage import Batch
+from payload.parallel.pipeline import Batch
 from payload.parallel.storage import Storage
 from payload.precision import PRECISIONS
 from tests.support.strict import Strict

@@ -3,8 +3,7 @@
 import numpy as np
 
 from payload.comm import mpi
-from payload.comm.base import Communicator
-from payload.comm.solo import Solo
+from payload.comm.base import Communicator, Solo
 from payload.device import Array, choose
 from payload.nn.base import Context, Unit
 from payload.nn.norm import BatchNorm

@@ -5,7 +5,7 @@ import sys
 import numpy as np
 
 from payload.comm import mpi
-from payload.comm.solo import Solo
+from payload.comm.base import Solo
 from payload.config import TrainConfig, parse
 from payload.data.loader import Feed, Loader
 from payload.data.opening import open_source

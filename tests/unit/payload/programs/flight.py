@@ -15,7 +15,7 @@ from payload.optim.sgd import SGD
 from payload.parallel import pipeline
 from payload.parallel.engine import Engine
 from payload.parallel.mesh import make_mesh
-from payload.parallel.stage import Batch
+from payload.parallel.pipeline import Batch
 from tests.support.micro import cut
 
 MICRO_BATCHES = 7

@@ -30,7 +30,7 @@ from payload.optim.sgd import SGD
 from payload.parallel.engine import Engine
 from payload.parallel.mesh import Mesh, make_mesh
 from payload.parallel.options import Options
-from payload.parallel.stage import Batch
+from payload.parallel.pipeline import Batch
 from tests.support.micro import cut
 from tests.support.strict import Copies, Strict
 from tests.unit.payload.programs.elsewhere import Apart

@@ -13,7 +13,7 @@ from payload.optim.sgd import SGD
 from payload.parallel.engine import Engine
 from payload.parallel.mesh import make_mesh
 from payload.parallel.options import Options
-from payload.parallel.stage import Batch
+from payload.parallel.pipeline import Batch
 
 comm = mpi.start()
 device = Cpu()

@@ -19,7 +19,7 @@ from payload.nn.loss import SoftmaxCrossEntropy
 from payload.optim.sgd import SGD
 from payload.parallel.engine import Engine
 from payload.parallel.mesh import make_mesh
-from payload.parallel.stage import Batch
+from payload.parallel.pipeline import Batch
 
 device = choose("auto", 0)
 mpi.start()

@@ -7,16 +7,14 @@ from collections.abc import Callable
 import numpy as np
 
 from payload.comm import mpi
-from payload.comm.base import Communicator
-from payload.comm.solo import Solo
+from payload.comm.base import Communicator, Solo
 from payload.device import Array, Cpu
 from payload.models import bert, gpt, lstm, vit
 from payload.nn.base import Context, Unit
 from payload.nn.loss import SoftmaxCrossEntropy, Sums
 from payload.nn.parameter import Parameter
 from payload.parallel.mesh import make_mesh
-from payload.parallel.pipeline import Pipeline
-from payload.parallel.stage import Batch, Stage
+from payload.parallel.pipeline import Batch, Pipeline, Stage
 from tests.support.layers import stored
 
 Build = Callable[[Context], list[Unit]]

@@ -20,7 +20,7 @@ from payload.optim.sgd import SGD
 from payload.parallel.engine import Engine, Outcome
 from payload.parallel.mesh import Mesh, alone, make_mesh
 from payload.parallel.options import Options
-from payload.parallel.stage import Batch
+from payload.parallel.pipeline import Batch
 from payload.parallel.storage import Storage
 from payload.precision import PRECISIONS, LossScale
 from tests.unit.payload.programs.elsewhere import Apart
