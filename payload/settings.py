@@ -29,32 +29,29 @@ T = TypeVar("T")
 
 def setting(default: Any, read: Read, metavar: str, about: str, *, flag: str = "") -> Any:
     """A field that the user can set. ``flag`` is needed where it is not the field's name with dashes."""
-    return field(default=default, metadata=_metadata(read, metavar, about, flag))
+    metadata = {"read": read, "metavar": metavar, "about": about, "flag": flag}
+    return field(default=default, metadata=metadata)
 
 
 def required(read: Read, metavar: str, about: str) -> Any:
     """A field that the user must set."""
-    return field(metadata=_metadata(read, metavar, about, ""))
+    return setting(MISSING, read, metavar, about)
 
 
 def choice(default: str, words: tuple[str, ...], about: str) -> Any:
     """A field that is one of a few words."""
-    return field(default=default, metadata=_metadata(one_of(*words), "|".join(words), about, ""))
+    return setting(default, one_of(*words), "|".join(words), about)
 
 
 def switch(default: bool, about: str) -> Any:
     """A field that ``--flag`` and ``--no-flag`` set."""
-    return field(default=default, metadata=_metadata(yes_or_no, "", about, ""))
+    return setting(default, yes_or_no, "", about)
 
 
 def section(kind: type[T]) -> T:
     """A field that holds the settings of ``kind``, whose docstring is their title in the help."""
     made: T = field(default_factory=kind)
     return made
-
-
-def _metadata(read: Read, metavar: str, about: str, flag: str) -> dict[str, Any]:
-    return {"read": read, "metavar": metavar, "about": about, "flag": flag}
 
 
 @dataclass(frozen=True, slots=True)

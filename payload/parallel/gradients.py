@@ -27,6 +27,7 @@ class Gradients(Protocol):
     @property
     def working_bytes(self) -> int:
         """Of the buffers for what it has only at times, at most."""
+        return 0
 
     def begin(self) -> None:
         """A new iteration."""
@@ -41,7 +42,7 @@ class Gradients(Protocol):
         """Wait for all sums."""
 
 
-class Kept:
+class Kept(Gradients):
     """All gradients stay for the iteration, and are summed after its last micro-batch."""
 
     def __init__(self, layout: Layout, dp: Communicator, whole: Array, sums: Array, *, overlap: bool) -> None:
@@ -55,10 +56,6 @@ class Kept:
     @property
     def kept(self) -> Sequence[Array]:
         return [self._sums] if self._whole is self._sums else [self._sums, self._whole]
-
-    @property
-    def working_bytes(self) -> int:
-        return 0
 
     def begin(self) -> None:
         for group in self._layout.groups:
@@ -113,7 +110,7 @@ class _Scatter:
     sums: Array  # where it belongs, or is added
 
 
-class Transient:
+class Transient(Gradients):
     """A group's gradients exist from its first backward pass of a micro-batch to the sum of its last one."""
 
     def __init__(self, device: Device, layout: Layout, dp: Communicator, sums: Array) -> None:

@@ -21,6 +21,7 @@ class Weights(Protocol):
     @property
     def working_bytes(self) -> int:
         """Of the buffers for what it has only at times, at most."""
+        return 0
 
     def gather(self, unit: Unit, *, backward: bool) -> None:
         """Bind the unit's parameters to their values."""
@@ -32,7 +33,7 @@ class Weights(Protocol):
         """Take new values of what this rank owns: (owned,), on the device, of any float dtype."""
 
 
-class Resident:
+class Resident(Weights):
     """All weights stay. Where ranks own parts, each casts its own and gathers the others'."""
 
     def __init__(self, layout: Layout, dp: Communicator, whole: Array) -> None:
@@ -42,10 +43,6 @@ class Resident:
         self._pending: dict[int, Pending] = {}
         for group in layout.groups:
             bind_values(group, whole[group.start : group.stop])
-
-    @property
-    def working_bytes(self) -> int:
-        return 0
 
     def gather(self, unit: Unit, *, backward: bool) -> None:  # noqa: ARG002
         if self._stale:  # not before it is needed: a run may end after any update, with nothing under way
@@ -71,7 +68,7 @@ class Resident:
         return self._dp.iallgather_into(as_bytes(whole[self._layout.part(group)]), as_bytes(whole))
 
 
-class Gathered:
+class Gathered(Weights):
     """A rank keeps what it owns. A unit's weights are gathered for its passes, the next unit's meanwhile."""
 
     def __init__(
