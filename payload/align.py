@@ -79,14 +79,12 @@ class Sums:
             host: {name: round(integral / seconds, 3) for name, (integral, seconds) in sums.items()}
             for host, sums in self._sums.items()
         }
-        return {
-            "cpu_percent": _mean(
-                [means["cpu_percent"] for means in hosts.values() if "cpu_percent" in means]
-            ),
-            "gpu_util": _mean([means["gpu_util"] for means in hosts.values() if "gpu_util" in means]),
-            "power_w": _total([means["power_w"] for means in hosts.values() if "power_w" in means]),
-            "hosts": hosts,
-        }
+
+        def known(name: str) -> list[float]:
+            return [means[name] for means in hosts.values() if name in means]
+
+        overall = {name: _mean(known(name)) for name in ("cpu_percent", "gpu_util")}
+        return {**overall, "power_w": _total(known("power_w")), "hosts": hosts}
 
 
 def read_samples(path: Path) -> list[Sample]:

@@ -47,7 +47,4 @@ class Naive(Transport):
 
 def _total(arrays: Sequence[Array]) -> Array:
     """The sum, added in order."""
-    total = arrays[0].copy()
-    for array in arrays[1:]:
-        total += array
-    return total
+    return sum(arrays[1:], arrays[0])

@@ -19,17 +19,20 @@ from payload.device import Array, Device
 _WHOLE = slice(None)
 
 
-class Staged(Protocol):
-    """One array of an operation, on the host."""
+class Staged:
+    """One array of an operation, on the host: in its own memory, unless a subclass copies it."""
 
-    host: Array
-    """flat; holds what was fetched, and what will be stored"""
+    def __init__(self, host: Array) -> None:
+        self.host = host
+        """flat; holds what was fetched, and what will be stored"""
 
-    def fetch(self, piece: slice = _WHOLE) -> Sequence[Request]:
+    def fetch(self, piece: slice = _WHOLE) -> Sequence[Request]:  # noqa: ARG002
         """Begin to copy a piece from the device; ``host`` has it once the requests are done."""
+        return ()
 
-    def store(self, piece: slice = _WHOLE) -> Sequence[Request]:
+    def store(self, piece: slice = _WHOLE) -> Sequence[Request]:  # noqa: ARG002
         """Begin to copy a piece to the device."""
+        return ()
 
     def release(self) -> None:
         """All was fetched and stored, or is being stored; ``host`` is not used any more."""
@@ -50,21 +53,7 @@ class InPlace:
     """For arrays that are in host memory, or that MPI may be given as they are."""
 
     def of(self, array: Array) -> Staged:
-        return _InPlace(flat(array))
-
-
-class _InPlace:
-    def __init__(self, host: Array) -> None:
-        self.host = host
-
-    def fetch(self, piece: slice = _WHOLE) -> Sequence[Request]:  # noqa: ARG002
-        return ()
-
-    def store(self, piece: slice = _WHOLE) -> Sequence[Request]:  # noqa: ARG002
-        return ()
-
-    def release(self) -> None:
-        """It was the caller's all along."""
+        return Staged(flat(array))
 
 
 class CudaAware:
@@ -75,7 +64,7 @@ class CudaAware:
 
     def of(self, array: Array) -> Staged:
         self._device.synchronize()
-        return _InPlace(flat(array))
+        return Staged(flat(array))
 
 
 class Pinned:
@@ -111,12 +100,12 @@ _SMALLEST = 1 << 16
 _COPY_BY_ADDRESS = 4  # cudaMemcpyDefault: which side is the device's, the addresses tell
 
 
-class _Pinned:
+class _Pinned(Staged):
     def __init__(self, pool: Pinned, array: Array) -> None:
         self._pool = pool
         self._array = array
         self._buffer = pool.take(max(array.nbytes, 1))
-        self.host = self._buffer[: array.nbytes].view(array.dtype)
+        super().__init__(self._buffer[: array.nbytes].view(array.dtype))
         pool.stream.wait_event(pool.cuda.get_current_stream().record())
 
     def fetch(self, piece: slice = _WHOLE) -> Sequence[Request]:

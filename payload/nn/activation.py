@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -116,40 +116,26 @@ def _exact_slope(x: Array, dy: Array) -> None:
     dy *= slope
 
 
-_TANH = Kernel(
-    "gelu_tanh",
-    (),
-    reads=("x",),
-    writes=("y",),
-    host=_tanh,
-    code=f"y = x / 2 * (1 + tanh(x * (T({_A}) + T({_A * _B}) * x * x)));",
-)
-_TANH_SLOPE = Kernel(
+def _kernel(name: str, host: Callable[[Array, Array], None], writes: str, code: str) -> Kernel:
+    return Kernel(name, (), reads=("x",), writes=(writes,), host=host, code=code)
+
+
+_TANH = _kernel("gelu_tanh", _tanh, "y", f"y = x / 2 * (1 + tanh(x * (T({_A}) + T({_A * _B}) * x * x)));")
+_TANH_SLOPE = _kernel(
     "gelu_tanh_slope",
-    (),
-    reads=("x",),
-    writes=("dy",),
-    host=_tanh_slope,
-    code=f"""
+    _tanh_slope,
+    "dy",
+    f"""
     const T t = tanh(x * (T({_A}) + T({_A * _B}) * x * x));
     dy *= (1 + t + x * (1 - t * t) * (T({_A}) + T({3 * _A * _B}) * x * x)) / 2;
     """,
 )
-_EXACT = Kernel(
-    "gelu",
-    (),
-    reads=("x",),
-    writes=("y",),
-    host=_exact,
-    code=f"y = x / 2 * (1 + erf(x * T({math.sqrt(0.5)})));",
-)
-_EXACT_SLOPE = Kernel(
+_EXACT = _kernel("gelu", _exact, "y", f"y = x / 2 * (1 + erf(x * T({math.sqrt(0.5)})));")
+_EXACT_SLOPE = _kernel(
     "gelu_slope",
-    (),
-    reads=("x",),
-    writes=("dy",),
-    host=_exact_slope,
-    code=f"""
+    _exact_slope,
+    "dy",
+    f"""
     const T density = exp(x * x / -2) * T({1 / math.sqrt(2 * math.pi)});
     dy *= (1 + erf(x * T({math.sqrt(0.5)}))) / 2 + x * density;
     """,

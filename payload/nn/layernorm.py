@@ -24,10 +24,8 @@ class LayerNorm:
         y: Array = xp.empty_like(rows)
         mean, inverse = xp.empty((2, len(rows), 1), kind)
         gain, bias = self.gain.value.astype(kind, copy=False), self.bias.value.astype(kind, copy=False)
-        share, matmul = (
-            xp.full(x.shape[-1], 1 / x.shape[-1], kind),
-            self._device.matmul,
-        )  # quicker than mean()
+        matmul = self._device.matmul
+        share = xp.full(x.shape[-1], 1 / x.shape[-1], kind)  # a product is quicker than mean()
 
         def normalise(x: Array, y: Array, mean: Array, inverse: Array) -> None:
             x = x.astype(kind, copy=False)

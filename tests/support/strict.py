@@ -376,11 +376,11 @@ class Copies:
         return _Copy(flat(array))
 
 
-class _Copy:
+class _Copy(Staged):
     def __init__(self, array: Any) -> None:
         assert isinstance(array, StrictArray)
+        super().__init__(np.full(array.nbytes, 0xA5, np.uint8).view(array.dtype))
         self._array: Any = array
-        self.host = np.full(array.nbytes, 0xA5, np.uint8).view(array.dtype)
 
     def fetch(self, piece: slice = slice(None)) -> Sequence[Request]:
         self.host[piece] = self._array[piece].get()
