@@ -19,6 +19,15 @@ METADATA = {
     "enable-oslogin": "FALSE",
     "serial-port-enable": "FALSE",
 }
+DESCRIBED = frozenset(
+    {
+        "google_compute_firewall",
+        "google_compute_network",
+        "google_compute_resource_policy",
+        "google_compute_router",
+        "google_service_account",
+    }
+)
 MARKS = {"clusterctl-cluster", "clusterctl-id"}
 
 Values = Mapping[str, Any]
@@ -40,6 +49,8 @@ def _wrong(address: str, values: Values) -> Iterator[str]:
     kind = next(part for part in address.split(".") if part.startswith(("google_", "terraform_")))
     if "labels" in values and MARKS - set(values["labels"] or {}):
         yield "lacks the labels that teardown finds it by"
+    if kind in DESCRIBED and not all(f"{mark}=" in (values["description"] or "") for mark in MARKS):
+        yield "has no labels, and does not say in its description whose it is"
     if kind == "google_compute_instance":
         yield from _of_instance(values)
     if kind == "google_compute_firewall" and values["allow"]:

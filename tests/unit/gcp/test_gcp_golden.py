@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from difflib import unified_diff
 from pathlib import Path
 from typing import Any
 
@@ -30,8 +31,9 @@ def test_the_plan_of_each_spec_is_its_golden_file_and_keeps_every_promise(tmp_pa
         path, text = GOLDEN / f"{name}.txt", rendered(resources)
         if os.environ.get("UPDATE_GOLDEN"):
             path.write_text(text)
-        if text != path.read_text():
-            wrong.append(f"{path} differs from:\n{text}")
+        wrong += unified_diff(
+            path.read_text().splitlines(), text.splitlines(), str(path), "planned", lineterm=""
+        )
     assert not wrong, "\n".join(wrong)
 
 

@@ -50,6 +50,10 @@ AGAINST_A_PROMISE = {
     "others": (Edit(NETWORK, '"LIST_OF_SUBNETWORKS"', '"ALL_SUBNETWORKS_ALL_IP_RANGES"'), "ALL_SUBNETWORKS"),
     "label": (Edit(HOST, "labels                    = var.common.labels", "labels = {}"), "lacks the labels"),
     "marks": (Edit(ROOT, "    clusterctl-id      = var.cluster_id\n", ""), "lacks the labels"),
+    "unsaid": (
+        Edit(NETWORK, "nowhere else. ${var.mark}", "nowhere else."),
+        "does not say in its description",
+    ),
     "grant": (Edit(IAM, "roles/monitoring.metricWriter", "roles/editor"), "grants roles/editor"),
     "manager": (
         Edit(HOST, "roles/compute.instanceAdmin.v1", "roles/compute.admin"),
