@@ -68,8 +68,11 @@ def main() -> int:
     outcomes = [
         lint(),
         pytest("unit", "-n2", "-m", f"not e2e{sweeps}"),
-        # One after the other: each raises real clusters on this machine's cores.
-        pytest("end to end", "-v", "--durations=10", "-m", f"e2e{sweeps}"),
+        # Real clusters wait more than they compute: two at a time take little more than half the time.
+        pytest(
+            "end to end", "-v", "-n2", "--dist=loadfile", "--durations=10", "-m", f"e2e and not alone{sweeps}"
+        ),
+        pytest("alone", "-v", "-m", f"e2e and alone{sweeps}"),
     ]
     print()
     for one in outcomes:

@@ -23,12 +23,18 @@ monitoring: {{interval: 1s}}
 """
 
 
+# They boot hosts, whose settings of the kernel are this machine's, and so other clusters' too.
+BOOT_HOSTS = frozenset({"test_machine_errors.py", "test_systemd_host.py"})
+
+
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """Every test of this folder raises a real cluster: a mark that a module forgets would hide that."""
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.e2e)
+            if item.path.name in BOOT_HOSTS:
+                item.add_marker(pytest.mark.alone)
 
 
 @pytest.fixture(scope="session")

@@ -12,6 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 LOCK = ROOT / "requirements" / "runtime.lock"
+SOURCE_ONLY = "python-terraform"  # it has no wheel
 SYSTEM_PYTHON = Path("/usr/bin/python3")
 CERTIFICATES = (Path("/etc/ssl/certs/ca-certificates.crt"), Path("/etc/pki/tls/certs/ca-bundle.crt"))
 PLAIN_PATH = "/usr/local/bin:/usr/bin:/bin"  # what a login has; nothing of this checkout's environment
@@ -67,9 +68,16 @@ def install(wheel: Path, venv: Path) -> Installed:
     _run([uv, "venv", "--quiet", "--no-config", "--python", _shared_python(), venv], env=env)
     target: list[str | Path] = ["--quiet", "--no-config", "--python", venv / "bin" / "python"]
     from_index: list[str | Path] = ["--default-index", index] if index else []
-    _run([uv, "pip", "sync", *target, *from_index, "--no-build", "--require-hashes", LOCK], env=env)
+    wheels = ["--only-binary", ":all:", "--no-binary", SOURCE_ONLY]
+    _run([uv, "pip", "sync", *target, *from_index, *wheels, "--require-hashes", LOCK], env=env)
     _run([uv, "pip", "install", *target, "--offline", "--no-deps", wheel], env=env)
     return Installed(venv)
+
+
+def lock_of_wheels() -> str:
+    """The lock without what has no wheel, which local clusters do not need."""
+    entries = re.split(r"\n(?=\S)", LOCK.read_text())
+    return "\n".join(entry for entry in entries if not entry.startswith(f"{SOURCE_ONLY}==")) + "\n"
 
 
 def pip_settings() -> Mapping[str, str]:

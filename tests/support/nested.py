@@ -15,6 +15,7 @@ import secrets
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -27,10 +28,10 @@ from clusterctl.providers.local.provider import image_keys
 from clusterctl.wheels import wheelhouse
 from clusterctl.workspace import cache_home
 from tests.support.cluster import raised
+from tests.support.install import lock_of_wheels
 from tests.support.verbs import Ran
 
 ROOT = Path(__file__).resolve().parents[2]
-LOCK = ROOT / "requirements/runtime.lock"
 UV = Path(sys.executable).with_name("uv")
 CLUSTERCTL = "/opt/clusterctl/bin/clusterctl"
 # What docs/local.md asks of a host, and two firewalls' tools.
@@ -184,24 +185,33 @@ def _wheel(folder: Path) -> Path:
 
 def _tree() -> Path:
     """The tree that hosts boot from, made if it is not there (about half a minute)."""
-    inputs = (" ".join(PACKAGES), inspect.getsource(make), LOCK.read_text())
+    locked = lock_of_wheels()
+    inputs = (" ".join(PACKAGES), inspect.getsource(make), locked)
     key = hashlib.sha256("\n".join(inputs).encode()).hexdigest()[:16]
     tree = cache_home() / f"test-host-{key}"
     if not tree.is_dir():
         old = [str(path) for path in cache_home().glob("test-host-*")]
         subprocess.run([*_as_root(), "rm", "-rf", "--one-file-system", "--", *old], check=True)
         building = tree.with_name(f"{tree.name}.building")
-        program = [sys.executable, "-m", "tests.support.nested", str(building), str(wheelhouse(LOCK))]
-        subprocess.run([*_as_root(), *program], check=True, timeout=600, cwd=ROOT)
+        with tempfile.TemporaryDirectory() as temporary:
+            lock = Path(temporary) / "wheels.lock"
+            lock.write_text(locked)
+            program = [
+                sys.executable,
+                "-m",
+                "tests.support.nested",
+                *map(str, (building, wheelhouse(lock), lock)),
+            ]
+            subprocess.run([*_as_root(), *program], check=True, timeout=600, cwd=ROOT)
         building.rename(tree)
     return tree
 
 
-def make(folder: Path, wheels: Path) -> None:
+def make(folder: Path, wheels: Path, lock: Path) -> None:
     """A Debian with what clusterctl needs of a host, and what it needs of Python, but not itself."""
     image.debootstrap(folder, image.DEFAULT_MIRROR, PACKAGES)
     (folder / "etc/machine-id").write_text("")
-    lent = {UV: "/run/lent/uv", wheels: "/run/lent/wheels", LOCK: "/run/lent/runtime.lock"}
+    lent = {UV: "/run/lent/uv", wheels: "/run/lent/wheels", lock: "/run/lent/wheels.lock"}
     argv = ["systemd-nspawn", "--quiet", "--register=no", "--keep-unit", "--as-pid2", "--private-network"]
     argv += [f"--directory={folder}", f"--machine=make-{secrets.token_hex(3)}", "--timezone=off"]
     argv += [f"--bind-ro={path}:{place}" for path, place in lent.items()]
@@ -211,7 +221,7 @@ def make(folder: Path, wheels: Path) -> None:
     )
     script = (
         f"{uv} venv --python /usr/bin/python3 /opt/clusterctl\n"
-        f"{uv} {install} --python /opt/clusterctl/bin/python -r /run/lent/runtime.lock\n"
+        f"{uv} {install} --python /opt/clusterctl/bin/python -r /run/lent/wheels.lock\n"
     )
     subprocess.run([*argv, "--", "/bin/sh", "-ec", script], check=True, stdin=subprocess.DEVNULL)
 
@@ -219,7 +229,7 @@ def make(folder: Path, wheels: Path) -> None:
 if __name__ == "__main__":
     place = Path(sys.argv[1])
     try:
-        make(place, Path(sys.argv[2]))
+        make(place, *map(Path, sys.argv[2:]))
     except BaseException:
         shutil.rmtree(place, ignore_errors=True)
         raise
