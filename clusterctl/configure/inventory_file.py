@@ -13,7 +13,7 @@ from ruamel.yaml.comments import TaggedScalar
 from clusterctl.assets import asset, payload_hash
 from clusterctl.configure.payload import pack_payload
 from clusterctl.inventory import COMPUTE, CONTROLLER, Host, Inventory
-from clusterctl.spec import ClusterSpec
+from clusterctl.spec import ClusterSpec, GcpProvider
 from clusterctl.spec.models import ADMIN_USER
 from clusterctl.workspace import Workspace, write_atomic
 
@@ -83,6 +83,7 @@ def role_variables(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
         "job_env_task_prolog": inventory.has_job_environment,
         "job_env_network": inventory.network,
         **_bucket(inventory),
+        **_auto_down(spec, inventory),
     }
 
 
@@ -121,6 +122,23 @@ def _shared_folder(inventory: Inventory) -> Variables:
 
 def _bucket(inventory: Inventory) -> Variables:
     return {"bucket_name": inventory.bucket} if inventory.bucket else {}
+
+
+def _auto_down(spec: ClusterSpec, inventory: Inventory) -> Variables:
+    """What of Google's an idle cluster may take away by itself; said also where it is not to, to end that."""
+    if not isinstance(spec.provider, GcpProvider):
+        return {}
+    return {
+        "auto_down_after_s": spec.provider.auto_down or 0,
+        "auto_down_cluster": {
+            "project": spec.provider.project,
+            "zone": spec.provider.zone,
+            "cluster": spec.name,
+            "cluster_id": inventory.cluster_id,
+            "controller": inventory.controller.name,
+            "hosts": [host.name for host in inventory.compute],
+        },
+    }
 
 
 def _accounts(spec: ClusterSpec, workspace: Workspace) -> list[Variables]:

@@ -9,7 +9,7 @@ from clusterctl.assets import payload_hash
 from clusterctl.inventory import CONTROLLER, Host, Inventory
 from clusterctl.reach import Question
 from clusterctl.slurm.config import TASK_PROLOG
-from clusterctl.spec import ClusterSpec
+from clusterctl.spec import ClusterSpec, GcpProvider
 from clusterctl.workspace import Workspace
 
 _PAYLOAD = "/opt/clusterctl/payload"
@@ -22,6 +22,8 @@ _SLURMD = "/etc/systemd/system/slurmd.service.d/clusterctl.conf"
 _MARIADB = "/etc/mysql/mariadb.conf.d/60-clusterctl.cnf"
 _EXPORTS = "/etc/exports.d/clusterctl.exports"
 _SCRATCH = "/usr/local/sbin/clusterctl-scratch"
+_AUTO_DOWN = ("/opt/clusterctl/auto-down", "/etc/clusterctl/auto-down.json")
+_AUTO_DOWN_TIMER = "clusterctl-auto-down.timer"
 _PLACES = ("/", "/tmp", "/var", "/run")  # noqa: S108
 
 
@@ -51,6 +53,9 @@ def _question(host: Host, spec: ClusterSpec, inventory: Inventory, workspace: Wo
     if host.local_ssds:
         units["clusterctl-scratch"] = ()
         files.append(_SCRATCH)
+    if leads and isinstance(spec.provider, GcpProvider) and spec.provider.auto_down:
+        units[_AUTO_DOWN_TIMER] = (f"/etc/systemd/system/{_AUTO_DOWN_TIMER}",)
+        files += _AUTO_DOWN
     users = tuple(user.name for user in spec.users)
     return Question(
         files=tuple(files),

@@ -83,7 +83,12 @@ def block_mark(path: str, begin: str, end: str) -> str:
 
 def unit_marks(units: dict[str, list[str]], systemctl: str = "systemctl") -> dict[str, str]:
     """`running`, or what is wrong, with `outdated` for a unit whose configuration changed after its start."""
-    argv = [systemctl, "show", f"--property={PROPERTIES}", *(f"{name}.service" for name in units)]
+    argv = [
+        systemctl,
+        "show",
+        f"--property={PROPERTIES}",
+        *(n if "." in n else f"{n}.service" for n in units),
+    ]
     said = run(argv, ASK_S)
     marks = dict.fromkeys(units, UNKNOWN)
     for text in (said or "").split("\n\n"):

@@ -156,13 +156,15 @@ def install_inputs() -> tuple[bytes, ...]:
     """What decides an image's content: the install half of the roles and the lock of the job environment.
 
     What only `configure.yml` reads (its tasks, handlers, templates) is left out, so that editing it does not
-    bake the image again.
+    bake the image again. A role without an install half is in no image.
     """
     ansible = asset("ansible")
     chosen = [ansible / "install.yml", asset("payload") / "requirements.lock"]
+    baked = {path.parents[1].name for path in ansible.glob("roles/*/tasks/install.yml")}
     for path in sorted(ansible.glob("roles/*/**/*")):
-        inner = path.relative_to(ansible).parts[2]
-        if path.is_file() and (inner in {"vars", "defaults", "files"} or path.name == "install.yml"):
+        _, role, inner, *_ = path.relative_to(ansible).parts
+        counts = inner in {"vars", "defaults", "files"} or path.name == "install.yml"
+        if path.is_file() and role in baked and counts:
             chosen.append(path)
     return tuple(part for path in chosen for part in (path.name.encode(), path.read_bytes()))
 

@@ -118,6 +118,8 @@ class Google:
         query = dict(parse_qsl(url.query, keep_blank_values=True))
         with self._lock:
             self.calls.append((method.id, f"/{rest}"))
+            if verb == "POST" and "content-length" not in headers:
+                return refusal(411, "POST requests require a Content-length header")
             if headers.get("authorization") != f"Bearer {TOKEN}":
                 return refusal(401, "no valid token")
             if wrong := discovery.wrong_request(method, values, query, body):

@@ -120,6 +120,44 @@ def test_the_payload_is_packed_the_same_each_time_and_marked_last(
     assert not [name for name in names if "__pycache__" in name]
 
 
+@pytest.mark.parametrize(("auto_down", "after_s"), [("8h", 8 * 3600), (None, 0)])
+def test_what_an_idle_cluster_may_take_away_is_said_also_where_it_is_not_to(
+    inventory: Inventory, workspace: Workspace, tmp_path: Path, auto_down: str | None, after_s: int
+) -> None:
+    provider = {"type": "gcp", "project": "my-project", "zone": "us-central1-a", "auto_down": auto_down}
+    spec = ClusterSpec.model_validate(
+        {
+            "version": 1,
+            "name": "demo",
+            "provider": provider,
+            "partitions": [{"name": "train", "nodes": 2}],
+            "users": [{"name": "ada", "uid": 10001}],
+        }
+    )
+    write_inventory(spec, inventory, workspace)
+    done = run("ansible-inventory", "-i", workspace.inventory, "--list", home=tmp_path)
+    of = json.loads(done.stdout)["_meta"]["hostvars"]["demo-ctl"]
+    assert of["auto_down_after_s"] == after_s
+    assert of["auto_down_cluster"] == {
+        "project": "my-project",
+        "zone": "us-central1-a",
+        "cluster": "demo",
+        "cluster_id": "abc123",
+        "controller": "demo-ctl",
+        "hosts": ["demo-train-1", "demo-train-2"],
+    }
+    checked = run(
+        "ansible-playbook",
+        "-i",
+        workspace.inventory,
+        "-c",
+        "local",
+        asset("ansible") / "validate.yml",
+        home=tmp_path,
+    )
+    assert checked.returncode == 0, checked.stdout
+
+
 def test_what_only_some_hosts_have_reaches_their_roles(
     spec: ClusterSpec, inventory: Inventory, workspace: Workspace, tmp_path: Path
 ) -> None:
