@@ -94,8 +94,9 @@ class Module:
 
     def run(self, verb: str, *options: str) -> Ran:
         """Any verb, however it ends."""
+        colors = () if verb in {"fmt", "state"} else ("-no-color",)
         done = subprocess.run(
-            [program("found").path, verb, *(() if verb == "fmt" else ("-no-color",)), *options],
+            [program("found").path, verb, *colors, *options],
             cwd=self.path,
             env=os.environ | self.cloud.env,
             stdin=subprocess.DEVNULL,
