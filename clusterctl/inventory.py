@@ -79,6 +79,7 @@ class Inventory(BaseModel):
     shared_folder: SharedFolder = SharedFolder()
     bucket: str | None = Field(None, description="Cloud Storage bucket that every host sees as /bucket")
     oversubscribed: bool = Field(False, description="the compute nodes share cores with each other")
+    usd_per_hour: float | None = Field(None, description="what it costs, at the prices of its last `up`")
     baked: bool = Field(description="the install part of every role is in the hosts' image already")
 
     @property

@@ -6,22 +6,14 @@ because every phase looks at the world and makes only what is missing.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl import collect, configure, jobs
 from clusterctl.assets import asset
 from clusterctl.change import refuse, review
-from clusterctl.errors import (
-    CollectError,
-    Failure,
-    LeftoversError,
-    NotUpError,
-    SlurmError,
-    TransportError,
-    UsageError,
-)
+from clusterctl.errors import NotUpError, UsageError
 from clusterctl.inventory import Inventory
 from clusterctl.journal import Journal, digest
 from clusterctl.lock import WAIT_S as LOCK_WAIT_S
@@ -39,11 +31,12 @@ from clusterctl.spec import GcpProvider as GcpSettings
 from clusterctl.spec import LocalProvider as LocalSettings
 from clusterctl.spec import Provider as ProviderSettings
 from clusterctl.spec.load import dump_spec
+from clusterctl.teardown import Orphan, bring_home, destroy, find_orphans
 from clusterctl.telling import WAITING, HostStep, Say, Tell
 from clusterctl.transport.ssh import SSHTransport
 from clusterctl.verify import Proof, verify
 from clusterctl.wheels import wheelhouse
-from clusterctl.workspace import Workspace, write_atomic
+from clusterctl.workspace import Workspace, known_ids, write_atomic
 
 Agree = Callable[[Plan], None]
 
@@ -74,6 +67,7 @@ class Down:
 
     runs: tuple[RunRecord, ...]
     phases: tuple[Phase, ...]
+    provider: str = LocalSettings().type
 
 
 def up(
@@ -124,7 +118,8 @@ def up(
 
         with run.phase("provision", inputs=digest(text)) as (step, say):
             made = provider.apply(spec, workspace, keep=change.keep, say=say)
-            inventory = made.inventory
+            cost = plan.hosts.cost
+            inventory = made.inventory.model_copy(update={"usd_per_hour": cost.then if cost else None})
             write_inventory(spec, inventory, workspace)
             run.notes += made.notes
             started = list(made.started)
@@ -206,65 +201,63 @@ def down(
     with workspace.lock("down", wait_s=wait_s, waiting=lambda text: tell(WAITING, text)):
         sweep()
         if not workspace.root.is_dir():
-            return _down_orphans(name, tell)
-        provider = _provider_of(workspace)
+            return _down_lost(name, tell)
+        settings = _settings(workspace)
+        provider = provider_of(settings)
         run = Run("down", Journal(workspace.journal), tell)
         runs: tuple[RunRecord, ...] = ()
         if not discard_runs and collect.uncollected(workspace):
             with run.phase("collect") as (step, _):
-                runs = _bring_home(workspace, out)
+                runs = bring_home(workspace, out)
                 step.note = f"{len(runs)} runs"
         with run.phase("destroy") as (_, say):
-            _destroy(provider, workspace.cluster_id(), workspace, say)
+            destroy(provider, workspace.cluster_id(), workspace, say)
         workspace.remove()
-    return Down(runs, tuple(run.phases))
+    return Down(runs, tuple(run.phases), settings.type)
 
 
-def _provider_of(workspace: Workspace) -> Provider:
-    """The provider of the cluster as it was raised. The record of that may be damaged or missing."""
+def _settings(workspace: Workspace) -> ProviderSettings:
+    """The provider of the cluster as it was raised. Of a local one, that may be damaged or missing.
+
+    Raises:
+        UsageError: it can't be read, and what Terraform has made would be forgotten.
+    """
     try:
-        return provider_of(spec_as_raised(workspace).provider)
+        return spec_as_raised(workspace).provider
     except UsageError:
-        return LocalProvider(LocalSettings())
+        if (workspace.root / "terraform").is_dir():
+            raise
+        return LocalSettings()
 
 
-def _bring_home(workspace: Workspace, out: Path | None) -> tuple[RunRecord, ...]:
-    try:
-        return collect.collect_all(spec_as_raised(workspace), workspace, out=out)
-    except (CollectError, SlurmError, TransportError, UsageError) as exc:
-        raise CollectError(
-            "the cluster stays up: runs that are not home yet can't be collected",
-            where=exc.where,
-            why=f"{exc.what}: {exc.why}" if exc.why else exc.what,
-            fix="mend it with `clusterctl up` and take it down then, or give the runs up: --discard-runs",
-        ) from exc
+def orphans(settings: ProviderSettings, name: str) -> tuple[Orphan, ...]:
+    """The clusters of that name that no workspace of this state folder knows, found by looking at them."""
+    return find_orphans(provider_of(settings), name, known=known_ids())
 
 
-def _down_orphans(name: str, tell: Tell) -> Down:
-    """Remove clusters whose workspace was lost, found by looking at the machine."""
-    provider = LocalProvider(LocalSettings())
-    ids = provider.orphans(name)
-    if not ids:
+def down_orphans(settings: ProviderSettings, found: Sequence[Orphan], *, tell: Tell) -> None:
+    """Remove them, and prove that nothing is left.
+
+    Raises:
+        LeftoversError: an independent look found something of one.
+    """
+    provider = provider_of(settings)
+    for orphan in found:
+        destroy(provider, orphan.cluster_id, None, lambda text: tell("destroy", text))
+
+
+def _down_lost(name: str, tell: Tell) -> Down:
+    """Remove local clusters whose workspace was lost."""
+    local = LocalSettings()
+    found = orphans(local, name)
+    if not found:
         raise NotUpError(
-            f"there is no cluster {name!r}", fix="name another with --cluster; `clusterctl list` shows them"
+            f"there is no cluster {name!r}",
+            fix="name another with --cluster (`clusterctl list` shows them); one on Google Cloud whose "
+            "workspace was lost is found with --orphans",
         )
-    for cluster_id in ids:
-        _destroy(provider, cluster_id, None, lambda text: tell("destroy", text))
+    down_orphans(local, found, tell=tell)
     return Down((), ())
-
-
-def _destroy(
-    provider: Provider, cluster_id: str, workspace: Workspace | None, say: Callable[[str], None]
-) -> None:
-    provider.destroy(cluster_id, workspace=workspace, say=say)
-    if left := provider.leftovers(cluster_id):
-        fix = "run `clusterctl down` again; what stays then has to be removed by hand"
-        raise LeftoversError(
-            "something of the cluster is still there",
-            why="; ".join(map(str, left)),
-            fix=fix,
-            failures=tuple(Failure(LeftoversError.code, str(one), phase="destroy", fix=fix) for one in left),
-        )
 
 
 def write_inventory(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> None:

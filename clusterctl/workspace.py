@@ -11,7 +11,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,6 +42,15 @@ def state_home() -> Path:
             fix="set CLUSTERCTL_HOME to a path without",
         )
     return folder
+
+
+def known_ids() -> frozenset[str]:
+    """The ids of all clusters of this state folder, whatever has become of them."""
+    found = []
+    for path in state_home().glob("*/id"):
+        with suppress(OSError):  # removed just now
+            found.append(path.read_text().strip())
+    return frozenset(found)
 
 
 def cache_home() -> Path:

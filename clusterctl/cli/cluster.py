@@ -11,10 +11,12 @@ import typer
 
 from clusterctl.cli.job import job_table, not_brought_home
 from clusterctl.cli.options import Options, OutFolder, verb
+from clusterctl.cli.orphans import down_orphans
 from clusterctl.cli.phases import Phases
 from clusterctl.cli.plan import asking, show_plan
 from clusterctl.cli.show import Screen
 from clusterctl.cli.which import spec_of, telling_who_works, workspace_of
+from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
     from clusterctl.mend import Mended
@@ -118,11 +120,23 @@ def down(
     ] = False,
     out: OutFolder = None,
     no_wait: NoWait = False,
+    orphans: Annotated[
+        bool,
+        typer.Option("--orphans", help="Those of its name whose workspace was lost: show them and ask."),
+    ] = False,
+    project: Annotated[
+        str | None,
+        typer.Option("--project", help="With --orphans: the Google Cloud project, where no spec says it."),
+    ] = None,
 ) -> None:
     """Bring runs home, remove the cluster, prove that all is gone."""
     from clusterctl import lifecycle, lock
-    from clusterctl.providers.local.provider import cached_images
 
+    if orphans:
+        down_orphans(screen, options, project=project, yes=yes)
+        return
+    if project is not None:
+        raise UsageError("--project is for --orphans", fix="say --orphans, or leave it out")
     workspace = workspace_of(screen, options)
     name = workspace.root.name
     screen.confirm(f"take cluster {name!r} down, with all data on its nodes?", yes=yes)
@@ -142,13 +156,15 @@ def down(
             screen.note(f"note: job {run.job_id} ({run.name}) was {run.state} and ended with the cluster")
         if gone := not_brought_home(run):
             screen.note(f"note: {gone}; it is gone with the cluster")
-    size = sum(image.size_mib for image in cached_images())
+    is_local = done.provider == "local"
+    size = _cached_mib() if is_local else 0
     answer = {
         "cluster": name,
         "runs": [str(r.directory) for r in done.runs],
         "phases": _phases(done.phases),
     }
-    text = f"cluster {name!r} is down; an independent look at this machine found nothing of it"
+    where = " at this machine" if is_local else ""
+    text = f"cluster {name!r} is down; an independent look{where} found nothing of it"
     if size:
         text += f"\nthe node image stays cached ({size} MiB); `clusterctl cache prune` removes it"
     screen.result({**answer, "cache_mib": size}, text)
@@ -206,6 +222,12 @@ def _cache(screen: Screen, *, prune: bool) -> None:
     empty = "nothing to remove" if prune else "the image cache is empty"
     text = screen.table(["REMOVED" if prune else "IMAGE", "MIB", "USED BY"], rows) if rows else empty
     screen.result({"images": [i.model_dump() for i in images]}, text)
+
+
+def _cached_mib() -> int:
+    from clusterctl.providers.local.provider import cached_images
+
+    return sum(image.size_mib for image in cached_images())
 
 
 def _phases(phases: tuple[Phase, ...]) -> list[dict[str, Any]]:

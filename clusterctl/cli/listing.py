@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
@@ -15,7 +15,7 @@ from clusterctl.cli.show import Screen
 
 @dataclass(frozen=True, slots=True)
 class _Listed:
-    """One cluster. ``nodes`` is None where its record can't be read."""
+    """One cluster. ``nodes`` is None where its record can't be read, ``usd_per_hour`` without prices."""
 
     cluster: str
     provider: str
@@ -23,6 +23,7 @@ class _Listed:
     nodes: int | None
     workspace: str
     id: str | None
+    usd_per_hour: float | None = None
 
 
 def list_(screen: Screen, options: Options) -> None:
@@ -34,11 +35,18 @@ def list_(screen: Screen, options: Options) -> None:
     del options
     noted = list(_noted())
     found = noted + list(_on_this_machine({one.id for one in noted}))
-    rows = [[c.cluster, c.provider, c.state, "-" if c.nodes is None else c.nodes, c.workspace] for c in found]
-    text = (
-        screen.table(["CLUSTER", "PROVIDER", "STATE", "NODES", "WORKSPACE"], rows) if rows else "no clusters"
-    )
+    text = _table(screen, found) if found else "no clusters"
     screen.result({"clusters": [asdict(one) for one in found]}, text)
+
+
+def _table(screen: Screen, found: Sequence[_Listed]) -> str:
+    head = ["CLUSTER", "PROVIDER", "STATE", "NODES", "WORKSPACE"]
+    rows = [[c.cluster, c.provider, c.state, "-" if c.nodes is None else c.nodes, c.workspace] for c in found]
+    if any(c.usd_per_hour is not None for c in found):
+        head.insert(-1, "USD AN HOUR")
+        for row, one in zip(rows, found, strict=True):
+            row.insert(-1, "-" if one.usd_per_hour is None else f"{one.usd_per_hour:.2f}")
+    return screen.table(head, rows)
 
 
 def _noted() -> Iterator[_Listed]:
@@ -48,6 +56,9 @@ def _noted() -> Iterator[_Listed]:
     from clusterctl.inventory import Inventory
     from clusterctl.workspace import state_home
 
+    for folder in sorted(state_home().glob("*/terraform")):
+        if not (folder.parent / "hosts.json").exists():
+            yield _Listed(folder.parent.name, "gcp", "unfinished", None, str(folder.parent), None)
     for path in sorted(state_home().glob("*/hosts.json")):
         where = str(path.parent)
         try:
@@ -56,7 +67,15 @@ def _noted() -> Iterator[_Listed]:
             yield _Listed(path.parent.name, "-", "damaged", None, where, None)
             continue
         nodes = len(inventory.compute)
-        yield _Listed(inventory.cluster, inventory.provider, "up", nodes, where, inventory.cluster_id)
+        yield _Listed(
+            inventory.cluster,
+            inventory.provider,
+            "up",
+            nodes,
+            where,
+            inventory.cluster_id,
+            inventory.usd_per_hour,
+        )
 
 
 def _on_this_machine(known: set[str | None]) -> Iterator[_Listed]:

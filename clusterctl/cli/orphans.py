@@ -1,0 +1,62 @@
+"""`down --orphans`: clusters that nothing is known of any more here, found where they are and removed."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import asdict
+from typing import TYPE_CHECKING
+
+from clusterctl.cli.options import Options
+from clusterctl.cli.phases import Phases
+from clusterctl.cli.show import Screen
+from clusterctl.cli.which import spec_of
+from clusterctl.errors import UsageError
+
+if TYPE_CHECKING:
+    from clusterctl.spec import Provider
+    from clusterctl.teardown import Orphan
+
+_ANY_ZONE = "us-central1-a"  # a project is searched as a whole
+
+
+def down_orphans(screen: Screen, options: Options, *, project: str | None, yes: bool) -> None:
+    """Find them, show what there is with its cost, ask, and remove it all."""
+    from clusterctl import lifecycle
+
+    settings, name = _where(screen, options, project)
+    with screen.working("looking"):
+        found = lifecycle.orphans(settings, name)
+    answer = {"cluster": name, "provider": settings.type, "orphans": [asdict(one) for one in found]}
+    if not found:
+        screen.result(answer, f"no cluster {name!r} was lost")
+        return
+    screen.note("\n".join(_lines(found)))
+    which = ", ".join(one.cluster_id for one in found)
+    screen.confirm(f"remove all of this ({which})? It may be somebody else's", yes=yes)
+    phases = Phases(screen, verbose=options.verbose)
+    with phases.shown():
+        lifecycle.down_orphans(settings, found, tell=phases)
+    screen.result(answer, f"cluster {name!r} ({which}) is down; an independent look found nothing of it")
+
+
+def _where(screen: Screen, options: Options, project: str | None) -> tuple[Provider, str]:
+    """Whom to ask, and for which name."""
+    from clusterctl.spec import GcpProvider
+
+    if project is None:
+        spec = spec_of(screen, options)
+        return spec.provider, spec.name
+    if options.cluster is None or options.file is not None:
+        raise UsageError(
+            "--project needs the name of a cluster and no spec file", fix="say --cluster NAME with it"
+        )
+    return GcpProvider(type="gcp", project=project, zone=_ANY_ZONE), options.cluster
+
+
+def _lines(found: Sequence[Orphan]) -> list[str]:
+    lines = []
+    for orphan in found:
+        cost = sum(one.usd_per_hour or 0 for one in orphan.left)
+        lines.append(f"cluster {orphan.cluster_id}" + (f", {cost:.2f} USD an hour:" if cost else ":"))
+        lines += [f"  {one}" for one in orphan.left]
+    return lines

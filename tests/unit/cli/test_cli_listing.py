@@ -1,0 +1,49 @@
+"""`list`: what is known of clusters here, with what they cost where that is known."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from clusterctl.inventory import COMPUTE, CONTROLLER, Host, Inventory
+from tests.support.verbs import Clusterctl
+
+
+def raise_cluster(home: Path, name: str, provider: str, usd_per_hour: float | None) -> None:
+    hosts = tuple(
+        Host(name=f"{name}-{part}", address="10.0.0.2", role=role, host_key="k")
+        for part, role in (("ctl", CONTROLLER), ("train-1", COMPUTE))
+    )
+    inventory = Inventory(
+        cluster=name,
+        cluster_id="a1b2c3",
+        provider=provider,
+        hosts=hosts,
+        network="10.0.0.0/24",
+        shared="/shared",
+        usd_per_hour=usd_per_hour,
+        baked=False,
+    )
+    (home / name).mkdir(parents=True)
+    (home / name / "hosts.json").write_text(inventory.model_dump_json())
+
+
+def test_what_costs_is_listed_with_its_cost(cli: Clusterctl) -> None:
+    raise_cluster(cli.home, "cloud", "gcp", 2.5)
+    raise_cluster(cli.home, "here", "local", None)
+    found = {one["cluster"]: one for one in cli("-o", "json", "list").json["clusters"]}
+    assert (found["cloud"]["provider"], found["cloud"]["usd_per_hour"]) == ("gcp", 2.5)
+    assert found["here"]["usd_per_hour"] is None
+    shown = [line.split() for line in cli("list").stdout.splitlines()]
+    assert "USD AN HOUR" in " ".join(shown[0])
+    assert [line[4] for line in shown if line[0] in {"cloud", "here"}] == ["2.50", "-"]
+
+
+def test_without_prices_there_is_no_such_column(cli: Clusterctl) -> None:
+    raise_cluster(cli.home, "here", "local", None)
+    assert "USD" not in cli("list").stdout
+
+
+def test_a_cluster_that_terraform_began_is_listed_before_it_has_hosts(cli: Clusterctl) -> None:
+    (cli.home / "cloud" / "terraform").mkdir(parents=True)
+    (one,) = (c for c in cli("-o", "json", "list").json["clusters"] if c["cluster"] == "cloud")
+    assert (one["provider"], one["state"], one["nodes"]) == ("gcp", "unfinished", None)

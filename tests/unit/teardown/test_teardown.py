@@ -1,0 +1,117 @@
+"""What is left is told with its price; clusters without a workspace are found, shown and removed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from clusterctl import lifecycle
+from clusterctl.cli.options import Options
+from clusterctl.cli.orphans import down_orphans
+from clusterctl.cli.show import Screen
+from clusterctl.errors import LeftoversError, UsageError
+from clusterctl.providers.base import Leftover, Say
+from clusterctl.spec import GcpProvider
+from clusterctl.spec import Provider as Settings
+from clusterctl.teardown import Orphan, destroy, find_orphans
+from clusterctl.workspace import Workspace
+
+DISK, RULE = Leftover("disk d-ctl in us-central1-a", 0.0125), Leftover("firewall rule d-a1b2c3-ssh")
+
+
+@dataclass
+class Stub:
+    """A cloud with the clusters of one name; ``stubborn`` ones can't be removed."""
+
+    clusters: dict[str, tuple[Leftover, ...]]
+    stubborn: bool = False
+    destroyed: list[tuple[str, Workspace | None]] = field(default_factory=list)
+
+    def orphans(self, name: str) -> tuple[str, ...]:
+        return tuple(self.clusters) if name == "d" else ()
+
+    def leftovers(self, cluster_id: str) -> tuple[Leftover, ...]:
+        return self.clusters.get(cluster_id, ())
+
+    def destroy(self, cluster_id: str, *, workspace: Workspace | None, say: Say) -> None:
+        say("removing")
+        self.destroyed.append((cluster_id, workspace))
+        if not self.stubborn:
+            self.clusters.pop(cluster_id, None)
+
+
+def test_each_leftover_is_a_failure_with_its_price(tmp_path: Path) -> None:
+    stub = Stub({"a1b2c3": (DISK, RULE)}, stubborn=True)
+    with pytest.raises(LeftoversError) as caught:
+        destroy(stub, "a1b2c3", Workspace(tmp_path), lambda _: None)  # type: ignore[arg-type]
+    assert stub.destroyed == [("a1b2c3", Workspace(tmp_path))]
+    assert [failure.cause for failure in caught.value.failures] == [
+        "disk d-ctl in us-central1-a (0.0125 USD an hour)",
+        "firewall rule d-a1b2c3-ssh",
+    ]
+    assert {failure.code for failure in caught.value.failures} == {"leftovers"}
+
+
+def test_a_cluster_that_a_workspace_knows_is_no_orphan() -> None:
+    stub = Stub({"a1b2c3": (DISK,), "ffffff": (RULE,)})
+    assert find_orphans(stub, "d", known={"ffffff"}) == (Orphan("a1b2c3", (DISK,)),)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stub:
+    """Two clusters called `d` there; one of them is known here."""
+    stub = Stub({"a1b2c3": (DISK, RULE), "ffffff": (RULE,)})
+    asked: list[Settings] = []
+
+    def provider_of(settings: Settings) -> Stub:
+        asked.append(settings)
+        assert isinstance(settings, GcpProvider)
+        assert settings.project == "my-project"
+        return stub
+
+    monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(lifecycle, "provider_of", provider_of)
+    known = tmp_path / "home" / "d"
+    known.mkdir(parents=True)
+    (known / "id").write_text("ffffff\n")
+    return stub
+
+
+def run(*, yes: bool, cluster: str | None = "d") -> None:
+    screen = Screen(json=False, color=False)
+    down_orphans(screen, Options(cluster=cluster), project="my-project", yes=yes)
+
+
+def test_orphans_are_shown_with_their_cost_before_they_go(
+    cloud: Stub, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UsageError, match=r"remove all of this \(a1b2c3\)"):
+        run(yes=False)
+    shown = capfd.readouterr().err
+    assert "cluster a1b2c3, 0.01 USD an hour:\n  disk d-ctl" in shown
+    assert "ffffff" not in shown
+    assert cloud.destroyed == []
+
+    run(yes=True)
+    assert cloud.destroyed == [("a1b2c3", None)]
+    assert "found nothing of it" in capfd.readouterr().out
+    run(yes=False)
+    assert capfd.readouterr().out == "no cluster 'd' was lost\n"
+
+
+def test_a_project_alone_does_not_say_which_cluster(cloud: Stub) -> None:
+    with pytest.raises(UsageError, match="name of a cluster"):
+        run(yes=True, cluster=None)
+    assert cloud.destroyed == []
+
+
+def test_a_damaged_record_does_not_make_terraforms_hosts_forgotten(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path / "d")
+    workspace.create()
+    workspace.spec.write_text("torn")
+    (workspace.root / "terraform").mkdir()
+    with pytest.raises(UsageError):
+        lifecycle.down(workspace, name="d", tell=lambda *_: None, discard_runs=True)
+    assert workspace.root.is_dir()
