@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from clusterctl.errors import ApiOffError, CloudError, Failure, ProvisionError
-from clusterctl.providers.gcp import labels, prices
+from clusterctl.providers.gcp import costs, labels
 from clusterctl.providers.gcp.api import Api, Json
 from clusterctl.providers.gcp.labels import CLUSTER_LABEL, ID_LABEL
 
@@ -214,7 +214,7 @@ def _facts(kind: str, row: Json) -> dict[str, Any]:
     """Whose it is, and what it costs."""
     return {
         "cluster_id": labels.read(row).get(ID_LABEL, ""),
-        "usd_per_hour": prices.of_resource(kind, row),
+        "usd_per_hour": costs.of_row(kind, row),
     }
 
 

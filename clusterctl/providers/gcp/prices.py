@@ -10,6 +10,8 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, ConfigDict, Field
 from ruamel.yaml import YAML
 
+from clusterctl.spec import machines
+
 HOURS_A_MONTH: Final = 730.0  # as Google counts
 LOCAL_SSD_GIB: Final = 375
 _GIB_MIB = 1024
@@ -103,23 +105,32 @@ def total(parts: Iterable[float | None]) -> float | None:
     return known
 
 
-def of_resource(kind: str, row: Mapping[str, Any]) -> float | None:
-    """What something that the REST API shows costs; 0 for what Google does not charge for by the hour."""
-    match kind:
-        case "instance" if row.get("status") in {"TERMINATED", "STOPPED", "SUSPENDED"}:
-            return 0.0  # its disks are charged for, and shown by themselves
-        case "disk":
-            return of_disk(_end(row["type"]), float(row["sizeGb"]))
-        case "shared folder":
-            shares = row.get("fileShares", ())
-            return of_filestore(str(row.get("tier", "")), sum(float(share["capacityGb"]) for share in shares))
-        case "address" | "router":  # Cloud NAT is charged for by machines, which go first, and by its address
-            return table().address
-        case "instance" | "bucket":
-            return None
-        case _:
-            return 0.0
+def of_machine(name: str, gpus: Mapping[str, int], *, spot: bool, own: Mapping[str, float]) -> float | None:
+    """A machine without its disks. ``gpus``: those that are added to it, by Google's name; ``own`` prices of
+    machine types, which have their GPUs in them, come before the table's.
+    """
+    known, machine = table(), machines.machine(name)
+    if name in own:
+        return own[name]
+    if not spot and name in known.machines:
+        return known.machines[name]
+    family = known.families.get(machine.family) if machine else None
+    shares = family.spot if family and spot else family
+    if machine is None or shares is None:
+        return None
+    bundled = {machine.accelerator: machine.gpu.count} if machine.gpu and machine.accelerator else {}
+    parts = [machine.vcpus * shares.vcpu, machine.memory_mib / _GIB_MIB * shares.gib]
+    return total([*parts, *(_of_gpus(kind, n, spot=spot) for kind, n in {**bundled, **gpus}.items())])
 
 
-def _end(url: str) -> str:
-    return url.rpartition("/")[2]
+def of_local_ssds(count: int, *, spot: bool) -> float | None:
+    """Local disks that are added to a machine; what they cost with a spot machine is in no table."""
+    if count == 0:
+        return 0.0
+    return None if spot else of_gib(table().local_ssd, count * LOCAL_SSD_GIB)
+
+
+def _of_gpus(kind: str, count: int, *, spot: bool) -> float | None:
+    gpu = table().gpus.get(kind)
+    each = (gpu.spot if spot else gpu.each) if gpu else None
+    return None if each is None else count * each

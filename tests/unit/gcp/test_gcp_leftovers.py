@@ -86,6 +86,7 @@ class TestFinding:
     def test_what_it_costs_is_known_or_said_not_to_be(self, google: Google, api: Api) -> None:
         make(google)
         costs = {one.what.partition(" in ")[0]: one.usd_per_hour for one in find(api, OURS)}
+        assert costs["instance demo-ctl"] == pytest.approx(0.134, rel=1e-3)
         assert costs["disk demo-scratch"] == pytest.approx(0.04)
         assert costs["shared folder demo-aaaaaa-shared"] == pytest.approx(0.16 * 1024 / 730)
         assert costs["address demo-nat"] == pytest.approx(0.005)

@@ -1,0 +1,164 @@
+"""Prices: Google's own examples come out of the table, and what is not in it is not guessed."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from clusterctl.providers.gcp import costs, prices
+from clusterctl.spec import ClusterSpec, machines
+
+# A machine without disks, as Google's price pages show it for us-central1.
+PUBLISHED = {
+    "e2-standard-4": 0.134012,
+    "n1-standard-4": 0.189999,
+    "n2-standard-4": 0.194236,
+    "n2d-standard-4": 0.168984,
+    "c2-standard-4": 0.20881,
+    "g2-standard-4": 0.706832,
+    "g2-standard-8": 0.853624,
+    "g2-standard-24": 2.000883,
+    "a2-highgpu-1g": 3.673385,
+    "a2-highgpu-8g": 29.387,
+    "a2-ultragpu-1g": 5.068798,
+    "a3-highgpu-8g": 88.490000,
+}
+
+
+def of(name: str, gpus: dict[str, int] | None = None, *, spot: bool = False, **own: float) -> float | None:
+    return prices.of_machine(name, gpus or {}, spot=spot, own=own)
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_machines_cost_what_google_publishes(name: str) -> None:
+    assert of(name) == pytest.approx(PUBLISHED[name], rel=1e-3)
+
+
+def test_gpus_that_are_added_are_paid_for() -> None:
+    assert of("n1-standard-4", {"nvidia-tesla-t4": 2}) == pytest.approx(0.189999 + 0.70, rel=1e-4)
+    assert of("n1-standard-4", {"nvidia-tesla-t4": 2}, spot=True) == pytest.approx(0.0523 + 0.35, rel=1e-2)
+
+
+@pytest.mark.parametrize(
+    ("name", "gpus", "spot"),
+    [
+        ("no-such-1", {}, False),
+        ("c3-standard-4", {}, False),  # a family without a price
+        ("n1-standard-4", {"nvidia-tesla-p4": 1}, False),  # a GPU without one
+        ("a3-highgpu-8g", {}, True),  # no spot price
+        ("n2-standard-4", {}, True),
+        ("a4-highgpu-8g", {}, False),
+    ],
+)
+def test_what_is_not_in_the_table_is_not_guessed(name: str, gpus: dict[str, int], spot: bool) -> None:
+    assert of(name, gpus, spot=spot) is None
+
+
+def test_spot_costs_less_than_on_demand_wherever_both_are_known() -> None:
+    both = 0
+    for name in machines.machines():
+        plain, spot = of(name), of(name, spot=True)
+        if plain is not None and spot is not None:
+            both += 1
+            assert spot < plain, name
+    assert both > 20
+
+
+def test_all_names_in_the_table_exist() -> None:
+    known, table = machines.machines(), prices.table()
+    assert set(table.machines) <= set(known)
+    assert set(table.families) <= {one.family for one in known.values()}
+    assert set(table.gpus) <= {facts["google"] for facts in machines.data()["gpus"].values()}
+
+
+def test_another_region_is_said_to_differ() -> None:
+    assert prices.priced_on("us-central1") == "Google's list prices of us-central1 on 2026-11-20"
+    assert prices.priced_on("europe-west4").endswith("; those of europe-west4 differ")
+
+
+def test_cloud_nat_is_paid_for_by_machine_up_to_32() -> None:
+    assert prices.of_nat(3) == pytest.approx(3 * 0.0014 + 0.005)
+    assert prices.of_nat(100) == prices.of_nat(32)
+
+
+def instance(name: str = "demo-train-1", **more: Any) -> dict[str, Any]:
+    """As Terraform plans one."""
+    disk = {"initialize_params": [{"size": 73, "type": "pd-balanced"}]}
+    return {"name": name, "machine_type": "g2-standard-4", "boot_disk": [disk], **more}
+
+
+def spec(price_per_hour: float | None = None, **provider: Any) -> ClusterSpec:
+    return ClusterSpec.model_validate(
+        {
+            "version": 1,
+            "name": "demo",
+            "provider": {"type": "gcp", "project": "my-project", "zone": "us-central1-a", **provider},
+            "partitions": [
+                {"name": "train", "nodes": 2, "price_per_hour": price_per_hour},
+                {"name": "other-part", "nodes": 1},
+            ],
+        }
+    )
+
+
+class TestHosts:
+    def test_a_host_costs_its_machine_and_its_disks(self) -> None:
+        price = costs.host_price(spec())
+        assert price(instance()) == pytest.approx(0.706824 + 0.01)
+        with_ssds = price(instance(scratch_disk=[{"interface": "NVME"}] * 2))
+        assert with_ssds == pytest.approx(0.706824 + 0.01 + 2 * 375 * 0.08 / 730)
+
+    def test_spot_and_added_gpus_are_seen(self) -> None:
+        price = costs.host_price(spec())
+        spot = price(instance(scheduling=[{"provisioning_model": "SPOT"}]))
+        assert spot == pytest.approx(0.05872 + 0.2231 + 0.01, rel=1e-3)
+        gpu = [{"type": "projects/p/zones/z/acceleratorTypes/nvidia-tesla-t4", "count": 1}]
+        assert price(instance(machine_type="n1-standard-4", guest_accelerator=gpu)) == pytest.approx(
+            0.55, rel=1e-3
+        )
+
+    def test_disks_that_a_machine_type_brings_are_in_its_price(self) -> None:
+        machine = machines.machine("a2-ultragpu-1g")
+        assert machine is not None
+        bundled = [{"interface": "NVME"}] * machine.bundled_ssds
+        price = costs.host_price(spec())(instance(machine_type="a2-ultragpu-1g", scratch_disk=bundled))
+        assert price == pytest.approx(5.068798 + 0.01)
+
+    def test_what_the_spec_says_comes_first(self) -> None:
+        own = {"g2-standard-4": 0.5}
+        assert costs.host_price(spec(prices=own))(instance()) == pytest.approx(0.51)
+        assert costs.host_price(spec(2.5, prices=own))(instance()) == 2.5
+        assert costs.host_price(spec(2.5, prices=own))(instance("demo-other-part-1")) == pytest.approx(0.51)
+        assert costs.host_price(spec(2.5))(instance("demo-ctl")) == pytest.approx(0.716824)
+
+    def test_an_unknown_part_makes_the_whole_unknown(self) -> None:
+        price = costs.host_price(spec())
+        assert price(instance(machine_type="c3-standard-4")) is None
+        assert price(instance(scratch_disk=[{}], scheduling=[{"provisioning_model": "SPOT"}])) is None
+
+
+def test_what_is_no_host_is_paid_for_too() -> None:
+    share = {"tier": "ZONAL", "file_shares": [{"capacity_gb": 1024}], "name": "demo-shared"}
+    known, unknown = costs.others(
+        [
+            ("google_compute_instance", instance()),
+            ("google_compute_instance", instance("demo-train-2")),
+            ("google_compute_disk", {"name": "demo-train-1-extra-0", "type": "pd-ssd", "size": 730}),
+            ("google_filestore_instance", share),
+            ("google_compute_router_nat", {"name": "demo-nat"}),
+            ("google_compute_network", {"name": "demo-net"}),
+        ]
+    )
+    assert known == pytest.approx(0.17 + 2 * 0.0014 + 0.005)
+    assert unknown == ("demo-shared",)
+
+
+@pytest.mark.parametrize(("status", "cost"), [("RUNNING", 0.28182), ("TERMINATED", 0.0)])
+def test_an_instance_that_is_off_costs_nothing_itself(status: str, cost: float) -> None:
+    row = {
+        "status": status,
+        "machineType": "https://www.googleapis.com/compute/v1/projects/p/zones/z/machineTypes/g2-standard-4",
+        "scheduling": {"provisioningModel": "SPOT"},
+    }
+    assert costs.of_row("instance", row) == pytest.approx(cost, rel=1e-3)
