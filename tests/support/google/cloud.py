@@ -21,6 +21,7 @@ from typing import Any
 
 from tests.support.google.provider.faults import KINDS
 from tests.support.google.provider.store import Store
+from tests.support.google.provider.world import delete
 
 CHECKOUT = Path(__file__).parents[3]
 VERSION = "8.7.0"
@@ -119,8 +120,13 @@ class GoogleCloud:
     def lose(self, name: str, kind: str = "google_compute_instance") -> None:
         """Somebody else deletes it."""
         with self.store.change() as world:
-            there = world["resources"][kind]
-            world["resources"][kind] = {i: each for i, each in there.items() if each["name"] != name}
+            for identifier in [i for i, each in world["resources"][kind].items() if each["name"] == name]:
+                delete(world, kind, identifier)
+
+    def fill(self, bucket: str) -> None:
+        """Something is put into a bucket."""
+        with self.store.change() as world:
+            world["filled"].append(bucket)
 
     def _install_provider(self, version: str) -> None:
         mirror = self.folder / "mirror"

@@ -95,6 +95,19 @@ def test_a_newer_image_of_the_family_replaces_nothing_and_another_family_does(tm
     assert module.plan()[NODE.format("spot-train-1")] == REPLACED
 
 
+def test_a_bucket_that_holds_something_is_left_and_all_else_is_gone(tmp_path: Path) -> None:
+    module = Module(tmp_path)
+    module.set({**_asked(), "bucket": {"name": "my-results", "create": True}})
+    module.apply()
+    module.cloud.fill("my-results")
+    destroyed = module.run("destroy", "-auto-approve")
+    assert destroyed.rc == 1
+    assert "Error trying to delete bucket my-results containing objects" in destroyed.said
+    assert module.cloud.resources() == {"my-results": "google_storage_bucket"}
+    assert module.run("state", "rm", "module.bucket").rc == 0
+    module.destroy()
+
+
 def test_no_secret_is_in_state_plan_or_output(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     secrets = {
         "GOOGLE_OAUTH_ACCESS_TOKEN": "ya29.planted-token",

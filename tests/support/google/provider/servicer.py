@@ -158,7 +158,7 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
                 raise RefusedError(faults.text_of(fault["kind"], kind, prior, id=identifier, name=name))
             if kind == "google_storage_bucket" and name in cloud["filled"] and not prior["force_destroy"]:
                 raise RefusedError(faults.text_of("bucket_in_use", kind, prior, name=name))
-            cloud["resources"].get(kind, {}).pop(identifier, None)
+            world.delete(cloud, kind, identifier)
         _crash_if(fault)
 
     def _fault(self, op: str, kind: str, value: Mapping[str, Any]) -> Mapping[str, Any] | None:

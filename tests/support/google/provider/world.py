@@ -56,6 +56,14 @@ def user_of(world: Mapping[str, Any], kind: str, value: Mapping[str, Any]) -> st
     return None
 
 
+def delete(world: Mapping[str, Any], kind: str, identifier: str) -> None:
+    """Remove a resource, and what can't be without it."""
+    world["resources"].get(kind, {}).pop(identifier, None)
+    for other in KNOWN["takes_along"].get(kind, []):
+        for each in [key for key in world["resources"].get(other, {}) if key.startswith(f"{identifier}/")]:
+            del world["resources"][other][each]
+
+
 def _texts(value: Any) -> Iterator[str]:
     """Every text in a value."""
     if isinstance(value, str):
