@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import json
 import os
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -114,6 +114,12 @@ class TaskRecord(_Stored):
     end_time: int | None = None
 
 
+def node_hours(tasks: Iterable[TaskRecord]) -> float:
+    """Whole nodes times hours, also where a task had part of a node; one that never started had none."""
+    times = ((task.start_time, task.end_time, len(task.nodes)) for task in tasks)
+    return sum(count * (end - start) for start, end, count in times if start and end) / 3600
+
+
 class Skipped(_Stored):
     """Something in the job's folder that was left there, and why. ``path`` is printable."""
 
@@ -127,7 +133,8 @@ class RunRecord(_Stored):
     ``token`` tells it from a job of the same number on a cluster that had the same name before.
     ``state`` is Slurm's word; with an array, that of the worst task. ``final`` is False for a snapshot of a
     job that was still going on. ``source`` is the hash of what the job was given, as in source.json. Times
-    are Unix seconds; ``elapsed_s`` goes from the first start to the last end.
+    are Unix seconds; ``elapsed_s`` goes from the first start to the last end. ``price_per_hour`` is a
+    node's, in USD; ``cost_usd`` is that for all nodes of all tasks. None where it is not known.
     """
 
     version: int = 1
@@ -146,6 +153,8 @@ class RunRecord(_Stored):
     start_time: int | None
     end_time: int | None
     elapsed_s: int | None
+    price_per_hour: float | None = None
+    cost_usd: float | None = None
     collected_at: float
     remote_dir: str
     files: int

@@ -100,14 +100,26 @@ def collect(
     with open_session(screen, options) as session:
         runs = collecting.collect(session, ids or None, out=out or Path("runs"))
     answer = [
-        {"job_id": r.job_id, "state": r.state, "dir": str(r.directory), "skipped": len(r.skipped)}
+        {
+            "job_id": r.job_id,
+            "state": r.state,
+            "dir": str(r.directory),
+            "skipped": len(r.skipped),
+            "cost_usd": r.cost_usd,
+        }
         for r in runs
     ]
     for run in runs:
         if stays := not_brought_home(run):
             screen.note(f"note: {stays}; it ends with the cluster")
-    lines = [f"job {run.job_id} ({run.name}) {run.state}: {_nearby(run.directory)}" for run in runs]
+    lines = [
+        f"job {run.job_id} ({run.name}) {run.state}: {_nearby(run.directory)}{_cost(run)}" for run in runs
+    ]
     screen.result({"runs": answer}, "\n".join(lines) or "nothing to collect")
+
+
+def _cost(run: RunRecord) -> str:
+    return "" if run.cost_usd is None else f", {run.cost_usd:.2f} USD"
 
 
 def job_table(screen: Screen, infos: Sequence[JobInfo]) -> str:

@@ -17,7 +17,8 @@ from typing import Any
 from clusterctl.collect.fetch import fetch_tree, local_path, sha256_of
 from clusterctl.collect.manifest import Manifest
 from clusterctl.errors import CollectError, Failure
-from clusterctl.records import RUN_FILE, SOURCE_FILE, JobEntry, Ledger, RunRecord, TaskRecord
+from clusterctl.providers.costs import node_price
+from clusterctl.records import RUN_FILE, SOURCE_FILE, JobEntry, Ledger, RunRecord, TaskRecord, node_hours
 from clusterctl.slurm.access import Session
 from clusterctl.slurm.client import SlurmClient, check_job_id, not_ours, unknown_jobs
 from clusterctl.slurm.lost import resolve
@@ -236,6 +237,8 @@ def _record(
     ends = [job.end_time for job in jobs if job.end_time is not None]
     ended = all(job.ended for job in jobs)
     start, end = min(starts, default=None), max(ends, default=None) if ended else None
+    price = node_price(session.spec, head.partition)
+    tasks = tuple(_task(job) for job in jobs)
     return RunRecord(
         token=entry.token,
         cluster=session.spec.name,
@@ -246,12 +249,14 @@ def _record(
         account=head.account,
         state=head.state.value if ended else _goes_on(jobs).state.value,
         final=ended,
-        tasks=tuple(_task(job) for job in jobs),
+        tasks=tasks,
         nodes=tuple(dict.fromkeys(node for job in jobs for node in job.nodes)),
         submit_time=head.submit_time,
         start_time=start,
         end_time=end,
         elapsed_s=end - start if start is not None and end is not None else None,
+        price_per_hour=price,
+        cost_usd=round(price * node_hours(tasks), 6) if price is not None and ended else None,
         collected_at=time.time(),
         remote_dir=entry.remote_dir or "",
         files=len(manifest.files),

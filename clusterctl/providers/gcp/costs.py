@@ -7,10 +7,11 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from clusterctl.providers.gcp import prices
-from clusterctl.spec import ClusterSpec, machines
+from clusterctl.spec import ClusterSpec, Partition, machines
 from clusterctl.spec.gcp import GcpProvider
 
 _OFF: Final = frozenset({"TERMINATED", "STOPPED", "SUSPENDED"})
+_GIB_MIB: Final = 1024
 Attributes = Mapping[str, Any]
 
 
@@ -29,6 +30,24 @@ def host_price(spec: ClusterSpec) -> Callable[[Attributes], float | None]:
         return _of_instance(instance, own)
 
     return price
+
+
+def node_price(spec: ClusterSpec, partition: Partition) -> float | None:
+    """What the machine, the GPUs and the disks of a partition's node cost."""
+    if not isinstance(spec.provider, GcpProvider):
+        return None
+    nodes, machine = spec.provider.nodes_of(partition.name), machines.of(spec, partition)
+    added = machine.gpu if machine.guest_accelerator else None
+    gpus = {str(machine.accelerator): added.count} if added else {}
+    extra = ((machines.extra_disk_type(machine, disk), disk.size) for disk in nodes.extra_disks)
+    disks = ((machines.boot_disk_type(machine, nodes.boot_disk), nodes.boot_disk.size), *extra)
+    return prices.total(
+        [
+            _machine(machine.name, gpus, spot=nodes.spot, own=spec.provider.prices),
+            prices.of_local_ssds(nodes.local_ssds, spot=nodes.spot),
+            *(prices.of_disk(kind, mib / _GIB_MIB) for kind, mib in disks),
+        ]
+    )
 
 
 def others(resources: Iterable[tuple[str, Attributes]]) -> tuple[float, tuple[str, ...]]:

@@ -6,6 +6,7 @@ import fcntl
 import json
 import subprocess
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,7 +15,7 @@ from clusterctl import jobs
 from clusterctl.cli.job import not_brought_home
 from clusterctl.collect import collect, uncollected
 from clusterctl.errors import CollectError, SlurmError, UnreachableError, UsageError
-from clusterctl.records import UNCHANGED, JobEntry, Ledger, RunRecord
+from clusterctl.records import UNCHANGED, JobEntry, Ledger, RunRecord, TaskRecord, node_hours
 from clusterctl.slurm.access import Session
 from clusterctl.slurm.client import SlurmClient
 from clusterctl.spec import JobSpec
@@ -79,6 +80,43 @@ def test_what_a_run_holds(session, cluster, tmp_path, out):
     assert (run.state, run.final, run.user, run.nodes) == ("COMPLETED", True, "hpc", ("n1",))
     assert run.elapsed_s is not None
     assert json.loads((run.directory / "sacct.json").read_text())["jobs"][0]["job_id"] == int(job_id)
+
+
+def priced(session: Session, usd_per_hour: float) -> Session:
+    """The same session, with nodes that cost something."""
+    partitions = tuple(p.model_copy(update={"price_per_hour": usd_per_hour}) for p in session.spec.partitions)
+    return replace(session, spec=session.spec.model_copy(update={"partitions": partitions}))
+
+
+def test_what_a_run_cost_is_its_nodes_times_their_price(session, cluster, tmp_path, out):
+    job_id = finished(session, cluster, tmp_path, "echo done")
+    with cluster.state() as state:
+        state["jobs"][job_id]["end"] = state["jobs"][job_id]["start"] + 5400
+    (run,) = collect(priced(session, 2.5), [job_id], out=out)
+    assert (run.price_per_hour, run.cost_usd) == (2.5, 3.75)
+    assert RunRecord.load(run.directory).cost_usd == 3.75
+
+
+def test_all_nodes_of_all_tasks_are_paid_for() -> None:
+    tasks = [
+        TaskRecord(id="7_1", state="COMPLETED", nodes=("n1", "n2"), start_time=1000, end_time=4600),
+        TaskRecord(id="7_2", state="FAILED", nodes=("n3",), start_time=1000, end_time=2800),
+        TaskRecord(id="7_3", state="CANCELLED", nodes=(), start_time=None, end_time=2800),
+    ]
+    assert node_hours(tasks) == 2.5
+
+
+def test_nothing_is_said_of_what_a_run_cost_where_no_price_is_known(session, cluster, tmp_path, out):
+    job_id = finished(session, cluster, tmp_path, "echo done")
+    (run,) = collect(session, [job_id], out=out)
+    assert (run.price_per_hour, run.cost_usd) == (None, None)
+
+
+def test_a_run_that_goes_on_has_no_cost_yet(session, cluster, tmp_path, out):
+    job_id = submitted(session, tmp_path, "echo here; sleep 60")
+    until_it_wrote(session, cluster, job_id)
+    (run,) = collect(priced(session, 2.0), [job_id], out=out)
+    assert (run.final, run.price_per_hour, run.cost_usd) == (False, 2.0, None)
 
 
 def test_the_environment_has_the_clients_facts_and_the_hosts(session, cluster, tmp_path, out):

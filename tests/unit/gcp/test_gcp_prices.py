@@ -6,8 +6,11 @@ from typing import Any
 
 import pytest
 
+from clusterctl.providers.costs import node_price
 from clusterctl.providers.gcp import costs, prices
+from clusterctl.providers.gcp.design import variables
 from clusterctl.spec import ClusterSpec, machines
+from tests.support.google.module import NAMES, spec_of
 
 # A machine without disks, as Google's price pages show it for us-central1.
 PUBLISHED = {
@@ -136,6 +139,61 @@ class TestHosts:
         price = costs.host_price(spec())
         assert price(instance(machine_type="c3-standard-4")) is None
         assert price(instance(scratch_disk=[{}], scheduling=[{"provisioning_model": "SPOT"}])) is None
+
+
+class TestNodes:
+    """What `cost_usd` of a run rests on."""
+
+    def test_a_node_costs_what_its_host_is_planned_to(self) -> None:
+        checked = 0
+        for name in NAMES:
+            of_it = spec_of(name)
+            planned = variables(of_it, "0123ab", "ssh-ed25519 AAAA")["hosts"]
+            for partition in of_it.partitions:
+                if of_it.provider.nodes_of(partition.name).extra_disks:
+                    continue
+                host = planned[of_it.node_names(partition)[0]]
+                said = node_price(of_it, partition.name)
+                assert said == costs.host_price(of_it)(as_instance(of_it.node_names(partition)[0], host)), (
+                    name
+                )
+                checked += said is not None
+        assert checked >= 5
+
+    def test_a_partition_s_own_price_counts_with_any_provider(self) -> None:
+        local = ClusterSpec.model_validate(
+            {
+                "version": 1,
+                "name": "demo",
+                "partitions": [{"name": "train", "nodes": 1, "price_per_hour": 0.3}],
+            }
+        )
+        assert node_price(local, "train") == 0.3
+        assert node_price(local, "gone") is None
+        assert node_price(spec(2.5), "train") == 2.5
+
+    def test_extra_disks_are_a_part_of_it(self) -> None:
+        nodes = {"machine_type": "g2-standard-4", "extra_disks": [{"size": "730GiB", "type": "pd-ssd"}]}
+        with_disk = node_price(spec(partitions={"train": nodes}), "train")
+        without = node_price(spec(partitions={"train": {"machine_type": "g2-standard-4"}}), "train")
+        assert with_disk is not None
+        assert without is not None
+        assert with_disk - without == pytest.approx(0.17)
+
+
+def as_instance(name: str, host: dict[str, Any]) -> dict[str, Any]:
+    """A host of the module's variables as Terraform plans its instance."""
+    disk = {"size": host["boot_disk"]["size_gib"], "type": host["boot_disk"]["type"]}
+    machine = machines.machine(host["machine_type"])
+    assert machine is not None
+    return {
+        "name": name,
+        "machine_type": host["machine_type"],
+        "guest_accelerator": [host["guest_accelerator"]] if host["guest_accelerator"] else [],
+        "scheduling": [{"provisioning_model": "SPOT" if host["spot"] else "STANDARD"}],
+        "scratch_disk": [{}] * (host["local_ssds"] + machine.bundled_ssds),
+        "boot_disk": [{"initialize_params": [disk]}],
+    }
 
 
 def test_what_is_no_host_is_paid_for_too() -> None:
