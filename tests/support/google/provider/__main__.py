@@ -14,8 +14,8 @@ from tf.gen import grpc_controller_pb2 as controller_pb
 from tf.gen import grpc_controller_pb2_grpc as controller_rpc
 from tf.gen import grpc_stdio_pb2_grpc as stdio_rpc
 from tf.gen import tfplugin_pb2_grpc as rpc
-from tf.runner import _self_signed_cert
 
+from tests.support.google.provider.certificate import certificate
 from tests.support.google.provider.servicer import Google
 from tests.support.google.provider.store import Store
 
@@ -48,11 +48,11 @@ def main(version: str, cloud: Path) -> None:
     rpc.add_ProviderServicer_to_server(Google(version, Store(cloud)), server)
     controller_rpc.add_GRPCControllerServicer_to_server(controller, server)
     stdio_rpc.add_GRPCStdioServicer_to_server(Stdio(), server)
-    certificate, credentials = _self_signed_cert()
+    own = certificate(Path.home())
     with tempfile.TemporaryDirectory() as folder:
-        server.add_secure_port(f"unix://{folder}/socket", credentials)
+        server.add_secure_port(f"unix://{folder}/socket", own.credentials)
         server.start()
-        encoded = base64.b64encode(certificate).decode().rstrip("=")
+        encoded = base64.b64encode(own.chain).decode().rstrip("=")
         print(f"1|6|unix|{folder}/socket|grpc|{encoded}", flush=True)  # noqa: T201 - the handshake
         controller.done.wait()
         server.stop(grace=0.5).wait()
