@@ -186,14 +186,14 @@ def _buckets(google: Google, values: Mapping[str, str], query: Mapping[str, str]
 
 
 def _objects(google: Google, values: Mapping[str, str], query: Mapping[str, str]) -> Row:
-    names = google.world.read().get("objects", {}).get(values["bucket"], [])
-    return {"kind": "storage#objects", "items": [{"name": name} for name in names]}
+    holds = values["bucket"] in google.world.read()["filled"]
+    return {"kind": "storage#objects", "items": [{"name": "runs/1/run.json"}] if holds else []}
 
 
 def _delete_plain(kind: str, parameter: str) -> Callable[[Google, Mapping[str, str], Mapping[str, str]], Any]:
     def delete(google: Google, values: Mapping[str, str], query: Mapping[str, str]) -> Any:
         row = _row(google, kind, values[parameter])
-        if google.world.read().get("objects", {}).get(row["name"]):
+        if row["name"] in google.world.read()["filled"]:
             raise RefusedError(409, "The bucket you tried to delete is not empty.", "conflict")
         if kind == "google_filestore_instance":
             return _begin(google, lambda: _remove(google, kind, row["id"]), row)
@@ -218,7 +218,7 @@ def _begin(google: Google, effect: Callable[[], None], row: Row) -> Row:
     name = f"operation-{len(google.operations) + 1}"
     error = google.failing.pop(0) if google.failing else ""
     google.operations[name] = Operation(name, effect, error)
-    if "location" in row and "zone" not in row:
+    if "/locations/" in row["id"]:  # Filestore's kind of operation
         return {"name": f"projects/demo-project/locations/{row['location']}/operations/{name}", "done": False}
     return _told(google.operations[name], "RUNNING")
 

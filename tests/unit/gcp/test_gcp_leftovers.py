@@ -150,7 +150,7 @@ class TestRemoving:
     def test_a_bucket_that_holds_something_is_kept_and_said(self, google: Google, api: Api) -> None:
         make(google)
         with google.world.change() as state:
-            state["objects"] = {"demo-results": ["runs/1/run.json"]}
+            state["filled"] = ["demo-results"]
         remove(api, find(api, OURS), say=quiet)
         (bucket,) = find(api, OURS)
         assert (bucket.what, bucket.kept) == ("bucket demo-results", "it holds something")

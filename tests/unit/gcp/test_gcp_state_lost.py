@@ -1,0 +1,40 @@
+"""What Terraform made is found and removed without its state: by Google's API alone."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clusterctl.providers.gcp.api import Api, Clock
+from clusterctl.providers.gcp.leftovers import find, orphans, remove
+from tests.support.google.api import Google
+from tests.support.google.module import CLUSTER_ID, Module, spec_of
+from tests.support.google.world import World
+
+# What the project keeps: APIs that others may need, and grants to accounts that are gone.
+KEPT = {"google_project_service", "google_project_iam_member", "google_storage_bucket_iam_member"}
+
+
+@pytest.mark.parametrize("name", ["filestore", pytest.param("placement", marks=pytest.mark.sweep)])
+def test_a_cluster_whose_state_was_lost_is_removed_whole(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    module, spec = Module(tmp_path), spec_of(name)
+    module.ask(spec)
+    module.apply()
+    (module.path / "terraform.tfstate").unlink()
+    made = {kind for kind in module.cloud.resources().values() if "iam_member" not in kind}
+    with Google(World(module.cloud.store.path)) as google:
+        for key, value in google.environment.items():
+            monkeypatch.setenv(key, value)
+        assert spec.provider.type == "gcp"
+        api = Api(spec.provider.project, clock=Clock(sleep=lambda _: None))
+        assert orphans(api, spec.name) == (CLUSTER_ID,)
+        found = find(api, CLUSTER_ID)
+        assert len({one.kind for one in found}) >= len(made - KEPT - {"google_compute_router_nat"})
+        remove(api, found, say=lambda _: None)
+        assert find(api, CLUSTER_ID) == ()
+        assert not google.violations
+    left = set(module.cloud.resources().values())
+    assert left <= KEPT | {"google_compute_router_nat"}  # a part of the router, and gone with it
