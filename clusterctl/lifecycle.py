@@ -36,7 +36,7 @@ from clusterctl.telling import WAITING, HostStep, Say, Tell
 from clusterctl.transport.ssh import SSHTransport
 from clusterctl.verify import Proof, verify
 from clusterctl.wheels import wheelhouse
-from clusterctl.workspace import Workspace, known_ids, write_atomic
+from clusterctl.workspace import Workspace, write_atomic
 
 Agree = Callable[[Plan], None]
 
@@ -231,8 +231,8 @@ def _settings(workspace: Workspace) -> ProviderSettings:
 
 
 def orphans(settings: ProviderSettings, name: str) -> tuple[Orphan, ...]:
-    """The clusters of that name that no workspace of this state folder knows, found by looking at them."""
-    return find_orphans(provider_of(settings), name, known=known_ids())
+    """The clusters of that name that have no workspace here, found by looking at them."""
+    return find_orphans(provider_of(settings), name, known=Workspace.of(name).known_id())
 
 
 def down_orphans(settings: ProviderSettings, found: Sequence[Orphan], *, tell: Tell) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -39,9 +38,9 @@ def bring_home(workspace: Workspace, out: Path | None) -> tuple[RunRecord, ...]:
         ) from exc
 
 
-def find_orphans(provider: Provider, name: str, *, known: Collection[str]) -> tuple[Orphan, ...]:
-    """The clusters of that name that the provider has, but for those whose ids are ``known``."""
-    ids = (cluster_id for cluster_id in provider.orphans(name) if cluster_id not in known)
+def find_orphans(provider: Provider, name: str, *, known: str | None) -> tuple[Orphan, ...]:
+    """The clusters of that name that the provider has, but for the one whose id is ``known``."""
+    ids = (cluster_id for cluster_id in provider.orphans(name) if cluster_id != known)
     return tuple(Orphan(cluster_id, provider.leftovers(cluster_id)) for cluster_id in ids)
 
 

@@ -11,7 +11,7 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, suppress
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -42,15 +42,6 @@ def state_home() -> Path:
             fix="set CLUSTERCTL_HOME to a path without",
         )
     return folder
-
-
-def known_ids() -> frozenset[str]:
-    """The ids of all clusters of this state folder, whatever has become of them."""
-    found = []
-    for path in state_home().glob("*/id"):
-        with suppress(OSError):  # removed just now
-            found.append(path.read_text().strip())
-    return frozenset(found)
 
 
 def cache_home() -> Path:
@@ -167,6 +158,11 @@ class Workspace:
     @property
     def logs(self) -> Path:
         return self.root / "logs"
+
+    def known_id(self) -> str | None:
+        """The cluster's id, if it was drawn already."""
+        path = self.root / "id"
+        return path.read_text().strip() if path.exists() else None
 
     def cluster_id(self) -> str:
         """Six hex digits that name this cluster in the kernel; drawn once, before anything is made."""

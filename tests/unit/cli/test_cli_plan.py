@@ -126,13 +126,28 @@ def test_without_a_terminal_only_what_destroys_needs_a_yes(capsys: pytest.Captur
 
 
 ASKS = """
+import time
 from clusterctl.cli.plan import asking
 from clusterctl.cli.show import Screen
 from clusterctl.planning import Plan
 from clusterctl.providers.base import HostChange, Planned
+
+class Picture:
+    drawn = 0
+    def __rich__(self):
+        self.drawn += 1
+        return "a picture that moves"
+
+class Slow(Screen):
+    def confirm(self, question, *, yes):
+        before = picture.drawn
+        time.sleep(0.5)
+        print("it stood still" if picture.drawn == before else "it moved")
+        super().confirm(question, yes=yes)
+
 hosts = (HostChange("d-train-1", "make", "g2-standard-8", usd_per_hour=0.75),)
-screen = Screen(json=False, color=False)
-with screen.moving("a picture that moves"):
+screen, picture = Slow(json=False, color=False), Picture()
+with screen.moving(picture):
     asking(screen, yes=False, apart=screen.still)(Plan(Planned(hosts)))
     print("goes on")
 """
@@ -142,6 +157,7 @@ with screen.moving("a picture that moves"):
 def test_on_a_terminal_money_is_asked_about(tmp_path: Path, answer: str, code: int) -> None:
     with on_terminal([sys.executable, "-c", ASKS], {**os.environ, "TERM": "xterm"}, tmp_path) as shell:
         shell.read_until("at that price? [y/N]")
+        assert "it stood still" in shell.shown
         assert "cost: 0.75 USD an hour" in shell.shown
         shell.type(f"{answer}\n")
         assert shell.end() == code

@@ -56,7 +56,7 @@ def test_each_leftover_is_a_failure_with_its_price(tmp_path: Path) -> None:
 
 def test_a_cluster_that_a_workspace_knows_is_no_orphan() -> None:
     stub = Stub({"a1b2c3": (DISK,), "ffffff": (RULE,)})
-    assert find_orphans(stub, "d", known={"ffffff"}) == (Orphan("a1b2c3", (DISK,)),)  # type: ignore[arg-type]
+    assert find_orphans(stub, "d", known="ffffff") == (Orphan("a1b2c3", (DISK,)),)  # type: ignore[arg-type]
 
 
 @pytest.fixture
