@@ -21,6 +21,8 @@ from clusterctl.errors import UsageError
 if TYPE_CHECKING:
     from clusterctl.mend import Mended
     from clusterctl.phases import Phase
+    from clusterctl.spec import ClusterSpec
+    from clusterctl.transport.base import Transport
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 NoWait = Annotated[
@@ -183,6 +185,8 @@ def status(screen: Screen, options: Options) -> None:
         try:
             slurm = SlurmClient(transport)
             nodes, active = slurm.nodes(), jobs.active(slurm)
+            is_google = inventory.provider == "gcp"
+            by_itself = auto_down(access.spec_as_raised(workspace), transport) if is_google else None
         finally:
             transport.close()
     ready = {n.name for n in nodes if n.usable} >= {h.name for h in inventory.compute}
@@ -195,13 +199,29 @@ def status(screen: Screen, options: Options) -> None:
             for n in nodes
         ],
         "jobs": [jobs.as_dict(j) for j in active],
+        "auto_down": by_itself,
     }
     rows = [[n.name, n.shown, n.cpus, n.memory_mib, n.reason] for n in nodes]
     text = f"cluster {inventory.cluster} ({inventory.provider}): {'ready' if ready else 'NOT ready'}\n\n"
     text += screen.table(["NODE", "STATE", "CPUS", "MEMORY_MIB", "REASON"], rows)
     if active:
         text += "\n\n" + job_table(screen, active)
+    if by_itself:
+        state = "" if by_itself["armed"] else ", but its timer does not run: `clusterctl up` starts it"
+        text += f"\n\nwithout work it takes itself down after {by_itself['after']}{state}"
     screen.result(answer, text)
+
+
+def auto_down(spec: ClusterSpec, controller: Transport) -> dict[str, Any] | None:
+    """After which time without work the cluster takes itself down, and whether the timer for that runs."""
+    from clusterctl.mend.managed import AUTO_DOWN_TIMER
+    from clusterctl.spec import GcpProvider
+    from clusterctl.spec.units import format_duration
+
+    if not isinstance(spec.provider, GcpProvider) or spec.provider.auto_down is None:
+        return None
+    state = controller.run(["systemctl", "is-active", AUTO_DOWN_TIMER], check=False).stdout.strip()
+    return {"after": format_duration(spec.provider.auto_down), "armed": state == "active"}
 
 
 def cache_prune(screen: Screen, options: Options) -> None:

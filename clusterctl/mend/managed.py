@@ -5,6 +5,8 @@ A role that manages another file, unit or entry names it here too; else only `up
 
 from __future__ import annotations
 
+from typing import Final
+
 from clusterctl.assets import payload_hash
 from clusterctl.inventory import CONTROLLER, Host, Inventory
 from clusterctl.reach import Question
@@ -23,7 +25,7 @@ _MARIADB = "/etc/mysql/mariadb.conf.d/60-clusterctl.cnf"
 _EXPORTS = "/etc/exports.d/clusterctl.exports"
 _SCRATCH = "/usr/local/sbin/clusterctl-scratch"
 _AUTO_DOWN = ("/opt/clusterctl/auto-down", "/etc/clusterctl/auto-down.json")
-_AUTO_DOWN_TIMER = "clusterctl-auto-down.timer"
+AUTO_DOWN_TIMER: Final = "clusterctl-auto-down.timer"
 _PLACES = ("/", "/tmp", "/var", "/run")  # noqa: S108
 
 
@@ -54,7 +56,7 @@ def _question(host: Host, spec: ClusterSpec, inventory: Inventory, workspace: Wo
         units["clusterctl-scratch"] = ()
         files.append(_SCRATCH)
     if leads and isinstance(spec.provider, GcpProvider) and spec.provider.auto_down:
-        units[_AUTO_DOWN_TIMER] = (f"/etc/systemd/system/{_AUTO_DOWN_TIMER}",)
+        units[AUTO_DOWN_TIMER] = (f"/etc/systemd/system/{AUTO_DOWN_TIMER}",)
         files += _AUTO_DOWN
     users = tuple(user.name for user in spec.users)
     return Question(

@@ -18,6 +18,7 @@ import google.auth
 import requests
 from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError, RefreshError, TransportError
 from google.auth.transport.requests import AuthorizedSession
+from google.oauth2.credentials import Credentials
 
 from clusterctl.errors import ApiOffError, CloudError, CredentialsError, PermissionDeniedError
 
@@ -115,7 +116,7 @@ class Api:
         for attempt in range(_TRIES):
             last = attempt == _TRIES - 1
             try:
-                session = self._session = self._session or _session()
+                session = self._session = self._session or _session(self.project)
                 response = session.request(verb, url, params=dict(query), timeout=_TIMEOUT_S)
             except RefreshError as exc:
                 raise CredentialsError("the login has expired", why=_first_line(exc), fix=LOG_IN) from exc
@@ -157,15 +158,22 @@ class Api:
 _VERBS = {"GET": "show", "POST": "do", "DELETE": "delete"}
 
 
-def _session() -> requests.Session:
+def _session(project: str) -> requests.Session:
+    """Who calls. A person's calls of some APIs are counted on a project: this one, if none is named.
+
+    Raises:
+        CredentialsError: nobody is logged in.
+    """
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # of a login without a quota project: said where it matters
+            warnings.simplefilter("ignore")  # of a login without a quota project: it gets one below
             credentials, _ = google.auth.default(scopes=[_SCOPE])
     except DefaultCredentialsError as exc:
         raise CredentialsError(
             "nobody is logged in to Google Cloud", why=_first_line(exc), fix=LOG_IN
         ) from exc
+    if isinstance(credentials, Credentials) and not credentials.quota_project_id:
+        credentials = credentials.with_quota_project(project)
     return AuthorizedSession(credentials)  # type: ignore[no-untyped-call]  # google-auth's
 
 

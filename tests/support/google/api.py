@@ -24,9 +24,11 @@ from urllib.parse import parse_qsl, urlsplit
 from tests.support.google import answers, discovery
 from tests.support.google.world import World
 
+Answer = tuple[int, Any, Mapping[str, str]]  # status, JSON, headers
 TOKEN = "double-token"  # noqa: S105
 PROJECT = "demo-project"
 EMAIL = f"controller@{PROJECT}.iam.gserviceaccount.com"
+_COUNTED = {"file", "iam", "serviceusage"}  # a person's calls of these need a project to count them on
 _STATUS = {
     400: "INVALID_ARGUMENT",
     403: "PERMISSION_DENIED",
@@ -104,9 +106,7 @@ class Google:
         """The paths of all calls of a method, in order."""
         return [path for name, path in self.calls if name == method]
 
-    def answer(
-        self, verb: str, target: str, headers: Mapping[str, str], body: Any
-    ) -> tuple[int, Any, Mapping[str, str]]:
+    def answer(self, verb: str, target: str, headers: Mapping[str, str], body: Any) -> Answer:
         """What a request gets: status, JSON, headers."""
         url = urlsplit(target)
         service, _, rest = url.path.lstrip("/").partition("/")
@@ -118,22 +118,29 @@ class Google:
         query = dict(parse_qsl(url.query, keep_blank_values=True))
         with self._lock:
             self.calls.append((method.id, f"/{rest}"))
-            if verb == "POST" and "content-length" not in headers:
-                return refusal(411, "POST requests require a Content-length header")
-            if headers.get("authorization") != f"Bearer {TOKEN}":
-                return refusal(401, "no valid token")
-            if wrong := discovery.wrong_request(method, values, query, body):
-                self.violations += [f"{method.id}: {problem}" for problem in wrong]
+            wrong = discovery.wrong_request(method, values, query, body)
+            self.violations += [f"{method.id}: {problem}" for problem in wrong]
+            if wrong:
                 return refusal(400, "; ".join(wrong))
-            for fault in self.faults:
-                if fault.method == method.id and fault.times > 0:
-                    fault.times -= 1
-                    return refusal(fault.status, fault.message, fault.reason, fault.headers)
-            return self._answer(method, values, query)
+            return self._refused(method, headers) or self._answer(method, values, query)
+
+    def _refused(self, method: discovery.Method, headers: Mapping[str, str]) -> Answer | None:
+        """What is refused whatever is asked for."""
+        if method.verb == "POST" and "content-length" not in headers:
+            return refusal(411, "POST requests require a Content-length header")
+        if headers.get("authorization") != f"Bearer {TOKEN}":
+            return refusal(401, "no valid token")
+        if method.service in _COUNTED and "x-goog-user-project" not in headers:
+            return refusal(403, f"The {method.service} API requires a quota project", "SERVICE_DISABLED")
+        for fault in self.faults:
+            if fault.method == method.id and fault.times > 0:
+                fault.times -= 1
+                return refusal(fault.status, fault.message, fault.reason, fault.headers)
+        return None
 
     def _answer(
         self, method: discovery.Method, values: Mapping[str, str], query: Mapping[str, str]
-    ) -> tuple[int, Any, Mapping[str, str]]:
+    ) -> Answer:
         try:
             said = answers.answer(self, method.id, values, query)
         except answers.RefusedError as exc:
@@ -145,9 +152,7 @@ class Google:
         return 200, said, {}
 
 
-def refusal(
-    status: int, message: str, reason: str = "", headers: Mapping[str, str] | None = None
-) -> tuple[int, Any, Mapping[str, str]]:
+def refusal(status: int, message: str, reason: str = "", headers: Mapping[str, str] | None = None) -> Answer:
     """An error as Google words it; a ``reason`` in capitals is a detail, as for an API that is off."""
     error: dict[str, Any] = {"code": status, "message": message, "status": _STATUS.get(status, "UNAVAILABLE")}
     if reason.isupper():

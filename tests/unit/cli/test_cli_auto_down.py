@@ -1,0 +1,37 @@
+"""What `status` says of a cluster that may take itself down."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from clusterctl.cli.cluster import auto_down
+from clusterctl.spec import ClusterSpec
+from clusterctl.transport.scripted import ScriptedTransport, Step
+
+
+def spec(**provider: Any) -> ClusterSpec:
+    return ClusterSpec.model_validate(
+        {
+            "version": 1,
+            "name": "demo",
+            "provider": {"type": "gcp", "project": "my-project", "zone": "us-central1-a", **provider},
+            "partitions": [{"name": "train", "nodes": 1}],
+        }
+    )
+
+
+ASKED = ("systemctl", "is-active", "clusterctl-auto-down.timer")
+
+
+@pytest.mark.parametrize(
+    ("answer", "rc", "armed"), [("active\n", 0, True), ("inactive\n", 3, False), ("", 4, False)]
+)
+def test_it_is_said_whether_the_timer_runs(answer: str, rc: int, armed: bool) -> None:
+    controller = ScriptedTransport([Step(ASKED, stdout=answer, rc=rc)])
+    assert auto_down(spec(auto_down="8h"), controller) == {"after": "8h", "armed": armed}
+
+
+def test_a_cluster_that_stays_is_not_asked() -> None:
+    assert auto_down(spec(), ScriptedTransport()) is None
