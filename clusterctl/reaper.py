@@ -5,6 +5,7 @@
 ``PARENT`` is the pid of whoever started us. Killing a process group is not enough: Ansible's workers lead
 sessions of their own. What loses its parent becomes our child instead of init's. With a ``GRACE`` of some
 seconds the program is interrupted first, as by Ctrl-C, and has that long to end, or until the next signal.
+Descriptors beyond the three standard ones stay with us: a lock among them is held as long as we live.
 """
 
 from __future__ import annotations
@@ -19,6 +20,7 @@ from types import FrameType
 
 _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36  # prctl(2)
 _SIGNALLED = 128
+_STDERR = 2
 
 
 def main(parent: int, grace_s: int, argv: list[str]) -> int:
@@ -31,6 +33,9 @@ def main(parent: int, grace_s: int, argv: list[str]) -> int:
     prctl(_SET_PDEATHSIG, signal.SIGTERM)
     if os.getppid() != parent:  # it died before the kernel was told
         return _SIGNALLED + signal.SIGTERM
+    for descriptor in [int(entry.name) for entry in Path("/proc/self/fd").iterdir()]:
+        with suppress(OSError):  # that of the list itself
+            os.set_inheritable(descriptor, descriptor <= _STDERR)
     try:
         defaults = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
         program = os.posix_spawnp(argv[0], argv, os.environ, setsigdef=defaults)

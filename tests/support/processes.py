@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import time
+from contextlib import suppress
+from pathlib import Path
 
 
 def gone(pid: int) -> bool:
@@ -15,3 +17,13 @@ def gone(pid: int) -> bool:
             return True
         time.sleep(0.05)
     return False
+
+
+def descendants(pid: int) -> list[int]:
+    """All that it started and what these started, as far as they have their parents."""
+    found: list[int] = []
+    with suppress(FileNotFoundError, ProcessLookupError):  # it ended meanwhile
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            for child in map(int, (thread / "children").read_text().split()):
+                found += [child, *descendants(child)]
+    return found

@@ -130,7 +130,8 @@ def _differing(change: ResourceChange, inside: str | None = None) -> tuple[str, 
 
 def _list(attributes: Iterable[str]) -> str:
     words = list(dict.fromkeys(name.replace("_", " ") for name in attributes))
-    return f"{' and '.join(words)} change{'' if len(words) > 1 else 's'}" if words else ""
+    several = len(words) > 1 or (words[-1:] and words[-1].endswith("s"))
+    return f"{' and '.join(words)} change{'' if several else 's'}" if words else ""
 
 
 def _counted(word: str, count: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -55,7 +56,7 @@ class Terraform:
     def init(self) -> None:
         """Fetch the providers and set up the backend; versions stay as the lock file has them.
 
-        What a crash left behind is put right: a torn state file, a state that could not be written.
+        A state that an earlier run could not write is written first.
         """
         state.mend_torn(self.folder, self.say)
         backend = BACKEND_FILE if (self.folder / BACKEND_FILE).is_file() else None
@@ -79,6 +80,7 @@ class Terraform:
 
         ``adopt``, address -> id, is there already, and is taken into the state by this plan.
         """
+        state.mend_torn(self.folder, self.say)
         with _import_blocks(self.folder, adopt):
             code, found = self._events(
                 "plan",
@@ -183,18 +185,19 @@ class Terraform:
             else:
                 progress.take(event)
 
+        began = time.time()
         ended = run(self._argv(verb, *words, json=FLAG, **options), self.folder, heard=hear, say=self.say)
         if ended.code in (0, _CHANGES):
             return ended.code, ()
         failed = errors(found) or printed("".join(other) + ended.stderr, code=ended.code)
-        if self._unlocked(failed):
+        if self._unlocked(failed, began):
             return self._events(verb, *words, **options)
         return ended.code, failed
 
-    def _unlocked(self, failed: tuple[Diagnostic, ...]) -> bool:
+    def _unlocked(self, failed: tuple[Diagnostic, ...], began: float) -> bool:
         """Whether it failed for a lock that a Terraform of ours left behind, and that is released now."""
         held = locks.held(failed)
-        if held is None or not locks.is_left_behind(held, self.folder):
+        if held is None or not locks.is_left_behind(held, self.folder, before=began):
             return False
         self.say(f"releasing the state lock that a Terraform left behind which was killed ({held.created})")
         self._printing("the state could not be unlocked", "force-unlock", held.id, force=FLAG)

@@ -48,11 +48,18 @@ def held(failed: Iterable[Diagnostic]) -> Lock | None:
     return None
 
 
-def is_left_behind(lock: Lock, folder: Path) -> bool:
-    """Whether a run of ours on this folder and machine took it, which did not come to its end."""
+def is_left_behind(lock: Lock, folder: Path, *, before: float) -> bool:
+    """Whether a run of ours on this folder and machine took it, which did not come to its end.
+
+    ``before`` (Unix seconds) is when the run began that it was in the way of: some backends name that run's
+    own wish for a lock instead of the lock.
+    """
     me = f"{pwd.getpwuid(os.getuid()).pw_name}@{socket.gethostname()}"
-    return lock.who == me and any(
-        began <= lock.created <= began + _SOON for began in map(_moment, _notes(folder))
+    asked = datetime.fromtimestamp(before).astimezone()
+    return (
+        lock.who == me
+        and lock.created < asked
+        and any(began <= lock.created <= began + _SOON for began in map(_moment, _notes(folder)))
     )
 
 

@@ -9,17 +9,15 @@ from __future__ import annotations
 
 import fcntl
 import os
-import queue
 import subprocess
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
-from typing import IO, Final
+from typing import Final
 
 from clusterctl.errors import LockedError
 from clusterctl.mortal import mortal
@@ -31,6 +29,8 @@ GRACE_S: Final = 60  # to end what is under way and write the state
 _LOCK: Final = ".clusterctl.lock"
 _LOCK_WAIT_S: Final = GRACE_S + 30.0
 _PAUSE_S: Final = 0.2
+_POLL_S: Final = 0.1
+_BLOCK_BYTES: Final = 1 << 16
 _STDERR_BYTES: Final = 20_000
 # What would change what is planned, or where the state is, behind our back.
 _NOT_INHERITED: Final = ("TF_CLI_ARGS", "TF_VAR_", "TF_WORKSPACE", "TF_DATA_DIR", "TF_INPUT", "TF_REATTACH_")
@@ -58,27 +58,33 @@ def run(
         LockedError: a Terraform that outlived its clusterctl is still at work there.
         OSError: it can't be started.
     """
-    with _alone(folder, say) as lock, noted(folder), tempfile.TemporaryFile() as stderr:
+    with _alone(folder, say) as lock, noted(folder), _sink() as stdout, _sink() as stderr:
         process = subprocess.Popen(
             mortal(argv, grace_s=GRACE_S),
             cwd=folder,
             env=environment(env),
             stdin=subprocess.DEVNULL,
-            stdout=subprocess.PIPE,
+            stdout=stdout,
             stderr=stderr,
-            pass_fds=(lock,),  # so that it is held as long as Terraform, or a plugin of it, lives
+            pass_fds=(lock,),  # to the reaper, which lives as long as Terraform does
             start_new_session=True,
             umask=0o077,
         )
-        with process:
-            lines = _lines(process.stdout)
-            try:
-                while (line := lines.get()) is not None:
+        lines = _Lines(stdout)
+        try:
+            while process.poll() is None:
+                for line in lines.new():
                     heard(line)
-            except BaseException:
-                _wind_up(process, lines, say)
-                raise
-        return Ended(process.returncode, _tail(stderr))
+                with suppress(subprocess.TimeoutExpired):
+                    process.wait(_POLL_S)
+        except BaseException:
+            _wind_up(process, say)
+            raise
+        for line in lines.rest():
+            heard(line)
+        size = os.fstat(stderr).st_size
+        tail = os.pread(stderr, _STDERR_BYTES, max(0, size - _STDERR_BYTES))
+        return Ended(process.returncode, tail.decode(errors="replace"))
 
 
 def environment(ours: Mapping[str, str]) -> dict[str, str]:
@@ -119,37 +125,53 @@ def _locked(fd: int) -> bool:
     return True
 
 
-def _lines(stream: IO[bytes] | None) -> queue.SimpleQueue[str | None]:
-    """The lines of a pipe as they come, None at its end; read by a thread, so that it never fills."""
-    lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+@contextmanager
+def _sink() -> Iterator[int]:
+    """What a program can write to, and go on writing to when we are dead: a broken pipe would end it at once.
 
-    def read() -> None:
-        for raw in stream or ():
-            lines.put(raw.decode(errors="replace"))
-        lines.put(None)
+    In memory, where the kernel has that: what is shown of a plan is not for the disk.
+    """
+    if hasattr(os, "memfd_create"):
+        fd = os.memfd_create("terraform", os.MFD_CLOEXEC)
+        try:
+            yield fd
+        finally:
+            os.close(fd)
+    else:
+        with tempfile.TemporaryFile() as file:
+            yield file.fileno()
 
-    threading.Thread(target=read, name="terraform", daemon=True).start()
-    return lines
+
+class _Lines:
+    """The lines of a sink, as they come. Its offset is the writer's, and is left alone."""
+
+    def __init__(self, fd: int) -> None:
+        self._fd = fd
+        self._read = 0
+        self._begun = b""
+
+    def new(self) -> Iterator[str]:
+        """The whole lines since the last call."""
+        while block := os.pread(self._fd, _BLOCK_BYTES, self._read):
+            self._read += len(block)
+            *whole, self._begun = (self._begun + block).split(b"\n")
+            for line in whole:
+                yield line.decode(errors="replace") + "\n"
+
+    def rest(self) -> Iterator[str]:
+        """Those up to the end, whole or not."""
+        yield from self.new()
+        if self._begun:
+            yield self._begun.decode(errors="replace")
 
 
-def _wind_up(process: subprocess.Popen[bytes], lines: queue.SimpleQueue[str | None], say: Say) -> None:
+def _wind_up(process: subprocess.Popen[bytes], say: Say) -> None:
     """Have it interrupted once, and wait until it has written its state; the next interrupt kills it."""
     process.terminate()
     try:
         say(f"interrupted: waiting until Terraform has written its state, {GRACE_S} seconds at most")
-        _drain(lines)
+        process.wait()
     except BaseException:
         process.terminate()
-        _drain(lines)
+        process.wait()
         raise
-
-
-def _drain(lines: queue.SimpleQueue[str | None]) -> None:
-    while lines.get() is not None:
-        pass
-
-
-def _tail(file: IO[bytes]) -> str:
-    size = file.seek(0, os.SEEK_END)
-    file.seek(max(0, size - _STDERR_BYTES))
-    return file.read().decode(errors="replace")

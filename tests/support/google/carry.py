@@ -1,0 +1,28 @@
+"""`up` or `down` of a ``Terraformed`` cluster as a process of its own, to be killed: FOLDER up|down."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+from clusterctl.providers.gcp.carry_out import Owner, carry_out
+from clusterctl.providers.gcp.changes import names
+from clusterctl.providers.gcp.diagnose import explaining
+from clusterctl.providers.terraform import Terraform
+from tests.support.google.terraformed import CLUSTER_ID, PLACE
+
+
+def say(line: str) -> None:
+    sys.stdout.write(f"{line}\n")
+    sys.stdout.flush()
+
+
+def main(folder: str, verb: str) -> None:
+    terraform = Terraform(Path(folder), say, explain=explaining(PLACE), names=names(PLACE))
+    plan = terraform.plan(destroy=verb == "down")
+    say("planned")
+    carry_out(terraform, plan, Owner(CLUSTER_ID), say=say)
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,115 @@
+"""What Terraform would do, in a user's terms."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.providers.base import HostChange
+from clusterctl.providers.gcp.changes import INSTANCE, host_changes, names, other_changes, word_for
+from clusterctl.providers.terraform import Plan, Resource, ResourceChange
+from clusterctl.providers.terraform.plan import Action
+from tests.support.google.terraformed import PLACE, Terraformed
+from tests.support.terraform import program
+
+
+def change(
+    kind: str, action: Action, before: dict[str, Any] | None, after: dict[str, Any] | None, address: str = "a"
+) -> ResourceChange:
+    return ResourceChange(f"{address}.{kind}.host", kind, "host", None, action, before, after)
+
+
+def plan(*changes: ResourceChange) -> Plan:
+    return Plan(Path("plan.tfplan"), "0", changes)
+
+
+def instance(**more: Any) -> dict[str, Any]:
+    return {"name": "demo-train-1", "machine_type": "g2-standard-4", "scheduling": [{}], **more}
+
+
+def test_a_host_is_what_it_is_and_changes_for_a_reason() -> None:
+    t4 = [{"type": "projects/p/zones/z/acceleratorTypes/nvidia-tesla-t4", "count": 2}]
+    spot = [{"provisioning_model": "SPOT"}]
+    before = instance(machine_type="n1-standard-4", guest_accelerator=t4, scheduling=spot)
+    (gone,) = host_changes(plan(change(INSTANCE, "delete", before, None)))
+    assert (gone.action, gone.what) == ("remove", "n1-standard-4, 2 x nvidia-tesla-t4, spot")
+    (kept,) = host_changes(plan(change(INSTANCE, "no-op", instance(), instance())))
+    assert kept == HostChange("demo-train-1", "keep", "g2-standard-4")
+
+
+def test_a_new_machine_type_stops_the_controller_and_replaces_a_node() -> None:
+    after = instance(machine_type="g2-standard-8", effective_labels={"new": "1"})
+    prices = {"g2-standard-4": 0.7, "g2-standard-8": 0.9}
+
+    def price(attributes: Any) -> float:
+        return prices[attributes["machine_type"]]
+
+    (stopped,) = host_changes(plan(change(INSTANCE, "update", instance(), after)), price)
+    assert stopped == HostChange(
+        "demo-train-1", "change", "g2-standard-8", "machine type changes", 0.9, 0.7, restarts=True
+    )
+    (labelled,) = host_changes(plan(change(INSTANCE, "update", instance(), instance(labels={"a": "b"}))))
+    assert (labelled.why, labelled.restarts) == ("labels change", False)
+    shape = change(
+        "terraform_data",
+        "update",
+        {"input": {"machine_type": "g2-standard-4", "image": "a", "local_ssds": 0}},
+        {"input": {"machine_type": "g2-standard-8", "image": "b", "local_ssds": 0}},
+    )
+    shape = ResourceChange("a.terraform_data.shape", *[getattr(shape, n) for n in shape.__slots__[1:]])
+    (replaced,) = host_changes(plan(shape, change(INSTANCE, "replace", instance(), after)))
+    assert (replaced.action, replaced.why) == ("replace", "machine type and image change")
+
+
+def test_what_is_no_host_is_counted() -> None:
+    made = [
+        change("google_compute_network", "create", None, {}),
+        *[change("google_service_account", "create", None, {}) for _ in range(2)],
+        *[change("google_compute_resource_policy", "create", None, {}) for _ in range(2)],
+        *[change("google_project_service", "create", None, {}) for _ in range(7)],
+        change("terraform_data", "create", None, {}),
+        change(INSTANCE, "create", None, instance()),
+        change("google_compute_firewall", "delete", {}, None),
+    ]
+    assert other_changes(plan(*made)) == (
+        "make a network, 2 service accounts, 2 compact placement policies, 7 APIs of the project",
+        "remove a firewall rule",
+    )
+
+
+def test_every_resource_of_the_module_has_a_word() -> None:
+    module = Path(__file__).parents[3] / "terraform" / "gcp"
+    text = "".join(path.read_text() for path in module.rglob("*.tf"))
+    kinds = {line.split('"')[1] for line in text.splitlines() if line.startswith('resource "')} - {INSTANCE}
+    unnamed = {kind for kind in kinds if word_for(kind) == kind.removeprefix("google_").replace("_", " ")}
+    assert kinds
+    assert not unnamed
+
+
+def test_hosts_and_what_is_of_them_are_called_by_name() -> None:
+    call = names(PLACE)
+    node = 'module.nodes.module.node["demo-train-1"]'
+    assert call(Resource(f"{node}.{INSTANCE}.host", INSTANCE, "host")) == "demo-train-1"
+    disk = "google_compute_disk"
+    assert call(Resource(f'{node}.{disk}.extra["0"]', disk, "extra", "0")) == "a disk (demo-train-1)"
+    controller = f"module.controller.module.host.{INSTANCE}.host"
+    assert call(Resource(controller, INSTANCE, "host")) == "demo-ctl"
+    assert call(Resource("x", "google_compute_network", "cluster")) == "a network"
+    assert call(Resource("x", "terraform_data", "shape")) == ""
+
+
+@pytest.mark.sweep
+def test_real_plans_read_like_this(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    cluster = Terraformed(tmp_path, monkeypatch.setenv, program=program("found"))
+    first = cluster.up()
+    assert cluster.changes(first) == dict.fromkeys(["demo-ctl", "demo-train-1", "demo-train-2"], "make")
+    cluster.nodes(1, "machine_type: g2-standard-8")
+    then = {host.name: host for host in host_changes(cluster.terraform.plan())}
+    assert then["demo-ctl"].action == "keep"
+    assert then["demo-train-1"].why == "machine type changes"
+    assert (then["demo-train-1"].action, then["demo-train-1"].what) == ("replace", "g2-standard-8")
+    assert (then["demo-train-2"].action, then["demo-train-2"].why) == ("remove", "it is no longer asked for")
+    assert json.dumps(cluster.said).count("module.") == 0

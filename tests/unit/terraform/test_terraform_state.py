@@ -1,0 +1,167 @@
+"""What a killed Terraform leaves of its state and its locks, and what the next run makes of it."""
+
+from __future__ import annotations
+
+import datetime
+import json
+import os
+import pwd
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from clusterctl.errors import ProvisionError
+from clusterctl.providers.terraform import Terraform
+from clusterctl.providers.terraform.locks import noted
+from clusterctl.providers.terraform.program import Program
+from tests.support.state_server import StateServer
+from tests.support.terraform import MODULE, Work
+
+ME = f"{pwd.getpwuid(os.getuid()).pw_name}@{socket.gethostname()}"
+APPLIES = """
+import sys
+from pathlib import Path
+from clusterctl.providers.terraform import Terraform
+terraform = Terraform(Path(sys.argv[1]), lambda line: print(line, flush=True))
+terraform.apply(terraform.plan())
+"""
+
+
+@pytest.fixture
+def server() -> Iterator[StateServer]:
+    serves = StateServer()
+    yield serves
+    serves.close()
+
+
+@pytest.fixture
+def remote(chosen: Program, server: StateServer, tmp_path: Path) -> Work:
+    """A folder whose state is elsewhere."""
+    made = Work(tmp_path / "terraform", chosen, MODULE + server.backend)
+    made.hosts(one="small")
+    made.terraform.init()
+    return made
+
+
+def test_a_torn_state_is_replaced_by_the_one_before(work: Work) -> None:
+    work.terraform.apply(work.terraform.plan())
+    work.hosts(one="small", two="small", three="small", four="small")
+    work.terraform.apply(work.terraform.plan())
+    (work.folder / "terraform.tfstate").write_bytes(b"")
+    plan = work.terraform.plan()
+    assert [change.key for change in plan.real_changes] == ["four"]
+    assert "the state was torn when Terraform was killed: going on from the one before" in work.said
+    assert len(list(work.folder.glob("terraform.tfstate.torn-*"))) == 1
+
+
+def test_no_state_at_all_is_no_torn_one(work: Work) -> None:
+    assert len(work.terraform.plan().real_changes) == 3
+    assert not any("torn" in line for line in work.said)
+
+
+def test_a_state_that_could_not_be_written_is_written_by_the_next_run(
+    remote: Work, server: StateServer
+) -> None:
+    plan = remote.terraform.plan()
+    server.broken = True
+    with pytest.raises(ProvisionError):
+        remote.terraform.apply(plan)
+    assert (remote.folder / "errored.tfstate").is_file()
+    server.broken = False
+    remote.terraform.init()
+    assert not (remote.folder / "errored.tfstate").exists()
+    assert remote.terraform.plan().is_empty
+
+
+# As the backend for buckets says it; `force-unlock` releases the lock.
+PLAYED = """#!/bin/sh
+case $1 in
+plan)
+    test -e unlocked && { touch plan.tfplan; exit 0; }
+    cat lock.json
+    exit 1 ;;
+show) echo '{}' ;;
+force-unlock) echo "$*" >unlocked ;;
+esac
+"""
+
+
+@dataclass
+class Bucket:
+    """A folder on which a Terraform is played that finds the state locked, since ``ago_s`` by ``who``."""
+
+    folder: Path
+
+    def plan(self, who: str, *, ago_s: float) -> None:
+        created = datetime.datetime.now(datetime.UTC) - datetime.timedelta(seconds=ago_s)
+        detail = (
+            'Error message: writing "gs://b/clusterctl/default.tflock" failed: googleapi: Error 412: At '
+            "least one of the pre-conditions you specified did not hold., conditionNotMet\nLock Info:\n"
+            "  ID:        1763659988224063\n  Path:      gs://b/clusterctl/default.tflock\n"
+            f"  Operation: OperationTypeApply\n  Who:       {who}\n  Version:   1.11.4\n"
+            f"  Created:   {created:%Y-%m-%d %H:%M:%S.%f}123 +0000 UTC\n  Info:      \n"
+        )
+        said = {"severity": "error", "summary": "Error acquiring the state lock", "detail": detail}
+        (self.folder / "lock.json").write_text(json.dumps({"type": "diagnostic", "diagnostic": said}) + "\n")
+        (self.folder / "terraform").write_text(PLAYED)
+        (self.folder / "terraform").chmod(0o755)
+        Terraform(self.folder, lambda _: None, program=Program(self.folder / "terraform", "1.11.4")).plan()
+
+    def died(self, ago_s: float) -> None:
+        """A run of ours began that long ago, and was killed."""
+        (self.folder / ".clusterctl.runs").write_text(f"{time.time() - ago_s:.6f}\n")
+
+    @property
+    def unlocked(self) -> str:
+        path = self.folder / "unlocked"
+        return path.read_text() if path.is_file() else ""
+
+
+def test_a_lock_that_a_dead_run_of_ours_left_is_released(tmp_path: Path) -> None:
+    bucket = Bucket(tmp_path)
+    bucket.died(ago_s=60)
+    bucket.plan(ME, ago_s=50)
+    assert bucket.unlocked == "force-unlock -force 1763659988224063\n"
+
+
+@pytest.mark.parametrize(
+    ("who", "ago_s"),
+    [(ME, 70), ("somebody@elsewhere", 50), (ME, -5)],
+    ids=["older than our run", "another's", "younger than the run that it is in the way of"],
+)
+def test_a_lock_of_another_stays(tmp_path: Path, who: str, ago_s: float) -> None:
+    bucket = Bucket(tmp_path)
+    bucket.died(ago_s=60)
+    with pytest.raises(ProvisionError, match="Terraform could not make a plan") as caught:
+        bucket.plan(who, ago_s=ago_s)
+    assert "Error acquiring the state lock" in caught.value.why
+    assert not bucket.unlocked
+
+
+def test_a_run_that_came_to_its_end_left_no_lock(tmp_path: Path) -> None:
+    bucket = Bucket(tmp_path)
+    with pytest.raises(ZeroDivisionError), noted(tmp_path):
+        _ = 1 / 0
+    with pytest.raises(ProvisionError):
+        bucket.plan(ME, ago_s=0.001)
+
+
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGINT])
+def test_killed_or_interrupted_terraform_writes_its_state_and_ends(work: Work, sign: signal.Signals) -> None:
+    work.hosts(seconds=1, **{f"host{n}": "small" for n in range(35)})  # five wait for the first thirty
+    argv = [sys.executable, "-c", APPLIES, str(work.folder)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert any(": created" in line for line in process.stdout)
+        process.send_signal(sign)
+    known = json.loads((work.folder / "terraform.tfstate").read_text()) if sign == signal.SIGINT else None
+    assert len(work.existing()) >= 1  # once it has ended
+    assert known is None or known["resources"]
+    assert work.terraform.plan(destroy=True).real_changes
