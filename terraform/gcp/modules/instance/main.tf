@@ -23,6 +23,7 @@ resource "terraform_data" "shape" {
     },
     var.stop_to_change ? {} : {
       machine_type    = var.host.machine_type
+      placement       = var.host.placement
       secure_boot     = var.common.secure_boot
       service_account = var.service_account
       subnetwork      = var.common.subnetwork
