@@ -60,7 +60,7 @@ class Table(_Row):
 @cache
 def table() -> Table:
     """The built-in table."""
-    text = (files("clusterctl.providers.gcp") / "prices.yaml").read_text()
+    text = (files("clusterctl.providers.gcp") / "data" / "prices.yaml").read_text()
     document: dict[str, Any] = YAML(typ="safe", pure=True).load(text)
     return Table.model_validate({**document, "date": str(document["date"])})
 

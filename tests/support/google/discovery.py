@@ -36,9 +36,9 @@ def methods(service: str) -> tuple[Method, ...]:
     """All methods of a service."""
     doc = document(service)
     return tuple(
-        Method(service, m["id"], m["httpMethod"], _pattern(doc["servicePath"] + m["flatPath"]), m)
-        if "flatPath" in m
-        else Method(service, m["id"], m["httpMethod"], _pattern(doc["servicePath"] + m["path"]), m)
+        Method(
+            service, m["id"], m["httpMethod"], _pattern(doc["servicePath"] + m.get("flatPath", m["path"])), m
+        )
         for m in _flat(doc)
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import json
 import os
 import subprocess
@@ -230,6 +231,18 @@ def test_a_dry_run_only_says(controller: Controller) -> None:
     assert {method for method, _ in controller.google.calls} == {"compute.instances.get"}
     assert Path(controller.settings["state"]).read_text() == before
     assert not (controller.folder / "wall.calls").exists()
+
+
+def test_it_runs_with_the_python_of_a_controller_and_nothing_else() -> None:
+    tree = ast.parse(PROGRAM.read_text(), feature_version=(3, 8))
+    imported = {
+        name.name.partition(".")[0]
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import)
+        for name in node.names
+    }
+    imported |= {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
+    assert imported <= sys.stdlib_module_names
 
 
 def test_slurm_is_asked_for_all_users_and_hidden_partitions(controller: Controller) -> None:
