@@ -125,8 +125,10 @@ def unbuilt(spec: ClusterSpec, to: Callable[[], Transport]) -> str:
     lock = resolved(Question(files, asset("payload") / "requirements.lock"))
     if lock is None:
         return "its packages are chosen anew"
-    there = not lock.wheels or _is_there(to(), lock)
-    return "" if there else f"{len(lock.wheels)} packages are installed"
+    if not lock.wheels or _is_there(to(), lock):
+        return ""
+    count = len(lock.wheels)
+    return "1 package is installed" if count == 1 else f"{count} packages are installed"
 
 
 def build(

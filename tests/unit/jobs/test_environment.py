@@ -17,7 +17,7 @@ import pytest
 
 from clusterctl import jobs
 from clusterctl.errors import TransportError, UsageError
-from clusterctl.jobs import PLAIN, Environment, build, environment_of
+from clusterctl.jobs import PLAIN, Environment, build, environment_of, unbuilt
 from clusterctl.jobs.environment import ENVIRONMENTS
 from clusterctl.spec import ClusterSpec, JobSpec
 from clusterctl.transport.base import BULK, Conversation
@@ -115,6 +115,21 @@ def test_it_is_built_once(home: Path, resolve: Resolve) -> None:
     assert said[1:] == ["building the environment"]
     assert not made(environment, said)
     assert len(said) == 2
+
+
+def test_what_is_to_be_done_yet_is_told_by_looking(home: Path, tmp_path: Path, resolve: Resolve) -> None:
+    spec, cache = a_spec(tmp_path / "spec.txt"), tmp_path / "cache"
+    (tmp_path / "spec.txt").write_text("first\n")
+    assert unbuilt(a_spec(), LocalTransport) == ""
+    assert unbuilt(spec, LocalTransport) == "its packages are chosen anew"
+    assert not cache.exists()
+    environment = resolve("", "first\ntool")
+    assert unbuilt(spec, LocalTransport) == "2 packages are installed"
+    assert not home.exists()
+    made(environment)
+    assert unbuilt(spec, LocalTransport) == ""
+    (tmp_path / "spec.txt").write_text("first<2\n")
+    assert unbuilt(spec, LocalTransport) == "its packages are chosen anew"
 
 
 class Noting(LocalTransport):

@@ -13,10 +13,11 @@ import pytest
 
 from clusterctl.errors import VerifyError
 from clusterctl.inventory import COMPUTE, CONTROLLER, Host, Inventory
+from clusterctl.slurm.models import NodeInfo
 from clusterctl.slurm.parse import FIELD, RECORD
 from clusterctl.transport.base import Transport
 from clusterctl.transport.scripted import Call, ScriptedTransport, Step
-from clusterctl.verify import Proof, remote_pairs
+from clusterctl.verify import Proof, astray, remote_pairs
 from clusterctl.verify import verify as verify_by
 
 NAMES = ("d-train-1", "d-train-2")
@@ -235,3 +236,22 @@ def test_pairs_are_tried_for_real() -> None:
     unreached = json.loads(done.stdout)
     assert "itself" not in unreached
     assert unreached["nowhere"]
+
+
+def test_nodes_that_slurm_does_not_use_are_told_unless_a_person_wants_it_so() -> None:
+    def node(shown: str, reason: str = "", by: str = "") -> NodeInfo:
+        return NodeInfo(shown, shown, reason, 1, 1, "", (), by)
+
+    nodes = [
+        *(node("idle"), node("mixed"), node("idle+drain", "noisy fan", "ada"), node("maint")),
+        *(
+            node("down", "Not responding", "slurm"),
+            node("idle*"),
+            node("idle+drain", "Low RealMemory", "root"),
+        ),
+    ]
+    assert astray(nodes) == (
+        ("down", "Slurm says DOWN: Not responding"),
+        ("idle*", "Slurm says IDLE+NOT_RESPONDING"),
+        ("idle+drain", "Slurm says IDLE+DRAIN: Low RealMemory"),
+    )
