@@ -47,3 +47,20 @@ def tree_hash(root: Path) -> str:
 def payload_hash() -> str:
     """The hash that names the payload on the nodes: /opt/clusterctl/payload/<hash>/payload."""
     return tree_hash(asset("payload"))
+
+
+def install_inputs() -> tuple[bytes, ...]:
+    """What decides what is installed on a host: the install half of the roles, and the jobs' Python.
+
+    What only `configure.yml` reads (its tasks, handlers, templates) is left out, so that editing it installs
+    nothing again. A role without an install half installs nothing.
+    """
+    ansible = asset("ansible")
+    chosen = [ansible / "install.yml", asset("payload") / "requirements.lock"]
+    installing = {path.parents[1].name for path in ansible.glob("roles/*/tasks/install.yml")}
+    for path in sorted(ansible.glob("roles/*/**/*")):
+        _, role, inner, *_ = path.relative_to(ansible).parts
+        counts = inner in {"vars", "defaults", "files"} or path.name == "install.yml"
+        if path.is_file() and role in installing and counts:
+            chosen.append(path)
+    return tuple(part for path in chosen for part in (path.name.encode(), path.read_bytes()))

@@ -18,7 +18,7 @@ from clusterctl.inventory import Inventory
 from clusterctl.journal import Journal, digest
 from clusterctl.lock import WAIT_S as LOCK_WAIT_S
 from clusterctl.mend import Mended, mend, questions
-from clusterctl.mortal import sweep
+from clusterctl.mortal import sweep, temporary_folder
 from clusterctl.phases import Phase, Run, TellMended, untold
 from clusterctl.planning import Plan, ahead
 from clusterctl.providers.base import BakeTarget, Provider
@@ -47,7 +47,10 @@ def provider_of(settings: ProviderSettings) -> Provider:
         case LocalSettings():
             return LocalProvider(settings)
         case GcpSettings():
-            raise UsageError("Google Cloud is not built yet", where="provider.type", fix="write type: local")
+            # Here: most runs are of other providers, and Google's libraries take their time.
+            from clusterctl.providers.gcp.provider import GcpProvider  # noqa: PLC0415
+
+            return GcpProvider(settings)
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,12 +117,14 @@ def up(
         write_atomic(workspace.spec, text)
 
         with run.phase("image") as (_, say):
-            provider.prepare(spec, workspace, bake=lambda target: _bake(target, say, workspace), say=say)
+            provider.prepare(spec, workspace, bake=lambda target: bake(target, say, workspace), say=say)
 
         with run.phase("provision", inputs=digest(text)) as (step, say):
             made = provider.apply(spec, workspace, keep=change.keep, say=say)
             cost = plan.hosts.cost
             inventory = made.inventory.model_copy(update={"usd_per_hour": cost.then if cost else None})
+            if not inventory.baked:
+                _fetch_wheels(workspace, say)
             write_inventory(spec, inventory, workspace)
             run.notes += made.notes
             started = list(made.started)
@@ -269,7 +274,17 @@ def write_inventory(spec: ClusterSpec, inventory: Inventory, workspace: Workspac
     write_atomic(workspace.hosts, inventory.model_dump_json(indent=2) + "\n")
 
 
-def _bake(target: BakeTarget, say: Say, workspace: Workspace) -> None:
+def _fetch_wheels(workspace: Workspace, say: Say) -> None:
+    """Have the wheels of the job environment here, for hosts that need not reach an index."""
+    say("downloading the wheels of the job environment")
+    wheels = wheelhouse(asset("payload") / "requirements.lock")
+    with temporary_folder(workspace.root) as folder:  # so that there is one at any time
+        link = folder / "wheels"
+        link.symlink_to(wheels)
+        link.replace(workspace.wheels)
+
+
+def bake(target: BakeTarget, say: Say, workspace: Workspace) -> None:
     """Run the install half of every role on an image that answers SSH."""
     say("downloading the wheels of the job environment")
     lock = asset("payload") / "requirements.lock"

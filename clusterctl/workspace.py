@@ -147,6 +147,16 @@ class Workspace:
         return self.root / "configured.json"
 
     @property
+    def terraform(self) -> Path:
+        """Terraform's module, variables and state; plain `terraform` works in it."""
+        return self.root / "terraform"
+
+    @property
+    def wheels(self) -> Path:
+        """Leads to the wheels of the job environment, for hosts that are not baked."""
+        return self.root / "wheels"
+
+    @property
     def journal(self) -> Path:
         return self.root / "journal.jsonl"
 

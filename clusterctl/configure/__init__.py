@@ -12,6 +12,7 @@ from typing import Protocol
 from clusterctl.configure.events import HostRecap, Progress, Recap, Status
 from clusterctl.configure.inventory_file import (
     connection_variables,
+    install_mark,
     inventory_text,
     literal,
     to_yaml,
@@ -91,6 +92,7 @@ def install(
             "all": {
                 "vars": {
                     **connection_variables(ssh_config),
+                    "clusterctl_install_mark": install_mark(),
                     "job_env_wheelhouse": literal(str(wheels)),
                     "job_env_requirements": literal(str(lock)),
                 },

@@ -10,9 +10,10 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import TaggedScalar
 
-from clusterctl.assets import asset, payload_hash
+from clusterctl.assets import asset, install_inputs, payload_hash
 from clusterctl.configure.payload import pack_payload
 from clusterctl.inventory import COMPUTE, CONTROLLER, Host, Inventory
+from clusterctl.journal import digest
 from clusterctl.spec import ClusterSpec, GcpProvider
 from clusterctl.spec.models import ADMIN_USER
 from clusterctl.workspace import Workspace, write_atomic
@@ -36,6 +37,7 @@ def inventory_text(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
             "vars": {
                 **connection_variables(workspace.ssh_config),
                 "clusterctl_baked": inventory.baked,
+                "clusterctl_install_mark": install_mark(inventory),
                 **role_variables(spec, inventory, workspace),
             },
             "children": {
@@ -48,6 +50,16 @@ def inventory_text(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
         f"# Written by clusterctl; use it with: ansible-playbook -i THIS_FILE {asset('ansible')}/site.yml\n"
     )
     return head + to_yaml(document)
+
+
+def install_mark(inventory: Inventory | None = None) -> str:
+    """Names the file by which a host tells that all is installed; without an inventory, that of an image."""
+    more: list[str] = []
+    if inventory is not None:
+        more += [inventory.shared_folder.kind] if inventory.shared_folder.kind != "existing" else []
+        more += ["bucket"] if inventory.bucket else []
+        more += ["scratch"] if any(host.local_ssds for host in inventory.hosts) else []
+    return digest(*install_inputs(), *more)
 
 
 def connection_variables(ssh_config: Path) -> Variables:
@@ -84,6 +96,7 @@ def role_variables(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
         "job_env_network": inventory.network,
         **_bucket(inventory),
         **_auto_down(spec, inventory),
+        **({} if inventory.baked else _job_packages(workspace)),
     }
 
 
@@ -118,6 +131,13 @@ def _shared_folder(inventory: Inventory) -> Variables:
     values = {"kind": folder.kind, "server": folder.server, "export": folder.path}
     own = {"network": inventory.network} if folder.kind == "nfs" else {}
     return {f"shared_storage_{key}": value for key, value in {**values, **own}.items() if value is not None}
+
+
+def _job_packages(workspace: Workspace) -> Variables:
+    return {
+        "job_env_wheelhouse": literal(str(workspace.wheels)),
+        "job_env_requirements": literal(str(asset("payload") / "requirements.lock")),
+    }
 
 
 def _bucket(inventory: Inventory) -> Variables:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from typing import Any, Final, Literal
 
 from clusterctl.errors import ApiOffError, CloudError, Failure, ProvisionError
+from clusterctl.providers.base import Leftover
 from clusterctl.providers.gcp import costs, labels
 from clusterctl.providers.gcp.api import Api, Json
 from clusterctl.providers.gcp.labels import CLUSTER_LABEL, ID_LABEL
@@ -43,6 +44,11 @@ class Found:
     def what(self) -> str:
         """In words: `instance demo-train-1 in us-central1-a`."""
         return f"{self.kind} {self.name}" + (f" in {self.where}" if self.where else "")
+
+    @property
+    def priced(self) -> Leftover:
+        """What `down` tells of it: with its cost."""
+        return Leftover(self.what, self.usd_per_hour)
 
 
 @dataclass(frozen=True, slots=True)
@@ -135,14 +141,14 @@ def _delete(api: Api, stage: Iterable[Found], give_up: float) -> Iterator[Failur
         try:
             begun.append((one, api.delete(one.service, one.path) or {}))
         except CloudError as exc:
-            yield Failure(exc.code, f"{one.what}: {exc.why}", fix=exc.fix, retryable=True)
+            yield Failure(exc.code, f"{one.priced}: {exc.why}", fix=exc.fix, retryable=True)
     for one, operation in begun:
         try:
             problem = _wait(api, one, operation, give_up)
         except CloudError as exc:
             problem = exc.why
         if problem:
-            yield Failure(ProvisionError.code, f"{one.what}: {problem}", retryable=True)
+            yield Failure(ProvisionError.code, f"{one.priced}: {problem}", retryable=True)
 
 
 def _wait(api: Api, one: Found, operation: Json, give_up: float) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from clusterctl.assets import asset
+from clusterctl.assets import install_inputs
 from clusterctl.errors import MachineError
 from clusterctl.inventory import ARCHITECTURE, COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.journal import digest
@@ -150,23 +150,6 @@ def _image(settings: Settings, workspace: Workspace) -> BakeRequest:
         mirror=settings.mirror,
         admin_key=workspace.public_key.read_text().strip(),
     )
-
-
-def install_inputs() -> tuple[bytes, ...]:
-    """What decides an image's content: the install half of the roles and the lock of the job environment.
-
-    What only `configure.yml` reads (its tasks, handlers, templates) is left out, so that editing it does not
-    bake the image again. A role without an install half is in no image.
-    """
-    ansible = asset("ansible")
-    chosen = [ansible / "install.yml", asset("payload") / "requirements.lock"]
-    baked = {path.parents[1].name for path in ansible.glob("roles/*/tasks/install.yml")}
-    for path in sorted(ansible.glob("roles/*/**/*")):
-        _, role, inner, *_ = path.relative_to(ansible).parts
-        counts = inner in {"vars", "defaults", "files"} or path.name == "install.yml"
-        if path.is_file() and role in baked and counts:
-            chosen.append(path)
-    return tuple(part for path in chosen for part in (path.name.encode(), path.read_bytes()))
 
 
 def clusters() -> tuple[ClusterState, ...]:

@@ -136,7 +136,8 @@ class GoogleCloud:
         module = [sys.executable, "-m", "tests.support.google.provider", version, str(self.store.path)]
         program.write_text(
             f"#!/bin/sh\nunset PYTHONDONTWRITEBYTECODE\n"  # it is started for every call, thrice for a plan
-            f"export PYTHONPATH={shlex.quote(str(CHECKOUT))} HOME={shlex.quote(str(self.home))}\n"
+            f"export PYTHONPATH={shlex.quote(str(CHECKOUT))}\n"
+            f"export HOME={shlex.quote(str(self.home))} TMPDIR={shlex.quote(str(self.home))}\n"
             f"exec {shlex.join(module)}\n"
         )
         program.chmod(0o755)

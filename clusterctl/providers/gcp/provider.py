@@ -1,0 +1,217 @@
+"""GPU nodes on Google Cloud: ClusterSpec -> Terraform -> Inventory."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from ipaddress import IPv4Network
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from clusterctl.errors import LockedError, ProvisionError
+from clusterctl.inventory import COMPUTE, CONTROLLER, Host, Inventory, SharedFolder
+from clusterctl.journal import digest
+from clusterctl.providers.base import Bake, Leftover, Planned, Provisioned, Say, Size
+from clusterctl.providers.gcp import costs, folder, iap, labels, leftovers, prices
+from clusterctl.providers.gcp.api import Api
+from clusterctl.providers.gcp.carry_out import Owner, carry_out
+from clusterctl.providers.gcp.changes import INSTANCE, host_changes, names, other_changes
+from clusterctl.providers.gcp.design import variables
+from clusterctl.providers.gcp.diagnose import Place, explaining
+from clusterctl.providers.gcp.host_keys import host_keys
+from clusterctl.providers.gcp.job_environment import job_environment, note
+from clusterctl.providers.gcp.labels import ID_LABEL
+from clusterctl.providers.terraform import Plan, ResourceChange, Terraform
+from clusterctl.spec import ClusterSpec, machines
+from clusterctl.spec import GcpProvider as Settings
+from clusterctl.spec.machines import Machine
+from clusterctl.workspace import Workspace
+
+SHARED: Final = "/shared"
+STOPPED: Final = frozenset({"TERMINATED", "STOPPED", "SUSPENDED"})
+
+
+class GcpProvider:
+    """Nodes on Google Cloud. See ``clusterctl.providers.base.Provider`` for the contract."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings = settings
+        self._api = Api(settings.project)
+        self._shown: tuple[str, Plan] | None = None  # the variables' digest, and what was shown of them
+
+    def prepare(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake, say: Say) -> None:  # noqa: ARG002
+        iap.check()
+
+    def sizes(self, spec: ClusterSpec) -> Mapping[str, Size]:  # noqa: ARG002
+        return {}  # the hardware decides
+
+    def plan(self, spec: ClusterSpec, workspace: Workspace, *, keep: Mapping[str, Size], say: Say) -> Planned:  # noqa: ARG002
+        asked = self._lay(spec, workspace)
+        terraform = self._terraform(workspace, spec.controller_host, say)
+        terraform.init()
+        plan = terraform.plan()
+        self._shown = (asked, plan)
+        order = {name: place for place, name in enumerate(_names(spec))}
+        hosts = host_changes(plan, costs.host_price(spec))
+        now, _ = costs.others((c.type, c.before) for c in plan.changes if c.before is not None)
+        then, unknown = costs.others((c.type, c.after) for c in plan.changes if c.after is not None)
+        return Planned(
+            tuple(sorted(hosts, key=lambda host: order.get(host.name, len(order)))),
+            other_changes(plan),
+            priced_on=prices.priced_on(self._settings.region_name),
+            other_usd_per_hour=(now, then),
+            notes=(*_notes(spec), *(f"no price is known of {name}" for name in unknown)),
+        )
+
+    def apply(
+        self,
+        spec: ClusterSpec,
+        workspace: Workspace,
+        *,
+        keep: Mapping[str, Size],  # noqa: ARG002
+        say: Say,
+    ) -> Provisioned:
+        asked = self._lay(spec, workspace)
+        terraform = self._terraform(workspace, spec.controller_host, say)
+        terraform.init()
+        shown_for, plan = self._shown or (asked, terraform.plan())
+        if shown_for != asked:
+            plan = terraform.rest_of(plan)  # which refuses to go beyond what was shown
+        if not plan.is_empty:
+            carry_out(terraform, plan, Owner(workspace.cluster_id()), say=say)
+        self._shown = None
+        made, started = _new_hosts(plan)
+        inventory = self._inventory(spec, workspace, terraform.outputs(), made, say)
+        return Provisioned(inventory, _notes(spec), made, started)
+
+    def alive(self, cluster_id: str) -> bool:
+        path = f"projects/{self._settings.project}/zones/{self._settings.zone}/instances"
+        pages = self._api.pages("compute", path, filter=f"labels.{ID_LABEL}={cluster_id}")
+        return any(
+            row["status"] not in STOPPED and labels.read(row).get(ID_LABEL) == cluster_id
+            for page in pages
+            for row in page.get("items", ())
+        )
+
+    def destroy(self, cluster_id: str, *, workspace: Workspace | None, say: Say) -> None:
+        if workspace is not None and folder.is_laid(workspace.terraform):
+            terraform = self._terraform(workspace, folder.controller(workspace.terraform), say)
+            owner = Owner(cluster_id, lambda: self._clear(cluster_id, say))
+            try:
+                terraform.init()
+                carry_out(terraform, terraform.plan(destroy=True), owner, say=say)
+            except LockedError:
+                raise
+            except ProvisionError as exc:  # what it left is found and removed without it
+                say(f"{exc.what}: {exc.why}")
+        self._clear(cluster_id, say)
+
+    def leftovers(self, cluster_id: str) -> tuple[Leftover, ...]:
+        found = leftovers.find(self._api, cluster_id)
+        return tuple(one.priced for one in found if not one.kept)
+
+    def orphans(self, name: str) -> tuple[str, ...]:
+        return leftovers.orphans(self._api, name)
+
+    def _clear(self, cluster_id: str, say: Say) -> None:
+        """Remove what the API shows of the cluster, whatever Terraform knows."""
+        found = leftovers.find(self._api, cluster_id)
+        leftovers.remove(self._api, found, say=say)
+        for one in found:
+            if one.kept:
+                say(f"kept: {one.what}: {one.kept}")
+
+    def _lay(self, spec: ClusterSpec, workspace: Workspace) -> str:
+        """Bring the folder of Terraform up to date; a digest of what is asked for."""
+        asked = variables(spec, workspace.cluster_id(), workspace.public_key.read_text())
+        folder.lay(workspace.terraform, asked, self._settings.state, cluster=spec.name)
+        return digest((workspace.terraform / folder.VARIABLES).read_bytes())
+
+    def _terraform(self, workspace: Workspace, controller: str, say: Say) -> Terraform:
+        settings = self._settings
+        place = Place(settings.project, settings.zone, controller, enables_apis=settings.enable_apis)
+        return Terraform(workspace.terraform, say, explain=explaining(place), names=names(place))
+
+    def _inventory(
+        self,
+        spec: ClusterSpec,
+        workspace: Workspace,
+        outputs: Mapping[str, Any],
+        made: tuple[str, ...],
+        say: Say,
+    ) -> Inventory:
+        names = _names(spec)
+        known = {host.name: host.host_key for host in _hosts_before(workspace) if host.name not in made}
+        missing = [name for name in names if name not in known]
+        if missing:
+            known |= host_keys(self._api, self._settings.zone, missing, say=say)
+        hosts = outputs["hosts"]
+        return Inventory(
+            cluster=spec.name,
+            cluster_id=workspace.cluster_id(),
+            provider=self._settings.type,
+            hosts=tuple(self._host(spec, name, hosts[name], known[name]) for name in names),
+            network=outputs.get("network_cidr") or self._subnetwork_cidr(),
+            shared=SHARED,
+            shared_folder=SharedFolder.model_validate(outputs["shared"]),
+            bucket=outputs.get("bucket"),
+            baked=False,
+        )
+
+    def _host(self, spec: ClusterSpec, name: str, output: Mapping[str, Any], host_key: str) -> Host:
+        partition = next((p for p in spec.partitions if p.name == output["partition"]), None)
+        nodes = self._settings.nodes_of(partition.name) if partition else self._settings.controller
+        machine = machines.of(spec, partition) if partition else machines.of_controller(spec)
+        return Host(
+            name=name,
+            address=output["address"],
+            role=COMPUTE if partition else CONTROLLER,
+            partition=partition.name if partition else None,
+            host_key=host_key,
+            cpus=output.get("cpus"),  # these two only by an override of the module
+            memory_mib=output.get("memory_mib"),
+            proxy_command=iap.tunnel(name, project=self._settings.project, zone=self._settings.zone),
+            job_environment=job_environment(machine, gvnic=nodes.gvnic or machine.gvnic_only),
+            local_ssds=nodes.local_ssds + machine.bundled_ssds,
+        )
+
+    def _subnetwork_cidr(self) -> str:
+        """The addresses of a subnetwork that was there before."""
+        region, name = self._settings.region_name, self._settings.network.subnetwork
+        path = f"projects/{self._settings.project}/regions/{region}/subnetworks/{name}"
+        return str(IPv4Network(self._api.get("compute", path)["ipCidrRange"]))
+
+
+def _names(spec: ClusterSpec) -> tuple[str, ...]:
+    """All hosts, the controller first."""
+    return (spec.controller_host, *(name for p in spec.partitions for name in spec.node_names(p)))
+
+
+def _new_hosts(plan: Plan) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """The hosts that a plan makes, and those that were there and did not run."""
+    found = [change for change in plan.changes if change.type == INSTANCE]
+    made = [change for change in found if change.action in ("create", "replace")]
+    stopped = [c for c in found if c not in made and (c.before or {}).get("current_status") in STOPPED]
+    return tuple(map(_name, made)), tuple(map(_name, stopped))
+
+
+def _name(change: ResourceChange) -> str:
+    return str((change.after or change.before or {})["name"])
+
+
+def _notes(spec: ClusterSpec) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(said for machine in _machines(spec) if (said := note(machine))))
+
+
+def _machines(spec: ClusterSpec) -> Iterator[Machine]:
+    yield machines.of_controller(spec)
+    for partition in spec.partitions:
+        yield machines.of(spec, partition)
+
+
+def _hosts_before(workspace: Workspace) -> tuple[Host, ...]:
+    """The hosts as they were known last; a record that can't be read is none."""
+    try:
+        return Inventory.model_validate_json(workspace.hosts.read_bytes()).hosts
+    except (FileNotFoundError, ValidationError):
+        return ()

@@ -1,0 +1,264 @@
+"""A cluster on Google Cloud, whose instances are in truth machines of this one.
+
+Terraform is real, its provider and Google's API are stand-ins, `gcloud` leads to the machines. All that comes
+after the inventory is the same as everywhere: Ansible, Slurm, jobs, runs.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from dataclasses import dataclass
+from ipaddress import IPv4Network
+from pathlib import Path
+
+import pytest
+
+from clusterctl.inventory import Inventory
+from clusterctl.lifecycle import bake
+from clusterctl.providers.local.provider import LocalProvider
+from clusterctl.spec import ClusterSpec
+from clusterctl.spec import LocalProvider as LocalSettings
+from clusterctl.workspace import Workspace, cache_home
+from tests.support.google import gcloud
+from tests.support.google.api import PROJECT, Google
+from tests.support.google.cloud import GoogleCloud
+from tests.support.google.world import World
+from tests.support.verbs import Clusterctl
+
+ZONE = "us-central1-a"
+MOST_NODES = 3
+SPEC = """\
+version: 1
+name: {name}
+provider:
+  type: gcp
+  project: {project}
+  zone: {zone}
+  network: {{cidr: {subnet}}}
+  partitions: {{train: {{machine_type: g2-standard-4}}}}
+partitions:
+  - {{name: train, nodes: {nodes}, gpus: {{type: nvidia-l4, count: 1}}}}
+"""
+# The machines have a share of this one each, and their shared folder is mounted already.
+OVERRIDE = """\
+output "shared" { value = { kind = "existing", server = null, path = null } }
+output "hosts" {
+  value = {
+    for name, host in merge(module.nodes.hosts, { (local.controller.name) = module.controller.host }) :
+    name => merge(host, { cpus = 1, memory_mib = 900 })
+  }
+}
+"""
+
+
+@dataclass(frozen=True)
+class Gcp:
+    """A cluster that is up; ``cloud`` is where it is, ``google`` the API that shows it."""
+
+    name: str
+    runner: Clusterctl
+    cloud: GoogleCloud
+    google: Google
+    subnet: str
+
+    @property
+    def spec(self) -> Path:
+        return self.runner.cwd / "gcp.yaml"
+
+    @property
+    def workspace(self) -> Path:
+        return self.runner.home / self.name
+
+    def ask_for(self, nodes: int) -> None:
+        """Write the spec."""
+        text = SPEC.format(name=self.name, project=PROJECT, zone=ZONE, subnet=self.subnet, nodes=nodes)
+        self.spec.write_text(text)
+
+    def json(self, *argv: str | Path, rc: int = 0) -> dict[str, object]:
+        """A verb's answer under `-o json`."""
+        answer: dict[str, object] = self.runner("-o", "json", "-f", self.spec, *argv, rc=rc).json
+        return answer
+
+
+def silent(_: object) -> None:
+    return None
+
+
+@pytest.fixture(scope="module")
+def machines(
+    cluster_name: str, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[tuple[Workspace, Inventory]]:
+    """The controller and the nodes, booted and not configured, known by their keys."""
+    spec = ClusterSpec.model_validate(
+        {"version": 1, "name": cluster_name, "partitions": [{"name": "train", "nodes": MOST_NODES}]}
+    )
+    workspace = Workspace(tmp_path_factory.mktemp("machines") / cluster_name)
+    workspace.create()
+    workspace.create_secrets()
+    provider = LocalProvider(LocalSettings())
+    provider.prepare(spec, workspace, bake=lambda target: bake(target, silent, workspace), say=silent)
+    try:
+        yield workspace, provider.apply(spec, workspace, keep={}, say=silent).inventory
+    finally:
+        provider.destroy(workspace.cluster_id(), workspace=workspace, say=silent)
+
+
+@pytest.fixture(scope="module")
+def gcp(
+    machines: tuple[Workspace, Inventory],
+    cluster_name: str,
+    clusterctl_home: Path,
+    tmp_path_factory: pytest.TempPathFactory,
+) -> Iterator[Gcp]:
+    """Two of the nodes as a cluster, raised by an `up` that went on from one that was killed."""
+    beneath, inventory = machines
+    folder = tmp_path_factory.mktemp("google")
+    cloud = GoogleCloud(folder)
+    cloud.addresses({host.name: host.address for host in inventory.hosts})
+    world = World(cloud.store.path)
+    with world.change() as state:
+        keys = (host.host_key.split() for host in inventory.hosts)
+        state["guest_attributes"] = {
+            host.name: {kind: key} for host, (kind, key) in zip(inventory.hosts, keys, strict=True)
+        }
+    path = f"{gcloud.install(folder, cloud.store.path)}:{os.environ['PATH']}"
+    with Google(world) as google:
+        environ = {
+            **cloud.env,
+            **google.environment,
+            "PATH": path,
+            "HOME": os.environ.get("HOME", "/"),
+            "XDG_CACHE_HOME": str(cache_home().parent),
+        }
+        runner = Clusterctl(clusterctl_home, tmp_path_factory.mktemp("cwd"), environ)
+        cluster = Gcp(cluster_name, runner, cloud, google, str(IPv4Network(inventory.network)))
+        settle_in(cluster.workspace, beneath)
+        cluster.ask_for(2)
+        kill_in_provision(cluster)
+        try:
+            runner("-f", cluster.spec, "up", "--yes")
+            yield cluster
+        finally:
+            google.faults.clear()
+            if cluster.workspace.is_dir():
+                runner("-f", cluster.spec, "down", "--yes", "--discard-runs", rc=None)
+    assert not google.violations
+
+
+def settle_in(workspace: Path, beneath: Workspace) -> None:
+    """The key that the machines know, and what the module can't know of them."""
+    (workspace / "terraform").mkdir(parents=True, mode=0o700)
+    workspace.chmod(0o700)
+    for key in (beneath.key, beneath.public_key):
+        shutil.copy(key, workspace / key.name)
+    (workspace / "terraform" / "test_override.tf").write_text(OVERRIDE)
+
+
+def kill_in_provision(cluster: Gcp) -> None:
+    """Begin an `up`, and kill it when its first instance is made and its last is not."""
+    cluster.cloud.fail("slow", name="*-train-2", seconds=20, times=1)
+    process = cluster.runner.start("-f", cluster.spec, "up", "--yes")
+    try:
+        for _ in range(600):
+            if cluster.cloud.instances:
+                break
+            assert process.poll() is None, process.communicate()
+            time.sleep(0.1)
+        assert 1 <= len(cluster.cloud.instances) < MOST_NODES
+    finally:
+        with suppress(ProcessLookupError):
+            os.kill(process.pid, signal.SIGKILL)
+        process.communicate()
+    cluster.cloud.heal()
+
+
+def test_a_killed_up_was_gone_on_from(gcp: Gcp) -> None:
+    made = [name for _, kind, name in gcp.cloud.done("create") if kind == "google_compute_instance"]
+    assert sorted(set(made)) == sorted(gcp.cloud.instances)
+    assert sorted(gcp.cloud.instances) == [f"{gcp.name}-ctl", f"{gcp.name}-train-1", f"{gcp.name}-train-2"]
+    said = gcp.json("status")
+    assert said["ready"]
+    assert said["provider"] == "gcp"
+
+
+def test_plain_ssh_goes_through_the_tunnel(gcp: Gcp) -> None:
+    argv = ["ssh", "-F", gcp.workspace / "ssh_config", f"{gcp.name}-train-1", "hostname"]
+    env = {**os.environ, "PATH": gcp.runner.environ["PATH"]}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
+    assert done.stdout == f"{gcp.name}-train-1\n", done.stderr
+    without = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert without.returncode == 255
+    assert "gcloud" in without.stderr
+
+
+def test_a_second_up_changes_nothing(gcp: Gcp) -> None:
+    gcp.cloud.forget_log()
+    gcp.runner("-f", gcp.spec, "plan", "--check")
+    said = gcp.json("up", "--yes")
+    assert not gcp.cloud.done("create", "update", "delete")
+    assert not said["mended"]
+
+
+def test_a_job_trains_and_comes_home(gcp: Gcp) -> None:
+    args = ["--iterations", "3"]
+    done = gcp.json("submit", "train", "--nodes", "2", "--wait", "--", *args)
+    (run,) = gcp.json("collect", str(done["job_id"]))["runs"]
+    record = json.loads((Path(run["dir"]) / "run.json").read_text())
+    assert record["state"] == "COMPLETED"
+    assert sorted(record["nodes"]) == [f"{gcp.name}-train-1", f"{gcp.name}-train-2"]
+
+
+def test_jobs_find_nccls_variables_and_their_own_win(gcp: Gcp) -> None:
+    script = gcp.runner.cwd / "show.sh"
+    script.write_text("env | grep ^NCCL_ | sort; srun --ntasks=1 sh -c 'env | grep ^NCCL_ | sort'\n")
+    ours = [
+        "NCCL_DEBUG=WARN",
+        "NCCL_NSOCKS_PERTHREAD=1",
+        "NCCL_SOCKET_IFNAME==host0",
+        "NCCL_SOCKET_NTHREADS=4",
+    ]
+    assert of_job(gcp, script) == ours * 2
+    theirs = [line.replace("WARN", "INFO") for line in ours]
+    assert of_job(gcp, script, "--env", "NCCL_DEBUG=INFO") == theirs * 2
+
+
+def of_job(gcp: Gcp, script: Path, *options: str) -> list[str]:
+    done = gcp.json("submit", script, "--wait", *options)
+    (run,) = gcp.json("collect", str(done["job_id"]))["runs"]
+    return (Path(run["dir"]) / "stdout.log").read_text().splitlines()
+
+
+def test_another_number_of_nodes_touches_only_those(gcp: Gcp) -> None:
+    third = f"{gcp.name}-train-3"
+    for nodes, change in ((3, "create"), (2, "delete")):
+        gcp.cloud.forget_log()
+        gcp.ask_for(nodes)
+        gcp.json("up", "--yes")
+        assert gcp.cloud.done("create", "update", "delete") == [(change, "google_compute_instance", third)]
+        assert len(gcp.json("status")["nodes"]) == nodes
+
+
+def test_down_names_what_it_leaves_with_its_cost_and_ends_clean(gcp: Gcp) -> None:
+    cluster_id = (gcp.workspace / "id").read_text().strip()
+    labels = {"clusterctl-cluster": gcp.name, "clusterctl-id": cluster_id}
+    disk = {"zone": ZONE, "project": PROJECT, "size": 500, "type": "pd-ssd", "effective_labels": labels}
+    gcp.google.world.put("google_compute_disk", f"projects/{PROJECT}/zones/{ZONE}/disks/forgotten", **disk)
+    gcp.google.fail(
+        "compute.disks.delete", 403, times=100, message="Required 'compute.disks.delete' permission"
+    )
+    said = gcp.json("down", "--yes", rc=1)
+    (why,) = [one["cause"] for one in said["failures"] if "forgotten" in one["cause"]]
+    assert re.match(rf"disk forgotten in {ZONE} \(0\.\d+ USD an hour\): .*compute\.disks\.delete", why), why
+    gcp.google.faults.clear()
+    gcp.runner("-f", gcp.spec, "down", "--yes")
+    left = {kind for kind in gcp.cloud.resources().values() if kind != "google_project_service"}
+    assert not left
+    assert not gcp.workspace.exists()

@@ -1,0 +1,204 @@
+"""GcpProvider with real Terraform, on the stand-ins for Google: plan, apply, hosts, and nothing left."""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.errors import MachineError, UsageError
+from clusterctl.inventory import SharedFolder
+from clusterctl.providers.gcp import folder, iap
+from clusterctl.providers.gcp.job_environment import job_environment, note
+from clusterctl.providers.gcp.provider import GcpProvider
+from clusterctl.spec import ClusterSpec, machines
+from clusterctl.spec import GcpProvider as Settings
+from clusterctl.spec.gcp import GcsState
+from clusterctl.workspace import Workspace
+from tests.support.google import gcloud
+from tests.support.google.answers import HOST_KEY
+from tests.support.google.api import PROJECT, Google
+from tests.support.google.cloud import GoogleCloud
+from tests.support.google.world import World
+
+HOSTS = ["demo-ctl", "demo-train-1", "demo-train-2"]
+
+
+def spec_of(nodes: int = 2, **provider: Any) -> ClusterSpec:
+    settings = {"type": "gcp", "project": PROJECT, "zone": "us-central1-a", "prices": {"g2-standard-4": 0.7}}
+    train = {"name": "train", "nodes": nodes, "gpus": {"type": "l4", "count": 1}}
+    return ClusterSpec.model_validate(
+        {"version": 1, "name": "demo", "provider": settings | provider, "partitions": [train]}
+    )
+
+
+def provider_of(spec: ClusterSpec) -> GcpProvider:
+    assert isinstance(spec.provider, Settings)
+    return GcpProvider(spec.provider)
+
+
+def silent(_: object) -> None:
+    return None
+
+
+@pytest.fixture
+def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GoogleCloud]:
+    """The cloud, with the API and the provider that show it."""
+    made = GoogleCloud(tmp_path)
+    with Google(World(made.store.path)) as google:
+        for name, value in {**made.env, **google.environment}.items():
+            if name != "HOME":
+                monkeypatch.setenv(name, value)
+        yield made
+    assert not google.violations
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    found = Workspace(tmp_path / "home" / "demo")
+    found.create()
+    found.create_secrets()
+    return found
+
+
+def raised(spec: ClusterSpec, workspace: Workspace) -> Any:
+    """What `up` has of the provider; the inventory is noted as `up` does."""
+    done = provider_of(spec).apply(spec, workspace, keep={}, say=silent)
+    workspace.hosts.write_text(done.inventory.model_dump_json())
+    return done
+
+
+def test_from_nothing_to_hosts_and_back(cloud: GoogleCloud, workspace: Workspace) -> None:
+    spec = spec_of()
+    provider = provider_of(spec)
+    planned = provider.plan(spec, workspace, keep={}, say=silent)
+    assert not cloud.instances
+    assert [(host.name, host.action) for host in planned.hosts] == [(name, "make") for name in HOSTS]
+    assert [host.what for host in planned.hosts[1:]] == ["g2-standard-4", "g2-standard-4"]
+    assert planned.cost is not None
+    assert planned.cost.now == 0
+    assert (
+        planned.cost.then > sum(host.usd_per_hour or 0 for host in planned.hosts) > 2 * 0.7
+    )  # and Cloud NAT
+    assert any("network" in text for text in planned.other)
+
+    done = provider.apply(spec, workspace, keep={}, say=silent)
+    assert list(done.made) == HOSTS
+    assert not done.started
+    inventory = done.inventory
+    assert [host.name for host in inventory.hosts] == HOSTS
+    assert [host.address for host in inventory.hosts] == [
+        cloud.instances[name]["network_interface"][0]["network_ip"] for name in HOSTS
+    ]
+    assert {host.host_key for host in inventory.hosts} == {f"ssh-ed25519 {HOST_KEY}"}
+    assert [host.role for host in inventory.hosts] == ["controller", "compute", "compute"]
+    assert inventory.network == "10.80.0.0/20"
+    address = inventory.controller.address
+    assert inventory.shared_folder == SharedFolder(kind="nfs", server=address, path="/shared")
+    assert inventory.hosts[1].job_environment["NCCL_DEBUG"] == "WARN"
+    assert not inventory.controller.job_environment
+    assert not inventory.baked
+    workspace.hosts.write_text(inventory.model_dump_json())
+    assert provider.alive(workspace.cluster_id())
+
+    again = provider_of(spec).plan(spec, workspace, keep={}, say=silent)
+    assert not again.changes
+    assert not again.other
+
+    cloud.stop("demo-train-1")
+    changed = provider_of(spec).plan(spec, workspace, keep={}, say=silent).changes
+    assert [(host.name, host.action) for host in changed] == [("demo-train-1", "change")]
+    done = raised(spec, workspace)
+    assert (done.made, done.started) == ((), ("demo-train-1",))
+
+    provider.destroy(workspace.cluster_id(), workspace=workspace, say=silent)
+    assert not cloud.instances
+    assert provider.leftovers(workspace.cluster_id()) == ()
+    assert not provider.alive(workspace.cluster_id())
+
+
+def test_without_its_state_a_cluster_is_found_and_removed(cloud: GoogleCloud, workspace: Workspace) -> None:
+    spec = spec_of(1)
+    raised(spec, workspace)
+    provider, cluster_id = provider_of(spec), workspace.cluster_id()
+    assert provider.orphans("demo") == (cluster_id,)
+    left = {one.what: one.usd_per_hour for one in provider.leftovers(cluster_id)}
+    assert "instance demo-train-1 in us-central1-a" in left
+    provider.destroy(cluster_id, workspace=None, say=silent)
+    assert not cloud.instances
+    assert provider.leftovers(cluster_id) == ()
+    assert provider.orphans("demo") == ()
+
+
+def test_a_node_that_goes_is_named_before(cloud: GoogleCloud, workspace: Workspace) -> None:
+    raised(spec_of(2), workspace)
+    fewer = spec_of(1)
+    (gone,) = provider_of(fewer).plan(fewer, workspace, keep={}, say=silent).changes
+    assert (gone.name, gone.action) == ("demo-train-2", "remove")
+    assert gone.usd_per_hour
+    assert gone.destroys
+
+
+def test_the_folder_is_brought_up_to_date_and_keeps_what_is_not_ours(tmp_path: Path) -> None:
+    place = tmp_path / "terraform"
+    folder.lay(place, {"a": 1}, None, cluster="demo")
+    kept = {"terraform.tfstate": "{}", ".terraform.lock.hcl": "", "my_override.tf": ""}
+    for name, text in {**kept, "of_an_older_module.tf": "", "modules/nodes/old.tf": ""}.items():
+        (place / name).write_text(text)
+    (place / "main.tf").write_text("# of an older module\n")
+    before = (place / "outputs.tf").stat().st_mtime_ns
+    folder.lay(place, {"a": 2}, None, cluster="demo")
+    assert all((place / name).read_text() == text for name, text in kept.items())
+    assert not (place / "of_an_older_module.tf").exists()
+    assert not (place / "modules/nodes/old.tf").exists()
+    assert "older" not in (place / "main.tf").read_text()
+    assert (place / "outputs.tf").stat().st_mtime_ns == before
+    assert json.loads((place / folder.VARIABLES).read_text()) == {"a": 2}
+    assert place.stat().st_mode & 0o077 == 0
+
+
+def test_a_state_in_a_bucket_is_not_swapped_for_another(tmp_path: Path) -> None:
+    place = tmp_path / "terraform"
+    state = GcsState(bucket="team-state", prefix="hpc")
+    folder.lay(place, {}, state, cluster="demo")
+    assert (place / "backend.tfbackend").read_text() == 'bucket = "team-state"\nprefix = "hpc/demo"\n'
+    assert json.loads((place / "clusterctl_backend.tf.json").read_text()) == {
+        "terraform": {"backend": {"gcs": {}}}
+    }
+    folder.lay(place, {}, state, cluster="demo")
+    for other in (None, GcsState(bucket="other-state", prefix="hpc")):
+        with pytest.raises(UsageError, match="not moved"):
+            folder.lay(place, {}, other, cluster="demo")
+
+
+def test_gcloud_is_looked_for_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(MachineError) as caught:
+        iap.check()
+    assert caught.value.what == "missing tool: gcloud"
+    assert "https://cloud.google.com/sdk" in caught.value.fix
+    bin_folder = gcloud.install(tmp_path, tmp_path / "world.json")
+    monkeypatch.setenv("PATH", f"{bin_folder}:{os.defpath}")
+    iap.check()
+    (bin_folder / "account").write_text("")
+    with pytest.raises(MachineError) as caught:
+        iap.check()
+    assert caught.value.fix == "log in: gcloud auth login"
+
+
+def test_jobs_get_what_their_machine_has() -> None:
+    l4, plain = machines.machines()["g2-standard-4"], machines.machines()["e2-standard-4"]
+    assert job_environment(l4, gvnic=True) == {
+        "NCCL_DEBUG": "WARN",
+        "NCCL_SOCKET_IFNAME": "={interface}",
+        "NCCL_SOCKET_NTHREADS": "4",
+        "NCCL_NSOCKS_PERTHREAD": "1",
+    }
+    assert set(job_environment(l4, gvnic=False)) == {"NCCL_DEBUG", "NCCL_SOCKET_IFNAME"}
+    assert job_environment(plain, gvnic=True) == {}
+    assert note(l4) is None
+    assert "GPUDirect-TCPX " in str(note(machines.machines()["a3-highgpu-8g"]))
