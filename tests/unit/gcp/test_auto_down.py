@@ -117,8 +117,10 @@ def test_an_idle_cluster_warns_deletes_its_nodes_and_stops(controller: Controlle
     idle(controller, warned=False)
     assert "takes itself down in some minutes" in controller.ticks()
     assert "takes itself down" in (controller.folder / "wall.calls").read_text()
-    assert len(controller.there) == 4
+    controller.ticks()  # at once, as by hand
+    assert not controller.google.calls
 
+    controller.last_alive(2 * AFTER_S, warned=True)
     assert controller.ticks().splitlines() == [f"deleting {name}" for name in NODES]
     assert not controller.google.called("compute.instances.stop")
     controller.settle()
@@ -160,6 +162,14 @@ def test_a_busy_cluster_never_goes_down(controller: Controller, how: str) -> Non
 
 def test_a_new_cluster_waits_its_time(controller: Controller) -> None:
     controller.ticks()
+    assert not controller.google.calls
+
+
+def test_a_warning_of_before_the_last_stop_is_none(controller: Controller) -> None:
+    controller.settings["after_s"] = 60
+    controller.up_for(120)
+    controller.last_alive(2 * AFTER_S, warned=True)
+    assert "takes itself down in some minutes" in controller.ticks()
     assert not controller.google.calls
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 LABELS = {"cluster": "clusterctl-cluster", "cluster_id": "clusterctl-id"}
 GONE = 404
 TIMEOUT_S = 60
+GRACE_S = 120  # from the warning on
 
 
 class Unknown(Exception):  # noqa: N818
@@ -219,11 +220,13 @@ def tick(cluster, say, dry):
     if idle_s < settings["after_s"]:
         state["warned"] = None
         return
-    if state["warned"] is None and not dry:
+    if (state["warned"] or 0) < cluster.booted and not dry:  # a warning of before the last stop is none
         state["warned"] = time.time()
         warn(
             say, f"this cluster has been idle for {idle_s / 3600:.1f} h and takes itself down in some minutes"
         )
+        return
+    if not dry and time.time() - state["warned"] < GRACE_S:
         return
     try:
         take_down(settings, say, dry)
