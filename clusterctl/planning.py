@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from clusterctl import jobs, mend, verify
-from clusterctl.change import Foreseen, foresee
+from clusterctl.change import Foreseen, foresee, refuse_taken_uids
 from clusterctl.errors import MachineError, SlurmError, TransportError, UsageError
 from clusterctl.inventory import Inventory
 from clusterctl.mortal import temporary_folder
@@ -82,6 +82,7 @@ def plan(spec: ClusterSpec, workspace: Workspace, provider: Provider, *, say: Sa
         notes = (*found.hosts.notes, *found.jobs.notes)
         if worker := workspace.worker():
             notes += (f"{worker}: what it does may change this",)
+        notes += tuple(_of_users(spec, found, connections, copy))
         drift = tuple(_drift(spec, workspace, found, connections, say))
         return replace(found, drift=drift, notes=notes)
 
@@ -185,6 +186,22 @@ def _of_environment(spec: ClusterSpec, workspace: Workspace, controller: str) ->
         transport.close()
     if what:
         yield Drift(controller, f"the Python environment of the spec: {what}")
+
+
+def _of_users(
+    spec: ClusterSpec, found: Plan, connections: Connections, workspace: Workspace
+) -> Iterator[str]:
+    """Why `up` would refuse the users of the spec."""
+    before = _before(workspace)
+    if before is None or not any(one.key.startswith("users") for one in found.settings):
+        return
+    try:
+        accounts = connections.to(before.controller.name).run(["cat", "/etc/passwd"]).stdout
+        refuse_taken_uids(spec, accounts)
+    except TransportError:
+        return  # it lies still; the look at the hosts says so
+    except UsageError as exc:
+        yield f"`up` refuses this: {exc.what}; {exc.why}"
 
 
 @contextmanager

@@ -212,5 +212,6 @@ def test_a_uid_does_not_pass_to_another_user(one: Cluster) -> None:
     text = one.spec.read_text()
     one.spec.write_text(f"{text}users:\n  - {{name: other, uid: 10000}}\n")
     if one.user == "hpc":
+        assert "`up` refuses this: a uid can't pass" in " ".join(one.json("plan")["notes"])
         assert "uid 10000 is that of hpc" in one("up", rc=2).stderr
     one.spec.write_text(text)

@@ -27,7 +27,11 @@ _ACTIONS: Final[Mapping[TerraformAction, Action]] = {
 }
 _VERBS: Final = {"create": "make", "update": "change", "replace": "make anew", "delete": "remove"}
 _STOPPED_FOR: Final = frozenset({"machine_type", "service_account", "shielded_instance_config"})
-_UNTOLD: Final = frozenset({"effective_labels", "terraform_labels"})  # labels, said once
+STOPPED: Final = frozenset({"TERMINATED", "STOPPED", "SUSPENDED"})
+_UNTOLD: Final = frozenset(
+    {"effective_labels", "terraform_labels"}  # labels, said once
+    | {"desired_status", "current_status"}  # "it is off"
+)
 
 
 def host_changes(
@@ -86,15 +90,17 @@ def _host(
 ) -> HostChange:
     there = change.after or change.before or {}
     why = _why(change, by_address.get(change.address.replace(f"{INSTANCE}.host", _SHAPE)))
+    off = change.action == "update" and (change.before or {}).get("current_status") in STOPPED
     cost, was = price(there), price(change.before) if change.before else None
     return HostChange(
         name=str(there["name"]),
         action=_ACTIONS[change.action],
         what=_what(there),
-        why=why,
+        why="; ".join(filter(None, ("it is off" if off else "", why))),
         usd_per_hour=cost,
         was_usd_per_hour=was if change.action in ("update", "replace") and was != cost else None,
-        restarts=change.action == "update" and bool(_STOPPED_FOR & set(_differing(change))),
+        restarts=change.action == "update" and not off and bool(_STOPPED_FOR & set(_differing(change))),
+        off=off,
     )
 
 

@@ -64,6 +64,16 @@ def test_a_new_machine_type_stops_the_controller_and_replaces_a_node() -> None:
     assert (replaced.action, replaced.why) == ("replace", "machine type and image change")
 
 
+def test_a_host_that_was_stopped_is_started() -> None:
+    """Nobody's jobs run there, whatever else changes of it."""
+    off = instance(current_status="TERMINATED", desired_status="TERMINATED")
+    on = instance(desired_status="RUNNING")
+    (start,) = host_changes(plan(change(INSTANCE, "update", off, on)))
+    assert start == HostChange("demo-train-1", "change", "g2-standard-4", "it is off", off=True)
+    (other,) = host_changes(plan(change(INSTANCE, "update", off, on | {"machine_type": "g2-standard-8"})))
+    assert (other.why, other.restarts, other.off) == ("it is off; machine type changes", False, True)
+
+
 def test_what_is_no_host_is_counted() -> None:
     made = [
         change("google_compute_network", "create", None, {}),
