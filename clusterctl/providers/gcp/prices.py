@@ -66,9 +66,9 @@ def table() -> Table:
 
 
 def priced_on(region: str) -> str:
-    """What a price of ours rests on, in words."""
+    """What a price of ours is a price of, in words."""
     known = table()
-    text = f"Google's list prices of {known.region} on {known.date}"
+    text = f"{known.region} on {known.date}, from Google's list"
     return text if region == known.region else f"{text}; those of {region} differ"
 
 

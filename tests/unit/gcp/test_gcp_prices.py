@@ -76,7 +76,7 @@ def test_all_names_in_the_table_exist() -> None:
 
 
 def test_another_region_is_said_to_differ() -> None:
-    assert prices.priced_on("us-central1") == "Google's list prices of us-central1 on 2026-11-20"
+    assert prices.priced_on("us-central1") == "us-central1 on 2026-11-20, from Google's list"
     assert prices.priced_on("europe-west4").endswith("; those of europe-west4 differ")
 
 
