@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import signal
 import subprocess
 import sys
@@ -152,3 +153,21 @@ def test_a_second_signal_cuts_grace_short(tmp_path: Path) -> None:
         process.terminate()
         assert process.wait(30) == 128 + signal.SIGTERM
         assert gone(pid)
+
+
+def test_what_else_is_passed_on_stays_with_the_reaper(tmp_path: Path) -> None:
+    """So a lock is held as long as the reaper lives, whatever its program leaves behind."""
+    with (tmp_path / "lock").open("w") as lock:
+        argv = mortal(["sh", "-c", "ls -l /proc/self/fd; exec sleep 60"])
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        descriptor = lock.fileno()
+        process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, pass_fds=(descriptor,))
+    with process, (tmp_path / "lock").open("w") as other:
+        assert process.stdout is not None
+        shown = [next(process.stdout) for _ in range(5)]  # a total, three, and that of the folder itself
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        process.kill()
+        process.wait()
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert str(tmp_path) not in "".join(shown)

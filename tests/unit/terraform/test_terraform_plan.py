@@ -1,0 +1,57 @@
+"""What is read of a plan."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from clusterctl.providers.terraform.plan import SENSITIVE, UNKNOWN, read
+
+
+def shown(change: dict[str, Any], **more: Any) -> dict[str, Any]:
+    resource = {"address": "a.b", "mode": "managed", "type": "a", "name": "b", **more}
+    return {"resource_changes": [{**resource, "change": {"actions": ["create"], "before": None, **change}}]}
+
+
+def test_what_is_sensitive_is_masked_wherever_it_stands() -> None:
+    after = {
+        "pin": 4242,
+        "token": "s3cret",
+        "list": ["a", "b"],
+        "url": "https://u:s3cret@host",
+        "block": [{"x": "y"}],
+    }
+    marks = {"pin": True, "token": True, "list": [False, True], "block": [{"x": True}]}
+    (change,) = read(shown({"after": after, "after_sensitive": marks}))
+    assert change.after == {
+        "pin": SENSITIVE,
+        "token": SENSITIVE,
+        "list": ["a", SENSITIVE],
+        "url": SENSITIVE,
+        "block": [{"x": SENSITIVE}],
+    }
+
+
+def test_what_is_not_known_yet_is_said_so() -> None:
+    change = {
+        "after": {"name": "n", "disk": [{"size": 10}]},
+        "after_unknown": {"id": True, "disk": [{"uri": True}]},
+    }
+    (read_,) = read(shown(change))
+    assert read_.after == {"name": "n", "id": UNKNOWN, "disk": [{"size": 10, "uri": UNKNOWN}]}
+
+
+def test_the_kinds_of_change() -> None:
+    for actions, action in {
+        ("no-op",): "no-op",
+        ("update",): "update",
+        ("delete", "create"): "replace",
+        ("create", "delete"): "replace",
+        ("forget",): "no-op",
+    }.items():
+        (change,) = read(shown({"actions": list(actions), "before": {}, "after": {}}))
+        assert change.action == action
+    assert read(shown({"after": {}}, mode="data")) == ()
+    (deposed,) = read(shown({"actions": ["delete"], "before": {}, "after": None}, deposed="1a2b"))
+    assert deposed.address == "a.b (deposed 1a2b)"
+    (adopted,) = read(shown({"actions": ["no-op"], "after": {}, "importing": {"id": "x/y"}}))
+    assert adopted.adopts == "x/y"
