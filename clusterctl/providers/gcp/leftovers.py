@@ -53,11 +53,15 @@ class Found:
 
 @dataclass(frozen=True, slots=True)
 class _Wanted:
-    """One label and its value, and how the names of what can't carry it look."""
+    """One label and its value, and how the names of what can't carry it look.
+
+    ``search`` is a wider pattern of those names, in the plainest words that Google's filters have.
+    """
 
     label: str
     value: str
     name: str
+    search: str
 
     def is_on(self, resource: Json) -> bool:
         return labels.read(resource).get(self.label) == self.value
@@ -97,7 +101,9 @@ def find(api: Api, cluster_id: str) -> tuple[Found, ...]:
     Raises:
         CloudError: Google could not be asked, or did not look everywhere.
     """
-    return tuple(_look(api, _Wanted(ID_LABEL, cluster_id, f"{_CLUSTER}-{cluster_id}(-.*)?")))
+    return tuple(
+        _look(api, _Wanted(ID_LABEL, cluster_id, f"{_CLUSTER}-{cluster_id}(-.*)?", f".*-{cluster_id}.*"))
+    )
 
 
 def orphans(api: Api, cluster: str) -> tuple[str, ...]:
@@ -106,7 +112,7 @@ def orphans(api: Api, cluster: str) -> tuple[str, ...]:
     Raises:
         CloudError: as ``find``.
     """
-    found = _look(api, _Wanted(CLUSTER_LABEL, cluster, f"{cluster}-{_ID}(-.*)?"))
+    found = _look(api, _Wanted(CLUSTER_LABEL, cluster, f"{cluster}-{_ID}(-.*)?", f"{cluster}-.*"))
     return tuple(sorted({one.cluster_id for one in found if one.cluster_id}))
 
 
@@ -181,7 +187,7 @@ def _look(api: Api, wanted: _Wanted) -> list[Found]:
 
 def _compute(api: Api, kind: _Kind, wanted: _Wanted) -> Iterator[Found]:
     where = "global" if kind.scope == "global" else "aggregated"
-    search = f"labels.{wanted.label}={wanted.value}" if kind.labelled else f"name eq {wanted.name}"
+    search = f"labels.{wanted.label}={wanted.value}" if kind.labelled else f'name eq "{wanted.search}"'
     path = f"projects/{api.project}/{where}/{kind.collection}"
     for row in _rows(api, "compute", path, kind.collection, filter=search):
         # Looked at again here: a filter that Google reads in another way must not cost a stranger's disk.

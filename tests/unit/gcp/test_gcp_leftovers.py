@@ -116,6 +116,12 @@ class TestFinding:
         assert find(api, OURS) == ()
         assert orphans(api, name) == ((THEIRS,) if name == "train-202611" else ())
 
+    def test_a_description_that_was_copied_is_not_enough(self, google: Google, api: Api) -> None:
+        said = labels.description("demo", OURS)
+        google.world.put("google_compute_network", f"{GLOBAL}/networks/demo-{OURS}2", description=said)
+        assert find(api, OURS) == ()
+        assert orphans(api, "demo") == ()
+
     def test_orphans_are_all_clusters_of_that_name(self, google: Google, api: Api) -> None:
         make(google)
         make(google, "demo", "cccccc")
