@@ -190,7 +190,7 @@ def _cost(planned: Planned) -> list[str]:
     if cost.unpriced:
         lines.append(f"not in it, for their price is not known: {_folded(list(cost.unpriced))}")
     if planned.priced_on:
-        lines.append(f"prices of {planned.priced_on}")
+        lines.append(f"list prices of {planned.priced_on}")
     return lines
 
 

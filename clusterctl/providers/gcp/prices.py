@@ -65,11 +65,15 @@ def table() -> Table:
     return Table.model_validate({**document, "date": str(document["date"])})
 
 
-def priced_on(region: str) -> str:
-    """What a price of ours is a price of, in words."""
-    known = table()
-    text = f"{known.region} on {known.date}, from Google's list"
-    return text if region == known.region else f"{text}; those of {region} differ"
+def priced_on() -> str:
+    """The date of the table."""
+    return table().date
+
+
+def caveat(region: str) -> str:
+    """What must be known of its prices in this region; "" if nothing."""
+    known = table().region
+    return "" if region == known else f"prices are Google's list prices of {known}; those of {region} differ"
 
 
 def of_disk(kind: str, gib: float) -> float | None:

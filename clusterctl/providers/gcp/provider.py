@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from ipaddress import IPv4Network
 from typing import Any, Final
 
@@ -58,10 +58,16 @@ class GcpProvider:
         return Planned(
             tuple(sorted(hosts, key=lambda host: order.get(host.name, len(order)))),
             other_changes(plan),
-            priced_on=prices.priced_on(self._settings.region_name),
+            priced_on=prices.priced_on(),
             other_usd_per_hour=(now, then),
-            notes=(*_notes(spec), *(f"no price is known of {name}" for name in unknown)),
+            notes=(*_notes(spec), *self._about_prices(unknown)),
         )
+
+    def _about_prices(self, unknown: Iterable[str]) -> Iterator[str]:
+        if caveat := prices.caveat(self._settings.region_name):
+            yield caveat
+        for name in unknown:
+            yield f"no price is known of {name}"
 
     def apply(
         self,

@@ -50,7 +50,7 @@ def test_equal_hosts_share_a_row_and_the_cost_stands_below() -> None:
         "  a disk of 10GiB is made",
         "",
         "cost: 2.50 USD an hour, 60.00 a day; now 0.75 USD an hour, 18.00 a day",
-        "prices of 2026-10-01",
+        "list prices of 2026-10-01",
     ]
 
 

@@ -1,0 +1,89 @@
+"""`plan` and `down --orphans` on Google Cloud, as a user runs them: real Terraform, a stand-in of Google."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from clusterctl.workspace import cache_home
+from tests.support.google.api import PROJECT, Google
+from tests.support.google.cloud import GoogleCloud
+from tests.support.google.module import CLUSTER_ID, Module, spec_of
+from tests.support.google.world import World
+from tests.support.verbs import Clusterctl
+
+SPEC = f"""\
+version: 1
+name: demo
+provider:
+  type: gcp
+  project: {PROJECT}
+  zone: us-central1-a
+  partitions: {{train: {{machine_type: g2-standard-8}}}}
+  prices: {{g2-standard-8: 0.75}}
+partitions: [{{name: train, nodes: 2, gpus: {{type: l4}}}}]
+"""
+
+
+def runner(cloud: GoogleCloud, google: Google, folder: Path) -> Clusterctl:
+    cwd = folder / "cwd"
+    cwd.mkdir()
+    (cwd / "cluster.yaml").write_text(SPEC)
+    environ = {**cloud.env, **google.environment, "XDG_CACHE_HOME": str(cache_home().parent)}
+    return Clusterctl(folder / "home", cwd, environ)
+
+
+@pytest.fixture
+def lost(tmp_path: Path) -> Iterator[tuple[Module, Google]]:
+    """A cluster at Google that no workspace knows."""
+    module = Module(tmp_path)
+    module.ask(spec_of("placement"))
+    module.apply()
+    with Google(World(module.cloud.store.path)) as google:
+        yield module, google
+    assert not google.violations
+
+
+def test_a_plan_of_a_new_cluster_says_what_it_costs_and_makes_nothing(tmp_path: Path) -> None:
+    cloud = GoogleCloud(tmp_path)
+    with Google(World(cloud.store.path)) as google:
+        cli = runner(cloud, google, tmp_path)
+        answer = cli("-o", "json", "plan", "--check", rc=3).json
+    hosts = {one["name"]: one for one in answer["changes"] if one["kind"] == "host"}
+    assert {name: one["action"] for name, one in hosts.items()} == dict.fromkeys(
+        ("demo-ctl", "demo-train-1", "demo-train-2"), "make"
+    )
+    assert hosts["demo-train-1"]["usd_per_hour"] > 0.75  # its disk is not for nothing
+    assert hosts["demo-train-1"]["what"].startswith("g2-standard-8")
+    assert [one["what"] for one in answer["changes"] if one["kind"] == "other"]
+    cost = answer["cost"]
+    assert cost["per_hour"] >= sum(one["usd_per_hour"] for one in hosts.values())
+    assert cost["per_day"] == pytest.approx(24 * cost["per_hour"], abs=0.01)
+    assert cost["now_per_hour"] == 0
+    assert cost["priced_on"].startswith("20")
+    assert not cloud.resources()
+    assert not cli.home.exists()
+
+
+def test_a_lost_cluster_is_shown_with_its_cost_and_removed(
+    lost: tuple[Module, Google], tmp_path: Path
+) -> None:
+    module, google = lost
+    name = spec_of("placement").name
+    cli = runner(module.cloud, google, tmp_path)
+    where = ("--cluster", name, "down", "--orphans", "--project", PROJECT)
+    before = module.cloud.resources()
+    shown = cli(*where, rc=2).stderr
+    assert f"cluster {CLUSTER_ID}, " in shown
+    assert "USD an hour:" in shown
+    assert f"remove all of this ({CLUSTER_ID})?" in shown
+    assert module.cloud.resources() == before
+
+    answer = cli("-o", "json", *where, "--yes").json
+    (orphan,) = answer["orphans"]
+    assert orphan["cluster_id"] == CLUSTER_ID
+    assert any(one["usd_per_hour"] for one in orphan["left"])
+    assert not module.cloud.instances
+    assert cli(*where).stdout == f"no cluster {name!r} was lost\n"
