@@ -137,7 +137,7 @@ class GoogleCloud:
         program.write_text(
             f"#!/bin/sh\nunset PYTHONDONTWRITEBYTECODE\n"  # it is started for every call, thrice for a plan
             f"export PYTHONPATH={shlex.quote(str(CHECKOUT))}\n"
-            f"export HOME={shlex.quote(str(self.home))} TMPDIR={shlex.quote(str(self.home))}\n"
+            f"export HOME={shlex.quote(str(self.home))}\n"
             f"exec {shlex.join(module)}\n"
         )
         program.chmod(0o755)

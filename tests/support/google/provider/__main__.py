@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import sys
-import tempfile
 import threading
 from concurrent import futures
 from pathlib import Path
@@ -49,13 +48,12 @@ def main(version: str, cloud: Path) -> None:
     controller_rpc.add_GRPCControllerServicer_to_server(controller, server)
     stdio_rpc.add_GRPCStdioServicer_to_server(Stdio(), server)
     own = certificate(Path.home())
-    with tempfile.TemporaryDirectory() as folder:
-        server.add_secure_port(f"unix://{folder}/socket", own.credentials)
-        server.start()
-        encoded = base64.b64encode(own.chain).decode().rstrip("=")
-        print(f"1|6|unix|{folder}/socket|grpc|{encoded}", flush=True)  # noqa: T201 - the handshake
-        controller.done.wait()
-        server.stop(grace=0.5).wait()
+    port = server.add_secure_port("127.0.0.1:0", own.credentials)  # a socket's path may be too long here
+    server.start()
+    encoded = base64.b64encode(own.chain).decode().rstrip("=")
+    print(f"1|6|tcp|127.0.0.1:{port}|grpc|{encoded}", flush=True)  # noqa: T201 - the handshake
+    controller.done.wait()
+    server.stop(grace=0.5).wait()
 
 
 main(sys.argv[1], Path(sys.argv[2]))
