@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+LONGEST_NAME = 63
 IAP = "35.235.240.0/20"
 ON_A_PROJECT = frozenset({"roles/logging.logWriter", "roles/monitoring.metricWriter"})
 ON_A_THING = frozenset({"roles/compute.instanceAdmin.v1", "roles/storage.objectUser"})
@@ -51,6 +52,8 @@ def _wrong(address: str, values: Values) -> Iterator[str]:
         yield "lacks the labels that teardown finds it by"
     if kind in DESCRIBED and not all(f"{mark}=" in (values["description"] or "") for mark in MARKS):
         yield "has no labels, and does not say in its description whose it is"
+    if len(values.get("name") or "") > LONGEST_NAME:
+        yield "has a name that Google does not take"
     if kind == "google_compute_instance":
         yield from _of_instance(values)
     if kind == "google_compute_firewall" and values["allow"]:

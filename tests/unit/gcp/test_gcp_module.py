@@ -95,6 +95,21 @@ def test_a_newer_image_of_the_family_replaces_nothing_and_another_family_does(tm
     assert module.plan()[NODE.format("spot-train-1")] == REPLACED
 
 
+def test_further_disks_come_and_go_while_the_host_stays(tmp_path: Path) -> None:
+    module = Module(tmp_path)
+    fast, slow = ({"size_gib": 100, "type": kind} for kind in ("pd-ssd", "pd-standard"))
+    module.set(_asked(all_hosts={"extra_disks": [fast, slow]}))
+    module.apply()
+    before = {name: each["instance_id"] for name, each in module.cloud.instances.items()}
+    module.set(_asked(all_hosts={"extra_disks": [slow]}))
+    module.apply()
+    assert before == {name: each["instance_id"] for name, each in module.cloud.instances.items()}
+    disks = module.cloud.resources("google_compute_disk").values()
+    assert {each["type"] for each in disks} == {"pd-standard"}
+    attached = [each["attached_disk"] for each in module.cloud.instances.values()]
+    assert sorted(one["source"] for (one,) in attached) == sorted(each["id"] for each in disks)
+
+
 def test_a_bucket_that_holds_something_is_left_and_all_else_is_gone(tmp_path: Path) -> None:
     module = Module(tmp_path)
     module.set({**_asked(), "bucket": {"name": "my-results", "create": True}})

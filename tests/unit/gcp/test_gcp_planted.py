@@ -150,6 +150,18 @@ WRONG_HOSTS = {
 }
 
 
+def test_the_longest_names_are_not_too_long_for_google(tmp_path: Path) -> None:
+    values, cluster, node = asked(), "c" * 20, f"{'c' * 20}-{'p' * 20}-999"
+    hosts = values["hosts"]
+    disks = [{"size_gib": 100, "type": kind} for kind in ("pd-standard", "pd-balanced", "hyperdisk-balanced")]
+    renamed = {f"{cluster}-ctl": hosts["big-ctl"], node: {**hosts["big-train-1"], "extra_disks": disks}}
+    plan = copies(tmp_path, {"long": {**values, "cluster": cluster, "hosts": renamed}}).planned()
+    resources = planned(plan, "long")
+    assert findings(resources, kms_key=KEY) == []
+    accounts = [each["account_id"] for each in resources.values() if "account_id" in each]
+    assert sorted(map(len, accounts)) == [29, 29], "Google takes 6 to 30 characters"
+
+
 def test_wrong_values_are_refused_in_words_that_say_what_is_right(tmp_path: Path) -> None:
     calls = {name: {**asked(), **wrong} for name, (wrong, _) in WRONG_VALUES.items()}
     calls |= {name: _with_node(wrong) for name, (wrong, _) in WRONG_HOSTS.items()}

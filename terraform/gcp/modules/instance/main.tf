@@ -36,7 +36,7 @@ resource "google_compute_disk" "extra" {
 
   project = var.common.project
   zone    = var.common.zone
-  name    = "${var.name}-extra-${each.key}"
+  name    = "${var.name}-x${each.key}-${replace(each.value.type, "hyperdisk", "hd")}" # short: 63 are allowed
   type    = each.value.type
   size    = each.value.size_gib
   labels  = var.common.labels
@@ -47,6 +47,11 @@ resource "google_compute_disk" "extra" {
     content {
       kms_key_self_link = disk_encryption_key.value
     }
+  }
+
+  # A disk of another type gets another name, and the old one goes when the host no longer has it.
+  lifecycle {
+    create_before_destroy = true
   }
 }
 
