@@ -186,7 +186,8 @@ def _cost(planned: Planned) -> list[str]:
     cost = planned.cost
     if cost is None:
         return []
-    lines = [f"cost: {_money(cost.then)}" + ("" if cost.now == cost.then else f"; now {_money(cost.now)}")]
+    now = f"; now {_money(cost.now)}" if cost.now not in {0, cost.then} else ""
+    lines = [f"cost: {_money(cost.then)}{now}"]
     if cost.unpriced:
         lines.append(f"not in it, for their price is not known: {_folded(list(cost.unpriced))}")
     if planned.priced_on:

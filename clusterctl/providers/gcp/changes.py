@@ -14,6 +14,7 @@ from clusterctl.providers.base import Action, HostChange
 from clusterctl.providers.gcp.diagnose import Place
 from clusterctl.providers.terraform import Action as TerraformAction
 from clusterctl.providers.terraform import Plan, Resource, ResourceChange
+from clusterctl.spec import machines
 
 INSTANCE: Final = "google_compute_instance"
 _SHAPE: Final = "terraform_data.shape"
@@ -105,8 +106,11 @@ def _host(
 
 
 def _what(instance: Mapping[str, Any]) -> str:
-    """`g2-standard-8, 1 x nvidia-l4, spot`."""
+    """`g2-standard-8, 1 x l4, spot`."""
     words = [str(instance.get("machine_type"))]
+    machine = machines.machine(words[0])
+    if machine is not None and machine.gpu is not None:  # of its own
+        words.append(f"{machine.gpu.count} x {machine.gpu.type}")
     for gpu in instance.get("guest_accelerator") or ():
         words.append(f"{gpu.get('count')} x {str(gpu.get('type')).rpartition('/')[2]}")
     if any(each.get("provisioning_model") == "SPOT" for each in instance.get("scheduling") or ()):

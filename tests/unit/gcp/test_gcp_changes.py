@@ -37,7 +37,7 @@ def test_a_host_is_what_it_is_and_changes_for_a_reason() -> None:
     (gone,) = host_changes(plan(change(INSTANCE, "delete", before, None)))
     assert (gone.action, gone.what) == ("remove", "n1-standard-4, 2 x nvidia-tesla-t4, spot")
     (kept,) = host_changes(plan(change(INSTANCE, "no-op", instance(), instance())))
-    assert kept == HostChange("demo-train-1", "keep", "g2-standard-4")
+    assert kept == HostChange("demo-train-1", "keep", "g2-standard-4, 1 x l4")
 
 
 def test_a_new_machine_type_stops_the_controller_and_replaces_a_node() -> None:
@@ -49,7 +49,7 @@ def test_a_new_machine_type_stops_the_controller_and_replaces_a_node() -> None:
 
     (stopped,) = host_changes(plan(change(INSTANCE, "update", instance(), after)), price)
     assert stopped == HostChange(
-        "demo-train-1", "change", "g2-standard-8", "machine type changes", 0.9, 0.7, restarts=True
+        "demo-train-1", "change", "g2-standard-8, 1 x l4", "machine type changes", 0.9, 0.7, restarts=True
     )
     (labelled,) = host_changes(plan(change(INSTANCE, "update", instance(), instance(labels={"a": "b"}))))
     assert (labelled.why, labelled.restarts) == ("labels change", False)
@@ -69,7 +69,7 @@ def test_a_host_that_was_stopped_is_started() -> None:
     off = instance(current_status="TERMINATED", desired_status="TERMINATED")
     on = instance(desired_status="RUNNING")
     (start,) = host_changes(plan(change(INSTANCE, "update", off, on)))
-    assert start == HostChange("demo-train-1", "change", "g2-standard-4", "it is off", off=True)
+    assert start == HostChange("demo-train-1", "change", "g2-standard-4, 1 x l4", "it is off", off=True)
     (other,) = host_changes(plan(change(INSTANCE, "update", off, on | {"machine_type": "g2-standard-8"})))
     assert (other.why, other.restarts, other.off) == ("it is off; machine type changes", False, True)
 
@@ -120,6 +120,6 @@ def test_real_plans_read_like_this(tmp_path: Path, monkeypatch: pytest.MonkeyPat
     then = {host.name: host for host in host_changes(cluster.terraform.plan())}
     assert then["demo-ctl"].action == "keep"
     assert then["demo-train-1"].why == "machine type changes"
-    assert (then["demo-train-1"].action, then["demo-train-1"].what) == ("replace", "g2-standard-8")
+    assert (then["demo-train-1"].action, then["demo-train-1"].what) == ("replace", "g2-standard-8, 1 x l4")
     assert (then["demo-train-2"].action, then["demo-train-2"].why) == ("remove", "it is no longer asked for")
     assert json.dumps(cluster.said).count("module.") == 0

@@ -78,7 +78,7 @@ def test_from_nothing_to_hosts_and_back(cloud: GoogleCloud, workspace: Workspace
     planned = provider.plan(spec, workspace, keep={}, say=silent)
     assert not cloud.instances
     assert [(host.name, host.action) for host in planned.hosts] == [(name, "make") for name in HOSTS]
-    assert [host.what for host in planned.hosts[1:]] == ["g2-standard-4", "g2-standard-4"]
+    assert [host.what for host in planned.hosts[1:]] == ["g2-standard-4, 1 x l4", "g2-standard-4, 1 x l4"]
     assert planned.cost is not None
     assert planned.cost.now == 0
     assert (

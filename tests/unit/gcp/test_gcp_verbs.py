@@ -56,7 +56,7 @@ def test_a_plan_of_a_new_cluster_says_what_it_costs_and_makes_nothing(tmp_path: 
         ("demo-ctl", "demo-train-1", "demo-train-2"), "make"
     )
     assert hosts["demo-train-1"]["usd_per_hour"] > 0.75  # its disk is not for nothing
-    assert hosts["demo-train-1"]["what"].startswith("g2-standard-8")
+    assert hosts["demo-train-1"]["what"] == "g2-standard-8, 1 x l4"
     assert [one["what"] for one in answer["changes"] if one["kind"] == "other"]
     cost = answer["cost"]
     assert cost["per_hour"] >= sum(one["usd_per_hour"] for one in hosts.values())
