@@ -109,6 +109,11 @@ def test_further_disks_come_and_go_while_the_host_stays(tmp_path: Path) -> None:
     attached = [each["attached_disk"] for each in module.cloud.instances.values()]
     assert sorted(one["source"] for (one,) in attached) == sorted(each["id"] for each in disks)
 
+    key = "projects/p/locations/l/keyRings/r/cryptoKeys/k"
+    module.set({**_asked(all_hosts={"extra_disks": [slow]}), "kms_key": key})
+    module.apply()
+    assert module.plan() == {}
+
 
 def test_a_bucket_that_holds_something_is_left_and_all_else_is_gone(tmp_path: Path) -> None:
     module = Module(tmp_path)

@@ -11,7 +11,12 @@ locals {
   fixed      = var.host.has_gpu || var.host.spot || var.host.placement != null
   restarting = !var.host.spot && var.host.placement == null
 
-  extra_disks = { for index, disk in var.host.extra_disks : tostring(index) => disk }
+  # What makes a disk another one is in its name, in few letters: 63 are allowed.
+  extra_disks = {
+    for index, disk in var.host.extra_disks : tostring(index) => merge(disk, {
+      name = "${var.name}-x${index}-${substr(sha1(join(" ", compact([disk.type, var.common.kms_key]))), 0, 6)}"
+    })
+  }
 }
 
 # What a host is made anew for. The image counts as it is asked for: a newer one of a family replaces no host.
@@ -36,7 +41,7 @@ resource "google_compute_disk" "extra" {
 
   project = var.common.project
   zone    = var.common.zone
-  name    = "${var.name}-x${each.key}-${replace(each.value.type, "hyperdisk", "hd")}" # short: 63 are allowed
+  name    = each.value.name
   type    = each.value.type
   size    = each.value.size_gib
   labels  = var.common.labels
@@ -49,7 +54,7 @@ resource "google_compute_disk" "extra" {
     }
   }
 
-  # A disk of another type gets another name, and the old one goes when the host no longer has it.
+  # Another disk in its place has another name, and the old one goes when the host no longer has it.
   lifecycle {
     create_before_destroy = true
   }
