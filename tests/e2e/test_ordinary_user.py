@@ -182,6 +182,7 @@ def test_without_rights_there_is_one_error_and_a_way_out(person: Person) -> None
     assert "password" in failure["fix"]
     assert sum(line.startswith("error: ") for line in ran.stderr.splitlines()) == 1
     assert "no clusters" in person.clusterctl("list").stdout
+    assert "make" in person.clusterctl("plan").stdout, "to look at what would be takes no right"
 
 
 def test_up_in_their_name(person: Person, up: dict[str, Any]) -> None:
@@ -190,6 +191,7 @@ def test_up_in_their_name(person: Person, up: dict[str, Any]) -> None:
     assert up["probed"] == [f"{person.cluster}-train-{i}" for i in (1, 2)]
     (listed,) = person.clusterctl("-o", "json", "list").json["clusters"]
     assert listed["cluster"] == person.cluster
+    assert "no changes" in person.clusterctl("plan", "--check").stdout
 
 
 def test_the_job_runs_under_their_name_and_number(person: Person, up: dict[str, Any]) -> None:
