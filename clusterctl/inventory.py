@@ -46,6 +46,7 @@ class Host(BaseModel):
     cpus: int | None = None
     memory_mib: int | None = None
     disk_mib: int | None = None
+    instance_id: str | None = Field(None, description="this very machine; one made anew has other keys")
     proxy_command: tuple[str, ...] = ()
     job_environment: Mapping[str, str] = {}
     local_ssds: int = Field(0, description="local disks that become its /scratch")

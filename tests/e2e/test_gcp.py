@@ -20,6 +20,7 @@ from ipaddress import IPv4Network
 from pathlib import Path
 
 import pytest
+from ruamel.yaml import YAML
 
 from clusterctl.inventory import Inventory
 from clusterctl.lifecycle import bake
@@ -87,20 +88,24 @@ class Gcp:
         answer: dict[str, object] = self.runner("-o", "json", "-f", self.spec, *argv, rc=rc).json
         return answer
 
+    def ssh(self, *words: str, path: str | None = None) -> subprocess.CompletedProcess[str]:
+        """Plain `ssh -F` with the file that clusterctl wrote; ``path``: a PATH without gcloud."""
+        argv = ["ssh", "-F", str(self.workspace / "ssh_config"), *words]
+        env = {**os.environ, "PATH": path or self.runner.environ["PATH"]}
+        return subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
+
 
 def silent(_: object) -> None:
     return None
 
 
 @pytest.fixture(scope="module")
-def machines(
-    cluster_name: str, tmp_path_factory: pytest.TempPathFactory
-) -> Iterator[tuple[Workspace, Inventory]]:
+def machines(cluster_name: str, clusterctl_home: Path) -> Iterator[tuple[Workspace, Inventory]]:
     """The controller and the nodes, booted and not configured, known by their keys."""
     spec = ClusterSpec.model_validate(
         {"version": 1, "name": cluster_name, "partitions": [{"name": "train", "nodes": MOST_NODES}]}
     )
-    workspace = Workspace(tmp_path_factory.mktemp("machines") / cluster_name)
+    workspace = Workspace(clusterctl_home / ".machines" / cluster_name)  # so that what they leave is seen
     workspace.create()
     workspace.create_secrets()
     provider = LocalProvider(LocalSettings())
@@ -190,11 +195,10 @@ def test_a_killed_up_was_gone_on_from(gcp: Gcp) -> None:
 
 
 def test_plain_ssh_goes_through_the_tunnel(gcp: Gcp) -> None:
-    argv = ["ssh", "-F", gcp.workspace / "ssh_config", f"{gcp.name}-train-1", "hostname"]
-    env = {**os.environ, "PATH": gcp.runner.environ["PATH"]}
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, timeout=60, check=False)
-    assert done.stdout == f"{gcp.name}-train-1\n", done.stderr
-    without = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    node = f"{gcp.name}-train-1"
+    done = gcp.ssh(node, "hostname")
+    assert done.stdout == f"{node}\n", done.stderr
+    without = gcp.ssh(node, "hostname", path=os.environ["PATH"])
     assert without.returncode == 255
     assert "gcloud" in without.stderr
 
@@ -208,9 +212,8 @@ def test_a_second_up_changes_nothing(gcp: Gcp) -> None:
 
 
 def test_a_job_trains_and_comes_home(gcp: Gcp) -> None:
-    args = ["--iterations", "3"]
-    done = gcp.json("submit", "train", "--nodes", "2", "--wait", "--", *args)
-    (run,) = gcp.json("collect", str(done["job_id"]))["runs"]
+    gcp.runner("-f", gcp.spec, "submit", "train", "--nodes", "2", "--follow", "--", "--iterations", "3")
+    (run,) = gcp.json("collect")["runs"]
     record = json.loads((Path(run["dir"]) / "run.json").read_text())
     assert record["state"] == "COMPLETED"
     assert sorted(record["nodes"]) == [f"{gcp.name}-train-1", f"{gcp.name}-train-2"]
@@ -228,6 +231,9 @@ def test_jobs_find_nccls_variables_and_their_own_win(gcp: Gcp) -> None:
     assert of_job(gcp, script) == ours * 2
     theirs = [line.replace("WARN", "INFO") for line in ours]
     assert of_job(gcp, script, "--env", "NCCL_DEBUG=INFO") == theirs * 2
+    user = YAML(typ="safe").load(gcp.workspace / "spec.yaml")["users"][0]["name"]
+    by_hand = gcp.ssh("-l", user, f"{gcp.name}-ctl", "srun --ntasks=1 env").stdout.splitlines()
+    assert [line for line in sorted(by_hand) if line.startswith("NCCL_")] == ours
 
 
 def of_job(gcp: Gcp, script: Path, *options: str) -> list[str]:

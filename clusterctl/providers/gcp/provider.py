@@ -87,7 +87,7 @@ class GcpProvider:
             carry_out(terraform, plan, Owner(workspace.cluster_id()), say=say)
         self._shown = None
         made, started = _new_hosts(plan)
-        inventory = self._inventory(spec, workspace, terraform.outputs(), made, say)
+        inventory = self._inventory(spec, workspace, terraform.outputs(), say)
         return Provisioned(inventory, _notes(spec), made, started)
 
     def alive(self, cluster_id: str) -> bool:
@@ -143,15 +143,15 @@ class GcpProvider:
         spec: ClusterSpec,
         workspace: Workspace,
         outputs: Mapping[str, Any],
-        made: tuple[str, ...],
         say: Say,
     ) -> Inventory:
-        names = _names(spec)
-        known = {host.name: host.host_key for host in _hosts_before(workspace) if host.name not in made}
-        missing = [name for name in names if name not in known]
-        if missing:
+        names, hosts = _names(spec), outputs["hosts"]
+        before = ((host, hosts.get(host.name)) for host in _hosts_before(workspace))
+        known = {
+            host.name: host.host_key for host, now in before if now and now["instance_id"] == host.instance_id
+        }
+        if missing := [name for name in names if name not in known]:
             known |= host_keys(self._api, self._settings.zone, missing, say=say)
-        hosts = outputs["hosts"]
         return Inventory(
             cluster=spec.name,
             cluster_id=workspace.cluster_id(),
@@ -174,6 +174,7 @@ class GcpProvider:
             role=COMPUTE if partition else CONTROLLER,
             partition=partition.name if partition else None,
             host_key=host_key,
+            instance_id=output["instance_id"],
             cpus=output.get("cpus"),  # these two only by an override of the module
             memory_mib=output.get("memory_mib"),
             proxy_command=iap.tunnel(name, project=self._settings.project, zone=self._settings.zone),

@@ -115,6 +115,14 @@ def test_from_nothing_to_hosts_and_back(cloud: GoogleCloud, workspace: Workspace
     done = raised(spec, workspace)
     assert (done.made, done.started) == ((), ("demo-train-1",))
 
+    with World(cloud.store.path).change() as state:
+        state["guest_attributes"] = {"demo-train-2": {"ssh-ed25519": f"{HOST_KEY[:-4]}new0"}}
+    keys = {host.name: host.host_key for host in raised(spec, workspace).inventory.hosts}
+    assert set(keys.values()) == {f"ssh-ed25519 {HOST_KEY}"}  # the machines are the same: none is asked again
+    cloud.lose("demo-train-2")
+    keys |= {"demo-train-2": f"ssh-ed25519 {HOST_KEY[:-4]}new0"}
+    assert {host.name: host.host_key for host in raised(spec, workspace).inventory.hosts} == keys
+
     provider.destroy(workspace.cluster_id(), workspace=workspace, say=silent)
     assert not cloud.instances
     assert provider.leftovers(workspace.cluster_id()) == ()
