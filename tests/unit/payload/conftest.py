@@ -24,7 +24,7 @@ _MPIRUN = (
 Runner = Callable[..., subprocess.CompletedProcess[str]]
 
 
-def _start(*argv: str, seconds: int = 300, **environ: str) -> subprocess.Popen[str]:
+def _start(*argv: str, seconds: int = 600, **environ: str) -> subprocess.Popen[str]:
     """A process that knows of no launcher but the one in ``argv``."""
     clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "OMPI_", "PMIX_", "PMI_"))}
     env = {**clean, "PYTHONPATH": str(_ROOT), **environ}
@@ -33,7 +33,7 @@ def _start(*argv: str, seconds: int = 300, **environ: str) -> subprocess.Popen[s
     return subprocess.Popen(bounded, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
 
 
-def _run(*argv: str, seconds: int = 300, **environ: str) -> subprocess.CompletedProcess[str]:
+def _run(*argv: str, seconds: int = 600, **environ: str) -> subprocess.CompletedProcess[str]:
     with _start(*argv, seconds=seconds, **environ) as process:
         output, errors = process.communicate()
     return subprocess.CompletedProcess(process.args, process.returncode, output, errors)
