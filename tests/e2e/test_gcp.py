@@ -44,7 +44,8 @@ provider:
   project: {project}
   zone: {zone}
   network: {{cidr: {subnet}}}
-  partitions: {{train: {{machine_type: g2-standard-4}}}}
+  controller: {{image: {{project: debian-cloud, family: debian-12}}}}
+  partitions: {{train: {{machine_type: g2-standard-4, image: {{project: debian-cloud, family: debian-12}}}}}}
 partitions:
   - {{name: train, nodes: {nodes}, gpus: {{type: nvidia-l4, count: 1}}}}
 """

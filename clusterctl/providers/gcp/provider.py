@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from clusterctl.errors import LockedError, ProvisionError
+from clusterctl.errors import LockedError, ProvisionError, UsageError
 from clusterctl.inventory import COMPUTE, CONTROLLER, Host, Inventory, SharedFolder
 from clusterctl.journal import digest
 from clusterctl.providers.base import Bake, Leftover, Planned, Provisioned, Say, Size
@@ -40,6 +40,7 @@ class GcpProvider:
         self._shown: tuple[str, Plan] | None = None  # the variables' digest, and what was shown of them
 
     def prepare(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake, say: Say) -> None:  # noqa: ARG002
+        _refuse_unknown_images(variables(spec, workspace.cluster_id(), workspace.public_key.read_text()))
         iap.check()
 
     def sizes(self, spec: ClusterSpec) -> Mapping[str, Size]:  # noqa: ARG002
@@ -192,6 +193,22 @@ class GcpProvider:
 def _names(spec: ClusterSpec) -> tuple[str, ...]:
     """All hosts, the controller first."""
     return (spec.controller_host, *(name for p in spec.partitions for name in spec.node_names(p)))
+
+
+def _refuse_unknown_images(asked: Mapping[str, Any]) -> None:
+    """Before anything is made: hosts that nothing can be installed on would only cost money.
+
+    Raises:
+        UsageError: some would start from Rocky Linux, where the roles can't install anything yet.
+    """
+    rocky = [name for name, host in asked["hosts"].items() if host["image"]["project"].startswith("rocky-")]
+    if rocky:
+        raise UsageError(
+            "the roles install on Debian 12 alone so far",
+            where="provider.controller.image, provider.partitions.<name>.image",
+            why=f"{', '.join(rocky)}: from an image of Rocky Linux",
+            fix="name an image of Debian 12: {project: debian-cloud, family: debian-12}",
+        )
 
 
 def _new_hosts(plan: Plan) -> tuple[tuple[str, ...], tuple[str, ...]]:
