@@ -136,7 +136,7 @@ class Terraform:
             raise StalePlanError(
                 "what there is to do has changed since it was shown",
                 why="; ".join(f"{change.action} {change.address}" for change in beyond),
-                fix="run the same command again: it starts from how things are now",
+                fix="see it with `clusterctl plan`, then run the same command again",
             )
         return left
 
