@@ -97,6 +97,7 @@ def up(
         ClusterctlError: a phase failed; what was done stays, and the next `up` goes on from there.
     """
     provider = provider_of(spec.provider)
+    provider.check(spec)
     with (
         workspace.lock("up", wait_s=wait_s, waiting=lambda text: tell(WAITING, text)),
         Connections(workspace.ssh_config) as connections,

@@ -82,6 +82,7 @@ def plan(spec: ClusterSpec, workspace: Workspace, provider: Provider, *, say: Sa
         notes = (*found.hosts.notes, *found.jobs.notes)
         if worker := workspace.worker():
             notes += (f"{worker}: what it does may change this",)
+        notes += tuple(_of_check(spec, provider))
         notes += tuple(_of_users(spec, found, connections, copy))
         drift = tuple(_drift(spec, workspace, found, connections, say))
         return replace(found, drift=drift, notes=notes)
@@ -186,6 +187,14 @@ def _of_environment(spec: ClusterSpec, workspace: Workspace, controller: str) ->
         transport.close()
     if what:
         yield Drift(controller, f"the Python environment of the spec: {what}")
+
+
+def _of_check(spec: ClusterSpec, provider: Provider) -> Iterator[str]:
+    """Why `up` would refuse the spec, or this machine, at once."""
+    try:
+        provider.check(spec)
+    except (MachineError, UsageError) as exc:
+        yield f"`up` refuses this: {exc.what}; {exc.why}; {exc.fix}"
 
 
 def _of_users(

@@ -39,7 +39,7 @@ def init(
 
 def validate(screen: Screen, options: Options) -> None:
     """Check a spec: every problem at once, each with its place."""
-    from clusterctl.spec import machines
+    from clusterctl.spec import gcp_images, machines
 
     spec = spec_of(screen, options)
     nodes = sum(partition.nodes for partition in spec.partitions)
@@ -52,6 +52,8 @@ def validate(screen: Screen, options: Options) -> None:
             text += f"\n  {partition.name}: {partition.nodes} x {machine.name}"
             text += f" with {machine.gpu}" if machine.gpu else ""
         found["machine_types"] = {partition.name: machine.name for partition, machine in types.items()}
+        if refused := gcp_images.refusal(spec):
+            screen.note(f"note: `up` refuses this: {refused.what}; {refused.fix}")
     screen.result(found, text)
 
 

@@ -144,6 +144,14 @@ class Leftover:
 class Provider(Protocol):
     """The hosts of one kind of cluster. ``say`` reports progress in short lines."""
 
+    def check(self, spec: ClusterSpec) -> None:
+        """Refuse what can't become a cluster, before anything is asked, ended or made.
+
+        Raises:
+            MachineError: this machine lacks something.
+            UsageError: the spec asks for what can't be done.
+        """
+
     def prepare(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake, say: Say) -> None:
         """Check that it can be done here, and bake the image unless it is cached.
 

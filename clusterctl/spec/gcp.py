@@ -72,7 +72,9 @@ class GcpNodes(Model):
         None, description="by default the smallest that has the partition's GPUs, or 4 processors"
     )
     image: Image | None = Field(
-        None, description="by default Rocky Linux 9, with NVIDIA's driver where there is a GPU"
+        None,
+        description="by default Rocky Linux 9, with NVIDIA's driver where there is a GPU; "
+        "`up` takes only Debian 12 so far",
     )
     boot_disk: GcpDisk = Field(
         GcpDisk.model_validate({"size": "50GiB"}), description="the disk that they start from"

@@ -5,14 +5,10 @@ from __future__ import annotations
 from typing import Any, Final
 
 from clusterctl.spec import ClusterSpec, GcpProvider, Partition, machines
-from clusterctl.spec.gcp import Bucket, Filestore, GcpDisk, GcpNodes, Image
+from clusterctl.spec.gcp import Bucket, Filestore, GcpDisk, GcpNodes
+from clusterctl.spec.gcp_images import image_of
 from clusterctl.spec.machines import Machine
 from clusterctl.spec.models import ADMIN_USER
-
-PLAIN_IMAGE: Final = Image(project="rocky-linux-cloud", family="rocky-linux-9-optimized-gcp")
-GPU_IMAGE: Final = Image(
-    project="rocky-linux-accelerator-cloud", family="rocky-linux-9-optimized-gcp-nvidia-latest"
-)
 
 _SERVICES: Final = ("compute", "iam", "iap", "serviceusage", "cloudresourcemanager", "logging", "monitoring")
 _MIB_A_GIB: Final = 1024
@@ -87,17 +83,15 @@ def _hosts(spec: ClusterSpec, settings: GcpProvider, cluster_id: str) -> dict[st
 
 
 def _host(nodes: GcpNodes, machine: Machine) -> Variables:
-    has_gpu = machine.gpu is not None
-    image = nodes.image or (GPU_IMAGE if has_gpu else PLAIN_IMAGE)
     added = machine.gpu if machine.guest_accelerator else None
     return {
         "machine_type": machine.name,
-        "image": image.model_dump(mode="json"),
+        "image": image_of(nodes, machine).model_dump(mode="json"),
         "boot_disk": _disk(nodes.boot_disk, machines.boot_disk_type(machine, nodes.boot_disk)),
         "extra_disks": [_disk(disk, machines.extra_disk_type(machine, disk)) for disk in nodes.extra_disks],
         "local_ssds": nodes.local_ssds,
         "guest_accelerator": {"type": machine.accelerator, "count": added.count} if added else None,
-        "has_gpu": has_gpu,
+        "has_gpu": machine.gpu is not None,
         "spot": nodes.spot,
         "termination_action": nodes.termination_action,
         "nic_type": "GVNIC" if nodes.gvnic or machine.gvnic_only else "VIRTIO_NET",

@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from clusterctl.errors import LockedError, ProvisionError, UsageError
+from clusterctl.errors import LockedError, ProvisionError
 from clusterctl.inventory import COMPUTE, CONTROLLER, Host, Inventory, SharedFolder
 from clusterctl.journal import digest
 from clusterctl.providers.base import Bake, Leftover, Planned, Provisioned, Say, Size
@@ -22,7 +22,7 @@ from clusterctl.providers.gcp.host_keys import host_keys
 from clusterctl.providers.gcp.job_environment import job_environment, note
 from clusterctl.providers.gcp.labels import ID_LABEL
 from clusterctl.providers.terraform import Plan, ResourceChange, Terraform
-from clusterctl.spec import ClusterSpec, machines
+from clusterctl.spec import ClusterSpec, gcp_images, machines
 from clusterctl.spec import GcpProvider as Settings
 from clusterctl.spec.machines import Machine
 from clusterctl.workspace import Workspace
@@ -39,9 +39,13 @@ class GcpProvider:
         self._api = Api(settings.project)
         self._shown: tuple[str, Plan] | None = None  # the variables' digest, and what was shown of them
 
-    def prepare(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake, say: Say) -> None:  # noqa: ARG002
-        _refuse_unknown_images(variables(spec, workspace.cluster_id(), workspace.public_key.read_text()))
+    def check(self, spec: ClusterSpec) -> None:
+        if refused := gcp_images.refusal(spec):
+            raise refused
         iap.check()
+
+    def prepare(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake, say: Say) -> None:
+        """Hosts are installed on when they are there."""
 
     def sizes(self, spec: ClusterSpec) -> Mapping[str, Size]:  # noqa: ARG002
         return {}  # the hardware decides
@@ -193,22 +197,6 @@ class GcpProvider:
 def _names(spec: ClusterSpec) -> tuple[str, ...]:
     """All hosts, the controller first."""
     return (spec.controller_host, *(name for p in spec.partitions for name in spec.node_names(p)))
-
-
-def _refuse_unknown_images(asked: Mapping[str, Any]) -> None:
-    """Before anything is made: hosts that nothing can be installed on would only cost money.
-
-    Raises:
-        UsageError: some would start from Rocky Linux, where the roles can't install anything yet.
-    """
-    rocky = [name for name, host in asked["hosts"].items() if host["image"]["project"].startswith("rocky-")]
-    if rocky:
-        raise UsageError(
-            "the roles install on Debian 12 alone so far",
-            where="provider.controller.image, provider.partitions.<name>.image",
-            why=f"{', '.join(rocky)}: from an image of Rocky Linux",
-            fix="name an image of Debian 12: {project: debian-cloud, family: debian-12}",
-        )
 
 
 def _new_hosts(plan: Plan) -> tuple[tuple[str, ...], tuple[str, ...]]:

@@ -38,8 +38,10 @@ class LocalProvider:
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
 
-    def prepare(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake, say: Say) -> None:  # noqa: ARG002
+    def check(self, spec: ClusterSpec) -> None:  # noqa: ARG002
         _refuse_elsewhere()
+
+    def prepare(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake, say: Say) -> None:  # noqa: ARG002
         if state_file(workspace.cluster_id()).exists():
             return  # its nodes stay what they were made from
         client.call("check", {}, say=say)

@@ -198,18 +198,6 @@ def test_gcloud_is_looked_for_first(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert caught.value.fix == "log in: gcloud auth login"
 
 
-def test_hosts_that_nothing_can_be_installed_on_are_refused(
-    tmp_path: Path, workspace: Workspace, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setenv("PATH", f"{gcloud.install(tmp_path, tmp_path / 'world.json')}:{os.defpath}")
-    debian = {"image": {"project": "debian-cloud", "family": "debian-12"}}
-    fit = spec_of(controller=debian, partitions={"train": debian})
-    provider_of(fit).prepare(fit, workspace, bake=silent, say=silent)
-    for unfit in (spec_of(controller=debian), spec_of(partitions={"train": debian})):
-        with pytest.raises(UsageError, match="Debian 12 alone"):
-            provider_of(unfit).prepare(unfit, workspace, bake=silent, say=silent)
-
-
 def test_jobs_get_what_their_machine_has() -> None:
     l4, plain = machines.machines()["g2-standard-4"], machines.machines()["e2-standard-4"]
     assert job_environment(l4, gvnic=True) == {
