@@ -122,8 +122,7 @@ def up(
 
         with run.phase("provision", inputs=digest(text)) as (step, say):
             made = provider.apply(spec, workspace, keep=change.keep, say=say)
-            cost = plan.hosts.cost
-            inventory = made.inventory.model_copy(update={"usd_per_hour": cost.then if cost else None})
+            inventory = made.inventory.model_copy(update={"usd_per_hour": plan.hosts.usd_per_hour})
             if not inventory.baked:
                 _fetch_wheels(workspace, say)
             write_inventory(spec, inventory, workspace)

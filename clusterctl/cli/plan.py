@@ -51,21 +51,21 @@ def show_plan(screen: Screen, spec: ClusterSpec, *, check: bool = False) -> int:
 def asking(
     screen: Screen, *, yes: bool, apart: Callable[[], AbstractContextManager[None]]
 ) -> Callable[[Plan], None]:
-    """Shows a plan, and asks where it destroys hosts or costs more; ``apart`` gives the screen to that.
+    """Shows a plan, and asks where it destroys data or may cost more; ``apart`` gives the screen to that.
 
-    Without a terminal only what destroys hosts needs ``yes``.
+    Without a terminal only what destroys data needs ``yes``.
     """
 
     def agree(found: Plan) -> None:
-        destroyed, cost = found.hosts.destroyed, found.hosts.cost
-        dearer = cost is not None and cost.then > cost.now
-        if not destroyed and not dearer:
+        planned = found.hosts
+        hosts = [host.name for host in planned.destroyed]
+        gone = [*([_folded(hosts)] if hosts else []), *planned.other_lost]
+        if not gone and not planned.may_cost_more:
             return
         with apart():
-            screen.note("\n".join([*_hosts(screen, found.hosts, kept=False), *_cost(found.hosts)]))
-            if destroyed:
-                names = _folded([host.name for host in destroyed])
-                screen.confirm(f"remove {names}, with all data on their own disks?", yes=yes)
+            screen.note("\n".join([*_hosts(screen, planned, kept=False), *planned.other, *_cost(planned)]))
+            if gone:
+                screen.confirm(f"remove {', '.join(gone)}, with all data there?", yes=yes)
             elif sys.stdin.isatty() and sys.stderr.isatty():
                 screen.confirm("make this, at that price?", yes=yes)
 

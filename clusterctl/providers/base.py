@@ -79,7 +79,7 @@ class HostChange:
 
 @dataclass(frozen=True, slots=True)
 class Cost:
-    """USD an hour, ``now`` and ``then``; ``unpriced`` hosts are not in it."""
+    """USD an hour, ``now`` and ``then``; what is ``unpriced`` is not in it."""
 
     now: float
     then: float
@@ -91,13 +91,16 @@ class Planned:
     """What an ``apply`` would do: to each host of before and after, and to what is no host (``other``).
 
     ``priced_on`` is the date of the prices, where a table has them. ``other_usd_per_hour`` is what is no
-    host, now and then. ``notes`` change nothing; the user should know them all the same.
+    host, now and then; the price of ``other_unpriced`` is not known. ``other_lost`` is what goes, or is made
+    anew, with all that it holds. ``notes`` change nothing; the user should know them all the same.
     """
 
     hosts: tuple[HostChange, ...]
     other: tuple[str, ...] = ()
     priced_on: str | None = None
     other_usd_per_hour: tuple[float, float] = (0.0, 0.0)
+    other_unpriced: tuple[str, ...] = ()
+    other_lost: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
 
     @property
@@ -111,8 +114,22 @@ class Planned:
         return tuple(host for host in self.hosts if host.destroys)
 
     @property
+    def usd_per_hour(self) -> float | None:
+        """What all of it will cost; None where the price of something is not known."""
+        return self.cost.then if self.cost and not self.cost.unpriced else None
+
+    @property
+    def may_cost_more(self) -> bool:
+        """Whether it is dearer than what is there, or makes what nobody knows the price of."""
+        if self.cost is None:
+            return False
+        unknown = any(host.usd_per_hour is None for host in self.changes if host.action != "remove")
+        more = self.cost.then > self.cost.now or bool(self.other and self.other_unpriced)
+        return more or (unknown and self.priced_on is not None)
+
+    @property
     def cost(self) -> Cost | None:
-        """What all of it costs; None where nothing has a price."""
+        """What all of it costs; None where nothing has a price, and no table says that it has none."""
         now, then = self.other_usd_per_hour
         unpriced = []
         for host in self.hosts:
@@ -124,9 +141,9 @@ class Planned:
                 now += price if host.was_usd_per_hour is None else host.was_usd_per_hour
             if host.action != "remove":
                 then += price
-        if len(unpriced) == len(self.hosts) and self.other_usd_per_hour == (0.0, 0.0):
+        if len(unpriced) == len(self.hosts) and not any(self.other_usd_per_hour) and self.priced_on is None:
             return None
-        return Cost(now, then, tuple(unpriced))
+        return Cost(now, then, (*unpriced, *self.other_unpriced))
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ _ACTIONS: Final[Mapping[TerraformAction, Action]] = {
 _VERBS: Final = {"create": "make", "update": "change", "replace": "make anew", "delete": "remove"}
 _STOPPED_FOR: Final = frozenset({"machine_type", "service_account", "shielded_instance_config"})
 STOPPED: Final = frozenset({"TERMINATED", "STOPPED", "SUSPENDED"})
+_HOLDING: Final = frozenset({"google_filestore_instance", "google_compute_disk"})  # users' files
 _UNTOLD: Final = frozenset(
     {"effective_labels", "terraform_labels"}  # labels, said once
     | {"desired_status", "current_status"}  # "it is off"
@@ -57,6 +58,12 @@ def other_changes(plan: Plan) -> tuple[str, ...]:
         if found:
             lines.append(f"{verb} {', '.join(_counted(word, count) for word, count in found.items())}")
     return tuple(lines)
+
+
+def lost(plan: Plan) -> tuple[str, ...]:
+    """What holds files, is no host, and goes or is made anew: `a Filestore instance (demo-shared)`."""
+    gone = (c for c in plan.changes if c.type in _HOLDING and c.action in ("delete", "replace"))
+    return tuple(f"{word_for(change.type)} ({(change.before or {}).get('name')})" for change in gone)
 
 
 def names(place: Place) -> Callable[[Resource], str]:
@@ -92,7 +99,8 @@ def _host(
     there = change.after or change.before or {}
     why = _why(change, by_address.get(change.address.replace(f"{INSTANCE}.host", _SHAPE)))
     off = change.action == "update" and (change.before or {}).get("current_status") in STOPPED
-    cost, was = price(there), price(change.before) if change.before else None
+    was = price(change.before) if change.before else None
+    cost = price({**there, "current_status": "RUNNING"}) if change.after else was
     return HostChange(
         name=str(there["name"]),
         action=_ACTIONS[change.action],

@@ -24,6 +24,8 @@ def host_price(spec: ClusterSpec) -> Callable[[Attributes], float | None]:
     said = {p.name: p.price_per_hour for p in spec.partitions if p.price_per_hour is not None}
 
     def price(instance: Attributes) -> float | None:
+        if instance.get("current_status") in _OFF:
+            return _of_instance(instance, own)
         node = re.fullmatch(rf"{re.escape(spec.name)}-(.+)-[0-9]+", str(instance.get("name")))
         if node and node[1] in said:
             return said[node[1]]
@@ -95,11 +97,12 @@ def _of_instance(instance: Attributes, own: Mapping[str, float]) -> float | None
     gpus = {_end(str(gpu["type"])): int(gpu["count"]) for gpu in instance.get("guest_accelerator") or ()}
     known = machines.machine(name)
     added = max(len(instance.get("scratch_disk") or ()) - (known.bundled_ssds if known else 0), 0)
+    off = instance.get("current_status") in _OFF
+    running = [_machine(name, gpus, spot=spot, own=own), prices.of_local_ssds(added, spot=spot)]
     boot = [p for disk in instance.get("boot_disk") or () for p in disk.get("initialize_params") or ()]
     return prices.total(
         [
-            _machine(name, gpus, spot=spot, own=own),
-            prices.of_local_ssds(added, spot=spot),
+            *([] if off else running),
             *(prices.of_disk(str(disk.get("type")), float(disk.get("size") or 0)) for disk in boot),
         ]
     )

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from ipaddress import IPv4Network
 from typing import Any, Final
 
@@ -15,7 +15,7 @@ from clusterctl.providers.base import Bake, Leftover, Planned, Provisioned, Say,
 from clusterctl.providers.gcp import costs, folder, iap, labels, leftovers, prices
 from clusterctl.providers.gcp.api import Api
 from clusterctl.providers.gcp.carry_out import Owner, carry_out
-from clusterctl.providers.gcp.changes import INSTANCE, host_changes, names, other_changes
+from clusterctl.providers.gcp.changes import INSTANCE, host_changes, lost, names, other_changes
 from clusterctl.providers.gcp.design import variables
 from clusterctl.providers.gcp.diagnose import Place, explaining
 from clusterctl.providers.gcp.host_keys import host_keys
@@ -65,14 +65,10 @@ class GcpProvider:
             other_changes(plan),
             priced_on=prices.priced_on(),
             other_usd_per_hour=(now, then),
-            notes=(*_notes(spec), *self._about_prices(unknown)),
+            other_unpriced=unknown,
+            other_lost=lost(plan),
+            notes=(*_notes(spec), *filter(None, [prices.caveat(self._settings.region_name)])),
         )
-
-    def _about_prices(self, unknown: Iterable[str]) -> Iterator[str]:
-        if caveat := prices.caveat(self._settings.region_name):
-            yield caveat
-        for name in unknown:
-            yield f"no price is known of {name}"
 
     def apply(
         self,

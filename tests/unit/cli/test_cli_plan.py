@@ -7,6 +7,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -123,6 +124,36 @@ def test_without_a_terminal_only_what_destroys_needs_a_yes(capsys: pytest.Captur
         agree(Planned((STAY, gone)), yes=True)
         with pytest.raises(UsageError, match=r"remove d-old-1, with all data"):
             agree(Planned((STAY, gone)))
+
+
+def test_what_holds_data_needs_a_yes_though_it_is_no_host() -> None:
+    plan = Planned((STAY,), other=("make anew a Filestore instance",), other_lost=("a Filestore (d-shared)",))
+    with pytest.raises(UsageError, match=r"remove a Filestore \(d-shared\), with all data there"):
+        agree(plan)
+    agree(plan, yes=True)
+
+
+@pytest.mark.parametrize(
+    "more",
+    [
+        {"hosts": (STAY, HostChange("d-x-1", "make", "a3-megagpu-8g"))},
+        {"hosts": (STAY, HostChange("d-x-1", "change", "a3-megagpu-8g", usd_per_hour=None))},
+        {"hosts": (STAY,), "other": ("make a Filestore instance",), "other_unpriced": ("d-shared",)},
+    ],
+)
+def test_what_nobody_knows_the_price_of_is_taken_for_dearer(
+    more: dict[str, Any], capsys: pytest.CaptureFixture[str]
+) -> None:
+    plan = Planned(priced_on="2026-10-01", **more)
+    assert plan.may_cost_more
+    assert plan.usd_per_hour is None
+    agree(plan)
+    shown = capsys.readouterr().err
+    assert "their price is not known: d-" in shown
+    assert all(line in shown for line in plan.other)
+    assert not Planned((STAY,), priced_on="2026-10-01").may_cost_more
+    gone = HostChange("d-x-1", "remove", "a3-megagpu-8g")
+    assert not Planned((STAY, gone), priced_on="2026-10-01").may_cost_more
 
 
 ASKS = """

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from clusterctl.providers.base import HostChange
-from clusterctl.providers.gcp.changes import INSTANCE, host_changes, names, other_changes, word_for
+from clusterctl.providers.gcp.changes import INSTANCE, host_changes, lost, names, other_changes, word_for
 from clusterctl.providers.terraform import Plan, Resource, ResourceChange
 from clusterctl.providers.terraform.plan import Action
 from tests.support.google.terraformed import PLACE, Terraformed
@@ -62,6 +62,19 @@ def test_a_new_machine_type_stops_the_controller_and_replaces_a_node() -> None:
     shape = ResourceChange("a.terraform_data.shape", *[getattr(shape, n) for n in shape.__slots__[1:]])
     (replaced,) = host_changes(plan(shape, change(INSTANCE, "replace", instance(), after)))
     assert (replaced.action, replaced.why) == ("replace", "machine type and image change")
+
+
+def test_what_holds_files_is_named_when_it_goes() -> None:
+    disk, shared = {"name": "demo-ctl-extra-0"}, {"name": "demo-shared"}
+    assert lost(
+        plan(
+            change("google_compute_disk", "delete", disk, None),
+            change("google_filestore_instance", "replace", shared, shared),
+            change("google_compute_disk", "update", disk, disk),
+            change("google_filestore_instance", "create", None, shared),
+            change("google_compute_network", "delete", {"name": "demo"}, None),
+        )
+    ) == ("a disk (demo-ctl-extra-0)", "a Filestore instance (demo-shared)")
 
 
 def test_a_host_that_was_stopped_is_started() -> None:

@@ -110,8 +110,11 @@ def test_from_nothing_to_hosts_and_back(cloud: GoogleCloud, workspace: Workspace
     assert not again.other
 
     cloud.stop("demo-train-1")
-    changed = provider_of(spec).plan(spec, workspace, keep={}, say=silent).changes
-    assert [(host.name, host.action) for host in changed] == [("demo-train-1", "change")]
+    off = provider_of(spec).plan(spec, workspace, keep={}, say=silent)
+    assert [(host.name, host.action) for host in off.changes] == [("demo-train-1", "change")]
+    assert off.cost is not None
+    assert off.cost.then - off.cost.now == pytest.approx(0.7), "it costs its disk alone while it is off"
+    assert off.cost.then == planned.cost.then
     done = raised(spec, workspace)
     assert (done.made, done.started) == ((), ("demo-train-1",))
 
