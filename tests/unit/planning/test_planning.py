@@ -34,6 +34,9 @@ class Stub:
     given: list[Workspace] = field(default_factory=list)
     seen: dict[str, bytes] = field(default_factory=dict)
 
+    def check(self, spec: ClusterSpec) -> None:
+        assert spec.name == "d"
+
     def plan(self, spec: ClusterSpec, workspace: Workspace, *, keep: Mapping[str, Size], say: Say) -> Planned:
         del spec, keep, say
         self.given.append(workspace)
