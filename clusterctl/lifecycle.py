@@ -230,9 +230,10 @@ def _settings(workspace: Workspace) -> ProviderSettings:
     try:
         return spec_as_raised(workspace).provider
     except UsageError:
-        if (workspace.root / "terraform").is_dir():
+        states = [*workspace.terraform.glob("*.tfstate*")]
+        if states or (workspace.terraform.is_dir() and (workspace.spec.exists() or workspace.hosts.exists())):
             raise
-        return LocalSettings()
+        return LocalSettings()  # the spec is written before anything is made at Google
 
 
 def orphans(settings: ProviderSettings, name: str) -> tuple[Orphan, ...]:

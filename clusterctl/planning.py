@@ -99,9 +99,10 @@ def ahead(
         ProvisionError: the provider can't tell.
     """
     before = _before(workspace)
-    if before is not None and before.provider != spec.provider.type:
+    there = before.provider if before else _provider_asked_before(workspace)
+    if there not in (None, spec.provider.type):
         raise UsageError(
-            f"cluster {spec.name!r} is up already, under the provider {before.provider}",
+            f"cluster {spec.name!r} is up already, under the provider {there}",
             where="provider.type",
             fix="take it down first, or give the new cluster another name",
         )
@@ -122,6 +123,14 @@ def ahead(
 def _before(workspace: Workspace) -> Inventory | None:
     try:
         return inventory_of(workspace)
+    except UsageError:
+        return None
+
+
+def _provider_asked_before(workspace: Workspace) -> str | None:
+    """Whose hosts may be there, though the last `up` did not come to an inventory."""
+    try:
+        return spec_as_raised(workspace).provider.type
     except UsageError:
         return None
 

@@ -15,7 +15,7 @@ from types import MappingProxyType
 from typing import Final
 
 from clusterctl.errors import TerraformError
-from clusterctl.providers.gcp.labels import ID_LABEL, read
+from clusterctl.providers.gcp.labels import cluster_id_of
 from clusterctl.providers.terraform import Plan, ResourceChange, Terraform
 
 Say = Callable[[str], None]
@@ -23,7 +23,6 @@ Say = Callable[[str], None]
 WAITS_S: Final = (5, 10, 20, 40, 60, 60)
 _LAYERS: Final = 12  # of what depends on each other, taken over one after the other
 _IN_USE: Final = "in-use"
-_LABELS: Final = ("effective_labels", "terraform_labels")
 _NAMES: Final = ("name", "account_id", "role_id")
 
 
@@ -37,9 +36,8 @@ class Owner:
     def owns(self, change: ResourceChange) -> bool:
         """Whether what is there is this cluster's: by label, by description, by name where it has neither."""
         there = change.before or {}
-        for labels in [*(there.get(name) for name in _LABELS), read(there)]:
-            if labels and ID_LABEL in labels:
-                return bool(labels[ID_LABEL] == self.cluster_id)
+        if (marked := cluster_id_of(there)) is not None:
+            return marked == self.cluster_id
         parts = {part for name in _NAMES for part in str(there.get(name)).replace("_", "-").split("-")}
         return self.cluster_id in parts
 

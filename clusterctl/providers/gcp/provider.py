@@ -21,6 +21,7 @@ from clusterctl.providers.gcp.diagnose import Place, explaining
 from clusterctl.providers.gcp.host_keys import host_keys
 from clusterctl.providers.gcp.job_environment import job_environment, note
 from clusterctl.providers.gcp.labels import ID_LABEL
+from clusterctl.providers.gcp.same_cluster import refuse_another, refuse_moved
 from clusterctl.providers.terraform import Plan, ResourceChange, Terraform
 from clusterctl.spec import ClusterSpec, gcp_images, machines
 from clusterctl.spec import GcpProvider as Settings
@@ -55,6 +56,8 @@ class GcpProvider:
         terraform = self._terraform(workspace, spec.controller_host, say)
         terraform.init()
         plan = terraform.plan()
+        refuse_another(plan, workspace.cluster_id())
+        refuse_moved(plan, self._settings.project)
         self._shown = (asked, plan)
         order = {name: place for place, name in enumerate(_names(spec))}
         hosts = host_changes(plan, costs.host_price(spec))
@@ -92,12 +95,13 @@ class GcpProvider:
         return Provisioned(inventory, _notes(spec), made, started)
 
     def alive(self, cluster_id: str) -> bool:
-        path = f"projects/{self._settings.project}/zones/{self._settings.zone}/instances"
+        path = f"projects/{self._settings.project}/aggregated/instances"  # the spec's zone may be a new one
         pages = self._api.pages("compute", path, filter=f"labels.{ID_LABEL}={cluster_id}")
         return any(
             row["status"] not in STOPPED and labels.read(row).get(ID_LABEL) == cluster_id
             for page in pages
-            for row in page.get("items", ())
+            for zone in page.get("items", {}).values()
+            for row in zone.get("instances", ())
         )
 
     def destroy(self, cluster_id: str, *, workspace: Workspace | None, say: Say) -> None:
@@ -106,7 +110,9 @@ class GcpProvider:
             owner = Owner(cluster_id, lambda: self._clear(cluster_id, say))
             try:
                 terraform.init()
-                carry_out(terraform, terraform.plan(destroy=True), owner, say=say)
+                plan = terraform.plan(destroy=True)
+                refuse_another(plan, cluster_id)
+                carry_out(terraform, plan, owner, say=say)
             except LockedError:
                 raise
             except ProvisionError as exc:  # what it left is found and removed without it

@@ -1,0 +1,117 @@
+"""A cluster at Google is not forgotten, moved or taken to pieces by a spec or a state that is not its own."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl import lifecycle
+from clusterctl.errors import ProvisionError, UsageError
+from clusterctl.providers.gcp.provider import GcpProvider
+from clusterctl.spec import ClusterSpec
+from clusterctl.spec import GcpProvider as Settings
+from clusterctl.spec.load import dump_spec
+from clusterctl.workspace import Workspace
+from tests.support.google import gcloud
+from tests.support.google.api import PROJECT, Google
+from tests.support.google.cloud import GoogleCloud
+from tests.support.google.world import World
+
+DEBIAN = {"image": {"project": "debian-cloud", "family": "debian-12"}}
+LOCAL = ClusterSpec.model_validate({"version": 1, "name": "demo", "partitions": [{"name": "x", "nodes": 1}]})
+
+
+def spec_of(**provider: Any) -> ClusterSpec:
+    settings = {"type": "gcp", "project": PROJECT, "zone": "us-central1-a", "controller": DEBIAN}
+    train = {"name": "train", "nodes": 1}
+    settings |= {"partitions": {"train": DEBIAN}} | provider
+    return ClusterSpec.model_validate(
+        {"version": 1, "name": "demo", "provider": settings, "partitions": [train]}
+    )
+
+
+def provider_of(spec: ClusterSpec) -> GcpProvider:
+    assert isinstance(spec.provider, Settings)
+    return GcpProvider(spec.provider)
+
+
+def silent(*_: object) -> None:
+    return None
+
+
+def workspace_in(folder: Path) -> Workspace:
+    found = Workspace(folder / "demo")
+    found.create()
+    found.create_secrets()
+    return found
+
+
+@pytest.fixture
+def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GoogleCloud]:
+    made = GoogleCloud(tmp_path)
+    path = f"{gcloud.install(tmp_path, made.store.path)}:/usr/local/bin:/usr/bin:/bin"
+    with Google(World(made.store.path)) as google:
+        for name, value in {**made.env, **google.environment, "PATH": path}.items():
+            if name != "HOME":
+                monkeypatch.setenv(name, value)
+        yield made
+    assert not google.violations
+
+
+def test_a_cluster_stays_in_its_project_and_is_seen_in_any_zone(cloud: GoogleCloud, tmp_path: Path) -> None:
+    spec, workspace = spec_of(), workspace_in(tmp_path)
+    provider_of(spec).apply(spec, workspace, keep={}, say=silent)
+    elsewhere = spec_of(project="other-project")
+    with pytest.raises(UsageError, match=PROJECT) as caught:
+        provider_of(elsewhere).plan(elsewhere, workspace, keep={}, say=silent)
+    assert caught.value.where == "provider.project"
+    assert provider_of(spec_of(zone="europe-west4-a")).alive(workspace.cluster_id())
+    provider_of(spec).destroy(workspace.cluster_id(), workspace=workspace, say=silent)
+    assert not cloud.instances
+
+
+def test_another_clusters_state_is_neither_changed_nor_destroyed(cloud: GoogleCloud, tmp_path: Path) -> None:
+    """As where two clusters of one name have their states in one bucket."""
+    spec, theirs, ours = spec_of(), workspace_in(tmp_path / "theirs"), workspace_in(tmp_path / "ours")
+    provider_of(spec).apply(spec, theirs, keep={}, say=silent)
+    before = cloud.resources()
+    shutil.copytree(theirs.terraform, ours.terraform, symlinks=True)
+    with pytest.raises(ProvisionError, match=theirs.cluster_id()):
+        provider_of(spec).plan(spec, ours, keep={}, say=silent)
+    said: list[str] = []
+    provider_of(spec).destroy(ours.cluster_id(), workspace=ours, say=said.append)
+    assert any("another cluster" in line for line in said)
+    assert cloud.resources() == before
+
+
+def test_a_half_made_cluster_is_not_forgotten_by_another_provider(tmp_path: Path) -> None:
+    workspace = workspace_in(tmp_path)
+    workspace.spec.write_text(dump_spec(spec_of()))  # as an `up` leaves it that fails before the inventory
+    with pytest.raises(UsageError, match="under the provider gcp"):
+        lifecycle.up(LOCAL, workspace, tell=silent)
+
+
+class DeclinedError(Exception):
+    """The user said no."""
+
+
+def test_what_was_declined_can_be_taken_down_and_what_was_made_is_not_forgotten(
+    cloud: GoogleCloud, tmp_path: Path
+) -> None:
+    def decline(_: object) -> None:
+        raise DeclinedError
+
+    workspace = workspace_in(tmp_path)
+    with pytest.raises(DeclinedError):
+        lifecycle.up(spec_of(), workspace, tell=silent, agree=decline)
+    assert not cloud.resources()
+    (workspace.terraform / "terraform.tfstate").write_text("{}")
+    with pytest.raises(UsageError, match="no spec file"):
+        lifecycle.down(workspace, name="demo", tell=silent)
+    (workspace.terraform / "terraform.tfstate").unlink()
+    lifecycle.down(workspace, name="demo", tell=silent)
+    assert not workspace.root.exists()
