@@ -88,23 +88,24 @@ def test_another_clusters_state_is_neither_changed_nor_destroyed(cloud: GoogleCl
     assert cloud.resources() == before
 
 
+class DeclinedError(Exception):
+    """The user said no."""
+
+
+def decline(_: object) -> None:
+    raise DeclinedError
+
+
 def test_a_half_made_cluster_is_not_forgotten_by_another_provider(tmp_path: Path) -> None:
     workspace = workspace_in(tmp_path)
     workspace.spec.write_text(dump_spec(spec_of()))  # as an `up` leaves it that fails before the inventory
     with pytest.raises(UsageError, match="under the provider gcp"):
-        lifecycle.up(LOCAL, workspace, tell=silent)
-
-
-class DeclinedError(Exception):
-    """The user said no."""
+        lifecycle.up(LOCAL, workspace, tell=silent, agree=decline)
 
 
 def test_what_was_declined_can_be_taken_down_and_what_was_made_is_not_forgotten(
     cloud: GoogleCloud, tmp_path: Path
 ) -> None:
-    def decline(_: object) -> None:
-        raise DeclinedError
-
     workspace = workspace_in(tmp_path)
     with pytest.raises(DeclinedError):
         lifecycle.up(spec_of(), workspace, tell=silent, agree=decline)
