@@ -11,6 +11,7 @@ from typing import Any, Final
 from ruamel.yaml import YAML
 
 from clusterctl.providers.base import Action, HostChange
+from clusterctl.providers.gcp.costs import OFF
 from clusterctl.providers.gcp.diagnose import Place
 from clusterctl.providers.terraform import Action as TerraformAction
 from clusterctl.providers.terraform import Plan, Resource, ResourceChange
@@ -28,7 +29,6 @@ _ACTIONS: Final[Mapping[TerraformAction, Action]] = {
 }
 _VERBS: Final = {"create": "make", "update": "change", "replace": "make anew", "delete": "remove"}
 _STOPPED_FOR: Final = frozenset({"machine_type", "service_account", "shielded_instance_config"})
-STOPPED: Final = frozenset({"TERMINATED", "STOPPED", "SUSPENDED"})
 _HOLDING: Final = frozenset({"google_filestore_instance", "google_compute_disk"})  # users' files
 _UNTOLD: Final = frozenset(
     {"effective_labels", "terraform_labels"}  # labels, said once
@@ -98,7 +98,7 @@ def _host(
 ) -> HostChange:
     there = change.after or change.before or {}
     why = _why(change, by_address.get(change.address.replace(f"{INSTANCE}.host", _SHAPE)))
-    off = change.action == "update" and (change.before or {}).get("current_status") in STOPPED
+    off = change.action == "update" and (change.before or {}).get("current_status") in OFF
     was = price(change.before) if change.before else None
     cost = price({**there, "current_status": "RUNNING"}) if change.after else was
     return HostChange(
@@ -117,9 +117,11 @@ def _what(instance: Mapping[str, Any]) -> str:
     """`g2-standard-8, 1 x l4, spot`."""
     words = [str(instance.get("machine_type"))]
     machine = machines.machine(words[0])
-    if machine is not None and machine.gpu is not None:  # of its own
+    added = instance.get("guest_accelerator") or ()
+    if machine is not None and machine.gpu is not None:  # of its own, which Google names among the added, too
         words.append(f"{machine.gpu.count} x {machine.gpu.type}")
-    for gpu in instance.get("guest_accelerator") or ():
+        added = ()
+    for gpu in added:
         words.append(f"{gpu.get('count')} x {str(gpu.get('type')).rpartition('/')[2]}")
     if any(each.get("provisioning_model") == "SPOT" for each in instance.get("scheduling") or ()):
         words.append("spot")

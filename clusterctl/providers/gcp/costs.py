@@ -10,7 +10,7 @@ from clusterctl.providers.gcp import prices
 from clusterctl.spec import ClusterSpec, Partition, machines
 from clusterctl.spec.gcp import GcpProvider
 
-_OFF: Final = frozenset({"TERMINATED", "STOPPED", "SUSPENDED"})
+OFF: Final = frozenset({"TERMINATED", "STOPPED", "SUSPENDED"})
 _GIB_MIB: Final = 1024
 Attributes = Mapping[str, Any]
 
@@ -24,7 +24,7 @@ def host_price(spec: ClusterSpec) -> Callable[[Attributes], float | None]:
     said = {p.name: p.price_per_hour for p in spec.partitions if p.price_per_hour is not None}
 
     def price(instance: Attributes) -> float | None:
-        if instance.get("current_status") in _OFF:
+        if instance.get("current_status") in OFF:
             return _of_instance(instance, own)
         node = re.fullmatch(rf"{re.escape(spec.name)}-(.+)-[0-9]+", str(instance.get("name")))
         if node and node[1] in said:
@@ -84,7 +84,7 @@ def of_row(kind: str, row: Attributes) -> float | None:
 
 
 def _of_row_of_instance(row: Attributes) -> float | None:
-    if row.get("status") in _OFF:
+    if row.get("status") in OFF:
         return 0.0  # its disks are charged for, and shown by themselves
     gpus = {_end(gpu["acceleratorType"]): gpu["acceleratorCount"] for gpu in row.get("guestAccelerators", ())}
     spot = row.get("scheduling", {}).get("provisioningModel") == "SPOT"
@@ -97,7 +97,7 @@ def _of_instance(instance: Attributes, own: Mapping[str, float]) -> float | None
     gpus = {_end(str(gpu["type"])): int(gpu["count"]) for gpu in instance.get("guest_accelerator") or ()}
     known = machines.machine(name)
     added = max(len(instance.get("scratch_disk") or ()) - (known.bundled_ssds if known else 0), 0)
-    off = instance.get("current_status") in _OFF
+    off = instance.get("current_status") in OFF
     running = [_machine(name, gpus, spot=spot, own=own), prices.of_local_ssds(added, spot=spot)]
     boot = [p for disk in instance.get("boot_disk") or () for p in disk.get("initialize_params") or ()]
     return prices.total(

@@ -29,7 +29,6 @@ from clusterctl.spec.machines import Machine
 from clusterctl.workspace import Workspace
 
 SHARED: Final = "/shared"
-STOPPED: Final = frozenset({"TERMINATED", "STOPPED", "SUSPENDED"})
 
 
 class GcpProvider:
@@ -98,7 +97,7 @@ class GcpProvider:
         path = f"projects/{self._settings.project}/aggregated/instances"  # the spec's zone may be a new one
         pages = self._api.pages("compute", path, filter=f"labels.{ID_LABEL}={cluster_id}")
         return any(
-            row["status"] not in STOPPED and labels.read(row).get(ID_LABEL) == cluster_id
+            row["status"] not in costs.OFF and labels.read(row).get(ID_LABEL) == cluster_id
             for page in pages
             for zone in page.get("items", {}).values()
             for row in zone.get("instances", ())
@@ -205,7 +204,7 @@ def _new_hosts(plan: Plan) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The hosts that a plan makes, and those that were there and did not run."""
     found = [change for change in plan.changes if change.type == INSTANCE]
     made = [change for change in found if change.action in ("create", "replace")]
-    stopped = [c for c in found if c not in made and (c.before or {}).get("current_status") in STOPPED]
+    stopped = [c for c in found if c not in made and (c.before or {}).get("current_status") in costs.OFF]
     return tuple(map(_name, made)), tuple(map(_name, stopped))
 
 
