@@ -122,7 +122,7 @@ class Bucket(Model):
 
 
 class GcsState(Model):
-    """Terraform's state in a bucket, which others of a team can work on too; by default it is local."""
+    """Terraform's state in a bucket, where it outlives this machine; by default it is local."""
 
     bucket: Annotated[str, StringConstraints(pattern=BUCKET)] = Field(description="an existing bucket")
     prefix: Annotated[str, StringConstraints(pattern=FOLDER)] = Field(
