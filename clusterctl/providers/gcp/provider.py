@@ -8,7 +8,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from clusterctl.errors import LockedError, ProvisionError
+from clusterctl.errors import LockedError, ProvisionError, StalePlanError
 from clusterctl.inventory import COMPUTE, CONTROLLER, Host, Inventory, SharedFolder
 from clusterctl.journal import digest
 from clusterctl.providers.base import Bake, Leftover, Planned, Provisioned, Say, Size
@@ -38,6 +38,7 @@ class GcpProvider:
         self._settings = settings
         self._api = Api(settings.project)
         self._shown: tuple[str, Plan] | None = None  # the variables' digest, and what was shown of them
+        self._is_done = False  # what was shown
 
     def check(self, spec: ClusterSpec) -> None:
         if refused := gcp_images.refusal(spec):
@@ -83,15 +84,31 @@ class GcpProvider:
         asked = self._lay(spec, workspace)
         terraform = self._terraform(workspace, spec.controller_host, say)
         terraform.init()
-        shown_for, plan = self._shown or (asked, terraform.plan())
+        shown_for, plan = self._shown or (asked, self._since_shown(terraform))
         if shown_for != asked:
             plan = terraform.rest_of(plan)  # which refuses to go beyond what was shown
         if not plan.is_empty:
             carry_out(terraform, plan, Owner(workspace.cluster_id()), say=say)
-        self._shown = None
+        self._shown, self._is_done = None, True
         made, started = _new_hosts(plan)
         inventory = self._inventory(spec, workspace, terraform.outputs(), say)
         return Provisioned(inventory, _notes(spec), made, started)
+
+    def _since_shown(self, terraform: Terraform) -> Plan:
+        """What there is to do where nothing was shown, or all of that is done: hosts that went down since.
+
+        Raises:
+            StalePlanError: by now it would remove what nobody was asked about.
+        """
+        plan = terraform.plan()
+        gone = [host.name for host in host_changes(plan) if host.destroys]
+        if self._is_done and (gone or lost(plan)):
+            raise StalePlanError(
+                "what there is to do has changed since it was shown",
+                why=f"this would go, or be made anew: {', '.join([*gone, *lost(plan)])}",
+                fix="run the same command again: it starts from how things are now",
+            )
+        return plan
 
     def alive(self, cluster_id: str) -> bool:
         path = f"projects/{self._settings.project}/aggregated/instances"  # the spec's zone may be a new one

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.errors import MachineError, UsageError
+from clusterctl.errors import MachineError, StalePlanError, UsageError
 from clusterctl.inventory import SharedFolder
 from clusterctl.providers.gcp import folder, iap
 from clusterctl.providers.gcp.job_environment import job_environment, note
@@ -152,6 +152,18 @@ def test_a_node_that_goes_is_named_before(cloud: GoogleCloud, workspace: Workspa
     assert (gone.name, gone.action) == ("demo-train-2", "remove")
     assert gone.usd_per_hour
     assert gone.destroys
+
+
+def test_starting_hosts_again_removes_none(cloud: GoogleCloud, workspace: Workspace) -> None:
+    """`up` applies a second time where hosts went down meanwhile; nobody was asked about anything then."""
+    spec, fewer = spec_of(2), spec_of(1)
+    provider = provider_of(spec)
+    provider.apply(spec, workspace, keep={}, say=silent)
+    cloud.stop("demo-train-2")
+    assert provider.apply(spec, workspace, keep={}, say=silent).started == ("demo-train-2",)
+    with pytest.raises(StalePlanError, match="demo-train-2"):
+        provider.apply(fewer, workspace, keep={}, say=silent)
+    assert sorted(cloud.instances) == HOSTS
 
 
 def test_the_folder_is_brought_up_to_date_and_keeps_what_is_not_ours(tmp_path: Path) -> None:
