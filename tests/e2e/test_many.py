@@ -40,11 +40,11 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Cluster, Cl
 def test_two_clusters_of_one_name_do_not_meet(pair: tuple[Cluster, Cluster]) -> None:
     networks = [json.loads((one.workspace / "hosts.json").read_text())["network"] for one in pair]
     assert networks[0] != networks[1]
-    for one, nodes in zip(pair, (3, 1), strict=True):
+    for one, nodes, big in zip(pair, (3, 1), (2, 1), strict=True):
         assert len(one.json("status")["nodes"]) == nodes
-        done = one.json("submit", "probe", "--wait")
+        done = one.json("submit", "probe", "--nodes", str(big), "--wait")
         answer = json.loads((one.run_of(done["job_id"]) / "stdout.log").read_text())
-        assert answer["hosts"] == [f"{one.name}-big-1"]
+        assert answer["hosts"] == [f"{one.name}-big-{number + 1}" for number in range(big)]
 
 
 def test_a_partition_is_what_the_spec_says(pair: tuple[Cluster, Cluster]) -> None:
