@@ -20,7 +20,9 @@ from tests.support.residue import Machine, left_behind, look_as_root
 from tests.support.verbs import Clusterctl
 from tests.support.victim import Ended, Victim
 
-SEED = int(os.environ.get("SWEEP_SEED") or random.SystemRandom().randrange(10_000))
+# The workers of one run must agree on it: they collect the same tests.
+RUN = os.environ.get("PYTEST_XDIST_TESTRUNUID")
+SEED = int(os.environ.get("SWEEP_SEED") or random.Random(RUN).randrange(10_000))  # noqa: S311
 SPEC = "version: 1\nname: {name}\nprovider: {{type: local}}\npartitions:\n  - {{name: train, nodes: 2}}\n"
 UP, DOWN = ("plan", "image", "provision", "reach", "configure", "verify"), ("destroy",)
 HOWS = ("kill", "kill-all", "int")
