@@ -12,13 +12,12 @@ from clusterctl.spec.finding import Finding
 from clusterctl.spec.gcp import ZONE, GcpNetwork
 from clusterctl.spec.node_checks import Nodes
 from clusterctl.spec.plain import Plain
-from clusterctl.spec.units import format_duration, format_size
+from clusterctl.spec.units import GIB_MIB, format_duration, format_size
 from clusterctl.spec.words import did_you_mean, shown
 
 MAX_HOSTS: Final = 1000
 OWN_LABELS: Final = "clusterctl-"
 _LEAST_AUTO_DOWN_S: Final = 600
-_GIB: Final = 1024
 _LARGEST_PREFIX: Final = 29
 _TAKEN_ADDRESSES: Final = 4  # of every subnetwork: the network, the gateway, one of Google's, the broadcast
 _PRIVATE: Final = tuple(IPv4Network(n) for n in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"))
@@ -168,7 +167,7 @@ def _storage(provider: Plain) -> Iterator[Finding]:
     size_mib = plain.size_mib({"capacity": "1TiB", **filestore}, "capacity")
     if limits is None or size_mib is None:
         return
-    least, most, step = (limits[key] * _GIB for key in ("least", "most", "step"))
+    least, most, step = (limits[key] * GIB_MIB for key in ("least", "most", "step"))
     if least <= size_mib <= most and size_mib % step == 0:
         return
     message = f"{tier} has {format_size(least)} to {format_size(most)}, not {format_size(size_mib)}"

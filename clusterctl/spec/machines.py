@@ -13,13 +13,13 @@ from importlib import resources
 from typing import TYPE_CHECKING, Any, Final
 
 from clusterctl.spec.gpus import Gpus
+from clusterctl.spec.units import GIB_MIB
 
 if TYPE_CHECKING:
     from clusterctl.spec.gcp import GcpDisk, GcpProvider
     from clusterctl.spec.models import ClusterSpec, Partition
 
 PLAIN: Final = "e2-standard-4"  # where nothing is asked for
-_MIB: Final = 1024
 _VCPUS_BESIDE_A_GPU: Final = 4  # of the N1 machine that is chosen for GPUs that are added to it
 
 
@@ -161,7 +161,7 @@ def _plain(name: str, vcpus: int, gib: float) -> Machine:
         name,
         family,
         vcpus,
-        int(gib * _MIB),
+        int(gib * GIB_MIB),
         tier_1=vcpus >= facts.get("tier_1_from", vcpus + 1),
         local_ssds=tuple(allowed),
         **_of_family(facts),
@@ -176,7 +176,7 @@ def _with_gpus() -> Iterator[Machine]:
             name,
             family,
             facts["vcpus"],
-            int(facts["gib"] * _MIB),
+            int(facts["gib"] * GIB_MIB),
             gpu=Gpus(type=facts["gpu"], count=facts["count"]),
             accelerator=_google(facts["gpu"]),
             local_ssds=tuple(facts.get("local_ssds", ())),

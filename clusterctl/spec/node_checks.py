@@ -13,14 +13,13 @@ from clusterctl.spec.finding import Finding, Loc
 from clusterctl.spec.gpus import Gpus
 from clusterctl.spec.machines import Machine
 from clusterctl.spec.plain import Plain
-from clusterctl.spec.units import format_size
+from clusterctl.spec.units import GIB_MIB, format_size
 from clusterctl.spec.words import did_you_mean, shown
 
-_GIB: Final = 1024
-_LEAST_DISK_MIB: Final = 10 * _GIB
-_LEAST_BOOT_MIB: Final = 20 * _GIB  # what the default image needs
-_LEAST_BOOT_WITH_GPU_MIB: Final = 50 * _GIB  # and the one with NVIDIA's driver
-_MOST_DISK_MIB: Final = 64 * 1024 * _GIB
+_LEAST_DISK_MIB: Final = 10 * GIB_MIB
+_LEAST_BOOT_MIB: Final = 20 * GIB_MIB  # what the default image needs
+_LEAST_BOOT_WITH_GPU_MIB: Final = 50 * GIB_MIB  # and the one with NVIDIA's driver
+_MOST_DISK_MIB: Final = 64 * 1024 * GIB_MIB
 
 
 @dataclass(frozen=True, slots=True)
@@ -141,9 +140,9 @@ def _disks(nodes: Nodes) -> Iterator[tuple[Loc, Plain]]:
 def _disk_size(at: Loc, size_mib: int | None) -> Iterator[Finding]:
     if size_mib is None:
         return
-    if size_mib % _GIB:
+    if size_mib % GIB_MIB:
         message = f"a disk has whole GiB, not {format_size(size_mib)}"
-        yield Finding((*at, "size"), message, f"write {size_mib // _GIB + 1}GiB")
+        yield Finding((*at, "size"), message, f"write {size_mib // GIB_MIB + 1}GiB")
     elif not _LEAST_DISK_MIB <= size_mib <= _MOST_DISK_MIB:
         least, most = format_size(_LEAST_DISK_MIB), format_size(_MOST_DISK_MIB)
         yield Finding((*at, "size"), f"a disk has {least} to {most}, not {format_size(size_mib)}")
@@ -202,7 +201,7 @@ def _disks_of(nodes: Nodes, machine: Machine) -> Iterator[Finding]:
             message = f"{machine.name} can't {what} a disk of {shown(kind)}"
             yield Finding((*at, "type"), message, f"write {_or(allowed)}, or nothing")
     size_mib = plain.size_mib(plain.mapping(nodes.said, "boot_disk"), "size")
-    if size_mib is None or nodes.said.get("image") or size_mib < _LEAST_DISK_MIB or size_mib % _GIB:
+    if size_mib is None or nodes.said.get("image") or size_mib < _LEAST_DISK_MIB or size_mib % GIB_MIB:
         return
     least = _LEAST_BOOT_WITH_GPU_MIB if machine.gpu else _LEAST_BOOT_MIB
     if size_mib < least:

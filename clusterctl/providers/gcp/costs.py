@@ -9,9 +9,9 @@ from typing import Any, Final
 from clusterctl.providers.gcp import prices
 from clusterctl.spec import ClusterSpec, Partition, machines
 from clusterctl.spec.gcp import GcpProvider
+from clusterctl.spec.units import GIB_MIB
 
 OFF: Final = frozenset({"TERMINATED", "STOPPED", "SUSPENDED"})
-_GIB_MIB: Final = 1024
 Attributes = Mapping[str, Any]
 
 
@@ -47,14 +47,14 @@ def node_price(spec: ClusterSpec, partition: Partition) -> float | None:
         [
             _machine(machine.name, gpus, spot=nodes.spot, own=spec.provider.prices),
             prices.of_local_ssds(nodes.local_ssds, spot=nodes.spot),
-            *(prices.of_disk(kind, mib / _GIB_MIB) for kind, mib in disks),
+            *(prices.of_disk(kind, mib / GIB_MIB) for kind, mib in disks),
         ]
     )
 
 
 def others(resources: Iterable[tuple[str, Attributes]]) -> tuple[float, tuple[str, ...]]:
     """What all of Terraform's resources that are no instance cost together, and those of unknown price."""
-    known, unknown, hosts = 0.0, [], 0
+    known, unknown = 0.0, []
     resources = tuple(resources)
     hosts = sum(kind == "google_compute_instance" for kind, _ in resources)
     for kind, attributes in resources:

@@ -9,9 +9,9 @@ from clusterctl.spec.gcp import Bucket, Filestore, GcpDisk, GcpNodes
 from clusterctl.spec.gcp_images import image_of
 from clusterctl.spec.machines import Machine
 from clusterctl.spec.models import ADMIN_USER
+from clusterctl.spec.units import GIB_MIB
 
 _SERVICES: Final = ("compute", "iam", "iap", "serviceusage", "cloudresourcemanager", "logging", "monitoring")
-_MIB_A_GIB: Final = 1024
 
 Variables = dict[str, Any]
 
@@ -101,13 +101,13 @@ def _host(nodes: GcpNodes, machine: Machine) -> Variables:
 
 
 def _disk(disk: GcpDisk, kind: str) -> Variables:
-    return {"size_gib": disk.size // _MIB_A_GIB, "type": kind}
+    return {"size_gib": disk.size // GIB_MIB, "type": kind}
 
 
 def _filestore(filestore: Filestore | None) -> Variables | None:
     if filestore is None:
         return None
-    return {"tier": filestore.tier, "capacity_gib": filestore.capacity // _MIB_A_GIB}
+    return {"tier": filestore.tier, "capacity_gib": filestore.capacity // GIB_MIB}
 
 
 def _bucket(bucket: Bucket | None) -> Variables | None:

@@ -11,10 +11,10 @@ from pydantic import BaseModel, ConfigDict, Field
 from ruamel.yaml import YAML
 
 from clusterctl.spec import machines
+from clusterctl.spec.units import GIB_MIB
 
 HOURS_A_MONTH: Final = 730.0  # as Google counts
 LOCAL_SSD_GIB: Final = 375
-_GIB_MIB = 1024
 
 Usd = Annotated[float, Field(ge=0)]
 
@@ -123,7 +123,7 @@ def of_machine(name: str, gpus: Mapping[str, int], *, spot: bool, own: Mapping[s
     if machine is None or shares is None:
         return None
     bundled = {machine.accelerator: machine.gpu.count} if machine.gpu and machine.accelerator else {}
-    parts = [machine.vcpus * shares.vcpu, machine.memory_mib / _GIB_MIB * shares.gib]
+    parts = [machine.vcpus * shares.vcpu, machine.memory_mib / GIB_MIB * shares.gib]
     return total([*parts, *(_of_gpus(kind, n, spot=spot) for kind, n in {**bundled, **gpus}.items())])
 
 
