@@ -38,8 +38,11 @@ def main(parent: int, grace_s: int, argv: list[str]) -> int:
             os.set_inheritable(descriptor, descriptor <= _STDERR)
     try:
         defaults = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-        program = os.posix_spawnp(argv[0], argv, os.environ, setsigdef=defaults)
+        # One that comes before we know the program's pid would kill it without its grace.
+        mask = signal.pthread_sigmask(signal.SIG_BLOCK, (signal.SIGTERM, signal.SIGHUP))
+        program = os.posix_spawnp(argv[0], argv, os.environ, setsigdef=defaults, setsigmask=mask)
         try:
+            signal.pthread_sigmask(signal.SIG_SETMASK, mask)
             return _exit_code(program)
         except SystemExit:
             _interrupt(program, grace_s)

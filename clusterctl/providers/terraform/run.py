@@ -169,7 +169,8 @@ def _wind_up(process: subprocess.Popen[bytes], say: Say) -> None:
     """Have it interrupted once, and wait until it has written its state; the next interrupt kills it."""
     process.terminate()
     try:
-        say(f"interrupted: waiting until Terraform has written its state, {GRACE_S} seconds at most")
+        with suppress(OSError):  # nobody listens any more
+            say(f"interrupted: waiting until Terraform has written its state, {GRACE_S} seconds at most")
         process.wait()
     except BaseException:
         process.terminate()

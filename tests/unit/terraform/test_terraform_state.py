@@ -160,6 +160,7 @@ def test_killed_or_interrupted_terraform_writes_its_state_and_ends(work: Work, s
     with subprocess.Popen(argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert any(": created" in line for line in process.stdout)
+        process.stdout.close()  # as of a `| head` that ended
         process.send_signal(sign)
     known = json.loads((work.folder / "terraform.tfstate").read_text()) if sign == signal.SIGINT else None
     assert len(work.existing()) >= 1  # once it has ended
