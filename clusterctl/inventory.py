@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from clusterctl.spec import ClusterSpec
 from clusterctl.spec.models import ADMIN_USER
@@ -19,11 +19,14 @@ from clusterctl.spec.models import ADMIN_USER
 CONTROLLER = "controller"
 ARCHITECTURE = "x86_64"  # of all nodes, as the kernel calls it
 COMPUTE = "compute"
+LOGIN = "login"  # Slurm's commands alone
 PROXIED_TIMEOUT_S = 60  # gcloud alone takes seconds to start, and many may start at once
 
 
 class Host(BaseModel):
     """One reachable machine.
+
+    ``roles``: what it is to the cluster, one or several of CONTROLLER, COMPUTE and LOGIN.
 
     ``cpus`` and ``memory_mib`` are set where a node gets a share of a larger machine and its hardware
     facts would claim too much; Slurm is then told the share (``config_overrides``). ``disk_mib`` is the
@@ -40,7 +43,7 @@ class Host(BaseModel):
     address: str
     port: int = 22
     user: str = ADMIN_USER
-    role: str
+    roles: tuple[str, ...]
     partition: str | None = None
     host_key: str = Field(description="public host key, as `ssh-ed25519 AAAA...`")
     cpus: int | None = None
@@ -50,6 +53,24 @@ class Host(BaseModel):
     proxy_command: tuple[str, ...] = ()
     job_environment: Mapping[str, str] = {}
     local_ssds: int = Field(0, description="local disks that become its /scratch")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_once_written(cls, value: object) -> object:
+        """Clusters that an older clusterctl raised have one ``role`` a host."""
+        if isinstance(value, Mapping) and "role" in value:
+            return {k: v for k, v in value.items() if k != "role"} | {"roles": (value["role"],)}
+        return value
+
+    @property
+    def leads(self) -> bool:
+        """Whether it runs slurmctld."""
+        return CONTROLLER in self.roles
+
+    @property
+    def computes(self) -> bool:
+        """Whether it runs slurmd."""
+        return COMPUTE in self.roles
 
 
 class SharedFolder(BaseModel):
@@ -86,12 +107,12 @@ class Inventory(BaseModel):
     @property
     def controller(self) -> Host:
         """The host that runs slurmctld."""
-        return next(h for h in self.hosts if h.role == CONTROLLER)
+        return next(h for h in self.hosts if h.leads)
 
     @property
     def compute(self) -> tuple[Host, ...]:
         """The hosts that run slurmd, in partition order."""
-        return tuple(h for h in self.hosts if h.role == COMPUTE)
+        return tuple(h for h in self.hosts if h.computes)
 
     @property
     def has_job_environment(self) -> bool:

@@ -29,6 +29,7 @@ from clusterctl.slurm.access import spec_as_raised
 from clusterctl.spec import ClusterSpec
 from clusterctl.spec import GcpProvider as GcpSettings
 from clusterctl.spec import LocalProvider as LocalSettings
+from clusterctl.spec import OnpremProvider as OnpremSettings
 from clusterctl.spec import Provider as ProviderSettings
 from clusterctl.spec.load import dump_spec
 from clusterctl.teardown import Orphan, bring_home, destroy, find_orphans
@@ -51,6 +52,12 @@ def provider_of(settings: ProviderSettings) -> Provider:
             from clusterctl.providers.gcp.provider import GcpProvider  # noqa: PLC0415
 
             return GcpProvider(settings)
+        case OnpremSettings():
+            raise UsageError(
+                "machines of your own are not configured yet",
+                where="provider.type",
+                fix="write `type: local` or `type: gcp`",
+            )
 
 
 @dataclass(frozen=True, slots=True)

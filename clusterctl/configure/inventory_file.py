@@ -12,7 +12,7 @@ from ruamel.yaml.comments import TaggedScalar
 
 from clusterctl.assets import asset, install_inputs, payload_hash
 from clusterctl.configure.payload import pack_payload
-from clusterctl.inventory import COMPUTE, CONTROLLER, Host, Inventory
+from clusterctl.inventory import COMPUTE, CONTROLLER, LOGIN, Host, Inventory
 from clusterctl.journal import digest
 from clusterctl.spec import ClusterSpec, GcpProvider
 from clusterctl.spec.models import ADMIN_USER
@@ -41,8 +41,8 @@ def inventory_text(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
                 **role_variables(spec, inventory, workspace),
             },
             "children": {
-                group: {"hosts": {h.name: hosts[h.name] for h in inventory.hosts if h.role == group}}
-                for group in (CONTROLLER, COMPUTE)
+                group: {"hosts": {h.name: hosts[h.name] for h in inventory.hosts if group in h.roles}}
+                for group in (CONTROLLER, COMPUTE, LOGIN)
             },
         }
     }

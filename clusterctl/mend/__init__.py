@@ -122,7 +122,7 @@ def _step(progress: configure.Progress, inventory: Inventory, limit: Collection[
     concerned = [
         host
         for host in inventory.hosts
-        if ("all" in groups or host.role in groups) and (not limit or host.name in limit)
+        if ("all" in groups or set(host.roles) & set(groups)) and (not limit or host.name in limit)
     ]
     return HostStep(progress.host, progress.what, len(concerned), progress.status, progress.failed)
 

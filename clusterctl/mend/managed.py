@@ -8,7 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from clusterctl.assets import payload_hash
-from clusterctl.inventory import CONTROLLER, Host, Inventory
+from clusterctl.inventory import Host, Inventory
 from clusterctl.reach import Question
 from clusterctl.slurm.config import TASK_PROLOG
 from clusterctl.spec import ClusterSpec, GcpProvider
@@ -35,7 +35,7 @@ def questions(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> 
 
 
 def _question(host: Host, spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> Question:
-    leads = host.role == CONTROLLER
+    leads = host.leads
     home_root = f"{inventory.shared}/home"
     units: dict[str, tuple[str, ...]] = {"munge": (_MUNGE_KEY,)}
     if leads:
@@ -44,9 +44,11 @@ def _question(host: Host, spec: ClusterSpec, inventory: Inventory, workspace: Wo
             "slurmdbd": (_SLURMDBD,),
             "slurmctld": (*_SLURM, "/etc/passwd"),
         }
-    else:
+    if host.computes:
         units["slurmd"] = (_SLURMD,)
-    files = [_MUNGE_KEY, _OPENMPI, *((*_SLURM, _SLURMDBD) if leads else (_SLURMD,))]
+    files = [_MUNGE_KEY, _OPENMPI]
+    files += (*_SLURM, _SLURMDBD) if leads else ()
+    files += (_SLURMD,) if host.computes else ()
     if inventory.has_job_environment:
         files.append(TASK_PROLOG)
     if leads and inventory.shared_folder.kind == "nfs":

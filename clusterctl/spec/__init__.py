@@ -19,6 +19,7 @@ from clusterctl.spec.models import (
     SlurmSettings,
     User,
 )
+from clusterctl.spec.onprem import OnpremHost, OnpremProvider
 from clusterctl.spec.target import ScriptKind, is_job_file, script_kind
 
 __all__ = [
@@ -33,6 +34,8 @@ __all__ = [
     "Launcher",
     "LocalProvider",
     "Monitoring",
+    "OnpremHost",
+    "OnpremProvider",
     "Partition",
     "Provider",
     "Qos",

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from clusterctl.spec import gcp_checks, plain
+from clusterctl.spec import gcp_checks, onprem_checks, plain
 from clusterctl.spec.finding import Finding, Loc, dotted
 from clusterctl.spec.words import shown
 
@@ -25,6 +25,10 @@ def findings(spec: Mapping[str, object]) -> Iterator[Finding]:
         yield from _no_gpus(spec)
     elif kind == "gcp":
         yield from gcp_checks.findings(spec)
+    elif kind == "onprem":
+        yield from onprem_checks.findings(spec)
+    if kind in ("local", "gcp"):
+        yield from _no_hosts(spec)
     yield from _no_twins(spec, ("partitions",), "name")
     yield from _no_twins(spec, ("users",), "name")
     yield from _no_twins(spec, ("users",), "uid")
@@ -49,6 +53,15 @@ def _no_gpus(spec: Mapping[str, object]) -> Iterator[Finding]:
         if partition.get("gpus") is not None:
             at = ("partitions", index, "gpus")
             yield Finding(at, "local nodes have no GPUs to give", "remove gpus", at_key=True)
+
+
+def _no_hosts(spec: Mapping[str, object]) -> Iterator[Finding]:
+    for index, partition in enumerate(plain.entries(spec, "partitions")):
+        if partition.get("hosts") is not None:
+            at = ("partitions", index, "hosts")
+            yield Finding(
+                at, "hosts are machines of your own", "write nodes: N, or type: onprem", at_key=True
+            )
 
 
 def _no_twins(spec: Mapping[str, object], where: tuple[str, ...], field: str) -> Iterator[Finding]:

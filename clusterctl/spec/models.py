@@ -28,6 +28,8 @@ from clusterctl.spec.base import Model
 from clusterctl.spec.finding import INCONSISTENT
 from clusterctl.spec.gcp import GCP_PATTERN_WORDS, GcpProvider, Usd
 from clusterctl.spec.gpus import GPU_TYPE, Gpus
+from clusterctl.spec.host_range import expand
+from clusterctl.spec.onprem import ONPREM_PATTERN_WORDS, HostRange, OnpremProvider
 from clusterctl.spec.paths import FileName
 from clusterctl.spec.units import DurationS, SizeMib, format_duration, format_size
 from clusterctl.spec.words import shown
@@ -45,6 +47,7 @@ PATTERN_WORDS: Final[Mapping[str, str]] = {
     _URL: "an http:// or https:// address",
     GPU_TYPE: "a GPU's type in lower-case letters, digits and dashes, such as l4",
     **GCP_PATTERN_WORDS,
+    **ONPREM_PATTERN_WORDS,
 }
 
 ClusterName = Annotated[str, StringConstraints(pattern=LABEL)]
@@ -137,19 +140,30 @@ class LocalProvider(Model):
         return value
 
 
-Provider = Annotated[LocalProvider | GcpProvider, Discriminator("type")]
-PROVIDERS: Final[Mapping[str, type[LocalProvider] | type[GcpProvider]]] = {
+Provider = Annotated[LocalProvider | GcpProvider | OnpremProvider, Discriminator("type")]
+PROVIDERS: Final[Mapping[str, type[LocalProvider] | type[GcpProvider] | type[OnpremProvider]]] = {
     "local": LocalProvider,
     "gcp": GcpProvider,
+    "onprem": OnpremProvider,
 }
 PROVIDER_TYPES: Final = tuple(PROVIDERS)
 
 
 class Partition(Model):
-    """A Slurm partition of equal nodes, named ``<cluster>-<partition>-1`` and so on."""
+    """A Slurm partition of equal nodes, named ``<cluster>-<partition>-1`` and so on, or as ``hosts`` says."""
+
+    # Whoever names the hosts need not count them.
+    model_config = ConfigDict(
+        json_schema_extra={"required": ["name"], "anyOf": [{"required": ["nodes"]}, {"required": ["hosts"]}]}
+    )
 
     name: PartitionName = Field(description="the partition's name in Slurm and in its nodes' names")
-    nodes: Annotated[int, Field(ge=1, strict=True, description="how many nodes")]
+    nodes: Annotated[
+        int, Field(ge=1, strict=True, description="how many nodes; with hosts, need not be said")
+    ]
+    hosts: HostRange | None = Field(
+        None, description="the machines of your own that are its nodes, such as gpu[01-08]"
+    )
     cpus: Annotated[int, Field(ge=1, le=MAX_CPUS, strict=True)] | None = Field(
         None, description="cores of each local node; by default this machine's are divided"
     )
@@ -167,6 +181,17 @@ class Partition(Model):
         None, description="what a node costs an hour, in USD; by default a cloud's built-in price"
     )
     max_time: DurationS | None = Field(None, description="longest time a job may ask for; default unlimited")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _counted(cls, value: object) -> object:
+        """As many nodes as hosts, where only these are said."""
+        if not isinstance(value, Mapping) or "nodes" in value or not isinstance(value.get("hosts"), str):
+            return value
+        try:
+            return {**value, "nodes": len(expand(value["hosts"]))}
+        except ValueError:  # the field itself says it
+            return {**value, "nodes": 1}
 
     @field_validator("disk")
     @classmethod
@@ -289,8 +314,12 @@ class ClusterSpec(Model):
     @property
     def controller_host(self) -> str:
         """Host name of the machine that runs slurmctld, slurmdbd and MariaDB."""
+        if isinstance(self.provider, OnpremProvider):
+            return self.provider.controller
         return f"{self.name}-ctl"
 
     def node_names(self, partition: Partition) -> tuple[str, ...]:
         """Host names of a partition's nodes."""
+        if partition.hosts is not None:
+            return expand(partition.hosts)
         return tuple(f"{self.name}-{partition.name}-{i}" for i in range(1, partition.nodes + 1))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Final
 
@@ -14,7 +14,7 @@ from clusterctl.spec.gpus import Gpus
 from clusterctl.spec.machines import Machine
 from clusterctl.spec.plain import Plain
 from clusterctl.spec.units import GIB_MIB, format_size
-from clusterctl.spec.words import did_you_mean, shown
+from clusterctl.spec.words import did_you_mean, either, shown
 
 _LEAST_DISK_MIB: Final = 10 * GIB_MIB
 _LEAST_BOOT_MIB: Final = 20 * GIB_MIB  # what the default image needs
@@ -71,7 +71,7 @@ def _resolved(nodes: Nodes) -> Machine | Finding | None:
             return Finding((*nodes.gpus_at, "type"), f"Google Cloud has no GPU {shown(wanted.type)}", hint)
         wanted = Gpus(type=known, count=wanted.count)
         if wanted.count not in machines.counts(known):
-            hint = f"write count: {_or(machines.counts(known))}"
+            hint = f"write count: {either(machines.counts(known))}"
             return Finding((*nodes.gpus_at, "count"), f"a node can't have {wanted}", hint)
     name = nodes.said.get("machine_type")
     if name is None:
@@ -159,7 +159,7 @@ def _of_this_machine(nodes: Nodes, machine: Machine) -> Iterator[Finding]:
             family for family, facts in machines.data()["families"].items() if "compact_placement" in facts
         )
         message = f"nodes of {name} can't be placed close to each other"
-        hint = f"take a machine type of {_or(near)}"
+        hint = f"take a machine type of {either(near)}"
         yield Finding((*where, "compact_placement"), message, hint)
     if plain.is_on(said, "tier_1") and not machine.tier_1:
         yield Finding((*where, "tier_1"), f"{name} has no TIER_1 networking", _tier_1_hint(machine))
@@ -175,7 +175,7 @@ def _tier_1_hint(machine: Machine) -> str:
     }
     if machine.family in from_vcpus:
         return f"{machine.family} has it from {from_vcpus[machine.family]} processors on"
-    return f"take a large machine type of {_or(from_vcpus)}"
+    return f"take a large machine type of {either(from_vcpus)}"
 
 
 def _local_ssds(nodes: Nodes, machine: Machine) -> Iterator[Finding]:
@@ -189,7 +189,7 @@ def _local_ssds(nodes: Nodes, machine: Machine) -> Iterator[Finding]:
         yield Finding(at, f"{machine.name} can't have local disks", "remove local_ssds")
     else:
         message = f"{machine.name} can't have {asked} local disks"
-        yield Finding(at, message, f"it takes {_or(machine.local_ssds)}, or none")
+        yield Finding(at, message, f"it takes {either(machine.local_ssds)}, or none")
 
 
 def _disks_of(nodes: Nodes, machine: Machine) -> Iterator[Finding]:
@@ -199,7 +199,7 @@ def _disks_of(nodes: Nodes, machine: Machine) -> Iterator[Finding]:
         if kind is not None and kind not in allowed:
             what = "start from" if at[-1] == "boot_disk" else "have"
             message = f"{machine.name} can't {what} a disk of {shown(kind)}"
-            yield Finding((*at, "type"), message, f"write {_or(allowed)}, or nothing")
+            yield Finding((*at, "type"), message, f"write {either(allowed)}, or nothing")
     size_mib = plain.size_mib(plain.mapping(nodes.said, "boot_disk"), "size")
     if size_mib is None or nodes.said.get("image") or size_mib < _LEAST_DISK_MIB or size_mib % GIB_MIB:
         return
@@ -208,9 +208,3 @@ def _disks_of(nodes: Nodes, machine: Machine) -> Iterator[Finding]:
         image = "the default image with NVIDIA's driver" if machine.gpu else "the default image"
         message = f"{image} needs {format_size(least)}, not {format_size(size_mib)}"
         yield Finding((*nodes.where, "boot_disk", "size"), message, f"write {format_size(least)} or more")
-
-
-def _or(words: Iterable[object]) -> str:
-    """``1, 2 or 4``."""
-    *first, last = (str(word) for word in words)
-    return f"{', '.join(first)} or {last}" if first else last

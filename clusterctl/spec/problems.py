@@ -13,7 +13,7 @@ from clusterctl.spec.finding import INCONSISTENT, Loc
 from clusterctl.spec.kind import Kind, M
 from clusterctl.spec.models import PROVIDER_TYPES, PROVIDERS, ClusterSpec
 from clusterctl.spec.source import Source, path_text
-from clusterctl.spec.words import did_you_mean, explain, shown
+from clusterctl.spec.words import did_you_mean, either, explain, shown
 
 _KEY: Final = "[key]"  # pydantic's word for the name of an entry, at the end of a location
 _HINTS_BY_KEY: Final[Mapping[Loc, str]] = {
@@ -109,7 +109,7 @@ class Places:
         if kind == "string_pattern_mismatch":
             context["words"] = self._kind.words[context["pattern"]]
         if loc == ("provider", "type"):
-            context["expected"] = " or ".join(PROVIDER_TYPES)
+            context["expected"] = either(PROVIDER_TYPES)
         value = shown(loc[-1]) if is_key else self._shown(loc)
         message = explain(kind, context, "a name here" if is_key else _name(loc), value)
         return Problem(self._file, spot.line, spot.column, path_text(loc), message, self._hint(error))
@@ -131,7 +131,7 @@ class Places:
             return near or self._elsewhere(loc) or f"known keys: {', '.join(known)}"
         if loc == ("provider", "type"):
             if item is None:
-                return f"write {' or '.join(f'type: {name}' for name in PROVIDER_TYPES)}"
+                return f"write {either(f'type: {name}' for name in PROVIDER_TYPES)}"
             near = did_you_mean(item.value, PROVIDER_TYPES) if isinstance(item.value, str) else ""
             return near or f"built in this version: {', '.join(PROVIDER_TYPES)}"
         if (

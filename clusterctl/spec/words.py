@@ -68,3 +68,9 @@ def explain(kind: str, context: Mapping[str, object], name: str, value: str) -> 
     expected = str(context.get("expected", "")).replace("'", "")  # pydantic quotes what may stand there
     plain = {key: f"{word:g}" if isinstance(word, float) else word for key, word in context.items()}
     return template.format(**{**plain, "expected": expected, "name": name, "shown": value})
+
+
+def either(words: Iterable[object]) -> str:
+    """``1, 2 or 4``."""
+    *first, last = (str(word) for word in words)
+    return f"{', '.join(first)} or {last}" if first else last

@@ -194,7 +194,7 @@ class GcpProvider:
         return Host(
             name=name,
             address=output["address"],
-            role=COMPUTE if partition else CONTROLLER,
+            roles=(COMPUTE if partition else CONTROLLER,),
             partition=partition.name if partition else None,
             host_key=host_key,
             instance_id=output["instance_id"],

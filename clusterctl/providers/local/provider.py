@@ -179,7 +179,7 @@ def _inventory(spec: ClusterSpec, cluster_id: str, shares: tuple[Share, ...], ma
             Host(
                 name=node.name,
                 address=node.address,
-                role=COMPUTE if share else CONTROLLER,
+                roles=(COMPUTE if share else CONTROLLER,),
                 partition=share.partition if share else None,
                 host_key=node.host_key,
                 cpus=share.cpus if share else None,

@@ -32,9 +32,9 @@ def train(nodes: int, **more: Any) -> dict[str, Any]:
 
 
 def before(*nodes: str, cpus: int = 1, memory_mib: int = 4000) -> Inventory:
-    hosts = [Host(name="d-ctl", address="10.0.0.2", role=CONTROLLER, host_key="k")]
+    hosts = [Host(name="d-ctl", address="10.0.0.2", roles=(CONTROLLER,), host_key="k")]
     hosts += [
-        Host(name=n, address="10.0.0.3", role=COMPUTE, host_key="k", cpus=cpus, memory_mib=memory_mib)
+        Host(name=n, address="10.0.0.3", roles=(COMPUTE,), host_key="k", cpus=cpus, memory_mib=memory_mib)
         for n in nodes
     ]
     fixed = {"cluster": "d", "cluster_id": "a1b2c3", "provider": "local", "network": "10.0.0.0/24"}

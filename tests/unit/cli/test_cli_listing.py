@@ -10,7 +10,7 @@ from tests.support.verbs import Clusterctl
 
 def raise_cluster(home: Path, name: str, provider: str, usd_per_hour: float | None) -> None:
     hosts = tuple(
-        Host(name=f"{name}-{part}", address="10.0.0.2", role=role, host_key="k")
+        Host(name=f"{name}-{part}", address="10.0.0.2", roles=(role,), host_key="k")
         for part, role in (("ctl", CONTROLLER), ("train-1", COMPUTE))
     )
     inventory = Inventory(

@@ -56,7 +56,7 @@ def inventory(spec: ClusterSpec) -> Inventory:
             Host(
                 name=name,
                 address=f"10.1.2.{10 + i}",
-                role="compute" if i else "controller",
+                roles=("compute" if i else "controller",),
                 partition="train" if i else None,
                 host_key="ssh-ed25519 AAAA",
             )

@@ -95,7 +95,7 @@ def test_from_nothing_to_hosts_and_back(cloud: GoogleCloud, workspace: Workspace
         cloud.instances[name]["network_interface"][0]["network_ip"] for name in HOSTS
     ]
     assert {host.host_key for host in inventory.hosts} == {f"ssh-ed25519 {HOST_KEY}"}
-    assert [host.role for host in inventory.hosts] == ["controller", "compute", "compute"]
+    assert [host.roles for host in inventory.hosts] == [("controller",), ("compute",), ("compute",)]
     assert inventory.network == "10.80.0.0/20"
     address = inventory.controller.address
     assert inventory.shared_folder == SharedFolder(kind="nfs", server=address, path="/shared")

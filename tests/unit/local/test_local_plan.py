@@ -41,7 +41,7 @@ def node(name: str, cpus: int = 2, memory_mib: int = 4096) -> Host:
     return Host(
         name=name,
         address="10.9.8.3",
-        role=COMPUTE,
+        roles=(COMPUTE,),
         partition="train",
         host_key="k",
         cpus=cpus,
@@ -134,7 +134,7 @@ def test_what_is_there_is_read_from_the_machine(tmp_path: Path, monkeypatch: pyt
     monkeypatch.setattr(machine, "alive", lambda: {"ca1b2c3-002": (9,), "cffffff-001": (8,)})
     assert found.running() == {ONE}
 
-    host = Host(name=CTL, address="10.9.8.2", role=CONTROLLER, host_key="k")
+    host = Host(name=CTL, address="10.9.8.2", roles=(CONTROLLER,), host_key="k")
     inventory = Inventory(
         cluster="d",
         cluster_id="a1b2c3",

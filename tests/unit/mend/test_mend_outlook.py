@@ -30,8 +30,8 @@ INVENTORY = Inventory(
     cluster_id="a1b2c3",
     provider="local",
     hosts=(
-        Host(name=CTL, address="10.0.0.2", role=CONTROLLER, host_key="k"),
-        Host(name=ONE, address="10.0.0.3", role=COMPUTE, partition="train", host_key="k"),
+        Host(name=CTL, address="10.0.0.2", roles=(CONTROLLER,), host_key="k"),
+        Host(name=ONE, address="10.0.0.3", roles=(COMPUTE,), partition="train", host_key="k"),
     ),
     network="10.0.0.0/24",
     shared="/shared",

@@ -23,7 +23,7 @@ SPEC = ClusterSpec.model_validate(
         "users": [{"name": "a", "uid": 2000}],
     }
 )
-CTL = Host(name="d-ctl", address="127.0.0.1", role=CONTROLLER, host_key="ssh-ed25519 AAAA")
+CTL = Host(name="d-ctl", address="127.0.0.1", roles=(CONTROLLER,), host_key="ssh-ed25519 AAAA")
 
 
 @dataclass

@@ -28,7 +28,7 @@ def make_spec(*partitions: dict[str, Any], **more: Any) -> ClusterSpec:
 def make_inventory(spec: ClusterSpec, **share: int) -> Inventory:
     """Hosts of the spec; ``share`` is what each compute node gets of a machine."""
     key = "ssh-ed25519 AAAA"
-    hosts = [Host(name="demo-ctl", address="10.1.2.10", role="controller", host_key=key)]
+    hosts = [Host(name="demo-ctl", address="10.1.2.10", roles=("controller",), host_key=key)]
     for partition in spec.partitions:
         for name in spec.node_names(partition):
             address = f"10.1.2.{10 + len(hosts)}"
@@ -36,7 +36,7 @@ def make_inventory(spec: ClusterSpec, **share: int) -> Inventory:
                 Host(
                     name=name,
                     address=address,
-                    role="compute",
+                    roles=("compute",),
                     partition=partition.name,
                     host_key=key,
                     cpus=share.get("cpus"),

@@ -23,8 +23,9 @@ Golden = Callable[[str, str], None]
 DOC = Path(__file__).parents[3] / "docs" / "spec.md"
 # Fields that a provider's starter does not show, since it refuses them.
 OF_ANOTHER_PROVIDER = {
-    "local": {"Partition.gpus"},
-    "gcp": {"Partition.cpus", "Partition.memory", "Partition.disk"},
+    "local": {"Partition.gpus", "Partition.hosts"},
+    "gcp": {"Partition.cpus", "Partition.memory", "Partition.disk", "Partition.hosts"},
+    "onprem": {"Partition.cpus", "Partition.memory", "Partition.disk"},
 }
 BEGIN, END = "<!-- reference: begin -->\n", "<!-- reference: end -->\n"
 

@@ -59,7 +59,7 @@ def behind(sshd, me, tmp_path: Path) -> Callable[..., tuple[Path, Path]]:
             address="192.0.2.1",  # which nobody has: only the program leads there
             port=sshd.port,
             user=me,
-            role="controller",
+            roles=("controller",),
             host_key=host_key or sshd.host_key,
             proxy_command=(sys.executable, str(carrier), str(notes), "%p", mode),
         )

@@ -24,8 +24,8 @@ NAMES = ("d-train-1", "d-train-2")
 
 
 def inventory() -> Inventory:
-    hosts = [Host(name="d-ctl", address="10.0.0.2", role=CONTROLLER, host_key="k")]
-    hosts += [Host(name=name, address="10.0.0.3", role=COMPUTE, host_key="k") for name in NAMES]
+    hosts = [Host(name="d-ctl", address="10.0.0.2", roles=(CONTROLLER,), host_key="k")]
+    hosts += [Host(name=name, address="10.0.0.3", roles=(COMPUTE,), host_key="k") for name in NAMES]
     fixed = {"cluster": "d", "cluster_id": "a1b2c3", "provider": "local", "network": "10.0.0.0/24"}
     return Inventory(**fixed, hosts=tuple(hosts), shared="/shared", baked=True)
 

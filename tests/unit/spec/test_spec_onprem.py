@@ -1,0 +1,99 @@
+"""Specs for machines of one's own: ranges of hosts, and what must hold between the fields."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clusterctl.errors import SpecError
+from clusterctl.spec import OnpremProvider
+from clusterctl.spec.host_range import expand
+from clusterctl.spec.load import dump_spec, load_spec, parse_spec
+
+BASE = Path(__file__).with_name("onprem-base.yaml")
+
+
+@pytest.mark.parametrize(
+    ("text", "names"),
+    [
+        ("head", "head"),
+        ("gpu[01-03]", "gpu01 gpu02 gpu03"),
+        ("gpu[9-11]", "gpu9 gpu10 gpu11"),
+        ("a[1,3-4]b", "a1b a3b a4b"),
+        ("r[1-2]n[1-2]", "r1n1 r1n2 r2n1 r2n2"),
+        ("a, b[1-2]", "a b1 b2"),
+    ],
+)
+def test_a_range_names_hosts(text: str, names: str) -> None:
+    assert " ".join(expand(text)) == names
+
+
+@pytest.mark.parametrize("text", ["", "a,", "a[1", "a]1", "a[]", "a[x]", "a[3-1]", "a[1-5000]", "a[1,1]"])
+def test_what_is_no_range_is_refused(text: str) -> None:
+    with pytest.raises(ValueError, match=r"."):
+        expand(text)
+
+
+def test_every_host_has_its_own_address_and_access() -> None:
+    spec = load_spec(BASE)
+    assert isinstance(spec.provider, OnpremProvider)
+    machines = spec.provider.machines
+    assert {name: host.address for name, host in machines.items()} == {
+        "head": "10.0.0.10",
+        "front": "10.0.0.11",
+        "gpu01": "10.0.0.21",
+        "gpu02": "10.0.0.22",
+        "gpu03": "10.0.0.23",
+        "gpu07": "10.0.0.27",
+        "big": "big",
+    }
+    assert (machines["front"].port, machines["front"].jump) == (2222, ())
+    assert (machines["gpu07"].port, machines["gpu07"].jump) == (22, ("ops@gate.example.org",))
+    assert {host.user for host in machines.values()} == {"rocky"}
+    assert spec.controller_host == "head"
+    assert spec.node_names(spec.partitions[0]) == ("gpu01", "gpu02", "gpu03", "gpu07")
+    assert spec.partitions[0].nodes == 4
+
+
+def test_a_spec_that_is_written_down_loads_back() -> None:
+    spec = load_spec(BASE)
+    assert parse_spec(dump_spec(spec), "dump.yaml") == spec
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "key", "said"),
+    [
+        ("controller: head", "controller: haed", "provider.controller", "there is no host 'haed'"),
+        ("[front]", "[frnt]", "provider.login[0]", "there is no host 'frnt'"),
+        ("hosts: big}", "hosts: bog}", "partitions[1].hosts", "there is no host 'bog'"),
+        ("hosts: big}", "hosts: gpu07}", "partitions[1].hosts", "in partitions[0] already"),
+        ("hosts: big}", "hosts: big, nodes: 2}", "partitions[1].nodes", "hosts names 1, not 2"),
+        ("hosts: big}", "hosts: big, cpus: 2}", "partitions[1].cpus", "for local nodes"),
+        ("hosts: big}", "nodes: 2}", "partitions[1]", "which hosts"),
+        ("21-23,27", "21-23", "provider.hosts.gpu[01-03,07].address", "4 hosts have 3 addresses"),
+        ("    big:\n", "    big: 10.0.0.10\n", "provider.hosts.big", "the address of head"),
+        ("    big:\n", "    big:\n    gpu07:\n", "provider.hosts.gpu07", "in gpu[01-03,07] already"),
+        (
+            "  type: onprem\n",
+            "  type: onprem\n  shared: {kind: existing, server: nas}\n",
+            "provider.shared.server",
+            "",
+        ),
+        (
+            "  type: onprem\n",
+            "  type: onprem\n  shared: {server: nas}\n",
+            "provider.shared",
+            "belong together",
+        ),
+    ],
+)
+def test_what_does_not_fit_together_is_one_clear_error(old: str, new: str, key: str, said: str) -> None:
+    text = BASE.read_text()
+    assert old in text
+    with pytest.raises(SpecError) as caught:
+        parse_spec(text.replace(old, new, 1), "cluster.yaml")
+    (problem,) = caught.value.problems
+    assert problem.key == key
+    assert said in problem.message
+    assert problem.line
