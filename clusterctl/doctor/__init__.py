@@ -1,0 +1,69 @@
+"""Looks at hosts that are, or are to become, part of a cluster: what is wrong, why, and how to mend it.
+
+All hosts are asked at once, and each says everything in one round trip; nothing is changed.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Final
+
+from clusterctl.doctor.facts import PROGRAM, Asked, Facts, parse_facts
+from clusterctl.doctor.judge import Expected, Finding, Seen, judge
+from clusterctl.errors import ClusterctlError, Failure
+
+__all__ = ["Asked", "Expected", "Facts", "Finding", "Report", "Root", "examine", "failures"]
+
+# Runs a command as root on a host, with bytes on its standard input; its standard output.
+Root = Callable[[str, Sequence[str], bytes], str]
+
+_AT_ONCE: Final = 32
+
+
+@dataclass(frozen=True, slots=True)
+class Report:
+    """What was found; ``facts`` are those of the hosts that answered."""
+
+    findings: tuple[Finding, ...]
+    facts: Mapping[str, Facts]
+
+    @property
+    def errors(self) -> tuple[Finding, ...]:
+        """What keeps hosts out of the cluster."""
+        return tuple(finding for finding in self.findings if finding.level == "error")
+
+
+def examine(asked: Asked, expected: Mapping[str, Expected], root: Root, *, leader: str) -> Report:
+    """Look at every host of ``expected``; one that can't be reached is a finding, like all else."""
+    with ThreadPoolExecutor(max_workers=min(_AT_ONCE, max(1, len(expected)))) as pool:
+        answers = dict(zip(expected, pool.map(lambda host: _look(host, asked, root), expected), strict=True))
+    silent = [
+        _unreached(host, answer) for host, answer in answers.items() if isinstance(answer, ClusterctlError)
+    ]
+    seen = {host: answer for host, answer in answers.items() if isinstance(answer, Seen)}
+    found = judge(seen, expected, leader=leader)
+    return Report((*silent, *found), {host: one.facts for host, one in seen.items()})
+
+
+def failures(findings: Sequence[Finding], *, phase: str) -> tuple[Failure, ...]:
+    """The findings as the failures of an error."""
+    return tuple(Failure(f.code, f"{f.what}: {f.why}", f.host, phase, f.fix) for f in findings)
+
+
+def _look(host: str, asked: Asked, root: Root) -> Seen | ClusterctlError:
+    begun = time.time()
+    try:
+        facts = parse_facts(root(host, asked.argv(), PROGRAM))
+    except ClusterctlError as exc:
+        return exc
+    ended = time.time()
+    # Its clock was read between the two; what lies in between is not skew.
+    skew_s = facts.time - min(max(facts.time, begun), ended)
+    return Seen(facts, skew_s)
+
+
+def _unreached(host: str, error: ClusterctlError) -> Finding:
+    return Finding(host, "error", error.code, error.what, error.why or "it gave no reason", error.fix)

@@ -1,0 +1,197 @@
+"""What is wrong with a host, or will be once it is part of the cluster: from its facts alone."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Literal
+
+from clusterctl.doctor.facts import Facts
+from clusterctl.spec.units import format_duration, format_size
+
+Level = Literal["error", "warning"]
+
+# munge refuses what is older than 300 s; half of it is left for the clocks to drift on.
+MOST_SKEW_S: Final = 150
+NOTABLE_SKEW_S: Final = 2
+LEAST_FREE_MIB: Final = 4096  # Slurm, MariaDB, Open MPI and the Python of jobs, with what unpacks them
+LEAST_INODES: Final = 50_000
+ARCHITECTURE: Final = "x86_64"
+_OURS: Final = frozenset({"slurmctld", "slurmd", "slurmdbd"})
+_LOOPBACK: Final = "127."
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is not as it should be on a host. An ``error`` keeps it out of the cluster."""
+
+    host: str
+    level: Level
+    code: str
+    what: str
+    why: str
+    fix: str
+
+    def __str__(self) -> str:
+        return f"{self.host}: {self.what}: {self.why}; {self.fix}"
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What the cluster needs of a host.
+
+    ``ports`` -> the daemon of ours that will listen there. ``accounts``: name -> number. ``gpus``: how many,
+    None where whatever is there is taken. ``address``: where the other hosts reach it.
+    """
+
+    address: str
+    ports: Mapping[int, str]
+    accounts: Mapping[str, int]
+    gpus: int | None = None
+    refusal: Callable[[str, str], str] = lambda _id, _version: ""  # why a distribution can't be configured
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A host that answered; ``skew_s`` is by how much its clock is ahead of ours."""
+
+    facts: Facts
+    skew_s: float
+
+
+def judge(seen: Mapping[str, Seen], expected: Mapping[str, Expected], *, leader: str) -> tuple[Finding, ...]:
+    """Everything that is wrong, host by host; clocks are compared with that of ``leader``, the controller."""
+    found = [*_clocks(seen, leader), *_twins(seen), *_names(seen, expected)]
+    for host, one in seen.items():
+        for check in (_system, _space, _ports, _locks, _gpus, _accounts):
+            found += check(host, one.facts, expected[host])
+    order = {host: i for i, host in enumerate(expected)}
+    return tuple(sorted(found, key=lambda f: (order[f.host], f.level)))
+
+
+def _system(host: str, facts: Facts, expected: Expected) -> Iterator[Finding]:
+    system = facts.system
+    if facts.uid != 0:
+        why = f"commands run as uid {facts.uid}"
+        yield Finding(host, "error", "not-root", "no root", why, "give the user sudo, or log in as root")
+    if why := expected.refusal(system.id, system.version):
+        fix = "see docs/onprem.md for what can be configured"
+        yield Finding(host, "error", "distribution", f"{system.name or 'an unknown system'}", why, fix)
+    if system.machine != ARCHITECTURE:
+        why = f"this is {system.machine}"
+        fix = f"use {ARCHITECTURE} machines"
+        yield Finding(host, "error", "architecture", f"not {ARCHITECTURE}", why, fix)
+    if not system.systemd:
+        why = "its first process is another"
+        yield Finding(host, "error", "systemd", "no systemd", why, "Slurm's daemons run as its units")
+
+
+def _space(host: str, facts: Facts, _: Expected) -> Iterator[Finding]:
+    for one in facts.space:
+        if one.read_only:
+            why, fix = f"{one.path} is mounted so", "see `dmesg`: a sick disk is mounted so, too"
+            yield Finding(host, "error", "read-only", "a file system can't be written", why, fix)
+        elif one.free_mib < LEAST_FREE_MIB:
+            why = f"{one.path} has {format_size(one.free_mib)} free, and needs {format_size(LEAST_FREE_MIB)}"
+            yield Finding(
+                host, "error", "disk-full", "too little disk", why, "remove what is not needed there"
+            )
+        elif one.inodes is not None and one.inodes < LEAST_INODES:
+            why = f"{one.path} has {one.inodes} inodes free, and needs {LEAST_INODES}"
+            yield Finding(host, "error", "disk-full", "too few inodes", why, "remove small files there")
+
+
+def _ports(host: str, facts: Facts, expected: Expected) -> Iterator[Finding]:
+    for port, daemon in expected.ports.items():
+        holder = facts.listeners.get(port)
+        if holder is not None and holder not in _OURS:
+            why = f"{holder} listens on port {port}, which {daemon} needs"
+            fix = f"stop it, or give it another port (`ss -lptn sport = :{port}` shows it)"
+            yield Finding(host, "error", "port-taken", "a port is taken", why, fix)
+
+
+def _locks(host: str, facts: Facts, _: Expected) -> Iterator[Finding]:
+    for holder in facts.lock_holders:
+        why = f"process {holder.pid} ({holder.command}) does"
+        fix = "let it end, then run the same command again"
+        yield Finding(host, "error", "packages-locked", "packages are being installed", why, fix)
+
+
+def _gpus(host: str, facts: Facts, expected: Expected) -> Iterator[Finding]:
+    gpus, wanted = facts.gpus, expected.gpus
+    if wanted and gpus.cards < wanted and len(gpus.shown) < wanted:
+        why = f"the spec says {wanted}, and the PCI bus has {gpus.cards}"
+        yield Finding(
+            host, "error", "gpus-missing", "GPUs are missing", why, "correct gpus in the spec, or the host"
+        )
+    elif gpus.driver and len(gpus.shown) < gpus.cards:
+        why = f"nvidia-smi shows {len(gpus.shown)} of {gpus.cards} cards"
+        yield Finding(host, "warning", "gpu-lost", "a GPU does not answer", why, "see `dmesg | grep -i xid`")
+    elif gpus.cards and not gpus.driver:
+        why = "nouveau has them" if gpus.nouveau else f"{gpus.cards} NVIDIA cards and no driver that answers"
+        fix = "clusterctl can install the driver: see docs/gpus.md"
+        yield Finding(host, "warning", "no-driver", "no NVIDIA driver", why, fix)
+
+
+def _accounts(host: str, facts: Facts, expected: Expected) -> Iterator[Finding]:
+    names = {uid: name for name, uid in facts.accounts.items()}
+    for name, uid in expected.accounts.items():
+        there = facts.accounts.get(name)
+        if there is not None and there != uid:
+            why = f"{name} has uid {there} there, and {uid} in the spec"
+            yield Finding(host, "error", "uid-differs", "an account differs", why, f"write uid: {there}")
+        elif there is None and uid in names:
+            why = f"uid {uid} is that of {names[uid]}"
+            fix = f"give {name} another uid in the spec"
+            yield Finding(host, "error", "uid-taken", "a uid is taken", why, fix)
+
+
+def _clocks(seen: Mapping[str, Seen], leader: str) -> Iterator[Finding]:
+    reference = seen[leader].skew_s if leader in seen else 0.0
+    for host, one in seen.items():
+        skew = one.skew_s - reference
+        if abs(skew) < NOTABLE_SKEW_S:
+            continue
+        level: Level = "error" if abs(skew) > MOST_SKEW_S else "warning"
+        by = format_duration(round(abs(skew)))
+        whose = f"{leader}'s" if leader in seen else "this machine's"
+        why = f"it is {by} {'ahead of' if skew > 0 else 'behind'} {whose}"
+        fix = "set it: `chronyc makestep`, or `timedatectl set-ntp true`"
+        yield Finding(host, level, "clock", "the clock is off", why, fix)
+
+
+def _twins(seen: Mapping[str, Seen]) -> Iterator[Finding]:
+    """Hosts that are one and the same machine, or clones of one."""
+    by_id: defaultdict[str, list[str]] = defaultdict(list)
+    for host, one in seen.items():
+        by_id[one.facts.system.machine_id].append(host)
+    for hosts in by_id.values():
+        first, *others = hosts
+        for host in others:
+            if seen[host].facts.addresses == seen[first].facts.addresses:
+                why, fix = f"it is {first} under another name", "name each machine once in the spec"
+                yield Finding(host, "error", "same-machine", "a machine stands twice", why, fix)
+            else:
+                why = f"{first} has the same /etc/machine-id: one is a clone of the other"
+                fix = "remove /etc/machine-id on one of them, run `systemd-machine-id-setup`, and reboot it"
+                yield Finding(host, "warning", "machine-id", "two machines look like one", why, fix)
+
+
+def _names(seen: Mapping[str, Seen], expected: Mapping[str, Expected]) -> Iterator[Finding]:
+    """Names that lead elsewhere than the spec says. Those that lead nowhere are put into /etc/hosts."""
+    for host, one in seen.items():
+        wrong = [
+            (name, found)
+            for name, found in one.facts.resolved.items()
+            if found and expected[name].address not in found and _is_elsewhere(name, host, found)
+        ]
+        for name, found in wrong:
+            why = f"{name} is {', '.join(found)} there, and {expected[name].address} in the spec"
+            fix = "correct /etc/hosts there, the name server, or the spec"
+            yield Finding(host, "warning", "name", "a name leads elsewhere", why, fix)
+
+
+def _is_elsewhere(name: str, host: str, found: Sequence[str]) -> bool:
+    """A host's own name may be a loopback address: Debian has it so."""
+    return not (name == host and all(address.startswith(_LOOPBACK) for address in found))

@@ -1,0 +1,232 @@
+"""Runs on a host, as root: what decides whether it can be part of a cluster. Standard library only.
+
+    python3 -I -S - REQUEST <THIS_FILE
+
+REQUEST and the answer are one JSON object each; ``clusterctl.doctor.facts`` has the types. It only looks.
+Also for Python 3.6: a host that is refused for its age must still be able to say how old it is.
+"""
+
+import fcntl
+import hashlib
+import json
+import os
+import platform
+import socket
+import struct
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, Dict, Iterator, List, Optional, Sequence, Set
+
+ASK_S = 10
+LISTENS = "0A"  # the state's number in /proc/net/tcp
+LOCKS = (
+    "/var/lib/dpkg/lock-frontend",
+    "/var/lib/dpkg/lock",
+    "/var/lib/rpm/.rpm.lock",
+    "/usr/lib/sysimage/rpm/.rpm.lock",
+)
+LOCK_NOTES = ("var/cache/dnf/*_lock.pid", "var/lib/dnf/*_lock.pid", "run/dnf*.pid", "run/yum.pid")  # below /
+FLOCK = "hhqqi"  # struct flock of 64-bit Linux
+PCI_DISPLAY, PCI_NVIDIA = 0x03, "0x10de"
+EFI_VARIABLES = "/sys/firmware/efi/efivars"
+ROW = 3  # fields of /etc/passwd up to the number
+
+
+def run(argv: Sequence[str]) -> Optional[str]:
+    """What a command says; None if it fails, takes too long, or is not there."""
+    try:
+        done = subprocess.run(
+            argv,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.DEVNULL,
+            stdin=subprocess.DEVNULL,
+            timeout=ASK_S,
+            check=False,
+        )
+    except (OSError, subprocess.TimeoutExpired):
+        return None
+    return done.stdout.decode("utf-8", "replace") if done.returncode == 0 else None
+
+
+def read(path: str) -> str:
+    try:
+        return Path(path).read_bytes().decode("utf-8", "replace")
+    except OSError:
+        return ""
+
+
+def os_release() -> Dict[str, str]:
+    pairs = (line.partition("=") for line in read("/etc/os-release").splitlines() if "=" in line)
+    return {key: value.strip().strip("\"'") for key, _, value in pairs}
+
+
+def system() -> Dict[str, Any]:
+    release = os_release()
+    pages = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return {
+        "id": release.get("ID", ""),
+        "version": release.get("VERSION_ID", ""),
+        "name": release.get("PRETTY_NAME", ""),
+        "machine": platform.machine(),
+        "python": list(sys.version_info[:2]),
+        "systemd": Path("/run/systemd/system").is_dir(),
+        "cpus": len(os.sched_getaffinity(0)),
+        "memory_mib": pages >> 20,
+        "hostname": socket.gethostname(),
+        "machine_id": hashlib.sha256(read("/etc/machine-id").strip().encode()).hexdigest()[:16],
+    }
+
+
+def addresses() -> List[str]:
+    """The IPv4 addresses of this host with their prefix lengths."""
+    said = run(["ip", "-json", "-4", "address", "show"])
+    links = json.loads(said) if said else []
+    return [
+        f"{one['local']}/{one['prefixlen']}"
+        for link in links
+        for one in link.get("addr_info", [])
+        if one.get("local")
+    ]
+
+
+def resolved(name: str) -> List[str]:
+    """The IPv4 addresses that a name has here."""
+    try:
+        found = socket.getaddrinfo(name, None, socket.AF_INET, socket.SOCK_STREAM)
+    except OSError:
+        return []
+    return sorted({str(entry[4][0]) for entry in found})
+
+
+def space(paths: Sequence[str]) -> Iterator[Dict[str, Any]]:
+    """Room of the file systems that these paths are on, each once; sizes in MiB."""
+    seen = set()  # type: Set[int]
+    for path in paths:
+        place = Path(path)
+        while not place.is_dir():
+            place = place.parent
+        device = place.stat().st_dev
+        if device in seen:
+            continue
+        seen.add(device)
+        found = os.statvfs(str(place))
+        yield {
+            "path": str(place),
+            "free_mib": found.f_bavail * found.f_frsize >> 20,
+            "inodes": found.f_favail if found.f_files else None,
+            "read_only": bool(found.f_flag & os.ST_RDONLY),
+        }
+
+
+def listeners(ports: Set[int]) -> Dict[str, str]:
+    """Port -> the program that listens on it."""
+    sockets = {}  # type: Dict[str, int]
+    for table in ("/proc/net/tcp", "/proc/net/tcp6"):
+        for line in read(table).splitlines()[1:]:
+            fields = line.split()
+            port = int(fields[1].rpartition(":")[2], 16)
+            if fields[3] == LISTENS and port in ports:
+                sockets[fields[9]] = port
+    found = {str(port): "?" for port in sockets.values()}
+    for process in Path("/proc").glob("[0-9]*") if sockets else ():
+        for port in {sockets[inode] for inode in inodes(process) & set(sockets)}:
+            found[str(port)] = read(f"{process}/comm").strip()
+    return found
+
+
+def inodes(process: Path) -> Set[str]:
+    """Those of the sockets that a process has open."""
+    found = set()
+    try:
+        for descriptor in (process / "fd").iterdir():
+            link = os.readlink(str(descriptor))  # noqa: PTH115 - Path has it from Python 3.9 on
+            if link.startswith("socket:["):
+                found.add(link[len("socket:[") : -1])
+    except OSError:  # it has ended
+        pass
+    return found
+
+
+def lock_holders() -> List[Dict[str, Any]]:
+    """Who installs packages right now: pid and program."""
+    pids = set()  # type: Set[int]
+    for path in LOCKS:
+        try:
+            with Path(path).open("r+b") as file:
+                asked = struct.pack(FLOCK, fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+                kind, _, _, _, pid = struct.unpack(FLOCK, fcntl.fcntl(file, fcntl.F_GETLK, asked))
+        except OSError:
+            continue
+        if kind != fcntl.F_UNLCK and pid > 0:
+            pids.add(pid)
+    for pattern in LOCK_NOTES:
+        noted = (read(str(path)).strip() for path in Path("/").glob(pattern))
+        pids |= {int(text) for text in noted if text.isdigit()}
+    alive = ((pid, read(f"/proc/{pid}/cmdline").replace("\0", " ").strip()) for pid in sorted(pids))
+    return [{"pid": pid, "command": command[:200]} for pid, command in alive if command]
+
+
+def selinux() -> str:
+    """`enforcing`, `permissive` or `disabled`."""
+    said = read("/sys/fs/selinux/enforce").strip()
+    return {"1": "enforcing", "0": "permissive"}.get(said, "disabled")
+
+
+def units(names: Sequence[str]) -> List[str]:
+    """Those of the units that are active."""
+    return [name for name in names if run(["systemctl", "is-active", "--quiet", name]) is not None]
+
+
+def gpus() -> Dict[str, Any]:
+    """What the PCI bus, the kernel and the driver say of NVIDIA's devices."""
+    cards = 0
+    for path in Path("/sys/bus/pci/devices").glob("*"):
+        kind = read(f"{path}/class").strip()
+        if read(f"{path}/vendor").strip() == PCI_NVIDIA and kind and int(kind, 16) >> 16 == PCI_DISPLAY:
+            cards += 1
+    said = run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"])
+    shown = [line.split(", ") for line in (said or "").splitlines() if ", " in line]
+    secure = Path(EFI_VARIABLES).glob("SecureBoot-*")
+    return {
+        "cards": cards,
+        "shown": [name for name, _ in shown],
+        "driver": shown[0][1] if shown else None,
+        "nouveau": Path("/sys/module/nouveau").is_dir(),
+        "secure_boot": any(path.read_bytes()[-1:] == b"\1" for path in secure),
+    }
+
+
+def accounts(names: Sequence[str], uids: Set[int]) -> Dict[str, int]:
+    """Account -> its number, of those that have one of the names or one of the numbers."""
+    rows = (line.split(":") for line in (run(["getent", "passwd"]) or read("/etc/passwd")).splitlines())
+    known = {row[0]: int(row[2]) for row in rows if len(row) >= ROW and row[2].isdigit()}
+    for name in names:  # a directory service may know more than it lists
+        said = run(["getent", "passwd", name])
+        if said:
+            known[name] = int(said.split(":")[2])
+    return {name: uid for name, uid in known.items() if name in names or uid in uids}
+
+
+def main() -> None:
+    asked = json.loads(sys.argv[1])
+    answer = {
+        "time": time.time(),
+        "uid": os.geteuid(),
+        "system": system(),
+        "addresses": addresses(),
+        "resolved": {name: resolved(name) for name in asked["names"]},
+        "space": list(space(asked["paths"])),
+        "listeners": listeners(set(asked["ports"])),
+        "lock_holders": lock_holders(),
+        "selinux": selinux(),
+        "units": units(asked["units"]),
+        "gpus": gpus(),
+        "accounts": accounts(asked["accounts"], set(asked["uids"])),
+    }
+    json.dump(answer, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

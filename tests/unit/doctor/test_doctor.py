@@ -1,0 +1,231 @@
+"""What a host says of itself, and what is made of it."""
+
+from __future__ import annotations
+
+import ast
+import fcntl
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.doctor import Asked, Expected, Finding, examine, failures
+from clusterctl.doctor import remote_examine as remote
+from clusterctl.doctor.facts import PROGRAM, Facts, parse_facts
+from clusterctl.errors import HostKeyError, TransportError, UnreachableError
+
+PORTS = {6817: "slurmctld", 6818: "slurmd"}
+WELL: dict[str, Any] = {
+    "time": 1000.0,
+    "uid": 0,
+    "system": {
+        "id": "rocky",
+        "version": "9.6",
+        "name": "Rocky Linux 9.6 (Blue Onyx)",
+        "machine": "x86_64",
+        "python": [3, 9],
+        "systemd": True,
+        "cpus": 8,
+        "memory_mib": 16000,
+        "hostname": "one",
+        "machine_id": "aa",
+    },
+    "addresses": ["127.0.0.1/8", "10.0.0.1/24"],
+    "resolved": {"one": ["10.0.0.1"], "two": []},
+    "space": [{"path": "/", "free_mib": 20000, "inodes": None, "read_only": False}],
+    "listeners": {"6817": "slurmctld"},
+    "lock_holders": [],
+    "selinux": "enforcing",
+    "units": [],
+    "gpus": {"cards": 0, "shown": [], "driver": None, "nouveau": False, "secure_boot": False},
+    "accounts": {"hpc": 10000},
+}
+
+
+def refusal(distribution: str, version: str) -> str:
+    return (
+        ""
+        if distribution == "rocky" and version.startswith("9")
+        else f"{distribution} {version} is not known"
+    )
+
+
+def expected(address: str, *, gpus: int | None = None) -> Expected:
+    return Expected(address, PORTS, {"hpc": 10000}, gpus, refusal)
+
+
+def found(changed: dict[str, Any], *, gpus: int | None = None, skew_s: float = 0.0) -> list[Finding]:
+    """What is found of two hosts, of which the second is as ``changed`` says; dots lead inwards."""
+    two = json.loads(json.dumps(WELL | {"addresses": ["10.0.0.2/24"]}))
+    two["system"] |= {"machine_id": "bb"}
+    for key, value in changed.items():
+        *above, last = key.split(".")
+        place = two
+        for part in above:
+            place = place[part]
+        place[last] = value
+
+    def root(host: str, argv: Sequence[str], stdin: bytes) -> str:
+        facts = WELL if host == "one" else two
+        return json.dumps({**facts, "time": time.time() + (skew_s if host == "two" else 0.0)})
+
+    hosts = {"one": expected("10.0.0.1"), "two": expected("10.0.0.2", gpus=gpus)}
+    return list(examine(Asked(), hosts, root, leader="one").findings)
+
+
+def test_hosts_that_are_well_have_no_findings() -> None:
+    assert found({}) == []
+
+
+@pytest.mark.parametrize(
+    ("changed", "level", "code", "why"),
+    [
+        ({"uid": 1000}, "error", "not-root", "uid 1000"),
+        ({"system.id": "arch", "system.version": ""}, "error", "distribution", "arch  is not known"),
+        ({"system.machine": "aarch64"}, "error", "architecture", "this is aarch64"),
+        ({"system.systemd": False}, "error", "systemd", "first process"),
+        (
+            {"space": [{"path": "/var", "free_mib": 12, "inodes": None, "read_only": False}]},
+            "error",
+            "disk-full",
+            "/var has 12MiB free",
+        ),
+        (
+            {"space": [{"path": "/", "free_mib": 99999, "inodes": 3, "read_only": False}]},
+            "error",
+            "disk-full",
+            "/ has 3 inodes",
+        ),
+        (
+            {"space": [{"path": "/", "free_mib": 99999, "inodes": 0, "read_only": True}]},
+            "error",
+            "read-only",
+            "mounted so",
+        ),
+        ({"listeners": {"6818": "nc"}}, "error", "port-taken", "nc listens on port 6818, which slurmd needs"),
+        (
+            {"lock_holders": [{"pid": 7, "command": "dnf upgrade"}]},
+            "error",
+            "packages-locked",
+            "process 7 (dnf upgrade)",
+        ),
+        ({"accounts": {"hpc": 1001}}, "error", "uid-differs", "uid 1001 there, and 10000"),
+        ({"accounts": {"anna": 10000}}, "error", "uid-taken", "that of anna"),
+        ({"gpus.cards": 2, "gpus.nouveau": True}, "warning", "no-driver", "nouveau"),
+        ({"gpus.cards": 2, "gpus.shown": ["T4"], "gpus.driver": "580"}, "warning", "gpu-lost", "1 of 2"),
+        ({"resolved": {"one": ["10.9.9.9"]}}, "warning", "name", "one is 10.9.9.9 there"),
+        ({"system.machine_id": "aa"}, "warning", "machine-id", "clone"),
+        ({"system.machine_id": "aa", "addresses": WELL["addresses"]}, "error", "same-machine", "it is one"),
+    ],
+)
+def test_what_is_wrong_is_one_finding_of_that_host(
+    changed: dict[str, Any], level: str, code: str, why: str
+) -> None:
+    (finding,) = found(changed)
+    assert (finding.host, finding.level, finding.code) == ("two", level, code)
+    assert why in finding.why
+    assert finding.fix
+
+
+def test_gpus_that_the_spec_says_must_be_there() -> None:
+    (finding,) = found({"gpus.cards": 1}, gpus=2)
+    assert (finding.level, finding.code) == ("error", "gpus-missing")
+    assert found({"gpus.cards": 2, "gpus.shown": ["T4"] * 2, "gpus.driver": "580"}, gpus=2) == []
+
+
+@pytest.mark.parametrize(("skew_s", "level"), [(3600.0, "error"), (-3600.0, "error"), (10.0, "warning")])
+def test_a_clock_that_is_off_is_told_by_how_much(skew_s: float, level: str) -> None:
+    (finding,) = found({}, skew_s=skew_s)
+    assert (finding.host, finding.level, finding.code) == ("two", level, "clock")
+    assert ("ahead of" if skew_s > 0 else "behind") in finding.why
+    assert ("1h" if abs(skew_s) > 60 else "10s") in finding.why
+
+
+def test_own_names_may_be_loopback_addresses() -> None:
+    assert found({"resolved": {"two": ["127.0.1.1"]}}) == []
+
+
+def test_who_does_not_answer_is_a_finding_and_the_others_are_looked_at() -> None:
+    def root(host: str, argv: Sequence[str], stdin: bytes) -> str:
+        if host == "one":
+            raise UnreachableError("no connection", host=host, why="timed out", fix="switch it on")
+        if host == "two":
+            raise HostKeyError("the host is not who it should be", host=host, why="another key")
+        return json.dumps({**WELL, "time": time.time(), "accounts": {"hpc": 1}})
+
+    hosts = {name: expected(f"10.0.0.{i}") for i, name in enumerate(("one", "two", "three"), 1)}
+    report = examine(Asked(), hosts, root, leader="one")
+    assert [(f.host, f.code) for f in report.findings] == [
+        ("one", UnreachableError.code),
+        ("two", HostKeyError.code),
+        ("three", "uid-differs"),
+    ]
+    assert [(f.host, f.phase) for f in failures(report.errors, phase="examine")] == [
+        ("one", "examine"),
+        ("two", "examine"),
+        ("three", "examine"),
+    ]
+
+
+def here(asked: Asked) -> Facts:
+    argv = asked.argv()
+    return parse_facts(subprocess.run(argv, input=PROGRAM, capture_output=True, check=True).stdout.decode())
+
+
+def test_this_machine_answers() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        names, paths = ("localhost", "no-such-host.invalid"), ("/", "/no/such/folder")
+        facts = here(Asked(names, (port,), paths, accounts=("root",), uids=(1,)))
+    assert facts.resolved == {"localhost": ("127.0.0.1",), "no-such-host.invalid": ()}
+    assert list(facts.listeners) == [port]
+    assert facts.listeners[port] in Path("/proc/self/comm").read_text()
+    assert [one.path for one in facts.space] == ["/"]
+    assert facts.accounts["root"] == 0
+    assert 1 in facts.accounts.values()
+    assert facts.system.cpus == len(os.sched_getaffinity(0))
+    assert "127.0.0.1/8" in facts.addresses
+    assert abs(facts.time - time.time()) < 60
+
+
+HOLDS = """
+import fcntl, sys
+file = open(sys.argv[1], "r+b")
+fcntl.lockf(file, fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_who_installs_packages_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = tmp_path / "lock-frontend"
+    lock.touch()
+    monkeypatch.setattr(remote, "LOCKS", (str(lock), str(tmp_path / "none")))
+    assert remote.lock_holders() == []
+    argv = [sys.executable, "-c", HOLDS, str(lock)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n"
+        (holder,) = remote.lock_holders()
+        assert holder["pid"] == process.pid
+        assert "fcntl.lockf" in holder["command"]
+    assert remote.lock_holders() == []
+    with lock.open("r+b") as file:  # asking took nothing
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_the_program_is_for_old_pythons_too() -> None:
+    ast.parse(PROGRAM.decode(), feature_version=(3, 6))
+    assert b"from __future__ import annotations" not in PROGRAM
+
+
+def test_what_is_no_answer_is_an_error() -> None:
+    with pytest.raises(TransportError, match="no usable answer"):
+        parse_facts("bash: python3: command not found")
