@@ -13,6 +13,8 @@ from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
+from clusterctl import distributions
+from clusterctl.distributions import Distribution
 from clusterctl.spec import ClusterSpec
 from clusterctl.spec.models import ADMIN_USER
 
@@ -46,6 +48,7 @@ class Host(BaseModel):
     roles: tuple[str, ...]
     partition: str | None = None
     host_key: str = Field(description="public host key, as `ssh-ed25519 AAAA...`")
+    distribution: str = Field(distributions.DEFAULT, description="ID and VERSION_ID of its os-release")
     cpus: int | None = None
     memory_mib: int | None = None
     disk_mib: int | None = None
@@ -113,6 +116,11 @@ class Inventory(BaseModel):
     def compute(self) -> tuple[Host, ...]:
         """The hosts that run slurmd, in partition order."""
         return tuple(h for h in self.hosts if h.computes)
+
+    @property
+    def distribution(self) -> Distribution:
+        """What all hosts have: a provider makes no cluster of several."""
+        return distributions.distribution_of(self.controller.distribution)
 
     @property
     def has_job_environment(self) -> bool:
