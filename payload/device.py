@@ -18,6 +18,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
+from payload.cublas import Products
 from payload.errors import UsageError
 from payload.host import host_memory_bytes
 
@@ -173,6 +174,8 @@ class Gpu(Device):
             "uuid": _uuid(properties.get("uuid", b"")),
         }
         self._empty_pinned = importlib.import_module("cupyx").empty_pinned
+        libraries = importlib.import_module("cupy_backends.cuda.libs")  # finds and loads what it is asked for
+        self._products = Products(libraries.cublas, cupy.cuda.device.get_cublas_handle)
         self._staging: dict[tuple[int, str], Array] = {}
         self._on_their_way: list[tuple[Any, Array]] = []
         self._kernels: dict[str, Callable[..., Any]] = {}
@@ -196,13 +199,24 @@ class Gpu(Device):
         wanted = np.dtype(dtype) if dtype is not None else out.dtype if out is not None else left.dtype
         if wanted.itemsize > left.dtype.itemsize:
             # CuPy's product of 16 bits is rounded to 16, and fp16 may overflow, before it could be widened.
-            # Slower than cuBLAS's own product of them as float32, which CuPy's matmul does not offer.
+            if wanted == _FLOAT32 and self._products.fits(left, right):
+                return self._wide_product(left, right, out)
             left, right = left.astype(wanted), right.astype(wanted)
         if out is not None and out.dtype == left.dtype and out.flags.c_contiguous:
             product: Array = self.xp.matmul(left, right, out=out)
             return product
         product = self.xp.matmul(left, right).astype(wanted, copy=False)
         if out is None:
+            return product
+        out[...] = product
+        return out
+
+    def _wide_product(self, left: Array, right: Array, out: Array | None) -> Array:
+        direct = out is not None and out.flags.c_contiguous
+        shape = (*left.shape[:-1], right.shape[-1])
+        product: Array = out if direct and out is not None else self.xp.empty(shape, _FLOAT32)
+        self._products.write(left, right, product)
+        if out is None or direct:
             return product
         out[...] = product
         return out
@@ -299,7 +313,12 @@ def choose(wanted: str, local_rank: int) -> Device:
         count: int = cupy.cuda.runtime.getDeviceCount()
     except cupy.cuda.runtime.CUDARuntimeError as exc:
         return _without_gpu(wanted, f"no GPU: {exc}", exc)
-    return Gpu(cupy, local_rank % count) if count else _without_gpu(wanted, "CUDA counts no GPU")
+    if not count:
+        return _without_gpu(wanted, "CUDA counts no GPU")
+    try:
+        return Gpu(cupy, local_rank % count)
+    except ImportError as exc:
+        return _without_gpu(wanted, f"CuPy finds no cuBLAS: {exc}", exc)
 
 
 def _without_gpu(wanted: str, why: str, cause: Exception | None = None) -> Cpu:

@@ -21,7 +21,9 @@ import numpy as np
 
 from payload.comm.staging import Staged, flat
 from payload.comm.steps import Request
+from payload.cublas import Products
 from payload.device import Array, Gpu, Kernel
+from tests.support.blas import PlayedCublas
 
 _FILE = Path(__file__).with_name("cupy-14.2.0.txt")
 NAMES = {line.partition(" ")[0]: line.partition(" ")[2] for line in _FILE.read_text().splitlines()}
@@ -61,6 +63,10 @@ class StrictArray:
         if not callable(found):
             return _wrap(found, self) if name in ("T", "real", "imag") else found
         return _checked(known, found, self)
+
+    @property
+    def data(self) -> Any:
+        return SimpleNamespace(ptr=self._inner.ctypes.data)
 
     @property
     def __cuda_array_interface__(self) -> Mapping[str, Any]:
@@ -356,6 +362,7 @@ class Strict(Gpu):
         self.note = "a double of CuPy"
         self.gpu = {"index": 0, "name": self.note, "uuid": None}
         self._empty_pinned = np.empty
+        self._products = Products(PlayedCublas(), lambda: PlayedCublas.handle)
         self._staging = {}
         self._kernels = {}
 

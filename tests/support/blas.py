@@ -1,0 +1,54 @@
+"""What cuBLAS does with the numbers and addresses that it is given, in the host's memory."""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+import ml_dtypes
+import numpy as np
+
+from payload.device import Array
+
+_KINDS: dict[int, Any] = {0: np.float32, 2: np.float16, 14: ml_dtypes.bfloat16}
+
+
+class PlayedCublas:
+    """The two functions of cupy_backends.cuda.libs.cublas that the payload calls."""
+
+    handle = 77
+
+    def gemmEx(self, *arguments: Any) -> None:  # noqa: N802
+        head, (one, a, a_kind, lda, b, b_kind, ldb), tail = arguments[:6], arguments[6:13], arguments[13:]
+        zero, c, c_kind, ldc, compute, algorithm = tail
+        first, second, to = (a, a_kind, lda, 0), (b, b_kind, ldb, 0), (zero, c, c_kind, ldc, 0, 1)
+        self.gemmStridedBatchedEx(*head, one, *first, *second, *to, compute, algorithm)
+
+    def gemmStridedBatchedEx(  # noqa: N802, PLR0917
+        self, handle: int, transa: int, transb: int, m: int, n: int, k: int, alpha: int, a: int, a_kind: int,
+        lda: int, a_jump: int, b: int, b_kind: int, ldb: int, b_jump: int, beta: int, c: int, c_kind: int,
+        ldc: int, c_jump: int, count: int, compute: int, algorithm: int,
+    ) -> None:  # fmt: skip
+        """C = op(A) op(B), of columns that follow each other in memory."""
+        assert (handle, compute, algorithm, c_kind) == (self.handle, 68, -1, 0)
+        assert (_at(alpha, 0, 1, 1, 1)[0, 0], _at(beta, 0, 1, 1, 1)[0, 0]) == (1, 0)
+        for index in range(count):
+            left = _operand(a + 2 * index * a_jump, a_kind, (m, k), lda, transposed=bool(transa))
+            right = _operand(b + 2 * index * b_jump, b_kind, (k, n), ldb, transposed=bool(transb))
+            _at(c + 4 * index * c_jump, c_kind, m, n, ldc)[...] = left @ right
+
+
+def _operand(pointer: int, kind: int, shape: tuple[int, int], step: int, *, transposed: bool) -> Array:
+    matrix = _at(pointer, kind, *(shape[::-1] if transposed else shape), step)
+    wide: Array = (matrix.T if transposed else matrix).astype(np.float32)
+    return wide
+
+
+def _at(pointer: int, kind: int, rows: int, columns: int, step: int) -> Array:
+    """A matrix whose columns are ``step`` elements apart."""
+    assert step >= max(1, rows)
+    dtype = np.dtype(_KINDS[kind])
+    numbers = (columns - 1) * step + rows
+    memory = (ctypes.c_byte * (numbers * dtype.itemsize)).from_address(pointer)
+    found: Array = np.frombuffer(memory, dtype)
+    return np.lib.stride_tricks.as_strided(found, (rows, columns), (dtype.itemsize, step * dtype.itemsize))
