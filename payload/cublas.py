@@ -1,4 +1,4 @@
-"""Products of 16-bit matrices which cuBLAS sums and gives as float32; CuPy's ``matmul`` gives 16 bits only."""
+"""Products of 16-bit matrices which cuBLAS sums and gives as float32; CuPy's ``matmul`` gives 16 bits."""
 
 from __future__ import annotations
 
@@ -54,12 +54,12 @@ class Products:
         tail = (_SUM_IN_FLOAT32, _DEFAULT)
         to = (_ZERO.ctypes.data, _pointer(out), _KINDS["float32"], columns)
         if out.ndim == 2:  # noqa: PLR2004
-            factors = (_pointer(right), kind, right_step, _pointer(left), kind, left_step)
-            self._library.gemmEx(*head, *factors, *to, *tail)
+            matrices = (_pointer(right), kind, right_step, _pointer(left), kind, left_step)
+            self._library.gemmEx(*head, *matrices, *to, *tail)
             return
-        factors = (_pointer(right), kind, right_step, right_jump, _pointer(left), kind, left_step, left_jump)
+        batches = (_pointer(right), kind, right_step, right_jump, _pointer(left), kind, left_step, left_jump)
         count = math.prod(out.shape[:-2])
-        self._library.gemmStridedBatchedEx(*head, *factors, *to, rows * columns, count, *tail)
+        self._library.gemmStridedBatchedEx(*head, *batches, *to, rows * columns, count, *tail)
 
 
 def _laid_out(array: Array) -> tuple[Array, int, int, int]:

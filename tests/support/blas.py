@@ -18,11 +18,14 @@ class PlayedCublas:
 
     handle = 77
 
-    def gemmEx(self, *arguments: Any) -> None:  # noqa: N802
-        head, (one, a, a_kind, lda, b, b_kind, ldb), tail = arguments[:6], arguments[6:13], arguments[13:]
-        zero, c, c_kind, ldc, compute, algorithm = tail
-        first, second, to = (a, a_kind, lda, 0), (b, b_kind, ldb, 0), (zero, c, c_kind, ldc, 0, 1)
-        self.gemmStridedBatchedEx(*head, one, *first, *second, *to, compute, algorithm)
+    def gemmEx(  # noqa: N802, PLR0917
+        self, handle: int, transa: int, transb: int, m: int, n: int, k: int, alpha: int, a: int, a_kind: int,
+        lda: int, b: int, b_kind: int, ldb: int, beta: int, c: int, c_kind: int, ldc: int, compute: int,
+        algorithm: int,
+    ) -> None:  # fmt: skip
+        """C = op(A) op(B)."""
+        matrices = (a, a_kind, lda, 0, b, b_kind, ldb, 0, beta, c, c_kind, ldc, 0)
+        self.gemmStridedBatchedEx(handle, transa, transb, m, n, k, alpha, *matrices, 1, compute, algorithm)
 
     def gemmStridedBatchedEx(  # noqa: N802, PLR0917
         self, handle: int, transa: int, transb: int, m: int, n: int, k: int, alpha: int, a: int, a_kind: int,
