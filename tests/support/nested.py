@@ -79,7 +79,7 @@ class Host:
     def enter(self, *argv: str | Path, timeout_s: float = 30) -> Ran:
         """Run a command in its namespaces, but in no unit of its systemd."""
         namespaces = ["--mount", "--uts", "--ipc", "--net", "--pid"]
-        words = tuple(map(str, (*_as_root(), "nsenter", f"--target={self.leader}", *namespaces, "--", *argv)))
+        words = tuple(map(str, (*as_root(), "nsenter", f"--target={self.leader}", *namespaces, "--", *argv)))
         try:
             done = subprocess.run(
                 words,
@@ -119,7 +119,7 @@ def booted(folder: Path, images: Iterable[Path]) -> Iterator[Host]:
     wheel = _wheel(folder)
     name = f"host-{secrets.token_hex(3)}"
     console = folder / "console.log"
-    argv = [*_as_root(), "setpriv", "--pdeathsig", "KILL", "--", "systemd-nspawn", "--quiet", "--boot"]
+    argv = [*as_root(), "setpriv", "--pdeathsig", "KILL", "--", "systemd-nspawn", "--quiet", "--boot"]
     argv += ["--register=no", "--keep-unit", f"--directory={_tree()}", "--volatile=overlay"]
     argv += [f"--machine={name}", f"--hostname={name}", "--private-network", "--capability=all"]
     argv += ["--system-call-filter=@known", "--resolv-conf=off", "--timezone=off", "--link-journal=no"]
@@ -142,8 +142,8 @@ def booted(folder: Path, images: Iterable[Path]) -> Iterator[Host]:
 def _wait_for(name: str, process: subprocess.Popen[bytes], console: Path) -> Host:
     deadline = time.monotonic() + _BOOT_TIMEOUT_S
     while time.monotonic() < deadline and process.poll() is None:
-        if leader := _leader(name):
-            host = Host(name, leader)
+        if pid := leader(name):
+            host = Host(name, pid)
             # Until its bus is there, the question itself fails.
             if host.enter("systemctl", "is-system-running", "--wait").stdout.strip() == "running":
                 return host
@@ -151,7 +151,7 @@ def _wait_for(name: str, process: subprocess.Popen[bytes], console: Path) -> Hos
     raise AssertionError(f"the host did not come up:\n{console.read_text(errors='replace')[-5000:]}")
 
 
-def _leader(name: str) -> int | None:
+def leader(name: str) -> int | None:
     """The first process of a machine: the child of its systemd-nspawn."""
     pid = machine.running().get(name)
     if pid is None:
@@ -163,15 +163,15 @@ def _leader(name: str) -> int | None:
 def _end(name: str, process: subprocess.Popen[bytes]) -> None:
     """With its first process the kernel ends all of the machine's, and those of the machines in it."""
     while process.poll() is None:
-        pids = (_leader(name), machine.running().get(name))
-        subprocess.run([*_as_root(), "kill", "-KILL", *(str(pid) for pid in pids if pid)], check=False)
+        pids = (leader(name), machine.running().get(name))
+        subprocess.run([*as_root(), "kill", "-KILL", *(str(pid) for pid in pids if pid)], check=False)
         try:
             process.wait(timeout=_END_TIMEOUT_S)
         except subprocess.TimeoutExpired as exc:
             raise AssertionError(f"machine {name} would not end") from exc
 
 
-def _as_root() -> tuple[str, ...]:
+def as_root() -> tuple[str, ...]:
     return () if os.geteuid() == 0 else ("sudo", "-n", "--")
 
 
@@ -191,7 +191,7 @@ def _tree() -> Path:
     tree = cache_home() / f"test-host-{key}"
     if not tree.is_dir():
         old = [str(path) for path in cache_home().glob("test-host-*")]
-        subprocess.run([*_as_root(), "rm", "-rf", "--one-file-system", "--", *old], check=True)
+        subprocess.run([*as_root(), "rm", "-rf", "--one-file-system", "--", *old], check=True)
         building = tree.with_name(f"{tree.name}.building")
         with tempfile.TemporaryDirectory() as temporary:
             lock = Path(temporary) / "wheels.lock"
@@ -202,7 +202,7 @@ def _tree() -> Path:
                 "tests.support.nested",
                 *map(str, (building, wheelhouse(lock), lock)),
             ]
-            subprocess.run([*_as_root(), *program], check=True, timeout=600, cwd=ROOT)
+            subprocess.run([*as_root(), *program], check=True, timeout=600, cwd=ROOT)
         building.rename(tree)
     return tree
 

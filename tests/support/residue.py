@@ -6,6 +6,7 @@ with a Machine as JSON on stdin) it prints one: so an ordinary user looks with r
 
 from __future__ import annotations
 
+import fcntl
 import json
 import os
 import re
@@ -14,12 +15,14 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
 STATE = Path("/var/lib/clusterctl")
+LABS = Path("/var/lib/clusterctl-labs")
 NAMESPACES = Path("/run/netns")  # `ip netns` mounts it for all clusters together
 FILES = (
     Path("/etc/hosts"),
@@ -27,6 +30,7 @@ FILES = (
     Path.home() / ".ssh/config",
     Path.home() / ".ssh/known_hosts",
 )
+_OURS = re.compile(r"(?:upperdir=| )(/[^ ,:=]*/clusterctl(?:-labs)?/[^ ,:]*)")
 IP_FORWARD = Path("/proc/sys/net/ipv4/ip_forward")
 
 
@@ -36,7 +40,7 @@ class Machine:
 
     home: Path  # CLUSTERCTL_HOME of the clusters in question
     state: Path = STATE
-    folders: tuple[Path, ...] = (Path("/run/clusterctl"), NAMESPACES)
+    folders: tuple[Path, ...] = (Path("/run/clusterctl"), NAMESPACES, LABS)
     files: tuple[Path, ...] = FILES
 
 
@@ -61,7 +65,7 @@ def look(machine: Machine) -> frozenset[str]:
         _entries(machine),
         _contents(machine),
     )
-    others = list(_other_clusters(machine))
+    others = [*_other_clusters(machine), *_labs()]
     others += [f"mount {NAMESPACES}:"] if others else []
     lines = (line for source in sources for line in source)
     return frozenset(line for line in lines if not any(cluster in line for cluster in others))
@@ -89,6 +93,16 @@ def left_behind(
         if not left or time.monotonic() > deadline:
             return left
         time.sleep(0.5)
+
+
+def _labs() -> Iterator[str]:
+    """The labs (tests/support/lab.py) that somebody keeps right now: each is locked as long as it is kept."""
+    for record in LABS.glob("*.lab"):
+        with suppress(FileNotFoundError), record.open() as file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            except BlockingIOError:
+                yield record.stem
 
 
 def _other_clusters(machine: Machine) -> Iterator[str]:
@@ -121,7 +135,7 @@ def _processes(machine: Machine) -> Iterator[str]:
         )
         # In a container of ours even the root comes from a folder of ours. The last mount tells whose it is:
         # a mount namespace starts as a copy of this machine's, other clusters' mounts and all.
-        roots = re.findall(r"(?:upperdir=| )(/[^ ,:=]*/clusterctl/[^ ,:]*)", mounts) if inside else []
+        roots = _OURS.findall(mounts) if inside else []
         if roots or container or told:
             yield f"process {proc.name}: {command}" + (f" (in {roots[-1]})" if roots else "")
 

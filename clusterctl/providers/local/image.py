@@ -147,7 +147,7 @@ def debootstrap(root: Path, mirror: str, packages: Sequence[str]) -> None:
         "--dpkgopt=path-exclude=/usr/share/doc/*",
         "--dpkgopt=path-exclude=/usr/share/locale/*",
     ]
-    if proxy := _apt_proxy():
+    if proxy := apt_proxy():
         argv.append(f"--aptopt={proxy}")
     fix = f"check that this machine reaches {mirror}; provider.mirror names another Debian mirror"
     if _KEYRING.exists():
@@ -165,7 +165,7 @@ def debootstrap(root: Path, mirror: str, packages: Sequence[str]) -> None:
     )
 
 
-def _apt_proxy() -> str:
+def apt_proxy() -> str:
     """This machine's apt proxy as one line of apt configuration, or nothing."""
     if not shutil.which("apt-config", path=TOOL_ENV["PATH"]):
         return ""
@@ -249,7 +249,7 @@ def _open_for_baking(root: Path, admin_key: str) -> str:
     policy.write_text("#!/bin/sh\nexit 101\n")  # packages must not start their services in here
     policy.chmod(0o755)
     (root / "home/clusterctl/.ssh/authorized_keys").write_text(f"{admin_key}\n")
-    if proxy := _apt_proxy():
+    if proxy := apt_proxy():
         (root / "etc/apt/apt.conf.d/99bake").write_text(f"{proxy}\n")
     key = root / "etc/ssh/ssh_host_ed25519_key"
     run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], what="making a host key")

@@ -11,7 +11,7 @@ import signal
 import stat
 import subprocess
 import time
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Network
@@ -167,15 +167,20 @@ def start(machine: Machine, shared: Path) -> None:
     inside = ["nsenter", f"--net={network.NETNS_DIR / netns_name(machine.cluster_id)}"]
     if machine.node.cores:
         inside += ["taskset", "--cpu-list", ",".join(map(str, machine.node.cores))]
+    launch(machine.name, inside, nspawn, machine.folder / "console.log")
+
+
+def launch(name: str, inside: Sequence[str], nspawn: Sequence[str], console: Path) -> None:
+    """Start systemd-nspawn through ``inside``, in a unit or control group of its own, and return at once."""
     if booted_with_systemd():
-        run([*_unit(machine), *inside, *nspawn], what=f"starting {machine.node.name}")
+        run([*_unit(name), *inside, *nspawn], what=f"starting {name}")
         return
-    with (machine.folder / "console.log").open("ab") as console:
+    with console.open("ab") as output:
         subprocess.Popen(
-            [*cgroups.enter(machine.name), *inside, *nspawn, "--register=no"],
+            [*cgroups.enter(name), *inside, *nspawn, "--register=no"],
             stdin=subprocess.DEVNULL,
-            stdout=console,
-            stderr=console,
+            stdout=output,
+            stderr=output,
             env=TOOL_ENV,
             cwd="/",
             start_new_session=True,
@@ -199,13 +204,13 @@ def check_started(machines: Collection[Machine]) -> None:
         )
 
 
-def _unit(machine: Machine) -> list[str]:
+def _unit(name: str) -> list[str]:
     """A transient unit with the settings of systemd's own systemd-nspawn@.service."""
     return [
         "systemd-run",
         "--quiet",
         "--collect",
-        f"--unit=clusterctl-{machine.name}",
+        f"--unit=clusterctl-{name}",
         "--slice=machine.slice",
         "--service-type=exec",
         "--property=KillMode=mixed",

@@ -1,0 +1,56 @@
+"""What makes a tree somebody's machine: a user with a key and sudo, a name, addresses, a host key."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+
+from clusterctl.providers.local import mounts
+from clusterctl.providers.local.run import run
+from tests.support.apt_proxy import PORT
+from tests.support.lab import Box, Request
+
+# The base has clusterctl's own account, which a machine of somebody's own has not.
+_USER = """\
+! id clusterctl >/dev/null 2>&1 || userdel --remove clusterctl 2>/dev/null
+rm -f /etc/sudoers.d/clusterctl
+id {user} >/dev/null 2>&1 || useradd --create-home --shell /bin/bash {user}
+[ {user} = root ] || echo {password} | chpasswd
+home=$(getent passwd {user} | cut -d: -f6)
+mkdir -p -m 700 $home/.ssh
+echo {key} > $home/.ssh/authorized_keys
+chmod 600 $home/.ssh/authorized_keys
+chown -R {user}: $home/.ssh
+"""
+
+
+def layer(lower: tuple[Path, ...], folder: Path, request: Request) -> Path:
+    """What all machines of a lab have in common, as a layer of its own."""
+    root = mounts.mount_overlay(lower, folder)
+    password = shlex.quote(f"{request.user}:{request.password}")
+    script = _USER.format(user=request.user, password=password, key=shlex.quote(request.public_key))
+    run(["chroot", str(root), "sh", "-ec", script], what="making the user")
+    run(["umount", str(root)], what="unmounting a layer")
+    return folder / "upper"
+
+
+def machine(root: Path, box: Box, addresses: Mapping[str, str], services: str, request: Request) -> None:
+    """What differs between machines. ``addresses`` by interface; ``services`` is where they find ours."""
+    (root / "etc/hostname").write_text(f"{box.name}\n")
+    (root / "etc/hosts").write_text(f"127.0.0.1 localhost\n{addresses['host0']} {box.name}\n")
+    for link, address in addresses.items():
+        # Numbered below systemd's own 80-container-host0.network, which would ask for DHCP.
+        text = f"[Match]\nName={link}\n\n[Network]\nAddress={address}/24\nLinkLocalAddressing=no\n"
+        (root / f"etc/systemd/network/10-{link}.network").write_text(text)
+    key = root / "etc/ssh/ssh_host_ed25519_key"
+    run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", box.name, "-f", str(key)], what="making a key")
+    rights = {"free": "NOPASSWD: ALL", "password": "ALL"}.get(box.sudo)
+    if rights and request.user != "root":
+        sudoers = root / "etc/sudoers.d/90-user"
+        sudoers.touch(mode=0o440)
+        sudoers.write_text(f"{request.user} ALL=(ALL:ALL) {rights}\n")
+    if request.internet:
+        settings = f'Acquire::http::Proxy "http://{services}:{PORT}";\nAcquire::Languages "none";\n'
+        (root / "etc/apt/apt.conf.d/80proxy").write_text(settings)
+        (root / "etc/dpkg/dpkg.cfg.d/80fast").write_text("force-unsafe-io\n")

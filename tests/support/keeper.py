@@ -1,0 +1,200 @@
+"""Root's side of a lab: `python -m tests.support.keeper` makes machines, says where, and awaits stdin's end.
+
+Then, and when anything fails, all of it goes. A keeper that was killed leaves a record whose lock is free,
+and the next one takes away what it made.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager, suppress
+from dataclasses import asdict
+from ipaddress import IPv4Network
+from pathlib import Path
+from typing import Any, TextIO
+
+from clusterctl.providers.local import cgroups, image, machine, mounts, network
+from clusterctl.providers.local.helper import LOCK
+from clusterctl.providers.local.layout import address, bridge_name, machine_name, netns_name
+from clusterctl.providers.local.run import run
+from tests.support import apt_proxy, furnish
+from tests.support.lab import GATE, Box, LabHost, Request, request_of
+from tests.support.namespaces import inside
+from tests.support.trees import tree
+
+STATE = Path("/var/lib/clusterctl-labs")
+_BOOT_TIMEOUT_S = 60
+_TRIES = 50
+_SERVICES = 254  # the bridges' own address in their subnets: what serves the machines listens there
+_AGAIN = 'while "$@"; [ $? -eq 133 ]; do :; done'  # 133: the machine wants to be booted again
+
+
+class Keeper:
+    """One lab, as far as it is made."""
+
+    def __init__(self, request: Request) -> None:
+        self._request = request
+        self._folder = STATE / request.id
+        self._netns = network.NETNS_DIR / netns_name(request.id)
+        self._boxes = (*((Box(GATE),) if request.gate else ()), *request.boxes)
+        self._front, self._back = IPv4Network(0), IPv4Network(0)
+
+    @contextmanager
+    def kept(self) -> Iterator[dict[str, Any]]:
+        """Everything that was asked for; yields what the caller is told."""
+        request = self._request
+        with ExitStack() as stack:
+            lower, hosts = stack.enter_context(tree(request.kind, Path(request.cache)))
+            stack.callback(remove, request.id)
+            self._make_network()
+            if request.internet:
+                cache = Path(request.cache) / "test-debs"
+                stack.enter_context(apt_proxy.serving(self._netns, cache, hosts))
+            lower = (furnish.layer(lower, self._folder / "furnished", request), *lower)
+            for number, box in enumerate(self._boxes, start=1):
+                self._start(number, box, lower)
+            made = [asdict(self._await(number, box)) for number, box in enumerate(self._boxes, start=1)]
+            yield {"network": str(self._subnet(self._boxes[-1])), "hosts": made}
+
+    def _make_network(self) -> None:
+        """The bridge with its cable to this machine; one more without a cable for what lies behind a gate."""
+        own = self._request.id
+        with LOCK.open("w") as file:
+            fcntl.flock(file, fcntl.LOCK_EX)
+            used = (*network.used_networks(), *(state.subnet for state in image.states()))
+            self._front = network.choose_subnet(own, used)
+            network.create(own, self._front)
+        self._back = network.choose_subnet(own, (*used, self._front))
+        ip = ["ip", "-n", netns_name(own)]
+        bridges = {bridge_name(own): self._front}
+        if self._request.gate:
+            run([*ip, *"link add back type bridge forward_delay 0".split()], what="making the second bridge")
+            run([*ip, *"link set back up".split()], what="starting the second bridge")
+            bridges["back"] = self._back
+        for bridge, subnet in bridges.items():
+            add = ["addr", "add", f"{subnet[_SERVICES]}/{subnet.prefixlen}", "dev", bridge]
+            run([*ip, *add], what="addressing a bridge")
+
+    def _is_behind(self, box: Box) -> bool:
+        return self._request.gate and box.name != GATE
+
+    def _subnet(self, box: Box) -> IPv4Network:
+        return self._back if self._is_behind(box) else self._front
+
+    def _start(self, number: int, box: Box, lower: tuple[Path, ...]) -> None:
+        request, folder = self._request, self._folder / "nodes" / box.name
+        folder.mkdir(parents=True)
+        changes = mounts.mount_disk(folder, box.disk_mib) if box.disk_mib else None
+        root = mounts.mount_overlay(lower, folder, changes)
+        addresses = {"host0": address(self._subnet(box), number)}
+        if box.name == GATE:
+            addresses["host1"] = address(self._back, number)
+        furnish.machine(root, box, addresses, str(self._subnet(box)[_SERVICES]), request)
+        name = machine_name(request.id, number)
+        bridge = "back" if self._is_behind(box) else bridge_name(request.id)
+        argv = ["systemd-nspawn", "--quiet", "--boot", "--keep-unit", f"--directory={root}"]
+        argv += [f"--machine={name}", f"--hostname={box.name}", "--resolv-conf=off", "--timezone=off"]
+        argv += ["--link-journal=no", f"--network-bridge={bridge}", *request.options]
+        if box.name == GATE:
+            argv.append("--network-veth-extra=gate-back:host1")
+        if request.shared:
+            shared = self._folder / "shared"
+            shared.mkdir(exist_ok=True)
+            argv.append(f"--bind={shared}:{request.shared}")
+        through = ["nsenter", f"--net={self._netns}", "sh", "-c", _AGAIN, "sh"]
+        machine.launch(name, through, argv, folder / "console.log")
+
+    def _await(self, number: int, box: Box) -> LabHost:
+        """The machine, once its sshd answers."""
+        if box.name == GATE:
+            self._plug_gate()
+        name, own = machine_name(self._request.id, number), address(self._subnet(box), number)
+        folder = self._folder / "nodes" / box.name
+        deadline = time.monotonic() + _BOOT_TIMEOUT_S
+        while not self._answers(own):
+            if time.monotonic() > deadline or name not in machine.running():
+                console = folder / "console.log"
+                said = console.read_text(errors="replace")[-5000:] if console.exists() else ""
+                raise RuntimeError(f"{box.name} did not come up:\n{said}")
+            time.sleep(0.1)
+        public = (folder / "root/etc/ssh/ssh_host_ed25519_key.pub").read_text().split()[:2]
+        return LabHost(box.name, own, " ".join(public), name)
+
+    def _plug_gate(self) -> None:
+        """The gate's second cable is there once its systemd-nspawn runs."""
+        ip = ["ip", "-n", netns_name(self._request.id)]
+        deadline = time.monotonic() + _BOOT_TIMEOUT_S
+        while "gate-back" not in run([*ip, "link", "show"], what="reading links"):
+            if time.monotonic() > deadline:
+                raise RuntimeError("the gate did not start")
+            time.sleep(0.05)
+        run([*ip, *"link set gate-back master back up".split()], what="plugging the gate's second cable")
+
+    def _answers(self, own: str) -> bool:
+        """Asked from the bridges, to which also the machines behind a gate are near."""
+        with inside(self._netns):
+            probe = socket.socket()
+        with probe, suppress(OSError):
+            probe.settimeout(1)
+            probe.connect((own, 22))
+            return probe.recv(4) == b"SSH-"
+        return False
+
+
+def remove(lab_id: str) -> None:
+    """Everything of a lab; done twice it does nothing the second time."""
+    machine.stop([name for name in machine.alive() if name.startswith(f"c{lab_id}-")])
+    machine.end_rooted(STATE / lab_id)
+    cgroups.leave(f"c{lab_id}-")
+    with LOCK.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        network.remove(lab_id)
+        for _ in range(_TRIES):  # who looks into it just now keeps it
+            network.remove_empty_folder()
+            if not network.NETNS_DIR.is_dir() or any(network.NETNS_DIR.iterdir()):
+                break
+            time.sleep(0.1)
+    mounts.erase(STATE / lab_id)
+
+
+@contextmanager
+def recorded(lab_id: str) -> Iterator[TextIO]:
+    """The lab's record, locked as long as its keeper lives."""
+    STATE.mkdir(parents=True, exist_ok=True, mode=0o755)
+    for path in STATE.glob("*.lab"):
+        with path.open() as file, suppress(BlockingIOError):
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            remove(path.stem)
+            path.unlink(missing_ok=True)
+    path = STATE / f"{lab_id}.lab"
+    with path.open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        try:
+            yield file
+        finally:
+            path.unlink()
+            with suppress(OSError):
+                STATE.rmdir()
+
+
+def main() -> None:
+    """Serve one lab."""
+    # Ctrl-C and the like are the caller's; we notice that it is gone when stdin closes.
+    for name in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
+        signal.signal(name, signal.SIG_IGN)
+    os.umask(0o022)
+    request = request_of(json.loads(sys.stdin.readline()))
+    with recorded(request.id), Keeper(request).kept() as answer:
+        print(json.dumps(answer), flush=True)  # noqa: T201  (the protocol)
+        sys.stdin.read()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,296 @@
+"""Machines that look like somebody's own, for `provider: onprem`: an ordinary user, a key, sshd.
+
+    with lab("debian", 3) as one:
+        one.ssh("node1", "id")
+        spec.write_text(one.spec("mine", controller="node1", partitions={"train": "node[2-3]"}))
+
+They are systemd-nspawn machines on a bridge of their own, in a subnet of their own, without a route out. What
+needs root is in tests/support/keeper.py, a process that takes all of it away when its stdin closes.
+"""
+
+from __future__ import annotations
+
+import json
+import secrets
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from io import StringIO
+from pathlib import Path
+from typing import Any, Literal
+
+from ruamel.yaml import YAML
+
+from clusterctl.inventory import ssh_options
+from clusterctl.spec.host_range import expand
+from clusterctl.workspace import cache_home
+from tests.support.nested import ROOT, Host, as_root, leader
+from tests.support.verbs import Ran
+
+USER = "rocky"
+PASSWORD = "correct horse"  # noqa: S105  (of the user, where sudo asks for one)
+GATE = "gate"
+_BUILD_TIMEOUT_S = 600
+_REBOOT_TIMEOUT_S = 60
+
+Kind = Literal["debian", "el"]
+
+
+@dataclass(frozen=True)
+class Box:
+    """What is asked for of one machine.
+
+    ``sudo``: `free` asks for no password, `password` for PASSWORD, `none` lets the user do nothing.
+    ``disk_mib`` is the size of the file system that takes its changes; None: this machine's own.
+    """
+
+    name: str
+    sudo: Literal["free", "password", "none"] = "free"
+    disk_mib: int | None = None
+
+
+@dataclass(frozen=True)
+class LabHost:
+    """A machine that runs."""
+
+    name: str
+    address: str
+    host_key: str  # public, as `ssh-ed25519 AAAA...`
+    machine: str  # what systemd-nspawn calls it
+
+    @property
+    def leader(self) -> int:
+        """The pid here of its PID 1; another one after a reboot."""
+        pid = leader(self.machine)
+        assert pid is not None, f"{self.name} does not run"
+        return pid
+
+    @property
+    def inside(self) -> Host:
+        """Its root's hands: `host.inside.sh(SCRIPT)`."""
+        return Host(self.machine, self.leader)
+
+
+@dataclass(frozen=True)
+class Lab:
+    """Machines that are up.
+
+    ``folder`` has the user's key, known_hosts and ssh_config, and is the caller's. ``gate`` is the one
+    machine that is reached from here, if the others lie behind one. ``network`` is the hosts' own.
+    """
+
+    id: str
+    folder: Path
+    user: str
+    network: str
+    hosts: tuple[LabHost, ...]
+    gate: LabHost | None = None
+    shared: str | None = None
+
+    @property
+    def key(self) -> Path:
+        """The user's private key."""
+        return self.folder / "id_ed25519"
+
+    @property
+    def known_hosts(self) -> Path:
+        """Host keys by address, the gate's too."""
+        return self.folder / "known_hosts"
+
+    @property
+    def ssh_config(self) -> Path:
+        """For `ssh -F`: the hosts by name, through the gate if there is one."""
+        return self.folder / "ssh_config"
+
+    def host(self, name: str) -> LabHost:
+        """The machine of that name, the gate too."""
+        return {one.name: one for one in (*self.hosts, self.gate) if one}[name]
+
+    def ssh(
+        self, host: str, command: str, *, rc: int | None = 0, stdin: str = "", timeout_s: float = 120
+    ) -> Ran:
+        """Run a shell command as the user; `rc=None` takes any exit code."""
+        argv = ("ssh", "-F", str(self.ssh_config), host, command)
+        done = subprocess.run(
+            argv, input=stdin, capture_output=True, text=True, timeout=timeout_s, check=False
+        )
+        ran = Ran(argv, done.returncode, done.stdout, done.stderr)
+        assert rc is None or ran.rc == rc, f"exit code {rc} was expected\n{ran}"
+        return ran
+
+    def enter(self, host: str, argv: Sequence[str | Path], *, timeout_s: float = 120) -> Ran:
+        """Run a command as root in a machine's namespaces, without sshd; any exit code."""
+        return self.host(host).inside.enter(*argv, timeout_s=timeout_s)
+
+    def reboot(self, host: str) -> None:
+        """Boot a machine again, and wait until its sshd answers."""
+        one = self.host(host)
+        before = one.leader
+        self.enter(host, ["systemctl", "reboot"])
+        deadline = time.monotonic() + _REBOOT_TIMEOUT_S
+        while leader(one.machine) in (None, before) or self.ssh(host, "true", rc=None).rc != 0:
+            assert time.monotonic() < deadline, f"{host} did not come back"
+            time.sleep(0.2)
+
+    def spec(
+        self,
+        name: str,
+        *,
+        controller: str | None = None,
+        partitions: Mapping[str, str] | None = None,
+        provider: Mapping[str, Any] | None = None,
+        **more: Any,
+    ) -> str:
+        """The text of a spec for these machines.
+
+        By default the first one leads, and the others are partition `train`. ``partitions`` gives ranges of
+        hosts by name; ``provider`` and ``more`` go over what is written by default.
+        """
+        lead = controller or self.hosts[0].name
+        others = [host.name for host in self.hosts if host.name != lead] or [lead]
+        asked = partitions or {"train": _one_range(others)}
+        access: dict[str, Any] = {"user": self.user, "key": str(self.key)}
+        if self.gate:
+            access["jump"] = [f"{self.user}@{self.gate.address}"]
+        written: dict[str, Any] = {
+            "version": 1,
+            "name": name,
+            "provider": {
+                "type": "onprem",
+                "controller": lead,
+                "access": access,
+                "hosts": {h.name: {"address": h.address, "host_key": h.host_key} for h in self.hosts},
+                "shared": {"kind": "existing", "path": self.shared} if self.shared else {"kind": "none"},
+                **(provider or {}),
+            },
+            "partitions": [{"name": each, "hosts": hosts} for each, hosts in asked.items()],
+            **more,
+        }
+        text = StringIO()
+        YAML(typ="safe", pure=True).dump(written, text)
+        return text.getvalue()
+
+
+def _one_range(names: Sequence[str]) -> str:
+    """One range that says all these names: `node[2-3]`."""
+    stem = names[0].rstrip("0123456789")
+    numbers = [int(name.removeprefix(stem) or 0) for name in names]
+    text = f"{stem}[{numbers[0]}-{numbers[-1]}]" if len(names) > 1 else names[0]
+    assert expand(text) == tuple(names), f"these are no range: {names}"
+    return text
+
+
+@dataclass(frozen=True)
+class Request:
+    """What the keeper is asked for, as one JSON line."""
+
+    id: str
+    kind: Kind
+    boxes: tuple[Box, ...]
+    user: str
+    password: str
+    public_key: str
+    gate: bool
+    internet: bool
+    shared: str | None
+    options: tuple[str, ...]  # more of systemd-nspawn's own
+    cache: str
+
+
+def request_of(said: dict[str, Any]) -> Request:
+    """The request that was written as ``asdict`` of one."""
+    boxes = tuple(Box(**box) for box in said["boxes"])
+    return Request(**(said | {"boxes": boxes, "options": tuple(said["options"])}))
+
+
+@contextmanager
+def lab(
+    kind: Kind = "debian",
+    boxes: int | Sequence[Box] = 3,
+    *,
+    user: str = USER,
+    gate: bool = False,
+    internet: bool = False,
+    shared: str | None = None,
+    options: Sequence[str] = (),
+) -> Iterator[Lab]:
+    """Boot machines, `node1`, `node2`, ... unless they are named; they are gone afterwards.
+
+    ``gate``: all but one more machine, `gate`, are out of this machine's reach. ``internet``: their apt may
+    fetch packages from Debian, through a proxy on the bridge. ``shared``: where all see one folder.
+
+    Raises:
+        AssertionError: they did not come up; says why.
+    """
+    asked = tuple(Box(f"node{n + 1}") for n in range(boxes)) if isinstance(boxes, int) else tuple(boxes)
+    with tempfile.TemporaryDirectory(prefix="lab-") as name:
+        folder = Path(name)
+        key = folder / "id_ed25519"
+        subprocess.run(["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(key)], check=True)
+        public = key.with_suffix(".pub").read_text().strip()
+        request = Request(
+            id=secrets.token_hex(3),
+            kind=kind,
+            boxes=asked,
+            user=user,
+            password=PASSWORD,
+            public_key=public,
+            gate=gate,
+            internet=internet,
+            shared=shared,
+            options=tuple(options),
+            cache=str(cache_home()),
+        )
+        with _kept(request) as answer:
+            hosts = tuple(LabHost(**one) for one in answer["hosts"])
+            front = next((host for host in hosts if gate and host.name == GATE), None)
+            behind = tuple(host for host in hosts if host is not front)
+            one = Lab(request.id, folder, user, answer["network"], behind, front, shared)
+            _write_ssh_files(one)
+            yield one
+
+
+@contextmanager
+def _kept(request: Request) -> Iterator[Any]:
+    """The keeper's answer, while it keeps the machines."""
+    argv = [*as_root(), sys.executable, "-m", "tests.support.keeper"]
+    with tempfile.TemporaryFile("w+") as said:
+        process = subprocess.Popen(
+            argv,
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=said,
+            text=True,
+            start_new_session=True,  # Ctrl-C is ours; the keeper hears of it when we close its stdin
+        )
+        assert process.stdin
+        assert process.stdout
+        try:
+            process.stdin.write(json.dumps(asdict(request)) + "\n")
+            process.stdin.flush()
+            line = process.stdout.readline()
+            said.seek(0)
+            assert line, f"the lab did not come up:\n{said.read()}"
+            yield json.loads(line)
+        finally:
+            process.stdin.close()
+            code = process.wait(timeout=_BUILD_TIMEOUT_S)
+            process.stdout.close()
+        said.seek(0)
+        assert code == 0, f"the lab was not taken away:\n{said.read()}"
+
+
+def _write_ssh_files(one: Lab) -> None:
+    every = (*one.hosts, *((one.gate,) if one.gate else ()))
+    one.known_hosts.write_text("".join(f"{host.address} {host.host_key}\n" for host in every))
+    blocks = []
+    for host in every:
+        jump = f"    ProxyJump {GATE}\n" if one.gate and host is not one.gate else ""
+        blocks.append(f"Host {host.name}\n    HostName {host.address}\n    User {one.user}\n{jump}")
+    options = ssh_options(key=one.key, known_hosts=one.known_hosts)
+    one.ssh_config.write_text("\n".join([*blocks, f"Host *\n{options}"]))
