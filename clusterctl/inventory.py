@@ -9,7 +9,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -22,6 +22,11 @@ CONTROLLER = "controller"
 ARCHITECTURE = "x86_64"  # of all nodes, as the kernel calls it
 COMPUTE = "compute"
 LOGIN = "login"  # Slurm's commands alone
+SLURMCTLD_PORT, SLURMD_PORT, SLURMDBD_PORT = 6817, 6818, 6819
+PORTS: Final[Mapping[str, Mapping[int, str]]] = {  # role -> port -> who listens there
+    CONTROLLER: {SLURMCTLD_PORT: "slurmctld", SLURMDBD_PORT: "slurmdbd"},
+    COMPUTE: {SLURMD_PORT: "slurmd"},
+}
 PROXIED_TIMEOUT_S = 60  # gcloud alone takes seconds to start, and many may start at once
 
 

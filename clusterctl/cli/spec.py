@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
 
@@ -37,14 +37,20 @@ def init(
     screen.result({"file": str(path)}, f"wrote {path}; change it, then run `clusterctl up`")
 
 
-def validate(screen: Screen, options: Options) -> None:
+def validate(
+    screen: Screen,
+    options: Options,
+    live: Annotated[bool, typer.Option("--live", help="Look at the hosts, too, as `doctor` does.")] = False,
+) -> int:
     """Check a spec: every problem at once, each with its place."""
+    from clusterctl.cli.doctor import as_dict, examined
+    from clusterctl.cli.doctor import text as doctor_text
     from clusterctl.spec import gcp_images, machines
 
     spec = spec_of(screen, options)
     nodes = sum(partition.nodes for partition in spec.partitions)
     text = f"valid: cluster {spec.name!r}, provider {spec.provider.type}, {nodes} node{'s'[: nodes != 1]}"
-    found = {"cluster": spec.name, "provider": spec.provider.type, "nodes": nodes}
+    found: dict[str, Any] = {"cluster": spec.name, "provider": spec.provider.type, "nodes": nodes}
     if spec.provider.type == "gcp":
         types = {partition: machines.of(spec, partition) for partition in spec.partitions}
         text += f"\n  the controller: {machines.of_controller(spec).name}"
@@ -54,7 +60,12 @@ def validate(screen: Screen, options: Options) -> None:
         found["machine_types"] = {partition.name: machine.name for partition, machine in types.items()}
         if refused := gcp_images.refusal(spec):
             screen.note(f"note: `up` refuses this: {refused.what}; {refused.fix}")
-    screen.result(found, text)
+    if not live:
+        screen.result(found, text)
+        return 0
+    report = examined(screen, spec)
+    screen.result({**found, **as_dict(spec, report)}, f"{text}\n\n{doctor_text(screen, report)}")
+    return 1 if report.errors else 0
 
 
 def schema(

@@ -56,9 +56,9 @@ class System(_Answer):
 
 
 class Space(_Answer):
-    """The room of one file system; ``inodes`` is None where it does not count them."""
+    """The room of the file system of some paths; ``inodes`` is None where it does not count them."""
 
-    path: str
+    paths: tuple[str, ...]
     free_mib: int
     inodes: int | None
     read_only: bool

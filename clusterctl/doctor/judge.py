@@ -15,7 +15,6 @@ Level = Literal["error", "warning"]
 # munge refuses what is older than 300 s; half of it is left for the clocks to drift on.
 MOST_SKEW_S: Final = 150
 NOTABLE_SKEW_S: Final = 2
-LEAST_FREE_MIB: Final = 4096  # Slurm, MariaDB, Open MPI and the Python of jobs, with what unpacks them
 LEAST_INODES: Final = 50_000
 ARCHITECTURE: Final = "x86_64"
 _OURS: Final = frozenset({"slurmctld", "slurmd", "slurmdbd"})
@@ -42,12 +41,14 @@ class Expected:
     """What the cluster needs of a host.
 
     ``ports`` -> the daemon of ours that will listen there. ``accounts``: name -> number. ``gpus``: how many,
-    None where whatever is there is taken. ``address``: where the other hosts reach it.
+    None where whatever is there is taken. ``address``: where the other hosts reach it. ``free_mib``: path ->
+    room that is needed there.
     """
 
     address: str
     ports: Mapping[int, str]
     accounts: Mapping[str, int]
+    free_mib: Mapping[str, int]
     gpus: int | None = None
     refusal: Callable[[str, str], str] = lambda _id, _version: ""  # why a distribution can't be configured
 
@@ -87,18 +88,19 @@ def _system(host: str, facts: Facts, expected: Expected) -> Iterator[Finding]:
         yield Finding(host, "error", "systemd", "no systemd", why, "Slurm's daemons run as its units")
 
 
-def _space(host: str, facts: Facts, _: Expected) -> Iterator[Finding]:
+def _space(host: str, facts: Facts, expected: Expected) -> Iterator[Finding]:
     for one in facts.space:
+        path = one.paths[0]
+        needed = max(expected.free_mib[path] for path in one.paths)
         if one.read_only:
-            why, fix = f"{one.path} is mounted so", "see `dmesg`: a sick disk is mounted so, too"
+            why, fix = f"{path} is mounted so", "see `dmesg`: a sick disk is mounted so, too"
             yield Finding(host, "error", "read-only", "a file system can't be written", why, fix)
-        elif one.free_mib < LEAST_FREE_MIB:
-            why = f"{one.path} has {format_size(one.free_mib)} free, and needs {format_size(LEAST_FREE_MIB)}"
-            yield Finding(
-                host, "error", "disk-full", "too little disk", why, "remove what is not needed there"
-            )
+        elif one.free_mib < needed:
+            why = f"{path} has {format_size(one.free_mib)} free, and needs {format_size(needed)}"
+            fix = "remove what is not needed there"
+            yield Finding(host, "error", "disk-full", "too little disk", why, fix)
         elif one.inodes is not None and one.inodes < LEAST_INODES:
-            why = f"{one.path} has {one.inodes} inodes free, and needs {LEAST_INODES}"
+            why = f"{path} has {one.inodes} inodes free, and needs {LEAST_INODES}"
             yield Finding(host, "error", "disk-full", "too few inodes", why, "remove small files there")
 
 

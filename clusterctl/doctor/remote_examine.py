@@ -17,7 +17,7 @@ import subprocess
 import sys
 import time
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Set
+from typing import Any, Dict, List, Optional, Sequence, Set
 
 ASK_S = 10
 LISTENS = "0A"  # the state's number in /proc/net/tcp
@@ -100,24 +100,25 @@ def resolved(name: str) -> List[str]:
     return sorted({str(entry[4][0]) for entry in found})
 
 
-def space(paths: Sequence[str]) -> Iterator[Dict[str, Any]]:
-    """Room of the file systems that these paths are on, each once; sizes in MiB."""
-    seen = set()  # type: Set[int]
+def space(paths: Sequence[str]) -> List[Dict[str, Any]]:
+    """Room of the file systems that these paths are, or would be, on; sizes in MiB."""
+    found = {}  # type: Dict[int, Dict[str, Any]]
     for path in paths:
         place = Path(path)
         while not place.is_dir():
             place = place.parent
         device = place.stat().st_dev
-        if device in seen:
+        if device in found:
+            found[device]["paths"].append(path)
             continue
-        seen.add(device)
-        found = os.statvfs(str(place))
-        yield {
-            "path": str(place),
-            "free_mib": found.f_bavail * found.f_frsize >> 20,
-            "inodes": found.f_favail if found.f_files else None,
-            "read_only": bool(found.f_flag & os.ST_RDONLY),
+        room = os.statvfs(str(place))
+        found[device] = {
+            "paths": [path],
+            "free_mib": room.f_bavail * room.f_frsize >> 20,
+            "inodes": room.f_favail if room.f_files else None,
+            "read_only": bool(room.f_flag & os.ST_RDONLY),
         }
+    return list(found.values())
 
 
 def listeners(ports: Set[int]) -> Dict[str, str]:
@@ -217,7 +218,7 @@ def main() -> None:
         "system": system(),
         "addresses": addresses(),
         "resolved": {name: resolved(name) for name in asked["names"]},
-        "space": list(space(asked["paths"])),
+        "space": space(asked["paths"]),
         "listeners": listeners(set(asked["ports"])),
         "lock_holders": lock_holders(),
         "selinux": selinux(),

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
+from clusterctl.doctor import Report
 from clusterctl.inventory import Inventory
 from clusterctl.spec import ClusterSpec
 from clusterctl.workspace import Workspace
@@ -167,6 +168,15 @@ class Provider(Protocol):
         Raises:
             MachineError: this machine lacks something.
             UsageError: the spec asks for what can't be done.
+        """
+
+    def examine(self, spec: ClusterSpec, workspace: Workspace, *, hosts: Collection[str]) -> Report | None:
+        """Look at hosts that are there before the first `up`; None where the provider makes them.
+
+        With ``hosts`` only at these.
+
+        Raises:
+            UsageError: the spec has no such host.
         """
 
     def prepare(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake, say: Say) -> None:

@@ -8,7 +8,14 @@ from dataclasses import dataclass
 from itertools import groupby
 
 from clusterctl.errors import SlurmError
-from clusterctl.inventory import Host, Inventory, partition_hosts
+from clusterctl.inventory import (
+    SLURMCTLD_PORT,
+    SLURMD_PORT,
+    SLURMDBD_PORT,
+    Host,
+    Inventory,
+    partition_hosts,
+)
 from clusterctl.render import render
 from clusterctl.slurm.facts import FACTS_ARGV, Gpu, NodeFacts, parse_facts
 from clusterctl.spec import ClusterSpec
@@ -16,9 +23,6 @@ from clusterctl.spec.models import ADMIN_USER, PROOF_PARTITION
 
 __all__ = ["FACTS_ARGV", "NodeFacts", "parse_facts", "render_files", "slurm_minutes", "timeouts"]
 
-SLURMCTLD_PORT = 6817
-SLURMD_PORT = 6818
-SLURMDBD_PORT = 6819
 TASK_PROLOG = "/opt/clusterctl/task-prolog"  # of the role job_env
 LOG_DIR = "/var/log/slurm"
 STATE_DIR = "/var/lib/slurm/slurmctld"

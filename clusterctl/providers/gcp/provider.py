@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from ipaddress import IPv4Network
 from typing import Any, Final
 
@@ -44,6 +44,9 @@ class GcpProvider:
         if refused := gcp_images.refusal(spec):
             raise refused
         iap.check()
+
+    def examine(self, spec: ClusterSpec, workspace: Workspace, *, hosts: Collection[str]) -> None:
+        """Its hosts are there once they are made."""
 
     def prepare(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake, say: Say) -> None:
         """Hosts are installed on when they are there."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import platform
 import sys
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -40,6 +40,9 @@ class LocalProvider:
 
     def check(self, spec: ClusterSpec) -> None:  # noqa: ARG002
         _refuse_elsewhere()
+
+    def examine(self, spec: ClusterSpec, workspace: Workspace, *, hosts: Collection[str]) -> None:
+        """Its hosts are there once they are made."""
 
     def prepare(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake, say: Say) -> None:  # noqa: ARG002
         if state_file(workspace.cluster_id()).exists():

@@ -29,6 +29,7 @@ NEED_A_CLUSTER: dict[str, list[str]] = {
     "up": [],
     "down": ["--yes"],
     "status": [],
+    "doctor": [],
     "submit": ["train"],
     "jobs": [],
     "logs": ["1"],

@@ -39,7 +39,7 @@ WELL: dict[str, Any] = {
     },
     "addresses": ["127.0.0.1/8", "10.0.0.1/24"],
     "resolved": {"one": ["10.0.0.1"], "two": []},
-    "space": [{"path": "/", "free_mib": 20000, "inodes": None, "read_only": False}],
+    "space": [{"paths": ["/"], "free_mib": 20000, "inodes": None, "read_only": False}],
     "listeners": {"6817": "slurmctld"},
     "lock_holders": [],
     "selinux": "enforcing",
@@ -58,7 +58,7 @@ def refusal(distribution: str, version: str) -> str:
 
 
 def expected(address: str, *, gpus: int | None = None) -> Expected:
-    return Expected(address, PORTS, {"hpc": 10000}, gpus, refusal)
+    return Expected(address, PORTS, {"hpc": 10000}, {"/": 20, "/var": 4096}, gpus, refusal)
 
 
 def found(changed: dict[str, Any], *, gpus: int | None = None, skew_s: float = 0.0) -> list[Finding]:
@@ -92,19 +92,19 @@ def test_hosts_that_are_well_have_no_findings() -> None:
         ({"system.machine": "aarch64"}, "error", "architecture", "this is aarch64"),
         ({"system.systemd": False}, "error", "systemd", "first process"),
         (
-            {"space": [{"path": "/var", "free_mib": 12, "inodes": None, "read_only": False}]},
+            {"space": [{"paths": ["/var"], "free_mib": 12, "inodes": None, "read_only": False}]},
             "error",
             "disk-full",
             "/var has 12MiB free",
         ),
         (
-            {"space": [{"path": "/", "free_mib": 99999, "inodes": 3, "read_only": False}]},
+            {"space": [{"paths": ["/"], "free_mib": 99999, "inodes": 3, "read_only": False}]},
             "error",
             "disk-full",
             "/ has 3 inodes",
         ),
         (
-            {"space": [{"path": "/", "free_mib": 99999, "inodes": 0, "read_only": True}]},
+            {"space": [{"paths": ["/"], "free_mib": 99999, "inodes": 0, "read_only": True}]},
             "error",
             "read-only",
             "mounted so",
@@ -187,7 +187,7 @@ def test_this_machine_answers() -> None:
     assert facts.resolved == {"localhost": ("127.0.0.1",), "no-such-host.invalid": ()}
     assert list(facts.listeners) == [port]
     assert facts.listeners[port] in Path("/proc/self/comm").read_text()
-    assert [one.path for one in facts.space] == ["/"]
+    assert [one.paths for one in facts.space] == [("/", "/no/such/folder")]
     assert facts.accounts["root"] == 0
     assert 1 in facts.accounts.values()
     assert facts.system.cpus == len(os.sched_getaffinity(0))

@@ -1,0 +1,103 @@
+"""doctor: what is wrong with the hosts, why, and how to mend it."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from clusterctl.cli.options import Options, verb
+from clusterctl.cli.show import Screen
+from clusterctl.cli.which import spec_of
+
+if TYPE_CHECKING:
+    from clusterctl.doctor import Report
+    from clusterctl.doctor.facts import Gpus
+    from clusterctl.spec import ClusterSpec
+
+
+def doctor(
+    screen: Screen,
+    options: Options,
+    hosts: Annotated[
+        list[str] | None, typer.Argument(metavar="[HOST]...", help="Only these hosts.", show_default=False)
+    ] = None,
+) -> int:
+    """Look for what is wrong with the hosts.
+
+    Whether they are reached, sudo, system, clock, names, disks, ports, locks, accounts and GPUs. It changes
+    nothing. Machines of your own are looked at before the first `up`, too. Exit 1 if something
+    keeps a host out of the cluster.
+    """
+    spec = spec_of(screen, options)
+    report = examined(screen, spec, hosts or ())
+    screen.result(as_dict(spec, report), text(screen, report))
+    return 1 if report.errors else 0
+
+
+def examined(screen: Screen, spec: ClusterSpec, hosts: list[str] | tuple[str, ...] = ()) -> Report:
+    """What a look at the hosts finds."""
+    from clusterctl import lifecycle
+    from clusterctl.checkup import checkup
+    from clusterctl.workspace import Workspace
+
+    with screen.working("looking at the hosts"):
+        return checkup(
+            spec, Workspace.of(spec.name), lifecycle.provider_of(spec.provider), hosts=tuple(hosts)
+        )
+
+
+def as_dict(spec: ClusterSpec, report: Report) -> dict[str, Any]:
+    """The report as `-o json` shows it."""
+    from clusterctl.doctor import failures
+
+    return {
+        "ok": not report.errors,
+        "failures": [asdict(failure) for failure in failures(report.errors, phase="examine")],
+        "cluster": spec.name,
+        "hosts": {
+            host: {**facts.system.model_dump(), "selinux": facts.selinux, "gpus": facts.gpus.model_dump()}
+            for host, facts in report.facts.items()
+        },
+        "findings": [asdict(finding) for finding in report.findings],
+    }
+
+
+def text(screen: Screen, report: Report) -> str:
+    """The report as people read it: a line a host, then what is wrong."""
+    from clusterctl.spec.units import GIB_MIB
+
+    bad = {finding.host for finding in report.errors}
+    noted = {finding.host for finding in report.findings} - bad
+    rows = [
+        [
+            host,
+            "sick" if host in bad else "noted" if host in noted else "well",
+            facts.system.name,
+            facts.system.cpus,
+            f"{facts.system.memory_mib / GIB_MIB:.0f} GiB",
+            ", ".join(facts.gpus.shown)
+            or (f"{facts.gpus.cards} without driver" if facts.gpus.cards else "-"),
+            facts.selinux,
+        ]
+        for host, facts in report.facts.items()
+    ]
+    rows += [[host, "sick", "-", "-", "-", "-", "-"] for host in sorted(bad - set(report.facts))]
+    table = screen.table(["HOST", "STATE", "SYSTEM", "CPUS", "MEMORY", "GPUS", "SELINUX"], rows)
+    wrong = [
+        f"{f.host}: {f.level}: {f.what}\n  why: {f.why}" + (f"\n  fix: {f.fix}" if f.fix else "")
+        for f in report.findings
+    ]
+    return "\n".join([table, *(["", *wrong] if wrong else [])])
+
+
+def _gpus(gpus: Gpus) -> str:
+    if gpus.shown:
+        return ", ".join(gpus.shown)
+    return f"{gpus.cards} without driver" if gpus.cards else "-"
+
+
+def register(app: typer.Typer) -> None:
+    """Add the verb."""
+    app.command()(verb(doctor))
