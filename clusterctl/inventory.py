@@ -42,12 +42,15 @@ class Host(BaseModel):
     ``proxy_command`` is a program whose standard streams carry the SSH connection where there is no route;
     `%p` in it is the port. ``job_environment`` is set in every job on the host, unless the job sets it
     itself; `{interface}` in a value is the host's interface on the cluster's network.
+
+    ``address`` is the one that Slurm, MPI and the other hosts use.
     """
 
     model_config = ConfigDict(frozen=True)
 
     name: str
     address: str
+    ssh_address: str | None = Field(None, description="where SSH goes, unless that is `address`")
     port: int = 22
     user: str = ADMIN_USER
     roles: tuple[str, ...]
@@ -57,6 +60,7 @@ class Host(BaseModel):
     cpus: int | None = None
     memory_mib: int | None = None
     disk_mib: int | None = None
+    hostname: str | None = Field(None, description="its own short name, unless that is `name`")
     instance_id: str | None = Field(None, description="this very machine; one made anew has other keys")
     proxy_command: tuple[str, ...] = ()
     job_environment: Mapping[str, str] = {}
@@ -69,6 +73,11 @@ class Host(BaseModel):
         if isinstance(value, Mapping) and "role" in value:
             return {k: v for k, v in value.items() if k != "role"} | {"roles": (value["role"],)}
         return value
+
+    @property
+    def own_name(self) -> str:
+        """What the machine calls itself, as `hostname -s` says it."""
+        return self.hostname or self.name
 
     @property
     def leads(self) -> bool:
@@ -140,7 +149,7 @@ class Inventory(BaseModel):
         """OpenSSH client configuration for all hosts. Paths are quoted: a home may contain spaces."""
         blocks = [
             f"Host {host.name}\n"
-            f"    HostName {host.address}\n"
+            f"    HostName {host.ssh_address or host.address}\n"
             f"    Port {host.port}\n"
             f"    User {host.user}\n"
             f"    HostKeyAlias {host.name}\n" + _proxy_options(host)

@@ -30,6 +30,7 @@ __all__ = [
     "Status",
     "configure",
     "install",
+    "install_on_hosts",
     "inventory_text",
     "write_inventory",
 ]
@@ -73,6 +74,20 @@ def configure(
     return run_playbook(run, progress)
 
 
+def install_on_hosts(
+    inventory: Inventory, workspace: Workspace, *, progress: Callable[[Progress], None]
+) -> Recap:
+    """Run the install half of every role on the hosts, as ``configure`` does first where nothing is baked.
+
+    Raises:
+        ConfigureError: tasks failed; one failure a host. The whole output is in ``workspace.logs``.
+    """
+    from clusterctl.configure.playbook import PlaybookRun, new_log, run_playbook  # noqa: PLC0415
+
+    run = PlaybookRun("install.yml", workspace.inventory, len(inventory.hosts), new_log(workspace.logs))
+    return run_playbook(run, progress)
+
+
 def install(
     image: Image, *, wheels: Path, lock: Path, workspace: Workspace, progress: Callable[[Progress], None]
 ) -> Recap:
@@ -96,7 +111,7 @@ def install(
                     "job_env_wheelhouse": literal(str(wheels)),
                     "job_env_requirements": literal(str(lock)),
                 },
-                "children": {CONTROLLER: {"hosts": {"image": {}}}, COMPUTE: {"hosts": {}}},
+                "children": {CONTROLLER: {"hosts": {"image": {}}}, COMPUTE: {"hosts": {"image": {}}}},
             }
         }
         inventory = folder / "inventory.yml"

@@ -88,6 +88,7 @@ def role_variables(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
         **_accounting(spec),
         "slurmd_conf_server": controller,
         "slurmd_config_src": literal(str(workspace.rendered)),
+        "login_config_src": literal(str(workspace.rendered)),
         "openmpi_network": inventory.network,
         "openmpi_yield_when_idle": inventory.oversubscribed,
         "job_env_payload_src": literal(str(workspace.rendered / "payload.tar")),

@@ -61,6 +61,7 @@ def mend(
         TransportError: a host could not be looked at afterwards.
     """
     inventory = provisioned.inventory
+    views = _installed(spec, inventory, workspace, connections, views, say=say)
     inputs, files = _inputs(spec, inventory, workspace, views)
     for name, content in files.items():
         write_atomic(workspace.rendered / name, content)
@@ -91,6 +92,25 @@ def mend(
         mended(host, noted.marks[host], before[host], after[host]) for host in before if host in noted.marks
     )
     return Configured(str(recap), tuple(one for host in told for one in host))
+
+
+def _installed(
+    spec: ClusterSpec,
+    inventory: Inventory,
+    workspace: Workspace,
+    connections: Connections,
+    views: Mapping[str, View],
+    *,
+    say: Say,
+) -> Mapping[str, View]:
+    """The views, with what only slurmd can tell of a node: it is installed first where there is none."""
+    silent = [host.name for host in inventory.compute if host.cpus is None and views[host.name].facts is None]
+    if not silent:
+        return views
+    configure.write_inventory(spec, inventory, workspace)
+    configure.install_on_hosts(inventory, workspace, progress=lambda p: say(_step(p, inventory, ())))
+    asked = questions(spec, inventory, workspace)
+    return {**views, **reach({host: asked[host] for host in silent}, connections.to)}
 
 
 def stale(spec: ClusterSpec, inventory: Inventory, workspace: Workspace, views: Mapping[str, View]) -> str:
@@ -134,7 +154,7 @@ def _inputs(
 
     The payload's hash stands in the inventory.
     """
-    files = render_files(spec, inventory, {host: view.facts for host, view in views.items()})
+    files = render_files(spec, inventory, {host: view.facts for host, view in views.items() if view.facts})
     secrets = (workspace.munge_key.read_bytes(), workspace.public_key.read_bytes())
     ansible = configure.inventory_text(spec, inventory, workspace)
     return digest(

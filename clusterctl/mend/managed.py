@@ -48,6 +48,7 @@ def _question(host: Host, spec: ClusterSpec, inventory: Inventory, workspace: Wo
         units["slurmd"] = (_SLURMD,)
     files = [_MUNGE_KEY, _OPENMPI]
     files += (*_SLURM, _SLURMDBD) if leads else ()
+    files += () if leads or host.computes else _SLURM[:1]
     files += (_SLURMD,) if host.computes else ()
     if inventory.has_job_environment:
         files.append(TASK_PROLOG)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import TransportError
-from clusterctl.slurm.facts import FACTS_ARGV, NodeFacts, parse_facts
+from clusterctl.slurm.facts import FACTS_ARGV, NodeFacts, has_slurmd, parse_facts
 from clusterctl.spec.units import format_size
 
 _PROGRAM = (Path(__file__).parent / "remote_look.py").read_text(encoding="utf-8")
@@ -60,7 +60,7 @@ class FullDisk:
 class View:
     """A host as it showed itself."""
 
-    facts: NodeFacts
+    facts: NodeFacts | None  # None: it has no slurmd
     marks: Marks
     full: tuple[FullDisk, ...] = ()
 
@@ -74,7 +74,7 @@ def parse_view(text: str) -> View:
 
     Raises:
         StoppingError: the host is being powered off.
-        SlurmError: Slurm is not installed there.
+        SlurmError: slurmd is there, and does not say what the node is.
         TransportError: that is no answer.
     """
     try:
@@ -88,4 +88,4 @@ def parse_view(text: str) -> View:
         )
     except (ValueError, KeyError, TypeError) as exc:
         raise TransportError("the host gave no usable answer", why=text[:500]) from exc
-    return View(parse_facts(facts), marks, full)
+    return View(parse_facts(facts) if has_slurmd(facts) else None, marks, full)

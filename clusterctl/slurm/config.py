@@ -119,7 +119,7 @@ def _sections(
     return {
         "Who is who": {
             "ClusterName": spec.name,
-            "SlurmctldHost": f"{controller.name}({controller.address})",
+            "SlurmctldHost": f"{controller.own_name}({controller.address})",
             "SlurmctldPort": str(SLURMCTLD_PORT),
             "SlurmdPort": str(SLURMD_PORT),
             "SlurmUser": "slurm",
@@ -185,7 +185,9 @@ def _accounting(inventory: Inventory, nodes: tuple[Node, ...]) -> Settings:
 
 
 def _node_settings(node: Node) -> Settings:
-    settings = {"NodeName": node.host.name, "NodeAddr": node.host.address, "CPUs": str(node.cpus)}
+    settings = {"NodeName": node.host.name, "NodeAddr": node.host.address}
+    settings |= {"NodeHostname": node.host.hostname} if node.host.hostname else {}
+    settings |= {"CPUs": str(node.cpus)}
     settings |= {key: str(value) for key, value in node.topology}
     settings["RealMemory"] = str(node.memory_mib)
     if node.gpus:
@@ -247,7 +249,7 @@ def _cgroup_settings(*, shares: bool) -> Settings:
 def _slurmdbd_settings(inventory: Inventory) -> Settings:
     return {
         "AuthType": "auth/munge",
-        "DbdHost": inventory.controller.name,
+        "DbdHost": inventory.controller.own_name,
         "DbdPort": str(SLURMDBD_PORT),
         "SlurmUser": "slurm",
         "StorageType": "accounting_storage/mysql",

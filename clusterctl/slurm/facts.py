@@ -10,7 +10,7 @@ from clusterctl.errors import SlurmError
 _SCRIPT = r"""
 PATH="$PATH:/usr/sbin:/sbin"
 echo @node
-slurmd -C
+if command -v slurmd >/dev/null 2>&1; then slurmd -C; else echo absent; fi
 echo @gpus
 if command -v nvidia-smi >/dev/null 2>&1; then
     nvidia-smi --query-gpu=index,name --format=csv,noheader
@@ -61,6 +61,11 @@ def gpu_type(name: str) -> str:
     if not words:
         return "gpu"
     return "_".join(words[:2]) if words[0].isalpha() else words[0]
+
+
+def has_slurmd(text: str) -> bool:
+    """Whether the host that printed this has one, which alone can tell what the node is."""
+    return re.search(r"^@node\nabsent$", text, re.MULTILINE) is None
 
 
 def parse_facts(text: str) -> NodeFacts:

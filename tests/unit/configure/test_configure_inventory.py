@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import tarfile
@@ -95,6 +96,25 @@ def test_an_inventory_of_another_structure_is_refused(
     done = run("ansible-playbook", *argv, home=tmp_path)
     assert done.returncode != 0
     assert "one host in the group controller" in done.stdout
+
+
+def test_one_host_may_have_every_role_and_others_be_for_logins(
+    spec: ClusterSpec, inventory: Inventory, workspace: Workspace, tmp_path: Path
+) -> None:
+    roles = [("controller", "compute", "login"), ("compute",), ("login",)]
+    hosts = [host.model_copy(update={"roles": r}) for host, r in zip(inventory.hosts, roles, strict=True)]
+    write_inventory(spec, inventory.model_copy(update={"hosts": tuple(hosts)}), workspace)
+    argv = ["-i", workspace.inventory, "-c", "local"]
+    done = run("ansible-playbook", *argv, asset("ansible") / "validate.yml", home=tmp_path)
+    assert done.returncode == 0, done.stdout
+    listed = run("ansible-playbook", *argv, "--list-hosts", asset("ansible") / "configure.yml", home=tmp_path)
+    of_play = listed.stdout.split("play #")[1:]
+    assert [sorted(re.findall(r"^ {6}(\S+)$", play, re.MULTILINE)) for play in of_play] == [
+        ["demo-ctl", "demo-train-1", "demo-train-2"],
+        ["demo-ctl"],
+        ["demo-ctl", "demo-train-1"],
+        ["demo-train-2"],
+    ]
 
 
 def test_no_secret_stands_in_it(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
 from pathlib import Path
@@ -15,7 +16,7 @@ from clusterctl.errors import ConfigureError, SlurmError, TransportError
 from clusterctl.mend.drift import drifted
 from clusterctl.reach import FullDisk, Question, View, refuse_full_disks, remote_look
 from clusterctl.reach.view import StoppingError, parse_view
-from clusterctl.slurm.facts import parse_facts
+from clusterctl.slurm.facts import FACTS_ARGV, parse_facts
 
 FACTS = "@node\nCPUs=2 Boards=1 SocketsPerBoard=1 CoresPerSocket=2 ThreadsPerCore=1 RealMemory=2000\n"
 
@@ -136,3 +137,14 @@ def test_other_answers_are_errors() -> None:
     for text in ("", "[]", "{}", '{"state": "running"}'):
         with pytest.raises(TransportError, match="no usable answer"):
             parse_view(text)
+
+
+def test_a_host_without_slurmd_is_read_all_the_same() -> None:
+    said = subprocess.run(
+        FACTS_ARGV, capture_output=True, text=True, check=True, env={"PATH": "/usr/bin:/bin"}
+    )
+    absent = said.stdout if shutil.which("slurmd") is None else "@node\nabsent\n@gpus\n@mpi\n"
+    answer = {"state": "running", "facts": absent, "marks": {}, "full": []}
+    assert parse_view(json.dumps(answer)).facts is None
+    with pytest.raises(SlurmError):
+        parse_view(json.dumps({**answer, "facts": "@node\n@gpus\n@mpi\n"}))

@@ -190,3 +190,16 @@ def test_jobs_find_their_nodes_variables_where_any_has_some() -> None:
     some = plain.model_copy(update={"hosts": (controller, first, second)})
     said = settings(render_files(spec, some, {})["slurm.conf"])
     assert said["TaskProlog"] == "/opt/clusterctl/task-prolog"
+
+
+def test_machines_that_call_themselves_otherwise_are_found_by_that_name() -> None:
+    spec = make_spec()
+    made = make_inventory(spec)
+    hosts = (made.hosts[0].model_copy(update={"hostname": "big"}), *made.hosts[1:])
+    hosts = (*hosts[:-1], hosts[-1].model_copy(update={"hostname": "small"}))
+    inventory = made.model_copy(update={"hosts": hosts})
+    files = render_files(spec, inventory, {host.name: METAL for host in inventory.compute})
+    assert settings(files["slurm.conf"])["SlurmctldHost"] == "big(10.1.2.10)"
+    assert settings(files["slurmdbd.conf"])["DbdHost"] == "big"
+    nodes = lines(files["slurm.conf"], "NodeName")
+    assert [node.get("NodeHostname") for node in nodes] == [None, "small"]
