@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Sequence
 
 from clusterctl import doctor
 from clusterctl.doctor import Report
@@ -47,12 +47,13 @@ def _of_cluster(
     def root(host: str, argv: Sequence[str], stdin: bytes) -> str:
         return connections.to(host).run(("sudo", "-n", *argv), stdin=stdin, timeout_s=_TIMEOUT_S).stdout
 
-    wanted: Mapping[str, doctor.Expected] = {
-        name: one
-        for name, one in expected(spec, inventory.hosts, installed=True).items()
-        if not hosts or name in hosts
-    }
-    return doctor.examine(asked(spec, inventory.hosts), wanted, root, leader=inventory.controller.name)
+    return doctor.examine(
+        asked(spec, inventory.hosts),
+        expected(spec, inventory.hosts, installed=True),
+        root,
+        leader=inventory.controller.name,
+        only=hosts,
+    )
 
 
 def refuse_strangers(asked_for: Collection[str], known: Sequence[str]) -> None:

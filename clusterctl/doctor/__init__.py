@@ -6,7 +6,7 @@ All hosts are asked at once, and each says everything in one round trip; nothing
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Final
@@ -36,10 +36,21 @@ class Report:
         return tuple(finding for finding in self.findings if finding.level == "error")
 
 
-def examine(asked: Asked, expected: Mapping[str, Expected], root: Root, *, leader: str) -> Report:
-    """Look at every host of ``expected``; one that can't be reached is a finding, like all else."""
-    with ThreadPoolExecutor(max_workers=min(_AT_ONCE, max(1, len(expected)))) as pool:
-        answers = dict(zip(expected, pool.map(lambda host: _look(host, asked, root), expected), strict=True))
+def examine(
+    asked: Asked,
+    expected: Mapping[str, Expected],
+    root: Root,
+    *,
+    leader: str,
+    only: Collection[str] = (),
+) -> Report:
+    """Look at every host of ``expected``, or at those of ``only``.
+
+    One that can't be reached is a finding, like all else.
+    """
+    hosts = [host for host in expected if not only or host in only]
+    with ThreadPoolExecutor(max_workers=min(_AT_ONCE, max(1, len(hosts)))) as pool:
+        answers = dict(zip(hosts, pool.map(lambda host: _look(host, asked, root), hosts), strict=True))
     silent = [
         _unreached(host, answer) for host, answer in answers.items() if isinstance(answer, ClusterctlError)
     ]

@@ -158,7 +158,9 @@ def test_who_does_not_answer_is_a_finding_and_the_others_are_looked_at() -> None
             raise UnreachableError("no connection", host=host, why="timed out", fix="switch it on")
         if host == "two":
             raise HostKeyError("the host is not who it should be", host=host, why="another key")
-        return json.dumps({**WELL, "time": time.time(), "accounts": {"hpc": 1}})
+        return json.dumps(
+            {**WELL, "time": time.time(), "accounts": {"hpc": 1}, "resolved": {"one": ["10.0.0.1"]}}
+        )
 
     hosts = {name: expected(f"10.0.0.{i}") for i, name in enumerate(("one", "two", "three"), 1)}
     report = examine(Asked(), hosts, root, leader="one")
@@ -167,6 +169,8 @@ def test_who_does_not_answer_is_a_finding_and_the_others_are_looked_at() -> None
         ("two", HostKeyError.code),
         ("three", "uid-differs"),
     ]
+    only = examine(Asked(), hosts, root, leader="one", only=["three"])
+    assert [finding.host for finding in only.findings] == ["three"]
     assert [(f.host, f.phase) for f in failures(report.errors, phase="examine")] == [
         ("one", "examine"),
         ("two", "examine"),
