@@ -5,7 +5,8 @@ ansible-runner is imported when a playbook is run: most calls of `up` run none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
+from contextlib import suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -18,6 +19,7 @@ from clusterctl.configure.inventory_file import (
     to_yaml,
     write_inventory,
 )
+from clusterctl.errors import ConfigureError
 from clusterctl.inventory import COMPUTE, CONTROLLER, Inventory, ssh_options
 from clusterctl.mortal import temporary_folder
 from clusterctl.workspace import Workspace, write_atomic
@@ -32,8 +34,11 @@ __all__ = [
     "install",
     "install_on_hosts",
     "inventory_text",
+    "restore",
     "write_inventory",
 ]
+
+KEEPING = "onprem"  # the provider whose hosts are somebody's own
 
 
 class Image(Protocol):
@@ -68,10 +73,40 @@ def configure(
     """
     from clusterctl.configure.playbook import PlaybookRun, new_log, run_playbook  # noqa: PLC0415
 
-    playbook = "configure.yml" if inventory.baked else "site.yml"
     hosts = len(limit or inventory.hosts)
-    run = PlaybookRun(playbook, workspace.inventory, hosts, new_log(workspace.logs), tuple(limit))
-    return run_playbook(run, progress)
+
+    def run(playbook: str, tell: Callable[[Progress], None]) -> Recap:
+        log = new_log(workspace.logs)
+        return run_playbook(PlaybookRun(playbook, workspace.inventory, hosts, log, tuple(limit)), tell)
+
+    try:
+        return run("configure.yml" if inventory.baked else "site.yml", progress)
+    except ConfigureError:
+        if inventory.provider == KEEPING:  # what comes next on the hosts may be their owner's work
+            with suppress(ConfigureError):
+                run("seal.yml", lambda _: None)
+        raise
+
+
+def restore(
+    inventory: Inventory,
+    workspace: Workspace,
+    *,
+    limit: Collection[str] = (),
+    progress: Callable[[Progress], None],
+) -> Mapping[str, tuple[str, ...]]:
+    """Give hosts back as they were before their first ``configure``; what was left on each, and why.
+
+    One that was given back already, or never configured, is left alone.
+
+    Raises:
+        ConfigureError: tasks failed; one failure a host. The others are given back.
+    """
+    from clusterctl.configure.playbook import PlaybookRun, new_log, run_playbook  # noqa: PLC0415
+
+    hosts = len(limit or inventory.hosts)
+    run = PlaybookRun("restore.yml", workspace.inventory, hosts, new_log(workspace.logs), tuple(limit))
+    return run_playbook(run, progress).notes
 
 
 def install_on_hosts(

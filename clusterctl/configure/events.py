@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
 
@@ -74,9 +74,10 @@ class HostRecap:
 
 @dataclass(frozen=True, slots=True)
 class Recap:
-    """The end of a run that went well."""
+    """The end of a run that went well. ``notes``: what modules want the user to know, by host."""
 
     hosts: Mapping[str, HostRecap]
+    notes: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
 
     @property
     def changed(self) -> int:
@@ -129,6 +130,13 @@ def recap_of(event: Event) -> Recap | None:
             for host in sorted(data["processed"])
         }
     )
+
+
+def notes_of(event: Event) -> tuple[str, ...]:
+    """What a module wants the user to know."""
+    if event["event"] != "runner_on_ok":
+        return ()
+    return tuple(event.get("event_data", {}).get("res", {}).get("clusterctl_notes", ()))
 
 
 def failures_of(events: Iterable[Event]) -> tuple[Failure, ...]:

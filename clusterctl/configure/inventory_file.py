@@ -14,7 +14,7 @@ from clusterctl.assets import asset, install_inputs, payload_hash
 from clusterctl.configure.payload import pack_payload
 from clusterctl.inventory import COMPUTE, CONTROLLER, LOGIN, Host, Inventory
 from clusterctl.journal import digest
-from clusterctl.spec import ClusterSpec, GcpProvider
+from clusterctl.spec import ClusterSpec, GcpProvider, OnpremProvider
 from clusterctl.spec.models import ADMIN_USER
 from clusterctl.workspace import Workspace, write_atomic
 
@@ -37,6 +37,7 @@ def inventory_text(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
             "vars": {
                 **connection_variables(workspace.ssh_config),
                 "clusterctl_baked": inventory.baked,
+                **_keeping(spec),
                 "clusterctl_install_mark": install_mark(inventory),
                 **role_variables(spec, inventory, workspace),
             },
@@ -125,6 +126,11 @@ def _host_variables(host: Host) -> Variables:
     if host.local_ssds:
         variables["scratch_disks"] = host.local_ssds
     return variables
+
+
+def _keeping(spec: ClusterSpec) -> Variables:
+    """Machines of the user's own are given back as they were: what they are is noted first."""
+    return {"clusterctl_keeps": True} if isinstance(spec.provider, OnpremProvider) else {}
 
 
 def _shared_folder(inventory: Inventory) -> Variables:

@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ansible_runner.config.runner import RunnerConfig
@@ -21,7 +21,7 @@ from ansible_runner.exceptions import AnsibleRunnerException
 from ansible_runner.runner import Runner
 
 from clusterctl.assets import asset
-from clusterctl.configure.events import Event, Progress, Recap, failures_of, progress_of, recap_of
+from clusterctl.configure.events import Event, Progress, Recap, failures_of, notes_of, progress_of, recap_of
 from clusterctl.configure.watchdog import LOOK_EVERY_S, Watchdog
 from clusterctl.errors import ConfigureError, Failure
 from clusterctl.mortal import SHORT, mortal, temporary_folder
@@ -67,7 +67,7 @@ def run_playbook(run: PlaybookRun, progress: Callable[[Progress], None]) -> Reca
         finally:
             events.close()
     if rc == 0 and events.recap is not None:
-        return events.recap
+        return replace(events.recap, notes=events.notes)
     raise _error(run, events, rc)
 
 
@@ -94,6 +94,7 @@ class _Events:
         self._progress = progress
         self.failed: list[Event] = []
         self.recap: Recap | None = None
+        self.notes: dict[str, tuple[str, ...]] = {}
         self.pid: int | None = None  # of ansible-playbook
 
     def take(self, event: Event) -> None:
@@ -104,6 +105,9 @@ class _Events:
             self._file.flush()
         if event["event"] in ("runner_on_failed", "runner_on_unreachable"):
             self.failed.append(event)
+        if notes := notes_of(event):
+            host = event["event_data"]["host"]
+            self.notes[host] = (*self.notes.get(host, ()), *notes)
         self.recap = recap_of(event) or self.recap
         if told := progress_of(event):
             self._progress(told)

@@ -1,0 +1,164 @@
+"""Files, links and folders: what they are, putting them back, and telling our lines from somebody's."""
+
+from __future__ import annotations
+
+import difflib
+import errno
+import hashlib
+import os
+import shutil
+import stat
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+ABSENT = {"kind": "absent"}
+CONTEXT = "security.selinux"
+KEPT = ".clusterctl-kept"
+ORDINARY = 1000  # from here on, user ids are those of people
+NOBODY = 65534
+
+State = dict[str, Any]
+
+
+def look(path: str, keep: Callable[[bytes], str] | None = None) -> State:
+    """What is there now. ``keep`` takes a file's content, and returns its hash."""
+    try:
+        found = os.lstat(path)
+    except (FileNotFoundError, NotADirectoryError):
+        return dict(ABSENT)
+    state: State = {"uid": found.st_uid, "gid": found.st_gid}
+    if stat.S_ISLNK(found.st_mode):
+        return {**state, "kind": "link", "target": str(Path(path).readlink())}
+    state["mode"] = stat.S_IMODE(found.st_mode)
+    if context := _context(path):
+        state["context"] = context
+    if stat.S_ISDIR(found.st_mode):
+        return {**state, "kind": "folder"}
+    if not stat.S_ISREG(found.st_mode):
+        return {**state, "kind": "other"}
+    content = Path(path).read_bytes()
+    name = keep(content) if keep else hashlib.sha256(content).hexdigest()
+    return {**state, "kind": "file", "content": name}
+
+
+def put(path: str, state: State, content: bytes = b"") -> None:
+    """Have this there, whatever is there now. A file is replaced at once; a folder is only made."""
+    if state["kind"] == "folder":
+        Path(path).mkdir(parents=True, exist_ok=True)
+        _dress(path, state)
+        return
+    Path(path).parent.mkdir(parents=True, exist_ok=True)
+    fresh = f"{path}.clusterctl-new"
+    _discard(fresh)
+    if state["kind"] == "link":
+        Path(fresh).symlink_to(state["target"])
+        os.lchown(fresh, state["uid"], state["gid"])
+    else:
+        descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+        _dress(fresh, state)
+    try:
+        Path(fresh).replace(path)
+    except OSError as exc:  # /etc/hosts of a container is a mount
+        if exc.errno != errno.EBUSY:
+            raise
+        Path(path).write_bytes(content)
+        _discard(fresh)
+
+
+def beside(path: str, state: State, content: bytes) -> str:
+    """Put somebody's version of a file beside its place; where."""
+    for number in range(100):
+        place = f"{path}{KEPT}" + (f".{number}" if number else "")
+        if not os.path.lexists(place) or Path(place).read_bytes() == content:
+            put(place, state, content)
+            return place
+    raise OSError(errno.EEXIST, "a hundred versions of it lie beside it", path)
+
+
+def without_ours(before: bytes, after: bytes, now: bytes) -> bytes | None:
+    """``now`` without the lines that made ``after`` of ``before``; None where we did more than add lines."""
+    old, new = before.splitlines(True), after.splitlines(True)
+    changes = difflib.SequenceMatcher(None, old, new, autojunk=False).get_opcodes()
+    if any(tag not in ("equal", "insert") for tag, *_ in changes):
+        return None
+    lines = now.splitlines(True)
+    for tag, _, _, start, end in changes:
+        if tag == "insert":
+            lines = _cut(lines, new[start:end])
+    return b"".join(lines)
+
+
+def remove_empty(path: str) -> bool:
+    """Remove a folder if nothing is in it; whether it is gone."""
+    try:
+        Path(path).rmdir()
+    except FileNotFoundError:
+        return True
+    except OSError as exc:
+        if exc.errno not in (errno.ENOTEMPTY, errno.EEXIST, errno.EBUSY, errno.ENOTDIR):
+            raise
+        return False
+    return True
+
+
+def remove_tree(path: str) -> list[str]:
+    """Remove a folder of ours, but for what belongs to people or is mounted there; what stayed."""
+    if os.path.islink(path) or not Path(path).is_dir():  # noqa: PTH114
+        _discard(path)
+        return []
+    if os.path.ismount(path):
+        return [path]
+    stayed: list[str] = []
+    for entry in sorted(os.scandir(path), key=lambda one: one.name):
+        if _of_people(entry.stat(follow_symlinks=False).st_uid):
+            stayed.append(entry.path)
+        elif entry.is_dir(follow_symlinks=False):
+            stayed += remove_tree(entry.path)
+        else:
+            Path(entry.path).unlink()
+    if not stayed:
+        Path(path).rmdir()
+    return stayed
+
+
+def _of_people(uid: int) -> bool:
+    return uid >= ORDINARY and uid != NOBODY
+
+
+def _cut(lines: list[bytes], block: list[bytes]) -> list[bytes]:
+    """The lines without the block; where it is broken up, without each of its lines, once."""
+    size = len(block)
+    for start in range(len(lines) - size + 1):
+        if lines[start : start + size] == block:
+            return lines[:start] + lines[start + size :]
+    left = list(lines)
+    for line in block:
+        if line in left and line.strip():
+            left.remove(line)
+    return left
+
+
+def _dress(path: str, state: State) -> None:
+    """Owner before mode: a change of owner drops the set-id bits."""
+    os.chown(path, state["uid"], state["gid"])
+    Path(path).chmod(state["mode"])
+    if "context" in state and _context(path) != state["context"]:
+        os.setxattr(path, CONTEXT, state["context"].encode())
+
+
+def _context(path: str) -> str:
+    """The SELinux context of a file, "" where there is none."""
+    try:
+        return os.getxattr(path, CONTEXT, follow_symlinks=False).decode()
+    except OSError:
+        return ""
+
+
+def _discard(path: str) -> None:
+    if Path(path).is_dir() and not Path(path).is_symlink():
+        shutil.rmtree(path)
+    elif os.path.lexists(path):
+        Path(path).unlink()

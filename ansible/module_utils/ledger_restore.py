@@ -1,0 +1,223 @@
+"""Giving a host back: what was is put back, what is ours goes, and what stays is named."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ansible.module_utils.basic import AnsibleModule
+
+from ansible.module_utils import ledger_host as host
+from ansible.module_utils.ledger_packages import Dpkg, Rpm
+from ansible.module_utils.ledger_paths import (
+    ABSENT,
+    State,
+    beside,
+    look,
+    put,
+    remove_empty,
+    remove_tree,
+    without_ours,
+)
+from ansible.module_utils.ledger_store import Store
+
+_SHOWN = 10
+
+
+class Restorer:
+    """Undoes what the ledger of this host tells of. Every step looks first, so it can be run again."""
+
+    def __init__(
+        self, module: AnsibleModule, store: Store, ledger: dict[str, Any], packages: Dpkg | Rpm | None
+    ) -> None:
+        self._module = module
+        self._run = module.run_command
+        self._store = store
+        self._ledger = ledger
+        self._packages = packages
+        self._units = host.Units(self._run)
+        self._done: list[str] = []
+        self._left: list[str] = []
+        self._changed_roles: set[str] = set()
+        self._kept: list[tuple[str, State, bytes]] = []
+
+    def restore(self) -> dict[str, object]:
+        """All of it; what the module returns."""
+        if not self._store.is_there:
+            return {"changed": False, "done": [], "clusterctl_notes": []}
+        if self._module.check_mode:
+            return {"changed": True, "done": [], "clusterctl_notes": []}
+        self._keep_somebodys_versions()
+        for unit, before in self._ledger["units"].items():
+            self._done += self._units.stop(unit, before)
+        self._unmount()
+        needed = self._drop_databases()
+        self._remove_packages(needed)
+        self._restore_files()
+        for path, state, content in self._kept:
+            place = beside(path, state, content)
+            self._left.append(f"{path} was changed since by somebody else: that version is {place}")
+        self._remove_trees(needed)
+        self._remove_accounts()
+        self._restore_folders()
+        self._restore_settings()
+        self._units.reload()
+        for unit, before in self._ledger["units"].items():
+            changed = before["role"] in self._changed_roles
+            reload = unit in self._ledger["reloads"]
+            self._done += self._units.start(unit, before, changed=changed, reload=reload)
+        self._store.remove()
+        return {"changed": True, "done": self._done, "clusterctl_notes": self._left}
+
+    def _keep_somebodys_versions(self) -> None:
+        """What others have made of our files, where it can't be told from ours: read before anything goes."""
+        for path, versions in self._ledger["versions"].items():
+            self._kept += [(path, state, self._store.content(state["content"])) for state in versions]
+        for path, entry in self._ledger["paths"].items():
+            before, after, now = entry["before"], entry["after"], look(path)
+            if after is None or after == before or now["kind"] != "file" or now == after:
+                continue
+            if now.get("content") in (after.get("content"), before.get("content")):
+                continue
+            content = Path(path).read_bytes()
+            text = self._without_ours(before, after, content)
+            if text is None:
+                self._kept.append((path, now, content))
+            else:  # theirs stays where it is
+                entry["before"] = {**before, "content": self._store.keep(text)}
+
+    def _without_ours(self, before: State, after: State, content: bytes) -> bytes | None:
+        if before["kind"] != "file" or after["kind"] != "file":
+            return None
+        return without_ours(
+            self._store.content(before["content"]), self._store.content(after["content"]), content
+        )
+
+    def _unmount(self) -> None:
+        for path, was in self._ledger["mounts"].items():
+            if not was and os.path.ismount(path):
+                self._run(["umount", path], check_rc=True)
+                self._done.append(f"unmounted {path}")
+
+    def _drop_databases(self) -> bool:
+        """Remove our databases; whether somebody needs the server that we installed."""
+        needed = False
+        for name, noted in self._ledger["databases"].items():
+            server = host.Databases(self._run, noted["folder"])
+            foreign = server.foreign(list(self._ledger["databases"]))
+            ours_alone = not noted["server"] and not foreign
+            if foreign and not noted["server"]:
+                needed = True
+                self._left.append(f"MariaDB: it holds databases of somebody else's: {', '.join(foreign)}")
+            if noted["there"] or ours_alone or not server.has(name):
+                continue
+            server.drop(name, noted["user"])
+            self._done.append(f"dropped the database {name}")
+        return needed
+
+    def _remove_packages(self, database_needed: bool) -> None:
+        noted = self._ledger["packages"]
+        if self._packages is None or not noted["before"]:
+            return
+        installed = self._packages.installed()
+        ours = set(noted["ours"]) if self._ledger["sealed"] else set(installed) - set(noted["before"])
+        ours = {name for name in ours if name in installed}
+        spared = {name for name in ours if database_needed and name.startswith(("mariadb", "mysql"))}
+        removable = self._packages.removable(ours - spared)
+        if removable:
+            for path in self._packages.changed_settings(removable):
+                if path not in self._ledger["paths"]:
+                    self._kept.append((path, look(path), Path(path).read_bytes()))
+            self._packages.remove(removable, noted["settings"])
+            self._done.append(f"removed {len(removable)} packages")
+        if still := sorted(ours - set(removable)):
+            self._left.append(f"packages that something else needs by now: {', '.join(still)}")
+        newer = sorted(n for n, v in noted["before"].items() if n in installed and installed[n] != v)
+        if newer:
+            self._left.append(f"packages that are newer than before: {_few(newer)}")
+        if noted["marked"]:
+            self._packages.mark_automatic(noted["marked"])
+
+    def _restore_files(self) -> None:
+        for path, entry in self._ledger["paths"].items():
+            before, now = entry["before"], look(path)
+            if entry["after"] == before or now == before or "folder" in (before["kind"], now["kind"]):
+                continue
+            if "other" in (before["kind"], now["kind"]):
+                self._left.append(f"{path}: it is no plain file")
+                continue
+            self._changed_roles.add(entry["role"])
+            if before["kind"] == "absent":
+                Path(path).unlink()
+            else:
+                put(path, before, self._store.content(before["content"]) if before["kind"] == "file" else b"")
+            self._done.append(f"{'removed' if before == ABSENT else 'put back'} {path}")
+
+    def _remove_trees(self, database_needed: bool) -> None:
+        spared = {one["folder"] for one in self._ledger["databases"].values()} if database_needed else set()
+        for path, was_there in sorted(self._ledger["trees"].items(), reverse=True):
+            if was_there or path in spared or not os.path.lexists(path):
+                continue
+            if stayed := remove_tree(path):
+                self._left.append(f"what belongs to people or is mounted: {_few(stayed)}")
+            self._done.append(f"removed {path}")
+
+    def _restore_folders(self) -> None:
+        """The deepest first: a folder can only go once it is empty."""
+        for path, entry in sorted(self._ledger["paths"].items(), reverse=True):
+            before, now = entry["before"], look(path)
+            if now["kind"] != "folder" or now == before or entry["after"] == before:
+                continue
+            if before["kind"] == "folder":
+                put(path, before)
+                self._done.append(f"put back {path}")
+            elif remove_empty(path):
+                self._done.append(f"removed {path}")
+            else:
+                self._left.append(f"{path}: it holds {_few(_inside(path))}")
+
+    def _remove_accounts(self) -> None:
+        for name in self._made("users", host.users(), host.is_system_user):
+            home = host.remove_user(self._run, name)
+            self._done.append(f"removed the account {name}")
+            if Path(home).is_dir() and home != "/":
+                self._left.append(f"{home}: the home of {name}")
+        for name in self._made("groups", host.groups(), host.is_system_group):
+            if host.remove_group(self._run, name):
+                self._done.append(f"removed the group {name}")
+
+    def _made(self, kind: str, names: list[str], is_system: Any) -> Iterator[str]:
+        """Those that are ours; while nothing is sealed, the system's new ones are."""
+        noted = self._ledger[kind]
+        for name in names:
+            new = name not in noted["before"]
+            if name in noted["ours"] or (new and not self._ledger["sealed"] and is_system(name)):
+                yield name
+
+    def _restore_settings(self) -> None:
+        for name, value in self._ledger["sysctl"].items():
+            if value is not None and host.kernel_setting(name) not in (None, value):
+                host.set_kernel_setting(name, value)
+                self._done.append(f"put back {name}")
+        for name, value in self._ledger["booleans"].items():
+            if value is not None and host.boolean(self._run, name) not in (None, value):
+                host.set_boolean(self._run, name, value)
+                self._done.append(f"put back the SELinux boolean {name}")
+        ours = set(self._ledger["contexts"]) & set(
+            host.own_contexts(self._run) if self._ledger["contexts"] else ()
+        )
+        for path in sorted(ours):
+            host.remove_context(self._run, path)
+            self._done.append(f"removed the SELinux context of {path}")
+
+
+def _inside(path: str) -> list[str]:
+    return sorted(entry.name for entry in os.scandir(path))
+
+
+def _few(names: list[str]) -> str:
+    """The names, or the first of very many."""
+    more = f" and {len(names) - _SHOWN} more" if len(names) > _SHOWN else ""
+    return ", ".join(names[:_SHOWN]) + more

@@ -1,0 +1,165 @@
+"""What a role writes on a host is named in its meta/touches.yml: the ledger gives back nothing else."""
+
+from __future__ import annotations
+
+import fnmatch
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+import jinja2
+import pytest
+import yaml
+
+from clusterctl.assets import asset
+
+ANSIBLE = asset("ansible")
+ROLES = sorted(path.name for path in (ANSIBLE / "roles").iterdir())
+KEYS = {
+    *(
+        "files",
+        "folders",
+        "trees",
+        "mounts",
+        "units",
+        "reloads",
+        "accounts",
+        "sysctl",
+        "booleans",
+        "contexts",
+    ),
+    "databases",
+}
+# Module -> the argument that names what it writes.
+WRITERS = {
+    "ansible.builtin.copy": "dest",
+    "ansible.builtin.template": "dest",
+    "ansible.builtin.file": "path",
+    "ansible.builtin.lineinfile": "path",
+    "ansible.builtin.blockinfile": "path",
+    "ansible.builtin.unarchive": "dest",
+    "ansible.builtin.get_url": "dest",
+    "community.general.ini_file": "path",
+    "ansible.posix.mount": "path",
+}
+UNITS = ("ansible.builtin.systemd_service", "service_current")
+# What the inventory gives every role.
+GIVEN = {
+    "shared_storage_path": "/shared",
+    "shared_storage_cluster_id": "abc",
+    "users_home_root": "/shared/home",
+    "users_accounts": [{"name": "ada"}],
+}
+
+
+def document(path: Path) -> Any:
+    return yaml.safe_load(path.read_text()) if path.exists() else None
+
+
+def rendered(value: Any, variables: Mapping[str, Any]) -> Any:
+    """The value with its templates filled, as far as can be told here: `*` for what a host alone knows."""
+    if not isinstance(value, str) or "{{" not in value:
+        return value
+    environment = jinja2.Environment(undefined=jinja2.ChainableUndefined, finalize=_star)  # noqa: S701
+    environment.filters["dirname"] = lambda text: text.rpartition("/")[0]
+    try:
+        text = environment.from_string(value).render(variables)
+    except jinja2.TemplateError:
+        return "*"
+    return rendered(text, variables) if text != value else text
+
+
+def _star(value: Any) -> Any:
+    return "*" if isinstance(value, jinja2.Undefined) else value
+
+
+def variables_of(role: Path) -> list[dict[str, Any]]:
+    """The role's variables, once for each distribution."""
+    common = {
+        **(document(role / "defaults/main.yml") or {}),
+        **(document(role / "vars/main.yml") or {}),
+        **GIVEN,
+    }
+    special = [path for path in sorted(role.glob("vars/*.yml")) if path.name != "main.yml"]
+    return [{**common, **document(path)} for path in special] or [common]
+
+
+def tasks_of(role: Path) -> Iterator[dict[str, Any]]:
+    for path in sorted(role.glob("tasks/*.yml")) + sorted(role.glob("handlers/*.yml")):
+        yield from _flat(document(path) or [])
+
+
+def _flat(tasks: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
+    for task in tasks:
+        for part in ("block", "rescue", "always"):
+            yield from _flat(task.get(part, []))
+        yield task
+
+
+def written(task: dict[str, Any], variables: dict[str, Any]) -> Iterator[str]:
+    """The paths that a task writes."""
+    for module, key in WRITERS.items():
+        arguments = task.get(module)
+        if isinstance(arguments, dict) and arguments.get("state") != "absent" and key in arguments:
+            items = rendered(task.get("loop"), variables)
+            for item in items if isinstance(items, list) else ["*"]:
+                filled = {**variables, "item": rendered(item, variables)}
+                yield rendered(arguments[key], filled)
+
+
+def touches(role: str) -> dict[str, Any]:
+    """What a role's file names, templates filled."""
+    found = document(ANSIBLE / f"roles/{role}/meta/touches.yml")
+    named: dict[str, Any] = found[f"{role}_touches"]
+    return {
+        key: [rendered(value, GIVEN) for value in values] if isinstance(values, list) else [values]
+        for key, values in named.items()
+    }
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_each_role_says_what_it_touches(role: str) -> None:
+    path = ANSIBLE / f"roles/{role}/meta/touches.yml"
+    assert path.exists(), f"{path} is missing: see any other role's"
+    assert list(document(path)) == [f"{role}_touches"]
+    assert set(document(path)[f"{role}_touches"]) <= KEYS
+    (play,) = document(ANSIBLE / "ledger.yml")
+    assert f"roles/{role}/meta/touches.yml" in play["vars_files"]
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_what_a_role_writes_is_named(role: str) -> None:
+    folder = ANSIBLE / "roles" / role
+    named = touches(role)
+    single = [*named.get("files", []), *named.get("folders", []), *named.get("mounts", [])]
+    trees = named.get("trees", [])
+    missing = set()
+    for variables in variables_of(folder):
+        for task in tasks_of(folder):
+            for path in written(task, variables):
+                inside = any(path == tree or path.startswith(f"{tree}/") for tree in trees)
+                if not inside and not any(_same(path, one) for one in single):
+                    missing.add(path)
+    # A person's home is theirs: it is never taken back.
+    missing = {path for path in missing if not path.startswith("/shared/home/")}
+    assert not missing, f"roles/{role}/meta/touches.yml does not name them"
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_the_units_that_a_role_runs_are_named(role: str) -> None:
+    folder = ANSIBLE / "roles" / role
+    used = {
+        rendered(task[module]["name"], variables)
+        for variables in variables_of(folder)
+        for task in tasks_of(folder)
+        for module in UNITS
+        if module in task and "name" in task[module]
+    }
+    named = touches(role).get("units", [])
+    full = {unit if "." in unit else f"{unit}.service" for unit in used}
+    assert full <= set(named), f"roles/{role}/meta/touches.yml does not name them"
+
+
+def _same(path: str, pattern: str) -> bool:
+    """Whether they can mean one path; both may have stars."""
+    return fnmatch.fnmatchcase(path, pattern) or fnmatch.fnmatchcase(pattern, path)

@@ -1,0 +1,218 @@
+"""A host's files after `up` and `down`: as they were, and nothing of anybody else's lost."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+Ledger = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def etc(tmp_path: Path) -> Path:
+    folder = tmp_path / "etc"
+    folder.mkdir()
+    return folder
+
+
+def tree(folder: Path) -> dict[str, tuple[int, str | bytes | None]]:
+    """Every path below with its mode and its content."""
+    return {
+        path.relative_to(folder).as_posix(): (
+            path.lstat().st_mode,
+            str(path.readlink()) if path.is_symlink() else path.read_bytes() if path.is_file() else None,
+        )
+        for path in sorted(folder.rglob("*"))
+    }
+
+
+def test_files_links_and_folders_come_back_as_they_were(ledger: Ledger, etc: Path) -> None:
+    (etc / "chrony.conf").write_text("server theirs\n")
+    (etc / "chrony.conf").chmod(0o640)
+    (etc / "link").symlink_to("chrony.conf")
+    (etc / "slurm").mkdir(mode=0o700)
+    before = tree(etc)
+    names = ["chrony.conf", "link", "new.conf", "fresh/in.conf"]
+    touches = {
+        "files": [str(etc / n) for n in names],
+        "folders": [str(etc / "slurm"), str(etc / "fresh")],
+        "trees": [str(etc / "opt")],
+    }
+    assert ledger("recorded", **touches)["changed"]
+    (etc / "chrony.conf").write_text("server ours\n")
+    (etc / "chrony.conf").chmod(0o644)
+    (etc / "link").unlink()
+    (etc / "link").write_text("no link any more")
+    (etc / "fresh").mkdir()
+    for name in ("new.conf", "fresh/in.conf"):
+        (etc / name).write_text("ours\n")
+    (etc / "slurm").chmod(0o755)
+    (etc / "opt/env/bin").mkdir(parents=True)
+    (etc / "opt/env/bin/python").write_text("")
+    ledger("sealed", **touches)
+    said = ledger("restored")
+    assert said["changed"]
+    assert said["clusterctl_notes"] == []
+    assert tree(etc) == before
+    assert not (etc.parent / "ledger").exists()
+    assert not ledger("restored")["changed"]
+
+
+def test_a_second_up_notes_nothing_new(ledger: Ledger, etc: Path) -> None:
+    conf = etc / "a.conf"
+    conf.write_text("theirs\n")
+    ledger("recorded", files=[str(conf)])
+    conf.write_text("ours\n")
+    ledger("sealed", files=[str(conf)])
+    assert not ledger("recorded", files=[str(conf)])["changed"]
+    conf.write_text("ours, of the second up\n")
+    ledger("sealed", files=[str(conf)])
+    ledger("restored")
+    assert conf.read_text() == "theirs\n"
+
+
+def test_somebodys_version_of_our_file_is_kept_beside(ledger: Ledger, etc: Path) -> None:
+    conf = etc / "slurm.conf"
+    ledger("recorded", files=[str(conf)])
+    conf.write_text("ours\n")
+    ledger("sealed", files=[str(conf)])
+    conf.write_text("ours, bettered\n")
+    said = ledger("restored")
+    assert not conf.exists()
+    assert (etc / "slurm.conf.clusterctl-kept").read_text() == "ours, bettered\n"
+    assert "slurm.conf.clusterctl-kept" in said["clusterctl_notes"][0]
+
+
+def test_a_version_that_the_next_up_replaced_is_kept_too(ledger: Ledger, etc: Path) -> None:
+    conf = etc / "slurm.conf"
+    for text in ("first", "second"):
+        ledger("recorded", files=[str(conf)])
+        conf.write_text("ours\n")
+        ledger("sealed", files=[str(conf)])
+        conf.write_text(f"{text} idea\n")
+    ledger("restored")
+    kept = {path.read_text() for path in etc.glob("*.clusterctl-kept*")}
+    assert kept == {"first idea\n", "second idea\n"}
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["one up", "another up after"])
+def test_lines_of_others_stay_in_a_shared_file(ledger: Ledger, etc: Path, again: bool) -> None:
+    hosts = etc / "hosts"
+    hosts.write_text("127.0.0.1 localhost\n")
+    ledger("recorded", files=[str(hosts)])
+    hosts.write_text("127.0.0.1 localhost\n# BEGIN\n10.0.0.1 ctl\n# END\n")
+    ledger("sealed", files=[str(hosts)])
+    hosts.write_text("127.0.0.1 localhost box\n# BEGIN\n10.0.0.1 ctl\n# END\n10.9.9.9 printer\n")
+    if again:
+        ledger("recorded", files=[str(hosts)])
+        ledger("sealed", files=[str(hosts)])
+    said = ledger("restored")
+    assert hosts.read_text() == "127.0.0.1 localhost box\n10.9.9.9 printer\n"
+    assert said["clusterctl_notes"] == []
+
+
+@pytest.mark.parametrize("again", [False, True], ids=["one up", "another up after"])
+def test_what_we_never_changed_is_left_alone(ledger: Ledger, etc: Path, again: bool) -> None:
+    conf = etc / "theirs.conf"
+    conf.write_text("old\n")
+    files = [str(conf), str(etc / "later.conf")]
+    ledger("recorded", files=files)
+    ledger("sealed", files=files)
+    conf.write_text("new\n")
+    (etc / "later.conf").write_text("theirs\n")
+    if again:
+        ledger("recorded", files=files)
+        ledger("sealed", files=files)
+    ledger("restored")
+    assert conf.read_text() == "new\n"
+    assert (etc / "later.conf").read_text() == "theirs\n"
+    assert sorted(path.name for path in etc.iterdir()) == ["later.conf", "theirs.conf"]
+
+
+def test_an_up_that_was_killed_is_undone(ledger: Ledger, etc: Path) -> None:
+    conf = etc / "a.conf"
+    conf.write_text("theirs\n")
+    ledger("recorded", files=[str(conf), str(etc / "b.conf")])
+    conf.write_text("ours\n")
+    (etc / "b.conf").write_text("ours\n")
+    ledger("recorded", files=[str(conf), str(etc / "b.conf")])  # killed there, and run again
+    ledger("restored")
+    assert {path.name: path.read_text() for path in etc.iterdir()} == {"a.conf": "theirs\n"}
+
+
+def test_a_folder_with_something_in_it_stays_and_is_named(ledger: Ledger, etc: Path) -> None:
+    folders = [str(etc / "shared"), str(etc / "shared/home")]
+    ledger("recorded", folders=folders)
+    (etc / "shared/home/ada").mkdir(parents=True)
+    ledger("sealed", folders=folders)
+    said = ledger("restored")
+    assert (etc / "shared/home/ada").is_dir()
+    assert f"{etc}/shared/home: it holds ada" in said["clusterctl_notes"]
+
+
+def test_patterns_find_what_came_later(ledger: Ledger, etc: Path) -> None:
+    (etc / "mark-theirs").write_text("")
+    ledger("recorded", files=[f"{etc}/mark-*"])
+    (etc / "mark-ours").write_text("")
+    ledger("sealed", files=[f"{etc}/mark-*"])
+    ledger("restored")
+    assert [path.name for path in etc.iterdir()] == ["mark-theirs"]
+
+
+def test_a_host_belongs_to_one_cluster(ledger: Ledger, util: Callable[[str], ModuleType]) -> None:
+    ledger("recorded", files=[])
+    for state in ("recorded", "sealed", "restored"):
+        with pytest.raises(util("ledger_store").LedgerError, match="another cluster already"):
+            ledger(state, cluster="other")
+
+
+def test_looking_changes_nothing(ledger: Ledger, etc: Path, tmp_path: Path) -> None:
+    (etc / "a.conf").write_text("theirs\n")
+    assert ledger("recorded", check=True, files=[str(etc / "a.conf")])["changed"]
+    assert not (tmp_path / "ledger").exists()
+    ledger("recorded", files=[str(etc / "a.conf")])
+    (etc / "a.conf").write_text("ours\n")
+    assert ledger("restored", check=True)["changed"]
+    assert (etc / "a.conf").read_text() == "ours\n"
+
+
+def test_a_damaged_ledger_is_refused(
+    ledger: Ledger, tmp_path: Path, util: Callable[[str], ModuleType]
+) -> None:
+    ledger("recorded", files=[])
+    book = tmp_path / "ledger/ledger.json"
+    assert book.stat().st_mode & 0o777 == 0o600
+    assert (tmp_path / "ledger").stat().st_mode & 0o777 == 0o700
+    book.write_text(book.read_text()[:40])
+    with pytest.raises(util("ledger_store").LedgerError, match="damaged"):
+        ledger("restored")
+    book.write_text(json.dumps({"version": 99}))
+    with pytest.raises(util("ledger_store").LedgerError, match="newer clusterctl"):
+        ledger("restored")
+
+
+def test_nothing_is_sealed_that_was_not_recorded(ledger: Ledger, util: Callable[[str], ModuleType]) -> None:
+    """All that is installed would look like ours."""
+    with pytest.raises(util("ledger_store").LedgerError, match="nothing of what this host was"):
+        ledger("sealed", files=[])
+
+
+def test_what_belongs_to_people_stays_in_a_folder_of_ours(
+    ledger: Ledger, etc: Path, util: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ledger("recorded", trees=[str(etc / "spool")])
+    (etc / "spool/state").mkdir(parents=True)
+    (etc / "spool/theirs").write_text("")
+    (etc / "spool/ours").write_text("")
+    ledger("sealed", trees=[str(etc / "spool")])
+    paths = util("ledger_paths")
+    asked = iter([False, False, True])  # ours, state, theirs: by name
+    monkeypatch.setattr(paths, "_of_people", lambda _: next(asked))
+    said = ledger("restored")
+    assert [path.name for path in (etc / "spool").iterdir()] == ["theirs"]
+    assert "spool/theirs" in said["clusterctl_notes"][0]

@@ -1,0 +1,154 @@
+"""Which packages go with a cluster: those that came with it, unless somebody needs them by now."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tests.unit.ledger.conftest import Machine
+
+Util = Callable[[str], ModuleType]
+Ledger = Callable[..., dict[str, Any]]
+
+LISTED = ("dpkg-query", "-W", "-f", "${db:Status-Status} ${binary:Package} ${Version}\n")
+BEFORE = "installed adduser 3.134\ninstalled procps 2:4.0.2-3\nconfig-files chrony 4.3-2\n"
+# As dpkg printed it for `--dry-run --purge openssl libssl3`.
+NEEDED = """\
+dpkg: dependency problems prevent removal of libssl3:amd64:
+ systemd depends on libssl3 (>= 3.0.0).
+
+dpkg: error processing package libssl3:amd64 (--purge):
+ dependency problems - not removing
+Errors were encountered while processing:
+ libssl3:amd64
+"""
+
+_NEEDED = "error: Failed dependencies:\n\t"
+
+
+@pytest.fixture
+def dpkg(util: Util, machine: Machine) -> Any:
+    return util("ledger_packages").Dpkg(machine.run)
+
+
+@pytest.fixture
+def rpm(util: Util, machine: Machine) -> Any:
+    return util("ledger_packages").Rpm(machine.run)
+
+
+def commands(machine: Machine, first: str) -> list[list[str]]:
+    return [argv for argv in machine.ran if argv[0] == first]
+
+
+def raised(ledger: Ledger, machine: Machine, packages: Any, *, then: str) -> None:
+    """An `up` that finds BEFORE, and leaves ``then`` beside it."""
+    machine.answers[LISTED] = 0, BEFORE, ""
+    machine.answers["apt-mark", "showauto"] = 0, "procps\n", ""
+    ledger("recorded", packages=packages)
+    machine.answers[LISTED] = 0, BEFORE.replace("config-files", "installed") + then, ""
+    machine.answers["apt-mark", "showauto"] = 0, "", ""
+    ledger("sealed", packages=packages)
+
+
+def test_what_came_with_the_cluster_goes_and_the_rest_stays(
+    ledger: Ledger, machine: Machine, dpkg: Any
+) -> None:
+    raised(ledger, machine, dpkg, then="installed munge 0.5.15\ninstalled libssl3:amd64 3.0.19\n")
+    machine.answers[LISTED] = 0, machine.answers[LISTED][1] + "installed htop 3.2\n", ""  # somebody's, later
+    machine.answers["dpkg", "--dry-run", "--purge", "chrony", "libssl3:amd64", "munge"] = 1, "", NEEDED
+    machine.answers["apt-mark", "showmanual"] = 0, "adduser\nprocps\n", ""
+    said = ledger("restored", packages=dpkg)
+    purged, removed = commands(machine, "apt-get")
+    assert purged[-2:] == ["purge", "munge"]
+    assert removed[-2:] == ["remove", "chrony"]  # its settings were there before
+    assert said["clusterctl_notes"] == ["packages that something else needs by now: libssl3:amd64"]
+    assert ["apt-mark", "auto", "procps"] in machine.ran
+
+
+def test_without_a_list_of_before_nothing_is_ours(ledger: Ledger, machine: Machine, dpkg: Any) -> None:
+    machine.answers[LISTED] = 0, "", ""
+    ledger("recorded", packages=dpkg)
+    machine.answers[LISTED] = 0, BEFORE, ""
+    ledger("sealed", packages=dpkg)
+    ledger("restored", packages=dpkg)
+    assert not commands(machine, "apt-get")
+
+
+def test_what_somebody_installs_between_two_ups_is_theirs(
+    ledger: Ledger, machine: Machine, dpkg: Any
+) -> None:
+    raised(ledger, machine, dpkg, then="installed munge 0.5.15\n")
+    theirs = machine.answers[LISTED][1] + "installed htop 3.2\n"
+    machine.answers[LISTED] = 0, theirs, ""
+    ledger("recorded", packages=dpkg)
+    machine.answers[LISTED] = 0, theirs + "installed slurmd 22.05\n", ""
+    ledger("sealed", packages=dpkg)
+    ledger("restored", packages=dpkg)
+    assert commands(machine, "apt-get")[0][-3:] == ["purge", "munge", "slurmd"]
+
+
+def test_a_killed_install_is_ours_and_a_newer_version_is_named(
+    ledger: Ledger, machine: Machine, dpkg: Any
+) -> None:
+    machine.answers[LISTED] = 0, BEFORE, ""
+    ledger("recorded", packages=dpkg)
+    newer = BEFORE.replace("3.134", "3.135") + "installed munge 0.5.15\n"
+    machine.answers[LISTED] = 0, newer, ""
+    ledger("recorded", packages=dpkg)
+    said = ledger("restored", packages=dpkg)
+    assert commands(machine, "apt-get")[0][-2:] == ["purge", "munge"]
+    assert said["clusterctl_notes"] == ["packages that are newer than before: adduser"]
+
+
+def test_settings_that_somebody_changed_outlive_their_package(
+    ledger: Ledger, machine: Machine, dpkg: Any, tmp_path: Path
+) -> None:
+    conf, same = tmp_path / "50-server.cnf", tmp_path / "same.cnf"
+    raised(ledger, machine, dpkg, then="installed mariadb-server 10.11\n")
+    conf.write_text("theirs")
+    same.write_text("as it came")
+    sums = {conf: "0" * 32, same: hashlib.md5(same.read_bytes()).hexdigest()}  # noqa: S324
+    listed = "".join(f" {path} {md5}\n" for path, md5 in sums.items())
+    machine.answers["dpkg-query", "-W", "-f", "${Conffiles}\n"] = 0, listed, ""
+    said = ledger("restored", packages=dpkg)
+    assert [path.name for path in tmp_path.glob("*kept*")] == ["50-server.cnf.clusterctl-kept"]
+    assert len(said["clusterctl_notes"]) == 1
+
+
+def test_rpm_keeps_what_is_needed_and_what_that_needs(rpm: Any, machine: Machine) -> None:
+    test = ("rpm", "-e", "--test")
+    machine.answers[*test, "hwloc-libs.x86_64", "munge.x86_64", "openmpi.x86_64"] = (
+        1,
+        "",
+        _NEEDED + "libmpi.so.40()(64bit) is needed by (installed) theirs-1.0-1.el9.x86_64\n",
+    )
+    machine.answers[*test, "hwloc-libs.x86_64", "munge.x86_64"] = (
+        1,
+        "",
+        _NEEDED + "hwloc-libs(x86-64) >= 2.4 is needed by (installed) openmpi-4.1.1-7.x86_64\n",
+    )
+    ask = ("rpm", "-q", "--qf", "%{NAME}.%{ARCH}\n", "--whatprovides")
+    machine.answers[*ask, "libmpi.so.40()(64bit)"] = 0, "openmpi.x86_64\n", ""
+    machine.answers[*ask, "hwloc-libs(x86-64)"] = 0, "hwloc-libs.x86_64\n", ""
+    names = ["openmpi.x86_64", "munge.x86_64", "hwloc-libs.x86_64"]
+    assert rpm.removable(names) == ["munge.x86_64"]
+
+
+def test_what_rpm_says_of_anything_else_is_an_error(rpm: Any, machine: Machine, util: Util) -> None:
+    machine.answers["rpm", "-e", "--test", "a.x86_64"] = 1, "", "error: can't create transaction lock\n"
+    with pytest.raises(util("ledger_packages").PackageError, match="transaction lock"):
+        rpm.removable(["a.x86_64"])
+
+
+def test_keys_of_repositories_are_packages(rpm: Any, machine: Machine) -> None:
+    listed = "gpg-pubkey 3228467c-613798eb (none)\nbash 5.1.8-9.el9 x86_64\n"
+    machine.answers["rpm", "-qa"] = 0, listed, ""
+    assert set(rpm.installed()) == {"gpg-pubkey-3228467c-613798eb", "bash.x86_64"}
+    rpm.remove(["bash.x86_64", "gpg-pubkey-3228467c-613798eb"])
+    assert commands(machine, "dnf")[0][-2:] == ["remove", "bash.x86_64"]
+    assert machine.ran[-1] == ["rpm", "-e", "gpg-pubkey-3228467c-613798eb"]
