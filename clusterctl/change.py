@@ -12,16 +12,16 @@ from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
 from clusterctl import jobs
-from clusterctl.errors import ClusterctlError, SlurmError, TransportError, UsageError
+from clusterctl.access import admins_scheduler, inventory_of, spec_as_raised
+from clusterctl.errors import ClusterctlError, SchedulerError, TransportError, UsageError
 from clusterctl.inventory import Host, Inventory
 from clusterctl.providers.base import HostChange, Planned, Provider, Size
-from clusterctl.reach import Connections
-from clusterctl.slurm.access import inventory_of, spec_as_raised
-from clusterctl.slurm.client import SlurmClient
-from clusterctl.slurm.models import JobInfo, NodeInfo
+from clusterctl.scheduler.base import Scheduler
+from clusterctl.scheduler.models import JobInfo, NodeInfo
 from clusterctl.spec import ClusterSpec
 from clusterctl.spec.models import Partition, User
 from clusterctl.spec.units import format_size
+from clusterctl.transport.connections import Connections
 from clusterctl.workspace import Workspace
 
 PATIENCE_S = 5.0
@@ -86,20 +86,20 @@ def review(
     if spec.users != _users_before(workspace):
         with suppress(TransportError):  # it lies still; the role would say it then
             refuse_taken_uids(spec, controller.run(["cat", "/etc/passwd"]).stdout)
-    slurm = SlurmClient(controller, patience_s=PATIENCE_S)
+    scheduler = admins_scheduler(before, connections, patience_s=PATIENCE_S)
 
     def alive() -> bool:
         return provider.alive(workspace.cluster_id())
 
     sizes = provider.sizes(spec)
-    return weigh(spec, before, sizes, slurm, hosts=planned.changes, alive=alive, force=force)
+    return weigh(spec, before, sizes, scheduler, hosts=planned.changes, alive=alive, force=force)
 
 
 def foresee(
     spec: ClusterSpec,
     before: Inventory,
     sizes: Mapping[str, Size],
-    slurm: SlurmClient,
+    scheduler: Scheduler,
     *,
     hosts: Sequence[HostChange] = (),
     alive: Callable[[], bool],
@@ -109,10 +109,10 @@ def foresee(
     if not plan.concerns_jobs:
         return Foreseen()
     try:
-        nodes = {node.name: node for node in slurm.nodes()}
-        active = jobs.active(slurm)
-    except (SlurmError, TransportError) as exc:
-        return Foreseen(unknown=_told(exc) if isinstance(exc, SlurmError) or alive() else "")
+        nodes = {node.name: node for node in scheduler.nodes()}
+        active = jobs.active(scheduler)
+    except (SchedulerError, TransportError) as exc:
+        return Foreseen(unknown=_told(exc) if isinstance(exc, SchedulerError) or alive() else "")
     harms = tuple(plan.harms(active, nodes))
     return Foreseen(plan.kept({node for job in active for node in job.nodes}), harms)
 
@@ -133,7 +133,7 @@ def weigh(
     spec: ClusterSpec,
     before: Inventory,
     sizes: Mapping[str, Size],
-    slurm: SlurmClient,
+    scheduler: Scheduler,
     *,
     hosts: Sequence[HostChange] = (),
     alive: Callable[[], bool],
@@ -152,21 +152,21 @@ def weigh(
         return Change({})
     going: list[str] = []
     try:
-        nodes = {node.name: node for node in slurm.nodes()}
+        nodes = {node.name: node for node in scheduler.nodes()}
         going = sorted(name for name in plan.gone if name in nodes and nodes[name].usable)
-        _mark(slurm, going, "drain")  # no job may begin there while we look
-        active = jobs.active(slurm)
-    except (SlurmError, TransportError) as exc:
-        if force or not (isinstance(exc, SlurmError) or alive()):  # what lies still has no jobs to spare
+        _drain(scheduler, going)  # no job may begin there while we look
+        active = jobs.active(scheduler)
+    except (SchedulerError, TransportError) as exc:
+        if force or not (isinstance(exc, SchedulerError) or alive()):  # what lies still has no jobs to spare
             return Change({})
         with suppress(TransportError):
-            _mark(slurm, going, "resume")
+            _resume(scheduler, going)
         raise _nobody_can_tell(_told(exc)) from exc
     harms = tuple(plan.harms(active, nodes))
     if harms and not force:
-        _mark(slurm, going, "resume")
+        _resume(scheduler, going)
         raise _would_end(harms)
-    _end(harms, slurm)
+    _end(harms, scheduler)
     ended = {harm.job.id for harm in harms}
     keep = plan.kept({node for job in active if job.id not in ended for node in job.nodes})
     return Change(keep, tuple(f"ended {harm}" for harm in harms) + _keeping(keep))
@@ -284,10 +284,14 @@ def _words(size: Size) -> str:
     return f"{size.cpus} CPU{'s' if size.cpus > 1 else ''} and {format_size(size.memory_mib)} of memory"
 
 
-def _mark(slurm: SlurmClient, nodes: Sequence[str], state: str) -> None:
+def _drain(scheduler: Scheduler, nodes: Sequence[str]) -> None:
     if nodes:
-        argv = ["scontrol", "update", f"nodename={','.join(nodes)}", f"state={state}"]
-        slurm.transport.run([*argv, f"reason={REASON}"] if state == "drain" else argv)
+        scheduler.drain(nodes, REASON)
+
+
+def _resume(scheduler: Scheduler, nodes: Sequence[str]) -> None:
+    if nodes:
+        scheduler.resume(nodes)
 
 
 def _stop(host: HostChange) -> str:
@@ -315,17 +319,18 @@ def _nobody_can_tell(why: str) -> UsageError:
     )
 
 
-def _end(harms: Sequence[Harm], slurm: SlurmClient) -> None:
+def _end(harms: Sequence[Harm], scheduler: Scheduler) -> None:
     """End these jobs, with the reason in their accounting, and wait until they have ended."""
     if not harms:
         return
     for harm in harms:
-        comment = f"admincomment=clusterctl up --force: {harm.why}"
-        slurm.transport.run(["scontrol", "update", f"jobid={harm.job.id}", comment])
+        scheduler.annotate(harm.job.id, f"clusterctl up --force: {harm.why}")
     ids = [harm.job.id for harm in harms]
-    slurm.scancel(ids)
+    scheduler.cancel(ids)
     deadline = time.monotonic() + END_S
-    while left := [job.id for job in jobs.active(slurm) if job.id in ids]:
+    while left := [job.id for job in jobs.active(scheduler) if job.id in ids]:
         if time.monotonic() > deadline:
-            raise SlurmError(f"jobs do not end: {', '.join(left)}", fix="look at them with `clusterctl jobs`")
+            raise SchedulerError(
+                f"jobs do not end: {', '.join(left)}", fix="look at them with `clusterctl jobs`"
+            )
         time.sleep(_PAUSE_S)

@@ -23,7 +23,8 @@ traceback.
         HostKeyError                        the host is not who it should be
         CommandError                        the command ran and failed
       ConfigureError                        a playbook task failed; one failure a host
-      SlurmError                            Slurm refused, or answered what we do not understand
+      SchedulerError                        who runs the jobs refused, or does not know a job
+        SlurmError                          Slurm refused, or answered what we do not understand
       VerifyError                           the cluster is up but did not prove itself
       LockedError                           another clusterctl works on this cluster
       TransferError                         files could not be sent or fetched whole
@@ -267,7 +268,13 @@ class ConfigureError(ClusterctlError):
     code = "configure"
 
 
-class SlurmError(ClusterctlError):
+class SchedulerError(ClusterctlError):
+    """Who runs the jobs refused a request, or does not know what was asked for."""
+
+    code = "scheduler"
+
+
+class SlurmError(SchedulerError):
     """Slurm refused a request, or its answer could not be understood."""
 
     code = "slurm"

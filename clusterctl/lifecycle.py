@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl import collect, configure, jobs
+from clusterctl.access import spec_as_raised
 from clusterctl.assets import asset
 from clusterctl.change import refuse, review
 from clusterctl.errors import NotUpError, UsageError
@@ -23,9 +24,8 @@ from clusterctl.phases import Phase, Run, TellMended, untold
 from clusterctl.planning import Plan, ahead
 from clusterctl.providers.base import BakeTarget, Provider
 from clusterctl.providers.local.provider import LocalProvider
-from clusterctl.reach import Connections, reach, refuse_full_disks
+from clusterctl.reach import reach, refuse_full_disks
 from clusterctl.records import RunRecord
-from clusterctl.slurm.access import spec_as_raised
 from clusterctl.spec import ClusterSpec
 from clusterctl.spec import GcpProvider as GcpSettings
 from clusterctl.spec import LocalProvider as LocalSettings
@@ -34,6 +34,7 @@ from clusterctl.spec import Provider as ProviderSettings
 from clusterctl.spec.load import dump_spec
 from clusterctl.teardown import Orphan, bring_home, destroy, find_orphans
 from clusterctl.telling import WAITING, HostStep, Say, Tell
+from clusterctl.transport.connections import Connections
 from clusterctl.transport.ssh import SSHTransport
 from clusterctl.verify import Proof, verify
 from clusterctl.wheels import wheelhouse

@@ -14,17 +14,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 from clusterctl import jobs, mend, verify
+from clusterctl.access import admins_scheduler, inventory_of, spec_as_raised
 from clusterctl.change import Foreseen, foresee, refuse_taken_uids
-from clusterctl.errors import MachineError, SlurmError, TransportError, UsageError
+from clusterctl.errors import MachineError, SchedulerError, TransportError, UsageError
 from clusterctl.inventory import Inventory
 from clusterctl.mortal import temporary_folder
 from clusterctl.providers.base import Planned, Provider
-from clusterctl.reach import Connections, reach
-from clusterctl.slurm.access import inventory_of, spec_as_raised
-from clusterctl.slurm.client import SlurmClient
+from clusterctl.reach import reach
 from clusterctl.spec import ClusterSpec
 from clusterctl.spec.differences import Difference, differences
 from clusterctl.telling import Say
+from clusterctl.transport.connections import Connections
 from clusterctl.transport.ssh import SSHTransport
 from clusterctl.workspace import Workspace
 
@@ -109,12 +109,12 @@ def ahead(
     hosts = provider.plan(spec, workspace, keep={}, say=say)
     if before is None:
         return Plan(hosts)
-    slurm = SlurmClient(connections.to(before.controller.name), patience_s=PATIENCE_S)
+    scheduler = admins_scheduler(before, connections, patience_s=PATIENCE_S)
 
     def alive() -> bool:
         return provider.alive(before.cluster_id)
 
-    harm = foresee(spec, before, provider.sizes(spec), slurm, hosts=hosts.changes, alive=alive)
+    harm = foresee(spec, before, provider.sizes(spec), scheduler, hosts=hosts.changes, alive=alive)
     if harm.keep:
         hosts = provider.plan(spec, workspace, keep=harm.keep, say=say)
     return Plan(hosts, harm, _settings(spec, workspace))
@@ -170,15 +170,15 @@ def _drift(
             yield Drift(host, f"{disk}; `up` will not go on before there is room")
     if not found.hosts.changes and not found.settings and (why := mend.stale(spec, before, workspace, views)):
         yield Drift("all hosts", f"configured anew: {why}")
-    yield from _of_slurm(staying, connections, controller)
+    yield from _of_nodes(staying, before, connections)
     yield from _of_environment(spec, workspace, controller)
 
 
-def _of_slurm(staying: set[str], connections: Connections, controller: str) -> Iterator[Drift]:
+def _of_nodes(staying: set[str], before: Inventory, connections: Connections) -> Iterator[Drift]:
     try:
-        nodes = SlurmClient(connections.to(controller), patience_s=PATIENCE_S).nodes()
-    except (SlurmError, TransportError) as exc:
-        yield Drift(controller, f"Slurm does not answer: {exc.why or exc.what}")
+        nodes = admins_scheduler(before, connections, patience_s=PATIENCE_S).nodes()
+    except (SchedulerError, TransportError) as exc:
+        yield Drift(before.controller.name, f"Slurm does not answer: {exc.why or exc.what}")
         return
     for host, what in verify.astray(node for node in nodes if node.name in staying):
         yield Drift(host, what)

@@ -6,10 +6,17 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl import collect
-from clusterctl.errors import CollectError, Failure, LeftoversError, SlurmError, TransportError, UsageError
+from clusterctl.access import spec_as_raised
+from clusterctl.errors import (
+    CollectError,
+    Failure,
+    LeftoversError,
+    SchedulerError,
+    TransportError,
+    UsageError,
+)
 from clusterctl.providers.base import Leftover, Provider, Say
 from clusterctl.records import RunRecord
-from clusterctl.slurm.access import spec_as_raised
 from clusterctl.workspace import Workspace
 
 
@@ -29,7 +36,7 @@ def bring_home(workspace: Workspace, out: Path | None) -> tuple[RunRecord, ...]:
     """
     try:
         return collect.collect_all(spec_as_raised(workspace), workspace, out=out)
-    except (CollectError, SlurmError, TransportError, UsageError) as exc:
+    except (CollectError, SchedulerError, TransportError, UsageError) as exc:
         raise CollectError(
             "the cluster stays up: runs that are not home yet can't be collected",
             where=exc.where,

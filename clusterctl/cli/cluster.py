@@ -174,21 +174,18 @@ def down(
 
 def status(screen: Screen, options: Options) -> None:
     """Nodes and jobs, as Slurm sees them."""
-    from clusterctl import jobs
-    from clusterctl.slurm import access
-    from clusterctl.slurm.client import SlurmClient
+    from clusterctl import access, jobs
+    from clusterctl.transport.connections import Connections
 
     workspace = workspace_of(screen, options)
     with telling_who_works(workspace):
         inventory = access.inventory_of(workspace)
-        transport = access.admin(inventory, workspace)
-        try:
-            slurm = SlurmClient(transport)
-            nodes, active = slurm.nodes(), jobs.active(slurm)
+        with Connections(workspace.ssh_config) as connections:
+            scheduler = access.admins_scheduler(inventory, connections)
+            nodes, active = scheduler.nodes(), jobs.active(scheduler)
             is_google = inventory.provider == "gcp"
-            by_itself = auto_down(access.spec_as_raised(workspace), transport) if is_google else None
-        finally:
-            transport.close()
+            controller = connections.to(inventory.controller.name)
+            by_itself = auto_down(access.spec_as_raised(workspace), controller) if is_google else None
     ready = {n.name for n in nodes if n.usable} >= {h.name for h in inventory.compute}
     answer = {
         "cluster": inventory.cluster,

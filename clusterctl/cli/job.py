@@ -16,7 +16,7 @@ from clusterctl.cli.watching import KeptLogs, follow_job, open_session, pass_on
 
 if TYPE_CHECKING:
     from clusterctl.records import RunRecord
-    from clusterctl.slurm.models import JobInfo
+    from clusterctl.scheduler.models import JobInfo
 
 Ids = Annotated[
     list[str],

@@ -43,7 +43,7 @@ def ssh(
     user: Annotated[str | None, typer.Option("--user", "-u", help="Default: the admin user.")] = None,
 ) -> int:
     """Open a shell on a host, or run a command there."""
-    from clusterctl.slurm.access import inventory_of
+    from clusterctl.access import inventory_of
     from clusterctl.transport.openssh import OpenSSH
 
     workspace = workspace_of(screen, options)
@@ -104,14 +104,14 @@ def shell(
 @contextmanager
 def _session_and_ssh(screen: Screen, options: Options) -> Iterator[tuple[Session, OpenSSH]]:
     """Two ways to the cluster as the job user: for questions to Slurm, and for a terminal."""
-    from clusterctl.slurm import access
+    from clusterctl import access
     from clusterctl.transport.openssh import OpenSSH
 
     workspace = workspace_of(screen, options)
     with telling_who_works(workspace):
-        inventory = access.inventory_of(workspace)
+        access.inventory_of(workspace)  # it is up
         spec = access.spec_as_raised(workspace)
-        with access.session(spec, inventory, workspace) as session:
+        with access.session(spec, workspace) as session:
             yield session, OpenSSH(workspace.ssh_config, spec.job_user.name)
 
 

@@ -245,7 +245,7 @@ def _await(screen: Screen, session: Session, rows: Sequence[_Row], timeout_s: fl
 
     ended = wait_for(screen, session, [row["job_id"] for row in rows], timeout_s)
     for row in rows:
-        mine = [job for job in ended if str(job.job_id) == row["job_id"]]
+        mine = [job for job in ended if job.whole_id == row["job_id"]]
         row["state"] = jobs.worst(mine).state.value
     screen.known = _answer(rows)
     jobs.raise_unless_completed(session, ended)

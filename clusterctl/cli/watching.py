@@ -15,18 +15,18 @@ from clusterctl.cli.which import telling_who_works, workspace_of
 if TYPE_CHECKING:
     from clusterctl.jobs import LogChunk, Session
     from clusterctl.jobs.watch import OnOutput
-    from clusterctl.slurm.models import JobInfo
+    from clusterctl.scheduler.models import JobInfo
 
 
 @contextmanager
 def open_session(screen: Screen, options: Options) -> Iterator[Session]:
     """A connection to the controller as the job user."""
-    from clusterctl.slurm import access
+    from clusterctl import access
 
     workspace = workspace_of(screen, options)
     with telling_who_works(workspace):
-        inventory = access.inventory_of(workspace)
-        with access.session(access.spec_as_raised(workspace), inventory, workspace) as session:
+        access.inventory_of(workspace)  # it is up
+        with access.session(access.spec_as_raised(workspace), workspace) as session:
             yield session
 
 

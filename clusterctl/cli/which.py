@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from clusterctl.cli.options import Options
 from clusterctl.cli.show import Screen
-from clusterctl.errors import LockedError, NotUpError, SlurmError, SpecError, TransportError, UsageError
+from clusterctl.errors import LockedError, NotUpError, SchedulerError, SpecError, TransportError, UsageError
 
 if TYPE_CHECKING:
     from clusterctl.spec import ClusterSpec
@@ -72,7 +72,7 @@ def telling_who_works(workspace: Workspace) -> Iterator[None]:
     """
     try:
         yield
-    except (NotUpError, SlurmError, TransportError) as exc:
+    except (NotUpError, SchedulerError, TransportError) as exc:
         worker = workspace.worker()
         if worker is None or exc.spent:
             raise

@@ -14,17 +14,18 @@ from itertools import count
 from pathlib import Path
 from typing import Any
 
+from clusterctl.access import Session
+from clusterctl.access import session as session_of
 from clusterctl.collect.fetch import fetch_tree, local_path, sha256_of
 from clusterctl.collect.manifest import Manifest
 from clusterctl.errors import CollectError, Failure
 from clusterctl.providers.costs import node_price
 from clusterctl.records import RUN_FILE, SOURCE_FILE, JobEntry, Ledger, RunRecord, TaskRecord, node_hours
-from clusterctl.slurm.access import Session
-from clusterctl.slurm.client import SlurmClient, check_job_id, not_ours, unknown_jobs
-from clusterctl.slurm.lost import resolve
-from clusterctl.slurm.models import JobInfo, JobState, Outcome, worst
+from clusterctl.scheduler.base import Scheduler
+from clusterctl.scheduler.lost import resolve
+from clusterctl.scheduler.models import JobInfo, JobState, Outcome, worst
+from clusterctl.slurm.client import not_ours
 from clusterctl.spec import ClusterSpec
-from clusterctl.transport.ssh import SSHTransport
 from clusterctl.workspace import Workspace
 
 DEFAULT_OUT = Path("runs")
@@ -47,10 +48,10 @@ def collect(
     Raises:
         UsageError: an id is not one.
         CollectError: some could not be brought home (``failures`` has one entry each); the others were.
-        SlurmError: Slurm does not know one of them, or stays away.
+        SchedulerError: one of them is not known, or nobody answers.
         TransportError: the cluster can't be reached.
     """
-    resolve(session.slurm, session.ledger)
+    resolve(session.scheduler, session.ledger)
     entries = (
         [_entry(session, job_id) for job_id in ids]
         if ids
@@ -80,13 +81,9 @@ def collect(
 
 def collect_all(spec: ClusterSpec, workspace: Workspace, *, out: Path | None = None) -> tuple[RunRecord, ...]:
     """Collect everything that is not home; see ``collect``."""
-    transport = SSHTransport(spec.controller_host, workspace.ssh_config, user=spec.job_user.name)
-    try:
-        # `down` waits for the answer: a cluster that is not there soon will not be there later.
-        session = Session(spec, SlurmClient(transport, patience_s=5), Ledger(workspace.jobs))
-        return collect(session, out=out or DEFAULT_OUT)
-    finally:
-        transport.close()
+    # `down` waits for the answer: a cluster that is not there soon will not be there later.
+    with session_of(spec, workspace, patience_s=5) as opened:
+        return collect(opened, out=out or DEFAULT_OUT)
 
 
 def uncollected(workspace: Workspace) -> tuple[JobEntry, ...]:
@@ -105,19 +102,19 @@ def _is_unresolved(entry: JobEntry) -> bool:
 
 
 def _entry(session: Session, job_id: str) -> JobEntry:
-    check_job_id(job_id)
+    session.scheduler.check_id(job_id)
     entry = session.ledger.find(job_id)
     if entry is not None:
         return entry
-    jobs = session.slurm.jobs([job_id.partition("_")[0]])
+    jobs = session.scheduler.jobs([job_id.partition("_")[0]])
     if not jobs or not jobs[0].comment.startswith("clusterctl:"):
-        raise not_ours(jobs[0]) if jobs else unknown_jobs([job_id])
+        raise not_ours(jobs[0]) if jobs else session.scheduler.unknown([job_id])
     entry = JobEntry(
         token=jobs[0].comment.partition(":")[2],
         name=re.sub(r"[^A-Za-z0-9._-]", "_", jobs[0].name)[:64],
         user=jobs[0].user,
         submitted_at=float(jobs[0].submit_time or 0),
-        job_id=str(jobs[0].job_id),
+        job_id=jobs[0].whole_id,
         remote_dir=jobs[0].work_dir,
     )
     return session.ledger.add(entry)  # submitted from elsewhere; from now on it is known here too
@@ -130,7 +127,7 @@ def _one(session: Session, entry: JobEntry, out: Path) -> RunRecord:
             return RunRecord.load(Path(entry.run_dir))
     job_id = entry.job_id or ""
     final = _place(out.absolute(), f"{session.spec.name}-{job_id}-{entry.name}", entry.token)
-    jobs = session.slurm.jobs([job_id])
+    jobs = session.scheduler.jobs([job_id])
     if not jobs or entry.remote_dir is None:
         raise CollectError(f"Slurm does not know job {job_id} any more", fix="look at `sacct` on the cluster")
     try:
@@ -211,9 +208,10 @@ def _assemble(session: Session, entry: JobEntry, jobs: Sequence[JobInfo], work: 
     ended = all(job.ended for job in jobs)
     remote_dir = entry.remote_dir or ""
     manifest = fetch_tree(session.transport, remote_dir, tree, still_changing=not ended)
-    accounting = _accounting(session.slurm, str(jobs[0].job_id), ended=ended)
-    (tree / "sacct.json").write_text(accounting)
-    (tree / "environment.json").write_text(_environment(tree, manifest, session.slurm.version()))
+    accounting = _accounting(session.scheduler, jobs[0].whole_id, ended=ended)
+    if accounting is not None:
+        (tree / "sacct.json").write_text(accounting)
+    (tree / "environment.json").write_text(_environment(tree, manifest, session.scheduler.version()))
     if (tree / _CLIENT_FACTS).is_file():  # its content is in environment.json now
         (tree / _CLIENT_FACTS).unlink()
     record = _record(session, entry, jobs, manifest, _source(tree))
@@ -242,7 +240,7 @@ def _record(
     return RunRecord(
         token=entry.token,
         cluster=session.spec.name,
-        job_id=str(head.job_id),
+        job_id=head.whole_id,
         name=entry.name,
         user=head.user,
         partition=head.partition,
@@ -283,14 +281,14 @@ def _task(job: JobInfo) -> TaskRecord:
     )
 
 
-def _accounting(slurm: SlurmClient, job_id: str, *, ended: bool) -> str:
-    """What sacct says, as it is; of a job that has ended, once the accounting has heard of that too."""
-    give_up = slurm.clock.now() + _ACCOUNTING_LAG_S
+def _accounting(scheduler: Scheduler, job_id: str, *, ended: bool) -> str | None:
+    """What the accounting says, as it is; of a job that has ended, once it has heard of that too."""
+    give_up = scheduler.clock.now() + _ACCOUNTING_LAG_S
     while True:
-        text = slurm.accounting_json(job_id)
-        if not ended or slurm.clock.now() >= give_up or not _says_it_goes_on(text):
+        text = scheduler.accounting(job_id)
+        if text is None or not ended or scheduler.clock.now() >= give_up or not _says_it_goes_on(text):
             return text
-        slurm.clock.sleep(0.5)
+        scheduler.clock.sleep(0.5)
 
 
 def _says_it_goes_on(accounting: str) -> bool:
@@ -301,7 +299,7 @@ def _says_it_goes_on(accounting: str) -> bool:
         return False
 
 
-def _environment(tree: Path, manifest: Manifest, slurm_version: str) -> str:
+def _environment(tree: Path, manifest: Manifest, slurm_version: str | None) -> str:
     """The client's facts, and what the telemetry of each host says about its versions and hardware."""
     hosts: dict[str, Any] = {}
     told = (file for file in manifest.files.values() if _TELEMETRY.search(file.local))

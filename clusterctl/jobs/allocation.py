@@ -16,12 +16,12 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
+from clusterctl.access import Session
 from clusterctl.errors import SlurmError, UnreachableError
 from clusterctl.jobs.environment import Environment
 from clusterctl.jobs.refusal import fix_of
 from clusterctl.jobs.script import resource_options
-from clusterctl.slurm.access import Session
-from clusterctl.slurm.models import expand_nodes
+from clusterctl.slurm.hostlist import expand_nodes
 from clusterctl.spec import JobWords
 from clusterctl.transport.openssh import ALONE, OpenSSH
 

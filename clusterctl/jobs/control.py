@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from clusterctl.slurm.access import Session
-from clusterctl.slurm.client import SlurmClient, unknown_jobs
-from clusterctl.slurm.lost import resolve
-from clusterctl.slurm.models import JobInfo
+from clusterctl.access import Session
+from clusterctl.scheduler.base import Scheduler
+from clusterctl.scheduler.lost import resolve
+from clusterctl.scheduler.models import JobInfo
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,13 +25,13 @@ def cancel(session: Session, ids: Sequence[str]) -> Cancelled:
 
     Raises:
         UsageError: an id is not one.
-        SlurmError: Slurm does not know one of them (then none is cancelled), or refused.
+        SchedulerError: one of them is not known (then none is cancelled), or refused.
     """
     jobs = known_jobs(session, ids)
     going_on = tuple(job for job in jobs if not job.ended)
     if going_on:
-        wanted = {job.id for job in going_on} | {str(job.job_id) for job in going_on}
-        session.slurm.scancel([job_id for job_id in ids if job_id in wanted])
+        wanted = {job.id for job in going_on} | {job.whole_id for job in going_on}
+        session.scheduler.cancel([job_id for job_id in ids if job_id in wanted])
     return Cancelled(going_on, tuple(job for job in jobs if job.ended))
 
 
@@ -40,33 +40,33 @@ def known_jobs(session: Session, ids: Sequence[str]) -> tuple[JobInfo, ...]:
 
     Raises:
         UsageError: an id is not one.
-        SlurmError: Slurm does not know one of them.
+        SchedulerError: one of them is not known.
     """
-    jobs = session.slurm.jobs(ids)
-    unknown = [i for i in ids if not any(i in (job.id, str(job.job_id)) for job in jobs)]
+    jobs = session.scheduler.jobs(ids)
+    unknown = [i for i in ids if not any(i in (job.id, job.whole_id) for job in jobs)]
     if unknown:
-        raise unknown_jobs(unknown)
+        raise session.scheduler.unknown(unknown)
     return jobs
 
 
 def list_jobs(session: Session) -> tuple[JobInfo, ...]:
-    """The job user's jobs that Slurm holds in memory, and those that were submitted from here; oldest first.
+    """The job user's jobs that go on or lately ended, and those submitted from here; oldest first.
 
     Raises:
-        SlurmError: Slurm did not answer.
+        SchedulerError: it can't be told.
     """
-    resolve(session.slurm, session.ledger)
-    found = session.slurm.own_jobs()
-    known = {str(job.job_id) for job in found}
+    resolve(session.scheduler, session.ledger)
+    found = session.scheduler.own_jobs()
+    known = {job.whole_id for job in found}
     entries = session.ledger.entries()
     others = [entry.job_id for entry in entries if entry.job_id is not None and entry.job_id not in known]
-    found += session.slurm.jobs(others)
+    found += session.scheduler.jobs(others)
     return tuple(sorted(found, key=lambda job: (job.job_id, job.task or 0)))
 
 
-def active(slurm: SlurmClient) -> tuple[JobInfo, ...]:
+def active(scheduler: Scheduler) -> tuple[JobInfo, ...]:
     """All users' jobs that wait or run, as far as this user may see them."""
-    return tuple(job for job in slurm.all_jobs() if not job.ended)
+    return tuple(job for job in scheduler.all_jobs() if not job.ended)
 
 
 def as_dict(job: JobInfo) -> dict[str, Any]:

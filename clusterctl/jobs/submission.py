@@ -10,6 +10,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 
+from clusterctl.access import Session
 from clusterctl.assets import payload_hash
 from clusterctl.errors import (
     AnswerLostError,
@@ -26,7 +27,6 @@ from clusterctl.jobs.script import render_script
 from clusterctl.jobs.source import Source, source_of
 from clusterctl.jobs.staging import SentSource, stage
 from clusterctl.records import JobEntry
-from clusterctl.slurm.access import Session
 from clusterctl.slurm.client import SlurmAwayError
 from clusterctl.spec import ClusterSpec, JobSpec
 from clusterctl.spec.load import dump_spec
@@ -155,7 +155,7 @@ def _found(session: Session, entry: JobEntry, cause: ClusterctlError, *, not_sen
         job = slurm.by_comment(entry.comment, entry.submitted_at)
     except (SlurmError, TransportError) as exc:
         raise (_not_sent if not_sent else _lost)(session, entry, cause) from exc
-    return str(job.job_id) if job else None
+    return job.whole_id if job else None
 
 
 def _forget(session: Session, entry: JobEntry) -> None:

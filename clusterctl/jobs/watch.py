@@ -1,24 +1,25 @@
-"""Wait for jobs, follow one, and say what became of them. One query of Slurm for all, ever less often."""
+"""Wait for jobs, follow one, and say what became of them. One query for all, ever less often."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import closing
 
+from clusterctl.access import Session
 from clusterctl.errors import (
     ClusterctlError,
     Failure,
     JobCancelledError,
     JobFailedError,
-    SlurmError,
+    SchedulerError,
     TransportError,
     UnreachableError,
     WaitTimeoutError,
 )
 from clusterctl.jobs.logs import LogChunk, LogReader, tail
-from clusterctl.slurm.access import Session
-from clusterctl.slurm.client import backoff, check_job_id, not_ours, unknown_jobs
-from clusterctl.slurm.models import JobInfo, Outcome, worst
+from clusterctl.scheduler.base import backoff
+from clusterctl.scheduler.models import JobInfo, Outcome, worst
+from clusterctl.slurm.client import not_ours
 
 OnChange = Callable[[JobInfo], None]
 OnOutput = Callable[[LogChunk], None]
@@ -36,20 +37,20 @@ class _Watched:
         self._ids = tuple(ids)
         self._on_change = on_change
         self._seen: dict[str, JobInfo] = {}
-        self._unknown_until = session.slurm.clock.now() + _APPEAR_S
+        self._unknown_until = session.scheduler.clock.now() + _APPEAR_S
 
     def look(self) -> tuple[JobInfo, ...] | None:
         """Ask Slurm; the jobs if all have ended, else None. Tells ``on_change`` what is new."""
-        jobs = self._session.slurm.jobs(self._ids)
+        jobs = self._session.scheduler.jobs(self._ids)
         for job in jobs:
             before = self._seen.get(job.id)
             if before is None or (before.state, before.nodes) != (job.state, job.nodes):
                 self._on_change(job)
             self._seen[job.id] = job
-        missing = [i for i in self._ids if not any(i in (job.id, str(job.job_id)) for job in jobs)]
+        missing = [i for i in self._ids if not any(i in (job.id, job.whole_id) for job in jobs)]
         if missing:
-            if self._session.slurm.clock.now() > self._unknown_until:
-                raise unknown_jobs(missing)
+            if self._session.scheduler.clock.now() > self._unknown_until:
+                raise self._session.scheduler.unknown(missing)
             return None
         if not all(job.ended for job in jobs):
             return None
@@ -67,10 +68,10 @@ class _Watched:
         )
 
     def _remember(self, jobs: Sequence[JobInfo]) -> None:
-        for job_id in dict.fromkeys(str(job.job_id) for job in jobs):
+        for job_id in dict.fromkeys(job.whole_id for job in jobs):
             entry = self._session.ledger.find(job_id)
             if entry is not None and job_id in self._ids:
-                state = worst([job for job in jobs if str(job.job_id) == job_id]).state.value
+                state = worst([job for job in jobs if job.whole_id == job_id]).state.value
                 self._session.ledger.update(entry, state=state)
 
 
@@ -85,9 +86,9 @@ def wait(
 
     Raises:
         WaitTimeoutError: ``timeout_s`` has passed; the jobs go on.
-        SlurmError: Slurm does not know one of them, or stays away.
+        SchedulerError: nobody knows one of them, or stays away.
     """
-    clock = session.slurm.clock
+    clock = session.scheduler.clock
     deadline = None if timeout_s is None else clock.now() + timeout_s
     watched = _Watched(session, ids, on_change)
     for pause in backoff():
@@ -115,13 +116,13 @@ def follow(
 
     Raises:
         WaitTimeoutError: ``timeout_s`` has passed; the job goes on.
-        SlurmError: Slurm does not know the job, or stays away.
+        SchedulerError: nobody knows the job, or stays away.
         UnreachableError: the controller stays out of reach.
     """
-    clock = session.slurm.clock
+    clock = session.scheduler.clock
     deadline = None if timeout_s is None else clock.now() + timeout_s
     watched = _Watched(session, [job_id], on_change)
-    reader = LogReader(session.transport, folder_of(session, job_id), _task(job_id))
+    reader = LogReader(session.transport, folder_of(session, job_id), _task(session, job_id))
     pauses = backoff(longest_s=_FOLLOW_LONGEST_S)
     due = clock.now()
     waits = backoff(first_s=0.5, longest_s=_FOLLOW_LONGEST_S)
@@ -154,20 +155,20 @@ def logs(session: Session, job_id: str, *, on_output: OnOutput) -> None:
     """Pass on what a job has written so far.
 
     Raises:
-        SlurmError: Slurm does not know the job, or clusterctl did not submit it.
+        SchedulerError: nobody knows the job, or clusterctl did not submit it.
         TransportError: the controller can't be reached.
     """
-    reader = LogReader(session.transport, folder_of(session, job_id), _task(job_id))
+    reader = LogReader(session.transport, folder_of(session, job_id), _task(session, job_id))
     told = _drain(reader, on_output)
     if reader.gone:
-        raise SlurmError(
+        raise SchedulerError(
             f"the folder of job {job_id} is gone, and its logs with it",
             where=f"{reader.folder} on the cluster",
             why="the job itself removed it, or somebody did",
             fix="`clusterctl jobs` still says how it ended",
         )
-    if not told and reader.task is not None and not session.slurm.jobs([job_id]):
-        raise unknown_jobs([job_id])
+    if not told and reader.task is not None and not session.scheduler.jobs([job_id]):
+        raise session.scheduler.unknown([job_id])
 
 
 def raise_unless_completed(session: Session, jobs: Sequence[JobInfo]) -> None:
@@ -186,7 +187,7 @@ def raise_unless_completed(session: Session, jobs: Sequence[JobInfo]) -> None:
     try:
         said = tail(session.transport, folder_of(session, job.id), job.task)
         log = f"its log ends:\n{_indented(said)}" if said else "it wrote nothing"
-    except (SlurmError, TransportError) as exc:  # how the job ended is what was asked for
+    except (SchedulerError, TransportError) as exc:  # how the job ended is what was asked for
         said, log = "", f"its log can't be read: {exc.what}"
     how = _how_it_ended(job)
     more = f" (and {len(bad) - 1} more)" if len(bad) > 1 else ""
@@ -202,14 +203,14 @@ def folder_of(session: Session, job_id: str) -> str:
     """The job's folder on the cluster.
 
     Raises:
-        SlurmError: Slurm does not know the job, or clusterctl did not submit it.
+        SchedulerError: nobody knows the job, or clusterctl did not submit it.
     """
     entry = session.ledger.find(job_id)
     if entry is not None and entry.remote_dir is not None:
         return entry.remote_dir
-    jobs = session.slurm.jobs([job_id])
+    jobs = session.scheduler.jobs([job_id])
     if not jobs:
-        raise unknown_jobs([job_id])
+        raise session.scheduler.unknown([job_id])
     if not jobs[0].comment.startswith("clusterctl:"):
         raise not_ours(jobs[0])
     return jobs[0].work_dir
@@ -224,8 +225,8 @@ def _drain(reader: LogReader, on_output: OnOutput) -> int:
     return told
 
 
-def _task(job_id: str) -> int | None:
-    check_job_id(job_id)
+def _task(session: Session, job_id: str) -> int | None:
+    session.scheduler.check_id(job_id)
     _, _, task = job_id.partition("_")
     return int(task) if task else None
 

@@ -18,10 +18,11 @@ from clusterctl.journal import digest
 from clusterctl.mend.drift import Mended, drifted, found, hosts_with_drift, mended, touches_slurm
 from clusterctl.mend.managed import questions
 from clusterctl.providers.base import Provisioned
-from clusterctl.reach import Connections, Marks, View, reach
+from clusterctl.reach import Marks, View, reach
 from clusterctl.slurm.config import render_files
 from clusterctl.spec import ClusterSpec
 from clusterctl.telling import HostStep, Say
+from clusterctl.transport.connections import Connections
 from clusterctl.workspace import Workspace, write_atomic
 
 __all__ = ["Configured", "Mended", "astray", "mend", "questions", "stale"]

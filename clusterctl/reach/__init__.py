@@ -8,12 +8,11 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 
 from clusterctl.errors import ClusterctlError, ConfigureError, Failure, TransportError, UnreachableError
-from clusterctl.reach.connections import Connections
 from clusterctl.reach.view import FullDisk, Marks, Question, StoppingError, View, parse_view
 from clusterctl.telling import HostStep, Say
 from clusterctl.transport.base import Transport
 
-__all__ = ["Connections", "FullDisk", "Marks", "Question", "View", "reach", "refuse_full_disks"]
+__all__ = ["FullDisk", "Marks", "Question", "View", "reach", "refuse_full_disks"]
 
 TIMEOUT_S = 90.0
 REVIVE_AFTER_S = 5.0  # so long a host may take to boot, or to say good-bye

@@ -8,12 +8,12 @@ from __future__ import annotations
 
 import re
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
 
 from clusterctl.errors import AnswerLostError, CommandError, SlurmError, UnreachableError, UsageError
+from clusterctl.scheduler.base import Clock, backoff
+from clusterctl.scheduler.models import JobInfo, NodeInfo
 from clusterctl.slurm import parse
-from clusterctl.slurm.models import JobInfo, NodeInfo
 from clusterctl.transport.base import Result, Transport
 
 _JOB_ID = re.compile(r"[1-9][0-9]*(_[0-9]+)?")
@@ -34,22 +34,6 @@ class SlurmAwayError(SlurmError):
     retryable = True
 
 
-def backoff(first_s: float = 0.2, factor: float = 1.4, longest_s: float = 15.0) -> Iterator[float]:
-    """Ever longer pauses between two polls, in seconds: quick for short jobs, easy on Slurm for long ones."""
-    pause = first_s
-    while True:
-        yield pause
-        pause = min(pause * factor, longest_s)
-
-
-@dataclass(frozen=True, slots=True)
-class Clock:
-    """Time, so that tests need not wait."""
-
-    now: Callable[[], float] = time.monotonic
-    sleep: Callable[[float], None] = time.sleep
-
-
 class SlurmClient:
     """Slurm as the user of ``transport`` sees it.
 
@@ -64,6 +48,14 @@ class SlurmClient:
     def with_patience(self, patience_s: float) -> SlurmClient:
         """The same, waiting so long for Slurm where it is away."""
         return SlurmClient(self.transport, clock=self.clock, patience_s=patience_s)
+
+    def check_id(self, text: str) -> None:
+        """Raises UsageError unless ``text`` is a job id such as ``12`` or ``12_3``."""
+        check_job_id(text)
+
+    def unknown(self, ids: Sequence[str]) -> SlurmError:
+        """The error for ids that Slurm does not know."""
+        return unknown_jobs(ids)
 
     def version(self) -> str:
         """Slurm's version, such as ``22.05.8``."""
@@ -143,7 +135,7 @@ class SlurmClient:
             )
         return job_id
 
-    def scancel(self, ids: Sequence[str]) -> None:
+    def cancel(self, ids: Sequence[str]) -> None:
         """Cancel jobs for good. Slurm says nothing about ids that it does not know; ask ``jobs`` first.
 
         A program that is told to end may save its work and ask to be run again, so that is forbidden first.
@@ -156,7 +148,32 @@ class SlurmClient:
         self._ask(["scontrol", "update", f"jobid={','.join(ids)}", "requeue=0"], nothing=_ENDED_MEANWHILE)
         self._ask(["scancel", *ids])
 
-    def accounting_json(self, job_id: str) -> str:
+    def annotate(self, job_id: str, text: str) -> None:
+        """Leave a word with a job in the accounting; the transport's user is an admin.
+
+        Raises:
+            TransportError: Slurm refused, or can't be reached.
+        """
+        self.transport.run(["scontrol", "update", f"jobid={job_id}", f"admincomment={text}"])
+
+    def drain(self, nodes: Sequence[str], reason: str) -> None:
+        """Let no more jobs begin on these nodes; the transport's user is an admin.
+
+        Raises:
+            TransportError: Slurm refused, or can't be reached.
+        """
+        argv = ["scontrol", "update", f"nodename={','.join(nodes)}", "state=drain", f"reason={reason}"]
+        self.transport.run(argv)
+
+    def resume(self, nodes: Sequence[str]) -> None:
+        """Let jobs begin there again; the transport's user is an admin.
+
+        Raises:
+            TransportError: Slurm refused, or can't be reached.
+        """
+        self.transport.run(["scontrol", "update", f"nodename={','.join(nodes)}", "state=resume"])
+
+    def accounting(self, job_id: str) -> str:
         """What ``sacct --json`` says about a job, as it is."""
         check_job_id(job_id)
         return self._ask(["sacct", "--json", f"--jobs={job_id}"], env={})

@@ -13,7 +13,8 @@ from dataclasses import replace
 from ClusterShell.RangeSet import RangeSet
 
 from clusterctl.errors import SlurmError
-from clusterctl.slurm.models import JobInfo, JobState, NodeInfo, expand_nodes
+from clusterctl.scheduler.models import JobInfo, JobState, NodeInfo
+from clusterctl.slurm.hostlist import expand_nodes
 
 FIELD = "\x1f"
 RECORD = "\x1e"

@@ -12,8 +12,8 @@ from enum import Enum
 
 from clusterctl.errors import CommandError, Failure, SlurmError, UnreachableError, VerifyError
 from clusterctl.inventory import Inventory
+from clusterctl.scheduler.models import NodeInfo
 from clusterctl.slurm.client import SlurmClient
-from clusterctl.slurm.models import NodeInfo
 
 _PAUSE_S = 0.2
 _DRAINED = frozenset({"DRAIN", "DRAINED", "DRAINING", "FAIL"})

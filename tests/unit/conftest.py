@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from clusterctl.slurm.access import Session
+from clusterctl.access import Session
 from tests.support.played.cluster import PlayedCluster
 
 

@@ -17,10 +17,11 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from clusterctl.access import Session
 from clusterctl.assets import payload_hash
 from clusterctl.records import Ledger
-from clusterctl.slurm.access import Session
-from clusterctl.slurm.client import Clock, SlurmClient
+from clusterctl.scheduler.base import Clock
+from clusterctl.slurm.client import SlurmClient
 from clusterctl.spec import ClusterSpec
 from clusterctl.transport.base import Conversation, Result
 from clusterctl.transport.local import LocalTransport

@@ -10,7 +10,8 @@ from clusterctl.change import Change, Foreseen, foresee, refuse, refuse_taken_ui
 from clusterctl.errors import ClusterctlError, SlurmError, UnreachableError, UsageError
 from clusterctl.inventory import COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.providers.base import HostChange, Size
-from clusterctl.slurm.client import Clock, SlurmClient
+from clusterctl.scheduler.base import Clock
+from clusterctl.slurm.client import SlurmClient
 from clusterctl.slurm.parse import FIELD, RECORD, SQUEUE_FIELDS
 from clusterctl.spec import ClusterSpec
 from clusterctl.transport.scripted import ScriptedTransport, Step

@@ -17,7 +17,7 @@ from clusterctl.cli.show import Screen
 from clusterctl.errors import UsageError
 from clusterctl.planning import Drift, Plan
 from clusterctl.providers.base import HostChange, Planned
-from clusterctl.slurm.models import JobInfo, JobState
+from clusterctl.scheduler.models import JobInfo, JobState
 from clusterctl.spec import ClusterSpec
 from clusterctl.spec.differences import Difference
 from tests.support.terminal import on_terminal

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from clusterctl import jobs
+from clusterctl.access import Session
 from clusterctl.cli.job import not_brought_home
 from clusterctl.collect import collect, uncollected
 from clusterctl.errors import CollectError, SlurmError, UnreachableError, UsageError
 from clusterctl.records import UNCHANGED, JobEntry, Ledger, RunRecord, TaskRecord, node_hours
-from clusterctl.slurm.access import Session
 from clusterctl.slurm.client import SlurmClient
 from clusterctl.spec import JobSpec
 from clusterctl.workspace import Workspace

@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 
 from clusterctl import jobs
+from clusterctl.access import Session
 from clusterctl.assets import payload_hash
 from clusterctl.errors import AnswerLostError, SlurmError, UnreachableError, UsageError
 from clusterctl.jobs.facts import MAX_DIFF, client_facts
 from clusterctl.records import JobEntry
-from clusterctl.slurm.access import Session
-from clusterctl.slurm.client import Clock, SlurmClient
-from clusterctl.slurm.lost import resolve
+from clusterctl.scheduler.base import Clock
+from clusterctl.scheduler.lost import resolve
+from clusterctl.slurm.client import SlurmClient
 from clusterctl.spec import JobSpec
 from clusterctl.transport.base import Result
 from clusterctl.transport.local import LocalTransport

@@ -8,18 +8,20 @@ from pathlib import Path
 import pytest
 
 from clusterctl import jobs
+from clusterctl.access import Session
 from clusterctl.errors import (
     JobCancelledError,
     JobFailedError,
+    SchedulerError,
     SlurmError,
     UnreachableError,
     UsageError,
     WaitTimeoutError,
 )
 from clusterctl.jobs.logs import LogChunk
-from clusterctl.slurm.access import Session
-from clusterctl.slurm.client import Clock, SlurmClient
-from clusterctl.slurm.models import JobState
+from clusterctl.scheduler.base import Clock
+from clusterctl.scheduler.models import JobState
+from clusterctl.slurm.client import SlurmClient
 from clusterctl.spec import JobSpec
 from tests.support.played.cluster import Nearby, PlayedCluster
 
@@ -363,7 +365,7 @@ def test_a_binary_log_has_no_more_lines_than_newlines(session, tmp_path):
 def test_a_job_that_removed_its_folder(session, cluster, tmp_path):
     job_id = submitted(session, tmp_path, 'rm -rf "$PWD"; exit 1')
     ended = jobs.wait(session, [job_id])
-    with pytest.raises(SlurmError, match=f"the folder of job {job_id} is gone"):
+    with pytest.raises(SchedulerError, match=f"the folder of job {job_id} is gone"):
         jobs.logs(session, job_id, on_output=Told())
     with pytest.raises(JobFailedError) as caught:
         jobs.raise_unless_completed(session, ended)

@@ -9,7 +9,8 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import AnswerLostError, SlurmError, UnreachableError, UsageError
-from clusterctl.slurm.client import Clock, SlurmAwayError, SlurmClient, backoff
+from clusterctl.scheduler.base import Clock, backoff
+from clusterctl.slurm.client import SlurmAwayError, SlurmClient
 from clusterctl.transport.scripted import ScriptedTransport, Step
 
 CAPTURES = Path(__file__).parent / "captures"
@@ -88,7 +89,7 @@ def test_what_is_no_job_id_never_reaches_slurm(bad):
     with pytest.raises(UsageError, match="is not a job id"):
         slurm.jobs([bad])
     with pytest.raises(UsageError):
-        slurm.scancel([bad])
+        slurm.cancel([bad])
     assert not transport.calls
 
 
@@ -100,14 +101,14 @@ def test_what_is_cancelled_cannot_ask_to_be_run_again(said):
     slurm, transport, _ = client(
         Step(UPDATE, stderr=f"slurm_update error: {said}\n", rc=bool(said)), Step(("scancel", "7", "12_3"))
     )
-    slurm.scancel(["7", "12_3"])
+    slurm.cancel(["7", "12_3"])
     assert not transport.left
 
 
 def test_a_refusal_to_forbid_another_run_is_no_success():
     slurm, transport, _ = client(Step(UPDATE, stderr="slurm_update error: Access/permission denied", rc=1))
     with pytest.raises(SlurmError, match="scontrol failed"):
-        slurm.scancel(["7", "12_3"])
+        slurm.cancel(["7", "12_3"])
     assert not transport.left
 
 
@@ -194,7 +195,7 @@ def test_the_accounting_is_searched_from_before_the_submission_on():
 
 def test_the_accounting_as_json_is_left_as_it_is():
     slurm, transport, _ = client(Step(("sacct", "--json", "--jobs=7"), '{"jobs": []}'))
-    assert slurm.accounting_json("7") == '{"jobs": []}'
+    assert slurm.accounting("7") == '{"jobs": []}'
     # sacct --json of 22.05 fails under a time format
     assert "SLURM_TIME_FORMAT" not in transport.calls[0].env
 

@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import SlurmError
+from clusterctl.scheduler.models import JobState, NodeInfo, Outcome, worst
 from clusterctl.slurm import parse
-from clusterctl.slurm.models import JobState, NodeInfo, Outcome, expand_nodes, worst
+from clusterctl.slurm.hostlist import expand_nodes
 
 CAPTURES = Path(__file__).parent / "captures"
 

@@ -13,7 +13,7 @@ import pytest
 
 from clusterctl.errors import VerifyError
 from clusterctl.inventory import COMPUTE, CONTROLLER, Host, Inventory
-from clusterctl.slurm.models import NodeInfo
+from clusterctl.scheduler.models import NodeInfo
 from clusterctl.slurm.parse import FIELD, RECORD
 from clusterctl.transport.base import Transport
 from clusterctl.transport.scripted import Call, ScriptedTransport, Step

@@ -1,4 +1,4 @@
-"""What Slurm says, as frozen values. States keep Slurm's own spelling."""
+"""Jobs and nodes as frozen values. States keep Slurm's spelling, whoever runs the jobs."""
 
 from __future__ import annotations
 
@@ -74,7 +74,7 @@ class JobInfo:
     """One job, or one task of a job array.
 
     Times are Unix seconds and None where there is none yet; ``signal`` is 0 when none ended the job;
-    ``exit_code`` and ``signal`` are None while the job goes on.
+    ``exit_code`` and ``signal`` are None while the job goes on. ``prefix`` is what its id begins with.
     """
 
     job_id: int
@@ -95,11 +95,17 @@ class JobInfo:
     work_dir: str
     comment: str
     restarts: int | None = None
+    prefix: str = ""
 
     @property
     def id(self) -> str:
-        """As Slurm's commands take it: ``12``, or ``12_3`` for a task of an array."""
-        return str(self.job_id) if self.task is None else f"{self.job_id}_{self.task}"
+        """As it is named: ``12``, ``12_3`` for a task of an array, ``m12`` where no scheduler counts."""
+        return self.whole_id if self.task is None else f"{self.whole_id}_{self.task}"
+
+    @property
+    def whole_id(self) -> str:
+        """The id of the job, or of the array that it is a task of."""
+        return f"{self.prefix}{self.job_id}"
 
     @property
     def outcome(self) -> Outcome:
@@ -108,7 +114,7 @@ class JobInfo:
 
     @property
     def ended(self) -> bool:
-        """Whether Slurm is through with it."""
+        """Whether it is through."""
         return self.outcome is not Outcome.GOES_ON
 
 
@@ -150,14 +156,3 @@ def worst(jobs: Sequence[JobInfo]) -> JobInfo:
     """The job that stands for all: one that failed, else one that was cancelled, else one that goes on."""
     order = (Outcome.FAILED, Outcome.CANCELLED, Outcome.GOES_ON, Outcome.COMPLETED)
     return min(jobs, key=lambda job: order.index(job.outcome))
-
-
-def expand_nodes(nodelist: str) -> tuple[str, ...]:
-    """The node names of a Slurm hostlist such as ``a-[1-3,7]``; none for Slurm's words for "not yet"."""
-    if nodelist in {"", "None assigned", "(null)", "N/A"}:
-        return ()
-    if not {",", "["} & set(nodelist):
-        return (nodelist,)
-    from ClusterShell.NodeSet import NodeSet  # noqa: PLC0415 - one name alone needs no parser
-
-    return tuple(NodeSet(nodelist))

@@ -5,21 +5,21 @@ from __future__ import annotations
 import time
 
 from clusterctl.records import Ledger
-from clusterctl.slurm.client import SlurmClient
+from clusterctl.scheduler.base import Scheduler
 
 _SBATCH_MAY_HANG_S = 600
 
 
-def resolve(slurm: SlurmClient, ledger: Ledger) -> None:
+def resolve(scheduler: Scheduler, ledger: Ledger) -> None:
     """Find out what became of such submissions, and write it down.
 
     Raises:
-        SlurmError: Slurm did not answer.
+        SchedulerError: it can't be told.
     """
     for entry in ledger.entries():
         if entry.job_id is None and not entry.refused:
-            found = slurm.by_comment(entry.comment, entry.submitted_at)
+            found = scheduler.by_comment(entry.comment, entry.submitted_at)
             if found is not None:
-                ledger.update(entry, job_id=str(found.job_id))
+                ledger.update(entry, job_id=found.whole_id)
             elif time.time() - entry.submitted_at > _SBATCH_MAY_HANG_S:
                 ledger.update(entry, refused=True)

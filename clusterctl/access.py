@@ -1,4 +1,4 @@
-"""The way to a cluster that is up: its inventory, its controller, Slurm on it, and what was submitted."""
+"""The way to a cluster that is up: its inventory, who runs its jobs, and what was submitted."""
 
 from __future__ import annotations
 
@@ -11,12 +11,16 @@ from pydantic import ValidationError
 from clusterctl.errors import NotUpError, UsageError
 from clusterctl.inventory import Inventory
 from clusterctl.records import Ledger
+from clusterctl.scheduler.base import Scheduler
 from clusterctl.slurm.client import SlurmClient
 from clusterctl.spec import ClusterSpec
 from clusterctl.spec.load import load_spec
 from clusterctl.transport.base import Transport
+from clusterctl.transport.connections import Connections
 from clusterctl.transport.ssh import SSHTransport
 from clusterctl.workspace import Workspace
+
+PATIENCE_S = 60.0  # for who runs the jobs to answer
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,21 +28,32 @@ class Session:
     """A connection to the controller as the job user."""
 
     spec: ClusterSpec
-    slurm: SlurmClient
+    scheduler: Scheduler
     ledger: Ledger
 
     @property
     def transport(self) -> Transport:
         """The controller."""
-        return self.slurm.transport
+        return self.scheduler.transport
+
+    @property
+    def slurm(self) -> SlurmClient:
+        """Slurm, for what nothing else can do.
+
+        Raises:
+            UsageError: this cluster has none.
+        """
+        if isinstance(self.scheduler, SlurmClient):
+            return self.scheduler
+        raise UsageError("this cluster has no Slurm", why="its spec says `scheduler: none`")
 
 
 @contextmanager
-def session(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> Iterator[Session]:
+def session(spec: ClusterSpec, workspace: Workspace, *, patience_s: float = PATIENCE_S) -> Iterator[Session]:
     """Open the connection; it is made at the first use. ``spec`` is a resolved one: it has a job user."""
-    transport = SSHTransport(inventory.controller.name, workspace.ssh_config, user=spec.job_user.name)
+    transport = SSHTransport(spec.controller_host, workspace.ssh_config, user=spec.job_user.name)
     try:
-        yield Session(spec, SlurmClient(transport), Ledger(workspace.jobs))
+        yield Session(spec, SlurmClient(transport, patience_s=patience_s), Ledger(workspace.jobs))
     finally:
         transport.close()
 
@@ -70,6 +85,8 @@ def spec_as_raised(workspace: Workspace) -> ClusterSpec:
     return load_spec(workspace.spec)
 
 
-def admin(inventory: Inventory, workspace: Workspace) -> SSHTransport:
-    """The controller, as the admin user."""
-    return SSHTransport(inventory.controller.name, workspace.ssh_config)
+def admins_scheduler(
+    inventory: Inventory, connections: Connections, *, patience_s: float = PATIENCE_S
+) -> Scheduler:
+    """Who runs the jobs, as the admin user, who sees and may do more than a job user."""
+    return SlurmClient(connections.to(inventory.controller.name), patience_s=patience_s)

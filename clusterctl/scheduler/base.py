@@ -1,0 +1,86 @@
+"""What jobs need of whoever runs them. Slurm does all of it; without a scheduler, clusterctl itself does."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Protocol, Self
+
+from clusterctl.errors import SchedulerError
+from clusterctl.scheduler.models import JobInfo, NodeInfo
+from clusterctl.transport.base import Transport
+
+
+def backoff(first_s: float = 0.2, factor: float = 1.4, longest_s: float = 15.0) -> Iterator[float]:
+    """Ever longer pauses between two polls, in seconds: quick for short jobs, easy on Slurm for long ones."""
+    pause = first_s
+    while True:
+        yield pause
+        pause = min(pause * factor, longest_s)
+
+
+@dataclass(frozen=True, slots=True)
+class Clock:
+    """Time, so that tests need not wait."""
+
+    now: Callable[[], float] = time.monotonic
+    sleep: Callable[[float], None] = time.sleep
+
+
+class Scheduler(Protocol):
+    """Jobs and nodes of one cluster. ``transport`` reaches the controller, where jobs' folders are seen.
+
+    All of it raises SchedulerError where the answer is not to be had, and TransportError where no host is.
+    """
+
+    @property
+    def transport(self) -> Transport: ...
+    @property
+    def clock(self) -> Clock: ...
+
+    def with_patience(self, patience_s: float) -> Self:
+        """The same, waiting so long for an answer."""
+
+    def check_id(self, text: str) -> None:
+        """Raises UsageError unless ``text`` is the id of a job as it is written here."""
+
+    def unknown(self, ids: Sequence[str]) -> SchedulerError:
+        """The error for ids that it does not know."""
+
+    def jobs(self, ids: Sequence[str]) -> tuple[JobInfo, ...]:
+        """The jobs of these ids, without those that are not known.
+
+        Raises:
+            UsageError: an id is not one.
+        """
+
+    def own_jobs(self) -> tuple[JobInfo, ...]:
+        """The jobs of this user that wait, run, or lately ended."""
+
+    def all_jobs(self) -> tuple[JobInfo, ...]:
+        """The jobs of all users that wait, run, or lately ended, as far as this user may see them."""
+
+    def by_comment(self, comment: str, submitted_at: float) -> JobInfo | None:
+        """The job of this user with exactly this comment; ``submitted_at``: Unix seconds, by our clock."""
+
+    def cancel(self, ids: Sequence[str]) -> None:
+        """End jobs for good; ask ``jobs`` first."""
+
+    def annotate(self, job_id: str, text: str) -> None:
+        """Leave a word with a job on why it ends, where such words are kept."""
+
+    def nodes(self) -> tuple[NodeInfo, ...]:
+        """All nodes, as far as this user may see them."""
+
+    def drain(self, nodes: Sequence[str], reason: str) -> None:
+        """Let no more jobs begin on these nodes."""
+
+    def resume(self, nodes: Sequence[str]) -> None:
+        """Let jobs begin there again."""
+
+    def accounting(self, job_id: str) -> str | None:
+        """What the accounting says of a job, as JSON; None where there is no accounting."""
+
+    def version(self) -> str | None:
+        """Its version, such as ``22.05.8``; None where there is no such program."""
