@@ -5,14 +5,14 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 
 from clusterctl import doctor
+from clusterctl.access import inventory_of
 from clusterctl.doctor import Report
 from clusterctl.doctor.cluster import asked, expected
 from clusterctl.errors import NotUpError, UsageError
 from clusterctl.inventory import Inventory
 from clusterctl.providers.base import Provider
-from clusterctl.reach import Connections
-from clusterctl.slurm.access import inventory_of
 from clusterctl.spec import ClusterSpec
+from clusterctl.transport.connections import Connections
 from clusterctl.workspace import Workspace
 
 _TIMEOUT_S = 60.0
