@@ -17,7 +17,8 @@ from clusterctl.inventory import (
     partition_hosts,
 )
 from clusterctl.render import render
-from clusterctl.slurm.facts import FACTS_ARGV, Gpu, NodeFacts, parse_facts
+from clusterctl.slurm.facts import FACTS_ARGV, NodeFacts, parse_facts
+from clusterctl.slurm.gpus import Gpu
 from clusterctl.spec import ClusterSpec
 from clusterctl.spec.models import ADMIN_USER, PROOF_PARTITION
 
@@ -232,7 +233,10 @@ def _by_type(gpus: Iterable[Gpu]) -> list[tuple[str, list[Gpu]]]:
 def _gres_settings(node: Node) -> Iterable[Settings]:
     # Named file by file: not every distribution's Slurm can ask the driver.
     for gpu in node.gpus:
-        yield {"NodeName": node.host.name, "Name": "gpu", "Type": gpu.type, "File": gpu.device}
+        files = {"MultipleFiles" if gpu.caps else "File": ",".join(gpu.files)}
+        near = {"Cores": gpu.cores} if gpu.cores and node.topology else {}
+        links = {"Links": gpu.links} if gpu.links else {}
+        yield {"NodeName": node.host.name, "Name": "gpu", "Type": gpu.type, **files, **near, **links}
 
 
 def _cgroup_settings(*, shares: bool) -> Settings:

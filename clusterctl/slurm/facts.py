@@ -6,44 +6,31 @@ import re
 from dataclasses import dataclass
 
 from clusterctl.errors import SlurmError
+from clusterctl.slurm.gpus import GPU_SCRIPT, Gpu, driver_fault, parse_gpus
 
-_SCRIPT = r"""
-PATH="$PATH:/usr/sbin:/sbin"
+_NODE_SCRIPT = r"""
+PATH="$PATH:/usr/sbin:/sbin:/usr/local/bin"
 echo @node
 if command -v slurmd >/dev/null 2>&1; then slurmd -C; else echo absent; fi
-echo @gpus
-if command -v nvidia-smi >/dev/null 2>&1; then
-    nvidia-smi --query-gpu=index,name --format=csv,noheader
-fi
+"""
+_MPI_SCRIPT = r"""
 echo @mpi
 for plugin in /usr/lib64/slurm/mpi_*.so /usr/lib/*/slurm*/mpi_*.so; do
     if [ -e "$plugin" ]; then basename "$plugin" .so; fi
 done
 """
-FACTS_ARGV = ("sh", "-c", _SCRIPT)
+FACTS_ARGV = ("sh", "-c", _NODE_SCRIPT + GPU_SCRIPT + _MPI_SCRIPT)
 
 _SECTION = re.compile(r"^@(\w+)$", re.MULTILINE)
 _PAIR = re.compile(r"(\w+)=(\S+)")
-_GPU = re.compile(r"^\s*(\d+)\s*,\s*(\S.*?)\s*$", re.MULTILINE)
-_VENDOR_WORDS = frozenset({"nvidia", "tesla", "geforce", "quadro"})
-
-
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """One GPU: ``type`` as jobs ask for it (``h200``), ``index`` as the driver counts."""
-
-    type: str
-    index: int
-
-    @property
-    def device(self) -> str:
-        """Its device file."""
-        return f"/dev/nvidia{self.index}"
 
 
 @dataclass(frozen=True, slots=True)
 class NodeFacts:
-    """Hardware of one node; ``cpus`` counts threads, ``memory_mib`` is what the kernel sees."""
+    """Hardware of one node; ``cpus`` counts threads, ``memory_mib`` is what the kernel sees.
+
+    ``gpu_fault`` is what NVIDIA's driver said instead of showing GPUs.
+    """
 
     cpus: int
     boards: int
@@ -53,14 +40,7 @@ class NodeFacts:
     memory_mib: int
     gpus: tuple[Gpu, ...] = ()
     mpi: tuple[str, ...] = ()
-
-
-def gpu_type(name: str) -> str:
-    """The short name of a GPU model: ``NVIDIA A100-SXM4-80GB`` is ``a100``, ``RTX 4090`` is ``rtx_4090``."""
-    words = [w for w in re.split(r"[^a-z0-9]+", name.lower()) if w and w not in _VENDOR_WORDS]
-    if not words:
-        return "gpu"
-    return "_".join(words[:2]) if words[0].isalpha() else words[0]
+    gpu_fault: str = ""
 
 
 def has_slurmd(text: str) -> bool:
@@ -85,8 +65,9 @@ def parse_facts(text: str) -> NodeFacts:
             cores_per_socket=int(pairs["CoresPerSocket"]),
             threads_per_core=int(pairs["ThreadsPerCore"]),
             memory_mib=int(pairs["RealMemory"]),
-            gpus=tuple(Gpu(gpu_type(name), int(i)) for i, name in _GPU.findall(sections.get("gpus", ""))),
+            gpus=parse_gpus(sections),
             mpi=tuple(sorted(line.removeprefix("mpi_") for line in sections.get("mpi", "").split())),
+            gpu_fault=driver_fault(sections),
         )
     except (KeyError, ValueError) as exc:
         raise SlurmError(

@@ -11,7 +11,8 @@ import pytest
 from clusterctl.errors import SlurmError
 from clusterctl.inventory import Host, Inventory
 from clusterctl.slurm.config import render_files, slurm_minutes, timeouts
-from clusterctl.slurm.facts import Gpu, NodeFacts
+from clusterctl.slurm.facts import NodeFacts
+from clusterctl.slurm.gpus import Gpu
 from clusterctl.spec import ClusterSpec
 from clusterctl.spec.models import OWNED_SLURM_KEYS
 

@@ -1,0 +1,242 @@
+"""A node's GPUs as its driver tells of them: models, device files, parts (MIG), nearest cores and links."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+
+GPU_SCRIPT = r"""
+echo @gpus
+if command -v nvidia-smi >/dev/null 2>&1; then
+    if said=$(timeout 30 nvidia-smi --query --xml-format 2>&1); then
+        printf '%s\n' "$said" | grep -E -e '<(gpu id|product_name|current_mig|uuid|minor_number)|</gpu>' \
+            -e '</?mig_device>|<(index|gpu_instance_id|compute_instance_id)>'
+    else
+        printf 'failed: %s\n' "$said" | head -n 1
+    fi
+    echo @mig
+    timeout 30 nvidia-smi --list-gpus 2>/dev/null
+    echo @minors
+    cat /proc/driver/nvidia-caps/mig-minors 2>/dev/null
+    echo @links
+    timeout 30 nvidia-smi topo --matrix 2>/dev/null
+    echo @cores
+    lscpu --parse=CPU,SOCKET,CORE 2>/dev/null
+fi
+"""
+"""Prints what ``parse_gpus`` reads; nothing but its first line where there is no driver."""
+
+_VENDOR_WORDS = frozenset({"nvidia", "tesla", "geforce", "quadro"})
+_TAG = re.compile(r"^\s*<(?P<close>/?)(?P<tag>\w+)(?: id=\"[^\"]*\")?>(?:(?P<text>[^<]*)</)?")
+_FAILED = re.compile(r"^failed: (.*)$", re.MULTILINE)
+_GPU_LINE = re.compile(r"^GPU (\d+):")
+_MIG_LINE = re.compile(r"^\s+MIG (\S+)\s+Device\s+(\d+):\s+\(UUID: (MIG-\S+)\)")
+_MINOR = re.compile(r"^(gpu\d+/gi\d+/(?:ci\d+/)?access) (\d+)$", re.MULTILINE)
+_ANSI = re.compile(r"\x1b\[[0-9;]*m")
+_NVLINKS = re.compile(r"^NV(\d+)$")
+_AFFINITY = "CPU Affinity"
+
+Sections = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Gpu:
+    """What Slurm gives to jobs as one GPU: a card, or a part of one.
+
+    ``type`` is as jobs ask for it (``h200``, ``1g.10gb``). ``index`` is as the driver counts cards, whose
+    device files it may number otherwise (``minor``). ``caps`` are the capabilities that open a part.
+    ``cores`` are the nearest, as Slurm numbers them; ``links`` the NVLinks to each card of the node.
+    """
+
+    type: str
+    index: int
+    minor: int | None = None
+    caps: tuple[int, ...] = ()
+    cores: str = ""
+    links: str = ""
+    uuid: str = field(default="", compare=False)
+
+    @property
+    def device(self) -> str:
+        """The device file of its card."""
+        return f"/dev/nvidia{self.index if self.minor is None else self.minor}"
+
+    @property
+    def files(self) -> tuple[str, ...]:
+        """All device files that a job needs to use it."""
+        return (self.device, *(f"/dev/nvidia-caps/nvidia-cap{cap}" for cap in self.caps))
+
+
+@dataclass(slots=True)
+class _Part:
+    """A MIG device: its number, and of which GPU and compute instance it is."""
+
+    index: int = -1
+    instance: int = -1
+    compute: int = -1
+
+
+@dataclass(slots=True)
+class _Card:
+    name: str = ""
+    uuid: str = ""
+    minor: int | None = None
+    parts: list[_Part] = field(default_factory=list)
+    mig: bool = False
+
+
+def gpu_type(name: str) -> str:
+    """The short name of a GPU model: ``NVIDIA A100-SXM4-80GB`` is ``a100``, ``RTX 4090`` is ``rtx-4090``."""
+    words = [w for w in re.split(r"[^a-z0-9]+", name.lower()) if w and w not in _VENDOR_WORDS]
+    if not words:
+        return "gpu"
+    return "-".join(words[:2]) if words[0].isalpha() else words[0]
+
+
+def parse_gpus(sections: Sections) -> tuple[Gpu, ...]:
+    """The GPUs that jobs can be given, from the sections that ``GPU_SCRIPT`` printed.
+
+    A card that is cut into parts is not given whole; one that is to be cut, and has no parts, is not given.
+    """
+    cards = _cards(sections.get("gpus", ""))
+    profiles, minors = _profiles(sections.get("mig", "")), dict(_MINOR.findall(sections.get("minors", "")))
+    cores, links = _near(sections, len(cards))
+    found: list[Gpu] = []
+    for index, card in enumerate(cards):
+        whole = Gpu(gpu_type(card.name), index, card.minor, (), cores[index], links[index], card.uuid)
+        if not card.mig:
+            found.append(whole)
+        for part in card.parts:
+            profile, uuid = profiles.get((index, part.index), ("mig", ""))
+            at = f"gpu{card.minor if card.minor is not None else index}/gi{part.instance}"
+            caps = (minors.get(f"{at}/access"), minors.get(f"{at}/ci{part.compute}/access"))
+            known = tuple(int(cap) for cap in caps if cap is not None)
+            found.append(replace(whole, type=profile, caps=known, links="", uuid=uuid))
+    return tuple(found)
+
+
+def driver_fault(sections: Sections) -> str:
+    """What nvidia-smi said instead of an answer; "" if it gave one, or is not there."""
+    match = _FAILED.search(sections.get("gpus", ""))
+    return match[1].strip() or "nvidia-smi did not answer" if match else ""
+
+
+def _cards(text: str) -> list[_Card]:
+    cards: list[_Card] = []
+    part: _Part | None = None
+    for line in text.splitlines():
+        match = _TAG.match(line)
+        if match is None:
+            continue
+        tag, said = match["tag"], (match["text"] or "").strip()
+        if tag == "gpu" and not match["close"]:
+            cards.append(_Card())
+        elif tag == "mig_device":
+            part = None if match["close"] else _Part()
+            if part is not None and cards:
+                cards[-1].parts.append(part)
+        elif cards:
+            _note(cards[-1], part, tag, said)
+    return cards
+
+
+def _note(card: _Card, part: _Part | None, tag: str, said: str) -> None:
+    """One value; processes have instances too, which are none of a part."""
+    if part is not None and said.isdecimal():
+        if tag == "index":
+            part.index = int(said)
+        elif tag == "gpu_instance_id":
+            part.instance = int(said)
+        elif tag == "compute_instance_id":
+            part.compute = int(said)
+    elif tag == "product_name":
+        card.name = said
+    elif tag == "current_mig":
+        card.mig = said == "Enabled"
+    elif tag == "uuid" and not card.uuid:
+        card.uuid = said
+    elif tag == "minor_number" and said.isdecimal():
+        card.minor = int(said)
+
+
+def _profiles(text: str) -> dict[tuple[int, int], tuple[str, str]]:
+    """(card, MIG device) -> its profile, such as 1g.10gb, and its UUID."""
+    found: dict[tuple[int, int], tuple[str, str]] = {}
+    card = -1
+    for line in text.splitlines():
+        if match := _GPU_LINE.match(line):
+            card = int(match[1])
+        elif match := _MIG_LINE.match(line):
+            found[card, int(match[2])] = (match[1], match[3])
+    return found
+
+
+def _near(sections: Sections, count: int) -> tuple[list[str], list[str]]:
+    """The cores near each card, where cards differ in that; their NVLinks, where they have any."""
+    cpus, links = _matrix(sections.get("links", ""), count)
+    core_of = _core_numbers(sections.get("cores", ""))
+    near = [ranges(sorted({core_of[cpu] for cpu in own if cpu in core_of})) for own in cpus]
+    if len(set(near)) < 2 or "" in near:  # noqa: PLR2004 - all the same: nothing to choose
+        near = [""] * count
+    linked = any(number > 0 for row in links for number in row)
+    return near, [",".join(map(str, row)) if linked else "" for row in links]
+
+
+def _matrix(text: str, count: int) -> tuple[list[list[int]], list[list[int]]]:
+    """Of each card: its processors, and for each card the number of NVLinks to it (-1: itself)."""
+    rows = [[cell.strip() for cell in _ANSI.sub("", line).split("\t")] for line in text.splitlines()]
+    heads = next((row for row in rows if _AFFINITY in row), [])
+    titles = [cell for cell in heads if cell]
+    cpus: list[list[int]] = [[] for _ in range(count)]
+    links: list[list[int]] = [[] for _ in range(count)]
+    for row in rows:
+        if not row or not re.fullmatch(r"GPU\d+", row[0]) or int(row[0][3:]) >= count:
+            continue
+        index, cells = int(row[0][3:]), row[1:]
+        links[index] = [_links(cell) for cell in cells[:count]]
+        if _AFFINITY in titles and len(cells) > (at := titles.index(_AFFINITY)):
+            cpus[index] = _numbers(cells[at])
+    whole = all(len(row) == count for row in links)
+    return cpus, links if whole else [[] for _ in range(count)]
+
+
+def _links(cell: str) -> int:
+    if cell == "X":
+        return -1
+    match = _NVLINKS.match(cell)
+    return int(match[1]) if match else 0
+
+
+def _numbers(text: str) -> list[int]:
+    """``0-2,8`` as numbers; none where it is no such list."""
+    if not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text):
+        return []
+    ends = [part.partition("-") for part in text.split(",")]
+    return [number for low, _, high in ends for number in range(int(low), int(high or low) + 1)]
+
+
+def _core_numbers(text: str) -> dict[int, int]:
+    """Processor -> its core as Slurm counts them: those of the first socket first, in the kernel's order."""
+    rows = [
+        tuple(map(int, line.split(","))) for line in text.splitlines() if re.fullmatch(r"\d+,\d+,\d+", line)
+    ]
+    order = {core: number for number, core in enumerate(sorted({(row[1], row[2]) for row in rows}))}
+    return {row[0]: order[row[1], row[2]] for row in rows}
+
+
+def ranges(numbers: Sequence[int]) -> str:
+    """Ascending numbers as ``0-2,8``."""
+    return ",".join(f"{low}-{high}" if high > low else f"{low}" for low, high in _runs(numbers))
+
+
+def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
+    start = previous = -1
+    for number in numbers:
+        if number != previous + 1 or start < 0:
+            if start >= 0:
+                yield start, previous
+            start = number
+        previous = number
+    if start >= 0:
+        yield start, previous

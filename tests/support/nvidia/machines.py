@@ -1,0 +1,148 @@
+"""Machines with GPUs, as the stand-in of nvidia-smi shows them; and a stand-in of dmesg for their XIDs."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+PROGRAM = Path(__file__).with_name("nvidia_smi.py")
+
+Machine = dict[str, Any]
+
+_WELL: Machine = {
+    "driver": "580.95.05",
+    "temperature": 41,
+    "pstate": "P0",
+    "compute_mode": "Default",
+    "persistence_mode": "Enabled",
+    "mig_mode": None,
+    "ecc": 0,
+    "pcie_gen": 4,
+    "pcie_gen_max": 4,
+    "pcie_width": 16,
+    "pcie_width_max": 16,
+    "throttle": "0x0000000000000000",
+    "cpus": "0-15",
+    "numa": 0,
+    "nvlinks": 0,
+}
+
+
+def gpu(index: int, name: str, **differs: Any) -> Machine:
+    """A card that is well, but for what differs."""
+    own = {
+        "index": index,
+        "minor": index,
+        "name": name,
+        "uuid": f"GPU-{index:08x}-1111-2222-3333-444444444444",
+        "bus_id": f"00000000:{0x10 + index:02X}:00.0",
+        "memory_mib": 81559,
+    }
+    return {**_WELL, **own, **differs}
+
+
+def t4() -> Machine:
+    return {"gpus": [gpu(0, "Tesla T4", memory_mib=15360, pcie_gen=3, pcie_gen_max=3)]}
+
+
+def rtx_4070(**differs: Any) -> Machine:
+    """A workstation: no ECC, no MIG; it sleeps with a slow link."""
+    idle = {"pstate": "P8", "pcie_gen": 1, "ecc": None, "memory_mib": 12282, "persistence_mode": "Disabled"}
+    return {"gpus": [gpu(0, "NVIDIA GeForce RTX 4070", **{**idle, **differs})]}
+
+
+def h100_node(*, parts: int = 0, **differs: Any) -> Machine:
+    """Eight H100 on two sockets, all linked, the last two cut into ``parts``. Minors are swapped."""
+    cards = []
+    for index in range(8):
+        numa = index // 4
+        cpus = "0-3,16-19" if numa == 0 else "4-7,20-23"
+        cut = parts and index >= 6
+        own: Machine = {
+            "minor": index ^ 1,
+            "cpus": cpus,
+            "numa": numa,
+            "nvlinks": 18,
+            "mig_mode": "Enabled" if cut else "Disabled",
+            "parts": [_part(index, number) for number in range(parts)] if cut else [],
+            "pcie_gen": 5,
+            "pcie_gen_max": 5,
+        }
+        cards.append(gpu(index, "NVIDIA H100 80GB HBM3", **{**own, **differs}))
+    return {"gpus": cards}
+
+
+def hot() -> Machine:
+    return rtx_4070(temperature=96, pstate="P0", pcie_gen=4)
+
+
+def lost() -> Machine:
+    """A card that has fallen off the bus."""
+    return rtx_4070(lost="Unknown Error")
+
+
+def no_driver() -> Machine:
+    fault = (
+        "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver. Make sure that the "
+    )
+    return {"fault": fault + "latest NVIDIA driver is installed and running.\n"}
+
+
+def xid(number: int, seconds: float = 1234.5) -> str:
+    """A line of the kernel's log."""
+    return f"[{seconds:12.6f}] NVRM: Xid (PCI:0000:10:00): {number}, pid=4711, name=python3, it went wrong"
+
+
+def mig_minors() -> str:
+    """/proc/driver/nvidia-caps/mig-minors of eight cards."""
+    lines, minor = ["config 1", "monitor 2"], 3
+    for card in range(8):
+        for instance in range(15):
+            lines.append(f"gpu{card}/gi{instance}/access {minor}")
+            minor += 1
+            for compute in range(8):
+                lines.append(f"gpu{card}/gi{instance}/ci{compute}/access {minor}")
+                minor += 1
+    return "\n".join(lines) + "\n"
+
+
+def lscpu(sockets: int = 2, cores: int = 8, threads: int = 2) -> str:
+    """``lscpu --parse=CPU,SOCKET,CORE``: threads of a core are far from each other, as on most machines."""
+    total = sockets * cores
+    rows = [f"{cpu},{cpu % total // cores},{cpu % total}" for cpu in range(total * threads)]
+    return "# CPU,Socket,Core\n" + "\n".join(rows) + "\n"
+
+
+def install(
+    folder: Path, machine: Machine, *, kernel_log: str = "", cpus: str | None = None
+) -> dict[str, str]:
+    """Put the stand-ins into a folder for PATH; the environment that they want."""
+    folder.mkdir(parents=True, exist_ok=True)
+    describe(folder / "machine.json", machine)
+    (folder / "kernel.log").write_text(kernel_log)
+    _program(folder / "nvidia-smi", PROGRAM.read_text())
+    _program(folder / "dmesg", f"#!/bin/sh\nexec cat '{folder}/kernel.log'\n")
+    if cpus is not None:
+        (folder / "cpus").write_text(cpus)
+        _program(folder / "lscpu", f"#!/bin/sh\nexec cat '{folder}/cpus'\n")
+    return {"NVIDIA_STAND_IN": str(folder / "machine.json")}
+
+
+def describe(file: Path, machine: Machine) -> None:
+    file.write_text(json.dumps(machine))
+
+
+def _part(card: int, number: int) -> Machine:
+    return {
+        "index": number,
+        "profile": "1g.10gb",
+        "instance": 7 + number,
+        "compute": 0,
+        "uuid": f"MIG-{card:08x}-{number:04x}-2222-3333-444444444444",
+    }
+
+
+def _program(path: Path, text: str) -> None:
+    path.write_text(text)
+    path.chmod(0o755)

@@ -1,0 +1,143 @@
+#!/usr/bin/env python3
+"""nvidia-smi's stand-in: shows the GPUs that a JSON file describes, in nvidia-smi's words.
+
+Only what clusterctl asks is answered; what else is asked for is refused as nvidia-smi refuses it. The file is
+$NVIDIA_STAND_IN, else /etc/nvidia-stand-in.json. Runs under any Python from 3.9 on.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+Machine = dict[str, Any]
+
+FIELDS = {
+    "index": "index",
+    "name": "name",
+    "uuid": "uuid",
+    "pci.bus_id": "bus_id",
+    "driver_version": "driver",
+    "memory.total": "memory_mib",
+    "temperature.gpu": "temperature",
+    "pstate": "pstate",
+    "compute_mode": "compute_mode",
+    "persistence_mode": "persistence_mode",
+    "mig.mode.current": "mig_mode",
+    "ecc.errors.uncorrected.volatile.total": "ecc",
+    "pcie.link.gen.current": "pcie_gen",
+    "pcie.link.gen.max": "pcie_gen_max",
+    "pcie.link.width.current": "pcie_width",
+    "pcie.link.width.max": "pcie_width_max",
+    "clocks_throttle_reasons.active": "throttle",
+    "clocks_event_reasons.active": "throttle",
+}
+UNITS = {"memory.total": " MiB"}
+LEGEND = """
+Legend:
+
+  X    = Self
+  SYS  = Connection traversing PCIe as well as the SMP interconnect between NUMA nodes (e.g., QPI/UPI)
+  NV#  = Connection traversing a bonded set of # NVLinks
+"""
+
+
+def say(text: str) -> None:
+    sys.stdout.write(text + "\n")
+
+
+def main() -> int:
+    file = Path(os.environ.get("NVIDIA_STAND_IN", "/etc/nvidia-stand-in.json"))
+    machine: Machine = json.loads(file.read_text(encoding="utf-8"))
+    time.sleep(machine.get("hangs_s", 0))
+    if "fault" in machine:
+        say(machine["fault"])
+        return 9
+    gpus = machine["gpus"]
+    asked = sys.argv[1:]
+    if asked in (["-L"], ["--list-gpus"]):
+        listed(gpus)
+    elif asked in (["-q", "-x"], ["--query", "--xml-format"]):
+        as_xml(gpus)
+    elif asked in (["topo", "-m"], ["topo", "--matrix"]):
+        matrix(gpus)
+    elif asked and asked[0].startswith("--query-gpu=") and len(asked) == 2:
+        return queried(gpus, asked[0].partition("=")[2].split(","), asked[1].partition("=")[2].split(","))
+    else:
+        say("Invalid combination of input arguments. Please run 'nvidia-smi -h' for help.\n")
+        return 6
+    return 0
+
+
+def listed(gpus: list[Machine]) -> None:
+    for gpu in gpus:
+        say("GPU {index}: {name} (UUID: {uuid})".format(**gpu))
+        for part in gpu.get("parts", []):
+            say("  MIG {profile:<12} Device  {index}: (UUID: {uuid})".format(**part))
+
+
+def queried(gpus: list[Machine], fields: list[str], form: list[str]) -> int:
+    unknown = [field for field in fields if field not in FIELDS]
+    if unknown:
+        say(f'Field "{unknown[0]}" is not a valid field to query.\n')
+        return 2
+    if "noheader" not in form:
+        say(", ".join(fields))
+    for gpu in gpus:
+        if "lost" in gpu:
+            say("Unable to determine the device handle for GPU{}: {}".format(gpu["bus_id"], gpu["lost"]))
+            return 255
+        cells = []
+        for field in fields:
+            value = gpu[FIELDS[field]]
+            unit = "" if "nounits" in form else UNITS.get(field, "")
+            cells.append("[N/A]" if value is None else f"{value}{unit}")
+        say(", ".join(cells))
+    return 0
+
+
+def as_xml(gpus: list[Machine]) -> None:
+    say('<?xml version="1.0" ?>\n<!DOCTYPE nvidia_smi_log SYSTEM "nvsmi_device_v13.dtd">\n<nvidia_smi_log>')
+    say(f"\t<attached_gpus>{len(gpus)}</attached_gpus>")
+    for gpu in gpus:
+        say('\t<gpu id="{bus_id}">\n\t\t<product_name>{name}</product_name>'.format(**gpu))
+        say("\t\t<mig_mode>\n\t\t\t<current_mig>{}</current_mig>".format(gpu["mig_mode"] or "N/A"))
+        say("\t\t\t<pending_mig>{}</pending_mig>\n\t\t</mig_mode>".format(gpu["mig_mode"] or "N/A"))
+        if not gpu.get("parts"):
+            say("\t\t<mig_devices>\n\t\t\tNone\n\t\t</mig_devices>")
+        else:
+            say("\t\t<mig_devices>")
+            for part in gpu["parts"]:
+                say("\t\t\t<mig_device>\n\t\t\t\t<index>{index}</index>".format(**part))
+                say("\t\t\t\t<gpu_instance_id>{instance}</gpu_instance_id>".format(**part))
+                say("\t\t\t\t<compute_instance_id>{compute}</compute_instance_id>".format(**part))
+                say("\t\t\t</mig_device>")
+            say("\t\t</mig_devices>")
+        say("\t\t<uuid>{uuid}</uuid>\n\t\t<minor_number>{minor}</minor_number>".format(**gpu))
+        say("\t\t<processes>\n\t\t\t<process_info>\n\t\t\t\t<gpu_instance_id>N/A</gpu_instance_id>")
+        say("\t\t\t\t<compute_instance_id>N/A</compute_instance_id>\n\t\t\t</process_info>\n\t\t</processes>")
+        say("\t</gpu>")
+    say("</nvidia_smi_log>")
+
+
+def matrix(gpus: list[Machine]) -> None:
+    names = ["GPU{index}".format(**gpu) for gpu in gpus]
+    say("\t\033[4m" + "\t".join([*names, "CPU Affinity", "NUMA Affinity", "GPU NUMA ID"]) + "\033[0m")
+    for index, gpu in enumerate(gpus):
+        cells = [" X " if other is gpu else near(gpu, other) for other in gpus]
+        say("\t".join([names[index], *cells, gpu["cpus"], str(gpu["numa"]) + "\t", "N/A"]))
+    say(LEGEND)
+
+
+def near(gpu: Machine, other: Machine) -> str:
+    if gpu["nvlinks"]:
+        return "NV{nvlinks}".format(**gpu)
+    return "NODE" if gpu["numa"] == other["numa"] else "SYS"
+
+
+if __name__ == "__main__":
+    sys.exit(main())
