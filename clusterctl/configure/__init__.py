@@ -71,21 +71,8 @@ def configure(
     Raises:
         ConfigureError: tasks failed; one failure a host. The whole output is in ``workspace.logs``.
     """
-    from clusterctl.configure.playbook import PlaybookRun, new_log, run_playbook  # noqa: PLC0415
-
-    hosts = len(limit or inventory.hosts)
-
-    def run(playbook: str, tell: Callable[[Progress], None]) -> Recap:
-        log = new_log(workspace.logs)
-        return run_playbook(PlaybookRun(playbook, workspace.inventory, hosts, log, tuple(limit)), tell)
-
-    try:
-        return run("configure.yml" if inventory.baked else "site.yml", progress)
-    except ConfigureError:
-        if inventory.provider == KEEPING:  # what comes next on the hosts may be their owner's work
-            with suppress(ConfigureError):
-                run("seal.yml", lambda _: None)
-        raise
+    playbook = "configure.yml" if inventory.baked else "site.yml"
+    return _run_noted(playbook, inventory, workspace, limit, progress)
 
 
 def restore(
@@ -102,11 +89,7 @@ def restore(
     Raises:
         ConfigureError: tasks failed; one failure a host. The others are given back.
     """
-    from clusterctl.configure.playbook import PlaybookRun, new_log, run_playbook  # noqa: PLC0415
-
-    hosts = len(limit or inventory.hosts)
-    run = PlaybookRun("restore.yml", workspace.inventory, hosts, new_log(workspace.logs), tuple(limit))
-    return run_playbook(run, progress).notes
+    return _run("restore.yml", inventory, workspace, limit, progress).notes
 
 
 def install_on_hosts(
@@ -117,9 +100,37 @@ def install_on_hosts(
     Raises:
         ConfigureError: tasks failed; one failure a host. The whole output is in ``workspace.logs``.
     """
+    return _run_noted("install_first.yml", inventory, workspace, (), progress)
+
+
+def _run_noted(
+    playbook: str,
+    inventory: Inventory,
+    workspace: Workspace,
+    limit: Collection[str],
+    progress: Callable[[Progress], None],
+) -> Recap:
+    """Run it; where it fails on somebody's own hosts, note what it did: what comes next may be their work."""
+    try:
+        return _run(playbook, inventory, workspace, limit, progress)
+    except ConfigureError:
+        if inventory.provider == KEEPING:
+            with suppress(ConfigureError):
+                _run("seal.yml", inventory, workspace, limit, lambda _: None)
+        raise
+
+
+def _run(
+    playbook: str,
+    inventory: Inventory,
+    workspace: Workspace,
+    limit: Collection[str],
+    progress: Callable[[Progress], None],
+) -> Recap:
     from clusterctl.configure.playbook import PlaybookRun, new_log, run_playbook  # noqa: PLC0415
 
-    run = PlaybookRun("install.yml", workspace.inventory, len(inventory.hosts), new_log(workspace.logs))
+    hosts = len(limit or inventory.hosts)
+    run = PlaybookRun(playbook, workspace.inventory, hosts, new_log(workspace.logs), tuple(limit))
     return run_playbook(run, progress)
 
 
