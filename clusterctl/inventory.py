@@ -23,6 +23,7 @@ ARCHITECTURE = "x86_64"  # of all nodes, as the kernel calls it
 COMPUTE = "compute"
 LOGIN = "login"  # Slurm's commands alone
 SLURMCTLD_PORT, SLURMD_PORT, SLURMDBD_PORT = 6817, 6818, 6819
+SRUN_PORTS = "61000-64999"  # above those that kernels give out, and what the role firewall opens
 PORTS: Final[Mapping[str, Mapping[int, str]]] = {  # role -> port -> who listens there
     CONTROLLER: {SLURMCTLD_PORT: "slurmctld", SLURMDBD_PORT: "slurmdbd"},
     COMPUTE: {SLURMD_PORT: "slurmd"},

@@ -11,6 +11,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import TaggedScalar
 
 from clusterctl.assets import asset, install_inputs, payload_hash
+from clusterctl.configure.own_machines import own_machine_variables
 from clusterctl.configure.payload import pack_payload
 from clusterctl.inventory import COMPUTE, CONTROLLER, LOGIN, Host, Inventory
 from clusterctl.journal import digest
@@ -98,6 +99,7 @@ def role_variables(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
         "job_env_network": inventory.network,
         **_bucket(inventory),
         **_auto_down(spec, inventory),
+        **own_machine_variables(spec, inventory),
         **({} if inventory.baked else _job_packages(workspace)),
     }
 

@@ -11,7 +11,7 @@ from clusterctl.assets import payload_hash
 from clusterctl.inventory import Host, Inventory
 from clusterctl.reach import Question
 from clusterctl.slurm.config import TASK_PROLOG
-from clusterctl.spec import ClusterSpec, GcpProvider
+from clusterctl.spec import ClusterSpec, GcpProvider, OnpremProvider
 from clusterctl.workspace import Workspace
 
 _PAYLOAD = "/opt/clusterctl/payload"
@@ -23,6 +23,7 @@ _SLURMDBD = "/etc/slurm/slurmdbd.conf"
 _SLURMD = "/etc/systemd/system/slurmd.service.d/clusterctl.conf"
 _MARIADB = "/etc/mysql/mariadb.conf.d/60-clusterctl.cnf"
 _EXPORTS = "/etc/exports.d/clusterctl.exports"
+_TUNING = ("/etc/sysctl.d/90-clusterctl.conf", "/etc/security/limits.d/61-clusterctl.conf")
 _SCRATCH = "/usr/local/sbin/clusterctl-scratch"
 _AUTO_DOWN = ("/opt/clusterctl/auto-down", "/etc/clusterctl/auto-down.json")
 AUTO_DOWN_TIMER: Final = "clusterctl-auto-down.timer"
@@ -61,6 +62,7 @@ def _question(host: Host, spec: ClusterSpec, inventory: Inventory, workspace: Wo
     if leads and isinstance(spec.provider, GcpProvider) and spec.provider.auto_down:
         units[AUTO_DOWN_TIMER] = (f"/etc/systemd/system/{AUTO_DOWN_TIMER}",)
         files += _AUTO_DOWN
+    files += _TUNING if isinstance(spec.provider, OnpremProvider) else ()
     users = tuple(user.name for user in spec.users)
     return Question(
         files=tuple(files),

@@ -81,11 +81,11 @@ OWNED_SLURM_KEYS = frozenset(
     key.lower()
     for key in (
         "ClusterName SlurmctldHost ControlMachine BackupController SlurmUser SlurmdUser AuthType CryptoType "
-        "SlurmctldPort SlurmdPort StateSaveLocation SlurmdSpoolDir SlurmctldPidFile SlurmdPidFile "
-        "SlurmctldLogFile SlurmdLogFile SlurmctldParameters SlurmdParameters NodeName FrontendName "
-        "PartitionName NodeSet AccountingStorageType AccountingStorageHost AccountingStoragePort "
-        "AccountingStorageEnforce GresTypes SelectType SelectTypeParameters ProctrackType TaskPlugin "
-        "MpiDefault ReturnToService Include"
+        "SlurmctldPort SlurmdPort SrunPortRange StateSaveLocation SlurmdSpoolDir SlurmctldPidFile "
+        "SlurmdPidFile SlurmctldLogFile SlurmdLogFile SlurmctldParameters SlurmdParameters NodeName "
+        "FrontendName PartitionName NodeSet AccountingStorageType AccountingStorageHost "
+        "AccountingStoragePort AccountingStorageEnforce GresTypes SelectType SelectTypeParameters "
+        "ProctrackType TaskPlugin MpiDefault ReturnToService Include"
     ).split()
 )
 # One setting a line: Slurm would take several, and so one hidden behind another.

@@ -5,15 +5,14 @@ from __future__ import annotations
 import os
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 import yaml
 
 from clusterctl.assets import asset
+from tests.support.plays import run_tasks
 
-BIN = Path(sys.executable).parent
 SCRATCH = asset("ansible") / "roles" / "scratch" / "files" / "clusterctl-scratch"
 SHARED = {"shared_storage_server": "10.80.0.2", "shared_storage_export": "/shared"}
 
@@ -40,22 +39,7 @@ def calls(tmp_path: Path) -> list[str]:
 
 def play(tmp_path: Path, role: str, tasks: str, **variables: object) -> str:
     """Run one file of a role's tasks on this machine, as the only compute node; what Ansible said."""
-    task = {"ansible.builtin.include_role": {"name": role, "tasks_from": tasks, "rolespec_validate": False}}
-    playbook = tmp_path / "play.yml"
-    playbook.write_text(yaml.safe_dump([{"hosts": "compute", "gather_facts": False, "tasks": [task]}]))
-    hosts = {"controller": {"hosts": {"ctl": {}}}, "compute": {"hosts": {"node": {}}}}
-    local = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
-    inventory = tmp_path / "inventory.yml"
-    inventory.write_text(yaml.safe_dump({"all": {"vars": {**local, **variables}, "children": hosts}}))
-    env = {
-        **os.environ,
-        "PATH": f"{tmp_path}/bin:{os.environ['PATH']}",
-        "ANSIBLE_HOME": str(tmp_path / "home"),
-        "ANSIBLE_ROLES_PATH": str(asset("ansible") / "roles"),
-        "LC_ALL": "C.UTF-8",
-    }
-    argv = [BIN / "ansible-playbook", "-i", inventory, playbook]
-    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False, cwd=tmp_path)
+    done = run_tasks(tmp_path, role, tasks, **variables)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
