@@ -151,8 +151,8 @@ def own_contexts(run: Run) -> list[str]:
     if not shutil.which("semanage"):
         return []
     rc, out, _ = run(["semanage", "fcontext", "--list", "--locallist", "--noheading"])
-    rows = [re.split(r"\s{2,}", line) for line in out.splitlines() if line.startswith("/")] if rc == 0 else []
-    return [row[0] for row in rows]
+    lines = [line for line in out.splitlines() if line.startswith("/")] if rc == 0 else []
+    return [re.split(r"\s{2,}| = ", line)[0] for line in lines]
 
 
 def remove_context(run: Run, path: str) -> None:
