@@ -8,6 +8,7 @@ traceback.
       UsageError                   exit 2   the command is wrong
         NotUpError                 exit 2   there is no such cluster, or it is not up to the end
         SpecError                  exit 2   the spec is wrong: every problem of the file at once
+        BundleError                exit 2   a bundle is damaged, or not the one for this spec and clusterctl
       MachineError                          this machine cannot do it: tool, right, kernel feature, subnet
       ProvisionError                        a provider could not make or remove what was asked for
         CloudError                          a cloud's API refused, or did not answer
@@ -153,6 +154,12 @@ class SpecError(UsageError):
 
     def __str__(self) -> str:
         return "\n".join([str(p) for p in self.problems] + [super().__str__()])
+
+
+class BundleError(UsageError):
+    """A bundle is damaged, incomplete, or not for this; ``failures`` has one for each thing that is wrong."""
+
+    code = "bundle"
 
 
 class MachineError(ClusterctlError):

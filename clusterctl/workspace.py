@@ -157,6 +157,11 @@ class Workspace:
         return self.root / "wheels"
 
     @property
+    def bundle(self) -> Path:
+        """Which bundle the hosts are installed from, where they have no route out."""
+        return self.root / "bundle.json"
+
+    @property
     def journal(self) -> Path:
         return self.root / "journal.jsonl"
 

@@ -5,7 +5,20 @@ What a verb needs is imported inside it, so that ``clusterctl --help`` starts at
 
 import typer
 
-from clusterctl.cli import cluster, completion, data, doctor, job, listing, login, options, plan, spec, submit
+from clusterctl.cli import (
+    bundle,
+    cluster,
+    completion,
+    data,
+    doctor,
+    job,
+    listing,
+    login,
+    options,
+    plan,
+    spec,
+    submit,
+)
 
 app = typer.Typer(
     name="clusterctl",
@@ -18,5 +31,5 @@ app = typer.Typer(
 )
 app.callback()(options.root)
 
-for module in (spec, doctor, plan, cluster, listing, submit, job, data, login, completion):
+for module in (spec, doctor, plan, cluster, listing, submit, job, data, login, bundle, completion):
     module.register(app)

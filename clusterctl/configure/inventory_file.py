@@ -19,6 +19,7 @@ from clusterctl.spec import ClusterSpec, GcpProvider, OnpremProvider
 from clusterctl.spec.models import ADMIN_USER
 from clusterctl.workspace import Workspace, write_atomic
 
+BUNDLE_FOLDER = "/var/lib/clusterctl-bundle"  # on a host, while it is installed without a route out
 PYTHON = "/usr/bin/python3"  # the platform's: it alone has the package manager's bindings
 
 Variables = dict[str, Any]
@@ -101,6 +102,7 @@ def role_variables(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
         **_auto_down(spec, inventory),
         **own_machine_variables(spec, inventory),
         **({} if inventory.baked else _job_packages(workspace)),
+        **({"packages_bundle": BUNDLE_FOLDER} if workspace.bundle.exists() else {}),
     }
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 
 from clusterctl.errors import MachineError
@@ -18,13 +19,23 @@ def wheelhouse(lock: Path) -> Path:
         MachineError: the package index is out of reach or has no wheel for the nodes, or there is no room
             or no home to keep them in.
     """
+    return filled(lock, lambda folder: _download(lock, folder))
+
+
+def filled(lock: Path, fill: Callable[[Path], None]) -> Path:
+    """The wheelhouse of a lock; ``fill`` puts the wheels into a new folder where there is none yet.
+
+    Raises:
+        MachineError: there is no room or no home to keep them in; and what ``fill`` raises.
+    """
     folder = cache_home() / f"wheels-{digest(lock.read_bytes(), NODE_PYTHON, NODE_ARCH)}"
     if folder.is_dir():
         return folder
     try:
         folder.parent.mkdir(parents=True, exist_ok=True)
         with temporary_folder(folder.parent) as partial:
-            _download(lock, partial / "wheels")
+            (partial / "wheels").mkdir()
+            fill(partial / "wheels")
             _publish(partial / "wheels", folder)
     except OSError as exc:
         raise unwritable(folder.parent, exc) from exc

@@ -31,24 +31,33 @@ def question(files: Sequence[Path]) -> str:
         UsageError: one of the files can't be read.
     """
     settings = [f"{key}={value}" for key, value in sorted(os.environ.items()) if key.startswith("PIP_")]
-    contents = [part for file in files for part in _contents(file, frozenset())]
+    contents = [part for file in files for pair in _contents(file, frozenset()) for part in pair]
     return digest(*settings, "", *contents)
 
 
-def _contents(file: Path, seen: frozenset[Path], named_in: str = "") -> Iterator[bytes]:
+def content(files: Sequence[Path]) -> str:
+    """A hash of what these files and those that they include say, wherever they lie.
+
+    Raises:
+        UsageError: one of the files can't be read.
+    """
+    return digest(*(said for file in files for _, said in _contents(file, frozenset())))
+
+
+def _contents(file: Path, seen: frozenset[Path], named_in: str = "") -> Iterator[tuple[bytes, bytes]]:
+    """What is in a file and in those that it includes, each with the folder that its relative paths mean."""
     file = file.absolute()
     if file in seen:
         return
     raw = _read(file, named_in)
-    yield str(file.parent).encode(errors="surrogateescape")  # what is relative is so to this
-    yield raw
+    yield str(file.parent).encode(errors="surrogateescape"), raw
     for number, line in _lines(raw.decode(errors="replace")):
         if found := _INCLUDE.match(line):
             name = found[1].strip("\"'")
             if "://" not in name:
                 yield from _contents(file.parent / name, seen | {file}, f"{printable(str(file))}:{number}")
         elif (wheel := _local_wheel(line, file.parent)) is not None:
-            yield _hash_of(wheel, f"{printable(str(file))}:{number}")
+            yield b"", _hash_of(wheel, f"{printable(str(file))}:{number}")
 
 
 def _read(file: Path, named_in: str) -> bytes:

@@ -87,6 +87,29 @@ def resolved(asked: Question) -> Lock | None:
         raise unwritable(cache_home() / "python", exc) from exc
 
 
+def plant(asked: Question, text: str, fill: Callable[[Wheel, Path], None]) -> None:
+    """Have ``resolve`` say this without asking pip. ``fill`` brings each wheel that is not in the cache.
+
+    Raises:
+        MachineError: the cache of downloads can't be written; and what ``fill`` raises.
+        UsageError: a requirements file can't be read.
+    """
+    base, home = pins(asked.base), cache_home() / "python"
+    answer = _answer(asked, {**base, **asked.held})
+    try:
+        answer.parent.mkdir(parents=True, exist_ok=True)
+        for wheel in Lock.read(text, base).wheels:
+            place = wheel_path(wheel)
+            if not place.is_file():
+                place.parent.mkdir(parents=True, exist_ok=True)
+                with temporary_folder(home) as folder:
+                    fill(wheel, folder / wheel.file)
+                    (folder / wheel.file).replace(place)
+        write_atomic(answer, text)
+    except OSError as exc:
+        raise unwritable(home, exc) from exc
+
+
 def _answer(asked: Question, kept: Mapping[str, str]) -> Path:
     """Where the answer to a question lies, once there is one."""
     node = f"{NODE_PYTHON} {NODE_ARCH} {NODE_GLIBC_MINOR}"

@@ -41,6 +41,7 @@ NEED_A_CLUSTER: dict[str, list[str]] = {
     "shell": ["--", "true"],
 }
 OF_THE_MACHINE = {"cache list", "cache prune"}  # they look at, and remove, what other clusters share
+OF_A_BUNDLE = {"bundle create", "bundle verify", "bundle show"}  # see test_bundle_verbs.py
 FAILURE = {"code", "cause", "host", "phase", "fix", "retryable"}
 SPEC = "version: 1\nname: json\nprovider: {type: local}\npartitions:\n  - {name: train, nodes: 1}\n"
 WRONG = SPEC.replace("nodes", "noodles")
@@ -58,7 +59,7 @@ def answer(cli: Clusterctl, *argv: str, rc: int) -> dict[str, Any]:
 
 def test_no_verb_is_forgotten() -> None:
     known = {" ".join(path) for path, _ in verbs(typer.main.get_command(app))}
-    assert known == set(ANSWERS) | set(NEED_A_CLUSTER) | OF_THE_MACHINE
+    assert known == set(ANSWERS) | set(NEED_A_CLUSTER) | OF_THE_MACHINE | OF_A_BUNDLE
 
 
 @pytest.mark.parametrize("verb", ANSWERS)

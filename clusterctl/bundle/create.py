@@ -1,0 +1,112 @@
+"""Pack a bundle: OS packages for each distribution, wheels for its Python, the payload, all versions."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass
+from pathlib import Path
+
+from clusterctl import __version__
+from clusterctl.assets import payload_hash
+from clusterctl.bundle import debian, redhat
+from clusterctl.bundle.archive import Bundle, entries_of, open_bundle, write_bundle
+from clusterctl.bundle.manifest import FORMAT, LOCK, PAYLOAD, WHEELS, Manifest, System
+from clusterctl.bundle.packed import Packed, Packer, Say
+from clusterctl.bundle.parts import base_digest, base_lock, lock_path, system_folder
+from clusterctl.configure.payload import pack_payload
+from clusterctl.distributions import Distribution
+from clusterctl.inventory import ARCHITECTURE
+from clusterctl.lock import WAIT_S, hold
+from clusterctl.mortal import temporary_folder
+from clusterctl.packages import package_names
+from clusterctl.spec import ClusterSpec
+from clusterctl.wheels import Question, content, resolve, wheel_path, wheelhouse
+from clusterctl.workspace import cache_home
+
+Sources = dict[str, Path | bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class Wanted:
+    """What a bundle is made for. ``archives``: release -> a file that names the repositories to use."""
+
+    spec: ClusterSpec
+    distributions: Sequence[Distribution]
+    archives: Mapping[str, Path]
+
+
+def create(wanted: Wanted, out: Path, *, say: Say) -> Bundle:
+    """Pack all that a spec needs into one file. What was downloaded is kept in the cache.
+
+    Raises:
+        MachineError: this machine lacks a tool, or a repository or an index can't be reached.
+        UsageError: the requirements can't be met, or packages of a distribution can't be had here.
+    """
+    with temporary_folder() as folder, _cache_lock(say):
+        sources: Sources = {PAYLOAD: pack_payload(folder)}
+        systems, versions = {}, {}
+        for distribution in wanted.distributions:
+            packed = _packages(wanted, distribution, say)
+            sources |= {
+                f"{system_folder(distribution.release)}/{path}": of for path, of in packed.files.items()
+            }
+            wheels, requirements, said = _wheels(wanted.spec, say)
+            sources |= {f"{WHEELS}/{path.name}": path for path in wheels}
+            if said is not None:
+                sources[lock_path(distribution.release)] = said.encode()
+            systems[distribution.release] = System(
+                family=distribution.family,
+                asked=package_names(distribution),
+                packages=len(packed.versions),
+                python=distribution.python_version,
+                base=base_digest(),
+                requirements=requirements,
+                wheels=tuple(sorted(path.name for path in wheels)),
+            )
+            versions[distribution.release] = _versions(packed, wheels)
+        sources[LOCK] = (json.dumps(versions, indent=1) + "\n").encode()
+        say("packing")
+        manifest = Manifest(
+            format=FORMAT,
+            clusterctl=__version__,
+            cluster=wanted.spec.name,
+            architecture=ARCHITECTURE,
+            payload=payload_hash(),
+            systems=systems,
+            files=entries_of(sources),
+        )
+        write_bundle(out, manifest, sources)
+    return open_bundle(out)
+
+
+def _packages(wanted: Wanted, distribution: Distribution, say: Say) -> Packed:
+    folder = cache_home() / "bundle" / f"{distribution.release}-{ARCHITECTURE}"
+    folder.mkdir(parents=True, exist_ok=True)
+    archive = wanted.archives.get(distribution.release)
+    packer = Packer(distribution.release, ARCHITECTURE, folder, archive)
+    pack = {"Debian": debian.packed, "RedHat": redhat.packed}[distribution.family]
+    return pack(packer, package_names(distribution), say=say)
+
+
+def _wheels(spec: ClusterSpec, say: Say) -> tuple[list[Path], str | None, str | None]:
+    """The wheels; of the spec's requirements the hash and the lock, if it has any."""
+    say("downloading the wheels of the job environment")
+    wheels = sorted(wheelhouse(base_lock()).glob("*.whl"))
+    asked = spec.software.python.requirements
+    if asked is None:
+        return wheels, None, None
+    more = resolve(Question((asked,), base_lock()), say=say)
+    return [*wheels, *map(wheel_path, more.wheels)], content((asked,)), more.text
+
+
+def _versions(packed: Packed, wheels: Sequence[Path]) -> Mapping[str, object]:
+    packages = [{"name": n, "version": v, "sha256": s} for n, v, s in packed.versions]
+    return {"packages": packages, "wheels": sorted(path.name for path in wheels)}
+
+
+def _cache_lock(say: Say) -> AbstractContextManager[None]:
+    folder = cache_home() / "bundle"
+    folder.mkdir(parents=True, exist_ok=True)
+    return hold(folder / ".lock", "bundle create", what="the cache of packages", wait_s=WAIT_S, waiting=say)

@@ -1,0 +1,93 @@
+"""A bundle in place of the internet: checked, remembered, its wheels put where they are sought."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from clusterctl.bundle.archive import Bundle, open_bundle
+from clusterctl.bundle.checks import damages, misfits, refuse
+from clusterctl.bundle.manifest import WHEELS
+from clusterctl.bundle.parts import base_lock, lock_path
+from clusterctl.mortal import temporary_folder
+from clusterctl.spec import ClusterSpec
+from clusterctl.wheels import Question, Wheel, filled, plant
+from clusterctl.workspace import Workspace, write_atomic
+
+Say = Callable[[str], None]
+
+
+class Remembered(BaseModel):
+    """The bundle of a cluster: where it is, and how it was when all of it was checked."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    file: Path
+    digest: str
+    size: int
+    mtime_ns: int
+
+    @classmethod
+    def of(cls, bundle: Bundle) -> Remembered:
+        """The bundle as it is now."""
+        stat = bundle.file.stat()
+        return cls(file=bundle.file, digest=bundle.digest, size=stat.st_size, mtime_ns=stat.st_mtime_ns)
+
+
+def remembered(workspace: Workspace) -> Remembered | None:
+    """The bundle that the cluster's hosts are installed from, if they are."""
+    try:
+        return Remembered.model_validate_json(workspace.bundle.read_bytes())
+    except (FileNotFoundError, ValidationError):
+        return None
+
+
+def forget(workspace: Workspace) -> None:
+    """Install from the hosts' own repositories from now on."""
+    workspace.bundle.unlink(missing_ok=True)
+
+
+def take(file: Path, spec: ClusterSpec, workspace: Workspace, *, say: Say) -> Bundle:
+    """Check a bundle, remember it for the cluster, and have its wheels where the rest of `up` seeks them.
+
+    What was checked already, and has not been written to since, is not read once more.
+
+    Raises:
+        BundleError: it is damaged, or is not for this spec or clusterctl.
+        MachineError: the cache of downloads can't be written.
+    """
+    bundle = open_bundle(file)
+    refuse(file, misfits(bundle, spec))
+    now = Remembered.of(bundle)
+    if now != remembered(workspace):
+        say(f"checking {bundle.file.name}")
+        refuse(file, damages(bundle))
+        write_atomic(workspace.bundle, now.model_dump_json() + "\n")
+    _place_wheels(bundle, spec)
+    return bundle
+
+
+def _place_wheels(bundle: Bundle, spec: ClusterSpec) -> None:
+    for release, system in bundle.manifest.systems.items():
+
+        def base(folder: Path, wheels: tuple[str, ...] = system.wheels) -> None:
+            for name in wheels:
+                bundle.copy(f"{WHEELS}/{name}", folder / name)
+
+        filled(base_lock(), base)
+        asked = spec.software.python.requirements
+        if asked is not None:
+            text = _text(bundle, lock_path(release))
+            plant(Question((asked,), base_lock()), text, lambda wheel, to: _bring(bundle, wheel, to))
+
+
+def _bring(bundle: Bundle, wheel: Wheel, to: Path) -> None:
+    bundle.copy(f"{WHEELS}/{wheel.file}", to)
+
+
+def _text(bundle: Bundle, path: str) -> str:
+    with temporary_folder() as folder:
+        bundle.copy(path, folder / "text")
+        return (folder / "text").read_text()

@@ -1,0 +1,159 @@
+"""bundle create, verify, show: everything for a cluster in one file, for hosts without a route out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from clusterctl.cli.options import Options, verb
+from clusterctl.cli.show import Screen
+from clusterctl.cli.which import spec_of, workspace_of
+from clusterctl.errors import UsageError
+
+if TYPE_CHECKING:
+    from clusterctl.bundle import Bundle
+    from clusterctl.distributions import Distribution
+    from clusterctl.spec import ClusterSpec
+
+BundleFile = Annotated[Path, typer.Argument(metavar="FILE", help="A bundle that `bundle create` made.")]
+Systems = Annotated[
+    list[str] | None,
+    typer.Option("--os", metavar="NAME", help="A distribution of the hosts, such as debian-12 or rocky-9."),
+]
+
+
+def create(
+    screen: Screen,
+    options: Options,
+    system: Systems = None,
+    archive: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--from",
+            metavar="NAME=FILE",
+            help="A distribution's repositories, as apt or dnf reads them. Default: its public ones.",
+        ),
+    ] = None,
+    out: Annotated[
+        Path | None, typer.Option("--out", metavar="FILE", help="Default: NAME.bundle.tar here.")
+    ] = None,
+) -> None:
+    """Pack OS packages with all they need, Python wheels and the training program into one file.
+
+    The distributions are those of the hosts, where the cluster is up; else --os says them.
+    """
+    from clusterctl import bundle
+    from clusterctl.transfer.tree import shown_size
+
+    spec = spec_of(screen, options)
+    distributions = _distributions(screen, options, system)
+    archives = dict(_assignment(text) for text in archive or ())
+    if unknown := archives.keys() - {one.release for one in distributions}:
+        raise UsageError(
+            f"--from names {', '.join(sorted(unknown))}, which no host has", fix="say it with --os"
+        )
+    target = out or Path(f"{spec.name}.bundle.tar")
+    made = bundle.create(bundle.Wanted(spec, distributions, archives), target, say=screen.note)
+    size = shown_size(target.stat().st_size)
+    screen.result(
+        _answer(made), f"{_text(made)}\nwrote {target}, {size}; take it along with clusterctl itself"
+    )
+
+
+def verify(screen: Screen, options: Options, path: BundleFile, system: Systems = None) -> None:
+    """Check every file of a bundle, and that it fits this clusterctl and the spec, if there is one."""
+    from clusterctl import bundle
+
+    opened = bundle.open_bundle(path)
+    releases = [one.release for one in _named(system or ())]
+    wrong = (*bundle.misfits(opened, _spec(screen, options), releases), *bundle.damages(opened))
+    bundle.refuse(path, wrong)
+    screen.result(_answer(opened), f"{_text(opened)}\nall of it is as it was made")
+
+
+def show(screen: Screen, options: Options, path: BundleFile) -> None:
+    """Say what a bundle says of itself; only its first file is read."""
+    from clusterctl import bundle
+
+    opened = bundle.open_bundle(path)
+    screen.result(_answer(opened), _text(opened))
+
+
+def _spec(screen: Screen, options: Options) -> ClusterSpec | None:
+    """The spec that is meant; without one, a bundle may be for any."""
+    from clusterctl.spec.load import find_spec
+
+    found = options.file or options.cluster or find_spec(Path.cwd())
+    return spec_of(screen, options) if found else None
+
+
+def _named(names: list[str] | tuple[str, ...]) -> tuple[Distribution, ...]:
+    from clusterctl.distributions import distribution_of
+    from clusterctl.errors import ProvisionError
+
+    try:
+        return tuple({one.release: one for one in map(distribution_of, names)}.values())
+    except ProvisionError as exc:
+        raise UsageError(exc.what, where="--os", why=exc.why, fix=exc.fix) from exc
+
+
+def _distributions(screen: Screen, options: Options, names: list[str] | None) -> tuple[Distribution, ...]:
+    """Those that are named, else those of the hosts as they were last looked at."""
+    from clusterctl.access import inventory_of
+    from clusterctl.errors import NotUpError
+
+    if names:
+        return _named(names)
+    try:
+        hosts = inventory_of(workspace_of(screen, options)).hosts
+    except NotUpError as exc:
+        raise UsageError(
+            "which distributions do the hosts have?",
+            why="the cluster is not up, so nobody has looked yet",
+            fix="say it: --os debian-12, or --os rocky-9; several if several have to be served",
+        ) from exc
+    return _named([host.distribution for host in hosts])
+
+
+def _assignment(text: str) -> tuple[str, Path]:
+    name, equals, path = text.partition("=")
+    if not (name and equals and path):
+        raise UsageError(f"--from {text} is not NAME=FILE", fix="say it as debian-12=mirror.list")
+    return _named([name])[0].release, Path(path)
+
+
+def _answer(opened: Bundle) -> dict[str, Any]:
+    said = opened.manifest
+    return {
+        "file": str(opened.file),
+        "digest": opened.digest,
+        "format": said.format,
+        "clusterctl": said.clusterctl,
+        "cluster": said.cluster,
+        "architecture": said.architecture,
+        "bytes": opened.file.stat().st_size,
+        "systems": {
+            release: {"packages": system.packages, "python": system.python, "wheels": len(system.wheels)}
+            for release, system in said.systems.items()
+        },
+    }
+
+
+def _text(opened: Bundle) -> str:
+    said = opened.manifest
+    lines = [f"bundle for cluster {said.cluster!r}, made by clusterctl {said.clusterctl}"]
+    lines += [
+        f"  {release}: {system.packages} packages, {len(system.wheels)} wheels for Python {system.python}"
+        for release, system in said.systems.items()
+    ]
+    return "\n".join([*lines, f"  digest {opened.digest}"])
+
+
+def register(app: typer.Typer) -> None:
+    """Add these verbs."""
+    bundle = typer.Typer(help="Everything in one file, for hosts without a route out.", no_args_is_help=True)
+    for function in (create, verify, show):
+        bundle.command()(verb(function))
+    app.add_typer(bundle, name="bundle")

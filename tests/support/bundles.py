@@ -1,0 +1,64 @@
+"""Small bundles to break: real format, content of no use."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from clusterctl import __version__
+from clusterctl.assets import payload_hash
+from clusterctl.bundle.archive import entries_of, write_bundle
+from clusterctl.bundle.manifest import FORMAT, LOCK, PAYLOAD, Manifest, System
+from clusterctl.bundle.parts import base_digest, lock_path
+from clusterctl.distributions import distribution_of
+from clusterctl.inventory import ARCHITECTURE
+from clusterctl.packages import package_names
+
+RELEASE = "debian-12"
+FILES: dict[str, bytes] = {
+    LOCK: b"{}\n",
+    PAYLOAD: b"payload" * 300,
+    f"systems/{RELEASE}/Packages": b"",
+    f"systems/{RELEASE}/pool/munge_1%3a0.5_amd64.deb": b"munge" * 1000,
+    f"systems/{RELEASE}/pool/slurmd_22_amd64.deb": bytes(512),
+    "wheels/numpy-2.0-py3-none-any.whl": b"wheel",
+}
+
+
+def system(**other: object) -> System:
+    """All that this clusterctl asks for on Debian 12."""
+    asked = package_names(distribution_of(RELEASE))
+    values = {
+        "family": "Debian",
+        "asked": asked,
+        "packages": 2,
+        "python": "3.11",
+        "base": base_digest(),
+        "wheels": ("numpy-2.0-py3-none-any.whl",),
+    }
+    return System.model_validate(values | other)
+
+
+def manifest(files: dict[str, bytes] = FILES, **other: object) -> Manifest:
+    """The manifest of these files, for this clusterctl."""
+    values = {
+        "format": FORMAT,
+        "clusterctl": __version__,
+        "cluster": "demo",
+        "architecture": ARCHITECTURE,
+        "payload": payload_hash(),
+        "systems": {RELEASE: system()},
+        "files": entries_of(dict(files)),
+    }
+    return Manifest.model_validate(values | other)
+
+
+def a_bundle(path: Path, files: dict[str, bytes] = FILES, **other: object) -> Path:
+    """Write one; ``other`` are fields of its manifest."""
+    write_bundle(path, manifest(files, **other), dict(files))
+    return path
+
+
+def a_bundle_with_requirements(path: Path, text: str, requirements: str) -> Path:
+    """One that was made for requirements: their lock, and the hash of what they say."""
+    files = {**FILES, lock_path(RELEASE): text.encode()}
+    return a_bundle(path, files, systems={RELEASE: system(requirements=requirements)})
