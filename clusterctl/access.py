@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 
 from pydantic import ValidationError
 
 from clusterctl.errors import NotUpError, UsageError
-from clusterctl.inventory import Inventory
+from clusterctl.inventory import Host, Inventory
 from clusterctl.records import Ledger
 from clusterctl.scheduler.base import Scheduler
 from clusterctl.slurm.client import SlurmClient
@@ -24,17 +24,44 @@ PATIENCE_S = 60.0  # for who runs the jobs to answer
 
 
 @dataclass(frozen=True, slots=True)
+class Apart:
+    """A node that sees no folder of the others': what jobs need there, it has itself."""
+
+    host: str
+    partition: str | None
+    transport: Transport
+
+
+@dataclass(frozen=True, slots=True)
 class Session:
-    """A connection to the controller as the job user."""
+    """A connection to the controller as the job user.
+
+    ``apart`` are the nodes of a cluster whose hosts share no folder; none where they share one.
+    """
 
     spec: ClusterSpec
     scheduler: Scheduler
     ledger: Ledger
+    apart: tuple[Apart, ...] = ()
 
     @property
     def transport(self) -> Transport:
         """The controller."""
         return self.scheduler.transport
+
+    def of_partition(self, partition: str | None) -> tuple[Transport, ...]:
+        """Who else has a job's folder: the nodes apart of its partition, of all where that is None."""
+        return tuple(
+            node.transport
+            for node in self.apart
+            if partition in (None, node.partition) and node.transport is not self.transport
+        )
+
+    def holders(self, hosts: Sequence[str]) -> tuple[tuple[str, Transport], ...]:
+        """Who has what a job wrote that ran on these hosts, its first host first; the controller if none."""
+        by_name = {node.host: node.transport for node in self.apart}
+        found = tuple((host, by_name[host]) for host in hosts if host in by_name)
+        return found or ((self.transport.host, self.transport),)
 
     @property
     def slurm(self) -> SlurmClient:
@@ -51,11 +78,27 @@ class Session:
 @contextmanager
 def session(spec: ClusterSpec, workspace: Workspace, *, patience_s: float = PATIENCE_S) -> Iterator[Session]:
     """Open the connection; it is made at the first use. ``spec`` is a resolved one: it has a job user."""
-    transport = SSHTransport(spec.controller_host, workspace.ssh_config, user=spec.job_user.name)
-    try:
-        yield Session(spec, SlurmClient(transport, patience_s=patience_s), Ledger(workspace.jobs))
-    finally:
-        transport.close()
+    with ExitStack() as stack:
+
+        def to(host: str) -> SSHTransport:
+            way = SSHTransport(host, workspace.ssh_config, user=spec.job_user.name)
+            return stack.enter_context(closing(way))
+
+        controller = to(spec.controller_host)
+        apart = tuple(
+            Apart(host.name, host.partition, controller if host.leads else to(host.name))
+            for host in _hosts_apart(workspace)
+        )
+        slurm = SlurmClient(controller, patience_s=patience_s)
+        yield Session(spec, slurm, Ledger(workspace.jobs), apart)
+
+
+def _hosts_apart(workspace: Workspace) -> tuple[Host, ...]:
+    """The nodes of a cluster whose hosts share no folder."""
+    if not workspace.hosts.exists():
+        return ()
+    inventory = inventory_of(workspace)
+    return inventory.compute if inventory.shared_folder.kind == "none" else ()
 
 
 def inventory_of(workspace: Workspace) -> Inventory:

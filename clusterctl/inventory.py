@@ -94,13 +94,13 @@ class Host(BaseModel):
 class SharedFolder(BaseModel):
     """Where the shared folder comes from.
 
-    `existing`: the provider mounted it. `nfs`: the controller exports its own folder. `filestore`: a server
-    of its own exports it.
+    `existing`: it is mounted already. `nfs`: the controller exports its own folder. `filestore`: a server of
+    its own exports it. `server`: an NFS server of the user's does. `none`: there is none.
     """
 
     model_config = ConfigDict(frozen=True)
 
-    kind: Literal["existing", "nfs", "filestore"] = "existing"
+    kind: Literal["existing", "nfs", "filestore", "server", "none"] = "existing"
     server: str | None = Field(None, description="address of who exports it, unless it exists")
     path: str | None = Field(None, description="what is exported, unless it exists")
 

@@ -123,7 +123,8 @@ def _environment(screen: Screen, options: Options, session: Session, words: JobW
     with screen.working("resolving requirements"):
         environment = jobs.environment_of(session.spec, words, say=screen.note, heard=heard)
     with showing_progress(screen) as progress:
-        jobs.build(session.transport, environment, say=screen.note, progress=progress)
+        for transport in (session.transport, *session.of_partition(None)):
+            jobs.build(transport, environment, say=screen.note, progress=progress)
     return environment
 
 

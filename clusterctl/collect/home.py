@@ -16,7 +16,8 @@ from typing import Any
 
 from clusterctl.access import Session
 from clusterctl.access import session as session_of
-from clusterctl.collect.fetch import fetch_tree, local_path, sha256_of
+from clusterctl.collect.apart import fetch_from
+from clusterctl.collect.fetch import local_path, sha256_of
 from clusterctl.collect.manifest import Manifest
 from clusterctl.errors import CollectError, Failure
 from clusterctl.providers.costs import node_price
@@ -207,7 +208,8 @@ def _assemble(session: Session, entry: JobEntry, jobs: Sequence[JobInfo], work: 
     tree = work / "tree"
     ended = all(job.ended for job in jobs)
     remote_dir = entry.remote_dir or ""
-    manifest = fetch_tree(session.transport, remote_dir, tree, still_changing=not ended)
+    hosts = tuple(dict.fromkeys(node for job in jobs for node in job.nodes))
+    manifest = fetch_from(session.holders(hosts), remote_dir, work, still_changing=not ended)
     accounting = _accounting(session.scheduler, jobs[0].whole_id, ended=ended)
     if accounting is not None:
         (tree / "sacct.json").write_text(accounting)

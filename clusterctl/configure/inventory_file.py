@@ -141,7 +141,8 @@ def _shared_folder(inventory: Inventory) -> Variables:
     folder = inventory.shared_folder
     values = {"kind": folder.kind, "server": folder.server, "export": folder.path}
     own = {"network": inventory.network} if folder.kind == "nfs" else {}
-    return {f"shared_storage_{key}": value for key, value in {**values, **own}.items() if value is not None}
+    named = {f"shared_storage_{key}": value for key, value in {**values, **own}.items() if value is not None}
+    return {**named, "users_homes_apart": folder.kind == "none"}
 
 
 def _job_packages(workspace: Workspace) -> Variables:

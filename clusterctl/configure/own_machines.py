@@ -12,14 +12,15 @@ def own_machine_variables(spec: ClusterSpec, inventory: Inventory) -> dict[str, 
     """The variables of the roles time, tuning, firewall and selinux; none elsewhere."""
     if not isinstance(spec.provider, OnpremProvider):
         return {}
-    by_nfs = inventory.shared_folder.kind == "nfs"
+    kind = inventory.shared_folder.kind
+    homes_are = {"nfs": "exported", "none": "apart"}.get(kind, "mounted")
     return {
         "clusterctl_keeps": True,
         "time_controller": inventory.controller.address,
         "time_network": inventory.network,
         "firewall_addresses": [host.address for host in inventory.hosts],
         "firewall_network": inventory.network,
-        "firewall_exports": by_nfs,
+        "firewall_exports": kind == "nfs",
         "selinux_homes": f"{inventory.shared}/home",
-        "selinux_nfs_homes": by_nfs,
+        "selinux_homes_are": homes_are,
     }

@@ -25,7 +25,8 @@ from clusterctl.jobs.outputs import outputs_file
 from clusterctl.jobs.refusal import fix_of
 from clusterctl.jobs.script import render_script
 from clusterctl.jobs.source import Source, source_of
-from clusterctl.jobs.staging import SentSource, stage
+from clusterctl.jobs.staging import SentSource, remove_folder, stage
+from clusterctl.jobs.userscript import UserScript
 from clusterctl.records import JobEntry
 from clusterctl.slurm.client import SlurmAwayError
 from clusterctl.spec import ClusterSpec, JobSpec
@@ -91,15 +92,19 @@ def submit(
     """
     script = script_of(session.spec, job, environment)  # what is wrong is said before anything is sent
     source = source or source_of(job)
+    others = session.of_partition(_partition(session, job)) if session.apart else ()
     # Not Path.is_file: what we may not look at, or can't be a name here, is the cluster's.
     if job.container is not None and os.path.isfile(job.container):  # noqa: PTH113
         image = Path(job.container)
         there = send_to_store(session.transport, [image], progress=progress)[image]
+        for other in others:
+            send_to_store(other, [image], progress=progress)
         job = job.model_copy(update={"container": there})
         script = script_of(session.spec, job, environment)
     folder = job.script.parent if job.script is not None else Path.cwd()
     facts = client_facts(job, environment, local=local or LocalTransport(), folder=folder)
-    build(session.transport, environment, say=say, progress=progress)
+    for transport in (session.transport, *others):
+        build(transport, environment, say=say, progress=progress)
     token = secrets.token_hex(4)
     ours = {
         **outputs_file(job),
@@ -107,7 +112,9 @@ def submit(
         "spec.yaml": dump_spec(session.spec).encode(),
         "environment.client.json": (json.dumps(facts, indent=2) + "\n").encode(errors="replace"),
     }
-    remote_dir, sent = stage(session.transport, f"{job.name}-{token}", source, ours, progress=progress)
+    remote_dir, sent = stage(
+        session.transport, f"{job.name}-{token}", source, ours, others=others, progress=progress
+    )
     entry = JobEntry(
         token=token,
         name=job.name,
@@ -119,6 +126,13 @@ def submit(
     job_id = _sbatch(session, entry, remote_dir)
     session.ledger.update(entry, job_id=job_id)
     return Submitted(job_id, job.name, script, remote_dir, token, sent)
+
+
+def _partition(session: Session, job: JobSpec) -> str | None:
+    """The partition that a job goes to; None where its script may say another."""
+    if job.partition is None and job.script is not None and UserScript.read(job.script).directives:
+        return None
+    return job.partition or session.spec.partitions[0].name
 
 
 def _sbatch(session: Session, entry: JobEntry, remote_dir: str) -> str:
@@ -162,7 +176,7 @@ def _forget(session: Session, entry: JobEntry) -> None:
     """Slurm has not taken this job, and will not."""
     session.ledger.update(entry, refused=True)
     if entry.remote_dir is not None:
-        session.transport.run(["rm", "-rf", "--", entry.remote_dir], check=False)
+        remove_folder((session.transport, *session.of_partition(None)), entry.remote_dir)
 
 
 def _not_sent(session: Session, entry: JobEntry, exc: ClusterctlError) -> UnreachableError:

@@ -16,6 +16,7 @@ from clusterctl.errors import (
     UnreachableError,
     WaitTimeoutError,
 )
+from clusterctl.jobs.apart import LogsApart
 from clusterctl.jobs.logs import LogChunk, LogReader, tail
 from clusterctl.scheduler.base import backoff
 from clusterctl.scheduler.models import JobInfo, Outcome, worst
@@ -56,6 +57,11 @@ class _Watched:
             return None
         self._remember(jobs)
         return jobs
+
+    @property
+    def seen(self) -> tuple[JobInfo, ...]:
+        """The jobs as they were last seen."""
+        return tuple(self._seen.values())
 
     def ran_out(self, timeout_s: float | None) -> WaitTimeoutError:
         """The error for a wait that was too long; says where the jobs stand."""
@@ -119,9 +125,17 @@ def follow(
         SchedulerError: nobody knows the job, or stays away.
         UnreachableError: the controller stays out of reach.
     """
+    watched = _Watched(session, [job_id], on_change)
+    how = _follow_apart if session.apart else _follow_stream
+    return how(session, job_id, watched, on_output, timeout_s)
+
+
+def _follow_stream(
+    session: Session, job_id: str, watched: _Watched, on_output: OnOutput, timeout_s: float | None
+) -> tuple[JobInfo, ...]:
+    """Where the controller sees the logs, it passes on what they grow by."""
     clock = session.scheduler.clock
     deadline = None if timeout_s is None else clock.now() + timeout_s
-    watched = _Watched(session, [job_id], on_change)
     reader = LogReader(session.transport, folder_of(session, job_id), _task(session, job_id))
     pauses = backoff(longest_s=_FOLLOW_LONGEST_S)
     due = clock.now()
@@ -151,6 +165,33 @@ def follow(
             clock.sleep(left)
 
 
+def _follow_apart(
+    session: Session, job_id: str, watched: _Watched, on_output: OnOutput, timeout_s: float | None
+) -> tuple[JobInfo, ...]:
+    """The same where hosts share no folder: which host writes the log is known once the job runs."""
+    clock = session.scheduler.clock
+    deadline = None if timeout_s is None else clock.now() + timeout_s
+    logs_apart = LogsApart(session, folder_of(session, job_id), _task(session, job_id))
+    give_up: float | None = None  # while the connection is broken
+    for pause in backoff(longest_s=_FOLLOW_LONGEST_S):
+        try:
+            ended = watched.look()
+            for chunk in logs_apart.new(watched.seen):
+                on_output(chunk)
+            give_up = None
+            if ended is not None:
+                return ended
+        except UnreachableError:
+            give_up = give_up or clock.now() + _RECONNECT_S
+            if clock.now() >= give_up:
+                raise
+        left = pause if deadline is None else min(pause, deadline - clock.now())
+        if left <= 0:
+            raise watched.ran_out(timeout_s)
+        clock.sleep(left)
+    raise AssertionError("backoff never ends")
+
+
 def logs(session: Session, job_id: str, *, on_output: OnOutput) -> None:
     """Pass on what a job has written so far.
 
@@ -158,6 +199,11 @@ def logs(session: Session, job_id: str, *, on_output: OnOutput) -> None:
         SchedulerError: nobody knows the job, or clusterctl did not submit it.
         TransportError: the controller can't be reached.
     """
+    if session.apart:
+        jobs = session.scheduler.jobs([job_id])
+        for chunk in LogsApart(session, folder_of(session, job_id), _task(session, job_id)).new(jobs):
+            on_output(chunk)
+        return
     reader = LogReader(session.transport, folder_of(session, job_id), _task(session, job_id))
     told = _drain(reader, on_output)
     if reader.gone:
@@ -185,7 +231,7 @@ def raise_unless_completed(session: Session, jobs: Sequence[JobInfo]) -> None:
     cancelled = job.outcome is Outcome.CANCELLED
     kind = JobCancelledError if cancelled else JobFailedError
     try:
-        said = tail(session.transport, folder_of(session, job.id), job.task)
+        said = tail(session.holders(job.nodes)[0][1], folder_of(session, job.id), job.task)
         log = f"its log ends:\n{_indented(said)}" if said else "it wrote nothing"
     except (SchedulerError, TransportError) as exc:  # how the job ended is what was asked for
         said, log = "", f"its log can't be read: {exc.what}"

@@ -64,6 +64,7 @@ def _question(host: Host, spec: ClusterSpec, inventory: Inventory, workspace: Wo
         files += _AUTO_DOWN
     files += _TUNING if isinstance(spec.provider, OnpremProvider) else ()
     users = tuple(user.name for user in spec.users)
+    has_homes = leads or inventory.shared_folder.kind == "none"
     return Question(
         files=tuple(files),
         blocks={"/etc/hosts": (_HOSTS_BLOCK[0], _HOSTS_BLOCK[1])},
@@ -72,8 +73,8 @@ def _question(host: Host, spec: ClusterSpec, inventory: Inventory, workspace: Wo
             f"{home_root}/.clusterctl-{inventory.cluster_id}",
         ),
         users=users,
-        homes={user: f"{home_root}/{user}" for user in users} if leads else {},
-        keys=dict.fromkeys(users, workspace.public_key.read_text().strip()) if leads else {},
+        homes={user: f"{home_root}/{user}" for user in users} if has_homes else {},
+        keys=dict.fromkeys(users, workspace.public_key.read_text().strip()) if has_homes else {},
         units=units,
         accounting=_accounting(spec) if leads else (),
         space=(*_PLACES, inventory.shared),
