@@ -20,6 +20,7 @@ from clusterctl.journal import Journal, digest
 from clusterctl.lock import WAIT_S as LOCK_WAIT_S
 from clusterctl.mend import Mended, mend, questions
 from clusterctl.mortal import sweep, temporary_folder
+from clusterctl.offline import AS_BEFORE, Packages, bring_packages, take_bundle
 from clusterctl.phases import Phase, Run, TellMended, untold
 from clusterctl.planning import Plan, ahead
 from clusterctl.providers.base import BakeTarget, Provider
@@ -90,13 +91,14 @@ def up(
     agree: Agree = lambda _: None,
     reconfigure: bool = False,
     force: bool = False,
+    packages: Packages = AS_BEFORE,
     wait_s: float = LOCK_WAIT_S,
 ) -> Up:
     """Raise the cluster, or mend it; returns only after an MPI job ran right across every node.
 
     ``agree`` is shown what becomes of the hosts before anything is done; what it raises ends it there.
     What is configured already and as it was left is not configured again, unless ``reconfigure``. Jobs that
-    a changed spec has no place for are ended under ``force``.
+    a changed spec has no place for are ended under ``force``. ``packages`` says where hosts get theirs from.
     ``wait_s`` bounds how long another clusterctl that works on the cluster is waited for.
 
     Raises:
@@ -112,6 +114,7 @@ def up(
     ):
         workspace.create()
         run = Run("up", Journal(workspace.journal), tell, tell_mended=tell_mended)
+        packed = take_bundle(packages, spec, workspace, run)
         environment = _resolve_environment(spec, run)  # what can't be had is said before anything is made
         workspace.create_secrets()
         with run.phase("plan") as (step, say):
@@ -148,6 +151,8 @@ def up(
             refuse_full_disks(views)
             step.note = f"{len(views)} hosts answer"
 
+        bring_packages(packed, inventory, workspace, connections, run)
+
         with run.phase("configure") as (step, say):
             run.has_mended(Mended(host, "was powered off", "started") for host in started)
             configured = mend(spec, made, workspace, connections, views, anew=reconfigure, say=say)
@@ -160,11 +165,15 @@ def up(
             proof = verify(inventory, connections.to)
             run.has_mended(Mended(host, f"was {was}", "resumed") for host, was in proof.resumed.items())
             step.note = f"MPI across {len(proof.probed)} of {len(inventory.compute)} nodes"
-            if proof.busy:
-                run.notes.append(f"not probed, busy with jobs: {', '.join(proof.busy)}")
-            run.notes += [f"not probed, and left as it is: {node}" for node in proof.aside]
+            run.notes += _unprobed(proof)
 
     return Up(inventory, proof, tuple(run.phases), tuple(run.notes), tuple(run.mended))
+
+
+def _unprobed(proof: Proof) -> tuple[str, ...]:
+    """What to say of nodes that the proof left out."""
+    busy = (f"not probed, busy with jobs: {', '.join(proof.busy)}",) if proof.busy else ()
+    return (*busy, *(f"not probed, and left as it is: {node}" for node in proof.aside))
 
 
 def _resolve_environment(spec: ClusterSpec, run: Run) -> jobs.Environment:

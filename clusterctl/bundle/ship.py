@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import tarfile
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
 from typing import Final
 
 from clusterctl.bundle.archive import Bundle, header
@@ -56,13 +55,14 @@ module_hotfixes=1
     },
 }
 
-# Answers `there`, `send` and then takes a tar, or nothing where all is installed.
+# Which of the files that tell of a finished install are there.
+_LOOK: Final = 'for mark; do [ ! -e "$mark" ] || echo there; done'
+
+# Answers `there`, or `send` and then takes a tar.
 _RECEIVE: Final = """\
 set -eu
 umask 077
 folder=$1 digest=$2
-shift 2
-for mark; do [ ! -e "$mark" ] || exit 0; done
 if [ -e "$folder/$digest" ]; then echo there; exit; fi
 rm -rf -- "$folder" "$folder".??????
 new=$(mktemp -d -- "$folder.XXXXXX")
@@ -76,58 +76,63 @@ touch -- "$digest"
 """
 
 
-@dataclass(frozen=True, slots=True)
-class _Delivery:
-    """What every host gets that lacks something."""
+def lacking(inventory: Inventory, mark: str, to: Callable[[str], Transport]) -> tuple[Host, ...]:
+    """The hosts that are not installed to the end; ``mark`` names what is to be.
 
-    bundle: Bundle
-    mark: str
-    to: Callable[[str], Transport]
+    Raises:
+        TransportError: a host can't be asked.
+    """
 
-    def bring(self, host: Host) -> bool:
-        """Whether the repository had to be sent."""
-        distribution = distribution_of(host.distribution)
-        argv = ["sudo", "-n", "sh", "-c", _RECEIVE, "sh", BUNDLE_FOLDER, self.bundle.digest]
-        argv += _marks(host, self.mark)
-        with self.to(host.name).converse(argv, bulk=True) as talk:
-            answer = _line(talk.receive)
-            if answer == "send":
-                for chunk in _tar(self.bundle, distribution):
-                    talk.send(chunk)
-            talk.finish()
-        return answer == "send"
+    def lacks(host: Host) -> bool:
+        argv = ["sh", "-c", _LOOK, "sh", *_marks(host, mark)]
+        return not to(host.name).run(argv).stdout
+
+    with ThreadPoolExecutor(max_workers=min(_AT_ONCE, len(inventory.hosts))) as pool:
+        found = list(pool.map(lacks, inventory.hosts))
+    return tuple(host for host, does in zip(inventory.hosts, found, strict=True) if does)
 
 
 def ship(
-    bundle: Bundle, inventory: Inventory, mark: str, to: Callable[[str], Transport], *, say: Say
+    bundle: Bundle, hosts: Sequence[Host], to: Callable[[str], Transport], *, say: Say
 ) -> tuple[str, ...]:
-    """Have the repository on each host that is not installed yet; the names of those that it went to.
+    """Have the repository on these hosts; the names of those that it had to be sent to.
 
-    ``mark`` names what is to be installed. Installing removes the repository again.
+    Installing removes it again.
 
     Raises:
         BundleError: the bundle has no packages for some host's distribution; nothing was sent.
         TransportError: it could not be sent to some hosts; one failure a host.
     """
-    releases = {distribution_of(host.distribution).release for host in inventory.hosts}
+    releases = {distribution_of(host.distribution).release for host in hosts}
     refuse(bundle.file, misfits(bundle, None, sorted(releases)))
-    delivery = _Delivery(bundle, mark, to)
     failed: dict[str, ClusterctlError] = {}
     sent: list[str] = []
 
     def bring(host: Host) -> None:
         try:
-            if delivery.bring(host):
+            if _bring(bundle, host, to(host.name)):
                 sent.append(host.name)
         except ClusterctlError as exc:
             failed[host.name] = exc
-        say(HostStep(host.name, "has the packages", len(inventory.hosts), failed=host.name in failed))
+        say(HostStep(host.name, "has the packages", len(hosts), failed=host.name in failed))
 
-    with ThreadPoolExecutor(max_workers=min(_AT_ONCE, len(inventory.hosts))) as pool:
-        list(pool.map(bring, inventory.hosts))
+    with ThreadPoolExecutor(max_workers=_AT_ONCE) as pool:
+        list(pool.map(bring, hosts))
     if failed:
         raise _unsent(failed)
     return tuple(sorted(sent))
+
+
+def _bring(bundle: Bundle, host: Host, transport: Transport) -> bool:
+    """Whether it had to be sent."""
+    argv = ["sudo", "-n", "sh", "-c", _RECEIVE, "sh", BUNDLE_FOLDER, bundle.digest]
+    with transport.converse(argv, bulk=True) as talk:
+        answer = _line(talk.receive)
+        if answer == "send":
+            for chunk in _tar(bundle, distribution_of(host.distribution)):
+                talk.send(chunk)
+        talk.finish()
+    return answer == "send"
 
 
 def _marks(host: Host, mark: str) -> tuple[str, str]:

@@ -11,6 +11,7 @@ from clusterctl.bundle.archive import Bundle, open_bundle
 from clusterctl.bundle.checks import damages, misfits, refuse
 from clusterctl.bundle.manifest import WHEELS
 from clusterctl.bundle.parts import base_lock, lock_path
+from clusterctl.errors import BundleError
 from clusterctl.mortal import temporary_folder
 from clusterctl.spec import ClusterSpec
 from clusterctl.wheels import Question, Wheel, filled, plant
@@ -47,6 +48,18 @@ def remembered(workspace: Workspace) -> Remembered | None:
 def forget(workspace: Workspace) -> None:
     """Install from the hosts' own repositories from now on."""
     workspace.bundle.unlink(missing_ok=True)
+
+
+def gone(workspace: Workspace) -> BundleError:
+    """The error for hosts that are to be installed from a bundle that is not there any more."""
+    known = remembered(workspace)
+    return BundleError(
+        "the bundle that this cluster is installed from is gone",
+        where=str(known.file) if known else "",
+        why="some hosts have packages to install, and no repository of their own is asked",
+        fix="say where it is now: `clusterctl up --bundle FILE`; or `clusterctl up --no-bundle`, with the "
+        "hosts' own repositories",
+    )
 
 
 def take(file: Path, spec: ClusterSpec, workspace: Workspace, *, say: Say) -> Bundle:

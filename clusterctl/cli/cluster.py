@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -52,6 +53,17 @@ def up(
     force: Annotated[
         bool, typer.Option("--force", help="End jobs that a changed spec has no place for.")
     ] = False,
+    bundle: Annotated[
+        Path | None,
+        typer.Option(
+            "--bundle",
+            metavar="FILE",
+            help="Install machines of your own from this bundle, this time and from now on.",
+        ),
+    ] = None,
+    no_bundle: Annotated[
+        bool, typer.Option("--no-bundle", help="Install from the hosts' own repositories again.")
+    ] = False,
     no_wait: NoWait = False,
     yes: Yes = False,
     dry_run: Annotated[
@@ -62,10 +74,12 @@ def up(
 
     It asks before it removes hosts, or makes what costs money. Without a terminal, removing needs --yes.
     """
-    from clusterctl import lifecycle, lock
+    from clusterctl import lifecycle, lock, offline
     from clusterctl.spec.caller import Caller, notes
     from clusterctl.workspace import Workspace
 
+    if bundle is not None and no_bundle:
+        raise UsageError("--bundle and --no-bundle exclude each other", fix="say one of them")
     spec = spec_of(screen, options)
     workspace = Workspace.of(spec.name)
     for line in notes(spec, Caller.current()):
@@ -89,6 +103,7 @@ def up(
             agree=asking(screen, yes=yes, apart=screen.still),
             reconfigure=reconfigure,
             force=force,
+            packages=offline.Packages(bundle, own=no_bundle),
             wait_s=0 if no_wait else lock.WAIT_S,
         )
     for line in done.notes:

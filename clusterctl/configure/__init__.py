@@ -32,6 +32,7 @@ __all__ = [
     "Status",
     "configure",
     "install",
+    "install_mark",
     "install_on_hosts",
     "inventory_text",
     "restore",
