@@ -14,6 +14,7 @@ Run = Callable[..., Any]  # AnsibleModule.run_command
 _NEEDED = re.compile(r"^\s+(?P<what>.+) is needed by \(installed\) (?P<by>\S+)", re.MULTILINE)
 _KEY = "gpg-pubkey"
 _ROUNDS = 200
+_TAIL = 1500  # characters of what a program said that are shown
 _NOT_INSTALLED = ("not-installed", "config-files")
 
 
@@ -182,5 +183,5 @@ def _md5(path: str) -> str:
 def _ask(run: Run, argv: list[str], **options: Any) -> str:
     rc, out, err = run(argv, **options)
     if rc != 0:
-        raise PackageError(f"{' '.join(argv[:3])}: {(err or out).strip()[-1500:]}")
+        raise PackageError(f"{' '.join(argv[:3])}: {(out + err).strip()[-_TAIL:]}")
     return str(out)

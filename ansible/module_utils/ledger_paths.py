@@ -6,6 +6,7 @@ import difflib
 import errno
 import hashlib
 import os
+import pwd
 import shutil
 import stat
 from collections.abc import Callable
@@ -125,6 +126,11 @@ def remove_tree(path: str) -> list[str]:
 
 
 def _of_people(uid: int) -> bool:
+    """Whether it is the number of a person's account. Those of accounts that are gone are nobody's."""
+    try:
+        pwd.getpwuid(uid)
+    except KeyError:
+        return False
     return uid >= ORDINARY and uid != NOBODY
 
 

@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
+from ansible.module_utils import ledger_guard
 from ansible.module_utils import ledger_host as host
 from ansible.module_utils.ledger_packages import Dpkg, Rpm
 from ansible.module_utils.ledger_paths import ABSENT, State, look, without_ours
@@ -34,6 +35,8 @@ class Recorder:
             self._record_paths(role, names)
             self._record_units(role, names)
             self._record_settings(names)
+        self._record_etc()
+        self._ledger["patterns"] = sorted({*self._ledger["patterns"], *_patterns(touches)})
         self._ledger["sealed"] = False
         self._store.write(self._ledger)
 
@@ -46,20 +49,23 @@ class Recorder:
         if not self._store.is_there:
             raise LedgerError(f"{self._store.root} has nothing of what this host was before")
         for role, names in touches.items():
-            for path in _paths(names):  # patterns match more by now
+            for _, path in _paths(names):  # patterns match more by now
                 self._ledger["paths"].setdefault(path, {"role": role, "before": dict(ABSENT), "after": None})
         for path, entry in self._ledger["paths"].items():
             entry["after"] = look(path, self._store.keep)
         self._seal_packages()
         self._seal_accounts({name for names in touches.values() for name in names.get("accounts", ())})
+        self._ledger["etc"]["ours"] = sorted(new_in_etc(self._store, self._ledger))
         self._ledger["sealed"] = True
         self._store.write(self._ledger)
 
     def _record_paths(self, role: str, names: Mapping[str, Any]) -> None:
-        for path in _paths(names):
+        for pattern, path in _paths(names):
             entry = self._ledger["paths"].get(path)
             if entry is None:
-                before = look(path, self._store.keep)
+                # What a pattern finds only now, after a run that did not come to its end, is of that run.
+                ours = pattern in self._ledger["patterns"] and not self._ledger["sealed"]
+                before = dict(ABSENT) if ours else look(path, self._store.keep)
                 self._ledger["paths"][path] = {"role": role, "before": before, "after": None}
             else:
                 self._rebase(path, entry)
@@ -92,6 +98,12 @@ class Recorder:
         content = self._store.content
         text = without_ours(content(before["content"]), content(after["content"]), content(now["content"]))
         return None if text is None else self._store.keep(text)
+
+    def _record_etc(self) -> None:
+        noted = self._ledger["etc"]
+        if not noted["before"] or self._ledger["sealed"]:
+            theirs = sorted(set(ledger_guard.names()) - set(noted["ours"]))
+            noted["before"] = self._store.keep("\n".join(theirs).encode())
 
     def _record_units(self, role: str, names: Mapping[str, Any]) -> None:
         units = host.Units(self._run)
@@ -158,10 +170,22 @@ class Recorder:
             noted["ours"] = sorted(name for name in new if name in named or is_system(name))
 
 
-def _paths(names: Mapping[str, Any]) -> Iterator[str]:
-    """The files and folders of a role; patterns expanded, and `~user` where there is such an account."""
+def new_in_etc(store: Store, ledger: dict[str, Any]) -> set[str]:
+    """What is in /etc, and was not before."""
+    before = ledger["etc"]["before"]
+    return set(ledger_guard.names()) - set(store.content(before).decode().split("\n")) if before else set()
+
+
+def _patterns(touches: Touches) -> Iterator[str]:
+    for names in touches.values():
+        yield from (*names.get("files", ()), *names.get("folders", ()))
+
+
+def _paths(names: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
+    """The files and folders of a role by pattern; `~user` counts where there is such an account."""
     for pattern in (*names.get("files", ()), *names.get("folders", ())):
         path = os.path.expanduser(pattern)  # noqa: PTH111
         if path.startswith("~"):
             continue
-        yield from (sorted(glob.glob(path)) if glob.has_magic(path) else [path])  # noqa: PTH207
+        for one in sorted(glob.glob(path)) if glob.has_magic(path) else [path]:  # noqa: PTH207
+            yield pattern, one

@@ -10,6 +10,7 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible.module_utils import ledger_host as host
+from ansible.module_utils.ledger_guard import Guard
 from ansible.module_utils.ledger_packages import Dpkg, Rpm
 from ansible.module_utils.ledger_paths import (
     ABSENT,
@@ -21,6 +22,7 @@ from ansible.module_utils.ledger_paths import (
     remove_tree,
     without_ours,
 )
+from ansible.module_utils.ledger_record import new_in_etc
 from ansible.module_utils.ledger_store import Store
 
 _SHOWN = 10
@@ -42,6 +44,8 @@ class Restorer:
         self._left: list[str] = []
         self._changed_roles: set[str] = set()
         self._kept: list[tuple[str, State, bytes]] = []
+        self._homes: set[str] = set()
+        self._guard = Guard(str(store.root / "etc"))
 
     def restore(self) -> dict[str, object]:
         """All of it; what the module returns."""
@@ -54,13 +58,15 @@ class Restorer:
             self._done += self._units.stop(unit, before)
         self._unmount()
         needed = self._drop_databases()
+        self._remove_accounts()  # munge's own purge fails on one whose number is not a system account's
         self._remove_packages(needed)
         self._restore_files()
+        if not needed:
+            self._remove_generated()
         for path, state, content in self._kept:
             place = beside(path, state, content)
             self._left.append(f"{path} was changed since by somebody else: that version is {place}")
         self._remove_trees(needed)
-        self._remove_accounts()
         self._restore_folders()
         self._restore_settings()
         self._units.reload()
@@ -123,15 +129,22 @@ class Restorer:
             return
         installed = self._packages.installed()
         ours = set(noted["ours"]) if self._ledger["sealed"] else set(installed) - set(noted["before"])
-        ours = {name for name in ours if name in installed}
+        left = {*installed, *self._packages.settings()} - set(noted["settings"]).difference(installed)
+        ours &= left  # also what an attempt before removed but for its settings
         spared = {name for name in ours if database_needed and name.startswith(("mariadb", "mysql"))}
         removable = self._packages.removable(ours - spared)
         if removable:
+            self._guard.hold()
             for path in self._packages.changed_settings(removable):
                 if path not in self._ledger["paths"]:
                     self._kept.append((path, look(path), Path(path).read_bytes()))
-            self._packages.remove(removable, noted["settings"])
+            # A purge would take data along that was there before us.
+            data = [path for path, was in self._ledger["trees"].items() if was and os.path.lexists(path)]
+            self._packages.remove(removable, removable if data else noted["settings"])
             self._done.append(f"removed {len(removable)} packages")
+            if data:
+                self._left.append(f"settings of packages, beside what was there before: {_few(data)}")
+        self._guard.put_back(but=self._ours_in_etc())
         if still := sorted(ours - set(removable)):
             self._left.append(f"packages that something else needs by now: {', '.join(still)}")
         newer = sorted(n for n, v in noted["before"].items() if n in installed and installed[n] != v)
@@ -155,6 +168,18 @@ class Restorer:
                 put(path, before, self._store.content(before["content"]) if before["kind"] == "file" else b"")
             self._done.append(f"{'removed' if before == ABSENT else 'put back'} {path}")
 
+    def _ours_in_etc(self) -> set[str]:
+        ledger = self._ledger
+        return set(ledger["etc"]["ours"]) if ledger["sealed"] else new_in_etc(self._store, ledger)
+
+    def _remove_generated(self) -> None:
+        """What packages of ours made for themselves, in folders that they brought."""
+        folders = [p for p, e in self._ledger["paths"].items() if e["before"] == ABSENT and Path(p).is_dir()]
+        for path in sorted(self._ours_in_etc()):
+            if os.path.lexists(path) and any(path.startswith(f"{folder}/") for folder in folders):
+                Path(path).unlink()
+                self._done.append(f"removed {path}")
+
     def _remove_trees(self, database_needed: bool) -> None:
         spared = {one["folder"] for one in self._ledger["databases"].values()} if database_needed else set()
         for path, was_there in sorted(self._ledger["trees"].items(), reverse=True):
@@ -175,14 +200,15 @@ class Restorer:
                 self._done.append(f"put back {path}")
             elif remove_empty(path):
                 self._done.append(f"removed {path}")
-            else:
-                self._left.append(f"{path}: it holds {_few(_inside(path))}")
+            elif others := [one for one in _inside(path) if f"{path}/{one}" not in self._homes]:
+                self._left.append(f"{path}: it holds {_few(others)}")
 
     def _remove_accounts(self) -> None:
         for name in self._made("users", host.users(), host.is_system_user):
             home = host.remove_user(self._run, name)
             self._done.append(f"removed the account {name}")
             if Path(home).is_dir() and home != "/":
+                self._homes.add(home)
                 self._left.append(f"{home}: the home of {name}")
         for name in self._made("groups", host.groups(), host.is_system_group):
             if host.remove_group(self._run, name):

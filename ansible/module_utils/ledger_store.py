@@ -18,6 +18,8 @@ EMPTY: dict[str, Any] = {
     "cluster": "",
     "sealed": False,
     "paths": {},  # path -> role, before, after
+    "patterns": [],  # of paths, those that were looked for already
+    "etc": {"before": "", "ours": []},  # every path of /etc, by the hash of the list; those that came with us
     "trees": {},  # path -> whether it was there
     "mounts": {},  # path -> whether something was mounted there
     "units": {},  # unit -> role, load, file, active

@@ -216,3 +216,15 @@ def test_what_belongs_to_people_stays_in_a_folder_of_ours(
     said = ledger("restored")
     assert [path.name for path in (etc / "spool").iterdir()] == ["theirs"]
     assert "spool/theirs" in said["clusterctl_notes"][0]
+
+
+def test_what_a_pattern_finds_after_a_killed_run_is_ours(ledger: Ledger, etc: Path) -> None:
+    ledger("recorded", files=[f"{etc}/mark-*"])
+    (etc / "mark-ours").write_text("")
+    ledger("recorded", files=[f"{etc}/mark-*"])
+    ledger("sealed", files=[f"{etc}/mark-*"])
+    (etc / "mark-theirs").write_text("")
+    ledger("recorded", files=[f"{etc}/mark-*"])
+    ledger("sealed", files=[f"{etc}/mark-*"])
+    ledger("restored")
+    assert [path.name for path in etc.iterdir()] == ["mark-theirs"]

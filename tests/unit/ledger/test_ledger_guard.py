@@ -1,0 +1,67 @@
+"""What a package's purge takes along of somebody else's comes back, the same file under the same name."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    folder = tmp_path / "etc"
+    (folder / "slurm/old").mkdir(parents=True)
+    (folder / "slurm").chmod(0o750)
+    (folder / "slurm/old/slurm.conf").write_text("theirs")
+    (folder / "slurm/old/slurm.conf").chmod(0o640)
+    (folder / "slurm/current").symlink_to("old")
+    (folder / "slurm/ours.conf").write_text("ours")
+    return folder
+
+
+def test_what_went_with_a_package_is_put_back(
+    root: Path, tmp_path: Path, util: Callable[[str], ModuleType]
+) -> None:
+    guard = util("ledger_guard").Guard(str(tmp_path / "held"), str(root))
+    guard.hold()
+    number = (root / "slurm/old/slurm.conf").stat().st_ino
+    shutil.rmtree(root / "slurm")
+    back = guard.put_back(but={str(root / "slurm/ours.conf")})
+    assert back == [str(root / "slurm/current"), str(root / "slurm/old/slurm.conf")]
+    assert (root / "slurm/old/slurm.conf").stat().st_ino == number
+    assert (root / "slurm").stat().st_mode & 0o777 == 0o750
+    assert (root / "slurm/current").readlink() == Path("old")
+    assert not (root / "slurm/ours.conf").exists()
+
+
+def test_a_second_attempt_still_holds_what_the_first_saw(
+    root: Path, tmp_path: Path, util: Callable[[str], ModuleType]
+) -> None:
+    guards = [util("ledger_guard").Guard(str(tmp_path / "held"), str(root)) for _ in range(2)]
+    guards[0].hold()
+    shutil.rmtree(root / "slurm")  # and it is killed here
+    guards[1].hold()
+    assert len(guards[1].put_back(but=())) == 3
+
+
+def test_what_a_package_made_for_itself_goes_with_its_folder(
+    util: Callable[[str], ModuleType],
+    ledger: Callable[..., dict[str, Any]],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    etc = tmp_path / "etc"
+    etc.mkdir()
+    guard = util("ledger_guard")
+    monkeypatch.setattr(guard, "names", lambda: sorted(str(p) for p in etc.rglob("*") if p.is_file()))
+    ledger("recorded", folders=[str(etc / "mysql")])
+    (etc / "mysql").mkdir()
+    (etc / "mysql/debian.cnf").write_text("generated")
+    (etc / "alternatives").write_text("generated, but in nobody's folder")
+    ledger("sealed", folders=[str(etc / "mysql")])
+    assert ledger("restored")["clusterctl_notes"] == []
+    assert [path.name for path in etc.iterdir()] == ["alternatives"]
