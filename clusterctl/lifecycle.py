@@ -6,8 +6,8 @@ because every phase looks at the world and makes only what is missing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clusterctl import collect, configure, jobs
@@ -25,6 +25,8 @@ from clusterctl.phases import Phase, Run, TellMended, untold
 from clusterctl.planning import Plan, ahead
 from clusterctl.providers.base import BakeTarget, Provider
 from clusterctl.providers.local.provider import LocalProvider
+from clusterctl.providers.onprem.hands import NO_HANDS, Hands
+from clusterctl.providers.onprem.provider import OnpremProvider
 from clusterctl.reach import reach, refuse_full_disks
 from clusterctl.records import RunRecord
 from clusterctl.spec import ClusterSpec
@@ -44,8 +46,9 @@ from clusterctl.workspace import Workspace, write_atomic
 Agree = Callable[[Plan], None]
 
 
-def provider_of(settings: ProviderSettings) -> Provider:
-    """Who makes and removes the hosts of a spec whose `provider` says this."""
+def provider_of(settings: ProviderSettings, hands: Hands = NO_HANDS) -> Provider:
+    """Who makes and removes the hosts of a spec whose `provider` says this; ``hands`` are for machines of the
+    user's own."""
     match settings:
         case LocalSettings():
             return LocalProvider(settings)
@@ -55,11 +58,7 @@ def provider_of(settings: ProviderSettings) -> Provider:
 
             return GcpProvider(settings)
         case OnpremSettings():
-            raise UsageError(
-                "machines of your own are not configured yet",
-                where="provider.type",
-                fix="write `type: local` or `type: gcp`",
-            )
+            return OnpremProvider(settings, replace(hands, restore=_give_back))
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,13 +91,15 @@ def up(
     reconfigure: bool = False,
     force: bool = False,
     packages: Packages = AS_BEFORE,
+    hands: Hands = NO_HANDS,
     wait_s: float = LOCK_WAIT_S,
 ) -> Up:
     """Raise the cluster, or mend it; returns only after an MPI job ran right across every node.
 
     ``agree`` is shown what becomes of the hosts before anything is done; what it raises ends it there.
     What is configured already and as it was left is not configured again, unless ``reconfigure``. Jobs that
-    a changed spec has no place for are ended under ``force``. ``packages`` says where hosts get theirs from.
+    a changed spec has no place for are ended under ``force``. ``packages`` says where hosts get theirs from,
+    ``hands`` see to host keys and passwords.
     ``wait_s`` bounds how long another clusterctl that works on the cluster is waited for.
 
     Raises:
@@ -106,7 +107,7 @@ def up(
         UsageError: the change would end jobs; nothing was changed.
         ClusterctlError: a phase failed; what was done stays, and the next `up` goes on from there.
     """
-    provider = provider_of(spec.provider)
+    provider = provider_of(spec.provider, hands)
     provider.check(spec)
     with (
         workspace.lock("up", wait_s=wait_s, waiting=lambda text: tell(WAITING, text)),
@@ -208,6 +209,7 @@ def down(
     tell: Tell,
     discard_runs: bool = False,
     out: Path | None = None,
+    hands: Hands = NO_HANDS,
     wait_s: float = LOCK_WAIT_S,
 ) -> Down:
     """Bring home what was not collected, then remove the cluster and prove that nothing is left.
@@ -225,7 +227,7 @@ def down(
         if not workspace.root.is_dir():
             return _down_lost(name, tell)
         settings = _settings(workspace)
-        provider = provider_of(settings)
+        provider = provider_of(settings, hands)
         run = Run("down", Journal(workspace.journal), tell)
         runs: tuple[RunRecord, ...] = ()
         if not discard_runs and collect.uncollected(workspace):
@@ -248,23 +250,34 @@ def _settings(workspace: Workspace) -> ProviderSettings:
         return spec_as_raised(workspace).provider
     except UsageError:
         states = [*workspace.terraform.glob("*.tfstate*")]
-        if states or (workspace.terraform.is_dir() and (workspace.spec.exists() or workspace.hosts.exists())):
+        if (
+            states
+            or _is_of_own_machines(workspace)
+            or (workspace.terraform.is_dir() and (workspace.spec.exists() or workspace.hosts.exists()))
+        ):
             raise
         return LocalSettings()  # the spec is written before anything is made at Google
 
 
-def orphans(settings: ProviderSettings, name: str) -> tuple[Orphan, ...]:
+def _is_of_own_machines(workspace: Workspace) -> bool:
+    """Whether what stands in it is of machines that are to be given back."""
+    return workspace.access_config.exists()
+
+
+def orphans(settings: ProviderSettings, name: str, hands: Hands = NO_HANDS) -> tuple[Orphan, ...]:
     """The clusters of that name that have no workspace here, found by looking at them."""
-    return find_orphans(provider_of(settings), name, known=Workspace.of(name).known_id())
+    return find_orphans(provider_of(settings, hands), name, known=Workspace.of(name).known_id())
 
 
-def down_orphans(settings: ProviderSettings, found: Sequence[Orphan], *, tell: Tell) -> None:
+def down_orphans(
+    settings: ProviderSettings, found: Sequence[Orphan], *, tell: Tell, hands: Hands = NO_HANDS
+) -> None:
     """Remove them, and prove that nothing is left.
 
     Raises:
         LeftoversError: an independent look found something of one.
     """
-    provider = provider_of(settings)
+    provider = provider_of(settings, hands)
     for orphan in found:
         destroy(provider, orphan.cluster_id, None, lambda text: tell("destroy", text))
 
@@ -290,6 +303,19 @@ def write_inventory(spec: ClusterSpec, inventory: Inventory, workspace: Workspac
     write_atomic(workspace.ssh_config, ssh_config)
     configure.write_inventory(spec, inventory, workspace)
     write_atomic(workspace.hosts, inventory.model_dump_json(indent=2) + "\n")
+    workspace.joining.unlink(missing_ok=True)  # all of it stands there now
+
+
+def _give_back(
+    inventory: Inventory, hosts: Collection[str], workspace: Workspace, say: Say
+) -> Mapping[str, tuple[str, ...]]:
+    """Have Ansible put back what was on these; what was left on each, and why."""
+    write_inventory(spec_as_raised(workspace), inventory, workspace)
+
+    def progress(task: configure.Progress) -> None:
+        say(HostStep(task.host, task.what, len(hosts), task.status, task.failed))
+
+    return configure.restore(inventory, workspace, limit=hosts, progress=progress)
 
 
 def _fetch_wheels(workspace: Workspace, say: Say) -> None:

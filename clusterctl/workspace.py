@@ -133,6 +133,21 @@ class Workspace:
         return self.root / "id_ed25519.pub"
 
     @property
+    def access_config(self) -> Path:
+        """How the user's own machines are reached as themselves; see ``providers.onprem``."""
+        return self.root / "access_config"
+
+    @property
+    def trusted_hosts(self) -> Path:
+        """The keys of these machines, and of those on the way to them, that were confirmed."""
+        return self.root / "trusted_hosts"
+
+    @property
+    def joining(self) -> Path:
+        """The inventory that machines are being joined to; they are ours from then on."""
+        return self.root / "joining.json"
+
+    @property
     def munge_key(self) -> Path:
         return self.root / "munge.key"
 

@@ -13,6 +13,7 @@ import typer
 from clusterctl.cli.job import job_table, not_brought_home
 from clusterctl.cli.options import Options, OutFolder, verb
 from clusterctl.cli.orphans import down_orphans
+from clusterctl.cli.own_machines import AcceptHostKey, AskBecomePass, hands
 from clusterctl.cli.phases import Phases
 from clusterctl.cli.plan import asking, show_plan
 from clusterctl.cli.show import Screen
@@ -66,6 +67,8 @@ def up(
     ] = False,
     no_wait: NoWait = False,
     yes: Yes = False,
+    ask_become_pass: AskBecomePass = False,
+    accept_host_key: AcceptHostKey = None,
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Only say what would be done: `clusterctl plan`.")
     ] = False,
@@ -85,7 +88,7 @@ def up(
     for line in notes(spec, Caller.current()):
         screen.note(f"note: {line}")
     if dry_run:
-        return show_plan(screen, spec)
+        return show_plan(screen, spec, ask_become_pass=ask_become_pass)
     then = "`clusterctl up` goes on from here, `clusterctl down` removes what there is"
     phases = Phases(screen, verbose=options.verbose)
     screen.known = {"mended": []}
@@ -104,6 +107,7 @@ def up(
             reconfigure=reconfigure,
             force=force,
             packages=offline.Packages(bundle, own=no_bundle),
+            hands=hands(screen, ask_password=ask_become_pass, accepted=accept_host_key),
             wait_s=0 if no_wait else lock.WAIT_S,
         )
     for line in done.notes:
@@ -137,6 +141,7 @@ def down(
     ] = False,
     out: OutFolder = None,
     no_wait: NoWait = False,
+    ask_become_pass: AskBecomePass = False,
     orphans: Annotated[
         bool,
         typer.Option("--orphans", help="Those of its name whose workspace was lost: show them and ask."),
@@ -150,7 +155,7 @@ def down(
     from clusterctl import lifecycle, lock
 
     if orphans:
-        down_orphans(screen, options, project=project, yes=yes)
+        down_orphans(screen, options, project=project, yes=yes, ask_become_pass=ask_become_pass)
         return
     if project is not None:
         raise UsageError("--project is for --orphans", fix="say --orphans, or leave it out")
@@ -165,6 +170,7 @@ def down(
             tell=phases,
             discard_runs=discard_runs,
             out=out,
+            hands=hands(screen, ask_password=ask_become_pass),
             wait_s=0 if no_wait else lock.WAIT_S,
         )
     for run in done.runs:

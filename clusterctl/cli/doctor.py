@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clusterctl.cli.options import Options, verb
+from clusterctl.cli.own_machines import AskBecomePass, looking_hands
 from clusterctl.cli.show import Screen
 from clusterctl.cli.which import spec_of
 
@@ -23,6 +24,7 @@ def doctor(
     hosts: Annotated[
         list[str] | None, typer.Argument(metavar="[HOST]...", help="Only these hosts.", show_default=False)
     ] = None,
+    ask_become_pass: AskBecomePass = False,
 ) -> int:
     """Look for what is wrong with the hosts.
 
@@ -31,21 +33,26 @@ def doctor(
     keeps a host out of the cluster.
     """
     spec = spec_of(screen, options)
-    report = examined(screen, spec, hosts or ())
+    report = examined(screen, spec, hosts or (), ask_become_pass=ask_become_pass)
     screen.result(as_dict(spec, report), text(screen, report))
     return 1 if report.errors else 0
 
 
-def examined(screen: Screen, spec: ClusterSpec, hosts: list[str] | tuple[str, ...] = ()) -> Report:
+def examined(
+    screen: Screen,
+    spec: ClusterSpec,
+    hosts: list[str] | tuple[str, ...] = (),
+    *,
+    ask_become_pass: bool = False,
+) -> Report:
     """What a look at the hosts finds."""
     from clusterctl import lifecycle
     from clusterctl.checkup import checkup
     from clusterctl.workspace import Workspace
 
+    provider = lifecycle.provider_of(spec.provider, looking_hands(ask_password=ask_become_pass))
     with screen.working("looking at the hosts"):
-        return checkup(
-            spec, Workspace.of(spec.name), lifecycle.provider_of(spec.provider), hosts=tuple(hosts)
-        )
+        return checkup(spec, Workspace.of(spec.name), provider, hosts=tuple(hosts))
 
 
 def as_dict(spec: ClusterSpec, report: Report) -> dict[str, Any]:

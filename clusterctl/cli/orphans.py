@@ -7,6 +7,7 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING
 
 from clusterctl.cli.options import Options
+from clusterctl.cli.own_machines import hands
 from clusterctl.cli.phases import Phases
 from clusterctl.cli.show import Screen
 from clusterctl.cli.which import spec_of
@@ -19,13 +20,16 @@ if TYPE_CHECKING:
 _ANY_ZONE = "us-central1-a"  # a project is searched as a whole
 
 
-def down_orphans(screen: Screen, options: Options, *, project: str | None, yes: bool) -> None:
+def down_orphans(
+    screen: Screen, options: Options, *, project: str | None, yes: bool, ask_become_pass: bool = False
+) -> None:
     """Find them, show what there is with its cost, ask, and remove it all."""
     from clusterctl import lifecycle
 
     settings, name = _where(screen, options, project)
+    asking = hands(screen, ask_password=ask_become_pass)
     with screen.working("looking"):
-        found = lifecycle.orphans(settings, name)
+        found = lifecycle.orphans(settings, name, asking)
     answer = {"cluster": name, "provider": settings.type, "orphans": [asdict(one) for one in found]}
     if not found:
         screen.result(answer, f"no cluster {name!r} was lost")
@@ -35,7 +39,7 @@ def down_orphans(screen: Screen, options: Options, *, project: str | None, yes: 
     screen.confirm(f"remove all of this ({which})? It may be somebody else's", yes=yes)
     phases = Phases(screen, verbose=options.verbose)
     with phases.shown():
-        lifecycle.down_orphans(settings, found, tell=phases)
+        lifecycle.down_orphans(settings, found, tell=phases, hands=asking)
     screen.result(answer, f"cluster {name!r} ({which}) is down; an independent look found nothing of it")
 
 

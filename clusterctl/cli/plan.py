@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from clusterctl.cli.options import Options, verb
+from clusterctl.cli.own_machines import AskBecomePass, looking_hands
 from clusterctl.cli.show import Screen
 from clusterctl.cli.which import spec_of
 
@@ -27,23 +28,25 @@ def plan(
     screen: Screen,
     options: Options,
     check: Annotated[bool, typer.Option("--check", help="Exit 3 if `up` would change anything.")] = False,
+    ask_become_pass: AskBecomePass = False,
 ) -> int:
     """Show what `up` would do, what it costs, whose jobs end.
 
     It only looks: it compares the spec with the cluster as it was raised, and with its live hosts.
     """
-    return show_plan(screen, spec_of(screen, options), check=check)
+    return show_plan(screen, spec_of(screen, options), check=check, ask_become_pass=ask_become_pass)
 
 
-def show_plan(screen: Screen, spec: ClusterSpec, *, check: bool = False) -> int:
+def show_plan(
+    screen: Screen, spec: ClusterSpec, *, check: bool = False, ask_become_pass: bool = False
+) -> int:
     """Plan and show it; the exit code."""
     from clusterctl import lifecycle, planning
     from clusterctl.workspace import Workspace
 
+    provider = lifecycle.provider_of(spec.provider, looking_hands(ask_password=ask_become_pass))
     with screen.working("looking"):
-        found = planning.plan(
-            spec, Workspace.of(spec.name), lifecycle.provider_of(spec.provider), say=lambda _: None
-        )
+        found = planning.plan(spec, Workspace.of(spec.name), provider, say=lambda _: None)
     screen.result(as_dict(spec, found), text(screen, spec, found))
     return CHANGES if check and not found.is_empty else 0
 

@@ -96,6 +96,7 @@ class Facts(_Answer):
     units: frozenset[str]
     gpus: Gpus
     accounts: Mapping[str, int]
+    claim: str = ""  # what clusterctl noted there of the cluster that it belongs to; JSON
 
 
 def parse_facts(text: str) -> Facts:

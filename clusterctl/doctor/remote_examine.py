@@ -30,6 +30,7 @@ LOCKS = (
 LOCK_NOTES = ("var/cache/dnf/*_lock.pid", "var/lib/dnf/*_lock.pid", "run/dnf*.pid", "run/yum.pid")  # below /
 FLOCK = "hhqqi"  # struct flock of 64-bit Linux
 PCI_DISPLAY, PCI_NVIDIA = 0x03, "0x10de"
+CLAIM = "/etc/clusterctl/cluster.json"
 EFI_VARIABLES = "/sys/firmware/efi/efivars"
 ROW = 3  # fields of /etc/passwd up to the number
 
@@ -224,6 +225,7 @@ def main() -> None:
         "selinux": selinux(),
         "units": units(asked["units"]),
         "gpus": gpus(),
+        "claim": read(CLAIM)[:4096],
         "accounts": accounts(asked["accounts"], set(asked["uids"])),
     }
     json.dump(answer, sys.stdout)

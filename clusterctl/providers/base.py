@@ -10,9 +10,10 @@ from typing import Literal, Protocol
 from clusterctl.doctor import Report
 from clusterctl.inventory import Inventory
 from clusterctl.spec import ClusterSpec
+from clusterctl.telling import HostStep
 from clusterctl.workspace import Workspace
 
-Say = Callable[[str], None]
+Say = Callable[[str | HostStep], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,6 @@ from clusterctl.inventory import (
 from clusterctl.render import render
 from clusterctl.slurm.facts import FACTS_ARGV, NodeFacts, parse_facts
 from clusterctl.slurm.gpus import Gpu
-from clusterctl.slurm.topology import topology_settings, topology_text
 from clusterctl.spec import ClusterSpec
 from clusterctl.spec.models import ADMIN_USER, PROOF_PARTITION
 
@@ -52,7 +51,7 @@ class Node:
 
 
 def render_files(spec: ClusterSpec, inventory: Inventory, facts: Mapping[str, NodeFacts]) -> dict[str, str]:
-    """File name -> text, for slurm.conf, gres.conf, cgroup.conf, topology.conf and slurmdbd.conf.
+    """File name -> text, for slurm.conf, gres.conf, cgroup.conf and slurmdbd.conf.
 
     ``facts`` is keyed by host name; hosts whose cpus and memory are set in the inventory need none.
 
@@ -71,7 +70,6 @@ def render_files(spec: ClusterSpec, inventory: Inventory, facts: Mapping[str, No
         ),
         "gres.conf": render("gres.conf.j2", lines=[_line(s) for node in nodes for s in _gres_settings(node)]),
         "cgroup.conf": render("cgroup.conf.j2", settings=_cgroup_settings(shares=shares)),
-        "topology.conf": topology_text(spec),
         "slurmdbd.conf": render("slurmdbd.conf.j2", settings=_slurmdbd_settings(inventory)),
     }
 
@@ -143,7 +141,6 @@ def _sections(
         "Scheduling": {
             "SelectType": "select/cons_tres",
             "SelectTypeParameters": "CR_Core_Memory",
-            **topology_settings(spec),
             "EnforcePartLimits": "ALL",  # refuse at once what could never run
             "PriorityType": "priority/multifactor",
             "PriorityWeightAge": "1000",
@@ -152,7 +149,7 @@ def _sections(
         "Running": _running(shares=shares)
         | ({"TaskProlog": TASK_PROLOG} if inventory.has_job_environment else {}),
         "Faults": {"ReturnToService": "2", **timeouts(len(nodes))},
-        "Accounting": _accounting(inventory, nodes),
+        "Accounting": _accounting(inventory, nodes, shares=shares),
     }
 
 
@@ -174,7 +171,7 @@ def _running(*, shares: bool) -> Settings:
     }
 
 
-def _accounting(inventory: Inventory, nodes: tuple[Node, ...]) -> Settings:
+def _accounting(inventory: Inventory, nodes: tuple[Node, ...], *, shares: bool) -> Settings:
     settings = {
         "AccountingStorageType": "accounting_storage/slurmdbd",
         "AccountingStorageHost": inventory.controller.name,
@@ -183,7 +180,8 @@ def _accounting(inventory: Inventory, nodes: tuple[Node, ...]) -> Settings:
         "AccountingStoreFlags": "job_comment",  # the token that finds a job whose submission was cut off
         "JobAcctGatherType": "jobacct_gather/linux",
         "JobAcctGatherFrequency": "task=5",
-        "JobAcctGatherParams": "OverMemoryKill,UsePss",
+        # Where the kernel sees to memory, Slurm refuses to do it, too.
+        "JobAcctGatherParams": "OverMemoryKill,UsePss" if shares else "UsePss",
     }
     if any(node.gpus for node in nodes):
         settings |= {"AccountingStorageTRES": "gres/gpu", "GresTypes": "gpu"}

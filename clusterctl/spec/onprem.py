@@ -9,8 +9,8 @@ from typing import Annotated, Final, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, field_validator
 
 from clusterctl.spec.base import Model
-from clusterctl.spec.fabric import Switch, SwitchName
 from clusterctl.spec.host_range import expand
+from clusterctl.spec.paths import KeyFile
 
 HOST_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 ADDRESS = r"^[A-Za-z0-9._:\[\],-]{1,255}$"
@@ -52,7 +52,7 @@ class Access(Model):
 
     user: Login | None = Field(None, description="login name; by default the caller's")
     port: Port = Field(22, description="sshd's port")
-    key: str | None = Field(
+    key: KeyFile | None = Field(
         None, description="private key, relative to this file or from ~; by default ssh's own and the agent's"
     )
     jump: tuple[Jump, ...] = Field((), description="hosts to jump through, the first one first")
@@ -67,7 +67,7 @@ class OnpremHost(Model):
     )
     user: Login | None = Field(None, description="login name")
     port: Port | None = Field(None, description="sshd's port")
-    key: str | None = Field(None, description="private key")
+    key: KeyFile | None = Field(None, description="private key")
     jump: tuple[Jump, ...] | None = Field(None, description="hosts to jump through; [] for none")
     become: Literal["sudo", "none"] | None = Field(None, description="how to become root")
     host_key: Annotated[str, StringConstraints(pattern=HOST_KEY)] | None = Field(
@@ -104,9 +104,6 @@ class OnpremProvider(Model):
         None, description="addresses that MPI and Slurm use; by default the network of the controller's"
     )
     shared: OnpremShared = Field(OnpremShared(), description="the folder that all hosts see")
-    fabric: Mapping[SwitchName, Switch] = Field(
-        {}, description="the switches of the fast network by name, for jobs to be kept close together"
-    )
 
     @field_validator("hosts", mode="before")
     @classmethod

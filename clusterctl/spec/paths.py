@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 from typing import Annotated, Final
 
@@ -17,6 +18,18 @@ def _located(path: Path, info: ValidationInfo) -> Path:
     return here / path
 
 
+def _expanded(text: str, info: ValidationInfo) -> str:
+    if not text.strip():
+        raise ValueError("the name of a file is missing here")
+    here: Path = (info.context or {}).get(HERE, Path())
+    return str(here / os.path.expanduser(text))  # noqa: PTH111 - it never raises
+
+
 FileName = Annotated[
     Path, AfterValidator(_located), WithJsonSchema({"type": "string", "examples": ["requirements.txt"]})
+]
+
+# As text: it is written into an ssh_config.
+KeyFile = Annotated[
+    str, AfterValidator(_expanded), WithJsonSchema({"type": "string", "examples": ["~/.ssh/id_ed25519"]})
 ]

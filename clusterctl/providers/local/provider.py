@@ -169,7 +169,7 @@ def cached_images(*, prune: bool = False) -> tuple[CachedImage, ...]:
     return tuple(CachedImage.model_validate(image) for image in answer["images"])
 
 
-def _silent(_: str) -> None:
+def _silent(_: object) -> None:
     return None
 
 

@@ -65,7 +65,7 @@ def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stub:
     stub = Stub({"a1b2c3": (DISK, RULE), "ffffff": (RULE,)})
     asked: list[Settings] = []
 
-    def provider_of(settings: Settings) -> Stub:
+    def provider_of(settings: Settings, _hands: object = None) -> Stub:
         asked.append(settings)
         assert isinstance(settings, GcpProvider)
         assert settings.project == "my-project"

@@ -1,0 +1,226 @@
+"""Machines that the user has: ClusterSpec -> our account on each of them -> Inventory, and back again."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Final
+
+from clusterctl.doctor import Report
+from clusterctl.errors import ClusterctlError, UsageError
+from clusterctl.inventory import Host, Inventory
+from clusterctl.providers.base import Action, Bake, HostChange, Leftover, Planned, Provisioned, Say, Size
+from clusterctl.providers.onprem import give_back, lost, members, way_in
+from clusterctl.providers.onprem.access import each, refuse, refused
+from clusterctl.providers.onprem.account import Claim, join
+from clusterctl.providers.onprem.hands import Hands
+from clusterctl.providers.onprem.look import (
+    admin,
+    as_failures,
+    claimed,
+    failures,
+    known_hosts,
+    look,
+    still_ours,
+)
+from clusterctl.providers.onprem.members import Member
+from clusterctl.providers.onprem.way_in import WayIn
+from clusterctl.spec import ClusterSpec
+from clusterctl.spec import OnpremProvider as Settings
+from clusterctl.spec.load import dump_spec
+from clusterctl.telling import HostStep
+from clusterctl.workspace import Workspace, write_atomic
+
+_THEN: Final = "nothing was changed; correct it, then run the same command again"
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    """What a look has come to: the cluster that the machines become, and which of them are ``new`` to us."""
+
+    text: str  # of the spec
+    inventory: Inventory
+    new: tuple[str, ...]
+    silent: Mapping[str, Host]
+    notes: tuple[str, ...] = ()
+    joined: set[str] = field(default_factory=set)
+
+
+class OnpremProvider:
+    """Machines of the user's own. See ``clusterctl.providers.base.Provider`` for the contract."""
+
+    def __init__(self, settings: Settings, hands: Hands) -> None:
+        self._settings = settings
+        self._hands = hands
+        self._found: _Found | None = None
+        self._workspace: Workspace | None = None
+
+    def check(self, spec: ClusterSpec) -> None:
+        if spec.provider.type != self._settings.type:
+            raise UsageError("the spec is of another provider", where="provider.type")
+        way_in.check()
+
+    def examine(self, spec: ClusterSpec, workspace: Workspace, *, hosts: Collection[str]) -> Report | None:
+        asked = members.members(spec, self._settings)
+        chosen = [one for one in asked if not hosts or one.name in hosts]
+        if strangers := set(hosts) - {one.name for one in asked}:
+            raise UsageError(f"the spec has no host {', '.join(sorted(strangers))}", where="provider.hosts")
+        with way_in.place(workspace) as folder:
+            way = WayIn(self._settings, folder, self._hands)
+            only = [one.name for one in chosen]
+            report = look(spec, asked, way.access, folder, (), only=only, lost=way.trust(only))
+        return replace(
+            report, findings=(*report.findings, *claimed(report.facts, workspace.known_id() or ""))
+        )
+
+    def prepare(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake, say: Say) -> None:
+        """They are installed on as they are."""
+
+    def sizes(self, spec: ClusterSpec) -> Mapping[str, Size]:  # noqa: ARG002
+        return {}  # the hardware decides
+
+    def plan(self, spec: ClusterSpec, workspace: Workspace, *, keep: Mapping[str, Size], say: Say) -> Planned:  # noqa: ARG002
+        found = self._look(spec, workspace, say)
+        before = known_hosts(workspace)
+        changes = [_change(host, found, before) for host in found.inventory.hosts]
+        names = {host.name for host in found.inventory.hosts}
+        changes += [
+            HostChange(name, "remove", _roles(host), "the spec does not name it any more")
+            for name, host in before.items()
+            if name not in names
+        ]
+        return Planned(tuple(changes), notes=found.notes)
+
+    def apply(
+        self,
+        spec: ClusterSpec,
+        workspace: Workspace,
+        *,
+        keep: Mapping[str, Size],  # noqa: ARG002
+        say: Say,
+    ) -> Provisioned:
+        found = self._found
+        if found is None or found.text != dump_spec(spec) or self._workspace != workspace:
+            found = self._look(spec, workspace, say)
+        notes = give_back.dismissed(found.inventory, workspace, self._hands, say=say)
+        joining = [name for name in found.new if name not in found.joined]
+        if joining:
+            self._join(found, joining, workspace, say)
+        return Provisioned(found.inventory, (*found.notes, *notes), made=tuple(found.new))
+
+    def alive(self, cluster_id: str) -> bool:  # noqa: ARG002
+        if self._workspace is None:
+            return True  # nobody knows
+        return give_back.any_alive(self._workspace)
+
+    def destroy(self, cluster_id: str, *, workspace: Workspace | None, say: Say) -> None:
+        if workspace is None:
+            lost.give_back_lost(self._settings, cluster_id, self._hands, say=say)
+            return
+        self._workspace = workspace
+        way = WayIn(self._settings, workspace, self._hands)
+        give_back.all_of_it(way, cluster_id, workspace, self._hands, say=say)
+
+    def leftovers(self, cluster_id: str) -> tuple[Leftover, ...]:
+        return give_back.leftovers(self._settings, cluster_id, self._workspace, self._hands)
+
+    def orphans(self, name: str) -> tuple[str, ...]:
+        return lost.orphans(self._settings, name, self._hands)
+
+    def _look(self, spec: ClusterSpec, workspace: Workspace, say: Say) -> _Found:
+        """See what the machines are and what they can become.
+
+        Raises:
+            ProvisionError: some can't be part of the cluster; one failure a machine and cause.
+            UsageError: host keys were not confirmed.
+        """
+        self._workspace = workspace
+        asked = members.members(spec, self._settings)
+        before = known_hosts(workspace)
+        say(f"looking at {len(asked)} machines")
+        ours, silent = still_ours(asked, before, workspace)
+        new = tuple(one.name for one in asked if one.name not in {**ours, **silent})
+        way = WayIn(self._settings, workspace, self._hands)
+        there = [one.name for one in asked if one.name not in silent]
+        report = look(spec, asked, way.access, workspace, ours, only=there, lost=way.trust(new))
+        _refuse(report, asked, new, workspace, silent)
+        keys = {name: host.host_key for name, host in ours.items()} | {name: way.key_of(name) for name in new}
+        inventory = members.inventory(
+            spec,
+            self._settings,
+            asked,
+            report.facts,
+            keys,
+            cluster_id=workspace.cluster_id(),
+            proxies=way.proxies([one.name for one in asked]),
+            silent=silent,
+        )
+        notes = tuple(f"{f.host}: {f.what}: {f.why}; {f.fix}" for f in report.findings)
+        self._found = _Found(dump_spec(spec), inventory, new, silent, notes)
+        return self._found
+
+    def _join(self, found: _Found, joining: Sequence[str], workspace: Workspace, say: Say) -> None:
+        """Make our account on machines that are new to us.
+
+        Raises:
+            ProvisionError: it could not be made on some; the others have it.
+        """
+        inventory = found.inventory
+        write_atomic(workspace.joining, inventory.model_dump_json(indent=2) + "\n")
+        give_back.write_ssh_files(inventory, workspace)
+        access = WayIn(self._settings, workspace, self._hands).access
+        claim = Claim(inventory.cluster_id, inventory.cluster, workspace.public_key.read_text().strip())
+
+        def one(host: str) -> None:
+            try:
+                join(host, access.root, claim, admin(workspace))
+            except ClusterctlError:
+                say(HostStep(host, "our account", len(joining), "failed", failed=True))
+                raise
+            say(HostStep(host, "our account", len(joining)))
+
+        done, failed = each(joining, one)
+        found.joined.update(done)
+        then = "the other machines are ready; run `clusterctl up` again"
+        refuse(failed, what="no account could be made", then=then)
+
+
+def _refuse(
+    report: Report,
+    asked: Sequence[Member],
+    new: Collection[str],
+    workspace: Workspace,
+    silent: Mapping[str, Host],
+) -> None:
+    """That all new machines can be what the spec wants, and the controller answers."""
+    leader = asked[0].name
+    wrong = [one for one in report.findings if one.host in new or one.host not in report.facts]
+    found = failures((*wrong, *claimed(report.facts, workspace.cluster_id())))
+    if leader in silent:
+        found += as_failures({leader: _silent(silent[leader])})
+    if found:
+        raise refused(found, what="these machines can't be used", then=_THEN)
+
+
+def _silent(host: Host) -> ClusterctlError:
+    return ClusterctlError(
+        f"no SSH connection to {host.ssh_address or host.address}:{host.port}",
+        fix="see that it is switched on, and that no firewall is in between",
+        host=host.name,
+    )
+
+
+def _change(host: Host, found: _Found, before: Mapping[str, Host]) -> HostChange:
+    action: Action = "make" if host.name in found.new else "keep"
+    why = ""
+    if host.name in found.new and host.name in before:
+        why = "our account there is gone, or it is another machine"
+    elif host.name in found.silent:
+        why = "it does not answer"
+    return HostChange(
+        host.name, action, f"{host.address}, {_roles(host)}", why, off=host.name in found.silent
+    )
+
+
+def _roles(host: Host) -> str:
+    return ", ".join(host.roles) + (f", partition {host.partition}" if host.partition else "")

@@ -1,0 +1,240 @@
+"""Runs on a machine, as root: gives clusterctl its account there, or takes it away again. Python 3.6, alone.
+
+    python3 -I -S - REQUEST <THIS_FILE
+
+REQUEST and the answer are one JSON object each. Doing it again changes nothing. What it does is noted before
+it is done, in CLAIM, which also says whose the machine is.
+"""
+
+import fcntl
+import json
+import os
+import pwd
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import Any, Dict, List, Optional
+
+CLAIM = Path("/etc/clusterctl/cluster.json")
+LOCK = "/run/clusterctl-account.lock"
+SUDOERS = Path("/etc/sudoers.d/clusterctl")
+HOMES = "/home"
+# Where homes come from elsewhere, root may not write there, or writes on all machines at once.
+FOREIGN = ("nfs", "nfs4", "autofs", "cifs", "smb3", "lustre", "beegfs", "gpfs", "ceph", "9p")
+OWN_HOME = Path("/var/lib/clusterctl-admin")
+SETTLE_S = 1.0
+
+
+class RefusedError(Exception):
+    """What is asked for can't be done; the message is for the user."""
+
+    def __init__(self, code: str, cause: str, fix: str) -> None:
+        super().__init__(cause)
+        self.answer = {"ok": False, "code": code, "cause": cause, "fix": fix}
+
+
+def run(*argv: str) -> str:
+    done = subprocess.run(
+        argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, check=False
+    )
+    if done.returncode != 0:
+        said = done.stderr.decode("utf-8", "replace").strip()
+        raise RefusedError("account", "`{}` failed: {}".format(" ".join(argv), said[-500:]), "")
+    return done.stdout.decode("utf-8", "replace")
+
+
+def claimed() -> Dict[str, Any]:
+    """Whose the machine is; empty where it is nobody's."""
+    try:
+        found = json.loads(CLAIM.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def account(name: str) -> Optional[pwd.struct_passwd]:
+    try:
+        return pwd.getpwnam(name)
+    except KeyError:
+        return None
+
+
+def write(path: Path, text: str, mode: int, uid: int = 0, gid: int = 0) -> bool:
+    """Write a file whole, unless it is so already; whether it was not."""
+    try:
+        found = path.stat()
+        if (
+            path.read_text(encoding="utf-8") == text
+            and found.st_mode & 0o7777 == mode
+            and found.st_uid == uid
+        ):
+            return False
+    except (OSError, ValueError):
+        pass
+    temporary = path.with_name(".{}.clusterctl".format(path.name))
+    with open(str(temporary), "w", encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123
+        os.fchmod(file.fileno(), mode)
+        os.fchown(file.fileno(), uid, gid)
+        file.write(text)
+        file.flush()
+        os.fsync(file.fileno())
+    temporary.replace(path)
+    return True
+
+
+def home_folder() -> Path:
+    """Where the account's home goes."""
+    best = ("", "")
+    for line in Path("/proc/self/mounts").read_text(errors="replace").splitlines():
+        _, where, kind = line.split()[:3]
+        if (HOMES + "/").startswith(where.rstrip("/") + "/") and len(where) >= len(best[0]):
+            best = (where, kind)
+    foreign = best[1] in FOREIGN or best[1].startswith("fuse")
+    return OWN_HOME if foreign else Path(HOMES) / "clusterctl"
+
+
+def join(asked: Dict[str, Any]) -> Dict[str, Any]:
+    """Make the machine a cluster's: note it, then make the account with key and sudo."""
+    before = claimed()
+    if before.get("id", asked["id"]) != asked["id"]:
+        raise RefusedError(
+            "claimed",
+            "it belongs to cluster {!r} ({}) already".format(before.get("name"), before["id"]),
+            "take that one down first (`clusterctl down`), or take this machine out of the spec",
+        )
+    if shutil.which("visudo") is None:
+        raise RefusedError("no-sudo", "sudo is not installed there", "install the package sudo")
+    user = asked["user"]
+    ours = before.get("account", account(user) is None)
+    claim = {key: asked[key] for key in ("id", "name", "host", "user")}
+    claim["account"] = ours
+    CLAIM.parent.mkdir(mode=0o755, exist_ok=True)
+    changed = write(CLAIM, json.dumps(claim, indent=1, sort_keys=True) + "\n", 0o644)
+    if account(user) is None:
+        home = home_folder()
+        argv = ["useradd", "--system", "--create-home", "--home-dir", str(home), "--shell", "/bin/bash"]
+        # "*" is no password; "!" would be a locked account, into which some sshd let nobody.
+        run(*argv, "--password", "*", "--comment", "clusterctl", "--user-group", user)
+        changed = True
+    changed = let_in(user, asked["key"]) or changed
+    changed = let_become_root(user) or changed
+    return {"ok": True, "changed": changed, "allowed": allowed(user)}
+
+
+def let_in(user: str, key: str) -> bool:
+    """Have the key among those that may log in as the account."""
+    found = pwd.getpwnam(user)
+    folder = Path(found.pw_dir) / ".ssh"
+    file = folder / "authorized_keys"
+    for place in (folder.parent, folder):
+        if not place.is_dir():
+            place.mkdir(mode=0o700)
+            os.chown(str(place), found.pw_uid, found.pw_gid)
+    try:
+        lines = file.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except OSError:
+        lines = []
+    if key in lines:
+        return False
+    write(file, "\n".join([*lines, key]) + "\n", 0o600, found.pw_uid, found.pw_gid)
+    if Path("/sys/fs/selinux/enforce").exists():
+        if found.pw_dir.startswith(HOMES + "/"):
+            run("restorecon", "-R", str(folder))
+        else:
+            run("chcon", "-R", "-t", "ssh_home_t", str(folder))
+    return True
+
+
+def let_become_root(user: str) -> bool:
+    """Let the account use sudo without a password; what sudo could not read is never put in place."""
+    text = "# clusterctl's own account; `clusterctl down` removes it\n{} ALL=(ALL:ALL) NOPASSWD: ALL\n"
+    trial = Path("/run/clusterctl-sudoers")
+    write(trial, text.format(user), 0o440)
+    try:
+        run("visudo", "-c", "-q", "-f", str(trial))
+    finally:
+        trial.unlink()
+    return write(SUDOERS, text.format(user), 0o440)
+
+
+def allowed(user: str) -> List[str]:
+    """sshd's settings that let in only some, for the case that the account turns out to be none of them."""
+    sshd = shutil.which("sshd", path="/usr/sbin:/sbin:/usr/bin")
+    if sshd is None:
+        return []
+    asked = "user={},host=localhost,addr=127.0.0.1".format(user)
+    done = subprocess.run(
+        [sshd, "-T", "-C", asked],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        stdin=subprocess.DEVNULL,
+        check=False,
+    )
+    lines = done.stdout.decode("utf-8", "replace").splitlines()
+    return [line for line in lines if line.split(" ")[0] in ("allowusers", "allowgroups", "denyusers")]
+
+
+def leave(asked: Dict[str, Any]) -> Dict[str, Any]:
+    """Give the machine back: the account goes, if it came with us; else its key and its right do."""
+    before = claimed()
+    if before.get("id", asked["id"]) != asked["id"]:
+        return {"ok": True, "changed": False}  # it is another cluster's by now
+    user = asked["user"]
+    found = account(user)
+    if SUDOERS.exists():
+        SUDOERS.unlink()
+    if found is not None and before.get("account", False):
+        end_processes(found.pw_uid)
+        run("userdel", "--remove", "--force", user)
+    elif found is not None:
+        file = Path(found.pw_dir) / ".ssh/authorized_keys"
+        if file.exists():
+            lines = file.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+            kept = "".join(line + "\n" for line in lines if line != asked["key"])
+            write(file, kept, 0o600, found.pw_uid, found.pw_gid)
+    if CLAIM.exists():
+        CLAIM.unlink()  # last: until then all of this can be done again
+    with suppress(OSError):  # there is something else
+        CLAIM.parent.rmdir()
+    return {"ok": True, "changed": True}
+
+
+def end_processes(uid: int) -> None:
+    """End what the account still runs: the connection that asked for this, for one."""
+    time.sleep(SETTLE_S)
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        for process in Path("/proc").glob("[0-9]*"):
+            try:
+                if process.stat().st_uid == uid:
+                    os.kill(int(process.name), sign)
+            except OSError:
+                continue
+        time.sleep(0.2)
+
+
+def main() -> None:
+    asked = json.loads(sys.argv[1])
+    os.environ["PATH"] = "/usr/sbin:/usr/bin:/sbin:/bin"
+    os.environ["LC_ALL"] = "C"
+    with open(LOCK, "w", encoding="utf-8") as lock:  # noqa: PTH123
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        try:
+            answer = {"join": join, "leave": leave}[asked["do"]](asked)
+        except RefusedError as exc:
+            answer = exc.answer
+        except OSError as exc:
+            answer = {
+                "ok": False,
+                "code": "account",
+                "cause": str(exc),
+                "fix": "see that its disk can be written",
+            }
+    json.dump(answer, sys.stdout)
+
+
+if __name__ == "__main__":
+    main()
