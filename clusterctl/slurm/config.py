@@ -20,6 +20,7 @@ from clusterctl.inventory import (
 from clusterctl.render import render
 from clusterctl.slurm.facts import FACTS_ARGV, NodeFacts, parse_facts
 from clusterctl.slurm.gpus import Gpu
+from clusterctl.slurm.topology import topology_settings, topology_text
 from clusterctl.spec import ClusterSpec
 from clusterctl.spec.models import ADMIN_USER, PROOF_PARTITION
 
@@ -51,7 +52,7 @@ class Node:
 
 
 def render_files(spec: ClusterSpec, inventory: Inventory, facts: Mapping[str, NodeFacts]) -> dict[str, str]:
-    """File name -> text, for slurm.conf, gres.conf, cgroup.conf and slurmdbd.conf.
+    """File name -> text, for slurm.conf, gres.conf, cgroup.conf, topology.conf and slurmdbd.conf.
 
     ``facts`` is keyed by host name; hosts whose cpus and memory are set in the inventory need none.
 
@@ -70,6 +71,7 @@ def render_files(spec: ClusterSpec, inventory: Inventory, facts: Mapping[str, No
         ),
         "gres.conf": render("gres.conf.j2", lines=[_line(s) for node in nodes for s in _gres_settings(node)]),
         "cgroup.conf": render("cgroup.conf.j2", settings=_cgroup_settings(shares=shares)),
+        "topology.conf": topology_text(spec),
         "slurmdbd.conf": render("slurmdbd.conf.j2", settings=_slurmdbd_settings(inventory)),
     }
 
@@ -141,6 +143,7 @@ def _sections(
         "Scheduling": {
             "SelectType": "select/cons_tres",
             "SelectTypeParameters": "CR_Core_Memory",
+            **topology_settings(spec),
             "EnforcePartLimits": "ALL",  # refuse at once what could never run
             "PriorityType": "priority/multifactor",
             "PriorityWeightAge": "1000",

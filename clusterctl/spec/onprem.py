@@ -9,6 +9,7 @@ from typing import Annotated, Final, Literal
 from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, field_validator
 
 from clusterctl.spec.base import Model
+from clusterctl.spec.fabric import Switch, SwitchName
 from clusterctl.spec.host_range import expand
 from clusterctl.spec.paths import KeyFile
 
@@ -104,6 +105,9 @@ class OnpremProvider(Model):
         None, description="addresses that MPI and Slurm use; by default the network of the controller's"
     )
     shared: OnpremShared = Field(OnpremShared(), description="the folder that all hosts see")
+    fabric: Mapping[SwitchName, Switch] = Field(
+        {}, description="the switches of the fast network by name, for jobs to be kept close together"
+    )
 
     @field_validator("hosts", mode="before")
     @classmethod

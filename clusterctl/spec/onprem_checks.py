@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Final
 
-from clusterctl.spec import plain
+from clusterctl.spec import fabric, plain
 from clusterctl.spec.finding import Finding, Loc, dotted
 from clusterctl.spec.host_range import expand
 from clusterctl.spec.plain import Plain
@@ -22,6 +22,7 @@ def findings(spec: Plain) -> Iterator[Finding]:
     yield from _roles(provider, names)
     yield from _partitions(spec, names)
     yield from _shared(provider)
+    yield from fabric.findings(spec, _expanded)
 
 
 def _names(provider: Plain) -> dict[str, str]:

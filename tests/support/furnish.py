@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl.providers.local import mounts
@@ -25,6 +26,14 @@ chown -R {user}: $home/.ssh
 """
 
 
+@dataclass(frozen=True)
+class Services:
+    """Where machines find what serves them, and the hosts on the web that it plays."""
+
+    address: str
+    web_hosts: tuple[str, ...]
+
+
 def layer(lower: tuple[Path, ...], folder: Path, request: Request) -> Path:
     """What all machines of a lab have in common, as a layer of its own."""
     root = mounts.mount_overlay(lower, folder)
@@ -35,10 +44,12 @@ def layer(lower: tuple[Path, ...], folder: Path, request: Request) -> Path:
     return folder / "upper"
 
 
-def machine(root: Path, box: Box, addresses: Mapping[str, str], services: str, request: Request) -> None:
-    """What differs between machines. ``addresses`` by interface; ``services`` is where they find ours."""
+def machine(root: Path, box: Box, addresses: Mapping[str, str], services: Services, request: Request) -> None:
+    """What differs between machines. ``addresses`` by interface;"""
     (root / "etc/hostname").write_text(f"{box.name}\n")
-    (root / "etc/hosts").write_text(f"127.0.0.1 localhost\n{addresses['host0']} {box.name}\n")
+    hosts = f"127.0.0.1 localhost\n{addresses['host0']} {box.name}\n"
+    hosts += "".join(f"{services.address} {name}\n" for name in services.web_hosts)
+    (root / "etc/hosts").write_text(hosts)
     for link, address in addresses.items():
         # Numbered below systemd's own 80-container-host0.network, which would ask for DHCP.
         text = f"[Match]\nName={link}\n\n[Network]\nAddress={address}/24\nLinkLocalAddressing=no\n"
@@ -51,6 +62,6 @@ def machine(root: Path, box: Box, addresses: Mapping[str, str], services: str, r
         sudoers.touch(mode=0o440)
         sudoers.write_text(f"{request.user} ALL=(ALL:ALL) {rights}\n")
     if request.internet:
-        settings = f'Acquire::http::Proxy "http://{services}:{PORT}";\nAcquire::Languages "none";\n'
+        settings = f'Acquire::http::Proxy "http://{services.address}:{PORT}";\nAcquire::Languages "none";\n'
         (root / "etc/apt/apt.conf.d/80proxy").write_text(settings)
         (root / "etc/dpkg/dpkg.cfg.d/80fast").write_text("force-unsafe-io\n")

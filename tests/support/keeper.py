@@ -25,9 +25,10 @@ from clusterctl.providers.local.helper import LOCK
 from clusterctl.providers.local.layout import address, bridge_name, machine_name, netns_name
 from clusterctl.providers.local.run import run
 from tests.support import apt_proxy, furnish
+from tests.support.el import web
 from tests.support.lab import GATE, Box, LabHost, Request, request_of
 from tests.support.namespaces import inside
-from tests.support.trees import tree
+from tests.support.trees import Tree, tree
 
 STATE = Path("/var/lib/clusterctl-labs")
 _BOOT_TIMEOUT_S = 60
@@ -45,18 +46,22 @@ class Keeper:
         self._netns = network.NETNS_DIR / netns_name(request.id)
         self._boxes = (*((Box(GATE),) if request.gate else ()), *request.boxes)
         self._front, self._back = IPv4Network(0), IPv4Network(0)
+        self._tree = Tree((), frozenset())
 
     @contextmanager
     def kept(self) -> Iterator[dict[str, Any]]:
         """Everything that was asked for; yields what the caller is told."""
         request = self._request
         with ExitStack() as stack:
-            lower, hosts = stack.enter_context(tree(request.kind, Path(request.cache)))
+            self._tree = stack.enter_context(tree(request.kind, Path(request.cache)))
             stack.callback(remove, request.id)
             self._make_network()
             if request.internet:
                 cache = Path(request.cache) / "test-debs"
-                stack.enter_context(apt_proxy.serving(self._netns, cache, hosts))
+                stack.enter_context(apt_proxy.serving(self._netns, cache, self._tree.apt_hosts))
+            if self._tree.web:
+                stack.enter_context(web.serving(self._netns, self._tree.web))
+            lower = self._tree.layers
             lower = (furnish.layer(lower, self._folder / "furnished", request), *lower)
             for number, box in enumerate(self._boxes, start=1):
                 self._start(number, box, lower)
@@ -96,7 +101,8 @@ class Keeper:
         addresses = {"host0": address(self._subnet(box), number)}
         if box.name == GATE:
             addresses["host1"] = address(self._back, number)
-        furnish.machine(root, box, addresses, str(self._subnet(box)[_SERVICES]), request)
+        services = str(self._subnet(box)[_SERVICES])
+        furnish.machine(root, box, addresses, furnish.Services(services, self._tree.web_hosts), request)
         name = machine_name(request.id, number)
         bridge = "back" if self._is_behind(box) else bridge_name(request.id)
         argv = ["systemd-nspawn", "--quiet", "--boot", "--keep-unit", f"--directory={root}"]

@@ -2,17 +2,36 @@
 
 from __future__ import annotations
 
+import fcntl
 import re
+import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from clusterctl.providers.local import image
+from clusterctl.journal import digest
+from clusterctl.providers.local import image, mounts
 from clusterctl.providers.local.layout import CACHE, BakeRequest
 from clusterctl.providers.local.provider import image_keys
+from tests.support.el import repository
+from tests.support.el.build import build, inputs
 
 Kind = Literal["debian", "el"]
+_KEPT_S = 24 * 3600
+
+
+@dataclass(frozen=True)
+class Tree:
+    """``layers``: an overlay's lower ones, topmost first. ``web`` has what its machines find on the web, and
+    ``web_hosts`` are the names by which they look.
+    """
+
+    layers: tuple[Path, ...]
+    apt_hosts: frozenset[str]
+    web: Path | None = None
+    web_hosts: tuple[str, ...] = ()
 
 
 def debian() -> Path:
@@ -28,10 +47,47 @@ def debian() -> Path:
 
 
 @contextmanager
-def tree(kind: Kind, cache: Path) -> Iterator[tuple[tuple[Path, ...], frozenset[str]]]:
-    """The lower layers, topmost first, and the hosts that apt there fetches from; they stay meanwhile."""
+def el(cache: Path) -> Iterator[Path]:
+    """The folder of the EL-shaped node (tests/support/el), made if it is not there; it stays meanwhile."""
     base = debian()
-    yield (base,), _apt_hosts(base)
+    key = digest(str(base), *inputs())
+    folder, lock = cache / f"test-el-{key}", cache / f"test-el-{key}.lock"
+    with (cache / "test-el.lock").open("w") as builders, lock.open("w") as used:
+        fcntl.flock(builders, fcntl.LOCK_EX)
+        fcntl.flock(used, fcntl.LOCK_SH)
+        _forget_older(cache)
+        if not folder.is_dir():
+            building = folder.with_suffix(".building")
+            mounts.erase(building)
+            building.mkdir()
+            try:
+                build(base, building)
+                building.rename(folder)
+            finally:
+                mounts.erase(building)
+        fcntl.flock(builders, fcntl.LOCK_UN)
+        yield folder
+
+
+def _forget_older(cache: Path) -> None:
+    """Remove the nodes that nobody uses just now and that were not used for a day."""
+    for lock in cache.glob("test-el-*.lock"):
+        with lock.open() as file, suppress(BlockingIOError):
+            if time.time() - lock.stat().st_mtime > _KEPT_S:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                mounts.erase(lock.with_suffix(""))
+                lock.unlink()
+
+
+@contextmanager
+def tree(kind: Kind, cache: Path) -> Iterator[Tree]:
+    """What machines of that kind are made from; it stays while the body runs."""
+    base = debian()
+    if kind == "debian":
+        yield Tree((base,), _apt_hosts(base))
+        return
+    with el(cache) as folder:
+        yield Tree((folder / "upper", base), frozenset(), folder, repository.hosts())
 
 
 def _apt_hosts(root: Path) -> frozenset[str]:

@@ -1,0 +1,85 @@
+"""Makes the EL-shaped node: a layer over a bare Debian, and repositories beside it. As root, in a minute."""
+
+from __future__ import annotations
+
+import shutil
+import tomllib
+from pathlib import Path
+
+from clusterctl.providers.local import machine, mounts
+from clusterctl.providers.local.image import apt_proxy
+from clusterctl.providers.local.run import run
+from tests.support.el import certificate, repository, rpms
+from tests.support.el.packages import DATA, base_names, packages
+
+_RPMBUILD = ("rpmbuild", "-bb", "--define", "_rpmdir /quarry/rpms", "--define", "_topdir /quarry/top")
+# What is installed from the first, beside the base: a server has them.
+_SERVER = frozenset("dbus iproute openssh openssh-clients openssh-server sudo systemd".split())
+
+
+def inputs() -> tuple[bytes, ...]:
+    """All that decides how the node looks."""
+    here = Path(__file__).parent
+    files = sorted(path for path in here.rglob("*") if path.is_file() and "__pycache__" not in path.parts)
+    return tuple(word for path in files for word in (str(path.relative_to(here)).encode(), path.read_bytes()))
+
+
+def build(base: Path, folder: Path) -> None:
+    """Make ``folder/upper``, the layer; ``folder/web``, what is on the web for it; and ``folder/tls``."""
+    root = mounts.mount_overlay((base,), folder)
+    web = root / "quarry/web"
+    try:
+        _install(root)
+        certificate.make(folder / "tls", repository.hosts())
+        repository.make_keys(root, web)
+        _give_keys(root)
+        every = packages()
+        quarry, tree = root / "quarry", root / "quarry/tree"
+        contents = [(package, rpms.stage(package, quarry, tree)) for package in every]
+        (quarry / "all.spec").write_text(rpms.spec(contents))
+        run(["chroot", str(root), *_RPMBUILD, "/quarry/all.spec"], what="building the packages")
+        repository.publish(root, quarry / "rpms", every, web)
+        repository.index(root, web)
+        shutil.copytree(web, folder / "web")
+        shutil.copyfile(folder / "tls/ca.crt", root / "quarry/ca.crt")
+        names = base_names() | _SERVER
+        first = [next(web.rglob(package.file)) for package in every if package.name in names]
+        _script(root, "identity.sh", *(f"/{path.relative_to(root)}" for path in first))
+    finally:
+        machine.end_rooted(folder)  # gpg's agent
+        for point in mounts.mounted_under(root):
+            run(["umount", str(point)], what="unmounting the tree")
+    shutil.rmtree(folder / "work")
+
+
+def _install(root: Path) -> None:
+    """The tools, and Debian's programs in the quarry."""
+    run(["mount", "-t", "proc", "proc", str(root / "proc")], what="mounting /proc")
+    (root / "etc/resolv.conf").write_text(Path("/etc/resolv.conf").read_text())
+    policy = root / "usr/sbin/policy-rc.d"
+    policy.write_text("#!/bin/sh\nexit 101\n")  # packages must not start their services in here
+    policy.chmod(0o755)
+    if proxy := apt_proxy():
+        (root / "etc/apt/apt.conf.d/99build").write_text(f"{proxy}\n")
+    with (DATA / "debs.toml").open("rb") as file:
+        debs = tomllib.load(file)
+    _script(root, "tools.sh", *(" ".join(debs[kind].split()) for kind in ("tools", "payload")))
+    (root / "etc/resolv.conf").unlink()
+
+
+def _give_keys(root: Path) -> None:
+    """The keys that two packages bring along."""
+    for package, signer, name in (
+        ("rocky-gpg-keys", "rocky", "RPM-GPG-KEY-Rocky-9"),
+        ("epel-release", "epel", "RPM-GPG-KEY-EPEL-9"),
+    ):
+        place = root / "quarry/own" / package / "etc/pki/rpm-gpg" / name
+        place.parent.mkdir(parents=True)
+        place.write_text(repository.public_key(root, signer))
+
+
+def _script(root: Path, name: str, *argv: str) -> None:
+    inside = root / "quarry" / name
+    inside.parent.mkdir(exist_ok=True)
+    shutil.copyfile(DATA / name, inside)
+    run(["chroot", str(root), "sh", "-e", f"/quarry/{name}", *argv], what=name)

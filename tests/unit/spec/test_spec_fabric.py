@@ -1,0 +1,67 @@
+"""provider.fabric: the switches of a cluster, and what can't be one."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clusterctl.errors import SpecError
+from clusterctl.slurm.topology import topology_settings, topology_text
+from clusterctl.spec.load import parse_spec
+
+BASE = Path(__file__).with_name("onprem-base.yaml")
+TREE = """\
+  fabric:
+    leaf1: {hosts: "gpu[01-03]"}
+    leaf2: {hosts: "gpu07,big"}
+    spine: {switches: "leaf[1-2]"}
+"""
+
+
+def with_fabric(fabric: str) -> str:
+    return BASE.read_text().replace("partitions:", fabric + "partitions:", 1)
+
+
+def test_switches_become_slurms_topology() -> None:
+    spec = parse_spec(with_fabric(TREE), BASE)
+    lines = [line for line in topology_text(spec).splitlines() if not line.startswith("#")]
+    assert lines == [
+        "SwitchName=leaf1 Nodes=gpu[01-03]",
+        "SwitchName=leaf2 Nodes=gpu07,big",
+        "SwitchName=spine Switches=leaf[1-2]",
+    ]
+    assert topology_settings(spec) == {"TopologyPlugin": "topology/tree"}
+
+
+def test_without_switches_slurm_is_told_of_none() -> None:
+    spec = parse_spec(BASE.read_text(), BASE)
+    assert topology_settings(spec) == {}
+    assert "SwitchName" not in topology_text(spec)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "said"),
+    [
+        ("gpu07,big", "gpu07", "big: at no switch"),
+        ("gpu07,big", "gpu07,big,gpu01", "gpu01 is at leaf1 already"),
+        ("gpu07,big", "gpu07,bug", "there is no node 'bug'"),
+        ("leaf[1-2]", "leaf[1-3]", "there is no switch 'leaf3'"),
+        ("leaf[1-2]", "leaf[1-2],spine", "spine is above itself"),
+        ("{switches: ", "{hosts: gpu01, switches: ", "a switch has either hosts or switches"),
+        ('{switches: "leaf[1-2]"}', "{}", "a switch has either hosts or switches"),
+        ("gpu[01-03]", "gpu[01-", "gpu[01-"),
+    ],
+)
+def test_what_is_no_tree_over_all_nodes_is_refused(old: str, new: str, said: str) -> None:
+    text = with_fabric(TREE.replace(old, new, 1))
+    with pytest.raises(SpecError) as caught:
+        parse_spec(text, BASE)
+    assert said in str(caught.value), str(caught.value)
+
+
+def test_switches_in_a_ring_are_refused() -> None:
+    ring = '  fabric:\n    a: {switches: b}\n    b: {switches: a}\n    c: {hosts: "gpu[01-03,07],big"}\n'
+    with pytest.raises(SpecError) as caught:
+        parse_spec(with_fabric(ring), BASE)
+    assert "a is above itself" in str(caught.value)
