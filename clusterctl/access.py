@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from pydantic import ValidationError
 
+from clusterctl.distributions import DEFAULT, Distribution, distribution_of
 from clusterctl.errors import NotUpError, UsageError
 from clusterctl.inventory import Host, Inventory
 from clusterctl.records import Ledger
@@ -15,6 +16,7 @@ from clusterctl.scheduler.base import Scheduler
 from clusterctl.slurm.client import SlurmClient
 from clusterctl.spec import ClusterSpec
 from clusterctl.spec.load import load_spec
+from clusterctl.spec.onprem import OnpremProvider
 from clusterctl.transport.base import Transport
 from clusterctl.transport.connections import Connections
 from clusterctl.transport.ssh import SSHTransport
@@ -43,6 +45,7 @@ class Session:
     scheduler: Scheduler
     ledger: Ledger
     apart: tuple[Apart, ...] = ()
+    distribution: Distribution = field(default_factory=lambda: distribution_of(DEFAULT))
 
     @property
     def transport(self) -> Transport:
@@ -78,6 +81,7 @@ class Session:
 @contextmanager
 def session(spec: ClusterSpec, workspace: Workspace, *, patience_s: float = PATIENCE_S) -> Iterator[Session]:
     """Open the connection; it is made at the first use. ``spec`` is a resolved one: it has a job user."""
+    hosts = distribution_ahead(spec, workspace) or distribution_of(DEFAULT)
     with ExitStack() as stack:
 
         def to(host: str) -> SSHTransport:
@@ -90,7 +94,7 @@ def session(spec: ClusterSpec, workspace: Workspace, *, patience_s: float = PATI
             for host in _hosts_apart(workspace)
         )
         slurm = SlurmClient(controller, patience_s=patience_s)
-        yield Session(spec, slurm, Ledger(workspace.jobs), apart)
+        yield Session(spec, slurm, Ledger(workspace.jobs), apart, hosts)
 
 
 def _hosts_apart(workspace: Workspace) -> tuple[Host, ...]:
@@ -133,3 +137,11 @@ def admins_scheduler(
 ) -> Scheduler:
     """Who runs the jobs, as the admin user, who sees and may do more than a job user."""
     return SlurmClient(connections.to(inventory.controller.name), patience_s=patience_s)
+
+
+def distribution_ahead(spec: ClusterSpec, workspace: Workspace) -> Distribution | None:
+    """What the hosts have; None where they are to be looked at first."""
+    try:
+        return inventory_of(workspace).distribution
+    except UsageError:
+        return None if isinstance(spec.provider, OnpremProvider) else distribution_of(DEFAULT)

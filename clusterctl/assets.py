@@ -53,14 +53,16 @@ def install_inputs() -> tuple[bytes, ...]:
     """What decides what is installed on a host: the install half of the roles, and the jobs' Python.
 
     What only `configure.yml` reads (its tasks, handlers, templates) is left out, so that editing it installs
-    nothing again. A role without an install half installs nothing.
+    nothing again. A role without an install half installs nothing; all tasks count of one that only installs.
     """
     ansible = asset("ansible")
     chosen = [ansible / "install.yml", asset("payload") / "requirements.lock"]
     installing = {path.parents[1].name for path in ansible.glob("roles/*/tasks/install.yml")}
+    configuring = {path.parents[1].name for path in ansible.glob("roles/*/tasks/configure.yml")}
     for path in sorted(ansible.glob("roles/*/**/*")):
         _, role, inner, *_ = path.relative_to(ansible).parts
-        counts = inner in {"vars", "defaults", "files"} or path.name == "install.yml"
+        whole = role not in configuring and inner == "tasks"
+        counts = whole or inner in {"vars", "defaults", "files"} or path.name == "install.yml"
         if path.is_file() and role in installing and counts:
             chosen.append(path)
     return tuple(part for path in chosen for part in (path.name.encode(), path.read_bytes()))

@@ -13,6 +13,8 @@ from clusterctl.errors import Failure, ProvisionError
 
 _TABLE: Final = Path(__file__).with_name("data") / "distributions.toml"
 DEFAULT: Final = "debian-12"  # of local nodes
+# What jobs source first on a host where Open MPI is an environment module; of the role openmpi.
+JOB_PROFILE: Final = "/opt/clusterctl/job-profile.sh"
 
 Family = Literal["Debian", "RedHat"]
 

@@ -9,11 +9,13 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import overload
 
 from clusterctl import collect, configure, jobs
-from clusterctl.access import spec_as_raised
+from clusterctl.access import distribution_ahead, spec_as_raised
 from clusterctl.assets import asset
 from clusterctl.change import refuse, review
+from clusterctl.distributions import Distribution
 from clusterctl.errors import NotUpError, UsageError
 from clusterctl.inventory import Inventory
 from clusterctl.journal import Journal, digest
@@ -40,7 +42,7 @@ from clusterctl.telling import WAITING, HostStep, Say, Tell
 from clusterctl.transport.connections import Connections
 from clusterctl.transport.ssh import SSHTransport
 from clusterctl.verify import Proof, verify
-from clusterctl.wheels import wheelhouse
+from clusterctl.wheels import Node, wheelhouse
 from clusterctl.workspace import Workspace, write_atomic
 
 Agree = Callable[[Plan], None]
@@ -116,7 +118,8 @@ def up(
         workspace.create()
         run = Run("up", Journal(workspace.journal), tell, tell_mended=tell_mended)
         packed = take_bundle(packages, spec, workspace, run)
-        environment = _resolve_environment(spec, run)  # what can't be had is said before anything is made
+        # What can't be had is said before anything is made, unless only the hosts tell what it must fit.
+        environment = _resolve_environment(spec, distribution_ahead(spec, workspace), run)
         workspace.create_secrets()
         with run.phase("plan") as (step, say):
             plan = ahead(spec, workspace, provider, connections, say=say)
@@ -136,11 +139,12 @@ def up(
             made = provider.apply(spec, workspace, keep=change.keep, say=say)
             inventory = made.inventory.model_copy(update={"usd_per_hour": plan.hosts.usd_per_hour})
             if not inventory.baked:
-                _fetch_wheels(workspace, say)
+                _fetch_wheels(workspace, inventory.distribution, say)
             write_inventory(spec, inventory, workspace)
             run.notes += made.notes
             started = list(made.started)
             step.note = f"{len(inventory.hosts)} hosts on {inventory.network}"
+        environment = environment or _resolve_environment(spec, inventory.distribution, run)
 
         with run.phase("reach") as (step, say):
 
@@ -177,12 +181,22 @@ def _unprobed(proof: Proof) -> tuple[str, ...]:
     return (*busy, *(f"not probed, and left as it is: {node}" for node in proof.aside))
 
 
-def _resolve_environment(spec: ClusterSpec, run: Run) -> jobs.Environment:
-    """What the spec's requirements come to; a phase only where it has any."""
+@overload
+def _resolve_environment(spec: ClusterSpec, distribution: Distribution, run: Run) -> jobs.Environment: ...
+@overload
+def _resolve_environment(
+    spec: ClusterSpec, distribution: Distribution | None, run: Run
+) -> jobs.Environment | None: ...
+def _resolve_environment(
+    spec: ClusterSpec, distribution: Distribution | None, run: Run
+) -> jobs.Environment | None:
+    """What the spec's requirements come to; a phase only where it has any. None if it can't be told yet."""
+    if distribution is None:
+        return None
     if spec.software.python.requirements is None:
         return jobs.PLAIN
     with run.phase("resolve") as (step, say):
-        environment = jobs.environment_of(spec, say=say, heard=say)
+        environment = jobs.environment_of(spec, distribution=distribution, say=say, heard=say)
         step.note = f"{len(environment.lock.wheels) if environment.lock else 0} Python packages"
     return environment
 
@@ -318,10 +332,10 @@ def _give_back(
     return configure.restore(inventory, workspace, limit=hosts, progress=progress)
 
 
-def _fetch_wheels(workspace: Workspace, say: Say) -> None:
+def _fetch_wheels(workspace: Workspace, distribution: Distribution, say: Say) -> None:
     """Have the wheels of the job environment here, for hosts that need not reach an index."""
     say("downloading the wheels of the job environment")
-    wheels = wheelhouse(asset("payload") / "requirements.lock")
+    wheels = wheelhouse(asset("payload") / "requirements.lock", Node.of(distribution))
     with temporary_folder(workspace.root) as folder:  # so that there is one at any time
         link = folder / "wheels"
         link.symlink_to(wheels)

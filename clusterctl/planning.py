@@ -171,7 +171,7 @@ def _drift(
     if not found.hosts.changes and not found.settings and (why := mend.stale(spec, before, workspace, views)):
         yield Drift("all hosts", f"configured anew: {why}")
     yield from _of_nodes(staying, before, connections)
-    yield from _of_environment(spec, workspace, controller)
+    yield from _of_environment(spec, workspace, before)
 
 
 def _of_nodes(staying: set[str], before: Inventory, connections: Connections) -> Iterator[Drift]:
@@ -184,12 +184,13 @@ def _of_nodes(staying: set[str], before: Inventory, connections: Connections) ->
         yield Drift(host, what)
 
 
-def _of_environment(spec: ClusterSpec, workspace: Workspace, controller: str) -> Iterator[Drift]:
+def _of_environment(spec: ClusterSpec, workspace: Workspace, inventory: Inventory) -> Iterator[Drift]:
     if spec.software.python.requirements is None:
         return
+    controller = inventory.controller.name
     transport = SSHTransport(controller, workspace.ssh_config, user=spec.job_user.name)
     try:
-        what = jobs.unbuilt(spec, lambda: transport)
+        what = jobs.unbuilt(spec, inventory.distribution, lambda: transport)
     except TransportError as exc:
         what = f"it can't be looked at: {exc.why or exc.what}"
     finally:

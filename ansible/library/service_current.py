@@ -85,9 +85,9 @@ def read_unit(module: AnsibleModule, name: str) -> dict[str, str]:
 
 
 def is_stale(unit: dict[str, str], config: list[str], *, now: float, monotonic: float) -> bool:
-    """Whether a file changed after the unit was started. Times in seconds."""
+    """Whether a file changed after the unit was started, or is to come. Times in seconds."""
     started = now - (monotonic - int(unit["InactiveExitTimestampMonotonic"]) / 1e6)
-    return any(os.stat(path).st_ctime > started for path in config)  # noqa: PTH116
+    return any(not Path(path).exists() or os.stat(path).st_ctime > started for path in config)  # noqa: PTH116
 
 
 def listens(port: int, tables: tuple[str, ...] = ("/proc/net/tcp", "/proc/net/tcp6")) -> bool:
@@ -160,6 +160,8 @@ def main() -> None:
     if masked and not module.check_mode:
         module.run_command(["systemctl", "unmask", name], check_rc=True)
         unit = read_unit(module, name)
+    if unit["LoadState"] == "not-found" and module.check_mode:
+        module.exit_json(changed=True, action="start")  # its package would be installed before
     if unit["LoadState"] == "not-found":
         module.fail_json(msg=f"there is no unit {name}: its package is not installed")
     if unit["ActiveState"] not in ("active", "activating", "reloading"):

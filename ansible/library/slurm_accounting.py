@@ -167,6 +167,14 @@ def plan(wanted: dict[str, Any], tables: dict[str, Rows]) -> Rows:
     ]
 
 
+def answers(module: AnsibleModule) -> bool:
+    """Whether there is an accounting that can be asked."""
+    if module.get_bin_path("sacctmgr") is None:
+        return False
+    rc, _, _ = module.run_command(["sacctmgr", "--noheader", "show", "cluster"])
+    return bool(rc == 0)
+
+
 def read_tables(module: AnsibleModule, cluster: str) -> dict[str, Rows]:
     """What the database has. The queries run side by side: each spends its time waiting."""
     queries = {
@@ -228,6 +236,8 @@ def main() -> None:
         },
         supports_check_mode=True,
     )
+    if module.check_mode and not answers(module):
+        module.exit_json(changed=True, commands=[])  # it would be installed and started before
     commands = plan(module.params, read_tables(module, module.params["cluster"]))
     if commands and not module.check_mode:
         apply(module, commands)

@@ -22,7 +22,7 @@ from clusterctl.lock import WAIT_S, hold
 from clusterctl.mortal import temporary_folder
 from clusterctl.packages import package_names
 from clusterctl.spec import ClusterSpec
-from clusterctl.wheels import Question, content, resolve, wheel_path, wheelhouse
+from clusterctl.wheels import Node, Question, content, resolve, wheel_path, wheelhouse
 from clusterctl.workspace import cache_home
 
 Sources = dict[str, Path | bytes]
@@ -52,7 +52,7 @@ def create(wanted: Wanted, out: Path, *, say: Say) -> Bundle:
             sources |= {
                 f"{system_folder(distribution.release)}/{path}": of for path, of in packed.files.items()
             }
-            wheels, requirements, said = _wheels(wanted.spec, say)
+            wheels, requirements, said = _wheels(wanted.spec, Node.of(distribution), say)
             sources |= {f"{WHEELS}/{path.name}": path for path in wheels}
             if said is not None:
                 sources[lock_path(distribution.release)] = said.encode()
@@ -90,14 +90,14 @@ def _packages(wanted: Wanted, distribution: Distribution, say: Say) -> Packed:
     return pack(packer, package_names(distribution), say=say)
 
 
-def _wheels(spec: ClusterSpec, say: Say) -> tuple[list[Path], str | None, str | None]:
+def _wheels(spec: ClusterSpec, node: Node, say: Say) -> tuple[list[Path], str | None, str | None]:
     """The wheels; of the spec's requirements the hash and the lock, if it has any."""
     say("downloading the wheels of the job environment")
-    wheels = sorted(wheelhouse(base_lock()).glob("*.whl"))
+    wheels = sorted(wheelhouse(base_lock(), node).glob("*.whl"))
     asked = spec.software.python.requirements
     if asked is None:
         return wheels, None, None
-    more = resolve(Question((asked,), base_lock()), say=say)
+    more = resolve(Question((asked,), base_lock(), node=node), say=say)
     return [*wheels, *map(wheel_path, more.wheels)], content((asked,)), more.text
 
 

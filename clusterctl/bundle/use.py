@@ -11,10 +11,11 @@ from clusterctl.bundle.archive import Bundle, open_bundle
 from clusterctl.bundle.checks import damages, misfits, refuse
 from clusterctl.bundle.manifest import WHEELS
 from clusterctl.bundle.parts import base_lock, lock_path
+from clusterctl.distributions import distribution_of
 from clusterctl.errors import BundleError
 from clusterctl.mortal import temporary_folder
 from clusterctl.spec import ClusterSpec
-from clusterctl.wheels import Question, Wheel, filled, plant
+from clusterctl.wheels import Node, Question, Wheel, filled, plant
 from clusterctl.workspace import Workspace, write_atomic
 
 Say = Callable[[str], None]
@@ -89,11 +90,14 @@ def _place_wheels(bundle: Bundle, spec: ClusterSpec) -> None:
             for name in wheels:
                 bundle.copy(f"{WHEELS}/{name}", folder / name)
 
-        filled(base_lock(), base)
+        node = Node.of(distribution_of(release))
+        filled(base_lock(), base, node)
         asked = spec.software.python.requirements
         if asked is not None:
             text = _text(bundle, lock_path(release))
-            plant(Question((asked,), base_lock()), text, lambda wheel, to: _bring(bundle, wheel, to))
+            plant(
+                Question((asked,), base_lock(), node=node), text, lambda wheel, to: _bring(bundle, wheel, to)
+            )
 
 
 def _bring(bundle: Bundle, wheel: Wheel, to: Path) -> None:

@@ -18,6 +18,7 @@ from clusterctl.cli.watching import follow_job, open_session, timeout_of, wait_f
 from clusterctl.cli.which import spec_of
 
 if TYPE_CHECKING:
+    from clusterctl.distributions import Distribution
     from clusterctl.jobs import Environment, Session
     from clusterctl.jobs.source import Source
     from clusterctl.spec import ClusterSpec, JobSpec
@@ -163,14 +164,18 @@ def _refuse_contradictions(
 
 def _dry_run(screen: Screen, options: Options, wanted: Sequence[JobSpec]) -> None:
     """Show the scripts; where they are several, each below a line with its job's name."""
-    from clusterctl import jobs
+    from clusterctl import distributions, jobs
+    from clusterctl.access import distribution_ahead
     from clusterctl.transfer.tree import shown_size
     from clusterctl.transport.base import printable
+    from clusterctl.workspace import Workspace
 
     spec = spec_of(screen, options)
+    known = distribution_ahead(spec, Workspace.of(spec.name))
+    distribution = known or distributions.distribution_of(distributions.DEFAULT)
     rows: list[_Row] = []
     text = ""
-    for job, source, environment in _prepared(screen, options, spec, wanted):
+    for job, source, environment in _prepared(screen, options, spec, wanted, distribution):
         script = jobs.script_of(spec, job, environment)
         if source:
             size = shown_size(source.bytes)
@@ -183,7 +188,11 @@ def _dry_run(screen: Screen, options: Options, wanted: Sequence[JobSpec]) -> Non
 
 
 def _prepared(
-    screen: Screen, options: Options, spec: ClusterSpec, wanted: Sequence[JobSpec]
+    screen: Screen,
+    options: Options,
+    spec: ClusterSpec,
+    wanted: Sequence[JobSpec],
+    distribution: Distribution,
 ) -> list[tuple[JobSpec, Source | None, Environment]]:
     """The jobs with what is sent of their scripts' folders, and the environments that they ask for.
 
@@ -196,7 +205,10 @@ def _prepared(
         screen.note(f"note: {note}")
     heard = screen.note if options.verbose else lambda _line: None
     with screen.working("resolving requirements"):
-        environments = [jobs.environment_of(spec, job, say=screen.note, heard=heard) for job in wanted]
+        environments = [
+            jobs.environment_of(spec, job, distribution=distribution, say=screen.note, heard=heard)
+            for job in wanted
+        ]
     return list(zip(wanted, sources, environments, strict=True))
 
 
@@ -206,7 +218,7 @@ def _submitted(screen: Screen, options: Options, session: Session, wanted: Seque
 
     for job in wanted:
         jobs.script_of(session.spec, job)  # none is submitted while another can't be
-    prepared = _prepared(screen, options, session.spec, wanted)
+    prepared = _prepared(screen, options, session.spec, wanted, session.distribution)
     rows: list[_Row] = []
     with showing_progress(screen) as progress:
         for job, source, environment in prepared:

@@ -155,6 +155,7 @@ def install(
                 "vars": {
                     **connection_variables(ssh_config),
                     "clusterctl_install_mark": install_mark(),
+                    "clusterctl_image": True,
                     "job_env_wheelhouse": literal(str(wheels)),
                     "job_env_requirements": literal(str(lock)),
                 },

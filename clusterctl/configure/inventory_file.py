@@ -13,6 +13,7 @@ from ruamel.yaml.comments import TaggedScalar
 from clusterctl.assets import asset, install_inputs, payload_hash
 from clusterctl.configure.own_machines import own_machine_variables
 from clusterctl.configure.payload import pack_payload
+from clusterctl.distributions import Distribution
 from clusterctl.inventory import COMPUTE, CONTROLLER, LOGIN, Host, Inventory
 from clusterctl.journal import digest
 from clusterctl.spec import ClusterSpec, GcpProvider, OnpremProvider
@@ -92,6 +93,7 @@ def role_variables(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
         "slurmd_conf_server": controller,
         "slurmd_config_src": literal(str(workspace.rendered)),
         "login_config_src": literal(str(workspace.rendered)),
+        **_distribution(inventory.distribution),
         "openmpi_network": inventory.network,
         "openmpi_yield_when_idle": inventory.oversubscribed,
         "job_env_payload_src": literal(str(workspace.rendered / "payload.tar")),
@@ -149,6 +151,18 @@ def _job_packages(workspace: Workspace) -> Variables:
     return {
         "job_env_wheelhouse": literal(str(workspace.wheels)),
         "job_env_requirements": literal(str(asset("payload") / "requirements.lock")),
+    }
+
+
+def _distribution(distribution: Distribution) -> Variables:
+    """Paths that differ between distributions; names of packages are in the roles."""
+    return {
+        "clusterctl_release": distribution.release,
+        "mariadb_config_file": distribution.mariadb_conf,
+        "mariadb_socket": distribution.mariadb_socket,
+        "openmpi_params_file": distribution.openmpi_conf,
+        "openmpi_module": distribution.mpi_module or "",
+        "job_env_python": distribution.python,
     }
 
 

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl.access import Session
+from clusterctl.distributions import JOB_PROFILE
 from clusterctl.errors import SlurmError, UnreachableError
 from clusterctl.jobs.environment import Environment
 from clusterctl.jobs.refusal import fix_of
@@ -61,7 +62,9 @@ class Allocation:
         settings = [f"{name}={value}" for name, value in self._environment.items()]
         step = ["srun", "--interactive", "--preserve-env", "--nodes=1", "--ntasks=1", "--quiet"]
         step += ["--pty"] if terminal else []
-        start = f'export PATH={environment.path}:"$PATH"; exec "$@"'
+        start = (
+            f'[[ ! -r {JOB_PROFILE} ]] || . {JOB_PROFILE}; export PATH={environment.path}:"$PATH"; exec "$@"'
+        )
         program = ["bash", "-lc", start, "shell", *(command or ("bash", "-i"))]
         return self._way.argv(["env", *settings, *step, *program], "-t" if terminal else "-T")
 

@@ -10,11 +10,12 @@ from dataclasses import dataclass
 from typing import BinaryIO, Final
 
 from clusterctl.assets import asset
+from clusterctl.distributions import Distribution
 from clusterctl.errors import CommandError, TransportError, UsageError
 from clusterctl.spec import ClusterSpec, JobSpec, JobWords
 from clusterctl.transfer.tree import Progress, shown_size
 from clusterctl.transport.base import BULK, Conversation, Transport
-from clusterctl.wheels import Lock, Question, resolve, resolved, wheel_path
+from clusterctl.wheels import Lock, Node, Question, resolve, resolved, wheel_path
 
 Say = Callable[[str], None]
 
@@ -81,7 +82,12 @@ PLAIN: Final = Environment()
 
 
 def environment_of(
-    spec: ClusterSpec, job: JobWords | None = None, *, say: Say, heard: Say = lambda _line: None
+    spec: ClusterSpec,
+    job: JobWords | None = None,
+    *,
+    distribution: Distribution,
+    say: Say,
+    heard: Say = lambda _line: None,
 ) -> Environment:
     """What the requirements of a spec, and of a job on top, come to. Nothing reaches the cluster yet.
 
@@ -89,7 +95,7 @@ def environment_of(
         UsageError: they can't be met, or the job can't have any.
         MachineError: wheels can't be kept here.
     """
-    cluster = spec.software.python.requirements
+    cluster, node = spec.software.python.requirements, Node.of(distribution)
     own = job.requirements if job is not None else None
     base = asset("payload") / "requirements.lock"
     if isinstance(job, JobSpec) and (job.bundled or job.container):
@@ -102,15 +108,15 @@ def environment_of(
         )
     lock: Lock | None = None
     if cluster is not None:
-        lock = resolve(Question((cluster,), base), say=say, heard=heard)
+        lock = resolve(Question((cluster,), base, node=node), say=say, heard=heard)
     if own is not None:
         held = {wheel.name: wheel.version for wheel in lock.wheels} if lock else {}
         files = (own,) if cluster is None else (cluster, own)
-        lock = resolve(Question(files, base, held), say=say, heard=heard)
+        lock = resolve(Question(files, base, held, node), say=say, heard=heard)
     return Environment(lock if lock is not None and lock.wheels else None)
 
 
-def unbuilt(spec: ClusterSpec, to: Callable[[], Transport]) -> str:
+def unbuilt(spec: ClusterSpec, distribution: Distribution, to: Callable[[], Transport]) -> str:
     """What is to be done yet for the spec's requirements on the cluster; "" if nothing. Only looks.
 
     ``to`` connects as the job user.
@@ -121,8 +127,8 @@ def unbuilt(spec: ClusterSpec, to: Callable[[], Transport]) -> str:
     """
     if spec.software.python.requirements is None:
         return ""
-    files = (spec.software.python.requirements,)
-    lock = resolved(Question(files, asset("payload") / "requirements.lock"))
+    files, node = (spec.software.python.requirements,), Node.of(distribution)
+    lock = resolved(Question(files, asset("payload") / "requirements.lock", node=node))
     if lock is None:
         return "its packages are chosen anew"
     if not lock.wheels or _is_there(to(), lock):

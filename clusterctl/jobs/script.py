@@ -5,6 +5,7 @@ from __future__ import annotations
 import shlex
 from collections.abc import Collection, Iterable, Mapping
 
+from clusterctl.distributions import JOB_PROFILE
 from clusterctl.errors import UsageError
 from clusterctl.jobs.container import contained
 from clusterctl.jobs.environment import BASE_ENVIRONMENT, PLAIN, Environment
@@ -50,6 +51,7 @@ def render_script(
         options=_options(job, own),
         array=_is_array(job, own),
         not_given=_NOT_GIVEN if own else None,
+        profile=JOB_PROFILE,
         path=environment.path,
         payload_root=payload_root,
         watch=_WATCH,

@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Final
 
 from clusterctl.assets import payload_hash
+from clusterctl.distributions import JOB_PROFILE
 from clusterctl.inventory import Host, Inventory
 from clusterctl.reach import Question
 from clusterctl.slurm.config import TASK_PROLOG
@@ -17,11 +18,9 @@ from clusterctl.workspace import Workspace
 _PAYLOAD = "/opt/clusterctl/payload"
 _HOSTS_BLOCK = tuple(f"# {word} hosts of this cluster (clusterctl)" for word in ("BEGIN", "END"))
 _MUNGE_KEY = "/etc/munge/munge.key"
-_OPENMPI = "/etc/openmpi/openmpi-mca-params.conf"
 _SLURM = tuple(f"/etc/slurm/{name}.conf" for name in ("slurm", "gres", "cgroup", "topology"))
 _SLURMDBD = "/etc/slurm/slurmdbd.conf"
 _SLURMD = "/etc/systemd/system/slurmd.service.d/clusterctl.conf"
-_MARIADB = "/etc/mysql/mariadb.conf.d/60-clusterctl.cnf"
 _EXPORTS = "/etc/exports.d/clusterctl.exports"
 _TUNING = ("/etc/sysctl.d/90-clusterctl.conf", "/etc/security/limits.d/61-clusterctl.conf")
 _SCRATCH = "/usr/local/sbin/clusterctl-scratch"
@@ -37,17 +36,19 @@ def questions(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> 
 
 def _question(host: Host, spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> Question:
     leads = host.leads
+    distribution = inventory.distribution
     home_root = f"{inventory.shared}/home"
     units: dict[str, tuple[str, ...]] = {"munge": (_MUNGE_KEY,)}
     if leads:
         units |= {
-            "mariadb": (_MARIADB,),
+            "mariadb": (distribution.mariadb_conf,),
             "slurmdbd": (_SLURMDBD,),
             "slurmctld": (*_SLURM, "/etc/passwd"),
         }
     if host.computes:
         units["slurmd"] = (_SLURMD,)
-    files = [_MUNGE_KEY, _OPENMPI]
+    files = [_MUNGE_KEY, distribution.openmpi_conf]
+    files += (JOB_PROFILE,) if distribution.mpi_module else ()
     files += (*_SLURM, _SLURMDBD) if leads else ()
     files += () if leads or host.computes else _SLURM[:1]
     files += (_SLURMD,) if host.computes else ()

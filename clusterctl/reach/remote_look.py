@@ -18,6 +18,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -143,14 +144,22 @@ def home_mark(user: str, home: str) -> str:
     return "fit" if fit else f"unfit {stat.S_IMODE(found.st_mode):o}"
 
 
-def key_mark(home: str, key: str) -> str:
-    """Whether the cluster's key may log in. Other keys there are the user's own affair."""
-    try:
-        lines = Path(home, ".ssh/authorized_keys").read_text(errors="replace").splitlines()
-    except OSError:
-        return MISSING
+def key_mark(user: str, home: str, key: str) -> str:
+    """Whether the cluster's key may log in. Other keys there are the user's own affair.
+
+    An account that was there before us has a home of its own.
+    """
     kind_and_key = " ".join(key.split()[:2])
-    return "there" if any(line.startswith(kind_and_key) for line in lines) else MISSING
+    return "there" if any(line.startswith(kind_and_key) for line in _keys(user, home)) else MISSING
+
+
+def _keys(user: str, home: str) -> Iterator[str]:
+    homes = [home]
+    with suppress(KeyError):
+        homes.append(pwd.getpwnam(user).pw_dir)
+    for place in homes:
+        with suppress(OSError):
+            yield from Path(place, ".ssh/authorized_keys").read_text(errors="replace").splitlines()
 
 
 def accounting_mark(queries: list[list[str]]) -> str:
@@ -219,7 +228,7 @@ def look(asked: dict[str, Any]) -> dict[str, str]:
     marks |= {f"path {path}": "there" if Path(path).exists() else MISSING for path in asked["paths"]}
     marks |= {f"user {name}": user_mark(name) for name in asked["users"]}
     marks |= {f"home {name}": home_mark(name, home) for name, home in asked["homes"].items()}
-    marks |= {f"key {name}": key_mark(asked["homes"][name], key) for name, key in asked["keys"].items()}
+    marks |= {f"key {name}": key_mark(name, asked["homes"][name], key) for name, key in asked["keys"].items()}
     marks |= {f"unit {name}": mark for name, mark in unit_marks(asked["units"]).items()}
     if asked["accounting"]:
         running = marks.get("unit slurmdbd", "").startswith("running")

@@ -70,7 +70,10 @@ def render_files(spec: ClusterSpec, inventory: Inventory, facts: Mapping[str, No
             extra=spec.slurm.extra,
         ),
         "gres.conf": render("gres.conf.j2", lines=[_line(s) for node in nodes for s in _gres_settings(node)]),
-        "cgroup.conf": render("cgroup.conf.j2", settings=_cgroup_settings(shares=shares)),
+        "cgroup.conf": render(
+            "cgroup.conf.j2",
+            settings=_cgroup_settings() if not shares and inventory.distribution.cgroup_v2 else {},
+        ),
         "topology.conf": topology_text(spec),
         "slurmdbd.conf": render("slurmdbd.conf.j2", settings=_slurmdbd_settings(inventory)),
     }
@@ -149,19 +152,21 @@ def _sections(
             "PriorityWeightAge": "1000",
             "PriorityWeightQOS": "10000",
         },
-        "Running": _running(shares=shares)
+        "Running": _running(shares=shares, cgroups=inventory.distribution.cgroup_v2)
         | ({"TaskProlog": TASK_PROLOG} if inventory.has_job_environment else {}),
         "Faults": {"ReturnToService": "2", **timeouts(len(nodes))},
         "Accounting": _accounting(inventory, nodes, shares=shares),
     }
 
 
-def _running(*, shares: bool) -> Settings:
+def _running(*, shares: bool, cgroups: bool) -> Settings:
     common = {
         "MpiDefault": "pmix",
         "KillOnBadExit": "1",
         "PropagateResourceLimitsExcept": "MEMLOCK",
     }
+    if not shares and not cgroups:
+        return {"ProctrackType": "proctrack/linuxproc", "TaskPlugin": "task/affinity", **common}
     if not shares:
         return {"ProctrackType": "proctrack/cgroup", "TaskPlugin": "task/cgroup,task/affinity", **common}
     # A share's cores are bound to the machine from outside, and its cgroups are not its own: Slurm must not
@@ -245,9 +250,7 @@ def _gres_settings(node: Node) -> Iterable[Settings]:
         yield {"NodeName": node.host.name, "Name": "gpu", "Type": gpu.type, **files, **near, **links}
 
 
-def _cgroup_settings(*, shares: bool) -> Settings:
-    if shares:
-        return {}
+def _cgroup_settings() -> Settings:
     return {
         "CgroupPlugin": "autodetect",
         "ConstrainCores": "yes",

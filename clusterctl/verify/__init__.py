@@ -12,6 +12,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from clusterctl.assets import payload_hash
+from clusterctl.distributions import JOB_PROFILE
 from clusterctl.errors import Failure, VerifyError
 from clusterctl.inventory import Inventory
 from clusterctl.slurm.client import SlurmClient
@@ -86,6 +87,7 @@ def _probe(hosts: tuple[str, ...], transport: Transport) -> Result:
         "--kill-on-bad-exit=1",
         f"--export=PYTHONPATH=/opt/clusterctl/payload/{payload_hash()},OMP_NUM_THREADS=1",
         *("/usr/bin/timeout", "--kill-after=2", str(limit_s)),
+        *("bash", "-c", f'[[ ! -r {JOB_PROFILE} ]] || . {JOB_PROFILE}; exec "$@"', "probe"),
         *("/opt/clusterctl/env/bin/python", "-m", "payload", "probe", "--expect-hosts", ",".join(hosts)),
     ]
     return transport.run(argv, timeout_s=patience_s + 30, check=False)

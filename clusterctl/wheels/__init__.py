@@ -2,13 +2,13 @@
 
 from clusterctl.wheels.house import filled, wheelhouse
 from clusterctl.wheels.lock import Lock, Wheel
-from clusterctl.wheels.node import NODE_PYTHON
+from clusterctl.wheels.node import Node
 from clusterctl.wheels.requirements import content
 from clusterctl.wheels.resolve import Question, plant, resolve, resolved, wheel_path
 
 __all__ = [
-    "NODE_PYTHON",
     "Lock",
+    "Node",
     "Question",
     "Wheel",
     "content",

@@ -8,27 +8,27 @@ from pathlib import Path
 from clusterctl.errors import MachineError
 from clusterctl.journal import digest
 from clusterctl.mortal import temporary_folder
-from clusterctl.wheels.node import NODE_ARCH, NODE_PYTHON, pip_download
+from clusterctl.wheels.node import DEFAULT_NODE, Node, pip_download
 from clusterctl.workspace import cache_home
 
 
-def wheelhouse(lock: Path) -> Path:
+def wheelhouse(lock: Path, node: Node = DEFAULT_NODE) -> Path:
     """A folder with every wheel of a hash-locked requirements file; downloaded once.
 
     Raises:
         MachineError: the package index is out of reach or has no wheel for the nodes, or there is no room
             or no home to keep them in.
     """
-    return filled(lock, lambda folder: _download(lock, folder))
+    return filled(lock, lambda folder: _download(lock, node, folder), node)
 
 
-def filled(lock: Path, fill: Callable[[Path], None]) -> Path:
+def filled(lock: Path, fill: Callable[[Path], None], node: Node = DEFAULT_NODE) -> Path:
     """The wheelhouse of a lock; ``fill`` puts the wheels into a new folder where there is none yet.
 
     Raises:
         MachineError: there is no room or no home to keep them in; and what ``fill`` raises.
     """
-    folder = cache_home() / f"wheels-{digest(lock.read_bytes(), NODE_PYTHON, NODE_ARCH)}"
+    folder = cache_home() / f"wheels-{digest(lock.read_bytes(), str(node))}"
     if folder.is_dir():
         return folder
     try:
@@ -52,9 +52,9 @@ def unwritable(folder: Path, exc: OSError) -> MachineError:
     )
 
 
-def _download(lock: Path, folder: Path) -> None:
+def _download(lock: Path, node: Node, folder: Path) -> None:
     arguments = ["--quiet", "--require-hashes", "--no-deps"]
-    said = pip_download([*arguments, "--requirement", str(lock), "--dest", str(folder)])
+    said = pip_download([*arguments, "--requirement", str(lock), "--dest", str(folder)], node)
     if said.rc != 0:
         raise MachineError(
             "the Python packages of the job environment could not be downloaded",

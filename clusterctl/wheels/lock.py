@@ -11,7 +11,7 @@ from typing import Final
 from packaging.utils import canonicalize_name, parse_wheel_filename
 
 from clusterctl.journal import digest
-from clusterctl.wheels.node import NODE_ARCH, NODE_PYTHON
+from clusterctl.wheels.node import DEFAULT_NODE, NODE_ARCH, Node
 
 _LAYOUT: Final = "environment v1"  # of the folder on the cluster; part of every key
 _PIN: Final = re.compile(r"^([A-Za-z0-9][A-Za-z0-9._-]*)==([^\s;\\]+)", re.MULTILINE)
@@ -43,12 +43,13 @@ class Lock:
 
     wheels: tuple[Wheel, ...]
     base: Mapping[str, str]
+    node: Node = DEFAULT_NODE
 
     @property
     def text(self) -> str:
         """A requirements file with hashes, the same for the same wheels."""
         lines = sorted(map(str, self.wheels))
-        return "".join(f"{line}\n" for line in (f"# Python {NODE_PYTHON}, {NODE_ARCH}", *lines))
+        return "".join(f"{line}\n" for line in (f"# Python {self.node.python}, {NODE_ARCH}", *lines))
 
     @property
     def key(self) -> str:
@@ -56,9 +57,9 @@ class Lock:
         return digest(_LAYOUT, self.text, *(f"{name}=={version}" for name, version in self.base.items()))
 
     @classmethod
-    def read(cls, text: str, base: Mapping[str, str]) -> Lock:
+    def read(cls, text: str, base: Mapping[str, str], node: Node = DEFAULT_NODE) -> Lock:
         """The lock of a text. Lines that are none of ours are passed over."""
-        return cls(tuple(Wheel(*found.groups()) for found in _LINE.finditer(text)), base)
+        return cls(tuple(Wheel(*found.groups()) for found in _LINE.finditer(text)), base, node)
 
 
 def pins(lock: Path) -> dict[str, str]:

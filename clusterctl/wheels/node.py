@@ -10,12 +10,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
+from clusterctl.distributions import DEFAULT, Distribution, distribution_of
 from clusterctl.inventory import ARCHITECTURE
 from clusterctl.mortal import mortal
 
-NODE_PYTHON: Final = "3.11"
 NODE_ARCH: Final = ARCHITECTURE
-NODE_GLIBC_MINOR: Final = 36  # Debian 12; glibc 2.x
 _PIP: Final = Path(__file__).with_name("pip_for_node.py")
 
 
@@ -27,16 +26,39 @@ class Said:
     text: str
 
 
+@dataclass(frozen=True, slots=True)
+class Node:
+    """What wheels must fit: the Python of the job environment (``3.11``), and glibc 2.``glibc_minor``."""
+
+    python: str
+    glibc_minor: int
+
+    @classmethod
+    def of(cls, distribution: Distribution) -> Node:
+        """The nodes of a cluster with that distribution."""
+        return cls(distribution.python_version, distribution.glibc_minor)
+
+    def __str__(self) -> str:
+        return f"Python {self.python} on {NODE_ARCH} with glibc 2.{self.glibc_minor}"
+
+
+DEFAULT_NODE: Final = Node.of(distribution_of(DEFAULT))
+
+
 def pip_download(
-    arguments: Sequence[str], *, cwd: Path | None = None, heard: Callable[[str], None] = lambda _line: None
+    arguments: Sequence[str],
+    node: Node,
+    *,
+    cwd: Path | None = None,
+    heard: Callable[[str], None] = lambda _line: None,
 ) -> Said:
     """Run `pip download` for the nodes: wheels only, with pip's own settings. ``heard`` gets its lines."""
-    platforms = [f"manylinux_2_{minor}_{NODE_ARCH}" for minor in range(NODE_GLIBC_MINOR, 4, -1)]
+    platforms = [f"manylinux_2_{minor}_{NODE_ARCH}" for minor in range(node.glibc_minor, 4, -1)]
     platforms += [f"manylinux{name}_{NODE_ARCH}" for name in ("2014", "2010", "1")]
     # -P: a file of the caller's folder that is called like a module of pip's is not one.
-    argv = [sys.executable, "-P", str(_PIP), NODE_PYTHON, NODE_ARCH]
+    argv = [sys.executable, "-P", str(_PIP), node.python, NODE_ARCH]
     argv += ["download", "--no-input", "--disable-pip-version-check", "--progress-bar=off"]
-    argv += ["--only-binary=:all:", "--implementation", "cp", "--python-version", NODE_PYTHON]
+    argv += ["--only-binary=:all:", "--implementation", "cp", "--python-version", node.python]
     argv += [word for platform in platforms for word in ("--platform", platform)]
     with subprocess.Popen(
         mortal([*argv, *arguments]),

@@ -17,7 +17,7 @@ from clusterctl.mortal import temporary_folder
 from clusterctl.transport.base import printable
 from clusterctl.wheels.house import unwritable
 from clusterctl.wheels.lock import Lock, Wheel, pins
-from clusterctl.wheels.node import NODE_ARCH, NODE_GLIBC_MINOR, NODE_PYTHON, Said, pip_download
+from clusterctl.wheels.node import DEFAULT_NODE, Node, Said, pip_download
 from clusterctl.wheels.requirements import question
 from clusterctl.workspace import cache_home, write_atomic
 
@@ -44,6 +44,7 @@ class Question:
     files: tuple[Path, ...]
     base: Path
     held: Mapping[str, str] = field(default_factory=dict)
+    node: Node = DEFAULT_NODE
 
 
 def resolve(asked: Question, *, say: Say, heard: Say = lambda _line: None) -> Lock:
@@ -60,13 +61,14 @@ def resolve(asked: Question, *, say: Say, heard: Say = lambda _line: None) -> Lo
     kept = {**base, **asked.held}
     home, answer = cache_home() / "python", _answer(asked, kept)
     try:
-        if (known := _read(answer, base)) is not None:
+        if (known := _read(answer, base, asked.node)) is not None:
             return known
         say(f"resolving {', '.join(printable(str(file)) for file in asked.files)}")
         answer.parent.mkdir(parents=True, exist_ok=True)
         with temporary_folder(home) as folder:
-            wheels = _download(asked.files, kept, folder, heard)
-            lock = Lock(tuple(w for w in map(_kept, wheels) if base.get(w.name) != w.version), base)
+            wheels = _download(asked, kept, folder, heard)
+            others = tuple(w for w in map(_kept, wheels) if base.get(w.name) != w.version)
+            lock = Lock(others, base, asked.node)
         write_atomic(answer, lock.text)
     except OSError as exc:
         raise unwritable(home, exc) from exc
@@ -82,7 +84,7 @@ def resolved(asked: Question) -> Lock | None:
     """
     base = pins(asked.base)
     try:
-        return _read(_answer(asked, {**base, **asked.held}), base)
+        return _read(_answer(asked, {**base, **asked.held}), base, asked.node)
     except OSError as exc:
         raise unwritable(cache_home() / "python", exc) from exc
 
@@ -112,16 +114,15 @@ def plant(asked: Question, text: str, fill: Callable[[Wheel, Path], None]) -> No
 
 def _answer(asked: Question, kept: Mapping[str, str]) -> Path:
     """Where the answer to a question lies, once there is one."""
-    node = f"{NODE_PYTHON} {NODE_ARCH} {NODE_GLIBC_MINOR}"
-    key = digest(node, _constraints(kept), question(asked.files))
+    key = digest(str(asked.node), _constraints(kept), question(asked.files))
     return cache_home() / "python" / "locks" / f"{key}.txt"
 
 
-def _read(answer: Path, base: Mapping[str, str]) -> Lock | None:
+def _read(answer: Path, base: Mapping[str, str], node: Node) -> Lock | None:
     """The lock of an answer, if its wheels are still there."""
     if not answer.is_file():
         return None
-    lock = Lock.read(answer.read_text(), base)
+    lock = Lock.read(answer.read_text(), base, node)
     return lock if all(wheel_path(wheel).is_file() for wheel in lock.wheels) else None
 
 
@@ -130,19 +131,21 @@ def wheel_path(wheel: Wheel) -> Path:
     return cache_home() / "python" / "wheels" / wheel.sha256 / wheel.file
 
 
-def _download(files: Sequence[Path], kept: Mapping[str, str], folder: Path, heard: Say) -> list[Path]:
+def _download(asked: Question, kept: Mapping[str, str], folder: Path, heard: Say) -> list[Path]:
     """The wheels that pip chose: with the ``kept`` versions, but for those that the requirements rule out."""
+    files, node = asked.files, asked.node
     limits = folder / "constraints.txt"
     arguments = [word for file in files for word in ("--requirement", str(file.absolute()))]
     arguments += ["--constraint", str(limits)]
     while True:
         limits.write_text(_constraints(kept))
         target = folder / f"wheels-{len(kept)}"
-        said = pip_download([*arguments, "--dest", str(target)], cwd=files[-1].absolute().parent, heard=heard)
+        folder_of_last = files[-1].absolute().parent
+        said = pip_download([*arguments, "--dest", str(target)], node, cwd=folder_of_last, heard=heard)
         if said.rc == 0:
             break
         if not kept or _CONFLICT not in said.text:
-            raise _unresolvable(files, said)
+            raise _unresolvable(asked, said)
         kept = _without_conflict(kept, said)
     found = sorted(target.glob("*.whl"))
     _refuse_sources(files, said, {Wheel.of(path.name, "").name for path in found})
@@ -183,7 +186,7 @@ def _kept(path: Path) -> Wheel:
     return wheel
 
 
-def _unresolvable(files: Sequence[Path], said: Said) -> UsageError:
+def _unresolvable(asked: Question, said: Said) -> UsageError:
     begin = _REASON_BEGINS.search(said.text)
     text = said.text[begin.start() :] if begin else said.text[-_LONGEST_REASON:]
     lines = [line.removeprefix("ERROR: ") for line in text.partition("\nTo fix this")[0].splitlines()]
@@ -191,9 +194,9 @@ def _unresolvable(files: Sequence[Path], said: Said) -> UsageError:
     more = " ..." if len(reason) > _LONGEST_REASON else ""
     return UsageError(
         "the requirements can't be met",
-        where=_shown(files),
+        where=_shown(asked.files),
         why=f"pip says: {reason[:_LONGEST_REASON]}{more}",
-        fix=f"the nodes take wheels for Python {NODE_PYTHON} on {NODE_ARCH} with glibc 2.{NODE_GLIBC_MINOR}: "
+        fix=f"the nodes take wheels for {asked.node}: "
         "ask for versions that have such wheels and fit together",
     )
 

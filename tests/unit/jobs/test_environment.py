@@ -16,6 +16,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl import jobs
+from clusterctl.distributions import DEFAULT, distribution_of
 from clusterctl.errors import TransportError, UsageError
 from clusterctl.jobs import PLAIN, Environment, build, environment_of, unbuilt
 from clusterctl.jobs.environment import ENVIRONMENTS
@@ -25,6 +26,7 @@ from clusterctl.transport.local import LocalTransport
 from tests.support.wheels import a_wheel
 
 BASE = sys.prefix  # an environment with pip, as nodes have one
+HERE = distribution_of(DEFAULT)
 
 Resolve = Callable[..., Environment]
 
@@ -68,7 +70,8 @@ def resolve(tmp_path: Path, home: Path) -> Resolve:
         script = tmp_path / "a.sh"
         script.touch()
         job = JobSpec(name="a", script=script, requirements=files[0] if lines else None)
-        return environment_of(a_spec(files[1] if spec_lines else None), job, say=lambda _text: None)
+        spec = a_spec(files[1] if spec_lines else None)
+        return environment_of(spec, job, distribution=HERE, say=lambda _text: None)
 
     return call
 
@@ -120,16 +123,16 @@ def test_it_is_built_once(home: Path, resolve: Resolve) -> None:
 def test_what_is_to_be_done_yet_is_told_by_looking(home: Path, tmp_path: Path, resolve: Resolve) -> None:
     spec, cache = a_spec(tmp_path / "spec.txt"), tmp_path / "cache"
     (tmp_path / "spec.txt").write_text("first\n")
-    assert unbuilt(a_spec(), LocalTransport) == ""
-    assert unbuilt(spec, LocalTransport) == "its packages are chosen anew"
+    assert unbuilt(a_spec(), HERE, LocalTransport) == ""
+    assert unbuilt(spec, HERE, LocalTransport) == "its packages are chosen anew"
     assert not cache.exists()
     environment = resolve("", "first\ntool")
-    assert unbuilt(spec, LocalTransport) == "2 packages are installed"
+    assert unbuilt(spec, HERE, LocalTransport) == "2 packages are installed"
     assert not home.exists()
     made(environment)
-    assert unbuilt(spec, LocalTransport) == ""
+    assert unbuilt(spec, HERE, LocalTransport) == ""
     (tmp_path / "spec.txt").write_text("first<2\n")
-    assert unbuilt(spec, LocalTransport) == "its packages are chosen anew"
+    assert unbuilt(spec, HERE, LocalTransport) == "its packages are chosen anew"
 
 
 class Noting(LocalTransport):
@@ -225,9 +228,11 @@ def test_jobs_with_a_python_of_their_own(home: Path, tmp_path: Path) -> None:
     file = tmp_path / "requirements.txt"
     file.write_text("first\n")
     bundled = JobSpec(name="train", bundled="train")
-    assert environment_of(a_spec(file), bundled, say=print) == PLAIN
+    assert environment_of(a_spec(file), bundled, distribution=HERE, say=print) == PLAIN
     with pytest.raises(UsageError, match="the bundled job train takes no requirements"):
-        environment_of(a_spec(), bundled.model_copy(update={"requirements": file}), say=print)
+        environment_of(
+            a_spec(), bundled.model_copy(update={"requirements": file}), distribution=HERE, say=print
+        )
 
 
 def test_the_script_and_the_record_of_a_job(session, cluster, resolve: Resolve, tmp_path: Path) -> None:
