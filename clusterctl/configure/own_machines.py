@@ -16,6 +16,7 @@ def own_machine_variables(spec: ClusterSpec, inventory: Inventory) -> dict[str, 
     homes_are = {"nfs": "exported", "none": "apart"}.get(kind, "mounted")
     return {
         "clusterctl_keeps": True,
+        "job_env_looks_at_fabric": True,
         "time_controller": inventory.controller.address,
         "time_network": inventory.network,
         "firewall_addresses": [host.address for host in inventory.hosts],

@@ -20,6 +20,8 @@ from clusterctl.spec.onprem import OnpremHost
 
 _NO_PLACE: Final = "network"
 _THEN: Final = "then run the same command again"
+# What else their network has, a host's own InfiniBand among it, Ansible finds out.
+_JOBS_TALK_OVER: Final = {"NCCL_SOCKET_IFNAME": "={interface}", "GLOO_SOCKET_IFNAME": "{interface}"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,6 +108,7 @@ def _host(one: Member, facts: Facts, place: str, key: str, proxy: tuple[str, ...
         distribution=distribution(facts),
         hostname=hostname if hostname != one.name else None,
         proxy_command=proxy,
+        job_environment=_JOBS_TALK_OVER,
     )
 
 

@@ -1,0 +1,156 @@
+#!/usr/bin/python
+"""Ansible module: which ports of a host's fast network (InfiniBand, RoCE) its jobs talk over.
+
+All of it is read from /sys/class/infiniband, where the kernel shows every adapter, whoever made it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import NamedTuple
+
+from ansible.module_utils.basic import AnsibleModule
+
+DOCUMENTATION = r"""
+module: fabric_facts
+short_description: Variables for NCCL and UCX, by the InfiniBand and RoCE ports of a host
+description:
+  - Looks at the ports that are up. Of InfiniBand, the fastest are for jobs; without it, those of RoCE whose
+    interface is on the cluster's network.
+  - Where there are none, UCX is told the interface on the cluster's network.
+options:
+  interface:
+    description: The host's interface on the cluster's network.
+    type: str
+    required: true
+  root:
+    description: Where the kernel shows the adapters.
+    type: path
+    default: /sys/class/infiniband
+author:
+  - clusterctl
+"""
+
+EXAMPLES = r"""
+- name: Look at the fast network
+  fabric_facts:
+    interface: eno1
+"""
+
+RETURN = r"""
+variables:
+  description: Variables for the environment of jobs.
+  type: dict
+  returned: always
+  sample: {NCCL_IB_HCA: "=mlx5_0:1", UCX_NET_DEVICES: "mlx5_0:1"}
+ports:
+  description: All ports that are up, in words.
+  type: list
+  returned: always
+"""
+
+ACTIVE = "4: ACTIVE"
+INFINIBAND, ETHERNET = "InfiniBand", "Ethernet"
+ROCE_V2 = "RoCE v2"
+IPV4_MAPPED = "0000:0000:0000:0000:0000:ffff:"
+
+
+class Port(NamedTuple):
+    """A port that is up; ``rate`` in Gbit/s. ``gid_index`` is that of its IPv4 address under RoCE v2."""
+
+    device: str
+    number: int
+    link_layer: str
+    rate: float
+    interfaces: tuple[str, ...] = ()
+    gid_index: int | None = None
+
+    @property
+    def name(self) -> str:
+        """As UCX and NCCL call it."""
+        return f"{self.device}:{self.number}"
+
+    def __str__(self) -> str:
+        return f"{self.name} {self.link_layer} {self.rate:g} Gbit/s"
+
+
+def read(path: Path) -> str:
+    """What a file of sysfs says; "" where it can't be read, as an unused entry of a table of GIDs."""
+    try:
+        return path.read_text().strip()
+    except OSError:
+        return ""
+
+
+def ports(root: Path, interface: str) -> Iterator[Port]:
+    """The ports that are up."""
+    for folder in sorted(root.glob("*/ports/*"), key=lambda path: (path.parent.parent.name, path.name)):
+        if read(folder / "state") != ACTIVE:
+            continue
+        words = read(folder / "rate").split()
+        yield Port(
+            device=folder.parent.parent.name,
+            number=int(folder.name),
+            link_layer=read(folder / "link_layer"),
+            rate=float(words[0]) if words else 0.0,
+            interfaces=tuple(sorted({read(path) for path in folder.glob("gid_attrs/ndevs/*")} - {""})),
+            gid_index=roce_index(folder, interface),
+        )
+
+
+def roce_index(port: Path, interface: str) -> int | None:
+    """The first GID that is the interface's IPv4 address under RoCE v2, which is routed."""
+    for index in sorted(int(path.name) for path in port.glob("gids/*")):
+        attributes = port / "gid_attrs"
+        is_ours = read(attributes / "ndevs" / str(index)) == interface
+        is_v2 = read(attributes / "types" / str(index)) == ROCE_V2
+        if is_ours and is_v2 and read(port / "gids" / str(index)).startswith(IPV4_MAPPED):
+            return index
+    return None
+
+
+def for_jobs(found: Iterable[Port], interface: str) -> list[Port]:
+    """The ports that jobs talk over: slower InfiniBand beside a faster one is for storage and management."""
+    every = list(found)
+    fast = [port for port in every if port.link_layer == INFINIBAND]
+    if not fast:
+        fast = [port for port in every if port.link_layer == ETHERNET and interface in port.interfaces]
+    best = max((port.rate for port in fast), default=0.0)
+    return [port for port in fast if port.rate == best]
+
+
+def variables(chosen: list[Port], interface: str) -> dict[str, str]:
+    """What the environment of jobs says of them. `=`: exactly this name, not all that begin with it."""
+    if not chosen:
+        return {"UCX_NET_DEVICES": interface}
+    names = ",".join(port.name for port in chosen)
+    indices = {port.gid_index for port in chosen}
+    index = indices.pop() if len(indices) == 1 else None
+    return {
+        "NCCL_IB_HCA": f"={names}",
+        "UCX_NET_DEVICES": names,
+        **({"NCCL_IB_GID_INDEX": str(index)} if index is not None else {}),
+    }
+
+
+def main() -> None:
+    """Entry point."""
+    module = AnsibleModule(
+        argument_spec={
+            "interface": {"type": "str", "required": True},
+            "root": {"type": "path", "default": "/sys/class/infiniband"},
+        },
+        supports_check_mode=True,
+    )
+    interface = module.params["interface"]
+    found = list(ports(Path(module.params["root"]), interface))
+    module.exit_json(
+        changed=False,
+        variables=variables(for_jobs(found, interface), interface),
+        ports=[str(port) for port in found],
+    )
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,87 @@
+"""InfiniBand and RoCE ports, as the kernel shows them in sysfs, become variables of jobs."""
+
+from __future__ import annotations
+
+import importlib.util
+import subprocess
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from clusterctl.assets import asset
+from tests.support.plays import program, run_tasks
+
+CAPTURES = Path(__file__).parent / "captures"
+
+
+@pytest.fixture(scope="module")
+def fabric() -> ModuleType:
+    path = asset("ansible") / "library" / "fabric_facts.py"
+    found = importlib.util.spec_from_file_location("fabric_facts", path)
+    assert found
+    assert found.loader
+    loaded = importlib.util.module_from_spec(found)
+    found.loader.exec_module(loaded)
+    return loaded
+
+
+def sysfs(tmp_path: Path, capture: str) -> Path:
+    """The tree of files that `grep -r . .` in /sys/class/infiniband printed."""
+    root = tmp_path / "infiniband"
+    root.mkdir()
+    for line in (CAPTURES / f"infiniband-{capture}.txt").read_text().splitlines():
+        name, _, content = line.partition(":")
+        (root / name).parent.mkdir(parents=True, exist_ok=True)
+        (root / name).write_text(content + "\n")
+    return root
+
+
+@pytest.mark.parametrize(
+    ("capture", "interface", "expected"),
+    [
+        # Two ports for jobs, a slower one for storage, and one without a cable.
+        (
+            "ndr-and-storage",
+            "eno1",
+            {"NCCL_IB_HCA": "=mlx5_0:1,mlx5_3:1", "UCX_NET_DEVICES": "mlx5_0:1,mlx5_3:1"},
+        ),
+        # One adapter whose second port is on another network: RoCE over the cluster's alone.
+        (
+            "roce",
+            "ens1f0np0",
+            {"NCCL_IB_HCA": "=mlx5_0:1", "UCX_NET_DEVICES": "mlx5_0:1", "NCCL_IB_GID_INDEX": "3"},
+        ),
+        # Both ports are up, but the cluster's network is a third card.
+        ("roce", "eno1", {"UCX_NET_DEVICES": "eno1"}),
+    ],
+    ids=["infiniband", "roce", "roce elsewhere"],
+)
+def test_variables_name_the_ports_that_jobs_talk_over(
+    fabric: ModuleType, tmp_path: Path, capture: str, interface: str, expected: dict[str, str]
+) -> None:
+    found = list(fabric.ports(sysfs(tmp_path, capture), interface))
+    got = fabric.variables(fabric.for_jobs(found, interface), interface)
+    assert got == expected
+
+
+def test_jobs_find_them_unless_the_inventory_says_otherwise(tmp_path: Path) -> None:
+    program(tmp_path, "ip", """echo '[{"ifname": "eno1"}]'""")
+    done = run_tasks(
+        tmp_path,
+        "job_env",
+        "variables",
+        job_env_root=str(tmp_path),
+        job_env_network="10.0.0.0/24",
+        job_env_task_prolog=True,
+        job_env_looks_at_fabric=True,
+        job_env_adapters=str(sysfs(tmp_path, "ndr-and-storage")),
+        job_env_variables={"UCX_NET_DEVICES": "mlx5_0:1", "NCCL_DEBUG": "WARN"},
+    )
+    assert done.returncode == 0, done.stdout
+    said = subprocess.run([tmp_path / "task-prolog"], env={}, capture_output=True, text=True, check=True)
+    assert set(said.stdout.splitlines()) == {
+        "export NCCL_IB_HCA==mlx5_0:1,mlx5_3:1",
+        "export UCX_NET_DEVICES=mlx5_0:1",
+        "export NCCL_DEBUG=WARN",
+    }
