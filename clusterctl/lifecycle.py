@@ -20,6 +20,7 @@ from clusterctl.errors import NotUpError, UsageError
 from clusterctl.inventory import Inventory
 from clusterctl.journal import Journal, digest
 from clusterctl.lock import WAIT_S as LOCK_WAIT_S
+from clusterctl.membership import limited
 from clusterctl.mend import Mended, mend, questions
 from clusterctl.mortal import sweep, temporary_folder
 from clusterctl.offline import AS_BEFORE, Packages, bring_packages, take_bundle
@@ -93,6 +94,7 @@ def up(
     reconfigure: bool = False,
     force: bool = False,
     packages: Packages = AS_BEFORE,
+    limit: Collection[str] = (),
     hands: Hands = NO_HANDS,
     wait_s: float = LOCK_WAIT_S,
 ) -> Up:
@@ -102,6 +104,7 @@ def up(
     What is configured already and as it was left is not configured again, unless ``reconfigure``. Jobs that
     a changed spec has no place for are ended under ``force``. ``packages`` says where hosts get theirs from,
     ``hands`` see to host keys and passwords.
+    ``limit`` names the only hosts to touch: all others stay as they are, and so do the jobs on them.
     ``wait_s`` bounds how long another clusterctl that works on the cluster is waited for.
 
     Raises:
@@ -115,6 +118,7 @@ def up(
         workspace.lock("up", wait_s=wait_s, waiting=lambda text: tell(WAITING, text)),
         Connections(workspace.ssh_config) as connections,
     ):
+        spec = limited(spec, workspace, limit)
         workspace.create()
         run = Run("up", Journal(workspace.journal), tell, tell_mended=tell_mended)
         packed = take_bundle(packages, spec, workspace, run)
@@ -129,8 +133,7 @@ def up(
         agree(plan)
         change = review(spec, workspace, provider, plan.hosts, connections, force=force)
         run.notes += change.notes
-        text = dump_spec(spec)
-        write_atomic(workspace.spec, text)
+        write_atomic(workspace.spec, text := dump_spec(spec))
 
         with run.phase("image") as (_, say):
             provider.prepare(spec, workspace, bake=lambda target: bake(target, say, workspace), say=say)
@@ -160,19 +163,29 @@ def up(
 
         with run.phase("configure") as (step, say):
             run.has_mended(Mended(host, "was powered off", "started") for host in started)
-            configured = mend(spec, made, workspace, connections, views, anew=reconfigure, say=say)
+            configured = mend(
+                spec, made, workspace, connections, views, anew=reconfigure, limit=limit, say=say
+            )
             run.has_mended(configured.mended)
             step.note = configured.summary
 
         _build_environment(environment, spec, inventory, workspace, run)
 
         with run.phase("verify") as (step, _):
-            proof = verify(inventory, connections.to)
+            proof = verify(_concerned(inventory, limit), connections.to)
             run.has_mended(Mended(host, f"was {was}", "resumed") for host, was in proof.resumed.items())
             step.note = f"MPI across {len(proof.probed)} of {len(inventory.compute)} nodes"
             run.notes += _unprobed(proof)
 
     return Up(inventory, proof, tuple(run.phases), tuple(run.notes), tuple(run.mended))
+
+
+def _concerned(inventory: Inventory, limit: Collection[str]) -> Inventory:
+    """The hosts that are to be proven: a sick one elsewhere is not what was asked about."""
+    if not limit:
+        return inventory
+    hosts = tuple(host for host in inventory.hosts if host.leads or host.name in limit)
+    return inventory.model_copy(update={"hosts": hosts})
 
 
 def _unprobed(proof: Proof) -> tuple[str, ...]:

@@ -14,6 +14,7 @@ from clusterctl.cli import (
     job,
     listing,
     login,
+    node,
     options,
     plan,
     spec,
@@ -31,5 +32,5 @@ app = typer.Typer(
 )
 app.callback()(options.root)
 
-for module in (spec, doctor, plan, cluster, listing, submit, job, data, login, bundle, completion):
+for module in (spec, doctor, plan, cluster, node, listing, submit, job, data, login, bundle, completion):
     module.register(app)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
@@ -22,7 +22,9 @@ from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
     from clusterctl.mend import Mended
+    from clusterctl.offline import Packages
     from clusterctl.phases import Phase
+    from clusterctl.providers.onprem.hands import Hands
     from clusterctl.spec import ClusterSpec
     from clusterctl.transport.base import Transport
 
@@ -30,6 +32,14 @@ Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 NoWait = Annotated[
     bool,
     typer.Option("--no-wait", help="Fail at once if another clusterctl works on the cluster; else wait."),
+]
+Limit = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--limit",
+        metavar="HOST",
+        help="Touch these machines of your own alone, and what the controller says of them; also a range.",
+    ),
 ]
 
 
@@ -65,6 +75,7 @@ def up(
     no_bundle: Annotated[
         bool, typer.Option("--no-bundle", help="Install from the hosts' own repositories again.")
     ] = False,
+    limit: Limit = None,
     no_wait: NoWait = False,
     yes: Yes = False,
     ask_become_pass: AskBecomePass = False,
@@ -77,18 +88,49 @@ def up(
 
     It asks before it removes hosts, or makes what costs money. Without a terminal, removing needs --yes.
     """
-    from clusterctl import lifecycle, lock, offline
+    from clusterctl import offline
+    from clusterctl.membership import names_of
     from clusterctl.spec.caller import Caller, notes
-    from clusterctl.workspace import Workspace
 
     if bundle is not None and no_bundle:
         raise UsageError("--bundle and --no-bundle exclude each other", fix="say one of them")
     spec = spec_of(screen, options)
-    workspace = Workspace.of(spec.name)
     for line in notes(spec, Caller.current()):
         screen.note(f"note: {line}")
     if dry_run:
         return show_plan(screen, spec, ask_become_pass=ask_become_pass)
+    return raise_cluster(
+        screen,
+        options,
+        spec,
+        limit=names_of(limit or ()),
+        reconfigure=reconfigure,
+        force=force,
+        packages=offline.Packages(bundle, own=no_bundle),
+        hands=hands(screen, ask_password=ask_become_pass, accepted=accept_host_key),
+        yes=yes,
+        no_wait=no_wait,
+    )
+
+
+def raise_cluster(
+    screen: Screen,
+    options: Options,
+    spec: ClusterSpec,
+    *,
+    hands: Hands,
+    limit: Sequence[str] = (),
+    reconfigure: bool = False,
+    force: bool = False,
+    packages: Packages | None = None,
+    yes: bool = False,
+    no_wait: bool = False,
+) -> int:
+    """Have the cluster of this spec up, or what ``limit`` names of it, and say how it went."""
+    from clusterctl import lifecycle, lock, offline
+    from clusterctl.workspace import Workspace
+
+    workspace = Workspace.of(spec.name)
     then = "`clusterctl up` goes on from here, `clusterctl down` removes what there is"
     phases = Phases(screen, verbose=options.verbose)
     screen.known = {"mended": []}
@@ -106,8 +148,9 @@ def up(
             agree=asking(screen, yes=yes, apart=screen.still),
             reconfigure=reconfigure,
             force=force,
-            packages=offline.Packages(bundle, own=no_bundle),
-            hands=hands(screen, ask_password=ask_become_pass, accepted=accept_host_key),
+            packages=packages or offline.AS_BEFORE,
+            limit=limit,
+            hands=hands,
             wait_s=0 if no_wait else lock.WAIT_S,
         )
     for line in done.notes:

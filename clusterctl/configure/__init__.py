@@ -34,6 +34,7 @@ __all__ = [
     "install",
     "install_mark",
     "install_on_hosts",
+    "introduce",
     "inventory_text",
     "restore",
     "write_inventory",
@@ -93,15 +94,28 @@ def restore(
     return _run("restore.yml", inventory, workspace, limit, progress).notes
 
 
+def introduce(inventory: Inventory, workspace: Workspace, *, limit: Collection[str]) -> Recap:
+    """Tell these hosts who belongs to the cluster: names, addresses, the firewall; nothing is restarted.
+
+    Raises:
+        ConfigureError: tasks failed; one failure a host. The whole output is in ``workspace.logs``.
+    """
+    return _run("introduce.yml", inventory, workspace, limit, lambda _: None)
+
+
 def install_on_hosts(
-    inventory: Inventory, workspace: Workspace, *, progress: Callable[[Progress], None]
+    inventory: Inventory,
+    workspace: Workspace,
+    *,
+    limit: Collection[str] = (),
+    progress: Callable[[Progress], None],
 ) -> Recap:
     """Run the install half of every role on the hosts, as ``configure`` does first where nothing is baked.
 
     Raises:
         ConfigureError: tasks failed; one failure a host. The whole output is in ``workspace.logs``.
     """
-    return _run_noted("install_first.yml", inventory, workspace, (), progress)
+    return _run_noted("install_first.yml", inventory, workspace, limit, progress)
 
 
 def _run_noted(

@@ -27,6 +27,8 @@ from clusterctl.workspace import Workspace, write_atomic
 
 __all__ = ["Configured", "Mended", "astray", "mend", "questions", "stale"]
 
+_SOME = "some hosts"  # were configured last, and nothing is known of what the others would need
+
 
 @dataclass(frozen=True, slots=True)
 class Configured:
@@ -53,9 +55,12 @@ def mend(
     views: Mapping[str, View],
     *,
     anew: bool,
+    limit: Collection[str] = (),
     say: Say,
 ) -> Configured:
     """Configure all hosts if what goes in has changed, or ``anew``; else those on which something drifted.
+
+    With a ``limit`` it is these hosts and the controller; the others only learn who belongs to the cluster.
 
     Raises:
         ConfigureError: tasks failed; one failure a host.
@@ -70,6 +75,17 @@ def mend(
     noted = _read(workspace, without=provisioned.made)
     before = {host: view.marks for host, view in views.items()}
     concerned = hosts_with_drift(noted.marks, before)
+    if limit:
+        return _mend_some(
+            limit,
+            spec=spec,
+            inventory=inventory,
+            workspace=workspace,
+            connections=connections,
+            noted=noted,
+            before=before,
+            say=say,
+        )
     everything = anew or noted.inputs != inputs
     if not everything and not concerned:
         return Configured(f"unchanged: {len(views)} hosts checked")
@@ -95,6 +111,34 @@ def mend(
     return Configured(str(recap), tuple(one for host in told for one in host))
 
 
+def _mend_some(
+    limit: Collection[str],
+    *,
+    spec: ClusterSpec,
+    inventory: Inventory,
+    workspace: Workspace,
+    connections: Connections,
+    noted: _Noted,
+    before: Mapping[str, Marks],
+    say: Say,
+) -> Configured:
+    """Configure these hosts and the controller, and tell the others who belongs to the cluster now."""
+    lead = inventory.controller.name
+    chosen = tuple(h.name for h in inventory.hosts if h.name in limit or h.leads)
+    others = tuple(h.name for h in inventory.hosts if h.name not in chosen and h.name in noted.marks)
+    _write(workspace, _Noted(marks=noted.marks))
+    told = configure.introduce(inventory, workspace, limit=others) if others else None
+    recap = configure.configure(
+        inventory, workspace, limit=chosen, progress=lambda p: say(_step(p, inventory, chosen))
+    )
+    connections.to(lead).run(["scontrol", "reconfigure"])
+    asked = questions(spec, inventory, workspace)
+    seen = reach({host: asked[host] for host in (*chosen, *others)}, connections.to)
+    # Not what all of them were configured for: the next `up` of the whole cluster looks at them anew.
+    _write(workspace, _Noted(inputs=_SOME, marks={**before, **{h: view.marks for h, view in seen.items()}}))
+    return Configured(f"{recap}; {told.changed if told else 0} changed on others")
+
+
 def _installed(
     spec: ClusterSpec,
     inventory: Inventory,
@@ -109,7 +153,9 @@ def _installed(
     if not silent:
         return views
     configure.write_inventory(spec, inventory, workspace)
-    configure.install_on_hosts(inventory, workspace, progress=lambda p: say(_step(p, inventory, ())))
+    configure.install_on_hosts(
+        inventory, workspace, limit=silent, progress=lambda p: say(_step(p, inventory, silent))
+    )
     asked = questions(spec, inventory, workspace)
     return {**views, **reach({host: asked[host] for host in silent}, connections.to)}
 

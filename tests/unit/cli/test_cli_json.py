@@ -39,6 +39,8 @@ NEED_A_CLUSTER: dict[str, list[str]] = {
     "get": ["x", "."],
     "ssh": ["--", "true"],
     "shell": ["--", "true"],
+    "node drain": ["json-train-1", "--reason", "x"],
+    **{f"node {verb}": ["json-train-1"] for verb in ("resume", "add", "remove", "replace")},
 }
 OF_THE_MACHINE = {"cache list", "cache prune"}  # they look at, and remove, what other clusters share
 OF_A_BUNDLE = {"bundle create", "bundle verify", "bundle show"}  # see test_bundle_verbs.py
@@ -76,7 +78,7 @@ def test_an_answer_has_its_keys(cli: Clusterctl, verb: str) -> None:
 def test_an_error_is_an_answer_too(cli: Clusterctl, verb: str) -> None:
     """`up` gets a spec that it refuses; to the others, the cluster is not up."""
     (cli.cwd / "cluster.yaml").write_text(WRONG if verb == "up" else SPEC)
-    found = answer(cli, "-o", "json", verb, *NEED_A_CLUSTER[verb], rc=2)
+    found = answer(cli, "-o", "json", *verb.split(), *NEED_A_CLUSTER[verb], rc=2)
     assert not found["ok"]
     assert found["failures"]
     assert all(set(failure) == FAILURE for failure in found["failures"])
