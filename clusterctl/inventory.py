@@ -58,6 +58,7 @@ class Host(BaseModel):
     partition: str | None = None
     host_key: str = Field(description="public host key, as `ssh-ed25519 AAAA...`")
     distribution: str = Field(distributions.DEFAULT, description="ID and VERSION_ID of its os-release")
+    cgroups: bool = Field(True, description="its kernel lets Slurm make control groups there")
     cpus: int | None = None
     memory_mib: int | None = None
     disk_mib: int | None = None
@@ -136,6 +137,11 @@ class Inventory(BaseModel):
     def distribution(self) -> Distribution:
         """What all hosts have: a provider makes no cluster of several."""
         return distributions.distribution_of(self.controller.distribution)
+
+    @property
+    def cgroups(self) -> bool:
+        """Whether Slurm can keep jobs in control groups: not in most containers."""
+        return self.distribution.cgroup_v2 and all(host.cgroups for host in self.compute)
 
     @property
     def has_job_environment(self) -> bool:

@@ -96,6 +96,7 @@ class Facts(_Answer):
     units: frozenset[str]
     gpus: Gpus
     accounts: Mapping[str, int]
+    cgroups: bool = True  # root can make control groups there
     claim: str = ""  # what clusterctl noted there of the cluster that it belongs to; JSON
 
 

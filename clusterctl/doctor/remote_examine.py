@@ -31,6 +31,7 @@ LOCK_NOTES = ("var/cache/dnf/*_lock.pid", "var/lib/dnf/*_lock.pid", "run/dnf*.pi
 FLOCK = "hhqqi"  # struct flock of 64-bit Linux
 PCI_DISPLAY, PCI_NVIDIA = 0x03, "0x10de"
 CLAIM = "/etc/clusterctl/cluster.json"
+CGROUPS = ("/sys/fs/cgroup/cgroup.procs", "/sys/fs/cgroup/freezer/cgroup.procs")  # of versions 2 and 1
 EFI_VARIABLES = "/sys/firmware/efi/efivars"
 ROW = 3  # fields of /etc/passwd up to the number
 
@@ -225,6 +226,7 @@ def main() -> None:
         "selinux": selinux(),
         "units": units(asked["units"]),
         "gpus": gpus(),
+        "cgroups": any(os.access(path, os.W_OK) for path in CGROUPS),
         "claim": read(CLAIM)[:4096],
         "accounts": accounts(asked["accounts"], set(asked["uids"])),
     }

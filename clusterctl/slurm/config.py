@@ -72,7 +72,7 @@ def render_files(spec: ClusterSpec, inventory: Inventory, facts: Mapping[str, No
         "gres.conf": render("gres.conf.j2", lines=[_line(s) for node in nodes for s in _gres_settings(node)]),
         "cgroup.conf": render(
             "cgroup.conf.j2",
-            settings=_cgroup_settings() if not shares and inventory.distribution.cgroup_v2 else {},
+            settings=_cgroup_settings() if not shares and inventory.cgroups else {},
         ),
         "topology.conf": topology_text(spec),
         "slurmdbd.conf": render("slurmdbd.conf.j2", settings=_slurmdbd_settings(inventory)),
@@ -152,7 +152,7 @@ def _sections(
             "PriorityWeightAge": "1000",
             "PriorityWeightQOS": "10000",
         },
-        "Running": _running(shares=shares, cgroups=inventory.distribution.cgroup_v2)
+        "Running": _running(shares=shares, cgroups=inventory.cgroups)
         | ({"TaskProlog": TASK_PROLOG} if inventory.has_job_environment else {}),
         "Faults": {"ReturnToService": "2", **timeouts(len(nodes))},
         "Accounting": _accounting(inventory, nodes, shares=shares),
@@ -189,7 +189,7 @@ def _accounting(inventory: Inventory, nodes: tuple[Node, ...], *, shares: bool) 
         "JobAcctGatherType": "jobacct_gather/linux",
         "JobAcctGatherFrequency": "task=5",
         # Where the kernel sees to memory, Slurm refuses to do it, too.
-        "JobAcctGatherParams": "OverMemoryKill,UsePss" if shares else "UsePss",
+        "JobAcctGatherParams": "UsePss" if inventory.cgroups and not shares else "OverMemoryKill,UsePss",
     }
     if any(node.gpus for node in nodes):
         settings |= {"AccountingStorageTRES": "gres/gpu", "GresTypes": "gpu"}

@@ -106,6 +106,7 @@ def _host(one: Member, facts: Facts, place: str, key: str, proxy: tuple[str, ...
         partition=one.partition,
         host_key=key,
         distribution=distribution(facts),
+        cgroups=facts.cgroups,
         hostname=hostname if hostname != one.name else None,
         proxy_command=proxy,
         job_environment=_JOBS_TALK_OVER,

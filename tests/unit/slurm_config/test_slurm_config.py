@@ -116,6 +116,19 @@ def test_nodes_that_share_a_machine_are_not_bound_by_slurm() -> None:
     assert "SlurmdParameters" not in metal
 
 
+def test_where_no_control_groups_can_be_made_slurm_does_without() -> None:
+    """In a container, say. It watches memory itself then."""
+    spec = make_spec()
+    whole = make_inventory(spec)
+    last = whole.hosts[-1].model_copy(update={"cgroups": False})
+    inventory = whole.model_copy(update={"hosts": (*whole.hosts[:-1], last)})
+    files = render_files(spec, inventory, {host.name: METAL for host in inventory.compute})
+    text = settings(files["slurm.conf"])
+    assert (text["ProctrackType"], text["TaskPlugin"]) == ("proctrack/linuxproc", "task/affinity")
+    assert "OverMemoryKill" in text["JobAcctGatherParams"]
+    assert "Cgroup" not in files["cgroup.conf"]
+
+
 def test_the_proof_partition_is_hidden_closed_and_first() -> None:
     partitions = lines(CASES["two-partitions"]()["slurm.conf"], "PartitionName")
     proof = partitions[-1]
