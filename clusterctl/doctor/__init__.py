@@ -77,4 +77,5 @@ def _look(host: str, asked: Asked, root: Root) -> Seen | ClusterctlError:
 
 
 def _unreached(host: str, error: ClusterctlError) -> Finding:
-    return Finding(host, "error", error.code, error.what, error.why or "it gave no reason", error.fix)
+    (failure, *_) = error.failures  # of one host, which may say more than the error's own code
+    return Finding(host, "error", failure.code, error.what, error.why or "it gave no reason", error.fix)

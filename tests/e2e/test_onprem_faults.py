@@ -1,0 +1,130 @@
+"""Machines of somebody's own on which something is wrong: each is told apart, and none is touched.
+
+Every machine has a fault of its own at once. Then all are mended, and nothing is found any more.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+from ruamel.yaml import YAML
+
+from tests.support.lab import Box, Lab, lab
+from tests.support.nested import as_root
+from tests.support.verbs import Clusterctl
+
+PORT = 6818  # slurmd's
+HOUR_S = 3600
+FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"
+OTHER_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ0PTNqbyrBJ7lBB7gR9M7zZbS6s1xKfsZCkqQpA0h4T"
+HOLDS_LOCK = (
+    "import fcntl, time; file = open('/var/lib/dpkg/lock-frontend', 'r+'); "
+    "fcntl.lockf(file, fcntl.LOCK_EX); time.sleep(600)"
+)
+# The machine's own clock is everybody's: what looks at it there is told another time.
+EARLY = f'#!/bin/sh\nLD_PRELOAD=/opt/early.so FAKETIME=+{HOUR_S}s exec /usr/bin/python3.11 "$@"\n'
+# What keeps each of these machines out, as its finding says it.
+EXPECTED = {
+    "nosudo": "sudo-password",
+    "full": "disk-full",
+    "wrongkey": "login-refused",
+    "otherhost": "host-key",
+    "alien": "distribution",
+    "busy": "port-taken",
+    "locked": "packages-locked",
+    "early": "clock",
+}
+
+
+@dataclass(frozen=True)
+class Sick:
+    """The machines, and who looks at them."""
+
+    lab: Lab
+    runner: Clusterctl
+
+    @property
+    def spec(self) -> Path:
+        return self.runner.cwd / "cluster.yaml"
+
+    def write(self, name: str, keys: dict[str, str]) -> None:
+        """The spec, with other host keys than the true ones for some."""
+        text = self.lab.spec(name, controller="lead", partitions={"train": ",".join(EXPECTED)})
+        document = YAML(typ="safe").load(text)
+        for host, key in keys.items():
+            document["provider"]["hosts"][host]["host_key"] = key
+        with self.spec.open("w") as file:
+            YAML(typ="safe", pure=True).dump(document, file)
+
+    def findings(self, *, rc: int) -> dict[str, list[str]]:
+        """Host -> the codes of its errors."""
+        said: dict[str, Any] = self.runner("-o", "json", "-f", self.spec, "doctor", rc=rc).json
+        found: dict[str, list[str]] = {}
+        for finding in said["findings"]:
+            if finding["level"] == "error":
+                assert finding["why"], finding
+                found.setdefault(finding["host"], []).append(finding["code"])
+        return found
+
+    def accounts(self) -> dict[str, bool]:
+        """Whether each machine has an account of ours."""
+        hosts = (host.name for host in self.lab.hosts)
+        return {host: self.lab.enter(host, ["id", "clusterctl"]).rc == 0 for host in hosts}
+
+
+@pytest.fixture(scope="module")
+def sick(clusterctl_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sick]:
+    boxes = [Box("lead"), *(Box(name) for name in EXPECTED if name not in ("nosudo", "full"))]
+    boxes += [Box("nosudo", sudo="none"), Box("full", disk_mib=300)]
+    with lab("debian", boxes) as one:
+        yield Sick(one, Clusterctl(clusterctl_home, tmp_path_factory.mktemp("cwd")))
+
+
+def break_them(one: Lab) -> None:
+    """A fault each, as root on the machine itself. `nosudo` and `full` were booted with theirs."""
+    early = one.host("early")
+    subprocess.run([*as_root(), "cp", FAKETIME, f"/proc/{early.leader}/root/opt/early.so"], check=True)
+    early.inside.sh(f"cat > /opt/early <<'END'\n{EARLY}END\nchmod 755 /opt/early")
+    for host, script in {
+        "wrongkey": "mv ~rocky/.ssh/authorized_keys /root/",
+        "alien": "sed -i.true 's/^ID=.*/ID=arch/' /etc/os-release",
+        "busy": f"systemd-run --quiet --unit=lodger python3 -m http.server {PORT}",
+        "locked": f'systemd-run --quiet --unit=upgrade python3 -c "{HOLDS_LOCK}"',
+        "early": "ln -sf /opt/early /usr/bin/python3",
+    }.items():
+        one.host(host).inside.sh(script)
+
+
+def mend_them(one: Lab) -> None:
+    """Each by its own cure."""
+    for host, script in {
+        "nosudo": "echo 'rocky ALL=(ALL) NOPASSWD: ALL' > /etc/sudoers.d/rocky",
+        "wrongkey": "mv /root/authorized_keys ~rocky/.ssh/",
+        "alien": "mv /etc/os-release.true /etc/os-release",
+        "busy": "systemctl stop lodger",
+        "locked": "systemctl stop upgrade",
+        "early": "ln -sf python3.11 /usr/bin/python3",
+    }.items():
+        one.host(host).inside.sh(script)
+
+
+def test_each_fault_is_told_apart_and_no_machine_is_touched(sick: Sick, cluster_name: str) -> None:
+    break_them(sick.lab)
+    sick.write(cluster_name, {"otherhost": OTHER_KEY})
+    assert sick.findings(rc=1) == {host: [code] for host, code in EXPECTED.items()}
+    refused = sick.runner("-o", "json", "-f", sick.spec, "up", rc=None)
+    assert refused.rc == 1
+    failures = {failure["host"]: failure for failure in refused.json["failures"]}
+    assert set(failures) == set(EXPECTED)
+    assert all(failure["fix"] for failure in failures.values())
+    assert not any(sick.accounts().values())
+
+    mend_them(sick.lab)
+    sick.write(cluster_name, {})
+    assert sick.findings(rc=1) == {"full": ["disk-full"]}
+    assert not any(sick.accounts().values())
