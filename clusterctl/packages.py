@@ -17,7 +17,7 @@ _AT_GOOGLE: Final = frozenset({"bucket", "scratch"})  # roles for machines at Go
 # What Ansible's modules need on a host, and would fetch themselves.
 _OF_MODULES: Final[Mapping[str, tuple[str, ...]]] = {
     "Debian": ("python3-apt",),
-    "RedHat": ("python3-libselinux", "python3-policycoreutils"),
+    "RedHat": ("python3-libselinux",),
 }
 
 

@@ -52,20 +52,23 @@ def create(wanted: Wanted, out: Path, *, say: Say) -> Bundle:
             sources |= {
                 f"{system_folder(distribution.release)}/{path}": of for path, of in packed.files.items()
             }
-            wheels, requirements, said = _wheels(wanted.spec, Node.of(distribution), say)
-            sources |= {f"{WHEELS}/{path.name}": path for path in wheels}
-            if said is not None:
-                sources[lock_path(distribution.release)] = said.encode()
+            say("downloading the wheels of the job environment")
+            base = sorted(wheelhouse(base_lock(), Node.of(distribution)).glob("*.whl"))
+            more = _more_wheels(wanted.spec, Node.of(distribution), say)
+            sources |= {f"{WHEELS}/{path.name}": path for path in (*base, *more.wheels)}
+            if more.lock is not None:
+                sources[lock_path(distribution.release)] = more.lock.encode()
             systems[distribution.release] = System(
                 family=distribution.family,
                 asked=package_names(distribution),
                 packages=len(packed.versions),
                 python=distribution.python_version,
                 base=base_digest(),
-                requirements=requirements,
-                wheels=tuple(sorted(path.name for path in wheels)),
+                requirements=more.asked,
+                wheels=_names(base),
+                more=_names(more.wheels),
             )
-            versions[distribution.release] = _versions(packed, wheels)
+            versions[distribution.release] = _versions(packed, (*base, *more.wheels))
         sources[LOCK] = (json.dumps(versions, indent=1) + "\n").encode()
         say("packing")
         manifest = Manifest(
@@ -90,20 +93,30 @@ def _packages(wanted: Wanted, distribution: Distribution, say: Say) -> Packed:
     return pack(packer, package_names(distribution), say=say)
 
 
-def _wheels(spec: ClusterSpec, node: Node, say: Say) -> tuple[list[Path], str | None, str | None]:
-    """The wheels; of the spec's requirements the hash and the lock, if it has any."""
-    say("downloading the wheels of the job environment")
-    wheels = sorted(wheelhouse(base_lock(), node).glob("*.whl"))
+@dataclass(frozen=True, slots=True)
+class _More:
+    """What the spec's requirements come to: hash of what they ask, the wheels, and their lock."""
+
+    asked: str | None = None
+    wheels: tuple[Path, ...] = ()
+    lock: str | None = None
+
+
+def _more_wheels(spec: ClusterSpec, node: Node, say: Say) -> _More:
     asked = spec.software.python.requirements
     if asked is None:
-        return wheels, None, None
-    more = resolve(Question((asked,), base_lock(), node=node), say=say)
-    return [*wheels, *map(wheel_path, more.wheels)], content((asked,)), more.text
+        return _More()
+    lock = resolve(Question((asked,), base_lock(), node=node), say=say)
+    return _More(content((asked,)), tuple(map(wheel_path, lock.wheels)), lock.text)
+
+
+def _names(wheels: Sequence[Path]) -> tuple[str, ...]:
+    return tuple(sorted(path.name for path in wheels))
 
 
 def _versions(packed: Packed, wheels: Sequence[Path]) -> Mapping[str, object]:
     packages = [{"name": n, "version": v, "sha256": s} for n, v, s in packed.versions]
-    return {"packages": packages, "wheels": sorted(path.name for path in wheels)}
+    return {"packages": packages, "wheels": _names(wheels)}
 
 
 def _cache_lock(say: Say) -> AbstractContextManager[None]:

@@ -10,8 +10,10 @@ import hashlib
 import re
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import Final
+from urllib.parse import unquote
 
 from clusterctl.bundle import tools
 from clusterctl.bundle.archives import archive_of, read_own
@@ -41,18 +43,23 @@ class _Apt:
         (self.folder / f"archive{self.form}").write_text(self.sources)
         self._run("apt-get", "update", what=f"reading the package lists of {self.distribution}")
 
-    def resolve(self, names: Sequence[str]) -> tuple[str, ...]:
-        """The files of these packages and of all that they need, as apt calls them."""
+    def resolve(self, names: Sequence[str]) -> Mapping[str, str]:
+        """The files of these packages and of all that they need, as apt calls them, and where they are."""
         what = f"finding what the packages of {self.distribution} need"
         nothing = f"Dir::Cache::archives={self.folder / 'none'}"  # else it names only what is yet to come
         said = self._run("apt-get", "install", "--print-uris", "--quiet=2", "-o", nothing, *names, what=what)
-        return tuple(sorted(name for _, name in _FILE.findall(said)))
+        return {name: uri for uri, name in sorted(_FILE.findall(said), key=itemgetter(1))}
 
-    def download(self, names: Sequence[str], files: Sequence[str]) -> Mapping[str, Path]:
+    def download(self, names: Sequence[str], files: Mapping[str, str]) -> Mapping[str, Path]:
         """File name -> file; what is there from before is kept, what was cut is gone on with."""
         what = f"downloading the packages of {self.distribution}"
         self._run("apt-get", "install", "--download-only", "--quiet=2", *names, what=what)
-        return {file: self.folder / "cache/archives" / file for file in files}
+        return {file: self._place(file, uri) for file, uri in files.items()}
+
+    def _place(self, file: str, uri: str) -> Path:
+        """What lies on this machine, apt takes where it is."""
+        here = uri.startswith("file:")
+        return Path(unquote(uri.removeprefix("file:"))) if here else self.folder / "cache/archives" / file
 
     def records(self, packages: Sequence[str]) -> tuple[str, ...]:
         """What the signed index says of each package, given as `name:arch=version`."""

@@ -50,7 +50,7 @@ class System(_Stored):
 
     ``asked``: the packages that the roles ask for; ``packages``: how many that comes to with all they need.
     ``base`` and ``requirements`` are hashes of the job environment's lock and of the spec's requirements
-    files, ``wheels`` the names of what they come to.
+    files, ``wheels`` and ``more`` the names of what they come to.
     """
 
     family: str
@@ -60,6 +60,7 @@ class System(_Stored):
     base: str
     requirements: str | None = None
     wheels: tuple[str, ...] = ()
+    more: tuple[str, ...] = ()
 
 
 class Manifest(_Stored):

@@ -46,7 +46,7 @@ class _Dnf:
     def prepare(self, repositories: str) -> None:
         """Write its configuration; nothing counts as installed."""
         shutil.rmtree(self.folder / "root", ignore_errors=True)
-        for name in ("root", "repos", "repository/Packages"):
+        for name in ("root", "repos", "log", "repository/Packages"):
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         (self.folder / "dnf.conf").write_text("[main]\n")
         (self.folder / "repos" / "bundle.repo").write_text(repositories)

@@ -135,7 +135,11 @@ def _answer(opened: Bundle) -> dict[str, Any]:
         "architecture": said.architecture,
         "bytes": opened.file.stat().st_size,
         "systems": {
-            release: {"packages": system.packages, "python": system.python, "wheels": len(system.wheels)}
+            release: {
+                "packages": system.packages,
+                "python": system.python,
+                "wheels": len(system.wheels + system.more),
+            }
             for release, system in said.systems.items()
         },
     }
@@ -145,7 +149,8 @@ def _text(opened: Bundle) -> str:
     said = opened.manifest
     lines = [f"bundle for cluster {said.cluster!r}, made by clusterctl {said.clusterctl}"]
     lines += [
-        f"  {release}: {system.packages} packages, {len(system.wheels)} wheels for Python {system.python}"
+        f"  {release}: {system.packages} packages, {len(system.wheels + system.more)} wheels "
+        f"for Python {system.python}"
         for release, system in said.systems.items()
     ]
     return "\n".join([*lines, f"  digest {opened.digest}"])

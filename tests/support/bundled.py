@@ -1,0 +1,43 @@
+"""A bundle for Debian 12 from Debian's own archive, made once for all tests of these sources.
+
+Clusterctl(home, cwd, unconnected(tmp_path))("up", "-f", spec, "--bundle", debian_bundle())
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from pathlib import Path
+from typing import Final
+
+from clusterctl.assets import payload_hash, tree_hash
+from clusterctl.bundle import Wanted, create
+from clusterctl.bundle.manifest import FORMAT
+from clusterctl.bundle.parts import base_digest
+from clusterctl.distributions import distribution_of
+from clusterctl.journal import digest
+from clusterctl.packages import package_names
+from clusterctl.spec.load import default_spec
+from clusterctl.workspace import cache_home
+
+DEBIAN: Final = distribution_of("debian-12")
+_KEPT_S: Final = 24 * 3600
+_CODE: Final = Path(__file__).resolve().parents[2] / "clusterctl" / "bundle"
+
+
+def unconnected(cache: Path) -> dict[str, str]:
+    """An environment in which no index can be asked for wheels, and none lie in the cache."""
+    return {"PIP_NO_INDEX": "1", "PIP_CONFIG_FILE": os.devnull, "XDG_CACHE_HOME": str(cache)}
+
+
+def debian_bundle() -> Path:
+    """The bundle of the spec that has no requirements; it may be raised with any spec like that."""
+    parts = (str(FORMAT), base_digest(), payload_hash(), tree_hash(_CODE), *package_names(DEBIAN))
+    path = cache_home() / "test-bundles" / f"{digest(*parts)}.tar"
+    if not path.is_file():
+        path.parent.mkdir(parents=True, exist_ok=True)
+        for old in path.parent.glob("*.tar"):
+            if time.time() - old.stat().st_mtime > _KEPT_S:  # others may use what is younger
+                old.unlink(missing_ok=True)
+        create(Wanted(default_spec(), (DEBIAN,), {}), path, say=lambda _: None)
+    return path
