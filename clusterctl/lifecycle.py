@@ -253,6 +253,9 @@ def down(
         sweep()
         if not workspace.root.is_dir():
             return _down_lost(name, tell)
+        if _has_taken_none(workspace):
+            workspace.remove()
+            return Down((), (), "onprem")
         settings = _settings(workspace)
         provider = provider_of(settings, hands)
         run = Run("down", Journal(workspace.journal), tell)
@@ -287,8 +290,13 @@ def _settings(workspace: Workspace) -> ProviderSettings:
 
 
 def _is_of_own_machines(workspace: Workspace) -> bool:
-    """Whether what stands in it is of machines that are to be given back."""
+    """Whether what stands in it is of machines of the user's own."""
     return workspace.access_config.exists()
+
+
+def _has_taken_none(workspace: Workspace) -> bool:
+    """Whether it is of machines of the user's own, and none of them was joined to the cluster yet."""
+    return _is_of_own_machines(workspace) and not (workspace.joining.exists() or workspace.hosts.exists())
 
 
 def orphans(settings: ProviderSettings, name: str, hands: Hands = NO_HANDS) -> tuple[Orphan, ...]:

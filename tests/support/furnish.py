@@ -16,6 +16,7 @@ from tests.support.lab import Box, Request
 _USER = """\
 ! id clusterctl >/dev/null 2>&1 || userdel --remove clusterctl 2>/dev/null
 rm -f /etc/sudoers.d/clusterctl
+(cd /etc/systemd/system.conf.d && mv clusterctl.conf soon.conf 2>/dev/null) || true
 id {user} >/dev/null 2>&1 || useradd --create-home --shell /bin/bash {user}
 [ {user} = root ] || echo {password} | chpasswd
 home=$(getent passwd {user} | cut -d: -f6)

@@ -1,0 +1,132 @@
+"""Machines of somebody's own behind a gate become a cluster, and are given back as they were."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.support.cluster import Cluster
+from tests.support.lab import PASSWORD, Box, Lab, lab
+from tests.support.own import raised
+from tests.support.verbs import Clusterctl
+
+BOXES = (Box("node1"), Box("node2", sudo="password"), Box("node3"))
+
+
+@pytest.fixture(scope="module")
+def machines(no_residue: None) -> Iterator[Lab]:
+    with lab("debian", BOXES, gate=True, internet=True, shared="/shared") as one:
+        yield one
+
+
+def spec_of(machines: Lab, name: str, *, keys: bool = False, **provider: object) -> str:
+    """node1 leads and computes, node2 computes, users log in to node3."""
+    hosts = {
+        h.name: {"address": h.address, **({"host_key": h.host_key} if keys else {})} for h in machines.hosts
+    }
+    given = {"login": ["node3"], "hosts": hosts, **provider}
+    return machines.spec(name, controller="node1", partitions={"train": "node[1-2]"}, provider=given)
+
+
+def test_what_is_wrong_is_said_for_every_machine_before_any_is_changed(
+    machines: Lab, cluster_name: str, clusterctl: Clusterctl, tmp_path: Path
+) -> None:
+    spec = tmp_path / "wrong.yaml"
+    wrong = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIPUbN2nHEYzKZ8DzT2M9bTGUQcxJ4z2mR0n9ZkYxT3pQ"
+    hosts = {
+        "node1": {"address": machines.host("node1").address, "host_key": wrong},
+        "node2": {"address": machines.host("node2").address, "host_key": machines.host("node2").host_key},
+        "node3": {"address": machines.host("node3").address, "host_key": machines.host("node3").host_key,
+                  "user": "nobody-here"},
+    }  # fmt: skip
+    spec.write_text(spec_of(machines, cluster_name, hosts=hosts))
+    asked = clusterctl("-o", "json", "-f", spec, "up", rc=2)  # nobody confirmed the gate's key yet
+    (gate,) = asked.json["failures"]
+    assert gate["code"] == "host-key"
+    fingerprint = gate["cause"].rsplit(" ", 1)[1]
+    assert f"--accept-host-key {fingerprint}" in asked.stderr
+    ran = clusterctl("-o", "json", "-f", spec, "up", "--accept-host-key", fingerprint, rc=1)
+    failures = {one["host"]: one for one in ran.json["failures"]}
+    assert {host: one["code"] for host, one in failures.items()} == {
+        "node1": "host-key",
+        "node2": "sudo-password",
+        "node3": "login-refused",
+    }
+    assert "--ask-become-pass" in failures["node2"]["fix"]
+    assert "nobody-here" in failures["node3"]["cause"]
+    for host in hosts:
+        assert machines.enter(host, ["getent", "passwd", "clusterctl"]).rc != 0
+    bad = clusterctl("-o", "json", "-f", spec, "up", "-K", rc=1, stdin="wrong\n")
+    codes = {one["host"]: one["code"] for one in bad.json["failures"]}
+    assert codes["node2"] == "sudo-wrong-password"
+    clusterctl("-f", spec, "down", "--yes")
+
+
+@pytest.fixture(scope="module")
+def cluster(
+    machines: Lab, cluster_name: str, clusterctl: Clusterctl, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Cluster]:
+    """Up and proven; its keys were confirmed one by one."""
+    cwd = tmp_path_factory.mktemp("own")
+    text = spec_of(machines, cluster_name)
+    with raised(machines, cluster_name, text, clusterctl.home, cwd, password=True) as one:
+        yield one
+
+
+def test_it_has_proven_itself(cluster: Cluster) -> None:
+    assert cluster.raised["nodes"] == cluster.raised["probed"] == ["node1", "node2"]
+    assert cluster.raised["provider"] == "onprem"
+
+
+def test_two_nodes_train_and_the_run_comes_home(cluster: Cluster) -> None:
+    job = cluster.json("submit", "train", "--nodes", "2", "--wait", "--", "--epochs", "1")["job_id"]
+    run = cluster.run_of(job)
+    start = json.loads((run / "metrics.jsonl").read_text().splitlines()[0])
+    assert [rank["host"] for rank in start["ranks"]] == ["node1", "node2"]
+
+
+def test_slurm_is_at_hand_where_users_log_in(cluster: Cluster) -> None:
+    assert cluster.ssh("node3", "sinfo -h -o %n | sort").split() == ["node1", "node2"]
+    said = cluster.ssh("node3", f"sudo -iu {cluster.user} srun --nodes=2 hostname")
+    assert sorted(said.split()) == ["node1", "node2"]
+    assert cluster.ssh("node3", "pgrep -x 'slurmd|slurmctld|mariadbd'", rc=1) == ""
+
+
+def test_our_own_account_is_enough_from_then_on(cluster: Cluster, machines: Lab) -> None:
+    keys = "~rocky/.ssh/authorized_keys"
+    machines.enter("node2", ["bash", "-c", f"mv {keys} {keys}.away"])
+    try:
+        phases = {one["phase"]: one["note"] for one in cluster.json("up")["phases"]}
+    finally:
+        machines.enter("node2", ["bash", "-c", f"mv {keys}.away {keys}"])
+    assert phases["plan"] == "hosts: all 3 stay"
+    assert phases["configure"] == "unchanged: 3 hosts checked"
+
+
+def test_a_machine_of_one_cluster_is_not_taken_by_another(
+    cluster: Cluster, machines: Lab, tmp_path: Path
+) -> None:
+    spec = tmp_path / "other.yaml"
+    hosts = {
+        "node1": {"address": machines.host("node1").address, "host_key": machines.host("node1").host_key}
+    }
+    text = machines.spec("other", controller="node1", partitions={"t": "node1"}, provider={"hosts": hosts})
+    spec.write_text(text)
+    gate = machines.host("gate")
+    line = f"{gate.address} {gate.host_key}\n"
+    own = Clusterctl(cluster.runner.home, tmp_path, {"HOME": str(tmp_path)})
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh/known_hosts").write_text(line)  # what the user's own ssh knows is known
+    ran = own("-o", "json", "-f", spec, "up", rc=1)
+    (claimed,) = (one for one in ran.json["failures"] if one["code"] == "claimed")
+    assert cluster.name in claimed["cause"]
+    own("-f", spec, "down", "--yes")
+    assert cluster.json("status")["ready"]
+
+
+def test_no_password_stands_anywhere(cluster: Cluster) -> None:
+    for path in cluster.workspace.rglob("*"):
+        assert not path.is_file() or PASSWORD.encode() not in path.read_bytes(), path

@@ -1,0 +1,67 @@
+"""Clusters of somebody's own machines, as tests raise and give them back."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from tests.support.cluster import Cluster
+from tests.support.lab import PASSWORD, Lab
+from tests.support.verbs import Clusterctl, Ran
+
+FINGERPRINT = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
+# What anybody sees of a machine that can have become another: accounts, packages, units, files.
+_STATE = r"""
+cut -d: -f1,3,6 /etc/passwd | sort
+dpkg-query -W -f '${Package} ${db:Status-Abbrev}\n' | sed 's/ *$//' | sort
+systemctl list-unit-files --no-legend | awk '{print $1, $2}' | sort
+find /etc /opt /usr/local /home ! -name '*-' ! -path '*/.cache*' -type f 2>/dev/null | sort | xargs sha256sum
+"""
+# Written again by whatever touches packages, accounts or links; what they say is seen above.
+_REWRITTEN = re.compile(
+    r"/etc/(ld\.so\.cache|\.pwd\.lock|(sub)?[ug]id|group|gshadow|shadow|passwd|machine-id|alternatives/|ssl/)|~$"
+)
+
+
+def state(lab: Lab, host: str) -> list[str]:
+    """How a machine is, line by line."""
+    said = lab.enter(host, ["bash", "-c", _STATE]).stdout.splitlines()
+    return [line for line in said if not _REWRITTEN.search(line)]
+
+
+def up(runner: Clusterctl, spec: Path, *more: str, password: bool = False) -> Ran:
+    """`up` by somebody who compares each fingerprint that is shown, without a terminal."""
+    words = ["--ask-become-pass"] if password else []
+    accepted: list[str] = []
+    for _ in range(4):
+        flags = [word for one in accepted for word in ("--accept-host-key", one)]
+        ran = runner("-o", "json", "-f", spec, "up", *words, *more, *flags, rc=None, stdin=f"{PASSWORD}\n")
+        found = [one for one in FINGERPRINT.findall(ran.stderr) if one not in accepted]
+        if ran.rc != 2 or not found:
+            assert ran.rc == 0, str(ran)
+            return ran
+        accepted += dict.fromkeys(found)
+    raise AssertionError("the same keys are asked for again and again")
+
+
+@contextmanager
+def raised(
+    lab: Lab, name: str, text: str, home: Path, cwd: Path, *, password: bool = False
+) -> Iterator[Cluster]:
+    """A cluster of these machines, which are given back as they were."""
+    before = {host.name: state(lab, host.name) for host in lab.hosts}
+    spec = cwd / f"{name}.yaml"
+    spec.write_text(text)
+    runner = Clusterctl(home, cwd)
+    try:
+        yield Cluster(name, spec, runner, up(runner, spec, password=password).json)
+    finally:
+        down = runner("-f", spec, "down", "--yes", "--discard-runs", rc=None)
+    assert down.rc == 0, str(down)
+    for host, was in before.items():
+        now = state(lab, host)
+        gone, new = sorted(set(was) - set(now)), sorted(set(now) - set(was))
+        assert not gone, f"{host} lacks\n" + "\n".join(gone)
+        assert not new, f"{host} has\n" + "\n".join(new)
