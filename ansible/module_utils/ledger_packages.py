@@ -13,6 +13,7 @@ Run = Callable[..., Any]  # AnsibleModule.run_command
 
 _NEEDED = re.compile(r"^\s+(?P<what>.+) is needed by \(installed\) (?P<by>\S+)", re.MULTILINE)
 _KEY = "gpg-pubkey"
+RPM_SAVED = ".rpmsave"  # what rpm appends to a file of settings that it keeps
 _ROUNDS = 200
 _TAIL = 1500  # characters of what a program said that are shown
 _NOT_INSTALLED = ("not-installed", "config-files")

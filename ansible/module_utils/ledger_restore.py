@@ -11,7 +11,7 @@ from ansible.module_utils.basic import AnsibleModule
 
 from ansible.module_utils import ledger_host as host
 from ansible.module_utils.ledger_guard import Guard
-from ansible.module_utils.ledger_packages import Dpkg, Rpm
+from ansible.module_utils.ledger_packages import RPM_SAVED, Dpkg, Rpm
 from ansible.module_utils.ledger_paths import (
     ABSENT,
     State,
@@ -60,6 +60,7 @@ class Restorer:
         needed = self._drop_databases()
         self._remove_accounts()  # munge's own purge fails on one whose number is not a system account's
         self._remove_packages(needed)
+        self._remove_saved()
         self._restore_files()
         if not needed:
             self._remove_generated()
@@ -167,6 +168,21 @@ class Restorer:
             else:
                 put(path, before, self._store.content(before["content"]) if before["kind"] == "file" else b"")
             self._done.append(f"{'removed' if before == ABSENT else 'put back'} {path}")
+
+    def _remove_saved(self) -> None:
+        """What rpm kept of settings that are not as the package brought them: it was we who changed them."""
+        for path, entry in self._ledger["paths"].items():
+            saved = f"{path}{RPM_SAVED}"
+            now, after = look(saved), entry["after"]
+            if entry["before"] != ABSENT or now["kind"] != "file":
+                continue
+            ours = [after["content"]] if after and after["kind"] == "file" else []
+            ours += [
+                state["content"] for kept, state, _ in self._kept if kept == path
+            ]  # lies beside it by now
+            if now["content"] in ours:
+                Path(saved).unlink()
+                self._done.append(f"removed {saved}")
 
     def _ours_in_etc(self) -> set[str]:
         ledger = self._ledger

@@ -228,3 +228,20 @@ def test_what_a_pattern_finds_after_a_killed_run_is_ours(ledger: Ledger, etc: Pa
     ledger("sealed", files=[f"{etc}/mark-*"])
     ledger("restored")
     assert [path.name for path in etc.iterdir()] == ["mark-theirs"]
+
+
+def test_what_rpm_kept_of_ours_goes_and_somebodys_stays(ledger: Ledger, etc: Path) -> None:
+    """It does so with settings that are not as the package brought them."""
+    ours, shared = etc / "slurm.conf", etc / "my.cnf"
+    shared.write_text("theirs\n")
+    touches = {"files": [str(ours), str(shared)]}
+    ledger("recorded", **touches)
+    ours.write_text("ours\n")
+    shared.write_text("theirs\nours\n")
+    ledger("sealed", **touches)
+    ours.rename(f"{ours}.rpmsave")
+    other = etc / "my.cnf.rpmsave"
+    other.write_text("of another time\n")
+    ledger("restored", **touches)
+    assert sorted(path.name for path in etc.glob("*.cnf*")) == ["my.cnf", "my.cnf.rpmsave"]
+    assert not Path(f"{ours}.rpmsave").exists()
