@@ -12,10 +12,12 @@ from clusterctl.providers.local.run import run
 from tests.support.apt_proxy import PORT
 from tests.support.lab import Box, Request
 
-# The base has clusterctl's own account, which a machine of somebody's own has not.
+# The base has clusterctl's own account, which a machine of somebody's own has not; and it ends units quickly.
 _USER = """\
+limits=/etc/systemd/system.conf.d
 ! id clusterctl >/dev/null 2>&1 || userdel --remove clusterctl 2>/dev/null
 rm -f /etc/sudoers.d/clusterctl
+[ ! -e $limits/clusterctl.conf ] || mv $limits/clusterctl.conf $limits/lab.conf
 (cd /etc/systemd/system.conf.d && mv clusterctl.conf soon.conf 2>/dev/null) || true
 id {user} >/dev/null 2>&1 || useradd --create-home --shell /bin/bash {user}
 [ {user} = root ] || echo {password} | chpasswd
