@@ -103,6 +103,7 @@ def role_variables(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
         **_bucket(inventory),
         **_auto_down(spec, inventory),
         **own_machine_variables(spec, inventory),
+        **({"apptainer_wanted": True} if spec.software.apptainer else {}),
         **({} if inventory.baked else _job_packages(workspace)),
         **({"packages_bundle": BUNDLE_FOLDER} if workspace.bundle.exists() else {}),
     }

@@ -23,6 +23,7 @@ def findings(spec: Mapping[str, object]) -> Iterator[Finding]:
     if kind == "local":
         yield from _hosts_fit(spec)
         yield from _no_gpus(spec)
+        yield from _no_apptainer(spec)
     elif kind == "gcp":
         yield from gcp_checks.findings(spec)
     elif kind == "onprem":
@@ -53,6 +54,12 @@ def _no_gpus(spec: Mapping[str, object]) -> Iterator[Finding]:
         if partition.get("gpus") is not None:
             at = ("partitions", index, "gpus")
             yield Finding(at, "local nodes have no GPUs to give", "remove gpus", at_key=True)
+
+
+def _no_apptainer(spec: Mapping[str, object]) -> Iterator[Finding]:
+    if plain.is_on(plain.mapping(spec, "software"), "apptainer"):
+        message = "local nodes have no route out, and their image has no Apptainer"
+        yield Finding(("software", "apptainer"), message, "remove apptainer", at_key=True)
 
 
 def _no_hosts(spec: Mapping[str, object]) -> Iterator[Finding]:

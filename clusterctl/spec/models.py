@@ -265,6 +265,10 @@ class Software(Model):
     """What jobs find on the nodes beyond the defaults."""
 
     python: PythonSettings = Field(PythonSettings(), description="the Python environment of jobs")
+    apptainer: bool = Field(
+        False,
+        description="install Apptainer on hosts that have none, for `submit --container`; not on local nodes",
+    )
 
 
 class Monitoring(Model):

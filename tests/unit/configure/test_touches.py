@@ -97,7 +97,9 @@ def _flat(tasks: list[dict[str, Any]]) -> Iterator[dict[str, Any]]:
 
 
 def written(task: dict[str, Any], variables: dict[str, Any]) -> Iterator[str]:
-    """The paths that a task writes."""
+    """The paths that a task writes on a host."""
+    if task.get("delegate_to") == "localhost":
+        return
     for module, key in WRITERS.items():
         arguments = task.get(module)
         if isinstance(arguments, dict) and arguments.get("state") != "absent" and key in arguments:

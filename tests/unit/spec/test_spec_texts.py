@@ -23,7 +23,7 @@ Golden = Callable[[str, str], None]
 DOC = Path(__file__).parents[3] / "docs" / "spec.md"
 # Fields that a provider's starter does not show, since it refuses them.
 OF_ANOTHER_PROVIDER = {
-    "local": {"Partition.gpus", "Partition.hosts"},
+    "local": {"Partition.gpus", "Partition.hosts", "Software.apptainer"},
     "gcp": {"Partition.cpus", "Partition.memory", "Partition.disk", "Partition.hosts"},
     "onprem": {"Partition.cpus", "Partition.memory", "Partition.disk"},
 }

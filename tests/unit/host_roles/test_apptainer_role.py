@@ -1,0 +1,49 @@
+"""The role apptainer: one that is there is left as it is, and nothing is installed that is not upstream's."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import yaml
+
+from clusterctl.assets import asset
+from clusterctl.errors import SpecError
+from clusterctl.spec.load import parse_spec
+from tests.support.plays import run_tasks
+
+
+def test_an_apptainer_that_is_there_is_left_alone(tmp_path: Path) -> None:
+    own = tmp_path / "apptainer"
+    own.touch()
+    done = run_tasks(tmp_path, "apptainer", "install", apptainer_program=str(own))
+    assert done.returncode == 0, done.stdout
+    assert "changed=0" in done.stdout
+    assert "included:" not in done.stdout.partition("PLAY RECAP")[0].replace("included: apptainer", "")
+
+
+def test_a_package_with_another_checksum_reaches_no_host(tmp_path: Path) -> None:
+    data = yaml.safe_load((asset("ansible") / "roles/apptainer/vars/Debian.yml").read_text())
+    assert len(data["apptainer_sha256"]) == 64
+    deb = tmp_path / "upstream.deb"
+    deb.write_text("not what upstream released")
+    fetched = tmp_path / "fetched"
+    fetched.mkdir()
+    done = run_tasks(
+        tmp_path,
+        "apptainer",
+        "Debian",
+        apptainer_url=deb.as_uri(),
+        apptainer_file="apptainer.deb",
+        apptainer_sha256=data["apptainer_sha256"],
+        apptainer_fetched=str(fetched),
+    )
+    assert done.returncode != 0
+    assert "checksum" in done.stdout
+    assert not list(fetched.iterdir())
+
+
+def test_local_nodes_get_none() -> None:
+    text = "version: 1\nname: demo\npartitions: [{name: train, nodes: 1}]\nsoftware: {apptainer: true}\n"
+    with pytest.raises(SpecError, match="their image has no Apptainer"):
+        parse_spec(text, Path("cluster.yaml"))
