@@ -18,7 +18,17 @@ DEFAULT_FILE = Path("cluster.yaml")
 def init(
     screen: Screen,
     options: Options,
-    provider: Annotated[str, typer.Option(help="Where the cluster will live: local or gcp.")] = "local",
+    provider: Annotated[
+        str, typer.Option(help="Where the cluster will live: local, onprem or gcp.")
+    ] = "local",
+    from_inventory: Annotated[
+        Path | None,
+        typer.Option(
+            "--from-inventory",
+            metavar="PATH",
+            help="With --provider onprem: an Ansible inventory of your machines to make the spec of.",
+        ),
+    ] = None,
     force: Annotated[bool, typer.Option("--force", help="Overwrite an existing file.")] = False,
 ) -> None:
     """Write a commented cluster.yaml."""
@@ -27,6 +37,9 @@ def init(
 
     path = options.file or DEFAULT_FILE
     text = init_text(provider)
+    notes: list[str] = []
+    if from_inventory is not None:
+        text, notes = _imported(provider, from_inventory)
     try:
         with path.open("w" if force else "x") as file:
             file.write(text)
@@ -34,7 +47,21 @@ def init(
         raise UsageError(f"{path} exists already", fix="say --force to overwrite it") from exc
     except OSError as exc:
         raise UsageError(f"{path} can't be written", why=exc.strerror or str(exc)) from exc
-    screen.result({"file": str(path)}, f"wrote {path}; change it, then run `clusterctl up`")
+    for line in notes:
+        screen.note(f"note: {line}")
+    answer = {"file": str(path), "notes": notes}
+    screen.result(answer, f"wrote {path}; change it, then run `clusterctl up`")
+
+
+def _imported(provider: str, source: Path) -> tuple[str, list[str]]:
+    """The spec of an Ansible inventory, and what did not come along."""
+    from clusterctl.configure.imported import spec_of_inventory
+    from clusterctl.errors import UsageError
+
+    if provider != "onprem":
+        raise UsageError("an inventory is of machines of your own", fix="say --provider onprem with it")
+    found = spec_of_inventory(source)
+    return found.text, found.notes
 
 
 def validate(

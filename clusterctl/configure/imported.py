@@ -1,0 +1,244 @@
+"""An Ansible inventory of the user's, read by Ansible itself, as a spec of those machines."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import re
+import shlex
+import subprocess
+import sys
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from itertools import zip_longest
+from pathlib import Path
+from typing import Any, Final
+
+from ClusterShell.NodeSet import NodeSet
+from ruamel.yaml import YAML
+
+from clusterctl.errors import UsageError
+from clusterctl.mortal import temporary_folder
+from clusterctl.spec.load import parse_spec
+
+_LEADERS: Final = ("controller", "slurmctld", "slurm_controller", "head", "headnode", "master", "manager")
+_LOGINS: Final = ("login", "logins", "submit", "frontend")
+_NO_GROUPS: Final = ("all", "ungrouped", "_meta")
+_TIMEOUT_S: Final = 120
+_JUMP: Final = re.compile(r"ProxyJump[= ](\S+)", re.IGNORECASE)
+_PROXY: Final = re.compile(r"ProxyCommand[= ]\"?'?ssh\b.*-W\s+\S+(.*)", re.IGNORECASE)
+_SECRETS: Final = ("ansible_password", "ansible_ssh_pass", "ansible_become_password", "ansible_become_pass")
+_LONGEST_LABEL: Final = 20
+_HEAD: Final = """\
+# A clusterctl spec, made of the Ansible inventory {source}.
+# Check it with `clusterctl validate --live`; see docs/onprem.md for what else can be said.
+"""
+
+Variables = Mapping[str, Any]
+
+
+@dataclass(slots=True)
+class Imported:
+    """The text of a spec, and what of the inventory did not come along."""
+
+    text: str = ""
+    notes: list[str] = field(default_factory=list)
+
+
+def spec_of_inventory(source: Path) -> Imported:
+    """The spec that an inventory comes to: groups become partitions.
+
+    Raises:
+        UsageError: Ansible can't read it, or no spec can be made of it.
+    """
+    said = _listed(source)
+    found = Imported()
+    variables: dict[str, Variables] = said.get("_meta", {}).get("hostvars", {})
+    groups = {name: list(one.get("hosts", ())) for name, one in said.items() if name not in _NO_GROUPS}
+    every = list(dict.fromkeys(host for hosts in (*groups.values(), _ungrouped(said)) for host in hosts))
+    if not every:
+        raise UsageError(
+            "the inventory names no hosts", where=str(source), fix="see `ansible-inventory --list`"
+        )
+    names = _names(every, source)
+    leader = next((h for group in _LEADERS for h in groups.get(group, ())), every[0])
+    logins = [host for group in _LOGINS for host in groups.get(group, ())]
+    if not any(group in groups for group in _LEADERS):
+        found.notes.append(f"no group is called controller: {names[leader]} leads")
+    partitions = dict(_partitions(groups, every, leader, logins, found))
+    document = {
+        "version": 1,
+        "name": _label(source.stem) or "cluster",
+        "provider": {
+            "type": "onprem",
+            "controller": names[leader],
+            **({"login": [names[host] for host in dict.fromkeys(logins)]} if logins else {}),
+            **_machines(every, names, variables, found),
+        },
+        "partitions": [
+            {"name": name, "hosts": str(NodeSet.fromlist([names[host] for host in hosts]))}
+            for name, hosts in partitions.items()
+        ],
+    }
+    found.text = _HEAD.format(source=source.name) + _yaml(document)
+    parse_spec(found.text, f"the spec made of {source}")
+    return found
+
+
+def _listed(source: Path) -> dict[str, Any]:
+    """The inventory as `ansible-inventory --list` shows it."""
+    if not source.exists():
+        raise UsageError(
+            f"there is no inventory {source}", fix="name the file or folder that -i of Ansible has"
+        )
+    program = Path(sys.executable).parent / "ansible-inventory"
+    with temporary_folder() as home:
+        env = {k: v for k, v in os.environ.items() if not k.startswith("ANSIBLE_")}
+        env |= {"ANSIBLE_HOME": str(home), "LC_ALL": "C.UTF-8", "ANSIBLE_NOCOLOR": "1"}
+        env |= {"ANSIBLE_INVENTORY_UNPARSED_FAILED": "True", "ANSIBLE_DEPRECATION_WARNINGS": "False"}
+        argv = [str(program), "-i", str(source), "--list"]
+        try:
+            done = subprocess.run(
+                argv, env=env, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
+            )
+        except subprocess.TimeoutExpired as exc:
+            raise UsageError("Ansible does not come to an end with the inventory", where=str(source)) from exc
+    try:
+        found = json.loads(done.stdout)
+    except ValueError:
+        found = None
+    if done.returncode != 0 or not isinstance(found, dict):
+        why = "\n".join(line for line in done.stderr.splitlines() if line.strip())[-1500:]
+        raise UsageError("Ansible can't read the inventory", where=str(source), why=why, fix="correct it")
+    return found
+
+
+def _ungrouped(said: Mapping[str, Any]) -> list[str]:
+    return list(said.get("ungrouped", {}).get("hosts", ()))
+
+
+def _names(hosts: Sequence[str], source: Path) -> Mapping[str, str]:
+    """Inventory's host -> its name in the spec: the first label, in lower case, where it is a domain name."""
+    found = {}
+    for host in hosts:
+        plain = host if re.fullmatch(r"[0-9.]+|.*:.*", host) else host.partition(".")[0]
+        found[host] = re.sub(r"[^a-z0-9-]", "-", plain.lower()).strip("-")
+    twice = [name for name, count in Counter(found.values()).items() if count > 1]
+    if twice:
+        raise UsageError(
+            f"hosts of one name: {', '.join(twice)}", where=str(source), fix="give them names that differ"
+        )
+    return found
+
+
+def _partitions(
+    groups: Mapping[str, list[str]],
+    every: Sequence[str],
+    leader: str,
+    logins: Sequence[str],
+    found: Imported,
+) -> Iterator[tuple[str, list[str]]]:
+    """Every other group of hosts; a host of several belongs to the first."""
+    taken: set[str] = set()
+    for group, hosts in groups.items():
+        if group in (*_LEADERS, *_LOGINS) or not hosts:
+            continue
+        mine = [host for host in hosts if host not in taken]
+        if left := [host for host in hosts if host in taken]:
+            found.notes.append(f"group {group}: {', '.join(left)} stayed in another partition")
+        if mine:
+            taken.update(mine)
+            yield _label(group), mine
+    if not taken:
+        rest = [host for host in every if host != leader and host not in logins]
+        yield "train", rest or [leader]
+
+
+def _machines(
+    every: Sequence[str], names: Mapping[str, str], variables: Mapping[str, Variables], found: Imported
+) -> dict[str, Any]:
+    """`access` with what most hosts have in common, and `hosts` with the rest."""
+    said = {host: _access(names[host], variables.get(host, {}), found) for host in every}
+    common: dict[str, Any] = {}
+    for key in ("user", "port", "key", "jump", "become"):
+        (value, count), *_ = Counter(json.dumps(one.get(key)) for one in said.values()).most_common()
+        if value != "null" and count == len(every):
+            common[key] = json.loads(value)
+    hosts = {}
+    for host in every:
+        own = {key: value for key, value in said[host].items() if common.get(key) != value}
+        address = variables.get(host, {}).get("ansible_host") or (host if host != names[host] else None)
+        if variables.get(host, {}).get("ansible_connection") == "local":
+            address = "127.0.0.1"
+        hosts[names[host]] = {**({"address": str(address)} if address else {}), **own}
+    return {**({"access": common} if common else {}), "hosts": hosts}
+
+
+def _access(name: str, variables: Variables, found: Imported) -> dict[str, Any]:
+    """How Ansible reaches a host, in the words of the spec."""
+    user = _plain(name, variables, found, "ansible_user", "ansible_ssh_user")
+    port = _plain(name, variables, found, "ansible_port", "ansible_ssh_port")
+    key = _plain(name, variables, found, "ansible_ssh_private_key_file", "ansible_private_key_file")
+    jump = _jump(
+        f"{variables.get('ansible_ssh_common_args', '')} {variables.get('ansible_ssh_extra_args', '')}"
+    )
+    if any(one in variables for one in _SECRETS):
+        found.notes.append(f"{name}: passwords do not come along: keys log in, and sudo's is asked for by -K")
+    if variables.get("ansible_become_method", "sudo") != "sudo":
+        found.notes.append(
+            f"{name}: becomes root by {variables['ansible_become_method']}; only sudo is known"
+        )
+    return {
+        **({"user": str(user)} if user else {}),
+        **({"port": int(port)} if port and str(port).isdigit() else {}),
+        **({"key": str(key)} if key else {}),
+        **({"jump": jump} if jump else {}),
+        **({"become": "none"} if user == "root" else {}),
+    }
+
+
+def _plain(name: str, variables: Variables, found: Imported, *keys: str) -> Any:
+    """The first of these variables; one that Ansible would still have to work out does not come along."""
+    for key in keys:
+        if (value := variables.get(key)) in (None, ""):
+            continue
+        if "{{" in str(value):
+            found.notes.append(f"{name}: {key} is a template: {value}")
+            continue
+        return value
+    return None
+
+
+def _jump(arguments: str) -> list[str]:
+    """The hosts that ssh's arguments jump through."""
+    try:
+        words = shlex.split(arguments)
+    except ValueError:
+        words = arguments.split()
+    for word, following in zip_longest(words, words[1:], fillvalue=""):
+        if word.startswith("-J"):
+            return (word[2:] or following).split(",")
+        option = following if word == "-o" else word.removeprefix("-o")
+        if match := _JUMP.match(option):
+            return match[1].split(",")
+        if match := _PROXY.match(option):
+            hosts = [one for one in match[1].strip("\"' ").split() if not one.startswith("-")]
+            return hosts[:1]
+    return []
+
+
+def _label(text: str) -> str:
+    """A name for a partition, or a cluster, out of a group's."""
+    label = re.sub(r"[^a-z0-9-]+", "-", text.lower()).strip("-")[:_LONGEST_LABEL].strip("-")
+    return label if re.match(r"[a-z]", label) else (f"p-{label}"[:_LONGEST_LABEL] if label else "")
+
+
+def _yaml(document: Mapping[str, Any]) -> str:
+    yaml = YAML()
+    yaml.indent(mapping=2, sequence=4, offset=2)
+    yaml.width = 110
+    stream = io.StringIO()
+    yaml.dump(document, stream)
+    return stream.getvalue()

@@ -1,0 +1,106 @@
+"""An Ansible inventory becomes a spec of the same machines."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clusterctl.configure.imported import spec_of_inventory
+from clusterctl.errors import UsageError
+from clusterctl.spec import ClusterSpec, OnpremProvider
+from clusterctl.spec.load import parse_spec
+
+LAB = """\
+[head]
+boss.lab.example ansible_host=10.0.0.10
+
+[gpu_big]
+gpu[01:02].lab.example ansible_port=2222
+
+[gpu_small]
+gpu03.lab.example ansible_host=10.0.0.13 ansible_user=root
+gpu02.lab.example
+
+[login]
+door ansible_host=10.0.0.20
+
+[nodes:children]
+gpu_big
+gpu_small
+
+[all:vars]
+ansible_user=rocky
+ansible_ssh_private_key_file=~/.ssh/lab
+ansible_ssh_common_args='-o ProxyCommand="ssh -W %h:%p -q me@gate.example.org"'
+ansible_become_password=secret
+"""
+
+
+def imported(tmp_path: Path, text: str, name: str = "lab.ini") -> tuple[ClusterSpec, list[str]]:
+    source = tmp_path / name
+    source.write_text(text)
+    found = spec_of_inventory(source)
+    assert "secret" not in found.text
+    return parse_spec(found.text, "x"), found.notes
+
+
+def test_groups_become_partitions_and_variables_the_way_in(tmp_path: Path) -> None:
+    spec, notes = imported(tmp_path, LAB)
+    assert isinstance(spec.provider, OnpremProvider)
+    assert (spec.name, spec.controller_host, spec.provider.login) == ("lab", "boss", ("door",))
+    assert {p.name: p.hosts for p in spec.partitions} == {"gpu-big": "gpu[01-02]", "gpu-small": "gpu03"}
+    machines = spec.provider.machines
+    assert {name: (one.address, one.port, one.user) for name, one in machines.items()} == {
+        "boss": ("10.0.0.10", 22, "rocky"),
+        "gpu01": ("gpu01.lab.example", 2222, "rocky"),
+        "gpu02": ("gpu02.lab.example", 2222, "rocky"),
+        "gpu03": ("10.0.0.13", 22, "root"),
+        "door": ("10.0.0.20", 22, "rocky"),
+    }
+    assert {one.jump for one in machines.values()} == {("me@gate.example.org",)}
+    assert machines["gpu03"].become == "none"
+    assert machines["gpu01"].key == str(Path("~/.ssh/lab").expanduser())
+    assert any("gpu_small: gpu02.lab.example stayed" in note for note in notes)
+    assert any("-K" in note for note in notes)
+
+
+def test_an_inventory_without_groups_is_one_partition(tmp_path: Path) -> None:
+    text = "all:\n  hosts:\n    one: {ansible_host: 10.0.0.1}\n    two: {ansible_host: 10.0.0.2}\n"
+    spec, notes = imported(tmp_path, text, "hosts.yaml")
+    assert spec.controller_host == "one"
+    assert [(p.name, p.hosts) for p in spec.partitions] == [("train", "two")]
+    assert "one leads" in notes[0]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "jump"),
+    [
+        ("-J a@b:2,c", ("a@b:2", "c")),
+        ("-o ProxyJump=gate", ("gate",)),
+        ("-oProxyJump=gate", ("gate",)),
+        ("-o StrictHostKeyChecking=no", ()),
+    ],
+)
+def test_ways_to_jump(arguments: str, jump: tuple[str, ...], tmp_path: Path) -> None:
+    spec, _ = imported(tmp_path, f"[head]\nh\n[n]\nx ansible_ssh_common_args='{arguments}'\n")
+    assert isinstance(spec.provider, OnpremProvider)
+    assert spec.provider.machines["x"].jump == jump
+
+
+@pytest.mark.parametrize(
+    ("text", "what"),
+    [
+        ("[a\nx\n", "can't read the inventory"),
+        ("[a]\n", "names no hosts"),
+        ("[a]\nx.one\nx.two\n", "hosts of one name: x"),
+    ],
+)
+def test_what_can_not_become_a_spec_is_one_clear_error(text: str, what: str, tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match=what):
+        imported(tmp_path, text)
+
+
+def test_an_inventory_that_is_not_there(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="there is no inventory"):
+        spec_of_inventory(tmp_path / "none")
