@@ -11,6 +11,7 @@ from pydantic import ValidationError
 from clusterctl.distributions import DEFAULT, Distribution, distribution_of
 from clusterctl.errors import NotUpError, UsageError
 from clusterctl.inventory import Host, Inventory
+from clusterctl.mpirun.client import MpirunClient
 from clusterctl.records import Ledger
 from clusterctl.scheduler.base import Scheduler
 from clusterctl.slurm.client import SlurmClient
@@ -75,26 +76,34 @@ class Session:
         """
         if isinstance(self.scheduler, SlurmClient):
             return self.scheduler
-        raise UsageError("this cluster has no Slurm", why="its spec says `scheduler: none`")
+        raise UsageError(
+            "that needs Slurm, and this cluster has none",
+            why="its spec says `scheduler: none`",
+            fix="`clusterctl submit` runs jobs, `clusterctl ssh HOST` opens a shell on a host",
+        )
 
 
 @contextmanager
 def session(spec: ClusterSpec, workspace: Workspace, *, patience_s: float = PATIENCE_S) -> Iterator[Session]:
     """Open the connection; it is made at the first use. ``spec`` is a resolved one: it has a job user."""
     hosts = distribution_ahead(spec, workspace) or distribution_of(DEFAULT)
+    user = spec.job_user.name
     with ExitStack() as stack:
 
         def to(host: str) -> SSHTransport:
-            way = SSHTransport(host, workspace.ssh_config, user=spec.job_user.name)
-            return stack.enter_context(closing(way))
+            return stack.enter_context(closing(SSHTransport(host, workspace.ssh_config, user=user)))
 
         controller = to(spec.controller_host)
         apart = tuple(
             Apart(host.name, host.partition, controller if host.leads else to(host.name))
             for host in _hosts_apart(workspace)
         )
-        slurm = SlurmClient(controller, patience_s=patience_s)
-        yield Session(spec, slurm, Ledger(workspace.jobs), apart, hosts)
+        scheduler: Scheduler = SlurmClient(controller, patience_s=patience_s)
+        if not spec.has_slurm:
+            admins = stack.enter_context(Connections(workspace.ssh_config))
+            known = inventory_of(workspace)
+            scheduler = MpirunClient(known, user, controller, admins.to, patience_s=patience_s)
+        yield Session(spec, scheduler, Ledger(workspace.jobs), apart, hosts)
 
 
 def _hosts_apart(workspace: Workspace) -> tuple[Host, ...]:
@@ -136,7 +145,10 @@ def admins_scheduler(
     inventory: Inventory, connections: Connections, *, patience_s: float = PATIENCE_S
 ) -> Scheduler:
     """Who runs the jobs, as the admin user, who sees and may do more than a job user."""
-    return SlurmClient(connections.to(inventory.controller.name), patience_s=patience_s)
+    controller = connections.to(inventory.controller.name)
+    if inventory.has_slurm or inventory.job_user is None:
+        return SlurmClient(controller, patience_s=patience_s)
+    return MpirunClient(inventory, inventory.job_user, controller, connections.to, patience_s=patience_s)
 
 
 def distribution_ahead(spec: ClusterSpec, workspace: Workspace) -> Distribution | None:

@@ -22,6 +22,8 @@ CONTROLLER = "controller"
 ARCHITECTURE = "x86_64"  # of all nodes, as the kernel calls it
 COMPUTE = "compute"
 LOGIN = "login"  # Slurm's commands alone
+MPI_SSH_FOLDER: Final = "/etc/clusterctl/mpi"  # of the role mpi_ssh
+MPI_SSH: Final = f"ssh -F {MPI_SSH_FOLDER}/ssh_config"  # from host to host, as a job user
 SLURMCTLD_PORT, SLURMD_PORT, SLURMDBD_PORT = 6817, 6818, 6819
 SRUN_PORTS = "61000-64999"  # above those that kernels give out, and what the role firewall opens
 PORTS: Final[Mapping[str, Mapping[int, str]]] = {  # role -> port -> who listens there
@@ -121,6 +123,8 @@ class Inventory(BaseModel):
     bucket: str | None = Field(None, description="Cloud Storage bucket that every host sees as /bucket")
     oversubscribed: bool = Field(False, description="the compute nodes share cores with each other")
     usd_per_hour: float | None = Field(None, description="what it costs, at the prices of its last `up`")
+    scheduler: Literal["slurm", "none"] = Field("slurm", description="who runs the jobs")
+    job_user: str | None = Field(None, description="the account that jobs run as")
     baked: bool = Field(description="the install part of every role is in the hosts' image already")
 
     @property
@@ -142,6 +146,11 @@ class Inventory(BaseModel):
     def cgroups(self) -> bool:
         """Whether Slurm can keep jobs in control groups: not in most containers."""
         return self.distribution.cgroup_v2 and all(host.cgroups for host in self.compute)
+
+    @property
+    def has_slurm(self) -> bool:
+        """Whether Slurm runs the jobs; else they are plain mpirun over SSH."""
+        return self.scheduler == "slurm"
 
     @property
     def has_job_environment(self) -> bool:

@@ -26,7 +26,7 @@ from clusterctl.mortal import sweep, temporary_folder
 from clusterctl.offline import AS_BEFORE, Packages, bring_packages, take_bundle
 from clusterctl.phases import Phase, Run, TellMended, untold
 from clusterctl.planning import Plan, ahead
-from clusterctl.providers.base import BakeTarget, Provider
+from clusterctl.providers.base import BakeTarget, Provider, Provisioned
 from clusterctl.providers.local.provider import LocalProvider
 from clusterctl.providers.onprem.hands import NO_HANDS, Hands
 from clusterctl.providers.onprem.provider import OnpremProvider
@@ -139,8 +139,8 @@ def up(
             provider.prepare(spec, workspace, bake=lambda target: bake(target, say, workspace), say=say)
 
         with run.phase("provision", inputs=digest(text)) as (step, say):
-            made = provider.apply(spec, workspace, keep=change.keep, say=say)
-            inventory = made.inventory.model_copy(update={"usd_per_hour": plan.hosts.usd_per_hour})
+            made = _as_asked(spec, plan, provider.apply(spec, workspace, keep=change.keep, say=say))
+            inventory = made.inventory
             if not inventory.baked:
                 _fetch_wheels(workspace, inventory.distribution, say)
             write_inventory(spec, inventory, workspace)
@@ -192,6 +192,16 @@ def _unprobed(proof: Proof) -> tuple[str, ...]:
     """What to say of nodes that the proof left out."""
     busy = (f"not probed, busy with jobs: {', '.join(proof.busy)}",) if proof.busy else ()
     return (*busy, *(f"not probed, and left as it is: {node}" for node in proof.aside))
+
+
+def _as_asked(spec: ClusterSpec, plan: Plan, made: Provisioned) -> Provisioned:
+    """What was made, with what the spec says of it beyond its hosts."""
+    said = {
+        "usd_per_hour": plan.hosts.usd_per_hour,
+        "scheduler": spec.scheduler,
+        "job_user": spec.job_user.name,
+    }
+    return replace(made, inventory=made.inventory.model_copy(update=said))
 
 
 @overload

@@ -106,6 +106,12 @@ def ahead(
             where="provider.type",
             fix="take it down first, or give the new cluster another name",
         )
+    if before and before.scheduler != spec.scheduler:
+        raise UsageError(
+            f"cluster {spec.name!r} is up already, with `scheduler: {before.scheduler}`",
+            where="scheduler",
+            fix="take it down first, or give the new cluster another name",
+        )
     hosts = provider.plan(spec, workspace, keep={}, say=say)
     if before is None:
         return Plan(hosts)

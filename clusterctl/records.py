@@ -140,6 +140,7 @@ class RunRecord(_Stored):
     version: int = 1
     token: str
     cluster: str
+    scheduler: str = "slurm"
     job_id: str
     name: str
     user: str

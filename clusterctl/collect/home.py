@@ -242,6 +242,7 @@ def _record(
     return RunRecord(
         token=entry.token,
         cluster=session.spec.name,
+        scheduler=session.spec.scheduler,
         job_id=head.whole_id,
         name=entry.name,
         user=head.user,

@@ -14,7 +14,7 @@ from clusterctl.assets import asset, install_inputs, payload_hash
 from clusterctl.configure.own_machines import own_machine_variables
 from clusterctl.configure.payload import pack_payload
 from clusterctl.distributions import Distribution
-from clusterctl.inventory import COMPUTE, CONTROLLER, LOGIN, Host, Inventory
+from clusterctl.inventory import COMPUTE, CONTROLLER, LOGIN, MPI_SSH, MPI_SSH_FOLDER, Host, Inventory
 from clusterctl.journal import digest
 from clusterctl.spec import ClusterSpec, GcpProvider, OnpremProvider
 from clusterctl.spec.models import ADMIN_USER
@@ -40,6 +40,7 @@ def inventory_text(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
             "vars": {
                 **connection_variables(workspace.ssh_config),
                 "clusterctl_baked": inventory.baked,
+                "clusterctl_scheduler": inventory.scheduler,
                 **_keeping(spec),
                 "clusterctl_install_mark": install_mark(inventory),
                 **role_variables(spec, inventory, workspace),
@@ -61,6 +62,7 @@ def install_mark(inventory: Inventory | None = None) -> str:
     more: list[str] = []
     if inventory is not None:
         more += [inventory.shared_folder.kind] if inventory.shared_folder.kind != "existing" else []
+        more += [] if inventory.has_slurm else ["no scheduler"]
         more += ["bucket"] if inventory.bucket else []
         more += ["scratch"] if any(host.local_ssds for host in inventory.hosts) else []
     return digest(*install_inputs(), *more)
@@ -77,7 +79,6 @@ def connection_variables(ssh_config: Path) -> Variables:
 
 def role_variables(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> Variables:
     """The variables of every role, each under the prefix of its role."""
-    controller = inventory.controller.name
     return {
         "common_hosts": [{"name": host.name, "address": host.address} for host in inventory.hosts],
         "shared_storage_path": inventory.shared,
@@ -85,14 +86,7 @@ def role_variables(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
         **_shared_folder(inventory),
         "users_home_root": f"{inventory.shared}/home",
         "users_accounts": _accounts(spec, workspace),
-        "munge_key_src": literal(str(workspace.munge_key)),
-        "slurmdbd_config_src": literal(str(workspace.rendered / "slurmdbd.conf")),
-        "slurmctld_cluster": spec.name,
-        "slurmctld_config_src": literal(str(workspace.rendered)),
-        **_accounting(spec),
-        "slurmd_conf_server": controller,
-        "slurmd_config_src": literal(str(workspace.rendered)),
-        "login_config_src": literal(str(workspace.rendered)),
+        **(_slurm(spec, inventory, workspace) if inventory.has_slurm else _mpi_ssh(inventory)),
         **_distribution(inventory.distribution),
         "openmpi_network": inventory.network,
         "openmpi_yield_when_idle": inventory.oversubscribed,
@@ -106,6 +100,33 @@ def role_variables(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
         **({"apptainer_wanted": True} if spec.software.apptainer else {}),
         **({} if inventory.baked else _job_packages(workspace)),
         **({"packages_bundle": BUNDLE_FOLDER} if workspace.bundle.exists() else {}),
+    }
+
+
+def _slurm(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> Variables:
+    """What only the roles of Slurm read."""
+    return {
+        "munge_key_src": literal(str(workspace.munge_key)),
+        "slurmdbd_config_src": literal(str(workspace.rendered / "slurmdbd.conf")),
+        "slurmctld_cluster": spec.name,
+        "slurmctld_config_src": literal(str(workspace.rendered)),
+        **_accounting(spec),
+        "slurmd_conf_server": inventory.controller.name,
+        "slurmd_config_src": literal(str(workspace.rendered)),
+        "login_config_src": literal(str(workspace.rendered)),
+    }
+
+
+def _mpi_ssh(inventory: Inventory) -> Variables:
+    """What job users need to start ranks on the other hosts."""
+    return {
+        "openmpi_ssh": MPI_SSH,
+        "mpi_ssh_folder": MPI_SSH_FOLDER,
+        "firewall_more_ports": sorted({f"{host.port}/tcp" for host in inventory.hosts}),
+        "mpi_ssh_hosts": [
+            {"name": host.name, "address": host.address, "port": host.port, "key": host.host_key}
+            for host in inventory.hosts
+        ],
     }
 
 

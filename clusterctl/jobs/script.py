@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection, Iterable, Mapping
+from typing import Protocol
 
 from clusterctl.distributions import JOB_PROFILE
 from clusterctl.errors import UsageError
@@ -16,7 +17,7 @@ from clusterctl.spec import RUN_ME_AGAIN, JobSpec, JobWords, Launcher
 ENV_BIN = f"{BASE_ENVIRONMENT}/bin"
 PAYLOAD_ROOT = "/opt/clusterctl/payload"
 _SIGNAL = "USR1@60"  # Slurm keeps time by the minute: less would come too late
-_EXPORTED = ("PATH", "PYTHONUNBUFFERED", "OMP_NUM_THREADS")  # to the ranks that mpirun starts
+EXPORTED = ("PATH", "PYTHONUNBUFFERED", "OMP_NUM_THREADS")  # to the ranks that mpirun starts
 
 # Runs on every node: telemetry, until its input is closed. A job may end sooner than telemetry has started:
 # it then gets two seconds to say at least what host this is.
@@ -58,7 +59,7 @@ def render_script(
         telemetry=[*telemetry, "--out", "telemetry"],
         hostfile_line=_hostfile_line() if job.launcher is Launcher.MPIRUN else None,
         run_me_again=RUN_ME_AGAIN if job.requeue else None,
-        program=_program(job, own, payload_root, environment),
+        program=program(job, own, payload_root, environment, launched=_launched),
     )
 
 
@@ -117,7 +118,15 @@ def _time(seconds: int) -> str:
     return f"{hour:02}:{minute:02}:{second:02}"
 
 
-def _program(job: JobSpec, own: UserScript | None, payload_root: str, environment: Environment) -> str:
+class Launched(Protocol):
+    """A command as something starts it, once a task; ``exported``: variables that the ranks are to get."""
+
+    def __call__(self, job: JobSpec, command: str, *, exported: Iterable[str]) -> str: ...
+
+
+def program(
+    job: JobSpec, own: UserScript | None, payload_root: str, environment: Environment, *, launched: Launched
+) -> str:
     """The program's command line, quoted for bash."""
     env = _environment(job, payload_root)
     command = _command(job, own, environment)
@@ -127,7 +136,7 @@ def _program(job: JobSpec, own: UserScript | None, payload_root: str, environmen
     by_itself = own is not None and not own.is_python  # a shell script starts its ranks itself
     alone = own is not None and job.tasks == 1 and not own.directives
     if not by_itself and not alone:
-        command = _launched(job, command, exported=env)
+        command = launched(job, command, exported=env)
     # `env` rather than `export`: whatever their names, they can't change this script's own variables.
     return f"env {_assignments(env)} {command}" if env else command
 
@@ -161,7 +170,7 @@ def _launched(job: JobSpec, command: str, *, exported: Iterable[str]) -> str:
     # A script's own `#SBATCH --export` is about the batch script; what that sets reaches all ranks.
     if job.launcher is Launcher.SRUN:
         return f"srun --mpi=pmix --kill-on-bad-exit=1 --export=ALL {command}"
-    exports = " ".join(f"-x {name}" for name in dict.fromkeys((*_EXPORTED, *exported)))
+    exports = " ".join(f"-x {name}" for name in dict.fromkeys((*EXPORTED, *exported)))
     spread = '--map-by "ppr:$slots:node${SLURM_CPUS_PER_TASK:+:PE=$SLURM_CPUS_PER_TASK}"'
     return f'env SLURM_EXPORT_ENV=ALL mpirun -np "$ranks" --hostfile hostfile {spread} {exports} {command}'
 

@@ -1,4 +1,4 @@
-"""Stage a job's folder on the cluster and hand it to sbatch, once, whatever becomes of the connection."""
+"""Stage a job's folder on the cluster and hand it over, once, whatever becomes of the connection."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -15,18 +16,22 @@ from clusterctl.assets import payload_hash
 from clusterctl.errors import (
     AnswerLostError,
     ClusterctlError,
+    SchedulerError,
     SlurmError,
     TransportError,
     UnreachableError,
 )
 from clusterctl.jobs.environment import PLAIN, Environment, Say, build
 from clusterctl.jobs.facts import client_facts
+from clusterctl.jobs.mpirun_script import Taken, render_mpirun_script, taken
 from clusterctl.jobs.outputs import outputs_file
 from clusterctl.jobs.refusal import fix_of
 from clusterctl.jobs.script import render_script
 from clusterctl.jobs.source import Source, source_of
 from clusterctl.jobs.staging import SentSource, remove_folder, stage
 from clusterctl.jobs.userscript import UserScript
+from clusterctl.mpirun.client import MpirunClient
+from clusterctl.mpirun.job import Start
 from clusterctl.records import JobEntry
 from clusterctl.slurm.client import SlurmAwayError
 from clusterctl.spec import ClusterSpec, JobSpec
@@ -37,6 +42,7 @@ from clusterctl.transport.base import Transport
 from clusterctl.transport.local import LocalTransport
 
 SCRIPT = "job.sbatch"
+MPIRUN_SCRIPT = "job.mpirun"  # where there is no scheduler
 
 # There was no connection at all, so nothing was sent.
 _NOT_SENT = re.compile(r"Unable to contact slurm controller|Connection refused", re.IGNORECASE)
@@ -47,7 +53,7 @@ _ON_ITS_WAY = re.compile(r"timed out|Zero Bytes", re.IGNORECASE)
 
 @dataclass(frozen=True, slots=True)
 class Submitted:
-    """A job that Slurm has taken. ``script`` is the text of its sbatch script."""
+    """A job that was taken. ``script`` is the text of its script."""
 
     job_id: str
     name: str
@@ -58,12 +64,14 @@ class Submitted:
 
 
 def script_of(spec: ClusterSpec, job: JobSpec, environment: Environment = PLAIN) -> str:
-    """What `--dry-run` prints: the job's sbatch script, which works with plain sbatch.
+    """What `--dry-run` prints: the job's script, which works with plain sbatch, or bash without a scheduler.
 
     Raises:
         UsageError: the user's script can't be read or can't be run as a job.
     """
     outputs_file(job)  # a pattern that is wrong is said here, too
+    if not spec.has_slurm:
+        return render_mpirun_script(spec, job, payload_hash=payload_hash(), environment=environment)
     return render_script(
         job, payload_hash=payload_hash(), interval_s=spec.monitoring.interval, environment=environment
     )
@@ -86,11 +94,13 @@ def submit(
     Raises:
         UsageError: the job can't be run, or asks for what the cluster does not have.
         TransferError: the folder changed meanwhile, or can't be made on the cluster.
-        SlurmError: Slurm refused it; says its words, and the valid choices where they are known.
+        SchedulerError: it was refused; of Slurm its words, and the valid choices where they are known.
         TransportError: the controller can't be reached, or was lost; a job that it took all the same is found
             by its token when jobs are next listed or collected.
     """
     script = script_of(session.spec, job, environment)  # what is wrong is said before anything is sent
+    if isinstance(session.scheduler, MpirunClient):
+        session.scheduler.refuse_while_busy()
     source = source or source_of(job)
     others = session.of_partition(_partition(session, job)) if session.apart else ()
     # Not Path.is_file: what we may not look at, or can't be a name here, is the cluster's.
@@ -108,7 +118,7 @@ def submit(
     token = secrets.token_hex(4)
     ours = {
         **outputs_file(job),
-        SCRIPT: script.encode(errors="surrogateescape"),
+        (SCRIPT if session.spec.has_slurm else MPIRUN_SCRIPT): script.encode(errors="surrogateescape"),
         "spec.yaml": dump_spec(session.spec).encode(),
         "environment.client.json": (json.dumps(facts, indent=2) + "\n").encode(errors="replace"),
     }
@@ -122,8 +132,11 @@ def submit(
         submitted_at=time.time(),
         remote_dir=remote_dir,
     )
-    session.ledger.add(entry)  # before sbatch: from here on, the job can be found by its token
-    job_id = _sbatch(session, entry, remote_dir)
+    session.ledger.add(entry)  # before it is handed over: from here on, the job can be found by its token
+    if isinstance(session.scheduler, MpirunClient):
+        job_id = _start(session, session.scheduler, entry, taken(session.spec, job))
+    else:
+        job_id = _sbatch(session, entry, remote_dir)
     session.ledger.update(entry, job_id=job_id)
     return Submitted(job_id, job.name, script, remote_dir, token, sent)
 
@@ -133,6 +146,35 @@ def _partition(session: Session, job: JobSpec) -> str | None:
     if job.partition is None and job.script is not None and UserScript.read(job.script).directives:
         return None
     return job.partition or session.spec.partitions[0].name
+
+
+def _start(session: Session, mpirun: MpirunClient, entry: JobEntry, what: Taken) -> str:
+    """Start the job on the first of its nodes, which are its alone.
+
+    Raises:
+        AnswerLostError: it may have been started.
+        SchedulerError: it was refused, as by another job that runs; nothing of it stays.
+    """
+    folder = entry.remote_dir or ""
+    start = Start(
+        entry.token, entry.name, folder, MPIRUN_SCRIPT, what.partition, what.nodes, limit_s=what.limit_s
+    )
+    try:
+        return mpirun.submit(start)
+    except SchedulerError:
+        _forget(session, entry)
+        raise
+    except TransportError as exc:
+        with suppress(SchedulerError, TransportError):
+            if (job := mpirun.by_comment(entry.comment, entry.submitted_at)) is not None:
+                return job.whole_id
+        raise AnswerLostError(
+            f"{what.nodes[0]} did not say whether it started the job",
+            where=what.nodes[0],
+            why=exc.why or exc.what,
+            fix="look at `clusterctl jobs` before submitting again: the job is listed if it was started",
+            host=what.nodes[0],
+        ) from exc
 
 
 def _sbatch(session: Session, entry: JobEntry, remote_dir: str) -> str:

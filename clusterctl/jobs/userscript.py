@@ -13,7 +13,7 @@ from clusterctl.transport.base import printable
 
 MAX_BYTES = 4 << 20  # Slurm's own limit for a batch script (max_script_size)
 OURS = frozenset(
-    "job.sbatch outputs.json source.json spec.yaml environment.client.json stdout.log stderr.log "
+    "job.sbatch job.mpirun outputs.json source.json spec.yaml environment.client.json stdout.log stderr.log "
     "metrics.jsonl telemetry telemetry.log hostfile run.json sacct.json environment.json report.html "
     "SHA256SUMS".split()
 )

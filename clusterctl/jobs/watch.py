@@ -282,7 +282,7 @@ def _indented(text: str) -> str:
 
 
 def _how_it_ended(job: JobInfo) -> str:
-    parts = [f"Slurm says {job.state.value}"]
+    parts = [job.state.value if job.prefix else f"Slurm says {job.state.value}"]
     if job.reason and job.reason not in {"NonZeroExitCode", "JobLaunchFailure"}:
         parts.append(f"reason {job.reason}")
     if job.signal:

@@ -150,7 +150,7 @@ def _installed(
 ) -> Mapping[str, View]:
     """The views, with what only slurmd can tell of a node: it is installed first where there is none."""
     silent = [host.name for host in inventory.compute if host.cpus is None and views[host.name].facts is None]
-    if not silent:
+    if not silent or not inventory.has_slurm:
         return views
     configure.write_inventory(spec, inventory, workspace)
     configure.install_on_hosts(
@@ -201,7 +201,8 @@ def _inputs(
 
     The payload's hash stands in the inventory.
     """
-    files = render_files(spec, inventory, {host: view.facts for host, view in views.items() if view.facts})
+    facts = {host: view.facts for host, view in views.items() if view.facts}
+    files = render_files(spec, inventory, facts) if inventory.has_slurm else {}
     secrets = (workspace.munge_key.read_bytes(), workspace.public_key.read_bytes())
     ansible = configure.inventory_text(spec, inventory, workspace)
     return digest(

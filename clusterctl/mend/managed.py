@@ -8,8 +8,8 @@ from __future__ import annotations
 from typing import Final
 
 from clusterctl.assets import payload_hash
-from clusterctl.distributions import JOB_PROFILE
-from clusterctl.inventory import Host, Inventory
+from clusterctl.distributions import JOB_PROFILE, Distribution
+from clusterctl.inventory import MPI_SSH_FOLDER, Host, Inventory
 from clusterctl.reach import Question
 from clusterctl.slurm.config import TASK_PROLOG
 from clusterctl.spec import ClusterSpec, GcpProvider, OnpremProvider
@@ -24,6 +24,7 @@ _SLURMD = "/etc/systemd/system/slurmd.service.d/clusterctl.conf"
 _EXPORTS = "/etc/exports.d/clusterctl.exports"
 _TUNING = ("/etc/sysctl.d/90-clusterctl.conf", "/etc/security/limits.d/61-clusterctl.conf")
 _SCRATCH = "/usr/local/sbin/clusterctl-scratch"
+_MPI_SSH = tuple(f"{MPI_SSH_FOLDER}/{name}" for name in ("ssh_config", "known_hosts"))
 _AUTO_DOWN = ("/opt/clusterctl/auto-down", "/etc/clusterctl/auto-down.json")
 AUTO_DOWN_TIMER: Final = "clusterctl-auto-down.timer"
 _PLACES = ("/", "/tmp", "/var", "/run")  # noqa: S108
@@ -38,20 +39,9 @@ def _question(host: Host, spec: ClusterSpec, inventory: Inventory, workspace: Wo
     leads = host.leads
     distribution = inventory.distribution
     home_root = f"{inventory.shared}/home"
-    units: dict[str, tuple[str, ...]] = {"munge": (_MUNGE_KEY,)}
-    if leads:
-        units |= {
-            "mariadb": (distribution.mariadb_conf,),
-            "slurmdbd": (_SLURMDBD,),
-            "slurmctld": (*_SLURM, "/etc/passwd"),
-        }
-    if host.computes:
-        units["slurmd"] = (_SLURMD,)
-    files = [_MUNGE_KEY, distribution.openmpi_conf]
+    units = _slurms_units(host, distribution) if inventory.has_slurm else {}
+    files = [distribution.openmpi_conf, *(_slurms_files(host) if inventory.has_slurm else _MPI_SSH)]
     files += (JOB_PROFILE,) if distribution.mpi_module else ()
-    files += (*_SLURM, _SLURMDBD) if leads else ()
-    files += () if leads or host.computes else _SLURM[:1]
-    files += (_SLURMD,) if host.computes else ()
     if inventory.has_job_environment:
         files.append(TASK_PROLOG)
     if leads and inventory.shared_folder.kind == "nfs":
@@ -77,8 +67,30 @@ def _question(host: Host, spec: ClusterSpec, inventory: Inventory, workspace: Wo
         homes={user: f"{home_root}/{user}" for user in users} if has_homes else {},
         keys=dict.fromkeys(users, workspace.public_key.read_text().strip()) if has_homes else {},
         units=units,
-        accounting=_accounting(spec) if leads else (),
+        accounting=_accounting(spec) if leads and inventory.has_slurm else (),
         space=(*_PLACES, inventory.shared),
+    )
+
+
+def _slurms_units(host: Host, distribution: Distribution) -> dict[str, tuple[str, ...]]:
+    units: dict[str, tuple[str, ...]] = {"munge": (_MUNGE_KEY,)}
+    if host.leads:
+        units |= {
+            "mariadb": (distribution.mariadb_conf,),
+            "slurmdbd": (_SLURMDBD,),
+            "slurmctld": (*_SLURM, "/etc/passwd"),
+        }
+    if host.computes:
+        units["slurmd"] = (_SLURMD,)
+    return units
+
+
+def _slurms_files(host: Host) -> tuple[str, ...]:
+    return (
+        _MUNGE_KEY,
+        *((*_SLURM, _SLURMDBD) if host.leads else ()),
+        *(() if host.leads or host.computes else _SLURM[:1]),
+        *((_SLURMD,) if host.computes else ()),
     )
 
 

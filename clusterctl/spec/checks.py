@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 
-from clusterctl.spec import gcp_checks, onprem_checks, plain
+from clusterctl.spec import gcp_checks, onprem_checks, plain, scheduler_checks
 from clusterctl.spec.finding import Finding, Loc, dotted
 from clusterctl.spec.words import shown
 
@@ -30,6 +30,7 @@ def findings(spec: Mapping[str, object]) -> Iterator[Finding]:
         yield from onprem_checks.findings(spec)
     if kind in ("local", "gcp"):
         yield from _no_hosts(spec)
+    yield from scheduler_checks.findings(spec)
     yield from _no_twins(spec, ("partitions",), "name")
     yield from _no_twins(spec, ("users",), "name")
     yield from _no_twins(spec, ("users",), "uid")

@@ -293,6 +293,9 @@ class ClusterSpec(Model):
         description="accounts on all nodes; default: the caller, or hpc (uid 10000) when the caller is root",
     )
     software: Software = Field(Software(), description="what jobs find on the nodes beyond the defaults")
+    scheduler: Literal["slurm", "none"] = Field(
+        "slurm", description="who runs the jobs; none: plain mpirun over SSH, one job at a time"
+    )
     slurm: SlurmSettings = Field(SlurmSettings(), description="what Slurm gets beyond the defaults")
     monitoring: Monitoring = Field(Monitoring(), description="the telemetry step that runs beside every job")
 
@@ -314,6 +317,11 @@ class ClusterSpec(Model):
     def job_user(self) -> User:
         """The account that jobs run as. Only a resolved spec (see ``load_spec``) has one."""
         return self.users[0]
+
+    @property
+    def has_slurm(self) -> bool:
+        """Whether Slurm runs the jobs; else they are plain mpirun over SSH."""
+        return self.scheduler == "slurm"
 
     @property
     def controller_host(self) -> str:

@@ -85,5 +85,5 @@ def test_each_setting_is_told_with_what_it_was(
 def test_no_setting_is_passed_over() -> None:
     """Each part of a spec is either of the hosts or compared: a new one must not be forgotten."""
     assert set(ClusterSpec.model_fields) == {
-        "version", "name", "provider", "partitions", "users", "software", "slurm", "monitoring"
+        "version", "name", "provider", "partitions", "users", "software", "scheduler", "slurm", "monitoring"
     }  # fmt: skip

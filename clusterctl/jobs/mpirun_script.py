@@ -1,0 +1,162 @@
+"""JobSpec -> the text of a script that runs it without a scheduler, and the nodes that it takes."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Final
+
+from clusterctl.distributions import JOB_PROFILE
+from clusterctl.errors import UsageError
+from clusterctl.inventory import MPI_SSH
+from clusterctl.jobs.environment import PLAIN, Environment
+from clusterctl.jobs.script import ENV_BIN, EXPORTED, PAYLOAD_ROOT, program
+from clusterctl.jobs.userscript import UserScript
+from clusterctl.render import render
+from clusterctl.spec import ClusterSpec, JobSpec, Launcher
+from clusterctl.spec.models import Partition
+from clusterctl.spec.units import format_duration
+
+# What only Slurm can do, by the field of a job, and why.
+_SLURMS: Final[Mapping[str, str]] = {
+    "account": "accounts are Slurm's",
+    "qos": "qualities of service are Slurm's",
+    "constraint": "features of nodes are Slurm's",
+    "array": "jobs do not queue",
+    "requeue": "jobs do not queue",
+    "signal": "a job that is out of time gets SIGTERM, and nothing before",
+    "mem": "a job has its nodes for itself",
+    "gpus": "a job has all GPUs of its nodes",
+}
+
+# Runs on every node, in the job's folder: telemetry, until its input is closed. A job may end sooner than
+# telemetry has started: it then gets two seconds to say at least what host this is.
+_WATCH: Final = (
+    'cd -- "$1" && shift || exit; "$@" </dev/null & read -r _; '
+    "for _ in {1..20}; do "
+    "[[ ! -s telemetry/${HOSTNAME%%.*}.jsonl ]] && kill -0 $! || break; sleep 0.1; done 2>/dev/null; "
+    "kill -TERM $!; wait $!"
+)
+
+# Runs once a rank, on its node. Ranks that share a node get a GPU each, in turn.
+_RANK: Final = """\
+gpus=(/dev/nvidia[0-9]*)
+if [[ -z ${CUDA_VISIBLE_DEVICES+x} && -e ${gpus[0]} ]] && ((OMPI_COMM_WORLD_LOCAL_SIZE > 1)); then
+    export CUDA_VISIBLE_DEVICES=$((OMPI_COMM_WORLD_LOCAL_RANK % ${#gpus[@]}))
+fi
+if [[ -x /opt/clusterctl/task-prolog ]]; then
+    while IFS= read -r line; do export "${line#export }"; done < <(/opt/clusterctl/task-prolog)
+fi
+exec "$@\""""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """What a job takes: its partition, its nodes in order, and its time limit in seconds (0: none)."""
+
+    partition: str
+    nodes: tuple[str, ...]
+    limit_s: int
+
+
+def taken(spec: ClusterSpec, job: JobSpec) -> Taken:
+    """The nodes that a job gets: the first ones of its partition.
+
+    Raises:
+        UsageError: it asks for what only Slurm can do, or for more than there is.
+    """
+    _refuse_slurms(job)
+    partition = _partition(spec, job)
+    names = spec.node_names(partition)
+    if job.nodes > len(names):
+        raise UsageError(
+            f"a job can't have {job.nodes} nodes",
+            why=f"partition {partition.name} has {len(names)}",
+            fix=f"say --nodes {len(names)} or less, or name another partition",
+        )
+    longest = partition.max_time
+    if job.time is not None and longest is not None and job.time > longest:
+        raise UsageError(
+            f"a job can't have {format_duration(job.time)}",
+            why=f"max_time of partition {partition.name} is {format_duration(longest)}",
+            fix="ask for less with --time",
+        )
+    return Taken(partition.name, names[: job.nodes], job.time or longest or 0)
+
+
+def render_mpirun_script(
+    spec: ClusterSpec, job: JobSpec, *, payload_hash: str, environment: Environment = PLAIN
+) -> str:
+    """The script of a job, for bash on the first of its nodes.
+
+    Raises:
+        UsageError: it can't be run so, or the user's script can't be read.
+    """
+    nodes = taken(spec, job).nodes
+    own = UserScript.read(job.script) if job.script is not None else None
+    if own is not None and own.directives:
+        raise UsageError(
+            f"the script {own.name} asks Slurm for what it needs, and this cluster has none",
+            why=f"it has {own.directives[0].strip()!r}",
+            fix="say it in flags, and remove the #SBATCH lines",
+        )
+    payload_root = f"{PAYLOAD_ROOT}/{payload_hash}"
+    interval = f"{spec.monitoring.interval:g}"
+    telemetry = [
+        f"{ENV_BIN}/python",
+        "-m",
+        "payload",
+        "telemetry",
+        "--interval",
+        interval,
+        "--out",
+        "telemetry",
+    ]
+    return render(
+        "job.mpirun.j2",
+        title=job.name,
+        needs=f"{own.name} too" if own else "this file",
+        nodes=nodes,
+        submit_dir=own is not None or job.container is not None,
+        profile=JOB_PROFILE,
+        path=environment.path,
+        cpus=job.cpus or 1,
+        hostfile=render("hostfile.j2", nodes=nodes, slots=job.tasks_per_node),
+        payload_root=payload_root,
+        watch=_WATCH,
+        telemetry=telemetry,
+        ssh=MPI_SSH,
+        program=program(job, own, payload_root, environment, launched=_launched),
+    )
+
+
+def _launched(job: JobSpec, command: str, *, exported: Iterable[str]) -> str:
+    """The command as mpirun starts it, once a task."""
+    exports = " ".join(f"-x {name}" for name in dict.fromkeys((*EXPORTED, *exported)))
+    spread = f"--map-by ppr:{job.tasks_per_node}:node{f':PE={job.cpus}' if job.cpus else ''}"
+    rank = f"bash -c {shlex.quote(_RANK)} rank {command}"
+    return f"mpirun -np {job.tasks} --hostfile hostfile {spread} {exports} {rank}"
+
+
+def _partition(spec: ClusterSpec, job: JobSpec) -> Partition:
+    names = [partition.name for partition in spec.partitions]
+    if job.partition is None:
+        return spec.partitions[0]
+    if job.partition not in names:
+        raise UsageError(
+            f"there is no partition {job.partition!r}", fix=f"--partition can be: {', '.join(names)}"
+        )
+    return spec.partitions[names.index(job.partition)]
+
+
+def _refuse_slurms(job: JobSpec) -> None:
+    asked = {field: why for field, why in _SLURMS.items() if getattr(job, field)}
+    if "launcher" in job.model_fields_set and job.launcher is Launcher.SRUN:
+        asked["launcher srun"] = "srun is Slurm's"
+    if asked:
+        raise UsageError(
+            f"this cluster has no scheduler, so a job can't have {', '.join(f'--{flag}' for flag in asked)}",
+            why="; ".join(dict.fromkeys(asked.values())),
+            fix="leave it out, or raise a cluster with `scheduler: slurm`",
+        )

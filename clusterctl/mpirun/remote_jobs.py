@@ -1,0 +1,210 @@
+"""Runs on a host, as root: starts, ends and tells of jobs. Standard library only, Python 3.9.
+
+    python3 -I -S -c THIS_FILE REQUEST
+
+REQUEST and the answer are one JSON object each. What is known of a job lies in its user's home, which all
+hosts see: `~/clusterctl/mpirun/m1/` with `job.json`, how it ended (`end.json`, by its unit), and `cancelled`.
+These files are touched as the user alone: root may have no rights there, and must follow no link of a job's.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import os
+import pwd
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any, Dict, List, Optional  # noqa: UP035
+
+Record = Dict[str, Any]  # noqa: UP006
+
+REGISTRY = "clusterctl/mpirun"
+ID = re.compile(r"m([1-9][0-9]*)")
+ASK_S = 20
+STOP_S = 10  # from the signal to end until what is left is killed
+LOST = "lost"
+
+# The unit's main process. Its logs are the user's files: systemd itself would open them as root.
+START = """\
+#!/bin/sh
+exec /bin/bash "./$1" >>stdout.log 2>>stderr.log </dev/null
+"""
+
+# systemd runs it when the unit has ended, however that was.
+ENDED = """\
+#!/bin/sh
+cd -- "${0%/*}" || exit
+result=$SERVICE_RESULT
+[ "$(systemctl is-system-running)" != stopping ] || result=shutdown
+printf '{"result": "%s", "code": "%s", "status": "%s", "time": %s}\\n' \\
+    "$result" "${EXIT_CODE:-}" "${EXIT_STATUS:-}" "$(date +%s)" >end.new
+mv -- end.new end.json
+"""
+
+
+class User:
+    """Whose jobs they are."""
+
+    def __init__(self, name: str) -> None:
+        self.account = pwd.getpwnam(name)
+        self.registry = Path(self.account.pw_dir, REGISTRY)
+
+    @contextmanager
+    def acting(self) -> Iterator[None]:
+        """What is done meanwhile is done with the user's rights."""
+        os.initgroups(self.account.pw_name, self.account.pw_gid)
+        os.setegid(self.account.pw_gid)
+        os.seteuid(self.account.pw_uid)
+        try:
+            yield
+        finally:
+            os.seteuid(0)
+            os.setegid(0)
+            os.initgroups("root", 0)
+
+    @contextmanager
+    def alone(self) -> Iterator[None]:
+        """One at a time starts jobs, or says that they were lost."""
+        with self.acting():
+            self.registry.mkdir(parents=True, exist_ok=True)
+            lock = (self.registry / ".lock").open("w")
+        with lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            yield
+
+    def jobs(self) -> List[Record]:  # noqa: UP006
+        """All jobs there were, by number."""
+        with self.acting():
+            try:
+                names = [name for name in os.listdir(self.registry) if ID.fullmatch(name)]  # noqa: PTH208
+            except FileNotFoundError:
+                return []
+            found = [self._job(name) for name in sorted(names, key=lambda name: int(name[1:]))]
+        return [job for job in found if job is not None]
+
+    def _job(self, name: str) -> Optional[Record]:  # noqa: UP045
+        folder = self.registry / name
+        job = read(folder / "job.json")
+        if job is None:
+            return None
+        return {
+            **job,
+            "id": name,
+            "end": read(folder / "end.json"),
+            "cancelled": (folder / "cancelled").exists(),
+        }
+
+    def write(self, name: str, file: str, text: str) -> None:
+        """A file of a job, whole or not at all."""
+        with self.acting():
+            folder = self.registry / name
+            folder.mkdir(exist_ok=True)
+            new = folder / f".{file}.new"
+            new.write_text(text)
+            new.replace(folder / file)
+
+
+def read(path: Path) -> Optional[Record]:  # noqa: UP045
+    try:
+        found = json.loads(path.read_bytes())
+    except (OSError, ValueError):
+        return None
+    return found if isinstance(found, dict) else None
+
+
+def unit(name: str) -> str:
+    return f"clusterctl-job-{name}.service"
+
+
+def is_there(name: str) -> bool:
+    """Whether systemd still has the job's unit: it runs, begins or ends."""
+    argv = ["systemctl", "show", "--property=ActiveState", "--value", unit(name)]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=ASK_S, check=True)
+    return done.stdout.strip() not in ("inactive", "failed", "")
+
+
+def submit(user: User, asked: Record) -> Record:
+    """Start a job, unless another one goes on; a token that is known already stands for its job."""
+    with user.alone():
+        jobs = user.jobs()
+        for job in jobs:
+            if job["token"] == asked["job"]["token"]:
+                return {"id": job["id"]}
+            if job["end"] is None:
+                return {"busy": job}
+        name = f"m{1 + max((int(job['id'][1:]) for job in jobs), default=0)}"
+        user.write(name, "start", START)
+        user.write(name, "ended", ENDED)
+        user.write(name, "job.json", json.dumps({**asked["job"], "time": int(time.time())}))
+        argv = systemd_run(user, name, asked)
+        done = subprocess.run(argv, capture_output=True, text=True, timeout=ASK_S, check=False)
+        if done.returncode != 0:
+            end = {"result": "start", "code": "", "status": "", "time": int(time.time())}
+            user.write(name, "end.json", json.dumps(end))
+            return {"failed": done.stderr.strip()}
+    return {"id": name}
+
+
+def systemd_run(user: User, name: str, asked: Record) -> List[str]:  # noqa: UP006
+    folder = str(user.registry / name)
+    limit = asked["limit_s"]
+    properties = {
+        "Type": "exec",
+        "WorkingDirectory": asked["job"]["folder"],
+        "ExecStopPost": f'/bin/sh "{folder}/ended"',
+        "KillMode": "mixed",  # the job's script alone is told to end, and tells its ranks
+        "TimeoutStopSec": str(STOP_S),
+        "LimitMEMLOCK": "infinity",
+        "TasksMax": "infinity",
+        **({"RuntimeMaxSec": str(limit)} if limit else {}),
+    }
+    return [
+        *("systemd-run", "--quiet", "--collect", f"--unit={unit(name)}", f"--uid={user.account.pw_name}"),
+        *(f"--property={key}={value}" for key, value in properties.items()),
+        *("/bin/sh", f"{folder}/start", asked["script"]),
+    ]
+
+
+def settle(user: User, asked: Record) -> Record:
+    """The jobs of these ids, which are this host's; of one whose unit is gone without a word, it is noted."""
+    with user.alone():
+        for job in user.jobs():
+            # Asked in this order: a unit that ends has left its word before it is gone.
+            if job["id"] in asked["ids"] and job["end"] is None and not is_there(job["id"]):
+                with user.acting():
+                    told = read(user.registry / job["id"] / "end.json") is not None
+                if not told:
+                    end = {"result": LOST, "code": "", "status": "", "time": int(time.time())}
+                    user.write(job["id"], "end.json", json.dumps(end))
+        return {"jobs": [job for job in user.jobs() if job["id"] in asked["ids"]]}
+
+
+def known(user: User, _: Record) -> Record:
+    return {"jobs": user.jobs()}
+
+
+def cancel(user: User, asked: Record) -> Record:
+    for name in asked["ids"]:
+        if not ID.fullmatch(name):
+            raise ValueError(name)
+        user.write(name, "cancelled", "")
+        argv = ["systemctl", "stop", "--no-block", unit(name)]
+        subprocess.run(argv, capture_output=True, timeout=ASK_S, check=False)  # it may have ended just now
+    return {}
+
+
+def main() -> None:
+    asked = json.loads(sys.argv[1])
+    user = User(asked["user"])
+    verbs = {"submit": submit, "settle": settle, "cancel": cancel, "list": known}
+    json.dump(verbs[asked["do"]](user, asked), sys.stdout)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,80 @@
+"""Whether a proof job was right; else who is to blame, and for what."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+
+from clusterctl.errors import Failure, VerifyError
+from clusterctl.inventory import Inventory
+from clusterctl.transport.base import Result
+from clusterctl.verify.diagnose import Connect, cut_off, each_alone
+
+Probe = Callable[[tuple[str, ...]], Result]  # runs the bundled probe, one rank on each of these hosts
+TIMED_OUT = 124  # timeout(1)'s exit code
+
+
+def is_right(result: Result, hosts: tuple[str, ...]) -> bool:
+    """Whether as many ranks agreed as there are hosts."""
+    try:
+        answer = json.loads(result.stdout)
+        return result.rc == 0 and answer["ok"] is True and answer["world_size"] == len(hosts)
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
+def failed(
+    result: Result,
+    hosts: tuple[str, ...],
+    inventory: Inventory,
+    to: Connect,
+    probe: Probe,
+    *,
+    alike: bool = False,
+) -> VerifyError:
+    """Who is to blame, and for what: found out by smaller questions where the job itself does not say.
+
+    ``alike``: it is known to be no single host's fault.
+    """
+    said = _words(result)
+    if alike:
+        failures = tuple(Failure("verify", said, host, "verify") for host in hosts)
+    else:
+        failures = _blamed_by_probe(result) or _blamed_by_parts(hosts, inventory, to, probe)
+    if not failures:
+        named = tuple(host for host in hosts if host in said) or hosts
+        failures = tuple(Failure("verify", said, host, "verify") for host in named)
+    hosts_of = {failure.cause: str(failure.host) for failure in reversed(failures)}
+    told = (cause if host in cause else f"{host}: {cause}" for cause, host in hosts_of.items())
+    return VerifyError(
+        f"the proof job failed on {', '.join(str(f.host) for f in failures)}",
+        why="; ".join(told),
+        fix="correct the cause on these hosts, then run `clusterctl up` again",
+        failures=failures,
+    )
+
+
+def _blamed_by_probe(result: Result) -> tuple[Failure, ...]:
+    """The hosts of which the probe itself says what is wrong."""
+    try:
+        found = json.loads(result.stdout)["failures"]
+        return tuple(Failure("verify", str(one["cause"]), str(one["host"]), "verify") for one in found)
+    except (ValueError, KeyError, TypeError):
+        return ()
+
+
+def _blamed_by_parts(
+    hosts: tuple[str, ...], inventory: Inventory, to: Connect, probe: Probe
+) -> tuple[Failure, ...]:
+    def alone(host: str) -> str | None:
+        result = probe((host,))
+        return None if is_right(result, (host,)) else _words(result)
+
+    return cut_off(inventory, hosts, to) or (each_alone(hosts, alone) if len(hosts) > 1 else ())
+
+
+def _words(result: Result) -> str:
+    said = (result.stderr.strip() or result.stdout.strip())[-2000:]
+    if result.rc == TIMED_OUT:
+        said = f"it did not end in time\n{said}".strip()
+    return said or f"it ended with exit code {result.rc} and said nothing"

@@ -1,0 +1,183 @@
+"""A cluster without a scheduler: plain mpirun over SSH, one job at a time, each a unit of systemd."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.cluster import Cluster, raised, records
+
+SPEC = """\
+version: 1
+name: {name}
+provider: {{type: local}}
+partitions:
+  - {{name: train, nodes: 2}}
+scheduler: none
+monitoring: {{interval: 1s}}
+"""
+# What the shell script starts must be ended with it, on the other node too.
+SLEEPER = """\
+#!/bin/bash
+echo "first $(hostname)"
+mpirun --map-by ppr:1:node bash -c 'echo "rank $(hostname)"; exec -a sleeper-of-the-test sleep 600'
+"""
+LEAVES_7 = """\
+import sys
+from mpi4py import MPI
+MPI.COMM_WORLD.Barrier()
+print("rank", MPI.COMM_WORLD.rank, flush=True)
+sys.exit(7)
+"""
+SLURMS = ("slurmctld", "slurmd", "slurmdbd", "munge", "mariadb")
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    """Two nodes, up and proven by mpirun."""
+    name = f"m{secrets.token_hex(3)}"
+    home, cwd = tmp_path_factory.mktemp("plain home"), tmp_path_factory.mktemp("plain cwd")
+    with raised(name, SPEC.format(name=name), home, cwd) as one:
+        (cwd / "work").mkdir()
+        yield one
+
+
+@pytest.fixture
+def script(plain: Cluster) -> Any:
+    def write(name: str, text: str) -> Path:
+        path = plain.runner.cwd / "work" / name
+        path.write_text(text)
+        return path
+
+    return write
+
+
+def nodes(cluster: Cluster) -> list[str]:
+    return [f"{cluster.name}-train-{i}" for i in (1, 2)]
+
+
+def job(cluster: Cluster, job_id: str) -> dict[str, Any]:
+    (found,) = cluster.json("jobs", job_id)["jobs"]
+    return dict(found)
+
+
+def until(cluster: Cluster, job_id: str, state: str) -> dict[str, Any]:
+    deadline = time.monotonic() + 60
+    while (found := job(cluster, job_id))["state"] != state:
+        assert time.monotonic() < deadline, found
+        time.sleep(0.3)
+    return found
+
+
+def processes(cluster: Cluster, host: str) -> str:
+    return cluster.ssh(host, "ps -e -o args=")
+
+
+def test_up_was_proven_by_mpirun_and_nothing_of_slurm_runs(plain: Cluster) -> None:
+    assert plain.raised["probed"] == plain.raised["nodes"] == nodes(plain)
+    status = plain.json("status")
+    assert status["ready"]
+    assert [node["state"] for node in status["nodes"]] == ["idle", "idle"]
+    for host in (f"{plain.name}-ctl", *nodes(plain)):
+        running = processes(plain, host)
+        assert not [word for word in SLURMS if word in running], running
+        assert "active" not in plain.ssh(host, f"systemctl is-active {' '.join(SLURMS)}", rc=None).split()
+        enabled = plain.ssh(host, f"systemctl is-enabled {' '.join(SLURMS)}", rc=None)
+        assert set(enabled.split()) == {"disabled"}
+        configured = "sudo ls /etc/slurm/slurm.conf /etc/slurm/gres.conf /etc/slurm/slurmdbd.conf"
+        assert plain.ssh(host, configured, rc=None) == ""
+
+
+def test_job_users_reach_the_clusters_hosts_and_nobody_else_may(plain: Cluster) -> None:
+    config = "/etc/clusterctl/mpi/ssh_config"
+    one, two = nodes(plain)
+    assert plain.ssh(one, f"ssh -F {config} {two} hostname", user=plain.user).strip() == two
+    key = plain.ssh(one, "cat .ssh/authorized_keys", user=plain.user).splitlines()[-1]
+    options = key.partition(" ssh-ed25519")[0]
+    assert options.startswith('restrict,from="')
+    assert len(options.split('"')[1].split(",")) == 3
+    # The admin has no key, and an address of a host under another name is not trusted.
+    assert plain.ssh(one, f"ssh -F {config} {two} true && echo in", rc=None) == ""
+    unknown = f"ssh -F {config} -o HostKeyAlias=else {two} true 2>/dev/null && echo in"
+    assert plain.ssh(one, unknown, user=plain.user, rc=None) == ""
+
+
+def test_two_nodes_train_and_the_run_comes_home(plain: Cluster) -> None:
+    done = plain.json("submit", "train", "--nodes", "2", "--wait", "--", "--epochs", "2")
+    assert done["job_id"] == "m1"
+    assert done["state"] == "COMPLETED"
+    run = plain.run_of("m1")
+    assert run.name == f"{plain.name}-m1-train"
+    record = json.loads((run / "run.json").read_text())
+    assert (record["scheduler"], record["state"], record["job_id"]) == ("none", "COMPLETED", "m1")
+    assert record["nodes"] == nodes(plain)
+    assert not (run / "sacct.json").exists()
+    assert (run / "hostfile").read_text() == "".join(f"{node} slots=1\n" for node in nodes(plain))
+    (start,) = (line for line in records(run / "metrics.jsonl") if line["kind"] == "run")
+    assert [rank["host"] for rank in start["ranks"]] == nodes(plain)
+    for node in nodes(plain):
+        assert records(run / "telemetry" / f"{node}.jsonl")[0]["host"] == node
+    assert not (run / "telemetry.log").exists()
+
+
+def test_a_failure_is_told_with_its_exit_code(plain: Cluster, script: Any) -> None:
+    path = script("leaves.py", LEAVES_7)
+    failed = plain("-o", "json", "submit", path, "--nodes", "2", "--wait", rc=4).json
+    (failure,) = failed["failures"]
+    assert failure["code"] == "job-failed"
+    assert "FAILED, exit code 7" in failure["cause"]
+    assert job(plain, failed["job_id"])["exit_code"] == 7
+
+
+def test_one_at_a_time_and_cancel_ends_it_everywhere(plain: Cluster, script: Any) -> None:
+    path = script("sleeper.sh", SLEEPER)
+    first = plain.json("submit", path, "--nodes", "2")["job_id"]
+    refused = plain("-o", "json", "submit", "train", rc=1)
+    (failure,) = refused.json["failures"]
+    assert failure["code"] == "busy"
+    assert first in failure["cause"]
+    assert f"{plain.user} has it since " in failure["cause"]
+    again = plain.json("up")
+    assert (again["probed"], again["not_probed"]) == ([], nodes(plain))
+    assert [node["state"] for node in plain.json("status")["nodes"]] == ["allocated", "allocated"]
+    deadline = time.monotonic() + 60
+    while (text := plain("logs", first).stdout).count("rank ") < 2:
+        assert time.monotonic() < deadline, text
+        time.sleep(0.3)
+    assert set(text.split()) == {"first", "rank", *nodes(plain)}
+    assert all("sleeper-of-the-test" in processes(plain, node) for node in nodes(plain))
+    assert plain.json("cancel", first)["cancelled"] == [first]
+    assert until(plain, first, "CANCELLED")["reason"] == ""
+    while any("sleeper-of-the-test" in processes(plain, node) for node in nodes(plain)):
+        assert time.monotonic() < deadline, "the ranks live on"
+        time.sleep(0.3)
+
+
+def test_a_time_limit_and_a_lost_node_end_a_job(plain: Cluster, script: Any) -> None:
+    path = script("sleeper.sh", SLEEPER)
+    limited = plain("-o", "json", "submit", path, "--time", "0:03", "--wait", rc=5).json
+    assert "TIMEOUT" in limited["failures"][0]["cause"]
+    lost = plain.json("submit", path, "--nodes", "2")["job_id"]
+    plain.ssh(nodes(plain)[0], "sudo systemctl reboot -ff", rc=None)
+    assert plain.json("up")["probed"] == nodes(plain)
+    ended = job(plain, lost)
+    assert (ended["state"], ended["exit_code"]) == ("NODE_FAIL", 0)
+    assert plain.json("submit", "probe", "--nodes", "2", "--wait")["state"] == "COMPLETED"
+
+
+def test_what_only_slurm_can_do_is_refused_by_name(plain: Cluster, script: Any) -> None:
+    refused = plain("submit", "train", "--qos", "urgent", "--array", "1-3", rc=2).stderr
+    assert "--qos, --array" in refused
+    directives = script("directives.sh", "#!/bin/bash\n#SBATCH --nodes=2\ntrue\n")
+    assert "#SBATCH --nodes=2" in plain("submit", directives, rc=2).stderr
+    assert "partition train has 2" in plain("submit", "train", "--nodes", "3", rc=2).stderr
+    assert "needs Slurm" in plain("shell", "--", "true", rc=2).stderr
+    spec = plain.runner.cwd / "slurm.yaml"
+    spec.write_text(plain.spec.read_text().replace("scheduler: none", "scheduler: slurm"))
+    assert "`scheduler: none`" in plain.runner("-f", spec, "up", rc=2).stderr
