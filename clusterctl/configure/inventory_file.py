@@ -88,6 +88,7 @@ def role_variables(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
         "users_accounts": _accounts(spec, workspace),
         **(_slurm(spec, inventory, workspace) if inventory.has_slurm else _mpi_ssh(inventory)),
         **_distribution(inventory.distribution),
+        **_repositories(spec),
         "openmpi_network": inventory.network,
         "openmpi_yield_when_idle": inventory.oversubscribed,
         "job_env_payload_src": literal(str(workspace.rendered / "payload.tar")),
@@ -186,6 +187,13 @@ def _distribution(distribution: Distribution) -> Variables:
         "openmpi_module": distribution.mpi_module or "",
         "job_env_python": distribution.python,
     }
+
+
+def _repositories(spec: ClusterSpec) -> Variables:
+    """Where packages come from, as far as the spec says it."""
+    mirrors = spec.software.mirrors.model_dump(exclude_none=True)
+    chosen = {"repositories_openhpc": True} if spec.software.slurm == "openhpc" else {}
+    return {**chosen, **({"repositories_mirrors": mirrors} if mirrors else {})}
 
 
 def _bucket(inventory: Inventory) -> Variables:

@@ -30,6 +30,7 @@ def findings(spec: Mapping[str, object]) -> Iterator[Finding]:
         yield from onprem_checks.findings(spec)
     if kind in ("local", "gcp"):
         yield from _no_hosts(spec)
+        yield from _debian_alone(spec)
     yield from scheduler_checks.findings(spec)
     yield from _no_twins(spec, ("partitions",), "name")
     yield from _no_twins(spec, ("users",), "name")
@@ -48,6 +49,17 @@ def _hosts_fit(spec: Mapping[str, object]) -> Iterator[Finding]:
             f"these nodes and the controller are more than the {MAX_LOCAL_HOSTS} hosts of a local cluster"
         )
         yield Finding(("partitions",), message, f"ask for at most {MAX_LOCAL_HOSTS - 1} nodes", at_key=True)
+
+
+def _debian_alone(spec: Mapping[str, object]) -> Iterator[Finding]:
+    software = plain.mapping(spec, "software")
+    at: Loc = ("software", "slurm")
+    if software.get("slurm") == "openhpc":
+        message = "OpenHPC has no packages for Debian, which the nodes are"
+        yield Finding(at, message, "remove slurm", at_key=True)
+    if any(plain.mapping(software, "mirrors").values()):
+        message = "these are for Rocky Linux and RHEL, and the nodes are Debian"
+        yield Finding(("software", "mirrors"), message, "remove mirrors", at_key=True)
 
 
 def _no_gpus(spec: Mapping[str, object]) -> Iterator[Finding]:

@@ -261,9 +261,31 @@ class PythonSettings(Model):
     )
 
 
-class Software(Model):
-    """What jobs find on the nodes beyond the defaults."""
+class Repository(Model):
+    """A place of one's own that has the packages of a project's repository."""
 
+    url: Url = Field(description="where it is")
+    key: Url | None = Field(None, description="the key that signs it, where it is not the project's")
+
+
+class Mirrors(Model):
+    """Where Rocky Linux and RHEL find packages that are not the distribution's own."""
+
+    epel: Repository | None = Field(None, description="EPEL, which has Slurm")
+    openhpc: Repository | None = Field(
+        None, description="OpenHPC, up to its version: http://mirror.example.org/OpenHPC/3"
+    )
+
+
+class Software(Model):
+    """What is installed on the nodes."""
+
+    slurm: Literal["distribution", "openhpc"] = Field(
+        "distribution",
+        description="whose packages of Slurm: the distribution's (on Rocky Linux EPEL's), or OpenHPC's, "
+        "which are for Rocky Linux and RHEL",
+    )
+    mirrors: Mirrors = Field(Mirrors(), description="places of one's own to take packages from")
     python: PythonSettings = Field(PythonSettings(), description="the Python environment of jobs")
     apptainer: bool = Field(
         False,

@@ -1,0 +1,116 @@
+"""The role that installs: what a check says, on whatever machine, and where packages come from."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from clusterctl.assets import asset, install_inputs
+from clusterctl.distributions import distribution_of
+from clusterctl.packages import package_names
+
+ROLES = asset("ansible") / "roles"
+BIN = Path(sys.executable).parent
+
+
+def check(tmp_path: Path, role: str, facts: dict[str, Any], **variables: Any) -> str:
+    """What the install half of a role says in check mode, on a machine with these facts."""
+    play = {
+        "hosts": "localhost",
+        "vars": {"ansible_python_interpreter": sys.executable},
+        "gather_facts": False,
+        "tasks": [
+            {"ansible.builtin.set_fact": {"ansible_facts": facts}},
+            {"ansible.builtin.include_role": {"name": role, "tasks_from": "install"}, "vars": variables},
+        ],
+    }
+    playbook = tmp_path / "play.yml"
+    playbook.write_text(yaml.safe_dump([play]))
+    env = {
+        **os.environ,
+        "ANSIBLE_HOME": str(tmp_path / "home"),
+        "ANSIBLE_ROLES_PATH": str(ROLES),
+        "ANSIBLE_NOCOLOR": "1",
+        "LC_ALL": "C.UTF-8",
+    }
+    argv = [BIN / "ansible-playbook", "--check", "-i", "localhost,", "-c", "local", playbook]
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False, cwd=tmp_path)
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+ROCKY = {
+    "os_family": "RedHat",
+    "distribution": "Rocky",
+    "distribution_major_version": "9",
+    "architecture": "x86_64",
+}
+
+
+def test_a_check_names_what_is_missing_and_asks_no_repository(tmp_path: Path) -> None:
+    facts = ROCKY | {"packages": {"munge": []}}
+    said = check(tmp_path, "packages", facts, packages_names=["munge", "slurm"])
+    assert "would install slurm" in said
+    assert "changed=1" in said
+
+
+def test_a_check_is_silent_where_all_is_there(tmp_path: Path) -> None:
+    said = check(tmp_path, "packages", ROCKY | {"packages": {"munge": []}}, packages_names=["munge"])
+    assert "would install" not in said
+    assert "changed=0" in said
+
+
+def test_a_check_of_a_rocky_host_that_has_nothing(tmp_path: Path) -> None:
+    said = check(tmp_path, "repositories", ROCKY | {"packages": {}})
+    assert "would install dnf-plugins-core" in said
+    assert "would install epel-release" in said
+
+
+def test_a_mirror_takes_the_place_of_epel_and_of_openhpc(tmp_path: Path) -> None:
+    mirrors = {"epel": {"url": "http://here/epel"}, "openhpc": {"url": "http://here/ohpc", "key": "http://k"}}
+    folder = tmp_path / "repos"
+    folder.mkdir()
+    facts = ROCKY | {"packages": {"dnf": []}}
+    said = check(
+        tmp_path,
+        "repositories",
+        facts,
+        repositories_mirrors=mirrors,
+        repositories_openhpc=True,
+        repositories_folder=str(folder),
+    )
+    assert "would install epel-release" not in said
+    for name in ("epel", "OpenHPC", "OpenHPC-updates"):
+        assert f"Add the repository {name}]" in said
+
+
+def test_with_a_bundle_no_repository_is_added(tmp_path: Path) -> None:
+    said = check(tmp_path, "repositories", ROCKY | {"packages": {}}, packages_bundle="/var/lib/bundle")
+    assert "epel" not in said
+
+
+@pytest.mark.parametrize("release", ["debian-12", "ubuntu-22.04", "ubuntu-24.04", "rocky-9.6", "rocky-10.0"])
+def test_every_distribution_has_names_for_all_roles(release: str) -> None:
+    names = package_names(distribution_of(release))
+    slurm = {"Debian": "slurmctld", "RedHat": "slurm-slurmctld"}[distribution_of(release).family]
+    assert {slurm, "munge", "mariadb-server", "chrony"} <= set(names)
+    assert any(name.startswith("python3") for name in names)
+
+
+def test_no_other_role_says_apt_or_dnf() -> None:
+    allowed = {"packages", "repositories", "bucket", "apptainer"}  # a list to refresh; a file of upstream's
+    for path in ROLES.glob("*/tasks/*.yml"):
+        if path.parts[-3] not in allowed:
+            words = set(path.read_text().split())
+            assert not words & {f"ansible.builtin.{m}:" for m in ("apt", "dnf", "package", "yum")}, path
+
+
+def test_a_role_that_only_installs_counts_whole() -> None:
+    tasks = (ROLES / "packages/tasks/RedHat.yml").read_bytes()
+    assert tasks in install_inputs()
