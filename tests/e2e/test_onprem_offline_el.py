@@ -1,0 +1,124 @@
+"""EL-shaped machines without a route out: a bundle of signed packages that a Debian machine made with dnf."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from clusterctl.bundle import open_bundle
+from clusterctl.journal import digest
+from clusterctl.workspace import cache_home
+from tests.support.bundled import unconnected
+from tests.support.dnf_tools import dnf_tools
+from tests.support.el.build import inputs
+from tests.support.lab import Lab, lab
+from tests.support.trees import debian
+from tests.support.verbs import Clusterctl
+
+pytestmark = pytest.mark.sweep
+
+HOSTS = ("node1", "node2")
+ROCKY = "dl.rockylinux.org/pub/rocky"
+EPEL = "dl.fedoraproject.org/pub/epel"
+PLACES = {
+    **{name: f"{ROCKY}/9/{name}/x86_64/os" for name in ("BaseOS", "AppStream", "CRB", "extras")},
+    "epel": f"{EPEL}/9/Everything/x86_64",
+}
+KEYS = (f"{ROCKY}/RPM-GPG-KEY-Rocky-9", f"{EPEL}/RPM-GPG-KEY-EPEL-9")
+
+
+@pytest.fixture(scope="module")
+def machines(no_residue: None) -> Iterator[Lab]:
+    """Two machines that know no name of the web any more."""
+    with lab("el", 2, shared="/shared") as one:
+        for host in HOSTS:
+            one.enter(
+                host, ["sed", "-i", "-E", "/(rockylinux|fedoraproject|nvidia|openhpc|github)/d", "/etc/hosts"]
+            )
+        yield one
+
+
+@pytest.fixture(scope="module")
+def web(machines: Lab) -> Path:
+    """The repositories, as files of this machine."""
+    return cache_home() / f"test-el-{digest(str(debian()), *inputs())}" / "web"
+
+
+@pytest.fixture(scope="module")
+def connected(
+    web: Path, clusterctl_home: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Clusterctl]:
+    """Clusterctl on a machine that has dnf."""
+    kept = cache_home() / "bundle"
+    kept.mkdir(parents=True, exist_ok=True)
+    with dnf_tools(kept, web) as tools:
+        path = f"{tools}{os.pathsep}{os.environ['PATH']}"
+        yield Clusterctl(clusterctl_home, tmp_path_factory.mktemp("connected"), {"PATH": path})
+
+
+@pytest.fixture(scope="module")
+def spec(machines: Lab, cluster_name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("spec") / "cluster.yaml"
+    partitions = {"train": "node[1-2]"}
+    path.write_text(machines.spec(cluster_name, controller="node1", partitions=partitions))
+    return path
+
+
+@pytest.fixture(scope="module")
+def bundle(connected: Clusterctl, spec: Path, web: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("bundle")
+    (folder / "mine.repo").write_text(repositories(web, *KEYS))
+    source = f"rocky-9={folder / 'mine.repo'}"
+    argv = ("bundle", "create", "-f", spec, "--os", "rocky-9", "--from", source, "--out", folder / "el.tar")
+    connected(*argv)
+    return folder / "el.tar"
+
+
+def repositories(web: Path, *keys: str) -> str:
+    named = " ".join(f"file://{web / key}" for key in keys)
+    return "".join(
+        f"[{name}]\nname={name}\nbaseurl=file://{web / place}\ngpgcheck=1\ngpgkey={named}\n"
+        for name, place in PLACES.items()
+    )
+
+
+def test_packages_come_with_all_that_they_need_and_the_keys_they_are_signed_with(bundle: Path) -> None:
+    paths = open_bundle(bundle).places
+    packages = [path for path in paths if path.startswith("systems/rocky-9/Packages/")]
+    for name in ("slurm-slurmd-22", "slurm-libs-22", "munge-0", "munge-libs-0", "openmpi-4", "pmix-"):
+        assert any(f"/{name}" in path for path in packages), name
+    assert [path for path in paths if "/keys/" in path] == [
+        "systems/rocky-9/keys/0.asc",
+        "systems/rocky-9/keys/1.asc",
+    ]
+
+
+def test_packages_that_no_given_key_has_signed_are_refused(
+    connected: Clusterctl, spec: Path, web: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "mine.repo").write_text(repositories(web, KEYS[1]))
+    argv = ("--os", "rocky-9", "--from", f"rocky-9={tmp_path / 'mine.repo'}", "--out", tmp_path / "el.tar")
+    ran = connected("bundle", "create", "-f", spec, *argv, rc=1)
+    assert "signatures of packages" in ran.stderr
+    assert not (tmp_path / "el.tar").exists()
+
+
+def test_from_nothing_to_an_mpi_job_and_back(
+    machines: Lab, spec: Path, bundle: Path, clusterctl_home: Path, tmp_path: Path
+) -> None:
+    for host in HOSTS:
+        assert machines.ssh(host, "sudo dnf -q makecache", rc=None).rc != 0
+        assert machines.ssh(host, "ip route show default").stdout == ""
+    before = {host: machines.ssh(host, "rpm -qa | sort; ls /etc/yum.repos.d").stdout for host in HOSTS}
+    runner = Clusterctl(clusterctl_home, tmp_path, unconnected(tmp_path / "cache"))
+    up = runner("-o", "json", "-f", spec, "up", "--yes", "--bundle", bundle).json
+    assert up["probed"] == list(HOSTS)
+    assert runner("-o", "json", "-f", spec, "submit", "probe", "--nodes", "2", "--wait").json["ok"]
+    for host in HOSTS:
+        assert "No such file" in machines.ssh(host, "sudo ls /var/lib/clusterctl-bundle", rc=None).stderr
+    runner("-f", spec, "down", "--yes", "--discard-runs")
+    after = {host: machines.ssh(host, "rpm -qa | sort; ls /etc/yum.repos.d").stdout for host in HOSTS}
+    assert after == before
