@@ -190,6 +190,7 @@ def leave(asked: Dict[str, Any]) -> Dict[str, Any]:
     if found is not None and before.get("account", False):
         end_processes(found.pw_uid)
         run("userdel", "--remove", "--force", user)
+        forget_units(found.pw_uid)
     elif found is not None:
         file = Path(found.pw_dir) / ".ssh/authorized_keys"
         if file.exists():
@@ -214,6 +215,13 @@ def end_processes(uid: int) -> None:
             except OSError:
                 continue
         time.sleep(0.2)
+
+
+def forget_units(uid: int) -> None:
+    """systemd's own of the account count as failed by now, since their processes were ended."""
+    units = ["{}@{}.service".format(kind, uid) for kind in ("user", "user-runtime-dir")]
+    quiet = subprocess.DEVNULL
+    subprocess.run(["systemctl", "reset-failed", *units], stdout=quiet, stderr=quiet, check=False)
 
 
 def main() -> None:
