@@ -1,0 +1,53 @@
+"""What tests of machines of one's own share."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+# Plays ssh: runs the command here, with a played sudo on the PATH. What sudo reads as a password is checked.
+_SSH = """\
+#!{python}
+import os, subprocess, sys
+host, command = sys.argv[sys.argv.index("--") + 1 :]
+os.environ["PATH"] = {bin!r} + ":" + os.environ["PATH"]
+os.environ["PLAYED_HOST"] = host
+sys.exit(subprocess.run(["sh", "-c", command]).returncode)
+"""
+_SUDO = """\
+#!{python}
+import os, sys
+words, how = sys.argv[1:], open({folder!r} + "/" + os.environ["PLAYED_HOST"]).read().strip()
+assert "-k" in words and os.environ["LC_ALL"] == "C"
+if how == "nobody":
+    sys.exit("rocky is not in the sudoers file.")
+if how != "free":
+    if "-n" in words:
+        sys.exit("sudo: a password is required")
+    said = b""
+    while not said.endswith(b"\\n"):
+        read = os.read(0, 1)
+        if not read:
+            break
+        said += read
+    if said.decode().rstrip("\\n") != how:
+        sys.exit("Sorry, try again.\\nsudo: no password was provided\\nsudo: 1 incorrect password attempt")
+command = words[words.index("--") + 1 :] if "--" in words else words[-1:]
+os.execvp(command[0], command)
+"""
+
+
+@pytest.fixture
+def played(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A folder with a file a host: `free`, `nobody`, or the password that its sudo wants."""
+    folder, programs = tmp_path / "hosts", tmp_path / "bin"
+    for one in (folder, programs):
+        one.mkdir()
+    for name, text in {"ssh": _SSH, "sudo": _SUDO}.items():
+        path = programs / name
+        path.write_text(text.format(python=sys.executable, bin=str(programs), folder=str(folder)))
+        path.chmod(0o755)
+    monkeypatch.setenv("PATH", str(programs), prepend=":")
+    return folder

@@ -1,0 +1,139 @@
+"""The user's own way in: whose password goes where, and what ssh and sudo mean when they refuse."""
+
+from __future__ import annotations
+
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from clusterctl.errors import ClusterctlError, CommandError, ProvisionError
+from clusterctl.providers.onprem.access import Access, each, refuse
+from clusterctl.providers.onprem.refusals import AccessError, explained
+from clusterctl.providers.onprem.ssh_files import access_config, hops
+from clusterctl.spec.onprem import OnpremHost
+
+PASSWORD = 'it\'s "a" $secret'  # noqa: S105
+
+
+def access(played: Path, password: str | None = None, **hosts: str) -> Access:
+    for name, how in hosts.items():
+        (played / name).write_text(how)
+    machines = {name: OnpremHost(user="rocky", become="sudo") for name in hosts}
+    return Access(machines, played / "config", password=password)
+
+
+def test_what_is_sent_arrives_whole_with_a_password_and_without(played: Path) -> None:
+    data = bytes(range(256)) * 100
+    way = access(played, PASSWORD, a="free", b=PASSWORD)
+    for host in ("a", "b"):
+        assert way.root(host, ("sha256sum",), data) == way.run(host, ("sha256sum",), data)
+        assert way.root(host, ("echo", PASSWORD)) == f"{PASSWORD}\n"
+
+
+@pytest.mark.parametrize(
+    ("how", "password", "code"),
+    [
+        ("other", PASSWORD, "sudo-wrong-password"),
+        (PASSWORD, None, "sudo-password"),
+        ("nobody", PASSWORD, "no-sudo"),
+    ],
+)
+def test_why_root_is_out_of_reach(played: Path, how: str, password: str | None, code: str) -> None:
+    with pytest.raises(AccessError) as caught:
+        access(played, password, a=how).root("a", ("true",))
+    (failure,) = caught.value.failures
+    assert (failure.code, failure.host) == (code, "a")
+    assert failure.fix
+    assert PASSWORD not in f"{caught.value}{failure}"
+
+
+def test_a_command_that_fails_is_no_refusal(played: Path) -> None:
+    with pytest.raises(CommandError) as caught:
+        access(played, a="free").root("a", ("sh", "-c", "echo no >&2; exit 3"))
+    assert caught.value.rc == 3
+
+
+def test_every_host_is_asked_and_each_failure_is_told(played: Path) -> None:
+    way = access(played, a="free", b="nobody", c="free", d=PASSWORD)
+    done, failed = each(list("abcd"), lambda host: way.root(host, ("echo", host)))
+    assert done == {"a": "a\n", "c": "c\n"}
+    with pytest.raises(ProvisionError) as caught:
+        refuse(failed, what="no way in", then="go on")
+    assert [(f.host, f.code) for f in caught.value.failures] == [("b", "no-sudo"), ("d", "sudo-password")]
+    refuse({}, what="", then="")
+
+
+@pytest.mark.parametrize(
+    ("said", "code"),
+    [
+        ("ssh: Could not resolve hostname gpu9: Name or service not known", "unreachable"),
+        ("ssh: connect to host 10.0.0.9 port 22: Connection refused", "unreachable"),
+        ("ssh: connect to host 10.0.0.9 port 22: No route to host", "unreachable"),
+        ("Connection timed out during banner exchange", "unreachable"),
+        ("rocky@10.0.0.9: Permission denied (publickey,password).", "login-refused"),
+        ("Host key verification failed.", "host-key"),
+        ('Load key "/home/a/.ssh/x": error in libcrypto', "key-file"),
+        ("env: 'sudo': No such file or directory", "no-sudo"),
+        ("Sorry, user rocky is not allowed to execute '/usr/bin/true' as root on gpu9.", "no-sudo"),
+        ("sudo: sorry, you must have a tty to run sudo", "sudo-terminal"),
+    ],
+)
+def test_what_ssh_and_sudo_mean(said: str, code: str) -> None:
+    error = explained(f"{said}\n", host="gpu9", user="rocky", address="10.0.0.9")
+    assert error is not None
+    assert error.failures[0].code == code
+    assert "{" not in f"{error.why}{error.fix}"
+
+
+def test_a_changed_key_is_told_with_the_one_that_was_offered() -> None:
+    offered = "SHA256:EpTvcnZJRrZj5lZuSTQ6RxeFRiYGLpCfpTjYgNFnEVU"
+    said = f"@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nsent by the remote host is\n{offered}.\n"
+    error = explained(said + "Host key verification failed.\n", host="a", user="b", address="c")
+    assert error is not None
+    assert f"--accept-host-key {offered}" in error.fix
+
+
+def test_words_that_nobody_knows_are_no_refusal() -> None:
+    assert explained("something else\n", host="a", user="b", address="c") is None
+
+
+def test_ssh_reads_what_the_spec_says(tmp_path: Path) -> None:
+    machines = {
+        "gpu1": OnpremHost(
+            address="10.0.0.1", port=2222, user="rocky", key=str(tmp_path / "a key"), jump=("me@a:23", "b")
+        ),
+        "gpu2": OnpremHost(address="10.0.0.2", port=22),
+    }
+    config = tmp_path / "config"
+    config.write_text(access_config(machines, tmp_path / "known hosts"))
+
+    def of(host: str) -> dict[str, str]:
+        said = subprocess.run(["ssh", "-G", "-F", config, host], capture_output=True, text=True, check=True)
+        return dict(line.partition(" ")[::2] for line in said.stdout.splitlines())
+
+    first, second = hops(machines.values())
+    gpu1, gpu2 = of("gpu1"), of("gpu2")
+    assert (gpu1["hostname"], gpu1["port"], gpu1["user"]) == ("10.0.0.1", "2222", "rocky")
+    assert (gpu1["identityfile"], gpu1["hostkeyalias"]) == (str(tmp_path / "a key"), "gpu1")
+    assert (gpu1["proxyjump"], of(second.alias)["proxyjump"]) == (second.alias, first.alias)
+    assert (of(first.alias)["hostname"], of(first.alias)["user"], of(first.alias)["port"]) == (
+        "a",
+        "me",
+        "23",
+    )
+    assert of(first.alias)["hostkeyalias"] == "[a]:23"
+    assert "proxyjump" not in gpu2
+    for one in (gpu1, gpu2):
+        assert (one["stricthostkeychecking"], one["batchmode"]) == ("true", "yes")
+        assert one["userknownhostsfile"] == str(tmp_path / "known hosts")
+
+
+def test_other_errors_are_told_as_they_are() -> None:
+    def broken(_: str) -> None:
+        raise ClusterctlError("this is broken", why="so", fix="mend it")
+
+    _, failed = each(["a"], broken)
+    with pytest.raises(ProvisionError, match="nothing works: a") as caught:
+        refuse(failed, what="nothing works", then="")
+    assert caught.value.failures[0].cause == "this is broken: so"
