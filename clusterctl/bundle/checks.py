@@ -13,7 +13,7 @@ from clusterctl import __version__
 from clusterctl.assets import payload_hash
 from clusterctl.bundle.archive import BLOCK, Bundle, Place, content, header, named, padded
 from clusterctl.bundle.manifest import PAYLOAD, Entry, Manifest, System
-from clusterctl.bundle.parts import base_digest
+from clusterctl.bundle.parts import base_digest, left_out
 from clusterctl.distributions import distribution_of
 from clusterctl.errors import BundleError, Failure, ProvisionError
 from clusterctl.inventory import ARCHITECTURE
@@ -162,6 +162,7 @@ def misfits(bundle: Bundle, spec: ClusterSpec | None, releases: Collection[str] 
     """What does not fit this clusterctl, the spec, if there is one, or hosts of these releases."""
     manifest = bundle.manifest
     found = list(_of_clusterctl(manifest))
+    found += [Wrong("unfit", key, why) for key, why in (left_out(spec) if spec else {}).items()]
     found += [
         Wrong("unfit", release, f"the bundle has no packages for it, only for {', '.join(manifest.systems)}")
         for release in releases

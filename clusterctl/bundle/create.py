@@ -14,9 +14,10 @@ from clusterctl.bundle import debian, redhat
 from clusterctl.bundle.archive import Bundle, entries_of, open_bundle, write_bundle
 from clusterctl.bundle.manifest import FORMAT, LOCK, PAYLOAD, WHEELS, Manifest, System
 from clusterctl.bundle.packed import Packed, Packer, Say
-from clusterctl.bundle.parts import base_digest, base_lock, lock_path, system_folder
+from clusterctl.bundle.parts import base_digest, base_lock, left_out, lock_path, system_folder
 from clusterctl.configure.payload import pack_payload
 from clusterctl.distributions import Distribution
+from clusterctl.errors import UsageError
 from clusterctl.inventory import ARCHITECTURE
 from clusterctl.lock import WAIT_S, hold
 from clusterctl.mortal import temporary_folder
@@ -44,6 +45,8 @@ def create(wanted: Wanted, out: Path, *, say: Say) -> Bundle:
         MachineError: this machine lacks a tool, or a repository or an index can't be reached.
         UsageError: the requirements can't be met, or packages of a distribution can't be had here.
     """
+    for key, why in left_out(wanted.spec).items():
+        raise UsageError("a bundle can't serve this spec", where=key, why=why, fix="leave it out of the spec")
     with temporary_folder() as folder, _cache_lock(say):
         sources: Sources = {PAYLOAD: pack_payload(folder)}
         systems, versions = {}, {}

@@ -8,8 +8,9 @@ import pytest
 
 from clusterctl.bundle.archive import open_bundle
 from clusterctl.bundle.checks import misfits, refuse
+from clusterctl.bundle.create import Wanted, create
 from clusterctl.bundle.manifest import Manifest
-from clusterctl.errors import BundleError
+from clusterctl.errors import BundleError, UsageError
 from clusterctl.spec import ClusterSpec
 from clusterctl.spec.load import load_spec
 from clusterctl.wheels import content
@@ -97,6 +98,18 @@ def test_requirements_must_be_those_that_it_was_made_for(tmp_path: Path, asking:
     requirements.write_text("attrs>=24\n")
     ((_, why),) = said(path, asking)
     assert "made for other ones" in why
+
+
+@pytest.mark.parametrize(
+    ("software", "key"), [("slurm: openhpc", "software.slurm"), ("apptainer: true", "software.apptainer")]
+)
+def test_what_is_in_no_bundle_is_named(tmp_path: Path, software: str, key: str) -> None:
+    (tmp_path / "more.yaml").write_text(f"{SPEC}software: {{{software}}}\n")
+    spec = load_spec(tmp_path / "more.yaml")
+    assert [what for what, _ in said(a_bundle(tmp_path / "b.tar"), spec)] == [key]
+    with pytest.raises(UsageError, match="can't serve this spec") as caught:
+        create(Wanted(spec, (), {}), tmp_path / "c.tar", say=lambda _: None)
+    assert caught.value.where == key
 
 
 def test_only_misfits_are_told_as_such(tmp_path: Path, spec: ClusterSpec) -> None:
