@@ -112,6 +112,7 @@ def _slurm(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> Var
         "slurmctld_cluster": spec.name,
         "slurmctld_config_src": literal(str(workspace.rendered)),
         **_accounting(spec),
+        "health_config_src": literal(str(workspace.rendered / "health.json")),
         "slurmd_conf_server": inventory.controller.name,
         "slurmd_config_src": literal(str(workspace.rendered)),
         "login_config_src": literal(str(workspace.rendered)),

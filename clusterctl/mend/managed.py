@@ -12,6 +12,7 @@ from clusterctl.distributions import JOB_PROFILE, Distribution
 from clusterctl.inventory import MPI_SSH_FOLDER, Host, Inventory
 from clusterctl.reach import Question
 from clusterctl.slurm.config import TASK_PROLOG
+from clusterctl.slurm.health import HEALTH_PROGRAM, HEALTH_SETTINGS
 from clusterctl.spec import ClusterSpec, GcpProvider, OnpremProvider
 from clusterctl.workspace import Workspace
 
@@ -90,7 +91,7 @@ def _slurms_files(host: Host) -> tuple[str, ...]:
         _MUNGE_KEY,
         *((*_SLURM, _SLURMDBD) if host.leads else ()),
         *(() if host.leads or host.computes else _SLURM[:1]),
-        *((_SLURMD,) if host.computes else ()),
+        *((_SLURMD, HEALTH_PROGRAM, HEALTH_SETTINGS) if host.computes else ()),
     )
 
 

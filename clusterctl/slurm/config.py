@@ -20,6 +20,7 @@ from clusterctl.inventory import (
 from clusterctl.render import render
 from clusterctl.slurm.facts import FACTS_ARGV, NodeFacts, parse_facts
 from clusterctl.slurm.gpus import Gpu
+from clusterctl.slurm.health import HEALTH_PROGRAM, health_file
 from clusterctl.slurm.topology import topology_settings, topology_text
 from clusterctl.spec import ClusterSpec
 from clusterctl.spec.models import ADMIN_USER, PROOF_PARTITION
@@ -52,7 +53,7 @@ class Node:
 
 
 def render_files(spec: ClusterSpec, inventory: Inventory, facts: Mapping[str, NodeFacts]) -> dict[str, str]:
-    """File name -> text, for slurm.conf, gres.conf, cgroup.conf, topology.conf and slurmdbd.conf.
+    """File name -> text: Slurm's files, topology.conf among them, and the settings of the health check.
 
     ``facts`` is keyed by host name; hosts whose cpus and memory are set in the inventory need none.
 
@@ -76,6 +77,7 @@ def render_files(spec: ClusterSpec, inventory: Inventory, facts: Mapping[str, No
         ),
         "topology.conf": topology_text(spec),
         "slurmdbd.conf": render("slurmdbd.conf.j2", settings=_slurmdbd_settings(inventory)),
+        "health.json": health_file(spec, inventory, facts),
     }
 
 
@@ -154,8 +156,16 @@ def _sections(
         },
         "Running": _running(shares=shares, cgroups=inventory.cgroups)
         | ({"TaskProlog": TASK_PROLOG} if inventory.has_job_environment else {}),
-        "Faults": {"ReturnToService": "2", **timeouts(len(nodes))},
+        "Faults": {"ReturnToService": "2", **timeouts(len(nodes)), **_health(spec)},
         "Accounting": _accounting(inventory, nodes, shares=shares),
+    }
+
+
+def _health(spec: ClusterSpec) -> Settings:
+    return {
+        "HealthCheckProgram": HEALTH_PROGRAM,
+        "HealthCheckInterval": str(spec.monitoring.health.interval),
+        "HealthCheckNodeState": "ANY,CYCLE",
     }
 
 

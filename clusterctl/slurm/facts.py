@@ -6,7 +6,7 @@ import re
 from dataclasses import dataclass
 
 from clusterctl.errors import SlurmError
-from clusterctl.slurm.gpus import GPU_SCRIPT, Gpu, driver_fault, parse_gpus
+from clusterctl.slurm.gpus import GPU_SCRIPT, Gpu, count_cards, driver_fault, parse_gpus
 
 _NODE_SCRIPT = r"""
 PATH="$PATH:/usr/sbin:/sbin:/usr/local/bin"
@@ -29,7 +29,8 @@ _PAIR = re.compile(r"(\w+)=(\S+)")
 class NodeFacts:
     """Hardware of one node; ``cpus`` counts threads, ``memory_mib`` is what the kernel sees.
 
-    ``gpu_fault`` is what NVIDIA's driver said instead of showing GPUs.
+    ``cards`` is the number of NVIDIA's, cut into parts or not; ``gpu_fault`` is what their driver said
+    instead of showing any.
     """
 
     cpus: int
@@ -41,6 +42,7 @@ class NodeFacts:
     gpus: tuple[Gpu, ...] = ()
     mpi: tuple[str, ...] = ()
     gpu_fault: str = ""
+    cards: int = 0
 
 
 def has_slurmd(text: str) -> bool:
@@ -68,6 +70,7 @@ def parse_facts(text: str) -> NodeFacts:
             gpus=parse_gpus(sections),
             mpi=tuple(sorted(line.removeprefix("mpi_") for line in sections.get("mpi", "").split())),
             gpu_fault=driver_fault(sections),
+            cards=count_cards(sections),
         )
     except (KeyError, ValueError) as exc:
         raise SlurmError(

@@ -98,6 +98,7 @@ def parse_gpus(sections: Sections) -> tuple[Gpu, ...]:
     """The GPUs that jobs can be given, from the sections that ``GPU_SCRIPT`` printed.
 
     A card that is cut into parts is not given whole; one that is to be cut, and has no parts, is not given.
+    Nor are parts of whose capabilities nothing is known: Slurm takes a device file once only.
     """
     cards = _cards(sections.get("gpus", ""))
     profiles, minors = _profiles(sections.get("mig", "")), dict(_MINOR.findall(sections.get("minors", "")))
@@ -112,8 +113,14 @@ def parse_gpus(sections: Sections) -> tuple[Gpu, ...]:
             at = f"gpu{card.minor if card.minor is not None else index}/gi{part.instance}"
             caps = (minors.get(f"{at}/access"), minors.get(f"{at}/ci{part.compute}/access"))
             known = tuple(int(cap) for cap in caps if cap is not None)
-            found.append(replace(whole, type=profile, caps=known, links="", uuid=uuid))
+            if len(known) == len(caps):
+                found.append(replace(whole, type=profile, caps=known, links="", uuid=uuid))
     return tuple(found)
+
+
+def count_cards(sections: Sections) -> int:
+    """How many cards the driver shows."""
+    return len(_cards(sections.get("gpus", "")))
 
 
 def driver_fault(sections: Sections) -> str:

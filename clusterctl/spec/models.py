@@ -28,6 +28,7 @@ from clusterctl.spec.base import Model
 from clusterctl.spec.finding import INCONSISTENT
 from clusterctl.spec.gcp import GCP_PATTERN_WORDS, GcpProvider, Usd
 from clusterctl.spec.gpus import GPU_TYPE, Gpus
+from clusterctl.spec.health import Health
 from clusterctl.spec.host_range import expand
 from clusterctl.spec.onprem import ONPREM_PATTERN_WORDS, HostRange, OnpremProvider
 from clusterctl.spec.paths import FileName
@@ -294,13 +295,14 @@ class Software(Model):
 
 
 class Monitoring(Model):
-    """The telemetry step that runs beside every job."""
+    """The telemetry step that runs beside every job, and the health of nodes."""
 
     interval: DurationS = Field(
         _INTERVAL_S,
         description="time between two samples of a node",
         json_schema_extra={"default": format_duration(_INTERVAL_S)},
     )
+    health: Health = Field(Health(), description="when a node is sick, and how often it looks")
 
 
 class ClusterSpec(Model):
@@ -319,7 +321,9 @@ class ClusterSpec(Model):
         "slurm", description="who runs the jobs; none: plain mpirun over SSH, one job at a time"
     )
     slurm: SlurmSettings = Field(SlurmSettings(), description="what Slurm gets beyond the defaults")
-    monitoring: Monitoring = Field(Monitoring(), description="the telemetry step that runs beside every job")
+    monitoring: Monitoring = Field(
+        Monitoring(), description="the telemetry step that runs beside every job, and the health of nodes"
+    )
 
     @field_validator("version", mode="before")
     @classmethod

@@ -7,12 +7,14 @@ users' jobs are taken at their slurmd's word and named as not probed; so are tho
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from functools import partial
 
 from clusterctl.assets import payload_hash
 from clusterctl.distributions import JOB_PROFILE
 from clusterctl.inventory import Inventory
 from clusterctl.slurm.client import SlurmClient
+from clusterctl.slurm.health import HEALTH_PROGRAM, HEALTH_REASON
 from clusterctl.spec.models import ADMIN_USER, PROOF_PARTITION
 from clusterctl.transport.base import Result, Transport
 from clusterctl.verify import mpirun
@@ -28,6 +30,7 @@ START_TIMEOUT_S = 30
 PROBE_S = 20
 PROBE_PER_NODE_S = 3  # many local nodes start their ranks on few cores
 CLEAN_UP_S = 20
+HEALTH_S = 60
 _TAKEN = "Requested nodes are busy"  # srun's words when --immediate has run out
 
 
@@ -43,6 +46,8 @@ def verify(inventory: Inventory, to: Connect, *, timeout_s: float = READY_TIMEOU
     probe = partial(_probe, transport=controller)
     for tries_left in (1, 0):
         stand = settle(inventory, SlurmClient(controller), timeout_s=timeout_s)
+        if _look_again(stand.aside, to):
+            stand = settle(inventory, SlurmClient(controller), timeout_s=timeout_s)
         proof = Proof(stand.idle, stand.busy, stand.aside, stand.resumed)
         if not stand.idle:
             return proof
@@ -54,6 +59,15 @@ def verify(inventory: Inventory, to: Connect, *, timeout_s: float = READY_TIMEOU
             raise failed(result, stand.idle, inventory, to, probe, alike=alike)
         return proof
     raise AssertionError("the last try returns")
+
+
+def _look_again(aside: Iterable[Aside], to: Connect) -> bool:
+    """Have nodes that their health check drained look at themselves now; whether one is well, and resumed."""
+    drained = [one.host for one in aside if HEALTH_REASON in one.reason]
+    looks = [
+        to(host).run(["sudo", "-n", HEALTH_PROGRAM], timeout_s=HEALTH_S, check=False) for host in drained
+    ]
+    return any(look.rc == 0 for look in looks)
 
 
 def _probe(hosts: tuple[str, ...], transport: Transport) -> Result:

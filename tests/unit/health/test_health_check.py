@@ -1,0 +1,250 @@
+"""The health check of nodes: the real program, with stand-ins of nvidia-smi, dmesg, chronyc and scontrol."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.assets import asset
+from clusterctl.slurm.facts import NodeFacts
+from clusterctl.slurm.gpus import Gpu
+from clusterctl.slurm.health import health_file
+from tests.support.nvidia import machines
+from tests.unit.slurm_config.test_slurm_config import make_inventory, make_spec
+
+_PROGRAM = asset("ansible") / "roles" / "health" / "files" / "health.py"
+
+# It keeps the node's state and reason in files, and notes what it was told.
+_SCONTROL = """#!/bin/sh
+cd '{folder}' || exit 1
+if [ -e away ]; then echo 'Unable to contact slurm controller' >&2; exit 1; fi
+echo "$@" >>calls
+case "$*" in
+*show*)
+    by='[root@2026-11-20T20:00:00]'
+    echo "NodeName=n1 CoresPerSocket=1 State=$(cat state) ThreadsPerCore=1 Reason=$(cat reason) $by Comment=x"
+    ;;
+*State=DRAIN*)
+    for word in "$@"; do case "$word" in Reason=*) printf %s "${{word#Reason=}}" >reason ;; esac; done
+    echo IDLE+DRAIN >state
+    ;;
+*State=RESUME*) echo IDLE >state; : >reason ;;
+esac
+"""
+
+
+@dataclass
+class Host:
+    """A node, as its check sees it."""
+
+    folder: Path
+
+    def look(self, driver_s: int = 20) -> list[str]:
+        """Run the check; the problems that it names."""
+        text = _PROGRAM.read_text()
+        for name, value in (
+            ("/opt/clusterctl/health.json", self.folder / "health.json"),
+            ("/run/clusterctl-health.json", self.folder / "state.json"),
+            ("/usr/local/sbin:", f"{self.folder}:/usr/local/sbin:"),
+            ("DRIVER_S, SHORT_S = 20", f"DRIVER_S, SHORT_S = {driver_s}"),
+        ):
+            assert name in text
+            text = text.replace(name, str(value))
+        done = subprocess.run(
+            [sys.executable, "-IS", "-c", text], capture_output=True, text=True, check=False, timeout=60
+        )
+        assert not done.stderr, done.stderr
+        assert done.returncode == (1 if done.stdout else 0)
+        return done.stdout.splitlines()
+
+    def becomes(self, machine: machines.Machine) -> None:
+        machines.describe(self.folder / "machine.json", machine)
+
+    def kernel_says(self, *lines: str) -> None:
+        (self.folder / "kernel.log").write_text("".join(f"{line}\n" for line in lines))
+
+    def set(self, **settings: Any) -> None:
+        file = self.folder / "health.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), **settings}))
+
+    def resumed_by_a_person(self) -> None:
+        (self.folder / "state").write_text("IDLE")
+        (self.folder / "reason").write_text("")
+
+    @property
+    def reason(self) -> str:
+        """Why it is drained; "" if it is not."""
+        drained = "DRAIN" in (self.folder / "state").read_text()
+        return (self.folder / "reason").read_text() if drained else ""
+
+    @property
+    def calls(self) -> list[str]:
+        return (self.folder / "calls").read_text().splitlines()
+
+
+def _host(folder: Path, machine: machines.Machine, cards: int = 1) -> Host:
+    machines.install(folder, machine)
+    smi = folder / "nvidia-smi"
+    smi.write_text(smi.read_text().replace("/etc/nvidia-stand-in.json", str(folder / "machine.json")))
+    for name, content in (("state", "IDLE"), ("reason", ""), ("calls", "")):
+        (folder / name).write_text(content)
+    program = folder / "scontrol"
+    program.write_text(_SCONTROL.format(folder=folder))
+    program.chmod(0o755)
+    spec = make_spec({"name": "train", "nodes": 1})
+    inventory = make_inventory(spec)
+    facts = NodeFacts(4, 1, 1, 4, 1, 8000, gpus=tuple(Gpu("x", i) for i in range(cards)), cards=cards)
+    settings = json.loads(health_file(spec, inventory, {host.name: facts for host in inventory.compute}))
+    (folder / "health.json").write_text(json.dumps(next(iter(settings.values()))))
+    host = Host(folder)
+    host.set(disk_free_mib=0)
+    return host
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    """A workstation with an RTX 4070 that is well."""
+    return _host(tmp_path / "host", machines.rtx_4070())
+
+
+def test_a_node_that_is_well_is_left_alone_and_not_asked_about_twice(host: Host) -> None:
+    assert host.look() == []
+    assert host.look() == []
+    assert len(host.calls) == 1
+    assert host.reason == ""
+
+
+_SICK: Mapping[str, tuple[machines.Machine, str]] = {
+    "too hot": (machines.hot(), "GPU 0: 96 C, and 90 are allowed"),
+    "memory errors": (machines.rtx_4070(ecc=3), "GPU 0: 3 memory errors that ECC could not correct"),
+    "narrow link": (machines.rtx_4070(pcie_width=4), "GPU 0: PCIe x4 instead of x16"),
+    "no driver": (machines.no_driver(), "nvidia-smi: NVIDIA-SMI has failed because it couldn't communicate"),
+    "off the bus": (machines.lost(), "nvidia-smi: Unable to determine the device handle for GPU"),
+    "none": ({"gpus": []}, "0 GPUs answer, and not 1"),
+    "forbidden": (machines.rtx_4070(compute_mode="Prohibited"), "GPU 0: its compute mode forbids all work"),
+}
+
+
+@pytest.mark.parametrize("name", _SICK)
+def test_a_sick_node_is_drained_with_the_reason_and_comes_back(host: Host, name: str) -> None:
+    machine, says = _SICK[name]
+    host.becomes(machine)
+    (found,) = host.look()
+    assert found.startswith(says)
+    assert host.reason.startswith(f"clusterctl health: {says}")
+    assert len(host.look()) == 1
+    assert sum("State=DRAIN" in call for call in host.calls) == 1
+    host.becomes(machines.rtx_4070())
+    assert host.look() == []
+    assert host.reason == ""
+
+
+@pytest.mark.parametrize(
+    ("machine", "says"),
+    [
+        (machines.rtx_4070(throttle="0x0000000000000048"), "GPU 0: slowed down (hardware slowdown)"),
+        (machines.rtx_4070(pstate="P0", pcie_gen=2), "GPU 0: PCIe generation 2 instead of 4"),
+    ],
+)
+def test_what_may_pass_counts_when_it_lasts(host: Host, machine: machines.Machine, says: str) -> None:
+    host.becomes(machine)
+    assert host.look() == []
+    assert says in host.look()
+    assert says in host.reason
+
+
+def test_a_gpu_that_sleeps_with_a_slow_link_is_well(host: Host) -> None:
+    host.becomes(machines.rtx_4070(pstate="P8", pcie_gen=1))
+    assert [host.look(), host.look()] == [[], []]
+
+
+def test_a_gpu_that_was_too_hot_must_cool_down_for_good(host: Host) -> None:
+    host.becomes(machines.hot())
+    host.look()
+    host.becomes(machines.rtx_4070(temperature=88))
+    assert host.look()
+    assert host.reason
+    host.becomes(machines.rtx_4070(temperature=85))
+    assert host.look() == []
+    assert host.reason == ""
+
+
+def test_a_grave_xid_is_a_reason_and_a_programs_own_is_none(host: Host) -> None:
+    host.kernel_says("[    1.000000] NVRM: loading NVIDIA UNIX", machines.xid(31), machines.xid(13))
+    assert host.look() == []
+    host.kernel_says(machines.xid(31), machines.xid(79, 2000.0))
+    assert host.look() == ["XID 79 at PCI:0000:10:00 in the kernel's log"]
+    assert host.look()
+
+
+def test_what_a_person_resumed_knowing_the_xid_stays_in_service_until_the_next(host: Host) -> None:
+    host.look()
+    host.kernel_says(machines.xid(79))
+    host.look()
+    host.resumed_by_a_person()
+    assert [host.look(), host.look(), host.reason] == [[], [], ""]
+    host.kernel_says(machines.xid(79), machines.xid(94, 5000.0))
+    assert host.look() == ["XID 94 at PCI:0000:10:00 in the kernel's log"]
+    assert host.reason
+
+
+def test_what_somebody_else_drained_is_theirs(host: Host) -> None:
+    (host.folder / "state").write_text("IDLE+DRAIN")
+    (host.folder / "reason").write_text("new fans")
+    host.becomes(machines.hot())
+    assert host.look()
+    assert host.reason == "new fans"
+    host.becomes(machines.rtx_4070())
+    assert host.look() == []
+    assert host.reason == "new fans"
+
+
+def test_a_controller_that_is_away_is_asked_again(host: Host) -> None:
+    (host.folder / "away").touch()
+    host.becomes(machines.hot())
+    assert host.look()
+    assert host.reason == ""
+    (host.folder / "away").unlink()
+    host.look()
+    assert "96 C" in host.reason
+
+
+def test_a_driver_that_hangs_is_not_waited_for_nor_asked_again(host: Host) -> None:
+    host.becomes({**machines.rtx_4070(), "hangs_s": 50})
+    assert host.look(driver_s=1) == ["nvidia-smi did not end within 1 s"]
+    assert "nvidia-smi did not end" in host.reason
+    state = host.folder / "state.json"
+    state.write_text(json.dumps({**json.loads(state.read_text()), "stuck": os.getpid()}))
+    host.becomes(machines.rtx_4070())
+    assert host.look() == ["nvidia-smi still hangs: the driver does not answer"]
+
+
+def test_a_full_disk_and_a_clock_that_is_off(host: Host) -> None:
+    host.set(disk_free_mib=1 << 40, disks=["/", "/tmp/..", "/no/such"])
+    (found,) = host.look()
+    assert found.startswith("/ has ")
+    host.set(disk_free_mib=0)
+    chronyc = host.folder / "chronyc"
+    chronyc.write_text(
+        "#!/bin/sh\necho 0A000001,10.0.0.1,3,1763668800.1,-61.5,0.1,0.2,-1.0,0.0,0.1,0.0,0.0,64.0,Normal\n"
+    )
+    chronyc.chmod(0o755)
+    assert host.look() == ["the clock is off by 61.5 s"]
+
+
+def test_eight_cards_two_in_parts(tmp_path: Path) -> None:
+    host = _host(tmp_path / "node", machines.h100_node(parts=2), cards=8)
+    host.set(gpus={"cards": 8, "parts": 4})
+    assert host.look() == []
+    host.becomes(machines.h100_node(parts=1))
+    assert host.look() == ["2 MIG devices, and not 4"]
+    host.becomes({"gpus": machines.h100_node(parts=2)["gpus"][:7]})
+    assert host.look()[0] == "7 GPUs answer, and not 8"
