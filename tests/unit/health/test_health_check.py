@@ -36,7 +36,7 @@ case "$*" in
     for word in "$@"; do case "$word" in Reason=*) printf %s "${{word#Reason=}}" >reason ;; esac; done
     echo IDLE+DRAIN >state
     ;;
-*State=RESUME*) echo IDLE >state; : >reason ;;
+*State=UNDRAIN*) echo IDLE >state; : >reason ;;
 esac
 """
 
