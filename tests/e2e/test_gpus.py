@@ -115,7 +115,7 @@ def test_a_sick_node_is_drained_with_the_reason_and_comes_back(gpus: Cluster) ->
     up = gpus.json("up", "--yes")
     assert any("GPU 0: 97 C" in note for note in up["notes"])
     _becomes(gpus, _node(gpus), _two_t4())
-    assert _wait(gpus, lambda said: said.startswith("idle")).startswith("idle none")
+    assert _wait(gpus, lambda said: said.startswith("idle ")).startswith("idle none")
 
 
 def test_up_sees_at_once_that_a_node_is_well_again(gpus: Cluster) -> None:

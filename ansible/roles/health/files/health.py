@@ -262,7 +262,6 @@ def act(problems: list[Problem], state: State, name: str) -> None:
             problems[:] = [one for one in problems if not one.text.startswith("XID ")]
     reason = (PREFIX + "; ".join(one.text for one in problems))[:LONGEST_REASON]
     if not problems:
-        # RESUME would have slurmctld doubt that the node answers, until it happens to ask it again.
         state.drained = node.ours and not node.update("State=UNDRAIN")
     elif not node.drained or (node.ours and shape(node.reason) != shape(reason)):
         state.drained, state.drained_xid = node.update("State=DRAIN", f"Reason={reason}"), state.xid
