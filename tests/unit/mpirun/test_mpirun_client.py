@@ -1,0 +1,178 @@
+"""Jobs without a scheduler: states, ids and refusals, by what hosts say."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+
+from clusterctl.errors import SchedulerError, UnreachableError, UsageError
+from clusterctl.inventory import COMPUTE, CONTROLLER, Host, Inventory
+from clusterctl.mpirun.client import BusyError, MpirunClient
+from clusterctl.mpirun.job import Start
+from clusterctl.scheduler.base import Clock
+from clusterctl.transport.scripted import ScriptedTransport, Step
+
+START = Start("abc", "train", "/shared/home/ada/j", "job.mpirun", "train", ("d-train-1",), 60)
+ASKED = ("sudo", "-n", "/usr/bin/python3", "...")
+INVENTORY = Inventory(
+    cluster="d",
+    cluster_id="1",
+    provider="local",
+    hosts=(
+        Host(name="d-ctl", address="10.0.0.2", roles=(CONTROLLER,), host_key="k"),
+        *(
+            Host(
+                name=f"d-train-{i}",
+                address=f"10.0.0.{2 + i}",
+                roles=(COMPUTE,),
+                partition="train",
+                host_key="k",
+            )
+            for i in (1, 2)
+        ),
+    ),
+    network="10.0.0.0/24",
+    shared="/shared",
+    scheduler="none",
+    job_user="ada",
+    baked=True,
+)
+
+
+def noted(
+    job_id: str = "m1", *, end: dict[str, Any] | None = None, cancelled: bool = False
+) -> dict[str, Any]:
+    return {
+        "id": job_id, "token": "abc", "name": "train", "folder": "/shared/home/ada/j", "partition": "train",
+        "nodes": ["d-train-1"], "time": 1000, "end": end, "cancelled": cancelled,
+    }  # fmt: skip
+
+
+def ended(result: str, code: str = "exited", status: str = "0") -> dict[str, Any]:
+    return {"result": result, "code": code, "status": status, "time": 1010}
+
+
+def client(**steps: list[Step]) -> tuple[MpirunClient, dict[str, ScriptedTransport]]:
+    """``ctl`` and ``one``: what the controller and the first node are asked."""
+    hosts = {
+        "d-ctl": ScriptedTransport(steps.get("ctl", [])),
+        "d-train-1": ScriptedTransport(steps.get("one", [])),
+    }
+    clock = Clock(lambda: 100.0, lambda _: None)
+    return MpirunClient(INVENTORY, "ada", hosts["d-ctl"], hosts.__getitem__, clock, 0.0), hosts
+
+
+def said(**answer: Any) -> Step:
+    return Step(ASKED, json.dumps(answer))
+
+
+@pytest.mark.parametrize(
+    ("end", "cancelled", "state", "exit_code", "signal"),
+    [
+        (ended("success"), False, "COMPLETED", 0, 0),
+        (ended("success"), True, "COMPLETED", 0, 0),
+        (ended("exit-code", status="7"), False, "FAILED", 7, 0),
+        (ended("signal", "killed", "SEGV"), False, "FAILED", 0, 11),
+        (ended("timeout", "killed", "TERM"), False, "TIMEOUT", 0, 15),
+        (ended("exit-code", status="143"), True, "CANCELLED", 143, 0),
+        (ended("timeout", "killed", "KILL"), True, "CANCELLED", 0, 9),
+        (ended("oom-kill", "killed", "KILL"), False, "OUT_OF_MEMORY", 0, 9),
+        (ended("lost", "", ""), False, "NODE_FAIL", 0, 0),
+        (ended("shutdown", "killed", "TERM"), False, "NODE_FAIL", 0, 15),
+        (ended("start", "", ""), False, "BOOT_FAIL", 0, 0),
+        (ended("protocol"), False, "FAILED", 0, 0),
+    ],
+)
+def test_how_a_unit_ended_is_a_state(end, cancelled, state, exit_code, signal):
+    mpirun, _ = client(ctl=[said(jobs=[noted(end=end, cancelled=cancelled)])])
+    (job,) = mpirun.own_jobs()
+    assert (job.id, job.whole_id, job.state.value) == ("m1", "m1", state)
+    assert (job.exit_code, job.signal, job.start_time, job.end_time) == (exit_code, signal, 1000, 1010)
+    assert job.comment == "clusterctl:abc"
+
+
+@pytest.mark.parametrize(("cancelled", "state"), [(False, "RUNNING"), (True, "COMPLETING")])
+def test_of_a_job_that_goes_on_its_first_node_is_asked(cancelled, state):
+    going = noted(cancelled=cancelled)
+    mpirun, hosts = client(ctl=[said(jobs=[going])], one=[said(jobs=[going])])
+    (job,) = mpirun.own_jobs()
+    assert (job.state.value, job.exit_code, job.ended) == (state, None, False)
+    asked = json.loads(hosts["d-train-1"].calls[0].argv[-1])
+    assert asked == {"user": "ada", "do": "settle", "ids": ["m1"]}
+
+
+def test_what_the_first_node_knows_counts():
+    mpirun, _ = client(ctl=[said(jobs=[noted()])], one=[said(jobs=[noted(end=ended("lost", "", ""))])])
+    (job,) = mpirun.jobs(["m1"])
+    assert (job.state.value, job.reason) == ("NODE_FAIL", "its first node was restarted, or lost it")
+
+
+def test_a_first_node_that_is_away_is_said_and_not_asked_again_at_once():
+    away = Step(ASKED, error=UnreachableError("no route"))
+    mpirun, hosts = client(ctl=[said(jobs=[noted()])] * 2, one=[away])
+    for _ in range(2):
+        (job,) = mpirun.own_jobs()
+        assert (job.state.value, job.reason) == ("RUNNING", "d-train-1 does not answer")
+    assert len(hosts["d-train-1"].calls) == 1
+
+
+def test_a_second_job_is_refused_with_who_runs_and_since_when():
+    mpirun, hosts = client(ctl=[said(jobs=[noted()])], one=[said(jobs=[noted()])])
+    with pytest.raises(BusyError, match=r"job m1 \(train\) runs already") as caught:
+        mpirun.submit(START)
+    assert caught.value.why.startswith("ada has it since 1970-01-01 ")
+    assert "clusterctl cancel m1" in caught.value.fix
+    assert [json.loads(call.argv[-1])["do"] for call in hosts["d-train-1"].calls] == ["settle"]
+
+
+def test_who_was_faster_is_named_too():
+    mpirun, _ = client(ctl=[said(jobs=[])], one=[said(busy=noted("m4"))])
+    with pytest.raises(BusyError, match="job m4"):
+        mpirun.submit(START)
+
+
+def test_a_job_starts_on_the_first_of_its_nodes():
+    mpirun, hosts = client(ctl=[said(jobs=[])], one=[said(id="m1")])
+    assert mpirun.submit(START) == "m1"
+    asked = json.loads(hosts["d-train-1"].calls[0].argv[-1])
+    assert (asked["do"], asked["script"], asked["limit_s"]) == ("submit", "job.mpirun", 60)
+    assert set(asked["job"]) == {"token", "name", "folder", "partition", "nodes"}
+
+
+def test_what_systemd_says_against_a_start_is_told():
+    mpirun, _ = client(ctl=[said(jobs=[])], one=[said(failed="Failed to start transient service unit")])
+    with pytest.raises(SchedulerError, match="could not start the job") as caught:
+        mpirun.submit(START)
+    assert caught.value.why == "Failed to start transient service unit"
+
+
+@pytest.mark.parametrize("bad", ["1", "m0", "m", "m1_2", "M1", "m01", "m1; reboot", ""])
+def test_ids_that_are_none(bad):
+    with pytest.raises(UsageError, match="is not a job id"):
+        client()[0].jobs([bad])
+
+
+def test_an_id_that_nobody_knows():
+    mpirun, _ = client(ctl=[said(jobs=[noted(end=ended("success"))])])
+    assert mpirun.jobs(["m2"]) == ()
+    assert str(mpirun.unknown(["m2"])).startswith("there is no job m2")
+
+
+@pytest.mark.parametrize(
+    "job", [{"id": "m1"}, {**noted(), "end": {"result": "success"}}, {**noted(), "id": "x"}]
+)
+def test_records_that_make_no_sense_are_an_error(job):
+    with pytest.raises(SchedulerError, match="makes no sense"):
+        client(ctl=[said(jobs=[job])])[0].own_jobs()
+
+
+def test_nodes_are_idle_allocated_or_down():
+    hardware = Step(("sh", "-c", "..."), "8\n16384000\n")
+    going = noted()
+    mpirun, hosts = client(ctl=[said(jobs=[going])], one=[said(jobs=[going]), hardware])
+    hosts["d-train-2"] = ScriptedTransport([Step(("sh", "-c", "..."), error=UnreachableError("no route"))])
+    one, two = mpirun.nodes()
+    assert (one.state, one.usable, one.cpus, one.memory_mib) == ("ALLOCATED", True, 8, 16000)
+    assert (two.state, two.usable, two.reason) == ("DOWN", False, "it does not answer")

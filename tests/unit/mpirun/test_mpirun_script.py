@@ -1,0 +1,140 @@
+"""The script of a job without a scheduler: run with bash, with mpirun and ssh played by what they say."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.errors import UsageError
+from clusterctl.jobs.mpirun_script import render_mpirun_script, taken
+from clusterctl.spec import ClusterSpec, JobSpec
+
+SPEC = ClusterSpec.model_validate(
+    {
+        "version": 1,
+        "name": "d",
+        "partitions": [{"name": "train", "nodes": 2, "max_time": "1h"}, {"name": "big", "nodes": 4}],
+        "users": [{"name": "ada", "uid": 10000}],
+        "scheduler": "none",
+    }
+)
+
+
+def train(**fields: Any) -> JobSpec:
+    return JobSpec(name="train", bundled="train", **fields)
+
+
+def text(job: JobSpec) -> str:
+    return render_mpirun_script(SPEC, job, payload_hash="0123")
+
+
+def own(folder: Path, name: str, content: str, **fields: Any) -> JobSpec:
+    (folder / name).write_text(content)
+    return JobSpec(name="j", script=folder / name, **fields)
+
+
+def run(folder: Path, job: JobSpec) -> subprocess.CompletedProcess[str]:
+    """Run the script in ``folder``; mpirun runs its last words, as one rank would."""
+    tools = folder / "tools"
+    tools.mkdir()
+    (tools / "mpirun").write_text('#!/bin/bash\nwhile [[ $1 != bash ]]; do shift; done\n"$@"\n')
+    (tools / "mpirun").chmod(0o755)
+    env = {**os.environ, "PATH": f"{tools}:{os.environ['PATH']}", "OMPI_COMM_WORLD_LOCAL_SIZE": "1"}
+    argv = ["bash", "-c", text(job)]
+    return subprocess.run(argv, cwd=folder, env=env, capture_output=True, text=True, timeout=60, check=False)
+
+
+def test_it_is_bash() -> None:
+    for job in (train(nodes=2), train(nodes=2, tasks_per_node=3, cpus=2, env={"A": "it's"})):
+        subprocess.run(["bash", "-n"], input=text(job), text=True, check=True)
+
+
+def test_ranks_are_started_with_the_rendered_hostfile(tmp_path: Path) -> None:
+    job = own(tmp_path, "rank.sh", "true", nodes=2, tasks_per_node=3, cpus=2)
+    assert run(tmp_path, job).returncode == 0
+    assert (tmp_path / "hostfile").read_text() == "d-train-1 slots=3\nd-train-2 slots=3\n"
+    said = text(train(nodes=2, tasks_per_node=3, cpus=2, env={"A": "1"}))
+    assert "mpirun -np 6 --hostfile hostfile --map-by ppr:3:node:PE=2 -x PATH " in said
+    assert " -x A " in said
+    assert "OMP_NUM_THREADS:-2" in said
+
+
+def test_its_exit_status_is_the_jobs(tmp_path: Path) -> None:
+    job = own(tmp_path, "leaves.sh", 'echo "$A in $PWD"; exit 7', env={"A": "x $y"})
+    done = run(tmp_path, job)
+    assert (done.returncode, done.stdout, done.stderr) == (7, f"x $y in {tmp_path}\n", "")
+
+
+def test_an_mpirun_of_the_scripts_own_takes_the_jobs_nodes(tmp_path: Path) -> None:
+    job = own(tmp_path, "own.sh", 'cat "$OMPI_MCA_orte_default_hostfile"', nodes=2)
+    assert run(tmp_path, job).stdout == "d-train-1 slots=1\nd-train-2 slots=1\n"
+
+
+@pytest.mark.parametrize(
+    ("words", "flag"),
+    [
+        ({"qos": "urgent"}, "--qos"),
+        ({"account": "lab"}, "--account"),
+        ({"constraint": "a"}, "--constraint"),
+        ({"array": "1-3"}, "--array"),
+        ({"requeue": True}, "--requeue"),
+        ({"signal": "USR1@60"}, "--signal"),
+        ({"mem": "1GiB"}, "--mem"),
+        ({"gpus": 1}, "--gpus"),
+        ({"launcher": "srun"}, "--launcher srun"),
+    ],
+)
+def test_what_only_slurm_can_do_is_refused_by_name(words, flag) -> None:
+    with pytest.raises(UsageError) as caught:
+        text(train(**words))
+    assert caught.value.what.endswith(f"can't have {flag}")
+
+
+def test_several_are_named_together() -> None:
+    with pytest.raises(UsageError, match="--qos, --array"):
+        text(train(qos="urgent", array="1-3"))
+
+
+def test_lines_for_slurm_are_refused(tmp_path: Path) -> None:
+    with pytest.raises(UsageError, match="asks Slurm") as caught:
+        text(own(tmp_path, "s.sh", "#!/bin/bash\n#SBATCH --nodes=2\ntrue\n"))
+    assert "#SBATCH --nodes=2" in caught.value.why
+
+
+def test_nodes_and_time_are_those_of_the_partition() -> None:
+    got = taken(SPEC, train(nodes=2))
+    assert (got.partition, got.nodes, got.limit_s) == ("train", ("d-train-1", "d-train-2"), 3600)
+    assert taken(SPEC, train(partition="big", nodes=3)).nodes == ("d-big-1", "d-big-2", "d-big-3")
+    assert taken(SPEC, train(partition="big")).limit_s == 0
+    assert taken(SPEC, train(time="10m")).limit_s == 600
+    with pytest.raises(UsageError, match="can't have 2h"):
+        taken(SPEC, train(time="2h"))
+    with pytest.raises(UsageError, match="can't have 3 nodes"):
+        taken(SPEC, train(nodes=3))
+    with pytest.raises(UsageError, match="no partition 'x'"):
+        taken(SPEC, train(partition="x"))
+
+
+def gpu(tmp_path: Path, rank: int, size: int, **more: str) -> str:
+    """What a rank finds in CUDA_VISIBLE_DEVICES on a node with two GPUs."""
+    from clusterctl.jobs.mpirun_script import _RANK  # noqa: PLC0415
+
+    for index in range(2):
+        (tmp_path / f"nvidia{index}").touch()
+    program = _RANK.replace("/dev/nvidia", f"{tmp_path}/nvidia")
+    base = {name: value for name, value in os.environ.items() if name != "CUDA_VISIBLE_DEVICES"}
+    env = {**base, "OMPI_COMM_WORLD_LOCAL_RANK": str(rank), "OMPI_COMM_WORLD_LOCAL_SIZE": str(size), **more}
+    argv = ["bash", "-c", program, "rank", "sh", "-c", "echo ${CUDA_VISIBLE_DEVICES-unset}"]
+    return subprocess.run(
+        argv, env=env, capture_output=True, text=True, check=True, timeout=60
+    ).stdout.strip()
+
+
+def test_ranks_that_share_a_node_get_a_gpu_each_in_turn(tmp_path: Path) -> None:
+    assert [gpu(tmp_path, rank, 3) for rank in range(3)] == ["0", "1", "0"]
+    assert gpu(tmp_path, 0, 1) == "unset"  # a rank alone has all of them
+    assert gpu(tmp_path, 1, 2, CUDA_VISIBLE_DEVICES="") == ""  # the job's own choice stays
