@@ -1,0 +1,112 @@
+"""Machines of one's own whose shared folder really crosses hosts, and the same machines without any.
+
+The folder is one host's own, seen by the others through sshfs: the kernel that runs the tests has no NFS.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.support.cluster import Cluster
+from tests.support.lab import Lab, lab
+from tests.support.verbs import Clusterctl
+
+FOLDER = "/srv/cluster"
+USER, UID = "hpc", 10000
+HOME = f"{FOLDER}/home/{USER}"
+# Each node writes a file under its own name, and looks for those of the others.
+JOB = """\
+#!/bin/bash
+#SBATCH --nodes=2 --ntasks-per-node=1
+srun bash -c 'cat given.txt; echo "made on $SLURMD_NODENAME" >"by-$SLURMD_NODENAME.txt"'
+srun bash -c 'echo $SLURMD_NODENAME sees by-*.txt'
+"""
+WORDS = "-o allow_other,default_permissions,cache=no,IdentityFile=/root/key"
+
+
+@pytest.fixture(scope="module")
+def machines(no_residue: None) -> Iterator[Lab]:
+    with lab("debian", 3, internet=True, options=["--bind=/dev/fuse"]) as one:
+        first, *others = one.hosts
+        for host in one.hosts:  # as in many a lab, the people's accounts are there already
+            host.inside.sh(
+                f"groupadd -g {UID} {USER}; useradd -d {HOME} -u {UID} -g {UID} -s /bin/bash {USER}"
+            )
+            host.inside.sh(f"install -d {FOLDER}/home; install -d -m 755 -o {USER} -g {USER} {HOME}")
+        first.inside.sh(f"install -d -m 700 -o {USER} -g {USER} {HOME}/.ssh")
+        for host in others:
+            host.inside.sh("apt-get -q update >/dev/null; apt-get -q -y install sshfs >/dev/null")
+            key = host.inside.sh("ssh-keygen -q -t ed25519 -N '' -f /root/key; cat /root/key.pub").strip()
+            first.inside.sh(f"echo '{key}' >>{HOME}/.ssh/authorized_keys; chown -R {USER}: {HOME}/.ssh")
+            host.inside.sh(f"echo '{first.address} {first.host_key}' >/etc/ssh/ssh_known_hosts")
+            mount = f"sshfs {WORDS} {USER}@{first.address}:{FOLDER} {FOLDER}"
+            host.inside.sh(f"systemd-run --quiet --unit=cluster-folder --property=Type=forking {mount}")
+            assert host.inside.sh(f"stat -f -c %T {FOLDER}").strip() == "fuseblk"
+        yield one
+
+
+def write_spec(cluster: Cluster, machines: Lab, kind: str) -> None:
+    shared = {"kind": kind, "path": FOLDER}
+    users = [{"name": USER, "uid": UID}]
+    cluster.spec.write_text(machines.spec(cluster.name, provider={"shared": shared}, users=users))
+
+
+@pytest.fixture(scope="module")
+def mine(
+    machines: Lab, cluster_name: str, clusterctl_home: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Cluster:
+    cwd = tmp_path_factory.mktemp("folders")
+    one = Cluster(cluster_name, cwd / "cluster.yaml", Clusterctl(clusterctl_home, cwd), {})
+    write_spec(one, machines, "existing")
+    return one
+
+
+def raised(cluster: Cluster) -> dict[str, Any]:
+    """What `up` says; packages come through a proxy, which takes its time."""
+    return dict(cluster("-o", "json", "up", "--yes", timeout_s=580).json)
+
+
+def ran(cluster: Cluster) -> tuple[Path, set[str]]:
+    """The run of JOB on both nodes, and the lines that it wrote."""
+    folder = cluster.runner.cwd / "job"
+    folder.mkdir(exist_ok=True)
+    (folder / "given.txt").write_text("given\n")
+    (folder / "job.sh").write_text(JOB)
+    job = cluster.json("submit", folder / "job.sh", "--wait")
+    run = cluster.run_of(job["job_id"])
+    return run, set((run / "stdout.log").read_text().splitlines())
+
+
+def test_a_folder_that_crosses_hosts(mine: Cluster) -> None:
+    assert raised(mine)["probed"] == ["node2", "node3"]
+    run, lines = ran(mine)
+    both = "by-node2.txt by-node3.txt"
+    assert lines == {"given", f"node2 sees {both}", f"node3 sees {both}"}
+    assert {path.name for path in run.glob("by-*")} == {"by-node2.txt", "by-node3.txt"}
+
+
+def test_a_folder_that_is_not_the_same_on_one_host_is_named(mine: Cluster, machines: Lab) -> None:
+    machines.host("node3").inside.sh(f"umount {FOLDER}")
+    failed = mine("up", "--yes", rc=1)
+    assert f"{FOLDER} on node3 is not the folder that node1 has there" in failed.stderr
+    assert "node2" not in failed.stderr.partition("why:")[2]
+
+
+def test_without_any_shared_folder(mine: Cluster, machines: Lab) -> None:
+    machines.host("node2").inside.sh(f"umount {FOLDER}")
+    write_spec(mine, machines, "none")
+    assert raised(mine)["probed"] == ["node2", "node3"]
+    run, lines = ran(mine)
+    assert lines == {"given", "node2 sees by-node2.txt", "node3 sees by-node3.txt"}
+    found = {path.name: path.read_text() for path in run.glob("by-*")}
+    assert found == {f"by-{node}.txt": f"made on {node}\n" for node in ("node2", "node3")}
+    assert {path.stem for path in run.glob("telemetry/*.jsonl")} == {"node2", "node3"}
+
+
+def test_down_leaves_the_peoples_files(mine: Cluster, machines: Lab) -> None:
+    mine("down", "--yes")
+    assert machines.host("node1").inside.sh(f"stat -c %U {HOME}").strip() == USER
