@@ -172,7 +172,7 @@ def up(
         _build_environment(environment, spec, inventory, workspace, run)
 
         with run.phase("verify") as (step, _):
-            proof = verify(_concerned(inventory, limit), connections.to)
+            proof = verify(inventory, connections.to, only=_concerned(inventory, limit))
             run.has_mended(Mended(host, f"was {was}", "resumed") for host, was in proof.resumed.items())
             step.note = f"MPI across {len(proof.probed)} of {len(inventory.compute)} nodes"
             run.notes += _unprobed(proof)
@@ -180,12 +180,12 @@ def up(
     return Up(inventory, proof, tuple(run.phases), tuple(run.notes), tuple(run.mended))
 
 
-def _concerned(inventory: Inventory, limit: Collection[str]) -> Inventory:
-    """The hosts that are to be proven: a sick one elsewhere is not what was asked about."""
+def _concerned(inventory: Inventory, limit: Collection[str]) -> tuple[str, ...]:
+    """The nodes that are to be proven: a sick one elsewhere is not what was asked about."""
     if not limit:
-        return inventory
-    hosts = tuple(host for host in inventory.hosts if host.leads or host.name in limit)
-    return inventory.model_copy(update={"hosts": hosts})
+        return ()
+    lead = inventory.controller.name
+    return (lead, *(host.name for host in inventory.compute if host.name in limit and host.name != lead))
 
 
 def _unprobed(proof: Proof) -> tuple[str, ...]:

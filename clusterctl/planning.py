@@ -16,12 +16,13 @@ from pathlib import Path
 from clusterctl import jobs, mend, verify
 from clusterctl.access import admins_scheduler, inventory_of, spec_as_raised
 from clusterctl.change import Foreseen, foresee, refuse_taken_uids
-from clusterctl.errors import MachineError, SchedulerError, TransportError, UsageError
+from clusterctl.configure import Foretold
+from clusterctl.errors import ConfigureError, MachineError, SchedulerError, TransportError, UsageError
 from clusterctl.inventory import Inventory
 from clusterctl.mortal import temporary_folder
 from clusterctl.providers.base import Planned, Provider
 from clusterctl.reach import reach
-from clusterctl.spec import ClusterSpec
+from clusterctl.spec import ClusterSpec, OnpremProvider
 from clusterctl.spec.differences import Difference, differences
 from clusterctl.telling import Say
 from clusterctl.transport.connections import Connections
@@ -47,13 +48,17 @@ class Drift:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """What `up` would do. ``notes`` change nothing; the user should know them all the same."""
+    """What `up` would do. ``notes`` change nothing; the user should know them all the same.
+
+    ``tasks`` is what configuring would change on machines of the user's own.
+    """
 
     hosts: Planned
     jobs: Foreseen = field(default_factory=Foreseen)
     settings: tuple[Difference, ...] = ()
     drift: tuple[Drift, ...] = ()
     notes: tuple[str, ...] = ()
+    tasks: tuple[Foretold, ...] = ()
 
     @property
     def is_empty(self) -> bool:
@@ -85,7 +90,12 @@ def plan(spec: ClusterSpec, workspace: Workspace, provider: Provider, *, say: Sa
         notes += tuple(_of_check(spec, provider))
         notes += tuple(_of_users(spec, found, connections, copy))
         drift = tuple(_drift(spec, workspace, found, connections, say))
-        return replace(found, drift=drift, notes=notes)
+        found = replace(found, drift=drift, notes=notes)
+        return (
+            found
+            if found.is_empty
+            else _with_tasks(found, spec, workspace, copy=copy, connections=connections, say=say)
+        )
 
 
 def ahead(
@@ -227,6 +237,37 @@ def _of_users(
         return  # it lies still; the look at the hosts says so
     except UsageError as exc:
         yield f"`up` refuses this: {exc.what}; {exc.why}"
+
+
+def _with_tasks(
+    found: Plan,
+    spec: ClusterSpec,
+    workspace: Workspace,
+    *,
+    copy: Workspace,
+    connections: Connections,
+    say: Say,
+) -> Plan:
+    """The plan, with what configuring would change on hosts of somebody's own that are part of it already.
+
+    On those that are new, everything is: what is there is noted first, and given back by `down`.
+    """
+    before = _before(workspace)
+    if before is None or not isinstance(spec.provider, OnpremProvider):
+        return found
+    staying = {host.name for host in found.hosts.hosts if host.action in {"keep", "change"} and not host.off}
+    if away := [host.name for host in before.hosts if host.name not in staying]:
+        return replace(found, notes=(*found.notes, f"no look ahead, task by task, without {', '.join(away)}"))
+    say("asking Ansible what it would change")
+    for secret in (workspace.munge_key, workspace.key):
+        (copy.root / secret.name).symlink_to(secret)
+    try:
+        views = reach(mend.questions(spec, before, workspace), connections.to, timeout_s=PATIENCE_S)
+        tasks, failures = mend.outlook(spec, before, copy, views)
+    except (ConfigureError, TransportError) as exc:
+        return replace(found, notes=(*found.notes, f"what tasks would change can't be told: {exc.what}"))
+    told = (f"{f.host}: what comes after {f.phase} can't be told: {f.cause}" for f in failures)
+    return replace(found, tasks=tasks, notes=(*found.notes, *told))
 
 
 @contextmanager

@@ -58,6 +58,7 @@ def hands(screen: Screen, *, ask_password: bool, accepted: Sequence[str] | None 
         confirm=_confirming(screen),
         accepted=tuple(accepted or ()),
         password=_password() if ask_password else None,
+        told=screen.note,
     )
 
 

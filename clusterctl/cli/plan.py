@@ -28,17 +28,27 @@ def plan(
     screen: Screen,
     options: Options,
     check: Annotated[bool, typer.Option("--check", help="Exit 3 if `up` would change anything.")] = False,
+    diff: Annotated[
+        bool, typer.Option("--diff", help="Show the lines that would change on machines of your own.")
+    ] = False,
     ask_become_pass: AskBecomePass = False,
 ) -> int:
     """Show what `up` would do, what it costs, whose jobs end.
 
     It only looks: it compares the spec with the cluster as it was raised, and with its live hosts.
     """
-    return show_plan(screen, spec_of(screen, options), check=check, ask_become_pass=ask_become_pass)
+    return show_plan(
+        screen, spec_of(screen, options), check=check, diff=diff, ask_become_pass=ask_become_pass
+    )
 
 
 def show_plan(
-    screen: Screen, spec: ClusterSpec, *, check: bool = False, ask_become_pass: bool = False
+    screen: Screen,
+    spec: ClusterSpec,
+    *,
+    check: bool = False,
+    diff: bool = False,
+    ask_become_pass: bool = False,
 ) -> int:
     """Plan and show it; the exit code."""
     from clusterctl import lifecycle, planning
@@ -47,7 +57,10 @@ def show_plan(
     provider = lifecycle.provider_of(spec.provider, looking_hands(ask_password=ask_become_pass))
     with screen.working("looking"):
         found = planning.plan(spec, Workspace.of(spec.name), provider, say=lambda _: None)
-    screen.result(as_dict(spec, found), text(screen, spec, found))
+    shown = text(screen, spec, found)
+    if diff:
+        shown = "\n".join([shown, *(f"\n{task}\n{task.diff}" for task in found.tasks if task.diff)])
+    screen.result(as_dict(spec, found), shown)
     return CHANGES if check and not found.is_empty else 0
 
 
@@ -100,6 +113,7 @@ def as_dict(spec: ClusterSpec, found: Plan) -> dict[str, Any]:
         "harms_unknown": found.jobs.unknown,
         "cost": _cost_dict(found.hosts),
         "notes": found.notes,
+        "tasks": [{"host": one.host, "task": one.task, "diff": one.diff} for one in found.tasks],
     }
 
 
@@ -152,6 +166,7 @@ def _parts(screen: Screen, spec: ClusterSpec, found: Plan) -> Iterator[str]:
         ("besides:", found.hosts.other),
         ("settings:", found.settings),
         ("to be mended:", found.drift),
+        ("tasks that would change a host:", found.tasks),
         ("jobs that this ends, so `up` refuses it without --force:", found.jobs.harms),
         ("notes:", found.notes),
     ):

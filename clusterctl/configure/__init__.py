@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Protocol
 
 from clusterctl.configure.events import HostRecap, Progress, Recap, Status
+from clusterctl.configure.foretold import Foretold
 from clusterctl.configure.inventory_file import (
     connection_variables,
     install_mark,
@@ -19,18 +20,20 @@ from clusterctl.configure.inventory_file import (
     to_yaml,
     write_inventory,
 )
-from clusterctl.errors import ConfigureError
+from clusterctl.errors import ConfigureError, Failure
 from clusterctl.inventory import COMPUTE, CONTROLLER, Inventory, ssh_options
 from clusterctl.mortal import temporary_folder
 from clusterctl.workspace import Workspace, write_atomic
 
 __all__ = [
+    "Foretold",
     "HostRecap",
     "Image",
     "Progress",
     "Recap",
     "Status",
     "configure",
+    "foretell",
     "install",
     "install_mark",
     "install_on_hosts",
@@ -92,6 +95,21 @@ def restore(
         ConfigureError: tasks failed; one failure a host. The others are given back.
     """
     return _run("restore.yml", inventory, workspace, limit, progress).notes
+
+
+def foretell(
+    inventory: Inventory, workspace: Workspace, *, limit: Collection[str]
+) -> tuple[tuple[Foretold, ...], tuple[Failure, ...]]:
+    """What ``configure`` would change on these hosts, by Ansible's check mode; and where that can't be told.
+
+    Raises:
+        ConfigureError: Ansible itself could not run.
+    """
+    from clusterctl.configure.playbook import PlaybookRun, look_ahead, new_log  # noqa: PLC0415
+
+    playbook = "configure.yml" if inventory.baked else "site.yml"
+    log = new_log(workspace.logs)
+    return look_ahead(PlaybookRun(playbook, workspace.inventory, len(limit), log, tuple(limit)))
 
 
 def introduce(inventory: Inventory, workspace: Workspace, *, limit: Collection[str]) -> Recap:

@@ -22,6 +22,7 @@ from ansible_runner.runner import Runner
 
 from clusterctl.assets import asset
 from clusterctl.configure.events import Event, Progress, Recap, failures_of, notes_of, progress_of, recap_of
+from clusterctl.configure.foretold import Foretold, foretold_of
 from clusterctl.configure.watchdog import LOOK_EVERY_S, Watchdog
 from clusterctl.errors import ConfigureError, Failure
 from clusterctl.mortal import SHORT, mortal, temporary_folder
@@ -47,9 +48,15 @@ class PlaybookRun:
     hosts: int
     log: Path
     limit: tuple[str, ...] = ()  # none: all hosts
+    check: bool = False  # look alone, and say what would change
 
 
-def run_playbook(run: PlaybookRun, progress: Callable[[Progress], None]) -> Recap:
+def run_playbook(
+    run: PlaybookRun,
+    progress: Callable[[Progress], None],
+    *,
+    foretold: Callable[[Foretold], None] = lambda _: None,
+) -> Recap:
     """Run it to its end; ``progress`` is called in this thread. An interrupt ends Ansible first.
 
     Raises:
@@ -61,7 +68,7 @@ def run_playbook(run: PlaybookRun, progress: Callable[[Progress], None]) -> Reca
         temporary_folder(socket_home(tempfile.gettempdir())) as sockets,
     ):
         config = _config(run, private, sockets)
-        events = _Events(run.log, progress)
+        events = _Events(run.log, progress, foretold)
         try:
             rc = _drive(config, events)
         finally:
@@ -69,6 +76,22 @@ def run_playbook(run: PlaybookRun, progress: Callable[[Progress], None]) -> Reca
     if rc == 0 and events.recap is not None:
         return replace(events.recap, notes=events.notes)
     raise _error(run, events, rc)
+
+
+def look_ahead(run: PlaybookRun) -> tuple[tuple[Foretold, ...], tuple[Failure, ...]]:
+    """What it would change; and where that can't be told, since a task needs what is not there yet.
+
+    Raises:
+        ConfigureError: Ansible itself could not run.
+    """
+    found: list[Foretold] = []
+    try:
+        run_playbook(replace(run, check=True), lambda _: None, foretold=found.append)
+    except ConfigureError as exc:
+        if not exc.failures:
+            raise
+        return tuple(found), exc.failures
+    return tuple(found), ()
 
 
 def socket_home(temporary: str) -> Path:
@@ -88,10 +111,13 @@ def new_log(folder: Path) -> Path:
 class _Events:
     """Takes events in the caller's thread: writes the log, tells progress, keeps failures and the recap."""
 
-    def __init__(self, log: Path, progress: Callable[[Progress], None]) -> None:
+    def __init__(
+        self, log: Path, progress: Callable[[Progress], None], foretold: Callable[[Foretold], None]
+    ) -> None:
         self.log = log
         self._file = os.fdopen(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "a")
         self._progress = progress
+        self._foretold = foretold
         self.failed: list[Event] = []
         self.recap: Recap | None = None
         self.notes: dict[str, tuple[str, ...]] = {}
@@ -111,6 +137,8 @@ class _Events:
         self.recap = recap_of(event) or self.recap
         if told := progress_of(event):
             self._progress(told)
+        if ahead := foretold_of(event):
+            self._foretold(ahead)
 
     def close(self) -> None:
         self._file.close()
@@ -185,6 +213,7 @@ def _config(run: PlaybookRun, private: Path, sockets: Path) -> RunnerConfig:
         playbook=str(asset("ansible") / run.playbook),
         inventory=str(run.inventory),
         limit=",".join(run.limit) or None,
+        cmdline="--check --diff" if run.check else None,
         forks=max(1, min(run.hosts, MAX_FORKS)),
         envvars=dict(ours),
         fact_cache_type="memory",

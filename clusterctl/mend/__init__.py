@@ -13,6 +13,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from clusterctl import configure
 from clusterctl.assets import asset, tree_hash
+from clusterctl.errors import Failure
 from clusterctl.inventory import Inventory
 from clusterctl.journal import digest
 from clusterctl.mend.drift import Mended, drifted, found, hosts_with_drift, mended, touches_slurm
@@ -131,7 +132,8 @@ def _mend_some(
     recap = configure.configure(
         inventory, workspace, limit=chosen, progress=lambda p: say(_step(p, inventory, chosen))
     )
-    connections.to(lead).run(["scontrol", "reconfigure"])
+    if inventory.has_slurm:
+        connections.to(lead).run(["scontrol", "reconfigure"])
     asked = questions(spec, inventory, workspace)
     seen = reach({host: asked[host] for host in (*chosen, *others)}, connections.to)
     # Not what all of them were configured for: the next `up` of the whole cluster looks at them anew.
@@ -169,6 +171,23 @@ def stale(spec: ClusterSpec, inventory: Inventory, workspace: Workspace, views: 
     if inputs == noted.inputs:
         return ""
     return "the spec, clusterctl itself or the hardware is not what the hosts were configured for"
+
+
+def outlook(
+    spec: ClusterSpec, inventory: Inventory, copy: Workspace, views: Mapping[str, View]
+) -> tuple[tuple[configure.Foretold, ...], tuple[Failure, ...]]:
+    """What ``mend`` would change on these hosts, task by task, and where that can't be told.
+
+    ``copy`` is a copy of the workspace, to write in.
+
+    Raises:
+        ConfigureError: Ansible itself could not run.
+    """
+    _, files = _inputs(spec, inventory, copy, views)
+    for name, content in files.items():
+        write_atomic(copy.rendered / name, content)
+    configure.write_inventory(spec, inventory, copy)
+    return configure.foretell(inventory, copy, limit=tuple(views))
 
 
 def astray(workspace: Workspace, views: Mapping[str, View]) -> tuple[tuple[str, str], ...]:

@@ -7,7 +7,7 @@ users' jobs are taken at their slurmd's word and named as not probed; so are tho
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import partial
 
 from clusterctl.assets import payload_hash
@@ -34,8 +34,12 @@ HEALTH_S = 60
 _TAKEN = "Requested nodes are busy"  # srun's words when --immediate has run out
 
 
-def verify(inventory: Inventory, to: Connect, *, timeout_s: float = READY_TIMEOUT_S) -> Proof:
+def verify(
+    inventory: Inventory, to: Connect, *, timeout_s: float = READY_TIMEOUT_S, only: Collection[str] = ()
+) -> Proof:
     """Prove the cluster through its controller; ``to`` connects to a host.
+
+    ``only`` names the nodes to prove, as when nothing else was touched; none: all.
 
     Raises:
         VerifyError: nodes are missing or sick, or the job failed; names hosts and causes.
@@ -45,9 +49,9 @@ def verify(inventory: Inventory, to: Connect, *, timeout_s: float = READY_TIMEOU
     controller = to(inventory.controller.name)
     probe = partial(_probe, transport=controller)
     for tries_left in (1, 0):
-        stand = settle(inventory, SlurmClient(controller), timeout_s=timeout_s)
+        stand = settle(inventory, SlurmClient(controller), timeout_s=timeout_s, only=only)
         if _look_again(stand.aside, to):
-            stand = settle(inventory, SlurmClient(controller), timeout_s=timeout_s)
+            stand = settle(inventory, SlurmClient(controller), timeout_s=timeout_s, only=only)
         proof = Proof(stand.idle, stand.busy, stand.aside, stand.resumed)
         if not stand.idle:
             return proof

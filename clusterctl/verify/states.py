@@ -6,7 +6,7 @@ What Slurm itself took out of service is put back once its cause is mended; what
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 
@@ -64,8 +64,12 @@ class Stand:
     resumed: dict[str, str] = field(default_factory=dict)
 
 
-def settle(inventory: Inventory, slurm: SlurmClient, *, timeout_s: float) -> Stand:
+def settle(
+    inventory: Inventory, slurm: SlurmClient, *, timeout_s: float, only: Collection[str] = ()
+) -> Stand:
     """Wait until every node of the inventory is idle, at work, or set aside; resume what Slurm gave up.
+
+    ``only`` names those to look at; none: all.
 
     Raises:
         VerifyError: some are not in time; names hosts and Slurm's reasons.
@@ -76,10 +80,11 @@ def settle(inventory: Inventory, slurm: SlurmClient, *, timeout_s: float) -> Sta
     while True:
         try:
             nodes = {node.name: node for node in slurm.nodes()}
-            _resume(nodes.values(), resumed, slurm)
-            sick = _sick(expected, nodes)
+            _resume([node for node in nodes.values() if not only or node.name in only], resumed, slurm)
+            sick = tuple(f for f in _sick(expected, nodes) if not only or f.host in only)
             if not sick:
-                return _stand([nodes[host.name] for host in inventory.compute], resumed)
+                names = [host.name for host in inventory.compute if not only or host.name in only]
+                return _stand([nodes[name] for name in names], resumed)
         except (SlurmError, CommandError, UnreachableError) as exc:
             # slurmctld may still be starting
             sick = (Failure("verify", exc.why or exc.what, inventory.controller.name, "verify"),)

@@ -26,9 +26,10 @@ _THEN: Final = "then run `clusterctl down` again: what is done stays done"
 # As an ordinary user, and without our programs or records. Local clusters have a folder of their own there.
 _LOOK: Final = r"""
 getent passwd USER >/dev/null && echo "the account USER"
-find /etc /opt /usr/local /var/lib /var/log -xdev -name '*clusterctl*' \
+find /etc /opt /usr/local /var/lib /var/log -xdev -name '*clusterctl*' ! -name '*.clusterctl-kept*' \
     ! -path /var/lib/clusterctl -prune -print 2>/dev/null
-grep -ls clusterctl /etc/hosts /etc/fstab /etc/exports /etc/slurm/* 2>/dev/null | sed 's/$/: lines of ours/'
+grep -ls clusterctl /etc/hosts /etc/fstab /etc/exports /etc/slurm/*.conf 2>/dev/null |
+    sed 's/$/: lines of ours/'
 exit 0
 """.replace("USER", ADMIN_USER)
 
@@ -162,7 +163,7 @@ def _restored(
         }
     for host, lines in notes.items():
         for line in lines:
-            say(f"{host}: {line}")
+            hands.told(f"left on {host}: {line}")
     return {}
 
 

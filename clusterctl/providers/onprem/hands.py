@@ -49,17 +49,23 @@ def _no_restore(_i: Inventory, _h: Collection[str], _w: Workspace, _s: Say) -> M
     return {}
 
 
+def _unheard(_: str) -> None:
+    """For who does not want to hear it."""
+
+
 @dataclass(frozen=True, slots=True)
 class Hands:
     """``confirm`` is shown unknown host keys, ``accepted`` has fingerprints that were confirmed before.
 
-    ``password`` is for sudo, on machines that want one; it is never shown.
+    ``password`` is for sudo, on machines that want one; it is never shown. ``told`` hears what was left on
+    machines that were given back, and why.
     """
 
     confirm: Confirm = nobody_asked
     accepted: tuple[str, ...] = ()
     password: str | None = field(default=None, repr=False)
     restore: Restore = _no_restore
+    told: Callable[[str], None] = _unheard
 
 
 NO_HANDS: Final = Hands()

@@ -14,12 +14,12 @@ from tests.support.verbs import Clusterctl
 
 # Verbs that answer without a cluster, and the keys of their answers.
 ANSWERS: dict[str, tuple[list[str], set[str]]] = {
-    "init": ([], {"file"}),
+    "init": ([], {"file", "notes"}),
     "validate": ([], {"cluster", "provider", "nodes"}),
     "schema": ([], {"schema"}),
     "plan": (
         [],
-        {"cluster", "provider", "changes", "kept", "harms", "harms_unknown", "cost", "notes"},
+        {"cluster", "provider", "changes", "kept", "harms", "harms_unknown", "cost", "notes", "tasks"},
     ),
     "list": ([], {"clusters"}),
     "completion": (["bash"], {"shell", "script"}),
