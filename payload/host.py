@@ -14,8 +14,8 @@ _M_TRIM_THRESHOLD, _M_MMAP_MAX = -1, -4  # of malloc.h
 
 
 def hostname() -> str:
-    """The short name, which is what Slurm calls the node."""
-    return socket.gethostname().split(".")[0]
+    """What Slurm calls the node; where it does not run, the machine's own short name."""
+    return os.environ.get("SLURMD_NODENAME") or socket.gethostname().split(".")[0]
 
 
 def host_memory_bytes() -> int:

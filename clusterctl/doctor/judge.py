@@ -132,7 +132,7 @@ def _gpus(host: str, facts: Facts, expected: Expected) -> Iterator[Finding]:
         yield Finding(host, "warning", "gpu-lost", "a GPU does not answer", why, "see `dmesg | grep -i xid`")
     elif gpus.cards and not gpus.driver:
         why = "nouveau has them" if gpus.nouveau else f"{gpus.cards} NVIDIA cards and no driver that answers"
-        fix = "clusterctl can install the driver: see docs/gpus.md"
+        fix = "install it, then run `clusterctl up` again: see docs/gpus.md"
         yield Finding(host, "warning", "no-driver", "no NVIDIA driver", why, fix)
 
 

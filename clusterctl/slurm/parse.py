@@ -27,7 +27,7 @@ SQUEUE_FIELDS = (
 SACCT_FIELDS = (
     "JobID JobName User Partition Account QOS State Reason ExitCode NodeList Submit Start End WorkDir Comment"
 ).split()
-SINFO_FIELDS = "NodeHost Partition StateComplete StateLong Reason CPUs Memory Gres User AllocMem".split()
+SINFO_FIELDS = "NodeList Partition StateComplete StateLong Reason CPUs Memory Gres User AllocMem".split()
 
 
 def _long_format(fields: Sequence[str]) -> str:
@@ -199,7 +199,7 @@ def _node(row: dict[str, str]) -> NodeInfo:
     # Only the short form of the state has the star of a node that does not answer.
     mute = "*" if row["StateLong"].endswith("*") and "*" not in row["StateComplete"] else ""
     return NodeInfo(
-        name=row["NodeHost"],
+        name=row["NodeList"],  # one a row; NodeHost is what the machine calls itself
         shown=row["StateComplete"] + mute,
         reason="" if row["Reason"] == "none" else row["Reason"],
         cpus=_int(row["CPUs"], "sinfo"),
