@@ -39,6 +39,8 @@ def inventory_text(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
         "all": {
             "vars": {
                 **connection_variables(workspace.ssh_config),
+                # By itself Ansible would share a connection with another cluster's host of the same name.
+                "ansible_control_path": f"%(directory)s/{inventory.cluster_id}-%%C",
                 "clusterctl_baked": inventory.baked,
                 "clusterctl_scheduler": inventory.scheduler,
                 **_keeping(spec),

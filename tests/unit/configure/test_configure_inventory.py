@@ -61,6 +61,12 @@ def test_ansible_does_not_read_a_path_as_a_template(
     assert said["munge_key_src"] == str(workspace.munge_key)
 
 
+def test_two_clusters_share_no_connection(seen: dict[str, Any], inventory: Inventory) -> None:
+    """Ansible's own choice knows a host by its name, which another cluster's may have, too."""
+    path = seen["_meta"]["hostvars"]["demo-ctl"]["ansible_control_path"] % {"directory": "/d"}
+    assert path == f"/d/{inventory.cluster_id}-%C"
+
+
 def test_users_and_their_accounts(seen: dict[str, Any]) -> None:
     variables = seen["_meta"]["hostvars"]["demo-train-1"]
     assert variables["users_accounts"] == [
