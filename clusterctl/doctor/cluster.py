@@ -9,13 +9,14 @@ from clusterctl.distributions import distribution_of
 from clusterctl.doctor.facts import Asked
 from clusterctl.doctor.judge import Expected
 from clusterctl.errors import ProvisionError
-from clusterctl.inventory import PORTS
+from clusterctl.inventory import CONTROLLER, PORTS
 from clusterctl.spec import ClusterSpec
 
 # MiB: Slurm, MariaDB, Open MPI and the Python of jobs, with what unpacks them; and once they are there.
 _BEFORE: Final = {"/": 512, "/usr": 3072, "/var": 2048, "/opt": 1024, "/tmp": 256}  # noqa: S108
 _AFTER: Final = {"/": 128, "/var": 256, "/tmp": 64}  # noqa: S108
-_UNITS: Final = ("firewalld", "ufw", "nftables", "chronyd", "chrony", "slurmctld", "slurmd", "mariadb")
+_SLURM: Final = ("slurmctld", "slurmd", "slurmdbd", "munge", "mariadb")
+_UNITS: Final = ("firewalld", "ufw", "nftables", "chronyd", "chrony", *_SLURM)
 
 
 class Member(Protocol):
@@ -58,9 +59,18 @@ def expected(spec: ClusterSpec, members: Sequence[Member], *, installed: bool) -
             free_mib=free_mib,
             gpus=gpus.get(member.name),
             refusal=_refusal,
+            brings=frozenset() if installed else _brought(spec, member),
         )
         for member in members
     }
+
+
+def _brought(spec: ClusterSpec, member: Member) -> frozenset[str]:
+    """The daemons that the roles bring to such a host; without a scheduler none of these."""
+    if not spec.has_slurm:
+        return frozenset()
+    leads = CONTROLLER in member.roles
+    return frozenset(_SLURM) if leads else frozenset({"slurmd", "munge"})
 
 
 def _refusal(distribution: str, version: str) -> str:

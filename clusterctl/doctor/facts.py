@@ -97,6 +97,7 @@ class Facts(_Answer):
     gpus: Gpus
     accounts: Mapping[str, int]
     cgroups: bool = True  # root can make control groups there
+    databases: tuple[str, ...] = ()  # of MariaDB or MySQL, but for its own
     claim: str = ""  # what clusterctl noted there of the cluster that it belongs to; JSON
 
 

@@ -42,7 +42,8 @@ class Expected:
 
     ``ports`` -> the daemon of ours that will listen there. ``accounts``: name -> number. ``gpus``: how many,
     None where whatever is there is taken. ``address``: where the other hosts reach it. ``free_mib``: path ->
-    room that is needed there.
+    room that is needed there. ``brings``: the daemons that the roles will bring to a host that is not the
+    cluster's yet; what somebody already runs of these would be taken over.
     """
 
     address: str
@@ -51,6 +52,7 @@ class Expected:
     free_mib: Mapping[str, int]
     gpus: int | None = None
     refusal: Callable[[str, str], str] = lambda _id, _version: ""  # why a distribution can't be configured
+    brings: frozenset[str] = frozenset()
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,7 +67,7 @@ def judge(seen: Mapping[str, Seen], expected: Mapping[str, Expected], *, leader:
     """Everything that is wrong, host by host; clocks are compared with that of ``leader``, the controller."""
     found = [*_clocks(seen, leader), *_twins(seen), *_names(seen, expected)]
     for host, one in seen.items():
-        for check in (_system, _space, _ports, _locks, _gpus, _accounts):
+        for check in (_system, _space, _ports, _locks, _gpus, _accounts, _in_use):
             found += check(host, one.facts, expected[host])
     order = {host: i for i, host in enumerate(expected)}
     return tuple(sorted(found, key=lambda f: (order[f.host], f.level)))
@@ -147,6 +149,29 @@ def _accounts(host: str, facts: Facts, expected: Expected) -> Iterator[Finding]:
             why = f"uid {uid} is that of {names[uid]}"
             fix = f"give {name} another uid in the spec"
             yield Finding(host, "error", "uid-taken", "a uid is taken", why, fix)
+
+
+def _in_use(host: str, facts: Facts, expected: Expected) -> Iterator[Finding]:
+    """Slurm, MariaDB and munge of somebody's, which the roles would configure anew and restart."""
+    if facts.claim or not expected.brings:
+        return
+    if daemons := sorted(facts.units & _OURS):
+        why = (
+            f"{' and '.join(daemons)} of another cluster would get a new configuration, and its jobs be lost"
+        )
+        fix = (
+            f"take it out of that cluster (`systemctl disable --now {' '.join(daemons)}`), or out of the spec"
+        )
+        yield Finding(host, "error", "slurm-in-use", "Slurm runs there", why, fix)
+    elif "munge" in facts.units:
+        why = "the cluster's key takes the place of its key, until `clusterctl down`"
+        fix = "see that nothing there needs its own"
+        yield Finding(host, "warning", "munge-in-use", "munge runs there", why, fix)
+    if "mariadb" in expected.brings and facts.databases:
+        names = ", ".join(facts.databases)
+        why = f"it holds {names}; it would be restarted, and listen to no network"
+        fix = "give the cluster another controller, or move these databases"
+        yield Finding(host, "error", "database-in-use", "MariaDB is somebody's", why, fix)
 
 
 def _clocks(seen: Mapping[str, Seen], leader: str) -> Iterator[Finding]:

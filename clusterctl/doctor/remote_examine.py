@@ -33,6 +33,8 @@ PCI_DISPLAY, PCI_NVIDIA = 0x03, "0x10de"
 CLAIM = "/etc/clusterctl/cluster.json"
 CGROUPS = ("/sys/fs/cgroup/cgroup.procs", "/sys/fs/cgroup/freezer/cgroup.procs")  # of versions 2 and 1
 EFI_VARIABLES = "/sys/firmware/efi/efivars"
+DATABASES = "/var/lib/mysql"
+OWN_DATABASES = {"mysql", "performance_schema", "sys", "test", "lost+found"}
 ROW = 3  # fields of /etc/passwd up to the number
 
 
@@ -201,6 +203,12 @@ def gpus() -> Dict[str, Any]:
     }
 
 
+def databases() -> List[str]:
+    """Those that somebody keeps in the host's MariaDB or MySQL."""
+    names = {path.name for path in Path(DATABASES).glob("*") if path.is_dir()} - OWN_DATABASES
+    return sorted(name for name in names if not name.startswith(("#", ".")))
+
+
 def accounts(names: Sequence[str], uids: Set[int]) -> Dict[str, int]:
     """Account -> its number, of those that have one of the names or one of the numbers."""
     rows = (line.split(":") for line in (run(["getent", "passwd"]) or read("/etc/passwd")).splitlines())
@@ -227,6 +235,7 @@ def main() -> None:
         "units": units(asked["units"]),
         "gpus": gpus(),
         "cgroups": any(os.access(path, os.W_OK) for path in CGROUPS),
+        "databases": databases(),
         "claim": read(CLAIM)[:4096],
         "accounts": accounts(asked["accounts"], set(asked["uids"])),
     }

@@ -57,11 +57,17 @@ def refusal(distribution: str, version: str) -> str:
     )
 
 
-def expected(address: str, *, gpus: int | None = None) -> Expected:
-    return Expected(address, PORTS, {"hpc": 10000}, {"/": 20, "/var": 4096}, gpus, refusal)
+def expected(address: str, *, gpus: int | None = None, brings: frozenset[str] = frozenset()) -> Expected:
+    return Expected(address, PORTS, {"hpc": 10000}, {"/": 20, "/var": 4096}, gpus, refusal, brings)
 
 
-def found(changed: dict[str, Any], *, gpus: int | None = None, skew_s: float = 0.0) -> list[Finding]:
+def found(
+    changed: dict[str, Any],
+    *,
+    gpus: int | None = None,
+    skew_s: float = 0.0,
+    brings: frozenset[str] = frozenset(),
+) -> list[Finding]:
     """What is found of two hosts, of which the second is as ``changed`` says; dots lead inwards."""
     two = json.loads(json.dumps(WELL | {"addresses": ["10.0.0.2/24"]}))
     two["system"] |= {"machine_id": "bb"}
@@ -76,7 +82,7 @@ def found(changed: dict[str, Any], *, gpus: int | None = None, skew_s: float = 0
         facts = WELL if host == "one" else two
         return json.dumps({**facts, "time": time.time() + (skew_s if host == "two" else 0.0)})
 
-    hosts = {"one": expected("10.0.0.1"), "two": expected("10.0.0.2", gpus=gpus)}
+    hosts = {"one": expected("10.0.0.1"), "two": expected("10.0.0.2", gpus=gpus, brings=brings)}
     return list(examine(Asked(), hosts, root, leader="one").findings)
 
 
@@ -132,6 +138,40 @@ def test_what_is_wrong_is_one_finding_of_that_host(
     assert (finding.host, finding.level, finding.code) == ("two", level, code)
     assert why in finding.why
     assert finding.fix
+
+
+TAKEN_OVER = [
+    ({"units": ["slurmd"]}, "error", "slurm-in-use", "slurmd of another cluster"),
+    ({"units": ["munge"]}, "warning", "munge-in-use", "takes the place of its key"),
+    ({"databases": ["payroll"]}, "error", "database-in-use", "payroll"),
+]
+
+
+@pytest.mark.parametrize(("changed", "level", "code", "why"), TAKEN_OVER)
+def test_what_somebody_runs_is_not_taken_over(
+    changed: dict[str, Any], level: str, code: str, why: str
+) -> None:
+    (finding,) = found(changed, brings=frozenset({"slurmd", "mariadb"}))
+    assert (finding.host, finding.level, finding.code) == ("two", level, code)
+    assert why in finding.why
+    assert found(changed) == []  # a host of the cluster's
+    assert found({**changed, "claim": '{"id": "1"}'}, brings=frozenset({"slurmd", "mariadb"})) == []
+
+
+def test_databases_matter_where_mariadb_comes_to() -> None:
+    assert found({"databases": ["payroll"]}, brings=frozenset({"slurmd", "munge"})) == []
+
+
+def test_databases_of_somebody_are_told_from_the_servers_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "DATABASES", str(tmp_path))
+    for name in ("mysql", "sys", "performance_schema", "#innodb_redo", "payroll"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "ibdata1").touch()
+    assert remote.databases() == ["payroll"]
+    monkeypatch.setattr(remote, "DATABASES", str(tmp_path / "none"))
+    assert remote.databases() == []
 
 
 def test_gpus_that_the_spec_says_must_be_there() -> None:
