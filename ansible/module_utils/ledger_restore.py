@@ -26,6 +26,7 @@ from ansible.module_utils.ledger_record import new_in_etc
 from ansible.module_utils.ledger_store import Store
 
 _SHOWN = 10
+_SERVER = ("mariadb", "mysql")
 
 
 class Restorer:
@@ -54,11 +55,12 @@ class Restorer:
         if self._module.check_mode:
             return {"changed": True, "done": [], "clusterctl_notes": []}
         self._keep_somebodys_versions()
-        for unit, before in self._ledger["units"].items():
-            self._done += self._units.stop(unit, before)
+        self._stop(server=False)
         self._unmount()
-        needed = self._drop_databases()
-        self._remove_accounts()  # munge's own purge fails on one whose number is not a system account's
+        needed = self._drop_databases()  # by the server, which runs until then
+        if not needed:
+            self._stop(server=True)
+        self._remove_accounts(needed)  # munge's own purge fails on one whose number is not a system account's
         self._remove_packages(needed)
         self._remove_saved()
         self._restore_files()
@@ -77,6 +79,12 @@ class Restorer:
             self._done += self._units.start(unit, before, changed=changed, reload=reload)
         self._store.remove()
         return {"changed": True, "done": self._done, "clusterctl_notes": self._left}
+
+    def _stop(self, *, server: bool) -> None:
+        """Have the units of the database server, or all others, not run that did not before."""
+        for unit, before in self._ledger["units"].items():
+            if _is_servers(unit) is server:
+                self._done += self._units.stop(unit, before)
 
     def _keep_somebodys_versions(self) -> None:
         """What others have made of our files, where it can't be told from ours: read before anything goes."""
@@ -132,7 +140,7 @@ class Restorer:
         ours = set(noted["ours"]) if self._ledger["sealed"] else set(installed) - set(noted["before"])
         left = {*installed, *self._packages.settings()} - set(noted["settings"]).difference(installed)
         ours &= left  # also what an attempt before removed but for its settings
-        spared = {name for name in ours if database_needed and name.startswith(("mariadb", "mysql"))}
+        spared = {name for name in ours if database_needed and name.startswith(_SERVER)}
         removable = self._packages.removable(ours - spared)
         if removable:
             self._guard.hold()
@@ -205,9 +213,10 @@ class Restorer:
                 self._done.append(f"removed {path}")
 
     def _remove_trees(self, database_needed: bool) -> None:
-        spared = {one["folder"] for one in self._ledger["databases"].values()} if database_needed else set()
+        folders = {one["folder"] for one in self._ledger["databases"].values()}
         for path, was_there in sorted(self._ledger["trees"].items(), reverse=True):
-            if was_there or path in spared or not os.path.lexists(path):
+            spared = database_needed and (path in folders or _is_servers(path))
+            if was_there or spared or not os.path.lexists(path):
                 continue
             if stayed := remove_tree(path):
                 self._left.append(f"what belongs to people or is mounted: {_few(stayed)}")
@@ -227,15 +236,19 @@ class Restorer:
             elif others := [one for one in _inside(path) if f"{path}/{one}" not in self._homes]:
                 self._left.append(f"{path}: it holds {_few(others)}")
 
-    def _remove_accounts(self) -> None:
+    def _remove_accounts(self, database_needed: bool) -> None:
+        """Those that are ours; under the server's, its processes would end and its data be nobody's."""
+        spared = set(_SERVER) if database_needed else set()
         for name in self._made("users", host.users(), host.is_system_user):
+            if name in spared:
+                continue
             home = host.remove_user(self._run, name)
             self._done.append(f"removed the account {name}")
             if Path(home).is_dir() and home != "/":
                 self._homes.add(home)
                 self._left.append(f"{home}: the home of {name}")
         for name in self._made("groups", host.groups(), host.is_system_group):
-            if host.remove_group(self._run, name):
+            if name not in spared and host.remove_group(self._run, name):
                 self._done.append(f"removed the group {name}")
 
     def _made(self, kind: str, names: list[str], is_system: Any) -> Iterator[str]:
@@ -261,6 +274,11 @@ class Restorer:
         for path in sorted(ours):
             host.remove_context(self._run, path)
             self._done.append(f"removed the SELinux context of {path}")
+
+
+def _is_servers(name: str) -> bool:
+    """Whether a unit or a folder is the database server's."""
+    return any(word in name for word in _SERVER)
 
 
 def _inside(path: str) -> list[str]:
