@@ -70,13 +70,23 @@ def dismissed(wanted: Inventory, workspace: Workspace, hands: Hands, *, say: Say
     write_ssh_files(before, workspace)
     claim = Claim(before.cluster_id, before.cluster, workspace.public_key.read_text().strip())
     _, failed = each(going, lambda host: _log_in(host, workspace))
-    silent = [host for host, exc in failed.items() if isinstance(exc, UnreachableError)]
     there = [host for host in going if host not in failed]
-    failed = {host: exc for host, exc in failed.items() if host not in silent}
+    absent = {host: exc for host, exc in failed.items() if not isinstance(exc, CommandError)}
+    failed = {host: exc for host, exc in failed.items() if host not in absent}
     failed |= _restored(there, before, workspace, hands, say)
     _, more = each([h for h in there if h not in failed], lambda host: leave(host, claim, admin(workspace)))
     refuse({**failed, **more}, what="could not be given back", then=_THEN.replace("down", "up"))
-    return tuple(f"{host} does not answer: what is ours there was left on it" for host in silent)
+    return tuple(_absent(host, exc) for host, exc in absent.items())
+
+
+def _absent(host: str, exc: ClusterctlError) -> str:
+    """Why nothing was done on a machine that goes.
+
+    One that a run gave back which then ended too soon lets us in no more; nothing may wait for it.
+    """
+    if isinstance(exc, UnreachableError):
+        return f"{host} does not answer: what is ours there was left on it"
+    return f"{host} is not ours any more, or what is ours was left on it: {told(exc)}"
 
 
 def any_alive(workspace: Workspace) -> bool:
