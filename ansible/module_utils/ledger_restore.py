@@ -162,14 +162,6 @@ class Restorer:
         if noted["marked"]:
             self._packages.mark_automatic(noted["marked"])
 
-    def _remove_saved(self) -> None:
-        """What rpm has kept of files that its packages brought and we have changed: it is our text."""
-        for path, entry in self._ledger["paths"].items():
-            saved, ours = f"{path}.rpmsave", (entry["after"] or ABSENT).get("content")
-            if ours and entry["before"] == ABSENT and look(saved).get("content") == ours:
-                Path(saved).unlink()
-                self._done.append(f"removed {saved}")
-
     def _restore_files(self) -> None:
         for path, entry in self._ledger["paths"].items():
             before, now = entry["before"], look(path)
