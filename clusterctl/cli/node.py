@@ -139,16 +139,18 @@ def replace(
     membership.own_machines(spec)
     own = hands(screen, ask_password=ask_become_pass, accepted=accept_host_key)
     with _cluster(screen, options) as (workspace, inventory, scheduler):
-        chosen = _chosen(inventory, names)
+        chosen = membership.names_of(names)
+        there = _known(inventory, chosen)
         if inventory.controller.name in chosen:
             fix = "take the cluster down, and raise it anew"
             raise UsageError(
                 f"{inventory.controller.name} leads the cluster: nothing can take its place", fix=fix
             )
-        found = nodes.drain(scheduler, chosen, _REPLACED)
-        if not force:
-            _refuse_at_work(scheduler, found)
-        membership.forget(workspace, chosen)
+        if there:
+            found = nodes.drain(scheduler, there, _REPLACED)
+            if not force:
+                _refuse_at_work(scheduler, found)
+            membership.forget(workspace, there)
     return raise_cluster(
         screen, options, spec, limit=chosen, hands=own, force=force, yes=yes, no_wait=no_wait
     )
@@ -183,6 +185,15 @@ def _chosen(inventory: Inventory, names: Sequence[str]) -> tuple[str, ...]:
     chosen = membership.names_of(names)
     nodes.check_names(inventory, chosen)
     return chosen
+
+
+def _known(inventory: Inventory, names: Sequence[str]) -> tuple[str, ...]:
+    """Those that the cluster knows: one that could not be replaced before is forgotten already."""
+    from clusterctl import nodes
+
+    known = tuple(name for name in names if inventory.host(name))
+    nodes.check_names(inventory, known)
+    return known
 
 
 def _show(screen: Screen, found: Sequence[NodeState]) -> None:
