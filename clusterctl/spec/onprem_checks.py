@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from pathlib import PurePosixPath
 from typing import Final
 
 from clusterctl.spec import fabric, plain
@@ -11,6 +12,10 @@ from clusterctl.spec.host_range import expand
 from clusterctl.spec.plain import Plain
 from clusterctl.spec.words import did_you_mean, shown
 
+_SYSTEM: Final = frozenset(
+    {"bin", "boot", "dev", "etc", "lib", "lib64", "proc", "root", "run", "sbin", "sys", "usr"}
+)
+_TOP: Final = frozenset({"home", "media", "mnt", "opt", "srv", "tmp", "var"})  # below them it is fine
 _DECIDED_BY_HARDWARE: Final = ("cpus", "memory", "disk")
 
 
@@ -111,3 +116,13 @@ def _shared(provider: Plain) -> Iterator[Finding]:
     if kind == "nfs" and (shared.get("server") is None) != (shared.get("export") is None):
         hint = "write both, or neither: then the controller exports a folder of its own"
         yield Finding(at, "server and export belong together", hint, at_key=True)
+    path = plain.text(shared, "path")
+    if kind == "nfs" and path is not None and _is_the_systems(path):
+        message = f"{shown(path)} is the system's own, and would be open to all hosts"
+        yield Finding((*at, "path"), message, "name a folder for the cluster, such as /shared")
+
+
+def _is_the_systems(path: str) -> bool:
+    """Whether a folder holds the system, or is one of those that do."""
+    parts = PurePosixPath(path).parts[1:]
+    return not parts or parts[0] in _SYSTEM or (len(parts) == 1 and parts[0] in _TOP)

@@ -86,6 +86,15 @@ def test_a_spec_that_is_written_down_loads_back() -> None:
             "provider.shared",
             "belong together",
         ),
+        *(
+            (
+                "  type: onprem\n",
+                f"  type: onprem\n  shared: {{path: {path}}}\n",
+                "provider.shared.path",
+                "system",
+            )
+            for path in ("/", "/etc/slurm", "/home", "/var")
+        ),
     ],
 )
 def test_what_does_not_fit_together_is_one_clear_error(old: str, new: str, key: str, said: str) -> None:
