@@ -15,6 +15,8 @@ from tests.support.cluster import Cluster
 from tests.support.lab import Lab, lab
 from tests.support.verbs import Clusterctl
 
+pytestmark = pytest.mark.sweep  # minutes
+
 FOLDER = "/srv/cluster"
 USER, UID = "hpc", 10000
 HOME = f"{FOLDER}/home/{USER}"

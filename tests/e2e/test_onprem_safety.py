@@ -11,6 +11,8 @@ import pytest
 from tests.support.lab import Box, Lab, LabHost, lab
 from tests.support.verbs import Clusterctl
 
+pytestmark = pytest.mark.sweep  # minutes
+
 NAMES = ("node1", "node2", "node3")
 # What people have on their machines, also where our roles write.
 PLANT = r"""
