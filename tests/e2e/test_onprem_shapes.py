@@ -1,4 +1,4 @@
-"""Clusters of one machine, of five, and of one that was configured by hand before."""
+"""Clusters of one machine, and of five."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def test_one_machine_that_calls_itself_otherwise_is_a_whole_cluster(
             assert cluster.raised["probed"] == ["desk"]
             assert trained(cluster, 1) == ["desk"]
             assert cluster.ssh("desk", "hostname").strip() == "node1"
-            assert cluster("up").stdout.count("0 changed") + cluster("up").stdout.count("unchanged") == 2
+            assert "unchanged: 1 hosts checked" in cluster("up").stdout
 
 
 def test_a_login_host_a_controller_and_three_nodes(
@@ -59,30 +59,3 @@ def test_a_login_host_a_controller_and_three_nodes(
             assert trained(cluster, 3) == ["node3", "node4", "node5"]
             assert cluster.ssh("node2", "sinfo -h -o %n | sort").split() == ["node3", "node4", "node5"]
             assert cluster.ssh("node1", "pgrep -x slurmd", rc=1) == ""
-
-
-def test_a_machine_that_somebody_configured_by_hand_gets_all_of_it_back(
-    no_residue: None, cluster_name: str, clusterctl: Clusterctl, tmp_path: Path
-) -> None:
-    by_hand = """
-        export DEBIAN_FRONTEND=noninteractive
-        apt-get update && apt-get install -y --no-install-recommends munge slurm-client
-        useradd --create-home --uid 10000 hpc && echo mine > ~hpc/notes
-        mkdir -p /etc/slurm && echo 'ClusterName=mine' > /etc/slurm/slurm.conf
-        systemctl enable --now munge
-    """
-    with lab("debian", 1, internet=True, shared="/shared") as machines:
-        assert machines.enter("node1", ["bash", "-ec", by_hand], timeout_s=300).rc == 0
-        key = machines.enter("node1", ["sha256sum", "/etc/munge/munge.key"]).stdout
-        text = machines.spec(
-            cluster_name,
-            controller="node1",
-            partitions={"train": "node1"},
-            users=[{"name": "hpc", "uid": 10000}],
-        )
-        with raised(machines, cluster_name, text, clusterctl.home, tmp_path) as cluster:
-            assert trained(cluster, 1) == ["node1"]
-            assert cluster.ssh("node1", "sudo cat ~hpc/notes") == "mine\n"
-            assert machines.enter("node1", ["sha256sum", "/etc/munge/munge.key"]).stdout != key
-        assert machines.enter("node1", ["sha256sum", "/etc/munge/munge.key"]).stdout == key
-        assert machines.enter("node1", ["systemctl", "is-active", "munge"]).stdout == "active\n"
