@@ -2,10 +2,21 @@
 
 from __future__ import annotations
 
-from pydantic import BaseModel, ConfigDict
+from ipaddress import IPv4Network
+from typing import Annotated
+
+from pydantic import BaseModel, BeforeValidator, ConfigDict
 
 
 class Model(BaseModel):
     """Base of all spec models: frozen, unknown keys refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+def _as_text(value: object) -> object:
+    """Numbers are addresses to ``ipaddress``."""
+    return str(value) if isinstance(value, int) else value
+
+
+Network = Annotated[IPv4Network, BeforeValidator(_as_text)]

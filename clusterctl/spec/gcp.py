@@ -9,9 +9,9 @@ from collections.abc import Mapping
 from ipaddress import IPv4Network
 from typing import Annotated, Final, Literal
 
-from pydantic import BeforeValidator, Field, StringConstraints
+from pydantic import Field, StringConstraints
 
-from clusterctl.spec.base import Model
+from clusterctl.spec.base import Model, Network
 from clusterctl.spec.units import DurationS, SizeMib
 
 PROJECT = r"^[a-z][a-z0-9-]{4,28}[a-z0-9]$"
@@ -35,11 +35,6 @@ GCP_PATTERN_WORDS: Final[Mapping[str, str]] = {
     LABEL_KEY: "a label's key: at most 63 lower-case letters, digits, dashes or underscores, a letter first",
     LABEL_VALUE: "a label's value: at most 63 lower-case letters, digits, dashes or underscores",
 }
-
-
-def _as_text(value: object) -> object:
-    """Numbers are addresses to ``ipaddress``."""
-    return str(value) if isinstance(value, int) else value
 
 
 Resource = Annotated[str, StringConstraints(pattern=RESOURCE)]
@@ -96,7 +91,7 @@ class GcpNodes(Model):
 class GcpNetwork(Model):
     """The network: a new one of the cluster's own, unless both names of one that is there are given."""
 
-    cidr: Annotated[IPv4Network, BeforeValidator(_as_text)] = Field(
+    cidr: Network = Field(
         IPv4Network("10.80.0.0/20"), description="addresses of a new subnetwork", examples=["10.80.0.0/20"]
     )
     network: Resource | None = Field(None, description="an existing network of the project")

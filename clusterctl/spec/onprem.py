@@ -3,12 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from ipaddress import IPv4Network
 from typing import Annotated, Final, Literal
 
-from pydantic import AfterValidator, BeforeValidator, Field, StringConstraints, field_validator
+from pydantic import AfterValidator, Field, StringConstraints, field_validator
 
-from clusterctl.spec.base import Model
+from clusterctl.spec.base import Model, Network
 from clusterctl.spec.fabric import Switch, SwitchName
 from clusterctl.spec.host_range import expand
 from clusterctl.spec.paths import KeyFile
@@ -33,11 +32,6 @@ ONPREM_PATTERN_WORDS: Final[Mapping[str, str]] = {
 def _is_range(text: str) -> str:
     expand(text)
     return text
-
-
-def _as_text(value: object) -> object:
-    """Numbers are addresses to ``ipaddress``."""
-    return str(value) if isinstance(value, int) else value
 
 
 HostName = Annotated[str, StringConstraints(pattern=HOST_NAME)]
@@ -101,7 +95,7 @@ class OnpremProvider(Model):
         min_length=1, description="the machines by name or range of names, such as gpu[01-08]"
     )
     access: Access = Field(Access(), description="how they are first logged in to")
-    network: Annotated[IPv4Network, BeforeValidator(_as_text)] | None = Field(
+    network: Network | None = Field(
         None, description="addresses that MPI and Slurm use; by default the network of the controller's"
     )
     shared: OnpremShared = Field(OnpremShared(), description="the folder that all hosts see")

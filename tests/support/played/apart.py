@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from pathlib import Path
 
-from clusterctl.transport.base import Conversation, Result
 from tests.support.played.cluster import Nearby, PlayedCluster
 
 
@@ -19,25 +17,6 @@ class ApartNode(Nearby):
         self.home = home
         home.mkdir(parents=True)
 
-    def run(
-        self,
-        argv: Sequence[str],
-        *,
-        stdin: bytes | None = None,
-        timeout_s: float = 60.0,
-        check: bool = True,
-        env: Mapping[str, str] | None = None,
-    ) -> Result:
-        return super().run(self._there(argv), stdin=stdin, timeout_s=timeout_s, check=check, env=env)
-
-    @contextmanager
-    def converse(self, argv: Sequence[str], *, bulk: bool = False) -> Iterator[Conversation]:
-        with super().converse(self._there(argv), bulk=bulk) as talk:
-            yield talk
-
-    def stream(self, argv: Sequence[str]) -> Generator[bytes, None, None]:
-        return super().stream(self._there(argv))
-
-    def _there(self, argv: Sequence[str]) -> list[str]:
+    def _here(self, argv: Sequence[str]) -> list[str]:
         moved = (word.replace(self._controllers, str(self.home)) for word in argv)
-        return ["env", f"HOME={self.home}", *moved]
+        return super()._here(["env", f"HOME={self.home}", *moved])

@@ -12,7 +12,7 @@ import os
 import signal
 import sys
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -23,34 +23,17 @@ from clusterctl.records import Ledger
 from clusterctl.scheduler.base import Clock
 from clusterctl.slurm.client import SlurmClient
 from clusterctl.spec import ClusterSpec
-from clusterctl.transport.base import Conversation, Result
-from clusterctl.transport.local import LocalTransport
+from tests.support.played.elsewhere import Elsewhere
 
 COMMANDS = ("sbatch", "squeue", "sacct", "scancel", "sinfo", "sacctmgr", "srun", "scontrol")
 PLAYER = Path(__file__).parent / "player.py"
 
 
-class Nearby(LocalTransport):
+class Nearby(Elsewhere):
     """This machine in place of the controller; the payload lies in the cluster's folder instead of /opt."""
 
     def __init__(self, payload: Path) -> None:
         self._payload = payload
-
-    def run(
-        self,
-        argv: Sequence[str],
-        *,
-        stdin: bytes | None = None,
-        timeout_s: float = 60.0,
-        check: bool = True,
-        env: Mapping[str, str] | None = None,
-    ) -> Result:
-        return super().run(self._here(argv), stdin=stdin, timeout_s=timeout_s, check=check, env=env)
-
-    @contextmanager
-    def converse(self, argv: Sequence[str], *, bulk: bool = False) -> Iterator[Conversation]:
-        with super().converse(self._here(argv), bulk=bulk) as talk:
-            yield talk
 
     def _here(self, argv: Sequence[str]) -> list[str]:
         return [word.replace("/opt/clusterctl/payload", str(self._payload)) for word in argv]

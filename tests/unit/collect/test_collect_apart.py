@@ -2,41 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 import pytest
 
 from clusterctl.collect.apart import fetch_from
 from clusterctl.collect.manifest import Manifest
-from clusterctl.transport.base import Conversation, Result
-from clusterctl.transport.local import LocalTransport
+from tests.support.played.elsewhere import Elsewhere
 
 FOLDER = "/home/ada/clusterctl/jobs/mine"  # the same path on every host
 
 
-class OneHost(LocalTransport):
+class OneHost(Elsewhere):
     """This machine in place of a host: what lies below FOLDER there lies in a folder of its own here."""
 
     def __init__(self, root: Path) -> None:
         self._root = root
-
-    def run(
-        self,
-        argv: Sequence[str],
-        *,
-        stdin: bytes | None = None,
-        timeout_s: float = 60.0,
-        check: bool = True,
-        env: Mapping[str, str] | None = None,
-    ) -> Result:
-        return super().run(self._here(argv), stdin=stdin, timeout_s=timeout_s, check=check, env=env)
-
-    @contextmanager
-    def converse(self, argv: Sequence[str], *, bulk: bool = False) -> Iterator[Conversation]:
-        with super().converse(self._here(argv), bulk=bulk) as talk:
-            yield talk
 
     def _here(self, argv: Sequence[str]) -> list[str]:
         return [str(self._root) if word == FOLDER else word for word in argv]

@@ -1,0 +1,35 @@
+"""This machine in place of a host: what is run there has other paths here."""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+
+from clusterctl.transport.base import Conversation, Result
+from clusterctl.transport.local import LocalTransport
+
+
+class Elsewhere(LocalTransport):
+    """A local transport that runs ``_here(argv)`` wherever ``argv`` is asked for."""
+
+    def run(
+        self,
+        argv: Sequence[str],
+        *,
+        stdin: bytes | None = None,
+        timeout_s: float = 60.0,
+        check: bool = True,
+        env: Mapping[str, str] | None = None,
+    ) -> Result:
+        return super().run(self._here(argv), stdin=stdin, timeout_s=timeout_s, check=check, env=env)
+
+    @contextmanager
+    def converse(self, argv: Sequence[str], *, bulk: bool = False) -> Iterator[Conversation]:
+        with super().converse(self._here(argv), bulk=bulk) as talk:
+            yield talk
+
+    def stream(self, argv: Sequence[str]) -> Generator[bytes, None, None]:
+        return super().stream(self._here(argv))
+
+    def _here(self, argv: Sequence[str]) -> list[str]:
+        raise NotImplementedError
