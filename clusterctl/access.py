@@ -12,10 +12,11 @@ from clusterctl.distributions import DEFAULT, Distribution, distribution_of
 from clusterctl.errors import NotUpError, UsageError
 from clusterctl.inventory import Host, Inventory
 from clusterctl.mpirun.client import MpirunClient
+from clusterctl.providers.local.image import distribution as of_local_nodes
 from clusterctl.records import Ledger
 from clusterctl.scheduler.base import Scheduler
 from clusterctl.slurm.client import SlurmClient
-from clusterctl.spec import ClusterSpec
+from clusterctl.spec import ClusterSpec, GcpProvider, gcp_images
 from clusterctl.spec.load import load_spec
 from clusterctl.spec.onprem import OnpremProvider
 from clusterctl.transport.base import Transport
@@ -156,4 +157,9 @@ def distribution_ahead(spec: ClusterSpec, workspace: Workspace) -> Distribution 
     try:
         return inventory_of(workspace).distribution
     except UsageError:
-        return None if isinstance(spec.provider, OnpremProvider) else distribution_of(DEFAULT)
+        if isinstance(spec.provider, OnpremProvider):
+            return None
+        release = (
+            gcp_images.release_ahead(spec) if isinstance(spec.provider, GcpProvider) else of_local_nodes()
+        )
+        return distribution_of(release) if release else None

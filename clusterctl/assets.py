@@ -49,6 +49,16 @@ def payload_hash() -> str:
     return tree_hash(asset("payload"))
 
 
+def job_lock() -> Path:
+    """What the job environment of every node holds: a requirements file with versions and hashes."""
+    return asset("payload") / "requirements.lock"
+
+
+def gpu_lock() -> Path:
+    """What it holds beside that on nodes with NVIDIA GPUs: CuPy, CUDA's libraries, NCCL, NVML."""
+    return asset("payload") / "requirements-gpu.lock"
+
+
 def install_inputs() -> tuple[bytes, ...]:
     """What decides what is installed on a host: the install half of the roles, and the jobs' Python.
 
@@ -56,13 +66,13 @@ def install_inputs() -> tuple[bytes, ...]:
     nothing again. A role without an install half installs nothing; all tasks count of one that only installs.
     """
     ansible = asset("ansible")
-    chosen = [ansible / "install.yml", asset("payload") / "requirements.lock"]
+    chosen = [ansible / "install.yml", job_lock()]
     installing = {path.parents[1].name for path in ansible.glob("roles/*/tasks/install.yml")}
     configuring = {path.parents[1].name for path in ansible.glob("roles/*/tasks/configure.yml")}
     for path in sorted(ansible.glob("roles/*/**/*")):
         _, role, inner, *_ = path.relative_to(ansible).parts
         whole = role not in configuring and inner == "tasks"
-        counts = whole or inner in {"vars", "defaults", "files"} or path.name == "install.yml"
+        counts = whole or inner in {"vars", "defaults", "files"} or path.name.startswith("install")
         if path.is_file() and role in installing and counts:
             chosen.append(path)
     return tuple(part for path in chosen for part in (path.name.encode(), path.read_bytes()))

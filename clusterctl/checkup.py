@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Sequence
+from dataclasses import replace
 
 from clusterctl import doctor
 from clusterctl.access import inventory_of
-from clusterctl.doctor import Report
-from clusterctl.doctor.cluster import asked, expected
-from clusterctl.errors import NotUpError, UsageError
+from clusterctl.doctor import Finding, Report
+from clusterctl.doctor.cluster import asked, expected, refuse_strangers
+from clusterctl.errors import NotUpError
 from clusterctl.inventory import Inventory
 from clusterctl.providers.base import Provider
+from clusterctl.providers.onprem import left_behind
 from clusterctl.spec import ClusterSpec
 from clusterctl.transport.connections import Connections
 from clusterctl.workspace import Workspace
 
 _TIMEOUT_S = 60.0
+_OF_DRIVER = frozenset({"no-driver", "reboot-needed", "secure-boot", "fabric-manager"})
 
 
 def checkup(
@@ -33,38 +36,42 @@ def checkup(
         before = provider.examine(spec, workspace, hosts=hosts)
         if before is None:
             raise
-        return before
+        return _with_left(before, workspace, hosts)
     with Connections(workspace.ssh_config) as connections:
-        return _of_cluster(spec, inventory, connections, hosts)
+        return _with_left(_of_cluster(spec, inventory, connections, hosts), workspace, hosts)
+
+
+def _with_left(report: Report, workspace: Workspace, hosts: Collection[str]) -> Report:
+    """With the machines that the cluster has left behind."""
+    found = tuple(
+        Finding(one.host.name, "warning", "left-behind", f"{one.place} was left behind", one.why, one.fix)
+        for one in left_behind.found(workspace)
+        if not hosts or one.host.name in hosts
+    )
+    return replace(report, findings=(*report.findings, *found))
+
+
+def driver_findings(spec: ClusterSpec, inventory: Inventory, connections: Connections) -> tuple[Finding, ...]:
+    """What a driver of NVIDIA's that was asked for still needs on some nodes, such as a reboot."""
+    if not spec.software.nvidia.has_driver:
+        return ()
+    report = _of_cluster(spec, inventory, connections, [host.name for host in inventory.compute])
+    return tuple(finding for finding in report.findings if finding.code in _OF_DRIVER)
 
 
 def _of_cluster(
     spec: ClusterSpec, inventory: Inventory, connections: Connections, hosts: Collection[str]
 ) -> Report:
     """Through the account that every host of a cluster has."""
-    refuse_strangers(hosts, [host.name for host in inventory.hosts])
+    refuse_strangers(hosts, inventory.hosts)
 
     def root(host: str, argv: Sequence[str], stdin: bytes) -> str:
         return connections.to(host).run(("sudo", "-n", *argv), stdin=stdin, timeout_s=_TIMEOUT_S).stdout
 
     return doctor.examine(
         asked(spec, inventory.hosts),
-        expected(spec, inventory.hosts, installed=True),
+        expected(spec, inventory.hosts, installed=[host.name for host in inventory.hosts]),
         root,
         leader=inventory.controller.name,
         only=hosts,
     )
-
-
-def refuse_strangers(asked_for: Collection[str], known: Sequence[str]) -> None:
-    """That every host that is asked for is one of the cluster's.
-
-    Raises:
-        UsageError: one is not.
-    """
-    if strangers := [host for host in asked_for if host not in known]:
-        raise UsageError(
-            f"the cluster has no host {', '.join(strangers)}",
-            why=f"its hosts are {', '.join(known)}",
-            fix="name some of these, or none for all",
-        )

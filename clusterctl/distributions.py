@@ -13,8 +13,10 @@ from clusterctl.errors import Failure, ProvisionError
 
 _TABLE: Final = Path(__file__).with_name("data") / "distributions.toml"
 DEFAULT: Final = "debian-12"  # of local nodes
+UNSEEN: Final = ""  # of a host that nobody has looked at yet
 # What jobs source first on a host where Open MPI is an environment module; of the role openmpi.
 JOB_PROFILE: Final = "/opt/clusterctl/job-profile.sh"
+LAUNCH_AGENT: Final = "/opt/clusterctl/orted"  # how mpirun starts ranks there without a scheduler
 
 Family = Literal["Debian", "RedHat"]
 

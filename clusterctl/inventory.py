@@ -24,6 +24,8 @@ COMPUTE = "compute"
 LOGIN = "login"  # Slurm's commands alone
 MPI_SSH_FOLDER: Final = "/etc/clusterctl/mpi"  # of the role mpi_ssh
 MPI_SSH: Final = f"ssh -F {MPI_SSH_FOLDER}/ssh_config"  # from host to host, as a job user
+HEALTH_PROGRAM: Final = "/opt/clusterctl/health"  # of the role health
+HEALTH_SETTINGS: Final = "/opt/clusterctl/health.json"
 SLURMCTLD_PORT, SLURMD_PORT, SLURMDBD_PORT = 6817, 6818, 6819
 SRUN_PORTS = "61000-64999"  # above those that kernels give out, and what the role firewall opens
 PORTS: Final[Mapping[str, Mapping[int, str]]] = {  # role -> port -> who listens there
@@ -59,7 +61,9 @@ class Host(BaseModel):
     roles: tuple[str, ...]
     partition: str | None = None
     host_key: str = Field(description="public host key, as `ssh-ed25519 AAAA...`")
-    distribution: str = Field(distributions.DEFAULT, description="ID and VERSION_ID of its os-release")
+    distribution: str = Field(
+        distributions.DEFAULT, description="ID and VERSION_ID of its os-release, or UNSEEN"
+    )
     cgroups: bool = Field(True, description="its kernel lets Slurm make control groups there")
     cpus: int | None = None
     memory_mib: int | None = None
@@ -146,6 +150,12 @@ class Inventory(BaseModel):
     def cgroups(self) -> bool:
         """Whether Slurm can keep jobs in control groups: not in most containers."""
         return self.distribution.cgroup_v2 and all(host.cgroups for host in self.compute)
+
+    @property
+    def constrains_devices(self) -> bool:
+        """Whether Slurm keeps jobs from others' devices: not where nodes have shares of a machine."""
+        shares = any(host.cpus is not None and host.memory_mib is not None for host in self.compute)
+        return self.has_slurm and self.cgroups and not shares
 
     @property
     def has_slurm(self) -> bool:

@@ -9,28 +9,31 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import overload
 
-from clusterctl import collect, configure, jobs
+from clusterctl import collect, configure
 from clusterctl.access import distribution_ahead, spec_as_raised
-from clusterctl.assets import asset
+from clusterctl.assets import job_lock
 from clusterctl.change import refuse, review
-from clusterctl.distributions import Distribution
+from clusterctl.distributions import distribution_of
+from clusterctl.environments import build_environment, fitting_environment, resolve_environment
 from clusterctl.errors import NotUpError, UsageError
 from clusterctl.inventory import Inventory
 from clusterctl.journal import Journal, digest
 from clusterctl.lock import WAIT_S as LOCK_WAIT_S
-from clusterctl.membership import limited
-from clusterctl.mend import Mended, mend, questions
-from clusterctl.mortal import sweep, temporary_folder
+from clusterctl.membership import forget, limited, replacing
+from clusterctl.mend import Mended, fetch_wheels, mend, questions
+from clusterctl.mortal import sweep
 from clusterctl.offline import AS_BEFORE, Packages, bring_packages, take_bundle
 from clusterctl.phases import Phase, Run, TellMended, untold
 from clusterctl.planning import Plan, ahead
-from clusterctl.providers.base import BakeTarget, Provider, Provisioned
+from clusterctl.providers.base import BakeTarget, Provider, Provisioned, Size
 from clusterctl.providers.local.provider import LocalProvider
+from clusterctl.providers.onprem import left_behind
 from clusterctl.providers.onprem.hands import NO_HANDS, Hands
 from clusterctl.providers.onprem.provider import OnpremProvider
+from clusterctl.proving import prove
 from clusterctl.reach import reach, refuse_full_disks
+from clusterctl.reach.release import recognised
 from clusterctl.records import RunRecord
 from clusterctl.spec import ClusterSpec
 from clusterctl.spec import GcpProvider as GcpSettings
@@ -38,11 +41,11 @@ from clusterctl.spec import LocalProvider as LocalSettings
 from clusterctl.spec import OnpremProvider as OnpremSettings
 from clusterctl.spec import Provider as ProviderSettings
 from clusterctl.spec.load import dump_spec
-from clusterctl.teardown import Orphan, bring_home, destroy, find_orphans
+from clusterctl.teardown import Orphan, bring_home, destroy, destroy_lost, find_orphans
 from clusterctl.telling import WAITING, HostStep, Say, Tell
 from clusterctl.transport.connections import Connections
-from clusterctl.transport.ssh import SSHTransport
-from clusterctl.verify import Proof, verify
+from clusterctl.transport.ssh_files import write_ssh_files
+from clusterctl.verify import Proof
 from clusterctl.wheels import Node, wheelhouse
 from clusterctl.workspace import Workspace, write_atomic
 
@@ -77,11 +80,15 @@ class Up:
 
 @dataclass(frozen=True, slots=True)
 class Down:
-    """A cluster that is gone, and the runs that were brought home before."""
+    """A cluster that is gone, and the runs that were brought home before.
+
+    ``looked``: whether there was anything to look for.
+    """
 
     runs: tuple[RunRecord, ...]
     phases: tuple[Phase, ...]
     provider: str = LocalSettings().type
+    looked: bool = True
 
 
 def up(
@@ -95,6 +102,7 @@ def up(
     force: bool = False,
     packages: Packages = AS_BEFORE,
     limit: Collection[str] = (),
+    replaced: Collection[str] = (),
     hands: Hands = NO_HANDS,
     wait_s: float = LOCK_WAIT_S,
 ) -> Up:
@@ -105,6 +113,7 @@ def up(
     a changed spec has no place for are ended under ``force``. ``packages`` says where hosts get theirs from,
     ``hands`` see to host keys and passwords.
     ``limit`` names the only hosts to touch: all others stay as they are, and so do the jobs on them.
+    ``replaced`` ones are other machines now; what they were is given back.
     ``wait_s`` bounds how long another clusterctl that works on the cluster is waited for.
 
     Raises:
@@ -116,38 +125,40 @@ def up(
     provider.check(spec)
     with (
         workspace.lock("up", wait_s=wait_s, waiting=lambda text: tell(WAITING, text)),
+        workspace.begun(),
         Connections(workspace.ssh_config) as connections,
+        replacing(workspace, replaced) as replace_them,
     ):
         spec = limited(spec, workspace, limit)
-        workspace.create()
         run = Run("up", Journal(workspace.journal), tell, tell_mended=tell_mended)
         packed = take_bundle(packages, spec, workspace, run)
         # What can't be had is said before anything is made, unless only the hosts tell what it must fit.
-        environment = _resolve_environment(spec, distribution_ahead(spec, workspace), run)
+        expected = distribution_ahead(spec, workspace)
+        environment = resolve_environment(spec, expected, run)
         workspace.create_secrets()
         with run.phase("plan") as (step, say):
             plan = ahead(spec, workspace, provider, connections, say=say)
             step.note = plan.summary
-        if not force:
-            refuse(plan.jobs)
-        agree(plan)
+        _settle(plan, agree, force=force)
         change = review(spec, workspace, provider, plan.hosts, connections, force=force)
         run.notes += change.notes
+        replace_them()
         write_atomic(workspace.spec, text := dump_spec(spec))
 
         with run.phase("image") as (_, say):
             provider.prepare(spec, workspace, bake=lambda target: bake(target, say, workspace), say=say)
 
         with run.phase("provision", inputs=digest(text)) as (step, say):
-            made = _as_asked(spec, plan, provider.apply(spec, workspace, keep=change.keep, say=say))
+            made = _provisioned(
+                provider, spec, workspace, plan, keep=change.keep, connections=connections, say=say
+            )
             inventory = made.inventory
-            if not inventory.baked:
-                _fetch_wheels(workspace, inventory.distribution, say)
+            fetch_wheels(inventory, workspace, say)
             write_inventory(spec, inventory, workspace)
             run.notes += made.notes
             started = list(made.started)
             step.note = f"{len(inventory.hosts)} hosts on {inventory.network}"
-        environment = environment or _resolve_environment(spec, inventory.distribution, run)
+        environment = fitting_environment(environment, expected, spec, inventory.distribution, run)
 
         with run.phase("reach") as (step, say):
 
@@ -159,7 +170,7 @@ def up(
             refuse_full_disks(views)
             step.note = f"{len(views)} hosts answer"
 
-        bring_packages(packed, inventory, workspace, connections, run)
+        bring_packages(packed, inventory, workspace, connections, run, software=spec.software, views=views)
 
         with run.phase("configure") as (step, say):
             run.has_mended(Mended(host, "was powered off", "started") for host in started)
@@ -169,74 +180,39 @@ def up(
             run.has_mended(configured.mended)
             step.note = configured.summary
 
-        _build_environment(environment, spec, inventory, workspace, run)
+        build_environment(environment, spec, inventory, workspace, run)
 
-        with run.phase("verify") as (step, _):
-            proof = verify(inventory, connections.to, only=_concerned(inventory, limit))
-            run.has_mended(Mended(host, f"was {was}", "resumed") for host, was in proof.resumed.items())
-            step.note = f"MPI across {len(proof.probed)} of {len(inventory.compute)} nodes"
-            run.notes += _unprobed(proof)
+        proof = prove(spec, inventory, configured, connections, limit=limit, run=run)
 
     return Up(inventory, proof, tuple(run.phases), tuple(run.notes), tuple(run.mended))
 
 
-def _concerned(inventory: Inventory, limit: Collection[str]) -> tuple[str, ...]:
-    """The nodes that are to be proven: a sick one elsewhere is not what was asked about."""
-    if not limit:
-        return ()
-    lead = inventory.controller.name
-    return (lead, *(host.name for host in inventory.compute if host.name in limit and host.name != lead))
+def _settle(plan: Plan, agree: Agree, *, force: bool) -> None:
+    """Have it agreed to, unless jobs are in its way."""
+    if not force:
+        refuse(plan.jobs)
+    agree(plan)
 
 
-def _unprobed(proof: Proof) -> tuple[str, ...]:
-    """What to say of nodes that the proof left out."""
-    busy = (f"not probed, busy with jobs: {', '.join(proof.busy)}",) if proof.busy else ()
-    return (*busy, *(f"not probed, and left as it is: {node}" for node in proof.aside))
-
-
-def _as_asked(spec: ClusterSpec, plan: Plan, made: Provisioned) -> Provisioned:
-    """What was made, with what the spec says of it beyond its hosts."""
+def _provisioned(
+    provider: Provider,
+    spec: ClusterSpec,
+    workspace: Workspace,
+    plan: Plan,
+    *,
+    keep: Mapping[str, Size],
+    connections: Connections,
+    say: Say,
+) -> Provisioned:
+    """The hosts, with what they have, and what the spec says of them beyond."""
+    made = provider.apply(spec, workspace, keep=keep, say=say)
     said = {
         "usd_per_hour": plan.hosts.usd_per_hour,
         "scheduler": spec.scheduler,
         "job_user": spec.job_user.name,
     }
-    return replace(made, inventory=made.inventory.model_copy(update=said))
-
-
-@overload
-def _resolve_environment(spec: ClusterSpec, distribution: Distribution, run: Run) -> jobs.Environment: ...
-@overload
-def _resolve_environment(
-    spec: ClusterSpec, distribution: Distribution | None, run: Run
-) -> jobs.Environment | None: ...
-def _resolve_environment(
-    spec: ClusterSpec, distribution: Distribution | None, run: Run
-) -> jobs.Environment | None:
-    """What the spec's requirements come to; a phase only where it has any. None if it can't be told yet."""
-    if distribution is None:
-        return None
-    if spec.software.python.requirements is None:
-        return jobs.PLAIN
-    with run.phase("resolve") as (step, say):
-        environment = jobs.environment_of(spec, distribution=distribution, say=say, heard=say)
-        step.note = f"{len(environment.lock.wheels) if environment.lock else 0} Python packages"
-    return environment
-
-
-def _build_environment(
-    environment: jobs.Environment, spec: ClusterSpec, inventory: Inventory, workspace: Workspace, run: Run
-) -> None:
-    """Have the environment of the spec's requirements on the cluster; a phase only where it has any."""
-    if environment.lock is None:
-        return
-    with run.phase("environment") as (step, say):
-        transport = SSHTransport(inventory.controller.name, workspace.ssh_config, user=spec.job_user.name)
-        try:
-            built = jobs.build(transport, environment, say=say)
-        finally:
-            transport.close()
-        step.note = "built" if built else "as it was"
+    known = recognised(made.inventory, workspace, connections.to, say=say)
+    return replace(made, inventory=known.model_copy(update=said))
 
 
 def down(
@@ -246,26 +222,29 @@ def down(
     tell: Tell,
     discard_runs: bool = False,
     out: Path | None = None,
+    gone: Collection[str] = (),
     hands: Hands = NO_HANDS,
     wait_s: float = LOCK_WAIT_S,
 ) -> Down:
     """Bring home what was not collected, then remove the cluster and prove that nothing is left.
 
+    Machines of the user's own that are ``gone`` for good are not waited for.
     ``wait_s`` bounds how long another clusterctl that works on the cluster is waited for.
 
     Raises:
         CollectError: a run could not be brought home; the cluster stays.
         LeftoversError: an independent look found something of the cluster.
         LockedError: another clusterctl was still at work after ``wait_s``.
-        UsageError: there is no such cluster.
+        UsageError: there is no such cluster, or it knows nothing of a machine that is gone.
     """
     with workspace.lock("down", wait_s=wait_s, waiting=lambda text: tell(WAITING, text)):
         sweep()
         if not workspace.root.is_dir():
             return _down_lost(name, tell)
-        if _has_taken_none(workspace):
+        if _has_made_nothing(workspace):
+            forget(workspace, gone)
             workspace.remove()
-            return Down((), (), "onprem")
+            return Down((), (), "", looked=False)
         settings = _settings(workspace)
         provider = provider_of(settings, hands)
         run = Run("down", Journal(workspace.journal), tell)
@@ -274,10 +253,15 @@ def down(
             with run.phase("collect") as (step, _):
                 runs = bring_home(workspace, out)
                 step.note = f"{len(runs)} runs"
+        if forgotten := forget(workspace, gone):
+            hands.told(f"forgotten: {'; '.join(forgotten)}")
         with run.phase("destroy") as (_, say):
-            destroy(provider, workspace.cluster_id(), workspace, say)
+            if looked := not _has_taken_none(workspace):
+                destroy(provider, workspace.cluster_id(), workspace, say)
+            if isinstance(settings, LocalSettings) and not workspace.hosts.exists():
+                destroy_lost(provider, name, workspace, say)
         workspace.remove()
-    return Down(runs, tuple(run.phases), settings.type)
+    return Down(runs, tuple(run.phases), settings.type, looked)
 
 
 def _settings(workspace: Workspace) -> ProviderSettings:
@@ -292,21 +276,31 @@ def _settings(workspace: Workspace) -> ProviderSettings:
         states = [*workspace.terraform.glob("*.tfstate*")]
         if (
             states
-            or _is_of_own_machines(workspace)
+            or is_of_own_machines(workspace)
             or (workspace.terraform.is_dir() and (workspace.spec.exists() or workspace.hosts.exists()))
         ):
             raise
         return LocalSettings()  # the spec is written before anything is made at Google
 
 
-def _is_of_own_machines(workspace: Workspace) -> bool:
+def is_of_own_machines(workspace: Workspace) -> bool:
     """Whether what stands in it is of machines of the user's own."""
     return workspace.access_config.exists()
 
 
+def _has_made_nothing(workspace: Workspace) -> bool:
+    """Whether `up` ended before any host was made or joined."""
+    records = (workspace.spec, workspace.hosts, workspace.joining, workspace.terraform)
+    return _has_taken_none(workspace) or not (
+        workspace.known_id() or left_behind.found(workspace) or any(path.exists() for path in records)
+    )
+
+
 def _has_taken_none(workspace: Workspace) -> bool:
     """Whether it is of machines of the user's own, and none of them was joined to the cluster yet."""
-    return _is_of_own_machines(workspace) and not (workspace.joining.exists() or workspace.hosts.exists())
+    return is_of_own_machines(workspace) and not (
+        workspace.joining.exists() or workspace.hosts.exists() or left_behind.found(workspace)
+    )
 
 
 def orphans(settings: ProviderSettings, name: str, hands: Hands = NO_HANDS) -> tuple[Orphan, ...]:
@@ -334,8 +328,8 @@ def _down_lost(name: str, tell: Tell) -> Down:
     if not found:
         raise NotUpError(
             f"there is no cluster {name!r}",
-            fix="name another with --cluster (`clusterctl list` shows them); one on Google Cloud whose "
-            "workspace was lost is found with --orphans",
+            fix="name another with --cluster (`clusterctl list` shows them); one on Google Cloud or "
+            "on machines of your own whose workspace was lost is found with --orphans",
         )
     down_orphans(local, found, tell=tell)
     return Down((), ())
@@ -343,9 +337,7 @@ def _down_lost(name: str, tell: Tell) -> Down:
 
 def write_inventory(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> None:
     """Put the inventory where ordinary tools find it: `ssh -F`, `ansible-playbook -i`."""
-    write_atomic(workspace.known_hosts, inventory.known_hosts())
-    ssh_config = inventory.ssh_config(key=workspace.key, known_hosts=workspace.known_hosts)
-    write_atomic(workspace.ssh_config, ssh_config)
+    write_ssh_files(inventory, workspace)
     configure.write_inventory(spec, inventory, workspace)
     write_atomic(workspace.hosts, inventory.model_dump_json(indent=2) + "\n")
     workspace.joining.unlink(missing_ok=True)  # all of it stands there now
@@ -363,21 +355,11 @@ def _give_back(
     return configure.restore(inventory, workspace, limit=hosts, progress=progress)
 
 
-def _fetch_wheels(workspace: Workspace, distribution: Distribution, say: Say) -> None:
-    """Have the wheels of the job environment here, for hosts that need not reach an index."""
-    say("downloading the wheels of the job environment")
-    wheels = wheelhouse(asset("payload") / "requirements.lock", Node.of(distribution))
-    with temporary_folder(workspace.root) as folder:  # so that there is one at any time
-        link = folder / "wheels"
-        link.symlink_to(wheels)
-        link.replace(workspace.wheels)
-
-
 def bake(target: BakeTarget, say: Say, workspace: Workspace) -> None:
     """Run the install half of every role on an image that answers SSH."""
     say("downloading the wheels of the job environment")
-    lock = asset("payload") / "requirements.lock"
-    wheels = wheelhouse(lock)
+    lock = job_lock()
+    wheels = wheelhouse(lock, Node.of(distribution_of(target.distribution)))
     say("installing Slurm, Open MPI and the job environment")
     configure.install(
         target,

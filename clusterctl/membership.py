@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable
+from collections.abc import Callable, Collection, Iterable, Iterator
+from contextlib import contextmanager
+
+from pydantic import ValidationError
 
 from clusterctl.access import inventory_of, spec_as_raised
 from clusterctl.errors import NotUpError, UsageError
-from clusterctl.inventory import Inventory
+from clusterctl.inventory import CONTROLLER, Host, Inventory
+from clusterctl.providers.onprem import left_behind
+from clusterctl.providers.onprem.look import known_hosts
 from clusterctl.spec import ClusterSpec, OnpremProvider
 from clusterctl.spec.host_range import expand
 from clusterctl.spec.models import Partition
@@ -83,13 +88,112 @@ def without(spec: ClusterSpec, names: Collection[str]) -> ClusterSpec:
     return _with(spec.model_copy(update={"provider": provider.model_copy(update={"login": fewer})}), left)
 
 
-def forget(workspace: Workspace, names: Collection[str]) -> None:
-    """Know no more what these hosts were, nor their keys: others take their names."""
-    inventory = inventory_of(workspace)
-    hosts = tuple(host for host in inventory.hosts if host.name not in names)
-    write_atomic(
-        workspace.hosts, inventory.model_copy(update={"hosts": hosts}).model_dump_json(indent=2) + "\n"
+def concerned(inventory: Inventory, limit: Collection[str]) -> tuple[str, ...]:
+    """The nodes that are to be proven; all if it names none: a sick one elsewhere is not what was asked."""
+    if not limit:
+        return ()
+    lead = inventory.controller.name
+    return (lead, *(host.name for host in inventory.compute if host.name in limit and host.name != lead))
+
+
+@contextmanager
+def replacing(workspace: Workspace, names: Collection[str]) -> Iterator[Callable[[], None]]:
+    """Let other machines have these names: those that had them are set aside, to be given back.
+
+    If the body fails before it has called what it gets here, all is as it was.
+    """
+    there = [host for host in known_hosts(workspace).values() if host.name in names]
+    if not there:
+        yield lambda: None
+        return
+    inventory, settings = inventory_of(workspace), own_machines(spec_as_raised(workspace))
+    files = (workspace.hosts, workspace.joining, workspace.trusted_hosts, workspace.known_hosts)
+    before = {path: path.read_bytes() for path in files if path.exists()}
+    aside = [
+        left_behind.set_aside(host, inventory, settings, workspace, why=left_behind.REPLACED)
+        for host in there
+    ]
+    _know_without(workspace, names)
+    settled: list[bool] = []
+    try:
+        yield lambda: settled.append(True)
+    except BaseException:
+        if not settled:
+            for path, content in before.items():
+                write_atomic(path, content)
+            left_behind.forget(aside)
+        raise
+
+
+def forget(workspace: Workspace, names: Collection[str]) -> tuple[str, ...]:
+    """Know no more of machines that are gone for good, left behind or on the way down with the cluster.
+
+    Of a name that one left behind shares with one of the cluster, it is the one left behind. Gives back
+    which ones it were.
+
+    Raises:
+        UsageError: one is neither.
+    """
+    if not names:
+        return ()
+    left = left_behind.found(workspace)
+    members = known_hosts(workspace)
+    known = {*members, *(one.host.name for one in left)}
+    if workspace.spec.exists():
+        known |= set(own_machines(spec_as_raised(workspace)).machines)  # the same command may come again
+    for name in names:
+        if name not in known:
+            hint = did_you_mean(name, sorted(known)) or f"known are {', '.join(sorted(known)) or 'none'}"
+            raise UsageError(f"nothing is known of a machine {name!r}", fix=hint)
+    behind = [one for one in left if one.host.name in names]
+    others = [name for name in names if name not in {one.host.name for one in behind}]
+    if others:
+        _know_without(workspace, others)
+    left_behind.forget(behind)
+    return (
+        *(_was_left(one, members.get(one.host.name)) for one in behind),
+        *(f"{name}, of the cluster" for name in others),
     )
+
+
+def _was_left(one: left_behind.LeftBehind, namesake: Host | None) -> str:
+    said = f"{one.title}, left behind"
+    return (
+        f"{said} ({left_behind.place_of(namesake)} is {namesake.name} now, and stays)" if namesake else said
+    )
+
+
+def check_left(workspace: Workspace, names: Iterable[str]) -> None:
+    """That these are machines that the cluster has left behind.
+
+    Raises:
+        UsageError: one is not.
+    """
+    left = sorted({one.host.name for one in left_behind.found(workspace)})
+    for name in names:
+        if name not in left:
+            raise UsageError(
+                f"{name!r} is no machine that was left behind",
+                why=f"those are: {', '.join(left) or 'none'}",
+                fix="one of the cluster leaves it by `clusterctl node remove`, or `clusterctl down --forget`",
+            )
+
+
+def _know_without(workspace: Workspace, names: Collection[str]) -> None:
+    """Know no more what these hosts were, nor their keys."""
+    for path in (workspace.hosts, workspace.joining):
+        try:
+            inventory = Inventory.model_validate_json(path.read_bytes())
+        except (FileNotFoundError, ValidationError):
+            continue
+        hosts = [host for host in inventory.hosts if host.name not in names]
+        if not hosts:
+            path.unlink()
+            continue
+        if not any(host.leads for host in hosts):  # somebody has to, also on the way down
+            hosts[0] = hosts[0].model_copy(update={"roles": (CONTROLLER, *hosts[0].roles)})
+        inventory = inventory.model_copy(update={"hosts": tuple(hosts)})
+        write_atomic(path, inventory.model_dump_json(indent=2) + "\n")
     for file in (workspace.trusted_hosts, workspace.known_hosts):
         if file.exists():
             lines = file.read_text().splitlines(keepends=True)

@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
+from typing import Final
 
 from clusterctl import jobs
-from clusterctl.errors import UsageError, WaitTimeoutError
+from clusterctl.at_once import at_once
+from clusterctl.errors import Failure, SchedulerError, TransportError, UsageError, WaitTimeoutError
 from clusterctl.inventory import Inventory
 from clusterctl.scheduler.base import Scheduler, backoff
 from clusterctl.scheduler.models import JobInfo, NodeInfo
 from clusterctl.spec.words import did_you_mean
+from clusterctl.transport.base import Transport
+
+BOOT_S: Final = 1800.0  # a server with eight GPUs tests its memory for many minutes
+_ANSWER_S: Final = 20.0
+_BOOT_ID: Final = ("cat", "/proc/sys/kernel/random/boot_id")
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,23 +85,58 @@ def wait_idle(
     raise AssertionError("the pauses never end")
 
 
-def refuse_at_work(found: Sequence[NodeState]) -> None:
-    """That no job is at work on these nodes.
+def check_aside(scheduler: Scheduler, names: Sequence[str]) -> None:
+    """That no job is at work on these nodes, and none can begin there.
 
     Raises:
-        UsageError: some are.
+        SchedulerError: somebody has put one back into service.
     """
-    busy = {state.node.name: state.jobs for state in found if state.jobs}
-    if busy:
-        raise UsageError(
-            f"jobs are at work on {', '.join(busy)}",
-            why="; ".join(
-                f"job {job.id} ({job.name}) of {job.user} on {node}"
-                for node, at in busy.items()
-                for job in at
-            ),
-            fix="drain it first: `clusterctl node drain NODE --reason TEXT --wait`; or end them: --force",
+    if back := [s.node.name for s in states(scheduler, names) if s.node.usable or s.jobs]:
+        raise SchedulerError(
+            f"{', '.join(back)} takes jobs again: nothing was booted",
+            why="somebody has put it back into service meanwhile",
+            fix="say it again, once nobody needs it",
         )
+
+
+def reboot(hosts: Mapping[str, Transport], *, timeout_s: float = BOOT_S) -> None:
+    """Boot these hosts anew, all at once, and wait until each of them is up again.
+
+    Raises:
+        TransportError: some did not answer, or did not come back in time; one failure a host.
+    """
+    back = dict(zip(hosts, at_once([*hosts.values()], lambda to: _boot(to, timeout_s)), strict=True))
+    failures = tuple(Failure("reboot", why, host, "reboot") for host, why in back.items() if why)
+    if failures:
+        raise TransportError(
+            f"{', '.join(str(failure.host) for failure in failures)} did not come back",
+            why="; ".join(f"{failure.host}: {failure.cause}" for failure in failures),
+            fix="look at its console; once it answers, `clusterctl up` puts it back into service",
+            failures=failures,
+        )
+
+
+def _boot(host: Transport, timeout_s: float) -> str:
+    """Boot one; why it is not up again, "" if it is."""
+    deadline = time.monotonic() + timeout_s
+    try:
+        before = host.run(_BOOT_ID, timeout_s=_ANSWER_S).stdout
+    except TransportError as exc:
+        return f"it was not booted: {exc.why or exc.what}"
+    with suppress(TransportError):  # it may be gone before it has answered
+        host.run(("sudo", "-n", "systemctl", "reboot"), check=False, timeout_s=_ANSWER_S)
+    why = "it was told to, and goes on running"
+    for pause in backoff():
+        host.close()
+        try:
+            if host.run(_BOOT_ID, timeout_s=_ANSWER_S).stdout != before:
+                return ""
+        except TransportError as exc:
+            why = exc.why or exc.what
+        if time.monotonic() > deadline:
+            return why
+        time.sleep(pause)
+    raise AssertionError("the pauses never end")
 
 
 def check_names(inventory: Inventory, names: Sequence[str]) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
@@ -10,7 +11,9 @@ from clusterctl import bundle, configure
 from clusterctl.errors import UsageError
 from clusterctl.inventory import Inventory
 from clusterctl.phases import Run
+from clusterctl.reach import View
 from clusterctl.spec import ClusterSpec, OnpremProvider
+from clusterctl.spec.models import Software
 from clusterctl.transport.connections import Connections
 from clusterctl.workspace import Workspace
 
@@ -26,6 +29,18 @@ class Packages:
 AS_BEFORE: Final = Packages()
 
 
+def refuse_made_hosts(spec: ClusterSpec, *, fix: str) -> None:
+    """That a spec's hosts are those that are installed from bundles.
+
+    Raises:
+        UsageError: its provider makes them.
+    """
+    if not isinstance(spec.provider, OnpremProvider):
+        raise UsageError(
+            f"a bundle is for machines of your own, and the provider is {spec.provider.type}", fix=fix
+        )
+
+
 def take_bundle(
     packages: Packages, spec: ClusterSpec, workspace: Workspace, run: Run
 ) -> bundle.Bundle | None:
@@ -35,11 +50,8 @@ def take_bundle(
         BundleError: it is damaged, or not for this.
         UsageError: the provider's hosts are not installed from bundles.
     """
-    if packages.bundle is not None and not isinstance(spec.provider, OnpremProvider):
-        raise UsageError(
-            f"a bundle is for machines of your own, and the provider is {spec.provider.type}",
-            fix="leave --bundle out",
-        )
+    if packages.bundle is not None:
+        refuse_made_hosts(spec, fix="leave --bundle out")
     if packages.own:
         bundle.forget(workspace)
     known = bundle.remembered(workspace)
@@ -58,6 +70,9 @@ def bring_packages(
     workspace: Workspace,
     connections: Connections,
     run: Run,
+    *,
+    software: Software,
+    views: Mapping[str, View],
 ) -> None:
     """Have the bundle's repository on the hosts that have something to install.
 
@@ -68,7 +83,10 @@ def bring_packages(
     if not workspace.bundle.exists() or inventory.baked:
         return
     with run.phase("packages") as (step, say):
-        hosts = bundle.lacking(inventory, configure.install_mark(inventory), connections.to)
+        counted = inventory.compute if software.nvidia.installs else ()
+        with_cards = [host.name for host in counted if views[host.name].cards]
+        mark = configure.install_mark(inventory, software)
+        hosts = bundle.lacking(inventory, mark, connections.to, with_cards=with_cards)
         if hosts and packed is None:
             raise bundle.gone(workspace)
         sent = bundle.ship(packed, hosts, connections.to, say=say) if packed and hosts else ()

@@ -184,10 +184,19 @@ def _drift(
     for host, view in views.items():
         for disk in view.full:
             yield Drift(host, f"{disk}; `up` will not go on before there is room")
-    if not found.hosts.changes and not found.settings and (why := mend.stale(spec, before, workspace, views)):
+    fitted = mend.news(spec, before, workspace, connections, views)
+    yield from _of_hardware(fitted)
+    alike = fitted.unchanged
+    if not found.hosts.changes and not found.settings and (why := mend.stale(spec, before, workspace, alike)):
         yield Drift("all hosts", f"configured anew: {why}")
     yield from _of_nodes(staying, before, connections)
     yield from _of_environment(spec, workspace, before)
+
+
+def _of_hardware(fitted: mend.Outfit) -> Iterator[Drift]:
+    """What came or went of it, and what must wait."""
+    for host, what in fitted.changes.items():
+        yield Drift(host, f"{what}: {fitted.waiting[host]}" if host in fitted.waiting else what)
 
 
 def _of_nodes(staying: set[str], before: Inventory, connections: Connections) -> Iterator[Drift]:
@@ -263,7 +272,8 @@ def _with_tasks(
         (copy.root / secret.name).symlink_to(secret)
     try:
         views = reach(mend.questions(spec, before, workspace), connections.to, timeout_s=PATIENCE_S)
-        tasks, failures = mend.outlook(spec, before, copy, views)
+        fitted = mend.news(spec, before, workspace, connections, views)
+        tasks, failures = mend.outlook(spec, before, copy, fitted.views)
     except (ConfigureError, TransportError) as exc:
         return replace(found, notes=(*found.notes, f"what tasks would change can't be told: {exc.what}"))
     told = (f"{f.host}: what comes after {f.phase} can't be told: {f.cause}" for f in failures)

@@ -51,6 +51,16 @@ def find_orphans(provider: Provider, name: str, *, known: str | None) -> tuple[O
     return tuple(Orphan(cluster_id, provider.leftovers(cluster_id)) for cluster_id in ids)
 
 
+def destroy_lost(provider: Provider, name: str, workspace: Workspace, say: Say) -> None:
+    """Remove the clusters of that name that were lost: an `up` that came to no hosts took their name.
+
+    Raises:
+        LeftoversError: something of one is still there.
+    """
+    for orphan in find_orphans(provider, name, known=workspace.known_id()):
+        destroy(provider, orphan.cluster_id, None, say)
+
+
 def destroy(provider: Provider, cluster_id: str, workspace: Workspace | None, say: Say) -> None:
     """Remove everything of a cluster, and look whether anything is left.
 

@@ -143,6 +143,11 @@ class Workspace:
         return self.root / "trusted_hosts"
 
     @property
+    def confirmed(self) -> Path:
+        """There once somebody has confirmed host keys."""
+        return self.root / "confirmed"
+
+    @property
     def joining(self) -> Path:
         """The inventory that machines are being joined to; they are ours from then on."""
         return self.root / "joining.json"
@@ -170,6 +175,11 @@ class Workspace:
     def wheels(self) -> Path:
         """Leads to the wheels of the job environment, for hosts that are not baked."""
         return self.root / "wheels"
+
+    @property
+    def gpu_wheels(self) -> Path:
+        """Leads to those that nodes with GPUs have beside these."""
+        return self.root / "gpu-wheels"
 
     @property
     def bundle(self) -> Path:
@@ -214,6 +224,25 @@ class Workspace:
                 with tempfile.TemporaryFile(dir=folder) as probe:
                     probe.write(b"0")
 
+    @contextmanager
+    def begun(self) -> Iterator[None]:
+        """Make the folder; where the body fails before it has written the spec, which it does before it makes
+        anything, one that was not there before is removed again.
+
+        Not where host keys were confirmed: nobody is asked for that twice.
+
+        Raises:
+            MachineError: the state folder can't be written.
+        """
+        was_there = self.root.exists()
+        try:
+            self.create()
+            yield
+        except BaseException:
+            if not (was_there or self.spec.exists() or self.confirmed.exists()) and self.root.exists():
+                self.remove()
+            raise
+
     def create_secrets(self) -> None:
         """The SSH key of the admin user and the munge key, drawn once."""
         if not self.public_key.exists():
@@ -222,6 +251,20 @@ class Workspace:
             write_atomic(self.public_key, public + b" clusterctl\n")
         if not self.munge_key.exists():
             write_atomic(self.munge_key, secrets.token_bytes(1024))
+
+    @property
+    def host_key(self) -> Path:
+        """What this machine shows to clusterctl alone, where it is a host itself."""
+        return self.root / "ssh_host_ed25519_key"
+
+    def draw_host_key(self) -> str:
+        """Its public half, as `ssh-ed25519 AAAA...`; drawn once."""
+        public_half = self.host_key.with_suffix(".pub")
+        if not public_half.exists():
+            private, public = _draw_key_pair()
+            write_atomic(self.host_key, private)
+            write_atomic(public_half, public + b"\n")
+        return public_half.read_text().strip()
 
     def remove(self) -> None:
         """Forget the cluster: it is down."""

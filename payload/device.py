@@ -7,6 +7,7 @@ staged through pinned host memory, which the GPU copies at full speed.
 from __future__ import annotations
 
 import importlib
+import os
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -305,6 +306,7 @@ def choose(wanted: str, local_rank: int) -> Device:
     """
     if wanted == "cpu":
         return Cpu()
+    _take_own_part(local_rank)
     try:
         cupy = importlib.import_module("cupy")
     except ImportError as exc:
@@ -321,9 +323,17 @@ def choose(wanted: str, local_rank: int) -> Device:
         return _without_gpu(wanted, f"CuPy finds no cuBLAS: {exc}", exc)
 
 
+def _take_own_part(local_rank: int) -> None:
+    """Of several parts of GPUs (MIG) CUDA shows a process the first alone: each rank names its own to it."""
+    visible = os.environ.get("CUDA_VISIBLE_DEVICES", "").split(",")
+    if len(visible) > 1 and all(name.startswith("MIG-") for name in visible):
+        os.environ["CUDA_VISIBLE_DEVICES"] = visible[local_rank % len(visible)]
+
+
 def _without_gpu(wanted: str, why: str, cause: Exception | None = None) -> Cpu:
     if wanted == "gpu":
-        raise UsageError(f"--device gpu: {why}") from cause
+        ask = "see that nvidia-smi shows one there, and that the job asks for it (submit --gpus 1)"
+        raise UsageError(f"--device gpu: {why}; {ask}") from cause
     # Where there is no GPU, nobody misses it.
     return Cpu(f"a GPU is here but not used: {why}" if Path("/dev/nvidia0").exists() else "")
 

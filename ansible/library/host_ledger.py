@@ -32,7 +32,8 @@ options:
   touches:
     description:
       - What each role touches, by its name. C(files) and C(folders) are what it makes or changes, C(trees)
-        folders that are its own with all that is in them. C(units) are read anew when a file of the role is
+        folders that are its own with all that is in them. What is in folders in C(spared) another host gives
+        back. C(units) are read anew when a file of the role is
         put back; those in C(reloads) need no restart for that. C(accounts) are users, and groups of the same
         name, that it or its packages make. C(sysctl), C(booleans), C(contexts) are names of settings.
         C(databases) have a C(name), the C(user) made for it, and the C(folder) of the server's data.

@@ -8,9 +8,12 @@ from __future__ import annotations
 
 import os
 import shutil
+import stat
 from collections.abc import Collection
 from contextlib import suppress
 from pathlib import Path
+
+from ansible.module_utils.ledger_paths import remove_empty
 
 ETC = "/etc"
 
@@ -22,6 +25,41 @@ def names(root: str = ETC) -> list[str]:
         for folder, _, files in os.walk(root)
         for name in [*files, *(one for one in os.listdir(folder) if _is_link_to_folder(folder, one))]  # noqa: PTH208
     )
+
+
+class Aside:
+    """Folders out of the way of a purge, which would remove them: each under another name beside its place.
+
+    What a crash has left aside comes back by ``put_back`` of the next attempt.
+    """
+
+    def __init__(self, folders: Collection[str]) -> None:
+        self._folders = folders
+
+    def move(self, paths: Collection[str]) -> list[str]:
+        """Move these out of the way; those that can't be, mount points for one."""
+        stay = []
+        for path in paths:
+            try:
+                Path(path).rename(_aside(path))
+            except OSError:
+                stay.append(path)
+        return stay
+
+    def put_back(self) -> dict[str, str]:
+        """Have all of them at their places again; where somebody has filled the place, where it stays."""
+        stay = {}
+        for path in self._folders:
+            if _aside(path).is_dir():
+                if remove_empty(path):  # that a package's removal made anew
+                    _aside(path).rename(path)
+                else:
+                    stay[path] = str(_aside(path))
+        return stay
+
+
+def _aside(path: str) -> Path:
+    return Path(path).with_name(f".{Path(path).name}.clusterctl-aside")
 
 
 class Guard:
@@ -80,8 +118,11 @@ def _second_name(path: str, place: Path) -> None:
     except FileNotFoundError:
         raise
     except OSError:
-        shutil.copy2(path, place, follow_symlinks=False)
         found = os.lstat(path)
+        if stat.S_ISREG(found.st_mode) or stat.S_ISLNK(found.st_mode):
+            shutil.copy2(path, place, follow_symlinks=False)
+        else:  # pipes, sockets and devices: reading one would never end
+            os.mknod(place, found.st_mode, found.st_rdev)
         os.chown(place, found.st_uid, found.st_gid, follow_symlinks=False)
 
 

@@ -5,21 +5,25 @@ from __future__ import annotations
 import grp
 import os
 import pwd
-import re
 import shutil
 import signal
 import time
 from collections.abc import Callable, Collection
 from contextlib import suppress
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 Run = Callable[..., Any]  # AnsibleModule.run_command
 
 _PROC = Path("/proc")
+_ETC = Path("/etc")
+_SELINUX = Path("/etc/selinux")
 _PATIENCE_S = 10.0
 _SYSTEM = 1000  # below it, numbers are those of system accounts
 _OWN_DATABASES = frozenset({"mysql", "performance_schema", "sys", "information_schema", "test", "lost+found"})
+_USER_TABLES = ("global_priv.MAD", "user.MYD")  # of MariaDB since 10.4, and before
+_SECTIONS = ("mysqld", "server", "mariadb", "mariadbd")  # of its settings
 
 
 class Units:
@@ -82,13 +86,13 @@ class Units:
 
 
 def users() -> list[str]:
-    """Every account of the host's own table."""
-    return [entry.pw_name for entry in pwd.getpwall()]
+    """Every account of the host's own table; those of a directory service are nobody's to remove here."""
+    return _own(_ETC / "passwd")
 
 
 def groups() -> list[str]:
     """Every group of the host's own table."""
-    return [entry.gr_name for entry in grp.getgrall()]
+    return _own(_ETC / "group")
 
 
 def is_system_user(name: str) -> bool:
@@ -146,26 +150,28 @@ def set_boolean(run: Run, name: str, value: str) -> None:
     run(["setsebool", "-P", name, value], check_rc=True)
 
 
-def own_contexts(run: Run) -> list[str]:
-    """The paths for which somebody of this host has said an SELinux context."""
+def own_contexts() -> set[str]:
+    """The paths for which somebody of this host has said an SELinux context; semanage need not be there."""
+    files = (_SELINUX.glob(f"*/contexts/files/file_contexts.{kind}") for kind in ("local", "subs"))
+    lines = (line for path in chain(*files) for line in path.read_text().splitlines())
+    return {line.split()[0] for line in lines if line.startswith("/")}
+
+
+def remove_context(run: Run, path: str) -> bool:
+    """Take back what was said of a path; whether there is what does it."""
     if not shutil.which("semanage"):
-        return []
-    rc, out, _ = run(["semanage", "fcontext", "--list", "--locallist", "--noheading"])
-    lines = [line for line in out.splitlines() if line.startswith("/")] if rc == 0 else []
-    return [re.split(r"\s{2,}| = ", line)[0] for line in lines]
-
-
-def remove_context(run: Run, path: str) -> None:
-    """Take back what was said of a path."""
+        return False
     run(["semanage", "fcontext", "--delete", path], check_rc=True)
+    return True
 
 
 class Databases:
     """The MariaDB of a host, by its socket."""
 
     def __init__(self, run: Run, folder: str) -> None:
+        """``folder`` is where it keeps its data, unless its settings say another."""
         self._run = run
-        self._folder = Path(folder)
+        self._folder = Path(self._said() or folder)
 
     @property
     def is_there(self) -> bool:
@@ -177,9 +183,12 @@ class Databases:
         return (self._folder / name).is_dir()
 
     def has_user(self, user: str) -> bool:
-        """Whether it runs, and has that account."""
+        """Whether it has that account; where it does not run, whether its table has the name."""
         rc, out, _ = self._sql(f"SELECT 1 FROM mysql.user WHERE user = '{user}'")  # noqa: S608  (a name of the roles')
-        return rc == 0 and bool(out.strip())
+        if rc == 0:
+            return bool(out.strip())
+        tables = [self._folder / "mysql" / name for name in _USER_TABLES]
+        return any(user.encode() in table.read_bytes() for table in tables if table.is_file())
 
     def foreign(self, ours: Collection[str]) -> list[str]:
         """The databases in it that are neither its own nor ours."""
@@ -197,11 +206,24 @@ class Databases:
         if rc != 0:
             raise OSError(f"MariaDB did not drop the database {name}: {err.strip()}")
 
+    def _said(self) -> str:
+        """The folder in its settings, "" where they have none."""
+        if not shutil.which("my_print_defaults"):
+            return ""
+        _, out, _ = self._run(["my_print_defaults", *_SECTIONS])
+        said = [line.partition("=")[2] for line in out.splitlines() if line.startswith("--datadir=")]
+        return str(said[-1]) if said else ""
+
     def _sql(self, text: str) -> Any:
         program = shutil.which("mariadb") or shutil.which("mysql")
         if not program:
             return 127, "", "there is no client"
         return self._run([program, "--batch", "--skip-column-names", "--execute", text])
+
+
+def _own(table: Path) -> list[str]:
+    lines = table.read_text(errors="surrogateescape").splitlines()
+    return [line.partition(":")[0] for line in lines if line and line[0] not in "+-#"]
 
 
 def _setting(name: str) -> Path:

@@ -14,6 +14,7 @@ Run = Callable[..., Any]  # AnsibleModule.run_command
 _NEEDED = re.compile(r"^\s+(?P<what>.+) is needed by \(installed\) (?P<by>\S+)", re.MULTILINE)
 _KEY = "gpg-pubkey"
 RPM_SAVED = ".rpmsave"  # what rpm appends to a file of settings that it keeps
+_INFO = "/var/lib/dpkg/info"
 _ROUNDS = 200
 _TAIL = 1500  # characters of what a program said that are shown
 _NOT_INSTALLED = ("not-installed", "config-files")
@@ -42,6 +43,12 @@ class Dpkg:
         out = _ask(self._run, ["dpkg-query", "-W", "-f", "${Conffiles}\n", *sorted(names)])
         rows = (line.split() for line in out.splitlines() if line.startswith(" "))
         return sorted(row[0] for row in rows if Path(row[0]).is_file() and _md5(row[0]) != row[1])
+
+    def purged(self, names: Iterable[str], folders: Iterable[str]) -> list[str]:
+        """Those of the folders which the packages speak of in what they do when they are purged."""
+        scripts = [Path(_INFO, f"{one}.postrm") for name in names for one in (name, name.partition(":")[0])]
+        text = "".join(script.read_text(errors="replace") for script in scripts if script.is_file())
+        return [folder for folder in folders if folder in text]
 
     def automatic(self) -> list[str]:
         """Those that are there only since others need them."""
@@ -107,6 +114,10 @@ class Rpm:
 
     def changed_settings(self, names: Iterable[str]) -> list[str]:  # noqa: ARG002
         """None: rpm itself keeps a changed file, as NAME.rpmsave."""
+        return []
+
+    def purged(self, names: Iterable[str], folders: Iterable[str]) -> list[str]:  # noqa: ARG002
+        """None: rpm removes nothing that it did not bring."""
         return []
 
     def automatic(self) -> list[str]:

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 ABSENT = {"kind": "absent"}
-CONTEXT = "security.selinux"
 KEPT = ".clusterctl-kept"
+_KEYS = "/.ssh/authorized_keys"  # each line stands by itself there, and lets somebody in
 ORDINARY = 1000  # from here on, user ids are those of people
-NOBODY = 65534
+SYSTEM = range(60514, 65536)  # but for these: Debian's own, systemd's, nobody
 
 State = dict[str, Any]
 
@@ -32,8 +32,8 @@ def look(path: str, keep: Callable[[bytes], str] | None = None) -> State:
     if stat.S_ISLNK(found.st_mode):
         return {**state, "kind": "link", "target": str(Path(path).readlink())}
     state["mode"] = stat.S_IMODE(found.st_mode)
-    if context := _context(path):
-        state["context"] = context
+    if attributes := _attributes(path):
+        state["attributes"] = attributes
     if stat.S_ISDIR(found.st_mode):
         return {**state, "kind": "folder"}
     if not stat.S_ISREG(found.st_mode):
@@ -43,8 +43,19 @@ def look(path: str, keep: Callable[[bytes], str] | None = None) -> State:
     return {**state, "kind": "file", "content": name}
 
 
-def put(path: str, state: State, content: bytes = b"") -> None:
-    """Have this there, whatever is there now. A file is replaced at once; a folder is only made."""
+def changed_ns(path: str) -> int | None:
+    """When a file's content was changed last, None where there is none."""
+    try:
+        return os.lstat(path).st_mtime_ns
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+
+
+def put(path: str, state: State, content: bytes = b"", when_ns: int | None = None) -> None:
+    """Have this there, changed last at ``when_ns``, whatever is there now.
+
+    A file is replaced at once; a folder is only made.
+    """
     if state["kind"] == "folder":
         Path(path).mkdir(parents=True, exist_ok=True)
         _dress(path, state)
@@ -60,6 +71,8 @@ def put(path: str, state: State, content: bytes = b"") -> None:
         with os.fdopen(descriptor, "wb") as file:
             file.write(content)
         _dress(fresh, state)
+    if when_ns is not None:
+        os.utime(fresh, ns=(when_ns, when_ns), follow_symlinks=False)
     try:
         Path(fresh).replace(path)
     except OSError as exc:  # /etc/hosts of a container is a mount
@@ -77,6 +90,19 @@ def beside(path: str, state: State, content: bytes) -> str:
             put(place, state, content)
             return place
     raise OSError(errno.EEXIST, "a hundred versions of it lie beside it", path)
+
+
+def theirs(
+    path: str, before: State, after: State, now: bytes, content: Callable[[str], bytes]
+) -> bytes | None:
+    """What somebody has made of a file, without our lines; None where that can't be told."""
+    if after["kind"] != "file" or before["kind"] not in ("file", "absent"):
+        return None
+    if before["kind"] == "file":
+        return without_ours(content(before["content"]), content(after["content"]), now)
+    if not path.endswith(_KEYS):
+        return None
+    return without_ours(b"", content(after["content"]), now) or None
 
 
 def without_ours(before: bytes, after: bytes, now: bytes) -> bytes | None:
@@ -131,7 +157,7 @@ def _of_people(uid: int) -> bool:
         pwd.getpwuid(uid)
     except KeyError:
         return False
-    return uid >= ORDINARY and uid != NOBODY
+    return uid >= ORDINARY and uid not in SYSTEM
 
 
 def _cut(lines: list[bytes], block: list[bytes]) -> list[bytes]:
@@ -148,19 +174,21 @@ def _cut(lines: list[bytes], block: list[bytes]) -> list[bytes]:
 
 
 def _dress(path: str, state: State) -> None:
-    """Owner before mode: a change of owner drops the set-id bits."""
+    """Owner before mode: a change of owner drops the set-id bits. Then the access list, which has a mode."""
     os.chown(path, state["uid"], state["gid"])
     Path(path).chmod(state["mode"])
-    if "context" in state and _context(path) != state["context"]:
-        os.setxattr(path, CONTEXT, state["context"].encode())
+    now = _attributes(path)
+    for name, value in state.get("attributes", {}).items():
+        if now.get(name) != value:
+            os.setxattr(path, name, bytes.fromhex(value))
 
 
-def _context(path: str) -> str:
-    """The SELinux context of a file, "" where there is none."""
+def _attributes(path: str) -> dict[str, str]:
+    """What is beside owner and mode, in hexadecimal: SELinux's context, an access list, capabilities."""
     try:
-        return os.getxattr(path, CONTEXT, follow_symlinks=False).decode()
+        return {name: os.getxattr(path, name).hex() for name in os.listxattr(path)}
     except OSError:
-        return ""
+        return {}
 
 
 def _discard(path: str) -> None:

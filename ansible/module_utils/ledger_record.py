@@ -10,7 +10,7 @@ from typing import Any
 from ansible.module_utils import ledger_guard
 from ansible.module_utils import ledger_host as host
 from ansible.module_utils.ledger_packages import Dpkg, Rpm
-from ansible.module_utils.ledger_paths import ABSENT, State, look, without_ours
+from ansible.module_utils.ledger_paths import ABSENT, State, changed_ns, look, theirs
 from ansible.module_utils.ledger_store import LedgerError, Store
 
 Touches = Mapping[str, Mapping[str, Any]]
@@ -29,6 +29,8 @@ class Recorder:
 
     def record(self, touches: Touches) -> None:
         """Note what is there of what was not noted yet, and what others have changed since the last seal."""
+        if not self._store.is_there:
+            self._store.remove()  # of a first attempt that was killed, or of a ledger whose removal was
         self._record_packages()
         self._record_accounts()
         for role, names in touches.items():
@@ -50,7 +52,8 @@ class Recorder:
             raise LedgerError(f"{self._store.root} has nothing of what this host was before")
         for role, names in touches.items():
             for _, path in _paths(names):  # patterns match more by now
-                self._ledger["paths"].setdefault(path, {"role": role, "before": dict(ABSENT), "after": None})
+                entry = {"role": role, "before": dict(ABSENT), "after": None, "when_ns": None}
+                self._ledger["paths"].setdefault(path, entry)
         for path, entry in self._ledger["paths"].items():
             entry["after"] = look(path, self._store.keep)
         self._seal_packages()
@@ -66,7 +69,8 @@ class Recorder:
                 # What a pattern finds only now, after a run that did not come to its end, is of that run.
                 ours = pattern in self._ledger["patterns"] and not self._ledger["sealed"]
                 before = dict(ABSENT) if ours else look(path, self._store.keep)
-                self._ledger["paths"][path] = {"role": role, "before": before, "after": None}
+                when = changed_ns(path) if before["kind"] in ("file", "link") else None
+                self._ledger["paths"][path] = {"role": role, "before": before, "after": None, "when_ns": when}
             else:
                 self._rebase(path, entry)
         for path in names.get("trees", ()):
@@ -83,20 +87,18 @@ class Recorder:
         if now == after:
             return
         if after == before:  # we never changed it
-            entry["before"] = now
+            entry.update(before=now, when_ns=changed_ns(path))
         elif now["kind"] == "file" and now.get("content") != after.get("content"):
-            kept = self._undone(before, after, now)
+            kept = self._undone(path, before, after, now)
             if kept is not None:
-                entry["before"] = {**before, "content": kept}
+                was = now if before == ABSENT else before
+                entry.update(before={**was, "content": kept}, when_ns=changed_ns(path))
             elif now["content"] != before.get("content"):
                 self._ledger["versions"].setdefault(path, []).append(now)
 
-    def _undone(self, before: State, after: State, now: State) -> str | None:
+    def _undone(self, path: str, before: State, after: State, now: State) -> str | None:
         """The hash of a file of somebody's without our lines, None where that can't be told."""
-        if before["kind"] != "file" or after["kind"] != "file":
-            return None
-        content = self._store.content
-        text = without_ours(content(before["content"]), content(after["content"]), content(now["content"]))
+        text = theirs(path, before, after, self._store.content(now["content"]), self._store.content)
         return None if text is None else self._store.keep(text)
 
     def _record_etc(self) -> None:
@@ -119,10 +121,7 @@ class Recorder:
         for name in names.get("booleans", ()):
             ledger["booleans"].setdefault(name, host.boolean(self._run, name))
         if contexts := names.get("contexts", ()):
-            own = set(host.own_contexts(self._run))
-            ledger["contexts"] = sorted(
-                {*ledger["contexts"], *(path for path in contexts if path not in own)}
-            )
+            ledger["contexts"] = sorted({*ledger["contexts"], *(set(contexts) - host.own_contexts())})
         for one in names.get("databases", ()):
             if one["name"] not in ledger["databases"]:
                 server = host.Databases(self._run, one["folder"])
@@ -183,9 +182,11 @@ def _patterns(touches: Touches) -> Iterator[str]:
 
 def _paths(names: Mapping[str, Any]) -> Iterator[tuple[str, str]]:
     """The files and folders of a role by pattern; `~user` counts where there is such an account."""
+    spared = tuple(f"{folder}/" for folder in names.get("spared", ()))
     for pattern in (*names.get("files", ()), *names.get("folders", ())):
         path = os.path.expanduser(pattern)  # noqa: PTH111
         if path.startswith("~"):
             continue
         for one in sorted(glob.glob(path)) if glob.has_magic(path) else [path]:  # noqa: PTH207
-            yield pattern, one
+            if not one.startswith(spared):
+                yield pattern, one

@@ -10,7 +10,7 @@ from typing import Any
 from ansible.module_utils.basic import AnsibleModule
 
 from ansible.module_utils import ledger_host as host
-from ansible.module_utils.ledger_guard import Guard
+from ansible.module_utils.ledger_guard import Aside, Guard
 from ansible.module_utils.ledger_packages import RPM_SAVED, Dpkg, Rpm
 from ansible.module_utils.ledger_paths import (
     ABSENT,
@@ -20,7 +20,7 @@ from ansible.module_utils.ledger_paths import (
     put,
     remove_empty,
     remove_tree,
-    without_ours,
+    theirs,
 )
 from ansible.module_utils.ledger_record import new_in_etc
 from ansible.module_utils.ledger_store import Store
@@ -43,17 +43,23 @@ class Restorer:
         self._units = host.Units(self._run)
         self._done: list[str] = []
         self._left: list[str] = []
-        self._changed_roles: set[str] = set()
-        self._kept: list[tuple[str, State, bytes]] = []
         self._homes: set[str] = set()
         self._guard = Guard(str(store.root / "etc"))
+        self._aside = Aside([path for path, was in ledger["trees"].items() if was])
 
     def restore(self) -> dict[str, object]:
         """All of it; what the module returns."""
         if not self._store.is_there:
-            return {"changed": False, "done": [], "clusterctl_notes": []}
+            left = (
+                self._store.root.exists()
+            )  # of a first attempt that noted nothing, or of a ledger that went
+            if left and not self._module.check_mode:
+                self._store.remove()
+            return {"changed": left, "done": [], "clusterctl_notes": []}
         if self._module.check_mode:
             return {"changed": True, "done": [], "clusterctl_notes": []}
+        self._check_contents()
+        self._put_back_aside()
         self._keep_somebodys_versions()
         self._stop(server=False)
         self._unmount()
@@ -61,24 +67,31 @@ class Restorer:
         if not needed:
             self._stop(server=True)
         self._remove_accounts(needed)  # munge's own purge fails on one whose number is not a system account's
+        self._restore_selinux()  # by programs that may be packages of ours
         self._remove_packages(needed)
         self._remove_saved()
         self._restore_files()
         if not needed:
             self._remove_generated()
-        for path, state, content in self._kept:
-            place = beside(path, state, content)
+        for path, state in self._versions():
+            place = beside(path, state, self._store.content(state["content"]))
             self._left.append(f"{path} was changed since by somebody else: that version is {place}")
         self._remove_trees(needed)
         self._restore_folders()
         self._restore_settings()
         self._units.reload()
         for unit, before in self._ledger["units"].items():
-            changed = before["role"] in self._changed_roles
+            changed = before["role"] in self._ledger["changed"]
             reload = unit in self._ledger["reloads"]
             self._done += self._units.start(unit, before, changed=changed, reload=reload)
         self._store.remove()
         return {"changed": True, "done": self._done, "clusterctl_notes": self._left}
+
+    def _check_contents(self) -> None:
+        """What may be put back is there, before anything goes."""
+        for entry in self._ledger["paths"].values():
+            if entry["before"]["kind"] == "file" and entry["after"] != entry["before"]:
+                self._store.content(entry["before"]["content"])
 
     def _stop(self, *, server: bool) -> None:
         """Have the units of the database server, or all others, not run that did not before."""
@@ -88,8 +101,6 @@ class Restorer:
 
     def _keep_somebodys_versions(self) -> None:
         """What others have made of our files, where it can't be told from ours: read before anything goes."""
-        for path, versions in self._ledger["versions"].items():
-            self._kept += [(path, state, self._store.content(state["content"])) for state in versions]
         for path, entry in self._ledger["paths"].items():
             before, after, now = entry["before"], entry["after"], look(path)
             if after is None or after == before or now["kind"] != "file" or now == after:
@@ -97,18 +108,18 @@ class Restorer:
             if now.get("content") in (after.get("content"), before.get("content")):
                 continue
             content = Path(path).read_bytes()
-            text = self._without_ours(before, after, content)
+            text = theirs(path, before, after, content, self._store.content)
             if text is None:
-                self._kept.append((path, now, content))
+                self._keep(path, look(path, self._store.keep))
             else:  # theirs stays where it is
-                entry["before"] = {**before, "content": self._store.keep(text)}
+                was = now if before == ABSENT else before
+                entry.update(before={**was, "content": self._store.keep(text)}, when_ns=None)
 
-    def _without_ours(self, before: State, after: State, content: bytes) -> bytes | None:
-        if before["kind"] != "file" or after["kind"] != "file":
-            return None
-        return without_ours(
-            self._store.content(before["content"]), self._store.content(after["content"]), content
-        )
+    def _keep(self, path: str, state: State) -> None:
+        """Note a version of somebody's, to lie beside its place once all else is done; also after a crash."""
+        versions = self._ledger["versions"].setdefault(path, [])
+        if state not in versions:
+            versions.append(state)
 
     def _unmount(self) -> None:
         for path, was in self._ledger["mounts"].items():
@@ -146,13 +157,15 @@ class Restorer:
             self._guard.hold()
             for path in self._packages.changed_settings(removable):
                 if path not in self._ledger["paths"]:
-                    self._kept.append((path, look(path), Path(path).read_bytes()))
-            # A purge would take data along that was there before us.
-            data = [path for path, was in self._ledger["trees"].items() if was and os.path.lexists(path)]
-            self._packages.remove(removable, removable if data else noted["settings"])
+                    self._keep(path, look(path, self._store.keep))
+            self._store.write(self._ledger)  # with what somebody has made of ours, which may go now
+            theirs = [path for path, was in self._ledger["trees"].items() if was and Path(path).is_dir()]
+            try:
+                kept = self._keep_settings(removable, theirs)
+                self._packages.remove(removable, [*noted["settings"], *kept])
+            finally:
+                self._put_back_aside()
             self._done.append(f"removed {len(removable)} packages")
-            if data:
-                self._left.append(f"settings of packages, beside what was there before: {_few(data)}")
         self._guard.put_back(but=self._ours_in_etc())
         if still := sorted(ours - set(removable)):
             self._left.append(f"packages that something else needs by now: {', '.join(still)}")
@@ -162,7 +175,23 @@ class Restorer:
         if noted["marked"]:
             self._packages.mark_automatic(noted["marked"])
 
+    def _keep_settings(self, names: list[str], theirs: list[str]) -> list[str]:
+        """Move folders of before out of a purge's way; the packages whose purge would empty one still."""
+        packages = self._packages
+        stay = self._aside.move(packages.purged(names, theirs)) if packages else []
+        kept = [name for name in names if packages and packages.purged([name], stay)] if stay else []
+        if stay:
+            self._left.append(f"the settings of {_few(kept)}: their purge would empty {_few(stay)}")
+        return kept
+
+    def _put_back_aside(self) -> None:
+        for path, place in self._aside.put_back().items():
+            note = f"{path}: somebody has written to it since; what it held before is {place}"
+            if note not in self._left:
+                self._left.append(note)
+
     def _restore_files(self) -> None:
+        wrong = {}
         for path, entry in self._ledger["paths"].items():
             before, now = entry["before"], look(path)
             if entry["after"] == before or now == before or "folder" in (before["kind"], now["kind"]):
@@ -170,11 +199,16 @@ class Restorer:
             if "other" in (before["kind"], now["kind"]):
                 self._left.append(f"{path}: it is no plain file")
                 continue
-            self._changed_roles.add(entry["role"])
+            wrong[path] = entry
+        self._ledger["changed"] = sorted({*self._ledger["changed"], *(one["role"] for one in wrong.values())})
+        self._store.write(self._ledger)
+        for path, entry in wrong.items():
+            before = entry["before"]
             if before["kind"] == "absent":
-                Path(path).unlink()
+                Path(path).unlink(missing_ok=True)
             else:
-                put(path, before, self._store.content(before["content"]) if before["kind"] == "file" else b"")
+                content = self._store.content(before["content"]) if before["kind"] == "file" else b""
+                put(path, before, content, entry["when_ns"])
             self._done.append(f"{'removed' if before == ABSENT else 'put back'} {path}")
 
     def _remove_saved(self) -> None:
@@ -185,12 +219,14 @@ class Restorer:
             if entry["before"] != ABSENT or now["kind"] != "file":
                 continue
             ours = [after["content"]] if after and after["kind"] == "file" else []
-            ours += [
-                state["content"] for kept, state, _ in self._kept if kept == path
-            ]  # lies beside it by now
+            ours += [one["content"] for kept, one in self._versions() if kept == path]  # beside it soon
             if now["content"] in ours:
                 Path(saved).unlink()
                 self._done.append(f"removed {saved}")
+
+    def _versions(self) -> Iterator[tuple[str, State]]:
+        for path, states in self._ledger["versions"].items():
+            yield from ((path, state) for state in states)
 
     def _ours_in_etc(self) -> set[str]:
         ledger = self._ledger
@@ -256,16 +292,17 @@ class Restorer:
             if value is not None and host.kernel_setting(name) not in (None, value):
                 host.set_kernel_setting(name, value)
                 self._done.append(f"put back {name}")
+
+    def _restore_selinux(self) -> None:
         for name, value in self._ledger["booleans"].items():
             if value is not None and host.boolean(self._run, name) not in (None, value):
                 host.set_boolean(self._run, name, value)
                 self._done.append(f"put back the SELinux boolean {name}")
-        ours = set(self._ledger["contexts"]) & set(
-            host.own_contexts(self._run) if self._ledger["contexts"] else ()
-        )
-        for path in sorted(ours):
-            host.remove_context(self._run, path)
-            self._done.append(f"removed the SELinux context of {path}")
+        for path in sorted(host.own_contexts().intersection(self._ledger["contexts"])):
+            if host.remove_context(self._run, path):
+                self._done.append(f"removed the SELinux context of {path}")
+            else:
+                self._left.append(f"the SELinux context of {path}: semanage is not there to remove it")
 
 
 def _is_servers(name: str) -> bool:

@@ -12,12 +12,14 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from ansible.module_utils.ledger_shape import as_now
+
 VERSION = 1
 EMPTY: dict[str, Any] = {
     "version": VERSION,
     "cluster": "",
     "sealed": False,
-    "paths": {},  # path -> role, before, after
+    "paths": {},  # path -> role, before, after, when it was changed last before
     "patterns": [],  # of paths, those that were looked for already
     "etc": {"before": "", "ours": []},  # every path of /etc, by the hash of the list; those that came with us
     "trees": {},  # path -> whether it was there
@@ -26,12 +28,13 @@ EMPTY: dict[str, Any] = {
     "reloads": [],
     "users": {"before": [], "ours": []},
     "groups": {"before": [], "ours": []},
-    "packages": {"before": {}, "ours": [], "automatic": [], "marked": []},
+    "packages": {"before": {}, "ours": [], "automatic": [], "marked": [], "settings": []},
     "sysctl": {},
     "booleans": {},
     "contexts": [],
     "databases": {},
     "versions": {},  # path -> what others have made of a file of ours
+    "changed": [],  # roles whose files are put back: their units read them anew, also after a crash
 }
 
 
@@ -57,21 +60,25 @@ class Store:
             LedgerError: it is damaged, or of a newer clusterctl.
         """
         try:
-            text = (self.root / "ledger.json").read_text()
+            text = (self.root / "ledger.json").read_bytes()
         except FileNotFoundError:
             return json.loads(json.dumps(EMPTY))
         try:
             found = json.loads(text)
-            version = found["version"]
+            if found["version"] > VERSION:
+                raise LedgerError(f"{self.root} was written by a newer clusterctl; use that one")
+            return as_now({**json.loads(json.dumps(EMPTY)), **found})
         except (ValueError, KeyError, TypeError) as exc:
-            raise LedgerError(f"{self.root}/ledger.json is damaged: {exc}") from exc
-        if version > VERSION:
-            raise LedgerError(f"{self.root} was written by a newer clusterctl; use that one")
-        return {**json.loads(json.dumps(EMPTY)), **found}
+            raise LedgerError(
+                f"{self.root}/ledger.json is damaged ({exc}), nothing was changed: put back a copy of it; "
+                f"or set this host right by hand, with what {self.root}/contents has, and remove {self.root}"
+            ) from exc
 
     def write(self, ledger: dict[str, Any]) -> None:
-        """Put it in place of the one before."""
-        self._put("ledger.json", json.dumps(ledger, indent=1, sort_keys=True).encode() + b"\n")
+        """Put it in place of the one before; what stands there already asks for no room on a full disk."""
+        text = json.dumps(ledger, indent=1, sort_keys=True).encode() + b"\n"
+        if not self.is_there or (self.root / "ledger.json").read_bytes() != text:
+            self._put("ledger.json", text)
 
     def keep(self, content: bytes) -> str:
         """Keep these bytes; the hash that names them."""
@@ -95,8 +102,10 @@ class Store:
         return content
 
     def remove(self) -> None:
-        """Leave no trace of it."""
-        shutil.rmtree(self.root)
+        """Leave no trace of it. The document goes first: what is left without it says nothing."""
+        if self.root.exists():
+            (self.root / "ledger.json").unlink(missing_ok=True)
+            shutil.rmtree(self.root)
 
     def _put(self, name: str, content: bytes) -> None:
         path = self.root / name

@@ -6,6 +6,7 @@ follows from the manifest, whose own digest is checked first.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import tarfile
 import tempfile
@@ -15,7 +16,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from clusterctl.bundle.manifest import DIGEST, MANIFEST, Entry, Manifest
-from clusterctl.errors import BundleError, MachineError
+from clusterctl.errors import BundleError, MachineError, UsageError
 
 BLOCK: Final = tarfile.BLOCKSIZE
 CHUNK: Final = 1 << 20
@@ -128,6 +129,26 @@ def open_bundle(file: Path) -> Bundle:
             fix="name a file that `clusterctl bundle create` made",
         ) from exc
     return Bundle(file.absolute(), Manifest.read(raw, where), digest, begin)
+
+
+def check_target(target: Path) -> None:
+    """That a bundle can be written there, as far as can be told ahead.
+
+    Raises:
+        UsageError: it can't.
+    """
+    try:
+        if target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        with tempfile.TemporaryFile(dir=target.parent):
+            pass
+    except OSError as exc:
+        raise UsageError(
+            "the bundle can't be written",
+            where=str(target),
+            why=exc.strerror or str(exc),
+            fix="name another file with --out, in a folder that is there and can be written",
+        ) from exc
 
 
 def write_bundle(target: Path, manifest: Manifest, sources: Mapping[str, Path | bytes]) -> None:

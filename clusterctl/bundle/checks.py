@@ -13,7 +13,7 @@ from clusterctl import __version__
 from clusterctl.assets import payload_hash
 from clusterctl.bundle.archive import BLOCK, Bundle, Place, content, header, named, padded
 from clusterctl.bundle.manifest import PAYLOAD, Entry, Manifest, System
-from clusterctl.bundle.parts import base_digest, left_out
+from clusterctl.bundle.parts import asked_of, asks_for_cupy, base_digest, gpu_digest
 from clusterctl.distributions import distribution_of
 from clusterctl.errors import BundleError, Failure, ProvisionError
 from clusterctl.inventory import ARCHITECTURE
@@ -162,7 +162,6 @@ def misfits(bundle: Bundle, spec: ClusterSpec | None, releases: Collection[str] 
     """What does not fit this clusterctl, the spec, if there is one, or hosts of these releases."""
     manifest = bundle.manifest
     found = list(_of_clusterctl(manifest))
-    found += [Wrong("unfit", key, why) for key, why in (left_out(spec) if spec else {}).items()]
     found += [
         Wrong("unfit", release, f"the bundle has no packages for it, only for {', '.join(manifest.systems)}")
         for release in releases
@@ -171,21 +170,26 @@ def misfits(bundle: Bundle, spec: ClusterSpec | None, releases: Collection[str] 
     for release, system in manifest.systems.items():
         if releases and release not in releases:
             continue
-        if lacking := _wanted(release) - set(system.asked):
+        if lacking := _wanted(release, spec) - set(system.asked):
             found.append(Wrong("unfit", release, f"without the packages {named(sorted(lacking))}"))
         if system.base != base_digest():
             found.append(
                 Wrong("unfit", release, "the wheels of the job environment are of another clusterctl")
             )
+        found += _of_gpus(release, system, spec)
         found += _of_requirements(release, system, spec)
     return tuple(found)
 
 
-def _wanted(release: str) -> set[str]:
+def _wanted(release: str, spec: ClusterSpec | None) -> set[str]:
+    """What must be in it for a release; without a spec, what all specs ask for."""
     try:
-        return set(package_names(distribution_of(release)))
+        distribution = distribution_of(release)
     except ProvisionError:  # no host of it can be configured, so nothing is wanted
         return set()
+    if spec is not None:
+        return set(asked_of(distribution, spec.software))
+    return set(package_names(distribution)) & set(package_names(distribution, openhpc=True))
 
 
 def _of_clusterctl(manifest: Manifest) -> Iterator[Wrong]:
@@ -199,6 +203,13 @@ def _of_clusterctl(manifest: Manifest) -> Iterator[Wrong]:
         yield Wrong(
             "unfit", "architecture", f"for {manifest.architecture}, and the hosts have {ARCHITECTURE}"
         )
+
+
+def _of_gpus(release: str, system: System, spec: ClusterSpec | None) -> Iterator[Wrong]:
+    if system.gpu_base not in (None, gpu_digest()):
+        yield Wrong("unfit", release, "CuPy and CUDA's libraries are of another clusterctl")
+    elif spec is not None and asks_for_cupy(spec) and not system.gpu:
+        yield Wrong("unfit", release, "the spec has GPUs, and the bundle has no CuPy for them")
 
 
 def _of_requirements(release: str, system: System, spec: ClusterSpec | None) -> Iterator[Wrong]:

@@ -12,15 +12,18 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 from urllib.parse import unquote
 
 from clusterctl.bundle import tools
 from clusterctl.bundle.archives import archive_of, read_own
 from clusterctl.bundle.packed import Packed, Packer, Say
-from clusterctl.errors import MachineError
+from clusterctl.errors import MachineError, UsageError
+from clusterctl.packages import Upstream
 
 ARCHITECTURES: Final = {"x86_64": "amd64"}
+_FIELDS: Final = ("Types", "URIs", "Suites")  # what apt wants of a .sources file
+_LINE: Final = re.compile(r"deb(-src)?\s+(\[[^\]]*\]\s*)?\S+\s+\S+")  # of a .list file
 _FILE: Final = re.compile(r"^'([^']+)' (\S+\.deb) \d+ ", re.MULTILINE)
 _FIELD: Final = re.compile(r"^(Package|Version|Architecture|Filename|Size|SHA256): (.*)$", re.MULTILINE)
 
@@ -106,21 +109,68 @@ def packed(packer: Packer, names: Sequence[str], *, say: Say) -> Packed:
         UsageError: no archive of this distribution is known.
     """
     tools.need("apt-get", of=packer.distribution, fix="make this bundle on a machine with Debian or Ubuntu")
-    sources = _sources(packer.distribution) if packer.archive is None else read_own(packer.archive)
+    sources = _sources(packer) if packer.archive is None else own_sources(packer.archive)
     form = packer.archive.suffix if packer.archive else ".list"
     apt = _Apt(packer.distribution, ARCHITECTURES[packer.architecture], packer.folder, sources, form)
     say(f"{packer.distribution}: reading the package lists")
     apt.prepare()
+    upstream = {path.name: path for path in (_fetched(one, packer.folder) for one in packer.upstream)}
+    names = (*names, *map(str, upstream.values()))
     files = apt.resolve(names)
     say(f"{packer.distribution}: downloading {len(files)} packages")
     paths = apt.download(names, files)
-    records = apt.records([_asked(file) for file in files])
+    records = apt.records([_asked(file) for file in files if file not in upstream])
+    if upstream:
+        found = apt.records([str(path) for path in upstream.values()])
+        records += tuple(f"{record}SHA256: {_sha256(_named_in(record))}\n" for record in found)
     return _repository(packer.distribution, records, paths)
 
 
-def _sources(distribution: str) -> str:
-    """The archive of the distribution, as apt reads it."""
-    archive = archive_of(distribution)
+def _fetched(one: Upstream, folder: Path) -> Path:
+    """A package of its makers', from the cache if it is there."""
+    path = folder / one.file
+    if not path.is_file() or _sha256(path) != one.sha256:
+        path.write_bytes(tools.download(one.url, what=f"the package {path.name}"))
+    if _sha256(path) != one.sha256:
+        path.unlink()
+        raise MachineError(f"the package {path.name} is another", where=one.url, why="its SHA-256 differs")
+    return path
+
+
+def own_sources(path: Path) -> str:
+    """A list of archives of the user's, in one of apt's two forms.
+
+    Raises:
+        UsageError: it is none.
+    """
+    text = read_own(path)
+    lines = [line.strip() for line in text.splitlines() if line.strip() and not line.lstrip().startswith("#")]
+    if path.suffix == ".sources":
+        wrong = next((f"it has no {field}:" for field in _FIELDS if not _has(field, lines)), None)
+    else:
+        wrong = next((f"apt reads no line like {line!r}" for line in lines if not _LINE.match(line)), None)
+    if wrong or not lines:
+        raise UsageError(
+            "the file of repositories is no list of archives",
+            where=str(path),
+            why=wrong or "it names none",
+            fix="write it as in /etc/apt/sources.list.d; what is named .sources, in that form",
+        )
+    return text
+
+
+def _has(field: str, lines: Sequence[str]) -> bool:
+    return any(line.lower().startswith(f"{field.lower()}:") for line in lines)
+
+
+def _sources(packer: Packer) -> str:
+    """The archives of the distribution, as apt reads them."""
+    archive = archive_of(packer.distribution)
+    archives = [archive, archive["nvidia"]] if packer.nvidia else [archive]
+    return "".join(line for one in archives for line in _lines(one, packer.distribution))
+
+
+def _lines(archive: Mapping[str, Any], distribution: str) -> Iterator[str]:
     if not Path(archive["keyring"]).is_file():
         raise MachineError(
             f"the signatures of {distribution} can't be checked here",
@@ -128,11 +178,11 @@ def _sources(distribution: str) -> str:
             why="that keyring is missing",
             fix=f"install the package {archive['keyring_package']}",
         )
-    return "".join(
-        f"deb [signed-by={archive['keyring']}] {source['uri']} {suite} {' '.join(source['components'])}\n"
-        for source in archive["sources"]
-        for suite in source["suites"]
-    )
+    for source in archive["sources"]:
+        for suite in source["suites"]:
+            keyring = source.get("keyring", archive["keyring"])
+            words = [f"[signed-by={keyring}]", source["uri"], suite, *source["components"]]
+            yield f"deb {' '.join(words)}\n"
 
 
 def _asked(file: str) -> str:
@@ -163,9 +213,8 @@ def _repository(distribution: str, records: Sequence[str], paths: Mapping[str, P
 
 def _check(path: Path, fields: Mapping[str, str], distribution: str) -> None:
     """What apt has downloaded it has checked; what lay in the cache may have been damaged since."""
-    with path.open("rb") as file:
-        if hashlib.file_digest(file, "sha256").hexdigest() == fields["SHA256"]:
-            return
+    if _sha256(path) == fields["SHA256"]:
+        return
     path.unlink()
     raise MachineError(
         f"a package of {distribution} in the cache was damaged, and is removed",
@@ -177,3 +226,13 @@ def _check(path: Path, fields: Mapping[str, str], distribution: str) -> None:
 def _release(distribution: str, packages: bytes) -> Iterator[str]:
     yield f"Origin: clusterctl\nLabel: clusterctl bundle for {distribution}\nSuite: bundle\n"
     yield f"SHA256:\n {hashlib.sha256(packages).hexdigest()} {len(packages)} Packages\n"
+
+
+def _sha256(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _named_in(record: str) -> Path:
+    """The file that apt says a record is of."""
+    return Path(dict(_FIELD.findall(record))["Filename"])

@@ -49,8 +49,9 @@ class System(_Stored):
     """What there is for one distribution.
 
     ``asked``: the packages that the roles ask for; ``packages``: how many that comes to with all they need.
-    ``base`` and ``requirements`` are hashes of the job environment's lock and of the spec's requirements
-    files, ``wheels`` and ``more`` the names of what they come to.
+    ``base``, ``gpu_base`` and ``requirements`` are hashes of the job environment's lock, of what nodes with
+    GPUs have beside it, and of the spec's requirements files; ``wheels``, ``gpu`` and ``more`` the names of
+    what they come to.
     """
 
     family: str
@@ -58,8 +59,10 @@ class System(_Stored):
     packages: int
     python: str
     base: str
+    gpu_base: str | None = None
     requirements: str | None = None
     wheels: tuple[str, ...] = ()
+    gpu: tuple[str, ...] = ()
     more: tuple[str, ...] = ()
 
 

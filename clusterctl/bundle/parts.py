@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from pathlib import Path
-
-from clusterctl.assets import asset
+from clusterctl.assets import gpu_lock, job_lock
 from clusterctl.bundle.manifest import SYSTEMS, WHEELS
+from clusterctl.distributions import Distribution
 from clusterctl.journal import digest
+from clusterctl.packages import Nvidia, package_names, upstream_packages
 from clusterctl.spec import ClusterSpec
-
-
-def base_lock() -> Path:
-    """The lock of the job environment."""
-    return asset("payload") / "requirements.lock"
+from clusterctl.spec.models import Software
 
 
 def base_digest() -> str:
     """Names what is in the lock of the job environment."""
-    return digest(base_lock().read_bytes())
+    return digest(job_lock().read_bytes())
+
+
+def gpu_digest() -> str:
+    """Names what nodes with GPUs have beside that."""
+    return digest(gpu_lock().read_bytes())
+
+
+def asks_for_cupy(spec: ClusterSpec) -> bool:
+    """Whether its bundle must have CuPy: only the spec can tell which nodes have GPUs."""
+    return spec.software.cupy and any(partition.gpus for partition in spec.partitions)
 
 
 def lock_path(release: str) -> str:
@@ -31,11 +36,23 @@ def system_folder(release: str) -> str:
     return f"{SYSTEMS}/{release}"
 
 
-def left_out(spec: ClusterSpec) -> Mapping[str, str]:
-    """What a spec asks for that is in no bundle: key -> why."""
-    found = {}
-    if spec.software.slurm == "openhpc":
-        found["software.slurm"] = "OpenHPC's packages are in no bundle, the distribution's are"
-    if spec.software.apptainer:
-        found["software.apptainer"] = "Apptainer is in no bundle; hosts that have it may keep it"
-    return found
+def names_of(distribution: Distribution, software: Software) -> tuple[str, ...]:
+    """The packages that a spec's software comes to."""
+    return package_names(
+        distribution,
+        openhpc=software.slurm == "openhpc",
+        apptainer=software.apptainer,
+        nvidia=nvidia_of(software),
+    )
+
+
+def nvidia_of(software: Software) -> Nvidia:
+    """What is asked of NVIDIA's packages."""
+    asked = software.nvidia
+    return Nvidia(asked.parts, asked.branch or "", asked.toolkit or "")
+
+
+def asked_of(distribution: Distribution, software: Software) -> tuple[str, ...]:
+    """What a bundle must hold for hosts of a distribution: packages by name, and the files of upstream's."""
+    upstream = upstream_packages(distribution, apptainer=software.apptainer)
+    return (*names_of(distribution, software), *(one.file for one in upstream))

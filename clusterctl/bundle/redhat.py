@@ -14,8 +14,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-import requests
-
 from clusterctl.bundle import tools
 from clusterctl.bundle.archives import archive_of, read_own
 from clusterctl.bundle.packed import Packed, Packer, Say
@@ -24,8 +22,6 @@ from clusterctl.errors import MachineError, UsageError
 KEYS: Final = "keys"
 _TOOLS: Final = {"dnf": "dnf", "createrepo_c": "createrepo_c", "rpmkeys": "rpm"}
 _SIGNED: Final = "signatures OK"
-_TIMEOUT_S: Final = 30.0
-_LONGEST_KEY: Final = 1 << 20
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,17 +46,20 @@ class _Dnf:
             (self.folder / name).mkdir(parents=True, exist_ok=True)
         (self.folder / "dnf.conf").write_text("[main]\n")
         (self.folder / "repos" / "bundle.repo").write_text(repositories)
+        if self.packer.stream:
+            what = f"choosing the stream of NVIDIA's driver for {self.packer.title}"
+            self._run("module", "enable", f"nvidia-driver:{self.packer.stream}", what=what)
 
     def resolve(self, names: Sequence[str]) -> tuple[str, ...]:
         """The files of these packages and of all that they need."""
-        what = f"finding what the packages of {self.packer.distribution} need"
+        what = f"finding what the packages of {self.packer.title} need"
         said = self._run("download", "--resolve", "--alldeps", "--url", *self._archs(), *names, what=what)
         files = {line.rpartition("/")[2] for line in said.split() if line.endswith(".rpm")}
         return tuple(sorted(files))
 
     def download(self, names: Sequence[str]) -> None:
         """What is there from before is kept."""
-        what = f"downloading the packages of {self.packer.distribution}"
+        what = f"downloading the packages of {self.packer.title}"
         words = ("--resolve", "--alldeps", f"--downloaddir={self.packages}", *self._archs())
         self._run("download", *words, *names, what=what)
 
@@ -97,14 +96,17 @@ def packed(packer: Packer, names: Sequence[str], *, say: Say) -> Packed:
     """
     for tool, package in _TOOLS.items():
         fix = f"install {package} and dnf-plugins-core here, or make this bundle on a machine of its family"
-        tools.need(tool, of=packer.distribution, fix=fix)
+        tools.need(tool, of=packer.title, fix=fix)
     repositories, urls = _repositories(packer)
     dnf = _Dnf(packer)
-    say(f"{packer.distribution}: reading the repositories")
+    say(f"{packer.title}: reading the repositories")
     dnf.prepare(repositories)
-    keys = {f"{KEYS}/{number}.asc": _key(url) for number, url in enumerate(urls)}
+    keys = {
+        f"{KEYS}/{number}.asc": tools.download(url, what="a repository's key")
+        for number, url in enumerate(urls)
+    }
     files = dnf.resolve(names)
-    say(f"{packer.distribution}: downloading {len(files)} packages")
+    say(f"{packer.title}: downloading {len(files)} packages")
     dnf.download(names)
     _check_signatures(dnf, keys.values(), files)
     return Packed({**_index(dnf, files), **keys}, tuple(_versions(dnf, files)))
@@ -117,17 +119,23 @@ def _major(distribution: str) -> str:
 def _repositories(packer: Packer) -> tuple[str, tuple[str, ...]]:
     """A .repo file of the repositories, and where their keys are."""
     if packer.archive is not None:
-        return _own(packer.archive)
+        return own_repositories(packer.archive)
     archive = archive_of(packer.distribution)
-    keys = " ".join(archive["keys"])
-    parts = (
-        f"[{name}]\nname={name}\nbaseurl={url}\ngpgcheck=1\ngpgkey={keys}\n"
-        for name, url in archive["repositories"].items()
+    parts = [archive, *(archive[name] for name in packer.added)]
+    text = "\n".join(
+        f"[{name}]\nname={name}\nbaseurl={url}\ngpgcheck=1\ngpgkey={' '.join(part['keys'])}\n"
+        for part in parts
+        for name, url in part["repositories"].items()
     )
-    return "\n".join(parts), tuple(archive["keys"])
+    return text, tuple(key for part in parts for key in part["keys"])
 
 
-def _own(path: Path) -> tuple[str, tuple[str, ...]]:
+def own_repositories(path: Path) -> tuple[str, tuple[str, ...]]:
+    """A .repo file of the user's, and where its keys are.
+
+    Raises:
+        UsageError: it is none, or names no key.
+    """
     text = read_own(path)
     parser = configparser.ConfigParser(interpolation=None)
     try:
@@ -135,7 +143,10 @@ def _own(path: Path) -> tuple[str, tuple[str, ...]]:
         keys = {key for name in parser.sections() for key in parser[name].get("gpgkey", "").split()}
     except configparser.Error as exc:
         raise UsageError(
-            "the file of repositories is no .repo file", where=str(path), why=exc.message
+            "the file of repositories is no .repo file",
+            where=str(path),
+            why=exc.message,
+            fix="write it as in /etc/yum.repos.d",
         ) from exc
     if not keys:
         raise UsageError(
@@ -145,17 +156,6 @@ def _own(path: Path) -> tuple[str, tuple[str, ...]]:
             fix="say gpgkey= for each repository",
         )
     return text, tuple(sorted(keys))
-
-
-def _key(url: str) -> bytes:
-    try:
-        if url.startswith("file://"):
-            return Path(url.removeprefix("file://")).read_bytes()[:_LONGEST_KEY]
-        answer = requests.get(url, timeout=_TIMEOUT_S)
-        answer.raise_for_status()
-    except (OSError, requests.RequestException) as exc:
-        raise MachineError("a repository's key can't be had", where=url, why=str(exc)) from exc
-    return answer.content[:_LONGEST_KEY]
 
 
 def _check_signatures(dnf: _Dnf, keys: Iterable[bytes], files: Sequence[str]) -> None:

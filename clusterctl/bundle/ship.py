@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import tarfile
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from typing import Final
 
@@ -76,15 +76,19 @@ touch -- "$digest"
 """
 
 
-def lacking(inventory: Inventory, mark: str, to: Callable[[str], Transport]) -> tuple[Host, ...]:
+def lacking(
+    inventory: Inventory, mark: str, to: Callable[[str], Transport], *, with_cards: Collection[str] = ()
+) -> tuple[Host, ...]:
     """The hosts that are not installed to the end; ``mark`` names what is to be.
+
+    On those ``with_cards`` something is installed for these, too.
 
     Raises:
         TransportError: a host can't be asked.
     """
 
     def lacks(host: Host) -> bool:
-        argv = ["sh", "-c", _LOOK, "sh", *_marks(host, mark)]
+        argv = ["sh", "-c", _LOOK, "sh", *_marks(host, mark, with_cards=host.name in with_cards)]
         return not to(host.name).run(argv).stdout
 
     with ThreadPoolExecutor(max_workers=min(_AT_ONCE, len(inventory.hosts))) as pool:
@@ -135,11 +139,12 @@ def _bring(bundle: Bundle, host: Host, transport: Transport) -> bool:
     return answer == "send"
 
 
-def _marks(host: Host, mark: str) -> tuple[str, str]:
+def _marks(host: Host, mark: str, *, with_cards: bool) -> tuple[str, ...]:
     """The files by which a host tells that all is installed, or what its roles need: see install.yml."""
     whole = f"/opt/clusterctl/installed-{mark}"
-    own = "" if host.leads and host.computes else "-controller" if host.leads else "-compute"
-    return whole, f"{whole}{own if host.leads or host.computes else '-login'}"
+    role = "" if host.leads and host.computes else "-controller" if host.leads else "-compute"
+    own = f"{whole}{role if host.leads or host.computes else '-login'}"
+    return (f"{own}-cards",) if with_cards else (whole, own)
 
 
 def _line(receive: Callable[[], bytes]) -> str:

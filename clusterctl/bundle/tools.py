@@ -1,4 +1,4 @@
-"""How the package managers of this machine are run: with our settings, and what they said when they fail."""
+"""How the package managers of this machine are run, with our settings and what they said; and downloads."""
 
 from __future__ import annotations
 
@@ -6,11 +6,15 @@ import os
 import shutil
 import subprocess
 from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import requests
 
 from clusterctl.errors import MachineError
 from clusterctl.mortal import mortal
 
 _LONGEST_REASON = 1500
+_TIMEOUT_S = 60.0
 _ALWAYS = {"LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
 
 
@@ -43,3 +47,20 @@ def run(argv: Sequence[str], *, what: str, fix: str, env: Mapping[str, str] | No
         said = (done.stderr.strip() or done.stdout.strip())[-_LONGEST_REASON:]
         raise MachineError(f"{what} failed", where=argv[0], why=said or f"exit {done.returncode}", fix=fix)
     return done.stdout
+
+
+def download(url: str, *, what: str) -> bytes:
+    """What lies at a URL; `file:` is this machine's.
+
+    Raises:
+        MachineError: it can't be had.
+    """
+    try:
+        if url.startswith("file://"):
+            return Path(url.removeprefix("file://")).read_bytes()
+        answer = requests.get(url, timeout=_TIMEOUT_S)
+        answer.raise_for_status()
+    except (OSError, requests.RequestException) as exc:
+        fix = "check that this machine reaches it, then run it again: what was downloaded is kept"
+        raise MachineError(f"{what} can't be had", where=url, why=str(exc), fix=fix) from exc
+    return answer.content

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from functools import partial
 from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
+from clusterctl.assets import gpu_lock, job_lock
 from clusterctl.bundle.archive import Bundle, open_bundle
 from clusterctl.bundle.checks import damages, misfits, refuse
 from clusterctl.bundle.manifest import WHEELS
-from clusterctl.bundle.parts import base_lock, lock_path
+from clusterctl.bundle.parts import lock_path
 from clusterctl.distributions import distribution_of
 from clusterctl.errors import BundleError
 from clusterctl.mortal import temporary_folder
@@ -85,19 +87,21 @@ def take(file: Path, spec: ClusterSpec, workspace: Workspace, *, say: Say) -> Bu
 
 def _place_wheels(bundle: Bundle, spec: ClusterSpec) -> None:
     for release, system in bundle.manifest.systems.items():
-
-        def base(folder: Path, wheels: tuple[str, ...] = system.wheels) -> None:
-            for name in wheels:
-                bundle.copy(f"{WHEELS}/{name}", folder / name)
-
         node = Node.of(distribution_of(release))
-        filled(base_lock(), base, node)
+        filled(job_lock(), partial(_bring_all, bundle, system.wheels), node)
+        if system.gpu:
+            filled(gpu_lock(), partial(_bring_all, bundle, system.gpu), node)
         asked = spec.software.python.requirements
         if asked is not None:
             text = _text(bundle, lock_path(release))
             plant(
-                Question((asked,), base_lock(), node=node), text, lambda wheel, to: _bring(bundle, wheel, to)
+                Question((asked,), job_lock(), node=node), text, lambda wheel, to: _bring(bundle, wheel, to)
             )
+
+
+def _bring_all(bundle: Bundle, names: Sequence[str], folder: Path) -> None:
+    for name in names:
+        bundle.copy(f"{WHEELS}/{name}", folder / name)
 
 
 def _bring(bundle: Bundle, wheel: Wheel, to: Path) -> None:

@@ -44,18 +44,21 @@ def create(
 
     The distributions are those of the hosts, where the cluster is up; else --os says them.
     """
-    from clusterctl import bundle
+    from clusterctl import bundle, offline
     from clusterctl.transfer.tree import shown_size
 
     spec = spec_of(screen, options)
-    distributions = _distributions(screen, options, system)
+    offline.refuse_made_hosts(spec, fix="raise it without a bundle: `clusterctl up`")
+    names = _names(screen, options, system)
+    distributions = _named(names)
     archives = dict(_assignment(text) for text in archive or ())
     if unknown := archives.keys() - {one.release for one in distributions}:
         raise UsageError(
             f"--from names {', '.join(sorted(unknown))}, which no host has", fix="say it with --os"
         )
     target = out or Path(f"{spec.name}.bundle.tar")
-    made = bundle.create(bundle.Wanted(spec, distributions, archives), target, say=screen.note)
+    wanted = bundle.Wanted(spec, distributions, archives, _called(names))
+    made = bundle.create(wanted, target, say=screen.note)
     size = shown_size(target.stat().st_size)
     screen.result(
         _answer(made), f"{_text(made)}\nwrote {target}, {size}; take it along with clusterctl itself"
@@ -99,13 +102,19 @@ def _named(names: list[str] | tuple[str, ...]) -> tuple[Distribution, ...]:
         raise UsageError(exc.what, where="--os", why=exc.why, fix=exc.fix) from exc
 
 
-def _distributions(screen: Screen, options: Options, names: list[str] | None) -> tuple[Distribution, ...]:
-    """Those that are named, else those of the hosts as they were last looked at."""
+def _called(names: list[str]) -> dict[str, str]:
+    """Release -> the first of these names for it; RHEL's before all, whose packages are not public."""
+    ranked = sorted(names, key=lambda name: not name.startswith("rhel-"))
+    return {_named([name])[0].release: name for name in reversed(ranked)}
+
+
+def _names(screen: Screen, options: Options, names: list[str] | None) -> list[str]:
+    """Distributions that are named, else those of the hosts as they were last looked at."""
     from clusterctl.access import inventory_of
     from clusterctl.errors import NotUpError
 
     if names:
-        return _named(names)
+        return names
     try:
         hosts = inventory_of(workspace_of(screen, options)).hosts
     except NotUpError as exc:
@@ -114,7 +123,7 @@ def _distributions(screen: Screen, options: Options, names: list[str] | None) ->
             why="the cluster is not up, so nobody has looked yet",
             fix="say it: --os debian-12, or --os rocky-9; several if several have to be served",
         ) from exc
-    return _named([host.distribution for host in hosts])
+    return [host.distribution for host in hosts]
 
 
 def _assignment(text: str) -> tuple[str, Path]:
@@ -138,7 +147,7 @@ def _answer(opened: Bundle) -> dict[str, Any]:
             release: {
                 "packages": system.packages,
                 "python": system.python,
-                "wheels": len(system.wheels + system.more),
+                "wheels": len(system.wheels + system.gpu + system.more),
             }
             for release, system in said.systems.items()
         },
@@ -149,7 +158,7 @@ def _text(opened: Bundle) -> str:
     said = opened.manifest
     lines = [f"bundle for cluster {said.cluster!r}, made by clusterctl {said.clusterctl}"]
     lines += [
-        f"  {release}: {system.packages} packages, {len(system.wheels + system.more)} wheels "
+        f"  {release}: {system.packages} packages, {len(system.wheels + system.gpu + system.more)} wheels "
         f"for Python {system.python}"
         for release, system in said.systems.items()
     ]

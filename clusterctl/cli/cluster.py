@@ -28,6 +28,8 @@ if TYPE_CHECKING:
     from clusterctl.spec import ClusterSpec
     from clusterctl.transport.base import Transport
 
+_STATUS_WAIT_S = 10.0  # for Slurm, which may be starting: who asks how it is wants to know soon
+
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 NoWait = Annotated[
     bool,
@@ -120,13 +122,17 @@ def raise_cluster(
     *,
     hands: Hands,
     limit: Sequence[str] = (),
+    replaced: Sequence[str] = (),
     reconfigure: bool = False,
     force: bool = False,
     packages: Packages | None = None,
     yes: bool = False,
     no_wait: bool = False,
 ) -> int:
-    """Have the cluster of this spec up, or what ``limit`` names of it, and say how it went."""
+    """Have the cluster of this spec up, or what ``limit`` names of it, and say how it went.
+
+    ``replaced`` ones are other machines than before.
+    """
     from clusterctl import lifecycle, lock, offline
     from clusterctl.workspace import Workspace
 
@@ -150,6 +156,7 @@ def raise_cluster(
             force=force,
             packages=packages or offline.AS_BEFORE,
             limit=limit,
+            replaced=replaced,
             hands=hands,
             wait_s=0 if no_wait else lock.WAIT_S,
         )
@@ -185,6 +192,12 @@ def down(
     out: OutFolder = None,
     no_wait: NoWait = False,
     ask_become_pass: AskBecomePass = False,
+    forget: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--forget", metavar="HOST", help="This machine of your own is gone for good: do not wait for it."
+        ),
+    ] = None,
     orphans: Annotated[
         bool,
         typer.Option("--orphans", help="Those of its name whose workspace was lost: show them and ask."),
@@ -196,6 +209,7 @@ def down(
 ) -> None:
     """Bring runs home, remove the cluster, prove that all is gone."""
     from clusterctl import lifecycle, lock
+    from clusterctl.membership import names_of
 
     if orphans:
         down_orphans(screen, options, project=project, yes=yes, ask_become_pass=ask_become_pass)
@@ -204,7 +218,9 @@ def down(
         raise UsageError("--project is for --orphans", fix="say --orphans, or leave it out")
     workspace = workspace_of(screen, options)
     name = workspace.root.name
-    screen.confirm(f"take cluster {name!r} down, with all data on its nodes?", yes=yes)
+    is_own = lifecycle.is_of_own_machines(workspace)
+    what = "and give its machines back as they were" if is_own else "with all data on its nodes"
+    screen.confirm(f"take cluster {name!r} down, {what}?", yes=yes)
     phases = Phases(screen, verbose=options.verbose)
     with _unfinished(screen, phases, "`clusterctl down` goes on from here"), phases.shown():
         done = lifecycle.down(
@@ -213,6 +229,7 @@ def down(
             tell=phases,
             discard_runs=discard_runs,
             out=out,
+            gone=names_of(forget or ()),
             hands=hands(screen, ask_password=ask_become_pass),
             wait_s=0 if no_wait else lock.WAIT_S,
         )
@@ -230,7 +247,10 @@ def down(
         "phases": _phases(done.phases),
     }
     where = " at this machine" if is_local else ""
-    text = f"cluster {name!r} is down; an independent look{where} found nothing of it"
+    proof = f"an independent look{where} found nothing of it"
+    if not done.looked:
+        proof = "its last machines are forgotten" if forget else "nothing had been put on any machine"
+    text = f"cluster {name!r} is down; {proof}"
     if size:
         text += f"\nthe node image stays cached ({size} MiB); `clusterctl cache prune` removes it"
     screen.result({**answer, "cache_mib": size}, text)
@@ -239,17 +259,19 @@ def down(
 def status(screen: Screen, options: Options) -> None:
     """Nodes and jobs, as Slurm sees them."""
     from clusterctl import access, jobs
+    from clusterctl.providers.onprem import left_behind
     from clusterctl.transport.connections import Connections
 
     workspace = workspace_of(screen, options)
     with telling_who_works(workspace):
         inventory = access.inventory_of(workspace)
         with Connections(workspace.ssh_config) as connections:
-            scheduler = access.admins_scheduler(inventory, connections)
+            scheduler = access.admins_scheduler(inventory, connections, patience_s=_STATUS_WAIT_S)
             nodes, active = scheduler.nodes(), jobs.active(scheduler)
             is_google = inventory.provider == "gcp"
             controller = connections.to(inventory.controller.name)
             by_itself = auto_down(access.spec_as_raised(workspace), controller) if is_google else None
+    left = left_behind.found(workspace)
     ready = {n.name for n in nodes if n.usable} >= {h.name for h in inventory.compute}
     answer = {
         "cluster": inventory.cluster,
@@ -261,6 +283,7 @@ def status(screen: Screen, options: Options) -> None:
         ],
         "jobs": [jobs.as_dict(j) for j in active],
         "auto_down": by_itself,
+        "left_behind": [left_behind.as_dict(one) for one in left],
     }
     rows = [[n.name, n.shown, n.cpus, n.memory_mib, n.reason] for n in nodes]
     text = f"cluster {inventory.cluster} ({inventory.provider}): {'ready' if ready else 'NOT ready'}\n\n"
@@ -270,6 +293,7 @@ def status(screen: Screen, options: Options) -> None:
     if by_itself:
         state = "" if by_itself["armed"] else ", but its timer does not run: `clusterctl up` starts it"
         text += f"\n\nwithout work it takes itself down after {by_itself['after']}{state}"
+    text += "".join(f"\n\n{one}\n  {one.fix}" for one in left)
     screen.result(answer, text)
 
 

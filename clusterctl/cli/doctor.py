@@ -28,8 +28,8 @@ def doctor(
 ) -> int:
     """Look for what is wrong with the hosts.
 
-    Whether they are reached, sudo, system, clock, names, disks, ports, locks, accounts and GPUs. It changes
-    nothing. Machines of your own are looked at before the first `up`, too. Exit 1 if something
+    Whether they are reached, sudo, system, clock, names, disks, ports, firewalls, locks, accounts and GPUs.
+    It changes nothing. Machines of your own are looked at before the first `up`, too. Exit 1 if something
     keeps a host out of the cluster.
     """
     spec = spec_of(screen, options)
@@ -58,13 +58,19 @@ def examined(
 def as_dict(spec: ClusterSpec, report: Report) -> dict[str, Any]:
     """The report as `-o json` shows it."""
     from clusterctl.doctor import failures
+    from clusterctl.doctor.firewall import firewall_of
 
     return {
         "ok": not report.errors,
         "failures": [asdict(failure) for failure in failures(report.errors, phase="examine")],
         "cluster": spec.name,
         "hosts": {
-            host: {**facts.system.model_dump(), "selinux": facts.selinux, "gpus": facts.gpus.model_dump()}
+            host: {
+                **facts.system.model_dump(),
+                "selinux": facts.selinux,
+                "firewall": firewall_of(facts).as_dict(),
+                "gpus": facts.gpus.model_dump(),
+            }
             for host, facts in report.facts.items()
         },
         "findings": [asdict(finding) for finding in report.findings],
@@ -73,6 +79,7 @@ def as_dict(spec: ClusterSpec, report: Report) -> dict[str, Any]:
 
 def text(screen: Screen, report: Report) -> str:
     """The report as people read it: a line a host, then what is wrong."""
+    from clusterctl.doctor.firewall import firewall_of
     from clusterctl.spec.units import GIB_MIB
 
     bad = {finding.host for finding in report.errors}
@@ -84,14 +91,15 @@ def text(screen: Screen, report: Report) -> str:
             facts.system.name,
             facts.system.cpus,
             f"{facts.system.memory_mib / GIB_MIB:.0f} GiB",
-            ", ".join(facts.gpus.shown)
-            or (f"{facts.gpus.cards} without driver" if facts.gpus.cards else "-"),
+            _gpus(facts.gpus),
             facts.selinux,
+            str(firewall_of(facts)),
         ]
         for host, facts in report.facts.items()
     ]
-    rows += [[host, "sick", "-", "-", "-", "-", "-"] for host in sorted(bad - set(report.facts))]
-    table = screen.table(["HOST", "STATE", "SYSTEM", "CPUS", "MEMORY", "GPUS", "SELINUX"], rows)
+    head = ["HOST", "STATE", "SYSTEM", "CPUS", "MEMORY", "GPUS", "SELINUX", "FIREWALL"]
+    rows += [[host, "sick", *"-" * (len(head) - 2)] for host in sorted(bad - set(report.facts))]
+    table = screen.table(head, rows)
     wrong = [
         f"{f.host}: {f.level}: {f.what}\n  why: {f.why}" + (f"\n  fix: {f.fix}" if f.fix else "")
         for f in report.findings
@@ -101,7 +109,7 @@ def text(screen: Screen, report: Report) -> str:
 
 def _gpus(gpus: Gpus) -> str:
     if gpus.shown:
-        return ", ".join(gpus.shown)
+        return f"{', '.join(gpus.shown)} (driver {gpus.driver})"
     return f"{gpus.cards} without driver" if gpus.cards else "-"
 
 

@@ -15,7 +15,10 @@ from clusterctl.cli.show import Screen
 
 @dataclass(frozen=True, slots=True)
 class _Listed:
-    """One cluster. ``nodes`` is None where its record can't be read, ``usd_per_hour`` without prices."""
+    """One cluster. ``nodes`` is None where its record can't be read, ``usd_per_hour`` without prices.
+
+    ``fix`` is what to type about one that was lost.
+    """
 
     cluster: str
     provider: str
@@ -24,13 +27,14 @@ class _Listed:
     workspace: str
     id: str | None
     usd_per_hour: float | None = None
+    fix: str = ""
 
 
 def list_(screen: Screen, options: Options) -> None:
     """Show your clusters, and local ones whose workspace was lost.
 
     `unfinished`: `clusterctl up` goes on. `elsewhere`: raised with another CLUSTERCTL_HOME. `lost`: nothing
-    is known of it any more, `clusterctl down` removes it by its name. `damaged`: `clusterctl up` mends it.
+    is known of it any more, `clusterctl down --orphans` removes it. `damaged`: `clusterctl up` mends it.
     """
     del options
     noted = list(_noted())
@@ -46,7 +50,8 @@ def _table(screen: Screen, found: Sequence[_Listed]) -> str:
         head.insert(-1, "USD AN HOUR")
         for row, one in zip(rows, found, strict=True):
             row.insert(-1, "-" if one.usd_per_hour is None else f"{one.usd_per_hour:.2f}")
-    return screen.table(head, rows)
+    fixes = (f"\n\ncluster {one.cluster!r} was lost; remove it: {one.fix}" for one in found if one.fix)
+    return screen.table(head, rows) + "".join(fixes)
 
 
 def _noted() -> Iterator[_Listed]:
@@ -81,7 +86,7 @@ def _noted() -> Iterator[_Listed]:
 def _on_this_machine(known: set[str | None]) -> Iterator[_Listed]:
     """Local ones that are not among those: half made, of another state folder, or with none any more."""
     from clusterctl.errors import ClusterctlError
-    from clusterctl.providers.local.provider import clusters
+    from clusterctl.providers.local.provider import clusters, is_lost
     from clusterctl.workspace import state_home
 
     try:
@@ -91,13 +96,13 @@ def _on_this_machine(known: set[str | None]) -> Iterator[_Listed]:
     for one in here:
         if one.id in known or one.owner != os.getuid():
             continue
-        workspace = Path(one.workspace)
-        if not workspace.is_dir():
-            state = "lost"
+        fix = ""
+        if is_lost(one):
+            state, fix = "lost", f"clusterctl down --orphans --cluster {one.name}"
         else:
-            state = "unfinished" if workspace.parent == state_home() else "elsewhere"
+            state = "unfinished" if Path(one.workspace).parent == state_home() else "elsewhere"
         nodes = sum(not name.endswith("-ctl") for name in one.numbers)
-        yield _Listed(one.name, "local", state, nodes, one.workspace, one.id)
+        yield _Listed(one.name, "local", state, nodes, one.workspace, one.id, fix=fix)
 
 
 def register(app: typer.Typer) -> None:

@@ -1,10 +1,10 @@
-"""node drain, resume, add, remove, replace: nodes one by one, the others and their jobs untouched."""
+"""node drain, resume, reboot, add, remove, replace, forget: nodes one by one, the others untouched."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from clusterctl.inventory import Inventory
     from clusterctl.nodes import NodeState
     from clusterctl.scheduler.base import Scheduler
+    from clusterctl.spec import ClusterSpec
     from clusterctl.workspace import Workspace
 
 Names = Annotated[
@@ -29,7 +30,14 @@ Reason = Annotated[
     str, typer.Option("--reason", metavar="TEXT", help="Why: whoever looks at the nodes reads it.")
 ]
 Force = Annotated[bool, typer.Option("--force", help="End the jobs that are at work there.")]
-_REPLACED = "another machine takes its place"
+_BOOTS = "clusterctl: is to be booted"
+# What taking a machine into the cluster may need.
+_JOINING: Final = {
+    "yes": Yes,
+    "no_wait": NoWait,
+    "ask_become_pass": AskBecomePass,
+    "accept_host_key": AcceptHostKey,
+}
 
 
 def drain(
@@ -69,15 +77,7 @@ def resume(screen: Screen, options: Options, names: Names) -> None:
     _show(screen, found)
 
 
-def add(
-    screen: Screen,
-    options: Options,
-    names: Names,
-    yes: Yes = False,
-    no_wait: NoWait = False,
-    ask_become_pass: AskBecomePass = False,
-    accept_host_key: AcceptHostKey = None,
-) -> int:
+def add(screen: Screen, options: Options, names: Names, **joining: Any) -> int:
     """Take machines into the cluster that the spec names, and that are not in it yet.
 
     Only they are configured; the others learn their names and addresses, and running jobs go on.
@@ -92,8 +92,7 @@ def add(
     if there := [name for name in chosen if inventory.host(name)]:
         fix = f"`clusterctl up --limit {','.join(there)}` mends it, `clusterctl node replace` takes another"
         raise UsageError(f"already in the cluster: {', '.join(there)}", fix=fix)
-    own = hands(screen, ask_password=ask_become_pass, accepted=accept_host_key)
-    return raise_cluster(screen, options, spec, limit=chosen, hands=own, yes=yes, no_wait=no_wait)
+    return _join(screen, options, spec, chosen, **joining)
 
 
 def remove(
@@ -113,58 +112,143 @@ def remove(
     membership.own_machines(spec)
     chosen = _chosen(inventory, names)
     fewer = membership.without(spec, chosen)
-    concerned = (inventory.controller.name, *chosen)
+    limit = (inventory.controller.name, *chosen)
     own = hands(screen, ask_password=False)
     done = raise_cluster(
-        screen, options, fewer, limit=concerned, hands=own, force=force, yes=yes, no_wait=no_wait
+        screen, options, fewer, limit=limit, hands=own, force=force, yes=yes, no_wait=no_wait
     )
     screen.note(f"take {', '.join(chosen)} out of your spec file, too: else the next `up` adds them again")
     return done
 
 
-def replace(
-    screen: Screen,
-    options: Options,
-    names: Names,
-    force: Force = False,
-    yes: Yes = False,
-    no_wait: NoWait = False,
-    ask_become_pass: AskBecomePass = False,
-    accept_host_key: AcceptHostKey = None,
-) -> int:
-    """Put other machines in the place of nodes, under the same names. Their host keys are confirmed anew."""
-    from clusterctl import membership, nodes
+def replace(screen: Screen, options: Options, names: Names, force: Force = False, **joining: Any) -> int:
+    """Put other machines in the place of nodes, under the same names. Their host keys are confirmed anew.
+
+    The machines that had the names are given back; one that does not answer is, once it does.
+    """
+    from clusterctl import access, membership
+    from clusterctl.nodes import check_names
+    from clusterctl.workspace import Workspace
 
     spec = spec_of(screen, options)
     membership.own_machines(spec)
-    own = hands(screen, ask_password=ask_become_pass, accepted=accept_host_key)
-    with _cluster(screen, options) as (workspace, inventory, scheduler):
-        chosen = membership.names_of(names)
-        there = _known(inventory, chosen)
-        if inventory.controller.name in chosen:
-            fix = "take the cluster down, and raise it anew"
-            raise UsageError(
-                f"{inventory.controller.name} leads the cluster: nothing can take its place", fix=fix
-            )
-        if there:
-            found = nodes.drain(scheduler, there, _REPLACED)
-            if not force:
-                _refuse_at_work(scheduler, found)
-            membership.forget(workspace, there)
+    inventory = access.inventory_of(Workspace.of(spec.name))
+    chosen = membership.names_of(names)
+    there = tuple(name for name in chosen if inventory.host(name))  # none, of one that failed half way
+    check_names(inventory, there)
+    if inventory.controller.name in chosen:
+        fix = "take the cluster down, and raise it anew"
+        raise UsageError(
+            f"{inventory.controller.name} leads the cluster: nothing can take its place", fix=fix
+        )
+    return _join(screen, options, spec, chosen, replaced=there, force=force, **joining)
+
+
+def forget(screen: Screen, options: Options, names: Names, yes: Yes = False, no_wait: NoWait = False) -> None:
+    """Know no more of machines that left the cluster, could not be given back, and are gone for good."""
+    from clusterctl import lock, membership
+
+    workspace = workspace_of(screen, options)
+    chosen = membership.names_of(names)
+    membership.check_left(workspace, chosen)
+    screen.confirm(f"forget {', '.join(chosen)}? What is ours stays on them", yes=yes)
+    with workspace.lock("node forget", wait_s=0 if no_wait else lock.WAIT_S, waiting=screen.note):
+        membership.check_left(workspace, chosen)
+        which = membership.forget(workspace, chosen)
+    screen.result({"forgotten": chosen}, f"forgotten: {'; '.join(which)}")
+
+
+def _join(
+    screen: Screen,
+    options: Options,
+    spec: ClusterSpec,
+    names: Sequence[str],
+    *,
+    yes: bool | None = None,
+    no_wait: bool | None = None,
+    ask_become_pass: bool | None = None,
+    accept_host_key: list[str] | None = None,
+    **more: Any,
+) -> int:
+    """Have these machines in the cluster."""
+    own = hands(screen, ask_password=bool(ask_become_pass), accepted=accept_host_key)
     return raise_cluster(
-        screen, options, spec, limit=chosen, hands=own, force=force, yes=yes, no_wait=no_wait
+        screen, options, spec, limit=names, hands=own, yes=bool(yes), no_wait=bool(no_wait), **more
     )
 
 
-def _refuse_at_work(scheduler: Scheduler, found: Sequence[NodeState]) -> None:
-    """Refuse nodes that jobs are at work on; they are put back as they were."""
-    from clusterctl import nodes
+def reboot(
+    screen: Screen,
+    options: Options,
+    names: Names,
+    timeout: Annotated[
+        str | None,
+        typer.Option(
+            "--timeout", metavar="TIME", help="Wait for jobs not longer than this, and boot nothing."
+        ),
+    ] = None,
+    no_wait: NoWait = False,
+) -> int:
+    """Boot nodes anew, never under a job: they take no new ones, those that run end first.
 
-    try:
-        nodes.refuse_at_work(found)
-    except UsageError:
-        nodes.resume(scheduler, [state.node.name for state in found])
-        raise
+    Once a node is up again it is configured, put back and proven. One that somebody had drained stays so.
+    """
+    from clusterctl import access, lock, nodes
+    from clusterctl.transport.connections import Connections
+
+    workspace, timeout_s = workspace_of(screen, options), timeout_of(timeout)
+    with telling_who_works(workspace):
+        inventory = access.inventory_of(workspace)
+    chosen = _chosen(inventory, names)
+    _refuse_reboot(inventory, chosen)
+    with (  # an `up` meanwhile would put them back
+        workspace.lock("node reboot", wait_s=0 if no_wait else lock.WAIT_S, waiting=screen.note),
+        Connections(workspace.ssh_config) as connections,
+    ):
+        inventory = access.inventory_of(workspace)  # it may have changed while we waited
+        nodes.check_names(inventory, chosen)
+        scheduler = access.admins_scheduler(inventory, connections)
+        ours = [state.node.name for state in nodes.states(scheduler, chosen) if state.node.usable]
+        if ours:
+            nodes.drain(scheduler, ours, _BOOTS)
+        nodes.wait_idle(
+            scheduler,
+            chosen,
+            timeout_s=timeout_s,
+            on_change=lambda ids: screen.note(f"at work: job {', '.join(ids)}"),
+        )
+        nodes.check_aside(scheduler, chosen)
+        screen.note(f"booting {', '.join(chosen)}")
+        nodes.reboot({name: connections.to(name) for name in chosen})
+        spec = access.spec_as_raised(workspace)
+    # Ours are put back by it once they are configured, by the reason that they were given.
+    limit = chosen if inventory.provider == "onprem" else ()
+    own = hands(screen, ask_password=False)
+    return raise_cluster(screen, options, spec, limit=limit, hands=own, yes=True, no_wait=no_wait)
+
+
+def _refuse_reboot(inventory: Inventory, names: Sequence[str]) -> None:
+    """That these nodes can be booted, and jobs be kept from beginning there."""
+    from clusterctl.spec.onprem import is_this_machine
+
+    if inventory.provider == "local":
+        raise UsageError(
+            "local nodes have no kernel of their own to boot",
+            fix="`clusterctl up` restarts what is wrong with them",
+        )
+    if not inventory.has_slurm:
+        raise UsageError(
+            "nothing keeps jobs from beginning on nodes without Slurm",
+            fix="boot them yourself while no job runs, then run `clusterctl up`",
+        )
+    for host in inventory.compute:
+        address = host.ssh_address or host.address
+        if host.name in names and is_this_machine(address):
+            raise UsageError(
+                f"{host.name} is the machine that you are on",
+                why=f"its address is {address}: whatever runs here would end with it, clusterctl, too",
+                fix="boot it yourself while no job runs, then `clusterctl up`",
+            )
 
 
 @contextmanager
@@ -187,15 +271,6 @@ def _chosen(inventory: Inventory, names: Sequence[str]) -> tuple[str, ...]:
     return chosen
 
 
-def _known(inventory: Inventory, names: Sequence[str]) -> tuple[str, ...]:
-    """Those that the cluster knows: one that could not be replaced before is forgotten already."""
-    from clusterctl import nodes
-
-    known = tuple(name for name in names if inventory.host(name))
-    nodes.check_names(inventory, known)
-    return known
-
-
 def _show(screen: Screen, found: Sequence[NodeState]) -> None:
     rows = [[s.node.name, s.node.shown, s.node.reason, ",".join(j.id for j in s.jobs) or "-"] for s in found]
     answer: list[dict[str, Any]] = [
@@ -213,6 +288,8 @@ def _show(screen: Screen, found: Sequence[NodeState]) -> None:
 def register(app: typer.Typer) -> None:
     """Add these verbs."""
     group = typer.Typer(help="Nodes one by one: the others and their jobs go on.", no_args_is_help=True)
-    for function in (drain, resume, add, remove, replace):
+    for function in (drain, resume, reboot, remove, forget):
         group.command()(verb(function))
+    for joins in (add, replace):
+        group.command()(verb(joins, flags=_JOINING))
     app.add_typer(group, name="node")

@@ -10,7 +10,7 @@ from clusterctl.cli.options import Options
 from clusterctl.cli.own_machines import hands
 from clusterctl.cli.phases import Phases
 from clusterctl.cli.show import Screen
-from clusterctl.cli.which import spec_of
+from clusterctl.cli.which import spec_of, workspace_of
 from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -25,14 +25,19 @@ def down_orphans(
 ) -> None:
     """Find them, show what there is with its cost, ask, and remove it all."""
     from clusterctl import lifecycle
+    from clusterctl.providers.onprem import left_behind
+    from clusterctl.workspace import Workspace
 
     settings, name = _where(screen, options, project)
     asking = hands(screen, ask_password=ask_become_pass)
     with screen.working("looking"):
         found = lifecycle.orphans(settings, name, asking)
     answer = {"cluster": name, "provider": settings.type, "orphans": [asdict(one) for one in found]}
+    for one in left_behind.found(Workspace.of(name)):  # by a cluster that is not lost
+        screen.note(f"note: {one}\n  {one.fix}")
     if not found:
-        screen.result(answer, f"no cluster {name!r} was lost")
+        here = " on this machine; -f or --project says where else to look" if settings.type == "local" else ""
+        screen.result(answer, f"no cluster {name!r} was lost{here}")
         return
     screen.note("\n".join(_lines(found)))
     which = ", ".join(one.cluster_id for one in found)
@@ -44,10 +49,12 @@ def down_orphans(
 
 
 def _where(screen: Screen, options: Options, project: str | None) -> tuple[Provider, str]:
-    """Whom to ask, and for which name."""
-    from clusterctl.spec import GcpProvider
+    """Whom to ask, and for which name. Who says only the name means a local one where no spec is known."""
+    from clusterctl.spec import GcpProvider, LocalProvider
 
     if project is None:
+        if options.cluster is not None and not workspace_of(screen, options).spec.exists():
+            return LocalProvider(), options.cluster
         spec = spec_of(screen, options)
         return spec.provider, spec.name
     if options.cluster is None or options.file is not None:

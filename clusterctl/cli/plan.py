@@ -76,12 +76,15 @@ def asking(
         planned = found.hosts
         hosts = [host.name for host in planned.destroyed]
         gone = [*([_folded(hosts)] if hosts else []), *planned.other_lost]
-        if not gone and not planned.may_cost_more:
+        leaving = [host.name for host in planned.given_back]
+        if not gone and not leaving and not planned.may_cost_more:
             return
         with apart():
             screen.note("\n".join([*_hosts(screen, planned, kept=False), *planned.other, *_cost(planned)]))
             if gone:
                 screen.confirm(f"remove {', '.join(gone)}, with all data there?", yes=yes)
+            elif leaving:
+                screen.confirm(f"give {_folded(leaving)} back to whom it belongs, as it was?", yes=yes)
             elif sys.stdin.isatty() and sys.stderr.isatty():
                 screen.confirm("make this, at that price?", yes=yes)
 

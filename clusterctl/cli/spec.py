@@ -46,7 +46,9 @@ def init(
     except FileExistsError as exc:
         raise UsageError(f"{path} exists already", fix="say --force to overwrite it") from exc
     except OSError as exc:
-        raise UsageError(f"{path} can't be written", why=exc.strerror or str(exc)) from exc
+        raise UsageError(
+            f"{path} can't be written", why=exc.strerror or str(exc), fix="name another file with -f"
+        ) from exc
     for line in notes:
         screen.note(f"note: {line}")
     answer = {"file": str(path), "notes": notes}
@@ -72,7 +74,9 @@ def validate(
     """Check a spec: every problem at once, each with its place."""
     from clusterctl.cli.doctor import as_dict, examined
     from clusterctl.cli.doctor import text as doctor_text
+    from clusterctl.errors import UsageError
     from clusterctl.spec import gcp_images, machines
+    from clusterctl.wheels import content
 
     spec = spec_of(screen, options)
     nodes = sum(partition.nodes for partition in spec.partitions)
@@ -87,6 +91,11 @@ def validate(
         found["machine_types"] = {partition.name: machine.name for partition, machine in types.items()}
         if refused := gcp_images.refusal(spec):
             screen.note(f"note: `up` refuses this: {refused.what}; {refused.fix}")
+    if (asked := spec.software.python.requirements) is not None:
+        try:
+            content((asked,))
+        except UsageError as exc:
+            screen.note(f"note: `up` refuses this: {exc.what}: {exc.why}")
     if not live:
         screen.result(found, text)
         return 0

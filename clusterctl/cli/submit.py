@@ -28,9 +28,13 @@ _Row = dict[str, Any]  # of one job, as `-o json` shows it
 # Each is a field of JobWords, which says what it may be. The help stands here so that it comes at once.
 JOB_FLAGS: Final[Mapping[str, Any]] = {
     "nodes": Annotated[int | None, typer.Option("--nodes", "-N", help="Nodes. Default: 1.")],
-    "tasks_per_node": Annotated[int | None, typer.Option(help="Ranks on each node. Default: 1.")],
+    "tasks_per_node": Annotated[
+        int | None, typer.Option(help="Ranks on each node. Default: 1; of bundled jobs one on each GPU.")
+    ],
     "cpus": Annotated[int | None, typer.Option(help="Cores of each rank.")],
-    "gpus": Annotated[int | None, typer.Option(help="GPUs on each node.")],
+    "gpus": Annotated[
+        int | None, typer.Option(help="GPUs on each node. Default of bundled jobs but probe: all.")
+    ],
     "mem": Annotated[str | None, typer.Option(help="Memory on each node, such as 4GiB.")],
     "time": Annotated[str | None, typer.Option(help="Time limit, such as 30m or 1:30:00.")],
     "name": Annotated[str | None, typer.Option(help="Job name. Default: the job's or the script's.")],
@@ -200,6 +204,9 @@ def _prepared(
     """
     from clusterctl import jobs
 
+    wanted = [jobs.with_gpus(spec, job) for job in wanted]
+    for job in wanted:
+        jobs.script_of(spec, job)  # none is sent, nor are its packages looked for, while another can't be
     sources = [jobs.source_of(job) for job in wanted]
     for note in dict.fromkeys(note for source in sources if source for note in source.notes):
         screen.note(f"note: {note}")
@@ -216,8 +223,6 @@ def _submitted(screen: Screen, options: Options, session: Session, wanted: Seque
     """Submit the jobs, one after the other; what is known of them is told also when something fails later."""
     from clusterctl import jobs
 
-    for job in wanted:
-        jobs.script_of(session.spec, job)  # none is submitted while another can't be
     prepared = _prepared(screen, options, session.spec, wanted, session.distribution)
     rows: list[_Row] = []
     with showing_progress(screen) as progress:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from clusterctl.cli.options import Options
 from clusterctl.cli.show import Screen
 from clusterctl.cli.which import telling_who_works, workspace_of
+from clusterctl.errors import SchedulerError, TransportError
 
 if TYPE_CHECKING:
     from clusterctl.jobs import LogChunk, Session
@@ -41,7 +42,7 @@ def wait_for(
     from clusterctl import jobs
 
     with screen.working(f"waiting for job {', '.join(ids)}"), _detaching(screen, ids):
-        return jobs.wait(session, ids, timeout_s=timeout_s, on_change=functools.partial(_changed, screen))
+        return jobs.wait(session, ids, timeout_s=timeout_s, on_change=_Changes(screen, session))
 
 
 def follow_job(
@@ -51,9 +52,9 @@ def follow_job(
     from clusterctl import jobs
 
     show = show or functools.partial(pass_on, screen)
-    changed = functools.partial(_changed, screen)
+    changes = _Changes(screen, session)
     with _detaching(screen, [job_id]):
-        ended = jobs.follow(session, job_id, on_output=show, timeout_s=timeout_s, on_change=changed)
+        ended = jobs.follow(session, job_id, on_output=show, timeout_s=timeout_s, on_change=changes)
     jobs.raise_unless_completed(session, ended)
     return ended
 
@@ -68,10 +69,37 @@ def _detaching(screen: Screen, ids: Sequence[str]) -> Iterator[None]:
         raise
 
 
-def _changed(screen: Screen, job: JobInfo) -> None:
-    where = f" on {','.join(job.nodes)}" if job.nodes else ""
-    why = f" ({job.reason})" if job.reason not in {"", "None"} else ""
-    screen.note(f"job {job.id} {job.state.value}{where}{why}")
+class _Changes:
+    """Says what becomes of jobs; and, once, which nodes they wait for that are out of service."""
+
+    def __init__(self, screen: Screen, session: Session) -> None:
+        self._screen = screen
+        self._session = session
+        self._explained = False
+
+    def __call__(self, job: JobInfo) -> None:
+        where = f" on {','.join(job.nodes)}" if job.nodes else ""
+        why = f" ({job.reason})" if job.reason not in {"", "None"} else ""
+        self._screen.note(f"job {job.id} {job.state.value}{where}{why}")
+        if job.failed_to_launch:
+            self._screen.note(
+                f"job {job.id} is held, since a node could not start it; `clusterctl up` releases it"
+            )
+        elif job.lacks_nodes and not self._explained:
+            self._explain(job)
+
+    def _explain(self, job: JobInfo) -> None:
+        from clusterctl import verify
+
+        try:
+            nodes = self._session.scheduler.nodes()
+        except (SchedulerError, TransportError):  # the job is what was asked for
+            return
+        wanted = {*job.partition.split(",")}
+        lines = verify.out_of_service([node for node in nodes if wanted.intersection(node.partitions)])
+        if lines:
+            self._explained = True
+            self._screen.note("\n  ".join((f"job {job.id} waits for nodes that are out of service:", *lines)))
 
 
 def pass_on(screen: Screen, chunk: LogChunk) -> None:

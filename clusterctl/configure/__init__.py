@@ -13,19 +13,27 @@ from typing import Protocol
 from clusterctl.configure.events import HostRecap, Progress, Recap, Status
 from clusterctl.configure.foretold import Foretold
 from clusterctl.configure.inventory_file import (
+    GPUS_FILE,
+    HEALTH_FILE,
+    SLURMD_FILE,
     connection_variables,
+    distribution_variables,
     install_mark,
     inventory_text,
     literal,
     to_yaml,
     write_inventory,
 )
+from clusterctl.distributions import distribution_of
 from clusterctl.errors import ConfigureError, Failure
 from clusterctl.inventory import COMPUTE, CONTROLLER, Inventory, ssh_options
 from clusterctl.mortal import temporary_folder
 from clusterctl.workspace import Workspace, write_atomic
 
 __all__ = [
+    "GPUS_FILE",
+    "HEALTH_FILE",
+    "SLURMD_FILE",
     "Foretold",
     "HostRecap",
     "Image",
@@ -59,6 +67,8 @@ class Image(Protocol):
     def key(self) -> Path: ...
     @property
     def known_hosts(self) -> Path: ...
+    @property
+    def distribution(self) -> str: ...
 
 
 def configure(
@@ -188,6 +198,7 @@ def install(
                     **connection_variables(ssh_config),
                     "clusterctl_install_mark": install_mark(),
                     "clusterctl_image": True,
+                    **distribution_variables(distribution_of(image.distribution)),
                     "job_env_wheelhouse": literal(str(wheels)),
                     "job_env_requirements": literal(str(lock)),
                 },

@@ -10,18 +10,23 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import TaggedScalar
 
-from clusterctl.assets import asset, install_inputs, payload_hash
+from clusterctl.assets import asset, gpu_lock, install_inputs, job_lock, payload_hash
 from clusterctl.configure.own_machines import own_machine_variables
 from clusterctl.configure.payload import pack_payload
 from clusterctl.distributions import Distribution
 from clusterctl.inventory import COMPUTE, CONTROLLER, LOGIN, MPI_SSH, MPI_SSH_FOLDER, Host, Inventory
 from clusterctl.journal import digest
-from clusterctl.spec import ClusterSpec, GcpProvider, OnpremProvider
-from clusterctl.spec.models import ADMIN_USER
+from clusterctl.spec import ClusterSpec, GcpProvider
+from clusterctl.spec.models import ADMIN_USER, Software
 from clusterctl.workspace import Workspace, write_atomic
 
+GPUS_FILE = "gpus.json"  # of the rendered ones: what each node's driver shows
+HEALTH_FILE = "health.json"  # likewise: what each node must have
+SLURMD_FILE = "slurmd.json"  # likewise: a digest of what its slurmd is started with
 BUNDLE_FOLDER = "/var/lib/clusterctl-bundle"  # on a host, while it is installed without a route out
 PYTHON = "/usr/bin/python3"  # the platform's: it alone has the package manager's bindings
+
+_AS_IN_AN_IMAGE = Software()
 
 Variables = dict[str, Any]
 
@@ -43,8 +48,7 @@ def inventory_text(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
                 "ansible_control_path": f"%(directory)s/{inventory.cluster_id}-%%C",
                 "clusterctl_baked": inventory.baked,
                 "clusterctl_scheduler": inventory.scheduler,
-                **_keeping(spec),
-                "clusterctl_install_mark": install_mark(inventory),
+                "clusterctl_install_mark": install_mark(inventory, spec.software),
                 **role_variables(spec, inventory, workspace),
             },
             "children": {
@@ -59,7 +63,7 @@ def inventory_text(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
     return head + to_yaml(document)
 
 
-def install_mark(inventory: Inventory | None = None) -> str:
+def install_mark(inventory: Inventory | None = None, software: Software = _AS_IN_AN_IMAGE) -> str:
     """Names the file by which a host tells that all is installed; without an inventory, that of an image."""
     more: list[str] = []
     if inventory is not None:
@@ -67,6 +71,9 @@ def install_mark(inventory: Inventory | None = None) -> str:
         more += [] if inventory.has_slurm else ["no scheduler"]
         more += ["bucket"] if inventory.bucket else []
         more += ["scratch"] if any(host.local_ssds for host in inventory.hosts) else []
+    more += ["openhpc"] if software.slurm == "openhpc" else []
+    more += ["apptainer"] if software.apptainer else []
+    more += [software.nvidia.model_dump_json()] if software.nvidia.installs else []
     return digest(*install_inputs(), *more)
 
 
@@ -89,7 +96,8 @@ def role_variables(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
         "users_home_root": f"{inventory.shared}/home",
         "users_accounts": _accounts(spec, workspace),
         **(_slurm(spec, inventory, workspace) if inventory.has_slurm else _mpi_ssh(inventory)),
-        **_distribution(inventory.distribution),
+        "health_config_src": literal(str(workspace.rendered / HEALTH_FILE)),
+        **distribution_variables(inventory.distribution),
         **_repositories(spec),
         "openmpi_network": inventory.network,
         "openmpi_yield_when_idle": inventory.oversubscribed,
@@ -97,10 +105,15 @@ def role_variables(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
         "job_env_payload_hash": payload_hash(),
         "job_env_task_prolog": inventory.has_job_environment,
         "job_env_network": inventory.network,
+        "job_env_constrains_gpus": inventory.constrains_devices,
+        "job_env_gpus_src": literal(str(workspace.rendered / GPUS_FILE)),
+        "job_env_gpu_wheelhouse": literal(str(workspace.gpu_wheels)),
+        "job_env_gpu_requirements": literal(str(gpu_lock())),
         **_bucket(inventory),
         **_auto_down(spec, inventory),
         **own_machine_variables(spec, inventory),
-        **({"apptainer_wanted": True} if spec.software.apptainer else {}),
+        **(_apptainer(workspace) if spec.software.apptainer else {}),
+        **(_nvidia(spec) if spec.software.nvidia.installs else {}),
         **({} if inventory.baked else _job_packages(workspace)),
         **({"packages_bundle": BUNDLE_FOLDER} if workspace.bundle.exists() else {}),
     }
@@ -114,9 +127,8 @@ def _slurm(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> Var
         "slurmctld_cluster": spec.name,
         "slurmctld_config_src": literal(str(workspace.rendered)),
         **_accounting(spec),
-        "health_config_src": literal(str(workspace.rendered / "health.json")),
         "slurmd_conf_server": inventory.controller.name,
-        "slurmd_config_src": literal(str(workspace.rendered)),
+        "slurmd_digests_src": literal(str(workspace.rendered / SLURMD_FILE)),
         "login_config_src": literal(str(workspace.rendered)),
     }
 
@@ -125,6 +137,7 @@ def _mpi_ssh(inventory: Inventory) -> Variables:
     """What job users need to start ranks on the other hosts."""
     return {
         "openmpi_ssh": MPI_SSH,
+        "firewall_slurm": False,
         "mpi_ssh_folder": MPI_SSH_FOLDER,
         "firewall_more_ports": sorted({f"{host.port}/tcp" for host in inventory.hosts}),
         "mpi_ssh_hosts": [
@@ -160,11 +173,6 @@ def _host_variables(host: Host) -> Variables:
     return variables
 
 
-def _keeping(spec: ClusterSpec) -> Variables:
-    """Machines of the user's own are given back as they were: what they are is noted first."""
-    return {"clusterctl_keeps": True} if isinstance(spec.provider, OnpremProvider) else {}
-
-
 def _shared_folder(inventory: Inventory) -> Variables:
     folder = inventory.shared_folder
     values = {"kind": folder.kind, "server": folder.server, "export": folder.path}
@@ -176,11 +184,11 @@ def _shared_folder(inventory: Inventory) -> Variables:
 def _job_packages(workspace: Workspace) -> Variables:
     return {
         "job_env_wheelhouse": literal(str(workspace.wheels)),
-        "job_env_requirements": literal(str(asset("payload") / "requirements.lock")),
+        "job_env_requirements": literal(str(job_lock())),
     }
 
 
-def _distribution(distribution: Distribution) -> Variables:
+def distribution_variables(distribution: Distribution) -> Variables:
     """Paths that differ between distributions; names of packages are in the roles."""
     return {
         "clusterctl_release": distribution.release,
@@ -197,6 +205,16 @@ def _repositories(spec: ClusterSpec) -> Variables:
     mirrors = spec.software.mirrors.model_dump(exclude_none=True)
     chosen = {"repositories_openhpc": True} if spec.software.slurm == "openhpc" else {}
     return {**chosen, **({"repositories_mirrors": mirrors} if mirrors else {})}
+
+
+def _nvidia(spec: ClusterSpec) -> Variables:
+    """What hosts with NVIDIA's cards get."""
+    asked = spec.software.nvidia.model_dump(exclude_none=True)
+    return {"cuda_wanted": True, **{f"cuda_{key}": value for key, value in asked.items()}}
+
+
+def _apptainer(workspace: Workspace) -> Variables:
+    return {"apptainer_wanted": True, "apptainer_fetched": literal(str(workspace.rendered))}
 
 
 def _bucket(inventory: Inventory) -> Variables:

@@ -7,10 +7,9 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Collection, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Final
 
+from clusterctl.at_once import at_once
 from clusterctl.doctor.facts import PROGRAM, Asked, Facts, parse_facts
 from clusterctl.doctor.judge import Expected, Finding, Seen, judge
 from clusterctl.errors import ClusterctlError, Failure
@@ -19,8 +18,6 @@ __all__ = ["Asked", "Expected", "Facts", "Finding", "Report", "Root", "examine",
 
 # Runs a command as root on a host, with bytes on its standard input; its standard output.
 Root = Callable[[str, Sequence[str], bytes], str]
-
-_AT_ONCE: Final = 32
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +46,7 @@ def examine(
     One that can't be reached is a finding, like all else.
     """
     hosts = [host for host in expected if not only or host in only]
-    with ThreadPoolExecutor(max_workers=min(_AT_ONCE, max(1, len(hosts)))) as pool:
-        answers = dict(zip(hosts, pool.map(lambda host: _look(host, asked, root), hosts), strict=True))
+    answers = dict(zip(hosts, at_once(hosts, lambda host: _look(host, asked, root)), strict=True))
     silent = [
         _unreached(host, answer) for host, answer in answers.items() if isinstance(answer, ClusterctlError)
     ]

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
+from ipaddress import IPv4Network
 from typing import Final, Protocol
 
 from clusterctl.distributions import distribution_of
 from clusterctl.doctor.facts import Asked
-from clusterctl.doctor.judge import Expected
-from clusterctl.errors import ProvisionError
+from clusterctl.doctor.judge import FABRIC_MANAGER, Expected
+from clusterctl.doctor.touched import touched_files
+from clusterctl.errors import ProvisionError, UsageError
 from clusterctl.inventory import CONTROLLER, PORTS
-from clusterctl.spec import ClusterSpec
+from clusterctl.spec import ClusterSpec, OnpremProvider
 
 # MiB: Slurm, MariaDB, Open MPI and the Python of jobs, with what unpacks them; and once they are there.
 _BEFORE: Final = {"/": 512, "/usr": 3072, "/var": 2048, "/opt": 1024, "/tmp": 256}  # noqa: S108
 _AFTER: Final = {"/": 128, "/var": 256, "/tmp": 64}  # noqa: S108
+_CUPY: Final = {"/opt": 7168}  # with CUDA's libraries, and their wheels until they are unpacked
 _SLURM: Final = ("slurmctld", "slurmd", "slurmdbd", "munge", "mariadb")
-_UNITS: Final = ("firewalld", "ufw", "nftables", "chronyd", "chrony", *_SLURM)
+_UNITS: Final = (FABRIC_MANAGER, *_SLURM)
 
 
 class Member(Protocol):
@@ -34,35 +37,80 @@ def asked(spec: ClusterSpec, members: Sequence[Member]) -> Asked:
     """What to look at on every host."""
     return Asked(
         names=tuple(member.name for member in members),
-        ports=tuple(sorted({port for ports in PORTS.values() for port in ports})),
+        ports=tuple(sorted({port for role in PORTS for port in _ports(spec, role)})),
         paths=tuple(_BEFORE),
         units=_UNITS,
         accounts=tuple(user.name for user in spec.users),
         uids=tuple(user.uid for user in spec.users),
+        files=tuple(sorted({file for one in members for file in touched_files(spec, one.roles)})),
     )
 
 
-def expected(spec: ClusterSpec, members: Sequence[Member], *, installed: bool) -> Mapping[str, Expected]:
-    """Host -> what the spec needs of it; where all is ``installed`` that takes less room."""
-    free_mib = dict.fromkeys(_BEFORE, 0) | (_AFTER if installed else _BEFORE)
+def expected(
+    spec: ClusterSpec, members: Sequence[Member], *, installed: Collection[str]
+) -> Mapping[str, Expected]:
+    """Host -> what the spec needs of it; where all is ``installed`` already that takes less room."""
+    room = {True: dict.fromkeys(_BEFORE, 0) | _AFTER, False: dict(_BEFORE)}
     gpus = {
         host: partition.gpus.count
         for partition in spec.partitions
         if partition.gpus
         for host in spec.node_names(partition)
     }
+    cupy = set(gpus) - set(installed) if spec.software.cupy else ()
+    machines = spec.provider.machines if isinstance(spec.provider, OnpremProvider) else {}
+    here = [name for name, machine in machines.items() if machine.is_here]
     return {
         member.name: Expected(
             address=member.address,
-            ports={port: daemon for role in member.roles for port, daemon in PORTS.get(role, {}).items()},
+            ports={port: daemon for role in member.roles for port, daemon in _ports(spec, role).items()},
             accounts={user.name: user.uid for user in spec.users},
-            free_mib=free_mib,
+            free_mib=room[member.name in installed] | (_CUPY if member.name in cupy else {}),
             gpus=gpus.get(member.name),
             refusal=_refusal,
-            brings=frozenset() if installed else _brought(spec, member),
+            brings=frozenset() if member.name in installed else _brought(spec, member),
+            driver=spec.software.nvidia.has_driver,
+            here=member.name in here,
+            others=_others(spec, member, members),
         )
         for member in members
     }
+
+
+def _others(spec: ClusterSpec, member: Member, members: Sequence[Member]) -> tuple[IPv4Network, ...]:
+    """Where the traffic of the other hosts comes from."""
+    network = spec.provider.network if isinstance(spec.provider, OnpremProvider) else None
+    sources = (_source(one.address, network) for one in members if one.name != member.name)
+    return tuple(dict.fromkeys(source for source in sources if source is not None))
+
+
+def _source(address: str, network: IPv4Network | None) -> IPv4Network | None:
+    """A host's address, or the cluster's network where the host is reached under another; None: not known."""
+    try:
+        source = IPv4Network(address)
+    except ValueError:  # a name that only a jump host knows
+        return network
+    return source if network is None or source.subnet_of(network) else network
+
+
+def _ports(spec: ClusterSpec, role: str) -> Mapping[int, str]:
+    """Port -> the daemon that listens there on hosts of a role: all of them are Slurm's."""
+    return PORTS.get(role, {}) if spec.has_slurm else {}
+
+
+def refuse_strangers(asked_for: Collection[str], members: Sequence[Member]) -> None:
+    """That every host that is asked for is one of the cluster's.
+
+    Raises:
+        UsageError: one is not.
+    """
+    known = [member.name for member in members]
+    if strangers := [host for host in asked_for if host not in known]:
+        raise UsageError(
+            f"the cluster has no host {', '.join(strangers)}",
+            why=f"its hosts are {', '.join(known)}",
+            fix="name some of these, or none for all",
+        )
 
 
 def _brought(spec: ClusterSpec, member: Member) -> frozenset[str]:

@@ -6,7 +6,7 @@ import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Final
+from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
@@ -22,7 +22,10 @@ _START: Final = (
 
 @dataclass(frozen=True, slots=True)
 class Asked:
-    """What of a host is looked at: names to resolve, ports, folders, units, accounts and their numbers."""
+    """What of a host is looked at: names to resolve, ports, folders, units, accounts and their numbers.
+
+    ``files`` are patterns of those that the roles may change.
+    """
 
     names: tuple[str, ...] = ()
     ports: tuple[int, ...] = ()
@@ -30,6 +33,7 @@ class Asked:
     units: tuple[str, ...] = ()
     accounts: tuple[str, ...] = ()
     uids: tuple[int, ...] = ()
+    files: tuple[str, ...] = ()
 
     def argv(self) -> tuple[str, ...]:
         """The command that answers it, as root, with ``PROGRAM`` on its standard input."""
@@ -72,13 +76,32 @@ class LockHolder(_Answer):
 
 
 class Gpus(_Answer):
-    """NVIDIA's cards on the PCI bus, and those that the driver shows, by name."""
+    """NVIDIA's cards on the PCI bus, and those that the driver shows, by name.
+
+    ``driver`` is the version of the one that answers, ``installed`` that of the kernel module on disk.
+    """
 
     cards: int
     shown: tuple[str, ...]
     driver: str | None
     nouveau: bool
     secure_boot: bool
+    switches: int = 0
+    installed: str = ""
+
+
+class FirewallSaid(_Answer):
+    """What the firewalls' own commands say: `ufw status verbose`, `iptables-save`, `nft -j list ruleset`.
+
+    ``firewalld`` is `running`, or `stopped` where it starts with the next boot and has no policy of ours.
+    While it runs nothing else is asked.
+    """
+
+    firewalld: Literal["running", "stopped", ""] = ""
+    zone: str = ""  # its default
+    ufw: str = ""
+    iptables: str = ""
+    nft: str = ""
 
 
 class Facts(_Answer):
@@ -96,8 +119,13 @@ class Facts(_Answer):
     units: frozenset[str]
     gpus: Gpus
     accounts: Mapping[str, int]
+    clock_alone: bool = False  # no time service that runs there follows anybody
+    firewall: FirewallSaid = FirewallSaid()
+    interfaces: Mapping[str, tuple[str, ...]] = {}  # -> its addresses
     cgroups: bool = True  # root can make control groups there
     databases: tuple[str, ...] = ()  # of MariaDB or MySQL, but for its own
+    slurm_state: tuple[str, ...] = ()  # what a slurmctld keeps for its next start
+    files: tuple[str, ...] = ()  # of those that were asked for
     claim: str = ""  # what clusterctl noted there of the cluster that it belongs to; JSON
 
 

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from ipaddress import IPv4Network
 from typing import Final, Literal
 
-from clusterctl.doctor.facts import Facts
+from clusterctl.doctor.facts import Facts, Gpus
+from clusterctl.doctor.firewall import Chain, firewall_of
 from clusterctl.spec.units import format_duration, format_size
 
 Level = Literal["error", "warning"]
@@ -19,6 +21,9 @@ LEAST_INODES: Final = 50_000
 ARCHITECTURE: Final = "x86_64"
 _OURS: Final = frozenset({"slurmctld", "slurmd", "slurmdbd"})
 _LOOPBACK: Final = "127."
+FABRIC_MANAGER: Final = "nvidia-fabricmanager"
+SECURE_BOOT: Final = "Secure Boot is on: the kernel loads no module that no enrolled key has signed"
+_SIGNED: Final = "see Secure Boot in docs/gpus.md"
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +48,9 @@ class Expected:
     ``ports`` -> the daemon of ours that will listen there. ``accounts``: name -> number. ``gpus``: how many,
     None where whatever is there is taken. ``address``: where the other hosts reach it. ``free_mib``: path ->
     room that is needed there. ``brings``: the daemons that the roles will bring to a host that is not the
-    cluster's yet; what somebody already runs of these would be taken over.
+    cluster's yet; what somebody already runs of these would be taken over. ``driver``: `up` installs one.
+    ``here``: it is the machine that one is on. ``others``: where the traffic of the cluster's other hosts
+    comes from.
     """
 
     address: str
@@ -53,6 +60,9 @@ class Expected:
     gpus: int | None = None
     refusal: Callable[[str, str], str] = lambda _id, _version: ""  # why a distribution can't be configured
     brings: frozenset[str] = frozenset()
+    driver: bool = False
+    here: bool = False
+    others: tuple[IPv4Network, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +77,7 @@ def judge(seen: Mapping[str, Seen], expected: Mapping[str, Expected], *, leader:
     """Everything that is wrong, host by host; clocks are compared with that of ``leader``, the controller."""
     found = [*_clocks(seen, leader), *_twins(seen), *_names(seen, expected)]
     for host, one in seen.items():
-        for check in (_system, _space, _ports, _locks, _gpus, _accounts, _in_use):
+        for check in (_system, _space, _ports, _locks, _gpus, _accounts, _in_use, _firewall):
             found += check(host, one.facts, expected[host])
     order = {host: i for i, host in enumerate(expected)}
     return tuple(sorted(found, key=lambda f: (order[f.host], f.level)))
@@ -133,9 +143,43 @@ def _gpus(host: str, facts: Facts, expected: Expected) -> Iterator[Finding]:
         why = f"nvidia-smi shows {len(gpus.shown)} of {gpus.cards} cards"
         yield Finding(host, "warning", "gpu-lost", "a GPU does not answer", why, "see `dmesg | grep -i xid`")
     elif gpus.cards and not gpus.driver:
-        why = "nouveau has them" if gpus.nouveau else f"{gpus.cards} NVIDIA cards and no driver that answers"
-        fix = "install it, then run `clusterctl up` again: see docs/gpus.md"
-        yield Finding(host, "warning", "no-driver", "no NVIDIA driver", why, fix)
+        yield _no_driver(host, gpus, expected)
+    if gpus.driver and gpus.switches and FABRIC_MANAGER not in facts.units:
+        why = f"{FABRIC_MANAGER} does not run, without which no program can use cards behind NVSwitches"
+        fix = f"install it in version {gpus.driver}, the driver's; software.nvidia does: see docs/gpus.md"
+        yield Finding(host, "warning", "fabric-manager", "NVSwitches are not set up", why, fix)
+
+
+def _no_driver(host: str, gpus: Gpus, expected: Expected) -> Finding:
+    """Cards that nobody can use: why, and whether a reboot is all that it takes."""
+    holder = (
+        "nouveau has the cards until then" if gpus.nouveau else "it is not loaded, or older parts of it are"
+    )
+    if gpus.installed and gpus.secure_boot:
+        why = f"driver {gpus.installed} is there and {SECURE_BOOT}"
+        fix = f"enrol the key that it is signed with, then {_boot(host, expected)}: {_SIGNED}"
+        return Finding(host, "warning", "secure-boot", "NVIDIA's driver is not let in", why, fix)
+    if gpus.installed:
+        why = f"NVIDIA's driver {gpus.installed} is there, and {holder}"
+        fix = _boot(host, expected)
+        return Finding(host, "warning", "reboot-needed", "a reboot is needed", why, fix)
+    why = "nouveau has them" if gpus.nouveau else f"{gpus.cards} NVIDIA cards and no driver that answers"
+    fix = (
+        "install it, or write software: {nvidia: {driver: open}}; then run `clusterctl up`: see docs/gpus.md"
+    )
+    if expected.driver:
+        fix = "`clusterctl up` installs it; where it has, `dkms status` there says why it was not built"
+    if gpus.secure_boot:
+        why += f"; and {SECURE_BOOT}"
+        fix += f". Before that: {_SIGNED}"
+    return Finding(host, "warning", "no-driver", "no NVIDIA driver", why, fix)
+
+
+def _boot(host: str, expected: Expected) -> str:
+    """How to boot it: the machine that one is on is nobody's but the user's to boot."""
+    if expected.here:
+        return "boot it yourself while no job runs, then `clusterctl up`"
+    return f"`clusterctl node reboot {host}`, which waits until no job is at work there"
 
 
 def _accounts(host: str, facts: Facts, expected: Expected) -> Iterator[Finding]:
@@ -167,6 +211,10 @@ def _in_use(host: str, facts: Facts, expected: Expected) -> Iterator[Finding]:
         why = "the cluster's key takes the place of its key, until `clusterctl down`"
         fix = "see that nothing there needs its own"
         yield Finding(host, "warning", "munge-in-use", "munge runs there", why, fix)
+    if "slurmctld" in expected.brings and facts.slurm_state:
+        why = f"/var/lib/slurm/slurmctld holds its state ({facts.slurm_state[0]}): ours would overwrite it"
+        fix = "move that folder away, or give the cluster another controller"
+        yield Finding(host, "error", "slurm-state", "a stopped slurmctld is somebody's", why, fix)
     if "mariadb" in expected.brings and facts.databases:
         names = ", ".join(facts.databases)
         why = f"it holds {names}; it would be restarted, and listen to no network"
@@ -174,9 +222,52 @@ def _in_use(host: str, facts: Facts, expected: Expected) -> Iterator[Finding]:
         yield Finding(host, "error", "database-in-use", "MariaDB is somebody's", why, fix)
 
 
+def _firewall(host: str, facts: Facts, expected: Expected) -> Iterator[Finding]:
+    """Firewalls that keep the cluster's other hosts out, and that no role opens: all but firewalld."""
+    if facts.firewall.firewalld == "stopped" and expected.others:
+        why = "it starts with the host's next boot, and would keep the cluster's other hosts out"
+        fix = "`sudo systemctl start firewalld`, then `clusterctl up`, which opens it to them; or disable it"
+        yield Finding(host, "warning", "firewall", "firewalld is stopped, and enabled", why, fix)
+    for chain in firewall_of(facts).closed:
+        if closed := chain.keeps_out(expected.others):
+            # What the rules of others come to, such as those for single ports, can't be told in general.
+            level: Level = "error" if chain.by == "ufw" else "warning"
+            drops = f"{chain.by}'s chain `{chain.name}`" if chain.name else chain.by
+            why = (
+                f"{drops} drops what no rule lets in, and none lets in all that comes from "
+                f"{', '.join(map(_short, closed))}, as Slurm and MPI need it"
+            )
+            what = "a firewall keeps the cluster's hosts out"
+            yield Finding(host, level, "firewall", what, why, _opening(chain, closed))
+
+
+def _opening(chain: Chain, sources: Sequence[IPv4Network]) -> str:
+    """The commands that let all in that comes from there."""
+    texts = [_short(one) for one in sources]
+    if chain.by == "ufw":
+        return f"`{' && '.join(f'sudo ufw allow from {text}' for text in texts)}`"
+    if chain.by == "iptables":
+        rule = f"`sudo iptables -I INPUT -s {','.join(texts)} -j ACCEPT`"
+        return f"{rule}, and keep it: `netfilter-persistent save`, on Rocky Linux `service iptables save`"
+    rule = f"`sudo nft insert rule {chain.name} ip saddr {{ {', '.join(texts)} }} accept`"
+    return f"{rule}, and write the same into the file that nftables.service loads"
+
+
+def _short(network: IPv4Network) -> str:
+    """Of one address the address."""
+    return str(network.network_address) if network.prefixlen == network.max_prefixlen else str(network)
+
+
 def _clocks(seen: Mapping[str, Seen], leader: str) -> Iterator[Finding]:
     reference = seen[leader].skew_s if leader in seen else 0.0
     for host, one in seen.items():
+        if one.facts.clock_alone and len(seen) > 1:
+            why = "no time service there has a server that answers: it drifts from the other hosts'"
+            fix = (
+                "give it a server that it reaches; a chrony, or one where there is no time service, "
+                "`clusterctl up` leads to the controller's clock"
+            )
+            yield Finding(host, "warning", "clock-alone", "the clock follows nobody", why, fix)
         skew = one.skew_s - reference
         if abs(skew) < NOTABLE_SKEW_S:
             continue

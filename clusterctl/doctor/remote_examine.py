@@ -7,6 +7,7 @@ Also for Python 3.6: a host that is refused for its age must still be able to sa
 """
 
 import fcntl
+import glob
 import hashlib
 import json
 import os
@@ -29,11 +30,13 @@ LOCKS = (
 )
 LOCK_NOTES = ("var/cache/dnf/*_lock.pid", "var/lib/dnf/*_lock.pid", "run/dnf*.pid", "run/yum.pid")  # below /
 FLOCK = "hhqqi"  # struct flock of 64-bit Linux
-PCI_DISPLAY, PCI_NVIDIA = 0x03, "0x10de"
+PCI_DISPLAY, PCI_BRIDGE, PCI_NVIDIA = 0x03, 0x06, "0x10de"  # a bridge of NVIDIA's is an NVSwitch
 CLAIM = "/etc/clusterctl/cluster.json"
+FIREWALLD_POLICY = "/etc/firewalld/policies/clusterctl.xml"  # of the role firewall
 CGROUPS = ("/sys/fs/cgroup/cgroup.procs", "/sys/fs/cgroup/freezer/cgroup.procs")  # of versions 2 and 1
 EFI_VARIABLES = "/sys/firmware/efi/efivars"
 DATABASES = "/var/lib/mysql"
+SLURM_STATE = "/var/lib/slurm/slurmctld"
 OWN_DATABASES = {"mysql", "performance_schema", "sys", "test", "lost+found"}
 ROW = 3  # fields of /etc/passwd up to the number
 
@@ -83,16 +86,16 @@ def system() -> Dict[str, Any]:
     }
 
 
-def addresses() -> List[str]:
-    """The IPv4 addresses of this host with their prefix lengths."""
+def interfaces() -> Dict[str, List[str]]:
+    """The IPv4 addresses of this host with their prefix lengths, by interface."""
     said = run(["ip", "-json", "-4", "address", "show"])
-    links = json.loads(said) if said else []
-    return [
-        f"{one['local']}/{one['prefixlen']}"
-        for link in links
-        for one in link.get("addr_info", [])
-        if one.get("local")
-    ]
+    return {
+        link["ifname"]: [
+            f"{one['local']}/{one['prefixlen']}" for one in link["addr_info"] if one.get("local")
+        ]
+        for link in (json.loads(said) if said else [])
+        if link.get("addr_info")
+    }
 
 
 def resolved(name: str) -> List[str]:
@@ -173,10 +176,34 @@ def lock_holders() -> List[Dict[str, Any]]:
     return [{"pid": pid, "command": command[:200]} for pid, command in alive if command]
 
 
+def clock_alone() -> bool:
+    """Whether nobody sets this clock; a container's is its host's."""
+    if run(["systemd-detect-virt", "--quiet", "--container"]) is not None:
+        return False
+    tracking = run(["chronyc", "-c", "tracking"])
+    if tracking is not None:
+        return "Not synchronised" in tracking
+    return (run(["timedatectl", "show", "--property=NTPSynchronized", "--value"]) or "").strip() == "no"
+
+
 def selinux() -> str:
     """`enforcing`, `permissive` or `disabled`."""
     said = read("/sys/fs/selinux/enforce").strip()
     return {"1": "enforcing", "0": "permissive"}.get(said, "disabled")
+
+
+def firewall() -> Dict[str, Any]:
+    """firewalld's default zone where it runs; else what the other firewalls' own commands say."""
+    if units(["firewalld"]):
+        return {"zone": (run(["firewall-cmd", "--get-default-zone"]) or "").strip(), "firewalld": "running"}
+    waits = run(["systemctl", "is-enabled", "--quiet", "firewalld"]) is not None
+    return {
+        "firewalld": "stopped" if waits and not Path(FIREWALLD_POLICY).exists() else "",
+        "ufw": run(["env", "LC_ALL=C", "ufw", "status", "verbose"]) or "",
+        # Without a table to name these load no module of the kernel's.
+        "iptables": run(["iptables-legacy-save"]) or run(["iptables-save"]) or "",
+        "nft": run(["nft", "-j", "list", "ruleset"]) or "",
+    }
 
 
 def units(names: Sequence[str]) -> List[str]:
@@ -186,56 +213,79 @@ def units(names: Sequence[str]) -> List[str]:
 
 def gpus() -> Dict[str, Any]:
     """What the PCI bus, the kernel and the driver say of NVIDIA's devices."""
-    cards = 0
+    kinds = []
     for path in Path("/sys/bus/pci/devices").glob("*"):
         kind = read(f"{path}/class").strip()
-        if read(f"{path}/vendor").strip() == PCI_NVIDIA and kind and int(kind, 16) >> 16 == PCI_DISPLAY:
-            cards += 1
+        if read(f"{path}/vendor").strip() == PCI_NVIDIA and kind:
+            kinds.append(int(kind, 16) >> 16)
     said = run(["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"])
     shown = [line.split(", ") for line in (said or "").splitlines() if ", " in line]
     secure = Path(EFI_VARIABLES).glob("SecureBoot-*")
     return {
-        "cards": cards,
+        "cards": kinds.count(PCI_DISPLAY),
+        "switches": kinds.count(PCI_BRIDGE),
         "shown": [name for name, _ in shown],
         "driver": shown[0][1] if shown else None,
+        "installed": driver_on_disk(),
         "nouveau": Path("/sys/module/nouveau").is_dir(),
         "secure_boot": any(path.read_bytes()[-1:] == b"\1" for path in secure),
     }
 
 
+def driver_on_disk() -> str:
+    """The version of NVIDIA's kernel module, for this kernel or another one; "" if there is none."""
+    kernels = [platform.release(), *sorted(path.name for path in Path("/lib/modules").glob("*"))]
+    said = (run(["modinfo", "-F", "version", "-k", kernel, "nvidia"]) for kernel in kernels)
+    return next((text.strip() for text in said if text and text.strip()), "")
+
+
 def databases() -> List[str]:
     """Those that somebody keeps in the host's MariaDB or MySQL."""
-    names = {path.name for path in Path(DATABASES).glob("*") if path.is_dir()} - OWN_DATABASES
+    said = run(["my_print_defaults", "mysqld", "server", "mariadb", "mariadbd"]) or ""
+    own = [line[len("--datadir=") :] for line in said.splitlines() if line.startswith("--datadir=")]
+    folder = Path(own[-1] if own else DATABASES)
+    names = {path.name for path in folder.glob("*") if path.is_dir()} - OWN_DATABASES
     return sorted(name for name in names if not name.startswith(("#", ".")))
+
+
+def slurm_state() -> List[str]:
+    """What a slurmctld of somebody's has kept for its next start."""
+    return sorted(path.name for path in Path(SLURM_STATE).glob("*"))[:16]
 
 
 def accounts(names: Sequence[str], uids: Set[int]) -> Dict[str, int]:
     """Account -> its number, of those that have one of the names or one of the numbers."""
     rows = (line.split(":") for line in (run(["getent", "passwd"]) or read("/etc/passwd")).splitlines())
     known = {row[0]: int(row[2]) for row in rows if len(row) >= ROW and row[2].isdigit()}
-    for name in names:  # a directory service may know more than it lists
-        said = run(["getent", "passwd", name])
-        if said:
-            known[name] = int(said.split(":")[2])
+    for key in [*names, *map(str, sorted(uids))]:  # a directory service may know more than it lists
+        said = (run(["getent", "passwd", key]) or "").split(":")
+        if len(said) >= ROW:
+            known[said[0]] = int(said[2])
     return {name: uid for name, uid in known.items() if name in names or uid in uids}
 
 
 def main() -> None:
     asked = json.loads(sys.argv[1])
+    found = interfaces()
     answer = {
         "time": time.time(),
         "uid": os.geteuid(),
         "system": system(),
-        "addresses": addresses(),
+        "addresses": [address for some in found.values() for address in some],
+        "interfaces": found,
         "resolved": {name: resolved(name) for name in asked["names"]},
         "space": space(asked["paths"]),
         "listeners": listeners(set(asked["ports"])),
         "lock_holders": lock_holders(),
+        "clock_alone": clock_alone(),
         "selinux": selinux(),
+        "firewall": firewall(),
         "units": units(asked["units"]),
         "gpus": gpus(),
         "cgroups": any(os.access(path, os.W_OK) for path in CGROUPS),
         "databases": databases(),
+        "slurm_state": slurm_state(),
+        "files": sorted(path for pattern in asked["files"] for path in glob.glob(pattern)),  # noqa: PTH207
         "claim": read(CLAIM)[:4096],
         "accounts": accounts(asked["accounts"], set(asked["uids"])),
     }

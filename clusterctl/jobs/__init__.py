@@ -4,6 +4,7 @@ from clusterctl.access import Session, session
 from clusterctl.jobs.allocation import Allocation, allocate
 from clusterctl.jobs.control import Cancelled, active, as_dict, cancel, known_jobs, list_jobs
 from clusterctl.jobs.environment import PLAIN, Environment, build, environment_of, unbuilt
+from clusterctl.jobs.gpus import with_gpus
 from clusterctl.jobs.logs import LogChunk
 from clusterctl.jobs.source import source_of
 from clusterctl.jobs.submission import Submitted, script_of, submit
@@ -39,5 +40,6 @@ __all__ = [
     "submit",
     "unbuilt",
     "wait",
+    "with_gpus",
     "worst",
 ]

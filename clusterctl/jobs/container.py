@@ -22,7 +22,9 @@ tool=$(command -v apptainer || command -v singularity) ||
 [[ -e $image ]] || give_up "has no image $image: put it where all nodes see it"
 options=(--bind "$folders")
 [[ -z ${PMIX_SERVER_TMPDIR:-} ]] || options+=(--bind "$PMIX_SERVER_TMPDIR")
-[[ -z ${SLURM_JOB_GPUS:-}${SLURM_STEP_GPUS:-} ]] || options+=(--nv)
+gpus=${SLURM_JOB_GPUS:-}${SLURM_STEP_GPUS:-}
+[[ -n $gpus || -n ${SLURM_JOB_ID:-} ]] || gpus=$(nvidia-smi --list-gpus 2>/dev/null) || gpus=
+[[ -z $gpus ]] || options+=(--nv)
 prefix=${tool##*/}
 for name in $names; do
     export "${prefix^^}ENV_$name=${!name}"

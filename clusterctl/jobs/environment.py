@@ -9,7 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO, Final
 
-from clusterctl.assets import asset
+from clusterctl.assets import job_lock
 from clusterctl.distributions import Distribution
 from clusterctl.errors import CommandError, TransportError, UsageError
 from clusterctl.spec import ClusterSpec, JobSpec, JobWords
@@ -97,7 +97,7 @@ def environment_of(
     """
     cluster, node = spec.software.python.requirements, Node.of(distribution)
     own = job.requirements if job is not None else None
-    base = asset("payload") / "requirements.lock"
+    base = job_lock()
     if isinstance(job, JobSpec) and (job.bundled or job.container):
         if own is None:
             return PLAIN
@@ -128,7 +128,7 @@ def unbuilt(spec: ClusterSpec, distribution: Distribution, to: Callable[[], Tran
     if spec.software.python.requirements is None:
         return ""
     files, node = (spec.software.python.requirements,), Node.of(distribution)
-    lock = resolved(Question(files, asset("payload") / "requirements.lock", node=node))
+    lock = resolved(Question(files, job_lock(), node=node))
     if lock is None:
         return "its packages are chosen anew"
     if not lock.wheels or _is_there(to(), lock):

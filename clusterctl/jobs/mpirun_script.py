@@ -11,12 +11,11 @@ from clusterctl.distributions import JOB_PROFILE
 from clusterctl.errors import UsageError
 from clusterctl.inventory import MPI_SSH
 from clusterctl.jobs.environment import PLAIN, Environment
+from clusterctl.jobs.partition import partition_of
 from clusterctl.jobs.script import ENV_BIN, EXPORTED, PAYLOAD_ROOT, program
 from clusterctl.jobs.userscript import UserScript
 from clusterctl.render import render
 from clusterctl.spec import ClusterSpec, JobSpec, Launcher
-from clusterctl.spec.models import Partition
-from clusterctl.spec.units import format_duration
 
 # What only Slurm can do, by the field of a job, and why.
 _SLURMS: Final[Mapping[str, str]] = {
@@ -39,16 +38,24 @@ _WATCH: Final = (
     "kill -TERM $!; wait $!"
 )
 
-# Runs once a rank, on its node. Ranks that share a node get a GPU each, in turn.
-_RANK: Final = """\
-gpus=(/dev/nvidia[0-9]*)
-if [[ -z ${CUDA_VISIBLE_DEVICES+x} && -e ${gpus[0]} ]] && ((OMPI_COMM_WORLD_LOCAL_SIZE > 1)); then
-    export CUDA_VISIBLE_DEVICES=$((OMPI_COMM_WORLD_LOCAL_RANK % ${#gpus[@]}))
-fi
+# What jobs find of their host in their environment, as Slurm would have it from its TaskProlog.
+_PROLOG: Final = """\
 if [[ -x /opt/clusterctl/task-prolog ]]; then
     while IFS= read -r line; do export "${line#export }"; done < <(/opt/clusterctl/task-prolog)
+fi"""
+
+# Runs once a rank, on its node. Ranks that share a node get a GPU each, or a part of one, in turn.
+_RANK: Final = (
+    """\
+gpus=(/dev/nvidia[0-9]*) names=("${!gpus[@]}")
+[[ ! -r /opt/clusterctl/gpus ]] || mapfile -t names </opt/clusterctl/gpus
+if [[ -z ${CUDA_VISIBLE_DEVICES+x} && -e ${gpus[0]} ]] && ((OMPI_COMM_WORLD_LOCAL_SIZE > 1)); then
+    export CUDA_VISIBLE_DEVICES=${names[OMPI_COMM_WORLD_LOCAL_RANK % ${#names[@]}]}
 fi
-exec "$@\""""
+"""
+    + _PROLOG
+    + '\nexec "$@"'
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,22 +74,9 @@ def taken(spec: ClusterSpec, job: JobSpec) -> Taken:
         UsageError: it asks for what only Slurm can do, or for more than there is.
     """
     _refuse_slurms(job)
-    partition = _partition(spec, job)
+    partition = partition_of(spec, job)
     names = spec.node_names(partition)
-    if job.nodes > len(names):
-        raise UsageError(
-            f"a job can't have {job.nodes} nodes",
-            why=f"partition {partition.name} has {len(names)}",
-            fix=f"say --nodes {len(names)} or less, or name another partition",
-        )
-    longest = partition.max_time
-    if job.time is not None and longest is not None and job.time > longest:
-        raise UsageError(
-            f"a job can't have {format_duration(job.time)}",
-            why=f"max_time of partition {partition.name} is {format_duration(longest)}",
-            fix="ask for less with --time",
-        )
-    return Taken(partition.name, names[: job.nodes], job.time or longest or 0)
+    return Taken(partition.name, names[: job.nodes], job.time or partition.max_time or 0)
 
 
 def render_mpirun_script(
@@ -120,6 +114,7 @@ def render_mpirun_script(
         nodes=nodes,
         submit_dir=own is not None or job.container is not None,
         profile=JOB_PROFILE,
+        prolog=_PROLOG,
         path=environment.path,
         cpus=job.cpus or 1,
         hostfile=render("hostfile.j2", nodes=nodes, slots=job.tasks_per_node),
@@ -137,17 +132,6 @@ def _launched(job: JobSpec, command: str, *, exported: Iterable[str]) -> str:
     spread = f"--map-by ppr:{job.tasks_per_node}:node{f':PE={job.cpus}' if job.cpus else ''}"
     rank = f"bash -c {shlex.quote(_RANK)} rank {command}"
     return f"mpirun -np {job.tasks} --hostfile hostfile {spread} {exports} {rank}"
-
-
-def _partition(spec: ClusterSpec, job: JobSpec) -> Partition:
-    names = [partition.name for partition in spec.partitions]
-    if job.partition is None:
-        return spec.partitions[0]
-    if job.partition not in names:
-        raise UsageError(
-            f"there is no partition {job.partition!r}", fix=f"--partition can be: {', '.join(names)}"
-        )
-    return spec.partitions[names.index(job.partition)]
 
 
 def _refuse_slurms(job: JobSpec) -> None:

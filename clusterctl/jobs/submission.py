@@ -25,6 +25,7 @@ from clusterctl.jobs.environment import PLAIN, Environment, Say, build
 from clusterctl.jobs.facts import client_facts
 from clusterctl.jobs.mpirun_script import Taken, render_mpirun_script, taken
 from clusterctl.jobs.outputs import outputs_file
+from clusterctl.jobs.partition import partition_of
 from clusterctl.jobs.refusal import fix_of
 from clusterctl.jobs.script import render_script
 from clusterctl.jobs.source import Source, source_of
@@ -33,7 +34,8 @@ from clusterctl.jobs.userscript import UserScript
 from clusterctl.mpirun.client import MpirunClient
 from clusterctl.mpirun.job import Start
 from clusterctl.records import JobEntry
-from clusterctl.slurm.client import SlurmAwayError
+from clusterctl.scheduler.base import backoff
+from clusterctl.slurm.client import SlurmAwayError, SlurmClient
 from clusterctl.spec import ClusterSpec, JobSpec
 from clusterctl.spec.load import dump_spec
 from clusterctl.transfer.send import send_to_store
@@ -45,10 +47,10 @@ SCRIPT = "job.sbatch"
 MPIRUN_SCRIPT = "job.mpirun"  # where there is no scheduler
 
 # There was no connection at all, so nothing was sent.
-_NOT_SENT = re.compile(r"Unable to contact slurm controller|Connection refused", re.IGNORECASE)
-_BACK_SOON_S = 6.0  # Slurm's commands take 4 s to say that they can't connect
+_NOT_SENT = re.compile(r"slurm controller \(connect failure\)|Connection refused", re.IGNORECASE)
+_BACK_SOON_S = 6.0
 # Slurm had the connection: a request that it did not answer in time may be carried out later.
-_ON_ITS_WAY = re.compile(r"timed out|Zero Bytes", re.IGNORECASE)
+_ON_ITS_WAY = re.compile(r"timed out|Zero Bytes|(send|receive|shutdown) failure", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,11 +69,12 @@ def script_of(spec: ClusterSpec, job: JobSpec, environment: Environment = PLAIN)
     """What `--dry-run` prints: the job's script, which works with plain sbatch, or bash without a scheduler.
 
     Raises:
-        UsageError: the user's script can't be read or can't be run as a job.
+        UsageError: the user's script can't be read or can't be run as a job, or its partition can't have it.
     """
     outputs_file(job)  # a pattern that is wrong is said here, too
     if not spec.has_slurm:
         return render_mpirun_script(spec, job, payload_hash=payload_hash(), environment=environment)
+    _partition(spec, job)
     return render_script(
         job, payload_hash=payload_hash(), interval_s=spec.monitoring.interval, environment=environment
     )
@@ -102,7 +105,7 @@ def submit(
     if isinstance(session.scheduler, MpirunClient):
         session.scheduler.refuse_while_busy()
     source = source or source_of(job)
-    others = session.of_partition(_partition(session, job)) if session.apart else ()
+    others = session.of_partition(_partition(session.spec, job)) if session.apart else ()
     # Not Path.is_file: what we may not look at, or can't be a name here, is the cluster's.
     if job.container is not None and os.path.isfile(job.container):  # noqa: PTH113
         image = Path(job.container)
@@ -141,11 +144,11 @@ def submit(
     return Submitted(job_id, job.name, script, remote_dir, token, sent)
 
 
-def _partition(session: Session, job: JobSpec) -> str | None:
+def _partition(spec: ClusterSpec, job: JobSpec) -> str | None:
     """The partition that a job goes to; None where its script may say another."""
     if job.partition is None and job.script is not None and UserScript.read(job.script).directives:
         return None
-    return job.partition or session.spec.partitions[0].name
+    return partition_of(spec, job).name
 
 
 def _start(session: Session, mpirun: MpirunClient, entry: JobEntry, what: Taken) -> str:
@@ -193,25 +196,40 @@ def _sbatch(session: Session, entry: JobEntry, remote_dir: str) -> str:
         except (SlurmAwayError, UnreachableError, AnswerLostError) as exc:
             # Unreachable: sbatch may still be at it.
             may_be_taken = not isinstance(exc, SlurmAwayError) or _ON_ITS_WAY.search(exc.why)
-            not_sent = not may_be_taken and _NOT_SENT.search(exc.why) is not None
-            if job_id := _found(session, entry, exc, not_sent=not_sent):
+            if not may_be_taken and _NOT_SENT.search(exc.why):
+                if tries_left and _back_soon(session.slurm):
+                    continue
+                raise _not_sent(session, entry, exc) from exc
+            if job_id := _found(session, entry, exc):
                 return job_id
             if may_be_taken or not tries_left:
-                raise (_not_sent if not_sent else _lost)(session, entry, exc) from exc
+                raise _lost(session, entry, exc) from exc
         except SlurmError as exc:
             _forget(session, entry)
             raise SlurmError(exc.what, why=exc.why, fix=fix_of(session.slurm, exc.why)) from exc
     raise AssertionError("the last try returns")
 
 
-def _found(session: Session, entry: JobEntry, cause: ClusterctlError, *, not_sent: bool) -> str | None:
+def _found(session: Session, entry: JobEntry, cause: ClusterctlError) -> str | None:
     """The id of the job if Slurm has it. It is waited for until it answers, within bounds."""
-    slurm = session.slurm.with_patience(_BACK_SOON_S) if not_sent else session.slurm
     try:
-        job = slurm.by_comment(entry.comment, entry.submitted_at)
+        job = session.slurm.by_comment(entry.comment, entry.submitted_at)
     except (SlurmError, TransportError) as exc:
-        raise (_not_sent if not_sent else _lost)(session, entry, cause) from exc
+        raise _lost(session, entry, cause) from exc
     return job.whole_id if job else None
+
+
+def _back_soon(slurm: SlurmClient) -> bool:
+    """Whether slurmctld is there again before long."""
+    give_up = slurm.clock.now() + _BACK_SOON_S
+    with suppress(TransportError):
+        for pause in backoff(first_s=0.5, longest_s=2.0):
+            if slurm.is_there():
+                return True
+            if slurm.clock.now() + pause > give_up:
+                break
+            slurm.clock.sleep(pause)
+    return False
 
 
 def _forget(session: Session, entry: JobEntry) -> None:

@@ -19,7 +19,7 @@ from clusterctl.errors import (
 from clusterctl.jobs.apart import LogsApart
 from clusterctl.jobs.logs import LogChunk, LogReader, tail
 from clusterctl.scheduler.base import backoff
-from clusterctl.scheduler.models import JobInfo, Outcome, worst
+from clusterctl.scheduler.models import JobInfo, JobState, Outcome, worst
 from clusterctl.slurm.client import not_ours
 
 OnChange = Callable[[JobInfo], None]
@@ -45,7 +45,7 @@ class _Watched:
         jobs = self._session.scheduler.jobs(self._ids)
         for job in jobs:
             before = self._seen.get(job.id)
-            if before is None or (before.state, before.nodes) != (job.state, job.nodes):
+            if before is None or _told(before) != _told(job):
                 self._on_change(job)
             self._seen[job.id] = job
         missing = [i for i in self._ids if not any(i in (job.id, job.whole_id) for job in jobs)]
@@ -79,6 +79,11 @@ class _Watched:
             if entry is not None and job_id in self._ids:
                 state = worst([job for job in jobs if job.whole_id == job_id]).state.value
                 self._session.ledger.update(entry, state=state)
+
+
+def _told(job: JobInfo) -> tuple[JobState, tuple[str, ...], bool, bool]:
+    """What is worth a word when it changes; other reasons to wait come and go."""
+    return job.state, job.nodes, job.lacks_nodes, job.failed_to_launch
 
 
 def wait(

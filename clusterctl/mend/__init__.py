@@ -6,28 +6,49 @@ both are the same, Ansible need not run.
 
 from __future__ import annotations
 
+import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from clusterctl import configure
+from clusterctl.access import admins_scheduler
 from clusterctl.assets import asset, tree_hash
-from clusterctl.errors import Failure
+from clusterctl.errors import Failure, SchedulerError, TransportError
 from clusterctl.inventory import Inventory
 from clusterctl.journal import digest
+from clusterctl.mend.at_work import at_work, keep_free
 from clusterctl.mend.drift import Mended, drifted, found, hosts_with_drift, mended, touches_slurm
+from clusterctl.mend.gpus import fetch_gpu_wheels, fetch_wheels, gpus_file, refuse_missing_gpus
+from clusterctl.mend.hardware import Hardware, Outfit, as_registered, hardware, outfit, steady
 from clusterctl.mend.managed import questions
 from clusterctl.providers.base import Provisioned
 from clusterctl.reach import Marks, View, reach
+from clusterctl.scheduler.base import Scheduler
 from clusterctl.slurm.config import render_files
+from clusterctl.slurm.health import health_file
+from clusterctl.slurm.own_settings import slurmd_file
 from clusterctl.spec import ClusterSpec
 from clusterctl.telling import HostStep, Say
 from clusterctl.transport.connections import Connections
 from clusterctl.workspace import Workspace, write_atomic
 
-__all__ = ["Configured", "Mended", "astray", "mend", "questions", "stale"]
+__all__ = [
+    "Configured",
+    "Mended",
+    "Outfit",
+    "astray",
+    "fetch_wheels",
+    "mend",
+    "news",
+    "questions",
+    "refuse_missing_gpus",
+    "stale",
+]
 
+_PATIENCE_S = 5.0  # for Slurm to tell of its jobs
 _SOME = "some hosts"  # were configured last, and nothing is known of what the others would need
 
 
@@ -37,15 +58,19 @@ class Configured:
 
     summary: str
     mended: tuple[Mended, ...] = ()
+    views: Mapping[str, View] = field(default_factory=dict)  # the hosts as they are now
+    notes: tuple[str, ...] = ()
 
 
 class _Noted(BaseModel):
-    """What the last configuring left. ``inputs`` is empty while another one replaces it."""
+    """What the last configuring left. ``inputs`` is empty while another one replaces it, for ``tried``."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     inputs: str = ""
     marks: Mapping[str, Marks] = {}
+    hardware: Mapping[str, Hardware] = {}
+    tried: Mapping[str, Hardware] = {}
 
 
 def mend(
@@ -68,12 +93,15 @@ def mend(
         TransportError: a host could not be looked at afterwards.
     """
     inventory = provisioned.inventory
-    views = _installed(spec, inventory, workspace, connections, views, say=say)
-    inputs, files = _inputs(spec, inventory, workspace, views)
+    slurm = admins_scheduler(inventory, connections, patience_s=_PATIENCE_S)
+    noted = _settled(_read(workspace, without=provisioned.made), slurm)
+    views = _installed(spec, inventory, workspace, connections, views, limit=limit, say=say)
+    fitted = outfit(spec, inventory, views, noted.hardware, partial(keep_free, slurm), limit=limit)
+    notes = (*fitted.notes, *fetch_gpu_wheels(spec, inventory, workspace, fitted.views, say))
+    inputs, files = _inputs(spec, inventory, workspace, fitted.views)
     for name, content in files.items():
         write_atomic(workspace.rendered / name, content)
     configure.write_inventory(spec, inventory, workspace)
-    noted = _read(workspace, without=provisioned.made)
     before = {host: view.marks for host, view in views.items()}
     concerned = hosts_with_drift(noted.marks, before)
     if limit:
@@ -84,32 +112,37 @@ def mend(
             workspace=workspace,
             connections=connections,
             noted=noted,
-            before=before,
+            views=views,
+            fitted=fitted,
+            notes=notes,
             say=say,
         )
     everything = anew or noted.inputs != inputs
     if not everything and not concerned:
-        return Configured(f"unchanged: {len(views)} hosts checked")
+        return Configured(f"unchanged: {len(views)} hosts checked", (), views, notes)
 
+    has = hardware(spec, inventory, fitted.views)
     if everything:
-        _write(workspace, _Noted(marks=noted.marks))
+        _write(workspace, noted.model_copy(update={"inputs": "", "tried": has}))
     limit = () if everything else concerned
     recap = configure.configure(
         inventory, workspace, limit=limit, progress=lambda p: say(_step(p, inventory, limit))
     )
     keys = drifted(noted.marks.get(inventory.controller.name, {}), before[inventory.controller.name])
-    if touches_slurm(keys):
+    if inventory.has_slurm and (touches_slurm(keys) or (everything and noted.marks)):
+        # Other nodes' slurmd were not restarted for what concerns one alone.
         connections.to(inventory.controller.name).run(["scontrol", "reconfigure"])
     asked = questions(spec, inventory, workspace)
     seen = reach({host: asked[host] for host in limit or asked}, connections.to)
     after = {**before, **{host: view.marks for host, view in seen.items()}}
-    _write(workspace, _Noted(inputs=inputs, marks=after))
+    _write(workspace, _Noted(inputs=inputs, marks=after, hardware=has))
     if not noted.inputs:  # nothing is known of how it was left
-        return Configured(str(recap))
+        return Configured(str(recap), (), {**views, **seen}, notes)
     told = (
         mended(host, noted.marks[host], before[host], after[host]) for host in before if host in noted.marks
     )
-    return Configured(str(recap), tuple(one for host in told for one in host))
+    put_back = (one for host in told for one in host)
+    return Configured(str(recap), (*_taken_up(fitted), *put_back), {**views, **seen}, notes)
 
 
 def _mend_some(
@@ -120,14 +153,17 @@ def _mend_some(
     workspace: Workspace,
     connections: Connections,
     noted: _Noted,
-    before: Mapping[str, Marks],
+    views: Mapping[str, View],
+    fitted: Outfit,
+    notes: tuple[str, ...],
     say: Say,
 ) -> Configured:
     """Configure these hosts and the controller, and tell the others who belongs to the cluster now."""
     lead = inventory.controller.name
     chosen = tuple(h.name for h in inventory.hosts if h.name in limit or h.leads)
     others = tuple(h.name for h in inventory.hosts if h.name not in chosen and h.name in noted.marks)
-    _write(workspace, _Noted(marks=noted.marks))
+    has = hardware(spec, inventory, fitted.views)
+    _write(workspace, noted.model_copy(update={"inputs": "", "tried": has}))
     told = configure.introduce(inventory, workspace, limit=others) if others else None
     recap = configure.configure(
         inventory, workspace, limit=chosen, progress=lambda p: say(_step(p, inventory, chosen))
@@ -137,8 +173,15 @@ def _mend_some(
     asked = questions(spec, inventory, workspace)
     seen = reach({host: asked[host] for host in (*chosen, *others)}, connections.to)
     # Not what all of them were configured for: the next `up` of the whole cluster looks at them anew.
-    _write(workspace, _Noted(inputs=_SOME, marks={**before, **{h: view.marks for h, view in seen.items()}}))
-    return Configured(f"{recap}; {told.changed if told else 0} changed on others")
+    now = {**views, **seen}
+    marks = {host: view.marks for host, view in now.items()}
+    _write(workspace, _Noted(inputs=_SOME, marks=marks, hardware=has))
+    summary = f"{recap}; {told.changed if told else 0} changed on others"
+    return Configured(summary, _taken_up(fitted), now, notes)
+
+
+def _taken_up(fitted: Outfit) -> tuple[Mended, ...]:
+    return tuple(Mended(host, words, "taken up") for host, words in fitted.taken_up.items())
 
 
 def _installed(
@@ -148,18 +191,38 @@ def _installed(
     connections: Connections,
     views: Mapping[str, View],
     *,
+    limit: Collection[str],
     say: Say,
 ) -> Mapping[str, View]:
-    """The views, with what only slurmd can tell of a node: it is installed first where there is none."""
-    silent = [host.name for host in inventory.compute if host.cpus is None and views[host.name].facts is None]
-    if not silent or not inventory.has_slurm:
+    """The views, with what only slurmd can tell of a node: it is installed first where there is none.
+
+    So is a driver where it does not show all cards: Slurm is told of those that it shows, and they get CuPy.
+    """
+    silent = [
+        host.name
+        for host in inventory.compute
+        if inventory.has_slurm and host.cpus is None and views[host.name].facts is None
+    ]
+    first = set(silent)
+    if spec.software.nvidia.has_driver and (silent or stale(spec, inventory, workspace, views)):
+        first |= {
+            host.name
+            for host in inventory.compute
+            if (not limit or host.name in limit) and _lacks_driver(views[host.name])
+        }
+    if not first:
         return views
     configure.write_inventory(spec, inventory, workspace)
     configure.install_on_hosts(
-        inventory, workspace, limit=silent, progress=lambda p: say(_step(p, inventory, silent))
+        inventory, workspace, limit=sorted(first), progress=lambda p: say(_step(p, inventory, first))
     )
     asked = questions(spec, inventory, workspace)
-    return {**views, **reach({host: asked[host] for host in silent}, connections.to)}
+    return {**views, **reach({host: asked[host] for host in first}, connections.to)}
+
+
+def _lacks_driver(view: View) -> bool:
+    """Whether there are cards that no driver shows."""
+    return view.cards > view.driver.cards
 
 
 def stale(spec: ClusterSpec, inventory: Inventory, workspace: Workspace, views: Mapping[str, View]) -> str:
@@ -167,10 +230,34 @@ def stale(spec: ClusterSpec, inventory: Inventory, workspace: Workspace, views: 
     noted = _read(workspace, without=())
     if not noted.inputs:
         return "the last `clusterctl up` did not end"
-    inputs, _ = _inputs(spec, inventory, workspace, views)
+    inputs, _ = _inputs(spec, inventory, workspace, steady(views, noted.hardware))
     if inputs == noted.inputs:
         return ""
     return "the spec, clusterctl itself or the hardware is not what the hosts were configured for"
+
+
+def news(
+    spec: ClusterSpec,
+    inventory: Inventory,
+    workspace: Workspace,
+    connections: Connections,
+    views: Mapping[str, View],
+) -> Outfit:
+    """What of the hardware ``mend`` would take up, and what waits."""
+    slurm = admins_scheduler(inventory, connections, patience_s=_PATIENCE_S)
+    noted = _settled(_read(workspace, without=()), slurm)
+    return outfit(spec, inventory, views, noted.hardware, partial(at_work, slurm))
+
+
+def _settled(noted: _Noted, slurm: Scheduler) -> _Noted:
+    """With the hardware that Slurm knows of, where the last `up` did not end."""
+    if not noted.tried:
+        return noted
+    try:
+        has = as_registered(noted.hardware, noted.tried, slurm.nodes())
+    except (SchedulerError, TransportError):
+        return noted
+    return noted.model_copy(update={"hardware": has})
 
 
 def outlook(
@@ -216,17 +303,24 @@ def _step(progress: configure.Progress, inventory: Inventory, limit: Collection[
 def _inputs(
     spec: ClusterSpec, inventory: Inventory, workspace: Workspace, views: Mapping[str, View]
 ) -> tuple[str, Mapping[str, str]]:
-    """A digest of all that decides what configuring leaves on a host, and of it the files of Slurm.
+    """A digest of all that decides what configuring leaves on a host, and of it the files that are made
+    for them, Slurm's among these.
 
     The payload's hash stands in the inventory.
     """
     facts = {host: view.facts for host, view in views.items() if view.facts}
-    files = render_files(spec, inventory, facts) if inventory.has_slurm else {}
+    files = {
+        **(render_files(spec, inventory, facts) if inventory.has_slurm else {}),
+        configure.HEALTH_FILE: health_file(spec, inventory, {h: view.driver for h, view in views.items()}),
+        configure.GPUS_FILE: gpus_file(spec, inventory, workspace, views),
+    }
+    if inventory.has_slurm:
+        files[configure.SLURMD_FILE] = slurmd_file(files, [host.name for host in inventory.compute])
     secrets = (workspace.munge_key.read_bytes(), workspace.public_key.read_bytes())
     ansible = configure.inventory_text(spec, inventory, workspace)
-    return digest(
-        tree_hash(asset("ansible")), ansible, *secrets, *(files[name] for name in sorted(files))
-    ), files
+    cards = json.dumps({host: has.cards for host, has in hardware(spec, inventory, views).items()})
+    made = (files[name] for name in sorted(files))
+    return digest(tree_hash(asset("ansible")), ansible, *secrets, cards, *made), files
 
 
 def _read(workspace: Workspace, *, without: Collection[str]) -> _Noted:
@@ -235,7 +329,10 @@ def _read(workspace: Workspace, *, without: Collection[str]) -> _Noted:
         noted = _Noted.model_validate_json(workspace.configured.read_bytes())
     except (FileNotFoundError, ValidationError):
         return _Noted()
-    return _Noted(inputs=noted.inputs, marks={h: m for h, m in noted.marks.items() if h not in without})
+    marks = {host: mark for host, mark in noted.marks.items() if host not in without}
+    has = {host: what for host, what in noted.hardware.items() if host not in without}
+    tried = {host: what for host, what in noted.tried.items() if host not in without}
+    return _Noted(inputs=noted.inputs, marks=marks, hardware=has, tried=tried)
 
 
 def _write(workspace: Workspace, noted: _Noted) -> None:

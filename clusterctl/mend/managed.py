@@ -8,11 +8,10 @@ from __future__ import annotations
 from typing import Final
 
 from clusterctl.assets import payload_hash
-from clusterctl.distributions import JOB_PROFILE, Distribution
-from clusterctl.inventory import MPI_SSH_FOLDER, Host, Inventory
+from clusterctl.distributions import JOB_PROFILE, LAUNCH_AGENT, Distribution
+from clusterctl.inventory import HEALTH_PROGRAM, HEALTH_SETTINGS, MPI_SSH_FOLDER, Host, Inventory
 from clusterctl.reach import Question
-from clusterctl.slurm.config import TASK_PROLOG
-from clusterctl.slurm.health import HEALTH_PROGRAM, HEALTH_SETTINGS
+from clusterctl.slurm.config import CONTROLLER_PROLOG, TASK_PROLOG
 from clusterctl.spec import ClusterSpec, GcpProvider, OnpremProvider
 from clusterctl.workspace import Workspace
 
@@ -42,7 +41,9 @@ def _question(host: Host, spec: ClusterSpec, inventory: Inventory, workspace: Wo
     home_root = f"{inventory.shared}/home"
     units = _slurms_units(host, distribution) if inventory.has_slurm else {}
     files = [distribution.openmpi_conf, *(_slurms_files(host) if inventory.has_slurm else _MPI_SSH)]
-    files += (JOB_PROFILE,) if distribution.mpi_module else ()
+    files += (HEALTH_PROGRAM, HEALTH_SETTINGS) if host.computes else ()
+    if distribution.mpi_module:
+        files += [JOB_PROFILE] if inventory.has_slurm else [JOB_PROFILE, LAUNCH_AGENT]
     if inventory.has_job_environment:
         files.append(TASK_PROLOG)
     if leads and inventory.shared_folder.kind == "nfs":
@@ -57,6 +58,7 @@ def _question(host: Host, spec: ClusterSpec, inventory: Inventory, workspace: Wo
     files += _TUNING if isinstance(spec.provider, OnpremProvider) else ()
     users = tuple(user.name for user in spec.users)
     has_homes = leads or inventory.shared_folder.kind == "none"
+    homes = {user: f"{home_root}/{user}" for user in users}
     return Question(
         files=tuple(files),
         blocks={"/etc/hosts": (_HOSTS_BLOCK[0], _HOSTS_BLOCK[1])},
@@ -65,8 +67,9 @@ def _question(host: Host, spec: ClusterSpec, inventory: Inventory, workspace: Wo
             f"{home_root}/.clusterctl-{inventory.cluster_id}",
         ),
         users=users,
-        homes={user: f"{home_root}/{user}" for user in users} if has_homes else {},
-        keys=dict.fromkeys(users, workspace.public_key.read_text().strip()) if has_homes else {},
+        homes=homes if has_homes else {},
+        far_homes={} if has_homes else homes,
+        keys=dict.fromkeys(users, workspace.public_key.read_text().strip()),
         units=units,
         accounting=_accounting(spec) if leads and inventory.has_slurm else (),
         space=(*_PLACES, inventory.shared),
@@ -89,9 +92,9 @@ def _slurms_units(host: Host, distribution: Distribution) -> dict[str, tuple[str
 def _slurms_files(host: Host) -> tuple[str, ...]:
     return (
         _MUNGE_KEY,
-        *((*_SLURM, _SLURMDBD) if host.leads else ()),
+        *((*_SLURM, _SLURMDBD, CONTROLLER_PROLOG) if host.leads else ()),
         *(() if host.leads or host.computes else _SLURM[:1]),
-        *((_SLURMD, HEALTH_PROGRAM, HEALTH_SETTINGS) if host.computes else ()),
+        *((_SLURMD,) if host.computes else ()),
     )
 
 

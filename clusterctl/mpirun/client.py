@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from clusterctl.errors import SchedulerError, TransportError, UnreachableError, UsageError
-from clusterctl.inventory import Host, Inventory
+from clusterctl.at_once import at_once
+from clusterctl.errors import Failure, SchedulerError, TransportError, UnreachableError, UsageError
+from clusterctl.inventory import HEALTH_PROGRAM, Host, Inventory
 from clusterctl.mpirun.job import JOB_ID, Start, job_info
 from clusterctl.scheduler.base import Clock, backoff
 from clusterctl.scheduler.models import JobInfo, NodeInfo
@@ -19,9 +19,16 @@ from clusterctl.transport.base import Transport
 
 _PROGRAM = (Path(__file__).parent / "remote_jobs.py").read_text(encoding="utf-8")
 _HARDWARE = ("sh", "-c", "nproc; sed -n 's/^MemTotal: *\\([0-9]*\\) kB/\\1/p' /proc/meminfo")
-_AT_ONCE = 32
 _KIB_MIB = 1024
+_HEALTH_S = 60.0  # a driver that hangs is given up after 20 s
+_WELL = "mend it, and submit again: it is looked at anew; docs/gpus.md says what is looked at"
 _AWAY_S = 15.0  # so long a host that did not answer is not asked again
+
+
+class SickError(SchedulerError):
+    """A node of the job is sick, says its health check."""
+
+    code = "sick"
 
 
 class BusyError(SchedulerError):
@@ -42,10 +49,6 @@ class MpirunClient:
     patience_s: float = 60.0
     _away: dict[str, float] = field(default_factory=dict)  # host -> when it did not answer
 
-    def with_patience(self, patience_s: float) -> MpirunClient:
-        """The same, waiting so long for hosts that are away."""
-        return replace(self, patience_s=patience_s)
-
     def check_id(self, text: str) -> None:
         """Raises UsageError unless ``text`` is a job id such as ``m12``."""
         if not JOB_ID.fullmatch(text):
@@ -63,10 +66,12 @@ class MpirunClient:
 
         Raises:
             BusyError: another job runs.
+            SickError: a node is sick; one failure a node.
             SchedulerError: the node could not start it.
-            TransportError: the node can't be reached; one that was lost meanwhile may have started it.
+            TransportError: a node can't be reached; a first one that was lost meanwhile may have started it.
         """
         self.refuse_while_busy()  # and one that was lost is in nobody's way from now on
+        self._refuse_sick(start.nodes)
         request = {"do": "submit", "job": _noted(start), "script": start.script, "limit_s": start.limit_s}
         answer = self._ask_once(start.nodes[0], request)
         if "busy" in answer:
@@ -76,6 +81,23 @@ class MpirunClient:
                 f"{start.nodes[0]} could not start the job", where="systemd-run", why=str(answer["failed"])
             )
         return str(answer["id"])
+
+    def _refuse_sick(self, nodes: Sequence[str]) -> None:
+        """Raises SickError if the health check of a node finds fault; it looks now."""
+        found = at_once(nodes, self._faults)
+        failures = tuple(
+            Failure(SickError.code, faults, node, fix=_WELL)
+            for node, faults in zip(nodes, found, strict=True)
+            if faults
+        )
+        if failures:
+            names = ", ".join(str(failure.host) for failure in failures)
+            why = "; ".join(f"{failure.host}: {failure.cause}" for failure in failures)
+            raise SickError(f"no job is started on {names}", why=why, fix=_WELL, failures=failures)
+
+    def _faults(self, node: str) -> str:
+        looked = self.to(node).run(["sudo", "-n", HEALTH_PROGRAM], timeout_s=_HEALTH_S, check=False)
+        return "; ".join(looked.stdout.splitlines()) if looked.rc == 1 else ""
 
     def refuse_while_busy(self) -> None:
         """Raises BusyError if a job runs."""
@@ -127,8 +149,7 @@ class MpirunClient:
         active = [job for job in self.own_jobs() if not job.ended]
         at_work = {node for job in active for node in job.nodes}
         hosts = self.inventory.compute
-        with ThreadPoolExecutor(max_workers=min(_AT_ONCE, len(hosts))) as pool:
-            return tuple(pool.map(lambda host: self._node(host, at_work), hosts))
+        return tuple(at_once(hosts, lambda host: self._node(host, at_work)))
 
     def drain(self, nodes: Sequence[str], reason: str) -> None:
         """Nothing begins by itself here, so there is nothing to keep from it."""

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
+from clusterctl.distributions import DEFAULT
 from clusterctl.doctor import Report
 from clusterctl.inventory import Inventory
 from clusterctl.spec import ClusterSpec
@@ -25,6 +26,7 @@ class BakeTarget:
     user: str
     key: Path
     known_hosts: Path
+    distribution: str = DEFAULT
 
 
 Bake = Callable[[BakeTarget], None]
@@ -72,11 +74,12 @@ class HostChange:
     was_usd_per_hour: float | None = None
     restarts: bool = False  # a ``change`` for which it is stopped, and its jobs with it
     off: bool = False  # it does not run as it is
+    given_back: bool = False  # one that is replaced or removed goes to its owner, as it was
 
     @property
     def destroys(self) -> bool:
         """Whether what is on the host is lost."""
-        return self.action in {"replace", "remove"}
+        return self.action in {"replace", "remove"} and not self.given_back
 
 
 @dataclass(frozen=True, slots=True)
@@ -114,6 +117,11 @@ class Planned:
     def destroyed(self) -> tuple[HostChange, ...]:
         """The hosts whose content is lost."""
         return tuple(host for host in self.hosts if host.destroys)
+
+    @property
+    def given_back(self) -> tuple[HostChange, ...]:
+        """The hosts that go to their owner, as they were."""
+        return tuple(host for host in self.hosts if host.given_back)
 
     @property
     def usd_per_hour(self) -> float | None:

@@ -24,6 +24,7 @@ from typing import Any
 
 MISSING = "missing"
 UNKNOWN = "no answer"
+OS_RELEASE = "/etc/os-release"
 BOOT_S = 20
 ASK_S = 10
 LEAST_FREE = 16 << 20
@@ -52,6 +53,16 @@ def system_state() -> str:
         ).stdout.strip()
     except (OSError, subprocess.TimeoutExpired):
         return "unknown"
+
+
+def distribution() -> str:
+    """ID and VERSION_ID of os-release: `rocky-9.6`."""
+    text = ""
+    with suppress(OSError):
+        text = Path(OS_RELEASE).read_text(errors="replace")
+    pairs = (line.partition("=") for line in text.splitlines())
+    said = {key: value.strip("\"' ") for key, _, value in pairs}
+    return f"{said.get('ID', 'linux')}-{said.get('VERSION_ID', '')}".rstrip("-")
 
 
 def digest(data: bytes) -> str:
@@ -144,6 +155,14 @@ def home_mark(user: str, home: str) -> str:
     return "fit" if fit else f"unfit {stat.S_IMODE(found.st_mode):o}"
 
 
+def has_home(user: str, home: str) -> bool:
+    """Whether that is the home of an account here; one that is missing has none of its own."""
+    try:
+        return pwd.getpwnam(user).pw_dir == home
+    except KeyError:
+        return True
+
+
 def key_mark(user: str, home: str, key: str) -> str:
     """Whether the cluster's key may log in. Other keys there are the user's own affair.
 
@@ -154,7 +173,7 @@ def key_mark(user: str, home: str, key: str) -> str:
 
 
 def _keys(user: str, home: str) -> Iterator[str]:
-    homes = [home]
+    homes = [home] if home else []
     with suppress(KeyError):
         homes.append(pwd.getpwnam(user).pw_dir)
     for place in homes:
@@ -228,7 +247,9 @@ def look(asked: dict[str, Any]) -> dict[str, str]:
     marks |= {f"path {path}": "there" if Path(path).exists() else MISSING for path in asked["paths"]}
     marks |= {f"user {name}": user_mark(name) for name in asked["users"]}
     marks |= {f"home {name}": home_mark(name, home) for name, home in asked["homes"].items()}
-    marks |= {f"key {name}": key_mark(name, asked["homes"][name], key) for name, key in asked["keys"].items()}
+    far = {name for name, home in asked["far_homes"].items() if has_home(name, home)}
+    keys = {name: key for name, key in asked["keys"].items() if name not in far}
+    marks |= {f"key {name}": key_mark(name, asked["homes"].get(name, ""), key) for name, key in keys.items()}
     marks |= {f"unit {name}": mark for name, mark in unit_marks(asked["units"]).items()}
     if asked["accounting"]:
         running = marks.get("unit slurmdbd", "").startswith("running")
@@ -240,6 +261,7 @@ def main() -> None:
     asked = json.loads(sys.argv[1])
     answer: dict[str, object] = {"state": system_state()}
     if answer["state"] != "stopping":
+        answer["distribution"] = distribution()
         answer["facts"] = run(asked["facts"], 3 * ASK_S) or ""
         answer["marks"] = look(asked)
         answer["full"] = list(full_disks(asked["space"]))

@@ -8,8 +8,9 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
-from clusterctl.errors import TransportError
-from clusterctl.slurm.facts import FACTS_ARGV, NodeFacts, has_slurmd, parse_facts
+from clusterctl.errors import TransportError, UnreachableError
+from clusterctl.slurm.facts import FACTS_ARGV, NodeFacts, count_on_bus, has_slurmd, parse_driver, parse_facts
+from clusterctl.slurm.gpus import Driver
 from clusterctl.spec.units import format_size
 
 _PROGRAM = (Path(__file__).parent / "remote_look.py").read_text(encoding="utf-8")
@@ -29,7 +30,8 @@ class Question:
     paths: tuple[str, ...] = ()
     users: tuple[str, ...] = ()
     homes: Mapping[str, str] = field(default_factory=dict)  # user -> folder
-    keys: Mapping[str, str] = field(default_factory=dict)  # user -> public key; the user has a home above
+    far_homes: Mapping[str, str] = field(default_factory=dict)  # user -> folder, for another host to look at
+    keys: Mapping[str, str] = field(default_factory=dict)  # user -> public key; unless the home is far
     units: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # unit -> files it reads at its start
     accounting: tuple[tuple[str, ...], ...] = ()  # words for `sacctmgr show`
     space: tuple[str, ...] = ("/",)
@@ -63,6 +65,9 @@ class View:
     facts: NodeFacts | None  # None: it has no slurmd
     marks: Marks
     full: tuple[FullDisk, ...] = ()
+    distribution: str = ""  # ID and VERSION_ID of its os-release
+    driver: Driver = field(default_factory=Driver)  # NVIDIA's
+    cards: int = 0  # NVIDIA's, on the PCI bus
 
 
 class StoppingError(TransportError):
@@ -74,6 +79,7 @@ def parse_view(text: str) -> View:
 
     Raises:
         StoppingError: the host is being powered off.
+        UnreachableError: it was too busy to say what it has.
         SlurmError: slurmd is there, and does not say what the node is.
         TransportError: that is no answer.
     """
@@ -81,11 +87,16 @@ def parse_view(text: str) -> View:
         answer: dict[str, Any] = json.loads(text)
         if answer["state"] == _STOPPING:
             raise StoppingError("the host is being powered off")
-        facts, marks = str(answer["facts"]), dict(answer["marks"])
+        facts, marks, distribution = str(answer["facts"]), dict(answer["marks"]), str(answer["distribution"])
         full = tuple(
             FullDisk(**{**disk, "largest": tuple((size, path) for size, path in disk["largest"])})
             for disk in answer["full"]
         )
     except (ValueError, KeyError, TypeError) as exc:
         raise TransportError("the host gave no usable answer", why=text[:500]) from exc
-    return View(parse_facts(facts) if has_slurmd(facts) else None, marks, full)
+    if not facts:  # it could not start what tells them, or not in time: it is too busy, or still booting
+        raise UnreachableError(
+            "the host could not say what it has", why="it is busy", fix="look at its load, then try again"
+        )
+    known = parse_facts(facts) if has_slurmd(facts) else None
+    return View(known, marks, full, distribution, parse_driver(facts), count_on_bus(facts))

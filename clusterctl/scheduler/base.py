@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import Protocol, Self
+from typing import Protocol
 
 from clusterctl.errors import SchedulerError
 from clusterctl.scheduler.models import JobInfo, NodeInfo
@@ -38,9 +38,6 @@ class Scheduler(Protocol):
     def transport(self) -> Transport: ...
     @property
     def clock(self) -> Clock: ...
-
-    def with_patience(self, patience_s: float) -> Self:
-        """The same, waiting so long for an answer."""
 
     def check_id(self, text: str) -> None:
         """Raises UsageError unless ``text`` is the id of a job as it is written here."""

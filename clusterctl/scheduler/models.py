@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
@@ -9,6 +10,9 @@ from enum import Enum, StrEnum
 _UNUSABLE = frozenset(
     "DOWN DRAIN DRAINED DRAINING FAIL ERROR UNKNOWN NOT_RESPONDING MAINT POWERED_DOWN FUTURE".split()
 )
+# How Slurm says that a job waits for nodes which nobody may use; some versions write its spaces as _.
+_NODES_OUT = re.compile(r"ReqNodeNotAvail|UnavailableNodes|Nodes.required.for.job.are.DOWN")
+_HELD = re.compile(r"launch.failed.requeued.held")
 _MARKS = "*~#!%$@^-"  # sinfo(1), NODE STATE CODES
 
 
@@ -111,6 +115,16 @@ class JobInfo:
     def outcome(self) -> Outcome:
         """What the state means for whoever waits."""
         return self.state.outcome
+
+    @property
+    def lacks_nodes(self) -> bool:
+        """Whether it waits because nodes are out of service, not because they are busy."""
+        return self.state is JobState.PENDING and _NODES_OUT.search(self.reason) is not None
+
+    @property
+    def failed_to_launch(self) -> bool:
+        """Whether Slurm holds it since a node could not start it."""
+        return self.state is JobState.PENDING and _HELD.search(self.reason) is not None
 
     @property
     def ended(self) -> bool:

@@ -45,10 +45,6 @@ class SlurmClient:
         self.clock = clock or Clock()
         self._patience_s = patience_s
 
-    def with_patience(self, patience_s: float) -> SlurmClient:
-        """The same, waiting so long for Slurm where it is away."""
-        return SlurmClient(self.transport, clock=self.clock, patience_s=patience_s)
-
     def check_id(self, text: str) -> None:
         """Raises UsageError unless ``text`` is a job id such as ``12`` or ``12_3``."""
         check_job_id(text)
@@ -60,6 +56,10 @@ class SlurmClient:
     def version(self) -> str:
         """Slurm's version, such as ``22.05.8``."""
         return parse.parse_version(self._ask(["sinfo", "--version"]))
+
+    def is_there(self) -> bool:
+        """Whether slurmctld takes connections; other commands take a MessageTimeout to say it does not."""
+        return " is UP" in self.transport.run(["scontrol", "ping"], check=False).stdout
 
     def nodes(self) -> tuple[NodeInfo, ...]:
         """All nodes that this user may see.
@@ -172,6 +172,14 @@ class SlurmClient:
             TransportError: Slurm refused, or can't be reached.
         """
         self.transport.run(["scontrol", "update", f"nodename={','.join(nodes)}", "state=resume"])
+
+    def release(self, job_id: str) -> None:
+        """Let a job that is held wait for nodes again; the transport's user is an admin.
+
+        Raises:
+            TransportError: Slurm refused, or can't be reached.
+        """
+        self.transport.run(["scontrol", "release", job_id])
 
     def accounting(self, job_id: str) -> str:
         """What ``sacct --json`` says about a job, as it is."""

@@ -9,6 +9,7 @@ from itertools import groupby
 
 from clusterctl.errors import SlurmError
 from clusterctl.inventory import (
+    HEALTH_PROGRAM,
     SLURMCTLD_PORT,
     SLURMD_PORT,
     SLURMDBD_PORT,
@@ -19,15 +20,15 @@ from clusterctl.inventory import (
 )
 from clusterctl.render import render
 from clusterctl.slurm.facts import FACTS_ARGV, NodeFacts, parse_facts
-from clusterctl.slurm.gpus import Gpu
-from clusterctl.slurm.health import HEALTH_PROGRAM, health_file
+from clusterctl.slurm.gpus import Driver, Gpu, by_type
 from clusterctl.slurm.topology import topology_settings, topology_text
 from clusterctl.spec import ClusterSpec
 from clusterctl.spec.models import ADMIN_USER, PROOF_PARTITION
 
-__all__ = ["FACTS_ARGV", "NodeFacts", "parse_facts", "render_files", "slurm_minutes", "timeouts"]
+__all__ = ["FACTS_ARGV", "NodeFacts", "gres", "parse_facts", "render_files", "slurm_minutes", "timeouts"]
 
 TASK_PROLOG = "/opt/clusterctl/task-prolog"  # of the role job_env
+CONTROLLER_PROLOG = "/opt/clusterctl/prolog-slurmctld"  # of the role slurmctld
 LOG_DIR = "/var/log/slurm"
 STATE_DIR = "/var/lib/slurm/slurmctld"
 SPOOL_DIR = "/run/slurmd"  # in memory: a node that lost power must not find credentials of dead jobs
@@ -53,7 +54,7 @@ class Node:
 
 
 def render_files(spec: ClusterSpec, inventory: Inventory, facts: Mapping[str, NodeFacts]) -> dict[str, str]:
-    """File name -> text: Slurm's files, topology.conf among them, and the settings of the health check.
+    """File name -> text: Slurm's files, topology.conf among them.
 
     ``facts`` is keyed by host name; hosts whose cpus and memory are set in the inventory need none.
 
@@ -73,31 +74,42 @@ def render_files(spec: ClusterSpec, inventory: Inventory, facts: Mapping[str, No
         "gres.conf": render("gres.conf.j2", lines=[_line(s) for node in nodes for s in _gres_settings(node)]),
         "cgroup.conf": render(
             "cgroup.conf.j2",
-            settings=_cgroup_settings() if not shares and inventory.cgroups else {},
+            settings=_cgroup_settings() if inventory.constrains_devices else {},
         ),
         "topology.conf": topology_text(spec),
         "slurmdbd.conf": render("slurmdbd.conf.j2", settings=_slurmdbd_settings(inventory)),
-        "health.json": health_file(spec, inventory, facts),
     }
 
 
 def timeouts(nodes: int) -> Settings:
     """Settings that decide how soon a fault is noticed and its job runs again.
 
-    Slurm's defaults are for thousands of nodes: with them a lost node is noticed after minutes, and a
+    Slurm's defaults are for thousands of nodes: with them a lost node is noticed after five minutes, and a
     requeued job waits until credentials expire (120 s). Small clusters need not wait; larger ones get
-    longer limits, so that a busy controller is not taken for a dead node.
+    longer limits. None is so short that a machine which is busy for half a minute is taken for a dead one:
+    its jobs would be lost.
     """
     grown = nodes // 8
     return {
-        "SlurmdTimeout": str(min(10 + grown, 300)),
-        "SlurmctldTimeout": str(min(10 + grown, 120)),
-        "MessageTimeout": str(min(5 + grown, 60)),
-        "AuthInfo": f"cred_expire={min(5 + grown, 120)}",
+        "SlurmdTimeout": str(min(60 + grown, 300)),
+        "SlurmctldTimeout": str(min(60 + grown, 120)),
+        "MessageTimeout": str(min(15 + grown, 60)),
+        "BatchStartTimeout": "60",  # the prologue's pause counts
+        "AuthInfo": f"cred_expire={min(10 + grown, 120)}",
         "KillWait": "5",
         "SchedulerParameters": "sched_interval=5,bf_interval=5",
         "TreeWidth": str(max(2, min(nodes, _TREE_WIDTH))),
     }
+
+
+def gres(gpus: Iterable[Gpu]) -> str:
+    """What slurm.conf says of a node's GPUs: ``gpu:a100:1,gpu:t4:2``."""
+    return ",".join(f"gpu:{kind}:{len(alike)}" for kind, alike in _by_type(gpus))
+
+
+def promised_mib(facts: NodeFacts) -> int:
+    """How much of a node's memory jobs can be given."""
+    return int(facts.memory_mib * _MEMORY_PROMISED)
 
 
 def slurm_minutes(seconds: int) -> int:
@@ -118,7 +130,7 @@ def _node(host: Host, facts: Mapping[str, NodeFacts]) -> Node:
         ("CoresPerSocket", known.cores_per_socket),
         ("ThreadsPerCore", known.threads_per_core),
     )
-    return Node(host, known.cpus, int(known.memory_mib * _MEMORY_PROMISED), topology, known.gpus)
+    return Node(host, known.cpus, promised_mib(known), topology, known.gpus)
 
 
 def _sections(
@@ -155,10 +167,21 @@ def _sections(
             "PriorityWeightQOS": "10000",
         },
         "Running": _running(shares=shares, cgroups=inventory.cgroups)
-        | ({"TaskProlog": TASK_PROLOG} if inventory.has_job_environment else {}),
-        "Faults": {"ReturnToService": "2", **timeouts(len(nodes)), **_health(spec)},
+        | ({"TaskProlog": TASK_PROLOG} if _has_task_prolog(inventory, nodes) else {}),
+        "Faults": {
+            "ReturnToService": "2",
+            "PrologSlurmctld": CONTROLLER_PROLOG,
+            **timeouts(len(nodes)),
+            **_health(spec),
+        },
         "Accounting": _accounting(inventory, nodes, shares=shares),
     }
+
+
+def _has_task_prolog(inventory: Inventory, nodes: Iterable[Node]) -> bool:
+    """Whether jobs find variables of their host, or are told what CUDA calls their GPUs."""
+    counted_otherwise = any(Driver(len({gpu.index for gpu in node.gpus}), node.gpus).uuids for node in nodes)
+    return inventory.has_job_environment or counted_otherwise
 
 
 def _health(spec: ClusterSpec) -> Settings:
@@ -213,7 +236,7 @@ def _node_settings(node: Node) -> Settings:
     settings |= {key: str(value) for key, value in node.topology}
     settings["RealMemory"] = str(node.memory_mib)
     if node.gpus:
-        settings["Gres"] = ",".join(f"gpu:{kind}:{len(gpus)}" for kind, gpus in _by_type(node.gpus))
+        settings["Gres"] = gres(node.gpus)
     settings |= {"Feature": str(node.host.partition), "State": "UNKNOWN"}
     return settings
 
@@ -247,8 +270,7 @@ def _partitions(spec: ClusterSpec, inventory: Inventory, nodes: tuple[Node, ...]
 
 
 def _by_type(gpus: Iterable[Gpu]) -> list[tuple[str, list[Gpu]]]:
-    ordered = sorted(gpus, key=lambda gpu: (gpu.type, gpu.index))
-    return [(kind, list(group)) for kind, group in groupby(ordered, key=lambda gpu: gpu.type)]
+    return [(kind, list(group)) for kind, group in groupby(by_type(gpus), key=lambda gpu: gpu.type)]
 
 
 def _gres_settings(node: Node) -> Iterable[Settings]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 GPU_SCRIPT = r"""
@@ -68,6 +68,28 @@ class Gpu:
         return (self.device, *(f"/dev/nvidia-caps/nvidia-cap{cap}" for cap in self.caps))
 
 
+@dataclass(frozen=True, slots=True)
+class Driver:
+    """What NVIDIA's driver of a host shows: cards, cut into parts or not, and what of them jobs can be given.
+
+    ``fault`` is what it said instead; all is empty where there is none.
+    """
+
+    cards: int = 0
+    gpus: tuple[Gpu, ...] = ()
+    fault: str = ""
+
+    @property
+    def uuids(self) -> tuple[str, ...]:
+        """What CUDA calls the GPUs, in Slurm's order, where that needs to be known.
+
+        Slurm counts the GPUs that it gives by type, CUDA all cards; and CUDA finds parts by no number.
+        """
+        counted = by_type(self.gpus)
+        alike = [gpu.index for gpu in counted] == list(range(self.cards))
+        return () if alike and not any(gpu.caps for gpu in counted) else tuple(gpu.uuid for gpu in counted)
+
+
 @dataclass(slots=True)
 class _Part:
     """A MIG device: its number, and of which GPU and compute instance it is."""
@@ -92,6 +114,11 @@ def gpu_type(name: str) -> str:
     if not words:
         return "gpu"
     return "-".join(words[:2]) if words[0].isalpha() else words[0]
+
+
+def by_type(gpus: Iterable[Gpu]) -> list[Gpu]:
+    """As Slurm numbers them: in the order of the types in `Gres=`, and of gres.conf in each."""
+    return sorted(gpus, key=lambda gpu: (gpu.type, gpu.index))
 
 
 def parse_gpus(sections: Sections) -> tuple[Gpu, ...]:

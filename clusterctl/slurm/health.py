@@ -7,11 +7,9 @@ from collections.abc import Mapping
 from typing import Any, Final
 
 from clusterctl.inventory import Inventory
-from clusterctl.slurm.facts import NodeFacts
+from clusterctl.slurm.gpus import Driver
 from clusterctl.spec import ClusterSpec
 
-HEALTH_PROGRAM: Final = "/opt/clusterctl/health"
-HEALTH_SETTINGS: Final = "/opt/clusterctl/health.json"
 HEALTH_REASON: Final = "clusterctl health:"
 
 _DISKS: Final = ("/", "/tmp", "/var", "/var/tmp", "/run", "/var/log")  # noqa: S108
@@ -22,17 +20,19 @@ _GRAVE_XIDS: Final = (
 )
 
 
-def health_file(spec: ClusterSpec, inventory: Inventory, facts: Mapping[str, NodeFacts]) -> str:
+def health_file(spec: ClusterSpec, inventory: Inventory, drivers: Mapping[str, Driver]) -> str:
     """JSON: host -> the settings of its check. A host that was not seen is taken to have no GPUs."""
-    settings = {host.name: _of(host.name, spec, facts.get(host.name)) for host in inventory.compute}
+    settings = {
+        host.name: _of(host.name, spec, drivers.get(host.name, Driver())) for host in inventory.compute
+    }
     return json.dumps(settings, indent=1, sort_keys=True) + "\n"
 
 
-def _of(name: str, spec: ClusterSpec, facts: NodeFacts | None) -> dict[str, Any]:
-    limits, gpus = spec.monitoring.health, facts.gpus if facts else ()
+def _of(name: str, spec: ClusterSpec, driver: Driver) -> dict[str, Any]:
+    limits = spec.monitoring.health
     return {
         "node": name,
-        "gpus": {"cards": facts.cards if facts else 0, "parts": sum(bool(gpu.caps) for gpu in gpus)},
+        "gpus": {"cards": driver.cards, "parts": sum(bool(gpu.caps) for gpu in driver.gpus)},
         "gpu_temperature_c": limits.gpu_temperature,
         "xids": _GRAVE_XIDS,
         "disks": _DISKS,

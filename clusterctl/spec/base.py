@@ -5,7 +5,7 @@ from __future__ import annotations
 from ipaddress import IPv4Network
 from typing import Annotated
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field
 
 
 class Model(BaseModel):
@@ -19,4 +19,5 @@ def _as_text(value: object) -> object:
     return str(value) if isinstance(value, int) else value
 
 
+Toggle = Annotated[bool, Field(strict=True)]  # `yes` in quotes and 1 are neither true nor false
 Network = Annotated[IPv4Network, BeforeValidator(_as_text)]

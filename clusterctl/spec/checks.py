@@ -11,6 +11,7 @@ from collections.abc import Iterator, Mapping
 
 from clusterctl.spec import gcp_checks, onprem_checks, plain, scheduler_checks
 from clusterctl.spec.finding import Finding, Loc, dotted
+from clusterctl.spec.nvidia import Nvidia
 from clusterctl.spec.words import shown
 
 MAX_LOCAL_HOSTS = 250  # addresses of a /24, less the network, the broadcast, this machine and a few spare
@@ -24,6 +25,7 @@ def findings(spec: Mapping[str, object]) -> Iterator[Finding]:
         yield from _hosts_fit(spec)
         yield from _no_gpus(spec)
         yield from _no_apptainer(spec)
+        yield from _no_nvidia(spec)
     elif kind == "gcp":
         yield from gcp_checks.findings(spec)
     elif kind == "onprem":
@@ -73,6 +75,13 @@ def _no_apptainer(spec: Mapping[str, object]) -> Iterator[Finding]:
     if plain.is_on(plain.mapping(spec, "software"), "apptainer"):
         message = "local nodes have no route out, and their image has no Apptainer"
         yield Finding(("software", "apptainer"), message, "remove apptainer", at_key=True)
+
+
+def _no_nvidia(spec: Mapping[str, object]) -> Iterator[Finding]:
+    plainly = Nvidia().model_dump()
+    if any(value != plainly.get(key) for key, value in plain.mapping(spec, "software", "nvidia").items()):
+        message = "local nodes have no GPUs, and their kernel is this machine's"
+        yield Finding(("software", "nvidia"), message, "remove nvidia", at_key=True)
 
 
 def _no_hosts(spec: Mapping[str, object]) -> Iterator[Finding]:

@@ -11,7 +11,7 @@ from typing import Annotated, Final, Literal
 
 from pydantic import Field, StringConstraints
 
-from clusterctl.spec.base import Model, Network
+from clusterctl.spec.base import Model, Network, Toggle
 from clusterctl.spec.units import DurationS, SizeMib
 
 PROJECT = r"^[a-z][a-z0-9-]{4,28}[a-z0-9]$"
@@ -38,7 +38,6 @@ GCP_PATTERN_WORDS: Final[Mapping[str, str]] = {
 
 
 Resource = Annotated[str, StringConstraints(pattern=RESOURCE)]
-Switch = Annotated[bool, Field(strict=True)]
 Usd = Annotated[float, Field(ge=0, strict=True, allow_inf_nan=False)]
 
 
@@ -68,8 +67,7 @@ class GcpNodes(Model):
     )
     image: Image | None = Field(
         None,
-        description="by default Rocky Linux 9, with NVIDIA's driver where there is a GPU; "
-        "`up` takes only Debian 12 so far",
+        description="by default Rocky Linux 9, with NVIDIA's driver where there is a GPU",
     )
     boot_disk: GcpDisk = Field(
         GcpDisk.model_validate({"size": "50GiB"}), description="the disk that they start from"
@@ -78,13 +76,13 @@ class GcpNodes(Model):
     local_ssds: Annotated[int, Field(ge=0, le=32, strict=True)] = Field(
         0, description="local NVMe disks of 375 GiB for each, as /scratch; gone with the node"
     )
-    spot: Switch = Field(False, description="cheaper, and taken away by Google at any time")
+    spot: Toggle = Field(False, description="cheaper, and taken away by Google at any time")
     termination_action: Literal["STOP", "DELETE"] = Field(
         "STOP", description="what becomes of a spot node that is taken away"
     )
-    compact_placement: Switch = Field(False, description="close to each other, for low latency")
-    tier_1: Switch = Field(False, description="TIER_1 networking, on large machine types; needs gvnic")
-    gvnic: Switch = Field(True, description="Google's own network interface, instead of virtio")
+    compact_placement: Toggle = Field(False, description="close to each other, for low latency")
+    tier_1: Toggle = Field(False, description="TIER_1 networking, on large machine types; needs gvnic")
+    gvnic: Toggle = Field(True, description="Google's own network interface, instead of virtio")
     reservation: Resource | None = Field(None, description="a reservation of yours that they are taken from")
 
 
@@ -111,7 +109,7 @@ class Bucket(Model):
     """A Cloud Storage bucket that every node sees as /bucket: datasets in, results out."""
 
     name: Annotated[str, StringConstraints(pattern=BUCKET)] = Field(description="its name, which is global")
-    create: Switch = Field(
+    create: Toggle = Field(
         False, description="made with the cluster; it is kept by `down` as long as it holds anything"
     )
 
@@ -150,12 +148,12 @@ class GcpProvider(Model):
         description="put on all that is made, beside clusterctl's own",
         json_schema_extra={"additionalProperties": False},
     )
-    enable_apis: Switch = Field(True, description="enable the APIs that are needed; else they are only named")
+    enable_apis: Toggle = Field(True, description="enable the APIs that are needed; else they are only named")
     state: GcsState | None = Field(None, description="Terraform's state in a bucket")
     auto_down: DurationS | None = Field(
         None, description="an idle cluster deletes its nodes and stops its controller after this time"
     )
-    secure_boot: Switch = Field(False, description="only signed drivers; NVIDIA's often are not")
+    secure_boot: Toggle = Field(False, description="only signed drivers; NVIDIA's often are not")
     prices: Mapping[str, Usd] = Field(
         {}, description="your own prices, USD an hour, by machine type; over those of the built-in table"
     )

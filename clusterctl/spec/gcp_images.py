@@ -1,11 +1,13 @@
-"""Which image a host on Google Cloud starts from, and whether the Ansible roles can install on it."""
+"""Which image a host on Google Cloud starts from, and what its name says of what is in it."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from typing import Final
 
-from clusterctl.errors import UsageError
+from clusterctl import distributions
+from clusterctl.errors import ProvisionError, UsageError
 from clusterctl.spec import machines
 from clusterctl.spec.gcp import GcpNodes, GcpProvider, Image
 from clusterctl.spec.machines import Machine
@@ -15,7 +17,24 @@ PLAIN_IMAGE: Final = Image(project="rocky-linux-cloud", family="rocky-linux-9-op
 GPU_IMAGE: Final = Image(
     project="rocky-linux-accelerator-cloud", family="rocky-linux-9-optimized-gcp-nvidia-latest"
 )
-_NOT_INSTALLED_ON: Final = "rocky"  # the roles know Debian 12 alone
+# Whose images are what they are called: Google's own projects. Anybody else's are looked at once they run.
+_PUBLIC: Final = frozenset(
+    {
+        *("debian-cloud", "ubuntu-os-cloud", "ubuntu-os-accelerator-images", "ubuntu-os-pro-cloud"),
+        *(
+            "rocky-linux-cloud",
+            "rocky-linux-accelerator-cloud",
+            "almalinux-cloud",
+            "rhel-cloud",
+            "centos-cloud",
+        ),
+        *("cloud-hpc-image-public", "deeplearning-platform-release"),
+    }
+)
+_NAMED: Final = re.compile(
+    r"(?:^|-)(?P<id>debian|ubuntu|rocky|almalinux|rhel|centos)(?:-[a-z]+)*-(?P<number>\d+)"
+)
+_YEAR_AND_MONTH: Final = 4  # digits of Ubuntu's releases
 
 
 def image_of(nodes: GcpNodes, machine: Machine) -> Image:
@@ -23,18 +42,39 @@ def image_of(nodes: GcpNodes, machine: Machine) -> Image:
     return nodes.image or (GPU_IMAGE if machine.gpu else PLAIN_IMAGE)
 
 
-def refusal(spec: ClusterSpec) -> UsageError | None:
-    """Why no cluster comes of this spec: the roles can't install on the image of some hosts."""
-    hit = [where for where, image in _images(spec) if _NOT_INSTALLED_ON in _words(image)]
-    if not hit:
+def release_of(image: Image) -> str | None:
+    """What is in an image of Google's own: ``rocky-9``. None: its name does not say it."""
+    found = _NAMED.search(image.family or image.name or "") if image.project in _PUBLIC else None
+    if found is None:
         return None
-    return UsageError(
-        "clusterctl can't configure hosts with Rocky Linux yet",
-        where=", ".join(hit),
-        why="it installs Slurm on Debian 12 alone; the hosts would cost money and never be a cluster",
-        fix=f"write {{project: debian-cloud, family: debian-12}} under {', '.join(hit)}; that one has no "
-        "NVIDIA driver: where there are GPUs, name an image of yours with Debian 12 and the driver",
-    )
+    number = found["number"]
+    if found["id"] == "ubuntu" and len(number) == _YEAR_AND_MONTH:
+        number = f"{number[:2]}.{number[2:]}"
+    return f"{found['id']}-{number}"
+
+
+def release_ahead(spec: ClusterSpec) -> str | None:
+    """What all hosts will have, as far as the images' names say it."""
+    releases = {release_of(image) for _, image in _images(spec)}
+    return releases.pop() if len(releases) == 1 else None
+
+
+def refusal(spec: ClusterSpec) -> UsageError | None:
+    """Why no cluster comes of this spec: the names of its images say what can't be configured, or differs."""
+    named = {where: release for where, image in _images(spec) if (release := release_of(image))}
+    try:
+        if named:
+            distributions.common(named)
+    except ProvisionError as exc:
+        where = ", ".join(str(failure.host) for failure in exc.failures)
+        return UsageError(
+            "clusterctl can't make a cluster of hosts with these images",
+            where=where,
+            why=exc.why,
+            fix=f"name images of one release there, of one of {', '.join(distributions.supported())}; "
+            "without any, all hosts start from Rocky Linux 9",
+        )
+    return None
 
 
 def _images(spec: ClusterSpec) -> Iterator[tuple[str, Image]]:
@@ -44,7 +84,3 @@ def _images(spec: ClusterSpec) -> Iterator[tuple[str, Image]]:
     for partition in spec.partitions:
         image = image_of(spec.provider.nodes_of(partition.name), machines.of(spec, partition))
         yield f"provider.partitions.{partition.name}.image", image
-
-
-def _words(image: Image) -> str:
-    return f"{image.project} {image.family} {image.name}".lower()

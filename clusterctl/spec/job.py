@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final, Self
 
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
-from clusterctl.spec.base import Model
+from clusterctl.spec.base import Model, Toggle
 from clusterctl.spec.job_values import Argument, Environment, Image, Text
 from clusterctl.spec.models import PATTERN_WORDS, AccountName, PartitionName
 from clusterctl.spec.paths import FileName
@@ -93,11 +93,11 @@ class JobWords(Model):
         description="a signal that the program gets, and how many seconds before the time limit",
         examples=["USR1@120"],
     )
-    requeue: bool = Field(
+    requeue: Toggle = Field(
         False, description=f"whether the job runs again, in its folder, when it ends with {RUN_ME_AGAIN}"
     )
     launcher: Launcher = Field(Launcher.SRUN, description="how ranks are started")
-    folder: bool = Field(True, description="whether the script's folder is sent with it")
+    folder: Toggle = Field(True, description="whether the script's folder is sent with it")
     include: tuple[Text, ...] = Field((), description="patterns of what is sent though .gitignore has it")
     exclude: tuple[Text, ...] = Field((), description="patterns of what is not sent")
     outputs: tuple[Text, ...] = Field(

@@ -24,12 +24,13 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from clusterctl.spec import checks
-from clusterctl.spec.base import Model
+from clusterctl.spec.base import Model, Toggle
 from clusterctl.spec.finding import INCONSISTENT
 from clusterctl.spec.gcp import GCP_PATTERN_WORDS, GcpProvider, Usd
 from clusterctl.spec.gpus import GPU_TYPE, Gpus
 from clusterctl.spec.health import Health
 from clusterctl.spec.host_range import expand
+from clusterctl.spec.nvidia import NVIDIA_PATTERN_WORDS, Nvidia
 from clusterctl.spec.onprem import ONPREM_PATTERN_WORDS, HostRange, OnpremProvider
 from clusterctl.spec.paths import FileName
 from clusterctl.spec.units import DurationS, SizeMib, format_duration, format_size
@@ -48,6 +49,7 @@ PATTERN_WORDS: Final[Mapping[str, str]] = {
     _URL: "an http:// or https:// address",
     GPU_TYPE: "a GPU's type in lower-case letters, digits and dashes, such as l4",
     **GCP_PATTERN_WORDS,
+    **NVIDIA_PATTERN_WORDS,
     **ONPREM_PATTERN_WORDS,
 }
 
@@ -187,11 +189,11 @@ class Partition(Model):
     @classmethod
     def _counted(cls, value: object) -> object:
         """As many nodes as hosts, where only these are said."""
-        if not isinstance(value, Mapping) or "nodes" in value or not isinstance(value.get("hosts"), str):
+        if not isinstance(value, Mapping) or "nodes" in value or value.get("hosts") is None:
             return value
         try:
             return {**value, "nodes": len(expand(value["hosts"]))}
-        except ValueError:  # the field itself says it
+        except (TypeError, ValueError):  # the field itself says it
             return {**value, "nodes": 1}
 
     @field_validator("disk")
@@ -266,15 +268,21 @@ class Repository(Model):
     """A place of one's own that has the packages of a project's repository."""
 
     url: Url = Field(description="where it is")
-    key: Url | None = Field(None, description="the key that signs it, where it is not the project's")
+    key: Url | None = Field(
+        None, description="the key that signs it, where that or its place is not the project's"
+    )
 
 
 class Mirrors(Model):
-    """Where Rocky Linux and RHEL find packages that are not the distribution's own."""
+    """Where hosts find packages that are not their distribution's own."""
 
-    epel: Repository | None = Field(None, description="EPEL, which has Slurm")
+    epel: Repository | None = Field(None, description="EPEL, which has Slurm for Rocky Linux and RHEL")
     openhpc: Repository | None = Field(
-        None, description="OpenHPC, up to its version: http://mirror.example.org/OpenHPC/3"
+        None,
+        description="OpenHPC for Rocky Linux and RHEL, up to its version: http://mirror.example.org/OpenHPC/3",
+    )
+    nvidia: Repository | None = Field(
+        None, description="NVIDIA's for this distribution: http://mirror.example.org/cuda/repos/rhel9/x86_64"
     )
 
 
@@ -288,9 +296,16 @@ class Software(Model):
     )
     mirrors: Mirrors = Field(Mirrors(), description="places of one's own to take packages from")
     python: PythonSettings = Field(PythonSettings(), description="the Python environment of jobs")
-    apptainer: bool = Field(
+    apptainer: Toggle = Field(
         False,
         description="install Apptainer on hosts that have none, for `submit --container`; not on local nodes",
+    )
+    cupy: Toggle = Field(
+        True,
+        description="CuPy and CUDA's libraries (2.1 GB) for jobs, on nodes that show NVIDIA GPUs",
+    )
+    nvidia: Nvidia = Field(
+        Nvidia(), description="what is installed on hosts with NVIDIA's cards; not on local nodes"
     )
 
 

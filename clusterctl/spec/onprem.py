@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import re
+from base64 import b64decode
 from collections.abc import Mapping
+from contextlib import suppress
+from ipaddress import ip_address
 from typing import Annotated, Final, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints, field_validator
@@ -11,6 +15,7 @@ from clusterctl.spec.base import Model, Network
 from clusterctl.spec.fabric import Switch, SwitchName
 from clusterctl.spec.host_range import expand
 from clusterctl.spec.paths import KeyFile
+from clusterctl.spec.words import shown
 
 HOST_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 ADDRESS = r"^[A-Za-z0-9._:\[\],-]{1,255}$"
@@ -18,6 +23,8 @@ LOGIN = r"^[a-z_][a-z0-9_.-]{0,31}$"
 JUMP = r"^([a-z_][a-z0-9_.-]{0,31}@)?[A-Za-z0-9][A-Za-z0-9._-]{0,252}(:[0-9]{1,5})?$"
 HOST_KEY = r"^(ssh-ed25519|ecdsa-sha2-nistp(256|384|521)|ssh-rsa) [A-Za-z0-9+/]+={0,2}$"
 ABSOLUTE = r"^/[A-Za-z0-9._/-]{0,200}$"
+_KEY_FIELDS: Final = {"ssh-ed25519": 2}  # others have three
+_HERE: Final = ("localhost", "localhost.localdomain")
 
 ONPREM_PATTERN_WORDS: Final[Mapping[str, str]] = {
     HOST_NAME: "a host's name: at most 63 lower-case letters, digits or dashes, none at its ends",
@@ -32,6 +39,34 @@ ONPREM_PATTERN_WORDS: Final[Mapping[str, str]] = {
 def _is_range(text: str) -> str:
     expand(text)
     return text
+
+
+def _are_addresses(text: str) -> str:
+    for one in expand(text):
+        if re.fullmatch(r"[0-9.]+|.*:.*", one):  # what no name looks like
+            try:
+                ip_address(one)
+            except ValueError as exc:
+                raise ValueError(
+                    f"{shown(one)} is not an address, such as 10.0.0.11; `port` is apart"
+                ) from exc
+    return text
+
+
+def _is_whole_key(text: str) -> str:
+    """A key's fields, the first of which is its type again, are a length and as many bytes each."""
+    kind, _, encoded = text.partition(" ")
+    with suppress(ValueError):
+        left, fields = b64decode(encoded, validate=True), []
+        while left:
+            length = int.from_bytes(left[:4], "big")
+            fields.append(left[4 : 4 + length])
+            if len(left) < 4 + length:
+                break
+            left = left[4 + length :]
+        if not left and fields[0] == kind.encode() and len(fields) == _KEY_FIELDS.get(kind, 3):
+            return text
+    raise ValueError(f"{shown(text)} is no whole key of that type: copy it as `ssh-keyscan` prints it")
 
 
 HostName = Annotated[str, StringConstraints(pattern=HOST_NAME)]
@@ -57,17 +92,26 @@ class Access(Model):
 class OnpremHost(Model):
     """One machine, or a range of them. What is not said here is as under `provider`."""
 
-    address: Annotated[str, StringConstraints(pattern=ADDRESS)] | None = Field(
-        None, description="address, or a range of as many as there are names; by default the host's name"
+    address: Annotated[str, StringConstraints(pattern=ADDRESS), AfterValidator(_are_addresses)] | None = (
+        Field(
+            None,
+            description="address, or a range of as many as there are names; by default the host's name; "
+            "localhost: the machine that clusterctl runs on",
+        )
     )
     user: Login | None = Field(None, description="login name")
     port: Port | None = Field(None, description="sshd's port")
     key: KeyFile | None = Field(None, description="private key")
     jump: tuple[Jump, ...] | None = Field(None, description="hosts to jump through; [] for none")
     become: Literal["sudo", "none"] | None = Field(None, description="how to become root")
-    host_key: Annotated[str, StringConstraints(pattern=HOST_KEY)] | None = Field(
-        None, description="its public host key; by default it is shown once, to be confirmed"
+    host_key: Annotated[str, StringConstraints(pattern=HOST_KEY), AfterValidator(_is_whole_key)] | None = (
+        Field(None, description="its public host key; by default it is shown once, to be confirmed")
     )
+
+    @property
+    def is_here(self) -> bool:
+        """Whether it is the machine that clusterctl runs on."""
+        return self.address is not None and is_this_machine(self.address)
 
 
 class OnpremShared(Model):
@@ -130,6 +174,19 @@ class OnpremProvider(Model):
             (name, OnpremHost(address=address, host_key=said.host_key, **common))
             for name, address in zip(every, addresses, strict=True)
         )
+
+
+def is_this_machine(address: str) -> bool:
+    """Whether an address leads to where one is already: localhost, 127.0.0.1, ::1, or any of its own."""
+    bare = address.strip("[]").lower()
+    if bare in _HERE:
+        return True
+    try:
+        found = ip_address(bare)
+    except ValueError:
+        return False
+    found = getattr(found, "ipv4_mapped", None) or found
+    return found.is_loopback or found.is_unspecified
 
 
 def _host(said: object) -> object:

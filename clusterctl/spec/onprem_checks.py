@@ -9,6 +9,7 @@ from typing import Final
 from clusterctl.spec import fabric, plain
 from clusterctl.spec.finding import Finding, Loc, dotted
 from clusterctl.spec.host_range import expand
+from clusterctl.spec.onprem import is_this_machine
 from clusterctl.spec.plain import Plain
 from clusterctl.spec.words import did_you_mean, shown
 
@@ -17,6 +18,8 @@ _SYSTEM: Final = frozenset(
 )
 _TOP: Final = frozenset({"home", "media", "mnt", "opt", "srv", "tmp", "var"})  # below them it is fine
 _DECIDED_BY_HARDWARE: Final = ("cpus", "memory", "disk")
+_WAY_THERE: Final = ("user", "port", "key", "jump", "host_key")
+_UNSAID: Final[tuple[object, ...]] = (None, 22, (), [])  # by default, once it is filled in
 
 
 def findings(spec: Plain) -> Iterator[Finding]:
@@ -24,6 +27,7 @@ def findings(spec: Plain) -> Iterator[Finding]:
     provider = plain.mapping(spec, "provider")
     names = _names(provider)
     yield from _hosts(provider)
+    yield from _this_machine(provider, names)
     yield from _roles(provider, names)
     yield from _partitions(spec, names)
     yield from _shared(provider)
@@ -62,9 +66,36 @@ def _hosts(provider: Plain) -> Iterator[Finding]:
             continue
         for name, one in zip(names, addresses, strict=False):
             place = (one, host.get("port", plain.mapping(provider, "access").get("port", 22)))
-            if place in places:
-                yield Finding(at, f"{name} has the address of {places[place]}", at_key=True)
+            if places.get(place, name) != name:
+                message = f"{name} has the address of {places[place]}"
+                yield Finding(at, message, "give every host an address of its own", at_key=True)
             places[place] = name
+
+
+def _this_machine(provider: Plain, names: Mapping[str, str]) -> Iterator[Finding]:
+    """The machine itself is a whole cluster: others would not find it under an address of its own alone."""
+    for key, said in plain.mapping(provider, "hosts").items():
+        host: Plain = said if isinstance(said, Mapping) else {"address": said}
+        address = host.get("address") or key
+        if not isinstance(address, str) or not is_this_machine(address):
+            continue
+        at = ("provider", "hosts", str(key))
+        if key == "localhost":
+            message = "every machine calls itself localhost"
+            yield Finding(at, message, "give it a name: desk: {address: localhost}", at_key=True)
+        if len(names) > 1:
+            message = f"{address} is this machine itself, and others can't reach it under that"
+            yield Finding(
+                at, message, "write its address on their network, or leave the others out", at_key=True
+            )
+        for where, given in ((at, host), (("provider", "access"), plain.mapping(provider, "access"))):
+            for field in _WAY_THERE:
+                if given.get(field) not in _UNSAID:
+                    message = (
+                        f"{field} is for machines that are logged in to, and {address} is the one you are on"
+                    )
+                    fix = f"remove it, or write an address of the other machine that is not {address}"
+                    yield Finding((*where, field), message, fix, at_key=True)
 
 
 def _roles(provider: Plain, names: Mapping[str, str]) -> Iterator[Finding]:

@@ -94,10 +94,13 @@ class Places:
         return _known_keys(self._kind.model, loc)
 
     def _elsewhere(self, loc: Loc) -> str:
-        """Which other provider has an unknown key of this one."""
+        """Where an unknown key is known: at the top level, or with another provider."""
+        key = loc[-1]
+        if loc[:-1] and key in self._kind.model.model_fields:
+            return f"{key} belongs at the top level"
         if self._kind.model is not ClusterSpec or loc[:-1] != ("provider",):
             return ""
-        owners = (name for name, model in PROVIDERS.items() if loc[-1] in model.model_fields)
+        owners = (name for name, model in PROVIDERS.items() if key in model.model_fields)
         return next((f"remove it; it is for type: {owner}" for owner in owners), "")
 
     def _field_problem(self, error: ErrorDetails) -> Problem:
@@ -117,7 +120,8 @@ class Places:
     def _shown(self, loc: Loc) -> str:
         item = self._source.spot(loc).item
         if item is None:
-            return "empty"
+            above = self._source.spot(loc[:-1]).item  # a text that stands for a mapping: `gpu01: 10.0.0.11`
+            return shown(above.value) if above is not None and isinstance(above.value, str) else "empty"
         if isinstance(item.value, str) or not item.text:
             return shown(item.value)
         return shown(item.text).strip("'")  # numbers and booleans as the user spelled them

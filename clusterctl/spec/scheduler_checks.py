@@ -25,6 +25,9 @@ def findings(spec: Mapping[str, object]) -> Iterator[Finding]:
     ):
         if settings.get(key):
             yield Finding(("slurm", key), message, f"remove {key}{_OR_SLURM}", at_key=True)
+    if plain.text(plain.mapping(spec, "software"), "slurm") == "openhpc":
+        message = "OpenHPC's packages are Slurm's, and there is no Slurm"
+        yield Finding(("software", "slurm"), message, f"remove slurm{_OR_SLURM}", at_key=True)
     for index, user in enumerate(plain.entries(spec, "users")):
         accounts = user.get("accounts")
         if isinstance(accounts, list | tuple) and list(accounts) != _DEFAULT_ACCOUNTS:

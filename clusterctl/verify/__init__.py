@@ -12,20 +12,21 @@ from functools import partial
 
 from clusterctl.assets import payload_hash
 from clusterctl.distributions import JOB_PROFILE
-from clusterctl.inventory import Inventory
+from clusterctl.inventory import HEALTH_PROGRAM, Inventory
 from clusterctl.slurm.client import SlurmClient
-from clusterctl.slurm.health import HEALTH_PROGRAM, HEALTH_REASON
+from clusterctl.slurm.health import HEALTH_REASON
 from clusterctl.spec.models import ADMIN_USER, PROOF_PARTITION
 from clusterctl.transport.base import Result, Transport
 from clusterctl.verify import mpirun
 from clusterctl.verify.blame import failed, is_right
 from clusterctl.verify.diagnose import Connect
+from clusterctl.verify.held import release_held
 from clusterctl.verify.proof import Proof
-from clusterctl.verify.states import Aside, astray, settle
+from clusterctl.verify.states import Aside, astray, out_of_service, settle
 
-__all__ = ["Aside", "Proof", "astray", "verify"]
+__all__ = ["Aside", "Proof", "astray", "out_of_service", "release_held", "verify"]
 
-READY_TIMEOUT_S = 60.0
+READY_TIMEOUT_S = 120.0  # slurmctld takes a minute to ask a node again that was out of reach
 START_TIMEOUT_S = 30
 PROBE_S = 20
 PROBE_PER_NODE_S = 3  # many local nodes start their ranks on few cores
@@ -96,6 +97,7 @@ def _probe(hosts: tuple[str, ...], transport: Transport) -> Result:
         f"--export=PYTHONPATH=/opt/clusterctl/payload/{payload_hash()},OMP_NUM_THREADS=1",
         *("/usr/bin/timeout", "--kill-after=2", str(limit_s)),
         *("bash", "-c", f'[[ ! -r {JOB_PROFILE} ]] || . {JOB_PROFILE}; exec "$@"', "probe"),
-        *("/opt/clusterctl/env/bin/python", "-m", "payload", "probe", "--expect-hosts", ",".join(hosts)),
+        *("/opt/clusterctl/env/bin/python", "-m", "payload", "probe"),
+        *("--device", "cpu", "--expect-hosts", ",".join(hosts)),  # CuPy alone would take more than its memory
     ]
     return transport.run(argv, timeout_s=patience_s + 30, check=False)

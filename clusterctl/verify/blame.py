@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import re
+from collections.abc import Callable, Iterator
+from typing import Final
 
 from clusterctl.errors import Failure, VerifyError
 from clusterctl.inventory import Inventory
@@ -12,6 +14,14 @@ from clusterctl.verify.diagnose import Connect, cut_off, each_alone
 
 Probe = Callable[[tuple[str, ...]], Result]  # runs the bundled probe, one rank on each of these hosts
 TIMED_OUT = 124  # timeout(1)'s exit code
+_ADVICE: Final = re.compile(
+    r"^-{40,}\n.*?^-{40,}$\n?", re.MULTILINE | re.DOTALL
+)  # Open MPI's, of what may be wrong
+_DENIED: Final = re.compile(r"\S+@\S+: Permission denied \(.*\)")  # what ssh says
+_LET_IN: Final = (
+    "let job users log in there with their keys (AllowUsers, AllowGroups, AuthorizedKeysFile in sshd_config;"
+    " `clusterctl up --reconfigure` puts back a key that somebody removed)"
+)
 
 
 def is_right(result: Result, hosts: tuple[str, ...]) -> bool:
@@ -42,16 +52,26 @@ def failed(
     else:
         failures = _blamed_by_probe(result) or _blamed_by_parts(hosts, inventory, to, probe)
     if not failures:
-        named = tuple(host for host in hosts if host in said) or hosts
-        failures = tuple(Failure("verify", said, host, "verify") for host in named)
+        fix = _LET_IN if _DENIED.search(said) else ""
+        named = tuple(_named(said, hosts, inventory)) or hosts
+        failures = tuple(Failure("verify", said, host, "verify", fix) for host in named)
     hosts_of = {failure.cause: str(failure.host) for failure in reversed(failures)}
     told = (cause if host in cause else f"{host}: {cause}" for cause, host in hosts_of.items())
+    fixes = "; ".join(dict.fromkeys(failure.fix for failure in failures if failure.fix))
     return VerifyError(
         f"the proof job failed on {', '.join(str(f.host) for f in failures)}",
         why="; ".join(told),
-        fix="correct the cause on these hosts, then run `clusterctl up` again",
+        fix=f"{fixes or 'correct the cause on these hosts'}, then run `clusterctl up` again",
         failures=failures,
     )
+
+
+def _named(said: str, hosts: tuple[str, ...], inventory: Inventory) -> Iterator[str]:
+    """The hosts that are spoken of, by name or by address."""
+    for host in inventory.hosts:
+        words = "|".join(map(re.escape, (host.name, host.address)))
+        if host.name in hosts and re.search(rf"(?<![\w.-])({words})(?![\w-]|\.\w)", said):
+            yield host.name
 
 
 def _blamed_by_probe(result: Result) -> tuple[Failure, ...]:
@@ -74,7 +94,8 @@ def _blamed_by_parts(
 
 
 def _words(result: Result) -> str:
-    said = (result.stderr.strip() or result.stdout.strip())[-2000:]
+    said = result.stderr.strip() or result.stdout.strip()
+    said = (_ADVICE.sub("", f"{said}\n").strip() or said)[-2000:]
     if result.rc == TIMED_OUT:
         said = f"it did not end in time\n{said}".strip()
     return said or f"it ended with exit code {result.rc} and said nothing"

@@ -57,6 +57,7 @@ def _probe(hosts: tuple[str, ...], user: str, to: Connect) -> Result:
         *("bash", "-c", _ENTER, "probe"),
         *("mpirun", "-np", str(len(hosts)), "--host", ",".join(f"{host}:1" for host in hosts)),
         *("--map-by", "ppr:1:node", "-x", "PATH", "-x", "PYTHONPATH", "-x", "OMP_NUM_THREADS"),
-        *("/opt/clusterctl/env/bin/python", "-m", "payload", "probe", "--expect-hosts", ",".join(hosts)),
+        *("/opt/clusterctl/env/bin/python", "-m", "payload", "probe", "--device", "cpu"),
+        *("--expect-hosts", ",".join(hosts)),
     ]
     return to(hosts[0]).run(argv, timeout_s=limit_s + 30, check=False)

@@ -14,6 +14,7 @@ from clusterctl.errors import CommandError, Failure, SlurmError, UnreachableErro
 from clusterctl.inventory import Inventory
 from clusterctl.scheduler.models import NodeInfo
 from clusterctl.slurm.client import SlurmClient
+from clusterctl.slurm.health import HEALTH_REASON
 
 _PAUSE_S = 0.2
 _DRAINED = frozenset({"DRAIN", "DRAINED", "DRAINING", "FAIL"})
@@ -101,7 +102,7 @@ def settle(
 def standing(node: NodeInfo) -> Standing:
     """What the state of a node means for the proof."""
     states = {node.state, *node.flags}
-    if states & _RESERVED:
+    if _is_reserved(node):
         return Standing.ASIDE
     if states & _DRAINED:
         if not _slurms_own(node):
@@ -120,6 +121,23 @@ def astray(nodes: Iterable[NodeInfo]) -> tuple[tuple[str, str], ...]:
     return tuple((node.name, f"Slurm says {_says(node)}") for node in nodes if standing(node) in out)
 
 
+def out_of_service(nodes: Collection[NodeInfo]) -> tuple[str, ...]:
+    """For who waits for nodes on which no job begins: each with its reason, then what puts them back."""
+    given_up = astray(nodes)
+    aside = [node for node in nodes if standing(node) is Standing.ASIDE]
+    unwell = [node for node in aside if node.reason.startswith(HEALTH_REASON)]
+    drained = [node.name for node in aside if node not in unwell and not _is_reserved(node)]
+    lines = [f"{name}: {why}" for name, why in given_up]
+    lines += [f"{node.name}: {_why_aside(node)}" for node in aside]
+    if given_up:
+        lines.append("`clusterctl up` puts back what Slurm took out itself")
+    if unwell:
+        lines.append("what the health check drained comes back by itself once it is well")
+    if drained:
+        lines.append(f"`clusterctl node resume {' '.join(drained)}` puts back what a person drained")
+    return tuple(lines)
+
+
 def _slurms_own(node: NodeInfo) -> bool:
     return node.reason_by == _SLURM or node.reason.startswith((_OURS, *_SLURMDS_WORDS))
 
@@ -128,7 +146,7 @@ def _resume(nodes: Iterable[NodeInfo], resumed: dict[str, str], slurm: SlurmClie
     """Put back what Slurm took out of service, once each: what it takes out again has a cause that lasts."""
     for node in nodes:
         if standing(node) is Standing.OUT and node.name not in resumed:
-            slurm.transport.run(["scontrol", "update", f"nodename={node.name}", "state=resume"])
+            slurm.resume([node.name])
             resumed[node.name] = _says(node)
 
 
@@ -162,6 +180,10 @@ def _stand(nodes: list[NodeInfo], resumed: dict[str, str]) -> Stand:
 
 
 def _why_aside(node: NodeInfo) -> str:
-    if {node.state, *node.flags} & _RESERVED:
+    if _is_reserved(node):
         return "reserved"
     return f"drained by {node.reason_by or 'somebody'}: {node.reason or 'no reason given'}"
+
+
+def _is_reserved(node: NodeInfo) -> bool:
+    return bool({node.state, *node.flags} & _RESERVED)

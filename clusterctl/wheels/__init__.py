@@ -1,6 +1,6 @@
 """Wheels for the nodes: resolved and downloaded on the user's machine, so that nodes need no internet."""
 
-from clusterctl.wheels.house import filled, wheelhouse
+from clusterctl.wheels.house import filled, is_there, unwritable, wheelhouse
 from clusterctl.wheels.lock import Lock, Wheel
 from clusterctl.wheels.node import Node
 from clusterctl.wheels.requirements import content
@@ -13,9 +13,11 @@ __all__ = [
     "Wheel",
     "content",
     "filled",
+    "is_there",
     "plant",
     "resolve",
     "resolved",
+    "unwritable",
     "wheel_path",
     "wheelhouse",
 ]

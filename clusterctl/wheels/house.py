@@ -28,7 +28,7 @@ def filled(lock: Path, fill: Callable[[Path], None], node: Node = DEFAULT_NODE) 
     Raises:
         MachineError: there is no room or no home to keep them in; and what ``fill`` raises.
     """
-    folder = cache_home() / f"wheels-{digest(lock.read_bytes(), str(node))}"
+    folder = _folder(lock, node)
     if folder.is_dir():
         return folder
     try:
@@ -40,6 +40,15 @@ def filled(lock: Path, fill: Callable[[Path], None], node: Node = DEFAULT_NODE) 
     except OSError as exc:
         raise unwritable(folder.parent, exc) from exc
     return folder
+
+
+def is_there(lock: Path, node: Node) -> bool:
+    """Whether there is a wheelhouse of the lock already."""
+    return _folder(lock, node).is_dir()
+
+
+def _folder(lock: Path, node: Node) -> Path:
+    return cache_home() / f"wheels-{digest(lock.read_bytes(), str(node))}"
 
 
 def unwritable(folder: Path, exc: OSError) -> MachineError:

@@ -148,6 +148,27 @@ def test_what_a_person_drained_stays_and_what_slurm_drained_is_resumed(one: Clus
     one.ssh(second, f"scontrol update nodename={second} state=resume")
 
 
+def test_a_job_starts_again_on_the_node_that_was_out_of_reach(one: Cluster) -> None:
+    """While slurmd was away it could not be told to end the job, so the former start is still there."""
+    second, leader = node(one, 2), ctl(one)
+    job = begin(one, "again", f"#!/bin/bash\n#SBATCH --requeue --nodelist={second} --mem=100M\nsleep 600\n")
+
+    def comes(*wanted: str) -> None:
+        asked = f"squeue -h --jobs={job} --format='%T %r'; sinfo -h --nodes={second} --format='%T %E'"
+        deadline = time.monotonic() + 2 * PATIENCE_S
+        while not all(words in (said := one.ssh(leader, asked)) for words in wanted):
+            assert time.monotonic() < deadline, said
+            time.sleep(0.5)
+
+    one.ssh(second, "sudo systemctl stop slurmd")
+    one.ssh(leader, f"scontrol update nodename={second} state=down reason=gone")
+    comes("PENDING ReqNodeNotAvail")  # nothing but the node is missing
+    assert one.ssh(second, "pgrep -x sleep")
+    one.ssh(second, "sudo systemctl start slurmd")
+    comes("RUNNING", "none")
+    one("cancel", job)
+
+
 def test_nodes_that_do_not_reach_each_other_are_named(one: Cluster) -> None:
     second, third = node(one, 2), node(one, 3)
     address = one.ssh(second, f"getent hosts {third}").split()[0]

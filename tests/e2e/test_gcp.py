@@ -16,8 +16,10 @@ import time
 from collections.abc import Iterator
 from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from ipaddress import IPv4Network
 from pathlib import Path
+from typing import Any
 
 import pytest
 from ruamel.yaml import YAML
@@ -32,6 +34,8 @@ from tests.support.google import gcloud
 from tests.support.google.api import PROJECT, Google
 from tests.support.google.cloud import GoogleCloud
 from tests.support.google.world import World
+from tests.support.nvidia import machines as nvidia
+from tests.support.nvidia.furnish import furnish
 from tests.support.verbs import Clusterctl
 
 ZONE = "us-central1-a"
@@ -48,7 +52,9 @@ provider:
   partitions: {{train: {{machine_type: g2-standard-4, image: {{project: debian-cloud, family: debian-12}}}}}}
 partitions:
   - {{name: train, nodes: {nodes}, gpus: {{type: nvidia-l4, count: 1}}}}
+software: {{cupy: false}}
 """
+L4 = {"gpus": [nvidia.gpu(0, "NVIDIA L4")]}
 # The machines have a share of this one each, and their shared folder is mounted already.
 OVERRIDE = """\
 output "shared" { value = { kind = "existing", server = null, path = null } }
@@ -70,6 +76,7 @@ class Gcp:
     cloud: GoogleCloud
     google: Google
     subnet: str
+    unfurnished: dict[str, Any]  # what `up` said of a node without NVIDIA's driver
 
     @property
     def spec(self) -> Path:
@@ -112,7 +119,14 @@ def machines(cluster_name: str, clusterctl_home: Path) -> Iterator[tuple[Workspa
     provider = LocalProvider(LocalSettings())
     provider.prepare(spec, workspace, bake=lambda target: bake(target, silent, workspace), say=silent)
     try:
-        yield workspace, provider.apply(spec, workspace, keep={}, say=silent).inventory
+        inventory = provider.apply(spec, workspace, keep={}, say=silent).inventory
+        workspace.known_hosts.write_text(inventory.known_hosts())
+        workspace.ssh_config.write_text(
+            inventory.ssh_config(key=workspace.key, known_hosts=workspace.known_hosts)
+        )
+        for node in (f"{cluster_name}-train-1", f"{cluster_name}-train-3"):
+            furnish(partial(shell, workspace, node), L4)
+        yield workspace, inventory
     finally:
         provider.destroy(workspace.cluster_id(), workspace=workspace, say=silent)
 
@@ -145,11 +159,13 @@ def gcp(
             "XDG_CACHE_HOME": str(cache_home().parent),
         }
         runner = Clusterctl(clusterctl_home, tmp_path_factory.mktemp("cwd"), environ)
-        cluster = Gcp(cluster_name, runner, cloud, google, str(IPv4Network(inventory.network)))
+        cluster = Gcp(cluster_name, runner, cloud, google, str(IPv4Network(inventory.network)), {})
         settle_in(cluster.workspace, beneath)
         cluster.ask_for(2)
         kill_in_provision(cluster)
         try:
+            cluster.unfurnished.update(cluster.json("up", "--yes", rc=1))
+            furnish(partial(shell, beneath, f"{cluster_name}-train-2"), L4)
             runner("-f", cluster.spec, "up", "--yes")
             yield cluster
         finally:
@@ -157,6 +173,13 @@ def gcp(
             if cluster.workspace.is_dir():
                 runner("-f", cluster.spec, "down", "--yes", "--discard-runs", rc=None)
     assert not google.violations
+
+
+def shell(workspace: Workspace, node: str, command: str) -> None:
+    """Run a command on a machine, before it belongs to a cluster."""
+    argv = ["ssh", "-o", "ConnectionAttempts=30", "-F", str(workspace.ssh_config), node, command]  # it boots
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr
 
 
 def settle_in(workspace: Path, beneath: Workspace) -> None:
@@ -193,6 +216,15 @@ def test_a_killed_up_was_gone_on_from(gcp: Gcp) -> None:
     said = gcp.json("status")
     assert said["ready"]
     assert said["provider"] == "gcp"
+
+
+def test_a_node_without_the_gpus_of_its_partition_was_named(gcp: Gcp) -> None:
+    (failure,) = gcp.unfurnished["failures"]
+    assert (failure["code"], failure["host"]) == ("gpus-missing", f"{gcp.name}-train-2")
+    assert failure["cause"] == (
+        "partition train has gpus: 1 x nvidia-l4, and there is no nvidia-smi there that shows any"
+    )
+    assert "clusterctl up" in failure["fix"]
 
 
 def test_plain_ssh_goes_through_the_tunnel(gcp: Gcp) -> None:

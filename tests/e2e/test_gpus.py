@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import json
+import secrets
 import time
 from collections.abc import Callable, Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,13 +13,22 @@ import pytest
 
 from tests.support.cluster import Cluster, raised
 from tests.support.nvidia import machines
+from tests.support.nvidia.furnish import becomes, furnish, put
 
 _SPEC = """\
 version: 1
 name: {name}
 provider: {{type: local}}
-partitions: [{{name: train, nodes: 2}}]
+partitions: [{{name: train, nodes: 1}}, {{name: parts, nodes: 1, cpus: 2}}]
+software: {{cupy: false}}
 monitoring: {{interval: 1s, health: {{interval: 5s}}}}
+"""
+# A card cut into two parts.
+_CUT = {**machines.h100_node(parts=2)["gpus"][7], "index": 0}
+_SHOW = """\
+import os
+from mpi4py import MPI
+print(f"{MPI.COMM_WORLD.rank} {os.environ['CUDA_VISIBLE_DEVICES']}\\n", end="", flush=True)
 """
 
 
@@ -27,12 +37,8 @@ def gpus(cluster_name: str, tmp_path_factory: pytest.TempPathFactory) -> Iterato
     """A cluster whose nodes got two T4 and an H100 in two parts after it was raised, and `up` again."""
     folder = tmp_path_factory.mktemp("gpus")
     with raised(cluster_name, _SPEC.format(name=cluster_name), folder / "home", folder) as cluster:
-        _furnish(cluster, _node(cluster), _two_t4())
-        _furnish(
-            cluster,
-            f"{cluster.name}-train-2",
-            {"gpus": [{**machines.h100_node(parts=2)["gpus"][7], "index": 0}]},
-        )
+        furnish(partial(cluster.ssh, _node(cluster)), _two_t4())
+        furnish(partial(cluster.ssh, f"{cluster.name}-parts-1"), {"gpus": [_CUT]})
         cluster("up", "--yes")
         yield cluster
 
@@ -45,28 +51,12 @@ def _node(cluster: Cluster) -> str:
     return f"{cluster.name}-train-1"
 
 
-def _put(cluster: Cluster, host: str, path: str, content: str) -> None:
-    quoted, folder = content.replace("'", "'\\''"), Path(path).parent
-    place = f"sudo mkdir -p {folder} && sudo tee {path} >/dev/null && sudo chmod 0755 {path}"
-    cluster.ssh(host, f"printf %s '{quoted}' | ({place})")
+def _becomes(cluster: Cluster, machine: machines.Machine) -> None:
+    becomes(partial(cluster.ssh, _node(cluster)), machine)
 
 
-def _furnish(cluster: Cluster, host: str, machine: machines.Machine) -> None:
-    """Stand-ins of the driver's programs, and its device files."""
-    _put(cluster, host, "/usr/local/bin/nvidia-smi", machines.PROGRAM.read_text())
-    _put(cluster, host, "/usr/local/bin/dmesg", "#!/bin/sh\ncat /etc/kernel.log\n")
-    _put(cluster, host, "/etc/kernel.log", "")
-    _becomes(cluster, host, machine)
-    minors = machines.mig_minors()
-    _put(cluster, host, "/opt/driver/nvidia-caps/mig-minors", minors)
-    devices = [f"nvidia{gpu['minor']}" for gpu in machine["gpus"]]
-    devices += [f"nvidia-caps/nvidia-cap{line.split()[1]}" for line in minors.splitlines() if "gpu6" in line]
-    make = f"for file in {' '.join(devices)}; do sudo ln -sf /dev/null /dev/$file; done"
-    cluster.ssh(host, f"sudo mount --bind /opt/driver /proc/driver && sudo mkdir /dev/nvidia-caps && {make}")
-
-
-def _becomes(cluster: Cluster, host: str, machine: machines.Machine) -> None:
-    _put(cluster, host, "/etc/nvidia-stand-in.json", json.dumps(machine))
+def _log(cluster: Cluster, text: str) -> None:
+    put(partial(cluster.ssh, _node(cluster)), "/etc/kernel.log", text)
 
 
 def _wait(cluster: Cluster, until: Callable[[str], bool]) -> str:
@@ -88,16 +78,31 @@ def _srun(cluster: Cluster, *options: str, command: str) -> str:
 
 def test_slurm_knows_the_gpus(gpus: Cluster) -> None:
     said = gpus.ssh(f"{gpus.name}-ctl", "scontrol -o show node")
-    first, second = said.splitlines()
-    assert "Gres=gpu:t4:2" in first
-    assert "Gres=gpu:1g.10gb:2" in second
+    parts, train = said.splitlines()
+    assert "Gres=gpu:1g.10gb:2" in parts
+    assert "Gres=gpu:t4:2" in train
 
 
-@pytest.mark.parametrize(
-    ("gres", "indices"), [("t4:1", "0"), ("t4:2", "0,1"), ("1g.10gb:1", "0"), ("1", "0")]
-)
+@pytest.mark.parametrize(("gres", "indices"), [("t4:1", "0"), ("t4:2", "0,1"), ("1", "0")])
 def test_a_job_sees_its_gpus_alone(gpus: Cluster, gres: str, indices: str) -> None:
     assert _srun(gpus, f"--gres=gpu:{gres}", command="printenv CUDA_VISIBLE_DEVICES").strip() == indices
+
+
+def test_a_job_is_told_the_uuid_of_its_part(gpus: Cluster) -> None:
+    first, second = (part["uuid"] for part in _CUT["parts"])
+    others = _srun(gpus, "--partition=parts", "--gres=gpu:1", command="printenv CUDA_VISIBLE_DEVICES")
+    assert others.strip() == first
+    both = "--partition=parts --gres=gpu:1g.10gb:2"
+    assert _srun(gpus, both, command="printenv CUDA_VISIBLE_DEVICES").strip() == f"{first},{second}"
+
+
+def test_ranks_that_share_a_node_in_parts_have_one_part_each(gpus: Cluster, tmp_path: Path) -> None:
+    script = tmp_path / "show.py"
+    script.write_text(_SHOW)
+    words = ("--partition", "parts", "--nodes", "1", "--tasks-per-node", "2", "--gpus", "2")
+    answer = gpus.json("submit", script, *words, "--wait")
+    said = (gpus.run_of(answer["job_id"]) / "stdout.log").read_text().splitlines()
+    assert sorted(said) == [f"{rank} {part['uuid']}" for rank, part in enumerate(_CUT["parts"])]
 
 
 def test_a_job_of_a_file_asks_for_gpus(gpus: Cluster, tmp_path: Path) -> None:
@@ -109,18 +114,87 @@ def test_a_job_of_a_file_asks_for_gpus(gpus: Cluster, tmp_path: Path) -> None:
 
 
 def test_a_sick_node_is_drained_with_the_reason_and_comes_back(gpus: Cluster) -> None:
-    _becomes(gpus, _node(gpus), _two_t4(temperature=97))
+    _becomes(gpus, _two_t4(temperature=97))
     said = _wait(gpus, lambda said: "drain" in said)
     assert "clusterctl health: GPU 0: 97 C, and 90 are allowed" in said
     up = gpus.json("up", "--yes")
     assert any("GPU 0: 97 C" in note for note in up["notes"])
-    _becomes(gpus, _node(gpus), _two_t4())
+    _becomes(gpus, _two_t4())
     assert _wait(gpus, lambda said: said.startswith("idle ")).startswith("idle none")
 
 
 def test_up_sees_at_once_that_a_node_is_well_again(gpus: Cluster) -> None:
-    _put(gpus, _node(gpus), "/etc/kernel.log", machines.xid(79) + "\n")
+    _log(gpus, machines.xid(79) + "\n")
     assert "XID 79" in _wait(gpus, lambda said: "drain" in said)
-    _put(gpus, _node(gpus), "/etc/kernel.log", "")
+    _log(gpus, "")
     up = gpus.json("up", "--yes")
     assert _node(gpus) in up["probed"]
+
+
+def _sleeper(cluster: Cluster, *options: str) -> str:
+    """A job that runs; its number."""
+    words = ("sbatch", "--parsable", "--output=/dev/null", *options, "--wrap='sleep 600'")
+    job = cluster.ssh(f"{cluster.name}-ctl", " ".join(words), user=cluster.user).strip()
+    while _job(cluster, job) != "RUNNING 0":
+        time.sleep(0.2)
+    return job
+
+
+def _job(cluster: Cluster, job: str) -> str:
+    """Its state, and how often it was begun again."""
+    told = r"grep -oP '(JobState|Restarts)=\K\w+' | xargs"
+    return cluster.ssh(f"{cluster.name}-ctl", f"scontrol -o show job {job} | {told}").strip()
+
+
+def test_up_takes_up_a_card_that_was_put_in_while_a_job_elsewhere_goes_on(gpus: Cluster) -> None:
+    started = "systemctl show slurmd --property=ExecMainStartTimestampMonotonic"
+    other = f"{gpus.name}-parts-1"
+    elsewhere, before = _sleeper(gpus, "--partition=parts", "--gpus=1"), gpus.ssh(other, started)
+    gpus.ssh(_node(gpus), "sudo ln -sf /dev/null /dev/nvidia2")
+    _becomes(gpus, {"gpus": [*_two_t4()["gpus"], machines.gpu(2, "Tesla T4")]})
+    said = f"{_node(gpus)}: 1 card more: gres gpu:t4:3 (was gpu:t4:2)"
+    plan = gpus("plan").stdout
+    assert said in plan.replace("\n", " ")
+    assert "all hosts" not in plan
+    assert f"mended: {said}: taken up" in gpus("up", "--yes").stderr
+    assert "Gres=gpu:t4:3" in gpus.ssh(f"{gpus.name}-ctl", f"scontrol -o show node {_node(gpus)}")
+    assert _srun(gpus, "--gpus=3", command="printenv CUDA_VISIBLE_DEVICES").strip() == "0,1,2"
+    assert (_job(gpus, elsewhere), gpus.ssh(other, started)) == ("RUNNING 0", before)
+    gpus.ssh(f"{gpus.name}-ctl", f"scancel {elsewhere}", user=gpus.user)
+
+
+def test_a_card_that_a_job_may_hold_is_not_taken_from_it(gpus: Cluster) -> None:
+    """As the test before has left it: three cards."""
+    job = _sleeper(gpus, "--partition=train", "--gpus=3")
+    _becomes(gpus, _two_t4())
+    said = f"{_node(gpus)}: 1 card fewer: gres gpu:t4:2 (was gpu:t4:3)"
+    waits = f"{said}: job {job} is at work there, which Slurm would end; run `clusterctl up` again afterwards"
+    assert waits in gpus.json("up", "--yes")["notes"]
+    assert _job(gpus, job) == "RUNNING 0"
+    gpus.ssh(f"{gpus.name}-ctl", f"scancel {job}", user=gpus.user)
+    while _job(gpus, job).startswith(("RUNNING", "COMPLETING")):
+        time.sleep(0.2)
+    assert f"mended: {said}: taken up" in gpus("up", "--yes").stderr
+    assert _srun(gpus, "--gpus=2", command="printenv CUDA_VISIBLE_DEVICES").strip() == "0,1"
+
+
+@pytest.mark.sweep
+@pytest.mark.timeout(1800)
+def test_nodes_with_gpus_get_cupy_and_others_do_not(tmp_path: Path) -> None:
+    """The true wheels, 2.1 GB. Where the stand-in shows a card, CUDA finds none, and the training says so."""
+    name = f"g{secrets.token_hex(3)}"
+    text = _SPEC.format(name=name).replace("software: {cupy: false}\n", "")
+    with raised(name, text, tmp_path / "home", tmp_path) as cluster:
+        furnish(partial(cluster.ssh, _node(cluster)), machines.t4())
+        cluster("up", "--yes", timeout_s=1200)
+        told = "/opt/clusterctl/env/bin/python -c 'import cupy; print(cupy.__version__)'"
+        assert cluster.ssh(_node(cluster), told).startswith("14.")
+        for other in (f"{name}-ctl", f"{name}-parts-1"):
+            assert cluster.ssh(other, f"{told} 2>/dev/null", rc=None) == ""
+        words = ("--partition", "train", "--gpus", "1", "--wait", "--", "--iterations", "2", "--device")
+        assert cluster.json("submit", "train", *words, "auto")["state"] == "COMPLETED"
+        refused = cluster.json("submit", "train", *words, "gpu", rc=4)
+        (line,) = (cluster.run_of(refused["job_id"]) / "stderr.log").read_text().splitlines()[:1]
+        assert "--device gpu: no GPU: cudaError" in line
+        assert "see that nvidia-smi shows one there" in line
+        assert cluster.json("up", "--yes", "--reconfigure")["mended"] == []

@@ -112,8 +112,10 @@ def test_a_stopped_slurmctld_is_said_soon_and_nothing_is_submitted(cluster: Clus
     finally:
         cluster.ssh(controller, "sudo systemctl start slurmctld")
     assert "the job was not submitted" in ran.stderr
+    assert "(connect failure)" in ran.stderr, "what tells that nothing was sent"
     assert "clusterctl up" in ran.stderr
     assert cluster.ssh(controller, "ls clusterctl/jobs", user=cluster.user) == before
     deadline = time.monotonic() + 60
     while not cluster.json("status")["ready"]:
         assert time.monotonic() < deadline
+    assert " is UP" in cluster.ssh(controller, "scontrol ping", user=cluster.user), "SlurmClient.is_there"

@@ -131,8 +131,7 @@ def test_flags_win_over_the_scripts_own_lines_which_are_kept(cluster: Cluster) -
 @pytest.mark.parametrize(
     ("flags", "word"),
     [
-        (("--nodes", "3"), "nodes"),
-        (("--partition", "nope"), "train"),
+        (("--cpus", "9999"), "processors"),
         (("--account", "nope"), "default"),
         (("--gpus", "1"), "gpu"),
     ],

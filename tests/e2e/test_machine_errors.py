@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from tests.support.nested import CLUSTERCTL, Host, booted, lent_image
+from tests.support.nested import CLUSTERCTL, PLACE, Host, booted, lent_image
 
 USER = "ada"  # may not use sudo
-INSTALL = "/opt/clusterctl/lib/python3*/site-packages/clusterctl/_assets/ansible/install.yml"
+INSTALL = f"{PLACE}/lib/python3*/site-packages/clusterctl/_assets/ansible/install.yml"
 OVERLAY = (
     "mkdir -p /run/faulty/{upper,work}; mount -t overlay faulty "
     "-o lowerdir=/mnt,upperdir=/run/faulty/upper,workdir=/run/faulty/work"

@@ -6,12 +6,15 @@ import json
 import secrets
 import time
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.support.cluster import Cluster, raised, records
+from tests.support.nvidia import machines
+from tests.support.nvidia.furnish import becomes, furnish
 
 SPEC = """\
 version: 1
@@ -20,6 +23,7 @@ provider: {{type: local}}
 partitions:
   - {{name: train, nodes: 2}}
 scheduler: none
+software: {{cupy: false}}
 monitoring: {{interval: 1s}}
 """
 # What the shell script starts must be ended with it, on the other node too.
@@ -124,6 +128,20 @@ def test_two_nodes_train_and_the_run_comes_home(plain: Cluster) -> None:
     for node in nodes(plain):
         assert records(run / "telemetry" / f"{node}.jsonl")[0]["host"] == node
     assert not (run / "telemetry.log").exists()
+
+
+def test_a_sick_node_gets_no_job_until_it_is_well(plain: Cluster, script: Any) -> None:
+    path, sick = script("says.sh", "#!/bin/bash\necho here\n"), nodes(plain)[1]
+    sh = partial(plain.ssh, sick)
+    furnish(sh, machines.rtx_4070())
+    plain("up", "--yes")
+    becomes(sh, machines.hot())
+    refused = plain("-o", "json", "submit", path, "--nodes", "2", rc=1)
+    (failure,) = refused.json["failures"]
+    assert (failure["code"], failure["host"]) == ("sick", sick)
+    assert failure["cause"] == "GPU 0: 96 C, and 90 are allowed"
+    becomes(sh, machines.rtx_4070())
+    assert plain.json("submit", path, "--nodes", "2", "--wait")["state"] == "COMPLETED"
 
 
 def test_a_failure_is_told_with_its_exit_code(plain: Cluster, script: Any) -> None:

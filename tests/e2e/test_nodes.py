@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import json
+import re
+
 from tests.support.cluster import Cluster
 
 
@@ -29,7 +32,18 @@ def test_a_drained_node_lets_its_job_end_takes_no_other_and_comes_back(cluster: 
     assert cluster.json("jobs", probe)["jobs"][0]["nodes"] == [two if node == one else one]
     up = cluster.json("up")  # a person's choice
     assert up["not_probed"] == [node]
+    waiting = cluster.runner.start(
+        "-f", cluster.spec, "-o", "json", "submit", "probe", "--nodes", "2", "--wait"
+    )
+    said = ""
+    assert waiting.stderr is not None
+    while "puts back" not in said:
+        line = waiting.stderr.readline()
+        assert line, said
+        said += line
+    assert re.search(rf"\n  {node}: drained by \w+: a fan is loud\n  `clusterctl node resume {node}` ", said)
     cluster.json("node", "resume", node)
+    assert json.loads(waiting.communicate(timeout=120)[0])["state"] == "COMPLETED"
     cluster.json("node", "resume", node)  # in service already
     assert cluster.json("up")["not_probed"] == []
 

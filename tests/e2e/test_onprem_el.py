@@ -7,9 +7,12 @@ What such a machine is and what it can't show: tests/support/el, docs/onprem.md.
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -17,19 +20,57 @@ import pytest
 
 from tests.support.cluster import Cluster, records
 from tests.support.lab import Lab, lab
+from tests.support.nested import Host
+from tests.support.nvidia.machines import PROGRAM, rtx_4070
 from tests.support.verbs import Clusterctl
 
 ROOT = Path(__file__).resolve().parents[2]
 BIN = Path(sys.executable).parent
 NODES = ["node2", "node3"]
+# Doubles of the kernel and the driver, which the machines can't have.
+MODINFO = """\
+#!/bin/bash
+[ "$*" = "-F version -k $(uname -r) nvidia" ] || exit 1
+rpm -q --qf '%{version}\\n' kmod-nvidia-open-dkms"""
+NVIDIA_SMI = """\
+#!/bin/bash
+[ -e /proc/driver/nvidia/version ] && exec python3 /usr/local/lib/nvidia_smi.py "$@"
+echo "NVIDIA-SMI has failed because it couldn't communicate with the NVIDIA driver." >&2
+exit 9"""
+BOOT = """\
+#!/bin/bash
+mount --bind /opt/pci /sys/bus/pci/devices
+version=$(rpm -q --qf '%{version}' kmod-nvidia-open-dkms) || exit 0
+mkdir -p /run/driver/nvidia && cd /run/driver/nvidia
+echo "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  $version  Release Build" >version
+mount --bind /run/driver /proc/driver
+ln -sf /dev/null /dev/nvidia0"""
+BOOT_UNIT = """\
+[Unit]
+Before=slurmd.service
+[Service]
+Type=oneshot
+ExecStart=/usr/local/sbin/boot
+[Install]
+WantedBy=multi-user.target"""
+# A dnf at work: it waits for a repository that takes the question and never answers.
+BUSY_DNF = """\
+listen="import socket, time; server = socket.create_server(('127.0.0.1', 8001)); time.sleep(600)"
+systemd-run --quiet --unit=silent python3 -c "$listen"
+until (: </dev/tcp/127.0.0.1/8001) 2>/dev/null; do sleep 0.1; done
+systemd-run --quiet --unit=upgrade dnf --repofrompath=silent,http://127.0.0.1:8001 --repo=silent makecache
+until [ -s /var/cache/dnf/metadata_lock.pid ]; do sleep 0.1; done
+systemctl show --property=MainPID --value upgrade"""
 # What a cluster brings along, by its traces: accounts, programs, units, folders, firewall policies.
 TRACES = """\
 set +e
 getent passwd clusterctl slurm munge
 rpm -qa | grep -E '^(slurm|munge|openmpi|mariadb|epel-release|python3.11)' | sort
+rpm -qa | grep -E 'nvidia|^(cuda|dkms|datacenter|libnccl)' | sort
 ls -d /etc/slurm /etc/munge /opt/clusterctl /var/lib/mysql /etc/sudoers.d/clusterctl 2>/dev/null
-systemctl list-units --all --plain --no-legend 'slurm*' 'munge*' 'mariadb*'
-firewall-cmd --get-policies; firewall-cmd --get-zones
+ls /etc/yum.repos.d /etc/dnf/modules.d
+systemctl list-units --all --plain --no-legend 'slurm*' 'munge*' 'mariadb*' 'nvidia*'
+firewall-cmd --get-policies; firewall-cmd --get-ipsets; firewall-cmd --get-zones
 cat /etc/hosts
 """
 
@@ -39,11 +80,30 @@ def traces(machines: Lab) -> dict[str, str]:
     return {host.name: host.inside.sh(TRACES, rc=None) for host in machines.hosts}
 
 
+def furnish_cards(host: Host) -> None:
+    """An RTX 4070 and an NVSwitch on the host's bus; a boot loads the driver that is installed by then."""
+    for path, text in {
+        "/opt/pci/0000:01:00.0/vendor": "0x10de\n",
+        "/opt/pci/0000:01:00.0/class": "0x030000\n",
+        "/opt/pci/0000:02:00.0/vendor": "0x10de\n",
+        "/opt/pci/0000:02:00.0/class": "0x068000\n",
+        "/usr/local/bin/modinfo": MODINFO,
+        "/usr/local/bin/nvidia-smi": NVIDIA_SMI,
+        "/usr/local/lib/nvidia_smi.py": PROGRAM.read_text(),
+        "/etc/nvidia-stand-in.json": json.dumps(rtx_4070(driver="575.57.08")),
+        "/usr/local/sbin/boot": BOOT,
+        "/etc/systemd/system/boot.service": BOOT_UNIT,
+    }.items():
+        host.sh(f"mkdir -p {Path(path).parent}; cat >{path} <<'EOF'\n{text}\nEOF\nchmod 0755 {path}")
+    host.sh("systemctl enable boot; systemctl start boot")
+
+
 @pytest.fixture(scope="module")
 def machines(no_residue: None) -> Iterator[Lab]:
     with lab("el", 3, shared="/shared") as one:
         for host in one.hosts:
             host.inside.sh("dnf -q -y install firewalld >/dev/null; systemctl enable --now firewalld")
+        furnish_cards(one.host("node3").inside)
         yield one
 
 
@@ -53,23 +113,39 @@ def before(machines: Lab) -> dict[str, str]:
 
 
 @pytest.fixture(scope="module")
-def rocky(
-    machines: Lab,
-    before: dict[str, str],
-    cluster_name: str,
-    clusterctl_home: Path,
-    tmp_path_factory: pytest.TempPathFactory,
-) -> Iterator[Cluster]:
-    """The cluster of them, up."""
-    cwd = tmp_path_factory.mktemp("rocky")
-    file = cwd / "cluster.yaml"
-    file.write_text(machines.spec(cluster_name))
-    runner = Clusterctl(clusterctl_home, cwd)
+def file(machines: Lab, cluster_name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The spec of a cluster of them."""
+    path = tmp_path_factory.mktemp("rocky") / "cluster.yaml"
+    nvidia = {"driver": "open", "toolkit": "12.9", "dcgm": True, "nccl": True}
+    path.write_text(machines.spec(cluster_name, software={"cupy": False, "nvidia": nvidia}))
+    return path
+
+
+@pytest.fixture(scope="module")
+def rocky(file: Path, before: dict[str, str], cluster_name: str, clusterctl_home: Path) -> Iterator[Cluster]:
+    """The cluster, up."""
+    runner = Clusterctl(clusterctl_home, file.parent)
     try:
         up = runner("-o", "json", "-f", file, "up", "--yes")
         yield Cluster(cluster_name, file, runner, up.json)
     finally:
         runner("-f", file, "down", "--yes", "--discard-runs", rc=None)
+
+
+def test_a_machine_whose_dnf_is_at_work_is_told_by_pid_and_command(
+    machines: Lab, file: Path, clusterctl_home: Path
+) -> None:
+    runner, host = Clusterctl(clusterctl_home, file.parent), machines.host("node2").inside
+    pid = host.sh(BUSY_DNF).strip()
+    findings = runner("-o", "json", "-f", file, "doctor", rc=1).json["findings"]
+    (found,) = (finding for finding in findings if finding["level"] == "error")
+    assert (found["host"], found["code"]) == ("node2", "packages-locked")
+    assert f"process {pid} (" in found["why"]
+    assert found["why"].endswith("makecache) does")
+    host.sh(
+        "systemctl kill --signal=KILL upgrade; systemctl stop silent; ls /var/cache/dnf/metadata_lock.pid"
+    )
+    runner("-f", file, "doctor")  # the note of a dead dnf is none
 
 
 def test_up_proves_itself(rocky: Cluster) -> None:
@@ -83,6 +159,32 @@ def test_the_distributions_own_packages_are_there(rocky: Cluster) -> None:
         rocky.ssh("node1", "systemctl is-active slurmctld slurmdbd mariadb munge").split() == ["active"] * 4
     )
     assert rocky.ssh("node3", "sudo firewall-cmd --state").strip() == "running"
+
+
+def test_doctor_shows_the_firewall_that_is_in_force_and_finds_it_open(rocky: Cluster) -> None:
+    looked = rocky.json("doctor")
+    firewalls = [host["firewall"] for host in looked["hosts"].values()]
+    assert firewalls == [{"name": "firewalld", "zone": "public", "closed": []}] * 3
+    assert "firewall" not in [finding["code"] for finding in looked["findings"]]
+
+
+def test_the_firewall_lets_members_through_and_nobody_else(rocky: Cluster, machines: Lab) -> None:
+    for host, port in (("node1", 6817), ("node1", 6819), ("node2", 6818)):
+        address = machines.host(host).address
+        rocky.ssh("node3", f"timeout 5 bash -c 'echo >/dev/tcp/{address}/{port}'")
+        with socket.create_connection((address, 22), timeout=5):  # this machine is no member
+            pass
+        with pytest.raises(OSError, match="No route to host"), socket.create_connection((address, port), 5):
+            pass
+
+
+def test_a_host_with_cards_has_what_the_spec_asks_for_and_says_what_it_waits_for(rocky: Cluster) -> None:
+    wanted = "nvidia-open cuda-toolkit-12-9 datacenter-gpu-manager-4-cuda12 libnccl nvidia-fabric-manager"
+    assert rocky.ssh("node3", f"rpm -q --qf '%{{name}} ' {wanted}").split() == wanted.split()
+    assert "not installed" in rocky.ssh("node2", "rpm -q nvidia-open || true")
+    (needed,) = (note for note in rocky.raised["notes"] if "a reboot is needed" in note)
+    assert needed.startswith("node3: ")
+    assert "`clusterctl node reboot node3`" in needed
 
 
 def test_two_nodes_train_together_and_the_run_comes_home(rocky: Cluster) -> None:
@@ -107,6 +209,34 @@ def test_the_roles_change_nothing_when_run_again(rocky: Cluster) -> None:
     assert done.returncode == 0, done.stdout + done.stderr
     recap = done.stdout.rsplit("PLAY RECAP", 1)[1]
     assert recap.count("changed=0") == 3, done.stdout
+
+
+def test_a_node_is_booted_when_its_job_has_ended_and_has_its_gpu_then(rocky: Cluster, tmp_path: Path) -> None:
+    def job(node: str, until: str) -> str:
+        options = f"--parsable --nodelist={node} --chdir=/tmp --output=/dev/null"
+        command = f"sbatch {options} --wrap 'until [ -e {until} ]; do sleep 0.2; done'"
+        return rocky.ssh("node1", command, user=rocky.user).strip()
+
+    def state(number: str) -> str:
+        return rocky.ssh("node1", f"scontrol -o show job {number} | grep -oP 'JobState=\\K\\w+'").strip()
+
+    other, here = job("node2", "/shared/never"), job("node3", "/shared/go")
+    while [state(other), state(here)] != ["RUNNING"] * 2:
+        time.sleep(0.2)
+    with ThreadPoolExecutor() as pool:
+        booting = pool.submit(rocky, "node", "reboot", "node3")
+        while "drain" not in rocky.ssh("node1", "sinfo -h -n node3 -o %T"):
+            assert not booting.done(), str(booting.result())
+            time.sleep(0.2)
+        assert state(here) == "RUNNING"
+        rocky.ssh("node1", "sudo touch /shared/go")
+        said = booting.result()
+    assert f"at work: job {here}" in said.stderr
+    assert (state(here), state(other)) == ("COMPLETED", "RUNNING")
+    assert "Gres=gpu:rtx-4070:1" in rocky.ssh("node1", "scontrol -o show node node3")
+    units = "nvidia-persistenced nvidia-fabricmanager nvidia-dcgm"
+    assert rocky.ssh("node3", f"systemctl is-active {units}").split() == ["active"] * 3
+    rocky.ssh("node1", f"scancel {other}; sudo rm /shared/go")
 
 
 def test_down_gives_them_back_as_they_were(rocky: Cluster, machines: Lab, before: dict[str, Any]) -> None:

@@ -20,6 +20,7 @@ from tests.support.verbs import Clusterctl
 
 PORT = 6818  # slurmd's
 HOUR_S = 3600
+DISK_MIB, FILLER_MIB = 8192, 7000
 FAKETIME = "/usr/lib/x86_64-linux-gnu/faketime/libfaketime.so.1"
 OTHER_KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJ0PTNqbyrBJ7lBB7gR9M7zZbS6s1xKfsZCkqQpA0h4T"
 HOLDS_LOCK = (
@@ -28,6 +29,17 @@ HOLDS_LOCK = (
 )
 # The machine's own clock is everybody's: what looks at it there is told another time.
 EARLY = f'#!/bin/sh\nLD_PRELOAD=/opt/early.so FAKETIME=+{HOUR_S}s exec /usr/bin/python3.11 "$@"\n'
+# What lets in nothing but SSH: on `lead`, which is well otherwise.
+SHUT = """\
+table inet guard {
+  chain input {
+    type filter hook input priority 0; policy drop;
+    ct state established,related accept
+    iif lo accept
+    tcp dport 22 accept
+  }
+}
+"""
 # What keeps each of these machines out, as its finding says it.
 EXPECTED = {
     "nosudo": "sudo-password",
@@ -61,14 +73,11 @@ class Sick:
         with self.spec.open("w") as file:
             YAML(typ="safe", pure=True).dump(document, file)
 
-    def findings(self, *, rc: int) -> dict[str, list[str]]:
-        """Host -> the codes of its errors."""
+    def findings(self, *, rc: int) -> list[dict[str, Any]]:
+        """What is found, each with its cause."""
         said: dict[str, Any] = self.runner("-o", "json", "-f", self.spec, "doctor", rc=rc).json
-        found: dict[str, list[str]] = {}
-        for finding in said["findings"]:
-            if finding["level"] == "error":
-                assert finding["why"], finding
-                found.setdefault(finding["host"], []).append(finding["code"])
+        found: list[dict[str, Any]] = said["findings"]
+        assert all(finding["why"] for finding in found), found
         return found
 
     def accounts(self) -> dict[str, bool]:
@@ -80,35 +89,55 @@ class Sick:
 @pytest.fixture(scope="module")
 def sick(clusterctl_home: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Sick]:
     boxes = [Box("lead"), *(Box(name) for name in EXPECTED if name not in ("nosudo", "full"))]
-    boxes += [Box("nosudo", sudo="none"), Box("full", disk_mib=300)]
-    with lab("debian", boxes) as one:
+    boxes += [Box("nosudo", sudo="none"), Box("full", disk_mib=DISK_MIB)]
+    with lab("debian", boxes, internet=True) as one:
         yield Sick(one, Clusterctl(clusterctl_home, tmp_path_factory.mktemp("cwd")))
 
 
+def errors(findings: list[dict[str, Any]]) -> dict[str, list[str]]:
+    """Host -> the codes of its errors."""
+    found: dict[str, list[str]] = {}
+    for finding in findings:
+        if finding["level"] == "error":
+            found.setdefault(finding["host"], []).append(finding["code"])
+    return found
+
+
+def cure_of_firewall(findings: list[dict[str, Any]]) -> str:
+    """The command that opens the one firewall that is in the way: on `lead`."""
+    (finding,) = (one for one in findings if one["code"] == "firewall")
+    assert (finding["host"], finding["level"]) == ("lead", "warning")
+    return str(finding["fix"].split("`")[1])
+
+
 def break_them(one: Lab) -> None:
-    """A fault each, as root on the machine itself. `nosudo` and `full` were booted with theirs."""
+    """A fault each, as root on the machine itself. `nosudo` was booted with its own."""
     early = one.host("early")
     subprocess.run([*as_root(), "cp", FAKETIME, f"/proc/{early.leader}/root/opt/early.so"], check=True)
     early.inside.sh(f"cat > /opt/early <<'END'\n{EARLY}END\nchmod 755 /opt/early")
     for host, script in {
+        "full": f"fallocate --length {FILLER_MIB}MiB /var/filler",
         "wrongkey": "mv ~rocky/.ssh/authorized_keys /root/",
         "alien": "sed -i.true 's/^ID=.*/ID=arch/' /etc/os-release",
         "busy": f"systemd-run --quiet --unit=lodger python3 -m http.server {PORT}",
         "locked": f'systemd-run --quiet --unit=upgrade python3 -c "{HOLDS_LOCK}"',
         "early": "ln -sf /opt/early /usr/bin/python3",
+        "lead": f"apt-get -qq update; apt-get -qq install nftables >/dev/null; nft -f - <<'END'\n{SHUT}END",
     }.items():
         one.host(host).inside.sh(script)
 
 
-def mend_them(one: Lab) -> None:
+def mend_them(one: Lab, cure_of_firewall: str) -> None:
     """Each by its own cure."""
     for host, script in {
         "nosudo": "echo 'rocky ALL=(ALL) NOPASSWD: ALL' > /etc/sudoers.d/rocky",
+        "full": "rm /var/filler",
         "wrongkey": "mv /root/authorized_keys ~rocky/.ssh/",
         "alien": "mv /etc/os-release.true /etc/os-release",
         "busy": "systemctl stop lodger",
         "locked": "systemctl stop upgrade",
         "early": "ln -sf python3.11 /usr/bin/python3",
+        "lead": cure_of_firewall,
     }.items():
         one.host(host).inside.sh(script)
 
@@ -116,7 +145,9 @@ def mend_them(one: Lab) -> None:
 def test_each_fault_is_told_apart_and_no_machine_is_touched(sick: Sick, cluster_name: str) -> None:
     break_them(sick.lab)
     sick.write(cluster_name, {"otherhost": OTHER_KEY})
-    assert sick.findings(rc=1) == {host: [code] for host, code in EXPECTED.items()}
+    found = sick.findings(rc=1)
+    assert errors(found) == {host: [code] for host, code in EXPECTED.items()}
+    cure = cure_of_firewall(found)
     refused = sick.runner("-o", "json", "-f", sick.spec, "up", rc=None)
     assert refused.rc == 1
     failures = {failure["host"]: failure for failure in refused.json["failures"]}
@@ -124,7 +155,21 @@ def test_each_fault_is_told_apart_and_no_machine_is_touched(sick: Sick, cluster_
     assert all(failure["fix"] for failure in failures.values())
     assert not any(sick.accounts().values())
 
-    mend_them(sick.lab)
+    mend_them(sick.lab, cure)
     sick.write(cluster_name, {})
-    assert sick.findings(rc=1) == {"full": ["disk-full"]}
+    found = sick.findings(rc=0)
+    assert errors(found) == {}
+    assert "firewall" not in [finding["code"] for finding in found]
+    assert not any(sick.accounts().values())
+
+
+@pytest.mark.sweep  # eight machines that install
+def test_up_makes_a_cluster_of_all_that_were_mended(sick: Sick, cluster_name: str) -> None:
+    sick.write(cluster_name, {})
+    try:
+        up = sick.runner("-o", "json", "-f", sick.spec, "up", "--yes", timeout_s=900).json
+        assert up["ready"]
+        assert sorted(up["probed"]) == sorted(EXPECTED)
+    finally:
+        sick.runner("-f", sick.spec, "down", "--yes", "--discard-runs", rc=None, timeout_s=900)
     assert not any(sick.accounts().values())

@@ -26,8 +26,13 @@ EPEL = "dl.fedoraproject.org/pub/epel"
 PLACES = {
     **{name: f"{ROCKY}/9/{name}/x86_64/os" for name in ("BaseOS", "AppStream", "CRB", "extras")},
     "epel": f"{EPEL}/9/Everything/x86_64",
+    "openhpc": "repos.openhpc.community/OpenHPC/3/EL_9",
 }
-KEYS = (f"{ROCKY}/RPM-GPG-KEY-Rocky-9", f"{EPEL}/RPM-GPG-KEY-EPEL-9")
+KEYS = (
+    f"{ROCKY}/RPM-GPG-KEY-Rocky-9",
+    f"{EPEL}/RPM-GPG-KEY-EPEL-9",
+    "github.com/openhpc/ohpc/raw/refs/heads/3.x/components/admin/ohpc-release/SOURCES/RPM-GPG-KEY-OpenHPC-3",
+)
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +68,8 @@ def connected(
 def spec(machines: Lab, cluster_name: str, tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("spec") / "cluster.yaml"
     partitions = {"train": "node[1-2]"}
-    path.write_text(machines.spec(cluster_name, controller="node1", partitions=partitions))
+    software = {"slurm": "openhpc", "apptainer": True}
+    path.write_text(machines.spec(cluster_name, controller="node1", partitions=partitions, software=software))
     return path
 
 
@@ -88,12 +94,11 @@ def repositories(web: Path, *keys: str) -> str:
 def test_packages_come_with_all_that_they_need_and_the_keys_they_are_signed_with(bundle: Path) -> None:
     paths = open_bundle(bundle).places
     packages = [path for path in paths if path.startswith("systems/rocky-9/Packages/")]
-    for name in ("slurm-slurmd-22", "slurm-libs-22", "munge-0", "munge-libs-0", "openmpi-4", "pmix-"):
+    for name in ("slurm-slurmd-ohpc-23", "apptainer-1", "munge-0", "munge-libs-0", "openmpi-4", "pmix-"):
         assert any(f"/{name}" in path for path in packages), name
-    assert [path for path in paths if "/keys/" in path] == [
-        "systems/rocky-9/keys/0.asc",
-        "systems/rocky-9/keys/1.asc",
-    ]
+    assert not any("/slurm-slurmd-22" in path for path in packages)
+    keys = [path for path in paths if "/keys/" in path]
+    assert keys == [f"systems/rocky-9/keys/{number}.asc" for number in range(3)]
 
 
 def test_packages_that_no_given_key_has_signed_are_refused(
@@ -118,6 +123,8 @@ def test_from_nothing_to_an_mpi_job_and_back(
     assert up["probed"] == list(HOSTS)
     assert runner("-o", "json", "-f", spec, "submit", "probe", "--nodes", "2", "--wait").json["ok"]
     for host in HOSTS:
+        said = machines.ssh(host, "rpm -q --qf '%{name} ' slurm-slurmd-ohpc apptainer").stdout
+        assert said == "slurm-slurmd-ohpc apptainer "
         assert "No such file" in machines.ssh(host, "sudo ls /var/lib/clusterctl-bundle", rc=None).stderr
     runner("-f", spec, "down", "--yes", "--discard-runs")
     after = {host: machines.ssh(host, "rpm -qa | sort; ls /etc/yum.repos.d").stdout for host in HOSTS}

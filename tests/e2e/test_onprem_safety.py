@@ -2,18 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import time
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from tests.support.lab import Box, Lab, LabHost, lab
+from tests.support.lab import Box, Lab, lab
+from tests.support.nested import leader
+from tests.support.picture import picture
 from tests.support.verbs import Clusterctl
 
 pytestmark = pytest.mark.sweep  # minutes
 
-NAMES = ("node1", "node2", "node3")
+NAMES = ("node1", "node2", "node3", "node4")
 # What people have on their machines, also where our roles write.
 PLANT = r"""
 echo '10.9.9.9 printer # theirs' >> /etc/hosts
@@ -30,20 +35,6 @@ printf '[Service]\nExecStart=/bin/sleep infinity\n[Install]\nWantedBy=multi-user
 systemctl daemon-reload; systemctl enable --quiet --now theirs
 apt-mark auto procps >/dev/null
 """
-# Everything that a cluster could change; the backups that useradd makes, and logs of packages, left out.
-LOOK = r"""
-find /etc /usr/local /opt /srv /home /shared -xdev ! -name '*-' \
-    -printf '%y %m %U:%G %p %l\n' | sort
-find /etc /usr/local /opt /srv /home /shared -xdev -type f ! -name '*-' -exec sha256sum {} + | sort -k2
-dpkg-query -W -f '${db:Status-Status} ${binary:Package} ${Version}\n'
-apt-mark showauto
-systemctl list-unit-files --no-legend --no-pager | grep -v ^run-
-systemctl list-units --no-legend --no-pager --plain --type=service --all | cut -d' ' -f1 |
-    grep -v '^run-\|^user\|^session'
-getent passwd; getent group
-ls /var/lib /var/spool /opt /; cut -d' ' -f5 /proc/self/mountinfo | sort
-sysctl -a 2>/dev/null | grep -E '^(net[.]ipv4[.]tcp_|vm[.]max_map)'
-"""
 
 
 @dataclass(frozen=True)
@@ -54,54 +45,114 @@ class Raised:
     verbs: Clusterctl
     file: Path
     before: dict[str, list[str]]
+    planned: list[str]  # what `plan` noted before anything was done
 
-    def write(self, nodes: str) -> None:
-        """The spec with these nodes beside the controller, which computes, too."""
-        self.file.write_text(self.lab.spec("safe", controller="node1", partitions={"train": nodes}))
+    def write(self, nodes: str, **others: str) -> None:
+        """The spec with these nodes beside the controller, which computes, too; ``others`` have new names."""
+        machines = {name: self.lab.host(others.get(name, name)) for name in NAMES[:3]}
+        hosts = {name: {"address": one.address, "host_key": one.host_key} for name, one in machines.items()}
+        text = self.lab.spec(
+            "safe", controller="node1", partitions={"train": nodes}, provider={"hosts": hosts}
+        )
+        self.file.write_text(text)
+
+    def json(self, *argv: str | Path) -> Any:
+        """A verb's answer under `-o json`."""
+        return self.verbs("-o", "json", "-f", self.file, *argv, timeout_s=600).json
+
+    def state_of(self, job: str) -> str:
+        return str(self.json("jobs", job)["jobs"][0]["state"])
 
     def sh(self, host: str, script: str) -> str:
         return self.lab.host(host).inside.sh(script)
 
 
-def look(host: LabHost) -> list[str]:
-    return host.inside.sh(LOOK).splitlines()
-
-
 def theirs(raised: Raised, name: str) -> list[str]:
     """How a machine looks, but for the homes of jobs' users: they hold their work."""
-    return [line for line in look(raised.lab.host(name)) if "/shared/home" not in line]
+    return [line for line in picture(raised.lab.host(name).inside) if "/shared/home" not in line]
 
 
 @pytest.fixture(scope="module")
 def raised(no_residue: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Raised]:
-    """`up` of two machines; the third one waits. What a test leaves up goes with the machines."""
+    """`up` of two machines; the others wait. What a test leaves up goes with the machines."""
     with lab("debian", [Box(name) for name in NAMES], internet=True) as one:
         for name in NAMES:
             one.host(name).inside.sh(PLANT)
-        before = {host.name: look(host) for host in one.hosts}
+        before = {host.name: picture(host.inside) for host in one.hosts}
         folder = tmp_path_factory.mktemp("safe")
-        found = Raised(one, Clusterctl(folder / "home", folder), folder / "safe.yaml", before)
+        found = Raised(one, Clusterctl(folder / "home", folder), folder / "safe.yaml", before, [])
         found.write("node[1-2]")
+        found.planned.extend(found.json("plan")["notes"])
         found.verbs("-f", found.file, "up", timeout_s=600)
         yield found
 
 
-def test_a_machine_is_added_beside_a_running_job(raised: Raised) -> None:
+@pytest.fixture(scope="module")
+def job(raised: Raised) -> str:
+    """A job on both nodes that goes on until the cluster goes."""
     at_work = raised.verbs.cwd / "at-work.sh"
-    at_work.write_text("#!/bin/bash\n#SBATCH --nodes=2 --exclusive\nsrun sleep 600\n")
-    job = raised.verbs("-o", "json", "-f", raised.file, "submit", at_work).json["job_id"]
-    raised.sh("node1", f"until squeue -h -j {job} -t R | grep -q .; do sleep 0.2; done")
-    started = raised.sh("node2", "systemctl show slurmd --property=MainPID,ActiveEnterTimestampMonotonic")
+    at_work.write_text("#!/bin/bash\n#SBATCH --nodes=2 --exclusive\nsrun sleep 3600\n")
+    found = str(raised.json("submit", at_work)["job_id"])
+    raised.sh("node1", f"until squeue -h -j {found} -t R | grep -q .; do sleep 0.2; done")
+    return found
+
+
+def lose(raised: Raised, name: str) -> None:
+    """Cut a machine's power. It comes on again, and lets nobody in."""
+    host = raised.lab.host(name)
+    before = host.leader
+    raised.sh(name, "systemctl disable --quiet ssh")
+    raised.lab.enter(name, ["systemctl", "reboot", "--force", "--force"])
+    while leader(host.machine) in (None, before):
+        time.sleep(0.2)
+
+
+def test_a_plan_names_what_is_theirs_and_may_be_changed(raised: Raised) -> None:
+    said = [note for note in raised.planned if "kept aside" in note]
+    assert [note.partition(":")[0] for note in said] == ["node1", "node2"]
+    for note in said:
+        assert {"/etc/hosts", "/etc/slurm/slurm.conf"} <= set(note.rpartition(": ")[2].split(", "))
+
+
+def test_a_machine_is_lost_while_it_is_added_beside_a_running_job(raised: Raised, job: str) -> None:
+    slurmd = "systemctl show slurmd --property=MainPID,ActiveEnterTimestampMonotonic"
+    started = raised.sh("node2", slurmd)
     raised.write("node[1-3]")
-    up = raised.verbs("-o", "json", "-f", raised.file, "node", "add", "node3", timeout_s=600).json
-    assert up["probed"] == ["node3"]
-    now = raised.sh("node2", "systemctl show slurmd --property=MainPID,ActiveEnterTimestampMonotonic")
-    assert now == started
+    adding = raised.verbs.start("-o", "json", "-f", raised.file, "node", "add", "node3")
+    raised.sh("node3", "until pgrep -x dpkg >/dev/null; do sleep 0.1; done")
+    lose(raised, "node3")
+    said, shown = adding.communicate(timeout=300)
+    assert adding.returncode == 1, said + shown
+    failures = json.loads(said)["failures"]
+    assert {failure["host"] for failure in failures} == {"node3"}, said
+    assert all(failure["cause"] for failure in failures), said
+    assert raised.state_of(job) == "RUNNING"
+
+    raised.sh("node3", "systemctl enable --quiet --now ssh")
+    assert raised.json("up", "--limit", "node3")["probed"] == ["node3"]
     assert "node3" in raised.sh("node2", "getent hosts node3")
+    assert raised.sh("node2", slurmd) == started
     ran = raised.verbs("-f", raised.file, "node", "remove", "node2", "--yes", rc=2)
     assert job in ran.stderr
-    assert raised.verbs("-o", "json", "-f", raised.file, "jobs", job).json["jobs"][0]["state"] == "RUNNING"
-    raised.verbs("-f", raised.file, "cancel", job)
+    assert raised.state_of(job) == "RUNNING"
+
+
+def test_another_machine_takes_the_place_of_one_that_does_not_answer(raised: Raised, job: str) -> None:
+    raised.sh("node3", "systemctl stop ssh")
+    raised.write("node[1-3]", node3="node4")
+    ran = raised.verbs("-f", raised.file, "node", "replace", "node3", rc=2)
+    assert "give node3 back" in ran.stderr  # nobody was there to be asked, and nothing is changed
+    assert raised.json("status")["left_behind"] == []
+    ran = raised.verbs("-f", raised.file, "node", "replace", "node3", "--yes", timeout_s=600)
+    old = raised.lab.host("node3").address
+    assert f"node3 ({old}) was left behind: it does not answer" in ran.stderr
+    status = raised.json("status")
+    assert [(one["host"], one["address"]) for one in status["left_behind"]] == [("node3", old)]
+    assert status["ready"]
+    assert raised.sh("node1", "srun --immediate=20 -w node3 hostname").strip() == "node4"
+    (found,) = (one for one in raised.json("doctor")["findings"] if one["code"] == "left-behind")
+    assert found["host"] == "node3"
+    assert raised.state_of(job) == "RUNNING"
 
 
 def test_plan_shows_what_would_change_line_by_line_and_no_secret(raised: Raised) -> None:
@@ -121,7 +172,7 @@ def test_plan_shows_what_would_change_line_by_line_and_no_secret(raised: Raised)
 
 def test_a_machine_that_leaves_is_as_it_was(raised: Raised) -> None:
     raised.verbs("-f", raised.file, "node", "remove", "node3", "--yes", timeout_s=600)
-    assert theirs(raised, "node3") == raised.before["node3"]
+    assert theirs(raised, "node4") == raised.before["node4"]
     status = raised.verbs("-o", "json", "-f", raised.file, "status").json
     assert [node["name"] for node in status["nodes"]] == ["node1", "node2"]
 
@@ -129,10 +180,14 @@ def test_a_machine_that_leaves_is_as_it_was(raised: Raised) -> None:
 def test_the_machines_are_as_they_were_and_what_others_did_since_stays(raised: Raised) -> None:
     raised.sh("node2", "echo '10.9.9.8 scanner' >> /etc/hosts; echo 'mine' > /etc/munge/mine")
     raised.sh("node1", "echo '# my word' >> /etc/slurm/slurm.conf")
-    down = raised.verbs("-f", raised.file, "down", "--yes", "--discard-runs", timeout_s=600)
+    down = raised.verbs("-f", raised.file, "down", "--yes", "--discard-runs", rc=1, timeout_s=600)
+    assert "node3" in down.stderr  # it still lets nobody in; all others are given back
+    assert "clusterctl down --forget node3" in down.stderr
+    raised.sh("node3", "systemctl start ssh")
+    raised.verbs("-f", raised.file, "down", "--yes", "--discard-runs", timeout_s=600)
     raised.sh("node2", "sed -i '/scanner/d' /etc/hosts; rm -r /etc/munge")
     kept = "/etc/slurm/slurm.conf.clusterctl-kept"
     assert "# my word" in raised.sh("node1", f"cat {kept}; rm {kept}")
     assert kept in down.stderr
-    for name in ("node1", "node2"):
+    for name in ("node1", "node2", "node3"):
         assert theirs(raised, name) == raised.before[name]

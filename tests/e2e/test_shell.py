@@ -78,8 +78,8 @@ def test_a_shell_on_a_terminal(cluster: Cluster) -> None:
         window.type("stty size; echo on $(hostname) with $(srun hostname | wc -l) nodes\r")
         window.read_until(f"on {cluster.name}-train-1 with 2 nodes")
         assert "24 80" in window.shown
-        window.type("sleep 300\r")
-        window.read_until("sleep 300\r\n")
+        window.type("bash -c 'echo be''gun; exec sleep 300'\r")
+        window.read_until("begun")
         window.type("\x03")  # is for the program that runs there
         window.type("exit 5\r")
         assert window.end() == 5

@@ -49,6 +49,14 @@ class Cluster:
         assert rc is None or done.returncode == rc, f"{command!r} on {host}: {done}"
         return done.stdout
 
+    def told(self) -> str:
+        """Nodes and why they are out, jobs, and the end of slurmctld's log; never raises."""
+        look = "sinfo -N -o '%N %T %E'; squeue; sudo tail -n 150 /var/log/slurm/slurmctld.log"
+        try:
+            return self.ssh(f"{self.name}-ctl", look, rc=None)
+        except (OSError, subprocess.SubprocessError) as error:
+            return f"nothing: {error}"
+
     def sacct(self, job_id: str, fields: str) -> str:
         """What the accounting says of a job once it knows it whole; it may hear of its end first."""
         deadline = time.monotonic() + 30

@@ -11,6 +11,7 @@ from clusterctl.providers.local import mounts
 from clusterctl.providers.local.run import run
 from tests.support.apt_proxy import PORT
 from tests.support.lab import Box, Request
+from tests.support.shapes import shape
 
 # The base has clusterctl's own account, which a machine of somebody's own has not; and it ends units quickly.
 _USER = """\
@@ -43,6 +44,7 @@ def layer(lower: tuple[Path, ...], folder: Path, request: Request) -> Path:
     password = shlex.quote(f"{request.user}:{request.password}")
     script = _USER.format(user=request.user, password=password, key=shlex.quote(request.public_key))
     run(["chroot", str(root), "sh", "-ec", script], what="making the user")
+    shape(root, request.kind)
     run(["umount", str(root)], what="unmounting a layer")
     return folder / "upper"
 

@@ -37,7 +37,7 @@ GATE = "gate"
 _BUILD_TIMEOUT_S = 600
 _REBOOT_TIMEOUT_S = 60
 
-Kind = Literal["debian", "el"]
+Kind = Literal["debian", "ubuntu-22.04", "ubuntu-24.04", "el", "el-10"]  # see tests/support/shapes.py
 
 
 @dataclass(frozen=True)

@@ -33,7 +33,8 @@ from tests.support.verbs import Ran
 
 ROOT = Path(__file__).resolve().parents[2]
 UV = Path(sys.executable).with_name("uv")
-CLUSTERCTL = "/opt/clusterctl/bin/clusterctl"
+PLACE = "/usr/local/lib/clusterctl"  # where clusterctl is installed
+CLUSTERCTL = f"{PLACE}/bin/clusterctl"
 # What docs/local.md asks of a host, and two firewalls' tools.
 PACKAGES = (
     *("ca-certificates", "dbus", "iproute2", "iptables", "mmdebstrap", "mount", "nftables", "openssh-client"),
@@ -116,11 +117,11 @@ def lent_image(folder: Path) -> tuple[Path, ...]:
 @contextmanager
 def booted(folder: Path, images: Iterable[Path]) -> Iterator[Host]:
     """A host with this checkout's clusterctl in it, and these folders of the image cache lent to it."""
-    wheel = _wheel(folder)
+    wheel = wheel_of_checkout(folder)
     name = f"host-{secrets.token_hex(3)}"
     console = folder / "console.log"
     argv = [*as_root(), "setpriv", "--pdeathsig", "KILL", "--", "systemd-nspawn", "--quiet", "--boot"]
-    argv += ["--register=no", "--keep-unit", f"--directory={_tree()}", "--volatile=overlay"]
+    argv += ["--register=no", "--keep-unit", f"--directory={tree()}", "--volatile=overlay"]
     argv += [f"--machine={name}", f"--hostname={name}", "--private-network", "--capability=all"]
     argv += ["--system-call-filter=@known", "--resolv-conf=off", "--timezone=off", "--link-journal=no"]
     # An overlay's upper folder can't lie on an overlay, which its root is.
@@ -133,7 +134,7 @@ def booted(folder: Path, images: Iterable[Path]) -> Iterator[Host]:
         )
     try:
         host = _wait_for(name, process, console)
-        host("/opt/clusterctl/bin/python", *"-m pip install --quiet --no-index --no-deps".split(), wheel)
+        host(f"{PLACE}/bin/python", *"-m pip install --quiet --no-index --no-deps".split(), wheel)
         yield host
     finally:
         _end(name, process)
@@ -175,7 +176,8 @@ def as_root() -> tuple[str, ...]:
     return () if os.geteuid() == 0 else ("sudo", "-n", "--")
 
 
-def _wheel(folder: Path) -> Path:
+def wheel_of_checkout(folder: Path) -> Path:
+    """This checkout's clusterctl, built there."""
     argv = [str(UV), "build", "--quiet", "--wheel", "--offline", "--no-build-isolation"]
     argv += [f"--python={sys.executable}", f"--out-dir={folder}", str(ROOT)]
     subprocess.run(argv, check=True, timeout=120)
@@ -183,7 +185,7 @@ def _wheel(folder: Path) -> Path:
     return wheel
 
 
-def _tree() -> Path:
+def tree() -> Path:
     """The tree that hosts boot from, made if it is not there (about half a minute)."""
     locked = lock_of_wheels()
     inputs = (" ".join(PACKAGES), inspect.getsource(make), locked)
@@ -220,8 +222,8 @@ def make(folder: Path, wheels: Path, lock: Path) -> None:
         "pip install --no-index --find-links /run/lent/wheels --require-hashes --no-deps --link-mode copy"
     )
     script = (
-        f"{uv} venv --python /usr/bin/python3 /opt/clusterctl\n"
-        f"{uv} {install} --python /opt/clusterctl/bin/python -r /run/lent/wheels.lock\n"
+        f"{uv} venv --python /usr/bin/python3 {PLACE}\n"
+        f"{uv} {install} --compile-bytecode --python {PLACE}/bin/python -r /run/lent/wheels.lock\n"
     )
     subprocess.run([*argv, "--", "/bin/sh", "-ec", script], check=True, stdin=subprocess.DEVNULL)
 

@@ -1,11 +1,16 @@
-"""One file of a role's tasks, run on this machine as if it were a host of a cluster."""
+"""Roles and modules of Ansible's: tasks run on this machine as if it were a host, data and modules read."""
 
 from __future__ import annotations
 
+import importlib.util
+import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from pathlib import Path
+from types import ModuleType
+from typing import Any
 
 import yaml
 
@@ -15,20 +20,39 @@ _BIN = Path(sys.executable).parent
 
 
 def run_tasks(
-    tmp_path: Path, role: str, tasks: str, *, leads: bool = False, **variables: object
+    tmp_path: Path,
+    role: str,
+    tasks: str,
+    *,
+    leads: bool = False,
+    facts: dict[str, Any] | None = None,
+    **variables: object,
 ) -> subprocess.CompletedProcess[str]:
     """Play `tasks` of a role; `leads`: the host is the controller, too. Programs in tmp_path/bin go first."""
     task = {"ansible.builtin.include_role": {"name": role, "tasks_from": tasks, "rolespec_validate": False}}
+    known = [{"ansible.builtin.set_fact": {"ansible_facts": facts}}] if facts else []
+    play = {"hosts": "compute", "gather_facts": False, "tasks": [*known, task]}
+    return run_play(tmp_path, play, ("node" if leads else "ctl", "node"), known=variables)
+
+
+def run_play(
+    tmp_path: Path, play: dict[str, Any], hosts: Sequence[str], *, known: dict[str, Any], **extra: object
+) -> subprocess.CompletedProcess[str]:
+    """Play it; every host is this machine, the first of them the controller.
+
+    ``known`` are the inventory's variables; ``extra`` ones go before those of roles.
+    """
     playbook = tmp_path / "play.yml"
-    playbook.write_text(yaml.safe_dump([{"hosts": "compute", "gather_facts": False, "tasks": [task]}]))
-    hosts = {
-        "controller": {"hosts": {"node" if leads else "ctl": {}}},
-        "compute": {"hosts": {"node": {}}},
+    playbook.write_text(yaml.safe_dump([play]))
+    controller, *compute = hosts
+    groups = {
+        "controller": {"hosts": {controller: {}}},
+        "compute": {"hosts": {name: {} for name in compute}},
         "login": {"hosts": {}},
     }
     local = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
     inventory = tmp_path / "inventory.yml"
-    inventory.write_text(yaml.safe_dump({"all": {"vars": {**local, **variables}, "children": hosts}}))
+    inventory.write_text(yaml.safe_dump({"all": {"vars": {**local, **known}, "children": groups}}))
     env = {
         **os.environ,
         "PATH": f"{tmp_path}/bin:{os.environ['PATH']}",
@@ -37,7 +61,7 @@ def run_tasks(
         "ANSIBLE_LIBRARY": str(asset("ansible") / "library"),
         "LC_ALL": "C.UTF-8",
     }
-    argv: list[str | Path] = [_BIN / "ansible-playbook", "-i", inventory, playbook]
+    argv: list[str | Path] = [_BIN / "ansible-playbook", "-i", inventory, "-e", json.dumps(extra), playbook]
     return subprocess.run(argv, env=env, capture_output=True, text=True, check=False, cwd=tmp_path)
 
 
@@ -47,3 +71,18 @@ def program(tmp_path: Path, name: str, script: str) -> None:
     folder.mkdir(exist_ok=True)
     (folder / name).write_text(f"#!/bin/sh\n{script}\n")
     (folder / name).chmod(0o755)
+
+
+def role_data(role: str, file: str = "vars/main.yml") -> dict[str, Any]:
+    """The variables in a file of a role."""
+    return dict(yaml.safe_load((asset("ansible") / "roles" / role / file).read_text()))
+
+
+def load_module(name: str) -> ModuleType:
+    """One of our Ansible modules as plain Python."""
+    found = importlib.util.spec_from_file_location(name, asset("ansible") / "library" / f"{name}.py")
+    assert found
+    assert found.loader
+    loaded = importlib.util.module_from_spec(found)
+    found.loader.exec_module(loaded)
+    return loaded

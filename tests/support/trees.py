@@ -9,7 +9,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
 
 from clusterctl.journal import digest
 from clusterctl.providers.local import image, mounts
@@ -18,7 +17,6 @@ from clusterctl.providers.local.provider import image_keys
 from tests.support.el import repository
 from tests.support.el.build import build, inputs
 
-Kind = Literal["debian", "el"]
 _KEPT_S = 24 * 3600
 
 
@@ -80,10 +78,10 @@ def _forget_older(cache: Path) -> None:
 
 
 @contextmanager
-def tree(kind: Kind, cache: Path) -> Iterator[Tree]:
+def tree(kind: str, cache: Path) -> Iterator[Tree]:
     """What machines of that kind are made from; it stays while the body runs."""
     base = debian()
-    if kind == "debian":
+    if not kind.startswith("el"):
         yield Tree((base,), _apt_hosts(base))
         return
     with el(cache) as folder:

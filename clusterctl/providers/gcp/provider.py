@@ -8,6 +8,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
+from clusterctl.distributions import UNSEEN
 from clusterctl.errors import LockedError, ProvisionError, StalePlanError
 from clusterctl.inventory import COMPUTE, CONTROLLER, Host, Inventory, SharedFolder
 from clusterctl.journal import digest
@@ -173,16 +174,24 @@ class GcpProvider:
     ) -> Inventory:
         names, hosts = _names(spec), outputs["hosts"]
         before = ((host, hosts.get(host.name)) for host in _hosts_before(workspace))
-        known = {
-            host.name: host.host_key for host, now in before if now and now["instance_id"] == host.instance_id
-        }
-        if missing := [name for name in names if name not in known]:
-            known |= host_keys(self._api, self._settings.zone, missing, say=say)
+        same = {host.name: host for host, now in before if now and now["instance_id"] == host.instance_id}
+        keys = {name: host.host_key for name, host in same.items()}
+        if missing := [name for name in names if name not in keys]:
+            keys |= host_keys(self._api, self._settings.zone, missing, say=say)
         return Inventory(
             cluster=spec.name,
             cluster_id=workspace.cluster_id(),
             provider=self._settings.type,
-            hosts=tuple(self._host(spec, name, hosts[name], known[name]) for name in names),
+            hosts=tuple(
+                self._host(
+                    spec,
+                    name,
+                    hosts[name],
+                    host_key=keys[name],
+                    distribution=same[name].distribution if name in same else UNSEEN,
+                )
+                for name in names
+            ),
             network=outputs.get("network_cidr") or self._subnetwork_cidr(),
             shared=SHARED,
             shared_folder=SharedFolder.model_validate(outputs["shared"]),
@@ -190,7 +199,9 @@ class GcpProvider:
             baked=False,
         )
 
-    def _host(self, spec: ClusterSpec, name: str, output: Mapping[str, Any], host_key: str) -> Host:
+    def _host(
+        self, spec: ClusterSpec, name: str, output: Mapping[str, Any], *, host_key: str, distribution: str
+    ) -> Host:
         partition = next((p for p in spec.partitions if p.name == output["partition"]), None)
         nodes = self._settings.nodes_of(partition.name) if partition else self._settings.controller
         machine = machines.of(spec, partition) if partition else machines.of_controller(spec)
@@ -200,6 +211,7 @@ class GcpProvider:
             roles=(COMPUTE if partition else CONTROLLER,),
             partition=partition.name if partition else None,
             host_key=host_key,
+            distribution=distribution,
             instance_id=output["instance_id"],
             cpus=output.get("cpus"),  # these two only by an override of the module
             memory_mib=output.get("memory_mib"),

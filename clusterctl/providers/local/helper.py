@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import ClusterctlError, MachineError, ProvisionError
-from clusterctl.providers.local import cgroups, image, limits, machine, mounts, network
+from clusterctl.providers.local import cgroups, image, limits, machine, mounts, network, redhat
 from clusterctl.providers.local.layout import (
     CACHE,
     STATE,
@@ -45,7 +45,6 @@ from clusterctl.workspace import write_atomic
 LOCK = Path("/run/clusterctl.lock")
 TOOLS = {
     "systemd-nspawn": "systemd-container",
-    "mmdebstrap": "mmdebstrap",
     "ip": "iproute2",
     "nsenter": "util-linux",
     "setpriv": "util-linux",
@@ -54,6 +53,7 @@ TOOLS = {
     "mount": "mount",
     "ssh-keygen": "openssh-client",
 }
+DNF_NAMES = {"ip": "iproute", "mount": "util-linux", "ssh-keygen": "openssh"}  # where dnf's differ
 
 
 def say(message: str) -> None:
@@ -75,13 +75,16 @@ def check(_: dict[str, Any]) -> dict[str, Any]:
 
 def _check_tools(*, disks: bool = False) -> None:
     tools = {**TOOLS, "mkfs.ext4": "e2fsprogs"} if disks else TOOLS
+    maker = "dnf" if redhat.release() else "mmdebstrap"
+    tools = {**tools, maker: maker, **(DNF_NAMES if redhat.has_dnf() else {})}
     missing = {tool: pkg for tool, pkg in tools.items() if not shutil.which(tool, path=TOOL_ENV["PATH"])}
     if missing:
+        packages = " ".join(sorted(set(missing.values())))
         raise MachineError(
             f"missing tool{'s' if len(missing) > 1 else ''}: {', '.join(missing)}",
             where="this machine",
-            why="the local provider boots its nodes with systemd-nspawn from an image made by mmdebstrap",
-            fix=f"apt-get install {' '.join(sorted(set(missing.values())))}",
+            why="the local provider boots its nodes with systemd-nspawn from an image made by " + maker,
+            fix=f"{'dnf' if redhat.has_dnf() else 'apt-get'} install {packages}",
         )
 
 

@@ -1,4 +1,4 @@
-"""The node image: a Debian base made by mmdebstrap, and over it what the install roles add.
+"""The node image: a base made by mmdebstrap or by dnf, and over it what the install roles add.
 
 Both are kept in the cache under the hash of what went in, so they are made once. While it is baked, the image
 shares this machine's network and answers SSH on loopback: no masquerade rule is ever needed.
@@ -18,8 +18,9 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from clusterctl.distributions import DEFAULT, distribution_of
 from clusterctl.errors import ProvisionError
-from clusterctl.providers.local import cgroups, machine, mounts
+from clusterctl.providers.local import cgroups, machine, mounts, redhat
 from clusterctl.providers.local.layout import ADMIN_ID, CACHE, STATE, BakeRequest, CachedImage, ClusterState
 from clusterctl.providers.local.run import TOOL_ENV, run
 
@@ -60,7 +61,14 @@ _OWN_PROCESSES = (
 
 def base_inputs() -> tuple[str, ...]:
     """What decides how the base looks, apart from the mirror: hashed into its key."""
+    if release := redhat.release():
+        return ("base v1", release, platform.machine(), *redhat.PACKAGES, *redhat.MASKED)
     return ("base v2", SUITE, platform.machine(), *BASE_PACKAGES, *_MASKED)
+
+
+def distribution() -> str:
+    """What nodes of this machine have: on Red Hat's family the machine's own, else Debian."""
+    return redhat.release() or DEFAULT
 
 
 def image_dir(key: str) -> Path:
@@ -122,10 +130,18 @@ def build_base(request: BakeRequest, say: Callable[[str], None]) -> Path:
     building = CACHE / f".building-base-{request.base_key}"
     root = building / "root"
     building.mkdir(parents=True)
-    say(f"building the Debian {SUITE} base (mmdebstrap)")
+    own = redhat.release()
+    say(f"building the {distribution_of(distribution()).title} base ({'dnf' if own else 'mmdebstrap'})")
     try:
-        debootstrap(root, request.mirror, BASE_PACKAGES)
-        _furnish(root)
+        if own:
+            redhat.install(root, own, through=_OWN_PROCESSES)
+            _furnish(root, masked=redhat.MASKED, enabled=(redhat.NETWORK_UNIT, "sshd.service"))
+        else:
+            debootstrap(root, request.mirror, BASE_PACKAGES)
+            os.utime(
+                root / "var/lib/apt/lists", (0, 0)
+            )  # emptied by mmdebstrap, so not as fresh as they look
+            _furnish(root, masked=_MASKED, enabled=("systemd-networkd.service", "ssh.service"))
         building.rename(final)
     finally:
         if building.exists():
@@ -173,7 +189,7 @@ def apt_proxy() -> str:
     return run(argv, what="reading apt's proxy").strip()
 
 
-def _furnish(root: Path) -> None:
+def _furnish(root: Path, *, masked: Sequence[str], enabled: Sequence[str]) -> None:
     """The admin user with sudo, and nothing that only slows a node's boot."""
     chroot = ["chroot", str(root)]
     group = ["groupadd", "--gid", str(ADMIN_ID), "clusterctl"]
@@ -201,18 +217,14 @@ def _furnish(root: Path) -> None:
     for key in (root / "etc/ssh").glob("ssh_host_*"):
         key.unlink()
     (root / "etc/machine-id").write_text("")
-    os.utime(root / "var/lib/apt/lists", (0, 0))  # emptied by mmdebstrap, so not as fresh as they look
     units = root / "etc/systemd/system"
-    for unit in _MASKED:
+    for unit in masked:
         (units / unit).symlink_to("/dev/null")
     # A clean power-off should not wait 90 s for a job's processes.
     conf = root / "etc/systemd/system.conf.d"
     conf.mkdir(parents=True, exist_ok=True)
     (conf / "clusterctl.conf").write_text("[Manager]\nDefaultTimeoutStopSec=5s\n")
-    run(
-        [*chroot, "systemctl", "enable", "systemd-networkd.service", "ssh.service"],
-        what="enabling the network",
-    )
+    run([*chroot, "systemctl", "enable", *enabled], what="enabling the network")
 
 
 @contextmanager
@@ -309,7 +321,7 @@ def _close_after_baking(root: Path) -> None:
     (root / "home/clusterctl/.ssh/authorized_keys").write_text("")
     for name in ("usr/sbin/policy-rc.d", "etc/apt/apt.conf.d/99bake", "etc/resolv.conf"):
         (root / name).unlink(missing_ok=True)
-    for folder in ("var/lib/apt/lists", "var/cache/apt", "tmp"):
+    for folder in ("var/lib/apt/lists", "var/cache/apt", "var/cache/dnf", "tmp"):
         for path in (root / folder).glob("*"):
             if path.is_dir():
                 shutil.rmtree(path)

@@ -31,7 +31,7 @@ from clusterctl.providers.local.layout import (
 from clusterctl.providers.local.mounts import mount_disk, mount_overlay, rooted_under
 from clusterctl.providers.local.run import TOOL_ENV, run
 
-STOP_TIMEOUT_S = 15.0
+STOP_TIMEOUT_S = 45.0  # of a machine with much else to do
 _EARLY_S = 0.1
 
 

@@ -10,12 +10,12 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.assets import install_inputs
-from clusterctl.errors import MachineError
+from clusterctl.errors import MachineError, UsageError
 from clusterctl.inventory import ARCHITECTURE, COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.journal import digest
 from clusterctl.providers.base import Bake, BakeTarget, Leftover, Planned, Provisioned, Say, Size
-from clusterctl.providers.local import client, plan
-from clusterctl.providers.local.image import base_inputs
+from clusterctl.providers.local import client, plan, redhat
+from clusterctl.providers.local.image import DEFAULT_MIRROR, base_inputs, distribution
 from clusterctl.providers.local.layout import (
     BakeRequest,
     CachedImage,
@@ -40,6 +40,20 @@ class LocalProvider:
 
     def check(self, spec: ClusterSpec) -> None:  # noqa: ARG002
         _refuse_elsewhere()
+        if (release := redhat.release()) and release.startswith("rhel"):
+            raise UsageError(
+                "local nodes are not made on Red Hat Enterprise Linux",
+                where="provider.type",
+                why="its packages come by a subscription that is the machine's own, and no image has it",
+                fix="make this machine itself a cluster: provider: {type: onprem} and address: localhost",
+            )
+        if release and self._settings.mirror != DEFAULT_MIRROR:
+            raise UsageError(
+                "the node image is not made from a Debian mirror here",
+                where="provider.mirror",
+                why=f"this machine is {release}: dnf makes it, from the machine's own repositories",
+                fix="remove provider.mirror; a mirror of your own belongs into /etc/yum.repos.d",
+            )
 
     def examine(self, spec: ClusterSpec, workspace: Workspace, *, hosts: Collection[str]) -> None:
         """Its hosts are there once they are made."""
@@ -53,7 +67,11 @@ class LocalProvider:
             known_hosts = workspace.root / "known_hosts.bake"
             write_atomic(known_hosts, f"[127.0.0.1]:{answer['port']} {answer['host_key']}\n")
             try:
-                bake(BakeTarget("127.0.0.1", answer["port"], ADMIN_USER, workspace.key, known_hosts))
+                bake(
+                    BakeTarget(
+                        "127.0.0.1", answer["port"], ADMIN_USER, workspace.key, known_hosts, distribution()
+                    )
+                )
             finally:
                 known_hosts.unlink()
 
@@ -115,7 +133,7 @@ class LocalProvider:
 
     def orphans(self, name: str) -> tuple[str, ...]:
         mine = (c for c in clusters() if c.name == name and c.owner == os.getuid())
-        return tuple(c.id for c in mine if _is_lost(c))
+        return tuple(c.id for c in mine if is_lost(c))
 
 
 def _refuse_elsewhere() -> None:
@@ -133,7 +151,7 @@ def _refuse_elsewhere() -> None:
         )
 
 
-def _is_lost(cluster: ClusterState) -> bool:
+def is_lost(cluster: ClusterState) -> bool:
     """Whether no workspace knows it any more: else it is that of another home, however it is called."""
     try:
         return (Path(cluster.workspace) / "id").read_text().strip() != cluster.id
@@ -185,6 +203,7 @@ def _inventory(spec: ClusterSpec, cluster_id: str, shares: tuple[Share, ...], ma
                 roles=(COMPUTE if share else CONTROLLER,),
                 partition=share.partition if share else None,
                 host_key=node.host_key,
+                distribution=distribution(),
                 cpus=share.cpus if share else None,
                 memory_mib=share.memory_mib if share else None,
                 disk_mib=share.disk_mib if share else None,

@@ -6,15 +6,18 @@ standard input, and nowhere else.
 
 from __future__ import annotations
 
+import errno
 import getpass
+import os
 import shlex
+import shutil
 import subprocess
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Final, TypeVar
 
+from clusterctl.at_once import at_once
 from clusterctl.errors import (
     ClusterctlError,
     CommandError,
@@ -23,13 +26,13 @@ from clusterctl.errors import (
     ProvisionError,
     UnreachableError,
 )
+from clusterctl.mortal import mortal
 from clusterctl.providers.onprem.refusals import AccessError, explained
 from clusterctl.providers.onprem.ssh_files import place
 from clusterctl.spec.onprem import OnpremHost
 from clusterctl.transport.base import shown
 
 ANSWER_S: Final = 120.0
-_AT_ONCE: Final = 32
 _SSH_FAILED: Final = 255
 # Their messages are read: they must be English. Credentials that sudo remembers would change what it reads.
 _SUDO: Final = ("env", "LC_ALL=C", "sudo", "-k")
@@ -55,24 +58,24 @@ class Access:
             CommandError: the command failed.
             UnreachableError: no answer in time.
         """
-        words = ["ssh", "-F", str(self._config), "-T", "--", host, shlex.join(argv)]
+        words = [*self._way_to(host), shlex.join(argv)]
         try:
-            done = subprocess.run(words, input=stdin, capture_output=True, timeout=timeout_s, check=False)
+            rc, stdout, said = _run(words, stdin, timeout_s)
         except subprocess.TimeoutExpired as exc:
             what = f"{host}: no answer from `{shown(argv)}` within {timeout_s:g} s"
             raise UnreachableError(what, host=host, fix="look at the host's load") from exc
         except OSError as exc:
             raise MachineError("missing tool: ssh", why=str(exc), fix="install OpenSSH's client") from exc
-        if done.returncode == 0:
-            return done.stdout.decode(errors="replace")
-        stderr = done.stderr.decode(errors="replace")
-        if done.returncode == _SSH_FAILED or "sudo" in argv:
+        if rc == 0:
+            return stdout.decode(errors="replace")
+        stderr = said.decode(errors="replace")
+        if rc == _SSH_FAILED or "sudo" in argv:
             known = explained(stderr, host=host, user=self.user(host), address=self._place(host))
             if known is not None:
                 raise known
         raise CommandError(
-            f"`{shown(argv)}` failed with exit status {done.returncode}",
-            rc=done.returncode,
+            f"`{shown(argv)}` failed with exit status {rc}",
+            rc=rc,
             stderr=stderr,
             where=host,
             host=host,
@@ -90,6 +93,16 @@ class Access:
     def user(self, host: str) -> str:
         """Whom we log in as there."""
         return self._machines[host].user or getpass.getuser()
+
+    def is_here(self, host: str) -> bool:
+        """Whether that is the machine that clusterctl runs on."""
+        return self._machines[host].is_here
+
+    def _way_to(self, host: str) -> tuple[str, ...]:
+        """What runs a command line there."""
+        if self.is_here(host):
+            return ("sh", "-c")
+        return ("ssh", "-F", str(self._config), "-T", "--", host)
 
     def _place(self, host: str) -> str:
         machine = self._machines[host]
@@ -113,9 +126,26 @@ class Access:
         return asks
 
 
-def each(
-    hosts: Sequence[str], ask: Callable[[str], T], *, at_once: int = _AT_ONCE
-) -> tuple[dict[str, T], dict[str, ClusterctlError]]:
+def _run(words: Sequence[str], stdin: bytes, timeout_s: float) -> tuple[int, bytes, bytes]:
+    """Run a program that ends with us: its exit status, and what it said.
+
+    Raises:
+        OSError: it is not there.
+        TimeoutExpired: it took too long, and was ended.
+    """
+    if shutil.which(words[0]) is None:
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), words[0])
+    pipe = subprocess.PIPE
+    with subprocess.Popen(mortal(words), stdin=pipe, stdout=pipe, stderr=pipe) as process:
+        try:
+            stdout, stderr = process.communicate(stdin, timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            raise
+        return process.returncode, stdout, stderr
+
+
+def each(hosts: Sequence[str], ask: Callable[[str], T]) -> tuple[dict[str, T], dict[str, ClusterctlError]]:
     """What every host answered, and how some failed; all are asked at once, and none stops the others."""
 
     def answer(host: str) -> T | ClusterctlError:
@@ -124,8 +154,7 @@ def each(
         except ClusterctlError as exc:
             return exc
 
-    with ThreadPoolExecutor(max_workers=max(1, min(at_once, len(hosts)))) as pool:
-        answers = dict(zip(hosts, pool.map(answer, hosts), strict=True))
+    answers = dict(zip(hosts, at_once(hosts, answer), strict=True))
     failed = {host: one for host, one in answers.items() if isinstance(one, ClusterctlError)}
     return {host: one for host, one in answers.items() if not isinstance(one, ClusterctlError)}, failed
 

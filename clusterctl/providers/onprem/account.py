@@ -5,12 +5,22 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
 
-from clusterctl.errors import ClusterctlError, Failure, ProvisionError, TransportError, UnreachableError
+from clusterctl.errors import (
+    ClusterctlError,
+    CommandError,
+    Failure,
+    ProvisionError,
+    TransportError,
+    UnreachableError,
+)
 from clusterctl.providers.onprem.refusals import AccessError
+from clusterctl.providers.onprem.this_machine import Owner
+from clusterctl.providers.onprem.this_machine import request as gate
 from clusterctl.spec.models import ADMIN_USER
 from clusterctl.transport.base import Transport
 
@@ -25,16 +35,20 @@ _PAUSE_S: Final = 0.5
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """Whose a machine becomes: the cluster by id and name, and the key that may log in."""
+    """Whose a machine becomes: the cluster by id and name, and the key that may log in.
+
+    ``owner`` is who calls clusterctl, where the machine is the one that it runs on.
+    """
 
     cluster_id: str
     cluster: str
     key: str
+    owner: Owner | None = None
 
     def request(self, do: str, host: str) -> str:
         """What the program is asked for."""
         said = {"do": do, "id": self.cluster_id, "name": self.cluster, "host": host}
-        return json.dumps({**said, "user": ADMIN_USER, "key": self.key})
+        return json.dumps({**said, "user": ADMIN_USER, "key": self.key, **gate(self.owner)})
 
 
 def join(host: str, root: Root, claim: Claim, login: Callable[[str], Transport]) -> None:
@@ -53,6 +67,10 @@ def join(host: str, root: Root, claim: Claim, login: Callable[[str], Transport])
         transport.run(("sudo", "-n", "true"))
     except UnreachableError:
         raise
+    except CommandError as exc:  # it is in
+        cause = f"{ADMIN_USER} may not become root there: {exc.why or exc.what}"
+        fix = "see that /etc/sudoers includes /etc/sudoers.d, and that nothing later takes the right away"
+        raise _refused(host, "no-sudo", cause, fix) from exc
     except TransportError as exc:
         allowed = "; ".join(answer.get("allowed", ()))
         cause = f"sshd there does not let {ADMIN_USER} in: {allowed or exc.why or exc.what}"
@@ -76,7 +94,7 @@ def leave(host: str, claim: Claim, login: Callable[[str], Transport]) -> None:
     finally:
         transport.close()
     deadline = time.monotonic() + _GONE_S
-    while _lets_in(login(host)):
+    while _lets_in(host, login):
         if time.monotonic() > deadline:
             cause = f"the account {ADMIN_USER} is still there"
             fix = f"see `journalctl -u {_UNIT}` there; userdel --remove --force {ADMIN_USER}"
@@ -84,16 +102,15 @@ def leave(host: str, claim: Claim, login: Callable[[str], Transport]) -> None:
         time.sleep(_PAUSE_S)
 
 
-def _lets_in(transport: Transport) -> bool:
+def _lets_in(host: str, login: Callable[[str], Transport]) -> bool:
     """Whether the account still can log in. No answer is none: a connection may be cut as it is made."""
     try:
-        transport.run(("true",))
+        with closing(login(host)) as transport:
+            transport.run(("true",))
     except UnreachableError:
         return True
     except TransportError:
         return False
-    finally:
-        transport.close()
     return True
 
 

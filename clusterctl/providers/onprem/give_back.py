@@ -15,14 +15,20 @@ from clusterctl.providers.onprem.access import Access, each, refuse
 from clusterctl.providers.onprem.account import Claim, join, leave, told
 from clusterctl.providers.onprem.hands import Hands
 from clusterctl.providers.onprem.look import admin, known_hosts
+from clusterctl.providers.onprem.this_machine import is_installation
 from clusterctl.providers.onprem.way_in import WayIn, place
 from clusterctl.spec import OnpremProvider as Settings
 from clusterctl.spec.models import ADMIN_USER
 from clusterctl.telling import HostStep
-from clusterctl.workspace import Workspace, write_atomic
+from clusterctl.transport.ssh_files import write_ssh_files
+from clusterctl.workspace import Workspace
 
 CLAIM: Final = "/etc/clusterctl/cluster.json"
-_THEN: Final = "then run `clusterctl down` again: what is done stays done"
+NOT_GIVEN_BACK: Final = "could not be given back"
+THEN: Final = (
+    "then run `clusterctl down` again: what is done stays done; one that is gone for good: --forget HOST"
+)
+_THEN_UP: Final = "then run `clusterctl up` again: what is done stays done"
 # As an ordinary user, and without our programs or records. Local clusters have a folder of their own there.
 _LOOK: Final = r"""
 getent passwd USER >/dev/null && echo "the account USER"
@@ -40,12 +46,12 @@ def all_of_it(way: WayIn, cluster_id: str, workspace: Workspace, hands: Hands, *
     Raises:
         ProvisionError: some could not be; one failure each. The others are.
     """
-    inventory = _inventory(workspace)
+    inventory = as_raised(workspace)
     if inventory is None:
         return
     names = [host.name for host in inventory.hosts]
     write_ssh_files(inventory, workspace)
-    claim = Claim(cluster_id, inventory.cluster, workspace.public_key.read_text().strip())
+    claim = way.claim(cluster_id, inventory.cluster)
     say(f"looking at {len(names)} machines")
     ours, failed = each(names, lambda host: _is_ours(host, way.access, claim, workspace))
     failed |= _restored([host for host, is_ours in ours.items() if is_ours], inventory, workspace, hands, say)
@@ -53,19 +59,19 @@ def all_of_it(way: WayIn, cluster_id: str, workspace: Workspace, hands: Hands, *
     done, more = each(leaving, lambda host: leave(host, claim, admin(workspace)))
     for host in done:
         say(HostStep(host, "given back", len(names)))
-    refuse({**failed, **more}, what="could not be given back", then=_THEN)
+    refuse({**failed, **more}, what=NOT_GIVEN_BACK, then=THEN)
 
 
-def dismissed(wanted: Inventory, workspace: Workspace, hands: Hands, *, say: Say) -> tuple[str, ...]:
-    """Give back the machines that are no longer part of the cluster; what the user should know about it.
+def dismissed(wanted: Inventory, workspace: Workspace, hands: Hands, *, say: Say) -> Mapping[str, str]:
+    """Give back the machines that are no longer part of the cluster; why nothing was done on some.
 
     Raises:
         ProvisionError: one could not be given back, though it answers.
     """
-    before = _inventory(workspace)
+    before = as_raised(workspace)
     going = [host.name for host in before.hosts if wanted.host(host.name) is None] if before else []
     if before is None or not going:
-        return ()
+        return {}
     say(f"giving {', '.join(going)} back")
     write_ssh_files(before, workspace)
     claim = Claim(before.cluster_id, before.cluster, workspace.public_key.read_text().strip())
@@ -75,18 +81,16 @@ def dismissed(wanted: Inventory, workspace: Workspace, hands: Hands, *, say: Say
     failed = {host: exc for host, exc in failed.items() if host not in absent}
     failed |= _restored(there, before, workspace, hands, say)
     _, more = each([h for h in there if h not in failed], lambda host: leave(host, claim, admin(workspace)))
-    refuse({**failed, **more}, what="could not be given back", then=_THEN.replace("down", "up"))
-    return tuple(_absent(host, exc) for host, exc in absent.items())
+    refuse({**failed, **more}, what=NOT_GIVEN_BACK, then=_THEN_UP)
+    return {host: _absent(exc) for host, exc in absent.items()}
 
 
-def _absent(host: str, exc: ClusterctlError) -> str:
+def _absent(exc: ClusterctlError) -> str:
     """Why nothing was done on a machine that goes.
 
     One that a run gave back which then ended too soon lets us in no more; nothing may wait for it.
     """
-    if isinstance(exc, UnreachableError):
-        return f"{host} does not answer: what is ours there was left on it"
-    return f"{host} is not ours any more, or what is ours was left on it: {told(exc)}"
+    return "it does not answer" if isinstance(exc, UnreachableError) else told(exc)
 
 
 def any_alive(workspace: Workspace) -> bool:
@@ -118,7 +122,8 @@ def _left_on(host: str, access: Access, cluster_id: str) -> Sequence[str]:
     claim = claim_on(host, access)
     if claim and claim.get("id") != cluster_id:
         return ()
-    return access.run(host, ("sh", "-c", _LOOK)).splitlines()
+    lines = access.run(host, ("sh", "-c", _LOOK)).splitlines()
+    return [line for line in lines if not (access.is_here(host) and is_installation(line))]
 
 
 def claim_on(host: str, access: Access) -> Mapping[str, str]:
@@ -177,7 +182,7 @@ def _restored(
     return {}
 
 
-def _inventory(workspace: Workspace) -> Inventory | None:
+def as_raised(workspace: Workspace) -> Inventory | None:
     """The cluster as it was raised last, with the machines that an `up` was about to take."""
     found: Inventory | None = None
     for path in (workspace.joining, workspace.hosts):
@@ -189,10 +194,3 @@ def _inventory(workspace: Workspace) -> Inventory | None:
         return None
     hosts: Mapping[str, Host] = {**known_hosts(workspace), **{host.name: host for host in found.hosts}}
     return found.model_copy(update={"hosts": tuple(hosts.values())})
-
-
-def write_ssh_files(inventory: Inventory, workspace: Workspace) -> None:
-    """Have our own account's way to these machines in the workspace."""
-    write_atomic(workspace.known_hosts, inventory.known_hosts())
-    ssh_config = inventory.ssh_config(key=workspace.key, known_hosts=workspace.known_hosts)
-    write_atomic(workspace.ssh_config, ssh_config)

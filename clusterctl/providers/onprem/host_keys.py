@@ -156,6 +156,8 @@ def _offered(peer: _Peer, config: Path) -> Offered:
     address = peer.address.strip("[]")
     try:
         sock = _connected(address, peer, config)
+    except socket.gaierror as exc:
+        raise _unknown(peer, exc) from exc
     except OSError as exc:
         raise _silent(peer, exc.strerror or str(exc)) from exc
     transport: paramiko.Transport | None = None
@@ -187,6 +189,15 @@ def _close(transport: paramiko.Transport | None, sock: socket.socket | ProxySock
     if transport is not None:
         transport.close()
     sock.close()
+
+
+def _unknown(peer: _Peer, exc: socket.gaierror) -> ClusterctlError:
+    """Its name leads nowhere from here."""
+    cause = f"this machine does not know the name {peer.address}: {exc.strerror}"
+    fix = "write an address that leads there into the spec (address: 10.0.0.11), or have the name known here"
+    retryable = exc.errno == socket.EAI_AGAIN  # a name server that does not answer now
+    failure = Failure(UnreachableError.code, cause, peer.title, "access", fix, retryable)
+    return UnreachableError(f"{peer.title}: {cause}", host=peer.title, fix=fix, failures=(failure,))
 
 
 def _silent(peer: _Peer, said: str) -> ClusterctlError:

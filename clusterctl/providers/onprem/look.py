@@ -20,9 +20,9 @@ from clusterctl.providers.onprem.access import Access, each
 from clusterctl.providers.onprem.account import Root
 from clusterctl.providers.onprem.members import Member
 from clusterctl.providers.onprem.refusals import NO_WAY_IN
+from clusterctl.providers.onprem.this_machine import connect
 from clusterctl.spec import ClusterSpec
 from clusterctl.transport.base import Transport
-from clusterctl.transport.ssh import SSHTransport
 from clusterctl.workspace import Workspace
 
 _ANSWER_S: Final = 60.0
@@ -43,7 +43,7 @@ def known_hosts(workspace: Workspace) -> Mapping[str, Host]:
 
 def admin(workspace: Workspace) -> Callable[[str], Transport]:
     """The way to a machine through our own account."""
-    return lambda host: SSHTransport(host, workspace.ssh_config)
+    return lambda host: connect(host, workspace.ssh_config)
 
 
 def still_ours(
@@ -70,11 +70,7 @@ def look(
 
     Those that are ``ours`` are asked by our own account, ``lost`` ones are not asked.
     """
-    new = [one for one in asked if one.name not in ours]
-    every = {
-        **expected(spec, new, installed=False),
-        **expected(spec, [one for one in asked if one.name in ours], installed=True),
-    }
+    every = expected(spec, asked, installed=ours)
     wanted = {one.name: every[one.name] for one in asked if one.name in only and one.name not in lost}
     with ExitStack() as stack:
         root = _roots(access, workspace, ours, stack)

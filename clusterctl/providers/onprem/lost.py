@@ -7,15 +7,16 @@ from typing import Any
 
 from clusterctl.errors import ProvisionError
 from clusterctl.providers.base import Say
-from clusterctl.providers.onprem import give_back, members
+from clusterctl.providers.onprem import give_back, left_behind, members
 from clusterctl.providers.onprem.access import each
-from clusterctl.providers.onprem.account import Claim, join
+from clusterctl.providers.onprem.account import join
 from clusterctl.providers.onprem.hands import Hands
 from clusterctl.providers.onprem.look import admin, look
 from clusterctl.providers.onprem.way_in import WayIn, place
 from clusterctl.spec import ClusterSpec
 from clusterctl.spec import OnpremProvider as Settings
 from clusterctl.spec.load import dump_spec
+from clusterctl.transport.ssh_files import write_ssh_files
 from clusterctl.workspace import Workspace, write_atomic
 
 
@@ -40,8 +41,9 @@ def give_back_lost(settings: Settings, cluster_id: str, hands: Hands, *, say: Sa
         folder.create_secrets()
         write_atomic(folder.root / "id", f"{cluster_id}\n")
         name = str(next(iter(mine.values())).get("name"))
-        _make_inventory(_spec(settings, name, list(mine)), way, folder)
-        claim = Claim(cluster_id, name, folder.public_key.read_text().strip())
+        machines = {host: one for host, one in settings.machines.items() if host in mine}
+        _make_inventory(left_behind.spec_of(settings, machines, name), way, folder)
+        claim = way.claim(cluster_id, name)
         _, failed = each(list(mine), lambda host: join(host, way.access.root, claim, admin(folder)))
         if len(failed) == len(mine):
             raise ProvisionError("none of its machines lets us in", why=str(next(iter(failed.values()))))
@@ -53,18 +55,6 @@ def _claims(way: WayIn) -> Mapping[str, Mapping[str, Any]]:
     asked = [host for host in way.hosts if host not in lost]
     found, _ = each(asked, lambda host: give_back.claim_on(host, way.access))
     return found
-
-
-def _spec(settings: Settings, name: str, hosts: list[str]) -> ClusterSpec:
-    """A spec of these machines alone; which part each of them had is not needed to give it back."""
-    narrowed = {host: one.model_dump() for host, one in settings.machines.items() if host in hosts}
-    provider: dict[str, Any] = {"type": settings.type, "controller": hosts[0], "hosts": narrowed}
-    provider |= {"shared": settings.shared.model_dump(), "network": settings.network}
-    partition = {"name": "all", "hosts": ",".join(hosts)}
-    user = {"name": "nobody-else", "uid": 60000}
-    return ClusterSpec.model_validate(
-        {"version": 1, "name": name, "provider": provider, "partitions": [partition], "users": [user]}
-    )
 
 
 def _make_inventory(spec: ClusterSpec, way: WayIn, folder: Workspace) -> None:
@@ -88,3 +78,4 @@ def _make_inventory(spec: ClusterSpec, way: WayIn, folder: Workspace) -> None:
     )
     write_atomic(folder.spec, dump_spec(spec))
     write_atomic(folder.joining, made.model_dump_json())
+    write_ssh_files(made, folder)

@@ -19,6 +19,7 @@ from clusterctl.spec import OnpremProvider as Settings
 from clusterctl.spec.onprem import OnpremHost
 
 _NO_PLACE: Final = "network"
+_HERE: Final = "127.0.0.1"  # whatever other addresses this machine has, now or tomorrow
 _THEN: Final = "then run the same command again"
 # What else their network has, a host's own InfiniBand among it, Ansible finds out.
 _JOBS_TALK_OVER: Final = {"NCCL_SOCKET_IFNAME": "={interface}", "GLOO_SOCKET_IFNAME": "{interface}"}
@@ -126,6 +127,8 @@ def _shared(settings: Settings, places: Mapping[str, str], *, alone: bool) -> Sh
 
 def _resolved(machine: OnpremHost, name: str) -> str:
     """The machine's address, looked up if it is a name; behind a jump host it may be known there alone."""
+    if machine.is_here:
+        return _HERE
     address = (machine.address or name).strip("[]")
     if last_hop(machine) is None:
         try:

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from fnmatch import fnmatchcase
 from typing import Final
 
-from clusterctl.doctor import Report
-from clusterctl.errors import ClusterctlError, UsageError
+from clusterctl.doctor import Facts, Report
+from clusterctl.doctor.cluster import refuse_strangers
+from clusterctl.doctor.touched import touched_files
+from clusterctl.errors import ClusterctlError, Failure, ProvisionError, UsageError
 from clusterctl.inventory import Host, Inventory
 from clusterctl.providers.base import Action, Bake, HostChange, Leftover, Planned, Provisioned, Say, Size
-from clusterctl.providers.onprem import give_back, lost, members, way_in
+from clusterctl.providers.onprem import give_back, left_behind, lost, members, way_in
 from clusterctl.providers.onprem.access import each, refuse, refused
-from clusterctl.providers.onprem.account import Claim, join
+from clusterctl.providers.onprem.account import join
 from clusterctl.providers.onprem.hands import Hands
 from clusterctl.providers.onprem.look import (
     admin,
@@ -27,8 +30,9 @@ from clusterctl.providers.onprem.members import Member
 from clusterctl.providers.onprem.way_in import WayIn
 from clusterctl.spec import ClusterSpec
 from clusterctl.spec import OnpremProvider as Settings
-from clusterctl.spec.load import dump_spec
+from clusterctl.spec.load import dump_spec, load_spec
 from clusterctl.telling import HostStep
+from clusterctl.transport.ssh_files import write_ssh_files
 from clusterctl.workspace import Workspace, write_atomic
 
 _THEN: Final = "nothing was changed; correct it, then run the same command again"
@@ -42,7 +46,9 @@ class _Found:
     inventory: Inventory
     new: tuple[str, ...]
     silent: Mapping[str, Host]
+    access: Settings  # how machines were let in to that were in the cluster before
     notes: tuple[str, ...] = ()
+    kept: tuple[str, ...] = ()  # what is said of files that are there and may be changed
     joined: set[str] = field(default_factory=set)
 
 
@@ -54,6 +60,7 @@ class OnpremProvider:
         self._hands = hands
         self._found: _Found | None = None
         self._workspace: Workspace | None = None
+        self._tried: tuple[str, ...] | None = None  # what trying machines again that were left behind came to
 
     def check(self, spec: ClusterSpec) -> None:
         if spec.provider.type != self._settings.type:
@@ -62,12 +69,12 @@ class OnpremProvider:
 
     def examine(self, spec: ClusterSpec, workspace: Workspace, *, hosts: Collection[str]) -> Report | None:
         asked = members.members(spec, self._settings)
+        refuse_strangers(hosts, asked)
         chosen = [one for one in asked if not hosts or one.name in hosts]
-        if strangers := set(hosts) - {one.name for one in asked}:
-            raise UsageError(f"the spec has no host {', '.join(sorted(strangers))}", where="provider.hosts")
         with way_in.place(workspace) as folder:
             way = WayIn(self._settings, folder, self._hands)
             only = [one.name for one in chosen]
+            way.check_keys(only)
             report = look(spec, asked, way.access, folder, (), only=only, lost=way.trust(only))
         return replace(
             report, findings=(*report.findings, *claimed(report.facts, workspace.known_id() or ""))
@@ -82,14 +89,16 @@ class OnpremProvider:
     def plan(self, spec: ClusterSpec, workspace: Workspace, *, keep: Mapping[str, Size], say: Say) -> Planned:  # noqa: ARG002
         found = self._look(spec, workspace, say)
         before = known_hosts(workspace)
-        changes = [_change(host, found, before) for host in found.inventory.hosts]
+        left = left_behind.found(workspace)
+        replaced = {one.host.name for one in left if one.why == left_behind.REPLACED}
+        changes = [_change(host, found, before, replaced) for host in found.inventory.hosts]
         names = {host.name for host in found.inventory.hosts}
         changes += [
-            HostChange(name, "remove", _roles(host), "the spec does not name it any more")
+            HostChange(name, "remove", _roles(host), "the spec does not name it any more", given_back=True)
             for name, host in before.items()
             if name not in names
         ]
-        return Planned(tuple(changes), notes=found.notes)
+        return Planned(tuple(changes), notes=(*found.notes, *found.kept, *map(str, left)))
 
     def apply(
         self,
@@ -102,11 +111,18 @@ class OnpremProvider:
         found = self._found
         if found is None or found.text != dump_spec(spec) or self._workspace != workspace:
             found = self._look(spec, workspace, say)
-        notes = give_back.dismissed(found.inventory, workspace, self._hands, say=say)
+        before = give_back.as_raised(workspace)
+        absent = give_back.dismissed(found.inventory, workspace, self._hands, say=say)
+        for host in before.hosts if before else ():
+            if before and host.name in absent:
+                left_behind.set_aside(host, before, found.access, workspace, why=absent[host.name])
         joining = [name for name in found.new if name not in found.joined]
         if joining:
             self._join(found, joining, workspace, say)
-        return Provisioned(found.inventory, (*found.notes, *notes), made=tuple(found.new))
+        if self._tried is None:
+            hosts = found.inventory.hosts
+            self._tried = left_behind.give_back_all(workspace, hosts, self._hands, say=say)
+        return Provisioned(found.inventory, (*found.notes, *self._tried), made=tuple(found.new))
 
     def alive(self, cluster_id: str) -> bool:  # noqa: ARG002
         if self._workspace is None:
@@ -119,7 +135,17 @@ class OnpremProvider:
             return
         self._workspace = workspace
         way = WayIn(self._settings, workspace, self._hands)
-        give_back.all_of_it(way, cluster_id, workspace, self._hands, say=say)
+        failures: list[Failure] = []
+        try:
+            give_back.all_of_it(way, cluster_id, workspace, self._hands, say=say)
+        except ProvisionError as exc:
+            failures += exc.failures
+        there = known_hosts(workspace).values()
+        for note in left_behind.give_back_all(workspace, there, self._hands, say=say, ending=True):
+            self._hands.told(note)
+        failures += left_behind.refusals(workspace)
+        if failures:
+            raise refused(failures, what=give_back.NOT_GIVEN_BACK, then=give_back.THEN)
 
     def leftovers(self, cluster_id: str) -> tuple[Leftover, ...]:
         return give_back.leftovers(self._settings, cluster_id, self._workspace, self._hands)
@@ -132,7 +158,7 @@ class OnpremProvider:
 
         Raises:
             ProvisionError: some can't be part of the cluster; one failure a machine and cause.
-            UsageError: host keys were not confirmed.
+            UsageError: host keys were not confirmed, or a private key is not here.
         """
         self._workspace = workspace
         asked = members.members(spec, self._settings)
@@ -141,6 +167,7 @@ class OnpremProvider:
         ours, silent = still_ours(asked, before, workspace)
         new = tuple(one.name for one in asked if one.name not in {**ours, **silent})
         way = WayIn(self._settings, workspace, self._hands)
+        way.check_keys(new)
         there = [one.name for one in asked if one.name not in silent]
         report = look(spec, asked, way.access, workspace, ours, only=there, lost=way.trust(new))
         _refuse(report, asked, new, workspace, silent)
@@ -155,8 +182,11 @@ class OnpremProvider:
             proxies=way.proxies([one.name for one in asked]),
             silent=silent,
         )
-        notes = tuple(f"{f.host}: {f.what}: {f.why}; {f.fix}" for f in report.findings)
-        self._found = _Found(dump_spec(spec), inventory, new, silent, notes)
+        installs = spec.software.nvidia.has_driver  # what is then still missing is said once it is installed
+        notes = tuple(str(f) for f in report.findings if not (installs and f.code == "no-driver"))
+        access = _access_before(workspace) or self._settings
+        kept = tuple(_kept(spec, asked, report.facts, new))
+        self._found = _Found(dump_spec(spec), inventory, new, silent, access, notes, kept)
         return self._found
 
     def _join(self, found: _Found, joining: Sequence[str], workspace: Workspace, say: Say) -> None:
@@ -167,13 +197,13 @@ class OnpremProvider:
         """
         inventory = found.inventory
         write_atomic(workspace.joining, inventory.model_dump_json(indent=2) + "\n")
-        give_back.write_ssh_files(inventory, workspace)
-        access = WayIn(self._settings, workspace, self._hands).access
-        claim = Claim(inventory.cluster_id, inventory.cluster, workspace.public_key.read_text().strip())
+        write_ssh_files(inventory, workspace)
+        way = WayIn(self._settings, workspace, self._hands)
+        claim = way.claim(inventory.cluster_id, inventory.cluster)
 
         def one(host: str) -> None:
             try:
-                join(host, access.root, claim, admin(workspace))
+                join(host, way.access.root, claim, admin(workspace))
             except ClusterctlError:
                 say(HostStep(host, "our account", len(joining), "failed", failed=True))
                 raise
@@ -192,9 +222,13 @@ def _refuse(
     workspace: Workspace,
     silent: Mapping[str, Host],
 ) -> None:
-    """That all new machines can be what the spec wants, and the controller answers."""
+    """That all new machines can be what the spec wants, no host keeps them out, the controller answers."""
     leader = asked[0].name
-    wrong = [one for one in report.findings if one.host in new or one.host not in report.facts]
+    wrong = [
+        one
+        for one in report.findings
+        if one.host in new or one.host not in report.facts or (new and one.code == "firewall")
+    ]
     found = failures((*wrong, *claimed(report.facts, workspace.cluster_id())))
     if leader in silent:
         found += as_failures({leader: _silent(silent[leader])})
@@ -210,16 +244,43 @@ def _silent(host: Host) -> ClusterctlError:
     )
 
 
-def _change(host: Host, found: _Found, before: Mapping[str, Host]) -> HostChange:
+def _access_before(workspace: Workspace) -> Settings | None:
+    """What the spec of the last `up` said of its machines."""
+    try:
+        provider = load_spec(workspace.spec).provider
+    except UsageError:
+        return None
+    return provider if isinstance(provider, Settings) else None
+
+
+def _change(host: Host, found: _Found, before: Mapping[str, Host], replaced: Collection[str]) -> HostChange:
     action: Action = "make" if host.name in found.new else "keep"
     why = ""
-    if host.name in found.new and host.name in before:
+    if action == "make" and host.name in replaced:
+        action, why = "replace", left_behind.REPLACED
+    elif host.name in found.new and host.name in before:
         why = "our account there is gone, or it is another machine"
     elif host.name in found.silent:
         why = "it does not answer"
     return HostChange(
-        host.name, action, f"{host.address}, {_roles(host)}", why, off=host.name in found.silent
+        host.name,
+        action,
+        f"{host.address}, {_roles(host)}",
+        why,
+        off=host.name in found.silent,
+        given_back=action == "replace",
     )
+
+
+def _kept(
+    spec: ClusterSpec, asked: Sequence[Member], facts: Mapping[str, Facts], new: Collection[str]
+) -> Iterator[str]:
+    """What of new machines' own may be changed, in words."""
+    for one in asked:
+        patterns = touched_files(spec, one.roles)
+        files = facts[one.name].files if one.name in new and one.name in facts else ()
+        if theirs := [file for file in files if any(fnmatchcase(file, pattern) for pattern in patterns)]:
+            yield f"{one.name}: may be changed, kept aside, and put back by `down`: {', '.join(theirs)}"
 
 
 def _roles(host: Host) -> str:

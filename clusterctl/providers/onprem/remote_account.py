@@ -22,11 +22,29 @@ from typing import Any, Dict, List, Optional
 CLAIM = Path("/etc/clusterctl/cluster.json")
 LOCK = "/run/clusterctl-account.lock"
 SUDOERS = Path("/etc/sudoers.d/clusterctl")
+GATE = Path("/etc/clusterctl/sshd")
+GATE_CONFIG = Path("/etc/clusterctl/sshd_config")
 HOMES = "/home"
 # Where homes come from elsewhere, root may not write there, or writes on all machines at once.
 FOREIGN = ("nfs", "nfs4", "autofs", "cifs", "smb3", "lustre", "beegfs", "gpfs", "ceph", "9p")
 OWN_HOME = Path("/var/lib/clusterctl-admin")
 SETTLE_S = 1.0
+# Debian's sshd wants a folder that its service would make.
+GATE_PROGRAM = """\
+#!/bin/sh
+# clusterctl's way to its account on this machine; `clusterctl down` removes it
+[ -d /usr/share/empty.sshd ] || mkdir -p -m 0755 /run/sshd
+exec {} -i -f {}
+"""
+GATE_SETTINGS = """\
+# clusterctl's way to its account on this machine; `clusterctl down` removes it
+HostKey "{}"
+UsePAM yes
+AuthenticationMethods publickey
+PermitRootLogin no
+PrintMotd no
+Subsystem sftp internal-sftp
+"""
 
 
 class RefusedError(Exception):
@@ -76,7 +94,10 @@ def write(path: Path, text: str, mode: int, uid: int = 0, gid: int = 0) -> bool:
     except (OSError, ValueError):
         pass
     temporary = path.with_name(".{}.clusterctl".format(path.name))
-    with open(str(temporary), "w", encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123
+    with suppress(FileNotFoundError):
+        temporary.unlink()  # of a run that was killed; or laid there by whose folder it is, to lead elsewhere
+    descriptor = os.open(str(temporary), os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW, 0o600)
+    with open(descriptor, "w", encoding="utf-8", errors="surrogateescape") as file:  # noqa: PTH123
         os.fchmod(file.fileno(), mode)
         os.fchown(file.fileno(), uid, gid)
         file.write(text)
@@ -121,7 +142,7 @@ def join(asked: Dict[str, Any]) -> Dict[str, Any]:
         run(*argv, "--password", "*", "--comment", "clusterctl", "--user-group", user)
         changed = True
     changed = let_in(user, asked["key"]) or changed
-    changed = let_become_root(user) or changed
+    changed = let_become_root(user, asked.get("owner")) or changed
     return {"ok": True, "changed": changed, "allowed": allowed(user)}
 
 
@@ -149,21 +170,41 @@ def let_in(user: str, key: str) -> bool:
     return True
 
 
-def let_become_root(user: str) -> bool:
-    """Let the account use sudo without a password; what sudo could not read is never put in place."""
+def let_become_root(user: str, owner: Optional[Dict[str, Any]]) -> bool:
+    """Let the account use sudo without a password; what sudo could not read is never put in place.
+
+    On the machine that clusterctl runs on, its ``owner`` may open the gate without one, and nothing else.
+    """
     text = "# clusterctl's own account; `clusterctl down` removes it\n{} ALL=(ALL:ALL) NOPASSWD: ALL\n"
+    text = text.format(user)
+    if owner is not None:
+        make_gate(owner["host_key"])
+        text += '#{} ALL=(root) NOPASSWD: {} ""\n'.format(owner["uid"], GATE)
     trial = Path("/run/clusterctl-sudoers")
-    write(trial, text.format(user), 0o440)
+    write(trial, text, 0o440)
     try:
         run("visudo", "-c", "-q", "-f", str(trial))
     finally:
         trial.unlink()
-    return write(SUDOERS, text.format(user), 0o440)
+    return write(SUDOERS, text, 0o440)
+
+
+def make_gate(host_key: str) -> None:
+    """What starts an sshd for one connection on its standard streams: no port, nothing of its own sshd."""
+    sshd = find_sshd()
+    if sshd is None:
+        raise RefusedError("no-sshd", "there is no sshd", "install the package openssh-server")
+    write(GATE_CONFIG, GATE_SETTINGS.format(host_key), 0o644)
+    write(GATE, GATE_PROGRAM.format(sshd, GATE_CONFIG), 0o755)
+
+
+def find_sshd() -> Optional[str]:
+    return shutil.which("sshd", path="/usr/sbin:/sbin:/usr/bin")
 
 
 def allowed(user: str) -> List[str]:
     """sshd's settings that let in only some, for the case that the account turns out to be none of them."""
-    sshd = shutil.which("sshd", path="/usr/sbin:/sbin:/usr/bin")
+    sshd = find_sshd()
     if sshd is None:
         return []
     asked = "user={},host=localhost,addr=127.0.0.1".format(user)
@@ -185,8 +226,6 @@ def leave(asked: Dict[str, Any]) -> Dict[str, Any]:
         return {"ok": True, "changed": False}  # it is another cluster's by now
     user = asked["user"]
     found = account(user)
-    if SUDOERS.exists():
-        SUDOERS.unlink()
     if found is not None and before.get("account", False):
         end_processes(found.pw_uid)
         run("userdel", "--remove", "--force", user)
@@ -197,8 +236,9 @@ def leave(asked: Dict[str, Any]) -> Dict[str, Any]:
             lines = file.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
             kept = "".join(line + "\n" for line in lines if line != asked["key"])
             write(file, kept, 0o600, found.pw_uid, found.pw_gid)
-    if CLAIM.exists():
-        CLAIM.unlink()  # last: until then all of this can be done again
+    for path in (SUDOERS, GATE, GATE_CONFIG, CLAIM):  # the claim last: until then all can be done again
+        if path.exists():
+            path.unlink()
     with suppress(OSError):  # there is something else
         CLAIM.parent.rmdir()
     return {"ok": True, "changed": True}

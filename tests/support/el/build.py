@@ -40,7 +40,10 @@ def build(base: Path, folder: Path) -> None:
         run(["chroot", str(root), *_RPMBUILD, "/quarry/all.spec"], what="building the packages")
         repository.publish(root, quarry / "rpms", every, web)
         repository.index(root, web)
-        shutil.copytree(web, folder / "web")
+        for place in ("dl.rockylinux.org/pub/rocky", "dl.fedoraproject.org/pub/epel"):
+            (web / place / "10").symlink_to("9")  # the same packages: see tests/support/shapes.py
+        shutil.copytree(web, folder / "web", symlinks=True)
+        shutil.copyfile(next(web.rglob("rocky-release10-*.rpm")), root / "usr/share/rocky-release10.rpm")
         shutil.copyfile(folder / "tls/ca.crt", root / "quarry/ca.crt")
         names = base_names() | _SERVER
         first = [next(web.rglob(package.file)) for package in every if package.name in names]
@@ -72,9 +75,10 @@ def _give_keys(root: Path) -> None:
     for package, signer, name in (
         ("rocky-gpg-keys", "rocky", "RPM-GPG-KEY-Rocky-9"),
         ("epel-release", "epel", "RPM-GPG-KEY-EPEL-9"),
+        ("epel-release", "epel", "RPM-GPG-KEY-EPEL-10"),
     ):
         place = root / "quarry/own" / package / "etc/pki/rpm-gpg" / name
-        place.parent.mkdir(parents=True)
+        place.parent.mkdir(parents=True, exist_ok=True)
         place.write_text(repository.public_key(root, signer))
 
 

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
 from clusterctl.providers.local.run import run
-from tests.support.el.packages import Package
+from tests.support.el.packages import DATA, Package
 
 # Where each repository lies, and who signs it.
 _PLACES = {
@@ -81,6 +82,11 @@ def index(root: Path, web: Path) -> None:
         inside = f"/{(web / place).relative_to(root)}"
         argv = ["chroot", str(root), "/quarry/usr/bin/createrepo_c", "--quiet", "--general-compress-type=gz"]
         run([*argv, inside], what=f"indexing {place}")
+    modules = DATA / "nvidia-driver.modules.yaml"
+    shutil.copyfile(modules, root / "quarry" / "modules.yaml")
+    repodata = f"/{(web / _PLACES['cuda'][0]).relative_to(root)}/repodata"
+    modify = ["chroot", str(root), "/quarry/usr/bin/modifyrepo_c", "--mdtype=modules", "/quarry/modules.yaml"]
+    run([*modify, repodata], what="adding the modules of NVIDIA's driver")
 
 
 def _write(path: Path, text: str) -> None:

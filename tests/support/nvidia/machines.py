@@ -52,6 +52,11 @@ def rtx_4070(**differs: Any) -> Machine:
     return {"gpus": [gpu(0, "NVIDIA GeForce RTX 4070", **{**idle, **differs})]}
 
 
+def awake(**differs: Any) -> Machine:
+    """The workstation at full clock, which has its whole link then."""
+    return rtx_4070(**{"pstate": "P0", "pcie_gen": 4, **differs})
+
+
 def h100_node(*, parts: int = 0, **differs: Any) -> Machine:
     """Eight H100 on two sockets, all linked, the last two cut into ``parts``. Minors are swapped."""
     cards = []
@@ -74,7 +79,7 @@ def h100_node(*, parts: int = 0, **differs: Any) -> Machine:
 
 
 def hot() -> Machine:
-    return rtx_4070(temperature=96, pstate="P0", pcie_gen=4)
+    return awake(temperature=96)
 
 
 def lost() -> Machine:

@@ -17,12 +17,13 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
+from clusterctl import jobs
 from clusterctl.access import Session
 from clusterctl.assets import payload_hash
 from clusterctl.records import Ledger
 from clusterctl.scheduler.base import Clock
 from clusterctl.slurm.client import SlurmClient
-from clusterctl.spec import ClusterSpec
+from clusterctl.spec import ClusterSpec, JobSpec
 from tests.support.played.elsewhere import Elsewhere
 
 COMMANDS = ("sbatch", "squeue", "sacct", "scancel", "sinfo", "sacctmgr", "srun", "scontrol")
@@ -117,3 +118,10 @@ class PlayedCluster:
                 return
             time.sleep(0.05)
         raise AssertionError(f"job {job_id} did not end: {self.job(job_id)}")
+
+
+def submitted(session: Session, folder: Path, body: str, name: str = "mine") -> str:
+    """The id of a shell script that was submitted."""
+    script = folder / "job.sh"
+    script.write_text(f"#!/bin/bash\n{body}\n")
+    return jobs.submit(session, JobSpec(name=name, script=script)).job_id

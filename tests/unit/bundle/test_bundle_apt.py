@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import subprocess
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
@@ -12,6 +13,7 @@ import pytest
 from clusterctl.bundle.debian import packed
 from clusterctl.bundle.packed import Packed, Packer
 from clusterctl.errors import MachineError
+from clusterctl.packages import Upstream
 
 KEY = "Test Archive"
 
@@ -80,12 +82,13 @@ def archive(tmp_path: Path) -> Iterator[Archive]:
 
 @pytest.fixture
 def pack(archive: Archive, tmp_path: Path) -> Callable[..., Packed]:
-    def call(*names: str, scheme: str = "copy") -> Packed:
+    def call(*names: str, scheme: str = "copy", upstream: tuple[Upstream, ...] = ()) -> Packed:
         sources = tmp_path / "mine.list"
         sources.write_text(f"deb [signed-by={archive.keyring}] {scheme}:{archive.root} ./\n")
         folder = tmp_path / "kept"
         folder.mkdir(exist_ok=True)
-        return packed(Packer("debian-12", "x86_64", folder, sources), names, say=lambda _: None)
+        packer = Packer("debian-12", "x86_64", folder, sources, upstream=upstream)
+        return packed(packer, names, say=lambda _: None)
 
     return call
 
@@ -104,6 +107,26 @@ def test_a_package_comes_with_all_that_it_needs(pack: Callable[..., Packed], sch
     index = made.files["Packages"]
     assert isinstance(index, bytes)
     assert b"Filename: pool/munge_1%3a0.5~a+b_amd64.deb\n" in index
+
+
+def test_what_only_its_makers_release_comes_with_what_it_needs_of_the_archive(
+    pack: Callable[..., Packed], archive: Archive, tmp_path: Path
+) -> None:
+    archive.add("apptainer", "1.3", "libmunge2")
+    (deb,) = archive.root.glob("apptainer*.deb")
+    own = deb.rename(tmp_path / deb.name)
+    raw = own.read_bytes()
+    one = Upstream(own.as_uri(), hashlib.sha256(raw).hexdigest())
+    made = pack("other", upstream=(one,))
+    assert [name for name, _, _ in made.versions] == ["apptainer", "libc6", "libmunge2", "other"]
+    index = made.files["Packages"]
+    assert isinstance(index, bytes)
+    assert f"Filename: pool/{own.name}\n".encode() in index
+    assert f"SHA256: {one.sha256}\n".encode() in index
+    own.write_bytes(raw + b"more")
+    assert pack("other", upstream=(one,)).versions == made.versions, "what was downloaded is kept"
+    with pytest.raises(MachineError, match="is another"):
+        pack("other", upstream=(Upstream(own.as_uri(), "0" * 64),))
 
 
 def test_the_same_archive_gives_the_same_repository(pack: Callable[..., Packed]) -> None:

@@ -8,9 +8,10 @@ import pytest
 
 from clusterctl.bundle.archive import open_bundle
 from clusterctl.bundle.checks import misfits, refuse
-from clusterctl.bundle.create import Wanted, create
 from clusterctl.bundle.manifest import Manifest
-from clusterctl.errors import BundleError, UsageError
+from clusterctl.bundle.parts import asked_of, gpu_digest
+from clusterctl.distributions import distribution_of
+from clusterctl.errors import BundleError
 from clusterctl.spec import ClusterSpec
 from clusterctl.spec.load import load_spec
 from clusterctl.wheels import content
@@ -88,6 +89,21 @@ def test_wheels_of_another_job_environment_are_named(tmp_path: Path, spec: Clust
     assert (what, "job environment" in why) == (RELEASE, True)
 
 
+def test_a_spec_with_gpus_wants_cupy_unless_it_says_otherwise(tmp_path: Path) -> None:
+    text = SPEC.replace("hosts: a}", "hosts: a, gpus: {type: t4, count: 1}}")
+    (tmp_path / "gpus.yaml").write_text(text)
+    (tmp_path / "without.yaml").write_text(f"{text}software: {{cupy: false}}\n")
+    gpus, without = load_spec(tmp_path / "gpus.yaml"), load_spec(tmp_path / "without.yaml")
+    lacking = a_bundle(tmp_path / "b.tar")
+    assert said(lacking, gpus) == [(RELEASE, "the spec has GPUs, and the bundle has no CuPy for them")]
+    assert said(lacking, without) == []
+    having = {"gpu": ("numpy-2.0-py3-none-any.whl",), "gpu_base": gpu_digest()}
+    assert said(a_bundle(tmp_path / "c.tar", systems={RELEASE: system(**having)}), gpus) == []
+    having["gpu_base"] = "0" * 16
+    ((_, why),) = said(a_bundle(tmp_path / "d.tar", systems={RELEASE: system(**having)}), gpus)
+    assert "of another clusterctl" in why
+
+
 def test_requirements_must_be_those_that_it_was_made_for(tmp_path: Path, asking: ClusterSpec) -> None:
     requirements = asking.software.python.requirements
     assert requirements is not None
@@ -101,15 +117,27 @@ def test_requirements_must_be_those_that_it_was_made_for(tmp_path: Path, asking:
 
 
 @pytest.mark.parametrize(
-    ("software", "key"), [("slurm: openhpc", "software.slurm"), ("apptainer: true", "software.apptainer")]
+    ("release", "software", "lacks"),
+    [
+        ("rocky-9", "slurm: openhpc", ["slurm-ohpc", "slurm-slurmd-ohpc"]),
+        ("rocky-9", "apptainer: true", ["apptainer"]),
+        (RELEASE, "apptainer: true", ["apptainer_1.3.6_amd64.deb"]),
+    ],
 )
-def test_what_is_in_no_bundle_is_named(tmp_path: Path, software: str, key: str) -> None:
+def test_what_only_some_specs_ask_for_must_be_in_it_for_these(
+    tmp_path: Path, spec: ClusterSpec, release: str, software: str, lacks: list[str]
+) -> None:
+    plain = system(asked=asked_of(distribution_of(release), spec.software))
+    path = a_bundle(tmp_path / "b.tar", systems={release: plain})
+    assert said(path, spec) == []
     (tmp_path / "more.yaml").write_text(f"{SPEC}software: {{{software}}}\n")
-    spec = load_spec(tmp_path / "more.yaml")
-    assert [what for what, _ in said(a_bundle(tmp_path / "b.tar"), spec)] == [key]
-    with pytest.raises(UsageError, match="can't serve this spec") as caught:
-        create(Wanted(spec, (), {}), tmp_path / "c.tar", say=lambda _: None)
-    assert caught.value.where == key
+    asking = load_spec(tmp_path / "more.yaml")
+    ((where, why),) = said(path, asking)
+    assert where == release
+    assert all(name in why for name in lacks)
+    full = system(asked=asked_of(distribution_of(release), asking.software))
+    assert said(a_bundle(tmp_path / "c.tar", systems={release: full}), asking) == []
+    assert said(tmp_path / "c.tar", None) == []
 
 
 def test_only_misfits_are_told_as_such(tmp_path: Path, spec: ClusterSpec) -> None:

@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.assets import gpu_lock, job_lock
 from clusterctl.bundle import forget, gone, remembered, take
-from clusterctl.bundle.parts import base_lock, lock_path
+from clusterctl.bundle.parts import gpu_digest, lock_path
 from clusterctl.errors import BundleError
 from clusterctl.spec import ClusterSpec
 from clusterctl.spec.load import load_spec
+from clusterctl.spec.models import Software
 from clusterctl.wheels import Question, Wheel, content, resolve, wheel_path, wheelhouse
 from clusterctl.workspace import Workspace
 from tests.support.bundles import FILES, RELEASE, a_bundle, system
@@ -53,12 +55,20 @@ def path(tmp_path: Path, spec: ClusterSpec) -> Path:
 
 def test_wheels_come_out_of_the_bundle(workspace: Workspace, spec: ClusterSpec, path: Path) -> None:
     take(path, spec, workspace, say=lambda _: None)
-    assert [wheel.name for wheel in wheelhouse(base_lock()).iterdir()] == ["numpy-2.0-py3-none-any.whl"]
+    assert [wheel.name for wheel in wheelhouse(job_lock()).iterdir()] == ["numpy-2.0-py3-none-any.whl"]
     asked = spec.software.python.requirements
     assert asked is not None
-    lock = resolve(Question((asked,), base_lock()), say=lambda _: None)
+    lock = resolve(Question((asked,), job_lock()), say=lambda _: None)
     assert lock.wheels == (WHEEL,)
     assert wheel_path(WHEEL).read_bytes() == ATTRS
+
+
+def test_cupy_comes_out_of_the_bundle(tmp_path: Path, workspace: Workspace, spec: ClusterSpec) -> None:
+    plain = spec.model_copy(update={"software": Software()})
+    files = {**FILES, "wheels/cupy-14-py3-none-any.whl": b"cupy"}
+    having = system(gpu=("cupy-14-py3-none-any.whl",), gpu_base=gpu_digest())
+    take(a_bundle(tmp_path / "c.tar", files, systems={RELEASE: having}), plain, workspace, say=lambda _: None)
+    assert [wheel.name for wheel in wheelhouse(gpu_lock()).iterdir()] == ["cupy-14-py3-none-any.whl"]
 
 
 def test_what_was_checked_is_checked_again_once_it_is_written_to(

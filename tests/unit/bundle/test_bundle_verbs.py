@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,6 +16,7 @@ name: demo
 provider: {type: onprem, controller: a, hosts: {a: 10.0.0.1}}
 partitions: [{name: train, hosts: a}]
 """
+ASKING = "software: {python: {requirements: asked.txt}}\n"
 
 
 @pytest.fixture
@@ -75,9 +77,50 @@ def test_create_wants_to_know_for_which_distributions(cli: Clusterctl) -> None:
         (("--os", "debian-12", "--from", "debian-12"), "NAME=FILE"),
         (("--os", "debian-12", "--from", "rocky-9=x"), "no host has"),
         (("--os", "debian-12", "--from", "debian-12=none"), "can't be read"),
+        (("--os", "rocky-9", "--from", "rocky-9=none"), "can't be read"),
+        (("--os", "debian-12", "--from", "debian-12=cluster.yaml"), "apt reads no line like 'version: 1'"),
+        (("--os", "debian-12", "--from", "debian-12=one.sources"), "it has no URIs:"),
+        (("--os", "rocky-9", "--os", "rhel-9.6"), "say --from rhel-9.6=FILE"),
+        (("--os", "debian-12", "--out", "none/b.tar"), "No such file or directory"),
+        (("--os", "debian-12", "--out", "."), "it is a folder"),
+        (("--os", "debian-12", "-f", "local.yaml"), "the provider is local"),
+        (("--os", "debian-12", "-f", "asking.yaml"), "asked.txt can't be read"),
     ],
 )
 def test_create_refuses_what_makes_no_sense(cli: Clusterctl, argv: tuple[str, ...], said: str) -> None:
     (cli.cwd / "cluster.yaml").write_text(SPEC)
-    assert said in cli("bundle", "create", *argv, rc=2).stderr
+    (cli.cwd / "local.yaml").write_text("version: 1\nname: demo\npartitions: [{name: train, nodes: 2}]\n")
+    (cli.cwd / "asking.yaml").write_text(SPEC + ASKING)
+    (cli.cwd / "one.sources").write_text("Types: deb\n")
+    ran = cli("bundle", "create", *argv, rc=2)
+    assert said in ran.stderr
+    assert "reading" not in ran.stderr
     assert not list(cli.cwd.glob("*.tar"))
+
+
+def test_validate_tells_of_requirements_that_are_missing(cli: Clusterctl) -> None:
+    (cli.cwd / "cluster.yaml").write_text(SPEC + ASKING)
+    assert "asked.txt can't be read: No such file" in cli("validate").stderr
+    (cli.cwd / "asked.txt").touch()
+    assert cli("validate").stderr == ""
+
+
+def test_a_cache_that_cant_be_written_is_said(cli: Clusterctl) -> None:
+    (cli.cwd / "cluster.yaml").write_text(SPEC)
+    homeless = replace(cli, environ={"XDG_CACHE_HOME": "/proc/nope"})
+    said = homeless("bundle", "create", "--os", "debian-12", rc=1).stderr
+    assert "the cache of downloads can't be written" in said
+    assert "/proc/nope/clusterctl/bundle" in said
+
+
+def test_an_up_that_is_refused_at_its_plan_leaves_no_cluster(cli: Clusterctl) -> None:
+    (cli.cwd / "cluster.yaml").write_text(SPEC.replace("10.0.0.1", "{address: 10.0.0.1, key: ./none}"))
+    assert "none is not here" in cli("up", "--yes", rc=2).stderr
+    assert not (cli.home / "demo").exists()
+
+
+def test_a_refused_bundle_leaves_no_cluster(cli: Clusterctl) -> None:
+    (cli.cwd / "cluster.yaml").write_text(SPEC)
+    assert "can't be read" in cli("up", "--bundle", "none.tar", "--yes", rc=2).stderr
+    assert not (cli.home / "demo").exists()
+    assert "on machines of your own" in cli("down", "--yes", rc=2).stderr

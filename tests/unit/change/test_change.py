@@ -42,8 +42,14 @@ def before(*nodes: str, cpus: int = 1, memory_mib: int = 4000) -> Inventory:
     return Inventory(**fixed, hosts=tuple(hosts), shared="/shared", baked=True)
 
 
-def sinfo(*nodes: str, state: str = "idle", allocated: int = 0) -> Step:
-    rows = [(n, "train", state, state, "none", "1", "4000", "(null)", "root", str(allocated)) for n in nodes]
+def sinfo(
+    *nodes: str,
+    state: str = "idle",
+    allocated: int = 0,
+    size: tuple[str, str] = ("1", "4000"),
+    gres: str = "(null)",
+) -> Step:
+    rows = [(n, "train", state, state, "none", *size, gres, "root", str(allocated)) for n in nodes]
     return Step(("sinfo", "..."), "\n".join(FIELD.join(row) + RECORD for row in rows))
 
 
@@ -120,6 +126,19 @@ def test_what_the_provider_makes_anew_or_stops_ends_jobs_too() -> None:
     ]
     with pytest.raises(UsageError, match="another zone"):
         look(spec(train(2)), before(ONE, TWO), same, sinfo(ONE, TWO), squeue((7, "train", ONE)), hosts=hosts)
+
+
+def test_a_machine_that_another_takes_the_place_of_leaves_with_its_jobs() -> None:
+    hosts = (HostChange(TWO, "replace", "", "another machine takes its place", given_back=True),)
+    found = look_ahead(
+        spec(train(2)),
+        before(ONE),
+        {},
+        sinfo(ONE, TWO),
+        squeue((7, "train", TWO), (8, "train", ONE)),
+        hosts=hosts,
+    )
+    assert [(harm.job.id, harm.why) for harm in found.harms] == [("7", f"{TWO} leaves the cluster")]
 
 
 def test_with_the_controller_go_all_jobs() -> None:

@@ -40,7 +40,10 @@ NEED_A_CLUSTER: dict[str, list[str]] = {
     "ssh": ["--", "true"],
     "shell": ["--", "true"],
     "node drain": ["json-train-1", "--reason", "x"],
-    **{f"node {verb}": ["json-train-1"] for verb in ("resume", "add", "remove", "replace")},
+    **{
+        f"node {verb}": ["json-train-1"]
+        for verb in ("resume", "reboot", "add", "remove", "replace", "forget")
+    },
 }
 OF_THE_MACHINE = {"cache list", "cache prune"}  # they look at, and remove, what other clusters share
 OF_A_BUNDLE = {"bundle create", "bundle verify", "bundle show"}  # see test_bundle_verbs.py

@@ -126,6 +126,14 @@ def test_without_a_terminal_only_what_destroys_needs_a_yes(capsys: pytest.Captur
             agree(Planned((STAY, gone)))
 
 
+def test_a_machine_that_is_given_back_loses_nothing_and_is_asked_about_all_the_same() -> None:
+    for action in ("remove", "replace"):
+        plan = Planned((STAY, HostChange("gpu7", action, "compute", given_back=True)))
+        with pytest.raises(UsageError, match="give gpu7 back to whom it belongs, as it was"):
+            agree(plan)
+        agree(plan, yes=True)
+
+
 def test_what_holds_data_needs_a_yes_though_it_is_no_host() -> None:
     plan = Planned((STAY,), other=("make anew a Filestore instance",), other_lost=("a Filestore (d-shared)",))
     with pytest.raises(UsageError, match=r"remove a Filestore \(d-shared\), with all data there"):

@@ -133,6 +133,7 @@ def test_init_writes_a_file_that_validates_and_overwrites_none(cli: Clusterctl) 
     assert cli("validate").stderr == ""
     (cli.cwd / "cluster.yaml").write_text("precious")
     assert "--force" in cli("init", rc=2).stderr
+    assert "fix: name another file" in cli("init", "-f", "nowhere/x.yaml", rc=2).stderr
     assert (cli.cwd / "cluster.yaml").read_text() == "precious"
 
 

@@ -83,6 +83,12 @@ def test_up_by_name_takes_the_spec_as_it_was_raised(cli: Clusterctl) -> None:
     assert "there is no cluster 'other'" in cli("--cluster", "other", "up", rc=2).stderr
 
 
+def test_a_name_is_enough_to_look_for_a_lost_local_cluster(cli: Clusterctl) -> None:
+    said = cli("--cluster", "other", "down", "--orphans").stdout
+    assert "no cluster 'other' was lost on this machine" in said
+    assert "there is no cluster '../x'" in cli("--cluster", "../x", "down", "--orphans", rc=2).stderr
+
+
 @contextmanager
 def at_work(cli: Clusterctl, name: str) -> Iterator[int]:
     """Another clusterctl that raises the cluster; its pid."""

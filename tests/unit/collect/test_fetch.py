@@ -2,27 +2,18 @@
 
 from __future__ import annotations
 
-import base64
 import hashlib
 import itertools
-import json
 import os
 import socket
-import struct
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
-from clusterctl.collect.fetch import fetch_tree
-from clusterctl.collect.manifest import parse_manifest, shown_path
 from clusterctl.errors import CollectError, UnreachableError
-from clusterctl.transport.base import Result
 from clusterctl.transport.local import LocalTransport
+from tests.support.fetched import Talk, content, fetch
 
-LOCAL = LocalTransport()
 HOSTILE_NAMES = [
     b" ",
     b"-rf",
@@ -45,34 +36,6 @@ HOSTILE_NAMES = [
     b"..a",
     b"a" * 255,
 ]
-
-
-@pytest.fixture
-def remote(tmp_path: Path) -> Path:
-    folder = tmp_path / "remote folder's"
-    folder.mkdir()
-    return folder
-
-
-@pytest.fixture
-def tree(tmp_path: Path) -> Path:
-    return tmp_path / "work" / "tree"
-
-
-def fetch(remote: Path, tree: Path, transport: LocalTransport = LOCAL, *, still_changing: bool = False):
-    return fetch_tree(transport, str(remote), tree, still_changing=still_changing)
-
-
-def content(folder: Path) -> dict[bytes, bytes]:
-    """Relative path -> content of all that is below, links included as what they are."""
-    found = {}
-    for path in folder.rglob("*"):
-        name = os.fsencode(path.relative_to(folder))
-        if path.is_symlink():
-            found[name] = b"link"
-        elif path.is_file():
-            found[name] = path.read_bytes()
-    return found
 
 
 def test_hostile_names_survive(remote, tree):
@@ -195,14 +158,6 @@ class Breaking(LocalTransport):
         data = talk.receive()
         self.received += len(data)
         return data
-
-
-class Talk:
-    """A conversation whose receiving is another."""
-
-    def __init__(self, talk, receive) -> None:
-        self.send, self.finish = talk.send, talk.finish
-        self.receive = lambda: receive(talk)
 
 
 def test_after_a_break_only_the_rest_is_fetched(remote, tree):
@@ -362,109 +317,6 @@ def test_the_hashes_are_those_of_what_arrived(remote, tree):
         }
 
 
-def row(path: bytes, data: bytes = b"x", **fields) -> str:
-    told = {"path": base64.b64encode(path).decode(), "size": len(data)}
-    return json.dumps(told | fields) + "\n"
-
-
-class Lying(LocalTransport):
-    """A cluster that says and sends what it likes."""
-
-    def __init__(self, listing: str, sent: bytes) -> None:
-        self._listing = listing
-        self._sent = sent
-
-    def run(self, *_argv, **_options) -> Result:
-        return Result(0, self._listing, "")
-
-    @contextmanager
-    def converse(self, argv, *, bulk=False):
-        rest = [self._sent]
-        with super().converse(["true", *argv], bulk=bulk) as real:
-            lying = Talk(real, lambda _: rest.pop() if rest else b"")
-            lying.send = lying.finish = lambda *_: None
-            yield lying
-
-
-@pytest.mark.parametrize(
-    "path",
-    [b"/etc/passwd", b"../x", b"a/../../x", b"a/..", b".", b"", b"a//b", b"a/", b"a\0b", b"./a", b"b" * 256],
-)
-def test_paths_that_lead_elsewhere_are_refused(path, remote, tree):
-    with pytest.raises(CollectError, match="makes no sense") as caught:
-        fetch(remote, tree, Lying(row(path), b""))
-    assert caught.value.why.isprintable()
-    assert content(tree) == {}
-
-
-@pytest.mark.parametrize(
-    "listing",
-    [
-        row(b"a") + row(b"a"),
-        row(b"a") + row(b"a/b"),
-        row(b"a", size=-1),
-        row(b"a", size="many"),
-        row(b"a", size=float("inf")),
-        "[" * 60_000 + "\n",
-        '{"path": "not base64!"}\n',
-        "[]\n",
-        "\x1b[31m\n",
-    ],
-)
-def test_listings_that_contradict_themselves_are_refused(listing, remote, tree):
-    with pytest.raises(CollectError, match="makes no sense"):
-        fetch(remote, tree, Lying(listing, b""))
-
-
-def header(size: int) -> bytes:
-    return struct.pack(">q", size)
-
-
-def file_of(data: bytes, *, sha256: bytes | None = None, still: bytes = b"\1") -> bytes:
-    return header(len(data)) + data + still + (sha256 or hashlib.sha256(data).digest())
-
-
-@pytest.mark.parametrize(
-    ("sent", "message"),
-    [
-        (file_of(b"x") + b"more", "other data than it said"),
-        (header(10**12) + b"x", "other data than it said"),
-        (header(-2), "other data than it said"),
-        (header(1), "less than it said"),
-        (file_of(b"x")[:-1], "less than it said"),
-        (b"", "less than it said"),
-        (header(1)[:4], "less than it said"),
-    ],
-)
-def test_a_cluster_that_sends_other_than_it_said(sent, message, remote, tree):
-    with pytest.raises(CollectError, match=message):
-        fetch(remote, tree, Lying(row(b"a"), sent))
-
-
-@pytest.mark.parametrize("sent", [file_of(b"y", sha256=bytes(32)), file_of(b"y", still=b"\0")])
-def test_a_wrong_content_is_never_taken(sent, remote, tree):
-    with pytest.raises(CollectError, match="keep changing"):
-        fetch(remote, tree, Lying(row(b"a"), sent))
-    assert content(tree) == {}
-
-
-def test_a_run_that_does_not_fit_the_disk(remote, tree):
-    with pytest.raises(CollectError, match="MiB are free"):
-        fetch(remote, tree, Lying(row(b"a", size=10**18), b""))
-
-
 def test_a_folder_that_is_not_there(remote, tree):
     manifest = fetch(remote / "gone", tree)
     assert (manifest.files, len(manifest.skipped)) == ({}, 1)
-
-
-@given(st.binary(min_size=1, max_size=40))
-def test_no_path_gets_out_of_the_folder(path):
-    try:
-        manifest = parse_manifest(row(path), "/f")
-    except CollectError:
-        return
-    (file,) = manifest.files.values()
-    place = os.path.normpath(b"/out/tree/" + file.local)
-    assert place == b"/out/tree/" + file.local
-    assert shown_path(path).isprintable()

@@ -11,27 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import jobs
 from clusterctl.access import Session
 from clusterctl.cli.job import not_brought_home
-from clusterctl.collect import collect, uncollected
+from clusterctl.collect import collect
 from clusterctl.errors import CollectError, SlurmError, UnreachableError, UsageError
-from clusterctl.records import UNCHANGED, JobEntry, Ledger, RunRecord, TaskRecord, node_hours
+from clusterctl.records import UNCHANGED, Ledger, RunRecord, TaskRecord, node_hours
 from clusterctl.slurm.client import SlurmClient
-from clusterctl.spec import JobSpec
-from clusterctl.workspace import Workspace
-from tests.support.played.cluster import Nearby, PlayedCluster
+from tests.support.played.cluster import Nearby, PlayedCluster, submitted
 
 
 @pytest.fixture
 def out(tmp_path: Path) -> Path:
     return tmp_path / "runs"
-
-
-def submitted(session: Session, folder: Path, body: str, name: str = "mine") -> str:
-    script = folder / "job.sh"
-    script.write_text(f"#!/bin/bash\n{body}\n")
-    return jobs.submit(session, JobSpec(name=name, script=script)).job_id
 
 
 def finished(session: Session, cluster: PlayedCluster, folder: Path, body: str, name: str = "mine") -> str:
@@ -348,38 +339,6 @@ def test_a_task_stands_for_its_array(session, cluster, tmp_path, out):
     job_id = finished(session, cluster, tmp_path, "true")
     (run,) = collect(session, [f"{job_id}_3"], out=out)
     assert run.job_id == job_id
-
-
-def entry(token: str, **fields) -> JobEntry:
-    return JobEntry(token=token, name="n", user="u", submitted_at=0.0, **fields)
-
-
-def test_what_is_not_home(tmp_path):
-    workspace = Workspace(tmp_path)
-    ledger = Ledger(workspace.jobs)
-    assert uncollected(workspace) == ()
-    ledger.add(entry("never-answered"))
-    ledger.add(entry("refused", refused=True))
-    ledger.add(entry("out", job_id="1"))
-    ledger.add(entry("snapshot", job_id="2", run_dir="/r", run_state="RUNNING"))
-    ledger.add(entry("stopped", job_id="4", run_dir="/r", run_state="STOPPED"))
-    ledger.add(entry("home", job_id="3", run_dir="/r", run_state="FAILED"))
-    assert [e.token for e in uncollected(workspace)] == ["never-answered", "out", "snapshot", "stopped"]
-
-
-def test_the_ledger_survives_a_torn_line(tmp_path):
-    ledger = Ledger(tmp_path / "jobs.jsonl")
-    ledger.add(entry("a", job_id="1"))
-    with (tmp_path / "jobs.jsonl").open("a") as file:
-        file.write('{"token": "b", "na')
-    assert [e.token for e in ledger.entries()] == ["a"]
-    ledger.add(entry("c", job_id="3"))
-    assert [e.token for e in ledger.entries()] == ["a", "c"]
-
-
-def test_the_ledger_is_for_this_user_only(tmp_path):
-    Ledger(tmp_path / "jobs.jsonl").add(entry("a"))
-    assert (tmp_path / "jobs.jsonl").stat().st_mode & 0o777 == 0o600
 
 
 def test_what_was_sent_and_is_unchanged_stays_if_it_is_large(session, cluster, tmp_path, out):

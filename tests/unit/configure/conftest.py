@@ -2,17 +2,16 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Callable
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from clusterctl.assets import asset
 from clusterctl.inventory import Host, Inventory
 from clusterctl.spec import ClusterSpec
 from clusterctl.workspace import Workspace, write_atomic
+from tests.support.plays import load_module
 
 PLAYBOOKS = Path(__file__).parent / "playbooks"
 
@@ -80,13 +79,4 @@ def workspace(tmp_path: Path) -> Workspace:
 @pytest.fixture
 def module() -> Callable[[str], ModuleType]:
     """Loads one of our Ansible modules as plain Python."""
-
-    def load(name: str) -> ModuleType:
-        found = importlib.util.spec_from_file_location(name, asset("ansible") / "library" / f"{name}.py")
-        assert found
-        assert found.loader
-        loaded = importlib.util.module_from_spec(found)
-        found.loader.exec_module(loaded)
-        return loaded
-
-    return load
+    return load_module

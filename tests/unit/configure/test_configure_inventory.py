@@ -14,9 +14,10 @@ from typing import Any
 import pytest
 
 from clusterctl.assets import asset, payload_hash
-from clusterctl.configure import write_inventory
+from clusterctl.configure import install_mark, write_inventory
 from clusterctl.inventory import Inventory, SharedFolder
 from clusterctl.spec import ClusterSpec
+from clusterctl.spec.models import Software
 from clusterctl.workspace import Workspace
 
 BIN = Path(sys.executable).parent
@@ -212,3 +213,10 @@ def test_what_only_some_hosts_have_reaches_their_roles(
     argv = ["-i", workspace.inventory, "-c", "local", asset("ansible") / "validate.yml"]
     checked = run("ansible-playbook", *argv, home=tmp_path)
     assert checked.returncode == 0, checked.stdout
+
+
+def test_other_packages_that_a_spec_asks_for_are_installed_on_hosts_that_have_all_else(
+    inventory: Inventory,
+) -> None:
+    choices = (Software(), Software(slurm="openhpc"), Software(apptainer=True))
+    assert len({install_mark(inventory, one) for one in choices}) == len(choices)

@@ -74,18 +74,22 @@ def test_an_inventory_without_groups_is_one_partition(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("arguments", "jump"),
+    ("arguments", "jump", "left_out"),
     [
-        ("-J a@b:2,c", ("a@b:2", "c")),
-        ("-o ProxyJump=gate", ("gate",)),
-        ("-oProxyJump=gate", ("gate",)),
-        ("-o StrictHostKeyChecking=no", ()),
+        ("-J a@b:2,c", ("a@b:2", "c"), ""),
+        ("-o ProxyJump=gate", ("gate",), ""),
+        ("-C -oProxyJump=gate -o Compression=yes", ("gate",), "-C -o Compression=yes"),
+        ("-o StrictHostKeyChecking=no", (), "-o StrictHostKeyChecking=no"),
     ],
 )
-def test_ways_to_jump(arguments: str, jump: tuple[str, ...], tmp_path: Path) -> None:
-    spec, _ = imported(tmp_path, f"[head]\nh\n[n]\nx ansible_ssh_common_args='{arguments}'\n")
+def test_ways_to_jump_come_along_and_other_arguments_are_named(
+    arguments: str, jump: tuple[str, ...], left_out: str, tmp_path: Path
+) -> None:
+    spec, notes = imported(tmp_path, f"[head]\nh\n[n]\nx ansible_ssh_common_args='{arguments}'\n")
     assert isinstance(spec.provider, OnpremProvider)
     assert spec.provider.machines["x"].jump == jump
+    said = [f"x: arguments of ssh do not come along: {left_out}"] if left_out else []
+    assert [note for note in notes if note.startswith("x:")] == said
 
 
 @pytest.mark.parametrize(
@@ -104,3 +108,44 @@ def test_what_can_not_become_a_spec_is_one_clear_error(text: str, what: str, tmp
 def test_an_inventory_that_is_not_there(tmp_path: Path) -> None:
     with pytest.raises(UsageError, match="there is no inventory"):
         spec_of_inventory(tmp_path / "none")
+
+
+def test_hosts_that_ssh_does_not_lead_to_stay_out_and_equal_notes_are_one(tmp_path: Path) -> None:
+    text = (
+        "[controller]\nbox ansible_connection=community.docker.docker\n"
+        "[gpu]\ngpu[01:03] ansible_become_password=secret\nwin1 ansible_connection=winrm\n"
+        "[win]\nwin2 ansible_connection=winrm\n"
+        "[ways]\na ansible_connection=ansible.builtin.ssh\nb ansible_connection=paramiko\n"
+    )
+    spec, notes = imported(tmp_path, text)
+    assert isinstance(spec.provider, OnpremProvider)
+    assert set(spec.provider.machines) == {"gpu01", "gpu02", "gpu03", "a", "b"}
+    assert {p.name: p.hosts for p in spec.partitions} == {"gpu": "gpu[01-03]", "ways": "a,b"}
+    assert notes == [
+        "no group is called controller: gpu01 leads",
+        "box: is left out: ansible_connection is community.docker.docker, not ssh",
+        "win[1-2]: is left out: ansible_connection is winrm, not ssh",
+        "gpu[01-03]: passwords do not come along: keys log in, and sudo's is asked for by -K",
+    ]
+    with pytest.raises(UsageError, match="SSH leads to no host"):
+        imported(tmp_path, "w ansible_connection=winrm\n")
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("[n]\na ansible_user='X Y'\nb\n", "a: ansible_user: user must be a login name, not 'X Y'"),
+        (
+            "[n]\na\nb\n[all:vars]\nansible_port=70000\n",
+            "all hosts: ansible_port: port must be at most",
+        ),
+    ],
+)
+def test_what_no_spec_can_say_is_named_where_the_inventory_has_it(
+    text: str, said: str, tmp_path: Path
+) -> None:
+    with pytest.raises(UsageError) as caught:
+        imported(tmp_path, text)
+    assert said in str(caught.value)
+    assert "lab.ini:" not in str(caught.value)
+    assert "lines" not in str(caught.value)

@@ -90,6 +90,15 @@ def test_a_mirror_takes_the_place_of_epel_and_of_openhpc(tmp_path: Path) -> None
         assert f"Add the repository {name}]" in said
 
 
+def test_on_rocky_linux_gcsfuse_comes_from_googles_repository(tmp_path: Path) -> None:
+    folder = tmp_path / "repos"
+    folder.mkdir()
+    facts = ROCKY | {"packages": {}}
+    said = check(tmp_path, "bucket", facts, bucket_name="my-data", bucket_repositories_folder=str(folder))
+    assert "TASK [bucket : Add the repository]" in said
+    assert all(name in said.partition("would install ")[2] for name in ("fuse", "gcsfuse"))
+
+
 def test_with_a_bundle_no_repository_is_added(tmp_path: Path) -> None:
     said = check(tmp_path, "repositories", ROCKY | {"packages": {}}, packages_bundle="/var/lib/bundle")
     assert "epel" not in said

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shlex
 import subprocess
@@ -114,6 +115,44 @@ def test_jobs_get_the_nodes_variables_unless_they_set_them(tmp_path: Path) -> No
         'export ODD=a\'b $HOME "c"',
     ]
     assert prolog(script, NCCL_DEBUG="INFO", ODD="") == ["export NCCL_SOCKET_IFNAME==lo"]
+
+
+_BY_UUID = {
+    False: [
+        ({"CUDA_VISIBLE_DEVICES": "1"}, "MIG-b"),
+        ({"CUDA_VISIBLE_DEVICES": "2"}, "GPU-c"),
+        ({"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_STEP_TASKS_PER_NODE": "1(x2)"}, "MIG-a,MIG-b"),
+        ({"CUDA_VISIBLE_DEVICES": "0,1", "SLURM_STEP_TASKS_PER_NODE": "2", "SLURM_LOCALID": "1"}, "MIG-b"),
+        ({"CUDA_VISIBLE_DEVICES": "7"}, None),
+        ({"CUDA_VISIBLE_DEVICES": "MIG-b"}, None),
+        ({}, None),
+    ],
+    # In control groups Slurm counts from the first of the job's own.
+    True: [
+        ({"CUDA_VISIBLE_DEVICES": "0", "SLURM_STEP_GPUS": "1"}, "MIG-b"),
+        ({"CUDA_VISIBLE_DEVICES": "1", "SLURM_JOB_GPUS": "1,2"}, "GPU-c"),
+        ({"CUDA_VISIBLE_DEVICES": "0"}, None),
+    ],
+}
+
+
+@pytest.mark.parametrize("constrains", _BY_UUID, ids=["shares", "control groups"])
+def test_jobs_are_told_what_cuda_calls_their_gpus(tmp_path: Path, constrains: bool) -> None:
+    shown = {"node": {"cupy": False, "uuids": ["MIG-a", "MIG-b", "GPU-c"]}}
+    (tmp_path / "gpus.json").write_text(json.dumps(shown))
+    (tmp_path / "gpus").write_text("MIG-a\nMIG-b\nGPU-c\n")
+    play(
+        tmp_path,
+        "job_env",
+        "variables",
+        job_env_root=str(tmp_path),
+        job_env_network="127.0.0.0/8",
+        job_env_gpus_src=str(tmp_path / "gpus.json"),
+        job_env_constrains_gpus=constrains,
+    )
+    for environ, seen in _BY_UUID[constrains]:
+        said = prolog(tmp_path / "task-prolog", **environ)
+        assert said == ([f"export CUDA_VISIBLE_DEVICES={seen}"] if seen else [])
 
 
 def scratch(tmp_path: Path, count: int) -> subprocess.CompletedProcess[str]:

@@ -20,6 +20,7 @@ KEYS = {
         "files",
         "folders",
         "trees",
+        "spared",
         "mounts",
         "units",
         "reloads",

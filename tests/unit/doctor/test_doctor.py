@@ -11,6 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,7 @@ def found(
     gpus: int | None = None,
     skew_s: float = 0.0,
     brings: frozenset[str] = frozenset(),
+    here: bool = False,
 ) -> list[Finding]:
     """What is found of two hosts, of which the second is as ``changed`` says; dots lead inwards."""
     two = json.loads(json.dumps(WELL | {"addresses": ["10.0.0.2/24"]}))
@@ -82,12 +84,26 @@ def found(
         facts = WELL if host == "one" else two
         return json.dumps({**facts, "time": time.time() + (skew_s if host == "two" else 0.0)})
 
-    hosts = {"one": expected("10.0.0.1"), "two": expected("10.0.0.2", gpus=gpus, brings=brings)}
+    two_expected = replace(expected("10.0.0.2", gpus=gpus, brings=brings), here=here)
+    hosts = {"one": expected("10.0.0.1"), "two": two_expected}
     return list(examine(Asked(), hosts, root, leader="one").findings)
 
 
 def test_hosts_that_are_well_have_no_findings() -> None:
     assert found({}) == []
+
+
+@pytest.mark.parametrize("secure_boot", [False, True])
+@pytest.mark.parametrize(
+    ("here", "fix"),
+    [(False, "`clusterctl node reboot two`"), (True, "boot it yourself while no job runs")],
+)
+def test_the_machine_that_one_is_on_is_left_to_its_user_to_boot(
+    here: bool, fix: str, secure_boot: bool
+) -> None:
+    gpus = {"gpus.cards": 1, "gpus.installed": "580.95.05", "gpus.secure_boot": secure_boot}
+    (finding,) = found(gpus, here=here)
+    assert fix in finding.fix
 
 
 @pytest.mark.parametrize(
@@ -125,7 +141,28 @@ def test_hosts_that_are_well_have_no_findings() -> None:
         ({"accounts": {"hpc": 1001}}, "error", "uid-differs", "uid 1001 there, and 10000"),
         ({"accounts": {"anna": 10000}}, "error", "uid-taken", "that of anna"),
         ({"gpus.cards": 2, "gpus.nouveau": True}, "warning", "no-driver", "nouveau"),
+        ({"gpus.cards": 2, "gpus.secure_boot": True}, "warning", "no-driver", "Secure Boot is on"),
+        (
+            {"gpus.cards": 2, "gpus.installed": "580.95.05", "gpus.nouveau": True},
+            "warning",
+            "reboot-needed",
+            "driver 580.95.05 is there, and nouveau has the cards",
+        ),
+        ({"gpus.cards": 2, "gpus.installed": "580.95.05"}, "warning", "reboot-needed", "it is not loaded"),
+        (
+            {"gpus.cards": 2, "gpus.installed": "580.95.05", "gpus.secure_boot": True},
+            "warning",
+            "secure-boot",
+            "the kernel loads no module that no enrolled key has signed",
+        ),
+        (
+            {"gpus.cards": 8, "gpus.shown": ["H100"] * 8, "gpus.driver": "580", "gpus.switches": 4},
+            "warning",
+            "fabric-manager",
+            "nvidia-fabricmanager does not run",
+        ),
         ({"gpus.cards": 2, "gpus.shown": ["T4"], "gpus.driver": "580"}, "warning", "gpu-lost", "1 of 2"),
+        ({"clock_alone": True}, "warning", "clock-alone", "no time service there has a server that answers"),
         ({"resolved": {"one": ["10.9.9.9"]}}, "warning", "name", "one is 10.9.9.9 there"),
         ({"system.machine_id": "aa"}, "warning", "machine-id", "clone"),
         ({"system.machine_id": "aa", "addresses": WELL["addresses"]}, "error", "same-machine", "it is one"),
@@ -144,6 +181,7 @@ TAKEN_OVER = [
     ({"units": ["slurmd"]}, "error", "slurm-in-use", "slurmd of another cluster"),
     ({"units": ["munge"]}, "warning", "munge-in-use", "takes the place of its key"),
     ({"databases": ["payroll"]}, "error", "database-in-use", "payroll"),
+    ({"slurm_state": ["clustername"]}, "error", "slurm-state", "clustername"),
 ]
 
 
@@ -151,11 +189,11 @@ TAKEN_OVER = [
 def test_what_somebody_runs_is_not_taken_over(
     changed: dict[str, Any], level: str, code: str, why: str
 ) -> None:
-    (finding,) = found(changed, brings=frozenset({"slurmd", "mariadb"}))
+    (finding,) = found(changed, brings=frozenset({"slurmctld", "mariadb"}))
     assert (finding.host, finding.level, finding.code) == ("two", level, code)
     assert why in finding.why
     assert found(changed) == []  # a host of the cluster's
-    assert found({**changed, "claim": '{"id": "1"}'}, brings=frozenset({"slurmd", "mariadb"})) == []
+    assert found({**changed, "claim": '{"id": "1"}'}, brings=frozenset({"slurmctld", "mariadb"})) == []
 
 
 def test_databases_matter_where_mariadb_comes_to() -> None:
@@ -223,11 +261,40 @@ def here(asked: Asked) -> Facts:
     return parse_facts(subprocess.run(argv, input=PROGRAM, capture_output=True, check=True).stdout.decode())
 
 
+# What chrony 4.3 says: as it follows the controller, and as it follows nobody.
+FOLLOWS = "echo 0A090001,10.9.0.1,11,1763696400.1,0.0,0.0,0.0,0.0,0.0,0.0,0.0,0.0,64.0,Normal"
+FOLLOWS_NOBODY = "echo 00000000,,0,0.0,0.0,0.0,0.0,0.0,0.0,0.0,1.0,1.0,0.0,Not synchronised"
+NO = "exit 1"
+
+
+@pytest.mark.parametrize(
+    ("programs", "alone"),
+    [
+        ((NO, FOLLOWS, "echo no"), False),
+        ((NO, FOLLOWS_NOBODY, "echo yes"), True),
+        ((NO, NO, "echo yes"), False),
+        ((NO, NO, "echo no"), True),
+        ((NO, NO, NO), False),
+        (("exit 0", FOLLOWS_NOBODY, "echo no"), False),
+    ],
+)
+def test_a_clock_that_follows_nobody_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, programs: tuple[str, ...], alone: bool
+) -> None:
+    for name, script in zip(("systemd-detect-virt", "chronyc", "timedatectl"), programs, strict=True):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert remote.clock_alone() is alone
+
+
 def test_this_machine_answers() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
         names, paths = ("localhost", "no-such-host.invalid"), ("/", "/no/such/folder")
-        facts = here(Asked(names, (port,), paths, accounts=("root",), uids=(1,)))
+        files = ("/etc/pass*d", "/etc/no-such-file")
+        facts = here(Asked(names, (port,), paths, accounts=("root",), uids=(1,), files=files))
+    assert facts.files == ("/etc/passwd",)
     assert facts.resolved == {"localhost": ("127.0.0.1",), "no-such-host.invalid": ()}
     assert list(facts.listeners) == [port]
     assert facts.listeners[port] in Path("/proc/self/comm").read_text()

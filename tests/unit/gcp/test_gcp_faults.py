@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 
 import pytest
@@ -62,10 +63,10 @@ def test_what_passes_is_waited_for_and_said(cluster: Terraformed) -> None:
 def test_a_host_that_a_crashed_provider_made_is_taken_over_in_the_same_run(cluster: Terraformed) -> None:
     cluster.cloud.fail("crash", name="demo-train-2", times=1)
     cluster.up()
-    assert "there already: demo-train-2; looking whether it is this cluster's" in cluster.said
-    assert [each for each in cluster.cloud.done("create") if each[2] == "demo-train-2"] == [
-        ("create", INSTANCE, "demo-train-2")
-    ]
+    (told,) = (line for line in cluster.said if line.startswith("there already: "))
+    assert "demo-train-2" in told  # the crash may have come upon others that were made in that moment
+    created = sorted(name for _, kind, name in cluster.cloud.done("create") if kind == INSTANCE)
+    assert created == ["demo-ctl", "demo-train-1", "demo-train-2"]
     assert not cluster.cloud.done("delete")
     assert cluster.terraform.plan().is_empty
     cluster.down()
@@ -155,5 +156,5 @@ def test_progress_is_in_the_names_of_hosts(cluster: Terraformed) -> None:
     cluster.up()
     assert "demo-ctl: creating…" in cluster.said
     assert "demo-train-1: creating… 10 s" in cluster.said
-    assert "a network: created after 0 s" in cluster.said
+    assert [line for line in cluster.said if re.fullmatch(r"a network: created after \d+ s", line)]
     assert not [line for line in cluster.said if "google_" in line or "module." in line]

@@ -1,4 +1,4 @@
-"""`up` refuses images that the roles can't install on before it makes anything; `plan` only says so."""
+"""What an image's name says of its distribution; `up` refuses before it makes anything, `plan` says so."""
 
 from __future__ import annotations
 
@@ -8,7 +8,8 @@ from typing import Any
 import pytest
 
 from clusterctl.spec import ClusterSpec
-from clusterctl.spec.gcp_images import refusal
+from clusterctl.spec.gcp import Image
+from clusterctl.spec.gcp_images import refusal, release_ahead, release_of
 from tests.support.google import gcloud
 from tests.support.google.api import PROJECT, Google
 from tests.support.google.cloud import GoogleCloud
@@ -16,10 +17,16 @@ from tests.support.google.world import World
 from tests.support.verbs import Clusterctl
 
 DEBIAN = {"project": "debian-cloud", "family": "debian-12"}
+OLD = {"project": "cloud-hpc-image-public", "family": "hpc-rocky-linux-8"}
+MINE = {"project": "my-images", "name": "with-everything"}
 SPEC = f"""\
 version: 1
 name: demo
-provider: {{type: gcp, project: {PROJECT}, zone: us-central1-a}}
+provider:
+  type: gcp
+  project: {PROJECT}
+  zone: us-central1-a
+  controller: {{image: {{project: debian-cloud, family: debian-12}}}}
 partitions: [{{name: train, nodes: 1}}]
 """
 
@@ -34,26 +41,54 @@ def spec_of(controller: dict[str, str] | None, train: dict[str, str] | None) -> 
 
 
 @pytest.mark.parametrize(
-    ("controller", "train", "where"),
+    ("project", "family", "release"),
     [
-        (None, None, "provider.controller.image, provider.partitions.train.image"),
-        (DEBIAN, None, "provider.partitions.train.image"),
-        (None, DEBIAN, "provider.controller.image"),
-        (DEBIAN, {"project": "cloud-hpc-image-public", "family": "hpc-rocky-linux-9"}, "train.image"),
-        (DEBIAN, {"project": "my-images", "name": "rocky-9-cuda"}, "train.image"),
+        ("rocky-linux-cloud", "rocky-linux-9-optimized-gcp", "rocky-9"),
+        ("rocky-linux-accelerator-cloud", "rocky-linux-10-optimized-gcp-nvidia-580", "rocky-10"),
+        ("cloud-hpc-image-public", "hpc-rocky-linux-8", "rocky-8"),
+        ("debian-cloud", "debian-12", "debian-12"),
+        ("ubuntu-os-cloud", "ubuntu-2204-lts", "ubuntu-22.04"),
+        ("ubuntu-os-cloud", "ubuntu-minimal-2404-lts-amd64", "ubuntu-24.04"),
+        ("deeplearning-platform-release", "common-cu128-ubuntu-2204-nvidia-570", "ubuntu-22.04"),
+        ("rhel-cloud", "rhel-9", "rhel-9"),
+        ("my-images", "debian-12", None),
+        ("rocky-linux-cloud", "something-else", None),
     ],
 )
-def test_every_image_of_rocky_linux_is_refused(controller: Any, train: Any, where: str) -> None:
+def test_googles_own_images_are_what_they_are_called(project: str, family: str, release: str | None) -> None:
+    assert release_of(Image(project=project, family=family, name=None)) == release
+    assert release_of(Image(project=project, family=None, name=f"{family}-v20260101")) == release
+
+
+@pytest.mark.parametrize(
+    ("controller", "train", "ahead"),
+    [
+        (None, None, "rocky-9"),
+        (DEBIAN, DEBIAN, "debian-12"),
+        (MINE, MINE, None),
+        (None, MINE, None),
+    ],
+)
+def test_what_can_be_configured_is_not_refused(controller: Any, train: Any, ahead: str | None) -> None:
+    spec = spec_of(controller, train)
+    assert refusal(spec) is None
+    assert release_ahead(spec) == ahead
+
+
+@pytest.mark.parametrize(
+    ("controller", "train", "why", "where"),
+    [
+        (DEBIAN, None, ".controller.image has Debian 12", "provider.partitions.train.image"),
+        (None, OLD, "Python is 3.6", "provider.partitions.train.image"),
+        (OLD, OLD, "Python is 3.6", "provider.controller.image, provider.partitions.train.image"),
+    ],
+)
+def test_what_differs_or_is_not_known_is_refused(controller: Any, train: Any, why: str, where: str) -> None:
     refused = refusal(spec_of(controller, train))
     assert refused is not None
-    assert refused.where.endswith(where)
-    assert "debian-cloud" in refused.fix
-
-
-def test_debian_is_not(tmp_path: Path) -> None:
-    assert refusal(spec_of(DEBIAN, DEBIAN)) is None
-    local = ClusterSpec.model_validate({"version": 1, "name": "d", "partitions": [{"name": "x", "nodes": 1}]})
-    assert refusal(local) is None
+    assert why in refused.why
+    assert refused.where == where
+    assert "Rocky Linux 9" in refused.fix
 
 
 def test_up_refuses_at_once_and_plan_and_validate_say_so(tmp_path: Path) -> None:
@@ -65,11 +100,11 @@ def test_up_refuses_at_once_and_plan_and_validate_say_so(tmp_path: Path) -> None
         environ = {**cloud.env, **google.environment, "PATH": path}
         cli = Clusterctl(tmp_path / "home", tmp_path / "cwd", environ)
         refused = cli("up", "--yes", rc=2).stderr
-        assert "can't configure hosts with Rocky Linux yet" in refused
-        assert "debian-12" in refused
+        assert "can't make a cluster of hosts with these images" in refused
+        assert "Rocky Linux 9" in refused
         assert not cloud.resources()
         assert not cli.home.exists()
-        assert "`up` refuses this: clusterctl can't configure" in cli("validate").stderr
+        assert "`up` refuses this: clusterctl can't make a cluster" in cli("validate").stderr
         (note,) = (one for one in cli("-o", "json", "plan").json["notes"] if "refuses" in one)
-        assert "debian-12" in note
+        assert "Debian 12" in note
     assert not cloud.resources()

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from clusterctl.distributions import UNSEEN
 from clusterctl.errors import MachineError, StalePlanError, UsageError
 from clusterctl.inventory import SharedFolder
 from clusterctl.providers.gcp import folder, iap
@@ -25,6 +26,7 @@ from tests.support.google.api import PROJECT, Google
 from tests.support.google.cloud import GoogleCloud
 from tests.support.google.world import World
 
+SEEN = "rocky-9.6"  # on each of them, by a look
 HOSTS = ["demo-ctl", "demo-train-1", "demo-train-2"]
 
 
@@ -102,7 +104,10 @@ def test_from_nothing_to_hosts_and_back(cloud: GoogleCloud, workspace: Workspace
     assert inventory.hosts[1].job_environment["NCCL_DEBUG"] == "WARN"
     assert not inventory.controller.job_environment
     assert not inventory.baked
-    workspace.hosts.write_text(inventory.model_dump_json())
+    assert {host.distribution for host in inventory.hosts} == {UNSEEN}
+    workspace.hosts.write_text(
+        inventory.model_dump_json().replace('"distribution":""', f'"distribution":"{SEEN}"')
+    )
     assert provider.alive(workspace.cluster_id())
 
     again = provider_of(spec).plan(spec, workspace, keep={}, say=silent)
@@ -117,6 +122,7 @@ def test_from_nothing_to_hosts_and_back(cloud: GoogleCloud, workspace: Workspace
     assert off.cost.then == planned.cost.then
     done = raised(spec, workspace)
     assert (done.made, done.started) == ((), ("demo-train-1",))
+    assert {host.distribution for host in done.inventory.hosts} == {SEEN}
 
     with World(cloud.store.path).change() as state:
         state["guest_attributes"] = {"demo-train-2": {"ssh-ed25519": f"{HOST_KEY[:-4]}new0"}}

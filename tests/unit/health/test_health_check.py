@@ -7,15 +7,14 @@ import os
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from clusterctl.assets import asset
-from clusterctl.slurm.facts import NodeFacts
-from clusterctl.slurm.gpus import Gpu
+from clusterctl.slurm.gpus import Driver, Gpu
 from clusterctl.slurm.health import health_file
 from tests.support.nvidia import machines
 from tests.unit.slurm_config.test_slurm_config import make_inventory, make_spec
@@ -68,6 +67,19 @@ class Host:
     def becomes(self, machine: machines.Machine) -> None:
         machines.describe(self.folder / "machine.json", machine)
 
+    def falls(self, sick: Sick) -> None:
+        """Sick with just this."""
+        self.becomes(sick.machine)
+        self.kernel_says(*sick.kernel)
+        self.set(disk_free_mib=sick.disk_free_mib, disks=["/"])
+        self.chrony_says(sick.clock_offset_s)
+
+    def chrony_says(self, offset_s: float, leap: str = "Normal") -> None:
+        said = f"0A000001,10.0.0.1,3,1763668800.1,{offset_s},0.1,0.2,-1.0,0.0,0.1,0.0,0.0,64.0,{leap}"
+        chronyc = self.folder / "chronyc"
+        chronyc.write_text(f"#!/bin/sh\necho {said}\n")
+        chronyc.chmod(0o755)
+
     def kernel_says(self, *lines: str) -> None:
         (self.folder / "kernel.log").write_text("".join(f"{line}\n" for line in lines))
 
@@ -101,8 +113,8 @@ def _host(folder: Path, machine: machines.Machine, cards: int = 1) -> Host:
     program.chmod(0o755)
     spec = make_spec({"name": "train", "nodes": 1})
     inventory = make_inventory(spec)
-    facts = NodeFacts(4, 1, 1, 4, 1, 8000, gpus=tuple(Gpu("x", i) for i in range(cards)), cards=cards)
-    settings = json.loads(health_file(spec, inventory, {host.name: facts for host in inventory.compute}))
+    driver = Driver(cards, tuple(Gpu("x", i) for i in range(cards)))
+    settings = json.loads(health_file(spec, inventory, {host.name: driver for host in inventory.compute}))
     (folder / "health.json").write_text(json.dumps(next(iter(settings.values()))))
     host = Host(folder)
     host.set(disk_free_mib=0)
@@ -122,48 +134,98 @@ def test_a_node_that_is_well_is_left_alone_and_not_asked_about_twice(host: Host)
     assert host.reason == ""
 
 
-_SICK: Mapping[str, tuple[machines.Machine, str]] = {
-    "too hot": (machines.hot(), "GPU 0: 96 C, and 90 are allowed"),
-    "memory errors": (machines.rtx_4070(ecc=3), "GPU 0: 3 memory errors that ECC could not correct"),
-    "narrow link": (machines.rtx_4070(pcie_width=4), "GPU 0: PCIe x4 instead of x16"),
-    "no driver": (machines.no_driver(), "nvidia-smi: NVIDIA-SMI has failed because it couldn't communicate"),
-    "off the bus": (machines.lost(), "nvidia-smi: Unable to determine the device handle for GPU"),
-    "none": ({"gpus": []}, "0 GPUs answer, and not 1"),
-    "forbidden": (machines.rtx_4070(compute_mode="Prohibited"), "GPU 0: its compute mode forbids all work"),
+@dataclass(frozen=True)
+class Sick:
+    """What makes a node sick, and what is said of it; ``lasting``: only once it is seen twice running."""
+
+    says: str
+    machine: machines.Machine = field(default_factory=machines.rtx_4070)
+    kernel: tuple[str, ...] = ()
+    disk_free_mib: int = 0
+    clock_offset_s: float = 0.0
+    lasting: bool = False
+
+
+_SICK: Mapping[str, Sick] = {
+    "too hot": Sick("GPU 0: 96 C, and 90 are allowed", machines.hot()),
+    "memory errors": Sick("GPU 0: 3 memory errors that ECC could not correct", machines.rtx_4070(ecc=3)),
+    "narrow link": Sick("GPU 0: PCIe x4 instead of x16", machines.awake(pcie_width=4), lasting=True),
+    "slow link": Sick("GPU 0: PCIe generation 2 instead of 4", machines.awake(pcie_gen=2), lasting=True),
+    "slowed down": Sick(
+        "GPU 0: slowed down (hardware slowdown)", machines.awake(throttle="0x08"), lasting=True
+    ),
+    "no driver": Sick(
+        "nvidia-smi: NVIDIA-SMI has failed because it couldn't communicate", machines.no_driver()
+    ),
+    "off the bus": Sick("nvidia-smi: Unable to determine the device handle for GPU", machines.lost()),
+    "none": Sick("0 GPUs answer, and not 1", {"gpus": []}),
+    "forbidden": Sick(
+        "GPU 0: its compute mode forbids all work", machines.rtx_4070(compute_mode="Prohibited")
+    ),
+    "grave XID": Sick("XID 79 at PCI:0000:10:00 in the kernel's log", kernel=(machines.xid(79),)),
+    "full disk": Sick("/ has ", disk_free_mib=1 << 40),
+    "clock": Sick("the clock is off by 61.5 s", clock_offset_s=-61.5),
 }
 
 
 @pytest.mark.parametrize("name", _SICK)
 def test_a_sick_node_is_drained_with_the_reason_and_comes_back(host: Host, name: str) -> None:
-    machine, says = _SICK[name]
-    host.becomes(machine)
+    sick = _SICK[name]
+    host.falls(sick)
+    if sick.lasting:
+        assert (host.look(), host.reason) == ([], "")
     (found,) = host.look()
-    assert found.startswith(says)
-    assert host.reason.startswith(f"clusterctl health: {says}")
+    assert found.startswith(sick.says)
+    assert host.reason.startswith(f"clusterctl health: {sick.says}")
     assert len(host.look()) == 1
     assert sum("State=DRAIN" in call for call in host.calls) == 1
-    host.becomes(machines.rtx_4070())
-    assert host.look() == []
-    assert host.reason == ""
+    host.falls(Sick("nothing", machines.awake()))
+    assert (host.look(), host.reason) == ([], "")
 
 
-@pytest.mark.parametrize(
-    ("machine", "says"),
-    [
-        (machines.rtx_4070(throttle="0x0000000000000048"), "GPU 0: slowed down (hardware slowdown)"),
-        (machines.rtx_4070(pstate="P0", pcie_gen=2), "GPU 0: PCIe generation 2 instead of 4"),
-    ],
-)
-def test_what_may_pass_counts_when_it_lasts(host: Host, machine: machines.Machine, says: str) -> None:
-    host.becomes(machine)
-    assert host.look() == []
-    assert says in host.look()
-    assert says in host.reason
-
-
-def test_a_gpu_that_sleeps_with_a_slow_link_is_well(host: Host) -> None:
-    host.becomes(machines.rtx_4070(pstate="P8", pcie_gen=1))
+@pytest.mark.parametrize("link", [{"pcie_gen": 1}, {"pcie_width": 4}])
+def test_a_gpu_that_sleeps_with_less_of_its_link_is_well(host: Host, link: dict[str, int]) -> None:
+    host.becomes(machines.rtx_4070(**link))
     assert [host.look(), host.look()] == [[], []]
+
+
+LOST_LANES = "GPU 0: PCIe x4 instead of x16"
+
+
+@pytest.fixture
+def without_lanes(host: Host) -> Host:
+    """Drained, for its card was at work with a part of its link, and now asleep."""
+    host.becomes(machines.awake(pcie_width=4))
+    assert [host.look(), host.look()] == [[], [LOST_LANES]]
+    host.becomes(machines.rtx_4070(pcie_width=4))
+    return host
+
+
+def test_a_link_that_was_narrow_at_work_keeps_the_node_out_while_the_card_sleeps(without_lanes: Host) -> None:
+    for _ in range(3):
+        assert without_lanes.look() == [LOST_LANES]
+    without_lanes.becomes(machines.awake(pcie_width=4))
+    assert without_lanes.look() == [LOST_LANES]
+    assert LOST_LANES in without_lanes.reason
+    without_lanes.becomes(machines.awake())
+    assert (without_lanes.look(), without_lanes.reason) == ([], "")
+    without_lanes.becomes(machines.rtx_4070(pcie_width=4))
+    assert (without_lanes.look(), without_lanes.reason) == ([], "")
+
+
+def test_a_narrow_link_is_forgotten_when_a_person_resumes_the_node(without_lanes: Host) -> None:
+    without_lanes.look()
+    without_lanes.resumed_by_a_person()
+    assert [without_lanes.look(), without_lanes.look(), without_lanes.reason] == [[], [], ""]
+    without_lanes.becomes(machines.awake(pcie_width=4))
+    assert [without_lanes.look(), without_lanes.look()] == [[], [LOST_LANES]]
+
+
+def test_a_link_that_lagged_for_a_moment_keeps_no_node_out(host: Host) -> None:
+    host.becomes(machines.awake(pcie_width=4, temperature=96))
+    assert host.look() == ["GPU 0: 96 C, and 90 are allowed"]
+    host.becomes(machines.rtx_4070(pcie_width=4))
+    assert (host.look(), host.reason) == ([], "")
 
 
 def test_a_gpu_that_was_too_hot_must_cool_down_for_good(host: Host) -> None:
@@ -227,17 +289,10 @@ def test_a_driver_that_hangs_is_not_waited_for_nor_asked_again(host: Host) -> No
     assert host.look() == ["nvidia-smi still hangs: the driver does not answer"]
 
 
-def test_a_full_disk_and_a_clock_that_is_off(host: Host) -> None:
-    host.set(disk_free_mib=1 << 40, disks=["/", "/tmp/..", "/no/such"])
+def test_a_file_system_is_judged_once_and_one_that_is_not_there_never(host: Host) -> None:
+    host.set(disk_free_mib=1 << 40, disks=["/", "/..", "/no/such"])
     (found,) = host.look()
     assert found.startswith("/ has ")
-    host.set(disk_free_mib=0)
-    chronyc = host.folder / "chronyc"
-    chronyc.write_text(
-        "#!/bin/sh\necho 0A000001,10.0.0.1,3,1763668800.1,-61.5,0.1,0.2,-1.0,0.0,0.1,0.0,0.0,64.0,Normal\n"
-    )
-    chronyc.chmod(0o755)
-    assert host.look() == ["the clock is off by 61.5 s"]
 
 
 def test_eight_cards_two_in_parts(tmp_path: Path) -> None:

@@ -5,12 +5,10 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-import yaml
 
-from clusterctl.assets import asset
 from clusterctl.errors import SpecError
 from clusterctl.spec.load import parse_spec
-from tests.support.plays import run_tasks
+from tests.support.plays import role_data, run_tasks
 
 
 def test_an_apptainer_that_is_there_is_left_alone(tmp_path: Path) -> None:
@@ -23,7 +21,7 @@ def test_an_apptainer_that_is_there_is_left_alone(tmp_path: Path) -> None:
 
 
 def test_a_package_with_another_checksum_reaches_no_host(tmp_path: Path) -> None:
-    data = yaml.safe_load((asset("ansible") / "roles/apptainer/vars/Debian.yml").read_text())
+    data = role_data("apptainer", "vars/Debian.yml")
     assert len(data["apptainer_sha256"]) == 64
     deb = tmp_path / "upstream.deb"
     deb.write_text("not what upstream released")
@@ -32,9 +30,8 @@ def test_a_package_with_another_checksum_reaches_no_host(tmp_path: Path) -> None
     done = run_tasks(
         tmp_path,
         "apptainer",
-        "Debian",
+        "upstream",
         apptainer_url=deb.as_uri(),
-        apptainer_file="apptainer.deb",
         apptainer_sha256=data["apptainer_sha256"],
         apptainer_fetched=str(fetched),
     )

@@ -2,28 +2,20 @@
 
 from __future__ import annotations
 
-import importlib.util
 import subprocess
 from pathlib import Path
 from types import ModuleType
 
 import pytest
 
-from clusterctl.assets import asset
-from tests.support.plays import program, run_tasks
+from tests.support.plays import load_module, program, run_tasks
 
 CAPTURES = Path(__file__).parent / "captures"
 
 
 @pytest.fixture(scope="module")
 def fabric() -> ModuleType:
-    path = asset("ansible") / "library" / "fabric_facts.py"
-    found = importlib.util.spec_from_file_location("fabric_facts", path)
-    assert found
-    assert found.loader
-    loaded = importlib.util.module_from_spec(found)
-    found.loader.exec_module(loaded)
-    return loaded
+    return load_module("fabric_facts")
 
 
 def sysfs(tmp_path: Path, capture: str) -> Path:

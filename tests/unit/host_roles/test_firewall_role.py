@@ -1,53 +1,32 @@
-"""The role firewall: what it opens, what it will not lose, and what it says where ufw is in the way."""
+"""The role firewall: what it opens, and what it will not lose."""
 
 from __future__ import annotations
 
-import importlib.util
 from pathlib import Path
 from types import ModuleType
 from typing import Any
 from xml.etree import ElementTree
 
 import pytest
-import yaml
 
-from clusterctl.assets import asset
 from clusterctl.inventory import SLURMCTLD_PORT, SLURMD_PORT, SLURMDBD_PORT, SRUN_PORTS
-from tests.support.plays import program, run_tasks
+from tests.support.plays import load_module, role_data
 
 CAPTURES = Path(__file__).parent / "captures"
-HOSTS = ["10.9.0.1", "10.9.0.2"]
-OPEN_TO_ALL = "22/tcp                     ALLOW       Anywhere\n"
-ACTIVE = """\
-Status: active
-
-To                         Action      From
---                         ------      ----
-"""
 
 
 @pytest.fixture(scope="module")
 def policy() -> ModuleType:
-    path = asset("ansible") / "library" / "firewalld_policy.py"
-    found = importlib.util.spec_from_file_location("firewalld_policy", path)
-    assert found
-    assert found.loader
-    loaded = importlib.util.module_from_spec(found)
-    found.loader.exec_module(loaded)
-    return loaded
+    return load_module("firewalld_policy")
 
 
 def parsed(text: str) -> ElementTree.Element:
     return ElementTree.fromstring(text)  # noqa: S314  # ours
 
 
-def role_vars() -> dict[str, list[str]]:
-    return dict(yaml.safe_load((asset("ansible") / "roles/firewall/vars/main.yml").read_text()))
-
-
 def test_the_ports_are_those_that_slurm_is_told() -> None:
-    ports = role_vars()
-    assert f"{SRUN_PORTS}/tcp" in ports["firewall_every_host"]
+    ports = role_data("firewall")
+    assert ports["firewall_srun"] == [f"{SRUN_PORTS}/tcp"]
     assert ports["firewall_controller"] == [f"{SLURMCTLD_PORT}/tcp", f"{SLURMDBD_PORT}/tcp"]
     assert ports["firewall_compute"] == [f"{SLURMD_PORT}/tcp"]
 
@@ -83,26 +62,3 @@ def test_an_interface_that_came_while_it_runs_is_no_rule(policy: ModuleType) -> 
     assert "interfaces: eno1" not in (CAPTURES / "firewalld-1.3.3-zones-permanent.txt").read_text()
     assert not list(policy.unsaved(zones(policy, "permanent"), zones(policy, "permanent")))
     assert not [key for key, words in zones(policy, "running").items() if "eno1" in words]
-
-
-@pytest.mark.parametrize(
-    ("said", "closed"),
-    [
-        ("Status: inactive\n", ()),
-        (ACTIVE + OPEN_TO_ALL, ("10.9.0.1", "10.9.0.2")),
-        (ACTIVE + OPEN_TO_ALL + "Anywhere                   ALLOW       10.9.0.1\n", ("10.9.0.2",)),
-        (ACTIVE + "Anywhere                   ALLOW       10.9.0.0/24\n", ()),
-    ],
-    ids=["inactive", "closed", "one of two", "network"],
-)
-def test_an_active_ufw_is_left_alone_and_what_it_keeps_out_is_said(
-    tmp_path: Path, said: str, closed: tuple[str, ...]
-) -> None:
-    (tmp_path / "said").write_text(said)
-    program(tmp_path, "ufw", f'echo "$@" >>{tmp_path}/calls; cat {tmp_path}/said')
-    done = run_tasks(tmp_path, "firewall", "ufw", firewall_addresses=HOSTS, firewall_network="10.9.0.0/24")
-    assert (tmp_path / "calls").read_text() == "status\n"
-    assert (done.returncode != 0) == bool(closed), done.stdout
-    if closed:
-        assert f"lets {', '.join(closed)} not through" in done.stdout
-        assert "sudo ufw allow from 10.9.0.0/24" in done.stdout

@@ -100,6 +100,19 @@ def test_a_container_sees_gpus_where_the_job_has_them_and_what_ranks_share(batch
     assert env["APPTAINER_BIND"].split(",") == [str(batch.folder), str(tmp_path / "pmix")]
 
 
+@pytest.mark.parametrize(
+    ("status", "slurm", "flags"),
+    [(0, {}, "--nv"), (9, {}, ""), (0, {"SLURM_JOB_ID": "7"}, "")],
+    ids=["GPUs", "no driver", "Slurm gave it none"],
+)
+def test_without_a_scheduler_a_container_sees_the_gpus_of_its_host(batch, image, status, slurm, flags):
+    batch.has_apptainer()
+    batch.environment |= slurm
+    play(batch.folder.parent / "bin" / "nvidia-smi", f"echo 'GPU 0: Tesla T4'; exit {status}")
+    env, _, _ = seen(batch, python_job(batch, container=image))
+    assert env["STANDIN_FLAGS"] == flags
+
+
 def test_an_array_task_runs_in_its_folder_in_the_container(batch, image):
     batch.has_apptainer()
     batch.environment["SLURM_ARRAY_TASK_ID"] = "3"

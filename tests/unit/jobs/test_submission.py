@@ -196,6 +196,7 @@ def test_a_controller_that_stays_away_is_said_soon_and_the_job_is_not_submitted(
     assert "clusterctl up" in caught.value.fix
     assert now[0] < 10
     assert cluster.calls("sbatch") == 1
+    assert cluster.calls("squeue") == 0, "it takes twice a MessageTimeout to say that it can't connect"
     assert [entry.refused for entry in cluster.ledger.entries()] == [True]
     assert list((cluster.home / "clusterctl" / "jobs").iterdir()) == []
 
@@ -205,6 +206,7 @@ def test_a_controller_that_stays_away_is_said_soon_and_the_job_is_not_submitted(
     [
         "Socket timed out on send/recv operation",
         "Unable to contact slurm controller: Socket timed out on send/recv operation",
+        "Batch job submission failed: Unable to contact slurm controller (receive failure)",
     ],
 )
 def test_a_controller_that_goes_away_after_it_had_the_request_is_not_taken_for_a_refusal(cluster, job, said):

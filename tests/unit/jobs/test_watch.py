@@ -22,8 +22,7 @@ from clusterctl.jobs.logs import LogChunk
 from clusterctl.scheduler.base import Clock
 from clusterctl.scheduler.models import JobState
 from clusterctl.slurm.client import SlurmClient
-from clusterctl.spec import JobSpec
-from tests.support.played.cluster import Nearby, PlayedCluster
+from tests.support.played.cluster import Nearby, PlayedCluster, submitted
 
 
 class Told:
@@ -37,12 +36,6 @@ class Told:
 
     def text(self, stream: str = "stdout") -> str:
         return b"".join(chunk.data for chunk in self.chunks if chunk.stream == stream).decode()
-
-
-def submitted(session: Session, folder: Path, body: str) -> str:
-    script = folder / "job.sh"
-    script.write_text(f"#!/bin/bash\n{body}\n")
-    return jobs.submit(session, JobSpec(name="mine", script=script)).job_id
 
 
 def held(cluster: PlayedCluster, session: Session, folder: Path) -> str:
@@ -63,6 +56,28 @@ def test_wait(session, cluster, tmp_path):
     entry = cluster.ledger.find(job_id)
     assert entry is not None
     assert entry.state == "COMPLETED"
+
+
+def test_only_nodes_that_are_out_of_service_make_a_reason_to_wait_worth_a_word(cluster, tmp_path):
+    reasons = iter(
+        [
+            *("None", "Priority", "ReqNodeNotAvail, UnavailableNodes:n1", "ReqNodeNotAvail, May be reserved"),
+            *("Resources", "Nodes_required_for_job_are_DOWN,_DRAINED_or_reserved_for_jobs", "Priority"),
+        ]
+    )
+
+    def sleep(_seconds: float) -> None:
+        if reason := next(reasons, None):
+            cluster.change(job_id, reason=reason)
+        else:
+            cluster.change(job_id, state="CANCELLED")
+
+    session = cluster.session(clock=Clock(sleep=sleep))
+    job_id = held(cluster, session, tmp_path)
+    told: list[tuple[bool, str]] = []
+    jobs.wait(session, [job_id], on_change=lambda job: told.append((job.lacks_nodes, job.reason[:15])))
+    assert [reason for lacks, reason in told if lacks] == ["ReqNodeNotAvail", "Nodes_required_"]
+    assert len(told) == 6  # first, then whenever it begins or ends to lack them, and its end
 
 
 def test_many_jobs_are_waited_for_with_one_query_at_a_time(session, cluster, tmp_path):
@@ -294,49 +309,6 @@ def test_logs_of_what_is_no_job_id(session, tmp_path):
     job_id = submitted(session, tmp_path, "true")
     with pytest.raises(UsageError, match="is not a job id"):
         jobs.logs(session, f"{job_id}_x", on_output=Told())
-
-
-def test_cancel(session, cluster, tmp_path):
-    job_id = submitted(session, tmp_path, "sleep 60")
-    done = jobs.cancel(session, [job_id])
-    assert [job.id for job in done.cancelled] == [job_id]
-    assert done.ended == ()
-    assert cluster.job(job_id)["state"] == "CANCELLED"
-
-
-def test_cancel_says_what_had_ended(session, cluster, tmp_path):
-    over, running = submitted(session, tmp_path, "true"), submitted(session, tmp_path, "sleep 60")
-    cluster.wait_until_ended(over)
-    done = jobs.cancel(session, [over, running])
-    assert [job.id for job in done.cancelled] == [running]
-    assert [job.id for job in done.ended] == [over]
-    assert cluster.job(over)["state"] == "COMPLETED"
-
-
-def test_cancel_of_an_unknown_job_cancels_nothing(session, cluster, tmp_path):
-    job_id = submitted(session, tmp_path, "sleep 60")
-    with pytest.raises(SlurmError, match="does not know job 77"):
-        jobs.cancel(session, [job_id, "77"])
-    assert cluster.job(job_id)["state"] == "RUNNING"
-    with pytest.raises(UsageError):
-        jobs.cancel(session, ["all"])
-
-
-def test_list_has_the_queue_and_what_it_has_forgotten(session, cluster, tmp_path):
-    first, second = submitted(session, tmp_path, "true"), submitted(session, tmp_path, "true")
-    cluster.wait_until_ended(first)
-    cluster.wait_until_ended(second)
-    cluster.change(first, forgotten=True)
-    assert [job.id for job in jobs.list_jobs(session)] == [first, second]
-
-
-def test_as_dict_is_plain_json(session, cluster, tmp_path):
-    job_id = submitted(session, tmp_path, "true")
-    cluster.wait_until_ended(job_id)
-    (job,) = jobs.known_jobs(session, [job_id])
-    told = jobs.as_dict(job)
-    assert (told["job_id"], told["state"], told["nodes"]) == (job_id, "COMPLETED", ["n1"])
-    assert type(told["state"]) is str
 
 
 def test_each_failure_has_its_host_its_log_and_a_way_out(session, tmp_path):

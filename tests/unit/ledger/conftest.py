@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import importlib.util
+import importlib
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -13,6 +13,7 @@ import pytest
 
 import ansible.module_utils
 from clusterctl.assets import asset
+from tests.support.plays import load_module
 
 Answers = dict[tuple[str, ...], tuple[int, str, str]]
 
@@ -68,11 +69,7 @@ def ledger(
     tmp_path: Path, machine: Machine, monkeypatch: pytest.MonkeyPatch
 ) -> Callable[..., dict[str, Any]]:
     """Runs the module with a state; a host without a package manager unless the test brings one."""
-    found = importlib.util.spec_from_file_location("host_ledger", asset("ansible") / "library/host_ledger.py")
-    assert found
-    assert found.loader
-    library = importlib.util.module_from_spec(found)
-    found.loader.exec_module(library)
+    library = load_module("host_ledger")
     monkeypatch.setattr(library, "manager", lambda _: None)
 
     def act(

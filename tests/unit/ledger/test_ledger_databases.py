@@ -69,3 +69,17 @@ def test_our_database_is_dropped_while_its_server_runs(
     (drop,) = (argv for argv in machine.ran if "DROP DATABASE" in argv[-1])
     order = [argv[-1] for argv in machine.ran if argv[:2] == ["systemctl", "stop"] or argv is drop]
     assert order == ["slurmdbd.service", drop[-1], "mariadb.service"]
+
+
+def test_an_account_of_a_server_that_is_stopped_is_found_where_it_keeps_them(
+    util: Callable[[str], ModuleType], machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(util("ledger_host").shutil, "which", lambda name: name)
+    machine.answers["my_print_defaults",] = 0, f"--port=3306\n--datadir={tmp_path}\n", ""
+    machine.answers["mariadb",] = 1, "", "Can't connect to local server"
+    (tmp_path / "mysql").mkdir()
+    (tmp_path / "mysql/global_priv.MAD").write_bytes(b"\x00localhost\x00slurm\x00{}")
+    server = util("ledger_host").Databases(machine.run, "/var/lib/elsewhere")
+    assert server.has_user("slurm")
+    assert not server.has_user("anna")
+    assert server.is_there

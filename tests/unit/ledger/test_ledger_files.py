@@ -20,11 +20,12 @@ def etc(tmp_path: Path) -> Path:
     return folder
 
 
-def tree(folder: Path) -> dict[str, tuple[int, str | bytes | None]]:
-    """Every path below with its mode and its content."""
+def tree(folder: Path) -> dict[str, tuple[int, int, str | bytes | None]]:
+    """Every path below with its mode and its content, and when files and links were changed last."""
     return {
         path.relative_to(folder).as_posix(): (
             path.lstat().st_mode,
+            0 if path.is_dir() else path.lstat().st_mtime_ns,
             str(path.readlink()) if path.is_symlink() else path.read_bytes() if path.is_file() else None,
         )
         for path in sorted(folder.rglob("*"))
@@ -63,6 +64,29 @@ def test_files_links_and_folders_come_back_as_they_were(ledger: Ledger, etc: Pat
     assert not ledger("restored")["changed"]
 
 
+@pytest.mark.parametrize(
+    ("uid", "is_ones"), [(999, False), (1000, True), (64030, False), (65534, False), (70000, True)]
+)
+def test_what_a_service_has_belongs_to_no_person(
+    util: Callable[[str], ModuleType],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    uid: int,
+    is_ones: bool,
+) -> None:
+    paths = util("ledger_paths")
+    monkeypatch.setattr(paths.pwd, "getpwuid", lambda _: "an account")
+    assert paths._of_people(uid) is is_ones
+
+
+def test_accounts_of_a_directory_service_are_not_the_hosts(
+    util: Callable[[str], ModuleType], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "passwd").write_text("root:x:0:0::/root:/bin/sh\n+@staff::::::\n")
+    monkeypatch.setattr(util("ledger_host"), "_ETC", tmp_path)
+    assert util("ledger_host").users() == ["root"]
+
+
 def test_a_second_up_notes_nothing_new(ledger: Ledger, etc: Path) -> None:
     conf = etc / "a.conf"
     conf.write_text("theirs\n")
@@ -86,6 +110,38 @@ def test_somebodys_version_of_our_file_is_kept_beside(ledger: Ledger, etc: Path)
     assert not conf.exists()
     assert (etc / "slurm.conf.clusterctl-kept").read_text() == "ours, bettered\n"
     assert "slurm.conf.clusterctl-kept" in said["clusterctl_notes"][0]
+
+
+@pytest.mark.parametrize("again", [False, True])
+def test_keys_that_others_added_to_a_file_of_ours_go_on_letting_them_in(
+    ledger: Ledger, etc: Path, again: bool
+) -> None:
+    keys = etc / ".ssh/authorized_keys"
+    touches = {"files": [str(keys)], "folders": [str(keys.parent)]}
+    ledger("recorded", **touches)
+    keys.parent.mkdir()
+    keys.write_text("ours\n")
+    ledger("sealed", **touches)
+    keys.write_text("theirs\nours\n")
+    if again:
+        ledger("recorded", **touches)
+        ledger("sealed", **touches)
+    ledger("restored")
+    assert keys.read_text() == "theirs\n"
+    assert [path.name for path in keys.parent.iterdir()] == [keys.name]
+
+
+def test_what_another_host_gives_back_is_left_alone(ledger: Ledger, etc: Path) -> None:
+    (etc / "home").mkdir()
+    shared, own = etc / "home/key", etc / "key"
+    touches = {"files": [str(shared), str(own)], "spared": [str(etc / "home")]}
+    ledger("recorded", **touches)
+    shared.write_text("ours\n")
+    own.write_text("ours\n")
+    ledger("sealed", **touches)
+    ledger("restored")
+    assert shared.exists()
+    assert not own.exists()
 
 
 def test_a_version_that_the_next_up_replaced_is_kept_too(ledger: Ledger, etc: Path) -> None:

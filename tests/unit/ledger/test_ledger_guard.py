@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
@@ -46,6 +48,19 @@ def test_a_second_attempt_still_holds_what_the_first_saw(
     shutil.rmtree(root / "slurm")  # and it is killed here
     guards[1].hold()
     assert len(guards[1].put_back(but=())) == 3
+
+
+def test_pipes_and_links_are_held_on_another_file_system_too(
+    root: Path, tmp_path: Path, util: Callable[[str], ModuleType], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    os.mkfifo(root / "slurm/pipe", 0o640)
+    monkeypatch.setattr(os, "link", lambda *_, **__: (_ for _ in ()).throw(OSError(errno.EXDEV, "another")))
+    guard = util("ledger_guard").Guard(str(tmp_path / "held"), str(root))
+    guard.hold()
+    shutil.rmtree(root / "slurm")
+    guard.put_back(but=())
+    assert (root / "slurm/pipe").is_fifo()
+    assert (root / "slurm/old/slurm.conf").read_text() == "theirs"
 
 
 def test_what_a_package_made_for_itself_goes_with_its_folder(

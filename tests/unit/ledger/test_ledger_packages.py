@@ -152,3 +152,12 @@ def test_keys_of_repositories_are_packages(rpm: Any, machine: Machine) -> None:
     rpm.remove(["bash.x86_64", "gpg-pubkey-3228467c-613798eb"])
     assert commands(machine, "dnf")[0][-2:] == ["remove", "bash.x86_64"]
     assert machine.ran[-1] == ["rpm", "-e", "gpg-pubkey-3228467c-613798eb"]
+
+
+def test_folders_that_a_purge_would_take_are_told_from_its_script(
+    dpkg: Any, tmp_path: Path, util: Util, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(util("ledger_packages"), "_INFO", str(tmp_path))
+    (tmp_path / "munge.postrm").write_text("rm -rf /var/lib/munge\n")
+    folders = ["/var/lib/munge", "/var/lib/mysql"]
+    assert dpkg.purged(["munge:amd64", "procps"], folders) == ["/var/lib/munge"]

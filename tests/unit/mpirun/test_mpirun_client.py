@@ -9,13 +9,14 @@ import pytest
 
 from clusterctl.errors import SchedulerError, UnreachableError, UsageError
 from clusterctl.inventory import COMPUTE, CONTROLLER, Host, Inventory
-from clusterctl.mpirun.client import BusyError, MpirunClient
+from clusterctl.mpirun.client import BusyError, MpirunClient, SickError
 from clusterctl.mpirun.job import Start
 from clusterctl.scheduler.base import Clock
 from clusterctl.transport.scripted import ScriptedTransport, Step
 
 START = Start("abc", "train", "/shared/home/ada/j", "job.mpirun", "train", ("d-train-1",), 60)
 ASKED = ("sudo", "-n", "/usr/bin/python3", "...")
+HEALTH = ("sudo", "-n", "/opt/clusterctl/health")
 INVENTORY = Inventory(
     cluster="d",
     cluster_id="1",
@@ -62,6 +63,10 @@ def client(**steps: list[Step]) -> tuple[MpirunClient, dict[str, ScriptedTranspo
     }
     clock = Clock(lambda: 100.0, lambda _: None)
     return MpirunClient(INVENTORY, "ada", hosts["d-ctl"], hosts.__getitem__, clock, 0.0), hosts
+
+
+def health(*faults: str) -> Step:
+    return Step(HEALTH, "".join(f"{fault}\n" for fault in faults), rc=1 if faults else 0)
 
 
 def said(**answer: Any) -> Step:
@@ -128,21 +133,41 @@ def test_a_second_job_is_refused_with_who_runs_and_since_when():
 
 
 def test_who_was_faster_is_named_too():
-    mpirun, _ = client(ctl=[said(jobs=[])], one=[said(busy=noted("m4"))])
+    mpirun, _ = client(ctl=[said(jobs=[])], one=[health(), said(busy=noted("m4"))])
     with pytest.raises(BusyError, match="job m4"):
         mpirun.submit(START)
 
 
 def test_a_job_starts_on_the_first_of_its_nodes():
-    mpirun, hosts = client(ctl=[said(jobs=[])], one=[said(id="m1")])
+    mpirun, hosts = client(ctl=[said(jobs=[])], one=[health(), said(id="m1")])
     assert mpirun.submit(START) == "m1"
-    asked = json.loads(hosts["d-train-1"].calls[0].argv[-1])
+    asked = json.loads(hosts["d-train-1"].calls[1].argv[-1])
     assert (asked["do"], asked["script"], asked["limit_s"]) == ("submit", "job.mpirun", 60)
     assert set(asked["job"]) == {"token", "name", "folder", "partition", "nodes"}
 
 
+def test_a_sick_node_gets_no_job_and_is_looked_at_anew():
+    looks = [health("GPU 0: 97 C, and 90 are allowed", "/ has 3 MiB free, and needs 100"), health()]
+    mpirun, hosts = client(ctl=[said(jobs=[])] * 2, one=[*looks, said(id="m1")])
+    with pytest.raises(SickError, match="no job is started on d-train-1") as caught:
+        mpirun.submit(START)
+    (failure,) = caught.value.failures
+    assert (failure.code, failure.host) == ("sick", "d-train-1")
+    assert failure.cause == "GPU 0: 97 C, and 90 are allowed; / has 3 MiB free, and needs 100"
+    assert mpirun.submit(START) == "m1"
+    assert len(hosts["d-train-1"].calls) == 3
+
+
+def test_a_node_that_has_no_check_yet_may_have_jobs():
+    missing = Step(HEALTH, stderr="sudo: /opt/clusterctl/health: command not found", rc=1)
+    mpirun, _ = client(ctl=[said(jobs=[])], one=[missing, said(id="m1")])
+    assert mpirun.submit(START) == "m1"
+
+
 def test_what_systemd_says_against_a_start_is_told():
-    mpirun, _ = client(ctl=[said(jobs=[])], one=[said(failed="Failed to start transient service unit")])
+    mpirun, _ = client(
+        ctl=[said(jobs=[])], one=[health(), said(failed="Failed to start transient service unit")]
+    )
     with pytest.raises(SchedulerError, match="could not start the job") as caught:
         mpirun.submit(START)
     assert caught.value.why == "Failed to start transient service unit"

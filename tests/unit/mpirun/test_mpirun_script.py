@@ -74,6 +74,17 @@ def test_an_mpirun_of_the_scripts_own_takes_the_jobs_nodes(tmp_path: Path) -> No
     assert run(tmp_path, job).stdout == "d-train-1 slots=1\nd-train-2 slots=1\n"
 
 
+def test_a_program_that_mpirun_does_not_start_has_the_hosts_variables(tmp_path: Path) -> None:
+    (tmp_path / "prolog").write_text(
+        "#!/bin/sh\necho 'export NCCL_SOCKET_IFNAME==eno1'\necho 'export B=$x y'\n"
+    )
+    (tmp_path / "prolog").chmod(0o755)
+    job = own(tmp_path, "one.sh", 'echo "$NCCL_SOCKET_IFNAME $B"', env={"B": "mine"})
+    script = text(job).replace("/opt/clusterctl/task-prolog", str(tmp_path / "prolog"))
+    done = subprocess.run(["bash", "-c", script], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert done.stdout == "=eno1 mine\n"
+
+
 @pytest.mark.parametrize(
     ("words", "flag"),
     [

@@ -9,9 +9,10 @@ import pytest
 
 from clusterctl.errors import UsageError
 from clusterctl.inventory import Host, Inventory
-from clusterctl.membership import forget, limited, names_of, without
+from clusterctl.membership import check_left, forget, limited, names_of, own_machines, replacing, without
+from clusterctl.providers.onprem import left_behind
 from clusterctl.spec import ClusterSpec
-from clusterctl.spec.load import dump_spec
+from clusterctl.spec.load import dump_spec, load_spec
 from clusterctl.workspace import Workspace, write_atomic
 
 Raise = Callable[..., Workspace]
@@ -125,17 +126,86 @@ def test_without_some_nodes(raised: Raise) -> None:
         without(spec(train="gpu1"), ["ctl"])
 
 
-def test_a_machine_that_is_replaced_is_not_known_any_more(raised: Raise) -> None:
+@pytest.fixture
+def noted(raised: Raise) -> Workspace:
+    """A raised cluster of ctl, gpu1 and gpu2 with its secrets; each host has a key of its own."""
     workspace = raised(spec(train="gpu[1-2]"))
+    workspace.create_secrets()
+    workspace.cluster_id()
     for name in ("trusted_hosts", "known_hosts"):
         (workspace.root / name).write_text("gpu1 ssh-ed25519 AAAA\ngpu10 ssh-ed25519 BBBB\n")
-    forget(workspace, ["gpu1"])
-    assert [host.name for host in Inventory.model_validate_json(workspace.hosts.read_bytes()).hosts] == [
-        "ctl",
-        "gpu2",
-    ]
+    workspace.joining.write_bytes(workspace.hosts.read_bytes())  # of an `up` that was killed
+    return workspace
+
+
+def known(file: Path) -> list[str]:
+    return [host.name for host in Inventory.model_validate_json(file.read_bytes()).hosts]
+
+
+def test_a_machine_that_is_replaced_is_known_as_left_behind_alone(noted: Workspace) -> None:
+    with replacing(noted, ["gpu1"]) as settle:
+        settle()
+    assert known(noted.hosts) == known(noted.joining) == ["ctl", "gpu2"]
     for name in ("trusted_hosts", "known_hosts"):
-        assert (workspace.root / name).read_text() == "gpu10 ssh-ed25519 BBBB\n"
+        assert (noted.root / name).read_text() == "gpu10 ssh-ed25519 BBBB\n"
+    (one,) = left_behind.found(noted)
+    assert (one.host.name, one.place, one.why) == ("gpu1", "10.0.0.2", left_behind.REPLACED)
+    assert one.workspace.known_id() == noted.known_id()
+    assert one.workspace.key.read_bytes() == noted.key.read_bytes()
+    assert "gpu1 ssh-ed25519 AAAA" in one.workspace.trusted_hosts.read_text()
+    assert set(own_machines(load_spec(one.workspace.spec)).machines) == {"gpu1"}
+
+
+def test_a_replacement_that_fails_before_it_is_settled_has_changed_nothing(noted: Workspace) -> None:
+    before = {path: path.read_bytes() for path in noted.root.iterdir() if path.is_file()}
+    with pytest.raises(UsageError, match="must be confirmed"), replacing(noted, ["gpu1"]):
+        raise UsageError("host keys must be confirmed")
+    assert {path: path.read_bytes() for path in noted.root.iterdir() if path.is_file()} == before
+    assert left_behind.found(noted) == ()
+
+
+def test_one_that_failed_later_goes_on(noted: Workspace) -> None:
+    def replace() -> None:
+        with replacing(noted, ["gpu1"]) as settle:
+            settle()
+            raise UsageError("it does not answer")
+
+    for _ in range(2):
+        with pytest.raises(UsageError, match="does not answer"):
+            replace()
+        assert len(left_behind.found(noted)) == 1
+
+
+def test_machines_that_are_gone_for_good_are_forgotten(noted: Workspace) -> None:
+    with replacing(noted, ["gpu1"]) as settle:
+        settle()
+    with pytest.raises(UsageError, match="nothing is known of a machine 'gpu9'"):
+        forget(noted, ["gpu9"])
+    with pytest.raises(UsageError, match="'gpu2' is no machine that was left behind"):
+        check_left(noted, ["gpu2"])
+    forget(noted, ["gpu1"])
+    assert left_behind.found(noted) == ()
+    forget(noted, ["gpu1", "ctl"])  # once more, and with the one that leads
+    inventory = Inventory.model_validate_json(noted.hosts.read_bytes())
+    assert inventory.controller.name == "gpu2"
+    forget(noted, ["gpu2"])
+    assert not noted.hosts.exists()
+
+
+def test_a_machine_that_was_left_behind_is_forgotten_without_the_one_that_has_its_name_now(
+    noted: Workspace,
+) -> None:
+    raised = {path: path.read_bytes() for path in noted.root.iterdir() if path.is_file()}
+    with replacing(noted, ["gpu1"]) as settle:
+        settle()
+    for path, content in raised.items():  # the machine in its place has joined
+        write_atomic(path, content.replace(b"10.0.0.2", b"10.0.0.9"))
+    before = {path: path.read_bytes() for path in raised}
+    assert forget(noted, ["gpu1"]) == ("gpu1 (10.0.0.2), left behind (10.0.0.9 is gpu1 now, and stays)",)
+    assert left_behind.found(noted) == ()
+    assert {path: path.read_bytes() for path in raised} == before
+    assert forget(noted, ["gpu1"]) == ("gpu1, of the cluster",)
+    assert known(noted.hosts) == ["ctl", "gpu2"]
 
 
 def test_ranges_are_names() -> None:

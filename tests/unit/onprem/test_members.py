@@ -105,14 +105,24 @@ def test_where_the_shared_folder_comes_from(shared: dict[str, str], kind: str) -
     assert made(spec_of(shared=shared), seen).shared_folder.kind == kind
 
 
-def test_one_machine_exports_its_folder_to_nobody() -> None:
-    spec = ClusterSpec.model_validate(
+def workstation(address: str) -> ClusterSpec:
+    return ClusterSpec.model_validate(
         {
             "version": 1,
             "name": "d",
-            "provider": {"type": "onprem", "controller": "desk", "hosts": {"desk": "10.0.0.1"}},
+            "provider": {"type": "onprem", "controller": "desk", "hosts": {"desk": address}},
             "partitions": [{"name": "t", "hosts": "desk"}],
         }
     )
-    found = made(spec, {"desk": facts("desk", "10.0.0.1/24")})
+
+
+def test_one_machine_exports_its_folder_to_nobody() -> None:
+    found = made(workstation("10.0.0.1"), {"desk": facts("desk", "10.0.0.1/24")})
     assert (found.shared_folder.kind, found.controller.computes) == ("existing", True)
+
+
+@pytest.mark.parametrize("address", ["localhost", "127.0.0.1", "::1"])
+def test_this_machine_talks_with_itself_whatever_networks_it_has(address: str) -> None:
+    found = made(workstation(address), {"desk": facts("box", "10.0.0.1/24", "172.17.0.1/16")})
+    assert (found.network, found.controller.address) == ("127.0.0.0/8", "127.0.0.1")
+    assert found.controller.hostname == "box"

@@ -6,8 +6,7 @@ import gzip
 import json
 import struct
 import subprocess
-import threading
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,6 @@ from payload.comm.base import Solo
 from payload.config import TrainConfig, parse
 from payload.data import idx
 from payload.data.images import Images, Labelled
-from payload.data.loader import prefetched
 from payload.data.opening import open_source
 from payload.data.source import Source
 from payload.data.text import MaskedText, Text
@@ -383,46 +381,3 @@ def test_of_many_nodes_with_other_data_some_are_named() -> None:
     assert isinstance(config, TrainConfig)
     with pytest.raises(UsageError, match="2 bytes on n0, n1, n2, n3 and 2 more; copy"):
         open_source(config, _Crowd())
-
-
-def _numbers(broken_at: int) -> Iterator[int]:
-    for number in range(10):
-        if number == broken_at:
-            raise ZeroDivisionError("broken")
-        yield number
-
-
-@pytest.mark.parametrize("depth", [0, 1, 3, 20])
-def test_what_is_made_ahead_comes_in_order_with_its_errors_in_place(depth: int) -> None:
-    assert list(prefetched(_numbers(99), depth)) == list(range(10))
-    items = prefetched(_numbers(4), depth)
-    assert [next(items) for _ in range(4)] == [0, 1, 2, 3]
-    with pytest.raises(ZeroDivisionError):
-        next(items)
-    assert not [thread for thread in threading.enumerate() if thread.name == "prefetch"]
-
-
-def test_the_thread_works_ahead_and_ends_when_nobody_wants_more() -> None:
-    made: list[int] = []
-    threads: set[str] = set()
-
-    def make() -> Iterator[int]:
-        for number in range(1000):
-            made.append(number)
-            yield number
-
-    items = prefetched(make(), 3, lambda: threads.add(threading.current_thread().name))
-    assert next(items) == 0
-    assert next(items) == 1
-    items.close()  # type: ignore[attr-defined]
-    assert 2 <= len(made) < 10
-    assert threads == {"prefetch"}
-    assert not [thread for thread in threading.enumerate() if thread.name == "prefetch"]
-
-
-def test_a_thread_that_cannot_begin_says_so() -> None:
-    def begin() -> None:
-        raise OSError("no device")
-
-    with pytest.raises(OSError, match="no device"):
-        next(prefetched(iter([1]), 2, begin))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 import shutil
 import subprocess
 import sys
@@ -12,13 +13,14 @@ from typing import Any
 
 import pytest
 
-from clusterctl.errors import ConfigureError, SlurmError, TransportError
+from clusterctl.errors import ConfigureError, SlurmError, TransportError, UnreachableError
 from clusterctl.mend.drift import drifted
 from clusterctl.reach import FullDisk, Question, View, refuse_full_disks, remote_look
 from clusterctl.reach.view import StoppingError, parse_view
 from clusterctl.slurm.facts import FACTS_ARGV, parse_facts
 
 FACTS = "@node\nCPUs=2 Boards=1 SocketsPerBoard=1 CoresPerSocket=2 ThreadsPerCore=1 RealMemory=2000\n"
+SYSTEM = {"distribution": "debian-12"}
 
 
 def looked(question: Question) -> dict[str, Any]:
@@ -75,6 +77,14 @@ def test_a_key_among_the_users_own(tmp_path: Path) -> None:
     assert looked(asked)["marks"]["key root"] == "there"
 
 
+def test_a_key_in_a_home_that_another_host_looks_at_is_not_asked_for(tmp_path: Path) -> None:
+    home = pwd.getpwnam("root").pw_dir
+    asked = Question(far_homes={"root": home}, keys={"root": "ssh-ed25519 AAAA no such key"})
+    assert "key root" not in looked(asked)["marks"]
+    own = Question(far_homes={"root": str(tmp_path)}, keys={"root": "ssh-ed25519 AAAA no such key"})
+    assert looked(own)["marks"]["key root"] == "missing"
+
+
 def test_a_file_system_without_room_is_told_with_its_largest_files(tmp_path: Path) -> None:
     (tmp_path / "small").write_bytes(b"x" * 10_000)
     (tmp_path / "inner").mkdir()
@@ -114,7 +124,7 @@ def test_a_unit_that_systemd_does_not_tell_of_is_not_fine(tmp_path: Path) -> Non
 
 def test_an_answer_is_read() -> None:
     disk = {"path": "/", "free": 0, "size": 512 << 20, "names": True, "largest": [[490 << 20, "/big"]]}
-    answer = {"state": "running", "facts": FACTS, "marks": {"unit munge": "running"}, "full": [disk]}
+    answer = {"state": "running", "facts": FACTS, "marks": {"unit munge": "running"}, "full": [disk]} | SYSTEM
     view = parse_view(json.dumps(answer))
     assert view.facts.cpus == 2
     assert view.marks == {"unit munge": "running"}
@@ -129,11 +139,22 @@ def test_a_disk_without_inodes_is_told_so() -> None:
     assert "no inodes free" in str(FullDisk("/", 1 << 30, 2 << 30, names=False, largest=()))
 
 
+def test_a_host_says_what_it_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    release = tmp_path / "os-release"
+    monkeypatch.setattr(remote_look, "OS_RELEASE", str(release))
+    release.write_text('NAME="Rocky Linux"\nID="rocky"\n\nVERSION_ID="9.6"\nHOME_URL="https://a/?b=c"\n')
+    assert remote_look.distribution() == "rocky-9.6"
+    release.write_text("ID=arch\n")
+    assert remote_look.distribution() == "arch"
+    release.unlink()
+    assert remote_look.distribution() == "linux"
+
+
 def test_other_answers_are_errors() -> None:
     with pytest.raises(StoppingError):
         parse_view('{"state": "stopping"}')
-    with pytest.raises(SlurmError):
-        parse_view('{"state": "running", "facts": "", "marks": {}, "full": []}')
+    with pytest.raises(UnreachableError, match="could not say what it has"):  # so it is asked again
+        parse_view(json.dumps({"state": "running", "facts": "", "marks": {}, "full": []} | SYSTEM))
     for text in ("", "[]", "{}", '{"state": "running"}'):
         with pytest.raises(TransportError, match="no usable answer"):
             parse_view(text)
@@ -144,7 +165,7 @@ def test_a_host_without_slurmd_is_read_all_the_same() -> None:
         FACTS_ARGV, capture_output=True, text=True, check=True, env={"PATH": "/usr/bin:/bin"}
     )
     absent = said.stdout if shutil.which("slurmd") is None else "@node\nabsent\n@gpus\n@mpi\n"
-    answer = {"state": "running", "facts": absent, "marks": {}, "full": []}
+    answer = {"state": "running", "facts": absent, "marks": {}, "full": []} | SYSTEM
     assert parse_view(json.dumps(answer)).facts is None
     with pytest.raises(SlurmError):
         parse_view(json.dumps({**answer, "facts": "@node\n@gpus\n@mpi\n"}))

@@ -15,7 +15,16 @@ from clusterctl.transport.scripted import Call, ScriptedTransport, Step
 FACTS = "@node\nCPUs=2 Boards=1 SocketsPerBoard=1 CoresPerSocket=2 ThreadsPerCore=1 RealMemory=2000\n"
 ASKED = ("sudo", "-n", "/usr/bin/python3", "...")
 FINE = Step(
-    ASKED, json.dumps({"state": "running", "facts": FACTS, "marks": {"unit munge": "running"}, "full": []})
+    ASKED,
+    json.dumps(
+        {
+            "state": "running",
+            "facts": FACTS,
+            "marks": {"unit munge": "running"},
+            "full": [],
+            "distribution": "rocky-9.6",
+        }
+    ),
 )
 STOPPING = Step(ASKED, json.dumps({"state": "stopping"}))
 

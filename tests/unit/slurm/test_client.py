@@ -121,6 +121,14 @@ def test_a_controller_that_is_briefly_away_is_waited_for():
     assert ticks.slept == sorted(ticks.slept)
 
 
+@pytest.mark.parametrize(("said", "there"), [("UP", True), ("DOWN", False)])
+def test_whether_slurmctld_is_there(said, there):
+    ping = Step(("scontrol", "ping"), f"Slurmctld(primary) at demo-ctl is {said}\n", rc=int(not there))
+    slurm, transport, _ = client(ping)
+    assert slurm.is_there() is there
+    assert not transport.left
+
+
 def test_the_wait_for_the_controller_has_a_bound():
     slurm, _, ticks = client(*[Step(("squeue", "..."), stderr=AWAY, rc=1)] * 50, patience_s=20)
     with pytest.raises(SlurmAwayError, match="has not answered squeue for 20 s") as caught:

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from clusterctl.slurm.config import render_files
-from clusterctl.slurm.facts import FACTS_ARGV, NodeFacts, parse_facts
-from clusterctl.slurm.gpus import Gpu, gpu_type, ranges
+from clusterctl.slurm.facts import FACTS_ARGV, NodeFacts, parse_driver, parse_facts
+from clusterctl.slurm.gpus import Driver, Gpu, gpu_type, ranges
 from tests.support.nvidia import machines
 from tests.unit.slurm_config.test_slurm_config import lines, make_inventory, make_spec
 
@@ -20,6 +20,16 @@ _SLURMD = (
 
 
 def facts_of(folder: Path, machine: machines.Machine) -> NodeFacts:
+    """What a host of that kind is to Slurm."""
+    return parse_facts(said_by(folder, machine))
+
+
+def driver_of(folder: Path, *cards: machines.Machine) -> Driver:
+    """What the driver of a host with these cards shows."""
+    return parse_driver(said_by(folder, {"gpus": list(cards)}))
+
+
+def said_by(folder: Path, machine: machines.Machine) -> str:
     """What the script finds on a host of that kind."""
     environment = machines.install(folder, machine, cpus=machines.lscpu())
     (folder / "slurmd").write_text(f"#!/bin/sh\necho '{_SLURMD}'\n")
@@ -30,7 +40,7 @@ def facts_of(folder: Path, machine: machines.Machine) -> NodeFacts:
     done = subprocess.run(
         ["sh", "-c", script], env={**environment, "PATH": path}, capture_output=True, text=True, check=False
     )
-    return parse_facts(done.stdout)
+    return done.stdout
 
 
 def gres_of(facts: NodeFacts) -> tuple[str, list[dict[str, str]]]:
@@ -86,10 +96,33 @@ def test_a_card_that_is_to_be_cut_and_is_not_is_given_to_nobody(tmp_path: Path) 
 
 
 def test_a_driver_that_does_not_answer_is_quoted(tmp_path: Path) -> None:
-    facts = facts_of(tmp_path, machines.no_driver())
-    assert facts.gpus == ()
-    assert "couldn't communicate with the NVIDIA driver" in facts.gpu_fault
-    assert facts_of(tmp_path, machines.t4()).gpu_fault == ""
+    driver = parse_driver(said_by(tmp_path, machines.no_driver()))
+    assert (driver.cards, driver.gpus) == (0, ())
+    assert "couldn't communicate with the NVIDIA driver" in driver.fault
+    assert driver_of(tmp_path, *machines.t4()["gpus"]).fault == ""
+
+
+def test_cuda_is_told_uuids_where_slurm_counts_otherwise(tmp_path: Path) -> None:
+    """A real Slurm counted so: by type as in `Gres=`, parts too, whatever the device files are called."""
+    card, cut = (machines.h100_node(parts=2)["gpus"][index] for index in (0, 7))
+    whole, parts = card["uuid"], [part["uuid"] for part in cut["parts"]]
+    assert driver_of(tmp_path, card, {**cut, "index": 1}).uuids == (*parts, whole)
+    assert driver_of(tmp_path, {**cut, "index": 0}).uuids == tuple(parts)
+    t4, a100 = machines.gpu(0, "Tesla T4"), machines.gpu(1, "NVIDIA A100-SXM4-80GB")
+    assert driver_of(tmp_path, t4, a100).uuids == (a100["uuid"], t4["uuid"])
+    # A card that is to be cut is given to nobody, but CUDA counts it.
+    assert driver_of(tmp_path, {**t4, "mig_mode": "Enabled"}, machines.gpu(1, "Tesla T4")).uuids
+    assert driver_of(tmp_path, a100 | {"index": 0}, t4 | {"index": 1, "minor": 0}).uuids == ()
+    assert driver_of(tmp_path, *machines.h100_node()["gpus"]).uuids == ()
+
+
+def test_jobs_are_told_where_any_node_counts_otherwise(tmp_path: Path) -> None:
+    spec = make_spec({"name": "train", "nodes": 1})
+    inventory = make_inventory(spec)
+    for machine, told in ((machines.h100_node(parts=2), True), (machines.t4(), False)):
+        facts = facts_of(tmp_path, machine)
+        files = render_files(spec, inventory, {host.name: facts for host in inventory.compute})
+        assert ("TaskProlog=/opt/clusterctl/task-prolog" in files["slurm.conf"]) is told
 
 
 @pytest.mark.parametrize(

@@ -215,6 +215,9 @@ variants:
             "bundled jobs are train, eval, bench, gemm, allreduce, probe (did you mean train.py?)"),
         ("job: train\nvariants:\n  a: {job: images}\n", "3:12: variants.a.job: 'images' is a folder "
             "(name a script of yours, or a bundled job)"),
+        ("job: train\nrequeue: \"yes\"\n", "2:10: requeue: requeue must be true or false, not 'yes'"),
+        ("job: train\nvariants:\n  a: {folder: 0}\n", "3:15: variants.a.folder: folder must be true or "
+            "false, not 0"),
         ("job: [train\n", "2:1: yaml: a bracket opened above is not closed here (close it, or add a comma)"),
     ],
 )  # fmt: skip

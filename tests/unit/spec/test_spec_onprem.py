@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import subprocess
 from pathlib import Path
 
 import pytest
@@ -10,7 +11,9 @@ from clusterctl.errors import SpecError
 from clusterctl.spec import OnpremProvider
 from clusterctl.spec.host_range import expand
 from clusterctl.spec.load import dump_spec, load_spec, parse_spec
+from clusterctl.spec.onprem import OnpremHost, is_this_machine
 
+ED25519 = "AAAAC3NzaC1lZDI1NTE5AAAAIPUbN2nHEYzKZ8DzT2M9bTGUQcxJ4z2mR0n9ZkYxT3pQ"
 BASE = Path(__file__).with_name("onprem-base.yaml")
 
 
@@ -75,6 +78,48 @@ def test_a_spec_that_is_written_down_loads_back() -> None:
         ("    big:\n", "    big: 10.0.0.10\n", "provider.hosts.big", "the address of head"),
         ("    big:\n", "    big:\n    gpu07:\n", "provider.hosts.gpu07", "in gpu[01-03,07] already"),
         (
+            "    big:\n",
+            "    big:\n    gpu07: 10.0.0.27\n",
+            "provider.hosts.gpu07",
+            "in gpu[01-03,07] already",
+        ),
+        ("    big:\n", "    big: me@10.0.0.7\n", "provider.hosts.big.address", "not 'me@10.0.0.7'"),
+        *(
+            ("    big:\n", f"    big: '{address}'\n", "provider.hosts.big.address", "is not an address")
+            for address in ("10.0.0.1:22", "10.0.0.300", "10.0.1", "fe80::x", "10.0.0.300,big")
+        ),
+        *(
+            (
+                "    big:\n",
+                f"    big: {{host_key: {kind} {key}}}\n",
+                "provider.hosts.big.host_key",
+                "is no whole key",
+            )
+            for kind, key in (
+                ("ssh-ed25519", "AAAA"),
+                ("ssh-ed25519", "A"),
+                ("ssh-ed25519", ED25519[:-4]),
+                ("ssh-ed25519", f"{ED25519}AAAA"),
+                ("ssh-rsa", ED25519),
+            )
+        ),
+        ("hosts: big}", "hosts: [big]}", "partitions[1].hosts", "hosts must be text, not a list"),
+        (
+            "partitions:",
+            "scheduler: none\nsoftware: {slurm: openhpc}\npartitions:",
+            "software.slurm",
+            "there is no Slurm",
+        ),
+        *(
+            ("partitions:", f"software: {said}\npartitions:", key, "must be true or false")
+            for said, key in (
+                ("{nvidia: {dcgm: maybe}}", "software.nvidia.dcgm"),
+                ("{nvidia: {nccl: 'yes'}}", "software.nvidia.nccl"),
+                ("{cupy: 1}", "software.cupy"),
+                ("{apptainer: 'no'}", "software.apptainer"),
+            )
+        ),
+        (
             "  type: onprem\n",
             "  type: onprem\n  shared: {kind: existing, server: nas}\n",
             "provider.shared.server",
@@ -106,3 +151,56 @@ def test_what_does_not_fit_together_is_one_clear_error(old: str, new: str, key: 
     assert problem.key == key
     assert said in problem.message
     assert problem.line
+
+
+@pytest.mark.parametrize(
+    ("hosts", "more", "keys"),
+    [
+        ("desk: localhost", "", ""),
+        ("desk: {address: '::1', become: none}", "", ""),
+        ("desk: localhost, gpu1: 10.0.0.1", "", "provider.hosts.desk"),
+        ("desk: {address: 127.0.0.1, port: 2222}", "", "provider.hosts.desk.port"),
+        ("desk: localhost", "access: {user: rocky}", "provider.access.user"),
+        ("localhost: ", "", "provider.hosts.localhost"),
+    ],
+)
+def test_this_machine_itself_is_a_cluster_alone_and_nobody_logs_in_to_it(
+    hosts: str, more: str, keys: str
+) -> None:
+    name = hosts.partition(":")[0]
+    provider = f"{{type: onprem, controller: {name}, hosts: {{{hosts}}}, {more}}}"
+    text = f"version: 1\nname: d\nprovider: {provider}\npartitions: [{{name: t, hosts: {name}}}]\n"
+    try:
+        spec = parse_spec(text, "cluster.yaml")
+        assert parse_spec(dump_spec(spec), "dump.yaml") == spec
+        found = ""
+    except SpecError as exc:
+        found = " ".join(problem.key for problem in exc.problems)
+    assert found == keys
+
+
+@pytest.mark.parametrize("kind", ["ed25519", "ecdsa -b 256", "ecdsa -b 384", "ecdsa -b 521", "rsa -b 2048"])
+def test_a_key_as_ssh_makes_it_is_whole(kind: str, tmp_path: Path) -> None:
+    argv = ["ssh-keygen", "-q", "-t", *kind.split(), "-N", "", "-f", tmp_path / "key"]
+    subprocess.run(argv, check=True)
+    key = " ".join((tmp_path / "key.pub").read_text().split()[:2])
+    assert OnpremHost(host_key=key).host_key == key
+
+
+@pytest.mark.parametrize(
+    "address", ["10.0.0.1", "fe80::1", "fe80::[1-4]", "node-7.example.org", "10.0.0.[1-3]", "10.0.0.1,a"]
+)
+def test_addresses_and_names_lead_to_hosts(address: str) -> None:
+    assert OnpremHost(address=address).address == address
+
+
+@pytest.mark.parametrize(
+    ("address", "is_here"),
+    [
+        *((one, True) for one in ("localhost", "LOCALHOST.localdomain", "127.0.0.2", "0.0.0.0", "::", "::1")),  # noqa: S104
+        ("::ffff:127.0.0.1", True),
+        *((one, False) for one in ("::ffff:10.0.0.1", "10.0.0.1", "localhost.example.org", "fe80::1", "")),
+    ],
+)
+def test_which_addresses_are_this_machine(address: str, is_here: bool) -> None:
+    assert is_this_machine(address) is is_here

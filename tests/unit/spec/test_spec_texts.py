@@ -21,12 +21,26 @@ from clusterctl.spec.starter import init_text
 
 Golden = Callable[[str, str], None]
 DOC = Path(__file__).parents[3] / "docs" / "spec.md"
-# Fields that a provider's starter does not show, since it refuses them.
+# Fields that a provider's starter does not show: it refuses them, or has no use for them.
 OF_RED_HATS_FAMILY = {"Software.slurm", "Software.mirrors"}
 OF_ANOTHER_PROVIDER = {
-    "local": {"Partition.gpus", "Partition.hosts", "Software.apptainer", *OF_RED_HATS_FAMILY},
-    "gcp": {"Partition.cpus", "Partition.memory", "Partition.disk", "Partition.hosts", *OF_RED_HATS_FAMILY},
-    "onprem": {"Partition.cpus", "Partition.memory", "Partition.disk"},
+    "local": {
+        "Partition.gpus",
+        "Partition.hosts",
+        "Software.apptainer",
+        "Software.cupy",
+        "Software.nvidia",
+        *OF_RED_HATS_FAMILY,
+    },
+    "gcp": {
+        "Partition.cpus",
+        "Partition.memory",
+        "Partition.disk",
+        "Partition.hosts",
+        "Nvidia.branch",  # of a driver that is to be installed
+        *OF_RED_HATS_FAMILY,
+    },
+    "onprem": {"Partition.cpus", "Partition.memory", "Partition.disk", "Nvidia.branch"},
 }
 BEGIN, END = "<!-- reference: begin -->\n", "<!-- reference: end -->\n"
 

@@ -17,6 +17,7 @@ from clusterctl.spec import GcpProvider
 from clusterctl.spec import Provider as Settings
 from clusterctl.teardown import Orphan, destroy, find_orphans
 from clusterctl.workspace import Workspace
+from tests.support.verbs import Clusterctl
 
 DISK, RULE = Leftover("disk d-ctl in us-central1-a", 0.0125), Leftover("firewall rule d-a1b2c3-ssh")
 
@@ -107,6 +108,23 @@ def test_a_project_alone_does_not_say_which_cluster(cloud: Stub) -> None:
     assert cloud.destroyed == []
 
 
+@pytest.mark.parametrize(
+    ("records", "gone"), [(("id",), ["ffffff", "a1b2c3"]), (("id", "hosts.json"), ["ffffff"])]
+)
+def test_one_down_is_enough_after_a_lost_workspace_and_an_up_that_was_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, records: tuple[str, ...], gone: list[str]
+) -> None:
+    stub = Stub({"a1b2c3": (DISK,)})
+    monkeypatch.setattr(lifecycle, "provider_of", lambda *_: stub)
+    workspace = Workspace(tmp_path / "d")
+    workspace.create()
+    for record in records:
+        (workspace.root / record).write_text("ffffff\n")
+    lifecycle.down(workspace, name="d", tell=lambda *_: None)
+    assert [cluster for cluster, _ in stub.destroyed] == gone
+    assert not workspace.root.exists()
+
+
 def test_a_damaged_record_does_not_make_terraforms_hosts_forgotten(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path / "d")
     workspace.create()
@@ -115,3 +133,17 @@ def test_a_damaged_record_does_not_make_terraforms_hosts_forgotten(tmp_path: Pat
     with pytest.raises(UsageError):
         lifecycle.down(workspace, name="d", tell=lambda *_: None, discard_runs=True)
     assert workspace.root.is_dir()
+
+
+@pytest.mark.parametrize("access", [True, False])
+def test_of_what_was_never_made_nothing_is_claimed(tmp_path: Path, *, access: bool) -> None:
+    cli = Clusterctl(tmp_path / "home", cwd=tmp_path)
+    workspace = Workspace(cli.home / "d")
+    workspace.create()
+    if access:
+        workspace.access_config.touch()
+    with pytest.raises(UsageError, match="nothing is known of a machine 'zzz'"):
+        lifecycle.down(workspace, name="d", tell=lambda *_: None, gone=["zzz"])
+    said = cli("--cluster", "d", "down", "--yes").stdout
+    assert said == "cluster 'd' is down; nothing had been put on any machine\n"
+    assert not workspace.root.exists()

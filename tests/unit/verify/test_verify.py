@@ -17,7 +17,7 @@ from clusterctl.scheduler.models import NodeInfo
 from clusterctl.slurm.parse import FIELD, RECORD
 from clusterctl.transport.base import Transport
 from clusterctl.transport.scripted import Call, ScriptedTransport, Step
-from clusterctl.verify import Proof, astray, remote_pairs
+from clusterctl.verify import Proof, astray, out_of_service, release_held, remote_pairs
 from clusterctl.verify import verify as verify_by
 
 NAMES = ("d-train-1", "d-train-2")
@@ -50,6 +50,19 @@ def sinfo(reason: str = "no reason", by: str = "ada", **states: str) -> Step:
         for n, state in states.items()
     ]
     return Step(("sinfo", "..."), "\n".join(rows))
+
+
+def squeue(**jobs: str) -> Step:
+    """Jobs from number 7 on, by name, that are pending for a reason."""
+    owner, rest = (
+        ("ada", "train", "lab", "normal"),
+        ("0", "", "2026-01-01T00:00:00", "N/A", "N/A", "/", "", "1"),
+    )
+    rows = [
+        FIELD.join((str(number), str(number), "N/A", name, *owner, "PENDING", why, *rest)) + RECORD
+        for number, (name, why) in enumerate(jobs.items(), start=7)
+    ]
+    return Step(("squeue", "..."), "\n".join(rows))
 
 
 SRUN = ("timeout", "*", "*", "srun")
@@ -158,6 +171,16 @@ def test_a_node_that_slurm_gave_up_is_resumed_and_named(state: str, reason: str,
     assert reason in proof.resumed[NAMES[0]]
 
 
+def test_jobs_that_slurm_held_for_a_nodes_sake_wait_again() -> None:
+    why = "launch failed requeued held"
+    held = squeue(held=why, waits="Priority", by_its_owner="JobHeldUser", cancelled_by_now=why)
+    gone = Step(("scontrol", "release", "10"), stderr="Job/step already completing or completed", rc=1)
+    transport = ScriptedTransport([held, Step(("scontrol", "release", "7")), gone])
+    assert release_held(inventory(), lambda _: transport) == ("7",)
+    assert transport.left == ()
+    assert release_held(inventory(), lambda _: ScriptedTransport([squeue(waits="Priority")])) == ()
+
+
 def test_a_node_that_slurm_gives_up_again_is_an_error_with_its_reason() -> None:
     states = sinfo("Low RealMemory", "slurm", d_train_1="idle+drain", d_train_2="idle")
     resume = Step(("scontrol", "..."))
@@ -223,6 +246,24 @@ def test_a_job_that_hung_is_said_to_have() -> None:
     assert "did not end in time" in caught.value.why
 
 
+def test_where_ssh_lets_nobody_in_the_host_and_what_to_do_are_told_in_a_few_lines() -> None:
+    rule = "-" * 74
+    said = f"ada@10.0.0.4: Permission denied (publickey).\n{rule}\nORTE was unable to\n  start.\n{rule}\n"
+    denied = Step((*SRUN, "..."), stderr=said, rc=255)
+    hosts = tuple(
+        host.model_copy(update={"address": "10.0.0.4"}) if host.name == NAMES[1] else host
+        for host in inventory().hosts
+    )
+    transport = InAnyOrder([BOTH, denied, alone(NAMES[0]), alone(NAMES[1])])
+    with pytest.raises(VerifyError) as caught:
+        verify(inventory().model_copy(update={"hosts": hosts}), transport)
+    (failure,) = caught.value.failures
+    assert failure.host == NAMES[1]
+    assert failure.cause == "ada@10.0.0.4: Permission denied (publickey)."
+    assert "AllowUsers" in failure.fix
+    assert failure.fix in caught.value.fix
+
+
 def test_pairs_are_tried_for_real() -> None:
     with socket.create_server(("127.0.0.1", 0)) as silent, socket.create_server(("127.0.0.1", 0)) as free:
         port, other = free.getsockname()[1], silent.getsockname()[1]
@@ -254,4 +295,29 @@ def test_nodes_that_slurm_does_not_use_are_told_unless_a_person_wants_it_so() ->
         ("down", "Slurm says DOWN: Not responding"),
         ("idle*", "Slurm says IDLE+NOT_RESPONDING"),
         ("idle+drain", "Slurm says IDLE+DRAIN: Low RealMemory"),
+    )
+
+
+def test_who_waits_is_told_what_is_out_of_service_and_how_it_comes_back() -> None:
+    def node(name: str, shown: str, reason: str, by: str) -> NodeInfo:
+        return NodeInfo(name, shown, reason, 2, 2000, "", ("train",), by)
+
+    at_work = node("a", "idle", "", "")
+    assert out_of_service([at_work]) == ()
+    assert out_of_service([at_work, node("b", "idle+drain", "a fan is loud", "ada")]) == (
+        "b: drained by ada: a fan is loud",
+        "`clusterctl node resume b` puts back what a person drained",
+    )
+    assert out_of_service(
+        [
+            node("c", "down*", "Not responding", "slurm"),
+            node("d", "idle+drain", "clusterctl health: 1 of 2 GPUs", "root"),
+            node("e", "maint", "", ""),
+        ]
+    ) == (
+        "c: Slurm says DOWN+NOT_RESPONDING: Not responding",
+        "d: drained by root: clusterctl health: 1 of 2 GPUs",
+        "e: reserved",
+        "`clusterctl up` puts back what Slurm took out itself",
+        "what the health check drained comes back by itself once it is well",
     )

@@ -179,3 +179,16 @@ def test_the_journal_times_phases_and_survives_a_torn_line(tmp_path: Path) -> No
     assert (first.phase, first.inputs, first.ok, first.note) == ("reach", "abc", True, "3 hosts")
     assert (second.phase, second.ok) == ("configure", False)
     assert step.seconds == first.seconds >= 0
+
+
+@pytest.mark.parametrize("kept", ["spec", "confirmed"])
+def test_what_was_only_begun_leaves_nothing(workspace: Workspace, kept: str) -> None:
+    with suppress(KeyboardInterrupt), workspace.begun():
+        workspace.create_secrets()
+        raise KeyboardInterrupt
+    assert not workspace.root.exists()
+    for _ in range(2):
+        with suppress(KeyboardInterrupt), workspace.begun():
+            getattr(workspace, kept).touch()
+            raise KeyboardInterrupt
+        assert workspace.root.exists(), "it has made something, or was there before"

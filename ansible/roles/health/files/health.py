@@ -1,11 +1,12 @@
 #!/usr/bin/python3 -IS
 """Slurm's HealthCheckProgram: takes this node out of service when it is sick, and puts back what it took out.
 
-slurmd runs it as root every so often. A sick node is drained with a reason that begins with
-`clusterctl health:`; its jobs end in peace, and once all is well it is resumed. A node that somebody else
-drained is left to them. One that a person resumes while the kernel's log still tells of a fault stays in
-service: they know. Thresholds and what the node must have stand in a JSON file beside it. Ends with 1 where
-the node is sick. Runs under the platform's Python, from 3.9 on.
+slurmd runs it as root every so often; where there is no Slurm, clusterctl does before each job. A sick node
+is drained with a reason that begins with `clusterctl health:`; its jobs end in peace, and once all is well it
+is resumed. A node that somebody else drained is left to them. One that a person resumes stays in service
+while the kernel's log still tells of a fault, or a card sleeps whose link was at fault: they know. Thresholds
+and what the node must have stand in a JSON file beside it. Ends with 1 where the node is sick. Runs under the
+platform's Python, from 3.9 on.
 """
 
 from __future__ import annotations
@@ -41,10 +42,11 @@ CHRONY_OFFSET, CHRONY_LEAP = 4, 13  # fields of `chronyc -c tracking`
 
 @dataclass
 class Problem:
-    """What is wrong. ``lasting`` ones count when they are seen twice running."""
+    """What is wrong. ``lasting`` ones count when they are seen twice running; ``past``: not seen now."""
 
     text: str
     lasting: bool = False
+    past: bool = False
 
 
 @dataclass
@@ -53,7 +55,7 @@ class State:
 
     ``drained`` by us, or None where that is not known. Times of the kernel's log: ``xid`` of the newest
     fault, ``drained_xid`` when the node was drained, ``known_xid`` of the newest that a person knows.
-    ``stuck``: a process that hangs in the driver.
+    ``links``: what counts against those of cards. ``stuck``: a process that hangs in the driver.
     """
 
     drained: bool | None = None
@@ -61,6 +63,7 @@ class State:
     xid: float = -1.0
     drained_xid: float = -1.0
     known_xid: float = -1.0
+    links: list[str] = field(default_factory=list)
     stuck: int = 0
 
     @classmethod
@@ -149,18 +152,38 @@ def one_gpu(card: dict[str, str], config: dict[str, Any], state: State) -> Itera
     if value["ecc.errors.uncorrected.volatile.total"]:
         count = value["ecc.errors.uncorrected.volatile.total"]
         yield Problem(f"{name}: {count} memory errors that ECC could not correct")
-    width, widest = value["pcie.link.width.current"], value["pcie.link.width.max"]
-    if width is not None and widest is not None and width < widest:
-        yield Problem(f"{name}: PCIe x{width} instead of x{widest}")
-    speed, fastest = value["pcie.link.gen.current"], value["pcie.link.gen.max"]
-    if card["pstate"] == "P0" and speed is not None and fastest is not None and speed < fastest:
-        yield Problem(f"{name}: PCIe generation {speed} instead of {fastest}", lasting=True)
+    yield from link(name, value, state, at_work=card["pstate"] == "P0")
     if card["compute_mode"] == "Prohibited":
         yield Problem(f"{name}: its compute mode forbids all work")
     reasons = value["clocks_throttle_reasons.active"] or 0
     for bit, words in SLOWED.items():
         if reasons & bit:
             yield Problem(f"{name}: slowed down ({words})", lasting=True)
+
+
+def link(name: str, value: dict[str, int | None], state: State, *, at_work: bool) -> Iterator[Problem]:
+    """The PCIe link of a card, which is slower and narrower to save power while the card is not at work.
+
+    What drained the node counts until the card is at work again: asleep it would come back into service.
+    """
+    known = [text for text in state.links if text.startswith(f"{name}: ")]
+    if not at_work and state.drained:
+        yield from (Problem(text, past=True) for text in known)
+        return
+    found = list(link_at_work(name, value)) if at_work else []
+    counts = [one.text for one in found if shape(one.text) in state.seen]
+    state.links = [text for text in state.links if text not in known] + counts
+    yield from found
+
+
+def link_at_work(name: str, value: dict[str, int | None]) -> Iterator[Problem]:
+    """At full clock, behind which the link may lag for a moment."""
+    width, widest = value["pcie.link.width.current"], value["pcie.link.width.max"]
+    if width is not None and widest is not None and width < widest:
+        yield Problem(f"{name}: PCIe x{width} instead of x{widest}", lasting=True)
+    speed, fastest = value["pcie.link.gen.current"], value["pcie.link.gen.max"]
+    if speed is not None and fastest is not None and speed < fastest:
+        yield Problem(f"{name}: PCIe generation {speed} instead of {fastest}", lasting=True)
 
 
 def number(text: str) -> int | None:
@@ -256,10 +279,13 @@ def act(problems: list[Problem], state: State, name: str) -> None:
     node = Node.look(name)
     if node is None:
         return
-    if state.drained and not node.drained and state.drained_xid > state.known_xid:
-        state.known_xid = state.drained_xid  # it was drained for this, and a person resumed it
+    if state.drained and not node.drained:  # a person resumed it, and knows what it was drained for
+        past = {one.text for one in problems if one.past}
+        state.links = [text for text in state.links if text not in past]
+        state.known_xid = max(state.known_xid, state.drained_xid)
         if state.xid <= state.known_xid:
-            problems[:] = [one for one in problems if not one.text.startswith("XID ")]
+            past |= {one.text for one in problems if one.text.startswith("XID ")}
+        problems[:] = [one for one in problems if one.text not in past]
     reason = (PREFIX + "; ".join(one.text for one in problems))[:LONGEST_REASON]
     if not problems:
         state.drained = node.ours and not node.update("State=UNDRAIN")

@@ -1,0 +1,42 @@
+"""Which files of a host's own the roles may change: the ledger keeps each aside, and `down` puts it back."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from functools import cache
+from typing import Final
+
+from ruamel.yaml import YAML
+
+from clusterctl.assets import asset
+from clusterctl.inventory import COMPUTE, CONTROLLER, LOGIN
+from clusterctl.spec import ClusterSpec
+
+_ANYWHERE: Final = ("common", "openmpi", "repositories", "time", "tuning")
+_WITH_SLURM: Final = {
+    CONTROLLER: ("munge", "mariadb", "slurmdbd", "slurmctld"),
+    COMPUTE: ("munge", "login"),  # both give way to the controller's slurm.conf
+    LOGIN: ("munge", "login"),
+}
+
+
+def touched_files(spec: ClusterSpec, roles: Sequence[str]) -> frozenset[str]:
+    """Patterns of the files that may be changed on a host of these roles, as the roles declare them."""
+    ansible = [*_ANYWHERE]
+    for role in roles if spec.has_slurm else ():
+        ansible += _WITH_SLURM[role]
+    return frozenset(pattern for name in ansible for pattern in _declared(name))
+
+
+@cache
+def _declared(role: str) -> tuple[str, ...]:
+    """The ``files`` of a role's meta/touches.yml, but for those that have its or our name."""
+    path = asset("ansible") / "roles" / role / "meta" / "touches.yml"
+    touches = YAML(typ="safe").load(path)[f"{role}_touches"]
+    return tuple(_plain(touches.get("files", ())))
+
+
+def _plain(files: Sequence[str]) -> Iterator[str]:
+    for path in files:
+        if path.startswith("/etc/") and "clusterctl" not in path and "{{" not in path:
+            yield path

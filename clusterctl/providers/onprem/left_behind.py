@@ -1,0 +1,257 @@
+"""Machines that left a cluster with something of ours still on them: they could not be given back then.
+
+Each has a small workspace of its own inside the cluster's: who it is, how it is reached, our key. By that it
+is given back later, when it answers again.
+"""
+
+from __future__ import annotations
+
+import json
+import shutil
+import time
+from collections.abc import Collection, Iterable, Mapping
+from contextlib import suppress
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from clusterctl.errors import ClusterctlError, Failure, ProvisionError, UnreachableError, UsageError
+from clusterctl.inventory import CONTROLLER, Host, Inventory
+from clusterctl.journal import digest
+from clusterctl.providers.base import Say
+from clusterctl.providers.onprem import give_back, ssh_files
+from clusterctl.providers.onprem.hands import Hands, nobody_asked
+from clusterctl.providers.onprem.way_in import WayIn
+from clusterctl.spec import ClusterSpec
+from clusterctl.spec import OnpremProvider as Settings
+from clusterctl.spec.load import dump_spec, load_spec
+from clusterctl.spec.onprem import OnpremHost, is_this_machine
+from clusterctl.workspace import Workspace, write_atomic
+
+_FOLDER: Final = "left-behind"
+_NOTE: Final = "left.json"
+_ALL: Final = "all"
+_OURS: Final = "the account clusterctl, what the cluster brought, and the notes by which that is undone"
+_FIX: Final = "have {name} answer; or, if it is gone for good: `clusterctl down --forget {name}`"
+REPLACED: Final = "another machine takes its place"
+
+
+@dataclass(frozen=True, slots=True)
+class LeftBehind:
+    """One machine: its workspace, ``since`` when it is due (Unix time), and ``why`` it was not given back."""
+
+    workspace: Workspace
+    host: Host
+    since: float
+    why: str
+
+    @property
+    def place(self) -> str:
+        """Where it is reached."""
+        return place_of(self.host)
+
+    @property
+    def title(self) -> str:
+        """Its name may be another machine's by now."""
+        return f"{self.host.name} ({self.place})"
+
+    @property
+    def fix(self) -> str:
+        """What to do about it while the cluster is up."""
+        return (
+            "have it answer: `clusterctl up` gives it back then; or, if it is gone for good: "
+            f"`clusterctl node forget {self.host.name}`"
+        )
+
+    def __str__(self) -> str:
+        return f"{self.title} was left behind: {self.why}"
+
+
+def place_of(host: Host) -> str:
+    """Where a host is reached, as known_hosts has it."""
+    return ssh_files.place(host.ssh_address or host.address, host.port)
+
+
+def found(workspace: Workspace) -> tuple[LeftBehind, ...]:
+    """Every machine that the cluster has left behind."""
+    each = []
+    for note in sorted((workspace.root / _FOLDER).glob(f"*/{_NOTE}")):
+        one = Workspace(note.parent)
+        with suppress(FileNotFoundError, ValidationError, ValueError, KeyError):
+            said = json.loads(note.read_bytes())
+            host = Inventory.model_validate_json(one.hosts.read_bytes()).hosts[0]
+            each.append(LeftBehind(one, host, float(said["since"]), str(said["why"])))
+    return tuple(each)
+
+
+def as_dict(one: LeftBehind) -> dict[str, Any]:
+    """A machine as `-o json` shows it."""
+    return {"host": one.host.name, "address": one.place, "since": one.since, "why": one.why}
+
+
+def set_aside(
+    host: Host, inventory: Inventory, settings: Settings, workspace: Workspace, *, why: str
+) -> LeftBehind:
+    """Note a machine of the cluster of ``inventory`` as left behind; ``settings`` say how we get in."""
+    one = Workspace(workspace.root / _FOLDER / f"{host.name}-{digest(place_of(host), host.host_key)[:8]}")
+    one.create()
+    for path in (workspace.key, workspace.public_key, workspace.munge_key, workspace.root / "id"):
+        write_atomic(one.root / path.name, path.read_bytes())
+    trusted = workspace.trusted_hosts.read_text() if workspace.trusted_hosts.exists() else ""
+    others = [line for line in trusted.splitlines() if line.partition(" ")[0] != host.name]
+    write_atomic(one.trusted_hosts, "\n".join([*others, f"{host.name} {host.host_key}", ""]))
+    alone = {host.name: _machine(host, settings)}
+    write_atomic(one.spec, dump_spec(spec_of(settings, alone, inventory.cluster)))
+    roles = tuple(dict.fromkeys((CONTROLLER, *host.roles)))  # some host has to lead
+    partition = _ALL if host.computes else None
+    host = host.model_copy(update={"roles": roles, "partition": partition})
+    write_atomic(one.hosts, inventory.model_copy(update={"hosts": (host,)}).model_dump_json(indent=2))
+    return _note(LeftBehind(one, host, time.time(), why))  # last: from here on it counts
+
+
+def _note(one: LeftBehind) -> LeftBehind:
+    write_atomic(one.workspace.root / _NOTE, json.dumps({"since": one.since, "why": one.why}) + "\n")
+    return one
+
+
+def _machine(host: Host, settings: Settings) -> OnpremHost:
+    """How its owner gets in: as the spec said, or as it says of all, if it names the machine no more."""
+    address = host.ssh_address or host.address
+    said = settings.machines.get(host.name)
+    if said is not None and (said.address or host.name).strip("[]") == address:
+        return said
+    if is_this_machine(address):  # nobody logs in to it
+        return OnpremHost(address=address)
+    return OnpremHost(address=address, **{**settings.access.model_dump(), "port": host.port})
+
+
+def spec_of(settings: Settings, machines: Mapping[str, OnpremHost], name: str) -> ClusterSpec:
+    """A spec of these machines alone; which part each of them had is not needed to give it back."""
+    names = list(machines)
+    hosts = {host: one.model_dump() for host, one in machines.items()}
+    provider: dict[str, Any] = {"type": settings.type, "controller": names[0], "hosts": hosts}
+    provider |= {"shared": settings.shared.model_dump(), "network": settings.network}
+    partition = {"name": _ALL, "hosts": ",".join(names)}
+    user = {"name": "nobody-else", "uid": 60000}
+    return ClusterSpec.model_validate(
+        {"version": 1, "name": name, "provider": provider, "partitions": [partition], "users": [user]}
+    )
+
+
+def give_back_all(
+    workspace: Workspace, members: Iterable[Host], hands: Hands, *, say: Say, ending: bool = False
+) -> tuple[str, ...]:
+    """Try again to give back every machine that was left behind; what the user should know of it.
+
+    One that is among the ``members`` again is none of these any more. What is in the way is noted. One that
+    may be a member, reached in another way, is not touched, unless members are given back, too (``ending``).
+    """
+    members = tuple(members)
+    notes = []
+    for one in found(workspace):
+        if (told := _taken_again(one, members)) is not None:
+            notes += [told] if told else []
+            _erase(one.workspace)
+            continue
+        if not ending and (twins := [host for host in members if host.host_key == one.host.host_key]):
+            notes.append(_of_twins(one, twins))
+            continue
+        try:
+            _give_back(one, hands, say)
+        except ClusterctlError as exc:
+            still = _note(replace(one, why=_why(one, exc, hands)))
+            notes.append(f"{still}; `clusterctl up` and `clusterctl down` try it again")
+        else:
+            notes.append(f"{one.title} was given back")
+            _erase(one.workspace)
+    return tuple(notes)
+
+
+def refusals(workspace: Workspace) -> tuple[Failure, ...]:
+    """What is still left behind, one failure a machine."""
+    return tuple(
+        Failure("left-behind", str(one), one.host.name, "destroy", _FIX.format(name=one.host.name))
+        for one in found(workspace)
+    )
+
+
+def forget(machines: Iterable[LeftBehind]) -> None:
+    """Know these no more; what is ours on them stays there."""
+    for one in machines:
+        _erase(one.workspace)
+
+
+def _taken_again(one: LeftBehind, members: Collection[Host]) -> str | None:
+    """What to say of a machine that is in the cluster now, or whose place another has; None if neither."""
+    if any(host.host_key == one.host.host_key and _is_where_it_was(host, one) for host in members):
+        return ""
+    if any(place_of(host) == one.place for host in members):
+        return f"nobody can look for what {one.title} had of ours: another machine is at its address now"
+    return None
+
+
+def _is_where_it_was(host: Host, one: LeftBehind) -> bool:
+    """The key alone says little: machines that were cloned from one image have the same."""
+    return place_of(host) == one.place or (host.name == one.host.name and one.why != REPLACED)
+
+
+def _of_twins(one: LeftBehind, twins: Iterable[Host]) -> str:
+    names = ", ".join(f"{host.name} ({place_of(host)})" for host in twins)
+    return (
+        f"{one}; it is not tried: {names} has the same host key, so it may be that machine; if it is: "
+        f"`clusterctl node forget {one.host.name}`; if not: `clusterctl down` gives it back"
+    )
+
+
+def _give_back(one: LeftBehind, hands: Hands, say: Say) -> None:
+    """Give it back, and prove that.
+
+    Raises:
+        ClusterctlError: something of ours is still there, or nobody can tell.
+    """
+    settings, hands = _settings(one.workspace), _own(hands)
+    way, cluster_id, name = WayIn(settings, one.workspace, hands), one.workspace.cluster_id(), one.host.name
+    if lost := way.trust([name]):
+        raise lost[name]
+    host = one.host.model_copy(update={"proxy_command": way.proxies([name]).get(name, ())})
+    inventory = Inventory.model_validate_json(one.workspace.hosts.read_bytes())
+    inventory = inventory.model_copy(update={"hosts": (host,)})
+    write_atomic(one.workspace.hosts, inventory.model_dump_json(indent=2))
+    give_back.all_of_it(way, cluster_id, one.workspace, hands, say=say)
+    if left := give_back.leftovers(settings, cluster_id, one.workspace, hands):
+        raise ProvisionError(f"{name} has something of ours", why="; ".join(map(str, left)), host=name)
+
+
+def _settings(workspace: Workspace) -> Settings:
+    provider = load_spec(workspace.spec).provider
+    if isinstance(provider, Settings):
+        return provider
+    raise UsageError("the note of a machine that was left behind is damaged", where=str(workspace.spec))
+
+
+def _own(hands: Hands) -> Hands:
+    """Keys that are confirmed now are those of other machines."""
+    return replace(hands, confirm=nobody_asked, accepted=())
+
+
+def _why(one: LeftBehind, exc: ClusterctlError, hands: Hands) -> str:
+    """Why something of ours is still there, and what, as far as it can be told."""
+    if any(failure.code == UnreachableError.code for failure in exc.failures):
+        return f"it does not answer; there are {_OURS}"
+    cause = "; ".join(dict.fromkeys(failure.cause for failure in exc.failures))
+    try:
+        seen = give_back.leftovers(
+            _settings(one.workspace), one.workspace.cluster_id(), one.workspace, _own(hands)
+        )
+    except ClusterctlError:
+        seen = ()
+    return f"{cause}; there are {', '.join(map(str, seen)) or _OURS}"
+
+
+def _erase(workspace: Workspace) -> None:
+    (workspace.root / _NOTE).unlink(missing_ok=True)  # first: half of it counts for nothing
+    shutil.rmtree(workspace.root, ignore_errors=True)
+    with suppress(OSError):  # there are others
+        Path(workspace.root).parent.rmdir()

@@ -1,0 +1,105 @@
+"""On a machine that is to dnf what Rocky Linux is, local nodes are made by dnf, and by the same roles.
+
+The machine is EL-shaped (tests/support/el), and clusterctl is installed on it as a user would. The programs
+that are Debian's there come to the nodes as one more package (tests/support/el_tree.sh). docs/local.md says
+what this can't show.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from clusterctl.assets import asset
+from clusterctl.distributions import distribution_of
+from clusterctl.wheels import Node, wheelhouse
+from tests.support.install import lock_of_wheels
+from tests.support.lab import lab
+from tests.support.nested import CLUSTERCTL, ROOT, UV, Host, wheel_of_checkout
+
+pytestmark = [pytest.mark.sweep, pytest.mark.alone]  # minutes; it boots machines in a machine
+
+SPEC = "{version: 1, name: inner, provider: {type: local}, partitions: [{name: train, nodes: 2}]}"
+LENT = "/srv/lent"
+# Python 3.11 is what clusterctl itself needs. No index is in reach: the wheels of jobs are in the cache.
+INSTALL = f"""\
+dnf -q -y install python3.11
+uv() {{ {LENT}/uv --quiet --no-cache --offline "$@"; }}
+uv venv --python /usr/bin/python3.11 /opt/clusterctl
+into="--python /opt/clusterctl/bin/python --no-index --no-deps --link-mode copy"
+uv pip install $into --require-hashes --find-links {LENT}/runtime -r {LENT}/runtime.lock
+uv pip install $into {LENT}/dist/*.whl
+mkdir -p ~/.cache/clusterctl
+ln -s {LENT}/jobs ~/.cache/clusterctl/$(cat {LENT}/jobs.name)
+echo '{SPEC}' >~/cluster.yaml
+"""
+
+
+@pytest.fixture(scope="module")
+def host(no_residue: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+    lent = tmp_path_factory.mktemp("lent")
+    (lent / "dist").mkdir()
+    wheel_of_checkout(lent / "dist")
+    (lent / "runtime.lock").write_text(lock_of_wheels())
+    jobs = wheelhouse(asset("payload") / "requirements.lock", Node.of(distribution_of("rocky-9")))
+    (lent / "jobs.name").write_text(jobs.name)
+    options = ["--capability=all", "--system-call-filter=@known", f"--bind-ro={lent}:{LENT}"]
+    for path, name in {UV: "uv", wheelhouse(lent / "runtime.lock"): "runtime", jobs: "jobs"}.items():
+        if path.is_dir():
+            (lent / name).mkdir()
+        else:
+            (lent / name).touch()
+        options.append(f"--bind-ro={path}:{LENT}/{name}")
+    # An overlay's upper folder can't lie on an overlay, which its root is.
+    options += ["--tmpfs=/var/lib/clusterctl:mode=755", "--tmpfs=/var/cache/clusterctl:mode=755"]
+    with lab("el", 1, options=options) as one:
+        inside = one.host("node1").inside
+        inside.sh(INSTALL, timeout_s=300)
+        yield inside
+
+
+def clusterctl(host: Host, *argv: str, rc: int = 0) -> Any:
+    """A verb's answer under `-o json`."""
+    return host(CLUSTERCTL, "-o", "json", *argv, rc=rc, timeout_s=900).json
+
+
+@pytest.fixture(scope="module")
+def cluster(host: Host) -> dict[str, Any]:
+    """What `up` said, once the machine had what it said was missing."""
+    (failure,) = clusterctl(host, "up", rc=1)["failures"]
+    assert failure["cause"].startswith("missing tool: systemd-nspawn")
+    assert failure["fix"] == "dnf install systemd-container"
+    host.sh(f"{failure['fix']} -q -y", timeout_s=120)
+    host.sh((ROOT / "tests/support/el_tree.sh").read_text(), timeout_s=300)
+    answer: dict[str, Any] = clusterctl(host, "up")
+    return answer
+
+
+def on(host: Host, node: str, *command: str) -> str:
+    """What a command says on a node."""
+    return host(CLUSTERCTL, "ssh", node, "--", *command).stdout
+
+
+def test_the_nodes_have_what_the_machine_has(host: Host, cluster: dict[str, Any]) -> None:
+    assert cluster["ready"]
+    for node in ("inner-ctl", "inner-train-1"):
+        assert on(host, node, "cat", "/etc/redhat-release").startswith("Rocky Linux release 9")
+        assert "systemd-networkd" not in on(host, node, "systemctl", "list-unit-files")
+    assert "slurm-slurmd-22.05.9" in on(host, "inner-train-1", "rpm", "-q", "slurm-slurmd", "openmpi")
+
+
+def test_a_job_runs_across_them(host: Host, cluster: dict[str, Any]) -> None:
+    assert clusterctl(host, "submit", "probe", "--nodes", "2", "--wait")["state"] == "COMPLETED"
+
+
+def test_a_second_up_changes_nothing(host: Host, cluster: dict[str, Any]) -> None:
+    assert clusterctl(host, "up")["mended"] == []
+
+
+def test_nothing_is_left(host: Host, cluster: dict[str, Any]) -> None:
+    clusterctl(host, "down", "--yes", "--discard-runs")
+    assert json.loads(host("machinectl", "list", "--output=json").stdout) == []
+    assert host.sh("ls -A /var/lib/clusterctl; ip netns") == ""

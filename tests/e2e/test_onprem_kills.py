@@ -1,0 +1,41 @@
+"""`up` and `down` killed on machines of somebody's own: run again they go on, and nothing of ours stays."""
+
+from __future__ import annotations
+
+import signal
+import time
+from pathlib import Path
+
+import pytest
+
+from tests.support.faults import at_work, eventually_none
+from tests.support.lab import lab
+from tests.support.own import as_before, state
+from tests.support.verbs import Clusterctl
+from tests.support.victim import Victim
+
+pytestmark = pytest.mark.sweep
+
+# Verb, the phase that it is killed in, and how long after its begin.
+KILLS = (("up", "provision", 0.5), ("up", "configure", 10.0), ("up", "verify", 0.5), ("down", "destroy", 4.0))
+
+
+def test_each_goes_on_where_it_was_killed(
+    no_residue: None, cluster_name: str, clusterctl: Clusterctl, tmp_path: Path
+) -> None:
+    spec = tmp_path / "own.yaml"
+    with lab("debian", 2, internet=True) as machines:
+        before = {host.name: state(machines, host.name) for host in machines.hosts}
+        spec.write_text(machines.spec(cluster_name, partitions={"train": "node[1-2]"}))
+        for verb, phase, seconds in KILLS:
+            if verb == "down":
+                assert clusterctl("-o", "json", "-f", spec, "up").json["probed"] == ["node1", "node2"]
+            victim = Victim(clusterctl, "-f", spec, verb, *(["--yes"] if verb == "down" else []))
+            victim.until_phase(phase)
+            time.sleep(seconds)
+            assert victim.hit("kill").code == -signal.SIGKILL, (verb, phase)
+            assert eventually_none(clusterctl.home) == [], (verb, phase)
+        clusterctl("-f", spec, "down", "--yes")
+        as_before(machines, before)
+    assert at_work(clusterctl.home) == []
+    assert not (clusterctl.home / cluster_name).exists()

@@ -1,0 +1,186 @@
+"""Machines of one's own of other kinds: without a scheduler, with OpenHPC's Slurm, of other distributions."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from clusterctl.distributions import distribution_of
+from tests.support.cluster import Cluster, records
+from tests.support.lab import Kind, Lab, lab
+from tests.support.own import raised
+from tests.support.verbs import Clusterctl
+
+pytestmark = [pytest.mark.sweep, pytest.mark.timeout(1800)]  # each raises a cluster and takes it down
+ROOT = Path(__file__).resolve().parents[2]
+NODES = ["node2", "node3"]
+PYTHON = "/opt/clusterctl/env/bin/python --version"
+CAROL = "groupadd -g 2222 carol; useradd -m -u 2222 -g 2222 -s /bin/bash carol"
+HER_KEYS = (
+    "install -D -m 644 -o carol -g carol /dev/null ~carol/.ssh/authorized_keys"  # other modes than ours
+)
+CHRONY = "/etc/systemd/system/chrony.service.d"
+SLEEPER = "#!/bin/bash\nmpirun --map-by ppr:1:node sleep 600\n"
+
+
+def trained(cluster: Cluster) -> Path:
+    """The run of a training on both nodes that came home."""
+    done = cluster.json("submit", "train", "--nodes", "2", "--wait", "--", "--epochs", "1")
+    assert done["state"] == "COMPLETED"
+    run = cluster.run_of(done["job_id"])
+    (start,) = (record for record in records(run / "metrics.jsonl") if record["kind"] == "run")
+    assert [rank["host"] for rank in start["ranks"]] == NODES
+    return run
+
+
+def play(cluster: Cluster, *more: str) -> str:
+    """The roles, run by plain Ansible; what it said."""
+    program = Path(sys.executable).with_name("ansible-playbook")
+    argv = [program, "-i", cluster.workspace / "inventory.yml", *more, ROOT / "ansible/site.yml"]
+    done = subprocess.run(argv, capture_output=True, text=True, timeout=300, check=False, cwd="/")
+    assert done.returncode == 0, done.stdout + done.stderr
+    return done.stdout
+
+
+def changes_nothing(cluster: Cluster) -> None:
+    """The roles, run again."""
+    said = play(cluster)
+    assert said.rsplit("PLAY RECAP", 1)[1].count("changed=0") == 3, said
+
+
+def runs_jobs_without_a_scheduler(cluster: Cluster) -> None:
+    """Up was proven by mpirun; two nodes train; a job is cancelled."""
+    assert cluster.raised["probed"] == NODES
+    run = trained(cluster)
+    assert json.loads((run / "run.json").read_text())["scheduler"] == "none"
+    assert not (run / "sacct.json").exists()
+    script = cluster.runner.cwd / "sleeper.sh"
+    script.write_text(SLEEPER)
+    job = cluster.json("submit", script, "--nodes", "2")["job_id"]
+    deadline = time.monotonic() + 60
+    while not all("sleep 600" in cluster.ssh(node, "ps -e -o args=") for node in NODES):
+        assert time.monotonic() < deadline, cluster("logs", job).stdout
+    assert cluster.json("cancel", job)["cancelled"] == [job]
+    while any("sleep 600" in cluster.ssh(node, "ps -e -o args=") for node in NODES):
+        assert time.monotonic() < deadline, "the ranks live on"
+    (said,) = cluster.json("jobs", job)["jobs"]
+    assert said["state"] == "CANCELLED"
+
+
+def lets_a_machine_in_that_was_installed_anew(cluster: Cluster, machines: Lab) -> None:
+    """Its host key is another one: refused with it, and let in when it is named."""
+    key = "/etc/ssh/ssh_host_ed25519_key"
+    host = machines.host("node3").inside
+    host.sh(f"mv {key}* /root/; ssh-keygen -q -t ed25519 -N '' -f {key}; systemctl restart ssh")
+    fingerprint = host.sh(f"ssh-keygen -lf {key}").split()[1]
+    refused = cluster("-o", "json", "up", rc=None)
+    (failure,) = refused.json["failures"]
+    assert (failure["code"], failure["host"]) == ("host-key", "node3")
+    assert f"--accept-host-key {fingerprint}" in failure["fix"]
+    assert cluster.json("up", "--accept-host-key", fingerprint)["ready"]
+
+
+def keeps_the_clock(cluster: Cluster, machines: Lab) -> None:
+    """chrony comes where nobody keeps the clock; a container's counts as its host's unless it is said."""
+    assert not machines.enter("node1", ["sh", "-c", "command -v chronyd"]).stdout
+    for host in machines.hosts:  # which may not set the clock; chronyd is told not to (-x)
+        host.inside.sh(f"mkdir -p {CHRONY}; printf '[Unit]\\nConditionCapability=\\n' > {CHRONY}/lab.conf")
+    said = {"time_in_containers": True, "time_options": "-x", "clusterctl_install_mark": "with-chrony"}
+    play(cluster, "-e", json.dumps(said))
+    lead = machines.host("node1").address
+    for node in NODES:
+        machines.ssh(node, "sudo chronyc waitsync 60 0 0 0.5")
+        assert lead in machines.ssh(node, "sudo chronyc -n tracking").stdout
+    again = play(cluster, "-e", json.dumps(said))
+    assert again.rsplit("PLAY RECAP", 1)[1].count("changed=0") == 3, again
+    for host in machines.hosts:
+        host.inside.sh(f"rm -r {CHRONY}")
+
+
+def leads_clocks_that_follow_nobody(cluster: Cluster, machines: Lab) -> None:
+    """A distribution's own chrony, whose pool no route leads to, behind the firewall."""
+    play(cluster, "-e", json.dumps({"time_in_containers": True}))
+    lead = machines.host("node1").address
+    for node in NODES:
+        machines.ssh(node, "sudo chronyc waitsync 60 0 0 0.5")
+        assert lead in machines.ssh(node, "sudo chronyc -n tracking").stdout
+    changes_nothing(cluster)
+
+
+def test_debian_without_a_scheduler(
+    no_residue: None, cluster_name: str, clusterctl: Clusterctl, tmp_path: Path
+) -> None:
+    with lab("debian", 3, internet=True, shared="/shared") as machines:
+        unconfirmed = {host.name: {"address": host.address} for host in machines.hosts}
+        users = [{"name": "carol", "uid": 2222}]
+        text = machines.spec(cluster_name, scheduler="none", users=users, provider={"hosts": unconfirmed})
+        for name in ("node1", "node3"):  # with a home there; node2 gets one on the shared folder
+            machines.host(name).inside.sh(CAROL)
+        machines.host("node3").inside.sh(HER_KEYS)
+        with raised(machines, cluster_name, text, clusterctl.home, tmp_path) as cluster:
+            runs_jobs_without_a_scheduler(cluster)
+            changes_nothing(cluster)
+            machines.host("node3").inside.sh("rm ~carol/.ssh/authorized_keys")
+            assert "the cluster's key of user carol was missing" in json.dumps(cluster.json("up")["mended"])
+            keeps_the_clock(cluster, machines)
+            lets_a_machine_in_that_was_installed_anew(cluster, machines)
+            shutil.rmtree(cluster.workspace)
+            keys = {h.name: h.inside.sh("cat /etc/ssh/ssh_host_ed25519_key.pub") for h in machines.hosts}
+            known = {
+                name: {**said, "host_key": " ".join(keys[name].split()[:2])}
+                for name, said in unconfirmed.items()
+            }
+            spec = tmp_path / "known.yaml"
+            spec.write_text(machines.spec(cluster_name, scheduler="none", provider={"hosts": known}))
+            assert cluster_name in clusterctl("-f", spec, "down", "--orphans", "--yes").stdout
+            machines.host("node3").inside.sh("mv /root/ssh_host_ed25519_key* /etc/ssh/")
+        assert machines.host("node1").inside.sh("ls -A ~carol | grep -x .ssh || true") == ""
+        modes = machines.host("node3").inside.sh("stat -c %a:%s ~carol/.ssh ~carol/.ssh/authorized_keys")
+        assert [mode.partition(":")[0] for mode in modes.split()] == ["755", "644"]
+
+
+def test_el_without_a_scheduler_and_with_openhpc(
+    no_residue: None, cluster_name: str, clusterctl: Clusterctl, tmp_path: Path
+) -> None:
+    with lab("el", 3, shared="/shared") as machines:
+        for host in machines.hosts:
+            host.inside.sh("dnf -q -y install firewalld chrony >/dev/null")
+            host.inside.sh("systemctl enable --now firewalld chronyd; cp -p /etc/chrony.conf /root/")
+        text = machines.spec(cluster_name, scheduler="none")
+        with raised(machines, cluster_name, text, clusterctl.home, tmp_path) as cluster:
+            opened = machines.ssh("node1", "sudo firewall-cmd --policy=clusterctl --list-all").stdout
+            assert "32768-60999" in opened
+            assert "6817" not in opened, "nothing of Slurm's runs"
+            runs_jobs_without_a_scheduler(cluster)
+            cluster.ssh("node3", "sudo rm /opt/clusterctl/orted")
+            assert "/opt/clusterctl/orted was missing" in json.dumps(cluster.json("up")["mended"])
+            leads_clocks_that_follow_nobody(cluster, machines)
+        for host in machines.hosts:
+            host.inside.sh("cmp /etc/chrony.conf /root/chrony.conf")
+        text = machines.spec(cluster_name, software={"slurm": "openhpc"})
+        with raised(machines, cluster_name, text, clusterctl.home, tmp_path) as cluster:
+            assert cluster.ssh("node2", "rpm -q slurm-slurmd-ohpc").startswith("slurm-slurmd-ohpc-23.11")
+            trained(cluster)
+            changes_nothing(cluster)
+
+
+@pytest.mark.parametrize("kind", ["ubuntu-22.04", "ubuntu-24.04", "el-10"])
+def test_what_calls_itself_another_distribution(
+    no_residue: None, cluster_name: str, clusterctl: Clusterctl, tmp_path: Path, kind: Kind
+) -> None:
+    release = kind.replace("el-", "rocky-")
+    with (
+        lab(kind, 3, internet=kind.startswith("ubuntu"), shared="/shared") as machines,
+        raised(machines, cluster_name, machines.spec(cluster_name), clusterctl.home, tmp_path) as cluster,
+    ):
+        assert f"clusterctl_release: {release}\n" in (cluster.workspace / "inventory.yml").read_text()
+        trained(cluster)
+        python = distribution_of(release).python_version
+        assert all(f"Python {python}" in cluster.ssh(node, PYTHON) for node in NODES)
+        changes_nothing(cluster)

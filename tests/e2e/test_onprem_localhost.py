@@ -1,0 +1,100 @@
+"""`address: localhost`: the machine that clusterctl runs on becomes a cluster, and is given back as it was.
+
+It is somebody's workstation: no sshd listens, and sudo asks for a password.
+"""
+
+from __future__ import annotations
+
+import compileall
+import json
+import zipfile
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from clusterctl.assets import asset
+from clusterctl.wheels import wheelhouse
+from tests.support.lab import PASSWORD, Box, lab
+from tests.support.nested import PLACE, Host, tree, wheel_of_checkout
+from tests.support.picture import picture
+
+USER = "ada"
+SPEC = """\
+version: 1
+name: mine
+provider: {type: onprem, controller: desk, hosts: {desk: localhost}}
+partitions: [{name: train, hosts: desk}]
+"""
+CLUSTERCTL = (f"{PLACE}/bin/python", "-m", "clusterctl")
+# The wheels of jobs are lent: there is no package index here.
+MAKE = f"""\
+systemctl disable --quiet --now ssh
+mkdir -p ~{USER}/.cache/clusterctl /shared
+ln -s /lent/wheels-* ~{USER}/.cache/clusterctl/
+chown -R {USER}: ~{USER}/.cache
+printf '{SPEC}' > ~{USER}/cluster.yaml
+"""
+# Ends clusterctl, and nothing else, once it has begun to change the machine.
+KILLED = f"""\
+echo '{PASSWORD}' | {" ".join(CLUSTERCTL)} up -K & up=$!
+until [ -e /var/lib/clusterctl-ledger ]; do kill -0 $up; sleep 0.1; done
+kill -KILL $up
+"""
+
+
+@pytest.fixture(scope="module")
+def desk(no_residue: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Host]:
+    own = tmp_path_factory.mktemp("own")
+    installed = own / "lib/python3.11/site-packages"
+    with zipfile.ZipFile(wheel_of_checkout(tmp_path_factory.mktemp("wheel"))) as wheel:
+        wheel.extractall(installed)
+    compileall.compile_dir(installed, quiet=1, maxlevels=20, stripdir=str(own), prependdir=PLACE)
+    own.chmod(0o755)
+    wheels = wheelhouse(asset("payload") / "requirements.lock")
+    options = [f"--overlay-ro={tree()}{PLACE}:{own}:{PLACE}", f"--bind-ro={wheels}:/lent/{wheels.name}"]
+    boxes = [Box("bench", sudo="password")]
+    with lab("debian", boxes, user=USER, internet=True, options=options) as one:
+        inside = one.host("bench").inside
+        inside.sh(MAKE)
+        yield inside
+
+
+def clusterctl(desk: Host, *argv: str, rc: int = 0) -> Any:
+    """A verb's answer under `-o json`."""
+    return desk(*CLUSTERCTL, "-o", "json", *argv, user=USER, rc=rc, timeout_s=600).json
+
+
+def seen(desk: Host) -> list[str]:
+    """The machine, but for what its user keeps at home, and the jobs of that user."""
+    files = [line for line in picture(desk) if f"/home/{USER}" not in line and "/shared/home" not in line]
+    return files + listening(desk)
+
+
+def listening(desk: Host) -> list[str]:
+    """The addresses and ports that it listens on."""
+    return sorted(line.split()[4] for line in desk("ss", "-ltunH").stdout.splitlines())
+
+
+def test_without_an_sshd_program_it_says_what_to_install(desk: Host) -> None:
+    desk("mv", "/usr/sbin/sshd", "/root")
+    (failure,) = clusterctl(desk, "up", rc=1)["failures"]
+    desk("mv", "/root/sshd", "/usr/sbin")
+    assert (failure["code"], failure["host"]) == ("no-sshd", "desk")
+    assert "openssh-server" in failure["fix"]
+
+
+def test_it_becomes_a_cluster_and_is_given_back_as_it_was(desk: Host) -> None:
+    before = seen(desk)
+    desk("bash", "-c", KILLED, user=USER, rc=None)
+    up = clusterctl(desk, "up")  # without a password: our account is there
+    assert (up["ready"], up["probed"]) == (True, ["desk"])
+    job = clusterctl(desk, "submit", "train", "--nodes", "1", "--wait", "--", "--epochs", "1")["job_id"]
+    (run,) = clusterctl(desk, "collect", job)["runs"]
+    start = json.loads(desk("head", "-n1", f"{run['dir']}/metrics.jsonl").stdout)
+    assert [rank["host"] for rank in start["ranks"]] == ["desk"]
+    assert [one for one in listening(desk) if one.endswith(":22")] == []
+    assert desk("sudo", "-n", "true", user=USER, rc=1)  # the user may do no more than before
+    clusterctl(desk, "down", "--yes")
+    assert seen(desk) == before
+    assert desk.sh(f"ls ~{USER}/.local/state/clusterctl") == ""

@@ -1,0 +1,24 @@
+"""doctor's table: a line a host."""
+
+from __future__ import annotations
+
+import pytest
+
+from clusterctl.cli.doctor import text
+from clusterctl.cli.show import Screen
+from clusterctl.doctor import Report
+from clusterctl.doctor.facts import Facts
+from tests.unit.doctor.test_doctor import WELL
+
+
+@pytest.mark.parametrize(
+    ("gpus", "shown"),
+    [
+        ({"cards": 2, "shown": ["T4", "T4"], "driver": "580.95.05"}, "T4, T4 (driver 580.95.05)"),
+        ({"cards": 2}, "2 without driver"),
+    ],
+)
+def test_a_host_is_shown_with_its_gpus_and_their_driver(gpus: dict[str, object], shown: str) -> None:
+    facts = Facts.model_validate(WELL | {"gpus": {**WELL["gpus"], **gpus}})
+    table = text(Screen(json=False, color=False), Report((), {"one": facts}))
+    assert f"16 GiB  {shown}  enforcing" in table

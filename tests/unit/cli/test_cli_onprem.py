@@ -1,0 +1,31 @@
+"""Specs for machines of one's own, before any of them is asked."""
+
+from __future__ import annotations
+
+import pytest
+
+from tests.support.verbs import Clusterctl
+
+SPEC = """\
+version: 1
+name: lab
+provider:
+  type: onprem
+  controller: head
+  access: {user: rocky, key: /nowhere/key}
+  hosts:
+    head: 192.0.2.1
+    gpu01: {address: 192.0.2.2, key: keys/half}
+    gpu02: {address: 192.0.2.3, key: keys/none}
+partitions: [{name: train, hosts: "gpu[01-02]"}]
+"""
+
+
+@pytest.mark.parametrize("verb", ["doctor", "plan", "validate --live", "up --yes"])
+def test_a_private_key_that_is_not_here_is_named_before_anybody_logs_in(verb: str, cli: Clusterctl) -> None:
+    (cli.cwd / "cluster.yaml").write_text(SPEC)
+    (cli.cwd / "keys").mkdir()
+    (cli.cwd / "keys/half.pub").touch()  # its other half may be in an agent
+    said = cli(*verb.split(), rc=2).stderr
+    assert f"the key /nowhere/key is not here; the key {cli.cwd}/keys/none is not here (head, gpu02)" in said
+    assert "fix: correct `key`" in said

@@ -1,0 +1,75 @@
+"""The role time: what of the host's own is left alone, and which chrony follows the controller."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from tests.support.plays import program, role_data, run_play, run_tasks
+
+THEIRS = "pool 2.rocky.pool.ntp.org iburst\n"
+UNIT = (
+    r"LoadState=loaded\nActiveState=active\nUnitFileState=enabled\nNeedDaemonReload=no\n"
+    r"InactiveExitTimestampMonotonic=0\n"
+)
+
+
+@pytest.mark.parametrize(
+    ("installed", "refused"),
+    [(["systemd-timesyncd"], True), (["systemd-timesyncd", "chrony"], False), (["bash"], False)],
+)
+def test_chrony_comes_where_it_takes_nobodys_place(
+    tmp_path: Path, installed: list[str], refused: bool
+) -> None:
+    facts = {"packages": {name: [] for name in installed}}
+    rivals = role_data("time", "vars/Debian.yml")["time_rivals"]
+    done = run_tasks(tmp_path, "time", "rivals", facts=facts, time_rivals=rivals)
+    assert (done.returncode != 0) is refused, done.stdout
+    assert ("systemctl enable --now systemd-timesyncd`" in " ".join(done.stdout.split())) is refused
+
+
+@dataclass(frozen=True)
+class Clocks:
+    """Hosts on which chrony runs, all of them this machine: each has settings and a leader of its own."""
+
+    folder: Path
+    hosts: tuple[str, ...]
+
+    def say(self, **follows: bool) -> None:
+        for host in self.hosts:
+            leap = "Normal" if follows.get(host, True) else "Not synchronised"
+            program(self.folder / host, "chronyc", f'[ "$*" = "-c tracking" ] && echo "0,,3,{leap}"')
+            program(self.folder / host, "systemctl", f"[ $1 = show ] || exit 0; printf '{UNIT}'")
+
+    def configure(self) -> dict[str, str]:
+        """Play the role; host -> what it told its chrony."""
+        tasks = [{"ansible.builtin.include_role": {"name": "time", "tasks_from": "configure"}}]
+        environment = {"PATH": "{{ folder }}/{{ inventory_hostname }}/bin:{{ lookup('env', 'PATH') }}"}
+        play = {"hosts": "all", "gather_facts": False, "environment": environment, "tasks": tasks}
+        config = "{{ folder }}/{{ inventory_hostname }}/chrony.conf"
+        said = {"folder": str(self.folder), "time_config": config, "time_in_containers": True}
+        said |= {"time_controller": "10.0.0.1", "time_network": "10.0.0.0/24"}
+        done = run_play(self.folder, play, self.hosts, known={}, **said)
+        assert done.returncode == 0, done.stdout
+        files = {host: self.folder / host / "chrony.conf" for host in self.hosts}
+        return {host: file.read_text().removeprefix(THEIRS) for host, file in files.items()}
+
+
+def test_a_chrony_that_follows_nobody_follows_the_controller_and_others_are_left_alone(
+    tmp_path: Path,
+) -> None:
+    clocks = Clocks(tmp_path, ("lead", "alone", "led"))
+    for host in clocks.hosts:
+        (tmp_path / host).mkdir()
+        (tmp_path / host / "chrony.conf").write_text(THEIRS)
+    clocks.say()
+    assert clocks.configure() == dict.fromkeys(clocks.hosts, "")
+    clocks.say(alone=False)
+    told = clocks.configure()
+    assert "\nallow 10.0.0.0/24\nlocal stratum 10\n" in told["lead"]
+    assert "\nserver 10.0.0.1 iburst\n" in told["alone"]
+    assert not told["led"]
+    clocks.say()
+    assert clocks.configure() == told

@@ -1,0 +1,52 @@
+"""What bundled programs ask for where their partition has GPUs."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from clusterctl import jobs
+from clusterctl.spec import ClusterSpec, JobSpec
+
+
+def spec(**more: Any) -> ClusterSpec:
+    partitions = [
+        {"name": "h100", "nodes": 2, "gpus": {"type": "h100", "count": 8}},
+        {"name": "cpu", "nodes": 2},
+    ]
+    provider = {"type": "gcp", "project": "lab-123456", "zone": "us-central1-a"}
+    return ClusterSpec.model_validate(
+        {"version": 1, "name": "c", "provider": provider, "partitions": partitions, **more}
+    )
+
+
+@pytest.mark.parametrize(
+    ("given", "gpus", "ranks"),
+    [
+        ({}, 8, 8),
+        ({"gpus": 2}, 2, 2),
+        ({"tasks_per_node": 4}, 4, 4),
+        ({"tasks_per_node": 16}, 8, 16),
+        ({"gpus": 4, "tasks_per_node": 2}, 4, 2),
+        ({"gpus": 0}, 0, 1),
+        ({"args": ("--epochs", "3", "--device", "cpu")}, 0, 1),
+        ({"args": ("--device=cpu",)}, 0, 1),
+        ({"args": ("--device", "gpu")}, 8, 8),
+        ({"partition": "cpu"}, 0, 1),
+        ({"partition": "typo"}, 0, 1),
+    ],
+)
+def test_a_training_uses_the_gpus_of_its_partition(given: dict[str, Any], gpus: int, ranks: int) -> None:
+    job = jobs.with_gpus(spec(), JobSpec(name="t", bundled="train", **given))
+    assert (job.gpus, job.tasks_per_node) == (gpus, ranks)
+
+
+def test_the_proof_and_scripts_of_the_users_own_ask_for_what_they_say(tmp_path: Any) -> None:
+    for job in (JobSpec(name="p", bundled="probe"), JobSpec(name="s", script=tmp_path / "own.sh")):
+        assert jobs.with_gpus(spec(), job) == job
+
+
+def test_without_a_scheduler_ranks_are_as_many_as_gpus_that_a_job_has_anyway() -> None:
+    job = jobs.with_gpus(spec(scheduler="none"), JobSpec(name="t", bundled="train"))
+    assert (job.tasks_per_node, "gpus" in job.model_fields_set) == (8, False)

@@ -1,0 +1,217 @@
+"""Noting and giving back that is killed half-way, or meets a full disk: done again, it comes to its end."""
+
+from __future__ import annotations
+
+import errno
+import shutil
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from tests.unit.ledger.conftest import Machine
+
+Ledger = Callable[..., dict[str, Any]]
+Util = Callable[[str], ModuleType]
+RUNS = "LoadState=loaded\nUnitFileState=enabled\nActiveState=active\n"
+
+
+class Packages:
+    """A package manager whose one package's removal does what ``purge`` does."""
+
+    def __init__(self, tree: Path, purge: Callable[[], None]) -> None:
+        self._tree = tree
+        self._purge = purge
+        self.there = {"adduser": "1"}
+        self.kept: list[str] = []
+
+    def installed(self) -> dict[str, str]:
+        return dict(self.there)
+
+    def settings(self) -> list[str]:
+        return []
+
+    def automatic(self) -> list[str]:
+        return []
+
+    def changed_settings(self, _: list[str]) -> list[str]:
+        return []
+
+    def removable(self, names: set[str]) -> list[str]:
+        return sorted(names)
+
+    def purged(self, names: list[str], folders: list[str]) -> list[str]:
+        return [one for one in folders if Path(one).is_relative_to(self._tree) and "munge" in names]
+
+    def remove(self, names: list[str], keep_settings: list[str]) -> None:
+        self.kept = sorted(keep_settings)
+        for name in names:
+            del self.there[name]
+        self._purge()
+
+
+@pytest.fixture(autouse=True)
+def etc(tmp_path: Path, util: Util, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """In place of /etc, which is held while packages go."""
+    folder = tmp_path / "etc"
+    folder.mkdir()
+    guard = util("ledger_guard")
+    restore = util("ledger_restore")
+    monkeypatch.setattr(guard, "names", lambda root=str(folder): sorted(map(str, Path(root).glob("*"))))
+    monkeypatch.setattr(restore, "Guard", lambda held: guard.Guard(held, str(folder)))
+    return folder
+
+
+def test_folders_that_were_there_outlive_a_purge_and_one_that_was_killed(
+    ledger: Ledger, tmp_path: Path
+) -> None:
+    tree = tmp_path / "munge"
+    tree.mkdir()
+    (tree / "seed").write_text("theirs")
+    tries = 0
+
+    def purge() -> None:
+        nonlocal tries
+        tries += 1
+        assert not tree.exists()
+        tree.mkdir()  # a package's removal may make it anew
+        raise KeyboardInterrupt
+
+    packages = Packages(tree, purge)
+    ledger("recorded", packages=packages, trees=[str(tree)])
+    packages.there["munge"] = "1"
+    ledger("sealed", packages=packages, trees=[str(tree)])
+    with pytest.raises(KeyboardInterrupt):
+        ledger("restored", packages=packages)
+    tree.rename(tmp_path / ".munge.clusterctl-aside")  # as a kill would have left it
+    ledger("restored", packages=packages)
+    assert (tries, packages.there) == (1, {"adduser": "1"})
+    assert [path.name for path in tree.iterdir()] == ["seed"]
+
+
+def test_a_mount_point_is_kept_by_keeping_the_settings_of_the_package_that_would_empty_it(
+    ledger: Ledger, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    trees = [tmp_path / "var/lib", tmp_path / "var/log"]
+    for tree in trees:
+        tree.mkdir(parents=True)
+        (tree / "seed").write_text("theirs")
+    rename = Path.rename
+
+    def refuse(path: Path, target: Path) -> Path:
+        if path == trees[1]:
+            raise OSError(errno.EBUSY, "Device or resource busy", str(path))
+        return rename(path, target)
+
+    packages = Packages(tmp_path / "var", lambda: None)
+    ledger("recorded", packages=packages, trees=[str(tree) for tree in trees])
+    packages.there |= {"munge": "1", "slurmd": "1"}
+    ledger("sealed", packages=packages, trees=[str(tree) for tree in trees])
+    with monkeypatch.context() as patch:
+        patch.setattr(Path, "rename", refuse)
+        left = ledger("restored", packages=packages)["clusterctl_notes"]
+    assert left == [f"the settings of munge: their purge would empty {trees[1]}"]
+    assert (packages.kept, packages.there) == (["munge"], {"adduser": "1"})
+    assert sorted(path.name for path in (tmp_path / "var").rglob("*")) == ["lib", "log", "seed", "seed"]
+
+
+def test_what_was_aside_stays_and_is_named_where_its_place_is_filled_by_now(
+    ledger: Ledger, tmp_path: Path
+) -> None:
+    tree, aside = tmp_path / "munge", tmp_path / ".munge.clusterctl-aside"
+    tree.mkdir()
+    (tree / "seed").write_text("theirs")
+    packages = Packages(tree, lambda: None)
+    ledger("recorded", packages=packages, trees=[str(tree)])
+    packages.there["munge"] = "1"
+    ledger("sealed", packages=packages, trees=[str(tree)])
+    tree.rename(aside)  # as a kill would have left it
+    tree.mkdir()
+    (tree / "log").write_text("written since")
+    left = ledger("restored", packages=packages)["clusterctl_notes"]
+    assert f"{tree}: somebody has written to it since; what it held before is {aside}" in left
+    assert [path.name for path in (*tree.iterdir(), *aside.iterdir())] == ["log", "seed"]
+
+
+def test_a_version_of_somebodys_outlives_a_kill_after_its_package_went(ledger: Ledger, etc: Path) -> None:
+    conf = etc / "slurm.conf"
+    tries = 0
+
+    def purge() -> None:
+        nonlocal tries
+        tries += 1
+        conf.unlink(missing_ok=True)
+        if tries == 1:
+            raise KeyboardInterrupt
+
+    packages = Packages(etc / "none", purge)
+    ledger("recorded", packages=packages, files=[str(conf)])
+    packages.there["slurmd"] = "1"
+    conf.write_text("ours\n")
+    ledger("sealed", packages=packages, files=[str(conf)])
+    conf.write_text("ours, bettered\n")
+    with pytest.raises(KeyboardInterrupt):
+        ledger("restored", packages=packages)
+    ledger("restored", packages=packages)
+    assert {path.name: path.read_text() for path in etc.iterdir()} == {
+        "slurm.conf.clusterctl-kept": "ours, bettered\n"
+    }
+
+
+def test_a_unit_reads_its_old_files_also_after_a_kill_between_the_two(
+    ledger: Ledger, machine: Machine, etc: Path, util: Util, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    key = etc / "munge.key"
+    key.write_text("theirs")
+    machine.answers["systemctl", "show"] = 0, RUNS, ""
+    touches = {"files": [str(key)], "units": ["munge.service"]}
+    ledger("recorded", **touches)
+    key.write_text("ours")
+    ledger("sealed", **touches)
+    with monkeypatch.context() as patch:
+        patch.setattr(util("ledger_host").Units, "reload", lambda _: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            ledger("restored")
+    assert key.read_text() == "theirs"
+    assert ["systemctl", "restart", "munge.service"] not in machine.ran
+    ledger("restored")
+    assert ["systemctl", "restart", "munge.service"] in machine.ran
+
+
+def test_a_full_disk_is_an_error_before_anything_is_noted_and_leaves_nothing(
+    ledger: Ledger, etc: Path, tmp_path: Path, util: Util, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (etc / "a.conf").write_text("theirs")
+    with monkeypatch.context() as patch:
+
+        def full(_: object, path: Path) -> None:
+            raise OSError(errno.ENOSPC, "No space left on device", str(path))
+
+        patch.setattr(Path, "replace", full)
+        with pytest.raises(OSError, match="No space left"):
+            ledger("recorded", files=[str(etc / "a.conf")])
+    assert (tmp_path / "ledger").exists()
+    assert ledger("restored")["changed"]
+    assert not (tmp_path / "ledger").exists()
+
+
+def test_what_a_killed_removal_left_is_not_taken_for_the_next_ledgers(
+    ledger: Ledger, etc: Path, tmp_path: Path, util: Util, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (etc / "a.conf").write_text("old")
+    ledger("recorded", files=[])
+    with monkeypatch.context() as patch:
+        patch.setattr(shutil, "rmtree", lambda *_, **__: (_ for _ in ()).throw(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            ledger("restored")
+    stale = tmp_path / "ledger/etc"
+    stale.mkdir()
+    (stale / "gone.conf").write_text("removed by its owner since")
+    packages = Packages(tmp_path / "none", lambda: None)
+    ledger("recorded", packages=packages)
+    packages.there["munge"] = "1"
+    ledger("sealed", packages=packages)
+    ledger("restored", packages=packages)
+    assert [path.name for path in etc.iterdir()] == ["a.conf"]

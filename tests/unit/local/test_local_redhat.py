@@ -1,0 +1,106 @@
+"""On a machine of Red Hat's family dnf makes the node image; what is missing is named as dnf calls it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.errors import MachineError, UsageError
+from clusterctl.providers.local import helper, image, redhat
+from clusterctl.providers.local.provider import LocalProvider, image_keys
+from clusterctl.spec import ClusterSpec
+from clusterctl.spec import LocalProvider as Settings
+
+SPEC = ClusterSpec.model_validate({"version": 1, "name": "d", "partitions": [{"name": "x", "nodes": 1}]})
+
+
+@pytest.mark.parametrize(
+    ("text", "release"),
+    [
+        ('NAME="Rocky Linux"\nID="rocky"\nVERSION_ID="9.6"\n', "rocky-9"),
+        ('ID="almalinux"\nVERSION_ID="10.0"\n', "almalinux-10"),
+        ('ID="rhel"\nVERSION_ID="9.4"\n', "rhel-9"),
+        ('ID="rocky"\nVERSION_ID="8.10"\n', None),
+        ("ID=debian\nVERSION_ID=12\n", None),
+        ("ID=fedora\nVERSION_ID=41\n", None),
+        ("", None),
+    ],
+)
+def test_the_machines_own_distribution_decides(tmp_path: Path, text: str, release: str | None) -> None:
+    (tmp_path / "os-release").write_text(text)
+    assert redhat.release(tmp_path / "os-release") == release
+
+
+@pytest.fixture
+def on_rocky(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redhat, "release", lambda: "rocky-9")
+    monkeypatch.setattr(redhat, "has_dnf", lambda: True)
+
+
+def test_each_release_has_images_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    keys = set()
+    for release, distribution in ((None, "debian-12"), ("rocky-9", "rocky-9"), ("rocky-10", "rocky-10")):
+        monkeypatch.setattr(redhat, "release", lambda release=release: release)
+        assert image.distribution() == distribution
+        keys |= set(image_keys(image.DEFAULT_MIRROR))
+    assert len(keys) == 6
+
+
+def test_dnf_fills_a_tree_from_the_machines_own_repositories(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    called: list[Sequence[str]] = []
+
+    def dnf(argv: Sequence[str], **_: Any) -> str:
+        if argv[0] == "rpm":
+            return "rocky-release\n"
+        called.append(argv)
+        for folder in ("etc/dnf", "etc/systemd/system", "var/cache/dnf"):
+            (tmp_path / "root" / folder).mkdir(parents=True)
+        return ""
+
+    repositories = tmp_path / "host"
+    (repositories / "etc/yum.repos.d").mkdir(parents=True)
+    (repositories / "etc/yum.repos.d/mine.repo").write_text("[mine]\n")
+    (repositories / "etc/dnf").mkdir()
+    (repositories / "etc/dnf/dnf.conf").write_text("[main]\nproxy=http://proxy\n")
+    monkeypatch.setattr(redhat, "HERE", repositories)
+    monkeypatch.setattr(redhat, "run", dnf)
+    root = tmp_path / "root"
+    redhat.install(root, "rocky-9", through=("unshare", "--"))
+    (argv,) = called
+    assert argv[:3] == ["unshare", "--", "dnf"]
+    assert {f"--installroot={root}", "--releasever=9", "install", "rocky-release"} <= set(argv)
+    assert (root / "etc/yum.repos.d/mine.repo").read_text() == "[mine]\n"
+    assert "proxy" in (root / "etc/dnf/dnf.conf").read_text()
+    assert not (root / "var/cache/dnf").exists()
+    assert "host0" in (root / "etc/systemd/system" / redhat.NETWORK_UNIT).read_text()
+
+
+def test_what_is_missing_is_named_as_dnf_calls_it(
+    on_rocky: None, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setitem(helper.TOOL_ENV, "PATH", str(tmp_path))
+    with pytest.raises(MachineError) as missing:
+        helper._check_tools(disks=True)
+    wanted = "dnf install dnf e2fsprogs iproute openssh systemd-container util-linux"
+    assert missing.value.fix == wanted
+    assert missing.value.why.endswith("made by dnf")
+
+
+def test_a_debian_mirror_is_refused_there(on_rocky: None) -> None:
+    LocalProvider(Settings(type="local")).check(SPEC)
+    mirror = Settings.model_validate({"type": "local", "mirror": "http://mirror.example.org/debian"})
+    with pytest.raises(UsageError, match="not made from a Debian mirror") as refused:
+        LocalProvider(mirror).check(SPEC)
+    assert "rocky-9" in refused.value.why
+
+
+def test_red_hats_own_is_refused_for_no_image_has_its_subscription(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(redhat, "release", lambda: "rhel-9")
+    with pytest.raises(UsageError, match="not made on Red Hat Enterprise Linux") as refused:
+        LocalProvider(Settings(type="local")).check(SPEC)
+    assert "onprem" in refused.value.fix

@@ -1,0 +1,46 @@
+"""Which findings end an `up` before anything is begun."""
+
+from __future__ import annotations
+
+from contextlib import nullcontext
+from pathlib import Path
+
+import pytest
+
+from clusterctl.doctor import Facts, Finding, Report
+from clusterctl.doctor.judge import Level
+from clusterctl.errors import ProvisionError
+from clusterctl.providers.onprem.members import members
+from clusterctl.providers.onprem.provider import _refuse
+from clusterctl.spec import OnpremProvider
+from clusterctl.spec.load import parse_spec
+from clusterctl.workspace import Workspace
+
+SPEC = """\
+version: 1
+name: demo
+provider: {type: onprem, controller: a, hosts: {a: 10.0.0.1, b: 10.0.0.2}}
+partitions: [{name: train, hosts: b}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("finding", "new", "ends"),
+    [
+        (("error", "port-taken"), ["b"], True),
+        (("error", "port-taken"), [], False),  # of a host that is in the cluster already
+        (("error", "firewall"), ["a"], True),  # it keeps the new one out
+        (("error", "firewall"), [], False),  # nothing changes: the jobs show who gets through
+        (("warning", "firewall"), ["b"], False),
+    ],
+)
+def test_errors_of_new_hosts_end_it_and_any_firewall_that_they_meet(
+    tmp_path: Path, finding: tuple[Level, str], new: list[str], ends: bool
+) -> None:
+    spec = parse_spec(SPEC, "cluster.yaml")
+    assert isinstance(spec.provider, OnpremProvider)
+    facts = dict.fromkeys(("a", "b"), Facts.model_construct(claim=""))
+    report = Report((Finding("b", *finding, "what", "why", "fix"),), facts)
+    asked = members(spec, spec.provider)
+    with pytest.raises(ProvisionError) if ends else nullcontext():
+        _refuse(report, asked, new, Workspace(tmp_path), {})

@@ -1,0 +1,67 @@
+"""The machine that clusterctl runs on: what is run here, what is missing, what is its own installation."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+from clusterctl.errors import TransportError, UnreachableError
+from clusterctl.providers.onprem import this_machine
+from clusterctl.providers.onprem.access import Access
+from clusterctl.providers.onprem.this_machine import check, connect, is_installation
+from clusterctl.spec.onprem import OnpremHost
+
+CONFIG = """\
+Host desk
+    HostName localhost
+    User clusterctl
+    IdentityFile "/nowhere/key"
+    UserKnownHostsFile "/nowhere/known_hosts"
+"""
+
+
+def test_its_owner_is_here_and_goes_no_way(played: Path) -> None:
+    machines = {"desk": OnpremHost(address="localhost", become="none"), "far": OnpremHost(become="none")}
+    (played / "far").write_text("free")
+    access = Access(machines, played / "config", password=None)
+    asked = ("sh", "-c", "echo ${PLAYED_HOST:-here}; cat")
+    assert access.root("desk", asked, b"data") == "here\ndata"
+    assert access.root("far", asked, b"data") == "far\ndata"
+
+
+def test_an_installation_where_jobs_have_their_environment_is_refused(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(sys, "prefix", "/opt/clusterctl/venv")
+    refused = check("desk")
+    assert refused is not None
+    assert refused.refusal == "own-place"
+
+
+def test_without_a_gate_it_is_not_ours_which_is_no_silence(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = tmp_path / "ssh_config"
+    config.write_text(CONFIG)
+    monkeypatch.setattr(this_machine, "GATE", tmp_path / "sshd")
+    with pytest.raises(TransportError) as caught:
+        connect("desk", config)
+    assert not isinstance(caught.value, UnreachableError)
+    (tmp_path / "sshd").touch()
+    assert connect("desk", config).host == "desk"
+
+
+def test_clusterctl_itself_is_nothing_that_a_cluster_left(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sys, "prefix", "/opt/pipx/venvs/clusterctl")
+    package = Path(this_machine.__file__).parents[2]
+    own = ["/opt/pipx/venvs/clusterctl", str(package), f"{package}-1.0.dist-info"]
+    assert [path for path in own if not is_installation(path)] == []
+    left = [
+        "/opt/clusterctl",
+        "/var/lib/clusterctl-ledger",
+        "/etc/hosts: lines of ours",
+        "the account clusterctl",
+    ]
+    assert [path for path in left if is_installation(path)] == []

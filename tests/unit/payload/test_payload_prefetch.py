@@ -1,0 +1,53 @@
+"""Batches that a thread makes ahead."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from payload.data.loader import prefetched
+
+
+def _numbers(broken_at: int) -> Iterator[int]:
+    for number in range(10):
+        if number == broken_at:
+            raise ZeroDivisionError("broken")
+        yield number
+
+
+@pytest.mark.parametrize("depth", [0, 1, 3, 20])
+def test_what_is_made_ahead_comes_in_order_with_its_errors_in_place(depth: int) -> None:
+    assert list(prefetched(_numbers(99), depth)) == list(range(10))
+    items = prefetched(_numbers(4), depth)
+    assert [next(items) for _ in range(4)] == [0, 1, 2, 3]
+    with pytest.raises(ZeroDivisionError):
+        next(items)
+    assert not [thread for thread in threading.enumerate() if thread.name == "prefetch"]
+
+
+def test_the_thread_works_ahead_and_ends_when_nobody_wants_more() -> None:
+    made: list[int] = []
+    threads: set[str] = set()
+
+    def make() -> Iterator[int]:
+        for number in range(1000):
+            made.append(number)
+            yield number
+
+    items = prefetched(make(), 3, lambda: threads.add(threading.current_thread().name))
+    assert next(items) == 0
+    assert next(items) == 1
+    items.close()  # type: ignore[attr-defined]
+    assert 2 <= len(made) < 10
+    assert threads == {"prefetch"}
+    assert not [thread for thread in threading.enumerate() if thread.name == "prefetch"]
+
+
+def test_a_thread_that_cannot_begin_says_so() -> None:
+    def begin() -> None:
+        raise OSError("no device")
+
+    with pytest.raises(OSError, match="no device"):
+        next(prefetched(iter([1]), 2, begin))
