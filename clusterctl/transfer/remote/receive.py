@@ -30,6 +30,7 @@ ZEROS = bytes(CHUNK)
 STDIN = cast("BufferedReader", sys.stdin.buffer)
 HEADER = struct.Struct(">q")
 SYNCED = 1 << 20  # bytes from which a file of the store is on disk before it has its name
+OWNERS = 0o600  # a partial file's mode
 AT_ONCE = 256  # partial files that are held open
 SPARE = 16 << 20
 
@@ -103,7 +104,7 @@ def is_here(entry: Entry, *, stored: bool, beat: Heartbeat) -> bool:
 
 def open_partial(path: bytes) -> int | None:
     """What an interrupted transfer left, for us alone; None if another one writes it right now."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, OWNERS)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if lies_at(path, fd):  # else the other one has just given it its place
@@ -181,18 +182,19 @@ def take(entry: Entry, fd: int | None, have: int, *, stored: bool) -> bool:
         fd = open_partial(partial)
     if fd is None:  # another transfer sends the same content right now
         partial = entry.partial + b".%d" % os.getpid()
-        fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+        fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, OWNERS)
     try:
         if not receive(entry, fd, have):
             os.unlink(partial)
             return False
-        os.fchmod(fd, 0o400 if stored else entry.mode & 0o777)
         if stored:
             if entry.size > SYNCED:
                 os.fsync(fd)
-        else:
+        else:  # while it has no place, another transfer of the same content must be able to open it
+            os.fchmod(fd, entry.mode & 0o777 | OWNERS)
             os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
         os.replace(partial, entry.final)
+        os.fchmod(fd, 0o400 if stored else entry.mode & 0o777)
     except BaseException:
         if partial != entry.partial:
             with contextlib.suppress(OSError):

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import base64
 import fcntl
 import hashlib
+import io
 import os
 import stat
 import subprocess
@@ -256,6 +258,26 @@ def test_a_file_that_got_its_place_meanwhile_is_not_taken_for_a_partial_one(home
     monkeypatch.setattr(receive.fcntl, "flock", rename_first)
     assert receive.open_partial(os.fsencode(partial)) is None
     assert final.read_bytes() == b"whole and right"
+
+
+@pytest.mark.parametrize(("stored", "mode"), [(True, 0o400), (False, 0o444)])
+def test_a_file_without_its_place_can_still_be_opened_by_another_transfer(home, monkeypatch, stored, mode):
+    """An ordinary user who sends one content twice at once was refused by their own partial file."""
+    row = ["file", base64.b64encode(b"one").decode(), 0o444, 0, 5, hashlib.sha256(b"whole").hexdigest()]
+    entry = receive.Entry(row)
+    entry.final, entry.partial = os.fsencode(home / "final"), os.fsencode(home / "partial")
+    monkeypatch.setattr(receive, "STDIN", io.BytesIO(receive.HEADER.pack(5) + b"whole"))
+    seen = []
+
+    def replace(partial: bytes, final: bytes) -> None:
+        place = Path(os.fsdecode(partial))
+        seen.append(place.stat().st_mode & stat.S_IRWXU)
+        place.rename(os.fsdecode(final))
+
+    monkeypatch.setattr(receive.os, "replace", replace)
+    assert receive.take(entry, None, 0, stored=stored)
+    assert seen == [stat.S_IRUSR | stat.S_IWUSR]
+    assert stat.S_IMODE((home / "final").stat().st_mode) == mode
 
 
 def test_the_store_forgets_what_nobody_uses(home, data):
