@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
 from payload.device import choose
+from tests.support.autogroup import without_autogroup
 from tests.support.residue import Machine, left_behind, look_as_root
 from tests.support.verbs import Clusterctl
 
@@ -21,6 +22,14 @@ def pytest_report_header() -> str:
     device = choose("auto", 0)
     where = f"CuPy on {device.gpu['name']}" if device.gpu else f"NumPy, no GPU ({device.note or 'none here'})"
     return f"payload: {where}"
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """The same for all workers of pytest-xdist, so once, in the process that starts them."""
+    if not hasattr(config, "workerinput"):
+        stack = ExitStack()
+        stack.enter_context(without_autogroup())
+        config.add_cleanup(stack.close)
 
 
 @contextmanager

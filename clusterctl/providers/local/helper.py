@@ -184,6 +184,8 @@ def up(request: dict[str, Any]) -> dict[str, Any]:
         network.create(wanted.id, state.subnet)
         others = sum(not name.startswith(f"c{wanted.id}-") for name in machine.alive())
         notes = limits.raise_for(others + len(wanted.nodes))
+        if not machine.booted_with_systemd():
+            notes += limits.share_by_process()
         notes += state.kept(wanted.subnet, wanted.image)
         remade = _remove_resized(wanted, state)
         removed = _remove_unnamed(wanted, state)
