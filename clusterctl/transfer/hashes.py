@@ -62,6 +62,9 @@ def hash_items(
             exc.filename = exc.filename or str(item.origin)
             unreadable.append(exc)
             return ""
+        except BaseException:  # else it would be heard only after all files before this one
+            stopped.set()
+            raise
 
     large = [item.origin for item in files if item.size >= REMEMBERED]
     with _remembered(large) as known, ThreadPoolExecutor(_AT_ONCE) as pool:

@@ -7,6 +7,7 @@ import fcntl
 import hashlib
 import io
 import os
+import signal
 import stat
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import threading
 import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -269,12 +271,12 @@ def test_a_file_without_its_place_can_still_be_opened_by_another_transfer(home, 
     monkeypatch.setattr(receive, "STDIN", io.BytesIO(receive.HEADER.pack(5) + b"whole"))
     seen = []
 
-    def replace(partial: bytes, final: bytes) -> None:
+    def move(partial: bytes, final: bytes) -> None:
         place = Path(os.fsdecode(partial))
         seen.append(place.stat().st_mode & stat.S_IRWXU)
         place.rename(os.fsdecode(final))
 
-    monkeypatch.setattr(receive.os, "replace", replace)
+    monkeypatch.setattr(receive.os, "replace", move)
     assert receive.take(entry, None, 0, stored=stored)
     assert seen == [stat.S_IRUSR | stat.S_IWUSR]
     assert stat.S_IMODE((home / "final").stat().st_mode) == mode
@@ -360,21 +362,30 @@ def test_the_remote_half_runs_on_plain_python(home, data):
 
 
 def test_hashing_can_be_interrupted(home, tmp_path):
-    """Reading the other file to its end would take an hour."""
-    items = []
-    for name in ("one", "other"):
-        with (tmp_path / name).open("wb") as file:
-            file.truncate(4 << 40)
-        items.append(Item.of(name, tmp_path / name, (tmp_path / name).lstat()))
-    interrupted: list[bool] = []
+    """Reading the files to their end would take hours."""
+    interrupted = threading.Event()
 
     def interrupt(*_: object) -> None:
-        if not interrupted:
-            interrupted.append(True)
-            raise KeyboardInterrupt
+        if not interrupted.is_set():
+            interrupted.set()
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
 
     with pytest.raises(KeyboardInterrupt):
-        hash_items(items, progress=interrupt)
+        hash_items([sparse(tmp_path / name, 4 << 40) for name in ("one", "other")], progress=interrupt)
+
+
+def test_what_goes_wrong_with_one_file_does_not_wait_for_the_others(home, tmp_path):
+    """It was heard only once the first file was read, hours later."""
+
+    unnamable = replace(sparse(tmp_path / "other", 5), origin=tmp_path / "a\0b")
+    with pytest.raises(ValueError, match="null byte"):
+        hash_items([sparse(tmp_path / "one", 4 << 40), unnamable])
+
+
+def sparse(path: Path, size: int) -> Item:
+    with path.open("wb") as file:
+        file.truncate(size)
+    return Item.of(path.name, path, path.lstat())
 
 
 class Noisy(LocalTransport):
