@@ -30,13 +30,14 @@ FIELDS = {
     "mig.mode.current": "mig_mode",
     "ecc.errors.uncorrected.volatile.total": "ecc",
     "pcie.link.gen.current": "pcie_gen",
+    "pcie.link.gen.gpucurrent": "pcie_gen",
     "pcie.link.gen.max": "pcie_gen_max",
     "pcie.link.width.current": "pcie_width",
     "pcie.link.width.max": "pcie_width_max",
     "clocks_throttle_reasons.active": "throttle",
     "clocks_event_reasons.active": "throttle",
 }
-UNITS = {"memory.total": " MiB"}
+UNITS = {"memory.total": "MiB"}
 LEGEND = """
 Legend:
 
@@ -66,7 +67,7 @@ def main() -> int:
     elif asked in (["topo", "-m"], ["topo", "--matrix"]):
         matrix(gpus)
     elif asked and asked[0].startswith("--query-gpu=") and len(asked) == 2:
-        return queried(gpus, asked[0].partition("=")[2].split(","), asked[1].partition("=")[2].split(","))
+        return queried(machine, asked[0].partition("=")[2].split(","), asked[1].partition("=")[2].split(","))
     else:
         say("Invalid combination of input arguments. Please run 'nvidia-smi -h' for help.\n")
         return 6
@@ -80,21 +81,21 @@ def listed(gpus: list[Machine]) -> None:
             say("  MIG {profile:<12} Device  {index}: (UUID: {uuid})".format(**part))
 
 
-def queried(gpus: list[Machine], fields: list[str], form: list[str]) -> int:
-    unknown = [field for field in fields if field not in FIELDS]
+def queried(machine: Machine, fields: list[str], form: list[str]) -> int:
+    unknown = [field for field in fields if field not in FIELDS or field in machine.get("gone", ())]
     if unknown:
         say(f'Field "{unknown[0]}" is not a valid field to query.\n')
         return 2
     if "noheader" not in form:
-        say(", ".join(fields))
-    for gpu in gpus:
+        say(", ".join(field + (f" [{UNITS[field]}]" if field in UNITS else "") for field in fields))
+    for gpu in machine["gpus"]:
         if "lost" in gpu:
             say("Unable to determine the device handle for GPU{}: {}".format(gpu["bus_id"], gpu["lost"]))
             return 255
         cells = []
         for field in fields:
             value = gpu[FIELDS[field]]
-            unit = "" if "nounits" in form else UNITS.get(field, "")
+            unit = f" {UNITS[field]}" if field in UNITS and "nounits" not in form else ""
             cells.append("[N/A]" if value is None else f"{value}{unit}")
         say(", ".join(cells))
     return 0

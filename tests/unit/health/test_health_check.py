@@ -17,6 +17,7 @@ from clusterctl.assets import asset
 from clusterctl.slurm.gpus import Driver, Gpu
 from clusterctl.slurm.health import health_file
 from tests.support.nvidia import machines
+from tests.support.nvidia.described import RENAMED
 from tests.unit.slurm_config.test_slurm_config import make_inventory, make_spec
 
 _PROGRAM = asset("ansible") / "roles" / "health" / "files" / "health.py"
@@ -148,6 +149,7 @@ class Sick:
 
 _SICK: Mapping[str, Sick] = {
     "too hot": Sick("GPU 0: 96 C, and 90 are allowed", machines.hot()),
+    "a later driver": Sick("GPU 0: 96 C, and 90 are allowed", {**machines.hot(), "gone": list(RENAMED)}),
     "memory errors": Sick("GPU 0: 3 memory errors that ECC could not correct", machines.rtx_4070(ecc=3)),
     "narrow link": Sick("GPU 0: PCIe x4 instead of x16", machines.awake(pcie_width=4), lasting=True),
     "slow link": Sick("GPU 0: PCIe generation 2 instead of 4", machines.awake(pcie_gen=2), lasting=True),

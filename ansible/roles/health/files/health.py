@@ -34,7 +34,10 @@ FIELDS = (
     "index temperature.gpu ecc.errors.uncorrected.volatile.total pcie.link.width.current pcie.link.width.max "
     "pcie.link.gen.current pcie.link.gen.max pstate compute_mode clocks_throttle_reasons.active"
 ).split()
-NEW_NAMES = {"clocks_throttle_reasons.active": "clocks_event_reasons.active"}  # since driver 535
+NEW_NAMES = {  # since driver 535, or earlier
+    "clocks_throttle_reasons.active": "clocks_event_reasons.active",
+    "pcie.link.gen.current": "pcie.link.gen.gpucurrent",
+}
 SLOWED = {0x08: "hardware slowdown", 0x40: "too hot, says the hardware", 0x80: "power brake"}
 XID = re.compile(r"^\[\s*(?P<at>\d+\.\d+)\] .*NVRM: Xid \((?P<where>[^)]*)\): (?P<number>\d+)")
 CHRONY_OFFSET, CHRONY_LEAP = 4, 13  # fields of `chronyc -c tracking`
