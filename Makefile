@@ -20,7 +20,7 @@ test-all:  ## The same with the long sweeps and repeats
 	$(DEV)
 	@.venv/bin/python scripts/run_tests.py --all
 
-test-gpu:  ## The training program's tests and its figures on this machine's NVIDIA GPUs
+test-gpu:  ## The training program's tests and figures, and nvidia-smi's stand-in, on this machine's NVIDIA GPUs
 	$(DEV)
 	@scripts/test_gpu
 
