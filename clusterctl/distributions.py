@@ -53,14 +53,14 @@ def distribution_of(name: str) -> Distribution:
     Raises:
         ProvisionError: clusterctl can't configure it.
     """
-    releases = _releases()
+    known = _releases()
     table = _table()
     for short in (name, name.partition(".")[0]):
         if why := table["refused"].get(short):
             raise _unknown(name, why)
         release = table["same"].get(short, short)
-        if release in releases:
-            return releases[release]
+        if release in known:
+            return known[release]
     raise _unknown(name, "the names of its packages are not known here")
 
 
@@ -96,6 +96,11 @@ def _differs(host: str, has: Distribution, first: tuple[str, Distribution]) -> F
     cause = f"it has {has.title}, and {first[0]} has {first[1].title}: their Slurm and Open MPI differ"
     fix = "take hosts of one distribution and release, or make two clusters of them"
     return Failure(ProvisionError.code, cause, host, fix=fix)
+
+
+def releases() -> tuple[Distribution, ...]:
+    """All that can be configured."""
+    return tuple(_releases().values())
 
 
 def supported() -> tuple[str, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -60,12 +60,22 @@ def package_names(
     Raises:
         ClusterctlError: a role's data can't be read without Ansible.
     """
-    found = set(_OF_MODULES[distribution.family])
     unwanted = _AT_GOOGLE if apptainer else {*_AT_GOOGLE, _APPTAINER}
-    for folder in sorted(_roles().glob("*/vars")):
-        if folder.parent.name not in unwanted:
-            found.update(_names(folder, distribution, openhpc=openhpc))
+    roles = {folder.parent.name for folder in _roles().glob("*/vars")} - unwanted
+    found = {*_OF_MODULES[distribution.family], *packages_of(roles, distribution, openhpc=openhpc)}
     return tuple(sorted(found.union(_of_nvidia(nvidia, distribution))))
+
+
+def packages_of(
+    roles: Iterable[str], distribution: Distribution, *, openhpc: bool = False
+) -> tuple[str, ...]:
+    """What these roles of Ansible's ask for on a host of this distribution.
+
+    Raises:
+        ClusterctlError: a role's data can't be read without Ansible.
+    """
+    folders = [_roles() / role / "vars" for role in roles]
+    return tuple(sorted({name for one in folders for name in _names(one, distribution, openhpc=openhpc)}))
 
 
 def nvidia_stream(distribution: Distribution, nvidia: Nvidia) -> str | None:

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from ipaddress import IPv4Network
 from typing import Final, Protocol
 
-from clusterctl.distributions import distribution_of
+from clusterctl.distributions import distribution_of, releases
 from clusterctl.doctor.facts import Asked
 from clusterctl.doctor.judge import FABRIC_MANAGER, Expected
-from clusterctl.doctor.touched import touched_files
+from clusterctl.doctor.touched import brought_packages, touched_files
 from clusterctl.errors import ProvisionError, UsageError
 from clusterctl.inventory import CONTROLLER, PORTS
 from clusterctl.spec import ClusterSpec, OnpremProvider
@@ -43,7 +43,14 @@ def asked(spec: ClusterSpec, members: Sequence[Member]) -> Asked:
         accounts=tuple(user.name for user in spec.users),
         uids=tuple(user.uid for user in spec.users),
         files=tuple(sorted({file for one in members for file in touched_files(spec, one.roles)})),
+        packages=tuple(sorted({name for one in members for name in _packages(spec, one.roles)})),
     )
+
+
+def _packages(spec: ClusterSpec, roles: Sequence[str]) -> Iterator[str]:
+    """What a host of these roles gets, whichever distribution it may have."""
+    for release in releases():
+        yield from brought_packages(spec, roles, release)
 
 
 def expected(

@@ -24,7 +24,7 @@ _START: Final = (
 class Asked:
     """What of a host is looked at: names to resolve, ports, folders, units, accounts and their numbers.
 
-    ``files`` are patterns of those that the roles may change.
+    ``files`` are patterns of those that the roles may change; ``packages`` what they may install.
     """
 
     names: tuple[str, ...] = ()
@@ -34,6 +34,7 @@ class Asked:
     accounts: tuple[str, ...] = ()
     uids: tuple[int, ...] = ()
     files: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
 
     def argv(self) -> tuple[str, ...]:
         """The command that answers it, as root, with ``PROGRAM`` on its standard input."""
@@ -126,6 +127,7 @@ class Facts(_Answer):
     databases: tuple[str, ...] = ()  # of MariaDB or MySQL, but for its own
     slurm_state: tuple[str, ...] = ()  # what a slurmctld keeps for its next start
     files: tuple[str, ...] = ()  # of those that were asked for
+    packages: frozenset[str] = frozenset()  # likewise
     claim: str = ""  # what clusterctl noted there of the cluster that it belongs to; JSON
 
 

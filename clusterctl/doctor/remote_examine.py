@@ -38,6 +38,12 @@ EFI_VARIABLES = "/sys/firmware/efi/efivars"
 DATABASES = "/var/lib/mysql"
 SLURM_STATE = "/var/lib/slurm/slurmctld"
 OWN_DATABASES = {"mysql", "performance_schema", "sys", "test", "lost+found"}
+# Both fail where one of the packages is not there.
+INSTALLED = r"""
+dpkg-query --show --showformat='${db:Status-Status} ${Package}\n' "$@"
+rpm --query --queryformat='installed %{NAME}\n' "$@"
+true
+"""
 ROW = 3  # fields of /etc/passwd up to the number
 
 
@@ -239,6 +245,13 @@ def driver_on_disk() -> str:
     return next((text.strip() for text in said if text and text.strip()), "")
 
 
+def packages(names: Sequence[str]) -> List[str]:
+    """Those of these that are installed."""
+    said = run(["sh", "-c", INSTALLED, "sh", *names]) or ""
+    found = {line[len("installed ") :] for line in said.splitlines() if line.startswith("installed ")}
+    return sorted(found.intersection(names))
+
+
 def databases() -> List[str]:
     """Those that somebody keeps in the host's MariaDB or MySQL."""
     said = run(["my_print_defaults", "mysqld", "server", "mariadb", "mariadbd"]) or ""
@@ -286,6 +299,7 @@ def main() -> None:
         "databases": databases(),
         "slurm_state": slurm_state(),
         "files": sorted(path for pattern in asked["files"] for path in glob.glob(pattern)),  # noqa: PTH207
+        "packages": packages(asked["packages"]) if asked["packages"] else [],
         "claim": read(CLAIM)[:4096],
         "accounts": accounts(asked["accounts"], set(asked["uids"])),
     }

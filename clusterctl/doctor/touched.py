@@ -1,4 +1,4 @@
-"""Which files of a host's own the roles may change: the ledger keeps each aside, and `down` puts it back."""
+"""What the roles bring to a host, and which of its own files they may change: `down` puts those back."""
 
 from __future__ import annotations
 
@@ -9,7 +9,9 @@ from typing import Final
 from ruamel.yaml import YAML
 
 from clusterctl.assets import asset
+from clusterctl.distributions import Distribution
 from clusterctl.inventory import COMPUTE, CONTROLLER, LOGIN
+from clusterctl.packages import packages_of
 from clusterctl.spec import ClusterSpec
 
 _ANYWHERE: Final = ("common", "openmpi", "repositories", "time", "tuning")
@@ -18,6 +20,25 @@ _WITH_SLURM: Final = {
     COMPUTE: ("munge", "login"),  # both give way to the controller's slurm.conf
     LOGIN: ("munge", "login"),
 }
+
+_BROUGHT_ANYWHERE: Final = ("common", "openmpi", "job_env")
+_BROUGHT_WITH_SLURM: Final = {
+    CONTROLLER: ("munge", "mariadb", "slurmdbd", "slurmctld"),
+    COMPUTE: ("munge", "slurmd"),
+    LOGIN: ("munge", "login"),
+}
+_BROUGHT_WITHOUT_SLURM: Final = ("mpi_ssh",)
+
+
+def brought_packages(spec: ClusterSpec, roles: Sequence[str], distribution: Distribution) -> tuple[str, ...]:
+    """Those that every host of these roles gets.
+
+    More may come for what the host is or has: a clock that nobody keeps, SELinux, cards, an NFS folder.
+    """
+    ansible = {*_BROUGHT_ANYWHERE, *(() if spec.has_slurm else _BROUGHT_WITHOUT_SLURM)}
+    for role in roles if spec.has_slurm else ():
+        ansible.update(_BROUGHT_WITH_SLURM[role])
+    return packages_of(ansible, distribution, openhpc=spec.software.slurm == "openhpc")
 
 
 def touched_files(spec: ClusterSpec, roles: Sequence[str]) -> frozenset[str]:

@@ -107,11 +107,22 @@ def lose(raised: Raised, name: str) -> None:
         time.sleep(0.2)
 
 
-def test_a_plan_names_what_is_theirs_and_may_be_changed(raised: Raised) -> None:
-    said = [note for note in raised.planned if "kept aside" in note]
-    assert [note.partition(":")[0] for note in said] == ["node1", "node2"]
-    for note in said:
-        assert {"/etc/hosts", "/etc/slurm/slurm.conf"} <= set(note.rpartition(": ")[2].split(", "))
+def planned(raised: Raised, words: str) -> list[tuple[str, set[str]]]:
+    """What `plan` noted in these words: machines, and the list behind them."""
+    notes = [note for note in raised.planned if f": {words}" in note]
+    return [(note.partition(": ")[0], set(note.rpartition(": ")[2].split(", "))) for note in notes]
+
+
+def test_a_plan_names_what_comes_to_machines_and_what_of_theirs_may_be_changed(raised: Raised) -> None:
+    ((machines, files),) = planned(raised, "may be changed, kept aside")
+    assert machines == "node1, node2"
+    assert {"/etc/hosts", "/etc/slurm/slurm.conf"} <= files
+    assert planned(raised, "accounts to be made") == [("node1, node2", {"hpc"})]
+    installed = dict(planned(raised, "to be installed"))
+    assert {"slurmctld", "slurmd", "munge"} <= installed["node1"]
+    assert "slurmctld" not in installed["node2"]
+    for name, packages in installed.items():
+        raised.sh(name, f"dpkg-query --show {' '.join(packages)} >/dev/null")
 
 
 def test_a_machine_is_lost_while_it_is_added_beside_a_running_job(raised: Raised, job: str) -> None:

@@ -2,20 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from fnmatch import fnmatchcase
 from typing import Final
 
-from clusterctl.doctor import Facts, Report
+from clusterctl.doctor import Report
 from clusterctl.doctor.cluster import refuse_strangers
-from clusterctl.doctor.touched import touched_files
 from clusterctl.errors import ClusterctlError, Failure, ProvisionError, UsageError
 from clusterctl.inventory import Host, Inventory
 from clusterctl.providers.base import Action, Bake, HostChange, Leftover, Planned, Provisioned, Say, Size
 from clusterctl.providers.onprem import give_back, left_behind, lost, members, way_in
 from clusterctl.providers.onprem.access import each, refuse, refused
 from clusterctl.providers.onprem.account import join
+from clusterctl.providers.onprem.foreseen import foreseen
 from clusterctl.providers.onprem.hands import Hands
 from clusterctl.providers.onprem.look import (
     admin,
@@ -48,7 +47,7 @@ class _Found:
     silent: Mapping[str, Host]
     access: Settings  # how machines were let in to that were in the cluster before
     notes: tuple[str, ...] = ()
-    kept: tuple[str, ...] = ()  # what is said of files that are there and may be changed
+    ahead: tuple[str, ...] = ()  # what will become of machines that are new
     joined: set[str] = field(default_factory=set)
 
 
@@ -98,7 +97,7 @@ class OnpremProvider:
             for name, host in before.items()
             if name not in names
         ]
-        return Planned(tuple(changes), notes=(*found.notes, *found.kept, *map(str, left)))
+        return Planned(tuple(changes), notes=(*found.notes, *found.ahead, *map(str, left)))
 
     def apply(
         self,
@@ -185,8 +184,8 @@ class OnpremProvider:
         installs = spec.software.nvidia.has_driver  # what is then still missing is said once it is installed
         notes = tuple(str(f) for f in report.findings if not (installs and f.code == "no-driver"))
         access = _access_before(workspace) or self._settings
-        kept = tuple(_kept(spec, asked, report.facts, new))
-        self._found = _Found(dump_spec(spec), inventory, new, silent, access, notes, kept)
+        ahead = foreseen(spec, asked, report.facts, new)
+        self._found = _Found(dump_spec(spec), inventory, new, silent, access, notes, ahead)
         return self._found
 
     def _join(self, found: _Found, joining: Sequence[str], workspace: Workspace, say: Say) -> None:
@@ -270,17 +269,6 @@ def _change(host: Host, found: _Found, before: Mapping[str, Host], replaced: Col
         off=host.name in found.silent,
         given_back=action == "replace",
     )
-
-
-def _kept(
-    spec: ClusterSpec, asked: Sequence[Member], facts: Mapping[str, Facts], new: Collection[str]
-) -> Iterator[str]:
-    """What of new machines' own may be changed, in words."""
-    for one in asked:
-        patterns = touched_files(spec, one.roles)
-        files = facts[one.name].files if one.name in new and one.name in facts else ()
-        if theirs := [file for file in files if any(fnmatchcase(file, pattern) for pattern in patterns)]:
-            yield f"{one.name}: may be changed, kept aside, and put back by `down`: {', '.join(theirs)}"
 
 
 def _roles(host: Host) -> str:

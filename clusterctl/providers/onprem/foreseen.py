@@ -1,0 +1,35 @@
+"""What `up` would do to machines that are new to the cluster, in words. `down` takes all of it back."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from fnmatch import fnmatchcase
+
+from clusterctl.distributions import distribution_of
+from clusterctl.doctor import Facts
+from clusterctl.doctor.touched import brought_packages, touched_files
+from clusterctl.providers.onprem.members import Member, distribution
+from clusterctl.spec import ClusterSpec
+
+
+def foreseen(
+    spec: ClusterSpec, asked: Sequence[Member], facts: Mapping[str, Facts], new: Collection[str]
+) -> tuple[str, ...]:
+    """A line for all machines that it is the same for."""
+    said: dict[str, list[str]] = {}
+    for one in asked:
+        if one.name in new and one.name in facts:
+            for text in _of(spec, one, facts[one.name]):
+                said.setdefault(text, []).append(one.name)
+    return tuple(f"{', '.join(names)}: {text}" for text, names in said.items())
+
+
+def _of(spec: ClusterSpec, one: Member, facts: Facts) -> Iterator[str]:
+    packages = brought_packages(spec, one.roles, distribution_of(distribution(facts)))
+    if missing := [name for name in packages if name not in facts.packages]:
+        yield f"to be installed, with what they need: {', '.join(missing)}"
+    if missing := [user.name for user in spec.users if user.name not in facts.accounts]:
+        yield f"accounts to be made: {', '.join(missing)}"
+    patterns = touched_files(spec, one.roles)
+    if theirs := [file for file in facts.files if any(fnmatchcase(file, pattern) for pattern in patterns)]:
+        yield f"may be changed, kept aside, and put back by `down`: {', '.join(theirs)}"
