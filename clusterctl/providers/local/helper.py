@@ -179,6 +179,7 @@ def up(request: dict[str, Any]) -> dict[str, Any]:
     wanted = ClusterRequest.model_validate(request)
     _check_tools(disks=any(node.disk_mib for node in wanted.nodes))
     with _state_lock():
+        mounts.erase_doomed(STATE)
         state = _state(wanted)
         lower = image.layers(state.image)
         network.create(wanted.id, state.subnet)
@@ -253,6 +254,7 @@ def _number(state: ClusterState, wanted: ClusterRequest) -> ClusterState:
 def _remove_unnamed(wanted: ClusterRequest, state: ClusterState) -> tuple[str, ...]:
     nodes = cluster_dir(wanted.id) / "nodes"
     nodes.mkdir(exist_ok=True)
+    mounts.erase_doomed(nodes)
     named = {node.name for node in wanted.nodes}
     gone = {machine_name(wanted.id, number) for name, number in state.numbers.items() if name not in named}
     _stop(gone)
@@ -291,6 +293,7 @@ def down(request: dict[str, Any]) -> dict[str, Any]:
         cgroups.leave(f"c{cluster_id}-")  # of machines that died by themselves
         network.remove(cluster_id)
         mounts.erase(cluster_dir(cluster_id))
+        mounts.erase_doomed(STATE)
         if not image.states():
             limits.restore()
             network.remove_empty_folder()

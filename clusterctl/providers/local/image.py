@@ -120,6 +120,7 @@ def _sweep() -> None:
     cgroups.leave(_BAKE)
     for folder in CACHE.glob(".building-*"):
         mounts.erase(folder)
+    mounts.erase_doomed(CACHE)
 
 
 def build_base(request: BakeRequest, say: Callable[[str], None]) -> Path:
@@ -330,10 +331,9 @@ def _close_after_baking(root: Path) -> None:
 
 
 def states() -> tuple[ClusterState, ...]:
-    """The clusters that this machine knows of."""
-    return tuple(
-        ClusterState.model_validate_json(path.read_bytes()) for path in sorted(STATE.glob("*/cluster.json"))
-    )
+    """The clusters that this machine knows of, but for those that are being removed."""
+    paths = sorted(STATE.glob("[!.]*/cluster.json"))
+    return tuple(ClusterState.model_validate_json(path.read_bytes()) for path in paths)
 
 
 def cache_list() -> tuple[CachedImage, ...]:
@@ -357,11 +357,11 @@ def prune() -> tuple[CachedImage, ...]:
     images = cache_list()
     removed = [i for i in images if not i.used_by and not i.key.startswith("base-")]
     for gone in removed:
-        shutil.rmtree(image_dir(gone.key))
+        mounts.erase(image_dir(gone.key))
     bases = {json.loads(p.read_text())["base"] for p in CACHE.glob("image-*/image.json")}
     stale = [i for i in images if i.key.startswith("base-") and i.key.removeprefix("base-") not in bases]
     for gone in stale:
-        shutil.rmtree(CACHE / gone.key)
+        mounts.erase(CACHE / gone.key)
     return tuple(removed + stale)
 
 

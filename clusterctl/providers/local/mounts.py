@@ -9,6 +9,8 @@ from pathlib import Path
 from clusterctl.providers.local import processes
 from clusterctl.providers.local.run import run
 
+_DOOMED = ".removed-"
+
 
 def mounted_under(folder: Path) -> tuple[Path, ...]:
     """Mount points at or below a folder, deepest first."""
@@ -72,10 +74,28 @@ def mount_overlay(lower: tuple[Path, ...], folder: Path, changes: Path | None = 
 
 
 def erase(folder: Path) -> None:
-    """Unmount and delete a node's or a cluster's folder. Never walks into something still mounted."""
+    """Unmount and delete a node's or a cluster's folder. Never walks into something still mounted.
+
+    Whatever ends this midway leaves the folder whole or gone: a node that lacks some files would start.
+    """
     for point in mounted_under(folder):
         run(["umount", str(point)], what=f"unmounting {point}")
+    gone = doomed(folder)
+    if gone.exists():
+        shutil.rmtree(gone)
     if folder.exists():
+        folder.rename(gone)
+        shutil.rmtree(gone)
+
+
+def doomed(folder: Path) -> Path:
+    """What a folder is called while it is deleted."""
+    return folder.with_name(f"{_DOOMED}{folder.name}")
+
+
+def erase_doomed(place: Path) -> None:
+    """Delete what an ``erase`` that was ended midway has left in there."""
+    for folder in place.glob(f"{_DOOMED}*"):
         shutil.rmtree(folder)
 
 

@@ -24,8 +24,7 @@ def residue(cluster_id: str) -> tuple[str, ...]:
     found += [f"control group {group}" for group in cgroups.groups(f"c{cluster_id}-")]
     if (network.NETNS_DIR / netns_name(cluster_id)).exists():
         found.append(f"network namespace {netns_name(cluster_id)}")
-    if folder.exists():
-        found.append(f"folder {folder}")
+    found += [f"folder {path}" for path in (folder, mounts.doomed(folder)) if path.exists()]
     return tuple(found)
 
 

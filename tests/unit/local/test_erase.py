@@ -1,0 +1,73 @@
+"""A node, a cluster and an image are removed whole: what ends their removal leaves none that looks alive."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from clusterctl.providers.local import image, mounts
+from clusterctl.providers.local.layout import ClusterState
+
+
+@pytest.fixture
+def ended(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
+    """Whoever deletes a folder is ended after its first file."""
+
+    def rmtree(folder: Path) -> None:
+        next(path for path in sorted(folder.rglob("*")) if path.is_file()).unlink()
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(shutil, "rmtree", rmtree)
+    return monkeypatch
+
+
+def write(path: Path, text: str = "") -> Path:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(text)
+    return path
+
+
+def test_a_node_whose_removal_was_ended_is_not_there_any_more(
+    tmp_path: Path, ended: pytest.MonkeyPatch
+) -> None:
+    """A cluster whose `down` was killed had its nodes started again, with a part of their files."""
+    node = tmp_path / "n"
+    for name in ("a", "b"):
+        write(node / "upper" / name)
+    with pytest.raises(KeyboardInterrupt):
+        mounts.erase(node)
+    assert not node.exists()
+    ended.undo()
+    write(node / "upper" / "new")
+    mounts.erase(node)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_a_cluster_whose_removal_was_ended_is_none(tmp_path: Path, ended: pytest.MonkeyPatch) -> None:
+    ended.setattr(image, "STATE", tmp_path)
+    state = ClusterState(
+        id="abcdef", name="one", owner=0, workspace="/w", image="0123456789abcdef", subnet="10.9.0.0/24"
+    )
+    write(tmp_path / "abcdef" / "cluster.json", state.model_dump_json())
+    write(tmp_path / "abcdef" / "a")
+    assert [one.id for one in image.states()] == ["abcdef"]
+    with pytest.raises(KeyboardInterrupt):
+        mounts.erase(tmp_path / "abcdef")
+    assert image.states() == ()
+    ended.undo()
+    mounts.erase_doomed(tmp_path)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_an_image_whose_removal_was_ended_is_not_used(tmp_path: Path, ended: pytest.MonkeyPatch) -> None:
+    for name in ("STATE", "CACHE"):
+        ended.setattr(image, name, tmp_path)
+    folder = image.image_dir("0123456789abcdef")
+    write(folder / "image.json", json.dumps({"base": "b", "made": 0}))
+    write(folder / "a")
+    with pytest.raises(KeyboardInterrupt):
+        image.prune()
+    assert not folder.exists()
