@@ -24,7 +24,7 @@ def mortal(argv: Sequence[str], *, grace_s: int = 0) -> list[str]:
     """The command, which ends with us, and with it all that it started; on Linux; elsewhere as it was.
 
     With ``grace_s`` it is interrupted first, and killed only if it goes on that long after. SIGTERM to the
-    process does the same.
+    process does the same; SIGHUP after it kills at once.
     """
     if sys.platform != "linux":
         return list(argv)

@@ -4,7 +4,8 @@
 
 ``PARENT`` is the pid of whoever started us. Killing a process group is not enough: Ansible's workers lead
 sessions of their own. What loses its parent becomes our child instead of init's. With a ``GRACE`` of some
-seconds the program is interrupted first, as by Ctrl-C, and has that long to end, or until the next signal.
+seconds the program is interrupted first, as by Ctrl-C, and has that long to end, or until SIGHUP. SIGTERM may
+come again: whoever started us ends, too, as a rule.
 Descriptors beyond the three standard ones stay with us: a lock among them is held as long as we live.
 """
 
@@ -54,6 +55,8 @@ def main(parent: int, grace_s: int, argv: list[str]) -> int:
 
 
 def _end(number: int, _: FrameType | None) -> None:
+    if number == signal.SIGTERM:
+        signal.signal(number, signal.SIG_IGN)
     raise SystemExit(_SIGNALLED + number)
 
 
@@ -66,7 +69,7 @@ def _exit_code(program: int) -> int:
 
 
 def _interrupt(program: int, grace_s: int) -> None:
-    """Let it end by itself; raises SystemExit when the time is up, or the next signal comes."""
+    """Let it end by itself; raises SystemExit when the time is up, or SIGHUP comes."""
     if grace_s:
         signal.signal(signal.SIGALRM, _end)
         signal.alarm(grace_s)

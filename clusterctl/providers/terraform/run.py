@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import signal
 import subprocess
 import tempfile
 import time
@@ -77,8 +78,8 @@ def run(
                     heard(line)
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(_POLL_S)
-        except BaseException:
-            _wind_up(process, say)
+        except BaseException as exc:
+            _wind_up(process, say, signals=0 if isinstance(exc, Exception) else 1)
             raise
         for line in lines.rest():
             heard(line)
@@ -165,14 +166,23 @@ class _Lines:
             yield self._begun.decode(errors="replace")
 
 
-def _wind_up(process: subprocess.Popen[bytes], say: Say) -> None:
-    """Have it interrupted once, and wait until it has written its state; the next interrupt kills it."""
-    process.terminate()
-    try:
-        with suppress(OSError):  # nobody listens any more
-            say(f"interrupted: waiting until Terraform has written its state, {GRACE_S} seconds at most")
-        process.wait()
-    except BaseException:
-        process.terminate()
-        process.wait()
-        raise
+def _wind_up(process: subprocess.Popen[bytes], say: Say, *, signals: int) -> None:
+    """Have it interrupted once, and wait until it has written its state; the second signal kills it.
+
+    ``signals`` is how many have come: none, where our reader went away, which nobody has asked for.
+    """
+    told = False
+    while process.poll() is None:
+        try:
+            if not told:
+                process.terminate()
+                told = True
+            with suppress(OSError):  # nobody listens any more
+                say(f"interrupted: waiting until Terraform has written its state, {GRACE_S} seconds at most")
+            process.wait()
+        except BaseException:
+            signals += 1
+            if signals > 1:
+                process.send_signal(signal.SIGHUP)
+                process.wait()
+                raise
