@@ -8,6 +8,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
 from payload.device import choose
 from tests.support.autogroup import without_autogroup
@@ -22,6 +23,11 @@ def pytest_report_header() -> str:
     device = choose("auto", 0)
     where = f"CuPy on {device.gpu['name']}" if device.gpu else f"NumPy, no GPU ({device.note or 'none here'})"
     return f"payload: {where}"
+
+
+# How long something takes is nothing that a test asserts.
+settings.register_profile("untimed", parent=settings(), deadline=None)
+settings.load_profile("untimed")
 
 
 def pytest_configure(config: pytest.Config) -> None:

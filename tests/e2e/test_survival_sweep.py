@@ -26,7 +26,8 @@ SEED = int(os.environ.get("SWEEP_SEED") or random.Random(RUN).randrange(10_000))
 SPEC = "version: 1\nname: {name}\nprovider: {{type: local}}\npartitions:\n  - {{name: train, nodes: 2}}\n"
 UP, DOWN = ("plan", "image", "provision", "reach", "configure", "verify"), ("destroy",)
 HOWS = ("kill", "kill-all", "int")
-CODES = {"int": {130}, "hup": {129}, "kill": {-9}, "kill-all": {-9}, "reboot": {-9}}
+# -1: it came before a signal could be heard.
+CODES = {"int": {130}, "hup": {129, -1}, "kill": {-9}, "kill-all": {-9}, "reboot": {-9}}
 
 
 @dataclass(frozen=True)
@@ -81,6 +82,7 @@ class Stage:
             self.run("up")
         ended = self._end(case)
         assert ended.code in {0, *CODES[case.how]}, ended
+        assert ended.code != -1 or not ended.stderr, ended
         assert "Traceback" not in ended.stderr, ended
         assert "Exception ignored" not in ended.stderr, ended
         if case.how != "kill":
