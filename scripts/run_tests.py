@@ -69,7 +69,7 @@ def main() -> int:
     sweeps = "" if parser.parse_args().all else " and not sweep"
     outcomes = [
         lint(),
-        pytest("unit", "-n2", "-m", f"not e2e{sweeps}"),
+        pytest("unit", "-n2", "--durations=10", "-m", f"not e2e{sweeps}"),
         # Real clusters wait as much as they compute: three at a time keep two cores at work.
         pytest("end to end", "-v", *SPREAD, "--durations=10", "-m", f"e2e and not alone{sweeps}"),
         pytest("alone", "-v", "-m", f"e2e and alone{sweeps}"),
