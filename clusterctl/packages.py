@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import cache
 from pathlib import Path
 from typing import Any, Final
 
@@ -127,6 +128,7 @@ def _names(folder: Path, distribution: Distribution, *, openhpc: bool) -> Iterat
             yield package
 
 
+@cache
 def _variables(folder: Path, distribution: Distribution) -> dict[str, Any]:
     """The variables of a role on this distribution: those of its family, then those of its release."""
     found: dict[str, Any] = {}

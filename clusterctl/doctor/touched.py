@@ -27,18 +27,18 @@ _BROUGHT_WITH_SLURM: Final = {
     COMPUTE: ("munge", "slurmd"),
     LOGIN: ("munge", "login"),
 }
-_BROUGHT_WITHOUT_SLURM: Final = ("mpi_ssh",)
 
 
 def brought_packages(spec: ClusterSpec, roles: Sequence[str], distribution: Distribution) -> tuple[str, ...]:
     """Those that every host of these roles gets.
 
-    More may come for what the host is or has: a clock that nobody keeps, SELinux, cards, an NFS folder.
+    More may come for what the host is or has: EPEL, a clock that nobody keeps, SELinux, cards, an NFS folder.
     """
-    ansible = {*_BROUGHT_ANYWHERE, *(() if spec.has_slurm else _BROUGHT_WITHOUT_SLURM)}
-    for role in roles if spec.has_slurm else ():
-        ansible.update(_BROUGHT_WITH_SLURM[role])
-    return packages_of(ansible, distribution, openhpc=spec.software.slurm == "openhpc")
+    ansible = [*_BROUGHT_ANYWHERE]
+    for role in roles:
+        ansible += _BROUGHT_WITH_SLURM[role] if spec.has_slurm else ("mpi_ssh",)
+    found = packages_of(ansible, distribution, openhpc=spec.software.slurm == "openhpc")
+    return (*found, "apptainer") if spec.software.apptainer else found
 
 
 def touched_files(spec: ClusterSpec, roles: Sequence[str]) -> frozenset[str]:

@@ -117,7 +117,7 @@ def test_a_plan_names_what_comes_to_machines_and_what_of_theirs_may_be_changed(r
     ((machines, files),) = planned(raised, "may be changed, kept aside")
     assert machines == "node1, node2"
     assert {"/etc/hosts", "/etc/slurm/slurm.conf"} <= files
-    assert planned(raised, "accounts to be made") == [("node1, node2", {"hpc"})]
+    assert planned(raised, "users to be made") == [("node1, node2", {"hpc"})]
     installed = dict(planned(raised, "to be installed"))
     assert {"slurmctld", "slurmd", "munge"} <= installed["node1"]
     assert "slurmctld" not in installed["node2"]

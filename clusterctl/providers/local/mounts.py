@@ -84,13 +84,12 @@ def erase(folder: Path) -> None:
     if gone.exists():
         shutil.rmtree(gone)
     if folder.exists():
-        folder.rename(gone)
-        shutil.rmtree(gone)
+        shutil.rmtree(folder.rename(gone))
 
 
 def doomed(folder: Path) -> Path:
-    """What a folder is called while it is deleted."""
-    return folder.with_name(f"{_DOOMED}{folder.name}")
+    """What a folder is called while it is deleted. One that is hidden is never taken for whole."""
+    return folder if folder.name.startswith(".") else folder.with_name(f"{_DOOMED}{folder.name}")
 
 
 def erase_doomed(place: Path) -> None:

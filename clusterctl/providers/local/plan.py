@@ -53,7 +53,7 @@ def existing(workspace: Workspace) -> Existing:
     except FileNotFoundError:
         return Existing()
     folder = cluster_dir(cluster_id) / "nodes"
-    nodes = {path.name: disk_mib(path) for path in sorted(folder.iterdir())} if folder.is_dir() else {}
+    nodes = {path.name: disk_mib(path) for path in sorted(folder.glob("[!.]*"))}  # hidden: being removed
     try:
         inventory = Inventory.model_validate_json(workspace.hosts.read_bytes())
     except (FileNotFoundError, ValidationError):

@@ -18,7 +18,8 @@ def residue(cluster_id: str) -> tuple[str, ...]:
     found += [f"process {pid} in {netns_name(cluster_id)}" for pid in _processes_in(cluster_id)]
     found += [f"process {pid} on a node's file system" for pid in mounts.rooted_under(folder)]
     found += [f"mount {point}" for point in mounts.mounted_under(folder)]
-    found += [f"loop device {name}" for name in mounts.loops_under(folder)]
+    for place in (folder, mounts.doomed(folder)):
+        found += [f"loop device {name}" for name in mounts.loops_under(place)]
     names = {link_name(cluster_id), bridge_name(cluster_id)}
     found += [f"link {name}" for name in network.links() if name in names or f"c{cluster_id}-" in name]
     found += [f"control group {group}" for group in cgroups.groups(f"c{cluster_id}-")]

@@ -18,7 +18,7 @@ def foreseen(
     """A line for all machines that it is the same for."""
     said: dict[str, list[str]] = {}
     for one in asked:
-        if one.name in new and one.name in facts:
+        if one.name in new:
             for text in _of(spec, one, facts[one.name]):
                 said.setdefault(text, []).append(one.name)
     return tuple(f"{', '.join(names)}: {text}" for text, names in said.items())
@@ -29,7 +29,7 @@ def _of(spec: ClusterSpec, one: Member, facts: Facts) -> Iterator[str]:
     if missing := [name for name in packages if name not in facts.packages]:
         yield f"to be installed, with what they need: {', '.join(missing)}"
     if missing := [user.name for user in spec.users if user.name not in facts.accounts]:
-        yield f"accounts to be made: {', '.join(missing)}"
+        yield f"users to be made: {', '.join(missing)}"
     patterns = touched_files(spec, one.roles)
     if theirs := [file for file in facts.files if any(fnmatchcase(file, pattern) for pattern in patterns)]:
         yield f"may be changed, kept aside, and put back by `down`: {', '.join(theirs)}"

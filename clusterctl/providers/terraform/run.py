@@ -79,7 +79,7 @@ def run(
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(_POLL_S)
         except BaseException as exc:
-            _wind_up(process, say, signals=0 if isinstance(exc, Exception) else 1)
+            _wind_up(process, say, interrupts=int(isinstance(exc, KeyboardInterrupt)))
             raise
         for line in lines.rest():
             heard(line)
@@ -166,10 +166,11 @@ class _Lines:
             yield self._begun.decode(errors="replace")
 
 
-def _wind_up(process: subprocess.Popen[bytes], say: Say, *, signals: int) -> None:
-    """Have it interrupted once, and wait until it has written its state; the second signal kills it.
+def _wind_up(process: subprocess.Popen[bytes], say: Say, *, interrupts: int) -> None:
+    """Have it interrupted once, and wait until it has written its state; the second Ctrl-C kills it.
 
-    ``signals`` is how many have come: none, where our reader went away, which nobody has asked for.
+    ``interrupts`` is how many have come. All else may come again though nobody is impatient: a terminal that
+    is closed sends SIGHUP twice, and a reader that went away stays away.
     """
     told = False
     while process.poll() is None:
@@ -177,12 +178,12 @@ def _wind_up(process: subprocess.Popen[bytes], say: Say, *, signals: int) -> Non
             if not told:
                 process.terminate()
                 told = True
-            with suppress(OSError):  # nobody listens any more
+            with suppress(Exception):
                 say(f"interrupted: waiting until Terraform has written its state, {GRACE_S} seconds at most")
             process.wait()
-        except BaseException:
-            signals += 1
-            if signals > 1:
+        except BaseException as exc:
+            interrupts += isinstance(exc, KeyboardInterrupt)
+            if interrupts > 1:
                 process.send_signal(signal.SIGHUP)
                 process.wait()
                 raise

@@ -78,7 +78,7 @@ def listed(gpus: list[Machine]) -> None:
     for gpu in gpus:
         say("GPU {index}: {name} (UUID: {uuid})".format(**gpu))
         for part in gpu.get("parts", []):
-            say("  MIG {profile:<12} Device  {index}: (UUID: {uuid})".format(**part))
+            say("  MIG {profile:<11} Device  {index}: (UUID: {uuid})".format(**part))
 
 
 def queried(machine: Machine, fields: list[str], form: list[str]) -> int:

@@ -293,12 +293,12 @@ def test_this_machine_answers() -> None:
         port = server.getsockname()[1]
         names, paths = ("localhost", "no-such-host.invalid"), ("/", "/no/such/folder")
         files = ("/etc/pass*d", "/etc/no-such-file")
-        packages = ("base-files", "no-such-package")
+        packages = ("base-files", "filesystem", "no-such-package")  # of Debian, of Red Hat
         facts = here(
             Asked(names, (port,), paths, accounts=("root",), uids=(1,), files=files, packages=packages)
         )
     assert facts.files == ("/etc/passwd",)
-    assert facts.packages == {"base-files"}
+    assert len(facts.packages & {"base-files", "filesystem"}) == len(facts.packages) == 1
     assert facts.resolved == {"localhost": ("127.0.0.1",), "no-such-host.invalid": ()}
     assert list(facts.listeners) == [port]
     assert facts.listeners[port] in Path("/proc/self/comm").read_text()

@@ -8,8 +8,9 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.providers.local import image, mounts
+from clusterctl.providers.local import image, layout, mounts
 from clusterctl.providers.local.layout import ClusterState
+from clusterctl.providers.local.residue import residue
 
 
 @pytest.fixture
@@ -60,6 +61,12 @@ def test_a_cluster_whose_removal_was_ended_is_none(tmp_path: Path, ended: pytest
     ended.undo()
     mounts.erase_doomed(tmp_path)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_a_removal_that_was_ended_is_residue(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(layout, "STATE", tmp_path)
+    folder = write(tmp_path / ".removed-abcdef" / "a").parent
+    assert residue("abcdef") == (f"folder {folder}",)
 
 
 def test_an_image_whose_removal_was_ended_is_not_used(tmp_path: Path, ended: pytest.MonkeyPatch) -> None:

@@ -125,6 +125,7 @@ def test_what_is_there_is_read_from_the_machine(tmp_path: Path, monkeypatch: pyt
     folder = tmp_path / "state" / "a1b2c3"
     for name in (CTL, ONE):  # TWO has a number already, but was not made any more
         (folder / "nodes" / name).mkdir(parents=True)
+    (folder / "nodes" / ".removed-n").mkdir()
     (folder / "nodes" / ONE / "disk.img").write_bytes(b"")
     (folder / "nodes" / ONE / "disk.img").open("r+b").truncate(64 << 20)
     (folder / "cluster.json").write_text(STATE.model_dump_json())

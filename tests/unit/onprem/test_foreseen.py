@@ -38,7 +38,7 @@ def differing(name: str, **values: Any) -> Facts:
 def test_what_a_machine_lacks_is_named_by_its_roles() -> None:
     controller, compute, login = (packages(spec_of(), facts(name)) for name in ("n1", "n2", "n3"))
     assert {"slurmctld", "mariadb-server", "slurmd"} <= controller
-    assert {"slurmd", "munge", "openmpi-bin"} <= compute
+    assert {"slurmd", "munge", "openmpi-bin", "python3-venv"} <= compute
     assert not {"mariadb-server", "slurmctld"} & compute
     assert "slurm-client" in login
     assert "slurmd" not in login
@@ -78,7 +78,7 @@ def test_accounts_and_files_are_named() -> None:
     spec = ClusterSpec.model_validate({**spec_of().model_dump(exclude_unset=True), "users": users})
     new = differing("n2", accounts={"ada": 1000}, files=("/etc/hosts", "/etc/slurm/slurmdbd.conf"))
     assert said(spec, new)[1:] == [
-        "n2: accounts to be made: bob",
+        "n2: users to be made: bob",
         "n2: may be changed, kept aside, and put back by `down`: /etc/hosts",
     ]
 

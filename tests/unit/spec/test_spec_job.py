@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -267,7 +267,6 @@ def test_odd_targets(folder: Path, target: str) -> None:
     st.text(max_size=20),
     st.lists(st.text(max_size=9), max_size=3),
 )
-@settings(deadline=None)
 def test_any_text_gives_a_job_or_a_usage_error(mem: str, time: str, other: str, args: list[str]) -> None:
     try:
         job = job_spec(

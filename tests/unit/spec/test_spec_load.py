@@ -297,7 +297,7 @@ specs = st.builds(
 
 
 @given(specs)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 def test_what_is_dumped_loads_back(spec: ClusterSpec) -> None:
     assert parse_spec(dump_spec(spec), "dump.yaml") == spec
 

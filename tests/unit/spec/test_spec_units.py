@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterctl.spec.units import (
@@ -129,21 +129,18 @@ def test_an_absurd_duration() -> None:
 
 
 @given(st.integers(1, MAX_SIZE_MIB))
-@settings(deadline=None)
 def test_every_size_survives_its_spelling(mib: int) -> None:
     assert parse_size_mib(format_size(mib)) == mib
     assert re.search(SIZE_PATTERN, format_size(mib))
 
 
 @given(st.integers(1, MAX_DURATION_S))
-@settings(deadline=None)
 def test_every_duration_survives_its_spelling(seconds: int) -> None:
     assert parse_duration_s(format_duration(seconds)) == seconds
     assert re.search(DURATION_PATTERN, format_duration(seconds))
 
 
 @given(st.text(alphabet="0123456789dhmsKMGTiB. -:", max_size=12))
-@settings(deadline=None)
 def test_python_and_the_schema_agree(text: str) -> None:
     """Where they may differ is the range, which a pattern can't express."""
     for parse, pattern in ((parse_size_mib, SIZE_PATTERN), (parse_duration_s, DURATION_PATTERN)):

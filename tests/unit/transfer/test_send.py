@@ -28,6 +28,7 @@ from clusterctl.errors import (
     UnreachableError,
     UsageError,
 )
+from clusterctl.transfer import hashes
 from clusterctl.transfer.hashes import hash_items
 from clusterctl.transfer.program import remote_argv
 from clusterctl.transfer.remote import receive
@@ -374,8 +375,9 @@ def test_hashing_can_be_interrupted(home, tmp_path):
         hash_items([sparse(tmp_path / name, 4 << 40) for name in ("one", "other")], progress=interrupt)
 
 
-def test_what_goes_wrong_with_one_file_does_not_wait_for_the_others(home, tmp_path):
+def test_what_goes_wrong_with_one_file_does_not_wait_for_the_others(home, tmp_path, monkeypatch):
     """It was heard only once the first file was read, hours later."""
+    monkeypatch.setattr(hashes, "_AT_ONCE", 2)
 
     unnamable = replace(sparse(tmp_path / "other", 5), origin=tmp_path / "a\0b")
     with pytest.raises(ValueError, match="null byte"):
