@@ -18,7 +18,7 @@ from clusterctl.distributions import distribution_of
 from clusterctl.wheels import Node, wheelhouse
 from tests.support.install import lock_of_wheels
 from tests.support.lab import lab
-from tests.support.nested import CLUSTERCTL, ROOT, UV, Host, wheel_of_checkout
+from tests.support.nested import CLUSTERCTL, PLACE, ROOT, UV, Host, wheel_of_checkout
 
 pytestmark = [pytest.mark.sweep, pytest.mark.alone]  # minutes; it boots machines in a machine
 
@@ -28,8 +28,8 @@ LENT = "/srv/lent"
 INSTALL = f"""\
 dnf -q -y install python3.11
 uv() {{ {LENT}/uv --quiet --no-cache --offline "$@"; }}
-uv venv --python /usr/bin/python3.11 /opt/clusterctl
-into="--python /opt/clusterctl/bin/python --no-index --no-deps --link-mode copy"
+uv venv --python /usr/bin/python3.11 {PLACE}
+into="--python {PLACE}/bin/python --no-index --no-deps --link-mode copy"
 uv pip install $into --require-hashes --find-links {LENT}/runtime -r {LENT}/runtime.lock
 uv pip install $into {LENT}/dist/*.whl
 mkdir -p ~/.cache/clusterctl

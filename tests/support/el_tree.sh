@@ -1,7 +1,7 @@
 #!/bin/sh -e
 # On an EL-shaped machine: packs its tree into a package and adds a repository that has it. There Debian's programs lie
 # beside EL's packages, which are mostly empty; a tree that dnf makes would be, too. Left out is what is this machine's
-# own, and systemd-networkd, which Rocky Linux lacks.
+# own, systemd-networkd, which Rocky Linux lacks, and scripts of System V, which would start a second sshd.
 cat >/srv/tree.spec <<'EOF'
 %global debug_package %{nil}
 %global __os_install_post %{nil}
@@ -21,7 +21,8 @@ mkdir -p %{buildroot}
 cd /
 tar -c --one-file-system --exclude=*systemd-networkd* --exclude=./etc/ssh/ssh_host_* --exclude=./etc/machine-id \
     --exclude=./etc/hostname --exclude=./etc/systemd/network/* --exclude=./etc/systemd/system/* \
-    --exclude=./etc/yum.repos.d/* --exclude=./srv/* --exclude=./opt/* --exclude=./home/* --exclude=./root/* \
+    --exclude=./usr/local/* --exclude=./etc/init.d/* --exclude=./etc/rc?.d/* --exclude=./etc/yum.repos.d/* \
+    --exclude=./srv/* --exclude=./opt/* --exclude=./home/* --exclude=./root/* \
     --exclude=./tmp/* --exclude=./shared --exclude=./proc/* --exclude=./sys/* --exclude=./dev/* --exclude=./run/* \
     --exclude=./var/lib/rpm --exclude=./var/lib/dnf --exclude=./var/lib/clusterctl --exclude=./var/cache \
     --exclude=./var/log . |
