@@ -22,6 +22,7 @@ from clusterctl.errors import SlurmError, UnreachableError
 from clusterctl.jobs.environment import Environment
 from clusterctl.jobs.refusal import fix_of
 from clusterctl.jobs.script import resource_options
+from clusterctl.slurm.client import SlurmClient
 from clusterctl.slurm.hostlist import expand_nodes
 from clusterctl.spec import JobWords
 from clusterctl.transport.openssh import ALONE, OpenSSH
@@ -78,14 +79,16 @@ def allocate(
     ``ssh`` is the job user's; ``on_wait`` is told the job's id if the nodes are not free at once.
 
     Raises:
+        UsageError: this cluster has no Slurm; nothing was started.
         SlurmError: Slurm refused; says its words, and the valid choices where they are known.
         UnreachableError: the connection to the controller broke.
     """
+    slurm = session.slurm
     way = _Way(ssh, session.transport.host)
     options = ["--job-name=shell", *resource_options(words, JobWords.model_fields)]
     lease = _Lease(way.argv(["bash", "-c", _HOLD, "hold", str(_SILENCE_S), *options], *ALONE))
     try:
-        granted = _granted(session, lease, on_wait)
+        granted = _granted(slurm, session.transport.host, lease, on_wait)
         nodes = expand_nodes(granted["SLURM_JOB_NODELIST"])
         yield Allocation(granted["SLURM_JOB_ID"], nodes, granted, way, lease)
     finally:
@@ -103,7 +106,9 @@ class _Way:
         return self.ssh.argv(self.controller, command, *options)
 
 
-def _granted(session: Session, lease: _Lease, on_wait: Callable[[str], None]) -> Mapping[str, str]:
+def _granted(
+    slurm: SlurmClient, controller: str, lease: _Lease, on_wait: Callable[[str], None]
+) -> Mapping[str, str]:
     """Wait for the nodes; the environment of the allocation."""
     refusal: list[str] = []
     while (line := lease.next_line()) not in (None, _ENDED):
@@ -115,12 +120,12 @@ def _granted(session: Session, lease: _Lease, on_wait: Callable[[str], None]) ->
             refusal.append(line.removeprefix(_COMPLAINT))
     if refusal:
         why = "; ".join(refusal)
-        raise SlurmError("Slurm did not give the nodes", why=why, fix=fix_of(session.slurm, why))
+        raise SlurmError("Slurm did not give the nodes", why=why, fix=fix_of(slurm, why))
     raise UnreachableError(
-        f"{session.transport.host}: the connection ended before Slurm gave the nodes",
+        f"{controller}: the connection ended before Slurm gave the nodes",
         why=lease.complaint(),
         fix="see how the cluster is with `clusterctl status`; `clusterctl up` mends it",
-        host=session.transport.host,
+        host=controller,
     )
 
 
