@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import secrets
+import shutil
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, replace
@@ -97,6 +98,9 @@ class Saver:
         finally:
             self._device.unpin(self._writer.memory)
             self._writer.close(kill=not finished)
+            if not finished:  # else what was begun would keep a full disk full
+                for begun in self._folder.glob(f"*.{self._token}{INCOMPLETE}"):
+                    shutil.rmtree(begun, ignore_errors=True)
             if self._lock:
                 self._lock.close()
 

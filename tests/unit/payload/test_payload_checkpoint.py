@@ -35,6 +35,7 @@ from payload.parallel.options import Options
 from payload.parallel.pipeline import Batch
 from payload.parallel.storage import Storage
 from payload.precision import PRECISIONS, LossScale
+from tests.support.disks import small_disk
 
 PRECISION = PRECISIONS["bf16"]
 """Weights that layers compute with are others than the masters, which are saved."""
@@ -302,6 +303,39 @@ def test_what_cannot_be_written_fails_the_run(device: Device, tmp_path: Path) ->
         with pytest.raises(PayloadError, match=r"cannot be written: .*00000002\..*: Not a directory"):
             saver.after(2, (0.0, 0.0), last=False)
     assert list(complete(aside)) == [1]
+
+
+@pytest.mark.parametrize(("room", "wait"), [(0, True), (4096, True), (4096, False)])  # a page: for one file
+def test_a_full_disk_costs_the_checkpoint_that_is_being_written_alone(
+    device: Device, room: int, wait: bool
+) -> None:
+    options: dict[str, Any] = {"interval": 1, "keep": 9, "wait": wait}
+    with small_disk() as disk:
+        folder, engine = disk.path / "checkpoints", make_engine(device)
+        prepare(folder, engine.mesh.world)
+        with Saver(engine, folder, describe, lambda **_: None, **options) as saver:
+            step(engine, 1)
+            saver.after(1, (0.0, 0.0), last=False)
+        saved = numbers(engine)
+        disk.fill(but=room)
+        engine.storage.values[...] = 0
+
+        def go_on() -> None:
+            with Saver(engine, folder, describe, lambda **_: None, **options) as saver:
+                for iteration in range(2, 9):
+                    saver.after(iteration, (0.0, 0.0), last=False)
+
+        with pytest.raises(PayloadError, match=r"cannot be written: .*: No space left on device"):
+            go_on()
+        kept = sorted(complete(folder))
+        assert {path.name for path in folder.iterdir()} == {f"iteration-{n:08}" for n in kept}
+        for each in complete(folder).values():
+            for facts in read_manifest(each).files:
+                verify(each, facts)
+        if kept == [1]:
+            other = make_engine(device, seed=1)
+            assert resume("auto", folder, other, describe(0)).iteration == 1
+            assert numbers(other) == saved
 
 
 def test_a_last_one_that_cannot_be_written_fails_the_run_and_leaves_no_process(

@@ -1,0 +1,77 @@
+"""A small disk that gets full, runs out of inodes, or becomes read-only. Needs root.
+
+It is a tmpfs in the mount namespace of a process that ends with ours: whatever kills a test, no mount stays.
+"""
+
+from __future__ import annotations
+
+import subprocess
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import count
+from pathlib import Path
+
+FAULTS = {
+    "full": "No space left on device",
+    "no-inodes": "has no inodes left",
+    "read-only": "Read-only file system",
+}
+_HOLD = "mount -t tmpfs -o size=4m,nr_inodes=200 none /mnt && echo mounted && exec cat"
+
+
+class SmallDisk:
+    """``path`` is where it is reached from outside its namespace."""
+
+    def __init__(self, pid: int) -> None:
+        self._pid = pid
+        self.path = Path(f"/proc/{pid}/root/mnt")
+        self._fill = self.path / ".fill"
+
+    def suffer(self, fault: str) -> None:
+        """Have one of ``FAULTS``."""
+        if fault == "read-only":
+            self._mount("remount,ro")
+        elif fault == "full":
+            self.fill()
+        else:
+            self._fill.mkdir()
+            try:
+                for number in count():
+                    (self._fill / str(number)).touch()
+            except OSError:
+                return
+
+    def fill(self, *, but: int = 0) -> None:
+        """Leave ``but`` bytes, in whole pages."""
+        with self._fill.open("wb", buffering=0) as file:
+            try:
+                while file.write(bytes(1 << 16)):
+                    pass
+            except OSError:
+                file.truncate(file.tell() - but)
+
+    def recover(self) -> None:
+        """Have room again."""
+        self._mount("remount,rw")
+        if self._fill.is_dir():
+            for path in self._fill.iterdir():
+                path.unlink()
+            self._fill.rmdir()
+        self._fill.unlink(missing_ok=True)
+
+    def _mount(self, options: str) -> None:
+        argv = ["nsenter", f"--target={self._pid}", "--mount", "mount", "-o", options, "/mnt"]
+        subprocess.run(argv, check=True)
+
+
+@contextmanager
+def small_disk() -> Iterator[SmallDisk]:
+    """One of 4 MiB and 200 inodes."""
+    argv = ["unshare", "--mount", "sh", "-c", _HOLD]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "mounted\n"
+        try:
+            yield SmallDisk(process.pid)
+        finally:
+            process.kill()
