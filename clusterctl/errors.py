@@ -10,6 +10,7 @@ traceback.
         SpecError                  exit 2   the spec is wrong: every problem of the file at once
         BundleError                exit 2   a bundle is damaged, or not the one for this spec and clusterctl
       MachineError                          this machine cannot do it: tool, right, kernel feature, subnet
+        DiskError                           a disk here takes nothing more: full, quota, read-only, failing
       ProvisionError                        a provider could not make or remove what was asked for
         CloudError                          a cloud's API refused, or did not answer
           CredentialsError                  who calls is not known to it
@@ -166,6 +167,12 @@ class MachineError(ClusterctlError):
     """This machine lacks a tool, a right, a kernel feature or a free subnet."""
 
     code = "machine"
+
+
+class DiskError(MachineError):
+    """A disk of this machine takes nothing more: it is full or read-only, it fails, or a quota is used up."""
+
+    code = "disk"
 
 
 class ProvisionError(ClusterctlError):

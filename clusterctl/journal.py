@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
+
+from clusterctl.disk import append_line
+from clusterctl.errors import DiskError
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,7 +46,7 @@ class Step:
 
 
 class Journal:
-    """Appends to one file; a torn last line (power cut) is ignored on reading."""
+    """Appends to one file, unless its disk is full; a torn last line (power cut) is ignored on reading."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -79,9 +81,5 @@ class Journal:
     def _append(self, entry: Entry) -> None:
         if not self.path.parent.is_dir():  # `down` has removed the workspace
             return
-        line = json.dumps(asdict(entry), separators=(",", ":")) + "\n"
-        fd = os.open(self.path, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
-        try:
-            os.write(fd, line.encode())
-        finally:
-            os.close(fd)
+        with suppress(DiskError):  # what was done counts, not the note of it; and `down` needs no disk
+            append_line(self.path, json.dumps(asdict(entry), separators=(",", ":")))

@@ -6,7 +6,8 @@ because every phase looks at the world and makes only what is missing.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -16,7 +17,7 @@ from clusterctl.assets import job_lock
 from clusterctl.change import refuse, review
 from clusterctl.distributions import distribution_of
 from clusterctl.environments import build_environment, fitting_environment, resolve_environment
-from clusterctl.errors import NotUpError, UsageError
+from clusterctl.errors import DiskError, NotUpError, UsageError
 from clusterctl.inventory import Inventory
 from clusterctl.journal import Journal, digest
 from clusterctl.lock import WAIT_S as LOCK_WAIT_S
@@ -25,7 +26,7 @@ from clusterctl.mend import Mended, fetch_wheels, mend, questions
 from clusterctl.mortal import sweep
 from clusterctl.offline import AS_BEFORE, Packages, bring_packages, take_bundle
 from clusterctl.phases import Phase, Run, TellMended, untold
-from clusterctl.planning import Plan, ahead
+from clusterctl.planning import Plan, ahead, copied
 from clusterctl.providers.base import BakeTarget, Provider, Provisioned, Size
 from clusterctl.providers.local.provider import LocalProvider
 from clusterctl.providers.onprem import left_behind
@@ -233,6 +234,7 @@ def down(
 
     Raises:
         CollectError: a run could not be brought home; the cluster stays.
+        DiskError: all is removed but the workspace, which stands on a read-only file system.
         LeftoversError: an independent look found something of the cluster.
         LockedError: another clusterctl was still at work after ``wait_s``.
         UsageError: there is no such cluster, or it knows nothing of a machine that is gone.
@@ -241,26 +243,55 @@ def down(
         sweep()
         if not workspace.root.is_dir():
             return _down_lost(name, tell)
-        if _has_made_nothing(workspace):
-            forget(workspace, gone)
-            workspace.remove()
-            return Down((), (), "", looked=False)
-        settings = _settings(workspace)
-        provider = provider_of(settings, hands)
-        run = Run("down", Journal(workspace.journal), tell)
-        runs: tuple[RunRecord, ...] = ()
-        if not discard_runs and collect.uncollected(workspace):
-            with run.phase("collect") as (step, _):
-                runs = bring_home(workspace, out)
-                step.note = f"{len(runs)} runs"
-        if forgotten := forget(workspace, gone):
-            hands.told(f"forgotten: {'; '.join(forgotten)}")
-        with run.phase("destroy") as (_, say):
-            if looked := not _has_taken_none(workspace):
-                destroy(provider, workspace.cluster_id(), workspace, say)
-            if isinstance(settings, LocalSettings) and not workspace.hosts.exists():
-                destroy_lost(provider, name, workspace, say)
+        with _writable(workspace, lambda text: tell(WAITING, text)) as records:
+            done = _taken_down(
+                records, name=name, tell=tell, discard_runs=discard_runs, out=out, gone=gone, hands=hands
+            )
         workspace.remove()
+    return done
+
+
+@contextmanager
+def _writable(workspace: Workspace, say: Callable[[str], None]) -> Iterator[Workspace]:
+    """The workspace, or a copy elsewhere where its disk takes nothing more: `down` must not need it."""
+    try:
+        workspace.create()
+    except DiskError as exc:
+        say(f"{workspace.root} takes nothing more ({exc.why}); working on a copy of it")
+        with copied(workspace, without=["logs"]) as copy:
+            yield copy
+    else:
+        yield workspace
+
+
+def _taken_down(
+    workspace: Workspace,
+    *,
+    name: str,
+    tell: Tell,
+    discard_runs: bool,
+    out: Path | None,
+    gone: Collection[str],
+    hands: Hands,
+) -> Down:
+    if _has_made_nothing(workspace):
+        forget(workspace, gone)
+        return Down((), (), "", looked=False)
+    settings = _settings(workspace)
+    provider = provider_of(settings, hands)
+    run = Run("down", Journal(workspace.journal), tell)
+    runs: tuple[RunRecord, ...] = ()
+    if not discard_runs and collect.uncollected(workspace):
+        with run.phase("collect") as (step, _):
+            runs = bring_home(workspace, out)
+            step.note = f"{len(runs)} runs"
+    if forgotten := forget(workspace, gone):
+        hands.told(f"forgotten: {'; '.join(forgotten)}")
+    with run.phase("destroy") as (_, say):
+        if looked := not _has_taken_none(workspace):
+            destroy(provider, workspace.cluster_id(), workspace, say)
+        if isinstance(settings, LocalSettings) and not workspace.hosts.exists():
+            destroy_lost(provider, name, workspace, say)
     return Down(runs, tuple(run.phases), settings.type, looked)
 
 

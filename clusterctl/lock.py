@@ -8,13 +8,14 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TextIO
 
+from clusterctl.disk import REFUSALS
 from clusterctl.errors import LockedError
 
 WAIT_S = 600.0
@@ -40,9 +41,17 @@ class Holder:
 
 @contextmanager
 def hold(
-    path: Path, verb: str, *, what: str, wait_s: float = WAIT_S, waiting: Callable[[str], None]
+    path: Path,
+    verb: str,
+    *,
+    what: str,
+    wait_s: float = WAIT_S,
+    waiting: Callable[[str], None],
+    folder: Path | None = None,
 ) -> Iterator[None]:
     """Hold the lock while the body runs. ``waiting`` is told once whom we wait for, at most ``wait_s``.
+
+    Where the disk takes no new file, ``folder``, if it is there, is locked instead.
 
     Raises:
         LockedError: it is held by another for all that time; names it. ``what`` names what is locked.
@@ -50,7 +59,7 @@ def hold(
     """
     deadline = time.monotonic() + wait_s
     told = False
-    while (file := _acquire(path)) is None:
+    while (held := _acquire(path, folder)) is None:
         who = str(holder(path) or "another clusterctl is at work")
         if time.monotonic() >= deadline:
             raise LockedError(
@@ -60,13 +69,17 @@ def hold(
             waiting(f"{who}; waiting until it is done, {wait_s / 60:g} minutes at most")
             told = True
         time.sleep(_PAUSE_S)
-    with file:
-        json.dump({"verb": verb, "pid": os.getpid(), "since": time.time()}, file)
-        file.flush()
-        try:
-            yield
-        finally:
-            path.unlink(missing_ok=True)  # before the lock goes: whoever waits then looks for another file
+    try:
+        if not stat.S_ISDIR(os.fstat(held).st_mode):
+            with suppress(OSError):  # a full disk: it is held without a word
+                os.truncate(held, 0)
+                os.write(held, json.dumps({"verb": verb, "pid": os.getpid(), "since": time.time()}).encode())
+        yield
+    finally:
+        if not stat.S_ISDIR(os.fstat(held).st_mode):
+            with suppress(OSError):  # of a disk that became read-only: left as the dead leave it
+                path.unlink()  # before the lock goes: whoever waits then looks for another file
+        os.close(held)
 
 
 def holder(path: Path) -> Holder | None:
@@ -75,7 +88,7 @@ def holder(path: Path) -> Holder | None:
         with path.open() as file:
             who = Holder(**json.load(file))
             # What the dead wrote is no reason to touch the lock.
-            return who if _lives(who.pid) and _is_locked(file) else None
+            return who if _lives(who.pid) and _is_locked(file.fileno()) else None
     except (OSError, ValueError, TypeError):
         return None
 
@@ -90,7 +103,7 @@ def _lives(pid: int) -> bool:
     return True
 
 
-def _is_locked(file: TextIO) -> bool:
+def _is_locked(file: int) -> bool:
     try:
         fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
     except BlockingIOError:
@@ -98,20 +111,41 @@ def _is_locked(file: TextIO) -> bool:
     return False
 
 
-def _acquire(path: Path) -> TextIO | None:
-    """The empty, locked file; None if another holds it."""
+def _acquire(path: Path, folder: Path | None) -> int | None:
+    """The descriptor of the empty, locked file, or of the folder; None if another holds either."""
     while True:
-        file = os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "r+")
+        locked, other = path, folder
         try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+        except OSError as exc:
+            if exc.errno not in REFUSALS or folder is None or not folder.is_dir():
+                raise
+            locked, other = folder, path
+            fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
             with suppress(FileNotFoundError):
-                if os.path.samestat(os.fstat(file.fileno()), path.stat()):
-                    file.truncate()
-                    return file
+                if os.path.samestat(os.fstat(fd), locked.stat()):
+                    if other is None or not _is_held(other):
+                        return fd
+                    if locked is path:
+                        path.unlink()
+                    raise BlockingIOError
         except BlockingIOError:
-            file.close()
+            os.close(fd)
             return None
         except BaseException:
-            file.close()
+            os.close(fd)
             raise
-        file.close()  # its holder removed it between our two steps
+        os.close(fd)  # its holder removed it between our two steps
+
+
+def _is_held(path: Path) -> bool:
+    try:
+        fd = os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        return _is_locked(fd)
+    finally:
+        os.close(fd)

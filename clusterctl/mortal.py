@@ -17,6 +17,7 @@ from pathlib import Path
 
 PREFIX = ".clusterctl-run-"
 _REAPER = Path(__file__).with_name("reaper.py")
+_MEMORY = Path("/dev/shm")  # noqa: S108 - likewise
 SHORT = Path("/tmp")  # noqa: S108 - for what needs a short path, in private folders
 
 
@@ -38,7 +39,7 @@ def temporary_folder(place: str | Path | None = None, *, prefix: str = PREFIX) -
     Raises:
         OSError: it can't be made.
     """
-    parent = Path(place or tempfile.gettempdir())
+    parent = Path(place) if place else _temporary_place()
     sweep(parent, prefix=prefix)
     while True:
         folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
@@ -56,7 +57,7 @@ def temporary_folder(place: str | Path | None = None, *, prefix: str = PREFIX) -
 
 def sweep(place: str | Path | None = None, *, prefix: str = PREFIX) -> None:
     """Remove what killed ones left below ``place`` (default: wherever temporary files go)."""
-    places = {Path(place)} if place else {Path(tempfile.gettempdir()), SHORT}
+    places = {Path(place)} if place else {_temporary_place(), SHORT}
     for folder in [found for one in places for found in one.glob(f"{prefix}*")]:
         with suppress(OSError):  # another user's, or gone meanwhile
             if folder.is_symlink() or folder.stat().st_uid != os.getuid():
@@ -64,6 +65,17 @@ def sweep(place: str | Path | None = None, *, prefix: str = PREFIX) -> None:
             if (held := _locked(folder)) is not None:
                 shutil.rmtree(folder, ignore_errors=True)
                 os.close(held)
+
+
+def _temporary_place() -> Path:
+    """Where temporary files go; in memory where no disk takes one, so that `down` can free some."""
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError:  # tempfile has tried to write in all places that it knows
+        if not _MEMORY.is_dir():
+            raise
+        tempfile.tempdir = str(_MEMORY)
+        return _MEMORY
 
 
 def _locked(folder: Path) -> int | None:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -82,7 +82,7 @@ def plan(spec: ClusterSpec, workspace: Workspace, provider: Provider, *, say: Sa
         MachineError: this machine can't do it.
         ProvisionError: the provider can't tell.
     """
-    with _copy(workspace) as copy, Connections(workspace.ssh_config) as connections:
+    with copied(workspace, without=_NOT_COPIED) as copy, Connections(workspace.ssh_config) as connections:
         found = ahead(spec, copy, provider, connections, say=say)
         notes = (*found.hosts.notes, *found.jobs.notes)
         if worker := workspace.worker():
@@ -281,13 +281,18 @@ def _with_tasks(
 
 
 @contextmanager
-def _copy(workspace: Workspace) -> Iterator[Workspace]:
-    """The workspace as a provider needs it for a plan, to write in; a fresh one where there is none."""
+def copied(workspace: Workspace, *, without: Collection[str]) -> Iterator[Workspace]:
+    """A copy of the workspace elsewhere, to write in, but for what bears these names; a fresh one where there
+    is none.
+
+    Raises:
+        MachineError: none can be made.
+    """
     with temporary_folder() as folder:
         copy = Workspace(folder / workspace.root.name)
         try:
             if workspace.root.is_dir():
-                ignored = shutil.ignore_patterns(*_NOT_COPIED)
+                ignored = shutil.ignore_patterns(*without)
                 shutil.copytree(workspace.root, copy.root, ignore=ignored, symlinks=True, copy_function=_take)
         except OSError as exc:  # shutil's own error is one too
             raise MachineError("no copy of the cluster's record can be made", why=str(exc)) from exc

@@ -6,14 +6,14 @@ Both are read back by later versions, so unknown keys are tolerated on reading.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from clusterctl.errors import CollectError
+from clusterctl.disk import append_line
+from clusterctl.errors import CollectError, DiskError
 
 RUN_FILE = "run.json"
 SOURCE_FILE = "source.json"
@@ -53,6 +53,9 @@ class Ledger:
 
     def __init__(self, path: Path) -> None:
         self._path = path
+        self._unwritten: list[dict[str, Any]] = []
+        self.refusal: DiskError | None = None
+        """Why something that has become known is not in the file: a later clusterctl finds it out again."""
 
     def entries(self) -> tuple[JobEntry, ...]:
         """All submissions, oldest first. A torn last line (power cut) is ignored."""
@@ -67,20 +70,30 @@ class Ledger:
         return next((entry for entry in reversed(self.entries()) if entry.job_id == base), None)
 
     def add(self, entry: JobEntry) -> JobEntry:
-        """Write a submission down; it is on disk when this returns."""
-        self._append(entry.model_dump(exclude_none=True))
+        """Write a submission down; it is on disk when this returns.
+
+        Raises:
+            MachineError: it can't be written.
+        """
+        append_line(self._path, json.dumps(entry.model_dump(exclude_none=True), separators=(",", ":")))
         return entry
 
     def update(self, entry: JobEntry, **changes: str | bool) -> JobEntry:
-        """Write down what has become known about a submission."""
-        self._append({"token": entry.token, **changes})
+        """Write down what has become known about a submission; see ``refusal`` for where the disk is full.
+
+        Raises:
+            MachineError: it can't be written, though the disk would take it.
+        """
+        row = {"token": entry.token, **changes}
+        try:
+            append_line(self._path, json.dumps(row, separators=(",", ":")))
+        except DiskError as exc:
+            self._unwritten.append(row)
+            self.refusal = exc
         return entry.model_copy(update=changes)
 
     def _rows(self) -> Iterator[dict[str, Any]]:
-        try:
-            lines = self._path.read_text().splitlines()
-        except FileNotFoundError:
-            return
+        lines = self._path.read_text().splitlines() if self._path.exists() else []
         for line in lines:
             try:
                 row = json.loads(line)
@@ -88,17 +101,7 @@ class Ledger:
                 continue
             if isinstance(row, dict) and "token" in row:
                 yield row
-
-    def _append(self, row: dict[str, Any]) -> None:
-        line = json.dumps(row, separators=(",", ":")) + "\n"
-        fd = os.open(self._path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
-        try:
-            size = os.fstat(fd).st_size
-            torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"  # else this line would be lost with it
-            os.write(fd, b"\n" * torn + line.encode())
-            os.fsync(fd)
-        finally:
-            os.close(fd)
+        yield from self._unwritten
 
 
 class TaskRecord(_Stored):

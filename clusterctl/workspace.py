@@ -11,14 +11,16 @@ import secrets
 import shutil
 import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from clusterctl.disk import REFUSALS, disk_error, writing
 from clusterctl.errors import MachineError
 from clusterctl.lock import Holder, hold, holder
 
 _UNFIT = frozenset('"%\n')
+ROOM = 1 << 20  # that the state of a cluster may take: better refused at the start than half-way
 
 
 def state_home() -> Path:
@@ -76,19 +78,24 @@ def _private_folder(path: Path) -> None:
 
 
 def write_atomic(path: Path, data: str | bytes, *, mode: int = 0o600) -> None:
-    """Write a file so that a reader, or a crash, sees the old content or the new, never a part."""
+    """Write a file so that a reader, or a crash, sees the old content or the new, never a part.
+
+    Raises:
+        MachineError: it can't be written; see ``disk.writing``.
+    """
     raw = data.encode() if isinstance(data, str) else data
-    fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(fd, "wb") as file:
-            file.write(raw)
-            file.flush()
-            os.fchmod(file.fileno(), mode)
-            os.fsync(file.fileno())
-        Path(temporary).replace(path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
+    with writing(path):
+        fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(fd, "wb") as file:
+                file.write(raw)
+                file.flush()
+                os.fchmod(file.fileno(), mode)
+                os.fsync(file.fileno())
+            Path(temporary).replace(path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
 
 
 @dataclass(frozen=True, slots=True)
@@ -222,7 +229,7 @@ class Workspace:
                 _private_folder(folder)
                 # A folder that is there already may lie on what has become read-only, or full.
                 with tempfile.TemporaryFile(dir=folder) as probe:
-                    probe.write(b"0")
+                    probe.write(bytes(ROOM))
 
     @contextmanager
     def begun(self) -> Iterator[None]:
@@ -267,43 +274,53 @@ class Workspace:
         return public_half.read_text().strip()
 
     def remove(self) -> None:
-        """Forget the cluster: it is down."""
-        shutil.rmtree(self.root)
+        """Forget the cluster: it is down.
+
+        Raises:
+            MachineError: the state folder can't be written.
+        """
+        with self._writable("removed"):
+            shutil.rmtree(self.root)
 
     @property
     def lock_file(self) -> Path:
         """Beside the folder, not in it: `down` removes the folder while it holds the lock."""
         return self.root.parent / f".{self.root.name}.lock"
 
-    def lock(
-        self, verb: str, *, wait_s: float, waiting: Callable[[str], None]
-    ) -> AbstractContextManager[None]:
+    @contextmanager
+    def lock(self, verb: str, *, wait_s: float, waiting: Callable[[str], None]) -> Iterator[None]:
         """Hold this cluster against a second clusterctl; see ``clusterctl.lock.hold``.
 
         Raises:
             MachineError: the state folder can't be written.
             LockedError: another clusterctl held it all the time; the message says who and since when.
         """
-        with self._writable():
-            _private_folder(self.root.parent)
         what = f"cluster {self.root.name!r}"
-        return hold(self.lock_file, verb, what=what, wait_s=wait_s, waiting=waiting)
+        with ExitStack() as stack:
+            with self._writable():
+                _private_folder(self.root.parent)
+                stack.enter_context(
+                    hold(self.lock_file, verb, what=what, wait_s=wait_s, waiting=waiting, folder=self.root)
+                )
+            yield
 
     def worker(self) -> Holder | None:
         """The clusterctl that raises this cluster or takes it down right now, if one does."""
         return holder(self.lock_file)
 
     @contextmanager
-    def _writable(self) -> Iterator[None]:
+    def _writable(self, done: str = "written") -> Iterator[None]:
         try:
             yield
         except OSError as exc:
-            raise MachineError(
-                "the state folder can't be written",
-                where=str(self.root),
-                why=exc.strerror or str(exc),
-                fix="make it writable, or set CLUSTERCTL_HOME to a folder that is",
-            ) from exc
+            what, instead = f"the state folder can't be {done}", "set CLUSTERCTL_HOME to a folder that can be"
+            if exc.errno in REFUSALS:
+                error = disk_error(exc, self.root, what=what)
+                if not self.spec.exists():  # else there is a cluster, which would be forgotten
+                    error.fix += f"; or {instead}"
+                raise error from exc
+            why, fix = exc.strerror or str(exc), f"make it writable, or {instead}"
+            raise MachineError(what, where=str(self.root), why=why, fix=fix) from exc
 
 
 def _draw_key_pair() -> tuple[bytes, bytes]:

@@ -19,6 +19,7 @@ import typer
 
 from clusterctl.cli.completing import clusters
 from clusterctl.cli.show import Screen
+from clusterctl.disk import REFUSALS, disk_error
 from clusterctl.errors import ClusterctlError
 
 INTERRUPTED = 130
@@ -157,8 +158,11 @@ def _guarded(call: Callable[[], int | None], screen: Screen, options: Options) -
     except KeyboardInterrupt:
         screen.note("interrupted")
         return INTERRUPTED
-    except Exception:  # the last resort: no traceback ever reaches a user unasked
-        screen.error(_unexpected(options))
+    except Exception as exc:  # the last resort: no traceback ever reaches a user unasked
+        if isinstance(exc, OSError) and exc.errno in REFUSALS:
+            screen.error(disk_error(exc))
+        else:
+            screen.error(_unexpected(options))
         return 1
 
 

@@ -29,6 +29,8 @@ def open_session(screen: Screen, options: Options) -> Iterator[Session]:
         access.inventory_of(workspace)  # it is up
         with access.session(access.spec_as_raised(workspace), workspace) as session:
             yield session
+        if refusal := session.ledger.refusal:
+            screen.note(f"note: {refusal.what} ({refusal.why}): what became of jobs is asked anew next time")
 
 
 def wait_for(

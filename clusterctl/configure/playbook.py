@@ -24,6 +24,7 @@ from clusterctl.assets import asset
 from clusterctl.configure.events import Event, Progress, Recap, failures_of, notes_of, progress_of, recap_of
 from clusterctl.configure.foretold import Foretold, foretold_of
 from clusterctl.configure.watchdog import LOOK_EVERY_S, Watchdog
+from clusterctl.disk import writing
 from clusterctl.errors import ConfigureError, Failure
 from clusterctl.mortal import SHORT, mortal, temporary_folder
 
@@ -115,7 +116,9 @@ class _Events:
         self, log: Path, progress: Callable[[Progress], None], foretold: Callable[[Foretold], None]
     ) -> None:
         self.log = log
-        self._file = os.fdopen(os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600), "a")
+        with writing(log):
+            fd = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        self._file = os.fdopen(fd, "ab", buffering=0)  # else what a full disk did not take is tried again
         self._progress = progress
         self._foretold = foretold
         self.failed: list[Event] = []
@@ -127,8 +130,8 @@ class _Events:
         if event["event"] == "playbook_on_start":
             self.pid = event["pid"]
         if text := event.get("stdout"):
-            self._file.write(text + "\n")
-            self._file.flush()
+            with suppress(OSError):  # a full disk: no reason to leave a host half configured
+                self._file.write(f"{text}\n".encode(errors="replace"))
         if event["event"] in ("runner_on_failed", "runner_on_unreachable"):
             self.failed.append(event)
         if notes := notes_of(event):

@@ -16,6 +16,7 @@ from clusterctl.assets import payload_hash
 from clusterctl.errors import (
     AnswerLostError,
     ClusterctlError,
+    MachineError,
     SchedulerError,
     SlurmError,
     TransportError,
@@ -96,6 +97,7 @@ def submit(
 
     Raises:
         UsageError: the job can't be run, or asks for what the cluster does not have.
+        MachineError: it can't be written down here; it was not submitted.
         TransferError: the folder changed meanwhile, or can't be made on the cluster.
         SchedulerError: it was refused; of Slurm its words, and the valid choices where they are known.
         TransportError: the controller can't be reached, or was lost; a job that it took all the same is found
@@ -135,7 +137,11 @@ def submit(
         submitted_at=time.time(),
         remote_dir=remote_dir,
     )
-    session.ledger.add(entry)  # before it is handed over: from here on, the job can be found by its token
+    try:
+        session.ledger.add(entry)  # before it is handed over: from here on, the job can be found by its token
+    except MachineError:
+        remove_folder((session.transport, *others), remote_dir)
+        raise
     if isinstance(session.scheduler, MpirunClient):
         job_id = _start(session, session.scheduler, entry, taken(session.spec, job))
     else:

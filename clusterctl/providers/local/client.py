@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-from clusterctl.errors import MachineError, ProvisionError
+from clusterctl.errors import DiskError, MachineError, ProvisionError
 from clusterctl.providers.base import Say
 
 _MODULE = "clusterctl.providers.local.helper"
@@ -123,8 +123,10 @@ def _converse(
             _send(process, "done")
         elif "error" in message:
             error = message["error"]
-            kind = MachineError if error["kind"] == "machine" else ProvisionError
-            raise kind(error["what"], where=error["where"], why=error["why"], fix=error["fix"])
+            kinds = {kind.code: kind for kind in (DiskError, MachineError)}
+            raise kinds.get(error["kind"], ProvisionError)(
+                error["what"], where=error["where"], why=error["why"], fix=error["fix"]
+            )
         elif "result" in message:
             result: dict[str, Any] = message["result"]
             return result

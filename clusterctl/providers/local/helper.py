@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from clusterctl.disk import REFUSALS, disk_error
 from clusterctl.errors import ClusterctlError, MachineError, ProvisionError
 from clusterctl.providers.local import cgroups, image, limits, machine, mounts, network, redhat
 from clusterctl.providers.local.layout import (
@@ -352,26 +353,20 @@ def main() -> int:
         request = json.loads(sys.stdin.readline() or "{}")
         _answer({"result": VERBS[sys.argv[1]](request)})
     except ClusterctlError as exc:
-        kind = "machine" if isinstance(exc, MachineError) else "provision"
-        _answer(
-            {"error": {"kind": kind, "what": exc.what, "where": exc.where, "why": exc.why, "fix": exc.fix}}
-        )
-        return 1
+        return _fail(exc)
     except OSError as exc:
+        if exc.errno in REFUSALS:
+            return _fail(disk_error(exc))
         why = f"{exc.strerror}: {exc.filename}" if exc.filename else str(exc)
-        _answer(
-            {
-                "error": {
-                    "kind": "provision",
-                    "what": "machine work failed",
-                    "where": "",
-                    "why": why,
-                    "fix": "",
-                }
-            }
-        )
-        return 1
+        return _fail(ProvisionError("machine work failed", why=why))
     return 0
+
+
+def _fail(exc: ClusterctlError) -> int:
+    _answer(
+        {"error": {"kind": exc.code, "what": exc.what, "where": exc.where, "why": exc.why, "fix": exc.fix}}
+    )
+    return 1
 
 
 if __name__ == "__main__":

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import stat
@@ -9,7 +10,10 @@ import subprocess
 import sys
 
 import pytest
+import typer
 
+from clusterctl.cli.options import Options, verb
+from clusterctl.cli.show import Screen
 from tests.support.terminal import terminal
 from tests.support.verbs import SCRIPT, Clusterctl
 
@@ -190,3 +194,19 @@ def test_a_signal_is_not_lost_in_a_finalizer(number: signal.Signals, code: int) 
     done = subprocess.run(argv, capture_output=True, text=True, timeout=25, check=False)
     assert done.returncode == code
     assert "Exception ignored" not in done.stderr
+
+
+@pytest.mark.parametrize("named", ["/", None])
+def test_a_disk_that_gets_full_anywhere_is_no_bug(
+    named: str | None, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def fail(screen: Screen, options: Options) -> None:
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), named)
+
+    app = typer.Typer()
+    app.command()(verb(fail))
+    app.command("other")(verb(fail))
+    assert app(["other"], standalone_mode=False, obj=Options()) == 1
+    said = capsys.readouterr().err
+    assert "No space left on device" in said
+    assert "bug" not in said

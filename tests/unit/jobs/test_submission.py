@@ -7,6 +7,7 @@ import json
 import os
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -14,15 +15,16 @@ import pytest
 from clusterctl import jobs
 from clusterctl.access import Session
 from clusterctl.assets import payload_hash
-from clusterctl.errors import AnswerLostError, SlurmError, UnreachableError, UsageError
+from clusterctl.errors import AnswerLostError, DiskError, SlurmError, UnreachableError, UsageError
 from clusterctl.jobs.facts import MAX_DIFF, client_facts
-from clusterctl.records import JobEntry
+from clusterctl.records import JobEntry, Ledger
 from clusterctl.scheduler.base import Clock
 from clusterctl.scheduler.lost import resolve
 from clusterctl.slurm.client import SlurmClient
 from clusterctl.spec import JobSpec
 from clusterctl.transport.base import Result
 from clusterctl.transport.local import LocalTransport
+from tests.support.disks import small_disk
 from tests.support.played.cluster import Nearby
 
 QUICK = Clock(sleep=lambda _seconds: None)
@@ -99,6 +101,16 @@ def test_the_ledger_knows_the_job(session, cluster, job):
         done.remote_dir,
         False,
     )
+
+
+def test_a_job_that_can_not_be_written_down_is_not_submitted(session, cluster, job):
+    with small_disk() as disk:
+        disk.suffer("full")
+        full = replace(session, ledger=Ledger(disk.path / "jobs.jsonl"))
+        with pytest.raises(DiskError, match="No space left"):
+            jobs.submit(full, job)
+    assert cluster.calls("sbatch") == 0
+    assert list((cluster.home / "clusterctl" / "jobs").iterdir()) == []
 
 
 def test_an_image_that_is_here_is_sent_once_and_named_by_its_hash(session, cluster, job, tmp_path):

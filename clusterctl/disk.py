@@ -1,0 +1,91 @@
+"""What a disk that takes nothing more means for the files that clusterctl writes, said in one place."""
+
+from __future__ import annotations
+
+import errno
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from clusterctl.errors import DiskError, MachineError
+
+# What to do where the file system takes nothing more, whichever file it is.
+_FIXES = {
+    errno.ENOSPC: "remove what is not needed on {place}",
+    errno.EDQUOT: "remove files of yours on {place}, or have your quota raised",
+    errno.EROFS: "mount {place} writable (`dmesg` tells whether an error made it read-only)",
+    errno.EIO: "have the disk of {place} looked at (`dmesg` tells what is wrong with it)",
+}
+REFUSALS = frozenset(_FIXES)
+
+
+@contextmanager
+def writing(path: Path) -> Iterator[None]:
+    """Translate what goes wrong while the body writes ``path``.
+
+    Raises:
+        DiskError: the disk takes nothing more.
+        MachineError: it can't be written for another reason, such as its mode.
+    """
+    try:
+        yield
+    except OSError as exc:
+        if exc.errno in REFUSALS:
+            raise disk_error(exc, path) from exc
+        raise MachineError(
+            f"{path.name} can't be written",
+            where=str(path),
+            why=exc.strerror or str(exc),
+            fix="make it writable for you, then run the same command again",
+        ) from exc
+
+
+def disk_error(exc: OSError, path: Path | None = None, *, what: str = "") -> DiskError:
+    """One of ``REFUSALS`` for people; ``path`` is by default what the error names, if it names anything."""
+    if path is None and isinstance(exc.filename, str):
+        path = Path(exc.filename)
+    why = exc.strerror or str(exc)
+    if path is None:
+        place = "the disk that is full (`df -h` and `df -i` show which)"
+    else:
+        there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
+        place = str(_mount_point(there))
+        why += f": {place}"
+        if exc.errno == errno.ENOSPC and _has_no_inodes(there):
+            why += " has no inodes left"
+    fix = f"{_FIXES[exc.errno or errno.EIO].format(place=place)}, then run the same command again"
+    if path is None:
+        return DiskError(what or "a file can't be written", why=why, fix=fix)
+    return DiskError(what or f"{path.name} can't be written", where=str(path), why=why, fix=fix)
+
+
+def append_line(path: Path, line: str) -> None:
+    """Add a line to a file; it is on the disk when this returns.
+
+    Raises:
+        DiskError: the disk takes nothing more. A part of the line may be there, which the next one ends.
+        MachineError: the file can't be written for another reason.
+    """
+    with writing(path):
+        fd = os.open(path, os.O_RDWR | os.O_APPEND | os.O_CREAT, 0o600)
+        try:
+            size = os.fstat(fd).st_size
+            torn = size > 0 and os.pread(fd, 1, size - 1) != b"\n"  # else this line would be lost with it
+            data = b"\n" * torn + line.encode() + b"\n"
+            while data:  # a disk that gets full takes a part, and says so only of the rest
+                data = data[os.write(fd, data) :]
+            os.fsync(fd)
+        finally:
+            os.close(fd)
+
+
+def _mount_point(path: Path) -> Path:
+    """Where the file system is mounted that has this path."""
+    path = path.resolve()
+    return next(folder for folder in (path, *path.parents) if folder.is_mount())
+
+
+def _has_no_inodes(path: Path) -> bool:
+    status = os.statvfs(path)
+    return status.f_files > 0 and status.f_favail == 0
