@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Final
 
 from clusterctl.providers.terraform.events import Diagnostic
+from clusterctl.workspace import write_atomic
 
 _SUMMARY: Final = "Error acquiring the state lock"
 _FIELD: Final = re.compile(r"^\s*(ID|Who|Created):\s+(.*?)\s*$", re.MULTILINE)
@@ -92,6 +93,6 @@ def _notes(folder: Path) -> list[str]:
 
 def _write(folder: Path, notes: list[str]) -> None:
     if notes:
-        (folder / _NOTES).write_text("\n".join(notes) + "\n")
+        write_atomic(folder / _NOTES, "\n".join(notes) + "\n")
     else:
         forget(folder)

@@ -67,8 +67,20 @@ def test_a_torn_state_is_replaced_by_the_one_before(work: Work) -> None:
     (work.folder / "terraform.tfstate").write_bytes(b"")
     plan = work.terraform.plan()
     assert [change.key for change in plan.real_changes] == ["four"]
-    assert "the state was torn when Terraform was killed: going on from the one before" in work.said
+    assert "the state was torn when Terraform wrote it: going on from the one before" in work.said
     assert len(list(work.folder.glob("terraform.tfstate.torn-*"))) == 1
+
+
+def test_a_state_that_a_full_disk_tore_is_set_aside_where_there_is_none_before(work: Work) -> None:
+    work.terraform.apply(work.terraform.plan())
+    path = work.folder / "terraform.tfstate"
+    path.write_bytes(path.read_bytes()[:4096])
+    (work.folder / "errored.tfstate").touch()  # the disk had no room for that either
+    work.terraform.init()
+    assert len(work.terraform.plan().real_changes) == 3
+    (torn,) = work.folder.glob("terraform.tfstate.torn-*")
+    assert torn.stat().st_size == 4096
+    assert not (work.folder / "errored.tfstate").exists()
 
 
 def test_no_state_at_all_is_no_torn_one(work: Work) -> None:
