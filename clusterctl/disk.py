@@ -45,19 +45,22 @@ def disk_error(exc: OSError, path: Path | None = None, *, what: str = "") -> Dis
     """One of ``REFUSALS`` for people; ``path`` is by default what the error names, if it names anything."""
     if path is None and isinstance(exc.filename, str):
         path = Path(exc.filename)
-    why = exc.strerror or str(exc)
-    if path is None:
-        place = "the disk that is full (`df -h` and `df -i` show which)"
-    else:
-        there = next(folder for folder in (path, *path.absolute().parents) if folder.exists())
-        place = str(_mount_point(there))
-        why += f": {place}"
-        if exc.errno == errno.ENOSPC and _has_no_inodes(there):
-            why += " has no inodes left"
+    place = "the disk that is full (`df -h` and `df -i` show which)" if path is None else _mount_point(path)
     fix = f"{_FIXES[exc.errno or errno.EIO].format(place=place)}, then run the same command again"
     if path is None:
-        return DiskError(what or "a file can't be written", why=why, fix=fix)
-    return DiskError(what or f"{path.name} can't be written", where=str(path), why=why, fix=fix)
+        return DiskError(what or "a file can't be written", why=exc.strerror or str(exc), fix=fix)
+    return DiskError(what or f"{path.name} can't be written", where=str(path), why=reason(exc, path), fix=fix)
+
+
+def reason(exc: OSError, path: Path) -> str:
+    """Why a file could not be written, in words; of a disk that takes nothing more, which one that is."""
+    why = exc.strerror or str(exc)
+    if exc.errno not in REFUSALS:
+        return why
+    place = _mount_point(path)
+    status = os.statvfs(_existing(path))
+    is_out = exc.errno == errno.ENOSPC and status.f_files > 0 and status.f_favail == 0
+    return f"{why}: {place} has no inodes left" if is_out else f"{why}: {place}"
 
 
 def append_line(path: Path, line: str) -> None:
@@ -81,11 +84,10 @@ def append_line(path: Path, line: str) -> None:
 
 
 def _mount_point(path: Path) -> Path:
-    """Where the file system is mounted that has this path."""
-    path = path.resolve()
+    """Where the file system is mounted that has this path, or would have it."""
+    path = _existing(path).resolve()
     return next(folder for folder in (path, *path.parents) if folder.is_mount())
 
 
-def _has_no_inodes(path: Path) -> bool:
-    status = os.statvfs(path)
-    return status.f_files > 0 and status.f_favail == 0
+def _existing(path: Path) -> Path:
+    return next(folder for folder in (path, *path.absolute().parents) if folder.exists())

@@ -37,11 +37,14 @@ def bring_home(workspace: Workspace, out: Path | None) -> tuple[RunRecord, ...]:
     try:
         return collect.collect_all(spec_as_raised(workspace), workspace, out=out)
     except (CollectError, SchedulerError, TransportError, UsageError) as exc:
+        fix = (
+            exc.fix if isinstance(exc, CollectError) else "mend it with `clusterctl up` and take it down then"
+        )
         raise CollectError(
             "the cluster stays up: runs that are not home yet can't be collected",
             where=exc.where,
             why=f"{exc.what}: {exc.why}" if exc.why else exc.what,
-            fix="mend it with `clusterctl up` and take it down then, or give the runs up: --discard-runs",
+            fix=f"{fix}; or give the runs up: --discard-runs",
         ) from exc
 
 

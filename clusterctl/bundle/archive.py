@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import IO, Final
 
 from clusterctl.bundle.manifest import DIGEST, MANIFEST, Entry, Manifest
+from clusterctl.disk import reason
 from clusterctl.errors import BundleError, MachineError, UsageError
 
 BLOCK: Final = tarfile.BLOCKSIZE
@@ -179,7 +180,7 @@ def write_bundle(target: Path, manifest: Manifest, sources: Mapping[str, Path | 
         raise MachineError(
             "the bundle can't be written",
             where=str(target),
-            why=exc.strerror or str(exc),
+            why=reason(exc, target),
             fix="name another file with --out, where there is room",
         ) from exc
 

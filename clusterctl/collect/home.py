@@ -19,6 +19,7 @@ from clusterctl.access import session as session_of
 from clusterctl.collect.apart import fetch_from
 from clusterctl.collect.fetch import local_path, sha256_of
 from clusterctl.collect.manifest import Manifest
+from clusterctl.disk import reason
 from clusterctl.errors import CollectError, Failure
 from clusterctl.providers.costs import node_price
 from clusterctl.records import RUN_FILE, SOURCE_FILE, JobEntry, Ledger, RunRecord, TaskRecord, node_hours
@@ -139,7 +140,7 @@ def _one(session: Session, entry: JobEntry, out: Path) -> RunRecord:
         raise CollectError(
             f"the run of job {job_id} can't be written",
             where=str(final),
-            why=exc.strerror or str(exc),
+            why=reason(exc, final),
             fix="make room and rights there, or name another folder with --out",
         ) from exc
     session.ledger.update(entry, run_dir=str(final), run_state=record.state, state=record.state)

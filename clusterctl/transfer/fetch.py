@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from clusterctl.disk import reason
 from clusterctl.errors import CommandError, TransferError, UsageError
 from clusterctl.transfer.hashes import hash_items
 from clusterctl.transfer.incoming import Incoming
@@ -98,7 +99,7 @@ def _writing(folder: Path) -> Iterator[None]:
         raise TransferError(
             "the files can't be written here",
             where=printable(os.fsdecode(exc.filename or str(folder))),
-            why=exc.strerror or str(exc),
+            why=reason(exc, folder),
             fix="make room or rights there, then run it again: what has arrived is kept",
         ) from exc
 

@@ -11,7 +11,7 @@ _FOLDER = Path(__file__).parent / "remote"
 
 # Makes modules of (name, text) pairs, under the names they import each other by; calls the last one's main.
 _BOOT = """\
-import json, sys, types
+import json, os, sys, types
 for name, text in json.loads(sys.argv[1]):
     module = sys.modules[name] = types.ModuleType(name)
     module.__path__ = []
@@ -19,7 +19,8 @@ for name, text in json.loads(sys.argv[1]):
 try:
     module.main(*json.loads(sys.argv[2]))
 except OSError as exc:
-    sys.exit(f"{exc.filename!r}: {exc.strerror or exc}")
+    place = os.path.abspath(os.fsdecode(exc.filename or "."))
+    sys.exit(f"{place!r}: {exc.strerror or exc}")
 """
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 
+from clusterctl.disk import reason
 from clusterctl.errors import MachineError
 from clusterctl.journal import digest
 from clusterctl.mortal import temporary_folder
@@ -56,7 +57,7 @@ def unwritable(folder: Path, exc: OSError) -> MachineError:
     return MachineError(
         "the cache of downloads can't be written",
         where=str(folder),
-        why=exc.strerror or str(exc),
+        why=reason(exc, folder),
         fix="make it writable, or set XDG_CACHE_HOME to a folder that is",
     )
 

@@ -5,11 +5,13 @@ from __future__ import annotations
 import secrets
 import shlex
 from collections.abc import Iterator
+from dataclasses import replace
 
 import pytest
 
 from clusterctl.providers.local import machine
 from tests.support.cluster import Cluster, raised
+from tests.support.disks import FAULTS, small_disk
 from tests.support.faults import cause
 
 
@@ -107,10 +109,30 @@ def test_a_lost_workspace_does_not_keep_a_cluster_alive(one: Cluster) -> None:
     one("down", "--yes", "--discard-runs")
 
 
-def test_down_says_what_of_a_run_is_gone_with_the_cluster(one: Cluster) -> None:
+def test_on_a_full_disk_up_and_submit_refuse_and_down_says_what_is_gone_with_the_cluster(
+    one: Cluster,
+) -> None:
+    """The state folder is on a disk of its own, which takes nothing more."""
     script = one.runner.cwd / "save.sh"
     script.write_text("mkdir checkpoints && touch checkpoints/last weights && chmod 000 weights\n")
-    one("up")
-    one("submit", script, "--wait")
-    left = "checkpoints (checkpoints stay on the cluster), weights (Permission denied)"
-    assert f"was not brought home: {left}; it is gone" in one("down", "--yes").stderr
+    with small_disk(mib=8) as disk:
+        there = replace(one, runner=replace(one.runner, home=disk.path))
+        there("up")
+        there("submit", script, "--wait")
+        for fault, said in FAULTS.items():
+            disk.suffer(fault)
+            (failure,) = there.json("up", rc=1)["failures"]
+            assert failure["code"] == "disk"
+            assert said in failure["cause"]
+            there("status")
+            (job,) = there.json("jobs")["jobs"]
+            if fault == "read-only":  # else the line may fit into what the file has already
+                (failure,) = there.json("submit", script, rc=1)["failures"]
+                assert failure["code"] == "disk"
+                assert there.json("jobs")["jobs"] == [job]
+            disk.recover()
+        assert there.json("up")["ready"]
+        disk.suffer("full")
+        left = "checkpoints (checkpoints stay on the cluster), weights (Permission denied)"
+        assert f"was not brought home: {left}; it is gone" in there("down", "--yes").stderr
+        assert not there.workspace.exists()

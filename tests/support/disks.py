@@ -16,7 +16,7 @@ FAULTS = {
     "no-inodes": "has no inodes left",
     "read-only": "Read-only file system",
 }
-_HOLD = "mount -t tmpfs -o size=4m,nr_inodes=200 none /mnt && echo mounted && exec cat"
+_HOLD = 'mount -t tmpfs -o "size=$0m,nr_inodes=200" none /mnt && echo mounted && exec cat'
 
 
 class SmallDisk:
@@ -65,9 +65,9 @@ class SmallDisk:
 
 
 @contextmanager
-def small_disk() -> Iterator[SmallDisk]:
-    """One of 4 MiB and 200 inodes."""
-    argv = ["unshare", "--mount", "sh", "-c", _HOLD]
+def small_disk(mib: int = 4) -> Iterator[SmallDisk]:
+    """One of that size and 200 inodes."""
+    argv = ["unshare", "--mount", "sh", "-c", _HOLD, str(mib)]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "mounted\n"

@@ -26,7 +26,7 @@ def call(verb: str, request: dict[str, Any], *, say: Say) -> dict[str, Any]:
         ProvisionError: it was tried and failed.
     """
     with _helper(verb) as process:
-        return _converse(process, request, say, ready=None)
+        return converse(process, request, say, ready=None)
 
 
 def call_with_bake(
@@ -34,7 +34,7 @@ def call_with_bake(
 ) -> dict[str, Any]:
     """The `bake` request; ``ready`` is called while the image answers SSH."""
     with _helper("bake") as process:
-        return _converse(process, request, say, ready=ready)
+        return converse(process, request, say, ready=ready)
 
 
 @contextmanager
@@ -105,13 +105,14 @@ def elevation(platform: str) -> list[str]:
     return ["sudo", "-n", "--"]
 
 
-def _converse(
+def converse(
     process: subprocess.Popen[str],
     request: dict[str, Any],
     say: Say,
     *,
     ready: Callable[[dict[str, Any]], None] | None,
 ) -> dict[str, Any]:
+    """Send the helper a request, tell what it says meanwhile, and return its result or raise its error."""
     _send(process, json.dumps(request))
     assert process.stdout is not None  # noqa: S101 - for the type checker: it is a pipe
     for line in process.stdout:

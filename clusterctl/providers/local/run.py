@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -43,6 +44,8 @@ def run(argv: Sequence[str], *, what: str, stdin: str | None = None, where: str 
         _running.discard(process)
     if process.returncode != 0:
         said = (stderr or stdout).strip()[-1500:]
+        if os.strerror(errno.ENOSPC) in said:
+            fix = "make room on this machine: `df -h` and `df -i` show which disk is full"
         raise ProvisionError(
             f"{what} failed",
             where=where or " ".join(argv[:3]),

@@ -10,8 +10,9 @@ import pytest
 
 from clusterctl.bundle.archive import BLOCK, Bundle, open_bundle
 from clusterctl.bundle.checks import Wrong, damages, refuse
-from clusterctl.errors import BundleError
+from clusterctl.errors import BundleError, MachineError
 from tests.support.bundles import FILES, a_bundle
+from tests.support.disks import small_disk
 
 PATHS = sorted(FILES)
 MUNGE = "systems/debian-12/pool/munge_1%3a0.5_amd64.deb"
@@ -32,6 +33,15 @@ def flip(path: Path, at: int) -> None:
         (byte,) = file.read(1)
         file.seek(at)
         file.write(bytes([byte ^ 1]))
+
+
+def test_a_full_disk_has_no_part_of_a_bundle() -> None:
+    with small_disk() as disk:
+        disk.fill(but=4096)
+        with pytest.raises(MachineError, match="the bundle can't be written") as caught:
+            a_bundle(disk.path / "one.tar", {"wheels/large": bytes(1 << 20), **FILES})
+        assert "No space left on device" in caught.value.why
+        assert [path.name for path in disk.path.iterdir()] == [".fill"]
 
 
 def test_a_bundle_is_the_same_bytes_each_time_and_a_plain_tar(tmp_path: Path, bundle: Bundle) -> None:

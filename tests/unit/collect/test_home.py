@@ -17,6 +17,7 @@ from clusterctl.collect import collect
 from clusterctl.errors import CollectError, SlurmError, UnreachableError, UsageError
 from clusterctl.records import UNCHANGED, Ledger, RunRecord, TaskRecord, node_hours
 from clusterctl.slurm.client import SlurmClient
+from tests.support.disks import FAULTS, small_disk
 from tests.support.played.cluster import Nearby, PlayedCluster, submitted
 
 
@@ -40,6 +41,24 @@ def until_it_wrote(session: Session, cluster: PlayedCluster, job_id: str) -> Non
             return
         time.sleep(0.05)
     raise AssertionError("the job wrote nothing")
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_disk_that_takes_no_run_is_said_and_the_run_comes_home_later(session, cluster, tmp_path, fault):
+    job_id = finished(session, cluster, tmp_path, "echo hello")
+    with small_disk(mib=40) as disk:
+        disk.suffer(fault)
+        said = "0 MiB are free" if fault == "full" else FAULTS[fault]
+        with pytest.raises(CollectError) as caught:
+            collect(session, out=disk.path / "runs")
+        assert said in str(caught.value)
+        assert "--out" in caught.value.fix
+        disk.recover()
+        (run,) = collect(session, out=disk.path / "runs")
+        assert (run.job_id, [path.name for path in (disk.path / "runs").iterdir()]) == (
+            job_id,
+            [f"demo-{job_id}-mine"],
+        )
 
 
 TELEMETRY = r"""mkdir -p telemetry

@@ -1,11 +1,14 @@
 """The local provider says where it can't run before it starts anything."""
 
+import json
+import subprocess
 import sys
 
 import pytest
 
-from clusterctl.errors import MachineError
-from clusterctl.providers.local.client import elevation
+from clusterctl.errors import ClusterctlError, DiskError, MachineError, ProvisionError
+from clusterctl.providers.local.client import converse, elevation
+from clusterctl.providers.local.run import run
 
 
 @pytest.mark.parametrize("platform", ["darwin", "win32", "freebsd14"])
@@ -14,6 +17,24 @@ def test_another_system_than_linux_is_refused(platform: str) -> None:
         elevation(platform)
     assert platform in caught.value.where
     assert "Linux machine" in caught.value.fix
+
+
+def test_a_tool_that_finds_the_disk_full_is_no_matter_of_the_network() -> None:
+    with pytest.raises(ProvisionError, match="making it failed") as caught:
+        run(
+            ["sh", "-c", "echo 'tar: x: No space left on device' >&2; exit 1"], what="making it", fix="mirror"
+        )
+    assert "make room" in caught.value.fix
+
+
+@pytest.mark.parametrize("kind", [DiskError, MachineError, ProvisionError])
+def test_an_error_of_the_helper_is_the_same_here(kind: type[ClusterctlError]) -> None:
+    error = {"kind": kind.code, "what": "it can't be written", "where": "/x", "why": "", "fix": ""}
+    helper = ["sh", "-c", 'read request; echo "$0"', json.dumps({"error": error})]
+    with subprocess.Popen(helper, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        with pytest.raises(ClusterctlError, match="it can't be written") as caught:
+            converse(process, {}, print, ready=None)
+        assert type(caught.value) is kind
 
 
 def test_this_machine_is_taken() -> None:

@@ -14,6 +14,7 @@ from clusterctl.errors import TransferError, UnreachableError, UsageError
 from clusterctl.transfer.fetch import Fetched, fetch
 from clusterctl.transfer.listing import parse_listing
 from clusterctl.transport.local import LocalTransport
+from tests.support.disks import FAULTS, small_disk
 from tests.support.transfers import Cutting, as_anybody, content
 
 MIB = 1 << 20
@@ -137,6 +138,14 @@ def test_what_can_not_be_written_is_said(theirs, here):
     with pytest.raises(TransferError, match="can't be written here") as caught:
         get(here)
     assert caught.value.why == "File exists"
+
+
+@pytest.mark.parametrize("fault", ["no-inodes", "read-only"])
+def test_a_disk_that_takes_nothing_is_said(theirs, fault):
+    with small_disk(mib=40) as disk:
+        disk.suffer(fault)
+        with pytest.raises(TransferError, match=FAULTS[fault]):
+            get(disk.path / "got")
 
 
 def test_a_disk_that_is_too_small_is_said_before_anything_travels(home, here):

@@ -38,6 +38,7 @@ from clusterctl.transfer.send import STORE, send_into, send_new_folder, send_to_
 from clusterctl.transfer.tree import Item, Kind, walk
 from clusterctl.transport.base import Conversation
 from clusterctl.transport.local import LocalTransport
+from tests.support.disks import FAULTS, small_disk
 from tests.support.transfers import Cutting, content
 
 MIB = 1 << 20
@@ -120,6 +121,19 @@ def test_what_can_not_be_written_is_said(home, data):
         send(data)
     assert "in to" in caught.value.why
     assert "File exists" in caught.value.why
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_disk_of_the_cluster_that_takes_nothing_is_said(fault, tmp_path, monkeypatch):
+    (tmp_path / "file").write_bytes(os.urandom(MIB))
+    with small_disk() as disk:
+        monkeypatch.setenv("HOME", str(disk.path))
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        disk.suffer(fault)
+        with pytest.raises(TransferError) as caught:
+            send_to_store(LocalTransport(), [tmp_path / "file"])
+        assert ("Read-only" if fault == "read-only" else "No space left on device") in caught.value.why
+        assert not caught.value.why.startswith("b'")
 
 
 def test_a_folder_in_a_files_place_is_said(home, data):
