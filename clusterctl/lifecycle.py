@@ -23,7 +23,7 @@ from clusterctl.journal import Journal, digest
 from clusterctl.lock import WAIT_S as LOCK_WAIT_S
 from clusterctl.membership import forget, limited, replacing
 from clusterctl.mend import Mended, fetch_wheels, mend, questions
-from clusterctl.mortal import sweep
+from clusterctl.mortal import roomiest, sweep
 from clusterctl.offline import AS_BEFORE, Packages, bring_packages, take_bundle
 from clusterctl.phases import Phase, Run, TellMended, untold
 from clusterctl.planning import Plan, ahead, copied
@@ -258,7 +258,7 @@ def _writable(workspace: Workspace, say: Callable[[str], None]) -> Iterator[Work
         workspace.create()
     except DiskError as exc:
         say(f"{workspace.root} takes nothing more ({exc.why}); working on a copy of it")
-        with copied(workspace, without=["logs"]) as copy:
+        with copied(workspace, without=["logs"], place=roomiest()) as copy:
             yield copy
     else:
         yield workspace

@@ -57,7 +57,7 @@ def temporary_folder(place: str | Path | None = None, *, prefix: str = PREFIX) -
 
 def sweep(place: str | Path | None = None, *, prefix: str = PREFIX) -> None:
     """Remove what killed ones left below ``place`` (default: wherever temporary files go)."""
-    places = {Path(place)} if place else {_temporary_place(), SHORT}
+    places = {Path(place)} if place else {_temporary_place(), SHORT, _MEMORY}
     for folder in [found for one in places for found in one.glob(f"{prefix}*")]:
         with suppress(OSError):  # another user's, or gone meanwhile
             if folder.is_symlink() or folder.stat().st_uid != os.getuid():
@@ -65,6 +65,12 @@ def sweep(place: str | Path | None = None, *, prefix: str = PREFIX) -> None:
             if (held := _locked(folder)) is not None:
                 shutil.rmtree(folder, ignore_errors=True)
                 os.close(held)
+
+
+def roomiest() -> Path:
+    """Where most fits of what is temporary: among other such files, or in memory."""
+    places = [_temporary_place(), *([_MEMORY] if os.access(_MEMORY, os.W_OK) else [])]
+    return max(places, key=lambda place: shutil.disk_usage(place).free)
 
 
 def _temporary_place() -> Path:

@@ -281,14 +281,17 @@ def _with_tasks(
 
 
 @contextmanager
-def copied(workspace: Workspace, *, without: Collection[str]) -> Iterator[Workspace]:
-    """A copy of the workspace elsewhere, to write in, but for what bears these names; a fresh one where there
-    is none.
+def copied(
+    workspace: Workspace, *, without: Collection[str], place: Path | None = None
+) -> Iterator[Workspace]:
+    """A copy of the workspace, to write in, but for what bears these names; a fresh one where there is none.
+
+    It is below ``place``, by default where temporary files go.
 
     Raises:
         MachineError: none can be made.
     """
-    with temporary_folder() as folder:
+    with temporary_folder(place) as folder:
         copy = Workspace(folder / workspace.root.name)
         try:
             if workspace.root.is_dir():

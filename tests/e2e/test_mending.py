@@ -5,13 +5,13 @@ from __future__ import annotations
 import secrets
 import shlex
 from collections.abc import Iterator
-from dataclasses import replace
+from pathlib import Path
 
 import pytest
 
 from clusterctl.providers.local import machine
 from tests.support.cluster import Cluster, raised
-from tests.support.disks import FAULTS, small_disk
+from tests.support.disks import FAULTS, small_disk_at
 from tests.support.faults import cause
 
 
@@ -110,14 +110,15 @@ def test_a_lost_workspace_does_not_keep_a_cluster_alive(one: Cluster) -> None:
 
 
 def test_on_a_full_disk_up_and_submit_refuse_and_down_says_what_is_gone_with_the_cluster(
-    one: Cluster,
+    one: Cluster, tmp_path: Path
 ) -> None:
     """The state folder is on a disk of its own, which takes nothing more."""
     script = one.runner.cwd / "save.sh"
     script.write_text("mkdir checkpoints && touch checkpoints/last weights && chmod 000 weights\n")
-    with small_disk(mib=8) as disk:
-        there = replace(one, runner=replace(one.runner, home=disk.path))
-        there("up")
+    with (
+        small_disk_at(tmp_path, mib=8) as disk,
+        raised(one.name, one.spec.read_text(), disk.path, one.runner.cwd) as there,
+    ):
         there("submit", script, "--wait")
         for fault, said in FAULTS.items():
             disk.suffer(fault)

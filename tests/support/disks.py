@@ -1,12 +1,13 @@
 """A small disk that gets full, runs out of inodes, or becomes read-only. Needs root.
 
 It is a tmpfs in the mount namespace of a process that ends with ours: whatever kills a test, no mount stays.
+For programs that resolve all links, as Ansible and Terraform do, it is mounted where everybody sees it.
 """
 
 from __future__ import annotations
 
 import subprocess
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import count
 from pathlib import Path
@@ -20,11 +21,11 @@ _HOLD = 'mount -t tmpfs -o "size=$0m,nr_inodes=200" none /mnt && echo mounted &&
 
 
 class SmallDisk:
-    """``path`` is where it is reached from outside its namespace."""
+    """``path`` is where it is reached; ``mount`` the command that mounts it anew, with other options."""
 
-    def __init__(self, pid: int) -> None:
-        self._pid = pid
-        self.path = Path(f"/proc/{pid}/root/mnt")
+    def __init__(self, path: Path, mount: Sequence[str | Path]) -> None:
+        self.path = path
+        self._remount = mount
         self._fill = self.path / ".fill"
 
     def suffer(self, fault: str) -> None:
@@ -60,8 +61,7 @@ class SmallDisk:
         self._fill.unlink(missing_ok=True)
 
     def _mount(self, options: str) -> None:
-        argv = ["nsenter", f"--target={self._pid}", "--mount", "mount", "-o", options, "/mnt"]
-        subprocess.run(argv, check=True)
+        subprocess.run([*self._remount, "-o", options], check=True)
 
 
 @contextmanager
@@ -72,6 +72,18 @@ def small_disk(mib: int = 4) -> Iterator[SmallDisk]:
         assert process.stdout is not None
         assert process.stdout.readline() == "mounted\n"
         try:
-            yield SmallDisk(process.pid)
+            inside = ("nsenter", f"--target={process.pid}", "--mount", "mount", "/mnt")
+            yield SmallDisk(Path(f"/proc/{process.pid}/root/mnt"), inside)
         finally:
             process.kill()
+
+
+@contextmanager
+def small_disk_at(place: Path, mib: int) -> Iterator[SmallDisk]:
+    """One that everybody sees, in this folder."""
+    options = f"size={mib}m,nr_inodes=1000"
+    subprocess.run(["mount", "-t", "tmpfs", "-o", options, "none", place], check=True)
+    try:
+        yield SmallDisk(place, ("mount", place))
+    finally:
+        subprocess.run(["umount", "--lazy", place], check=True)

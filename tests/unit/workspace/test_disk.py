@@ -206,26 +206,15 @@ def test_up_and_reading_on_a_full_disk(disk: SmallDisk, fault: str, tmp_path: Pa
     assert {path.name for path in disk.path.iterdir()} <= {".fill"}
 
 
-def test_where_no_disk_takes_a_temporary_file_memory_does() -> None:
+@pytest.mark.parametrize("options", ["ro", "size=64k"])
+def test_where_temporary_files_find_no_room_memory_has_it(options: str) -> None:
     script = (
-        "from clusterctl.mortal import sweep, temporary_folder\nsweep()\n"
-        "with temporary_folder() as folder: print(folder.parent)"
+        "from clusterctl.mortal import roomiest, sweep, temporary_folder\nsweep()\n"
+        "with temporary_folder(roomiest()) as folder: print(folder.parent)"
     )
-    mounts = "".join(
-        f"[ ! -d {place} ] || mount -t tmpfs -o ro none {place}; "
-        for place in ("/tmp", "/var/tmp", "/usr/tmp")
-    )
-    argv = [
-        "unshare",
-        "--mount",
-        "sh",
-        "-ec",
-        f'{mounts} cd /proc; exec "$@"',
-        "sh",
-        sys.executable,
-        "-c",
-        script,
-    ]
+    mount = f"[ ! -d $place ] || mount -t tmpfs -o {options} none $place"
+    mounts = f"for place in /tmp /var/tmp /usr/tmp; do {mount}; done; cd /proc"
+    argv = ["unshare", "--mount", "sh", "-ec", f'{mounts}; exec "$@"', "sh", sys.executable, "-c", script]
     env = {name: value for name, value in os.environ.items() if name not in {"TMPDIR", "TEMP", "TMP"}}
     ran = subprocess.run(argv, capture_output=True, text=True, check=True, env=env)
     assert ran.stdout == "/dev/shm\n"
