@@ -1,17 +1,19 @@
 """Removes what test runs that were killed left on this machine: `python -m tests.support.remains`.
 
-Theirs are: local clusters whose workspace lies in a temporary folder of a pytest that runs no more, labs
-whose keeper is gone, processes that such a run started, and the kernel's setting. Clusters of other
-workspaces are never touched.
+Theirs are: local clusters and accounts whose workspace or home lies in a temporary folder of a run that is
+no more, labs whose keeper is gone, processes that such a run started, and the kernel's setting. Clusters of
+other workspaces are never touched.
 """
 
 from __future__ import annotations
 
 import os
+import pwd
 import re
 import signal
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -26,6 +28,8 @@ from tests.support.residue import LABS
 
 RUN = "TEST_RUN_OF_CLUSTERCTL"  # in the environment of all that a run starts: its pid, and when that began
 _FOLDER = re.compile(r".*?/pytest-of-[^/]+/pytest-\d+(?=/)")
+_MARKED = re.compile(rf"{tempfile.gettempdir()}/[^/]*ctltest-(\d+)-(\d+)-[^/]*(?=/|$)")
+_SUDOERS = Path("/etc/sudoers.d")
 
 
 def begin() -> None:
@@ -33,8 +37,15 @@ def begin() -> None:
     os.environ.setdefault(RUN, f"{os.getpid()}-{_began(os.getpid())}")
 
 
+def marked(prefix: str) -> str:
+    """How a temporary folder that is not below pytest's is to be called: one knows then whose it was."""
+    return f"{prefix}ctltest-{os.environ[RUN]}-"
+
+
 def is_over(workspace: str) -> bool:
     """Whether a workspace is a test run's that has ended; pytest's folder has its pid as long as it runs."""
+    if found := _MARKED.match(workspace):
+        return _began(int(found[1])) != found[2]
     if not (found := _FOLDER.match(workspace)):
         return False
     try:
@@ -47,11 +58,12 @@ def is_over(workspace: str) -> bool:
 
 
 def orphaned() -> Iterator[int]:
-    """The processes of runs that are no more."""
+    """The processes of runs that are no more, and of their accounts."""
+    accounts = {one.pw_uid for one in pwd.getpwall() if is_over(one.pw_dir)}
     for proc in Path("/proc").glob("[0-9]*"):
         with suppress(OSError):  # another user's, or it ended
             run = re.search(rb"(?:^|\0)%s=(\d+)-(\d+)" % RUN.encode(), (proc / "environ").read_bytes())
-            if run and _began(int(run[1])) != run[2].decode():
+            if (run and _began(int(run[1])) != run[2].decode()) or proc.stat().st_uid in accounts:
                 yield int(proc.name)
 
 
@@ -65,7 +77,7 @@ def _began(pid: int) -> str:
 def remove_clusters(call: Callable[..., dict[str, Any]] = client.call) -> Iterator[str]:
     """Remove the clusters of runs that are no more."""
     for one in call("clusters", {}, say=_say)["clusters"]:
-        if one["owner"] == os.getuid() and is_over(one["workspace"]):
+        if is_over(one["workspace"]):
             call("down", {"id": one["id"]}, say=_say)
             yield f"removed cluster {one['name']} ({one['id']}) of {one['workspace']}"
 
@@ -82,6 +94,15 @@ def remove() -> Iterator[str]:
             command = Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode(errors="replace")
             os.kill(pid, signal.SIGKILL)
             yield f"ended process {pid}: {command[:100]}"
+    for account in pwd.getpwall():
+        if is_over(account.pw_dir):
+            rule = _SUDOERS / f"clusterctl-test-{account.pw_name}"
+            subprocess.run([*as_root(), "rm", "-f", "--", str(rule)], check=True)
+            subprocess.run([*as_root(), "userdel", "--force", account.pw_name], check=True)
+            yield f"removed account {account.pw_name}"
+    for folder in filter(is_over, map(str, Path(tempfile.gettempdir()).iterdir())):
+        subprocess.run([*as_root(), "rm", "-rf", "--one-file-system", "--", folder], check=True)
+        yield f"removed {folder}"
     with without_autogroup():
         pass
 

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from tests.support.processes import gone
-from tests.support.remains import RUN, is_over, orphaned, remove_clusters
+from tests.support.remains import RUN, is_over, marked, orphaned, remove_clusters
 
 ROOT = Path(__file__).resolve().parents[3]
 STARTS = """
@@ -43,7 +43,6 @@ def test_a_run_lasts_as_long_as_its_pytest(base: Path, tmp_path: Path) -> None:
         assert playing.stdin
         playing.stdin.close()
     assert is_over(workspace)
-    lock.write_text(str(os.getppid()))
     lock.write_text("")
     assert not is_over(workspace), "it is about to be written"
 
@@ -51,6 +50,7 @@ def test_a_run_lasts_as_long_as_its_pytest(base: Path, tmp_path: Path) -> None:
 def test_other_workspaces_are_no_run_s(tmp_path: Path) -> None:
     assert not is_over("/root/.local/state/clusterctl/mine")
     assert not is_over("/tmp/pytest/pytest-3/home/mine")
+    assert not is_over("/home/somebody/ctltest-1-1-x/mine")
     assert not is_over(str(tmp_path / "mine")), "this run's own"
 
 
@@ -61,7 +61,8 @@ def test_only_clusters_of_ended_runs_are_removed(base: Path, tmp_path: Path) -> 
     ours = os.getuid()
     states = [
         state("aaaaaa", base / "home" / "x", ours),
-        state("bbbbbb", base / "home" / "y", ours + 1),
+        state("bbbbbb", Path(tempfile.gettempdir(), "home of ctltest-1-1-x", "y"), 1234),
+        state("eeeeee", Path(tempfile.gettempdir(), f"{marked('reader-')}abc", "y"), 1234),
         state("cccccc", tmp_path / "home" / "x", ours),
         state("dddddd", Path.home() / ".local/state/clusterctl/x", ours),
     ]
@@ -72,8 +73,8 @@ def test_only_clusters_of_ended_runs_are_removed(base: Path, tmp_path: Path) -> 
             down.append(request["id"])
         return {"clusters": states}
 
-    assert [line.split()[3] for line in remove_clusters(call)] == ["(aaaaaa)"]
-    assert down == ["aaaaaa"]
+    assert [line.split()[3] for line in remove_clusters(call)] == ["(aaaaaa)", "(bbbbbb)"]
+    assert down == ["aaaaaa", "bbbbbb"]
 
 
 def test_processes_are_a_run_s_as_long_as_its_first_one_lives() -> None:
