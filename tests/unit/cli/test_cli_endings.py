@@ -10,7 +10,7 @@ import sys
 
 import pytest
 
-from tests.support.terminal import terminal
+from tests.support.terminal import on_terminal, terminal
 from tests.support.verbs import SCRIPT, Clusterctl
 
 ESCAPE = "\x1b"
@@ -101,6 +101,18 @@ def test_a_signal_ends_a_run_quietly(cli: Clusterctl, number: signal.Signals) ->
         assert screen.end() == 128 + number
         assert "Traceback" not in screen.shown
         assert "error" not in screen.shown
+
+
+def test_in_the_background_only_sigterm_ends_a_run(cli: Clusterctl) -> None:
+    """A script has Ctrl-C ignored there, and nohup that a terminal is closed."""
+    env = {**os.environ, "TERM": "xterm", "CLUSTERCTL_HOME": str(cli.home)}
+    argv = ["env", "--ignore-signal=INT,HUP", cli.script, "down"]
+    with on_terminal(argv, env, cli.cwd) as screen:
+        screen.read_until("[y/N]")
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+            screen.process.send_signal(number)
+        assert screen.end() == 128 + signal.SIGTERM
+        assert "Traceback" not in screen.shown
 
 
 def test_ctrl_c_while_modules_are_read(cli: Clusterctl) -> None:
