@@ -177,7 +177,7 @@ def belonging_to_others(person: Person) -> list[str]:
 def test_without_rights_there_is_one_error_and_a_way_out(person: Person) -> None:
     ran = person.clusterctl("-o", "json", "up", rc=1)
     (failure,) = ran.json["failures"]
-    assert failure["code"] == "machine"
+    assert failure["code"] == "machine", str(ran)
     assert "no right" in failure["cause"]
     assert "sudo -v" in failure["fix"]
     assert "password" in failure["fix"]
