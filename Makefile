@@ -1,12 +1,12 @@
 # Every chore is one target, and each sets up what it needs by itself.
 .DEFAULT_GOAL := help
-.PHONY: help demo test test-all test-gpu lint format bench reference lock wheel clean
+.PHONY: help demo test test-all test-gpu lint format bench reference lock wheel clean clean-machines
 
 SHELL := /bin/bash
 DEV := @scripts/bootstrap
 
 help:  ## Show this list
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-9s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / {printf "  make %-14s %s\n", $$1, $$2}' $(MAKEFILE_LIST)
 
 demo:  ## Raise a cluster, train on two of its nodes, bring the run home, take all down
 	@scripts/bootstrap --runtime
@@ -51,3 +51,7 @@ wheel:  ## Build the wheel and the source archive into dist/
 clean:  ## Remove what was built here, the environment too; clusters and runs stay
 	@rm -rf .venv dist build .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis .ansible
 	@find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+clean-machines:  ## Remove the clusters, machines and processes that killed test runs left; no others
+	$(DEV)
+	@.venv/bin/python -m tests.support.remains

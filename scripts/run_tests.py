@@ -1,22 +1,32 @@
 """Runs the linters, the unit tests and the end-to-end tests, all of them whatever fails, and adds them up.
 
-The last line is `N passed, N failed`; a part that broke without naming a test counts as one failure.
+The last line is `N passed, N failed`; a part that broke without naming a test, or did not end in time, counts
+as one failure. Ctrl-C, SIGTERM and a closed terminal end all that was started; what a killed run leaves, the
+next one removes.
 """
 
 from __future__ import annotations
 
 import argparse
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 import xml.etree.ElementTree as ET
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from types import FrameType
+
+from clusterctl.mortal import mortal
 
 ROOT = Path(__file__).resolve().parent.parent
 # A module's tests share a cluster, so they stay together; tests/e2e/conftest.py says which modules begin.
 SPREAD = ("-n3", "--dist=loadfile", "--no-loadscope-reorder")
+LIMIT_S = 3 * 3600  # of one part; of all its tests, each of which has its own
+ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+GRACE_S = 60  # for tests that are interrupted to take down what they raised
 
 
 @dataclass(frozen=True)
@@ -33,7 +43,7 @@ class Outcome:
 def lint() -> Outcome:
     """All linters, as one check."""
     began = time.monotonic()
-    clean = subprocess.run([ROOT / "scripts" / "lint"], cwd=ROOT, check=False).returncode == 0
+    clean = run([str(ROOT / "scripts" / "lint")], grace_s=0) == 0
     return Outcome("lint", int(clean), int(not clean), 0, time.monotonic() - began)
 
 
@@ -43,11 +53,44 @@ def pytest(part: str, *options: str) -> Outcome:
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.xml"
         argv = [sys.executable, "-m", "pytest", f"--junitxml={report}", *options]
-        code = subprocess.run(argv, cwd=ROOT, check=False).returncode
+        code = run(argv)
         passed, failed, skipped = count(report)
     if code != 0 and failed == 0:
         failed = 1
     return Outcome(part, passed, failed, skipped, time.monotonic() - began)
+
+
+def run(argv: list[str], *, limit_s: float = LIMIT_S, grace_s: int = GRACE_S) -> int:
+    """The exit code of a program in a session of its own; what it started ends with it, or with us."""
+    argv = mortal(argv, grace_s=grace_s)
+    with subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.DEVNULL, start_new_session=True) as process:
+        try:
+            return process.wait(limit_s)
+        except subprocess.TimeoutExpired:
+            print(f"no end within {limit_s:g} s: {' '.join(argv)}", flush=True)
+            return 1
+        finally:
+            process.terminate()  # no signal reaches the program but through us
+            process.wait()
+
+
+def remove_remains() -> None:
+    """What tests left that were killed."""
+    run([sys.executable, "-m", "tests.support.remains"], grace_s=0, limit_s=600)
+
+
+def end_by_signals() -> None:
+    """Let the first signal that is to end us do it like Ctrl-C, and no other one interrupt that."""
+
+    def end(number: int, _: FrameType | None) -> None:
+        for other in ENDING:
+            signal.signal(other, signal.SIG_IGN)
+        raise SystemExit(128 + number)
+
+    for number in ENDING:
+        if signal.getsignal(number) is not signal.SIG_IGN:  # by nohup, or a script's background
+            signal.signal(number, end)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # else no exit code is known
 
 
 def count(report: Path) -> tuple[int, int, int]:
@@ -67,20 +110,39 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--all", action="store_true", help="the sweeps too")
     sweeps = "" if parser.parse_args().all else " and not sweep"
-    outcomes = [
-        lint(),
-        pytest("unit", "-n2", "--durations=10", "-m", f"not e2e{sweeps}"),
+    parts: tuple[Callable[[], Outcome | None], ...] = (
+        remove_remains,
+        lint,
+        lambda: pytest("unit", "-n2", "--durations=10", "-m", f"not e2e{sweeps}"),
         # Real clusters wait as much as they compute: three at a time keep two cores at work.
-        pytest("end to end", "-v", *SPREAD, "--durations=10", "-m", f"e2e and not alone{sweeps}"),
-        pytest("alone", "-v", "-m", f"e2e and alone{sweeps}"),
-    ]
+        lambda: pytest("end to end", "-v", *SPREAD, "--durations=10", "-m", f"e2e and not alone{sweeps}"),
+        remove_remains,
+        # In a worker, which is replaced if a test can't be ended but with its process.
+        lambda: pytest("alone", "-v", "-n1", "-m", f"e2e and alone{sweeps}"),
+    )
+    end_by_signals()
+    outcomes: list[Outcome] = []
+    try:
+        for part in parts:
+            if outcome := part():
+                outcomes.append(outcome)
+    except SystemExit as exc:
+        outcomes.append(Outcome("interrupted", 0, 1, 0, 0))
+        return int(exc.code or 1)
+    finally:
+        remove_remains()
+        show(outcomes)
+    return 1 if any(one.failed for one in outcomes) else 0
+
+
+def show(outcomes: list[Outcome]) -> None:
+    """A line for each part, and their sum."""
     print()
     for one in outcomes:
         skipped = f", {one.skipped} skipped" if one.skipped else ""
         print(f"{one.part:<12}{one.passed:5d} passed, {one.failed:3d} failed{skipped}  {one.seconds:7.1f} s")
     failed = sum(one.failed for one in outcomes)
-    print(f"{sum(one.passed for one in outcomes)} passed, {failed} failed")
-    return 1 if failed else 0
+    print(f"{sum(one.passed for one in outcomes)} passed, {failed} failed", flush=True)
 
 
 if __name__ == "__main__":

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import secrets
-from collections.abc import Iterator
-from contextlib import ExitStack, contextmanager
+from collections.abc import Generator, Iterator
+from contextlib import ExitStack, contextmanager, nullcontext
 from pathlib import Path
 
 import pytest
 from hypothesis import settings
+from pytest_timeout import Settings
 
 from payload.device import choose
+from tests.support import remains
 from tests.support.autogroup import without_autogroup
+from tests.support.conditions import Limit, settle
 from tests.support.residue import Machine, left_behind, look_as_root
 from tests.support.verbs import Clusterctl
 
@@ -31,11 +34,36 @@ settings.load_profile("untimed")
 
 
 def pytest_configure(config: pytest.Config) -> None:
-    """The same for all workers of pytest-xdist, so once, in the process that starts them."""
+    """What holds for all workers of pytest-xdist is set once, in the process that starts them."""
+    if not getattr(config.option, "numprocesses", None):
+        settle()
     if not hasattr(config, "workerinput"):
+        remains.begin()
         stack = ExitStack()
         stack.enter_context(without_autogroup())
         config.add_cleanup(stack.close)
+
+
+_LIMIT = pytest.StashKey[Limit]()
+
+
+def pytest_timeout_set_timer(item: pytest.Item, settings: Settings) -> bool:
+    """Take the place of pytest-timeout's own timer."""
+    item.stash[_LIMIT] = Limit(item, settings)
+    return True
+
+
+def pytest_timeout_cancel_timer() -> bool:
+    return True
+
+
+@pytest.hookimpl(wrapper=True, tryfirst=True)
+def _limited(item: pytest.Item) -> Generator[None, None, None]:
+    with item.stash[_LIMIT].held() if _LIMIT in item.stash else nullcontext():
+        yield
+
+
+pytest_runtest_setup = pytest_runtest_call = pytest_runtest_teardown = _limited
 
 
 @contextmanager

@@ -22,6 +22,7 @@ slurm:
 monitoring: {{interval: 1s}}
 """
 
+LIMIT_S = 900  # of a test's setup, its call and its teardown each; clusters are raised and taken down in them
 
 # They boot hosts or clusters whose settings of the kernel are this machine's, and so other clusters' too.
 ALONE = frozenset(
@@ -51,6 +52,8 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.e2e)
+            if item.get_closest_marker("timeout") is None:
+                item.add_marker(pytest.mark.timeout(LIMIT_S))
             if item.path.name in ALONE:
                 item.add_marker(pytest.mark.alone)
     items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))

@@ -19,6 +19,7 @@ from _pytest.mark import ParameterSet
 
 from tests.support.install import pip_settings
 from tests.support.manual import ROOT, Block, Command, blocks, pages, with_jobs
+from tests.support.remains import marked
 from tests.support.residue import Machine, left_behind, look_as_root
 
 SPEC = "version: 1\nname: demo\nprovider: {type: local}\npartitions:\n  - {name: train, nodes: 2}\n"
@@ -80,7 +81,7 @@ class Reader:
 @pytest.fixture(scope="module")
 def reader() -> Iterator[Reader]:
     """Their home has a short path, as homes do."""
-    with tempfile.TemporaryDirectory(prefix="reader-") as folder:
+    with tempfile.TemporaryDirectory(prefix=marked("")) as folder:
         home = Path(folder)
         machine = Machine(home)
         before = look_as_root(machine)

@@ -22,6 +22,7 @@ from typing import Any
 import pytest
 
 from tests.support.install import PLAIN_PATH, ROOT, Installed, build_wheel, install, pip_settings
+from tests.support.remains import marked
 from tests.support.residue import Machine, left_behind, look_as_root
 from tests.support.verbs import Clusterctl
 
@@ -90,7 +91,7 @@ def person(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Person]:
     wheel = build_wheel(tmp_path_factory.mktemp("dist"))
     with ExitStack() as stack:
         # Not below pytest's own folder, which is for its user's eyes only.
-        folder = Path(tempfile.mkdtemp(prefix="home of "))
+        folder = Path(tempfile.mkdtemp(prefix=marked("home of ")))
         stack.callback(as_root, "rm", "-rf", "--", str(folder))
         folder.chmod(0o755)
         home = folder / f"{name} at home"
@@ -176,7 +177,7 @@ def belonging_to_others(person: Person) -> list[str]:
 def test_without_rights_there_is_one_error_and_a_way_out(person: Person) -> None:
     ran = person.clusterctl("-o", "json", "up", rc=1)
     (failure,) = ran.json["failures"]
-    assert failure["code"] == "machine"
+    assert failure["code"] == "machine", str(ran)
     assert "no right" in failure["cause"]
     assert "sudo -v" in failure["fix"]
     assert "password" in failure["fix"]

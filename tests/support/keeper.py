@@ -1,7 +1,7 @@
 """Root's side of a lab: `python -m tests.support.keeper` makes machines, says where, and awaits stdin's end.
 
 Then, and when anything fails, all of it goes. A keeper that was killed leaves a record whose lock is free,
-and the next one takes away what it made.
+and the next one takes away what it made; with `--remove-dead` it does only that.
 """
 
 from __future__ import annotations
@@ -170,15 +170,21 @@ def remove(lab_id: str) -> None:
     mounts.erase(STATE / lab_id)
 
 
-@contextmanager
-def recorded(lab_id: str) -> Iterator[TextIO]:
-    """The lab's record, locked as long as its keeper lives."""
-    STATE.mkdir(parents=True, exist_ok=True, mode=0o755)
+def remove_dead() -> None:
+    """The labs of keepers that were killed."""
     for path in STATE.glob("*.lab"):
         with path.open() as file, suppress(BlockingIOError):
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
             remove(path.stem)
             path.unlink(missing_ok=True)
+            print(f"removed lab {path.stem}", file=sys.stderr)  # noqa: T201
+
+
+@contextmanager
+def recorded(lab_id: str) -> Iterator[TextIO]:
+    """The lab's record, locked as long as its keeper lives."""
+    STATE.mkdir(parents=True, exist_ok=True, mode=0o755)
+    remove_dead()
     path = STATE / f"{lab_id}.lab"
     with path.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
@@ -196,6 +202,9 @@ def main() -> None:
     for name in (signal.SIGINT, signal.SIGHUP, signal.SIGPIPE):
         signal.signal(name, signal.SIG_IGN)
     os.umask(0o022)
+    if sys.argv[1:] == ["--remove-dead"]:
+        remove_dead()
+        return
     request = request_of(json.loads(sys.stdin.readline()))
     with recorded(request.id), Keeper(request).kept() as answer:
         print(json.dumps(answer), flush=True)  # noqa: T201  (the protocol)

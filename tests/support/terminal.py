@@ -81,8 +81,7 @@ def on_terminal(
     ours, theirs = pty.openpty()
     fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
     given = {name: value for name, value in env.items() if value}
-    # A test run in the background of a shell, or under nohup, has signals ignored, and would hand that on.
-    words = ["setsid", "--ctty", "env", "--default-signal=INT,HUP", *map(str, argv)]
+    words = ["setsid", "--ctty", *map(str, argv)]
     process = subprocess.Popen(words, cwd=cwd, env=given, stdin=theirs, stdout=theirs, stderr=theirs)
     os.close(theirs)
     window = Terminal(process, ours)

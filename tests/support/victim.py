@@ -13,7 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from tests.support.faults import cause
-from tests.support.verbs import SCRIPT, Clusterctl
+from tests.support.verbs import Clusterctl
 
 _ENDS_S = 60.0
 _SIGNALS = {"int": signal.SIGINT, "hup": signal.SIGHUP, "term": signal.SIGTERM}
@@ -33,9 +33,7 @@ class Victim:
 
     def __init__(self, clusterctl: Clusterctl, *argv: str | Path) -> None:
         self._home = clusterctl.home
-        # A test run in the background of a shell has Ctrl-C ignored, and would hand that on.
-        env = Clusterctl(clusterctl.home, clusterctl.cwd, clusterctl.environ, Path("/usr/bin/env"))
-        self._process = env.start("--default-signal=INT,HUP", SCRIPT, *argv)
+        self._process = clusterctl.start(*argv)
         self._start = time.monotonic()
         self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
         self._said: list[str] = []

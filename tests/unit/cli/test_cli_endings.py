@@ -14,7 +14,7 @@ import typer
 
 from clusterctl.cli.options import Options, verb
 from clusterctl.cli.show import Screen
-from tests.support.terminal import terminal
+from tests.support.terminal import on_terminal, terminal
 from tests.support.verbs import SCRIPT, Clusterctl
 
 ESCAPE = "\x1b"
@@ -107,6 +107,18 @@ def test_a_signal_ends_a_run_quietly(cli: Clusterctl, number: signal.Signals) ->
         assert "error" not in screen.shown
 
 
+def test_in_the_background_only_sigterm_ends_a_run(cli: Clusterctl) -> None:
+    """A script has Ctrl-C ignored there, and nohup that a terminal is closed."""
+    env = {**os.environ, "TERM": "xterm", "CLUSTERCTL_HOME": str(cli.home)}
+    argv = ["env", "--ignore-signal=INT,HUP", cli.script, "down"]
+    with on_terminal(argv, env, cli.cwd) as screen:
+        screen.read_until("[y/N]")
+        for number in (signal.SIGINT, signal.SIGHUP, signal.SIGTERM):
+            screen.process.send_signal(number)
+        assert screen.end() == 128 + signal.SIGTERM
+        assert "Traceback" not in screen.shown
+
+
 def test_ctrl_c_while_modules_are_read(cli: Clusterctl) -> None:
     program = (
         "import builtins, sys\n"
@@ -190,7 +202,7 @@ time.sleep(30)
 def test_a_signal_is_not_lost_in_a_finalizer(number: signal.Signals, code: int) -> None:
     """Python only reports what is raised there: the run would go on, with a traceback on the screen."""
     program = SIGNALLED_IN_A_FINALIZER.format(number=int(number))
-    argv = ["env", "--default-signal=INT", sys.executable, "-c", program]
+    argv = [sys.executable, "-c", program]
     done = subprocess.run(argv, capture_output=True, text=True, timeout=25, check=False)
     assert done.returncode == code
     assert "Exception ignored" not in done.stderr

@@ -6,11 +6,10 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
-from pathlib import Path
 
 import pytest
 
-from tests.support.verbs import SCRIPT, Clusterctl
+from tests.support.verbs import Clusterctl
 
 SPEC = "version: 1\nname: demo\nprovider: {type: local}\npartitions: [{name: train, nodes: 2}]\n"
 WRONG = {
@@ -117,9 +116,7 @@ def test_a_second_one_fails_at_once_or_waits_as_it_is_told(cli: Clusterctl, argv
     with at_work(cli, "local") as pid:
         ran = cli(*argv, "--no-wait", rc=1)
         assert f"`clusterctl up` (pid {pid}) is at work since " in ran.stderr
-        # A test run in the background of a shell has Ctrl-C ignored, and would hand that on.
-        env = Clusterctl(cli.home, cli.cwd, script=Path("/usr/bin/env"))
-        process = env.start("--default-signal=INT", SCRIPT, *argv)
+        process = cli.start(*argv)
         assert process.stderr is not None
         said = next(line for line in process.stderr if "at work" in line)
         assert f"(pid {pid})" in said

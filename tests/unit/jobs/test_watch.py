@@ -235,26 +235,36 @@ def test_of_a_task_only_its_own_logs_travel(session, cluster, tmp_path):
 
 
 class Breaking(Nearby):
-    """Its streams break after the first pieces, a few times."""
+    """Its streams break after the first pieces, a few times; a file tells the job that this is over."""
 
     breaks = 3
+
+    def __init__(self, payload, steady):
+        super().__init__(payload)
+        self.steady = steady
 
     def stream(self, argv):
         for count, piece in enumerate(super().stream(argv)):
             yield piece
             if self.breaks and count >= 1:
                 self.breaks -= 1
+                if not self.breaks:
+                    self.steady.touch()
                 raise UnreachableError("the connection broke")
 
 
 def test_follow_mends_a_broken_connection(session, cluster, tmp_path):
-    transport = Breaking(cluster.payload)
+    steady = tmp_path / "steady"
+    transport = Breaking(cluster.payload, steady)
     shaky = Session(session.spec, SlurmClient(transport, clock=Clock(sleep=lambda _s: None)), cluster.ledger)
-    job_id = submitted(session, tmp_path, "for i in {1..40}; do echo $i; sleep 0.05; done")
+    lines = f"while [ ! -e '{steady}' ]; do echo $((i += 1)); sleep 0.05; done; echo end"
+    job_id = submitted(session, tmp_path, lines)
     told = Told()
     jobs.follow(shaky, job_id, on_output=told)
     assert transport.breaks == 0
-    assert told.text() == "".join(f"{i}\n" for i in range(1, 41))
+    *numbers, last = told.text().splitlines()
+    assert numbers == [str(number) for number in range(1, len(numbers) + 1)]
+    assert last == "end"
 
 
 def test_a_requeued_jobs_shorter_log_is_told_from_its_start(session, cluster, tmp_path):

@@ -2,28 +2,70 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from pathlib import Path
+
+import pytest
 
 from tests.support.autogroup import without_autogroup
 
+ROOT = Path(__file__).resolve().parents[3]
+KILLED = """
+import os, signal, sys
+from pathlib import Path
+from tests.support.autogroup import without_autogroup
+with without_autogroup(*map(Path, sys.argv[1:])):
+    os.kill(os.getpid(), signal.SIGKILL)
+"""
 
-def test_it_is_put_back_also_after_an_interrupt(tmp_path: Path) -> None:
+
+@pytest.fixture
+def setting(tmp_path: Path) -> Path:
     (setting := tmp_path / "sched_autogroup_enabled").write_text("1\n")
-    context = without_autogroup(setting)
+    return setting
+
+
+@pytest.fixture
+def record(tmp_path: Path) -> Path:
+    return tmp_path / "record"
+
+
+def test_it_is_put_back_also_after_an_interrupt(setting: Path, record: Path) -> None:
+    context = without_autogroup(setting, record)
     context.__enter__()
     assert setting.read_text() == "0"
     assert not context.__exit__(KeyboardInterrupt, KeyboardInterrupt(), None), "it goes on"
     assert setting.read_text() == "1"
+    assert not record.exists()
 
 
-def test_what_others_set_is_theirs_to_put_back(tmp_path: Path) -> None:
-    (setting := tmp_path / "sched_autogroup_enabled").write_text("0\n")
-    with without_autogroup(setting):
+def test_the_next_run_puts_back_what_a_killed_one_left(setting: Path, record: Path) -> None:
+    argv = [sys.executable, "-c", KILLED, str(setting), str(record)]
+    assert subprocess.run(argv, cwd=ROOT, check=False).returncode == -signal.SIGKILL
+    assert setting.read_text() == "0"
+    with without_autogroup(setting, record):
+        assert setting.read_text() == "0"
+    assert setting.read_text() == "1"
+
+
+def test_the_last_of_several_runs_puts_it_back(setting: Path, record: Path) -> None:
+    with without_autogroup(setting, record):
+        with without_autogroup(setting, record):
+            pass
+        assert setting.read_text() == "0"
+    assert setting.read_text() == "1"
+
+
+def test_what_others_set_is_theirs_to_put_back(setting: Path, record: Path) -> None:
+    setting.write_text("0\n")
+    with without_autogroup(setting, record):
         setting.write_text("1")  # the last cluster of another went down
     assert setting.read_text() == "1"
 
 
-def test_a_kernel_without_autogroups_is_left_alone(tmp_path: Path) -> None:
-    with without_autogroup(tmp_path / "none"):
+def test_a_kernel_without_autogroups_is_left_alone(tmp_path: Path, record: Path) -> None:
+    with without_autogroup(tmp_path / "none", record):
         pass
-    assert not (tmp_path / "none").exists()
+    assert not list(tmp_path.iterdir())

@@ -1,0 +1,87 @@
+"""The conditions that tests run under, whatever started them: a terminal, a script's background, cron, CI.
+
+Programs that a test starts inherit them. A test of other conditions sets these itself.
+"""
+
+from __future__ import annotations
+
+import faulthandler
+import os
+import re
+import signal
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+
+import pytest
+from pytest_timeout import Settings, timeout_sigalrm
+
+from tests.support.processes import descendants
+
+_AGAIN_S = 30.0
+_DEAF = 3  # times its limit
+_PYTHONS_OWN = {signal.SIGPIPE, signal.SIGXFSZ}  # ignored by Python itself; subprocess puts them back
+# What changes how a program writes, where it looks, or which cluster, cloud or job it believes to be in.
+_FOREIGN = re.compile(
+    r"LANG|LANGUAGE|LC_.*|TZ|TERM|COLORTERM|COLUMNS|LINES|(NO|FORCE|CLI|PY)_?COLOR.*|COMP_.*"
+    r"|PYTHON.*|BASH_ENV|ENV|CDPATH|POSIXLY_CORRECT|XDG_(?!CACHE_HOME).*|CLUSTERCTL_.*"
+    r"|(SLURM|SBATCH|SRUN|SQUEUE|SACCT|SINFO|OMPI|PMIX|PRTE|HYDRA|ANSIBLE|GOOGLE|GCE|TF_VAR)_.*"
+    r"|TF_(LOG|DATA_DIR|WORKSPACE|INPUT|CLI_ARGS.*)|CLOUDSDK_(CONFIG|CORE_PROJECT|ACTIVE_CONFIG_NAME)"
+    r"|SSH_.*|RSYNC_.*|GIT_(DIR|WORK_TREE|INDEX_FILE|CONFIG.*)|CI|GITHUB_ACTIONS"
+)
+
+
+def settle() -> None:
+    """Give this process, in which tests run, the conditions of a fresh login."""
+    for number in signal.valid_signals() - _PYTHONS_OWN:
+        if signal.getsignal(number) is signal.SIG_IGN:  # as SIGINT and SIGQUIT in a script's background
+            signal.signal(number, signal.SIG_DFL)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:
+        signal.signal(signal.SIGINT, signal.default_int_handler)
+    signal.pthread_sigmask(signal.SIG_SETMASK, ())
+    os.umask(0o022)
+    for name in [name for name in os.environ if _FOREIGN.fullmatch(name)]:
+        del os.environ[name]
+    os.environ["LANG"] = "C.UTF-8"
+    Limit.stderr = os.dup(2)  # before pytest captures it
+
+
+class Limit:
+    """The time limit of a test's setup, call and teardown, each by itself.
+
+    pytest-timeout's own timer ends with the first exception, so that a test may catch it and a teardown has
+    none, and it leaves running what the test waits for.
+    """
+
+    stderr = 2
+
+    def __init__(self, item: pytest.Item, settings: Settings) -> None:
+        self._item, self._settings = item, settings
+        self._before: set[int] = set()
+        self._is_over = False
+
+    @contextmanager
+    def held(self) -> Iterator[None]:
+        """Fail the body, again and again, once its time is over; and end the programs that it started."""
+        self._before, self._is_over = set(descendants(os.getpid())), False
+        signal.signal(signal.SIGALRM, self._over)
+        signal.setitimer(signal.ITIMER_REAL, self._settings.timeout, _AGAIN_S)
+        # Where Python hears no signal the process ends: pytest-xdist fails the test, and goes on in another.
+        faulthandler.dump_traceback_later(self._settings.timeout * _DEAF, exit=True, file=self.stderr)
+        try:
+            yield
+        finally:
+            faulthandler.cancel_dump_traceback_later()
+            signal.setitimer(signal.ITIMER_REAL, 0)
+            signal.signal(signal.SIGALRM, signal.SIG_DFL)
+        if self._is_over:
+            pytest.fail("the test went on after its time limit, and caught what was to end it")
+
+    def _over(self, *_: object) -> None:
+        __tracebackhide__ = True
+        self._is_over = True
+        try:
+            timeout_sigalrm(self._item, self._settings)  # shows all stacks, and fails
+        finally:
+            for pid in set(descendants(os.getpid())) - self._before:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
