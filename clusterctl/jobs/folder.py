@@ -13,8 +13,8 @@ from clusterctl.errors import CollectError, UsageError
 from clusterctl.jobs.ignore import GITIGNORE, Ignore, is_ignored, read_gitignore, rules_above
 from clusterctl.jobs.userscript import OURS
 from clusterctl.records import RUN_FILE, RunRecord
+from clusterctl.terminal import printable
 from clusterctl.transfer.tree import Item, Kind, not_readable, shown_size
-from clusterctl.transport.base import printable
 from clusterctl.workspace import cache_home, state_home
 
 MAX_BYTES, MAX_FILES = 10 << 30, 100_000

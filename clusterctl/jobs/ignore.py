@@ -12,7 +12,7 @@ from pathlib import Path
 from pathspec import GitIgnoreSpec
 
 from clusterctl.errors import UsageError
-from clusterctl.transport.base import printable
+from clusterctl.terminal import printable
 
 GITIGNORE = ".gitignore"
 

@@ -14,8 +14,8 @@ from clusterctl.errors import UsageError
 from clusterctl.jobs.folder import FolderWalk
 from clusterctl.jobs.ignore import patterns
 from clusterctl.spec import JobSpec
+from clusterctl.terminal import printable
 from clusterctl.transfer.tree import Item, Kind, not_readable
-from clusterctl.transport.base import printable
 
 
 @dataclass(frozen=True, slots=True)

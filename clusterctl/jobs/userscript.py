@@ -9,7 +9,7 @@ from pathlib import Path
 
 from clusterctl.errors import UsageError
 from clusterctl.spec.target import ScriptKind, script_kind
-from clusterctl.transport.base import printable
+from clusterctl.terminal import printable
 
 MAX_BYTES = 4 << 20  # Slurm's own limit for a batch script (max_script_size)
 OURS = frozenset(

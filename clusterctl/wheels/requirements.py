@@ -14,7 +14,7 @@ from typing import Final
 
 from clusterctl.errors import UsageError
 from clusterctl.journal import digest
-from clusterctl.transport.base import printable
+from clusterctl.terminal import printable
 
 _MAX_BYTES: Final = 4 << 20
 _INCLUDE: Final = re.compile(r"^(?:-r|--requirement|-c|--constraint)(?:\s+|\s*=\s*|(?<=-[rc]))(.+)$")

@@ -14,7 +14,7 @@ from packaging.utils import canonicalize_name
 from clusterctl.errors import UsageError
 from clusterctl.journal import digest
 from clusterctl.mortal import temporary_folder
-from clusterctl.transport.base import printable
+from clusterctl.terminal import printable
 from clusterctl.wheels.house import unwritable
 from clusterctl.wheels.lock import Lock, Wheel, pins
 from clusterctl.wheels.node import DEFAULT_NODE, Node, Said, pip_download

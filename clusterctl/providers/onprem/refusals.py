@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 
 from clusterctl.errors import Failure, ProvisionError
 from clusterctl.spec.base import Model
-from clusterctl.transport.base import printable
+from clusterctl.terminal import printable
 
 _RULES: Final = Path(__file__).with_name("data") / "refusals.toml"
 NO_WAY_IN: Final = "no way in"
