@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +14,7 @@ import pytest
 
 from clusterctl import access
 from clusterctl.access import Session
-from clusterctl.cli import app
+from clusterctl.cli import app, show
 from clusterctl.cli.progress import _Bar
 from clusterctl.cli.show import Screen
 from clusterctl.errors import ClusterctlError
@@ -197,13 +198,13 @@ def test_nothing_of_ours_stands_on_a_line_of_a_log_or_in_its_color(on_terminal: 
     screen = Screen(json=False, color=True)
 
     def call() -> None:
-        with screen.logs() as show:
-            show(LogChunk("stdout", None, b"\x1b[8mhidden 50%"))
+        with screen.logs() as show_log:
+            show_log(LogChunk("stdout", None, b"\x1b[8mhidden 50%"))
             screen.note("a note")
-            show(LogChunk("stderr", None, b"\r100%\n\x1b[8m"))
+            show_log(LogChunk("stderr", None, b"\r100%\n\x1b[8m"))
             screen.note("another")
-            show(LogChunk("stdout", 1, b"\x1b["))
-            show(LogChunk("stdout", 2, b"2J"))
+            show_log(LogChunk("stdout", 1, b"\x1b["))
+            show_log(LogChunk("stdout", 2, b"2J"))
             screen.error(ClusterctlError("what"))
 
     assert on_terminal(call=call) == (
@@ -265,3 +266,10 @@ def test_a_script_is_kept_as_it_is_but_for_a_terminal(
     assert (
         on_terminal(call=lambda: screen.document({}, script)) == "#!/bin/bash\n\techo '\\x1b]0;owned\\x07'\n"
     )
+
+
+def test_verbs_write_through_the_screen_alone() -> None:
+    writes = re.compile(r"\bprint\(|\bstd(out|err)\.(buffer|write)|\bConsole\(|__std(out|err)__|os\.write\(")
+    folder = Path(show.__file__).parent
+    found = [path.name for path in folder.glob("*.py") if writes.search(path.read_text())]
+    assert found == ["show.py"]
