@@ -43,6 +43,8 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import ClassVar
 
+from clusterctl.terminal import printable
+
 
 @dataclass(frozen=True, slots=True)
 class Failure:
@@ -100,12 +102,13 @@ class ClusterctlError(Exception):
         )
 
     def __str__(self) -> str:
+        """Lines for a person. Only why and fix may have several, which no text can begin at the margin."""
         head = f"{self.what} ({self.where})" if self.where else self.what
-        lines = [head]
-        if self.why:
-            lines.append(f"  why: {self.why}")
-        if self.fix:
-            lines.append(f"  fix: {self.fix}")
+        lines = [printable(head)]
+        for title, text in (("why", self.why), ("fix", self.fix)):
+            for number, line in enumerate(text.split("\n") if text else ()):
+                before = "       " if number else f"  {title}: "
+                lines.append(before + printable(line.removesuffix("\r").expandtabs()))
         return "\n".join(lines)
 
 
@@ -154,7 +157,7 @@ class SpecError(UsageError):
         )
 
     def __str__(self) -> str:
-        return "\n".join([str(p) for p in self.problems] + [super().__str__()])
+        return "\n".join([printable(str(p)) for p in self.problems] + [super().__str__()])
 
 
 class BundleError(UsageError):

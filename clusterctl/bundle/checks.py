@@ -19,7 +19,7 @@ from clusterctl.errors import BundleError, Failure, ProvisionError
 from clusterctl.inventory import ARCHITECTURE
 from clusterctl.packages import package_names
 from clusterctl.spec import ClusterSpec
-from clusterctl.transport.base import printable
+from clusterctl.terminal import printable
 from clusterctl.wheels import content as content_of
 
 Kind = Literal["corrupted", "missing", "extra", "cut", "unfit"]

@@ -61,7 +61,7 @@ def create(
     made = bundle.create(wanted, target, say=screen.note)
     size = shown_size(target.stat().st_size)
     screen.result(
-        _answer(made), f"{_text(made)}\nwrote {target}, {size}; take it along with clusterctl itself"
+        _answer(made), *_lines(made), f"wrote {target}, {size}; take it along with clusterctl itself"
     )
 
 
@@ -73,7 +73,7 @@ def verify(screen: Screen, options: Options, path: BundleFile, system: Systems =
     releases = [one.release for one in _named(system or ())]
     wrong = (*bundle.misfits(opened, _spec(screen, options), releases), *bundle.damages(opened))
     bundle.refuse(path, wrong)
-    screen.result(_answer(opened), f"{_text(opened)}\nall of it is as it was made")
+    screen.result(_answer(opened), *_lines(opened), "all of it is as it was made")
 
 
 def show(screen: Screen, options: Options, path: BundleFile) -> None:
@@ -81,7 +81,7 @@ def show(screen: Screen, options: Options, path: BundleFile) -> None:
     from clusterctl import bundle
 
     opened = bundle.open_bundle(path)
-    screen.result(_answer(opened), _text(opened))
+    screen.result(_answer(opened), *_lines(opened))
 
 
 def _spec(screen: Screen, options: Options) -> ClusterSpec | None:
@@ -154,7 +154,7 @@ def _answer(opened: Bundle) -> dict[str, Any]:
     }
 
 
-def _text(opened: Bundle) -> str:
+def _lines(opened: Bundle) -> list[str]:
     said = opened.manifest
     lines = [f"bundle for cluster {said.cluster!r}, made by clusterctl {said.clusterctl}"]
     lines += [
@@ -162,7 +162,7 @@ def _text(opened: Bundle) -> str:
         f"for Python {system.python}"
         for release, system in said.systems.items()
     ]
-    return "\n".join([*lines, f"  digest {opened.digest}"])
+    return [*lines, f"  digest {opened.digest}"]
 
 
 def register(app: typer.Typer) -> None:

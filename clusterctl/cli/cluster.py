@@ -175,9 +175,12 @@ def raise_cluster(
         "workspace": str(workspace.root),
     }
     nodes = len(done.inventory.compute)
-    text = f"{_phase_table(screen, done.phases)}\n\ncluster {spec.name!r} is up: 1 controller, {nodes} nodes"
     screen.result(
-        answer, f"{text}\nsubmit a job with `clusterctl submit train --nodes {min(nodes, 2)} --follow`"
+        answer,
+        *_phase_table(screen, done.phases),
+        "",
+        f"cluster {spec.name!r} is up: 1 controller, {nodes} nodes",
+        f"submit a job with `clusterctl submit train --nodes {min(nodes, 2)} --follow`",
     )
     return 0
 
@@ -250,10 +253,10 @@ def down(
     proof = f"an independent look{where} found nothing of it"
     if not done.looked:
         proof = "its last machines are forgotten" if forget else "nothing had been put on any machine"
-    text = f"cluster {name!r} is down; {proof}"
+    lines = [f"cluster {name!r} is down; {proof}"]
     if size:
-        text += f"\nthe node image stays cached ({size} MiB); `clusterctl cache prune` removes it"
-    screen.result({**answer, "cache_mib": size}, text)
+        lines.append(f"the node image stays cached ({size} MiB); `clusterctl cache prune` removes it")
+    screen.result({**answer, "cache_mib": size}, *lines)
 
 
 def status(screen: Screen, options: Options) -> None:
@@ -286,15 +289,16 @@ def status(screen: Screen, options: Options) -> None:
         "left_behind": [left_behind.as_dict(one) for one in left],
     }
     rows = [[n.name, n.shown, n.cpus, n.memory_mib, n.reason] for n in nodes]
-    text = f"cluster {inventory.cluster} ({inventory.provider}): {'ready' if ready else 'NOT ready'}\n\n"
-    text += screen.table(["NODE", "STATE", "CPUS", "MEMORY_MIB", "REASON"], rows)
+    lines = [f"cluster {inventory.cluster} ({inventory.provider}): {'ready' if ready else 'NOT ready'}", ""]
+    lines += screen.table(["NODE", "STATE", "CPUS", "MEMORY_MIB", "REASON"], rows)
     if active:
-        text += "\n\n" + job_table(screen, active)
+        lines += ["", *job_table(screen, active)]
     if by_itself:
         state = "" if by_itself["armed"] else ", but its timer does not run: `clusterctl up` starts it"
-        text += f"\n\nwithout work it takes itself down after {by_itself['after']}{state}"
-    text += "".join(f"\n\n{one}\n  {one.fix}" for one in left)
-    screen.result(answer, text)
+        lines += ["", f"without work it takes itself down after {by_itself['after']}{state}"]
+    for one in left:
+        lines += ["", str(one), f"  {one.fix}"]
+    screen.result(answer, *lines)
 
 
 def auto_down(spec: ClusterSpec, controller: Transport) -> dict[str, Any] | None:
@@ -324,9 +328,9 @@ def _cache(screen: Screen, *, prune: bool) -> None:
 
     images = cached_images(prune=prune)
     rows = [[i.key, i.size_mib, ", ".join(i.used_by) or "-"] for i in images]
-    empty = "nothing to remove" if prune else "the image cache is empty"
-    text = screen.table(["REMOVED" if prune else "IMAGE", "MIB", "USED BY"], rows) if rows else empty
-    screen.result({"images": [i.model_dump() for i in images]}, text)
+    empty = ["nothing to remove" if prune else "the image cache is empty"]
+    lines = screen.table(["REMOVED" if prune else "IMAGE", "MIB", "USED BY"], rows) if rows else empty
+    screen.result({"images": [i.model_dump() for i in images]}, *lines)
 
 
 def _cached_mib() -> int:
@@ -339,7 +343,7 @@ def _phases(phases: tuple[Phase, ...]) -> list[dict[str, Any]]:
     return [{"phase": p.name, "seconds": p.seconds, "note": p.note} for p in phases]
 
 
-def _phase_table(screen: Screen, phases: tuple[Phase, ...]) -> str:
+def _phase_table(screen: Screen, phases: tuple[Phase, ...]) -> list[str]:
     rows: list[list[object]] = [[p.name, p.seconds, p.note] for p in phases]
     rows.append(["total", sum(p.seconds for p in phases), ""])
     return screen.table(["PHASE", "SECONDS", ""], rows)

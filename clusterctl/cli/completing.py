@@ -1,6 +1,7 @@
 """What TAB offers: words from the workspace and the current folder, never from the network.
 
-It must be quick, so files are read plainly here, without the models that check them.
+It must be quick, so files are read plainly here, without the models that check them. What a shell could take
+for more than a word is not offered: zsh evaluates even what is said of one.
 """
 
 from __future__ import annotations
@@ -8,7 +9,7 @@ from __future__ import annotations
 import json
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,8 @@ import typer
 _NAME = re.compile(r"^name:\s*['\"]?([a-z][a-z0-9-]*)", re.MULTILINE)
 _BUNDLED = ("train", "eval", "bench", "gemm", "allreduce", "probe")
 _PROGRAMS = (".py", ".sh", ".bash", ".yaml", ".yml")
-_PLAIN = re.compile(r"[\w.+-]+")  # a shell takes it as it is
+_PLAIN = re.compile(r"[\w.+][\w.+-]*")  # a shell takes it as it is
+_NOT_PLAIN = re.compile(r"[^\w.+-]")
 
 
 def jobs_to_submit(incomplete: str) -> list[str]:
@@ -26,8 +28,8 @@ def jobs_to_submit(incomplete: str) -> list[str]:
         names = [path.name for path in Path().iterdir()]
     except OSError:  # a folder that can't be listed
         names = []
-    here = sorted(name for name in names if name.endswith(_PROGRAMS) and _PLAIN.fullmatch(name))
-    return [word for word in (*_BUNDLED, *here) if word.startswith(incomplete)]
+    here = sorted(name for name in names if name.endswith(_PROGRAMS))
+    return _offered((*_BUNDLED, *here), incomplete)
 
 
 def job_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
@@ -35,30 +37,34 @@ def job_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
     found: dict[str, dict[str, Any]] = {}
     for row in _rows(_workspace(ctx) / "jobs.jsonl"):
         found.setdefault(row.get("token", ""), {}).update(row)
-    known = [(row["job_id"], row.get("name", "")) for row in found.values() if row.get("job_id")]
-    return [(job_id, name) for job_id, name in reversed(known) if job_id.startswith(incomplete)]
+    names = {str(row.get("job_id", "")): str(row.get("name") or "") for row in found.values()}
+    return [(job_id, _NOT_PLAIN.sub("_", names[job_id])) for job_id in _offered(reversed(names), incomplete)]
 
 
 def hosts(ctx: typer.Context, incomplete: str) -> list[str]:
     """Hosts of the cluster."""
-    return [host["name"] for host in _hosts(ctx) if host["name"].startswith(incomplete)]
+    return _offered((host["name"] for host in _hosts(ctx)), incomplete)
 
 
 def partitions(ctx: typer.Context, incomplete: str) -> list[str]:
     """Partitions of the cluster."""
     names = dict.fromkeys(host["partition"] for host in _hosts(ctx) if host.get("partition"))
-    return [name for name in names if name.startswith(incomplete)]
+    return _offered(names, incomplete)
 
 
 def clusters(incomplete: str) -> list[str]:
     """Clusters that were raised from here."""
     names = (path.parent.name for path in _state_home().glob("*/hosts.json"))
-    return sorted(name for name in names if name.startswith(incomplete))
+    return _offered(sorted(names), incomplete)
 
 
 def launchers(incomplete: str) -> list[str]:
     """How ranks are started."""
-    return [word for word in ("srun", "mpirun") if word.startswith(incomplete)]
+    return _offered(("srun", "mpirun"), incomplete)
+
+
+def _offered(words: Iterable[str], incomplete: str) -> list[str]:
+    return [word for word in words if word.startswith(incomplete) and _PLAIN.fullmatch(word)]
 
 
 def _workspace(ctx: typer.Context) -> Path:

@@ -34,7 +34,7 @@ def completion(
 
     del options
     script = get_completion_script(prog_name=PROGRAM, complete_var=VARIABLE, shell=shell.value)
-    screen.result({"shell": shell.value, "script": script}, script)
+    screen.document({"shell": shell.value, "script": script}, script)
 
 
 def register(app: typer.Typer) -> None:

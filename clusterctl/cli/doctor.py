@@ -34,7 +34,7 @@ def doctor(
     """
     spec = spec_of(screen, options)
     report = examined(screen, spec, hosts or (), ask_become_pass=ask_become_pass)
-    screen.result(as_dict(spec, report), text(screen, report))
+    screen.result(as_dict(spec, report), *text(screen, report))
     return 1 if report.errors else 0
 
 
@@ -77,7 +77,7 @@ def as_dict(spec: ClusterSpec, report: Report) -> dict[str, Any]:
     }
 
 
-def text(screen: Screen, report: Report) -> str:
+def text(screen: Screen, report: Report) -> list[str]:
     """The report as people read it: a line a host, then what is wrong."""
     from clusterctl.doctor.firewall import firewall_of
     from clusterctl.spec.units import GIB_MIB
@@ -99,12 +99,15 @@ def text(screen: Screen, report: Report) -> str:
     ]
     head = ["HOST", "STATE", "SYSTEM", "CPUS", "MEMORY", "GPUS", "SELINUX", "FIREWALL"]
     rows += [[host, "sick", *"-" * (len(head) - 2)] for host in sorted(bad - set(report.facts))]
-    table = screen.table(head, rows)
-    wrong = [
-        f"{f.host}: {f.level}: {f.what}\n  why: {f.why}" + (f"\n  fix: {f.fix}" if f.fix else "")
-        for f in report.findings
-    ]
-    return "\n".join([table, *(["", *wrong] if wrong else [])])
+    lines = screen.table(head, rows)
+    lines += [""] * bool(report.findings)
+    for f in report.findings:
+        lines += [
+            f"{f.host}: {f.level}: {f.what}",
+            f"  why: {f.why}",
+            *([f"  fix: {f.fix}"] if f.fix else []),
+        ]
+    return lines
 
 
 def _gpus(gpus: Gpus) -> str:

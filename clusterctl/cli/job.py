@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import functools
+import contextlib
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -12,7 +12,8 @@ import typer
 from clusterctl.cli.completing import job_ids
 from clusterctl.cli.options import Options, OutFolder, verb
 from clusterctl.cli.show import Screen
-from clusterctl.cli.watching import KeptLogs, follow_job, open_session, pass_on
+from clusterctl.cli.watching import KeptLogs, follow_job, open_session
+from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
     from clusterctl.records import RunRecord
@@ -36,8 +37,8 @@ def jobs_(
 
     with open_session(screen, options) as session:
         found = jobs.known_jobs(session, ids) if ids else jobs.list_jobs(session)
-    text = job_table(screen, found) if found else "no jobs"
-    screen.result({"jobs": [jobs.as_dict(job) for job in found]}, text)
+    lines = job_table(screen, found) if found else ["no jobs"]
+    screen.result({"jobs": [jobs.as_dict(job) for job in found]}, *lines)
 
 
 def logs(
@@ -45,15 +46,24 @@ def logs(
     options: Options,
     job_id: Annotated[str, typer.Argument(metavar="ID", help="Job id.", autocompletion=job_ids)],
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Go on until the job has ended.")] = False,
+    raw: Annotated[
+        bool,
+        typer.Option("--raw", help="Into files and pipes, pass the bytes unchanged."),
+    ] = False,
 ) -> None:
-    """Show what a job has written; its stderr goes to stderr. Ctrl-C detaches, the job goes on."""
+    """Show what a job has written; its stderr goes to stderr. Ctrl-C detaches, the job goes on.
+
+    Colors stay; whatever else a terminal would act upon becomes visible.
+    """
     from clusterctl import jobs
 
+    if raw and screen.json:
+        raise UsageError("--raw and -o json exclude each other", fix="say one of them; JSON changes no text")
     kept = KeptLogs()
-    show = kept.keep if screen.json else functools.partial(pass_on, screen)
+    shown = contextlib.nullcontext(kept.keep) if screen.json else screen.logs(raw=raw)
     state = {}
     try:
-        with open_session(screen, options) as session:
+        with open_session(screen, options) as session, shown as show:
             if follow:
                 ended = follow_job(screen, session, job_id, None, show=show)
                 state = {"state": jobs.worst(ended).state.value}
@@ -79,7 +89,7 @@ def cancel(screen: Screen, options: Options, ids: Ids) -> None:
         "cancelled": [job.id for job in done.cancelled],
         "already_ended": [{"job_id": job.id, "state": job.state.value} for job in done.ended],
     }
-    screen.result(answer, "\n".join(lines))
+    screen.result(answer, *lines)
 
 
 def collect(
@@ -115,14 +125,14 @@ def collect(
     lines = [
         f"job {run.job_id} ({run.name}) {run.state}: {_nearby(run.directory)}{_cost(run)}" for run in runs
     ]
-    screen.result({"runs": answer}, "\n".join(lines) or "nothing to collect")
+    screen.result({"runs": answer}, *(lines or ["nothing to collect"]))
 
 
 def _cost(run: RunRecord) -> str:
     return "" if run.cost_usd is None else f", {run.cost_usd:.2f} USD"
 
 
-def job_table(screen: Screen, infos: Sequence[JobInfo]) -> str:
+def job_table(screen: Screen, infos: Sequence[JobInfo]) -> list[str]:
     """Jobs as `jobs` and `status` show them."""
     rows = [[j.id, j.name, j.user, j.partition, j.state.value, ",".join(j.nodes), j.reason] for j in infos]
     return screen.table(["JOB", "NAME", "USER", "PARTITION", "STATE", "NODES", "REASON"], rows)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
@@ -39,19 +40,19 @@ def list_(screen: Screen, options: Options) -> None:
     del options
     noted = list(_noted())
     found = noted + list(_on_this_machine({one.id for one in noted}))
-    text = _table(screen, found) if found else "no clusters"
-    screen.result({"clusters": [asdict(one) for one in found]}, text)
+    lines = _table(screen, found) if found else ["no clusters"]
+    screen.result({"clusters": [asdict(one) for one in found]}, *lines)
 
 
-def _table(screen: Screen, found: Sequence[_Listed]) -> str:
+def _table(screen: Screen, found: Sequence[_Listed]) -> list[str]:
     head = ["CLUSTER", "PROVIDER", "STATE", "NODES", "WORKSPACE"]
     rows = [[c.cluster, c.provider, c.state, "-" if c.nodes is None else c.nodes, c.workspace] for c in found]
     if any(c.usd_per_hour is not None for c in found):
         head.insert(-1, "USD AN HOUR")
         for row, one in zip(rows, found, strict=True):
             row.insert(-1, "-" if one.usd_per_hour is None else f"{one.usd_per_hour:.2f}")
-    fixes = (f"\n\ncluster {one.cluster!r} was lost; remove it: {one.fix}" for one in found if one.fix)
-    return screen.table(head, rows) + "".join(fixes)
+    fixes = (("", f"cluster {one.cluster!r} was lost; remove it: {one.fix}") for one in found if one.fix)
+    return [*screen.table(head, rows), *itertools.chain(*fixes)]
 
 
 def _noted() -> Iterator[_Listed]:

@@ -282,7 +282,7 @@ def _show(screen: Screen, found: Sequence[NodeState]) -> None:
         }
         for one in found
     ]
-    screen.result({"nodes": answer}, screen.table(["NODE", "STATE", "REASON", "JOBS"], rows))
+    screen.result({"nodes": answer}, *screen.table(["NODE", "STATE", "REASON", "JOBS"], rows))
 
 
 def register(app: typer.Typer) -> None:

@@ -21,6 +21,7 @@ from clusterctl.cli.completing import clusters
 from clusterctl.cli.show import Screen
 from clusterctl.disk import REFUSALS, disk_error
 from clusterctl.errors import ClusterctlError
+from clusterctl.terminal import printable
 
 INTERRUPTED = 130
 
@@ -153,7 +154,7 @@ def _guarded(call: Callable[[], int | None], screen: Screen, options: Options) -
     except ClusterctlError as exc:
         screen.error(exc)
         if options.verbose:
-            screen.note(traceback.format_exc())
+            screen.note(*traceback.format_exc().splitlines())
         return exc.exit_code
     except KeyboardInterrupt:
         screen.note("interrupted")
@@ -177,7 +178,7 @@ def _unexpected(options: Options) -> ClusterctlError:
         folder = state_home() / ".errors"  # a cluster may be called "errors"
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         path = folder / f"{time.strftime('%Y%m%dT%H%M%S')}-{os.getpid()}.txt"
-        write_atomic(path, f"{sys.argv}\n{text}")
+        write_atomic(path, "\n".join(map(printable, [str(sys.argv), *text.splitlines(), ""])))
     except (OSError, ClusterctlError):
         return ClusterctlError("unexpected error, this is a bug", why=last, fix="run it again with -v")
     return ClusterctlError(

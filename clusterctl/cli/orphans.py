@@ -34,12 +34,12 @@ def down_orphans(
         found = lifecycle.orphans(settings, name, asking)
     answer = {"cluster": name, "provider": settings.type, "orphans": [asdict(one) for one in found]}
     for one in left_behind.found(Workspace.of(name)):  # by a cluster that is not lost
-        screen.note(f"note: {one}\n  {one.fix}")
+        screen.note(f"note: {one}", f"  {one.fix}")
     if not found:
         here = " on this machine; -f or --project says where else to look" if settings.type == "local" else ""
         screen.result(answer, f"no cluster {name!r} was lost{here}")
         return
-    screen.note("\n".join(_lines(found)))
+    screen.note(*_lines(found))
     which = ", ".join(one.cluster_id for one in found)
     screen.confirm(f"remove all of this ({which})? It may be somebody else's", yes=yes)
     phases = Phases(screen, verbose=options.verbose)

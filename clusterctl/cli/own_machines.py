@@ -86,7 +86,7 @@ def _confirming(screen: Screen) -> Callable[[Sequence[Offered]], None]:
         rows = [[one.title, one.address, one.kind, one.fingerprint] for one in offered]
         with screen.still():
             screen.note("nobody has confirmed these host keys yet; compare them with the machines' own")
-            screen.note(screen.table(["HOST", "ADDRESS", "KEY", "FINGERPRINT"], rows))
+            screen.note(*screen.table(["HOST", "ADDRESS", "KEY", "FINGERPRINT"], rows))
             if not (sys.stdin.isatty() and sys.stderr.isatty()):
                 raise UsageError(
                     "host keys must be confirmed",

@@ -6,13 +6,9 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 from clusterctl.cli.show import Screen
 from clusterctl.telling import WAITING, HostStep
-
-if TYPE_CHECKING:
-    from rich.console import Group
 
 _FEW = 3  # hosts that are named; of more, how many
 
@@ -68,7 +64,7 @@ class Phases:
     @contextmanager
     def shown(self) -> Iterator[None]:
         """Show it, until the end of the ``with``."""
-        with self._screen.moving(self) as self._moving:
+        with self._screen.moving(self.picture) as self._moving:
             yield
         self._moving = False
 
@@ -104,11 +100,8 @@ class Phases:
     def _stamped(self, phase: str) -> str:
         return f"[{time.monotonic() - self._start:6.1f}s] {phase}"
 
-    def __rich__(self) -> Group:
-        """The picture: a line a phase, cut where the terminal ends."""
-        from rich.console import Group
-        from rich.text import Text
-
+    def picture(self) -> list[str]:
+        """A line a phase."""
         now = time.monotonic()
         lines = []
         for phase in self._phases:
@@ -118,7 +111,7 @@ class Phases:
             lines.append(_line(" " if over else _turning(now), phase.name, seconds, said))
         if self._waiting:
             lines.append(_line(_turning(now), "waiting", now - self._start, self._waiting))
-        return Group(*(Text(line, no_wrap=True, overflow="ellipsis") for line in lines))
+        return lines
 
 
 def _line(mark: str, name: str, seconds: float, said: str) -> str:

@@ -57,10 +57,11 @@ def show_plan(
     provider = lifecycle.provider_of(spec.provider, looking_hands(ask_password=ask_become_pass))
     with screen.working("looking"):
         found = planning.plan(spec, Workspace.of(spec.name), provider, say=lambda _: None)
-    shown = text(screen, spec, found)
-    if diff:
-        shown = "\n".join([shown, *(f"\n{task}\n{task.diff}" for task in found.tasks if task.diff)])
-    screen.result(as_dict(spec, found), shown)
+    lines = text(screen, spec, found)
+    for task in found.tasks:
+        if diff and task.diff:
+            lines += ["", str(task), *task.diff.splitlines()]
+    screen.result(as_dict(spec, found), *lines)
     return CHANGES if check and not found.is_empty else 0
 
 
@@ -80,7 +81,7 @@ def asking(
         if not gone and not leaving and not planned.may_cost_more:
             return
         with apart():
-            screen.note("\n".join([*_hosts(screen, planned, kept=False), *planned.other, *_cost(planned)]))
+            screen.note(*_hosts(screen, planned, kept=False), *planned.other, *_cost(planned))
             if gone:
                 screen.confirm(f"remove {', '.join(gone)}, with all data there?", yes=yes)
             elif leaving:
@@ -91,9 +92,9 @@ def asking(
     return agree
 
 
-def text(screen: Screen, spec: ClusterSpec, found: Plan) -> str:
-    """The plan as people read it."""
-    return "\n\n".join(_parts(screen, spec, found))
+def text(screen: Screen, spec: ClusterSpec, found: Plan) -> list[str]:
+    """The plan as people read it: its parts, each below an empty line."""
+    return [line for part in _parts(screen, spec, found) for line in ("", *part)][1:]
 
 
 def as_dict(spec: ClusterSpec, found: Plan) -> dict[str, Any]:
@@ -159,12 +160,12 @@ def _cost_dict(planned: Planned) -> dict[str, Any] | None:
     }
 
 
-def _parts(screen: Screen, spec: ClusterSpec, found: Plan) -> Iterator[str]:
+def _parts(screen: Screen, spec: ClusterSpec, found: Plan) -> Iterator[list[str]]:
     if found.is_empty:
-        yield f"cluster {spec.name!r} ({spec.provider.type}): no changes"
+        yield [f"cluster {spec.name!r} ({spec.provider.type}): no changes"]
     else:
-        yield f"cluster {spec.name!r} ({spec.provider.type}): `clusterctl up` would do this"
-        yield "\n".join(_hosts(screen, found.hosts, kept=True))
+        yield [f"cluster {spec.name!r} ({spec.provider.type}): `clusterctl up` would do this"]
+        yield _hosts(screen, found.hosts, kept=True)
     for title, lines in (
         ("besides:", found.hosts.other),
         ("settings:", found.settings),
@@ -174,11 +175,12 @@ def _parts(screen: Screen, spec: ClusterSpec, found: Plan) -> Iterator[str]:
         ("notes:", found.notes),
     ):
         if lines:
-            yield "\n".join([title, *(f"  {line}" for line in lines)])
+            yield [title, *(f"  {line}" for line in lines)]
     if found.jobs.unknown:
-        yield f"which jobs this ends can't be told, so `up` refuses it without --force: {found.jobs.unknown}"
+        unknown = found.jobs.unknown
+        yield [f"which jobs this ends can't be told, so `up` refuses it without --force: {unknown}"]
     if cost := _cost(found.hosts):
-        yield "\n".join(cost)
+        yield cost
 
 
 def _hosts(screen: Screen, planned: Planned, *, kept: bool) -> list[str]:
@@ -195,7 +197,7 @@ def _hosts(screen: Screen, planned: Planned, *, kept: bool) -> list[str]:
         [action, _folded([host.name for host in hosts]), what, why, *([_sum(hosts)] if priced else [])]
         for (action, what, why), hosts in rows.items()
     ]
-    return [screen.table([*head, *(["USD AN HOUR"] if priced else [])], table)]
+    return screen.table([*head, *(["USD AN HOUR"] if priced else [])], table)
 
 
 def _sum(hosts: list[HostChange]) -> str:

@@ -10,6 +10,7 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from clusterctl.cli.show import Screen
+from clusterctl.terminal import printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
@@ -55,7 +56,7 @@ class _Bar:
                 self._bar = self._screen.bar()
                 self._bar.start()
             if what not in self._tasks:
-                self._tasks[what] = self._bar.add_task(what, total=total, completed=done)
+                self._tasks[what] = self._bar.add_task(printable(what), total=total, completed=done)
             self._bar.update(self._tasks[what], completed=done, total=total)
 
     def stop(self) -> None:

@@ -1,22 +1,30 @@
-"""What a person or a program sees: results on stdout, progress and errors on stderr."""
+"""What a person or a program sees: results on stdout, progress and errors on stderr.
+
+Text goes through ``clusterctl.terminal`` here. A line that a verb gives is one line: a newline in a value,
+perhaps of a job, becomes visible as other control characters do. Several lines are given as several.
+"""
 
 from __future__ import annotations
 
 import dataclasses
+import functools
 import json
 import os
 import signal
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
 from clusterctl.errors import ClusterctlError, UsageError
+from clusterctl.terminal import LogFilter, printable
 
 if TYPE_CHECKING:
-    from rich.console import Console, RenderableType
+    from rich.console import Console
     from rich.live import Live
     from rich.progress import Progress
+
+    from clusterctl.jobs import LogChunk
 
 READER_GONE = 128 + signal.SIGPIPE
 
@@ -30,53 +38,113 @@ class Screen:
         self.known: dict[str, Any] = {}  # part of the answer, should the verb end in an error
         self._below: Console | None = None  # draws what notes must stay above
         self._live: Live | None = None
+        self._heads: set[str] = set()  # lines that head a table, which are bold
+        self._logs: dict[tuple[str, int | None], LogFilter] = {}
 
-    def _console(self, *, stderr: bool) -> Console:
+    def _console(self, *, stderr: bool, wrap: bool = False) -> Console:
         from rich.console import Console
 
-        return Console(stderr=stderr, highlight=False, soft_wrap=True, markup=False, **self._plain())
+        return Console(
+            stderr=stderr,
+            color_system="auto" if self._color else None,  # NO_COLOR would leave bold and dim
+            highlight=False,
+            markup=False,
+            emoji=False,
+            soft_wrap=not wrap,
+        )
 
-    def _plain(self) -> dict[str, Any]:
-        """What a Console needs to know to leave bold and dim away too, which it does not count as color."""
-        return {} if self._color else {"color_system": None}
-
-    def result(self, answer: dict[str, Any], text: str = "") -> None:
-        """The verb's answer: the object for programs, the text for people."""
+    def result(self, answer: dict[str, Any], *lines: str) -> None:
+        """The verb's answer: the object for programs, the lines for people."""
         if self.json:
-            self.raw(_json({"ok": True, "failures": [], **answer}))
-        elif text:
-            self.raw((text.rstrip("\n") + "\n").encode(errors="replace"))
+            self._write(_json({"ok": True, "failures": [], **answer}))
+        elif lines:
+            self._write(f"{self._shown(lines, stderr=False)}\n".encode(errors="replace"))
 
-    def raw(self, data: bytes) -> None:
-        """Bytes of a log, unchanged.
+    def document(self, answer: dict[str, Any], text: str) -> None:
+        """The same where the text is one of ours to keep, such as a script: unchanged but for a terminal."""
+        if self.json:
+            self.result(answer)
+            return
+        data = text.encode(errors="replace")
+        if sys.stdout.isatty():
+            shown = LogFilter()
+            data = shown.feed(data) + shown.end()
+        self._write(data.rstrip(b"\n") + b"\n")
+
+    @contextmanager
+    def logs(self, *, raw: bool = False) -> Iterator[Callable[[LogChunk], None]]:
+        """Yields what shows the logs of jobs, each on the stream that the job wrote it to.
+
+        ``raw`` leaves the bytes as they are, but for a terminal.
+        """
+        try:
+            yield functools.partial(self._log, raw=raw)
+        finally:
+            for (name, _), log in self._logs.items():
+                self._write(log.end(), name)
+
+    def _log(self, chunk: LogChunk, *, raw: bool) -> None:
+        data = chunk.data
+        if not raw or getattr(sys, chunk.stream).isatty():
+            data = self._logs.setdefault((chunk.stream, chunk.task), LogFilter()).feed(data)
+        self._write(data, chunk.stream)
+
+    def _own_line(self) -> None:
+        """End the line that a log has begun, and its color: it could hide or overwrite what follows there."""
+        for name in ("stdout", "stderr"):
+            if name == "stdout" and not (sys.stdout.isatty() and sys.stderr.isatty()):
+                continue  # it is not where notes and errors go
+            ends = {log.end_line() for (of, _), log in self._logs.items() if of == name}
+            if end := max(ends, key=len, default=b""):
+                self._write(end, name)
+
+    def _write(self, data: bytes, name: str = "stdout") -> None:
+        """Write bytes to stdout or stderr.
 
         Raises:
             ClusterctlError: they can't be written; where nobody reads them any more, the run ends.
         """
-        with _writing(sys.stdout):
-            sys.stdout.buffer.write(data)
-            sys.stdout.buffer.flush()
+        stream: TextIO = getattr(sys, name)
+        with _writing(stream):
+            stream.buffer.write(data)
+            stream.buffer.flush()
 
-    def table(self, head: Sequence[str], rows: Sequence[Sequence[object]]) -> str:
-        """A plain table: columns aligned, no frames, numbers to the right."""
-        from rich.console import Console
-        from rich.table import Table
+    def _shown(self, lines: Sequence[str], *, stderr: bool) -> str:
+        """The lines, fit for a terminal; heads of tables are bold on one."""
+        shown = [printable(line) for line in lines]
+        if self._heads.intersection(shown) and self._console(stderr=stderr).color_system:
+            shown = [f"\x1b[1m{line}\x1b[0m" if line in self._heads else line for line in shown]
+        return "\n".join(shown)
 
-        table = Table(box=None, pad_edge=False, header_style="bold", padding=(0, 2, 0, 0))
-        for i, name in enumerate(head):
-            numeric = bool(rows) and all(isinstance(row[i], int | float) for row in rows)
-            table.add_column(name, justify="right" if numeric else "left", no_wrap=True)
-        for row in rows:
-            table.add_row(*(f"{cell:.1f}" if isinstance(cell, float) else str(cell) for cell in row))
-        console = Console(width=10_000, highlight=False, markup=False, **self._plain())
-        with console.capture() as capture:
-            console.print(table)
-        return "\n".join(line.rstrip() for line in capture.get().splitlines())
+    def table(self, head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
+        """The lines of a plain table: columns aligned, no frames, numbers to the right."""
+        from rich.cells import cell_len, set_cell_size
 
-    def note(self, text: str) -> None:
-        """A line of progress, or something worth knowing, on stderr."""
+        numeric = [
+            bool(rows) and all(isinstance(row[i], int | float) for row in rows) for i in range(len(head))
+        ]
+        cells = [
+            [printable(f"{c:.1f}" if isinstance(c, float) else str(c)) for c in row] for row in (head, *rows)
+        ]
+        widths = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
+        lines = [
+            "  ".join(
+                " " * (width - cell_len(cell)) + cell if right else set_cell_size(cell, width)
+                for cell, width, right in zip(row, widths, numeric, strict=True)
+            ).rstrip()
+            for row in cells
+        ]
+        self._heads.add(lines[0])
+        return lines
+
+    def note(self, *lines: str) -> None:
+        """Lines of progress, or something worth knowing, on stderr."""
+        self._own_line()
+        text = self._shown(lines, stderr=True)
         if self._below is not None:
-            self._below.print(text)
+            from rich.text import Text
+
+            self._below.print(Text.from_ansi(text))
         else:
             with _writing(sys.stderr):
                 print(text, file=sys.stderr, flush=True)
@@ -87,25 +155,32 @@ class Screen:
         if not sys.stderr.isatty():
             yield
             return
-        with self._console(stderr=True).status(text) as status, self._notes_go_above(status.console):
+        from rich.text import Text
+
+        shown = Text(printable(text))
+        with self._console(stderr=True).status(shown) as status, self._notes_go_above(status.console):
             yield
 
     @contextmanager
-    def moving(self, picture: RenderableType) -> Iterator[bool]:
-        """Draw a picture anew several times a second; yields whether stderr is a terminal that can.
+    def moving(self, picture: Callable[[], Sequence[str]]) -> Iterator[bool]:
+        """Draw lines anew several times a second; yields whether stderr is a terminal that can.
 
-        It is gone at the end, unless that is an error: then it shows how far things got.
+        They are gone at the end, unless that is an error: then they show how far things got.
         """
         if not sys.stderr.isatty() or os.environ.get("TERM", "dumb") in {"", "dumb", "unknown"}:
             yield False
             return
-        from rich.console import Console
+        from rich.console import Group
         from rich.live import Live
+        from rich.text import Text
 
-        console = Console(stderr=True, highlight=False, markup=False, **self._plain())
+        def drawn() -> Group:
+            return Group(*(Text(printable(line), no_wrap=True, overflow="ellipsis") for line in picture()))
+
+        console = self._console(stderr=True, wrap=True)
         with (
             Live(
-                get_renderable=lambda: picture,
+                get_renderable=drawn,
                 console=console,
                 refresh_per_second=8,
                 transient=True,
@@ -148,7 +223,7 @@ class Screen:
         from rich import progress
 
         return progress.Progress(
-            progress.TextColumn("{task.description}"),
+            progress.TextColumn("{task.description}", markup=False),
             progress.BarColumn(),
             progress.DownloadColumn(binary_units=True),
             progress.TransferSpeedColumn(),
@@ -161,11 +236,12 @@ class Screen:
         """An expected error, in its one shape."""
         if self.json:
             failures = [dataclasses.asdict(failure) for failure in exc.failures]
-            self.raw(_json({"ok": False, "failures": failures, **self.known}))
+            self._write(_json({"ok": False, "failures": failures, **self.known}))
         console = self._console(stderr=True)
         try:
+            self._own_line()
             console.print("error:", style="bold red", end=" ")
-            console.print(str(exc))
+            console.print("\n".join(map(printable, str(exc).split("\n"))))
         except OSError:  # nothing is left to say it on; the exit code still tells
             silence(sys.stderr)
 
@@ -179,7 +255,7 @@ class Screen:
             return
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
             raise UsageError(question, why="there is no terminal to ask on", fix="say --yes")
-        print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+        print(f"{printable(question)} [y/N] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
             raise UsageError("nothing was done", why="the answer was no")
 

@@ -80,14 +80,16 @@ def validate(
 
     spec = spec_of(screen, options)
     nodes = sum(partition.nodes for partition in spec.partitions)
-    text = f"valid: cluster {spec.name!r}, provider {spec.provider.type}, {nodes} node{'s'[: nodes != 1]}"
+    lines = [f"valid: cluster {spec.name!r}, provider {spec.provider.type}, {nodes} node{'s'[: nodes != 1]}"]
     found: dict[str, Any] = {"cluster": spec.name, "provider": spec.provider.type, "nodes": nodes}
     if spec.provider.type == "gcp":
         types = {partition: machines.of(spec, partition) for partition in spec.partitions}
-        text += f"\n  the controller: {machines.of_controller(spec).name}"
-        for partition, machine in types.items():
-            text += f"\n  {partition.name}: {partition.nodes} x {machine.name}"
-            text += f" with {machine.gpu}" if machine.gpu else ""
+        lines.append(f"  the controller: {machines.of_controller(spec).name}")
+        lines += (
+            f"  {partition.name}: {partition.nodes} x {machine.name}"
+            + (f" with {machine.gpu}" if machine.gpu else "")
+            for partition, machine in types.items()
+        )
         found["machine_types"] = {partition.name: machine.name for partition, machine in types.items()}
         if refused := gcp_images.refusal(spec):
             screen.note(f"note: `up` refuses this: {refused.what}; {refused.fix}")
@@ -97,10 +99,10 @@ def validate(
         except UsageError as exc:
             screen.note(f"note: `up` refuses this: {exc.what}: {exc.why}")
     if not live:
-        screen.result(found, text)
+        screen.result(found, *lines)
         return 0
     report = examined(screen, spec)
-    screen.result({**found, **as_dict(spec, report)}, f"{text}\n\n{doctor_text(screen, report)}")
+    screen.result({**found, **as_dict(spec, report)}, *lines, "", *doctor_text(screen, report))
     return 1 if report.errors else 0
 
 
@@ -114,7 +116,7 @@ def schema(
 
     del options
     found = job_schema() if job else json_schema()
-    screen.result({"schema": found}, json.dumps(found, indent=2))
+    screen.document({"schema": found}, json.dumps(found, indent=2))
 
 
 def register(app: typer.Typer) -> None:

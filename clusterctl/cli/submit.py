@@ -126,14 +126,15 @@ def submit(
         rows = _submitted(screen, options, session, wanted)
         ids = [row["job_id"] for row in rows]
         if not (wait or follow):
-            lines = (f"submitted job {row['job_id']} ({row['name']})" for row in rows)
-            screen.result(_answer(rows), "\n".join(lines) + f"; see `clusterctl logs {ids[0]} -f`")
+            *lines, last = (f"submitted job {row['job_id']} ({row['name']})" for row in rows)
+            screen.result(_answer(rows), *lines, f"{last}; see `clusterctl logs {ids[0]} -f`")
             return
         for row in rows:
             screen.note(f"submitted job {row['job_id']} ({row['name']})")
         with _once(rows):
             if follow and not screen.json:
-                follow_job(screen, session, ids[0], timeout_s)
+                with screen.logs() as show:
+                    follow_job(screen, session, ids[0], timeout_s, show=show)
             else:
                 _await(screen, session, rows, timeout_s)
 
@@ -171,7 +172,6 @@ def _dry_run(screen: Screen, options: Options, wanted: Sequence[JobSpec]) -> Non
     from clusterctl import distributions, jobs
     from clusterctl.access import distribution_ahead
     from clusterctl.transfer.tree import shown_size
-    from clusterctl.transport.base import printable
     from clusterctl.workspace import Workspace
 
     spec = spec_of(screen, options)
@@ -183,12 +183,11 @@ def _dry_run(screen: Screen, options: Options, wanted: Sequence[JobSpec]) -> Non
         script = jobs.script_of(spec, job, environment)
         if source:
             size = shown_size(source.bytes)
-            folder = printable(str(source.folder))
-            screen.note(f"with {job.name} go {len(source.files)} files, {size}, of {folder}")
+            screen.note(f"with {job.name} go {len(source.files)} files, {size}, of {source.folder}")
         what_goes = {"files": len(source.files), "bytes": source.bytes} if source else None
         rows.append({"name": job.name, "script": script, "source": what_goes})
         text += f"### {job.name}\n{script}\n" if len(wanted) > 1 else script
-    screen.result(_answer(rows), text)
+    screen.document(_answer(rows), text)
 
 
 def _prepared(
@@ -266,8 +265,8 @@ def _await(screen: Screen, session: Session, rows: Sequence[_Row], timeout_s: fl
         row["state"] = jobs.worst(mine).state.value
     screen.known = _answer(rows)
     jobs.raise_unless_completed(session, ended)
-    lines = (f"job {row['job_id']} {row['state']}" for row in rows)
-    screen.result(_answer(rows), "\n".join(lines) + "; `clusterctl collect` brings it home")
+    *lines, last = (f"job {row['job_id']} {row['state']}" for row in rows)
+    screen.result(_answer(rows), *lines, f"{last}; `clusterctl collect` brings it home")
 
 
 def _answer(rows: Sequence[_Row]) -> dict[str, Any]:

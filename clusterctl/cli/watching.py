@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import functools
-import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -48,12 +46,11 @@ def wait_for(
 
 
 def follow_job(
-    screen: Screen, session: Session, job_id: str, timeout_s: float | None, *, show: OnOutput | None = None
+    screen: Screen, session: Session, job_id: str, timeout_s: float | None, *, show: OnOutput
 ) -> tuple[JobInfo, ...]:
     """Show what a job writes until it has ended; raises unless it completed."""
     from clusterctl import jobs
 
-    show = show or functools.partial(pass_on, screen)
     changes = _Changes(screen, session)
     with _detaching(screen, [job_id]):
         ended = jobs.follow(session, job_id, on_output=show, timeout_s=timeout_s, on_change=changes)
@@ -101,16 +98,8 @@ class _Changes:
         lines = verify.out_of_service([node for node in nodes if wanted.intersection(node.partitions)])
         if lines:
             self._explained = True
-            self._screen.note("\n  ".join((f"job {job.id} waits for nodes that are out of service:", *lines)))
-
-
-def pass_on(screen: Screen, chunk: LogChunk) -> None:
-    """Show what a job wrote, on the stream that it wrote it to."""
-    if chunk.stream == "stdout":
-        screen.raw(chunk.data)
-    else:
-        sys.stderr.buffer.write(chunk.data)
-        sys.stderr.buffer.flush()
+            head = f"job {job.id} waits for nodes that are out of service:"
+            self._screen.note(head, *(f"  {line}" for line in lines))
 
 
 class KeptLogs:

@@ -11,8 +11,9 @@ from pathlib import Path
 
 from clusterctl.errors import CollectError
 from clusterctl.records import Skipped
+from clusterctl.terminal import printable
 from clusterctl.transfer.listing import inside
-from clusterctl.transport.base import Transport, printable
+from clusterctl.transport.base import Transport
 
 REMOTE_PROGRAM = (Path(__file__).parent / "remote_files.py").read_text(encoding="utf-8")
 
@@ -95,7 +96,7 @@ def parse_manifest(text: str, folder: str) -> Manifest:
 
 def shown_path(path: bytes) -> str:
     """A path fit for a terminal and for JSON."""
-    return path.decode(errors="backslashreplace").encode("unicode_escape").decode("ascii")
+    return printable(path.decode(errors="surrogateescape"))
 
 
 def _local(path: bytes, tops: Set[bytes]) -> bytes:

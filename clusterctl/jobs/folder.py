@@ -13,8 +13,8 @@ from clusterctl.errors import CollectError, UsageError
 from clusterctl.jobs.ignore import GITIGNORE, Ignore, is_ignored, read_gitignore, rules_above
 from clusterctl.jobs.userscript import OURS
 from clusterctl.records import RUN_FILE, RunRecord
+from clusterctl.terminal import printable
 from clusterctl.transfer.tree import Item, Kind, not_readable, shown_size
-from clusterctl.transport.base import printable
 from clusterctl.workspace import cache_home, state_home
 
 MAX_BYTES, MAX_FILES = 10 << 30, 100_000
@@ -148,7 +148,7 @@ class FolderWalk:
         much = f"{MAX_FILES:,} files" if self.files > MAX_FILES else shown_size(MAX_BYTES)
         return UsageError(
             f"the script's folder is too large to be sent with a job: more than {much}",
-            where=printable(str(self.folder)),
+            where=str(self.folder),
             why=f"of what was seen so far, the most is in {self._largest()}",
             fix=f"{_LEAVE_OUT}; --no-folder sends the script alone",
         )
@@ -158,14 +158,14 @@ class FolderWalk:
             raise not_readable(self.unreadable, fix="make it readable, or leave it out: --exclude NAME")
         if self.leading_out:
             raise UsageError(
-                f"links lead to folders outside of {printable(str(self.folder))}",
+                f"links lead to folders outside of {self.folder}",
                 why=printable(", ".join(self.leading_out[:3])),
                 fix="leave them out (--exclude NAME) and bring the data with `clusterctl put`",
             )
         if self.ours:
             raise UsageError(
                 f"clusterctl writes into a job's folder what is in the script's: {', '.join(self.ours)}",
-                where=printable(str(self.folder)),
+                where=str(self.folder),
                 fix="; ".join(f"--exclude /{name}" for name in self.ours[:3]) + ", or give it another name",
             )
 
@@ -173,7 +173,7 @@ class FolderWalk:
         """What is worth saying to the user."""
         notes = []
         if self.special:
-            notes.append(f"not sent, being no files: {printable(', '.join(self.special[:5]))}")
+            notes.append(f"not sent, being no files: {', '.join(self.special[:5])}")
         if self.bytes > LARGE_BYTES or self.files > LARGE_FILES:
             notes.append(
                 f"the script's folder is large: {shown_size(self.bytes)} in {self.files:,} files, "

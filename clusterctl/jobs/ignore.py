@@ -12,7 +12,6 @@ from pathlib import Path
 from pathspec import GitIgnoreSpec
 
 from clusterctl.errors import UsageError
-from clusterctl.transport.base import printable
 
 GITIGNORE = ".gitignore"
 
@@ -41,9 +40,7 @@ def patterns(flag: str, lines: Sequence[str], folder: Path) -> Ignore:
     """
     for line in lines:
         if _spec([line]) is None:
-            raise UsageError(
-                f"{flag}: {printable(line)} is not a pattern", fix="write it as in a .gitignore file"
-            )
+            raise UsageError(f"{flag}: {line} is not a pattern", fix="write it as in a .gitignore file")
     return Ignore(folder, _spec(lines) or GitIgnoreSpec([]))
 
 

@@ -13,14 +13,17 @@ from pathlib import Path
 from typing import Literal
 
 from clusterctl.errors import TransportError
-from clusterctl.transport.base import Transport, printable
+from clusterctl.terminal import plain_line
+from clusterctl.transport.base import Transport
 
 _PROGRAM = (Path(__file__).parent / "remote_follow.py").read_text(encoding="utf-8")
 _LOG = re.compile(r"(stdout|stderr)(?:-([0-9]+))?\.log")
 _TAIL_LINES = 20
+_TAIL_COLUMNS = 2000
+_TAIL_BYTES = 1 << 16  # a log may be one line without end
 _TAIL = """\
-test -d "$4" || { echo "(the job's folder is gone)"; exit 0; }
-for log in "$2" "$3"; do test -s "$log" && exec tail -n "$1" -- "$log"; done
+test -d "$5" || { echo "(the job's folder is gone)"; exit 0; }
+for log in "$3" "$4"; do test -s "$log" && { tail -c "$2" -- "$log" | tail -n "$1"; exit; }; done
 exit 0
 """
 
@@ -96,9 +99,11 @@ class LogReader:
 
 
 def tail(transport: Transport, folder: str, task: int | None, lines: int = _TAIL_LINES) -> str:
-    """The last lines of a job's stderr, else of its stdout, made fit for a terminal; "" if there are none."""
+    """The last lines of a job's stderr, else of its stdout, fit for a terminal; "" if there are none."""
     suffix = "" if task is None else f"-{task}"
     logs = [f"{folder}/{name}{suffix}.log" for name in ("stderr", "stdout")]
-    said = transport.run(["sh", "-c", _TAIL, "sh", str(lines), *logs, folder], check=False).stdout
+    said = transport.run(
+        ["sh", "-c", _TAIL, "sh", str(lines), str(_TAIL_BYTES), *logs, folder], check=False
+    ).stdout
     # Only a newline ends a line: what else Python takes for an end, a binary log is full of.
-    return "\n".join(printable(line[-2000:]) for line in said.removesuffix("\n").split("\n"))
+    return "\n".join(plain_line(line)[-_TAIL_COLUMNS:] for line in said.removesuffix("\n").split("\n"))

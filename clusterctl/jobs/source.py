@@ -15,7 +15,6 @@ from clusterctl.jobs.folder import FolderWalk
 from clusterctl.jobs.ignore import patterns
 from clusterctl.spec import JobSpec
 from clusterctl.transfer.tree import Item, Kind, not_readable
-from clusterctl.transport.base import printable
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,14 +62,14 @@ def source_of(job: JobSpec) -> Source | None:
         return Source(folder, tuple(walk.items), walk.notes())
     if job.include:
         raise UsageError(
-            f"--include is about the script's folder, and {printable(str(folder))} is {why_alone}",
+            f"--include is about the script's folder, and {folder} is {why_alone}",
             fix="put the script and what it needs into a folder of their own",
         )
     try:
         item = Item.of(job.script.name, job.script, job.script.stat())
     except OSError as exc:
         raise not_readable([exc]) from exc
-    note = f"only the script is sent: its folder, {printable(str(folder))}, is {why_alone}"
+    note = f"only the script is sent: its folder, {folder}, is {why_alone}"
     return Source(folder, (item,) if item else (), (note,) if job.folder else ())
 
 

@@ -9,7 +9,6 @@ from pathlib import Path
 
 from clusterctl.errors import UsageError
 from clusterctl.spec.target import ScriptKind, script_kind
-from clusterctl.transport.base import printable
 
 MAX_BYTES = 4 << 20  # Slurm's own limit for a batch script (max_script_size)
 OURS = frozenset(
@@ -55,7 +54,7 @@ class UserScript:
                 content = file.read(MAX_BYTES + 1)
         except OSError as exc:
             raise UsageError(
-                f"the script {printable(str(path))} can't be read",
+                f"the script {path} can't be read",
                 why=exc.strerror or str(exc),
                 fix="name a bundled job (see `clusterctl submit --help`), or a script that exists",
             ) from exc
@@ -77,7 +76,7 @@ def _refuse_unusable(path: Path, content: bytes) -> None:
         why = "it is no text"
     if why:
         raise UsageError(
-            f"the script {printable(str(path))} can't be submitted",
+            f"the script {path} can't be submitted",
             why=why,
             fix="submit a small script of another name",
         )
@@ -97,7 +96,7 @@ def _directives(path: Path, lines: list[str]) -> tuple[str, ...]:
             break
         if _HETEROGENEOUS.match(line):
             raise UsageError(
-                f"{printable(str(path))} asks for a heterogeneous job, which clusterctl does not submit",
+                f"{path} asks for a heterogeneous job, which clusterctl does not submit",
                 fix="use plain `sbatch` on the cluster (`clusterctl ssh`)",
             )
         if line.startswith("#SBATCH"):

@@ -237,7 +237,8 @@ def raise_unless_completed(session: Session, jobs: Sequence[JobInfo]) -> None:
     kind = JobCancelledError if cancelled else JobFailedError
     try:
         said = tail(session.holders(job.nodes)[0][1], folder_of(session, job.id), job.task)
-        log = f"its log ends:\n{_indented(said)}" if said else "it wrote nothing"
+        quoted = "\n".join(f"| {line}" for line in said.split("\n"))
+        log = f"its log ends:\n{quoted}" if said else "it wrote nothing"
     except (SchedulerError, TransportError) as exc:  # how the job ended is what was asked for
         said, log = "", f"its log can't be read: {exc.what}"
     how = _how_it_ended(job)
@@ -280,10 +281,6 @@ def _task(session: Session, job_id: str) -> int | None:
     session.scheduler.check_id(job_id)
     _, _, task = job_id.partition("_")
     return int(task) if task else None
-
-
-def _indented(text: str) -> str:
-    return "\n".join(f"    | {line}" for line in text.split("\n"))
 
 
 def _how_it_ended(job: JobInfo) -> str:

@@ -69,4 +69,4 @@ def _flags_error(wrong: Mapping[str, str]) -> UsageError:
     failures = tuple(Failure(UsageError.code, message) for message in messages)
     if len(messages) == 1:
         return UsageError(messages[0], failures=failures)
-    return UsageError(f"{len(messages)} flags are wrong", why="\n       ".join(messages), failures=failures)
+    return UsageError(f"{len(messages)} flags are wrong", why="\n".join(messages), failures=failures)

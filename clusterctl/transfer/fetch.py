@@ -16,6 +16,7 @@ from pathlib import Path
 
 from clusterctl.disk import reason
 from clusterctl.errors import CommandError, TransferError, UsageError
+from clusterctl.terminal import printable
 from clusterctl.transfer.hashes import hash_items
 from clusterctl.transfer.incoming import Incoming
 from clusterctl.transfer.listing import Remote, parse_listing
@@ -23,7 +24,7 @@ from clusterctl.transfer.program import remote_argv
 from clusterctl.transfer.remote.give import NOT_THERE, SAME, UNREADABLE
 from clusterctl.transfer.remote.receive import lies_at
 from clusterctl.transfer.tree import Item, Kind, Progress
-from clusterctl.transport.base import Transport, printable
+from clusterctl.transport.base import Transport
 
 _HEADER = struct.Struct(">q")
 _SPARE_BYTES = 16 << 20

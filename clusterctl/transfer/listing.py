@@ -9,8 +9,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from clusterctl.errors import TransferError
+from clusterctl.terminal import printable
 from clusterctl.transfer.tree import Kind
-from clusterctl.transport.base import printable
 
 _MAX_NAME = 255  # bytes; Linux file systems take no longer one
 OTHER = "other"

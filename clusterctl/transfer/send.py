@@ -14,11 +14,12 @@ from types import MappingProxyType
 from typing import Any
 
 from clusterctl.errors import CommandError, TransferError, TransportError
+from clusterctl.terminal import printable
 from clusterctl.transfer.hashes import hash_items
 from clusterctl.transfer.program import remote_argv
 from clusterctl.transfer.remote.store import NO_REQUIRED
 from clusterctl.transfer.tree import Item, Kind, Progress, not_readable
-from clusterctl.transport.base import BULK, Conversation, Transport, printable
+from clusterctl.transport.base import BULK, Conversation, Transport
 
 STORE = "clusterctl/store"  # in the job user's home
 

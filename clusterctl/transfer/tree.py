@@ -10,7 +10,7 @@ from enum import StrEnum
 from pathlib import Path
 
 from clusterctl.errors import UsageError
-from clusterctl.transport.base import printable
+from clusterctl.terminal import printable
 
 Progress = Callable[[str, int, int], None]  # (what is done, bytes done, bytes in all)
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from clusterctl.errors import TransportError
+from clusterctl.terminal import printable
 
 BULK = 16 << 20  # bytes that are worth a connection of their own
 
@@ -103,11 +104,6 @@ def sendable(argv: Sequence[str]) -> Sequence[str]:
     if any("\0" in word for word in argv):
         raise TransportError("a command's argument holds a NUL character, which no host can be given")
     return argv
-
-
-def printable(text: str) -> str:
-    """The text without what a terminal would act upon; tabs stay."""
-    return "".join(c if c.isprintable() or c == "\t" else "\N{REPLACEMENT CHARACTER}" for c in text)
 
 
 def shown(argv: Sequence[str], limit: int = 120) -> str:

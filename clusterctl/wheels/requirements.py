@@ -14,7 +14,6 @@ from typing import Final
 
 from clusterctl.errors import UsageError
 from clusterctl.journal import digest
-from clusterctl.transport.base import printable
 
 _MAX_BYTES: Final = 4 << 20
 _INCLUDE: Final = re.compile(r"^(?:-r|--requirement|-c|--constraint)(?:\s+|\s*=\s*|(?<=-[rc]))(.+)$")
@@ -55,9 +54,9 @@ def _contents(file: Path, seen: frozenset[Path], named_in: str = "") -> Iterator
         if found := _INCLUDE.match(line):
             name = found[1].strip("\"'")
             if "://" not in name:
-                yield from _contents(file.parent / name, seen | {file}, f"{printable(str(file))}:{number}")
+                yield from _contents(file.parent / name, seen | {file}, f"{file}:{number}")
         elif (wheel := _local_wheel(line, file.parent)) is not None:
-            yield b"", _hash_of(wheel, f"{printable(str(file))}:{number}")
+            yield b"", _hash_of(wheel, f"{file}:{number}")
 
 
 def _read(file: Path, named_in: str) -> bytes:
@@ -66,14 +65,14 @@ def _read(file: Path, named_in: str) -> bytes:
             raw = opened.read(_MAX_BYTES + 1)
     except (OSError, ValueError) as exc:  # ValueError: a null byte
         raise UsageError(
-            f"the requirements file {printable(str(file))} can't be read",
+            f"the requirements file {file} can't be read",
             where=named_in,
             why=getattr(exc, "strerror", None) or str(exc),
             fix="name a file in pip's requirements format",
         ) from exc
     if len(raw) > _MAX_BYTES:
         raise UsageError(
-            f"the requirements file {printable(str(file))} is larger than {_MAX_BYTES >> 20} MiB",
+            f"the requirements file {file} is larger than {_MAX_BYTES >> 20} MiB",
             where=named_in,
             fix="name a file in pip's requirements format",
         )
@@ -86,7 +85,7 @@ def _hash_of(wheel: Path, named_in: str) -> bytes:
             return hashlib.file_digest(opened, "sha256").digest()
     except OSError as exc:
         raise UsageError(
-            f"the wheel {printable(str(wheel))} can't be read",
+            f"the wheel {wheel} can't be read",
             where=named_in,
             why=exc.strerror or str(exc),
             fix="make it readable, or leave the line out",

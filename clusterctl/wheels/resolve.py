@@ -14,7 +14,6 @@ from packaging.utils import canonicalize_name
 from clusterctl.errors import UsageError
 from clusterctl.journal import digest
 from clusterctl.mortal import temporary_folder
-from clusterctl.transport.base import printable
 from clusterctl.wheels.house import unwritable
 from clusterctl.wheels.lock import Lock, Wheel, pins
 from clusterctl.wheels.node import DEFAULT_NODE, Node, Said, pip_download
@@ -63,7 +62,7 @@ def resolve(asked: Question, *, say: Say, heard: Say = lambda _line: None) -> Lo
     try:
         if (known := _read(answer, base, asked.node)) is not None:
             return known
-        say(f"resolving {', '.join(printable(str(file)) for file in asked.files)}")
+        say(f"resolving {', '.join(str(file) for file in asked.files)}")
         answer.parent.mkdir(parents=True, exist_ok=True)
         with temporary_folder(home) as folder:
             wheels = _download(asked, kept, folder, heard)
@@ -190,7 +189,7 @@ def _unresolvable(asked: Question, said: Said) -> UsageError:
     begin = _REASON_BEGINS.search(said.text)
     text = said.text[begin.start() :] if begin else said.text[-_LONGEST_REASON:]
     lines = [line.removeprefix("ERROR: ") for line in text.partition("\nTo fix this")[0].splitlines()]
-    reason = "\n".join(printable(line) for line in lines if line.strip() and not _NOISE.match(line))
+    reason = "\n".join(line for line in lines if line.strip() and not _NOISE.match(line))
     more = " ..." if len(reason) > _LONGEST_REASON else ""
     return UsageError(
         "the requirements can't be met",
@@ -202,4 +201,4 @@ def _unresolvable(asked: Question, said: Said) -> UsageError:
 
 
 def _shown(files: Sequence[Path]) -> str:
-    return ", ".join(printable(str(file)) for file in files)
+    return ", ".join(str(file) for file in files)

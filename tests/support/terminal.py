@@ -9,8 +9,9 @@ import select
 import struct
 import subprocess
 import termios
+import threading
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from tests.support.verbs import Clusterctl
@@ -61,6 +62,30 @@ class Terminal:
             return False
         self.shown += data.decode(errors="replace")
         return bool(data)
+
+
+class Window:
+    """What this process writes to the terminal ``stream``, which takes the place of its stdout and stderr."""
+
+    def __init__(self, size: tuple[int, int] = (24, 200)) -> None:
+        self._ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", *size, 0, 0))
+        self.stream = os.fdopen(theirs, "w", buffering=1, encoding="utf-8")
+        self._shown = bytearray()
+        self._reader = threading.Thread(target=self._read)
+        self._reader.start()
+
+    def close(self) -> bytes:
+        """All that was written; a newline is CR LF."""
+        self.stream.close()
+        self._reader.join()
+        os.close(self._ours)
+        return bytes(self._shown)
+
+    def _read(self) -> None:
+        with suppress(OSError):  # Linux says so when the last program has closed the terminal
+            while data := os.read(self._ours, 4096):
+                self._shown += data
 
 
 @contextmanager

@@ -178,8 +178,8 @@ def refused(failures: Sequence[Failure], *, what: str, then: str) -> ProvisionEr
     fixes = dict.fromkeys(failure.fix for failure in failures if failure.fix)
     return ProvisionError(
         f"{what}: {hosts}",
-        why="\n       ".join(lines),
-        fix="\n       ".join([*fixes, then]),
+        why="\n".join(lines),
+        fix="\n".join([*fixes, then]),
         failures=tuple(failures),
     )
 

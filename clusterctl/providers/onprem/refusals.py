@@ -13,7 +13,6 @@ from pydantic import TypeAdapter
 
 from clusterctl.errors import Failure, ProvisionError
 from clusterctl.spec.base import Model
-from clusterctl.transport.base import printable
 
 _RULES: Final = Path(__file__).with_name("data") / "refusals.toml"
 NO_WAY_IN: Final = "no way in"
@@ -46,7 +45,7 @@ def rules() -> tuple[Rule, ...]:
 
 def explained(stderr: str, *, host: str, user: str, address: str) -> AccessError | None:
     """What ssh or sudo means by that; None where no rule knows it."""
-    lines = [printable(line) for line in stderr.splitlines() if line.strip()]
+    lines = [line for line in stderr.splitlines() if line.strip()]
     offered = _OFFERED.search(stderr)
     words: Mapping[str, str] = {
         "host": host,

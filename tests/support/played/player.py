@@ -145,13 +145,12 @@ def scancel(argv: list[str], state: dict[str, Any]) -> None:
 
 
 def sinfo(argv: list[str], state: dict[str, Any]) -> None:
-    del state
     if "--version" in argv:
         say("slurm-wlm 22.05.8\n")
     elif "--format=%R" in argv:
         say("train\nclusterctl-proof\n")
     else:
-        say("(null)\n")
+        say(state.get("nodes", "(null)\n"))
 
 
 def sacctmgr(argv: list[str], state: dict[str, Any]) -> None:

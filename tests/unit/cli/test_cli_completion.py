@@ -155,5 +155,31 @@ def test_each_shell_gets_a_script_and_its_words(cluster: Clusterctl, shell: str)
     assert "12" in asked.stdout
 
 
+@pytest.mark.parametrize("shell", ["bash", "zsh", "fish"])
+def test_no_name_is_more_than_a_word_to_a_shell(cluster: Clusterctl, shell: str) -> None:
+    """zsh evaluates its answer twice: `\\$(...)` ran there, though `$` is escaped."""
+    hostile = [
+        {"token": "a", "job_id": "12", "name": "\\$(touch pwned)`id`'\"\n13\t\x1b]0;x\x07"},
+        {"token": "b", "job_id": "1$(touch pwned)", "name": "x"},
+        {"token": "c", "job_id": "1\n13", "name": "x"},
+        {"token": "d", "job_id": 14, "name": None},
+    ]
+    (cluster.home / "demo" / "jobs.jsonl").write_text("".join(json.dumps(row) + "\n" for row in hostile))
+    env = {
+        "_CLUSTERCTL_COMPLETE": f"complete_{shell}",
+        "_TYPER_COMPLETE_ARGS": "clusterctl logs 1",
+        "_TYPER_COMPLETE_FISH_ACTION": "get-args",
+        "COMP_WORDS": "clusterctl logs 1",
+        "COMP_CWORD": "2",
+    }
+    name = "___touch_pwned__id____13___0_x_"
+    offered = {
+        "bash": ["14", "12"],
+        "zsh": ['_arguments \'*: :(("14"', f'"12":"{name}"))\''],
+        "fish": ["14", f"12\t{name}"],
+    }
+    assert Clusterctl(cluster.home, cluster.cwd, env)().stdout.splitlines() == offered[shell]
+
+
 def test_an_unknown_shell_is_refused(cli: Clusterctl) -> None:
     assert "'csh'" in cli("completion", "csh", rc=2).stderr

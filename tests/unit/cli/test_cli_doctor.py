@@ -21,4 +21,4 @@ from tests.unit.doctor.test_doctor import WELL
 def test_a_host_is_shown_with_its_gpus_and_their_driver(gpus: dict[str, object], shown: str) -> None:
     facts = Facts.model_validate(WELL | {"gpus": {**WELL["gpus"], **gpus}})
     table = text(Screen(json=False, color=False), Report((), {"one": facts}))
-    assert f"16 GiB  {shown}  enforcing" in table
+    assert f"16 GiB  {shown}  enforcing" in "\n".join(table)

@@ -34,7 +34,7 @@ STAY = HostChange("d-ctl", "keep", "e2-standard-4", usd_per_hour=0.25)
 
 def show(plan: Plan) -> list[str]:
     shown = text(Screen(json=False, color=False), SPEC, plan)
-    return [line.rstrip() for line in shown.splitlines()]
+    return [line.rstrip() for line in shown]
 
 
 def test_equal_hosts_share_a_row_and_the_cost_stands_below() -> None:
@@ -173,9 +173,9 @@ from clusterctl.providers.base import HostChange, Planned
 
 class Picture:
     drawn = 0
-    def __rich__(self):
+    def __call__(self):
         self.drawn += 1
-        return "a picture that moves"
+        return ["a picture that moves"]
 
 class Slow(Screen):
     def confirm(self, question, *, yes):

@@ -333,15 +333,35 @@ def test_each_failure_has_its_host_its_log_and_a_way_out(session, tmp_path):
 
 def test_a_binary_log_has_no_more_lines_than_newlines(session, tmp_path):
     job_id = submitted(
-        session, tmp_path, r"printf 'a\x0bb\x0cc\x1cd\xc2\x85e\xe2\x80\xa8f\rg\nlast' >&2; exit 1"
+        session, tmp_path, r"printf '50%%\ra\x0bb\x0cc\x1cd\xc2\x85e\xe2\x80\xa8f\r\nlast' >&2; exit 1"
     )
     ended = jobs.wait(session, [job_id])
     with pytest.raises(JobFailedError) as caught:
         jobs.raise_unless_completed(session, ended)
     assert [line for line in caught.value.why.splitlines() if "|" in line] == [
-        "    | a\ufffdb\ufffdc\ufffdd\ufffde\ufffdf\ufffdg",
-        "    | last",
+        r"| a\x0bb\x0cc\x1cd\x85e\u2028f",
+        "| last",
     ]
+
+
+def test_the_tail_of_a_log_is_short_however_long_its_lines_are(session, tmp_path):
+    """One line of 64 MiB: what of it is shown, and what comes over for that."""
+    job_id = submitted(session, tmp_path, "head -c 64M /dev/zero | tr '\\0' x >&2; echo end >&2; exit 1")
+    ended = jobs.wait(session, [job_id])
+    came: list[int] = []
+
+    class Counting(Nearby):
+        def run(self, argv, **options):
+            result = super().run(argv, **options)
+            came.append(len(result.stdout))
+            return result
+
+    counting = Session(session.spec, SlurmClient(Counting(tmp_path)), session.ledger)
+    with pytest.raises(JobFailedError) as caught:
+        jobs.raise_unless_completed(counting, ended)
+    assert caught.value.why.endswith("xend")
+    assert max(came) <= 1 << 16
+    assert len(caught.value.why) < 2200
 
 
 def test_a_job_that_removed_its_folder(session, cluster, tmp_path):

