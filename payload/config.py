@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import argparse
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 from payload.errors import UsageError
 from payload.models import MODELS
@@ -206,6 +206,18 @@ class TrainConfig:
     measuring: Measuring = section(Measuring)
     run: Run = section(Run)
 
+    def placed(self) -> Self:
+        """The same, with absolute paths of the data and the checkpoints."""
+        kind, _, where = self.data.data.partition(":")
+        folder, resume = self.checkpoints.checkpoints, self.checkpoints.resume
+        if resume not in ("auto", "never"):
+            resume = str(Path(resume).absolute())
+        return replace(
+            self,
+            data=replace(self.data, data=f"{kind}:{Path(where).absolute()}" if where else kind),
+            checkpoints=replace(self.checkpoints, checkpoints=folder and folder.absolute(), resume=resume),
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Bench:
@@ -228,7 +240,9 @@ class BenchConfig(TrainConfig):
 class EvalConfig:
     """judge a trained model by held-out data"""
 
-    out: Path = setting(Path(), Path, "DIR", "folder of the run, with its config.toml")
+    out: Path | None = setting(
+        None, Path, "DIR", "folder of the run (default: this one, or with --resume DIR the checkpoint alone)"
+    )
     resume: str = setting("auto", str, "auto|DIR", "the run's newest checkpoint, or that one")
     data: str | None = setting(None, data_name, "idx:DIR|text:FILE|...", "other data than the run's")
     tp: int = setting(1, count, "N", "ranks that split each layer's tensors, now")

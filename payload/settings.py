@@ -185,6 +185,16 @@ def to_record(config: Any) -> dict[str, Any]:
     return {name: str(value) if isinstance(value, Path) else value for name, value in values}
 
 
+def from_record(command: type[T], record: Mapping[str, Any], flags: Mapping[str, Any]) -> T:
+    """What ``to_record`` made a record of, but for the ``flags``."""
+    values = {
+        one.path: one.field.metadata["read"](_text(record[one.field.name]))
+        for one in _settings(command)
+        if record.get(one.field.name) not in (None, [])
+    }
+    return make(command, {**values, **flags})
+
+
 def _toml(value: Any) -> str:
     if isinstance(value, tuple):
         return f"[{', '.join(map(_toml, value))}]"
