@@ -13,7 +13,7 @@ from payload.checkpoint.stopping import StopSignals
 from payload.comm.base import together
 from payload.comm.choose import make
 from payload.comm.transport import Transport
-from payload.config import TrainConfig
+from payload.config import TrainConfig, check
 from payload.data.loader import Loader
 from payload.data.opening import open_source
 from payload.data.source import Source
@@ -34,8 +34,10 @@ def run(config: TrainConfig) -> int:
     """Train, and give the exit code."""
     stoppable = config.checkpoints.save_interval and not config.batch.find
     with StopSignals() if stoppable else nullcontext() as signals:  # before all that takes long
-        _, device = begin(config.run.device)
-        transport = make(config.layout.comm, device, cuda_aware=config.layout.cuda_aware)
+        world, device = begin(config.run.device)
+        layout = config.layout
+        check(config, several=world.size > layout.tp * layout.pp, gpu=device.gpu is not None)
+        transport = make(layout.comm, device, cuda_aware=layout.cuda_aware)
         return train(config, device, transport, signals)
 
 
