@@ -30,7 +30,7 @@ class ReLU:
         """Same shape."""
         (y,) = tape.pop()
         kept = bits(dy)
-        kept *= ~(y <= 0)
+        kept *= y != 0  # NaN, too
         return dy
 
 

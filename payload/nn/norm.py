@@ -81,7 +81,7 @@ class BatchNorm:
 
         def add_up(x: Array, dy: Array, dx: Array, *y: Array) -> None:
             if y:
-                xp.multiply(bits(dy), ~(y[0] <= 0), out=bits(dx))
+                xp.multiply(bits(dy), y[0] != 0, out=bits(dx))
             dz = (dx if y else dy).astype(dtype, copy=False)
             sums[0] += _sum(dz)
             centred = x - centre
