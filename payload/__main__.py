@@ -11,8 +11,7 @@ import sys
 from collections.abc import Sequence
 
 from payload.comm.launch import launcher_rank
-from payload.config import COMMANDS, TrainConfig, parse
-from payload.crosschecks import check
+from payload.config import COMMANDS, check, parse
 from payload.errors import LaunchError, PayloadError, UsageError, line_of
 from payload.host import keep_freed_memory
 
@@ -22,8 +21,7 @@ def main(argv: Sequence[str]) -> int:
     _limit_threads()
     try:
         config = parse(argv)
-        if isinstance(config, TrainConfig):
-            check(config)
+        check(config)
     except UsageError as exc:
         return _refuse(exc)
     keep_freed_memory()

@@ -19,7 +19,7 @@ from payload.build import engine_of, loader_of, mesh_of, units_of
 from payload.comm.base import Communicator, Done, Pending, Through
 from payload.comm.choose import make
 from payload.comm.transport import Transport
-from payload.config import BenchConfig
+from payload.config import BenchConfig, check
 from payload.data.loader import Feed
 from payload.data.opening import open_source
 from payload.data.source import Source
@@ -42,6 +42,7 @@ _LR = 1e-6
 def run(config: BenchConfig) -> int:
     """Measure, print, and give the exit code."""
     _, device = begin(config.run.device)
+    check(config, gpu=device.gpu is not None)  # on one rank, too, which others are compared with
     bench(config, device, make(config.layout.comm, device, cuda_aware=config.layout.cuda_aware))
     return 0
 

@@ -1,29 +1,46 @@
 """What the commands can be asked to do. ``settings`` makes flags, help and config files of it.
 
-To add a setting, declare it in its section and use it. Standard library only, so that `--help` is fast.
+To add a setting, declare it in its section, with where it has an effect unless that is everywhere, and use
+it. Standard library only, so that `--help` is fast.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any, NoReturn
+from typing import Any, NoReturn, Self
 
 from payload.errors import UsageError
 from payload.models import MODELS
-from payload.settings import add_flags, choice, make, required, section, setting, switch
+from payload.settings import (
+    Command,
+    Fact,
+    Needs,
+    add_flags,
+    choice,
+    make,
+    needs,
+    refuse_idle,
+    required,
+    section,
+    setting,
+    switch,
+)
 from payload.values import (
+    DTYPES,
+    GemmSize,
     count,
     data_name,
+    dtypes,
     fraction,
     memory,
     names,
     non_negative,
-    one_of,
     positive,
     share,
+    sizes,
     some_of,
     tokenizer_name,
     whole,
@@ -38,10 +55,24 @@ _OPTIMIZERS: dict[str, dict[str, float]] = {
 """With what each of them begins."""
 
 _PRECISIONS = ("fp64", "fp32", "bf16", "fp16")
-_DTYPES = ("bfloat16", "float16", "float32", "float64")
 TRANSPORTS = ("mpi", "nccl", "ring", "hierarchical", "naive")
 COMPRESSORS = ("topk", "int8", "powersgd")
 _DEVICES = ("auto", "cpu", "gpu")
+
+_TRAINING = Needs("does", ("train",), "in training", files=False)
+_NO_BENCH = Needs("does", ("train", "find"), "in training and with --find", files=False)
+_NO_FIND = Needs("does", ("train", "bench"), "in training and bench", files=False)
+_TEXT = Needs("takes", ("text", "masked text"), "with a --model of text")
+_TEXT_FILE = Needs("kind", ("text",), "with --data text:FILE")
+_IMAGES = Needs("kind", ("digits", "idx"), "with images, --data digits or idx:DIR")
+_RANKS = Needs("several", (True,), "on two or more data-parallel ranks")
+_GPU = Needs("gpu", (True,), "on GPUs")
+_SGD, _ADAM = needs("optimizer", "sgd"), needs("optimizer", "adamw", "lamb")
+_MOMENTUM = needs("momentum", wanted="with a --momentum above 0")
+_DECAY, _STEP = needs("schedule", "cosine", "step"), needs("schedule", "step")
+_SAVING = needs("save_interval")
+_FOLDER = Needs("folder", (True,), "with --save-interval or --resume auto")
+_TOP_K, _POWER_SGD = needs("compress", "topk"), needs("compress", "powersgd")
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,11 +99,13 @@ class Data:
     data: str = setting(
         "digits", data_name, "digits|idx:DIR|text:FILE|synthetic", "what is trained on, and judged by"
     )
-    augment: tuple[str, ...] = setting((), some_of("crop", "flip"), "crop,flip", "images varied by chance")
-    clean: bool = switch(False, "leave repeated images out, and say how many")
-    tokenizer: str = setting("bytes", tokenizer_name, "bytes|bpe:N", "of text; N: to be learned of it")
-    sequence_length: int = setting(128, count, "N", "tokens in a sample of text")
-    prefetch: int = setting(2, whole(0), "N", "iterations for which samples are made ahead")
+    augment: tuple[str, ...] = setting(
+        (), some_of("crop", "flip"), "crop,flip", "vary images by chance", _IMAGES
+    )
+    clean: bool = switch(False, "leave repeated images out, and say how many", _IMAGES)
+    tokenizer: str = setting("bytes", tokenizer_name, "bytes|bpe:N", "of text; N is learned", _TEXT_FILE)
+    sequence_length: int = setting(128, count, "N", "tokens in a sample of text", _TEXT)
+    prefetch: int = setting(2, whole(0), "N", "iterations for which samples are made ahead", _NO_BENCH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,10 +116,10 @@ class Batch:
     micro_batch_size: int | None = setting(
         None, count, "N", "samples that a rank works on at once; by default all of its share"
     )
-    epochs: int = setting(30, count, "N", "passes over the training set")
-    iterations: int | None = setting(None, count, "N", "stop after this many iterations, if sooner")
+    epochs: int = setting(30, count, "N", "passes over the training set", _TRAINING)
+    iterations: int | None = setting(None, count, "N", "stop after so many, if sooner", _TRAINING)
     seed: int = setting(0, whole(0), "N", "of the weights and of the order of samples")
-    find: bool = switch(False, "do not train, but look for a micro-batch size and a learning rate")
+    find: bool = switch(False, "do not train, but look for a micro-batch size and a learning rate", _NO_BENCH)
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,16 +128,16 @@ class Layout:
 
     tp: int = setting(1, count, "N", "ranks that split each layer's tensors")
     pp: int = setting(1, count, "N", "ranks that split the model's layers, as stages of a pipeline")
-    zero: int = setting(0, whole(0, most=3), "0-3", "ZeRO's stage: what data-parallel ranks hold in parts")
-    offload_optimizer: bool = switch(False, "masters and the optimizer's state are in the host's memory")
+    zero: int = setting(0, whole(0, most=3), "0-3", "ZeRO's stage: what ranks hold in parts", _RANKS)
+    offload_optimizer: bool = switch(False, "masters and optimizer state are in host memory", _GPU)
     recompute: bool = switch(False, "keep no activations but those between blocks")
-    bucket_mib: int = setting(25, count, "N", "of gradients, at least, that are summed in one call")
-    overlap: bool = switch(True, "sum gradients while the backward pass goes on")
+    bucket_mib: int = setting(25, count, "N", "of gradients, at least, that are summed in one call", _RANKS)
+    overlap: bool = switch(True, "sum gradients while the backward pass goes on", needs("zero", 0, 1), _RANKS)
     comm: str = choice("mpi", TRANSPORTS, "how ranks talk")
-    cuda_aware: bool = switch(False, "give MPI a GPU's memory as it is")
-    compress: str = choice("none", ("none", *COMPRESSORS), "sums of gradients over data-parallel ranks")
-    compress_ratio: float = setting(0.01, share, "X", "of topk: the share of numbers that is sent")
-    compress_rank: int = setting(4, count, "N", "of powersgd: of the factors that are sent")
+    cuda_aware: bool = switch(False, "give MPI a GPU's memory as it is", needs("comm", "mpi"))
+    compress: str = choice("none", ("none", *COMPRESSORS), "sums of gradients over ranks", _NO_FIND, _RANKS)
+    compress_ratio: float = setting(0.01, share, "X", "of topk: the share that is sent", _NO_FIND, _TOP_K)
+    compress_rank: int = setting(4, count, "N", "of powersgd's factors", _NO_FIND, _POWER_SGD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,26 +146,30 @@ class Optimizer:
 
     optimizer: str = choice("sgd", tuple(_OPTIMIZERS), "how gradients change the weights")
     lr: float | None = setting(
-        None, positive, "X", "learning rate; by default 0.05 for sgd, 0.001 for adamw, 0.002 for lamb"
+        None,
+        positive,
+        "X",
+        "learning rate (default 0.05 for sgd, 0.001 for adamw, 0.002 for lamb)",
+        _TRAINING,
     )
-    momentum: float = setting(0.9, fraction, "X", "of sgd, in [0, 1)")
-    nesterov: bool = switch(False, "Nesterov's momentum, for sgd")
-    beta1: float = setting(0.9, fraction, "X", "of adamw and lamb, in [0, 1)")
-    beta2: float = setting(0.999, fraction, "X", "of adamw and lamb, in [0, 1)")
-    eps: float | None = setting(None, positive, "X", "by default 1e-8 for adamw, 1e-6 for lamb")
+    momentum: float = setting(0.9, fraction, "X", "of sgd, in [0, 1)", _SGD)
+    nesterov: bool = switch(False, "Nesterov's momentum, for sgd", _SGD, _MOMENTUM)
+    beta1: float = setting(0.9, fraction, "X", "of adamw and lamb, in [0, 1)", _ADAM)
+    beta2: float = setting(0.999, fraction, "X", "of adamw and lamb, in [0, 1)", _ADAM)
+    eps: float | None = setting(None, positive, "X", "by default 1e-8 for adamw, 1e-6 for lamb", _ADAM)
     weight_decay: float | None = setting(
         None, non_negative, "X", "of matrices, not of biases and gains; by default 0 for sgd, else 0.01"
     )
     clip_grad: float | None = setting(None, positive, "X", "scale gradients down to this norm")
-    schedule: str = choice("constant", ("constant", "cosine", "step"), "of the learning rate, once warm")
-    warmup_iterations: int = setting(0, whole(0), "N", "in which the learning rate climbs")
-    min_lr: float = setting(0.0, non_negative, "X", "where cosine ends, and step goes no further")
+    schedule: str = choice("constant", ("constant", "cosine", "step"), "of the rate, once warm", _TRAINING)
+    warmup_iterations: int = setting(0, whole(0), "N", "in which the learning rate climbs", _TRAINING)
+    min_lr: float = setting(0.0, non_negative, "X", "where cosine and step end", _TRAINING, _DECAY)
     decay_iterations: tuple[int, ...] | None = setting(
-        None, widths, "N[,N...]", "after which step lowers the learning rate"
+        None, widths, "N[,N...]", "after which step lowers the rate", _TRAINING, _STEP
     )
-    decay_factor: float = setting(0.1, share, "X", "by which step lowers it, at most 1")
+    decay_factor: float = setting(0.1, share, "X", "by which step lowers it, at most 1", _TRAINING, _STEP)
     scale_lr: str = choice(
-        "none", ("none", "linear", "sqrt"), "how the learning rate grows with data-parallel workers"
+        "none", ("none", "linear", "sqrt"), "how it grows with data-parallel workers", _TRAINING, _RANKS
     )
 
     def __post_init__(self) -> None:
@@ -158,15 +195,15 @@ class Checkpoints:
     """Checkpoints."""
 
     save_interval: int | None = setting(
-        None, count, "N", "iterations between checkpoints; else there are none"
+        None, count, "N", "iterations between checkpoints (default: none are made)", _TRAINING
     )
-    save: str = choice("async", ("async", "sync"), "sync: training waits until a checkpoint is on disk")
-    keep: int = setting(2, count, "N", "checkpoints to keep, the newest")
+    save: str = choice("async", ("async", "sync"), "sync: training waits for the disk", _TRAINING, _SAVING)
+    keep: int = setting(2, count, "N", "checkpoints to keep, the newest", _TRAINING, _SAVING)
     checkpoints: Path | None = setting(
-        None, Path, "DIR", "folder for them, the same on all nodes (default: checkpoints in --out)"
+        None, Path, "DIR", "folder for them, the same on all nodes (default: in --out)", _NO_BENCH, _FOLDER
     )
     resume: str = setting(
-        "never", str, "auto|never|DIR", "go on from the newest checkpoint, or from that one"
+        "never", str, "auto|never|DIR", "go on from the newest checkpoint, or that one", _NO_BENCH
     )
 
 
@@ -174,11 +211,13 @@ class Checkpoints:
 class Measuring:
     """What is measured."""
 
-    profile: bool = switch(False, "write a timeline of a few iterations to trace.json")
-    profile_iterations: int = setting(10, count, "N", "of the timeline, which leaves the first one out")
-    tensorboard: bool = switch(False, "write TensorBoard's event files to tensorboard/")
+    profile: bool = switch(False, "write a timeline of a few iterations to trace.json", _TRAINING)
+    profile_iterations: int = setting(
+        10, count, "N", "of the timeline; not the first", _TRAINING, needs("profile")
+    )
+    tensorboard: bool = switch(False, "write TensorBoard's event files to tensorboard/", _TRAINING)
     peak_tflops: float | None = setting(
-        None, positive, "X", "of one rank's processor, for MFU; else by a table of GPUs, or measured on a CPU"
+        None, positive, "X", "of one rank's processor, for MFU (default: by a table, or measured)", _NO_FIND
     )
 
 
@@ -193,7 +232,7 @@ class Run:
 
 
 @dataclass(frozen=True, slots=True)
-class TrainConfig:
+class TrainConfig(Command):
     """train a model over MPI"""
 
     model: Model = section(Model)
@@ -205,6 +244,18 @@ class TrainConfig:
     checkpoints: Checkpoints = section(Checkpoints)
     measuring: Measuring = section(Measuring)
     run: Run = section(Run)
+
+    def placed(self) -> Self:
+        """The same, with absolute paths of the data and the checkpoints."""
+        kind, _, where = self.data.data.partition(":")
+        folder, resume = self.checkpoints.checkpoints, self.checkpoints.resume
+        if resume not in ("auto", "never"):
+            resume = str(Path(resume).absolute())
+        return replace(
+            self,
+            data=replace(self.data, data=f"{kind}:{Path(where).absolute()}" if where else kind),
+            checkpoints=replace(self.checkpoints, checkpoints=folder and folder.absolute(), resume=resume),
+        )
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,10 +276,12 @@ class BenchConfig(TrainConfig):
 
 
 @dataclass(frozen=True, slots=True)
-class EvalConfig:
+class EvalConfig(Command):
     """judge a trained model by held-out data"""
 
-    out: Path = setting(Path(), Path, "DIR", "folder of the run, with its config.toml")
+    out: Path | None = setting(
+        None, Path, "DIR", "folder of the run (default: this one, or with --resume DIR the checkpoint alone)"
+    )
     resume: str = setting("auto", str, "auto|DIR", "the run's newest checkpoint, or that one")
     data: str | None = setting(None, data_name, "idx:DIR|text:FILE|...", "other data than the run's")
     tp: int = setting(1, count, "N", "ranks that split each layer's tensors, now")
@@ -237,7 +290,7 @@ class EvalConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class ProbeConfig:
+class ProbeConfig(Command):
     """check that all ranks reach each other and add up right"""
 
     expect_hosts: tuple[str, ...] = setting((), names, "A,B,...", "fail if one of these has no rank")
@@ -245,36 +298,13 @@ class ProbeConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class GemmSize:
-    """Of each rank's product: (m, k) times (k, n)."""
-
-    m: int
-    k: int
-    n: int
-
-    def __str__(self) -> str:
-        return f"{self.m}x{self.k}x{self.n}"
-
-
-def _sizes(text: str) -> tuple[GemmSize, ...]:
-    sizes = [[count(number) for number in part.split("x")] for part in text.split(",")]
-    if any(len(numbers) not in (1, 3) for numbers in sizes):
-        raise argparse.ArgumentTypeError(f"{text!r} is not of the form N or MxKxN")
-    return tuple(GemmSize(*(numbers * 3)[:3]) for numbers in sizes)
-
-
-def _dtypes(text: str) -> tuple[str, ...]:
-    return tuple(one_of(*_DTYPES)(name) for name in text.split(","))
-
-
-@dataclass(frozen=True, slots=True)
-class GemmConfig:
+class GemmConfig(Command):
     """multiply a layer's weights by data on each rank, sum by MPI, check"""
 
     sizes: tuple[GemmSize, ...] = setting(
-        _sizes("256,1024"), _sizes, "N|MxKxN[,...]", "each rank's (m, k) times (k, n); N alone is a cube"
+        sizes("256,1024"), sizes, "N|MxKxN[,...]", "each rank's (m, k) times (k, n); N alone is a cube"
     )
-    dtypes: tuple[str, ...] = setting(("float32",), _dtypes, "D[,D...]", ", ".join(_DTYPES))
+    dtypes: tuple[str, ...] = setting(("float32",), dtypes, "D[,D...]", ", ".join(DTYPES))
     warmup: int = setting(2, count, "N", "iterations that are not measured")
     iterations: int = setting(10, count, "N", "iterations measured, of which the median")
     seed: int = setting(0, whole(0), "N", "of the weights and the data")
@@ -284,27 +314,25 @@ class GemmConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class AllreduceConfig:
+class AllreduceConfig(Command):
     """measure how fast ranks sum, by size and by transport"""
 
     comm: tuple[str, ...] = setting(("mpi",), some_of(*TRANSPORTS), "A[,B...]", ", ".join(TRANSPORTS))
     min_bytes: int = setting(4 << 10, memory, "SIZE", "smallest array, such as 4KiB", flag="min")
     max_bytes: int = setting(256 << 20, memory, "SIZE", "largest; each is 4 times the one before", flag="max")
-    dtype: str = choice("float32", _DTYPES, "of what is summed")
+    dtype: str = choice("float32", DTYPES, "of what is summed")
     iterations: int = setting(10, count, "N", "rounds measured, of which the median")
-    cuda_aware: bool = switch(False, "let mpi have device memory, if this MPI can")
+    cuda_aware: bool = switch(False, "let mpi have device memory, if this MPI can", needs("comm", "mpi"))
     device: str = choice("auto", _DEVICES, "auto: a GPU where CuPy finds one")
     out: Path = setting(Path(), Path, "DIR", "folder for allreduce.jsonl; made if missing")
 
     def __post_init__(self) -> None:
         if self.min_bytes > self.max_bytes:
             raise UsageError(f"--min is {self.min_bytes} bytes, above --max, which is {self.max_bytes}")
-        if self.cuda_aware and "mpi" not in self.comm:
-            raise UsageError(f"--cuda-aware: it is for --comm mpi, not for --comm {','.join(self.comm)}")
 
 
 @dataclass(frozen=True, slots=True)
-class TelemetryConfig:
+class TelemetryConfig(Command):
     """sample this node until SIGTERM"""
 
     out: Path = required(Path, "DIR", "folder for HOSTNAME.jsonl; made if missing")
@@ -312,7 +340,7 @@ class TelemetryConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class ExportConfig:
+class ExportConfig(Command):
     """write a checkpoint's weights as one file of whole tensors"""
 
     checkpoint: Path = required(Path, "DIR", "the checkpoint's folder")
@@ -320,13 +348,13 @@ class ExportConfig:
 
 
 @dataclass(frozen=True, slots=True)
-class AlignConfig:
+class AlignConfig(Command):
     """line a run's metrics and telemetry up by time"""
 
     folder: Path = required(Path, "DIR", "a job's or run's, with metrics.jsonl and telemetry/")
 
 
-COMMANDS: dict[str, type[Any]] = {
+COMMANDS: dict[str, type[Command]] = {
     "train": TrainConfig,
     "eval": EvalConfig,
     "export": ExportConfig,
@@ -338,6 +366,51 @@ COMMANDS: dict[str, type[Any]] = {
     "align": AlignConfig,
 }
 """Each is run by the module of its name."""
+
+
+_WITHOUT = {"several": "on one", "gpu": "on a CPU"}
+
+
+def check(config: Command, **known: bool) -> None:
+    """
+    Args:
+        known: of the run, once it is: whether there are ``several`` data-parallel ranks, and a ``gpu``.
+
+    Raises:
+        UsageError: two settings contradict each other, or one that was given would have no effect.
+    """
+    facts = {name: Fact(value, _WITHOUT[name]) for name, value in known.items()}
+    if isinstance(config, TrainConfig):
+        facts |= _facts(config)
+        for complaint in _contradictions(config):
+            raise UsageError(complaint)
+    refuse_idle(config, facts)
+
+
+def _facts(config: TrainConfig) -> dict[str, Fact]:
+    """That the command line alone tells, beside the settings themselves."""
+    model, data, checkpoints = config.model.model, config.data.data, config.checkpoints
+    does = "bench" if isinstance(config, BenchConfig) else "find" if config.batch.find else "train"
+    folder = bool(checkpoints.save_interval) or checkpoints.resume == "auto"
+    return {
+        "does": Fact(does, "with --find" if does == "find" else f"in {does}"),
+        "takes": Fact(MODELS[model].takes, f"with --model {model}"),
+        "kind": Fact(data.partition(":")[0], f"with --data {data}"),
+        "folder": Fact(folder, "without"),
+    }
+
+
+def _contradictions(config: TrainConfig) -> Iterator[str]:
+    optimizer, layout, precision = config.optimizer, config.layout, config.precision
+    if optimizer.schedule == "step" and not optimizer.decay_iterations:
+        yield "--schedule step: it lowers the learning rate after --decay-iterations; say which"
+    if layout.compress != "none" and layout.zero:
+        yield f"--compress {layout.compress} and --zero {layout.zero}: what is compressed is not in parts"
+    if layout.compress != "none" and precision.precision == "fp16" and not precision.loss_scale:
+        yield (
+            f"--compress {layout.compress} and --precision fp16: what is held back is a multiple of the loss "
+            "scale, which must not change then: give a fixed --loss-scale, or use --precision bf16"
+        )
 
 
 class _Parser(argparse.ArgumentParser):

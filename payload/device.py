@@ -290,6 +290,13 @@ class Gpu(Device):
         return int(self.xp.get_default_memory_pool().total_bytes())
 
 
+def bits(x: Array) -> Array:
+    """A view of the numbers as whole numbers: their product with a mask of bools keeps or clears any number,
+    while that of an infinity or NaN with 0 would be NaN. It is no slower, and for 16 bits faster."""
+    view: Array = x.view(f"int{8 * x.itemsize}")
+    return view
+
+
 def wide(dtype: DTypeLike) -> np.dtype[Any]:
     """In which to sum and to take exponentials: float32 for half precision, else ``dtype`` itself."""
     return max(np.dtype(dtype), _FLOAT32, key=lambda known: known.itemsize)

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
+from pathlib import Path
 
 from payload.build import engine_of, loader_of, units_of
-from payload.checkpoint.session import Session, learned_before
+from payload.checkpoint.files import BrokenError, read_manifest
+from payload.checkpoint.session import Session
 from payload.comm.base import together
 from payload.comm.mpi import MpiCommunicator
 from payload.config import EvalConfig, TrainConfig
@@ -15,7 +17,7 @@ from payload.errors import UsageError
 from payload.jsonl import answer
 from payload.parallel.mesh import make_mesh
 from payload.report import begin
-from payload.settings import make
+from payload.settings import from_record, make
 
 
 def run(config: EvalConfig) -> int:
@@ -29,9 +31,10 @@ def run(config: EvalConfig) -> int:
 
 
 def _settings(config: EvalConfig) -> TrainConfig:
-    """Those of the run, but for what is asked otherwise."""
+    """Those of the run, but for what is asked otherwise; of a checkpoint without its run, those in it."""
+    out = config.out or Path()
     flags = {
-        "[run] out": config.out,
+        "[run] out": out,
         "[run] device": config.device,
         "[checkpoints] resume": config.resume,
         "[checkpoints] save-interval": None,
@@ -40,19 +43,24 @@ def _settings(config: EvalConfig) -> TrainConfig:
     }
     if config.data:
         flags["[data] data"] = config.data
-    return make(TrainConfig, flags, config.out / "config.toml", named_by="--out")
+    if config.out or config.resume == "auto":
+        return make(TrainConfig, flags, out / "config.toml", named_by="--out")
+    try:
+        return from_record(TrainConfig, read_manifest(Path(config.resume)).config, flags)
+    except BrokenError as exc:
+        raise UsageError(f"--resume: {config.resume} is broken: {exc}") from exc
 
 
 def evaluate(config: TrainConfig, device: Device, world: MpiCommunicator) -> dict[str, int | float | None]:
     """Loss in nats a target, accuracy, and for text perplexity and bits per byte; the same on all ranks."""
     mesh = make_mesh(world, tp=config.layout.tp, pp=config.layout.pp)
-    learned = learned_before(config, world)
-    if learned is None:
+    checkpoints = Session(config, world)
+    if checkpoints.learned is None:
         raise UsageError(f"--resume {config.checkpoints.resume}: there is no checkpoint in {config.run.out}")
-    source = open_source(config, world, learned, judging=True)
+    source = open_source(config, world, checkpoints.learned, judging=True)
     loader = loader_of(config, source, device, mesh, judging=True)
     engine = engine_of(config, device, mesh, units_of(config.model, source, mesh.context(device)))
-    resumed = Session(config, engine).resume()
+    resumed = checkpoints.resume(engine)
     found = engine.evaluate(loader.held_out())
     size = source.bytes_per_target
     return {

@@ -19,9 +19,10 @@ import numpy as np
 
 from payload.comm.base import Communicator
 from payload.comm.choose import make
-from payload.config import GemmConfig, GemmSize
+from payload.config import GemmConfig
 from payload.device import Array, Device
 from payload.report import Report, begin, place
+from payload.values import GemmSize
 
 Record = dict[str, Any]
 

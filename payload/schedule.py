@@ -38,6 +38,12 @@ class LearningRate:
             )
         if self.least > self.peak:
             raise UsageError(f"--min-lr {self.least:g} is above the learning rate, which is {self.peak:g}")
+        for flag, first in (("warmup", self.warmup), ("decay", min(self.milestones, default=-1) + 1)):
+            if first > self.iterations:
+                raise UsageError(
+                    f"--{flag}-iterations: the run ends after {self.iterations} iterations, before these; "
+                    "give fewer, or a longer run (--epochs, --iterations)"
+                )
 
     def at(self, iteration: int) -> float:
         """Of an iteration, from 1."""

@@ -24,12 +24,64 @@ from typing import Any, TypeVar
 from payload.errors import UsageError
 from payload.values import Read, one_of, yes_or_no
 
-T = TypeVar("T")
+S = TypeVar("S")
 
 
-def setting(default: Any, read: Read, metavar: str, about: str, *, flag: str = "") -> Any:
-    """A field that the user can set. ``flag`` is needed where it is not the field's name with dashes."""
-    metadata = {"read": read, "metavar": metavar, "about": about, "flag": flag}
+_NOTHING = (None, 0, (), "none", "never", "constant")
+"""Values that ask for nothing: where a setting has no effect, they have the one that was wanted."""
+
+
+@dataclass(frozen=True, slots=True)
+class Needs:
+    """Where a setting has an effect: where a fact is one of some values.
+
+    Facts are the other settings, by the names of their fields, and what ``refuse_idle`` is told.
+    """
+
+    fact: str
+    values: tuple[Any, ...]  # (): any that asks for something
+    wanted: str  # the same for people
+    files: bool = True  # or else a config file may have the setting anywhere
+
+    def met(self, value: Any) -> bool:
+        if not self.values:
+            return value not in _NOTHING
+        return any(one in self.values for one in (value if isinstance(value, tuple) else (value,)))
+
+
+@dataclass(frozen=True, slots=True)
+class Fact:
+    """What a setting may need."""
+
+    value: Any
+    words: str  # for people: with, on or in what a setting has no effect
+
+
+def needs(field_name: str, *values: Any, wanted: str = "") -> Needs:
+    """That another setting is one of these, or else that it is set."""
+    flag = f"--{field_name.replace('_', '-')}"
+    return Needs(field_name, values, wanted or f"with {flag} {' or '.join(map(str, values))}".rstrip())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Command:
+    """The settings of a command, and which of them were given."""
+
+    given: Mapping[str, str] = field(default_factory=dict, compare=False, repr=False)
+    """By path, where: flags in "", and what in a file is not as it would be without it in "FILE: "."""
+
+
+T = TypeVar("T", bound=Command)
+
+
+def setting(default: Any, read: Read, metavar: str, about: str, *only: Needs, flag: str = "") -> Any:
+    """A field that the user can set.
+
+    Args:
+        only: where it has an effect; see ``refuse_idle``.
+        flag: needed where it is not the field's name with dashes.
+    """
+    metadata = {"read": read, "metavar": metavar, "about": about, "only": only, "flag": flag}
     return field(default=default, metadata=metadata)
 
 
@@ -38,19 +90,19 @@ def required(read: Read, metavar: str, about: str) -> Any:
     return setting(MISSING, read, metavar, about)
 
 
-def choice(default: str, words: tuple[str, ...], about: str) -> Any:
+def choice(default: str, words: tuple[str, ...], about: str, *only: Needs) -> Any:
     """A field that is one of a few words."""
-    return setting(default, one_of(*words), "|".join(words), about)
+    return setting(default, one_of(*words), "|".join(words), about, *only)
 
 
-def switch(default: bool, about: str) -> Any:
+def switch(default: bool, about: str, *only: Needs) -> Any:
     """A field that ``--flag`` and ``--no-flag`` set."""
-    return setting(default, yes_or_no, "", about)
+    return setting(default, yes_or_no, "", about, *only)
 
 
-def section(kind: type[T]) -> T:
+def section(kind: type[S]) -> S:
     """A field that holds the settings of ``kind``, whose docstring is their title in the help."""
-    made: T = field(default_factory=kind)
+    made: S = field(default_factory=kind)
     return made
 
 
@@ -75,6 +127,16 @@ class _Setting:
         """Its value in a command's settings."""
         return getattr(getattr(config, self.section) if self.section else config, self.field.name)
 
+    def told(self, value: Any) -> str:
+        """Of this value, with what something else has no effect."""
+        if value is None or value is False:
+            return "without"
+        return f"with --{self.key}" if value is True else f"with --{self.key} {_text(value)}"
+
+    def asks(self, value: Any) -> bool:
+        """Whether such a value asks for something."""
+        return bool(value != self.field.default) if isinstance(value, bool) else value not in _NOTHING
+
     def add_to(self, group: argparse._ActionsContainer) -> None:
         """Its flag. It leaves nothing in the namespace unless it is given."""
         about = str(self.field.metadata["about"])
@@ -94,7 +156,7 @@ def _settings(command: type[Any]) -> Iterator[_Setting]:
         kind: Any = each.default_factory
         if dataclasses.is_dataclass(kind):
             yield from (_Setting(each.name, kind, inner) for inner in dataclasses.fields(kind))  # type: ignore[arg-type]
-        else:
+        elif each.metadata:
             yield _Setting("", command, each)
 
 
@@ -120,15 +182,40 @@ def make(
     Raises:
         UsageError: the file cannot be read, or says what is not known or not possible.
     """
-    values = {**(_read_file(command, file, named_by) if file else {}), **flags}
+    read = _read_file(command, file, named_by) if file else {}
+    values = {**read, **flags}
+    default = {one.path: one.field.default for one in _settings(command)}
+    given = {path: f"{named_by}: {file}: " for path, value in read.items() if value != default[path]}
     sections: dict[str, tuple[type[Any], dict[str, Any]]] = {"": (command, {})}
     for one in _settings(command):
-        _, given = sections.setdefault(one.section, (one.kind, {}))
+        _, fields = sections.setdefault(one.section, (one.kind, {}))
         if one.path in values:
-            given[one.field.name] = values[one.path]
+            fields[one.field.name] = values[one.path]
     _, own = sections.pop("")
-    made: T = command(**own, **{name: kind(**given) for name, (kind, given) in sections.items()})
-    return made
+    parts = {name: kind(**fields) for name, (kind, fields) in sections.items()}
+    return command(given=given | dict.fromkeys(flags, ""), **own, **parts)
+
+
+def refuse_idle(config: Command, facts: Mapping[str, Fact]) -> None:
+    """
+    Args:
+        facts: of the run, as far as they are known yet.
+
+    Raises:
+        UsageError: what was given would have no effect.
+    """
+    every = list(_settings(type(config)))
+    own = {one.field.name: Fact(one.of(config), one.told(one.of(config))) for one in every}
+    known = {**own, **facts}
+    for one in every:
+        where, value = config.given.get(one.path), one.of(config)
+        for need in one.field.metadata["only"] if where is not None and one.asks(value) else ():
+            fact = known.get(need.fact)
+            if fact and not need.met(fact.value) and (need.files or not where):
+                name = one.path if where else f"--no-{one.key}" if value is False else f"--{one.key}"
+                raise UsageError(
+                    f"{where}{name}: it has an effect only {need.wanted}, none {fact.words}: leave it out"
+                )
 
 
 def _read_file(command: type[Any], file: Path, named_by: str) -> dict[str, Any]:
@@ -139,7 +226,7 @@ def _read_file(command: type[Any], file: Path, named_by: str) -> dict[str, Any]:
     except ValueError as exc:  # what TOML or UTF-8 forbid
         raise UsageError(f"{named_by}: {file} is not TOML: {exc}") from exc
     known = {one.path: one for one in _settings(command)}
-    values = {}
+    values: dict[str, Any] = {}
     for path, value in _flat(tables):
         if path not in known:
             raise UsageError(f"{named_by}: {file}: there is no {path}{_hint(path, list(known))}")
@@ -183,6 +270,16 @@ def to_record(config: Any) -> dict[str, Any]:
     """All settings of a command by the names of their fields, without sections, for JSON."""
     values = ((one.field.name, one.of(config)) for one in _settings(type(config)))
     return {name: str(value) if isinstance(value, Path) else value for name, value in values}
+
+
+def from_record(command: type[T], record: Mapping[str, Any], flags: Mapping[str, Any]) -> T:
+    """What ``to_record`` made a record of, but for the ``flags``."""
+    values = {
+        one.path: one.field.metadata["read"](_text(record[one.field.name]))
+        for one in _settings(command)
+        if record.get(one.field.name) not in (None, [])
+    }
+    return make(command, {**values, **flags})
 
 
 def _toml(value: Any) -> str:

@@ -5,17 +5,15 @@ from __future__ import annotations
 import math
 import time
 from contextlib import nullcontext
-from dataclasses import replace
 from functools import partial
-from pathlib import Path
 
 from payload.build import engine_of, identity_of, loader_of, mesh_of, rate_of, units_of
-from payload.checkpoint.session import Session, learned_before
+from payload.checkpoint.session import Session
 from payload.checkpoint.stopping import StopSignals
 from payload.comm.base import together
 from payload.comm.choose import make
 from payload.comm.transport import Transport
-from payload.config import TrainConfig
+from payload.config import TrainConfig, check
 from payload.data.loader import Loader
 from payload.data.opening import open_source
 from payload.data.source import Source
@@ -36,8 +34,10 @@ def run(config: TrainConfig) -> int:
     """Train, and give the exit code."""
     stoppable = config.checkpoints.save_interval and not config.batch.find
     with StopSignals() if stoppable else nullcontext() as signals:  # before all that takes long
-        _, device = begin(config.run.device)
-        transport = make(config.layout.comm, device, cuda_aware=config.layout.cuda_aware)
+        world, device = begin(config.run.device)
+        layout = config.layout
+        check(config, several=world.size > layout.tp * layout.pp, gpu=device.gpu is not None)
+        transport = make(layout.comm, device, cuda_aware=layout.cuda_aware)
         return train(config, device, transport, signals)
 
 
@@ -52,7 +52,8 @@ def train(config: TrainConfig, device: Device, world: Transport, signals: StopSi
     times = CommTimes(device)
     mesh, compressor = mesh_of(config.layout, world)
     mesh = timed_mesh(mesh, times, trace)
-    source = open_source(config, world, learned_before(config, world))
+    checkpoints = Session(config, world)
+    source = open_source(config, world, checkpoints.learned)
     if config.batch.find:
         find(config, device, mesh, source)
         return 0
@@ -62,8 +63,7 @@ def train(config: TrainConfig, device: Device, world: Transport, signals: StopSi
     if trace.wanted:
         engine.optimizer = TimedOptimizer(engine.optimizer, trace)
     rate = rate_of(config, mesh, loader.order.per_epoch)
-    checkpoints = Session(config, engine, identity_of(config, source), source.learned)
-    resumed = checkpoints.resume()
+    resumed = checkpoints.resume(engine, identity_of(config, source), source.learned)
     work = Work(sum(unit.flops for unit in units), tokens=source.facts.get("tokens"))
     metrics = Metrics(config, device, world, work, times, done=resumed.iteration)
     together(world, lambda: _keep(config) if world.rank == 0 else None)
@@ -130,22 +130,9 @@ def _keep(config: TrainConfig) -> None:
     """
     path = config.run.out / "config.toml"
     try:
-        path.write_bytes(to_toml(_placed(config)).encode(errors="surrogateescape"))
+        path.write_bytes(to_toml(config.placed()).encode(errors="surrogateescape"))
     except OSError as exc:
         raise UsageError(f"--out: {path} cannot be written: {exc.strerror}") from exc
-
-
-def _placed(config: TrainConfig) -> TrainConfig:
-    """The same, with absolute paths of the data and the checkpoints."""
-    kind, _, where = config.data.data.partition(":")
-    folder, resume = config.checkpoints.checkpoints, config.checkpoints.resume
-    if resume not in ("auto", "never"):
-        resume = str(Path(resume).absolute())
-    return replace(
-        config,
-        data=replace(config.data, data=f"{kind}:{Path(where).absolute()}" if where else kind),
-        checkpoints=replace(config.checkpoints, checkpoints=folder and folder.absolute(), resume=resume),
-    )
 
 
 def _judged(step: int, engine: Engine, loader: Loader) -> Evaluation:

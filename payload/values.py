@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import math
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 Read = Callable[[str], Any]
@@ -117,3 +118,31 @@ def one_of(*words: str) -> Read:
         return text
 
     return read
+
+
+DTYPES = ("bfloat16", "float16", "float32", "float64")
+
+
+@dataclass(frozen=True, slots=True)
+class GemmSize:
+    """Of each rank's product: (m, k) times (k, n)."""
+
+    m: int
+    k: int
+    n: int
+
+    def __str__(self) -> str:
+        return f"{self.m}x{self.k}x{self.n}"
+
+
+def sizes(text: str) -> tuple[GemmSize, ...]:
+    """Shapes of products, by commas."""
+    found = [[count(number) for number in part.split("x")] for part in text.split(",")]
+    if any(len(numbers) not in (1, 3) for numbers in found):
+        raise argparse.ArgumentTypeError(f"{text!r} is not of the form N or MxKxN")
+    return tuple(GemmSize(*(numbers * 3)[:3]) for numbers in found)
+
+
+def dtypes(text: str) -> tuple[str, ...]:
+    """Formats of numbers, by commas."""
+    return tuple(one_of(*DTYPES)(name) for name in text.split(","))

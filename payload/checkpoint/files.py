@@ -20,8 +20,11 @@ from numpy.typing import NDArray
 
 from payload.checkpoint.pieces import Held, Piece
 
-VERSION = 1
+VERSION = 2
 MANIFEST = "manifest.json"
+DATA = "data.json"
+"""What was learned of the training data, such as a tokenizer, by which other data is read."""
+
 _DTYPES = {
     "float64": "F64",
     "float32": "F32",
@@ -133,7 +136,9 @@ def read_manifest(folder: Path) -> Manifest:
         if f"{zlib.crc32(blank.encode()):08x}" != crc32:
             raise BrokenError(f"{MANIFEST} is not as it was written")
         if version != VERSION:
-            raise BrokenError(f"it is of format {version}, and this program knows {VERSION}")
+            raise BrokenError(
+                f"it is of format {version}, and this program reads {VERSION}: use the one that wrote it"
+            )
         fields["files"] = [FileFacts(**facts) for facts in fields["files"]]
         return Manifest(**fields)
     except FileNotFoundError as exc:
@@ -142,6 +147,21 @@ def read_manifest(folder: Path) -> Manifest:
         raise BrokenError(f"{MANIFEST} cannot be read: {exc.strerror}") from exc
     except (ValueError, KeyError, TypeError, AttributeError) as exc:  # no JSON, or other than was written
         raise BrokenError(f"{MANIFEST} is not as it was written") from exc
+
+
+def read_data(folder: Path) -> Mapping[str, Any]:
+    """What the run has learned of its data.
+
+    Raises:
+        BrokenError: it is not there, or not as it was written.
+    """
+    try:
+        learned: Mapping[str, Any] = json.loads((folder / DATA).read_bytes())
+    except OSError as exc:
+        raise BrokenError(f"{DATA} cannot be read: {exc.strerror}") from exc
+    except ValueError as exc:
+        raise BrokenError(f"{DATA} is not as it was written") from exc
+    return learned
 
 
 def verify(folder: Path, facts: FileFacts) -> None:

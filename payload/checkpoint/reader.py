@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from payload.checkpoint.files import Manifest, contents
+from payload.checkpoint.files import DATA, Manifest, contents
 from payload.checkpoint.pieces import Piece
 from payload.device import Array
 from payload.errors import UsageError
@@ -21,8 +21,8 @@ class Reader:
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self._folder = folder
         self._pieces: dict[str, list[tuple[Piece, NDArray[Any]]]] = {}
-        for facts in manifest.files:
-            for piece, numbers in contents(folder / facts.name):
+        for name in (facts.name for facts in manifest.files if facts.name != DATA):
+            for piece, numbers in contents(folder / name):
                 self._pieces.setdefault(piece.tensor, []).append((piece, numbers))
 
     def holds(self, piece: Piece, array: Array) -> bool:

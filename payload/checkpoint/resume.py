@@ -1,4 +1,4 @@
-"""Goes on from a checkpoint, if there is one to go on from."""
+"""Chooses a checkpoint to go on from, if there is one, and goes on from it."""
 
 from __future__ import annotations
 
@@ -9,13 +9,23 @@ from typing import Any
 
 import numpy as np
 
-from payload.checkpoint.files import BrokenError, Manifest, read_manifest, verify
+from payload.checkpoint.files import BrokenError, Manifest, read_data, read_manifest, verify
 from payload.checkpoint.folder import complete
 from payload.checkpoint.pieces import held, own_state, set_scalars
 from payload.checkpoint.reader import Reader
 from payload.comm.base import Communicator, together
 from payload.errors import UsageError
 from payload.parallel.engine import Engine
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A whole checkpoint, to go on from."""
+
+    path: Path
+    manifest: Manifest
+    learned: Mapping[str, Any]  # of the data that it was trained on
+    notes: list[str]  # for people, of newer ones that are broken
 
 
 @dataclass(frozen=True, slots=True)
@@ -26,34 +36,48 @@ class Resumed:
     notes: list[str] = field(default_factory=list)  # for people
 
 
-def resume(wanted: str, folder: Path, engine: Engine, now: Manifest) -> Resumed:
-    """Load what ``--resume`` says.
+def choose(wanted: str, folder: Path, world: Communicator) -> Chosen | None:
+    """What ``--resume`` says, each of its files checked; None where that is nothing.
 
     Args:
         wanted: ``never``; ``auto``, for the newest in ``folder`` that is whole, if there are any; or the
             folder of a checkpoint.
-        now: what this run is.
 
     Raises:
-        UsageError: it is broken, or of another kind of run.
+        UsageError: it is broken; on every rank.
     """
-    world, notes = engine.mesh.world, []
-    for path in world.allgather(candidates(wanted, folder))[0]:
-        manifest, complaint = _inspect(path, world)
-        if manifest and not complaint:
-            _compare(path, manifest.identity, now.identity)
-            same = manifest.layout == now.layout
-            together(world, lambda: _load(engine, path, manifest, own=same))  # noqa: B023  # called at once
-            notes.append(f"going on from {path}{'' if same else _resharding(manifest, now, engine)}")
-            return Resumed(manifest.iteration, notes)
-        if wanted != "auto":
-            raise UsageError(f"--resume: {path} is broken: {complaint}")
-        notes.append(f"{path} is broken: {complaint}")
+    notes: list[str] = []
+    for path in world.allgather(_candidates(wanted, folder))[0]:
+        try:
+            return Chosen(path, *_inspect(path, world), notes)
+        except BrokenError as exc:
+            notes.append(f"{path} is broken: {exc}")
+            if wanted != "auto":
+                raise UsageError(f"--resume: {notes[0]}") from exc
     if notes:
         raise UsageError(
             f"--resume auto: all checkpoints are broken: {'; '.join(notes)}; remove them to start anew"
         )
-    return Resumed()
+    return None
+
+
+def resume(chosen: Chosen | None, engine: Engine, now: Manifest) -> Resumed:
+    """Load it.
+
+    Args:
+        now: what this run is.
+
+    Raises:
+        UsageError: it is of another kind of run.
+    """
+    if chosen is None:
+        return Resumed()
+    path, manifest = chosen.path, chosen.manifest
+    _compare(path, manifest.identity, now.identity)
+    same = manifest.layout == now.layout
+    together(engine.mesh.world, lambda: _load(engine, path, manifest, own=same))
+    note = f"going on from {path}{'' if same else _resharding(manifest, now, engine)}"
+    return Resumed(manifest.iteration, [*chosen.notes, note])
 
 
 def refuse_others(folder: Path, wanted: str, world: Communicator) -> None:
@@ -76,23 +100,35 @@ def refuse_others(folder: Path, wanted: str, world: Communicator) -> None:
         together(world, lambda: look() if world.rank == 0 else None)
 
 
-def candidates(wanted: str, folder: Path) -> list[Path]:
-    """What to go on from, by what ``--resume`` says; the first that is whole."""
+def _candidates(wanted: str, folder: Path) -> list[Path]:
     if wanted == "never":
         return []
     return list(reversed(complete(folder).values())) if wanted == "auto" else [Path(wanted)]
 
 
-def _inspect(path: Path, world: Communicator) -> tuple[Manifest | None, str]:
-    """The manifest, and what is wrong with the checkpoint; each rank looks at some of the files."""
-    manifest, complaint = None, ""
-    try:
-        manifest = read_manifest(path)
-        for facts in manifest.files[world.rank :: world.size]:
-            verify(path, facts)
-    except BrokenError as exc:
-        complaint = str(exc)
-    return manifest, next((each for each in world.allgather(complaint) if each), "")
+def _inspect(path: Path, world: Communicator) -> tuple[Manifest, Mapping[str, Any]]:
+    """The manifest, and what was learned of the data; each rank looks at some of the files.
+
+    Raises:
+        BrokenError: something is wrong with the checkpoint; on every rank.
+    """
+
+    def look() -> tuple[str, Manifest | None, Mapping[str, Any]]:
+        try:
+            manifest = read_manifest(path)
+            for facts in manifest.files[world.rank :: world.size]:
+                verify(path, facts)
+            return "", manifest, read_data(path) if world.rank == 0 else {}
+        except BrokenError as exc:
+            return str(exc), None, {}
+
+    complaint, manifest, learned = look()
+    found = world.allgather((complaint, learned))
+    for complaint, _ in found:
+        if complaint:
+            raise BrokenError(complaint)
+    assert manifest is not None  # noqa: S101
+    return manifest, found[0][1]
 
 
 def _compare(path: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:

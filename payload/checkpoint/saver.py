@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import shutil
 import time
-from collections.abc import Callable
+import zlib
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 from types import TracebackType
 from typing import Any
 
 from payload.checkpoint.background import Writer
-from payload.checkpoint.files import MANIFEST, FileFacts, Manifest, plan_pieces, rank_file
+from payload.checkpoint.files import DATA, MANIFEST, FileFacts, Manifest, plan_pieces, rank_file
 from payload.checkpoint.folder import INCOMPLETE, checkpoint_name, superseded
 from payload.checkpoint.lock import Lock
 from payload.checkpoint.pieces import scalars, share
@@ -21,6 +23,8 @@ from payload.comm.base import together
 from payload.device import Mark
 from payload.errors import PayloadError
 from payload.parallel.engine import Engine
+
+_NOTHING: Mapping[str, Any] = {}
 
 
 @dataclass(slots=True)
@@ -46,6 +50,7 @@ class Saver:
         interval: int,
         keep: int,
         wait: bool,
+        learned: Mapping[str, Any] = _NOTHING,
         lock: Lock | None = None,
         say: Callable[[str], None] = print,
         signals: StopSignals | None = None,
@@ -58,6 +63,7 @@ class Saver:
             interval: iterations from one to the next.
             keep: how many to keep.
             wait: for each to be on disk, rather than to go on training.
+            learned: of the training data, for each to hold.
             lock: of the folder, if this rank has that. It is held until this is closed and nothing more is
                 written, also if this process is killed.
             say: tells people of what went wrong, and does not matter yet.
@@ -67,6 +73,7 @@ class Saver:
         self._folder, self._describe, self._record = folder, describe, record
         self._interval, self._keep, self._wait = interval, keep, wait
         self._lock, self._say = lock, say
+        self._data = json.dumps(dict(learned)) + "\n"
         # What a killed run's writers may still write, they write elsewhere.
         self._token = self._world.allgather(secrets.token_hex(4))[0]
         self._share = share(engine)
@@ -195,12 +202,12 @@ class Saver:
         return self._writer.answer()
 
     def _publish(self, manifest: Manifest, files: list[FileFacts]) -> None:
-        iteration = manifest.iteration
+        iteration, data = manifest.iteration, self._data.encode()
+        every = [FileFacts(DATA, len(data), zlib.crc32(data)), *files]
         self._writer.ask(
             path=str(self._incomplete(iteration)),
             complete=str(self._folder / checkpoint_name(iteration)),
-            manifest=MANIFEST,
-            text=replace(manifest, files=files).encode(),
+            texts={DATA: self._data, MANIFEST: replace(manifest, files=every).encode()},
             sizes={file.name: file.size for file in files},
             remove=[str(path) for path in superseded(self._folder, iteration, keep=self._keep)],
         )

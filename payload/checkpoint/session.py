@@ -4,81 +4,90 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
-from pathlib import Path
+from dataclasses import replace
 from typing import Any
 
 from payload.checkpoint.files import Manifest
 from payload.checkpoint.folder import prepare
-from payload.checkpoint.learned import load, save
 from payload.checkpoint.lock import Lock, lock
-from payload.checkpoint.resume import Resumed, refuse_others, resume
+from payload.checkpoint.resume import Resumed, choose, refuse_others, resume
 from payload.checkpoint.saver import Saver
 from payload.checkpoint.stopping import StopSignals
-from payload.comm.base import Communicator, together
+from payload.comm.base import Communicator
 from payload.config import TrainConfig
 from payload.parallel.engine import Engine
 from payload.settings import to_record
 
+_NOTHING: Mapping[str, Any] = {}
 
-@dataclass(slots=True)
+
 class Session:
-    """The checkpoints of one run."""
+    """The checkpoints of one run: the one that it goes on from, and those that it makes."""
 
-    config: TrainConfig
-    engine: Engine
-    identity: Mapping[str, Any] = field(default_factory=dict)
-    """What it must have in common with a checkpoint that it goes on from."""
-    learned: Mapping[str, Any] = field(default_factory=dict)
-    """Of its data, to be kept with its checkpoints."""
-    _lock: Lock | None = field(default=None, init=False)
-
-    def resume(self) -> Resumed:
-        """Make the folder ready, and load what the run goes on from.
+    def __init__(self, config: TrainConfig, world: Communicator) -> None:
+        """Make the folder ready, and choose what the run goes on from.
 
         Raises:
-            UsageError: it cannot be gone on from, or the folder cannot be used.
+            UsageError: that is broken, or the folder cannot be used; on every rank.
         """
-        settings, world = self.config.checkpoints, self.engine.mesh.world
-        if settings.save_interval:
+        settings = config.checkpoints
+        self._config = config
+        self._folder = settings.checkpoints or config.run.out / "checkpoints"
+        self._lock: Lock | None = None
+        if settings.save_interval and not config.batch.find:
             self._lock = lock(self._folder, world)
             prepare(self._folder, world)
             refuse_others(self._folder, settings.resume, world)
-        resumed = resume(settings.resume, self._folder, self.engine, self._describe(0))
-        if settings.save_interval:
-            together(world, lambda: save(self.learned, self._folder) if world.rank == 0 else None)
-        return resumed
+        self._chosen = choose(settings.resume, self._folder, world)
+
+    @property
+    def learned(self) -> Mapping[str, Any] | None:
+        """Of its data, by the run that this one goes on from; None where there is none."""
+        return self._chosen.learned if self._chosen else None
+
+    def resume(
+        self, engine: Engine, identity: Mapping[str, Any] = _NOTHING, learned: Mapping[str, Any] = _NOTHING
+    ) -> Resumed:
+        """Load what the run goes on from.
+
+        Args:
+            identity: what the run must have in common with that.
+            learned: of its data, to be kept in the checkpoints that it makes.
+
+        Raises:
+            UsageError: it has not; on every rank.
+        """
+        self._engine, self._learned = engine, learned
+        self._now = self._describe(engine, identity)
+        return resume(self._chosen, engine, self._now)
 
     def saver(
         self, record: Callable[..., None], say: Callable[[str], None], signals: StopSignals | None = None
     ) -> AbstractContextManager[Saver | None]:
-        """To be entered for the whole of training. None without checkpoints: a signal ends such a run as it
-        ends any process."""
-        settings = self.config.checkpoints
+        """To be entered for the whole of training, which has been resumed. None without checkpoints: a signal
+        ends such a run as it ends any process."""
+        settings = self._config.checkpoints
         if not settings.save_interval:
             return nullcontext()
         return Saver(
-            self.engine,
+            self._engine,
             self._folder,
-            self._describe,
+            lambda iteration: replace(self._now, iteration=iteration),
             record,
             interval=settings.save_interval,
             keep=settings.keep,
             wait=settings.save == "sync",
+            learned=self._learned,
             lock=self._lock,
             say=say,
             signals=signals,
         )
 
-    @property
-    def _folder(self) -> Path:
-        return _folder_of(self.config)
-
-    def _describe(self, iteration: int) -> Manifest:
-        config, mesh = self.config, self.engine.mesh
+    def _describe(self, engine: Engine, identity: Mapping[str, Any]) -> Manifest:
+        config, mesh = self._config, engine.mesh
         compressed = config.layout.compress != "none"  # what is held back is a multiple of the scale
         return Manifest(
-            iteration=iteration,
+            iteration=0,
             layout={
                 "dp": mesh.dp.size,
                 "tp": mesh.tp.size,
@@ -87,21 +96,8 @@ class Session:
                 "bucket-mib": config.layout.bucket_mib,
                 **({"loss-scale": config.precision.loss_scale or 1} if compressed else {}),
             },
-            identity=self.identity,
+            identity=identity,
             scalars={},
-            config=to_record(config),
+            config=to_record(config.placed()),
             files=(),
         )
-
-
-def learned_before(config: TrainConfig, world: Communicator) -> Mapping[str, Any] | None:
-    """Of its data, by the run that this one goes on from or judges; None where there is none.
-
-    Raises:
-        UsageError: it cannot be used; on every rank.
-    """
-    return load(config.checkpoints.resume, _folder_of(config), world)
-
-
-def _folder_of(config: TrainConfig) -> Path:
-    return config.checkpoints.checkpoints or config.run.out / "checkpoints"

@@ -66,13 +66,12 @@ def publish(
     *,
     path: str,
     complete: str,
-    manifest: str,
-    text: str,
+    texts: dict[str, str],
     sizes: dict[str, int],
     remove: list[str],
 ) -> dict[str, Any]:
-    """All ranks' files, of these ``sizes``, are in the folder ``path``: make it the ``complete`` one, then
-    remove old ones, and tell which of these are ``left`` since they could not be.
+    """All ranks' files, of these ``sizes``, are in the folder ``path``: add those of these ``texts``, make it
+    the ``complete`` one, then remove old ones, and tell which of these are ``left`` since they could not be.
 
     Raises:
         OSError: it cannot be made one; nothing is removed then.
@@ -82,10 +81,11 @@ def publish(
             found = os.fstat(file.fileno()).st_size
         if found != size:
             raise OSError(errno.EIO, f"has {found} bytes, not {size}", str(Path(path) / name))
-    with (Path(path) / manifest).open("w", encoding="utf-8") as file:
-        file.write(text)
-        file.flush()
-        os.fsync(file.fileno())
+    for name, text in texts.items():
+        with (Path(path) / name).open("w", encoding="utf-8") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
     _sync_folder(Path(path))
     if Path(complete).exists():  # a broken one: nobody loads that, and nobody saves twice what is whole
         _discard(Path(complete))

@@ -7,7 +7,7 @@ from collections.abc import Callable, Sequence
 
 import numpy as np
 
-from payload.device import Array, Kernel, wide
+from payload.device import Array, Kernel, bits, wide
 from payload.nn.base import Context
 from payload.nn.erf import erf
 from payload.nn.parameter import Parameter
@@ -21,14 +21,16 @@ class ReLU:
 
     def forward(self, x: Array, tape: Tape) -> Array:
         """Any shape."""
-        x *= x > 0
+        kept = bits(x)
+        kept *= ~(x <= 0)
         tape.push(x)
         return x
 
     def backward(self, dy: Array, tape: Tape) -> Array:
         """Same shape."""
         (y,) = tape.pop()
-        dy *= y > 0
+        kept = bits(dy)
+        kept *= y != 0  # NaN, too
         return dy
 
 

@@ -11,9 +11,6 @@ import math
 from collections.abc import Callable, Sequence
 from functools import cache
 from types import ModuleType
-from typing import Any
-
-import numpy as np
 
 from payload.device import Array, wide
 from payload.errors import UsageError
@@ -134,7 +131,8 @@ class Attention:
         """(..., queries, keys), -inf for keys that a query does not see."""
         scores = self._device.matmul(q[..., at, :], k[..., seen, :].swapaxes(-1, -2), dtype=wide(q.dtype))
         if self._causal:
-            scores[..., at.start :] += _later(self._device.xp, scores.shape[-2], scores.dtype)
+            later = _later(self._device.xp, scores.shape[-2])
+            self._device.xp.copyto(scores[..., at.start :], -math.inf, where=later)
         return scores
 
     def _mask(self, key: Array, at: slice, seen: slice, shares: Array) -> Array:
@@ -178,9 +176,9 @@ class Attention:
 
 
 @cache
-def _later(xp: ModuleType, size: int, dtype: np.dtype[Any]) -> Array:
-    """(queries, keys) of the same positions: -inf for later keys, else 0."""
-    array: Array = xp.triu(xp.full((size, size), -math.inf, dtype), 1)
+def _later(xp: ModuleType, size: int) -> Array:
+    """(queries, keys) of the same positions: whether the key is later."""
+    array: Array = xp.triu(xp.ones((size, size), bool), 1)
     return array
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 
-from payload.device import Array
+from payload.device import Array, bits
 from payload.nn.base import Context
 from payload.nn.parameter import Parameter
 from payload.nn.random import kept, sample_keys
@@ -57,6 +57,6 @@ class Dropout:
         return index.reshape(shape)
 
     def _scaled(self, x: Array, mask: Array) -> Array:
-        y: Array = x * mask
+        y: Array = (bits(x) * mask).view(x.dtype)
         y *= 1 / (1 - self._rate)
         return y

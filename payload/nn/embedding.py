@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from payload.device import Array
+from payload.device import Array, bits
 from payload.nn.base import Context
 from payload.nn.parameter import Init, Parameter, normal, zeros
 from payload.nn.tape import Tape
@@ -27,7 +27,8 @@ class Embedding:
         tape.push(local, here)
         y: Array = self.table.value[local]
         if self._tp.size > 1:
-            y *= here[..., None]
+            known = bits(y)
+            known *= here[..., None]
             self._tp.allreduce(y)
         return y
 
@@ -36,7 +37,7 @@ class Embedding:
         local, here = tape.pop()
         xp = self._device.xp
         if self._tp.size > 1:
-            dy = dy * here[..., None]
+            dy = (bits(dy) * here[..., None]).view(dy.dtype)
         # Sorted by token, and each token's rows summed: in the same order each time, on a GPU too.
         order = xp.argsort(local.ravel(), kind="stable")
         tokens = local.ravel()[order]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from payload.comm.base import Solo
-from payload.device import Array, wide
+from payload.device import Array, bits, wide
 from payload.nn.base import Context
 from payload.nn.parameter import Init, Parameter, ones, zeros
 from payload.nn.tape import Tape
@@ -61,7 +61,8 @@ class BatchNorm:
             z = xp.multiply(x.astype(dtype, copy=False), slope, out=y if y.dtype == dtype else None)
             z += offset
             if self._relu:
-                z *= z > 0
+                kept = bits(z)
+                kept *= ~(z <= 0)
             if z is not y:
                 y[...] = z
 
@@ -79,7 +80,9 @@ class BatchNorm:
         sums: Array = xp.zeros((2, len(mean)))  # Σ dz, Σ dz · (x - mean)
 
         def add_up(x: Array, dy: Array, dx: Array, *y: Array) -> None:
-            dz = (xp.multiply(dy, y[0] > 0, out=dx) if y else dy).astype(dtype, copy=False)
+            if y:
+                xp.multiply(bits(dy), y[0] != 0, out=bits(dx))
+            dz = (dx if y else dy).astype(dtype, copy=False)
             sums[0] += _sum(dz)
             centred = x - centre
             centred *= dz

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator, Sequence
 
-from payload.device import Array
+from payload.device import Array, bits
 from payload.nn.base import Context
 from payload.nn.conv import output_size
 from payload.nn.parameter import Parameter
@@ -44,7 +44,7 @@ class MaxPool2d:
         for position, gradient in zip(self._positions(padded), self._positions(dx), strict=True):
             found = (position == y) & left
             left ^= found
-            self._xp.add(gradient, dy * found, out=gradient)
+            self._xp.add(gradient, (bits(dy) * found).view(dy.dtype), out=gradient)
         return self._unpad(dx)
 
     def _pad(self, x: Array) -> Array:

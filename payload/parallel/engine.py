@@ -130,10 +130,9 @@ class Engine:
             batches, scale=boost / targets, seed=self._options.seed, iteration=iteration
         )
         self.storage.reduce(across=self.ties.sum)
-        mine = 1.0 if self.mesh.tp.rank == 0 else 0.0  # tensor-parallel ranks have the same sums
-        loss, count, squares, *voted = self.mesh.world.sum(
-            [mine * float(sums.loss), mine * float(sums.count), float(self._squares()), *votes]
-        )
+        first = self.mesh.tp.rank == 0  # tensor-parallel ranks have the same sums
+        mine = [float(value) if first else 0.0 for value in (sums.loss, sums.count)]
+        loss, count, squares, *voted = self.mesh.world.sum([*mine, float(self._squares()), *votes])
         scale = targets / count / boost if count else 0.0
         mean, norm = loss / count if count else 0.0, math.sqrt(squares) * scale
         # A loss that is not finite is not the scale's fault.
@@ -152,9 +151,9 @@ class Engine:
     def evaluate(self, batches: Iterable[Batch]) -> Evaluation:
         """Of this rank's share of the held-out data; the number of batches is the same on all ranks."""
         sums = self._pipeline.evaluate(batches)
-        mine = 1.0 if self.mesh.tp.rank == 0 else 0.0
+        first = self.mesh.tp.rank == 0
         loss, correct, count = self.mesh.world.sum(
-            [mine * float(value) for value in (sums.loss, sums.correct, sums.count)]
+            [float(value) if first else 0.0 for value in (sums.loss, sums.correct, sums.count)]
         )
         return Evaluation(loss / count, correct / count)
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import signal
+import zlib
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -21,7 +23,7 @@ from payload.checkpoint.files import BrokenError, Manifest, read_manifest, verif
 from payload.checkpoint.folder import complete, prepare
 from payload.checkpoint.lock import Lock
 from payload.checkpoint.pieces import held, scalars
-from payload.checkpoint.resume import Resumed, refuse_others, resume
+from payload.checkpoint.resume import Resumed, choose, refuse_others, resume
 from payload.checkpoint.saver import Saver
 from payload.comm.base import Solo
 from payload.device import Device
@@ -66,6 +68,10 @@ def describe(iteration: int, **identity: Any) -> Manifest:
     return Manifest(iteration, {"dp": 1}, {"hidden": (2,), **identity}, {}, {"lr": 0.1}, [])
 
 
+def go_on(wanted: str, folder: Path, engine: Engine, now: Manifest) -> Resumed:
+    return resume(choose(wanted, folder, engine.mesh.world), engine, now)
+
+
 Save = Callable[..., list[dict[str, Any]]]
 
 
@@ -108,7 +114,7 @@ def test_what_was_saved_is_loaded_and_training_goes_on_the_same(
     records = save(1, 2, 3, engine=engine)
     assert [record["step"] for record in records] == [1, 2, 3]
     assert numbers(engine) != numbers(other)
-    resumed = resume("auto", tmp_path, other, describe(0))
+    resumed = go_on("auto", tmp_path, other, describe(0))
     assert resumed == Resumed(3, [f"going on from {tmp_path / 'iteration-00000003'}"])
     assert numbers(engine) == numbers(other)
     for each in (engine, other):
@@ -125,7 +131,7 @@ def test_what_belongs_to_a_rank_alone_is_loaded_in_the_same_layout_only(
         return made
 
     def loaded(into: Engine, now: Manifest) -> tuple[list[float], str]:
-        (note,) = resume("auto", tmp_path, into, now).notes
+        (note,) = go_on("auto", tmp_path, into, now).notes
         numbers: list[float] = device.to_host(into.own_state["residual"]).tolist()
         return numbers, note
 
@@ -144,7 +150,7 @@ def test_a_copy_is_saved_not_what_came_after(device: Device, save: Save, tmp_pat
     save(1, 2, engine=short, interval=2, wait=True)
     shutil.rmtree(tmp_path / "iteration-00000002")
     save(1, 2, 3, engine=long, interval=2)
-    resume("auto", tmp_path, long, describe(0))
+    go_on("auto", tmp_path, long, describe(0))
     assert numbers(long) == numbers(short)
 
 
@@ -191,8 +197,8 @@ def test_the_newest_are_kept(save: Save, tmp_path: Path, wait: bool) -> None:
 
 
 def test_damage_of_any_byte_is_seen(save: Save, tmp_path: Path) -> None:
-    """Every cut, every flipped bit of some pattern, an added byte, and a missing file."""
-    save(1)
+    """Every cut, every flipped bit of some pattern, an added byte, and a missing file, of each there is."""
+    save(1, learned={"mean": [0.5]})
     folder = tmp_path / "iteration-00000001"
 
     def broken() -> bool:
@@ -204,7 +210,9 @@ def test_damage_of_any_byte_is_seen(save: Save, tmp_path: Path) -> None:
         return False
 
     assert not broken()
-    for name in ("manifest.json", "rank-00000.safetensors"):
+    names = [facts.name for facts in read_manifest(folder).files]
+    assert {path.name for path in folder.iterdir()} == {"manifest.json", *names}
+    for name in ("manifest.json", *names):
         path = folder / name
         whole = path.read_bytes()
         with path.open("r+b", buffering=0) as file:
@@ -229,29 +237,79 @@ def test_a_broken_one_is_named_and_the_one_before_taken(device: Device, save: Sa
     engine = make_engine(device, seed=1)
     newest = tmp_path / "iteration-00000003"
     (newest / "rank-00000.safetensors").write_bytes(b"")
-    resumed = resume("auto", tmp_path, engine, describe(0))
+    resumed = go_on("auto", tmp_path, engine, describe(0))
     assert resumed.iteration == 2
     assert resumed.notes[0].startswith(f"{newest} is broken: rank-00000.safetensors has 0 bytes, not ")
     refuse_others(tmp_path, "auto", engine.mesh.world)
     with pytest.raises(UsageError, match=r"iteration-00000003 is broken: rank-00000\.safetensors has 0"):
-        resume(str(newest), tmp_path, engine, describe(0))
+        go_on(str(newest), tmp_path, engine, describe(0))
     shutil.rmtree(tmp_path / "iteration-00000001")
     (tmp_path / "iteration-00000002" / "manifest.json").unlink()
     with pytest.raises(UsageError, match=r"all checkpoints are broken: .*; .* has no manifest\.json; remove"):
-        resume("auto", tmp_path, engine, describe(0))
+        go_on("auto", tmp_path, engine, describe(0))
+
+
+def test_what_was_learned_of_the_data_is_of_each_checkpoint(
+    device: Device, save: Save, tmp_path: Path
+) -> None:
+    save(1, learned={"mean": [0.25]})
+    save(2, learned={"mean": [0.5]})
+    assert [chosen(tmp_path), chosen(tmp_path, "iteration-00000001")] == [{"mean": [0.5]}, {"mean": [0.25]}]
+    newest = tmp_path / "iteration-00000002"
+    for content, complaint in (
+        (b'{"mean": [0.7]}\n', "data.json is not as it was written"),
+        (b'{"mean": [0.55]}\n', "data.json has 17 bytes, not 16"),
+        (None, "data.json cannot be read: No such file or directory"),
+    ):
+        (newest / "data.json").unlink()
+        if content is not None:
+            (newest / "data.json").write_bytes(content)
+        resumed = go_on("auto", tmp_path, make_engine(device), describe(0))
+        assert (resumed.iteration, resumed.notes[0]) == (1, f"{newest} is broken: {complaint}")
+        assert chosen(tmp_path) == {"mean": [0.25]}
+        (newest / "data.json").touch()
+    with pytest.raises(UsageError, match=r"iteration-00000002 is broken: data\.json has 0 bytes, not 16"):
+        chosen(tmp_path, "iteration-00000002")
+
+
+def chosen(folder: Path, name: str = "") -> Any:
+    """What is known of the data, by the newest that is whole or the one of that name."""
+    found = choose(str(folder / name) if name else "auto", folder, Solo())
+    return found and found.learned
+
+
+def test_one_that_was_moved_needs_nothing_else(device: Device, save: Save, tmp_path: Path) -> None:
+    save(1, 2, learned={"mean": [0.5]})
+    moved = shutil.copytree(tmp_path / "iteration-00000002", tmp_path / "elsewhere" / "mine")
+    shutil.rmtree(tmp_path / "iteration-00000001")
+    shutil.rmtree(tmp_path / "iteration-00000002")
+    assert chosen(tmp_path, "elsewhere/mine") == {"mean": [0.5]}
+    assert go_on(str(moved), tmp_path, make_engine(device), describe(0)).iteration == 2
+
+
+def test_one_of_another_format_is_named(save: Save, tmp_path: Path) -> None:
+    save(1)
+    path = tmp_path / "iteration-00000001" / "manifest.json"
+    text = re.sub(r'"crc32": "\w{8}"', '"crc32": "00000000"', path.read_text(), count=1)
+    text = text.replace('"format": 2', '"format": 1')
+    path.write_text(text.replace('"00000000"', f'"{zlib.crc32(text.encode()):08x}"'))
+    with pytest.raises(
+        UsageError, match=r"it is of format 1, and this program reads 2: use the one that wrote"
+    ):
+        choose("auto", tmp_path, Solo())
 
 
 def test_a_broken_one_is_replaced(device: Device, save: Save, tmp_path: Path) -> None:
     save(1, 2, 3)
     (tmp_path / "iteration-00000003" / "manifest.json").write_text("")
     save(3)
-    assert resume("auto", tmp_path, make_engine(device), describe(0)).iteration == 3
+    assert go_on("auto", tmp_path, make_engine(device), describe(0)).iteration == 3
 
 
 def test_one_can_be_chosen_but_not_mixed_with_newer_ones(device: Device, save: Save, tmp_path: Path) -> None:
     save(1, 2)
     first = str(tmp_path / "iteration-00000001")
-    resumed = resume(first, tmp_path, make_engine(device), describe(0))
+    resumed = go_on(first, tmp_path, make_engine(device), describe(0))
     assert resumed.iteration == 1
     refuse_others(tmp_path, str(tmp_path / "." / "iteration-00000002"), Solo())
     for wanted in (first, "never"):
@@ -260,13 +318,13 @@ def test_one_can_be_chosen_but_not_mixed_with_newer_ones(device: Device, save: S
 
 
 def test_none_is_a_new_beginning(device: Device, tmp_path: Path) -> None:
-    assert resume("auto", tmp_path / "none", make_engine(device), describe(0)) == Resumed()
+    assert go_on("auto", tmp_path / "none", make_engine(device), describe(0)) == Resumed()
 
 
 def test_another_run_is_refused_in_one_line(device: Device, save: Save, tmp_path: Path) -> None:
     save(1)
     with pytest.raises(UsageError) as caught:
-        resume("auto", tmp_path, make_engine(device), describe(0, hidden=(4, 2), seed=3))
+        go_on("auto", tmp_path, make_engine(device), describe(0, hidden=(4, 2), seed=3))
     made = tmp_path / "iteration-00000001"
     assert (
         str(caught.value)
@@ -275,11 +333,11 @@ def test_another_run_is_refused_in_one_line(device: Device, save: Save, tmp_path
     with pytest.raises(
         UsageError, match=r"weight/linear1.weight as float32 \(2, 2\), and this run has .* \(2, 3\)"
     ):
-        resume("auto", tmp_path, make_engine(device, classes=3), describe(0))
+        go_on("auto", tmp_path, make_engine(device, classes=3), describe(0))
     engine = make_engine(device)
     engine.optimizer.state["second_moment"] = engine.optimizer.state.pop("velocity")
     with pytest.raises(UsageError, match=r"no optimizer\.second_moment/linear0\.weight"):
-        resume("auto", tmp_path, engine, describe(0))
+        go_on("auto", tmp_path, engine, describe(0))
 
 
 def test_what_killed_runs_left_is_removed(tmp_path: Path) -> None:

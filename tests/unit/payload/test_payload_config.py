@@ -3,16 +3,19 @@ from __future__ import annotations
 import subprocess
 import sys
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from payload.__main__ import main
-from payload.config import ProbeConfig, TelemetryConfig, TrainConfig, parse
-from payload.crosschecks import check
+from payload.build import sizes_of
+from payload.config import COMMANDS, ProbeConfig, TelemetryConfig, TrainConfig, check, parse
+from payload.data import synthetic
 from payload.errors import UsageError
 from payload.schedule import LearningRate, scaled
-from payload.settings import to_toml
+from payload.settings import to_record, to_toml
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]
 
@@ -87,10 +90,16 @@ def test_bad_arguments_are_one_line(line: str) -> None:
         ("train --model gpt-tiny --data text:a --augment crop", "--augment"),
         ("train --data synthetic --augment crop", "--augment"),
         ("train --data synthetic --clean", "--clean"),
-        ("train --tokenizer bpe:300", "--tokenizer bpe:300"),
+        ("train --tokenizer bpe:300", "--tokenizer"),
         ("bench --find", "--find"),
         ("bench --resume auto", "--resume"),
         ("bench --save-interval 5", "--save-interval"),
+        ("train --beta1 0.9", "--beta1"),
+        ("train --optimizer adamw --momentum 0.9", "--momentum"),
+        ("train --compress-rank 4", "--compress-rank"),
+        ("train --compress topk --compress-rank 4", "--compress-rank"),
+        ("train --keep 2", "--keep"),
+        ("train --sequence-length 128", "--sequence-length"),
     ],
 )
 def test_what_does_not_go_together_is_refused_in_one_line(
@@ -124,10 +133,192 @@ def test_what_goes_together_is_not_refused(line: str) -> None:
     check(config)
 
 
+@dataclass(frozen=True)
+class Row:
+    """Where a setting has an effect."""
+
+    given: str
+    line: str = ""
+    idle: tuple[str, ...] = ()  # lines with which it has none, or what the run has not
+    does: str = "train find bench"
+
+
+_VIT, _GPT = "--model vit-tiny", "--model gpt-tiny --data text:a"
+_TEXT = ("", f"{_VIT} --data synthetic", _GPT.replace("text:a", "synthetic"))
+_STEP = "--schedule step --decay-iterations 9"
+TRAIN = {
+    "model": Row("--model cnn"),
+    "hidden": Row("--hidden 8", "", ("--model cnn", _VIT, _GPT)),
+    "layers": Row("--layers 2", _VIT, ("", "--model cnn", "--model resnet18")),
+    "heads": Row("--heads 2", _VIT, ("", "--model lstm-rows")),
+    "width": Row("--width 16", "--model resnet18", ("", "--model cnn")),
+    "patch": Row("--patch 2", _VIT, ("", _GPT)),
+    "dropout": Row("--dropout 0.1", _GPT, ("", "--model resnet50")),
+    "data": Row("--data synthetic"),
+    "augment": Row("--augment crop", "", ("--data synthetic", _GPT)),
+    "clean": Row("--clean", "--data idx:a", ("--data synthetic", _GPT)),
+    "tokenizer": Row("--tokenizer bpe:300", _GPT, _TEXT),
+    "sequence_length": Row("--sequence-length 8", _GPT, _TEXT[:2]),
+    "prefetch": Row("--prefetch 3", does="train find"),
+    "global_batch_size": Row("--global-batch-size 8"),
+    "micro_batch_size": Row("--micro-batch-size 8"),
+    "epochs": Row("--epochs 3", does="train"),
+    "iterations": Row("--iterations 3", does="train"),
+    "seed": Row("--seed 3"),
+    "find": Row("--find", does="train"),
+    "tp": Row("--tp 2", _GPT),
+    "pp": Row("--pp 2"),
+    "zero": Row("--zero 1", "", ("one rank",)),
+    "offload_optimizer": Row("--offload-optimizer", "", ("a CPU",)),
+    "recompute": Row("--recompute"),
+    "bucket_mib": Row("--bucket-mib 3", "", ("one rank",)),
+    "overlap": Row("--no-overlap", "", ("--zero 2", "one rank")),
+    "comm": Row("--comm ring"),
+    "cuda_aware": Row("--cuda-aware", "", ("--comm ring",)),
+    "compress": Row("--compress topk", "", ("one rank",), "train bench"),
+    "compress_ratio": Row("--compress-ratio 0.1", "--compress topk", ("", "--compress int8"), "train bench"),
+    "compress_rank": Row("--compress-rank 2", "--compress powersgd", ("", "--compress topk"), "train bench"),
+    "optimizer": Row("--optimizer lamb"),
+    "lr": Row("--lr 0.1", does="train"),
+    "momentum": Row("--momentum 0.8", "", ("--optimizer adamw", "--optimizer lamb")),
+    "nesterov": Row("--nesterov", "", ("--optimizer adamw", "--momentum 0")),
+    "beta1": Row("--beta1 0.8", "--optimizer adamw", ("", "--optimizer sgd")),
+    "beta2": Row("--beta2 0.8", "--optimizer lamb", ("",)),
+    "eps": Row("--eps 0.1", "--optimizer lamb", ("",)),
+    "weight_decay": Row("--weight-decay 0.1"),
+    "clip_grad": Row("--clip-grad 1"),
+    "schedule": Row("--schedule cosine", does="train"),
+    "warmup_iterations": Row("--warmup-iterations 3", does="train"),
+    "min_lr": Row("--min-lr 0.01", "--schedule cosine", ("", "--warmup-iterations 3"), "train"),
+    "decay_iterations": Row("--decay-iterations 3", "--schedule step", ("", "--schedule cosine"), "train"),
+    "decay_factor": Row("--decay-factor 0.5", _STEP, ("", "--schedule cosine"), "train"),
+    "scale_lr": Row("--scale-lr sqrt", "", ("one rank",), "train"),
+    "precision": Row("--precision bf16"),
+    "loss_scale": Row("--loss-scale 8"),
+    "save_interval": Row("--save-interval 3", does="train"),
+    "save": Row("--save sync", "--save-interval 3", ("", "--resume auto"), "train"),
+    "keep": Row("--keep 3", "--save-interval 3", ("", "--resume auto"), "train"),
+    "checkpoints": Row("--checkpoints a", "--resume auto", ("", "--resume a"), "train find"),
+    "resume": Row("--resume auto", does="train find"),
+    "profile": Row("--profile", does="train"),
+    "profile_iterations": Row("--profile-iterations 3", "--profile", ("",), "train"),
+    "tensorboard": Row("--tensorboard", does="train"),
+    "peak_tflops": Row("--peak-tflops 3", does="train bench"),
+    "device": Row("--device cpu"),
+    "out": Row("--out a"),
+}
+OTHERS = {
+    "bench": ("--rounds 3", "--turn 3", "--warmup 2", "--ranks 2"),
+    "eval": ("--out a", "--resume a", "--data digits", "--tp 2", "--pp 2", "--device cpu"),
+    "export": ("--checkpoint b", "--to b"),
+    "gemm": (
+        *("--sizes 8", "--dtypes float64", "--warmup 3", "--iterations 3", "--seed 3", "--device cpu"),
+        *("--comm ring", "--out a"),
+    ),
+    "allreduce": (
+        *("--comm ring", "--min 1", "--max 1GiB", "--dtype float64", "--iterations 3", "--cuda-aware"),
+        *("--device cpu", "--out a"),
+    ),
+    "probe": ("--expect-hosts a", "--device cpu"),
+    "telemetry": ("--out b", "--interval 3"),
+    "align": ("--folder b",),
+}
+"""Everywhere, but for what ``test_what_does_not_go_together...`` has."""
+REQUIRED = {"export": "--checkpoint a --to a", "telemetry": "--out a", "align": "--folder a"}
+
+
+def refused(line: str, *, several: bool = True, gpu: bool = True) -> str:
+    """What is said of a command line, on such ranks."""
+    config = parse(line.split())
+    try:
+        check(config, several=several, gpu=gpu)
+        if isinstance(config, TrainConfig):
+            sizes_of(config.model, synthetic.tokens(64, 8))
+    except UsageError as exc:
+        return str(exc)
+    return ""
+
+
+@pytest.mark.parametrize("name", TRAIN)
+def test_a_setting_has_an_effect_or_is_refused(name: str) -> None:
+    row = TRAIN[name]
+    flag = row.given.split()[0]
+    for does, start in (("train", "train"), ("find", "train --find"), ("bench", "bench")):
+        line = f"{start} {row.line}"
+        if does in row.does.split():
+            assert refused(f"{line} {row.given}") == ""
+            ours, plain = (to_record(parse(one.split())) for one in (f"{line} {row.given}", line))
+            assert ours.pop(name) != plain.pop(name)
+        elif name != "find" or does == "bench":
+            assert f"{flag}: " in refused(f"{start} {row.given}") or row.line
+            assert refused(f"{line} {row.given}").endswith(": leave it out")
+    for idle in row.idle:
+        known = {"several": idle != "one rank", "gpu": idle != "a CPU"}
+        line = "" if idle in ("one rank", "a CPU") else idle
+        complaint = refused(f"train {line} {row.given}", **known)
+        assert complaint.startswith(f"{flag}: ") or complaint.startswith("--schedule step: ")
+        assert "only" in complaint or "no such size" in complaint or "say which" in complaint
+
+
+@pytest.mark.parametrize("command", OTHERS)
+def test_a_setting_of_another_command_has_an_effect(command: str) -> None:
+    line = f"{command} {REQUIRED.get(command, '')}"
+    for given in OTHERS[command]:
+        assert refused(f"{line} {given}") == ""
+        assert parse(f"{line} {given}".split()) != parse(line.split())
+
+
+def test_every_setting_of_every_command_is_in_these_tables() -> None:
+    for command, kind in COMMANDS.items():
+        wanted = set(to_record(parse([command, *REQUIRED.get(command, "").split()])))
+        if issubclass(kind, TrainConfig):
+            assert set(TRAIN) <= wanted
+            wanted -= set(TRAIN)
+        assert len(wanted) == len(OTHERS.get(command, ())), (command, wanted)
+
+
+def test_what_a_file_has_counts_where_it_is_no_default(tmp_path: Path) -> None:
+    file = tmp_path / "a.toml"
+    line = f"train --config {file}"
+    file.write_text("[optimizer]\nmomentum = 0.9\nbeta1 = 0.9\nlr = 0.1\n[checkpoints]\nsave-interval = 5\n")
+    for more in ("", " --optimizer adamw", " --find"):
+        assert refused(line + more) == ""
+    assert refused(f"{line} --optimizer adamw --momentum 0.9").startswith("--momentum: ")
+    file.write_text("[optimizer]\nmomentum = 0.8\n")
+    assert refused(line) == ""
+    told = "it has an effect only with --optimizer sgd, none with --optimizer adamw: leave it out"
+    assert refused(f"{line} --optimizer adamw") == f"--config: {file}: [optimizer] momentum: {told}"
+    for row in TRAIN.values():
+        file.write_text(to_toml(parse(f"train {row.line} {row.given}".split())))
+        assert refused(line) == ""
+
+
+def test_what_only_the_run_can_tell_is_refused_by_it(alone: Runner, tmp_path: Path) -> None:
+    for flags, message in (
+        (
+            "--compress topk",
+            "it has an effect only on two or more data-parallel ranks, none on one",
+        ),
+        ("--offload-optimizer --device cpu", "it has an effect only on GPUs, none on a CPU: leave it out"),
+        (
+            "--warmup-iterations 10 --iterations 9",
+            "the run ends after 9 iterations, before these",
+        ),
+    ):
+        answer = alone("train", *flags.split(), "--out", str(tmp_path))
+        assert (answer.returncode, len(answer.stderr.splitlines())) == (2, 1)
+        assert answer.stderr.startswith(f"payload: error: {flags.split()[0]}: {message}")
+
+
 def test_learning_rates_that_are_none_are_refused() -> None:
     for workers in (1, 4, 100):
         with pytest.raises(UsageError, match=r"--lr: a learning rate of"):
             LearningRate(scaled(1e308, "linear", workers), "constant", 10)
+    LearningRate(0.05, "step", 10, warmup=10, milestones=(9, 20))
+    lates: list[dict[str, Any]] = [{"warmup": 11}, {"milestones": (10, 20)}]
+    for late in lates:
+        with pytest.raises(UsageError, match=r"-iterations: the run ends after 10 iterations, before these"):
+            LearningRate(0.05, "step", 10, **late)
     with pytest.raises(UsageError, match=r"--min-lr 0\.1 is above the learning rate, which is 0\.05"):
         LearningRate(0.05, "cosine", 10, least=0.1)
 

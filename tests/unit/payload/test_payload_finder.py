@@ -196,7 +196,7 @@ def test_a_run_without_checkpoints_cannot_be_evaluated(alone: Runner, tmp_path: 
 
 
 def test_other_text_is_judged_by_the_runs_tokenizer(alone: Runner, trained: Path, tmp_path: Path) -> None:
-    text, kept = b"a dog and a bird, and a fish and a bird. " * 80, trained / "checkpoints" / "data.json"
+    text, kept = b"a dog and a bird, and a fish and a bird. " * 80, _newest(trained) / "data.json"
     (tmp_path / "text").write_bytes(text)
     before = kept.read_bytes()
     answer = alone("eval", "--out", str(trained), "--data", f"text:{tmp_path / 'text'}")
@@ -231,19 +231,45 @@ def test_held_out_images_alone_are_judged_by_the_run(alone: Runner, tmp_path: Pa
     assert (found["samples"], found["loss"]) == (30, pytest.approx(told["loss"], rel=1e-12))
 
 
-def test_training_goes_on_with_the_runs_tokenizer_or_not_at_all(
+def test_training_goes_on_with_the_runs_tokenizer_or_that_of_an_older_checkpoint(
     alone: Runner, trained: Path, tmp_path: Path
 ) -> None:
     out = shutil.copytree(trained, tmp_path / "run")
-    kept = out / "checkpoints" / "data.json"
-    before = kept.read_bytes()
+    before = (_newest(out) / "data.json").read_text()
     again = ("train", "--config", str(out / "config.toml"), "--resume", "auto", "--out", str(out))
     answer = alone(*again, "--tokenizer", "bytes")
     assert "tokenizer bpe:270, samples " in answer.stderr
     answer = alone(*again, "--iterations", "7")
     assert answer.returncode == 0, answer.stderr
-    assert kept.read_bytes() == before
-    kept.unlink()
-    answer = alone(*again)
+    assert (_newest(out) / "data.json").read_text() == before
+    broken = _newest(out) / "data.json"
+    broken.write_text(before.replace("1", "2", 1))
+    answer = alone(*again, "--iterations", "7")
+    assert answer.returncode == 0, answer.stderr
+    assert f"{broken.parent} is broken: data.json is not as it was written" in answer.stdout
+    assert "going on from " in answer.stdout
+    assert broken.read_text() == before  # it was made anew
+
+
+def test_a_checkpoint_that_was_moved_is_evaluated_exported_and_gone_on_from(
+    alone: Runner, trained: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = json.loads(alone("eval", "--out", str(trained)).stdout)
+    moved = str(shutil.copytree(_newest(trained), tmp_path / "mine"))
+    monkeypatch.chdir(tmp_path)
+    answer = alone("eval", "--resume", moved)
+    assert answer.returncode == 0, answer.stderr
+    assert json.loads(answer.stdout) == expected
+    assert alone("export", "--checkpoint", moved, "--to", "weights").returncode == 0
+    config = ("--config", str(trained / "config.toml"), "--checkpoints", "new", "--out", "new")
+    answer = alone("train", *config, "--resume", moved, "--iterations", "7")
+    assert answer.returncode == 0, answer.stderr
+    assert f"going on from {moved}" in answer.stdout
+    (tmp_path / "mine" / "data.json").write_text("{}")
+    answer = alone("eval", "--resume", moved)
     assert (answer.returncode, len(answer.stderr.splitlines())) == (2, 1)
-    assert f"--resume: {kept} cannot be read: No such file or directory; the checkpoints" in answer.stderr
+    assert f"--resume: {moved} is broken: data.json has 2 bytes, not " in answer.stderr
+
+
+def _newest(out: Path) -> Path:
+    return sorted((out / "checkpoints").glob("iteration-*"))[-1]

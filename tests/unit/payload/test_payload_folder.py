@@ -50,8 +50,7 @@ def test_a_file_that_is_missing_or_short_makes_no_checkpoint_and_costs_none(tmp_
                 os.getppid(),
                 path=str(work),
                 complete=str(new),
-                manifest="manifest.json",
-                text="{}",
+                texts={"manifest.json": "{}"},
                 sizes=sizes,
                 remove=[str(old)],
             )

@@ -10,10 +10,11 @@ from pathlib import Path
 import pytest
 
 from payload.comm.base import Solo
-from payload.config import GemmConfig, GemmSize, parse
+from payload.config import GemmConfig, parse
 from payload.device import Device
 from payload.errors import UsageError
 from payload.gemm import _Layer, gemm
+from payload.values import GemmSize
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -1,24 +1,35 @@
-"""Every backward pass against finite differences, in float64."""
+"""Every backward pass against finite differences, in float64; and PyTorch's answers to infinities and NaN."""
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 
 import numpy as np
 import pytest
+import torch
+from torch.nn import functional
 
-from payload.device import Array, Cpu
+from payload.comm.base import Solo
+from payload.device import Array, Cpu, Device
 from payload.models import mlp
 from payload.nn.activation import ReLU
+from payload.nn.attention import Attention
 from payload.nn.base import Context, Layer, Sequential, Unit
+from payload.nn.dropout import Dropout
+from payload.nn.embedding import Embedding
 from payload.nn.linear import Linear
 from payload.nn.loss import SoftmaxCrossEntropy
+from payload.nn.norm import BatchNorm
+from payload.nn.parameter import normal
+from payload.nn.pool import MaxPool2d
 from payload.nn.tape import Tape
 from payload.parallel.mesh import alone
 from payload.parallel.options import Options
 from payload.parallel.pipeline import Batch, Pipeline, Stage
 from payload.parallel.storage import Storage
 from payload.precision import PRECISIONS
+from tests.support.layers import draw, stored
 
 _STEP = 1e-6
 _CONTEXT = Context(Cpu())
@@ -123,3 +134,93 @@ def test_a_parameter_without_a_gradient_has_zero() -> None:
     storage.begin()
     storage.produced(Unit("u", Sequential(linear)), last=True)
     assert not storage.grads.any()
+
+
+_ODD = [np.inf, -np.inf, np.nan, 2.0, -2.0, 0.0]
+"""What is no finite number, and what is."""
+
+
+def _passed(device: Device, layer: Layer, x: Array, dy: Array) -> tuple[Array, Array]:
+    """What a layer makes of an input, and of the gradient by its output."""
+    stored([Unit("u", layer)], device, "float32")
+    tape = Tape()
+    with np.errstate(all="ignore"):
+        y = device.to_host(layer.forward(device.asarray(x.copy()), tape)).copy()
+        return y, device.to_host(layer.backward(device.asarray(dy.copy()), tape)).copy()
+
+
+@pytest.mark.parametrize("gradient", [1.0, np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("kind", ["float64", "float32", "float16"])
+def test_relu_of_what_is_not_finite_is_pytorchs(device: Device, kind: str, gradient: float) -> None:
+    x, dy = np.array([_ODD], kind), np.full((1, len(_ODD)), gradient, kind)
+    theirs = torch.tensor(x, requires_grad=True)
+    y = functional.relu(theirs)
+    (dx,) = torch.autograd.grad(y, theirs, torch.tensor(dy))
+    ours = _passed(device, ReLU(), x, dy)
+    np.testing.assert_array_equal(ours[0], y.detach())
+    np.testing.assert_array_equal(ours[1], dx)
+
+
+@pytest.mark.parametrize("gradient", [1.0, np.inf])
+def test_batch_norm_before_relu_of_what_is_not_finite_is_pytorchs(device: Device, gradient: float) -> None:
+    """In an evaluation, and in training by a gradient that has overflowed where ReLU lets none through."""
+    x = np.array([_ODD, _ODD[::-1]], "float32").T.copy()
+    norm = BatchNorm(Context(device), "norm", 2, relu=True)
+    stored([Unit("u", norm)], device, "float32")
+    y = device.to_host(norm.forward(device.asarray(x), Tape(training=False)))
+    state = torch.zeros(2), torch.ones(2)
+    expected = functional.relu(functional.batch_norm(torch.tensor(x), *state))
+    np.testing.assert_allclose(y, expected, rtol=1e-6)
+    x = np.array([[3.0, 1.0], [1.0, 2.0], [-4.0, 3.0]], "float32")
+    dy = np.array([[1.0, 1.0], [1.0, 1.0], [gradient, 1.0]], "float32")
+    theirs = torch.tensor(x, requires_grad=True)
+    out = functional.relu(functional.batch_norm(theirs, *state, training=True))
+    (dx,) = torch.autograd.grad(out, theirs, torch.tensor(dy))
+    _, ours = _passed(device, norm, x, dy)
+    np.testing.assert_allclose(ours, dx, atol=1e-6)
+
+
+def test_max_pooling_gives_an_infinite_gradient_to_one_place_alone(device: Device) -> None:
+    x = np.array([[1.0, 5.0], [-np.inf, 2.0]], "float32").reshape(1, 2, 2, 1)
+    y, dx = _passed(device, MaxPool2d(Context(device), 2), x, np.full((1, 1, 1, 1), np.inf, "float32"))
+    assert (y.item(), dx.ravel().tolist()) == (5, [0, np.inf, 0, 0])
+
+
+@pytest.mark.parametrize("kind", ["float64", "float32", "float16"])
+def test_what_is_dropped_is_zero_whatever_it_was(device: Device, kind: str) -> None:
+    layer, tape = Dropout(Context(device), "d", 0.5), Tape(draw=draw(1, device))
+    x = np.full((1, 64), np.inf, kind)
+    y = device.to_host(layer.forward(device.asarray(x), tape)).copy()
+    dx = device.to_host(layer.backward(device.asarray(-x), tape))
+    assert set(y.ravel().tolist()) == {0, np.inf}
+    np.testing.assert_array_equal(dx, -y)
+
+
+def test_a_later_key_spoils_no_earlier_query(device: Device) -> None:
+    """As in PyTorch's fused attention: what a position does not see is left out, not subtracted from."""
+    layer = Attention(Context(device), "a", 2, 1, causal=True, init=normal(1))
+    stored([Unit("u", layer)], device, "float32")
+    qkv = [[1, 1, 0, 0, 1, 1], [0, 0, 10, 10, 0, 0]]  # queries and values of x[0], keys of x[1]
+    layer.qkv.weight.value[...] = device.asarray(np.reshape(np.array(qkv, "float32"), (2, 3, 2)))
+    x = np.array([[[1, 0.1], [2, 0.1], [3, 3e38]]], "float32")
+    with np.errstate(all="ignore"):
+        y = device.to_host(layer.forward(device.asarray(x), Tape()))
+    assert np.isfinite(y).all(axis=-1).tolist() == [[True, True, False]]
+
+
+class _Half(Solo):
+    """The first of two ranks, of which the other adds nothing."""
+
+    size = 2
+
+
+def test_a_token_of_another_rank_takes_nothing_of_this_ones_table(device: Device) -> None:
+    """Not even where that has overflowed; nor does its gradient come here."""
+    layer = Embedding(Context(device, tp=_Half()), "e", 4, 2)
+    storage = stored([Unit("u", layer)], device, "float32")
+    layer.table.value[...] = math.inf
+    tape = Tape()
+    y = device.to_host(layer.forward(device.asarray(np.array([[1, 3]])), tape))
+    assert y[0].tolist() == [[np.inf, np.inf], [0, 0]]
+    layer.backward(device.asarray(np.array([[[1, 1], [np.inf, np.inf]]], "float32")), tape)
+    assert device.to_host(storage.grads).reshape(2, 2).tolist() == [[0, 0], [1, 1]]

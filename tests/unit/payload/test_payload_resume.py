@@ -15,10 +15,6 @@ from typing import Any
 
 import pytest
 
-from payload.checkpoint import learned
-from payload.comm.base import Solo
-from payload.errors import UsageError
-
 Runner = Callable[..., subprocess.CompletedProcess[str]]
 Starter = Callable[..., subprocess.Popen[str]]
 Undisturbed = Callable[[str], tuple[Any, ...]]
@@ -227,31 +223,3 @@ def test_a_writer_that_dies_on_one_rank_fails_all(program: Runner, tmp_path: Pat
     assert answer.stderr.count("payload: error: rank 1 on ") == 1
     assert "the process that writes checkpoints ended with -9" in answer.stderr
     assert "Traceback" not in answer.stderr
-
-
-@pytest.mark.parametrize(
-    ("content", "message"),
-    [
-        (None, "data.json cannot be read: No such file"),
-        ("{", "data.json is not as it was written: Expecting property name"),
-        ("[]", "data.json is not as it was written: it is no JSON object"),
-        ("\udcff", "data.json is not as it was written: 'utf-8' codec"),
-    ],
-)
-def test_a_run_whose_data_is_not_known_any_more_is_not_gone_on_from(
-    tmp_path: Path, content: str | None, message: str
-) -> None:
-    assert learned.load("auto", tmp_path, Solo()) is None
-    (tmp_path / "iteration-00000001").mkdir()
-    learned.save({"merges": ((1, 2),)}, tmp_path)
-    assert learned.load("auto", tmp_path, Solo()) == {"merges": [[1, 2]]}
-    assert [path.name for path in sorted(tmp_path.iterdir())] == ["data.json", "iteration-00000001"]
-    (tmp_path / "data.json").unlink()
-    if content is not None:
-        (tmp_path / "data.json").write_text(content, errors="surrogateescape")
-    with pytest.raises(UsageError, match=message):
-        learned.load("auto", tmp_path, Solo())
-    with pytest.raises(UsageError, match=r"iteration-00000001 is broken: it has no manifest"):
-        learned.load(str(tmp_path / "iteration-00000001"), tmp_path, Solo())
-    with pytest.raises(UsageError, match=r"nowhere/data\.json cannot be written: No such file"):
-        learned.save({}, tmp_path / "nowhere")

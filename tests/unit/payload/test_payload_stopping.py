@@ -61,4 +61,4 @@ def test_signals_while_it_leaves_change_nothing(tmp_path: Path) -> None:
         process.stdout.close()
         process.stderr.close()
     there = (tmp_path / "checkpoints").iterdir()
-    assert sorted(path.name.split("-")[0] for path in there) == [".lock", "data.json", "iteration"]
+    assert sorted(path.name.split("-")[0] for path in there) == [".lock", "iteration"]

@@ -16,6 +16,7 @@ from payload.checkpoint.files import Manifest, read_manifest
 from payload.checkpoint.folder import prepare
 from payload.checkpoint.pieces import Piece, held, scalars, share
 from payload.checkpoint.reader import Reader
+from payload.checkpoint.resume import choose as choose_checkpoint
 from payload.checkpoint.resume import resume
 from payload.checkpoint.saver import Saver
 from payload.comm import mpi
@@ -89,7 +90,7 @@ def pass_on(folder: Path, number: int, layout: Layout, mesh: Mesh) -> None:
     engine = make_engine(mesh, layout)
     now = Manifest(number, {"number": number}, {}, {}, {}, [])
     prepare(folder, mesh.world)
-    resumed = resume("auto", folder, engine, now)
+    resumed = resume(choose_checkpoint("auto", folder, mesh.world), engine, now)
     assert resumed.iteration == number - 1
     if number == 1:
         for piece, array in held(engine):

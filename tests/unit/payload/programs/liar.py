@@ -10,8 +10,9 @@ from typing import TypeVar
 
 from payload import allreduce, gemm, probe
 from payload.comm import mpi
-from payload.config import AllreduceConfig, GemmConfig, GemmSize, ProbeConfig
+from payload.config import AllreduceConfig, GemmConfig, ProbeConfig
 from payload.device import Array, Cpu
+from payload.values import GemmSize
 
 T = TypeVar("T")
 

@@ -8,6 +8,7 @@ import numpy as np
 
 from payload.checkpoint.files import Manifest
 from payload.checkpoint.folder import prepare
+from payload.checkpoint.resume import choose as choose_checkpoint
 from payload.checkpoint.resume import resume
 from payload.checkpoint.saver import Saver
 from payload.comm import mpi
@@ -59,7 +60,7 @@ for name in COMPRESSORS:
         step(whole, iteration)
     with Saver(whole, folder, describe, lambda **_: None, interval=1, keep=1, wait=True) as saver:
         saver.after(3, (0.0, 0.0), last=False)
-    assert resume("auto", folder, parted, describe(0)).iteration == 3
+    assert resume(choose_checkpoint("auto", folder, world), parted, describe(0)).iteration == 3
     residual = device.to_host(parted.own_state["residual"]).tolist()
     assert any(residual), f"{name}: nothing was held back"
     assert world.allgather(residual)[0] != world.allgather(residual)[1], "ranks hold back the same"
