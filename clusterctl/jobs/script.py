@@ -52,6 +52,7 @@ def render_script(
         title=job.name,
         needs=f"{own.name} too" if own else "this file",
         submit_dir=own is not None or job.container is not None,
+        shell_script=own is not None and not own.is_python,
         own_directives=own.directives if own else (),
         options=_options(job, own),
         array=_is_array(job, own),
