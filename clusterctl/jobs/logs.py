@@ -21,6 +21,17 @@ _LOG = re.compile(r"(stdout|stderr)(?:-([0-9]+))?\.log")
 _TAIL_LINES = 20
 _TAIL_COLUMNS = 2000
 _TAIL_BYTES = 1 << 16  # a log may be one line without end
+_READ_LINES = 400
+# What Open MPI and Slurm say of the other ranks once one has failed. The tail of a log leaves it out: it says
+# nothing of the cause, and there may be more of it than lines are shown.
+_CONSEQUENCES = re.compile(
+    r"^-{74}\n(?:An MPI communication peer process|MPI_ABORT was invoked|Primary job +terminated normally)"
+    r"(?:.*\n)*?-{74}(?:\n|\Z)"
+    r"|^slurmstepd-\S+ error: +(?:mpi/pmix.*|\*\*\* STEP \S+ ON \S+ CANCELLED AT \S+ \*\*\*)(?:\n|\Z)"
+    r"|^srun: (?:Job step aborted: |launch/slurm: _step_signal: |Force Terminated ).*(?:\n|\Z)"
+    r"|^srun: error: \S+ tasks? \S+ Terminated(?:\n|\Z)",
+    re.MULTILINE,
+)
 _TAIL = """\
 test -d "$5" || { echo "(the job's folder is gone)"; exit 0; }
 for log in "$3" "$4"; do test -s "$log" && { tail -c "$2" -- "$log" | tail -n "$1"; exit; }; done
@@ -98,12 +109,17 @@ class LogReader:
         return LogChunk("stdout" if match[1] == "stdout" else "stderr", task, data)
 
 
-def tail(transport: Transport, folder: str, task: int | None, lines: int = _TAIL_LINES) -> str:
-    """The last lines of a job's stderr, else of its stdout, fit for a terminal; "" if there are none."""
+def tail(transport: Transport, folder: str, task: int | None) -> str:
+    """The last lines of a job's stderr, else of its stdout, fit for a terminal; "" if there are none.
+
+    What only follows from a rank's failure is left out, unless there is nothing else.
+    """
     suffix = "" if task is None else f"-{task}"
     logs = [f"{folder}/{name}{suffix}.log" for name in ("stderr", "stdout")]
     said = transport.run(
-        ["sh", "-c", _TAIL, "sh", str(lines), str(_TAIL_BYTES), *logs, folder], check=False
+        ["sh", "-c", _TAIL, "sh", str(_READ_LINES), str(_TAIL_BYTES), *logs, folder], check=False
     ).stdout
+    said = _CONSEQUENCES.sub("", said) or said
     # Only a newline ends a line: what else Python takes for an end, a binary log is full of.
-    return "\n".join(plain_line(line)[-_TAIL_COLUMNS:] for line in said.removesuffix("\n").split("\n"))
+    lines = said.removesuffix("\n").split("\n")[-_TAIL_LINES:]
+    return "\n".join(plain_line(line)[-_TAIL_COLUMNS:] for line in lines)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection, Iterable, Mapping
+from pathlib import Path
 from typing import Protocol
 
 from clusterctl.distributions import JOB_PROFILE
@@ -28,6 +29,9 @@ _WATCH = (
     "kill -TERM $!; wait $!"
 )
 
+# Runs once a rank that is a Python program.
+RANK = (Path(__file__).parent / "remote_rank.py").read_text(encoding="utf-8")
+
 # In a job's folder, what the job was not given: patterns of bash with extglob.
 _NOT_GIVEN = "|".join([*sorted(OURS), "@(stdout|stderr)-+([0-9]).log", "task-+([0-9])"])
 
@@ -48,6 +52,7 @@ def render_script(
         title=job.name,
         needs=f"{own.name} too" if own else "this file",
         submit_dir=own is not None or job.container is not None,
+        shell_script=own is not None and not own.is_python,
         own_directives=own.directives if own else (),
         options=_options(job, own),
         array=_is_array(job, own),
@@ -129,19 +134,20 @@ def program(
 ) -> str:
     """The program's command line, quoted for bash."""
     env = _environment(job, payload_root)
-    command = _command(job, own, environment)
+    by_itself = own is not None and not own.is_python  # a shell script starts its ranks itself
+    alone = own is not None and job.tasks == 1 and not own.directives
+    is_rank = not by_itself and not alone
+    command = _command(job, own, environment, is_rank=is_rank)
     if job.container is not None:
         folders = ('"$submit_dir"', *([payload_root] if own is None else []))
         command = contained(command, image=job.container, folders=folders, variables=env)
-    by_itself = own is not None and not own.is_python  # a shell script starts its ranks itself
-    alone = own is not None and job.tasks == 1 and not own.directives
-    if not by_itself and not alone:
+    if is_rank:
         command = launched(job, command, exported=env)
     # `env` rather than `export`: whatever their names, they can't change this script's own variables.
     return f"env {_assignments(env)} {command}" if env else command
 
 
-def _command(job: JobSpec, own: UserScript | None, environment: Environment) -> str:
+def _command(job: JobSpec, own: UserScript | None, environment: Environment, *, is_rank: bool) -> str:
     """What one rank runs; in a container the Python is the image's."""
     python = f"{environment.bin}/python" if job.container is None else "python3"
     if own is None:
@@ -150,6 +156,8 @@ def _command(job: JobSpec, own: UserScript | None, environment: Environment) -> 
         return f"{python} -m payload {shlex.join([job.bundled, *job.args])}"
     script = f'"$submit_dir"/{shlex.quote(own.name)}'
     arguments = f" {shlex.join(job.args)}" if job.args else ""
+    if is_rank:
+        python += f" -c {shlex.quote(RANK)}"
     return f"{python if own.is_python else shlex.join(own.interpreter)} {script}{arguments}"
 
 

@@ -47,6 +47,29 @@ def test_a_python_script_gets_the_job_environment_and_all_ranks(cluster: Cluster
     assert f"(1, 2, '{cluster.name}-train-2', ['--flag', 'x y'])" in out
 
 
+@pytest.mark.parametrize("launcher", ["srun", "mpirun"])
+@pytest.mark.parametrize(
+    ("failure", "status", "cause"),
+    [("raise KeyError('a bug')", 1, "KeyError: 'a bug'"), ("sys.exit(3)", 3, "exit code 3")],
+    ids=["error", "status"],
+)
+def test_one_rank_that_fails_ends_the_job(
+    cluster: Cluster, launcher: str, failure: str, status: int, cause: str
+) -> None:
+    path = script(
+        cluster,
+        "fails.py",
+        "from mpi4py import MPI\nimport sys\nsys.tracebacklimit = 0\nw = MPI.COMM_WORLD\nw.Barrier()\n"
+        f"if w.rank == 1:\n    {failure}\nw.Barrier()\n",
+    )
+    flags = ("--nodes", "2", "--launcher", launcher, "--wait", "--timeout", "1m")
+    answer = cluster.json("submit", path, *flags, rc=4)
+    (failed,) = answer["failures"]
+    assert cause in failed["cause"]
+    assert f"exit code {status}" in failed["cause"]
+    assert "pmix" not in cluster("logs", answer["job_id"]).stderr.lower()
+
+
 def test_mpirun_with_a_hostfile(cluster: Cluster) -> None:
     done = cluster.json("submit", "probe", "--nodes", "2", "--launcher", "mpirun", "--wait")
     run = cluster.run_of(done["job_id"])

@@ -39,6 +39,15 @@ MPI.COMM_WORLD.Barrier()
 print("rank", MPI.COMM_WORLD.rank, flush=True)
 sys.exit(7)
 """
+FAILS = """\
+import sys
+from mpi4py import MPI
+sys.tracebacklimit = 0
+MPI.COMM_WORLD.Barrier()
+if MPI.COMM_WORLD.rank == 1:
+    raise KeyError("a bug")
+MPI.COMM_WORLD.Barrier()
+"""
 SLURMS = ("slurmctld", "slurmd", "slurmdbd", "munge", "mariadb")
 
 
@@ -151,6 +160,15 @@ def test_a_failure_is_told_with_its_exit_code(plain: Cluster, script: Any) -> No
     assert failure["code"] == "job-failed"
     assert "FAILED, exit code 7" in failure["cause"]
     assert job(plain, failed["job_id"])["exit_code"] == 7
+
+
+def test_an_error_of_one_rank_ends_the_job(plain: Cluster, script: Any) -> None:
+    path = script("fails.py", FAILS)
+    flags = ("--nodes", "2", "--wait", "--timeout", "1m")
+    (failure,) = plain("-o", "json", "submit", path, *flags, rc=4).json["failures"]
+    assert "FAILED, exit code 1" in failure["cause"]
+    assert "KeyError: 'a bug'" in failure["cause"]
+    assert not [host for host in nodes(plain) if "fails.py" in processes(plain, host)]
 
 
 def test_one_at_a_time_and_cancel_ends_it_everywhere(plain: Cluster, script: Any) -> None:

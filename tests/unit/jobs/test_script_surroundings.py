@@ -40,6 +40,12 @@ def test_a_shell_script_has_them_too(batch):
     assert (rc, out) == (3, "0.1 $x\n")
 
 
+@pytest.mark.parametrize(("given", "found"), [({}, "60"), ({"SLURM_PMIX_TIMEOUT": "300"}, "300")])
+def test_steps_of_a_shell_script_do_not_wait_long_for_a_failed_rank(batch, given, found):
+    batch.environment |= given
+    assert batch.run(rendered(shell_job(batch, 'echo "$SLURM_PMIX_TIMEOUT"')))[1] == f"{found}\n"
+
+
 def test_a_variable_may_set_the_threads(batch):
     assert seen(batch, python_job(batch, env={"OMP_NUM_THREADS": "7"}))[0]["OMP_NUM_THREADS"] == "7"
 

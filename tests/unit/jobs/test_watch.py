@@ -331,6 +331,26 @@ def test_each_failure_has_its_host_its_log_and_a_way_out(session, tmp_path):
     assert (failure.host, failure.fix) == ("n1", f"the whole log: clusterctl logs {job_id}")
 
 
+@pytest.mark.parametrize("name", ["raised-srun.log", "raised-mpirun.log", "hung-srun.log"])
+def test_what_follows_from_a_ranks_failure_does_not_hide_it(session, tmp_path, name):
+    log = Path(__file__).with_name("captures") / name
+    job_id = submitted(session, tmp_path, f"cat {log} >&2; exit 1")
+    with pytest.raises(JobFailedError) as caught:
+        jobs.raise_unless_completed(session, jobs.wait(session, [job_id]))
+    said = caught.value.failures[0].cause
+    assert "RuntimeError: rank one is broken" in said.splitlines()
+    for noise in ("pmix", "MPI_ABORT", "peer", "CANCELLED", "Terminat", "-" * 70):
+        assert noise not in said
+
+
+def test_where_there_is_nothing_else_the_end_of_a_log_is_whole(session, tmp_path):
+    alone = "srun: Job step aborted: Waiting up to 7 seconds for job step to finish."
+    job_id = submitted(session, tmp_path, f"echo '{alone}' >&2; exit 1")
+    with pytest.raises(JobFailedError) as caught:
+        jobs.raise_unless_completed(session, jobs.wait(session, [job_id]))
+    assert caught.value.failures[0].cause.endswith(alone)
+
+
 def test_a_binary_log_has_no_more_lines_than_newlines(session, tmp_path):
     job_id = submitted(
         session, tmp_path, r"printf '50%%\ra\x0bb\x0cc\x1cd\xc2\x85e\xe2\x80\xa8f\r\nlast' >&2; exit 1"

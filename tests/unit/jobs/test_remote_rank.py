@@ -1,0 +1,110 @@
+"""A rank of a Python program: it finds what `python PROGRAM` gives it, and its failure ends the others."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from clusterctl.jobs.script import RANK
+
+MPIRUN = (
+    *("timeout", "--kill-after=10", "60"),  # SIGTERM lets mpirun take its ranks along
+    *("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "2"),
+    *("--mca", "mpi_yield_when_idle", "1"),
+)
+PROGRAM = '''\
+"""What it is about."""
+import __main__, atexit, inspect, multiprocessing, pickle, sys, threading
+from dataclasses import dataclass
+import beside
+
+@dataclass
+class Point:
+    x: int
+
+def moved(point):
+    return Point(point.x + 1)
+
+if __name__ == "__main__":
+    print(__doc__, __file__, __spec__, sys.argv, sys.path[0], beside.VALUE)
+    print("Rank" in globals(), inspect.getsource(moved))
+    print(__main__.Point is Point, pickle.loads(pickle.dumps(Point(1))), flush=True)
+    with multiprocessing.get_context("spawn").Pool(1) as pool:
+        print(pool.map(moved, [Point(1)]), flush=True)
+    atexit.register(lambda: print("at exit", pickle.loads(pickle.dumps(Point(2)))))
+    thread = threading.Timer(0.1, lambda: print("in a thread", moved(Point(3)), flush=True))
+    thread.start()
+'''
+RANKS = """\
+import sys, time
+from mpi4py import MPI
+world = MPI.COMM_WORLD
+file = open(f"rank{world.rank}", "w")
+file.write("what is in a buffer")
+world.Barrier()
+"""
+FAILS = "if world.rank == 1: raise RuntimeError('it broke')\n"
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    (tmp_path / "beside.py").write_text("VALUE = 7\n")
+    return tmp_path
+
+
+def ran(folder: Path, text: str, *before: str) -> subprocess.CompletedProcess[str]:
+    """A program's end; ``before``: what stands before its name."""
+    path = folder / "program.py"
+    path.write_text(text)
+    clean = {k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "OMPI_", "PMIX_", "PMI_"))}
+    argv = [*before, path, "a b", "-c"]
+    return subprocess.run(
+        argv, cwd=folder, env=clean, capture_output=True, text=True, check=False, timeout=90
+    )
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        PROGRAM,
+        "def f():\n    raise RuntimeError('it broke')\nf()\n",
+        "try:\n    1 / 0\nexcept ZeroDivisionError as exc:\n    raise KeyError('x') from exc\n",
+        "raise = 3\n",
+        "import sys\nsys.exit(3)\n",
+        "import sys\nsys.exit('the disk is on fire')\n",
+        "import sys\nsys.exit()\n",
+        "import sys\nsys.excepthook = lambda kind, error, trace: print('mine', error)\nraise KeyError(1)\n",
+        "# -*- coding: latin-1 -*-\nprint(len('é'))\n",
+    ],
+    ids=["what it finds", "error", "chain", "syntax", "status", "message", "no status", "hook", "coding"],
+)
+def test_it_runs_as_by_python_alone(folder, text):
+    plain, rank = ran(folder, text, sys.executable), ran(folder, text, sys.executable, "-c", RANK)
+    assert (rank.returncode, rank.stdout, rank.stderr) == (plain.returncode, plain.stdout, plain.stderr)
+
+
+@pytest.mark.parametrize("waits", ["world.Barrier()", "world.recv(source=1)", "time.sleep(600)"])
+def test_an_error_of_one_rank_ends_the_others(folder, waits):
+    done = ran(folder, RANKS + FAILS + waits, *MPIRUN, sys.executable, "-c", RANK)
+    assert done.returncode == 1
+    assert done.stderr.count("Traceback") == 1
+    assert "RuntimeError: it broke\n" in done.stderr
+    assert (folder / "rank1").read_text() == "what is in a buffer"
+
+
+def test_a_rank_that_leaves_with_a_status_ends_the_others(folder):
+    text = f"{RANKS}if world.rank == 1: sys.exit(3)\nworld.Barrier()\n"
+    assert ran(folder, text, *MPIRUN, sys.executable, "-c", RANK).returncode == 3
+
+
+@pytest.mark.parametrize("status", [7, 75])
+def test_ranks_that_all_leave_with_a_status_wait_for_each_other(folder, status):
+    text = f"{RANKS}time.sleep(1 - world.rank)\nprint('rank', world.rank)\nsys.exit({status})\n"
+    done = ran(folder, text, *MPIRUN, sys.executable, "-c", RANK)
+    assert done.returncode == status
+    assert sorted(done.stdout.split()) == ["0", "1", "rank", "rank"]
+    assert "MPI_ABORT" not in done.stderr
