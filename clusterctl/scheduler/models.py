@@ -26,7 +26,7 @@ class Outcome(Enum):
 
 
 class JobState(StrEnum):
-    """Slurm's base states (squeue(1), JOB STATE CODES)."""
+    """Slurm's base states (squeue(1), JOB STATE CODES), and UNKNOWN where Slurm's word is none of them."""
 
     BOOT_FAIL = "BOOT_FAIL"
     CANCELLED = "CANCELLED"
@@ -52,6 +52,7 @@ class JobState(StrEnum):
     STOPPED = "STOPPED"
     SUSPENDED = "SUSPENDED"
     TIMEOUT = "TIMEOUT"
+    UNKNOWN = "UNKNOWN"
 
     @property
     def outcome(self) -> Outcome:
@@ -79,6 +80,7 @@ class JobInfo:
 
     Times are Unix seconds and None where there is none yet; ``signal`` is 0 when none ended the job;
     ``exit_code`` and ``signal`` are None while the job goes on. ``prefix`` is what its id begins with.
+    ``job_id`` is 0 where the record of a job can't be understood so far as to tell even its number.
     """
 
     job_id: int

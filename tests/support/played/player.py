@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 STATE = Path(os.environ["SLURM_PLAYER_STATE"])
-FIELD, RECORD = "\x1f", "\x1e"
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"}
 
 
@@ -41,6 +40,12 @@ def fail(text: str) -> None:
 
 def option(argv: list[str], name: str) -> str | None:
     return next((word.split("=", 1)[1] for word in argv if word.startswith(f"--{name}=")), None)
+
+
+def say_record(argv: list[str], fields: list[str]) -> None:
+    """Each field followed by the separator that the command asked for."""
+    separator = option(argv, "delimiter") or str(option(argv, "Format")).split(",")[0].partition(":")[2]
+    say("".join(field + separator for field in fields) + "\n")
 
 
 def sbatch(argv: list[str], state: dict[str, Any]) -> None:
@@ -119,7 +124,7 @@ def squeue(argv: list[str], state: dict[str, Any]) -> None:
             job["comment"] or "(null)",
             "0",
         ]
-        say(FIELD.join(head) + RECORD + "\n")
+        say_record(argv, head)
 
 
 def sacct(argv: list[str], state: dict[str, Any]) -> None:
@@ -130,9 +135,9 @@ def sacct(argv: list[str], state: dict[str, Any]) -> None:
     for job_id, job in rows(state, argv):
         times = [str(job.get(key, "Unknown")) for key in ("submit", "start", "end")]
         nodes = "n1" if "start" in job else "None assigned"
-        cells = [job_id, job["name"], "hpc", "train", "default", "normal", job["state"], "None"]
+        cells = [job_id, job_id, job["name"], "hpc", "train", "default", "normal", job["state"], "None"]
         cells += [f"{job['code']}:{job['signal']}", nodes, *times, job["dir"], job["comment"]]
-        say(FIELD.join(cells) + "\n")
+        say_record(argv, cells)
 
 
 def scancel(argv: list[str], state: dict[str, Any]) -> None:
