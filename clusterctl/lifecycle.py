@@ -34,14 +34,14 @@ from clusterctl.providers.onprem.provider import OnpremProvider
 from clusterctl.proving import prove
 from clusterctl.reach import reach, refuse_full_disks
 from clusterctl.reach.release import recognised
-from clusterctl.records import RunRecord
+from clusterctl.records import JobEntry, RunRecord
 from clusterctl.spec import ClusterSpec
 from clusterctl.spec import GcpProvider as GcpSettings
 from clusterctl.spec import LocalProvider as LocalSettings
 from clusterctl.spec import OnpremProvider as OnpremSettings
 from clusterctl.spec import Provider as ProviderSettings
 from clusterctl.spec.load import dump_spec
-from clusterctl.teardown import Orphan, bring_home, destroy, destroy_lost, find_orphans
+from clusterctl.teardown import Orphan, bring_home, destroy, destroy_lost, find_orphans, to_discard
 from clusterctl.telling import WAITING, HostStep, Say, Tell
 from clusterctl.transport.connections import Connections
 from clusterctl.transport.ssh_files import write_ssh_files
@@ -80,7 +80,7 @@ class Up:
 
 @dataclass(frozen=True, slots=True)
 class Down:
-    """A cluster that is gone, and the runs that were brought home before.
+    """A cluster that is gone, and the runs that were brought home before, and those that were not.
 
     ``looked``: whether there was anything to look for.
     """
@@ -89,6 +89,7 @@ class Down:
     phases: tuple[Phase, ...]
     provider: str = LocalSettings().type
     looked: bool = True
+    discarded: tuple[JobEntry, ...] = ()
 
 
 def up(
@@ -221,6 +222,7 @@ def down(
     name: str,
     tell: Tell,
     discard_runs: bool = False,
+    discard: Collection[str] = (),
     out: Path | None = None,
     gone: Collection[str] = (),
     hands: Hands = NO_HANDS,
@@ -228,6 +230,7 @@ def down(
 ) -> Down:
     """Bring home what was not collected, then remove the cluster and prove that nothing is left.
 
+    The runs of the jobs to ``discard`` are not brought home, nor is any with ``discard_runs``.
     Machines of the user's own that are ``gone`` for good are not waited for.
     ``wait_s`` bounds how long another clusterctl that works on the cluster is waited for.
 
@@ -235,10 +238,12 @@ def down(
         CollectError: a run could not be brought home; the cluster stays.
         LeftoversError: an independent look found something of the cluster.
         LockedError: another clusterctl was still at work after ``wait_s``.
-        UsageError: there is no such cluster, or it knows nothing of a machine that is gone.
+        UsageError: there is no such cluster, it knows nothing of a machine that is gone, or a job to discard
+            was not submitted from here.
     """
     with workspace.lock("down", wait_s=wait_s, waiting=lambda text: tell(WAITING, text)):
         sweep()
+        discarded = to_discard(workspace, discard, everything=discard_runs)
         if not workspace.root.is_dir():
             return _down_lost(name, tell)
         if _has_made_nothing(workspace):
@@ -249,10 +254,13 @@ def down(
         provider = provider_of(settings, hands)
         run = Run("down", Journal(workspace.journal), tell)
         runs: tuple[RunRecord, ...] = ()
-        if not discard_runs and collect.uncollected(workspace):
+        if set(collect.uncollected(workspace)) - set(discarded):
             with run.phase("collect") as (step, _):
-                runs = bring_home(workspace, out)
+                runs = bring_home(workspace, out, discarded)
                 step.note = f"{len(runs)} runs"
+        if discarded:
+            with run.phase("discard") as (step, _):
+                step.note = f"runs of {', '.join(entry.shown for entry in discarded)}"
         if forgotten := forget(workspace, gone):
             hands.told(f"forgotten: {'; '.join(forgotten)}")
         with run.phase("destroy") as (_, say):
@@ -261,7 +269,7 @@ def down(
             if isinstance(settings, LocalSettings) and not workspace.hosts.exists():
                 destroy_lost(provider, name, workspace, say)
         workspace.remove()
-    return Down(runs, tuple(run.phases), settings.type, looked)
+    return Down(runs, tuple(run.phases), settings.type, looked, discarded)
 
 
 def _settings(workspace: Workspace) -> ProviderSettings:

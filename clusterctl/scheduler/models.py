@@ -26,7 +26,10 @@ class Outcome(Enum):
 
 
 class JobState(StrEnum):
-    """Slurm's base states (squeue(1), JOB STATE CODES), and UNKNOWN where Slurm's word is none of them."""
+    """Slurm's base states (squeue(1), JOB STATE CODES), and two of ours.
+
+    UNKNOWN: Slurm's word is none of them. PURGED: Slurm has no record of the job any more.
+    """
 
     BOOT_FAIL = "BOOT_FAIL"
     CANCELLED = "CANCELLED"
@@ -53,6 +56,7 @@ class JobState(StrEnum):
     SUSPENDED = "SUSPENDED"
     TIMEOUT = "TIMEOUT"
     UNKNOWN = "UNKNOWN"
+    PURGED = "PURGED"
 
     @property
     def outcome(self) -> Outcome:
@@ -67,6 +71,7 @@ _OUTCOMES = {
     JobState.OUT_OF_MEMORY: Outcome.FAILED,
     JobState.BOOT_FAIL: Outcome.FAILED,
     JobState.DEADLINE: Outcome.FAILED,
+    JobState.PURGED: Outcome.FAILED,
     JobState.CANCELLED: Outcome.CANCELLED,
     JobState.TIMEOUT: Outcome.CANCELLED,
     JobState.PREEMPTED: Outcome.CANCELLED,

@@ -171,6 +171,7 @@ def test_unknown_jobs_are_named(cluster: Cluster) -> None:
     assert "999999" in cluster("cancel", "999999", rc=1).stderr
     assert "999999" in cluster("logs", "999999", rc=1).stderr
     cluster("cancel", "not-an-id", rc=2)
+    assert "999999" in cluster("down", "--yes", "--discard-run", "999999", rc=2).stderr
 
 
 def test_status_list_and_ssh(cluster: Cluster) -> None:

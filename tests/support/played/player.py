@@ -114,7 +114,17 @@ def squeue(argv: list[str], state: dict[str, Any]) -> None:
         status = job["code"] << 8 | job["signal"]
         times = [str(job.get(key, "N/A")) for key in ("submit", "start", "end")]
         nodes = "n1" if "start" in job else ""
-        head = [job_id, job_id, "N/A", job["name"], "hpc", "train", "default", "normal", job["state"]]
+        head = [
+            job_id,
+            job_id,
+            "N/A",
+            job["name"],
+            job.get("user", "hpc"),
+            "train",
+            "default",
+            "normal",
+            job["state"],
+        ]
         head += [
             job["reason"] or "None",
             str(status),
@@ -129,13 +139,25 @@ def squeue(argv: list[str], state: dict[str, Any]) -> None:
 
 def sacct(argv: list[str], state: dict[str, Any]) -> None:
     if "--json" in argv:
+        if odd := next((job["odd"] for _, job in rows(state, argv) if "odd" in job), None):
+            fail(odd)
         jobs = [{"job_id": int(i), "state": {"current": job["state"]}} for i, job in rows(state, argv)]
         say(json.dumps({"jobs": jobs, "errors": []}))
         return
     for job_id, job in rows(state, argv):
         times = [str(job.get(key, "Unknown")) for key in ("submit", "start", "end")]
         nodes = "n1" if "start" in job else "None assigned"
-        cells = [job_id, job_id, job["name"], "hpc", "train", "default", "normal", job["state"], "None"]
+        cells = [
+            job_id,
+            job_id,
+            job["name"],
+            job.get("user", "hpc"),
+            "train",
+            "default",
+            "normal",
+            job["state"],
+            "None",
+        ]
         cells += [f"{job['code']}:{job['signal']}", nodes, *times, job["dir"], job["comment"]]
         say_record(argv, cells)
 

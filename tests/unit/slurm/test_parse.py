@@ -240,7 +240,7 @@ def test_hostlists(nodelist, nodes):
 @pytest.mark.parametrize("state", list(JobState))
 def test_every_state_has_an_outcome(state):
     cancelled = {"CANCELLED", "TIMEOUT", "PREEMPTED", "REVOKED"}
-    failed = {"FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE"}
+    failed = {"FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "PURGED"}
     expected = Outcome.GOES_ON
     if state == "COMPLETED":
         expected = Outcome.COMPLETED
