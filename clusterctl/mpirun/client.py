@@ -176,11 +176,11 @@ class MpirunClient:
         if self._is_away(first):
             return replace(job, reason=f"{first} does not answer")
         try:
-            (said,) = self._ask_once(first, {"do": "settle", "ids": [job.id]})["jobs"]
+            said = self._ask_once(first, {"do": "settle", "ids": [job.id]})["jobs"]
         except UnreachableError:
             self._away[first] = self.clock.now()
             return replace(job, reason=f"{first} does not answer")
-        return job_info(said, self.user)
+        return job_info(said[0], self.user) if said else job  # a job may remove what is noted of it
 
     def _is_away(self, host: str) -> bool:
         """Whether it did not answer just now: to find that out takes its time."""

@@ -19,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Dict, List, Optional  # noqa: UP035
 
@@ -84,12 +84,8 @@ class User:
     def jobs(self) -> List[Record]:  # noqa: UP006
         """All jobs there were, by number."""
         with self.acting():
-            found = [
-                self._job(name)
-                for name in self._names()
-                if os.path.lexists(self.registry / name / "job.json")
-            ]
-        return found
+            begun = [name for name in self._names() if os.path.lexists(self.registry / name / "job.json")]
+            return [self._job(name) for name in begun]
 
     def _names(self) -> List[str]:  # noqa: UP006
         try:
@@ -119,7 +115,10 @@ class User:
             folder = self.registry / name
             folder.mkdir(exist_ok=True)
             new = folder / f".{file}.new"
-            new.write_text(text)
+            with suppress(FileNotFoundError):
+                new.unlink()
+            with new.open("x") as out:  # a job may have put a pipe or a link there
+                out.write(text)
             new.replace(folder / file)
 
 
@@ -127,7 +126,7 @@ def read(path: Path) -> Optional[Record]:  # noqa: UP045
     """The JSON object in a file, which a job may have put anything in place of."""
     try:
         fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(fd, "rb") as file:
+        with os.fdopen(fd, "rb") as file:
             if not stat.S_ISREG(os.fstat(fd).st_mode):
                 return None
             raw = file.read(LARGEST + 1)
