@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -56,18 +56,21 @@ def bring_home(
     Raises:
         CollectError: a run could not be brought home; all others were.
     """
-    ids = {entry.job_id for entry in discard if entry.job_id}
+    ids = [entry.job_id for entry in discard if entry.job_id]
     try:
         return collect.collect_all(spec_as_raised(workspace), workspace, out=out, discard=ids)
     except (CollectError, SchedulerError, TransportError, UsageError) as exc:
-        raise stays_up(exc) from exc
+        raise stays_up(exc, ids) from exc
 
 
-def stays_up(exc: ClusterctlError) -> CollectError:
-    """The error of a `down` that could not collect: which jobs' runs, why, and how to give up these alone."""
+def stays_up(exc: ClusterctlError, discarded: Sequence[str] = ()) -> CollectError:
+    """The error of a `down` that could not collect: which jobs' runs, why, and how to give up these alone,
+    beside those that are ``discarded`` already.
+    """
     jobs = exc.jobs if isinstance(exc, CollectError) else ()
     whose = f"job {jobs[0]}: " if len(jobs) == 1 else ""
-    options = " ".join(f"--discard-run {job_id}" for job_id in jobs) or "--discard-runs"
+    given_up = (*discarded, *jobs) if jobs else ()
+    options = " ".join(f"--discard-run {job_id}" for job_id in given_up) or "--discard-runs"
     return CollectError(
         "the cluster stays up: runs that are not home yet can't be collected",
         where=exc.where,

@@ -181,6 +181,7 @@ def test_a_down_that_can_not_collect_says_which_jobs_and_how_to_give_them_up() -
     said = stays_up(error)
     assert "job 2: no; job 7: gone" in said.why
     assert said.fix.endswith("--discard-run 2 --discard-run 7")
+    assert stays_up(error, ["9"]).fix.endswith("--discard-run 9 --discard-run 2 --discard-run 7")
     one = CollectError("it is not known where its files are")
     one.jobs = ("5",)
     assert stays_up(one).why == "job 5: it is not known where its files are"
