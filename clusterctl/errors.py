@@ -311,10 +311,14 @@ class LockedError(ClusterctlError):
 
 
 class CollectError(ClusterctlError):
-    """A run could not be brought home whole; what arrived is kept and the next collect goes on from there."""
+    """A run could not be brought home whole; what arrived is kept and the next collect goes on from there.
+
+    ``jobs`` are the ids of the jobs whose runs these are, where they are known.
+    """
 
     code = "collect"
     retryable = True
+    jobs: tuple[str, ...] = ()
 
 
 class TransferError(ClusterctlError):

@@ -35,14 +35,14 @@ from clusterctl.providers.onprem.provider import OnpremProvider
 from clusterctl.proving import prove
 from clusterctl.reach import reach, refuse_full_disks
 from clusterctl.reach.release import recognised
-from clusterctl.records import RunRecord
+from clusterctl.records import JobEntry, RunRecord
 from clusterctl.spec import ClusterSpec
 from clusterctl.spec import GcpProvider as GcpSettings
 from clusterctl.spec import LocalProvider as LocalSettings
 from clusterctl.spec import OnpremProvider as OnpremSettings
 from clusterctl.spec import Provider as ProviderSettings
 from clusterctl.spec.load import dump_spec
-from clusterctl.teardown import Orphan, bring_home, destroy, destroy_lost, find_orphans
+from clusterctl.teardown import Orphan, bring_home, destroy, destroy_lost, find_orphans, to_discard
 from clusterctl.telling import WAITING, HostStep, Say, Tell
 from clusterctl.transport.connections import Connections
 from clusterctl.transport.ssh_files import write_ssh_files
@@ -81,7 +81,7 @@ class Up:
 
 @dataclass(frozen=True, slots=True)
 class Down:
-    """A cluster that is gone, and the runs that were brought home before.
+    """A cluster that is gone, and the runs that were brought home before, and those that were not.
 
     ``looked``: whether there was anything to look for.
     """
@@ -90,6 +90,7 @@ class Down:
     phases: tuple[Phase, ...]
     provider: str = LocalSettings().type
     looked: bool = True
+    discarded: tuple[JobEntry, ...] = ()
 
 
 def up(
@@ -222,6 +223,7 @@ def down(
     name: str,
     tell: Tell,
     discard_runs: bool = False,
+    discard: Collection[str] = (),
     out: Path | None = None,
     gone: Collection[str] = (),
     hands: Hands = NO_HANDS,
@@ -229,6 +231,7 @@ def down(
 ) -> Down:
     """Bring home what was not collected, then remove the cluster and prove that nothing is left.
 
+    The runs of the jobs to ``discard`` are not brought home, nor is any with ``discard_runs``.
     Machines of the user's own that are ``gone`` for good are not waited for.
     ``wait_s`` bounds how long another clusterctl that works on the cluster is waited for.
 
@@ -237,15 +240,17 @@ def down(
         DiskError: all is removed but the workspace, which stands on a read-only file system.
         LeftoversError: an independent look found something of the cluster.
         LockedError: another clusterctl was still at work after ``wait_s``.
-        UsageError: there is no such cluster, or it knows nothing of a machine that is gone.
+        UsageError: there is no such cluster, it knows nothing of a machine that is gone, or a job to discard
+            was not submitted from here.
     """
     with workspace.lock("down", wait_s=wait_s, waiting=lambda text: tell(WAITING, text)):
         sweep()
+        discarded = to_discard(workspace, discard, everything=discard_runs)
         if not workspace.root.is_dir():
             return _down_lost(name, tell)
         with _writable(workspace, lambda text: tell(WAITING, text)) as records:
             done = _taken_down(
-                records, name=name, tell=tell, discard_runs=discard_runs, out=out, gone=gone, hands=hands
+                records, name=name, tell=tell, discarded=discarded, out=out, gone=gone, hands=hands
             )
         workspace.remove()
     return done
@@ -269,7 +274,7 @@ def _taken_down(
     *,
     name: str,
     tell: Tell,
-    discard_runs: bool,
+    discarded: Collection[JobEntry],
     out: Path | None,
     gone: Collection[str],
     hands: Hands,
@@ -281,10 +286,13 @@ def _taken_down(
     provider = provider_of(settings, hands)
     run = Run("down", Journal(workspace.journal), tell)
     runs: tuple[RunRecord, ...] = ()
-    if not discard_runs and collect.uncollected(workspace):
+    if set(collect.uncollected(workspace)) - set(discarded):
         with run.phase("collect") as (step, _):
-            runs = bring_home(workspace, out)
+            runs = bring_home(workspace, out, discarded)
             step.note = f"{len(runs)} runs"
+    if discarded:
+        with run.phase("discard") as (step, _):
+            step.note = f"runs of {', '.join(entry.shown for entry in discarded)}"
     if forgotten := forget(workspace, gone):
         hands.told(f"forgotten: {'; '.join(forgotten)}")
     with run.phase("destroy") as (_, say):
@@ -292,7 +300,7 @@ def _taken_down(
             destroy(provider, workspace.cluster_id(), workspace, say)
         if isinstance(settings, LocalSettings) and not workspace.hosts.exists():
             destroy_lost(provider, name, workspace, say)
-    return Down(runs, tuple(run.phases), settings.type, looked)
+    return Down(runs, tuple(run.phases), settings.type, looked, tuple(discarded))
 
 
 def _settings(workspace: Workspace) -> ProviderSettings:

@@ -47,6 +47,11 @@ class JobEntry(_Stored):
         """The comment that marks the job in Slurm."""
         return f"clusterctl:{self.token}"
 
+    @property
+    def shown(self) -> str:
+        """The job in a message."""
+        return f"job {self.job_id or 'of unknown id'} ({self.name})"
+
 
 class Ledger:
     """The workspace's jobs.jsonl. Lines are appended; a later one about a token adds to the earlier ones."""

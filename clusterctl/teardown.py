@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl import collect
 from clusterctl.access import spec_as_raised
 from clusterctl.errors import (
+    ClusterctlError,
     CollectError,
     Failure,
     LeftoversError,
@@ -16,7 +18,7 @@ from clusterctl.errors import (
     UsageError,
 )
 from clusterctl.providers.base import Leftover, Provider, Say
-from clusterctl.records import RunRecord
+from clusterctl.records import JobEntry, Ledger, RunRecord
 from clusterctl.workspace import Workspace
 
 
@@ -28,24 +30,57 @@ class Orphan:
     left: tuple[Leftover, ...]
 
 
-def bring_home(workspace: Workspace, out: Path | None) -> tuple[RunRecord, ...]:
-    """Collect what was not collected yet.
+def to_discard(workspace: Workspace, ids: Collection[str], *, everything: bool) -> tuple[JobEntry, ...]:
+    """The submissions whose runs are not home and are given up: those of the jobs ``ids``, or all.
 
     Raises:
-        CollectError: a run could not be brought home.
+        UsageError: one of the ids is of no job that was submitted from here.
     """
-    try:
-        return collect.collect_all(spec_as_raised(workspace), workspace, out=out)
-    except (CollectError, SchedulerError, TransportError, UsageError) as exc:
-        fix = (
-            exc.fix if isinstance(exc, CollectError) else "mend it with `clusterctl up` and take it down then"
+    not_home = collect.uncollected(workspace)
+    submitted = {entry.job_id for entry in Ledger(workspace.jobs).entries()}
+    if unknown := [job_id for job_id in ids if job_id not in submitted]:
+        there = ", ".join(entry.job_id for entry in not_home if entry.job_id) or "none"
+        raise UsageError(
+            f"there is no run of job {', '.join(unknown)} to discard",
+            why="no such job was submitted from here",
+            fix=f"the jobs whose runs are not home: {there}",
         )
-        raise CollectError(
-            "the cluster stays up: runs that are not home yet can't be collected",
-            where=exc.where,
-            why=f"{exc.what}: {exc.why}" if exc.why else exc.what,
-            fix=f"{fix}; or give the runs up: --discard-runs",
-        ) from exc
+    return tuple(entry for entry in not_home if everything or entry.job_id in ids)
+
+
+def bring_home(
+    workspace: Workspace, out: Path | None, discard: Collection[JobEntry] = ()
+) -> tuple[RunRecord, ...]:
+    """Collect what was not collected yet, but for what is to be discarded.
+
+    Raises:
+        CollectError: a run could not be brought home; all others were.
+    """
+    ids = [entry.job_id for entry in discard if entry.job_id]
+    try:
+        return collect.collect_all(spec_as_raised(workspace), workspace, out=out, discard=ids)
+    except (CollectError, SchedulerError, TransportError, UsageError) as exc:
+        raise stays_up(exc, ids) from exc
+
+
+def stays_up(exc: ClusterctlError, discarded: Sequence[str] = ()) -> CollectError:
+    """The error of a `down` that could not collect: which jobs' runs, why, and how to give up these alone,
+    beside those that are ``discarded`` already.
+    """
+    jobs = exc.jobs if isinstance(exc, CollectError) else ()
+    whose = f"job {jobs[0]}: " if len(jobs) == 1 else ""
+    given_up = (*discarded, *jobs) if jobs else ()
+    options = " ".join(f"--discard-run {job_id}" for job_id in given_up) or "--discard-runs"
+    remedy = (
+        exc.fix if isinstance(exc, CollectError) else "converge it with `clusterctl up`, then take it down"
+    )
+    return CollectError(
+        "the cluster stays up: runs that are not home yet can't be collected",
+        where=exc.where,
+        why=f"{whose}{exc.what}: {exc.why}" if exc.why else f"{whose}{exc.what}",
+        fix=f"{remedy}; or give these runs up: {options}",
+        failures=exc.failures if jobs else (),
+    )
 
 
 def find_orphans(provider: Provider, name: str, *, known: str | None) -> tuple[Orphan, ...]:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from clusterctl.cli.completing import job_ids
 from clusterctl.cli.job import job_table, not_brought_home
 from clusterctl.cli.options import Options, OutFolder, verb
 from clusterctl.cli.orphans import down_orphans
@@ -192,6 +193,15 @@ def down(
     discard_runs: Annotated[
         bool, typer.Option("--discard-runs", help="Do not bring home what was not collected.")
     ] = False,
+    discard_run: Annotated[
+        list[str] | None,
+        typer.Option(
+            "--discard-run",
+            metavar="ID",
+            help="Do not bring home the run of this job; may be given several times.",
+            autocompletion=job_ids,
+        ),
+    ] = None,
     out: OutFolder = None,
     no_wait: NoWait = False,
     ask_become_pass: AskBecomePass = False,
@@ -231,11 +241,14 @@ def down(
             name=name,
             tell=phases,
             discard_runs=discard_runs,
+            discard=discard_run or (),
             out=out,
             gone=names_of(forget or ()),
             hands=hands(screen, ask_password=ask_become_pass),
             wait_s=0 if no_wait else lock.WAIT_S,
         )
+    for entry in done.discarded:
+        screen.note(f"discarded the run of {entry.shown}")
     for run in done.runs:
         screen.note(f"collected {run.directory}")
         if not run.final:
@@ -247,6 +260,7 @@ def down(
     answer = {
         "cluster": name,
         "runs": [str(r.directory) for r in done.runs],
+        "discarded": [entry.job_id for entry in done.discarded],
         "phases": _phases(done.phases),
     }
     where = " at this machine" if is_local else ""

@@ -7,9 +7,11 @@ import json
 import os
 import re
 import shutil
+import string
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import replace
 from itertools import count
 from pathlib import Path
 from typing import Any
@@ -20,19 +22,30 @@ from clusterctl.collect.apart import fetch_from
 from clusterctl.collect.fetch import local_path, sha256_of
 from clusterctl.collect.manifest import Manifest
 from clusterctl.disk import reason
-from clusterctl.errors import CollectError, Failure
+from clusterctl.errors import ClusterctlError, CollectError, CommandError, Failure, SchedulerError
 from clusterctl.providers.costs import node_price
-from clusterctl.records import RUN_FILE, SOURCE_FILE, JobEntry, Ledger, RunRecord, TaskRecord, node_hours
+from clusterctl.records import (
+    RUN_FILE,
+    SOURCE_FILE,
+    JobEntry,
+    Ledger,
+    RunRecord,
+    Skipped,
+    TaskRecord,
+    node_hours,
+)
 from clusterctl.scheduler.base import Scheduler
 from clusterctl.scheduler.lost import resolve
 from clusterctl.scheduler.models import JobInfo, JobState, Outcome, worst
 from clusterctl.slurm.client import not_ours
 from clusterctl.spec import ClusterSpec
+from clusterctl.terminal import printable
 from clusterctl.workspace import Workspace
 
 DEFAULT_OUT = Path("runs")
 _CLIENT_FACTS = "environment.client.json"
 _SUMS = "SHA256SUMS"
+_ACCOUNTING = "sacct.json"
 _TELEMETRY = re.compile(rb"(^|/)telemetry/[^/]+\.jsonl\Z")
 _MAX_JSON = 8 << 20
 _ACCOUNTING_LAG_S = 10.0
@@ -40,9 +53,14 @@ _GOING_ON = frozenset(state.value for state in JobState if state.outcome is Outc
 
 
 def collect(
-    session: Session, ids: Sequence[str] | None = None, *, out: Path = DEFAULT_OUT
+    session: Session,
+    ids: Sequence[str] | None = None,
+    *,
+    out: Path = DEFAULT_OUT,
+    discard: Collection[str] = (),
 ) -> tuple[RunRecord, ...]:
-    """Bring the runs of these jobs home; by default all that were submitted from here and are not home yet.
+    """Bring the runs of these jobs home; by default all that were submitted from here and are not home yet,
+    but for those of the jobs to ``discard``.
 
     A run that is home is left as it is, unless it is a snapshot: a job that still goes on is collected as it
     stands, and anew later. A task of an array stands for the whole array.
@@ -57,35 +75,51 @@ def collect(
     entries = (
         [_entry(session, job_id) for job_id in ids]
         if ids
-        else [e for e in session.ledger.entries() if _is_out(e)]
+        else [e for e in session.ledger.entries() if _is_out(e) and e.job_id not in discard]
     )
     runs: list[RunRecord] = []
-    failed: list[tuple[JobEntry, CollectError]] = []
+    failed: dict[str, CollectError | SchedulerError | CommandError] = {}
     for entry in dict.fromkeys(entries):
         try:
             runs.append(_one(session, entry, out))
-        except CollectError as exc:
-            failed.append((entry, exc))
-    if len(failed) == 1 and len(runs) == 0:
-        raise failed[0][1]
+        except (CollectError, SchedulerError, CommandError) as exc:
+            if isinstance(exc, SchedulerError) and exc.retryable:  # no answer, which no other job will get
+                raise
+            failed[entry.job_id or ""] = exc
     if failed:
-        raise CollectError(
-            f"{len(failed)} of {len(failed) + len(runs)} runs could not be brought home",
-            why="; ".join(f"job {entry.job_id}: {exc.what}" for entry, exc in failed),
-            fix="collect again; what has arrived is kept",
-            failures=tuple(
-                Failure(exc.code, f"job {entry.job_id}: {exc.what}: {exc.why}", fix=exc.fix, retryable=True)
-                for entry, exc in failed
-            ),
-        )
+        raise _not_home(failed, len(runs))
     return tuple(runs)
 
 
-def collect_all(spec: ClusterSpec, workspace: Workspace, *, out: Path | None = None) -> tuple[RunRecord, ...]:
-    """Collect everything that is not home; see ``collect``."""
+def _not_home(failed: Mapping[str, ClusterctlError], others: int) -> CollectError:
+    """The error for these jobs' runs, beside ``others`` that are home."""
+    (first, *more) = failed.values()
+    if isinstance(first, CollectError) and not more and not others:
+        error = first
+    else:
+        said = {
+            job_id: f"job {job_id}: {exc.what}" + (f": {exc.why}" if exc.why else "")
+            for job_id, exc in failed.items()
+        }
+        error = CollectError(
+            f"{len(failed)} of {len(failed) + others} runs could not be brought home",
+            why="; ".join(said.values()),
+            fix="collect again; what has arrived is kept",
+            failures=tuple(
+                Failure(exc.code, said[job_id], fix=exc.fix, retryable=True) for job_id, exc in failed.items()
+            ),
+        )
+    error.jobs = tuple(failed)
+    return error
+
+
+def collect_all(
+    spec: ClusterSpec, workspace: Workspace, *, out: Path | None = None, discard: Collection[str] = ()
+) -> tuple[RunRecord, ...]:
+    """Collect everything that is not home, but for the runs of the jobs to ``discard``; see ``collect``."""
     # `down` waits for the answer: a cluster that is not there soon will not be there later.
     with session_of(spec, workspace, patience_s=5) as opened:
-        return collect(opened, out=out or DEFAULT_OUT)
+        return collect(opened, out=out or DEFAULT_OUT, discard=discard)
 
 
 def uncollected(workspace: Workspace) -> tuple[JobEntry, ...]:
@@ -109,10 +143,15 @@ def _entry(session: Session, job_id: str) -> JobEntry:
     if entry is not None:
         return entry
     jobs = session.scheduler.jobs([job_id.partition("_")[0]])
-    if not jobs or not jobs[0].comment.startswith("clusterctl:"):
-        raise not_ours(jobs[0]) if jobs else session.scheduler.unknown([job_id])
+    if not jobs:
+        raise session.scheduler.unknown([job_id])
+    mark, _, token = jobs[0].comment.partition(":")
+    # Every user may give a job the comment of another one, which would take its place in the ledger.
+    known = {entry.token for entry in session.ledger.entries()}
+    if mark != "clusterctl" or token in known or jobs[0].user != session.spec.job_user.name:
+        raise not_ours(jobs[0])
     entry = JobEntry(
-        token=jobs[0].comment.partition(":")[2],
+        token=token,
         name=re.sub(r"[^A-Za-z0-9._-]", "_", jobs[0].name)[:64],
         user=jobs[0].user,
         submitted_at=float(jobs[0].submit_time or 0),
@@ -129,9 +168,9 @@ def _one(session: Session, entry: JobEntry, out: Path) -> RunRecord:
             return RunRecord.load(Path(entry.run_dir))
     job_id = entry.job_id or ""
     final = _place(out.absolute(), f"{session.spec.name}-{job_id}-{entry.name}", entry.token)
-    jobs = session.scheduler.jobs([job_id])
-    if not jobs or entry.remote_dir is None:
-        raise CollectError(f"Slurm does not know job {job_id} any more", fix="look at `sacct` on the cluster")
+    if entry.remote_dir is None:
+        raise CollectError(f"it is not known where job {job_id} has its files")
+    jobs = session.scheduler.jobs([job_id]) or (_purged(entry),)
     try:
         with _working_folder(final) as work:
             record = _assemble(session, entry, jobs, work)
@@ -145,6 +184,31 @@ def _one(session: Session, entry: JobEntry, out: Path) -> RunRecord:
         ) from exc
     session.ledger.update(entry, run_dir=str(final), run_state=record.state, state=record.state)
     return record.model_copy(update={"directory": final})
+
+
+def _purged(entry: JobEntry) -> JobInfo:
+    """A job that the scheduler has no record of any more; its files may be there all the same."""
+    number = (entry.job_id or "").lstrip(string.ascii_letters)
+    return JobInfo(
+        job_id=int(number),
+        task=None,
+        name=entry.name,
+        user=entry.user,
+        partition="",
+        account="",
+        qos="",
+        state=JobState.PURGED,
+        reason="there is no record of the job any more",
+        exit_code=None,
+        signal=None,
+        nodes=(),
+        submit_time=int(entry.submitted_at),
+        start_time=None,
+        end_time=None,
+        work_dir=entry.remote_dir or "",
+        comment=entry.comment,
+        prefix=(entry.job_id or "").removesuffix(number),
+    )
 
 
 def _place(out: Path, name: str, token: str) -> Path:
@@ -211,9 +275,7 @@ def _assemble(session: Session, entry: JobEntry, jobs: Sequence[JobInfo], work: 
     remote_dir = entry.remote_dir or ""
     hosts = tuple(dict.fromkeys(node for job in jobs for node in job.nodes))
     manifest = fetch_from(session.holders(hosts), remote_dir, work, still_changing=not ended)
-    accounting = _accounting(session.scheduler, jobs[0].whole_id, ended=ended)
-    if accounting is not None:
-        (tree / "sacct.json").write_text(accounting)
+    manifest = _with_accounting(session.scheduler, jobs, manifest, tree, ended=ended)
     (tree / "environment.json").write_text(_environment(tree, manifest, session.scheduler.version()))
     if (tree / _CLIENT_FACTS).is_file():  # its content is in environment.json now
         (tree / _CLIENT_FACTS).unlink()
@@ -283,6 +345,23 @@ def _task(job: JobInfo) -> TaskRecord:
         start_time=job.start_time,
         end_time=job.end_time,
     )
+
+
+def _with_accounting(
+    scheduler: Scheduler, jobs: Sequence[JobInfo], manifest: Manifest, tree: Path, *, ended: bool
+) -> Manifest:
+    """Write what the accounting says; where it says nothing of this job, the manifest has that as skipped."""
+    heard = ended and jobs[0].state is not JobState.PURGED
+    try:
+        accounting = _accounting(scheduler, jobs[0].whole_id, ended=heard)
+    except SchedulerError as exc:
+        if exc.retryable:
+            raise
+        lacks = Skipped(path=_ACCOUNTING, reason=printable(f"{exc.what}: {exc.why}"))
+        return replace(manifest, skipped=(*manifest.skipped, lacks))
+    if accounting is not None:
+        (tree / _ACCOUNTING).write_text(accounting, encoding="utf-8")
+    return manifest
 
 
 def _accounting(scheduler: Scheduler, job_id: str, *, ended: bool) -> str | None:

@@ -102,7 +102,7 @@ class MpirunClient:
     def refuse_while_busy(self) -> None:
         """Raises BusyError if a job runs."""
         for job in self.own_jobs():
-            if not job.ended:
+            if not job.ended and job.nodes:
                 raise _busy(job)
 
     def jobs(self, ids: Sequence[str]) -> tuple[JobInfo, ...]:
@@ -120,7 +120,7 @@ class MpirunClient:
         """All jobs there were."""
         said = self._ask(self.inventory.controller.name, {"do": "list"})["jobs"]
         found = {job.id: job for job in (job_info(one, self.user) for one in said)}
-        for job in [job for job in found.values() if not job.ended]:
+        for job in [job for job in found.values() if not job.ended and job.nodes]:
             found[job.id] = self._settled(job)
         return tuple(found.values())
 
@@ -137,8 +137,11 @@ class MpirunClient:
 
         Raises:
             UnreachableError: the first node of one can't be reached.
+            SchedulerError: it is not known where one runs.
         """
         for job in self.jobs(ids):
+            if not job.nodes:
+                raise SchedulerError(f"it is not known where job {job.id} runs", why=job.reason)
             self._ask(job.nodes[0], {"do": "cancel", "ids": [job.id]})
 
     def annotate(self, job_id: str, text: str) -> None:
@@ -173,11 +176,11 @@ class MpirunClient:
         if self._is_away(first):
             return replace(job, reason=f"{first} does not answer")
         try:
-            (said,) = self._ask_once(first, {"do": "settle", "ids": [job.id]})["jobs"]
+            said = self._ask_once(first, {"do": "settle", "ids": [job.id]})["jobs"]
         except UnreachableError:
             self._away[first] = self.clock.now()
             return replace(job, reason=f"{first} does not answer")
-        return job_info(said, self.user)
+        return job_info(said[0], self.user) if said else job  # a job may remove what is noted of it
 
     def _is_away(self, host: str) -> bool:
         """Whether it did not answer just now: to find that out takes its time."""

@@ -8,7 +8,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from clusterctl.errors import SchedulerError
 from clusterctl.scheduler.models import JobInfo, JobState
 
 PREFIX: Final = "m"
@@ -46,11 +45,7 @@ class Start:
 
 
 def job_info(said: Mapping[str, Any], user: str) -> JobInfo:
-    """The job that a host tells of.
-
-    Raises:
-        SchedulerError: it tells of none that can be.
-    """
+    """The job that a host tells of; UNKNOWN and without nodes where what is noted of it makes no sense."""
     try:
         state, reason, exit_code, ended_by = _outcome(said["end"], cancelled=bool(said["cancelled"]))
         end = said["end"]
@@ -75,7 +70,27 @@ def job_info(said: Mapping[str, Any], user: str) -> JobInfo:
             prefix=PREFIX,
         )
     except (KeyError, ValueError, TypeError) as exc:
-        raise SchedulerError("what is noted of a job makes no sense", why=repr(said)[:500]) from exc
+        number = JOB_ID.fullmatch(str(said.get("id")))
+        return JobInfo(
+            job_id=int(number[1]) if number else 0,
+            task=None,
+            name="",
+            user=user,
+            partition="",
+            account="",
+            qos="",
+            state=JobState.UNKNOWN,
+            reason=f"what is noted of the job makes no sense: {exc!r}"[:300],
+            exit_code=None,
+            signal=None,
+            nodes=(),
+            submit_time=None,
+            start_time=None,
+            end_time=None,
+            work_dir="",
+            comment="",
+            prefix=PREFIX,
+        )
 
 
 def _outcome(

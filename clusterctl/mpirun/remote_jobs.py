@@ -14,11 +14,12 @@ import json
 import os
 import pwd
 import re
+import stat
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Dict, List, Optional  # noqa: UP035
 
@@ -26,6 +27,8 @@ Record = Dict[str, Any]  # noqa: UP006
 
 REGISTRY = "clusterctl/mpirun"
 ID = re.compile(r"m([1-9][0-9]*)")
+FIELDS = {"token": str, "name": str, "folder": str, "partition": str, "nodes": list, "time": int}
+LARGEST = 1 << 20
 ASK_S = 20
 STOP_S = 10  # from the signal to end until what is left is killed
 LOST = "lost"
@@ -81,20 +84,26 @@ class User:
     def jobs(self) -> List[Record]:  # noqa: UP006
         """All jobs there were, by number."""
         with self.acting():
-            try:
-                names = [name for name in os.listdir(self.registry) if ID.fullmatch(name)]  # noqa: PTH208
-            except FileNotFoundError:
-                return []
-            found = [self._job(name) for name in sorted(names, key=lambda name: int(name[1:]))]
-        return [job for job in found if job is not None]
+            begun = [name for name in self._names() if os.path.lexists(self.registry / name / "job.json")]
+            return [self._job(name) for name in begun]
 
-    def _job(self, name: str) -> Optional[Record]:  # noqa: UP045
+    def _names(self) -> List[str]:  # noqa: UP006
+        try:
+            names = [name for name in os.listdir(self.registry) if ID.fullmatch(name)]  # noqa: PTH208
+        except FileNotFoundError:
+            return []
+        return sorted(names, key=lambda name: int(name[1:]))
+
+    def new_name(self) -> str:
+        """The name of the next job: that of one whose record was spoilt or removed is not given again."""
+        with self.acting():
+            return f"m{1 + max((int(name[1:]) for name in self._names()), default=0)}"
+
+    def _job(self, name: str) -> Record:
+        """What is noted of a job; nothing but its end where that is none of our records."""
         folder = self.registry / name
-        job = read(folder / "job.json")
-        if job is None:
-            return None
         return {
-            **job,
+            **understood(read(folder / "job.json")),
             "id": name,
             "end": read(folder / "end.json"),
             "cancelled": (folder / "cancelled").exists(),
@@ -106,16 +115,32 @@ class User:
             folder = self.registry / name
             folder.mkdir(exist_ok=True)
             new = folder / f".{file}.new"
-            new.write_text(text)
+            with suppress(FileNotFoundError):
+                new.unlink()
+            with new.open("x") as out:  # a job may have put a pipe or a link there
+                out.write(text)
             new.replace(folder / file)
 
 
 def read(path: Path) -> Optional[Record]:  # noqa: UP045
+    """The JSON object in a file, which a job may have put anything in place of."""
     try:
-        found = json.loads(path.read_bytes())
-    except (OSError, ValueError):
+        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with os.fdopen(fd, "rb") as file:
+            if not stat.S_ISREG(os.fstat(fd).st_mode):
+                return None
+            raw = file.read(LARGEST + 1)
+        found = json.loads(raw) if len(raw) <= LARGEST else None
+    except (OSError, ValueError, RecursionError):
         return None
     return found if isinstance(found, dict) else None
+
+
+def understood(job: Optional[Record]) -> Record:  # noqa: UP045
+    """The record of a job, or an empty one where it is none that we wrote."""
+    if job is None or not all(isinstance(job.get(name), kind) for name, kind in FIELDS.items()):
+        return {}
+    return job if job["nodes"] and all(isinstance(node, str) for node in job["nodes"]) else {}
 
 
 def unit(name: str) -> str:
@@ -132,13 +157,12 @@ def is_there(name: str) -> bool:
 def submit(user: User, asked: Record) -> Record:
     """Start a job, unless another one goes on; a token that is known already stands for its job."""
     with user.alone():
-        jobs = user.jobs()
-        for job in jobs:
-            if job["token"] == asked["job"]["token"]:
+        for job in user.jobs():
+            if job.get("token") == asked["job"]["token"]:
                 return {"id": job["id"]}
-            if job["end"] is None:
+            if job["end"] is None and "nodes" in job:
                 return {"busy": job}
-        name = f"m{1 + max((int(job['id'][1:]) for job in jobs), default=0)}"
+        name = user.new_name()
         user.write(name, "start", START)
         user.write(name, "ended", ENDED)
         user.write(name, "job.json", json.dumps({**asked["job"], "time": int(time.time())}))

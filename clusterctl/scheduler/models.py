@@ -26,7 +26,10 @@ class Outcome(Enum):
 
 
 class JobState(StrEnum):
-    """Slurm's base states (squeue(1), JOB STATE CODES)."""
+    """Slurm's base states (squeue(1), JOB STATE CODES), and two of ours.
+
+    UNKNOWN: Slurm's word is none of them. PURGED: Slurm has no record of the job any more.
+    """
 
     BOOT_FAIL = "BOOT_FAIL"
     CANCELLED = "CANCELLED"
@@ -52,6 +55,8 @@ class JobState(StrEnum):
     STOPPED = "STOPPED"
     SUSPENDED = "SUSPENDED"
     TIMEOUT = "TIMEOUT"
+    UNKNOWN = "UNKNOWN"
+    PURGED = "PURGED"
 
     @property
     def outcome(self) -> Outcome:
@@ -66,6 +71,7 @@ _OUTCOMES = {
     JobState.OUT_OF_MEMORY: Outcome.FAILED,
     JobState.BOOT_FAIL: Outcome.FAILED,
     JobState.DEADLINE: Outcome.FAILED,
+    JobState.PURGED: Outcome.FAILED,
     JobState.CANCELLED: Outcome.CANCELLED,
     JobState.TIMEOUT: Outcome.CANCELLED,
     JobState.PREEMPTED: Outcome.CANCELLED,
@@ -79,6 +85,7 @@ class JobInfo:
 
     Times are Unix seconds and None where there is none yet; ``signal`` is 0 when none ended the job;
     ``exit_code`` and ``signal`` are None while the job goes on. ``prefix`` is what its id begins with.
+    ``job_id`` is 0 where the record of a job can't be understood so far as to tell even its number.
     """
 
     job_id: int

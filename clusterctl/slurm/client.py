@@ -67,7 +67,8 @@ class SlurmClient:
         Raises:
             SlurmError: Slurm did not answer, or not as expected.
         """
-        return parse.parse_sinfo(self._ask(["sinfo", *parse.SINFO_FORMAT]))
+        separator = parse.new_separator()
+        return parse.parse_sinfo(self._ask(parse.sinfo(separator)), separator)
 
     def jobs(self, ids: Sequence[str]) -> tuple[JobInfo, ...]:
         """The jobs of these ids, in one query for all; then one to the accounting for those not found.
@@ -83,26 +84,23 @@ class SlurmClient:
         if not ids:
             return ()
         asked = "--jobs=" + ",".join(ids)
-        found = parse.parse_squeue(self._ask(["squeue", *parse.SQUEUE_FORMAT, asked], nothing=_UNKNOWN_ID))
+        found = tuple(job for job in self._queued(asked, nothing=_UNKNOWN_ID) if job.job_id)
         # Slurm soon forgets tasks that ended while others of their array go on: ask twice for those ids.
         whole = {str(job.job_id) for job in found if job.task is None} | {job.id for job in found}
         missing = [job_id for job_id in ids if job_id not in whole]
         if missing:
             known = {(job.job_id, job.task) for job in found}
             asked = "--jobs=" + ",".join(missing)
-            accounted = parse.parse_sacct(self._ask(["sacct", *parse.SACCT_FORMAT, asked]))
-            found += _new(accounted, known, missing)
-        return tuple(sorted(found, key=lambda job: (job.job_id, job.task or 0)))
+            found += _new(self._accounted(asked), known, missing)
+        return _sorted(found)
 
     def own_jobs(self) -> tuple[JobInfo, ...]:
         """The jobs of this user that Slurm holds in memory: waiting, running and lately ended."""
-        jobs = parse.parse_squeue(self._ask(["squeue", *parse.SQUEUE_FORMAT, "--me"]))
-        return tuple(sorted(jobs, key=lambda job: (job.job_id, job.task or 0)))
+        return _sorted(self._queued("--me"))
 
     def all_jobs(self) -> tuple[JobInfo, ...]:
         """The jobs of all users that Slurm holds in memory, as far as this user may see them."""
-        jobs = parse.parse_squeue(self._ask(["squeue", *parse.SQUEUE_FORMAT]))
-        return tuple(sorted(jobs, key=lambda job: (job.job_id, job.task or 0)))
+        return _sorted(self._queued())
 
     def by_comment(self, comment: str, submitted_at: float) -> JobInfo | None:
         """The job of this user with exactly this comment; ``submitted_at``: Unix seconds, by our clock."""
@@ -110,8 +108,8 @@ class SlurmClient:
             if job.comment == comment:
                 return job
         days = 2 + max(0, int((time.time() - submitted_at) // _DAY_S))  # the cluster's clock may be another
-        text = self._ask(["sacct", *parse.SACCT_FORMAT, f"--starttime=now-{days}days"])
-        return next((job for job in parse.parse_sacct(text) if job.comment == comment), None)
+        accounted = self._accounted(f"--starttime=now-{days}days")
+        return next((job for job in accounted if job.comment == comment), None)
 
     def sbatch(self, folder: str, script: str, *options: str) -> str:
         """Submit a script from its folder and return the job's id.
@@ -201,6 +199,15 @@ class SlurmClient:
         words = {word.strip() for word in self._ask(argv).split() if word.strip() != "(null)"}
         return tuple(sorted(words))
 
+    def _queued(self, *options: str, nothing: re.Pattern[str] | None = None) -> tuple[JobInfo, ...]:
+        separator = parse.new_separator()
+        text = self._ask([*parse.squeue(separator), *options], nothing=nothing)
+        return parse.parse_squeue(text, separator)
+
+    def _accounted(self, *options: str) -> tuple[JobInfo, ...]:
+        separator = parse.new_separator()
+        return parse.parse_sacct(self._ask([*parse.sacct(separator), *options]), separator)
+
     def _ask(
         self,
         argv: Sequence[str],
@@ -209,7 +216,7 @@ class SlurmClient:
         env: Mapping[str, str] | None = None,
     ) -> str:
         """The stdout of a command that only reads; "" if it failed with words like ``nothing``."""
-        environment = parse.TIME_ENV if env is None else env
+        environment = parse.ENVIRONMENT if env is None else env
         give_up = self.clock.now() + self._patience_s
         for pause in backoff(first_s=0.5, longest_s=5.0):
             try:
@@ -251,6 +258,10 @@ def not_ours(job: JobInfo) -> SlurmError:
         why="so its files have no agreed place",
         fix=f"look in its folder, {job.work_dir}, with `clusterctl ssh`",
     )
+
+
+def _sorted(jobs: Sequence[JobInfo]) -> tuple[JobInfo, ...]:
+    return tuple(sorted(jobs, key=lambda job: (job.job_id, job.task or 0)))
 
 
 def _new(

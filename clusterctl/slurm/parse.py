@@ -1,90 +1,96 @@
-"""Slurm's output as models, and the format options that ask for that output.
+"""Slurm's output as models, and the commands that ask for that output.
 
-Fields and records are separated by control characters, since names, folders and reasons may hold anything
-that can be typed. Times are asked for as Unix seconds (``SLURM_TIME_FORMAT``).
+A job's name, comment and folder may hold every byte but NUL. So each field is followed by a separator that is
+drawn at random for each command: no name holds it, and a record is as many fields as were asked for, whatever
+lines they have. What of a record can't be understood spoils that record alone, which says so as its reason.
+Times are asked for as Unix seconds, and the tasks of arrays in full.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+import secrets
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
-from ClusterShell.RangeSet import RangeSet
+from ClusterShell.RangeSet import RangeSet, RangeSetException
 
 from clusterctl.errors import SlurmError
 from clusterctl.scheduler.models import JobInfo, JobState, NodeInfo
 from clusterctl.slurm.hostlist import expand_nodes
 
-FIELD = "\x1f"
-RECORD = "\x1e"
-TIME_ENV = {"SLURM_TIME_FORMAT": "%s"}
+ENVIRONMENT = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
 
 SQUEUE_FIELDS = (
     "JobID ArrayJobID ArrayTaskID Name UserName Partition Account QOS State Reason exit_code NodeList "
     "SubmitTime StartTime EndTime WorkDir Comment RestartCnt"
 ).split()
 SACCT_FIELDS = (
-    "JobID JobName User Partition Account QOS State Reason ExitCode NodeList Submit Start End WorkDir Comment"
+    "JobID JobIDRaw JobName User Partition Account QOS State Reason ExitCode NodeList Submit Start End "
+    "WorkDir Comment"
 ).split()
 SINFO_FIELDS = "NodeList Partition StateComplete StateLong Reason CPUs Memory Gres User AllocMem".split()
 
-
-def _long_format(fields: Sequence[str]) -> str:
-    """The value of ``-O``: each field unpadded and followed by a separator, the last by the record's end."""
-    return ",".join(f"{field}:{FIELD}" for field in fields[:-1]) + f",{fields[-1]}:{RECORD}"
+_SACCT_ID = re.compile(r"(?P<job>\d+)(?:_(?:(?P<task>\d+)|\[(?P<tasks>[^\]]*)\]))?", re.ASCII)
+_NUMBER = re.compile(r"\d+", re.ASCII)
 
 
-SQUEUE_FORMAT = ("--noheader", "--array", "--states=all", "--Format", _long_format(SQUEUE_FIELDS))
-SACCT_FORMAT = (
-    "--noheader",
-    "--allocations",
-    "--parsable2",
-    f"--delimiter={FIELD}",
-    "--format=" + ",".join(SACCT_FIELDS),
-)
-SINFO_FORMAT = ("--noheader", "--Node", "--Format", _long_format(SINFO_FIELDS))
-
-_SACCT_ID = re.compile(r"(?P<job>\d+)(?:_(?:(?P<task>\d+)|\[(?P<tasks>[^\]]*)\]))?")
+def new_separator() -> str:
+    """What is to follow each field of one command's output; it has no digit first, which would be a width."""
+    return f"|{secrets.token_hex(16)}|"
 
 
-def parse_squeue(text: str) -> tuple[JobInfo, ...]:
-    """The jobs of ``squeue`` called with SQUEUE_FORMAT.
+def squeue(separator: str) -> list[str]:
+    """The command that ``parse_squeue`` reads."""
+    return ["squeue", "--noheader", "--array", "--states=all", _long_format(SQUEUE_FIELDS, separator)]
+
+
+def sacct(separator: str) -> list[str]:
+    """The command that ``parse_sacct`` reads."""
+    argv = ["sacct", "--noheader", "--allocations", "--parsable"]
+    return [*argv, f"--delimiter={separator}", "--format=" + ",".join(SACCT_FIELDS)]
+
+
+def sinfo(separator: str) -> list[str]:
+    """The command that ``parse_sinfo`` reads."""
+    return ["sinfo", "--noheader", "--Node", _long_format(SINFO_FIELDS, separator)]
+
+
+def _long_format(fields: Sequence[str], separator: str) -> str:
+    """Each field unpadded, in its full length."""
+    return "--Format=" + ",".join(f"{field}:{separator}" for field in fields)
+
+
+def parse_squeue(text: str, separator: str) -> tuple[JobInfo, ...]:
+    """The jobs that ``squeue`` names.
 
     Raises:
-        SlurmError: the output is not of that form.
+        SlurmError: the output was cut short, or is another command's.
     """
-    records = (record.lstrip("\n") for record in text.split(RECORD))
-    return tuple(_queued(_fields(record, SQUEUE_FIELDS, "squeue")) for record in records if record)
+    return tuple(_queued(record) for record in _records(text, separator, SQUEUE_FIELDS, "squeue"))
 
 
-def parse_sacct(text: str) -> tuple[JobInfo, ...]:
-    """The jobs of ``sacct`` called with SACCT_FORMAT.
+def parse_sacct(text: str, separator: str) -> tuple[JobInfo, ...]:
+    """The jobs that ``sacct`` names.
 
     Tasks of an array that never started are one record there; here each has its own.
 
     Raises:
-        SlurmError: the output is not of that form.
+        SlurmError: the output was cut short, or is another command's.
     """
-    jobs: list[JobInfo] = []
-    for line in text.split("\n"):  # not splitlines: names may hold what else it takes for a line's end
-        if line:
-            jobs += _accounted(_fields(line, SACCT_FIELDS, "sacct"))
-    return tuple(jobs)
+    records = _records(text, separator, SACCT_FIELDS, "sacct")
+    return tuple(job for record in records for job in _accounted(record))
 
 
-def parse_sinfo(text: str) -> tuple[NodeInfo, ...]:
-    """The nodes of ``sinfo`` called with SINFO_FORMAT; sinfo has a line a node and partition.
+def parse_sinfo(text: str, separator: str) -> tuple[NodeInfo, ...]:
+    """The nodes that ``sinfo`` names; sinfo has a record for each node and partition.
 
     Raises:
-        SlurmError: the output is not of that form.
+        SlurmError: the output was cut short, or is another command's.
     """
     nodes: dict[str, NodeInfo] = {}
-    for record in text.split(RECORD):
-        if not record.strip("\n"):
-            continue
-        row = _fields(record.lstrip("\n"), SINFO_FIELDS, "sinfo")
-        node = _node(row)
+    for record in _records(text, separator, SINFO_FIELDS, "sinfo"):
+        node = _node(record)
         if known := nodes.get(node.name):
             node = replace(known, partitions=known.partitions + node.partitions)
         nodes[node.name] = node
@@ -102,90 +108,154 @@ def parse_version(text: str) -> str:
     raise _odd("sinfo --version", text)
 
 
-def _fields(record: str, names: Sequence[str], command: str) -> dict[str, str]:
-    values = record.split(FIELD)
-    if len(values) != len(names):
-        raise _odd(command, record)
-    return dict(zip(names, values, strict=True))
+class _Record:
+    """The fields of one record. ``unclear`` gathers those that can't be understood."""
+
+    def __init__(self, fields: dict[str, str], command: str) -> None:
+        self._fields = fields
+        self._command = command
+        self.unclear: list[str] = []
+
+    def __getitem__(self, name: str) -> str:
+        return self._fields[name]
+
+    def text(self, name: str) -> str:
+        """A field, without Slurm's words for an empty one."""
+        return "" if self[name] in {"(null)", "None", "N/A"} else self[name]
+
+    def doubt(self, name: str) -> None:
+        """Note that this field can't be understood."""
+        self.unclear.append(f"{name} {self[name][:100]!r}")
+
+    def number(self, name: str) -> int | None:
+        """A field that is a number; None and noted where it is none."""
+        if _NUMBER.fullmatch(self[name]):
+            return int(self[name])
+        self.doubt(name)
+        return None
+
+    def time(self, name: str) -> int | None:
+        """A time; None for N/A, NONE, None, Unknown."""
+        return int(self[name]) if _NUMBER.fullmatch(self[name]) else None
+
+    def state(self) -> JobState:
+        """The job's state; UNKNOWN and noted for a word that is none of ours."""
+        word = self["State"].partition(" ")[0]  # "CANCELLED by 10000"
+        if word in JobState.__members__:
+            return JobState(word)
+        self.doubt("State")
+        return JobState.UNKNOWN
+
+    def nodes(self) -> tuple[str, ...]:
+        """The job's nodes; none and noted where their list can't be read."""
+        try:
+            return expand_nodes(self["NodeList"])
+        except ValueError:
+            self.doubt("NodeList")
+            return ()
+
+    def reason(self) -> str:
+        """Slurm's reason, or what can't be understood."""
+        if not self.unclear:
+            return self.text("Reason")
+        return f"clusterctl does not understand what {self._command} says: {', '.join(self.unclear)}"
 
 
-def _queued(row: dict[str, str]) -> JobInfo:
-    state = _state(row["State"], "squeue")
-    status = _int(row["exit_code"], "squeue")  # as wait(2) gives it
-    task = None if row["ArrayTaskID"] == "N/A" else _int(row["ArrayTaskID"], "squeue")
+def _records(text: str, separator: str, names: Sequence[str], command: str) -> Iterator[_Record]:
+    *values, rest = text.split(separator)
+    if rest.strip() or len(values) % len(names):
+        raise _odd(command, text)
+    for start in range(0, len(values), len(names)):
+        first, *others = values[start : start + len(names)]
+        # The record before this one ended with a newline; ids and nodes' names hold none.
+        fields = zip(names, [first.rpartition("\n")[2], *others], strict=True)
+        yield _Record(dict(fields), command)
+
+
+def _queued(record: _Record) -> JobInfo:
+    status = record.number("exit_code") or 0  # as wait(2) gives it
     return _job(
-        row,
-        job_id=_int(row["ArrayJobID"], "squeue"),
-        task=task,
-        name=row["Name"],
-        user=row["UserName"],
-        state=state,
+        record,
+        job_id=record.number("ArrayJobID") or 0,
+        task=None if record["ArrayTaskID"] == "N/A" else record.number("ArrayTaskID"),
+        name=record["Name"],
+        user=record["UserName"],
         exit_code=status >> 8,
         signal=status & 0x7F,
-        times=(row["SubmitTime"], row["StartTime"], row["EndTime"]),
-        restarts=_int(row["RestartCnt"], "squeue"),
+        times=(record.time("SubmitTime"), record.time("StartTime"), record.time("EndTime")),
+        restarts=record.number("RestartCnt"),
     )
 
 
-def _accounted(row: dict[str, str]) -> list[JobInfo]:
-    match = _SACCT_ID.fullmatch(row["JobID"])
-    code = re.fullmatch(r"(\d+):(\d+)", row["ExitCode"])
-    if match is None or code is None:
-        raise _odd("sacct", repr(row))
-    tasks: Sequence[int | None] = [None]
-    if match["task"]:
-        tasks = [int(match["task"])]
-    elif match["tasks"]:  # such as 0-8:2%4: from 0 to 8, each second, four at a time
-        tasks = [int(task) for task in RangeSet(match["tasks"].partition("%")[0].replace(":", "/"))]
-    return [
-        _job(
-            row,
-            job_id=int(match["job"]),
+def _accounted(record: _Record) -> Iterator[JobInfo]:
+    code, _, signal = record["ExitCode"].partition(":")
+    if not (_NUMBER.fullmatch(code) and _NUMBER.fullmatch(signal)):
+        record.doubt("ExitCode")
+        code = signal = "0"
+    job_id, tasks = _accounted_id(record)
+    for task in tasks:
+        yield _job(
+            record,
+            job_id=job_id,
             task=task,
-            name=row["JobName"],
-            user=row["User"],
-            state=_state(row["State"].split()[0], "sacct"),  # "CANCELLED by 10000"
-            exit_code=int(code[1]),
-            signal=int(code[2]),
-            times=(row["Submit"], row["Start"], row["End"]),
+            name=record["JobName"],
+            user=record["User"],
+            exit_code=int(code),
+            signal=int(signal),
+            times=(record.time("Submit"), record.time("Start"), record.time("End")),
             restarts=None,
         )
-        for task in tasks
-    ]
+
+
+def _accounted_id(record: _Record) -> tuple[int, Sequence[int | None]]:
+    """The job's number, and the tasks that the record stands for."""
+    match = _SACCT_ID.fullmatch(record["JobID"])
+    if match is None:  # such as 12+1, a component of a heterogeneous job: it has a number of its own
+        return record.number("JobIDRaw") or 0, [None]
+    if match["task"]:
+        return int(match["job"]), [int(match["task"])]
+    if match["tasks"] is None:
+        return int(match["job"]), [None]
+    try:  # such as 0-8:2%4: from 0 to 8, each second, four at a time
+        tasks = RangeSet(match["tasks"].partition("%")[0].replace(":", "/"))
+    except RangeSetException:
+        record.doubt("JobID")
+        return int(match["job"]), [None]
+    return int(match["job"]), [int(task) for task in tasks]
 
 
 def _job(
-    row: dict[str, str],
+    record: _Record,
     *,
     job_id: int,
     task: int | None,
     name: str,
     user: str,
-    state: JobState,
     exit_code: int,
     signal: int,
-    times: tuple[str, str, str],
+    times: tuple[int | None, int | None, int | None],
     restarts: int | None,
 ) -> JobInfo:
-    submit, start, end = map(_time, times)
+    submit, start, end = times
+    state, nodes = record.state(), record.nodes()
     job = JobInfo(
         job_id=job_id,
         task=task,
         name=name,
         user=user,
-        partition=row["Partition"],
-        account=_text(row["Account"]),
-        qos=_text(row["QOS"]),
+        partition=record["Partition"],
+        account=record.text("Account"),
+        qos=record.text("QOS"),
         state=state,
-        reason=_text(row["Reason"]),
+        reason=record.reason(),
         exit_code=exit_code,
         signal=signal,
-        nodes=expand_nodes(row["NodeList"]),
+        nodes=nodes,
         submit_time=submit,
         start_time=start,
         end_time=end,
-        work_dir=row["WorkDir"],
-        comment=_text(row["Comment"]),
+        work_dir=record["WorkDir"],
+        comment=record.text("Comment"),
         restarts=restarts,
     )
     if job.ended:
@@ -195,42 +265,21 @@ def _job(
     return replace(job, exit_code=None, signal=None, start_time=started, end_time=None)
 
 
-def _node(row: dict[str, str]) -> NodeInfo:
+def _node(record: _Record) -> NodeInfo:
     # Only the short form of the state has the star of a node that does not answer.
-    mute = "*" if row["StateLong"].endswith("*") and "*" not in row["StateComplete"] else ""
+    mute = "*" if record["StateLong"].endswith("*") and "*" not in record["StateComplete"] else ""
+    cpus, memory_mib = record.number("CPUs") or 0, record.number("Memory") or 0
     return NodeInfo(
-        name=row["NodeList"],  # one a row; NodeHost is what the machine calls itself
-        shown=row["StateComplete"] + mute,
-        reason="" if row["Reason"] == "none" else row["Reason"],
-        cpus=_int(row["CPUs"], "sinfo"),
-        memory_mib=_int(row["Memory"], "sinfo"),
-        gres=_text(row["Gres"]),
-        partitions=(row["Partition"].rstrip("*"),),
-        reason_by=row["User"],
-        allocated_mib=int(row["AllocMem"]) if row["AllocMem"].isdigit() else 0,
+        name=record["NodeList"],  # one a row; NodeHost is what the machine calls itself
+        shown=record["StateComplete"] + mute,
+        reason="" if record["Reason"] == "none" and not record.unclear else record.reason(),
+        cpus=cpus,
+        memory_mib=memory_mib,
+        gres=record.text("Gres"),
+        partitions=(record["Partition"].rstrip("*"),),
+        reason_by=record["User"],
+        allocated_mib=record.time("AllocMem") or 0,
     )
-
-
-def _state(word: str, command: str) -> JobState:
-    try:
-        return JobState(word)
-    except ValueError as exc:
-        raise _odd(command, f"job state {word!r}") from exc
-
-
-def _int(word: str, command: str) -> int:
-    try:
-        return int(word)
-    except ValueError as exc:
-        raise _odd(command, f"{word!r} in place of a number") from exc
-
-
-def _time(word: str) -> int | None:
-    return int(word) if word.isdigit() else None  # otherwise N/A, NONE, None, Unknown
-
-
-def _text(word: str) -> str:
-    return "" if word in {"(null)", "None", "N/A"} else word
 
 
 def _odd(command: str, what: str) -> SlurmError:

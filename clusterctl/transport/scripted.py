@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass, field
 from fnmatch import fnmatchcase
@@ -15,11 +15,11 @@ from clusterctl.transport.base import Conversation, Result, shown
 class Step:
     """One expected command. Each word of ``argv`` is a glob pattern; a last word ``...`` stands for any rest.
 
-    ``error`` is raised in place of an answer.
+    ``error`` is raised in place of an answer. ``stdout`` may be made of the command as it came.
     """
 
     argv: tuple[str, ...]
-    stdout: str | bytes = ""
+    stdout: str | bytes | Callable[[Sequence[str]], str | bytes] = ""
     stderr: str = ""
     rc: int = 0
     error: ClusterctlError | None = None
@@ -71,7 +71,7 @@ class ScriptedTransport:
     ) -> Result:
         """Answer with the next step; see ``Transport.run``."""
         step = self._next(Call(tuple(argv), stdin, dict(env or {})))
-        stdout = step.stdout if isinstance(step.stdout, str) else step.stdout.decode(errors="replace")
+        stdout = _bytes_of(step, argv).decode(errors="replace")
         if check and step.rc != 0:
             raise CommandError(f"`{shown(argv)}` failed", rc=step.rc, stderr=step.stderr, host=self._host)
         return Result(step.rc, stdout, step.stderr)
@@ -79,7 +79,7 @@ class ScriptedTransport:
     def stream(self, argv: Sequence[str]) -> Generator[bytes, None, None]:
         """Answer with the next step, its stdout in one piece; see ``Transport.stream``."""
         step = self._next(Call(tuple(argv)))
-        yield step.stdout.encode() if isinstance(step.stdout, str) else step.stdout
+        yield _bytes_of(step, argv)
         if step.rc != 0:
             raise CommandError(f"`{shown(argv)}` failed", rc=step.rc, stderr=step.stderr, host=self._host)
 
@@ -99,3 +99,8 @@ class ScriptedTransport:
         if step.error is not None:
             raise step.error
         return step
+
+
+def _bytes_of(step: Step, argv: Sequence[str]) -> bytes:
+    stdout = step.stdout(argv) if callable(step.stdout) else step.stdout
+    return stdout.encode() if isinstance(stdout, str) else stdout

@@ -117,6 +117,22 @@ def test_wait_runs_out_and_the_job_goes_on_then_is_cancelled(cluster: Cluster) -
     assert "started" in cluster("logs", mine[0]["job_id"]).stdout
 
 
+def test_a_job_that_renames_itself_hides_no_other(cluster: Cluster) -> None:
+    rename = "scontrol update jobid=$SLURM_JOB_ID jobname=$'a\\nb|y\\x1f\\x1e\\x1b[31m\\xff'\n"
+    job = cluster.json("submit", script(cluster, "rename.sh", rename), "--wait")["job_id"]
+    # A submission that was never answered is looked for among all that the accounting has.
+    lost = {"token": "lost", "name": "x", "user": cluster.user, "submitted_at": time.time() - 700}
+    with (cluster.workspace / "jobs.jsonl").open("a") as ledger:
+        ledger.write(json.dumps(lost) + "\n")
+    named = {one["job_id"]: one["name"] for one in cluster.json("jobs")["jobs"]}
+    name = "a\nb|y\x1f\x1e\x1b[31m"
+    assert named[job] == name + "\N{REPLACEMENT CHARACTER}"
+    assert job in cluster("jobs").stdout
+    cluster("status")
+    (accounted,) = json.loads((cluster.run_of(job) / "sacct.json").read_text())["jobs"]
+    assert accounted["name"] == name + "?"
+
+
 def test_follow_shows_the_log_as_it_comes_and_ends_with_the_job(cluster: Cluster) -> None:
     path = script(cluster, "talk.sh", "for i in 1 2 3; do echo line $i; sleep 0.3; done\n")
     ran = cluster("submit", path, "--follow")
@@ -178,6 +194,7 @@ def test_unknown_jobs_are_named(cluster: Cluster) -> None:
     assert "999999" in cluster("cancel", "999999", rc=1).stderr
     assert "999999" in cluster("logs", "999999", rc=1).stderr
     cluster("cancel", "not-an-id", rc=2)
+    assert "999999" in cluster("down", "--yes", "--discard-run", "999999", rc=2).stderr
 
 
 def test_status_list_and_ssh(cluster: Cluster) -> None:

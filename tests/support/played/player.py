@@ -15,7 +15,6 @@ from pathlib import Path
 from typing import Any
 
 STATE = Path(os.environ["SLURM_PLAYER_STATE"])
-FIELD, RECORD = "\x1f", "\x1e"
 ENDED = {"COMPLETED", "FAILED", "CANCELLED", "TIMEOUT", "NODE_FAIL", "OUT_OF_MEMORY"}
 
 
@@ -41,6 +40,12 @@ def fail(text: str) -> None:
 
 def option(argv: list[str], name: str) -> str | None:
     return next((word.split("=", 1)[1] for word in argv if word.startswith(f"--{name}=")), None)
+
+
+def say_record(argv: list[str], fields: list[str]) -> None:
+    """Each field followed by the separator that the command asked for."""
+    separator = option(argv, "delimiter") or str(option(argv, "Format")).split(",")[0].partition(":")[2]
+    say("".join(field + separator for field in fields) + "\n")
 
 
 def sbatch(argv: list[str], state: dict[str, Any]) -> None:
@@ -109,7 +114,17 @@ def squeue(argv: list[str], state: dict[str, Any]) -> None:
         status = job["code"] << 8 | job["signal"]
         times = [str(job.get(key, "N/A")) for key in ("submit", "start", "end")]
         nodes = "n1" if "start" in job else ""
-        head = [job_id, job_id, "N/A", job["name"], "hpc", "train", "default", "normal", job["state"]]
+        head = [
+            job_id,
+            job_id,
+            "N/A",
+            job["name"],
+            job.get("user", "hpc"),
+            "train",
+            "default",
+            "normal",
+            job["state"],
+        ]
         head += [
             job["reason"] or "None",
             str(status),
@@ -119,20 +134,32 @@ def squeue(argv: list[str], state: dict[str, Any]) -> None:
             job["comment"] or "(null)",
             "0",
         ]
-        say(FIELD.join(head) + RECORD + "\n")
+        say_record(argv, head)
 
 
 def sacct(argv: list[str], state: dict[str, Any]) -> None:
     if "--json" in argv:
+        if odd := next((job["odd"] for _, job in rows(state, argv) if "odd" in job), None):
+            fail(odd)
         jobs = [{"job_id": int(i), "state": {"current": job["state"]}} for i, job in rows(state, argv)]
         say(json.dumps({"jobs": jobs, "errors": []}))
         return
     for job_id, job in rows(state, argv):
         times = [str(job.get(key, "Unknown")) for key in ("submit", "start", "end")]
         nodes = "n1" if "start" in job else "None assigned"
-        cells = [job_id, job["name"], "hpc", "train", "default", "normal", job["state"], "None"]
+        cells = [
+            job_id,
+            job_id,
+            job["name"],
+            job.get("user", "hpc"),
+            "train",
+            "default",
+            "normal",
+            job["state"],
+            "None",
+        ]
         cells += [f"{job['code']}:{job['signal']}", nodes, *times, job["dir"], job["comment"]]
-        say(FIELD.join(cells) + "\n")
+        say_record(argv, cells)
 
 
 def scancel(argv: list[str], state: dict[str, Any]) -> None:

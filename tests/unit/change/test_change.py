@@ -12,9 +12,10 @@ from clusterctl.inventory import COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.providers.base import HostChange, Size
 from clusterctl.scheduler.base import Clock
 from clusterctl.slurm.client import SlurmClient
-from clusterctl.slurm.parse import FIELD, RECORD, SQUEUE_FIELDS
+from clusterctl.slurm.parse import SQUEUE_FIELDS
 from clusterctl.spec import ClusterSpec
 from clusterctl.transport.scripted import ScriptedTransport, Step
+from tests.support.slurm import records
 
 ONE, TWO, OLD = "d-train-1", "d-train-2", "d-old-1"
 DRAIN = Step(("scontrol", "update", f"nodename={TWO}", "state=drain", "reason=clusterctl: *"))
@@ -50,20 +51,20 @@ def sinfo(
     gres: str = "(null)",
 ) -> Step:
     rows = [(n, "train", state, state, "none", *size, gres, "root", str(allocated)) for n in nodes]
-    return Step(("sinfo", "..."), "\n".join(FIELD.join(row) + RECORD for row in rows))
+    return Step(("sinfo", "..."), records(rows))
 
 
 def squeue(*jobs: tuple[int, str, str]) -> Step:
     """Jobs as (id, partition, node); without a node it waits."""
-    text = ""
+    rows = []
     for number, partition, node in jobs:
         row = dict.fromkeys(SQUEUE_FIELDS, "0") | {
             "JobID": str(number), "ArrayJobID": str(number), "ArrayTaskID": "N/A", "Name": "long",
             "UserName": "ada", "Partition": partition, "State": "RUNNING" if node else "PENDING",
             "NodeList": node,
         }  # fmt: skip
-        text += FIELD.join(row.values()) + RECORD + "\n"
-    return Step(("squeue", "..."), text)
+        rows.append(row.values())
+    return Step(("squeue", "..."), records(rows))
 
 
 def look(

@@ -313,6 +313,66 @@ def test_one_run_that_fails_does_not_hold_up_the_others(session, cluster, tmp_pa
     assert [run.job_id for run in collect(session, out=out)] == ["2"]
 
 
+def test_a_job_that_slurm_knows_no_more_comes_home_all_the_same(session, cluster, tmp_path, out):
+    ids = [finished(session, cluster, tmp_path, f"echo {name}", name) for name in ("a", "b")]
+    with cluster.state() as state:
+        del state["jobs"]["1"]
+    purged, known = collect(session, out=out)
+    assert (purged.job_id, purged.state, purged.final, purged.nodes) == ("1", "PURGED", True, ())
+    assert (purged.directory / "stdout.log").read_text() == "a\n"
+    assert (known.job_id, known.state) == (ids[1], "COMPLETED")
+    assert collect(session, out=out) == ()
+
+
+def test_a_state_that_only_a_later_slurm_has_makes_a_snapshot(session, cluster, tmp_path, out):
+    job_id = finished(session, cluster, tmp_path, "echo a")
+    cluster.change(job_id, state="DANCING")
+    (run,) = collect(session, out=out)
+    assert (run.state, run.final) == ("UNKNOWN", False)
+    assert "'DANCING'" in run.tasks[0].reason
+    cluster.change(job_id, state="COMPLETED")
+    assert [run.state for run in collect(session, out=out)] == ["COMPLETED"]
+
+
+def test_an_accounting_that_says_nothing_of_a_job_holds_no_run_up(session, cluster, tmp_path, out):
+    ids = [finished(session, cluster, tmp_path, "true", name) for name in ("a", "b")]
+    cluster.change("1", odd="sacct: fatal: no \x1b serializer")
+    broken, whole = collect(session, ids, out=out)
+    assert whole.skipped == ()
+    (skipped,) = broken.skipped
+    assert skipped.path == "sacct.json"
+    assert r"no \x1b serializer" in skipped.reason
+    assert not (broken.directory / "sacct.json").exists()
+
+
+def test_runs_that_can_not_come_home_are_named_and_may_be_given_up(session, cluster, tmp_path, out):
+    ids = [finished(session, cluster, tmp_path, "true", name) for name in ("a", "b", "c")]
+    out.mkdir()
+    for name in ("1-a", "2-b"):
+        (out / f".demo-{name}.incomplete").write_text("in the way")
+    with pytest.raises(CollectError, match="2 of 3 runs") as caught:
+        collect(session, out=out)
+    assert caught.value.jobs == ("1", "2")
+    assert "job 1: " in caught.value.why
+    assert [path.name for path in out.iterdir() if path.name[0] != "."] == ["demo-3-c"]
+    with pytest.raises(CollectError) as caught:
+        collect(session, out=out, discard=["1"])
+    assert caught.value.jobs == ("2",)
+    assert collect(session, out=out, discard=ids) == ()
+
+
+@pytest.mark.parametrize("forged", [{"user": "eve"}, {"name": "mine"}])
+def test_a_comment_that_another_job_copied_takes_no_run_from_its_job(session, cluster, tmp_path, out, forged):
+    job_id = finished(session, cluster, tmp_path, "echo mine")
+    with cluster.state() as state:
+        state["jobs"]["500"] = state["jobs"][job_id] | {"dir": str(tmp_path)} | forged
+    if "user" in forged:
+        cluster.change("500", comment="clusterctl:another")
+    with pytest.raises(SlurmError, match="not submitted by clusterctl"):
+        collect(session, ["500"], out=out)
+    assert [entry.job_id for entry in cluster.ledger.entries()] == [job_id]
+
+
 def test_two_collects_of_one_run_do_not_meet(session, cluster, tmp_path, out):
     job_id = finished(session, cluster, tmp_path, "true")
     work = out / f".demo-{job_id}-mine.incomplete"

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 from typing import Any
 
 import pytest
 
 from clusterctl.errors import SchedulerError, UnreachableError, UsageError
 from clusterctl.inventory import COMPUTE, CONTROLLER, Host, Inventory
+from clusterctl.mpirun import remote_jobs
 from clusterctl.mpirun.client import BusyError, MpirunClient, SickError
 from clusterctl.mpirun.job import Start
 from clusterctl.scheduler.base import Clock
@@ -186,11 +188,48 @@ def test_an_id_that_nobody_knows():
 
 
 @pytest.mark.parametrize(
-    "job", [{"id": "m1"}, {**noted(), "end": {"result": "success"}}, {**noted(), "id": "x"}]
+    ("job", "job_id"),
+    [
+        ({"id": "m1", "end": None, "cancelled": False}, "m1"),
+        ({**noted(), "end": {"result": "success"}}, "m1"),
+        ({**noted(), "time": "now"}, "m1"),
+        ({**noted(), "id": "x"}, "m0"),
+    ],
 )
-def test_records_that_make_no_sense_are_an_error(job):
-    with pytest.raises(SchedulerError, match="makes no sense"):
-        client(ctl=[said(jobs=[job])])[0].own_jobs()
+def test_a_record_that_makes_no_sense_spoils_itself_alone(job, job_id):
+    whole = noted("m2", end=ended("success"))
+    mpirun, _ = client(ctl=[said(jobs=[job, whole])] * 3, one=[health(), said(id="m3")])
+    spoilt, other = mpirun.own_jobs()
+    assert (spoilt.id, spoilt.state.value, spoilt.nodes) == (job_id, "UNKNOWN", ())
+    assert "makes no sense" in spoilt.reason
+    assert (other.id, other.state.value) == ("m2", "COMPLETED")
+    assert mpirun.submit(START) == "m3", "it is in the way of no other"
+    if job_id == "m1":
+        with pytest.raises(SchedulerError, match="not known where job m1 runs"):
+            mpirun.cancel(["m1"])
+
+
+def test_the_record_of_a_job_is_read_whatever_stands_in_its_place(tmp_path):
+    path = tmp_path / "job.json"
+    assert remote_jobs.read(path) is None
+    for spoil in (path.mkdir, lambda: os.mkfifo(path), lambda: path.symlink_to("/dev/zero")):
+        spoil()
+        assert remote_jobs.read(path) is None
+        path.rmdir() if path.is_dir() else path.unlink()
+    for text in ("", "[]", "[" * 100_000, '{"a": "' + "x" * (1 << 20) + '"}', "\0", "{"):
+        path.write_text(text)
+        assert remote_jobs.read(path) is None
+    path.write_text('{"a": 1}')
+    assert remote_jobs.read(path) == {"a": 1}
+
+
+def test_only_a_record_that_we_wrote_counts():
+    good = {key: value for key, value in noted().items() if key not in {"id", "end", "cancelled"}}
+    assert remote_jobs.understood(good) == good
+    for bad in (None, {}, *({**good, "nodes": nodes} for nodes in ([], "d-train-1", [1]))):
+        assert remote_jobs.understood(bad) == {}
+    for key in good:
+        assert remote_jobs.understood({**good, key: None}) == {}
 
 
 def test_nodes_are_idle_allocated_or_down():

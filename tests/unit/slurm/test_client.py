@@ -12,6 +12,7 @@ from clusterctl.errors import AnswerLostError, SlurmError, UnreachableError, Usa
 from clusterctl.scheduler.base import Clock, backoff
 from clusterctl.slurm.client import SlurmAwayError, SlurmClient
 from clusterctl.transport.scripted import ScriptedTransport, Step
+from tests.support.slurm import said
 
 CAPTURES = Path(__file__).parent / "captures"
 SQUEUE = (CAPTURES / "squeue.txt").read_bytes()
@@ -40,21 +41,21 @@ def client(*steps: Step, patience_s: float = 60.0) -> tuple[SlurmClient, Scripte
 
 
 def test_all_jobs_in_one_query():
-    slurm, transport, _ = client(Step(("squeue", "..."), SQUEUE))
+    slurm, transport, _ = client(Step(("squeue", "..."), said(SQUEUE)))
     slurm.jobs(["11", "15"])
     assert [call.argv[-1] for call in transport.calls] == ["--jobs=11,15"]
     assert transport.calls[0].env["SLURM_TIME_FORMAT"] == "%s"
 
 
 def test_only_what_the_queue_has_forgotten_is_asked_of_the_accounting():
-    slurm, transport, _ = client(Step(("squeue", "..."), SQUEUE), Step(("sacct", "..."), SACCT))
+    slurm, transport, _ = client(Step(("squeue", "..."), said(SQUEUE)), Step(("sacct", "..."), said(SACCT)))
     found = slurm.jobs(["1", "15"])
     assert transport.calls[1].argv[-1] == "--jobs=1"
     assert {"1", "15"} <= {job.id for job in found}
 
 
 def test_of_the_accounting_only_what_was_asked_for_counts():
-    slurm, _, _ = client(Step(("squeue", "..."), ""), Step(("sacct", "..."), SACCT))
+    slurm, _, _ = client(Step(("squeue", "..."), ""), Step(("sacct", "..."), said(SACCT)))
     assert [job.id for job in slurm.jobs(["1", "4_5"])] == ["1", "4_5"]
 
 
@@ -64,7 +65,7 @@ def test_of_an_array_the_tasks_that_the_queue_forgot_are_added():
     )
     rest = rest.replace(b"13\x1f0\x1f", b"13\x1f99\x1f")
     accounted = SACCT.replace(b"13_[", b"13_[0,")
-    slurm, _, _ = client(Step(("squeue", "..."), rest), Step(("sacct", "..."), accounted))
+    slurm, _, _ = client(Step(("squeue", "..."), said(rest)), Step(("sacct", "..."), said(accounted)))
     ids = [job.id for job in slurm.jobs(["13"])]
     assert "13_0" in ids
     assert "13_99" in ids
@@ -115,7 +116,7 @@ def test_a_refusal_to_forbid_another_run_is_no_success():
 def test_a_controller_that_is_briefly_away_is_waited_for():
     away = Step(("squeue", "..."), stderr=AWAY, rc=1)
     lost = Step(("squeue", "..."), error=UnreachableError("gone"))
-    slurm, transport, ticks = client(away, lost, away, Step(("squeue", "..."), SQUEUE))
+    slurm, transport, ticks = client(away, lost, away, Step(("squeue", "..."), said(SQUEUE)))
     assert slurm.jobs(["15"])
     assert not transport.left
     assert ticks.slept == sorted(ticks.slept)
@@ -180,14 +181,14 @@ def test_sbatch_that_says_no_id():
 
 
 def test_a_job_is_found_by_its_comment():
-    slurm, _, _ = client(Step(("squeue", "..."), SQUEUE))
+    slurm, _, _ = client(Step(("squeue", "..."), said(SQUEUE)))
     found = slurm.by_comment("clusterctl:abc", time.time())
     assert found is not None
     assert found.id == "15"
 
 
 def test_a_job_is_found_by_its_comment_in_the_accounting():
-    slurm, _, _ = client(Step(("squeue", "..."), ""), Step(("sacct", "..."), SACCT))
+    slurm, _, _ = client(Step(("squeue", "..."), ""), Step(("sacct", "..."), said(SACCT)))
     found = slurm.by_comment("clusterctl:tok1", time.time())
     assert found is not None
     assert found.id == "1"
@@ -213,3 +214,13 @@ def test_pauses_grow_to_a_limit():
     assert pauses[0] == 0.2
     assert pauses == sorted(pauses)
     assert pauses[-1] == 15.0
+
+
+def test_a_job_whose_number_can_not_be_read_is_listed_and_answers_for_no_other():
+    spoilt = SQUEUE.replace(b"\x1f16\x1fN/A\x1f", b"\x1fx\x1fN/A\x1f")
+    assert spoilt != SQUEUE
+    slurm, _, _ = client(Step(("squeue", "..."), said(spoilt)), Step(("squeue", "..."), said(spoilt)))
+    listed = slurm.own_jobs()
+    assert (listed[0].id, len(listed)) == ("0", 15)
+    assert "ArrayJobID 'x'" in listed[0].reason
+    assert next(job.id for job in slurm.jobs(["15"])) != "0"

@@ -8,19 +8,41 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import SlurmError
-from clusterctl.scheduler.models import JobState, NodeInfo, Outcome, worst
+from clusterctl.scheduler.models import JobInfo, JobState, NodeInfo, Outcome, worst
 from clusterctl.slurm import parse
 from clusterctl.slurm.hostlist import expand_nodes
+from tests.support.slurm import CAPTURED
 
 CAPTURES = Path(__file__).parent / "captures"
 
 
 def capture(name: str) -> str:
-    return (CAPTURES / f"{name}.txt").read_bytes().decode()  # no newline translation
+    """As a transport hands it on."""
+    return (CAPTURES / f"{name}.txt").read_bytes().decode(errors="replace")  # no newline translation
 
 
-QUEUED = {job.id: job for job in parse.parse_squeue(capture("squeue"))}
-ACCOUNTED = {job.id: job for job in parse.parse_sacct(capture("sacct"))}
+def squeue(text: str) -> tuple[JobInfo, ...]:
+    return parse.parse_squeue(text, CAPTURED)
+
+
+def sacct(text: str) -> tuple[JobInfo, ...]:
+    return parse.parse_sacct(text, CAPTURED)
+
+
+def sinfo(text: str) -> tuple[NodeInfo, ...]:
+    return parse.parse_sinfo(text, CAPTURED)
+
+
+def with_field(command: str, name: str, value: str) -> str:
+    """The first record of a capture, with another value in a field."""
+    names = {"squeue": parse.SQUEUE_FIELDS, "sacct": parse.SACCT_FIELDS, "sinfo": parse.SINFO_FIELDS}[command]
+    fields = capture(command).split(CAPTURED)[: len(names)]
+    fields[names.index(name)] = value
+    return CAPTURED.join([*fields, "\n"])
+
+
+QUEUED = {job.id: job for job in squeue(capture("squeue"))}
+ACCOUNTED = {job.id: job for job in sacct(capture("sacct"))}
 
 
 def test_a_running_job_of_two_nodes():
@@ -68,45 +90,94 @@ def test_tasks_that_never_started_are_one_line_in_the_accounting():
 
 
 def test_strides_of_an_array_are_expanded():
-    line = capture("sacct").splitlines()[0]
-    cells = line.split(parse.FIELD)
-    cells[0] = "7_[0-8:4,11%2]"
-    assert [job.id for job in parse.parse_sacct(parse.FIELD.join(cells))] == ["7_0", "7_4", "7_8", "7_11"]
+    jobs = sacct(with_field("sacct", "JobID", "7_[0-8:4,11%2]"))
+    assert [job.id for job in jobs] == ["7_0", "7_4", "7_8", "7_11"]
 
 
-def test_a_name_may_hold_what_python_takes_for_a_line_end():
-    cells = capture("sacct").splitlines()[0].split(parse.FIELD)
-    cells[1] = "a\x0bb\u2028c"
-    assert [job.name for job in parse.parse_sacct(parse.FIELD.join(cells))] == ["a\x0bb\u2028c"]
+def test_a_component_of_a_heterogeneous_job_has_its_own_number():
+    jobs = {job.id: job for job in parse.parse_sacct(capture("sacct-hostile"), "|captured|")}
+    assert (jobs["35"].name, jobs["36"].name, jobs["35"].reason) == ("het.sh", "het.sh", "")
+
+
+@pytest.mark.parametrize("command", ["squeue", "sacct"])
+def test_no_byte_in_a_name_a_comment_or_a_folder_spoils_a_record(command):
+    """Slurm's answers about jobs whose name, comment and folder hold every byte from 1 to 255."""
+    parser = {"squeue": parse.parse_squeue, "sacct": parse.parse_sacct}[command]
+    jobs = {job.id: job for job in parser(capture(f"{command}-hostile"), "|captured|")}
+    assert {"28", "29", "30", "31_1", "31_2", "35", "36"} <= jobs.keys()
+    assert "99" not in jobs  # which the name of job 30 pretends to be
+    ascii_ = "".join(map(chr, range(1, 128)))
+    told = ascii_ if command == "squeue" else ascii_.replace('"', "`")  # so the accounting keeps a name
+    unreadable = "\N{REPLACEMENT CHARACTER}" if command == "squeue" else "?"
+    assert jobs["29"].name == told + unreadable * 128
+    assert jobs["29"].comment == ascii_ + unreadable * 128
+    assert jobs["29"].work_dir == "/shared/home/hpc/" + told.replace("/", "")
+    assert jobs["30"].name == jobs["30"].comment
+    assert jobs["30"].work_dir == f"/shared/home/hpc/\n|{unreadable}"
+    assert jobs["31_1"].name == "a\nb|y"
+    ended = [jobs[job_id] for job_id in ("28", "29", "30", "31_1", "31_2")]
+    assert {(job.state, job.reason, job.nodes) for job in ended} == {
+        (JobState.COMPLETED, "", ("hslurm-train-1",))
+    }
+
+
+@pytest.mark.parametrize("command", [parse.squeue, parse.sacct, parse.sinfo])
+def test_each_separator_is_another(command):
+    separator = parse.new_separator()
+    assert not separator[0].isdigit()  # squeue would take it for a width
+    assert separator != parse.new_separator()
+    assert any(separator in word for word in command(separator))
 
 
 def test_nothing_at_all():
-    assert parse.parse_squeue("") == parse.parse_sacct("") == parse.parse_sinfo("") == ()
+    assert squeue("") == sacct("") == sinfo("") == ()
 
 
-@pytest.mark.parametrize(
-    "text",
-    [
-        "what",
-        "a\x1fb\x1e",
-        capture("squeue").replace("RUNNING", "DANCING"),
-        capture("squeue").replace("N/A", "x"),
-    ],
-)
-def test_what_is_not_understood_is_said(text):
+def test_what_another_program_says_before_the_answer_is_no_part_of_it():
+    assert len(squeue("module: loaded slurm\n" + capture("squeue"))) == len(QUEUED)
+
+
+@pytest.mark.parametrize("text", ["what", capture("squeue")[:-20], "a\x1fb\x1f"])
+def test_an_answer_that_was_cut_short_is_an_error(text):
     with pytest.raises(SlurmError, match="does not understand") as caught:
-        parse.parse_squeue(text)
+        squeue(text)
     assert caught.value.why.isprintable()
 
 
-@pytest.mark.parametrize("text", ["what", capture("sacct").replace("3:0", "three")])
-def test_odd_accounting_is_said(text):
-    with pytest.raises(SlurmError):
-        parse.parse_sacct(text)
+@pytest.mark.parametrize(
+    ("command", "field", "value", "job_id"),
+    [
+        ("squeue", "State", "DANC\x1b\nING", "2"),
+        ("squeue", "ArrayTaskID", "x", "2"),
+        ("squeue", "ArrayJobID", "x", "0"),
+        ("squeue", "exit_code", "9" * 20 + "x", "2"),
+        ("squeue", "RestartCnt", "\N{SUPERSCRIPT TWO}", "2"),
+        ("squeue", "NodeList", "a[1-", "2"),
+        ("sacct", "State", "", "1"),
+        ("sacct", "JobID", "3_[0-x]", "3"),
+        ("sacct", "JobID", "3_[1,4,9,1...]", "3"),
+        ("sacct", "ExitCode", "three", "1"),
+    ],
+)
+def test_a_record_that_is_not_understood_spoils_itself_alone_and_says_so(command, field, value, job_id):
+    parser = {"squeue": squeue, "sacct": sacct}[command]
+    text = with_field(command, field, value)
+    spoilt, *others = parser(text + capture(command))
+    assert spoilt.id == job_id
+    assert f"does not understand what {command} says: {field} {value[:100]!r}" in spoilt.reason
+    assert (spoilt.state is JobState.UNKNOWN) == (field == "State")
+    assert spoilt.reason.isprintable()
+    assert others == list(parser(capture(command)))
+
+
+def test_a_node_that_is_not_understood_spoils_itself_alone_and_says_so():
+    spoilt = sinfo(with_field("sinfo", "CPUs", "many") + capture("sinfo").replace("-1\x1f", "-9\x1f"))[0]
+    assert (spoilt.name, spoilt.cpus, spoilt.memory_mib) == ("jr-train-1", 0, 2000)
+    assert spoilt.reason == "clusterctl does not understand what sinfo says: CPUs 'many'"
 
 
 def test_nodes():
-    idle, drained = parse.parse_sinfo(capture("sinfo"))
+    idle, drained = sinfo(capture("sinfo"))
     assert (idle.name, idle.state, idle.flags, idle.usable, idle.reason) == (
         "jr-train-1",
         "IDLE",
@@ -121,7 +192,7 @@ def test_nodes():
 
 def test_a_node_of_two_partitions_is_one_node():
     text = capture("sinfo") + capture("sinfo").replace("\x1ftrain*\x1f", "\x1fother\x1f")
-    nodes = parse.parse_sinfo(text)
+    nodes = sinfo(text)
     assert [node.partitions for node in nodes] == [("train", "other")] * 2
 
 
@@ -144,9 +215,7 @@ def test_states_of_nodes(shown, state, flags, usable):
 
 
 def test_the_star_that_only_the_short_state_has():
-    cells = capture("sinfo").split(parse.FIELD)
-    cells[parse.SINFO_FIELDS.index("StateLong")] += "*"
-    assert parse.parse_sinfo(parse.FIELD.join(cells))[0].flags == ("NOT_RESPONDING",)
+    assert sinfo(with_field("sinfo", "StateLong", "idle*"))[0].flags == ("NOT_RESPONDING",)
 
 
 def test_version():
@@ -171,7 +240,7 @@ def test_hostlists(nodelist, nodes):
 @pytest.mark.parametrize("state", list(JobState))
 def test_every_state_has_an_outcome(state):
     cancelled = {"CANCELLED", "TIMEOUT", "PREEMPTED", "REVOKED"}
-    failed = {"FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE"}
+    failed = {"FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "PURGED"}
     expected = Outcome.GOES_ON
     if state == "COMPLETED":
         expected = Outcome.COMPLETED

@@ -11,11 +11,13 @@ from clusterctl import lifecycle
 from clusterctl.cli.options import Options
 from clusterctl.cli.orphans import down_orphans
 from clusterctl.cli.show import Screen
-from clusterctl.errors import LeftoversError, UsageError
+from clusterctl.errors import CollectError, LeftoversError, UnreachableError, UsageError
+from clusterctl.journal import Journal
 from clusterctl.providers.base import Leftover, Say
+from clusterctl.records import JobEntry, Ledger
 from clusterctl.spec import GcpProvider
 from clusterctl.spec import Provider as Settings
-from clusterctl.teardown import Orphan, destroy, find_orphans
+from clusterctl.teardown import Orphan, destroy, find_orphans, stays_up, to_discard
 from clusterctl.workspace import Workspace
 from tests.support.verbs import Clusterctl
 
@@ -123,6 +125,67 @@ def test_one_down_is_enough_after_a_lost_workspace_and_an_up_that_was_refused(
     lifecycle.down(workspace, name="d", tell=lambda *_: None)
     assert [cluster for cluster, _ in stub.destroyed] == gone
     assert not workspace.root.exists()
+
+
+def cluster_with_runs(tmp_path: Path) -> Workspace:
+    """Jobs 1 to 3; the run of job 1 is home."""
+    workspace = Workspace(tmp_path / "d")
+    workspace.create()
+    (workspace.root / "id").write_text("ffffff\n")
+    ledger = Ledger(workspace.jobs)
+    for job_id in ("1", "2", "3"):
+        entry = JobEntry(token=job_id, name="mine", user="ada", submitted_at=0, job_id=job_id)
+        ledger.add(entry)
+    ledger.update(ledger.entries()[0], run_dir="runs/d-1-mine", run_state="COMPLETED")
+    return workspace
+
+
+@pytest.mark.parametrize(
+    ("ids", "everything", "given_up"),
+    [((), False, []), (("2",), False, ["2"]), (("1", "3"), False, ["3"]), ((), True, ["2", "3"])],
+)
+def test_runs_are_given_up_by_their_jobs(
+    tmp_path: Path, ids: tuple[str, ...], given_up: list[str], *, everything: bool
+) -> None:
+    found = to_discard(cluster_with_runs(tmp_path), ids, everything=everything)
+    assert [entry.job_id for entry in found] == given_up
+
+
+@pytest.mark.parametrize("job_id", ["4", "2_1", "", "x", "--all"])
+def test_to_give_up_the_run_of_an_unknown_job_is_misuse(tmp_path: Path, job_id: str) -> None:
+    workspace = cluster_with_runs(tmp_path)
+    with pytest.raises(UsageError, match="no run of job") as caught:
+        lifecycle.down(workspace, name="d", tell=lambda *_: None, discard=["2", job_id])
+    assert caught.value.fix == "the jobs whose runs are not home: 2, 3"
+    assert not workspace.journal.exists()
+
+
+def test_what_was_given_up_is_said_and_journaled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stub = Stub({"ffffff": (DISK,)}, stubborn=True)
+    monkeypatch.setattr(lifecycle, "provider_of", lambda *_: stub)
+    workspace = cluster_with_runs(tmp_path)
+    (workspace.root / "hosts.json").touch()
+    with pytest.raises(LeftoversError):
+        lifecycle.down(workspace, name="d", tell=lambda *_: None, discard=["2", "3"])
+    first = Journal(workspace.journal).entries()[0]
+    assert (first.phase, first.note) == ("discard", "runs of job 2 (mine), job 3 (mine)")
+    stub.stubborn = False  # the same command goes on
+    done = lifecycle.down(workspace, name="d", tell=lambda *_: None, discard=["2", "3"])
+    assert [entry.job_id for entry in done.discarded] == ["2", "3"]
+    assert not workspace.root.exists()
+
+
+def test_a_down_that_can_not_collect_says_which_jobs_and_how_to_give_them_up() -> None:
+    error = CollectError("2 of 3 runs could not be brought home", why="job 2: no; job 7: gone")
+    error.jobs = ("2", "7")
+    said = stays_up(error)
+    assert "job 2: no; job 7: gone" in said.why
+    assert said.fix.endswith("--discard-run 2 --discard-run 7")
+    assert stays_up(error, ["9"]).fix.endswith("--discard-run 9 --discard-run 2 --discard-run 7")
+    one = CollectError("it is not known where its files are")
+    one.jobs = ("5",)
+    assert stays_up(one).why == "job 5: it is not known where its files are"
+    assert stays_up(UnreachableError("no answer")).fix.endswith("--discard-runs")
 
 
 def test_a_damaged_record_does_not_make_terraforms_hosts_forgotten(tmp_path: Path) -> None:

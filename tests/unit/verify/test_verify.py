@@ -14,11 +14,11 @@ import pytest
 from clusterctl.errors import VerifyError
 from clusterctl.inventory import COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.scheduler.models import NodeInfo
-from clusterctl.slurm.parse import FIELD, RECORD
 from clusterctl.transport.base import Transport
 from clusterctl.transport.scripted import Call, ScriptedTransport, Step
 from clusterctl.verify import Proof, astray, out_of_service, release_held, remote_pairs
 from clusterctl.verify import verify as verify_by
+from tests.support.slurm import records
 
 NAMES = ("d-train-1", "d-train-2")
 
@@ -45,11 +45,10 @@ def verify(
 
 def sinfo(reason: str = "no reason", by: str = "ada", **states: str) -> Step:
     rows = [
-        FIELD.join((n.replace("_", "-"), "train", state, state, reason, "2", "2000", "(null)", by, "0"))
-        + RECORD
+        (n.replace("_", "-"), "train", state, state, reason, "2", "2000", "(null)", by, "0")
         for n, state in states.items()
     ]
-    return Step(("sinfo", "..."), "\n".join(rows))
+    return Step(("sinfo", "..."), records(rows))
 
 
 def squeue(**jobs: str) -> Step:
@@ -59,10 +58,10 @@ def squeue(**jobs: str) -> Step:
         ("0", "", "2026-01-01T00:00:00", "N/A", "N/A", "/", "", "1"),
     )
     rows = [
-        FIELD.join((str(number), str(number), "N/A", name, *owner, "PENDING", why, *rest)) + RECORD
+        (str(number), str(number), "N/A", name, *owner, "PENDING", why, *rest)
         for number, (name, why) in enumerate(jobs.items(), start=7)
     ]
-    return Step(("squeue", "..."), "\n".join(rows))
+    return Step(("squeue", "..."), records(rows))
 
 
 SRUN = ("timeout", "*", "*", "srun")
