@@ -20,6 +20,7 @@ from clusterctl.collect.apart import fetch_from
 from clusterctl.collect.fetch import local_path, sha256_of
 from clusterctl.collect.manifest import Manifest
 from clusterctl.errors import CollectError, Failure
+from clusterctl.lock import open_private
 from clusterctl.providers.costs import node_price
 from clusterctl.records import RUN_FILE, SOURCE_FILE, JobEntry, Ledger, RunRecord, TaskRecord, node_hours
 from clusterctl.scheduler.base import Scheduler
@@ -166,7 +167,7 @@ def _working_folder(final: Path) -> Iterator[Path]:
     """The hidden folder beside the run's that holds what has arrived; one process at a time."""
     work = final.parent / f".{final.name}.incomplete"
     work.mkdir(parents=True, exist_ok=True)
-    with (work / "lock").open("w") as lock:
+    with open(work / "lock", "w", opener=open_private) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

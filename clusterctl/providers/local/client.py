@@ -12,10 +12,11 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-from clusterctl.errors import MachineError, ProvisionError
+from clusterctl.errors import LockedError, MachineError, ProvisionError
 from clusterctl.providers.base import Say
 
 _MODULE = "clusterctl.providers.local.helper"
+_ERRORS = {kind.code: kind for kind in (LockedError, MachineError, ProvisionError)}
 
 
 def call(verb: str, request: dict[str, Any], *, say: Say) -> dict[str, Any]:
@@ -23,6 +24,7 @@ def call(verb: str, request: dict[str, Any], *, say: Say) -> dict[str, Any]:
 
     Raises:
         MachineError: this machine can't do it, or we have no right to.
+        LockedError: another clusterctl worked on it all the time.
         ProvisionError: it was tried and failed.
     """
     with _helper(verb) as process:
@@ -123,7 +125,7 @@ def _converse(
             _send(process, "done")
         elif "error" in message:
             error = message["error"]
-            kind = MachineError if error["kind"] == "machine" else ProvisionError
+            kind = _ERRORS[error["kind"]]
             raise kind(error["what"], where=error["where"], why=error["why"], fix=error["fix"])
         elif "result" in message:
             result: dict[str, Any] = message["result"]

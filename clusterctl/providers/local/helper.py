@@ -7,7 +7,6 @@ caller is gone: what was started is ended and removed.
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import select
@@ -20,20 +19,24 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from clusterctl.errors import ClusterctlError, MachineError, ProvisionError
+from clusterctl.errors import ClusterctlError, LockedError, MachineError, ProvisionError
+from clusterctl.lock import WAIT_S, hold
 from clusterctl.providers.local import cgroups, image, limits, machine, mounts, network, redhat
 from clusterctl.providers.local.layout import (
     CACHE,
+    RUN,
     STATE,
     BakeRequest,
     ClusterRequest,
     ClusterState,
+    Existing,
     MadeCluster,
     MadeNode,
     Which,
     address,
     cluster_dir,
     machine_name,
+    make_private,
     numbered,
     state_file,
 )
@@ -42,7 +45,6 @@ from clusterctl.providers.local.residue import residue
 from clusterctl.providers.local.run import TOOL_ENV, end_children
 from clusterctl.workspace import write_atomic
 
-LOCK = Path("/run/clusterctl.lock")
 TOOLS = {
     "systemd-nspawn": "systemd-container",
     "ip": "iproute2",
@@ -64,13 +66,15 @@ def _answer(message: dict[str, Any]) -> None:
     print(json.dumps(message), flush=True)  # noqa: T201 - the protocol
 
 
-def check(_: dict[str, Any]) -> dict[str, Any]:
-    """Whether this machine can carry local clusters."""
+def check(request: dict[str, Any]) -> dict[str, Any]:
+    """Whether a cluster exists; if not, that this machine can carry local clusters."""
+    if state_file(Which.model_validate(request).id).exists():
+        return {"exists": True}
     _check_tools()
-    with _state_lock():
+    with state_lock("up", say):
         for place in (STATE, CACHE):
             _check_overlay(place)
-    return {}
+    return {"exists": False}
 
 
 def _check_tools(*, disks: bool = False) -> None:
@@ -112,7 +116,7 @@ def bake(request: dict[str, Any]) -> dict[str, Any]:
     if image.cached(wanted.key):
         return {"made": False}
     watch = _Caller()
-    with image.cache_lock(say):
+    with image.cache_lock("up", say):
         if image.cached(wanted.key):
             return {"made": False}
         watch.check()
@@ -167,10 +171,15 @@ def _refuse_to_go_on_alone() -> None:
 
 
 @contextmanager
-def _state_lock() -> Iterator[None]:
-    STATE.mkdir(parents=True, exist_ok=True, mode=0o755)
-    with LOCK.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+def state_lock(verb: str, say: Callable[[str], None], *, wait_s: float = WAIT_S) -> Iterator[None]:
+    """One clusterctl at a time changes what is local clusters' on this machine.
+
+    Raises:
+        LockedError: another one was at work all the time.
+    """
+    for folder in (RUN, STATE):
+        make_private(folder)
+    with hold(RUN / "lock", verb, what="this machine", wait_s=wait_s, waiting=say):
         yield
 
 
@@ -178,7 +187,7 @@ def up(request: dict[str, Any]) -> dict[str, Any]:
     """Make what is missing of a cluster, remove nodes that are no longer named."""
     wanted = ClusterRequest.model_validate(request)
     _check_tools(disks=any(node.disk_mib for node in wanted.nodes))
-    with _state_lock():
+    with state_lock("up", say):
         mounts.erase_doomed(STATE)
         state = _state(wanted)
         lower = image.layers(state.image)
@@ -238,8 +247,8 @@ def _state(wanted: ClusterRequest) -> ClusterState:
         image=wanted.image,
         subnet=subnet,
     )
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
-    write_atomic(path, state.model_dump_json(), mode=0o644)
+    make_private(path.parent)
+    write_atomic(path, state.model_dump_json())
     return state
 
 
@@ -247,7 +256,7 @@ def _number(state: ClusterState, wanted: ClusterRequest) -> ClusterState:
     """The state with a number for each node, written down before one that is new is started."""
     numbers = numbered((node.name for node in wanted.nodes), state.numbers)
     state = state.model_copy(update={"numbers": numbers})
-    write_atomic(state_file(wanted.id), state.model_dump_json(), mode=0o644)
+    write_atomic(state_file(wanted.id), state.model_dump_json())
     return state
 
 
@@ -287,7 +296,7 @@ def _remove_resized(wanted: ClusterRequest, state: ClusterState) -> tuple[str, .
 def down(request: dict[str, Any]) -> dict[str, Any]:
     """Remove everything of a cluster; done twice it does nothing the second time."""
     cluster_id = Which.model_validate(request).id
-    with _state_lock():
+    with state_lock("down", say):
         machine.stop(_machines_of(cluster_id))
         machine.end_rooted(cluster_dir(cluster_id))
         cgroups.leave(f"c{cluster_id}-")  # of machines that died by themselves
@@ -309,6 +318,25 @@ def _machines_of(cluster_id: str) -> list[str]:
     return [name for name in machine.alive() if name.startswith(f"c{cluster_id}-")]
 
 
+def existing(request: dict[str, Any]) -> dict[str, Any]:
+    """What there is of a cluster."""
+    cluster_id = Which.model_validate(request).id
+    try:
+        state = ClusterState.model_validate_json(state_file(cluster_id).read_bytes())
+    except FileNotFoundError:
+        return {}
+    folders = sorted((cluster_dir(cluster_id) / "nodes").glob("[!.]*"))  # hidden: being removed
+    machines = machine.alive()
+    found = Existing(
+        state=state,
+        nodes={folder.name: mounts.disk_mib(folder) for folder in folders},
+        running=frozenset(
+            name for name, number in state.numbers.items() if machine_name(cluster_id, number) in machines
+        ),
+    )
+    return found.model_dump(mode="json")
+
+
 def look(request: dict[str, Any]) -> dict[str, Any]:
     """What is left of a cluster."""
     return {"residue": residue(Which.model_validate(request).id)}
@@ -322,10 +350,10 @@ def clusters(_: dict[str, Any]) -> dict[str, Any]:
 def cache(request: dict[str, Any]) -> dict[str, Any]:
     """List the image cache, or prune it: then nobody bakes, and no cluster is made from what goes."""
     if request.get("prune"):
-        with image.cache_lock(say), _state_lock():
+        with image.cache_lock("cache prune", say), state_lock("cache prune", say):
             images = image.prune()
     else:
-        with _state_lock():
+        with state_lock("cache list", say):
             images = image.cache_list()
     return {"images": [i.model_dump() for i in images]}
 
@@ -336,6 +364,7 @@ VERBS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "up": up,
     "down": down,
     "alive": alive,
+    "existing": existing,
     "look": look,
     "clusters": clusters,
     "cache": cache,
@@ -349,10 +378,13 @@ def main() -> int:
         signal.signal(name, signal.SIG_IGN)
     os.umask(0o022)
     try:
+        for folder in (STATE, CACHE):
+            if folder.is_dir():
+                make_private(folder)  # an older version left them for all to read
         request = json.loads(sys.stdin.readline() or "{}")
         _answer({"result": VERBS[sys.argv[1]](request)})
     except ClusterctlError as exc:
-        kind = "machine" if isinstance(exc, MachineError) else "provision"
+        kind = exc.code if isinstance(exc, (MachineError, LockedError)) else "provision"
         _answer(
             {"error": {"kind": kind, "what": exc.what, "where": exc.where, "why": exc.why, "fix": exc.fix}}
         )

@@ -6,7 +6,6 @@ shares this machine's network and answers SSH on loopback: no masquerade rule is
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import platform
@@ -20,8 +19,18 @@ from pathlib import Path
 
 from clusterctl.distributions import DEFAULT, distribution_of
 from clusterctl.errors import ProvisionError
+from clusterctl.lock import hold
 from clusterctl.providers.local import cgroups, machine, mounts, redhat
-from clusterctl.providers.local.layout import ADMIN_ID, CACHE, STATE, BakeRequest, CachedImage, ClusterState
+from clusterctl.providers.local.layout import (
+    ADMIN_ID,
+    CACHE,
+    RUN,
+    STATE,
+    BakeRequest,
+    CachedImage,
+    ClusterState,
+    make_private,
+)
 from clusterctl.providers.local.run import TOOL_ENV, run
 
 SUITE = "bookworm"
@@ -52,6 +61,7 @@ _MASKED = (
 )
 _BAKE = "clusterctl-bake-"  # how the machine is called that an image is baked in
 _BAKE_TIMEOUT_S = 10.0
+_BUILDS_S = 3600.0  # to wait for others that build an image, each for minutes
 # apt and dpkg start sessions of their own: in a pid namespace all of them end with the first, and it with us.
 _OWN_PROCESSES = (
     *("setpriv", "--pdeathsig", "KILL", "--"),
@@ -101,15 +111,16 @@ def cached(key: str) -> bool:
 
 
 @contextmanager
-def cache_lock(say: Callable[[str], None]) -> Iterator[None]:
-    """One builder at a time on this machine."""
-    CACHE.mkdir(parents=True, exist_ok=True, mode=0o755)
-    with (CACHE / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say("waiting for another clusterctl that works on the image cache")
-            fcntl.flock(file, fcntl.LOCK_EX)
+def cache_lock(verb: str, say: Callable[[str], None]) -> Iterator[None]:
+    """One builder at a time on this machine.
+
+    Raises:
+        LockedError: another one was at work all the time.
+    """
+    for folder in (RUN, CACHE):
+        make_private(folder)
+    what = "the cache of node images"
+    with hold(RUN / "cache.lock", verb, what=what, wait_s=_BUILDS_S, waiting=say):
         _sweep()
         yield
 
@@ -274,6 +285,7 @@ def _serve_ssh(root: Path, key: str) -> tuple[subprocess.Popen[bytes], int]:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
     sshd = f"mkdir -p /run/sshd && exec /usr/sbin/sshd -D -p {port} -o ListenAddress=127.0.0.1 -o UseDNS=no"
+    sshd += " -o PasswordAuthentication=no -o KbdInteractiveAuthentication=no"
     name = f"{_BAKE}{key[:8]}"
     process = subprocess.Popen(
         [

@@ -1,9 +1,16 @@
-"""The helper does nothing more for a caller that has gone away."""
+"""The helper does nothing more for a caller that has gone away, and lets no other account near."""
 
 from __future__ import annotations
 
+import stat
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
+
+from clusterctl.errors import LockedError
+from clusterctl.providers.local import helper
 
 ASKS = """
 import select, sys
@@ -30,3 +37,21 @@ def test_it_notices_between_two_nodes() -> None:
         assert helper.stdout.readline() == "goes on\n"
         helper.stdin.close()
         assert helper.stdout.readline() == "clusterctl went away\n"
+
+
+def test_its_folders_are_roots_alone_those_of_an_older_version_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root of a node lays setuid programs there, and whoever can read a lock's file can hold it."""
+    run, state = tmp_path / "run", tmp_path / "state"
+    state.mkdir(mode=0o755)
+    monkeypatch.setattr(helper, "RUN", run)
+    monkeypatch.setattr(helper, "STATE", state)
+    with helper.state_lock("up", print):
+        assert {stat.S_IMODE(path.stat().st_mode) for path in (run, state)} == {0o700}
+        (lock,) = run.iterdir()
+        assert stat.S_IMODE(lock.stat().st_mode) == 0o600
+        with pytest.raises(LockedError) as caught, helper.state_lock("down", print, wait_s=0):
+            pass
+    assert "`clusterctl up` of " in caught.value.why
+    assert list(run.iterdir()) == []
