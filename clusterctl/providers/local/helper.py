@@ -192,8 +192,9 @@ def up(request: dict[str, Any]) -> dict[str, Any]:
         state = _state(wanted)
         lower = image.layers(state.image)
         network.create(wanted.id, state.subnet)
+        notes = network.close(wanted.id, state.subnet)
         others = sum(not name.startswith(f"c{wanted.id}-") for name in machine.alive())
-        notes = limits.raise_for(others + len(wanted.nodes))
+        notes += limits.raise_for(others + len(wanted.nodes))
         if not machine.booted_with_systemd():
             notes += limits.share_by_process()
         notes += state.kept(wanted.subnet, wanted.image)
