@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from clusterctl.cli.show import Screen
-from clusterctl.telling import WAITING, HostStep
+from clusterctl.telling import WAITING, HostStep, Waiting
 
 if TYPE_CHECKING:
     from rich.console import Group
@@ -95,7 +95,7 @@ class Phases:
     def _say(self, phase: str, what: str | HostStep) -> None:
         """Detail for those who want it; a host that failed, at once and for everybody."""
         failed = isinstance(what, HostStep) and what.failed
-        if self._verbose:
+        if self._verbose or isinstance(what, Waiting):
             self._screen.note(f"{self._stamped(phase)}: {what}")
         elif failed and isinstance(what, HostStep) and what.host not in self._failed:
             self._failed.add(what.host)

@@ -14,6 +14,7 @@ from typing import Any
 
 from clusterctl.errors import LockedError, MachineError, ProvisionError
 from clusterctl.providers.base import Say
+from clusterctl.telling import Waiting
 
 _MODULE = "clusterctl.providers.local.helper"
 _ERRORS = {kind.code: kind for kind in (LockedError, MachineError, ProvisionError)}
@@ -120,6 +121,8 @@ def _converse(
         message = json.loads(line)
         if "say" in message:
             say(message["say"])
+        elif "waiting" in message:
+            say(Waiting(message["waiting"]))
         elif "ready" in message and ready is not None:
             ready(message["ready"])
             _send(process, "done")

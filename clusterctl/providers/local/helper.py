@@ -1,8 +1,8 @@
 """The one part that runs as root: ``python -I -B -m clusterctl.providers.local.helper VERB``.
 
-A request is one JSON line on stdin, answers are JSON lines on stdout: any number of ``{"say": …}`` or
-``{"ready": …}``, then ``{"result": …}`` or ``{"error": …}``. When stdin closes before an image is baked, the
-caller is gone: what was started is ended and removed.
+A request is one JSON line on stdin, answers are JSON lines on stdout: any number of ``{"say": …}``,
+``{"waiting": …}`` or ``{"ready": …}``, then ``{"result": …}`` or ``{"error": …}``. When stdin closes before
+an image is baked, the caller is gone: what was started is ended and removed.
 """
 
 from __future__ import annotations
@@ -62,6 +62,10 @@ def say(message: str) -> None:
     _answer({"say": message})
 
 
+def waiting(message: str) -> None:
+    _answer({"waiting": message})
+
+
 def _answer(message: dict[str, Any]) -> None:
     print(json.dumps(message), flush=True)  # noqa: T201 - the protocol
 
@@ -71,7 +75,7 @@ def check(request: dict[str, Any]) -> dict[str, Any]:
     if state_file(Which.model_validate(request).id).exists():
         return {"exists": True}
     _check_tools()
-    with state_lock("up", say):
+    with state_lock("up", waiting):
         for place in (STATE, CACHE):
             _check_overlay(place)
     return {"exists": False}
@@ -116,7 +120,7 @@ def bake(request: dict[str, Any]) -> dict[str, Any]:
     if image.cached(wanted.key):
         return {"made": False}
     watch = _Caller()
-    with image.cache_lock("up", say):
+    with image.cache_lock("up", waiting):
         if image.cached(wanted.key):
             return {"made": False}
         watch.check()
@@ -171,7 +175,7 @@ def _refuse_to_go_on_alone() -> None:
 
 
 @contextmanager
-def state_lock(verb: str, say: Callable[[str], None], *, wait_s: float = WAIT_S) -> Iterator[None]:
+def state_lock(verb: str, tell: Callable[[str], None], *, wait_s: float = WAIT_S) -> Iterator[None]:
     """One clusterctl at a time changes what is local clusters' on this machine.
 
     Raises:
@@ -179,7 +183,7 @@ def state_lock(verb: str, say: Callable[[str], None], *, wait_s: float = WAIT_S)
     """
     for folder in (RUN, STATE):
         make_private(folder)
-    with hold(RUN / "lock", verb, what="this machine", wait_s=wait_s, waiting=say):
+    with hold(RUN / "lock", verb, what="this machine", wait_s=wait_s, waiting=tell):
         yield
 
 
@@ -187,7 +191,7 @@ def up(request: dict[str, Any]) -> dict[str, Any]:
     """Make what is missing of a cluster, remove nodes that are no longer named."""
     wanted = ClusterRequest.model_validate(request)
     _check_tools(disks=any(node.disk_mib for node in wanted.nodes))
-    with state_lock("up", say):
+    with state_lock("up", waiting):
         mounts.erase_doomed(STATE)
         state = _state(wanted)
         lower = image.layers(state.image)
@@ -297,7 +301,7 @@ def _remove_resized(wanted: ClusterRequest, state: ClusterState) -> tuple[str, .
 def down(request: dict[str, Any]) -> dict[str, Any]:
     """Remove everything of a cluster; done twice it does nothing the second time."""
     cluster_id = Which.model_validate(request).id
-    with state_lock("down", say):
+    with state_lock("down", waiting):
         machine.stop(_machines_of(cluster_id))
         machine.end_rooted(cluster_dir(cluster_id))
         cgroups.leave(f"c{cluster_id}-")  # of machines that died by themselves
@@ -351,10 +355,10 @@ def clusters(_: dict[str, Any]) -> dict[str, Any]:
 def cache(request: dict[str, Any]) -> dict[str, Any]:
     """List the image cache, or prune it: then nobody bakes, and no cluster is made from what goes."""
     if request.get("prune"):
-        with image.cache_lock("cache prune", say), state_lock("cache prune", say):
+        with image.cache_lock("cache prune", waiting), state_lock("cache prune", waiting):
             images = image.prune()
     else:
-        with state_lock("cache list", say):
+        with state_lock("cache list", waiting):
             images = image.cache_list()
     return {"images": [i.model_dump() for i in images]}
 

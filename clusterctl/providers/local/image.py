@@ -111,7 +111,7 @@ def cached(key: str) -> bool:
 
 
 @contextmanager
-def cache_lock(verb: str, say: Callable[[str], None]) -> Iterator[None]:
+def cache_lock(verb: str, waiting: Callable[[str], None]) -> Iterator[None]:
     """One builder at a time on this machine.
 
     Raises:
@@ -120,7 +120,7 @@ def cache_lock(verb: str, say: Callable[[str], None]) -> Iterator[None]:
     for folder in (RUN, CACHE):
         make_private(folder)
     what = "the cache of node images"
-    with hold(RUN / "cache.lock", verb, what=what, wait_s=_BUILDS_S, waiting=say):
+    with hold(RUN / "cache.lock", verb, what=what, wait_s=_BUILDS_S, waiting=waiting):
         _sweep()
         yield
 

@@ -212,9 +212,9 @@ def clusters() -> tuple[ClusterState, ...]:
     return tuple(ClusterState.model_validate(state) for state in answer["clusters"])
 
 
-def cached_images(*, prune: bool = False) -> tuple[CachedImage, ...]:
+def cached_images(*, prune: bool = False, say: Say) -> tuple[CachedImage, ...]:
     """The image cache, or what was removed from it."""
-    answer = client.call("cache", {"prune": prune}, say=_silent)
+    answer = client.call("cache", {"prune": prune}, say=say)
     return tuple(CachedImage.model_validate(image) for image in answer["images"])
 
 

@@ -15,6 +15,7 @@ from typing import Final
 
 from clusterctl.journal import digest
 from clusterctl.lock import hold
+from clusterctl.telling import Waiting
 from clusterctl.workspace import cache_home, write_atomic
 
 LOCK_FILE: Final = ".terraform.lock.hcl"
@@ -36,7 +37,9 @@ def shared_providers(folder: Path, say: Callable[[str], None]) -> Iterator[Mappi
     home.mkdir(parents=True, exist_ok=True)
     known = home / f"{digest(*(path.read_bytes() for path in sorted(folder.rglob('*.tf'))))}.lock.hcl"
     mine = folder / LOCK_FILE
-    with hold(home / ".lock", "up", what="Terraform's cache of providers", waiting=say):
+    with hold(
+        home / ".lock", "up", what="Terraform's cache of providers", waiting=lambda text: say(Waiting(text))
+    ):
         if known.is_file() and not mine.exists():
             write_atomic(mine, known.read_bytes())
         yield {_VARIABLE: str(home)}
