@@ -126,7 +126,7 @@ for address in addresses:
         scope = (0, socket.if_nametoindex("host0")) if ":" in address else ()
         for kind, port in ((socket.SOCK_DGRAM, udp), (socket.SOCK_STREAM, tcp)):
             with socket.socket(family, kind) as tried, contextlib.suppress(OSError):
-                tried.settimeout(1)
+                tried.settimeout(0.2)
                 tried.bind((source, 0, *scope))
                 tried.connect((address, int(port), *scope))
                 tried.send(f"{address} from {source}".encode())

@@ -12,6 +12,7 @@ import platform
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -60,6 +61,7 @@ _MASKED = (
     "systemd-networkd-wait-online.service",
 )
 _BAKE = "clusterctl-bake-"  # how the machine is called that an image is baked in
+_RETRIES = "Acquire::Retries 3"
 _BAKE_TIMEOUT_S = 10.0
 _BUILDS_S = 3600.0  # to wait for others that build an image, each for minutes
 # apt and dpkg start sessions of their own: in a pid namespace all of them end with the first, and it with us.
@@ -169,28 +171,28 @@ def debootstrap(root: Path, mirror: str, packages: Sequence[str]) -> None:
     """
     argv = ["mmdebstrap", "--mode=root", "--variant=minbase", f"--include={','.join(packages)}"]
     argv += [
-        "--aptopt=Acquire::Retries 3",
+        f"--aptopt={_RETRIES}",
         "--dpkgopt=force-unsafe-io",
         "--dpkgopt=path-exclude=/usr/share/man/*",
         "--dpkgopt=path-exclude=/usr/share/doc/*",
         "--dpkgopt=path-exclude=/usr/share/locale/*",
     ]
-    if proxy := apt_proxy():
-        argv.append(f"--aptopt={proxy}")
     fix = f"check that this machine reaches {mirror}; provider.mirror names another Debian mirror"
     if _KEYRING.exists():
         argv.append(f"--keyring={_KEYRING}")
     else:
         fix = f"apt-get install {_KEYRING.stem}, which Debian's signatures are checked with; or {fix}"
-    argv += [SUITE, str(root)]
+    sources = None
     if mirror != DEFAULT_MIRROR:
-        argv += [f"deb {mirror} {suite} main" for suite in (SUITE, f"{SUITE}-updates")]
-    run(
-        [*_OWN_PROCESSES, *argv],
-        what="building the base image",
-        where=mirror,
-        fix=fix,
-    )
+        sources = "".join(f"deb {mirror} {suite} main\n" for suite in (SUITE, f"{SUITE}-updates"))
+    # All accounts see command lines: no proxy and no mirror stands there, whose address may hold a password.
+    with tempfile.NamedTemporaryFile("w", prefix="clusterctl-") as settings:
+        settings.write(f"{apt_proxy()}\n")
+        settings.flush()
+        argv += [f"--aptopt={settings.name}", SUITE, str(root), *(["-"] if sources else [])]
+        what = "building the base image"
+        run([*_OWN_PROCESSES, *argv], what=what, where=mirror, fix=fix, stdin=sources)
+    (root / "etc/apt/apt.conf.d/99mmdebstrap").write_text(f"{_RETRIES};\n")  # the proxy is not for nodes
 
 
 def apt_proxy() -> str:

@@ -10,12 +10,12 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import LockedError
-from clusterctl.providers.local import helper
+from clusterctl.providers.local import helper, image
 
 ASKS = """
 import select, sys
 from clusterctl.errors import ProvisionError
-from clusterctl.providers.local import helper
+from clusterctl.providers.local import helper, image
 sys.stdin.readline()
 try:
     helper._refuse_to_go_on_alone()
@@ -55,3 +55,24 @@ def test_its_folders_are_roots_alone_those_of_an_older_version_too(
             pass
     assert "`clusterctl up` of " in caught.value.why
     assert list(run.iterdir()) == []
+
+
+def test_no_password_stands_on_a_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All accounts see those. The address of a mirror or a proxy may hold one."""
+    ran: list[tuple[list[str], str]] = []
+
+    def run(argv: list[str], *, stdin: str, **_: str) -> None:
+        (settings,) = (word.partition("=")[2] for word in argv if word.startswith("--aptopt=/"))
+        ran.append((argv, stdin + Path(settings).read_text()))
+        assert stat.S_IMODE(Path(settings).stat().st_mode) == 0o600
+
+    monkeypatch.setattr(image, "run", run)
+    monkeypatch.setattr(image, "apt_proxy", lambda: 'Acquire::http::Proxy "http://me:secret@proxy";')
+    left = tmp_path / "etc/apt/apt.conf.d/99mmdebstrap"
+    left.parent.mkdir(parents=True)
+    image.debootstrap(tmp_path, "http://me:secret@mirror", ["sudo"])
+    ((argv, told),) = ran
+    assert "secret" not in " ".join(argv)
+    assert "secret@mirror" in told
+    assert "secret@proxy" in told
+    assert "secret" not in left.read_text(), "nor on the nodes"
