@@ -8,11 +8,12 @@ from __future__ import annotations
 import fcntl
 import json
 import os
+import pwd
 import stat
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 from clusterctl.disk import REFUSALS
@@ -24,17 +25,18 @@ _PAUSE_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who is at work: ``since`` in Unix seconds."""
+    """Who is at work: ``since`` in Unix seconds; ``user`` is an account's name, where it is known."""
 
     verb: str
     pid: int
     since: float
+    user: str = ""
 
     def __str__(self) -> str:
         since = time.localtime(self.since)
         today = time.strftime("%F", since) == time.strftime("%F")
         return (
-            f"`clusterctl {self.verb}` (pid {self.pid}) is at work since "
+            f"`clusterctl {self.verb}`{self.user and f' of {self.user}'} (pid {self.pid}) is at work since "
             f"{time.strftime('%T' if today else '%F %T', since)}"
         )
 
@@ -73,7 +75,7 @@ def hold(
         if not stat.S_ISDIR(os.fstat(held).st_mode):
             with suppress(OSError):  # a full disk: it is held without a word
                 os.truncate(held, 0)
-                os.write(held, json.dumps({"verb": verb, "pid": os.getpid(), "since": time.time()}).encode())
+                os.write(held, json.dumps(asdict(Holder(verb, os.getpid(), time.time(), _user()))).encode())
         yield
     finally:
         if not stat.S_ISDIR(os.fstat(held).st_mode):
@@ -91,6 +93,16 @@ def holder(path: Path) -> Holder | None:
             return who if _lives(who.pid) and _is_locked(file.fileno()) else None
     except (OSError, ValueError, TypeError):
         return None
+
+
+def _user() -> str:
+    """Whose clusterctl this is: of root's helper, who has started it through sudo."""
+    if name := os.environ.get("SUDO_USER") if os.geteuid() == 0 else None:
+        return name
+    try:
+        return pwd.getpwuid(os.getuid()).pw_name
+    except KeyError:
+        return str(os.getuid())
 
 
 def _lives(pid: int) -> bool:
@@ -111,12 +123,26 @@ def _is_locked(file: int) -> bool:
     return False
 
 
+def open_private(path: str | Path, _flags: int = 0) -> int:
+    """Open a file to be locked, an `opener` too: whoever can read one can hold it. No link is followed.
+
+    A file that others could read, an older version's, is closed to them.
+    """
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
+    try:
+        os.fchmod(fd, 0o600)
+    except BaseException:
+        os.close(fd)
+        raise
+    return fd
+
+
 def _acquire(path: Path, folder: Path | None) -> int | None:
     """The descriptor of the empty, locked file, or of the folder; None if another holds either."""
     while True:
         locked, other = path, folder
         try:
-            fd = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+            fd = open_private(path)
         except OSError as exc:
             if exc.errno not in REFUSALS or folder is None or not folder.is_dir():
                 raise

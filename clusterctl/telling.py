@@ -20,6 +20,12 @@ class HostStep:
         return ": ".join(part for part in (self.host, self.task, self.how) if part)
 
 
+class Waiting(str):
+    """Whose end is waited for: told at once, on a terminal or not."""
+
+    __slots__ = ()
+
+
 Say = Callable[[str | HostStep], None]
 Tell = Callable[[str, str | HostStep], None]  # (phase, what is happening; "" at its begin)
 WAITING = "waiting"  # no phase: what is told while another clusterctl is waited for

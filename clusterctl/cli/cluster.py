@@ -256,7 +256,7 @@ def down(
         if gone := not_brought_home(run):
             screen.note(f"note: {gone}; it is gone with the cluster")
     is_local = done.provider == "local"
-    size = _cached_mib() if is_local else 0
+    size = _cached_mib(screen) if is_local else 0
     answer = {
         "cluster": name,
         "runs": [str(r.directory) for r in done.runs],
@@ -340,17 +340,17 @@ def cache_list(screen: Screen, options: Options) -> None:
 def _cache(screen: Screen, *, prune: bool) -> None:
     from clusterctl.providers.local.provider import cached_images
 
-    images = cached_images(prune=prune)
+    images = cached_images(prune=prune, say=lambda what: screen.note(str(what)))
     rows = [[i.key, i.size_mib, ", ".join(i.used_by) or "-"] for i in images]
     empty = ["nothing to remove" if prune else "the image cache is empty"]
     lines = screen.table(["REMOVED" if prune else "IMAGE", "MIB", "USED BY"], rows) if rows else empty
     screen.result({"images": [i.model_dump() for i in images]}, *lines)
 
 
-def _cached_mib() -> int:
+def _cached_mib(screen: Screen) -> int:
     from clusterctl.providers.local.provider import cached_images
 
-    return sum(image.size_mib for image in cached_images())
+    return sum(image.size_mib for image in cached_images(say=lambda what: screen.note(str(what))))
 
 
 def _phases(phases: tuple[Phase, ...]) -> list[dict[str, Any]]:

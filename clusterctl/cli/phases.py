@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from clusterctl.cli.show import Screen
-from clusterctl.telling import WAITING, HostStep
+from clusterctl.telling import WAITING, HostStep, Waiting
 
 _FEW = 3  # hosts that are named; of more, how many
 
@@ -91,7 +91,7 @@ class Phases:
     def _say(self, phase: str, what: str | HostStep) -> None:
         """Detail for those who want it; a host that failed, at once and for everybody."""
         failed = isinstance(what, HostStep) and what.failed
-        if self._verbose:
+        if self._verbose or isinstance(what, Waiting):
             self._screen.note(f"{self._stamped(phase)}: {what}")
         elif failed and isinstance(what, HostStep) and what.host not in self._failed:
             self._failed.add(what.host)

@@ -23,6 +23,7 @@ from clusterctl.collect.fetch import local_path, sha256_of
 from clusterctl.collect.manifest import Manifest
 from clusterctl.disk import reason
 from clusterctl.errors import ClusterctlError, CollectError, CommandError, Failure, SchedulerError
+from clusterctl.lock import open_private
 from clusterctl.providers.costs import node_price
 from clusterctl.records import (
     RUN_FILE,
@@ -231,7 +232,7 @@ def _working_folder(final: Path) -> Iterator[Path]:
     """The hidden folder beside the run's that holds what has arrived; one process at a time."""
     work = final.parent / f".{final.name}.incomplete"
     work.mkdir(parents=True, exist_ok=True)
-    with (work / "lock").open("w") as lock:
+    with open(work / "lock", "w", opener=open_private) as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

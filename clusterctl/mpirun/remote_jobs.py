@@ -76,7 +76,11 @@ class User:
         """One at a time starts jobs, or says that they were lost."""
         with self.acting():
             self.registry.mkdir(parents=True, exist_ok=True)
-            lock = (self.registry / ".lock").open("w")
+            # Other accounts could hold what they can read.
+            lock = os.fdopen(
+                os.open(self.registry / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "w"
+            )
+            os.fchmod(lock.fileno(), 0o600)
         with lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield

@@ -1,6 +1,8 @@
 """clusterctl by an ordinary user who may run just the helper as root: all results theirs, the jobs theirs.
 
-That the sudoers line allows nothing but the helper is a spy, too: any other use of sudo would fail.
+That the sudoers line allows nothing but the helper is a spy, too: any other use of sudo would fail. Another
+account of the same machine, without any right, reads, holds, fills and signals nothing of their cluster, and
+root of a node reaches nothing of the machine.
 """
 
 from __future__ import annotations
@@ -10,8 +12,11 @@ import os
 import pwd
 import re
 import secrets
+import select
 import shlex
+import socket
 import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
@@ -21,7 +26,9 @@ from typing import Any
 
 import pytest
 
+from clusterctl.providers.local import machine
 from tests.support.install import PLAIN_PATH, ROOT, Installed, build_wheel, install, pip_settings
+from tests.support.nested import leader
 from tests.support.remains import marked
 from tests.support.residue import Machine, left_behind, look_as_root
 from tests.support.verbs import Clusterctl
@@ -39,6 +46,94 @@ partitions:
 WHO_AM_I = """\
 #!/bin/bash
 srun bash -c 'echo "$(hostname) $(id -un) $(id -u) $(id -gn) $HOME"; touch "$HOME/was-here-$(hostname)"'
+"""
+
+# What another account of this machine tries: a script of sh that ends with 0 where the harm is done. By root
+# each of READS must end so, or it would show nothing.
+READS = {
+    "list the nodes": 'ls "$LOCAL"',
+    "read a node's file": 'cat "$NODE/etc/machine-id"',
+    "run root's program that root of a node has laid ready": 'test "$("$NODE/usr/local/bin/ready" -u)" = 0',
+    "read what the nodes share": 'ls "$LOCAL/shared/home"',
+    "read an image": "ls /var/cache/clusterctl/image-*/upper/etc",
+    "read the admin's key": 'cat "$STATE/id_ed25519"',
+    "read munge's key": 'wc -c <"$STATE/munge.key"',
+    "read a node's private host key": 'cat "$LOCAL/nodes/$HOST/host_key"',
+    "fill the disk below a node": 'dd if=/dev/zero of="$NODE/tmp/fill" count=1',
+    "fill what the nodes share": 'dd if=/dev/zero of="$LOCAL/shared/fill" count=1',
+    "lay a file beside the images": "touch /var/cache/clusterctl/image-mine",
+    "end a node": 'kill -0 "$NSPAWN"',
+    "end a daemon in a node": 'kill -0 "$INIT"',
+    "walk into a node by /proc": 'ls "/proc/$INIT/root/etc"',
+    "read a daemon's environment": 'cat "/proc/$INIT/environ"',
+    "enter a node": 'nsenter --target "$INIT" --mount --net true',
+    "enter the cluster's network": 'ip netns exec "cc$ID" true',
+}
+OTHERS = {
+    "enter a node by a key of their own": (
+        'cd "$(mktemp -d)" && ssh-keygen -q -t ed25519 -N "" -f key && '
+        "ssh -F none -i key -o BatchMode=yes -o UserKnownHostsFile=known -o StrictHostKeyChecking=no "
+        '"clusterctl@$ADDRESS" true'
+    ),
+    "be asked for a password": (
+        "ssh -F none -o PreferredAuthentications=none -o UserKnownHostsFile=/dev/null "
+        '-o StrictHostKeyChecking=no "root@$ADDRESS" 2>&1 | grep -E "password|keyboard"'
+    ),
+    "start the helper": 'echo "{}" | sudo -n "$PYTHON" -I -B -m clusterctl.providers.local.helper clusters',
+}
+HOLDS = """
+import fcntl, glob, os, sys, time
+held = []
+for path in sys.argv[1:]:
+    for found in glob.glob(path, include_hidden=True):
+        try:
+            fd = os.open(found, os.O_RDONLY)
+            fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            held.append(found)
+        except OSError:
+            pass
+for place in ("/run/clusterctl", "/run/clusterctl/lock", "/var/lib/clusterctl/x", "/run/x"):
+    for make in (os.mkdir, lambda path: os.symlink("/etc/passwd", path)):
+        try:
+            make(place)
+            held.append(place)
+        except OSError:
+            pass
+print(*held, flush=True)
+time.sleep(600)
+"""
+LOCKS = tuple(
+    f"{place}{entries}"
+    for place in ("/run/clusterctl", "/var/lib/clusterctl", "/var/cache/clusterctl")
+    for entries in ("", "/*", "/.*")
+)
+LISTENING = "0A"  # in /proc/net/tcp
+LOOPBACK = {"0100007F", "00000000000000000000000001000000"}
+PORTS = {22, 6817, 6818, 6819}  # sshd, which wants a key; slurmctld, slurmd and slurmdbd, which want munge's
+
+# Root of a node: ports of this machine, then its addresses.
+REACHES_OUT = """
+import contextlib, socket, subprocess, sys
+tcp, udp, *addresses = sys.argv[1:]
+def ip(*argv):
+    subprocess.run(["ip", *argv], stderr=subprocess.DEVNULL, check=False)
+ip("link", "set", "host0", "addrgenmode", "eui64")
+ip("address", "add", "fe80::5/64", "dev", "host0", "nodad")
+ip("address", "add", "203.0.113.9/32", "dev", "host0")
+ip("route", "add", "default", "via", addresses[0])
+for address in addresses:
+    for source in ("fe80::5",) if ":" in address else ("0.0.0.0", "203.0.113.9"):
+        family = socket.AF_INET6 if ":" in address else socket.AF_INET
+        scope = (0, socket.if_nametoindex("host0")) if ":" in address else ()
+        for kind, port in ((socket.SOCK_DGRAM, udp), (socket.SOCK_STREAM, tcp)):
+            with socket.socket(family, kind) as tried, contextlib.suppress(OSError):
+                tried.settimeout(0.2)
+                tried.bind((source, 0, *scope))
+                tried.connect((address, int(port), *scope))
+                tried.send(f"{address} from {source}".encode())
+ip("route", "delete", "default")
+ip("address", "delete", "203.0.113.9/32", "dev", "host0")
+ip("address", "delete", "fe80::5/64", "dev", "host0")
 """
 
 
@@ -167,6 +262,40 @@ def trained(person: Person, up: dict[str, Any]) -> Path:
     return Path(run["dir"])
 
 
+@pytest.fixture(scope="module")
+def stranger(person: Person) -> Iterator[str]:
+    """Another account of this machine."""
+    name = f"mal-{secrets.token_hex(2)}"
+    as_root("useradd", "--no-create-home", "--home-dir", "/nonexistent", "--shell", "/bin/sh", name)
+    yield name
+    as_root("userdel", name)
+
+
+@pytest.fixture(scope="module")
+def known(person: Person, up: dict[str, Any]) -> dict[str, str]:
+    """What the other account is given to know of the cluster, more than it could find out."""
+    state = person.state / person.cluster
+    hosts = {
+        host["name"]: host["address"]
+        for host in json.loads(as_root("cat", str(state / "hosts.json")))["hosts"]
+    }
+    cluster_id = as_root("cat", str(state / "id")).strip()
+    local, host = f"/var/lib/clusterctl/{cluster_id}", f"{person.cluster}-train-1"
+    nspawn = {name: pid for name, pid in machine.running().items() if name.startswith(f"c{cluster_id}-")}
+    as_root("install", "-m", "4755", "/usr/bin/id", f"{local}/nodes/{host}/root/usr/local/bin/ready")
+    return {
+        "ID": cluster_id,
+        "LOCAL": local,
+        "HOST": host,
+        "NODE": f"{local}/nodes/{host}/root",
+        "STATE": str(state),
+        "ADDRESS": hosts[host],
+        "NSPAWN": str(nspawn[f"c{cluster_id}-002"]),
+        "INIT": str(leader(f"c{cluster_id}-002")),
+        "PYTHON": str(person.installed.python),
+    }
+
+
 def belonging_to_others(person: Person) -> list[str]:
     """What lies in their home and isn't theirs. Of the installation only folders: see `person`."""
     venv = str(person.installed.venv)
@@ -241,6 +370,82 @@ def test_another_home_of_theirs_leaves_it_alone_too(person: Person, trained: Pat
     elsewhere = Clusterctl(person.clusterctl.home, person.clusterctl.cwd, {}, script)
     ran = elsewhere("down", "--yes", rc=2)
     assert "there is no cluster" in ran.stderr
+    assert person.clusterctl("-o", "json", "status").json["ready"]
+
+
+def tries(script: str, known: dict[str, str], *before: str) -> bool:
+    """Whether the harm is done."""
+    words = [f"{key}={value}" for key, value in known.items()]
+    argv = ["sudo", "-n", *before, "--", "env", "-C", "/", *words, "sh", "-c", script]
+    done = subprocess.run(
+        argv, capture_output=True, text=True, timeout=60, check=False, stdin=subprocess.DEVNULL
+    )
+    return done.returncode == 0
+
+
+@pytest.mark.parametrize("attempt", [*READS, *OTHERS])
+def test_another_account_does_no_harm(attempt: str, stranger: str, known: dict[str, str]) -> None:
+    if attempt in READS:
+        assert tries(READS[attempt], known), "it shows nothing: not even root can"
+    assert not tries({**READS, **OTHERS}[attempt], known, "-u", stranger)
+
+
+def test_another_account_holds_nothing_up(person: Person, stranger: str, known: dict[str, str]) -> None:
+    """One that held the machine's lock blocked each `up`, without a word of why."""
+    argv = [
+        "sudo",
+        "-n",
+        "-u",
+        stranger,
+        "--",
+        "/usr/bin/python3",
+        "-c",
+        HOLDS,
+        *LOCKS,
+        f"{known['STATE']}/../.*",
+    ]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True) as process:
+        try:
+            assert process.stdout is not None
+            assert process.stdout.readline().split() == []
+            person.clusterctl("cache", "list")  # it takes the machine's lock
+        finally:
+            as_root("kill", str(process.pid))
+
+
+def test_the_machines_accounts_find_no_other_port(known: dict[str, str]) -> None:
+    """Each reaches the nodes. What listens there at no address but loopback is open to none."""
+    found = set()
+    for number in (1, 2, 3):
+        pid = leader(f"c{known['ID']}-{number:03d}")
+        for line in as_root("cat", f"/proc/{pid}/net/tcp", f"/proc/{pid}/net/tcp6").splitlines():
+            address, port = line.split()[1].partition(":")[::2]
+            if line.split()[3] == LISTENING and address not in LOOPBACK:
+                found.add(int(port, 16))
+    assert found == PORTS
+
+
+def test_a_node_reaches_nothing_of_the_machine(person: Person, known: dict[str, str]) -> None:
+    """Nor what the machine would forward. Answers to what the machine itself asks go through."""
+    links = json.loads(as_root("ip", "-json", "address", "show"))
+    links.sort(key=lambda link: link["ifname"] != f"cc{known['ID']}")
+    cable = [f["local"] for f in links[0]["addr_info"]]
+    others = [f["local"] for link in links[1:] for f in link["addr_info"] if f["family"] == "inet"]
+    with (
+        socket.create_server(("", 0), family=socket.AF_INET6, dualstack_ipv6=True) as tcp,
+        socket.socket(socket.AF_INET6, socket.SOCK_DGRAM) as udp,
+    ):
+        udp.setsockopt(socket.IPPROTO_IPV6, socket.IPV6_V6ONLY, 0)
+        udp.bind(("", 0))
+        ports = [str(one.getsockname()[1]) for one in (tcp, udp)]
+        asked = [address for address in [*cable, *others] if not address.startswith("127.")]
+        as_root(
+            "nsenter", "--target", known["INIT"], "--net", sys.executable, "-c", REACHES_OUT, *ports, *asked
+        )
+        reached = []
+        while ready := select.select([tcp, udp], [], [], 0)[0]:
+            reached.append(tcp.accept()[1] if tcp in ready else udp.recvfrom(99))
+    assert reached == []
     assert person.clusterctl("-o", "json", "status").json["ready"]
 
 

@@ -21,8 +21,8 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from clusterctl.providers.local import cgroups, image, machine, mounts, network
-from clusterctl.providers.local.helper import LOCK
-from clusterctl.providers.local.layout import address, bridge_name, machine_name, netns_name
+from clusterctl.providers.local.helper import state_lock
+from clusterctl.providers.local.layout import address, bridge_name, machine_name, make_private, netns_name
 from clusterctl.providers.local.run import run
 from tests.support import apt_proxy, furnish
 from tests.support.el import web
@@ -71,8 +71,7 @@ class Keeper:
     def _make_network(self) -> None:
         """The bridge with its cable to this machine; one more without a cable for what lies behind a gate."""
         own = self._request.id
-        with LOCK.open("w") as file:
-            fcntl.flock(file, fcntl.LOCK_EX)
+        with state_lock("up", _silent):
             used = (*network.used_networks(), *(state.subnet for state in image.states()))
             self._front = network.choose_subnet(own, used)
             network.create(own, self._front)
@@ -154,13 +153,16 @@ class Keeper:
         return False
 
 
+def _silent(_: str) -> None:
+    return None
+
+
 def remove(lab_id: str) -> None:
     """Everything of a lab; done twice it does nothing the second time."""
     machine.stop([name for name in machine.alive() if name.startswith(f"c{lab_id}-")])
     machine.end_rooted(STATE / lab_id)
     cgroups.leave(f"c{lab_id}-")
-    with LOCK.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+    with state_lock("down", _silent):
         network.remove(lab_id)
         for _ in range(_TRIES):  # who looks into it just now keeps it
             network.remove_empty_folder()
@@ -183,7 +185,7 @@ def remove_dead() -> None:
 @contextmanager
 def recorded(lab_id: str) -> Iterator[TextIO]:
     """The lab's record, locked as long as its keeper lives."""
-    STATE.mkdir(parents=True, exist_ok=True, mode=0o755)
+    make_private(STATE)
     remove_dead()
     path = STATE / f"{lab_id}.lab"
     with path.open("w") as file:

@@ -40,7 +40,7 @@ class Machine:
 
     home: Path  # CLUSTERCTL_HOME of the clusters in question
     state: Path = STATE
-    folders: tuple[Path, ...] = (Path("/run/clusterctl"), NAMESPACES, LABS)
+    folders: tuple[Path, ...] = (NAMESPACES, LABS)
     files: tuple[Path, ...] = FILES
 
 

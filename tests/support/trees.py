@@ -40,7 +40,7 @@ def debian() -> Path:
         return root
     nobody = "ssh-ed25519 AAAA"  # an image that is baked has a key; its base has none
     request = BakeRequest(key=key, base_key=base, mirror=image.DEFAULT_MIRROR, admin_key=nobody)
-    with image.cache_lock(_silent):
+    with image.cache_lock("up", _silent):
         return image.build_base(request, _silent)
 
 

@@ -12,10 +12,12 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from typing import Any
 
-from clusterctl.errors import DiskError, MachineError, ProvisionError
+from clusterctl.errors import DiskError, LockedError, MachineError, ProvisionError
 from clusterctl.providers.base import Say
+from clusterctl.telling import Waiting
 
 _MODULE = "clusterctl.providers.local.helper"
+_ERRORS = {kind.code: kind for kind in (DiskError, LockedError, MachineError)}
 
 
 def call(verb: str, request: dict[str, Any], *, say: Say) -> dict[str, Any]:
@@ -23,6 +25,7 @@ def call(verb: str, request: dict[str, Any], *, say: Say) -> dict[str, Any]:
 
     Raises:
         MachineError: this machine can't do it, or we have no right to.
+        LockedError: another clusterctl worked on it all the time.
         ProvisionError: it was tried and failed.
     """
     with _helper(verb) as process:
@@ -119,15 +122,15 @@ def converse(
         message = json.loads(line)
         if "say" in message:
             say(message["say"])
+        elif "waiting" in message:
+            say(Waiting(message["waiting"]))
         elif "ready" in message and ready is not None:
             ready(message["ready"])
             _send(process, "done")
         elif "error" in message:
             error = message["error"]
-            kinds = {kind.code: kind for kind in (DiskError, MachineError)}
-            raise kinds.get(error["kind"], ProvisionError)(
-                error["what"], where=error["where"], why=error["why"], fix=error["fix"]
-            )
+            kind = _ERRORS.get(error["kind"], ProvisionError)
+            raise kind(error["what"], where=error["where"], why=error["why"], fix=error["fix"])
         elif "result" in message:
             result: dict[str, Any] = message["result"]
             return result

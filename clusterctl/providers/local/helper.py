@@ -1,13 +1,12 @@
 """The one part that runs as root: ``python -I -B -m clusterctl.providers.local.helper VERB``.
 
-A request is one JSON line on stdin, answers are JSON lines on stdout: any number of ``{"say": …}`` or
-``{"ready": …}``, then ``{"result": …}`` or ``{"error": …}``. When stdin closes before an image is baked, the
-caller is gone: what was started is ended and removed.
+A request is one JSON line on stdin, answers are JSON lines on stdout: any number of ``{"say": …}``,
+``{"waiting": …}`` or ``{"ready": …}``, then ``{"result": …}`` or ``{"error": …}``. When stdin closes before
+an image is baked, the caller is gone: what was started is ended and removed.
 """
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import select
@@ -22,19 +21,23 @@ from typing import Any
 
 from clusterctl.disk import REFUSALS, disk_error
 from clusterctl.errors import ClusterctlError, MachineError, ProvisionError
+from clusterctl.lock import WAIT_S, hold
 from clusterctl.providers.local import cgroups, image, limits, machine, mounts, network, redhat
 from clusterctl.providers.local.layout import (
     CACHE,
+    RUN,
     STATE,
     BakeRequest,
     ClusterRequest,
     ClusterState,
+    Existing,
     MadeCluster,
     MadeNode,
     Which,
     address,
     cluster_dir,
     machine_name,
+    make_private,
     numbered,
     state_file,
 )
@@ -43,7 +46,6 @@ from clusterctl.providers.local.residue import residue
 from clusterctl.providers.local.run import TOOL_ENV, end_children
 from clusterctl.workspace import write_atomic
 
-LOCK = Path("/run/clusterctl.lock")
 TOOLS = {
     "systemd-nspawn": "systemd-container",
     "ip": "iproute2",
@@ -61,17 +63,23 @@ def say(message: str) -> None:
     _answer({"say": message})
 
 
+def waiting(message: str) -> None:
+    _answer({"waiting": message})
+
+
 def _answer(message: dict[str, Any]) -> None:
     print(json.dumps(message), flush=True)  # noqa: T201 - the protocol
 
 
-def check(_: dict[str, Any]) -> dict[str, Any]:
-    """Whether this machine can carry local clusters."""
+def check(request: dict[str, Any]) -> dict[str, Any]:
+    """Whether a cluster exists; if not, that this machine can carry local clusters."""
+    if state_file(Which.model_validate(request).id).exists():
+        return {"exists": True}
     _check_tools()
-    with _state_lock():
+    with state_lock("up", waiting):
         for place in (STATE, CACHE):
             _check_overlay(place)
-    return {}
+    return {"exists": False}
 
 
 def _check_tools(*, disks: bool = False) -> None:
@@ -113,7 +121,7 @@ def bake(request: dict[str, Any]) -> dict[str, Any]:
     if image.cached(wanted.key):
         return {"made": False}
     watch = _Caller()
-    with image.cache_lock(say):
+    with image.cache_lock("up", waiting):
         if image.cached(wanted.key):
             return {"made": False}
         watch.check()
@@ -168,10 +176,15 @@ def _refuse_to_go_on_alone() -> None:
 
 
 @contextmanager
-def _state_lock() -> Iterator[None]:
-    STATE.mkdir(parents=True, exist_ok=True, mode=0o755)
-    with LOCK.open("w") as file:
-        fcntl.flock(file, fcntl.LOCK_EX)
+def state_lock(verb: str, tell: Callable[[str], None], *, wait_s: float = WAIT_S) -> Iterator[None]:
+    """One clusterctl at a time changes what is local clusters' on this machine.
+
+    Raises:
+        LockedError: another one was at work all the time.
+    """
+    for folder in (RUN, STATE):
+        make_private(folder)
+    with hold(RUN / "lock", verb, what="this machine", wait_s=wait_s, waiting=tell):
         yield
 
 
@@ -179,13 +192,14 @@ def up(request: dict[str, Any]) -> dict[str, Any]:
     """Make what is missing of a cluster, remove nodes that are no longer named."""
     wanted = ClusterRequest.model_validate(request)
     _check_tools(disks=any(node.disk_mib for node in wanted.nodes))
-    with _state_lock():
+    with state_lock("up", waiting):
         mounts.erase_doomed(STATE)
         state = _state(wanted)
         lower = image.layers(state.image)
         network.create(wanted.id, state.subnet)
+        notes = network.close(wanted.id, state.subnet)
         others = sum(not name.startswith(f"c{wanted.id}-") for name in machine.alive())
-        notes = limits.raise_for(others + len(wanted.nodes))
+        notes += limits.raise_for(others + len(wanted.nodes))
         if not machine.booted_with_systemd():
             notes += limits.share_by_process()
         notes += state.kept(wanted.subnet, wanted.image)
@@ -239,8 +253,8 @@ def _state(wanted: ClusterRequest) -> ClusterState:
         image=wanted.image,
         subnet=subnet,
     )
-    path.parent.mkdir(parents=True, exist_ok=True, mode=0o755)
-    write_atomic(path, state.model_dump_json(), mode=0o644)
+    make_private(path.parent)
+    write_atomic(path, state.model_dump_json())
     return state
 
 
@@ -248,7 +262,7 @@ def _number(state: ClusterState, wanted: ClusterRequest) -> ClusterState:
     """The state with a number for each node, written down before one that is new is started."""
     numbers = numbered((node.name for node in wanted.nodes), state.numbers)
     state = state.model_copy(update={"numbers": numbers})
-    write_atomic(state_file(wanted.id), state.model_dump_json(), mode=0o644)
+    write_atomic(state_file(wanted.id), state.model_dump_json())
     return state
 
 
@@ -288,7 +302,7 @@ def _remove_resized(wanted: ClusterRequest, state: ClusterState) -> tuple[str, .
 def down(request: dict[str, Any]) -> dict[str, Any]:
     """Remove everything of a cluster; done twice it does nothing the second time."""
     cluster_id = Which.model_validate(request).id
-    with _state_lock():
+    with state_lock("down", waiting):
         machine.stop(_machines_of(cluster_id))
         machine.end_rooted(cluster_dir(cluster_id))
         cgroups.leave(f"c{cluster_id}-")  # of machines that died by themselves
@@ -310,6 +324,25 @@ def _machines_of(cluster_id: str) -> list[str]:
     return [name for name in machine.alive() if name.startswith(f"c{cluster_id}-")]
 
 
+def existing(request: dict[str, Any]) -> dict[str, Any]:
+    """What there is of a cluster."""
+    cluster_id = Which.model_validate(request).id
+    try:
+        state = ClusterState.model_validate_json(state_file(cluster_id).read_bytes())
+    except FileNotFoundError:
+        return {}
+    folders = sorted((cluster_dir(cluster_id) / "nodes").glob("[!.]*"))  # hidden: being removed
+    machines = machine.alive()
+    found = Existing(
+        state=state,
+        nodes={folder.name: mounts.disk_mib(folder) for folder in folders},
+        running=frozenset(
+            name for name, number in state.numbers.items() if machine_name(cluster_id, number) in machines
+        ),
+    )
+    return found.model_dump(mode="json")
+
+
 def look(request: dict[str, Any]) -> dict[str, Any]:
     """What is left of a cluster."""
     return {"residue": residue(Which.model_validate(request).id)}
@@ -323,10 +356,10 @@ def clusters(_: dict[str, Any]) -> dict[str, Any]:
 def cache(request: dict[str, Any]) -> dict[str, Any]:
     """List the image cache, or prune it: then nobody bakes, and no cluster is made from what goes."""
     if request.get("prune"):
-        with image.cache_lock(say), _state_lock():
+        with image.cache_lock("cache prune", waiting), state_lock("cache prune", waiting):
             images = image.prune()
     else:
-        with _state_lock():
+        with state_lock("cache list", waiting):
             images = image.cache_list()
     return {"images": [i.model_dump() for i in images]}
 
@@ -337,6 +370,7 @@ VERBS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "up": up,
     "down": down,
     "alive": alive,
+    "existing": existing,
     "look": look,
     "clusters": clusters,
     "cache": cache,
@@ -350,6 +384,9 @@ def main() -> int:
         signal.signal(name, signal.SIG_IGN)
     os.umask(0o022)
     try:
+        for folder in (STATE, CACHE):
+            if folder.is_dir():
+                make_private(folder)  # an older version left them for all to read
         request = json.loads(sys.stdin.readline() or "{}")
         _answer({"result": VERBS[sys.argv[1]](request)})
     except ClusterctlError as exc:

@@ -6,13 +6,13 @@ shares this machine's network and answers SSH on loopback: no masquerade rule is
 
 from __future__ import annotations
 
-import fcntl
 import json
 import os
 import platform
 import shutil
 import socket
 import subprocess
+import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -20,8 +20,18 @@ from pathlib import Path
 
 from clusterctl.distributions import DEFAULT, distribution_of
 from clusterctl.errors import ProvisionError
+from clusterctl.lock import hold
 from clusterctl.providers.local import cgroups, machine, mounts, redhat
-from clusterctl.providers.local.layout import ADMIN_ID, CACHE, STATE, BakeRequest, CachedImage, ClusterState
+from clusterctl.providers.local.layout import (
+    ADMIN_ID,
+    CACHE,
+    RUN,
+    STATE,
+    BakeRequest,
+    CachedImage,
+    ClusterState,
+    make_private,
+)
 from clusterctl.providers.local.run import TOOL_ENV, run
 
 SUITE = "bookworm"
@@ -51,7 +61,9 @@ _MASKED = (
     "systemd-networkd-wait-online.service",
 )
 _BAKE = "clusterctl-bake-"  # how the machine is called that an image is baked in
+_RETRIES = "Acquire::Retries 3"
 _BAKE_TIMEOUT_S = 10.0
+_BUILDS_S = 3600.0  # to wait for others that build an image, each for minutes
 # apt and dpkg start sessions of their own: in a pid namespace all of them end with the first, and it with us.
 _OWN_PROCESSES = (
     *("setpriv", "--pdeathsig", "KILL", "--"),
@@ -101,15 +113,16 @@ def cached(key: str) -> bool:
 
 
 @contextmanager
-def cache_lock(say: Callable[[str], None]) -> Iterator[None]:
-    """One builder at a time on this machine."""
-    CACHE.mkdir(parents=True, exist_ok=True, mode=0o755)
-    with (CACHE / ".lock").open("w") as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            say("waiting for another clusterctl that works on the image cache")
-            fcntl.flock(file, fcntl.LOCK_EX)
+def cache_lock(verb: str, waiting: Callable[[str], None]) -> Iterator[None]:
+    """One builder at a time on this machine.
+
+    Raises:
+        LockedError: another one was at work all the time.
+    """
+    for folder in (RUN, CACHE):
+        make_private(folder)
+    what = "the cache of node images"
+    with hold(RUN / "cache.lock", verb, what=what, wait_s=_BUILDS_S, waiting=waiting):
         _sweep()
         yield
 
@@ -158,28 +171,28 @@ def debootstrap(root: Path, mirror: str, packages: Sequence[str]) -> None:
     """
     argv = ["mmdebstrap", "--mode=root", "--variant=minbase", f"--include={','.join(packages)}"]
     argv += [
-        "--aptopt=Acquire::Retries 3",
+        f"--aptopt={_RETRIES}",
         "--dpkgopt=force-unsafe-io",
         "--dpkgopt=path-exclude=/usr/share/man/*",
         "--dpkgopt=path-exclude=/usr/share/doc/*",
         "--dpkgopt=path-exclude=/usr/share/locale/*",
     ]
-    if proxy := apt_proxy():
-        argv.append(f"--aptopt={proxy}")
     fix = f"check that this machine reaches {mirror}; provider.mirror names another Debian mirror"
     if _KEYRING.exists():
         argv.append(f"--keyring={_KEYRING}")
     else:
         fix = f"apt-get install {_KEYRING.stem}, which Debian's signatures are checked with; or {fix}"
-    argv += [SUITE, str(root)]
+    sources = None
     if mirror != DEFAULT_MIRROR:
-        argv += [f"deb {mirror} {suite} main" for suite in (SUITE, f"{SUITE}-updates")]
-    run(
-        [*_OWN_PROCESSES, *argv],
-        what="building the base image",
-        where=mirror,
-        fix=fix,
-    )
+        sources = "".join(f"deb {mirror} {suite} main\n" for suite in (SUITE, f"{SUITE}-updates"))
+    # All accounts see command lines: no proxy and no mirror stands there, whose address may hold a password.
+    with tempfile.NamedTemporaryFile("w", prefix="clusterctl-") as settings:
+        settings.write(f"{apt_proxy()}\n")
+        settings.flush()
+        argv += [f"--aptopt={settings.name}", SUITE, str(root), *(["-"] if sources else [])]
+        what = "building the base image"
+        run([*_OWN_PROCESSES, *argv], what=what, where=mirror, fix=fix, stdin=sources)
+    (root / "etc/apt/apt.conf.d/99mmdebstrap").write_text(f"{_RETRIES};\n")  # the proxy is not for nodes
 
 
 def apt_proxy() -> str:
@@ -274,6 +287,7 @@ def _serve_ssh(root: Path, key: str) -> tuple[subprocess.Popen[bytes], int]:
         probe.bind(("127.0.0.1", 0))
         port = int(probe.getsockname()[1])
     sshd = f"mkdir -p /run/sshd && exec /usr/sbin/sshd -D -p {port} -o ListenAddress=127.0.0.1 -o UseDNS=no"
+    sshd += " -o PasswordAuthentication=no -o KbdInteractiveAuthentication=no"
     name = f"{_BAKE}{key[:8]}"
     process = subprocess.Popen(
         [

@@ -18,6 +18,7 @@ from clusterctl.spec.models import LEAST_DISK_MIB, MAX_LOCAL_HOSTS, Url
 
 STATE = Path("/var/lib/clusterctl")
 CACHE = Path("/var/cache/clusterctl")
+RUN = Path("/run/clusterctl")  # lock files
 
 ClusterId = Annotated[str, StringConstraints(pattern=r"^[0-9a-f]{6}$")]
 HostName = Annotated[str, StringConstraints(pattern=r"^[a-z][a-z0-9-]{0,62}$")]
@@ -27,13 +28,22 @@ AdminKey = Annotated[str, StringConstraints(pattern=r"^ssh-ed25519 [A-Za-z0-9+/=
 ADMIN_ID = 64100  # uid and gid of the admin user on every node; outside Debian's and EL's ranges for people
 
 
+def make_private(folder: Path) -> None:
+    """Make a folder of root's that other accounts reach nothing in; one that they could read is closed.
+
+    Nodes hold setuid programs, of which root of a node may make any: no other account may start one here.
+    """
+    folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+    folder.chmod(0o700)
+
+
 def cluster_dir(cluster_id: str) -> Path:
     """Root's state of one cluster."""
     return STATE / cluster_id
 
 
 def state_file(cluster_id: str) -> Path:
-    """What root's side keeps of a cluster, for all to read: there from before anything is made."""
+    """What root's side keeps of a cluster: there from before anything is made."""
     return cluster_dir(cluster_id) / "cluster.json"
 
 
@@ -115,6 +125,14 @@ class ClusterState(BaseModel):
                 "the nodes keep the older image they were made from; `down` and `up` gives them the new one"
             )
         return tuple(notes)
+
+
+class Existing(_Message):
+    """What this machine has of a cluster: its nodes with the sizes of their disks, and those that run."""
+
+    state: ClusterState | None = None
+    nodes: dict[HostName, int | None] = Field(default_factory=dict)
+    running: frozenset[HostName] = frozenset()
 
 
 class MadeNode(_Message):

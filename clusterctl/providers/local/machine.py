@@ -33,6 +33,8 @@ from clusterctl.providers.local.run import TOOL_ENV, run
 
 STOP_TIMEOUT_S = 45.0  # of a machine with much else to do
 _EARLY_S = 0.1
+# All accounts of the host reach a node's sshd.
+_SSHD = "PasswordAuthentication no\nKbdInteractiveAuthentication no\nPermitRootLogin prohibit-password\n"
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,6 +110,7 @@ def prepare(machine: Machine, lower: tuple[Path, ...], subnet: IPv4Network, admi
             ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", str(host_key)],
             what="making a host key",
         )
+    _place(root, "etc/ssh/sshd_config.d/00-clusterctl.conf", _SSHD)
     _place(root, "etc/ssh/ssh_host_ed25519_key", host_key.read_text(), mode=0o600)
 
 

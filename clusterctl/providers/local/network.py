@@ -3,11 +3,15 @@
 The bridge lives in a network namespace of its own, so no firewall of this machine (Docker's FORWARD DROP
 with br_netfilter, firewalld) ever sees traffic between nodes, and no rule, masquerade or ip_forward is
 needed. This machine holds the first address of the subnet; nodes have no route out.
+
+Nodes send this machine nothing but answers to what it asks them: what leaves their namespace by the cable is
+sorted in there, by a qdisc that goes with it. That closes what this machine would forward, too.
 """
 
 from __future__ import annotations
 
 import json
+import shutil
 import zlib
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
@@ -16,13 +20,16 @@ from itertools import chain
 from pathlib import Path
 
 from clusterctl.errors import MachineError, ProvisionError
+from clusterctl.providers.local import redhat
 from clusterctl.providers.local.layout import bridge_name, link_name, netns_name
 from clusterctl.providers.local.mounts import mounted_under
-from clusterctl.providers.local.run import run
+from clusterctl.providers.local.run import TOOL_ENV, run
 
 NETNS_DIR = Path("/run/netns")
 _CANDIDATES = (IPv4Network("10.0.0.0/8"), IPv4Network("172.16.0.0/12"), IPv4Network("192.168.0.0/16"))
 _TRIES = 4096
+_CABLE = "up0"  # its end in the cluster's network
+_OPEN = "nodes reach services of this machine that listen on all addresses"
 
 
 def used_networks() -> tuple[IPv4Network, ...]:
@@ -97,14 +104,59 @@ def create(cluster_id: str, subnet: IPv4Network) -> None:
         run([*inside, "link", "set", bridge, "up"], what="starting the bridge")
     if not _has_link(link, ["ip"]):
         run(
-            ["ip", "link", "add", link, "type", "veth", "peer", "name", "up0", "netns", netns],
+            ["ip", "link", "add", link, "type", "veth", "peer", "name", _CABLE, "netns", netns],
             what="laying the cable into the cluster's network",
         )
-    run([*inside, "link", "set", "up0", "master", bridge, "up"], what="plugging the cable in")
+    run([*inside, "link", "set", _CABLE, "master", bridge, "up"], what="plugging the cable in")
     run(
         ["ip", "addr", "replace", f"{subnet[1]}/{subnet.prefixlen}", "dev", link], what="addressing the cable"
     )
     run(["ip", "link", "set", link, "up"], what="starting the cable")
+
+
+def close(cluster_id: str, subnet: IPv4Network) -> tuple[str, ...]:
+    """Let nothing but answers through the cable to this machine; says so where that can't be done."""
+    if shutil.which("tc", path=TOOL_ENV["PATH"]) is None:
+        return (
+            f"{_OPEN}: there is no `tc`, of the package {'iproute-tc' if redhat.has_dnf() else 'iproute2'}",
+        )
+    tc, lines = ["tc", "-n", netns_name(cluster_id)], sorting(subnet)
+    made = sum(line.startswith("filter ") for line in lines)
+    if run([*tc, "filter", "show", "dev", _CABLE], what="reading filters").count("flowid 1:") == made:
+        return ()
+    remove_half_made = [*tc, "qdisc", "delete", "dev", _CABLE, "root"]
+    with suppress(ProvisionError):  # there is none, as a rule
+        run(remove_half_made, what="removing filters")
+    try:
+        run([*tc, "-batch", "-"], stdin="\n".join(lines) + "\n", what="sorting what nodes send here")
+    except ProvisionError as exc:
+        with suppress(ProvisionError):
+            run(remove_half_made, what="removing filters")
+        return (f"{_OPEN}: {exc.why}",)
+    return ()
+
+
+def sorting(subnet: IPv4Network) -> tuple[str, ...]:
+    """The lines for ``tc -batch`` that sort what leaves the cluster's network by the cable.
+
+    An answer goes HTB's direct way, 1:0; all else into the class whose qdisc drops it. No classifier's action
+    is used, which some kernels lack. TCP is an answer with ACK or RST set: nothing connects by these.
+    """
+    # IPv4 without options, no fragment, from a node to this machine's address in the subnet.
+    ours = (
+        f"match u8 0x45 0xff at 0 match u16 0 0x3fff at 6 match ip src {subnet} match ip dst {subnet[1]}/32"
+    )
+    answers = [f"match ip protocol 6 0xff match u8 {bit} {bit} at 33" for bit in ("0x10", "0x04")]
+    # Echo reply, destination unreachable, echo request, time exceeded; no redirect.
+    answers += [f"match ip protocol 1 0xff match u8 {kind} 0xff at 20" for kind in (0, 3, 8, 11)]
+    to = f"add dev {_CABLE} parent 1:"
+    return (
+        f"qdisc add dev {_CABLE} root handle 1: htb default 2",
+        f"class {to} classid 1:2 htb rate 8bit quantum 1514",
+        f"qdisc add dev {_CABLE} parent 1:2 handle 2: blackhole",
+        f"filter {to} protocol arp pref 1 u32 match u32 0 0 flowid 1:0",
+        *(f"filter {to} protocol ip pref 2 u32 {ours} {answer} flowid 1:0" for answer in answers),
+    )
 
 
 def remove(cluster_id: str) -> None:

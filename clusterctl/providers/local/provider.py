@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import os
 import platform
+import pwd
 import sys
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +22,14 @@ from clusterctl.providers.local.layout import (
     CachedImage,
     ClusterRequest,
     ClusterState,
+    Existing,
     MadeCluster,
     Node,
-    state_file,
 )
 from clusterctl.providers.local.shares import Hardware, Share, divide, is_oversubscribed
 from clusterctl.spec import ClusterSpec
 from clusterctl.spec import LocalProvider as Settings
-from clusterctl.spec.models import ADMIN_USER
+from clusterctl.spec.models import ADMIN_USER, User
 from clusterctl.workspace import Workspace, write_atomic
 
 
@@ -59,9 +60,8 @@ class LocalProvider:
         """Its hosts are there once they are made."""
 
     def prepare(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake, say: Say) -> None:  # noqa: ARG002
-        if state_file(workspace.cluster_id()).exists():
+        if client.call("check", {"id": workspace.cluster_id()}, say=say)["exists"]:
             return  # its nodes stay what they were made from
-        client.call("check", {}, say=say)
 
         def ready(answer: dict[str, Any]) -> None:
             known_hosts = workspace.root / "known_hosts.bake"
@@ -88,19 +88,29 @@ class LocalProvider:
         workspace: Workspace,
         *,
         keep: Mapping[str, Size],
-        say: Say,  # noqa: ARG002
+        say: Say,
     ) -> Planned:
         _refuse_elsewhere()
         shares, notes = divide(spec, Hardware.here(), keep)
-        found = plan.existing(workspace)
+        notes += same_numbers(spec.users, account_name)
+        hosts = plan.hosts_of(workspace)
+        found = Existing()
+        if cluster_id := workspace.known_id():
+            try:
+                found = Existing.model_validate(client.call("existing", {"id": cluster_id}, say=say))
+            except MachineError as exc:  # to see a plan takes no right
+                disks = {host.name: host.disk_mib for host in hosts.values()}
+                found = Existing(nodes=disks, running=frozenset(disks))
+                notes += (f"the nodes are taken to be as `up` left them: {exc.what}: {exc.why}",)
         if found.state is not None:
             notes += found.state.kept(self._settings.subnet, image_keys(self._settings.mirror)[1])
-        return Planned(plan.compare(spec, shares, found, found.running()), notes=notes)
+        return Planned(plan.compare(spec, shares, found, hosts), notes=notes)
 
     def apply(
         self, spec: ClusterSpec, workspace: Workspace, *, keep: Mapping[str, Size], say: Say
     ) -> Provisioned:
         shares, notes = divide(spec, Hardware.here(), keep)
+        notes += same_numbers(spec.users, account_name)
         image = _image(self._settings, workspace)
         request = ClusterRequest(
             id=workspace.cluster_id(),
@@ -134,6 +144,27 @@ class LocalProvider:
     def orphans(self, name: str) -> tuple[str, ...]:
         mine = (c for c in clusters() if c.name == name and c.owner == os.getuid())
         return tuple(c.id for c in mine if is_lost(c))
+
+
+def same_numbers(users: Iterable[User], name_of: Callable[[int], str | None]) -> tuple[str, ...]:
+    """Which accounts of this machine have the number of another account on the nodes, in words.
+
+    Processes of nodes are this machine's: its kernel knows them by their number.
+    """
+    return tuple(
+        f"number {user.uid} is {name}'s on this machine: {name} can read and end what runs as {user.name} on "
+        f"the nodes; `users` of the spec gives {user.name} another `uid`"
+        for user in users
+        if (name := name_of(user.uid)) not in (None, user.name)
+    )
+
+
+def account_name(uid: int) -> str | None:
+    """The name of an account of this machine."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return None
 
 
 def _refuse_elsewhere() -> None:
@@ -181,9 +212,9 @@ def clusters() -> tuple[ClusterState, ...]:
     return tuple(ClusterState.model_validate(state) for state in answer["clusters"])
 
 
-def cached_images(*, prune: bool = False) -> tuple[CachedImage, ...]:
+def cached_images(*, prune: bool = False, say: Say) -> tuple[CachedImage, ...]:
     """The image cache, or what was removed from it."""
-    answer = client.call("cache", {"prune": prune}, say=_silent)
+    answer = client.call("cache", {"prune": prune}, say=say)
     return tuple(CachedImage.model_validate(image) for image in answer["images"])
 
 

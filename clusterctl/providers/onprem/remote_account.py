@@ -15,12 +15,13 @@ import signal
 import subprocess
 import sys
 import time
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Dict, List, Optional
+from typing import Any, Dict, Iterator, List, Optional
 
 CLAIM = Path("/etc/clusterctl/cluster.json")
 LOCK = "/run/clusterctl-account.lock"
+WAIT_S = 60
 SUDOERS = Path("/etc/sudoers.d/clusterctl")
 GATE = Path("/etc/clusterctl/sshd")
 GATE_CONFIG = Path("/etc/clusterctl/sshd_config")
@@ -264,23 +265,46 @@ def forget_units(uid: int) -> None:
     subprocess.run(["systemctl", "reset-failed", *units], stdout=quiet, stderr=quiet, check=False)
 
 
+@contextmanager
+def alone(path: str = LOCK, wait_s: float = WAIT_S) -> Iterator[None]:
+    """One at a time; the file is root's alone, for whoever can read it can hold it."""
+    deadline = time.monotonic() + wait_s
+    descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600)
+    with open(descriptor, "r+", encoding="utf-8") as lock:  # noqa: PTH123
+        os.fchmod(descriptor, 0o600)
+        while True:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except OSError:
+                if time.monotonic() > deadline:
+                    cause = "another clusterctl is at work on its account there: {}".format(lock.read(200))
+                    raise RefusedError(
+                        "account", cause, "wait until it is done, or end that process"
+                    ) from None
+                time.sleep(0.2)
+        lock.truncate()
+        lock.write("pid {}, since {}".format(os.getpid(), time.strftime("%F %T")))
+        lock.flush()
+        yield
+
+
 def main() -> None:
     asked = json.loads(sys.argv[1])
     os.environ["PATH"] = "/usr/sbin:/usr/bin:/sbin:/bin"
     os.environ["LC_ALL"] = "C"
-    with open(LOCK, "w", encoding="utf-8") as lock:  # noqa: PTH123
-        fcntl.flock(lock, fcntl.LOCK_EX)
-        try:
+    try:
+        with alone():
             answer = {"join": join, "leave": leave}[asked["do"]](asked)
-        except RefusedError as exc:
-            answer = exc.answer
-        except OSError as exc:
-            answer = {
-                "ok": False,
-                "code": "account",
-                "cause": str(exc),
-                "fix": "see that its disk can be written",
-            }
+    except RefusedError as exc:
+        answer = exc.answer
+    except OSError as exc:
+        answer = {
+            "ok": False,
+            "code": "account",
+            "cause": str(exc),
+            "fix": "see that its disk can be written",
+        }
     json.dump(answer, sys.stdout)
 
 

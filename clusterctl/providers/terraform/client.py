@@ -60,7 +60,7 @@ class Terraform:
         """
         state.mend_torn(self.folder, self.say)
         backend = BACKEND_FILE if (self.folder / BACKEND_FILE).is_file() else None
-        with shared_providers(self.folder) as env:
+        with shared_providers(self.folder, self.say) as env:
             what = "Terraform could not be set up"
             self._printing(what, "init", env=env, input=False, reconfigure=FLAG, backend_config=backend)
         if (left := self.folder / state.ERRORED_FILE).is_file():

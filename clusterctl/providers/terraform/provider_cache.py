@@ -7,14 +7,15 @@ configuration of their own has their own mirrors and caches, which we leave alon
 
 from __future__ import annotations
 
-import fcntl
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Final
 
 from clusterctl.journal import digest
+from clusterctl.lock import hold
+from clusterctl.telling import Waiting
 from clusterctl.workspace import cache_home, write_atomic
 
 LOCK_FILE: Final = ".terraform.lock.hcl"
@@ -23,8 +24,12 @@ _HOMES: Final = ("TF_CLI_CONFIG_FILE", "TERRAFORM_CONFIG")
 
 
 @contextmanager
-def shared_providers(folder: Path) -> Iterator[Mapping[str, str]]:
-    """The variables with which `init` shares its downloads; one `init` at a time, as Terraform asks."""
+def shared_providers(folder: Path, say: Callable[[str], None]) -> Iterator[Mapping[str, str]]:
+    """The variables with which `init` shares its downloads; one `init` at a time, as Terraform asks.
+
+    Raises:
+        LockedError: another `init` was at work all the time.
+    """
     if _VARIABLE in os.environ or _has_configuration():
         yield {}
         return
@@ -32,8 +37,9 @@ def shared_providers(folder: Path) -> Iterator[Mapping[str, str]]:
     home.mkdir(parents=True, exist_ok=True)
     known = home / f"{digest(*(path.read_bytes() for path in sorted(folder.rglob('*.tf'))))}.lock.hcl"
     mine = folder / LOCK_FILE
-    with (home / ".lock").open("w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)
+    with hold(
+        home / ".lock", "up", what="Terraform's cache of providers", waiting=lambda text: say(Waiting(text))
+    ):
         if known.is_file() and not mine.exists():
             write_atomic(mine, known.read_bytes())
         yield {_VARIABLE: str(home)}

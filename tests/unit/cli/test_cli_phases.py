@@ -12,7 +12,7 @@ import pytest
 
 from clusterctl.cli.phases import Phases
 from clusterctl.cli.show import Screen
-from clusterctl.telling import HostStep
+from clusterctl.telling import HostStep, Waiting
 from tests.support.terminal import on_terminal
 
 LONG = "slurmd: Do what has a name that goes far beyond what a terminal of eighty columns can show"
@@ -43,6 +43,17 @@ def test_many_hosts_are_counted(phases: Phases) -> None:
     assert "31/64 hosts  slurmd: Do what" in configure(phases, LONG, range(1, 32), 64)
 
 
+def test_whose_end_is_waited_for_is_told_without_a_terminal_too(
+    phases: Phases, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`up` in a script stood still behind another's, in silence."""
+    phases("provision", "starting 3 machines")
+    phases("provision", Waiting("`clusterctl up` of ada (pid 7) is at work"))
+    said = capsys.readouterr().err
+    assert "starting 3" not in said
+    assert "`clusterctl up` of ada (pid 7) is at work" in said
+
+
 def test_phases_that_are_over_keep_their_seconds(phases: Phases) -> None:
     phases("image", "")
     phases("provision", "starting 3 machines")
@@ -57,7 +68,7 @@ import time
 from pathlib import Path
 from clusterctl.cli.phases import Phases
 from clusterctl.cli.show import Screen
-from clusterctl.telling import HostStep
+from clusterctl.telling import HostStep, Waiting
 
 phases = Phases(Screen(json=False, color=True), verbose=False)
 with phases.shown():

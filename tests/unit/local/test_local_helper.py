@@ -1,14 +1,21 @@
-"""The helper does nothing more for a caller that has gone away."""
+"""The helper does nothing more for a caller that has gone away, and lets no other account near."""
 
 from __future__ import annotations
 
+import stat
 import subprocess
 import sys
+from pathlib import Path
+
+import pytest
+
+from clusterctl.errors import LockedError
+from clusterctl.providers.local import helper, image
 
 ASKS = """
 import select, sys
 from clusterctl.errors import ProvisionError
-from clusterctl.providers.local import helper
+from clusterctl.providers.local import helper, image
 sys.stdin.readline()
 try:
     helper._refuse_to_go_on_alone()
@@ -30,3 +37,42 @@ def test_it_notices_between_two_nodes() -> None:
         assert helper.stdout.readline() == "goes on\n"
         helper.stdin.close()
         assert helper.stdout.readline() == "clusterctl went away\n"
+
+
+def test_its_folders_are_roots_alone_those_of_an_older_version_too(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Root of a node lays setuid programs there, and whoever can read a lock's file can hold it."""
+    run, state = tmp_path / "run", tmp_path / "state"
+    state.mkdir(mode=0o755)
+    monkeypatch.setattr(helper, "RUN", run)
+    monkeypatch.setattr(helper, "STATE", state)
+    with helper.state_lock("up", print):
+        assert {stat.S_IMODE(path.stat().st_mode) for path in (run, state)} == {0o700}
+        (lock,) = run.iterdir()
+        assert stat.S_IMODE(lock.stat().st_mode) == 0o600
+        with pytest.raises(LockedError) as caught, helper.state_lock("down", print, wait_s=0):
+            pass
+    assert "`clusterctl up` of " in caught.value.why
+    assert list(run.iterdir()) == []
+
+
+def test_no_password_stands_on_a_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All accounts see those. The address of a mirror or a proxy may hold one."""
+    ran: list[tuple[list[str], str]] = []
+
+    def run(argv: list[str], *, stdin: str, **_: str) -> None:
+        (settings,) = (word.partition("=")[2] for word in argv if word.startswith("--aptopt=/"))
+        ran.append((argv, stdin + Path(settings).read_text()))
+        assert stat.S_IMODE(Path(settings).stat().st_mode) == 0o600
+
+    monkeypatch.setattr(image, "run", run)
+    monkeypatch.setattr(image, "apt_proxy", lambda: 'Acquire::http::Proxy "http://me:secret@proxy";')
+    left = tmp_path / "etc/apt/apt.conf.d/99mmdebstrap"
+    left.parent.mkdir(parents=True)
+    image.debootstrap(tmp_path, "http://me:secret@mirror", ["sudo"])
+    ((argv, told),) = ran
+    assert "secret" not in " ".join(argv)
+    assert "secret@mirror" in told
+    assert "secret@proxy" in told
+    assert "secret" not in left.read_text(), "nor on the nodes"

@@ -10,11 +10,13 @@ import pytest
 
 from clusterctl.inventory import COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.providers.base import HostChange, Planned
-from clusterctl.providers.local import layout, machine
-from clusterctl.providers.local.layout import ClusterState
-from clusterctl.providers.local.plan import Existing, compare, existing
+from clusterctl.providers.local import helper, layout, machine
+from clusterctl.providers.local.layout import ClusterState, Existing
+from clusterctl.providers.local.plan import compare, hosts_of
+from clusterctl.providers.local.provider import same_numbers
 from clusterctl.providers.local.shares import Hardware, divide
 from clusterctl.spec import ClusterSpec
+from clusterctl.spec.models import User
 from clusterctl.workspace import Workspace
 
 HERE = Hardware((0, 1, 2, 3), 9 * 1024)
@@ -49,14 +51,15 @@ def node(name: str, cpus: int = 2, memory_mib: int = 4096) -> Host:
     )
 
 
-def there(*nodes: Host, disk_mib: int | None = None) -> Existing:
-    disks = {CTL: None, **{host.name: disk_mib for host in nodes}}
-    return Existing(STATE, disks, {host.name: host for host in nodes})
+def there(*names: str, off: Collection[str] = (), disk_mib: int | None = None) -> Existing:
+    disks = {CTL: None, **dict.fromkeys(names, disk_mib)}
+    return Existing(state=STATE, nodes=disks, running=disks.keys() - off)
 
 
-def look(wanted: ClusterSpec, found: Existing, running: Collection[str] | None = None) -> list[HostChange]:
+def look(wanted: ClusterSpec, found: Existing, *nodes: Host) -> list[HostChange]:
     shares, _ = divide(wanted, HERE)
-    return [host for host in compare(wanted, shares, found, running) if host.action != "keep"]
+    hosts = {host.name: host for host in nodes}
+    return [host for host in compare(wanted, shares, found, hosts) if host.action != "keep"]
 
 
 def test_where_nothing_is_all_is_made() -> None:
@@ -68,18 +71,16 @@ def test_where_nothing_is_all_is_made() -> None:
 
 
 def test_what_is_as_the_spec_says_stays() -> None:
-    found = there(node(ONE), node(TWO))
-    assert look(spec(), found) == []
-    assert look(spec(), found, {CTL, ONE, TWO}) == []
+    assert look(spec(), there(ONE, TWO), node(ONE), node(TWO)) == []
 
 
 def test_what_is_off_will_be_started() -> None:
-    (change,) = look(spec(), there(node(ONE), node(TWO)), {CTL, TWO})
+    (change,) = look(spec(), there(ONE, TWO, off={ONE}), node(ONE), node(TWO))
     assert change == HostChange(ONE, "change", "2 CPUs, 4GiB of memory", "it is off", off=True)
 
 
 def test_another_share_changes_a_node_in_place() -> None:
-    changes = look(spec(cpus=1, memory="2GiB"), there(node(ONE), node(TWO, cpus=1)))
+    changes = look(spec(cpus=1, memory="2GiB"), there(ONE, TWO), node(ONE), node(TWO, cpus=1))
     assert [(c.name, c.action, c.why) for c in changes] == [
         (ONE, "change", "2 CPUs until now; 4GiB of memory until now"),
         (TWO, "change", "4GiB of memory until now"),
@@ -96,8 +97,8 @@ def test_another_share_changes_a_node_in_place() -> None:
     ],
 )
 def test_another_disk_replaces_a_node(now: int | None, then: str | None, why: str) -> None:
-    found = there(node(ONE), node(TWO), disk_mib=now)
-    changes = look(spec(**({"disk": then} if then else {})), found)
+    found = there(ONE, TWO, disk_mib=now)
+    changes = look(spec(**({"disk": then} if then else {})), found, node(ONE), node(TWO))
     assert [(c.name, c.action, c.why, c.destroys) for c in changes] == [
         (ONE, "replace", why, True),
         (TWO, "replace", why, True),
@@ -105,7 +106,7 @@ def test_another_disk_replaces_a_node(now: int | None, then: str | None, why: st
 
 
 def test_a_node_that_the_spec_does_not_name_goes() -> None:
-    (one, gone) = look(spec(nodes=1), there(node(ONE), node(TWO)))
+    (one, gone) = look(spec(nodes=1), there(ONE, TWO), node(ONE), node(TWO))
     assert one.action == "change"  # it has the whole machine now
     assert (gone.name, gone.action, gone.what, gone.destroys) == (
         TWO,
@@ -116,25 +117,25 @@ def test_a_node_that_the_spec_does_not_name_goes() -> None:
 
 
 def test_what_is_there_is_read_from_the_machine(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(layout, "STATE", tmp_path / "state")
-    workspace = Workspace(tmp_path / "d")
-    workspace.root.mkdir()
-    (workspace.root / "id").write_text("a1b2c3\n")
-    assert existing(workspace) == Existing()
+    monkeypatch.setattr(layout, "STATE", tmp_path)
+    monkeypatch.setattr(machine, "alive", lambda: {"ca1b2c3-002": (9,), "cffffff-001": (8,)})
+    asked = {"id": "a1b2c3"}
+    assert Existing.model_validate(helper.existing(asked)) == Existing()
 
-    folder = tmp_path / "state" / "a1b2c3"
+    folder = tmp_path / "a1b2c3"
     for name in (CTL, ONE):  # TWO has a number already, but was not made any more
         (folder / "nodes" / name).mkdir(parents=True)
     (folder / "nodes" / ".removed-n").mkdir()
     (folder / "nodes" / ONE / "disk.img").write_bytes(b"")
     (folder / "nodes" / ONE / "disk.img").open("r+b").truncate(64 << 20)
     (folder / "cluster.json").write_text(STATE.model_dump_json())
-    found = existing(workspace)
-    assert found.nodes == {CTL: None, ONE: 64}
-    assert found.hosts == {}
-    monkeypatch.setattr(machine, "alive", lambda: {"ca1b2c3-002": (9,), "cffffff-001": (8,)})
-    assert found.running() == {ONE}
+    found = Existing.model_validate(helper.existing(asked))
+    assert found == Existing(state=STATE, nodes={CTL: None, ONE: 64}, running=frozenset({ONE}))
 
+
+def test_hosts_are_those_that_up_left(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path)
+    assert hosts_of(workspace) == {}
     host = Host(name=CTL, address="10.9.8.2", roles=(CONTROLLER,), host_key="k")
     inventory = Inventory(
         cluster="d",
@@ -146,9 +147,16 @@ def test_what_is_there_is_read_from_the_machine(tmp_path: Path, monkeypatch: pyt
         baked=True,
     )
     workspace.hosts.write_text(inventory.model_dump_json())
-    assert existing(workspace).hosts == {CTL: host}
+    assert hosts_of(workspace) == {CTL: host}
     workspace.hosts.write_text("torn")
-    assert existing(workspace).nodes == {CTL: None, ONE: 64}
+    assert hosts_of(workspace) == {}
+
+
+def test_a_number_that_is_anothers_here_is_told() -> None:
+    """Whoever has it can end the jobs: their processes are this machine's."""
+    users = [User(name="ada", uid=1000), User(name="hpc", uid=10000), User(name="kim", uid=1001)]
+    (note,) = same_numbers(users, {1000: "ada", 10000: "eve"}.get)
+    assert "eve can read and end what runs as hpc" in note
 
 
 def test_costs_are_summed_now_and_then() -> None:

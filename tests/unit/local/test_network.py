@@ -6,7 +6,7 @@ import pytest
 
 from clusterctl.errors import MachineError
 from clusterctl.providers.local.layout import bridge_name, link_name, machine_name, netns_name
-from clusterctl.providers.local.network import choose_subnet
+from clusterctl.providers.local.network import choose_subnet, sorting
 
 
 def networks(*texts: str) -> tuple[IPv4Network, ...]:
@@ -59,3 +59,20 @@ def test_kernel_names_fit_fifteen_characters() -> None:
         f"vb-{machine_name(cluster, 250)}",
     ]
     assert all(len(name) <= 15 for name in names), names
+
+
+def test_only_answers_leave_the_clusters_network() -> None:
+    """What no line lets through goes to the class whose qdisc drops it."""
+    first, dropped, drops, arp, *others = sorting(IPv4Network("10.7.1.0/24"))
+    assert first.endswith(" default 2")
+    assert " classid 1:2 " in dropped
+    assert drops.endswith("parent 1:2 handle 2: blackhole")
+    assert " protocol arp " in arp
+    assert len(others) == 6
+    for line in others:
+        assert " protocol ip " in line, "no IPv6"
+        assert "match u16 0 0x3fff at 6 match ip src 10.7.1.0/24 match ip dst 10.7.1.1/32" in line
+    tcp = [line for line in others if "match ip protocol 6 0xff" in line]
+    assert [line.split(" match u8 ")[-1] for line in tcp] == [
+        f"{bit} {bit} at 33 flowid 1:0" for bit in ("0x10", "0x04")
+    ], "what connects has SYN set and neither ACK nor RST"

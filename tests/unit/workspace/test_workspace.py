@@ -1,6 +1,7 @@
 """The state folder: private, locked, written whole or not at all."""
 
 import os
+import re
 import stat
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import pytest
 
 from clusterctl.errors import LockedError, MachineError
 from clusterctl.journal import Journal
+from clusterctl.lock import open_private
 from clusterctl.workspace import Workspace, write_atomic
 
 HOLD = """
@@ -76,7 +78,7 @@ def test_a_second_clusterctl_is_told_who_holds_the_lock(workspace: Workspace) ->
             workspace.lock("down", wait_s=0, waiting=silent),
         ):
             pass
-        assert caught.value.why.startswith(f"`clusterctl up` (pid {process.pid}) is at work since ")
+        assert re.match(rf"`clusterctl up` of \S+ \(pid {process.pid}\) is at work since ", caught.value.why)
         assert str(workspace.worker()) == caught.value.why
 
 
@@ -93,7 +95,7 @@ def test_it_waits_saying_once_for_whom_and_gets_the_lock(workspace: Workspace) -
             assert worker is not None
             assert (worker.verb, worker.pid) == ("down", os.getpid())
     (said,) = told
-    assert f"`clusterctl up` (pid {process.pid}) is at work since" in said
+    assert f" (pid {process.pid}) is at work since" in said
     assert not workspace.lock_file.exists()
     assert workspace.worker() is None
 
@@ -112,6 +114,18 @@ def test_the_lock_file_of_the_dead_is_harmless(workspace: Workspace) -> None:
         assert workspace.worker() is None
         with workspace.lock("down", wait_s=0, waiting=silent):
             pass
+
+
+def test_a_lock_is_closed_to_other_accounts(tmp_path: Path) -> None:
+    """Whoever can read a file can lock it."""
+    old = tmp_path / "lock"
+    old.touch(mode=0o644)
+    for path in (old, tmp_path / "new"):
+        os.close(open_private(path))
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    (tmp_path / "link").symlink_to(old)
+    with pytest.raises(OSError, match="symbolic link"):
+        open_private(tmp_path / "link")
 
 
 def test_the_lock_is_never_held_twice_while_its_file_comes_and_goes(workspace: Workspace) -> None:
