@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Collection, Iterable, Mapping
-from pathlib import Path
 from typing import Protocol
 
 from clusterctl.distributions import JOB_PROFILE
@@ -28,9 +27,6 @@ _WATCH = (
     "[[ ! -s telemetry/$SLURMD_NODENAME.jsonl ]] && kill -0 $! || break; sleep 0.1; done 2>/dev/null; "
     "kill -TERM $!; wait $!"
 )
-
-# Runs once a rank that is a Python program.
-RANK = (Path(__file__).parent / "remote_rank.py").read_text(encoding="utf-8")
 
 # In a job's folder, what the job was not given: patterns of bash with extglob.
 _NOT_GIVEN = "|".join([*sorted(OURS), "@(stdout|stderr)-+([0-9]).log", "task-+([0-9])"])
@@ -137,9 +133,10 @@ def program(
     by_itself = own is not None and not own.is_python  # a shell script starts its ranks itself
     alone = own is not None and job.tasks == 1 and not own.directives
     is_rank = not by_itself and not alone
-    command = _command(job, own, environment, is_rank=is_rank)
+    runner = f"{payload_root}/payload/rank.py" if is_rank and own is not None and own.is_python else ""
+    command = _command(job, own, environment, runner)
     if job.container is not None:
-        folders = ('"$submit_dir"', *([payload_root] if own is None else []))
+        folders = ('"$submit_dir"', *([payload_root] if own is None or runner else []))
         command = contained(command, image=job.container, folders=folders, variables=env)
     if is_rank:
         command = launched(job, command, exported=env)
@@ -147,8 +144,8 @@ def program(
     return f"env {_assignments(env)} {command}" if env else command
 
 
-def _command(job: JobSpec, own: UserScript | None, environment: Environment, *, is_rank: bool) -> str:
-    """What one rank runs; in a container the Python is the image's."""
+def _command(job: JobSpec, own: UserScript | None, environment: Environment, runner: str) -> str:
+    """What one rank runs: a Python program by ``runner``, if any; in a container by the image's Python."""
     python = f"{environment.bin}/python" if job.container is None else "python3"
     if own is None:
         if job.bundled is None:
@@ -156,9 +153,8 @@ def _command(job: JobSpec, own: UserScript | None, environment: Environment, *, 
         return f"{python} -m payload {shlex.join([job.bundled, *job.args])}"
     script = f'"$submit_dir"/{shlex.quote(own.name)}'
     arguments = f" {shlex.join(job.args)}" if job.args else ""
-    if is_rank:
-        python += f" -c {shlex.quote(RANK)}"
-    return f"{python if own.is_python else shlex.join(own.interpreter)} {script}{arguments}"
+    interpreter = f"{python} {runner}".rstrip() if own.is_python else shlex.join(own.interpreter)
+    return f"{interpreter} {script}{arguments}"
 
 
 def _environment(job: JobSpec, payload_root: str) -> dict[str, str]:

@@ -8,6 +8,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from clusterctl.assets import asset
 from clusterctl.jobs.script import render_script
 from clusterctl.spec import JobSpec
 
@@ -92,6 +93,9 @@ class Batch:
 
     def start(self, text: str) -> subprocess.Popen[str]:
         """Start a script, with the cluster's folders replaced by the test's."""
+        text = text.replace(
+            f"/opt/clusterctl/payload/{HASH}/payload/rank.py", str(asset("payload") / "rank.py")
+        )
         text = text.replace("/opt/clusterctl/payload", str(self.payload))
         text = text.replace("/opt/clusterctl/env/bin/python -m payload telemetry", "telemetry-python")
         text = text.replace("/opt/clusterctl/env/bin/python", sys.executable)

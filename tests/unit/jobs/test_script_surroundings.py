@@ -82,6 +82,7 @@ def image(tmp_path: Path) -> str:
 @pytest.mark.parametrize("tasks", [1, 2])
 def test_the_program_runs_in_the_container(batch, image, tool, tasks):
     batch.has_apptainer(tool)
+    (batch.payload / HASH).mkdir(parents=True)
     job = python_job(
         batch,
         container=image,
@@ -91,7 +92,8 @@ def test_the_program_runs_in_the_container(batch, image, tool, tasks):
     )
     env, args, cwd = seen(batch, job)
     assert env["APPTAINER_CONTAINER"] == image
-    assert env["APPTAINER_BIND"].split(",") == [str(batch.folder)]
+    binds = [str(batch.folder), *([f"{batch.payload}/{HASH}"] if tasks > 1 else [])]
+    assert env["APPTAINER_BIND"].split(",") == binds
     assert (env["MODEL_HOME"], env["X"]) == ("/mine, too", "$y")
     assert (args, cwd) == (list(HOSTILE), str(batch.folder))
     assert env["STANDIN_FLAGS"] == ""

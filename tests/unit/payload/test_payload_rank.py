@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.jobs.script import RANK
+from payload import rank
 
+RANK = str(Path(rank.__file__))
 MPIRUN = (
     *("timeout", "--kill-after=10", "60"),  # SIGTERM lets mpirun take its ranks along
     *("mpirun", "--allow-run-as-root", "--oversubscribe", "--bind-to", "none", "-n", "2"),
@@ -83,13 +84,13 @@ def ran(folder: Path, text: str, *before: str) -> subprocess.CompletedProcess[st
     ids=["what it finds", "error", "chain", "syntax", "status", "message", "no status", "hook", "coding"],
 )
 def test_it_runs_as_by_python_alone(folder, text):
-    plain, rank = ran(folder, text, sys.executable), ran(folder, text, sys.executable, "-c", RANK)
-    assert (rank.returncode, rank.stdout, rank.stderr) == (plain.returncode, plain.stdout, plain.stderr)
+    plain, ranked = ran(folder, text, sys.executable), ran(folder, text, sys.executable, RANK)
+    assert (ranked.returncode, ranked.stdout, ranked.stderr) == (plain.returncode, plain.stdout, plain.stderr)
 
 
 @pytest.mark.parametrize("waits", ["world.Barrier()", "world.recv(source=1)", "time.sleep(600)"])
 def test_an_error_of_one_rank_ends_the_others(folder, waits):
-    done = ran(folder, RANKS + FAILS + waits, *MPIRUN, sys.executable, "-c", RANK)
+    done = ran(folder, RANKS + FAILS + waits, *MPIRUN, sys.executable, RANK)
     assert done.returncode == 1
     assert done.stderr.count("Traceback") == 1
     assert "RuntimeError: it broke\n" in done.stderr
@@ -98,13 +99,13 @@ def test_an_error_of_one_rank_ends_the_others(folder, waits):
 
 def test_a_rank_that_leaves_with_a_status_ends_the_others(folder):
     text = f"{RANKS}if world.rank == 1: sys.exit(3)\nworld.Barrier()\n"
-    assert ran(folder, text, *MPIRUN, sys.executable, "-c", RANK).returncode == 3
+    assert ran(folder, text, *MPIRUN, sys.executable, RANK).returncode == 3
 
 
 @pytest.mark.parametrize("status", [7, 75])
 def test_ranks_that_all_leave_with_a_status_wait_for_each_other(folder, status):
     text = f"{RANKS}time.sleep(1 - world.rank)\nprint('rank', world.rank)\nsys.exit({status})\n"
-    done = ran(folder, text, *MPIRUN, sys.executable, "-c", RANK)
+    done = ran(folder, text, *MPIRUN, sys.executable, RANK)
     assert done.returncode == status
     assert sorted(done.stdout.split()) == ["0", "1", "rank", "rank"]
     assert "MPI_ABORT" not in done.stderr

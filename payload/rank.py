@@ -1,6 +1,6 @@
 """Runs a Python program as one of several ranks, so that its failure ends the others too. Python 3.6.
 
-    python -c THIS_FILE PROGRAM ARGUMENT...
+    python rank.py PROGRAM ARGUMENT...
 
 When the interpreter exits, mpi4py calls MPI_Finalize, which returns once all ranks have called it: a rank
 that failed waits for the others, and they for it. As with `python -m mpi4py`, it calls MPI_Abort instead.
@@ -25,7 +25,7 @@ class Rank:
 
     def run(self, path: str) -> None:
         """Run the program as `python PROGRAM` would."""
-        if not sys.path[0]:
+        if sys.path[0] == os.path.dirname(os.path.realpath(__file__)):  # not under -P
             sys.path[0] = os.path.dirname(os.path.realpath(path))
         main = ModuleType("__main__")
         loader = SourceFileLoader("__main__", path)
