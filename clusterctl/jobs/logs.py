@@ -9,20 +9,16 @@ import re
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
 from clusterctl.errors import TransportError
+from clusterctl.transfer.incoming import lines
 from clusterctl.transport.base import Transport, printable
+from clusterctl.transport.program import remote_argv
 
-_PROGRAM = (Path(__file__).parent / "remote_follow.py").read_text(encoding="utf-8")
+_PROGRAM = "clusterctl.jobs.remote_follow"
 _LOG = re.compile(r"(stdout|stderr)(?:-([0-9]+))?\.log")
 _TAIL_LINES = 20
-_TAIL = """\
-test -d "$4" || { echo "(the job's folder is gone)"; exit 0; }
-for log in "$2" "$3"; do test -s "$log" && exec tail -n "$1" -- "$log"; done
-exit 0
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +46,7 @@ class LogReader:
         Raises:
             TransportError: the host can't be reached.
         """
-        for chunk in self._read(once=True):
+        for chunk in self._read("1"):
             if chunk is not None:
                 yield chunk
 
@@ -60,18 +56,22 @@ class LogReader:
         Raises:
             TransportError: the connection broke; calling it again goes on from there.
         """
-        return self._read(once=False)
+        return self._read("0")
 
-    def _read(self, *, once: bool) -> Generator[LogChunk | None, None, None]:
-        offsets = json.dumps(self._offsets)
-        argv = ["python3", "-c", _PROGRAM, self.folder, "1" if once else "0", offsets]
-        argv.append("" if self.task is None else str(self.task))
-        rest = b""
+    def end(self) -> Iterator[LogChunk]:
+        """The end of stderr, else of stdout.
+
+        Raises:
+            TransportError: the host can't be reached.
+        """
+        return (chunk for chunk in self._read("tail") if chunk is not None)
+
+    def _read(self, how: str) -> Generator[LogChunk | None, None, None]:
+        task = "" if self.task is None else str(self.task)
+        argv = remote_argv(_PROGRAM, self.folder, how, json.dumps(self._offsets), task)
         with closing(self.transport.stream(argv)) as stream:
-            for piece in stream:
-                *lines, rest = (rest + piece).split(b"\n")
-                for line in lines:
-                    yield self._chunk(line)
+            for line in lines(stream, self._not_understood(b"a line does not end")):
+                yield self._chunk(line)
 
     def _chunk(self, line: bytes) -> LogChunk | None:
         try:
@@ -82,23 +82,28 @@ class LogReader:
             match = _LOG.fullmatch(answer["log"])
             data = base64.b64decode(answer["data"])
             self._offsets[answer["log"]] = int(answer["at"]) + len(data)
-        except (ValueError, KeyError, TypeError, binascii.Error) as exc:
-            raise TransportError(
-                "the log reader on the cluster answered what clusterctl does not understand",
-                where=self.transport.host,
-                why=line[:200].decode(errors="replace").encode("unicode_escape").decode(),
-                host=self.transport.host,
-            ) from exc
+        except (ValueError, KeyError, TypeError, RecursionError, binascii.Error) as exc:
+            raise self._not_understood(line) from exc
         if match is None:
             return None
         task = int(match[2]) if match[2] else None
         return LogChunk("stdout" if match[1] == "stdout" else "stderr", task, data)
 
+    def _not_understood(self, line: bytes) -> TransportError:
+        return TransportError(
+            "the log reader on the cluster answered what clusterctl does not understand",
+            where=self.transport.host,
+            why=line[:200].decode(errors="replace").encode("unicode_escape").decode(),
+            host=self.transport.host,
+        )
 
-def tail(transport: Transport, folder: str, task: int | None, lines: int = _TAIL_LINES) -> str:
+
+def tail(transport: Transport, folder: str, task: int | None) -> str:
     """The last lines of a job's stderr, else of its stdout, made fit for a terminal; "" if there are none."""
-    suffix = "" if task is None else f"-{task}"
-    logs = [f"{folder}/{name}{suffix}.log" for name in ("stderr", "stdout")]
-    said = transport.run(["sh", "-c", _TAIL, "sh", str(lines), *logs, folder], check=False).stdout
+    reader = LogReader(transport, folder, task)
+    said = b"".join(chunk.data for chunk in reader.end()).decode(errors="replace")
+    if reader.gone:
+        return "(the job's folder is gone)"
     # Only a newline ends a line: what else Python takes for an end, a binary log is full of.
-    return "\n".join(printable(line[-2000:]) for line in said.removesuffix("\n").split("\n"))
+    last = said.removesuffix("\n").split("\n")[-_TAIL_LINES:]
+    return "\n".join(printable(line[-2000:]) for line in last)

@@ -1,6 +1,6 @@
-"""Runs on a host, as root: starts, ends and tells of jobs. Standard library only, Python 3.9.
+"""Starts, ends and tells of jobs. Runs on a host, as root: standard library only, Python 3.9.
 
-    python3 -I -S -c THIS_FILE REQUEST
+    main(REQUEST)
 
 REQUEST and the answer are one JSON object each. What is known of a job lies in its user's home, which all
 hosts see: `~/clusterctl/mpirun/m1/` with `job.json`, how it ended (`end.json`, by its unit), and `cancelled`.
@@ -20,12 +20,15 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any, Dict, List, Optional  # noqa: UP035
+from typing import Any, Dict, List, Optional, TextIO  # noqa: UP035
+
+from clusterctl.transport.remote_open import read_json
 
 Record = Dict[str, Any]  # noqa: UP006
 
 REGISTRY = "clusterctl/mpirun"
 ID = re.compile(r"m([1-9][0-9]*)")
+MOST_BYTES = 1 << 20  # of a record
 ASK_S = 20
 STOP_S = 10  # from the signal to end until what is left is killed
 LOST = "lost"
@@ -73,7 +76,7 @@ class User:
         """One at a time starts jobs, or says that they were lost."""
         with self.acting():
             self.registry.mkdir(parents=True, exist_ok=True)
-            lock = (self.registry / ".lock").open("w")
+            lock = open_new(self.registry / ".lock")
         with lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
@@ -106,13 +109,20 @@ class User:
             folder = self.registry / name
             folder.mkdir(exist_ok=True)
             new = folder / f".{file}.new"
-            new.write_text(text)
+            with open_new(new) as out:
+                out.write(text)
             new.replace(folder / file)
+
+
+def open_new(path: Path) -> TextIO:
+    """Open for writing; what a job has put there in place of a file is an error, and never waited for."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    return os.fdopen(os.open(path, flags, 0o666), "w")
 
 
 def read(path: Path) -> Optional[Record]:  # noqa: UP045
     try:
-        found = json.loads(path.read_bytes())
+        found = read_json(os.fsencode(path.parent), os.fsencode(path.name), MOST_BYTES)
     except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None
@@ -199,12 +209,8 @@ def cancel(user: User, asked: Record) -> Record:
     return {}
 
 
-def main() -> None:
-    asked = json.loads(sys.argv[1])
+def main(request: str) -> None:
+    asked = json.loads(request)
     user = User(asked["user"])
     verbs = {"submit": submit, "settle": settle, "cancel": cancel, "list": known}
     json.dump(verbs[asked["do"]](user, asked), sys.stdout)
-
-
-if __name__ == "__main__":
-    main()
