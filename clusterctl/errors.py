@@ -21,6 +21,7 @@ traceback.
       LeftoversError                        `down` looked, and something is still there
       TransportError                        a host could not be reached or a command on it could not run
         UnreachableError                    (retryable)
+          NoAnswerError                     a command said nothing for too long; the host may be fine
         AnswerLostError                     what was asked for may have been done all the same
         HostKeyError                        the host is not who it should be
         CommandError                        the command ran and failed
@@ -248,6 +249,10 @@ class UnreachableError(TransportError):
 
     code = "unreachable"
     retryable = True
+
+
+class NoAnswerError(UnreachableError):
+    """A command on a host did not answer, or came no further, within its time; it was ended."""
 
 
 class AnswerLostError(TransportError):

@@ -6,18 +6,32 @@ Both are read back by later versions, so unknown keys are tolerated on reading.
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Iterator
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from clusterctl.disk import append_line
+from clusterctl.disk import append_line, writing
 from clusterctl.errors import CollectError, DiskError
 
 RUN_FILE = "run.json"
 SOURCE_FILE = "source.json"
+SPEC_FILE = "spec.yaml"
+CLIENT_FACTS = "environment.client.json"
+# What we write into a run's folder. A job's own file of such a name is kept beside it, under another one.
+OUR_RECORDS = frozenset(
+    f"job.sbatch job.mpirun {SPEC_FILE} {SOURCE_FILE} outputs.json {CLIENT_FACTS} "
+    f"{RUN_FILE} sacct.json environment.json report.html SHA256SUMS".split()
+)
 UNCHANGED = "unchanged since it was submitted"  # why large files that the user has are not brought home
+
+
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+_TOKEN = re.compile(r"[A-Za-z0-9]+")
 
 
 class _Stored(BaseModel):
@@ -54,7 +68,10 @@ class JobEntry(_Stored):
 
 
 class Ledger:
-    """The workspace's jobs.jsonl. Lines are appended; a later one about a token adds to the earlier ones."""
+    """The workspace's jobs.jsonl. Lines are appended; a later one about a token adds to the earlier ones.
+
+    Beside it, jobs/TOKEN/ holds our files of a job's folder as they were sent: there, a job can change them.
+    """
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -96,6 +113,32 @@ class Ledger:
             self._unwritten.append(row)
             self.refusal = exc
         return entry.model_copy(update=changes)
+
+    def keep(self, token: str, files: Mapping[str, bytes]) -> None:
+        """Keep what we put into a job's folder, all of it or nothing.
+
+        Raises:
+            MachineError: it can't be written.
+        """
+        folder = self._kept(token)
+        try:
+            with writing(folder):
+                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                for name, content in files.items():
+                    with os.fdopen(os.open(folder / name, _NEW, 0o600), "wb") as file:
+                        file.write(content)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+    def kept(self, token: str) -> Mapping[str, bytes]:
+        """The same files; none of a job that was submitted from elsewhere."""
+        folder = self._kept(token)
+        return {path.name: path.read_bytes() for path in folder.iterdir()} if folder.is_dir() else {}
+
+    def _kept(self, token: str) -> Path:
+        # A token that was read from a job's comment may be anything.
+        return self._path.with_suffix("") / (token if _TOKEN.fullmatch(token) else "-")
 
     def _rows(self) -> Iterator[dict[str, Any]]:
         lines = self._path.read_text().splitlines() if self._path.exists() else []

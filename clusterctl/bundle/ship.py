@@ -18,6 +18,7 @@ from clusterctl.telling import HostStep, Say
 from clusterctl.transport.base import Transport
 
 _AT_ONCE: Final = 8
+_UNPACK_S: Final = 1800.0  # a host says nothing while it unpacks and prepares
 _REPOSITORY: Final = f"{BUNDLE_FOLDER}/repository"
 
 # What apt and dnf are told in place of the host's own settings of repositories. The indexes were made of
@@ -130,7 +131,7 @@ def ship(
 def _bring(bundle: Bundle, host: Host, transport: Transport) -> bool:
     """Whether it had to be sent."""
     argv = ["sudo", "-n", "sh", "-c", _RECEIVE, "sh", BUNDLE_FOLDER, bundle.digest]
-    with transport.converse(argv, bulk=True) as talk:
+    with transport.converse(argv, bulk=True, silence_s=_UNPACK_S) as talk:
         answer = _line(talk.receive)
         if answer == "send":
             for chunk in _tar(bundle, distribution_of(host.distribution)):

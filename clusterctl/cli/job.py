@@ -19,6 +19,8 @@ if TYPE_CHECKING:
     from clusterctl.records import RunRecord
     from clusterctl.scheduler.models import JobInfo
 
+_MOST_REASONS = 8
+
 Ids = Annotated[
     list[str],
     typer.Argument(metavar="ID...", help="Job ids, such as 12, or 12_3 of an array.", autocompletion=job_ids),
@@ -100,15 +102,24 @@ def collect(
         typer.Argument(metavar="[ID...]", help="Default: all not yet home.", autocompletion=job_ids),
     ] = None,
     out: OutFolder = None,
+    max_file: Annotated[
+        str, typer.Option(metavar="SIZE", help="Leave larger files on the cluster, and name them.")
+    ] = "64GiB",
 ) -> None:
     """Bring runs home, each file checked by its hash.
 
     A run is a job's logs, metrics, telemetry, accounting, and what else it wrote into its folder.
     """
     from clusterctl import collect as collecting
+    from clusterctl.errors import UsageError
+    from clusterctl.spec.units import parse_size_mib
 
+    try:
+        most = parse_size_mib(max_file) << 20
+    except ValueError as exc:
+        raise UsageError("--max-file is wrong", why=str(exc)) from exc
     with open_session(screen, options) as session:
-        runs = collecting.collect(session, ids or None, out=out or Path("runs"))
+        runs = collecting.collect(session, ids or None, out=out or Path("runs"), max_file=most)
     answer = [
         {
             "job_id": r.job_id,
@@ -147,11 +158,13 @@ def not_brought_home(run: RunRecord) -> str:
         by_reason.setdefault(skipped.reason, []).append(skipped.path)
     if not by_reason:
         return ""
-    said = (
+    said = [
         f"{paths[0]}{f' and {len(paths) - 1} more' if len(paths) > 1 else ''} ({reason})"
         for reason, paths in by_reason.items()
-    )
-    return f"of job {run.job_id} ({run.name}) was not brought home: {', '.join(said)}"
+    ]
+    more = f", and more: see {_nearby(run.directory)}/run.json" if len(said) > _MOST_REASONS else ""
+    shown = ", ".join(said[:_MOST_REASONS])
+    return f"of job {run.job_id} ({run.name}) was not brought home: {shown}{more}"
 
 
 def _nearby(path: Path) -> Path:

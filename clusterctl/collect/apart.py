@@ -6,10 +6,11 @@ import os
 import shutil
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 from clusterctl.collect.fetch import fetch_tree
-from clusterctl.collect.manifest import Manifest, RemoteFile
+from clusterctl.collect.manifest import MAX_FILE, Manifest, RemoteFile
 from clusterctl.records import Skipped
 from clusterctl.transport.base import Transport
 
@@ -19,7 +20,9 @@ _AT_ONCE = 8
 Holder = tuple[str, Transport]
 
 
-def fetch_from(holders: Sequence[Holder], folder: str, work: Path, *, still_changing: bool) -> Manifest:
+def fetch_from(
+    holders: Sequence[Holder], folder: str, work: Path, *, still_changing: bool, max_file: int = MAX_FILE
+) -> Manifest:
     """Make ``work/tree`` hold what the job's folder holds on all of these hosts.
 
     The first host's files keep their places. Those of the others do too, unless another host has a different
@@ -30,11 +33,12 @@ def fetch_from(holders: Sequence[Holder], folder: str, work: Path, *, still_chan
     """
     tree = work / "tree"
     if len(holders) == 1:
-        return fetch_tree(holders[0][1], folder, tree, still_changing=still_changing)
+        return fetch_tree(holders[0][1], folder, tree, still_changing=still_changing, max_file=max_file)
 
     def fetch(holder: Holder) -> Manifest:
         host, transport = holder
-        return fetch_tree(transport, folder, work / "nodes" / host, still_changing=still_changing)
+        place = work / "nodes" / host
+        return fetch_tree(transport, folder, place, still_changing=still_changing, max_file=max_file)
 
     (work / "nodes").mkdir(parents=True, exist_ok=True)
     with ThreadPoolExecutor(max_workers=_AT_ONCE) as pool:
@@ -59,9 +63,13 @@ def _as_one(found: Mapping[str, Manifest], nodes: Path, tree: Path) -> Manifest:
             target = tree / os.fsdecode(local)
             target.parent.mkdir(parents=True, exist_ok=True)
             (nodes / host / os.fsdecode(file.local)).replace(target)
-            files[local], sums[local] = RemoteFile(file.path, local, file.size), sha256
+            files[local], sums[local] = replace(file, local=local), sha256
         skipped |= {(one.path, one.reason): one for one in manifest.skipped}
-    return Manifest(files, tuple(skipped.values()), sums)
+    folders = {folder for manifest in found.values() for folder in manifest.folders}
+    empty = tuple(sorted(folder for folder in folders if places.may_be_folder(folder)))
+    for folder in empty:
+        (tree / os.fsdecode(folder)).mkdir(parents=True, exist_ok=True)
+    return Manifest(files, tuple(skipped.values()), sums, empty)
 
 
 class _Places:
@@ -73,15 +81,19 @@ class _Places:
 
     def take(self, local: bytes, host: str) -> bytes:
         """The file's own place, or one below its host's name."""
-        name = local
+        name, folder = local, host.encode()
         while self._is_taken(name):
-            name = b"/".join([NODES, host.encode(), local]) if name == local else name + b"_"
+            name, folder = b"/".join([NODES, folder, local]), folder + b"_"
         self._files.add(name)
         self._folders |= set(_parents(name))
         return name
 
+    def may_be_folder(self, name: bytes) -> bool:
+        """Whether no file lies there, or above."""
+        return not self._files & {name, *_parents(name)}
+
     def _is_taken(self, name: bytes) -> bool:
-        return name in self._files | self._folders or bool(self._files & set(_parents(name)))
+        return name in self._files or name in self._folders or bool(self._files & set(_parents(name)))
 
 
 def _parents(name: bytes) -> list[bytes]:

@@ -11,29 +11,33 @@ import json
 import os
 import shutil
 import stat
-import struct
+from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 
-from clusterctl.collect.manifest import REMOTE_PROGRAM, Manifest, RemoteFile, read_manifest
+from clusterctl.collect.manifest import MAX_FILE, REMOTE_PROGRAM, Manifest, RemoteFile, read_manifest
+from clusterctl.collect.remote_files import ALIVE, SAME, UNREADABLE
 from clusterctl.errors import CollectError
 from clusterctl.records import Skipped
 from clusterctl.transfer.incoming import Incoming
+from clusterctl.transfer.tree import shown_size
 from clusterctl.transport.base import BULK, Transport
+from clusterctl.transport.program import remote_argv
 
 _ROUNDS = 4  # a file that changed while it was read is read again
-_HEADER = struct.Struct(">q")
-_UNREADABLE, _SAME = -1, -2
 _TRAILER_BYTES = 33
 _HELD_STILL = b"\1"
 _SPARE_BYTES = 16 << 20
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
 
-def fetch_tree(transport: Transport, folder: str, tree: Path, *, still_changing: bool) -> Manifest:
-    """Make ``tree`` hold exactly the files of the remote folder; returns what it holds.
+def fetch_tree(
+    transport: Transport, folder: str, tree: Path, *, still_changing: bool, max_file: int = MAX_FILE
+) -> Manifest:
+    """Make ``tree`` hold exactly the files and empty folders of the remote one; returns what it holds.
 
     With ``still_changing`` (the job runs), files that can't be caught in a consistent state are skipped.
+    Files of more than ``max_file`` bytes always are.
 
     Raises:
         CollectError: files keep changing or vanish although the job has ended; or the disk is too small.
@@ -43,7 +47,7 @@ def fetch_tree(transport: Transport, folder: str, tree: Path, *, still_changing:
     fresh = not any(tree.iterdir())
     here: dict[RemoteFile, str] = {}
     for _ in range(_ROUNDS):
-        manifest = read_manifest(transport, folder)
+        manifest = read_manifest(transport, folder, max_file=max_file)
         missing = [file for file in manifest.files.values() if file not in here]
         if missing:
             _refuse_small_disk(tree, missing)
@@ -60,14 +64,14 @@ def fetch_tree(transport: Transport, folder: str, tree: Path, *, still_changing:
         )
     skipped = tuple(Skipped(path=file.shown, reason="it changed while it was read") for file in restless)
     files = {path: file for path, file in manifest.files.items() if file in here}
+    places = _Places(tree)
+    for empty in manifest.folders:
+        places.folder(places.of(empty))
     if not fresh or len(files) < len(here):
-        _remove_others(tree, {local_path(tree, file) for file in files.values()})
-    return Manifest(files, manifest.skipped + skipped, {file.local: here[file] for file in files.values()})
-
-
-def local_path(tree: Path, file: RemoteFile) -> Path:
-    """Where a file lies below ``tree``; names that are not UTF-8 stay what they are."""
-    return tree / os.fsdecode(file.local)
+        keep = {*(file.local for file in files.values()), *manifest.folders}
+        _remove_others(tree, {tree / os.fsdecode(local) for local in keep})
+    sums = {file.local: here[file] for file in files.values()}
+    return Manifest(files, manifest.skipped + skipped, sums, manifest.folders)
 
 
 def sha256_of(path: bytes | Path) -> str:
@@ -78,7 +82,7 @@ def sha256_of(path: bytes | Path) -> str:
 
 def _hash_here(tree: Path, file: RemoteFile) -> str:
     """The hash of what an unfinished collect left in this file's place; "" if it can't be the file."""
-    path = local_path(tree, file)
+    path = tree / os.fsdecode(file.local)
     try:
         status = path.lstat()
     except (FileNotFoundError, NotADirectoryError):
@@ -87,13 +91,15 @@ def _hash_here(tree: Path, file: RemoteFile) -> str:
 
 
 def _refuse_small_disk(tree: Path, missing: Sequence[RemoteFile]) -> None:
-    needed = sum(file.size for file in missing) + _SPARE_BYTES
+    needed = sum(file.space for file in missing) + _SPARE_BYTES
     free = shutil.disk_usage(tree).free
     if needed > free:
+        largest = max(missing, key=lambda file: file.space)
         raise CollectError(
             f"the run needs {needed >> 20} MiB, and {free >> 20} MiB are free",
             where=str(tree.parent),
-            fix="make room, or name another folder with --out",
+            why=f"the largest file is {largest.shown}: {shown_size(largest.space)}",
+            fix="make room, name another folder with --out, or leave large files there with --max-file",
         )
 
 
@@ -103,18 +109,19 @@ def _fetch(
     """Fetch files; returns the hashes of those that are here now as they are on the cluster."""
     arrived = {}
     hashes = {file: sha256 for file in files if (sha256 := _hash_here(tree, file))}
-    much = sum(file.size for file in files if file not in hashes) > BULK
-    with transport.converse(["python3", "-c", REMOTE_PROGRAM, "send", folder], bulk=much) as talk:
+    much = sum(file.space for file in files if file not in hashes) > BULK
+    with transport.converse(remote_argv(REMOTE_PROGRAM, "send", folder), bulk=much) as talk:
         talk.send(_request(files, hashes))
         source, places = Incoming(talk, _too_little), _Places(tree)
         for file in files:
-            size = _HEADER.unpack(source.exactly(_HEADER.size))[0]
-            if size == _SAME and file in hashes:
+            while (size := source.number()) == ALIVE:
+                pass
+            if size == SAME and file in hashes:
                 arrived[file] = hashes[file]
             elif size == file.size:
-                if sha256 := _receive(source, file, places):
+                if sha256 := _receive(source, file, places, _other_than_said(folder)):
                     arrived[file] = sha256
-            elif size != _UNREADABLE:
+            elif size != UNREADABLE:
                 raise _other_than_said(folder)
         if source.more():
             raise _other_than_said(folder)
@@ -129,18 +136,17 @@ def _request(files: Iterable[RemoteFile], hashes: Mapping[RemoteFile, str]) -> b
     return ("\n".join(lines) + "\n\n").encode()
 
 
-def _receive(source: Incoming, file: RemoteFile, places: _Places) -> str:
+def _receive(source: Incoming, file: RemoteFile, places: _Places, wrong: CollectError) -> str:
     """Write one file to its place; returns its hash, or "" and leaves nothing if it is not what was sent.
 
     Only whole files stay, unless we are killed; the next time, what is here counts by its hash alone.
     """
-    sha, place = hashlib.sha256(), places.of(file)
+    sha, place = hashlib.sha256(), places.of(file.local)
     fd = places.create(place)
     try:
-        for data in source.pieces(file.size):
-            sha.update(data)
-            _write_all(fd, data)
-        trailer = source.exactly(_TRAILER_BYTES)
+        deque(source.content(fd, file.size, sha, wrong), maxlen=0)
+        os.ftruncate(fd, file.size)  # it may end in a hole
+        trailer = source.last(_TRAILER_BYTES, wrong)
     except BaseException:
         os.unlink(place)  # noqa: PTH108  # paths are bytes
         raise
@@ -152,11 +158,6 @@ def _receive(source: Incoming, file: RemoteFile, places: _Places) -> str:
     return sha.hexdigest()
 
 
-def _write_all(fd: int, data: memoryview) -> None:
-    while data:
-        data = data[os.write(fd, data) :]
-
-
 class _Places:
     """Where files go below a tree, with real folders on the way, whatever lay there before."""
 
@@ -164,12 +165,12 @@ class _Places:
         self._tree = os.fsencode(tree)
         self._made: set[bytes] = {self._tree}
 
-    def of(self, file: RemoteFile) -> bytes:
-        return os.path.join(self._tree, file.local)  # noqa: PTH118
+    def of(self, local: bytes) -> bytes:
+        return os.path.join(self._tree, local)  # noqa: PTH118
 
     def create(self, place: bytes) -> int:
         """A new file, open for writing. What was in its place is gone."""
-        self._folder(os.path.dirname(place))  # noqa: PTH120
+        self.folder(os.path.dirname(place))  # noqa: PTH120
         try:
             return os.open(place, _NEW, 0o666)
         except FileExistsError:
@@ -179,10 +180,11 @@ class _Places:
                 os.unlink(place)  # noqa: PTH108
             return os.open(place, _NEW, 0o666)
 
-    def _folder(self, folder: bytes) -> None:
+    def folder(self, folder: bytes) -> None:
+        """Have a folder, and those above it."""
         if folder in self._made:
             return
-        self._folder(os.path.dirname(folder))  # noqa: PTH120
+        self.folder(os.path.dirname(folder))  # noqa: PTH120
         try:
             os.mkdir(folder)  # noqa: PTH102
         except FileExistsError:
@@ -201,7 +203,7 @@ def _remove_others(tree: Path, keep: set[Path]) -> None:
         for path in (Path(folder, name) for name in subfolders):
             if path.is_symlink():
                 path.unlink()
-            elif not any(path.iterdir()):
+            elif path not in keep and not any(path.iterdir()):
                 path.rmdir()
 
 

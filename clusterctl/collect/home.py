@@ -19,15 +19,24 @@ from typing import Any
 from clusterctl.access import Session
 from clusterctl.access import session as session_of
 from clusterctl.collect.apart import fetch_from
-from clusterctl.collect.fetch import local_path, sha256_of
-from clusterctl.collect.manifest import Manifest
+from clusterctl.collect.fetch import sha256_of
+from clusterctl.collect.manifest import FROM_JOB, MAX_FILE, Manifest
 from clusterctl.disk import reason
-from clusterctl.errors import ClusterctlError, CollectError, CommandError, Failure, SchedulerError
+from clusterctl.errors import (
+    ClusterctlError,
+    CollectError,
+    CommandError,
+    Failure,
+    NoAnswerError,
+    SchedulerError,
+)
 from clusterctl.lock import open_private
 from clusterctl.providers.costs import node_price
 from clusterctl.records import (
+    CLIENT_FACTS,
     RUN_FILE,
     SOURCE_FILE,
+    SPEC_FILE,
     JobEntry,
     Ledger,
     RunRecord,
@@ -40,15 +49,15 @@ from clusterctl.scheduler.lost import resolve
 from clusterctl.scheduler.models import JobInfo, JobState, Outcome, worst
 from clusterctl.slurm.client import not_ours
 from clusterctl.spec import ClusterSpec
+from clusterctl.spec.load import dump_spec
 from clusterctl.terminal import printable
 from clusterctl.workspace import Workspace
 
 DEFAULT_OUT = Path("runs")
-_CLIENT_FACTS = "environment.client.json"
 _SUMS = "SHA256SUMS"
 _ACCOUNTING = "sacct.json"
 _TELEMETRY = re.compile(rb"(^|/)telemetry/[^/]+\.jsonl\Z")
-_MAX_JSON = 8 << 20
+_MOST_HOSTS = 1000  # whose telemetry is looked at
 _ACCOUNTING_LAG_S = 10.0
 _GOING_ON = frozenset(state.value for state in JobState if state.outcome is Outcome.GOES_ON)
 
@@ -59,12 +68,14 @@ def collect(
     *,
     out: Path = DEFAULT_OUT,
     discard: Collection[str] = (),
+    max_file: int = MAX_FILE,
 ) -> tuple[RunRecord, ...]:
     """Bring the runs of these jobs home; by default all that were submitted from here and are not home yet,
     but for those of the jobs to ``discard``.
 
     A run that is home is left as it is, unless it is a snapshot: a job that still goes on is collected as it
-    stands, and anew later. A task of an array stands for the whole array.
+    stands, and anew later. A task of an array stands for the whole array. Files of more than ``max_file``
+    bytes stay on the cluster, and the record names them.
 
     Raises:
         UsageError: an id is not one.
@@ -82,7 +93,7 @@ def collect(
     failed: dict[str, CollectError | SchedulerError | CommandError] = {}
     for entry in dict.fromkeys(entries):
         try:
-            runs.append(_one(session, entry, out))
+            runs.append(_one(session, entry, out, max_file))
         except (CollectError, SchedulerError, CommandError) as exc:
             if isinstance(exc, SchedulerError) and exc.retryable:  # no answer, which no other job will get
                 raise
@@ -162,7 +173,7 @@ def _entry(session: Session, job_id: str) -> JobEntry:
     return session.ledger.add(entry)  # submitted from elsewhere; from now on it is known here too
 
 
-def _one(session: Session, entry: JobEntry, out: Path) -> RunRecord:
+def _one(session: Session, entry: JobEntry, out: Path, max_file: int) -> RunRecord:
     """Bring one run home, or find that it is there."""
     if entry.run_dir is not None and entry.run_state not in _GOING_ON:
         with suppress(CollectError):  # moved or removed by the user, who asks for it again
@@ -174,7 +185,8 @@ def _one(session: Session, entry: JobEntry, out: Path) -> RunRecord:
     jobs = session.scheduler.jobs([job_id]) or (_purged(entry),)
     try:
         with _working_folder(final) as work:
-            record = _assemble(session, entry, jobs, work)
+            manifest = _fetched(session, entry, jobs, work, max_file)
+            record = _assemble(session, entry, jobs, work / "tree", manifest)
             _put_in_place(work, final)
     except OSError as exc:
         raise CollectError(
@@ -269,28 +281,55 @@ def _escaped(name: bytes) -> bytes:
     return name.replace(b"\\", b"\\\\").replace(b"\n", b"\\n").replace(b"\r", b"\\r")
 
 
-def _assemble(session: Session, entry: JobEntry, jobs: Sequence[JobInfo], work: Path) -> RunRecord:
-    """Make the tree of a run: the job's files and ours, with the sums over all."""
-    tree = work / "tree"
-    ended = all(job.ended for job in jobs)
-    remote_dir = entry.remote_dir or ""
+def _fetched(
+    session: Session, entry: JobEntry, jobs: Sequence[JobInfo], work: Path, max_file: int
+) -> Manifest:
+    """Bring the job's files into ``work/tree``.
+
+    Raises:
+        CollectError: they can't be read; that concerns this job alone.
+        TransportError: a host can't be reached.
+    """
     hosts = tuple(dict.fromkeys(node for job in jobs for node in job.nodes))
-    manifest = fetch_from(session.holders(hosts), remote_dir, work, still_changing=not ended)
+    folder, still_changing = entry.remote_dir or "", not all(job.ended for job in jobs)
+    try:
+        return fetch_from(
+            session.holders(hosts), folder, work, still_changing=still_changing, max_file=max_file
+        )
+    except (NoAnswerError, CommandError) as exc:
+        raise CollectError(
+            f"the files of job {entry.job_id} can't be read",
+            where=f"{folder} on the cluster",
+            why=f"{exc.what}: {exc.why}" if exc.why else exc.what,
+            fix="look at the folder with `clusterctl ssh`, then collect again; what has arrived is kept",
+        ) from exc
+
+
+def _assemble(
+    session: Session, entry: JobEntry, jobs: Sequence[JobInfo], tree: Path, manifest: Manifest
+) -> RunRecord:
+    """Add to the job's files ours, and the sums over all."""
+    ended = all(job.ended for job in jobs)
+    kept = session.ledger.kept(entry.token) or {SPEC_FILE: dump_spec(session.spec).encode()}
+    _write_kept(tree, kept)
     manifest = _with_accounting(session.scheduler, jobs, manifest, tree, ended=ended)
-    (tree / "environment.json").write_text(_environment(tree, manifest, session.scheduler.version()))
-    if (tree / _CLIENT_FACTS).is_file():  # its content is in environment.json now
-        (tree / _CLIENT_FACTS).unlink()
-    record = _record(session, entry, jobs, manifest, _source(tree))
+    facts = _json(kept.get(CLIENT_FACTS, b""))
+    (tree / "environment.json").write_text(_environment(tree, manifest, facts, session.scheduler.version()))
+    source = _json(kept.get(SOURCE_FILE, b""))
+    record = _record(session, entry, jobs, manifest, source["hash"] if source else None)
     (tree / RUN_FILE).write_text(record.as_json())
     _write_sums(tree, manifest.sha256)
     return record
 
 
-def _source(tree: Path) -> str | None:
-    """The hash of what the job was given."""
-    path = tree / SOURCE_FILE
-    source = _json(path.read_bytes()) if path.is_file() and path.stat().st_size <= _MAX_JSON else None
-    return str(source["hash"]) if isinstance(source, dict) and "hash" in source else None
+def _write_kept(tree: Path, kept: Mapping[str, bytes]) -> None:
+    """Write our files as they were sent; what the job's folder has under their names stays if it differs."""
+    for name, content in kept.items():
+        theirs = tree / f"{name}{os.fsdecode(FROM_JOB)}"
+        if theirs.is_file() and theirs.stat().st_size == len(content) and theirs.read_bytes() == content:
+            theirs.unlink()
+        if name != CLIENT_FACTS:  # its content is in environment.json
+            (tree / name).write_bytes(content)
 
 
 def _record(
@@ -383,16 +422,14 @@ def _says_it_goes_on(accounting: str) -> bool:
         return False
 
 
-def _environment(tree: Path, manifest: Manifest, slurm_version: str | None) -> str:
+def _environment(tree: Path, manifest: Manifest, client: Any, slurm_version: str | None) -> str:
     """The client's facts, and what the telemetry of each host says about its versions and hardware."""
     hosts: dict[str, Any] = {}
-    told = (file for file in manifest.files.values() if _TELEMETRY.search(file.local))
-    for path in sorted(local_path(tree, file) for file in told):
+    told = [file.local for file in manifest.files.values() if _TELEMETRY.search(file.local)]
+    for path in sorted(tree / os.fsdecode(local) for local in told[:_MOST_HOSTS]):
         if isinstance(facts := _first_line(path), dict) and facts.get("kind") == "host":
             hosts[path.stem] = {key: value for key, value in facts.items() if key not in {"kind", "time"}}
-    client = tree / _CLIENT_FACTS
-    facts = _json(client.read_bytes()) if client.is_file() and client.stat().st_size <= _MAX_JSON else None
-    environment = {"client": facts, "slurm": slurm_version, "hosts": hosts}
+    environment = {"client": client, "slurm": slurm_version, "hosts": hosts}
     return json.dumps(environment, indent=2) + "\n"
 
 
@@ -404,7 +441,7 @@ def _first_line(path: Path) -> Any:
 def _json(raw: bytes) -> Any:
     try:
         return json.loads(raw)
-    except (ValueError, RecursionError):  # a job may have overwritten it; the file itself is in the run
+    except (ValueError, RecursionError):  # telemetry is the job's to write; the file itself is in the run
         return None
 
 

@@ -5,32 +5,43 @@ from __future__ import annotations
 import base64
 import json
 import os
-from collections.abc import Mapping, Set
+import shlex
+from collections.abc import Iterable, Mapping, Set
+from contextlib import closing
 from dataclasses import dataclass, field
-from pathlib import Path
 
 from clusterctl.errors import CollectError
-from clusterctl.records import Skipped
+from clusterctl.records import OUR_RECORDS, Skipped
 from clusterctl.terminal import printable
+from clusterctl.transfer.incoming import lines
 from clusterctl.transfer.listing import inside
+from clusterctl.transfer.tree import shown_size
 from clusterctl.transport.base import Transport
+from clusterctl.transport.program import remote_argv
 
-REMOTE_PROGRAM = (Path(__file__).parent / "remote_files.py").read_text(encoding="utf-8")
+REMOTE_PROGRAM = "clusterctl.collect.remote_files"
 
 # Written by us into a run's folder; a job's own file or folder of that name gets another one.
-RESERVED = frozenset({b"run.json", b"sacct.json", b"environment.json", b"report.html", b"SHA256SUMS"})
+RESERVED = frozenset(name.encode() for name in OUR_RECORDS)
 FROM_JOB = b".from-job"
+MAX_FILE = 64 << 30  # bytes: what is larger stays on the cluster unless it is asked for
 
-_TIMEOUT_S = 900.0
+_MOST_ROWS = 250_000  # the cluster itself stops at 100,000
+_MOST_SKIPPED = 1000  # that are named one by one
+_LONGEST = 2048  # bytes of a path: it must fit below any folder here
 
 
 @dataclass(frozen=True, slots=True)
 class RemoteFile:
-    """One file: ``path`` in the job's folder, ``local`` in the run's; ``size`` in bytes."""
+    """One file: ``path`` in the job's folder, ``local`` in the run's; ``size`` in bytes.
+
+    ``space`` is what it takes on a disk: of a sparse file much less.
+    """
 
     path: bytes
     local: bytes
     size: int
+    space: int
 
     @property
     def shown(self) -> str:
@@ -40,7 +51,7 @@ class RemoteFile:
 
 @dataclass(frozen=True, slots=True)
 class Manifest:
-    """``files`` by their path on the cluster, and what is left there.
+    """``files`` by their path on the cluster, and what is left there; ``folders`` are the empty ones, here.
 
     ``sha256`` has the hash of each that has arrived, in hex, by its ``local`` path.
     """
@@ -48,6 +59,7 @@ class Manifest:
     files: Mapping[bytes, RemoteFile]
     skipped: tuple[Skipped, ...]
     sha256: Mapping[bytes, str] = field(default_factory=dict)
+    folders: tuple[bytes, ...] = ()
 
     @property
     def size(self) -> int:
@@ -55,43 +67,89 @@ class Manifest:
         return sum(file.size for file in self.files.values())
 
 
-def read_manifest(transport: Transport, folder: str) -> Manifest:
-    """Ask the cluster what is in a job's folder.
+def read_manifest(transport: Transport, folder: str, *, max_file: int = MAX_FILE) -> Manifest:
+    """Ask the cluster what is in a job's folder. Files of more than ``max_file`` bytes are left there.
 
     Raises:
         CollectError: the answer can't be a folder's content.
         TransportError: the cluster can't be reached.
     """
-    result = transport.run(["python3", "-c", REMOTE_PROGRAM, "list", folder], timeout_s=_TIMEOUT_S)
-    return parse_manifest(result.stdout, folder)
+    with closing(transport.stream(remote_argv(REMOTE_PROGRAM, "list", folder))) as stream:
+        too_long = _untrusted(folder, "", "a line of it is too long")
+        return parse_manifest(lines(stream, too_long), folder, max_file=max_file)
 
 
-def parse_manifest(text: str, folder: str) -> Manifest:
+def parse_manifest(rows: Iterable[bytes], folder: str, *, max_file: int = MAX_FILE) -> Manifest:
     """The manifest in the program's answer.
 
     Raises:
         CollectError: the answer can't be a folder's content.
     """
-    rows: dict[bytes, int] = {}
-    skipped: list[Skipped] = []
-    for line in text.splitlines():
+    listed = _Listed(folder, max_file)
+    for number, row in enumerate(rows):
         try:
-            row = json.loads(line)
-            path = base64.b64decode(row["path"], validate=True)
-            if "skip" in row:
-                skipped.append(Skipped(path=shown_path(path), reason=printable(str(row["skip"]))))
-                continue
-            inside(path)
-            size = int(row["size"])
-        except (ValueError, KeyError, TypeError, OverflowError, RecursionError) as exc:
-            raise _untrusted(folder, line, str(exc)) from exc
-        if path in rows or size < 0:
-            raise _untrusted(folder, line, "it can't be so")
-        rows[path] = size
-    tops = {path.partition(b"/")[0] for path in rows}
-    files = {path: RemoteFile(path, _local(path, tops), size) for path, size in rows.items()}
-    _refuse_contradictions(files, folder)
-    return Manifest(files, tuple(skipped))
+            if number > _MOST_ROWS:
+                raise ValueError("it does not end")
+            listed.add(json.loads(row))
+        except (ValueError, KeyError, TypeError, OverflowError, RecursionError, AttributeError) as exc:
+            raise _untrusted(folder, row.decode(errors="replace"), str(exc)) from exc
+    return listed.manifest()
+
+
+@dataclass(slots=True)
+class _Listed:
+    """What the cluster has told so far."""
+
+    folder: str
+    max_file: int
+    files: dict[bytes, tuple[int, int]] = field(default_factory=dict)  # path -> size and space
+    folders: set[bytes] = field(default_factory=set)
+    skipped: list[Skipped] = field(default_factory=list)
+    unnamed: int = 0
+
+    def add(self, row: dict[str, object]) -> None:
+        """Take one line; raises ValueError, KeyError and their like if it can't be one."""
+        if row == {}:  # a sign of life
+            return
+        path = base64.b64decode(str(row["path"]), validate=True)
+        if "skip" in row:
+            self.skip(path, printable(str(row["skip"])))
+            return
+        inside(path)
+        if path in self.files or path in self.folders:
+            raise ValueError("it can't be so")
+        if len(path) > _LONGEST:
+            self.skip(path, f"its path is longer than {_LONGEST:,} bytes")
+        elif "folder" in row:
+            self.folders.add(path)
+        else:
+            self.add_file(path, int(str(row["size"])), int(str(row["space"])))
+
+    def add_file(self, path: bytes, size: int, space: int) -> None:
+        if size < 0 or space < 0:
+            raise ValueError("it can't be so")
+        if size > self.max_file:
+            command = shlex.join(["clusterctl", "get", f"{self.folder}/{shown_path(path)}"])
+            self.skip(path, f"{shown_size(size)}, more than {shown_size(self.max_file)}: `{command}`")
+        else:
+            self.files[path] = size, min(size, space)
+
+    def skip(self, path: bytes, reason: str) -> None:
+        """What is left there. A job may leave any number of things."""
+        if len(self.skipped) < _MOST_SKIPPED:
+            self.skipped.append(Skipped(path=shown_path(path), reason=reason))
+        else:
+            self.unnamed += 1
+
+    def manifest(self) -> Manifest:
+        """All of it, each with its place here; raises CollectError if that can't be."""
+        tops = {path.partition(b"/")[0] for path in (*self.files, *self.folders)}
+        files = {path: RemoteFile(path, _local(path, tops), *sizes) for path, sizes in self.files.items()}
+        folders = tuple(_local(path, tops) for path in sorted(self.folders))
+        _refuse_contradictions([file.local for file in files.values()], folders, self.folder)
+        if self.unnamed:
+            self.skipped.append(Skipped(path=".", reason=f"{self.unnamed:,} more files, which are not named"))
+        return Manifest(files, tuple(self.skipped), folders=folders)
 
 
 def shown_path(path: bytes) -> str:
@@ -109,13 +167,15 @@ def _local(path: bytes, tops: Set[bytes]) -> bytes:
     return top + slash + rest
 
 
-def _refuse_contradictions(files: Mapping[bytes, RemoteFile], folder: str) -> None:
+def _refuse_contradictions(files: Iterable[bytes], folders: Iterable[bytes], folder: str) -> None:
     """No two files in one place, and none that is also a folder."""
-    places = {file.local for file in files.values()}
-    if len(places) < len(files):
-        raise _untrusted(folder, "", "two files would have one name")
-    for place in places:
-        parent = os.path.dirname(place)  # noqa: PTH120  # names are bytes
+    places: set[bytes] = set()
+    for place in files:
+        if place in places:
+            raise _untrusted(folder, "", "two files would have one name")
+        places.add(place)
+    for place in (*places, *folders):
+        parent = place if place not in places else os.path.dirname(place)  # noqa: PTH120  # names are bytes
         while parent:
             if parent in places:
                 raise _untrusted(folder, shown_path(parent), "it is both a file and a folder")

@@ -1,38 +1,51 @@
-"""Runs on the cluster: lists a job's folder, or sends files of it. Standard library only, Python 3.9.
+"""Lists a job's folder, or sends files of it. Runs on the cluster: standard library only, Python 3.9.
 
-    python3 -c THIS_FILE list FOLDER
-    python3 -c THIS_FILE send FOLDER    with JSON arrays [NAME, SIZE, SHA256] and an empty line on stdin
+    main("list", FOLDER)
+    main("send", FOLDER)    with JSON arrays [NAME, SIZE, SHA256] and an empty line on stdin
 
 Names are relative and base64, since they may be any bytes. ``list`` answers with a JSON object a line: a file
-with its size, or something that is left where it is, with the reason. What source.json says was sent with
-the job, is large and is still the same, is left too; and where there is an outputs.json, what its expressions
-do not take. ``send`` answers, for each file in turn, eight bytes with its size and as many bytes of it as
-were asked for, then a byte, 1 if it held still meanwhile, and the 32 bytes of its sha256. In place of the
-size stands -1 if it can't be read or is shorter by now, or -2 if its sha256 is the one that was named: then
-nothing follows. Links are never followed.
+with its size and the space that it takes, a folder that is empty, something that is left where it is, with
+the reason, or {} as a sign of life. What source.json says was sent with the job, is large and is still the
+same, is left too; and where there is an outputs.json, what its patterns do not take. Both are the job's to
+write: they say only what of its own folder comes home.
+
+``send`` answers, for each file in turn, eight bytes with its size, its content (see ``send_content``), and a
+last piece: a byte, 1 if the file held still meanwhile, and the 32 bytes of its sha256. In place of the size
+stands -1 if it can't be read or is shorter by now, or -2 if its sha256 is the one that was named: then
+nothing follows. -3 is a sign of life. Links are never followed.
 """
 
 from __future__ import annotations
 
 import base64
+import errno
 import hashlib
 import json
 import os
 import re
 import stat
-import struct
 import sys
 import time
-from re import Pattern
-from typing import Any, BinaryIO
+from typing import BinaryIO
+
+from clusterctl.collect.remote_globs import Globs
+from clusterctl.transport.remote_open import open_file, open_folder, read_json
+from clusterctl.transport.remote_send import BLOCK, CHUNK, HEADER, Beat, hash_of, send_alive, send_content
 
 CHECKPOINTS = re.compile(rb"(checkpoint|ckpt)", re.IGNORECASE)
 TASK = re.compile(rb"task-[0-9]+")
-CHUNK = 1 << 20
-HEADER = struct.Struct(">q")
-UNREADABLE, SAME = -1, -2
+OURS = re.compile(  # always comes home
+    rb"job\.(sbatch|mpirun)|(stdout|stderr)(-[0-9]+)?\.log|(source|outputs|environment\.client)\.json|spec\.yaml"
+    rb"|metrics\.jsonl|telemetry(\.log)?|hostfile"
+)
+UNREADABLE, SAME, ALIVE = -1, -2, -3
 SETTLED_S = 2.0
-LARGE = 1 << 20
+LARGE, LARGEST = 1 << 20, 10 << 30  # bytes: what was sent with a job is looked at again between these
+MOST_ENTRIES = 100_000
+MOST_BYTES = 16 << 20  # of names
+MOST_OURS = 10_000
+DEEPEST = 100  # folders
+MOST_JSON = 8 << 20
 UNCHANGED = "unchanged since it was submitted"
 UNWANTED = "not among the outputs"
 KINDS = (
@@ -43,146 +56,178 @@ KINDS = (
     (stat.S_ISBLK, "a device"),
 )
 
+Given = dict[
+    bytes, tuple[int, str]
+]  # what the job was given: path -> size and sha256, or 0 and a link's target
+
+
+def alive() -> None:
+    sys.stdout.write("{}\n")
+    sys.stdout.flush()
+
 
 def tell(path: bytes, **fields: object) -> None:
     name = base64.b64encode(path).decode("ascii")
     sys.stdout.write(json.dumps({"path": name, **fields}) + "\n")
 
 
-def open_file(path: bytes) -> int:
-    """Open a regular file without following a link or waiting on a pipe; raises OSError."""
-    fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    if not stat.S_ISREG(os.fstat(fd).st_mode):
-        os.close(fd)
-        raise OSError("not a regular file")
-    return fd
-
-
-Given = dict[
-    bytes, tuple[int, str]
-]  # what the job was given: path -> size and sha256, or 0 and a link's target
-
-
 def read_given(folder: bytes) -> Given:
     try:
-        with open(os.path.join(folder, b"source.json"), "rb") as file:  # noqa: PTH118, PTH123
-            source = json.load(file)
+        source = read_json(folder, b"source.json", MOST_JSON)
         given = {os.fsencode(one["path"]): (int(one["size"]), str(one["sha256"])) for one in source["files"]}
         given.update({os.fsencode(one["path"]): (0, str(one["target"])) for one in source["links"]})
-    except (OSError, ValueError, TypeError, KeyError, RecursionError):  # a job may write what it likes
+    except (OSError, ValueError, TypeError, KeyError, OverflowError):  # a job may write what it likes
         return {}
     return given
 
 
-def read_rules(folder: bytes) -> list[tuple[bool, Pattern[str]]] | None:
+def read_globs(folder: bytes) -> Globs | None:
     """What outputs.json says is brought home; None: all but checkpoints."""
     try:
-        with open(os.path.join(folder, b"outputs.json"), "rb") as file:  # noqa: PTH118, PTH123
-            rules = json.load(file)["rules"]
-        return [(bool(takes), re.compile(expression)) for takes, expression in rules]
-    except (OSError, ValueError, TypeError, KeyError, RecursionError, re.error):
+        return Globs([str(pattern) for pattern in read_json(folder, b"outputs.json", 1 << 18)["patterns"]])
+    except (OSError, ValueError, TypeError, KeyError):
         return None
 
 
 class Listing:
     """Tells what of a job's folder is to be fetched, and what is left there."""
 
-    def __init__(self, top: bytes) -> None:
+    def __init__(self, top: bytes, *, entries: int = MOST_ENTRIES) -> None:
         self.top = top
         self.given = read_given(top)
-        self.rules = read_rules(top)
+        self.globs = read_globs(top)
+        self.most, self.entries, self.bytes = entries, entries, MOST_BYTES  # the last two: that are left
+        self.beat = Beat(alive)
 
-    def folder(self, below: bytes) -> bool | None:
-        """List a folder. Returns whether it holds something to be fetched; None if it holds nothing.
+    def folder(self, below: bytes, depth: int = 0) -> bool | None:
+        """List a folder, its files first. Returns whether anything of it was told; None if it holds nothing.
 
-        Where it holds only what is not wanted, that is left to the caller to say, once for all of it.
+        Where it holds only what is not wanted, that is left to the caller to tell, once for all of it.
         """
         try:
-            with os.scandir(os.path.join(self.top, below)) as found:  # noqa: PTH118  # names are bytes
-                entries = sorted(found, key=lambda entry: entry.name)
+            files, folders = self.names(below)
         except OSError as exc:
             tell(below or b".", skip=exc.strerror or str(exc))
             return True
-        unwanted: list[bytes] = []
-        something = False
-        for entry in entries:
-            path = os.path.join(below, entry.name)  # noqa: PTH118
-            wanted = self.entry(path, entry.is_dir(follow_symlinks=False))
-            if wanted is False:
-                unwanted.append(path)
-            something = something or bool(wanted)
-        if something or not below:
+        if below and not files and not folders:
+            return self.empty(below)
+        found = [(path, self.file(path)) for path in files]
+        found += [(path, self.below(path, depth + 1)) for path in folders]
+        told = any(wanted for _, wanted in found)
+        unwanted = [path for path, wanted in found if wanted is False]
+        if told or not below:
             for path in unwanted:
                 tell(path, skip=UNWANTED)
-        return something or (False if unwanted else None)
+        return told or (False if unwanted else None)
 
-    def entry(self, path: bytes, is_folder: bool) -> bool | None:
-        """Whether something of it is to be fetched; None if nothing needs to be said of it."""
-        if is_folder:
-            if self.rules is None and CHECKPOINTS.match(os.path.basename(path)):  # noqa: PTH119
-                tell(path, skip="checkpoints stay on the cluster")
-                return True
-            return self.folder(path)
-        full = os.path.join(self.top, path)  # noqa: PTH118
+    def names(self, below: bytes) -> tuple[list[bytes], list[bytes]]:
+        """The paths of files and of folders in a folder; raises OSError.
+
+        Where the top folder holds too many, only those of our own names.
+        """
+        found: list[tuple[bool, bytes, bool]] = []
+        size, full = 0, False
+        fd = open_folder(self.top, below)
+        try:
+            with os.scandir(fd) as entries:
+                for entry in entries:
+                    self.beat()
+                    name = os.fsencode(entry.name)
+                    size += len(below) + len(name)
+                    theirs = bool(below) or OURS.fullmatch(name) is None
+                    full = full or len(found) >= self.entries or size > self.bytes
+                    if full and below:
+                        break
+                    if not full or (not theirs and len(found) < self.entries + MOST_OURS):
+                        found.append((theirs, name, entry.is_dir(follow_symlinks=False)))
+        finally:
+            os.close(fd)
+        if full:
+            self.entries -= self.most // 10
+            reason = f"more than {self.most:,} files, or {MOST_BYTES >> 20} MiB of names"
+            if below:
+                raise OSError(errno.EFBIG, reason)
+            tell(b".", skip=reason)
+            found = [one for one in found if not one[0]]
+        else:
+            self.entries -= len(found)
+            self.bytes -= size
+        found.sort()
+        paths = [(below + b"/" + name if below else name, is_folder) for _, name, is_folder in found]
+        return [path for path, is_folder in paths if not is_folder], [
+            path for path, is_folder in paths if is_folder
+        ]
+
+    def empty(self, path: bytes) -> bool | None:
+        """Tell of a folder that holds nothing, if it is wanted."""
+        if self.globs is not None and not self.is_output(self.globs, path, is_folder=True):
+            return None
+        tell(path, folder=1)
+        return True
+
+    def below(self, path: bytes, depth: int) -> bool | None:
+        """A folder below another: see ``folder``."""
+        if self.globs is None and CHECKPOINTS.match(os.path.basename(path)):
+            tell(path, skip="checkpoints stay on the cluster")
+        elif depth > DEEPEST:
+            tell(path, skip=f"in more than {DEEPEST} folders")
+        else:
+            return self.folder(path, depth)
+        return True
+
+    def file(self, path: bytes) -> bool | None:
+        """Whether a file was told; None if nothing needs to be told of it."""
+        self.beat()
+        full = os.path.join(self.top, path)
         if is_link_of_a_task(path, full):
             return None
-        if self.rules is not None and not self.is_output(self.rules, path):
+        if self.globs is not None and not self.is_output(self.globs, path):
             return None if path in self.given else False
-        list_file(path, full, self.given)
+        self.tell_file(path, full)
         return True
 
     @staticmethod
-    def is_output(rules: list[tuple[bool, Pattern[str]]], path: bytes) -> bool:
+    def is_output(globs: Globs, path: bytes, *, is_folder: bool = False) -> bool:
         """Whether it is wanted by its path in the job's folder, or in that of a task of an array."""
         top, _, rest = path.partition(b"/")
         names = [path, rest] if rest and TASK.fullmatch(top) else [path]
-        for name in map(os.fsdecode, names):
-            said = [takes for takes, expression in rules if expression.match(name)]
-            if said and said[-1]:
-                return True
-        return False
+        ours = any(OURS.fullmatch(name.partition(b"/")[0]) for name in names)
+        return ours or any(globs.take(name, is_folder=is_folder) for name in names)
+
+    def tell_file(self, path: bytes, full: bytes) -> None:
+        try:
+            mode = os.lstat(full).st_mode
+            for is_kind, kind in KINDS:
+                if is_kind(mode):
+                    link = stat.S_ISLNK(mode) and (0, os.fsdecode(os.readlink(full)))
+                    tell(path, skip=UNCHANGED if link and self.given.get(path) == link else kind)
+                    return
+            fd = open_file(self.top, path)
+        except OSError as exc:
+            tell(path, skip=exc.strerror or str(exc))
+            return
+        try:
+            status = os.fstat(fd)
+            size, sha256 = self.given.get(path, (0, ""))
+            known = LARGE < size <= LARGEST and size == status.st_size
+            if known and hash_of(fd, size, self.beat).hexdigest() == sha256:
+                tell(path, skip=UNCHANGED)
+            else:
+                tell(path, size=status.st_size, space=status.st_blocks * BLOCK)
+        finally:
+            os.close(fd)
 
 
 def is_link_of_a_task(path: bytes, full: bytes) -> bool:
     """Whether it is one of the links by which a task of an array sees what the job was given."""
     folder, name = os.path.split(path)
-    in_task = TASK.fullmatch(folder) and os.path.islink(full)  # noqa: PTH114
-    return bool(in_task) and os.readlink(full) == b"../" + name  # noqa: PTH115
-
-
-def list_file(path: bytes, full: bytes, given: Given) -> None:
     try:
-        mode = os.lstat(full).st_mode
-        for is_kind, kind in KINDS:
-            if is_kind(mode):
-                same = stat.S_ISLNK(mode) and given.get(path) == (0, os.fsdecode(os.readlink(full)))  # noqa: PTH115
-                tell(path, skip=UNCHANGED if same else kind)
-                return
-        fd = open_file(full)
-    except OSError as exc:
-        tell(path, skip=exc.strerror or str(exc))
-        return
-    size = os.fstat(fd).st_size
-    known = given.get(path, (0, ""))
-    same = size > LARGE and known[0] == size and hash_of(fd, size).hexdigest() == known[1]
-    os.close(fd)
-    if same:
-        tell(path, skip=UNCHANGED)
-    else:
-        tell(path, size=size)
+        return bool(TASK.fullmatch(folder)) and os.readlink(full) == b"../" + name
+    except OSError:
+        return False
 
 
-def hash_of(fd: int, size: int) -> Any:
-    """The hash of a file's first bytes."""
-    sha = hashlib.sha256()
-    os.lseek(fd, 0, os.SEEK_SET)
-    while size and (data := os.read(fd, min(CHUNK, size))):
-        sha.update(data)
-        size -= len(data)
-    return sha
-
-
-def held_still(fd: int, before: os.stat_result, size: int, digest: bytes) -> bool:
+def held_still(fd: int, before: os.stat_result, size: int, digest: bytes, beat: Beat) -> bool:
     """Whether what was read is what the file held at one moment: a log that only grew meanwhile did that.
 
     A file that was written just before, within the resolution of its times, is read again to be sure.
@@ -194,12 +239,12 @@ def held_still(fd: int, before: os.stat_result, size: int, digest: bytes) -> boo
         after.st_ctime_ns,
     )
     settled = time.time() - max(before.st_mtime, before.st_ctime) > SETTLED_S
-    return (same and settled) or hash_of(fd, size).digest() == digest
+    return (same and settled) or bool(hash_of(fd, size, beat).digest() == digest)
 
 
-def send_file(out: BinaryIO, path: bytes, size: int, sha256: str) -> None:
+def send_file(out: BinaryIO, top: bytes, path: bytes, size: int, sha256: str) -> None:
     try:
-        fd = open_file(path)
+        fd = open_file(top, path)
     except OSError:
         out.write(HEADER.pack(UNREADABLE))
         return
@@ -208,20 +253,15 @@ def send_file(out: BinaryIO, path: bytes, size: int, sha256: str) -> None:
         if before.st_size < size:
             out.write(HEADER.pack(UNREADABLE))
             return
-        if sha256 and hash_of(fd, size).hexdigest() == sha256:
+        if sha256 and hash_of(fd, size, Beat(lambda: send_alive(out, ALIVE))).hexdigest() == sha256:
             out.write(HEADER.pack(SAME))
             return
-        os.lseek(fd, 0, os.SEEK_SET)
         out.write(HEADER.pack(size))
-        sha, left = hashlib.sha256(), size
-        while left:
-            # A file that became shorter is filled up, and did not hold still.
-            data = os.read(fd, min(CHUNK, left)) or bytes(min(CHUNK, left))
-            sha.update(data)
-            out.write(data)
-            left -= len(data)
-        out.write(b"\1" if held_still(fd, before, size, sha.digest()) else b"\0")
-        out.write(sha.digest())
+        sha = hashlib.sha256()
+        send_content(out, fd, 0, size, sha)
+        still = held_still(fd, before, size, sha.digest(), Beat(lambda: send_alive(out)))
+        last = (b"\1" if still else b"\0") + sha.digest()
+        out.write(HEADER.pack(len(last)) + last)
     finally:
         os.close(fd)
 
@@ -232,10 +272,11 @@ def send(folder: bytes) -> None:
         wanted.append(json.loads(line))
     with open(1, "wb", buffering=CHUNK, closefd=False) as out:
         for name, size, sha256 in wanted:
-            send_file(out, os.path.join(folder, base64.b64decode(name)), size, sha256)  # noqa: PTH118
+            send_file(out, folder, base64.b64decode(name), size, sha256)
 
 
-if sys.argv[1] == "list":
-    Listing(os.fsencode(sys.argv[2])).folder(b"")
-else:
-    send(os.fsencode(sys.argv[2]))
+def main(what: str, folder: str) -> None:
+    if what == "list":
+        Listing(os.fsencode(folder)).folder(b"")
+    else:
+        send(os.fsencode(folder))

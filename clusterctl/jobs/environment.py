@@ -23,6 +23,7 @@ BASE_ENVIRONMENT: Final = "/opt/clusterctl/env"  # what every node has
 ENVIRONMENTS: Final = "clusterctl/environments"  # in the job user's home
 _LOCK_NAME: Final = "requirements.lock"
 _CHUNK: Final = 1 << 18
+_BUILD_S: Final = 3600.0  # pip says nothing, and another one's build may be waited for
 
 # Answers `there`, or `send` and then takes a tar. A folder in the making has a name of its own; the name that
 # jobs use is a link, made when all is done. One lock for all, so that what killed builds left can be removed.
@@ -157,7 +158,8 @@ def build(
     argv = ["sh", "-c", _BUILD, "sh", environment.lock.key, base]
     built = False
     try:
-        with transport.converse(argv, bulk=_is_much(transport, environment.lock)) as talk:
+        much = _is_much(transport, environment.lock)
+        with transport.converse(argv, bulk=much, silence_s=_BUILD_S) as talk:
             for answer in _lines(talk):
                 if answer == "waiting":
                     say("waiting for another clusterctl that builds an environment")

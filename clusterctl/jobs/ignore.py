@@ -44,17 +44,6 @@ def patterns(flag: str, lines: Sequence[str], folder: Path) -> Ignore:
     return Ignore(folder, _spec(lines) or GitIgnoreSpec([]))
 
 
-def rules(flag: str, lines: Sequence[str]) -> tuple[tuple[bool, str], ...]:
-    """Patterns as regular expressions on paths, each with whether it takes or leaves what it matches.
-
-    Raises:
-        UsageError: one can't be understood.
-    """
-    spec = patterns(flag, lines, Path()).spec
-    found = ((one.include, one.regex) for one in spec.patterns)
-    return tuple((takes, regex.pattern) for takes, regex in found if takes is not None and regex is not None)
-
-
 def read_gitignore(file: Path, folder: Path) -> Ignore | None:
     """The rules of a file, counting from ``folder``; None if there is no such file.
 

@@ -9,19 +9,18 @@ import re
 from collections.abc import Generator, Iterator
 from contextlib import closing
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Literal
 
 from clusterctl.errors import TransportError
 from clusterctl.terminal import plain_line
+from clusterctl.transfer.incoming import lines
 from clusterctl.transport.base import Transport
+from clusterctl.transport.program import remote_argv
 
-_PROGRAM = (Path(__file__).parent / "remote_follow.py").read_text(encoding="utf-8")
+_PROGRAM = "clusterctl.jobs.remote_follow"
 _LOG = re.compile(r"(stdout|stderr)(?:-([0-9]+))?\.log")
 _TAIL_LINES = 20
 _TAIL_COLUMNS = 2000
-_TAIL_BYTES = 1 << 16  # a log may be one line without end
-_READ_LINES = 400
 # What Open MPI and Slurm say of the other ranks once one has failed. The tail of a log leaves it out: it says
 # nothing of the cause, and there may be more of it than lines are shown.
 _CONSEQUENCES = re.compile(
@@ -32,11 +31,6 @@ _CONSEQUENCES = re.compile(
     r"|^srun: error: \S+ tasks? \S+ Terminated(?:\n|\Z)",
     re.MULTILINE,
 )
-_TAIL = """\
-test -d "$5" || { echo "(the job's folder is gone)"; exit 0; }
-for log in "$3" "$4"; do test -s "$log" && { tail -c "$2" -- "$log" | tail -n "$1"; exit; }; done
-exit 0
-"""
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +58,7 @@ class LogReader:
         Raises:
             TransportError: the host can't be reached.
         """
-        for chunk in self._read(once=True):
+        for chunk in self._read("1"):
             if chunk is not None:
                 yield chunk
 
@@ -74,18 +68,22 @@ class LogReader:
         Raises:
             TransportError: the connection broke; calling it again goes on from there.
         """
-        return self._read(once=False)
+        return self._read("0")
 
-    def _read(self, *, once: bool) -> Generator[LogChunk | None, None, None]:
-        offsets = json.dumps(self._offsets)
-        argv = ["python3", "-c", _PROGRAM, self.folder, "1" if once else "0", offsets]
-        argv.append("" if self.task is None else str(self.task))
-        rest = b""
+    def end(self) -> Iterator[LogChunk]:
+        """The end of stderr, else of stdout.
+
+        Raises:
+            TransportError: the host can't be reached.
+        """
+        return (chunk for chunk in self._read("tail") if chunk is not None)
+
+    def _read(self, how: str) -> Generator[LogChunk | None, None, None]:
+        task = "" if self.task is None else str(self.task)
+        argv = remote_argv(_PROGRAM, self.folder, how, json.dumps(self._offsets), task)
         with closing(self.transport.stream(argv)) as stream:
-            for piece in stream:
-                *lines, rest = (rest + piece).split(b"\n")
-                for line in lines:
-                    yield self._chunk(line)
+            for line in lines(stream, self._not_understood(b"a line does not end")):
+                yield self._chunk(line)
 
     def _chunk(self, line: bytes) -> LogChunk | None:
         try:
@@ -96,17 +94,20 @@ class LogReader:
             match = _LOG.fullmatch(answer["log"])
             data = base64.b64decode(answer["data"])
             self._offsets[answer["log"]] = int(answer["at"]) + len(data)
-        except (ValueError, KeyError, TypeError, binascii.Error) as exc:
-            raise TransportError(
-                "the log reader on the cluster answered what clusterctl does not understand",
-                where=self.transport.host,
-                why=line[:200].decode(errors="replace").encode("unicode_escape").decode(),
-                host=self.transport.host,
-            ) from exc
+        except (ValueError, KeyError, TypeError, RecursionError, binascii.Error) as exc:
+            raise self._not_understood(line) from exc
         if match is None:
             return None
         task = int(match[2]) if match[2] else None
         return LogChunk("stdout" if match[1] == "stdout" else "stderr", task, data)
+
+    def _not_understood(self, line: bytes) -> TransportError:
+        return TransportError(
+            "the log reader on the cluster answered what clusterctl does not understand",
+            where=self.transport.host,
+            why=line[:200].decode(errors="replace").encode("unicode_escape").decode(),
+            host=self.transport.host,
+        )
 
 
 def tail(transport: Transport, folder: str, task: int | None) -> str:
@@ -114,12 +115,11 @@ def tail(transport: Transport, folder: str, task: int | None) -> str:
 
     What only follows from a rank's failure is left out, unless there is nothing else.
     """
-    suffix = "" if task is None else f"-{task}"
-    logs = [f"{folder}/{name}{suffix}.log" for name in ("stderr", "stdout")]
-    said = transport.run(
-        ["sh", "-c", _TAIL, "sh", str(_READ_LINES), str(_TAIL_BYTES), *logs, folder], check=False
-    ).stdout
+    reader = LogReader(transport, folder, task)
+    said = b"".join(chunk.data for chunk in reader.end()).decode(errors="replace")
+    if reader.gone:
+        return "(the job's folder is gone)"
     said = _CONSEQUENCES.sub("", said) or said
     # Only a newline ends a line: what else Python takes for an end, a binary log is full of.
-    lines = said.removesuffix("\n").split("\n")[-_TAIL_LINES:]
-    return "\n".join(plain_line(line)[-_TAIL_COLUMNS:] for line in lines)
+    last = said.removesuffix("\n").split("\n")[-_TAIL_LINES:]
+    return "\n".join(plain_line(line)[-_TAIL_COLUMNS:] for line in last)

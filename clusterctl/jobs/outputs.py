@@ -4,29 +4,28 @@ from __future__ import annotations
 
 import json
 import re
+from pathlib import Path
 
-from clusterctl.jobs.ignore import rules
-from clusterctl.jobs.userscript import OURS
+from clusterctl.jobs.ignore import patterns
 from clusterctl.spec import JobSpec
 
 OUTPUTS_FILE = "outputs.json"
 
-_SPECIAL = re.compile(r"([\\*?\[\]!# ])")
+_SPECIAL, _ESCAPED = re.compile(r"([\\*?\[\]!# ])"), r"\\\1"
 
 
 def outputs_file(job: JobSpec) -> dict[str, bytes]:
-    """outputs.json, if the job says what its outputs are: the patterns, and what they mean as expressions.
+    """outputs.json, if the job says what its outputs are: patterns, of which the last that matches counts.
 
-    The program that lists a job's folder knows no patterns. Of the expressions, the last that matches counts;
-    our own files are always brought home, and so is the script.
+    Our own files are always brought home, and so is the script. The job can change the file: it is read with
+    care, and its patterns are matched as such (see collect/remote_globs.py), never made into expressions.
 
     Raises:
         UsageError: a pattern can't be understood.
     """
     if not job.outputs:
         return {}
-    own = [f"/{name}" for name in sorted(OURS)] + ["/stdout-*.log", "/stderr-*.log"]
-    if job.script is not None:
-        own.append("/" + _SPECIAL.sub(r"\\\1", job.script.name))
-    said = {"version": 1, "patterns": job.outputs, "rules": rules("--outputs", (*job.outputs, *own))}
+    script = [f"/{_SPECIAL.sub(_ESCAPED, job.script.name)}"] if job.script is not None else []
+    patterns("--outputs", job.outputs, Path())  # says which can't be understood
+    said = {"version": 2, "patterns": [*job.outputs, *script]}
     return {OUTPUTS_FILE: (json.dumps(said, indent=1) + "\n").encode()}

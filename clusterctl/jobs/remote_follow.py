@@ -1,12 +1,13 @@
-"""Runs on the cluster: tells what is added to a job's logs. Standard library only, Python 3.9.
+"""Tells what is added to a job's logs. Runs on the cluster: standard library only, Python 3.9.
 
-    python3 -c THIS_FILE FOLDER ONCE OFFSETS TASK
+    main(FOLDER, ONCE, OFFSETS, TASK)
 
 ``OFFSETS`` is a JSON object, log name -> bytes already told. ``TASK`` is the number of an array's task whose
 logs alone are told, or empty. Each answer is a JSON object a line:
 ``{"log": name, "at": offset, "data": base64}``, and ``{}`` now and then as a sign of life. With ``ONCE`` = 1
-it tells what there is and ends. ``{"gone": 1}`` says that the folder is not there. A log that is not there
-yet, or became shorter (a requeue), is no error.
+it tells what there is and ends; with ``tail`` it tells the end of stderr, else of stdout, and ends.
+``{"gone": 1}`` says that the folder is not there. A log that is not there yet, is no file, or became shorter
+(a requeue), is no error.
 """
 
 from __future__ import annotations
@@ -15,12 +16,14 @@ import base64
 import json
 import os
 import re
-import stat
 import sys
 import time
 
+from clusterctl.transport.remote_open import open_file
+
 LOG = re.compile(r"(stdout|stderr)(-[0-9]+)?\.log")
 CHUNK = 1 << 16
+MOST_LOGS = 5000
 PAUSE_S = 0.2
 ALIVE_EVERY = 5  # looks
 
@@ -33,15 +36,15 @@ def tell(answer: dict[str, str | int]) -> None:
 def tell_new(folder: str, name: str, offset: int) -> int:
     """Tell what a log holds from ``offset`` on; returns the new offset."""
     try:
-        fd = os.open(f"{folder}/{name}", os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        fd = open_file(os.fsencode(folder), os.fsencode(name))
     except OSError:
         return offset
     try:
-        status = os.fstat(fd)
-        if not stat.S_ISREG(status.st_mode):
-            return offset
-        if status.st_size < offset:
+        size = os.fstat(fd).st_size
+        if size < offset:
             offset = 0
+        if offset < 0:  # the end of it
+            offset = max(0, size + offset)
         while True:
             data = os.pread(fd, CHUNK, offset)
             if not data:
@@ -52,13 +55,26 @@ def tell_new(folder: str, name: str, offset: int) -> int:
         os.close(fd)
 
 
-def main(folder: str, once: bool, offsets: dict[str, int], task: str) -> None:
+def tell_tail(folder: str, task: str) -> None:
+    if not os.path.isdir(folder):  # noqa: PTH112
+        tell({"gone": 1})
+    for stream in ("stderr", "stdout"):
+        if tell_new(folder, f"{stream}{f'-{task}' if task else ''}.log", -CHUNK) > 0:
+            return
+
+
+def main(folder: str, how: str, told: str, task: str) -> None:
+    if how == "tail":
+        tell_tail(folder, task)
+        return
+    once = how == "1"
+    offsets: dict[str, int] = json.loads(told)
     log = re.compile(rf"(stdout|stderr)-{task}\.log") if task else LOG
     looks = 0
     while True:
         try:
             with os.scandir(folder) as entries:
-                names = sorted(entry.name for entry in entries if log.fullmatch(entry.name))
+                names = sorted(entry.name for entry in entries if log.fullmatch(entry.name))[:MOST_LOGS]
         except FileNotFoundError:
             names = []
             tell({"gone": 1})
@@ -72,6 +88,3 @@ def main(folder: str, once: bool, offsets: dict[str, int], task: str) -> None:
             tell({})
         looks += 1
         time.sleep(PAUSE_S)
-
-
-main(sys.argv[1], sys.argv[2] == "1", json.loads(sys.argv[3]), sys.argv[4])

@@ -41,8 +41,10 @@ def stage(
     *,
     others: Sequence[Transport] = (),
     progress: Progress = lambda *_: None,
-) -> tuple[str, SentSource | None]:
-    """Make the folder, whole or not at all; returns where it is. ``others`` are hosts that need one, too.
+) -> tuple[str, SentSource | None, Mapping[str, bytes]]:
+    """Make the folder, whole or not at all. ``others`` are hosts that need one, too.
+
+    Returns where it is, what of a script's folder was sent, and all files of ours in it.
 
     Raises:
         UsageError: the cluster lacks our programs, or a file can't be read.
@@ -64,8 +66,9 @@ def stage(
         remove_folder((transport, *others), sent.folder)
         raise
     if source is None:
-        return sent.folder, None
-    return sent.folder, SentSource(sent.files, sent.bytes, sent.sent_bytes, source_hash(items, hashes))
+        return sent.folder, None, ours
+    what = SentSource(sent.files, sent.bytes, sent.sent_bytes, source_hash(items, hashes))
+    return sent.folder, what, ours
 
 
 def remove_folder(transports: Sequence[Transport], folder: str) -> None:

@@ -7,6 +7,7 @@ import os
 import re
 import secrets
 import time
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -34,7 +35,7 @@ from clusterctl.jobs.staging import SentSource, remove_folder, stage
 from clusterctl.jobs.userscript import UserScript
 from clusterctl.mpirun.client import MpirunClient
 from clusterctl.mpirun.job import Start
-from clusterctl.records import JobEntry
+from clusterctl.records import CLIENT_FACTS, SPEC_FILE, JobEntry
 from clusterctl.scheduler.base import backoff
 from clusterctl.slurm.client import SlurmAwayError, SlurmClient
 from clusterctl.spec import ClusterSpec, JobSpec
@@ -121,13 +122,13 @@ def submit(
     for transport in (session.transport, *others):
         build(transport, environment, say=say, progress=progress)
     token = secrets.token_hex(4)
-    ours = {
+    ours: Mapping[str, bytes] = {
         **outputs_file(job),
         (SCRIPT if session.spec.has_slurm else MPIRUN_SCRIPT): script.encode(errors="surrogateescape"),
-        "spec.yaml": dump_spec(session.spec).encode(),
-        "environment.client.json": (json.dumps(facts, indent=2) + "\n").encode(errors="replace"),
+        SPEC_FILE: dump_spec(session.spec).encode(),
+        CLIENT_FACTS: (json.dumps(facts, indent=2) + "\n").encode(errors="replace"),
     }
-    remote_dir, sent = stage(
+    remote_dir, sent, ours = stage(
         session.transport, f"{job.name}-{token}", source, ours, others=others, progress=progress
     )
     entry = JobEntry(
@@ -138,6 +139,7 @@ def submit(
         remote_dir=remote_dir,
     )
     try:
+        session.ledger.keep(token, ours)
         session.ledger.add(entry)  # before it is handed over: from here on, the job can be found by its token
     except MachineError:
         remove_folder((session.transport, *others), remote_dir)

@@ -6,7 +6,6 @@ import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from pathlib import Path
 from typing import Any
 
 from clusterctl.at_once import at_once
@@ -16,8 +15,8 @@ from clusterctl.mpirun.job import JOB_ID, Start, job_info
 from clusterctl.scheduler.base import Clock, backoff
 from clusterctl.scheduler.models import JobInfo, NodeInfo
 from clusterctl.transport.base import Transport
+from clusterctl.transport.program import remote_argv
 
-_PROGRAM = (Path(__file__).parent / "remote_jobs.py").read_text(encoding="utf-8")
 _HARDWARE = ("sh", "-c", "nproc; sed -n 's/^MemTotal: *\\([0-9]*\\) kB/\\1/p' /proc/meminfo")
 _KIB_MIB = 1024
 _HEALTH_S = 60.0  # a driver that hangs is given up after 20 s
@@ -216,7 +215,8 @@ class MpirunClient:
 
     def _ask_once(self, host: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
         asked = json.dumps({"user": self.user, **request})
-        said = self.to(host).run(["sudo", "-n", "/usr/bin/python3", "-I", "-S", "-c", _PROGRAM, asked]).stdout
+        program = remote_argv("clusterctl.mpirun.remote_jobs", asked)[1:]
+        said = self.to(host).run(["sudo", "-n", "/usr/bin/python3", "-I", "-S", *program]).stdout
         try:
             answer: Mapping[str, Any] = json.loads(said)
             return {**answer}

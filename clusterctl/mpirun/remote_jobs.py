@@ -1,6 +1,6 @@
-"""Runs on a host, as root: starts, ends and tells of jobs. Standard library only, Python 3.9.
+"""Starts, ends and tells of jobs. Runs on a host, as root: standard library only, Python 3.9.
 
-    python3 -I -S -c THIS_FILE REQUEST
+    main(REQUEST)
 
 REQUEST and the answer are one JSON object each. What is known of a job lies in its user's home, which all
 hosts see: `~/clusterctl/mpirun/m1/` with `job.json`, how it ended (`end.json`, by its unit), and `cancelled`.
@@ -14,21 +14,22 @@ import json
 import os
 import pwd
 import re
-import stat
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any, Dict, List, Optional  # noqa: UP035
+from typing import Any, Dict, List, Optional, TextIO  # noqa: UP035
+
+from clusterctl.transport.remote_open import read_json
 
 Record = Dict[str, Any]  # noqa: UP006
 
 REGISTRY = "clusterctl/mpirun"
 ID = re.compile(r"m([1-9][0-9]*)")
 FIELDS = {"token": str, "name": str, "folder": str, "partition": str, "nodes": list, "time": int}
-LARGEST = 1 << 20
+MOST_BYTES = 1 << 20  # of a record
 ASK_S = 20
 STOP_S = 10  # from the signal to end until what is left is killed
 LOST = "lost"
@@ -76,11 +77,8 @@ class User:
         """One at a time starts jobs, or says that they were lost."""
         with self.acting():
             self.registry.mkdir(parents=True, exist_ok=True)
-            # Other accounts could hold what they can read.
-            lock = os.fdopen(
-                os.open(self.registry / ".lock", os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW, 0o600), "w"
-            )
-            os.fchmod(lock.fileno(), 0o600)
+            lock = open_new(self.registry / ".lock", 0o600)
+            os.fchmod(lock.fileno(), 0o600)  # other accounts could hold what they can read
         with lock:
             fcntl.flock(lock, fcntl.LOCK_EX)
             yield
@@ -119,23 +117,24 @@ class User:
             folder = self.registry / name
             folder.mkdir(exist_ok=True)
             new = folder / f".{file}.new"
-            with suppress(FileNotFoundError):
+            with suppress(FileNotFoundError):  # a job may have put anything there
                 new.unlink()
-            with new.open("x") as out:  # a job may have put a pipe or a link there
+            with open_new(new) as out:
                 out.write(text)
             new.replace(folder / file)
+
+
+def open_new(path: Path, mode: int = 0o666) -> TextIO:
+    """Open for writing; what a job has put there in place of a file is an error, and never waited for."""
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
+    return os.fdopen(os.open(path, flags, mode), "w")
 
 
 def read(path: Path) -> Optional[Record]:  # noqa: UP045
     """The JSON object in a file, which a job may have put anything in place of."""
     try:
-        fd = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with os.fdopen(fd, "rb") as file:
-            if not stat.S_ISREG(os.fstat(fd).st_mode):
-                return None
-            raw = file.read(LARGEST + 1)
-        found = json.loads(raw) if len(raw) <= LARGEST else None
-    except (OSError, ValueError, RecursionError):
+        found = read_json(os.fsencode(path.parent), os.fsencode(path.name), MOST_BYTES)
+    except (OSError, ValueError):
         return None
     return found if isinstance(found, dict) else None
 
@@ -227,12 +226,8 @@ def cancel(user: User, asked: Record) -> Record:
     return {}
 
 
-def main() -> None:
-    asked = json.loads(sys.argv[1])
+def main(request: str) -> None:
+    asked = json.loads(request)
     user = User(asked["user"])
     verbs = {"submit": submit, "settle": settle, "cancel": cancel, "list": known}
     json.dump(verbs[asked["do"]](user, asked), sys.stdout)
-
-
-if __name__ == "__main__":
-    main()

@@ -8,7 +8,6 @@ import json
 import os
 import shutil
 import stat
-import struct
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
@@ -20,13 +19,12 @@ from clusterctl.terminal import printable
 from clusterctl.transfer.hashes import hash_items
 from clusterctl.transfer.incoming import Incoming
 from clusterctl.transfer.listing import Remote, parse_listing
-from clusterctl.transfer.program import remote_argv
-from clusterctl.transfer.remote.give import NOT_THERE, SAME, UNREADABLE
+from clusterctl.transfer.remote.give import ALIVE, NOT_THERE, SAME, UNREADABLE
 from clusterctl.transfer.remote.receive import lies_at
 from clusterctl.transfer.tree import Item, Kind, Progress
 from clusterctl.transport.base import Transport
+from clusterctl.transport.program import remote_argv
 
-_HEADER = struct.Struct(">q")
 _SPARE_BYTES = 16 << 20
 
 
@@ -53,7 +51,7 @@ def fetch(
         TransportError: the cluster can't be reached; what has arrived is kept.
     """
     try:
-        with transport.converse(remote_argv("receive", "give", arguments=tuple(paths)), bulk=True) as talk:
+        with transport.converse(remote_argv("clusterctl.transfer.remote.give", *paths), bulk=True) as talk:
             incoming = Incoming(talk, _too_little)
             listing, skipped = parse_listing(iter(incoming.line, b""))
             with _writing(folder):
@@ -89,6 +87,12 @@ def fetch(
 
 def _too_little() -> TransferError:
     return TransferError("the cluster sent less than it said", fix="run it again; what has arrived is kept")
+
+
+def _too_much() -> TransferError:
+    return TransferError(
+        "the cluster sent other data than it said", fix="run it again; what has arrived is kept"
+    )
 
 
 @contextmanager
@@ -131,7 +135,7 @@ class _Fetch:
                 self.wanted.append(remote)
         here = [item for remote in self.wanted if (item := self._here(remote))]
         self.hashes = hash_items(here, progress=self.progress)
-        needed = sum(r.size for r in self.wanted if self.folder / r.path not in self.hashes) + _SPARE_BYTES
+        needed = sum(r.space for r in self.wanted if self.folder / r.path not in self.hashes) + _SPARE_BYTES
         free = shutil.disk_usage(self.folder).free
         if needed > free:
             raise TransferError(
@@ -157,7 +161,8 @@ class _Fetch:
         total = sum(remote.size for remote in self.wanted)
         done = 0
         for remote in self.wanted:
-            coming = _HEADER.unpack(incoming.exactly(_HEADER.size))[0]
+            while (coming := incoming.number()) == ALIVE:
+                pass
             if coming == UNREADABLE:
                 self.wrong.append(remote.path)
             elif coming != SAME:
@@ -203,26 +208,17 @@ class _Fetch:
                 sha.update(data)
                 left -= len(data)
             file.truncate(have)
-            for piece in incoming.pieces(coming):
-                sha.update(piece)
-                _write(file.fileno(), piece)
-                self.sent += len(piece)
-                have += len(piece)
+            file.seek(have)
+            for count in incoming.content(fd, max(0, coming), sha, _too_much()):
+                self.sent += count
+                have += count
                 self.progress("fetching", done + min(have, remote.size), total)
             file.truncate(have)
-            if sha.digest() != incoming.exactly(sha.digest_size) or have != remote.size:
+            if incoming.last(sha.digest_size, _too_much()) != sha.digest() or have != remote.size:
                 partial.unlink()
                 self.wrong.append(remote.path)
                 return
             partial.replace(self.folder / remote.path)
-
-
-def _write(fd: int, data: memoryview) -> None:
-    if data == bytes(len(data)):
-        os.lseek(fd, len(data), os.SEEK_CUR)  # a hole
-        return
-    while data:
-        data = data[os.write(fd, data) :]
 
 
 def _open_partial(path: Path) -> int:

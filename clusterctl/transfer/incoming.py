@@ -2,10 +2,29 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import os
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
 
 from clusterctl.errors import ClusterctlError
 from clusterctl.transport.base import Conversation
+from clusterctl.transport.remote_send import HEADER, ZEROS
+
+_LONGEST = 1 << 20  # bytes of a line
+
+
+def lines(stream: Iterable[bytes], too_long: Exception) -> Iterator[bytes]:
+    """The lines of a stream, as soon as they are whole, without their ends.
+
+    Raises:
+        Exception: ``too_long``, if one does not end.
+    """
+    rest = b""
+    for piece in stream:
+        *whole, rest = (rest + piece).split(b"\n")
+        yield from whole
+        if len(rest) > _LONGEST:
+            raise too_long
 
 
 class Incoming:
@@ -30,14 +49,53 @@ class Incoming:
 
     def line(self) -> bytes:
         """The bytes up to the next line feed, which is dropped."""
-        parts = []
-        while True:
+        parts: list[bytes] = []
+        while sum(map(len, parts)) <= _LONGEST:
             self._fill()
             head, found, _ = bytes(self._buffer).partition(b"\n")
             parts.append(head)
             self._buffer = self._buffer[len(head) + len(found) :]
             if found:
                 return b"".join(parts)
+        raise self._too_little()
+
+    def number(self) -> int:
+        """The next eight bytes."""
+        return int(HEADER.unpack(self.exactly(HEADER.size))[0])
+
+    def content(self, fd: int, size: int, sha: Any, wrong: ClusterctlError) -> Iterator[int]:
+        """Write so many bytes of a file as ``send_content`` sends them, and hash them; yields how many, as
+        they come. What is zeros becomes a hole: the file's size is for the caller to set.
+
+        Raises:
+            ClusterctlError: ``wrong``, if it is more than that.
+        """
+        while size:
+            length = self.number()
+            if abs(length) > size:
+                raise wrong
+            size -= abs(length)
+            for done in range(0, -length, len(ZEROS)):
+                sha.update(ZEROS[: -length - done])
+            if length < 0:
+                os.lseek(fd, -length, os.SEEK_CUR)
+                yield -length
+            for piece in self.pieces(max(0, length)):
+                sha.update(piece)
+                _write(fd, piece)
+                yield len(piece)
+
+    def last(self, size: int, wrong: ClusterctlError) -> bytes:
+        """What follows a file's content: one piece of so many bytes.
+
+        Raises:
+            ClusterctlError: ``wrong``, if it is another one.
+        """
+        while (length := self.number()) == 0:  # a sign of life
+            pass
+        if length != size:
+            raise wrong
+        return self.exactly(size)
 
     def more(self) -> bool:
         """Whether anything is left; waits for the end if nothing is."""
@@ -49,3 +107,11 @@ class Incoming:
         if not self._buffer:
             self._talk.finish()  # which may know why
             raise self._too_little()
+
+
+def _write(fd: int, data: memoryview) -> None:
+    if data == ZEROS[: len(data)]:
+        os.lseek(fd, len(data), os.SEEK_CUR)  # a hole
+        return
+    while data:
+        data = data[os.write(fd, data) :]

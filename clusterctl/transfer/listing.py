@@ -18,7 +18,10 @@ OTHER = "other"
 
 @dataclass(frozen=True, slots=True)
 class Remote:
-    """One thing on the cluster. ``index`` is its place in the cluster's list, ``size`` is in bytes."""
+    """One thing on the cluster. ``index`` is its place in the cluster's list, ``size`` is in bytes.
+
+    ``space`` is what it takes on a disk, less where it has holes.
+    """
 
     index: int
     path: str
@@ -26,6 +29,7 @@ class Remote:
     mode: int
     mtime_ns: int
     size: int
+    space: int
     target: str
 
 
@@ -39,13 +43,14 @@ def parse_listing(lines: Iterable[bytes]) -> tuple[tuple[Remote, ...], tuple[str
     others: list[str] = []
     for index, line in enumerate(lines):
         try:
-            kind, name, mode, mtime_ns, size, target = json.loads(line)
+            kind, name, mode, mtime_ns, size, space, target = json.loads(line)
             path = os.fsdecode(inside(base64.b64decode(name)))
             if kind == OTHER:
                 others.append(path)
                 continue
             text = os.fsdecode(base64.b64decode(target))
-            remote = Remote(index, path, Kind(kind), int(mode) & 0o777, int(mtime_ns), int(size), text)
+            sizes = int(size), min(int(size), int(space))
+            remote = Remote(index, path, Kind(kind), int(mode) & 0o777, int(mtime_ns), *sizes, text)
         except (ValueError, TypeError, RecursionError) as exc:
             raise _untrusted(line, str(exc)) from exc
         parent = path.rpartition("/")[0]

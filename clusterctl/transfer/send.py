@@ -16,13 +16,14 @@ from typing import Any
 from clusterctl.errors import CommandError, TransferError, TransportError
 from clusterctl.terminal import printable
 from clusterctl.transfer.hashes import hash_items
-from clusterctl.transfer.program import remote_argv
 from clusterctl.transfer.remote.store import NO_REQUIRED
 from clusterctl.transfer.tree import Item, Kind, Progress, not_readable
 from clusterctl.transport.base import BULK, Conversation, Transport
+from clusterctl.transport.program import remote_argv
 
 STORE = "clusterctl/store"  # in the job user's home
 
+_REMOTE = "clusterctl.transfer.remote"
 _HEADER = struct.Struct(">q")
 _PIECE = 1 << 18
 
@@ -50,9 +51,7 @@ def send_into(
         TransportError: the cluster can't be reached; what has arrived is kept.
     """
     hashes = _hashes(items, progress)
-    answer, sent = _converse(
-        transport, remote_argv("receive", "places", arguments=(folder,)), items, hashes, progress
-    )
+    answer, sent = _converse(transport, remote_argv(f"{_REMOTE}.places", folder), items, hashes, progress)
     return Sent(answer.folder, len(hashes), sum(i.size for i in items), sent)
 
 
@@ -110,7 +109,7 @@ class _Answer:
 
 
 def _store(*arguments: str) -> list[str]:
-    return remote_argv("receive", "store", arguments=(STORE, *arguments))
+    return remote_argv(f"{_REMOTE}.store", STORE, *arguments)
 
 
 def _hashes(items: Sequence[Item], progress: Progress) -> Mapping[Path, str]:

@@ -8,10 +8,11 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from clusterctl.errors import TransportError
+from clusterctl.errors import NoAnswerError, TransportError
 from clusterctl.terminal import printable
 
 BULK = 16 << 20  # bytes that are worth a connection of their own
+SILENCE_S = 120.0  # after which a command that should stream is given up
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,23 +32,32 @@ class Conversation(Protocol):
 
         Raises:
             CommandError: it has ended.
+            NoAnswerError: it took no byte for too long.
             UnreachableError: the connection broke.
         """
 
     def receive(self) -> bytes:
-        """Some of its stdout, as soon as there is any; b"" at the end of it."""
+        """Some of its stdout, as soon as there is any; b"" at the end of it.
+
+        Raises:
+            NoAnswerError: it said no byte for too long.
+        """
 
     def finish(self) -> None:
         """Close its stdin, read its stdout to the end, and wait until it has ended.
 
         Raises:
             CommandError: it exited non-zero.
+            NoAnswerError: it said no byte for too long, or did not end.
             UnreachableError: the connection broke.
         """
 
 
 class Transport(Protocol):
-    """One host, as one user."""
+    """One host, as one user. A command ends with us; one that needs its stdin, when it reads its end.
+
+    A program of ours (``remote_argv``) also ends when nobody reads its stdout any more.
+    """
 
     @property
     def host(self) -> str:
@@ -68,7 +78,8 @@ class Transport(Protocol):
 
         Raises:
             CommandError: it exited non-zero and ``check`` is set. A command that a signal ended has rc -1.
-            UnreachableError: no connection, or no answer within ``timeout_s``. It may still be running.
+            NoAnswerError: no answer within ``timeout_s``. What runs with other rights (sudo) may go on.
+            UnreachableError: no connection.
         """
 
     def stream(self, argv: Sequence[str]) -> Generator[bytes, None, None]:
@@ -78,14 +89,18 @@ class Transport(Protocol):
 
         Raises:
             CommandError: it exited non-zero.
+            NoAnswerError: it said no byte for too long.
             UnreachableError: the connection broke.
         """
 
-    def converse(self, argv: Sequence[str], *, bulk: bool = False) -> AbstractContextManager[Conversation]:
+    def converse(
+        self, argv: Sequence[str], *, bulk: bool = False, silence_s: float | None = None
+    ) -> AbstractContextManager[Conversation]:
         """Start a command that reads stdin and answers on stdout.
 
         Leaving the context without ``finish`` closes its stdin: it must end by itself then. ``bulk`` says
-        that more than ``BULK`` will travel, which is worth a slower start.
+        that more than ``BULK`` will travel, which is worth a slower start. After ``silence_s`` seconds
+        (default: ``SILENCE_S``) without a byte in either direction it is given up.
 
         Raises:
             UnreachableError: no connection.
@@ -110,3 +125,12 @@ def shown(argv: Sequence[str], limit: int = 120) -> str:
     """The command for a message: one line, printable, not too long."""
     line = printable(shlex.join(argv))
     return line if len(line) <= limit else line[:limit] + "..."
+
+
+def no_answer(host: str, argv: Sequence[str], seconds: float) -> NoAnswerError:
+    """The error for a command that said nothing, or did not end, for that long."""
+    return NoAnswerError(
+        f"{host}: no answer from `{shown(argv)}` within {seconds:g} s",
+        fix="try again; if it stays so, look at the host's load",
+        host=host,
+    )

@@ -12,9 +12,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl.errors import CommandError, UnreachableError
+from clusterctl.errors import CommandError, NoAnswerError, TransportError, UnreachableError
 from clusterctl.mortal import mortal
-from clusterctl.transport.base import Conversation, shown
+from clusterctl.transport.base import Conversation, no_answer, shown
 from clusterctl.transport.local import LocalTransport
 from clusterctl.transport.openssh import OpenSSH
 
@@ -27,11 +27,13 @@ def is_possible() -> bool:
 
 
 @contextmanager
-def converse(host: str, config: Path, user: str | None, argv: Sequence[str]) -> Iterator[Conversation]:
+def converse(
+    host: str, config: Path, user: str | None, argv: Sequence[str], silence_s: float
+) -> Iterator[Conversation]:
     """Talk with a command on a host of an `ssh_config`; see ``Transport.converse``."""
     words = OpenSSH(config, user).argv(host, argv, "-T", "-o", "BatchMode=yes")
-    with LocalTransport().converse(mortal(words), bulk=True) as talk:
-        yield _Remote(talk, argv, host)
+    with LocalTransport().converse(mortal(words), bulk=True, silence_s=silence_s) as talk:
+        yield _Remote(talk, argv, host, silence_s)
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,23 +43,30 @@ class _Remote:
     talk: Conversation
     argv: Sequence[str]
     host: str
+    silence_s: float
 
     def send(self, data: bytes) -> None:
-        try:
+        with self._translating():
             self.talk.send(data)
-        except CommandError as exc:
-            raise self._translated(exc) from exc
 
     def receive(self) -> bytes:
-        return self.talk.receive()
+        with self._translating():
+            return self.talk.receive()
 
     def finish(self) -> None:
-        try:
+        with self._translating():
             self.talk.finish()
-        except CommandError as exc:
+
+    @contextmanager
+    def _translating(self) -> Iterator[None]:
+        try:
+            yield
+        except (CommandError, NoAnswerError) as exc:
             raise self._translated(exc) from exc
 
-    def _translated(self, exc: CommandError) -> CommandError | UnreachableError:
+    def _translated(self, exc: CommandError | NoAnswerError) -> TransportError:
+        if isinstance(exc, NoAnswerError):
+            return no_answer(self.host, self.argv, self.silence_s)
         if exc.rc == _LOST:
             return UnreachableError(
                 f"{self.host}: the connection broke during `{shown(self.argv)}`",

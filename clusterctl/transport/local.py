@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import fcntl
 import os
+import select
 import signal
 import subprocess
 import tempfile
@@ -12,8 +13,8 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import IO
 
-from clusterctl.errors import CommandError, UnreachableError
-from clusterctl.transport.base import Conversation, Result, shown
+from clusterctl.errors import CommandError
+from clusterctl.transport.base import SILENCE_S, Conversation, Result, no_answer, shown
 
 _CHUNK = 1 << 16
 _PIPE = 1 << 18  # bytes; Linux lets anyone have four times that
@@ -24,6 +25,8 @@ _ENDED_BY_SIGNAL = -1
 
 class LocalTransport:
     """Runs commands on this machine as this user."""
+
+    silence_s = SILENCE_S
 
     @property
     def host(self) -> str:
@@ -44,7 +47,7 @@ class LocalTransport:
             try:
                 stdout, stderr = process.communicate(stdin or b"", timeout=timeout_s)
             except subprocess.TimeoutExpired as exc:
-                raise UnreachableError(f"no answer from `{shown(argv)}` within {timeout_s:g} s") from exc
+                raise no_answer("localhost", argv, timeout_s) from exc
             finally:
                 _end(process)
         rc = max(process.returncode, _ENDED_BY_SIGNAL)
@@ -61,16 +64,18 @@ class LocalTransport:
         ):
             assert process.stdout is not None  # noqa: S101  # it is a pipe
             try:
-                while chunk := os.read(process.stdout.fileno(), _CHUNK):
+                while chunk := _read(process.stdout, _CHUNK, argv, self.silence_s):
                     yield chunk
-                rc = max(process.wait(), _ENDED_BY_SIGNAL)
+                rc = _status(process, argv, self.silence_s)
             finally:
                 _end(process)
             if rc != 0:
                 raise _failed(argv, rc, _tail(stderr))
 
     @contextmanager
-    def converse(self, argv: Sequence[str], *, bulk: bool = False) -> Iterator[Conversation]:
+    def converse(
+        self, argv: Sequence[str], *, bulk: bool = False, silence_s: float | None = None
+    ) -> Iterator[Conversation]:
         """Start a command and talk with it; see ``Transport.converse``."""
         with (
             tempfile.TemporaryFile() as stderr,
@@ -79,7 +84,7 @@ class LocalTransport:
             if bulk:
                 _widen(process)
             try:
-                yield _Talk(argv, process, stderr)
+                yield _Talk(argv, process, stderr, silence_s or self.silence_s)
             finally:
                 _end(process)
 
@@ -109,19 +114,23 @@ class _Talk:
     argv: Sequence[str]
     process: subprocess.Popen[bytes]
     stderr: IO[bytes]
+    silence_s: float
 
     def send(self, data: bytes) -> None:
         assert self.process.stdin is not None  # noqa: S101  # it is a pipe
+        fd, left = self.process.stdin.fileno(), memoryview(data)
+        os.set_blocking(fd, False)
         try:
-            self.process.stdin.write(data)
-            self.process.stdin.flush()
+            while left:
+                _wait(fd, select.POLLOUT, self.argv, self.silence_s)
+                left = left[os.write(fd, left) :]
         except BrokenPipeError:
             self.finish()
             raise _failed(self.argv, 0, "it ended before it had read all") from None
 
     def receive(self) -> bytes:
         assert self.process.stdout is not None  # noqa: S101
-        return os.read(self.process.stdout.fileno(), _PIPE)
+        return _read(self.process.stdout, _PIPE, self.argv, self.silence_s)
 
     def finish(self) -> None:
         assert self.process.stdin is not None  # noqa: S101
@@ -129,9 +138,35 @@ class _Talk:
             self.process.stdin.close()
         while self.receive():
             pass
-        rc = max(self.process.wait(), _ENDED_BY_SIGNAL)
+        rc = _status(self.process, self.argv, self.silence_s)
         if rc != 0:
             raise _failed(self.argv, rc, _tail(self.stderr))
+
+
+def _wait(fd: int, event: int, argv: Sequence[str], silence_s: float) -> None:
+    """Return when a pipe of a command is ready, or at its end.
+
+    Raises:
+        NoAnswerError: it is not within that time.
+    """
+    poll = select.poll()
+    poll.register(fd, event)
+    if not poll.poll(silence_s * 1000):
+        raise no_answer("localhost", argv, silence_s)
+
+
+def _read(pipe: IO[bytes], size: int, argv: Sequence[str], silence_s: float) -> bytes:
+    """Some of what a command says; b"" at its end."""
+    _wait(pipe.fileno(), select.POLLIN, argv, silence_s)
+    return os.read(pipe.fileno(), size)
+
+
+def _status(process: subprocess.Popen[bytes], argv: Sequence[str], silence_s: float) -> int:
+    """The exit status of a command whose stdout is at its end."""
+    try:
+        return max(process.wait(silence_s), _ENDED_BY_SIGNAL)
+    except subprocess.TimeoutExpired as exc:
+        raise no_answer("localhost", argv, silence_s) from exc
 
 
 def _widen(process: subprocess.Popen[bytes]) -> None:

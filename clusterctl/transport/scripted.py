@@ -83,7 +83,13 @@ class ScriptedTransport:
         if step.rc != 0:
             raise CommandError(f"`{shown(argv)}` failed", rc=step.rc, stderr=step.stderr, host=self._host)
 
-    def converse(self, argv: Sequence[str], *, bulk: bool = False) -> AbstractContextManager[Conversation]:  # noqa: ARG002
+    def converse(
+        self,
+        argv: Sequence[str],
+        *,
+        bulk: bool = False,  # noqa: ARG002
+        silence_s: float | None = None,  # noqa: ARG002
+    ) -> AbstractContextManager[Conversation]:
         """Nobody has written a script for this yet; see ``Transport.converse``."""
         raise AssertionError(f"unexpected conversation {argv}")
 

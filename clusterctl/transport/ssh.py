@@ -18,7 +18,7 @@ from pathlib import Path
 from clusterctl.errors import CommandError, TransportError, UnreachableError
 from clusterctl.transport import bulk as bulk_connection
 from clusterctl.transport import heartbeat
-from clusterctl.transport.base import Conversation, Result, sendable, shown
+from clusterctl.transport.base import SILENCE_S, Conversation, Result, no_answer, sendable, shown
 from clusterctl.transport.lean import paramiko
 from clusterctl.transport.proxy import ProxySocket
 from clusterctl.transport.target import Reject, Target, wrong_key
@@ -35,11 +35,10 @@ _NO_STATUS = -1  # paramiko's word for it
 _SETTLE_S = 1.0
 
 # sshd leaves a command without a terminal running when its channel goes away. This ends the command, and what
-# it started, when the channel's input is closed. The watcher holds no output open.
+# it started, when the channel's input is closed. The watcher holds no output open, and the shell becomes the
+# command, whose exit status or signal is thus what sshd says.
 _END_WITH_CHANNEL = (
-    'exec 3<&0; "$@" 3<&- </dev/null & child=$!; '
-    "{ read -r _ <&3; kill -TERM 0; } >/dev/null 2>&1 & watcher=$!; "
-    'wait "$child"; rc=$?; kill "$watcher" 2>/dev/null; exit "$rc"'
+    'exec 3<&0; { read -r _ <&3; kill -0 $$ && kill -TERM 0; } >/dev/null 2>&1 & exec "$@" 3<&- </dev/null'
 )
 
 
@@ -55,6 +54,7 @@ class SSHTransport:
         connect_timeout_s: float = 10.0,
         heartbeat_s: tuple[float, float] = (heartbeat.EVERY_S, heartbeat.PATIENCE_S),
         max_output: int = 64 << 20,
+        silence_s: float = SILENCE_S,
     ) -> None:
         """``max_output`` bounds the bytes of stdout, and of stderr, that ``run`` keeps.
 
@@ -66,6 +66,7 @@ class SSHTransport:
         self._connect_timeout_s = connect_timeout_s
         self._heartbeat_s = heartbeat_s
         self._max_output = max_output
+        self._silence_s = silence_s
         self._client: paramiko.SSHClient | None = None
         self._lock = threading.Lock()
 
@@ -85,16 +86,16 @@ class SSHTransport:
     ) -> Result:
         """Run a command to its end; see ``Transport.run``."""
         deadline = time.monotonic() + timeout_s
-        channel = self._start(_quoted(argv, env), timeout_s)
+        channel = self._start(_watched(argv, env) if stdin is None else _quoted(argv, env), timeout_s)
         stderr = _Reader(channel.recv_stderr, self._max_output)
-        writer = threading.Thread(target=_feed, args=(channel, stdin or b""), daemon=True)
+        writer = threading.Thread(target=_feed, args=(channel, stdin), daemon=True)
         writer.start()
         try:
             stdout = self._read_all(channel, argv, deadline)
             rc = self._status(channel, argv, deadline)
             said = stderr.result(deadline)
         except TimeoutError as exc:
-            raise self._no_answer(argv, timeout_s) from exc
+            raise no_answer(self._host, argv, timeout_s) from exc
         finally:
             channel.close()
             writer.join()
@@ -105,26 +106,29 @@ class SSHTransport:
 
     def stream(self, argv: Sequence[str]) -> Generator[bytes, None, None]:
         """Run a command and yield its stdout as it comes; see ``Transport.stream``."""
-        channel = self._start(_quoted(["sh", "-c", _END_WITH_CHANNEL, "sh", *argv]), self._connect_timeout_s)
+        channel = self._start(_watched(argv), self._connect_timeout_s)
         stderr = _Reader(channel.recv_stderr, _STDERR_TAIL)
         try:
-            channel.settimeout(None)
-            while chunk := channel.recv(_CHUNK):
+            channel.settimeout(self._silence_s)
+            while chunk := self._receive(channel, argv):
                 yield chunk
             self._raise_unless_zero(channel, argv, stderr)
         finally:
             channel.close()
 
     @contextmanager
-    def converse(self, argv: Sequence[str], *, bulk: bool = False) -> Iterator[Conversation]:
+    def converse(
+        self, argv: Sequence[str], *, bulk: bool = False, silence_s: float | None = None
+    ) -> Iterator[Conversation]:
         """Start a command and talk with it; see ``Transport.converse``."""
+        silence_s = silence_s or self._silence_s
         if bulk and bulk_connection.is_possible():
             self._connected()  # which says better than ssh what is wrong
-            with bulk_connection.converse(self._host, self._config, self._user, argv) as talk:
+            with bulk_connection.converse(self._host, self._config, self._user, argv, silence_s) as talk:
                 yield talk
             return
         channel = self._start(_quoted(argv), self._connect_timeout_s)
-        channel.settimeout(None)
+        channel.settimeout(silence_s)
         try:
             yield _Talk(self, channel, argv)
         finally:
@@ -155,7 +159,14 @@ class SSHTransport:
             if rc != 0:
                 raise self._failed(argv, rc, stderr.result(deadline).decode(errors="replace"))
         except TimeoutError as exc:
-            raise self._no_answer(argv, self._connect_timeout_s) from exc
+            raise no_answer(self._host, argv, self._connect_timeout_s) from exc
+
+    def _receive(self, channel: paramiko.Channel, argv: Sequence[str]) -> bytes:
+        """Some of a command's stdout, within the channel's timeout."""
+        try:
+            return channel.recv(_CHUNK)
+        except TimeoutError as exc:
+            raise no_answer(self._host, argv, channel.gettimeout() or 0) from exc
 
     def _read_all(self, channel: paramiko.Channel, argv: Sequence[str], deadline: float) -> bytes:
         parts: list[bytes] = []
@@ -277,13 +288,6 @@ class SSHTransport:
             host=self._host,
         )
 
-    def _no_answer(self, argv: Sequence[str], timeout_s: float) -> UnreachableError:
-        return UnreachableError(
-            f"{self._host}: no answer from `{shown(argv)}` within {timeout_s:g} s",
-            fix="try again; if it stays so, look at the host's load",
-            host=self._host,
-        )
-
     def _refused(self, target: Target, exc: Exception) -> TransportError:
         return TransportError(
             f"{self._host} does not accept our key for user {target.user}",
@@ -310,12 +314,14 @@ class _Talk:
     def send(self, data: bytes) -> None:
         try:
             self._channel.sendall(data)
+        except TimeoutError as exc:
+            raise no_answer(self._transport.host, self._argv, self._channel.gettimeout() or 0) from exc
         except (OSError, EOFError) as exc:  # it has ended, or the connection has
             self.finish()
             raise self._transport._unreachable(f"`{shown(self._argv)}` ended too soon", exc) from exc
 
     def receive(self) -> bytes:
-        return self._channel.recv(_CHUNK)
+        return self._transport._receive(self._channel, self._argv)
 
     def finish(self) -> None:
         with suppress(OSError):
@@ -354,8 +360,10 @@ class _Reader(threading.Thread):
         return bytes(self._kept)
 
 
-def _feed(channel: paramiko.Channel, data: bytes) -> None:
+def _feed(channel: paramiko.Channel, data: bytes | None) -> None:
     """Write a command's stdin. A command that doesn't read it all is its own affair, hence no error."""
+    if data is None:  # the end of its stdin would end the command
+        return
     sent = 0
     with suppress(OSError):
         while sent < len(data) and not channel.closed:
@@ -369,3 +377,8 @@ def _feed(channel: paramiko.Channel, data: bytes) -> None:
 def _quoted(argv: Sequence[str], env: Mapping[str, str] | None = None) -> str:
     words = ["env", *(f"{key}={value}" for key, value in env.items()), *argv] if env else list(argv)
     return shlex.join(sendable(words))
+
+
+def _watched(argv: Sequence[str], env: Mapping[str, str] | None = None) -> str:
+    """The command line of a command without stdin, which ends with its channel."""
+    return _quoted(["sh", "-c", _END_WITH_CHANNEL, "sh", *argv], env)

@@ -34,8 +34,10 @@ class Cutting(LocalTransport):
         self.left = after
 
     @contextmanager
-    def converse(self, argv: Sequence[str], *, bulk: bool = False) -> Iterator[Conversation]:
-        with super().converse(argv, bulk=bulk) as talk:
+    def converse(
+        self, argv: Sequence[str], *, bulk: bool = False, silence_s: float | None = None
+    ) -> Iterator[Conversation]:
+        with super().converse(argv, bulk=bulk, silence_s=silence_s) as talk:
             yield _Cut(self, talk)
 
 

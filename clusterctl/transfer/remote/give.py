@@ -1,14 +1,15 @@
 """Sends files and folders home. Runs on the cluster: standard library only, Python 3.9.
 
 Arguments: what is wanted; relative paths begin at the home folder. The answer is a JSON array a line, [KIND,
-PATH, MODE, MTIME_NS, SIZE, TARGET], and an empty line. KIND is folder, file, link, or other, which does not
-travel; PATH begins with the name of what was asked for. Paths and targets are base64, since they may be any
-bytes.
+PATH, MODE, MTIME_NS, SIZE, SPACE, TARGET], and an empty line. KIND is folder, file, link, or other, which
+does not travel; PATH begins with the name of what was asked for; SPACE is what it takes on a disk. Paths and
+targets are base64, since they may be any bytes.
 
 stdin then brings a JSON array a line, [INDEX, HAVE, SHA256], and an empty line: the files that are wanted,
 how many bytes of each are there already, or the hash of what is. For each in turn come eight bytes with the
-number of bytes that follow, these, and the 32 bytes of the whole file's sha256; or -1 if it can't be read or
-is shorter by now, or -2 if it has that hash. If something asked for is not there, the exit status is 67.
+number of bytes that follow, these (see ``send_content``), and a last piece with the 32 bytes of the whole
+file's sha256; or -1 if it can't be read or is shorter by now, or -2 if it has that hash; -3 is a sign of
+life. If something asked for is not there, the exit status is 67.
 """
 
 from __future__ import annotations
@@ -18,14 +19,14 @@ import hashlib
 import json
 import os
 import stat
-import struct
 import sys
 from typing import Any
 
-from clusterctl.transfer.remote.receive import CHUNK, fail
+from clusterctl.transfer.remote.receive import fail
+from clusterctl.transport.remote_open import open_file
+from clusterctl.transport.remote_send import BLOCK, CHUNK, HEADER, Beat, hash_of, send_alive, send_content
 
-HEADER = struct.Struct(">q")
-UNREADABLE, SAME = -1, -2
+UNREADABLE, SAME, ALIVE = -1, -2, -3
 NOT_THERE = 67
 
 
@@ -35,8 +36,8 @@ def row(path: bytes, status: os.stat_result, full: bytes) -> tuple[str, list[Any
     if stat.S_ISLNK(mode):
         kind, target = "link", os.readlink(full)
     name, text = base64.b64encode(path).decode("ascii"), base64.b64encode(target).decode("ascii")
-    size = status.st_size if kind == "file" else 0
-    return kind, [kind, name, stat.S_IMODE(mode), status.st_mtime_ns, size, text]
+    size, space = (status.st_size, status.st_blocks * BLOCK) if kind == "file" else (0, 0)
+    return kind, [kind, name, stat.S_IMODE(mode), status.st_mtime_ns, size, space, text]
 
 
 def list_all(roots: list[bytes]) -> list[bytes]:
@@ -64,39 +65,26 @@ def list_all(roots: list[bytes]) -> list[bytes]:
 
 def send(out: Any, place: bytes, have: int, sha256: str) -> None:
     try:
-        fd = os.open(place, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        fd = open_file(*os.path.split(place))
     except OSError:
         out.write(HEADER.pack(UNREADABLE))
         return
-    with os.fdopen(fd, "rb", buffering=0) as file:
+    try:
         size = os.fstat(fd).st_size
-        if size < have or not stat.S_ISREG(os.fstat(fd).st_mode):
+        if size < have:
             out.write(HEADER.pack(UNREADABLE))
             return
-        sha = hashlib.sha256()
-        hash_on(file, sha, size if sha256 else have)
+        sha = hash_of(fd, size if sha256 else have, Beat(lambda: send_alive(out, ALIVE)))
         if sha256 and sha.hexdigest() == sha256:
             out.write(HEADER.pack(SAME))
             return
         if sha256:
             sha, have = hashlib.sha256(), 0
-            file.seek(0)
         out.write(HEADER.pack(size - have))
-        left = size - have
-        while left:
-            # What became shorter is filled up; its hash will tell.
-            data = file.read(min(CHUNK, left)) or bytes(min(CHUNK, left))
-            sha.update(data)
-            out.write(data)
-            left -= len(data)
-        file.seek(0)
-        out.write(sha.digest())
-
-
-def hash_on(file: Any, sha: Any, size: int) -> None:
-    while size and (data := file.read(min(CHUNK, size))):
-        sha.update(data)
-        size -= len(data)
+        send_content(out, fd, have, size, sha)
+        out.write(HEADER.pack(sha.digest_size) + sha.digest())
+    finally:
+        os.close(fd)
 
 
 def main(*roots: str) -> None:

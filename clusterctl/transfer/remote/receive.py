@@ -30,6 +30,7 @@ ZEROS = bytes(CHUNK)
 STDIN = cast("BufferedReader", sys.stdin.buffer)
 HEADER = struct.Struct(">q")
 SYNCED = 1 << 20  # bytes from which a file of the store is on disk before it has its name
+SYNC_EVERY = 1 << 28
 OWNERS = 0o600  # a partial file's mode
 AT_ONCE = 256  # partial files that are held open
 SPARE = 16 << 20
@@ -167,6 +168,8 @@ def receive(entry: Entry, fd: int, have: int) -> bool:
             data = some(min(CHUNK, left))
             sha.update(data)
             left -= len(data)
+            if left // SYNC_EVERY != (left + len(data)) // SYNC_EVERY:
+                os.fdatasync(fd)  # a long one at the end would look like a hang
             if data == ZEROS[: len(data)]:
                 file.seek(len(data), os.SEEK_CUR)  # a hole
             else:

@@ -21,7 +21,15 @@ import shutil
 import sys
 import time
 
-from clusterctl.transfer.remote.receive import CHUNK, Entry, read_entries, receive_all, tell, write_all
+from clusterctl.transfer.remote.receive import (
+    CHUNK,
+    Entry,
+    Heartbeat,
+    read_entries,
+    receive_all,
+    tell,
+    write_all,
+)
 
 SMALL = 1 << 20  # bytes up to which a file is checked again when it is copied from the store
 NO_REQUIRED = 66
@@ -107,17 +115,19 @@ def copy_large(entry: Entry, fd: int) -> bool:
     with open(entry.final, "rb", buffering=0) as file:
         if os.fstat(file.fileno()).st_size != entry.size:
             return False
+        beat = Heartbeat()
         try:
-            while os.copy_file_range(file.fileno(), fd, 1 << 30):
-                pass
+            while count := os.copy_file_range(file.fileno(), fd, 1 << 28):
+                beat.add(count)
             return os.fstat(fd).st_size == entry.size
         except OSError as exc:
             if exc.errno not in {errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP}:
                 raise
             file.seek(0)
             os.lseek(fd, 0, os.SEEK_SET)
-            with os.fdopen(os.dup(fd), "wb") as out:
-                shutil.copyfileobj(file, out, CHUNK)
+            while data := file.read(CHUNK):
+                write_all(fd, data)
+                beat.add(len(data))
             return True
 
 

@@ -24,8 +24,10 @@ class Elsewhere(LocalTransport):
         return super().run(self._here(argv), stdin=stdin, timeout_s=timeout_s, check=check, env=env)
 
     @contextmanager
-    def converse(self, argv: Sequence[str], *, bulk: bool = False) -> Iterator[Conversation]:
-        with super().converse(self._here(argv), bulk=bulk) as talk:
+    def converse(
+        self, argv: Sequence[str], *, bulk: bool = False, silence_s: float | None = None
+    ) -> Iterator[Conversation]:
+        with super().converse(self._here(argv), bulk=bulk, silence_s=silence_s) as talk:
             yield talk
 
     def stream(self, argv: Sequence[str]) -> Generator[bytes, None, None]:

@@ -21,7 +21,7 @@ class OneHost(Elsewhere):
         self._root = root
 
     def _here(self, argv: Sequence[str]) -> list[str]:
-        return [str(self._root) if word == FOLDER else word for word in argv]
+        return [word.replace(FOLDER, str(self._root)) for word in argv]
 
 
 def fetched(tmp_path: Path, *hosts: Mapping[str, str]) -> tuple[dict[str, str], Manifest]:
@@ -50,7 +50,7 @@ def test_what_each_host_wrote_comes_together(tmp_path: Path) -> None:
         {**given, "telemetry/node2.jsonl": "{}\n", "part-1.txt": "one\n"},
     )
     assert set(found) == {
-        "job.sbatch",
+        "job.sbatch.from-job",  # ours is written later
         "stdout.log",
         "part-1.txt",
         "telemetry/node1.jsonl",
@@ -78,7 +78,7 @@ def test_a_file_here_and_a_folder_there(tmp_path: Path, first: Mapping[str, str]
 
 def test_a_job_may_have_files_where_ours_would_go(tmp_path: Path) -> None:
     found, _ = fetched(tmp_path, {"a": "1", "nodes/node2/a": "mine"}, {"a": "2"})
-    assert found == {"a": "1", "nodes/node2/a": "mine", "nodes/node2/a_": "2"}
+    assert found == {"a": "1", "nodes/node2/a": "mine", "nodes/node2_/a": "2"}
 
 
 def test_an_interrupted_collect_goes_on(tmp_path: Path) -> None:

@@ -147,8 +147,8 @@ class Breaking(LocalTransport):
         self.received = 0
 
     @contextmanager
-    def converse(self, argv, *, bulk=False):
-        with super().converse(argv, bulk=bulk) as talk:
+    def converse(self, argv, **options):
+        with super().converse(argv, **options) as talk:
             yield Talk(talk, self._receive)
 
     def _receive(self, talk) -> bytes:
@@ -211,11 +211,11 @@ class Changing(LocalTransport):
         self._change = change
         self._times = times
 
-    def converse(self, argv, *, bulk=False):
+    def converse(self, argv, **options):
         if self._times:
             self._times -= 1
             self._change()
-        return super().converse(argv, bulk=bulk)
+        return super().converse(argv, **options)
 
 
 class ChangingLater(LocalTransport):
@@ -225,7 +225,7 @@ class ChangingLater(LocalTransport):
         self._change = change
 
     @contextmanager
-    def converse(self, argv, *, bulk=False):
+    def converse(self, argv, **options):
         begun = False
 
         def receive(talk) -> bytes:
@@ -236,7 +236,7 @@ class ChangingLater(LocalTransport):
             begun = True
             return data
 
-        with super().converse(argv, bulk=bulk) as talk:
+        with super().converse(argv, **options) as talk:
             yield Talk(talk, receive)
 
 

@@ -13,15 +13,15 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from clusterctl.collect.fetch import fetch_tree
 from clusterctl.collect.manifest import parse_manifest, shown_path
 from clusterctl.errors import CollectError
-from clusterctl.transport.base import Result
 from clusterctl.transport.local import LocalTransport
 from tests.support.fetched import Talk, content, fetch
 
 
 def row(path: bytes, data: bytes = b"x", **fields) -> str:
-    told = {"path": base64.b64encode(path).decode(), "size": len(data)}
+    told = {"path": base64.b64encode(path).decode(), "size": len(data), "space": len(data)}
     return json.dumps(told | fields) + "\n"
 
 
@@ -32,13 +32,13 @@ class Lying(LocalTransport):
         self._listing = listing
         self._sent = sent
 
-    def run(self, *_argv, **_options) -> Result:
-        return Result(0, self._listing, "")
+    def stream(self, *_argv):
+        yield self._listing.encode()
 
     @contextmanager
-    def converse(self, argv, *, bulk=False):
+    def converse(self, argv, **options):
         rest = [self._sent]
-        with super().converse(["true", *argv], bulk=bulk) as real:
+        with super().converse(["true", *argv], **options) as real:
             lying = Talk(real, lambda _: rest.pop() if rest else b"")
             lying.send = lying.finish = lambda *_: None
             yield lying
@@ -79,7 +79,8 @@ def header(size: int) -> bytes:
 
 
 def file_of(data: bytes, *, sha256: bytes | None = None, still: bytes = b"\1") -> bytes:
-    return header(len(data)) + data + still + (sha256 or hashlib.sha256(data).digest())
+    last = still + (sha256 or hashlib.sha256(data).digest())
+    return header(len(data)) + header(len(data)) + data + header(len(last)) + last
 
 
 @pytest.mark.parametrize(
@@ -92,6 +93,9 @@ def file_of(data: bytes, *, sha256: bytes | None = None, still: bytes = b"\1") -
         (file_of(b"x")[:-1], "less than it said"),
         (b"", "less than it said"),
         (header(1)[:4], "less than it said"),
+        (header(1) + header(-2), "other data than it said"),
+        (header(1) + header(2) + b"xx", "other data than it said"),
+        (header(1) + header(1) + b"x" + header(34), "other data than it said"),
     ],
 )
 def test_a_cluster_that_sends_other_than_it_said(sent, message, remote, tree):
@@ -108,13 +112,35 @@ def test_a_wrong_content_is_never_taken(sent, remote, tree):
 
 def test_a_run_that_does_not_fit_the_disk(remote, tree):
     with pytest.raises(CollectError, match="MiB are free"):
-        fetch(remote, tree, Lying(row(b"a", size=10**18), b""))
+        fetch_tree(
+            Lying(row(b"a", size=10**18, space=10**18), b""),
+            str(remote),
+            tree,
+            still_changing=False,
+            max_file=10**18,
+        )
+
+
+def test_a_list_that_does_not_end(remote, tree):
+    for listing in ("x" * (2 << 20), "{}\n" * 300_000):
+        with pytest.raises(CollectError, match="makes no sense"):
+            fetch(remote, tree, Lying(listing, b""))
+
+
+def test_of_many_things_that_stay_only_the_first_are_named(remote, tree):
+    listing = "".join(
+        json.dumps({"path": base64.b64encode(b"%d" % i).decode(), "skip": "a pipe"}) + "\n"
+        for i in range(3000)
+    )
+    manifest = fetch(remote, tree, Lying(listing, b""))
+    assert len(manifest.skipped) == 1001
+    assert manifest.skipped[-1].reason == "2,000 more files, which are not named"
 
 
 @given(st.binary(min_size=1, max_size=40))
 def test_no_path_gets_out_of_the_folder(path):
     try:
-        manifest = parse_manifest(row(path), "/f")
+        manifest = parse_manifest([row(path).encode()], "/f")
     except CollectError:
         return
     (file,) = manifest.files.values()

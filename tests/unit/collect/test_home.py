@@ -150,11 +150,11 @@ def test_what_a_job_does_to_its_folder_does_not_hold_its_run_up(session, cluster
     (run,) = collect(session, [job_id], out=out)
     assert RunRecord.load(run.directory) == run
     told = json.loads((run.directory / "environment.json").read_text())
-    assert (told["client"], told["hosts"]) == (None, {})
+    assert (told["client"]["job"]["name"], told["hosts"]) == ("mine", {})
     kept = (
         "run.json.from-job/x",
         "sacct.json.from-job/x",
-        "environment.client.json/x",
+        "environment.client.json.from-job/x",
         "telemetry/n3.jsonl/x",
     )
     assert all((run.directory / name).is_file() for name in kept)
@@ -412,6 +412,11 @@ def test_a_job_of_another_workspace_is_collected_by_its_id(session, cluster, tmp
     (run,) = collect(elsewhere, [job_id], out=out)
     assert run.directory.parent == out
     assert run.directory.name == f"demo-{job_id}-.._.._hostile__name"
+    # What was sent with it is not known here: what its folder has under our names is not taken for ours.
+    assert (run.directory / "job.sbatch.from-job").is_file()
+    assert not (run.directory / "job.sbatch").exists()
+    assert (run.directory / "spec.yaml").is_file()
+    assert run.source is None
 
 
 def test_a_task_stands_for_its_array(session, cluster, tmp_path, out):
@@ -438,12 +443,13 @@ def test_what_was_sent_and_is_unchanged_stays_if_it_is_large(session, cluster, t
     for name in ("changed", "grown", "small", "made"):
         assert (run.directory / name).is_file()
     assert run.source == json.loads((run.directory / "source.json").read_text())["hash"]
-    assert not_brought_home(run).endswith("was not brought home: task-1/x and 1 more (a symbolic link)")
+    assert not_brought_home(run).endswith("was not brought home: turned and 1 more (a symbolic link)")
 
 
 @pytest.mark.parametrize("text", ["[]", "not json", '{"files": [{"path": 1}], "links": []}'])
 def test_a_job_that_spoils_its_source_json_harms_only_itself(session, cluster, tmp_path, out, text):
     job_id = finished(session, cluster, tmp_path, f"echo '{text}' >source.json; head -c 2M /dev/zero >x")
     (run,) = collect(session, [job_id], out=out)
-    assert run.source is None
+    assert run.source == json.loads((run.directory / "source.json").read_text())["hash"]  # as it was sent
+    assert (run.directory / "source.json.from-job").read_text() == f"{text}\n"
     assert (run.directory / "x").is_file()

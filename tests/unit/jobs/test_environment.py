@@ -141,9 +141,11 @@ class Noting(LocalTransport):
     def __init__(self) -> None:
         self.bulk: list[bool] = []
 
-    def converse(self, argv: Sequence[str], *, bulk: bool = False) -> AbstractContextManager[Conversation]:
+    def converse(
+        self, argv: Sequence[str], *, bulk: bool = False, silence_s: float | None = None
+    ) -> AbstractContextManager[Conversation]:
         self.bulk.append(bulk)
-        return super().converse(argv, bulk=bulk)
+        return super().converse(argv, bulk=bulk, silence_s=silence_s)
 
 
 def test_much_travels_over_a_connection_of_its_own(home: Path, tmp_path: Path, resolve: Resolve) -> None:
@@ -168,8 +170,10 @@ class Killing(LocalTransport):
         self._home, self._file = home, file
 
     @contextmanager
-    def converse(self, argv: Sequence[str], *, bulk: bool = False) -> Iterator[Conversation]:  # noqa: ARG002
-        with super().converse(argv) as talk:
+    def converse(
+        self, argv: Sequence[str], *, bulk: bool = False, silence_s: float | None = None
+    ) -> Iterator[Conversation]:
+        with super().converse(argv, bulk=bulk, silence_s=silence_s) as talk:
             killer = threading.Thread(target=self._kill, args=(talk.process.pid,))
             killer.start()
             yield talk

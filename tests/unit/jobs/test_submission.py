@@ -135,7 +135,7 @@ def test_an_image_whose_place_can_not_be_looked_at_here_is_the_clusters(session,
 def test_outputs_lie_beside_the_job(session, cluster, job):
     done = jobs.submit(session, job.model_copy(update={"outputs": ("results/**",)}))
     written = json.loads((Path(done.remote_dir) / "outputs.json").read_text())
-    assert written["patterns"] == ["results/**"]
+    assert written["patterns"] == ["results/**", "/my\\ 'job.sh"]  # and the script
     with pytest.raises(UsageError, match="--outputs"):
         jobs.script_of(session.spec, job.model_copy(update={"outputs": ("!",)}))
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import threading
 from pathlib import Path
 
@@ -18,10 +19,11 @@ from clusterctl.errors import (
     UsageError,
     WaitTimeoutError,
 )
-from clusterctl.jobs.logs import LogChunk
+from clusterctl.jobs.logs import LogChunk, tail
 from clusterctl.scheduler.base import Clock
 from clusterctl.scheduler.models import JobState
 from clusterctl.slurm.client import SlurmClient
+from clusterctl.transport.local import LocalTransport
 from tests.support.played.cluster import Nearby, PlayedCluster, submitted
 
 
@@ -397,8 +399,26 @@ def test_a_job_that_removed_its_folder(session, cluster, tmp_path):
 class Mute(Nearby):
     """A cluster that goes out of reach."""
 
-    def run(self, *_argv, **_options):
+    def stream(self, *_argv, **_options):
         raise UnreachableError("no connection")
+
+
+@pytest.mark.parametrize("stderr", ["pipe", "endless", "folder", "empty"])
+def test_the_end_of_a_log_is_read_with_care(tmp_path, stderr):
+    log = tmp_path / "stderr.log"
+    {
+        "pipe": os.mkfifo,
+        "endless": lambda p: p.symlink_to("/dev/zero"),
+        "folder": Path.mkdir,
+        "empty": Path.touch,
+    }[stderr](log)
+    with (tmp_path / "stdout.log").open("wb") as file:
+        file.write(b"the beginning\n")
+        file.truncate(1 << 40)
+        file.seek(0, os.SEEK_END)
+        file.write(b"\nlast\x1b[31m\n")
+    assert tail(LocalTransport(), str(tmp_path), None).endswith("\nlast\N{REPLACEMENT CHARACTER}[31m")
+    assert tail(LocalTransport(), str(tmp_path / "gone"), None) == "(the job's folder is gone)"
 
 
 def test_how_a_job_ended_is_said_also_when_its_log_is_out_of_reach(session, cluster, tmp_path):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,8 +14,9 @@ from clusterctl.inventory import COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.mpirun import remote_jobs
 from clusterctl.mpirun.client import BusyError, MpirunClient, SickError
 from clusterctl.mpirun.job import Start
+from clusterctl.mpirun.remote_jobs import open_new, read
 from clusterctl.scheduler.base import Clock
-from clusterctl.transport.scripted import ScriptedTransport, Step
+from clusterctl.transport.scripted import Call, ScriptedTransport, Step
 
 START = Start("abc", "train", "/shared/home/ada/j", "job.mpirun", "train", ("d-train-1",), 60)
 ASKED = ("sudo", "-n", "/usr/bin/python3", "...")
@@ -51,6 +53,12 @@ def noted(
         "id": job_id, "token": "abc", "name": "train", "folder": "/shared/home/ada/j", "partition": "train",
         "nodes": ["d-train-1"], "time": 1000, "end": end, "cancelled": cancelled,
     }  # fmt: skip
+
+
+def request(call: Call) -> Any:
+    """What a host was asked."""
+    (text,) = json.loads(call.argv[-1])
+    return json.loads(text)
 
 
 def ended(result: str, code: str = "exited", status: str = "0") -> dict[str, Any]:
@@ -106,7 +114,7 @@ def test_of_a_job_that_goes_on_its_first_node_is_asked(cancelled, state):
     mpirun, hosts = client(ctl=[said(jobs=[going])], one=[said(jobs=[going])])
     (job,) = mpirun.own_jobs()
     assert (job.state.value, job.exit_code, job.ended) == (state, None, False)
-    asked = json.loads(hosts["d-train-1"].calls[0].argv[-1])
+    asked = request(hosts["d-train-1"].calls[0])
     assert asked == {"user": "ada", "do": "settle", "ids": ["m1"]}
 
 
@@ -131,7 +139,7 @@ def test_a_second_job_is_refused_with_who_runs_and_since_when():
         mpirun.submit(START)
     assert caught.value.why.startswith("ada has it since 1970-01-01 ")
     assert "clusterctl cancel m1" in caught.value.fix
-    assert [json.loads(call.argv[-1])["do"] for call in hosts["d-train-1"].calls] == ["settle"]
+    assert [request(call)["do"] for call in hosts["d-train-1"].calls] == ["settle"]
 
 
 def test_who_was_faster_is_named_too():
@@ -143,7 +151,7 @@ def test_who_was_faster_is_named_too():
 def test_a_job_starts_on_the_first_of_its_nodes():
     mpirun, hosts = client(ctl=[said(jobs=[])], one=[health(), said(id="m1")])
     assert mpirun.submit(START) == "m1"
-    asked = json.loads(hosts["d-train-1"].calls[1].argv[-1])
+    asked = request(hosts["d-train-1"].calls[1])
     assert (asked["do"], asked["script"], asked["limit_s"]) == ("submit", "job.mpirun", 60)
     assert set(asked["job"]) == {"token", "name", "folder", "partition", "nodes"}
 
@@ -240,3 +248,20 @@ def test_nodes_are_idle_allocated_or_down():
     one, two = mpirun.nodes()
     assert (one.state, one.usable, one.cpus, one.memory_mib) == ("ALLOCATED", True, 8, 16000)
     assert (two.state, two.usable, two.reason) == ("DOWN", False, "it does not answer")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "folder", "large"])
+def test_a_record_that_a_job_replaced_is_not_waited_for(tmp_path: Path, kind: str) -> None:
+    record = tmp_path / "job.json"
+    if kind == "pipe":
+        os.mkfifo(record)
+    elif kind == "link":
+        record.symlink_to("/dev/zero")
+    elif kind == "folder":
+        record.mkdir()
+    else:
+        record.write_text('{"a": "' + "x" * (2 << 20) + '"}')
+    assert read(record) is None
+    if kind != "large":
+        with pytest.raises(OSError):  # noqa: PT011
+            open_new(record)

@@ -140,6 +140,15 @@ def test_what_can_not_be_written_is_said(theirs, here):
     assert caught.value.why == "File exists"
 
 
+class Claiming(LocalTransport):
+    """A cluster with one file, of 8 TiB."""
+
+    def converse(self, argv, **options):  # noqa: ARG002
+        row = json.dumps(["file", base64.b64encode(b"huge").decode(), 0o644, 0, 8 << 40, 8 << 40, ""])
+        say = ["sh", "-c", 'printf "%s\\n\\n" "$1"; exec cat >/dev/null', "sh", row]
+        return super().converse(say, **options)
+
+
 @pytest.mark.parametrize("fault", ["no-inodes", "read-only"])
 def test_a_disk_that_takes_nothing_is_said(theirs, fault):
     with small_disk(mib=40) as disk:
@@ -148,11 +157,9 @@ def test_a_disk_that_takes_nothing_is_said(theirs, fault):
             get(disk.path / "got")
 
 
-def test_a_disk_that_is_too_small_is_said_before_anything_travels(home, here):
-    with (home / "sparse").open("wb") as file:
-        file.truncate(8 << 40)
+def test_a_disk_that_is_too_small_is_said_before_anything_travels(here):
     with pytest.raises(TransferError, match="8388624 MiB are needed"):
-        get(here, "sparse")
+        get(here, "huge", transport=Claiming())
 
 
 @pytest.mark.parametrize("name", ["sub", "large"])

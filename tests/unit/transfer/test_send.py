@@ -30,7 +30,6 @@ from clusterctl.errors import (
 )
 from clusterctl.transfer import hashes
 from clusterctl.transfer.hashes import hash_items
-from clusterctl.transfer.program import remote_argv
 from clusterctl.transfer.remote import receive
 from clusterctl.transfer.remote.places import make_folder
 from clusterctl.transfer.remote.store import NO_REQUIRED, SWEEP_EVERY_S, UNUSED_S
@@ -38,6 +37,7 @@ from clusterctl.transfer.send import STORE, send_into, send_new_folder, send_to_
 from clusterctl.transfer.tree import Item, Kind, walk
 from clusterctl.transport.base import Conversation
 from clusterctl.transport.local import LocalTransport
+from clusterctl.transport.program import remote_argv
 from tests.support.disks import FAULTS, small_disk
 from tests.support.transfers import Cutting, content
 
@@ -369,7 +369,7 @@ def test_what_vanished_is_named(home, data):
 
 def test_the_remote_half_runs_on_plain_python(home, data):
     """Nothing of this environment may be needed on the cluster."""
-    argv = remote_argv("receive", "store", arguments=(STORE, ""))
+    argv = remote_argv("clusterctl.transfer.remote.store", STORE, "")
     done = subprocess.run(
         [sys.executable, "-I", "-S", *argv[1:]], input=b"\n", capture_output=True, check=True
     )
@@ -407,8 +407,12 @@ def sparse(path: Path, size: int) -> Item:
 class Noisy(LocalTransport):
     """A cluster whose shell greets whoever comes."""
 
-    def converse(self, argv: Sequence[str], *, bulk: bool = False) -> AbstractContextManager[Conversation]:
-        return super().converse(["sh", "-c", 'echo "Welcome!"; exec "$@"', "sh", *argv], bulk=bulk)
+    def converse(
+        self, argv: Sequence[str], *, bulk: bool = False, silence_s: float | None = None
+    ) -> AbstractContextManager[Conversation]:
+        return super().converse(
+            ["sh", "-c", 'echo "Welcome!"; exec "$@"', "sh", *argv], bulk=bulk, silence_s=silence_s
+        )
 
 
 def test_a_shell_that_greets_is_one_clear_error(home, data):

@@ -20,8 +20,10 @@ ECHO = ["sh", "-c", "while read -r line; do echo got $line; done"]
 class Bulk(SSHTransport):
     """Every conversation has a connection of its own."""
 
-    def converse(self, argv: Sequence[str], *, bulk: bool = True) -> AbstractContextManager[Conversation]:
-        return super().converse(argv, bulk=bulk)
+    def converse(
+        self, argv: Sequence[str], *, bulk: bool = True, silence_s: float | None = None
+    ) -> AbstractContextManager[Conversation]:
+        return super().converse(argv, bulk=bulk, silence_s=silence_s)
 
 
 @pytest.fixture(params=["local", "ssh", "bulk"])

@@ -1,0 +1,119 @@
+"""No command is waited for without end, and none goes on when nobody waits for it."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+
+import pytest
+
+from clusterctl.errors import NoAnswerError
+from clusterctl.transport.base import Transport
+from clusterctl.transport.local import LocalTransport
+from clusterctl.transport.program import BOOT
+from clusterctl.transport.ssh import SSHTransport
+from tests.support.processes import gone
+
+# A program of ours that is busy and says nothing.
+BUSY = """
+import os, time
+def main():
+    print(os.getpid(), flush=True)
+    time.sleep(1000)
+"""
+PROGRAM = ["python3", "-c", BOOT, json.dumps([["busy", BUSY]]), "[]"]
+
+
+class Impatient(LocalTransport):
+    """It gives up soon."""
+
+    silence_s = 0.2
+
+
+@pytest.fixture(params=["local", "ssh"])
+def impatient(request: pytest.FixtureRequest, me: str) -> Iterator[Transport]:
+    if request.param == "local":
+        yield Impatient()
+        return
+    ssh = SSHTransport("node", request.getfixturevalue("sshd").config(), user=me, silence_s=0.2)
+    yield ssh
+    ssh.close()
+
+
+def test_a_stream_that_says_no_more_is_given_up_and_ended(impatient):
+    stream = impatient.stream(["sh", "-c", "echo $$ >&2; sleep 1000"])
+    with pytest.raises(NoAnswerError, match=r"no answer from .* within 0\.2 s"):
+        list(stream)
+
+
+@pytest.mark.parametrize("bulk", [False, True])
+def test_a_conversation_that_says_no_more_is_given_up(impatient, bulk):
+    with impatient.converse(["cat"], bulk=bulk) as talk, pytest.raises(NoAnswerError) as caught:
+        talk.receive()
+    assert "`cat`" in caught.value.what
+
+
+@pytest.mark.parametrize("bulk", [False, True])
+def test_a_conversation_that_reads_no_more_is_given_up(impatient, bulk):
+    with impatient.converse(PROGRAM, bulk=bulk) as talk, pytest.raises(NoAnswerError):
+        talk.send(bytes(100 << 20))
+
+
+@pytest.mark.parametrize("bulk", [False, True])
+def test_a_conversation_may_be_given_more_time(impatient, bulk):
+    with impatient.converse(["sh", "-c", "sleep 0.5; echo done"], bulk=bulk, silence_s=60) as talk:
+        assert talk.receive() == b"done\n"
+        talk.finish()
+
+
+def test_after_its_time_a_command_is_ended(impatient, tmp_path):
+    script = 'echo $$ >"$1"; exec sleep 1000'
+    with pytest.raises(NoAnswerError):
+        impatient.run(["sh", "-c", script, "sh", str(tmp_path / "pid")], timeout_s=3)
+    assert gone(int((tmp_path / "pid").read_text()))
+
+
+CLIENT = """
+import json, sys, time
+from pathlib import Path
+from clusterctl.transport.local import LocalTransport
+from clusterctl.transport.ssh import SSHTransport
+how, config, user, argv = sys.argv[1], sys.argv[2], sys.argv[3], json.loads(sys.argv[4])
+node = SSHTransport("node", Path(config), user=user) if config else LocalTransport()
+if how == "run":
+    node.run(argv, timeout_s=1000)
+elif how == "stream":
+    for said in node.stream(argv):
+        pass
+else:
+    with node.converse(argv, bulk=how == "bulk") as talk:
+        while talk.receive():
+            pass
+"""
+
+
+@pytest.mark.parametrize("how", ["run", "stream", "talk", "bulk"])
+@pytest.mark.parametrize("program", ["ours", "any"])
+def test_what_runs_on_a_host_ends_when_we_are_killed(sshd, me, tmp_path, how, program):
+    noted = tmp_path / "pid"
+    argv = ["sh", "-c", f'echo $$ >{noted}.new; mv {noted}.new {noted}; exec "$@"', "sh"]
+    argv += PROGRAM if program == "ours" else ["cat"] if how in {"talk", "bulk"} else ["sleep", "1000"]
+    words = [sys.executable, "-c", CLIENT, how, str(sshd.config()), me, json.dumps(argv)]
+    with subprocess.Popen(words) as client:
+        while not noted.exists():
+            assert client.poll() is None
+        client.send_signal(signal.SIGKILL)
+    assert gone(int(noted.read_text()))
+
+
+def test_a_program_of_ours_ends_when_nobody_reads_what_it_says():
+    reading, writing = os.pipe()
+    process = subprocess.Popen(PROGRAM, stdout=writing)
+    os.close(writing)
+    assert os.read(reading, 100)
+    os.close(reading)
+    process.wait(60)
