@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from clusterctl.scheduler.models import JobInfo
 
 
+_MOST_KEPT = 8 << 20  # bytes of logs in one answer; as JSON each may take six
+
+
 @contextmanager
 def open_session(screen: Screen, options: Options) -> Iterator[Session]:
     """A connection to the controller as the job user."""
@@ -103,20 +106,37 @@ class _Changes:
 
 
 class KeptLogs:
-    """What a job wrote, for an answer in JSON: a text for each stream, of each task of an array."""
+    """What a job wrote, for an answer in JSON: a text for each stream, of each task of an array.
 
-    def __init__(self) -> None:
+    ``most`` bounds the bytes of all: beyond that, the longest loses its beginning.
+    """
+
+    def __init__(self, most: int = _MOST_KEPT) -> None:
+        self._most = most
+        self._size = 0
         self._bytes: dict[tuple[str, int | None], bytearray] = {}
+        self._cut: set[tuple[str, int | None]] = set()
 
     def keep(self, chunk: LogChunk) -> None:
         """Add to it."""
         self._bytes.setdefault((chunk.stream, chunk.task), bytearray()).extend(chunk.data)
+        self._size += len(chunk.data)
+        if self._size > self._most:
+            longest = max(self._bytes, key=lambda key: len(self._bytes[key]))
+            del self._bytes[longest][: self._size - self._most]
+            self._cut.add(longest)
+            self._size = sum(map(len, self._bytes.values()))
 
     def as_list(self) -> list[dict[str, str | int | None]]:
-        """The answer's ``logs``."""
+        """The answer's ``logs``; ``truncated`` says that the beginning of one is left out."""
         return [
-            {"stream": stream, "task": task, "text": data.decode(errors="replace")}
-            for (stream, task), data in self._bytes.items()
+            {
+                "stream": key[0],
+                "task": key[1],
+                "text": data.decode(errors="replace"),
+                "truncated": key in self._cut,
+            }
+            for key, data in self._bytes.items()
         ]
 
 

@@ -177,7 +177,8 @@ def sinfo(argv: list[str], state: dict[str, Any]) -> None:
     elif "--format=%R" in argv:
         say("train\nclusterctl-proof\n")
     else:
-        say(state.get("nodes", "(null)\n"))
+        for fields in state.get("nodes", []):
+            say_record(argv, fields)
 
 
 def sacctmgr(argv: list[str], state: dict[str, Any]) -> None:

@@ -17,6 +17,7 @@ from clusterctl.access import Session
 from clusterctl.cli import app, show
 from clusterctl.cli.progress import _Bar
 from clusterctl.cli.show import Screen
+from clusterctl.cli.watching import KeptLogs
 from clusterctl.errors import ClusterctlError
 from clusterctl.inventory import Host, Inventory
 from clusterctl.jobs import LogChunk
@@ -36,9 +37,9 @@ users: [{name: hpc, uid: 10000}]
 """
 TITLE = "\x1b]0;owned\x07"
 CLIPBOARD = "\x1b]52;c;b3duZWQ=\x07"
-# A name that sets the title, clears the screen, is red, and ends in what shows "txt.exe" the other way round.
-NAME = f"{TITLE}a\tb\r\x1b[2J\x1b[31m\x9b2J\u202eexe.txt"
-NAME_SHOWN = r"\x1b]0;owned\x07a\tb\r\x1b[2J\x1b[31m\x9b2J\u202eexe.txt"
+# A name that sets the title, breaks the line, clears the screen, is red, and ends in what shows "txt.exe" the other way round.
+NAME = f"{TITLE}a\tb\r\n\x1b[2J\x1b[31m\x9b2J\u202eexe.txt"
+NAME_SHOWN = r"\x1b]0;owned\x07a\tb\r\n\x1b[2J\x1b[31m\x9b2J\u202eexe.txt"
 # A log that does it, is red to its end, and does not end its last line.
 BODY = (
     r"printf '\033]52;c;b3duZWQ=\a\033[2J\0\n 50%%\r100%%\n\033[31mred\033[8m, no newline' | tee /dev/stderr"
@@ -85,12 +86,9 @@ def job(here: Session, cluster: PlayedCluster, tmp_path: Path) -> str:
         here, tmp_path, rf"{BODY}; mkfifo {TITLE!r}; exit 3".replace(repr(TITLE), r"$'\e]0;owned\a'")
     )
     cluster.wait_until_ended(job_id)
-    node = (
-        "\x1f".join(["demo-train-1", "train", "idle", "idle", NAME, "4", "1000", "(null)", "root", "0"])
-        + "\x1e\n"
-    )
+    node = ["demo-train-1", "train", "idle", "idle", NAME, "4", "1000", "(null)", "root", "0"]
     with cluster.state() as state:
-        state["nodes"] = node
+        state["nodes"] = [node]
         state["jobs"][job_id] |= {"name": NAME, "reason": NAME, "comment": state["jobs"][job_id]["comment"]}
     return job_id
 
@@ -108,6 +106,7 @@ def on_terminal(monkeypatch: pytest.MonkeyPatch) -> Run:
             patched.setattr(sys, "stdout", window.stream)
             patched.setattr(sys, "stderr", window.stream)
             patched.setenv("COLUMNS", "200")
+            patched.setenv("TERM", "xterm-256color")
             try:
                 call() if call else app(list(words), prog_name="clusterctl", standalone_mode=False)
             finally:
@@ -273,3 +272,10 @@ def test_verbs_write_through_the_screen_alone() -> None:
     folder = Path(show.__file__).parent
     found = [path.name for path in folder.glob("*.py") if writes.search(path.read_text())]
     assert found == ["show.py"]
+
+
+def test_an_answer_in_json_has_the_end_of_logs_without_end() -> None:
+    kept = KeptLogs(most=10)
+    for stream, data in (("stdout", b"012"), ("stderr", b"abcdef"), ("stderr", b"gh"), ("stdout", b"3")):
+        kept.keep(LogChunk(stream, None, data))
+    assert [(one["text"], one["truncated"]) for one in kept.as_list()] == [("0123", False), ("cdefgh", True)]
