@@ -277,6 +277,9 @@ def send(folder: bytes) -> None:
 
 def main(what: str, folder: str) -> None:
     if what == "list":
-        Listing(os.fsencode(folder)).folder(b"")
+        if os.path.islink(folder):  # by the job itself: it leads to what is no run of it
+            tell(b".", skip="a symbolic link in place of the job's folder")
+        else:
+            Listing(os.fsencode(folder)).folder(b"")
     else:
         send(os.fsencode(folder))

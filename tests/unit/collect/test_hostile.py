@@ -20,6 +20,7 @@ from clusterctl.collect.remote_files import DEEPEST, Listing
 from clusterctl.collect.remote_globs import LONGEST, MOST, Globs
 from clusterctl.errors import CollectError
 from clusterctl.jobs.ignore import patterns
+from clusterctl.jobs.logs import LogReader
 from clusterctl.slurm.client import SlurmClient
 from clusterctl.transport.base import SILENCE_S
 from clusterctl.transport.local import LocalTransport
@@ -74,6 +75,17 @@ def test_none_of_our_names_is_waited_for_or_followed(remote, tree, monkeypatch, 
         assert {one.path for one in manifest.skipped} == set(OURS)
     else:
         assert manifest.skipped == ()
+
+
+def test_a_link_in_place_of_the_folder_is_not_followed(remote, tree):
+    (remote / "stdout.log").write_text("said")
+    swapped = remote.with_name("swapped")
+    swapped.symlink_to(remote)
+    manifest = fetch(swapped, tree)
+    assert [one.reason for one in manifest.skipped] == ["a symbolic link in place of the job's folder"]
+    assert content(tree) == {}
+    assert list(LogReader(LocalTransport(), str(swapped)).new()) == []
+    assert len(list(LogReader(LocalTransport(), str(remote)).new())) == 1
 
 
 @pytest.mark.parametrize(
