@@ -37,7 +37,8 @@ users: [{name: hpc, uid: 10000}]
 """
 TITLE = "\x1b]0;owned\x07"
 CLIPBOARD = "\x1b]52;c;b3duZWQ=\x07"
-# A name that sets the title, breaks the line, clears the screen, is red, and ends in what shows "txt.exe" the other way round.
+# A name that sets the title, breaks the line, clears the screen, is red, and ends in what shows "txt.exe" the
+# other way round.
 NAME = f"{TITLE}a\tb\r\n\x1b[2J\x1b[31m\x9b2J\u202eexe.txt"
 NAME_SHOWN = r"\x1b]0;owned\x07a\tb\r\n\x1b[2J\x1b[31m\x9b2J\u202eexe.txt"
 # A log that does it, is red to its end, and does not end its last line.

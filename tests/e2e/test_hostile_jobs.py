@@ -1,0 +1,258 @@
+"""Hostile jobs on one cluster: each spoils what it can of its own folder and name, none that of others."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from clusterctl.transport.program import BOOT
+from tests.support.cluster import Cluster, raised
+from tests.support.terminal import terminal
+from tests.support.verbs import Ran
+
+pytestmark = pytest.mark.sweep  # forty jobs, and each verb on all of them
+
+SPEC = """\
+version: 1
+name: {name}
+provider: {{type: local}}
+partitions:
+  - {{name: train, nodes: 2}}
+"""
+
+# What a job does to its own folder, in bash; its name here is the one that it is submitted under.
+FOLDERS = {
+    "fifo-source": "rm -f source.json && mkfifo source.json",
+    "zero-outputs": "rm -f outputs.json && ln -s /dev/zero outputs.json",
+    "regex-outputs": 'echo \'{"rules": [[true, "(a+)+$"]], "patterns": ["(a+)+$", "*a*a*a*a*a*a*a*a*a*b"]}\''
+    ' >outputs.json; touch "$(printf "a%.0s" {1..200})!"',
+    "huge-source": "rm -f source.json && truncate -s 3G source.json",
+    "deep-json": "rm -f source.json && head -c 4M /dev/zero | tr '\\0' '[' >source.json",
+    "fifo-logs": "rm -f stdout.log && mkfifo stdout.log stdin.log",
+    "link-logs": "rm -f stderr.log && ln -s /dev/zero stderr.log",
+    "link-facts": "rm -f environment.client.json && ln -s /dev/zero environment.client.json",
+    "link-telemetry": "rm -rf telemetry && ln -s / telemetry",
+    "sparse": "truncate -s 1T sparse.bin && echo here >beside.txt && mkdir empty",
+    "holes": "truncate -s 2G holes.bin && echo end >>holes.bin",
+    "deep": "for i in {1..1500}; do mkdir -p deeper && cd deeper; done",
+    "many": "mkdir many && cd many && seq 1 20000 | xargs touch",
+    "names": "touch $'a\\nb' $'\\e]52;c;aGk=\\a' $'\\xff\\xfe' -- -rf '$(id)' \"$(printf 'x%.0s' {1..255})\"",
+    "forged": "for f in run.json spec.yaml job.sbatch SHA256SUMS sacct.json environment.json; do"
+    ' rm -rf "$f"; echo \'{"token": "forged", "state": "COMPLETED"}\' >"$f"; done',
+    "folders": "for f in run.json source.json outputs.json metrics.jsonl; do rm -rf $f; mkdir -p $f/$f; done",
+    "locked": "mkdir shut && touch shut/in secret && chmod 000 shut secret",
+    "special": "mkfifo pipe; ln -s . loop; ln -s /etc/shadow shadow; ln -s missing dangling;"
+    " python3 -c 'import socket; socket.socket(socket.AF_UNIX).bind(\"sock\")'",
+    "gone": 'cd .. && rm -rf -- "$OLDPWD"',
+    "swapped": 'here=$PWD; cd .. && mv -- "$here" "$here.away" && ln -s / "$here"',
+    "terminal": "printf 'red \\e[31mred\\n\\e]52;c;aGFja2Vk\\a\\e]0;title\\a\\e[2J\\e[H'"
+    "'\\x9b2J\\xe2\\x80\\xaeabc\\n\\ePq\\e\\\\' | tee /dev/stderr",
+    "long-line": "head -c 64M /dev/zero | tr '\\0' x",
+}
+
+# Names that a job gives itself, as bash reads them.
+NAMES = (
+    r"a\nb|y",
+    r"\n999|evil|root|train|x|x|COMPLETED|None|0:0|",
+    r"\x1f\x1e\x1f",
+    r"a|b|c",
+    r"\e]52;c;aGFja2Vk\a",
+    r"\e[2J\e[H\e[31m",
+    r"\xff\xfe\x80",
+    r"\xc2\x9b2J",
+    r"\xe2\x80\xaetxt.exe",
+    r"\r12345 root COMPLETED",
+    r"tab\tbed",
+    r"../../../etc/passwd",
+    r"-rf --help",
+    r"$(touch pwned)`id`;id",
+    r'"}],"ok":false,"x":[{"',
+    r"[bold red]markup[/]",
+    r"12_3",
+    r"%s%n%x",
+    r"\xe2\x80\xa8line\xc2\x85next\x0bvt\x0cff",
+    r"clusterctl:0123456789abcdef",
+    r"\x01\x02\x03\x04\x05\x06\x07\x08\x0e\x7f",
+    r"\xf0\x9f\x91\xa9\xe2\x80\x8d\xf0\x9f\x92\xbb \xc3\xa9",
+)
+SCRIPT = """\
+#!/bin/bash
+scontrol update jobid="$SLURM_JOB_ID" jobname=$'{name}' || true
+{body}
+exit 0
+"""
+HEALTHY = 'echo "healthy" >result.txt; echo done\n'
+ALL_ENDED = 'for i in $(seq 200); do [ -z "$(squeue --noheader)" ] && exit; sleep 0.5; done; exit 1'
+MIB = 1 << 20
+LIMIT_MIB = 200
+SGR = re.compile(r"\x1b\[[0-9;:]*m")
+ACTED_UPON = re.compile(r"[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u202a-\u202e\u2066-\u2069]")
+OUTSIDE = {"gone", "swapped"}  # of these no folder is left that could be collected
+
+
+@dataclass
+class Peak:
+    """The most memory, in MiB, that one process had: of the verb here, or of what it started on a node."""
+
+    spec: Path
+    mib: float = 0.0
+    argv: str = ""
+    _done: threading.Event = field(default_factory=threading.Event)
+
+    def look(self) -> None:
+        for process in Path("/proc").glob("[0-9]*"):
+            with suppress(OSError, ValueError, IndexError):
+                words = (process / "cmdline").read_bytes().split(b"\0")
+                if os.fsencode(self.spec) not in words and not words[2].startswith(BOOT.encode()[:40]):
+                    continue
+                text = (process / "status").read_text(errors="replace")
+                kib = int(text.partition("VmHWM:")[2].split()[0])
+                if kib / 1024 > self.mib:
+                    self.mib, self.argv = kib / 1024, repr(words[:2] + words[-3:])[:300]
+
+    def watch(self) -> None:
+        while not self._done.wait(0.05):
+            self.look()
+
+
+@contextmanager
+def memory_bounded(cluster: Cluster) -> Iterator[None]:
+    """Fails where a verb here, or what it runs on a node, takes more than LIMIT_MIB of memory meanwhile."""
+    peak = Peak(cluster.spec)
+    thread = threading.Thread(target=peak.watch, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        peak._done.set()
+        thread.join()
+    assert peak.mib < LIMIT_MIB, f"{peak.mib:.0f} MiB: {peak.argv}"
+
+
+@dataclass(frozen=True)
+class Attack:
+    """A cluster on which hostile and healthy jobs have run; ids by what they did."""
+
+    cluster: Cluster
+    hostile: dict[str, str]
+    healthy: tuple[str, ...]
+
+    @property
+    def all(self) -> set[str]:
+        return {*self.hostile.values(), *self.healthy}
+
+    def on_terminal(self, *argv: str, rc: int | None = 0) -> str:
+        """What a verb shows on a terminal, which must do nothing to it."""
+        one = self.cluster
+        with terminal(one.runner, "-f", str(one.spec), *argv, size=(50, 200)) as window:
+            ended = window.end()
+        assert rc is None or ended == rc, window.shown
+        plain = SGR.sub("", window.shown.replace("\r\n", "\n"))
+        # Progress is drawn by rich itself: erasing a line and moving up, nothing else.
+        plain = re.sub(r"\x1b\[(?:2K|1A|0?K|\?25[lh]|\d*[ABCDG])", "", plain).replace("\r", "")
+        found = ACTED_UPON.findall(plain)
+        assert not found, (argv, found, window.shown)
+        return window.shown
+
+
+@pytest.fixture(scope="module")
+def attack(
+    cluster_name: str, clusterctl_home: Path, tmp_path_factory: pytest.TempPathFactory
+) -> Iterator[Attack]:
+    """Twenty-two jobs with a hostile folder and a hostile name each, and healthy ones among them."""
+    cwd = tmp_path_factory.mktemp("hostile")
+    with raised(cluster_name, SPEC.format(name=cluster_name), clusterctl_home, cwd) as cluster:
+        hostile, healthy = {}, []
+        for index, (case, body) in enumerate(FOLDERS.items()):
+            script = cwd / case / f"{case}.sh"
+            script.parent.mkdir()
+            script.write_text(SCRIPT.format(name=NAMES[index % len(NAMES)].replace("'", "\\'"), body=body))
+            hostile[case] = cluster.json("submit", script)["job_id"]
+            if index % 6 == 0:
+                good = cwd / f"good-{index}" / "good.sh"
+                good.parent.mkdir()
+                good.write_text(HEALTHY)
+                healthy.append(cluster.json("submit", good)["job_id"])
+        cluster.ssh(f"{cluster.name}-ctl", ALL_ENDED)
+        yield Attack(cluster, hostile, tuple(healthy))
+
+
+def test_each_verb_that_reads_tells_of_all_jobs(attack: Attack) -> None:
+    cluster = attack.cluster
+    with memory_bounded(attack.cluster):
+        jobs = cluster.json("jobs")["jobs"]
+        assert {job["job_id"] for job in jobs} >= attack.all
+        assert {job["state"] for job in jobs if job["job_id"] in attack.all} == {"COMPLETED"}
+        shown = attack.on_terminal("jobs")
+        assert all(re.search(rf"^{job} ", SGR.sub("", shown), re.MULTILINE) for job in attack.all)
+        attack.on_terminal("status")
+        assert cluster.json("status")["ready"]
+
+
+def test_logs_of_each_job_end(attack: Attack) -> None:
+    with memory_bounded(attack.cluster):
+        for job in attack.all:
+            attack.cluster("-o", "json", "logs", job, rc=None, timeout_s=90)
+            attack.on_terminal("logs", job, rc=None)
+
+
+def collected(attack: Attack) -> Ran:
+    with memory_bounded(attack.cluster):
+        return attack.cluster("-o", "json", "collect", rc=None, timeout_s=600)
+
+
+def test_all_that_can_come_home_does_and_the_rest_is_named(attack: Attack) -> None:
+    ran = collected(attack)
+    answer = ran.json
+    home = {run["job_id"]: Path(run["dir"]) for run in answer["runs"]}
+    outside = {attack.hostile[case] for case in OUTSIDE}
+    assert home.keys() >= attack.all - outside, ran
+    told = json.dumps(answer["failures"]) + ran.stderr
+    assert all(job in home or f"job {job}" in told for job in attack.all), ran
+    for job in attack.healthy:
+        assert (home[job] / "result.txt").read_text() == "healthy\n"
+        assert json.loads((home[job] / "run.json").read_text())["skipped"] == []
+
+    def skipped(case: str) -> dict[str, str]:
+        record = json.loads((home[attack.hostile[case]] / "run.json").read_text())
+        return {one["path"]: one["reason"] for one in record["skipped"]}
+
+    assert "source.json" in skipped("fifo-source")
+    assert "outputs.json" in skipped("zero-outputs")
+    assert "sparse.bin" in skipped("sparse")
+    sparse = home[attack.hostile["sparse"]]
+    assert (sparse / "beside.txt").read_text() == "here\n"
+    holes = home[attack.hostile["holes"]] / "holes.bin"
+    assert holes.stat().st_blocks * 512 < 64 * MIB
+    forged = home[attack.hostile["forged"]]
+    assert "forged" not in (forged / "run.json").read_text()
+    assert "forged" not in (forged / "spec.yaml").read_text()
+    assert {"pipe", "loop", "shadow", "dangling", "sock"} <= skipped("special").keys()
+    for run in home.values():
+        assert not any(path.is_symlink() for path in run.rglob("*"))
+
+
+def test_what_is_shown_of_collecting_does_nothing_to_the_terminal(attack: Attack) -> None:
+    shutil.rmtree(attack.cluster.runner.cwd / "runs")
+    with memory_bounded(attack.cluster):
+        attack.on_terminal("collect", *sorted(attack.all), rc=None)
+
+
+def test_down_gives_up_by_id_what_can_not_come_home_and_nothing_else(attack: Attack) -> None:
+    with memory_bounded(attack.cluster):
+        ran = attack.cluster("down", "--yes", rc=None, timeout_s=600)
+        assert ran.rc in (0, 1)
+        if ran.rc == 1:
+            outside = [attack.hostile[case] for case in OUTSIDE]
+            assert all(job in ran.stderr for job in outside), ran
+            attack.on_terminal("down", "--yes", *(w for job in outside for w in ("--discard-run", job)))
+    assert not (attack.cluster.workspace / "hosts.json").exists()
