@@ -9,12 +9,14 @@ import os
 import pwd
 import shutil
 import stat
-from collections.abc import Callable
+import subprocess
+from collections.abc import Callable, Iterable
 from pathlib import Path
 from typing import Any
 
 ABSENT = {"kind": "absent"}
 KEPT = ".clusterctl-kept"
+DEEP = 2000  # characters of a path
 _KEYS = "/.ssh/authorized_keys"  # each line stands by itself there, and lets somebody in
 ORDINARY = 1000  # from here on, user ids are those of people
 SYSTEM = range(60514, 65536)  # but for these: Debian's own, systemd's, nobody
@@ -136,19 +138,35 @@ def remove_tree(path: str) -> list[str]:
     if os.path.islink(path) or not Path(path).is_dir():  # noqa: PTH114
         _discard(path)
         return []
-    if os.path.ismount(path):
-        return [path]
-    stayed: list[str] = []
-    for entry in sorted(os.scandir(path), key=lambda one: one.name):
-        if _of_people(entry.stat(follow_symlinks=False).st_uid):
-            stayed.append(entry.path)
-        elif entry.is_dir(follow_symlinks=False):
-            stayed += remove_tree(entry.path)
-        else:
-            Path(entry.path).unlink()
-    if not stayed:
-        Path(path).rmdir()
-    return stayed
+    left, emptied, stayed = [path], [], []
+    while left:
+        folder = left.pop()
+        if os.path.ismount(folder):
+            stayed.append(folder)
+            continue
+        emptied.append(folder)
+        if len(folder) > DEEP:  # a job can nest folders until no path leads there
+            subprocess.run(["rm", "-rf", "--one-file-system", "--", folder], check=True)
+            continue
+        for entry in sorted(os.scandir(folder), key=lambda one: one.name):
+            if _of_people(entry.stat(follow_symlinks=False).st_uid):
+                stayed.append(entry.path)
+            elif entry.is_dir(follow_symlinks=False):
+                left.append(entry.path)
+            else:
+                Path(entry.path).unlink()
+    _remove_empty(reversed(emptied))
+    return sorted(stayed)
+
+
+def _remove_empty(folders: Iterable[str]) -> None:
+    """Remove these, but for those that are gone already or still hold something."""
+    for folder in folders:
+        try:
+            Path(folder).rmdir()
+        except OSError as exc:
+            if exc.errno not in {errno.ENOENT, errno.ENOTEMPTY}:
+                raise
 
 
 def _of_people(uid: int) -> bool:

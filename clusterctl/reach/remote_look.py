@@ -216,28 +216,19 @@ def full_disks(paths: list[str]) -> Iterator[dict[str, object]]:
 def largest(top: str, device: int) -> list[tuple[int, str]]:
     """Bytes and names of the largest files of a file system, as far as a few seconds show them."""
     found: list[tuple[int, str]] = []
+    left = [top]
     give_up = time.monotonic() + WALK_S
-    for folder, inner, names in os.walk(top):
-        inner[:] = [name for name in inner if same_device(os.path.join(folder, name), device)]  # noqa: PTH118
-        for name in names:
-            path = os.path.join(folder, name)  # noqa: PTH118
-            try:
-                entry = os.lstat(path)
-            except OSError:
-                continue
-            if stat.S_ISREG(entry.st_mode):
-                found.append((entry.st_blocks * 512, path))
+    while left and time.monotonic() < give_up:
+        with suppress(OSError), os.scandir(left.pop()) as entries:
+            for entry in entries:
+                with suppress(OSError):
+                    status = entry.stat(follow_symlinks=False)
+                    if stat.S_ISREG(status.st_mode):
+                        found.append((status.st_blocks * 512, entry.path))
+                    elif stat.S_ISDIR(status.st_mode) and status.st_dev == device:
+                        left.append(entry.path)
         found = sorted(found, reverse=True)[:LARGEST]
-        if time.monotonic() > give_up:
-            break
     return found
-
-
-def same_device(path: str, device: int) -> bool:
-    try:
-        return os.lstat(path).st_dev == device
-    except OSError:
-        return False
 
 
 def look(asked: dict[str, Any]) -> dict[str, str]:

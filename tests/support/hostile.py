@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
+
 HOSTILE_NAMES = (
     b"two words",
     b"new\nline",
@@ -18,3 +21,15 @@ HOSTILE_NAMES = (
     b" ",
     b"x" * 255,
 )
+
+
+def nest(top: Path, depth: int) -> None:
+    """Make folders in folders, also where no path can lead to the last of them."""
+    top.mkdir(parents=True)
+    fd = os.open(top, os.O_RDONLY)
+    for _ in range(depth):
+        os.mkdir("d", dir_fd=fd)
+        below = os.open("d", os.O_RDONLY, dir_fd=fd)
+        os.close(fd)
+        fd = below
+    os.close(fd)

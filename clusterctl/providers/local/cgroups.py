@@ -14,6 +14,7 @@ from pathlib import Path
 
 from clusterctl.errors import ProvisionError
 from clusterctl.providers.local import processes
+from clusterctl.providers.local.run import run
 
 _PREFIX = "clusterctl-"
 _PATIENCE_S = 5.0
@@ -68,10 +69,8 @@ def _machine_of(process: Path) -> str | None:
 
 
 def _remove(group: Path) -> bool:
-    inner = sorted((path for path in group.rglob("*") if path.is_dir()), reverse=True)
-    with suppress(OSError):
-        for path in (*inner, group):
-            path.rmdir()
+    with suppress(ProvisionError):
+        run(["find", str(group), "-depth", "-type", "d", "-delete"], what=f"removing {group}")
     return not group.exists()
 
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from contextlib import suppress
 from pathlib import Path
 
@@ -82,9 +81,9 @@ def erase(folder: Path) -> None:
         run(["umount", str(point)], what=f"unmounting {point}")
     gone = doomed(folder)
     if gone.exists():
-        shutil.rmtree(gone)
+        delete(gone)
     if folder.exists():
-        shutil.rmtree(folder.rename(gone))
+        delete(folder.rename(gone))
 
 
 def doomed(folder: Path) -> Path:
@@ -95,7 +94,12 @@ def doomed(folder: Path) -> Path:
 def erase_doomed(place: Path) -> None:
     """Delete what an ``erase`` that was ended midway has left in there."""
     for folder in place.glob(f"{_DOOMED}*"):
-        shutil.rmtree(folder)
+        delete(folder)
+
+
+def delete(folder: Path) -> None:
+    """Delete a folder with `rm`: a job can nest folders deeper than Python's recursion, or a path, may go."""
+    run(["rm", "-rf", "--one-file-system", "--", str(folder)], what=f"deleting {folder}")
 
 
 def rooted_under(folder: Path) -> tuple[int, ...]:

@@ -288,7 +288,8 @@ def test_a_connection_that_broke_after_sbatch(session, cluster, job):
 
 
 def test_a_connection_that_broke_before_sbatch_is_said_and_not_tried_again(session, cluster, job):
-    cut = Session(session.spec, SlurmClient(Cutting(cluster.payload, taken=False)), cluster.ledger)
+    away = SlurmClient(Cutting(cluster.payload, taken=False), patience_s=1)
+    cut = Session(session.spec, away, cluster.ledger)
     with pytest.raises(AnswerLostError, match="did not say whether it took the job"):
         jobs.submit(cut, job)
     assert cluster.calls("sbatch") == 0

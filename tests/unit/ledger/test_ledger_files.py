@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from tests.support.hostile import nest
+
 Ledger = Callable[..., dict[str, Any]]
 
 
@@ -301,3 +303,12 @@ def test_what_rpm_kept_of_ours_goes_and_somebodys_stays(ledger: Ledger, etc: Pat
     ledger("restored", **touches)
     assert sorted(path.name for path in etc.glob("*.cnf*")) == ["my.cnf", "my.cnf.rpmsave"]
     assert not Path(f"{ours}.rpmsave").exists()
+
+
+def test_a_folder_of_ours_goes_however_deep_it_is(util: Callable[[str], ModuleType], tmp_path: Path) -> None:
+    """A job whose account is gone left folders deeper than Python's recursion and a path can be."""
+    (tmp_path / "shared" / "a").mkdir(parents=True)
+    (tmp_path / "shared" / "a" / "file").touch()
+    nest(tmp_path / "shared" / "job", 5000)
+    assert util("ledger_paths").remove_tree(str(tmp_path / "shared")) == []
+    assert list(tmp_path.iterdir()) == []

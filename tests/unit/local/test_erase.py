@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import shutil
 from pathlib import Path
 
 import pytest
@@ -11,17 +10,18 @@ import pytest
 from clusterctl.providers.local import image, layout, mounts
 from clusterctl.providers.local.layout import ClusterState
 from clusterctl.providers.local.residue import residue
+from tests.support.hostile import nest
 
 
 @pytest.fixture
 def ended(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
     """Whoever deletes a folder is ended after its first file."""
 
-    def rmtree(folder: Path) -> None:
+    def delete(folder: Path) -> None:
         next(path for path in sorted(folder.rglob("*")) if path.is_file()).unlink()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(shutil, "rmtree", rmtree)
+    monkeypatch.setattr(mounts, "delete", delete)
     return monkeypatch
 
 
@@ -78,3 +78,10 @@ def test_an_image_whose_removal_was_ended_is_not_used(tmp_path: Path, ended: pyt
     with pytest.raises(KeyboardInterrupt):
         image.prune()
     assert not folder.exists()
+
+
+def test_folders_nested_deeper_than_a_path_can_be_are_removed(tmp_path: Path) -> None:
+    """A job's 1,500 folders, one in the other, ended `down` in a traceback."""
+    nest(tmp_path / "n" / "job", 5000)
+    mounts.erase(tmp_path / "n")
+    assert list(tmp_path.iterdir()) == []

@@ -15,9 +15,11 @@ import pytest
 
 from clusterctl.errors import ConfigureError, SlurmError, TransportError, UnreachableError
 from clusterctl.mend.drift import drifted
+from clusterctl.providers.local.mounts import delete
 from clusterctl.reach import FullDisk, Question, View, refuse_full_disks, remote_look
 from clusterctl.reach.view import StoppingError, parse_view
 from clusterctl.slurm.facts import FACTS_ARGV, parse_facts
+from tests.support.hostile import nest
 
 FACTS = "@node\nCPUs=2 Boards=1 SocketsPerBoard=1 CoresPerSocket=2 ThreadsPerCore=1 RealMemory=2000\n"
 SYSTEM = {"distribution": "debian-12"}
@@ -90,8 +92,10 @@ def test_a_file_system_without_room_is_told_with_its_largest_files(tmp_path: Pat
     (tmp_path / "inner").mkdir()
     (tmp_path / "inner/large").write_bytes(b"x" * 100_000)
     device = tmp_path.stat().st_dev
+    nest(tmp_path / "deep", 5000)
     names = [path for _, path in remote_look.largest(str(tmp_path), device)]
     assert names == [str(tmp_path / "inner/large"), str(tmp_path / "small")]
+    delete(tmp_path / "deep")
 
 
 @pytest.mark.parametrize(
