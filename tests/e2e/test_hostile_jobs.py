@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
 import re
 import shutil
@@ -56,7 +57,7 @@ FOLDERS = {
     "swapped": 'here=$PWD; cd .. && mv -- "$here" "$here.away" && ln -s / "$here"',
     "terminal": "printf 'red \\e[31mred\\n\\e]52;c;aGFja2Vk\\a\\e]0;title\\a\\e[2J\\e[H'"
     "'\\x9b2J\\xe2\\x80\\xaeabc\\n\\ePq\\e\\\\' | tee /dev/stderr",
-    "long-line": "head -c 64M /dev/zero | tr '\\0' x",
+    "long-line": "head -c 16M /dev/zero | tr '\\0' x",
 }
 
 # Names that a job gives itself, as bash reads them.
@@ -135,6 +136,7 @@ def memory_bounded(cluster: Cluster) -> Iterator[None]:
     finally:
         peak._done.set()
         thread.join()
+    logging.getLogger(__name__).info("at most %.0f MiB: %s", peak.mib, peak.argv)
     assert peak.mib < LIMIT_MIB, f"{peak.mib:.0f} MiB: {peak.argv}"
 
 
