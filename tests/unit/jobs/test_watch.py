@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import os
 import threading
 from pathlib import Path
@@ -370,19 +372,20 @@ def test_the_tail_of_a_log_is_short_however_long_its_lines_are(session, tmp_path
     """One line of 64 MiB: what of it is shown, and what comes over for that."""
     job_id = submitted(session, tmp_path, "head -c 64M /dev/zero | tr '\\0' x >&2; echo end >&2; exit 1")
     ended = jobs.wait(session, [job_id])
-    came: list[int] = []
+    came: list[bytes] = []
 
     class Counting(Nearby):
-        def run(self, argv, **options):
-            result = super().run(argv, **options)
-            came.append(len(result.stdout))
-            return result
+        def stream(self, argv):
+            for piece in super().stream(argv):
+                came.append(piece)
+                yield piece
 
     counting = Session(session.spec, SlurmClient(Counting(tmp_path)), session.ledger)
     with pytest.raises(JobFailedError) as caught:
         jobs.raise_unless_completed(counting, ended)
     assert caught.value.why.endswith("xend")
-    assert max(came) <= 1 << 16
+    (told,) = map(json.loads, b"".join(came).splitlines())
+    assert 0 < len(base64.b64decode(told["data"])) <= 1 << 16
     assert len(caught.value.why) < 2200
 
 
