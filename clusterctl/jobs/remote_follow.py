@@ -79,8 +79,6 @@ def main(folder: str, how: str, begun: str, task: str) -> None:
             tell({"gone": 1})
         except OSError:
             names = []
-        if os.path.islink(folder):  # noqa: PTH114  # made by the job: these are not its logs
-            names = []
         for name in names:
             offsets[name] = tell_new(folder, name, offsets.get(name, 0))
         if how == "once":
