@@ -96,7 +96,7 @@ def holder(path: Path) -> Holder | None:
 
 
 def _user() -> str:
-    """Whose clusterctl this is: of root's helper, who has started it through sudo."""
+    """The account that runs this clusterctl; of root's helper, the one that started it through sudo."""
     if name := os.environ.get("SUDO_USER") if os.geteuid() == 0 else None:
         return name
     try:
@@ -124,9 +124,9 @@ def _is_locked(file: int) -> bool:
 
 
 def open_private(path: str | Path, _flags: int = 0) -> int:
-    """Open a file to be locked, an `opener` too: whoever can read one can hold it. No link is followed.
+    """Open a file to be locked, also as an `opener` of `open`; no link is followed.
 
-    A file that others could read, an older version's, is closed to them.
+    It is closed to other accounts, also a file of an older version: an account that can read it can lock it.
     """
     fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
     try:

@@ -21,7 +21,7 @@ class HostStep:
 
 
 class Waiting(str):
-    """Whose end is waited for: told at once, on a terminal or not."""
+    """A message that another command is waited for: shown at once, on a terminal or not."""
 
     __slots__ = ()
 

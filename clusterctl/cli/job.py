@@ -111,7 +111,6 @@ def collect(
     A run is a job's logs, metrics, telemetry, accounting, and what else it wrote into its folder.
     """
     from clusterctl import collect as collecting
-    from clusterctl.errors import UsageError
     from clusterctl.spec.units import parse_size_mib
 
     try:

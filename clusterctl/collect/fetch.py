@@ -13,6 +13,7 @@ import shutil
 import stat
 from collections import deque
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 
 from clusterctl.collect.manifest import MAX_FILE, REMOTE_PROGRAM, Manifest, RemoteFile, read_manifest
@@ -108,23 +109,24 @@ def _fetch(
 ) -> Mapping[RemoteFile, str]:
     """Fetch files; returns the hashes of those that are here now as they are on the cluster."""
     arrived = {}
+    other = partial(_other_than_said, folder)
     hashes = {file: sha256 for file in files if (sha256 := _hash_here(tree, file))}
     much = sum(file.space for file in files if file not in hashes) > BULK
     with transport.converse(remote_argv(REMOTE_PROGRAM, "send", folder), bulk=much) as talk:
         talk.send(_request(files, hashes))
-        source, places = Incoming(talk, _too_little), _Places(tree)
+        source, places = Incoming(talk, _too_little, other), _Places(tree)
         for file in files:
             while (size := source.number()) == ALIVE:
                 pass
             if size == SAME and file in hashes:
                 arrived[file] = hashes[file]
             elif size == file.size:
-                if sha256 := _receive(source, file, places, _other_than_said(folder)):
+                if sha256 := _receive(source, file, places):
                     arrived[file] = sha256
             elif size != UNREADABLE:
-                raise _other_than_said(folder)
+                raise other()
         if source.more():
-            raise _other_than_said(folder)
+            raise other()
         talk.finish()
     return arrived
 
@@ -136,7 +138,7 @@ def _request(files: Iterable[RemoteFile], hashes: Mapping[RemoteFile, str]) -> b
     return ("\n".join(lines) + "\n\n").encode()
 
 
-def _receive(source: Incoming, file: RemoteFile, places: _Places, wrong: CollectError) -> str:
+def _receive(source: Incoming, file: RemoteFile, places: _Places) -> str:
     """Write one file to its place; returns its hash, or "" and leaves nothing if it is not what was sent.
 
     Only whole files stay, unless we are killed; the next time, what is here counts by its hash alone.
@@ -144,9 +146,9 @@ def _receive(source: Incoming, file: RemoteFile, places: _Places, wrong: Collect
     sha, place = hashlib.sha256(), places.of(file.local)
     fd = places.create(place)
     try:
-        deque(source.content(fd, file.size, sha, wrong), maxlen=0)
+        deque(source.content(fd, file.size, sha), maxlen=0)
         os.ftruncate(fd, file.size)  # it may end in a hole
-        trailer = source.last(_TRAILER_BYTES, wrong)
+        trailer = source.last(_TRAILER_BYTES)
     except BaseException:
         os.unlink(place)  # noqa: PTH108  # paths are bytes
         raise

@@ -56,9 +56,8 @@ KINDS = (
     (stat.S_ISBLK, "a device"),
 )
 
-Given = dict[
-    bytes, tuple[int, str]
-]  # what the job was given: path -> size and sha256, or 0 and a link's target
+# What the job was given: path -> size and sha256, or 0 and a link's target.
+Given = dict[bytes, tuple[int, str]]
 
 
 def alive() -> None:
@@ -154,9 +153,8 @@ class Listing:
             self.bytes -= size
         found.sort()
         paths = [(below + b"/" + name if below else name, is_folder) for _, name, is_folder in found]
-        return [path for path, is_folder in paths if not is_folder], [
-            path for path, is_folder in paths if is_folder
-        ]
+        folders = [path for path, is_folder in paths if is_folder]
+        return [path for path, is_folder in paths if not is_folder], folders
 
     def empty(self, path: bytes) -> bool | None:
         """Tell of a folder that holds nothing, if it is wanted."""

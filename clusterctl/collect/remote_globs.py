@@ -13,8 +13,7 @@ import re
 from re import Pattern
 from typing import Optional
 
-MOST, LONGEST = 1000, 4096
-
+MOST, LONGEST = 1000, 4096  # patterns, and characters of one
 ANY_DEPTH = None  # the part `**`
 Part = Optional["Pattern[str]"]
 ESCAPED = re.compile(r"\\(.)")
@@ -54,10 +53,8 @@ class Glob:
             return
         if "/" not in pattern.rstrip("/"):
             names.insert(0, "**")
-        if (
-            names[-1] == "**" and len(names) > 1 and not self.folders_only
-        ):  # what lies below, not the folder itself
-            names.append("*")
+        if names[-1] == "**" and len(names) > 1 and not self.folders_only:
+            names.append("*")  # what lies below, not the folder itself
         try:
             self.parts = [ANY_DEPTH if name == "**" else re.compile(expression(name)) for name in names]
         except re.error:

@@ -58,7 +58,7 @@ class LogReader:
         Raises:
             TransportError: the host can't be reached.
         """
-        for chunk in self._read("1"):
+        for chunk in self._read("once"):
             if chunk is not None:
                 yield chunk
 
@@ -68,7 +68,7 @@ class LogReader:
         Raises:
             TransportError: the connection broke; calling it again goes on from there.
         """
-        return self._read("0")
+        return self._read("follow")
 
     def end(self) -> Iterator[LogChunk]:
         """The end of stderr, else of stdout.

@@ -1,11 +1,11 @@
 """Tells what is added to a job's logs. Runs on the cluster: standard library only, Python 3.9.
 
-    main(FOLDER, ONCE, OFFSETS, TASK)
+    main(FOLDER, HOW, OFFSETS, TASK)
 
 ``OFFSETS`` is a JSON object, log name -> bytes already told. ``TASK`` is the number of an array's task whose
 logs alone are told, or empty. Each answer is a JSON object a line:
-``{"log": name, "at": offset, "data": base64}``, and ``{}`` now and then as a sign of life. With ``ONCE`` = 1
-it tells what there is and ends; with ``tail`` it tells the end of stderr, else of stdout, and ends.
+``{"log": name, "at": offset, "data": base64}``, and ``{}`` now and then as a sign of life. ``HOW`` is
+``follow`` (until it is ended), ``once`` (all there is) or ``tail`` (the end of stderr, else of stdout).
 ``{"gone": 1}`` says that the folder is not there. A log that is not there yet, is no file, or became shorter
 (a requeue), is no error.
 """
@@ -63,12 +63,11 @@ def tell_tail(folder: str, task: str) -> None:
             return
 
 
-def main(folder: str, how: str, told: str, task: str) -> None:
+def main(folder: str, how: str, begun: str, task: str) -> None:
     if how == "tail":
         tell_tail(folder, task)
         return
-    once = how == "1"
-    offsets: dict[str, int] = json.loads(told)
+    offsets: dict[str, int] = json.loads(begun)
     log = re.compile(rf"(stdout|stderr)-{task}\.log") if task else LOG
     looks = 0
     while True:
@@ -80,11 +79,9 @@ def main(folder: str, how: str, told: str, task: str) -> None:
             tell({"gone": 1})
         except OSError:
             names = []
-        if os.path.islink(folder):  # noqa: PTH114  # made by the job: these are not its logs
-            names = []
         for name in names:
             offsets[name] = tell_new(folder, name, offsets.get(name, 0))
-        if once:
+        if how == "once":
             return
         if looks % ALIVE_EVERY == 0:
             tell({})

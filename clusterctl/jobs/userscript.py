@@ -8,14 +8,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl.errors import UsageError
+from clusterctl.records import OUR_RECORDS
 from clusterctl.spec.target import ScriptKind, script_kind
 
 MAX_BYTES = 4 << 20  # Slurm's own limit for a batch script (max_script_size)
-OURS = frozenset(
-    "job.sbatch job.mpirun outputs.json source.json spec.yaml environment.client.json stdout.log stderr.log "
-    "metrics.jsonl telemetry telemetry.log hostfile run.json sacct.json environment.json report.html "
-    "SHA256SUMS".split()
-)
+OURS = OUR_RECORDS | set("stdout.log stderr.log metrics.jsonl telemetry telemetry.log hostfile".split())
 _HETEROGENEOUS = re.compile(r"#SBATCH\s+(hetjob|packjob)\b")
 
 

@@ -51,12 +51,9 @@ def job_info(said: Mapping[str, Any], user: str) -> JobInfo:
         end = said["end"]
         return JobInfo(
             job_id=int(str(said["id"]).removeprefix(PREFIX)),
-            task=None,
             name=str(said["name"]),
             user=user,
             partition=str(said["partition"]),
-            account="",
-            qos="",
             state=state,
             reason=reason,
             exit_code=exit_code,
@@ -73,22 +70,10 @@ def job_info(said: Mapping[str, Any], user: str) -> JobInfo:
         number = JOB_ID.fullmatch(str(said.get("id")))
         return JobInfo(
             job_id=int(number[1]) if number else 0,
-            task=None,
             name="",
             user=user,
-            partition="",
-            account="",
-            qos="",
             state=JobState.UNKNOWN,
             reason=f"what is noted of the job makes no sense: {exc!r}"[:300],
-            exit_code=None,
-            signal=None,
-            nodes=(),
-            submit_time=None,
-            start_time=None,
-            end_time=None,
-            work_dir="",
-            comment="",
             prefix=PREFIX,
         )
 

@@ -79,7 +79,7 @@ _OUTCOMES = {
 }
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class JobInfo:
     """One job, or one task of a job array.
 
@@ -89,22 +89,22 @@ class JobInfo:
     """
 
     job_id: int
-    task: int | None
+    task: int | None = None
     name: str
     user: str
-    partition: str
-    account: str
-    qos: str
+    partition: str = ""
+    account: str = ""
+    qos: str = ""
     state: JobState
     reason: str
-    exit_code: int | None
-    signal: int | None
-    nodes: tuple[str, ...]
-    submit_time: int | None
-    start_time: int | None
-    end_time: int | None
-    work_dir: str
-    comment: str
+    exit_code: int | None = None
+    signal: int | None = None
+    nodes: tuple[str, ...] = ()
+    submit_time: int | None = None
+    start_time: int | None = None
+    end_time: int | None = None
+    work_dir: str = ""
+    comment: str = ""
     restarts: int | None = None
     prefix: str = ""
 

@@ -52,7 +52,7 @@ def fetch(
     """
     try:
         with transport.converse(remote_argv("clusterctl.transfer.remote.give", *paths), bulk=True) as talk:
-            incoming = Incoming(talk, _too_little)
+            incoming = Incoming(talk, _too_little, _other_than_said)
             listing, skipped = parse_listing(iter(incoming.line, b""))
             with _writing(folder):
                 transfer = _Fetch(folder, listing, progress)
@@ -89,7 +89,7 @@ def _too_little() -> TransferError:
     return TransferError("the cluster sent less than it said", fix="run it again; what has arrived is kept")
 
 
-def _too_much() -> TransferError:
+def _other_than_said() -> TransferError:
     return TransferError(
         "the cluster sent other data than it said", fix="run it again; what has arrived is kept"
     )
@@ -209,12 +209,12 @@ class _Fetch:
                 left -= len(data)
             file.truncate(have)
             file.seek(have)
-            for count in incoming.content(fd, max(0, coming), sha, _too_much()):
+            for count in incoming.content(fd, max(0, coming), sha):
                 self.sent += count
                 have += count
                 self.progress("fetching", done + min(have, remote.size), total)
             file.truncate(have)
-            if incoming.last(sha.digest_size, _too_much()) != sha.digest() or have != remote.size:
+            if incoming.last(sha.digest_size) != sha.digest() or have != remote.size:
                 partial.unlink()
                 self.wrong.append(remote.path)
                 return

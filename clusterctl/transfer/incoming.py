@@ -28,11 +28,18 @@ def lines(stream: Iterable[bytes], too_long: Exception) -> Iterator[bytes]:
 
 
 class Incoming:
-    """Reads a conversation. An end that comes too soon is ``too_little``, unless the command failed."""
+    """Reads a conversation. An end that comes too soon is ``too_little``, unless the command failed; data
+    that the other side did not announce is ``other``.
+    """
 
-    def __init__(self, talk: Conversation, too_little: Callable[[], ClusterctlError]) -> None:
+    def __init__(
+        self,
+        talk: Conversation,
+        too_little: Callable[[], ClusterctlError],
+        other: Callable[[], ClusterctlError],
+    ) -> None:
         self._talk = talk
-        self._too_little = too_little
+        self._too_little, self._other = too_little, other
         self._buffer = memoryview(b"")
 
     def exactly(self, size: int) -> bytes:
@@ -63,17 +70,17 @@ class Incoming:
         """The next eight bytes."""
         return int(HEADER.unpack(self.exactly(HEADER.size))[0])
 
-    def content(self, fd: int, size: int, sha: Any, wrong: ClusterctlError) -> Iterator[int]:
+    def content(self, fd: int, size: int, sha: Any) -> Iterator[int]:
         """Write so many bytes of a file as ``send_content`` sends them, and hash them; yields how many, as
         they come. What is zeros becomes a hole: the file's size is for the caller to set.
 
         Raises:
-            ClusterctlError: ``wrong``, if it is more than that.
+            ClusterctlError: ``other``, if it is more than that.
         """
         while size:
             length = self.number()
             if abs(length) > size:
-                raise wrong
+                raise self._other()
             size -= abs(length)
             for done in range(0, -length, len(ZEROS)):
                 sha.update(ZEROS[: -length - done])
@@ -85,16 +92,16 @@ class Incoming:
                 _write(fd, piece)
                 yield len(piece)
 
-    def last(self, size: int, wrong: ClusterctlError) -> bytes:
+    def last(self, size: int) -> bytes:
         """What follows a file's content: one piece of so many bytes.
 
         Raises:
-            ClusterctlError: ``wrong``, if it is another one.
+            ClusterctlError: ``other``, if it is of another size.
         """
         while (length := self.number()) == 0:  # a sign of life
             pass
         if length != size:
-            raise wrong
+            raise self._other()
         return self.exactly(size)
 
     def more(self) -> bool:

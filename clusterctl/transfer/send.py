@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import json
 import os
-import struct
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,11 +19,11 @@ from clusterctl.transfer.remote.store import NO_REQUIRED
 from clusterctl.transfer.tree import Item, Kind, Progress, not_readable
 from clusterctl.transport.base import BULK, Conversation, Transport
 from clusterctl.transport.program import remote_argv
+from clusterctl.transport.remote_send import HEADER
 
 STORE = "clusterctl/store"  # in the job user's home
 
 _REMOTE = "clusterctl.transfer.remote"
-_HEADER = struct.Struct(">q")
 _PIECE = 1 << 18
 
 
@@ -174,7 +173,7 @@ def _content(missing: Sequence[tuple[Item, int]]) -> Iterator[bytes]:
     """Each file from where the cluster has it, as long as it was said to be; its hash tells what changed."""
     for item, have in missing:
         left = item.size - have
-        yield _HEADER.pack(left)
+        yield HEADER.pack(left)
         try:
             with item.origin.open("rb", buffering=0) as file:
                 file.seek(have)

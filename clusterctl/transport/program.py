@@ -11,7 +11,7 @@ _ROOT = Path(__file__).parents[2]
 _IMPORT = re.compile(r"^from (clusterctl\.[a-z_.]+) import ", re.MULTILINE)
 
 # Makes modules of (name, text) pairs, under the names they import each other by; calls the last one's main.
-# The program ends as soon as nobody reads its stdout any more: whoever asked is gone, or has given it up.
+# The program ends as soon as its stdout is closed: the clusterctl that runs it has ended, or has given it up.
 BOOT = """\
 import _thread, json, os, select, sys, types
 def watch():

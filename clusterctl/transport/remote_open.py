@@ -2,7 +2,8 @@
 
 A job can make anything of the files in its folder: links to anywhere, pipes that are never written to,
 devices, terabytes of zeros. So all of ours that reads there opens with ``open_file``: it never waits, follows
-no link below the folder, and takes regular files only, of the user whose folder it is, our own, or root's.
+no link in place of the folder or below it, and takes regular files only, of the user whose folder it is, our
+own, or root's.
 """
 
 from __future__ import annotations
@@ -13,15 +14,16 @@ import os
 import stat
 from typing import Any
 
+FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 CONTAINERS = 1 << 18  # of JSON: each takes much more memory than its two bytes of text
 
 
 def open_folder(top: bytes, path: bytes = b"") -> int:
-    """Open a folder below ``top`` without following a link below that; raises OSError."""
-    fd = os.open(top, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    """Open a folder below ``top`` without following a link there, or in its place; raises OSError."""
+    fd = os.open(top, FOLDER)
     for name in path.split(b"/") if path else ():
         try:
-            below = os.open(name, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=fd)
+            below = os.open(name, FOLDER, dir_fd=fd)
         finally:
             os.close(fd)
         fd = below

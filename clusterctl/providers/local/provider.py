@@ -92,7 +92,7 @@ class LocalProvider:
     ) -> Planned:
         _refuse_elsewhere()
         shares, notes = divide(spec, Hardware.here(), keep)
-        notes += same_numbers(spec.users, account_name)
+        notes += same_uids(spec.users, account_name)
         hosts = plan.hosts_of(workspace)
         found = Existing()
         if cluster_id := workspace.known_id():
@@ -110,7 +110,7 @@ class LocalProvider:
         self, spec: ClusterSpec, workspace: Workspace, *, keep: Mapping[str, Size], say: Say
     ) -> Provisioned:
         shares, notes = divide(spec, Hardware.here(), keep)
-        notes += same_numbers(spec.users, account_name)
+        notes += same_uids(spec.users, account_name)
         image = _image(self._settings, workspace)
         request = ClusterRequest(
             id=workspace.cluster_id(),
@@ -146,13 +146,13 @@ class LocalProvider:
         return tuple(c.id for c in mine if is_lost(c))
 
 
-def same_numbers(users: Iterable[User], name_of: Callable[[int], str | None]) -> tuple[str, ...]:
-    """Which accounts of this machine have the number of another account on the nodes, in words.
+def same_uids(users: Iterable[User], name_of: Callable[[int], str | None]) -> tuple[str, ...]:
+    """Notes on the accounts of this machine that have the uid of another account on the nodes.
 
-    Processes of nodes are this machine's: its kernel knows them by their number.
+    Processes of nodes are this machine's: its kernel knows them by their uid.
     """
     return tuple(
-        f"number {user.uid} is {name}'s on this machine: {name} can read and end what runs as {user.name} on "
+        f"uid {user.uid} is {name}'s on this machine: {name} can read and end what runs as {user.name} on "
         f"the nodes; `users` of the spec gives {user.name} another `uid`"
         for user in users
         if (name := name_of(user.uid)) not in (None, user.name)

@@ -19,16 +19,13 @@ import hashlib
 import json
 import os
 import stat
-import struct
 import sys
-import time
 from io import BufferedReader
 from typing import Any, BinaryIO, cast
 
-CHUNK = 1 << 20
-ZEROS = bytes(CHUNK)
+from clusterctl.transport.remote_send import CHUNK, HEADER, ZEROS, Beat
+
 STDIN = cast("BufferedReader", sys.stdin.buffer)
-HEADER = struct.Struct(">q")
 SYNCED = 1 << 20  # bytes from which a file of the store is on disk before it has its name
 SYNC_EVERY = 1 << 28
 OWNERS = 0o600  # a partial file's mode
@@ -70,13 +67,11 @@ class Heartbeat:
     """Says how many bytes were looked at, about once a second: this can take a while."""
 
     def __init__(self) -> None:
-        self.bytes, self._due = 0, time.monotonic() + 1
+        self.bytes, self._beat = 0, Beat(lambda: tell(checked=self.bytes))
 
     def add(self, count: int) -> None:
         self.bytes += count
-        if time.monotonic() >= self._due:
-            tell(checked=self.bytes)
-            self._due = time.monotonic() + 1
+        self._beat()
 
 
 def hash_of(file: BinaryIO, size: int, beat: Heartbeat) -> Any:

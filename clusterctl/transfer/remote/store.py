@@ -21,15 +21,8 @@ import shutil
 import sys
 import time
 
-from clusterctl.transfer.remote.receive import (
-    CHUNK,
-    Entry,
-    Heartbeat,
-    read_entries,
-    receive_all,
-    tell,
-    write_all,
-)
+from clusterctl.transfer.remote.receive import Entry, Heartbeat, read_entries, receive_all, tell, write_all
+from clusterctl.transport.remote_send import CHUNK
 
 SMALL = 1 << 20  # bytes up to which a file is checked again when it is copied from the store
 NO_REQUIRED = 66

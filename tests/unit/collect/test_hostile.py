@@ -85,6 +85,7 @@ def test_a_link_in_place_of_the_folder_is_not_followed(remote, tree):
     assert [one.reason for one in manifest.skipped] == ["a symbolic link in place of the job's folder"]
     assert content(tree) == {}
     assert list(LogReader(LocalTransport(), str(swapped)).new()) == []
+    assert list(LogReader(LocalTransport(), str(swapped)).end()) == []
     assert len(list(LogReader(LocalTransport(), str(remote)).new())) == 1
 
 

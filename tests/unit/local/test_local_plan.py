@@ -13,7 +13,7 @@ from clusterctl.providers.base import HostChange, Planned
 from clusterctl.providers.local import helper, layout, machine
 from clusterctl.providers.local.layout import ClusterState, Existing
 from clusterctl.providers.local.plan import compare, hosts_of
-from clusterctl.providers.local.provider import same_numbers
+from clusterctl.providers.local.provider import same_uids
 from clusterctl.providers.local.shares import Hardware, divide
 from clusterctl.spec import ClusterSpec
 from clusterctl.spec.models import User
@@ -152,10 +152,10 @@ def test_hosts_are_those_that_up_left(tmp_path: Path) -> None:
     assert hosts_of(workspace) == {}
 
 
-def test_a_number_that_is_anothers_here_is_told() -> None:
-    """Whoever has it can end the jobs: their processes are this machine's."""
+def test_a_uid_that_another_account_has_here_is_named() -> None:
+    """That account can end the jobs: their processes are this machine's."""
     users = [User(name="ada", uid=1000), User(name="hpc", uid=10000), User(name="kim", uid=1001)]
-    (note,) = same_numbers(users, {1000: "ada", 10000: "eve"}.get)
+    (note,) = same_uids(users, {1000: "ada", 10000: "eve"}.get)
     assert "eve can read and end what runs as hpc" in note
 
 

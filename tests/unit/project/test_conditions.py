@@ -27,7 +27,7 @@ RunTests = Callable[..., subprocess.CompletedProcess[str]]
 def run_tests(tmp_path: Path) -> RunTests:
     """Runs a module of tests as this project's, by `pytest OPTIONS`, beneath a shell's command."""
     (tmp_path / "conftest.py").write_text(f"from tests.conftest import {HOOKS}\n")
-    (tmp_path / "pytest.ini").write_text(f"[pytest]\ntimeout = 1\npythonpath = {ROOT}\n")
+    (tmp_path / "pytest.ini").write_text(f"[pytest]\ntimeout = 60\npythonpath = {ROOT}\n")
 
     def run(
         text: str, *options: str, shell: str = 'exec "$@"', env: dict[str, str] | None = None
@@ -115,7 +115,7 @@ def test_last():
 
 
 def test_a_test_that_hangs_fails_alone_and_its_programs_end(run_tests: RunTests, tmp_path: Path) -> None:
-    done = run_tests(HANGS, "-n1")
+    done = run_tests(HANGS, "-n1", "--timeout=1")
     passed, failed, _ = count(tmp_path / "report.xml")
     assert (passed, failed) == (1, 5), done.stdout  # the teardown counts, too
     assert "Stack of another" in done.stdout
