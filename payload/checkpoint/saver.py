@@ -10,7 +10,7 @@ import zlib
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import TracebackType
+from types import MappingProxyType, TracebackType
 from typing import Any
 
 from payload.checkpoint.background import Writer
@@ -23,8 +23,6 @@ from payload.comm.base import together
 from payload.device import Mark
 from payload.errors import PayloadError
 from payload.parallel.engine import Engine
-
-_NOTHING: Mapping[str, Any] = {}
 
 
 @dataclass(slots=True)
@@ -50,7 +48,7 @@ class Saver:
         interval: int,
         keep: int,
         wait: bool,
-        learned: Mapping[str, Any] = _NOTHING,
+        learned: Mapping[str, Any] = MappingProxyType({}),
         lock: Lock | None = None,
         say: Callable[[str], None] = print,
         signals: StopSignals | None = None,

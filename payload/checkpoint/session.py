@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
+from types import MappingProxyType
 from typing import Any
 
 from payload.checkpoint.files import Manifest
@@ -17,8 +18,6 @@ from payload.comm.base import Communicator
 from payload.config import TrainConfig
 from payload.parallel.engine import Engine
 from payload.settings import to_record
-
-_NOTHING: Mapping[str, Any] = {}
 
 
 class Session:
@@ -46,7 +45,10 @@ class Session:
         return self._chosen.learned if self._chosen else None
 
     def resume(
-        self, engine: Engine, identity: Mapping[str, Any] = _NOTHING, learned: Mapping[str, Any] = _NOTHING
+        self,
+        engine: Engine,
+        identity: Mapping[str, Any] = MappingProxyType({}),
+        learned: Mapping[str, Any] = MappingProxyType({}),
     ) -> Resumed:
         """Load what the run goes on from.
 

@@ -378,13 +378,13 @@ def test_a_full_disk_costs_the_checkpoint_that_is_being_written_alone(
         disk.fill(but=room)
         engine.storage.values[...] = 0
 
-        def go_on() -> None:
+        def save_more() -> None:
             with Saver(engine, folder, describe, lambda **_: None, **options) as saver:
                 for iteration in range(2, 9):
                     saver.after(iteration, (0.0, 0.0), last=False)
 
         with pytest.raises(PayloadError, match=r"cannot be written: .*: No space left on device"):
-            go_on()
+            save_more()
         kept = sorted(complete(folder))
         assert {path.name for path in folder.iterdir()} == {f"iteration-{n:08}" for n in kept}
         for each in complete(folder).values():
@@ -392,8 +392,7 @@ def test_a_full_disk_costs_the_checkpoint_that_is_being_written_alone(
                 verify(each, facts)
         if kept == [1]:
             other = make_engine(device, seed=1)
-            chosen = choose("auto", folder, other.mesh.world)
-            assert resume(chosen, other, describe(0)).iteration == 1
+            assert go_on("auto", folder, other, describe(0)).iteration == 1
             assert numbers(other) == saved
 
 
