@@ -65,8 +65,8 @@ _NO_FIND = Needs("does", ("train", "bench"), "in training and bench", files=Fals
 _TEXT = Needs("takes", ("text", "masked text"), "with a --model of text")
 _TEXT_FILE = Needs("kind", ("text",), "with --data text:FILE")
 _IMAGES = Needs("kind", ("digits", "idx"), "with images, --data digits or idx:DIR")
-_RANKS = Needs("several", (True,), "on two or more data-parallel ranks")
-_GPU = Needs("gpu", (True,), "on GPUs")
+_RANKS = Needs("several", (True,), "on two or more data-parallel ranks", files=False)  # of this launch
+_GPU = Needs("gpu", (True,), "on GPUs", files=False)
 _SGD, _ADAM = needs("optimizer", "sgd"), needs("optimizer", "adamw", "lamb")
 _MOMENTUM = needs("momentum", wanted="with a --momentum above 0")
 _DECAY, _STEP = needs("schedule", "cosine", "step"), needs("schedule", "step")

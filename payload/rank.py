@@ -12,7 +12,7 @@ import sys
 import time
 from importlib.machinery import SourceFileLoader
 from signal import SIGINT
-from types import ModuleType
+from types import ModuleType, TracebackType
 
 GRACE_S = 5  # all ranks may call sys.exit, or be interrupted, some later than others
 SAVED = 75  # EX_TEMPFAIL: other ranks may still save their work, however long that takes
@@ -31,6 +31,7 @@ class Rank:
         loader = SourceFileLoader("__main__", path)
         main.__dict__.update(__file__=path, __cached__=None, __loader__=loader, __builtins__=__builtins__)
         sys.modules["__main__"] = main
+        failure = None
         atexit.register(self.leave)  # the first one registered is called last
         try:
             with open(path, "rb") as file:
@@ -41,13 +42,26 @@ class Rank:
             self.status = code if isinstance(code, int) else int(code is not None)
             raise
         except BaseException as exc:
-            trace = exc.__traceback__.tb_next if exc.__traceback__ else None  # without the line above
-            sys.excepthook(type(exc), exc.with_traceback(trace), trace)
-            self.status = 1
-        if self.status:
+            failure = exc.with_traceback(_below(exc))
+        if failure is not None:
+            self.fail(failure)
+
+    def fail(self, exc: BaseException) -> None:
+        """Show an exception as Python would, and end as it would: with 1, or with what the hook says."""
+        self.status = 1
+        try:
+            sys.excepthook(type(exc), exc, exc.__traceback__)
+        except SystemExit as leaving:
+            self.status = leaving.code if isinstance(leaving.code, int) else int(leaving.code is not None)
+        except BaseException as broken:  # Python shows both
+            sys.stderr.write("Error in sys.excepthook:\n")
+            sys.__excepthook__(type(broken), broken.with_traceback(_below(broken)), broken.__traceback__)
+            sys.stderr.write("\nOriginal exception was:\n")
+            sys.__excepthook__(type(exc), exc, exc.__traceback__)
+        finally:
             atexit.unregister(self.leave)
             self.abort()
-            sys.exit(self.status)
+        sys.exit(self.status)
 
     def leave(self) -> None:
         """Abort unless all ranks leave with an error of their own."""
@@ -68,6 +82,11 @@ class Rank:
             from mpi4py.run import set_abort_status
 
             set_abort_status(self.status)
+
+
+def _below(exc: BaseException) -> "TracebackType | None":
+    """The traceback without the line of this file."""
+    return exc.__traceback__ and exc.__traceback__.tb_next
 
 
 if __name__ == "__main__":

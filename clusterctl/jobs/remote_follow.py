@@ -34,7 +34,11 @@ def tell(answer: dict[str, str | int]) -> None:
 
 
 def tell_new(folder: str, name: str, offset: int) -> int:
-    """Tell what a log holds from ``offset`` on; returns the new offset."""
+    """Tell what a log holds now from ``offset`` on; returns the new offset.
+
+    What is added meanwhile waits for the next look: other logs have their turn, also beside one that grows
+    faster than it is read.
+    """
     try:
         fd = open_file(os.fsencode(folder), os.fsencode(name))
     except OSError:
@@ -45,12 +49,10 @@ def tell_new(folder: str, name: str, offset: int) -> int:
             offset = 0
         if offset < 0:  # the end of it
             offset = max(0, size + offset)
-        while True:
-            data = os.pread(fd, CHUNK, offset)
-            if not data:
-                return offset
+        while data := os.pread(fd, min(CHUNK, size - offset), offset):
             tell({"log": name, "at": offset, "data": base64.b64encode(data).decode("ascii")})
             offset += len(data)
+        return offset
     finally:
         os.close(fd)
 

@@ -36,9 +36,10 @@ def remote_argv(module: str, *arguments: str) -> list[str]:
     """The command that runs ``main`` of a module of ours, such as ``clusterctl.jobs.remote_follow``.
 
     The modules of ours that it imports go with it. Arguments travel as JSON, since they may hold names that
-    are not UTF-8 (as `os.fsdecode` has them).
+    are not UTF-8 (as `os.fsdecode` has them). Python is isolated: it imports nothing from the home of the
+    account, where a job, or `clusterctl put json.py`, may have left modules.
     """
-    return ["python3", "-c", BOOT, _texts(module), json.dumps(arguments)]
+    return ["python3", "-I", "-c", BOOT, _texts(module), json.dumps(arguments)]
 
 
 @cache

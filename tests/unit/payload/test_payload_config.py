@@ -291,6 +291,7 @@ def test_what_a_file_has_counts_where_it_is_no_default(tmp_path: Path) -> None:
     for row in TRAIN.values():
         file.write_text(to_toml(parse(f"train {row.line} {row.given}".split())))
         assert refused(line) == ""
+        assert refused(line, several=False, gpu=False) == ""  # the run may go on elsewhere
 
 
 def test_what_only_the_run_can_tell_is_refused_by_it(alone: Runner, tmp_path: Path) -> None:

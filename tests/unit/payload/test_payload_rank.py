@@ -79,9 +79,23 @@ def ran(folder: Path, text: str, *before: str) -> subprocess.CompletedProcess[st
         "import sys\nsys.exit('the disk is on fire')\n",
         "import sys\nsys.exit()\n",
         "import sys\nsys.excepthook = lambda kind, error, trace: print('mine', error)\nraise KeyError(1)\n",
+        "import sys\nsys.excepthook = lambda *_: sys.exit(3)\nraise KeyError(1)\n",
+        "import sys\ndef hook(*_):\n    raise ValueError('x')\nsys.excepthook = hook\nraise KeyError(1)\n",
         "# -*- coding: latin-1 -*-\nprint(len('é'))\n",
     ],
-    ids=["what it finds", "error", "chain", "syntax", "status", "message", "no status", "hook", "coding"],
+    ids=[
+        "what it finds",
+        "error",
+        "chain",
+        "syntax",
+        "status",
+        "message",
+        "no status",
+        "hook",
+        "hook leaves",
+        "hook breaks",
+        "coding",
+    ],
 )
 def test_it_runs_as_by_python_alone(folder, text):
     plain, ranked = ran(folder, text, sys.executable), ran(folder, text, sys.executable, RANK)
@@ -95,6 +109,12 @@ def test_an_error_of_one_rank_ends_the_others(folder, waits):
     assert done.stderr.count("Traceback") == 1
     assert "RuntimeError: it broke\n" in done.stderr
     assert (folder / "rank1").read_text() == "what is in a buffer"
+
+
+@pytest.mark.parametrize("hook", ["1 / 0", "sys.exit(3)"])
+def test_so_does_one_whose_hook_for_errors_fails(folder, hook):
+    text = f"{RANKS}sys.excepthook = lambda *_: {hook}\n{FAILS}world.Barrier()\n"
+    assert ran(folder, text, *MPIRUN, sys.executable, RANK).returncode != 0
 
 
 def test_a_rank_that_leaves_with_a_status_ends_the_others(folder):
