@@ -27,6 +27,7 @@ FROM_JOB = b".from-job"
 MAX_FILE = 64 << 30  # bytes: what is larger stays on the cluster unless it is asked for
 
 _MOST_ROWS = 250_000  # the cluster itself stops at 100,000
+_MOST_HOLES = 16 << 30  # bytes of a job's files, which cost no disk but the time to hash them
 _MOST_SKIPPED = 1000  # that are named one by one
 _LONGEST = 2048  # bytes of a path: it must fit below any folder here
 
@@ -105,6 +106,7 @@ class _Listed:
     files: dict[bytes, tuple[int, int]] = field(default_factory=dict)  # path -> size and space
     folders: set[bytes] = field(default_factory=set)
     skipped: list[Skipped] = field(default_factory=list)
+    holes: int = _MOST_HOLES  # that may come yet
     unnamed: int = 0
 
     def add(self, row: dict[str, object]) -> None:
@@ -128,11 +130,18 @@ class _Listed:
     def add_file(self, path: bytes, size: int, space: int) -> None:
         if size < 0 or space < 0:
             raise ValueError("it can't be so")
+        holes = max(0, size - space)
+        too_much = ""
         if size > self.max_file:
+            too_much = f"{shown_size(size)}, more than {shown_size(self.max_file)}"
+        elif holes > self.holes:
+            too_much = f"{shown_size(holes)} of holes, with those before more than {shown_size(_MOST_HOLES)}"
+        if too_much:
             command = shlex.join(["clusterctl", "get", f"{self.folder}/{shown_path(path)}"])
-            self.skip(path, f"{shown_size(size)}, more than {shown_size(self.max_file)}: `{command}`")
+            self.skip(path, f"{too_much}: `{command}`")
         else:
-            self.files[path] = size, min(size, space)
+            self.holes -= holes
+            self.files[path] = size, size - holes
 
     def skip(self, path: bytes, reason: str) -> None:
         """What is left there. A job may leave any number of things."""

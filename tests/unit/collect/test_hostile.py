@@ -298,3 +298,30 @@ def test_a_reader_that_hangs_ends_and_the_others_come_home(session, cluster, tmp
         "demo-1-a",
         "demo-3-c",
     ]
+
+
+def test_many_sparse_files_hold_nobody_up(remote, tree):
+    """Forty of 60 GiB, each below the limit of one file, were hashed for an hour."""
+    for number in range(40):
+        with (remote / f"sparse{number}").open("wb") as file:
+            file.truncate(60 << 30)
+    (remote / "result").write_text("x")
+    manifest = fetch(remote, tree)
+    assert content(tree)[b"result"] == b"x"
+    assert len(manifest.skipped) == 40
+    assert manifest.skipped[0].reason.startswith(
+        "60.0 GiB of holes, with those before more than 16.0 GiB: `clus"
+    )
+
+
+def test_modules_in_the_home_are_not_what_readers_import(remote, tree, tmp_path, monkeypatch):
+    """`clusterctl put json.py` puts it in the home, where remote programs start."""
+    home = tmp_path / "home"
+    home.mkdir()
+    for name in ("json.py", "types.py"):
+        (home / name).write_text("raise SystemExit('a module of the home')\n")
+    monkeypatch.chdir(home)
+    (remote / "stdout.log").write_text("said")
+    fetch(remote, tree)
+    assert content(tree)[b"stdout.log"] == b"said"
+    assert len(list(LogReader(LocalTransport(), str(remote)).new())) == 1
