@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 import signal
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -45,7 +46,7 @@ class Start:
 
 
 def job_info(said: Mapping[str, Any], user: str) -> JobInfo:
-    """The job that a host tells of; UNKNOWN and without nodes where what is noted of it makes no sense."""
+    """The job that a host tells of. Where its record is spoilt it has no nodes, and is UNKNOWN until it ends."""
     try:
         state, reason, exit_code, ended_by = _outcome(said["end"], cancelled=bool(said["cancelled"]))
         end = said["end"]
@@ -68,11 +69,15 @@ def job_info(said: Mapping[str, Any], user: str) -> JobInfo:
         )
     except (KeyError, ValueError, TypeError) as exc:
         number = JOB_ID.fullmatch(str(said.get("id")))
+        state = JobState.UNKNOWN
+        with suppress(KeyError, ValueError, TypeError):
+            if said["end"] is not None:
+                state = _outcome(said["end"], cancelled=bool(said["cancelled"]))[0]
         return JobInfo(
             job_id=int(number[1]) if number else 0,
             name="",
             user=user,
-            state=JobState.UNKNOWN,
+            state=state,
             reason=f"what is noted of the job makes no sense: {exc!r}"[:300],
             prefix=PREFIX,
         )

@@ -9,6 +9,7 @@ These files are touched as the user alone: root may have no rights there, and mu
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import json
 import os
@@ -80,7 +81,12 @@ class User:
             lock = open_new(self.registry / ".lock", 0o600)
             os.fchmod(lock.fileno(), 0o600)  # other accounts could hold what they can read
         with lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
+            give_up = time.monotonic() + ASK_S
+            while not locked(lock):
+                if time.monotonic() > give_up:  # a job can hold it as long as it likes
+                    path = str(self.registry / ".lock")
+                    raise OSError(errno.EBUSY, f"held by another process (`fuser {path}` names it)", path)
+                time.sleep(0.1)
             yield
 
     def jobs(self) -> List[Record]:  # noqa: UP006
@@ -122,6 +128,15 @@ class User:
             with open_new(new) as out:
                 out.write(text)
             new.replace(folder / file)
+
+
+def locked(file: TextIO) -> bool:
+    """Lock a file, unless another process holds it."""
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    return True
 
 
 def open_new(path: Path, mode: int = 0o666) -> TextIO:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pwd
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ from clusterctl.errors import SchedulerError, UnreachableError, UsageError
 from clusterctl.inventory import COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.mpirun import remote_jobs
 from clusterctl.mpirun.client import BusyError, MpirunClient, SickError
-from clusterctl.mpirun.job import Start
+from clusterctl.mpirun.job import Start, job_info
 from clusterctl.mpirun.remote_jobs import open_new, read
 from clusterctl.scheduler.base import Clock
 from clusterctl.transport.scripted import Call, ScriptedTransport, Step
@@ -265,3 +266,20 @@ def test_a_record_that_a_job_replaced_is_not_waited_for(tmp_path: Path, kind: st
     if kind != "large":
         with pytest.raises(OSError):  # noqa: PT011
             open_new(record)
+
+
+def test_a_job_whose_record_is_spoilt_has_ended_when_its_unit_says_so() -> None:
+    """`submit --wait` waited for it without end."""
+    end = {"result": "success", "code": "exited", "status": "0", "time": 5}
+    assert job_info({"id": "m3", "end": end, "cancelled": False}, "u").state.value == "COMPLETED"
+    assert job_info({"id": "m3", "end": {"result": []}, "cancelled": False}, "u").state.value == "UNKNOWN"
+
+
+def test_a_lock_that_a_job_holds_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_jobs, "ASK_S", 0.2)
+    account = pwd.getpwuid(os.getuid())
+    monkeypatch.setattr(pwd, "getpwnam", lambda _: pwd.struct_passwd((*account[:5], str(tmp_path), "")))
+    user = remote_jobs.User("me")
+    held = pytest.raises(OSError, match=r"held by another process .*/mpirun/\.lock")
+    with user.alone(), held, user.alone():
+        pass

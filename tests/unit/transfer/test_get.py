@@ -204,3 +204,13 @@ def line(path: bytes, kind: str = "file", size: int = 1) -> bytes:
 def test_a_list_that_can_not_be_is_refused(lines):
     with pytest.raises(TransferError, match="makes no sense"):
         parse_listing(lines)
+
+
+def test_a_file_that_somebody_else_owns_is_fetched_too(home, here):
+    """A colleague's, in a folder of a third account's."""
+    (home / "common").mkdir()
+    (home / "common" / "data").write_text("theirs")
+    os.chown(home / "common" / "data", 4711, 4711)
+    os.chown(home / "common", 4712, 4712)
+    get(here, "common")
+    assert (here / "common" / "data").read_text() == "theirs"
