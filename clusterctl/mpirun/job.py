@@ -46,7 +46,7 @@ class Start:
 
 
 def job_info(said: Mapping[str, Any], user: str) -> JobInfo:
-    """The job that a host tells of. Where its record is spoilt it has no nodes, and is UNKNOWN until it ends."""
+    """The job that a host tells of. With a spoilt record it has no nodes, and is UNKNOWN until it ends."""
     try:
         state, reason, exit_code, ended_by = _outcome(said["end"], cancelled=bool(said["cancelled"]))
         end = said["end"]
