@@ -123,7 +123,8 @@ class Ledger:
         folder = self._kept(token)
         try:
             with writing(folder):
-                folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+                for place in (folder.parent, folder):
+                    place.mkdir(mode=0o700, exist_ok=True)
                 for name, content in files.items():
                     with os.fdopen(os.open(folder / name, _NEW, 0o600), "wb") as file:
                         file.write(content)

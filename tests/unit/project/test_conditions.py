@@ -54,7 +54,8 @@ def test_interrupt():
 def test_programs():
     status = subprocess.run(["cat", "/proc/self/status"], capture_output=True, text=True).stdout
     masks = dict(line.split(":\\t") for line in status.splitlines() if line.startswith(("SigBlk", "SigIgn")))
-    assert {int(mask, 16) for mask in masks.values()} == {0}
+    # 32 and 33 are glibc's own: its posix_spawn, by which make starts programs, ignores them.
+    assert {int(mask, 16) & ~(3 << 31) for mask in masks.values()} == {0}
     assert subprocess.run(["sh", "-c", "umask"], capture_output=True).stdout == b"0022\\n"
     assert sys.stdin.closed or not os.read(0, 1)
 

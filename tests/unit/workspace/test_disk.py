@@ -19,6 +19,8 @@ from clusterctl.workspace import ROOM, Workspace, write_atomic
 from tests.support.disks import FAULTS, SmallDisk, small_disk
 from tests.support.verbs import Clusterctl
 
+ROOT = str(Path(__file__).resolve().parents[3])
+
 
 @pytest.fixture
 def disk() -> Iterator[SmallDisk]:
@@ -212,9 +214,15 @@ def test_where_temporary_files_find_no_room_memory_has_it(options: str) -> None:
         "from clusterctl.mortal import roomiest, sweep, temporary_folder\nsweep()\n"
         "with temporary_folder(roomiest()) as folder: print(folder.parent)"
     )
-    mount = f"[ ! -d $place ] || mount -t tmpfs -o {options} none $place"
-    mounts = f"for place in /tmp /var/tmp /usr/tmp; do {mount}; done; cd /proc"
-    argv = ["unshare", "--mount", "sh", "-ec", f'{mounts}; exec "$@"', "sh", sys.executable, "-c", script]
+    # This checkout may lie in one of the folders itself.
+    mount = (
+        "[ -d $place ] || continue; mount -t tmpfs none $place\n"
+        'case $here in $place/*) mkdir -p "$here"; mount -c --bind /proc/self/fd/9 "$here";; esac\n'
+        f"mount -o remount,{options} $place"
+    )
+    mounts = f"here=$1; shift; exec 9<$here; for place in /tmp /var/tmp /usr/tmp; do {mount}; done; cd /proc"
+    words = ["sh", "-ec", f'{mounts}; exec "$@"', "sh", ROOT, sys.executable, "-c", script]
+    argv = ["unshare", "--mount", *words]
     env = {name: value for name, value in os.environ.items() if name not in {"TMPDIR", "TEMP", "TMP"}}
     ran = subprocess.run(argv, capture_output=True, text=True, check=True, env=env)
     assert ran.stdout == "/dev/shm\n"
