@@ -13,8 +13,11 @@ from clusterctl.assets import job_lock
 from clusterctl.distributions import Distribution
 from clusterctl.errors import CommandError, TransportError, UsageError
 from clusterctl.spec import ClusterSpec, JobSpec, JobWords
+from clusterctl.terminal import printable
 from clusterctl.transfer.tree import Progress, shown_size
 from clusterctl.transport.base import BULK, Conversation, Transport
+from clusterctl.transport.program import remote_argv
+from clusterctl.transport.remote_lock import HELD
 from clusterctl.wheels import Lock, Node, Question, resolve, resolved, wheel_path
 
 Say = Callable[[str], None]
@@ -23,19 +26,22 @@ BASE_ENVIRONMENT: Final = "/opt/clusterctl/env"  # what every node has
 ENVIRONMENTS: Final = "clusterctl/environments"  # in the job user's home
 _LOCK_NAME: Final = "requirements.lock"
 _CHUNK: Final = 1 << 18
-_BUILD_S: Final = 3600.0  # pip says nothing, and another one's build may be waited for
+_LOCK: Final = f"{ENVIRONMENTS}/.lock"
+_BUILD_S: Final = 3600.0  # pip says nothing
+_WAIT_S: Final = 1800.0  # for another one's build, which says nothing either
 
 # Answers `there`, or `send` and then takes a tar. A folder in the making has a name of its own; the name that
 # jobs use is a link, made when all is done. One lock for all, so that what killed builds left can be removed.
 _BUILD: Final = f"""\
 set -eu
 umask 077
-key=$1 base=$2
+key=$1 base=$2 wait_s=$3
 mkdir -p -- "$HOME/{ENVIRONMENTS}"
 cd -- "$HOME/{ENVIRONMENTS}"
 if [ -e "$key" ]; then echo there; exit; fi
-exec 9>.lock
-flock --nonblock 9 || {{ echo waiting; flock 9; }}
+if [ -L .lock ] || {{ [ -e .lock ] && [ ! -f .lock ]; }}; then rm -rf -- .lock; fi
+exec 9<>.lock
+flock --nonblock 9 || {{ echo waiting; flock --timeout "$wait_s" 9 || exit {HELD}; }}
 if [ -e "$key" ]; then echo there; exit; fi
 for old in .*.??????; do
     name=${{old#.}}
@@ -145,17 +151,19 @@ def build(
     say: Say,
     progress: Progress = lambda *_: None,
     base: str = BASE_ENVIRONMENT,
+    wait_s: float = _WAIT_S,
 ) -> bool:
     """Have the environment on the cluster, whole; whether it had to be built. ``transport``: the job user's.
 
-    Who comes while another builds waits for it. Killed at any moment, the next one builds anew.
+    While another one builds, it is waited for, up to ``wait_s``. After a build that was killed at any moment,
+    the next one builds anew.
 
     Raises:
         TransportError: it can't be built, or the connection broke.
     """
     if environment.lock is None:
         return False
-    argv = ["sh", "-c", _BUILD, "sh", environment.lock.key, base]
+    argv = ["sh", "-c", _BUILD, "sh", environment.lock.key, base, f"{wait_s:g}"]
     built = False
     try:
         much = _is_much(transport, environment.lock)
@@ -171,6 +179,8 @@ def build(
                     break
             talk.finish()
     except CommandError as exc:
+        if exc.rc == HELD:
+            raise _held(transport, wait_s) from exc
         raise TransportError(
             "the Python environment can't be built on the cluster",
             where=transport.host,
@@ -179,6 +189,17 @@ def build(
             host=transport.host,
         ) from exc
     return built
+
+
+def _held(transport: Transport, wait_s: float) -> TransportError:
+    holders = transport.run(remote_argv("clusterctl.transport.remote_lock", _LOCK), check=False)
+    return TransportError(
+        "the Python environment can't be built on the cluster: builds are locked",
+        where=transport.host,
+        why=f"~/{_LOCK} is still locked after {wait_s:g} s by {printable(holders.stdout.strip()) or '?'}",
+        fix="let that build end; if it is none, end that process (`clusterctl ssh`, `clusterctl cancel`)",
+        host=transport.host,
+    )
 
 
 def _is_much(transport: Transport, lock: Lock) -> bool:

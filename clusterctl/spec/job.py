@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final, Self
 from pydantic import AfterValidator, Field, StringConstraints, model_validator
 
 from clusterctl.spec.base import Model, Toggle
-from clusterctl.spec.job_values import Argument, Environment, Image, Text
+from clusterctl.spec.job_values import Argument, Environment, Image, Pattern
 from clusterctl.spec.models import PATTERN_WORDS, AccountName, PartitionName
 from clusterctl.spec.paths import FileName
 from clusterctl.spec.units import JobMemoryMib, JobTimeS
@@ -98,9 +98,9 @@ class JobWords(Model):
     )
     launcher: Launcher = Field(Launcher.SRUN, description="how ranks are started")
     folder: Toggle = Field(True, description="whether the script's folder is sent with it")
-    include: tuple[Text, ...] = Field((), description="patterns of what is sent though .gitignore has it")
-    exclude: tuple[Text, ...] = Field((), description="patterns of what is not sent")
-    outputs: tuple[Text, ...] = Field(
+    include: tuple[Pattern, ...] = Field((), description="patterns of what is sent though .gitignore has it")
+    exclude: tuple[Pattern, ...] = Field((), description="patterns of what is not sent")
+    outputs: tuple[Pattern, ...] = Field(
         (),
         description="patterns of what is brought home, as in a .gitignore file; default: all but checkpoints",
         examples=["results/**"],

@@ -76,6 +76,17 @@ def _image(value: str, info: ValidationInfo) -> str:
     raise ValueError(f"there is no file {shown(value)} here; a path on the cluster begins with / or ~/")
 
 
+def _pattern(value: str) -> str:
+    """A pattern that can match something."""
+    names = [name for name in value.removeprefix("!").strip().split("/") if name]
+    if not names or value.startswith("#") or not {".", ".."}.isdisjoint(names):
+        raise ValueError(
+            f"{shown(value)} can match nothing: write a path from the folder on, without . and .., such as "
+            "'results/**'; a # at its beginning as \\#"
+        )
+    return value
+
+
 Text = Annotated[str, AfterValidator(can_travel)]
 Argument = Annotated[Text, WithJsonSchema({"type": ["string", "number", "boolean"]})]
 Environment = Annotated[
@@ -90,3 +101,4 @@ Environment = Annotated[
     ),
 ]
 Image = Annotated[Text, AfterValidator(_image)]
+Pattern = Annotated[Text, AfterValidator(_pattern)]  # as in a .gitignore file

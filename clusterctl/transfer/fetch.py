@@ -20,10 +20,10 @@ from clusterctl.transfer.hashes import hash_items
 from clusterctl.transfer.incoming import Incoming
 from clusterctl.transfer.listing import Remote, parse_listing
 from clusterctl.transfer.remote.give import ALIVE, NOT_THERE, SAME, UNREADABLE
-from clusterctl.transfer.remote.receive import lies_at
 from clusterctl.transfer.tree import Item, Kind, Progress
 from clusterctl.transport.base import Transport
 from clusterctl.transport.program import remote_argv
+from clusterctl.transport.remote_lock import lies_at
 
 _SPARE_BYTES = 16 << 20
 

@@ -6,11 +6,12 @@ import base64
 import json
 import os
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any
+from typing import Any, Self, TypeVar
 
 from clusterctl.errors import CommandError, TransferError, TransportError
 from clusterctl.terminal import printable
@@ -19,12 +20,15 @@ from clusterctl.transfer.remote.store import NO_REQUIRED
 from clusterctl.transfer.tree import Item, Kind, Progress, not_readable
 from clusterctl.transport.base import BULK, Conversation, Transport
 from clusterctl.transport.program import remote_argv
+from clusterctl.transport.remote_lock import HELD
 from clusterctl.transport.remote_send import HEADER
 
 STORE = "clusterctl/store"  # in the job user's home
 
 _REMOTE = "clusterctl.transfer.remote"
 _PIECE = 1 << 18
+
+_T = TypeVar("_T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,14 +101,22 @@ def send_to_store(
         items.append(item)
     hashes = _hashes(items, progress)
     answer, _ = _converse(transport, _store(""), items, hashes, progress)
+    if len(answer.at) != len(files):
+        raise _not_understood(json.dumps(answer.at).encode(), transport.host)
     return dict(zip(files, answer.at, strict=True))
 
 
 @dataclass(frozen=True, slots=True)
 class _Answer:
     folder: str
-    wrong: tuple[int, ...]
+    wrong: tuple[Item, ...]
     at: tuple[str, ...]
+
+    @classmethod
+    def of(cls, items: Sequence[Item], answer: Mapping[str, Any]) -> Self:
+        wrong = tuple(_item(items, index) for index in answer["wrong"])
+        at = tuple(map(str, answer.get("at", ())))
+        return cls(os.fsdecode(base64.b64decode(answer["folder"])), wrong, at)
 
 
 def _store(*arguments: str) -> list[str]:
@@ -130,24 +142,21 @@ def _converse(
             answers = _answers(talk, transport.host)
             for piece in _pieces(_request(items, hashes, ours)):
                 talk.send(piece)
-            missing = [(items[i], have) for i, have in _next(talk, answers, "send")]
+            missing = _understood(_next(talk, answers), transport.host, partial(_missing, items))
             total = sum(item.size - have for item, have in missing)
             sent = 0
             for piece in _pieces(_content(missing)):
                 talk.send(piece)
                 sent += len(piece)
                 progress("sending", min(sent, total), total)
-            last = _next(talk, answers, None)
+            answer = _understood(_next(talk, answers), transport.host, partial(_Answer.of, items))
             talk.finish()
     except CommandError as exc:
         if exc.rc == NO_REQUIRED:
             raise
-        raise _not_written(transport.host, exc) from exc
-    answer = _Answer(
-        os.fsdecode(base64.b64decode(last["folder"])), tuple(last["wrong"]), tuple(last.get("at", ()))
-    )
+        raise (_held if exc.rc == HELD else _not_written)(transport.host, exc) from exc
     if answer.wrong:
-        raise _changed([items[index] for index in answer.wrong])
+        raise _changed(answer.wrong)
     return answer, total
 
 
@@ -219,22 +228,63 @@ def _object(line: bytes, host: str) -> dict[str, Any]:
             return answer
     except (ValueError, RecursionError):
         pass
-    raise TransportError(
+    raise _not_understood(line, host)
+
+
+def _understood(answer: Mapping[str, Any], host: str, read: Callable[[Mapping[str, Any]], _T]) -> _T:
+    """What ``read`` makes of an answer.
+
+    Raises:
+        TransportError: the answer is not of the form that is expected.
+    """
+    try:
+        return read(answer)
+    except (LookupError, TypeError, ValueError) as exc:
+        raise _not_understood(json.dumps(answer).encode(), host) from exc
+
+
+def _not_understood(said: bytes, host: str) -> TransportError:
+    return TransportError(
         "the cluster answered what clusterctl does not understand",
         where=host,
-        why=printable(line[:200].decode(errors="replace")),
+        why=printable(said[:200].decode(errors="replace")),
         fix="if a startup file of the shell there writes this (~/.bashrc), let it do so for terminals only",
         host=host,
     )
 
 
-def _next(talk: Conversation, answers: Iterator[dict[str, Any]], key: str | None) -> Any:
-    """The next answer, or what it has under ``key``; signs of life are passed over."""
+def _next(talk: Conversation, answers: Iterator[dict[str, Any]]) -> dict[str, Any]:
+    """The next answer; signs of life are passed over."""
     for answer in answers:
         if "checked" not in answer:
-            return answer[key] if key else answer
+            return answer
     talk.finish()  # says why there is no answer
     raise TransferError("the cluster ended the transfer without an answer", fix="run it again")
+
+
+def _missing(items: Sequence[Item], answer: Mapping[str, Any]) -> list[tuple[Item, int]]:
+    """The files that the cluster lacks, and how much of each it has."""
+    missing = [(_item(items, index), have) for index, have in answer["send"]]
+    if any(not 0 <= have <= item.size for item, have in missing):
+        raise ValueError("it has more than there is")
+    return missing
+
+
+def _item(items: Sequence[Item], index: int) -> Item:
+    if index < 0:
+        raise ValueError("an index counts from 0")
+    return items[index]
+
+
+def _held(host: str, exc: CommandError) -> TransferError:
+    return TransferError(
+        "the store of files on the cluster is locked",
+        where=host,
+        why=printable(exc.why.strip().splitlines()[-1]),
+        fix="end the process that holds the lock, a job's perhaps (`clusterctl ssh`, `clusterctl cancel`); "
+        "or, while no other `submit` is under way, remove the file; then run it again",
+        host=host,
+    )
 
 
 def _not_written(host: str, exc: CommandError) -> TransferError:

@@ -131,6 +131,7 @@ def no_answer(host: str, argv: Sequence[str], seconds: float) -> NoAnswerError:
     """The error for a command that said nothing, or did not end, for that long."""
     return NoAnswerError(
         f"{host}: no answer from `{shown(argv)}` within {seconds:g} s",
-        fix="try again; if it stays so, look at the host's load",
+        fix="try again; if it stays so, look at the host's load, "
+        "and at what the account's ~/.bashrc there runs at each login",
         host=host,
     )

@@ -20,15 +20,18 @@ import json
 import os
 import stat
 import sys
+import time
 from io import BufferedReader
 from typing import Any, BinaryIO, cast
 
+from clusterctl.transport.remote_lock import OWNERS, lies_at, open_own, remove_unless
 from clusterctl.transport.remote_send import CHUNK, HEADER, ZEROS, Beat
 
 STDIN = cast("BufferedReader", sys.stdin.buffer)
 SYNCED = 1 << 20  # bytes from which a file of the store is on disk before it has its name
 SYNC_EVERY = 1 << 28
-OWNERS = 0o600  # a partial file's mode
+READ_ONLY = 0o400  # the mode of a file of the store
+SEALED = 1_000_000_000  # its time of change; whole seconds, which is all that some file systems keep
 AT_ONCE = 256  # partial files that are held open
 SPARE = 16 << 20
 
@@ -84,23 +87,36 @@ def hash_of(file: BinaryIO, size: int, beat: Heartbeat) -> Any:
 
 
 def is_here(entry: Entry, *, stored: bool, beat: Heartbeat) -> bool:
-    """Whether the content is in its place. What lies in the store was checked when it arrived."""
+    """Whether the content is in its place. What lies in the store is hashed again only if it was changed."""
     try:
         status = os.lstat(entry.final)
         if not stat.S_ISREG(status.st_mode) or status.st_size != entry.size:
             return False
-        if stored:
-            os.utime(entry.final)  # it is in use
+        if stored and status.st_mtime == SEALED and stat.S_IMODE(status.st_mode) == READ_ONLY:
+            os.utime(entry.final, (time.time(), SEALED))
             return True
-        with open(entry.final, "rb") as file:  # names are bytes
-            return bool(hash_of(file, entry.size, beat).hexdigest() == entry.payload)
+        fd = os.open(entry.final, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(fd, "rb") as file:
+            right = bool(hash_of(file, entry.size, beat).hexdigest() == entry.payload)
+        if right and stored:
+            seal(entry.final)
+        return right
     except OSError:
         return False
 
 
+def seal(place: bytes | int) -> None:
+    """Mark a file of the store as whole, and as used now.
+
+    Whatever writes to it gives it another time of change. Its time of access says when it was last used.
+    """
+    os.chmod(place, READ_ONLY)
+    os.utime(place, (time.time(), SEALED))
+
+
 def open_partial(path: bytes) -> int | None:
     """What an interrupted transfer left, for us alone; None if another one writes it right now."""
-    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_NOFOLLOW | os.O_CLOEXEC, OWNERS)
+    fd = open_own(path)
     try:
         fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
         if lies_at(path, fd):  # else the other one has just given it its place
@@ -109,14 +125,6 @@ def open_partial(path: bytes) -> int | None:
         pass
     os.close(fd)
     return None
-
-
-def lies_at(path: bytes, fd: int) -> bool:
-    """Whether an open file is still the one of that name."""
-    try:
-        return os.path.samestat(os.lstat(path), os.fstat(fd))
-    except FileNotFoundError:
-        return False
 
 
 def find_missing(entries: list[Entry], *, stored: bool) -> tuple[list[int], dict[bytes, int], dict[int, int]]:
@@ -188,11 +196,15 @@ def take(entry: Entry, fd: int | None, have: int, *, stored: bool) -> bool:
         if stored:
             if entry.size > SYNCED:
                 os.fsync(fd)
+            remove_unless(stat.S_ISREG, entry.final)
         else:  # while it has no place, another transfer of the same content must be able to open it
             os.fchmod(fd, entry.mode & 0o777 | OWNERS)
             os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
         os.replace(partial, entry.final)
-        os.fchmod(fd, 0o400 if stored else entry.mode & 0o777)
+        if stored:
+            seal(fd)
+        else:
+            os.fchmod(fd, entry.mode & 0o777)
     except BaseException:
         if partial != entry.partial:
             with contextlib.suppress(OSError):

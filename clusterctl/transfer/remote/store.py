@@ -1,9 +1,9 @@
 """Content by its hash, and new folders made of it. Runs on the cluster: standard library only, Python 3.9.
 
-Arguments: STORE INTO [REQUIRED]. The request and what comes then: see receive.py. INTO is a folder that must
-not be there yet: it appears whole, when the store has all that it needs; with INTO "" only the store is
-filled. Relative paths begin at the home folder. REQUIRED is a folder without which nothing is done (exit
-status 66).
+Arguments: STORE INTO [REQUIRED [WAIT_S]]. The request and what comes then: see receive.py. INTO is a folder
+that must not be there yet: it appears whole, when the store has all that it needs; with INTO "" only the
+store is filled. Relative paths begin at the home folder. REQUIRED is a folder without which nothing is done
+(exit status 66), WAIT_S how long a lock on the store is waited for (exit status 68).
 
 The last answer is {"folder": PATH, "wrong": [INDEX, ...], "at": [PATH, ...]}: ``wrong`` did not have the hash
 that was announced, and nothing was made; ``at`` is where the store has each file, if only that was filled.
@@ -18,45 +18,64 @@ import fcntl
 import hashlib
 import os
 import shutil
+import stat
 import sys
 import time
 
 from clusterctl.transfer.remote.receive import Entry, Heartbeat, read_entries, receive_all, tell, write_all
-from clusterctl.transport.remote_send import CHUNK
+from clusterctl.transport.remote_lock import lock_shared, open_own, remove, remove_unless
+from clusterctl.transport.remote_send import CHUNK, Beat
 
 SMALL = 1 << 20  # bytes up to which a file is checked again when it is copied from the store
 NO_REQUIRED = 66
+LOCK_WAIT_S = 60.0  # for a sweep, the only one of ours that keeps others out
 UNUSED_S = 30 * 86400
 SWEEP_EVERY_S = 86400
 INCOMPLETE = b".incomplete"
 
 
-def open_store(store: bytes, jobs: bytes) -> int:
+def open_store(store: bytes, jobs: bytes, wait_s: float) -> int:
     """Hold the store against a sweep; first sweep it, if that is due and nobody else uses it."""
-    os.makedirs(os.path.join(store, b"partial"), mode=0o700, exist_ok=True)
-    lock = os.open(os.path.join(store, b"lock"), os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    swept = os.path.join(store, b"swept")
-    if not os.path.exists(swept) or time.time() - os.stat(swept).st_mtime > SWEEP_EVERY_S:
+    make_folder(os.path.join(store, b"partial"))
+    path, swept = os.path.join(store, b"lock"), os.path.join(store, b"swept")
+    alive = Beat(lambda: tell(checked=0))
+    if is_due(swept):
+        lock = open_own(path)
         with contextlib.suppress(BlockingIOError):
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            sweep(store, jobs)
-            with open(swept, "wb"):  # names are bytes
-                os.utime(swept)
-    fcntl.flock(lock, fcntl.LOCK_SH)
-    return lock
+            sweep(store, jobs, alive)
+            os.close(open_own(swept))
+            os.utime(swept)
+        os.close(lock)
+    return lock_shared(path, wait_s, alive)
 
 
-def sweep(store: bytes, jobs: bytes) -> None:
+def make_folder(path: bytes) -> None:
+    remove_unless(stat.S_ISDIR, path)
+    os.makedirs(path, mode=0o700, exist_ok=True)
+
+
+def is_due(swept: bytes) -> bool:
+    try:
+        return time.time() - os.lstat(swept).st_mtime > SWEEP_EVERY_S
+    except FileNotFoundError:
+        return True
+
+
+def sweep(store: bytes, jobs: bytes, alive: Beat) -> None:
     """Remove what no submission has used for long, and folders that were never made whole."""
     oldest = time.time() - UNUSED_S
     for folder in os.scandir(store):
         if folder.is_dir(follow_symlinks=False):
             for file in os.scandir(folder):
-                if file.stat(follow_symlinks=False).st_mtime < oldest:
-                    os.unlink(file)
+                status = file.stat(follow_symlinks=False)
+                if max(status.st_atime, status.st_mtime) < oldest:  # of what is whole, see ``seal``
+                    remove(file.path)
+                alive()
     for folder in os.scandir(jobs) if os.path.isdir(jobs) else ():
         if folder.name.startswith(b".") and folder.name.endswith(INCOMPLETE):
-            shutil.rmtree(folder)
+            remove(folder.path)
+            alive()
 
 
 def find_in_store(store: bytes, entries: list[Entry]) -> None:
@@ -67,11 +86,13 @@ def find_in_store(store: bytes, entries: list[Entry]) -> None:
             entry.final = os.path.join(store, name[:2], name)
             entry.partial = os.path.join(store, b"partial", name)
     for folder in {os.path.dirname(entry.final) for entry in entries if entry.final}:
-        os.makedirs(folder, mode=0o700, exist_ok=True)
+        make_folder(folder)
 
 
-def receive_into_store(store: bytes, into: bytes, entries: list[Entry]) -> tuple[list[int], list[str]]:
-    lock = open_store(store, os.path.dirname(into))
+def receive_into_store(
+    store: bytes, into: bytes, entries: list[Entry], wait_s: float
+) -> tuple[list[int], list[str]]:
+    lock = open_store(store, os.path.dirname(into), wait_s)
     find_in_store(store, entries)
     wrong = receive_all(entries, os.path.abspath(store), stored=True)
     if into and not wrong:
@@ -154,11 +175,11 @@ def make_one(path: bytes, entry: Entry) -> bool:
     return True
 
 
-def main(store: str, into: str, required: str = "") -> None:
+def main(store: str, into: str, required: str = "", wait_s: float = LOCK_WAIT_S) -> None:
     if required and not os.path.isdir(required):
         sys.exit(NO_REQUIRED)
     os.umask(0o077)
     os.chdir(os.path.expanduser("~"))
-    wrong, at = receive_into_store(os.fsencode(store), os.fsencode(into), read_entries())
+    wrong, at = receive_into_store(os.fsencode(store), os.fsencode(into), read_entries(), wait_s)
     folder = base64.b64encode(os.path.realpath(os.fsencode(into))).decode("ascii")
     tell(folder=folder, wrong=wrong, at=at)

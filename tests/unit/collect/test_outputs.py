@@ -102,4 +102,4 @@ def test_a_link_that_is_wanted_is_named_as_one(job_folder, tmp_path):
 
 def test_a_pattern_that_can_not_be_understood():
     with pytest.raises(UsageError, match="--outputs"):
-        outputs_file(JobSpec(name="j", bundled="train", outputs=("!",)))
+        outputs_file(JobSpec(name="j", bundled="train", outputs=("a\\",)))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import signal
 import subprocess
@@ -161,6 +162,39 @@ def test_many_at_once_build_it_once(home: Path, resolve: Resolve) -> None:
     with ThreadPoolExecutor(4) as pool:
         assert sum(pool.map(lambda _: made(environment), range(4))) == 1
     assert run(environment, "python -c 'import first; print(first.version)'") == "2.0"
+
+
+@pytest.mark.parametrize("other", ["pipe", "link", "folder"])
+def test_what_is_no_file_in_the_place_of_the_lock_is_replaced(
+    home: Path, resolve: Resolve, tmp_path: Path, other: str
+) -> None:
+    """Opening a pipe waited for an hour, and a link's target lost its content."""
+    victim = tmp_path / "victim"
+    victim.write_text("theirs")
+    home.mkdir(parents=True)
+    lock = home / ".lock"
+    if other == "pipe":
+        os.mkfifo(lock)
+    elif other == "link":
+        lock.symlink_to(victim)
+    else:
+        lock.mkdir()
+    assert made(resolve("first"))
+    assert lock.is_file()
+    assert not lock.is_symlink()
+    assert victim.read_text() == "theirs"
+
+
+def test_a_lock_that_is_held_is_named_with_its_holder(home: Path, resolve: Resolve) -> None:
+    home.mkdir(parents=True)
+    said: list[str] = []
+    with (home / ".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(TransportError, match="builds are locked") as caught:
+            build(LocalTransport(), resolve("first"), say=said.append, base=BASE, wait_s=0.1)
+    assert said == ["waiting for another clusterctl that builds an environment"]
+    why = f"~/{ENVIRONMENTS}/.lock is still locked after 0.1 s by process {os.getpid()} ("
+    assert caught.value.why.startswith(why)
 
 
 class Killing(LocalTransport):

@@ -230,6 +230,20 @@ def test_wrong_flags_are_told_as_flags(read: Read) -> None:
         read(SWEEP, {"nodes": 0})
 
 
+@pytest.mark.parametrize(
+    "pattern", ["", " ", "/", "//", "!", "!/", "../../etc/*", "./x", "a/../b", ".", "#x"]
+)
+@pytest.mark.parametrize("key", ["outputs", "include", "exclude"])
+def test_a_pattern_that_can_match_nothing_is_refused(read: Read, key: str, pattern: str) -> None:
+    """The run had none of the job's files, and nothing was said."""
+    text = f"job: train\n{key}: ['*.pt', '{pattern}']\n"
+    column = len(key) + 12
+    (problem,) = problems(read, text)
+    assert problem.startswith(f"2:{column}: {key}[1]: {pattern!r} can match nothing: ")
+    with pytest.raises(UsageError, match=f"--{key}: .* can match nothing"):
+        read("job: train\n", {key: [pattern]})
+
+
 def test_a_spec_of_a_cluster_is_told_apart(read: Read) -> None:
     with pytest.raises(UsageError, match="describes a cluster, not a job") as caught:
         read("version: 1\nname: demo\npartitions:\n  - {name: train, nodes: 2}\n")

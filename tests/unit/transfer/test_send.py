@@ -6,7 +6,9 @@ import base64
 import fcntl
 import hashlib
 import io
+import json
 import os
+import shutil
 import signal
 import stat
 import subprocess
@@ -35,6 +37,7 @@ from clusterctl.transfer.remote.places import make_folder
 from clusterctl.transfer.remote.store import NO_REQUIRED, SWEEP_EVERY_S, UNUSED_S
 from clusterctl.transfer.send import STORE, send_into, send_new_folder, send_to_store
 from clusterctl.transfer.tree import Item, Kind, walk
+from clusterctl.transport import remote_lock
 from clusterctl.transport.base import Conversation
 from clusterctl.transport.local import LocalTransport
 from clusterctl.transport.program import remote_argv
@@ -224,8 +227,11 @@ def test_a_damaged_store_is_noticed_and_mended(home, data):
     make(data)
     stored_before = stored(home)
     for path in stored_before:
+        before = path.stat()
         path.chmod(0o600)
-        path.write_bytes(b"#" * path.stat().st_size if path.stat().st_size < MIB else b"")
+        path.write_bytes(b"#" * before.st_size if before.st_size < MIB else b"")
+        path.chmod(before.st_mode)
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # nothing but the content tells
     with pytest.raises(TransferError, match="can't be written") as caught:
         make(data, "jobs/two")
     # The large one is seen to be short and is sent again at once; the empty one is what it was.
@@ -233,6 +239,145 @@ def test_a_damaged_store_is_noticed_and_mended(home, data):
     make(data, "jobs/two")
     assert not list((home / "jobs").glob(".*"))
     assert (home / "jobs" / "two" / "large").read_bytes() == (data / "large").read_bytes()
+
+
+def large(home: Path) -> Path:
+    (found,) = [path for path in stored(home) if path.stat().st_size == 3 * MIB]
+    return found
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o400])
+def test_a_large_file_of_the_store_that_was_changed_is_sent_anew(home, data, mode):
+    """It was given to the next job as it was, in silence: only its size was looked at."""
+    make(data)
+    path = large(home)
+    path.chmod(0o600)
+    with path.open("r+b") as file:
+        file.seek(2 * MIB)
+        byte = file.read(1)
+        file.seek(2 * MIB)
+        file.write(bytes([byte[0] ^ 1]))
+    path.chmod(mode)
+    assert make(data, "jobs/two").sent_bytes == 3 * MIB
+    for right in (path, home / "jobs" / "two" / "large"):
+        assert right.read_bytes() == (data / "large").read_bytes()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o400
+
+
+def test_a_file_of_the_store_that_was_only_touched_is_not_sent_again(home, data):
+    make(data)
+    before = large(home).stat()
+    large(home).chmod(0o644)
+    large(home).touch()
+    assert make(data, "jobs/two").sent_bytes == 0
+    after = large(home).stat()
+    assert (after.st_mode, after.st_mtime_ns) == (before.st_mode, before.st_mtime_ns)
+
+
+# what jobs do to the store's own files; they run as the same user:
+
+
+class Hasty(LocalTransport):
+    """Waits for no lock of the store."""
+
+    def converse(
+        self, argv: Sequence[str], *, bulk: bool = False, silence_s: float | None = None
+    ) -> AbstractContextManager[Conversation]:
+        *words, arguments = argv
+        argv = [*words, json.dumps([*json.loads(arguments), 0])]
+        return super().converse(argv, bulk=bulk, silence_s=silence_s)
+
+
+HOLD = "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.flock(f, 2); print(flush=True); sys.stdin.read()"
+
+
+@pytest.mark.parametrize(
+    "hold",
+    [
+        pytest.param([sys.executable, "-c", HOLD], id="the process that took the lock"),
+        pytest.param(["sh", "-c", 'exec 9>>"$1"; flock 9; echo; read _', "sh"], id="one that was left it"),
+    ],
+)
+def test_a_lock_that_a_job_holds_is_named_with_its_holder(home, data, hold):
+    make(data)
+    lock = home / STORE / "lock"
+    with subprocess.Popen([*hold, lock], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout.readline() == b"\n"
+        with pytest.raises(TransferError, match="store of files on the cluster is locked") as caught:
+            make(data, "jobs/two", transport=Hasty())
+        assert f"{str(lock)!r} is still locked after 0 s by process {holder.pid} (" in caught.value.why
+        assert hold[0] in caught.value.why
+        assert "remove the file" in caught.value.fix
+        lock.unlink()  # as that says
+        make(data, "jobs/two", transport=Hasty())
+        holder.communicate(b"")
+    make(data, "jobs/three")
+
+
+def test_a_lock_is_waited_for_with_signs_of_life(home):
+    path = home / "lock"
+    held = remote_lock.open_own(os.fsencode(path))
+    fcntl.flock(held, fcntl.LOCK_EX)
+    signs = []
+
+    def alive() -> None:
+        if not signs:
+            os.close(held)
+        signs.append(1)
+
+    lock = remote_lock.lock_shared(os.fsencode(path), 60, alive)
+    assert signs
+    assert remote_lock.lies_at(os.fsencode(path), lock)
+    os.close(lock)
+
+
+def test_a_holder_that_is_not_seen_may_be_on_another_node(home):
+    (home / "lock").touch()
+    assert "by one on another node" in remote_lock.holders_of((home / "lock").stat())
+
+
+@pytest.mark.parametrize("other", ["pipe", "link", "folder"])
+@pytest.mark.parametrize("name", ["lock", "swept", "partial", "xx", "partial/HASH", "xx/HASH"])
+def test_what_a_job_puts_in_the_place_of_the_stores_own_is_replaced(home, data, tmp_path, name, other):
+    """Opening a pipe waited for ever, and a link was written through, or refused with each submission."""
+    victim = tmp_path / "victim"
+    victim.write_text("theirs")
+    make(data)
+    content_hash = large(home).name
+    os.utime(home / STORE / "swept", (1, 1))
+    place = home / STORE / name.replace("HASH", content_hash).replace("xx", content_hash[:2])
+    if place.is_dir():
+        shutil.rmtree(place)
+    place.unlink(missing_ok=True)
+    if name == "partial/HASH":
+        large(home).unlink()
+    if other == "pipe":
+        os.mkfifo(place)
+    elif other == "link":
+        place.symlink_to(victim)
+    else:
+        place.mkdir()
+    os.utime(place, (1, 1), follow_symlinks=False)
+    make(data, "jobs/two")
+    assert (home / "jobs" / "two" / "large").read_bytes() == (data / "large").read_bytes()
+    assert victim.read_text() == "theirs"
+    assert not place.is_symlink()
+
+
+def test_a_sweep_removes_what_is_not_its_own_and_follows_no_link(home, data, tmp_path):
+    make(data)
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "file").touch()
+    (home / "jobs" / ".link.incomplete").symlink_to(tmp_path / "theirs")
+    (home / "jobs" / ".file.incomplete").touch()
+    folder = large(home).parent / "folder"
+    (folder / "in it").mkdir(parents=True)
+    for path in (folder, home / STORE / "swept"):
+        os.utime(path, (1, 1))
+    make(data, "jobs/two")
+    assert not folder.exists()
+    assert {path.name for path in (home / "jobs").iterdir()} == {"one", "two"}
+    assert (tmp_path / "theirs" / "file").exists()
 
 
 def test_what_is_required_is_looked_for_first(home, data):
@@ -419,6 +564,46 @@ def test_a_shell_that_greets_is_one_clear_error(home, data):
     with pytest.raises(TransportError, match="does not understand") as caught:
         send(data, Noisy())
     assert caught.value.why == "Welcome!"
+
+
+class Answering(LocalTransport):
+    """A cluster that reads all and says this."""
+
+    def __init__(self, *lines: object) -> None:
+        self._said = "".join(f"{json.dumps(line)}\n" for line in lines)
+
+    def converse(
+        self, argv: Sequence[str], *, bulk: bool = False, silence_s: float | None = None
+    ) -> AbstractContextManager[Conversation]:
+        argv = ["sh", "-c", 'printf %s "$1"; cat >/dev/null', "sh", self._said]
+        return super().converse(argv, bulk=bulk, silence_s=silence_s)
+
+
+NOTHING = {"send": []}
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [{}],
+        [{"send": 5}],
+        [{"send": [[99, 0]]}],
+        [{"send": [[-1, 0]]}],
+        [{"send": [[0]]}],
+        [{"send": [[0, "x"]]}],
+        [{"send": [[0, 1 << 40]]}],
+        [NOTHING, {}],
+        [NOTHING, {"folder": 5, "wrong": []}],
+        [NOTHING, {"folder": "#", "wrong": []}],
+        [NOTHING, {"folder": "", "wrong": [99]}],
+        [NOTHING, {"folder": "", "wrong": [], "at": 5}],
+        [NOTHING, {"folder": "", "wrong": [], "at": []}],
+    ],
+)
+def test_an_answer_of_another_form_is_one_clear_error(home, data, lines):
+    """It was shown as a bug of ours."""
+    with pytest.raises(TransportError, match="does not understand"):
+        send_to_store(Answering(*lines), [data / "large"])
 
 
 def test_a_read_only_folder_can_be_sent_again_with_more_in_it(home, data):

@@ -55,6 +55,7 @@ def test_a_conversation_that_says_no_more_is_given_up(impatient, bulk):
     with impatient.converse(["cat"], bulk=bulk) as talk, pytest.raises(NoAnswerError) as caught:
         talk.receive()
     assert "`cat`" in caught.value.what
+    assert "~/.bashrc" in caught.value.fix
 
 
 @pytest.mark.parametrize("bulk", [False, True])
