@@ -10,16 +10,18 @@ import pwd
 import shutil
 import stat
 import subprocess
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
+
+from ansible.module_utils.user_rights import is_persons, person_above, read_regular, rights_for
 
 ABSENT = {"kind": "absent"}
 KEPT = ".clusterctl-kept"
 DEEP = 2000  # characters of a path
 _KEYS = "/.ssh/authorized_keys"  # each line stands by itself there, and lets somebody in
-ORDINARY = 1000  # from here on, user ids are those of people
-SYSTEM = range(60514, 65536)  # but for these: Debian's own, systemd's, nobody
+MOST_BYTES = 16 << 20  # of a file in a person's home
 
 State = dict[str, Any]
 
@@ -27,28 +29,53 @@ State = dict[str, Any]
 def look(path: str, keep: Callable[[bytes], str] | None = None) -> State:
     """What is there now. ``keep`` takes a file's content, and returns its hash."""
     try:
+        with rights_for(path):
+            state, content = _look(path)
+    except OSError:
+        if not person_above(path):
+            raise
+        return {"kind": "other"}  # a job has closed it, or made it what is not read here
+    if content is not None:
+        state["content"] = keep(content) if keep else hashlib.sha256(content).hexdigest()
+    return state
+
+
+def _look(path: str) -> tuple[State, bytes | None]:
+    """What is there, and the content of a file."""
+    try:
         found = os.lstat(path)
     except (FileNotFoundError, NotADirectoryError):
-        return dict(ABSENT)
+        return dict(ABSENT), None
     state: State = {"uid": found.st_uid, "gid": found.st_gid}
     if stat.S_ISLNK(found.st_mode):
-        return {**state, "kind": "link", "target": str(Path(path).readlink())}
+        return {**state, "kind": "link", "target": str(Path(path).readlink())}, None
     state["mode"] = stat.S_IMODE(found.st_mode)
     if attributes := _attributes(path):
         state["attributes"] = attributes
     if stat.S_ISDIR(found.st_mode):
-        return {**state, "kind": "folder"}
+        return {**state, "kind": "folder"}, None
     if not stat.S_ISREG(found.st_mode):
-        return {**state, "kind": "other"}
-    content = Path(path).read_bytes()
-    name = keep(content) if keep else hashlib.sha256(content).hexdigest()
-    return {**state, "kind": "file", "content": name}
+        return {**state, "kind": "other"}, None
+    return {**state, "kind": "file"}, read(path)
+
+
+def read(path: str) -> bytes:
+    """The content of a regular file; of a person's with that person's rights, and of no great size."""
+    with rights_for(path):
+        return read_regular(path, MOST_BYTES if person_above(path) else None)
+
+
+def remove(path: str) -> None:
+    """Remove a file or a link, if there is one."""
+    with rights_for(path):
+        Path(path).unlink(missing_ok=True)
 
 
 def changed_ns(path: str) -> int | None:
     """When a file's content was changed last, None where there is none."""
     try:
-        return os.lstat(path).st_mtime_ns
+        with rights_for(path):
+            return os.lstat(path).st_mtime_ns
     except (FileNotFoundError, NotADirectoryError):
         return None
 
@@ -58,6 +85,11 @@ def put(path: str, state: State, content: bytes = b"", when_ns: int | None = Non
 
     A file is replaced at once; a folder is only made.
     """
+    with rights_for(path):
+        _put(path, state, content, when_ns)
+
+
+def _put(path: str, state: State, content: bytes, when_ns: int | None) -> None:
     if state["kind"] == "folder":
         Path(path).mkdir(parents=True, exist_ok=True)
         _dress(path, state)
@@ -67,7 +99,8 @@ def put(path: str, state: State, content: bytes = b"", when_ns: int | None = Non
     _discard(fresh)
     if state["kind"] == "link":
         Path(fresh).symlink_to(state["target"])
-        os.lchown(fresh, state["uid"], state["gid"])
+        with _what_rights_allow():
+            os.lchown(fresh, state["uid"], state["gid"])
     else:
         descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600)
         with os.fdopen(descriptor, "wb") as file:
@@ -88,10 +121,18 @@ def beside(path: str, state: State, content: bytes) -> str:
     """Put somebody's version of a file beside its place; where."""
     for number in range(100):
         place = f"{path}{KEPT}" + (f".{number}" if number else "")
-        if not os.path.lexists(place) or Path(place).read_bytes() == content:
-            put(place, state, content)
-            return place
+        with rights_for(path):
+            if not os.path.lexists(place) or _read_or_none(place) == content:
+                _put(place, state, content, None)
+                return place
     raise OSError(errno.EEXIST, "a hundred versions of it lie beside it", path)
+
+
+def _read_or_none(path: str) -> bytes | None:
+    try:
+        return read(path)
+    except OSError:
+        return None
 
 
 def theirs(
@@ -123,7 +164,8 @@ def without_ours(before: bytes, after: bytes, now: bytes) -> bytes | None:
 def remove_empty(path: str) -> bool:
     """Remove a folder if nothing is in it; whether it is gone."""
     try:
-        Path(path).rmdir()
+        with rights_for(path):
+            Path(path).rmdir()
     except FileNotFoundError:
         return True
     except OSError as exc:
@@ -175,7 +217,7 @@ def _of_people(uid: int) -> bool:
         pwd.getpwuid(uid)
     except KeyError:
         return False
-    return uid >= ORDINARY and uid not in SYSTEM
+    return is_persons(uid)
 
 
 def _cut(lines: list[bytes], block: list[bytes]) -> list[bytes]:
@@ -193,12 +235,24 @@ def _cut(lines: list[bytes], block: list[bytes]) -> list[bytes]:
 
 def _dress(path: str, state: State) -> None:
     """Owner before mode: a change of owner drops the set-id bits. Then the access list, which has a mode."""
-    os.chown(path, state["uid"], state["gid"])
+    with _what_rights_allow():
+        os.chown(path, state["uid"], state["gid"])
     Path(path).chmod(state["mode"])
     now = _attributes(path)
     for name, value in state.get("attributes", {}).items():
         if now.get(name) != value:
-            os.setxattr(path, name, bytes.fromhex(value))
+            with _what_rights_allow():
+                os.setxattr(path, name, bytes.fromhex(value))
+
+
+@contextmanager
+def _what_rights_allow() -> Iterator[None]:
+    """In a home, a file of root's becomes its account's when it is put back, and has no capabilities."""
+    try:
+        yield
+    except PermissionError:
+        if os.geteuid() == 0:
+            raise
 
 
 def _attributes(path: str) -> dict[str, str]:

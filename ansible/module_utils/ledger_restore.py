@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +19,15 @@ from ansible.module_utils.ledger_paths import (
     beside,
     look,
     put,
+    read,
+    remove,
     remove_empty,
     remove_tree,
     theirs,
 )
 from ansible.module_utils.ledger_record import new_in_etc
 from ansible.module_utils.ledger_store import Store
+from ansible.module_utils.user_rights import person_above, rights_for
 
 _SHOWN = 10
 _SERVER = ("mariadb", "mysql")
@@ -74,8 +78,9 @@ class Restorer:
         if not needed:
             self._remove_generated()
         for path, state in self._versions():
-            place = beside(path, state, self._store.content(state["content"]))
-            self._left.append(f"{path} was changed since by somebody else: that version is {place}")
+            with self._sparing_others(path):
+                place = beside(path, state, self._store.content(state["content"]))
+                self._left.append(f"{path} was changed since by somebody else: that version is {place}")
         self._remove_trees(needed)
         self._restore_folders()
         self._restore_settings()
@@ -107,7 +112,10 @@ class Restorer:
                 continue
             if now.get("content") in (after.get("content"), before.get("content")):
                 continue
-            content = Path(path).read_bytes()
+            try:
+                content = read(path)
+            except OSError:  # a job has made it something else since
+                continue
             text = theirs(path, before, after, content, self._store.content)
             if text is None:
                 self._keep(path, look(path, self._store.keep))
@@ -204,12 +212,23 @@ class Restorer:
         self._store.write(self._ledger)
         for path, entry in wrong.items():
             before = entry["before"]
-            if before["kind"] == "absent":
-                Path(path).unlink(missing_ok=True)
-            else:
-                content = self._store.content(before["content"]) if before["kind"] == "file" else b""
-                put(path, before, content, entry["when_ns"])
-            self._done.append(f"{'removed' if before == ABSENT else 'put back'} {path}")
+            with self._sparing_others(path):
+                if before["kind"] == "absent":
+                    remove(path)
+                else:
+                    content = self._store.content(before["content"]) if before["kind"] == "file" else b""
+                    put(path, before, content, entry["when_ns"])
+                self._done.append(f"{'removed' if before == ABSENT else 'put back'} {path}")
+
+    @contextmanager
+    def _sparing_others(self, path: str) -> Iterator[None]:
+        """What a job made of its user's home keeps nothing else from being given back; it is named."""
+        try:
+            yield
+        except OSError as exc:
+            if not person_above(path):
+                raise
+            self._left.append(f"{path}: {exc.strerror or exc}")
 
     def _remove_saved(self) -> None:
         """What rpm kept of settings that are not as the package brought them: it was we who changed them."""
@@ -256,13 +275,14 @@ class Restorer:
             before, now = entry["before"], look(path)
             if now["kind"] != "folder" or now == before or entry["after"] == before:
                 continue
-            if before["kind"] == "folder":
-                put(path, before)
-                self._done.append(f"put back {path}")
-            elif remove_empty(path):
-                self._done.append(f"removed {path}")
-            elif others := [one for one in _inside(path) if f"{path}/{one}" not in self._homes]:
-                self._left.append(f"{path}: it holds {_few(others)}")
+            with self._sparing_others(path):
+                if before["kind"] == "folder":
+                    put(path, before)
+                    self._done.append(f"put back {path}")
+                elif remove_empty(path):
+                    self._done.append(f"removed {path}")
+                elif others := [one for one in _inside(path) if f"{path}/{one}" not in self._homes]:
+                    self._left.append(f"{path}: it holds {_few(others)}")
 
     def _remove_accounts(self, database_needed: bool) -> None:
         """Those that are ours; under the server's, its processes would end and its data be nobody's."""
@@ -311,7 +331,8 @@ def _is_servers(name: str) -> bool:
 
 
 def _inside(path: str) -> list[str]:
-    return sorted(entry.name for entry in os.scandir(path))
+    with rights_for(path):
+        return sorted(entry.name for entry in os.scandir(path))
 
 
 def _few(names: list[str]) -> str:

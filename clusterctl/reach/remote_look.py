@@ -8,6 +8,7 @@ text that is the same as long as nothing has changed. Secrets stay here: of a fi
 
 from __future__ import annotations
 
+import errno
 import grp
 import hashlib
 import json
@@ -18,7 +19,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -31,6 +32,7 @@ LEAST_FREE = 16 << 20
 OWNER_ALL = stat.S_IRWXU
 OTHERS_WRITE_OWNER_ALL = stat.S_IRWXU | stat.S_IWGRP | stat.S_IWOTH
 LARGEST = 3
+MOST_BYTES = 16 << 20  # of a file that is read whole
 WALK_S = 5
 PROPERTIES = "Id,LoadState,ActiveState,UnitFileState,InactiveExitTimestampMonotonic"
 
@@ -82,10 +84,38 @@ def file_mark(path: str) -> str:
         return f"{digest(file.read())} {stat.S_IMODE(found.st_mode):o} {found.st_uid}:{found.st_gid}"
 
 
+def read_regular(path: str) -> str:
+    """The content of a regular file of no great size; raises OSError for all else, and never waits."""
+    fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(fd, "rb") as file:
+        data = file.read(MOST_BYTES + 1) if stat.S_ISREG(os.fstat(fd).st_mode) else None
+    if data is None or len(data) > MOST_BYTES:
+        raise OSError(errno.EINVAL, "not a regular file of that size", path)
+    return data.decode(errors="replace")
+
+
+@contextmanager
+def acting(user: pwd.struct_passwd) -> Iterator[None]:
+    """What is done meanwhile is done with an account's rights: root must follow no link of a job's."""
+    if os.geteuid() != 0 or user.pw_uid == 0:
+        yield
+        return
+    groups, gid = os.getgroups(), os.getegid()
+    os.setgroups(os.getgrouplist(user.pw_name, user.pw_gid))
+    os.setegid(user.pw_gid)
+    os.seteuid(user.pw_uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(gid)
+        os.setgroups(groups)
+
+
 def block_mark(path: str, begin: str, end: str) -> str:
     """The lines between two marks; what others wrote around them does not count."""
     try:
-        text = Path(path).read_text(errors="replace")
+        text = read_regular(path)
     except OSError:
         return MISSING
     _, found, rest = text.partition(f"{begin}\n")
@@ -166,19 +196,23 @@ def has_home(user: str, home: str) -> bool:
 def key_mark(user: str, home: str, key: str) -> str:
     """Whether the cluster's key may log in. Other keys there are the user's own affair.
 
-    An account that was there before us has a home of its own.
+    An account that was there before us has a home of its own. A job can make anything of the file.
     """
+    try:
+        account = pwd.getpwnam(user)
+    except KeyError:
+        return MISSING
     kind_and_key = " ".join(key.split()[:2])
-    return "there" if any(line.startswith(kind_and_key) for line in _keys(user, home)) else MISSING
+    with acting(account):
+        lines = [line for place in {home, account.pw_dir} - {""} for line in _keys(place)]
+    return "there" if any(line.startswith(kind_and_key) for line in lines) else MISSING
 
 
-def _keys(user: str, home: str) -> Iterator[str]:
-    homes = [home] if home else []
-    with suppress(KeyError):
-        homes.append(pwd.getpwnam(user).pw_dir)
-    for place in homes:
-        with suppress(OSError):
-            yield from Path(place, ".ssh/authorized_keys").read_text(errors="replace").splitlines()
+def _keys(home: str) -> list[str]:
+    try:
+        return read_regular(f"{home}/.ssh/authorized_keys").splitlines()
+    except OSError:
+        return []
 
 
 def accounting_mark(queries: list[list[str]]) -> str:

@@ -103,6 +103,19 @@ def test_files_accounts_and_units_are_put_back_and_named(one: Cluster) -> None:
     assert mended(one.json("up")) == set()
 
 
+@pytest.mark.parametrize(
+    "spoil", ["mv .ssh .away; ln -s /etc .ssh", "cd .ssh; rm authorized_keys; mkfifo authorized_keys"]
+)
+def test_what_a_job_made_of_its_users_ssh_folder_leads_root_nowhere(one: Cluster, spoil: str) -> None:
+    leader = ctl(one)
+    one.ssh(leader, spoil, user=one.user)
+    assert f"{leader}: the cluster's key of user {one.user} was missing: put back" in mended(one.json("up"))
+    assert one.ssh(leader, "stat -c '%U %a' /etc") == "root 755\n"
+    assert "No such file" in one.ssh(leader, "ls /etc/authorized_keys 2>&1 || true")
+    assert one.ssh(leader, "id -un", user=one.user).strip() == one.user
+    assert mended(one.json("up")) == set()
+
+
 def test_a_configuration_that_was_edited_and_read_is_put_back_everywhere(one: Cluster) -> None:
     leader, shown = ctl(one), "scontrol show config | grep ^SlurmdTimeout"
     was = one.ssh(leader, shown)

@@ -59,6 +59,7 @@ def run_play(
         "ANSIBLE_HOME": str(tmp_path / "home"),
         "ANSIBLE_ROLES_PATH": str(asset("ansible") / "roles"),
         "ANSIBLE_LIBRARY": str(asset("ansible") / "library"),
+        "ANSIBLE_MODULE_UTILS": str(asset("ansible") / "module_utils"),
         "LC_ALL": "C.UTF-8",
     }
     argv: list[str | Path] = [_BIN / "ansible-playbook", "-i", inventory, "-e", json.dumps(extra), playbook]

@@ -12,6 +12,7 @@ import os
 import pwd
 import shutil
 import signal
+import stat
 import subprocess
 import sys
 import time
@@ -30,6 +31,7 @@ HOMES = "/home"
 FOREIGN = ("nfs", "nfs4", "autofs", "cifs", "smb3", "lustre", "beegfs", "gpfs", "ceph", "9p")
 OWN_HOME = Path("/var/lib/clusterctl-admin")
 SETTLE_S = 1.0
+MOST_BYTES = 16 << 20  # of a file in its home
 # Debian's sshd wants a folder that its service would make.
 GATE_PROGRAM = """\
 #!/bin/sh
@@ -82,17 +84,26 @@ def account(name: str) -> Optional[pwd.struct_passwd]:
         return None
 
 
+def read_regular(path: Path) -> Optional[str]:
+    """The content of a regular file of no great size, None for all else; it never waits."""
+    try:
+        descriptor = os.open(str(path), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        with open(descriptor, "rb") as file:  # noqa: PTH123
+            data = file.read(MOST_BYTES + 1) if stat.S_ISREG(os.fstat(descriptor).st_mode) else None
+    except OSError:
+        return None
+    if data is None or len(data) > MOST_BYTES:
+        return None
+    return data.decode("utf-8", "surrogateescape")
+
+
 def write(path: Path, text: str, mode: int, uid: int = 0, gid: int = 0) -> bool:
     """Write a file whole, unless it is so already; whether it was not."""
     try:
         found = path.stat()
-        if (
-            path.read_text(encoding="utf-8") == text
-            and found.st_mode & 0o7777 == mode
-            and found.st_uid == uid
-        ):
+        if read_regular(path) == text and found.st_mode & 0o7777 == mode and found.st_uid == uid:
             return False
-    except (OSError, ValueError):
+    except OSError:
         pass
     temporary = path.with_name(".{}.clusterctl".format(path.name))
     with suppress(FileNotFoundError):
@@ -147,27 +158,44 @@ def join(asked: Dict[str, Any]) -> Dict[str, Any]:
     return {"ok": True, "changed": changed, "allowed": allowed(user)}
 
 
+@contextmanager
+def acting(found: pwd.struct_passwd) -> Iterator[None]:
+    """What is done meanwhile is done with an account's rights: root must follow no link in its home."""
+    if os.geteuid() != 0 or found.pw_uid == 0:
+        yield
+        return
+    groups, gid = os.getgroups(), os.getegid()
+    os.setgroups(os.getgrouplist(found.pw_name, found.pw_gid))
+    os.setegid(found.pw_gid)
+    os.seteuid(found.pw_uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(gid)
+        os.setgroups(groups)
+
+
 def let_in(user: str, key: str) -> bool:
     """Have the key among those that may log in as the account."""
     found = pwd.getpwnam(user)
     folder = Path(found.pw_dir) / ".ssh"
     file = folder / "authorized_keys"
-    for place in (folder.parent, folder):
-        if not place.is_dir():
-            place.mkdir(mode=0o700)
-            os.chown(str(place), found.pw_uid, found.pw_gid)
-    try:
-        lines = file.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-    except OSError:
-        lines = []
-    if key in lines:
-        return False
-    write(file, "\n".join([*lines, key]) + "\n", 0o600, found.pw_uid, found.pw_gid)
+    if not folder.parent.is_dir():
+        folder.parent.mkdir(mode=0o700)
+        os.chown(str(folder.parent), found.pw_uid, found.pw_gid)
+    with acting(found):
+        if not folder.is_dir():
+            folder.mkdir(mode=0o700)
+        lines = (read_regular(file) or "").splitlines()
+        if key in lines:
+            return False
+        write(file, "\n".join([*lines, key]) + "\n", 0o600, found.pw_uid, found.pw_gid)
     if Path("/sys/fs/selinux/enforce").exists():
         if found.pw_dir.startswith(HOMES + "/"):
             run("restorecon", "-R", str(folder))
         else:
-            run("chcon", "-R", "-t", "ssh_home_t", str(folder))
+            run("chcon", "-R", "-h", "-t", "ssh_home_t", str(folder))
     return True
 
 
@@ -233,10 +261,11 @@ def leave(asked: Dict[str, Any]) -> Dict[str, Any]:
         forget_units(found.pw_uid)
     elif found is not None:
         file = Path(found.pw_dir) / ".ssh/authorized_keys"
-        if file.exists():
-            lines = file.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
-            kept = "".join(line + "\n" for line in lines if line != asked["key"])
-            write(file, kept, 0o600, found.pw_uid, found.pw_gid)
+        with acting(found):
+            lines = (read_regular(file) or "").splitlines()
+            if asked["key"] in lines:
+                kept = "".join(line + "\n" for line in lines if line != asked["key"])
+                write(file, kept, 0o600, found.pw_uid, found.pw_gid)
     for path in (SUDOERS, GATE, GATE_CONFIG, CLAIM):  # the claim last: until then all can be done again
         if path.exists():
             path.unlink()

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+import os
+import secrets
+import shutil
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -13,6 +16,7 @@ import pytest
 from tests.support.hostile import nest
 
 Ledger = Callable[..., dict[str, Any]]
+PERSON = 54321  # a number of no account's
 
 
 @pytest.fixture
@@ -312,3 +316,80 @@ def test_a_folder_of_ours_goes_however_deep_it_is(util: Callable[[str], ModuleTy
     nest(tmp_path / "shared" / "job", 5000)
     assert util("ledger_paths").remove_tree(str(tmp_path / "shared")) == []
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.fixture
+def home() -> Iterator[Path]:
+    """A home of an account that is gone, where its number can go."""
+    top = Path("/var/tmp", f"clusterctl-test-{secrets.token_hex(4)}")
+    (top / "ada").mkdir(parents=True)
+    os.chown(top / "ada", PERSON, PERSON)
+    yield top / "ada"
+    shutil.rmtree(top)
+
+
+def make(home: Path, *lines: str) -> Path:
+    """The keys that may log in, the account's own."""
+    keys = home / ".ssh/authorized_keys"
+    keys.parent.mkdir()
+    keys.write_text("".join(f"{line}\n" for line in lines))
+    for path in (keys.parent, keys):
+        os.chown(path, PERSON, PERSON)
+    return keys
+
+
+@pytest.mark.parametrize("before", [[], ["theirs"]])
+def test_a_link_that_a_job_left_in_a_home_leads_the_ledger_nowhere(
+    ledger: Ledger, home: Path, before: list[str]
+) -> None:
+    keys = make(home, *before) if before else home / ".ssh/authorized_keys"
+    touches = {"files": [str(keys)], "folders": [str(keys.parent)]}
+    ledger("recorded", **touches)
+    if before:
+        keys.write_text("theirs\nours\n")
+    else:
+        make(home, "ours")
+    ledger("sealed", **touches)
+    roots = home.parent / "roots"
+    roots.mkdir()
+    (roots / "authorized_keys").write_text("root's\n")
+    keys.parent.rename(home / "away")
+    keys.parent.symlink_to(roots)
+    said = ledger("restored")
+    assert [path.name for path in roots.iterdir()] == ["authorized_keys"]
+    assert (roots / "authorized_keys").read_text() == "root's\n"
+    assert (roots.stat().st_uid, (roots / "authorized_keys").stat().st_uid) == (0, 0)
+    assert not before or any(str(keys) in note for note in said["clusterctl_notes"])
+
+
+@pytest.mark.parametrize("made", ["pipe", "terabyte", "closed"])
+def test_what_a_job_made_of_the_keys_keeps_nothing_else_from_going(
+    ledger: Ledger, home: Path, etc: Path, made: str
+) -> None:
+    keys, conf = make(home, "ours"), etc / "conf"
+    touches = {"files": [str(keys), str(conf)], "folders": [str(keys.parent)]}
+    ledger("recorded", **touches)
+    keys.write_text("ours\nmore\n")
+    conf.write_text("ours\n")
+    ledger("sealed", **touches)
+    if made == "pipe":
+        keys.unlink()
+        os.mkfifo(keys)
+    elif made == "terabyte":
+        os.truncate(keys, 1 << 40)
+    else:
+        keys.parent.chmod(0)
+    said = ledger("restored")
+    assert not conf.exists()
+    assert any(str(keys) in note for note in said["clusterctl_notes"])
+
+
+def test_keys_in_a_home_are_given_back_with_its_accounts_rights(ledger: Ledger, home: Path) -> None:
+    keys = make(home, "theirs")
+    touches = {"files": [str(keys)], "folders": [str(keys.parent)]}
+    ledger("recorded", **touches)
+    keys.write_text("theirs\nours\n")
+    ledger("sealed", **touches)
+    keys.write_text("theirs\nours\nmore\n")
+    ledger("restored")
+    assert (keys.read_text(), keys.stat().st_uid) == ("theirs\nmore\n", PERSON)

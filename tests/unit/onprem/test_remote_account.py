@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import os
+import pwd
+import shutil
 import stat
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -19,6 +22,38 @@ def test_a_link_that_waits_in_an_accounts_home_leads_nowhere(tmp_path: Path) -> 
     assert remote_account.write(keys, "a key\n", 0o600, os.getuid(), os.getgid())
     assert (shadow.read_text(), keys.read_text(), keys.is_symlink()) == ("root", "a key\n", False)
     assert not remote_account.write(keys, "a key\n", 0o600, os.getuid(), os.getgid())
+
+
+@pytest.mark.parametrize("made", ["pipe", "zeros"])
+def test_keys_that_are_no_file_are_not_waited_for(tmp_path: Path, made: str) -> None:
+    keys = tmp_path / "authorized_keys"
+    if made == "pipe":
+        os.mkfifo(keys)
+    else:
+        keys.symlink_to("/dev/zero")
+    assert remote_account.read_regular(keys) is None
+    assert remote_account.write(keys, "a key\n", 0o600, os.getuid(), os.getgid())
+    assert keys.read_text() == "a key\n"
+
+
+def test_an_account_of_before_is_let_in_with_its_own_rights(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its folder is a link to one of root's."""
+    home, roots = Path(tempfile.mkdtemp(dir="/var/tmp")), tmp_path / "roots"
+    roots.mkdir()
+    (home / ".ssh").symlink_to(roots)
+    account = pwd.struct_passwd(("ada", "x", 54321, 54321, "", str(home), "/bin/sh"))
+    os.chown(home, 54321, 54321)
+    tmp_path.chmod(0o755)
+    monkeypatch.setattr(remote_account.pwd, "getpwnam", lambda _: account)
+    with pytest.raises(OSError, match=r"denied|exists"):
+        remote_account.let_in("ada", "ssh-ed25519 AAAA")
+    assert list(roots.iterdir()) == []
+    (home / ".ssh").unlink()
+    assert remote_account.let_in("ada", "ssh-ed25519 AAAA")
+    assert (home / ".ssh/authorized_keys").stat().st_uid == (home / ".ssh").stat().st_uid == 54321
+    shutil.rmtree(home)
 
 
 def test_its_lock_is_roots_alone_and_tells_of_its_holder(tmp_path: Path) -> None:

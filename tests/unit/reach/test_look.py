@@ -79,6 +79,34 @@ def test_a_key_among_the_users_own(tmp_path: Path) -> None:
     assert looked(asked)["marks"]["key root"] == "there"
 
 
+@pytest.mark.parametrize("made", ["pipe", "zeros", "too large"])
+def test_what_a_job_made_of_the_keys_is_neither_waited_for_nor_read(tmp_path: Path, made: str) -> None:
+    (tmp_path / ".ssh").mkdir()
+    keys = tmp_path / ".ssh/authorized_keys"
+    if made == "pipe":
+        os.mkfifo(keys)
+    elif made == "zeros":
+        keys.symlink_to("/dev/zero")
+    else:
+        keys.write_text("ssh-ed25519 AAAA\n")
+        os.truncate(keys, 1 << 40)
+    asked = Question(
+        homes={"root": str(tmp_path)},
+        keys={"root": "ssh-ed25519 AAAA clusterctl"},
+        blocks={str(keys): ("# BEGIN", "# END")},
+    )
+    assert looked(asked)["marks"]["key root"] == "missing"
+    assert looked(asked)["marks"][f"block {keys}"] == "missing"
+
+
+def test_keys_are_read_with_their_accounts_rights(tmp_path: Path) -> None:
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh/authorized_keys").write_text("ssh-ed25519 AAAA\n")
+    tmp_path.chmod(0o700)
+    asked = Question(homes={"nobody": str(tmp_path)}, keys={"nobody": "ssh-ed25519 AAAA clusterctl"})
+    assert looked(asked)["marks"]["key nobody"] == "missing"
+
+
 def test_a_key_in_a_home_that_another_host_looks_at_is_not_asked_for(tmp_path: Path) -> None:
     home = pwd.getpwnam("root").pw_dir
     asked = Question(far_homes={"root": home}, keys={"root": "ssh-ed25519 AAAA no such key"})
