@@ -158,8 +158,8 @@ def test_a_user_without_the_right(host: Host, make: str, mend: str, cause: str, 
 def test_a_state_folder_that_cant_be_written(host: Host) -> None:
     with fault(host, "mount -t tmpfs -o ro faulty /mnt", "umount /mnt"):
         failure = refusal(host, env={"CLUSTERCTL_HOME": "/mnt/home"})
-    assert failure["code"] == "machine"
-    assert "(/mnt/home/faulty)" in failure["shown"]
+    assert failure["code"] == "disk"
+    assert "Read-only file system: /mnt" in failure["cause"]
     assert "CLUSTERCTL_HOME" in failure["fix"]
 
 

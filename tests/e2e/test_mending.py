@@ -134,6 +134,6 @@ def test_on_a_full_disk_up_and_submit_refuse_and_down_says_what_is_gone_with_the
             disk.recover()
         assert there.json("up")["ready"]
         disk.suffer("full")
-        left = "checkpoints (checkpoints stay on the cluster), weights (Permission denied)"
+        left = "weights (Permission denied), checkpoints (checkpoints stay on the cluster)"  # files first
         assert f"was not brought home: {left}; it is gone" in there("down", "--yes").stderr
         assert not there.workspace.exists()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 
@@ -121,6 +122,7 @@ def test_memory_that_runs_out_without_mpi_is_one_line(
     def exhausted(_: object) -> int:
         raise MemoryError
 
+    monkeypatch.setattr(sys, "excepthook", sys.__excepthook__)  # tests before this one may have loaded MPI
     monkeypatch.setattr(align, "run", exhausted)
     assert main(["align", "--folder", str(tmp_path)]) == 1
     (said,) = capsys.readouterr().err.splitlines()

@@ -37,7 +37,9 @@ def base() -> Iterator[Path]:
 def test_a_run_lasts_as_long_as_its_pytest(base: Path, tmp_path: Path) -> None:
     workspace, lock = str(base / "popen-gw0" / "home0" / "mine"), base / ".lock"
     assert is_over(workspace)
-    with subprocess.Popen(["sh", "-c", "read word", "pytest"], stdin=subprocess.PIPE) as playing:
+    argv = ["sh", "-c", "echo; read word", "pytest"]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as playing:
+        assert playing.stdout and playing.stdout.readline()  # the kernel shows its arguments by then
         lock.write_text(str(playing.pid))
         assert not is_over(workspace)
         assert playing.stdin
