@@ -44,8 +44,6 @@ from dataclasses import dataclass, replace
 from types import MappingProxyType
 from typing import ClassVar
 
-from clusterctl.terminal import printable
-
 
 @dataclass(frozen=True, slots=True)
 class Failure:
@@ -352,3 +350,15 @@ class WaitTimeoutError(ClusterctlError):
 
     code = "wait-timeout"
     exit_code = 6
+
+
+def printable(text: str) -> str:
+    """The text as one line without anything that a terminal would act upon."""
+    return text if text.isprintable() else "".join(c if c.isprintable() else visible(c) for c in text)
+
+
+def visible(char: str) -> str:
+    """A character as Python writes it; U+DC80 to U+DCFF stand for bytes that are not UTF-8."""
+    if "\udc80" <= char <= "\udcff":
+        return f"\\x{ord(char) - 0xDC00:02x}"
+    return char.encode("unicode_escape").decode("ascii")

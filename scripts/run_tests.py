@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from clusterctl.mortal import mortal
+from clusterctl.util.lifetime import mortal
 
 ROOT = Path(__file__).resolve().parent.parent
 # A module's tests share a cluster, so they stay together; tests/e2e/conftest.py says which modules begin.

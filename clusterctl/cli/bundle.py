@@ -13,9 +13,9 @@ from clusterctl.cli.which import spec_of, workspace_of
 from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
-    from clusterctl.bundle import Bundle
-    from clusterctl.distributions import Distribution
+    from clusterctl.packages.bundle import Bundle
     from clusterctl.spec import ClusterSpec
+    from clusterctl.spec.distributions import Distribution
 
 BundleFile = Annotated[Path, typer.Argument(metavar="FILE", help="A bundle that `bundle create` made.")]
 Systems = Annotated[
@@ -44,8 +44,9 @@ def create(
 
     The distributions are those of the hosts, where the cluster is up; else --os says them.
     """
-    from clusterctl import bundle, offline
-    from clusterctl.transfer.tree import shown_size
+    from clusterctl.cluster import offline
+    from clusterctl.packages import bundle
+    from clusterctl.transport.tree import shown_size
 
     spec = spec_of(screen, options)
     offline.refuse_made_hosts(spec, fix="raise it without a bundle: `clusterctl up`")
@@ -67,7 +68,7 @@ def create(
 
 def verify(screen: Screen, options: Options, path: BundleFile, system: Systems = None) -> None:
     """Check every file of a bundle, and that it fits this clusterctl and the spec, if there is one."""
-    from clusterctl import bundle
+    from clusterctl.packages import bundle
 
     opened = bundle.open_bundle(path)
     releases = [one.release for one in _named(system or ())]
@@ -78,7 +79,7 @@ def verify(screen: Screen, options: Options, path: BundleFile, system: Systems =
 
 def show(screen: Screen, options: Options, path: BundleFile) -> None:
     """Say what a bundle says of itself; only its first file is read."""
-    from clusterctl import bundle
+    from clusterctl.packages import bundle
 
     opened = bundle.open_bundle(path)
     screen.result(_answer(opened), *_lines(opened))
@@ -93,8 +94,8 @@ def _spec(screen: Screen, options: Options) -> ClusterSpec | None:
 
 
 def _named(names: list[str] | tuple[str, ...]) -> tuple[Distribution, ...]:
-    from clusterctl.distributions import distribution_of
     from clusterctl.errors import ProvisionError
+    from clusterctl.spec.distributions import distribution_of
 
     try:
         return tuple({one.release: one for one in map(distribution_of, names)}.values())
@@ -110,8 +111,8 @@ def _called(names: list[str]) -> dict[str, str]:
 
 def _names(screen: Screen, options: Options, names: list[str] | None) -> list[str]:
     """Distributions that are named, else those of the hosts as they were last looked at."""
-    from clusterctl.access import inventory_of
     from clusterctl.errors import NotUpError
+    from clusterctl.scheduler.session import inventory_of
 
     if names:
         return names

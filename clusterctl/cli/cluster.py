@@ -22,9 +22,9 @@ from clusterctl.cli.which import spec_of, telling_who_works, workspace_of
 from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
-    from clusterctl.mend import Mended
-    from clusterctl.offline import Packages
-    from clusterctl.phases import Phase
+    from clusterctl.cluster.converge import Mended
+    from clusterctl.cluster.offline import Packages
+    from clusterctl.cluster.phases import Phase
     from clusterctl.providers.onprem.hands import Hands
     from clusterctl.spec import ClusterSpec
     from clusterctl.transport.base import Transport
@@ -91,8 +91,8 @@ def up(
 
     It asks before it removes hosts, or makes what costs money. Without a terminal, removing needs --yes.
     """
-    from clusterctl import offline
-    from clusterctl.membership import names_of
+    from clusterctl.cluster import offline
+    from clusterctl.cluster.membership import names_of
     from clusterctl.spec.caller import Caller, notes
 
     if bundle is not None and no_bundle:
@@ -134,8 +134,9 @@ def raise_cluster(
 
     ``replaced`` ones are other machines than before.
     """
-    from clusterctl import lifecycle, lock, offline
-    from clusterctl.workspace import Workspace
+    from clusterctl.cluster import lifecycle, offline
+    from clusterctl.state import lock
+    from clusterctl.state.workspace import Workspace
 
     workspace = Workspace.of(spec.name)
     then = "`clusterctl up` goes on from here, `clusterctl down` removes what there is"
@@ -221,8 +222,9 @@ def down(
     ] = None,
 ) -> None:
     """Bring runs home, remove the cluster, prove that all is gone."""
-    from clusterctl import lifecycle, lock
-    from clusterctl.membership import names_of
+    from clusterctl.cluster import lifecycle
+    from clusterctl.cluster.membership import names_of
+    from clusterctl.state import lock
 
     if orphans:
         down_orphans(screen, options, project=project, yes=yes, ask_become_pass=ask_become_pass)
@@ -275,19 +277,20 @@ def down(
 
 def status(screen: Screen, options: Options) -> None:
     """Nodes and jobs, as Slurm sees them."""
-    from clusterctl import access, jobs
+    from clusterctl import jobs
     from clusterctl.providers.onprem import left_behind
+    from clusterctl.scheduler import session
     from clusterctl.transport.connections import Connections
 
     workspace = workspace_of(screen, options)
     with telling_who_works(workspace):
-        inventory = access.inventory_of(workspace)
+        inventory = session.inventory_of(workspace)
         with Connections(workspace.ssh_config) as connections:
-            scheduler = access.admins_scheduler(inventory, connections, patience_s=_STATUS_WAIT_S)
+            scheduler = session.admins_scheduler(inventory, connections, patience_s=_STATUS_WAIT_S)
             nodes, active = scheduler.nodes(), jobs.active(scheduler)
             is_google = inventory.provider == "gcp"
             controller = connections.to(inventory.controller.name)
-            by_itself = auto_down(access.spec_as_raised(workspace), controller) if is_google else None
+            by_itself = auto_down(session.spec_as_raised(workspace), controller) if is_google else None
     left = left_behind.found(workspace)
     ready = {n.name for n in nodes if n.usable} >= {h.name for h in inventory.compute}
     answer = {
@@ -317,7 +320,7 @@ def status(screen: Screen, options: Options) -> None:
 
 def auto_down(spec: ClusterSpec, controller: Transport) -> dict[str, Any] | None:
     """After which time without work the cluster takes itself down, and whether the timer for that runs."""
-    from clusterctl.mend.managed import AUTO_DOWN_TIMER
+    from clusterctl.cluster.managed import AUTO_DOWN_TIMER
     from clusterctl.spec import GcpProvider
     from clusterctl.spec.units import format_duration
 

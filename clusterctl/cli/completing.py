@@ -104,7 +104,7 @@ def _rows(path: Path) -> Iterator[dict[str, Any]]:
 
 def _state_home() -> Path:
     from clusterctl.errors import MachineError
-    from clusterctl.workspace import state_home
+    from clusterctl.state.workspace import state_home
 
     try:
         return state_home()

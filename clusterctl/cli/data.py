@@ -23,8 +23,8 @@ def put(
     ],
 ) -> None:
     """Copy files and folders to the cluster, by default home."""
-    from clusterctl.transfer.send import send_into
-    from clusterctl.transfer.tree import shown_size, walk
+    from clusterctl.transport.send import send_into
+    from clusterctl.transport.tree import shown_size, walk
 
     _refuse_empty(paths)
     local, remote = _split(paths)
@@ -57,8 +57,8 @@ def get(
     ],
 ) -> None:
     """Copy files and folders from the cluster, by default to here."""
-    from clusterctl.transfer.fetch import fetch
-    from clusterctl.transfer.tree import shown_size
+    from clusterctl.transport.fetch import fetch
+    from clusterctl.transport.tree import shown_size
 
     _refuse_empty(paths)
     remote, local = (paths, ".") if len(paths) == 1 else (paths[:-1], paths[-1])
@@ -85,7 +85,7 @@ def get(
 
 
 def _are(files: int, size: int) -> str:
-    from clusterctl.transfer.tree import shown_size
+    from clusterctl.transport.tree import shown_size
 
     return f"1 file, {shown_size(size)}, is" if files == 1 else f"{files} files, {shown_size(size)}, are"
 

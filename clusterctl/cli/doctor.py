@@ -13,8 +13,8 @@ from clusterctl.cli.show import Screen
 from clusterctl.cli.which import spec_of
 
 if TYPE_CHECKING:
-    from clusterctl.doctor import Report
-    from clusterctl.doctor.facts import Gpus
+    from clusterctl.hosts.doctor import Report
+    from clusterctl.hosts.facts import Gpus
     from clusterctl.spec import ClusterSpec
 
 
@@ -46,9 +46,9 @@ def examined(
     ask_become_pass: bool = False,
 ) -> Report:
     """What a look at the hosts finds."""
-    from clusterctl import lifecycle
-    from clusterctl.checkup import checkup
-    from clusterctl.workspace import Workspace
+    from clusterctl.cluster import lifecycle
+    from clusterctl.cluster.checkup import checkup
+    from clusterctl.state.workspace import Workspace
 
     provider = lifecycle.provider_of(spec.provider, looking_hands(ask_password=ask_become_pass))
     with screen.working("looking at the hosts"):
@@ -57,8 +57,8 @@ def examined(
 
 def as_dict(spec: ClusterSpec, report: Report) -> dict[str, Any]:
     """The report as `-o json` shows it."""
-    from clusterctl.doctor import failures
-    from clusterctl.doctor.firewall import firewall_of
+    from clusterctl.hosts.doctor import failures
+    from clusterctl.hosts.firewall import firewall_of
 
     return {
         "ok": not report.errors,
@@ -79,7 +79,7 @@ def as_dict(spec: ClusterSpec, report: Report) -> dict[str, Any]:
 
 def text(screen: Screen, report: Report) -> list[str]:
     """The report as people read it: a line a host, then what is wrong."""
-    from clusterctl.doctor.firewall import firewall_of
+    from clusterctl.hosts.firewall import firewall_of
     from clusterctl.spec.units import GIB_MIB
 
     bad = {finding.host for finding in report.errors}

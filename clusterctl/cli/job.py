@@ -16,8 +16,8 @@ from clusterctl.cli.watching import KeptLogs, follow_job, open_session
 from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
-    from clusterctl.records import RunRecord
     from clusterctl.scheduler.models import JobInfo
+    from clusterctl.state.ledger import RunRecord
 
 _MOST_REASONS = 8
 
@@ -110,7 +110,7 @@ def collect(
 
     A run is a job's logs, metrics, telemetry, accounting, and what else it wrote into its folder.
     """
-    from clusterctl import collect as collecting
+    from clusterctl import runs as collecting
     from clusterctl.spec.units import parse_size_mib
 
     try:
@@ -150,7 +150,7 @@ def job_table(screen: Screen, infos: Sequence[JobInfo]) -> list[str]:
 
 def not_brought_home(run: RunRecord) -> str:
     """What of a job's files stayed on the cluster, in one line; "" if nothing did that is not here, too."""
-    from clusterctl.records import UNCHANGED
+    from clusterctl.state.ledger import UNCHANGED
 
     by_reason: dict[str, list[str]] = {}
     for skipped in (one for one in run.skipped if one.reason != UNCHANGED):

@@ -59,8 +59,8 @@ def _noted() -> Iterator[_Listed]:
     """Those of this state folder that `up` has raised."""
     from pydantic import ValidationError
 
-    from clusterctl.inventory import Inventory
-    from clusterctl.workspace import state_home
+    from clusterctl.state.inventory import Inventory
+    from clusterctl.state.workspace import state_home
 
     for folder in sorted(state_home().glob("*/terraform")):
         if not (folder.parent / "hosts.json").exists():
@@ -88,7 +88,7 @@ def _on_this_machine(known: set[str | None]) -> Iterator[_Listed]:
     """Local ones that are not among those: half made, of another state folder, or with none any more."""
     from clusterctl.errors import ClusterctlError
     from clusterctl.providers.local.provider import clusters, is_lost
-    from clusterctl.workspace import state_home
+    from clusterctl.state.workspace import state_home
 
     try:
         here = clusters()

@@ -21,9 +21,9 @@ from clusterctl.cli.which import telling_who_works, workspace_of
 from clusterctl.errors import Failure, UsageError
 
 if TYPE_CHECKING:
-    from clusterctl.inventory import Inventory
     from clusterctl.jobs import Environment, Session
     from clusterctl.spec import JobWords
+    from clusterctl.state.inventory import Inventory
     from clusterctl.transport.openssh import OpenSSH
 
 Command = Annotated[list[str] | None, typer.Argument(metavar="COMMAND", help="A command, after --.")]
@@ -43,7 +43,7 @@ def ssh(
     user: Annotated[str | None, typer.Option("--user", "-u", help="Default: the admin user.")] = None,
 ) -> int:
     """Open a shell on a host, or run a command there."""
-    from clusterctl.access import inventory_of
+    from clusterctl.scheduler.session import inventory_of
     from clusterctl.transport.openssh import OpenSSH
 
     workspace = workspace_of(screen, options)
@@ -104,7 +104,7 @@ def shell(
 @contextmanager
 def _session_and_ssh(screen: Screen, options: Options) -> Iterator[tuple[Session, OpenSSH]]:
     """Two ways to the cluster as the job user: for questions to Slurm, and for a terminal."""
-    from clusterctl import access
+    from clusterctl.scheduler import session as access
     from clusterctl.transport.openssh import OpenSSH
 
     workspace = workspace_of(screen, options)

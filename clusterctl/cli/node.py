@@ -17,11 +17,11 @@ from clusterctl.cli.which import spec_of, telling_who_works, workspace_of
 from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
-    from clusterctl.inventory import Inventory
-    from clusterctl.nodes import NodeState
+    from clusterctl.cluster.nodes import NodeState
     from clusterctl.scheduler.base import Scheduler
     from clusterctl.spec import ClusterSpec
-    from clusterctl.workspace import Workspace
+    from clusterctl.state.inventory import Inventory
+    from clusterctl.state.workspace import Workspace
 
 Names = Annotated[
     list[str], typer.Argument(metavar="NODE...", help="Nodes, or ranges of them such as gpu[01-04].")
@@ -51,7 +51,7 @@ def drain(
     ] = None,
 ) -> None:
     """Let no more jobs begin on nodes. Those that run go on; `up` leaves the nodes as they are."""
-    from clusterctl import nodes
+    from clusterctl.cluster import nodes
 
     if not reason.strip():
         raise UsageError("--reason is empty", fix="say why, for whoever looks at the nodes")
@@ -70,7 +70,7 @@ def drain(
 
 def resume(screen: Screen, options: Options, names: Names) -> None:
     """Let jobs begin on nodes again."""
-    from clusterctl import nodes
+    from clusterctl.cluster import nodes
 
     with _cluster(screen, options) as (_, inventory, scheduler):
         found = nodes.resume(scheduler, _chosen(inventory, names))
@@ -82,12 +82,13 @@ def add(screen: Screen, options: Options, names: Names, **joining: Any) -> int:
 
     Only they are configured; the others learn their names and addresses, and running jobs go on.
     """
-    from clusterctl import access, membership
-    from clusterctl.workspace import Workspace
+    from clusterctl.cluster import membership
+    from clusterctl.scheduler import session
+    from clusterctl.state.workspace import Workspace
 
     spec = spec_of(screen, options)
     membership.own_machines(spec)
-    inventory = access.inventory_of(Workspace.of(spec.name))
+    inventory = session.inventory_of(Workspace.of(spec.name))
     chosen = membership.names_of(names)
     if there := [name for name in chosen if inventory.host(name)]:
         fix = f"`clusterctl up --limit {','.join(there)}` mends it, `clusterctl node replace` takes another"
@@ -104,11 +105,12 @@ def remove(
     no_wait: NoWait = False,
 ) -> int:
     """Give nodes back to their owner, as they were. The other nodes and their jobs go on."""
-    from clusterctl import access, membership
+    from clusterctl.cluster import membership
+    from clusterctl.scheduler import session
 
     workspace = workspace_of(screen, options)
-    inventory = access.inventory_of(workspace)
-    spec = access.spec_as_raised(workspace)
+    inventory = session.inventory_of(workspace)
+    spec = session.spec_as_raised(workspace)
     membership.own_machines(spec)
     chosen = _chosen(inventory, names)
     fewer = membership.without(spec, chosen)
@@ -126,13 +128,14 @@ def replace(screen: Screen, options: Options, names: Names, force: Force = False
 
     The machines that had the names are given back; one that does not answer is, once it does.
     """
-    from clusterctl import access, membership
-    from clusterctl.nodes import check_names
-    from clusterctl.workspace import Workspace
+    from clusterctl.cluster import membership
+    from clusterctl.cluster.nodes import check_names
+    from clusterctl.scheduler import session
+    from clusterctl.state.workspace import Workspace
 
     spec = spec_of(screen, options)
     membership.own_machines(spec)
-    inventory = access.inventory_of(Workspace.of(spec.name))
+    inventory = session.inventory_of(Workspace.of(spec.name))
     chosen = membership.names_of(names)
     there = tuple(name for name in chosen if inventory.host(name))  # none, of one that failed half way
     check_names(inventory, there)
@@ -146,7 +149,8 @@ def replace(screen: Screen, options: Options, names: Names, force: Force = False
 
 def forget(screen: Screen, options: Options, names: Names, yes: Yes = False, no_wait: NoWait = False) -> None:
     """Know no more of machines that left the cluster, could not be given back, and are gone for good."""
-    from clusterctl import lock, membership
+    from clusterctl.cluster import membership
+    from clusterctl.state import lock
 
     workspace = workspace_of(screen, options)
     chosen = membership.names_of(names)
@@ -193,21 +197,23 @@ def reboot(
 
     Once a node is up again it is configured, put back and proven. One that somebody had drained stays so.
     """
-    from clusterctl import access, lock, nodes
+    from clusterctl.cluster import nodes
+    from clusterctl.scheduler import session
+    from clusterctl.state import lock
     from clusterctl.transport.connections import Connections
 
     workspace, timeout_s = workspace_of(screen, options), timeout_of(timeout)
     with telling_who_works(workspace):
-        inventory = access.inventory_of(workspace)
+        inventory = session.inventory_of(workspace)
     chosen = _chosen(inventory, names)
     _refuse_reboot(inventory, chosen)
     with (  # an `up` meanwhile would put them back
         workspace.lock("node reboot", wait_s=0 if no_wait else lock.WAIT_S, waiting=screen.note),
         Connections(workspace.ssh_config) as connections,
     ):
-        inventory = access.inventory_of(workspace)  # it may have changed while we waited
+        inventory = session.inventory_of(workspace)  # it may have changed while we waited
         nodes.check_names(inventory, chosen)
-        scheduler = access.admins_scheduler(inventory, connections)
+        scheduler = session.admins_scheduler(inventory, connections)
         ours = [state.node.name for state in nodes.states(scheduler, chosen) if state.node.usable]
         if ours:
             nodes.drain(scheduler, ours, _BOOTS)
@@ -220,7 +226,7 @@ def reboot(
         nodes.check_aside(scheduler, chosen)
         screen.note(f"booting {', '.join(chosen)}")
         nodes.reboot({name: connections.to(name) for name in chosen})
-        spec = access.spec_as_raised(workspace)
+        spec = session.spec_as_raised(workspace)
     # Ours are put back by it once they are configured, by the reason that they were given.
     limit = chosen if inventory.provider == "onprem" else ()
     own = hands(screen, ask_password=False)
@@ -254,17 +260,17 @@ def _refuse_reboot(inventory: Inventory, names: Sequence[str]) -> None:
 @contextmanager
 def _cluster(screen: Screen, options: Options) -> Iterator[tuple[Workspace, Inventory, Scheduler]]:
     """The cluster that is meant, with who runs its jobs as its admin."""
-    from clusterctl import access
+    from clusterctl.scheduler import session
     from clusterctl.transport.connections import Connections
 
     workspace = workspace_of(screen, options)
     with telling_who_works(workspace), Connections(workspace.ssh_config) as connections:
-        inventory = access.inventory_of(workspace)
-        yield workspace, inventory, access.admins_scheduler(inventory, connections)
+        inventory = session.inventory_of(workspace)
+        yield workspace, inventory, session.admins_scheduler(inventory, connections)
 
 
 def _chosen(inventory: Inventory, names: Sequence[str]) -> tuple[str, ...]:
-    from clusterctl import membership, nodes
+    from clusterctl.cluster import membership, nodes
 
     chosen = membership.names_of(names)
     nodes.check_names(inventory, chosen)

@@ -19,9 +19,8 @@ import typer
 
 from clusterctl.cli.completing import clusters
 from clusterctl.cli.show import Screen
-from clusterctl.disk import REFUSALS, disk_error
-from clusterctl.errors import ClusterctlError
-from clusterctl.terminal import printable
+from clusterctl.errors import ClusterctlError, printable
+from clusterctl.util.disk import REFUSALS, disk_error
 
 INTERRUPTED = 130
 
@@ -168,7 +167,7 @@ def _guarded(call: Callable[[], int | None], screen: Screen, options: Options) -
 
 
 def _unexpected(options: Options) -> ClusterctlError:
-    from clusterctl.workspace import state_home, write_atomic
+    from clusterctl.state.workspace import state_home, write_atomic
 
     text = traceback.format_exc()
     last = text.strip().splitlines()[-1]

@@ -14,8 +14,8 @@ from clusterctl.cli.which import spec_of, workspace_of
 from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
+    from clusterctl.cluster.teardown import Orphan
     from clusterctl.spec import Provider
-    from clusterctl.teardown import Orphan
 
 _ANY_ZONE = "us-central1-a"  # a project is searched as a whole
 
@@ -24,9 +24,9 @@ def down_orphans(
     screen: Screen, options: Options, *, project: str | None, yes: bool, ask_become_pass: bool = False
 ) -> None:
     """Find them, show what there is with its cost, ask, and remove it all."""
-    from clusterctl import lifecycle
+    from clusterctl.cluster import lifecycle
     from clusterctl.providers.onprem import left_behind
-    from clusterctl.workspace import Workspace
+    from clusterctl.state.workspace import Workspace
 
     settings, name = _where(screen, options, project)
     asking = hands(screen, ask_password=ask_become_pass)

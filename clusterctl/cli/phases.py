@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from clusterctl.cli.show import Screen
-from clusterctl.telling import WAITING, HostStep, Waiting
+from clusterctl.util.progress import WAITING, HostStep, Waiting
 
 _FEW = 3  # hosts that are named; of more, how many
 

@@ -15,7 +15,7 @@ from clusterctl.cli.show import Screen
 from clusterctl.cli.which import spec_of
 
 if TYPE_CHECKING:
-    from clusterctl.planning import Plan
+    from clusterctl.cluster.plan import Plan
     from clusterctl.providers.base import HostChange, Planned
     from clusterctl.spec import ClusterSpec
 
@@ -51,8 +51,9 @@ def show_plan(
     ask_become_pass: bool = False,
 ) -> int:
     """Plan and show it; the exit code."""
-    from clusterctl import lifecycle, planning
-    from clusterctl.workspace import Workspace
+    from clusterctl.cluster import lifecycle
+    from clusterctl.cluster import plan as planning
+    from clusterctl.state.workspace import Workspace
 
     provider = lifecycle.provider_of(spec.provider, looking_hands(ask_password=ask_become_pass))
     with screen.working("looking"):

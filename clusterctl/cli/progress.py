@@ -10,13 +10,13 @@ from contextlib import contextmanager
 from typing import TYPE_CHECKING
 
 from clusterctl.cli.show import Screen
-from clusterctl.terminal import printable
+from clusterctl.errors import printable
 
 if TYPE_CHECKING:
     from rich.progress import Progress as Bar
     from rich.progress import TaskID
 
-    from clusterctl.transfer.tree import Progress
+    from clusterctl.transport.tree import Progress
 
 _SILENT_S = 1.0  # what is done sooner is not worth a bar
 _LINE_EVERY_S = 5.0
@@ -80,7 +80,7 @@ class _Lines:
         if now < self._due:
             return
         self._due = now + _LINE_EVERY_S
-        from clusterctl.transfer.tree import shown_size
+        from clusterctl.transport.tree import shown_size
 
         since, before = self._begun
         rate = (done - before) / max(now - since, 0.001)

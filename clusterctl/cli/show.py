@@ -1,6 +1,6 @@
 """What a person or a program sees: results on stdout, progress and errors on stderr.
 
-Text goes through ``clusterctl.terminal`` here. A line that a verb gives is one line: a newline in a value,
+Text goes through ``util/terminal.py`` here. A line that a verb gives is one line: a newline in a value,
 perhaps of a job, becomes visible as other control characters do. Several lines are given as several.
 """
 
@@ -16,8 +16,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING, Any, TextIO
 
-from clusterctl.errors import ClusterctlError, UsageError
-from clusterctl.terminal import LogFilter, printable
+from clusterctl.errors import ClusterctlError, UsageError, printable
+from clusterctl.util.terminal import LogFilter
 
 if TYPE_CHECKING:
     from rich.console import Console

@@ -75,8 +75,8 @@ def validate(
     from clusterctl.cli.doctor import as_dict, examined
     from clusterctl.cli.doctor import text as doctor_text
     from clusterctl.errors import UsageError
+    from clusterctl.packages.wheels import content
     from clusterctl.spec import gcp_images, machines
-    from clusterctl.wheels import content
 
     spec = spec_of(screen, options)
     nodes = sum(partition.nodes for partition in spec.partitions)

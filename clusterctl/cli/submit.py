@@ -18,10 +18,10 @@ from clusterctl.cli.watching import follow_job, open_session, timeout_of, wait_f
 from clusterctl.cli.which import spec_of
 
 if TYPE_CHECKING:
-    from clusterctl.distributions import Distribution
     from clusterctl.jobs import Environment, Session
     from clusterctl.jobs.source import Source
     from clusterctl.spec import ClusterSpec, JobSpec
+    from clusterctl.spec.distributions import Distribution
 
 _Row = dict[str, Any]  # of one job, as `-o json` shows it
 
@@ -169,10 +169,11 @@ def _refuse_contradictions(
 
 def _dry_run(screen: Screen, options: Options, wanted: Sequence[JobSpec]) -> None:
     """Show the scripts; where they are several, each below a line with its job's name."""
-    from clusterctl import distributions, jobs
-    from clusterctl.access import distribution_ahead
-    from clusterctl.transfer.tree import shown_size
-    from clusterctl.workspace import Workspace
+    from clusterctl import jobs
+    from clusterctl.scheduler.session import distribution_ahead
+    from clusterctl.spec import distributions
+    from clusterctl.state.workspace import Workspace
+    from clusterctl.transport.tree import shown_size
 
     spec = spec_of(screen, options)
     known = distribution_ahead(spec, Workspace.of(spec.name))

@@ -23,7 +23,7 @@ _MOST_KEPT = 8 << 20  # bytes of logs in one answer; as JSON each may take six
 @contextmanager
 def open_session(screen: Screen, options: Options) -> Iterator[Session]:
     """A connection to the controller as the job user."""
-    from clusterctl import access
+    from clusterctl.scheduler import session as access
 
     workspace = workspace_of(screen, options)
     with telling_who_works(workspace):
@@ -91,7 +91,7 @@ class _Changes:
             self._explain(job)
 
     def _explain(self, job: JobInfo) -> None:
-        from clusterctl import verify
+        from clusterctl.cluster import verify
 
         try:
             nodes = self._session.scheduler.nodes()

@@ -14,7 +14,7 @@ from clusterctl.errors import LockedError, NotUpError, SchedulerError, SpecError
 
 if TYPE_CHECKING:
     from clusterctl.spec import ClusterSpec
-    from clusterctl.workspace import Workspace
+    from clusterctl.state.workspace import Workspace
 
 
 def spec_of(screen: Screen, options: Options) -> ClusterSpec:
@@ -39,7 +39,7 @@ def workspace_of(screen: Screen, options: Options) -> Workspace:
         UsageError: the file can't be read, or not even its name can.
     """
     from clusterctl.spec.load import default_spec, read_name
-    from clusterctl.workspace import Workspace
+    from clusterctl.state.workspace import Workspace
 
     if options.cluster is not None:
         return _named(options)
@@ -95,7 +95,7 @@ def _file(screen: Screen, options: Options) -> Path | None:
 
 def _named(options: Options) -> Workspace:
     from clusterctl.spec.models import LABEL
-    from clusterctl.workspace import Workspace
+    from clusterctl.state.workspace import Workspace
 
     name = options.cluster or ""
     if options.file is not None:

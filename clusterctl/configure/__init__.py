@@ -24,11 +24,11 @@ from clusterctl.configure.inventory_file import (
     to_yaml,
     write_inventory,
 )
-from clusterctl.distributions import distribution_of
 from clusterctl.errors import ConfigureError, Failure
-from clusterctl.inventory import COMPUTE, CONTROLLER, Inventory, ssh_options
-from clusterctl.mortal import temporary_folder
-from clusterctl.workspace import Workspace, write_atomic
+from clusterctl.spec.distributions import distribution_of
+from clusterctl.state.inventory import COMPUTE, CONTROLLER, Inventory, ssh_options
+from clusterctl.state.workspace import Workspace, write_atomic
+from clusterctl.util.lifetime import temporary_folder
 
 __all__ = [
     "GPUS_FILE",

@@ -19,8 +19,8 @@ from ClusterShell.NodeSet import NodeSet
 from ruamel.yaml import YAML
 
 from clusterctl.errors import Problem, SpecError, UsageError
-from clusterctl.mortal import temporary_folder
 from clusterctl.spec.load import parse_spec
+from clusterctl.util.lifetime import temporary_folder
 
 _LEADERS: Final = ("controller", "slurmctld", "slurm_controller", "head", "headnode", "master", "manager")
 _LOGINS: Final = ("login", "logins", "submit", "frontend")

@@ -10,15 +10,15 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import TaggedScalar
 
-from clusterctl.assets import asset, gpu_lock, install_inputs, job_lock, payload_hash
 from clusterctl.configure.own_machines import own_machine_variables
-from clusterctl.configure.payload import pack_payload
-from clusterctl.distributions import Distribution
-from clusterctl.inventory import COMPUTE, CONTROLLER, LOGIN, MPI_SSH, MPI_SSH_FOLDER, Host, Inventory
-from clusterctl.journal import digest
+from clusterctl.packages.payload import pack_payload
 from clusterctl.spec import ClusterSpec, GcpProvider
+from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.models import ADMIN_USER, Software
-from clusterctl.workspace import Workspace, write_atomic
+from clusterctl.state.inventory import COMPUTE, CONTROLLER, LOGIN, MPI_SSH, MPI_SSH_FOLDER, Host, Inventory
+from clusterctl.state.journal import digest
+from clusterctl.state.workspace import Workspace, write_atomic
+from clusterctl.util.assets import asset, gpu_lock, install_inputs, job_lock, payload_hash
 
 GPUS_FILE = "gpus.json"  # of the rendered ones: what each node's driver shows
 HEALTH_FILE = "health.json"  # likewise: what each node must have

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from clusterctl.inventory import Inventory
 from clusterctl.spec import ClusterSpec, GcpProvider, OnpremProvider
 from clusterctl.spec.onprem import is_this_machine
+from clusterctl.state.inventory import Inventory
 
 
 def own_machine_variables(spec: ClusterSpec, inventory: Inventory) -> dict[str, Any]:

@@ -20,13 +20,13 @@ from ansible_runner.config.runner import RunnerConfig
 from ansible_runner.exceptions import AnsibleRunnerException
 from ansible_runner.runner import Runner
 
-from clusterctl.assets import asset
 from clusterctl.configure.events import Event, Progress, Recap, failures_of, notes_of, progress_of, recap_of
 from clusterctl.configure.foretold import Foretold, foretold_of
 from clusterctl.configure.watchdog import LOOK_EVERY_S, Watchdog
-from clusterctl.disk import writing
 from clusterctl.errors import ConfigureError, Failure
-from clusterctl.mortal import SHORT, mortal, temporary_folder
+from clusterctl.util.assets import asset
+from clusterctl.util.disk import writing
+from clusterctl.util.lifetime import SHORT, mortal, temporary_folder
 
 MAX_FORKS = 32
 _POLL_S = 0.2  # how often the runner looks whether it was cancelled

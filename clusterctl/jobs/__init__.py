@@ -1,6 +1,5 @@
 """A job's life: JobSpec -> script -> sbatch -> job, and what becomes of it."""
 
-from clusterctl.access import Session, session
 from clusterctl.jobs.allocation import Allocation, allocate
 from clusterctl.jobs.control import Cancelled, active, as_dict, cancel, known_jobs, list_jobs
 from clusterctl.jobs.environment import PLAIN, Environment, build, environment_of, unbuilt
@@ -11,6 +10,7 @@ from clusterctl.jobs.submission import Submitted, script_of, submit
 from clusterctl.jobs.tunnel import Forward, forwarded, parse_forwards
 from clusterctl.jobs.watch import follow, logs, raise_unless_completed, wait
 from clusterctl.scheduler.models import worst
+from clusterctl.scheduler.session import Session, session
 
 __all__ = [
     "PLAIN",

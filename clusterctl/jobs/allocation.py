@@ -16,15 +16,15 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl.access import Session
-from clusterctl.distributions import JOB_PROFILE
 from clusterctl.errors import SlurmError, UnreachableError
 from clusterctl.jobs.environment import Environment
 from clusterctl.jobs.refusal import fix_of
 from clusterctl.jobs.script import resource_options
-from clusterctl.slurm.client import SlurmClient
-from clusterctl.slurm.hostlist import expand_nodes
+from clusterctl.scheduler.session import Session
+from clusterctl.scheduler.slurm.client import SlurmClient
+from clusterctl.scheduler.slurm.hostlist import expand_nodes
 from clusterctl.spec import JobWords
+from clusterctl.spec.distributions import JOB_PROFILE
 from clusterctl.transport.openssh import ALONE, OpenSSH
 
 _SIGN_OF_LIFE_S = 10.0

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 
-from clusterctl.access import Session
 from clusterctl.jobs.logs import LogChunk, LogReader
 from clusterctl.scheduler.models import JobInfo
+from clusterctl.scheduler.session import Session
 
 
 class LogsApart:

@@ -6,10 +6,10 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from clusterctl.access import Session
 from clusterctl.scheduler.base import Scheduler
-from clusterctl.scheduler.lost import resolve
 from clusterctl.scheduler.models import JobInfo
+from clusterctl.scheduler.session import Session
+from clusterctl.scheduler.unresolved import resolve
 
 
 @dataclass(frozen=True, slots=True)

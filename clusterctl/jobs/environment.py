@@ -9,16 +9,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import BinaryIO, Final
 
-from clusterctl.assets import job_lock
-from clusterctl.distributions import Distribution
-from clusterctl.errors import CommandError, TransportError, UsageError
+from clusterctl.errors import CommandError, TransportError, UsageError, printable
+from clusterctl.packages.wheels import Lock, Node, Question, resolve, resolved, wheel_path
 from clusterctl.spec import ClusterSpec, JobSpec, JobWords
-from clusterctl.terminal import printable
-from clusterctl.transfer.tree import Progress, shown_size
+from clusterctl.spec.distributions import Distribution
 from clusterctl.transport.base import BULK, Conversation, Transport
 from clusterctl.transport.program import remote_argv
 from clusterctl.transport.remote_lock import HELD
-from clusterctl.wheels import Lock, Node, Question, resolve, resolved, wheel_path
+from clusterctl.transport.tree import Progress, shown_size
+from clusterctl.util.assets import job_lock
 
 Say = Callable[[str], None]
 

@@ -9,13 +9,12 @@ from collections import Counter
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from clusterctl.errors import CollectError, UsageError
+from clusterctl.errors import CollectError, UsageError, printable
 from clusterctl.jobs.ignore import GITIGNORE, Ignore, is_ignored, read_gitignore, rules_above
 from clusterctl.jobs.userscript import OURS
-from clusterctl.records import RUN_FILE, RunRecord
-from clusterctl.terminal import printable
-from clusterctl.transfer.tree import Item, Kind, not_readable, shown_size
-from clusterctl.workspace import cache_home, state_home
+from clusterctl.state.ledger import RUN_FILE, RunRecord
+from clusterctl.state.workspace import cache_home, state_home
+from clusterctl.transport.tree import Item, Kind, not_readable, shown_size
 
 MAX_BYTES, MAX_FILES = 10 << 30, 100_000
 LARGE_BYTES, LARGE_FILES = 100 << 20, 5_000

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from clusterctl.errors import TransportError
-from clusterctl.terminal import plain_line
-from clusterctl.transfer.incoming import lines
 from clusterctl.transport.base import Transport
+from clusterctl.transport.incoming import lines
 from clusterctl.transport.program import remote_argv
+from clusterctl.util.terminal import plain_line
 
 _PROGRAM = "clusterctl.jobs.remote_follow"
 _LOG = re.compile(r"(stdout|stderr)(?:-([0-9]+))?\.log")

@@ -7,15 +7,15 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Final
 
-from clusterctl.distributions import JOB_PROFILE
 from clusterctl.errors import UsageError
-from clusterctl.inventory import MPI_SSH
 from clusterctl.jobs.environment import PLAIN, Environment
 from clusterctl.jobs.partition import partition_of
 from clusterctl.jobs.script import ENV_BIN, EXPORTED, PAYLOAD_ROOT, program
 from clusterctl.jobs.userscript import UserScript
-from clusterctl.render import render
 from clusterctl.spec import ClusterSpec, JobSpec, Launcher
+from clusterctl.spec.distributions import JOB_PROFILE
+from clusterctl.state.inventory import MPI_SSH
+from clusterctl.util.render import render
 
 # What only Slurm can do, by the field of a job, and why.
 _SLURMS: Final[Mapping[str, str]] = {

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from clusterctl.errors import UsageError
-from clusterctl.slurm.config import slurm_minutes
+from clusterctl.scheduler.slurm.config import slurm_minutes
 from clusterctl.spec import ClusterSpec, JobSpec
 from clusterctl.spec.models import Partition
 from clusterctl.spec.units import format_duration

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 
 from clusterctl.errors import SlurmError, TransportError
-from clusterctl.slurm.client import SlurmClient
+from clusterctl.scheduler.slurm.client import SlurmClient
 
 # What Slurm says -> the flag that is wrong, and what `SlurmClient.choices` calls its values.
 _REFUSALS = (

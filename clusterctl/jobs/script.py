@@ -6,13 +6,13 @@ import shlex
 from collections.abc import Collection, Iterable, Mapping
 from typing import Protocol
 
-from clusterctl.distributions import JOB_PROFILE
 from clusterctl.errors import UsageError
 from clusterctl.jobs.container import contained
 from clusterctl.jobs.environment import BASE_ENVIRONMENT, PLAIN, Environment
 from clusterctl.jobs.userscript import OURS, UserScript
-from clusterctl.render import render
 from clusterctl.spec import RUN_ME_AGAIN, JobSpec, JobWords, Launcher
+from clusterctl.spec.distributions import JOB_PROFILE
+from clusterctl.util.render import render
 
 ENV_BIN = f"{BASE_ENVIRONMENT}/bin"
 PAYLOAD_ROOT = "/opt/clusterctl/payload"

@@ -14,7 +14,7 @@ from clusterctl.errors import UsageError
 from clusterctl.jobs.folder import FolderWalk
 from clusterctl.jobs.ignore import patterns
 from clusterctl.spec import JobSpec
-from clusterctl.transfer.tree import Item, Kind, not_readable
+from clusterctl.transport.tree import Item, Kind, not_readable
 
 
 @dataclass(frozen=True, slots=True)

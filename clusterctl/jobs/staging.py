@@ -8,16 +8,16 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl.assets import payload_hash
 from clusterctl.errors import ClusterctlError, CommandError, UnreachableError, UsageError
 from clusterctl.jobs.script import PAYLOAD_ROOT
 from clusterctl.jobs.source import Source, manifest, source_hash
-from clusterctl.records import SOURCE_FILE
-from clusterctl.transfer.hashes import hash_items
-from clusterctl.transfer.remote.store import NO_REQUIRED
-from clusterctl.transfer.send import Sent, send_new_folder
-from clusterctl.transfer.tree import Item, Progress
+from clusterctl.state.ledger import SOURCE_FILE
 from clusterctl.transport.base import Transport
+from clusterctl.transport.hashes import hash_items
+from clusterctl.transport.remote_store import NO_REQUIRED
+from clusterctl.transport.send import Sent, send_new_folder
+from clusterctl.transport.tree import Item, Progress
+from clusterctl.util.assets import payload_hash
 
 JOBS_FOLDER = "clusterctl/jobs"  # in the job user's home
 _AT_ONCE = 8

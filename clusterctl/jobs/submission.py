@@ -12,8 +12,6 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl.access import Session
-from clusterctl.assets import payload_hash
 from clusterctl.errors import (
     AnswerLostError,
     ClusterctlError,
@@ -33,17 +31,19 @@ from clusterctl.jobs.script import render_script
 from clusterctl.jobs.source import Source, source_of
 from clusterctl.jobs.staging import SentSource, remove_folder, stage
 from clusterctl.jobs.userscript import UserScript
-from clusterctl.mpirun.client import MpirunClient
-from clusterctl.mpirun.job import Start
-from clusterctl.records import CLIENT_FACTS, SPEC_FILE, JobEntry
 from clusterctl.scheduler.base import backoff
-from clusterctl.slurm.client import SlurmAwayError, SlurmClient
+from clusterctl.scheduler.mpirun.client import MpirunClient
+from clusterctl.scheduler.mpirun.job import Start
+from clusterctl.scheduler.session import Session
+from clusterctl.scheduler.slurm.client import SlurmAwayError, SlurmClient
 from clusterctl.spec import ClusterSpec, JobSpec
 from clusterctl.spec.load import dump_spec
-from clusterctl.transfer.send import send_to_store
-from clusterctl.transfer.tree import Progress
+from clusterctl.state.ledger import CLIENT_FACTS, SPEC_FILE, JobEntry
 from clusterctl.transport.base import Transport
 from clusterctl.transport.local import LocalTransport
+from clusterctl.transport.send import send_to_store
+from clusterctl.transport.tree import Progress
+from clusterctl.util.assets import payload_hash
 
 SCRIPT = "job.sbatch"
 MPIRUN_SCRIPT = "job.mpirun"  # where there is no scheduler

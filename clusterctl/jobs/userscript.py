@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl.errors import UsageError
-from clusterctl.records import OUR_RECORDS
 from clusterctl.spec.target import ScriptKind, script_kind
+from clusterctl.state.ledger import OUR_RECORDS
 
 MAX_BYTES = 4 << 20  # Slurm's own limit for a batch script (max_script_size)
 OURS = OUR_RECORDS | set("stdout.log stderr.log metrics.jsonl telemetry telemetry.log hostfile".split())

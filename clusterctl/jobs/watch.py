@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from contextlib import closing
 
-from clusterctl.access import Session
 from clusterctl.errors import (
     ClusterctlError,
     Failure,
@@ -20,7 +19,8 @@ from clusterctl.jobs.apart import LogsApart
 from clusterctl.jobs.logs import LogChunk, LogReader, tail
 from clusterctl.scheduler.base import backoff
 from clusterctl.scheduler.models import JobInfo, JobState, Outcome, worst
-from clusterctl.slurm.client import not_ours
+from clusterctl.scheduler.session import Session
+from clusterctl.scheduler.slurm.client import not_ours
 
 OnChange = Callable[[JobInfo], None]
 OnOutput = Callable[[LogChunk], None]

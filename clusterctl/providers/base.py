@@ -7,12 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
-from clusterctl.distributions import DEFAULT
-from clusterctl.doctor import Report
-from clusterctl.inventory import Inventory
+from clusterctl.hosts.doctor import Report
 from clusterctl.spec import ClusterSpec
-from clusterctl.telling import HostStep
-from clusterctl.workspace import Workspace
+from clusterctl.spec.distributions import DEFAULT
+from clusterctl.state.inventory import Inventory
+from clusterctl.state.workspace import Workspace
+from clusterctl.util.progress import HostStep
 
 Say = Callable[[str | HostStep], None]
 

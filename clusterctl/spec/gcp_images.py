@@ -6,9 +6,8 @@ import re
 from collections.abc import Iterator
 from typing import Final
 
-from clusterctl import distributions
 from clusterctl.errors import ProvisionError, UsageError
-from clusterctl.spec import machines
+from clusterctl.spec import distributions, machines
 from clusterctl.spec.gcp import GcpNodes, GcpProvider, Image
 from clusterctl.spec.machines import Machine
 from clusterctl.spec.models import ClusterSpec

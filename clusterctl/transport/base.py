@@ -8,8 +8,7 @@ from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
-from clusterctl.errors import NoAnswerError, TransportError
-from clusterctl.terminal import printable
+from clusterctl.errors import NoAnswerError, TransportError, printable
 
 BULK = 16 << 20  # bytes that are worth a connection of their own
 SILENCE_S = 120.0  # after which a command that should stream is given up

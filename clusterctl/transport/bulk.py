@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl.errors import CommandError, NoAnswerError, TransportError, UnreachableError
-from clusterctl.mortal import mortal
 from clusterctl.transport.base import Conversation, no_answer, shown
 from clusterctl.transport.local import LocalTransport
 from clusterctl.transport.openssh import OpenSSH
+from clusterctl.util.lifetime import mortal
 
 _LOST = 255  # ssh's own exit status for a connection that was not made or broke
 

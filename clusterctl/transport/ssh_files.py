@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from clusterctl.inventory import Inventory
-from clusterctl.workspace import Workspace, write_atomic
+from clusterctl.state.inventory import Inventory
+from clusterctl.state.workspace import Workspace, write_atomic
 
 
 def write_ssh_files(inventory: Inventory, workspace: Workspace) -> None:

@@ -24,12 +24,12 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from clusterctl.inventory import Inventory
-from clusterctl.lifecycle import bake
+from clusterctl.cluster.lifecycle import bake
 from clusterctl.providers.local.provider import LocalProvider
 from clusterctl.spec import ClusterSpec
 from clusterctl.spec import LocalProvider as LocalSettings
-from clusterctl.workspace import Workspace, cache_home
+from clusterctl.state.inventory import Inventory
+from clusterctl.state.workspace import Workspace, cache_home
 from tests.support.google import gcloud
 from tests.support.google.api import PROJECT, Google
 from tests.support.google.cloud import GoogleCloud

@@ -13,9 +13,9 @@ from typing import Any
 
 import pytest
 
-from clusterctl.assets import asset
-from clusterctl.distributions import distribution_of
-from clusterctl.wheels import Node, wheelhouse
+from clusterctl.packages.wheels import Node, wheelhouse
+from clusterctl.spec.distributions import distribution_of
+from clusterctl.util.assets import asset
 from tests.support.install import lock_of_wheels
 from tests.support.lab import lab
 from tests.support.nested import CLUSTERCTL, PLACE, ROOT, UV, Host, wheel_of_checkout

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.distributions import distribution_of
+from clusterctl.spec.distributions import distribution_of
 from tests.support.cluster import Cluster, records
 from tests.support.lab import Kind, Lab, lab
 from tests.support.own import raised

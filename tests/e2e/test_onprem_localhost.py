@@ -13,8 +13,8 @@ from typing import Any
 
 import pytest
 
-from clusterctl.assets import asset
-from clusterctl.wheels import wheelhouse
+from clusterctl.packages.wheels import wheelhouse
+from clusterctl.util.assets import asset
 from tests.support.lab import PASSWORD, Box, lab
 from tests.support.nested import PLACE, Host, tree, wheel_of_checkout
 from tests.support.picture import picture

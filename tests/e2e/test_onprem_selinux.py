@@ -16,10 +16,10 @@ from typing import Any
 import pytest
 import yaml
 
-from clusterctl.assets import asset
-from clusterctl.inventory import HEALTH_PROGRAM
 from clusterctl.jobs.environment import BASE_ENVIRONMENT
-from clusterctl.slurm.config import CONTROLLER_PROLOG, TASK_PROLOG
+from clusterctl.scheduler.slurm.config import CONTROLLER_PROLOG, TASK_PROLOG
+from clusterctl.state.inventory import HEALTH_PROGRAM
+from clusterctl.util.assets import asset
 from tests.support.lab import Lab, lab
 
 pytestmark = pytest.mark.sweep  # minutes: each change of a policy builds it anew

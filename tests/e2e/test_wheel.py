@@ -18,7 +18,7 @@ from tests.support.verbs import Clusterctl
 SURROUNDINGS = """
 import importlib.util, json, sys
 import clusterctl
-from clusterctl.assets import asset
+from clusterctl.util.assets import asset
 folders = {name: str(asset(name)) for name in ("ansible", "payload", "templates", "terraform")}
 also = [name for name in ("payload", "tests", "numpy") if importlib.util.find_spec(name)]
 print(json.dumps({"package": clusterctl.__path__[0], "folders": folders, "path": sys.path, "also": also}))

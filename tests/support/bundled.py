@@ -10,15 +10,15 @@ import time
 from pathlib import Path
 from typing import Final
 
-from clusterctl.assets import payload_hash, tree_hash
-from clusterctl.bundle import Wanted, create
-from clusterctl.bundle.manifest import FORMAT
-from clusterctl.bundle.parts import base_digest
-from clusterctl.distributions import distribution_of
-from clusterctl.journal import digest
-from clusterctl.packages import package_names
+from clusterctl.packages.bundle import Wanted, create
+from clusterctl.packages.bundle.manifest import FORMAT
+from clusterctl.packages.bundle.parts import base_digest
+from clusterctl.packages.os_packages import package_names
+from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.load import default_spec
-from clusterctl.workspace import cache_home
+from clusterctl.state.journal import digest
+from clusterctl.state.workspace import cache_home
+from clusterctl.util.assets import payload_hash, tree_hash
 
 DEBIAN: Final = distribution_of("debian-12")
 _KEPT_S: Final = 24 * 3600

@@ -5,13 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 from clusterctl import __version__
-from clusterctl.assets import payload_hash
-from clusterctl.bundle.archive import entries_of, write_bundle
-from clusterctl.bundle.manifest import FORMAT, LOCK, PAYLOAD, Manifest, System
-from clusterctl.bundle.parts import base_digest, lock_path
-from clusterctl.distributions import distribution_of
-from clusterctl.inventory import ARCHITECTURE
-from clusterctl.packages import package_names
+from clusterctl.packages.bundle.archive import entries_of, write_bundle
+from clusterctl.packages.bundle.manifest import FORMAT, LOCK, PAYLOAD, Manifest, System
+from clusterctl.packages.bundle.parts import base_digest, lock_path
+from clusterctl.packages.os_packages import package_names
+from clusterctl.spec.distributions import distribution_of
+from clusterctl.state.inventory import ARCHITECTURE
+from clusterctl.util.assets import payload_hash
 
 RELEASE = "debian-12"
 FILES: dict[str, bytes] = {

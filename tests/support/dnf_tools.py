@@ -17,7 +17,7 @@ from tempfile import TemporaryDirectory
 from typing import Final
 
 from clusterctl.providers.local.image import DEFAULT_MIRROR, debootstrap
-from clusterctl.workspace import cache_home
+from clusterctl.state.workspace import cache_home
 from tests.support.nested import ROOT, as_root
 
 PACKAGES: Final = ("ca-certificates", "createrepo-c", "dnf", "dnf-plugins-core", "rpm")

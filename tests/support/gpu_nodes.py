@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from clusterctl.inventory import COMPUTE, CONTROLLER, Host, Inventory
+from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
 
 CTL, ONE, TWO = "head", "gpu01", "gpu02"
 INVENTORY = Inventory(

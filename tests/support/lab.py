@@ -25,9 +25,9 @@ from typing import Any, Literal
 
 from ruamel.yaml import YAML
 
-from clusterctl.inventory import ssh_options
 from clusterctl.spec.host_range import expand
-from clusterctl.workspace import cache_home
+from clusterctl.state.inventory import ssh_options
+from clusterctl.state.workspace import cache_home
 from tests.support.nested import ROOT, Host, as_root, leader
 from tests.support.verbs import Ran
 

@@ -22,11 +22,11 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from clusterctl.packages.wheels import wheelhouse
 from clusterctl.providers.local import image, machine
 from clusterctl.providers.local.layout import CACHE
 from clusterctl.providers.local.provider import cached_images, image_keys
-from clusterctl.wheels import wheelhouse
-from clusterctl.workspace import cache_home
+from clusterctl.state.workspace import cache_home
 from tests.support.cluster import raised
 from tests.support.install import lock_of_wheels
 from tests.support.verbs import Ran

@@ -14,7 +14,7 @@ from typing import Any
 
 import yaml
 
-from clusterctl.assets import asset
+from clusterctl.util.assets import asset
 
 _BIN = Path(sys.executable).parent
 

@@ -6,8 +6,8 @@ import json
 from functools import cache
 from pathlib import Path
 
-from clusterctl.providers.terraform import Terraform
-from clusterctl.providers.terraform.program import Program, find, from_library
+from clusterctl.providers.gcp.terraform import Terraform
+from clusterctl.providers.gcp.terraform.program import Program, find, from_library
 
 MODULE = """
 variable "hosts" { type = map(string) }

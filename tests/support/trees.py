@@ -10,10 +10,10 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl.journal import digest
 from clusterctl.providers.local import image, mounts
 from clusterctl.providers.local.layout import CACHE, BakeRequest
 from clusterctl.providers.local.provider import image_keys
+from clusterctl.state.journal import digest
 from tests.support.el import repository
 from tests.support.el.build import build, inputs
 

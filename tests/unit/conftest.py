@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from clusterctl.access import Session
+from clusterctl.scheduler.session import Session
 from tests.support.played.cluster import PlayedCluster
 
 

@@ -16,7 +16,7 @@ from typing import Final
 
 from clusterctl.errors import TerraformError
 from clusterctl.providers.gcp.labels import cluster_id_of
-from clusterctl.providers.terraform import Plan, ResourceChange, Terraform
+from clusterctl.providers.gcp.terraform import Plan, ResourceChange, Terraform
 
 Say = Callable[[str], None]
 

@@ -10,12 +10,12 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any, Final
 
-from clusterctl.assets import asset, tree_files
 from clusterctl.errors import UsageError
-from clusterctl.inventory import CONTROLLER
-from clusterctl.providers.terraform import BACKEND_FILE
+from clusterctl.providers.gcp.terraform import BACKEND_FILE
 from clusterctl.spec.gcp import GcsState
-from clusterctl.workspace import write_atomic
+from clusterctl.state.inventory import CONTROLLER
+from clusterctl.state.workspace import write_atomic
+from clusterctl.util.assets import asset, tree_files
 
 VARIABLES: Final = "clusterctl.auto.tfvars.json"
 _BACKEND: Final = "clusterctl_backend.tf.json"

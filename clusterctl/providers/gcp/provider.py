@@ -8,10 +8,7 @@ from typing import Any, Final
 
 from pydantic import ValidationError
 
-from clusterctl.distributions import UNSEEN
 from clusterctl.errors import LockedError, ProvisionError, StalePlanError
-from clusterctl.inventory import COMPUTE, CONTROLLER, Host, Inventory, SharedFolder
-from clusterctl.journal import digest
 from clusterctl.providers.base import Bake, Leftover, Planned, Provisioned, Say, Size
 from clusterctl.providers.gcp import costs, folder, iap, labels, leftovers, prices
 from clusterctl.providers.gcp.api import Api
@@ -23,11 +20,14 @@ from clusterctl.providers.gcp.host_keys import host_keys
 from clusterctl.providers.gcp.job_environment import job_environment, note
 from clusterctl.providers.gcp.labels import ID_LABEL
 from clusterctl.providers.gcp.same_cluster import refuse_another, refuse_moved
-from clusterctl.providers.terraform import Plan, ResourceChange, Terraform
+from clusterctl.providers.gcp.terraform import Plan, ResourceChange, Terraform
 from clusterctl.spec import ClusterSpec, gcp_images, machines
 from clusterctl.spec import GcpProvider as Settings
+from clusterctl.spec.distributions import UNSEEN
 from clusterctl.spec.machines import Machine
-from clusterctl.workspace import Workspace
+from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory, SharedFolder
+from clusterctl.state.journal import digest
+from clusterctl.state.workspace import Workspace
 
 SHARED: Final = "/shared"
 

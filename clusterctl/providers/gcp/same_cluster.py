@@ -7,7 +7,7 @@ from typing import Any, Final
 
 from clusterctl.errors import ProvisionError, UsageError
 from clusterctl.providers.gcp.labels import cluster_id_of
-from clusterctl.providers.terraform import Plan
+from clusterctl.providers.gcp.terraform import Plan
 
 _COSTS: Final = ("google_compute_", "google_filestore_")
 

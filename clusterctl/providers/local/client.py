@@ -14,7 +14,7 @@ from typing import Any
 
 from clusterctl.errors import DiskError, LockedError, MachineError, ProvisionError
 from clusterctl.providers.base import Say
-from clusterctl.telling import Waiting
+from clusterctl.util.progress import Waiting
 
 _MODULE = "clusterctl.providers.local.helper"
 _ERRORS = {kind.code: kind for kind in (DiskError, LockedError, MachineError)}

@@ -19,9 +19,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from clusterctl.disk import REFUSALS, disk_error
 from clusterctl.errors import ClusterctlError, MachineError, ProvisionError
-from clusterctl.lock import WAIT_S, hold
 from clusterctl.providers.local import cgroups, image, limits, machine, mounts, network, redhat
 from clusterctl.providers.local.layout import (
     CACHE,
@@ -44,7 +42,10 @@ from clusterctl.providers.local.layout import (
 from clusterctl.providers.local.machine import Machine
 from clusterctl.providers.local.residue import residue
 from clusterctl.providers.local.run import TOOL_ENV, end_children
-from clusterctl.workspace import write_atomic
+from clusterctl.spec import distributions
+from clusterctl.state.lock import WAIT_S, hold
+from clusterctl.state.workspace import write_atomic
+from clusterctl.util.disk import REFUSALS, disk_error
 
 TOOLS = {
     "systemd-nspawn": "systemd-container",
@@ -84,7 +85,7 @@ def check(request: dict[str, Any]) -> dict[str, Any]:
 
 def _check_tools(*, disks: bool = False) -> None:
     tools = {**TOOLS, "mkfs.ext4": "e2fsprogs"} if disks else TOOLS
-    maker = "dnf" if redhat.release() else "mmdebstrap"
+    maker = "dnf" if distributions.redhat_release() else "mmdebstrap"
     tools = {**tools, maker: maker, **(DNF_NAMES if redhat.has_dnf() else {})}
     missing = {tool: pkg for tool, pkg in tools.items() if not shutil.which(tool, path=TOOL_ENV["PATH"])}
     if missing:

@@ -18,9 +18,7 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
-from clusterctl.distributions import DEFAULT, distribution_of
 from clusterctl.errors import ProvisionError
-from clusterctl.lock import hold
 from clusterctl.providers.local import cgroups, machine, mounts, redhat
 from clusterctl.providers.local.layout import (
     ADMIN_ID,
@@ -33,6 +31,9 @@ from clusterctl.providers.local.layout import (
     make_private,
 )
 from clusterctl.providers.local.run import TOOL_ENV, run
+from clusterctl.spec import distributions
+from clusterctl.spec.distributions import distribution_of
+from clusterctl.state.lock import hold
 
 SUITE = "bookworm"
 DEFAULT_MIRROR = "http://deb.debian.org/debian"
@@ -73,14 +74,9 @@ _OWN_PROCESSES = (
 
 def base_inputs() -> tuple[str, ...]:
     """What decides how the base looks, apart from the mirror: hashed into its key."""
-    if release := redhat.release():
+    if release := distributions.redhat_release():
         return ("base v1", release, platform.machine(), *redhat.PACKAGES, *redhat.MASKED)
     return ("base v2", SUITE, platform.machine(), *BASE_PACKAGES, *_MASKED)
-
-
-def distribution() -> str:
-    """What nodes of this machine have: on Red Hat's family the machine's own, else Debian."""
-    return redhat.release() or DEFAULT
 
 
 def image_dir(key: str) -> Path:
@@ -144,8 +140,9 @@ def build_base(request: BakeRequest, say: Callable[[str], None]) -> Path:
     building = CACHE / f".building-base-{request.base_key}"
     root = building / "root"
     building.mkdir(parents=True)
-    own = redhat.release()
-    say(f"building the {distribution_of(distribution()).title} base ({'dnf' if own else 'mmdebstrap'})")
+    own = distributions.redhat_release()
+    title = distribution_of(distributions.of_local_nodes()).title
+    say(f"building the {title} base ({'dnf' if own else 'mmdebstrap'})")
     try:
         if own:
             redhat.install(root, own, through=_OWN_PROCESSES)

@@ -16,7 +16,7 @@ import json
 from contextlib import suppress
 from pathlib import Path
 
-from clusterctl.workspace import write_atomic
+from clusterctl.state.workspace import write_atomic
 
 NODES_IN_DEFAULT_LIMITS = 16
 _WANTED = {

@@ -7,13 +7,13 @@ from collections.abc import Set as AbstractSet
 
 from pydantic import ValidationError
 
-from clusterctl.inventory import Host, Inventory
 from clusterctl.providers.base import HostChange, Size
 from clusterctl.providers.local.layout import Existing
 from clusterctl.providers.local.shares import Share
 from clusterctl.spec import ClusterSpec
 from clusterctl.spec.units import format_size
-from clusterctl.workspace import Workspace
+from clusterctl.state.inventory import Host, Inventory
+from clusterctl.state.workspace import Workspace
 
 _CONTROLLER = "the controller"
 _OFF = "it is off"

@@ -10,13 +10,10 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from clusterctl.assets import install_inputs
 from clusterctl.errors import MachineError, UsageError
-from clusterctl.inventory import ARCHITECTURE, COMPUTE, CONTROLLER, Host, Inventory
-from clusterctl.journal import digest
 from clusterctl.providers.base import Bake, BakeTarget, Leftover, Planned, Provisioned, Say, Size
-from clusterctl.providers.local import client, plan, redhat
-from clusterctl.providers.local.image import DEFAULT_MIRROR, base_inputs, distribution
+from clusterctl.providers.local import client, plan
+from clusterctl.providers.local.image import DEFAULT_MIRROR, base_inputs
 from clusterctl.providers.local.layout import (
     BakeRequest,
     CachedImage,
@@ -27,10 +24,13 @@ from clusterctl.providers.local.layout import (
     Node,
 )
 from clusterctl.providers.local.shares import Hardware, Share, divide, is_oversubscribed
-from clusterctl.spec import ClusterSpec
+from clusterctl.spec import ClusterSpec, distributions
 from clusterctl.spec import LocalProvider as Settings
 from clusterctl.spec.models import ADMIN_USER, User
-from clusterctl.workspace import Workspace, write_atomic
+from clusterctl.state.inventory import ARCHITECTURE, COMPUTE, CONTROLLER, Host, Inventory
+from clusterctl.state.journal import digest
+from clusterctl.state.workspace import Workspace, write_atomic
+from clusterctl.util.assets import install_inputs
 
 
 class LocalProvider:
@@ -41,7 +41,7 @@ class LocalProvider:
 
     def check(self, spec: ClusterSpec) -> None:  # noqa: ARG002
         _refuse_elsewhere()
-        if (release := redhat.release()) and release.startswith("rhel"):
+        if (release := distributions.redhat_release()) and release.startswith("rhel"):
             raise UsageError(
                 "local nodes are not made on Red Hat Enterprise Linux",
                 where="provider.type",
@@ -69,7 +69,12 @@ class LocalProvider:
             try:
                 bake(
                     BakeTarget(
-                        "127.0.0.1", answer["port"], ADMIN_USER, workspace.key, known_hosts, distribution()
+                        "127.0.0.1",
+                        answer["port"],
+                        ADMIN_USER,
+                        workspace.key,
+                        known_hosts,
+                        distributions.of_local_nodes(),
                     )
                 )
             finally:
@@ -234,7 +239,7 @@ def _inventory(spec: ClusterSpec, cluster_id: str, shares: tuple[Share, ...], ma
                 roles=(COMPUTE if share else CONTROLLER,),
                 partition=share.partition if share else None,
                 host_key=node.host_key,
-                distribution=distribution(),
+                distribution=distributions.of_local_nodes(),
                 cpus=share.cpus if share else None,
                 memory_mib=share.memory_mib if share else None,
                 disk_mib=share.disk_mib if share else None,

@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import shutil
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Final
 
-from clusterctl import distributions
-from clusterctl.errors import ProvisionError
 from clusterctl.providers.local.run import run
 
 PACKAGES: Final = (
@@ -25,7 +22,6 @@ MASKED: Final = (
 _REPOSITORIES: Final = ("etc/dnf/vars", "etc/pki/rpm-gpg", "etc/yum.repos.d")
 _DNF_CONF: Final = "etc/dnf/dnf.conf"
 HERE: Final = Path("/")
-_OS_RELEASE: Final = HERE / "etc/os-release"
 # systemd-networkd is no part of the distribution: this puts into force what is written for it.
 NETWORK_UNIT: Final = "clusterctl-network.service"
 _NETWORK: Final = """\
@@ -46,28 +42,9 @@ WantedBy=multi-user.target
 """
 
 
-def release(os_release: Path = _OS_RELEASE) -> str | None:
-    """What this machine has, as ``rocky-9``, where its own packages make the image; None elsewhere."""
-    said = _read(os_release)
-    name = f"{said.get('ID', '')}-{said.get('VERSION_ID', '').partition('.')[0]}"
-    try:
-        family = distributions.distribution_of(name).family
-    except ProvisionError:
-        return None
-    return name if family == "RedHat" else None
-
-
 def has_dnf() -> bool:
     """Whether packages of this machine are dnf's, whatever image it can make."""
     return shutil.which("dnf") is not None and shutil.which("apt-get") is None
-
-
-def _read(os_release: Path) -> Mapping[str, str]:
-    try:
-        lines = os_release.read_text(errors="replace").splitlines()
-    except OSError:
-        return {}
-    return {key: value.strip("\"' ") for key, _, value in (line.partition("=") for line in lines)}
 
 
 def install(root: Path, name: str, *, through: tuple[str, ...] = ()) -> None:

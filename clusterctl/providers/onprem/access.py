@@ -17,7 +17,6 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Final, TypeVar
 
-from clusterctl.at_once import at_once
 from clusterctl.errors import (
     ClusterctlError,
     CommandError,
@@ -26,11 +25,12 @@ from clusterctl.errors import (
     ProvisionError,
     UnreachableError,
 )
-from clusterctl.mortal import mortal
 from clusterctl.providers.onprem.refusals import AccessError, explained
 from clusterctl.providers.onprem.ssh_files import place
 from clusterctl.spec.onprem import OnpremHost
 from clusterctl.transport.base import shown
+from clusterctl.util.lifetime import mortal
+from clusterctl.util.parallel import at_once
 
 ANSWER_S: Final = 120.0
 _SSH_FAILED: Final = 255

@@ -5,11 +5,11 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 
-from clusterctl.distributions import distribution_of
-from clusterctl.doctor import Facts
-from clusterctl.doctor.touched import brought_packages, touched_files
+from clusterctl.hosts.doctor import Facts
+from clusterctl.hosts.role_files import brought_packages, touched_files
 from clusterctl.providers.onprem.members import Member, distribution
 from clusterctl.spec import ClusterSpec
+from clusterctl.spec.distributions import distribution_of
 
 
 def foreseen(

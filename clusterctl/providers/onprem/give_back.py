@@ -9,7 +9,6 @@ from typing import Final
 from pydantic import ValidationError
 
 from clusterctl.errors import ClusterctlError, CommandError, ConfigureError, UnreachableError
-from clusterctl.inventory import Host, Inventory
 from clusterctl.providers.base import Leftover, Say
 from clusterctl.providers.onprem.access import Access, each, refuse
 from clusterctl.providers.onprem.account import Claim, join, leave, told
@@ -19,9 +18,10 @@ from clusterctl.providers.onprem.this_machine import is_installation
 from clusterctl.providers.onprem.way_in import WayIn, place
 from clusterctl.spec import OnpremProvider as Settings
 from clusterctl.spec.models import ADMIN_USER
-from clusterctl.telling import HostStep
+from clusterctl.state.inventory import Host, Inventory
+from clusterctl.state.workspace import Workspace
 from clusterctl.transport.ssh_files import write_ssh_files
-from clusterctl.workspace import Workspace
+from clusterctl.util.progress import HostStep
 
 CLAIM: Final = "/etc/clusterctl/cluster.json"
 NOT_GIVEN_BACK: Final = "could not be given back"

@@ -7,11 +7,11 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from clusterctl.errors import Failure, HostKeyError, ProvisionError
-from clusterctl.inventory import Inventory
 from clusterctl.providers.base import Say
 from clusterctl.providers.onprem.access import refused
 from clusterctl.providers.onprem.host_keys import Confirm, Offered
-from clusterctl.workspace import Workspace
+from clusterctl.state.inventory import Inventory
+from clusterctl.state.workspace import Workspace
 
 # Gives these hosts back as they were; what was left on each of them, and why.
 Restore = Callable[[Inventory, Collection[str], Workspace, Say], Mapping[str, tuple[str, ...]]]

@@ -15,9 +15,9 @@ from clusterctl.providers.onprem.access import each
 from clusterctl.providers.onprem.refusals import explained
 from clusterctl.providers.onprem.ssh_files import CONNECT_S, Hop, hops, last_hop, place
 from clusterctl.spec.onprem import OnpremHost
+from clusterctl.state.workspace import write_atomic
 from clusterctl.transport.lean import paramiko
 from clusterctl.transport.proxy import ProxySocket
-from clusterctl.workspace import write_atomic
 
 USERS_OWN: Final = (Path("~/.ssh/known_hosts"), Path("/etc/ssh/ssh_known_hosts"))
 _KINDS: Final = (

@@ -18,8 +18,6 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from clusterctl.errors import ClusterctlError, Failure, ProvisionError, UnreachableError, UsageError
-from clusterctl.inventory import CONTROLLER, Host, Inventory
-from clusterctl.journal import digest
 from clusterctl.providers.base import Say
 from clusterctl.providers.onprem import give_back, ssh_files
 from clusterctl.providers.onprem.hands import Hands, nobody_asked
@@ -28,7 +26,9 @@ from clusterctl.spec import ClusterSpec
 from clusterctl.spec import OnpremProvider as Settings
 from clusterctl.spec.load import dump_spec, load_spec
 from clusterctl.spec.onprem import OnpremHost, is_this_machine
-from clusterctl.workspace import Workspace, write_atomic
+from clusterctl.state.inventory import CONTROLLER, Host, Inventory
+from clusterctl.state.journal import digest
+from clusterctl.state.workspace import Workspace, write_atomic
 
 _FOLDER: Final = "left-behind"
 _NOTE: Final = "left.json"

@@ -10,20 +10,20 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from clusterctl import doctor
-from clusterctl.doctor import Facts, Finding, Report
-from clusterctl.doctor.cluster import asked as questions
-from clusterctl.doctor.cluster import expected
 from clusterctl.errors import ClusterctlError, Failure, UnreachableError
-from clusterctl.inventory import Host, Inventory
+from clusterctl.hosts import doctor
+from clusterctl.hosts.cluster_checks import asked as questions
+from clusterctl.hosts.cluster_checks import expected
+from clusterctl.hosts.doctor import Facts, Finding, Report
 from clusterctl.providers.onprem.access import Access, each
 from clusterctl.providers.onprem.account import Root
 from clusterctl.providers.onprem.members import Member
 from clusterctl.providers.onprem.refusals import NO_WAY_IN
 from clusterctl.providers.onprem.this_machine import connect
 from clusterctl.spec import ClusterSpec
+from clusterctl.state.inventory import Host, Inventory
+from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Transport
-from clusterctl.workspace import Workspace
 
 _ANSWER_S: Final = 60.0
 _FIX_CLAIMED: Final = "take that cluster down first (`clusterctl down`), or take this machine out of the spec"

@@ -8,15 +8,15 @@ from dataclasses import dataclass
 from ipaddress import IPv4Interface, IPv4Network
 from typing import Final
 
-from clusterctl.distributions import common
-from clusterctl.doctor import Facts
 from clusterctl.errors import Failure
-from clusterctl.inventory import COMPUTE, CONTROLLER, LOGIN, Host, Inventory, SharedFolder
+from clusterctl.hosts.doctor import Facts
 from clusterctl.providers.onprem.access import refused
 from clusterctl.providers.onprem.ssh_files import last_hop
 from clusterctl.spec import ClusterSpec
 from clusterctl.spec import OnpremProvider as Settings
+from clusterctl.spec.distributions import common
 from clusterctl.spec.onprem import OnpremHost
+from clusterctl.state.inventory import COMPUTE, CONTROLLER, LOGIN, Host, Inventory, SharedFolder
 
 _NO_PLACE: Final = "network"
 _HERE: Final = "127.0.0.1"  # whatever other addresses this machine has, now or tomorrow

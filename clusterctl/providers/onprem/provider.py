@@ -6,10 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from clusterctl.doctor import Report
-from clusterctl.doctor.cluster import refuse_strangers
 from clusterctl.errors import ClusterctlError, Failure, ProvisionError, UsageError
-from clusterctl.inventory import Host, Inventory
+from clusterctl.hosts.cluster_checks import refuse_strangers
+from clusterctl.hosts.doctor import Report
 from clusterctl.providers.base import Action, Bake, HostChange, Leftover, Planned, Provisioned, Say, Size
 from clusterctl.providers.onprem import give_back, left_behind, lost, members, way_in
 from clusterctl.providers.onprem.access import each, refuse, refused
@@ -30,9 +29,10 @@ from clusterctl.providers.onprem.way_in import WayIn
 from clusterctl.spec import ClusterSpec
 from clusterctl.spec import OnpremProvider as Settings
 from clusterctl.spec.load import dump_spec, load_spec
-from clusterctl.telling import HostStep
+from clusterctl.state.inventory import Host, Inventory
+from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.ssh_files import write_ssh_files
-from clusterctl.workspace import Workspace, write_atomic
+from clusterctl.util.progress import HostStep
 
 _THEN: Final = "nothing was changed; correct it, then run the same command again"
 

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from clusterctl.journal import digest
 from clusterctl.spec.onprem import OnpremHost
+from clusterctl.state.journal import digest
 
 CONNECT_S: Final = 15  # each of the jumps takes its time
 _JUMP: Final = re.compile(r"(?:(?P<user>[^@]+)@)?(?P<host>[^:]+)(?::(?P<port>\d+))?")

@@ -8,7 +8,6 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from clusterctl.errors import ClusterctlError, MachineError, UsageError
-from clusterctl.mortal import temporary_folder
 from clusterctl.providers.onprem import this_machine
 from clusterctl.providers.onprem.access import Access
 from clusterctl.providers.onprem.account import Claim
@@ -16,7 +15,8 @@ from clusterctl.providers.onprem.hands import Hands
 from clusterctl.providers.onprem.host_keys import HostKeys, Offered
 from clusterctl.providers.onprem.ssh_files import access_config, last_hop
 from clusterctl.spec import OnpremProvider as Settings
-from clusterctl.workspace import Workspace, write_atomic
+from clusterctl.state.workspace import Workspace, write_atomic
+from clusterctl.util.lifetime import temporary_folder
 
 
 class WayIn:

@@ -8,7 +8,7 @@ from pathlib import Path
 from clusterctl.providers.gcp.carry_out import Owner, carry_out
 from clusterctl.providers.gcp.changes import names
 from clusterctl.providers.gcp.diagnose import explaining
-from clusterctl.providers.terraform import Terraform
+from clusterctl.providers.gcp.terraform import Terraform
 from tests.support.google.terraformed import CLUSTER_ID, PLACE
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clusterctl.assets import asset
+from clusterctl.util.assets import asset
 from tests.support.google.module import Module
 
 Variables = Mapping[str, Any]

@@ -16,11 +16,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clusterctl.assets import asset
 from clusterctl.providers.gcp.design import variables
 from clusterctl.spec import ClusterSpec
 from clusterctl.spec.caller import Caller
 from clusterctl.spec.load import load_spec
+from clusterctl.util.assets import asset
 from tests.support.google.cloud import GoogleCloud
 from tests.support.terraform import program
 

@@ -14,16 +14,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from clusterctl.assets import asset
 from clusterctl.providers.gcp.carry_out import Owner, carry_out
 from clusterctl.providers.gcp.changes import INSTANCE, host_changes, names
 from clusterctl.providers.gcp.design import variables
 from clusterctl.providers.gcp.diagnose import Place, explaining
 from clusterctl.providers.gcp.labels import ID_LABEL
-from clusterctl.providers.terraform import Plan, Terraform
-from clusterctl.providers.terraform.plan import UNKNOWN
-from clusterctl.providers.terraform.program import Program
+from clusterctl.providers.gcp.terraform import Plan, Terraform
+from clusterctl.providers.gcp.terraform.plan import UNKNOWN
+from clusterctl.providers.gcp.terraform.program import Program
 from clusterctl.spec.load import parse_spec
+from clusterctl.util.assets import asset
 from tests.support.google.cloud import GoogleCloud
 
 CLUSTER_ID = "a1b2c3"

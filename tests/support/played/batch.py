@@ -8,9 +8,9 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from clusterctl.assets import asset
 from clusterctl.jobs.script import render_script
 from clusterctl.spec import JobSpec
+from clusterctl.util.assets import asset
 
 APPTAINER = Path(__file__).with_name("apptainer")
 HASH = "0123456789abcdef"

@@ -18,12 +18,12 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl import jobs
-from clusterctl.access import Session
-from clusterctl.assets import payload_hash
-from clusterctl.records import Ledger
 from clusterctl.scheduler.base import Clock
-from clusterctl.slurm.client import SlurmClient
+from clusterctl.scheduler.session import Session
+from clusterctl.scheduler.slurm.client import SlurmClient
 from clusterctl.spec import ClusterSpec, JobSpec
+from clusterctl.state.ledger import Ledger
+from clusterctl.util.assets import payload_hash
 from tests.support.played.elsewhere import Elsewhere
 
 COMMANDS = ("sbatch", "squeue", "sacct", "scancel", "sinfo", "sacctmgr", "srun", "scontrol")

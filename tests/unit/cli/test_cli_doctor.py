@@ -6,9 +6,9 @@ import pytest
 
 from clusterctl.cli.doctor import text
 from clusterctl.cli.show import Screen
-from clusterctl.doctor import Report
-from clusterctl.doctor.facts import Facts
-from tests.unit.doctor.test_doctor import WELL
+from clusterctl.hosts.doctor import Report
+from clusterctl.hosts.facts import Facts
+from tests.unit.hosts.test_doctor import WELL
 
 
 @pytest.mark.parametrize(

@@ -12,19 +12,19 @@ from typing import Any
 import pyte
 import pytest
 
-from clusterctl import access
-from clusterctl.access import Session
 from clusterctl.cli import app, show
 from clusterctl.cli.progress import _Bar
 from clusterctl.cli.show import Screen
 from clusterctl.cli.watching import KeptLogs
 from clusterctl.errors import ClusterctlError
-from clusterctl.inventory import Host, Inventory
 from clusterctl.jobs import LogChunk
-from clusterctl.records import Ledger
-from clusterctl.slurm.client import SlurmClient
+from clusterctl.scheduler import session
+from clusterctl.scheduler.session import Session
+from clusterctl.scheduler.slurm.client import SlurmClient
+from clusterctl.state.inventory import Host, Inventory
+from clusterctl.state.ledger import Ledger
+from clusterctl.state.workspace import Workspace
 from clusterctl.transport import connections
-from clusterctl.workspace import Workspace
 from tests.support.played.cluster import Nearby, PlayedCluster, submitted
 from tests.support.terminal import Window
 
@@ -75,7 +75,7 @@ def here(cluster: PlayedCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         shared="/shared", baked=True,
     )  # fmt: skip
     workspace.hosts.write_text(inventory.model_dump_json())
-    for module in (access, connections):
+    for module in (session, connections):
         monkeypatch.setattr(module, "SSHTransport", lambda *_, **__: Nearby(cluster.payload))
     return Session(cluster.session().spec, SlurmClient(Nearby(cluster.payload)), Ledger(workspace.jobs))
 

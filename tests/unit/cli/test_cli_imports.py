@@ -23,7 +23,7 @@ def imported(module: str) -> set[str]:
         ("clusterctl.spec", {"pydantic"}),
         ("clusterctl.providers.local.helper", {"pydantic"}),
         ("clusterctl.transport.ssh", {"paramiko"}),
-        ("clusterctl.access", {"paramiko", "pydantic", "ruamel.yaml"}),
+        ("clusterctl.scheduler.session", {"paramiko", "pydantic", "ruamel.yaml"}),
         ("clusterctl.jobs", {"paramiko", "pydantic", "ruamel.yaml"}),
     ],
 )

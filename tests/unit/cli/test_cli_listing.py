@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from clusterctl.inventory import COMPUTE, CONTROLLER, Host, Inventory
+from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
 from tests.support.verbs import Clusterctl
 
 

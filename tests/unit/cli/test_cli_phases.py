@@ -12,7 +12,7 @@ import pytest
 
 from clusterctl.cli.phases import Phases
 from clusterctl.cli.show import Screen
-from clusterctl.telling import HostStep, Waiting
+from clusterctl.util.progress import HostStep, Waiting
 from tests.support.terminal import on_terminal
 
 LONG = "slurmd: Do what has a name that goes far beyond what a terminal of eighty columns can show"
@@ -68,7 +68,7 @@ import time
 from pathlib import Path
 from clusterctl.cli.phases import Phases
 from clusterctl.cli.show import Screen
-from clusterctl.telling import HostStep, Waiting
+from clusterctl.util.progress import HostStep, Waiting
 
 phases = Phases(Screen(json=False, color=True), verbose=False)
 with phases.shown():

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from clusterctl.change import Foreseen, Harm
 from clusterctl.cli.plan import as_dict, asking, text
 from clusterctl.cli.show import Screen
+from clusterctl.cluster.impact import Foreseen, Harm
+from clusterctl.cluster.plan import Drift, Plan
 from clusterctl.errors import UsageError
-from clusterctl.planning import Drift, Plan
 from clusterctl.providers.base import HostChange, Planned
 from clusterctl.scheduler.models import JobInfo, JobState
 from clusterctl.spec import ClusterSpec
@@ -165,7 +165,7 @@ ASKS = """
 import time
 from clusterctl.cli.plan import asking
 from clusterctl.cli.show import Screen
-from clusterctl.planning import Plan
+from clusterctl.cluster.plan import Plan
 from clusterctl.providers.base import HostChange, Planned
 
 class Picture:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from clusterctl.cli.job import not_brought_home
-from clusterctl.records import RunRecord
+from clusterctl.state.ledger import RunRecord
 
 
 def run(*skipped: tuple[str, str]) -> RunRecord:

@@ -31,7 +31,7 @@ VERBS = [["status"], ["jobs"], ["cancel", "1"], ["collect"], ["logs", "1"], ["ss
 HOLD = """
 import sys
 from pathlib import Path
-from clusterctl.workspace import Workspace
+from clusterctl.state.workspace import Workspace
 with Workspace(Path(sys.argv[1])).lock("up", wait_s=0, waiting=print):
     print("held", flush=True)
     sys.stdin.read()

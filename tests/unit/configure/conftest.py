@@ -8,9 +8,9 @@ from types import ModuleType
 
 import pytest
 
-from clusterctl.inventory import Host, Inventory
 from clusterctl.spec import ClusterSpec
-from clusterctl.workspace import Workspace, write_atomic
+from clusterctl.state.inventory import Host, Inventory
+from clusterctl.state.workspace import Workspace, write_atomic
 from tests.support.plays import load_module
 
 PLAYBOOKS = Path(__file__).parent / "playbooks"

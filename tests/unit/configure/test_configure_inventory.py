@@ -13,12 +13,12 @@ from typing import Any
 
 import pytest
 
-from clusterctl.assets import asset, payload_hash
 from clusterctl.configure import install_mark, write_inventory
-from clusterctl.inventory import Inventory, SharedFolder
 from clusterctl.spec import ClusterSpec
 from clusterctl.spec.models import Software
-from clusterctl.workspace import Workspace
+from clusterctl.state.inventory import Inventory, SharedFolder
+from clusterctl.state.workspace import Workspace
+from clusterctl.util.assets import asset, payload_hash
 
 BIN = Path(sys.executable).parent
 

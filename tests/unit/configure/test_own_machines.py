@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from clusterctl.configure.own_machines import own_machine_variables
-from clusterctl.inventory import Inventory, SharedFolder
 from clusterctl.spec import ClusterSpec
+from clusterctl.state.inventory import Inventory, SharedFolder
 
 PARTITIONS = [{"name": "train", "nodes": 2}]
 GCP = {"type": "gcp", "project": "my-project", "zone": "us-central1-a"}

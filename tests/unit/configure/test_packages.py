@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 import yaml
 
-from clusterctl.assets import asset, install_inputs
-from clusterctl.distributions import distribution_of
-from clusterctl.packages import package_names
+from clusterctl.packages.os_packages import package_names
+from clusterctl.spec.distributions import distribution_of
+from clusterctl.util.assets import asset, install_inputs
 
 ROLES = asset("ansible") / "roles"
 BIN = Path(sys.executable).parent

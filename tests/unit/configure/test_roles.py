@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import yaml
 
-from clusterctl.assets import asset
+from clusterctl.util.assets import asset
 from tests.support.plays import run_tasks
 
 SCRATCH = asset("ansible") / "roles" / "scratch" / "files" / "clusterctl-scratch"

@@ -11,7 +11,7 @@ import jinja2
 import pytest
 import yaml
 
-from clusterctl.assets import asset
+from clusterctl.util.assets import asset
 
 ANSIBLE = asset("ansible")
 ROLES = sorted(path.name for path in (ANSIBLE / "roles").iterdir())

@@ -15,8 +15,8 @@ from typing import Any
 
 import pytest
 
-from clusterctl.assets import asset
 from clusterctl.providers.gcp import labels
+from clusterctl.util.assets import asset
 from tests.support.google.api import PROJECT, Google
 
 PROGRAM = asset("ansible") / "roles/auto_down/files/auto_down.py"

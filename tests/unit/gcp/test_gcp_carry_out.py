@@ -11,7 +11,7 @@ import pytest
 
 from clusterctl.errors import Failure, TerraformError
 from clusterctl.providers.gcp.carry_out import WAITS_S, Owner, carry_out
-from clusterctl.providers.terraform import Plan, ResourceChange, Terraform
+from clusterctl.providers.gcp.terraform import Plan, ResourceChange, Terraform
 
 OWNER = Owner("a1b2c3")
 SHOWN = Plan(Path("plan.tfplan"), "0", ())

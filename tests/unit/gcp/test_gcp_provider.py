@@ -10,16 +10,16 @@ from typing import Any
 
 import pytest
 
-from clusterctl.distributions import UNSEEN
 from clusterctl.errors import MachineError, StalePlanError, UsageError
-from clusterctl.inventory import SharedFolder
 from clusterctl.providers.gcp import folder, iap
 from clusterctl.providers.gcp.job_environment import job_environment, note
 from clusterctl.providers.gcp.provider import GcpProvider
 from clusterctl.spec import ClusterSpec, machines
 from clusterctl.spec import GcpProvider as Settings
+from clusterctl.spec.distributions import UNSEEN
 from clusterctl.spec.gcp import GcsState
-from clusterctl.workspace import Workspace
+from clusterctl.state.inventory import SharedFolder
+from clusterctl.state.workspace import Workspace
 from tests.support.google import gcloud
 from tests.support.google.answers import HOST_KEY
 from tests.support.google.api import PROJECT, Google

@@ -9,13 +9,13 @@ from typing import Any
 
 import pytest
 
-from clusterctl import lifecycle
+from clusterctl.cluster import lifecycle
 from clusterctl.errors import ProvisionError, UsageError
 from clusterctl.providers.gcp.provider import GcpProvider
 from clusterctl.spec import ClusterSpec
 from clusterctl.spec import GcpProvider as Settings
 from clusterctl.spec.load import dump_spec
-from clusterctl.workspace import Workspace
+from clusterctl.state.workspace import Workspace
 from tests.support.google import gcloud
 from tests.support.google.api import PROJECT, Google
 from tests.support.google.cloud import GoogleCloud

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.workspace import cache_home
+from clusterctl.state.workspace import cache_home
 from tests.support.google.api import PROJECT, Google
 from tests.support.google.cloud import GoogleCloud
 from tests.support.google.module import CLUSTER_ID, Module, spec_of

@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import collect, jobs
-from clusterctl.access import Apart, Session
+from clusterctl import jobs, runs
 from clusterctl.errors import SlurmError, UnreachableError
+from clusterctl.scheduler.session import Apart, Session
 from clusterctl.spec import JobSpec
 from tests.support.played.apart import ApartNode
 from tests.support.played.cluster import PlayedCluster
@@ -101,7 +101,7 @@ def test_logs_and_files_come_from_the_nodes_it_ran_on(
     told: list[bytes] = []
     jobs.follow(apart, done.job_id, on_output=lambda chunk: told.append(chunk.data))
     assert b"".join(told) == b"hello\n"
-    (run,) = collect.collect(apart, [done.job_id], out=tmp_path / "runs")
+    (run,) = runs.collect(apart, [done.job_id], out=tmp_path / "runs")
     assert run.directory is not None
     assert (run.directory / "stdout.log").read_text() == "hello\n"
     assert (run.directory / "made.txt").read_text() == "made there"

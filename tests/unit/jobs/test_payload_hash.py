@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.assets import tree_files, tree_hash
+from clusterctl.util.assets import tree_files, tree_hash
 
 
 @pytest.fixture

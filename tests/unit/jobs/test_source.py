@@ -14,11 +14,11 @@ import pytest
 from clusterctl.errors import UsageError
 from clusterctl.jobs import folder as limits
 from clusterctl.jobs.source import Source, manifest, source_hash, source_of
-from clusterctl.records import RunRecord
 from clusterctl.spec import JobSpec
 from clusterctl.spec.target import named_job
-from clusterctl.transfer.hashes import hash_items
-from clusterctl.transfer.tree import Kind
+from clusterctl.state.ledger import RunRecord
+from clusterctl.transport.hashes import hash_items
+from clusterctl.transport.tree import Kind
 from tests.support.hostile import HOSTILE_NAMES
 
 RUN = {

@@ -13,17 +13,17 @@ from pathlib import Path
 import pytest
 
 from clusterctl import jobs
-from clusterctl.access import Session
-from clusterctl.assets import payload_hash
 from clusterctl.errors import AnswerLostError, DiskError, SlurmError, UnreachableError, UsageError
 from clusterctl.jobs.facts import MAX_DIFF, client_facts
-from clusterctl.records import JobEntry, Ledger
 from clusterctl.scheduler.base import Clock
-from clusterctl.scheduler.lost import resolve
-from clusterctl.slurm.client import SlurmClient
+from clusterctl.scheduler.session import Session
+from clusterctl.scheduler.slurm.client import SlurmClient
+from clusterctl.scheduler.unresolved import resolve
 from clusterctl.spec import JobSpec
+from clusterctl.state.ledger import JobEntry, Ledger
 from clusterctl.transport.base import Result
 from clusterctl.transport.local import LocalTransport
+from clusterctl.util.assets import payload_hash
 from tests.support.disks import small_disk
 from tests.support.played.cluster import Nearby
 

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from clusterctl import jobs
-from clusterctl.access import Session
 from clusterctl.errors import (
     JobCancelledError,
     JobFailedError,
@@ -24,7 +23,8 @@ from clusterctl.errors import (
 from clusterctl.jobs.logs import LogChunk, tail
 from clusterctl.scheduler.base import Clock
 from clusterctl.scheduler.models import JobState
-from clusterctl.slurm.client import SlurmClient
+from clusterctl.scheduler.session import Session
+from clusterctl.scheduler.slurm.client import SlurmClient
 from clusterctl.transport.local import LocalTransport
 from tests.support.played.cluster import Nearby, PlayedCluster, submitted
 

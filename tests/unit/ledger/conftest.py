@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 import ansible.module_utils
-from clusterctl.assets import asset
+from clusterctl.util.assets import asset
 from tests.support.plays import load_module
 
 Answers = dict[tuple[str, ...], tuple[int, str, str]]

@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from clusterctl.inventory import COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.providers.base import HostChange, Planned
 from clusterctl.providers.local import helper, layout, machine
 from clusterctl.providers.local.layout import ClusterState, Existing
@@ -17,7 +16,8 @@ from clusterctl.providers.local.provider import same_uids
 from clusterctl.providers.local.shares import Hardware, divide
 from clusterctl.spec import ClusterSpec
 from clusterctl.spec.models import User
-from clusterctl.workspace import Workspace
+from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
+from clusterctl.state.workspace import Workspace
 
 HERE = Hardware((0, 1, 2, 3), 9 * 1024)
 CTL, ONE, TWO = "d-ctl", "d-train-1", "d-train-2"

@@ -11,7 +11,7 @@ import pytest
 from clusterctl.errors import MachineError, UsageError
 from clusterctl.providers.local import helper, image, redhat
 from clusterctl.providers.local.provider import LocalProvider, image_keys
-from clusterctl.spec import ClusterSpec
+from clusterctl.spec import ClusterSpec, distributions
 from clusterctl.spec import LocalProvider as Settings
 
 SPEC = ClusterSpec.model_validate({"version": 1, "name": "d", "partitions": [{"name": "x", "nodes": 1}]})
@@ -31,20 +31,20 @@ SPEC = ClusterSpec.model_validate({"version": 1, "name": "d", "partitions": [{"n
 )
 def test_the_machines_own_distribution_decides(tmp_path: Path, text: str, release: str | None) -> None:
     (tmp_path / "os-release").write_text(text)
-    assert redhat.release(tmp_path / "os-release") == release
+    assert distributions.redhat_release(tmp_path / "os-release") == release
 
 
 @pytest.fixture
 def on_rocky(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redhat, "release", lambda: "rocky-9")
+    monkeypatch.setattr(distributions, "redhat_release", lambda: "rocky-9")
     monkeypatch.setattr(redhat, "has_dnf", lambda: True)
 
 
 def test_each_release_has_images_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
     keys = set()
     for release, distribution in ((None, "debian-12"), ("rocky-9", "rocky-9"), ("rocky-10", "rocky-10")):
-        monkeypatch.setattr(redhat, "release", lambda release=release: release)
-        assert image.distribution() == distribution
+        monkeypatch.setattr(distributions, "redhat_release", lambda release=release: release)
+        assert distributions.of_local_nodes() == distribution
         keys |= set(image_keys(image.DEFAULT_MIRROR))
     assert len(keys) == 6
 
@@ -100,7 +100,7 @@ def test_a_debian_mirror_is_refused_there(on_rocky: None) -> None:
 
 
 def test_red_hats_own_is_refused_for_no_image_has_its_subscription(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(redhat, "release", lambda: "rhel-9")
+    monkeypatch.setattr(distributions, "redhat_release", lambda: "rhel-9")
     with pytest.raises(UsageError, match="not made on Red Hat Enterprise Linux") as refused:
         LocalProvider(Settings(type="local")).check(SPEC)
     assert "onprem" in refused.value.fix

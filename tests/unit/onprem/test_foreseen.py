@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.doctor import Facts
+from clusterctl.hosts.doctor import Facts
 from clusterctl.providers.onprem.foreseen import foreseen
 from clusterctl.providers.onprem.members import members
 from clusterctl.spec import ClusterSpec, OnpremProvider

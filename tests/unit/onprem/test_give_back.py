@@ -9,10 +9,10 @@ from typing import Any, ClassVar
 import pytest
 
 from clusterctl.errors import CommandError, ProvisionError, TransportError, UnreachableError
-from clusterctl.inventory import Host, Inventory
 from clusterctl.providers.onprem import give_back
 from clusterctl.providers.onprem.hands import NO_HANDS
-from clusterctl.workspace import Workspace, write_atomic
+from clusterctl.state.inventory import Host, Inventory
+from clusterctl.state.workspace import Workspace, write_atomic
 
 KEY = "ssh-ed25519 AAAA"
 

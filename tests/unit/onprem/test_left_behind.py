@@ -9,12 +9,12 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import ProvisionError, UnreachableError
-from clusterctl.inventory import Host, Inventory
 from clusterctl.providers.onprem import give_back, left_behind
 from clusterctl.providers.onprem.hands import NO_HANDS
 from clusterctl.providers.onprem.provider import OnpremProvider
 from clusterctl.spec import OnpremProvider as Settings
-from clusterctl.workspace import Workspace
+from clusterctl.state.inventory import Host, Inventory
+from clusterctl.state.workspace import Workspace
 
 SETTINGS = Settings.model_validate(
     {

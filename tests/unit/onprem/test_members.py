@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 
-from clusterctl.doctor import Facts
 from clusterctl.errors import ProvisionError
-from clusterctl.inventory import Inventory
+from clusterctl.hosts.doctor import Facts
 from clusterctl.providers.onprem.members import inventory, members
 from clusterctl.spec import ClusterSpec, OnpremProvider
+from clusterctl.state.inventory import Inventory
 
 
 def spec_of(**provider: Any) -> ClusterSpec:

@@ -7,14 +7,14 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.doctor import Facts, Finding, Report
-from clusterctl.doctor.judge import Level
 from clusterctl.errors import ProvisionError
+from clusterctl.hosts.checks import Level
+from clusterctl.hosts.doctor import Facts, Finding, Report
 from clusterctl.providers.onprem.members import members
 from clusterctl.providers.onprem.provider import _refuse
 from clusterctl.spec import OnpremProvider
 from clusterctl.spec.load import parse_spec
-from clusterctl.workspace import Workspace
+from clusterctl.state.workspace import Workspace
 
 SPEC = """\
 version: 1

@@ -40,14 +40,14 @@ def test_the_tree_keeps_the_rules(tree: Path) -> None:
 @pytest.mark.parametrize(
     ("breach", "module", "line"),
     [
-        ("an import upwards", "clusterctl/errors.py", "import clusterctl.workspace"),
+        ("an import upwards", "clusterctl/errors.py", "import clusterctl.state.workspace"),
         (
             "an import upwards inside a function",
             "clusterctl/spec/units.py",
-            "def f():\n    import clusterctl.journal",
+            "def f():\n    import clusterctl.state.journal",
         ),
-        ("two rooms of one floor", "clusterctl/render.py", "import clusterctl.journal"),
-        ("clusterctl knows the payload", "clusterctl/workspace.py", "import payload"),
+        ("an import upwards from util", "clusterctl/util/render.py", "import clusterctl.state.journal"),
+        ("clusterctl knows the payload", "clusterctl/state/workspace.py", "import payload"),
         ("the payload knows clusterctl", "payload/metrics.py", "import clusterctl.errors"),
     ],
 )
@@ -58,7 +58,7 @@ def test_a_breach_is_seen(tree: Path, breach: str, module: str, line: str) -> No
     assert "BROKEN" in said, f"{breach}: {said}"
 
 
-def test_a_room_without_a_floor_is_seen(tree: Path) -> None:
+def test_a_subpackage_without_a_layer_is_seen(tree: Path) -> None:
     (tree / "clusterctl" / "attic.py").write_text("")
     code, said = check(tree)
     assert code == 1

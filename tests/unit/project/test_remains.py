@@ -39,7 +39,8 @@ def test_a_run_lasts_as_long_as_its_pytest(base: Path, tmp_path: Path) -> None:
     assert is_over(workspace)
     argv = ["sh", "-c", "echo; read word", "pytest"]
     with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as playing:
-        assert playing.stdout and playing.stdout.readline()  # the kernel shows its arguments by then
+        assert playing.stdout
+        assert playing.stdout.readline()  # the kernel shows its arguments by then
         lock.write_text(str(playing.pid))
         assert not is_over(workspace)
         assert playing.stdin

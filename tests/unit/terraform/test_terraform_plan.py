@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from clusterctl.providers.terraform.plan import SENSITIVE, UNKNOWN, read
+from clusterctl.providers.gcp.terraform.plan import SENSITIVE, UNKNOWN, read
 
 
 def shown(change: dict[str, Any], **more: Any) -> dict[str, Any]:

@@ -18,10 +18,10 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import ProvisionError
-from clusterctl.providers.terraform import Terraform
-from clusterctl.providers.terraform.locks import noted
-from clusterctl.providers.terraform.program import Program
-from clusterctl.providers.terraform.run import run
+from clusterctl.providers.gcp.terraform import Terraform
+from clusterctl.providers.gcp.terraform.locks import noted
+from clusterctl.providers.gcp.terraform.program import Program
+from clusterctl.providers.gcp.terraform.run import run
 from tests.support.state_server import StateServer
 from tests.support.terraform import MODULE, Work
 
@@ -29,7 +29,7 @@ ME = f"{pwd.getpwuid(os.getuid()).pw_name}@{socket.gethostname()}"
 APPLIES = """
 import sys
 from pathlib import Path
-from clusterctl.providers.terraform import Terraform
+from clusterctl.providers.gcp.terraform import Terraform
 terraform = Terraform(Path(sys.argv[1]), lambda line: print(line, flush=True))
 terraform.apply(terraform.plan())
 """
@@ -38,7 +38,7 @@ terraform.apply(terraform.plan())
 WINDS_UP = """
 import os, signal, sys
 from pathlib import Path
-from clusterctl.providers.terraform.run import run
+from clusterctl.providers.gcp.terraform.run import run
 interrupt = lambda _: os.kill(os.getpid(), signal.SIGINT)
 run(["sh", "-c", sys.argv[1]], Path(sys.argv[2]), heard=interrupt, say=print)
 """

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import HostKeyError, UnreachableError
-from clusterctl.inventory import Host, Inventory
+from clusterctl.state.inventory import Host, Inventory
 from clusterctl.transport.ssh import SSHTransport
 from tests.support.processes import gone
 

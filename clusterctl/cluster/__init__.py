@@ -1,0 +1,1 @@
+"""The life of a cluster: up, down, plan, converge, verify, its nodes."""

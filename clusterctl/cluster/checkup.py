@@ -1,0 +1,77 @@
+"""Looks at the hosts of a cluster, up or not: what keeps them from working, and how to mend it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+
+from clusterctl.errors import NotUpError
+from clusterctl.hosts import doctor
+from clusterctl.hosts.cluster_checks import asked, expected, refuse_strangers
+from clusterctl.hosts.doctor import Finding, Report
+from clusterctl.providers.base import Provider
+from clusterctl.providers.onprem import left_behind
+from clusterctl.scheduler.session import inventory_of
+from clusterctl.spec import ClusterSpec
+from clusterctl.state.inventory import Inventory
+from clusterctl.state.workspace import Workspace
+from clusterctl.transport.connections import Connections
+
+_TIMEOUT_S = 60.0
+_OF_DRIVER = frozenset({"no-driver", "reboot-needed", "secure-boot", "fabric-manager"})
+
+
+def checkup(
+    spec: ClusterSpec, workspace: Workspace, provider: Provider, *, hosts: Collection[str] = ()
+) -> Report:
+    """What is wrong with the hosts, or with those of ``hosts``; nothing is changed.
+
+    Raises:
+        NotUpError: there is nothing to look at yet.
+        UsageError: the cluster has no such host.
+    """
+    try:
+        inventory = inventory_of(workspace)
+    except NotUpError:
+        before = provider.examine(spec, workspace, hosts=hosts)
+        if before is None:
+            raise
+        return _with_left(before, workspace, hosts)
+    with Connections(workspace.ssh_config) as connections:
+        return _with_left(_of_cluster(spec, inventory, connections, hosts), workspace, hosts)
+
+
+def _with_left(report: Report, workspace: Workspace, hosts: Collection[str]) -> Report:
+    """With the machines that the cluster has left behind."""
+    found = tuple(
+        Finding(one.host.name, "warning", "left-behind", f"{one.place} was left behind", one.why, one.fix)
+        for one in left_behind.found(workspace)
+        if not hosts or one.host.name in hosts
+    )
+    return replace(report, findings=(*report.findings, *found))
+
+
+def driver_findings(spec: ClusterSpec, inventory: Inventory, connections: Connections) -> tuple[Finding, ...]:
+    """What a driver of NVIDIA's that was asked for still needs on some nodes, such as a reboot."""
+    if not spec.software.nvidia.has_driver:
+        return ()
+    report = _of_cluster(spec, inventory, connections, [host.name for host in inventory.compute])
+    return tuple(finding for finding in report.findings if finding.code in _OF_DRIVER)
+
+
+def _of_cluster(
+    spec: ClusterSpec, inventory: Inventory, connections: Connections, hosts: Collection[str]
+) -> Report:
+    """Through the account that every host of a cluster has."""
+    refuse_strangers(hosts, inventory.hosts)
+
+    def root(host: str, argv: Sequence[str], stdin: bytes) -> str:
+        return connections.to(host).run(("sudo", "-n", *argv), stdin=stdin, timeout_s=_TIMEOUT_S).stdout
+
+    return doctor.examine(
+        asked(spec, inventory.hosts),
+        expected(spec, inventory.hosts, installed=[host.name for host in inventory.hosts]),
+        root,
+        leader=inventory.controller.name,
+        only=hosts,
+    )

@@ -1,0 +1,338 @@
+"""What a changed spec would do to the jobs of a cluster, found out before anything is changed.
+
+Slurm ends the jobs of a node whose number of CPUs changes, in either direction. So a node at work keeps the
+size that it has where the spec leaves that to us; where the spec itself says another, the change is refused.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field, replace
+
+from clusterctl import jobs
+from clusterctl.errors import ClusterctlError, SchedulerError, TransportError, UsageError
+from clusterctl.providers.base import HostChange, Planned, Provider, Size
+from clusterctl.scheduler.base import Scheduler
+from clusterctl.scheduler.models import JobInfo, NodeInfo
+from clusterctl.scheduler.session import admins_scheduler, inventory_of, spec_as_raised
+from clusterctl.spec import ClusterSpec
+from clusterctl.spec.models import Partition, User
+from clusterctl.spec.units import format_size
+from clusterctl.state.inventory import Host, Inventory
+from clusterctl.state.workspace import Workspace
+from clusterctl.transport.connections import Connections
+
+PATIENCE_S = 5.0
+END_S = 60.0
+REASON = "clusterctl: leaves the cluster"
+_PAUSE_S = 0.2
+
+
+@dataclass(frozen=True, slots=True)
+class Change:
+    """A change that may be made: nodes in ``keep`` stay as large as they are; ``notes`` say what was done."""
+
+    keep: Mapping[str, Size]
+    notes: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Foreseen:
+    """What a change would do to jobs; ``unknown`` says why nobody can tell."""
+
+    keep: Mapping[str, Size] = field(default_factory=dict)
+    harms: tuple[Harm, ...] = ()
+    unknown: str = ""
+
+    @property
+    def notes(self) -> tuple[str, ...]:
+        """What the user should know of it."""
+        return _keeping(self.keep)
+
+
+@dataclass(frozen=True, slots=True)
+class Harm:
+    """A job that the change would end, and why."""
+
+    job: JobInfo
+    why: str
+
+    def __str__(self) -> str:
+        where = f" on {','.join(self.job.nodes)}" if self.job.nodes else ""
+        return f"job {self.job.id} ({self.job.name}) of {self.job.user}{where}: {self.why}"
+
+
+def review(
+    spec: ClusterSpec,
+    workspace: Workspace,
+    provider: Provider,
+    planned: Planned,
+    connections: Connections,
+    *,
+    force: bool,
+) -> Change:
+    """What the spec changes of a cluster that is there; under ``force`` jobs in its way are ended.
+
+    Raises:
+        UsageError: it would end jobs, or pass a user's number on to another; nothing was changed.
+    """
+    try:
+        before = inventory_of(workspace)
+    except UsageError:
+        return Change({})  # not up yet, or not to the end
+    controller = connections.to(before.controller.name)
+    if spec.users != _users_before(workspace):
+        with suppress(TransportError):  # it lies still; the role would say it then
+            refuse_taken_uids(spec, controller.run(["cat", "/etc/passwd"]).stdout)
+    scheduler = admins_scheduler(before, connections, patience_s=PATIENCE_S)
+
+    def alive() -> bool:
+        return provider.alive(workspace.cluster_id())
+
+    sizes = provider.sizes(spec)
+    return weigh(spec, before, sizes, scheduler, hosts=planned.changes, alive=alive, force=force)
+
+
+def foresee(
+    spec: ClusterSpec,
+    before: Inventory,
+    sizes: Mapping[str, Size],
+    scheduler: Scheduler,
+    *,
+    hosts: Sequence[HostChange] = (),
+    alive: Callable[[], bool],
+) -> Foreseen:
+    """What ``weigh`` would find, by looking alone: no node is drained, no job ended."""
+    plan = _Plan.of(spec, before, sizes, hosts)
+    if not plan.concerns_jobs:
+        return Foreseen()
+    try:
+        nodes = {node.name: node for node in scheduler.nodes()}
+        active = jobs.active(scheduler)
+    except (SchedulerError, TransportError) as exc:
+        return Foreseen(unknown=_told(exc) if isinstance(exc, SchedulerError) or alive() else "")
+    harms = tuple(plan.harms(active, nodes))
+    return Foreseen(plan.kept({node for job in active for node in job.nodes}), harms)
+
+
+def refuse(foreseen: Foreseen) -> None:
+    """That the change is made as it was foreseen.
+
+    Raises:
+        UsageError: it would end jobs, or nobody can tell.
+    """
+    if foreseen.unknown:
+        raise _nobody_can_tell(foreseen.unknown)
+    if foreseen.harms:
+        raise _would_end(foreseen.harms)
+
+
+def weigh(
+    spec: ClusterSpec,
+    before: Inventory,
+    sizes: Mapping[str, Size],
+    scheduler: Scheduler,
+    *,
+    hosts: Sequence[HostChange] = (),
+    alive: Callable[[], bool],
+    force: bool,
+) -> Change:
+    """Look at the change from the hosts of ``before`` to the spec; ``force`` ends what is in its way.
+
+    ``hosts``: what the provider would do to some of them. ``alive``: whether any host runs, asked where the
+    controller says nothing: nodes may be at work then.
+
+    Raises:
+        UsageError: it would end jobs, or nobody can tell; nothing was changed.
+    """
+    plan = _Plan.of(spec, before, sizes, hosts)
+    if not plan.concerns_jobs:
+        return Change({})
+    going: list[str] = []
+    try:
+        nodes = {node.name: node for node in scheduler.nodes()}
+        going = sorted(name for name in plan.gone if name in nodes and nodes[name].usable)
+        _drain(scheduler, going)  # no job may begin there while we look
+        active = jobs.active(scheduler)
+    except (SchedulerError, TransportError) as exc:
+        if force or not (isinstance(exc, SchedulerError) or alive()):  # what lies still has no jobs to spare
+            return Change({})
+        with suppress(TransportError):
+            _resume(scheduler, going)
+        raise _nobody_can_tell(_told(exc)) from exc
+    harms = tuple(plan.harms(active, nodes))
+    if harms and not force:
+        _resume(scheduler, going)
+        raise _would_end(harms)
+    _end(harms, scheduler)
+    ended = {harm.job.id for harm in harms}
+    keep = plan.kept({node for job in active if job.id not in ended for node in job.nodes})
+    return Change(keep, tuple(f"ended {harm}" for harm in harms) + _keeping(keep))
+
+
+@dataclass(frozen=True, slots=True)
+class _Plan:
+    """The nodes that go, and those whose size changes: as they are, and as they would be.
+
+    ``stopped``: hosts that the provider makes anew or restarts, and why.
+    """
+
+    partitions: Mapping[str, Partition]  # by node
+    gone: frozenset[str]
+    resized: Mapping[str, tuple[Size, Size]]
+    stopped: Mapping[str, str]
+    controller: str
+
+    @classmethod
+    def of(
+        cls, spec: ClusterSpec, before: Inventory, sizes: Mapping[str, Size], hosts: Sequence[HostChange]
+    ) -> _Plan:
+        partitions = {node: partition for partition in spec.partitions for node in spec.node_names(partition)}
+        resized = {
+            host.name: (size, sizes[host.name])
+            for host in before.compute
+            if host.name in sizes and (size := _size(host)) and size != sizes[host.name]
+        }
+        gone = frozenset(host.name for host in before.compute if host.name not in partitions)
+        gone |= {host.name for host in hosts if host.given_back and host.action == "replace"}
+        controller = before.controller.name
+        anew = (host for host in hosts if host.action == "replace" and not host.given_back)
+        stopped = {host.name: _stop(host) for host in anew}
+        stopped |= {host.name: _stop(host) for host in hosts if host.restarts and host.name != controller}
+        return cls(partitions, gone, resized, stopped, controller)
+
+    @property
+    def concerns_jobs(self) -> bool:
+        """Whether any job could be in its way."""
+        return bool(self.gone or self.resized or self.stopped)
+
+    def harms(self, active: Iterable[JobInfo], nodes: Mapping[str, NodeInfo]) -> Iterator[Harm]:
+        """The jobs that would end."""
+        reasons = {**self.stopped, **{node: f"{node} leaves the cluster" for node in self.gone}}
+        for name, (now, then) in self.resized.items():
+            partition = self.partitions[name]
+            allocated = nodes[name].allocated_mib if name in nodes else 0
+            if now.disk_mib != then.disk_mib:
+                reasons[name] = f"{name} is made anew, with another disk"
+            elif partition.cpus is not None and now.cpus != then.cpus:
+                reasons[name] = f"{name} gets {then.cpus} CPUs instead of {now.cpus}"
+            elif partition.memory is not None and allocated > then.memory_mib:
+                reasons[name] = f"{name} gets {format_size(then.memory_mib)} of memory, less than jobs have"
+        stay = {partition.name for partition in self.partitions.values()}
+        for job in active:
+            where = (self.controller, *job.nodes)  # who loses the controller forgets all jobs
+            if hit := [reasons[node] for node in where if node in reasons]:
+                yield Harm(job, hit[0])
+            elif not job.nodes and not stay & set(job.partition.split(",")):
+                yield Harm(job, f"partition {job.partition} is removed")
+
+    def kept(self, at_work: Collection[str]) -> dict[str, Size]:
+        """The nodes at work that would change without the spec saying so, with the size that they keep."""
+        keep = {}
+        for name, (now, then) in self.resized.items():
+            partition = self.partitions[name]
+            size = replace(
+                then,
+                cpus=then.cpus if partition.cpus else now.cpus,
+                memory_mib=then.memory_mib if partition.memory else now.memory_mib,
+            )
+            if name in at_work and size != then:
+                keep[name] = size
+        return keep
+
+
+def refuse_taken_uids(spec: ClusterSpec, accounts: str) -> None:
+    """An account's number belongs to its files: it can't pass to another name while the hosts live.
+
+    ``accounts`` is the controller's table of accounts.
+
+    Raises:
+        UsageError: a uid of the spec is another account's there.
+    """
+    rows = (line.split(":") for line in accounts.splitlines())
+    holders = {int(row[2]): row[0] for row in rows if len(row) > 2 and row[2].isdigit()}  # noqa: PLR2004
+    taken = [user for user in spec.users if holders.get(user.uid, user.name) != user.name]
+    if taken:
+        raise UsageError(
+            f"a uid can't pass to another user: {', '.join(f'{u.name} ({u.uid})' for u in taken)}",
+            where="users",
+            why="; ".join(
+                f"uid {u.uid} is that of {holders[u.uid]} on the hosts, with their files" for u in taken
+            ),
+            fix="give each new name a uid that nobody had, or take the cluster down first",
+        )
+
+
+def _users_before(workspace: Workspace) -> tuple[User, ...] | None:
+    try:
+        return spec_as_raised(workspace).users
+    except UsageError:  # nobody knows any more
+        return None
+
+
+def _size(host: Host) -> Size | None:
+    if host.cpus is None or host.memory_mib is None:
+        return None
+    return Size(host.cpus, host.memory_mib, host.disk_mib)
+
+
+def _keeping(keep: Mapping[str, Size]) -> tuple[str, ...]:
+    return tuple(f"{name} keeps {_words(size)} while jobs run there" for name, size in keep.items())
+
+
+def _words(size: Size) -> str:
+    return f"{size.cpus} CPU{'s' if size.cpus > 1 else ''} and {format_size(size.memory_mib)} of memory"
+
+
+def _drain(scheduler: Scheduler, nodes: Sequence[str]) -> None:
+    if nodes:
+        scheduler.drain(nodes, REASON)
+
+
+def _resume(scheduler: Scheduler, nodes: Sequence[str]) -> None:
+    if nodes:
+        scheduler.resume(nodes)
+
+
+def _stop(host: HostChange) -> str:
+    how = "is made anew" if host.action == "replace" else "is restarted"
+    return f"{host.name} {how}" + (f": {host.why}" if host.why else "")
+
+
+def _told(exc: ClusterctlError) -> str:
+    return f"{exc.what}: {exc.why}" if exc.why else exc.what
+
+
+def _would_end(harms: Sequence[Harm]) -> UsageError:
+    return UsageError(
+        f"this change would end {len(harms)} job{'s' if len(harms) > 1 else ''}",
+        why="; ".join(map(str, harms)),
+        fix="wait until they have ended, or end them: `clusterctl cancel`, or `up --force` ends them for you",
+    )
+
+
+def _nobody_can_tell(why: str) -> UsageError:
+    return UsageError(
+        "nobody can tell which jobs this change would end",
+        why=why,
+        fix="run `clusterctl up` with the spec as it was, which mends the cluster; or go ahead: --force",
+    )
+
+
+def _end(harms: Sequence[Harm], scheduler: Scheduler) -> None:
+    """End these jobs, with the reason in their accounting, and wait until they have ended."""
+    if not harms:
+        return
+    for harm in harms:
+        scheduler.annotate(harm.job.id, f"clusterctl up --force: {harm.why}")
+    ids = [harm.job.id for harm in harms]
+    scheduler.cancel(ids)
+    deadline = time.monotonic() + END_S
+    while left := [job.id for job in jobs.active(scheduler) if job.id in ids]:
+        if time.monotonic() > deadline:
+            raise SchedulerError(
+                f"jobs do not end: {', '.join(left)}", fix="look at them with `clusterctl jobs`"
+            )
+        time.sleep(_PAUSE_S)

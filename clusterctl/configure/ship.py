@@ -1,0 +1,182 @@
+"""Bring the repository of a bundle to the hosts that have something to install, once each, over our SSH."""
+
+from __future__ import annotations
+
+import tarfile
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import Final
+
+from clusterctl.configure.inventory_file import BUNDLE_FOLDER
+from clusterctl.errors import ClusterctlError, CommandError, Failure, TransportError
+from clusterctl.packages.bundle.archive import Bundle, header
+from clusterctl.packages.bundle.checks import misfits, refuse
+from clusterctl.packages.bundle.parts import system_folder
+from clusterctl.spec.distributions import Distribution, distribution_of
+from clusterctl.state.inventory import Host, Inventory
+from clusterctl.transport.base import Transport
+from clusterctl.util.progress import HostStep, Say
+
+_AT_ONCE: Final = 8
+_UNPACK_S: Final = 1800.0  # a host says nothing while it unpacks and prepares
+_REPOSITORY: Final = f"{BUNDLE_FOLDER}/repository"
+
+# What apt and dnf are told in place of the host's own settings of repositories. The indexes were made of
+# signed ones when the bundle was packed; packages of rpm bear signatures of their own.
+_FILES: Final[Mapping[str, Mapping[str, str]]] = {
+    "Debian": {
+        "apt.conf": f"""\
+Dir::Etc::SourceList "{BUNDLE_FOLDER}/bundle.list";
+Dir::Etc::SourceParts "/dev/null";
+Dir::State::Lists "{BUNDLE_FOLDER}/lists";
+Dir::Cache::pkgcache "";
+Dir::Cache::srcpkgcache "";
+APT::Sandbox::User "root";
+APT::Default-Release "";
+""",
+        "bundle.list": f"deb [trusted=yes] file:{_REPOSITORY} ./\n",
+        "prepare": f"mkdir -p lists/partial\nAPT_CONFIG={BUNDLE_FOLDER}/apt.conf apt-get --quiet=2 update\n",
+    },
+    "RedHat": {
+        "dnf.conf": f"""\
+[main]
+reposdir={BUNDLE_FOLDER}/repos
+cachedir={BUNDLE_FOLDER}/cache
+gpgcheck=1
+""",
+        "repos/bundle.repo": f"""\
+[clusterctl-bundle]
+name=clusterctl bundle
+baseurl=file://{_REPOSITORY}
+gpgcheck=1
+gpgkey={{keys}}
+module_hotfixes=1
+""",
+        "prepare": "",
+    },
+}
+
+# Which of the files that tell of a finished install are there.
+_LOOK: Final = 'for mark; do [ ! -e "$mark" ] || echo there; done'
+
+# Answers `there`, or `send` and then takes a tar.
+_RECEIVE: Final = """\
+set -eu
+umask 077
+folder=$1 digest=$2
+if [ -e "$folder/$digest" ]; then echo there; exit; fi
+rm -rf -- "$folder" "$folder".??????
+new=$(mktemp -d -- "$folder.XXXXXX")
+trap 'rm -rf -- "$new"' EXIT
+echo send
+tar -xf - -C "$new" --no-same-owner --no-same-permissions
+mv -- "$new" "$folder"
+cd -- "$folder"
+sh -eu prepare >&2
+touch -- "$digest"
+"""
+
+
+def lacking(
+    inventory: Inventory, mark: str, to: Callable[[str], Transport], *, with_cards: Collection[str] = ()
+) -> tuple[Host, ...]:
+    """The hosts that are not installed to the end; ``mark`` names what is to be.
+
+    On those ``with_cards`` something is installed for these, too.
+
+    Raises:
+        TransportError: a host can't be asked.
+    """
+
+    def lacks(host: Host) -> bool:
+        argv = ["sh", "-c", _LOOK, "sh", *_marks(host, mark, with_cards=host.name in with_cards)]
+        return not to(host.name).run(argv).stdout
+
+    with ThreadPoolExecutor(max_workers=min(_AT_ONCE, len(inventory.hosts))) as pool:
+        found = list(pool.map(lacks, inventory.hosts))
+    return tuple(host for host, does in zip(inventory.hosts, found, strict=True) if does)
+
+
+def ship(
+    bundle: Bundle, hosts: Sequence[Host], to: Callable[[str], Transport], *, say: Say
+) -> tuple[str, ...]:
+    """Have the repository on these hosts; the names of those that it had to be sent to.
+
+    Installing removes it again.
+
+    Raises:
+        BundleError: the bundle has no packages for some host's distribution; nothing was sent.
+        TransportError: it could not be sent to some hosts; one failure a host.
+    """
+    releases = {distribution_of(host.distribution).release for host in hosts}
+    refuse(bundle.file, misfits(bundle, None, sorted(releases)))
+    failed: dict[str, ClusterctlError] = {}
+    sent: list[str] = []
+
+    def bring(host: Host) -> None:
+        try:
+            if _bring(bundle, host, to(host.name)):
+                sent.append(host.name)
+        except ClusterctlError as exc:
+            failed[host.name] = exc
+        say(HostStep(host.name, "has the packages", len(hosts), failed=host.name in failed))
+
+    with ThreadPoolExecutor(max_workers=_AT_ONCE) as pool:
+        list(pool.map(bring, hosts))
+    if failed:
+        raise _unsent(failed)
+    return tuple(sorted(sent))
+
+
+def _bring(bundle: Bundle, host: Host, transport: Transport) -> bool:
+    """Whether it had to be sent."""
+    argv = ["sudo", "-n", "sh", "-c", _RECEIVE, "sh", BUNDLE_FOLDER, bundle.digest]
+    with transport.converse(argv, bulk=True, silence_s=_UNPACK_S) as talk:
+        answer = _line(talk.receive)
+        if answer == "send":
+            for chunk in _tar(bundle, distribution_of(host.distribution)):
+                talk.send(chunk)
+        talk.finish()
+    return answer == "send"
+
+
+def _marks(host: Host, mark: str, *, with_cards: bool) -> tuple[str, ...]:
+    """The files by which a host tells that all is installed, or what its roles need: see install.yml."""
+    whole = f"/opt/clusterctl/installed-{mark}"
+    role = "" if host.leads and host.computes else "-controller" if host.leads else "-compute"
+    own = f"{whole}{role if host.leads or host.computes else '-login'}"
+    return (f"{own}-cards",) if with_cards else (whole, own)
+
+
+def _line(receive: Callable[[], bytes]) -> str:
+    said = b""
+    while not said.endswith(b"\n") and (chunk := receive()):
+        said += chunk
+    return said.decode(errors="replace").strip()
+
+
+def _tar(bundle: Bundle, distribution: Distribution) -> Iterator[bytes]:
+    """The repository as it lies in the bundle, and before it what points apt or dnf at it."""
+    folder = system_folder(distribution.release)
+    keys = sorted(path for path in bundle.places if path.startswith(f"{folder}/keys/"))
+    urls = " ".join(f"file://{_REPOSITORY}/keys/{key.rpartition('/')[2]}" for key in keys)
+    for name, text in _FILES[distribution.family].items():
+        raw = text.format(keys=urls).encode() if name.endswith(".repo") else text.encode()
+        yield header(name, len(raw)) + raw + bytes(-len(raw) % tarfile.BLOCKSIZE)
+    yield from bundle.stream(folder, as_folder="repository")
+
+
+def _unsent(failed: Mapping[str, ClusterctlError]) -> TransportError:
+    failures = tuple(
+        Failure(exc.code, exc.why or exc.what, name, "bundle", exc.fix, exc.retryable)
+        for name, exc in failed.items()
+    )
+    full = any(isinstance(exc, CommandError) and "No space" in exc.why for exc in failed.values())
+    return TransportError(
+        f"the packages could not be brought to {', '.join(failed)}",
+        why="; ".join(f"{failure.host}: {failure.cause}" for failure in failures),
+        fix="make room in /var/lib there, then run `clusterctl up` again"
+        if full
+        else "see what `clusterctl ssh HOST` says, then run `clusterctl up` again",
+        failures=failures,
+    )

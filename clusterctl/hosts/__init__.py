@@ -1,0 +1,1 @@
+"""The facts of a host, and what is checked of them."""

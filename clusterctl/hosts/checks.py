@@ -1,0 +1,315 @@
+"""What is wrong with a host, or will be once it is part of the cluster: from its facts alone."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from ipaddress import IPv4Network
+from typing import Final, Literal
+
+from clusterctl.hosts.facts import Facts, Gpus
+from clusterctl.hosts.firewall import Chain, firewall_of
+from clusterctl.spec.units import format_duration, format_size
+
+Level = Literal["error", "warning"]
+
+# munge refuses what is older than 300 s; half of it is left for the clocks to drift on.
+MOST_SKEW_S: Final = 150
+NOTABLE_SKEW_S: Final = 2
+LEAST_INODES: Final = 50_000
+ARCHITECTURE: Final = "x86_64"
+_OURS: Final = frozenset({"slurmctld", "slurmd", "slurmdbd"})
+_LOOPBACK: Final = "127."
+FABRIC_MANAGER: Final = "nvidia-fabricmanager"
+SECURE_BOOT: Final = "Secure Boot is on: the kernel loads no module that no enrolled key has signed"
+_SIGNED: Final = "see Secure Boot in docs/gpus.md"
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing that is not as it should be on a host. An ``error`` keeps it out of the cluster."""
+
+    host: str
+    level: Level
+    code: str
+    what: str
+    why: str
+    fix: str
+
+    def __str__(self) -> str:
+        return f"{self.host}: {self.what}: {self.why}; {self.fix}"
+
+
+@dataclass(frozen=True, slots=True)
+class Expected:
+    """What the cluster needs of a host.
+
+    ``ports`` -> the daemon of ours that will listen there. ``accounts``: name -> number. ``gpus``: how many,
+    None where whatever is there is taken. ``address``: where the other hosts reach it. ``free_mib``: path ->
+    room that is needed there. ``brings``: the daemons that the roles will bring to a host that is not the
+    cluster's yet; what somebody already runs of these would be taken over. ``driver``: `up` installs one.
+    ``here``: it is the machine that one is on. ``others``: where the traffic of the cluster's other hosts
+    comes from.
+    """
+
+    address: str
+    ports: Mapping[int, str]
+    accounts: Mapping[str, int]
+    free_mib: Mapping[str, int]
+    gpus: int | None = None
+    refusal: Callable[[str, str], str] = lambda _id, _version: ""  # why a distribution can't be configured
+    brings: frozenset[str] = frozenset()
+    driver: bool = False
+    here: bool = False
+    others: tuple[IPv4Network, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class Seen:
+    """A host that answered; ``skew_s`` is by how much its clock is ahead of ours."""
+
+    facts: Facts
+    skew_s: float
+
+
+def judge(seen: Mapping[str, Seen], expected: Mapping[str, Expected], *, leader: str) -> tuple[Finding, ...]:
+    """Everything that is wrong, host by host; clocks are compared with that of ``leader``, the controller."""
+    found = [*_clocks(seen, leader), *_twins(seen), *_names(seen, expected)]
+    for host, one in seen.items():
+        for check in (_system, _space, _ports, _locks, _gpus, _accounts, _in_use, _firewall):
+            found += check(host, one.facts, expected[host])
+    order = {host: i for i, host in enumerate(expected)}
+    return tuple(sorted(found, key=lambda f: (order[f.host], f.level)))
+
+
+def _system(host: str, facts: Facts, expected: Expected) -> Iterator[Finding]:
+    system = facts.system
+    if facts.uid != 0:
+        why = f"commands run as uid {facts.uid}"
+        yield Finding(host, "error", "not-root", "no root", why, "give the user sudo, or log in as root")
+    if why := expected.refusal(system.id, system.version):
+        fix = "see docs/onprem.md for what can be configured"
+        yield Finding(host, "error", "distribution", f"{system.name or 'an unknown system'}", why, fix)
+    if system.machine != ARCHITECTURE:
+        why = f"this is {system.machine}"
+        fix = f"use {ARCHITECTURE} machines"
+        yield Finding(host, "error", "architecture", f"not {ARCHITECTURE}", why, fix)
+    if not system.systemd:
+        why = "its first process is another"
+        yield Finding(host, "error", "systemd", "no systemd", why, "Slurm's daemons run as its units")
+
+
+def _space(host: str, facts: Facts, expected: Expected) -> Iterator[Finding]:
+    for one in facts.space:
+        path = one.paths[0]
+        needed = max(expected.free_mib[path] for path in one.paths)
+        if one.read_only:
+            why, fix = f"{path} is mounted so", "see `dmesg`: a sick disk is mounted so, too"
+            yield Finding(host, "error", "read-only", "a file system can't be written", why, fix)
+        elif one.free_mib < needed:
+            why = f"{path} has {format_size(one.free_mib)} free, and needs {format_size(needed)}"
+            fix = "remove what is not needed there"
+            yield Finding(host, "error", "disk-full", "too little disk", why, fix)
+        elif one.inodes is not None and one.inodes < LEAST_INODES:
+            why = f"{path} has {one.inodes} inodes free, and needs {LEAST_INODES}"
+            yield Finding(host, "error", "disk-full", "too few inodes", why, "remove small files there")
+
+
+def _ports(host: str, facts: Facts, expected: Expected) -> Iterator[Finding]:
+    for port, daemon in expected.ports.items():
+        holder = facts.listeners.get(port)
+        if holder is not None and holder not in _OURS:
+            why = f"{holder} listens on port {port}, which {daemon} needs"
+            fix = f"stop it, or give it another port (`ss -lptn sport = :{port}` shows it)"
+            yield Finding(host, "error", "port-taken", "a port is taken", why, fix)
+
+
+def _locks(host: str, facts: Facts, _: Expected) -> Iterator[Finding]:
+    for holder in facts.lock_holders:
+        why = f"process {holder.pid} ({holder.command}) does"
+        fix = "let it end, then run the same command again"
+        yield Finding(host, "error", "packages-locked", "packages are being installed", why, fix)
+
+
+def _gpus(host: str, facts: Facts, expected: Expected) -> Iterator[Finding]:
+    gpus, wanted = facts.gpus, expected.gpus
+    if wanted and gpus.cards < wanted and len(gpus.shown) < wanted:
+        why = f"the spec says {wanted}, and the PCI bus has {gpus.cards}"
+        yield Finding(
+            host, "error", "gpus-missing", "GPUs are missing", why, "correct gpus in the spec, or the host"
+        )
+    elif gpus.driver and len(gpus.shown) < gpus.cards:
+        why = f"nvidia-smi shows {len(gpus.shown)} of {gpus.cards} cards"
+        yield Finding(host, "warning", "gpu-lost", "a GPU does not answer", why, "see `dmesg | grep -i xid`")
+    elif gpus.cards and not gpus.driver:
+        yield _no_driver(host, gpus, expected)
+    if gpus.driver and gpus.switches and FABRIC_MANAGER not in facts.units:
+        why = f"{FABRIC_MANAGER} does not run, without which no program can use cards behind NVSwitches"
+        fix = f"install it in version {gpus.driver}, the driver's; software.nvidia does: see docs/gpus.md"
+        yield Finding(host, "warning", "fabric-manager", "NVSwitches are not set up", why, fix)
+
+
+def _no_driver(host: str, gpus: Gpus, expected: Expected) -> Finding:
+    """Cards that nobody can use: why, and whether a reboot is all that it takes."""
+    holder = (
+        "nouveau has the cards until then" if gpus.nouveau else "it is not loaded, or older parts of it are"
+    )
+    if gpus.installed and gpus.secure_boot:
+        why = f"driver {gpus.installed} is there and {SECURE_BOOT}"
+        fix = f"enrol the key that it is signed with, then {_boot(host, expected)}: {_SIGNED}"
+        return Finding(host, "warning", "secure-boot", "NVIDIA's driver is not let in", why, fix)
+    if gpus.installed:
+        why = f"NVIDIA's driver {gpus.installed} is there, and {holder}"
+        fix = _boot(host, expected)
+        return Finding(host, "warning", "reboot-needed", "a reboot is needed", why, fix)
+    why = "nouveau has them" if gpus.nouveau else f"{gpus.cards} NVIDIA cards and no driver that answers"
+    fix = (
+        "install it, or write software: {nvidia: {driver: open}}; then run `clusterctl up`: see docs/gpus.md"
+    )
+    if expected.driver:
+        fix = "`clusterctl up` installs it; where it has, `dkms status` there says why it was not built"
+    if gpus.secure_boot:
+        why += f"; and {SECURE_BOOT}"
+        fix += f". Before that: {_SIGNED}"
+    return Finding(host, "warning", "no-driver", "no NVIDIA driver", why, fix)
+
+
+def _boot(host: str, expected: Expected) -> str:
+    """How to boot it: the machine that one is on is nobody's but the user's to boot."""
+    if expected.here:
+        return "boot it yourself while no job runs, then `clusterctl up`"
+    return f"`clusterctl node reboot {host}`, which waits until no job is at work there"
+
+
+def _accounts(host: str, facts: Facts, expected: Expected) -> Iterator[Finding]:
+    names = {uid: name for name, uid in facts.accounts.items()}
+    for name, uid in expected.accounts.items():
+        there = facts.accounts.get(name)
+        if there is not None and there != uid:
+            why = f"{name} has uid {there} there, and {uid} in the spec"
+            yield Finding(host, "error", "uid-differs", "an account differs", why, f"write uid: {there}")
+        elif there is None and uid in names:
+            why = f"uid {uid} is that of {names[uid]}"
+            fix = f"give {name} another uid in the spec"
+            yield Finding(host, "error", "uid-taken", "a uid is taken", why, fix)
+
+
+def _in_use(host: str, facts: Facts, expected: Expected) -> Iterator[Finding]:
+    """Slurm, MariaDB and munge of somebody's, which the roles would configure anew and restart."""
+    if facts.claim or not expected.brings:
+        return
+    if daemons := sorted(facts.units & _OURS):
+        why = (
+            f"{' and '.join(daemons)} of another cluster would get a new configuration, and its jobs be lost"
+        )
+        fix = (
+            f"take it out of that cluster (`systemctl disable --now {' '.join(daemons)}`), or out of the spec"
+        )
+        yield Finding(host, "error", "slurm-in-use", "Slurm runs there", why, fix)
+    elif "munge" in facts.units:
+        why = "the cluster's key takes the place of its key, until `clusterctl down`"
+        fix = "see that nothing there needs its own"
+        yield Finding(host, "warning", "munge-in-use", "munge runs there", why, fix)
+    if "slurmctld" in expected.brings and facts.slurm_state:
+        why = f"/var/lib/slurm/slurmctld holds its state ({facts.slurm_state[0]}): ours would overwrite it"
+        fix = "move that folder away, or give the cluster another controller"
+        yield Finding(host, "error", "slurm-state", "a stopped slurmctld is somebody's", why, fix)
+    if "mariadb" in expected.brings and facts.databases:
+        names = ", ".join(facts.databases)
+        why = f"it holds {names}; it would be restarted, and listen to no network"
+        fix = "give the cluster another controller, or move these databases"
+        yield Finding(host, "error", "database-in-use", "MariaDB is somebody's", why, fix)
+
+
+def _firewall(host: str, facts: Facts, expected: Expected) -> Iterator[Finding]:
+    """Firewalls that keep the cluster's other hosts out, and that no role opens: all but firewalld."""
+    if facts.firewall.firewalld == "stopped" and expected.others:
+        why = "it starts with the host's next boot, and would keep the cluster's other hosts out"
+        fix = "`sudo systemctl start firewalld`, then `clusterctl up`, which opens it to them; or disable it"
+        yield Finding(host, "warning", "firewall", "firewalld is stopped, and enabled", why, fix)
+    for chain in firewall_of(facts).closed:
+        if closed := chain.keeps_out(expected.others):
+            # What the rules of others come to, such as those for single ports, can't be told in general.
+            level: Level = "error" if chain.by == "ufw" else "warning"
+            drops = f"{chain.by}'s chain `{chain.name}`" if chain.name else chain.by
+            why = (
+                f"{drops} drops what no rule lets in, and none lets in all that comes from "
+                f"{', '.join(map(_short, closed))}, as Slurm and MPI need it"
+            )
+            what = "a firewall keeps the cluster's hosts out"
+            yield Finding(host, level, "firewall", what, why, _opening(chain, closed))
+
+
+def _opening(chain: Chain, sources: Sequence[IPv4Network]) -> str:
+    """The commands that let all in that comes from there."""
+    texts = [_short(one) for one in sources]
+    if chain.by == "ufw":
+        return f"`{' && '.join(f'sudo ufw allow from {text}' for text in texts)}`"
+    if chain.by == "iptables":
+        rule = f"`sudo iptables -I INPUT -s {','.join(texts)} -j ACCEPT`"
+        return f"{rule}, and keep it: `netfilter-persistent save`, on Rocky Linux `service iptables save`"
+    rule = f"`sudo nft insert rule {chain.name} ip saddr {{ {', '.join(texts)} }} accept`"
+    return f"{rule}, and write the same into the file that nftables.service loads"
+
+
+def _short(network: IPv4Network) -> str:
+    """Of one address the address."""
+    return str(network.network_address) if network.prefixlen == network.max_prefixlen else str(network)
+
+
+def _clocks(seen: Mapping[str, Seen], leader: str) -> Iterator[Finding]:
+    reference = seen[leader].skew_s if leader in seen else 0.0
+    for host, one in seen.items():
+        if one.facts.clock_alone and len(seen) > 1:
+            why = "no time service there has a server that answers: it drifts from the other hosts'"
+            fix = (
+                "give it a server that it reaches; a chrony, or one where there is no time service, "
+                "`clusterctl up` leads to the controller's clock"
+            )
+            yield Finding(host, "warning", "clock-alone", "the clock follows nobody", why, fix)
+        skew = one.skew_s - reference
+        if abs(skew) < NOTABLE_SKEW_S:
+            continue
+        level: Level = "error" if abs(skew) > MOST_SKEW_S else "warning"
+        by = format_duration(round(abs(skew)))
+        whose = f"{leader}'s" if leader in seen else "this machine's"
+        why = f"it is {by} {'ahead of' if skew > 0 else 'behind'} {whose}"
+        fix = "set it: `chronyc makestep`, or `timedatectl set-ntp true`"
+        yield Finding(host, level, "clock", "the clock is off", why, fix)
+
+
+def _twins(seen: Mapping[str, Seen]) -> Iterator[Finding]:
+    """Hosts that are one and the same machine, or clones of one."""
+    by_id: defaultdict[str, list[str]] = defaultdict(list)
+    for host, one in seen.items():
+        by_id[one.facts.system.machine_id].append(host)
+    for hosts in by_id.values():
+        first, *others = hosts
+        for host in others:
+            if seen[host].facts.addresses == seen[first].facts.addresses:
+                why, fix = f"it is {first} under another name", "name each machine once in the spec"
+                yield Finding(host, "error", "same-machine", "a machine stands twice", why, fix)
+            else:
+                why = f"{first} has the same /etc/machine-id: one is a clone of the other"
+                fix = "remove /etc/machine-id on one of them, run `systemd-machine-id-setup`, and reboot it"
+                yield Finding(host, "warning", "machine-id", "two machines look like one", why, fix)
+
+
+def _names(seen: Mapping[str, Seen], expected: Mapping[str, Expected]) -> Iterator[Finding]:
+    """Names that lead elsewhere than the spec says. Those that lead nowhere are put into /etc/hosts."""
+    for host, one in seen.items():
+        wrong = [
+            (name, found)
+            for name, found in one.facts.resolved.items()
+            if found and expected[name].address not in found and _is_elsewhere(name, host, found)
+        ]
+        for name, found in wrong:
+            why = f"{name} is {', '.join(found)} there, and {expected[name].address} in the spec"
+            fix = "correct /etc/hosts there, the name server, or the spec"
+            yield Finding(host, "warning", "name", "a name leads elsewhere", why, fix)
+
+
+def _is_elsewhere(name: str, host: str, found: Sequence[str]) -> bool:
+    """A host's own name may be a loopback address: Debian has it so."""
+    return not (name == host and all(address.startswith(_LOOPBACK) for address in found))

@@ -1,0 +1,112 @@
+"""Reach every host over SSH, in parallel; in the same round trip it shows what it has and how it stands."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable, Mapping
+from concurrent.futures import ThreadPoolExecutor, wait
+
+from clusterctl.errors import ClusterctlError, ConfigureError, Failure, TransportError, UnreachableError
+from clusterctl.hosts.report import FullDisk, Marks, Question, StoppingError, View, parse_view
+from clusterctl.transport.base import Transport
+from clusterctl.util.progress import HostStep, Say
+
+__all__ = ["FullDisk", "Marks", "Question", "View", "reach", "refuse_full_disks"]
+
+TIMEOUT_S = 90.0
+REVIVE_AFTER_S = 5.0  # so long a host may take to boot, or to say good-bye
+_AT_ONCE = 32
+_ANSWER_S = 60.0
+_PAUSE_S = 0.1
+
+
+def reach(
+    questions: Mapping[str, Question],
+    to: Callable[[str], Transport],
+    *,
+    timeout_s: float = TIMEOUT_S,
+    revive: Callable[[], None] = lambda: None,
+    revive_after_s: float = REVIVE_AFTER_S,
+    say: Say = lambda _: None,
+) -> Mapping[str, View]:
+    """Host name -> how it showed itself, once every host that was asked answers.
+
+    ``to`` connects to a host. ``revive`` is called every few seconds while some give no answer: it starts
+    hosts that have been powered off. ``say`` is told, from threads, of each host's answer.
+
+    Raises:
+        TransportError: some hosts did not answer in time; one failure a host.
+        ClusterctlError: what ``revive`` raises.
+    """
+    deadline = time.monotonic() + timeout_s
+    given_up = threading.Event()
+
+    def ask(name: str) -> View | ClusterctlError:
+        answer = _ask(to(name), questions[name], deadline, given_up)
+        say(HostStep(name, "answers", len(questions), failed=isinstance(answer, ClusterctlError)))
+        return answer
+
+    with ThreadPoolExecutor(max_workers=max(1, min(_AT_ONCE, len(questions)))) as pool:
+        asking = {name: pool.submit(ask, name) for name in questions}
+        try:
+            while wait(asking.values(), timeout=revive_after_s).not_done:
+                revive()
+        except BaseException:  # the pool waits for its threads: Ctrl-C must reach them, also in a frozen host
+            given_up.set()
+            pool.shutdown(wait=False, cancel_futures=True)
+            for name in questions:
+                to(name).close()
+            raise
+        given_up.set()
+    answers = {name: future.result() for name, future in asking.items()}
+    failed = {name: a for name, a in answers.items() if isinstance(a, ClusterctlError)}
+    if failed:
+        raise _unreached(failed, of=len(answers))
+    return {name: view for name, view in answers.items() if isinstance(view, View)}
+
+
+def refuse_full_disks(views: Mapping[str, View]) -> None:
+    """Nothing can be configured, and no job started, where nothing can be written.
+
+    Raises:
+        ConfigureError: a file system of some host is full; one failure each.
+    """
+    failures = tuple(
+        Failure("disk-full", str(disk), name, "reach", "remove what is not needed there")
+        for name, view in views.items()
+        for disk in view.full
+    )
+    if failures:
+        raise ConfigureError(
+            f"no room left on {', '.join(dict.fromkeys(str(f.host) for f in failures))}",
+            why="; ".join(f"{f.host}: {f.cause}" for f in failures),
+            fix="remove what is not needed there (`clusterctl ssh HOST`), then run `clusterctl up` again",
+            failures=failures,
+        )
+
+
+def _ask(
+    transport: Transport, question: Question, deadline: float, given_up: threading.Event
+) -> View | ClusterctlError:
+    while True:
+        try:
+            return parse_view(transport.run(question.argv(), timeout_s=_ANSWER_S).stdout)
+        except (UnreachableError, StoppingError) as exc:  # still booting, perhaps, or about to
+            if time.monotonic() > deadline or given_up.wait(_PAUSE_S):
+                return exc
+        except ClusterctlError as exc:
+            return exc
+
+
+def _unreached(failed: Mapping[str, ClusterctlError], *, of: int) -> TransportError:
+    failures = tuple(
+        Failure(exc.code, exc.why or exc.what, name, "reach", exc.fix, exc.retryable)
+        for name, exc in failed.items()
+    )
+    return TransportError(
+        f"{len(failed)} of {of} hosts can't be reached",
+        why="; ".join(f"{f.host}: {f.cause}" for f in failures),
+        fix="see what `clusterctl ssh HOST` says, then run `clusterctl up` again",
+        failures=failures,
+    )

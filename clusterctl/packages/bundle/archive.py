@@ -1,0 +1,258 @@
+"""A bundle is a plain tar of plain files, the manifest first: the same bytes for the same content.
+
+The packages in it are compressed already. Nothing is ever unpacked by what a header says: a file's place
+follows from the manifest, whose own digest is checked first.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import tarfile
+import tempfile
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Final
+
+from clusterctl.errors import BundleError, MachineError, UsageError
+from clusterctl.packages.bundle.manifest import DIGEST, MANIFEST, Entry, Manifest
+from clusterctl.util.disk import reason
+
+BLOCK: Final = tarfile.BLOCKSIZE
+CHUNK: Final = 1 << 20
+_LONGEST_MANIFEST: Final = 32 << 20
+_END: Final = bytes(2 * BLOCK)
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where in the bundle the header of a file begins; its content follows."""
+
+    entry: Entry
+    offset: int
+
+    @property
+    def content(self) -> int:
+        return self.offset + BLOCK
+
+    @property
+    def end(self) -> int:
+        return self.content + padded(self.entry.size)
+
+
+@dataclass(frozen=True, slots=True)
+class Bundle:
+    """A bundle whose manifest is whole. Its other files are as they are: see ``verify``."""
+
+    file: Path
+    manifest: Manifest
+    digest: str  # of the manifest, and so of all that is in the bundle
+    begin: int  # of what the manifest names
+
+    @property
+    def places(self) -> Mapping[str, Place]:
+        """Path -> where it is, in the order of the file."""
+        found, offset = {}, self.begin
+        for entry in self.manifest.files:
+            found[entry.path] = place = Place(entry, offset)
+            offset = place.end
+        return found
+
+    def stream(self, folder: str, *, as_folder: str) -> Iterator[bytes]:
+        """A tar of what lies below a folder, as another one; what is in it was checked before."""
+        with self.file.open("rb") as file:
+            for path, place in self.places.items():
+                if path.startswith(f"{folder}/"):
+                    size = place.entry.size
+                    yield header(as_folder + path.removeprefix(folder), size)
+                    yield from content(file, place)
+                    yield bytes(-size % BLOCK)
+        yield _END
+
+    def copy(self, path: str, to: Path) -> None:
+        """Put a file of the bundle somewhere, checked.
+
+        Raises:
+            BundleError: it is not what the manifest says.
+        """
+        place = self.places[path]
+        sha = hashlib.sha256()
+        with self.file.open("rb") as file, to.open("wb") as out:
+            for chunk in content(file, place):
+                sha.update(chunk)
+                out.write(chunk)
+        if sha.hexdigest() != place.entry.sha256:
+            to.unlink()
+            raise BundleError(
+                f"{path} in the bundle is damaged", where=str(self.file), fix="copy the bundle here once more"
+            )
+
+
+def padded(size: int) -> int:
+    """A size in whole blocks of a tar."""
+    return size + -size % BLOCK
+
+
+def content(file: IO[bytes], place: Place) -> Iterator[bytes]:
+    """The bytes of a file of the bundle; fewer where the bundle ends."""
+    file.seek(place.content)
+    left = place.entry.size
+    while left and (chunk := file.read(min(CHUNK, left))):
+        left -= len(chunk)
+        yield chunk
+
+
+def open_bundle(file: Path) -> Bundle:
+    """Read the manifest of a bundle.
+
+    Raises:
+        BundleError: there is no such file, it is no bundle, or not of a format that we know.
+    """
+    where = str(file)
+    try:
+        with file.open("rb") as opened:
+            raw = _first(opened, MANIFEST, _LONGEST_MANIFEST, file)
+            digest = hashlib.sha256(raw).hexdigest()
+            if _first(opened, DIGEST, BLOCK, file) != _digest_line(digest):
+                raise BundleError(
+                    f"{MANIFEST} in the bundle is damaged",
+                    where=where,
+                    why=f"it is not what {DIGEST} says",
+                    fix="copy the bundle here once more, or make it anew",
+                )
+            begin = opened.tell()
+    except OSError as exc:
+        raise BundleError(
+            "the bundle can't be read",
+            where=where,
+            why=exc.strerror or str(exc),
+            fix="name a file that `clusterctl bundle create` made",
+        ) from exc
+    return Bundle(file.absolute(), Manifest.read(raw, where), digest, begin)
+
+
+def check_target(target: Path) -> None:
+    """That a bundle can be written there, as far as can be told ahead.
+
+    Raises:
+        UsageError: it can't.
+    """
+    try:
+        if target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, "it is a folder")
+        with tempfile.TemporaryFile(dir=target.parent):
+            pass
+    except OSError as exc:
+        raise UsageError(
+            "the bundle can't be written",
+            where=str(target),
+            why=exc.strerror or str(exc),
+            fix="name another file with --out, in a folder that is there and can be written",
+        ) from exc
+
+
+def write_bundle(target: Path, manifest: Manifest, sources: Mapping[str, Path | bytes]) -> None:
+    """Write a bundle in one stream; it appears under its name when it is whole.
+
+    Raises:
+        MachineError: it can't be written there.
+        BundleError: a source is not what the manifest says any more.
+    """
+    raw = manifest.text.encode()
+    digest = hashlib.sha256(raw).hexdigest()
+    try:
+        with tempfile.NamedTemporaryFile(dir=target.parent, prefix=f".{target.name}.", delete=False) as file:
+            partial = Path(file.name)
+            try:
+                _write(file, MANIFEST, raw)
+                _write(file, DIGEST, _digest_line(digest))
+                for entry in manifest.files:
+                    _write_entry(file, entry, sources[entry.path])
+                file.write(_END)
+                file.flush()
+                partial.chmod(0o644)
+                partial.replace(target)
+            except BaseException:
+                partial.unlink(missing_ok=True)
+                raise
+    except OSError as exc:
+        raise MachineError(
+            "the bundle can't be written",
+            where=str(target),
+            why=reason(exc, target),
+            fix="name another file with --out, where there is room",
+        ) from exc
+
+
+def entries_of(sources: Mapping[str, Path | bytes]) -> tuple[Entry, ...]:
+    """The entries of a manifest: sorted, so that folders lie together."""
+    return tuple(_entry(path, sources[path]) for path in sorted(sources))
+
+
+def header(name: str, size: int) -> bytes:
+    """The header of a plain file, the same wherever and whenever it is made."""
+    info = tarfile.TarInfo(name)
+    info.size, info.mode = size, 0o644
+    return info.tobuf(tarfile.USTAR_FORMAT)
+
+
+def _entry(path: str, source: Path | bytes) -> Entry:
+    if isinstance(source, bytes):
+        return Entry(path=path, size=len(source), sha256=hashlib.sha256(source).hexdigest())
+    with source.open("rb") as file:
+        sha256 = hashlib.file_digest(file, "sha256").hexdigest()
+        return Entry(path=path, size=file.tell(), sha256=sha256)
+
+
+def _digest_line(digest: str) -> bytes:
+    return f"{digest}  {MANIFEST}\n".encode()
+
+
+def _write(out: IO[bytes], name: str, raw: bytes) -> None:
+    out.write(header(name, len(raw)) + raw + bytes(-len(raw) % BLOCK))
+
+
+def _write_entry(out: IO[bytes], entry: Entry, source: Path | bytes) -> None:
+    if isinstance(source, bytes):
+        _write(out, entry.path, source)
+        return
+    sha = hashlib.sha256()
+    out.write(header(entry.path, entry.size))
+    with source.open("rb") as file:
+        while chunk := file.read(CHUNK):
+            sha.update(chunk)
+            out.write(chunk)
+    if sha.hexdigest() != entry.sha256:
+        raise BundleError(f"{source} changed while it was packed", fix="run it again")
+    out.write(bytes(-entry.size % BLOCK))
+
+
+def _first(file: IO[bytes], name: str, longest: int, path: Path) -> bytes:
+    """The next member, which must be a plain file of that name.
+
+    Raises:
+        BundleError: it is not.
+    """
+    head = file.read(BLOCK)
+    try:
+        size = tarfile.TarInfo.frombuf(head, "utf-8", "strict").size
+        fits = 0 <= size <= longest and head == header(name, size)
+    except (tarfile.HeaderError, UnicodeDecodeError):
+        fits = False
+    if fits:
+        raw = file.read(padded(size))
+        if len(raw) == padded(size) and not any(raw[size:]):
+            return raw[:size]
+    raise BundleError(
+        "this is no bundle that clusterctl made",
+        where=str(path),
+        why=f"{name} is not whole where it belongs",
+        fix="copy the bundle here once more, or make it anew with `clusterctl bundle create`",
+    )
+
+
+def named(paths: Sequence[str], most: int = 5) -> str:
+    """Some paths for a message."""
+    more = f" and {len(paths) - most} more" if len(paths) > most else ""
+    return ", ".join(paths[:most]) + more

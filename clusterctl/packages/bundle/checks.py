@@ -1,0 +1,218 @@
+"""What is wrong with a bundle: each damaged, missing and extra file by its name, and what does not fit."""
+
+from __future__ import annotations
+
+import hashlib
+import tarfile
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import IO, Literal
+
+from clusterctl import __version__
+from clusterctl.errors import BundleError, Failure, ProvisionError, printable
+from clusterctl.packages.bundle.archive import BLOCK, Bundle, Place, content, header, named, padded
+from clusterctl.packages.bundle.manifest import PAYLOAD, Entry, Manifest, System
+from clusterctl.packages.bundle.parts import asked_of, asks_for_cupy, base_digest, gpu_digest
+from clusterctl.packages.os_packages import package_names
+from clusterctl.packages.wheels import content as content_of
+from clusterctl.spec import ClusterSpec
+from clusterctl.spec.distributions import distribution_of
+from clusterctl.state.inventory import ARCHITECTURE
+from clusterctl.util.assets import payload_hash
+
+Kind = Literal["corrupted", "missing", "extra", "cut", "unfit"]
+
+
+@dataclass(frozen=True, slots=True)
+class Wrong:
+    """One thing that is wrong with a bundle; ``what`` is a file of it where that is meant."""
+
+    kind: Kind
+    what: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.what}: {self.why}"
+
+
+def damages(bundle: Bundle) -> tuple[Wrong, ...]:
+    """What of the bundle's content is not as its manifest says; the whole file is read."""
+    size = bundle.file.stat().st_size
+    places = tuple(bundle.places.values())
+    with bundle.file.open("rb") as file:
+        return tuple(_walk(file, places, size, bundle.begin))
+
+
+def refuse(file: Path, wrong: Sequence[Wrong]) -> None:
+    """Raise if anything is wrong.
+
+    Raises:
+        BundleError: something is; one failure each.
+    """
+    if not wrong:
+        return
+    unfit = all(one.kind == "unfit" for one in wrong)
+    fix = (
+        "make a bundle for this with `clusterctl bundle create`, with the clusterctl that is to use it"
+        if unfit
+        else "copy the bundle here once more, or make it anew with `clusterctl bundle create`"
+    )
+    raise BundleError(
+        "the bundle does not fit" if unfit else "the bundle is damaged",
+        where=str(file),
+        why=named([str(one) for one in wrong], most=10),
+        fix=fix,
+        failures=tuple(Failure(BundleError.code, str(one), fix=fix) for one in wrong),
+    )
+
+
+def _walk(file: IO[bytes], places: Sequence[Place], size: int, begin: int) -> Iterator[Wrong]:
+    """Look at each file where it belongs. Where another one lies there, find out which ones there are."""
+    for number, place in enumerate(places):
+        path = place.entry.path
+        file.seek(place.offset)
+        head = file.read(BLOCK)
+        if _begins_another(head, place.entry):
+            yield from _rearranged(file, places[number:], place.offset, size)
+            return
+        if place.content + place.entry.size > size:
+            left = f" and {len(places) - number - 1} files after it" if number + 1 < len(places) else ""
+            yield Wrong("cut", path, f"the bundle ends after {size} bytes, before the end of it{left}")
+            return
+        if not _shows(head, place.entry):
+            yield Wrong("corrupted", path, "its header is damaged")
+        elif not _is_whole(file, place):
+            yield Wrong("corrupted", path, "its content is not what the manifest says")
+    end = places[-1].end if places else begin
+    yield from _after(file, end, size)
+
+
+def _begins_another(head: bytes, entry: Entry) -> bool:
+    """Whether another file, or the end of the bundle, is where a file belongs."""
+    info = _parsed(head)
+    return (len(head) == BLOCK and not any(head)) if info is None else info.name != entry.path
+
+
+def _parsed(raw: bytes) -> tarfile.TarInfo | None:
+    try:
+        return tarfile.TarInfo.frombuf(raw, "utf-8", "strict")
+    except (tarfile.HeaderError, UnicodeDecodeError):
+        return None
+
+
+def _shows(raw: bytes, entry: Entry) -> bool:
+    """Whether a header is that of a plain file of this name and size."""
+    return raw == header(entry.path, entry.size)
+
+
+def _is_whole(file: IO[bytes], place: Place) -> bool:
+    sha = hashlib.sha256()
+    for chunk in content(file, place):
+        sha.update(chunk)
+    return sha.hexdigest() == place.entry.sha256 and not any(
+        file.read(padded(place.entry.size) - place.entry.size)
+    )
+
+
+def _after(file: IO[bytes], end: int, size: int) -> Iterator[Wrong]:
+    """What follows the last file: a tar's end, and nothing else."""
+    file.seek(end)
+    raw = file.read(3 * BLOCK)
+    info = _parsed(raw[:BLOCK])
+    if info is not None:
+        yield Wrong("extra", printable(info.name), "the manifest does not name it")
+    elif raw != bytes(2 * BLOCK):
+        why = f"{2 * BLOCK} bytes of nothing belong there, and {size - end} follow the last file"
+        yield Wrong("corrupted", "the end of the bundle", why)
+
+
+def _rearranged(file: IO[bytes], expected: Sequence[Place], offset: int, size: int) -> Iterator[Wrong]:
+    """Files were taken out, put in or renamed: follow the headers, and compare the names."""
+    wanted = {place.entry.path: place.entry for place in expected}
+    seen: dict[str, tarfile.TarInfo] = {}
+    while offset < size:
+        file.seek(offset)
+        raw = file.read(BLOCK)
+        info = _parsed(raw)
+        if info is None:
+            if any(raw):
+                yield Wrong("corrupted", f"byte {offset}", "there is no header where one belongs")
+            break
+        name = printable(info.name)
+        if name not in wanted or name in seen:
+            yield Wrong("extra", name, "the manifest does not name it")
+        elif not _shows(raw, wanted[name]):
+            yield Wrong("corrupted", name, "it is no plain file of the size that the manifest says")
+        elif not _is_whole(file, Place(wanted[name], offset)):
+            yield Wrong("corrupted", name, "its content is not what the manifest says")
+        seen[name] = info
+        offset += BLOCK + padded(max(0, info.size))
+    yield from _missing(wanted, seen)
+
+
+def _missing(wanted: Mapping[str, Entry], seen: Mapping[str, object]) -> Iterator[Wrong]:
+    for path in wanted:
+        if path not in seen:
+            yield Wrong("missing", path, "the manifest names it, and it is not there")
+
+
+def misfits(bundle: Bundle, spec: ClusterSpec | None, releases: Collection[str] = ()) -> tuple[Wrong, ...]:
+    """What does not fit this clusterctl, the spec, if there is one, or hosts of these releases."""
+    manifest = bundle.manifest
+    found = list(_of_clusterctl(manifest))
+    found += [
+        Wrong("unfit", release, f"the bundle has no packages for it, only for {', '.join(manifest.systems)}")
+        for release in releases
+        if release not in manifest.systems
+    ]
+    for release, system in manifest.systems.items():
+        if releases and release not in releases:
+            continue
+        if lacking := _wanted(release, spec) - set(system.asked):
+            found.append(Wrong("unfit", release, f"without the packages {named(sorted(lacking))}"))
+        if system.base != base_digest():
+            found.append(
+                Wrong("unfit", release, "the wheels of the job environment are of another clusterctl")
+            )
+        found += _of_gpus(release, system, spec)
+        found += _of_requirements(release, system, spec)
+    return tuple(found)
+
+
+def _wanted(release: str, spec: ClusterSpec | None) -> set[str]:
+    """What must be in it for a release; without a spec, what all specs ask for."""
+    try:
+        distribution = distribution_of(release)
+    except ProvisionError:  # no host of it can be configured, so nothing is wanted
+        return set()
+    if spec is not None:
+        return set(asked_of(distribution, spec.software))
+    return set(package_names(distribution)) & set(package_names(distribution, openhpc=True))
+
+
+def _of_clusterctl(manifest: Manifest) -> Iterator[Wrong]:
+    if manifest.clusterctl != __version__:
+        yield Wrong(
+            "unfit", "clusterctl", f"made by version {manifest.clusterctl}, and this is {__version__}"
+        )
+    elif manifest.payload != payload_hash():
+        yield Wrong("unfit", PAYLOAD, "it is not the training program of this clusterctl")
+    if manifest.architecture != ARCHITECTURE:
+        yield Wrong(
+            "unfit", "architecture", f"for {manifest.architecture}, and the hosts have {ARCHITECTURE}"
+        )
+
+
+def _of_gpus(release: str, system: System, spec: ClusterSpec | None) -> Iterator[Wrong]:
+    if system.gpu_base not in (None, gpu_digest()):
+        yield Wrong("unfit", release, "CuPy and CUDA's libraries are of another clusterctl")
+    elif spec is not None and asks_for_cupy(spec) and not system.gpu:
+        yield Wrong("unfit", release, "the spec has GPUs, and the bundle has no CuPy for them")
+
+
+def _of_requirements(release: str, system: System, spec: ClusterSpec | None) -> Iterator[Wrong]:
+    asked = spec.software.python.requirements if spec is not None else None
+    if asked is not None and system.requirements != content_of((asked,)):
+        has = "other ones" if system.requirements else "none"
+        yield Wrong("unfit", release, f"{asked} asks for Python packages, and the bundle was made for {has}")

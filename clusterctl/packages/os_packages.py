@@ -1,0 +1,139 @@
+"""The OS packages that the roles install, read from the roles' own data: there is no second list."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final
+
+from ruamel.yaml import YAML
+
+from clusterctl.errors import ClusterctlError
+from clusterctl.spec.distributions import Distribution
+from clusterctl.util.assets import asset
+
+_SUFFIX: Final = "_packages"
+_OPENHPC: Final = "_openhpc"  # what takes their place where Slurm is OpenHPC's
+_APPTAINER: Final = "apptainer"  # the role
+_CUDA_ROLE: Final = "cuda"
+_CUDA: Final = "12"  # that of the job environment's CuPy
+_AT_GOOGLE: Final = frozenset({"bucket", "scratch"})  # roles for machines at Google alone
+# What Ansible's modules need on a host, and would fetch themselves.
+_OF_MODULES: Final[Mapping[str, tuple[str, ...]]] = {
+    "Debian": ("python3-apt",),
+    "RedHat": ("python3-libselinux",),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Upstream:
+    """A package that its makers release and no distribution has."""
+
+    url: str
+    sha256: str
+
+    @property
+    def file(self) -> str:
+        return self.url.rpartition("/")[2]
+
+
+@dataclass(frozen=True, slots=True)
+class Nvidia:
+    """What of the role cuda is asked for: its parts, and what takes a placeholder's place in their names."""
+
+    parts: tuple[str, ...] = ()
+    branch: str = ""
+    toolkit: str = ""
+
+
+NO_NVIDIA: Final = Nvidia()
+
+
+def package_names(
+    distribution: Distribution, *, openhpc: bool = False, apptainer: bool = False, nvidia: Nvidia = NO_NVIDIA
+) -> tuple[str, ...]:
+    """What the roles ask for on a host of this distribution, whichever of its roles it has.
+
+    ``openhpc``: with the Slurm of OpenHPC; ``apptainer``: with Apptainer; ``nvidia``: what of NVIDIA's.
+
+    Raises:
+        ClusterctlError: a role's data can't be read without Ansible.
+    """
+    unwanted = _AT_GOOGLE if apptainer else {*_AT_GOOGLE, _APPTAINER}
+    roles = {folder.parent.name for folder in _roles().glob("*/vars")} - unwanted
+    found = {*_OF_MODULES[distribution.family], *packages_of(roles, distribution, openhpc=openhpc)}
+    return tuple(sorted(found.union(_of_nvidia(nvidia, distribution))))
+
+
+def packages_of(
+    roles: Iterable[str], distribution: Distribution, *, openhpc: bool = False
+) -> tuple[str, ...]:
+    """What these roles of Ansible's ask for on a host of this distribution.
+
+    Raises:
+        ClusterctlError: a role's data can't be read without Ansible.
+    """
+    folders = [_roles() / role / "vars" for role in roles]
+    return tuple(sorted({name for one in folders for name in _names(one, distribution, openhpc=openhpc)}))
+
+
+def nvidia_stream(distribution: Distribution, nvidia: Nvidia) -> str | None:
+    """The stream of the module that the driver is in, where dnf has one and a driver is asked for."""
+    values = _variables(_roles() / _CUDA_ROLE / "vars", distribution)
+    kinds = [kind for kind in values.get("cuda_streams", ()) if kind in nvidia.parts]
+    if not kinds or not values["cuda_has_streams"]:
+        return None
+    stream = values["cuda_streams"][kinds[0]]
+    return f"{nvidia.branch}{stream['branch']}" if nvidia.branch else str(stream["newest"])
+
+
+def _of_nvidia(nvidia: Nvidia, distribution: Distribution) -> Iterator[str]:
+    """What hosts with its cards get, as the role cuda fills in the names; none that only a host can tell."""
+    values = _variables(_roles() / _CUDA_ROLE / "vars", distribution)
+    form = values["cuda_branch_form"].replace("%s", nvidia.branch) if nvidia.branch else ""
+    cuda = nvidia.toolkit.partition(".")[0] or _CUDA
+    filled = {"@branch@": form, "@toolkit@": nvidia.toolkit.replace(".", "-"), "@cuda@": cuda}
+    for name in (name for part in nvidia.parts for name in values["cuda_names"][part]):
+        for placeholder, value in filled.items():
+            name = name.replace(placeholder, value)  # noqa: PLW2901
+        if "@" not in name:
+            yield name
+
+
+def upstream_packages(distribution: Distribution, *, apptainer: bool) -> tuple[Upstream, ...]:
+    """What the roles fetch from its makers on a host of this distribution."""
+    said = _variables(_roles() / _APPTAINER / "vars", distribution) if apptainer else {}
+    return (Upstream(said["apptainer_url"], said["apptainer_sha256"]),) if "apptainer_url" in said else ()
+
+
+def _roles() -> Path:
+    return asset("ansible") / "roles"
+
+
+def _names(folder: Path, distribution: Distribution, *, openhpc: bool) -> Iterator[str]:
+    said = _variables(folder, distribution)
+    for name, usual in said.items():
+        if not name.endswith(_SUFFIX):
+            continue
+        value = said.get(name.removesuffix(_SUFFIX) + _OPENHPC, usual) if openhpc else usual
+        for package in value:
+            if not isinstance(package, str) or "{{" in package:
+                raise ClusterctlError(
+                    f"{name} is no plain list of packages",
+                    where=str(folder),
+                    fix="write the names out: they are read without Ansible, too",
+                )
+            yield package
+
+
+@cache
+def _variables(folder: Path, distribution: Distribution) -> dict[str, Any]:
+    """The variables of a role on this distribution: those of its family, then those of its release."""
+    found: dict[str, Any] = {}
+    for name in (distribution.family, distribution.release):
+        path = folder / f"{name}.yml"
+        if path.is_file():
+            found |= YAML(typ="safe").load(path.read_text()) or {}
+    return found

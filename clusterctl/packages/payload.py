@@ -1,0 +1,34 @@
+"""The training program as one tar, the same bytes for the same sources, for the nodes to unpack."""
+
+from __future__ import annotations
+
+import io
+import tarfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from clusterctl.state.workspace import write_atomic
+from clusterctl.util.assets import asset, payload_hash, tree_files
+
+COMPLETE = ".complete"  # last in the tar: where it lies, everything before it does
+
+
+def pack_payload(folder: Path) -> Path:
+    """The tar of the payload in ``folder``; members are `HASH/payload/...` and, last, `HASH/.complete`."""
+    version = payload_hash()
+    raw = io.BytesIO()
+    with tarfile.open(fileobj=raw, mode="w") as tar:
+        for name, data in (*_files(), (COMPLETE, b"")):
+            member = tarfile.TarInfo(f"{version}/{name}")
+            member.size = len(data)
+            member.mode = 0o644
+            tar.addfile(member, io.BytesIO(data))
+    path = folder / "payload.tar"
+    write_atomic(path, raw.getvalue())
+    return path
+
+
+def _files() -> Iterator[tuple[str, bytes]]:
+    root = asset("payload")
+    for path in tree_files(root):
+        yield f"payload/{path.relative_to(root).as_posix()}", path.read_bytes()

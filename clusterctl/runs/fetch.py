@@ -1,0 +1,217 @@
+"""Bring files of a job's folder here, each checked against its hash; none that is here is fetched again.
+
+The data is read once on either side: both hash it while it travels.
+"""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import shutil
+import stat
+from collections import deque
+from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+
+from clusterctl.errors import CollectError
+from clusterctl.runs.manifest import MAX_FILE, REMOTE_PROGRAM, Manifest, RemoteFile, read_manifest
+from clusterctl.runs.remote_files import ALIVE, SAME, UNREADABLE
+from clusterctl.state.ledger import Skipped
+from clusterctl.transport.base import BULK, Transport
+from clusterctl.transport.incoming import Incoming
+from clusterctl.transport.program import remote_argv
+from clusterctl.transport.tree import shown_size
+
+_ROUNDS = 4  # a file that changed while it was read is read again
+_TRAILER_BYTES = 33
+_HELD_STILL = b"\1"
+_SPARE_BYTES = 16 << 20
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+
+
+def fetch_tree(
+    transport: Transport, folder: str, tree: Path, *, still_changing: bool, max_file: int = MAX_FILE
+) -> Manifest:
+    """Make ``tree`` hold exactly the files and empty folders of the remote one; returns what it holds.
+
+    With ``still_changing`` (the job runs), files that can't be caught in a consistent state are skipped.
+    Files of more than ``max_file`` bytes always are.
+
+    Raises:
+        CollectError: files keep changing or vanish although the job has ended; or the disk is too small.
+        TransportError: the cluster can't be reached. What has arrived is kept.
+    """
+    tree.mkdir(parents=True, exist_ok=True)
+    fresh = not any(tree.iterdir())
+    here: dict[RemoteFile, str] = {}
+    for _ in range(_ROUNDS):
+        manifest = read_manifest(transport, folder, max_file=max_file)
+        missing = [file for file in manifest.files.values() if file not in here]
+        if missing:
+            _refuse_small_disk(tree, missing)
+            here |= _fetch(transport, folder, missing, tree)
+        if here.keys() >= set(missing):
+            break
+    restless = [file for file in manifest.files.values() if file not in here]
+    if restless and not still_changing:
+        raise CollectError(
+            f"{len(restless)} files keep changing while they are read, such as {restless[0].shown}",
+            where=f"{folder} on the cluster",
+            why="something still writes there although the job has ended",
+            fix="end what writes there (`clusterctl ssh`), then collect again; what has arrived is kept",
+        )
+    skipped = tuple(Skipped(path=file.shown, reason="it changed while it was read") for file in restless)
+    files = {path: file for path, file in manifest.files.items() if file in here}
+    places = _Places(tree)
+    for empty in manifest.folders:
+        places.folder(places.of(empty))
+    if not fresh or len(files) < len(here):
+        keep = {*(file.local for file in files.values()), *manifest.folders}
+        _remove_others(tree, {tree / os.fsdecode(local) for local in keep})
+    sums = {file.local: here[file] for file in files.values()}
+    return Manifest(files, manifest.skipped + skipped, sums, manifest.folders)
+
+
+def sha256_of(path: bytes | Path) -> str:
+    """The sha256 of a file, in hex."""
+    with open(path, "rb") as file:  # noqa: PTH123  # a path may be bytes
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _hash_here(tree: Path, file: RemoteFile) -> str:
+    """The hash of what an unfinished collect left in this file's place; "" if it can't be the file."""
+    path = tree / os.fsdecode(file.local)
+    try:
+        status = path.lstat()
+    except (FileNotFoundError, NotADirectoryError):
+        return ""
+    return sha256_of(path) if stat.S_ISREG(status.st_mode) and status.st_size == file.size else ""
+
+
+def _refuse_small_disk(tree: Path, missing: Sequence[RemoteFile]) -> None:
+    needed = sum(file.space for file in missing) + _SPARE_BYTES
+    free = shutil.disk_usage(tree).free
+    if needed > free:
+        largest = max(missing, key=lambda file: file.space)
+        raise CollectError(
+            f"the run needs {needed >> 20} MiB, and {free >> 20} MiB are free",
+            where=str(tree.parent),
+            why=f"the largest file is {largest.shown}: {shown_size(largest.space)}",
+            fix="make room, name another folder with --out, or leave large files there with --max-file",
+        )
+
+
+def _fetch(
+    transport: Transport, folder: str, files: Sequence[RemoteFile], tree: Path
+) -> Mapping[RemoteFile, str]:
+    """Fetch files; returns the hashes of those that are here now as they are on the cluster."""
+    arrived = {}
+    other = partial(_other_than_said, folder)
+    hashes = {file: sha256 for file in files if (sha256 := _hash_here(tree, file))}
+    much = sum(file.space for file in files if file not in hashes) > BULK
+    with transport.converse(remote_argv(REMOTE_PROGRAM, "send", folder), bulk=much) as talk:
+        talk.send(_request(files, hashes))
+        source, places = Incoming(talk, _too_little, other), _Places(tree)
+        for file in files:
+            while (size := source.number()) == ALIVE:
+                pass
+            if size == SAME and file in hashes:
+                arrived[file] = hashes[file]
+            elif size == file.size:
+                if sha256 := _receive(source, file, places):
+                    arrived[file] = sha256
+            elif size != UNREADABLE:
+                raise other()
+        if source.more():
+            raise other()
+        talk.finish()
+    return arrived
+
+
+def _request(files: Iterable[RemoteFile], hashes: Mapping[RemoteFile, str]) -> bytes:
+    lines = (
+        json.dumps([base64.b64encode(file.path).decode(), file.size, hashes.get(file, "")]) for file in files
+    )
+    return ("\n".join(lines) + "\n\n").encode()
+
+
+def _receive(source: Incoming, file: RemoteFile, places: _Places) -> str:
+    """Write one file to its place; returns its hash, or "" and leaves nothing if it is not what was sent.
+
+    Only whole files stay, unless we are killed; the next time, what is here counts by its hash alone.
+    """
+    sha, place = hashlib.sha256(), places.of(file.local)
+    fd = places.create(place)
+    try:
+        deque(source.content(fd, file.size, sha), maxlen=0)
+        os.ftruncate(fd, file.size)  # it may end in a hole
+        trailer = source.last(_TRAILER_BYTES)
+    except BaseException:
+        os.unlink(place)  # noqa: PTH108  # paths are bytes
+        raise
+    finally:
+        os.close(fd)
+    if trailer != _HELD_STILL + sha.digest():
+        os.unlink(place)  # noqa: PTH108
+        return ""
+    return sha.hexdigest()
+
+
+class _Places:
+    """Where files go below a tree, with real folders on the way, whatever lay there before."""
+
+    def __init__(self, tree: Path) -> None:
+        self._tree = os.fsencode(tree)
+        self._made: set[bytes] = {self._tree}
+
+    def of(self, local: bytes) -> bytes:
+        return os.path.join(self._tree, local)  # noqa: PTH118
+
+    def create(self, place: bytes) -> int:
+        """A new file, open for writing. What was in its place is gone."""
+        self.folder(os.path.dirname(place))  # noqa: PTH120
+        try:
+            return os.open(place, _NEW, 0o666)
+        except FileExistsError:
+            if stat.S_ISDIR(os.lstat(place).st_mode):
+                shutil.rmtree(place)
+            else:
+                os.unlink(place)  # noqa: PTH108
+            return os.open(place, _NEW, 0o666)
+
+    def folder(self, folder: bytes) -> None:
+        """Have a folder, and those above it."""
+        if folder in self._made:
+            return
+        self.folder(os.path.dirname(folder))  # noqa: PTH120
+        try:
+            os.mkdir(folder)  # noqa: PTH102
+        except FileExistsError:
+            if not stat.S_ISDIR(os.lstat(folder).st_mode):
+                os.unlink(folder)  # noqa: PTH108
+                os.mkdir(folder)  # noqa: PTH102
+        self._made.add(folder)
+
+
+def _remove_others(tree: Path, keep: set[Path]) -> None:
+    """Remove what an earlier, unfinished collect left and what is gone on the cluster by now."""
+    for folder, subfolders, names in os.walk(tree, topdown=False):
+        for path in (Path(folder, name) for name in names):
+            if path not in keep:
+                path.unlink()
+        for path in (Path(folder, name) for name in subfolders):
+            if path.is_symlink():
+                path.unlink()
+            elif path not in keep and not any(path.iterdir()):
+                path.rmdir()
+
+
+def _too_little() -> CollectError:
+    return CollectError("the cluster sent less than it said", fix="collect again; what has arrived is kept")
+
+
+def _other_than_said(folder: str) -> CollectError:
+    return CollectError("the cluster sent other data than it said", where=folder, fix="collect again")

@@ -1,0 +1,283 @@
+"""Lists a job's folder, or sends files of it. Runs on the cluster: standard library only, Python 3.9.
+
+    main("list", FOLDER)
+    main("send", FOLDER)    with JSON arrays [NAME, SIZE, SHA256] and an empty line on stdin
+
+Names are relative and base64, since they may be any bytes. ``list`` answers with a JSON object a line: a file
+with its size and the space that it takes, a folder that is empty, something that is left where it is, with
+the reason, or {} as a sign of life. What source.json says was sent with the job, is large and is still the
+same, is left too; and where there is an outputs.json, what its patterns do not take. Both are the job's to
+write: they say only what of its own folder comes home.
+
+``send`` answers, for each file in turn, eight bytes with its size, its content (see ``send_content``), and a
+last piece: a byte, 1 if the file held still meanwhile, and the 32 bytes of its sha256. In place of the size
+stands -1 if it can't be read or is shorter by now, or -2 if its sha256 is the one that was named: then
+nothing follows. -3 is a sign of life. Links are never followed.
+"""
+
+from __future__ import annotations
+
+import base64
+import errno
+import hashlib
+import json
+import os
+import re
+import stat
+import sys
+import time
+from typing import BinaryIO
+
+from clusterctl.runs.remote_globs import Globs
+from clusterctl.transport.remote_open import open_file, open_folder, read_json
+from clusterctl.transport.remote_send import BLOCK, CHUNK, HEADER, Beat, hash_of, send_alive, send_content
+
+CHECKPOINTS = re.compile(rb"(checkpoint|ckpt)", re.IGNORECASE)
+TASK = re.compile(rb"task-[0-9]+")
+OURS = re.compile(  # always comes home
+    rb"job\.(sbatch|mpirun)|(stdout|stderr)(-[0-9]+)?\.log|(source|outputs|environment\.client)\.json|spec\.yaml"
+    rb"|metrics\.jsonl|telemetry(\.log)?|hostfile"
+)
+UNREADABLE, SAME, ALIVE = -1, -2, -3
+SETTLED_S = 2.0
+LARGE, LARGEST = 1 << 20, 10 << 30  # bytes: what was sent with a job is looked at again between these
+MOST_ENTRIES = 100_000
+MOST_BYTES = 16 << 20  # of names
+MOST_OURS = 10_000
+DEEPEST = 100  # folders
+MOST_JSON = 8 << 20
+UNCHANGED = "unchanged since it was submitted"
+UNWANTED = "not among the outputs"
+KINDS = (
+    (stat.S_ISLNK, "a symbolic link"),
+    (stat.S_ISFIFO, "a named pipe"),
+    (stat.S_ISSOCK, "a socket"),
+    (stat.S_ISCHR, "a device"),
+    (stat.S_ISBLK, "a device"),
+)
+
+# What the job was given: path -> size and sha256, or 0 and a link's target.
+Given = dict[bytes, tuple[int, str]]
+
+
+def alive() -> None:
+    sys.stdout.write("{}\n")
+    sys.stdout.flush()
+
+
+def tell(path: bytes, **fields: object) -> None:
+    name = base64.b64encode(path).decode("ascii")
+    sys.stdout.write(json.dumps({"path": name, **fields}) + "\n")
+
+
+def read_given(folder: bytes) -> Given:
+    try:
+        source = read_json(folder, b"source.json", MOST_JSON)
+        given = {os.fsencode(one["path"]): (int(one["size"]), str(one["sha256"])) for one in source["files"]}
+        given.update({os.fsencode(one["path"]): (0, str(one["target"])) for one in source["links"]})
+    except (OSError, ValueError, TypeError, KeyError, OverflowError):  # a job may write what it likes
+        return {}
+    return given
+
+
+def read_globs(folder: bytes) -> Globs | None:
+    """What outputs.json says is brought home; None: all but checkpoints."""
+    try:
+        return Globs([str(pattern) for pattern in read_json(folder, b"outputs.json", 1 << 18)["patterns"]])
+    except (OSError, ValueError, TypeError, KeyError):
+        return None
+
+
+class Listing:
+    """Tells what of a job's folder is to be fetched, and what is left there."""
+
+    def __init__(self, top: bytes, *, entries: int = MOST_ENTRIES) -> None:
+        self.top = top
+        self.given = read_given(top)
+        self.globs = read_globs(top)
+        self.most, self.entries, self.bytes = entries, entries, MOST_BYTES  # the last two: that are left
+        self.beat = Beat(alive)
+
+    def folder(self, below: bytes, depth: int = 0) -> bool | None:
+        """List a folder, its files first. Returns whether anything of it was told; None if it holds nothing.
+
+        Where it holds only what is not wanted, that is left to the caller to tell, once for all of it.
+        """
+        try:
+            files, folders = self.names(below)
+        except OSError as exc:
+            tell(below or b".", skip=exc.strerror or str(exc))
+            return True
+        if below and not files and not folders:
+            return self.empty(below)
+        found = [(path, self.file(path)) for path in files]
+        found += [(path, self.below(path, depth + 1)) for path in folders]
+        told = any(wanted for _, wanted in found)
+        unwanted = [path for path, wanted in found if wanted is False]
+        if told or not below:
+            for path in unwanted:
+                tell(path, skip=UNWANTED)
+        return told or (False if unwanted else None)
+
+    def names(self, below: bytes) -> tuple[list[bytes], list[bytes]]:
+        """The paths of files and of folders in a folder; raises OSError.
+
+        Where the top folder holds too many, only those of our own names.
+        """
+        found: list[tuple[bool, bytes, bool]] = []
+        size, full = 0, False
+        fd = open_folder(self.top, below)
+        try:
+            with os.scandir(fd) as entries:
+                for entry in entries:
+                    self.beat()
+                    name = os.fsencode(entry.name)
+                    size += len(below) + len(name)
+                    theirs = bool(below) or OURS.fullmatch(name) is None
+                    full = full or len(found) >= self.entries or size > self.bytes
+                    if full and below:
+                        break
+                    if not full or (not theirs and len(found) < self.entries + MOST_OURS):
+                        found.append((theirs, name, entry.is_dir(follow_symlinks=False)))
+        finally:
+            os.close(fd)
+        if full:
+            self.entries -= self.most // 10
+            reason = f"more than {self.most:,} files, or {MOST_BYTES >> 20} MiB of names"
+            if below:
+                raise OSError(errno.EFBIG, reason)
+            tell(b".", skip=reason)
+            found = [one for one in found if not one[0]]
+        else:
+            self.entries -= len(found)
+            self.bytes -= size
+        found.sort()
+        paths = [(below + b"/" + name if below else name, is_folder) for _, name, is_folder in found]
+        folders = [path for path, is_folder in paths if is_folder]
+        return [path for path, is_folder in paths if not is_folder], folders
+
+    def empty(self, path: bytes) -> bool | None:
+        """Tell of a folder that holds nothing, if it is wanted."""
+        if self.globs is not None and not self.is_output(self.globs, path, is_folder=True):
+            return None
+        tell(path, folder=1)
+        return True
+
+    def below(self, path: bytes, depth: int) -> bool | None:
+        """A folder below another: see ``folder``."""
+        if self.globs is None and CHECKPOINTS.match(os.path.basename(path)):
+            tell(path, skip="checkpoints stay on the cluster")
+        elif depth > DEEPEST:
+            tell(path, skip=f"in more than {DEEPEST} folders")
+        else:
+            return self.folder(path, depth)
+        return True
+
+    def file(self, path: bytes) -> bool | None:
+        """Whether a file was told; None if nothing needs to be told of it."""
+        self.beat()
+        full = os.path.join(self.top, path)
+        if is_link_of_a_task(path, full):
+            return None
+        if self.globs is not None and not self.is_output(self.globs, path):
+            return None if path in self.given else False
+        self.tell_file(path, full)
+        return True
+
+    @staticmethod
+    def is_output(globs: Globs, path: bytes, *, is_folder: bool = False) -> bool:
+        """Whether it is wanted by its path in the job's folder, or in that of a task of an array."""
+        top, _, rest = path.partition(b"/")
+        names = [path, rest] if rest and TASK.fullmatch(top) else [path]
+        ours = any(OURS.fullmatch(name.partition(b"/")[0]) for name in names)
+        return ours or any(globs.take(name, is_folder=is_folder) for name in names)
+
+    def tell_file(self, path: bytes, full: bytes) -> None:
+        try:
+            mode = os.lstat(full).st_mode
+            for is_kind, kind in KINDS:
+                if is_kind(mode):
+                    link = stat.S_ISLNK(mode) and (0, os.fsdecode(os.readlink(full)))
+                    tell(path, skip=UNCHANGED if link and self.given.get(path) == link else kind)
+                    return
+            fd = open_file(self.top, path)
+        except OSError as exc:
+            tell(path, skip=exc.strerror or str(exc))
+            return
+        try:
+            status = os.fstat(fd)
+            size, sha256 = self.given.get(path, (0, ""))
+            known = LARGE < size <= LARGEST and size == status.st_size
+            if known and hash_of(fd, size, self.beat).hexdigest() == sha256:
+                tell(path, skip=UNCHANGED)
+            else:
+                tell(path, size=status.st_size, space=status.st_blocks * BLOCK)
+        finally:
+            os.close(fd)
+
+
+def is_link_of_a_task(path: bytes, full: bytes) -> bool:
+    """Whether it is one of the links by which a task of an array sees what the job was given."""
+    folder, name = os.path.split(path)
+    try:
+        return bool(TASK.fullmatch(folder)) and os.readlink(full) == b"../" + name
+    except OSError:
+        return False
+
+
+def held_still(fd: int, before: os.stat_result, size: int, digest: bytes, beat: Beat) -> bool:
+    """Whether what was read is what the file held at one moment: a log that only grew meanwhile did that.
+
+    A file that was written just before, within the resolution of its times, is read again to be sure.
+    """
+    after = os.fstat(fd)
+    same = (before.st_size, before.st_mtime_ns, before.st_ctime_ns) == (
+        after.st_size,
+        after.st_mtime_ns,
+        after.st_ctime_ns,
+    )
+    settled = time.time() - max(before.st_mtime, before.st_ctime) > SETTLED_S
+    return (same and settled) or bool(hash_of(fd, size, beat).digest() == digest)
+
+
+def send_file(out: BinaryIO, top: bytes, path: bytes, size: int, sha256: str) -> None:
+    try:
+        fd = open_file(top, path)
+    except OSError:
+        out.write(HEADER.pack(UNREADABLE))
+        return
+    try:
+        before = os.fstat(fd)
+        if before.st_size < size:
+            out.write(HEADER.pack(UNREADABLE))
+            return
+        if sha256 and hash_of(fd, size, Beat(lambda: send_alive(out, ALIVE))).hexdigest() == sha256:
+            out.write(HEADER.pack(SAME))
+            return
+        out.write(HEADER.pack(size))
+        sha = hashlib.sha256()
+        send_content(out, fd, 0, size, sha)
+        still = held_still(fd, before, size, sha.digest(), Beat(lambda: send_alive(out)))
+        last = (b"\1" if still else b"\0") + sha.digest()
+        out.write(HEADER.pack(len(last)) + last)
+    finally:
+        os.close(fd)
+
+
+def send(folder: bytes) -> None:
+    wanted = []
+    while (line := sys.stdin.readline()) not in {"", "\n"}:
+        wanted.append(json.loads(line))
+    with open(1, "wb", buffering=CHUNK, closefd=False) as out:
+        for name, size, sha256 in wanted:
+            send_file(out, folder, base64.b64decode(name), size, sha256)
+
+
+def main(what: str, folder: str) -> None:
+    if what == "list":
+        if os.path.islink(folder):  # by the job itself: it leads to what is no run of it
+            tell(b".", skip="a symbolic link in place of the job's folder")
+        else:
+            Listing(os.fsencode(folder)).folder(b"")
+    else:
+        send(os.fsencode(folder))

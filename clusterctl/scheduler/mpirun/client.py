@@ -1,0 +1,239 @@
+"""Jobs without a scheduler, over SSH to the hosts that run them: ``Scheduler`` by systemd and a few files."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from datetime import UTC, datetime
+from typing import Any
+
+from clusterctl.errors import Failure, SchedulerError, TransportError, UnreachableError, UsageError
+from clusterctl.scheduler.base import Clock, backoff
+from clusterctl.scheduler.models import JobInfo, NodeInfo
+from clusterctl.scheduler.mpirun.job import JOB_ID, Start, job_info
+from clusterctl.state.inventory import HEALTH_PROGRAM, Host, Inventory
+from clusterctl.transport.base import Transport
+from clusterctl.transport.program import remote_argv
+from clusterctl.util.parallel import at_once
+
+_HARDWARE = ("sh", "-c", "nproc; sed -n 's/^MemTotal: *\\([0-9]*\\) kB/\\1/p' /proc/meminfo")
+_KIB_MIB = 1024
+_HEALTH_S = 60.0  # a driver that hangs is given up after 20 s
+_WELL = "mend it, and submit again: it is looked at anew; docs/gpus.md says what is looked at"
+_AWAY_S = 15.0  # so long a host that did not answer is not asked again
+
+
+class SickError(SchedulerError):
+    """A node of the job is sick, says its health check."""
+
+    code = "sick"
+
+
+class BusyError(SchedulerError):
+    """Another job runs, and there is one at a time."""
+
+    code = "busy"
+
+
+@dataclass(frozen=True, slots=True)
+class MpirunClient:
+    """The jobs of ``user``. ``to`` connects to a host as the admin user, ``transport`` to the controller."""
+
+    inventory: Inventory
+    user: str
+    transport: Transport
+    to: Callable[[str], Transport]
+    clock: Clock = field(default_factory=Clock)
+    patience_s: float = 60.0
+    _away: dict[str, float] = field(default_factory=dict)  # host -> when it did not answer
+
+    def check_id(self, text: str) -> None:
+        """Raises UsageError unless ``text`` is a job id such as ``m12``."""
+        if not JOB_ID.fullmatch(text):
+            raise UsageError(
+                f"{text!r} is not a job id", fix="give one such as m1: there is no scheduler here"
+            )
+
+    def unknown(self, ids: Sequence[str]) -> SchedulerError:
+        """The error for ids that nobody knows."""
+        what = f"there is no job {ids[0]}" if len(ids) == 1 else f"there are no jobs {', '.join(ids)}"
+        return SchedulerError(what, fix="`clusterctl jobs` lists the jobs there are")
+
+    def submit(self, start: Start) -> str:
+        """Start a job on its first node and return its id.
+
+        Raises:
+            BusyError: another job runs.
+            SickError: a node is sick; one failure a node.
+            SchedulerError: the node could not start it.
+            TransportError: a node can't be reached; a first one that was lost meanwhile may have started it.
+        """
+        self.refuse_while_busy()  # and one that was lost is in nobody's way from now on
+        self._refuse_sick(start.nodes)
+        request = {"do": "submit", "job": _noted(start), "script": start.script, "limit_s": start.limit_s}
+        answer = self._ask_once(start.nodes[0], request)
+        if "busy" in answer:
+            raise _busy(job_info(answer["busy"], self.user))
+        if "failed" in answer:
+            raise SchedulerError(
+                f"{start.nodes[0]} could not start the job", where="systemd-run", why=str(answer["failed"])
+            )
+        return str(answer["id"])
+
+    def _refuse_sick(self, nodes: Sequence[str]) -> None:
+        """Raises SickError if the health check of a node finds fault; it looks now."""
+        found = at_once(nodes, self._faults)
+        failures = tuple(
+            Failure(SickError.code, faults, node, fix=_WELL)
+            for node, faults in zip(nodes, found, strict=True)
+            if faults
+        )
+        if failures:
+            names = ", ".join(str(failure.host) for failure in failures)
+            why = "; ".join(f"{failure.host}: {failure.cause}" for failure in failures)
+            raise SickError(f"no job is started on {names}", why=why, fix=_WELL, failures=failures)
+
+    def _faults(self, node: str) -> str:
+        looked = self.to(node).run(["sudo", "-n", HEALTH_PROGRAM], timeout_s=_HEALTH_S, check=False)
+        return "; ".join(looked.stdout.splitlines()) if looked.rc == 1 else ""
+
+    def refuse_while_busy(self) -> None:
+        """Raises BusyError if a job runs."""
+        for job in self.own_jobs():
+            if not job.ended and job.nodes:
+                raise _busy(job)
+
+    def jobs(self, ids: Sequence[str]) -> tuple[JobInfo, ...]:
+        """The jobs of these ids, without those that are not known.
+
+        Raises:
+            UsageError: an id is not one.
+            TransportError: the controller can't be reached.
+        """
+        for job_id in ids:
+            self.check_id(job_id)
+        return tuple(job for job in self.own_jobs() if job.id in ids) if ids else ()
+
+    def own_jobs(self) -> tuple[JobInfo, ...]:
+        """All jobs there were."""
+        said = self._ask(self.inventory.controller.name, {"do": "list"})["jobs"]
+        found = {job.id: job for job in (job_info(one, self.user) for one in said)}
+        for job in [job for job in found.values() if not job.ended and job.nodes]:
+            found[job.id] = self._settled(job)
+        return tuple(found.values())
+
+    def all_jobs(self) -> tuple[JobInfo, ...]:
+        """All jobs there were: only one account's can be."""
+        return self.own_jobs()
+
+    def by_comment(self, comment: str, submitted_at: float) -> JobInfo | None:  # noqa: ARG002
+        """The job with exactly this comment."""
+        return next((job for job in self.own_jobs() if job.comment == comment), None)
+
+    def cancel(self, ids: Sequence[str]) -> None:
+        """End jobs: they get SIGTERM, and what is left of them SIGKILL.
+
+        Raises:
+            UnreachableError: the first node of one can't be reached.
+            SchedulerError: it is not known where one runs.
+        """
+        for job in self.jobs(ids):
+            if not job.nodes:
+                raise SchedulerError(f"it is not known where job {job.id} runs", why=job.reason)
+            self._ask(job.nodes[0], {"do": "cancel", "ids": [job.id]})
+
+    def annotate(self, job_id: str, text: str) -> None:
+        """There is no accounting to leave a word in."""
+
+    def nodes(self) -> tuple[NodeInfo, ...]:
+        """All nodes: idle, allocated to a job, or down where one does not answer."""
+        active = [job for job in self.own_jobs() if not job.ended]
+        at_work = {node for job in active for node in job.nodes}
+        hosts = self.inventory.compute
+        return tuple(at_once(hosts, lambda host: self._node(host, at_work)))
+
+    def drain(self, nodes: Sequence[str], reason: str) -> None:
+        """Nothing begins by itself here, so there is nothing to keep from it."""
+
+    def resume(self, nodes: Sequence[str]) -> None:
+        """Nothing was drained."""
+
+    def accounting(self, job_id: str) -> None:  # noqa: ARG002
+        """There is none."""
+        return
+
+    def version(self) -> None:
+        """There is no program that has one."""
+        return
+
+    def _settled(self, job: JobInfo) -> JobInfo:
+        """A job that was not said to have ended, as its first node knows it."""
+        first = job.nodes[0]
+        if self.inventory.host(first) is None:
+            return replace(job, reason=f"{first} is no host of this cluster any more")
+        if self._is_away(first):
+            return replace(job, reason=f"{first} does not answer")
+        try:
+            said = self._ask_once(first, {"do": "settle", "ids": [job.id]})["jobs"]
+        except UnreachableError:
+            self._away[first] = self.clock.now()
+            return replace(job, reason=f"{first} does not answer")
+        return job_info(said[0], self.user) if said else job  # a job may remove what is noted of it
+
+    def _is_away(self, host: str) -> bool:
+        """Whether it did not answer just now: to find that out takes its time."""
+        return self.clock.now() - self._away.get(host, -_AWAY_S) < _AWAY_S
+
+    def _node(self, host: Host, at_work: Iterable[str]) -> NodeInfo:
+        cpus, memory_mib = host.cpus or 0, host.memory_mib or 0
+        state = "allocated" if host.name in at_work else "idle"
+        down = NodeInfo(
+            host.name, "down*", "it does not answer", cpus, memory_mib, "", (host.partition or "",)
+        )
+        if self._is_away(host.name):
+            return down
+        try:
+            threads, kib = self.to(host.name).run(_HARDWARE).stdout.split()
+            cpus, memory_mib = host.cpus or int(threads), host.memory_mib or int(kib) // _KIB_MIB
+        except (TransportError, ValueError):
+            self._away[host.name] = self.clock.now()
+            return down
+        return replace(down, shown=state, reason="", cpus=cpus, memory_mib=memory_mib)
+
+    def _ask(self, host: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        """What a host answers; while it is briefly away it is asked again."""
+        give_up = self.clock.now() + self.patience_s
+        for pause in backoff(first_s=0.5, longest_s=5.0):
+            try:
+                return self._ask_once(host, request)
+            except UnreachableError:
+                if self.clock.now() + pause > give_up:
+                    raise
+            self.clock.sleep(pause)
+        raise AssertionError("backoff never ends")
+
+    def _ask_once(self, host: str, request: Mapping[str, Any]) -> Mapping[str, Any]:
+        asked = json.dumps({"user": self.user, **request})
+        program = remote_argv("clusterctl.scheduler.mpirun.remote_jobs", asked)[1:]
+        said = self.to(host).run(["sudo", "-n", "/usr/bin/python3", "-I", "-S", *program]).stdout
+        try:
+            answer: Mapping[str, Any] = json.loads(said)
+            return {**answer}
+        except (ValueError, TypeError) as exc:
+            raise SchedulerError("a host did not tell of its jobs", where=host, why=said[:500]) from exc
+
+
+def _noted(start: Start) -> dict[str, Any]:
+    """What is written down of a job."""
+    return {key: value for key, value in asdict(start).items() if key not in {"script", "limit_s"}}
+
+
+def _busy(job: JobInfo) -> BusyError:
+    since = datetime.fromtimestamp(job.start_time or 0, UTC).astimezone()
+    return BusyError(
+        f"job {job.id} ({job.name}) runs already",
+        where=", ".join(job.nodes),
+        why=f"{job.user} has it since {since:%Y-%m-%d %H:%M:%S}; without a scheduler jobs do not queue",
+        fix=f"wait for it (`clusterctl logs {job.id} -f`), or end it: `clusterctl cancel {job.id}`",
+    )

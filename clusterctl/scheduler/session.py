@@ -1,0 +1,164 @@
+"""The way to a cluster that is up: its inventory, who runs its jobs, and what was submitted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, closing, contextmanager
+from dataclasses import dataclass, field
+
+from pydantic import ValidationError
+
+from clusterctl.errors import NotUpError, UsageError
+from clusterctl.scheduler.base import Scheduler
+from clusterctl.scheduler.mpirun.client import MpirunClient
+from clusterctl.scheduler.slurm.client import SlurmClient
+from clusterctl.spec import ClusterSpec, GcpProvider, gcp_images
+from clusterctl.spec.distributions import DEFAULT, Distribution, distribution_of, of_local_nodes
+from clusterctl.spec.load import load_spec
+from clusterctl.spec.onprem import OnpremProvider
+from clusterctl.state.inventory import Host, Inventory
+from clusterctl.state.ledger import Ledger
+from clusterctl.state.workspace import Workspace
+from clusterctl.transport.base import Transport
+from clusterctl.transport.connections import Connections
+from clusterctl.transport.ssh import SSHTransport
+
+PATIENCE_S = 60.0  # for who runs the jobs to answer
+
+
+@dataclass(frozen=True, slots=True)
+class Apart:
+    """A node that sees no folder of the others': what jobs need there, it has itself."""
+
+    host: str
+    partition: str | None
+    transport: Transport
+
+
+@dataclass(frozen=True, slots=True)
+class Session:
+    """A connection to the controller as the job user.
+
+    ``apart`` are the nodes of a cluster whose hosts share no folder; none where they share one.
+    """
+
+    spec: ClusterSpec
+    scheduler: Scheduler
+    ledger: Ledger
+    apart: tuple[Apart, ...] = ()
+    distribution: Distribution = field(default_factory=lambda: distribution_of(DEFAULT))
+
+    @property
+    def transport(self) -> Transport:
+        """The controller."""
+        return self.scheduler.transport
+
+    def of_partition(self, partition: str | None) -> tuple[Transport, ...]:
+        """Who else has a job's folder: the nodes apart of its partition, of all where that is None."""
+        return tuple(
+            node.transport
+            for node in self.apart
+            if partition in (None, node.partition) and node.transport is not self.transport
+        )
+
+    def holders(self, hosts: Sequence[str]) -> tuple[tuple[str, Transport], ...]:
+        """Who has what a job wrote that ran on these hosts, its first host first; the controller if none."""
+        by_name = {node.host: node.transport for node in self.apart}
+        found = tuple((host, by_name[host]) for host in hosts if host in by_name)
+        return found or ((self.transport.host, self.transport),)
+
+    @property
+    def slurm(self) -> SlurmClient:
+        """Slurm, for what nothing else can do.
+
+        Raises:
+            UsageError: this cluster has none.
+        """
+        if isinstance(self.scheduler, SlurmClient):
+            return self.scheduler
+        raise UsageError(
+            "that needs Slurm, and this cluster has none",
+            why="its spec says `scheduler: none`",
+            fix="`clusterctl submit` runs jobs, `clusterctl ssh HOST` opens a shell on a host",
+        )
+
+
+@contextmanager
+def session(spec: ClusterSpec, workspace: Workspace, *, patience_s: float = PATIENCE_S) -> Iterator[Session]:
+    """Open the connection; it is made at the first use. ``spec`` is a resolved one: it has a job user."""
+    hosts = distribution_ahead(spec, workspace) or distribution_of(DEFAULT)
+    user = spec.job_user.name
+    with ExitStack() as stack:
+
+        def to(host: str) -> SSHTransport:
+            return stack.enter_context(closing(SSHTransport(host, workspace.ssh_config, user=user)))
+
+        controller = to(spec.controller_host)
+        apart = tuple(
+            Apart(host.name, host.partition, controller if host.leads else to(host.name))
+            for host in _hosts_apart(workspace)
+        )
+        scheduler: Scheduler = SlurmClient(controller, patience_s=patience_s)
+        if not spec.has_slurm:
+            admins = stack.enter_context(Connections(workspace.ssh_config))
+            known = inventory_of(workspace)
+            scheduler = MpirunClient(known, user, controller, admins.to, patience_s=patience_s)
+        yield Session(spec, scheduler, Ledger(workspace.jobs), apart, hosts)
+
+
+def _hosts_apart(workspace: Workspace) -> tuple[Host, ...]:
+    """The nodes of a cluster whose hosts share no folder."""
+    if not workspace.hosts.exists():
+        return ()
+    inventory = inventory_of(workspace)
+    return inventory.compute if inventory.shared_folder.kind == "none" else ()
+
+
+def inventory_of(workspace: Workspace) -> Inventory:
+    """The inventory that `up` left.
+
+    Raises:
+        UsageError: the cluster is not up, or its record is damaged.
+    """
+    try:
+        return Inventory.model_validate_json(workspace.hosts.read_bytes())
+    except ValidationError as exc:
+        raise UsageError(
+            f"what is noted of cluster {workspace.root.name!r} is damaged",
+            where=str(workspace.hosts),
+            fix="run `clusterctl up`, which writes it anew",
+        ) from exc
+    except FileNotFoundError as exc:
+        raise NotUpError(
+            f"cluster {workspace.root.name!r} is not up",
+            where=str(workspace.root),
+            fix="run `clusterctl up` first, or name another with --cluster (`clusterctl list` shows them)",
+        ) from exc
+
+
+def spec_as_raised(workspace: Workspace) -> ClusterSpec:
+    """The spec that `up` was last given, which may differ from what the user's file says by now."""
+    return load_spec(workspace.spec)
+
+
+def admins_scheduler(
+    inventory: Inventory, connections: Connections, *, patience_s: float = PATIENCE_S
+) -> Scheduler:
+    """Who runs the jobs, as the admin user, who sees and may do more than a job user."""
+    controller = connections.to(inventory.controller.name)
+    if inventory.has_slurm or inventory.job_user is None:
+        return SlurmClient(controller, patience_s=patience_s)
+    return MpirunClient(inventory, inventory.job_user, controller, connections.to, patience_s=patience_s)
+
+
+def distribution_ahead(spec: ClusterSpec, workspace: Workspace) -> Distribution | None:
+    """What the hosts have; None where they are to be looked at first."""
+    try:
+        return inventory_of(workspace).distribution
+    except UsageError:
+        if isinstance(spec.provider, OnpremProvider):
+            return None
+        release = (
+            gcp_images.release_ahead(spec) if isinstance(spec.provider, GcpProvider) else of_local_nodes()
+        )
+        return distribution_of(release) if release else None

@@ -1,0 +1,295 @@
+"""Slurm's verbs over a transport to the controller.
+
+Reading is retried, within bounds, while the controller or the way to it is briefly away. ``sbatch`` is not:
+whether a lost submission arrived is for the caller to find out, by the comment it gave the job.
+"""
+
+from __future__ import annotations
+
+import re
+import time
+from collections.abc import Mapping, Sequence
+
+from clusterctl.errors import AnswerLostError, CommandError, SlurmError, UnreachableError, UsageError
+from clusterctl.scheduler.base import Clock, backoff
+from clusterctl.scheduler.models import JobInfo, NodeInfo
+from clusterctl.scheduler.slurm import parse
+from clusterctl.transport.base import Result, Transport
+
+_JOB_ID = re.compile(r"[1-9][0-9]*(_[0-9]+)?")
+_DAY_S = 86400
+_UNKNOWN_ID = re.compile("Invalid job id specified")
+_ENDED_MEANWHILE = re.compile(f"{_UNKNOWN_ID.pattern}|[Jj]ob.* already (finished|completing or completed)")
+_AWAY = re.compile(
+    r"Unable to contact slurm controller|Connection refused|Zero Bytes were transmitted|Socket timed out"
+    r"|Slurm backup controller in standby mode|Connection timed out|Problem talking to (the )?database"
+    r"|Unable to contact (the )?slurmdbd|Sending PersistInit msg|slurm_persist_conn_open",
+    re.IGNORECASE,
+)
+
+
+class SlurmAwayError(SlurmError):
+    """Slurm's controller or its accounting did not answer; trying again may help."""
+
+    retryable = True
+
+
+class SlurmClient:
+    """Slurm as the user of ``transport`` sees it.
+
+    ``patience_s`` bounds how long its absence is waited out.
+    """
+
+    def __init__(self, transport: Transport, *, clock: Clock | None = None, patience_s: float = 60.0) -> None:
+        self.transport = transport
+        self.clock = clock or Clock()
+        self._patience_s = patience_s
+
+    def check_id(self, text: str) -> None:
+        """Raises UsageError unless ``text`` is a job id such as ``12`` or ``12_3``."""
+        check_job_id(text)
+
+    def unknown(self, ids: Sequence[str]) -> SlurmError:
+        """The error for ids that Slurm does not know."""
+        return unknown_jobs(ids)
+
+    def version(self) -> str:
+        """Slurm's version, such as ``22.05.8``."""
+        return parse.parse_version(self._ask(["sinfo", "--version"]))
+
+    def is_there(self) -> bool:
+        """Whether slurmctld takes connections; other commands take a MessageTimeout to say it does not."""
+        return " is UP" in self.transport.run(["scontrol", "ping"], check=False).stdout
+
+    def nodes(self) -> tuple[NodeInfo, ...]:
+        """All nodes that this user may see.
+
+        Raises:
+            SlurmError: Slurm did not answer, or not as expected.
+        """
+        separator = parse.new_separator()
+        return parse.parse_sinfo(self._ask(parse.sinfo(separator)), separator)
+
+    def jobs(self, ids: Sequence[str]) -> tuple[JobInfo, ...]:
+        """The jobs of these ids, in one query for all; then one to the accounting for those not found.
+
+        An id of an array stands for all its tasks. Jobs that Slurm does not know are left out.
+
+        Raises:
+            UsageError: an id is not one.
+            SlurmError: Slurm did not answer, or not as expected.
+        """
+        for job_id in ids:
+            check_job_id(job_id)
+        if not ids:
+            return ()
+        asked = "--jobs=" + ",".join(ids)
+        found = tuple(job for job in self._queued(asked, nothing=_UNKNOWN_ID) if job.job_id)
+        # Slurm soon forgets tasks that ended while others of their array go on: ask twice for those ids.
+        whole = {str(job.job_id) for job in found if job.task is None} | {job.id for job in found}
+        missing = [job_id for job_id in ids if job_id not in whole]
+        if missing:
+            known = {(job.job_id, job.task) for job in found}
+            asked = "--jobs=" + ",".join(missing)
+            found += _new(self._accounted(asked), known, missing)
+        return _sorted(found)
+
+    def own_jobs(self) -> tuple[JobInfo, ...]:
+        """The jobs of this user that Slurm holds in memory: waiting, running and lately ended."""
+        return _sorted(self._queued("--me"))
+
+    def all_jobs(self) -> tuple[JobInfo, ...]:
+        """The jobs of all users that Slurm holds in memory, as far as this user may see them."""
+        return _sorted(self._queued())
+
+    def by_comment(self, comment: str, submitted_at: float) -> JobInfo | None:
+        """The job of this user with exactly this comment; ``submitted_at``: Unix seconds, by our clock."""
+        for job in self.own_jobs():
+            if job.comment == comment:
+                return job
+        days = 2 + max(0, int((time.time() - submitted_at) // _DAY_S))  # the cluster's clock may be another
+        accounted = self._accounted(f"--starttime=now-{days}days")
+        return next((job for job in accounted if job.comment == comment), None)
+
+    def sbatch(self, folder: str, script: str, *options: str) -> str:
+        """Submit a script from its folder and return the job's id.
+
+        Raises:
+            SlurmError: Slurm refused.
+            SlurmAwayError: sbatch gave up on the controller; the job may have been taken all the same.
+            UnreachableError: no answer from sbatch, which may be going on.
+            AnswerLostError: it went well, and did not say a job's id.
+        """
+        argv = ["sh", "-c", 'cd -- "$1" && shift && exec sbatch "$@"', "sh", folder]
+        result = self.transport.run([*argv, "--parsable", *options, "--", script], check=False)
+        if result.rc != 0:
+            if _AWAY.search(result.stderr):
+                raise SlurmAwayError("Slurm's controller did not answer sbatch", why=result.stderr.strip())
+            raise SlurmError("Slurm did not take the job", why=_refusal(result.stderr))
+        job_id = result.stdout.strip().splitlines()[-1].partition(";")[0] if result.stdout.strip() else ""
+        if not job_id.isdigit():
+            raise AnswerLostError(
+                "sbatch did not say a job id", why=result.stdout[:500], host=self.transport.host
+            )
+        return job_id
+
+    def cancel(self, ids: Sequence[str]) -> None:
+        """Cancel jobs for good. Slurm says nothing about ids that it does not know; ask ``jobs`` first.
+
+        A program that is told to end may save its work and ask to be run again, so that is forbidden first.
+
+        Raises:
+            SlurmError: Slurm refused.
+        """
+        for job_id in ids:
+            check_job_id(job_id)
+        self._ask(["scontrol", "update", f"jobid={','.join(ids)}", "requeue=0"], nothing=_ENDED_MEANWHILE)
+        self._ask(["scancel", *ids])
+
+    def annotate(self, job_id: str, text: str) -> None:
+        """Leave a word with a job in the accounting; the transport's user is an admin.
+
+        Raises:
+            TransportError: Slurm refused, or can't be reached.
+        """
+        self.transport.run(["scontrol", "update", f"jobid={job_id}", f"admincomment={text}"])
+
+    def drain(self, nodes: Sequence[str], reason: str) -> None:
+        """Let no more jobs begin on these nodes; the transport's user is an admin.
+
+        Raises:
+            TransportError: Slurm refused, or can't be reached.
+        """
+        argv = ["scontrol", "update", f"nodename={','.join(nodes)}", "state=drain", f"reason={reason}"]
+        self.transport.run(argv)
+
+    def resume(self, nodes: Sequence[str]) -> None:
+        """Let jobs begin there again; the transport's user is an admin.
+
+        Raises:
+            TransportError: Slurm refused, or can't be reached.
+        """
+        self.transport.run(["scontrol", "update", f"nodename={','.join(nodes)}", "state=resume"])
+
+    def release(self, job_id: str) -> None:
+        """Let a job that is held wait for nodes again; the transport's user is an admin.
+
+        Raises:
+            TransportError: Slurm refused, or can't be reached.
+        """
+        self.transport.run(["scontrol", "release", job_id])
+
+    def accounting(self, job_id: str) -> str:
+        """What ``sacct --json`` says about a job, as it is."""
+        check_job_id(job_id)
+        return self._ask(["sacct", "--json", f"--jobs={job_id}"], env={})
+
+    def choices(self, kind: str) -> tuple[str, ...]:
+        """The accounts, partitions or qos that this user may name, for a message."""
+        argv = {
+            "partition": ["sinfo", "--noheader", "--format=%R"],
+            "account": ["sacctmgr", "--noheader", "--parsable2", "show", "associations", "format=account"],
+            "qos": ["sacctmgr", "--noheader", "--parsable2", "show", "qos", "format=name"],
+            "feature": ["sinfo", "--noheader", "--format=%f"],
+            "gres": ["sinfo", "--noheader", "--format=%G"],
+        }[kind]
+        if kind == "account":
+            argv.append("where")
+            argv.append(f"user={self._ask(['id', '-un']).strip()}")
+        words = {word.strip() for word in self._ask(argv).split() if word.strip() != "(null)"}
+        return tuple(sorted(words))
+
+    def _queued(self, *options: str, nothing: re.Pattern[str] | None = None) -> tuple[JobInfo, ...]:
+        separator = parse.new_separator()
+        text = self._ask([*parse.squeue(separator), *options], nothing=nothing)
+        return parse.parse_squeue(text, separator)
+
+    def _accounted(self, *options: str) -> tuple[JobInfo, ...]:
+        separator = parse.new_separator()
+        return parse.parse_sacct(self._ask([*parse.sacct(separator), *options]), separator)
+
+    def _ask(
+        self,
+        argv: Sequence[str],
+        *,
+        nothing: re.Pattern[str] | None = None,
+        env: Mapping[str, str] | None = None,
+    ) -> str:
+        """The stdout of a command that only reads; "" if it failed with words like ``nothing``."""
+        environment = parse.ENVIRONMENT if env is None else env
+        give_up = self.clock.now() + self._patience_s
+        for pause in backoff(first_s=0.5, longest_s=5.0):
+            try:
+                result = self.transport.run(argv, check=False, env=environment)
+            except UnreachableError:
+                if self.clock.now() + pause > give_up:
+                    raise
+            else:
+                if result.rc == 0:
+                    return result.stdout
+                if nothing is not None and nothing.search(result.stderr):
+                    return ""
+                if not _AWAY.search(result.stderr):
+                    raise _failed(argv[0], result)
+                if self.clock.now() + pause > give_up:
+                    raise _away(argv[0], result.stderr, self._patience_s)
+            self.clock.sleep(pause)
+        raise AssertionError("backoff never ends")
+
+
+def check_job_id(text: str) -> None:
+    """Raises UsageError unless ``text`` is a job id such as ``12`` or ``12_3``."""
+    if not _JOB_ID.fullmatch(text):
+        raise UsageError(
+            f"{text!r} is not a job id", fix="give a number such as 12, or 12_3 for an array's task"
+        )
+
+
+def unknown_jobs(ids: Sequence[str]) -> SlurmError:
+    """The error for ids that Slurm does not know."""
+    what = f"job {ids[0]}" if len(ids) == 1 else f"jobs {', '.join(ids)}"
+    return SlurmError(f"Slurm does not know {what}", fix="`clusterctl jobs` lists the jobs there are")
+
+
+def not_ours(job: JobInfo) -> SlurmError:
+    """The error for a job whose files have no agreed place."""
+    return SlurmError(
+        f"job {job.id} was not submitted by clusterctl",
+        why="so its files have no agreed place",
+        fix=f"look in its folder, {job.work_dir}, with `clusterctl ssh`",
+    )
+
+
+def _sorted(jobs: Sequence[JobInfo]) -> tuple[JobInfo, ...]:
+    return tuple(sorted(jobs, key=lambda job: (job.job_id, job.task or 0)))
+
+
+def _new(
+    accounted: Sequence[JobInfo], known: set[tuple[int, int | None]], ids: Sequence[str]
+) -> tuple[JobInfo, ...]:
+    """The accounting's jobs that were asked for and that squeue did not already have, each once."""
+    new: dict[str, JobInfo] = {}
+    for job in accounted:
+        if (job.job_id, job.task) not in known and (job.id in ids or str(job.job_id) in ids):
+            new[job.id] = job
+    return tuple(new.values())
+
+
+def _refusal(stderr: str) -> str:
+    lines = [re.sub(r"^sbatch: (error: )?", "", line) for line in stderr.strip().splitlines()]
+    return "; ".join(lines)
+
+
+def _failed(command: str, result: Result) -> SlurmError:
+    why = result.stderr.strip()[-2000:]
+    error = SlurmError(f"{command} failed with exit status {result.rc}", why=why)
+    error.__cause__ = CommandError(command, rc=result.rc, stderr=result.stderr)
+    return error
+
+
+def _away(command: str, stderr: str, patience_s: float) -> SlurmAwayError:
+    return SlurmAwayError(
+        f"Slurm's controller has not answered {command} for {patience_s:g} s",
+        why=stderr.strip()[-2000:],
+        fix="`clusterctl up` starts slurmctld and slurmdbd again; running jobs go on",
+    )

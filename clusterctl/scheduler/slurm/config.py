@@ -1,0 +1,319 @@
+"""Spec, inventory and facts -> Slurm's configuration files. Decisions are here; templates place values."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from itertools import groupby
+
+from clusterctl.errors import SlurmError
+from clusterctl.hosts.gpus import Driver, Gpu, by_type
+from clusterctl.hosts.slurm_facts import FACTS_ARGV, NodeFacts, parse_facts
+from clusterctl.scheduler.slurm.topology import topology_settings, topology_text
+from clusterctl.spec import ClusterSpec
+from clusterctl.spec.models import ADMIN_USER, PROOF_PARTITION
+from clusterctl.state.inventory import (
+    HEALTH_PROGRAM,
+    SLURMCTLD_PORT,
+    SLURMD_PORT,
+    SLURMDBD_PORT,
+    SRUN_PORTS,
+    Host,
+    Inventory,
+    partition_hosts,
+)
+from clusterctl.util.render import render
+
+__all__ = ["FACTS_ARGV", "NodeFacts", "gres", "parse_facts", "render_files", "slurm_minutes", "timeouts"]
+
+TASK_PROLOG = "/opt/clusterctl/task-prolog"  # of the role job_env
+CONTROLLER_PROLOG = "/opt/clusterctl/prolog-slurmctld"  # of the role slurmctld
+LOG_DIR = "/var/log/slurm"
+STATE_DIR = "/var/lib/slurm/slurmctld"
+SPOOL_DIR = "/run/slurmd"  # in memory: a node that lost power must not find credentials of dead jobs
+
+# The kernel's figure moves by some MiB from boot to boot, and a node with less than promised is drained.
+_MEMORY_PROMISED = 0.98
+_TREE_WIDTH = 128  # above that slurmd forwards messages in more than one step
+_PROOF_PRIORITY_TIER = 1000
+_PROOF_MAX_MINUTES = 10
+
+Settings = dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Node:
+    """What slurm.conf says of one node. ``topology`` is empty where the node has a share of a machine."""
+
+    host: Host
+    cpus: int
+    memory_mib: int
+    topology: tuple[tuple[str, int], ...]
+    gpus: tuple[Gpu, ...]
+
+
+def render_files(spec: ClusterSpec, inventory: Inventory, facts: Mapping[str, NodeFacts]) -> dict[str, str]:
+    """File name -> text: Slurm's files, topology.conf among them.
+
+    ``facts`` is keyed by host name; hosts whose cpus and memory are set in the inventory need none.
+
+    Raises:
+        SlurmError: facts of a host are missing.
+    """
+    nodes = tuple(_node(host, facts) for host in inventory.compute)
+    shares = any(not node.topology for node in nodes)
+    return {
+        "slurm.conf": render(
+            "slurm.conf.j2",
+            sections=_without(spec.slurm.extra, _sections(spec, inventory, nodes, shares=shares)),
+            nodes=[_line(_node_settings(node)) for node in nodes],
+            partitions=[_line(p) for p in _partitions(spec, inventory, nodes)],
+            extra=spec.slurm.extra,
+        ),
+        "gres.conf": render("gres.conf.j2", lines=[_line(s) for node in nodes for s in _gres_settings(node)]),
+        "cgroup.conf": render(
+            "cgroup.conf.j2",
+            settings=_cgroup_settings() if inventory.constrains_devices else {},
+        ),
+        "topology.conf": topology_text(spec),
+        "slurmdbd.conf": render("slurmdbd.conf.j2", settings=_slurmdbd_settings(inventory)),
+    }
+
+
+def timeouts(nodes: int) -> Settings:
+    """Settings that decide how soon a fault is noticed and its job runs again.
+
+    Slurm's defaults are for thousands of nodes: with them a lost node is noticed after five minutes, and a
+    requeued job waits until credentials expire (120 s). Small clusters need not wait; larger ones get
+    longer limits. None is so short that a machine which is busy for half a minute is taken for a dead one:
+    its jobs would be lost.
+    """
+    grown = nodes // 8
+    return {
+        "SlurmdTimeout": str(min(60 + grown, 300)),
+        "SlurmctldTimeout": str(min(60 + grown, 120)),
+        "MessageTimeout": str(min(15 + grown, 60)),
+        "BatchStartTimeout": "60",  # the prologue's pause counts
+        "AuthInfo": f"cred_expire={min(10 + grown, 120)}",
+        "KillWait": "5",
+        "SchedulerParameters": "sched_interval=5,bf_interval=5",
+        "TreeWidth": str(max(2, min(nodes, _TREE_WIDTH))),
+    }
+
+
+def gres(gpus: Iterable[Gpu]) -> str:
+    """What slurm.conf says of a node's GPUs: ``gpu:a100:1,gpu:t4:2``."""
+    return ",".join(f"gpu:{kind}:{len(alike)}" for kind, alike in _by_type(gpus))
+
+
+def promised_mib(facts: NodeFacts) -> int:
+    """How much of a node's memory jobs can be given."""
+    return int(facts.memory_mib * _MEMORY_PROMISED)
+
+
+def slurm_minutes(seconds: int) -> int:
+    """Slurm counts limits in whole minutes; a shorter limit than asked for would be a surprise."""
+    return -(-seconds // 60)
+
+
+def _node(host: Host, facts: Mapping[str, NodeFacts]) -> Node:
+    if host.cpus is not None and host.memory_mib is not None:
+        gpus = facts[host.name].gpus if host.name in facts else ()
+        return Node(host, host.cpus, host.memory_mib, (), gpus)
+    if host.name not in facts:
+        raise SlurmError("slurm.conf can't be written: the host's facts are missing", host=host.name)
+    known = facts[host.name]
+    topology = (
+        ("Boards", known.boards),
+        ("SocketsPerBoard", known.sockets),
+        ("CoresPerSocket", known.cores_per_socket),
+        ("ThreadsPerCore", known.threads_per_core),
+    )
+    return Node(host, known.cpus, promised_mib(known), topology, known.gpus)
+
+
+def _sections(
+    spec: ClusterSpec, inventory: Inventory, nodes: tuple[Node, ...], *, shares: bool
+) -> dict[str, Settings]:
+    controller = inventory.controller
+    return {
+        "Who is who": {
+            "ClusterName": spec.name,
+            "SlurmctldHost": f"{controller.own_name}({controller.address})",
+            "SlurmctldPort": str(SLURMCTLD_PORT),
+            "SlurmdPort": str(SLURMD_PORT),
+            "SrunPortRange": SRUN_PORTS,
+            "SlurmUser": "slurm",
+            "SlurmdUser": "root",
+            "AuthType": "auth/munge",
+            "SlurmctldParameters": "enable_configless",
+        },
+        "Files": {
+            "StateSaveLocation": STATE_DIR,
+            "SlurmdSpoolDir": SPOOL_DIR,
+            "SlurmctldPidFile": "/run/slurmctld.pid",
+            "SlurmdPidFile": "/run/slurmd.pid",
+            "SlurmctldLogFile": f"{LOG_DIR}/slurmctld.log",
+            "SlurmdLogFile": f"{LOG_DIR}/slurmd.log",
+        },
+        "Scheduling": {
+            "SelectType": "select/cons_tres",
+            "SelectTypeParameters": "CR_Core_Memory",
+            **topology_settings(spec),
+            "EnforcePartLimits": "ALL",  # refuse at once what could never run
+            "PriorityType": "priority/multifactor",
+            "PriorityWeightAge": "1000",
+            "PriorityWeightQOS": "10000",
+        },
+        "Running": _running(shares=shares, cgroups=inventory.cgroups)
+        | ({"TaskProlog": TASK_PROLOG} if _has_task_prolog(inventory, nodes) else {}),
+        "Faults": {
+            "ReturnToService": "2",
+            "PrologSlurmctld": CONTROLLER_PROLOG,
+            **timeouts(len(nodes)),
+            **_health(spec),
+        },
+        "Accounting": _accounting(inventory, nodes, shares=shares),
+    }
+
+
+def _has_task_prolog(inventory: Inventory, nodes: Iterable[Node]) -> bool:
+    """Whether jobs find variables of their host, or are told what CUDA calls their GPUs."""
+    counted_otherwise = any(Driver(len({gpu.index for gpu in node.gpus}), node.gpus).uuids for node in nodes)
+    return inventory.has_job_environment or counted_otherwise
+
+
+def _health(spec: ClusterSpec) -> Settings:
+    return {
+        "HealthCheckProgram": HEALTH_PROGRAM,
+        "HealthCheckInterval": str(spec.monitoring.health.interval),
+        "HealthCheckNodeState": "ANY,CYCLE",
+    }
+
+
+def _running(*, shares: bool, cgroups: bool) -> Settings:
+    common = {
+        "MpiDefault": "pmix",
+        "KillOnBadExit": "1",
+        "PropagateResourceLimitsExcept": "MEMLOCK",
+    }
+    if not shares and not cgroups:
+        return {"ProctrackType": "proctrack/linuxproc", "TaskPlugin": "task/affinity", **common}
+    if not shares:
+        return {"ProctrackType": "proctrack/cgroup", "TaskPlugin": "task/cgroup,task/affinity", **common}
+    # A share's cores are bound to the machine from outside, and its cgroups are not its own: Slurm must not
+    # widen the one nor write the other. It counts memory and ends what takes more than it was given.
+    return {
+        "SlurmdParameters": "config_overrides",
+        "ProctrackType": "proctrack/linuxproc",
+        "TaskPlugin": "task/none",
+        **common,
+    }
+
+
+def _accounting(inventory: Inventory, nodes: tuple[Node, ...], *, shares: bool) -> Settings:
+    settings = {
+        "AccountingStorageType": "accounting_storage/slurmdbd",
+        "AccountingStorageHost": inventory.controller.name,
+        "AccountingStoragePort": str(SLURMDBD_PORT),
+        "AccountingStorageEnforce": "associations,limits,qos",
+        "AccountingStoreFlags": "job_comment",  # the token that finds a job whose submission was cut off
+        "JobAcctGatherType": "jobacct_gather/linux",
+        "JobAcctGatherFrequency": "task=5",
+        # Where the kernel sees to memory, Slurm refuses to do it, too.
+        "JobAcctGatherParams": "UsePss" if inventory.cgroups and not shares else "OverMemoryKill,UsePss",
+    }
+    if any(node.gpus for node in nodes):
+        settings |= {"AccountingStorageTRES": "gres/gpu", "GresTypes": "gpu"}
+    return settings
+
+
+def _node_settings(node: Node) -> Settings:
+    settings = {"NodeName": node.host.name, "NodeAddr": node.host.address}
+    settings |= {"NodeHostname": node.host.hostname} if node.host.hostname else {}
+    settings |= {"CPUs": str(node.cpus)}
+    settings |= {key: str(value) for key, value in node.topology}
+    settings["RealMemory"] = str(node.memory_mib)
+    if node.gpus:
+        settings["Gres"] = gres(node.gpus)
+    settings |= {"Feature": str(node.host.partition), "State": "UNKNOWN"}
+    return settings
+
+
+def _partitions(spec: ClusterSpec, inventory: Inventory, nodes: tuple[Node, ...]) -> Iterable[Settings]:
+    by_name = {node.host.name: node for node in nodes}
+    hosts = partition_hosts(spec, inventory)
+    for i, partition in enumerate(spec.partitions):
+        members = [by_name[host.name] for host in hosts[partition.name]]
+        minutes = slurm_minutes(partition.max_time) if partition.max_time else None
+        yield {
+            "PartitionName": partition.name,
+            "Nodes": ",".join(node.host.name for node in members),
+            "Default": "YES" if i == 0 else "NO",
+            "MaxTime": str(minutes) if minutes else "UNLIMITED",
+            # Without this a job that names no memory takes all of its nodes'.
+            "DefMemPerCPU": str(min(node.memory_mib // node.cpus for node in members)),
+            "State": "UP",
+        }
+    yield {
+        "PartitionName": PROOF_PARTITION,
+        "Nodes": "ALL",
+        "Hidden": "YES",
+        "AllowGroups": ADMIN_USER,
+        "AllowAccounts": ADMIN_USER,
+        "PriorityTier": str(_PROOF_PRIORITY_TIER),
+        "MaxTime": str(_PROOF_MAX_MINUTES),
+        "DefMemPerCPU": str(min(node.memory_mib // node.cpus for node in nodes)),
+        "State": "UP",
+    }
+
+
+def _by_type(gpus: Iterable[Gpu]) -> list[tuple[str, list[Gpu]]]:
+    return [(kind, list(group)) for kind, group in groupby(by_type(gpus), key=lambda gpu: gpu.type)]
+
+
+def _gres_settings(node: Node) -> Iterable[Settings]:
+    # Named file by file: not every distribution's Slurm can ask the driver.
+    for gpu in node.gpus:
+        files = {"MultipleFiles" if gpu.caps else "File": ",".join(gpu.files)}
+        near = {"Cores": gpu.cores} if gpu.cores and node.topology else {}
+        links = {"Links": gpu.links} if gpu.links else {}
+        yield {"NodeName": node.host.name, "Name": "gpu", "Type": gpu.type, **files, **near, **links}
+
+
+def _cgroup_settings() -> Settings:
+    return {
+        "CgroupPlugin": "autodetect",
+        "ConstrainCores": "yes",
+        "ConstrainRAMSpace": "yes",
+        "ConstrainDevices": "yes",
+    }
+
+
+def _slurmdbd_settings(inventory: Inventory) -> Settings:
+    return {
+        "AuthType": "auth/munge",
+        "DbdHost": inventory.controller.own_name,
+        "DbdPort": str(SLURMDBD_PORT),
+        "SlurmUser": "slurm",
+        "StorageType": "accounting_storage/mysql",
+        "StorageHost": "localhost",  # over the socket, which proves that we are slurm; hence no password
+        "StorageUser": "slurm",
+        "StorageLoc": "slurm_acct_db",
+        "LogFile": f"{LOG_DIR}/slurmdbd.log",
+        "PidFile": "/run/slurmdbd.pid",
+    }
+
+
+def _without(extra: tuple[str, ...], sections: dict[str, Settings]) -> dict[str, Settings]:
+    """Our default steps back where the user sets the same key: twice in the file would be an error."""
+    taken = {match.group(1).lower() for line in extra if (match := re.match(r"\s*(\w+)", line))}
+    return {
+        title: {key: value for key, value in settings.items() if key.lower() not in taken}
+        for title, settings in sections.items()
+    }
+
+
+def _line(settings: Settings) -> str:
+    return " ".join(f"{key}={value}" for key, value in settings.items())

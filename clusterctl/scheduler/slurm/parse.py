@@ -1,0 +1,290 @@
+"""Slurm's output as models, and the commands that ask for that output.
+
+A job's name, comment and folder may hold every byte but NUL. So each field is followed by a separator that is
+drawn at random for each command: no name holds it, and a record is as many fields as were asked for, whatever
+lines they have. What of a record can't be understood spoils that record alone, which says so as its reason.
+Times are asked for as Unix seconds, and the tasks of arrays in full.
+"""
+
+from __future__ import annotations
+
+import re
+import secrets
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from ClusterShell.RangeSet import RangeSet, RangeSetException
+
+from clusterctl.errors import SlurmError
+from clusterctl.scheduler.models import JobInfo, JobState, NodeInfo
+from clusterctl.scheduler.slurm.hostlist import expand_nodes
+
+ENVIRONMENT = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
+
+SQUEUE_FIELDS = (
+    "JobID ArrayJobID ArrayTaskID Name UserName Partition Account QOS State Reason exit_code NodeList "
+    "SubmitTime StartTime EndTime WorkDir Comment RestartCnt"
+).split()
+SACCT_FIELDS = (
+    "JobID JobIDRaw JobName User Partition Account QOS State Reason ExitCode NodeList Submit Start End "
+    "WorkDir Comment"
+).split()
+SINFO_FIELDS = "NodeList Partition StateComplete StateLong Reason CPUs Memory Gres User AllocMem".split()
+
+_SACCT_ID = re.compile(r"(?P<job>\d+)(?:_(?:(?P<task>\d+)|\[(?P<tasks>[^\]]*)\]))?", re.ASCII)
+_NUMBER = re.compile(r"\d+", re.ASCII)
+
+
+def new_separator() -> str:
+    """What is to follow each field of one command's output; it has no digit first, which would be a width."""
+    return f"|{secrets.token_hex(16)}|"
+
+
+def squeue(separator: str) -> list[str]:
+    """The command that ``parse_squeue`` reads."""
+    return ["squeue", "--noheader", "--array", "--states=all", _long_format(SQUEUE_FIELDS, separator)]
+
+
+def sacct(separator: str) -> list[str]:
+    """The command that ``parse_sacct`` reads."""
+    argv = ["sacct", "--noheader", "--allocations", "--parsable"]
+    return [*argv, f"--delimiter={separator}", "--format=" + ",".join(SACCT_FIELDS)]
+
+
+def sinfo(separator: str) -> list[str]:
+    """The command that ``parse_sinfo`` reads."""
+    return ["sinfo", "--noheader", "--Node", _long_format(SINFO_FIELDS, separator)]
+
+
+def _long_format(fields: Sequence[str], separator: str) -> str:
+    """Each field unpadded, in its full length."""
+    return "--Format=" + ",".join(f"{field}:{separator}" for field in fields)
+
+
+def parse_squeue(text: str, separator: str) -> tuple[JobInfo, ...]:
+    """The jobs that ``squeue`` names.
+
+    Raises:
+        SlurmError: the output was cut short, or is another command's.
+    """
+    return tuple(_queued(record) for record in _records(text, separator, SQUEUE_FIELDS, "squeue"))
+
+
+def parse_sacct(text: str, separator: str) -> tuple[JobInfo, ...]:
+    """The jobs that ``sacct`` names.
+
+    Tasks of an array that never started are one record there; here each has its own.
+
+    Raises:
+        SlurmError: the output was cut short, or is another command's.
+    """
+    records = _records(text, separator, SACCT_FIELDS, "sacct")
+    return tuple(job for record in records for job in _accounted(record))
+
+
+def parse_sinfo(text: str, separator: str) -> tuple[NodeInfo, ...]:
+    """The nodes that ``sinfo`` names; sinfo has a record for each node and partition.
+
+    Raises:
+        SlurmError: the output was cut short, or is another command's.
+    """
+    nodes: dict[str, NodeInfo] = {}
+    for record in _records(text, separator, SINFO_FIELDS, "sinfo"):
+        node = _node(record)
+        if known := nodes.get(node.name):
+            node = replace(known, partitions=known.partitions + node.partitions)
+        nodes[node.name] = node
+    return tuple(nodes.values())
+
+
+def parse_version(text: str) -> str:
+    """``22.05.8`` of ``slurm-wlm 22.05.8``.
+
+    Raises:
+        SlurmError: there is no version in it.
+    """
+    if match := re.search(r"\d+\.\d+\S*", text):
+        return match.group()
+    raise _odd("sinfo --version", text)
+
+
+class _Record:
+    """The fields of one record. ``unclear`` gathers those that can't be understood."""
+
+    def __init__(self, fields: dict[str, str], command: str) -> None:
+        self._fields = fields
+        self._command = command
+        self.unclear: list[str] = []
+
+    def __getitem__(self, name: str) -> str:
+        return self._fields[name]
+
+    def text(self, name: str) -> str:
+        """A field, without Slurm's words for an empty one."""
+        return "" if self[name] in {"(null)", "None", "N/A"} else self[name]
+
+    def doubt(self, name: str) -> None:
+        """Note that this field can't be understood."""
+        self.unclear.append(f"{name} {self[name][:100]!r}")
+
+    def number(self, name: str) -> int | None:
+        """A field that is a number; None and noted where it is none."""
+        if _NUMBER.fullmatch(self[name]):
+            return int(self[name])
+        self.doubt(name)
+        return None
+
+    def time(self, name: str) -> int | None:
+        """A time; None for N/A, NONE, None, Unknown."""
+        return int(self[name]) if _NUMBER.fullmatch(self[name]) else None
+
+    def state(self) -> JobState:
+        """The job's state; UNKNOWN and noted for a word that is none of ours."""
+        word = self["State"].partition(" ")[0]  # "CANCELLED by 10000"
+        if word in JobState.__members__:
+            return JobState(word)
+        self.doubt("State")
+        return JobState.UNKNOWN
+
+    def nodes(self) -> tuple[str, ...]:
+        """The job's nodes; none and noted where their list can't be read."""
+        try:
+            return expand_nodes(self["NodeList"])
+        except ValueError:
+            self.doubt("NodeList")
+            return ()
+
+    def reason(self) -> str:
+        """Slurm's reason, or what can't be understood."""
+        if not self.unclear:
+            return self.text("Reason")
+        return f"clusterctl does not understand what {self._command} says: {', '.join(self.unclear)}"
+
+
+def _records(text: str, separator: str, names: Sequence[str], command: str) -> Iterator[_Record]:
+    *values, rest = text.split(separator)
+    if rest.strip() or len(values) % len(names):
+        raise _odd(command, text)
+    for start in range(0, len(values), len(names)):
+        first, *others = values[start : start + len(names)]
+        # The record before this one ended with a newline; ids and nodes' names hold none.
+        fields = zip(names, [first.rpartition("\n")[2], *others], strict=True)
+        yield _Record(dict(fields), command)
+
+
+def _queued(record: _Record) -> JobInfo:
+    status = record.number("exit_code") or 0  # as wait(2) gives it
+    return _job(
+        record,
+        job_id=record.number("ArrayJobID") or 0,
+        task=None if record["ArrayTaskID"] == "N/A" else record.number("ArrayTaskID"),
+        name=record["Name"],
+        user=record["UserName"],
+        exit_code=status >> 8,
+        signal=status & 0x7F,
+        times=(record.time("SubmitTime"), record.time("StartTime"), record.time("EndTime")),
+        restarts=record.number("RestartCnt"),
+    )
+
+
+def _accounted(record: _Record) -> Iterator[JobInfo]:
+    code, _, signal = record["ExitCode"].partition(":")
+    if not (_NUMBER.fullmatch(code) and _NUMBER.fullmatch(signal)):
+        record.doubt("ExitCode")
+        code = signal = "0"
+    job_id, tasks = _accounted_id(record)
+    for task in tasks:
+        yield _job(
+            record,
+            job_id=job_id,
+            task=task,
+            name=record["JobName"],
+            user=record["User"],
+            exit_code=int(code),
+            signal=int(signal),
+            times=(record.time("Submit"), record.time("Start"), record.time("End")),
+            restarts=None,
+        )
+
+
+def _accounted_id(record: _Record) -> tuple[int, Sequence[int | None]]:
+    """The job's number, and the tasks that the record stands for."""
+    match = _SACCT_ID.fullmatch(record["JobID"])
+    if match is None:  # such as 12+1, a component of a heterogeneous job: it has a number of its own
+        return record.number("JobIDRaw") or 0, [None]
+    if match["task"]:
+        return int(match["job"]), [int(match["task"])]
+    if match["tasks"] is None:
+        return int(match["job"]), [None]
+    try:  # such as 0-8:2%4: from 0 to 8, each second, four at a time
+        tasks = RangeSet(match["tasks"].partition("%")[0].replace(":", "/"))
+    except RangeSetException:
+        record.doubt("JobID")
+        return int(match["job"]), [None]
+    return int(match["job"]), [int(task) for task in tasks]
+
+
+def _job(
+    record: _Record,
+    *,
+    job_id: int,
+    task: int | None,
+    name: str,
+    user: str,
+    exit_code: int,
+    signal: int,
+    times: tuple[int | None, int | None, int | None],
+    restarts: int | None,
+) -> JobInfo:
+    submit, start, end = times
+    state, nodes = record.state(), record.nodes()
+    job = JobInfo(
+        job_id=job_id,
+        task=task,
+        name=name,
+        user=user,
+        partition=record["Partition"],
+        account=record.text("Account"),
+        qos=record.text("QOS"),
+        state=state,
+        reason=record.reason(),
+        exit_code=exit_code,
+        signal=signal,
+        nodes=nodes,
+        submit_time=submit,
+        start_time=start,
+        end_time=end,
+        work_dir=record["WorkDir"],
+        comment=record.text("Comment"),
+        restarts=restarts,
+    )
+    if job.ended:
+        return job
+    # Slurm's guesses about what is still to come are left out.
+    started = None if state is JobState.PENDING else start
+    return replace(job, exit_code=None, signal=None, start_time=started, end_time=None)
+
+
+def _node(record: _Record) -> NodeInfo:
+    # Only the short form of the state has the star of a node that does not answer.
+    mute = "*" if record["StateLong"].endswith("*") and "*" not in record["StateComplete"] else ""
+    cpus, memory_mib = record.number("CPUs") or 0, record.number("Memory") or 0
+    return NodeInfo(
+        name=record["NodeList"],  # one a row; NodeHost is what the machine calls itself
+        shown=record["StateComplete"] + mute,
+        reason="" if record["Reason"] == "none" and not record.unclear else record.reason(),
+        cpus=cpus,
+        memory_mib=memory_mib,
+        gres=record.text("Gres"),
+        partitions=(record["Partition"].rstrip("*"),),
+        reason_by=record["User"],
+        allocated_mib=record.time("AllocMem") or 0,
+    )
+
+
+def _odd(command: str, what: str) -> SlurmError:
+    return SlurmError(
+        f"{command} answered what clusterctl does not understand",
+        why=what[:500].encode("unicode_escape").decode(),
+        fix="report it, with the version that `clusterctl status` shows for Slurm",
+    )

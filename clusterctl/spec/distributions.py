@@ -1,0 +1,155 @@
+"""What clusterctl must know of the distribution of a host: one table, `data/distributions.toml`."""
+
+from __future__ import annotations
+
+import tomllib
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from clusterctl.errors import Failure, ProvisionError
+
+_TABLE: Final = Path(__file__).with_name("data") / "distributions.toml"
+DEFAULT: Final = "debian-12"  # of local nodes
+_OS_RELEASE: Final = Path("/etc/os-release")
+UNSEEN: Final = ""  # of a host that nobody has looked at yet
+# What jobs source first on a host where Open MPI is an environment module; of the role openmpi.
+JOB_PROFILE: Final = "/opt/clusterctl/job-profile.sh"
+LAUNCH_AGENT: Final = "/opt/clusterctl/orted"  # how mpirun starts ranks there without a scheduler
+
+Family = Literal["Debian", "RedHat"]
+
+
+@dataclass(frozen=True, slots=True)
+class Distribution:
+    """One release of a distribution.
+
+    ``python`` is what the job environment is made from; ``mpi_module`` the environment module of Open MPI
+    where there is one, and ``mpi_bin`` where its programs lie. ``glibc_minor``: it has glibc 2.x.
+    """
+
+    release: str
+    title: str
+    family: Family
+    python: str
+    glibc_minor: int
+    openmpi_conf: str
+    mpi_bin: str
+    mariadb_conf: str
+    mariadb_socket: str
+    mpi_module: str | None = None
+    cgroup_v2: bool = True  # whether its Slurm knows them
+
+    @property
+    def python_version(self) -> str:
+        """Of the job environment: ``3.11``."""
+        return self.python.removeprefix("/usr/bin/python")
+
+
+def distribution_of(name: str) -> Distribution:
+    """The distribution called so: ID and VERSION_ID of os-release, such as ``rocky-9.6``.
+
+    Raises:
+        ProvisionError: clusterctl can't configure it.
+    """
+    known = _releases()
+    table = _table()
+    for short in (name, name.partition(".")[0]):
+        if why := table["refused"].get(short):
+            raise _unknown(name, why)
+        release = table["same"].get(short, short)
+        if release in known:
+            return known[release]
+    raise _unknown(name, "the names of its packages are not known here")
+
+
+def common(hosts: Mapping[str, str]) -> Distribution:
+    """The one release that all hosts have: Slurm, Open MPI and Python must be the same on all of them.
+
+    ``hosts``: host name -> the name of its distribution, the controller first.
+
+    Raises:
+        ProvisionError: some host has another, or one that can't be configured; one failure a host.
+    """
+    failures: list[Failure] = []
+    found: dict[str, Distribution] = {}
+    for host, name in hosts.items():
+        try:
+            found[host] = distribution_of(name)
+        except ProvisionError as exc:
+            failures.append(Failure(exc.code, f"{exc.what}: {exc.why}", host, fix=exc.fix))
+    if not failures:
+        first, *others = found.items()
+        failures = [_differs(host, has, first) for host, has in others if has != first[1]]
+    if failures:
+        raise ProvisionError(
+            f"{', '.join(str(failure.host) for failure in failures)} can't be part of this cluster",
+            why="; ".join(f"{failure.host}: {failure.cause}" for failure in failures),
+            fix=failures[0].fix,
+            failures=tuple(failures),
+        )
+    return first[1]
+
+
+def _differs(host: str, has: Distribution, first: tuple[str, Distribution]) -> Failure:
+    cause = f"it has {has.title}, and {first[0]} has {first[1].title}: their Slurm and Open MPI differ"
+    fix = "take hosts of one distribution and release, or make two clusters of them"
+    return Failure(ProvisionError.code, cause, host, fix=fix)
+
+
+def redhat_release(os_release: Path = _OS_RELEASE) -> str | None:
+    """The release of this machine, as ``rocky-9``, if it is one of Red Hat's family; None elsewhere."""
+    said = _read(os_release)
+    name = f"{said.get('ID', '')}-{said.get('VERSION_ID', '').partition('.')[0]}"
+    try:
+        family = distribution_of(name).family
+    except ProvisionError:
+        return None
+    return name if family == "RedHat" else None
+
+
+def of_local_nodes() -> str:
+    """What local nodes have: on Red Hat's family the release of this machine, else Debian."""
+    return redhat_release() or DEFAULT
+
+
+def _read(os_release: Path) -> Mapping[str, str]:
+    try:
+        lines = os_release.read_text(errors="replace").splitlines()
+    except OSError:
+        return {}
+    return {key: value.strip("\"' ") for key, _, value in (line.partition("=") for line in lines)}
+
+
+def releases() -> tuple[Distribution, ...]:
+    """All that can be configured."""
+    return tuple(_releases().values())
+
+
+def supported() -> tuple[str, ...]:
+    """What people call the distributions that can be configured."""
+    return tuple(distribution.title for distribution in _releases().values())
+
+
+@cache
+def _table() -> Mapping[str, Any]:
+    return tomllib.loads(_TABLE.read_text())
+
+
+@cache
+def _releases() -> Mapping[str, Distribution]:
+    table = _table()
+    return {
+        release: Distribution(release, **{**table["families"][values["family"]], **values})
+        for release, values in table["releases"].items()
+    }
+
+
+def _unknown(name: str, why: str) -> ProvisionError:
+    return ProvisionError(
+        f"clusterctl can't configure {name}",
+        why=why,
+        fix=f"install one of these on the host: {', '.join(supported())}",
+    )

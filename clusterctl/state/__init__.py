@@ -1,0 +1,1 @@
+"""What clusterctl keeps on the user's machine."""

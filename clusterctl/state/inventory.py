@@ -1,0 +1,217 @@
+"""Inventory: what a provider yields. Nothing downstream knows which provider made it.
+
+It is written as `inventory.yml` (works with plain ``ansible-playbook -i``), `ssh_config` (works with plain
+``ssh -F``; paramiko reads the same file) and `known_hosts`.
+"""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Final, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, model_validator
+
+from clusterctl.spec import ClusterSpec, distributions
+from clusterctl.spec.distributions import Distribution
+from clusterctl.spec.models import ADMIN_USER
+
+CONTROLLER = "controller"
+ARCHITECTURE = "x86_64"  # of all nodes, as the kernel calls it
+COMPUTE = "compute"
+LOGIN = "login"  # Slurm's commands alone
+MPI_SSH_FOLDER: Final = "/etc/clusterctl/mpi"  # of the role mpi_ssh
+MPI_SSH: Final = f"ssh -F {MPI_SSH_FOLDER}/ssh_config"  # from host to host, as a job user
+HEALTH_PROGRAM: Final = "/opt/clusterctl/health"  # of the role health
+HEALTH_SETTINGS: Final = "/opt/clusterctl/health.json"
+SLURMCTLD_PORT, SLURMD_PORT, SLURMDBD_PORT = 6817, 6818, 6819
+SRUN_PORTS = "61000-64999"  # above those that kernels give out, and what the role firewall opens
+PORTS: Final[Mapping[str, Mapping[int, str]]] = {  # role -> port -> who listens there
+    CONTROLLER: {SLURMCTLD_PORT: "slurmctld", SLURMDBD_PORT: "slurmdbd"},
+    COMPUTE: {SLURMD_PORT: "slurmd"},
+}
+PROXIED_TIMEOUT_S = 60  # gcloud alone takes seconds to start, and many may start at once
+
+
+class Host(BaseModel):
+    """One reachable machine.
+
+    ``roles``: what it is to the cluster, one or several of CONTROLLER, COMPUTE and LOGIN.
+
+    ``cpus`` and ``memory_mib`` are set where a node gets a share of a larger machine and its hardware
+    facts would claim too much; Slurm is then told the share (``config_overrides``). ``disk_mib`` is the
+    limit of what it may write, where there is one.
+
+    ``proxy_command`` is a program whose standard streams carry the SSH connection where there is no route;
+    `%p` in it is the port. ``job_environment`` is set in every job on the host, unless the job sets it
+    itself; `{interface}` in a value is the host's interface on the cluster's network.
+
+    ``address`` is the one that Slurm, MPI and the other hosts use.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    name: str
+    address: str
+    ssh_address: str | None = Field(None, description="where SSH goes, unless that is `address`")
+    port: int = 22
+    user: str = ADMIN_USER
+    roles: tuple[str, ...]
+    partition: str | None = None
+    host_key: str = Field(description="public host key, as `ssh-ed25519 AAAA...`")
+    distribution: str = Field(
+        distributions.DEFAULT, description="ID and VERSION_ID of its os-release, or UNSEEN"
+    )
+    cgroups: bool = Field(True, description="its kernel lets Slurm make control groups there")
+    cpus: int | None = None
+    memory_mib: int | None = None
+    disk_mib: int | None = None
+    hostname: str | None = Field(None, description="its own short name, unless that is `name`")
+    instance_id: str | None = Field(None, description="this very machine; one made anew has other keys")
+    proxy_command: tuple[str, ...] = ()
+    job_environment: Mapping[str, str] = {}
+    local_ssds: int = Field(0, description="local disks that become its /scratch")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _as_once_written(cls, value: object) -> object:
+        """Clusters that an older clusterctl raised have one ``role`` a host."""
+        if isinstance(value, Mapping) and "role" in value:
+            return {k: v for k, v in value.items() if k != "role"} | {"roles": (value["role"],)}
+        return value
+
+    @property
+    def own_name(self) -> str:
+        """What the machine calls itself, as `hostname -s` says it."""
+        return self.hostname or self.name
+
+    @property
+    def leads(self) -> bool:
+        """Whether it runs slurmctld."""
+        return CONTROLLER in self.roles
+
+    @property
+    def computes(self) -> bool:
+        """Whether it runs slurmd."""
+        return COMPUTE in self.roles
+
+
+class SharedFolder(BaseModel):
+    """Where the shared folder comes from.
+
+    `existing`: it is mounted already. `nfs`: the controller exports its own folder. `filestore`: a server of
+    its own exports it. `server`: an NFS server of the user's does. `none`: there is none.
+    """
+
+    model_config = ConfigDict(frozen=True)
+
+    kind: Literal["existing", "nfs", "filestore", "server", "none"] = "existing"
+    server: str | None = Field(None, description="address of who exports it, unless it exists")
+    path: str | None = Field(None, description="what is exported, unless it exists")
+
+
+class Inventory(BaseModel):
+    """The hosts of one cluster, controller first."""
+
+    model_config = ConfigDict(frozen=True)
+
+    cluster: str
+    cluster_id: str
+    provider: str
+    hosts: tuple[Host, ...]
+    network: str = Field(description="CIDR that MPI and Slurm traffic uses")
+    shared: str = Field(description="folder that every host sees")
+    shared_folder: SharedFolder = SharedFolder()
+    bucket: str | None = Field(None, description="Cloud Storage bucket that every host sees as /bucket")
+    oversubscribed: bool = Field(False, description="the compute nodes share cores with each other")
+    usd_per_hour: float | None = Field(None, description="what it costs, at the prices of its last `up`")
+    scheduler: Literal["slurm", "none"] = Field("slurm", description="who runs the jobs")
+    job_user: str | None = Field(None, description="the account that jobs run as")
+    baked: bool = Field(description="the install part of every role is in the hosts' image already")
+
+    @property
+    def controller(self) -> Host:
+        """The host that runs slurmctld."""
+        return next(h for h in self.hosts if h.leads)
+
+    @property
+    def compute(self) -> tuple[Host, ...]:
+        """The hosts that run slurmd, in partition order."""
+        return tuple(h for h in self.hosts if h.computes)
+
+    @property
+    def distribution(self) -> Distribution:
+        """What all hosts have: a provider makes no cluster of several."""
+        return distributions.distribution_of(self.controller.distribution)
+
+    @property
+    def cgroups(self) -> bool:
+        """Whether Slurm can keep jobs in control groups: not in most containers."""
+        return self.distribution.cgroup_v2 and all(host.cgroups for host in self.compute)
+
+    @property
+    def constrains_devices(self) -> bool:
+        """Whether Slurm keeps jobs from others' devices: not where nodes have shares of a machine."""
+        shares = any(host.cpus is not None and host.memory_mib is not None for host in self.compute)
+        return self.has_slurm and self.cgroups and not shares
+
+    @property
+    def has_slurm(self) -> bool:
+        """Whether Slurm runs the jobs; else they are plain mpirun over SSH."""
+        return self.scheduler == "slurm"
+
+    @property
+    def has_job_environment(self) -> bool:
+        """Whether jobs find variables of their host in their environment."""
+        return any(host.job_environment for host in self.hosts)
+
+    def host(self, name: str) -> Host | None:
+        """The host of that name, if there is one."""
+        return next((h for h in self.hosts if h.name == name), None)
+
+    def ssh_config(self, *, key: Path, known_hosts: Path) -> str:
+        """OpenSSH client configuration for all hosts. Paths are quoted: a home may contain spaces."""
+        blocks = [
+            f"Host {host.name}\n"
+            f"    HostName {host.ssh_address or host.address}\n"
+            f"    Port {host.port}\n"
+            f"    User {host.user}\n"
+            f"    HostKeyAlias {host.name}\n" + _proxy_options(host)
+            for host in self.hosts
+        ]
+        common = "Host *\n" + ssh_options(key=key, known_hosts=known_hosts)
+        return "# Written by clusterctl; use it with: ssh -F THIS_FILE HOST\n" + "\n".join([*blocks, common])
+
+    def known_hosts(self) -> str:
+        """One line a host, under the host's name (see HostKeyAlias)."""
+        return "".join(f"{host.name} {host.host_key}\n" for host in self.hosts)
+
+
+def _proxy_options(host: Host) -> str:
+    """The proxy takes the rest of its line, for the user's shell. It gets time to start."""
+    if not host.proxy_command:
+        return ""
+    return f"    ProxyCommand {shlex.join(host.proxy_command)}\n    ConnectTimeout {PROXIED_TIMEOUT_S}\n"
+
+
+def ssh_options(*, key: Path, known_hosts: Path) -> str:
+    """What an ssh_config of ours says of any host: our key and our known_hosts alone, and no questions."""
+    return (
+        f'    IdentityFile "{key}"\n'
+        "    IdentitiesOnly yes\n"
+        f'    UserKnownHostsFile "{known_hosts}"\n'
+        "    GlobalKnownHostsFile /dev/null\n"
+        "    StrictHostKeyChecking yes\n"
+        "    PasswordAuthentication no\n"
+        "    Ciphers ^aes128-gcm@openssh.com\n"  # the fastest where the processor has AES
+        "    ConnectTimeout 10\n"
+        "    ServerAliveInterval 15\n"
+        "    ServerAliveCountMax 4\n"
+        "    LogLevel ERROR\n"
+    )
+
+
+def partition_hosts(spec: ClusterSpec, inventory: Inventory) -> dict[str, tuple[Host, ...]]:
+    """Partition name -> its hosts, in the spec's order."""
+    return {p.name: tuple(h for h in inventory.compute if h.partition == p.name) for p in spec.partitions}

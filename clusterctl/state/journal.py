@@ -1,0 +1,85 @@
+"""Phases done, with the hash of their inputs and how long they took: one JSON object a line, appended."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import asdict, dataclass
+from pathlib import Path
+
+from clusterctl.errors import DiskError
+from clusterctl.util.disk import append_line
+
+
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """One finished phase: ``seconds`` of wall time, ``at`` the Unix time of its end."""
+
+    verb: str
+    phase: str
+    inputs: str
+    seconds: float
+    at: float
+    ok: bool
+    note: str = ""
+
+
+def digest(*parts: str | bytes) -> str:
+    """A short stable hash of a phase's inputs."""
+    sha = hashlib.sha256()
+    for part in parts:
+        raw = part.encode() if isinstance(part, str) else part
+        sha.update(len(raw).to_bytes(8, "little"))
+        sha.update(raw)
+    return sha.hexdigest()[:16]
+
+
+@dataclass(slots=True)
+class Step:
+    """Handed to the body of a phase, which may leave a note for the table; ``seconds`` is set at its end."""
+
+    note: str = ""
+    seconds: float = 0.0
+
+
+class Journal:
+    """Appends to one file, unless its disk is full; a torn last line (power cut) is ignored on reading."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    @contextmanager
+    def phase(self, verb: str, name: str, *, inputs: str = "") -> Iterator[Step]:
+        """Time the body and write down how it ended."""
+        step = Step()
+        start = time.monotonic()
+        ok = False
+        try:
+            yield step
+            ok = True
+        finally:
+            step.seconds = round(time.monotonic() - start, 3)
+            self._append(Entry(verb, name, inputs, step.seconds, time.time(), ok, step.note))
+
+    def entries(self) -> tuple[Entry, ...]:
+        """All phases so far, oldest first."""
+        try:
+            lines = self.path.read_text().splitlines()
+        except FileNotFoundError:
+            return ()
+        entries = []
+        for line in lines:
+            try:
+                entries.append(Entry(**json.loads(line)))
+            except (ValueError, TypeError):
+                continue
+        return tuple(entries)
+
+    def _append(self, entry: Entry) -> None:
+        if not self.path.parent.is_dir():  # `down` has removed the workspace
+            return
+        with suppress(DiskError):  # what was done counts, not the note of it; and `down` needs no disk
+            append_line(self.path, json.dumps(asdict(entry), separators=(",", ":")))

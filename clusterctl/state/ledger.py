@@ -1,0 +1,239 @@
+"""What is written down of jobs: the ledger of submissions in the workspace, and a run on disk.
+
+Both are read back by later versions, so unknown keys are tolerated on reading.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from clusterctl.errors import CollectError, DiskError
+from clusterctl.util.disk import append_line, writing
+
+RUN_FILE = "run.json"
+SOURCE_FILE = "source.json"
+SPEC_FILE = "spec.yaml"
+CLIENT_FACTS = "environment.client.json"
+# What we write into a run's folder. A job's own file of such a name is kept beside it, under another one.
+OUR_RECORDS = frozenset(
+    f"job.sbatch job.mpirun {SPEC_FILE} {SOURCE_FILE} outputs.json {CLIENT_FACTS} "
+    f"{RUN_FILE} sacct.json environment.json report.html SHA256SUMS".split()
+)
+UNCHANGED = "unchanged since it was submitted"  # why large files that the user has are not brought home
+
+
+_NEW = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC
+_TOKEN = re.compile(r"[A-Za-z0-9]+")
+
+
+class _Stored(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class JobEntry(_Stored):
+    """One submission, known by its token before Slurm has heard of it.
+
+    ``job_id`` is None until sbatch has answered; ``refused`` says that it never will. ``state`` is the final
+    state, once seen. ``run_dir`` is where the run was collected to, ``run_state`` the job's state then.
+    """
+
+    token: str
+    name: str
+    user: str
+    submitted_at: float
+    job_id: str | None = None
+    remote_dir: str | None = None
+    refused: bool = False
+    state: str | None = None
+    run_dir: str | None = None
+    run_state: str | None = None
+
+    @property
+    def comment(self) -> str:
+        """The comment that marks the job in Slurm."""
+        return f"clusterctl:{self.token}"
+
+    @property
+    def shown(self) -> str:
+        """The job in a message."""
+        return f"job {self.job_id or 'of unknown id'} ({self.name})"
+
+
+class Ledger:
+    """The workspace's jobs.jsonl. Lines are appended; a later one about a token adds to the earlier ones.
+
+    Beside it, jobs/TOKEN/ holds our files of a job's folder as they were sent: there, a job can change them.
+    """
+
+    def __init__(self, path: Path) -> None:
+        self._path = path
+        self._unwritten: list[dict[str, Any]] = []
+        self.refusal: DiskError | None = None
+        """Why something that has become known is not in the file: a later clusterctl finds it out again."""
+
+    def entries(self) -> tuple[JobEntry, ...]:
+        """All submissions, oldest first. A torn last line (power cut) is ignored."""
+        merged: dict[str, dict[str, Any]] = {}
+        for row in self._rows():
+            merged.setdefault(row["token"], {}).update(row)
+        return tuple(JobEntry.model_validate(row) for row in merged.values())
+
+    def find(self, job_id: str) -> JobEntry | None:
+        """The submission of this job, or of the array that it is a task of."""
+        base = job_id.partition("_")[0]
+        return next((entry for entry in reversed(self.entries()) if entry.job_id == base), None)
+
+    def add(self, entry: JobEntry) -> JobEntry:
+        """Write a submission down; it is on disk when this returns.
+
+        Raises:
+            MachineError: it can't be written.
+        """
+        append_line(self._path, json.dumps(entry.model_dump(exclude_none=True), separators=(",", ":")))
+        return entry
+
+    def update(self, entry: JobEntry, **changes: str | bool) -> JobEntry:
+        """Write down what has become known about a submission; see ``refusal`` for where the disk is full.
+
+        Raises:
+            MachineError: it can't be written, though the disk would take it.
+        """
+        row = {"token": entry.token, **changes}
+        try:
+            append_line(self._path, json.dumps(row, separators=(",", ":")))
+        except DiskError as exc:
+            self._unwritten.append(row)
+            self.refusal = exc
+        return entry.model_copy(update=changes)
+
+    def keep(self, token: str, files: Mapping[str, bytes]) -> None:
+        """Keep what we put into a job's folder, all of it or nothing.
+
+        Raises:
+            MachineError: it can't be written.
+        """
+        folder = self._kept(token)
+        try:
+            with writing(folder):
+                for place in (folder.parent, folder):
+                    place.mkdir(mode=0o700, exist_ok=True)
+                for name, content in files.items():
+                    with os.fdopen(os.open(folder / name, _NEW, 0o600), "wb") as file:
+                        file.write(content)
+        except BaseException:
+            shutil.rmtree(folder, ignore_errors=True)
+            raise
+
+    def kept(self, token: str) -> Mapping[str, bytes]:
+        """The same files; none of a job that was submitted from elsewhere."""
+        folder = self._kept(token)
+        return {path.name: path.read_bytes() for path in folder.iterdir()} if folder.is_dir() else {}
+
+    def _kept(self, token: str) -> Path:
+        # A token that was read from a job's comment may be anything.
+        return self._path.with_suffix("") / (token if _TOKEN.fullmatch(token) else "-")
+
+    def _rows(self) -> Iterator[dict[str, Any]]:
+        lines = self._path.read_text().splitlines() if self._path.exists() else []
+        for line in lines:
+            try:
+                row = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(row, dict) and "token" in row:
+                yield row
+        yield from self._unwritten
+
+
+class TaskRecord(_Stored):
+    """How a job, or one task of an array, ended. Times are Unix seconds."""
+
+    id: str
+    state: str
+    reason: str = ""
+    exit_code: int | None = None
+    signal: int | None = None
+    nodes: tuple[str, ...] = ()
+    start_time: int | None = None
+    end_time: int | None = None
+
+
+def node_hours(tasks: Iterable[TaskRecord]) -> float:
+    """Whole nodes times hours, also where a task had part of a node; one that never started had none."""
+    times = ((task.start_time, task.end_time, len(task.nodes)) for task in tasks)
+    return sum(count * (end - start) for start, end, count in times if start and end) / 3600
+
+
+class Skipped(_Stored):
+    """Something in the job's folder that was left there, and why. ``path`` is printable."""
+
+    path: str
+    reason: str
+
+
+class RunRecord(_Stored):
+    """A collected run: the folder ``directory`` and what run.json in it says.
+
+    ``token`` tells it from a job of the same number on a cluster that had the same name before.
+    ``state`` is Slurm's word; with an array, that of the worst task. ``final`` is False for a snapshot of a
+    job that was still going on. ``source`` is the hash of what the job was given, as in source.json. Times
+    are Unix seconds; ``elapsed_s`` goes from the first start to the last end. ``price_per_hour`` is a
+    node's, in USD; ``cost_usd`` is that for all nodes of all tasks. None where it is not known.
+    """
+
+    version: int = 1
+    token: str
+    cluster: str
+    scheduler: str = "slurm"
+    job_id: str
+    name: str
+    user: str
+    partition: str
+    account: str
+    state: str
+    final: bool
+    tasks: tuple[TaskRecord, ...]
+    nodes: tuple[str, ...]
+    submit_time: int | None
+    start_time: int | None
+    end_time: int | None
+    elapsed_s: int | None
+    price_per_hour: float | None = None
+    cost_usd: float | None = None
+    collected_at: float
+    remote_dir: str
+    files: int
+    bytes: int
+    source: str | None = None
+    skipped: tuple[Skipped, ...] = ()
+    directory: Path = Path()
+
+    @classmethod
+    def load(cls, directory: Path) -> RunRecord:
+        """Read the record of a run's folder.
+
+        Raises:
+            CollectError: there is none, or it is not one.
+        """
+        path = directory / RUN_FILE
+        try:
+            return cls.model_validate({**json.loads(path.read_bytes()), "directory": directory})
+        except (OSError, ValueError, TypeError, ValidationError) as exc:
+            raise CollectError(
+                f"{directory} is not a collected run",
+                where=str(path),
+                why=str(exc).partition("\n")[0],
+                fix="name a folder that `clusterctl collect` made",
+            ) from exc
+
+    def as_json(self) -> str:
+        """The content of run.json; where the folder lies is not part of it."""
+        return self.model_dump_json(indent=2, exclude={"directory"}) + "\n"

@@ -1,0 +1,335 @@
+"""Every path that clusterctl writes for one cluster; the lock; atomic writes.
+
+The state folder is `$CLUSTERCTL_HOME`, else the XDG state directory of the user who calls. Folders are 0700,
+files 0600. A user can walk away from clusterctl at any time: what stands here works with ordinary tools.
+"""
+
+from __future__ import annotations
+
+import os
+import secrets
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from clusterctl.errors import MachineError
+from clusterctl.state.lock import Holder, hold, holder
+from clusterctl.util.disk import REFUSALS, disk_error, writing
+
+_UNFIT = frozenset('"%\n')
+ROOM = 1 << 20  # that the state of a cluster may take: better refused at the start than half-way
+
+
+def state_home() -> Path:
+    """The folder that holds one folder a cluster.
+
+    Raises:
+        MachineError: the caller has no home, or its path does not fit an ssh_config.
+    """
+    try:
+        if home := os.environ.get("CLUSTERCTL_HOME"):
+            folder = Path(home).expanduser().absolute()
+        else:
+            folder = _xdg_folder("XDG_STATE_HOME", ".local/state")
+    except RuntimeError as exc:  # pathlib's word for a home that can't be found
+        raise _homeless("the state of clusters", "CLUSTERCTL_HOME", exc) from exc
+    if unfit := _UNFIT & set(str(folder)):
+        raise MachineError(
+            "the state folder's path can't stand in an ssh_config",
+            where=str(folder),
+            why=f"ssh reads {' and '.join(map(repr, sorted(unfit)))} there as syntax of its own",
+            fix="set CLUSTERCTL_HOME to a path without",
+        )
+    return folder
+
+
+def cache_home() -> Path:
+    """The folder that holds what was downloaded.
+
+    Raises:
+        MachineError: the caller has no home.
+    """
+    try:
+        return _xdg_folder("XDG_CACHE_HOME", ".cache")
+    except RuntimeError as exc:
+        raise _homeless("downloads", "XDG_CACHE_HOME", exc) from exc
+
+
+def _xdg_folder(variable: str, default: str) -> Path:
+    """Our folder in one of the XDG base directories, whose specification has relative paths ignored."""
+    named = Path(os.environ.get(variable, ""))
+    return (named if named.is_absolute() else Path.home() / default) / "clusterctl"
+
+
+def _homeless(what: str, variable: str, exc: RuntimeError) -> MachineError:
+    return MachineError(
+        f"there is no folder to keep {what} in", why=str(exc), fix=f"set {variable} to a folder of yours"
+    )
+
+
+def _private_folder(path: Path) -> None:
+    """Make a folder for this user only. Those above that are missing, too: they show what lies below."""
+    if not path.is_dir():
+        _private_folder(path.parent)
+        path.mkdir(mode=0o700, exist_ok=True)
+
+
+def write_atomic(path: Path, data: str | bytes, *, mode: int = 0o600) -> None:
+    """Write a file so that a reader, or a crash, sees the old content or the new, never a part.
+
+    Raises:
+        MachineError: it can't be written; see ``disk.writing``.
+    """
+    raw = data.encode() if isinstance(data, str) else data
+    with writing(path):
+        fd, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+        try:
+            with os.fdopen(fd, "wb") as file:
+                file.write(raw)
+                file.flush()
+                os.fchmod(file.fileno(), mode)
+                os.fsync(file.fileno())
+            Path(temporary).replace(path)
+        except BaseException:
+            Path(temporary).unlink(missing_ok=True)
+            raise
+
+
+@dataclass(frozen=True, slots=True)
+class Workspace:
+    """The folder of one cluster."""
+
+    root: Path
+
+    @classmethod
+    def of(cls, name: str) -> Workspace:
+        """The workspace of the cluster of that name; nothing is created."""
+        return cls(state_home() / name)
+
+    @property
+    def spec(self) -> Path:
+        return self.root / "spec.yaml"
+
+    @property
+    def inventory(self) -> Path:
+        """The Ansible inventory."""
+        return self.root / "inventory.yml"
+
+    @property
+    def hosts(self) -> Path:
+        """The Inventory value itself, as JSON; ours to read back."""
+        return self.root / "hosts.json"
+
+    @property
+    def ssh_config(self) -> Path:
+        return self.root / "ssh_config"
+
+    @property
+    def known_hosts(self) -> Path:
+        return self.root / "known_hosts"
+
+    @property
+    def key(self) -> Path:
+        return self.root / "id_ed25519"
+
+    @property
+    def public_key(self) -> Path:
+        return self.root / "id_ed25519.pub"
+
+    @property
+    def access_config(self) -> Path:
+        """How the user's own machines are reached as themselves; see ``providers.onprem``."""
+        return self.root / "access_config"
+
+    @property
+    def trusted_hosts(self) -> Path:
+        """The keys of these machines, and of those on the way to them, that were confirmed."""
+        return self.root / "trusted_hosts"
+
+    @property
+    def confirmed(self) -> Path:
+        """There once somebody has confirmed host keys."""
+        return self.root / "confirmed"
+
+    @property
+    def joining(self) -> Path:
+        """The inventory that machines are being joined to; they are ours from then on."""
+        return self.root / "joining.json"
+
+    @property
+    def munge_key(self) -> Path:
+        return self.root / "munge.key"
+
+    @property
+    def rendered(self) -> Path:
+        """Slurm's configuration files as they were given to the controller."""
+        return self.root / "rendered"
+
+    @property
+    def configured(self) -> Path:
+        """How configuring left each host; ours to read back."""
+        return self.root / "configured.json"
+
+    @property
+    def terraform(self) -> Path:
+        """Terraform's module, variables and state; plain `terraform` works in it."""
+        return self.root / "terraform"
+
+    @property
+    def wheels(self) -> Path:
+        """Leads to the wheels of the job environment, for hosts that are not baked."""
+        return self.root / "wheels"
+
+    @property
+    def gpu_wheels(self) -> Path:
+        """Leads to those that nodes with GPUs have beside these."""
+        return self.root / "gpu-wheels"
+
+    @property
+    def bundle(self) -> Path:
+        """Which bundle the hosts are installed from, where they have no route out."""
+        return self.root / "bundle.json"
+
+    @property
+    def journal(self) -> Path:
+        return self.root / "journal.jsonl"
+
+    @property
+    def jobs(self) -> Path:
+        """What was submitted and where its run was collected to, a JSON object a line."""
+        return self.root / "jobs.jsonl"
+
+    @property
+    def logs(self) -> Path:
+        return self.root / "logs"
+
+    def known_id(self) -> str | None:
+        """The cluster's id, if it was drawn already."""
+        path = self.root / "id"
+        return path.read_text().strip() if path.exists() else None
+
+    def cluster_id(self) -> str:
+        """Six hex digits that name this cluster in the kernel; drawn once, before anything is made."""
+        path = self.root / "id"
+        if not path.exists():
+            write_atomic(path, secrets.token_hex(3) + "\n")
+        return path.read_text().strip()
+
+    def create(self) -> None:
+        """Make the folder, for this user only.
+
+        Raises:
+            MachineError: the state folder can't be written.
+        """
+        with self._writable():
+            for folder in (self.root, self.logs, self.rendered):
+                _private_folder(folder)
+                # A folder that is there already may lie on what has become read-only, or full.
+                with tempfile.TemporaryFile(dir=folder) as probe:
+                    probe.write(bytes(ROOM))
+
+    @contextmanager
+    def begun(self) -> Iterator[None]:
+        """Make the folder; where the body fails before it has written the spec, which it does before it makes
+        anything, one that was not there before is removed again.
+
+        Not where host keys were confirmed: nobody is asked for that twice.
+
+        Raises:
+            MachineError: the state folder can't be written.
+        """
+        was_there = self.root.exists()
+        try:
+            self.create()
+            yield
+        except BaseException:
+            if not (was_there or self.spec.exists() or self.confirmed.exists()) and self.root.exists():
+                self.remove()
+            raise
+
+    def create_secrets(self) -> None:
+        """The SSH key of the admin user and the munge key, drawn once."""
+        if not self.public_key.exists():
+            private, public = _draw_key_pair()
+            write_atomic(self.key, private)
+            write_atomic(self.public_key, public + b" clusterctl\n")
+        if not self.munge_key.exists():
+            write_atomic(self.munge_key, secrets.token_bytes(1024))
+
+    @property
+    def host_key(self) -> Path:
+        """What this machine shows to clusterctl alone, where it is a host itself."""
+        return self.root / "ssh_host_ed25519_key"
+
+    def draw_host_key(self) -> str:
+        """Its public half, as `ssh-ed25519 AAAA...`; drawn once."""
+        public_half = self.host_key.with_suffix(".pub")
+        if not public_half.exists():
+            private, public = _draw_key_pair()
+            write_atomic(self.host_key, private)
+            write_atomic(public_half, public + b"\n")
+        return public_half.read_text().strip()
+
+    def remove(self) -> None:
+        """Forget the cluster: it is down.
+
+        Raises:
+            MachineError: the state folder can't be written.
+        """
+        with self._writable("removed"):
+            shutil.rmtree(self.root)
+
+    @property
+    def lock_file(self) -> Path:
+        """Beside the folder, not in it: `down` removes the folder while it holds the lock."""
+        return self.root.parent / f".{self.root.name}.lock"
+
+    @contextmanager
+    def lock(self, verb: str, *, wait_s: float, waiting: Callable[[str], None]) -> Iterator[None]:
+        """Hold this cluster against a second clusterctl; see ``clusterctl.state.lock.hold``.
+
+        Raises:
+            MachineError: the state folder can't be written.
+            LockedError: another clusterctl held it all the time; the message says who and since when.
+        """
+        what = f"cluster {self.root.name!r}"
+        with ExitStack() as stack:
+            with self._writable():
+                _private_folder(self.root.parent)
+                stack.enter_context(
+                    hold(self.lock_file, verb, what=what, wait_s=wait_s, waiting=waiting, folder=self.root)
+                )
+            yield
+
+    def worker(self) -> Holder | None:
+        """The clusterctl that raises this cluster or takes it down right now, if one does."""
+        return holder(self.lock_file)
+
+    @contextmanager
+    def _writable(self, done: str = "written") -> Iterator[None]:
+        try:
+            yield
+        except OSError as exc:
+            what, instead = f"the state folder can't be {done}", "set CLUSTERCTL_HOME to a folder that can be"
+            if exc.errno in REFUSALS:
+                error = disk_error(exc, self.root, what=what)
+                if not self.spec.exists():  # else there is a cluster, which would be forgotten
+                    error.fix += f"; or {instead}"
+                raise error from exc
+            why, fix = exc.strerror or str(exc), f"make it writable, or {instead}"
+            raise MachineError(what, where=str(self.root), why=why, fix=fix) from exc
+
+
+def _draw_key_pair() -> tuple[bytes, bytes]:
+    # Here, not above: most runs, and all of the helper's, find the key drawn.
+    from cryptography.hazmat.primitives import serialization  # noqa: PLC0415
+    from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # noqa: PLC0415
+
+    key = Ed25519PrivateKey.generate()
+    openssh = serialization.PrivateFormat.OpenSSH
+    private = key.private_bytes(serialization.Encoding.PEM, openssh, serialization.NoEncryption())
+    public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
+    return private, public

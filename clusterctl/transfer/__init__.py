@@ -1,1 +1,0 @@
-"""Files to the cluster and back: known by their sha256, sent once, gone on with where it stopped."""

@@ -1,1 +1,0 @@
-"""What runs on the cluster, from the text of these modules: standard library only, Python 3.9."""

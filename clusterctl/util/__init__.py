@@ -1,0 +1,1 @@
+"""Processes, parallel calls, assets, rendering, progress."""

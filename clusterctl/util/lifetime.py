@@ -1,0 +1,95 @@
+"""What does not outlive us, even if we are killed: the programs that we start, and our temporary folders.
+
+A folder is removed by the next clusterctl then. It is locked as long as it is in use, so whatever bears our
+prefix and is not locked belongs to the dead.
+"""
+
+from __future__ import annotations
+
+import fcntl
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+PREFIX = ".clusterctl-run-"
+_REAPER = Path(__file__).with_name("subreaper.py")
+_MEMORY = Path("/dev/shm")  # noqa: S108 - likewise
+SHORT = Path("/tmp")  # noqa: S108 - for what needs a short path, in private folders
+
+
+def mortal(argv: Sequence[str], *, grace_s: int = 0) -> list[str]:
+    """The command, which ends with us, and with it all that it started; on Linux; elsewhere as it was.
+
+    With ``grace_s`` it is interrupted first, and killed only if it goes on that long after. SIGTERM to the
+    process does the same; SIGHUP after it kills at once.
+    """
+    if sys.platform != "linux":
+        return list(argv)
+    return [sys.executable, "-I", "-S", str(_REAPER), str(os.getpid()), str(grace_s), *argv]
+
+
+@contextmanager
+def temporary_folder(place: str | Path | None = None, *, prefix: str = PREFIX) -> Iterator[Path]:
+    """A private folder below ``place`` (default: where temporary files go) while the body runs.
+
+    Raises:
+        OSError: it can't be made.
+    """
+    parent = Path(place) if place else _temporary_place()
+    sweep(parent, prefix=prefix)
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        with suppress(FileNotFoundError):  # a sweep came in between
+            if (held := _locked(folder)) is not None:
+                if folder.exists():
+                    break
+                os.close(held)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(held)
+
+
+def sweep(place: str | Path | None = None, *, prefix: str = PREFIX) -> None:
+    """Remove what killed ones left below ``place`` (default: wherever temporary files go)."""
+    places = {Path(place)} if place else {_temporary_place(), SHORT, _MEMORY}
+    for folder in [found for one in places for found in one.glob(f"{prefix}*")]:
+        with suppress(OSError):  # another user's, or gone meanwhile
+            if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+                continue
+            if (held := _locked(folder)) is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+                os.close(held)
+
+
+def roomiest() -> Path:
+    """Where most fits of what is temporary: among other such files, or in memory."""
+    places = [_temporary_place(), *([_MEMORY] if os.access(_MEMORY, os.W_OK) else [])]
+    return max(places, key=lambda place: shutil.disk_usage(place).free)
+
+
+def _temporary_place() -> Path:
+    """Where temporary files go; in memory where no disk takes one, so that `down` can free some."""
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError:  # tempfile has tried to write in all places that it knows
+        if not _MEMORY.is_dir():
+            raise
+        tempfile.tempdir = str(_MEMORY)
+        return _MEMORY
+
+
+def _locked(folder: Path) -> int | None:
+    """The locked folder's descriptor; None if another holds it."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    return fd

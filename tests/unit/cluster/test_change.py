@@ -1,0 +1,273 @@
+"""A changed spec: which jobs it would end, which nodes must stay as large as they are."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from clusterctl.cluster.impact import Change, Foreseen, foresee, refuse, refuse_taken_uids, weigh
+from clusterctl.errors import ClusterctlError, SlurmError, UnreachableError, UsageError
+from clusterctl.providers.base import HostChange, Size
+from clusterctl.scheduler.base import Clock
+from clusterctl.scheduler.slurm.client import SlurmClient
+from clusterctl.scheduler.slurm.parse import SQUEUE_FIELDS
+from clusterctl.spec import ClusterSpec
+from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
+from clusterctl.transport.scripted import ScriptedTransport, Step
+from tests.support.slurm import records
+
+ONE, TWO, OLD = "d-train-1", "d-train-2", "d-old-1"
+DRAIN = Step(("scontrol", "update", f"nodename={TWO}", "state=drain", "reason=clusterctl: *"))
+RESUME = Step(("scontrol", "update", f"nodename={TWO}", "state=resume"))
+
+
+def spec(*partitions: dict[str, Any], **users: int) -> ClusterSpec:
+    accounts = [{"name": name, "uid": uid} for name, uid in users.items()]
+    return ClusterSpec.model_validate(
+        {"version": 1, "name": "d", "partitions": partitions, "users": accounts}
+    )
+
+
+def train(nodes: int, **more: Any) -> dict[str, Any]:
+    return {"name": "train", "nodes": nodes, **more}
+
+
+def before(*nodes: str, cpus: int = 1, memory_mib: int = 4000) -> Inventory:
+    hosts = [Host(name="d-ctl", address="10.0.0.2", roles=(CONTROLLER,), host_key="k")]
+    hosts += [
+        Host(name=n, address="10.0.0.3", roles=(COMPUTE,), host_key="k", cpus=cpus, memory_mib=memory_mib)
+        for n in nodes
+    ]
+    fixed = {"cluster": "d", "cluster_id": "a1b2c3", "provider": "local", "network": "10.0.0.0/24"}
+    return Inventory(**fixed, hosts=tuple(hosts), shared="/shared", baked=True)
+
+
+def sinfo(
+    *nodes: str,
+    state: str = "idle",
+    allocated: int = 0,
+    size: tuple[str, str] = ("1", "4000"),
+    gres: str = "(null)",
+) -> Step:
+    rows = [(n, "train", state, state, "none", *size, gres, "root", str(allocated)) for n in nodes]
+    return Step(("sinfo", "..."), records(rows))
+
+
+def squeue(*jobs: tuple[int, str, str]) -> Step:
+    """Jobs as (id, partition, node); without a node it waits."""
+    rows = []
+    for number, partition, node in jobs:
+        row = dict.fromkeys(SQUEUE_FIELDS, "0") | {
+            "JobID": str(number), "ArrayJobID": str(number), "ArrayTaskID": "N/A", "Name": "long",
+            "UserName": "ada", "Partition": partition, "State": "RUNNING" if node else "PENDING",
+            "NodeList": node,
+        }  # fmt: skip
+        rows.append(row.values())
+    return Step(("squeue", "..."), records(rows))
+
+
+def look(
+    wanted: ClusterSpec,
+    was: Inventory,
+    sizes: dict[str, Size],
+    *steps: Step,
+    hosts: tuple[HostChange, ...] = (),
+    force: bool = False,
+    alive: bool = True,
+) -> Change:
+    transport = ScriptedTransport(steps)
+    slurm = SlurmClient(transport, clock=Clock(sleep=lambda _: None), patience_s=0)
+    try:
+        return weigh(wanted, was, sizes, slurm, hosts=hosts, alive=lambda: alive, force=force)
+    finally:
+        assert transport.left == ()
+
+
+def look_ahead(
+    wanted: ClusterSpec,
+    was: Inventory,
+    sizes: dict[str, Size],
+    *steps: Step,
+    hosts: tuple[HostChange, ...] = (),
+    alive: bool = True,
+) -> Foreseen:
+    """Every command is in ``steps``: what would change anything on the cluster is not among them."""
+    transport = ScriptedTransport(steps)
+    slurm = SlurmClient(transport, clock=Clock(sleep=lambda _: None), patience_s=0)
+    try:
+        return foresee(wanted, was, sizes, slurm, hosts=hosts, alive=lambda: alive)
+    finally:
+        assert transport.left == ()
+
+
+def test_a_look_ahead_drains_nothing_and_ends_nothing() -> None:
+    sizes = {ONE: Size(2, 8000)}
+    asked = sinfo(ONE, TWO), squeue((7, "train", TWO), (8, "train", ONE))
+    found = look_ahead(spec(train(1)), before(ONE, TWO), sizes, *asked)
+    assert [str(harm) for harm in found.harms] == [f"job 7 (long) of ada on {TWO}: {TWO} leaves the cluster"]
+    assert found.keep == {ONE: Size(1, 4000)}
+    assert found.notes == (f"{ONE} keeps 1 CPU and 4000MiB of memory while jobs run there",)
+    with pytest.raises(UsageError, match="would end 1 job"):
+        refuse(found)
+
+
+def test_what_the_provider_makes_anew_or_stops_ends_jobs_too() -> None:
+    same = {ONE: Size(1, 4000), TWO: Size(1, 4000)}
+    hosts = (
+        HostChange(ONE, "replace", "", "another zone"),
+        HostChange(TWO, "change", "", "another machine type", restarts=True),
+        HostChange("d-ctl", "change", "", "another machine type", restarts=True),
+    )
+    asked = sinfo(ONE, TWO), squeue((7, "train", ONE), (8, "train", TWO), (9, "train", ""))
+    found = look_ahead(spec(train(2)), before(ONE, TWO), same, *asked, hosts=hosts)
+    assert [(harm.job.id, harm.why) for harm in found.harms] == [
+        ("7", f"{ONE} is made anew: another zone"),
+        ("8", f"{TWO} is restarted: another machine type"),
+    ]
+    with pytest.raises(UsageError, match="another zone"):
+        look(spec(train(2)), before(ONE, TWO), same, sinfo(ONE, TWO), squeue((7, "train", ONE)), hosts=hosts)
+
+
+def test_a_machine_that_another_takes_the_place_of_leaves_with_its_jobs() -> None:
+    hosts = (HostChange(TWO, "replace", "", "another machine takes its place", given_back=True),)
+    found = look_ahead(
+        spec(train(2)),
+        before(ONE),
+        {},
+        sinfo(ONE, TWO),
+        squeue((7, "train", TWO), (8, "train", ONE)),
+        hosts=hosts,
+    )
+    assert [(harm.job.id, harm.why) for harm in found.harms] == [("7", f"{TWO} leaves the cluster")]
+
+
+def test_with_the_controller_go_all_jobs() -> None:
+    hosts = (HostChange("d-ctl", "replace", "", "another disk"),)
+    asked = sinfo(ONE), squeue((7, "train", ONE), (9, "train", ""))
+    found = look_ahead(spec(train(1)), before(ONE), {}, *asked, hosts=hosts)
+    assert {harm.why for harm in found.harms} == {"d-ctl is made anew: another disk"}
+    assert len(found.harms) == 2
+
+
+def test_a_look_ahead_says_when_nobody_can_tell() -> None:
+    away = Step(("sinfo", "..."), error=UnreachableError("no answer"))
+    found = look_ahead(spec(train(1)), before(ONE, TWO), {}, away)
+    assert found.unknown == "no answer"
+    with pytest.raises(UsageError, match="nobody can tell"):
+        refuse(found)
+    assert look_ahead(spec(train(1)), before(ONE, TWO), {}, away, alive=False) == Foreseen()
+
+
+def test_without_a_change_nobody_is_asked() -> None:
+    assert look(spec(train(2)), before(ONE, TWO), {ONE: Size(1, 4000), TWO: Size(1, 4000)}) == Change({})
+
+
+def test_new_nodes_harm_nobody() -> None:
+    assert look(spec(train(2)), before(ONE), {ONE: Size(1, 4000), TWO: Size(1, 4000)}) == Change({})
+
+
+def test_a_node_at_work_keeps_what_the_spec_leaves_to_us() -> None:
+    sizes = {ONE: Size(2, 8000)}
+    idle = look(spec(train(1)), before(ONE), sizes, sinfo(ONE), squeue())
+    assert idle == Change({})
+    change = look(spec(train(1)), before(ONE), sizes, sinfo(ONE), squeue((7, "train", ONE)))
+    assert change.keep == {ONE: Size(1, 4000)}
+    assert change.notes == (f"{ONE} keeps 1 CPU and 4000MiB of memory while jobs run there",)
+
+
+def test_a_node_that_leaves_with_a_job_on_it_is_refused_and_used_on() -> None:
+    asked = sinfo(ONE, TWO), DRAIN, squeue((7, "train", TWO), (8, "train", ONE)), RESUME
+    with pytest.raises(UsageError, match="would end 1 job") as caught:
+        look(spec(train(1)), before(ONE, TWO), {ONE: Size(1, 4000)}, *asked)
+    assert caught.value.why == f"job 7 (long) of ada on {TWO}: {TWO} leaves the cluster"
+    assert "--force" in caught.value.fix
+
+
+def test_a_node_that_leaves_idle_takes_no_new_job() -> None:
+    asked = sinfo(ONE, TWO), DRAIN, squeue((8, "train", ONE))
+    assert look(spec(train(1)), before(ONE, TWO), {ONE: Size(1, 4000)}, *asked) == Change({})
+
+
+def test_force_ends_the_jobs_with_the_reason_in_their_accounting() -> None:
+    why = f"admincomment=clusterctl up --force: {TWO} leaves the cluster"
+    asked = (
+        *(sinfo(ONE, TWO), DRAIN, squeue((7, "train", TWO))),
+        Step(("scontrol", "update", "jobid=7", why)),
+        Step(("scontrol", "update", "jobid=7", "requeue=0")),
+        *(Step(("scancel", "7")), squeue()),
+    )
+    change = look(spec(train(1)), before(ONE, TWO), {ONE: Size(1, 4000)}, *asked, force=True)
+    assert change.notes == (f"ended job 7 (long) of ada on {TWO}: {TWO} leaves the cluster",)
+
+
+def test_a_job_that_waits_in_a_partition_that_goes_is_named() -> None:
+    asked = sinfo(ONE), squeue((7, "old", ""), (8, "old,train", ""), (9, "train", ""))
+    with pytest.raises(UsageError) as caught:
+        look(spec(train(1)), before(ONE, OLD), {ONE: Size(1, 4000)}, *asked)
+    assert caught.value.why == "job 7 (long) of ada: partition old is removed"
+
+
+@pytest.mark.parametrize(
+    ("more", "size", "why"),
+    [
+        ({"cpus": 2}, Size(2, 4000), "gets 2 CPUs instead of 1"),
+        ({"memory": "1GiB"}, Size(1, 1024), "gets 1GiB of memory, less than jobs have"),
+    ],
+)
+def test_a_size_that_the_spec_says_and_a_job_cannot_bear(more: dict[str, Any], size: Size, why: str) -> None:
+    with pytest.raises(UsageError) as caught:
+        look(
+            spec(train(1, **more)),
+            before(ONE),
+            {ONE: size},
+            sinfo(ONE, allocated=2000),
+            squeue((7, "train", ONE)),
+        )
+    assert why in caught.value.why
+
+
+def test_memory_that_jobs_leave_free_may_go() -> None:
+    asked = sinfo(ONE, allocated=1000), squeue((7, "train", ONE))
+    assert look(spec(train(1, memory="1GiB")), before(ONE), {ONE: Size(1, 1024)}, *asked) == Change({})
+
+
+def test_a_cluster_that_lies_still_has_no_jobs_to_spare() -> None:
+    away = Step(("sinfo", "..."), error=UnreachableError("no"))
+    assert look(spec(train(1)), before(ONE, TWO), {}, away, alive=False) == Change({})
+
+
+def test_a_controller_that_is_mute_does_not_speak_for_nodes_at_work() -> None:
+    away = Step(("sinfo", "..."), error=UnreachableError("no"))
+    with pytest.raises(UsageError, match="nobody can tell"):
+        look(spec(train(1)), before(ONE, TWO), {}, away)
+    assert look(spec(train(1)), before(ONE, TWO), {}, away, force=True) == Change({})
+
+
+@pytest.mark.parametrize("error", [SlurmError("away"), UnreachableError("no")])
+def test_nodes_that_may_not_go_are_used_on(error: ClusterctlError) -> None:
+    asked = sinfo(ONE, TWO), DRAIN, Step(("squeue", "..."), error=error), RESUME
+    with pytest.raises(UsageError, match="nobody can tell"):
+        look(spec(train(1)), before(ONE, TWO), {ONE: Size(1, 4000)}, *asked)
+
+
+def test_a_node_that_slurm_does_not_drain_is_not_removed() -> None:
+    refused = Step(DRAIN.argv, stderr="slurm_update error", rc=1)
+    with pytest.raises(UsageError, match="nobody can tell"):
+        look(spec(train(1)), before(ONE, TWO), {ONE: Size(1, 4000)}, sinfo(ONE, TWO), refused, RESUME)
+
+
+def test_without_an_answer_of_slurms_nothing_is_changed() -> None:
+    away = Step(("sinfo", "..."), error=SlurmError("slurmctld is away"))
+    with pytest.raises(UsageError, match="nobody can tell"):
+        look(spec(train(1)), before(ONE, TWO), {}, away)
+    assert look(spec(train(1)), before(ONE, TWO), {}, away, force=True) == Change({})
+
+
+def test_a_uid_that_is_another_users_is_refused() -> None:
+    accounts = "root:x:0:0:root:/root:/bin/sh\nada:x:2001:2001::/shared/home/ada:/bin/bash\n"
+    refuse_taken_uids(spec(train(1), ada=2001, bob=2002), accounts)
+    refuse_taken_uids(spec(train(1), ada=2003), accounts)
+    with pytest.raises(UsageError, match=r"bob \(2001\)") as caught:
+        refuse_taken_uids(spec(train(1), bob=2001), accounts)
+    assert "uid 2001 is that of ada" in caught.value.why

@@ -1,0 +1,222 @@
+"""A spec cut to some hosts: only they change, the others are in it as they are in the cluster."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from clusterctl.cluster.membership import (
+    check_left,
+    forget,
+    limited,
+    names_of,
+    own_machines,
+    replacing,
+    without,
+)
+from clusterctl.errors import UsageError
+from clusterctl.providers.onprem import left_behind
+from clusterctl.spec import ClusterSpec
+from clusterctl.spec.load import dump_spec, load_spec
+from clusterctl.state.inventory import Host, Inventory
+from clusterctl.state.workspace import Workspace, write_atomic
+
+Raise = Callable[..., Workspace]
+
+
+def spec(**partitions: str) -> ClusterSpec:
+    return ClusterSpec.model_validate(
+        {
+            "version": 1,
+            "name": "own",
+            "provider": {"type": "onprem", "controller": "ctl", "hosts": {"ctl": None, "gpu[1-4]": None}},
+            "partitions": [{"name": name, "hosts": hosts} for name, hosts in partitions.items()],
+        }
+    )
+
+
+def nodes(found: ClusterSpec) -> dict[str, tuple[str, ...]]:
+    return {p.name: found.node_names(p) for p in found.partitions}
+
+
+@pytest.fixture
+def raised(tmp_path: Path) -> Raise:
+    """A workspace with a cluster that was raised as this spec says."""
+
+    def write(before: ClusterSpec | None = None) -> Workspace:
+        workspace = Workspace(tmp_path / "own")
+        workspace.create()
+        if before is None:
+            return workspace
+        hosts = [Host(name="ctl", address="10.0.0.1", roles=("controller",), host_key="ssh-ed25519 AAAA")]
+        hosts += [
+            Host(
+                name=n, address="10.0.0.2", roles=("compute",), partition=p.name, host_key="ssh-ed25519 AAAA"
+            )
+            for p in before.partitions
+            for n in before.node_names(p)
+        ]
+        inventory = Inventory(
+            cluster="own",
+            cluster_id="abc",
+            provider="onprem",
+            hosts=tuple(hosts),
+            network="10.0.0.0/24",
+            shared="/shared",
+            baked=False,
+        )
+        write_atomic(workspace.hosts, inventory.model_dump_json())
+        write_atomic(workspace.spec, dump_spec(before))
+        return workspace
+
+    return write
+
+
+def test_only_the_named_host_joins(raised: Raise) -> None:
+    workspace = raised(spec(train="gpu[1-2]"))
+    assert nodes(limited(spec(train="gpu[1-4]"), workspace, ["gpu3"])) == {"train": ("gpu1", "gpu2", "gpu3")}
+
+
+def test_only_the_named_host_leaves(raised: Raise) -> None:
+    workspace = raised(spec(train="gpu[1-3]"))
+    assert nodes(limited(spec(train="gpu1"), workspace, ["gpu3"])) == {"train": ("gpu1", "gpu2")}
+
+
+def test_a_host_that_the_spec_moves_stays_where_it_is_unless_it_is_named(raised: Raise) -> None:
+    workspace = raised(spec(train="gpu[1-2]", big="gpu3"))
+    wanted = spec(train="gpu1", big="gpu[2-3]")
+    assert nodes(limited(wanted, workspace, ["ctl"])) == {"train": ("gpu1", "gpu2"), "big": ("gpu3",)}
+    assert nodes(limited(wanted, workspace, ["gpu2"])) == {"train": ("gpu1",), "big": ("gpu2", "gpu3")}
+
+
+def test_a_machine_that_the_spec_forgot_is_known_as_long_as_it_stays(raised: Raise) -> None:
+    workspace = raised(spec(train="gpu[1-3]"))
+    fewer = ClusterSpec.model_validate(
+        {
+            **spec(train="gpu1").model_dump(mode="json"),
+            "provider": {"type": "onprem", "controller": "ctl", "hosts": {"ctl": None, "gpu1": None}},
+        }
+    )
+    found = limited(fewer, workspace, ["ctl"])
+    assert nodes(found) == {"train": ("gpu1", "gpu2", "gpu3")}
+    assert {"gpu2", "gpu3"} <= set(found.provider.machines)  # type: ignore[union-attr]
+
+
+def test_the_first_up_may_begin_with_some(raised: Raise) -> None:
+    wanted = spec(train="gpu[1-2]", big="gpu[3-4]")
+    assert nodes(limited(wanted, raised(), ["ctl", "gpu2"])) == {"train": ("gpu2",)}
+    with pytest.raises(UsageError, match="the controller, ctl, comes first"):
+        limited(wanted, raised(), ["gpu2"])
+
+
+def test_without_a_limit_it_is_the_spec(raised: Raise) -> None:
+    wanted = spec(train="gpu[1-2]")
+    assert limited(wanted, raised(), ()) is wanted
+
+
+def test_strangers_and_made_hosts_are_refused(raised: Raise) -> None:
+    with pytest.raises(UsageError, match="no host gpu9"):
+        limited(spec(train="gpu1"), raised(), ["gpu9"])
+    made = ClusterSpec.model_validate(
+        {"version": 1, "name": "own", "partitions": [{"name": "a", "nodes": 2}]}
+    )
+    with pytest.raises(UsageError, match="nodes of a local cluster"):
+        limited(made, raised(), ["own-a-1"])
+
+
+def test_without_some_nodes(raised: Raise) -> None:
+    assert nodes(without(spec(train="gpu[1-2]", big="gpu3"), ["gpu3", "gpu1"])) == {"train": ("gpu2",)}
+    with pytest.raises(UsageError, match="no node would be left"):
+        without(spec(train="gpu1"), ["gpu1"])
+    with pytest.raises(UsageError, match="ctl leads the cluster"):
+        without(spec(train="gpu1"), ["ctl"])
+
+
+@pytest.fixture
+def noted(raised: Raise) -> Workspace:
+    """A raised cluster of ctl, gpu1 and gpu2 with its secrets; each host has a key of its own."""
+    workspace = raised(spec(train="gpu[1-2]"))
+    workspace.create_secrets()
+    workspace.cluster_id()
+    for name in ("trusted_hosts", "known_hosts"):
+        (workspace.root / name).write_text("gpu1 ssh-ed25519 AAAA\ngpu10 ssh-ed25519 BBBB\n")
+    workspace.joining.write_bytes(workspace.hosts.read_bytes())  # of an `up` that was killed
+    return workspace
+
+
+def known(file: Path) -> list[str]:
+    return [host.name for host in Inventory.model_validate_json(file.read_bytes()).hosts]
+
+
+def test_a_machine_that_is_replaced_is_known_as_left_behind_alone(noted: Workspace) -> None:
+    with replacing(noted, ["gpu1"]) as settle:
+        settle()
+    assert known(noted.hosts) == known(noted.joining) == ["ctl", "gpu2"]
+    for name in ("trusted_hosts", "known_hosts"):
+        assert (noted.root / name).read_text() == "gpu10 ssh-ed25519 BBBB\n"
+    (one,) = left_behind.found(noted)
+    assert (one.host.name, one.place, one.why) == ("gpu1", "10.0.0.2", left_behind.REPLACED)
+    assert one.workspace.known_id() == noted.known_id()
+    assert one.workspace.key.read_bytes() == noted.key.read_bytes()
+    assert "gpu1 ssh-ed25519 AAAA" in one.workspace.trusted_hosts.read_text()
+    assert set(own_machines(load_spec(one.workspace.spec)).machines) == {"gpu1"}
+
+
+def test_a_replacement_that_fails_before_it_is_settled_has_changed_nothing(noted: Workspace) -> None:
+    before = {path: path.read_bytes() for path in noted.root.iterdir() if path.is_file()}
+    with pytest.raises(UsageError, match="must be confirmed"), replacing(noted, ["gpu1"]):
+        raise UsageError("host keys must be confirmed")
+    assert {path: path.read_bytes() for path in noted.root.iterdir() if path.is_file()} == before
+    assert left_behind.found(noted) == ()
+
+
+def test_one_that_failed_later_goes_on(noted: Workspace) -> None:
+    def replace() -> None:
+        with replacing(noted, ["gpu1"]) as settle:
+            settle()
+            raise UsageError("it does not answer")
+
+    for _ in range(2):
+        with pytest.raises(UsageError, match="does not answer"):
+            replace()
+        assert len(left_behind.found(noted)) == 1
+
+
+def test_machines_that_are_gone_for_good_are_forgotten(noted: Workspace) -> None:
+    with replacing(noted, ["gpu1"]) as settle:
+        settle()
+    with pytest.raises(UsageError, match="nothing is known of a machine 'gpu9'"):
+        forget(noted, ["gpu9"])
+    with pytest.raises(UsageError, match="'gpu2' is no machine that was left behind"):
+        check_left(noted, ["gpu2"])
+    forget(noted, ["gpu1"])
+    assert left_behind.found(noted) == ()
+    forget(noted, ["gpu1", "ctl"])  # once more, and with the one that leads
+    inventory = Inventory.model_validate_json(noted.hosts.read_bytes())
+    assert inventory.controller.name == "gpu2"
+    forget(noted, ["gpu2"])
+    assert not noted.hosts.exists()
+
+
+def test_a_machine_that_was_left_behind_is_forgotten_without_the_one_that_has_its_name_now(
+    noted: Workspace,
+) -> None:
+    raised = {path: path.read_bytes() for path in noted.root.iterdir() if path.is_file()}
+    with replacing(noted, ["gpu1"]) as settle:
+        settle()
+    for path, content in raised.items():  # the machine in its place has joined
+        write_atomic(path, content.replace(b"10.0.0.2", b"10.0.0.9"))
+    before = {path: path.read_bytes() for path in raised}
+    assert forget(noted, ["gpu1"]) == ("gpu1 (10.0.0.2), left behind (10.0.0.9 is gpu1 now, and stays)",)
+    assert left_behind.found(noted) == ()
+    assert {path: path.read_bytes() for path in raised} == before
+    assert forget(noted, ["gpu1"]) == ("gpu1, of the cluster",)
+    assert known(noted.hosts) == ["ctl", "gpu2"]
+
+
+def test_ranges_are_names() -> None:
+    assert names_of(["gpu[1-2],ctl", "gpu1"]) == ("gpu1", "gpu2", "ctl")
+    with pytest.raises(UsageError, match="no range of hosts"):
+        names_of(["gpu[1-"])

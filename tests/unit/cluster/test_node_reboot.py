@@ -1,0 +1,176 @@
+"""Booting nodes: back is who answers after another boot, and who does not come back is named."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from clusterctl.cli import node
+from clusterctl.cli.options import Options
+from clusterctl.cli.show import Screen
+from clusterctl.cluster import nodes
+from clusterctl.cluster.node_states import Standing, standing
+from clusterctl.errors import SchedulerError, TransportError, UnreachableError, UsageError
+from clusterctl.scheduler import session
+from clusterctl.scheduler.models import NodeInfo
+from clusterctl.state.inventory import Host, Inventory
+from clusterctl.state.workspace import Workspace
+from clusterctl.transport import connections
+from clusterctl.transport.base import Result
+
+
+class Machine:
+    """A host that boots when it is told to, is away for some questions then, and has another boot id."""
+
+    def __init__(self, *, away: int = 2, boots: bool = True) -> None:
+        self.away, self.boots, self.boot = away, boots, 1
+        self.down = 0
+
+    def run(self, argv: Sequence[str], **_: Any) -> Result:
+        if self.down:
+            self.down -= 1
+            raise UnreachableError("no SSH connection", why="connection refused")
+        if "reboot" in argv:
+            if self.boots:
+                self.boot, self.down = self.boot + 1, self.away
+                raise TransportError("the connection broke")
+            return Result(0, "", "")
+        return Result(0, f"boot {self.boot}\n", "")
+
+    def close(self) -> None:
+        pass
+
+
+def test_a_host_is_back_once_it_answers_after_another_boot() -> None:
+    hosts: dict[str, Any] = {"a": Machine(), "b": Machine(away=1)}
+    nodes.reboot(hosts, timeout_s=60)
+    assert [(host.boot, host.down) for host in hosts.values()] == [(2, 0), (2, 0)]
+
+
+def test_who_does_not_come_back_is_named_with_the_reason() -> None:
+    hosts: dict[str, Any] = {"a": Machine(), "b": Machine(away=10**6), "c": Machine(boots=False)}
+    with pytest.raises(TransportError, match="b, c did not come back") as caught:
+        nodes.reboot(hosts, timeout_s=0.5)
+    said = {failure.host: failure.cause for failure in caught.value.failures}
+    assert said == {"b": "connection refused", "c": "it was told to, and goes on running"}
+
+
+def test_one_that_does_not_answer_beforehand_keeps_no_other_from_its_boot() -> None:
+    hosts: dict[str, Any] = {"a": Machine(), "b": Machine(), "c": Machine()}
+    hosts["a"].down = 10**6
+    with pytest.raises(TransportError, match="a did not come back") as caught:
+        nodes.reboot(hosts, timeout_s=60)
+    assert [failure.cause for failure in caught.value.failures] == ["it was not booted: connection refused"]
+    assert [(host.boot, host.down) for host in (hosts["b"], hosts["c"])] == [(2, 0), (2, 0)]
+
+
+@pytest.mark.parametrize(
+    ("made", "why"),
+    [
+        ({"provider": "local"}, "no kernel of their own"),
+        ({"scheduler": "none"}, "keeps jobs from beginning"),
+        ({"address": "127.0.0.1"}, "a is the machine that you are on"),
+        ({"ssh_address": "localhost"}, "a is the machine that you are on"),
+    ],
+)
+def test_nodes_that_no_job_or_nobody_can_be_kept_from_are_not_booted(made: dict[str, str], why: str) -> None:
+    with pytest.raises(UsageError, match=why):
+        node._refuse_reboot(cluster(**made), ["a"])
+
+
+def cluster(
+    *, address: str = "10.0.0.1", ssh_address: str | None = None, provider: str = "onprem", **more: Any
+) -> Inventory:
+    roles = {"a": ("controller", "compute"), "b": ("compute",), "c": ("compute",)}
+    hosts = tuple(
+        Host(name=name, address=address, ssh_address=ssh_address, roles=parts, partition="t", host_key="k")
+        for name, parts in roles.items()
+    )
+    return Inventory(
+        cluster="own", cluster_id="a", provider=provider, hosts=hosts, network="10.0.0.0/24",
+        shared="/shared", baked=False, **more,
+    )  # fmt: skip
+
+
+class Nodes:
+    """Slurm without jobs: a and c take some, a person drained b. ``resumes``: somebody puts c back."""
+
+    def __init__(self, workspace: Workspace) -> None:
+        self.workspace, self.resumes = workspace, False
+        self.reasons = {"b": "noisy disk"}
+
+    def nodes(self) -> tuple[NodeInfo, ...]:
+        assert str(self.workspace.worker()).startswith("`clusterctl node reboot`")
+        return tuple(
+            NodeInfo(
+                name, "idle+drain" if name in self.reasons else "idle", self.reasons.get(name, ""), 1, 1, "",
+                ("t",), "clusterctl",
+            )
+            for name in "abc"
+        )  # fmt: skip
+
+    def drain(self, names: Sequence[str], reason: str) -> None:
+        self.reasons |= dict.fromkeys(names, reason)
+
+    def all_jobs(self) -> tuple[()]:
+        if self.resumes and "c" in self.reasons:
+            self.resumes = False
+            del self.reasons["c"]
+        return ()
+
+
+class Booted:
+    """`node reboot` of a, b and c in a cluster whose Slurm, machines and `up` are played."""
+
+    def __init__(self, workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.slurm = Nodes(workspace)
+        self.machines = {name: Machine() for name in "abc"}
+        self.raised: list[dict[str, Standing]] = []
+
+        def to_machines(_: object) -> AbstractContextManager[Any]:
+            return nullcontext(SimpleNamespace(to=self.machines.__getitem__))
+
+        def raise_cluster(*_: object, limit: Sequence[str], **__: object) -> int:
+            assert limit == ("a", "b", "c")
+            self.raised.append({one.name: standing(one) for one in self.slurm.nodes()})
+            return 0
+
+        def unlocked(*args: object, **more: Any) -> int:
+            with workspace.lock("node reboot", wait_s=0, waiting=lambda _: None):  # as the `up` takes it
+                return raise_cluster(*args, **more)
+
+        monkeypatch.setattr(node, "workspace_of", lambda *_: workspace)
+        monkeypatch.setattr(node, "raise_cluster", unlocked)
+        monkeypatch.setattr(session, "inventory_of", lambda _: cluster())
+        monkeypatch.setattr(session, "spec_as_raised", lambda _: None)
+        monkeypatch.setattr(session, "admins_scheduler", lambda *_: self.slurm)
+        monkeypatch.setattr(connections, "Connections", to_machines)
+
+    def __call__(self) -> int:
+        return node.reboot(Screen(json=False, color=False), Options(), ["a", "b", "c"])
+
+
+@pytest.fixture
+def booted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Booted:
+    return Booted(Workspace(tmp_path / "own"), monkeypatch)
+
+
+def test_nodes_are_put_back_by_the_up_that_follows_and_no_other_clusterctl_is_at_work_before(
+    booted: Booted,
+) -> None:
+    assert booted() == 0
+    assert [machine.boot for machine in booted.machines.values()] == [2, 2, 2]
+    # What is OUT is resumed once it is configured.
+    assert booted.raised == [{"a": Standing.OUT, "b": Standing.ASIDE, "c": Standing.OUT}]
+
+
+def test_nothing_is_booted_if_somebody_has_put_a_node_back(booted: Booted) -> None:
+    booted.slurm.resumes = True
+    with pytest.raises(SchedulerError, match="c takes jobs again: nothing was booted"):
+        booted()
+    assert [machine.boot for machine in booted.machines.values()] == [1, 1, 1]

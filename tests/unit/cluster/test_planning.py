@@ -1,0 +1,145 @@
+"""A plan is made by looking alone, in a copy of the workspace."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from clusterctl.cluster.plan import Plan, plan
+from clusterctl.errors import UsageError
+from clusterctl.providers.base import HostChange, Planned, Say, Size
+from clusterctl.spec import ClusterSpec
+from clusterctl.state.inventory import CONTROLLER, Host, Inventory
+from clusterctl.state.workspace import Workspace
+
+SPEC = ClusterSpec.model_validate(
+    {
+        "version": 1,
+        "name": "d",
+        "partitions": [{"name": "train", "nodes": 1}],
+        "users": [{"name": "a", "uid": 2000}],
+    }
+)
+CTL = Host(name="d-ctl", address="127.0.0.1", roles=(CONTROLLER,), host_key="ssh-ed25519 AAAA")
+
+
+@dataclass
+class Stub:
+    """A provider that says what it is told to, and leaves something in the workspace that it is given."""
+
+    hosts: tuple[HostChange, ...] = (HostChange("d-ctl", "make", "the controller"),)
+    given: list[Workspace] = field(default_factory=list)
+    seen: dict[str, bytes] = field(default_factory=dict)
+
+    def check(self, spec: ClusterSpec) -> None:
+        assert spec.name == "d"
+
+    def plan(self, spec: ClusterSpec, workspace: Workspace, *, keep: Mapping[str, Size], say: Say) -> Planned:
+        del spec, keep, say
+        self.given.append(workspace)
+        assert workspace.public_key.read_text().startswith("ssh-ed25519 ")
+        self.seen = {
+            str(path.relative_to(workspace.root)): path.read_bytes()
+            for path in workspace.root.rglob("*")
+            if path.is_file()
+        }
+        (workspace.root / "id").write_text(workspace.cluster_id())
+        (workspace.root / "terraform").mkdir(exist_ok=True)
+        (workspace.root / "terraform" / "plan").write_text("a plan")
+        return Planned(self.hosts, notes=("worth knowing",))
+
+    def sizes(self, spec: ClusterSpec) -> Mapping[str, Size]:
+        del spec
+        return {}
+
+    def alive(self, cluster_id: str) -> bool:
+        del cluster_id
+        return False
+
+
+def look(workspace: Workspace, stub: Stub, spec: ClusterSpec = SPEC) -> Plan:
+    return plan(spec, workspace, stub, say=lambda _: None)  # type: ignore[arg-type]
+
+
+def content(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+def inventory(provider: str = "local") -> str:
+    return Inventory(
+        cluster="d",
+        cluster_id="a1b2c3",
+        provider=provider,
+        hosts=(CTL,),
+        network="10.0.0.0/24",
+        shared="/shared",
+        baked=True,
+    ).model_dump_json()
+
+
+def test_where_nothing_is_nothing_is_left(tmp_path: Path) -> None:
+    workspace, stub = Workspace(tmp_path / "home" / "d"), Stub()
+    found = look(workspace, stub)
+    assert not found.is_empty
+    assert found.summary == "hosts: 1 made"
+    assert found.notes == ("worth knowing",)
+    assert list(tmp_path.iterdir()) == []
+    assert not stub.given[0].root.exists()
+
+
+def test_a_provider_plans_in_a_copy_without_secrets(tmp_path: Path) -> None:
+    workspace, stub = Workspace(tmp_path / "d"), Stub()
+    workspace.create()
+    workspace.create_secrets()
+    workspace.cluster_id()
+    (workspace.root / "terraform" / ".terraform").mkdir(parents=True)
+    (workspace.root / "terraform" / ".terraform" / "plugin").write_text("large")
+    (workspace.root / "terraform" / "terraform.tfstate").write_text("{}")
+    (workspace.logs / "long.log").write_text("long")
+    before = content(tmp_path)
+    look(workspace, stub)
+    assert content(tmp_path) == before
+    assert stub.given[0].root != workspace.root
+    assert not stub.given[0].root.exists()
+    assert stub.seen.keys() == {
+        "id",
+        "id_ed25519.pub",
+        "terraform/.terraform/plugin",
+        "terraform/terraform.tfstate",
+    }
+    assert stub.seen["id"] == (workspace.root / "id").read_bytes()
+
+
+def test_a_cluster_does_not_move_to_another_provider(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path / "d")
+    workspace.create()
+    workspace.hosts.write_text(inventory("gcp"))
+    with pytest.raises(UsageError, match="under the provider gcp"):
+        look(workspace, Stub())
+
+
+def test_hosts_that_no_up_was_done_with_are_not_fine(tmp_path: Path) -> None:
+    """Killed before the inventory was written: the machines are there, and that is all."""
+    found = look(Workspace(tmp_path / "d"), Stub((HostChange("d-ctl", "keep", "the controller"),)))
+    assert [str(drift) for drift in found.drift] == ["d-ctl: the last `clusterctl up` did not end"]
+    assert not found.is_empty
+
+
+def test_hosts_that_do_not_answer_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("clusterctl.cluster.plan.PATIENCE_S", 0.0)
+    workspace = Workspace(tmp_path / "d")
+    workspace.create()
+    workspace.create_secrets()
+    workspace.hosts.write_text(inventory())
+    workspace.ssh_config.write_text(
+        f"Host *\n  HostName 127.0.0.1\n  Port 9\n  IdentityFile {workspace.key}\n"
+    )
+    workspace.known_hosts.write_text("")
+    found = look(workspace, Stub((HostChange("d-ctl", "keep", "the controller"),)))
+    assert found.settings[0].key == "spec"
+    (drift,) = found.drift
+    assert drift.host == "d-ctl"
+    assert "does not answer" in drift.what

@@ -1,0 +1,323 @@
+"""The proof: every node as it should be, and an answer that is right, or an error that names the hosts."""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+
+import pytest
+
+from clusterctl.cluster import remote_pairs
+from clusterctl.cluster.verify import Proof, astray, out_of_service, release_held
+from clusterctl.cluster.verify import verify as verify_by
+from clusterctl.errors import VerifyError
+from clusterctl.scheduler.models import NodeInfo
+from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
+from clusterctl.transport.base import Transport
+from clusterctl.transport.scripted import Call, ScriptedTransport, Step
+from tests.support.slurm import records
+
+NAMES = ("d-train-1", "d-train-2")
+
+
+def inventory() -> Inventory:
+    hosts = [Host(name="d-ctl", address="10.0.0.2", roles=(CONTROLLER,), host_key="k")]
+    hosts += [Host(name=name, address="10.0.0.3", roles=(COMPUTE,), host_key="k") for name in NAMES]
+    fixed = {"cluster": "d", "cluster_id": "a1b2c3", "provider": "local", "network": "10.0.0.0/24"}
+    return Inventory(**fixed, hosts=tuple(hosts), shared="/shared", baked=True)
+
+
+def verify(
+    inventory: Inventory,
+    controller: ScriptedTransport,
+    nodes: Mapping[str, Transport] | None = None,
+    *,
+    timeout_s: float = 60,
+) -> Proof:
+    """Nodes that are not given say that they reach all others."""
+    silent = {name: ScriptedTransport([JOINED]) for name in NAMES}
+    hosts: dict[str, Transport] = {"d-ctl": controller, **silent, **(nodes or {})}
+    return verify_by(inventory, hosts.__getitem__, timeout_s=timeout_s)
+
+
+def sinfo(reason: str = "no reason", by: str = "ada", **states: str) -> Step:
+    rows = [
+        (n.replace("_", "-"), "train", state, state, reason, "2", "2000", "(null)", by, "0")
+        for n, state in states.items()
+    ]
+    return Step(("sinfo", "..."), records(rows))
+
+
+def squeue(**jobs: str) -> Step:
+    """Jobs from number 7 on, by name, that are pending for a reason."""
+    owner, rest = (
+        ("ada", "train", "lab", "normal"),
+        ("0", "", "2026-01-01T00:00:00", "N/A", "N/A", "/", "", "1"),
+    )
+    rows = [
+        (str(number), str(number), "N/A", name, *owner, "PENDING", why, *rest)
+        for number, (name, why) in enumerate(jobs.items(), start=7)
+    ]
+    return Step(("squeue", "..."), records(rows))
+
+
+SRUN = ("timeout", "*", "*", "srun")
+JOINED = Step(("/usr/bin/python3", "..."), "{}")
+
+
+def srun(*hosts: str, ok: bool = True, size: int | None = None) -> Step:
+    answer = {"ok": ok, "world_size": len(hosts) if size is None else size}
+    return Step((*SRUN, *["*"] * 4, f"--nodelist={','.join(hosts)}", "..."), json.dumps(answer))
+
+
+def alone(host: str, stderr: str = "") -> Step:
+    """A job of one host, which ends well or complains."""
+    good = srun(host)
+    return Step(good.argv, "" if stderr else good.stdout, stderr, rc=1 if stderr else 0)
+
+
+class InAnyOrder(ScriptedTransport):
+    """Jobs of single hosts are asked for side by side, so any of them may come first."""
+
+    def _next(self, call: Call) -> Step:
+        self.calls.append(call)
+        step = next(step for step in self._steps if step.matches(call.argv))
+        self._steps.remove(step)
+        return step
+
+
+BOTH = sinfo(d_train_1="idle", d_train_2="idle")
+TAKEN = "srun: error: Unable to allocate resources: Requested nodes are busy\n"
+
+
+def test_a_job_across_all_idle_nodes_is_the_proof() -> None:
+    transport = ScriptedTransport([BOTH, srun(*NAMES)])
+    proof = verify(inventory(), transport)
+    assert (proof.probed, proof.busy) == (NAMES, ())
+    assert transport.left == ()
+
+
+def test_nodes_at_work_are_named_and_left_alone() -> None:
+    transport = ScriptedTransport([sinfo(d_train_1="mixed", d_train_2="idle+planned"), srun(NAMES[1])])
+    proof = verify(inventory(), transport)
+    assert (proof.probed, proof.busy) == (NAMES[1:], NAMES[:1])
+
+
+def test_with_all_nodes_at_work_there_is_no_job() -> None:
+    transport = ScriptedTransport([sinfo(d_train_1="allocated", d_train_2="allocated")])
+    assert verify(inventory(), transport).probed == ()
+
+
+def test_a_node_that_a_users_job_took_meanwhile_counts_as_busy() -> None:
+    late = Step((*SRUN, "..."), stderr=TAKEN, rc=1)
+    busy = sinfo(d_train_1="allocated", d_train_2="idle")
+    proof = verify(inventory(), ScriptedTransport([BOTH, late, busy, srun(NAMES[1])]))
+    assert (proof.probed, proof.busy) == (NAMES[1:], NAMES[:1])
+
+
+def test_nodes_that_slurm_never_gives_are_an_error() -> None:
+    late = Step((*SRUN, "..."), stderr=TAKEN, rc=1)
+    with pytest.raises(VerifyError, match="proof job failed") as caught:
+        verify(inventory(), ScriptedTransport([BOTH, late, BOTH, late]))
+    assert "busy" in caught.value.why
+
+
+@pytest.mark.parametrize(
+    ("states", "host", "cause"),
+    [
+        ({"d_train_1": "idle"}, NAMES[1], "does not know"),
+        ({"d_train_1": "down*", "d_train_2": "idle"}, NAMES[0], "DOWN"),
+        ({"d_train_1": "idle*", "d_train_2": "idle"}, NAMES[0], "NOT_RESPONDING"),
+        ({"d_train_1": "unknown", "d_train_2": "idle"}, NAMES[0], "UNKNOWN"),
+        ({"d_train_1": "idle", "d_train_2": "idle", "d_train_3": "idle"}, "d-train-3", "is gone"),
+    ],
+)
+def test_a_node_that_is_not_right_is_named_with_the_cause(
+    states: dict[str, str], host: str, cause: str
+) -> None:
+    with pytest.raises(VerifyError, match="did not become ready") as caught:
+        verify(inventory(), ScriptedTransport([sinfo(**states)]), timeout_s=-1)
+    (failure,) = caught.value.failures
+    assert (failure.host, failure.phase) == (host, "verify")
+    assert cause in failure.cause
+
+
+def test_a_node_that_a_person_drained_is_left_and_named() -> None:
+    states = sinfo("noisy disk", "ada", d_train_1="idle+drain", d_train_2="idle")
+    proof = verify(inventory(), ScriptedTransport([states, srun(NAMES[1])]))
+    assert proof.probed == NAMES[1:]
+    assert [str(node) for node in proof.aside] == ["d-train-1: drained by ada: noisy disk"]
+    assert not proof.resumed
+
+
+@pytest.mark.parametrize(
+    ("state", "reason", "by"),
+    [
+        ("idle+drain", "Low RealMemory", "slurm"),
+        ("idle+drain", "Kill task failed", "root"),
+        ("idle+drain", "clusterctl: leaves the cluster", "clusterctl"),
+        ("down", "Not responding", "slurm"),
+    ],
+)
+def test_a_node_that_slurm_gave_up_is_resumed_and_named(state: str, reason: str, by: str) -> None:
+    states = sinfo(reason, by, d_train_1=state, d_train_2="idle")
+    resume = Step(("scontrol", "update", "nodename=d-train-1", "state=resume"))
+    proof = verify(inventory(), ScriptedTransport([states, resume, BOTH, srun(*NAMES)]))
+    assert proof.probed == NAMES
+    assert reason in proof.resumed[NAMES[0]]
+
+
+def test_jobs_that_slurm_held_for_a_nodes_sake_wait_again() -> None:
+    why = "launch failed requeued held"
+    held = squeue(held=why, waits="Priority", by_its_owner="JobHeldUser", cancelled_by_now=why)
+    gone = Step(("scontrol", "release", "10"), stderr="Job/step already completing or completed", rc=1)
+    transport = ScriptedTransport([held, Step(("scontrol", "release", "7")), gone])
+    assert release_held(inventory(), lambda _: transport) == ("7",)
+    assert transport.left == ()
+    assert release_held(inventory(), lambda _: ScriptedTransport([squeue(waits="Priority")])) == ()
+
+
+def test_a_node_that_slurm_gives_up_again_is_an_error_with_its_reason() -> None:
+    states = sinfo("Low RealMemory", "slurm", d_train_1="idle+drain", d_train_2="idle")
+    resume = Step(("scontrol", "..."))
+    with pytest.raises(VerifyError, match="did not become ready") as caught:
+        verify(inventory(), ScriptedTransport([states, resume, states]), timeout_s=0.1)
+    assert caught.value.why == "d-train-1: Slurm says IDLE+DRAIN: Low RealMemory"
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [
+        srun(*NAMES, ok=False),
+        srun(*NAMES, size=1),
+        Step((*SRUN, "..."), "[]"),
+        Step((*SRUN, "..."), "no JSON"),
+        Step((*SRUN, "..."), json.dumps({"ok": True, "world_size": 2}), rc=1),
+        Step((*SRUN, "..."), rc=1),
+    ],
+)
+def test_any_other_answer_is_no_proof(answer: Step) -> None:
+    blameless = alone(NAMES[0]), alone(NAMES[1])
+    with pytest.raises(VerifyError, match="proof job failed") as caught:
+        verify(inventory(), InAnyOrder([BOTH, answer, *blameless]))
+    assert [failure.host for failure in caught.value.failures] == list(NAMES)
+
+
+def test_the_hosts_that_the_proof_job_complains_of_are_named() -> None:
+    found = {"rank": 1, "host": "d-train-2", "cause": "3 of 8 sums are wrong"}
+    answer = json.dumps({"ok": False, "world_size": 2, "failures": [found]})
+    with pytest.raises(VerifyError) as caught:
+        verify(inventory(), ScriptedTransport([BOTH, Step((*SRUN, "..."), answer, rc=1)]))
+    assert [failure.host for failure in caught.value.failures] == [NAMES[1]]
+    assert caught.value.why == "d-train-2: 3 of 8 sums are wrong"
+
+
+HUNG = Step((*SRUN, "..."), stderr="srun: error: task 0: Exited with exit code 124", rc=124)
+
+
+def test_nodes_that_do_not_reach_each_other_are_the_cause() -> None:
+    nodes = {
+        NAMES[0]: ScriptedTransport([Step(("/usr/bin/python3", "..."), '{"d-train-2": "no route"}')]),
+        NAMES[1]: ScriptedTransport([Step(("/usr/bin/python3", "..."), '{"d-train-1": "no answer"}')]),
+    }
+    with pytest.raises(VerifyError) as caught:
+        verify(inventory(), ScriptedTransport([BOTH, HUNG]), nodes)
+    said = "d-train-1 and d-train-2 can't reach each other: d-train-1: no route; d-train-2: no answer"
+    assert caught.value.why == said
+    assert [(f.host, f.code, f.cause) for f in caught.value.failures] == [(n, "network", said) for n in NAMES]
+
+
+def test_a_node_that_fails_by_itself_is_the_cause() -> None:
+    transport = InAnyOrder([BOTH, HUNG, alone(NAMES[0]), alone(NAMES[1], "No module named 'numpy'")])
+    with pytest.raises(VerifyError) as caught:
+        verify(inventory(), transport)
+    assert caught.value.why == "d-train-2: No module named 'numpy'"
+    assert [failure.host for failure in caught.value.failures] == [NAMES[1]]
+
+
+def test_a_job_that_hung_is_said_to_have() -> None:
+    transport = InAnyOrder([BOTH, HUNG, alone(NAMES[0]), alone(NAMES[1])])
+    with pytest.raises(VerifyError) as caught:
+        verify(inventory(), transport)
+    assert "did not end in time" in caught.value.why
+
+
+def test_where_ssh_lets_nobody_in_the_host_and_what_to_do_are_told_in_a_few_lines() -> None:
+    rule = "-" * 74
+    said = f"ada@10.0.0.4: Permission denied (publickey).\n{rule}\nORTE was unable to\n  start.\n{rule}\n"
+    denied = Step((*SRUN, "..."), stderr=said, rc=255)
+    hosts = tuple(
+        host.model_copy(update={"address": "10.0.0.4"}) if host.name == NAMES[1] else host
+        for host in inventory().hosts
+    )
+    transport = InAnyOrder([BOTH, denied, alone(NAMES[0]), alone(NAMES[1])])
+    with pytest.raises(VerifyError) as caught:
+        verify(inventory().model_copy(update={"hosts": hosts}), transport)
+    (failure,) = caught.value.failures
+    assert failure.host == NAMES[1]
+    assert failure.cause == "ada@10.0.0.4: Permission denied (publickey)."
+    assert "AllowUsers" in failure.fix
+    assert failure.fix in caught.value.fix
+
+
+def test_pairs_are_tried_for_real() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as silent, socket.create_server(("127.0.0.1", 0)) as free:
+        port, other = free.getsockname()[1], silent.getsockname()[1]
+    assert other != port
+    program = Path(remote_pairs.__file__).read_text()
+    peers = {"itself": "127.0.0.1", "nobody": "127.0.0.2", "nowhere": "255.255.255.255"}
+    request = json.dumps({"port": port, "seconds": 1, "peers": peers})
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", "-c", program, request], capture_output=True, check=True, timeout=60
+    )
+    unreached = json.loads(done.stdout)
+    assert "itself" not in unreached
+    assert unreached["nowhere"]
+
+
+def test_nodes_that_slurm_does_not_use_are_told_unless_a_person_wants_it_so() -> None:
+    def node(shown: str, reason: str = "", by: str = "") -> NodeInfo:
+        return NodeInfo(shown, shown, reason, 1, 1, "", (), by)
+
+    nodes = [
+        *(node("idle"), node("mixed"), node("idle+drain", "noisy fan", "ada"), node("maint")),
+        *(
+            node("down", "Not responding", "slurm"),
+            node("idle*"),
+            node("idle+drain", "Low RealMemory", "root"),
+        ),
+    ]
+    assert astray(nodes) == (
+        ("down", "Slurm says DOWN: Not responding"),
+        ("idle*", "Slurm says IDLE+NOT_RESPONDING"),
+        ("idle+drain", "Slurm says IDLE+DRAIN: Low RealMemory"),
+    )
+
+
+def test_who_waits_is_told_what_is_out_of_service_and_how_it_comes_back() -> None:
+    def node(name: str, shown: str, reason: str, by: str) -> NodeInfo:
+        return NodeInfo(name, shown, reason, 2, 2000, "", ("train",), by)
+
+    at_work = node("a", "idle", "", "")
+    assert out_of_service([at_work]) == ()
+    assert out_of_service([at_work, node("b", "idle+drain", "a fan is loud", "ada")]) == (
+        "b: drained by ada: a fan is loud",
+        "`clusterctl node resume b` puts back what a person drained",
+    )
+    assert out_of_service(
+        [
+            node("c", "down*", "Not responding", "slurm"),
+            node("d", "idle+drain", "clusterctl health: 1 of 2 GPUs", "root"),
+            node("e", "maint", "", ""),
+        ]
+    ) == (
+        "c: Slurm says DOWN+NOT_RESPONDING: Not responding",
+        "d: drained by root: clusterctl health: 1 of 2 GPUs",
+        "e: reserved",
+        "`clusterctl up` puts back what Slurm took out itself",
+        "what the health check drained comes back by itself once it is well",
+    )

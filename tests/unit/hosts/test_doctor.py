@@ -1,0 +1,346 @@
+"""What a host says of itself, and what is made of it."""
+
+from __future__ import annotations
+
+import ast
+import fcntl
+import json
+import os
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.errors import HostKeyError, TransportError, UnreachableError
+from clusterctl.hosts import remote_examine as remote
+from clusterctl.hosts.doctor import Asked, Expected, Finding, examine, failures
+from clusterctl.hosts.facts import PROGRAM, Facts, parse_facts
+
+PORTS = {6817: "slurmctld", 6818: "slurmd"}
+WELL: dict[str, Any] = {
+    "time": 1000.0,
+    "uid": 0,
+    "system": {
+        "id": "rocky",
+        "version": "9.6",
+        "name": "Rocky Linux 9.6 (Blue Onyx)",
+        "machine": "x86_64",
+        "python": [3, 9],
+        "systemd": True,
+        "cpus": 8,
+        "memory_mib": 16000,
+        "hostname": "one",
+        "machine_id": "aa",
+    },
+    "addresses": ["127.0.0.1/8", "10.0.0.1/24"],
+    "resolved": {"one": ["10.0.0.1"], "two": []},
+    "space": [{"paths": ["/"], "free_mib": 20000, "inodes": None, "read_only": False}],
+    "listeners": {"6817": "slurmctld"},
+    "lock_holders": [],
+    "selinux": "enforcing",
+    "units": [],
+    "gpus": {"cards": 0, "shown": [], "driver": None, "nouveau": False, "secure_boot": False},
+    "accounts": {"hpc": 10000},
+}
+
+
+def refusal(distribution: str, version: str) -> str:
+    return (
+        ""
+        if distribution == "rocky" and version.startswith("9")
+        else f"{distribution} {version} is not known"
+    )
+
+
+def expected(address: str, *, gpus: int | None = None, brings: frozenset[str] = frozenset()) -> Expected:
+    return Expected(address, PORTS, {"hpc": 10000}, {"/": 20, "/var": 4096}, gpus, refusal, brings)
+
+
+def found(
+    changed: dict[str, Any],
+    *,
+    gpus: int | None = None,
+    skew_s: float = 0.0,
+    brings: frozenset[str] = frozenset(),
+    here: bool = False,
+) -> list[Finding]:
+    """What is found of two hosts, of which the second is as ``changed`` says; dots lead inwards."""
+    two = json.loads(json.dumps(WELL | {"addresses": ["10.0.0.2/24"]}))
+    two["system"] |= {"machine_id": "bb"}
+    for key, value in changed.items():
+        *above, last = key.split(".")
+        place = two
+        for part in above:
+            place = place[part]
+        place[last] = value
+
+    def root(host: str, argv: Sequence[str], stdin: bytes) -> str:
+        facts = WELL if host == "one" else two
+        return json.dumps({**facts, "time": time.time() + (skew_s if host == "two" else 0.0)})
+
+    two_expected = replace(expected("10.0.0.2", gpus=gpus, brings=brings), here=here)
+    hosts = {"one": expected("10.0.0.1"), "two": two_expected}
+    return list(examine(Asked(), hosts, root, leader="one").findings)
+
+
+def test_hosts_that_are_well_have_no_findings() -> None:
+    assert found({}) == []
+
+
+@pytest.mark.parametrize("secure_boot", [False, True])
+@pytest.mark.parametrize(
+    ("here", "fix"),
+    [(False, "`clusterctl node reboot two`"), (True, "boot it yourself while no job runs")],
+)
+def test_the_machine_that_one_is_on_is_left_to_its_user_to_boot(
+    here: bool, fix: str, secure_boot: bool
+) -> None:
+    gpus = {"gpus.cards": 1, "gpus.installed": "580.95.05", "gpus.secure_boot": secure_boot}
+    (finding,) = found(gpus, here=here)
+    assert fix in finding.fix
+
+
+@pytest.mark.parametrize(
+    ("changed", "level", "code", "why"),
+    [
+        ({"uid": 1000}, "error", "not-root", "uid 1000"),
+        ({"system.id": "arch", "system.version": ""}, "error", "distribution", "arch  is not known"),
+        ({"system.machine": "aarch64"}, "error", "architecture", "this is aarch64"),
+        ({"system.systemd": False}, "error", "systemd", "first process"),
+        (
+            {"space": [{"paths": ["/var"], "free_mib": 12, "inodes": None, "read_only": False}]},
+            "error",
+            "disk-full",
+            "/var has 12MiB free",
+        ),
+        (
+            {"space": [{"paths": ["/"], "free_mib": 99999, "inodes": 3, "read_only": False}]},
+            "error",
+            "disk-full",
+            "/ has 3 inodes",
+        ),
+        (
+            {"space": [{"paths": ["/"], "free_mib": 99999, "inodes": 0, "read_only": True}]},
+            "error",
+            "read-only",
+            "mounted so",
+        ),
+        ({"listeners": {"6818": "nc"}}, "error", "port-taken", "nc listens on port 6818, which slurmd needs"),
+        (
+            {"lock_holders": [{"pid": 7, "command": "dnf upgrade"}]},
+            "error",
+            "packages-locked",
+            "process 7 (dnf upgrade)",
+        ),
+        ({"accounts": {"hpc": 1001}}, "error", "uid-differs", "uid 1001 there, and 10000"),
+        ({"accounts": {"anna": 10000}}, "error", "uid-taken", "that of anna"),
+        ({"gpus.cards": 2, "gpus.nouveau": True}, "warning", "no-driver", "nouveau"),
+        ({"gpus.cards": 2, "gpus.secure_boot": True}, "warning", "no-driver", "Secure Boot is on"),
+        (
+            {"gpus.cards": 2, "gpus.installed": "580.95.05", "gpus.nouveau": True},
+            "warning",
+            "reboot-needed",
+            "driver 580.95.05 is there, and nouveau has the cards",
+        ),
+        ({"gpus.cards": 2, "gpus.installed": "580.95.05"}, "warning", "reboot-needed", "it is not loaded"),
+        (
+            {"gpus.cards": 2, "gpus.installed": "580.95.05", "gpus.secure_boot": True},
+            "warning",
+            "secure-boot",
+            "the kernel loads no module that no enrolled key has signed",
+        ),
+        (
+            {"gpus.cards": 8, "gpus.shown": ["H100"] * 8, "gpus.driver": "580", "gpus.switches": 4},
+            "warning",
+            "fabric-manager",
+            "nvidia-fabricmanager does not run",
+        ),
+        ({"gpus.cards": 2, "gpus.shown": ["T4"], "gpus.driver": "580"}, "warning", "gpu-lost", "1 of 2"),
+        ({"clock_alone": True}, "warning", "clock-alone", "no time service there has a server that answers"),
+        ({"resolved": {"one": ["10.9.9.9"]}}, "warning", "name", "one is 10.9.9.9 there"),
+        ({"system.machine_id": "aa"}, "warning", "machine-id", "clone"),
+        ({"system.machine_id": "aa", "addresses": WELL["addresses"]}, "error", "same-machine", "it is one"),
+    ],
+)
+def test_what_is_wrong_is_one_finding_of_that_host(
+    changed: dict[str, Any], level: str, code: str, why: str
+) -> None:
+    (finding,) = found(changed)
+    assert (finding.host, finding.level, finding.code) == ("two", level, code)
+    assert why in finding.why
+    assert finding.fix
+
+
+TAKEN_OVER = [
+    ({"units": ["slurmd"]}, "error", "slurm-in-use", "slurmd of another cluster"),
+    ({"units": ["munge"]}, "warning", "munge-in-use", "takes the place of its key"),
+    ({"databases": ["payroll"]}, "error", "database-in-use", "payroll"),
+    ({"slurm_state": ["clustername"]}, "error", "slurm-state", "clustername"),
+]
+
+
+@pytest.mark.parametrize(("changed", "level", "code", "why"), TAKEN_OVER)
+def test_what_somebody_runs_is_not_taken_over(
+    changed: dict[str, Any], level: str, code: str, why: str
+) -> None:
+    (finding,) = found(changed, brings=frozenset({"slurmctld", "mariadb"}))
+    assert (finding.host, finding.level, finding.code) == ("two", level, code)
+    assert why in finding.why
+    assert found(changed) == []  # a host of the cluster's
+    assert found({**changed, "claim": '{"id": "1"}'}, brings=frozenset({"slurmctld", "mariadb"})) == []
+
+
+def test_databases_matter_where_mariadb_comes_to() -> None:
+    assert found({"databases": ["payroll"]}, brings=frozenset({"slurmd", "munge"})) == []
+
+
+def test_databases_of_somebody_are_told_from_the_servers_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(remote, "DATABASES", str(tmp_path))
+    for name in ("mysql", "sys", "performance_schema", "#innodb_redo", "payroll"):
+        (tmp_path / name).mkdir()
+    (tmp_path / "ibdata1").touch()
+    assert remote.databases() == ["payroll"]
+    monkeypatch.setattr(remote, "DATABASES", str(tmp_path / "none"))
+    assert remote.databases() == []
+
+
+def test_gpus_that_the_spec_says_must_be_there() -> None:
+    (finding,) = found({"gpus.cards": 1}, gpus=2)
+    assert (finding.level, finding.code) == ("error", "gpus-missing")
+    assert found({"gpus.cards": 2, "gpus.shown": ["T4"] * 2, "gpus.driver": "580"}, gpus=2) == []
+
+
+@pytest.mark.parametrize(("skew_s", "level"), [(3600.0, "error"), (-3600.0, "error"), (10.0, "warning")])
+def test_a_clock_that_is_off_is_told_by_how_much(skew_s: float, level: str) -> None:
+    (finding,) = found({}, skew_s=skew_s)
+    assert (finding.host, finding.level, finding.code) == ("two", level, "clock")
+    assert ("ahead of" if skew_s > 0 else "behind") in finding.why
+    assert ("1h" if abs(skew_s) > 60 else "10s") in finding.why
+
+
+def test_own_names_may_be_loopback_addresses() -> None:
+    assert found({"resolved": {"two": ["127.0.1.1"]}}) == []
+
+
+def test_who_does_not_answer_is_a_finding_and_the_others_are_looked_at() -> None:
+    def root(host: str, argv: Sequence[str], stdin: bytes) -> str:
+        if host == "one":
+            raise UnreachableError("no connection", host=host, why="timed out", fix="switch it on")
+        if host == "two":
+            raise HostKeyError("the host is not who it should be", host=host, why="another key")
+        return json.dumps(
+            {**WELL, "time": time.time(), "accounts": {"hpc": 1}, "resolved": {"one": ["10.0.0.1"]}}
+        )
+
+    hosts = {name: expected(f"10.0.0.{i}") for i, name in enumerate(("one", "two", "three"), 1)}
+    report = examine(Asked(), hosts, root, leader="one")
+    assert [(f.host, f.code) for f in report.findings] == [
+        ("one", UnreachableError.code),
+        ("two", HostKeyError.code),
+        ("three", "uid-differs"),
+    ]
+    only = examine(Asked(), hosts, root, leader="one", only=["three"])
+    assert [finding.host for finding in only.findings] == ["three"]
+    assert [(f.host, f.phase) for f in failures(report.errors, phase="examine")] == [
+        ("one", "examine"),
+        ("two", "examine"),
+        ("three", "examine"),
+    ]
+
+
+def here(asked: Asked) -> Facts:
+    argv = asked.argv()
+    return parse_facts(subprocess.run(argv, input=PROGRAM, capture_output=True, check=True).stdout.decode())
+
+
+# What chrony 4.3 says: as it follows the controller, and as it follows nobody.
+FOLLOWS = "echo 0A090001,10.9.0.1,11,1763696400.1,0.0,0.0,0.0,0.0,0.0,0.0,0.0,0.0,64.0,Normal"
+FOLLOWS_NOBODY = "echo 00000000,,0,0.0,0.0,0.0,0.0,0.0,0.0,0.0,1.0,1.0,0.0,Not synchronised"
+NO = "exit 1"
+
+
+@pytest.mark.parametrize(
+    ("programs", "alone"),
+    [
+        ((NO, FOLLOWS, "echo no"), False),
+        ((NO, FOLLOWS_NOBODY, "echo yes"), True),
+        ((NO, NO, "echo yes"), False),
+        ((NO, NO, "echo no"), True),
+        ((NO, NO, NO), False),
+        (("exit 0", FOLLOWS_NOBODY, "echo no"), False),
+    ],
+)
+def test_a_clock_that_follows_nobody_is_known(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, programs: tuple[str, ...], alone: bool
+) -> None:
+    for name, script in zip(("systemd-detect-virt", "chronyc", "timedatectl"), programs, strict=True):
+        (tmp_path / name).write_text(f"#!/bin/sh\n{script}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    assert remote.clock_alone() is alone
+
+
+def test_this_machine_answers() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        port = server.getsockname()[1]
+        names, paths = ("localhost", "no-such-host.invalid"), ("/", "/no/such/folder")
+        files = ("/etc/pass*d", "/etc/no-such-file")
+        packages = ("base-files", "filesystem", "no-such-package")  # of Debian, of Red Hat
+        facts = here(
+            Asked(names, (port,), paths, accounts=("root",), uids=(1,), files=files, packages=packages)
+        )
+    assert facts.files == ("/etc/passwd",)
+    assert len(facts.packages & {"base-files", "filesystem"}) == len(facts.packages) == 1
+    assert facts.resolved == {"localhost": ("127.0.0.1",), "no-such-host.invalid": ()}
+    assert list(facts.listeners) == [port]
+    assert facts.listeners[port] in Path("/proc/self/comm").read_text()
+    assert [one.paths for one in facts.space] == [("/", "/no/such/folder")]
+    assert facts.accounts["root"] == 0
+    assert 1 in facts.accounts.values()
+    assert facts.system.cpus == len(os.sched_getaffinity(0))
+    assert "127.0.0.1/8" in facts.addresses
+    assert abs(facts.time - time.time()) < 60
+
+
+HOLDS = """
+import fcntl, sys
+file = open(sys.argv[1], "r+b")
+fcntl.lockf(file, fcntl.LOCK_EX)
+print("held", flush=True)
+sys.stdin.read()
+"""
+
+
+def test_who_installs_packages_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    lock = tmp_path / "lock-frontend"
+    lock.touch()
+    monkeypatch.setattr(remote, "LOCKS", (str(lock), str(tmp_path / "none")))
+    assert remote.lock_holders() == []
+    argv = [sys.executable, "-c", HOLDS, str(lock)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == b"held\n"
+        (holder,) = remote.lock_holders()
+        assert holder["pid"] == process.pid
+        assert "fcntl.lockf" in holder["command"]
+    assert remote.lock_holders() == []
+    with lock.open("r+b") as file:  # asking took nothing
+        fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+
+
+def test_the_program_is_for_old_pythons_too() -> None:
+    ast.parse(PROGRAM.decode(), feature_version=(3, 6))
+    assert b"from __future__ import annotations" not in PROGRAM
+
+
+def test_what_is_no_answer_is_an_error() -> None:
+    with pytest.raises(TransportError, match="no usable answer"):
+        parse_facts("bash: python3: command not found")

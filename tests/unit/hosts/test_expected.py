@@ -1,0 +1,96 @@
+"""What a spec expects of its hosts before they are asked."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clusterctl.hosts.cluster_checks import asked, expected
+from clusterctl.hosts.role_files import touched_files
+from clusterctl.providers.onprem.members import members
+from clusterctl.spec import OnpremProvider
+from clusterctl.spec.load import parse_spec
+from clusterctl.state.inventory import Host
+
+SPEC = """\
+version: 1
+name: demo
+provider: {type: onprem, controller: a, hosts: {a: 10.0.0.1, b: 10.0.0.2}}
+partitions: [{name: train, hosts: b}]
+scheduler: SCHEDULER
+"""
+HOSTS = [
+    Host(name=name, address=address, roles=(role,), host_key="ssh-ed25519 AAAA")
+    for name, address, role in (("a", "10.0.0.1", "controller"), ("b", "10.0.0.2", "compute"))
+]
+
+
+@pytest.mark.parametrize(
+    ("scheduler", "ports"),
+    [
+        ("slurm", {"a": {6817: "slurmctld", 6819: "slurmdbd"}, "b": {6818: "slurmd"}}),
+        ("none", {"a": {}, "b": {}}),
+    ],
+)
+def test_only_the_ports_that_are_needed_must_be_free(
+    scheduler: str, ports: dict[str, dict[int, str]]
+) -> None:
+    spec = parse_spec(SPEC.replace("SCHEDULER", scheduler), Path("cluster.yaml"))
+    found = expected(spec, HOSTS, installed=())
+    assert {name: dict(one.ports) for name, one in found.items()} == ports
+    assert asked(spec, HOSTS).ports == tuple(sorted(port for one in ports.values() for port in one))
+
+
+@pytest.mark.parametrize(
+    ("cupy", "installed", "more"), [(True, False, True), (False, False, False), (True, True, False)]
+)
+def test_hosts_with_gpus_need_room_for_cupy(cupy: bool, installed: bool, more: bool) -> None:
+    text = SPEC.replace("SCHEDULER", "slurm").replace("hosts: b}]", "hosts: b, gpus: {type: t4, count: 1}}]")
+    spec = parse_spec(f"{text}software: {{cupy: {str(cupy).lower()}}}\n", Path("cluster.yaml"))
+    found = expected(spec, HOSTS, installed=["a", "b"] if installed else ())
+    assert (found["b"].free_mib["/opt"] > found["a"].free_mib["/opt"]) == more
+
+
+@pytest.mark.parametrize(("address", "here"), [("10.0.0.1", False), ("localhost", True)])
+def test_the_machine_that_one_is_on_is_told_by_the_spec_whatever_its_address_in_the_cluster(
+    address: str, here: bool
+) -> None:
+    provider = f"{{type: onprem, controller: a, hosts: {{a: {address}}}, network: 10.0.0.0/24}}"
+    text = f"version: 1\nname: desk\nprovider: {provider}\npartitions: [{{name: train, hosts: a}}]\n"
+    found = expected(parse_spec(text, Path("cluster.yaml")), HOSTS[:1], installed=["a"])
+    assert found["a"].here == here
+
+
+@pytest.mark.parametrize(
+    ("hosts", "network", "others"),
+    [
+        ("{a: 10.0.0.1, b: 10.0.0.2}", "", {"a": ["10.0.0.2/32"], "b": ["10.0.0.1/32"]}),
+        (
+            "{a: 10.0.0.1, b: 192.0.2.2}",
+            ", network: 10.0.0.0/24",
+            {"a": ["10.0.0.0/24"], "b": ["10.0.0.1/32"]},
+        ),
+    ],
+    ids=["addresses", "reached by another network"],
+)
+def test_where_the_traffic_of_a_hosts_others_comes_from(
+    hosts: str, network: str, others: dict[str, list[str]]
+) -> None:
+    text = SPEC.replace("{a: 10.0.0.1, b: 10.0.0.2}", f"{hosts}{network}").replace("SCHEDULER", "slurm")
+    spec = parse_spec(text, Path("cluster.yaml"))
+    assert isinstance(spec.provider, OnpremProvider)
+    found = expected(spec, members(spec, spec.provider), installed=())
+    assert {name: list(map(str, one.others)) for name, one in found.items()} == others
+
+
+def test_files_that_roles_may_change_are_looked_for_where_these_roles_run() -> None:
+    spec = parse_spec(SPEC.replace("SCHEDULER", "slurm"), Path("cluster.yaml"))
+    leads, computes = (touched_files(spec, host.roles) for host in HOSTS)
+    assert {"/etc/hosts", "/etc/munge/munge.key", "/etc/slurm/slurm.conf"} <= leads & computes
+    assert "/etc/slurm/slurmdbd.conf" in leads - computes
+    assert not [path for path in leads | computes if "clusterctl" in path], "nobody else has these"
+    assert set(asked(spec, HOSTS).files) == leads | computes
+    without = parse_spec(SPEC.replace("SCHEDULER", "none"), Path("cluster.yaml"))
+    assert "/etc/hosts" in touched_files(without, HOSTS[0].roles)
+    assert not [path for path in touched_files(without, HOSTS[0].roles) if "slurm" in path or "munge" in path]

@@ -1,0 +1,204 @@
+"""The look at a host: run for real on this machine, and read."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.cluster.drift import drifted
+from clusterctl.errors import ConfigureError, SlurmError, TransportError, UnreachableError
+from clusterctl.hosts import remote_probe
+from clusterctl.hosts.probe import FullDisk, Question, View, refuse_full_disks
+from clusterctl.hosts.report import StoppingError, parse_view
+from clusterctl.hosts.slurm_facts import FACTS_ARGV, parse_facts
+from clusterctl.providers.local.mounts import delete
+from tests.support.hostile import nest
+
+FACTS = "@node\nCPUs=2 Boards=1 SocketsPerBoard=1 CoresPerSocket=2 ThreadsPerCore=1 RealMemory=2000\n"
+SYSTEM = {"distribution": "debian-12"}
+
+
+def looked(question: Question) -> dict[str, Any]:
+    """What the program answers on this machine, by a Python without any packages."""
+    sudo, _, _, *python = question.argv()
+    assert sudo == "sudo"
+    done = subprocess.run(
+        [sys.executable, *python], capture_output=True, text=True, check=True, timeout=60, cwd="/"
+    )
+    return dict(json.loads(done.stdout))
+
+
+def test_files_are_told_by_content_mode_and_owner_without_following_links(tmp_path: Path) -> None:
+    plain, link, gone = tmp_path / "it's $(x)", tmp_path / "link", tmp_path / "gone"
+    plain.write_text("secret")
+    link.symlink_to(plain)
+    asked = Question(files=(str(plain), str(link), str(gone), str(tmp_path)))
+
+    def marks() -> list[str]:
+        return list(looked(asked)["marks"].values())
+
+    plain.chmod(0o640)
+    first = marks()
+    assert first[0].endswith(f" 640 {os.getuid()}:{os.getgid()}")
+    assert first[1:] == ["no file", "missing", "no file"]
+    plain.chmod(0o600)
+    assert marks()[0].split()[0] == first[0].split()[0] != ""
+    assert marks()[0] != first[0]
+    plain.write_text("Secret")
+    assert marks()[0].split()[0] != first[0].split()[0]
+    assert "ecret" not in json.dumps(looked(asked)["marks"])
+
+
+def test_of_a_block_only_its_own_lines_count(tmp_path: Path) -> None:
+    hosts = tmp_path / "hosts"
+    asked = Question(blocks={str(hosts): ("# BEGIN", "# END")})
+
+    def mark(text: str) -> str:
+        hosts.write_text(text)
+        return str(looked(asked)["marks"][f"block {hosts}"])
+
+    ours = mark("# BEGIN\n10.0.0.1 a\n# END\n")
+    assert mark("mine\n# BEGIN\n10.0.0.1 a\n# END\nmine\n") == ours
+    assert mark("# BEGIN\n10.0.0.2 a\n# END\n") != ours
+    assert mark("# BEGIN\n10.0.0.1 a\n") == "missing"
+
+
+def test_a_key_among_the_users_own(tmp_path: Path) -> None:
+    (tmp_path / ".ssh").mkdir()
+    keys = tmp_path / ".ssh/authorized_keys"
+    asked = Question(homes={"root": str(tmp_path)}, keys={"root": "ssh-ed25519 AAAA clusterctl"})
+    assert looked(asked)["marks"]["key root"] == "missing"
+    keys.write_text("ssh-rsa BBBB mine\nssh-ed25519 AAAA renamed\n")
+    assert looked(asked)["marks"]["key root"] == "there"
+
+
+@pytest.mark.parametrize("made", ["pipe", "zeros", "too large"])
+def test_what_a_job_made_of_the_keys_is_neither_waited_for_nor_read(tmp_path: Path, made: str) -> None:
+    (tmp_path / ".ssh").mkdir()
+    keys = tmp_path / ".ssh/authorized_keys"
+    if made == "pipe":
+        os.mkfifo(keys)
+    elif made == "zeros":
+        keys.symlink_to("/dev/zero")
+    else:
+        keys.write_text("ssh-ed25519 AAAA\n")
+        os.truncate(keys, 1 << 40)
+    asked = Question(
+        homes={"root": str(tmp_path)},
+        keys={"root": "ssh-ed25519 AAAA clusterctl"},
+        blocks={str(keys): ("# BEGIN", "# END")},
+    )
+    assert looked(asked)["marks"]["key root"] == "missing"
+    assert looked(asked)["marks"][f"block {keys}"] == "missing"
+
+
+def test_keys_are_read_with_their_accounts_rights(tmp_path: Path) -> None:
+    (tmp_path / ".ssh").mkdir()
+    (tmp_path / ".ssh/authorized_keys").write_text("ssh-ed25519 AAAA\n")
+    tmp_path.chmod(0o700)
+    asked = Question(homes={"nobody": str(tmp_path)}, keys={"nobody": "ssh-ed25519 AAAA clusterctl"})
+    assert looked(asked)["marks"]["key nobody"] == "missing"
+
+
+def test_a_key_in_a_home_that_another_host_looks_at_is_not_asked_for(tmp_path: Path) -> None:
+    home = pwd.getpwnam("root").pw_dir
+    asked = Question(far_homes={"root": home}, keys={"root": "ssh-ed25519 AAAA no such key"})
+    assert "key root" not in looked(asked)["marks"]
+    own = Question(far_homes={"root": str(tmp_path)}, keys={"root": "ssh-ed25519 AAAA no such key"})
+    assert looked(own)["marks"]["key root"] == "missing"
+
+
+def test_a_file_system_without_room_is_told_with_its_largest_files(tmp_path: Path) -> None:
+    (tmp_path / "small").write_bytes(b"x" * 10_000)
+    (tmp_path / "inner").mkdir()
+    (tmp_path / "inner/large").write_bytes(b"x" * 100_000)
+    device = tmp_path.stat().st_dev
+    nest(tmp_path / "deep", 5000)
+    names = [path for _, path in remote_probe.largest(str(tmp_path), device)]
+    assert names == [str(tmp_path / "inner/large"), str(tmp_path / "small")]
+    delete(tmp_path / "deep")
+
+
+@pytest.mark.parametrize(
+    ("unit", "mark"),
+    [
+        ({"ActiveState": "active"}, "running"),
+        ({"ActiveState": "active", "UnitFileState": "disabled"}, "running disabled"),
+        ({"ActiveState": "failed"}, "failed"),
+        ({"ActiveState": "inactive"}, "stopped"),
+        ({"LoadState": "masked", "ActiveState": "active"}, "masked"),
+        ({"ActiveState": "active", "InactiveExitTimestampMonotonic": "1"}, "running outdated"),
+    ],
+)
+def test_how_a_unit_stands(unit: dict[str, str], mark: str, tmp_path: Path) -> None:
+    (tmp_path / "conf").touch()
+    fine = {"LoadState": "loaded", "UnitFileState": "enabled"}
+    fine["InactiveExitTimestampMonotonic"] = str(10**15)
+    assert remote_probe._unit_mark({**fine, **unit}, [str(tmp_path / "conf")]) == mark
+
+
+def test_a_unit_that_systemd_does_not_tell_of_is_not_fine(tmp_path: Path) -> None:
+    systemctl = tmp_path / "systemctl"
+    systemctl.write_text("#!/bin/sh\necho Id=munge.service; exit 1\n")
+    systemctl.chmod(0o755)
+    units: dict[str, list[str]] = {"munge": [], "slurmd": []}
+    unknown = {"munge": "no answer", "slurmd": "no answer"}
+    assert remote_probe.unit_marks(units, str(systemctl)) == unknown
+    assert drifted({}, {f"unit {name}": mark for name, mark in unknown.items()})
+
+
+def test_an_answer_is_read() -> None:
+    disk = {"path": "/", "free": 0, "size": 512 << 20, "names": True, "largest": [[490 << 20, "/big"]]}
+    answer = {"state": "running", "facts": FACTS, "marks": {"unit munge": "running"}, "full": [disk]} | SYSTEM
+    view = parse_view(json.dumps(answer))
+    assert view.facts.cpus == 2
+    assert view.marks == {"unit munge": "running"}
+    with pytest.raises(ConfigureError, match="no room left on d-train-1") as caught:
+        refuse_full_disks({"d-train-1": view, "d-train-2": View(parse_facts(FACTS), {})})
+    (failure,) = caught.value.failures
+    assert (failure.host, failure.code) == ("d-train-1", "disk-full")
+    assert failure.cause == "/ is full (0 bytes of 512MiB free); the largest files are /big (490MiB)"
+
+
+def test_a_disk_without_inodes_is_told_so() -> None:
+    assert "no inodes free" in str(FullDisk("/", 1 << 30, 2 << 30, names=False, largest=()))
+
+
+def test_a_host_says_what_it_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    release = tmp_path / "os-release"
+    monkeypatch.setattr(remote_probe, "OS_RELEASE", str(release))
+    release.write_text('NAME="Rocky Linux"\nID="rocky"\n\nVERSION_ID="9.6"\nHOME_URL="https://a/?b=c"\n')
+    assert remote_probe.distribution() == "rocky-9.6"
+    release.write_text("ID=arch\n")
+    assert remote_probe.distribution() == "arch"
+    release.unlink()
+    assert remote_probe.distribution() == "linux"
+
+
+def test_other_answers_are_errors() -> None:
+    with pytest.raises(StoppingError):
+        parse_view('{"state": "stopping"}')
+    with pytest.raises(UnreachableError, match="could not say what it has"):  # so it is asked again
+        parse_view(json.dumps({"state": "running", "facts": "", "marks": {}, "full": []} | SYSTEM))
+    for text in ("", "[]", "{}", '{"state": "running"}'):
+        with pytest.raises(TransportError, match="no usable answer"):
+            parse_view(text)
+
+
+def test_a_host_without_slurmd_is_read_all_the_same() -> None:
+    said = subprocess.run(
+        FACTS_ARGV, capture_output=True, text=True, check=True, env={"PATH": "/usr/bin:/bin"}
+    )
+    absent = said.stdout if shutil.which("slurmd") is None else "@node\nabsent\n@gpus\n@mpi\n"
+    answer = {"state": "running", "facts": absent, "marks": {}, "full": []} | SYSTEM
+    assert parse_view(json.dumps(answer)).facts is None
+    with pytest.raises(SlurmError):
+        parse_view(json.dumps({**answer, "facts": "@node\n@gpus\n@mpi\n"}))

@@ -1,0 +1,110 @@
+"""Every host is asked until it answers; one that is off is started; one that stays away is named."""
+
+from __future__ import annotations
+
+import json
+import threading
+
+import pytest
+
+from clusterctl.errors import ClusterctlError, ProvisionError, TransportError, UnreachableError
+from clusterctl.hosts.probe import Question, reach
+from clusterctl.transport.base import Transport
+from clusterctl.transport.scripted import Call, ScriptedTransport, Step
+
+FACTS = "@node\nCPUs=2 Boards=1 SocketsPerBoard=1 CoresPerSocket=2 ThreadsPerCore=1 RealMemory=2000\n"
+ASKED = ("sudo", "-n", "/usr/bin/python3", "...")
+FINE = Step(
+    ASKED,
+    json.dumps(
+        {
+            "state": "running",
+            "facts": FACTS,
+            "marks": {"unit munge": "running"},
+            "full": [],
+            "distribution": "rocky-9.6",
+        }
+    ),
+)
+STOPPING = Step(ASKED, json.dumps({"state": "stopping"}))
+
+
+def fails(error: ClusterctlError) -> Step:
+    return Step(ASKED, error=error)
+
+
+class Dead(ScriptedTransport):
+    """A host that gives no answer until somebody starts it."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self.on = threading.Event()
+
+    def _next(self, _: Call) -> Step:
+        if not self.on.is_set():
+            raise UnreachableError("no SSH connection", why="No route to host")
+        return FINE
+
+
+def test_hosts_that_boot_or_go_down_are_asked_again() -> None:
+    booting = ScriptedTransport([fails(UnreachableError("no SSH connection")), FINE])
+    leaving = ScriptedTransport([STOPPING, fails(UnreachableError("no SSH connection")), FINE])
+    hosts: dict[str, Transport] = {"a": booting, "b": leaving}
+    views = reach(dict.fromkeys(hosts, Question()), hosts.__getitem__)
+    assert [view.marks["unit munge"] for view in views.values()] == ["running", "running"]
+    assert booting.left == leaving.left == ()
+
+
+def test_a_host_that_is_off_is_started_by_the_provider() -> None:
+    host = Dead()
+    views = reach({"a": Question()}, lambda _: host, revive=host.on.set, revive_after_s=0.1)
+    assert list(views) == ["a"]
+
+
+def test_a_host_that_stays_away_is_named_with_the_cause() -> None:
+    hosts: dict[str, Transport] = {"a": ScriptedTransport([FINE]), "b": Dead()}
+    with pytest.raises(TransportError, match="1 of 2 hosts") as caught:
+        reach(dict.fromkeys(hosts, Question()), hosts.__getitem__, timeout_s=0.1)
+    (failure,) = caught.value.failures
+    assert (failure.host, failure.phase, failure.cause) == ("b", "reach", "No route to host")
+
+
+def test_what_asking_again_does_not_help_ends_at_once() -> None:
+    host = ScriptedTransport([fails(TransportError("the key is refused"))])
+    with pytest.raises(TransportError) as caught:
+        reach({"a": Question()}, lambda _: host)
+    assert caught.value.why == "a: the key is refused"
+
+
+class Frozen(ScriptedTransport):
+    """A host whose connection stands, and on which nothing moves."""
+
+    def __init__(self) -> None:
+        super().__init__([])
+        self.closed = threading.Event()
+        self.let_go: list[bool] = []
+
+    def _next(self, _: Call) -> Step:
+        self.let_go.append(self.closed.wait(20))
+        raise UnreachableError("the connection broke")
+
+    def close(self) -> None:
+        self.closed.set()
+
+
+def test_ctrl_c_does_not_wait_for_a_frozen_host() -> None:
+    def revive() -> None:
+        raise KeyboardInterrupt
+
+    host = Frozen()
+    with pytest.raises(KeyboardInterrupt):
+        reach({"a": Question()}, lambda _: host, revive=revive, revive_after_s=0.1)
+    assert host.let_go == [True]
+
+
+def test_a_provider_that_fails_ends_the_asking() -> None:
+    def revive() -> None:
+        raise ProvisionError("no more room")
+
+    with pytest.raises(ProvisionError):
+        reach({"a": Question()}, lambda _: Dead(), timeout_s=600, revive=revive, revive_after_s=0.1)

@@ -1,0 +1,86 @@
+"""Hosts made from anybody's image say what they have, once, and before anything is installed on them."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+
+from clusterctl.errors import ProvisionError, TransportError
+from clusterctl.hosts.os_release import recognised
+from clusterctl.spec.distributions import UNSEEN
+from clusterctl.state.inventory import Host, Inventory
+from clusterctl.state.workspace import Workspace
+from clusterctl.transport.base import Transport
+from clusterctl.transport.scripted import ScriptedTransport, Step
+
+ASKED = ("sudo", "-n", "/usr/bin/python3", "...")
+
+
+def says(distribution: str) -> ScriptedTransport:
+    """A host without Slurm so far, on which nothing is asked for but what it is."""
+    facts = "@node\nabsent\n@gpus\n@mpi\n"
+    answer = {"state": "running", "facts": facts, "marks": {}, "full": [], "distribution": distribution}
+    return ScriptedTransport([Step(ASKED, json.dumps(answer))])
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    found = Workspace(tmp_path / "demo")
+    found.create()
+    return found
+
+
+def hosts(*known: str) -> Inventory:
+    """A controller and nodes, of which this is known."""
+    names = ("ctl", *(f"train-{n}" for n in range(1, len(known))))
+    made = [
+        Host(
+            name=name,
+            address=f"10.0.0.{n}",
+            roles=("compute" if n else "controller",),
+            host_key="ssh-ed25519 AAAA",
+            distribution=distribution,
+        )
+        for n, (name, distribution) in enumerate(zip(names, known, strict=True))
+    ]
+    return Inventory(
+        cluster="demo",
+        cluster_id="3fa2b1",
+        provider="gcp",
+        hosts=tuple(made),
+        network="10.0.0.0/24",
+        shared="/shared",
+        baked=False,
+    )
+
+
+def test_those_that_nobody_has_looked_at_are_asked(workspace: Workspace) -> None:
+    asked: dict[str, Transport] = {"train-1": says("rocky-9.6")}
+    found = recognised(hosts("rocky-9.5", UNSEEN), workspace, asked.__getitem__)
+    assert [host.distribution for host in found.hosts] == ["rocky-9.5", "rocky-9.6"]
+    assert found.distribution.release == "rocky-9"
+    assert "Host train-1" in workspace.ssh_config.read_text()
+    assert recognised(found, workspace, {}.__getitem__) == found
+
+
+@pytest.mark.parametrize(
+    ("ctl", "node", "why"),
+    [
+        ("debian-12", "rocky-9.6", "train-1: it has Rocky Linux 9, and ctl has Debian 12"),
+        ("debian-12", "cos-121", "train-1: clusterctl can't configure cos-121"),
+    ],
+)
+def test_what_can_be_no_part_of_it_is_named(workspace: Workspace, ctl: str, node: str, why: str) -> None:
+    asked: dict[str, Transport] = {"ctl": says(ctl), "train-1": says(node)}
+    with pytest.raises(ProvisionError, match="train-1 can't be part of this cluster") as refused:
+        recognised(hosts(UNSEEN, UNSEEN), workspace, asked.__getitem__)
+    assert why in refused.value.why
+
+
+def test_one_that_does_not_answer_is_looked_at_by_hand(workspace: Workspace) -> None:
+    silent = ScriptedTransport([Step(ASKED, error=TransportError("the key is refused"))])
+    with pytest.raises(TransportError) as failed:
+        recognised(hosts(UNSEEN), workspace, lambda _: silent)
+    assert f"ssh -F {workspace.ssh_config} HOST" in failed.value.fix

@@ -1,0 +1,111 @@
+"""With a bundle, wheels are found without an index, and the cluster remembers which bundle it was."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from pathlib import Path
+
+import pytest
+
+from clusterctl.errors import BundleError
+from clusterctl.packages.bundle import forget, gone, remembered, take
+from clusterctl.packages.bundle.parts import gpu_digest, lock_path
+from clusterctl.packages.wheels import Question, Wheel, content, resolve, wheel_path, wheelhouse
+from clusterctl.spec import ClusterSpec
+from clusterctl.spec.load import load_spec
+from clusterctl.spec.models import Software
+from clusterctl.state.workspace import Workspace
+from clusterctl.util.assets import gpu_lock, job_lock
+from tests.support.bundles import FILES, RELEASE, a_bundle, system
+
+ATTRS = b"a wheel of attrs"
+WHEEL = Wheel.of("attrs-25.1-py3-none-any.whl", hashlib.sha256(ATTRS).hexdigest())
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    """One of its own, with a cache of its own and no index."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    workspace = Workspace(tmp_path / "home" / "demo")
+    workspace.create()
+    return workspace
+
+
+@pytest.fixture
+def spec(tmp_path: Path) -> ClusterSpec:
+    (tmp_path / "requirements.txt").write_text("attrs\n")
+    (tmp_path / "cluster.yaml").write_text(
+        "version: 1\nname: demo\nprovider: {type: onprem, controller: a, hosts: {a: 10.0.0.1}}\n"
+        "partitions: [{name: train, hosts: a}]\nsoftware: {python: {requirements: requirements.txt}}\n"
+    )
+    return load_spec(tmp_path / "cluster.yaml")
+
+
+@pytest.fixture
+def path(tmp_path: Path, spec: ClusterSpec) -> Path:
+    """A bundle of that spec, as `create` makes it."""
+    asked = spec.software.python.requirements
+    assert asked is not None
+    files = {**FILES, lock_path(RELEASE): f"{WHEEL}\n".encode(), f"wheels/{WHEEL.file}": ATTRS}
+    return a_bundle(tmp_path / "b.tar", files, systems={RELEASE: system(requirements=content((asked,)))})
+
+
+def test_wheels_come_out_of_the_bundle(workspace: Workspace, spec: ClusterSpec, path: Path) -> None:
+    take(path, spec, workspace, say=lambda _: None)
+    assert [wheel.name for wheel in wheelhouse(job_lock()).iterdir()] == ["numpy-2.0-py3-none-any.whl"]
+    asked = spec.software.python.requirements
+    assert asked is not None
+    lock = resolve(Question((asked,), job_lock()), say=lambda _: None)
+    assert lock.wheels == (WHEEL,)
+    assert wheel_path(WHEEL).read_bytes() == ATTRS
+
+
+def test_cupy_comes_out_of_the_bundle(tmp_path: Path, workspace: Workspace, spec: ClusterSpec) -> None:
+    plain = spec.model_copy(update={"software": Software()})
+    files = {**FILES, "wheels/cupy-14-py3-none-any.whl": b"cupy"}
+    having = system(gpu=("cupy-14-py3-none-any.whl",), gpu_base=gpu_digest())
+    take(a_bundle(tmp_path / "c.tar", files, systems={RELEASE: having}), plain, workspace, say=lambda _: None)
+    assert [wheel.name for wheel in wheelhouse(gpu_lock()).iterdir()] == ["cupy-14-py3-none-any.whl"]
+
+
+def test_what_was_checked_is_checked_again_once_it_is_written_to(
+    workspace: Workspace, spec: ClusterSpec, path: Path
+) -> None:
+    said: list[str] = []
+    take(path, spec, workspace, say=said.append)
+    take(path, spec, workspace, say=said.append)
+    assert said == [f"checking {path.name}"]
+    raw = bytearray(path.read_bytes())
+    raw[raw.rindex(b"munge")] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(BundleError, match="munge"):
+        take(path, spec, workspace, say=said.append)
+
+
+def test_a_damaged_bundle_is_not_remembered(workspace: Workspace, spec: ClusterSpec, path: Path) -> None:
+    raw = bytearray(path.read_bytes())
+    raw[raw.rindex(b"munge")] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(BundleError):
+        take(path, spec, workspace, say=lambda _: None)
+    assert remembered(workspace) is None
+    assert not (Path(os.environ["XDG_CACHE_HOME"]) / "clusterctl").exists()
+
+
+def test_it_is_remembered_until_it_is_forgotten(workspace: Workspace, spec: ClusterSpec, path: Path) -> None:
+    take(path, spec, workspace, say=lambda _: None)
+    known = remembered(workspace)
+    assert known is not None
+    assert known.file == path
+    assert str(path) in str(gone(workspace))
+    forget(workspace)
+    forget(workspace)
+    assert remembered(workspace) is None
+
+
+def test_what_is_noted_of_a_bundle_may_be_damaged(workspace: Workspace) -> None:
+    workspace.bundle.write_text("{")
+    assert remembered(workspace) is None

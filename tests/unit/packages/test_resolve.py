@@ -1,0 +1,226 @@
+"""Requirements become a lock of wheels for the nodes, by pip; what can't be met is one error."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from clusterctl.errors import UsageError
+from clusterctl.packages.wheels import Lock, Question, node, resolve, wheel_path
+from tests.support.wheels import a_wheel
+
+Resolve = Callable[..., Lock]
+
+
+@pytest.fixture
+def index(tmp_path: Path) -> Path:
+    folder = tmp_path / "in dex"
+    folder.mkdir()
+    return folder
+
+
+@pytest.fixture
+def said() -> list[str]:
+    return []
+
+
+@pytest.fixture
+def solve(tmp_path: Path, index: Path, said: list[str], monkeypatch: pytest.MonkeyPatch) -> Resolve:
+    """Resolve lines of a requirements file, beside a job environment that has basepart 2.0."""
+    for name in [name for name in os.environ if name.startswith("PIP_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
+    base = tmp_path / "base.lock"
+    base.write_text("basepart==2.0 \\\n    --hash=sha256:" + 64 * "0" + "\n")
+
+    def call(
+        *lines: str, held: dict[str, str] | None = None, heard: Callable[[str], None] = lambda _line: None
+    ) -> Lock:
+        file = tmp_path / "my requirements.txt"
+        file.write_text("\n".join(("--no-index", "--find-links 'in dex'", *lines, "")))
+        return resolve(Question((file,), base, held or {}), say=said.append, heard=heard)
+
+    return call
+
+
+def versions(lock: Lock) -> list[str]:
+    return sorted(f"{wheel.name}=={wheel.version}" for wheel in lock.wheels)
+
+
+def test_all_that_it_needs_and_nothing_that_nodes_have(solve: Resolve, index: Path) -> None:
+    for version in ("2.0", "3.0"):
+        a_wheel(index, "basepart", version)
+    locked = a_wheel(index, "Second_Part").removesuffix("\n")
+    a_wheel(index, "first", requires=("second-part", "basepart"))
+    lock = solve("first")
+    assert versions(lock) == ["first==1.0", "second-part==1.0"]
+    assert locked.replace("Second_Part", "second-part") in lock.text
+    assert all(wheel_path(wheel).is_file() for wheel in lock.wheels)
+
+
+def test_what_the_user_wants_goes_before_what_nodes_have(solve: Resolve, index: Path) -> None:
+    for version in ("1.0", "2.0"):
+        a_wheel(index, "basepart", version)
+    assert versions(solve("basepart<2")) == ["basepart==1.0"]
+    assert solve("basepart").wheels == ()
+
+
+def test_versions_of_the_clusters_own_requirements_are_kept(solve: Resolve, index: Path) -> None:
+    for version in ("1.0", "1.1"):
+        a_wheel(index, "first", version)
+    assert versions(solve("first")) == ["first==1.1"]
+    assert versions(solve("first", held={"first": "1.0"})) == ["first==1.0"]
+
+
+def test_only_the_versions_in_the_way_are_given_up(solve: Resolve, index: Path) -> None:
+    for version in ("1.0", "2.0"):
+        a_wheel(index, "basepart", version)
+        a_wheel(index, "first", version)
+        a_wheel(index, "Torch_x", version, requires=("basepart==" + version,))
+    held = {"first": "1.0", "torch-x": "2.0"}
+    lock = solve("basepart<2", "first", "torch-x", held=held)
+    assert versions(lock) == ["basepart==1.0", "first==1.0", "torch-x==1.0"]
+
+
+def test_a_failure_that_is_no_conflict_is_not_tried_again(
+    solve: Resolve, index: Path, tmp_path: Path
+) -> None:
+    heard: list[str] = []
+    with pytest.raises(UsageError, match="No matching distribution found for missing"):
+        solve("missing", heard=heard.append)
+    assert sum("No matching distribution" in line for line in heard) == 1
+
+
+def test_wheels_and_markers_are_those_of_a_node(solve: Resolve, index: Path) -> None:
+    a_wheel(index, "first", "1.0", tag="cp311-cp311-manylinux_2_28_x86_64")
+    a_wheel(index, "first", "2.0", tag="cp312-cp312-manylinux_2_28_x86_64")
+    a_wheel(index, "first", "3.0", tag="cp311-cp311-manylinux_2_39_x86_64")
+    a_wheel(index, "first", "4.0", tag="cp311-cp311-win_amd64")
+    a_wheel(index, "early")
+    here = 'early; python_version < "3.12" and sys_platform == "linux" and platform_machine == "x86_64"'
+    elsewhere = 'missing; python_version >= "3.12" or sys_platform == "win32"'
+    assert versions(solve("first", here, elsewhere)) == ["early==1.0", "first==1.0"]
+
+
+def test_markers_are_not_those_of_the_python_that_pip_runs_on(index: Path, tmp_path: Path) -> None:
+    a_wheel(index, "late")
+    lines = (
+        'late; python_full_version == "3.19.0"',
+        'missing; python_version < "3.19" or platform_machine != "sparc"',
+    )
+    (tmp_path / "requirements.txt").write_text("\n".join(lines))
+    pip = Path(node.__file__).with_name("pip_for_node.py")
+    argv = [sys.executable, "-P", pip, "3.19", "sparc", "download", "--no-index", "--find-links", index]
+    done = subprocess.run([*argv, "-d", tmp_path / "to", "-r", "requirements.txt"], cwd=tmp_path, check=False)
+    assert done.returncode == 0
+    assert [path.name for path in (tmp_path / "to").iterdir()] == ["late-1.0-py3-none-any.whl"]
+
+
+def test_the_same_files_get_the_same_answer(solve: Resolve, index: Path, said: list[str]) -> None:
+    a_wheel(index, "first", "1.0")
+    lock = solve("first")
+    a_wheel(index, "first", "1.1")
+    assert (solve("first"), len(said)) == (lock, 1)
+    assert versions(solve("first", "# changed")) == ["first==1.1"]
+    for wheel in lock.wheels:
+        wheel_path(wheel).unlink()
+    assert versions(solve("first")) == ["first==1.1"]
+
+
+def test_what_a_file_includes_counts(solve: Resolve, index: Path, tmp_path: Path) -> None:
+    for version in ("1.0", "1.1"):
+        a_wheel(index, "first", version)
+    (tmp_path / "sub").mkdir()
+    (tmp_path / "sub" / "more.txt").write_text("-c limits.txt\nfirst\n")
+    limits = tmp_path / "sub" / "limits.txt"
+    limits.write_text("first<1.1\n")
+    assert versions(solve("-r sub/more.txt")) == ["first==1.0"]
+    limits.write_text("first<2\n")
+    assert versions(solve("-r sub/more.txt")) == ["first==1.1"]
+    limits.unlink()
+    with pytest.raises(UsageError, match="can't be read") as caught:
+        solve("-r sub/more.txt")
+    assert caught.value.where == f"{tmp_path}/sub/more.txt:1"
+
+
+def test_a_wheel_on_this_machine_counts_by_its_content(solve: Resolve, tmp_path: Path) -> None:
+    a_wheel(tmp_path, "mine")
+    line = "./mine-1.0-py3-none-any.whl  # my own"
+    before = solve(line)
+    a_wheel(tmp_path, "mine", files={"mine.py": "changed = True\n"})
+    assert versions(solve(line)) == versions(before) == ["mine==1.0"]
+    assert solve(line).key != before.key
+
+
+def test_a_wheel_on_this_machine_that_cannot_be_read(solve: Resolve, tmp_path: Path) -> None:
+    (tmp_path / "mine-1.0-py3-none-any.whl").symlink_to("/proc/self/mem")  # whoever reads it: EIO
+    with pytest.raises(UsageError, match=r"mine-1\.0-py3-none-any\.whl can't be read") as caught:
+        solve("first", "./mine-1.0-py3-none-any.whl")
+    assert caught.value.where == f"{tmp_path}/my requirements.txt:4"
+    with pytest.raises(UsageError, match="can't be met"):  # too long to be a file's name: pip's affair
+        solve(f"./{'x' * 300}.whl")
+
+
+def test_hashes_in_the_file_are_checked(solve: Resolve, index: Path) -> None:
+    good = a_wheel(index, "first")
+    assert versions(solve(good)) == ["first==1.0"]
+    with pytest.raises(UsageError, match="can't be met") as caught:
+        solve("first==1.0 --hash=sha256:" + 64 * "0")
+    assert "hash" in caught.value.why.lower()
+
+
+def test_what_cannot_be_met_is_said_in_pips_words(solve: Resolve, index: Path, tmp_path: Path) -> None:
+    a_wheel(index, "second", "1.0", tag="cp312-cp312-manylinux_2_28_x86_64")
+    a_wheel(index, "third", requires=("fourth<2",))
+    a_wheel(index, "fourth", "1.0")
+    a_wheel(index, "fourth", "2.0")
+    for lines, why in (
+        (("first>3",), "No matching distribution found for first>3"),
+        (("second",), "No matching distribution found for second"),
+        (("third", "fourth==2.0"), "third 1.0 depends on fourth<2"),
+        (("not a requirement",), "Invalid requirement"),
+    ):
+        with pytest.raises(UsageError, match="can't be met") as caught:
+            solve(*lines)
+        assert why in caught.value.why
+        assert caught.value.where == str(tmp_path / "my requirements.txt")
+        assert "Python 3.11" in caught.value.fix
+    assert list((tmp_path / "cache/clusterctl/python/locks").iterdir()) == []
+
+
+def test_sources_are_refused(solve: Resolve, index: Path, tmp_path: Path) -> None:
+    a_wheel(index, "first")
+    project = tmp_path / "project"
+    (project / "backend").mkdir(parents=True)
+    (project / "pyproject.toml").write_text(
+        '[project]\nname = "project"\nversion = "1"\n'
+        '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["backend"]\n'
+    )
+    (project / "backend" / "backend.py").write_text(
+        "import pathlib\n"
+        "def prepare_metadata_for_build_wheel(folder, settings=None):\n"
+        "    info = pathlib.Path(folder, 'project-1.dist-info')\n"
+        "    info.mkdir()\n"
+        "    info.joinpath('METADATA').write_text('Metadata-Version: 2.1\\nName: project\\nVersion: 1\\n')\n"
+        "    return info.name\n"
+        "def build_wheel(*_arguments): raise SystemExit('not asked for')\n"
+    )
+    with pytest.raises(UsageError, match="no wheel: project") as caught:
+        solve("first", "./project")
+    assert "pip wheel" in caught.value.fix
+
+
+def test_a_file_without_requirements_adds_nothing(solve: Resolve) -> None:
+    assert solve("# nothing").wheels == ()
+
+
+def test_a_file_that_is_not_there(tmp_path: Path, solve: Resolve) -> None:
+    missing = tmp_path / "missing.txt"
+    with pytest.raises(UsageError, match=r"missing\.txt can't be read"):
+        resolve(Question((missing,), tmp_path / "base.lock"), say=print)

@@ -1,0 +1,271 @@
+"""The role cuda: which packages it would install on which host, and what of the spec reaches it."""
+
+from __future__ import annotations
+
+import json
+import os
+import platform
+import re
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+import yaml
+
+from clusterctl.packages.bundle.parts import nvidia_of
+from clusterctl.packages.os_packages import nvidia_stream, package_names
+from clusterctl.spec import ClusterSpec
+from clusterctl.spec.distributions import distribution_of
+from clusterctl.spec.load import parse_spec
+from clusterctl.util.assets import asset
+from tests.support.plays import program, run_tasks
+
+RELEASES = {
+    "rocky-9": {"os_family": "RedHat", "distribution": "Rocky", "distribution_major_version": "9"},
+    "rocky-10": {"os_family": "RedHat", "distribution": "Rocky", "distribution_major_version": "10"},
+    "debian-12": {
+        "os_family": "Debian",
+        "distribution": "Debian",
+        "distribution_version": "12.9",
+        "distribution_major_version": "12",
+        "distribution_release": "bookworm",
+    },
+    "ubuntu-22.04": {"os_family": "Debian", "distribution": "Ubuntu", "distribution_version": "22.04"},
+}
+KERNEL = "6.1.0-test"
+HEADERS = ["kernel-devel-matched", "kernel-headers"]
+
+
+class Case(NamedTuple):
+    """A host: its release, what is on it, and what is asked for; then what it gets."""
+
+    release: str
+    found: dict[str, Any]
+    asked: dict[str, Any]
+    names: list[str]
+
+
+CASES = {
+    "no driver is asked for": Case("rocky-9", {}, {"cuda_driver": "present"}, []),
+    "a new one": Case(
+        "rocky-9", {}, {"cuda_driver": "open"}, [*HEADERS, "nvidia-open", "nvidia-persistenced"]
+    ),
+    "a branch without modules": Case(
+        "rocky-10",
+        {},
+        {"cuda_driver": "proprietary", "cuda_branch": "580"},
+        [*HEADERS, "cuda-drivers-580.*", "nvidia-persistenced"],
+    ),
+    "a branch on Debian": Case(
+        "debian-12",
+        {},
+        {"cuda_driver": "open", "cuda_branch": "580"},
+        ["nvidia-open-580", "nvidia-persistenced"],
+    ),
+    "one that is there stays": Case("rocky-9", {"installed": "575.57.08"}, {"cuda_driver": "open"}, []),
+    "the fabric manager of one that is there": Case(
+        "rocky-9",
+        {"installed": "575.57.08", "switches": 4},
+        {"cuda_driver": "open"},
+        ["nvidia-fabric-manager-575.57.08"],
+    ),
+    "the same on Debian": Case(
+        "debian-12",
+        {"installed": "575.57.08", "switches": 4},
+        {"cuda_driver": "open"},
+        ["nvidia-fabricmanager-575=575.57.08*"],
+    ),
+    "the fabric manager of a new one": Case(
+        "rocky-9",
+        {"switches": 4},
+        {"cuda_driver": "open"},
+        [*HEADERS, "nvidia-open", "nvidia-persistenced", "nvidia-fabric-manager"],
+    ),
+    "no fabric manager without a driver": Case(
+        "rocky-9", {"switches": 4}, {"cuda_dcgm": True}, ["datacenter-gpu-manager-4-cuda12"]
+    ),
+    "another CUDA": Case(
+        "rocky-9",
+        {"installed": "580.95.05"},
+        {"cuda_toolkit": "13.0", "cuda_nccl": True},
+        ["cuda-toolkit-13-0", "libnccl-*+cuda13.*"],
+    ),
+    "that of CuPy": Case(
+        "debian-12", {"installed": "580.95.05"}, {"cuda_nccl": True}, ["libnccl2=*+cuda12.*"]
+    ),
+}
+
+
+@pytest.fixture(scope="module")
+def would_install(tmp_path_factory: pytest.TempPathFactory) -> dict[str, list[str]]:
+    """What each host's package manager is asked for, in check mode; no repository is."""
+    folder = tmp_path_factory.mktemp("cuda")
+    play = {
+        "hosts": "all",
+        "gather_facts": False,
+        "tasks": [
+            {"ansible.builtin.set_fact": {"ansible_facts": "{{ case_facts }}"}},
+            {"ansible.builtin.include_role": {"name": "cuda", "tasks_from": "cards"}},
+        ],
+    }
+    (folder / "play.yml").write_text(yaml.safe_dump([play]))
+    hosts = {name.replace(" ", "_"): variables(case) for name, case in CASES.items()}
+    (folder / "inventory.yml").write_text(yaml.safe_dump({"all": {"hosts": hosts}}))
+    argv = [Path(sys.executable).parent / "ansible-playbook", "--check", "-i", "inventory.yml", "play.yml"]
+    env = {**os.environ, "ANSIBLE_HOME": str(folder), "LC_ALL": "C.UTF-8"}
+    env |= {"ANSIBLE_ROLES_PATH": str(asset("ansible") / "roles"), "ANSIBLE_STDOUT_CALLBACK": "minimal"}
+    done = subprocess.run(argv, env=env, capture_output=True, text=True, check=False, cwd=folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    said = dict(re.findall(r'^(\w+) \| .*\n +"msg": "would install ([^"]+)"', done.stdout, re.MULTILINE))
+    return {name: said.get(name.replace(" ", "_"), "").split() for name in CASES}
+
+
+def variables(case: Case) -> dict[str, Any]:
+    found = {"cards": 1, "switches": 0, "loaded": "", "installed": "", "units": []}
+    return {
+        "ansible_connection": "local",
+        "ansible_python_interpreter": sys.executable,
+        "case_facts": {**RELEASES[case.release], "kernel": KERNEL, "packages": {}},
+        "cuda_found": found | case.found,
+        "packages_bundle": "/a/bundle",
+        "clusterctl_release": case.release,
+        **case.asked,
+    }
+
+
+@pytest.mark.parametrize("name", CASES)
+def test_a_host_gets_what_it_lacks(would_install: dict[str, list[str]], name: str) -> None:
+    assert sorted(would_install[name]) == sorted(CASES[name].names)
+
+
+REPOSITORIES = {
+    "rocky-9": "rhel9/x86_64 rhel9/x86_64/D42D0685.pub",
+    "debian-12": "debian12/x86_64 debian12/x86_64/3bf863cc.pub",
+    "ubuntu-22.04": "ubuntu2204/x86_64 ubuntu2204/x86_64/3bf863cc.pub",
+}
+
+
+@pytest.mark.parametrize("release", REPOSITORIES)
+def test_packages_come_from_nvidias_repository_or_a_mirror_of_it(tmp_path: Path, release: str) -> None:
+    """Where they come from, and the key that they are held against."""
+    said = "{{ cuda_repository }} {{ cuda_repository_key }}"
+    mirror = {"url": "http://here/cuda", "key": "http://here/key"}
+    mirrors = {"the_projects": {}, "ours": {"nvidia": mirror}}
+    tasks = [
+        {"include_vars": str(asset("ansible") / "roles/cuda/vars" / f"{RELEASES[release]['os_family']}.yml")},
+        *({"debug": {"msg": said}, "vars": {"repositories_mirrors": one}} for one in mirrors.values()),
+    ]
+    role = tmp_path / "asks" / "tasks"
+    role.mkdir(parents=True)
+    (role / "main.yml").write_text(json.dumps(tasks))
+    done = run_tasks(tmp_path, str(role.parent), "main", facts=RELEASES[release])
+    assert done.returncode == 0, done.stdout
+    theirs, ours = re.findall(r'"msg": "(.*)"', done.stdout)
+    home = "https://developer.download.nvidia.com/compute/cuda/repos/"
+    assert theirs.replace(home, "") == REPOSITORIES[release]
+    assert ours == "http://here/cuda http://here/key"
+
+
+def a_bus(folder: Path, *devices: tuple[str, str]) -> Path:
+    """What the kernel shows of these devices: vendor and class."""
+    for number, (vendor, kind) in enumerate(devices):
+        device = folder / f"0000:0{number}:00.0"
+        device.mkdir(parents=True)
+        (device / "vendor").write_text(f"{vendor}\n")
+        (device / "class").write_text(f"{kind}\n")
+    return folder
+
+
+NVIDIA, INTEL = "0x10de", "0x8086"
+CARD, SOUND, SWITCH, VGA = "0x030200", "0x040300", "0x068000", "0x030000"
+
+
+def facts(tmp_path: Path, devices: Path, loaded: str = "") -> dict[str, Any]:
+    role = tmp_path / "looks" / "tasks"
+    role.mkdir(parents=True)
+    (tmp_path / "version").write_text(loaded)
+    looking = {"devices": str(devices), "driver": str(tmp_path / "version"), "units": [str(tmp_path)]}
+    (role / "main.yml").write_text(
+        json.dumps(
+            [{"nvidia_facts": looking, "register": "seen"}, {"ansible.builtin.debug": {"var": "seen"}}]
+        )
+    )
+    done = run_tasks(tmp_path, str(role.parent), "main")
+    assert done.returncode == 0, done.stdout
+    found: dict[str, Any] = json.loads(re.findall(r"=> (\{\n.*?\n\})", done.stdout, re.DOTALL)[-1])["seen"]
+    return {key: found[key] for key in ("cards", "switches", "loaded", "installed", "units")}
+
+
+def test_cards_and_switches_are_told_from_what_else_is_on_the_bus(tmp_path: Path) -> None:
+    bus = a_bus(
+        tmp_path / "bus", (NVIDIA, CARD), (NVIDIA, SOUND), (NVIDIA, SWITCH), (INTEL, VGA), (NVIDIA, VGA)
+    )
+    (tmp_path / "nvidia-dcgm.service").touch()
+    program(tmp_path, "modinfo", f'[ "$*" = "-F version -k {platform.release()} nvidia" ] && echo 580.95.05')
+    assert facts(tmp_path, bus) == {
+        "cards": 2,
+        "switches": 1,
+        "loaded": "",
+        "installed": "580.95.05",
+        "units": ["nvidia-dcgm.service"],
+    }
+
+
+@pytest.mark.parametrize("there", [True, False])
+def test_a_kernel_whose_headers_left_the_archive_is_refused(tmp_path: Path, there: bool) -> None:
+    program(
+        tmp_path, "apt-cache", f'[ "$*" = "--quiet show linux-headers-{KERNEL}" ] && exit {100 - 100 * there}'
+    )
+    done = run_tasks(tmp_path, "cuda", "headers", facts={"kernel": KERNEL})
+    assert (done.returncode == 0) is there, done.stdout
+    assert ("clusterctl node reboot node" in done.stdout) is not there
+
+
+def test_a_driver_that_is_loaded_is_there_whoever_built_it(tmp_path: Path) -> None:
+    program(tmp_path, "modinfo", "exit 1")
+    said = "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  575.57.08  Release Build  (root@host)\n"
+    found = facts(tmp_path, a_bus(tmp_path / "bus", (NVIDIA, VGA)), said)
+    assert (found["loaded"], found["installed"]) == ("575.57.08", "575.57.08")
+
+
+def a_spec(nvidia: str) -> ClusterSpec:
+    return parse_spec(
+        "version: 1\nname: demo\nprovider: {type: onprem, controller: a, hosts: {a: 10.0.0.1}}\n"
+        f"partitions: [{{name: train, hosts: a}}]\nsoftware: {{nvidia: {nvidia}}}\n",
+        "cluster.yaml",
+    )
+
+
+@pytest.mark.parametrize(
+    ("release", "nvidia", "names", "stream"),
+    [
+        ("rocky-9", "{}", set(), None),
+        (
+            "rocky-9",
+            '{driver: open, toolkit: "12.9", dcgm: true}',
+            {
+                *HEADERS,
+                "nvidia-open",
+                "nvidia-persistenced",
+                "nvidia-fabric-manager",
+                "cuda-toolkit-12-9",
+                "datacenter-gpu-manager-4-cuda12",
+            },
+            "open-dkms",
+        ),
+        ("rocky-9", '{driver: proprietary, branch: "580"}', {"cuda-drivers"}, "580-dkms"),
+        ("rocky-10", '{driver: open, branch: "580"}', {"nvidia-open-580.*"}, None),
+        ("debian-12", "{driver: open, nccl: true}", {"nvidia-open", "libnccl2=*+cuda12.*"}, None),
+    ],
+)
+def test_a_bundle_has_what_hosts_may_ask_for(
+    release: str, nvidia: str, names: set[str], stream: str | None
+) -> None:
+    distribution, asked = distribution_of(release), nvidia_of(a_spec(nvidia).software)
+    more = set(package_names(distribution, nvidia=asked)) - set(package_names(distribution))
+    assert names <= more
+    assert bool(names) == bool(more)
+    assert not [name for name in more if "@" in name]
+    assert nvidia_stream(distribution, asked) == stream

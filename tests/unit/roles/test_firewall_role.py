@@ -1,0 +1,64 @@
+"""The role firewall: what it opens, and what it will not lose."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+from xml.etree import ElementTree
+
+import pytest
+
+from clusterctl.state.inventory import SLURMCTLD_PORT, SLURMD_PORT, SLURMDBD_PORT, SRUN_PORTS
+from tests.support.plays import load_module, role_data
+
+CAPTURES = Path(__file__).parent / "captures"
+
+
+@pytest.fixture(scope="module")
+def policy() -> ModuleType:
+    return load_module("firewalld_policy")
+
+
+def parsed(text: str) -> ElementTree.Element:
+    return ElementTree.fromstring(text)  # noqa: S314  # ours
+
+
+def test_the_ports_are_those_that_slurm_is_told() -> None:
+    ports = role_data("firewall")
+    assert ports["firewall_srun"] == [f"{SRUN_PORTS}/tcp"]
+    assert ports["firewall_controller"] == [f"{SLURMCTLD_PORT}/tcp", f"{SLURMDBD_PORT}/tcp"]
+    assert ports["firewall_compute"] == [f"{SLURMD_PORT}/tcp"]
+
+
+def test_only_the_clusters_addresses_get_through_and_only_to_these_ports(policy: ModuleType) -> None:
+    root = parsed(policy.policy_xml("clusterctl", ["6818/tcp", "61000-64999/tcp"]))
+    assert (root.get("target"), root.get("priority")) == ("CONTINUE", "-1")  # what the zones say still holds
+    rules = root.findall("rule")
+    assert [rule.find("port").attrib for rule in rules] == [  # type: ignore[union-attr]
+        {"port": "6818", "protocol": "tcp"},
+        {"port": "61000-64999", "protocol": "tcp"},
+    ]
+    assert all(rule.find("source").attrib == {"ipset": "clusterctl"} for rule in rules)  # type: ignore[union-attr]
+    entries = parsed(policy.ipset_xml(["10.9.0.10", "10.9.0.9"])).findall("entry")
+    assert [entry.text for entry in entries] == ["10.9.0.9", "10.9.0.10"]
+
+
+def zones(policy: ModuleType, which: str) -> Any:
+    return policy.sections("zone", (CAPTURES / f"firewalld-1.3.3-zones-{which}.txt").read_text())
+
+
+def test_rules_that_a_reload_would_drop_are_named(policy: ModuleType) -> None:
+    found = list(policy.unsaved(zones(policy, "running"), zones(policy, "permanent")))
+    assert found == [
+        "zone public: ports 8080/tcp (not permanent)",
+        'zone public: rich rules rule family="ipv4" source address="192.0.2.7" drop (not permanent)',
+    ]
+
+
+def test_an_interface_that_came_while_it_runs_is_no_rule(policy: ModuleType) -> None:
+    running = (CAPTURES / "firewalld-1.3.3-zones-running.txt").read_text()
+    assert "interfaces: eno1" in running
+    assert "interfaces: eno1" not in (CAPTURES / "firewalld-1.3.3-zones-permanent.txt").read_text()
+    assert not list(policy.unsaved(zones(policy, "permanent"), zones(policy, "permanent")))
+    assert not [key for key, words in zones(policy, "running").items() if "eno1" in words]

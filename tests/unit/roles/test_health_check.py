@@ -1,0 +1,307 @@
+"""The health check of nodes: the real program, with stand-ins of nvidia-smi, dmesg, chronyc and scontrol."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.hosts.gpus import Driver, Gpu
+from clusterctl.scheduler.slurm.health import health_file
+from clusterctl.util.assets import asset
+from tests.support.nvidia import machines
+from tests.support.nvidia.described import RENAMED
+from tests.unit.scheduler.test_slurm_config import make_inventory, make_spec
+
+_PROGRAM = asset("ansible") / "roles" / "health" / "files" / "health.py"
+
+# It keeps the node's state and reason in files, and notes what it was told.
+_SCONTROL = """#!/bin/sh
+cd '{folder}' || exit 1
+if [ -e away ]; then echo 'Unable to contact slurm controller' >&2; exit 1; fi
+echo "$@" >>calls
+case "$*" in
+*show*)
+    by='[root@2026-11-20T20:00:00]'
+    echo "NodeName=n1 CoresPerSocket=1 State=$(cat state) ThreadsPerCore=1 Reason=$(cat reason) $by Comment=x"
+    ;;
+*State=DRAIN*)
+    for word in "$@"; do case "$word" in Reason=*) printf %s "${{word#Reason=}}" >reason ;; esac; done
+    echo IDLE+DRAIN >state
+    ;;
+*State=UNDRAIN*) echo IDLE >state; : >reason ;;
+esac
+"""
+
+
+@dataclass
+class Host:
+    """A node, as its check sees it."""
+
+    folder: Path
+
+    def look(self, driver_s: int = 20) -> list[str]:
+        """Run the check; the problems that it names."""
+        text = _PROGRAM.read_text()
+        for name, value in (
+            ("/opt/clusterctl/health.json", self.folder / "health.json"),
+            ("/run/clusterctl-health.json", self.folder / "state.json"),
+            ("/usr/local/sbin:", f"{self.folder}:/usr/local/sbin:"),
+            ("DRIVER_S, SHORT_S = 20", f"DRIVER_S, SHORT_S = {driver_s}"),
+        ):
+            assert name in text
+            text = text.replace(name, str(value))
+        done = subprocess.run(
+            [sys.executable, "-IS", "-c", text], capture_output=True, text=True, check=False, timeout=60
+        )
+        assert not done.stderr, done.stderr
+        assert done.returncode == (1 if done.stdout else 0)
+        return done.stdout.splitlines()
+
+    def becomes(self, machine: machines.Machine) -> None:
+        machines.describe(self.folder / "machine.json", machine)
+
+    def falls(self, sick: Sick) -> None:
+        """Sick with just this."""
+        self.becomes(sick.machine)
+        self.kernel_says(*sick.kernel)
+        self.set(disk_free_mib=sick.disk_free_mib, disks=["/"])
+        self.chrony_says(sick.clock_offset_s)
+
+    def chrony_says(self, offset_s: float, leap: str = "Normal") -> None:
+        said = f"0A000001,10.0.0.1,3,1763668800.1,{offset_s},0.1,0.2,-1.0,0.0,0.1,0.0,0.0,64.0,{leap}"
+        chronyc = self.folder / "chronyc"
+        chronyc.write_text(f"#!/bin/sh\necho {said}\n")
+        chronyc.chmod(0o755)
+
+    def kernel_says(self, *lines: str) -> None:
+        (self.folder / "kernel.log").write_text("".join(f"{line}\n" for line in lines))
+
+    def set(self, **settings: Any) -> None:
+        file = self.folder / "health.json"
+        file.write_text(json.dumps({**json.loads(file.read_text()), **settings}))
+
+    def resumed_by_a_person(self) -> None:
+        (self.folder / "state").write_text("IDLE")
+        (self.folder / "reason").write_text("")
+
+    @property
+    def reason(self) -> str:
+        """Why it is drained; "" if it is not."""
+        drained = "DRAIN" in (self.folder / "state").read_text()
+        return (self.folder / "reason").read_text() if drained else ""
+
+    @property
+    def calls(self) -> list[str]:
+        return (self.folder / "calls").read_text().splitlines()
+
+
+def _host(folder: Path, machine: machines.Machine, cards: int = 1) -> Host:
+    machines.install(folder, machine)
+    smi = folder / "nvidia-smi"
+    smi.write_text(smi.read_text().replace("/etc/nvidia-stand-in.json", str(folder / "machine.json")))
+    for name, content in (("state", "IDLE"), ("reason", ""), ("calls", "")):
+        (folder / name).write_text(content)
+    program = folder / "scontrol"
+    program.write_text(_SCONTROL.format(folder=folder))
+    program.chmod(0o755)
+    spec = make_spec({"name": "train", "nodes": 1})
+    inventory = make_inventory(spec)
+    driver = Driver(cards, tuple(Gpu("x", i) for i in range(cards)))
+    settings = json.loads(health_file(spec, inventory, {host.name: driver for host in inventory.compute}))
+    (folder / "health.json").write_text(json.dumps(next(iter(settings.values()))))
+    host = Host(folder)
+    host.set(disk_free_mib=0)
+    return host
+
+
+@pytest.fixture
+def host(tmp_path: Path) -> Host:
+    """A workstation with an RTX 4070 that is well."""
+    return _host(tmp_path / "host", machines.rtx_4070())
+
+
+def test_a_node_that_is_well_is_left_alone_and_not_asked_about_twice(host: Host) -> None:
+    assert host.look() == []
+    assert host.look() == []
+    assert len(host.calls) == 1
+    assert host.reason == ""
+
+
+@dataclass(frozen=True)
+class Sick:
+    """What makes a node sick, and what is said of it; ``lasting``: only once it is seen twice running."""
+
+    says: str
+    machine: machines.Machine = field(default_factory=machines.rtx_4070)
+    kernel: tuple[str, ...] = ()
+    disk_free_mib: int = 0
+    clock_offset_s: float = 0.0
+    lasting: bool = False
+
+
+_SICK: Mapping[str, Sick] = {
+    "too hot": Sick("GPU 0: 96 C, and 90 are allowed", machines.hot()),
+    "a later driver": Sick("GPU 0: 96 C, and 90 are allowed", {**machines.hot(), "gone": list(RENAMED)}),
+    "memory errors": Sick("GPU 0: 3 memory errors that ECC could not correct", machines.rtx_4070(ecc=3)),
+    "narrow link": Sick("GPU 0: PCIe x4 instead of x16", machines.awake(pcie_width=4), lasting=True),
+    "slow link": Sick("GPU 0: PCIe generation 2 instead of 4", machines.awake(pcie_gen=2), lasting=True),
+    "slowed down": Sick(
+        "GPU 0: slowed down (hardware slowdown)", machines.awake(throttle="0x08"), lasting=True
+    ),
+    "no driver": Sick(
+        "nvidia-smi: NVIDIA-SMI has failed because it couldn't communicate", machines.no_driver()
+    ),
+    "off the bus": Sick("nvidia-smi: Unable to determine the device handle for GPU", machines.lost()),
+    "none": Sick("0 GPUs answer, and not 1", {"gpus": []}),
+    "forbidden": Sick(
+        "GPU 0: its compute mode forbids all work", machines.rtx_4070(compute_mode="Prohibited")
+    ),
+    "grave XID": Sick("XID 79 at PCI:0000:10:00 in the kernel's log", kernel=(machines.xid(79),)),
+    "full disk": Sick("/ has ", disk_free_mib=1 << 40),
+    "clock": Sick("the clock is off by 61.5 s", clock_offset_s=-61.5),
+}
+
+
+@pytest.mark.parametrize("name", _SICK)
+def test_a_sick_node_is_drained_with_the_reason_and_comes_back(host: Host, name: str) -> None:
+    sick = _SICK[name]
+    host.falls(sick)
+    if sick.lasting:
+        assert (host.look(), host.reason) == ([], "")
+    (found,) = host.look()
+    assert found.startswith(sick.says)
+    assert host.reason.startswith(f"clusterctl health: {sick.says}")
+    assert len(host.look()) == 1
+    assert sum("State=DRAIN" in call for call in host.calls) == 1
+    host.falls(Sick("nothing", machines.awake()))
+    assert (host.look(), host.reason) == ([], "")
+
+
+@pytest.mark.parametrize("link", [{"pcie_gen": 1}, {"pcie_width": 4}])
+def test_a_gpu_that_sleeps_with_less_of_its_link_is_well(host: Host, link: dict[str, int]) -> None:
+    host.becomes(machines.rtx_4070(**link))
+    assert [host.look(), host.look()] == [[], []]
+
+
+LOST_LANES = "GPU 0: PCIe x4 instead of x16"
+
+
+@pytest.fixture
+def without_lanes(host: Host) -> Host:
+    """Drained, for its card was at work with a part of its link, and now asleep."""
+    host.becomes(machines.awake(pcie_width=4))
+    assert [host.look(), host.look()] == [[], [LOST_LANES]]
+    host.becomes(machines.rtx_4070(pcie_width=4))
+    return host
+
+
+def test_a_link_that_was_narrow_at_work_keeps_the_node_out_while_the_card_sleeps(without_lanes: Host) -> None:
+    for _ in range(3):
+        assert without_lanes.look() == [LOST_LANES]
+    without_lanes.becomes(machines.awake(pcie_width=4))
+    assert without_lanes.look() == [LOST_LANES]
+    assert LOST_LANES in without_lanes.reason
+    without_lanes.becomes(machines.awake())
+    assert (without_lanes.look(), without_lanes.reason) == ([], "")
+    without_lanes.becomes(machines.rtx_4070(pcie_width=4))
+    assert (without_lanes.look(), without_lanes.reason) == ([], "")
+
+
+def test_a_narrow_link_is_forgotten_when_a_person_resumes_the_node(without_lanes: Host) -> None:
+    without_lanes.look()
+    without_lanes.resumed_by_a_person()
+    assert [without_lanes.look(), without_lanes.look(), without_lanes.reason] == [[], [], ""]
+    without_lanes.becomes(machines.awake(pcie_width=4))
+    assert [without_lanes.look(), without_lanes.look()] == [[], [LOST_LANES]]
+
+
+def test_a_link_that_lagged_for_a_moment_keeps_no_node_out(host: Host) -> None:
+    host.becomes(machines.awake(pcie_width=4, temperature=96))
+    assert host.look() == ["GPU 0: 96 C, and 90 are allowed"]
+    host.becomes(machines.rtx_4070(pcie_width=4))
+    assert (host.look(), host.reason) == ([], "")
+
+
+def test_a_gpu_that_was_too_hot_must_cool_down_for_good(host: Host) -> None:
+    host.becomes(machines.hot())
+    host.look()
+    host.becomes(machines.rtx_4070(temperature=88))
+    assert host.look()
+    assert host.reason
+    host.becomes(machines.rtx_4070(temperature=85))
+    assert host.look() == []
+    assert host.reason == ""
+
+
+def test_a_grave_xid_is_a_reason_and_a_programs_own_is_none(host: Host) -> None:
+    host.kernel_says("[    1.000000] NVRM: loading NVIDIA UNIX", machines.xid(31), machines.xid(13))
+    assert host.look() == []
+    host.kernel_says(machines.xid(31), machines.xid(79, 2000.0))
+    assert host.look() == ["XID 79 at PCI:0000:10:00 in the kernel's log"]
+    assert host.look()
+
+
+def test_what_a_person_resumed_knowing_the_xid_stays_in_service_until_the_next(host: Host) -> None:
+    host.look()
+    host.kernel_says(machines.xid(79))
+    host.look()
+    host.resumed_by_a_person()
+    assert [host.look(), host.look(), host.reason] == [[], [], ""]
+    host.kernel_says(machines.xid(79), machines.xid(94, 5000.0))
+    assert host.look() == ["XID 94 at PCI:0000:10:00 in the kernel's log"]
+    assert host.reason
+
+
+def test_what_somebody_else_drained_is_theirs(host: Host) -> None:
+    (host.folder / "state").write_text("IDLE+DRAIN")
+    (host.folder / "reason").write_text("new fans")
+    host.becomes(machines.hot())
+    assert host.look()
+    assert host.reason == "new fans"
+    host.becomes(machines.rtx_4070())
+    assert host.look() == []
+    assert host.reason == "new fans"
+
+
+def test_a_controller_that_is_away_is_asked_again(host: Host) -> None:
+    (host.folder / "away").touch()
+    host.becomes(machines.hot())
+    assert host.look()
+    assert host.reason == ""
+    (host.folder / "away").unlink()
+    host.look()
+    assert "96 C" in host.reason
+
+
+def test_a_driver_that_hangs_is_not_waited_for_nor_asked_again(host: Host) -> None:
+    host.becomes({**machines.rtx_4070(), "hangs_s": 50})
+    assert host.look(driver_s=1) == ["nvidia-smi did not end within 1 s"]
+    assert "nvidia-smi did not end" in host.reason
+    state = host.folder / "state.json"
+    state.write_text(json.dumps({**json.loads(state.read_text()), "stuck": os.getpid()}))
+    host.becomes(machines.rtx_4070())
+    assert host.look() == ["nvidia-smi still hangs: the driver does not answer"]
+
+
+def test_a_file_system_is_judged_once_and_one_that_is_not_there_never(host: Host) -> None:
+    host.set(disk_free_mib=1 << 40, disks=["/", "/..", "/no/such"])
+    (found,) = host.look()
+    assert found.startswith("/ has ")
+
+
+def test_eight_cards_two_in_parts(tmp_path: Path) -> None:
+    host = _host(tmp_path / "node", machines.h100_node(parts=2), cards=8)
+    host.set(gpus={"cards": 8, "parts": 4})
+    assert host.look() == []
+    host.becomes(machines.h100_node(parts=1))
+    assert host.look() == ["2 MIG devices, and not 4"]
+    host.becomes({"gpus": machines.h100_node(parts=2)["gpus"][:7]})
+    assert host.look()[0] == "7 GPUs answer, and not 8"

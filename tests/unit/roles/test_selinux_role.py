@@ -1,0 +1,16 @@
+"""The role selinux: what it labels is what Slurm starts."""
+
+from __future__ import annotations
+
+from clusterctl.jobs.environment import BASE_ENVIRONMENT
+from clusterctl.scheduler.slurm.config import CONTROLLER_PROLOG, TASK_PROLOG
+from clusterctl.state.inventory import HEALTH_PROGRAM
+from tests.support.plays import role_data
+
+
+def test_the_labelled_paths_are_those_of_the_programs() -> None:
+    programs = [TASK_PROLOG, CONTROLLER_PROLOG, HEALTH_PROGRAM, f"{BASE_ENVIRONMENT}/bin(/.*)?"]
+    root = role_data("selinux", "defaults/main.yml")["selinux_root"]
+    assert [f"{root}{path}" for path in role_data("selinux")["selinux_programs"]] == programs
+    touched = role_data("selinux", "meta/touches.yml")["selinux_touches"]["contexts"]
+    assert touched == [*programs, "{{ shared_storage_path }}/home"]

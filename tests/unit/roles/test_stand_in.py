@@ -1,0 +1,116 @@
+"""The stand-in of nvidia-smi says what an nvidia-smi says: this machine's own, where it has GPUs, and itself.
+
+`make test-gpu` runs this on machines that have some.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from clusterctl.hosts.gpus import Driver
+from clusterctl.hosts.slurm_facts import FACTS_ARGV, parse_driver
+from clusterctl.util.assets import asset
+from payload.device import choose
+from payload.nvml import Gpus
+from tests.support.nvidia import machines
+from tests.support.nvidia.described import LASTING, RENAMED, Environment, ask, described, rows
+
+# What this machine's own nvidia-smi lists, where there is one whose driver answers.
+_LISTED = ask({}, "--list-gpus")[1] if shutil.which("nvidia-smi") else ""
+_OWN = _LISTED if "UUID: " in _LISTED else ""
+_SHOWN: dict[str, machines.Machine | None] = {
+    "t4": machines.t4(),
+    "rtx-4070": machines.rtx_4070(),
+    "h100": machines.h100_node(parts=3),
+    **({"this machine": None} if _OWN else {}),
+}
+FORM = "--format=csv,noheader,nounits"
+
+
+@pytest.fixture(scope="module", params=_SHOWN)
+def shown(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """Where an nvidia-smi is first on PATH."""
+    machine = _SHOWN[request.param]
+    return {} if machine is None else stand_in(tmp_path_factory.mktemp("shown"), machine)
+
+
+@pytest.fixture(scope="module")
+def double(shown: Environment, tmp_path_factory: pytest.TempPathFactory) -> Environment:
+    """Where the stand-in shows what that one does."""
+    return stand_in(tmp_path_factory.mktemp("double"), described(shown))
+
+
+def stand_in(folder: Path, machine: machines.Machine) -> Environment:
+    return {**machines.install(folder, machine), "PATH": f"{folder}:{os.environ['PATH']}"}
+
+
+def driver(environment: Environment) -> Driver:
+    """What our own script makes of it."""
+    argv = ["sh", "-c", FACTS_ARGV[-1]]
+    done = subprocess.run(
+        argv, env={**os.environ, **environment}, capture_output=True, text=True, check=False
+    )
+    return parse_driver(done.stdout)
+
+
+def test_cards_are_listed_alike(shown: Environment, double: Environment) -> None:
+    assert ask(double, "--list-gpus") == ask(shown, "--list-gpus")
+
+
+@pytest.mark.parametrize("form", [FORM, "--format=csv,noheader", "--format=csv"])
+def test_fields_are_told_alike(shown: Environment, double: Environment, form: str) -> None:
+    query = f"--query-gpu={','.join(LASTING)}"
+    assert ask(double, query, form) == ask(shown, query, form)
+
+
+def test_a_field_that_there_is_not_is_refused_alike(shown: Environment, double: Environment) -> None:
+    assert ask(double, "--query-gpu=name,weight", FORM) == ask(shown, "--query-gpu=name,weight", FORM)
+
+
+def test_slurm_is_told_the_same(shown: Environment, double: Environment) -> None:
+    seen = driver(shown)
+    assert driver(double) == seen
+    assert driver(double).uuids == seen.uuids
+    assert (seen.cards, seen.fault) == (len(rows(shown, "name")), "")
+
+
+def test_the_health_check_finds_all_its_fields(shown: Environment) -> None:
+    """Under their old names, or all under the new ones, as it tries them."""
+    health = health_check()
+    assert health.NEW_NAMES == RENAMED
+    names = [",".join(health.FIELDS), ",".join(RENAMED.get(name, name) for name in health.FIELDS)]
+    assert 0 in [ask(shown, f"--query-gpu={fields}", FORM)[0] for fields in names]
+
+
+def test_nvml_knows_the_cards_of_nvidia_smi() -> None:
+    """On a machine without any, neither does."""
+    listed = rows({}, "index", "name", "uuid", "memory.total") if _OWN else []
+    told = [[str(value) for value in card.values()] for card in Gpus().describe()]
+    assert told == listed or (not told and not importlib.util.find_spec("pynvml"))
+
+
+def test_cupy_computes_on_a_card_of_nvidia_smi() -> None:
+    gpu = choose("auto", 0).gpu
+    uuid = str(gpu["uuid"]).removeprefix("GPU-") if gpu else ""  # of a part, CUDA says it likewise
+    assert uuid in _OWN
+    assert uuid or not (_OWN and importlib.util.find_spec("cupy"))
+
+
+def health_check() -> ModuleType:
+    """The program as a module."""
+    file = asset("ansible") / "roles" / "health" / "files" / "health.py"
+    found = importlib.util.spec_from_file_location("health_check", file)
+    assert found
+    assert found.loader
+    module = importlib.util.module_from_spec(found)
+    sys.modules["health_check"] = module  # dataclasses look there
+    found.loader.exec_module(module)
+    return module

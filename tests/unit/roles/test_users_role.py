@@ -1,0 +1,242 @@
+"""The role users in a home that a job has prepared: nothing outside of it changes, and the key logs in."""
+
+from __future__ import annotations
+
+import os
+import pwd
+import secrets
+import shutil
+import stat
+import subprocess
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+import ansible.module_utils
+from clusterctl.util.assets import asset
+from tests.support.plays import load_module, run_tasks
+
+KEY = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIJm9W7vS0S3Gq3Z0b0m7mB4nJrj0v0E2m2u3Zr0vXq5d clusterctl"
+OTHER = "ssh-ed25519 AAAAC3NzaC1lZDI1NTE5AAAAIHmk0n7vS0S3Gq3Z0b0m7mB4nJrj0v0E2m2u3Zr0vXq5e mine"
+Converge = Callable[..., dict[str, Any]]
+
+
+@pytest.fixture
+def root() -> Iterator[Path]:
+    """A folder that other accounts can reach, unlike pytest's."""
+    folder = Path("/var/tmp", f"clusterctl-test-{secrets.token_hex(4)}")
+    folder.mkdir(mode=0o755)
+    yield folder
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def ada(root: Path) -> Iterator[pwd.struct_passwd]:
+    """An account of this machine's, with a home."""
+    name = f"t{secrets.token_hex(4)}"
+    subprocess.run(["useradd", "-m", "-d", root / "home" / name, "-b", root, name], check=True)
+    yield pwd.getpwnam(name)
+    subprocess.run(["userdel", name], check=True)
+
+
+@pytest.fixture
+def etc(root: Path) -> Path:
+    """A folder of root's, as /etc is."""
+    folder = root / "etc"
+    folder.mkdir(mode=0o755)
+    (folder / "authorized_keys").write_text("# root's\n")
+    return folder
+
+
+def configure(tmp_path: Path, ada: pwd.struct_passwd, homes: Path) -> str:
+    """Play the role."""
+    done = run_tasks(
+        tmp_path,
+        "users",
+        "configure",
+        leads=True,
+        users_home_root=str(homes),
+        users_accounts=[{"name": ada.pw_name, "uid": ada.pw_uid, "ssh_authorized_keys": [KEY]}],
+        clusterctl_keeps=True,
+    )
+    assert done.returncode == 0, done.stdout
+    return done.stdout
+
+
+@dataclass
+class Module:
+    """What the role's module sees of Ansible."""
+
+    params: dict[str, Any]
+    tmpdir: str
+    check_mode: bool = False
+    warned: list[str] = field(default_factory=list)
+
+    def warn(self, text: str) -> None:
+        self.warned.append(text)
+
+    def set_default_selinux_context(self, path: str, changed: bool) -> bool:
+        assert os.lstat(path).st_uid == os.geteuid()
+        return changed
+
+    def run_command(self, argv: list[str], *, check_rc: bool) -> None:
+        subprocess.run(argv, check=check_rc)
+
+
+@pytest.fixture
+def converge(
+    tmp_path: Path, ada: pwd.struct_passwd, monkeypatch: pytest.MonkeyPatch
+) -> Callable[..., dict[str, Any]]:
+    """Runs the module three times: what it would do, does, and has not to do again."""
+    paths = [*ansible.module_utils.__path__, str(asset("ansible") / "module_utils")]
+    monkeypatch.setattr(ansible.module_utils, "__path__", paths)
+    library = load_module("user_home")
+    options = (
+        "home",
+        "authorized_keys",
+        "key_options",
+        "key_pair",
+        "key_comment",
+        "folder",
+        "link",
+        "target",
+    )
+
+    def act(**params: Any) -> dict[str, Any]:
+        asked = {**dict.fromkeys(options, ""), **params}
+        before = sorted(Path(ada.pw_dir).rglob("*"))
+        assert library.converge(Module(asked, str(tmp_path), check_mode=True), ada)["changed"]
+        assert sorted(Path(ada.pw_dir).rglob("*")) == before
+        answer = dict(library.converge(Module(asked, str(tmp_path)), ada))
+        assert answer["changed"]
+        assert library.converge(Module(asked, str(tmp_path)), ada) == {**answer, "changed": False}
+        assert os.geteuid() == 0
+        return answer
+
+    return act
+
+
+def owned(path: Path) -> tuple[int, int]:
+    found = path.lstat()
+    return stat.S_IMODE(found.st_mode), found.st_uid
+
+
+def converged(ada: pwd.struct_passwd) -> list[str]:
+    """The lines of the keys that may log in, once sshd would take them."""
+    folder = Path(ada.pw_dir, ".ssh")
+    assert owned(folder.resolve()) == (0o700, ada.pw_uid)
+    assert owned(folder / "authorized_keys") == (0o600, ada.pw_uid)
+    return (folder / "authorized_keys").read_text().splitlines()
+
+
+def as_user(ada: pwd.struct_passwd, command: str) -> None:
+    argv = [
+        "setpriv",
+        f"--reuid={ada.pw_uid}",
+        f"--regid={ada.pw_gid}",
+        "--clear-groups",
+        "sh",
+        "-ec",
+        command,
+    ]
+    subprocess.run(argv, check=True, cwd=ada.pw_dir)
+
+
+def test_a_link_in_place_of_ssh_leads_root_nowhere(tmp_path: Path, ada: pwd.struct_passwd, etc: Path) -> None:
+    as_user(ada, f"ln -s {etc} .ssh")
+    homes = Path(ada.pw_dir).parent
+    configure(tmp_path, ada, homes)
+    assert "changed=0" in configure(tmp_path, ada, homes)
+    assert owned(etc) == (0o755, 0)
+    assert [path.name for path in etc.iterdir()] == ["authorized_keys"]
+    assert owned(etc / "authorized_keys") == (0o644, 0)
+    assert (etc / "authorized_keys").read_text() == "# root's\n"
+    assert converged(ada) == [KEY]
+    assert Path(ada.pw_dir, ".ssh.aside-clusterctl").readlink() == etc
+
+
+@pytest.mark.parametrize(
+    "spoil",
+    [
+        "touch .ssh",
+        "mkfifo .ssh",
+        "mkdir .ssh; mkfifo .ssh/authorized_keys",
+        "mkdir .ssh; ln -s /dev/zero .ssh/authorized_keys",
+        "mkdir .ssh; ln -s /etc/shadow .ssh/authorized_keys",
+        "mkdir -p .ssh/authorized_keys/full",
+        "mkdir .ssh; truncate -s 1T .ssh/authorized_keys",
+        "mkdir .ssh; chmod 0 .ssh",
+        "ln -s nowhere .ssh",
+    ],
+)
+def test_what_is_in_the_way_is_moved_aside(converge: Converge, ada: pwd.struct_passwd, spoil: str) -> None:
+    before = Path("/etc/shadow").stat()
+    as_user(ada, spoil)
+    converge(authorized_keys=[KEY])
+    assert converged(ada) == [KEY]
+    after = Path("/etc/shadow").stat()
+    assert (after.st_uid, after.st_mode) == (before.st_uid, before.st_mode)
+
+
+@pytest.mark.parametrize(
+    "prepare",
+    ["mkdir .ssh", "mkdir -m 755 .ssh", "mkdir .dotfiles; ln -s .dotfiles .ssh"],
+)
+def test_other_keys_and_a_linked_folder_of_ones_own_stay(
+    converge: Converge, ada: pwd.struct_passwd, prepare: str
+) -> None:
+    as_user(ada, f"{prepare}; printf '# mine\\n{OTHER}\\n' >.ssh/authorized_keys")
+    linked = Path(ada.pw_dir, ".ssh").is_symlink()
+    converge(authorized_keys=[KEY])
+    assert converged(ada) == ["# mine", OTHER, KEY]
+    assert Path(ada.pw_dir, ".ssh").is_symlink() == linked
+
+
+def test_what_root_made_in_a_home_becomes_the_accounts(converge: Converge, ada: pwd.struct_passwd) -> None:
+    folder = Path(ada.pw_dir, ".ssh")
+    folder.mkdir()
+    (folder / "authorized_keys").write_text(f"{OTHER}\n")
+    converge(authorized_keys=[KEY])
+    assert converged(ada) == [OTHER, KEY]
+
+
+def test_the_shared_part_of_a_home_that_lies_elsewhere(
+    tmp_path: Path, ada: pwd.struct_passwd, root: Path, etc: Path
+) -> None:
+    shared = root / "shared"
+    home = shared / ada.pw_name
+    home.mkdir(parents=True)
+    os.chown(home, ada.pw_uid, ada.pw_gid)
+    (home / "clusterctl").symlink_to(etc)
+    as_user(ada, "mkdir clusterctl; touch clusterctl/mine")
+    configure(tmp_path, ada, shared)
+    assert owned(etc) == (0o755, 0)
+    assert owned(home / "clusterctl") == (0o700, ada.pw_uid)
+    assert Path(ada.pw_dir, "clusterctl").readlink() == home / "clusterctl"
+    assert Path(ada.pw_dir, "clusterctl.aside-clusterctl/mine").exists()
+
+
+def test_a_pair_of_keys_is_written_through_no_link(
+    converge: Converge, ada: pwd.struct_passwd, etc: Path
+) -> None:
+    as_user(ada, f"mkdir .ssh; ln -s {etc}/authorized_keys .ssh/pair.pub; mkfifo .ssh/pair")
+    public = converge(key_pair="pair", key_comment="ada's")["public_key"]
+    assert owned(etc / "authorized_keys") == (0o644, 0)
+    assert (etc / "authorized_keys").read_text() == "# root's\n"
+    folder = Path(ada.pw_dir, ".ssh")
+    assert (owned(folder / "pair"), owned(folder / "pair.pub")) == ((0o600, ada.pw_uid), (0o644, ada.pw_uid))
+    assert (folder / "pair.pub").read_text() == f"{public}\n"
+    assert public.endswith(" ada's")
+    converge(authorized_keys=[public], key_options="restrict")
+    converge(authorized_keys=[public], key_options='restrict,from="10.0.0.1"')
+    assert converged(ada) == [f'restrict,from="10.0.0.1" {public}']
+
+
+def test_a_home_that_its_account_can_not_write_to(converge: Converge, ada: pwd.struct_passwd) -> None:
+    os.chown(ada.pw_dir, 0, 0)
+    Path(ada.pw_dir).chmod(0o755)
+    converge(authorized_keys=[KEY])
+    assert converged(ada) == [KEY]

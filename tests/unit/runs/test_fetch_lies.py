@@ -1,0 +1,149 @@
+"""Fetching from a cluster that says or sends what can't be."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+import json
+import os
+import struct
+from contextlib import contextmanager
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clusterctl.errors import CollectError
+from clusterctl.runs.fetch import fetch_tree
+from clusterctl.runs.manifest import parse_manifest, shown_path
+from clusterctl.transport.local import LocalTransport
+from tests.support.fetched import Talk, content, fetch
+
+
+def row(path: bytes, data: bytes = b"x", **fields) -> str:
+    told = {"path": base64.b64encode(path).decode(), "size": len(data), "space": len(data)}
+    return json.dumps(told | fields) + "\n"
+
+
+class Lying(LocalTransport):
+    """A cluster that says and sends what it likes."""
+
+    def __init__(self, listing: str, sent: bytes) -> None:
+        self._listing = listing
+        self._sent = sent
+
+    def stream(self, *_argv):
+        yield self._listing.encode()
+
+    @contextmanager
+    def converse(self, argv, **options):
+        rest = [self._sent]
+        with super().converse(["true", *argv], **options) as real:
+            lying = Talk(real, lambda _: rest.pop() if rest else b"")
+            lying.send = lying.finish = lambda *_: None
+            yield lying
+
+
+@pytest.mark.parametrize(
+    "path",
+    [b"/etc/passwd", b"../x", b"a/../../x", b"a/..", b".", b"", b"a//b", b"a/", b"a\0b", b"./a", b"b" * 256],
+)
+def test_paths_that_lead_elsewhere_are_refused(path, remote, tree):
+    with pytest.raises(CollectError, match="makes no sense") as caught:
+        fetch(remote, tree, Lying(row(path), b""))
+    assert caught.value.why.isprintable()
+    assert content(tree) == {}
+
+
+@pytest.mark.parametrize(
+    "listing",
+    [
+        row(b"a") + row(b"a"),
+        row(b"a") + row(b"a/b"),
+        row(b"a", size=-1),
+        row(b"a", size="many"),
+        row(b"a", size=float("inf")),
+        "[" * 60_000 + "\n",
+        '{"path": "not base64!"}\n',
+        "[]\n",
+        "\x1b[31m\n",
+    ],
+)
+def test_listings_that_contradict_themselves_are_refused(listing, remote, tree):
+    with pytest.raises(CollectError, match="makes no sense"):
+        fetch(remote, tree, Lying(listing, b""))
+
+
+def header(size: int) -> bytes:
+    return struct.pack(">q", size)
+
+
+def file_of(data: bytes, *, sha256: bytes | None = None, still: bytes = b"\1") -> bytes:
+    last = still + (sha256 or hashlib.sha256(data).digest())
+    return header(len(data)) + header(len(data)) + data + header(len(last)) + last
+
+
+@pytest.mark.parametrize(
+    ("sent", "message"),
+    [
+        (file_of(b"x") + b"more", "other data than it said"),
+        (header(10**12) + b"x", "other data than it said"),
+        (header(-2), "other data than it said"),
+        (header(1), "less than it said"),
+        (file_of(b"x")[:-1], "less than it said"),
+        (b"", "less than it said"),
+        (header(1)[:4], "less than it said"),
+        (header(1) + header(-2), "other data than it said"),
+        (header(1) + header(2) + b"xx", "other data than it said"),
+        (header(1) + header(1) + b"x" + header(34), "other data than it said"),
+    ],
+)
+def test_a_cluster_that_sends_other_than_it_said(sent, message, remote, tree):
+    with pytest.raises(CollectError, match=message):
+        fetch(remote, tree, Lying(row(b"a"), sent))
+
+
+@pytest.mark.parametrize("sent", [file_of(b"y", sha256=bytes(32)), file_of(b"y", still=b"\0")])
+def test_a_wrong_content_is_never_taken(sent, remote, tree):
+    with pytest.raises(CollectError, match="keep changing"):
+        fetch(remote, tree, Lying(row(b"a"), sent))
+    assert content(tree) == {}
+
+
+def test_a_run_that_does_not_fit_the_disk(remote, tree):
+    with pytest.raises(CollectError, match="MiB are free"):
+        fetch_tree(
+            Lying(row(b"a", size=10**18, space=10**18), b""),
+            str(remote),
+            tree,
+            still_changing=False,
+            max_file=10**18,
+        )
+
+
+def test_a_list_that_does_not_end(remote, tree):
+    for listing in ("x" * (2 << 20), "{}\n" * 300_000):
+        with pytest.raises(CollectError, match="makes no sense"):
+            fetch(remote, tree, Lying(listing, b""))
+
+
+def test_of_many_things_that_stay_only_the_first_are_named(remote, tree):
+    listing = "".join(
+        json.dumps({"path": base64.b64encode(b"%d" % i).decode(), "skip": "a pipe"}) + "\n"
+        for i in range(3000)
+    )
+    manifest = fetch(remote, tree, Lying(listing, b""))
+    assert len(manifest.skipped) == 1001
+    assert manifest.skipped[-1].reason == "2,000 more files, which are not named"
+
+
+@given(st.binary(min_size=1, max_size=40))
+def test_no_path_gets_out_of_the_folder(path):
+    try:
+        manifest = parse_manifest([row(path).encode()], "/f")
+    except CollectError:
+        return
+    (file,) = manifest.files.values()
+    place = os.path.normpath(b"/out/tree/" + file.local)
+    assert place == b"/out/tree/" + file.local
+    assert shown_path(path).isprintable()

@@ -1,0 +1,455 @@
+"""A run on disk: whole or not at all, once, and checked."""
+
+from __future__ import annotations
+
+import fcntl
+import json
+import subprocess
+import time
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from clusterctl.cli.job import not_brought_home
+from clusterctl.errors import CollectError, SlurmError, UnreachableError, UsageError
+from clusterctl.runs import collect
+from clusterctl.scheduler.session import Session
+from clusterctl.scheduler.slurm.client import SlurmClient
+from clusterctl.state.ledger import UNCHANGED, Ledger, RunRecord, TaskRecord, node_hours
+from tests.support.disks import FAULTS, small_disk
+from tests.support.played.cluster import Nearby, PlayedCluster, submitted
+
+
+@pytest.fixture
+def out(tmp_path: Path) -> Path:
+    return tmp_path / "runs"
+
+
+def finished(session: Session, cluster: PlayedCluster, folder: Path, body: str, name: str = "mine") -> str:
+    job_id = submitted(session, folder, body, name)
+    cluster.wait_until_ended(job_id)
+    return job_id
+
+
+def until_it_wrote(session: Session, cluster: PlayedCluster, job_id: str) -> None:
+    entry = cluster.ledger.find(job_id)
+    assert entry is not None
+    for _ in range(200):
+        log = Path(str(entry.remote_dir)) / "stdout.log"
+        if log.exists() and log.stat().st_size:
+            return
+        time.sleep(0.05)
+    raise AssertionError("the job wrote nothing")
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_disk_that_takes_no_run_is_said_and_the_run_comes_home_later(session, cluster, tmp_path, fault):
+    job_id = finished(session, cluster, tmp_path, "echo hello")
+    with small_disk(mib=40) as disk:
+        disk.suffer(fault)
+        said = "0 MiB are free" if fault == "full" else FAULTS[fault]
+        with pytest.raises(CollectError) as caught:
+            collect(session, out=disk.path / "runs")
+        assert said in str(caught.value)
+        assert "--out" in caught.value.fix
+        disk.recover()
+        (run,) = collect(session, out=disk.path / "runs")
+        assert (run.job_id, [path.name for path in (disk.path / "runs").iterdir()]) == (
+            job_id,
+            [f"demo-{job_id}-mine"],
+        )
+
+
+TELEMETRY = r"""mkdir -p telemetry
+echo '{"kind": "host", "time": 1.5, "host": "n1", "versions": {"python": "3.11.2"}}' >telemetry/n1.jsonl
+echo 'not json' >telemetry/n2.jsonl
+"""
+
+
+def test_what_a_run_holds(session, cluster, tmp_path, out):
+    job_id = finished(session, cluster, tmp_path, f"echo hello; echo '{{}}' >metrics.jsonl; {TELEMETRY}")
+    (run,) = collect(session, [job_id], out=out)
+    assert run.directory == out / f"demo-{job_id}-mine"
+    assert {str(p.relative_to(run.directory)) for p in run.directory.rglob("*") if p.is_file()} == {
+        "run.json",
+        "job.sbatch",
+        "job.sh",
+        "source.json",
+        "spec.yaml",
+        "stdout.log",
+        "stderr.log",
+        "metrics.jsonl",
+        "telemetry/n1.jsonl",
+        "telemetry/n2.jsonl",
+        "sacct.json",
+        "environment.json",
+        "SHA256SUMS",
+    }
+    assert (run.directory / "stdout.log").read_text() == "hello\n"
+    assert (run.state, run.final, run.user, run.nodes) == ("COMPLETED", True, "hpc", ("n1",))
+    assert run.elapsed_s is not None
+    assert json.loads((run.directory / "sacct.json").read_text())["jobs"][0]["job_id"] == int(job_id)
+
+
+def priced(session: Session, usd_per_hour: float) -> Session:
+    """The same session, with nodes that cost something."""
+    partitions = tuple(p.model_copy(update={"price_per_hour": usd_per_hour}) for p in session.spec.partitions)
+    return replace(session, spec=session.spec.model_copy(update={"partitions": partitions}))
+
+
+def test_what_a_run_cost_is_its_nodes_times_their_price(session, cluster, tmp_path, out):
+    job_id = finished(session, cluster, tmp_path, "echo done")
+    with cluster.state() as state:
+        state["jobs"][job_id]["end"] = state["jobs"][job_id]["start"] + 5400
+    (run,) = collect(priced(session, 2.5), [job_id], out=out)
+    assert (run.price_per_hour, run.cost_usd) == (2.5, 3.75)
+    assert RunRecord.load(run.directory).cost_usd == 3.75
+
+
+def test_all_nodes_of_all_tasks_are_paid_for() -> None:
+    tasks = [
+        TaskRecord(id="7_1", state="COMPLETED", nodes=("n1", "n2"), start_time=1000, end_time=4600),
+        TaskRecord(id="7_2", state="FAILED", nodes=("n3",), start_time=1000, end_time=2800),
+        TaskRecord(id="7_3", state="CANCELLED", nodes=(), start_time=None, end_time=2800),
+    ]
+    assert node_hours(tasks) == 2.5
+
+
+def test_nothing_is_said_of_what_a_run_cost_where_no_price_is_known(session, cluster, tmp_path, out):
+    job_id = finished(session, cluster, tmp_path, "echo done")
+    (run,) = collect(session, [job_id], out=out)
+    assert (run.price_per_hour, run.cost_usd) == (None, None)
+
+
+def test_a_run_that_goes_on_has_no_cost_yet(session, cluster, tmp_path, out):
+    job_id = submitted(session, tmp_path, "echo here; sleep 60")
+    until_it_wrote(session, cluster, job_id)
+    (run,) = collect(priced(session, 2.0), [job_id], out=out)
+    assert (run.final, run.price_per_hour, run.cost_usd) == (False, 2.0, None)
+
+
+def test_the_environment_has_the_clients_facts_and_the_hosts(session, cluster, tmp_path, out):
+    job_id = finished(session, cluster, tmp_path, TELEMETRY)
+    (run,) = collect(session, [job_id], out=out)
+    told = json.loads((run.directory / "environment.json").read_text())
+    assert told["client"]["job"]["name"] == "mine"
+    assert told["slurm"] == "22.05.8"
+    assert told["hosts"] == {"n1": {"host": "n1", "versions": {"python": "3.11.2"}}}
+
+
+HOSTILE = """rm environment.client.json
+mkdir -p run.json sacct.json environment.client.json telemetry/n3.jsonl
+touch run.json/x sacct.json/x environment.client.json/x telemetry/n3.jsonl/x
+python3 -c "print('[' * 60_000)" >telemetry/n4.jsonl
+"""
+
+
+def test_what_a_job_does_to_its_folder_does_not_hold_its_run_up(session, cluster, tmp_path, out):
+    job_id = finished(session, cluster, tmp_path, HOSTILE)
+    (run,) = collect(session, [job_id], out=out)
+    assert RunRecord.load(run.directory) == run
+    told = json.loads((run.directory / "environment.json").read_text())
+    assert (told["client"]["job"]["name"], told["hosts"]) == ("mine", {})
+    kept = (
+        "run.json.from-job/x",
+        "sacct.json.from-job/x",
+        "environment.client.json.from-job/x",
+        "telemetry/n3.jsonl/x",
+    )
+    assert all((run.directory / name).is_file() for name in kept)
+
+
+def test_the_sums_hold_for_sha256sum(session, cluster, tmp_path, out):
+    job_id = finished(session, cluster, tmp_path, r"touch $'new\nline' 'back\slash' $'\xff'; echo x >'a b'")
+    (run,) = collect(session, [job_id], out=out)
+    check = ["sha256sum", "--check", "--strict", "--quiet", "SHA256SUMS"]
+    subprocess.run(check, cwd=run.directory, check=True)
+    listed = len((run.directory / "SHA256SUMS").read_bytes().splitlines())
+    assert listed == sum(1 for p in run.directory.rglob("*") if p.is_file()) - 1
+    (run.directory / "a b").write_text("y\n")
+    assert subprocess.run(check, cwd=run.directory, check=False, capture_output=True).returncode == 1
+
+
+def test_the_record_reads_back(session, cluster, tmp_path, out):
+    job_id = finished(session, cluster, tmp_path, "exit 3")
+    (run,) = collect(session, [job_id], out=out)
+    assert RunRecord.load(run.directory) == run
+    assert (run.state, run.tasks[0].exit_code) == ("FAILED", 3)
+
+
+def test_a_record_of_a_later_version_reads_too(session, cluster, tmp_path, out):
+    job_id = finished(session, cluster, tmp_path, "true")
+    (run,) = collect(session, [job_id], out=out)
+    path = run.directory / "run.json"
+    path.write_text(json.dumps(json.loads(path.read_text()) | {"something_new": 1}))
+    assert RunRecord.load(run.directory) == run
+
+
+@pytest.mark.parametrize("text", [None, "", "[]", "{}", '{"version": 1'])
+def test_what_is_no_run(tmp_path, text):
+    if text is not None:
+        (tmp_path / "run.json").write_text(text)
+    with pytest.raises(CollectError, match="is not a collected run"):
+        RunRecord.load(tmp_path)
+
+
+def test_collecting_twice_changes_nothing(session, cluster, tmp_path, out):
+    job_id = finished(session, cluster, tmp_path, "echo hello")
+    (first,) = collect(session, [job_id], out=out)
+    before = {path: path.stat().st_mtime_ns for path in out.rglob("*")}
+    assert collect(session, [job_id], out=out) == (first,)
+    assert collect(session, out=out) == ()
+    assert {path: path.stat().st_mtime_ns for path in out.rglob("*")} == before
+
+
+def test_by_default_all_that_is_out_comes_home(session, cluster, tmp_path, out):
+    ids = [finished(session, cluster, tmp_path, "true", name) for name in ("a", "b")]
+    collect(session, ids[:1], out=out)
+    assert [run.job_id for run in collect(session, out=out)] == ids[1:]
+    assert sorted(path.name for path in out.iterdir()) == ["demo-1-a", "demo-2-b"]
+
+
+def test_a_run_that_the_user_removed_comes_again_only_when_asked_for(session, cluster, tmp_path, out):
+    job_id = finished(session, cluster, tmp_path, "true")
+    (run,) = collect(session, [job_id], out=out)
+    run.directory.rename(tmp_path / "elsewhere")
+    assert collect(session, out=out) == ()
+    (again,) = collect(session, [job_id], out=out)
+    assert again.directory.is_dir()
+
+
+@pytest.mark.parametrize("what", ["run", "folder", "file"])
+def test_what_stands_in_the_place_of_a_run_is_left_alone(session, cluster, tmp_path, out, what):
+    job_id = finished(session, cluster, tmp_path, "echo mine")
+    place = out / f"demo-{job_id}-mine"
+    if what == "file":
+        out.mkdir()
+        place.write_text("theirs")
+    else:
+        place.mkdir(parents=True)
+        (place / "stdout.log").write_text("theirs")
+    if what == "run":  # of a cluster that had this name before
+        (run,) = collect(session, [job_id], out=tmp_path / "elsewhere")
+        (place / "run.json").write_text(run.model_copy(update={"token": "another"}).as_json())
+        (tmp_path / "elsewhere" / place.name).rename(tmp_path / "moved")
+    (run,) = collect(session, [job_id], out=out)
+    assert run.directory == out / f"demo-{job_id}-mine-2"
+    assert (run.directory / "stdout.log").read_text() == "mine\n"
+    assert (place if what == "file" else place / "stdout.log").read_text() == "theirs"
+
+
+def test_a_snapshot_is_replaced_when_the_job_is_over(session, cluster, tmp_path, out):
+    job_id = submitted(session, tmp_path, "echo early; until [[ -e go ]]; do sleep 0.05; done; echo late")
+    until_it_wrote(session, cluster, job_id)
+    (snapshot,) = collect(session, [job_id], out=out)
+    assert (snapshot.state, snapshot.final, snapshot.end_time, snapshot.elapsed_s) == (
+        "RUNNING",
+        False,
+        None,
+        None,
+    )
+    assert (snapshot.directory / "stdout.log").read_text() == "early\n"
+    (snapshot.directory / "NOTES").write_text("mine")
+    (snapshot.directory / "telemetry").mkdir(exist_ok=True)
+    (snapshot.directory / "telemetry" / "my\nplot.png").write_text("mine too")
+    (Path(snapshot.remote_dir) / "go").touch()
+    cluster.wait_until_ended(job_id)
+    (run,) = collect(session, out=out)
+    assert (run.state, run.final, run.directory) == ("COMPLETED", True, snapshot.directory)
+    assert (run.directory / "NOTES").read_text() == "mine"
+    assert (run.directory / "telemetry" / "my\nplot.png").read_text() == "mine too"
+    assert (run.directory / "stdout.log").read_text() == "early\nlate\n"
+    assert [path.name for path in out.iterdir()] == [run.directory.name]
+
+
+class Dropping(Nearby):
+    """Loses the connection at the n-th command."""
+
+    def __init__(self, payload: Path, at: int) -> None:
+        super().__init__(payload)
+        self._left = at
+
+    def _count(self) -> None:
+        self._left -= 1
+        if self._left == 0:
+            raise UnreachableError("the connection broke")
+
+    def run(self, argv, **options):
+        self._count()
+        return super().run(argv, **options)
+
+    def stream(self, argv):
+        self._count()
+        return super().stream(argv)
+
+
+def test_there_is_never_half_a_run(session, cluster, tmp_path, out):
+    job_id = finished(session, cluster, tmp_path, TELEMETRY)
+    for at in range(1, 50):
+        transport = Dropping(cluster.payload, at)
+        shaky = Session(session.spec, SlurmClient(transport, patience_s=0), cluster.ledger)
+        try:
+            collect(shaky, [job_id], out=out)
+        except UnreachableError:
+            assert not (out / f"demo-{job_id}-mine").exists()
+            assert cluster.ledger.find(job_id).run_dir is None
+        else:
+            break
+    assert at > 4  # it was interrupted at each command in turn
+    assert RunRecord.load(out / f"demo-{job_id}-mine").final
+    assert [path.name for path in out.iterdir()] == [f"demo-{job_id}-mine"]
+
+
+def test_one_run_that_fails_does_not_hold_up_the_others(session, cluster, tmp_path, out):
+    ids = [finished(session, cluster, tmp_path, "true", name) for name in ("a", "b", "c")]
+    out.mkdir()
+    (out / ".demo-2-b.incomplete").write_text("in the way")
+    with pytest.raises(CollectError, match="1 of 3 runs") as caught:
+        collect(session, ids, out=out)
+    assert "job 2" in caught.value.failures[0].cause
+    assert sorted(path.name for path in out.iterdir() if path.is_dir()) == ["demo-1-a", "demo-3-c"]
+    (out / ".demo-2-b.incomplete").unlink()
+    assert [run.job_id for run in collect(session, out=out)] == ["2"]
+
+
+def test_a_job_that_slurm_knows_no_more_comes_home_all_the_same(session, cluster, tmp_path, out):
+    ids = [finished(session, cluster, tmp_path, f"echo {name}", name) for name in ("a", "b")]
+    with cluster.state() as state:
+        del state["jobs"]["1"]
+    purged, known = collect(session, out=out)
+    assert (purged.job_id, purged.state, purged.final, purged.nodes) == ("1", "PURGED", True, ())
+    assert (purged.directory / "stdout.log").read_text() == "a\n"
+    assert (known.job_id, known.state) == (ids[1], "COMPLETED")
+    assert collect(session, out=out) == ()
+
+
+def test_a_state_that_only_a_later_slurm_has_makes_a_snapshot(session, cluster, tmp_path, out):
+    job_id = finished(session, cluster, tmp_path, "echo a")
+    cluster.change(job_id, state="DANCING")
+    (run,) = collect(session, out=out)
+    assert (run.state, run.final) == ("UNKNOWN", False)
+    assert "'DANCING'" in run.tasks[0].reason
+    cluster.change(job_id, state="COMPLETED")
+    assert [run.state for run in collect(session, out=out)] == ["COMPLETED"]
+
+
+def test_an_accounting_that_says_nothing_of_a_job_holds_no_run_up(session, cluster, tmp_path, out):
+    ids = [finished(session, cluster, tmp_path, "true", name) for name in ("a", "b")]
+    cluster.change("1", odd="sacct: fatal: no \x1b serializer")
+    broken, whole = collect(session, ids, out=out)
+    assert whole.skipped == ()
+    (skipped,) = broken.skipped
+    assert skipped.path == "sacct.json"
+    assert r"no \x1b serializer" in skipped.reason
+    assert not (broken.directory / "sacct.json").exists()
+
+
+def test_runs_that_can_not_come_home_are_named_and_may_be_given_up(session, cluster, tmp_path, out):
+    ids = [finished(session, cluster, tmp_path, "true", name) for name in ("a", "b", "c")]
+    out.mkdir()
+    for name in ("1-a", "2-b"):
+        (out / f".demo-{name}.incomplete").write_text("in the way")
+    with pytest.raises(CollectError, match="2 of 3 runs") as caught:
+        collect(session, out=out)
+    assert caught.value.jobs == ("1", "2")
+    assert "job 1: " in caught.value.why
+    assert [path.name for path in out.iterdir() if path.name[0] != "."] == ["demo-3-c"]
+    with pytest.raises(CollectError) as caught:
+        collect(session, out=out, discard=["1"])
+    assert caught.value.jobs == ("2",)
+    assert collect(session, out=out, discard=ids) == ()
+
+
+@pytest.mark.parametrize("forged", [{"user": "eve"}, {"name": "mine"}])
+def test_a_comment_that_another_job_copied_takes_no_run_from_its_job(session, cluster, tmp_path, out, forged):
+    job_id = finished(session, cluster, tmp_path, "echo mine")
+    with cluster.state() as state:
+        state["jobs"]["500"] = state["jobs"][job_id] | {"dir": str(tmp_path)} | forged
+    if "user" in forged:
+        cluster.change("500", comment="clusterctl:another")
+    with pytest.raises(SlurmError, match="not submitted by clusterctl"):
+        collect(session, ["500"], out=out)
+    assert [entry.job_id for entry in cluster.ledger.entries()] == [job_id]
+
+
+def test_two_collects_of_one_run_do_not_meet(session, cluster, tmp_path, out):
+    job_id = finished(session, cluster, tmp_path, "true")
+    work = out / f".demo-{job_id}-mine.incomplete"
+    work.mkdir(parents=True)
+    with (work / "lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        with pytest.raises(CollectError, match="by another clusterctl"):
+            collect(session, [job_id], out=out)
+    assert collect(session, [job_id], out=out)
+
+
+def test_a_folder_that_can_not_be_written(session, cluster, tmp_path):
+    job_id = finished(session, cluster, tmp_path, "true")
+    (tmp_path / "file").write_text("")
+    with pytest.raises(CollectError, match="can't be written") as caught:
+        collect(session, [job_id], out=tmp_path / "file" / "runs")
+    assert "--out" in caught.value.fix
+
+
+def test_jobs_of_others_are_not_collected(session, cluster, tmp_path, out):
+    with pytest.raises(SlurmError, match="does not know job 77") as caught:
+        collect(session, ["77"], out=out)
+    assert not caught.value.failures[0].retryable
+    with pytest.raises(UsageError):
+        collect(session, ["../x"], out=out)
+    job_id = finished(session, cluster, tmp_path, "true")
+    with cluster.state() as state:
+        state["jobs"]["500"] = state["jobs"][job_id] | {"comment": "mine"}
+    with pytest.raises(SlurmError, match="not submitted by clusterctl"):
+        collect(session, ["500"], out=out)
+
+
+def test_a_job_of_another_workspace_is_collected_by_its_id(session, cluster, tmp_path, out):
+    job_id = finished(session, cluster, tmp_path, "true")
+    cluster.change(job_id, name="../../hostile\x1b name")
+    elsewhere = Session(session.spec, session.slurm, Ledger(tmp_path / "other.jsonl"))
+    (run,) = collect(elsewhere, [job_id], out=out)
+    assert run.directory.parent == out
+    assert run.directory.name == f"demo-{job_id}-.._.._hostile__name"
+    # What was sent with it is not known here: what its folder has under our names is not taken for ours.
+    assert (run.directory / "job.sbatch.from-job").is_file()
+    assert not (run.directory / "job.sbatch").exists()
+    assert (run.directory / "spec.yaml").is_file()
+    assert run.source is None
+
+
+def test_a_task_stands_for_its_array(session, cluster, tmp_path, out):
+    job_id = finished(session, cluster, tmp_path, "true")
+    (run,) = collect(session, [f"{job_id}_3"], out=out)
+    assert run.job_id == job_id
+
+
+def test_what_was_sent_and_is_unchanged_stays_if_it_is_large(session, cluster, tmp_path, out):
+    folder = tmp_path / "project"
+    folder.mkdir()
+    for name in ("large", "changed", "grown"):
+        (folder / name).write_bytes(bytes(2 << 20))
+    (folder / "small").write_text("small")
+    (folder / "link").symlink_to("large")
+    (folder / "turned").symlink_to("large")
+    body = "printf x | dd of=changed conv=notrunc; echo >>grown; ln -sf small turned; cp large made; "
+    body += "mkdir task-1; ln -s ../small task-1/small; ln -s ../made task-1/x"
+    job_id = finished(session, cluster, folder, body)
+    (run,) = collect(session, [job_id], out=out)
+    skipped = {one.path: one.reason for one in run.skipped}
+    link = "a symbolic link"
+    assert skipped == {"large": UNCHANGED, "link": UNCHANGED, "turned": link, "task-1/x": link}
+    for name in ("changed", "grown", "small", "made"):
+        assert (run.directory / name).is_file()
+    assert run.source == json.loads((run.directory / "source.json").read_text())["hash"]
+    assert not_brought_home(run).endswith("was not brought home: turned and 1 more (a symbolic link)")
+
+
+@pytest.mark.parametrize("text", ["[]", "not json", '{"files": [{"path": 1}], "links": []}'])
+def test_a_job_that_spoils_its_source_json_harms_only_itself(session, cluster, tmp_path, out, text):
+    job_id = finished(session, cluster, tmp_path, f"echo '{text}' >source.json; head -c 2M /dev/zero >x")
+    (run,) = collect(session, [job_id], out=out)
+    assert run.source == json.loads((run.directory / "source.json").read_text())["hash"]  # as it was sent
+    assert (run.directory / "source.json.from-job").read_text() == f"{text}\n"
+    assert (run.directory / "x").is_file()

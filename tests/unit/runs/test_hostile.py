@@ -1,0 +1,327 @@
+"""Folders of jobs that mean harm, or were unlucky: each costs itself, is named, and the others come home."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import socket
+from pathlib import Path
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from clusterctl.errors import CollectError
+from clusterctl.jobs.ignore import patterns
+from clusterctl.jobs.logs import LogReader
+from clusterctl.runs import collect
+from clusterctl.runs.fetch import fetch_tree
+from clusterctl.runs.manifest import parse_manifest
+from clusterctl.runs.remote_files import DEEPEST, Listing
+from clusterctl.runs.remote_globs import LONGEST, MOST, Globs
+from clusterctl.scheduler.session import Session
+from clusterctl.scheduler.slurm.client import SlurmClient
+from clusterctl.transport.base import SILENCE_S
+from clusterctl.transport.local import LocalTransport
+from tests.support.fetched import content, fetch
+from tests.support.played.cluster import Nearby, PlayedCluster, submitted
+
+TIB = 1 << 40
+OURS = (
+    "source.json",
+    "outputs.json",
+    "environment.client.json",
+    "run.json",
+    "sacct.json",
+    "environment.json",
+    "spec.yaml",
+    "job.sbatch",
+    "stdout.log",
+    "metrics.jsonl",
+    "telemetry",
+)
+
+
+def put(kind: str, path: Path) -> None:
+    """Something else in place of a file."""
+    if kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "endless":
+        path.symlink_to("/dev/zero")
+    elif kind == "dangling":
+        path.symlink_to("/nowhere")
+    elif kind == "folder":
+        path.mkdir()
+    elif kind == "sparse":
+        path.touch()
+        os.truncate(path, TIB)
+    elif kind == "nested":
+        path.write_text("[" * (4 << 20))
+    else:
+        with socket.socket(socket.AF_UNIX) as sock:
+            sock.bind(path.name)
+
+
+@pytest.mark.parametrize("kind", ["pipe", "endless", "dangling", "folder", "sparse", "nested", "socket"])
+def test_none_of_our_names_is_waited_for_or_followed(remote, tree, monkeypatch, kind):
+    monkeypatch.chdir(remote)  # a socket's path may have at most 108 bytes
+    for name in OURS:
+        put(kind, remote / name)
+    (remote / "result").write_text("x")
+    manifest = fetch(remote, tree)
+    assert content(tree)[b"result"] == b"x"
+    if kind not in {"folder", "nested"}:
+        assert {one.path for one in manifest.skipped} == set(OURS)
+    else:
+        assert manifest.skipped == ()
+
+
+def test_a_link_in_place_of_the_folder_is_not_followed(remote, tree):
+    (remote / "stdout.log").write_text("said")
+    swapped = remote.with_name("swapped")
+    swapped.symlink_to(remote)
+    manifest = fetch(swapped, tree)
+    assert [one.reason for one in manifest.skipped] == ["a symbolic link in place of the job's folder"]
+    assert content(tree) == {}
+    assert list(LogReader(LocalTransport(), str(swapped)).new()) == []
+    assert list(LogReader(LocalTransport(), str(swapped)).end()) == []
+    assert len(list(LogReader(LocalTransport(), str(remote)).new())) == 1
+
+
+@pytest.mark.parametrize(
+    "outputs",
+    [
+        {"rules": [[True, "(a+)+$"]]},
+        {"patterns": ["*a" * 40 + "*b"]},
+        {"patterns": ["**/a*/" * 60 + "b", "[!" * 100, "*" * 5000]},
+        {"patterns": ["*"] * 100_000},
+    ],
+)
+def test_patterns_of_a_job_take_no_longer_than_they_are(remote, tree, outputs):
+    (remote / "outputs.json").write_text(json.dumps(outputs))
+    (remote / ("a" * 200)).write_text("x")
+    (remote / "/".join("a" * 60)).mkdir(parents=True)
+    (remote / "stdout.log").write_text("said")
+    fetch(remote, tree)
+    assert content(tree)[b"stdout.log"] == b"said"
+
+
+NAMES = st.text("ab.- é", min_size=1, max_size=4).filter(lambda name: name not in {".", ".."})
+PATHS = st.lists(NAMES, min_size=1, max_size=4).map("/".join)
+PATTERNS = st.builds(
+    lambda root, parts, end: root + "/".join(parts) + end,
+    st.sampled_from(["", "/"]),
+    st.lists(
+        st.sampled_from(["**", "*", "a", "b*", "?", "[ab]", "[!a]", "[^a]", "a\\*", "*.a", "é"]), min_size=1
+    ),
+    st.sampled_from(["", "/", "/**"]),
+)
+
+
+@given(PATTERNS, PATHS)
+def test_a_pattern_means_what_it_means_in_a_gitignore_file(pattern, path):
+    expected = patterns("--outputs", [pattern], Path()).says(Path(path), is_folder=False) is True
+    assert Globs([pattern]).take(os.fsencode(path)) is expected
+    assert not Globs([pattern, f"!{pattern}"]).take(os.fsencode(path))
+
+
+def test_too_many_patterns_are_none():
+    for lines in (["a"] * (MOST + 1), ["a" * (LONGEST + 1)]):
+        with pytest.raises(ValueError, match="too"):
+            Globs(lines)
+
+
+def listed(capsys, top: Path, **bounds) -> tuple[set[str], dict[str, str]]:
+    """What a listing within these bounds fetches, and why it leaves the rest."""
+    Listing(os.fsencode(top), **bounds).folder(b"")
+    manifest = parse_manifest(capsys.readouterr().out.encode().splitlines(), str(top))
+    return {os.fsdecode(path) for path in manifest.files}, {s.path: s.reason for s in manifest.skipped}
+
+
+def test_a_folder_with_too_much_in_it_is_named_and_the_others_come(remote, capsys):
+    for folder, count in (("many", 60), ("few", 5), ("telemetry", 2)):
+        (remote / folder).mkdir()
+        for number in range(count):
+            (remote / folder / f"{number}").touch()
+    (remote / "stdout.log").touch()
+    files, skipped = listed(capsys, remote, entries=50)
+    assert files == {"stdout.log", "telemetry/0", "telemetry/1", *(f"few/{n}" for n in range(5))}
+    assert list(skipped) == ["many"]
+    assert skipped["many"].startswith("more than")
+
+
+def test_of_a_folder_with_too_much_on_top_only_our_files_come(remote, capsys):
+    for number in range(60):
+        (remote / f"a{number}").touch()
+    for name in ("stdout.log", "stdout-7.log", "job.sbatch", "metrics.jsonl", "zzz"):
+        (remote / name).touch()
+    (remote / "telemetry").mkdir()
+    (remote / "telemetry" / "n1.jsonl").touch()
+    files, skipped = listed(capsys, remote, entries=50)
+    assert files == {"stdout.log", "stdout-7.log", "job.sbatch", "metrics.jsonl", "telemetry/n1.jsonl"}
+    assert list(skipped) == ["."]
+
+
+def test_folders_nested_without_end(remote, tree):
+    there = os.open(remote, os.O_RDONLY)
+    for _ in range(150):
+        os.mkdir("d" * 50, dir_fd=there)
+        below = os.open("d" * 50, os.O_RDONLY, dir_fd=there)
+        os.close(there)
+        there = below
+    os.close(there)
+    (remote / "stdout.log").write_text("said")
+    manifest = fetch(remote, tree)
+    assert content(tree) == {b"stdout.log": b"said"}
+    (skipped,) = manifest.skipped
+    assert skipped.reason == f"in more than {DEEPEST} folders"
+
+
+def test_a_path_that_fits_no_folder_here(remote, tree):
+    folder = remote
+    for _ in range(9):
+        folder /= "x" * 240
+    folder.mkdir(parents=True)
+    (folder / "result").write_text("x")
+    (remote / ("y" * 255)).write_text("y")
+    manifest = fetch(remote, tree)
+    assert content(tree) == {b"y" * 255: b"y"}
+    assert [one.reason for one in manifest.skipped] == ["its path is longer than 2,048 bytes"]
+
+
+def test_a_file_that_is_too_large_stays_alone_and_the_command_for_it_is_named(remote, tree):
+    put("sparse", remote / "image")
+    (remote / "results").write_text("x")
+    manifest = fetch(remote, tree)
+    assert content(tree) == {b"results": b"x"}
+    (skipped,) = manifest.skipped
+    assert skipped.path == "image"
+    assert skipped.reason.startswith("1024.0 GiB, more than 64.0 GiB: `clusterctl get ")
+    assert shlex.quote(f"{remote}/image") in skipped.reason
+
+
+def test_holes_stay_holes(remote, tree):
+    with (remote / "sparse").open("wb") as file:
+        file.seek(64 << 20)
+        file.write(b"in the middle")
+        file.truncate(128 << 20)
+    fetch(remote, tree)
+    here = tree / "sparse"
+    assert here.stat().st_size == 128 << 20
+    assert here.stat().st_blocks * 512 < 1 << 20
+    assert here.read_bytes() == (remote / "sparse").read_bytes()
+
+
+def test_the_disk_must_hold_what_files_take_not_what_they_seem(remote, tree):
+    put("sparse", remote / "image")
+    (manifest,) = [fetch_tree(LocalTransport(), str(remote), tree, still_changing=False, max_file=TIB - 1)]
+    assert [one.path for one in manifest.skipped] == ["image"]
+
+
+def test_empty_folders_come_home(remote, tree):
+    (remote / "results" / "empty").mkdir(parents=True)
+    (remote / "run.json").mkdir()
+    (remote / "new\nline").mkdir()
+    fetch(remote, tree)
+    (tree / "stray").mkdir()
+    fetch(remote, tree)  # what came is kept, what is not there goes
+    assert {str(path.relative_to(tree)) for path in tree.rglob("*")} == {
+        "results",
+        "results/empty",
+        "run.json.from-job",
+        "new\nline",
+    }
+
+
+def finished(session: Session, cluster: PlayedCluster, folder: Path, body: str, name: str) -> str:
+    job_id = submitted(session, folder, body, name)
+    cluster.wait_until_ended(job_id)
+    return job_id
+
+
+SPOIL = """for name in source.json outputs.json environment.client.json run.json sacct.json telemetry; do
+    rm -rf "$name"; mkfifo "$name"
+done
+ln -sf /dev/zero hostfile; ln -sf /dev/zero metrics.jsonl
+echo forged >spec.yaml; echo forged >job.sbatch
+"""
+
+
+def test_a_hostile_job_keeps_no_other_from_coming_home(session, cluster, tmp_path):
+    for name, body in (("a", "true"), ("spoiled", SPOIL), ("b", "true")):
+        finished(session, cluster, tmp_path, body, name)
+    first, spoiled, last = collect(session, out=tmp_path / "runs")
+    assert (first.name, last.name) == ("a", "b")
+    assert {one.path: one.reason for one in spoiled.skipped if one.path != "telemetry.log"} == dict.fromkeys(
+        ("environment.client.json", "outputs.json", "run.json", "sacct.json", "source.json", "telemetry"),
+        "a named pipe",
+    ) | {"hostfile": "a symbolic link", "metrics.jsonl": "a symbolic link"}
+
+
+def test_our_records_are_ours_whatever_a_job_writes(session, cluster, tmp_path):
+    forged = "echo forged | tee spec.yaml job.sbatch source.json environment.client.json >/dev/null"
+    honest = finished(session, cluster, tmp_path, "true", "honest")
+    forger = finished(session, cluster, tmp_path, forged, "forger")
+    right, run = collect(session, [honest, forger], out=tmp_path / "runs")
+    for name in ("spec.yaml", "job.sbatch", "source.json"):
+        assert (run.directory / f"{name}.from-job").read_text() == "forged\n"
+        assert not (right.directory / f"{name}.from-job").exists()
+    assert (run.directory / "spec.yaml").read_text() == (right.directory / "spec.yaml").read_text()
+    assert (run.directory / "job.sbatch").read_text().startswith("#!/bin/bash")
+    assert run.source == json.loads((run.directory / "source.json").read_text())["hash"]
+    assert json.loads((run.directory / "environment.json").read_text())["client"]["job"]["name"] == "forger"
+
+
+class Hanging(Nearby):
+    """Whatever reads one job's folder hangs."""
+
+    def __init__(self, payload: Path, folder: str) -> None:
+        super().__init__(payload)
+        self._folder = folder
+
+    def _here(self, argv):
+        hangs = any(self._folder in word for word in argv) and argv[0] == "python3"
+        self.silence_s = 0.2 if hangs else SILENCE_S
+        return ["sleep", "1000"] if hangs else super()._here(argv)
+
+
+def test_a_reader_that_hangs_ends_and_the_others_come_home(session, cluster, tmp_path):
+    ids = [finished(session, cluster, tmp_path, "true", name) for name in ("a", "b", "c")]
+    stuck = cluster.ledger.find(ids[1])
+    hanging = Hanging(cluster.payload, str(stuck.remote_dir))
+    with pytest.raises(CollectError, match="1 of 3 runs") as caught:
+        collect(Session(session.spec, SlurmClient(hanging), cluster.ledger), out=tmp_path / "runs")
+    assert "files of job 2 can't be read" in caught.value.failures[0].cause
+    assert "no answer" in caught.value.failures[0].cause
+    assert sorted(path.name for path in (tmp_path / "runs").iterdir() if path.name[0] != ".") == [
+        "demo-1-a",
+        "demo-3-c",
+    ]
+
+
+def test_many_sparse_files_hold_nobody_up(remote, tree):
+    """Forty of 60 GiB, each below the limit of one file, were hashed for an hour."""
+    for number in range(40):
+        with (remote / f"sparse{number}").open("wb") as file:
+            file.truncate(60 << 30)
+    (remote / "result").write_text("x")
+    manifest = fetch(remote, tree)
+    assert content(tree)[b"result"] == b"x"
+    assert len(manifest.skipped) == 40
+    assert manifest.skipped[0].reason.startswith(
+        "60.0 GiB of holes, with those before more than 16.0 GiB: `clus"
+    )
+
+
+def test_modules_in_the_home_are_not_what_readers_import(remote, tree, tmp_path, monkeypatch):
+    """`clusterctl put json.py` puts it in the home, where remote programs start."""
+    home = tmp_path / "home"
+    home.mkdir()
+    for name in ("json.py", "types.py"):
+        (home / name).write_text("raise SystemExit('a module of the home')\n")
+    monkeypatch.chdir(home)
+    (remote / "stdout.log").write_text("said")
+    fetch(remote, tree)
+    assert content(tree)[b"stdout.log"] == b"said"
+    assert len(list(LogReader(LocalTransport(), str(remote)).new())) == 1

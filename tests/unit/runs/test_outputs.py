@@ -1,0 +1,105 @@
+"""What `outputs` brings home, and what is said of the rest."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clusterctl.errors import UsageError
+from clusterctl.jobs.outputs import OUTPUTS_FILE, outputs_file
+from clusterctl.runs.fetch import fetch_tree
+from clusterctl.spec import JobSpec
+from clusterctl.transport.local import LocalTransport
+
+OURS = {"job.sbatch", "my [1]!.py", "stdout.log", "stderr-3.log", "metrics.jsonl", "telemetry/n1.jsonl"}
+THEIRS = {
+    "results/a.csv",
+    "results/deep/b.csv",
+    "results/tmp/c.csv",
+    "checkpoints/last.pt",
+    "notes.txt",
+    "task-1/metrics.jsonl",
+    "task-1/results/d.csv",
+    "task-1/core",
+    "big/1",
+    "big/2/3",
+    "new\nline.pt",
+}
+
+
+@pytest.fixture
+def job_folder(tmp_path: Path) -> Path:
+    folder = tmp_path / "job"
+    for name in OURS | THEIRS:
+        path = folder / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(name)
+    (folder / "empty").mkdir()
+    return folder
+
+
+def collected(folder: Path, tmp_path: Path, *patterns: str) -> tuple[set[str], dict[str, str]]:
+    """What of THEIRS comes home, and what is said of what does not."""
+    job = JobSpec(name="j", script=folder / "my [1]!.py", outputs=patterns)
+    for name, content in outputs_file(job).items():
+        (folder / name).write_bytes(content)
+    tree = tmp_path / "run" / "tree"
+    manifest = fetch_tree(LocalTransport(), str(folder), tree, still_changing=False)
+    here = {str(p.relative_to(tree)).removesuffix(".from-job") for p in tree.rglob("*") if p.is_file()}
+    assert here >= OURS
+    return here - OURS - {OUTPUTS_FILE}, {one.path: one.reason for one in manifest.skipped}
+
+
+def test_by_default_all_comes_but_checkpoints(job_folder, tmp_path):
+    here, skipped = collected(job_folder, tmp_path)
+    assert here == THEIRS - {"checkpoints/last.pt"}
+    assert skipped == {"checkpoints": "checkpoints stay on the cluster"}
+
+
+def test_what_is_named_comes_and_the_rest_is_told_by_folder(job_folder, tmp_path):
+    here, skipped = collected(job_folder, tmp_path, "results/**", "!results/tmp/**")
+    assert here == {"results/a.csv", "results/deep/b.csv", "task-1/metrics.jsonl", "task-1/results/d.csv"}
+    assert set(skipped.values()) == {"not among the outputs"}
+    assert set(skipped) == {
+        "big",
+        "checkpoints",
+        "new\\nline.pt",
+        "notes.txt",
+        "results/tmp",
+        "task-1/core",
+    }
+
+
+@pytest.mark.parametrize(
+    ("pattern", "here"),
+    [
+        ("*.pt", {"checkpoints/last.pt", "new\nline.pt"}),
+        ("checkpoints", {"checkpoints/last.pt"}),
+        ("/notes.txt", {"notes.txt"}),
+        ("core", {"task-1/core"}),
+        ("**", THEIRS),
+        ("none", set()),
+        ("!stdout.log", set()),  # our own files always come
+    ],
+)
+def test_patterns(job_folder, tmp_path, pattern, here):
+    assert collected(job_folder, tmp_path, pattern)[0] == here | {"task-1/metrics.jsonl"}
+
+
+@pytest.mark.parametrize("content", ["", "{}", '{"rules": [[true, "("]]}', '{"patterns": 5}', "[" * 100_000])
+def test_a_file_that_the_job_damaged_leaves_the_default(job_folder, tmp_path, content):
+    (job_folder / OUTPUTS_FILE).write_text(content)
+    here, _ = collected(job_folder, tmp_path)
+    assert here == THEIRS - {"checkpoints/last.pt"}
+
+
+def test_a_link_that_is_wanted_is_named_as_one(job_folder, tmp_path):
+    (job_folder / "results" / "link.csv").symlink_to("/etc/passwd")
+    _, skipped = collected(job_folder, tmp_path, "results/**")
+    assert skipped["results/link.csv"] == "a symbolic link"
+
+
+def test_a_pattern_that_can_not_be_understood():
+    with pytest.raises(UsageError, match="--outputs"):
+        outputs_file(JobSpec(name="j", bundled="train", outputs=("a\\",)))

@@ -1,0 +1,226 @@
+"""SlurmClient by a script of what is asked and answered."""
+
+from __future__ import annotations
+
+import time
+from itertools import islice
+from pathlib import Path
+
+import pytest
+
+from clusterctl.errors import AnswerLostError, SlurmError, UnreachableError, UsageError
+from clusterctl.scheduler.base import Clock, backoff
+from clusterctl.scheduler.slurm.client import SlurmAwayError, SlurmClient
+from clusterctl.transport.scripted import ScriptedTransport, Step
+from tests.support.slurm import said
+
+CAPTURES = Path(__file__).parent / "captures"
+SQUEUE = (CAPTURES / "squeue.txt").read_bytes()
+SACCT = (CAPTURES / "sacct.txt").read_bytes()
+AWAY = "squeue: error: Unable to contact slurm controller (connect failure)"
+
+
+class Ticks:
+    """Time that passes only by sleeping."""
+
+    def __init__(self) -> None:
+        self.time = 0.0
+        self.slept: list[float] = []
+
+    def sleep(self, seconds: float) -> None:
+        self.slept.append(seconds)
+        self.time += seconds
+
+    def clock(self) -> Clock:
+        return Clock(lambda: self.time, self.sleep)
+
+
+def client(*steps: Step, patience_s: float = 60.0) -> tuple[SlurmClient, ScriptedTransport, Ticks]:
+    transport, ticks = ScriptedTransport(steps), Ticks()
+    return SlurmClient(transport, clock=ticks.clock(), patience_s=patience_s), transport, ticks
+
+
+def test_all_jobs_in_one_query():
+    slurm, transport, _ = client(Step(("squeue", "..."), said(SQUEUE)))
+    slurm.jobs(["11", "15"])
+    assert [call.argv[-1] for call in transport.calls] == ["--jobs=11,15"]
+    assert transport.calls[0].env["SLURM_TIME_FORMAT"] == "%s"
+
+
+def test_only_what_the_queue_has_forgotten_is_asked_of_the_accounting():
+    slurm, transport, _ = client(Step(("squeue", "..."), said(SQUEUE)), Step(("sacct", "..."), said(SACCT)))
+    found = slurm.jobs(["1", "15"])
+    assert transport.calls[1].argv[-1] == "--jobs=1"
+    assert {"1", "15"} <= {job.id for job in found}
+
+
+def test_of_the_accounting_only_what_was_asked_for_counts():
+    slurm, _, _ = client(Step(("squeue", "..."), ""), Step(("sacct", "..."), said(SACCT)))
+    assert [job.id for job in slurm.jobs(["1", "4_5"])] == ["1", "4_5"]
+
+
+def test_of_an_array_the_tasks_that_the_queue_forgot_are_added():
+    rest = b"".join(
+        r for r in SQUEUE.splitlines(keepends=True) if b"\x1f13\x1f" in r and b"COMPLETED" not in r
+    )
+    rest = rest.replace(b"13\x1f0\x1f", b"13\x1f99\x1f")
+    accounted = SACCT.replace(b"13_[", b"13_[0,")
+    slurm, _, _ = client(Step(("squeue", "..."), said(rest)), Step(("sacct", "..."), said(accounted)))
+    ids = [job.id for job in slurm.jobs(["13"])]
+    assert "13_0" in ids
+    assert "13_99" in ids
+    assert len(ids) == len(set(ids))
+
+
+def test_a_job_that_nobody_knows_is_left_out():
+    unknown = (CAPTURES / "squeue-unknown.txt").read_text()
+    slurm, _, _ = client(Step(("squeue", "..."), stderr=unknown, rc=1), Step(("sacct", "..."), ""))
+    assert slurm.jobs(["99999"]) == ()
+
+
+def test_no_ids_no_query():
+    slurm, transport, _ = client()
+    assert slurm.jobs([]) == ()
+    assert not transport.calls
+
+
+@pytest.mark.parametrize("bad", ["", "x", "0", "1;rm", "-1", "1_", "1_2_3", "1 2", "--all"])
+def test_what_is_no_job_id_never_reaches_slurm(bad):
+    slurm, transport, _ = client()
+    with pytest.raises(UsageError, match="is not a job id"):
+        slurm.jobs([bad])
+    with pytest.raises(UsageError):
+        slurm.cancel([bad])
+    assert not transport.calls
+
+
+UPDATE = ("scontrol", "update", "jobid=7,12_3", "requeue=0")
+
+
+@pytest.mark.parametrize("said", ["", "Job has already finished for job 7", "Invalid job id specified"])
+def test_what_is_cancelled_cannot_ask_to_be_run_again(said):
+    slurm, transport, _ = client(
+        Step(UPDATE, stderr=f"slurm_update error: {said}\n", rc=bool(said)), Step(("scancel", "7", "12_3"))
+    )
+    slurm.cancel(["7", "12_3"])
+    assert not transport.left
+
+
+def test_a_refusal_to_forbid_another_run_is_no_success():
+    slurm, transport, _ = client(Step(UPDATE, stderr="slurm_update error: Access/permission denied", rc=1))
+    with pytest.raises(SlurmError, match="scontrol failed"):
+        slurm.cancel(["7", "12_3"])
+    assert not transport.left
+
+
+def test_a_controller_that_is_briefly_away_is_waited_for():
+    away = Step(("squeue", "..."), stderr=AWAY, rc=1)
+    lost = Step(("squeue", "..."), error=UnreachableError("gone"))
+    slurm, transport, ticks = client(away, lost, away, Step(("squeue", "..."), said(SQUEUE)))
+    assert slurm.jobs(["15"])
+    assert not transport.left
+    assert ticks.slept == sorted(ticks.slept)
+
+
+@pytest.mark.parametrize(("said", "there"), [("UP", True), ("DOWN", False)])
+def test_whether_slurmctld_is_there(said, there):
+    ping = Step(("scontrol", "ping"), f"Slurmctld(primary) at demo-ctl is {said}\n", rc=int(not there))
+    slurm, transport, _ = client(ping)
+    assert slurm.is_there() is there
+    assert not transport.left
+
+
+def test_the_wait_for_the_controller_has_a_bound():
+    slurm, _, ticks = client(*[Step(("squeue", "..."), stderr=AWAY, rc=1)] * 50, patience_s=20)
+    with pytest.raises(SlurmAwayError, match="has not answered squeue for 20 s") as caught:
+        slurm.jobs(["15"])
+    assert ticks.time <= 20
+    assert caught.value.failures[0].retryable
+
+
+def test_the_wait_for_the_connection_has_a_bound():
+    lost = Step(("squeue", "..."), error=UnreachableError("gone"))
+    slurm, _, ticks = client(*[lost] * 50, patience_s=20)
+    with pytest.raises(UnreachableError):
+        slurm.jobs(["15"])
+    assert ticks.time <= 20
+
+
+def test_another_failure_is_not_tried_again():
+    slurm, _, _ = client(Step(("squeue", "..."), stderr="squeue: error: Invalid user", rc=1))
+    with pytest.raises(SlurmError, match="exit status 1") as caught:
+        slurm.own_jobs()
+    assert caught.value.why == "squeue: error: Invalid user"
+
+
+def test_sbatch_runs_in_the_folder():
+    slurm, transport, _ = client(Step(("sh", "-c", "*", "sh", "/f o", "--parsable", "..."), "42;demo\n"))
+    assert slurm.sbatch("/f o", "job.sbatch", "--comment=x") == "42"
+    assert transport.calls[0].argv[-3:] == ("--comment=x", "--", "job.sbatch")
+
+
+def test_a_refusal_has_slurms_words():
+    said = "sbatch: error: Batch job submission failed: Invalid qos specification\n"
+    slurm, _, _ = client(Step(("sh", "..."), stderr=said, rc=1))
+    with pytest.raises(SlurmError) as caught:
+        slurm.sbatch("/f", "job.sbatch")
+    assert caught.value.why == "Batch job submission failed: Invalid qos specification"
+
+
+def test_sbatch_is_never_repeated_by_itself():
+    slurm, transport, _ = client(Step(("sh", "..."), stderr=AWAY, rc=1))
+    with pytest.raises(SlurmAwayError):
+        slurm.sbatch("/f", "job.sbatch")
+    assert len(transport.calls) == 1
+
+
+def test_sbatch_that_says_no_id():
+    slurm, _, _ = client(Step(("sh", "..."), "thanks\n"))
+    with pytest.raises(AnswerLostError, match="did not say a job id"):
+        slurm.sbatch("/f", "job.sbatch")
+
+
+def test_a_job_is_found_by_its_comment():
+    slurm, _, _ = client(Step(("squeue", "..."), said(SQUEUE)))
+    found = slurm.by_comment("clusterctl:abc", time.time())
+    assert found is not None
+    assert found.id == "15"
+
+
+def test_a_job_is_found_by_its_comment_in_the_accounting():
+    slurm, _, _ = client(Step(("squeue", "..."), ""), Step(("sacct", "..."), said(SACCT)))
+    found = slurm.by_comment("clusterctl:tok1", time.time())
+    assert found is not None
+    assert found.id == "1"
+
+
+def test_the_accounting_is_searched_from_before_the_submission_on():
+    slurm, transport, _ = client(*[Step(("squeue", "..."), ""), Step(("sacct", "..."), "")] * 2)
+    for days_ago in (0, 9):
+        assert slurm.by_comment("clusterctl:x", time.time() - days_ago * 86400 - 60) is None
+    asked = [call.argv[-1] for call in transport.calls if call.argv[0] == "sacct"]
+    assert asked == ["--starttime=now-2days", "--starttime=now-11days"]
+
+
+def test_the_accounting_as_json_is_left_as_it_is():
+    slurm, transport, _ = client(Step(("sacct", "--json", "--jobs=7"), '{"jobs": []}'))
+    assert slurm.accounting("7") == '{"jobs": []}'
+    # sacct --json of 22.05 fails under a time format
+    assert "SLURM_TIME_FORMAT" not in transport.calls[0].env
+
+
+def test_pauses_grow_to_a_limit():
+    pauses = list(islice(backoff(), 40))
+    assert pauses[0] == 0.2
+    assert pauses == sorted(pauses)
+    assert pauses[-1] == 15.0
+
+
+def test_a_job_whose_number_can_not_be_read_is_listed_and_answers_for_no_other():
+    spoilt = SQUEUE.replace(b"\x1f16\x1fN/A\x1f", b"\x1fx\x1fN/A\x1f")
+    assert spoilt != SQUEUE
+    slurm, _, _ = client(Step(("squeue", "..."), said(spoilt)), Step(("squeue", "..."), said(spoilt)))
+    listed = slurm.own_jobs()
+    assert (listed[0].id, len(listed)) == ("0", 15)
+    assert "ArrayJobID 'x'" in listed[0].reason
+    assert next(job.id for job in slurm.jobs(["15"])) != "0"

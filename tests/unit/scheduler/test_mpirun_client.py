@@ -1,0 +1,285 @@
+"""Jobs without a scheduler: states, ids and refusals, by what hosts say."""
+
+from __future__ import annotations
+
+import json
+import os
+import pwd
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.errors import SchedulerError, UnreachableError, UsageError
+from clusterctl.scheduler.base import Clock
+from clusterctl.scheduler.mpirun import remote_jobs
+from clusterctl.scheduler.mpirun.client import BusyError, MpirunClient, SickError
+from clusterctl.scheduler.mpirun.job import Start, job_info
+from clusterctl.scheduler.mpirun.remote_jobs import open_new, read
+from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
+from clusterctl.transport.scripted import Call, ScriptedTransport, Step
+
+START = Start("abc", "train", "/shared/home/ada/j", "job.mpirun", "train", ("d-train-1",), 60)
+ASKED = ("sudo", "-n", "/usr/bin/python3", "...")
+HEALTH = ("sudo", "-n", "/opt/clusterctl/health")
+INVENTORY = Inventory(
+    cluster="d",
+    cluster_id="1",
+    provider="local",
+    hosts=(
+        Host(name="d-ctl", address="10.0.0.2", roles=(CONTROLLER,), host_key="k"),
+        *(
+            Host(
+                name=f"d-train-{i}",
+                address=f"10.0.0.{2 + i}",
+                roles=(COMPUTE,),
+                partition="train",
+                host_key="k",
+            )
+            for i in (1, 2)
+        ),
+    ),
+    network="10.0.0.0/24",
+    shared="/shared",
+    scheduler="none",
+    job_user="ada",
+    baked=True,
+)
+
+
+def noted(
+    job_id: str = "m1", *, end: dict[str, Any] | None = None, cancelled: bool = False
+) -> dict[str, Any]:
+    return {
+        "id": job_id, "token": "abc", "name": "train", "folder": "/shared/home/ada/j", "partition": "train",
+        "nodes": ["d-train-1"], "time": 1000, "end": end, "cancelled": cancelled,
+    }  # fmt: skip
+
+
+def request(call: Call) -> Any:
+    """What a host was asked."""
+    (text,) = json.loads(call.argv[-1])
+    return json.loads(text)
+
+
+def ended(result: str, code: str = "exited", status: str = "0") -> dict[str, Any]:
+    return {"result": result, "code": code, "status": status, "time": 1010}
+
+
+def client(**steps: list[Step]) -> tuple[MpirunClient, dict[str, ScriptedTransport]]:
+    """``ctl`` and ``one``: what the controller and the first node are asked."""
+    hosts = {
+        "d-ctl": ScriptedTransport(steps.get("ctl", [])),
+        "d-train-1": ScriptedTransport(steps.get("one", [])),
+    }
+    clock = Clock(lambda: 100.0, lambda _: None)
+    return MpirunClient(INVENTORY, "ada", hosts["d-ctl"], hosts.__getitem__, clock, 0.0), hosts
+
+
+def health(*faults: str) -> Step:
+    return Step(HEALTH, "".join(f"{fault}\n" for fault in faults), rc=1 if faults else 0)
+
+
+def said(**answer: Any) -> Step:
+    return Step(ASKED, json.dumps(answer))
+
+
+@pytest.mark.parametrize(
+    ("end", "cancelled", "state", "exit_code", "signal"),
+    [
+        (ended("success"), False, "COMPLETED", 0, 0),
+        (ended("success"), True, "COMPLETED", 0, 0),
+        (ended("exit-code", status="7"), False, "FAILED", 7, 0),
+        (ended("signal", "killed", "SEGV"), False, "FAILED", 0, 11),
+        (ended("timeout", "killed", "TERM"), False, "TIMEOUT", 0, 15),
+        (ended("exit-code", status="143"), True, "CANCELLED", 143, 0),
+        (ended("timeout", "killed", "KILL"), True, "CANCELLED", 0, 9),
+        (ended("oom-kill", "killed", "KILL"), False, "OUT_OF_MEMORY", 0, 9),
+        (ended("lost", "", ""), False, "NODE_FAIL", 0, 0),
+        (ended("shutdown", "killed", "TERM"), False, "NODE_FAIL", 0, 15),
+        (ended("start", "", ""), False, "BOOT_FAIL", 0, 0),
+        (ended("protocol"), False, "FAILED", 0, 0),
+    ],
+)
+def test_how_a_unit_ended_is_a_state(end, cancelled, state, exit_code, signal):
+    mpirun, _ = client(ctl=[said(jobs=[noted(end=end, cancelled=cancelled)])])
+    (job,) = mpirun.own_jobs()
+    assert (job.id, job.whole_id, job.state.value) == ("m1", "m1", state)
+    assert (job.exit_code, job.signal, job.start_time, job.end_time) == (exit_code, signal, 1000, 1010)
+    assert job.comment == "clusterctl:abc"
+
+
+@pytest.mark.parametrize(("cancelled", "state"), [(False, "RUNNING"), (True, "COMPLETING")])
+def test_of_a_job_that_goes_on_its_first_node_is_asked(cancelled, state):
+    going = noted(cancelled=cancelled)
+    mpirun, hosts = client(ctl=[said(jobs=[going])], one=[said(jobs=[going])])
+    (job,) = mpirun.own_jobs()
+    assert (job.state.value, job.exit_code, job.ended) == (state, None, False)
+    asked = request(hosts["d-train-1"].calls[0])
+    assert asked == {"user": "ada", "do": "settle", "ids": ["m1"]}
+
+
+def test_what_the_first_node_knows_counts():
+    mpirun, _ = client(ctl=[said(jobs=[noted()])], one=[said(jobs=[noted(end=ended("lost", "", ""))])])
+    (job,) = mpirun.jobs(["m1"])
+    assert (job.state.value, job.reason) == ("NODE_FAIL", "its first node was restarted, or lost it")
+
+
+def test_a_first_node_that_is_away_is_said_and_not_asked_again_at_once():
+    away = Step(ASKED, error=UnreachableError("no route"))
+    mpirun, hosts = client(ctl=[said(jobs=[noted()])] * 2, one=[away])
+    for _ in range(2):
+        (job,) = mpirun.own_jobs()
+        assert (job.state.value, job.reason) == ("RUNNING", "d-train-1 does not answer")
+    assert len(hosts["d-train-1"].calls) == 1
+
+
+def test_a_second_job_is_refused_with_who_runs_and_since_when():
+    mpirun, hosts = client(ctl=[said(jobs=[noted()])], one=[said(jobs=[noted()])])
+    with pytest.raises(BusyError, match=r"job m1 \(train\) runs already") as caught:
+        mpirun.submit(START)
+    assert caught.value.why.startswith("ada has it since 1970-01-01 ")
+    assert "clusterctl cancel m1" in caught.value.fix
+    assert [request(call)["do"] for call in hosts["d-train-1"].calls] == ["settle"]
+
+
+def test_who_was_faster_is_named_too():
+    mpirun, _ = client(ctl=[said(jobs=[])], one=[health(), said(busy=noted("m4"))])
+    with pytest.raises(BusyError, match="job m4"):
+        mpirun.submit(START)
+
+
+def test_a_job_starts_on_the_first_of_its_nodes():
+    mpirun, hosts = client(ctl=[said(jobs=[])], one=[health(), said(id="m1")])
+    assert mpirun.submit(START) == "m1"
+    asked = request(hosts["d-train-1"].calls[1])
+    assert (asked["do"], asked["script"], asked["limit_s"]) == ("submit", "job.mpirun", 60)
+    assert set(asked["job"]) == {"token", "name", "folder", "partition", "nodes"}
+
+
+def test_a_sick_node_gets_no_job_and_is_looked_at_anew():
+    looks = [health("GPU 0: 97 C, and 90 are allowed", "/ has 3 MiB free, and needs 100"), health()]
+    mpirun, hosts = client(ctl=[said(jobs=[])] * 2, one=[*looks, said(id="m1")])
+    with pytest.raises(SickError, match="no job is started on d-train-1") as caught:
+        mpirun.submit(START)
+    (failure,) = caught.value.failures
+    assert (failure.code, failure.host) == ("sick", "d-train-1")
+    assert failure.cause == "GPU 0: 97 C, and 90 are allowed; / has 3 MiB free, and needs 100"
+    assert mpirun.submit(START) == "m1"
+    assert len(hosts["d-train-1"].calls) == 3
+
+
+def test_a_node_that_has_no_check_yet_may_have_jobs():
+    missing = Step(HEALTH, stderr="sudo: /opt/clusterctl/health: command not found", rc=1)
+    mpirun, _ = client(ctl=[said(jobs=[])], one=[missing, said(id="m1")])
+    assert mpirun.submit(START) == "m1"
+
+
+def test_what_systemd_says_against_a_start_is_told():
+    mpirun, _ = client(
+        ctl=[said(jobs=[])], one=[health(), said(failed="Failed to start transient service unit")]
+    )
+    with pytest.raises(SchedulerError, match="could not start the job") as caught:
+        mpirun.submit(START)
+    assert caught.value.why == "Failed to start transient service unit"
+
+
+@pytest.mark.parametrize("bad", ["1", "m0", "m", "m1_2", "M1", "m01", "m1; reboot", ""])
+def test_ids_that_are_none(bad):
+    with pytest.raises(UsageError, match="is not a job id"):
+        client()[0].jobs([bad])
+
+
+def test_an_id_that_nobody_knows():
+    mpirun, _ = client(ctl=[said(jobs=[noted(end=ended("success"))])])
+    assert mpirun.jobs(["m2"]) == ()
+    assert str(mpirun.unknown(["m2"])).startswith("there is no job m2")
+
+
+@pytest.mark.parametrize(
+    ("job", "job_id"),
+    [
+        ({"id": "m1", "end": None, "cancelled": False}, "m1"),
+        ({**noted(), "end": {"result": "success"}}, "m1"),
+        ({**noted(), "time": "now"}, "m1"),
+        ({**noted(), "id": "x"}, "m0"),
+    ],
+)
+def test_a_record_that_makes_no_sense_spoils_itself_alone(job, job_id):
+    whole = noted("m2", end=ended("success"))
+    mpirun, _ = client(ctl=[said(jobs=[job, whole])] * 3, one=[health(), said(id="m3")])
+    spoilt, other = mpirun.own_jobs()
+    assert (spoilt.id, spoilt.state.value, spoilt.nodes) == (job_id, "UNKNOWN", ())
+    assert "makes no sense" in spoilt.reason
+    assert (other.id, other.state.value) == ("m2", "COMPLETED")
+    assert mpirun.submit(START) == "m3", "it is in the way of no other"
+    if job_id == "m1":
+        with pytest.raises(SchedulerError, match="not known where job m1 runs"):
+            mpirun.cancel(["m1"])
+
+
+def test_the_record_of_a_job_is_read_whatever_stands_in_its_place(tmp_path):
+    path = tmp_path / "job.json"
+    assert remote_jobs.read(path) is None
+    for spoil in (path.mkdir, lambda: os.mkfifo(path), lambda: path.symlink_to("/dev/zero")):
+        spoil()
+        assert remote_jobs.read(path) is None
+        path.rmdir() if path.is_dir() else path.unlink()
+    for text in ("", "[]", "[" * 100_000, '{"a": "' + "x" * (1 << 20) + '"}', "\0", "{"):
+        path.write_text(text)
+        assert remote_jobs.read(path) is None
+    path.write_text('{"a": 1}')
+    assert remote_jobs.read(path) == {"a": 1}
+
+
+def test_only_a_record_that_we_wrote_counts():
+    good = {key: value for key, value in noted().items() if key not in {"id", "end", "cancelled"}}
+    assert remote_jobs.understood(good) == good
+    for bad in (None, {}, *({**good, "nodes": nodes} for nodes in ([], "d-train-1", [1]))):
+        assert remote_jobs.understood(bad) == {}
+    for key in good:
+        assert remote_jobs.understood({**good, key: None}) == {}
+
+
+def test_nodes_are_idle_allocated_or_down():
+    hardware = Step(("sh", "-c", "..."), "8\n16384000\n")
+    going = noted()
+    mpirun, hosts = client(ctl=[said(jobs=[going])], one=[said(jobs=[going]), hardware])
+    hosts["d-train-2"] = ScriptedTransport([Step(("sh", "-c", "..."), error=UnreachableError("no route"))])
+    one, two = mpirun.nodes()
+    assert (one.state, one.usable, one.cpus, one.memory_mib) == ("ALLOCATED", True, 8, 16000)
+    assert (two.state, two.usable, two.reason) == ("DOWN", False, "it does not answer")
+
+
+@pytest.mark.parametrize("kind", ["pipe", "link", "folder", "large"])
+def test_a_record_that_a_job_replaced_is_not_waited_for(tmp_path: Path, kind: str) -> None:
+    record = tmp_path / "job.json"
+    if kind == "pipe":
+        os.mkfifo(record)
+    elif kind == "link":
+        record.symlink_to("/dev/zero")
+    elif kind == "folder":
+        record.mkdir()
+    else:
+        record.write_text('{"a": "' + "x" * (2 << 20) + '"}')
+    assert read(record) is None
+    if kind != "large":
+        with pytest.raises(OSError):  # noqa: PT011
+            open_new(record)
+
+
+def test_a_job_whose_record_is_spoilt_has_ended_when_its_unit_says_so() -> None:
+    """`submit --wait` waited for it without end."""
+    end = {"result": "success", "code": "exited", "status": "0", "time": 5}
+    assert job_info({"id": "m3", "end": end, "cancelled": False}, "u").state.value == "COMPLETED"
+    assert job_info({"id": "m3", "end": {"result": []}, "cancelled": False}, "u").state.value == "UNKNOWN"
+
+
+def test_a_lock_that_a_job_holds_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(remote_jobs, "ASK_S", 0.2)
+    account = pwd.getpwuid(os.getuid())
+    monkeypatch.setattr(pwd, "getpwnam", lambda _: pwd.struct_passwd((*account[:5], str(tmp_path), "")))
+    user = remote_jobs.User("me")
+    held = pytest.raises(OSError, match=r"held by another process .*/mpirun/\.lock")
+    with user.alone(), held, user.alone():
+        pass

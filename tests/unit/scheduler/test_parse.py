@@ -1,0 +1,257 @@
+"""Parsers on what Slurm 22.05.8 really said."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from clusterctl.errors import SlurmError
+from clusterctl.scheduler.models import JobInfo, JobState, NodeInfo, Outcome, worst
+from clusterctl.scheduler.slurm import parse
+from clusterctl.scheduler.slurm.hostlist import expand_nodes
+from tests.support.slurm import CAPTURED
+
+CAPTURES = Path(__file__).parent / "captures"
+
+
+def capture(name: str) -> str:
+    """As a transport hands it on."""
+    return (CAPTURES / f"{name}.txt").read_bytes().decode(errors="replace")  # no newline translation
+
+
+def squeue(text: str) -> tuple[JobInfo, ...]:
+    return parse.parse_squeue(text, CAPTURED)
+
+
+def sacct(text: str) -> tuple[JobInfo, ...]:
+    return parse.parse_sacct(text, CAPTURED)
+
+
+def sinfo(text: str) -> tuple[NodeInfo, ...]:
+    return parse.parse_sinfo(text, CAPTURED)
+
+
+def with_field(command: str, name: str, value: str) -> str:
+    """The first record of a capture, with another value in a field."""
+    names = {"squeue": parse.SQUEUE_FIELDS, "sacct": parse.SACCT_FIELDS, "sinfo": parse.SINFO_FIELDS}[command]
+    fields = capture(command).split(CAPTURED)[: len(names)]
+    fields[names.index(name)] = value
+    return CAPTURED.join([*fields, "\n"])
+
+
+QUEUED = {job.id: job for job in squeue(capture("squeue"))}
+ACCOUNTED = {job.id: job for job in sacct(capture("sacct"))}
+
+
+def test_a_running_job_of_two_nodes():
+    job = QUEUED["15"]
+    assert (job.state, job.ended, job.nodes) == (JobState.RUNNING, False, ("jr-train-1", "jr-train-2"))
+    assert (job.exit_code, job.signal, job.end_time) == (None, None, None)
+    assert (job.user, job.partition, job.account, job.qos) == ("hpc", "train", "default", "normal")
+    assert (job.comment, job.work_dir, job.restarts) == ("clusterctl:abc", "/shared/home/hpc/t", 0)
+
+
+def test_a_job_that_was_killed_by_a_signal():
+    job = QUEUED["11"]
+    assert (job.state, job.exit_code, job.signal) == (JobState.FAILED, 0, 9)
+
+
+def test_a_hostile_name_survives():
+    assert QUEUED["11"].name == 'hostile | \x1b[31m, é "q"'
+    assert ACCOUNTED["1"].name == "we|ird na,me"
+
+
+def test_a_waiting_job_has_a_reason_and_no_times_that_slurm_only_guesses():
+    job = QUEUED["16"]
+    assert (job.state, job.reason) == (JobState.PENDING, "JobHeldUser")
+    assert (job.nodes, job.start_time, job.end_time) == ((), None, None)
+    assert job.submit_time == 1795157362
+
+
+def test_tasks_of_an_array_are_told_apart():
+    tasks = [job for job in QUEUED.values() if job.job_id == 13]
+    assert sorted(job.task for job in tasks if job.task is not None) == [0, 2, 4, 6, 8]
+    assert QUEUED["13_0"].exit_code == 1
+
+
+def test_an_exit_code():
+    assert (ACCOUNTED["1"].exit_code, ACCOUNTED["1"].signal) == (3, 0)
+    assert (ACCOUNTED["1"].state, ACCOUNTED["1"].outcome) == (JobState.FAILED, Outcome.FAILED)
+
+
+def test_who_cancelled_a_job_is_no_part_of_its_state():
+    assert ACCOUNTED["2"].state is JobState.CANCELLED
+
+
+def test_tasks_that_never_started_are_one_line_in_the_accounting():
+    assert [ACCOUNTED[f"3_{task}"].state for task in (0, 1, 2)] == [JobState.CANCELLED] * 3
+
+
+def test_strides_of_an_array_are_expanded():
+    jobs = sacct(with_field("sacct", "JobID", "7_[0-8:4,11%2]"))
+    assert [job.id for job in jobs] == ["7_0", "7_4", "7_8", "7_11"]
+
+
+def test_a_component_of_a_heterogeneous_job_has_its_own_number():
+    jobs = {job.id: job for job in parse.parse_sacct(capture("sacct-hostile"), "|captured|")}
+    assert (jobs["35"].name, jobs["36"].name, jobs["35"].reason) == ("het.sh", "het.sh", "")
+
+
+@pytest.mark.parametrize("command", ["squeue", "sacct"])
+def test_no_byte_in_a_name_a_comment_or_a_folder_spoils_a_record(command):
+    """Slurm's answers about jobs whose name, comment and folder hold every byte from 1 to 255."""
+    parser = {"squeue": parse.parse_squeue, "sacct": parse.parse_sacct}[command]
+    jobs = {job.id: job for job in parser(capture(f"{command}-hostile"), "|captured|")}
+    assert {"28", "29", "30", "31_1", "31_2", "35", "36"} <= jobs.keys()
+    assert "99" not in jobs  # which the name of job 30 pretends to be
+    ascii_ = "".join(map(chr, range(1, 128)))
+    told = ascii_ if command == "squeue" else ascii_.replace('"', "`")  # so the accounting keeps a name
+    unreadable = "\N{REPLACEMENT CHARACTER}" if command == "squeue" else "?"
+    assert jobs["29"].name == told + unreadable * 128
+    assert jobs["29"].comment == ascii_ + unreadable * 128
+    assert jobs["29"].work_dir == "/shared/home/hpc/" + told.replace("/", "")
+    assert jobs["30"].name == jobs["30"].comment
+    assert jobs["30"].work_dir == f"/shared/home/hpc/\n|{unreadable}"
+    assert jobs["31_1"].name == "a\nb|y"
+    ended = [jobs[job_id] for job_id in ("28", "29", "30", "31_1", "31_2")]
+    assert {(job.state, job.reason, job.nodes) for job in ended} == {
+        (JobState.COMPLETED, "", ("hslurm-train-1",))
+    }
+
+
+@pytest.mark.parametrize("command", [parse.squeue, parse.sacct, parse.sinfo])
+def test_each_separator_is_another(command):
+    separator = parse.new_separator()
+    assert not separator[0].isdigit()  # squeue would take it for a width
+    assert separator != parse.new_separator()
+    assert any(separator in word for word in command(separator))
+
+
+def test_nothing_at_all():
+    assert squeue("") == sacct("") == sinfo("") == ()
+
+
+def test_what_another_program_says_before_the_answer_is_no_part_of_it():
+    assert len(squeue("module: loaded slurm\n" + capture("squeue"))) == len(QUEUED)
+
+
+@pytest.mark.parametrize("text", ["what", capture("squeue")[:-20], "a\x1fb\x1f"])
+def test_an_answer_that_was_cut_short_is_an_error(text):
+    with pytest.raises(SlurmError, match="does not understand") as caught:
+        squeue(text)
+    assert caught.value.why.isprintable()
+
+
+@pytest.mark.parametrize(
+    ("command", "field", "value", "job_id"),
+    [
+        ("squeue", "State", "DANC\x1b\nING", "2"),
+        ("squeue", "ArrayTaskID", "x", "2"),
+        ("squeue", "ArrayJobID", "x", "0"),
+        ("squeue", "exit_code", "9" * 20 + "x", "2"),
+        ("squeue", "RestartCnt", "\N{SUPERSCRIPT TWO}", "2"),
+        ("squeue", "NodeList", "a[1-", "2"),
+        ("sacct", "State", "", "1"),
+        ("sacct", "JobID", "3_[0-x]", "3"),
+        ("sacct", "JobID", "3_[1,4,9,1...]", "3"),
+        ("sacct", "ExitCode", "three", "1"),
+    ],
+)
+def test_a_record_that_is_not_understood_spoils_itself_alone_and_says_so(command, field, value, job_id):
+    parser = {"squeue": squeue, "sacct": sacct}[command]
+    text = with_field(command, field, value)
+    spoilt, *others = parser(text + capture(command))
+    assert spoilt.id == job_id
+    assert f"does not understand what {command} says: {field} {value[:100]!r}" in spoilt.reason
+    assert (spoilt.state is JobState.UNKNOWN) == (field == "State")
+    assert spoilt.reason.isprintable()
+    assert others == list(parser(capture(command)))
+
+
+def test_a_node_that_is_not_understood_spoils_itself_alone_and_says_so():
+    spoilt = sinfo(with_field("sinfo", "CPUs", "many") + capture("sinfo").replace("-1\x1f", "-9\x1f"))[0]
+    assert (spoilt.name, spoilt.cpus, spoilt.memory_mib) == ("jr-train-1", 0, 2000)
+    assert spoilt.reason == "clusterctl does not understand what sinfo says: CPUs 'many'"
+
+
+def test_nodes():
+    idle, drained = sinfo(capture("sinfo"))
+    assert (idle.name, idle.state, idle.flags, idle.usable, idle.reason) == (
+        "jr-train-1",
+        "IDLE",
+        (),
+        True,
+        "",
+    )
+    assert (idle.cpus, idle.memory_mib, idle.gres, idle.partitions) == (2, 2000, "", ("train",))
+    assert (drained.state, drained.flags, drained.usable) == ("IDLE", ("DRAIN",), False)
+    assert (drained.reason, drained.reason_by) == ('bad disk | "x', "root")
+
+
+def test_a_node_of_two_partitions_is_one_node():
+    text = capture("sinfo") + capture("sinfo").replace("\x1ftrain*\x1f", "\x1fother\x1f")
+    nodes = sinfo(text)
+    assert [node.partitions for node in nodes] == [("train", "other")] * 2
+
+
+@pytest.mark.parametrize(
+    ("shown", "state", "flags", "usable"),
+    [
+        ("idle", "IDLE", (), True),
+        ("allocated+drain", "ALLOCATED", ("DRAIN",), False),
+        ("down*", "DOWN", ("NOT_RESPONDING",), False),
+        ("idle*", "IDLE", ("NOT_RESPONDING",), False),
+        ("idle+cloud+powering_up", "IDLE", ("CLOUD", "POWERING_UP"), True),
+        ("down+not_responding", "DOWN", ("NOT_RESPONDING",), False),
+        ("unknown", "UNKNOWN", (), False),
+        ("mixed+completing", "MIXED", ("COMPLETING",), True),
+    ],
+)
+def test_states_of_nodes(shown, state, flags, usable):
+    node = NodeInfo("n", shown, "", 1, 1, "", ("train",))
+    assert (node.state, node.flags, node.usable) == (state, flags, usable)
+
+
+def test_the_star_that_only_the_short_state_has():
+    assert sinfo(with_field("sinfo", "StateLong", "idle*"))[0].flags == ("NOT_RESPONDING",)
+
+
+def test_version():
+    assert parse.parse_version(capture("version")) == "22.05.8"
+    with pytest.raises(SlurmError):
+        parse.parse_version("slurm")
+
+
+@pytest.mark.parametrize(
+    ("nodelist", "nodes"),
+    [
+        ("a-[1-3,7]", ("a-1", "a-2", "a-3", "a-7")),
+        ("a-1", ("a-1",)),
+        ("None assigned", ()),
+        ("", ()),
+    ],
+)
+def test_hostlists(nodelist, nodes):
+    assert expand_nodes(nodelist) == nodes
+
+
+@pytest.mark.parametrize("state", list(JobState))
+def test_every_state_has_an_outcome(state):
+    cancelled = {"CANCELLED", "TIMEOUT", "PREEMPTED", "REVOKED"}
+    failed = {"FAILED", "NODE_FAIL", "OUT_OF_MEMORY", "BOOT_FAIL", "DEADLINE", "PURGED"}
+    expected = Outcome.GOES_ON
+    if state == "COMPLETED":
+        expected = Outcome.COMPLETED
+    elif state in cancelled:
+        expected = Outcome.CANCELLED
+    elif state in failed:
+        expected = Outcome.FAILED
+    assert state.outcome is expected
+
+
+def test_the_worst_job_stands_for_all():
+    job = QUEUED["11"]
+    states = (JobState.COMPLETED, JobState.TIMEOUT, JobState.FAILED, JobState.RUNNING)
+    assert worst([replace(job, state=state) for state in states]).state is JobState.FAILED

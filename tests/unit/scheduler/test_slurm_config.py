@@ -1,0 +1,220 @@
+"""slurm.conf and its companions, against golden files and the rules that they must keep."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import pytest
+
+from clusterctl.errors import SlurmError
+from clusterctl.hosts.gpus import Gpu
+from clusterctl.hosts.slurm_facts import NodeFacts
+from clusterctl.scheduler.slurm.config import render_files, slurm_minutes, timeouts
+from clusterctl.spec import ClusterSpec
+from clusterctl.spec.models import OWNED_SLURM_KEYS
+from clusterctl.state.inventory import Host, Inventory
+
+Golden = Callable[[str, str], None]
+METAL = NodeFacts(cpus=64, boards=1, sockets=2, cores_per_socket=16, threads_per_core=2, memory_mib=257_000)
+
+
+def make_spec(*partitions: dict[str, Any], **more: Any) -> ClusterSpec:
+    return ClusterSpec.model_validate(
+        {"version": 1, "name": "demo", "partitions": partitions or ({"name": "train", "nodes": 2},), **more}
+    )
+
+
+def make_inventory(spec: ClusterSpec, **share: int) -> Inventory:
+    """Hosts of the spec; ``share`` is what each compute node gets of a machine."""
+    key = "ssh-ed25519 AAAA"
+    hosts = [Host(name="demo-ctl", address="10.1.2.10", roles=("controller",), host_key=key)]
+    for partition in spec.partitions:
+        for name in spec.node_names(partition):
+            address = f"10.1.2.{10 + len(hosts)}"
+            hosts.append(
+                Host(
+                    name=name,
+                    address=address,
+                    roles=("compute",),
+                    partition=partition.name,
+                    host_key=key,
+                    cpus=share.get("cpus"),
+                    memory_mib=share.get("memory_mib"),
+                )
+            )
+    return Inventory(
+        cluster="demo",
+        cluster_id="abc123",
+        provider="local",
+        hosts=tuple(hosts),
+        network="10.1.2.0/24",
+        shared="/shared",
+        baked=True,
+    )
+
+
+def on_metal(spec: ClusterSpec, facts: NodeFacts = METAL) -> dict[str, str]:
+    inventory = make_inventory(spec)
+    return render_files(spec, inventory, {host.name: facts for host in inventory.compute})
+
+
+def settings(text: str) -> Mapping[str, str]:
+    """The `Key=value` lines that hold one setting each."""
+    return dict(re.findall(r"^(\w+)=(.*)$", text, re.MULTILINE))
+
+
+def lines(text: str, key: str) -> list[dict[str, str]]:
+    """The lines that start with a key, each as a mapping."""
+    return [
+        dict(word.split("=", 1) for word in line.split())
+        for line in text.splitlines()
+        if line.startswith(f"{key}=")
+    ]
+
+
+EIGHT_GPUS = tuple(Gpu("h200", i) for i in range(8))
+CASES: dict[str, Callable[[], dict[str, str]]] = {
+    "metal": lambda: on_metal(make_spec()),
+    "two-partitions": lambda: on_metal(
+        make_spec({"name": "train", "nodes": 2, "max_time": "1h30m"}, {"name": "debug", "nodes": 1})
+    ),
+    "shares": lambda: render_files(make_spec(), make_inventory(make_spec(), cpus=1, memory_mib=2000), {}),
+    "gpus": lambda: on_metal(
+        make_spec({"name": "train", "nodes": 1}),
+        NodeFacts(224, 1, 2, 56, 2, 2_000_000, gpus=EIGHT_GPUS),
+    ),
+    "extra": lambda: on_metal(
+        make_spec(slurm={"qos": [{"name": "high"}], "extra": ["KillWait=30", "MaxArraySize=5000"]})
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_golden(case: str, golden: Golden) -> None:
+    for name, text in CASES[case]().items():
+        golden(f"{case}/{name}", text)
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_no_setting_stands_twice(case: str) -> None:
+    text = CASES[case]()["slurm.conf"]
+    keys = re.findall(r"^(\w+)=", text, re.MULTILINE)
+    once = [key for key in keys if key not in ("NodeName", "PartitionName")]
+    assert len(once) == len(set(once))
+
+
+def test_nodes_that_share_a_machine_are_not_bound_by_slurm() -> None:
+    """Their cores are bound from outside; binding by Slurm would widen that."""
+    shared = settings(CASES["shares"]()["slurm.conf"])
+    assert shared["TaskPlugin"] == "task/none"
+    assert shared["SlurmdParameters"] == "config_overrides"
+    assert "OverMemoryKill" in shared["JobAcctGatherParams"]
+    metal = settings(CASES["metal"]()["slurm.conf"])
+    assert metal["TaskPlugin"] == "task/cgroup,task/affinity"
+    assert "SlurmdParameters" not in metal
+
+
+def test_where_no_control_groups_can_be_made_slurm_does_without() -> None:
+    """In a container, say. It watches memory itself then."""
+    spec = make_spec()
+    whole = make_inventory(spec)
+    last = whole.hosts[-1].model_copy(update={"cgroups": False})
+    inventory = whole.model_copy(update={"hosts": (*whole.hosts[:-1], last)})
+    files = render_files(spec, inventory, {host.name: METAL for host in inventory.compute})
+    text = settings(files["slurm.conf"])
+    assert (text["ProctrackType"], text["TaskPlugin"]) == ("proctrack/linuxproc", "task/affinity")
+    assert "OverMemoryKill" in text["JobAcctGatherParams"]
+    assert "Cgroup" not in files["cgroup.conf"]
+
+
+def test_the_proof_partition_is_hidden_closed_and_first() -> None:
+    partitions = lines(CASES["two-partitions"]()["slurm.conf"], "PartitionName")
+    proof = partitions[-1]
+    assert (proof["Hidden"], proof["Nodes"], proof["AllowGroups"]) == ("YES", "ALL", "clusterctl")
+    assert int(proof["PriorityTier"]) > 1
+    assert [p["Default"] for p in partitions[:-1]] == ["YES", "NO"]
+
+
+def test_a_job_that_names_no_memory_leaves_room_for_others() -> None:
+    partition = lines(CASES["shares"]()["slurm.conf"], "PartitionName")[0]
+    assert partition["DefMemPerCPU"] == "2000"
+    node = lines(CASES["metal"]()["slurm.conf"], "NodeName")[0]
+    assert int(node["RealMemory"]) < METAL.memory_mib
+
+
+def test_gpus_are_named_file_by_file() -> None:
+    files = CASES["gpus"]()
+    assert [line["File"] for line in lines(files["gres.conf"], "NodeName")] == [
+        f"/dev/nvidia{i}" for i in range(8)
+    ]
+    assert lines(files["slurm.conf"], "NodeName")[0]["Gres"] == "gpu:h200:8"
+    assert settings(files["slurm.conf"])["GresTypes"] == "gpu"
+
+
+def test_a_users_setting_replaces_ours() -> None:
+    text = CASES["extra"]()["slurm.conf"]
+    assert re.findall(r"^KillWait=(.*)$", text, re.MULTILINE) == ["30"]
+
+
+def test_what_clusterctl_relies_on_is_refused_in_extra() -> None:
+    relied_on = {
+        "clustername",
+        "slurmctldhost",
+        "slurmctldparameters",
+        "taskplugin",
+        "accountingstorageenforce",
+    }
+    assert relied_on <= {key.lower() for key in settings(CASES["shares"]()["slurm.conf"])}
+    assert relied_on <= OWNED_SLURM_KEYS
+
+
+def test_missing_facts_are_an_error_that_names_the_host() -> None:
+    spec = make_spec()
+    with pytest.raises(SlurmError) as raised:
+        render_files(spec, make_inventory(spec), {"demo-train-1": METAL})
+    assert raised.value.host == "demo-train-2"
+
+
+@pytest.mark.parametrize("key", ["SlurmdTimeout", "SlurmctldTimeout", "MessageTimeout"])
+def test_larger_clusters_wait_longer(key: str) -> None:
+    waits = [int(timeouts(nodes)[key]) for nodes in (1, 2, 16, 64, 250)]
+    assert waits == sorted(waits)
+    assert waits[-1] > waits[0]
+
+
+def test_small_clusters_notice_faults_soon_and_bear_a_machine_that_is_busy_for_half_a_minute() -> None:
+    small = timeouts(2)
+    assert 30 < int(small["SlurmdTimeout"]) <= 60
+    assert int(small["MessageTimeout"]) >= 10  # Slurm's own
+    assert small["AuthInfo"] == "cred_expire=10"
+
+
+@pytest.mark.parametrize(("seconds", "minutes"), [(1, 1), (60, 1), (61, 2), (5400, 90)])
+def test_limits_are_rounded_up_to_minutes(seconds: int, minutes: int) -> None:
+    assert slurm_minutes(seconds) == minutes
+
+
+def test_jobs_find_their_nodes_variables_where_any_has_some() -> None:
+    spec = make_spec()
+    plain = make_inventory(spec, cpus=2, memory_mib=1024)
+    assert "TaskProlog" not in settings(render_files(spec, plain, {})["slurm.conf"])
+    controller, first, second = plain.hosts
+    first = first.model_copy(update={"job_environment": {"NCCL_DEBUG": "WARN"}})
+    some = plain.model_copy(update={"hosts": (controller, first, second)})
+    said = settings(render_files(spec, some, {})["slurm.conf"])
+    assert said["TaskProlog"] == "/opt/clusterctl/task-prolog"
+
+
+def test_machines_that_call_themselves_otherwise_are_found_by_that_name() -> None:
+    spec = make_spec()
+    made = make_inventory(spec)
+    hosts = (made.hosts[0].model_copy(update={"hostname": "big"}), *made.hosts[1:])
+    hosts = (*hosts[:-1], hosts[-1].model_copy(update={"hostname": "small"}))
+    inventory = made.model_copy(update={"hosts": hosts})
+    files = render_files(spec, inventory, {host.name: METAL for host in inventory.compute})
+    assert settings(files["slurm.conf"])["SlurmctldHost"] == "big(10.1.2.10)"
+    assert settings(files["slurmdbd.conf"])["DbdHost"] == "big"
+    nodes = lines(files["slurm.conf"], "NodeName")
+    assert [node.get("NodeHostname") for node in nodes] == [None, "small"]

@@ -1,0 +1,53 @@
+"""Facts are parsed from what real hosts printed."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clusterctl.errors import SlurmError
+from clusterctl.hosts.slurm_facts import FACTS_ARGV, NodeFacts, parse_facts
+from clusterctl.transport.local import LocalTransport
+
+CAPTURES = Path(__file__).parent / "captures"
+
+
+def test_a_captured_node() -> None:
+    facts = parse_facts((CAPTURES / "node-without-gpu.txt").read_text())
+    assert facts == NodeFacts(
+        cpus=2,
+        boards=1,
+        sockets=1,
+        cores_per_socket=2,
+        threads_per_core=1,
+        memory_mib=24105,
+        gpus=(),
+        mpi=("cray_shasta", "none", "pmi2", "pmix", "pmix_v4"),
+    )
+
+
+def test_noise_around_the_answer() -> None:
+    text = (
+        "a login banner\n@node\nslurmd: error: something\n"
+        "NodeName=n CPUs=128 Boards=1 SocketsPerBoard=2 CoresPerSocket=32 ThreadsPerCore=2 "
+        "RealMemory=1031000 Gres=gpu:x:2\nUpTime=1-02:03:04\n@gpus\n@mpi\n"
+    )
+    facts = parse_facts(text)
+    assert (facts.sockets, facts.cores_per_socket, facts.threads_per_core) == (2, 32, 2)
+
+
+@pytest.mark.parametrize(
+    "text", ["", "@node\n@gpus\n@mpi\n", "@node\nsh: 1: slurmd: not found\n", "@node\nCPUs=x\n"]
+)
+def test_a_host_without_slurm_is_one_clear_error(text: str) -> None:
+    with pytest.raises(SlurmError) as raised:
+        parse_facts(text)
+    assert "slurmd" in raised.value.fix
+
+
+def test_the_script_runs_in_any_shell_and_survives_missing_tools() -> None:
+    result = LocalTransport().run(FACTS_ARGV)
+    sections = [line for line in result.stdout.splitlines() if line.startswith("@")]
+    assert sections == ["@node", "@gpus", "@mpi", "@bus"]
+    assert result.stderr == ""

@@ -1,0 +1,147 @@
+"""GPUs as nvidia-smi shows them, read by the script that runs on hosts; nvidia-smi is a stand-in."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from clusterctl.hosts.gpus import Driver, Gpu, gpu_type, ranges
+from clusterctl.hosts.slurm_facts import FACTS_ARGV, NodeFacts, parse_driver, parse_facts
+from clusterctl.scheduler.slurm.config import render_files
+from tests.support.nvidia import machines
+from tests.unit.scheduler.test_slurm_config import lines, make_inventory, make_spec
+
+_SLURMD = (
+    "NodeName=n CPUs=32 Boards=1 SocketsPerBoard=2 CoresPerSocket=8 ThreadsPerCore=2 RealMemory=1031000\n"
+)
+
+
+def facts_of(folder: Path, machine: machines.Machine) -> NodeFacts:
+    """What a host of that kind is to Slurm."""
+    return parse_facts(said_by(folder, machine))
+
+
+def driver_of(folder: Path, *cards: machines.Machine) -> Driver:
+    """What the driver of a host with these cards shows."""
+    return parse_driver(said_by(folder, {"gpus": list(cards)}))
+
+
+def said_by(folder: Path, machine: machines.Machine) -> str:
+    """What the script finds on a host of that kind."""
+    environment = machines.install(folder, machine, cpus=machines.lscpu())
+    (folder / "slurmd").write_text(f"#!/bin/sh\necho '{_SLURMD}'\n")
+    (folder / "slurmd").chmod(0o755)
+    (folder / "mig-minors").write_text(machines.mig_minors())
+    script = FACTS_ARGV[-1].replace("/proc/driver/nvidia-caps", str(folder))
+    path = f"{folder}:{os.environ['PATH']}"
+    done = subprocess.run(
+        ["sh", "-c", script], env={**environment, "PATH": path}, capture_output=True, text=True, check=False
+    )
+    return done.stdout
+
+
+def gres_of(facts: NodeFacts) -> tuple[str, list[dict[str, str]]]:
+    """``Gres=`` of the node, and its lines in gres.conf."""
+    spec = make_spec({"name": "train", "nodes": 1})
+    inventory = make_inventory(spec)
+    files = render_files(spec, inventory, {host.name: facts for host in inventory.compute})
+    return lines(files["slurm.conf"], "NodeName")[0]["Gres"], lines(files["gres.conf"], "NodeName")
+
+
+@pytest.mark.parametrize(
+    ("machine", "kind"), [(machines.t4(), "t4"), (machines.rtx_4070(), "rtx-4070")], ids=["t4", "rtx-4070"]
+)
+def test_one_card(tmp_path: Path, machine: machines.Machine, kind: str) -> None:
+    facts = facts_of(tmp_path, machine)
+    assert facts.gpus == (Gpu(kind, 0, 0),)
+    gres, rows = gres_of(facts)
+    assert gres == f"gpu:{kind}:1"
+    (row,) = rows
+    assert {key: row[key] for key in row if key != "NodeName"} == {
+        "Name": "gpu",
+        "Type": kind,
+        "File": "/dev/nvidia0",
+    }
+
+
+def test_cards_of_two_sockets_know_their_cores_links_and_device_files(tmp_path: Path) -> None:
+    gres, rows = gres_of(facts_of(tmp_path, machines.h100_node()))
+    assert gres == "gpu:h100:8"
+    assert [row["File"] for row in rows] == [f"/dev/nvidia{index ^ 1}" for index in range(8)]
+    assert {row["Cores"] for row in rows[:4]} == {"0-3"}
+    assert {row["Cores"] for row in rows[4:]} == {"4-7"}
+    assert rows[2]["Links"] == "18,18,-1,18,18,18,18,18"
+
+
+def test_a_card_in_parts_is_given_part_by_part(tmp_path: Path) -> None:
+    facts = facts_of(tmp_path, machines.h100_node(parts=2))
+    gres, rows = gres_of(facts)
+    assert gres == "gpu:1g.10gb:4,gpu:h100:6"
+    parts = [row for row in rows if row["Type"] == "1g.10gb"]
+    minors = dict(line.split() for line in machines.mig_minors().splitlines())
+    instance, compute = minors["gpu7/gi7/access"], minors["gpu7/gi7/ci0/access"]
+    assert parts[0]["MultipleFiles"] == (
+        f"/dev/nvidia7,/dev/nvidia-caps/nvidia-cap{instance},/dev/nvidia-caps/nvidia-cap{compute}"
+    )
+    assert len({row["MultipleFiles"] for row in parts}) == 4
+    assert all("File" not in row and "Links" not in row for row in parts)
+    assert next(gpu.uuid for gpu in facts.gpus if gpu.caps).startswith("MIG-")
+
+
+def test_a_card_that_is_to_be_cut_and_is_not_is_given_to_nobody(tmp_path: Path) -> None:
+    assert facts_of(tmp_path, machines.h100_node(mig_mode="Enabled")).gpus == ()
+
+
+def test_a_driver_that_does_not_answer_is_quoted(tmp_path: Path) -> None:
+    driver = parse_driver(said_by(tmp_path, machines.no_driver()))
+    assert (driver.cards, driver.gpus) == (0, ())
+    assert "couldn't communicate with the NVIDIA driver" in driver.fault
+    assert driver_of(tmp_path, *machines.t4()["gpus"]).fault == ""
+
+
+def test_cuda_is_told_uuids_where_slurm_counts_otherwise(tmp_path: Path) -> None:
+    """A real Slurm counted so: by type as in `Gres=`, parts too, whatever the device files are called."""
+    card, cut = (machines.h100_node(parts=2)["gpus"][index] for index in (0, 7))
+    whole, parts = card["uuid"], [part["uuid"] for part in cut["parts"]]
+    assert driver_of(tmp_path, card, {**cut, "index": 1}).uuids == (*parts, whole)
+    assert driver_of(tmp_path, {**cut, "index": 0}).uuids == tuple(parts)
+    t4, a100 = machines.gpu(0, "Tesla T4"), machines.gpu(1, "NVIDIA A100-SXM4-80GB")
+    assert driver_of(tmp_path, t4, a100).uuids == (a100["uuid"], t4["uuid"])
+    # A card that is to be cut is given to nobody, but CUDA counts it.
+    assert driver_of(tmp_path, {**t4, "mig_mode": "Enabled"}, machines.gpu(1, "Tesla T4")).uuids
+    assert driver_of(tmp_path, a100 | {"index": 0}, t4 | {"index": 1, "minor": 0}).uuids == ()
+    assert driver_of(tmp_path, *machines.h100_node()["gpus"]).uuids == ()
+
+
+def test_jobs_are_told_where_any_node_counts_otherwise(tmp_path: Path) -> None:
+    spec = make_spec({"name": "train", "nodes": 1})
+    inventory = make_inventory(spec)
+    for machine, told in ((machines.h100_node(parts=2), True), (machines.t4(), False)):
+        facts = facts_of(tmp_path, machine)
+        files = render_files(spec, inventory, {host.name: facts for host in inventory.compute})
+        assert ("TaskProlog=/opt/clusterctl/task-prolog" in files["slurm.conf"]) is told
+
+
+@pytest.mark.parametrize(
+    ("name", "expected"),
+    [
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA A100-SXM4-80GB", "a100"),
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("Tesla V100-SXM2-16GB", "v100"),
+        ("NVIDIA GeForce RTX 4090", "rtx-4090"),
+        ("NVIDIA RTX A6000", "rtx-a6000"),
+        ("NVIDIA", "gpu"),
+    ],
+)
+def test_short_names_of_gpus(name: str, expected: str) -> None:
+    assert gpu_type(name) == expected
+
+
+def test_ranges() -> None:
+    assert ranges([]) == ""
+    assert ranges([0]) == "0"
+    assert ranges([0, 1, 2, 4, 6, 7]) == "0-2,4,6-7"

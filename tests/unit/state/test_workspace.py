@@ -1,0 +1,209 @@
+"""The state folder: private, locked, written whole or not at all."""
+
+import os
+import re
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager, suppress
+from pathlib import Path
+
+import pytest
+
+from clusterctl.errors import LockedError, MachineError
+from clusterctl.state.journal import Journal
+from clusterctl.state.lock import open_private
+from clusterctl.state.workspace import Workspace, write_atomic
+
+HOLD = """
+import sys
+from pathlib import Path
+from clusterctl.state.workspace import Workspace
+with Workspace(Path(sys.argv[1])).lock("up", wait_s=0, waiting=print):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    return Workspace(tmp_path / "demo")
+
+
+def test_folders_and_files_are_for_this_user_only(workspace: Workspace) -> None:
+    workspace.create()
+    workspace.create_secrets()
+    workspace.cluster_id()
+    for path in [workspace.root, *workspace.root.rglob("*")]:
+        assert stat.S_IMODE(path.stat().st_mode) & 0o077 == 0, path
+
+
+def test_secrets_and_id_are_drawn_once(workspace: Workspace) -> None:
+    workspace.create()
+    workspace.create_secrets()
+    before = workspace.key.read_bytes(), workspace.munge_key.read_bytes(), workspace.cluster_id()
+    workspace.create_secrets()
+    assert (workspace.key.read_bytes(), workspace.munge_key.read_bytes(), workspace.cluster_id()) == before
+    shown = subprocess.run(
+        ["ssh-keygen", "-y", "-f", workspace.key], capture_output=True, text=True, check=True
+    )
+    assert shown.stdout.split()[:2] == workspace.public_key.read_text().split()[:2]
+
+
+@contextmanager
+def held(workspace: Workspace) -> Iterator[subprocess.Popen[str]]:
+    """Another process that holds the lock until its stdin closes or it is killed."""
+    argv = [sys.executable, "-c", HOLD, str(workspace.root)]
+    process = subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    try:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        yield process
+    finally:
+        process.kill()
+        process.communicate()
+
+
+def silent(_: str) -> None:
+    return None
+
+
+def test_a_second_clusterctl_is_told_who_holds_the_lock(workspace: Workspace) -> None:
+    with held(workspace) as process:
+        with (
+            pytest.raises(LockedError, match="is being worked on") as caught,
+            workspace.lock("down", wait_s=0, waiting=silent),
+        ):
+            pass
+        assert re.match(rf"`clusterctl up` of \S+ \(pid {process.pid}\) is at work since ", caught.value.why)
+        assert str(workspace.worker()) == caught.value.why
+
+
+def test_it_waits_saying_once_for_whom_and_gets_the_lock(workspace: Workspace) -> None:
+    told: list[str] = []
+    with held(workspace) as process:
+
+        def end_it(text: str) -> None:
+            told.append(text)
+            process.communicate("")
+
+        with workspace.lock("down", wait_s=60, waiting=end_it):
+            worker = workspace.worker()
+            assert worker is not None
+            assert (worker.verb, worker.pid) == ("down", os.getpid())
+    (said,) = told
+    assert f" (pid {process.pid}) is at work since" in said
+    assert not workspace.lock_file.exists()
+    assert workspace.worker() is None
+
+
+def test_the_lock_file_of_the_dead_is_harmless(workspace: Workspace) -> None:
+    with held(workspace) as process:
+        process.kill()
+        process.wait()
+        assert workspace.lock_file.exists()
+        assert workspace.worker() is None
+        with workspace.lock("down", wait_s=0, waiting=silent):
+            pass
+    # Nor does a pid that lives again, or a file that says nothing, make a worker.
+    for text in (f'{{"verb": "up", "pid": {os.getpid()}, "since": 0}}', "", "{", "[]"):
+        workspace.lock_file.write_text(text)
+        assert workspace.worker() is None
+        with workspace.lock("down", wait_s=0, waiting=silent):
+            pass
+
+
+def test_a_lock_is_closed_to_other_accounts(tmp_path: Path) -> None:
+    """Whoever can read a file can lock it."""
+    old = tmp_path / "lock"
+    old.touch(mode=0o644)
+    for path in (old, tmp_path / "new"):
+        os.close(open_private(path))
+        assert stat.S_IMODE(path.stat().st_mode) == 0o600
+    (tmp_path / "link").symlink_to(old)
+    with pytest.raises(OSError, match="symbolic link"):
+        open_private(tmp_path / "link")
+
+
+def test_the_lock_is_never_held_twice_while_its_file_comes_and_goes(workspace: Workspace) -> None:
+    """Each removes the file at its end, under the hands of those who wait for it."""
+    inside, worst, got = 0, 0, 0
+
+    def work(_: int) -> None:
+        nonlocal inside, worst, got
+        for _ in range(2000):
+            with suppress(LockedError), workspace.lock("up", wait_s=0, waiting=silent):
+                inside += 1
+                worst, got = max(worst, inside), got + 1
+                time.sleep(0)
+                inside -= 1
+
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(work, range(4)))
+    assert worst == 1
+    assert got > 1
+    assert not workspace.lock_file.exists()
+
+
+def test_a_write_that_fails_leaves_the_old_content(tmp_path: Path) -> None:
+    path = tmp_path / "file"
+    write_atomic(path, "old")
+    with pytest.raises(TypeError):
+        write_atomic(path, 7)  # type: ignore[arg-type]
+    assert path.read_text() == "old"
+    assert os.listdir(tmp_path) == ["file"]  # noqa: PTH208 - hidden ones too
+
+
+def test_a_state_folder_that_became_unwritable_is_one_clear_error(workspace: Workspace) -> None:
+    workspace.create()
+    full = f"mount -t tmpfs -o ro none {workspace.root} && exec {sys.executable} -c "
+    script = (
+        "from pathlib import Path\nfrom clusterctl.errors import MachineError\n"
+        "from clusterctl.state.workspace import Workspace\n"
+        f"try: Workspace(Path('{workspace.root}')).create()\n"
+        "except MachineError as exc: print(exc)"
+    )
+    done = subprocess.run(
+        ["unshare", "--mount", "sh", "-c", f'{full}"$1"', "sh", script],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "the state folder can't be written" in done.stdout
+    assert "CLUSTERCTL_HOME" in done.stdout
+
+
+def test_a_state_folder_below_a_file_is_one_clear_error(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(MachineError, match="can't be written"):
+        Workspace(tmp_path / "file" / "demo").create()
+
+
+def test_the_journal_times_phases_and_survives_a_torn_line(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.jsonl")
+    with journal.phase("up", "reach", inputs="abc") as step:
+        step.note = "3 hosts"
+    with pytest.raises(ZeroDivisionError), journal.phase("up", "configure"):
+        _ = 1 / 0
+    with journal.path.open("a") as file:
+        file.write('{"verb": "up", "pha')
+    first, second = journal.entries()
+    assert (first.phase, first.inputs, first.ok, first.note) == ("reach", "abc", True, "3 hosts")
+    assert (second.phase, second.ok) == ("configure", False)
+    assert step.seconds == first.seconds >= 0
+
+
+@pytest.mark.parametrize("kept", ["spec", "confirmed"])
+def test_what_was_only_begun_leaves_nothing(workspace: Workspace, kept: str) -> None:
+    with suppress(KeyboardInterrupt), workspace.begun():
+        workspace.create_secrets()
+        raise KeyboardInterrupt
+    assert not workspace.root.exists()
+    for _ in range(2):
+        with suppress(KeyboardInterrupt), workspace.begun():
+            getattr(workspace, kept).touch()
+            raise KeyboardInterrupt
+        assert workspace.root.exists(), "it has made something, or was there before"

@@ -1,0 +1,216 @@
+"""Files from the cluster: each once, checked, gone on with where it stopped; nothing it says is trusted."""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import json
+import os
+from pathlib import Path
+
+import pytest
+
+from clusterctl.errors import TransferError, UnreachableError, UsageError
+from clusterctl.transport.fetch import Fetched, fetch
+from clusterctl.transport.listing import parse_listing
+from clusterctl.transport.local import LocalTransport
+from tests.support.disks import FAULTS, small_disk
+from tests.support.transfers import Cutting, as_anybody, content
+
+MIB = 1 << 20
+
+
+@pytest.fixture
+def theirs(home: Path, data: Path) -> Path:
+    """The same folder with all that is hard, on the cluster."""
+    return data.rename(home / "data")
+
+
+@pytest.fixture
+def here(tmp_path: Path) -> Path:
+    return tmp_path / "got it"
+
+
+def get(here: Path, *paths: str, transport: LocalTransport | None = None) -> Fetched:
+    return fetch(transport or LocalTransport(), paths or ("data",), here)
+
+
+def test_all_that_is_hard_arrives_as_it_is(theirs, here):
+    done = get(here)
+    assert content(here / "data") == content(theirs)
+    assert done.sent_bytes == done.bytes > 3 * MIB
+
+
+def test_what_is_here_is_not_fetched_again(theirs, here):
+    get(here)
+    (here / "data" / "large").chmod(0o600)
+    (here / "data" / "sub" / "nothing").unlink()
+    assert get(here).sent_bytes == 0
+    assert content(here / "data") == content(theirs)
+
+
+def test_what_may_be_neither_read_nor_written_here_is_fetched_all_the_same(theirs, here):
+    (theirs / "sub").chmod(0o555)
+    get(here)
+    (theirs / "sub" / "more").write_text("more")
+    (here / "data" / "large").chmod(0)
+    with as_anybody():
+        assert get(here).sent_bytes == 3 * MIB + len("more")
+    assert content(here / "data") == content(theirs)
+
+
+def test_same_size_other_content_is_fetched(theirs, here):
+    get(here)
+    (here / "data" / "large").write_bytes(bytes(3 * MIB))
+    assert get(here).sent_bytes == 3 * MIB
+    assert content(here / "data") == content(theirs)
+
+
+def test_a_broken_connection_is_gone_on_with(theirs, here):
+    with pytest.raises(UnreachableError):
+        get(here, transport=Cutting(2 * MIB))
+    assert not (here / "data" / "large").exists()
+    assert 0 < get(here).sent_bytes < 3 * MIB // 2
+    assert content(here / "data") == content(theirs)
+
+
+def test_what_changed_since_the_connection_broke_is_fetched_from_its_beginning(theirs, here):
+    with pytest.raises(UnreachableError):
+        get(here, transport=Cutting(2 * MIB))
+    (theirs / "large").write_bytes(os.urandom(3 * MIB))
+    assert get(here).sent_bytes > 3 * MIB
+    assert (here / "data" / "large").read_bytes() == (theirs / "large").read_bytes()
+
+
+def test_a_damaged_beginning_is_noticed(theirs, here):
+    with pytest.raises(UnreachableError):
+        get(here, transport=Cutting(2 * MIB))
+    (partial,) = here.rglob(".clusterctl-*")
+    partial.write_bytes(b"x" * MIB)
+    with pytest.raises(TransferError, match="data/large changed while"):
+        get(here)
+    get(here)
+    assert content(here / "data") == content(theirs)
+
+
+def test_two_at_once_to_one_place(theirs, here):
+    with pytest.raises(UnreachableError):
+        get(here, transport=Cutting(2 * MIB))
+    (partial,) = here.rglob(".clusterctl-*")
+    with partial.open("rb") as held:
+        fcntl.flock(held, fcntl.LOCK_EX)
+        with pytest.raises(TransferError, match="another clusterctl"):
+            get(here)
+
+
+def test_holes_stay_holes(home, here):
+    with (home / "sparse").open("wb") as file:
+        file.truncate(80 * MIB)
+    get(here, "sparse")
+    status = (here / "sparse").stat()
+    assert (status.st_size, status.st_blocks) == (80 * MIB, 0)
+
+
+def test_links_to_folders_pipes_and_several_at_once(home, theirs, here):
+    os.mkfifo(theirs / "pipe")
+    (home / "shortcut").symlink_to("data/sub")
+    done = get(here, "shortcut", str(theirs / "sub" / "run.sh"), "data")
+    assert done.skipped == ("data/pipe",)
+    assert {path.name for path in here.iterdir()} == {"shortcut", "run.sh", "data"}
+    assert (here / "shortcut" / "run.sh").read_bytes() == (theirs / "sub" / "run.sh").read_bytes()
+
+
+def test_what_is_not_there_is_said(home, here):
+    (home / "there").touch()
+    with pytest.raises(UsageError, match=r"there is no 'nope', '/neither' on the cluster"):
+        get(here, "nope", "there", "/neither")
+    assert not here.exists()
+
+
+def test_a_ring_of_links_comes_as_it_is(theirs, here):
+    (theirs / "ring").symlink_to("ring")
+    get(here)
+    assert content(here / "data") == content(theirs)
+
+
+def test_what_can_not_be_written_is_said(theirs, here):
+    here.write_text("a file")
+    with pytest.raises(TransferError, match="can't be written here") as caught:
+        get(here)
+    assert caught.value.why == "File exists"
+
+
+class Claiming(LocalTransport):
+    """A cluster with one file, of 8 TiB."""
+
+    def converse(self, argv, **options):  # noqa: ARG002
+        row = json.dumps(["file", base64.b64encode(b"huge").decode(), 0o644, 0, 8 << 40, 8 << 40, ""])
+        say = ["sh", "-c", 'printf "%s\\n\\n" "$1"; exec cat >/dev/null', "sh", row]
+        return super().converse(say, **options)
+
+
+@pytest.mark.parametrize("fault", ["no-inodes", "read-only"])
+def test_a_disk_that_takes_nothing_is_said(theirs, fault):
+    with small_disk(mib=40) as disk:
+        disk.suffer(fault)
+        with pytest.raises(TransferError, match=FAULTS[fault]):
+            get(disk.path / "got")
+
+
+def test_a_disk_that_is_too_small_is_said_before_anything_travels(here):
+    with pytest.raises(TransferError, match="8388624 MiB are needed"):
+        get(here, "huge", transport=Claiming())
+
+
+@pytest.mark.parametrize("name", ["sub", "large"])
+def test_a_link_of_ours_is_not_followed(theirs, here, tmp_path, name):
+    """An earlier answer of the cluster may have made it, to write elsewhere with the next one."""
+    (here / "data").mkdir(parents=True)
+    (tmp_path / "elsewhere").mkdir()
+    (here / "data" / name).symlink_to(tmp_path / "elsewhere" / ("" if name == "sub" else "x"))
+    if name == "sub":
+        with pytest.raises(TransferError, match="can't be written here"):
+            get(here)
+    else:
+        get(here)
+        assert content(here / "data") == content(theirs)
+    assert list((tmp_path / "elsewhere").iterdir()) == []
+
+
+def line(path: bytes, kind: str = "file", size: int = 1) -> bytes:
+    return json.dumps([kind, base64.b64encode(path).decode(), 0o644, 1, size, ""]).encode()
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [line(b"../x")],
+        [line(b"/etc/passwd")],
+        [line(b"a", "folder"), line(b"a/../../x")],
+        [line(b"a/b")],  # a folder that nobody told of
+        [line(b"a", "link"), line(b"a/b")],
+        [line(b"a"), line(b"a/b")],
+        [line(b"a"), line(b"a")],
+        [line(b"")],
+        [line(b"a\0b")],
+        [line(b"x" * 256)],
+        [line(b"a", size=-1)],
+        [line(b"a", "device")],
+        [b"[]"],
+        [b"{"],
+        [b"[" * 100_000],
+    ],
+)
+def test_a_list_that_can_not_be_is_refused(lines):
+    with pytest.raises(TransferError, match="makes no sense"):
+        parse_listing(lines)
+
+
+def test_a_file_that_somebody_else_owns_is_fetched_too(home, here):
+    """A colleague's, in a folder of a third account's."""
+    (home / "common").mkdir()
+    (home / "common" / "data").write_text("theirs")
+    os.chown(home / "common" / "data", 4711, 4711)
+    os.chown(home / "common", 4712, 4712)
+    get(here, "common")
+    assert (here / "common" / "data").read_text() == "theirs"

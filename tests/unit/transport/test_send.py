@@ -1,0 +1,615 @@
+"""Files to the cluster: each once, whole or not at all, gone on with where it stopped."""
+
+from __future__ import annotations
+
+import base64
+import fcntl
+import hashlib
+import io
+import json
+import os
+import shutil
+import signal
+import stat
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Sequence
+from contextlib import AbstractContextManager
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from clusterctl.errors import (
+    CommandError,
+    MachineError,
+    TransferError,
+    TransportError,
+    UnreachableError,
+    UsageError,
+)
+from clusterctl.transport import hashes, remote_lock, remote_receive
+from clusterctl.transport.base import Conversation
+from clusterctl.transport.hashes import hash_items
+from clusterctl.transport.local import LocalTransport
+from clusterctl.transport.program import remote_argv
+from clusterctl.transport.remote_places import make_folder
+from clusterctl.transport.remote_store import NO_REQUIRED, SWEEP_EVERY_S, UNUSED_S
+from clusterctl.transport.send import STORE, send_into, send_new_folder, send_to_store
+from clusterctl.transport.tree import Item, Kind, walk
+from tests.support.disks import FAULTS, small_disk
+from tests.support.transfers import Cutting, content
+
+MIB = 1 << 20
+
+
+def send(data: Path, transport: LocalTransport | None = None) -> object:
+    return send_into(transport or LocalTransport(), walk([data])[0], "in to")
+
+
+def test_all_that_is_hard_arrives_as_it_is(home, data):
+    sent = send_into(LocalTransport(), walk([data])[0], "in to")
+    assert sent.folder == str(home / "in to")
+    assert content(home / "in to" / "data") == content(data)
+    assert sent.sent_bytes == sent.bytes > 3 * MIB
+
+
+def test_what_is_there_is_not_sent_again(home, data):
+    send(data)
+    (home / "in to" / "data" / "sub" / "nothing").write_text("other")
+    (home / "in to" / "data" / "large").chmod(0o600)
+    (home / "in to" / "data" / "theirs").write_text("kept")
+    sent = send_into(LocalTransport(), walk([data])[0], "in to")
+    assert sent.sent_bytes == 0
+    (home / "in to" / "data" / "theirs").unlink()
+    os.utime(home / "in to" / "data", ns=(1, data.stat().st_mtime_ns))
+    assert content(home / "in to" / "data") == content(data)
+
+
+def test_same_size_other_content_is_sent(home, data):
+    send(data)
+    target = home / "in to" / "data" / "large"
+    target.write_bytes(bytes(3 * MIB))
+    assert send_into(LocalTransport(), walk([data])[0], "in to").sent_bytes == 3 * MIB
+    assert target.read_bytes() == (data / "large").read_bytes()
+
+
+def test_a_broken_connection_is_gone_on_with(home, data):
+    with pytest.raises(UnreachableError):
+        send(data, Cutting(2 * MIB))
+    assert not (home / "in to" / "data" / "large").exists()
+    sent = send_into(LocalTransport(), walk([data])[0], "in to")
+    assert 0 < sent.sent_bytes < 3 * MIB // 2
+    assert content(home / "in to" / "data") == content(data)
+
+
+def test_a_partial_file_of_other_content_does_no_harm(home, data):
+    with pytest.raises(UnreachableError):
+        send(data, Cutting(2 * MIB))
+    (partial,) = (home / "in to").rglob(".clusterctl-*")
+    partial.write_bytes(b"x" * MIB)
+    with pytest.raises(TransferError, match="data/large changed while"):
+        send(data)
+    send(data)
+    assert content(home / "in to" / "data") == content(data)
+
+
+def test_a_file_that_changes_meanwhile_is_said(home, data):
+    items, _ = walk([data])
+    (data / "large").write_bytes(b"shorter now")
+    (data / "sub" / "run.sh").write_text("longer than it was before\n")
+    with pytest.raises(TransferError, match="changed while being sent"):
+        send_into(LocalTransport(), items, "in to")
+
+
+def test_holes_stay_holes(home, tmp_path):
+    sparse = tmp_path / "sparse"
+    with sparse.open("wb") as file:
+        file.seek(64 * MIB)
+        file.write(b"end")
+        file.truncate(80 * MIB)
+    send(sparse)
+    arrived = home / "in to" / "sparse"
+    assert hashlib.sha256(arrived.read_bytes()).digest() == hashlib.sha256(sparse.read_bytes()).digest()
+    assert arrived.stat().st_blocks * 512 < 8 * MIB
+
+
+def test_what_can_not_be_written_is_said(home, data):
+    (home / "in to").write_text("a file")
+    with pytest.raises(TransferError) as caught:
+        send(data)
+    assert "in to" in caught.value.why
+    assert "File exists" in caught.value.why
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_disk_of_the_cluster_that_takes_nothing_is_said(fault, tmp_path, monkeypatch):
+    (tmp_path / "file").write_bytes(os.urandom(MIB))
+    with small_disk() as disk:
+        monkeypatch.setenv("HOME", str(disk.path))
+        monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+        disk.suffer(fault)
+        with pytest.raises(TransferError) as caught:
+            send_to_store(LocalTransport(), [tmp_path / "file"])
+        assert ("Read-only" if fault == "read-only" else "No space left on device") in caught.value.why
+        assert not caught.value.why.startswith("b'")
+
+
+def test_a_folder_in_a_files_place_is_said(home, data):
+    (home / "in to" / "data" / "large").mkdir(parents=True)
+    with pytest.raises(TransferError) as caught:
+        send(data)
+    assert "'data/large': a folder is where a file should go" in caught.value.why
+
+
+def test_two_of_one_name_are_refused(tmp_path):
+    for name in "ab":
+        (tmp_path / name / "x").mkdir(parents=True)
+    with pytest.raises(UsageError, match="two of them are called x"):
+        walk([tmp_path / "a" / "x", tmp_path / "b" / "x"])
+
+
+def test_what_is_missing_is_named(tmp_path):
+    with pytest.raises(UsageError) as caught:
+        walk([tmp_path / "nope", tmp_path / "neither"])
+    assert "nope: No such file" in caught.value.why
+    assert "neither" in caught.value.why
+
+
+def test_pipes_and_such_do_not_travel(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    items, others = walk([tmp_path])
+    assert [item.kind for item in items] == [Kind.FOLDER]
+    assert others == (tmp_path / "pipe",)
+
+
+# a new folder, by way of the store:
+
+
+def make(data: Path, name: str = "jobs/one", *, transport: LocalTransport | None = None, required: str = "/"):
+    items = [Item.of(str(path.relative_to(data)), path, path.lstat()) for path in sorted(data.rglob("*"))]
+    hashes = hash_items([item for item in items if item.kind is Kind.FILE])
+    return send_new_folder(
+        transport or LocalTransport(), items, hashes, name, ours={"our own": b"\xff\n"}, required=required
+    )
+
+
+def test_a_new_folder(home, data):
+    sent = make(data)
+    made = home / "jobs" / "one"
+    assert sent.folder == str(made)
+    assert (made / "our own").read_bytes() == b"\xff\n"
+    assert (made / "sub" / "run.sh").stat().st_mode & 0o777 == 0o700
+    assert (made / "large").stat().st_mode & 0o777 == 0o600
+    assert made.stat().st_mode & 0o777 == 0o700
+    (made / "our own").unlink()
+    assert {name: what for name, (what, *_) in content(made).items()} == {
+        name: what for name, (what, *_) in content(data).items()
+    }
+
+
+def test_the_second_time_nothing_is_sent_and_a_job_can_not_spoil_the_store(home, data):
+    make(data)
+    for path in (home / "jobs" / "one").rglob("*"):
+        if path.is_file() and not path.is_symlink():
+            path.write_text("spoiled by a job")
+    assert make(data, "jobs/two").sent_bytes == 0
+    assert (home / "jobs" / "two" / "large").read_bytes() == (data / "large").read_bytes()
+    assert all(path.stat().st_mode & 0o222 == 0 for path in stored(home))
+
+
+def stored(home: Path) -> list[Path]:
+    return [path for path in (home / STORE).rglob("*") if len(path.name) == 64]
+
+
+def test_a_broken_connection_makes_no_folder_and_keeps_what_arrived(home, data):
+    with pytest.raises(UnreachableError):
+        make(data, transport=Cutting(2 * MIB))
+    assert not (home / "jobs").exists()
+    assert make(data).sent_bytes < 3 * MIB // 2
+
+
+def test_a_file_that_changes_meanwhile_makes_no_folder(home, data):
+    items = [Item.of("large", data / "large", (data / "large").lstat())]
+    hashes = hash_items(items)
+    (data / "large").write_bytes(bytes(3 * MIB))
+    with pytest.raises(TransferError, match="large changed"):
+        send_new_folder(LocalTransport(), items, hashes, "jobs/one", ours={}, required="/")
+    assert not (home / "jobs").exists()
+    assert stored(home) == []
+
+
+def test_a_damaged_store_is_noticed_and_mended(home, data):
+    make(data)
+    stored_before = stored(home)
+    for path in stored_before:
+        before = path.stat()
+        path.chmod(0o600)
+        path.write_bytes(b"#" * before.st_size if before.st_size < MIB else b"")
+        path.chmod(before.st_mode)
+        os.utime(path, ns=(before.st_atime_ns, before.st_mtime_ns))  # nothing but the content tells
+    with pytest.raises(TransferError, match="can't be written") as caught:
+        make(data, "jobs/two")
+    # The large one is seen to be short and is sent again at once; the empty one is what it was.
+    assert f"{len(stored_before) - 2} files were damaged in the store" in caught.value.why
+    make(data, "jobs/two")
+    assert not list((home / "jobs").glob(".*"))
+    assert (home / "jobs" / "two" / "large").read_bytes() == (data / "large").read_bytes()
+
+
+def large(home: Path) -> Path:
+    (found,) = [path for path in stored(home) if path.stat().st_size == 3 * MIB]
+    return found
+
+
+@pytest.mark.parametrize("mode", [0o600, 0o400])
+def test_a_large_file_of_the_store_that_was_changed_is_sent_anew(home, data, mode):
+    """It was given to the next job as it was, in silence: only its size was looked at."""
+    make(data)
+    path = large(home)
+    path.chmod(0o600)
+    with path.open("r+b") as file:
+        file.seek(2 * MIB)
+        byte = file.read(1)
+        file.seek(2 * MIB)
+        file.write(bytes([byte[0] ^ 1]))
+    path.chmod(mode)
+    assert make(data, "jobs/two").sent_bytes == 3 * MIB
+    for right in (path, home / "jobs" / "two" / "large"):
+        assert right.read_bytes() == (data / "large").read_bytes()
+    assert stat.S_IMODE(path.stat().st_mode) == 0o400
+
+
+def test_a_file_of_the_store_that_was_only_touched_is_not_sent_again(home, data):
+    make(data)
+    before = large(home).stat()
+    large(home).chmod(0o644)
+    large(home).touch()
+    assert make(data, "jobs/two").sent_bytes == 0
+    after = large(home).stat()
+    assert (after.st_mode, after.st_mtime_ns) == (before.st_mode, before.st_mtime_ns)
+
+
+# what jobs do to the store's own files; they run as the same user:
+
+
+class Hasty(LocalTransport):
+    """Waits for no lock of the store."""
+
+    def converse(
+        self, argv: Sequence[str], *, bulk: bool = False, silence_s: float | None = None
+    ) -> AbstractContextManager[Conversation]:
+        *words, arguments = argv
+        argv = [*words, json.dumps([*json.loads(arguments), 0])]
+        return super().converse(argv, bulk=bulk, silence_s=silence_s)
+
+
+HOLD = "import fcntl, sys; f = open(sys.argv[1], 'a'); fcntl.flock(f, 2); print(flush=True); sys.stdin.read()"
+
+
+@pytest.mark.parametrize(
+    "hold",
+    [
+        pytest.param([sys.executable, "-c", HOLD], id="the process that took the lock"),
+        pytest.param(["sh", "-c", 'exec 9>>"$1"; flock 9; echo; read _', "sh"], id="one that was left it"),
+    ],
+)
+def test_a_lock_that_a_job_holds_is_named_with_its_holder(home, data, hold):
+    make(data)
+    lock = home / STORE / "lock"
+    with subprocess.Popen([*hold, lock], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as holder:
+        assert holder.stdout.readline() == b"\n"
+        with pytest.raises(TransferError, match="store of files on the cluster is locked") as caught:
+            make(data, "jobs/two", transport=Hasty())
+        assert f"{str(lock)!r} is still locked after 0 s by process {holder.pid} (" in caught.value.why
+        assert hold[0] in caught.value.why
+        assert "remove the file" in caught.value.fix
+        lock.unlink()  # as that says
+        make(data, "jobs/two", transport=Hasty())
+        holder.communicate(b"")
+    make(data, "jobs/three")
+
+
+def test_a_lock_is_waited_for_with_signs_of_life(home):
+    path = home / "lock"
+    held = remote_lock.open_own(os.fsencode(path))
+    fcntl.flock(held, fcntl.LOCK_EX)
+    signs = []
+
+    def alive() -> None:
+        if not signs:
+            os.close(held)
+        signs.append(1)
+
+    lock = remote_lock.lock_shared(os.fsencode(path), 60, alive)
+    assert signs
+    assert remote_lock.lies_at(os.fsencode(path), lock)
+    os.close(lock)
+
+
+def test_a_holder_that_is_not_seen_may_be_on_another_node(home):
+    (home / "lock").touch()
+    assert "by one on another node" in remote_lock.holders_of((home / "lock").stat())
+
+
+@pytest.mark.parametrize("other", ["pipe", "link", "folder"])
+@pytest.mark.parametrize("name", ["lock", "swept", "partial", "xx", "partial/HASH", "xx/HASH"])
+def test_what_a_job_puts_in_the_place_of_the_stores_own_is_replaced(home, data, tmp_path, name, other):
+    """Opening a pipe waited for ever, and a link was written through, or refused with each submission."""
+    victim = tmp_path / "victim"
+    victim.write_text("theirs")
+    make(data)
+    content_hash = large(home).name
+    os.utime(home / STORE / "swept", (1, 1))
+    place = home / STORE / name.replace("HASH", content_hash).replace("xx", content_hash[:2])
+    if place.is_dir():
+        shutil.rmtree(place)
+    place.unlink(missing_ok=True)
+    if name == "partial/HASH":
+        large(home).unlink()
+    if other == "pipe":
+        os.mkfifo(place)
+    elif other == "link":
+        place.symlink_to(victim)
+    else:
+        place.mkdir()
+    os.utime(place, (1, 1), follow_symlinks=False)
+    make(data, "jobs/two")
+    assert (home / "jobs" / "two" / "large").read_bytes() == (data / "large").read_bytes()
+    assert victim.read_text() == "theirs"
+    assert not place.is_symlink()
+
+
+def test_a_sweep_removes_what_is_not_its_own_and_follows_no_link(home, data, tmp_path):
+    make(data)
+    (tmp_path / "theirs").mkdir()
+    (tmp_path / "theirs" / "file").touch()
+    (home / "jobs" / ".link.incomplete").symlink_to(tmp_path / "theirs")
+    (home / "jobs" / ".file.incomplete").touch()
+    folder = large(home).parent / "folder"
+    (folder / "in it").mkdir(parents=True)
+    for path in (folder, home / STORE / "swept"):
+        os.utime(path, (1, 1))
+    make(data, "jobs/two")
+    assert not folder.exists()
+    assert {path.name for path in (home / "jobs").iterdir()} == {"one", "two"}
+    assert (tmp_path / "theirs" / "file").exists()
+
+
+def test_what_is_required_is_looked_for_first(home, data):
+    with pytest.raises(CommandError) as caught:
+        make(data, required="/no/such")
+    assert caught.value.rc == NO_REQUIRED
+    assert list(home.iterdir()) == []
+
+
+def test_many_at_once(home, data):
+    failed: list[BaseException] = []
+
+    def one(number: int) -> None:
+        try:
+            make(data, f"jobs/{number}")
+        except BaseException as exc:  # whatever it is, the test must see it
+            failed.append(exc)
+
+    threads = [threading.Thread(target=one, args=(number,)) for number in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert failed == []
+    for number in range(8):
+        assert (home / "jobs" / str(number) / "large").read_bytes() == (data / "large").read_bytes()
+    assert list((home / STORE / "partial").iterdir()) == []
+
+
+def test_a_file_that_got_its_place_meanwhile_is_not_taken_for_a_partial_one(home, monkeypatch):
+    """Two send one content: the second opens the partial file just before the first gives it its place."""
+    partial, final = home / "partial", home / "final"
+    partial.write_bytes(b"whole and right")
+    lock = fcntl.flock
+
+    def rename_first(fd: int, how: int) -> None:
+        partial.rename(final)
+        lock(fd, how)
+
+    monkeypatch.setattr(remote_receive.fcntl, "flock", rename_first)
+    assert remote_receive.open_partial(os.fsencode(partial)) is None
+    assert final.read_bytes() == b"whole and right"
+
+
+@pytest.mark.parametrize(("stored", "mode"), [(True, 0o400), (False, 0o444)])
+def test_a_file_without_its_place_can_still_be_opened_by_another_transfer(home, monkeypatch, stored, mode):
+    """An ordinary user who sends one content twice at once was refused by their own partial file."""
+    row = ["file", base64.b64encode(b"one").decode(), 0o444, 0, 5, hashlib.sha256(b"whole").hexdigest()]
+    entry = remote_receive.Entry(row)
+    entry.final, entry.partial = os.fsencode(home / "final"), os.fsencode(home / "partial")
+    monkeypatch.setattr(remote_receive, "STDIN", io.BytesIO(remote_receive.HEADER.pack(5) + b"whole"))
+    seen = []
+
+    def move(partial: bytes, final: bytes) -> None:
+        place = Path(os.fsdecode(partial))
+        seen.append(place.stat().st_mode & stat.S_IRWXU)
+        place.rename(os.fsdecode(final))
+
+    monkeypatch.setattr(remote_receive.os, "replace", move)
+    assert remote_receive.take(entry, None, 0, stored=stored)
+    assert seen == [stat.S_IRUSR | stat.S_IWUSR]
+    assert stat.S_IMODE((home / "final").stat().st_mode) == mode
+
+
+def test_the_store_forgets_what_nobody_uses(home, data):
+    make(data)
+    (home / "jobs" / ".died.incomplete").mkdir()
+    long_ago = time.time() - UNUSED_S - 60
+    for path in stored(home):
+        os.utime(path, (long_ago, long_ago))
+    make(data / "sub", "jobs/two")
+    assert len(stored(home)) > 2  # not due yet
+    os.utime(home / STORE / "swept", (1, time.time() - SWEEP_EVERY_S - 60))
+    make(data / "sub", "jobs/three")
+    kept = {hashlib.sha256((data / "sub" / name).read_bytes()).hexdigest() for name in ("nothing", "run.sh")}
+    assert {path.name for path in stored(home)} == kept
+    assert not (home / "jobs" / ".died.incomplete").exists()
+
+
+def test_single_files_in_the_store(home, data):
+    at = send_to_store(LocalTransport(), [data / "large", data / "link", data / "sub" / "run.sh"])
+    assert Path(at[data / "large"]).read_bytes() == (data / "large").read_bytes()
+    assert at[data / "link"] == at[data / "sub" / "run.sh"]
+    with pytest.raises(UsageError, match="can't read"):
+        send_to_store(LocalTransport(), [data / "sub"])
+
+
+# hashes:
+
+
+def test_hashes_are_remembered_until_a_file_changes(home, data):
+    large = data / "large"
+    item = Item.of("large", large, large.lstat())
+
+    def hashed() -> tuple[str, int]:
+        """The hash, and in how many pieces the file was looked at: one if it was not read."""
+        told: list[tuple[str, int, int]] = []
+        later = time.time_ns() + 3600 * 10**9
+        found = hash_items([item], progress=lambda *said: told.append(said), now_ns=lambda: later)
+        assert told[-1] == ("hashing", 3 * MIB, 3 * MIB)
+        return found[large], len(told)
+
+    first = hashlib.sha256(large.read_bytes()).hexdigest()
+    assert hashed() == (first, 3)
+    assert hashed() == (first, 1)
+    status = large.stat()
+    large.write_bytes(bytes(3 * MIB))
+    os.utime(large, ns=(status.st_atime_ns, status.st_mtime_ns))  # only the ctime tells
+    assert hashed() == (hashlib.sha256(bytes(3 * MIB)).hexdigest(), 3)
+
+
+def test_a_file_that_changed_just_now_is_not_remembered(home, data):
+    item = Item.of("large", data / "large", (data / "large").lstat())
+    now = (data / "large").stat().st_ctime_ns + 1
+    told: list[int] = []
+    for _ in range(2):
+        hash_items([item], progress=lambda _, done, __: told.append(done), now_ns=lambda: now)
+    assert len(told) == 6
+
+
+def test_a_damaged_memory_is_said(home, data, tmp_path):
+    (tmp_path / "cache" / "clusterctl").mkdir(parents=True)
+    (tmp_path / "cache" / "clusterctl" / "hashes.sqlite").write_bytes(b"no database" * 1000)
+    with pytest.raises(MachineError, match="can't be remembered"):
+        hash_items([Item.of("large", data / "large", (data / "large").lstat())])
+
+
+def test_what_vanished_is_named(home, data):
+    item = Item.of("x", data / "vanished", (data / "large").lstat())
+    with pytest.raises(UsageError) as caught:
+        hash_items([item])
+    assert "vanished: No such file" in caught.value.why
+
+
+def test_the_remote_half_runs_on_plain_python(home, data):
+    """Nothing of this environment may be needed on the cluster."""
+    argv = remote_argv("clusterctl.transport.remote_store", STORE, "")
+    done = subprocess.run(
+        [sys.executable, "-I", "-S", *argv[1:]], input=b"\n", capture_output=True, check=True
+    )
+    assert b'"wrong": []' in done.stdout
+
+
+def test_hashing_can_be_interrupted(home, tmp_path):
+    """Reading the files to their end would take hours."""
+    interrupted = threading.Event()
+
+    def interrupt(*_: object) -> None:
+        if not interrupted.is_set():
+            interrupted.set()
+            signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+
+    with pytest.raises(KeyboardInterrupt):
+        hash_items([sparse(tmp_path / name, 4 << 40) for name in ("one", "other")], progress=interrupt)
+
+
+def test_what_goes_wrong_with_one_file_does_not_wait_for_the_others(home, tmp_path, monkeypatch):
+    """It was heard only once the first file was read, hours later."""
+    monkeypatch.setattr(hashes, "_AT_ONCE", 2)
+
+    unnamable = replace(sparse(tmp_path / "other", 5), origin=tmp_path / "a\0b")
+    with pytest.raises(ValueError, match="null byte"):
+        hash_items([sparse(tmp_path / "one", 4 << 40), unnamable])
+
+
+def sparse(path: Path, size: int) -> Item:
+    with path.open("wb") as file:
+        file.truncate(size)
+    return Item.of(path.name, path, path.lstat())
+
+
+class Noisy(LocalTransport):
+    """A cluster whose shell greets whoever comes."""
+
+    def converse(
+        self, argv: Sequence[str], *, bulk: bool = False, silence_s: float | None = None
+    ) -> AbstractContextManager[Conversation]:
+        return super().converse(
+            ["sh", "-c", 'echo "Welcome!"; exec "$@"', "sh", *argv], bulk=bulk, silence_s=silence_s
+        )
+
+
+def test_a_shell_that_greets_is_one_clear_error(home, data):
+    with pytest.raises(TransportError, match="does not understand") as caught:
+        send(data, Noisy())
+    assert caught.value.why == "Welcome!"
+
+
+class Answering(LocalTransport):
+    """A cluster that reads all and says this."""
+
+    def __init__(self, *lines: object) -> None:
+        self._said = "".join(f"{json.dumps(line)}\n" for line in lines)
+
+    def converse(
+        self, argv: Sequence[str], *, bulk: bool = False, silence_s: float | None = None
+    ) -> AbstractContextManager[Conversation]:
+        argv = ["sh", "-c", 'printf %s "$1"; cat >/dev/null', "sh", self._said]
+        return super().converse(argv, bulk=bulk, silence_s=silence_s)
+
+
+NOTHING = {"send": []}
+
+
+@pytest.mark.parametrize(
+    "lines",
+    [
+        [{}],
+        [{"send": 5}],
+        [{"send": [[99, 0]]}],
+        [{"send": [[-1, 0]]}],
+        [{"send": [[0]]}],
+        [{"send": [[0, "x"]]}],
+        [{"send": [[0, 1 << 40]]}],
+        [NOTHING, {}],
+        [NOTHING, {"folder": 5, "wrong": []}],
+        [NOTHING, {"folder": "#", "wrong": []}],
+        [NOTHING, {"folder": "", "wrong": [99]}],
+        [NOTHING, {"folder": "", "wrong": [], "at": 5}],
+        [NOTHING, {"folder": "", "wrong": [], "at": []}],
+    ],
+)
+def test_an_answer_of_another_form_is_one_clear_error(home, data, lines):
+    """It was shown as a bug of ours."""
+    with pytest.raises(TransportError, match="does not understand"):
+        send_to_store(Answering(*lines), [data / "large"])
+
+
+def test_a_read_only_folder_can_be_sent_again_with_more_in_it(home, data):
+    (data / "sub").chmod(0o555)
+    send(data)
+    sent = home / "in to" / "data" / "sub"
+    assert stat.S_IMODE(sent.stat().st_mode) == 0o555
+    make_folder(os.fsencode(sent))  # by itself: nothing holds up root
+    assert stat.S_IMODE(sent.stat().st_mode) == 0o755
+    send(data)
+    assert stat.S_IMODE(sent.stat().st_mode) == 0o555

@@ -1,0 +1,228 @@
+"""State folders on disks that take nothing more: one clear error, nothing torn, and `down` works."""
+
+from __future__ import annotations
+
+import errno
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from clusterctl.errors import DiskError, LockedError, MachineError
+from clusterctl.state.journal import Journal
+from clusterctl.state.ledger import JobEntry, Ledger
+from clusterctl.state.workspace import ROOM, Workspace, write_atomic
+from clusterctl.util.disk import disk_error
+from tests.support.disks import FAULTS, SmallDisk, small_disk
+from tests.support.verbs import Clusterctl
+
+ROOT = str(Path(__file__).resolve().parents[3])
+
+
+@pytest.fixture
+def disk() -> Iterator[SmallDisk]:
+    with small_disk() as one:
+        yield one
+
+
+@pytest.fixture
+def workspace(disk: SmallDisk) -> Workspace:
+    made = Workspace(disk.path / "demo")
+    made.create()
+    return made
+
+
+def entry(number: int) -> JobEntry:
+    return JobEntry(token=f"{number:08x}", name="j" * 60, user="hpc", submitted_at=1.0, remote_dir="/shared")
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_disk_that_takes_nothing_more_is_one_clear_error(
+    disk: SmallDisk, workspace: Workspace, fault: str
+) -> None:
+    workspace.spec.write_text("version: 1")
+    disk.suffer(fault)
+    with pytest.raises(DiskError, match="the state folder can't be written") as caught:
+        workspace.create()
+    assert caught.value.where == str(workspace.root)
+    assert FAULTS[fault] in caught.value.why
+    assert "run the same command again" in caught.value.fix
+    assert "CLUSTERCTL_HOME" not in caught.value.fix, "the cluster that is up would be forgotten"
+    with pytest.raises(DiskError, match=r"hosts\.json can't be written") as caught:
+        write_atomic(workspace.hosts, "{}")
+    assert caught.value.where == str(workspace.hosts)
+    assert FAULTS[fault] in caught.value.why
+
+
+def test_a_disk_that_has_too_little_room_is_refused_at_the_start(
+    disk: SmallDisk, workspace: Workspace
+) -> None:
+    disk.fill(but=ROOM // 2)
+    with pytest.raises(DiskError, match="No space left"), workspace.begun():
+        pytest.fail("it would fail half-way")
+
+
+@pytest.mark.parametrize(
+    ("number", "fix"),
+    [(errno.EDQUOT, "quota"), (errno.EIO, "dmesg"), (errno.EROFS, "mount"), (errno.ENOSPC, "remove")],
+)
+def test_each_reason_has_its_remedy(number: int, fix: str, tmp_path: Path) -> None:
+    for path in (tmp_path / "no" / "such" / "file", None):
+        error = disk_error(OSError(number, os.strerror(number)), path)
+        assert os.strerror(number) in error.why
+        assert fix in error.fix
+
+
+def test_a_file_of_somebody_elses_is_no_matter_of_the_disk(tmp_path: Path) -> None:
+    with pytest.raises(MachineError, match="can't be written") as caught:
+        write_atomic(tmp_path / "missing" / "file", "text")
+    assert not isinstance(caught.value, DiskError)
+
+
+def test_a_file_stays_as_it_was(disk: SmallDisk, workspace: Workspace) -> None:
+    write_atomic(workspace.hosts, "old")
+    before = sorted(os.listdir(workspace.root))  # noqa: PTH208 - hidden ones too
+    disk.suffer("full")
+    with pytest.raises(DiskError):
+        write_atomic(workspace.hosts, "new" * 10000)
+    assert workspace.hosts.read_text() == "old"
+    assert sorted(os.listdir(workspace.root)) == before  # noqa: PTH208
+
+
+def silent(_: str) -> None:
+    return None
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_the_lock_needs_no_room(disk: SmallDisk, workspace: Workspace, fault: str) -> None:
+    disk.suffer(fault)
+    with workspace.lock("down", wait_s=0, waiting=silent):
+        for free in (False, True):
+            if free:
+                disk.recover()
+            with pytest.raises(LockedError), workspace.lock("up", wait_s=0, waiting=silent):
+                pytest.fail("it is held twice")
+    assert not workspace.lock_file.exists()
+
+
+@pytest.mark.parametrize("fault", ["full", "no-inodes"])
+def test_a_lock_from_before_the_disk_was_full_holds(
+    disk: SmallDisk, workspace: Workspace, fault: str
+) -> None:
+    with workspace.lock("up", wait_s=0, waiting=silent):
+        disk.suffer(fault)
+        with pytest.raises(LockedError), workspace.lock("down", wait_s=0, waiting=silent):
+            pytest.fail("it is held twice")
+    with workspace.lock("down", wait_s=0, waiting=silent):
+        pass
+
+
+@pytest.mark.parametrize("fault", ["no-inodes", "read-only"])
+def test_without_a_cluster_there_is_nothing_to_lock(disk: SmallDisk, fault: str) -> None:
+    disk.suffer(fault)
+    with (
+        pytest.raises(DiskError, match="the state folder can't be written") as caught,
+        Workspace(disk.path / "new").lock("up", wait_s=0, waiting=silent),
+    ):
+        pass
+    assert "CLUSTERCTL_HOME" in caught.value.fix
+
+
+def test_a_submission_is_written_whole_or_refused(disk: SmallDisk, workspace: Workspace) -> None:
+    """A disk takes the part of a line that fits, and says so only of the next write."""
+    ledger, written = Ledger(workspace.jobs), []
+    disk.fill(but=8192)
+    with pytest.raises(DiskError, match=r"jobs\.jsonl can't be written"):  # noqa: PT012
+        for number in range(1000):
+            ledger.add(entry(number))
+            written.append(entry(number))
+    assert written
+    assert Ledger(workspace.jobs).entries() == tuple(written)
+    disk.recover()
+    ledger.add(entry(1000))
+    assert Ledger(workspace.jobs).entries() == (*written, entry(1000))
+
+
+@pytest.mark.parametrize("fault", ["full", "read-only"])
+def test_what_becomes_known_of_a_job_stops_nothing(disk: SmallDisk, workspace: Workspace, fault: str) -> None:
+    ledger = Ledger(workspace.jobs)
+    ledger.add(entry(1))
+    disk.suffer(fault)
+    for number in range(60):  # more than what is left of the file's last page
+        ledger.update(entry(1), job_id="7", state=f"STATE-{number:0100}")
+    assert ledger.refusal is not None
+    assert FAULTS[fault] in ledger.refusal.why
+    found = ledger.find("7")
+    assert found is not None
+    assert found.state is not None
+    assert found.state.endswith("59")
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_a_phase_that_is_done_is_done_though_the_journal_is_full(
+    disk: SmallDisk, workspace: Workspace, fault: str
+) -> None:
+    disk.suffer(fault)
+    with Journal(workspace.journal).phase("down", "destroy"):
+        pass
+    with pytest.raises(ZeroDivisionError), Journal(workspace.journal).phase("down", "destroy"):
+        _ = 1 / 0
+
+
+def test_a_torn_line_of_the_journal_spoils_no_other(tmp_path: Path) -> None:
+    journal = Journal(tmp_path / "journal.jsonl")
+    journal.path.write_text('{"verb": "up", "pha')
+    with journal.phase("up", "reach"):
+        pass
+    assert [one.phase for one in journal.entries()] == ["reach"]
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_down_works_on_a_full_disk(disk: SmallDisk, workspace: Workspace, fault: str, tmp_path: Path) -> None:
+    disk.suffer(fault)
+    there = Clusterctl(disk.path, tmp_path)
+    if fault == "read-only":
+        failed = there("-o", "json", "--cluster", "demo", "down", "-y", rc=1)
+        (failure,) = failed.json["failures"]
+        assert failure["code"] == "disk"
+        assert "the state folder can't be removed" in failure["cause"]
+        disk.recover()
+    ran = there("--cluster", "demo", "down", "-y")
+    assert ("working on a copy" in ran.stderr) is (fault != "read-only")
+    assert not workspace.root.exists()
+    assert {path.name for path in disk.path.iterdir()} <= {".fill"}
+
+
+@pytest.mark.parametrize("fault", FAULTS)
+def test_up_and_reading_on_a_full_disk(disk: SmallDisk, fault: str, tmp_path: Path) -> None:
+    there = Clusterctl(disk.path, tmp_path)
+    disk.suffer(fault)
+    failed = there("-o", "json", "up", "-y", rc=1)
+    (failure,) = failed.json["failures"]
+    assert failure["code"] == "disk"
+    assert FAULTS[fault] in failure["cause"]
+    there("list")
+    assert {path.name for path in disk.path.iterdir()} <= {".fill"}
+
+
+@pytest.mark.parametrize("options", ["ro", "size=64k"])
+def test_where_temporary_files_find_no_room_memory_has_it(options: str) -> None:
+    script = (
+        "from clusterctl.util.lifetime import roomiest, sweep, temporary_folder\nsweep()\n"
+        "with temporary_folder(roomiest()) as folder: print(folder.parent)"
+    )
+    # This checkout may lie in one of the folders itself.
+    mount = (
+        "[ -d $place ] || continue; mount -t tmpfs none $place\n"
+        'case $here in $place/*) mkdir -p "$here"; mount -c --bind /proc/self/fd/9 "$here";; esac\n'
+        f"mount -o remount,{options} $place"
+    )
+    mounts = f"here=$1; shift; exec 9<$here; for place in /tmp /var/tmp /usr/tmp; do {mount}; done; cd /proc"
+    words = ["sh", "-ec", f'{mounts}; exec "$@"', "sh", ROOT, sys.executable, "-c", script]
+    argv = ["unshare", "--mount", *words]
+    env = {name: value for name, value in os.environ.items() if name not in {"TMPDIR", "TEMP", "TMP"}}
+    ran = subprocess.run(argv, capture_output=True, text=True, check=True, env=env)
+    assert ran.stdout == "/dev/shm\n"
