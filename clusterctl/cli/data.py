@@ -23,7 +23,7 @@ def put(
     ],
 ) -> None:
     """Copy files and folders to the cluster, by default home."""
-    from clusterctl.transport.send import send_into
+    from clusterctl.transport.put import send_into
     from clusterctl.transport.tree import shown_size, walk
 
     _refuse_empty(paths)
@@ -57,7 +57,7 @@ def get(
     ],
 ) -> None:
     """Copy files and folders from the cluster, by default to here."""
-    from clusterctl.transport.fetch import fetch
+    from clusterctl.transport.get import fetch
     from clusterctl.transport.tree import shown_size
 
     _refuse_empty(paths)

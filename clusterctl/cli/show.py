@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from rich.live import Live
     from rich.progress import Progress
 
-    from clusterctl.jobs import LogChunk
+    from clusterctl.jobs.logs import LogChunk
 
 READER_GONE = 128 + signal.SIGPIPE
 

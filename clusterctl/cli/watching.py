@@ -12,9 +12,10 @@ from clusterctl.cli.which import telling_who_works, workspace_of
 from clusterctl.errors import SchedulerError, TransportError
 
 if TYPE_CHECKING:
-    from clusterctl.jobs import LogChunk, Session
+    from clusterctl.jobs.logs import LogChunk
     from clusterctl.jobs.watch import OnOutput
     from clusterctl.scheduler.models import JobInfo
+    from clusterctl.scheduler.session import Session
 
 
 _MOST_KEPT = 8 << 20  # bytes of logs in one answer; as JSON each may take six
@@ -42,22 +43,22 @@ def wait_for(
     Raises:
         WaitTimeoutError: ``timeout_s`` has passed.
     """
-    from clusterctl import jobs
+    from clusterctl.jobs.watch import wait
 
     with screen.working(f"waiting for job {', '.join(ids)}"), _detaching(screen, ids):
-        return jobs.wait(session, ids, timeout_s=timeout_s, on_change=_Changes(screen, session))
+        return wait(session, ids, timeout_s=timeout_s, on_change=_Changes(screen, session))
 
 
 def follow_job(
     screen: Screen, session: Session, job_id: str, timeout_s: float | None, *, show: OnOutput
 ) -> tuple[JobInfo, ...]:
     """Show what a job writes until it has ended; raises unless it completed."""
-    from clusterctl import jobs
+    from clusterctl.jobs.watch import follow, raise_unless_completed
 
     changes = _Changes(screen, session)
     with _detaching(screen, [job_id]):
-        ended = jobs.follow(session, job_id, on_output=show, timeout_s=timeout_s, on_change=changes)
-    jobs.raise_unless_completed(session, ended)
+        ended = follow(session, job_id, on_output=show, timeout_s=timeout_s, on_change=changes)
+    raise_unless_completed(session, ended)
     return ended
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import overload
 
-from clusterctl import jobs
 from clusterctl.cluster.phases import Run
+from clusterctl.jobs.environment import PLAIN, Environment, build, environment_of
 from clusterctl.spec import ClusterSpec
 from clusterctl.spec.distributions import Distribution
 from clusterctl.state.inventory import Inventory
@@ -14,32 +14,30 @@ from clusterctl.transport.ssh import SSHTransport
 
 
 @overload
-def resolve_environment(spec: ClusterSpec, distribution: Distribution, run: Run) -> jobs.Environment: ...
+def resolve_environment(spec: ClusterSpec, distribution: Distribution, run: Run) -> Environment: ...
 @overload
 def resolve_environment(
     spec: ClusterSpec, distribution: Distribution | None, run: Run
-) -> jobs.Environment | None: ...
-def resolve_environment(
-    spec: ClusterSpec, distribution: Distribution | None, run: Run
-) -> jobs.Environment | None:
+) -> Environment | None: ...
+def resolve_environment(spec: ClusterSpec, distribution: Distribution | None, run: Run) -> Environment | None:
     """What the spec's requirements come to; a phase only where it has any. None if it can't be told yet."""
     if distribution is None:
         return None
     if spec.software.python.requirements is None:
-        return jobs.PLAIN
+        return PLAIN
     with run.phase("resolve") as (step, say):
-        environment = jobs.environment_of(spec, distribution=distribution, say=say, heard=say)
+        environment = environment_of(spec, distribution=distribution, say=say, heard=say)
         step.note = f"{len(environment.lock.wheels) if environment.lock else 0} Python packages"
     return environment
 
 
 def fitting_environment(
-    environment: jobs.Environment | None,
+    environment: Environment | None,
     expected: Distribution | None,
     spec: ClusterSpec,
     distribution: Distribution,
     run: Run,
-) -> jobs.Environment:
+) -> Environment:
     """What was resolved ahead; resolved anew where the hosts have something else than was expected."""
     if environment is not None and distribution == expected:
         return environment
@@ -47,7 +45,7 @@ def fitting_environment(
 
 
 def build_environment(
-    environment: jobs.Environment, spec: ClusterSpec, inventory: Inventory, workspace: Workspace, run: Run
+    environment: Environment, spec: ClusterSpec, inventory: Inventory, workspace: Workspace, run: Run
 ) -> None:
     """Have the environment of the spec's requirements on the cluster; a phase only where it has any."""
     if environment.lock is None:
@@ -55,7 +53,7 @@ def build_environment(
     with run.phase("environment") as (step, say):
         transport = SSHTransport(inventory.controller.name, workspace.ssh_config, user=spec.job_user.name)
         try:
-            built = jobs.build(transport, environment, say=say)
+            built = build(transport, environment, say=say)
         finally:
             transport.close()
         step.note = "built" if built else "as it was"

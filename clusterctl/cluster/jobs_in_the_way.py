@@ -6,8 +6,8 @@ from collections.abc import Collection, Iterable
 from contextlib import suppress
 from typing import Final
 
-from clusterctl import jobs
 from clusterctl.errors import ClusterctlError, SchedulerError, TransportError
+from clusterctl.jobs.control import active_jobs
 from clusterctl.scheduler.base import Scheduler
 from clusterctl.scheduler.models import JobInfo
 
@@ -17,7 +17,7 @@ REASON: Final = "clusterctl: its hardware changes"
 def at_work(scheduler: Scheduler, hosts: Collection[str]) -> dict[str, str]:
     """Those of the hosts on which jobs are at work, or may be, in words."""
     try:
-        return _named(hosts, jobs.active(scheduler))
+        return _named(hosts, active_jobs(scheduler))
     except (SchedulerError, TransportError) as exc:
         return _unknown(hosts, exc)
 
@@ -33,7 +33,7 @@ def keep_free(scheduler: Scheduler, hosts: Collection[str]) -> dict[str, str]:
         drained = sorted(node.name for node in scheduler.nodes() if node.name in hosts and node.usable)
         if drained:
             scheduler.drain(drained, REASON)
-        found = _named(hosts, jobs.active(scheduler))
+        found = _named(hosts, active_jobs(scheduler))
     except (SchedulerError, TransportError) as exc:
         found = _unknown(hosts, exc)
     if back := [host for host in drained if host in found]:

@@ -12,7 +12,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clusterctl import configure
-from clusterctl import runs as collect
 from clusterctl.cluster.converge import Mended, fetch_wheels, mend, questions
 from clusterctl.cluster.environments import build_environment, fitting_environment, resolve_environment
 from clusterctl.cluster.impact import refuse, review
@@ -32,6 +31,7 @@ from clusterctl.providers.local.provider import LocalProvider
 from clusterctl.providers.onprem import left_behind
 from clusterctl.providers.onprem.hands import NO_HANDS, Hands
 from clusterctl.providers.onprem.provider import OnpremProvider
+from clusterctl.runs.collect import uncollected
 from clusterctl.scheduler.session import distribution_ahead, spec_as_raised
 from clusterctl.spec import ClusterSpec
 from clusterctl.spec import GcpProvider as GcpSettings
@@ -45,8 +45,7 @@ from clusterctl.state.journal import Journal, digest
 from clusterctl.state.ledger import JobEntry, RunRecord
 from clusterctl.state.lock import WAIT_S as LOCK_WAIT_S
 from clusterctl.state.workspace import Workspace, write_atomic
-from clusterctl.transport.connections import Connections
-from clusterctl.transport.ssh_files import write_ssh_files
+from clusterctl.transport.connections import Connections, write_ssh_files
 from clusterctl.util.assets import job_lock
 from clusterctl.util.lifetime import roomiest, sweep
 from clusterctl.util.progress import WAITING, HostStep, Say, Tell
@@ -287,7 +286,7 @@ def _taken_down(
     provider = provider_of(settings, hands)
     run = Run("down", Journal(workspace.journal), tell)
     runs: tuple[RunRecord, ...] = ()
-    if set(collect.uncollected(workspace)) - set(discarded):
+    if set(uncollected(workspace)) - set(discarded):
         with run.phase("collect") as (step, _):
             runs = bring_home(workspace, out, discarded)
             step.note = f"{len(runs)} runs"

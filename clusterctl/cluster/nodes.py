@@ -8,8 +8,8 @@ from contextlib import suppress
 from dataclasses import dataclass
 from typing import Final
 
-from clusterctl import jobs
 from clusterctl.errors import Failure, SchedulerError, TransportError, UsageError, WaitTimeoutError
+from clusterctl.jobs.control import active_jobs
 from clusterctl.scheduler.base import Scheduler, backoff
 from clusterctl.scheduler.models import JobInfo, NodeInfo
 from clusterctl.spec.words import did_you_mean
@@ -46,7 +46,7 @@ def resume(scheduler: Scheduler, names: Sequence[str]) -> tuple[NodeState, ...]:
 
 def states(scheduler: Scheduler, names: Collection[str]) -> tuple[NodeState, ...]:
     """These nodes, and the jobs on them."""
-    active = jobs.active(scheduler)
+    active = active_jobs(scheduler)
     return tuple(
         NodeState(node, tuple(job for job in active if node.name in job.nodes))
         for node in scheduler.nodes()

@@ -6,7 +6,6 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl import runs
 from clusterctl.errors import (
     ClusterctlError,
     CollectError,
@@ -17,6 +16,7 @@ from clusterctl.errors import (
     UsageError,
 )
 from clusterctl.providers.base import Leftover, Provider, Say
+from clusterctl.runs.collect import collect_all, uncollected
 from clusterctl.scheduler.session import spec_as_raised
 from clusterctl.state.ledger import JobEntry, Ledger, RunRecord
 from clusterctl.state.workspace import Workspace
@@ -36,7 +36,7 @@ def to_discard(workspace: Workspace, ids: Collection[str], *, everything: bool) 
     Raises:
         UsageError: one of the ids is of no job that was submitted from here.
     """
-    not_home = runs.uncollected(workspace)
+    not_home = uncollected(workspace)
     submitted = {entry.job_id for entry in Ledger(workspace.jobs).entries()}
     if unknown := [job_id for job_id in ids if job_id not in submitted]:
         there = ", ".join(entry.job_id for entry in not_home if entry.job_id) or "none"
@@ -58,7 +58,7 @@ def bring_home(
     """
     ids = [entry.job_id for entry in discard if entry.job_id]
     try:
-        return runs.collect_all(spec_as_raised(workspace), workspace, out=out, discard=ids)
+        return collect_all(spec_as_raised(workspace), workspace, out=out, discard=ids)
     except (CollectError, SchedulerError, TransportError, UsageError) as exc:
         raise stays_up(exc, ids) from exc
 

@@ -20,7 +20,7 @@ from clusterctl.spec import OnpremProvider as Settings
 from clusterctl.spec.models import ADMIN_USER
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport.ssh_files import write_ssh_files
+from clusterctl.transport.connections import write_ssh_files
 from clusterctl.util.progress import HostStep
 
 CLAIM: Final = "/etc/clusterctl/cluster.json"

@@ -17,7 +17,7 @@ from clusterctl.spec import ClusterSpec
 from clusterctl.spec import OnpremProvider as Settings
 from clusterctl.spec.load import dump_spec
 from clusterctl.state.workspace import Workspace, write_atomic
-from clusterctl.transport.ssh_files import write_ssh_files
+from clusterctl.transport.connections import write_ssh_files
 
 
 def orphans(settings: Settings, name: str, hands: Hands) -> tuple[str, ...]:

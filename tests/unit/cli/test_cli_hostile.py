@@ -17,7 +17,7 @@ from clusterctl.cli.progress import _Bar
 from clusterctl.cli.show import Screen
 from clusterctl.cli.watching import KeptLogs
 from clusterctl.errors import ClusterctlError
-from clusterctl.jobs import LogChunk
+from clusterctl.jobs.logs import LogChunk
 from clusterctl.scheduler import session
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm.client import SlurmClient

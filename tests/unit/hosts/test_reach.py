@@ -10,7 +10,7 @@ import pytest
 from clusterctl.errors import ClusterctlError, ProvisionError, TransportError, UnreachableError
 from clusterctl.hosts.probe import Question, reach
 from clusterctl.transport.base import Transport
-from clusterctl.transport.scripted import Call, ScriptedTransport, Step
+from tests.support.scripted import Call, ScriptedTransport, Step
 
 FACTS = "@node\nCPUs=2 Boards=1 SocketsPerBoard=1 CoresPerSocket=2 ThreadsPerCore=1 RealMemory=2000\n"
 ASKED = ("sudo", "-n", "/usr/bin/python3", "...")

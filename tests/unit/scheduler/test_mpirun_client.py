@@ -17,7 +17,7 @@ from clusterctl.scheduler.mpirun.client import BusyError, MpirunClient, SickErro
 from clusterctl.scheduler.mpirun.job import Start, job_info
 from clusterctl.scheduler.mpirun.remote_jobs import open_new, read
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
-from clusterctl.transport.scripted import Call, ScriptedTransport, Step
+from tests.support.scripted import Call, ScriptedTransport, Step
 
 START = Start("abc", "train", "/shared/home/ada/j", "job.mpirun", "train", ("d-train-1",), 60)
 ASKED = ("sudo", "-n", "/usr/bin/python3", "...")
