@@ -15,9 +15,20 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 
 from clusterctl import configure
 from clusterctl.cluster.drift import Mended, drifted, found, hosts_with_drift, mended, touches_slurm
-from clusterctl.cluster.gpu_drift import fetch_gpu_wheels, fetch_wheels, gpus_file, refuse_missing_gpus
-from clusterctl.cluster.hardware import Hardware, Outfit, as_registered, hardware, outfit, steady
-from clusterctl.cluster.jobs_in_the_way import at_work, keep_free
+from clusterctl.cluster.hardware import (
+    Hardware,
+    Outfit,
+    as_registered,
+    at_work,
+    fetch_gpu_wheels,
+    fetch_wheels,
+    gpus_file,
+    hardware,
+    keep_free,
+    outfit,
+    refuse_missing_gpus,
+    steady,
+)
 from clusterctl.cluster.managed import questions
 from clusterctl.errors import Failure, SchedulerError, TransportError
 from clusterctl.hosts.probe import Marks, View, reach

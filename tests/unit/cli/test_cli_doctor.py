@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.cli.doctor import text
-from clusterctl.cli.show import Screen
+from clusterctl.cli.output import Screen
+from clusterctl.cli.spec import text
 from clusterctl.hosts.doctor import Report
 from clusterctl.hosts.facts import Facts
 from tests.unit.hosts.test_doctor import WELL

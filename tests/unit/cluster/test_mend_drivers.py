@@ -12,8 +12,7 @@ import pytest
 
 from clusterctl.cluster import converge
 from clusterctl.cluster.converge import _inputs, _installed, _Noted, _write
-from clusterctl.cluster.gpu_drift import gpus_file
-from clusterctl.cluster.hardware import hardware
+from clusterctl.cluster.hardware import gpus_file, hardware
 from clusterctl.hosts.gpus import Driver
 from clusterctl.hosts.probe import Question, View
 from clusterctl.state.inventory import Inventory
