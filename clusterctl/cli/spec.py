@@ -14,8 +14,8 @@ from clusterctl.cli.output import Screen
 from clusterctl.cli.target import AskBecomePass, looking_hands, spec_of
 
 if TYPE_CHECKING:
-    from clusterctl.hosts.doctor import Report
-    from clusterctl.hosts.facts import Gpus
+    from clusterctl.hosts.checks import DoctorReport
+    from clusterctl.hosts.report import GpuFacts
     from clusterctl.spec import ClusterSpec
 
 
@@ -150,7 +150,7 @@ def examined(
     hosts: list[str] | tuple[str, ...] = (),
     *,
     ask_become_pass: bool = False,
-) -> Report:
+) -> DoctorReport:
     """What a look at the hosts finds."""
     from clusterctl.cluster.diagnosis import checkup
     from clusterctl.cluster.session import provider_of
@@ -161,9 +161,9 @@ def examined(
         return checkup(spec, Workspace.of(spec.name), provider, hosts=tuple(hosts))
 
 
-def report_dict(spec: ClusterSpec, report: Report) -> dict[str, Any]:
+def report_dict(spec: ClusterSpec, report: DoctorReport) -> dict[str, Any]:
     """The report as `-o json` shows it."""
-    from clusterctl.hosts.doctor import failures
+    from clusterctl.hosts.checks import failures
     from clusterctl.hosts.firewall import firewall_of
 
     return {
@@ -183,7 +183,7 @@ def report_dict(spec: ClusterSpec, report: Report) -> dict[str, Any]:
     }
 
 
-def report_lines(screen: Screen, report: Report) -> list[str]:
+def report_lines(screen: Screen, report: DoctorReport) -> list[str]:
     """The report as people read it: a line a host, then what is wrong."""
     from clusterctl.hosts.firewall import firewall_of
     from clusterctl.spec.units import GIB_MIB
@@ -216,7 +216,7 @@ def report_lines(screen: Screen, report: Report) -> list[str]:
     return lines
 
 
-def _gpus(gpus: Gpus) -> str:
+def _gpus(gpus: GpuFacts) -> str:
     if gpus.shown:
         return f"{', '.join(gpus.shown)} (driver {gpus.driver})"
     return f"{gpus.cards} without driver" if gpus.cards else "-"

@@ -26,7 +26,7 @@ from clusterctl.errors import (
 from clusterctl.providers.base import Leftover, Provider
 from clusterctl.providers.onprem import left_behind
 from clusterctl.providers.onprem.hands import NO_HANDS, Hands
-from clusterctl.scheduler.session import spec_as_raised
+from clusterctl.scheduler.session import applied_spec
 from clusterctl.spec import LocalProvider as LocalSettings
 from clusterctl.spec import Provider as ProviderSettings
 from clusterctl.state.journal import Journal
@@ -73,7 +73,7 @@ def bring_home(
     """
     ids = [entry.job_id for entry in discard if entry.job_id]
     try:
-        return runs.collect_all(spec_as_raised(workspace), workspace, out=out, discard=ids)
+        return runs.collect_all(applied_spec(workspace), workspace, out=out, discard=ids)
     except (CollectError, SchedulerError, TransportError, UsageError) as exc:
         raise stays_up(exc, ids) from exc
 
@@ -239,7 +239,7 @@ def _settings(workspace: Workspace) -> ProviderSettings:
         UsageError: it can't be read, and what Terraform has made would be forgotten.
     """
     try:
-        return spec_as_raised(workspace).provider
+        return applied_spec(workspace).provider
     except UsageError:
         states = [*workspace.terraform.glob("*.tfstate*")]
         if (

@@ -6,13 +6,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 
-from clusterctl import configure
 from clusterctl.cluster.converge import Mended
+from clusterctl.configure import ansible, events, inventory_file
 from clusterctl.providers.base import Provider
 from clusterctl.providers.local.provider import LocalProvider
 from clusterctl.providers.onprem.hands import NO_HANDS, Hands
 from clusterctl.providers.onprem.provider import OnpremProvider
-from clusterctl.scheduler.session import spec_as_raised
+from clusterctl.scheduler.session import applied_spec
 from clusterctl.spec import ClusterSpec
 from clusterctl.spec import GcpProvider as GcpSettings
 from clusterctl.spec import LocalProvider as LocalSettings
@@ -85,7 +85,7 @@ def provider_of(settings: ProviderSettings, hands: Hands = NO_HANDS) -> Provider
 def write_inventory(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> None:
     """Put the inventory where ordinary tools find it: `ssh -F`, `ansible-playbook -i`."""
     write_ssh_files(inventory, workspace)
-    configure.write_inventory(spec, inventory, workspace)
+    inventory_file.write_inventory(spec, inventory, workspace)
     write_atomic(workspace.hosts, inventory.model_dump_json(indent=2) + "\n")
     workspace.joining.unlink(missing_ok=True)  # all of it stands there now
 
@@ -94,9 +94,9 @@ def _give_back(
     inventory: Inventory, hosts: Collection[str], workspace: Workspace, say: Say
 ) -> Mapping[str, tuple[str, ...]]:
     """Have Ansible put back what was on these; what was left on each, and why."""
-    write_inventory(spec_as_raised(workspace), inventory, workspace)
+    write_inventory(applied_spec(workspace), inventory, workspace)
 
-    def progress(task: configure.Progress) -> None:
+    def progress(task: events.TaskProgress) -> None:
         say(HostStep(task.host, task.what, len(hosts), task.status, task.failed))
 
-    return configure.restore(inventory, workspace, limit=hosts, progress=progress)
+    return ansible.restore(inventory, workspace, limit=hosts, progress=progress)

@@ -11,17 +11,17 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, overload
 
-from clusterctl import configure, jobs
+from clusterctl import jobs
 from clusterctl.cluster.converge import Mended, fetch_wheels, mend, questions
 from clusterctl.cluster.impact import refuse, review
 from clusterctl.cluster.nodes import limited, replacing
 from clusterctl.cluster.plan import Plan, ahead
 from clusterctl.cluster.session import Phase, Run, TellMended, provider_of, untold, write_inventory
 from clusterctl.cluster.verify import Proof, prove
-from clusterctl.configure import ship
+from clusterctl.configure import ansible, inventory_file, ship
 from clusterctl.errors import UsageError
-from clusterctl.hosts.os_release import recognised
-from clusterctl.hosts.probe import View, reach, refuse_full_disks
+from clusterctl.hosts.probe import probe_hosts, reject_full_disks, with_distributions
+from clusterctl.hosts.report import HostReport
 from clusterctl.packages import bundle
 from clusterctl.packages.wheels import Node, wheelhouse
 from clusterctl.providers.base import BakeTarget, Provider, Provisioned, Size
@@ -141,8 +141,8 @@ def up(
                 started.extend(provider.apply(spec, workspace, keep=change.keep, say=say).started)
 
             asked = questions(spec, inventory, workspace)
-            views = reach(asked, connections.to, revive=revive, say=say)
-            refuse_full_disks(views)
+            views = probe_hosts(asked, connections.to, revive=revive, say=say)
+            reject_full_disks(views)
             step.note = f"{len(views)} hosts answer"
 
         bring_packages(packed, inventory, workspace, connections, run, software=spec.software, views=views)
@@ -186,7 +186,7 @@ def _provisioned(
         "scheduler": spec.scheduler,
         "job_user": spec.job_user.name,
     }
-    known = recognised(made.inventory, workspace, connections.to, say=say)
+    known = with_distributions(made.inventory, workspace, connections.to, say=say)
     return replace(made, inventory=known.model_copy(update=said))
 
 
@@ -196,7 +196,7 @@ def bake(target: BakeTarget, say: Say, workspace: Workspace) -> None:
     lock = job_lock()
     wheels = wheelhouse(lock, Node.of(distribution_of(target.distribution)))
     say("installing Slurm, Open MPI and the job environment")
-    configure.install(
+    ansible.install(
         target,
         wheels=wheels,
         lock=lock,
@@ -296,7 +296,7 @@ def bring_packages(
     run: Run,
     *,
     software: Software,
-    views: Mapping[str, View],
+    views: Mapping[str, HostReport],
 ) -> None:
     """Have the bundle's repository on the hosts that have something to install.
 
@@ -309,7 +309,7 @@ def bring_packages(
     with run.phase("packages") as (step, say):
         counted = inventory.compute if software.nvidia.installs else ()
         with_cards = [host.name for host in counted if views[host.name].cards]
-        mark = configure.install_mark(inventory, software)
+        mark = inventory_file.install_mark(inventory, software)
         hosts = ship.lacking(inventory, mark, connections.to, with_cards=with_cards)
         if hosts and packed is None:
             raise bundle.gone(workspace)

@@ -30,7 +30,7 @@ from clusterctl.errors import (
 from clusterctl.scheduler.models import NodeInfo
 from clusterctl.scheduler.mpirun.client import MpirunClient
 from clusterctl.scheduler.slurm.client import SlurmClient
-from clusterctl.scheduler.slurm.health import HEALTH_REASON
+from clusterctl.scheduler.slurm.config import HEALTH_REASON
 from clusterctl.spec import ClusterSpec
 from clusterctl.spec.distributions import JOB_PROFILE
 from clusterctl.spec.models import ADMIN_USER, PROOF_PARTITION
