@@ -151,7 +151,7 @@ def raise_cluster(
         done = lifecycle.up(
             spec,
             workspace,
-            tell=phases,
+            reporter=phases,
             tell_mended=tell_mended,
             agree=asking(screen, yes=yes, apart=screen.still),
             reconfigure=reconfigure,
@@ -241,7 +241,7 @@ def down(
         done = lifecycle.down(
             workspace,
             name=name,
-            tell=phases,
+            reporter=phases,
             discard_runs=discard_runs,
             discard=discard_run or (),
             out=out,
@@ -343,7 +343,7 @@ def cache_list(screen: Screen, options: Options) -> None:
 def _cache(screen: Screen, *, prune: bool) -> None:
     from clusterctl.providers.local.provider import cached_images
 
-    images = cached_images(prune=prune, say=lambda what: screen.note(str(what)))
+    images = cached_images(prune=prune, report=lambda what: screen.note(str(what)))
     rows = [[i.key, i.size_mib, ", ".join(i.used_by) or "-"] for i in images]
     empty = ["nothing to remove" if prune else "the image cache is empty"]
     lines = screen.table(["REMOVED" if prune else "IMAGE", "MIB", "USED BY"], rows) if rows else empty
@@ -353,7 +353,7 @@ def _cache(screen: Screen, *, prune: bool) -> None:
 def _cached_mib(screen: Screen) -> int:
     from clusterctl.providers.local.provider import cached_images
 
-    return sum(image.size_mib for image in cached_images(say=lambda what: screen.note(str(what))))
+    return sum(image.size_mib for image in cached_images(report=lambda what: screen.note(str(what))))
 
 
 def _phases(phases: tuple[Phase, ...]) -> list[dict[str, Any]]:

@@ -44,7 +44,7 @@ def down_orphans(
     screen.confirm(f"remove all of this ({which})? It may be somebody else's", yes=yes)
     phases = Phases(screen, verbose=options.verbose)
     with phases.shown():
-        lifecycle.down_orphans(settings, found, tell=phases, hands=asking)
+        lifecycle.down_orphans(settings, found, reporter=phases, hands=asking)
     screen.result(answer, f"cluster {name!r} ({which}) is down; an independent look found nothing of it")
 
 

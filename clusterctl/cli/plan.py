@@ -57,7 +57,7 @@ def show_plan(
 
     provider = lifecycle.provider_of(spec.provider, looking_hands(ask_password=ask_become_pass))
     with screen.working("looking"):
-        found = planning.plan(spec, Workspace.of(spec.name), provider, say=lambda _: None)
+        found = planning.plan(spec, Workspace.of(spec.name), provider, report=lambda _: None)
     lines = text(screen, spec, found)
     for task in found.tasks:
         if diff and task.diff:

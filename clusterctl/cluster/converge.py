@@ -16,7 +16,7 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from clusterctl import configure
 from clusterctl.cluster.drift import Mended, drifted, found, hosts_with_drift, mended, touches_slurm
 from clusterctl.cluster.gpu_drift import fetch_gpu_wheels, fetch_wheels, gpus_file, refuse_missing_gpus
-from clusterctl.cluster.hardware import Hardware, Outfit, as_registered, hardware, outfit, steady
+from clusterctl.cluster.hardware import Hardware, NodeConfig, as_registered, hardware, node_config, steady
 from clusterctl.cluster.jobs_in_the_way import at_work, keep_free
 from clusterctl.cluster.managed import questions
 from clusterctl.errors import Failure, SchedulerError, TransportError
@@ -33,12 +33,12 @@ from clusterctl.state.journal import digest
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.connections import Connections
 from clusterctl.util.assets import asset, tree_hash
-from clusterctl.util.progress import HostStep, Say
+from clusterctl.util.progress import HostStep, Reporter
 
 __all__ = [
     "Configured",
     "Mended",
-    "Outfit",
+    "NodeConfig",
     "astray",
     "fetch_wheels",
     "mend",
@@ -82,7 +82,7 @@ def mend(
     *,
     anew: bool,
     limit: Collection[str] = (),
-    say: Say,
+    report: Reporter,
 ) -> Configured:
     """Configure all hosts if what goes in has changed, or ``anew``; else those on which something drifted.
 
@@ -95,9 +95,9 @@ def mend(
     inventory = provisioned.inventory
     slurm = admins_scheduler(inventory, connections, patience_s=_PATIENCE_S)
     noted = _settled(_read(workspace, without=provisioned.made), slurm)
-    views = _installed(spec, inventory, workspace, connections, views, limit=limit, say=say)
-    fitted = outfit(spec, inventory, views, noted.hardware, partial(keep_free, slurm), limit=limit)
-    notes = (*fitted.notes, *fetch_gpu_wheels(spec, inventory, workspace, fitted.views, say))
+    views = _installed(spec, inventory, workspace, connections, views, limit=limit, report=report)
+    fitted = node_config(spec, inventory, views, noted.hardware, partial(keep_free, slurm), limit=limit)
+    notes = (*fitted.notes, *fetch_gpu_wheels(spec, inventory, workspace, fitted.views, report))
     inputs, files = _inputs(spec, inventory, workspace, fitted.views)
     for name, content in files.items():
         write_atomic(workspace.rendered / name, content)
@@ -115,7 +115,7 @@ def mend(
             views=views,
             fitted=fitted,
             notes=notes,
-            say=say,
+            report=report,
         )
     everything = anew or noted.inputs != inputs
     if not everything and not concerned:
@@ -126,7 +126,7 @@ def mend(
         _write(workspace, noted.model_copy(update={"inputs": "", "tried": has}))
     limit = () if everything else concerned
     recap = configure.configure(
-        inventory, workspace, limit=limit, progress=lambda p: say(_step(p, inventory, limit))
+        inventory, workspace, limit=limit, progress=lambda p: report(_step(p, inventory, limit))
     )
     keys = drifted(noted.marks.get(inventory.controller.name, {}), before[inventory.controller.name])
     if inventory.has_slurm and (touches_slurm(keys) or (everything and noted.marks)):
@@ -154,19 +154,19 @@ def _mend_some(
     connections: Connections,
     noted: _Noted,
     views: Mapping[str, View],
-    fitted: Outfit,
+    fitted: NodeConfig,
     notes: tuple[str, ...],
-    say: Say,
+    report: Reporter,
 ) -> Configured:
     """Configure these hosts and the controller, and tell the others who belongs to the cluster now."""
     lead = inventory.controller.name
-    chosen = tuple(h.name for h in inventory.hosts if h.name in limit or h.leads)
+    chosen = tuple(h.name for h in inventory.hosts if h.name in limit or h.is_controller)
     others = tuple(h.name for h in inventory.hosts if h.name not in chosen and h.name in noted.marks)
     has = hardware(spec, inventory, fitted.views)
     _write(workspace, noted.model_copy(update={"inputs": "", "tried": has}))
     told = configure.introduce(inventory, workspace, limit=others) if others else None
     recap = configure.configure(
-        inventory, workspace, limit=chosen, progress=lambda p: say(_step(p, inventory, chosen))
+        inventory, workspace, limit=chosen, progress=lambda p: report(_step(p, inventory, chosen))
     )
     if inventory.has_slurm:
         connections.to(lead).run(["scontrol", "reconfigure"])
@@ -180,7 +180,7 @@ def _mend_some(
     return Configured(summary, _taken_up(fitted), now, notes)
 
 
-def _taken_up(fitted: Outfit) -> tuple[Mended, ...]:
+def _taken_up(fitted: NodeConfig) -> tuple[Mended, ...]:
     return tuple(Mended(host, words, "taken up") for host, words in fitted.taken_up.items())
 
 
@@ -192,7 +192,7 @@ def _installed(
     views: Mapping[str, View],
     *,
     limit: Collection[str],
-    say: Say,
+    report: Reporter,
 ) -> Mapping[str, View]:
     """The views, with what only slurmd can tell of a node: it is installed first where there is none.
 
@@ -214,7 +214,7 @@ def _installed(
         return views
     configure.write_inventory(spec, inventory, workspace)
     configure.install_on_hosts(
-        inventory, workspace, limit=sorted(first), progress=lambda p: say(_step(p, inventory, first))
+        inventory, workspace, limit=sorted(first), progress=lambda p: report(_step(p, inventory, first))
     )
     asked = questions(spec, inventory, workspace)
     return {**views, **reach({host: asked[host] for host in first}, connections.to)}
@@ -242,11 +242,11 @@ def news(
     workspace: Workspace,
     connections: Connections,
     views: Mapping[str, View],
-) -> Outfit:
+) -> NodeConfig:
     """What of the hardware ``mend`` would take up, and what waits."""
     slurm = admins_scheduler(inventory, connections, patience_s=_PATIENCE_S)
     noted = _settled(_read(workspace, without=()), slurm)
-    return outfit(spec, inventory, views, noted.hardware, partial(at_work, slurm))
+    return node_config(spec, inventory, views, noted.hardware, partial(at_work, slurm))
 
 
 def _settled(noted: _Noted, slurm: Scheduler) -> _Noted:

@@ -27,8 +27,8 @@ def resolve_environment(
         return None
     if spec.software.python.requirements is None:
         return jobs.PLAIN
-    with run.phase("resolve") as (step, say):
-        environment = jobs.environment_of(spec, distribution=distribution, say=say, heard=say)
+    with run.phase("resolve") as (step, report):
+        environment = jobs.environment_of(spec, distribution=distribution, report=report, heard=report)
         step.note = f"{len(environment.lock.wheels) if environment.lock else 0} Python packages"
     return environment
 
@@ -52,10 +52,10 @@ def build_environment(
     """Have the environment of the spec's requirements on the cluster; a phase only where it has any."""
     if environment.lock is None:
         return
-    with run.phase("environment") as (step, say):
+    with run.phase("environment") as (step, report):
         transport = SSHTransport(inventory.controller.name, workspace.ssh_config, user=spec.job_user.name)
         try:
-            built = jobs.build(transport, environment, say=say)
+            built = jobs.build(transport, environment, report=report)
         finally:
             transport.close()
         step.note = "built" if built else "as it was"

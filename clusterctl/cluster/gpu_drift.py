@@ -17,7 +17,7 @@ from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.assets import gpu_lock, job_lock
 from clusterctl.util.lifetime import temporary_folder
-from clusterctl.util.progress import Say
+from clusterctl.util.progress import Reporter
 
 Views = Mapping[str, View]
 
@@ -33,7 +33,7 @@ def gpus_file(spec: ClusterSpec, inventory: Inventory, workspace: Workspace, vie
 
 
 def fetch_gpu_wheels(
-    spec: ClusterSpec, inventory: Inventory, workspace: Workspace, views: Views, say: Say
+    spec: ClusterSpec, inventory: Inventory, workspace: Workspace, views: Views, report: Reporter
 ) -> tuple[str, ...]:
     """Have CuPy here for the hosts that show GPUs; what is to be said of those that can't get it."""
     hosts = [host.name for host in inventory.compute if host.name in views and views[host.name].driver.cards]
@@ -42,16 +42,16 @@ def fetch_gpu_wheels(
     if not _can_bring(inventory, workspace):
         why = "the bundle has no CuPy: say `gpus` in the partition, and make it anew"
         return (f"without CuPy, though they have GPUs: {', '.join(hosts)}; {why}",)
-    say("downloading CuPy and CUDA's libraries")
+    report("downloading CuPy and CUDA's libraries")
     link_wheels(gpu_lock(), workspace.gpu_wheels, inventory.distribution)
     return ()
 
 
-def fetch_wheels(inventory: Inventory, workspace: Workspace, say: Say) -> None:
+def fetch_wheels(inventory: Inventory, workspace: Workspace, report: Reporter) -> None:
     """Have the wheels of the job environment here, for hosts that need not reach an index."""
     if inventory.baked:
         return
-    say("downloading the wheels of the job environment")
+    report("downloading the wheels of the job environment")
     link_wheels(job_lock(), workspace.wheels, inventory.distribution)
 
 

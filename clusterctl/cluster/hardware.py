@@ -41,7 +41,7 @@ class Hardware:
 
 
 @dataclass(frozen=True, slots=True)
-class Outfit:
+class NodeConfig:
     """The nodes as they are to be configured: ``views`` are what they show, but for those that wait.
 
     ``changes`` says in words what came or went of a host beside what is ``noted`` of it, ``waiting`` why a
@@ -83,7 +83,7 @@ def hardware(spec: ClusterSpec, inventory: Inventory, views: Views) -> dict[str,
     }
 
 
-def outfit(
+def node_config(
     spec: ClusterSpec,
     inventory: Inventory,
     views: Views,
@@ -91,7 +91,7 @@ def outfit(
     at_work: AtWork,
     *,
     limit: Collection[str] = (),
-) -> Outfit:
+) -> NodeConfig:
     """How the nodes are to be configured, beside what was noted of them; with a ``limit`` others wait.
 
     ``at_work`` says of such nodes which must wait for jobs, and why; it is asked only where Slurm would end
@@ -105,7 +105,7 @@ def outfit(
         if host in noted and has != noted[host]
     }
     if not changes:
-        return Outfit(views)
+        return NodeConfig(views)
     # Cards on the bus whose driver fails have not gone: the node keeps its GPUs until it answers again.
     mute = [host for host in changes if _is_mute(views[host]) and noted[host].driver.cards]
     changes |= dict.fromkeys(mute, "its driver does not answer")
@@ -115,7 +115,7 @@ def outfit(
     ending = {host for host in changes if host not in waiting and _ends_jobs(noted[host], now[host])}
     if ending and inventory.has_slurm:
         waiting |= at_work(ending)
-    return Outfit(as_noted(views, noted, waiting), changes, waiting, noted)
+    return NodeConfig(as_noted(views, noted, waiting), changes, waiting, noted)
 
 
 def as_registered(

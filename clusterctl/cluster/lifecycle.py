@@ -49,7 +49,7 @@ from clusterctl.transport.connections import Connections
 from clusterctl.transport.ssh_files import write_ssh_files
 from clusterctl.util.assets import job_lock
 from clusterctl.util.lifetime import roomiest, sweep
-from clusterctl.util.progress import WAITING, HostStep, Say, Tell
+from clusterctl.util.progress import WAITING, HostStep, PhaseReporter, Reporter
 
 Agree = Callable[[Plan], None]
 
@@ -98,7 +98,7 @@ def up(
     spec: ClusterSpec,
     workspace: Workspace,
     *,
-    tell: Tell,
+    reporter: PhaseReporter,
     tell_mended: TellMended = untold,
     agree: Agree = lambda _: None,
     reconfigure: bool = False,
@@ -127,20 +127,20 @@ def up(
     provider = provider_of(spec.provider, hands)
     provider.check(spec)
     with (
-        workspace.lock("up", wait_s=wait_s, waiting=lambda text: tell(WAITING, text)),
+        workspace.lock("up", wait_s=wait_s, waiting=lambda text: reporter(WAITING, text)),
         workspace.begun(),
         Connections(workspace.ssh_config) as connections,
         replacing(workspace, replaced) as replace_them,
     ):
         spec = limited(spec, workspace, limit)
-        run = Run("up", Journal(workspace.journal), tell, tell_mended=tell_mended)
+        run = Run("up", Journal(workspace.journal), reporter, tell_mended=tell_mended)
         packed = take_bundle(packages, spec, workspace, run)
         # What can't be had is said before anything is made, unless only the hosts tell what it must fit.
         expected = distribution_ahead(spec, workspace)
         environment = resolve_environment(spec, expected, run)
         workspace.create_secrets()
-        with run.phase("plan") as (step, say):
-            plan = ahead(spec, workspace, provider, connections, say=say)
+        with run.phase("plan") as (step, report):
+            plan = ahead(spec, workspace, provider, connections, report=report)
             step.note = plan.summary
         _settle(plan, agree, force=force)
         change = review(spec, workspace, provider, plan.hosts, connections, force=force)
@@ -148,37 +148,39 @@ def up(
         replace_them()
         write_atomic(workspace.spec, text := dump_spec(spec))
 
-        with run.phase("image") as (_, say):
-            provider.prepare(spec, workspace, bake=lambda target: bake(target, say, workspace), say=say)
+        with run.phase("image") as (_, report):
+            provider.prepare(
+                spec, workspace, bake=lambda target: bake(target, report, workspace), report=report
+            )
 
-        with run.phase("provision", inputs=digest(text)) as (step, say):
+        with run.phase("provision", inputs=digest(text)) as (step, report):
             made = _provisioned(
-                provider, spec, workspace, plan, keep=change.keep, connections=connections, say=say
+                provider, spec, workspace, plan, keep=change.keep, connections=connections, report=report
             )
             inventory = made.inventory
-            fetch_wheels(inventory, workspace, say)
+            fetch_wheels(inventory, workspace, report)
             write_inventory(spec, inventory, workspace)
             run.notes += made.notes
             started = list(made.started)
             step.note = f"{len(inventory.hosts)} hosts on {inventory.network}"
         environment = fitting_environment(environment, expected, spec, inventory.distribution, run)
 
-        with run.phase("reach") as (step, say):
+        with run.phase("reach") as (step, report):
 
             def revive() -> None:  # hosts that went down since they were last looked at
-                started.extend(provider.apply(spec, workspace, keep=change.keep, say=say).started)
+                started.extend(provider.apply(spec, workspace, keep=change.keep, report=report).started)
 
             asked = questions(spec, inventory, workspace)
-            views = reach(asked, connections.to, revive=revive, say=say)
+            views = reach(asked, connections.to, revive=revive, report=report)
             refuse_full_disks(views)
             step.note = f"{len(views)} hosts answer"
 
         bring_packages(packed, inventory, workspace, connections, run, software=spec.software, views=views)
 
-        with run.phase("configure") as (step, say):
+        with run.phase("configure") as (step, report):
             run.has_mended(Mended(host, "was powered off", "started") for host in started)
             configured = mend(
-                spec, made, workspace, connections, views, anew=reconfigure, limit=limit, say=say
+                spec, made, workspace, connections, views, anew=reconfigure, limit=limit, report=report
             )
             run.has_mended(configured.mended)
             step.note = configured.summary
@@ -205,16 +207,16 @@ def _provisioned(
     *,
     keep: Mapping[str, Size],
     connections: Connections,
-    say: Say,
+    report: Reporter,
 ) -> Provisioned:
     """The hosts, with what they have, and what the spec says of them beyond."""
-    made = provider.apply(spec, workspace, keep=keep, say=say)
+    made = provider.apply(spec, workspace, keep=keep, report=report)
     said = {
         "usd_per_hour": plan.hosts.usd_per_hour,
         "scheduler": spec.scheduler,
         "job_user": spec.job_user.name,
     }
-    known = recognised(made.inventory, workspace, connections.to, say=say)
+    known = recognised(made.inventory, workspace, connections.to, report=report)
     return replace(made, inventory=known.model_copy(update=said))
 
 
@@ -222,7 +224,7 @@ def down(
     workspace: Workspace,
     *,
     name: str,
-    tell: Tell,
+    reporter: PhaseReporter,
     discard_runs: bool = False,
     discard: Collection[str] = (),
     out: Path | None = None,
@@ -244,26 +246,26 @@ def down(
         UsageError: there is no such cluster, it knows nothing of a machine that is gone, or a job to discard
             was not submitted from here.
     """
-    with workspace.lock("down", wait_s=wait_s, waiting=lambda text: tell(WAITING, text)):
+    with workspace.lock("down", wait_s=wait_s, waiting=lambda text: reporter(WAITING, text)):
         sweep()
         discarded = to_discard(workspace, discard, everything=discard_runs)
         if not workspace.root.is_dir():
-            return _down_lost(name, tell)
-        with _writable(workspace, lambda text: tell(WAITING, text)) as records:
+            return _down_lost(name, reporter)
+        with _writable(workspace, lambda text: reporter(WAITING, text)) as records:
             done = _taken_down(
-                records, name=name, tell=tell, discarded=discarded, out=out, gone=gone, hands=hands
+                records, name=name, reporter=reporter, discarded=discarded, out=out, gone=gone, hands=hands
             )
         workspace.remove()
     return done
 
 
 @contextmanager
-def _writable(workspace: Workspace, say: Callable[[str], None]) -> Iterator[Workspace]:
+def _writable(workspace: Workspace, report: Callable[[str], None]) -> Iterator[Workspace]:
     """The workspace, or a copy elsewhere where its disk takes nothing more: `down` must not need it."""
     try:
         workspace.create()
     except DiskError as exc:
-        say(f"{workspace.root} takes nothing more ({exc.why}); working on a copy of it")
+        report(f"{workspace.root} takes nothing more ({exc.why}); working on a copy of it")
         with copied(workspace, without=["logs"], place=roomiest()) as copy:
             yield copy
     else:
@@ -274,7 +276,7 @@ def _taken_down(
     workspace: Workspace,
     *,
     name: str,
-    tell: Tell,
+    reporter: PhaseReporter,
     discarded: Collection[JobEntry],
     out: Path | None,
     gone: Collection[str],
@@ -285,7 +287,7 @@ def _taken_down(
         return Down((), (), "", looked=False)
     settings = _settings(workspace)
     provider = provider_of(settings, hands)
-    run = Run("down", Journal(workspace.journal), tell)
+    run = Run("down", Journal(workspace.journal), reporter)
     runs: tuple[RunRecord, ...] = ()
     if set(collect.uncollected(workspace)) - set(discarded):
         with run.phase("collect") as (step, _):
@@ -296,11 +298,11 @@ def _taken_down(
             step.note = f"runs of {', '.join(entry.shown for entry in discarded)}"
     if forgotten := forget(workspace, gone):
         hands.told(f"forgotten: {'; '.join(forgotten)}")
-    with run.phase("destroy") as (_, say):
+    with run.phase("destroy") as (_, report):
         if looked := not _has_taken_none(workspace):
-            destroy(provider, workspace.cluster_id(), workspace, say)
+            destroy(provider, workspace.cluster_id(), workspace, report)
         if isinstance(settings, LocalSettings) and not workspace.hosts.exists():
-            destroy_lost(provider, name, workspace, say)
+            destroy_lost(provider, name, workspace, report)
     return Down(runs, tuple(run.phases), settings.type, looked, tuple(discarded))
 
 
@@ -349,7 +351,7 @@ def orphans(settings: ProviderSettings, name: str, hands: Hands = NO_HANDS) -> t
 
 
 def down_orphans(
-    settings: ProviderSettings, found: Sequence[Orphan], *, tell: Tell, hands: Hands = NO_HANDS
+    settings: ProviderSettings, found: Sequence[Orphan], *, reporter: PhaseReporter, hands: Hands = NO_HANDS
 ) -> None:
     """Remove them, and prove that nothing is left.
 
@@ -358,10 +360,10 @@ def down_orphans(
     """
     provider = provider_of(settings, hands)
     for orphan in found:
-        destroy(provider, orphan.cluster_id, None, lambda text: tell("destroy", text))
+        destroy(provider, orphan.cluster_id, None, lambda text: reporter("destroy", text))
 
 
-def _down_lost(name: str, tell: Tell) -> Down:
+def _down_lost(name: str, reporter: PhaseReporter) -> Down:
     """Remove local clusters whose workspace was lost."""
     local = LocalSettings()
     found = orphans(local, name)
@@ -371,7 +373,7 @@ def _down_lost(name: str, tell: Tell) -> Down:
             fix="name another with --cluster (`clusterctl list` shows them); one on Google Cloud or "
             "on machines of your own whose workspace was lost is found with --orphans",
         )
-    down_orphans(local, found, tell=tell)
+    down_orphans(local, found, reporter=reporter)
     return Down((), ())
 
 
@@ -384,27 +386,27 @@ def write_inventory(spec: ClusterSpec, inventory: Inventory, workspace: Workspac
 
 
 def _give_back(
-    inventory: Inventory, hosts: Collection[str], workspace: Workspace, say: Say
+    inventory: Inventory, hosts: Collection[str], workspace: Workspace, report: Reporter
 ) -> Mapping[str, tuple[str, ...]]:
     """Have Ansible put back what was on these; what was left on each, and why."""
     write_inventory(spec_as_raised(workspace), inventory, workspace)
 
     def progress(task: configure.Progress) -> None:
-        say(HostStep(task.host, task.what, len(hosts), task.status, task.failed))
+        report(HostStep(task.host, task.what, len(hosts), task.status, task.failed))
 
     return configure.restore(inventory, workspace, limit=hosts, progress=progress)
 
 
-def bake(target: BakeTarget, say: Say, workspace: Workspace) -> None:
+def bake(target: BakeTarget, report: Reporter, workspace: Workspace) -> None:
     """Run the install half of every role on an image that answers SSH."""
-    say("downloading the wheels of the job environment")
+    report("downloading the wheels of the job environment")
     lock = job_lock()
     wheels = wheelhouse(lock, Node.of(distribution_of(target.distribution)))
-    say("installing Slurm, Open MPI and the job environment")
+    report("installing Slurm, Open MPI and the job environment")
     configure.install(
         target,
         wheels=wheels,
         lock=lock,
         workspace=workspace,
-        progress=lambda p: say(HostStep(p.host, p.what, 1, p.status, p.failed)),
+        progress=lambda p: report(HostStep(p.host, p.what, 1, p.status, p.failed)),
     )

@@ -190,7 +190,7 @@ def _know_without(workspace: Workspace, names: Collection[str]) -> None:
         if not hosts:
             path.unlink()
             continue
-        if not any(host.leads for host in hosts):  # somebody has to, also on the way down
+        if not any(host.is_controller for host in hosts):  # somebody has to, also on the way down
             hosts[0] = hosts[0].model_copy(update={"roles": (CONTROLLER, *hosts[0].roles)})
         inventory = inventory.model_copy(update={"hosts": tuple(hosts)})
         write_atomic(path, inventory.model_dump_json(indent=2) + "\n")

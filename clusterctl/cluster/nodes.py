@@ -15,7 +15,7 @@ from clusterctl.scheduler.models import JobInfo, NodeInfo
 from clusterctl.spec.words import did_you_mean
 from clusterctl.state.inventory import Inventory
 from clusterctl.transport.base import Transport
-from clusterctl.util.parallel import at_once
+from clusterctl.util.parallel import parallel_map
 
 BOOT_S: Final = 1800.0  # a server with eight GPUs tests its memory for many minutes
 _ANSWER_S: Final = 20.0
@@ -105,7 +105,7 @@ def reboot(hosts: Mapping[str, Transport], *, timeout_s: float = BOOT_S) -> None
     Raises:
         TransportError: some did not answer, or did not come back in time; one failure a host.
     """
-    back = dict(zip(hosts, at_once([*hosts.values()], lambda to: _boot(to, timeout_s)), strict=True))
+    back = dict(zip(hosts, parallel_map([*hosts.values()], lambda to: _boot(to, timeout_s)), strict=True))
     failures = tuple(Failure("reboot", why, host, "reboot") for host, why in back.items() if why)
     if failures:
         raise TransportError(

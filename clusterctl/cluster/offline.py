@@ -60,8 +60,8 @@ def take_bundle(
     file = packages.bundle or (known.file if known else None)
     if file is None or (packages.bundle is None and not file.exists()):
         return None
-    with run.phase("bundle") as (step, say):
-        taken = bundle.take(file, spec, workspace, say=say)
+    with run.phase("bundle") as (step, report):
+        taken = bundle.take(file, spec, workspace, report=report)
         step.note = f"{file.name}, for {', '.join(taken.manifest.systems)}"
     return taken
 
@@ -84,12 +84,12 @@ def bring_packages(
     """
     if not workspace.bundle.exists() or inventory.baked:
         return
-    with run.phase("packages") as (step, say):
+    with run.phase("packages") as (step, report):
         counted = inventory.compute if software.nvidia.installs else ()
         with_cards = [host.name for host in counted if views[host.name].cards]
         mark = configure.install_mark(inventory, software)
         hosts = ship.lacking(inventory, mark, connections.to, with_cards=with_cards)
         if hosts and packed is None:
             raise bundle.gone(workspace)
-        sent = ship.ship(packed, hosts, connections.to, say=say) if packed and hosts else ()
+        sent = ship.ship(packed, hosts, connections.to, report=report) if packed and hosts else ()
         step.note = f"sent to {len(sent)} hosts" if sent else "nothing to send"

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 
 from clusterctl.cluster.converge import Mended
 from clusterctl.state.journal import Journal, Step
-from clusterctl.util.progress import Say, Tell
+from clusterctl.util.progress import PhaseReporter, Reporter
 
 TellMended = Callable[[Mended], None]
 
@@ -32,7 +32,7 @@ class Run:
 
     verb: str
     journal: Journal
-    tell: Tell
+    reporter: PhaseReporter
     phases: list[Phase] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     mended: list[Mended] = field(default_factory=list)
@@ -45,9 +45,9 @@ class Run:
             self.tell_mended(one)
 
     @contextmanager
-    def phase(self, name: str, *, inputs: str = "") -> Iterator[tuple[Step, Say]]:
+    def phase(self, name: str, *, inputs: str = "") -> Iterator[tuple[Step, Reporter]]:
         """Journal a phase; yields where to leave its note, and a way to say what it is doing."""
-        self.tell(name, "")
+        self.reporter(name, "")
         with self.journal.phase(self.verb, name, inputs=inputs) as step:
-            yield step, lambda what: self.tell(name, what)
+            yield step, lambda what: self.reporter(name, what)
         self.phases.append(Phase(name, step.seconds, step.note))

@@ -16,10 +16,11 @@ from clusterctl.errors import (
     TransportError,
     UsageError,
 )
-from clusterctl.providers.base import Leftover, Provider, Say
+from clusterctl.providers.base import Leftover, Provider
 from clusterctl.scheduler.session import spec_as_raised
 from clusterctl.state.ledger import JobEntry, Ledger, RunRecord
 from clusterctl.state.workspace import Workspace
+from clusterctl.util.progress import Reporter
 
 
 @dataclass(frozen=True, slots=True)
@@ -89,23 +90,23 @@ def find_orphans(provider: Provider, name: str, *, known: str | None) -> tuple[O
     return tuple(Orphan(cluster_id, provider.leftovers(cluster_id)) for cluster_id in ids)
 
 
-def destroy_lost(provider: Provider, name: str, workspace: Workspace, say: Say) -> None:
+def destroy_lost(provider: Provider, name: str, workspace: Workspace, report: Reporter) -> None:
     """Remove the clusters of that name that were lost: an `up` that came to no hosts took their name.
 
     Raises:
         LeftoversError: something of one is still there.
     """
     for orphan in find_orphans(provider, name, known=workspace.known_id()):
-        destroy(provider, orphan.cluster_id, None, say)
+        destroy(provider, orphan.cluster_id, None, report)
 
 
-def destroy(provider: Provider, cluster_id: str, workspace: Workspace | None, say: Say) -> None:
+def destroy(provider: Provider, cluster_id: str, workspace: Workspace | None, report: Reporter) -> None:
     """Remove everything of a cluster, and look whether anything is left.
 
     Raises:
         LeftoversError: something is; one failure each, with its cost.
     """
-    provider.destroy(cluster_id, workspace=workspace, say=say)
+    provider.destroy(cluster_id, workspace=workspace, report=report)
     left = provider.leftovers(cluster_id)
     if left:
         fix = "run `clusterctl down` again; what stays then has to be removed by hand"

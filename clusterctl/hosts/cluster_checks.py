@@ -9,7 +9,7 @@ from typing import Final, Protocol
 from clusterctl.errors import ProvisionError, UsageError
 from clusterctl.hosts.checks import FABRIC_MANAGER, Expected
 from clusterctl.hosts.facts import Asked
-from clusterctl.hosts.role_files import brought_packages, touched_files
+from clusterctl.hosts.role_files import role_packages, touched_files
 from clusterctl.spec import ClusterSpec, OnpremProvider
 from clusterctl.spec.distributions import distribution_of, releases
 from clusterctl.state.inventory import CONTROLLER, PORTS
@@ -50,7 +50,7 @@ def asked(spec: ClusterSpec, members: Sequence[Member]) -> Asked:
 def _packages(spec: ClusterSpec, roles: Sequence[str]) -> Iterator[str]:
     """What a host of these roles gets, whichever distribution it may have."""
     for release in releases():
-        yield from brought_packages(spec, roles, release)
+        yield from role_packages(spec, roles, release)
 
 
 def expected(

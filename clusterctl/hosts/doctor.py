@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from clusterctl.errors import ClusterctlError, Failure
 from clusterctl.hosts.checks import Expected, Finding, Seen, judge
 from clusterctl.hosts.facts import PROGRAM, Asked, Facts, parse_facts
-from clusterctl.util.parallel import at_once
+from clusterctl.util.parallel import parallel_map
 
 __all__ = ["Asked", "Expected", "Facts", "Finding", "Report", "Root", "examine", "failures"]
 
@@ -46,7 +46,7 @@ def examine(
     One that can't be reached is a finding, like all else.
     """
     hosts = [host for host in expected if not only or host in only]
-    answers = dict(zip(hosts, at_once(hosts, lambda host: _look(host, asked, root)), strict=True))
+    answers = dict(zip(hosts, parallel_map(hosts, lambda host: _look(host, asked, root)), strict=True))
     silent = [
         _unreached(host, answer) for host, answer in answers.items() if isinstance(answer, ClusterctlError)
     ]

@@ -12,13 +12,17 @@ from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Transport
 from clusterctl.transport.ssh_files import write_ssh_files
-from clusterctl.util.progress import Say
+from clusterctl.util.progress import Reporter
 
 _NOTHING = Question(space=())
 
 
 def recognised(
-    inventory: Inventory, workspace: Workspace, to: Callable[[str], Transport], *, say: Say = lambda _: None
+    inventory: Inventory,
+    workspace: Workspace,
+    to: Callable[[str], Transport],
+    *,
+    report: Reporter = lambda _: None,
 ) -> Inventory:
     """The inventory, with the distribution of every host in it: nobody has looked yet at those without one.
 
@@ -31,7 +35,7 @@ def recognised(
         return inventory
     write_ssh_files(inventory, workspace)
     try:
-        views = reach(dict.fromkeys(unseen, _NOTHING), to, say=say)
+        views = reach(dict.fromkeys(unseen, _NOTHING), to, report=report)
     except TransportError as exc:
         by_hand = f"ssh -F {shlex.quote(str(workspace.ssh_config))} HOST"
         fix = f"see what `{by_hand}` says, then run `clusterctl up` again"

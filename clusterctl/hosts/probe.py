@@ -10,7 +10,7 @@ from concurrent.futures import ThreadPoolExecutor, wait
 from clusterctl.errors import ClusterctlError, ConfigureError, Failure, TransportError, UnreachableError
 from clusterctl.hosts.report import FullDisk, Marks, Question, StoppingError, View, parse_view
 from clusterctl.transport.base import Transport
-from clusterctl.util.progress import HostStep, Say
+from clusterctl.util.progress import HostStep, Reporter
 
 __all__ = ["FullDisk", "Marks", "Question", "View", "reach", "refuse_full_disks"]
 
@@ -28,12 +28,12 @@ def reach(
     timeout_s: float = TIMEOUT_S,
     revive: Callable[[], None] = lambda: None,
     revive_after_s: float = REVIVE_AFTER_S,
-    say: Say = lambda _: None,
+    report: Reporter = lambda _: None,
 ) -> Mapping[str, View]:
     """Host name -> how it showed itself, once every host that was asked answers.
 
     ``to`` connects to a host. ``revive`` is called every few seconds while some give no answer: it starts
-    hosts that have been powered off. ``say`` is told, from threads, of each host's answer.
+    hosts that have been powered off. ``report`` is told, from threads, of each host's answer.
 
     Raises:
         TransportError: some hosts did not answer in time; one failure a host.
@@ -44,7 +44,7 @@ def reach(
 
     def ask(name: str) -> View | ClusterctlError:
         answer = _ask(to(name), questions[name], deadline, given_up)
-        say(HostStep(name, "answers", len(questions), failed=isinstance(answer, ClusterctlError)))
+        report(HostStep(name, "answers", len(questions), failed=isinstance(answer, ClusterctlError)))
         return answer
 
     with ThreadPoolExecutor(max_workers=max(1, min(_AT_ONCE, len(questions)))) as pool:

@@ -29,7 +29,7 @@ _BROUGHT_WITH_SLURM: Final = {
 }
 
 
-def brought_packages(spec: ClusterSpec, roles: Sequence[str], distribution: Distribution) -> tuple[str, ...]:
+def role_packages(spec: ClusterSpec, roles: Sequence[str], distribution: Distribution) -> tuple[str, ...]:
     """Those that every host of these roles gets.
 
     More may come for what the host is or has: EPEL, a clock that nobody keeps, SELinux, cards, an NFS folder.

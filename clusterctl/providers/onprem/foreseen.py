@@ -6,7 +6,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 from fnmatch import fnmatchcase
 
 from clusterctl.hosts.doctor import Facts
-from clusterctl.hosts.role_files import brought_packages, touched_files
+from clusterctl.hosts.role_files import role_packages, touched_files
 from clusterctl.providers.onprem.members import Member, distribution
 from clusterctl.spec import ClusterSpec
 from clusterctl.spec.distributions import distribution_of
@@ -25,7 +25,7 @@ def foreseen(
 
 
 def _of(spec: ClusterSpec, one: Member, facts: Facts) -> Iterator[str]:
-    packages = brought_packages(spec, one.roles, distribution_of(distribution(facts)))
+    packages = role_packages(spec, one.roles, distribution_of(distribution(facts)))
     if missing := [name for name in packages if name not in facts.packages]:
         yield f"to be installed, with what they need: {', '.join(missing)}"
     if missing := [user.name for user in spec.users if user.name not in facts.accounts]:
