@@ -286,11 +286,11 @@ def status(screen: Screen, options: Options) -> None:
     with telling_who_works(workspace):
         inventory = session.inventory_of(workspace)
         with Connections(workspace.ssh_config) as connections:
-            scheduler = session.admins_scheduler(inventory, connections, patience_s=_STATUS_WAIT_S)
+            scheduler = session.admin_scheduler(inventory, connections, patience_s=_STATUS_WAIT_S)
             nodes, active = scheduler.nodes(), jobs.active(scheduler)
             is_google = inventory.provider == "gcp"
             controller = connections.to(inventory.controller.name)
-            by_itself = auto_down(session.spec_as_raised(workspace), controller) if is_google else None
+            by_itself = auto_down(session.applied_spec(workspace), controller) if is_google else None
     left = left_behind.found(workspace)
     ready = {n.name for n in nodes if n.usable} >= {h.name for h in inventory.compute}
     answer = {

@@ -13,8 +13,8 @@ from clusterctl.cli.show import Screen
 from clusterctl.cli.which import spec_of
 
 if TYPE_CHECKING:
-    from clusterctl.hosts.doctor import Report
-    from clusterctl.hosts.facts import Gpus
+    from clusterctl.hosts.checks import DoctorReport
+    from clusterctl.hosts.report import GpuFacts
     from clusterctl.spec import ClusterSpec
 
 
@@ -44,7 +44,7 @@ def examined(
     hosts: list[str] | tuple[str, ...] = (),
     *,
     ask_become_pass: bool = False,
-) -> Report:
+) -> DoctorReport:
     """What a look at the hosts finds."""
     from clusterctl.cluster import lifecycle
     from clusterctl.cluster.checkup import checkup
@@ -55,9 +55,9 @@ def examined(
         return checkup(spec, Workspace.of(spec.name), provider, hosts=tuple(hosts))
 
 
-def as_dict(spec: ClusterSpec, report: Report) -> dict[str, Any]:
+def as_dict(spec: ClusterSpec, report: DoctorReport) -> dict[str, Any]:
     """The report as `-o json` shows it."""
-    from clusterctl.hosts.doctor import failures
+    from clusterctl.hosts.checks import failures
     from clusterctl.hosts.firewall import firewall_of
 
     return {
@@ -77,7 +77,7 @@ def as_dict(spec: ClusterSpec, report: Report) -> dict[str, Any]:
     }
 
 
-def text(screen: Screen, report: Report) -> list[str]:
+def text(screen: Screen, report: DoctorReport) -> list[str]:
     """The report as people read it: a line a host, then what is wrong."""
     from clusterctl.hosts.firewall import firewall_of
     from clusterctl.spec.units import GIB_MIB
@@ -110,7 +110,7 @@ def text(screen: Screen, report: Report) -> list[str]:
     return lines
 
 
-def _gpus(gpus: Gpus) -> str:
+def _gpus(gpus: GpuFacts) -> str:
     if gpus.shown:
         return f"{', '.join(gpus.shown)} (driver {gpus.driver})"
     return f"{gpus.cards} without driver" if gpus.cards else "-"

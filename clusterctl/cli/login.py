@@ -110,7 +110,7 @@ def _session_and_ssh(screen: Screen, options: Options) -> Iterator[tuple[Session
     workspace = workspace_of(screen, options)
     with telling_who_works(workspace):
         access.inventory_of(workspace)  # it is up
-        spec = access.spec_as_raised(workspace)
+        spec = access.applied_spec(workspace)
         with access.session(spec, workspace) as session:
             yield session, OpenSSH(workspace.ssh_config, spec.job_user.name)
 

@@ -110,7 +110,7 @@ def remove(
 
     workspace = workspace_of(screen, options)
     inventory = session.inventory_of(workspace)
-    spec = session.spec_as_raised(workspace)
+    spec = session.applied_spec(workspace)
     membership.own_machines(spec)
     chosen = _chosen(inventory, names)
     fewer = membership.without(spec, chosen)
@@ -213,7 +213,7 @@ def reboot(
     ):
         inventory = session.inventory_of(workspace)  # it may have changed while we waited
         nodes.check_names(inventory, chosen)
-        scheduler = session.admins_scheduler(inventory, connections)
+        scheduler = session.admin_scheduler(inventory, connections)
         ours = [state.node.name for state in nodes.states(scheduler, chosen) if state.node.usable]
         if ours:
             nodes.drain(scheduler, ours, _BOOTS)
@@ -226,7 +226,7 @@ def reboot(
         nodes.check_aside(scheduler, chosen)
         screen.note(f"booting {', '.join(chosen)}")
         nodes.reboot({name: connections.to(name) for name in chosen})
-        spec = session.spec_as_raised(workspace)
+        spec = session.applied_spec(workspace)
     # Ours are put back by it once they are configured, by the reason that they were given.
     limit = chosen if inventory.provider == "onprem" else ()
     own = hands(screen, ask_password=False)
@@ -266,7 +266,7 @@ def _cluster(screen: Screen, options: Options) -> Iterator[tuple[Workspace, Inve
     workspace = workspace_of(screen, options)
     with telling_who_works(workspace), Connections(workspace.ssh_config) as connections:
         inventory = session.inventory_of(workspace)
-        yield workspace, inventory, session.admins_scheduler(inventory, connections)
+        yield workspace, inventory, session.admin_scheduler(inventory, connections)
 
 
 def _chosen(inventory: Inventory, names: Sequence[str]) -> tuple[str, ...]:

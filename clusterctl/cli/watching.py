@@ -28,7 +28,7 @@ def open_session(screen: Screen, options: Options) -> Iterator[Session]:
     workspace = workspace_of(screen, options)
     with telling_who_works(workspace):
         access.inventory_of(workspace)  # it is up
-        with access.session(access.spec_as_raised(workspace), workspace) as session:
+        with access.session(access.applied_spec(workspace), workspace) as session:
             yield session
         if refusal := session.ledger.refusal:
             screen.note(f"note: {refusal.what} ({refusal.why}): what became of jobs is asked anew next time")

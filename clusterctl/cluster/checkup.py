@@ -6,9 +6,9 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 
 from clusterctl.errors import NotUpError
-from clusterctl.hosts import doctor
-from clusterctl.hosts.cluster_checks import asked, expected, refuse_strangers
-from clusterctl.hosts.doctor import Finding, Report
+from clusterctl.hosts import checks
+from clusterctl.hosts.checks import DoctorReport, Finding
+from clusterctl.hosts.cluster_checks import examination_request, expected, reject_unknown_hosts
 from clusterctl.providers.base import Provider
 from clusterctl.providers.onprem import left_behind
 from clusterctl.scheduler.session import inventory_of
@@ -23,7 +23,7 @@ _OF_DRIVER = frozenset({"no-driver", "reboot-needed", "secure-boot", "fabric-man
 
 def checkup(
     spec: ClusterSpec, workspace: Workspace, provider: Provider, *, hosts: Collection[str] = ()
-) -> Report:
+) -> DoctorReport:
     """What is wrong with the hosts, or with those of ``hosts``; nothing is changed.
 
     Raises:
@@ -41,7 +41,7 @@ def checkup(
         return _with_left(_of_cluster(spec, inventory, connections, hosts), workspace, hosts)
 
 
-def _with_left(report: Report, workspace: Workspace, hosts: Collection[str]) -> Report:
+def _with_left(report: DoctorReport, workspace: Workspace, hosts: Collection[str]) -> DoctorReport:
     """With the machines that the cluster has left behind."""
     found = tuple(
         Finding(one.host.name, "warning", "left-behind", f"{one.place} was left behind", one.why, one.fix)
@@ -52,7 +52,7 @@ def _with_left(report: Report, workspace: Workspace, hosts: Collection[str]) -> 
 
 
 def driver_findings(spec: ClusterSpec, inventory: Inventory, connections: Connections) -> tuple[Finding, ...]:
-    """What a driver of NVIDIA's that was asked for still needs on some nodes, such as a reboot."""
+    """What a driver of NVIDIA that the spec asks for still needs on some nodes, such as a reboot."""
     if not spec.software.nvidia.has_driver:
         return ()
     report = _of_cluster(spec, inventory, connections, [host.name for host in inventory.compute])
@@ -61,15 +61,15 @@ def driver_findings(spec: ClusterSpec, inventory: Inventory, connections: Connec
 
 def _of_cluster(
     spec: ClusterSpec, inventory: Inventory, connections: Connections, hosts: Collection[str]
-) -> Report:
+) -> DoctorReport:
     """Through the account that every host of a cluster has."""
-    refuse_strangers(hosts, inventory.hosts)
+    reject_unknown_hosts(hosts, inventory.hosts)
 
     def root(host: str, argv: Sequence[str], stdin: bytes) -> str:
         return connections.to(host).run(("sudo", "-n", *argv), stdin=stdin, timeout_s=_TIMEOUT_S).stdout
 
-    return doctor.examine(
-        asked(spec, inventory.hosts),
+    return checks.examine(
+        examination_request(spec, inventory.hosts),
         expected(spec, inventory.hosts, installed=[host.name for host in inventory.hosts]),
         root,
         leader=inventory.controller.name,

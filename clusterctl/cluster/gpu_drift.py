@@ -7,9 +7,9 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from pathlib import Path
 
 from clusterctl.errors import Failure, VerifyError
-from clusterctl.hosts.doctor import Finding
+from clusterctl.hosts.checks import Finding
 from clusterctl.hosts.gpus import Driver
-from clusterctl.hosts.probe import View
+from clusterctl.hosts.report import HostReport
 from clusterctl.packages.wheels import Node, is_there, wheelhouse
 from clusterctl.spec import ClusterSpec
 from clusterctl.spec.distributions import Distribution
@@ -19,7 +19,7 @@ from clusterctl.util.assets import gpu_lock, job_lock
 from clusterctl.util.lifetime import temporary_folder
 from clusterctl.util.progress import Reporter
 
-Views = Mapping[str, View]
+Views = Mapping[str, HostReport]
 
 
 def gpus_file(spec: ClusterSpec, inventory: Inventory, workspace: Workspace, views: Views) -> str:

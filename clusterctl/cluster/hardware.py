@@ -12,8 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from clusterctl.hosts.gpus import Driver
-from clusterctl.hosts.probe import View
-from clusterctl.hosts.slurm_facts import NodeFacts
+from clusterctl.hosts.report import HostReport, NodeFacts
 from clusterctl.scheduler.models import NodeInfo
 from clusterctl.scheduler.slurm.config import gres, promised_mib
 from clusterctl.spec import ClusterSpec
@@ -23,7 +22,7 @@ from clusterctl.state.inventory import Inventory
 _SAME_MEMORY: Final = 0.01  # the kernel's figure moves by some MiB from boot to boot
 _NEAR: Final = re.compile(r"\([^)]*\)")
 
-Views = Mapping[str, View]
+Views = Mapping[str, HostReport]
 AtWork = Callable[[Collection[str]], Mapping[str, str]]
 
 
@@ -148,12 +147,12 @@ def _is_registered(has: Hardware, node: NodeInfo) -> bool:
     return has.facts is None or told == (has.facts.cpus, promised_mib(has.facts))
 
 
-def _is_mute(view: View) -> bool:
+def _is_mute(view: HostReport) -> bool:
     """Whether there are cards, and a driver that does not tell of them."""
     return bool(view.driver.fault and view.cards)
 
 
-def _steady(view: View, had: Hardware) -> View:
+def _steady(view: HostReport, had: Hardware) -> HostReport:
     if view.facts is None or had.facts is None:
         return view
     memory_mib = had.facts.memory_mib
@@ -161,7 +160,7 @@ def _steady(view: View, had: Hardware) -> View:
     return replace(view, facts=replace(view.facts, memory_mib=memory_mib)) if same else view
 
 
-def _as_noted(view: View, had: Hardware) -> View:
+def _as_noted(view: HostReport, had: Hardware) -> HostReport:
     facts = replace(had.facts, mpi=view.facts.mpi) if had.facts and view.facts else had.facts
     facts = facts or (view.facts and replace(view.facts, gpus=had.driver.gpus))
     return replace(view, facts=facts, driver=had.driver, cards=had.cards)

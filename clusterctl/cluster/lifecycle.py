@@ -1,4 +1,4 @@
-"""The story of a cluster: image → provision → reach → configure → verify, and down again.
+"""The story of a cluster: image → provision → probe → configure → verify, and down again.
 
 Each phase is journaled with its inputs and its seconds; killed anywhere and run again, `up` converges,
 because every phase looks at the world and makes only what is missing.
@@ -11,7 +11,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from clusterctl import configure
 from clusterctl import runs as collect
 from clusterctl.cluster.converge import Mended, fetch_wheels, mend, questions
 from clusterctl.cluster.environments import build_environment, fitting_environment, resolve_environment
@@ -23,16 +22,16 @@ from clusterctl.cluster.plan import Plan, ahead, copied
 from clusterctl.cluster.proving import prove
 from clusterctl.cluster.teardown import Orphan, bring_home, destroy, destroy_lost, find_orphans, to_discard
 from clusterctl.cluster.verify import Proof
+from clusterctl.configure import ansible, events, inventory_file
 from clusterctl.errors import DiskError, NotUpError, UsageError
-from clusterctl.hosts.os_release import recognised
-from clusterctl.hosts.probe import reach, refuse_full_disks
+from clusterctl.hosts.probe import probe_hosts, reject_full_disks, with_distributions
 from clusterctl.packages.wheels import Node, wheelhouse
 from clusterctl.providers.base import BakeTarget, Provider, Provisioned, Size
 from clusterctl.providers.local.provider import LocalProvider
 from clusterctl.providers.onprem import left_behind
 from clusterctl.providers.onprem.hands import NO_HANDS, Hands
 from clusterctl.providers.onprem.provider import OnpremProvider
-from clusterctl.scheduler.session import distribution_ahead, spec_as_raised
+from clusterctl.scheduler.session import applied_spec, distribution_ahead
 from clusterctl.spec import ClusterSpec
 from clusterctl.spec import GcpProvider as GcpSettings
 from clusterctl.spec import LocalProvider as LocalSettings
@@ -171,8 +170,8 @@ def up(
                 started.extend(provider.apply(spec, workspace, keep=change.keep, report=report).started)
 
             asked = questions(spec, inventory, workspace)
-            views = reach(asked, connections.to, revive=revive, report=report)
-            refuse_full_disks(views)
+            views = probe_hosts(asked, connections.to, revive=revive, report=report)
+            reject_full_disks(views)
             step.note = f"{len(views)} hosts answer"
 
         bring_packages(packed, inventory, workspace, connections, run, software=spec.software, views=views)
@@ -216,7 +215,7 @@ def _provisioned(
         "scheduler": spec.scheduler,
         "job_user": spec.job_user.name,
     }
-    known = recognised(made.inventory, workspace, connections.to, report=report)
+    known = with_distributions(made.inventory, workspace, connections.to, report=report)
     return replace(made, inventory=known.model_copy(update=said))
 
 
@@ -313,7 +312,7 @@ def _settings(workspace: Workspace) -> ProviderSettings:
         UsageError: it can't be read, and what Terraform has made would be forgotten.
     """
     try:
-        return spec_as_raised(workspace).provider
+        return applied_spec(workspace).provider
     except UsageError:
         states = [*workspace.terraform.glob("*.tfstate*")]
         if (
@@ -380,7 +379,7 @@ def _down_lost(name: str, reporter: PhaseReporter) -> Down:
 def write_inventory(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> None:
     """Put the inventory where ordinary tools find it: `ssh -F`, `ansible-playbook -i`."""
     write_ssh_files(inventory, workspace)
-    configure.write_inventory(spec, inventory, workspace)
+    inventory_file.write_inventory(spec, inventory, workspace)
     write_atomic(workspace.hosts, inventory.model_dump_json(indent=2) + "\n")
     workspace.joining.unlink(missing_ok=True)  # all of it stands there now
 
@@ -389,12 +388,12 @@ def _give_back(
     inventory: Inventory, hosts: Collection[str], workspace: Workspace, report: Reporter
 ) -> Mapping[str, tuple[str, ...]]:
     """Have Ansible put back what was on these; what was left on each, and why."""
-    write_inventory(spec_as_raised(workspace), inventory, workspace)
+    write_inventory(applied_spec(workspace), inventory, workspace)
 
-    def progress(task: configure.Progress) -> None:
+    def progress(task: events.TaskProgress) -> None:
         report(HostStep(task.host, task.what, len(hosts), task.status, task.failed))
 
-    return configure.restore(inventory, workspace, limit=hosts, progress=progress)
+    return ansible.restore(inventory, workspace, limit=hosts, progress=progress)
 
 
 def bake(target: BakeTarget, report: Reporter, workspace: Workspace) -> None:
@@ -403,7 +402,7 @@ def bake(target: BakeTarget, report: Reporter, workspace: Workspace) -> None:
     lock = job_lock()
     wheels = wheelhouse(lock, Node.of(distribution_of(target.distribution)))
     report("installing Slurm, Open MPI and the job environment")
-    configure.install(
+    ansible.install(
         target,
         wheels=wheels,
         lock=lock,

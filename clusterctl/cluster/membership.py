@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from clusterctl.errors import NotUpError, UsageError
 from clusterctl.providers.onprem import left_behind
 from clusterctl.providers.onprem.look import known_hosts
-from clusterctl.scheduler.session import inventory_of, spec_as_raised
+from clusterctl.scheduler.session import applied_spec, inventory_of
 from clusterctl.spec import ClusterSpec, OnpremProvider
 from clusterctl.spec.host_range import expand
 from clusterctl.spec.models import Partition
@@ -66,7 +66,7 @@ def limited(spec: ClusterSpec, workspace: Workspace, limit: Collection[str]) -> 
         ]
         for p in spec.partitions
     }
-    return _with(_knowing(spec, spec_as_raised(workspace), there), nodes)
+    return _with(_knowing(spec, applied_spec(workspace), there), nodes)
 
 
 def without(spec: ClusterSpec, names: Collection[str]) -> ClusterSpec:
@@ -106,7 +106,7 @@ def replacing(workspace: Workspace, names: Collection[str]) -> Iterator[Callable
     if not there:
         yield lambda: None
         return
-    inventory, settings = inventory_of(workspace), own_machines(spec_as_raised(workspace))
+    inventory, settings = inventory_of(workspace), own_machines(applied_spec(workspace))
     files = (workspace.hosts, workspace.joining, workspace.trusted_hosts, workspace.known_hosts)
     before = {path: path.read_bytes() for path in files if path.exists()}
     aside = [
@@ -140,7 +140,7 @@ def forget(workspace: Workspace, names: Collection[str]) -> tuple[str, ...]:
     members = known_hosts(workspace)
     known = {*members, *(one.host.name for one in left)}
     if workspace.spec.exists():
-        known |= set(own_machines(spec_as_raised(workspace)).machines)  # the same command may come again
+        known |= set(own_machines(applied_spec(workspace)).machines)  # the same command may come again
     for name in names:
         if name not in known:
             hint = did_you_mean(name, sorted(known)) or f"known are {', '.join(sorted(known)) or 'none'}"

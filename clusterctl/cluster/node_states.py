@@ -13,7 +13,7 @@ from enum import Enum
 from clusterctl.errors import CommandError, Failure, SlurmError, UnreachableError, VerifyError
 from clusterctl.scheduler.models import NodeInfo
 from clusterctl.scheduler.slurm.client import SlurmClient
-from clusterctl.scheduler.slurm.health import HEALTH_REASON
+from clusterctl.scheduler.slurm.config import HEALTH_REASON
 from clusterctl.state.inventory import Inventory
 
 _PAUSE_S = 0.2

@@ -7,11 +7,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from clusterctl import configure
 from clusterctl.cluster.phases import Run
-from clusterctl.configure import ship
+from clusterctl.configure import inventory_file, ship
 from clusterctl.errors import UsageError
-from clusterctl.hosts.probe import View
+from clusterctl.hosts.report import HostReport
 from clusterctl.packages import bundle
 from clusterctl.spec import ClusterSpec, OnpremProvider
 from clusterctl.spec.models import Software
@@ -74,7 +73,7 @@ def bring_packages(
     run: Run,
     *,
     software: Software,
-    views: Mapping[str, View],
+    views: Mapping[str, HostReport],
 ) -> None:
     """Have the bundle's repository on the hosts that have something to install.
 
@@ -87,7 +86,7 @@ def bring_packages(
     with run.phase("packages") as (step, report):
         counted = inventory.compute if software.nvidia.installs else ()
         with_cards = [host.name for host in counted if views[host.name].cards]
-        mark = configure.install_mark(inventory, software)
+        mark = inventory_file.install_mark(inventory, software)
         hosts = ship.lacking(inventory, mark, connections.to, with_cards=with_cards)
         if hosts and packed is None:
             raise bundle.gone(workspace)

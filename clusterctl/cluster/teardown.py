@@ -17,7 +17,7 @@ from clusterctl.errors import (
     UsageError,
 )
 from clusterctl.providers.base import Leftover, Provider
-from clusterctl.scheduler.session import spec_as_raised
+from clusterctl.scheduler.session import applied_spec
 from clusterctl.state.ledger import JobEntry, Ledger, RunRecord
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.progress import Reporter
@@ -59,7 +59,7 @@ def bring_home(
     """
     ids = [entry.job_id for entry in discard if entry.job_id]
     try:
-        return runs.collect_all(spec_as_raised(workspace), workspace, out=out, discard=ids)
+        return runs.collect_all(applied_spec(workspace), workspace, out=out, discard=ids)
     except (CollectError, SchedulerError, TransportError, UsageError) as exc:
         raise stays_up(exc, ids) from exc
 

@@ -17,7 +17,7 @@ from clusterctl.cluster.held import release_held
 from clusterctl.cluster.node_states import Aside, astray, out_of_service, settle
 from clusterctl.cluster.proof import Proof
 from clusterctl.scheduler.slurm.client import SlurmClient
-from clusterctl.scheduler.slurm.health import HEALTH_REASON
+from clusterctl.scheduler.slurm.config import HEALTH_REASON
 from clusterctl.spec.distributions import JOB_PROFILE
 from clusterctl.spec.models import ADMIN_USER, PROOF_PARTITION
 from clusterctl.state.inventory import HEALTH_PROGRAM, Inventory

@@ -41,7 +41,7 @@ def role_packages(spec: ClusterSpec, roles: Sequence[str], distribution: Distrib
     return (*found, "apptainer") if spec.software.apptainer else found
 
 
-def touched_files(spec: ClusterSpec, roles: Sequence[str]) -> frozenset[str]:
+def role_files(spec: ClusterSpec, roles: Sequence[str]) -> frozenset[str]:
     """Patterns of the files that may be changed on a host of these roles, as the roles declare them."""
     ansible = [*_ANYWHERE]
     for role in roles if spec.has_slurm else ():

@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from clusterctl.errors import ClusterctlError, Failure, ProvisionError, UsageError
-from clusterctl.hosts.cluster_checks import refuse_strangers
-from clusterctl.hosts.doctor import Report
+from clusterctl.hosts.checks import DoctorReport
+from clusterctl.hosts.cluster_checks import reject_unknown_hosts
 from clusterctl.providers.base import Action, Bake, HostChange, Leftover, Planned, Provisioned, Size
 from clusterctl.providers.onprem import give_back, left_behind, lost, members, way_in
 from clusterctl.providers.onprem.access import each, refuse, refused
@@ -66,17 +66,19 @@ class OnpremProvider:
             raise UsageError("the spec is of another provider", where="provider.type")
         way_in.check()
 
-    def examine(self, spec: ClusterSpec, workspace: Workspace, *, hosts: Collection[str]) -> Report | None:
+    def examine(
+        self, spec: ClusterSpec, workspace: Workspace, *, hosts: Collection[str]
+    ) -> DoctorReport | None:
         asked = members.members(spec, self._settings)
-        refuse_strangers(hosts, asked)
+        reject_unknown_hosts(hosts, asked)
         chosen = [one for one in asked if not hosts or one.name in hosts]
         with way_in.place(workspace) as folder:
             way = WayIn(self._settings, folder, self._hands)
             only = [one.name for one in chosen]
             way.check_keys(only)
-            checked = look(spec, asked, way.access, folder, (), only=only, lost=way.trust(only))
+            report = look(spec, asked, way.access, folder, (), only=only, lost=way.trust(only))
         return replace(
-            checked, findings=(*checked.findings, *claimed(checked.facts, workspace.known_id() or ""))
+            report, findings=(*report.findings, *claimed(report.facts, workspace.known_id() or ""))
         )
 
     def prepare(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake, report: Reporter) -> None:
@@ -90,8 +92,8 @@ class OnpremProvider:
         spec: ClusterSpec,
         workspace: Workspace,
         *,
-        keep: Mapping[str, Size],  # noqa: ARG002
-        report: Reporter,
+        keep: Mapping[str, Size],
+        report: Reporter,  # noqa: ARG002
     ) -> Planned:
         found = self._look(spec, workspace, report)
         before = known_hosts(workspace)
@@ -222,7 +224,7 @@ class OnpremProvider:
 
 
 def _refuse(
-    checked: Report,
+    report: DoctorReport,
     asked: Sequence[Member],
     new: Collection[str],
     workspace: Workspace,
@@ -232,10 +234,10 @@ def _refuse(
     leader = asked[0].name
     wrong = [
         one
-        for one in checked.findings
-        if one.host in new or one.host not in checked.facts or (new and one.code == "firewall")
+        for one in report.findings
+        if one.host in new or one.host not in report.facts or (new and one.code == "firewall")
     ]
-    found = failures((*wrong, *claimed(checked.facts, workspace.cluster_id())))
+    found = failures((*wrong, *claimed(report.facts, workspace.cluster_id())))
     if leader in silent:
         found += as_failures({leader: _silent(silent[leader])})
     if found:

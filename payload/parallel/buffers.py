@@ -1,20 +1,22 @@
-"""Where each parameter lies in the flat arrays of a stage, and which piece of it this rank owns.
+"""Where each parameter lies in the flat buffers of a stage, and which shard of it this rank owns.
 
-Consecutive units form a group, which is summed, gathered and freed as one. A group is padded to a multiple of
-the number of owners and cut evenly among them:
+Consecutive units form a bucket, which is summed, gathered and freed as one. A bucket is padded to a multiple
+of the number of owners and cut evenly among them:
 
-    whole    | group 0: rank 0 | rank 1 | group 1: rank 0 | rank 1 |     all parameters, in the order of units
-    owned    | group 0 | group 1 |                                       by rank 0: a part of every group
+    whole    | bucket 0: rank 0 | rank 1 | bucket 1: rank 0 | rank 1 |   all parameters, in the order of units
+    owned    | bucket 0 | bucket 1 |                                     by rank 0: a shard of every bucket
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from payload.device import Array
-from payload.nn.base import Unit
-from payload.nn.parameter import Parameter, Segment
+from numpy.typing import DTypeLike
+
+from payload.device import Array, Device
+from payload.nn.module import Parameter, Segment, Unit
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,3 +142,30 @@ def _group(number: int, start: int, parameters: Sequence[Parameter], parts: int)
         segments.append(Segment(parameter, stop, stop + parameter.size))
         stop += parameter.size
     return Group(number, start, stop + (start - stop) % parts, tuple(segments))
+
+
+_SLACK = 16
+"""A sixteenth more is made than asked for, so that what is a little larger fits, too."""
+
+
+class Pool:
+    """Flat arrays of one dtype, which are kept: a page of fresh memory costs more than its reuse."""
+
+    def __init__(self, device: Device, dtype: DTypeLike) -> None:
+        self._device, self._dtype = device, dtype
+        self._free: list[Array] = []
+        self.nbytes = 0  # of all arrays that were made
+
+    def take(self, size: int) -> Array:
+        """An array with any content: a view of one that may be larger, but not by far."""
+        fitting = [n for n, array in enumerate(self._free) if size <= len(array) <= 2 * size]
+        if fitting:
+            return self._free.pop(min(fitting, key=lambda n: len(self._free[n])))[:size]
+        array: Array = self._device.xp.empty(size + size // _SLACK, self._dtype)
+        self.nbytes += array.nbytes
+        return array[:size]
+
+    def give(self, array: Array) -> None:
+        """Take it back."""
+        whole: Any = array.base
+        self._free.append(whole)

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from typing import Any, Protocol
 
 from payload.device import Array
-from payload.nn.tape import Draw
+from payload.nn.module import Draw
 
 Pair = tuple[Array, Array]
 """Inputs (B, ...) and targets (B,) or (B, T), whole numbers of which those below 0 do not count."""
