@@ -14,9 +14,20 @@ from functools import partial
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from clusterctl.cluster.drift import Mended, drifted, found, hosts_with_drift, mended, touches_slurm
-from clusterctl.cluster.gpu_drift import fetch_gpu_wheels, fetch_wheels, gpus_file, refuse_missing_gpus
-from clusterctl.cluster.hardware import Hardware, NodeConfig, as_registered, hardware, node_config, steady
-from clusterctl.cluster.jobs_in_the_way import at_work, keep_free
+from clusterctl.cluster.hardware import (
+    Hardware,
+    NodeConfig,
+    as_registered,
+    at_work,
+    fetch_gpu_wheels,
+    fetch_wheels,
+    gpus_file,
+    hardware,
+    keep_free,
+    node_config,
+    refuse_missing_gpus,
+    steady,
+)
 from clusterctl.cluster.managed import questions
 from clusterctl.configure import ansible, events, inventory_file
 from clusterctl.errors import Failure, SchedulerError, TransportError

@@ -92,8 +92,8 @@ class OnpremProvider:
         spec: ClusterSpec,
         workspace: Workspace,
         *,
-        keep: Mapping[str, Size],
-        report: Reporter,  # noqa: ARG002
+        keep: Mapping[str, Size],  # noqa: ARG002
+        report: Reporter,
     ) -> Planned:
         found = self._look(spec, workspace, report)
         before = known_hosts(workspace)
