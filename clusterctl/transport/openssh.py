@@ -13,7 +13,7 @@ from pathlib import Path
 from clusterctl.errors import CommandError, MachineError, NoAnswerError, TransportError, UnreachableError
 from clusterctl.transport.base import Conversation, Result, no_answer, sendable, shown
 from clusterctl.transport.local import LocalTransport
-from clusterctl.util.lifetime import mortal
+from clusterctl.util.lifetime import under_subreaper
 
 # Options of a connection that lives and ends by itself, whatever others share, and has no terminal.
 ALONE = ("-T", "-o", "ControlPath=none")
@@ -56,7 +56,7 @@ class OpenSSH:
         paramiko's. It takes 0.1 s more to begin, since it logs in again.
         """
         words = self.argv(host, argv, "-T", "-o", "BatchMode=yes")
-        with LocalTransport().converse(mortal(words), bulk=True, silence_s=silence_s) as talk:
+        with LocalTransport().converse(under_subreaper(words), bulk=True, silence_s=silence_s) as talk:
             yield _Remote(talk, argv, host, silence_s)
 
 
