@@ -275,14 +275,24 @@ def of_job(gcp: Gcp, script: Path, *options: str) -> list[str]:
     return (Path(run["dir"]) / "stdout.log").read_text().splitlines()
 
 
-def test_another_number_of_nodes_touches_only_those(gcp: Gcp) -> None:
+def resized(gcp: Gcp, nodes: int) -> list[tuple[str, str, str]]:
+    """What `up` did to the cloud for another number of nodes."""
+    gcp.cloud.forget_log()
+    gcp.ask_for(nodes)
+    gcp.json("up", "--yes")
+    assert len(gcp.json("status")["nodes"]) == nodes
+    return list(gcp.cloud.done("create", "update", "delete"))
+
+
+@pytest.mark.sweep  # a node more on a live cluster: test_drift.py; what Terraform does then: tests/unit/gcp
+def test_more_nodes_touch_only_those(gcp: Gcp) -> None:
     third = f"{gcp.name}-train-3"
     for nodes, change in ((3, "create"), (2, "delete")):
-        gcp.cloud.forget_log()
-        gcp.ask_for(nodes)
-        gcp.json("up", "--yes")
-        assert gcp.cloud.done("create", "update", "delete") == [(change, "google_compute_instance", third)]
-        assert len(gcp.json("status")["nodes"]) == nodes
+        assert resized(gcp, nodes) == [(change, "google_compute_instance", third)]
+
+
+def test_fewer_nodes_touch_only_those(gcp: Gcp) -> None:
+    assert resized(gcp, 1) == [("delete", "google_compute_instance", f"{gcp.name}-train-2")]
 
 
 def test_down_names_what_it_leaves_with_its_cost_and_ends_clean(gcp: Gcp) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +20,9 @@ _SPEC = """\
 version: 1
 name: {name}
 provider: {{type: local}}
-partitions: [{{name: train, nodes: 1}}, {{name: parts, nodes: 1, cpus: 2}}]
+partitions:
+  - {{name: train, nodes: 1, max_time: 1h}}
+  - {{name: parts, nodes: 1, cpus: 2, memory: 1GiB}}
 software: {{cupy: false}}
 monitoring: {{interval: 1s, health: {{interval: 5s}}}}
 """
@@ -81,6 +84,21 @@ def test_slurm_knows_the_gpus(gpus: Cluster) -> None:
     parts, train = said.splitlines()
     assert "Gres=gpu:1g.10gb:2" in parts
     assert "Gres=gpu:t4:2" in train
+
+
+def test_a_partition_is_what_the_spec_says(gpus: Cluster) -> None:
+    shown = gpus.ssh(f"{gpus.name}-ctl", "sinfo -h -o '%R %D %l %m' | sort")
+    rows = {line.split()[0]: line.split()[1:] for line in shown.splitlines()}
+    assert rows["train"][:2] == ["1", "1:00:00"]
+    assert rows["parts"] == ["1", "infinite", "1024"]
+    done = gpus.json("submit", "probe", "--partition", "parts", "--wait")
+    answer = json.loads((gpus.run_of(done["job_id"]) / "stdout.log").read_text())
+    assert answer["hosts"] == [f"{gpus.name}-parts-1"]
+
+
+def test_a_job_that_no_partition_can_run_is_refused(gpus: Cluster) -> None:
+    assert "memory" in gpus("submit", "probe", "-p", "parts", "--mem", "4GiB", rc=1).stderr.lower()
+    assert "time" in gpus("submit", "probe", "-p", "train", "--time", "2h", rc=2).stderr.lower()
 
 
 @pytest.mark.parametrize(("gres", "indices"), [("t4:1", "0"), ("t4:2", "0,1"), ("1", "0")])

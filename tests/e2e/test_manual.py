@@ -1,6 +1,7 @@
 """Every command of README.md and docs/ is run as a reader would: page by page, on a real cluster.
 
 The README raises one and takes it down; the other pages share a second one, which the tutorial takes down.
+The clusterctl that is typed is the one of the wheel, in an environment that holds nothing of this checkout.
 How blocks say what they are stands in tests/support/manual.py.
 """
 
@@ -8,7 +9,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from _pytest.mark import ParameterSet
 
-from tests.support.install import pip_settings
+from tests.support.install import PLAIN_PATH, Installed, pip_settings
 from tests.support.manual import ROOT, Block, Command, blocks, pages, with_jobs
 from tests.support.remains import marked
 from tests.support.residue import Machine, left_behind, look_as_root
@@ -32,6 +32,7 @@ class Reader:
     """Someone with a home of their own who types what the manual says, in a folder for each page."""
 
     home: Path
+    installed: Installed
 
     def folder(self, page: Path) -> Path:
         """Where a page is read: a spec lies there, and what the page names of a checkout."""
@@ -74,18 +75,18 @@ class Reader:
     def _environment(self) -> dict[str, str]:
         ours = ("CLUSTERCTL_", "XDG_", "SLURM_")
         env = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-        path = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
+        path = f"{self.installed.script.parent}:{PLAIN_PATH}"
         return env | dict(pip_settings()) | {"HOME": str(self.home), "PATH": path, "COLUMNS": "200"}
 
 
 @pytest.fixture(scope="module")
-def reader() -> Iterator[Reader]:
+def reader(installed: Installed) -> Iterator[Reader]:
     """Their home has a short path, as homes do."""
     with tempfile.TemporaryDirectory(prefix=marked("")) as folder:
         home = Path(folder)
         machine = Machine(home)
         before = look_as_root(machine)
-        one = Reader(home)
+        one = Reader(home, installed)
         yield one
         one.types("clusterctl down --yes --discard-runs", one.folder(FIRST))  # what a page that failed left
         left = left_behind(before, lambda: look_as_root(machine))
