@@ -25,10 +25,8 @@ monitoring: {{interval: 1s}}
 
 LIMIT_S = 900  # of a test's setup, its call and its teardown each; clusters are raised and taken down in them
 
-# They boot hosts or clusters whose settings of the kernel are this machine's, and so other clusters' too.
-ALONE = frozenset(
-    {"test_local_kernel.py", "test_machine_errors.py", "test_onprem_localhost.py", "test_systemd_host.py"}
-)
+# They change settings of the kernel, which are this machine's and so all clusters' and hosts'.
+ALONE = frozenset({"test_local_kernel.py", "test_many.py", "test_sweep.py"})
 # Modules that share clusters, and so a worker of pytest-xdist; any other module is a group of its own.
 GROUPS = {
     "jobs": (
@@ -47,10 +45,11 @@ GROUP_OF = {module: group for group, modules in GROUPS.items() for module in mod
 # makes what the others use, this machine's image and its packages.
 LONGEST = (
     "training",
-    "jobs",
     "test_onprem.py",
+    "jobs",
     "test_onprem_el.py",
     "manual",
+    "test_onprem_localhost.py",
     "test_drift.py",
     "test_mending.py",
     "test_gpus.py",
@@ -58,6 +57,8 @@ LONGEST = (
     "test_no_scheduler.py",
     "test_examples.py",
     "ends",
+    "test_systemd_host.py",
+    "test_machine_errors.py",
 )
 
 
