@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clusterctl.cli.options import Options, verb
-from clusterctl.cli.show import Screen
-from clusterctl.cli.which import spec_of, workspace_of
+from clusterctl.cli.output import Screen
+from clusterctl.cli.target import spec_of, workspace_of
 from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -44,12 +44,12 @@ def create(
 
     The distributions are those of the hosts, where the cluster is up; else --os says them.
     """
-    from clusterctl.cluster import offline
+    from clusterctl.cluster.up import refuse_made_hosts
     from clusterctl.packages import bundle
     from clusterctl.transport.tree import shown_size
 
     spec = spec_of(screen, options)
-    offline.refuse_made_hosts(spec, fix="raise it without a bundle: `clusterctl up`")
+    refuse_made_hosts(spec, fix="raise it without a bundle: `clusterctl up`")
     names = _names(screen, options, system)
     distributions = _named(names)
     archives = dict(_assignment(text) for text in archive or ())

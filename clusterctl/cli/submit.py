@@ -10,12 +10,11 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from clusterctl.cli.completing import jobs_to_submit, launchers, partitions
+from clusterctl.cli.completion import jobs_to_submit, launchers, partitions
+from clusterctl.cli.job import follow_job, open_session, timeout_of, wait_for
 from clusterctl.cli.options import Options, verb
-from clusterctl.cli.progress import showing_progress
-from clusterctl.cli.show import Screen
-from clusterctl.cli.watching import follow_job, open_session, timeout_of, wait_for
-from clusterctl.cli.which import spec_of
+from clusterctl.cli.output import Screen, showing_progress
+from clusterctl.cli.target import spec_of
 
 if TYPE_CHECKING:
     from clusterctl.jobs import Environment, Session

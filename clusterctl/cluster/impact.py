@@ -16,7 +16,7 @@ from clusterctl.errors import ClusterctlError, SchedulerError, TransportError, U
 from clusterctl.providers.base import HostChange, Planned, Provider, Size
 from clusterctl.scheduler.base import Scheduler
 from clusterctl.scheduler.models import JobInfo, NodeInfo
-from clusterctl.scheduler.session import admins_scheduler, inventory_of, spec_as_raised
+from clusterctl.scheduler.session import admin_scheduler, applied_spec, inventory_of
 from clusterctl.spec import ClusterSpec
 from clusterctl.spec.models import Partition, User
 from clusterctl.spec.units import format_size
@@ -86,7 +86,7 @@ def review(
     if spec.users != _users_before(workspace):
         with suppress(TransportError):  # it lies still; the role would say it then
             refuse_taken_uids(spec, controller.run(["cat", "/etc/passwd"]).stdout)
-    scheduler = admins_scheduler(before, connections, patience_s=PATIENCE_S)
+    scheduler = admin_scheduler(before, connections, patience_s=PATIENCE_S)
 
     def alive() -> bool:
         return provider.alive(workspace.cluster_id())
@@ -267,7 +267,7 @@ def refuse_taken_uids(spec: ClusterSpec, accounts: str) -> None:
 
 def _users_before(workspace: Workspace) -> tuple[User, ...] | None:
     try:
-        return spec_as_raised(workspace).users
+        return applied_spec(workspace).users
     except UsageError:  # nobody knows any more
         return None
 

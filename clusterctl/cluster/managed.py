@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from typing import Final
 
-from clusterctl.hosts.probe import Question
+from clusterctl.hosts.report import ProbeRequest
 from clusterctl.scheduler.slurm.config import CONTROLLER_PROLOG, TASK_PROLOG
 from clusterctl.spec import ClusterSpec, GcpProvider, OnpremProvider
 from clusterctl.spec.distributions import JOB_PROFILE, LAUNCH_AGENT, Distribution
@@ -30,12 +30,12 @@ AUTO_DOWN_TIMER: Final = "clusterctl-auto-down.timer"
 _PLACES = ("/", "/tmp", "/var", "/run")  # noqa: S108
 
 
-def questions(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> dict[str, Question]:
+def questions(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> dict[str, ProbeRequest]:
     """Host name -> what to look at there."""
     return {host.name: _question(host, spec, inventory, workspace) for host in inventory.hosts}
 
 
-def _question(host: Host, spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> Question:
+def _question(host: Host, spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> ProbeRequest:
     leads = host.leads
     distribution = inventory.distribution
     home_root = f"{inventory.shared}/home"
@@ -59,7 +59,7 @@ def _question(host: Host, spec: ClusterSpec, inventory: Inventory, workspace: Wo
     users = tuple(user.name for user in spec.users)
     has_homes = leads or inventory.shared_folder.kind == "none"
     homes = {user: f"{home_root}/{user}" for user in users}
-    return Question(
+    return ProbeRequest(
         files=tuple(files),
         blocks={"/etc/hosts": (_HOSTS_BLOCK[0], _HOSTS_BLOCK[1])},
         paths=(

@@ -16,11 +16,11 @@ from pathlib import Path
 from clusterctl import jobs
 from clusterctl.cluster import converge, verify
 from clusterctl.cluster.impact import Foreseen, foresee, refuse_taken_uids
-from clusterctl.configure import Foretold
+from clusterctl.configure.events import TaskPreview
 from clusterctl.errors import ConfigureError, MachineError, SchedulerError, TransportError, UsageError
-from clusterctl.hosts.probe import reach
+from clusterctl.hosts.probe import probe_hosts
 from clusterctl.providers.base import Planned, Provider
-from clusterctl.scheduler.session import admins_scheduler, inventory_of, spec_as_raised
+from clusterctl.scheduler.session import admin_scheduler, applied_spec, inventory_of
 from clusterctl.spec import ClusterSpec, OnpremProvider
 from clusterctl.spec.differences import Difference, differences
 from clusterctl.state.inventory import Inventory
@@ -59,7 +59,7 @@ class Plan:
     settings: tuple[Difference, ...] = ()
     drift: tuple[Drift, ...] = ()
     notes: tuple[str, ...] = ()
-    tasks: tuple[Foretold, ...] = ()
+    tasks: tuple[TaskPreview, ...] = ()
 
     @property
     def is_empty(self) -> bool:
@@ -126,7 +126,7 @@ def ahead(
     hosts = provider.plan(spec, workspace, keep={}, say=say)
     if before is None:
         return Plan(hosts)
-    scheduler = admins_scheduler(before, connections, patience_s=PATIENCE_S)
+    scheduler = admin_scheduler(before, connections, patience_s=PATIENCE_S)
 
     def alive() -> bool:
         return provider.alive(before.cluster_id)
@@ -147,14 +147,14 @@ def _before(workspace: Workspace) -> Inventory | None:
 def _provider_asked_before(workspace: Workspace) -> str | None:
     """Whose hosts may be there, though the last `up` did not come to an inventory."""
     try:
-        return spec_as_raised(workspace).provider.type
+        return applied_spec(workspace).provider.type
     except UsageError:
         return None
 
 
 def _settings(spec: ClusterSpec, workspace: Workspace) -> tuple[Difference, ...]:
     try:
-        return differences(spec_as_raised(workspace), spec)
+        return differences(applied_spec(workspace), spec)
     except UsageError:
         return (Difference("spec", "nobody knows any more what it was"),)
 
@@ -173,7 +173,7 @@ def _drift(
     say("looking at the hosts")
     asked = converge.questions(spec, before, workspace)
     try:
-        views = reach(
+        views = probe_hosts(
             {host: asked[host] for host in asked if host in staying}, connections.to, timeout_s=PATIENCE_S
         )
     except TransportError as exc:
@@ -206,7 +206,7 @@ def _of_hardware(fitted: converge.Outfit) -> Iterator[Drift]:
 
 def _of_nodes(staying: set[str], before: Inventory, connections: Connections) -> Iterator[Drift]:
     try:
-        nodes = admins_scheduler(before, connections, patience_s=PATIENCE_S).nodes()
+        nodes = admin_scheduler(before, connections, patience_s=PATIENCE_S).nodes()
     except (SchedulerError, TransportError) as exc:
         yield Drift(before.controller.name, f"Slurm does not answer: {exc.why or exc.what}")
         return
@@ -276,7 +276,7 @@ def _with_tasks(
     for secret in (workspace.munge_key, workspace.key):
         (copy.root / secret.name).symlink_to(secret)
     try:
-        views = reach(converge.questions(spec, before, workspace), connections.to, timeout_s=PATIENCE_S)
+        views = probe_hosts(converge.questions(spec, before, workspace), connections.to, timeout_s=PATIENCE_S)
         fitted = converge.news(spec, before, workspace, connections, views)
         tasks, failures = converge.outlook(spec, before, copy, fitted.views)
     except (ConfigureError, TransportError) as exc:

@@ -22,7 +22,7 @@ from clusterctl.jobs.refusal import fix_of
 from clusterctl.jobs.script import resource_options
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm.client import SlurmClient
-from clusterctl.scheduler.slurm.hostlist import expand_nodes
+from clusterctl.scheduler.slurm.parse import expand_nodes
 from clusterctl.spec import JobWords
 from clusterctl.spec.distributions import JOB_PROFILE
 from clusterctl.transport.openssh import ALONE, OpenSSH

@@ -32,8 +32,7 @@ from clusterctl.jobs.source import Source, source_of
 from clusterctl.jobs.staging import SentSource, remove_folder, stage
 from clusterctl.jobs.userscript import UserScript
 from clusterctl.scheduler.base import backoff
-from clusterctl.scheduler.mpirun.client import MpirunClient
-from clusterctl.scheduler.mpirun.job import Start
+from clusterctl.scheduler.mpirun.client import JobRequest, MpirunClient
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm.client import SlurmAwayError, SlurmClient
 from clusterctl.spec import ClusterSpec, JobSpec
@@ -167,7 +166,7 @@ def _start(session: Session, mpirun: MpirunClient, entry: JobEntry, what: Taken)
         SchedulerError: it was refused, as by another job that runs; nothing of it stays.
     """
     folder = entry.remote_dir or ""
-    start = Start(
+    start = JobRequest(
         entry.token, entry.name, folder, MPIRUN_SCRIPT, what.partition, what.nodes, limit_s=what.limit_s
     )
     try:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
-from clusterctl.hosts.doctor import Report
+from clusterctl.hosts.checks import DoctorReport
 from clusterctl.spec import ClusterSpec
 from clusterctl.spec.distributions import DEFAULT
 from clusterctl.state.inventory import Inventory
@@ -179,7 +179,9 @@ class Provider(Protocol):
             UsageError: the spec asks for what can't be done.
         """
 
-    def examine(self, spec: ClusterSpec, workspace: Workspace, *, hosts: Collection[str]) -> Report | None:
+    def examine(
+        self, spec: ClusterSpec, workspace: Workspace, *, hosts: Collection[str]
+    ) -> DoctorReport | None:
         """Look at hosts that are there before the first `up`; None where the provider makes them.
 
         With ``hosts`` only at these.

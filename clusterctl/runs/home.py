@@ -31,10 +31,9 @@ from clusterctl.runs.fetch import sha256_of
 from clusterctl.runs.manifest import FROM_JOB, MAX_FILE, Manifest
 from clusterctl.scheduler.base import Scheduler
 from clusterctl.scheduler.models import JobInfo, JobState, Outcome, worst
-from clusterctl.scheduler.session import Session
+from clusterctl.scheduler.session import Session, resolve_submissions
 from clusterctl.scheduler.session import session as session_of
 from clusterctl.scheduler.slurm.client import not_ours
-from clusterctl.scheduler.unresolved import resolve
 from clusterctl.spec import ClusterSpec
 from clusterctl.spec.load import dump_spec
 from clusterctl.state.ledger import (
@@ -83,7 +82,7 @@ def collect(
         SchedulerError: one of them is not known, or nobody answers.
         TransportError: the cluster can't be reached.
     """
-    resolve(session.scheduler, session.ledger)
+    resolve_submissions(session.scheduler, session.ledger)
     entries = (
         [_entry(session, job_id) for job_id in ids]
         if ids

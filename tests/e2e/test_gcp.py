@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from clusterctl.cluster.lifecycle import bake
+from clusterctl.cluster.up import bake
 from clusterctl.providers.local.provider import LocalProvider
 from clusterctl.spec import ClusterSpec
 from clusterctl.spec import LocalProvider as LocalSettings

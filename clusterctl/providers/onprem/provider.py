@@ -7,8 +7,8 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from clusterctl.errors import ClusterctlError, Failure, ProvisionError, UsageError
-from clusterctl.hosts.cluster_checks import refuse_strangers
-from clusterctl.hosts.doctor import Report
+from clusterctl.hosts.checks import DoctorReport
+from clusterctl.hosts.cluster_checks import reject_unknown_hosts
 from clusterctl.providers.base import Action, Bake, HostChange, Leftover, Planned, Provisioned, Say, Size
 from clusterctl.providers.onprem import give_back, left_behind, lost, members, way_in
 from clusterctl.providers.onprem.access import each, refuse, refused
@@ -66,9 +66,11 @@ class OnpremProvider:
             raise UsageError("the spec is of another provider", where="provider.type")
         way_in.check()
 
-    def examine(self, spec: ClusterSpec, workspace: Workspace, *, hosts: Collection[str]) -> Report | None:
+    def examine(
+        self, spec: ClusterSpec, workspace: Workspace, *, hosts: Collection[str]
+    ) -> DoctorReport | None:
         asked = members.members(spec, self._settings)
-        refuse_strangers(hosts, asked)
+        reject_unknown_hosts(hosts, asked)
         chosen = [one for one in asked if not hosts or one.name in hosts]
         with way_in.place(workspace) as folder:
             way = WayIn(self._settings, folder, self._hands)
@@ -215,7 +217,7 @@ class OnpremProvider:
 
 
 def _refuse(
-    report: Report,
+    report: DoctorReport,
     asked: Sequence[Member],
     new: Collection[str],
     workspace: Workspace,

@@ -9,7 +9,8 @@ from typing import Any
 
 import pytest
 
-from clusterctl.cluster import lifecycle
+from clusterctl.cluster import down
+from clusterctl.cluster.up import up
 from clusterctl.errors import ProvisionError, UsageError
 from clusterctl.providers.gcp.provider import GcpProvider
 from clusterctl.spec import ClusterSpec
@@ -100,7 +101,7 @@ def test_a_half_made_cluster_is_not_forgotten_by_another_provider(tmp_path: Path
     workspace = workspace_in(tmp_path)
     workspace.spec.write_text(dump_spec(spec_of()))  # as an `up` leaves it that fails before the inventory
     with pytest.raises(UsageError, match="under the provider gcp"):
-        lifecycle.up(LOCAL, workspace, tell=silent, agree=decline)
+        up(LOCAL, workspace, tell=silent, agree=decline)
 
 
 def test_what_was_declined_can_be_taken_down_and_what_was_made_is_not_forgotten(
@@ -108,11 +109,11 @@ def test_what_was_declined_can_be_taken_down_and_what_was_made_is_not_forgotten(
 ) -> None:
     workspace = workspace_in(tmp_path)
     with pytest.raises(DeclinedError):
-        lifecycle.up(spec_of(), workspace, tell=silent, agree=decline)
+        up(spec_of(), workspace, tell=silent, agree=decline)
     assert not cloud.resources()
     (workspace.terraform / "terraform.tfstate").write_text("{}")
     with pytest.raises(UsageError, match="no spec file"):
-        lifecycle.down(workspace, name="demo", tell=silent)
+        down.down(workspace, name="demo", tell=silent)
     (workspace.terraform / "terraform.tfstate").unlink()
-    lifecycle.down(workspace, name="demo", tell=silent)
+    down.down(workspace, name="demo", tell=silent)
     assert not workspace.root.exists()

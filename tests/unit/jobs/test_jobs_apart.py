@@ -9,7 +9,7 @@ import pytest
 
 from clusterctl import jobs, runs
 from clusterctl.errors import SlurmError, UnreachableError
-from clusterctl.scheduler.session import Apart, Session
+from clusterctl.scheduler.session import LocalStorageNode, Session
 from clusterctl.spec import JobSpec
 from tests.support.played.apart import ApartNode
 from tests.support.played.cluster import PlayedCluster
@@ -25,7 +25,9 @@ def nodes(cluster: PlayedCluster, tmp_path: Path) -> dict[str, ApartNode]:
 @pytest.fixture
 def apart(session: Session, nodes: dict[str, ApartNode]) -> Session:
     """The played cluster, with two nodes of its partition `train` and one of another."""
-    return replace(session, apart=tuple(Apart(name, PARTITIONS[name], node) for name, node in nodes.items()))
+    return replace(
+        session, apart=tuple(LocalStorageNode(name, PARTITIONS[name], node) for name, node in nodes.items())
+    )
 
 
 @pytest.fixture
@@ -79,7 +81,7 @@ def test_a_node_that_is_away_is_no_half_of_a_submission(
         def converse(self, *_: object, **__: object):  # type: ignore[no-untyped-def,override]
             raise UnreachableError("it does not answer", host="n2")
 
-    away = Apart("n2", "train", Away(cluster, tmp_path / "away"))
+    away = LocalStorageNode("n2", "train", Away(cluster, tmp_path / "away"))
     broken = replace(apart, apart=(apart.apart[0], away))
     with pytest.raises(UnreachableError) as caught:
         jobs.submit(broken, job)

@@ -16,9 +16,8 @@ from clusterctl import jobs
 from clusterctl.errors import AnswerLostError, DiskError, SlurmError, UnreachableError, UsageError
 from clusterctl.jobs.facts import MAX_DIFF, client_facts
 from clusterctl.scheduler.base import Clock
-from clusterctl.scheduler.session import Session
+from clusterctl.scheduler.session import Session, resolve_submissions
 from clusterctl.scheduler.slurm.client import SlurmClient
-from clusterctl.scheduler.unresolved import resolve
 from clusterctl.spec import JobSpec
 from clusterctl.state.ledger import JobEntry, Ledger
 from clusterctl.transport.base import Result
@@ -277,7 +276,7 @@ def test_a_job_is_not_given_up_while_nobody_can_be_asked_about_it(cluster, job, 
     (entry,) = cluster.ledger.entries()
     assert (entry.job_id, entry.refused) == (None, False)
     assert Path(str(entry.remote_dir)).is_dir()
-    resolve(session.slurm, cluster.ledger)
+    resolve_submissions(session.slurm, cluster.ledger)
     assert [entry.job_id for entry in cluster.ledger.entries()] == ["1"]
 
 
@@ -306,7 +305,7 @@ def test_a_lost_submission_is_found_later(session, cluster, job):
     done = jobs.submit(session, job)
     lost(cluster, submitted_at=0.0)
     cluster.change(done.job_id, comment="clusterctl:feed")
-    resolve(session.slurm, cluster.ledger)
+    resolve_submissions(session.slurm, cluster.ledger)
     assert [entry.job_id for entry in cluster.ledger.entries() if entry.name == "x"] == [done.job_id]
 
 
@@ -315,7 +314,7 @@ def test_a_lost_submission_is_given_up_only_when_sbatch_can_not_be_at_it(
     session, cluster, submitted_at, refused
 ):
     lost(cluster, submitted_at=submitted_at)
-    resolve(session.slurm, cluster.ledger)
+    resolve_submissions(session.slurm, cluster.ledger)
     assert cluster.ledger.entries()[0].refused is refused
 
 

@@ -10,7 +10,7 @@ import pytest
 import typer
 from markdown_it import MarkdownIt
 
-from clusterctl.cli import app
+from clusterctl.cli.run import app
 from tests.support.manual import (
     ROOT,
     RUN,
