@@ -141,14 +141,6 @@ def test_a_sick_node_is_drained_with_the_reason_and_comes_back(gpus: Cluster) ->
     assert _wait(gpus, lambda said: said.startswith("idle ")).startswith("idle none")
 
 
-def test_up_sees_at_once_that_a_node_is_well_again(gpus: Cluster) -> None:
-    _log(gpus, machines.xid(79) + "\n")
-    assert "XID 79" in _wait(gpus, lambda said: "drain" in said)
-    _log(gpus, "")
-    up = gpus.json("up", "--yes")
-    assert _node(gpus) in up["probed"]
-
-
 def _sleeper(cluster: Cluster, *options: str) -> str:
     """A job that runs; its number."""
     words = ("sbatch", "--parsable", "--output=/dev/null", *options, "--wrap='sleep 600'")
@@ -165,6 +157,9 @@ def _job(cluster: Cluster, job: str) -> str:
 
 
 def test_up_takes_up_a_card_that_was_put_in_while_a_job_elsewhere_goes_on(gpus: Cluster) -> None:
+    """It sees at once, too, that the node is well again."""
+    _log(gpus, machines.xid(79) + "\n")
+    assert "XID 79" in _wait(gpus, lambda said: "drain" in said)
     started = "systemctl show slurmd --property=ExecMainStartTimestampMonotonic"
     other = f"{gpus.name}-parts-1"
     elsewhere, before = _sleeper(gpus, "--partition=parts", "--gpus=1"), gpus.ssh(other, started)
@@ -174,7 +169,10 @@ def test_up_takes_up_a_card_that_was_put_in_while_a_job_elsewhere_goes_on(gpus: 
     plan = gpus("plan").stdout
     assert said in plan.replace("\n", " ")
     assert "all hosts" not in plan
-    assert f"mended: {said}: taken up" in gpus("up", "--yes").stderr
+    _log(gpus, "")
+    up = gpus("-o", "json", "up", "--yes")
+    assert f"mended: {said}: taken up" in up.stderr
+    assert _node(gpus) in up.json["probed"]
     assert "Gres=gpu:t4:3" in gpus.ssh(f"{gpus.name}-ctl", f"scontrol -o show node {_node(gpus)}")
     assert _srun(gpus, "--gpus=3", command="printenv CUDA_VISIBLE_DEVICES").strip() == "0,1,2"
     assert (_job(gpus, elsewhere), gpus.ssh(other, started)) == ("RUNNING 0", before)
