@@ -11,10 +11,11 @@ from typing import Final
 from pydantic import ValidationError
 
 from clusterctl.errors import ClusterctlError, Failure, UnreachableError
-from clusterctl.hosts import doctor
-from clusterctl.hosts.cluster_checks import asked as questions
+from clusterctl.hosts import checks
+from clusterctl.hosts.checks import DoctorReport, Finding
+from clusterctl.hosts.cluster_checks import examination_request as questions
 from clusterctl.hosts.cluster_checks import expected
-from clusterctl.hosts.doctor import Facts, Finding, Report
+from clusterctl.hosts.report import HostFacts
 from clusterctl.providers.onprem.access import Access, each
 from clusterctl.providers.onprem.account import Root
 from clusterctl.providers.onprem.members import Member
@@ -65,7 +66,7 @@ def look(
     *,
     only: Collection[str],
     lost: Mapping[str, ClusterctlError],
-) -> Report:
+) -> DoctorReport:
     """The machines of ``only`` as they are, and what is wrong with them.
 
     Those that are ``ours`` are asked by our own account, ``lost`` ones are not asked.
@@ -74,7 +75,7 @@ def look(
     wanted = {one.name: every[one.name] for one in asked if one.name in only and one.name not in lost}
     with ExitStack() as stack:
         root = _roots(access, workspace, ours, stack)
-        report = doctor.examine(questions(spec, asked), wanted, root, leader=asked[0].name)
+        report = checks.examine(questions(spec, asked), wanted, root, leader=asked[0].name)
     unseen = [
         Finding(host, "error", failure.code, NO_WAY_IN, failure.cause, failure.fix)
         for host, exc in lost.items()
@@ -83,7 +84,7 @@ def look(
     return replace(report, findings=(*unseen, *report.findings))
 
 
-def claimed(facts: Mapping[str, Facts], cluster_id: str) -> tuple[Finding, ...]:
+def claimed(facts: Mapping[str, HostFacts], cluster_id: str) -> tuple[Finding, ...]:
     """The machines that belong to other clusters."""
     found = []
     for host, one in facts.items():
@@ -94,7 +95,7 @@ def claimed(facts: Mapping[str, Facts], cluster_id: str) -> tuple[Finding, ...]:
     return tuple(found)
 
 
-def cluster_of(facts: Facts) -> tuple[str, str] | None:
+def cluster_of(facts: HostFacts) -> tuple[str, str] | None:
     """Id and name of the cluster that a machine belongs to."""
     claim = _claim(facts)
     return (claim["id"], claim.get("name", "")) if "id" in claim else None
@@ -102,10 +103,10 @@ def cluster_of(facts: Facts) -> tuple[str, str] | None:
 
 def failures(findings: Sequence[Finding]) -> tuple[Failure, ...]:
     """What keeps machines out of the cluster, as failures of the phase `plan`."""
-    return doctor.failures([one for one in findings if one.level == "error"], phase="plan")
+    return checks.failures([one for one in findings if one.level == "error"], phase="plan")
 
 
-def _claim(facts: Facts) -> Mapping[str, str]:
+def _claim(facts: HostFacts) -> Mapping[str, str]:
     try:
         said = json.loads(facts.claim or "{}")
     except ValueError:

@@ -9,7 +9,7 @@ from ipaddress import IPv4Interface, IPv4Network
 from typing import Final
 
 from clusterctl.errors import Failure
-from clusterctl.hosts.doctor import Facts
+from clusterctl.hosts.report import HostFacts
 from clusterctl.providers.onprem.access import refused
 from clusterctl.providers.onprem.ssh_files import last_hop
 from clusterctl.spec import ClusterSpec
@@ -54,7 +54,7 @@ def inventory(
     spec: ClusterSpec,
     settings: Settings,
     asked: Sequence[Member],
-    facts: Mapping[str, Facts],
+    facts: Mapping[str, HostFacts],
     keys: Mapping[str, str],
     *,
     cluster_id: str,
@@ -90,12 +90,12 @@ def inventory(
     )
 
 
-def distribution(facts: Facts) -> str:
+def distribution(facts: HostFacts) -> str:
     """What it is called in the table of distributions."""
     return f"{facts.system.id}-{facts.system.version}"
 
 
-def _host(one: Member, facts: Facts, place: str, key: str, proxy: tuple[str, ...]) -> Host:
+def _host(one: Member, facts: HostFacts, place: str, key: str, proxy: tuple[str, ...]) -> Host:
     address = (one.machine.address or one.name).strip("[]")
     hostname = facts.system.hostname.partition(".")[0]
     return Host(
@@ -139,7 +139,7 @@ def _resolved(machine: OnpremHost, name: str) -> str:
     return address
 
 
-def _network(leader: Member, facts: Facts) -> IPv4Network:
+def _network(leader: Member, facts: HostFacts) -> IPv4Network:
     """The network of the address that the controller is reached under.
 
     Raises:
@@ -160,7 +160,9 @@ def _network(leader: Member, facts: Facts) -> IPv4Network:
     raise refused([Failure(_NO_PLACE, cause, leader.name, "plan", fix)], what="no network", then=_THEN)
 
 
-def _places(asked: Sequence[Member], facts: Mapping[str, Facts], network: IPv4Network) -> Mapping[str, str]:
+def _places(
+    asked: Sequence[Member], facts: Mapping[str, HostFacts], network: IPv4Network
+) -> Mapping[str, str]:
     """Host -> its address on the cluster's network.
 
     Raises:
@@ -183,5 +185,5 @@ def _places(asked: Sequence[Member], facts: Mapping[str, Facts], network: IPv4Ne
     return found
 
 
-def _interfaces(facts: Facts) -> tuple[IPv4Interface, ...]:
+def _interfaces(facts: HostFacts) -> tuple[IPv4Interface, ...]:
     return tuple(map(IPv4Interface, facts.addresses))

@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 
-from clusterctl.cluster.gpu_drift import fetch_gpu_wheels, gpus_file, refuse_missing_gpus
+from clusterctl.cluster.hardware import fetch_gpu_wheels, gpus_file, refuse_missing_gpus
 from clusterctl.errors import VerifyError
-from clusterctl.hosts.doctor import Finding
+from clusterctl.hosts.checks import Finding
 from clusterctl.hosts.gpus import Driver, Gpu
-from clusterctl.hosts.probe import View
+from clusterctl.hosts.report import HostReport
 from clusterctl.packages.wheels import Node, filled
 from clusterctl.spec import ClusterSpec
 from clusterctl.state.workspace import Workspace
@@ -33,8 +33,12 @@ def spec(**software: Any) -> ClusterSpec:
     return ClusterSpec.model_validate({**values, "software": software})
 
 
-def views(one: Driver, two: Driver) -> dict[str, View]:
-    return {CTL: View(None, {}), ONE: View(None, {}, driver=one), TWO: View(None, {}, driver=two)}
+def views(one: Driver, two: Driver) -> dict[str, HostReport]:
+    return {
+        CTL: HostReport(None, {}),
+        ONE: HostReport(None, {}, driver=one),
+        TWO: HostReport(None, {}, driver=two),
+    }
 
 
 @pytest.fixture
@@ -51,7 +55,7 @@ def planted(folder: Path) -> None:
     (folder / "cupy.whl").write_text("a wheel")
 
 
-def fetched(workspace: Workspace, spec: ClusterSpec, views: dict[str, View]) -> tuple[str, ...]:
+def fetched(workspace: Workspace, spec: ClusterSpec, views: dict[str, HostReport]) -> tuple[str, ...]:
     return fetch_gpu_wheels(spec, INVENTORY, workspace, views, lambda _: None)
 
 

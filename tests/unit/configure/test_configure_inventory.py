@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.configure import install_mark, write_inventory
+from clusterctl.configure.inventory_file import install_mark, write_inventory
 from clusterctl.spec import ClusterSpec
 from clusterctl.spec.models import Software
 from clusterctl.state.inventory import Inventory, SharedFolder

@@ -19,8 +19,8 @@ import pytest
 
 from clusterctl.errors import HostKeyError, TransportError, UnreachableError
 from clusterctl.hosts import remote_examine as remote
-from clusterctl.hosts.doctor import Asked, Expected, Finding, examine, failures
-from clusterctl.hosts.facts import PROGRAM, Facts, parse_facts
+from clusterctl.hosts.checks import Expected, Finding, examine, failures
+from clusterctl.hosts.report import EXAMINE_PROGRAM, ExaminationRequest, HostFacts, parse_host_facts
 
 PORTS = {6817: "slurmctld", 6818: "slurmd"}
 WELL: dict[str, Any] = {
@@ -86,7 +86,7 @@ def found(
 
     two_expected = replace(expected("10.0.0.2", gpus=gpus, brings=brings), here=here)
     hosts = {"one": expected("10.0.0.1"), "two": two_expected}
-    return list(examine(Asked(), hosts, root, leader="one").findings)
+    return list(examine(ExaminationRequest(), hosts, root, leader="one").findings)
 
 
 def test_hosts_that_are_well_have_no_findings() -> None:
@@ -241,13 +241,13 @@ def test_who_does_not_answer_is_a_finding_and_the_others_are_looked_at() -> None
         )
 
     hosts = {name: expected(f"10.0.0.{i}") for i, name in enumerate(("one", "two", "three"), 1)}
-    report = examine(Asked(), hosts, root, leader="one")
+    report = examine(ExaminationRequest(), hosts, root, leader="one")
     assert [(f.host, f.code) for f in report.findings] == [
         ("one", UnreachableError.code),
         ("two", HostKeyError.code),
         ("three", "uid-differs"),
     ]
-    only = examine(Asked(), hosts, root, leader="one", only=["three"])
+    only = examine(ExaminationRequest(), hosts, root, leader="one", only=["three"])
     assert [finding.host for finding in only.findings] == ["three"]
     assert [(f.host, f.phase) for f in failures(report.errors, phase="examine")] == [
         ("one", "examine"),
@@ -256,9 +256,11 @@ def test_who_does_not_answer_is_a_finding_and_the_others_are_looked_at() -> None
     ]
 
 
-def here(asked: Asked) -> Facts:
+def here(asked: ExaminationRequest) -> HostFacts:
     argv = asked.argv()
-    return parse_facts(subprocess.run(argv, input=PROGRAM, capture_output=True, check=True).stdout.decode())
+    return parse_host_facts(
+        subprocess.run(argv, input=EXAMINE_PROGRAM, capture_output=True, check=True).stdout.decode()
+    )
 
 
 # What chrony 4.3 says: as it follows the controller, and as it follows nobody.
@@ -295,7 +297,9 @@ def test_this_machine_answers() -> None:
         files = ("/etc/pass*d", "/etc/no-such-file")
         packages = ("base-files", "filesystem", "no-such-package")  # of Debian, of Red Hat
         facts = here(
-            Asked(names, (port,), paths, accounts=("root",), uids=(1,), files=files, packages=packages)
+            ExaminationRequest(
+                names, (port,), paths, accounts=("root",), uids=(1,), files=files, packages=packages
+            )
         )
     assert facts.files == ("/etc/passwd",)
     assert len(facts.packages & {"base-files", "filesystem"}) == len(facts.packages) == 1
@@ -337,10 +341,10 @@ def test_who_installs_packages_is_named(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_the_program_is_for_old_pythons_too() -> None:
-    ast.parse(PROGRAM.decode(), feature_version=(3, 6))
-    assert b"from __future__ import annotations" not in PROGRAM
+    ast.parse(EXAMINE_PROGRAM.decode(), feature_version=(3, 6))
+    assert b"from __future__ import annotations" not in EXAMINE_PROGRAM
 
 
 def test_what_is_no_answer_is_an_error() -> None:
     with pytest.raises(TransportError, match="no usable answer"):
-        parse_facts("bash: python3: command not found")
+        parse_host_facts("bash: python3: command not found")

@@ -16,9 +16,16 @@ import pytest
 from clusterctl.cluster.drift import drifted
 from clusterctl.errors import ConfigureError, SlurmError, TransportError, UnreachableError
 from clusterctl.hosts import remote_probe
-from clusterctl.hosts.probe import FullDisk, Question, View, refuse_full_disks
-from clusterctl.hosts.report import StoppingError, parse_view
-from clusterctl.hosts.slurm_facts import FACTS_ARGV, parse_facts
+from clusterctl.hosts.probe import reject_full_disks
+from clusterctl.hosts.report import (
+    FACTS_ARGV,
+    FullDisk,
+    HostReport,
+    ProbeRequest,
+    StoppingError,
+    parse_node_facts,
+    parse_report,
+)
 from clusterctl.providers.local.mounts import delete
 from tests.support.hostile import nest
 
@@ -26,7 +33,7 @@ FACTS = "@node\nCPUs=2 Boards=1 SocketsPerBoard=1 CoresPerSocket=2 ThreadsPerCor
 SYSTEM = {"distribution": "debian-12"}
 
 
-def looked(question: Question) -> dict[str, Any]:
+def looked(question: ProbeRequest) -> dict[str, Any]:
     """What the program answers on this machine, by a Python without any packages."""
     sudo, _, _, *python = question.argv()
     assert sudo == "sudo"
@@ -40,7 +47,7 @@ def test_files_are_told_by_content_mode_and_owner_without_following_links(tmp_pa
     plain, link, gone = tmp_path / "it's $(x)", tmp_path / "link", tmp_path / "gone"
     plain.write_text("secret")
     link.symlink_to(plain)
-    asked = Question(files=(str(plain), str(link), str(gone), str(tmp_path)))
+    asked = ProbeRequest(files=(str(plain), str(link), str(gone), str(tmp_path)))
 
     def marks() -> list[str]:
         return list(looked(asked)["marks"].values())
@@ -59,7 +66,7 @@ def test_files_are_told_by_content_mode_and_owner_without_following_links(tmp_pa
 
 def test_of_a_block_only_its_own_lines_count(tmp_path: Path) -> None:
     hosts = tmp_path / "hosts"
-    asked = Question(blocks={str(hosts): ("# BEGIN", "# END")})
+    asked = ProbeRequest(blocks={str(hosts): ("# BEGIN", "# END")})
 
     def mark(text: str) -> str:
         hosts.write_text(text)
@@ -74,7 +81,7 @@ def test_of_a_block_only_its_own_lines_count(tmp_path: Path) -> None:
 def test_a_key_among_the_users_own(tmp_path: Path) -> None:
     (tmp_path / ".ssh").mkdir()
     keys = tmp_path / ".ssh/authorized_keys"
-    asked = Question(homes={"root": str(tmp_path)}, keys={"root": "ssh-ed25519 AAAA clusterctl"})
+    asked = ProbeRequest(homes={"root": str(tmp_path)}, keys={"root": "ssh-ed25519 AAAA clusterctl"})
     assert looked(asked)["marks"]["key root"] == "missing"
     keys.write_text("ssh-rsa BBBB mine\nssh-ed25519 AAAA renamed\n")
     assert looked(asked)["marks"]["key root"] == "there"
@@ -91,7 +98,7 @@ def test_what_a_job_made_of_the_keys_is_neither_waited_for_nor_read(tmp_path: Pa
     else:
         keys.write_text("ssh-ed25519 AAAA\n")
         os.truncate(keys, 1 << 40)
-    asked = Question(
+    asked = ProbeRequest(
         homes={"root": str(tmp_path)},
         keys={"root": "ssh-ed25519 AAAA clusterctl"},
         blocks={str(keys): ("# BEGIN", "# END")},
@@ -104,15 +111,15 @@ def test_keys_are_read_with_their_accounts_rights(tmp_path: Path) -> None:
     (tmp_path / ".ssh").mkdir()
     (tmp_path / ".ssh/authorized_keys").write_text("ssh-ed25519 AAAA\n")
     tmp_path.chmod(0o700)
-    asked = Question(homes={"nobody": str(tmp_path)}, keys={"nobody": "ssh-ed25519 AAAA clusterctl"})
+    asked = ProbeRequest(homes={"nobody": str(tmp_path)}, keys={"nobody": "ssh-ed25519 AAAA clusterctl"})
     assert looked(asked)["marks"]["key nobody"] == "missing"
 
 
 def test_a_key_in_a_home_that_another_host_looks_at_is_not_asked_for(tmp_path: Path) -> None:
     home = pwd.getpwnam("root").pw_dir
-    asked = Question(far_homes={"root": home}, keys={"root": "ssh-ed25519 AAAA no such key"})
+    asked = ProbeRequest(far_homes={"root": home}, keys={"root": "ssh-ed25519 AAAA no such key"})
     assert "key root" not in looked(asked)["marks"]
-    own = Question(far_homes={"root": str(tmp_path)}, keys={"root": "ssh-ed25519 AAAA no such key"})
+    own = ProbeRequest(far_homes={"root": str(tmp_path)}, keys={"root": "ssh-ed25519 AAAA no such key"})
     assert looked(own)["marks"]["key root"] == "missing"
 
 
@@ -158,11 +165,11 @@ def test_a_unit_that_systemd_does_not_tell_of_is_not_fine(tmp_path: Path) -> Non
 def test_an_answer_is_read() -> None:
     disk = {"path": "/", "free": 0, "size": 512 << 20, "names": True, "largest": [[490 << 20, "/big"]]}
     answer = {"state": "running", "facts": FACTS, "marks": {"unit munge": "running"}, "full": [disk]} | SYSTEM
-    view = parse_view(json.dumps(answer))
+    view = parse_report(json.dumps(answer))
     assert view.facts.cpus == 2
     assert view.marks == {"unit munge": "running"}
     with pytest.raises(ConfigureError, match="no room left on d-train-1") as caught:
-        refuse_full_disks({"d-train-1": view, "d-train-2": View(parse_facts(FACTS), {})})
+        reject_full_disks({"d-train-1": view, "d-train-2": HostReport(parse_node_facts(FACTS), {})})
     (failure,) = caught.value.failures
     assert (failure.host, failure.code) == ("d-train-1", "disk-full")
     assert failure.cause == "/ is full (0 bytes of 512MiB free); the largest files are /big (490MiB)"
@@ -185,12 +192,12 @@ def test_a_host_says_what_it_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 
 def test_other_answers_are_errors() -> None:
     with pytest.raises(StoppingError):
-        parse_view('{"state": "stopping"}')
+        parse_report('{"state": "stopping"}')
     with pytest.raises(UnreachableError, match="could not say what it has"):  # so it is asked again
-        parse_view(json.dumps({"state": "running", "facts": "", "marks": {}, "full": []} | SYSTEM))
+        parse_report(json.dumps({"state": "running", "facts": "", "marks": {}, "full": []} | SYSTEM))
     for text in ("", "[]", "{}", '{"state": "running"}'):
         with pytest.raises(TransportError, match="no usable answer"):
-            parse_view(text)
+            parse_report(text)
 
 
 def test_a_host_without_slurmd_is_read_all_the_same() -> None:
@@ -199,6 +206,6 @@ def test_a_host_without_slurmd_is_read_all_the_same() -> None:
     )
     absent = said.stdout if shutil.which("slurmd") is None else "@node\nabsent\n@gpus\n@mpi\n"
     answer = {"state": "running", "facts": absent, "marks": {}, "full": []} | SYSTEM
-    assert parse_view(json.dumps(answer)).facts is None
+    assert parse_report(json.dumps(answer)).facts is None
     with pytest.raises(SlurmError):
-        parse_view(json.dumps({**answer, "facts": "@node\n@gpus\n@mpi\n"}))
+        parse_report(json.dumps({**answer, "facts": "@node\n@gpus\n@mpi\n"}))

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.hosts.doctor import Facts
+from clusterctl.hosts.report import HostFacts
 from clusterctl.providers.onprem.foreseen import foreseen
 from clusterctl.providers.onprem.members import members
 from clusterctl.spec import ClusterSpec, OnpremProvider
@@ -15,7 +15,7 @@ from tests.unit.onprem.test_members import facts, spec_of
 INSTALLED = "to be installed, with what they need: "
 
 
-def said(spec: ClusterSpec, *new: Facts) -> list[str]:
+def said(spec: ClusterSpec, *new: HostFacts) -> list[str]:
     """Of these machines, while the others are in the cluster already."""
     assert isinstance(spec.provider, OnpremProvider)
     asked = members(spec, spec.provider)
@@ -23,7 +23,7 @@ def said(spec: ClusterSpec, *new: Facts) -> list[str]:
     return list(foreseen(spec, asked, {one.name: facts(one.name) for one in asked} | seen, seen))
 
 
-def packages(spec: ClusterSpec, new: Facts) -> set[str]:
+def packages(spec: ClusterSpec, new: HostFacts) -> set[str]:
     """Those that are to be installed on it."""
     (line,) = said(spec, new)
     before, _, names = line.partition(INSTALLED)
@@ -31,7 +31,7 @@ def packages(spec: ClusterSpec, new: Facts) -> set[str]:
     return set(names.split(", "))
 
 
-def differing(name: str, **values: Any) -> Facts:
+def differing(name: str, **values: Any) -> HostFacts:
     return facts(name).model_copy(update=values)
 
 

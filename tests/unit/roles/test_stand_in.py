@@ -16,7 +16,7 @@ from types import ModuleType
 import pytest
 
 from clusterctl.hosts.gpus import Driver
-from clusterctl.hosts.slurm_facts import FACTS_ARGV, parse_driver
+from clusterctl.hosts.report import FACTS_ARGV, parse_driver
 from clusterctl.util.assets import asset
 from payload.device import choose
 from payload.nvml import Gpus

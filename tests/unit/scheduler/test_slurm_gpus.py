@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.hosts.gpus import Driver, Gpu, gpu_type, ranges
-from clusterctl.hosts.slurm_facts import FACTS_ARGV, NodeFacts, parse_driver, parse_facts
+from clusterctl.hosts.report import FACTS_ARGV, NodeFacts, parse_driver, parse_node_facts
 from clusterctl.scheduler.slurm.config import render_files
 from tests.support.nvidia import machines
 from tests.unit.scheduler.test_slurm_config import lines, make_inventory, make_spec
@@ -21,7 +21,7 @@ _SLURMD = (
 
 def facts_of(folder: Path, machine: machines.Machine) -> NodeFacts:
     """What a host of that kind is to Slurm."""
-    return parse_facts(said_by(folder, machine))
+    return parse_node_facts(said_by(folder, machine))
 
 
 def driver_of(folder: Path, *cards: machines.Machine) -> Driver:
