@@ -20,7 +20,7 @@ from clusterctl.errors import LockedError, NotUpError, SchedulerError, SpecError
 if TYPE_CHECKING:
     from clusterctl.providers.onprem.hands import Hands
     from clusterctl.providers.onprem.host_keys import Offered
-    from clusterctl.spec import ClusterSpec
+    from clusterctl.spec.models import ClusterSpec
     from clusterctl.state.workspace import Workspace
 
 

@@ -19,7 +19,7 @@ from clusterctl.hosts.cluster_checks import examination_request, expected, rejec
 from clusterctl.providers.base import Provider
 from clusterctl.providers.onprem import left_behind
 from clusterctl.scheduler.session import inventory_of
-from clusterctl.spec import ClusterSpec
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Result, Transport

@@ -27,8 +27,8 @@ from clusterctl.providers.base import Leftover, Provider
 from clusterctl.providers.onprem import left_behind
 from clusterctl.providers.onprem.hands import NO_HANDS, Hands
 from clusterctl.scheduler.session import applied_spec
-from clusterctl.spec import LocalProvider as LocalSettings
-from clusterctl.spec import Provider as ProviderSettings
+from clusterctl.spec.models import LocalProvider as LocalSettings
+from clusterctl.spec.models import Provider as ProviderSettings
 from clusterctl.state.journal import Journal
 from clusterctl.state.ledger import JobEntry, Ledger, RunRecord
 from clusterctl.state.lock import WAIT_S as LOCK_WAIT_S

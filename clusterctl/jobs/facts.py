@@ -11,7 +11,7 @@ from typing import Any
 from clusterctl import __version__
 from clusterctl.errors import TransportError
 from clusterctl.jobs.environment import PLAIN, Environment
-from clusterctl.spec import JobSpec
+from clusterctl.spec.job import JobSpec
 from clusterctl.transport.base import Transport
 
 MAX_DIFF = 1 << 20

@@ -6,7 +6,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 from typing import Any
 
-from clusterctl.spec import ClusterSpec, JobSpec
+from clusterctl.spec.job import JobSpec
+from clusterctl.spec.models import ClusterSpec
 
 _ON_THE_CPU = "probe"  # it proves the way between ranks, and is to start at once
 

@@ -7,7 +7,7 @@ import re
 from pathlib import Path
 
 from clusterctl.jobs.ignore import patterns
-from clusterctl.spec import JobSpec
+from clusterctl.spec.job import JobSpec
 
 OUTPUTS_FILE = "outputs.json"
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from clusterctl.errors import UsageError
 from clusterctl.scheduler.slurm.config import slurm_minutes
-from clusterctl.spec import ClusterSpec, JobSpec
-from clusterctl.spec.models import Partition
+from clusterctl.spec.job import JobSpec
+from clusterctl.spec.models import ClusterSpec, Partition
 from clusterctl.spec.units import format_duration
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from clusterctl.errors import UsageError
 from clusterctl.jobs.folder import FolderWalk
 from clusterctl.jobs.ignore import patterns
-from clusterctl.spec import JobSpec
+from clusterctl.spec.job import JobSpec
 from clusterctl.transport.tree import Item, Kind, not_readable
 
 

@@ -7,8 +7,9 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from clusterctl.providers.gcp import prices
-from clusterctl.spec import ClusterSpec, Partition, machines
+from clusterctl.spec import gcp_machines
 from clusterctl.spec.gcp import GcpProvider
+from clusterctl.spec.models import ClusterSpec, Partition
 from clusterctl.spec.units import GIB_MIB
 
 OFF: Final = frozenset({"TERMINATED", "STOPPED", "SUSPENDED"})
@@ -38,11 +39,11 @@ def node_price(spec: ClusterSpec, partition: Partition) -> float | None:
     """What the machine, the GPUs and the disks of a partition's node cost."""
     if not isinstance(spec.provider, GcpProvider):
         return None
-    nodes, machine = spec.provider.nodes_of(partition.name), machines.of(spec, partition)
+    nodes, machine = spec.provider.nodes_of(partition.name), gcp_machines.machine_of(spec, partition)
     added = machine.gpu if machine.guest_accelerator else None
     gpus = {str(machine.accelerator): added.count} if added else {}
-    extra = ((machines.extra_disk_type(machine, disk), disk.size) for disk in nodes.extra_disks)
-    disks = ((machines.boot_disk_type(machine, nodes.boot_disk), nodes.boot_disk.size), *extra)
+    extra = ((gcp_machines.extra_disk_type(machine, disk), disk.size) for disk in nodes.extra_disks)
+    disks = ((gcp_machines.boot_disk_type(machine, nodes.boot_disk), nodes.boot_disk.size), *extra)
     return prices.total(
         [
             _machine(machine.name, gpus, spot=nodes.spot, own=spec.provider.prices),
@@ -95,7 +96,7 @@ def _of_instance(instance: Attributes, own: Mapping[str, float]) -> float | None
     name = str(instance.get("machine_type"))
     spot = any(each.get("provisioning_model") == "SPOT" for each in instance.get("scheduling") or ())
     gpus = {_end(str(gpu["type"])): int(gpu["count"]) for gpu in instance.get("guest_accelerator") or ()}
-    known = machines.machine(name)
+    known = gcp_machines.machine(name)
     added = max(len(instance.get("scratch_disk") or ()) - (known.bundled_ssds if known else 0), 0)
     off = instance.get("current_status") in OFF
     running = [_machine(name, gpus, spot=spot, own=own), prices.of_local_ssds(added, spot=spot)]

@@ -10,7 +10,7 @@ from typing import Final
 from ruamel.yaml import YAML
 
 from clusterctl.spec.base import Model
-from clusterctl.spec.machines import Machine
+from clusterctl.spec.gcp_machines import Machine
 
 _NAME_PARTS: Final = 2  # of a machine type, that name its family: a3-highgpu
 

@@ -10,7 +10,7 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, ConfigDict, Field
 from ruamel.yaml import YAML
 
-from clusterctl.spec import machines
+from clusterctl.spec import gcp_machines
 from clusterctl.spec.units import GIB_MIB
 
 HOURS_A_MONTH: Final = 730.0  # as Google counts
@@ -39,7 +39,7 @@ class _Gpu(_Row):
 
 class _Nat(_Row):
     machine: Usd
-    machines: int
+    gcp_machines: int
 
 
 class Table(_Row):
@@ -49,7 +49,7 @@ class Table(_Row):
     region: str
     families: Mapping[str, _Family]
     gpus: Mapping[str, _Gpu]
-    machines: Mapping[str, Usd]
+    gcp_machines: Mapping[str, Usd]
     disks: Mapping[str, Usd]
     local_ssd: Usd
     filestore: Mapping[str, Usd]
@@ -91,7 +91,7 @@ def of_filestore(tier: str, gib: float) -> float | None:
 def of_nat(hosts: int) -> float:
     """Cloud NAT for this many hosts, with the one address that it takes."""
     known = table()
-    return min(hosts, known.nat.machines) * known.nat.machine + known.address
+    return min(hosts, known.nat.gcp_machines) * known.nat.machine + known.address
 
 
 def of_gib(usd_a_month: float, gib: float) -> float:
@@ -113,11 +113,11 @@ def of_machine(name: str, gpus: Mapping[str, int], *, spot: bool, own: Mapping[s
     """A machine without its disks. ``gpus``: those that are added to it, by Google's name; ``own`` prices of
     machine types, which have their GPUs in them, come before the table's.
     """
-    known, machine = table(), machines.machine(name)
+    known, machine = table(), gcp_machines.machine(name)
     if name in own:
         return own[name]
-    if not spot and name in known.machines:
-        return known.machines[name]
+    if not spot and name in known.gcp_machines:
+        return known.gcp_machines[name]
     family = known.families.get(machine.family) if machine else None
     shares = family.spot if family and spot else family
     if machine is None or shares is None:

@@ -21,10 +21,11 @@ from clusterctl.providers.gcp.job_environment import job_environment, note
 from clusterctl.providers.gcp.labels import ID_LABEL
 from clusterctl.providers.gcp.same_cluster import refuse_another, refuse_moved
 from clusterctl.providers.gcp.terraform import Plan, ResourceChange, Terraform
-from clusterctl.spec import ClusterSpec, gcp_images, machines
-from clusterctl.spec import GcpProvider as Settings
+from clusterctl.spec import gcp_machines
 from clusterctl.spec.distributions import UNSEEN
-from clusterctl.spec.machines import Machine
+from clusterctl.spec.gcp import GcpProvider as Settings
+from clusterctl.spec.gcp_machines import Machine
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory, SharedFolder
 from clusterctl.state.journal import digest
 from clusterctl.state.workspace import Workspace
@@ -43,7 +44,7 @@ class GcpProvider:
         self._is_done = False  # what was shown
 
     def check(self, spec: ClusterSpec) -> None:
-        if refused := gcp_images.refusal(spec):
+        if refused := gcp_machines.refusal(spec):
             raise refused
         iap.check()
 
@@ -212,7 +213,9 @@ class GcpProvider:
     ) -> Host:
         partition = next((p for p in spec.partitions if p.name == output["partition"]), None)
         nodes = self._settings.nodes_of(partition.name) if partition else self._settings.controller
-        machine = machines.of(spec, partition) if partition else machines.of_controller(spec)
+        machine = (
+            gcp_machines.machine_of(spec, partition) if partition else gcp_machines.controller_machine(spec)
+        )
         return Host(
             name=name,
             address=output["address"],
@@ -257,9 +260,9 @@ def _notes(spec: ClusterSpec) -> tuple[str, ...]:
 
 
 def _machines(spec: ClusterSpec) -> Iterator[Machine]:
-    yield machines.of_controller(spec)
+    yield gcp_machines.controller_machine(spec)
     for partition in spec.partitions:
-        yield machines.of(spec, partition)
+        yield gcp_machines.machine_of(spec, partition)
 
 
 def _hosts_before(workspace: Workspace) -> tuple[Host, ...]:

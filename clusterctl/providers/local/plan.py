@@ -10,7 +10,7 @@ from pydantic import ValidationError
 from clusterctl.providers.base import HostChange, Size
 from clusterctl.providers.local.layout import Existing
 from clusterctl.providers.local.shares import Share
-from clusterctl.spec import ClusterSpec
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.units import format_size
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace

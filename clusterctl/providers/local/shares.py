@@ -8,8 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl.providers.base import Size
-from clusterctl.spec import ClusterSpec
-from clusterctl.spec.models import LEAST_MEMORY_MIB
+from clusterctl.spec.models import LEAST_MEMORY_MIB, ClusterSpec
 from clusterctl.spec.units import format_size
 
 _RESERVE_MIB = 1024  # for this machine itself and the controller's daemons

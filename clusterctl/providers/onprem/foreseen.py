@@ -8,8 +8,8 @@ from fnmatch import fnmatchcase
 from clusterctl.hosts.report import HostFacts
 from clusterctl.hosts.role_files import role_files, role_packages
 from clusterctl.providers.onprem.members import Member, distribution
-from clusterctl.spec import ClusterSpec
 from clusterctl.spec.distributions import distribution_of
+from clusterctl.spec.models import ClusterSpec
 
 
 def foreseen(

@@ -16,8 +16,8 @@ from clusterctl.providers.onprem.hands import Hands
 from clusterctl.providers.onprem.look import admin, known_hosts
 from clusterctl.providers.onprem.this_machine import is_installation
 from clusterctl.providers.onprem.way_in import WayIn, place
-from clusterctl.spec import OnpremProvider as Settings
 from clusterctl.spec.models import ADMIN_USER
+from clusterctl.spec.onprem import OnpremProvider as Settings
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.ssh_files import write_ssh_files

@@ -21,10 +21,10 @@ from clusterctl.errors import ClusterctlError, Failure, ProvisionError, Unreacha
 from clusterctl.providers.onprem import give_back, ssh_files
 from clusterctl.providers.onprem.hands import Hands, nobody_asked
 from clusterctl.providers.onprem.way_in import WayIn
-from clusterctl.spec import ClusterSpec
-from clusterctl.spec import OnpremProvider as Settings
 from clusterctl.spec.load import dump_spec, load_spec
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.onprem import OnpremHost, is_this_machine
+from clusterctl.spec.onprem import OnpremProvider as Settings
 from clusterctl.state.inventory import CONTROLLER, Host, Inventory
 from clusterctl.state.journal import digest
 from clusterctl.state.workspace import Workspace, write_atomic

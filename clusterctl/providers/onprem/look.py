@@ -21,7 +21,7 @@ from clusterctl.providers.onprem.account import Root
 from clusterctl.providers.onprem.members import Member
 from clusterctl.providers.onprem.refusals import NO_WAY_IN
 from clusterctl.providers.onprem.this_machine import connect
-from clusterctl.spec import ClusterSpec
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Transport

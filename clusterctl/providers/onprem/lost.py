@@ -12,9 +12,9 @@ from clusterctl.providers.onprem.account import join
 from clusterctl.providers.onprem.hands import Hands
 from clusterctl.providers.onprem.look import admin, look
 from clusterctl.providers.onprem.way_in import WayIn, place
-from clusterctl.spec import ClusterSpec
-from clusterctl.spec import OnpremProvider as Settings
 from clusterctl.spec.load import dump_spec
+from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.onprem import OnpremProvider as Settings
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.ssh_files import write_ssh_files
 from clusterctl.util.progress import Reporter

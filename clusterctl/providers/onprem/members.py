@@ -12,10 +12,10 @@ from clusterctl.errors import Failure
 from clusterctl.hosts.report import HostFacts
 from clusterctl.providers.onprem.access import refused
 from clusterctl.providers.onprem.ssh_files import last_hop
-from clusterctl.spec import ClusterSpec
-from clusterctl.spec import OnpremProvider as Settings
 from clusterctl.spec.distributions import common
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.onprem import OnpremHost
+from clusterctl.spec.onprem import OnpremProvider as Settings
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, LOGIN, Host, Inventory, SharedFolder
 
 _NO_PLACE: Final = "network"

@@ -26,9 +26,9 @@ from clusterctl.providers.onprem.look import (
 )
 from clusterctl.providers.onprem.members import Member
 from clusterctl.providers.onprem.way_in import WayIn
-from clusterctl.spec import ClusterSpec
-from clusterctl.spec import OnpremProvider as Settings
 from clusterctl.spec.load import dump_spec, load_spec
+from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.onprem import OnpremProvider as Settings
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.ssh_files import write_ssh_files

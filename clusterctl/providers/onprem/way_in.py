@@ -14,7 +14,7 @@ from clusterctl.providers.onprem.account import Claim
 from clusterctl.providers.onprem.hands import Hands
 from clusterctl.providers.onprem.host_keys import HostKeys, Offered
 from clusterctl.providers.onprem.ssh_files import access_config, last_hop
-from clusterctl.spec import OnpremProvider as Settings
+from clusterctl.spec.onprem import OnpremProvider as Settings
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.util.lifetime import temporary_folder
 

@@ -14,10 +14,11 @@ from clusterctl.errors import MachineError, StalePlanError, UsageError
 from clusterctl.providers.gcp import folder, iap
 from clusterctl.providers.gcp.job_environment import job_environment, note
 from clusterctl.providers.gcp.provider import GcpProvider
-from clusterctl.spec import ClusterSpec, machines
-from clusterctl.spec import GcpProvider as Settings
+from clusterctl.spec import gcp_machines
 from clusterctl.spec.distributions import UNSEEN
+from clusterctl.spec.gcp import GcpProvider as Settings
 from clusterctl.spec.gcp import GcsState
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import SharedFolder
 from clusterctl.state.workspace import Workspace
 from tests.support.google import gcloud
@@ -220,7 +221,7 @@ def test_gcloud_is_looked_for_first(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_jobs_get_what_their_machine_has() -> None:
-    l4, plain = machines.machines()["g2-standard-4"], machines.machines()["e2-standard-4"]
+    l4, plain = gcp_machines.machines()["g2-standard-4"], gcp_machines.machines()["e2-standard-4"]
     assert job_environment(l4, gvnic=True) == {
         "NCCL_DEBUG": "WARN",
         "NCCL_SOCKET_IFNAME": "={interface}",
@@ -230,4 +231,4 @@ def test_jobs_get_what_their_machine_has() -> None:
     assert set(job_environment(l4, gvnic=False)) == {"NCCL_DEBUG", "NCCL_SOCKET_IFNAME"}
     assert job_environment(plain, gvnic=True) == {}
     assert note(l4) is None
-    assert "GPUDirect-TCPX " in str(note(machines.machines()["a3-highgpu-8g"]))
+    assert "GPUDirect-TCPX " in str(note(gcp_machines.machines()["a3-highgpu-8g"]))

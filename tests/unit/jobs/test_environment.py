@@ -20,8 +20,9 @@ from clusterctl import jobs
 from clusterctl.errors import TransportError, UsageError
 from clusterctl.jobs import PLAIN, Environment, build, environment_of, unbuilt
 from clusterctl.jobs.environment import ENVIRONMENTS
-from clusterctl.spec import ClusterSpec, JobSpec
 from clusterctl.spec.distributions import DEFAULT, distribution_of
+from clusterctl.spec.job import JobSpec
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.transport.base import BULK, Conversation
 from clusterctl.transport.local import LocalTransport
 from tests.support.wheels import a_wheel

@@ -10,7 +10,7 @@ import pytest
 from clusterctl import jobs, runs
 from clusterctl.errors import SlurmError, UnreachableError
 from clusterctl.scheduler.session import LocalStorageNode, Session
-from clusterctl.spec import JobSpec
+from clusterctl.spec.job import JobSpec
 from tests.support.played.apart import ApartNode
 from tests.support.played.cluster import PlayedCluster
 

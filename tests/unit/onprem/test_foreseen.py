@@ -9,7 +9,8 @@ import pytest
 from clusterctl.hosts.report import HostFacts
 from clusterctl.providers.onprem.foreseen import foreseen
 from clusterctl.providers.onprem.members import members
-from clusterctl.spec import ClusterSpec, OnpremProvider
+from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.onprem import OnpremProvider
 from tests.unit.onprem.test_members import facts, spec_of
 
 INSTALLED = "to be installed, with what they need: "
