@@ -18,10 +18,9 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import ProvisionError
-from clusterctl.providers.gcp.terraform import Terraform
-from clusterctl.providers.gcp.terraform.locks import noted
+from clusterctl.providers.gcp.terraform.client import Terraform
 from clusterctl.providers.gcp.terraform.program import Program
-from clusterctl.providers.gcp.terraform.run import run
+from clusterctl.providers.gcp.terraform.run import noted, run
 from tests.support.state_server import StateServer
 from tests.support.terraform import MODULE, Work
 
@@ -29,7 +28,7 @@ ME = f"{pwd.getpwuid(os.getuid()).pw_name}@{socket.gethostname()}"
 APPLIES = """
 import sys
 from pathlib import Path
-from clusterctl.providers.gcp.terraform import Terraform
+from clusterctl.providers.gcp.terraform.client import Terraform
 terraform = Terraform(Path(sys.argv[1]), lambda line: print(line, flush=True))
 terraform.apply(terraform.plan())
 """
