@@ -59,7 +59,7 @@ def create(
         )
     target = out or Path(f"{spec.name}.bundle.tar")
     wanted = bundle.Wanted(spec, distributions, archives, _called(names))
-    made = bundle.create(wanted, target, say=screen.note)
+    made = bundle.create(wanted, target, report=screen.note)
     size = shown_size(target.stat().st_size)
     screen.result(
         _answer(made), *_lines(made), f"wrote {target}, {size}; take it along with clusterctl itself"

@@ -82,7 +82,7 @@ def down(
         done = cluster_down.down(
             workspace,
             name=name,
-            tell=phases,
+            reporter=phases,
             discard_runs=discard_runs,
             discard=discard_run or (),
             out=out,
@@ -184,7 +184,7 @@ def cache_list(screen: Screen, options: Options) -> None:
 def _cache(screen: Screen, *, prune: bool) -> None:
     from clusterctl.providers.local.provider import cached_images
 
-    images = cached_images(prune=prune, say=lambda what: screen.note(str(what)))
+    images = cached_images(prune=prune, report=lambda what: screen.note(str(what)))
     rows = [[i.key, i.size_mib, ", ".join(i.used_by) or "-"] for i in images]
     empty = ["nothing to remove" if prune else "the image cache is empty"]
     lines = screen.table(["REMOVED" if prune else "IMAGE", "MIB", "USED BY"], rows) if rows else empty
@@ -194,7 +194,7 @@ def _cache(screen: Screen, *, prune: bool) -> None:
 def _cached_mib(screen: Screen) -> int:
     from clusterctl.providers.local.provider import cached_images
 
-    return sum(image.size_mib for image in cached_images(say=lambda what: screen.note(str(what))))
+    return sum(image.size_mib for image in cached_images(report=lambda what: screen.note(str(what))))
 
 
 _ANY_ZONE = "us-central1-a"  # a project is searched as a whole
@@ -224,7 +224,7 @@ def down_orphans(
     screen.confirm(f"remove all of this ({which})? It may be somebody else's", yes=yes)
     phases = Phases(screen, verbose=options.verbose)
     with phases.shown():
-        cluster_down.down_orphans(settings, found, tell=phases, prompts=asking)
+        cluster_down.down_orphans(settings, found, reporter=phases, prompts=asking)
     screen.result(answer, f"cluster {name!r} ({which}) is down; an independent look found nothing of it")
 
 

@@ -145,7 +145,7 @@ def raise_cluster(
         done = lifecycle.up(
             spec,
             workspace,
-            tell=phases,
+            reporter=phases,
             tell_mended=tell_mended,
             agree=asking(screen, yes=yes, apart=screen.still),
             reconfigure=reconfigure,
@@ -219,7 +219,7 @@ def show_plan(
 
     provider = provider_of(spec.provider, read_only_prompts(ask_password=ask_become_pass))
     with screen.working("looking"):
-        found = planning.plan(spec, Workspace.of(spec.name), provider, say=lambda _: None)
+        found = planning.plan(spec, Workspace.of(spec.name), provider, report=lambda _: None)
     lines = text(screen, spec, found)
     for task in found.tasks:
         if diff and task.diff:

@@ -34,7 +34,7 @@ from clusterctl.state.ledger import JobEntry, Ledger, RunRecord
 from clusterctl.state.lock import WAIT_S as LOCK_WAIT_S
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.lifetime import roomiest, sweep
-from clusterctl.util.progress import WAITING, Say, Tell
+from clusterctl.util.progress import WAITING, PhaseReporter, Reporter
 
 
 @dataclass(frozen=True, slots=True)
@@ -104,23 +104,23 @@ def find_orphans(provider: Provider, name: str, *, known: str | None) -> tuple[O
     return tuple(Orphan(cluster_id, provider.leftovers(cluster_id)) for cluster_id in ids)
 
 
-def destroy_lost(provider: Provider, name: str, workspace: Workspace, say: Say) -> None:
+def destroy_lost(provider: Provider, name: str, workspace: Workspace, report: Reporter) -> None:
     """Remove the clusters of that name that were lost: an `up` that came to no hosts took their name.
 
     Raises:
         LeftoversError: something of one is still there.
     """
     for orphan in find_orphans(provider, name, known=workspace.known_id()):
-        destroy(provider, orphan.cluster_id, None, say)
+        destroy(provider, orphan.cluster_id, None, report)
 
 
-def destroy(provider: Provider, cluster_id: str, workspace: Workspace | None, say: Say) -> None:
+def destroy(provider: Provider, cluster_id: str, workspace: Workspace | None, report: Reporter) -> None:
     """Remove everything of a cluster, and look whether anything is left.
 
     Raises:
         LeftoversError: something is; one failure each, with its cost.
     """
-    provider.destroy(cluster_id, workspace=workspace, say=say)
+    provider.destroy(cluster_id, workspace=workspace, report=report)
     left = provider.leftovers(cluster_id)
     if left:
         fix = "run `clusterctl down` again; what stays then has to be removed by hand"
@@ -150,7 +150,7 @@ def down(
     workspace: Workspace,
     *,
     name: str,
-    tell: Tell,
+    reporter: PhaseReporter,
     discard_runs: bool = False,
     discard: Collection[str] = (),
     out: Path | None = None,
@@ -172,26 +172,32 @@ def down(
         UsageError: there is no such cluster, it knows nothing of a machine that is gone, or a job to discard
             was not submitted from here.
     """
-    with workspace.lock("down", wait_s=wait_s, waiting=lambda text: tell(WAITING, text)):
+    with workspace.lock("down", wait_s=wait_s, waiting=lambda text: reporter(WAITING, text)):
         sweep()
         discarded = to_discard(workspace, discard, everything=discard_runs)
         if not workspace.root.is_dir():
-            return _down_lost(name, tell)
-        with _writable(workspace, lambda text: tell(WAITING, text)) as records:
+            return _down_lost(name, reporter)
+        with _writable(workspace, lambda text: reporter(WAITING, text)) as records:
             done = _taken_down(
-                records, name=name, tell=tell, discarded=discarded, out=out, gone=gone, prompts=prompts
+                records,
+                name=name,
+                reporter=reporter,
+                discarded=discarded,
+                out=out,
+                gone=gone,
+                prompts=prompts,
             )
         workspace.remove()
     return done
 
 
 @contextmanager
-def _writable(workspace: Workspace, say: Callable[[str], None]) -> Iterator[Workspace]:
+def _writable(workspace: Workspace, report: Callable[[str], None]) -> Iterator[Workspace]:
     """The workspace, or a copy elsewhere where its disk takes nothing more: `down` must not need it."""
     try:
         workspace.create()
     except DiskError as exc:
-        say(f"{workspace.root} takes nothing more ({exc.why}); working on a copy of it")
+        report(f"{workspace.root} takes nothing more ({exc.why}); working on a copy of it")
         with copied(workspace, without=["logs"], place=roomiest()) as copy:
             yield copy
     else:
@@ -202,7 +208,7 @@ def _taken_down(
     workspace: Workspace,
     *,
     name: str,
-    tell: Tell,
+    reporter: PhaseReporter,
     discarded: Collection[JobEntry],
     out: Path | None,
     gone: Collection[str],
@@ -213,7 +219,7 @@ def _taken_down(
         return Down((), (), "", looked=False)
     settings = _settings(workspace)
     provider = provider_of(settings, prompts)
-    run = Run("down", Journal(workspace.journal), tell)
+    run = Run("down", Journal(workspace.journal), reporter)
     runs: tuple[RunRecord, ...] = ()
     if set(collect.uncollected(workspace)) - set(discarded):
         with run.phase("collect") as (step, _):
@@ -224,11 +230,11 @@ def _taken_down(
             step.note = f"runs of {', '.join(entry.shown for entry in discarded)}"
     if forgotten := forget(workspace, gone):
         prompts.note(f"forgotten: {'; '.join(forgotten)}")
-    with run.phase("destroy") as (_, say):
+    with run.phase("destroy") as (_, report):
         if looked := not _has_taken_none(workspace):
-            destroy(provider, workspace.cluster_id(), workspace, say)
+            destroy(provider, workspace.cluster_id(), workspace, report)
         if isinstance(settings, LocalSettings) and not workspace.hosts.exists():
-            destroy_lost(provider, name, workspace, say)
+            destroy_lost(provider, name, workspace, report)
     return Down(runs, tuple(run.phases), settings.type, looked, tuple(discarded))
 
 
@@ -279,7 +285,11 @@ def orphans(settings: ProviderSettings, name: str, prompts: Prompts = NO_PROMPTS
 
 
 def down_orphans(
-    settings: ProviderSettings, found: Sequence[Orphan], *, tell: Tell, prompts: Prompts = NO_PROMPTS
+    settings: ProviderSettings,
+    found: Sequence[Orphan],
+    *,
+    reporter: PhaseReporter,
+    prompts: Prompts = NO_PROMPTS,
 ) -> None:
     """Remove them, and prove that nothing is left.
 
@@ -288,10 +298,10 @@ def down_orphans(
     """
     provider = provider_of(settings, prompts)
     for orphan in found:
-        destroy(provider, orphan.cluster_id, None, lambda text: tell("destroy", text))
+        destroy(provider, orphan.cluster_id, None, lambda text: reporter("destroy", text))
 
 
-def _down_lost(name: str, tell: Tell) -> Down:
+def _down_lost(name: str, reporter: PhaseReporter) -> Down:
     """Remove local clusters whose workspace was lost."""
     local = LocalSettings()
     found = orphans(local, name)
@@ -301,5 +311,5 @@ def _down_lost(name: str, tell: Tell) -> Down:
             fix="name another with --cluster (`clusterctl list` shows them); one on Google Cloud or "
             "on machines of your own whose workspace was lost is found with --orphans",
         )
-    down_orphans(local, found, tell=tell)
+    down_orphans(local, found, reporter=reporter)
     return Down((), ())

@@ -22,7 +22,7 @@ from clusterctl.state.inventory import Inventory
 from clusterctl.state.journal import Journal, Step
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.ssh_files import write_ssh_files
-from clusterctl.util.progress import HostStep, Say, Tell
+from clusterctl.util.progress import HostStep, PhaseReporter, Reporter
 
 TellMended = Callable[[Mended], None]
 
@@ -46,7 +46,7 @@ class Run:
 
     verb: str
     journal: Journal
-    tell: Tell
+    reporter: PhaseReporter
     phases: list[Phase] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     mended: list[Mended] = field(default_factory=list)
@@ -59,11 +59,11 @@ class Run:
             self.tell_mended(one)
 
     @contextmanager
-    def phase(self, name: str, *, inputs: str = "") -> Iterator[tuple[Step, Say]]:
+    def phase(self, name: str, *, inputs: str = "") -> Iterator[tuple[Step, Reporter]]:
         """Journal a phase; yields where to leave its note, and a way to say what it is doing."""
-        self.tell(name, "")
+        self.reporter(name, "")
         with self.journal.phase(self.verb, name, inputs=inputs) as step:
-            yield step, lambda what: self.tell(name, what)
+            yield step, lambda what: self.reporter(name, what)
         self.phases.append(Phase(name, step.seconds, step.note))
 
 
@@ -90,12 +90,12 @@ def write_inventory(spec: ClusterSpec, inventory: Inventory, workspace: Workspac
 
 
 def _give_back(
-    inventory: Inventory, hosts: Collection[str], workspace: Workspace, say: Say
+    inventory: Inventory, hosts: Collection[str], workspace: Workspace, report: Reporter
 ) -> Mapping[str, tuple[str, ...]]:
     """Have Ansible put back what was on these; what was left on each, and why."""
     write_inventory(applied_spec(workspace), inventory, workspace)
 
     def progress(task: events.TaskProgress) -> None:
-        say(HostStep(task.host, task.what, len(hosts), task.status, task.failed))
+        report(HostStep(task.host, task.what, len(hosts), task.status, task.failed))
 
     return ansible.restore(inventory, workspace, limit=hosts, progress=progress)

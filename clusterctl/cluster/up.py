@@ -39,7 +39,7 @@ from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.connections import Connections
 from clusterctl.transport.ssh import SSHTransport
 from clusterctl.util.assets import job_lock
-from clusterctl.util.progress import WAITING, HostStep, Say, Tell
+from clusterctl.util.progress import WAITING, HostStep, PhaseReporter, Reporter
 
 Agree = Callable[[Plan], None]
 
@@ -70,7 +70,7 @@ def up(
     spec: ClusterSpec,
     workspace: Workspace,
     *,
-    tell: Tell,
+    reporter: PhaseReporter,
     tell_mended: TellMended = untold,
     agree: Agree = lambda _: None,
     reconfigure: bool = False,
@@ -99,20 +99,20 @@ def up(
     provider = provider_of(spec.provider, prompts)
     provider.check(spec)
     with (
-        workspace.lock("up", wait_s=wait_s, waiting=lambda text: tell(WAITING, text)),
+        workspace.lock("up", wait_s=wait_s, waiting=lambda text: reporter(WAITING, text)),
         workspace.begun(),
         Connections(workspace.ssh_config) as connections,
         replacing(workspace, replaced) as replace_them,
     ):
         spec = limited(spec, workspace, limit)
-        run = Run("up", Journal(workspace.journal), tell, tell_mended=tell_mended)
+        run = Run("up", Journal(workspace.journal), reporter, tell_mended=tell_mended)
         packed = take_bundle(packages, spec, workspace, run)
         # What can't be had is said before anything is made, unless only the hosts tell what it must fit.
         expected = distribution_ahead(spec, workspace)
         environment = resolve_environment(spec, expected, run)
         workspace.create_secrets()
-        with run.phase("plan") as (step, say):
-            plan = ahead(spec, workspace, provider, connections, say=say)
+        with run.phase("plan") as (step, report):
+            plan = ahead(spec, workspace, provider, connections, report=report)
             step.note = plan.summary
         _settle(plan, agree, force=force)
         change = review(spec, workspace, provider, plan.hosts, connections, force=force)
@@ -120,37 +120,39 @@ def up(
         replace_them()
         write_atomic(workspace.spec, text := dump_spec(spec))
 
-        with run.phase("image") as (_, say):
-            provider.prepare(spec, workspace, bake=lambda target: bake(target, say, workspace), say=say)
+        with run.phase("image") as (_, report):
+            provider.prepare(
+                spec, workspace, bake=lambda target: bake(target, report, workspace), report=report
+            )
 
-        with run.phase("provision", inputs=digest(text)) as (step, say):
+        with run.phase("provision", inputs=digest(text)) as (step, report):
             made = _provisioned(
-                provider, spec, workspace, plan, keep=change.keep, connections=connections, say=say
+                provider, spec, workspace, plan, keep=change.keep, connections=connections, report=report
             )
             inventory = made.inventory
-            fetch_wheels(inventory, workspace, say)
+            fetch_wheels(inventory, workspace, report)
             write_inventory(spec, inventory, workspace)
             run.notes += made.notes
             started = list(made.started)
             step.note = f"{len(inventory.hosts)} hosts on {inventory.network}"
         environment = fitting_environment(environment, expected, spec, inventory.distribution, run)
 
-        with run.phase("reach") as (step, say):
+        with run.phase("reach") as (step, report):
 
             def revive() -> None:  # hosts that went down since they were last looked at
-                started.extend(provider.apply(spec, workspace, keep=change.keep, say=say).started)
+                started.extend(provider.apply(spec, workspace, keep=change.keep, report=report).started)
 
             asked = questions(spec, inventory, workspace)
-            views = probe_hosts(asked, connections.to, revive=revive, say=say)
+            views = probe_hosts(asked, connections.to, revive=revive, report=report)
             reject_full_disks(views)
             step.note = f"{len(views)} hosts answer"
 
         bring_packages(packed, inventory, workspace, connections, run, software=spec.software, views=views)
 
-        with run.phase("configure") as (step, say):
+        with run.phase("configure") as (step, report):
             run.has_mended(Mended(host, "was powered off", "started") for host in started)
             configured = mend(
-                spec, made, workspace, connections, views, anew=reconfigure, limit=limit, say=say
+                spec, made, workspace, connections, views, anew=reconfigure, limit=limit, report=report
             )
             run.has_mended(configured.mended)
             step.note = configured.summary
@@ -177,31 +179,31 @@ def _provisioned(
     *,
     keep: Mapping[str, Size],
     connections: Connections,
-    say: Say,
+    report: Reporter,
 ) -> Provisioned:
     """The hosts, with what they have, and what the spec says of them beyond."""
-    made = provider.apply(spec, workspace, keep=keep, say=say)
+    made = provider.apply(spec, workspace, keep=keep, report=report)
     said = {
         "usd_per_hour": plan.hosts.usd_per_hour,
         "scheduler": spec.scheduler,
         "job_user": spec.job_user.name,
     }
-    known = with_distributions(made.inventory, workspace, connections.to, say=say)
+    known = with_distributions(made.inventory, workspace, connections.to, report=report)
     return replace(made, inventory=known.model_copy(update=said))
 
 
-def bake(target: BakeTarget, say: Say, workspace: Workspace) -> None:
+def bake(target: BakeTarget, report: Reporter, workspace: Workspace) -> None:
     """Run the install half of every role on an image that answers SSH."""
-    say("downloading the wheels of the job environment")
+    report("downloading the wheels of the job environment")
     lock = job_lock()
     wheels = wheelhouse(lock, Node.of(distribution_of(target.distribution)))
-    say("installing Slurm, Open MPI and the job environment")
+    report("installing Slurm, Open MPI and the job environment")
     ansible.install(
         target,
         wheels=wheels,
         lock=lock,
         workspace=workspace,
-        progress=lambda p: say(HostStep(p.host, p.what, 1, p.status, p.failed)),
+        progress=lambda p: report(HostStep(p.host, p.what, 1, p.status, p.failed)),
     )
 
 
@@ -219,8 +221,8 @@ def resolve_environment(
         return None
     if spec.software.python.requirements is None:
         return jobs.PLAIN
-    with run.phase("resolve") as (step, say):
-        environment = jobs.environment_of(spec, distribution=distribution, say=say, heard=say)
+    with run.phase("resolve") as (step, report):
+        environment = jobs.environment_of(spec, distribution=distribution, report=report, heard=report)
         step.note = f"{len(environment.lock.wheels) if environment.lock else 0} Python packages"
     return environment
 
@@ -244,10 +246,10 @@ def build_environment(
     """Have the environment of the spec's requirements on the cluster; a phase only where it has any."""
     if environment.lock is None:
         return
-    with run.phase("environment") as (step, say):
+    with run.phase("environment") as (step, report):
         transport = SSHTransport(inventory.controller.name, workspace.ssh_config, user=spec.job_user.name)
         try:
-            built = jobs.build(transport, environment, say=say)
+            built = jobs.build(transport, environment, report=report)
         finally:
             transport.close()
         step.note = "built" if built else "as it was"
@@ -282,8 +284,8 @@ def take_bundle(
     file = packages.bundle or (known.file if known else None)
     if file is None or (packages.bundle is None and not file.exists()):
         return None
-    with run.phase("bundle") as (step, say):
-        taken = bundle.take(file, spec, workspace, say=say)
+    with run.phase("bundle") as (step, report):
+        taken = bundle.take(file, spec, workspace, report=report)
         step.note = f"{file.name}, for {', '.join(taken.manifest.systems)}"
     return taken
 
@@ -306,12 +308,12 @@ def bring_packages(
     """
     if not workspace.bundle.exists() or inventory.baked:
         return
-    with run.phase("packages") as (step, say):
+    with run.phase("packages") as (step, report):
         counted = inventory.compute if software.nvidia.installs else ()
         with_cards = [host.name for host in counted if views[host.name].cards]
         mark = inventory_file.install_mark(inventory, software)
         hosts = ship.lacking(inventory, mark, connections.to, with_cards=with_cards)
         if hosts and packed is None:
             raise bundle.gone(workspace)
-        sent = ship.ship(packed, hosts, connections.to, say=say) if packed and hosts else ()
+        sent = ship.ship(packed, hosts, connections.to, report=report) if packed and hosts else ()
         step.note = f"sent to {len(sent)} hosts" if sent else "nothing to send"

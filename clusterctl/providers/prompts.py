@@ -9,7 +9,7 @@ from typing import Final
 from clusterctl.errors import Failure, HostKeyError, ProvisionError
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
-from clusterctl.util.progress import Say
+from clusterctl.util.progress import Reporter
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +41,7 @@ class OfferedKey:
 
 Confirm = Callable[[Sequence[OfferedKey]], None]  # returns if all of them are right
 # Restores the configuration of these hosts; what was left on each of them, and why.
-Restore = Callable[[Inventory, Collection[str], Workspace, Say], Mapping[str, tuple[str, ...]]]
+Restore = Callable[[Inventory, Collection[str], Workspace, Reporter], Mapping[str, tuple[str, ...]]]
 
 
 def failed_hosts(failures: Sequence[Failure], *, what: str, then: str) -> ProvisionError:

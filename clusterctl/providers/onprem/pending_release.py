@@ -18,7 +18,6 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from clusterctl.errors import ClusterctlError, Failure, ProvisionError, UnreachableError, UsageError
-from clusterctl.providers.base import Say
 from clusterctl.providers.onprem import access, release
 from clusterctl.providers.onprem.login import Login
 from clusterctl.providers.onprem.members import ALL_PARTITION, spec_of_machines
@@ -29,6 +28,7 @@ from clusterctl.spec.onprem import OnpremHost, is_this_machine
 from clusterctl.state.inventory import CONTROLLER, Host, Inventory
 from clusterctl.state.journal import digest
 from clusterctl.state.workspace import Workspace, write_atomic
+from clusterctl.util.progress import Reporter
 
 _FOLDER: Final = "left-behind"
 _NOTE: Final = "left.json"
@@ -104,7 +104,7 @@ def record_pending(
     alone = {host.name: _machine(host, settings)}
     write_atomic(one.spec, dump_spec(spec_of_machines(settings, alone, inventory.cluster)))
     roles = tuple(dict.fromkeys((CONTROLLER, *host.roles)))  # some host has to lead
-    partition = ALL_PARTITION if host.computes else None
+    partition = ALL_PARTITION if host.is_compute else None
     host = host.model_copy(update={"roles": roles, "partition": partition})
     write_atomic(one.hosts, inventory.model_copy(update={"hosts": (host,)}).model_dump_json(indent=2))
     return _note(PendingRelease(one, host, time.time(), why))  # last: from here on it counts
@@ -127,7 +127,7 @@ def _machine(host: Host, settings: Settings) -> OnpremHost:
 
 
 def retry_all(
-    workspace: Workspace, members: Iterable[Host], prompts: Prompts, *, say: Say, ending: bool = False
+    workspace: Workspace, members: Iterable[Host], prompts: Prompts, *, report: Reporter, ending: bool = False
 ) -> tuple[str, ...]:
     """Try again to give back every machine that was left behind; what the user should know of it.
 
@@ -145,7 +145,7 @@ def retry_all(
             notes.append(_of_twins(one, twins))
             continue
         try:
-            _release(one, prompts, say)
+            _release(one, prompts, report)
         except ClusterctlError as exc:
             still = _note(replace(one, why=_why(one, exc, prompts)))
             notes.append(f"{still}; `clusterctl up` and `clusterctl down` try it again")
@@ -191,7 +191,7 @@ def _of_twins(one: PendingRelease, twins: Iterable[Host]) -> str:
     )
 
 
-def _release(one: PendingRelease, prompts: Prompts, say: Say) -> None:
+def _release(one: PendingRelease, prompts: Prompts, report: Reporter) -> None:
     """Give it back, and prove that.
 
     Raises:
@@ -205,7 +205,7 @@ def _release(one: PendingRelease, prompts: Prompts, say: Say) -> None:
     inventory = Inventory.model_validate_json(one.workspace.hosts.read_bytes())
     inventory = inventory.model_copy(update={"hosts": (host,)})
     write_atomic(one.workspace.hosts, inventory.model_dump_json(indent=2))
-    release.release_all(way, cluster_id, one.workspace, prompts, say=say)
+    release.release_all(way, cluster_id, one.workspace, prompts, report=report)
     if left := release.find_leftovers(settings, cluster_id, one.workspace, prompts):
         raise ProvisionError(f"{name} has something of ours", why="; ".join(map(str, left)), host=name)
 

@@ -9,7 +9,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from clusterctl.errors import ClusterctlError, CommandError, ConfigureError, ProvisionError, UnreachableError
-from clusterctl.providers.base import Leftover, Say
+from clusterctl.providers.base import Leftover
 from clusterctl.providers.onprem import members
 from clusterctl.providers.onprem.access import Access, on_each, raise_failures
 from clusterctl.providers.onprem.login import (
@@ -30,7 +30,7 @@ from clusterctl.spec.models import ADMIN_USER
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.ssh_files import write_ssh_files
-from clusterctl.util.progress import HostStep
+from clusterctl.util.progress import HostStep, Reporter
 
 CLAIM: Final = "/etc/clusterctl/cluster.json"
 NOT_RELEASED: Final = "could not be given back"
@@ -49,7 +49,9 @@ exit 0
 """.replace("USER", ADMIN_USER)
 
 
-def release_all(way: Login, cluster_id: str, workspace: Workspace, prompts: Prompts, *, say: Say) -> None:
+def release_all(
+    way: Login, cluster_id: str, workspace: Workspace, prompts: Prompts, *, report: Reporter
+) -> None:
     """Give back every machine of a cluster.
 
     Raises:
@@ -61,20 +63,20 @@ def release_all(way: Login, cluster_id: str, workspace: Workspace, prompts: Prom
     names = [host.name for host in inventory.hosts]
     write_ssh_files(inventory, workspace)
     claim = way.claim(cluster_id, inventory.cluster)
-    say(f"looking at {len(names)} machines")
+    report(f"looking at {len(names)} machines")
     ours, failed = on_each(names, lambda host: _is_ours(host, way.access, claim, workspace))
     failed |= _restored(
-        [host for host, is_ours in ours.items() if is_ours], inventory, workspace, prompts, say
+        [host for host, is_ours in ours.items() if is_ours], inventory, workspace, prompts, report
     )
     leaving = [host for host, is_ours in ours.items() if is_ours and host not in failed]
     done, more = on_each(leaving, lambda host: remove_account(host, claim, admin_login(workspace)))
     for host in done:
-        say(HostStep(host, "given back", len(names)))
+        report(HostStep(host, "given back", len(names)))
     raise_failures({**failed, **more}, what=NOT_RELEASED, then=THEN)
 
 
 def release_removed(
-    wanted: Inventory, workspace: Workspace, prompts: Prompts, *, say: Say
+    wanted: Inventory, workspace: Workspace, prompts: Prompts, *, report: Reporter
 ) -> Mapping[str, str]:
     """Give back the machines that are no longer part of the cluster; why nothing was done on some.
 
@@ -85,14 +87,14 @@ def release_removed(
     going = [host.name for host in before.hosts if wanted.host(host.name) is None] if before else []
     if before is None or not going:
         return {}
-    say(f"giving {', '.join(going)} back")
+    report(f"giving {', '.join(going)} back")
     write_ssh_files(before, workspace)
     claim = Claim(before.cluster_id, before.cluster, workspace.public_key.read_text().strip())
     _, failed = on_each(going, lambda host: _log_in(host, workspace))
     there = [host for host in going if host not in failed]
     absent = {host: exc for host, exc in failed.items() if not isinstance(exc, CommandError)}
     failed = {host: exc for host, exc in failed.items() if host not in absent}
-    failed |= _restored(there, before, workspace, prompts, say)
+    failed |= _restored(there, before, workspace, prompts, report)
     _, more = on_each(
         [h for h in there if h not in failed],
         lambda host: remove_account(host, claim, admin_login(workspace)),
@@ -177,13 +179,13 @@ def _log_in(host: str, workspace: Workspace) -> None:
 
 
 def _restored(
-    hosts: Sequence[str], inventory: Inventory, workspace: Workspace, prompts: Prompts, say: Say
+    hosts: Sequence[str], inventory: Inventory, workspace: Workspace, prompts: Prompts, report: Reporter
 ) -> Mapping[str, ClusterctlError]:
     """Have what was put back on these; those where it failed."""
     if not hosts:
         return {}
     try:
-        notes = prompts.restore(inventory, hosts, workspace, say)
+        notes = prompts.restore(inventory, hosts, workspace, report)
     except ConfigureError as exc:
         sick = {failure.host: failure for failure in exc.failures if failure.host in hosts}
         if not sick:
@@ -219,7 +221,7 @@ def find_orphans(settings: Settings, name: str, prompts: Prompts) -> tuple[str, 
     return tuple(dict.fromkeys(str(c["id"]) for c in found.values() if c.get("name") == name and "id" in c))
 
 
-def release_orphan(settings: Settings, cluster_id: str, prompts: Prompts, *, say: Say) -> None:
+def release_orphan(settings: Settings, cluster_id: str, prompts: Prompts, *, report: Reporter) -> None:
     """Give back the machines that say that they belong to it.
 
     Raises:
@@ -241,7 +243,7 @@ def release_orphan(settings: Settings, cluster_id: str, prompts: Prompts, *, say
         )
         if len(failed) == len(mine):
             raise ProvisionError("none of its machines lets us in", why=str(next(iter(failed.values()))))
-        release_all(way, cluster_id, folder, prompts, say=say)
+        release_all(way, cluster_id, folder, prompts, report=report)
 
 
 def _claims(way: Login) -> Mapping[str, Mapping[str, Any]]:
@@ -257,14 +259,16 @@ def _make_inventory(spec: ClusterSpec, way: Login, folder: Workspace) -> None:
     assert isinstance(narrowed, Settings)  # noqa: S101 - it was made so
     asked = members.members(spec, narrowed)
     names = [one.name for one in asked]
-    report = examine(spec, asked, way.access, folder, (), only=names, lost={})
-    if missing := [name for name in names if name not in report.facts]:
-        raise ProvisionError(f"these machines do not answer: {', '.join(missing)}", why=str(report.errors[0]))
+    checked = examine(spec, asked, way.access, folder, (), only=names, lost={})
+    if missing := [name for name in names if name not in checked.facts]:
+        raise ProvisionError(
+            f"these machines do not answer: {', '.join(missing)}", why=str(checked.errors[0])
+        )
     made = members.inventory(
         spec,
         narrowed,
         asked,
-        report.facts,
+        checked.facts,
         {name: way.key_of(name) for name in names},
         cluster_id=folder.cluster_id(),
         proxies=way.proxies(names),

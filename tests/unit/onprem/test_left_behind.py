@@ -51,7 +51,7 @@ def tried(
     """Try it again; ``release_all`` and ``find_leftovers`` are played."""
     for name in ("release_all", "find_leftovers"):
         monkeypatch.setattr(release, name, played.get(name, lambda *_, **__: ()))
-    return pending_release.retry_all(workspace, members, NO_PROMPTS, say=lambda _: None)
+    return pending_release.retry_all(workspace, members, NO_PROMPTS, report=lambda _: None)
 
 
 def silent(*_: object, **__: object) -> None:
@@ -121,7 +121,7 @@ def test_one_whose_host_key_another_machine_has_is_neither_dropped_nor_touched_b
     assert "gpu7 (10.0.0.7) has the same host key" in note
     assert len(pending_release.pending_releases(workspace)) == 1
     monkeypatch.setattr(release, "release_all", lambda *_, **__: None)
-    ended = pending_release.retry_all(workspace, (clone,), NO_PROMPTS, say=lambda _: None, ending=True)
+    ended = pending_release.retry_all(workspace, (clone,), NO_PROMPTS, report=lambda _: None, ending=True)
     assert ended == ("gpu1 (10.0.0.2) was given back",)
 
 
@@ -164,9 +164,9 @@ def test_down_gives_all_others_back_and_fails_for_the_sake_of_one_that_is_silent
     monkeypatch.setattr(release, "release_all", release_all)
     provider = OnpremProvider(SETTINGS, NO_PROMPTS)
     with pytest.raises(ProvisionError, match="could not be given back: gpu1") as caught:
-        provider.destroy("abc", workspace=workspace, say=lambda _: None)
+        provider.destroy("abc", workspace=workspace, report=lambda _: None)
     assert asked[0] == "own"
     assert asked[1].startswith("gpu1-")
     assert [failure.code for failure in caught.value.failures] == ["left-behind"]
     pending_release.forget(pending_release.pending_releases(workspace))
-    provider.destroy("abc", workspace=workspace, say=lambda _: None)
+    provider.destroy("abc", workspace=workspace, report=lambda _: None)

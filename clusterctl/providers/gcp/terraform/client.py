@@ -19,7 +19,6 @@ from clusterctl.providers.gcp.terraform.run import (
     Diagnostic,
     Progress,
     Resource,
-    Say,
     blocking_lock,
     errors_in,
     forget_runs,
@@ -29,6 +28,7 @@ from clusterctl.providers.gcp.terraform.run import (
     run,
 )
 from clusterctl.state.workspace import write_atomic
+from clusterctl.util.progress import LineReporter
 
 Explain = Callable[[str, tuple[Diagnostic, ...]], ProvisionError]
 
@@ -56,7 +56,7 @@ class Terraform:
     """
 
     folder: Path
-    say: Say
+    report: LineReporter
     explain: Explain = as_said
     names: Callable[[Resource], str] = str
     program: Program | None = None  # found when it is needed
@@ -66,13 +66,13 @@ class Terraform:
 
         A state that an earlier run could not write is written first.
         """
-        restore_torn_state(self.folder, self.say)
+        restore_torn_state(self.folder, self.report)
         backend = BACKEND_FILE if (self.folder / BACKEND_FILE).is_file() else None
-        with shared_providers(self.folder, self.say) as env:
+        with shared_providers(self.folder, self.report) as env:
             what = "Terraform could not be set up"
             self._printing(what, "init", env=env, input=False, reconfigure=FLAG, backend_config=backend)
         if (left := self.folder / ERRORED_FILE).is_file():
-            self.say("writing the state that an earlier run could not write")
+            self.report("writing the state that an earlier run could not write")
             self._printing(f"the state in {left} could not be written", "state push", ERRORED_FILE)
             left.unlink()
 
@@ -88,7 +88,7 @@ class Terraform:
 
         ``adopt``, address -> id, is there already, and is taken into the state by this plan.
         """
-        restore_torn_state(self.folder, self.say)
+        restore_torn_state(self.folder, self.report)
         with _import_blocks(self.folder, adopt):
             code, found = self._events(
                 "plan",
@@ -181,7 +181,7 @@ class Terraform:
 
     def _events(self, verb: str, *words: str, **options: object) -> tuple[int, tuple[Diagnostic, ...]]:
         """Run it with -json and tell its progress; its exit code, and its errors if it failed."""
-        progress = Progress(self.say, self.names)
+        progress = Progress(self.report, self.names)
         found: list[Diagnostic] = []
         other: list[str] = []
 
@@ -194,7 +194,9 @@ class Terraform:
                 progress.take(event)
 
         began = time.time()
-        ended = run(self._argv(verb, *words, json=FLAG, **options), self.folder, heard=hear, say=self.say)
+        ended = run(
+            self._argv(verb, *words, json=FLAG, **options), self.folder, heard=hear, report=self.report
+        )
         if ended.code in (0, _CHANGES):
             return ended.code, ()
         failed = errors_in(found) or printed_errors("".join(other) + ended.stderr, code=ended.code)
@@ -207,7 +209,9 @@ class Terraform:
         held = blocking_lock(failed)
         if held is None or not is_stale(held, self.folder, before=began):
             return False
-        self.say(f"releasing the state lock that a Terraform left behind which was killed ({held.created})")
+        self.report(
+            f"releasing the state lock that a Terraform left behind which was killed ({held.created})"
+        )
         self._printing("the state could not be unlocked", "force-unlock", held.id, force=FLAG)
         forget_runs(self.folder)
         return True
@@ -218,20 +222,20 @@ class Terraform:
         """Run what has no -json; its failure is explained after ``what``."""
         said: list[str] = []
         command_line = self._argv(verb, *words, **options)
-        ended = run(command_line, self.folder, env=env or {}, heard=said.append, say=self.say)
+        ended = run(command_line, self.folder, env=env or {}, heard=said.append, report=self.report)
         if ended.code != 0:
             raise self.explain(what, printed_errors("".join(said) + ended.stderr, code=ended.code))
 
     def _captured(self, verb: str, *words: str, **options: object) -> tuple[int, str, tuple[Diagnostic, ...]]:
         """Run what only answers: its exit code, its answer, and the errors that it printed if it failed."""
         answer: list[str] = []
-        ended = run(self._argv(verb, *words, **options), self.folder, heard=answer.append, say=self.say)
+        ended = run(self._argv(verb, *words, **options), self.folder, heard=answer.append, report=self.report)
         said = () if ended.code == 0 else printed_errors(ended.stderr, code=ended.code)
         return ended.code, "".join(answer), said
 
     def _argv(self, verb: str, *words: str, **options: object) -> list[str]:
         if self.program is None:
-            self.program = find(say=self.say)
+            self.program = find(report=self.report)
         return command_line(self.program, verb, *words, **options)
 
 
@@ -260,7 +264,7 @@ STATE_FILE: Final = "terraform.tfstate"
 ERRORED_FILE: Final = "errored.tfstate"  # written by Terraform where it could not write the state
 
 
-def restore_torn_state(folder: Path, say: Say) -> None:
+def restore_torn_state(folder: Path, report: LineReporter) -> None:
     """Put the state of the run before in place of a local state that is torn.
 
     Terraform writes the file in place: killed in that moment, it leaves an empty file, which it then takes
@@ -273,7 +277,7 @@ def restore_torn_state(folder: Path, say: Say) -> None:
     has_backup = _is_whole(backup)
     if not path.is_file() or _is_whole(path) or not (has_backup or path.stat().st_size):
         return
-    say("the state was torn when Terraform wrote it: going on from the one before")
+    report("the state was torn when Terraform wrote it: going on from the one before")
     path.rename(folder / f"{STATE_FILE}.torn-{time.strftime('%Y%m%dT%H%M%S')}")
     if has_backup:
         write_atomic(path, backup.read_bytes())

@@ -32,10 +32,11 @@ from typing import Any, Final
 
 from clusterctl.errors import LockedError
 from clusterctl.state.workspace import write_atomic
-from clusterctl.util.lifetime import mortal
+from clusterctl.util.lifetime import under_subreaper
+from clusterctl.util.progress import LineReporter
 
 Event = Mapping[str, Any]
-Say = Callable[[str], None]
+
 
 _DOING: Final = {"create": "creating", "update": "changing", "delete": "deleting", "read": "reading"}
 _DONE: Final = {"create": "created", "update": "changed", "delete": "deleted", "read": "read"}
@@ -121,8 +122,8 @@ class Progress:
     ``names`` says what a person calls a resource; empty where it is not worth a word.
     """
 
-    def __init__(self, say: Say, names: Callable[[Resource], str] = str) -> None:
-        self._say = say
+    def __init__(self, report: LineReporter, names: Callable[[Resource], str] = str) -> None:
+        self._say = report
         self._names = names
         self._busy: dict[str, tuple[str, str]] = {}  # address -> name, what is done to it; the oldest first
 
@@ -259,7 +260,7 @@ def run(
     folder: Path,
     *,
     heard: Callable[[str], None],
-    say: Say,
+    report: LineReporter,
     env: Mapping[str, str] = MappingProxyType({}),
 ) -> Ended:
     """Run it in ``folder`` to its end. ``heard`` gets the lines of its stdout, in this thread.
@@ -268,9 +269,9 @@ def run(
         LockedError: a Terraform that outlived its clusterctl is still at work there.
         OSError: it can't be started.
     """
-    with _alone(folder, say) as lock, noted(folder), _sink() as stdout, _sink() as stderr:
+    with _alone(folder, report) as lock, noted(folder), _sink() as stdout, _sink() as stderr:
         process = subprocess.Popen(
-            mortal(argv, grace_s=GRACE_S),
+            under_subreaper(argv, grace_s=GRACE_S),
             cwd=folder,
             env=environment(env),
             stdin=subprocess.DEVNULL,
@@ -288,7 +289,7 @@ def run(
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(_POLL_S)
         except BaseException as exc:
-            _wind_up(process, say, interrupts=int(isinstance(exc, KeyboardInterrupt)))
+            _wind_up(process, report, interrupts=int(isinstance(exc, KeyboardInterrupt)))
             raise
         for line in lines.rest():
             heard(line)
@@ -304,7 +305,7 @@ def environment(ours: Mapping[str, str]) -> dict[str, str]:
 
 
 @contextmanager
-def _alone(folder: Path, say: Say) -> Iterator[int]:
+def _alone(folder: Path, report: LineReporter) -> Iterator[int]:
     """Hold the folder against a second Terraform of ours; the descriptor of the lock."""
     fd = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -319,7 +320,7 @@ def _alone(folder: Path, say: Say) -> Iterator[int]:
                     fix="wait until it has ended, then run the same command again",
                 )
             if not told:
-                say("waiting for the Terraform of a clusterctl that was killed: it writes its state")
+                report("waiting for the Terraform of a clusterctl that was killed: it writes its state")
                 told = True
             time.sleep(_PAUSE_S)
         yield fd
@@ -375,7 +376,7 @@ class _Lines:
             yield self._begun.decode(errors="replace")
 
 
-def _wind_up(process: subprocess.Popen[bytes], say: Say, *, interrupts: int) -> None:
+def _wind_up(process: subprocess.Popen[bytes], report: LineReporter, *, interrupts: int) -> None:
     """Have it interrupted once, and wait until it has written its state; the second Ctrl-C kills it.
 
     ``interrupts`` is how many have come. All else may come again though nobody is impatient: a terminal that
@@ -388,7 +389,9 @@ def _wind_up(process: subprocess.Popen[bytes], say: Say, *, interrupts: int) -> 
                 process.terminate()
                 told = True
             with suppress(Exception):
-                say(f"interrupted: waiting until Terraform has written its state, {GRACE_S} seconds at most")
+                report(
+                    f"interrupted: waiting until Terraform has written its state, {GRACE_S} seconds at most"
+                )
             process.wait()
         except BaseException as exc:
             interrupts += isinstance(exc, KeyboardInterrupt)
