@@ -118,7 +118,7 @@ def down(
 
 def status(screen: Screen, options: Options) -> None:
     """Nodes and jobs, as Slurm sees them."""
-    from clusterctl import jobs
+    from clusterctl.jobs.control import active_jobs, as_dict
     from clusterctl.providers.onprem import pending_release
     from clusterctl.scheduler import session
     from clusterctl.transport.connections import Connections
@@ -128,7 +128,7 @@ def status(screen: Screen, options: Options) -> None:
         inventory = session.inventory_of(workspace)
         with Connections(workspace.ssh_config) as connections:
             scheduler = session.admin_scheduler(inventory, connections, patience_s=_STATUS_WAIT_S)
-            nodes, active = scheduler.nodes(), jobs.active(scheduler)
+            nodes, active = scheduler.nodes(), active_jobs(scheduler)
             is_google = inventory.provider == "gcp"
             controller = connections.to(inventory.controller.name)
             by_itself = auto_down(session.applied_spec(workspace), controller) if is_google else None
@@ -142,7 +142,7 @@ def status(screen: Screen, options: Options) -> None:
             {"name": n.name, "state": n.shown, "cpus": n.cpus, "memory_mib": n.memory_mib, "reason": n.reason}
             for n in nodes
         ],
-        "jobs": [jobs.as_dict(j) for j in active],
+        "jobs": [as_dict(j) for j in active],
         "auto_down": by_itself,
         "left_behind": [pending_release.as_dict(one) for one in left],
     }

@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl import runs
-from clusterctl import runs as collect
 from clusterctl.cluster.nodes import forget
 from clusterctl.cluster.plan import copied
 from clusterctl.cluster.session import Phase, Run, provider_of
@@ -26,6 +24,7 @@ from clusterctl.errors import (
 from clusterctl.providers.base import Leftover, Provider
 from clusterctl.providers.onprem import pending_release
 from clusterctl.providers.prompts import NO_PROMPTS, Prompts
+from clusterctl.runs.collect import collect_all, uncollected
 from clusterctl.scheduler.session import applied_spec
 from clusterctl.spec import LocalProvider as LocalSettings
 from clusterctl.spec import Provider as ProviderSettings
@@ -51,7 +50,7 @@ def to_discard(workspace: Workspace, ids: Collection[str], *, everything: bool) 
     Raises:
         UsageError: one of the ids is of no job that was submitted from here.
     """
-    not_home = runs.uncollected(workspace)
+    not_home = uncollected(workspace)
     submitted = {entry.job_id for entry in Ledger(workspace.jobs).entries()}
     if unknown := [job_id for job_id in ids if job_id not in submitted]:
         there = ", ".join(entry.job_id for entry in not_home if entry.job_id) or "none"
@@ -73,7 +72,7 @@ def bring_home(
     """
     ids = [entry.job_id for entry in discard if entry.job_id]
     try:
-        return runs.collect_all(applied_spec(workspace), workspace, out=out, discard=ids)
+        return collect_all(applied_spec(workspace), workspace, out=out, discard=ids)
     except (CollectError, SchedulerError, TransportError, UsageError) as exc:
         raise stays_up(exc, ids) from exc
 
@@ -221,7 +220,7 @@ def _taken_down(
     provider = provider_of(settings, prompts)
     run = Run("down", Journal(workspace.journal), reporter)
     runs: tuple[RunRecord, ...] = ()
-    if set(collect.uncollected(workspace)) - set(discarded):
+    if set(uncollected(workspace)) - set(discarded):
         with run.phase("collect") as (step, _):
             runs = bring_home(workspace, out, discarded)
             step.note = f"{len(runs)} runs"

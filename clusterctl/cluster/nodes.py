@@ -10,7 +10,6 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from clusterctl import jobs
 from clusterctl.errors import (
     Failure,
     NotUpError,
@@ -19,6 +18,7 @@ from clusterctl.errors import (
     UsageError,
     WaitTimeoutError,
 )
+from clusterctl.jobs.control import active_jobs
 from clusterctl.providers.onprem import pending_release
 from clusterctl.providers.onprem.members import hosts_as_raised
 from clusterctl.scheduler.base import Scheduler, backoff
@@ -62,7 +62,7 @@ def resume(scheduler: Scheduler, names: Sequence[str]) -> tuple[NodeState, ...]:
 
 def states(scheduler: Scheduler, names: Collection[str]) -> tuple[NodeState, ...]:
     """These nodes, and the jobs on them."""
-    active = jobs.active(scheduler)
+    active = active_jobs(scheduler)
     return tuple(
         NodeState(node, tuple(job for job in active if node.name in job.nodes))
         for node in scheduler.nodes()

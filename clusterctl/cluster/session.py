@@ -21,7 +21,7 @@ from clusterctl.spec import Provider as ProviderSettings
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.journal import Journal, Step
 from clusterctl.state.workspace import Workspace, write_atomic
-from clusterctl.transport.ssh_files import write_ssh_files
+from clusterctl.transport.connections import write_ssh_files
 from clusterctl.util.progress import HostStep, PhaseReporter, Reporter
 
 TellMended = Callable[[Mended], None]

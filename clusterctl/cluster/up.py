@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, overload
 
-from clusterctl import jobs
 from clusterctl.cluster.converge import Mended, fetch_wheels, mend, questions
 from clusterctl.cluster.impact import refuse, review
 from clusterctl.cluster.nodes import limited, replacing
@@ -22,6 +21,7 @@ from clusterctl.configure import ansible, inventory_file, ship
 from clusterctl.errors import UsageError
 from clusterctl.hosts.probe import probe_hosts, reject_full_disks, with_distributions
 from clusterctl.hosts.report import HostReport
+from clusterctl.jobs.environment import PLAIN, Environment, build, environment_of
 from clusterctl.packages import bundle
 from clusterctl.packages.wheels import Node, wheelhouse
 from clusterctl.providers.base import BakeTarget, Provider, Provisioned, Size
@@ -208,32 +208,30 @@ def bake(target: BakeTarget, report: Reporter, workspace: Workspace) -> None:
 
 
 @overload
-def resolve_environment(spec: ClusterSpec, distribution: Distribution, run: Run) -> jobs.Environment: ...
+def resolve_environment(spec: ClusterSpec, distribution: Distribution, run: Run) -> Environment: ...
 @overload
 def resolve_environment(
     spec: ClusterSpec, distribution: Distribution | None, run: Run
-) -> jobs.Environment | None: ...
-def resolve_environment(
-    spec: ClusterSpec, distribution: Distribution | None, run: Run
-) -> jobs.Environment | None:
+) -> Environment | None: ...
+def resolve_environment(spec: ClusterSpec, distribution: Distribution | None, run: Run) -> Environment | None:
     """What the spec's requirements come to; a phase only where it has any. None if it can't be told yet."""
     if distribution is None:
         return None
     if spec.software.python.requirements is None:
-        return jobs.PLAIN
+        return PLAIN
     with run.phase("resolve") as (step, report):
-        environment = jobs.environment_of(spec, distribution=distribution, report=report, heard=report)
+        environment = environment_of(spec, distribution=distribution, report=report, heard=report)
         step.note = f"{len(environment.lock.wheels) if environment.lock else 0} Python packages"
     return environment
 
 
 def fitting_environment(
-    environment: jobs.Environment | None,
+    environment: Environment | None,
     expected: Distribution | None,
     spec: ClusterSpec,
     distribution: Distribution,
     run: Run,
-) -> jobs.Environment:
+) -> Environment:
     """What was resolved ahead; resolved anew where the hosts have something else than was expected."""
     if environment is not None and distribution == expected:
         return environment
@@ -241,7 +239,7 @@ def fitting_environment(
 
 
 def build_environment(
-    environment: jobs.Environment, spec: ClusterSpec, inventory: Inventory, workspace: Workspace, run: Run
+    environment: Environment, spec: ClusterSpec, inventory: Inventory, workspace: Workspace, run: Run
 ) -> None:
     """Have the environment of the spec's requirements on the cluster; a phase only where it has any."""
     if environment.lock is None:
@@ -249,7 +247,7 @@ def build_environment(
     with run.phase("environment") as (step, report):
         transport = SSHTransport(inventory.controller.name, workspace.ssh_config, user=spec.job_user.name)
         try:
-            built = jobs.build(transport, environment, report=report)
+            built = build(transport, environment, report=report)
         finally:
             transport.close()
         step.note = "built" if built else "as it was"

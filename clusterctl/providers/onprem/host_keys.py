@@ -15,8 +15,7 @@ from clusterctl.providers.onprem.access import CONNECT_S, Hop, explain, hops, ho
 from clusterctl.providers.prompts import Confirm, OfferedKey
 from clusterctl.spec.onprem import OnpremHost
 from clusterctl.state.workspace import write_atomic
-from clusterctl.transport.lean import paramiko
-from clusterctl.transport.proxy import ProxySocket
+from clusterctl.transport.target import ProxySocket, paramiko
 
 USERS_OWN: Final = (Path("~/.ssh/known_hosts"), Path("/etc/ssh/ssh_known_hosts"))
 _KINDS: Final = (

@@ -30,7 +30,7 @@ from clusterctl.spec import OnpremProvider as Settings
 from clusterctl.spec.load import dump_spec, load_spec
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
-from clusterctl.transport.ssh_files import write_ssh_files
+from clusterctl.transport.connections import write_ssh_files
 from clusterctl.util.progress import HostStep, Reporter
 
 _THEN: Final = "nothing was changed; correct it, then run the same command again"

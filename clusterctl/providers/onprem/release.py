@@ -29,7 +29,7 @@ from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ADMIN_USER
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
-from clusterctl.transport.ssh_files import write_ssh_files
+from clusterctl.transport.connections import write_ssh_files
 from clusterctl.util.progress import HostStep, Reporter
 
 CLAIM: Final = "/etc/clusterctl/cluster.json"
