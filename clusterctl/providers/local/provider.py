@@ -23,7 +23,7 @@ from clusterctl.providers.local.layout import (
     MadeCluster,
     Node,
 )
-from clusterctl.providers.local.shares import Hardware, Share, divide, is_oversubscribed
+from clusterctl.providers.local.plan import Hardware, Share, divide, is_oversubscribed
 from clusterctl.spec import distributions
 from clusterctl.spec.models import ADMIN_USER, ClusterSpec, User
 from clusterctl.spec.models import LocalProvider as Settings

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clusterctl.providers.gcp.design import variables
+from clusterctl.providers.gcp.tfvars import variables
 from clusterctl.spec.current_user import CurrentUser
 from clusterctl.spec.load import load_spec
 from clusterctl.spec.models import ClusterSpec
