@@ -90,10 +90,11 @@ def add(screen: Screen, options: Options, names: Names, **joining: Any) -> int:
     """
     from clusterctl.cluster import nodes
     from clusterctl.scheduler import session
+    from clusterctl.spec.onprem import own_machines
     from clusterctl.state.workspace import Workspace
 
     spec = spec_of(screen, options)
-    nodes.own_machines(spec)
+    own_machines(spec.provider)
     inventory = session.inventory_of(Workspace.of(spec.name))
     chosen = nodes.names_of(names)
     if there := [name for name in chosen if inventory.host(name)]:
@@ -113,11 +114,12 @@ def remove(
     """Give nodes back to their owner, as they were. The other nodes and their jobs go on."""
     from clusterctl.cluster import nodes
     from clusterctl.scheduler import session
+    from clusterctl.spec.onprem import own_machines
 
     workspace = workspace_of(screen, options)
     inventory = session.inventory_of(workspace)
     spec = session.applied_spec(workspace)
-    nodes.own_machines(spec)
+    own_machines(spec.provider)
     chosen = _chosen(inventory, names)
     fewer = nodes.without(spec, chosen)
     limit = (inventory.controller.name, *chosen)
@@ -137,10 +139,11 @@ def replace(screen: Screen, options: Options, names: Names, force: Force = False
     from clusterctl.cluster import nodes
     from clusterctl.cluster.nodes import check_names
     from clusterctl.scheduler import session
+    from clusterctl.spec.onprem import own_machines
     from clusterctl.state.workspace import Workspace
 
     spec = spec_of(screen, options)
-    nodes.own_machines(spec)
+    own_machines(spec.provider)
     inventory = session.inventory_of(Workspace.of(spec.name))
     chosen = nodes.names_of(names)
     there = tuple(name for name in chosen if inventory.host(name))  # none, of one that failed half way
@@ -234,7 +237,7 @@ def reboot(
         nodes.reboot({name: connections.to(name) for name in chosen})
         spec = session.applied_spec(workspace)
     # Ours are put back by it once they are configured, by the reason that they were given.
-    limit = chosen if inventory.provider == "onprem" else ()
+    limit = chosen if inventory.traits.user_owned else ()
     own = prompts_for(screen, ask_password=False)
     return raise_cluster(screen, options, spec, limit=limit, prompts=own, yes=True, no_wait=no_wait)
 
@@ -243,7 +246,7 @@ def _refuse_reboot(inventory: Inventory, names: Sequence[str]) -> None:
     """That these nodes can be booted, and jobs be kept from beginning there."""
     from clusterctl.spec.onprem import is_this_machine
 
-    if inventory.provider == "local":
+    if inventory.traits.shares_kernel:
         raise UsageError(
             "local nodes have no kernel of their own to boot",
             fix="`clusterctl up` restarts what is wrong with them",

@@ -9,7 +9,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from clusterctl.errors import ClusterctlError, CommandError, ConfigureError, ProvisionError, UnreachableError
-from clusterctl.providers.base import Leftover
+from clusterctl.providers.base import Leftover, hosts_as_raised
 from clusterctl.providers.onprem import members
 from clusterctl.providers.onprem.access import Access, on_each, raise_failures
 from clusterctl.providers.onprem.login import (
@@ -21,7 +21,7 @@ from clusterctl.providers.onprem.login import (
     remove_account,
     workspace_for,
 )
-from clusterctl.providers.onprem.members import admin_login, examine, hosts_as_raised
+from clusterctl.providers.onprem.members import admin_login, examine
 from clusterctl.providers.prompts import Prompts
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ADMIN_USER, ClusterSpec
