@@ -8,7 +8,7 @@ from dataclasses import replace
 from clusterctl.errors import NotUpError
 from clusterctl.hosts import checks
 from clusterctl.hosts.checks import DoctorReport, Finding
-from clusterctl.hosts.cluster_checks import examination_request, expected, reject_unknown_hosts
+from clusterctl.hosts.cluster_checks import expected, host_facts_request, reject_unknown_hosts
 from clusterctl.providers.base import Provider
 from clusterctl.providers.onprem import left_behind
 from clusterctl.scheduler.session import inventory_of
@@ -69,7 +69,7 @@ def _of_cluster(
         return connections.to(host).run(("sudo", "-n", *argv), stdin=stdin, timeout_s=_TIMEOUT_S).stdout
 
     return checks.examine(
-        examination_request(spec, inventory.hosts),
+        host_facts_request(spec, inventory.hosts),
         expected(spec, inventory.hosts, installed=[host.name for host in inventory.hosts]),
         root,
         leader=inventory.controller.name,
