@@ -16,8 +16,7 @@ from clusterctl.providers.onprem.refusals import explained
 from clusterctl.providers.onprem.ssh_files import CONNECT_S, Hop, hops, last_hop, place
 from clusterctl.spec.onprem import OnpremHost
 from clusterctl.state.workspace import write_atomic
-from clusterctl.transport.lean import paramiko
-from clusterctl.transport.proxy import ProxySocket
+from clusterctl.transport.target import ProxySocket, paramiko
 
 USERS_OWN: Final = (Path("~/.ssh/known_hosts"), Path("/etc/ssh/ssh_known_hosts"))
 _KINDS: Final = (

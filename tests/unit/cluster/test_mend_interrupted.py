@@ -17,8 +17,8 @@ from clusterctl.scheduler.base import Clock
 from clusterctl.scheduler.slurm.client import SlurmClient
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.connections import Connections
-from clusterctl.transport.scripted import ScriptedTransport, Step
 from tests.support.gpu_nodes import CTL, INVENTORY, ONE, TWO
+from tests.support.scripted import ScriptedTransport, Step
 from tests.unit.cluster.test_change import sinfo, squeue
 from tests.unit.cluster.test_mend_hardware import SPEC, WAS, shows
 
@@ -56,7 +56,7 @@ def fails(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Fails:
         with Connections(workspace.ssh_config) as connections, pytest.raises(ConfigureError):
             converge.mend(
                 SPEC, Provisioned(INVENTORY), workspace, connections, views,
-                anew=False, limit=limit, say=lambda _: None,
+                anew=False, limit=limit, report=lambda _: None,
             )  # fmt: skip
         assert transport.left == ()
         (line,) = (
