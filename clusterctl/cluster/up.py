@@ -25,7 +25,7 @@ from clusterctl.jobs.environment import PLAIN, Environment, build, environment_o
 from clusterctl.packages import bundle
 from clusterctl.packages.wheels import Node, wheelhouse
 from clusterctl.providers.base import BakeTarget, Provider, Provisioned, Size
-from clusterctl.providers.onprem.hands import NO_HANDS, Hands
+from clusterctl.providers.prompts import NO_PROMPTS, Prompts
 from clusterctl.scheduler.session import distribution_ahead
 from clusterctl.spec import ClusterSpec
 from clusterctl.spec import OnpremProvider as OnpremSettings
@@ -78,7 +78,7 @@ def up(
     packages: Packages = AS_BEFORE,
     limit: Collection[str] = (),
     replaced: Collection[str] = (),
-    hands: Hands = NO_HANDS,
+    prompts: Prompts = NO_PROMPTS,
     wait_s: float = LOCK_WAIT_S,
 ) -> Up:
     """Raise the cluster, or mend it; returns only after an MPI job ran right across every node.
@@ -86,7 +86,7 @@ def up(
     ``agree`` is shown what becomes of the hosts before anything is done; what it raises ends it there.
     What is configured already and as it was left is not configured again, unless ``reconfigure``. Jobs that
     a changed spec has no place for are ended under ``force``. ``packages`` says where hosts get theirs from,
-    ``hands`` see to host keys and passwords.
+    ``prompts`` see to host keys and passwords.
     ``limit`` names the only hosts to touch: all others stay as they are, and so do the jobs on them.
     ``replaced`` ones are other machines now; what they were is given back.
     ``wait_s`` bounds how long another clusterctl that works on the cluster is waited for.
@@ -96,7 +96,7 @@ def up(
         UsageError: the change would end jobs; nothing was changed.
         ClusterctlError: a phase failed; what was done stays, and the next `up` goes on from there.
     """
-    provider = provider_of(spec.provider, hands)
+    provider = provider_of(spec.provider, prompts)
     provider.check(spec)
     with (
         workspace.lock("up", wait_s=wait_s, waiting=lambda text: reporter(WAITING, text)),
