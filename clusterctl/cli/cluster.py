@@ -21,7 +21,7 @@ from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
     from clusterctl.cluster.down import Orphan
-    from clusterctl.spec import ClusterSpec, Provider
+    from clusterctl.spec.models import ClusterSpec, Provider
     from clusterctl.transport.base import Transport
 
 
@@ -162,7 +162,7 @@ def status(screen: Screen, options: Options) -> None:
 def auto_down(spec: ClusterSpec, controller: Transport) -> dict[str, Any] | None:
     """After which time without work the cluster takes itself down, and whether the timer for that runs."""
     from clusterctl.cluster.managed import AUTO_DOWN_TIMER
-    from clusterctl.spec import GcpProvider
+    from clusterctl.spec.gcp import GcpProvider
     from clusterctl.spec.units import format_duration
 
     if not isinstance(spec.provider, GcpProvider) or spec.provider.auto_down is None:
@@ -230,7 +230,8 @@ def down_orphans(
 
 def _where(screen: Screen, options: Options, project: str | None) -> tuple[Provider, str]:
     """Whom to ask, and for which name. Who says only the name means a local one where no spec is known."""
-    from clusterctl.spec import GcpProvider, LocalProvider
+    from clusterctl.spec.gcp import GcpProvider
+    from clusterctl.spec.models import LocalProvider
 
     if project is None:
         if options.cluster is not None and not workspace_of(screen, options).spec.exists():

@@ -25,7 +25,7 @@ from clusterctl.errors import UsageError
 if TYPE_CHECKING:
     from clusterctl.cluster.nodes import NodeState
     from clusterctl.scheduler.base import Scheduler
-    from clusterctl.spec import ClusterSpec
+    from clusterctl.spec.models import ClusterSpec
     from clusterctl.state.inventory import Inventory
     from clusterctl.state.workspace import Workspace
 

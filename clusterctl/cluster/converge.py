@@ -37,7 +37,7 @@ from clusterctl.providers.base import Provisioned
 from clusterctl.scheduler.base import Scheduler
 from clusterctl.scheduler.session import admin_scheduler
 from clusterctl.scheduler.slurm.config import health_file, render_files, slurmd_file
-from clusterctl.spec import ClusterSpec
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.journal import digest
 from clusterctl.state.workspace import Workspace, write_atomic

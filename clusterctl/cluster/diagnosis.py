@@ -19,7 +19,7 @@ from clusterctl.hosts.cluster_checks import expected, host_facts_request, reject
 from clusterctl.providers.base import Provider
 from clusterctl.providers.onprem import pending_release
 from clusterctl.scheduler.session import inventory_of
-from clusterctl.spec import ClusterSpec
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Result, Transport

@@ -26,8 +26,8 @@ from clusterctl.providers.onprem import pending_release
 from clusterctl.providers.prompts import NO_PROMPTS, Prompts
 from clusterctl.runs.collect import collect_all, uncollected
 from clusterctl.scheduler.session import applied_spec
-from clusterctl.spec import LocalProvider as LocalSettings
-from clusterctl.spec import Provider as ProviderSettings
+from clusterctl.spec.models import LocalProvider as LocalSettings
+from clusterctl.spec.models import Provider as ProviderSettings
 from clusterctl.state.journal import Journal
 from clusterctl.state.ledger import JobEntry, Ledger, RunRecord
 from clusterctl.state.lock import WAIT_S as LOCK_WAIT_S

@@ -24,10 +24,10 @@ from clusterctl.providers.onprem.members import hosts_as_raised
 from clusterctl.scheduler.base import Scheduler, backoff
 from clusterctl.scheduler.models import JobInfo, NodeInfo
 from clusterctl.scheduler.session import applied_spec, inventory_of
-from clusterctl.spec import ClusterSpec, OnpremProvider
-from clusterctl.spec.host_range import expand
-from clusterctl.spec.models import Partition
-from clusterctl.spec.words import did_you_mean
+from clusterctl.spec.base import expand
+from clusterctl.spec.messages import did_you_mean
+from clusterctl.spec.models import ClusterSpec, Partition
+from clusterctl.spec.onprem import OnpremProvider
 from clusterctl.state.inventory import CONTROLLER, Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.base import Transport

@@ -13,11 +13,11 @@ from clusterctl.providers.local.provider import LocalProvider
 from clusterctl.providers.onprem.provider import OnpremProvider
 from clusterctl.providers.prompts import NO_PROMPTS, Prompts
 from clusterctl.scheduler.session import applied_spec
-from clusterctl.spec import ClusterSpec
-from clusterctl.spec import GcpProvider as GcpSettings
-from clusterctl.spec import LocalProvider as LocalSettings
-from clusterctl.spec import OnpremProvider as OnpremSettings
-from clusterctl.spec import Provider as ProviderSettings
+from clusterctl.spec.gcp import GcpProvider as GcpSettings
+from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.models import LocalProvider as LocalSettings
+from clusterctl.spec.models import Provider as ProviderSettings
+from clusterctl.spec.onprem import OnpremProvider as OnpremSettings
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.journal import Journal, Step
 from clusterctl.state.workspace import Workspace, write_atomic

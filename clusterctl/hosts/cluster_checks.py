@@ -10,8 +10,9 @@ from clusterctl.errors import ProvisionError, UsageError
 from clusterctl.hosts.checks import FABRIC_MANAGER, Expected
 from clusterctl.hosts.report import HostFactsRequest, ProbeRequest
 from clusterctl.hosts.role_files import role_files, role_packages
-from clusterctl.spec import ClusterSpec, OnpremProvider
 from clusterctl.spec.distributions import distribution_of, releases
+from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.onprem import OnpremProvider
 from clusterctl.state.inventory import CONTROLLER, PORTS
 
 # MiB: Slurm, MariaDB, Open MPI and the Python of jobs, with what unpacks them; and once they are there.

@@ -23,11 +23,12 @@ from clusterctl.providers.gcp.ssh import host_keys
 from clusterctl.providers.gcp.terraform.client import Terraform
 from clusterctl.providers.gcp.terraform.plan import Plan, ResourceChange
 from clusterctl.providers.gcp.tfvars import variables
-from clusterctl.spec import ClusterSpec, gcp_images, machines
-from clusterctl.spec import GcpProvider as Settings
+from clusterctl.spec import gcp_machines
 from clusterctl.spec.base import Model
 from clusterctl.spec.distributions import UNSEEN
-from clusterctl.spec.machines import Machine
+from clusterctl.spec.gcp import GcpProvider as Settings
+from clusterctl.spec.gcp_machines import Machine
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory, SharedFolder
 from clusterctl.state.journal import digest
 from clusterctl.state.workspace import Workspace
@@ -46,7 +47,7 @@ class GcpProvider:
         self._is_done = False  # what was shown
 
     def check(self, spec: ClusterSpec) -> None:
-        if refused := gcp_images.refusal(spec):
+        if refused := gcp_machines.refusal(spec):
             raise refused
         ssh.check_gcloud()
 
@@ -215,7 +216,9 @@ class GcpProvider:
     ) -> Host:
         partition = next((p for p in spec.partitions if p.name == output["partition"]), None)
         nodes = self._settings.nodes_of(partition.name) if partition else self._settings.controller
-        machine = machines.of(spec, partition) if partition else machines.of_controller(spec)
+        machine = (
+            gcp_machines.machine_of(spec, partition) if partition else gcp_machines.controller_machine(spec)
+        )
         return Host(
             name=name,
             address=output["address"],
@@ -260,9 +263,9 @@ def _notes(spec: ClusterSpec) -> tuple[str, ...]:
 
 
 def _machines(spec: ClusterSpec) -> Iterator[Machine]:
-    yield machines.of_controller(spec)
+    yield gcp_machines.controller_machine(spec)
     for partition in spec.partitions:
-        yield machines.of(spec, partition)
+        yield gcp_machines.machine_of(spec, partition)
 
 
 def _hosts_before(workspace: Workspace) -> tuple[Host, ...]:

@@ -12,8 +12,7 @@ from pydantic import ValidationError
 
 from clusterctl.providers.base import HostChange, Size
 from clusterctl.providers.local.layout import Existing
-from clusterctl.spec import ClusterSpec
-from clusterctl.spec.models import LEAST_MEMORY_MIB
+from clusterctl.spec.models import LEAST_MEMORY_MIB, ClusterSpec
 from clusterctl.spec.units import format_size
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace

@@ -24,9 +24,9 @@ from clusterctl.providers.local.layout import (
     Node,
 )
 from clusterctl.providers.local.plan import Hardware, Share, divide, is_oversubscribed
-from clusterctl.spec import ClusterSpec, distributions
-from clusterctl.spec import LocalProvider as Settings
-from clusterctl.spec.models import ADMIN_USER, User
+from clusterctl.spec import distributions
+from clusterctl.spec.models import ADMIN_USER, ClusterSpec, User
+from clusterctl.spec.models import LocalProvider as Settings
 from clusterctl.state.inventory import ARCHITECTURE, COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.state.journal import digest
 from clusterctl.state.workspace import Workspace, write_atomic

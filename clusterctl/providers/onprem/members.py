@@ -22,10 +22,10 @@ from clusterctl.hosts.role_files import role_files, role_packages
 from clusterctl.providers.onprem.access import NO_LOGIN, Access, last_hop, on_each
 from clusterctl.providers.onprem.login import Root, connect
 from clusterctl.providers.prompts import failed_hosts
-from clusterctl.spec import ClusterSpec
-from clusterctl.spec import OnpremProvider as Settings
 from clusterctl.spec.distributions import common, distribution_of
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.onprem import OnpremHost
+from clusterctl.spec.onprem import OnpremProvider as Settings
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, LOGIN, Host, Inventory, SharedFolder
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Transport

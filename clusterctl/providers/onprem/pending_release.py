@@ -22,9 +22,9 @@ from clusterctl.providers.onprem import access, release
 from clusterctl.providers.onprem.login import Login
 from clusterctl.providers.onprem.members import ALL_PARTITION, spec_of_machines
 from clusterctl.providers.prompts import Prompts, refuse_unknown_keys
-from clusterctl.spec import OnpremProvider as Settings
 from clusterctl.spec.load import dump_spec, load_spec
 from clusterctl.spec.onprem import OnpremHost, is_this_machine
+from clusterctl.spec.onprem import OnpremProvider as Settings
 from clusterctl.state.inventory import CONTROLLER, Host, Inventory
 from clusterctl.state.journal import digest
 from clusterctl.state.workspace import Workspace, write_atomic

@@ -25,9 +25,9 @@ from clusterctl.providers.onprem.members import (
     preview,
 )
 from clusterctl.providers.prompts import Prompts, failed_hosts
-from clusterctl.spec import ClusterSpec
-from clusterctl.spec import OnpremProvider as Settings
 from clusterctl.spec.load import dump_spec, load_spec
+from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.onprem import OnpremProvider as Settings
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.connections import write_ssh_files

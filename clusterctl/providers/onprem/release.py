@@ -23,10 +23,9 @@ from clusterctl.providers.onprem.login import (
 )
 from clusterctl.providers.onprem.members import admin_login, examine, hosts_as_raised
 from clusterctl.providers.prompts import Prompts
-from clusterctl.spec import ClusterSpec
-from clusterctl.spec import OnpremProvider as Settings
 from clusterctl.spec.load import dump_spec
-from clusterctl.spec.models import ADMIN_USER
+from clusterctl.spec.models import ADMIN_USER, ClusterSpec
+from clusterctl.spec.onprem import OnpremProvider as Settings
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.connections import write_ssh_files

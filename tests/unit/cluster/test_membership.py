@@ -18,8 +18,8 @@ from clusterctl.cluster.nodes import (
 )
 from clusterctl.errors import UsageError
 from clusterctl.providers.onprem import pending_release
-from clusterctl.spec import ClusterSpec
 from clusterctl.spec.load import dump_spec, load_spec
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
 

@@ -13,9 +13,9 @@ from clusterctl.cluster import down
 from clusterctl.cluster.up import up
 from clusterctl.errors import ProvisionError, UsageError
 from clusterctl.providers.gcp.provider import GcpProvider
-from clusterctl.spec import ClusterSpec
-from clusterctl.spec import GcpProvider as Settings
+from clusterctl.spec.gcp import GcpProvider as Settings
 from clusterctl.spec.load import dump_spec
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.workspace import Workspace
 from tests.support.google import gcloud
 from tests.support.google.api import PROJECT, Google

@@ -12,7 +12,7 @@ from clusterctl.errors import ProvisionError, UnreachableError
 from clusterctl.providers.onprem import pending_release, release
 from clusterctl.providers.onprem.provider import OnpremProvider
 from clusterctl.providers.prompts import NO_PROMPTS
-from clusterctl.spec import OnpremProvider as Settings
+from clusterctl.spec.onprem import OnpremProvider as Settings
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace
 
