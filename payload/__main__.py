@@ -10,10 +10,9 @@ import os
 import sys
 from collections.abc import Sequence
 
-from payload.comm.launch import launcher_rank
 from payload.config import COMMANDS, check, parse
 from payload.errors import LaunchError, PayloadError, UsageError, line_of
-from payload.host import keep_freed_memory
+from payload.host import keep_freed_memory, launcher_rank
 
 
 def main(argv: Sequence[str]) -> int:

@@ -15,8 +15,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from payload.comm import make_transport
 from payload.comm.base import Communicator
-from payload.comm.choose import make
 from payload.config import AllreduceConfig
 from payload.device import Device
 from payload.report import Report, begin, place
@@ -39,7 +39,7 @@ _PATTERN = 251
 def run(config: AllreduceConfig) -> int:
     """Check, measure, print, and give the exit code: 0, or 1 if a sum is wrong."""
     world, device = begin(config.device)
-    comms = {name: make(name, device, cuda_aware=config.cuda_aware) for name in config.comm}
+    comms = {name: make_transport(name, device, cuda_aware=config.cuda_aware) for name in config.comm}
     return 0 if allreduce(config, device, world, comms) else 1
 
 

@@ -16,13 +16,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from payload.build import engine_of, loader_of, mesh_of, units_of
+from payload.comm import make_transport
 from payload.comm.base import Communicator, Done, Pending, Through
-from payload.comm.choose import make
 from payload.comm.transport import Transport
 from payload.config import BenchConfig, check
+from payload.data.base import Source
+from payload.data.datasets import open_source
 from payload.data.loader import Feed
-from payload.data.opening import open_source
-from payload.data.source import Source
 from payload.device import Array, Device
 from payload.errors import UsageError
 from payload.metrics import FLOPS_FORMULA, Work
@@ -43,7 +43,7 @@ def run(config: BenchConfig) -> int:
     """Measure, print, and give the exit code."""
     _, device = begin(config.run.device)
     check(config, gpu=device.gpu is not None)  # on one rank, too, which others are compared with
-    bench(config, device, make(config.layout.comm, device, cuda_aware=config.layout.cuda_aware))
+    bench(config, device, make_transport(config.layout.comm, device, cuda_aware=config.layout.cuda_aware))
     return 0
 
 

@@ -10,25 +10,23 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any
 
-from payload.comm.choose import compress
-from payload.comm.compressed import Compressed
+from payload.comm.compression import Compressed, make_compressor
 from payload.comm.transport import Transport
 from payload.config import Layout, Model, Optimizer, TrainConfig
+from payload.data.base import Source
 from payload.data.loader import Loader
-from payload.data.source import Source
 from payload.device import Device
 from payload.errors import UsageError
 from payload.models import MODELS
-from payload.nn.base import Context, Unit
 from payload.nn.loss import Loss, SoftmaxCrossEntropy
+from payload.nn.module import Context, Unit
 from payload.optim import base
 from payload.optim.adamw import AdamW
 from payload.optim.lamb import LAMB
 from payload.optim.sgd import SGD
 from payload.parallel.engine import Engine
-from payload.parallel.mesh import Mesh, make_mesh
-from payload.parallel.options import Options
-from payload.parallel.storage import Storage
+from payload.parallel.mesh import Mesh, Options, make_mesh
+from payload.parallel.zero import Storage
 from payload.precision import PRECISIONS, loss_scale
 from payload.schedule import LearningRate, scaled
 
@@ -122,7 +120,7 @@ def mesh_of(layout: Layout, world: Transport) -> tuple[Mesh, Compressed | None]:
         "topk": {"ratio": layout.compress_ratio},
         "powersgd": {"rank": layout.compress_rank},
     }
-    compressor = compress(layout.compress, mesh.dp, **options.get(layout.compress, {}))
+    compressor = make_compressor(layout.compress, mesh.dp, **options.get(layout.compress, {}))
     return replace(mesh, dp=compressor), compressor
 
 

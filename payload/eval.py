@@ -6,12 +6,12 @@ import math
 from pathlib import Path
 
 from payload.build import engine_of, loader_of, units_of
-from payload.checkpoint.files import BrokenError, read_manifest
 from payload.checkpoint.session import Session
+from payload.checkpoint.shards import BrokenError, read_manifest
 from payload.comm.base import together
 from payload.comm.mpi import MpiCommunicator
 from payload.config import EvalConfig, TrainConfig
-from payload.data.opening import open_source
+from payload.data.datasets import open_source
 from payload.device import Device
 from payload.errors import UsageError
 from payload.jsonl import answer

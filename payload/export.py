@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from payload.checkpoint.files import BrokenError, plan, read_manifest, verify
-from payload.checkpoint.reader import Reader
+from payload.checkpoint.shards import BrokenError, Reader, plan, read_manifest, verify
 from payload.config import ExportConfig
 from payload.errors import UsageError
 from payload.jsonl import answer

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 
 from payload.build import engine_of, loader_of, units_of
 from payload.config import TrainConfig
-from payload.data.source import Source
+from payload.data.base import Source
 from payload.device import Device
 from payload.errors import UsageError
 from payload.parallel.engine import Engine

@@ -17,12 +17,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from payload.comm import make_transport
 from payload.comm.base import Communicator
-from payload.comm.choose import make
 from payload.config import GemmConfig
 from payload.device import Array, Device
 from payload.report import Report, begin, place
-from payload.values import GemmSize
+from payload.settings import GemmSize
 
 Record = dict[str, Any]
 
@@ -33,7 +33,7 @@ _LARGEST = 4
 def run(config: GemmConfig) -> int:
     """Multiply, sum, check, print, and give the exit code: 0, or 1 if a result is wrong."""
     _, device = begin(config.device)
-    records = gemm(config, device, make(config.comm, device))
+    records = gemm(config, device, make_transport(config.comm, device))
     return 0 if all(record["ok"] for record in records) else 1
 
 

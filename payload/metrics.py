@@ -15,7 +15,7 @@ from payload.host import host_memory_bytes, hostname, own_cores, versions
 from payload.nvml import Gpus
 from payload.parallel.engine import Evaluation, Outcome
 from payload.parallel.mesh import Mesh
-from payload.parallel.storage import Storage
+from payload.parallel.zero import Storage
 from payload.peak import find_peak
 from payload.precision import PRECISIONS
 from payload.report import Report, place

@@ -16,8 +16,7 @@ from typing import TypeVar
 
 from payload.comm.base import Communicator, Pending, Through
 from payload.device import Array, Device, Mark
-from payload.nn.base import Sequential, Unit
-from payload.nn.tape import Tape
+from payload.nn.module import Sequential, Tape, Unit
 from payload.optim.base import Optimizer
 from payload.parallel.mesh import Mesh
 from payload.trace import Timeline

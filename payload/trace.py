@@ -18,7 +18,7 @@ from payload.comm.base import Communicator, together
 from payload.device import Device
 from payload.errors import UsageError
 from payload.host import hostname
-from payload.nn.tape import Draw
+from payload.nn.module import Draw
 
 Event = dict[str, Any]
 """As https://docs.google.com/document/d/1CvAClvFfyA5R-PhYUmn5OOQtYMH4h6I0nSsKchNAySU calls its fields."""

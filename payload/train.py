@@ -8,15 +8,15 @@ from contextlib import nullcontext
 from functools import partial
 
 from payload.build import engine_of, identity_of, loader_of, mesh_of, rate_of, units_of
+from payload.checkpoint.saver import StopSignals
 from payload.checkpoint.session import Session
-from payload.checkpoint.stopping import StopSignals
+from payload.comm import make_transport
 from payload.comm.base import together
-from payload.comm.choose import make
 from payload.comm.transport import Transport
 from payload.config import TrainConfig, check
+from payload.data.base import Source
+from payload.data.datasets import open_source
 from payload.data.loader import Loader
-from payload.data.opening import open_source
-from payload.data.source import Source
 from payload.device import Device
 from payload.errors import STOPPED, PayloadError, UsageError
 from payload.finder import find
@@ -37,7 +37,7 @@ def run(config: TrainConfig) -> int:
         world, device = begin(config.run.device)
         layout = config.layout
         check(config, several=world.size > layout.tp * layout.pp, gpu=device.gpu is not None)
-        transport = make(layout.comm, device, cuda_aware=layout.cuda_aware)
+        transport = make_transport(layout.comm, device, cuda_aware=layout.cuda_aware)
         return train(config, device, transport, signals)
 
 

@@ -19,11 +19,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from clusterctl.util.lifetime import mortal
+from clusterctl.util.lifetime import under_subreaper
 
 ROOT = Path(__file__).resolve().parent.parent
-# A module's tests share a cluster, so they stay together; tests/e2e/conftest.py says which modules begin.
-SPREAD = ("-n3", "--dist=loadfile", "--no-loadscope-reorder")
+# The tests of a group share a cluster, so they stay together; tests/e2e/conftest.py says which groups begin.
+SPREAD = ("-n3", "--dist=loadgroup", "--no-loadscope-reorder")
 LIMIT_S = 3 * 3600  # of one part; of all its tests, each of which has its own
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE_S = 60  # for tests that are interrupted to take down what they raised
@@ -62,7 +62,7 @@ def pytest(part: str, *options: str) -> Outcome:
 
 def run(argv: list[str], *, limit_s: float = LIMIT_S, grace_s: int = GRACE_S) -> int:
     """The exit code of a program in a session of its own; what it started ends with it, or with us."""
-    argv = mortal(argv, grace_s=grace_s)
+    argv = under_subreaper(argv, grace_s=grace_s)
     with subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.DEVNULL, start_new_session=True) as process:
         try:
             return process.wait(limit_s)

@@ -15,8 +15,7 @@ from torch import distributed
 
 from benchmarks.support.allreduce import BARE, GLOO, OURS
 from payload.comm import mpi
-from payload.comm.choose import compress
-from payload.comm.compressed import Piece
+from payload.comm.compression import Piece, make_compressor
 from payload.config import COMPRESSORS
 
 _SIZES = [4096 * 4**power for power in range(9)]
@@ -69,7 +68,7 @@ def wire(name: str, rounds: int) -> dict[str, float]:
     mine = np.random.default_rng(world.rank).standard_normal(sum(sizes)).astype(np.float32)
     grads = mine.copy()
     transport = mpi.MpiCommunicator()
-    compressor = None if name == "none" else compress(name, transport)
+    compressor = None if name == "none" else make_compressor(name, transport)
     if compressor:
         compressor.attach(grads, [Piece(*piece) for piece in zip(starts, _SHAPES, strict=True)])
     comm = compressor or transport

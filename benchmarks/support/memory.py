@@ -12,8 +12,7 @@ from payload.models import gpt
 from payload.nn.loss import SoftmaxCrossEntropy
 from payload.optim.adamw import AdamW
 from payload.parallel.engine import Engine
-from payload.parallel.mesh import Mesh, make_mesh
-from payload.parallel.options import Options
+from payload.parallel.mesh import Mesh, Options, make_mesh
 from payload.parallel.pipeline import Batch
 from payload.precision import PRECISIONS, Precision
 

@@ -27,8 +27,8 @@ from payload.host import keep_freed_memory
 from payload.models import gpt as our_gpt
 from payload.models import mlp as our_mlp
 from payload.models import resnet as our_resnet
-from payload.nn.base import Context, Unit
 from payload.nn.loss import SoftmaxCrossEntropy
+from payload.nn.module import Context, Unit
 from payload.optim.adamw import AdamW
 from payload.optim.sgd import SGD
 from payload.parallel.engine import Engine

@@ -13,32 +13,42 @@ from functools import partial
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from clusterctl import configure
 from clusterctl.cluster.drift import Mended, drifted, found, hosts_with_drift, mended, touches_slurm
-from clusterctl.cluster.gpu_drift import fetch_gpu_wheels, fetch_wheels, gpus_file, refuse_missing_gpus
-from clusterctl.cluster.hardware import Hardware, Outfit, as_registered, hardware, outfit, steady
-from clusterctl.cluster.jobs_in_the_way import at_work, keep_free
+from clusterctl.cluster.hardware import (
+    Hardware,
+    NodeConfig,
+    as_registered,
+    at_work,
+    fetch_gpu_wheels,
+    fetch_wheels,
+    gpus_file,
+    hardware,
+    keep_free,
+    node_config,
+    refuse_missing_gpus,
+    steady,
+)
 from clusterctl.cluster.managed import questions
+from clusterctl.configure import ansible, events, inventory_file
 from clusterctl.errors import Failure, SchedulerError, TransportError
-from clusterctl.hosts.probe import Marks, View, reach
+from clusterctl.hosts.probe import probe_hosts
+from clusterctl.hosts.report import Checksums, HostReport
 from clusterctl.providers.base import Provisioned
 from clusterctl.scheduler.base import Scheduler
-from clusterctl.scheduler.session import admins_scheduler
-from clusterctl.scheduler.slurm.config import render_files
-from clusterctl.scheduler.slurm.health import health_file
-from clusterctl.scheduler.slurm.own_settings import slurmd_file
-from clusterctl.spec import ClusterSpec
+from clusterctl.scheduler.session import admin_scheduler
+from clusterctl.scheduler.slurm.config import health_file, render_files, slurmd_file
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.journal import digest
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.connections import Connections
 from clusterctl.util.assets import asset, tree_hash
-from clusterctl.util.progress import HostStep, Say
+from clusterctl.util.progress import HostStep, Reporter
 
 __all__ = [
     "Configured",
     "Mended",
-    "Outfit",
+    "NodeConfig",
     "astray",
     "fetch_wheels",
     "mend",
@@ -58,7 +68,7 @@ class Configured:
 
     summary: str
     mended: tuple[Mended, ...] = ()
-    views: Mapping[str, View] = field(default_factory=dict)  # the hosts as they are now
+    views: Mapping[str, HostReport] = field(default_factory=dict)  # the hosts as they are now
     notes: tuple[str, ...] = ()
 
 
@@ -68,7 +78,7 @@ class _Noted(BaseModel):
     model_config = ConfigDict(frozen=True, extra="ignore")
 
     inputs: str = ""
-    marks: Mapping[str, Marks] = {}
+    marks: Mapping[str, Checksums] = {}
     hardware: Mapping[str, Hardware] = {}
     tried: Mapping[str, Hardware] = {}
 
@@ -78,11 +88,11 @@ def mend(
     provisioned: Provisioned,
     workspace: Workspace,
     connections: Connections,
-    views: Mapping[str, View],
+    views: Mapping[str, HostReport],
     *,
     anew: bool,
     limit: Collection[str] = (),
-    say: Say,
+    report: Reporter,
 ) -> Configured:
     """Configure all hosts if what goes in has changed, or ``anew``; else those on which something drifted.
 
@@ -93,16 +103,16 @@ def mend(
         TransportError: a host could not be looked at afterwards.
     """
     inventory = provisioned.inventory
-    slurm = admins_scheduler(inventory, connections, patience_s=_PATIENCE_S)
+    slurm = admin_scheduler(inventory, connections, patience_s=_PATIENCE_S)
     noted = _settled(_read(workspace, without=provisioned.made), slurm)
-    views = _installed(spec, inventory, workspace, connections, views, limit=limit, say=say)
-    fitted = outfit(spec, inventory, views, noted.hardware, partial(keep_free, slurm), limit=limit)
-    notes = (*fitted.notes, *fetch_gpu_wheels(spec, inventory, workspace, fitted.views, say))
+    views = _installed(spec, inventory, workspace, connections, views, limit=limit, report=report)
+    fitted = node_config(spec, inventory, views, noted.hardware, partial(keep_free, slurm), limit=limit)
+    notes = (*fitted.notes, *fetch_gpu_wheels(spec, inventory, workspace, fitted.views, report))
     inputs, files = _inputs(spec, inventory, workspace, fitted.views)
     for name, content in files.items():
         write_atomic(workspace.rendered / name, content)
-    configure.write_inventory(spec, inventory, workspace)
-    before = {host: view.marks for host, view in views.items()}
+    inventory_file.write_inventory(spec, inventory, workspace)
+    before = {host: view.checksums for host, view in views.items()}
     concerned = hosts_with_drift(noted.marks, before)
     if limit:
         return _mend_some(
@@ -115,7 +125,7 @@ def mend(
             views=views,
             fitted=fitted,
             notes=notes,
-            say=say,
+            report=report,
         )
     everything = anew or noted.inputs != inputs
     if not everything and not concerned:
@@ -125,16 +135,16 @@ def mend(
     if everything:
         _write(workspace, noted.model_copy(update={"inputs": "", "tried": has}))
     limit = () if everything else concerned
-    recap = configure.configure(
-        inventory, workspace, limit=limit, progress=lambda p: say(_step(p, inventory, limit))
+    recap = ansible.configure(
+        inventory, workspace, limit=limit, progress=lambda p: report(_step(p, inventory, limit))
     )
     keys = drifted(noted.marks.get(inventory.controller.name, {}), before[inventory.controller.name])
     if inventory.has_slurm and (touches_slurm(keys) or (everything and noted.marks)):
         # Other nodes' slurmd were not restarted for what concerns one alone.
         connections.to(inventory.controller.name).run(["scontrol", "reconfigure"])
     asked = questions(spec, inventory, workspace)
-    seen = reach({host: asked[host] for host in limit or asked}, connections.to)
-    after = {**before, **{host: view.marks for host, view in seen.items()}}
+    seen = probe_hosts({host: asked[host] for host in limit or asked}, connections.to)
+    after = {**before, **{host: view.checksums for host, view in seen.items()}}
     _write(workspace, _Noted(inputs=inputs, marks=after, hardware=has))
     if not noted.inputs:  # nothing is known of how it was left
         return Configured(str(recap), (), {**views, **seen}, notes)
@@ -153,34 +163,34 @@ def _mend_some(
     workspace: Workspace,
     connections: Connections,
     noted: _Noted,
-    views: Mapping[str, View],
-    fitted: Outfit,
+    views: Mapping[str, HostReport],
+    fitted: NodeConfig,
     notes: tuple[str, ...],
-    say: Say,
+    report: Reporter,
 ) -> Configured:
     """Configure these hosts and the controller, and tell the others who belongs to the cluster now."""
     lead = inventory.controller.name
-    chosen = tuple(h.name for h in inventory.hosts if h.name in limit or h.leads)
+    chosen = tuple(h.name for h in inventory.hosts if h.name in limit or h.is_controller)
     others = tuple(h.name for h in inventory.hosts if h.name not in chosen and h.name in noted.marks)
     has = hardware(spec, inventory, fitted.views)
     _write(workspace, noted.model_copy(update={"inputs": "", "tried": has}))
-    told = configure.introduce(inventory, workspace, limit=others) if others else None
-    recap = configure.configure(
-        inventory, workspace, limit=chosen, progress=lambda p: say(_step(p, inventory, chosen))
+    told = ansible.introduce(inventory, workspace, limit=others) if others else None
+    recap = ansible.configure(
+        inventory, workspace, limit=chosen, progress=lambda p: report(_step(p, inventory, chosen))
     )
     if inventory.has_slurm:
         connections.to(lead).run(["scontrol", "reconfigure"])
     asked = questions(spec, inventory, workspace)
-    seen = reach({host: asked[host] for host in (*chosen, *others)}, connections.to)
+    seen = probe_hosts({host: asked[host] for host in (*chosen, *others)}, connections.to)
     # Not what all of them were configured for: the next `up` of the whole cluster looks at them anew.
     now = {**views, **seen}
-    marks = {host: view.marks for host, view in now.items()}
+    marks = {host: view.checksums for host, view in now.items()}
     _write(workspace, _Noted(inputs=_SOME, marks=marks, hardware=has))
     summary = f"{recap}; {told.changed if told else 0} changed on others"
     return Configured(summary, _taken_up(fitted), now, notes)
 
 
-def _taken_up(fitted: Outfit) -> tuple[Mended, ...]:
+def _taken_up(fitted: NodeConfig) -> tuple[Mended, ...]:
     return tuple(Mended(host, words, "taken up") for host, words in fitted.taken_up.items())
 
 
@@ -189,11 +199,11 @@ def _installed(
     inventory: Inventory,
     workspace: Workspace,
     connections: Connections,
-    views: Mapping[str, View],
+    views: Mapping[str, HostReport],
     *,
     limit: Collection[str],
-    say: Say,
-) -> Mapping[str, View]:
+    report: Reporter,
+) -> Mapping[str, HostReport]:
     """The views, with what only slurmd can tell of a node: it is installed first where there is none.
 
     So is a driver where it does not show all cards: Slurm is told of those that it shows, and they get CuPy.
@@ -212,20 +222,22 @@ def _installed(
         }
     if not first:
         return views
-    configure.write_inventory(spec, inventory, workspace)
-    configure.install_on_hosts(
-        inventory, workspace, limit=sorted(first), progress=lambda p: say(_step(p, inventory, first))
+    inventory_file.write_inventory(spec, inventory, workspace)
+    ansible.install_on_hosts(
+        inventory, workspace, limit=sorted(first), progress=lambda p: report(_step(p, inventory, first))
     )
     asked = questions(spec, inventory, workspace)
-    return {**views, **reach({host: asked[host] for host in first}, connections.to)}
+    return {**views, **probe_hosts({host: asked[host] for host in first}, connections.to)}
 
 
-def _lacks_driver(view: View) -> bool:
+def _lacks_driver(view: HostReport) -> bool:
     """Whether there are cards that no driver shows."""
     return view.cards > view.driver.cards
 
 
-def stale(spec: ClusterSpec, inventory: Inventory, workspace: Workspace, views: Mapping[str, View]) -> str:
+def stale(
+    spec: ClusterSpec, inventory: Inventory, workspace: Workspace, views: Mapping[str, HostReport]
+) -> str:
     """Why ``mend`` would configure all of these hosts, which stay as they are; "" if it would not."""
     noted = _read(workspace, without=())
     if not noted.inputs:
@@ -241,12 +253,12 @@ def news(
     inventory: Inventory,
     workspace: Workspace,
     connections: Connections,
-    views: Mapping[str, View],
-) -> Outfit:
+    views: Mapping[str, HostReport],
+) -> NodeConfig:
     """What of the hardware ``mend`` would take up, and what waits."""
-    slurm = admins_scheduler(inventory, connections, patience_s=_PATIENCE_S)
+    slurm = admin_scheduler(inventory, connections, patience_s=_PATIENCE_S)
     noted = _settled(_read(workspace, without=()), slurm)
-    return outfit(spec, inventory, views, noted.hardware, partial(at_work, slurm))
+    return node_config(spec, inventory, views, noted.hardware, partial(at_work, slurm))
 
 
 def _settled(noted: _Noted, slurm: Scheduler) -> _Noted:
@@ -261,8 +273,8 @@ def _settled(noted: _Noted, slurm: Scheduler) -> _Noted:
 
 
 def outlook(
-    spec: ClusterSpec, inventory: Inventory, copy: Workspace, views: Mapping[str, View]
-) -> tuple[tuple[configure.Foretold, ...], tuple[Failure, ...]]:
+    spec: ClusterSpec, inventory: Inventory, copy: Workspace, views: Mapping[str, HostReport]
+) -> tuple[tuple[events.TaskPreview, ...], tuple[Failure, ...]]:
     """What ``mend`` would change on these hosts, task by task, and where that can't be told.
 
     ``copy`` is a copy of the workspace, to write in.
@@ -273,23 +285,23 @@ def outlook(
     _, files = _inputs(spec, inventory, copy, views)
     for name, content in files.items():
         write_atomic(copy.rendered / name, content)
-    configure.write_inventory(spec, inventory, copy)
-    return configure.foretell(inventory, copy, limit=tuple(views))
+    inventory_file.write_inventory(spec, inventory, copy)
+    return ansible.preview(inventory, copy, limit=tuple(views))
 
 
-def astray(workspace: Workspace, views: Mapping[str, View]) -> tuple[tuple[str, str], ...]:
+def astray(workspace: Workspace, views: Mapping[str, HostReport]) -> tuple[tuple[str, str], ...]:
     """What ``mend`` would find on these hosts that is not as configuring left it: (host, what)."""
     noted = _read(workspace, without=())
-    return tuple((host, what) for host, view in views.items() for what in _drift(host, noted, view.marks))
+    return tuple((host, what) for host, view in views.items() for what in _drift(host, noted, view.checksums))
 
 
-def _drift(host: str, noted: _Noted, now: Marks) -> tuple[str, ...]:
+def _drift(host: str, noted: _Noted, now: Checksums) -> tuple[str, ...]:
     if host not in noted.marks:
         return ("it is not configured yet",)
     return found(noted.marks[host], now)
 
 
-def _step(progress: configure.Progress, inventory: Inventory, limit: Collection[str]) -> HostStep:
+def _step(progress: events.TaskProgress, inventory: Inventory, limit: Collection[str]) -> HostStep:
     """What a task that ended on a host says, and how many hosts have it to do."""
     groups = progress.group.split(":")
     concerned = [
@@ -301,7 +313,7 @@ def _step(progress: configure.Progress, inventory: Inventory, limit: Collection[
 
 
 def _inputs(
-    spec: ClusterSpec, inventory: Inventory, workspace: Workspace, views: Mapping[str, View]
+    spec: ClusterSpec, inventory: Inventory, workspace: Workspace, views: Mapping[str, HostReport]
 ) -> tuple[str, Mapping[str, str]]:
     """A digest of all that decides what configuring leaves on a host, and of it the files that are made
     for them, Slurm's among these.
@@ -311,16 +323,18 @@ def _inputs(
     facts = {host: view.facts for host, view in views.items() if view.facts}
     files = {
         **(render_files(spec, inventory, facts) if inventory.has_slurm else {}),
-        configure.HEALTH_FILE: health_file(spec, inventory, {h: view.driver for h, view in views.items()}),
-        configure.GPUS_FILE: gpus_file(spec, inventory, workspace, views),
+        inventory_file.HEALTH_FILE: health_file(
+            spec, inventory, {h: view.driver for h, view in views.items()}
+        ),
+        inventory_file.GPUS_FILE: gpus_file(spec, inventory, workspace, views),
     }
     if inventory.has_slurm:
-        files[configure.SLURMD_FILE] = slurmd_file(files, [host.name for host in inventory.compute])
+        files[inventory_file.SLURMD_FILE] = slurmd_file(files, [host.name for host in inventory.compute])
     secrets = (workspace.munge_key.read_bytes(), workspace.public_key.read_bytes())
-    ansible = configure.inventory_text(spec, inventory, workspace)
+    variables = inventory_file.inventory_text(spec, inventory, workspace)
     cards = json.dumps({host: has.cards for host, has in hardware(spec, inventory, views).items()})
     made = (files[name] for name in sorted(files))
-    return digest(tree_hash(asset("ansible")), ansible, *secrets, cards, *made), files
+    return digest(tree_hash(asset("ansible")), variables, *secrets, cards, *made), files
 
 
 def _read(workspace: Workspace, *, without: Collection[str]) -> _Noted:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from clusterctl.hosts.probe import Marks
+from clusterctl.hosts.report import Checksums
 
 _MISSING = "missing"
 _OUTDATED = "outdated"
@@ -25,32 +25,32 @@ class Mended:
         return f"{self.host}: {self.what}: {self.action}"
 
 
-def drifted(noted: Marks, now: Marks) -> tuple[str, ...]:
+def drifted(noted: Checksums, now: Checksums) -> tuple[str, ...]:
     """The keys of marks that are not as they were noted, or bad in themselves."""
     return tuple(key for key, mark in now.items() if not _is_fine(key, mark) or noted.get(key, mark) != mark)
 
 
-def mended(host: str, noted: Marks, before: Marks, after: Marks) -> tuple[Mended, ...]:
+def mended(host: str, noted: Checksums, before: Checksums, after: Checksums) -> tuple[Mended, ...]:
     """What was not right ``before`` and has changed since. What is new to us cannot have drifted."""
     changed = [key for key in _known(noted, before) if after.get(key) != before[key]]
     return tuple(Mended(host, *_words(key, before[key])) for key in _named(changed, before))
 
 
-def found(noted: Marks, now: Marks) -> tuple[str, ...]:
+def found(noted: Checksums, now: Checksums) -> tuple[str, ...]:
     """What is not right on a host, in words. What is new to us can't have drifted."""
     return tuple(_words(key, now[key])[0] for key in _named(_known(noted, now), now))
 
 
-def _known(noted: Marks, now: Marks) -> list[str]:
+def _known(noted: Checksums, now: Checksums) -> list[str]:
     return [key for key in drifted(noted, now) if key in noted and now[key] != _UNKNOWN]
 
 
-def _named(keys: Sequence[str], marks: Marks) -> list[str]:
+def _named(keys: Sequence[str], marks: Checksums) -> list[str]:
     """Those of the keys that are worth a word beside the others."""
     return [key for key in keys if not _follows(key, marks, keys)]
 
 
-def _follows(key: str, before: Marks, changed: Iterable[str]) -> bool:
+def _follows(key: str, before: Checksums, changed: Iterable[str]) -> bool:
     """Whether a mark is only a consequence of another one, and not worth a word beside it."""
     kind, _, name = key.partition(" ")
     if kind == "home":
@@ -58,7 +58,7 @@ def _follows(key: str, before: Marks, changed: Iterable[str]) -> bool:
     return before[key].endswith(_OUTDATED) and any(other != key for other in changed)
 
 
-def hosts_with_drift(noted: Mapping[str, Marks], now: Mapping[str, Marks]) -> tuple[str, ...]:
+def hosts_with_drift(noted: Mapping[str, Checksums], now: Mapping[str, Checksums]) -> tuple[str, ...]:
     """The hosts on which something is not as it was noted."""
     return tuple(host for host, marks in now.items() if host not in noted or drifted(noted[host], marks))
 

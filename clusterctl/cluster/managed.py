@@ -7,10 +7,12 @@ from __future__ import annotations
 
 from typing import Final
 
-from clusterctl.hosts.probe import Question
+from clusterctl.hosts.report import ProbeRequest
 from clusterctl.scheduler.slurm.config import CONTROLLER_PROLOG, TASK_PROLOG
-from clusterctl.spec import ClusterSpec, GcpProvider, OnpremProvider
 from clusterctl.spec.distributions import JOB_PROFILE, LAUNCH_AGENT, Distribution
+from clusterctl.spec.gcp import GcpProvider
+from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.onprem import OnpremProvider
 from clusterctl.state.inventory import HEALTH_PROGRAM, HEALTH_SETTINGS, MPI_SSH_FOLDER, Host, Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.assets import payload_hash
@@ -30,18 +32,18 @@ AUTO_DOWN_TIMER: Final = "clusterctl-auto-down.timer"
 _PLACES = ("/", "/tmp", "/var", "/run")  # noqa: S108
 
 
-def questions(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> dict[str, Question]:
+def questions(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> dict[str, ProbeRequest]:
     """Host name -> what to look at there."""
     return {host.name: _question(host, spec, inventory, workspace) for host in inventory.hosts}
 
 
-def _question(host: Host, spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> Question:
-    leads = host.leads
+def _question(host: Host, spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> ProbeRequest:
+    leads = host.is_controller
     distribution = inventory.distribution
     home_root = f"{inventory.shared}/home"
     units = _slurms_units(host, distribution) if inventory.has_slurm else {}
     files = [distribution.openmpi_conf, *(_slurms_files(host) if inventory.has_slurm else _MPI_SSH)]
-    files += (HEALTH_PROGRAM, HEALTH_SETTINGS) if host.computes else ()
+    files += (HEALTH_PROGRAM, HEALTH_SETTINGS) if host.is_compute else ()
     if distribution.mpi_module:
         files += [JOB_PROFILE] if inventory.has_slurm else [JOB_PROFILE, LAUNCH_AGENT]
     if inventory.has_job_environment:
@@ -59,7 +61,7 @@ def _question(host: Host, spec: ClusterSpec, inventory: Inventory, workspace: Wo
     users = tuple(user.name for user in spec.users)
     has_homes = leads or inventory.shared_folder.kind == "none"
     homes = {user: f"{home_root}/{user}" for user in users}
-    return Question(
+    return ProbeRequest(
         files=tuple(files),
         blocks={"/etc/hosts": (_HOSTS_BLOCK[0], _HOSTS_BLOCK[1])},
         paths=(
@@ -78,13 +80,13 @@ def _question(host: Host, spec: ClusterSpec, inventory: Inventory, workspace: Wo
 
 def _slurms_units(host: Host, distribution: Distribution) -> dict[str, tuple[str, ...]]:
     units: dict[str, tuple[str, ...]] = {"munge": (_MUNGE_KEY,)}
-    if host.leads:
+    if host.is_controller:
         units |= {
             "mariadb": (distribution.mariadb_conf,),
             "slurmdbd": (_SLURMDBD,),
             "slurmctld": (*_SLURM, "/etc/passwd"),
         }
-    if host.computes:
+    if host.is_compute:
         units["slurmd"] = (_SLURMD,)
     return units
 
@@ -92,9 +94,9 @@ def _slurms_units(host: Host, distribution: Distribution) -> dict[str, tuple[str
 def _slurms_files(host: Host) -> tuple[str, ...]:
     return (
         _MUNGE_KEY,
-        *((*_SLURM, _SLURMDBD, CONTROLLER_PROLOG) if host.leads else ()),
-        *(() if host.leads or host.computes else _SLURM[:1]),
-        *((_SLURMD,) if host.computes else ()),
+        *((*_SLURM, _SLURMDBD, CONTROLLER_PROLOG) if host.is_controller else ()),
+        *(() if host.is_controller or host.is_compute else _SLURM[:1]),
+        *((_SLURMD,) if host.is_compute else ()),
     )
 
 

@@ -13,22 +13,23 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from clusterctl import jobs
 from clusterctl.cluster import converge, verify
 from clusterctl.cluster.impact import Foreseen, foresee, refuse_taken_uids
-from clusterctl.configure import Foretold
+from clusterctl.configure.events import TaskPreview
 from clusterctl.errors import ConfigureError, MachineError, SchedulerError, TransportError, UsageError
-from clusterctl.hosts.probe import reach
+from clusterctl.hosts.probe import probe_hosts
+from clusterctl.jobs.environment import unbuilt
 from clusterctl.providers.base import Planned, Provider
-from clusterctl.scheduler.session import admins_scheduler, inventory_of, spec_as_raised
-from clusterctl.spec import ClusterSpec, OnpremProvider
+from clusterctl.scheduler.session import admin_scheduler, applied_spec, inventory_of
 from clusterctl.spec.differences import Difference, differences
+from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.onprem import OnpremProvider
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.connections import Connections
 from clusterctl.transport.ssh import SSHTransport
 from clusterctl.util.lifetime import temporary_folder
-from clusterctl.util.progress import Say
+from clusterctl.util.progress import Reporter
 
 PATIENCE_S = 5.0  # for hosts and Slurm to answer
 _WORDS = {"make": "made", "change": "changed", "replace": "made anew", "remove": "removed"}
@@ -59,7 +60,7 @@ class Plan:
     settings: tuple[Difference, ...] = ()
     drift: tuple[Drift, ...] = ()
     notes: tuple[str, ...] = ()
-    tasks: tuple[Foretold, ...] = ()
+    tasks: tuple[TaskPreview, ...] = ()
 
     @property
     def is_empty(self) -> bool:
@@ -75,7 +76,7 @@ class Plan:
         return f"hosts: {', '.join(parts)}"
 
 
-def plan(spec: ClusterSpec, workspace: Workspace, provider: Provider, *, say: Say) -> Plan:
+def plan(spec: ClusterSpec, workspace: Workspace, provider: Provider, *, report: Reporter) -> Plan:
     """What `up` would do with this spec, as far as a short look can tell.
 
     Raises:
@@ -84,23 +85,23 @@ def plan(spec: ClusterSpec, workspace: Workspace, provider: Provider, *, say: Sa
         ProvisionError: the provider can't tell.
     """
     with copied(workspace, without=_NOT_COPIED) as copy, Connections(workspace.ssh_config) as connections:
-        found = ahead(spec, copy, provider, connections, say=say)
+        found = ahead(spec, copy, provider, connections, report=report)
         notes = (*found.hosts.notes, *found.jobs.notes)
         if worker := workspace.worker():
             notes += (f"{worker}: what it does may change this",)
         notes += tuple(_of_check(spec, provider))
         notes += tuple(_of_users(spec, found, connections, copy))
-        drift = tuple(_drift(spec, workspace, found, connections, say))
+        drift = tuple(_drift(spec, workspace, found, connections, report))
         found = replace(found, drift=drift, notes=notes)
         return (
             found
             if found.is_empty
-            else _with_tasks(found, spec, workspace, copy=copy, connections=connections, say=say)
+            else _with_tasks(found, spec, workspace, copy=copy, connections=connections, report=report)
         )
 
 
 def ahead(
-    spec: ClusterSpec, workspace: Workspace, provider: Provider, connections: Connections, *, say: Say
+    spec: ClusterSpec, workspace: Workspace, provider: Provider, connections: Connections, *, report: Reporter
 ) -> Plan:
     """What must be known before anything is changed: all but what drifted.
 
@@ -123,17 +124,17 @@ def ahead(
             where="scheduler",
             fix="take it down first, or give the new cluster another name",
         )
-    hosts = provider.plan(spec, workspace, keep={}, say=say)
+    hosts = provider.plan(spec, workspace, keep={}, report=report)
     if before is None:
         return Plan(hosts)
-    scheduler = admins_scheduler(before, connections, patience_s=PATIENCE_S)
+    scheduler = admin_scheduler(before, connections, patience_s=PATIENCE_S)
 
     def alive() -> bool:
         return provider.alive(before.cluster_id)
 
     harm = foresee(spec, before, provider.sizes(spec), scheduler, hosts=hosts.changes, alive=alive)
     if harm.keep:
-        hosts = provider.plan(spec, workspace, keep=harm.keep, say=say)
+        hosts = provider.plan(spec, workspace, keep=harm.keep, report=report)
     return Plan(hosts, harm, _settings(spec, workspace))
 
 
@@ -147,20 +148,20 @@ def _before(workspace: Workspace) -> Inventory | None:
 def _provider_asked_before(workspace: Workspace) -> str | None:
     """Whose hosts may be there, though the last `up` did not come to an inventory."""
     try:
-        return spec_as_raised(workspace).provider.type
+        return applied_spec(workspace).provider.type
     except UsageError:
         return None
 
 
 def _settings(spec: ClusterSpec, workspace: Workspace) -> tuple[Difference, ...]:
     try:
-        return differences(spec_as_raised(workspace), spec)
+        return differences(applied_spec(workspace), spec)
     except UsageError:
         return (Difference("spec", "nobody knows any more what it was"),)
 
 
 def _drift(
-    spec: ClusterSpec, workspace: Workspace, found: Plan, connections: Connections, say: Say
+    spec: ClusterSpec, workspace: Workspace, found: Plan, connections: Connections, report: Reporter
 ) -> Iterator[Drift]:
     """What is not right of the hosts that stay and run."""
     staying = {host.name for host in found.hosts.hosts if host.action in {"keep", "change"} and not host.off}
@@ -170,10 +171,10 @@ def _drift(
             yield Drift(spec.controller_host, "the last `clusterctl up` did not end")
         return
     controller = before.controller.name
-    say("looking at the hosts")
+    report("looking at the hosts")
     asked = converge.questions(spec, before, workspace)
     try:
-        views = reach(
+        views = probe_hosts(
             {host: asked[host] for host in asked if host in staying}, connections.to, timeout_s=PATIENCE_S
         )
     except TransportError as exc:
@@ -198,7 +199,7 @@ def _drift(
     yield from _of_environment(spec, workspace, before)
 
 
-def _of_hardware(fitted: converge.Outfit) -> Iterator[Drift]:
+def _of_hardware(fitted: converge.NodeConfig) -> Iterator[Drift]:
     """What came or went of it, and what must wait."""
     for host, what in fitted.changes.items():
         yield Drift(host, f"{what}: {fitted.waiting[host]}" if host in fitted.waiting else what)
@@ -206,7 +207,7 @@ def _of_hardware(fitted: converge.Outfit) -> Iterator[Drift]:
 
 def _of_nodes(staying: set[str], before: Inventory, connections: Connections) -> Iterator[Drift]:
     try:
-        nodes = admins_scheduler(before, connections, patience_s=PATIENCE_S).nodes()
+        nodes = admin_scheduler(before, connections, patience_s=PATIENCE_S).nodes()
     except (SchedulerError, TransportError) as exc:
         yield Drift(before.controller.name, f"Slurm does not answer: {exc.why or exc.what}")
         return
@@ -220,7 +221,7 @@ def _of_environment(spec: ClusterSpec, workspace: Workspace, inventory: Inventor
     controller = inventory.controller.name
     transport = SSHTransport(controller, workspace.ssh_config, user=spec.job_user.name)
     try:
-        what = jobs.unbuilt(spec, inventory.distribution, lambda: transport)
+        what = unbuilt(spec, inventory.distribution, lambda: transport)
     except TransportError as exc:
         what = f"it can't be looked at: {exc.why or exc.what}"
     finally:
@@ -260,7 +261,7 @@ def _with_tasks(
     *,
     copy: Workspace,
     connections: Connections,
-    say: Say,
+    report: Reporter,
 ) -> Plan:
     """The plan, with what configuring would change on hosts of somebody's own that are part of it already.
 
@@ -272,11 +273,11 @@ def _with_tasks(
     staying = {host.name for host in found.hosts.hosts if host.action in {"keep", "change"} and not host.off}
     if away := [host.name for host in before.hosts if host.name not in staying]:
         return replace(found, notes=(*found.notes, f"no look ahead, task by task, without {', '.join(away)}"))
-    say("asking Ansible what it would change")
+    report("asking Ansible what it would change")
     for secret in (workspace.munge_key, workspace.key):
         (copy.root / secret.name).symlink_to(secret)
     try:
-        views = reach(converge.questions(spec, before, workspace), connections.to, timeout_s=PATIENCE_S)
+        views = probe_hosts(converge.questions(spec, before, workspace), connections.to, timeout_s=PATIENCE_S)
         fitted = converge.news(spec, before, workspace, connections, views)
         tasks, failures = converge.outlook(spec, before, copy, fitted.views)
     except (ConfigureError, TransportError) as exc:

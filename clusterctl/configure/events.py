@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+import difflib
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Any
@@ -35,7 +36,7 @@ class Status(StrEnum):
 
 
 @dataclass(frozen=True, slots=True)
-class Progress:
+class TaskProgress:
     """A task ended on a host. ``role`` is empty for tasks outside of roles.
 
     ``group`` is the inventory's word for the hosts that its play is for, such as ``controller:compute``.
@@ -96,7 +97,7 @@ _STATUS_OF_EVENT = {
 }
 
 
-def progress_of(event: Event) -> Progress | None:
+def progress_of(event: Event) -> TaskProgress | None:
     """The progress that an event of ansible-runner means, or None."""
     status = _STATUS_OF_EVENT.get(event["event"])
     data = event.get("event_data", {})
@@ -104,7 +105,7 @@ def progress_of(event: Event) -> Progress | None:
         return None
     if status is Status.OK and data.get("res", {}).get("changed"):
         status = Status.CHANGED
-    return Progress(
+    return TaskProgress(
         data.get("play", ""),
         data.get("role", ""),
         data["task"],
@@ -171,3 +172,51 @@ def _cause(result: Mapping[str, Any]) -> str:
         if part and not any(part in before for before in said):
             said.append(part)
     return "\n".join(said)[-_TAIL:] or "the task failed and gave no reason"
+
+
+_MOST_LINES = 200  # of one difference
+
+
+@dataclass(frozen=True, slots=True)
+class TaskPreview:
+    """A task that would change a host. ``diff`` is a unified one; of secrets there is none."""
+
+    host: str
+    task: str
+    diff: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.host}: {self.task}"
+
+
+def task_preview_of(event: Event) -> TaskPreview | None:
+    """What an event of a run in check mode foretells, or None."""
+    progress = progress_of(event)
+    if progress is None or progress.status is not Status.CHANGED:
+        return None
+    result = event["event_data"].get("res", {})
+    return TaskPreview(progress.host, progress.what, "\n".join(_diffs(result)))
+
+
+def _diffs(result: Mapping[str, Any]) -> Iterator[str]:
+    if result.get("censored") or result.get("_ansible_no_log"):
+        return
+    for item in result.get("results", ()):
+        if isinstance(item, Mapping) and item.get("changed"):
+            yield from _diffs(item)
+    found = result.get("diff") or ()
+    for one in found if isinstance(found, list | tuple) else [found]:
+        if text := _text(one):
+            yield text
+
+
+def _text(one: Mapping[str, Any]) -> str:
+    if prepared := str(one.get("prepared", "")).strip():
+        return prepared
+    before, after = (str(one.get(key) or "") for key in ("before", "after"))
+    if not (isinstance(one.get("before"), str) or isinstance(one.get("after"), str)):
+        return ""  # modes and owners, as Ansible's own structures
+    old, new = (str(one.get(f"{key}_header") or key) for key in ("before", "after"))
+    lines = [*difflib.unified_diff(before.splitlines(), after.splitlines(), old, new, lineterm="")]
+    more = [f"... and {len(lines) - _MOST_LINES} lines more"] if len(lines) > _MOST_LINES else []
+    return "\n".join([*lines[:_MOST_LINES], *more])

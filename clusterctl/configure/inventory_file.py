@@ -10,11 +10,12 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import TaggedScalar
 
-from clusterctl.configure.own_machines import own_machine_variables
 from clusterctl.packages.payload import pack_payload
-from clusterctl.spec import ClusterSpec, GcpProvider
 from clusterctl.spec.distributions import Distribution
-from clusterctl.spec.models import ADMIN_USER, Software
+from clusterctl.spec.gcp import GcpProvider
+from clusterctl.spec.models import ADMIN_USER, ClusterSpec
+from clusterctl.spec.onprem import OnpremProvider, is_this_machine
+from clusterctl.spec.software import Software
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, LOGIN, MPI_SSH, MPI_SSH_FOLDER, Host, Inventory
 from clusterctl.state.journal import digest
 from clusterctl.state.workspace import Workspace, write_atomic
@@ -254,4 +255,34 @@ def _accounting(spec: ClusterSpec) -> Variables:
             | ({"max_time_s": q.max_time} if q.max_time is not None else {})
             for q in spec.slurm.qos
         ],
+    }
+
+
+def own_machine_variables(spec: ClusterSpec, inventory: Inventory) -> dict[str, Any]:
+    """The variables of the roles time, tuning, firewall and selinux, where the provider has use for them."""
+    if isinstance(spec.provider, GcpProvider):
+        return _guarded(inventory)
+    if not isinstance(spec.provider, OnpremProvider):
+        return {}
+    return {
+        "clusterctl_keeps": True,  # they are given back as they were: what they are is noted first
+        "job_env_looks_at_fabric": True,
+        "time_controller": inventory.controller.address,
+        "time_network": inventory.network,
+        "firewall_serves_time": True,
+        **_guarded(inventory),
+    }
+
+
+def _guarded(inventory: Inventory) -> dict[str, Any]:
+    """What SELinux and a firewall that are in force there must know of the cluster."""
+    kind = inventory.shared_folder.kind
+    homes_are = {"nfs": "exported", "none": "apart"}.get(kind, "mounted")
+    return {
+        "clusterctl_guarded": True,
+        # What a machine says to itself, no firewall keeps from it.
+        "firewall_addresses": [h.address for h in inventory.hosts if not is_this_machine(h.address)],
+        "firewall_exports": kind == "nfs",
+        "selinux_homes": f"{inventory.shared}/home",
+        "selinux_homes_are": homes_are,
     }

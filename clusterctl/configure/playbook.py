@@ -20,13 +20,21 @@ from ansible_runner.config.runner import RunnerConfig
 from ansible_runner.exceptions import AnsibleRunnerException
 from ansible_runner.runner import Runner
 
-from clusterctl.configure.events import Event, Progress, Recap, failures_of, notes_of, progress_of, recap_of
-from clusterctl.configure.foretold import Foretold, foretold_of
-from clusterctl.configure.watchdog import LOOK_EVERY_S, Watchdog
+from clusterctl.configure.events import (
+    Event,
+    Recap,
+    TaskPreview,
+    TaskProgress,
+    failures_of,
+    notes_of,
+    progress_of,
+    recap_of,
+    task_preview_of,
+)
 from clusterctl.errors import ConfigureError, Failure
 from clusterctl.util.assets import asset
 from clusterctl.util.disk import writing
-from clusterctl.util.lifetime import SHORT, mortal, temporary_folder
+from clusterctl.util.lifetime import SHORT, temporary_folder, under_subreaper
 
 MAX_FORKS = 32
 _POLL_S = 0.2  # how often the runner looks whether it was cancelled
@@ -54,9 +62,9 @@ class PlaybookRun:
 
 def run_playbook(
     run: PlaybookRun,
-    progress: Callable[[Progress], None],
+    progress: Callable[[TaskProgress], None],
     *,
-    foretold: Callable[[Foretold], None] = lambda _: None,
+    foretold: Callable[[TaskPreview], None] = lambda _: None,
 ) -> Recap:
     """Run it to its end; ``progress`` is called in this thread. An interrupt ends Ansible first.
 
@@ -79,13 +87,13 @@ def run_playbook(
     raise _error(run, events, rc)
 
 
-def look_ahead(run: PlaybookRun) -> tuple[tuple[Foretold, ...], tuple[Failure, ...]]:
+def run_check_mode(run: PlaybookRun) -> tuple[tuple[TaskPreview, ...], tuple[Failure, ...]]:
     """What it would change; and where that can't be told, since a task needs what is not there yet.
 
     Raises:
         ConfigureError: Ansible itself could not run.
     """
-    found: list[Foretold] = []
+    found: list[TaskPreview] = []
     try:
         run_playbook(replace(run, check=True), lambda _: None, foretold=found.append)
     except ConfigureError as exc:
@@ -113,7 +121,7 @@ class _Events:
     """Takes events in the caller's thread: writes the log, tells progress, keeps failures and the recap."""
 
     def __init__(
-        self, log: Path, progress: Callable[[Progress], None], foretold: Callable[[Foretold], None]
+        self, log: Path, progress: Callable[[TaskProgress], None], foretold: Callable[[TaskPreview], None]
     ) -> None:
         self.log = log
         with writing(log):
@@ -140,7 +148,7 @@ class _Events:
         self.recap = recap_of(event) or self.recap
         if told := progress_of(event):
             self._progress(told)
-        if ahead := foretold_of(event):
+        if ahead := task_preview_of(event):
             self._foretold(ahead)
 
     def close(self) -> None:
@@ -263,7 +271,7 @@ def _command(command: list[str]) -> list[str]:
     """The runner's command, by our own ansible-playbook, which dies with us even if we are killed."""
     program = Path(sys.executable).parent / command[0]
     argv = [str(program) if program.exists() else command[0], *command[1:]]
-    return mortal(argv)
+    return under_subreaper(argv)
 
 
 def _lost(events: _Events) -> ConfigureError:
@@ -294,3 +302,33 @@ def _error(run: PlaybookRun, events: _Events, rc: int) -> ConfigureError:
         ),
         failures=failures,
     )
+
+
+LOOK_EVERY_S = 5.0  # while Ansible says nothing
+_PROC = Path("/proc")
+
+
+@dataclass(slots=True)
+class Watchdog:
+    """Told of each silence of Ansible. It must be dead twice in a row: at the end it is for a moment."""
+
+    _suspect: int | None = None
+
+    def hopeless(self, ansible: int | None) -> bool:
+        """Whether the playbook of that process can't go on."""
+        before, self._suspect = self._suspect, _dead_eldest(ansible) if ansible is not None else None
+        return self._suspect is not None and self._suspect == before
+
+
+def _dead_eldest(parent: int) -> int | None:
+    """The first process that this one has started and not yet buried, if it is dead."""
+    born: dict[int, tuple[int, str]] = {}
+    with suppress(OSError):  # it has ended; or there is no /proc here
+        for task in (_PROC / str(parent) / "task").iterdir():
+            for child in (task / "children").read_text().split():
+                with suppress(OSError):
+                    # proc(5): after the name come the state and, 19 fields on, the time of birth
+                    fields = (_PROC / child / "stat").read_text().rpartition(")")[2].split()
+                    born[int(child)] = int(fields[19]), fields[0]
+    eldest = min(born, key=lambda pid: born[pid], default=None)
+    return eldest if eldest is not None and born[eldest][1] == "Z" else None

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import time
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv4Network
 from typing import Final, Literal
 
-from clusterctl.hosts.facts import Facts, Gpus
+from clusterctl.errors import ClusterctlError, Failure, TransportError
 from clusterctl.hosts.firewall import Chain, firewall_of
+from clusterctl.hosts.report import PROGRAM, GpuFacts, HostFacts, ProbeRequest, parse_report
 from clusterctl.spec.units import format_duration, format_size
+from clusterctl.util.parallel import parallel_map
 
 Level = Literal["error", "warning"]
 
@@ -66,14 +69,16 @@ class Expected:
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class Examined:
     """A host that answered; ``skew_s`` is by how much its clock is ahead of ours."""
 
-    facts: Facts
+    facts: HostFacts
     skew_s: float
 
 
-def judge(seen: Mapping[str, Seen], expected: Mapping[str, Expected], *, leader: str) -> tuple[Finding, ...]:
+def check_hosts(
+    seen: Mapping[str, Examined], expected: Mapping[str, Expected], *, leader: str
+) -> tuple[Finding, ...]:
     """Everything that is wrong, host by host; clocks are compared with that of ``leader``, the controller."""
     found = [*_clocks(seen, leader), *_twins(seen), *_names(seen, expected)]
     for host, one in seen.items():
@@ -83,7 +88,7 @@ def judge(seen: Mapping[str, Seen], expected: Mapping[str, Expected], *, leader:
     return tuple(sorted(found, key=lambda f: (order[f.host], f.level)))
 
 
-def _system(host: str, facts: Facts, expected: Expected) -> Iterator[Finding]:
+def _system(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:
     system = facts.system
     if facts.uid != 0:
         why = f"commands run as uid {facts.uid}"
@@ -100,7 +105,7 @@ def _system(host: str, facts: Facts, expected: Expected) -> Iterator[Finding]:
         yield Finding(host, "error", "systemd", "no systemd", why, "Slurm's daemons run as its units")
 
 
-def _space(host: str, facts: Facts, expected: Expected) -> Iterator[Finding]:
+def _space(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:
     for one in facts.space:
         path = one.paths[0]
         needed = max(expected.free_mib[path] for path in one.paths)
@@ -116,7 +121,7 @@ def _space(host: str, facts: Facts, expected: Expected) -> Iterator[Finding]:
             yield Finding(host, "error", "disk-full", "too few inodes", why, "remove small files there")
 
 
-def _ports(host: str, facts: Facts, expected: Expected) -> Iterator[Finding]:
+def _ports(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:
     for port, daemon in expected.ports.items():
         holder = facts.listeners.get(port)
         if holder is not None and holder not in _OURS:
@@ -125,14 +130,14 @@ def _ports(host: str, facts: Facts, expected: Expected) -> Iterator[Finding]:
             yield Finding(host, "error", "port-taken", "a port is taken", why, fix)
 
 
-def _locks(host: str, facts: Facts, _: Expected) -> Iterator[Finding]:
+def _locks(host: str, facts: HostFacts, _: Expected) -> Iterator[Finding]:
     for holder in facts.lock_holders:
         why = f"process {holder.pid} ({holder.command}) does"
         fix = "let it end, then run the same command again"
         yield Finding(host, "error", "packages-locked", "packages are being installed", why, fix)
 
 
-def _gpus(host: str, facts: Facts, expected: Expected) -> Iterator[Finding]:
+def _gpus(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:
     gpus, wanted = facts.gpus, expected.gpus
     if wanted and gpus.cards < wanted and len(gpus.shown) < wanted:
         why = f"the spec says {wanted}, and the PCI bus has {gpus.cards}"
@@ -150,7 +155,7 @@ def _gpus(host: str, facts: Facts, expected: Expected) -> Iterator[Finding]:
         yield Finding(host, "warning", "fabric-manager", "NVSwitches are not set up", why, fix)
 
 
-def _no_driver(host: str, gpus: Gpus, expected: Expected) -> Finding:
+def _no_driver(host: str, gpus: GpuFacts, expected: Expected) -> Finding:
     """Cards that nobody can use: why, and whether a reboot is all that it takes."""
     holder = (
         "nouveau has the cards until then" if gpus.nouveau else "it is not loaded, or older parts of it are"
@@ -182,7 +187,7 @@ def _boot(host: str, expected: Expected) -> str:
     return f"`clusterctl node reboot {host}`, which waits until no job is at work there"
 
 
-def _accounts(host: str, facts: Facts, expected: Expected) -> Iterator[Finding]:
+def _accounts(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:
     names = {uid: name for name, uid in facts.accounts.items()}
     for name, uid in expected.accounts.items():
         there = facts.accounts.get(name)
@@ -195,7 +200,7 @@ def _accounts(host: str, facts: Facts, expected: Expected) -> Iterator[Finding]:
             yield Finding(host, "error", "uid-taken", "a uid is taken", why, fix)
 
 
-def _in_use(host: str, facts: Facts, expected: Expected) -> Iterator[Finding]:
+def _in_use(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:
     """Slurm, MariaDB and munge of somebody's, which the roles would configure anew and restart."""
     if facts.claim or not expected.brings:
         return
@@ -222,7 +227,7 @@ def _in_use(host: str, facts: Facts, expected: Expected) -> Iterator[Finding]:
         yield Finding(host, "error", "database-in-use", "MariaDB is somebody's", why, fix)
 
 
-def _firewall(host: str, facts: Facts, expected: Expected) -> Iterator[Finding]:
+def _firewall(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:
     """Firewalls that keep the cluster's other hosts out, and that no role opens: all but firewalld."""
     if facts.firewall.firewalld == "stopped" and expected.others:
         why = "it starts with the host's next boot, and would keep the cluster's other hosts out"
@@ -258,7 +263,7 @@ def _short(network: IPv4Network) -> str:
     return str(network.network_address) if network.prefixlen == network.max_prefixlen else str(network)
 
 
-def _clocks(seen: Mapping[str, Seen], leader: str) -> Iterator[Finding]:
+def _clocks(seen: Mapping[str, Examined], leader: str) -> Iterator[Finding]:
     reference = seen[leader].skew_s if leader in seen else 0.0
     for host, one in seen.items():
         if one.facts.clock_alone and len(seen) > 1:
@@ -279,7 +284,7 @@ def _clocks(seen: Mapping[str, Seen], leader: str) -> Iterator[Finding]:
         yield Finding(host, level, "clock", "the clock is off", why, fix)
 
 
-def _twins(seen: Mapping[str, Seen]) -> Iterator[Finding]:
+def _twins(seen: Mapping[str, Examined]) -> Iterator[Finding]:
     """Hosts that are one and the same machine, or clones of one."""
     by_id: defaultdict[str, list[str]] = defaultdict(list)
     for host, one in seen.items():
@@ -296,7 +301,7 @@ def _twins(seen: Mapping[str, Seen]) -> Iterator[Finding]:
                 yield Finding(host, "warning", "machine-id", "two machines look like one", why, fix)
 
 
-def _names(seen: Mapping[str, Seen], expected: Mapping[str, Expected]) -> Iterator[Finding]:
+def _names(seen: Mapping[str, Examined], expected: Mapping[str, Expected]) -> Iterator[Finding]:
     """Names that lead elsewhere than the spec says. Those that lead nowhere are put into /etc/hosts."""
     for host, one in seen.items():
         wrong = [
@@ -313,3 +318,67 @@ def _names(seen: Mapping[str, Seen], expected: Mapping[str, Expected]) -> Iterat
 def _is_elsewhere(name: str, host: str, found: Sequence[str]) -> bool:
     """A host's own name may be a loopback address: Debian has it so."""
     return not (name == host and all(address.startswith(_LOOPBACK) for address in found))
+
+
+# Runs a command as root on a host, with bytes on its standard input; its standard output.
+RunAsRoot = Callable[[str, Sequence[str], bytes], str]
+
+
+@dataclass(frozen=True, slots=True)
+class DoctorReport:
+    """What was found; ``facts`` are those of the hosts that answered."""
+
+    findings: tuple[Finding, ...]
+    facts: Mapping[str, HostFacts]
+
+    @property
+    def errors(self) -> tuple[Finding, ...]:
+        """What keeps hosts out of the cluster."""
+        return tuple(finding for finding in self.findings if finding.level == "error")
+
+
+def examine(
+    request: ProbeRequest,
+    expected: Mapping[str, Expected],
+    root: RunAsRoot,
+    *,
+    leader: str,
+    only: Collection[str] = (),
+) -> DoctorReport:
+    """Look at every host of ``expected``, or at those of ``only``.
+
+    One that can't be reached is a finding, like all else.
+    """
+    hosts = [host for host in expected if not only or host in only]
+    answers = dict(zip(hosts, parallel_map(hosts, lambda host: _look(host, request, root)), strict=True))
+    silent = [
+        _unreached(host, answer) for host, answer in answers.items() if isinstance(answer, ClusterctlError)
+    ]
+    seen = {host: answer for host, answer in answers.items() if isinstance(answer, Examined)}
+    found = check_hosts(seen, expected, leader=leader)
+    return DoctorReport((*silent, *found), {host: one.facts for host, one in seen.items()})
+
+
+def failures(findings: Sequence[Finding], *, phase: str) -> tuple[Failure, ...]:
+    """The findings as the failures of an error."""
+    return tuple(Failure(f.code, f"{f.what}: {f.why}", f.host, phase, f.fix) for f in findings)
+
+
+def _look(host: str, request: ProbeRequest, root: RunAsRoot) -> Examined | ClusterctlError:
+    begun = time.time()
+    try:
+        text = root(host, request.argv(), PROGRAM)
+        facts = parse_report(text).host
+        if facts is None:
+            raise TransportError("the host gave no usable answer", why=text[:500])
+    except ClusterctlError as exc:
+        return exc
+    ended = time.time()
+    # Its clock was read between the two; what lies in between is not skew.
+    skew_s = facts.time - min(max(facts.time, begun), ended)
+    return Examined(facts, skew_s)
+
+
+def _unreached(host: str, error: ClusterctlError) -> Finding:
+    (failure, *_) = error.failures  # of one host, which may say more than the error's own code
+    return Finding(host, "error", failure.code, error.what, error.why or "it gave no reason", error.fix)

@@ -8,10 +8,11 @@ from typing import Final, Protocol
 
 from clusterctl.errors import ProvisionError, UsageError
 from clusterctl.hosts.checks import FABRIC_MANAGER, Expected
-from clusterctl.hosts.facts import Asked
-from clusterctl.hosts.role_files import brought_packages, touched_files
-from clusterctl.spec import ClusterSpec, OnpremProvider
+from clusterctl.hosts.report import HostFactsRequest, ProbeRequest
+from clusterctl.hosts.role_files import role_files, role_packages
 from clusterctl.spec.distributions import distribution_of, releases
+from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.onprem import OnpremProvider
 from clusterctl.state.inventory import CONTROLLER, PORTS
 
 # MiB: Slurm, MariaDB, Open MPI and the Python of jobs, with what unpacks them; and once they are there.
@@ -33,24 +34,25 @@ class Member(Protocol):
     def roles(self) -> tuple[str, ...]: ...
 
 
-def asked(spec: ClusterSpec, members: Sequence[Member]) -> Asked:
-    """What to look at on every host."""
-    return Asked(
+def host_facts_request(spec: ClusterSpec, members: Sequence[Member]) -> ProbeRequest:
+    """What to ask of every host before it is part of the cluster, and for `doctor`."""
+    request = HostFactsRequest(
         names=tuple(member.name for member in members),
         ports=tuple(sorted({port for role in PORTS for port in _ports(spec, role)})),
         paths=tuple(_BEFORE),
         units=_UNITS,
         accounts=tuple(user.name for user in spec.users),
         uids=tuple(user.uid for user in spec.users),
-        files=tuple(sorted({file for one in members for file in touched_files(spec, one.roles)})),
+        files=tuple(sorted({file for one in members for file in role_files(spec, one.roles)})),
         packages=tuple(sorted({name for one in members for name in _packages(spec, one.roles)})),
     )
+    return ProbeRequest(host=request, node=False)
 
 
 def _packages(spec: ClusterSpec, roles: Sequence[str]) -> Iterator[str]:
     """What a host of these roles gets, whichever distribution it may have."""
     for release in releases():
-        yield from brought_packages(spec, roles, release)
+        yield from role_packages(spec, roles, release)
 
 
 def expected(
@@ -105,7 +107,7 @@ def _ports(spec: ClusterSpec, role: str) -> Mapping[int, str]:
     return PORTS.get(role, {}) if spec.has_slurm else {}
 
 
-def refuse_strangers(asked_for: Collection[str], members: Sequence[Member]) -> None:
+def reject_unknown_hosts(asked_for: Collection[str], members: Sequence[Member]) -> None:
     """That every host that is asked for is one of the cluster's.
 
     Raises:

@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network, collapse_addresses, summarize_address_range
 from typing import Any, Final, Literal
 
-from clusterctl.hosts.facts import Facts
+from clusterctl.hosts.report import HostFacts
 
 By = Literal["ufw", "iptables", "nftables"]
 Interfaces = Mapping[str, Sequence[str]]  # -> its addresses, with their prefix lengths
@@ -71,7 +71,7 @@ class Firewall:
         }
 
 
-def firewall_of(facts: Facts) -> Firewall:
+def firewall_of(facts: HostFacts) -> Firewall:
     """The firewall of a host. Rules that refuse nothing in general are none."""
     said = facts.firewall
     if said.firewalld == "running":

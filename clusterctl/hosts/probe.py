@@ -1,39 +1,42 @@
-"""Reach every host over SSH, in parallel; in the same round trip it shows what it has and how it stands."""
+"""Probe every host over SSH, in parallel: one round trip tells all facts of it that are requested."""
 
 from __future__ import annotations
 
+import shlex
 import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 
 from clusterctl.errors import ClusterctlError, ConfigureError, Failure, TransportError, UnreachableError
-from clusterctl.hosts.report import FullDisk, Marks, Question, StoppingError, View, parse_view
+from clusterctl.hosts.report import PROGRAM, HostReport, ProbeRequest, StoppingError, parse_report
+from clusterctl.spec import distributions
+from clusterctl.state.inventory import Inventory
+from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Transport
-from clusterctl.util.progress import HostStep, Say
-
-__all__ = ["FullDisk", "Marks", "Question", "View", "reach", "refuse_full_disks"]
+from clusterctl.transport.connections import write_ssh_files
+from clusterctl.util.progress import HostStep, Reporter
 
 TIMEOUT_S = 90.0
 REVIVE_AFTER_S = 5.0  # so long a host may take to boot, or to say good-bye
-_AT_ONCE = 32
+_MAX_PARALLEL = 32
 _ANSWER_S = 60.0
 _PAUSE_S = 0.1
 
 
-def reach(
-    questions: Mapping[str, Question],
+def probe_hosts(
+    requests: Mapping[str, ProbeRequest],
     to: Callable[[str], Transport],
     *,
     timeout_s: float = TIMEOUT_S,
     revive: Callable[[], None] = lambda: None,
     revive_after_s: float = REVIVE_AFTER_S,
-    say: Say = lambda _: None,
-) -> Mapping[str, View]:
-    """Host name -> how it showed itself, once every host that was asked answers.
+    report: Reporter = lambda _: None,
+) -> Mapping[str, HostReport]:
+    """Host name -> its report, once every host answers.
 
     ``to`` connects to a host. ``revive`` is called every few seconds while some give no answer: it starts
-    hosts that have been powered off. ``say`` is told, from threads, of each host's answer.
+    hosts that have been powered off. ``report`` is told, from threads, of each host's answer.
 
     Raises:
         TransportError: some hosts did not answer in time; one failure a host.
@@ -42,20 +45,20 @@ def reach(
     deadline = time.monotonic() + timeout_s
     given_up = threading.Event()
 
-    def ask(name: str) -> View | ClusterctlError:
-        answer = _ask(to(name), questions[name], deadline, given_up)
-        say(HostStep(name, "answers", len(questions), failed=isinstance(answer, ClusterctlError)))
+    def ask(name: str) -> HostReport | ClusterctlError:
+        answer = _ask(to(name), requests[name], deadline, given_up)
+        report(HostStep(name, "answers", len(requests), failed=isinstance(answer, ClusterctlError)))
         return answer
 
-    with ThreadPoolExecutor(max_workers=max(1, min(_AT_ONCE, len(questions)))) as pool:
-        asking = {name: pool.submit(ask, name) for name in questions}
+    with ThreadPoolExecutor(max_workers=max(1, min(_MAX_PARALLEL, len(requests)))) as pool:
+        asking = {name: pool.submit(ask, name) for name in requests}
         try:
             while wait(asking.values(), timeout=revive_after_s).not_done:
                 revive()
         except BaseException:  # the pool waits for its threads: Ctrl-C must reach them, also in a frozen host
             given_up.set()
             pool.shutdown(wait=False, cancel_futures=True)
-            for name in questions:
+            for name in requests:
                 to(name).close()
             raise
         given_up.set()
@@ -63,10 +66,10 @@ def reach(
     failed = {name: a for name, a in answers.items() if isinstance(a, ClusterctlError)}
     if failed:
         raise _unreached(failed, of=len(answers))
-    return {name: view for name, view in answers.items() if isinstance(view, View)}
+    return {name: view for name, view in answers.items() if isinstance(view, HostReport)}
 
 
-def refuse_full_disks(views: Mapping[str, View]) -> None:
+def reject_full_disks(views: Mapping[str, HostReport]) -> None:
     """Nothing can be configured, and no job started, where nothing can be written.
 
     Raises:
@@ -87,11 +90,12 @@ def refuse_full_disks(views: Mapping[str, View]) -> None:
 
 
 def _ask(
-    transport: Transport, question: Question, deadline: float, given_up: threading.Event
-) -> View | ClusterctlError:
+    transport: Transport, request: ProbeRequest, deadline: float, given_up: threading.Event
+) -> HostReport | ClusterctlError:
     while True:
         try:
-            return parse_view(transport.run(question.argv(), timeout_s=_ANSWER_S).stdout)
+            answer = transport.run(("sudo", "-n", *request.argv()), stdin=PROGRAM, timeout_s=_ANSWER_S)
+            return parse_report(answer.stdout)
         except (UnreachableError, StoppingError) as exc:  # still booting, perhaps, or about to
             if time.monotonic() > deadline or given_up.wait(_PAUSE_S):
                 return exc
@@ -110,3 +114,36 @@ def _unreached(failed: Mapping[str, ClusterctlError], *, of: int) -> TransportEr
         fix="see what `clusterctl ssh HOST` says, then run `clusterctl up` again",
         failures=failures,
     )
+
+
+_DISTRIBUTION = ProbeRequest(space=())
+
+
+def with_distributions(
+    inventory: Inventory,
+    workspace: Workspace,
+    to: Callable[[str], Transport],
+    *,
+    report: Reporter = lambda _: None,
+) -> Inventory:
+    """The inventory, with the distribution of every host in it: those without one are probed.
+
+    Raises:
+        TransportError: some hosts did not answer in time.
+        ProvisionError: some can't be configured, or differ from the others; one failure a host.
+    """
+    unseen = [host.name for host in inventory.hosts if host.distribution == distributions.UNSEEN]
+    if not unseen:
+        return inventory
+    write_ssh_files(inventory, workspace)
+    try:
+        views = probe_hosts(dict.fromkeys(unseen, _DISTRIBUTION), to, report=report)
+    except TransportError as exc:
+        by_hand = f"ssh -F {shlex.quote(str(workspace.ssh_config))} HOST"
+        fix = f"see what `{by_hand}` says, then run `clusterctl up` again"
+        raise TransportError(exc.what, why=exc.why, fix=fix, failures=exc.failures) from exc
+    found = {host.name: host.distribution for host in inventory.hosts}
+    found |= {name: view.distribution for name, view in views.items()}
+    distributions.common(found)
+    hosts = (host.model_copy(update={"distribution": found[host.name]}) for host in inventory.hosts)
+    return inventory.model_copy(update={"hosts": tuple(hosts)})

@@ -1,52 +1,165 @@
-"""What a host is asked to show of itself, and what it showed."""
+"""The facts of a host: what the probe is requested to tell (ProbeRequest), and what it told (HostReport)."""
 
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Final, Literal
 
-from clusterctl.errors import TransportError, UnreachableError
-from clusterctl.hosts.gpus import Driver
-from clusterctl.hosts.slurm_facts import (
-    FACTS_ARGV,
-    NodeFacts,
-    count_on_bus,
-    has_slurmd,
-    parse_driver,
-    parse_facts,
-)
+from pydantic import BaseModel, ConfigDict
+
+from clusterctl.errors import SlurmError, TransportError, UnreachableError
+from clusterctl.hosts.gpus import GPU_SCRIPT, Driver, Gpu, count_cards, driver_fault, parse_gpus
 from clusterctl.spec.units import format_size
 
-_PROGRAM = (Path(__file__).parent / "remote_probe.py").read_text(encoding="utf-8")
-_STOPPING = "stopping"
+PROGRAM: Final = (Path(__file__).parent / "remote_probe.py").read_bytes()
+# Rocky 8's own Python is nowhere on the PATH. What prints it also says so where there is none.
+_START: Final = (
+    "for python in /usr/bin/python3 /usr/libexec/platform-python; do "
+    '[ -x "$python" ] && exec "$python" -I -S - "$1"; done; echo "no Python 3 is installed" >&2; exit 127'
+)
+_STOPPING: Final = "stopping"
 
-Marks = Mapping[
-    str, str
-]  # "file /etc/munge/munge.key" -> its hash, mode and owner; "unit munge" -> "running"
+# "file /etc/munge/munge.key" -> its hash, mode and owner; "unit munge" -> "running"
+Checksums = Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
-    """What of a host is to be looked at. Kinds and names become the keys of its marks."""
+class HostFactsRequest:
+    """The part of a request that decides whether a host can be part of a cluster.
+
+    Names to resolve, ports, folders with their room, units, accounts and their numbers. ``files`` are
+    patterns of those that the roles may change; ``packages`` what they may install.
+    """
+
+    names: tuple[str, ...] = ()
+    ports: tuple[int, ...] = ()
+    paths: tuple[str, ...] = ("/",)
+    units: tuple[str, ...] = ()
+    accounts: tuple[str, ...] = ()
+    uids: tuple[int, ...] = ()
+    files: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeRequest:
+    """What the probe is to tell of a host. Kinds and names become the keys of its checksums.
+
+    ``host``: also what decides whether it can be part of a cluster. ``node``: what it is as a node, with its
+    checksums, once it has booted; before a host is part of a cluster nobody needs them.
+    """
 
     files: tuple[str, ...] = ()
     blocks: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # file -> first and last line
     paths: tuple[str, ...] = ()
     users: tuple[str, ...] = ()
     homes: Mapping[str, str] = field(default_factory=dict)  # user -> folder
-    far_homes: Mapping[str, str] = field(default_factory=dict)  # user -> folder, for another host to look at
+    far_homes: Mapping[str, str] = field(default_factory=dict)  # user -> folder that another host checks
     keys: Mapping[str, str] = field(default_factory=dict)  # user -> public key; unless the home is far
     units: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # unit -> files it reads at its start
     accounting: tuple[tuple[str, ...], ...] = ()  # words for `sacctmgr show`
     space: tuple[str, ...] = ("/",)
+    host: HostFactsRequest | None = None
+    node: bool = True
 
     def argv(self) -> tuple[str, ...]:
-        """The command that answers it, as the admin user."""
-        request = json.dumps({"facts": FACTS_ARGV, **asdict(self)})
-        return ("sudo", "-n", "/usr/bin/python3", "-I", "-S", "-c", _PROGRAM, request)
+        """The command that answers it, as root, with ``PROGRAM`` on its standard input."""
+        request = json.dumps({"node_argv": NODE_ARGV, **asdict(self)})
+        return ("sh", "-c", _START, "sh", request)
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class System(_Answer):
+    """The operating system and the machine; ``machine_id`` is a hash that two clones share."""
+
+    id: str
+    version: str
+    name: str
+    machine: str
+    python: tuple[int, int]
+    systemd: bool
+    cpus: int
+    memory_mib: int
+    hostname: str
+    machine_id: str
+
+
+class Space(_Answer):
+    """The room of the file system of some paths; ``inodes`` is None where it does not count them."""
+
+    paths: tuple[str, ...]
+    free_mib: int
+    inodes: int | None
+    read_only: bool
+
+
+class LockHolder(_Answer):
+    """Who installs packages right now."""
+
+    pid: int
+    command: str
+
+
+class GpuFacts(_Answer):
+    """NVIDIA's cards on the PCI bus, and those that the driver shows, by name.
+
+    ``driver`` is the version of the one that answers, ``installed`` that of the kernel module on disk.
+    """
+
+    cards: int
+    shown: tuple[str, ...]
+    driver: str | None
+    nouveau: bool
+    secure_boot: bool
+    switches: int = 0
+    installed: str = ""
+
+
+class FirewallOutput(_Answer):
+    """What the firewalls' own commands say: `ufw status verbose`, `iptables-save`, `nft -j list ruleset`.
+
+    ``firewalld`` is `running`, or `stopped` where it starts with the next boot and has no policy of ours.
+    While it runs nothing else is asked.
+    """
+
+    firewalld: Literal["running", "stopped", ""] = ""
+    zone: str = ""  # its default
+    ufw: str = ""
+    iptables: str = ""
+    nft: str = ""
+
+
+class HostFacts(_Answer):
+    """What a host said of itself; ``time`` is its clock, in seconds since 1970."""
+
+    time: float
+    uid: int
+    system: System
+    addresses: tuple[str, ...]
+    resolved: Mapping[str, tuple[str, ...]]
+    space: tuple[Space, ...]
+    listeners: Mapping[int, str]
+    lock_holders: tuple[LockHolder, ...]
+    selinux: str
+    units: frozenset[str]
+    gpus: GpuFacts
+    accounts: Mapping[str, int]
+    clock_alone: bool = False  # no time service that runs there follows anybody
+    firewall: FirewallOutput = FirewallOutput()
+    interfaces: Mapping[str, tuple[str, ...]] = {}  # -> its addresses
+    cgroups: bool = True  # root can make control groups there
+    databases: tuple[str, ...] = ()  # of MariaDB or MySQL, but for its own
+    slurm_state: tuple[str, ...] = ()  # what a slurmctld keeps for its next start
+    files: tuple[str, ...] = ()  # of those that were asked for
+    packages: frozenset[str] = frozenset()  # likewise
+    claim: str = ""  # what clusterctl noted there of the cluster that it belongs to; JSON
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,23 +179,24 @@ class FullDisk:
 
 
 @dataclass(frozen=True, slots=True)
-class View:
-    """A host as it showed itself."""
+class HostReport:
+    """What the probe told of a host."""
 
     facts: NodeFacts | None  # None: it has no slurmd
-    marks: Marks
+    checksums: Checksums
     full: tuple[FullDisk, ...] = ()
     distribution: str = ""  # ID and VERSION_ID of its os-release
     driver: Driver = field(default_factory=Driver)  # NVIDIA's
     cards: int = 0  # NVIDIA's, on the PCI bus
+    host: HostFacts | None = None  # where that was requested
 
 
 class StoppingError(TransportError):
     """The host answers, but is on its way down."""
 
 
-def parse_view(text: str) -> View:
-    """The answer to a ``Question``.
+def parse_report(text: str) -> HostReport:
+    """The answer to a ``ProbeRequest``.
 
     Raises:
         StoppingError: the host is being powered off.
@@ -92,18 +206,96 @@ def parse_view(text: str) -> View:
     """
     try:
         answer: dict[str, Any] = json.loads(text)
-        if answer["state"] == _STOPPING:
+        if answer.get("state") == _STOPPING:
             raise StoppingError("the host is being powered off")
-        facts, marks, distribution = str(answer["facts"]), dict(answer["marks"]), str(answer["distribution"])
+        host = HostFacts.model_validate(answer["host"]) if "host" in answer else None
+        if host is not None and "node" not in answer:
+            return HostReport(None, {}, host=host)
+        node, checksums = str(answer["node"]), dict(answer["checksums"])
         full = tuple(
             FullDisk(**{**disk, "largest": tuple((size, path) for size, path in disk["largest"])})
             for disk in answer["full"]
         )
-    except (ValueError, KeyError, TypeError) as exc:
+        distribution, cards = str(answer["distribution"]), int(answer["cards"])
+    except (ValueError, KeyError, TypeError, AttributeError) as exc:
         raise TransportError("the host gave no usable answer", why=text[:500]) from exc
-    if not facts:  # it could not start what tells them, or not in time: it is too busy, or still booting
+    if not node:  # it could not start what tells them, or not in time: it is too busy, or still booting
         raise UnreachableError(
             "the host could not say what it has", why="it is busy", fix="look at its load, then try again"
         )
-    known = parse_facts(facts) if has_slurmd(facts) else None
-    return View(known, marks, full, distribution, parse_driver(facts), count_on_bus(facts))
+    facts = parse_node_facts(node) if has_slurmd(node) else None
+    return HostReport(facts, checksums, full, distribution, parse_driver(node), cards, host)
+
+
+_NODE_SCRIPT = r"""
+PATH="$PATH:/usr/sbin:/sbin:/usr/local/bin"
+echo @node
+if command -v slurmd >/dev/null 2>&1; then slurmd -C; else echo absent; fi
+"""
+_MPI_SCRIPT = r"""
+echo @mpi
+for plugin in /usr/lib64/slurm/mpi_*.so /usr/lib/*/slurm*/mpi_*.so; do
+    if [ -e "$plugin" ]; then basename "$plugin" .so; fi
+done
+"""
+NODE_ARGV = ("sh", "-c", _NODE_SCRIPT + GPU_SCRIPT + _MPI_SCRIPT)
+
+_SECTION = re.compile(r"^@(\w+)$", re.MULTILINE)
+_PAIR = re.compile(r"(\w+)=(\S+)")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """Hardware of one node; ``cpus`` counts threads, ``memory_mib`` is what the kernel sees."""
+
+    cpus: int
+    boards: int
+    sockets: int
+    cores_per_socket: int
+    threads_per_core: int
+    memory_mib: int
+    gpus: tuple[Gpu, ...] = ()
+    mpi: tuple[str, ...] = ()
+
+
+def has_slurmd(text: str) -> bool:
+    """Whether the host that printed this has one, which alone can tell what the node is."""
+    return re.search(r"^@node\nabsent$", text, re.MULTILINE) is None
+
+
+def parse_node_facts(text: str) -> NodeFacts:
+    """Facts from what ``NODE_ARGV`` printed; lines that are not understood are passed over.
+
+    Raises:
+        SlurmError: `slurmd -C` said nothing usable, so Slurm is not installed there, or broken.
+    """
+    sections, driver = _sections(text), parse_driver(text)
+    pairs = dict(_PAIR.findall(sections.get("node", "")))
+    try:
+        return NodeFacts(
+            cpus=int(pairs["CPUs"]),
+            boards=int(pairs.get("Boards", "1")),
+            sockets=int(pairs["SocketsPerBoard"]),
+            cores_per_socket=int(pairs["CoresPerSocket"]),
+            threads_per_core=int(pairs["ThreadsPerCore"]),
+            memory_mib=int(pairs["RealMemory"]),
+            gpus=driver.gpus,
+            mpi=tuple(sorted(line.removeprefix("mpi_") for line in sections.get("mpi", "").split())),
+        )
+    except (KeyError, ValueError) as exc:
+        raise SlurmError(
+            "`slurmd -C` did not describe the node",
+            why=f"no usable {exc.args[0]!r} in: {text.strip()[:500]}",
+            fix="see that slurmd is installed there and runs",
+        ) from exc
+
+
+def parse_driver(text: str) -> Driver:
+    """What NVIDIA's driver said, from what ``NODE_ARGV`` printed."""
+    sections = _sections(text)
+    return Driver(count_cards(sections), parse_gpus(sections), driver_fault(sections))
+
+
+def _sections(text: str) -> dict[str, str]:
+    parts = _SECTION.split(text)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))

@@ -9,8 +9,8 @@ from typing import Final
 from ruamel.yaml import YAML
 
 from clusterctl.packages.os_packages import packages_of
-from clusterctl.spec import ClusterSpec
 from clusterctl.spec.distributions import Distribution
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, LOGIN
 from clusterctl.util.assets import asset
 
@@ -29,7 +29,7 @@ _BROUGHT_WITH_SLURM: Final = {
 }
 
 
-def brought_packages(spec: ClusterSpec, roles: Sequence[str], distribution: Distribution) -> tuple[str, ...]:
+def role_packages(spec: ClusterSpec, roles: Sequence[str], distribution: Distribution) -> tuple[str, ...]:
     """Those that every host of these roles gets.
 
     More may come for what the host is or has: EPEL, a clock that nobody keeps, SELinux, cards, an NFS folder.
@@ -41,7 +41,7 @@ def brought_packages(spec: ClusterSpec, roles: Sequence[str], distribution: Dist
     return (*found, "apptainer") if spec.software.apptainer else found
 
 
-def touched_files(spec: ClusterSpec, roles: Sequence[str]) -> frozenset[str]:
+def role_files(spec: ClusterSpec, roles: Sequence[str]) -> frozenset[str]:
     """Patterns of the files that may be changed on a host of these roles, as the roles declare them."""
     ansible = [*_ANYWHERE]
     for role in roles if spec.has_slurm else ():

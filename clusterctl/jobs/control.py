@@ -8,8 +8,7 @@ from typing import Any
 
 from clusterctl.scheduler.base import Scheduler
 from clusterctl.scheduler.models import JobInfo
-from clusterctl.scheduler.session import Session
-from clusterctl.scheduler.unresolved import resolve
+from clusterctl.scheduler.session import Session, resolve_submissions
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,7 +54,7 @@ def list_jobs(session: Session) -> tuple[JobInfo, ...]:
     Raises:
         SchedulerError: it can't be told.
     """
-    resolve(session.scheduler, session.ledger)
+    resolve_submissions(session.scheduler, session.ledger)
     found = session.scheduler.own_jobs()
     known = {job.whole_id for job in found}
     entries = session.ledger.entries()
@@ -64,7 +63,7 @@ def list_jobs(session: Session) -> tuple[JobInfo, ...]:
     return tuple(sorted(found, key=lambda job: (job.job_id, job.task or 0)))
 
 
-def active(scheduler: Scheduler) -> tuple[JobInfo, ...]:
+def active_jobs(scheduler: Scheduler) -> tuple[JobInfo, ...]:
     """All users' jobs that wait or run, as far as this user may see them."""
     return tuple(job for job in scheduler.all_jobs() if not job.ended)
 

@@ -10,16 +10,17 @@ from dataclasses import dataclass
 from typing import BinaryIO, Final
 
 from clusterctl.errors import CommandError, TransportError, UsageError, printable
-from clusterctl.packages.wheels import Lock, Node, Question, resolve, resolved, wheel_path
-from clusterctl.spec import ClusterSpec, JobSpec, JobWords
+from clusterctl.packages.requirements import Requirements, cached_lock, resolve
+from clusterctl.packages.wheelhouse import Lock, NodePlatform, wheel_path
 from clusterctl.spec.distributions import Distribution
+from clusterctl.spec.job import JobOptions, JobSpec
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.transport.base import BULK, Conversation, Transport
 from clusterctl.transport.program import remote_argv
-from clusterctl.transport.remote_lock import HELD
+from clusterctl.transport.remote_open import HELD
 from clusterctl.transport.tree import Progress, shown_size
 from clusterctl.util.assets import job_lock
-
-Say = Callable[[str], None]
+from clusterctl.util.progress import LineReporter
 
 BASE_ENVIRONMENT: Final = "/opt/clusterctl/env"  # what every node has
 ENVIRONMENTS: Final = "clusterctl/environments"  # in the job user's home
@@ -89,11 +90,11 @@ PLAIN: Final = Environment()
 
 def environment_of(
     spec: ClusterSpec,
-    job: JobWords | None = None,
+    job: JobOptions | None = None,
     *,
     distribution: Distribution,
-    say: Say,
-    heard: Say = lambda _line: None,
+    report: LineReporter,
+    heard: LineReporter = lambda _line: None,
 ) -> Environment:
     """What the requirements of a spec, and of a job on top, come to. Nothing reaches the cluster yet.
 
@@ -101,7 +102,7 @@ def environment_of(
         UsageError: they can't be met, or the job can't have any.
         MachineError: wheels can't be kept here.
     """
-    cluster, node = spec.software.python.requirements, Node.of(distribution)
+    cluster, node = spec.software.python.requirements, NodePlatform.of(distribution)
     own = job.requirements if job is not None else None
     base = job_lock()
     if isinstance(job, JobSpec) and (job.bundled or job.container):
@@ -114,11 +115,11 @@ def environment_of(
         )
     lock: Lock | None = None
     if cluster is not None:
-        lock = resolve(Question((cluster,), base, node=node), say=say, heard=heard)
+        lock = resolve(Requirements((cluster,), base, node=node), report=report, heard=heard)
     if own is not None:
         held = {wheel.name: wheel.version for wheel in lock.wheels} if lock else {}
         files = (own,) if cluster is None else (cluster, own)
-        lock = resolve(Question(files, base, held, node), say=say, heard=heard)
+        lock = resolve(Requirements(files, base, held, node), report=report, heard=heard)
     return Environment(lock if lock is not None and lock.wheels else None)
 
 
@@ -133,8 +134,8 @@ def unbuilt(spec: ClusterSpec, distribution: Distribution, to: Callable[[], Tran
     """
     if spec.software.python.requirements is None:
         return ""
-    files, node = (spec.software.python.requirements,), Node.of(distribution)
-    lock = resolved(Question(files, job_lock(), node=node))
+    files, node = (spec.software.python.requirements,), NodePlatform.of(distribution)
+    lock = cached_lock(Requirements(files, job_lock(), node=node))
     if lock is None:
         return "its packages are chosen anew"
     if not lock.wheels or _is_there(to(), lock):
@@ -147,7 +148,7 @@ def build(
     transport: Transport,
     environment: Environment,
     *,
-    say: Say,
+    report: LineReporter,
     progress: Progress = lambda *_: None,
     base: str = BASE_ENVIRONMENT,
     wait_s: float = _WAIT_S,
@@ -169,10 +170,10 @@ def build(
         with transport.converse(argv, bulk=much, silence_s=_BUILD_S) as talk:
             for answer in _lines(talk):
                 if answer == "waiting":
-                    say("waiting for another clusterctl that builds an environment")
+                    report("waiting for another clusterctl that builds an environment")
                 elif answer == "send":
-                    _send(talk, environment.lock, say, progress)
-                    say("building the environment")
+                    _send(talk, environment.lock, report, progress)
+                    report("building the environment")
                     built = True
                 if answer in {"send", "there"}:
                     break
@@ -191,7 +192,7 @@ def build(
 
 
 def _held(transport: Transport, wait_s: float) -> TransportError:
-    holders = transport.run(remote_argv("clusterctl.transport.remote_lock", _LOCK), check=False)
+    holders = transport.run(remote_argv("clusterctl.transport.remote_open", _LOCK), check=False)
     return TransportError(
         "the Python environment can't be built on the cluster: builds are locked",
         where=transport.host,
@@ -226,11 +227,11 @@ def _lines(talk: Conversation) -> Iterator[str]:
         yield from (line.decode(errors="replace") for line in lines)
 
 
-def _send(talk: Conversation, lock: Lock, say: Say, progress: Progress) -> None:
+def _send(talk: Conversation, lock: Lock, report: LineReporter, progress: Progress) -> None:
     """Send the wheels, and last the lock: without it nothing is installed."""
     paths = [wheel_path(wheel) for wheel in lock.wheels]
     total = _size(lock)
-    say(f"sending {len(paths)} wheels, {shown_size(total)}")
+    report(f"sending {len(paths)} wheels, {shown_size(total)}")
     done = 0
     for path in paths:
         with path.open("rb") as file:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
@@ -12,9 +13,11 @@ from clusterctl.errors import NotUpError, UsageError
 from clusterctl.scheduler.base import Scheduler
 from clusterctl.scheduler.mpirun.client import MpirunClient
 from clusterctl.scheduler.slurm.client import SlurmClient
-from clusterctl.spec import ClusterSpec, GcpProvider, gcp_images
+from clusterctl.spec import gcp_machines
 from clusterctl.spec.distributions import DEFAULT, Distribution, distribution_of, of_local_nodes
+from clusterctl.spec.gcp import GcpProvider
 from clusterctl.spec.load import load_spec
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.onprem import OnpremProvider
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.ledger import Ledger
@@ -27,7 +30,7 @@ PATIENCE_S = 60.0  # for who runs the jobs to answer
 
 
 @dataclass(frozen=True, slots=True)
-class Apart:
+class LocalStorageNode:
     """A node that sees no folder of the others': what jobs need there, it has itself."""
 
     host: str
@@ -45,7 +48,7 @@ class Session:
     spec: ClusterSpec
     scheduler: Scheduler
     ledger: Ledger
-    apart: tuple[Apart, ...] = ()
+    apart: tuple[LocalStorageNode, ...] = ()
     distribution: Distribution = field(default_factory=lambda: distribution_of(DEFAULT))
 
     @property
@@ -95,7 +98,7 @@ def session(spec: ClusterSpec, workspace: Workspace, *, patience_s: float = PATI
 
         controller = to(spec.controller_host)
         apart = tuple(
-            Apart(host.name, host.partition, controller if host.leads else to(host.name))
+            LocalStorageNode(host.name, host.partition, controller if host.is_controller else to(host.name))
             for host in _hosts_apart(workspace)
         )
         scheduler: Scheduler = SlurmClient(controller, patience_s=patience_s)
@@ -136,12 +139,12 @@ def inventory_of(workspace: Workspace) -> Inventory:
         ) from exc
 
 
-def spec_as_raised(workspace: Workspace) -> ClusterSpec:
+def applied_spec(workspace: Workspace) -> ClusterSpec:
     """The spec that `up` was last given, which may differ from what the user's file says by now."""
     return load_spec(workspace.spec)
 
 
-def admins_scheduler(
+def admin_scheduler(
     inventory: Inventory, connections: Connections, *, patience_s: float = PATIENCE_S
 ) -> Scheduler:
     """Who runs the jobs, as the admin user, who sees and may do more than a job user."""
@@ -159,6 +162,24 @@ def distribution_ahead(spec: ClusterSpec, workspace: Workspace) -> Distribution 
         if isinstance(spec.provider, OnpremProvider):
             return None
         release = (
-            gcp_images.release_ahead(spec) if isinstance(spec.provider, GcpProvider) else of_local_nodes()
+            gcp_machines.release_ahead(spec) if isinstance(spec.provider, GcpProvider) else of_local_nodes()
         )
         return distribution_of(release) if release else None
+
+
+_SBATCH_MAY_HANG_S = 600
+
+
+def resolve_submissions(scheduler: Scheduler, ledger: Ledger) -> None:
+    """Find out what became of such submissions, and write it down.
+
+    Raises:
+        SchedulerError: it can't be told.
+    """
+    for entry in ledger.entries():
+        if entry.job_id is None and not entry.refused:
+            found = scheduler.by_comment(entry.comment, entry.submitted_at)
+            if found is not None:
+                ledger.update(entry, job_id=found.whole_id)
+            elif time.time() - entry.submitted_at > _SBATCH_MAY_HANG_S:
+                ledger.update(entry, refused=True)

@@ -13,9 +13,9 @@ from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from clusterctl.spec import ClusterSpec, distributions
+from clusterctl.spec import distributions
 from clusterctl.spec.distributions import Distribution
-from clusterctl.spec.models import ADMIN_USER
+from clusterctl.spec.models import ADMIN_USER, ClusterSpec
 
 CONTROLLER = "controller"
 ARCHITECTURE = "x86_64"  # of all nodes, as the kernel calls it
@@ -87,12 +87,12 @@ class Host(BaseModel):
         return self.hostname or self.name
 
     @property
-    def leads(self) -> bool:
+    def is_controller(self) -> bool:
         """Whether it runs slurmctld."""
         return CONTROLLER in self.roles
 
     @property
-    def computes(self) -> bool:
+    def is_compute(self) -> bool:
         """Whether it runs slurmd."""
         return COMPUTE in self.roles
 
@@ -133,12 +133,12 @@ class Inventory(BaseModel):
     @property
     def controller(self) -> Host:
         """The host that runs slurmctld."""
-        return next(h for h in self.hosts if h.leads)
+        return next(h for h in self.hosts if h.is_controller)
 
     @property
     def compute(self) -> tuple[Host, ...]:
         """The hosts that run slurmd, in partition order."""
-        return tuple(h for h in self.hosts if h.computes)
+        return tuple(h for h in self.hosts if h.is_compute)
 
     @property
     def distribution(self) -> Distribution:

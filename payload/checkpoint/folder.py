@@ -1,14 +1,20 @@
-"""The folder of a run's checkpoints: names, which are complete, and what killed runs left."""
+"""The folder of a run's checkpoints: its names, what killed runs left in it, and its lock."""
 
 from __future__ import annotations
 
+import fcntl
+import os
 import re
 import secrets
 import shutil
+import sys
+import time
+import weakref
 from pathlib import Path
 
 from payload.comm.base import Communicator, together
 from payload.errors import UsageError
+from payload.host import hostname
 
 _NAME = re.compile(r"iteration-(\d{8,})")
 INCOMPLETE = ".incomplete"
@@ -62,3 +68,66 @@ def prepare(folder: Path, world: Communicator) -> None:
     finally:
         if world.rank == 0:
             (folder / mark).unlink(missing_ok=True)
+
+
+PATIENCE_S = 100.0
+"""For which a run that was started again waits for the one before it. An NFS server takes 90 s to free what a
+node held that died."""
+
+
+class Lock:
+    """A lock of the file ``.lock`` in a folder, until it is closed in all processes that have its descriptor,
+    or these are dead. The file stays; it tells who has the lock."""
+
+    def __init__(self, folder: Path, *, patience_s: float = PATIENCE_S) -> None:
+        """Make the folder, and wait for the lock.
+
+        Raises:
+            UsageError: another run has it for too long, or the folder cannot be written or locked.
+        """
+        path = folder / ".lock"
+        try:
+            folder.mkdir(parents=True, exist_ok=True)
+            self.descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o666)
+            self.close = weakref.finalize(self, os.close, self.descriptor)
+            self._wait(folder, patience_s)
+            os.ftruncate(self.descriptor, 0)
+            os.pwrite(self.descriptor, _name().encode(), 0)
+        except OSError as exc:
+            raise UsageError(f"--checkpoints: {exc.filename or path}: {exc.strerror}") from exc
+
+    def _wait(self, folder: Path, patience_s: float) -> None:
+        began, told = time.monotonic(), False
+        while not self._try():
+            holder = os.pread(self.descriptor, 1024, 0).decode(errors="replace") or "another run"
+            if time.monotonic() - began >= patience_s:
+                raise UsageError(
+                    f"--checkpoints: {folder} is in use by {holder}: end that, or give another folder"
+                )
+            if not told:
+                sys.stderr.write(f"payload: waits up to {patience_s:.0f} s for {folder}, used by {holder}\n")
+                sys.stderr.flush()
+                told = True
+            time.sleep(0.2)
+
+    def _try(self) -> bool:
+        try:
+            fcntl.flock(self.descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return False
+        return True
+
+
+def lock(folder: Path, world: Communicator) -> Lock | None:
+    """Of all ranks, rank 0 takes and has it.
+
+    Raises:
+        UsageError: it cannot; on every rank.
+    """
+    return together(world, lambda: Lock(folder) if world.rank == 0 else None)
+
+
+def _name() -> str:
+    """Of this run, for people."""
+    job = os.environ.get("SLURM_JOB_ID")
+    return f"process {os.getpid()} on {hostname()}{f' of job {job}' if job else ''}"

@@ -1,28 +1,149 @@
-"""Saves while training goes on: a copy in memory, which a process of each rank writes to disk."""
+"""Saves checkpoints while training goes on: a copy in memory, which a process of each rank writes to disk."""
 
 from __future__ import annotations
 
 import json
+import mmap
+import os
 import secrets
+import select
 import shutil
+import signal
+import subprocess
+import sys
 import time
 import zlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
-from types import MappingProxyType, TracebackType
-from typing import Any
+from types import FrameType, MappingProxyType, TracebackType
+from typing import IO, Any
 
-from payload.checkpoint.background import Writer
-from payload.checkpoint.files import DATA, MANIFEST, FileFacts, Manifest, plan_pieces, rank_file
-from payload.checkpoint.folder import INCOMPLETE, checkpoint_name, superseded
-from payload.checkpoint.lock import Lock
-from payload.checkpoint.pieces import scalars, share
-from payload.checkpoint.stopping import StopSignals
+import numpy as np
+from numpy.typing import NDArray
+
+from payload.checkpoint.folder import INCOMPLETE, Lock, checkpoint_name, superseded
+from payload.checkpoint.shards import (
+    DATA,
+    MANIFEST,
+    FileFacts,
+    Manifest,
+    plan_pieces,
+    rank_file,
+    scalars,
+    share,
+)
 from payload.comm.base import together
 from payload.device import Mark
 from payload.errors import PayloadError
 from payload.parallel.engine import Engine
+
+_NUMBERS = (signal.SIGTERM, signal.SIGUSR1)
+
+
+class StopSignals:
+    """Remembers that one came, until an iteration is done."""
+
+    def __init__(self) -> None:
+        self.came = False
+        self._before = {number: signal.signal(number, self._note) for number in _NUMBERS}
+
+    def __enter__(self) -> StopSignals:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        """Treat them as before; once one came, to any rank, the run ends, and no other may disturb that.
+
+        srun sends SIGTERM to the ranks that leave after the first. Python forgets its handlers as it leaves,
+        but not what is to be ignored.
+        """
+        for number, handler in self._before.items():
+            signal.signal(number, signal.SIG_IGN if self.came else handler)
+
+    def _note(self, number: int, frame: FrameType | None) -> None:  # noqa: ARG002
+        self.came = True
+
+
+_QUIET = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP}
+
+
+class Writer:
+    """Does one request at a time, about what was put into ``memory``.
+
+    The memory has no name: no end of this process, however sudden, leaves any of it behind.
+    """
+
+    def __init__(self, size: int, *, keeps: Sequence[int] = ()) -> None:
+        """
+        Args:
+            size: bytes of the memory.
+            keeps: file descriptors that are open in the process, too, as long as it lives.
+        """
+        descriptor = os.memfd_create("checkpoint")
+        os.ftruncate(descriptor, size)
+        # Its pages are there from the start, not only when the first copy touches them.
+        mapped = mmap.mmap(descriptor, size, mmap.MAP_SHARED | mmap.MAP_POPULATE)
+        self.memory: NDArray[np.uint8] = np.frombuffer(mapped, np.uint8)
+        program, parent = str(Path(__file__).with_name("writer.py")), str(os.getpid())
+        # Signals that ask the job to end are for ranks. Blocked here, they are in the writer from its start.
+        before = signal.pthread_sigmask(signal.SIG_BLOCK, _QUIET)
+        try:
+            # It is started by vfork, which unlike fork does no harm after MPI_Init.
+            self._process = subprocess.Popen(
+                [sys.executable, "-I", program, str(descriptor), parent],
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                pass_fds=[descriptor, *keeps],
+                text=True,
+            )
+        finally:
+            signal.pthread_sigmask(signal.SIG_SETMASK, before)
+            os.close(descriptor)
+        self._requests, self._answers = _stream(self._process.stdin), _stream(self._process.stdout)
+        self.busy = False
+
+    def ask(self, **request: Any) -> None:
+        """Begin with something; see ``writer`` for what."""
+        self.busy = True
+        with suppress(BrokenPipeError):  # the writer is gone, which its answer will tell
+            self._requests.write(json.dumps(request) + "\n")
+            self._requests.flush()
+
+    def ready(self) -> bool:
+        """Whether the answer is there."""
+        poll = select.poll()  # unlike select, for any file descriptor
+        poll.register(self._answers, select.POLLIN)
+        return bool(poll.poll(0))
+
+    def answer(self) -> dict[str, Any]:
+        """What came of the request; waits for it.
+
+        Raises:
+            PayloadError: it could not be done.
+        """
+        line = self._answers.readline()
+        self.busy = False
+        if not line:
+            raise PayloadError(f"the process that writes checkpoints ended with {self._process.wait()}")
+        answer: dict[str, Any] = json.loads(line)
+        if "error" in answer:
+            raise PayloadError(f"a checkpoint cannot be written: {answer['error']}")
+        return answer
+
+    def close(self, *, kill: bool = False) -> None:
+        """End it after what it was asked for, or at once."""
+        if kill:
+            self._process.kill()
+        with suppress(BrokenPipeError):
+            self._requests.close()
+        self._answers.close()
+        self._process.wait()
+
+
+def _stream(stream: IO[str] | None) -> IO[str]:
+    assert stream is not None  # noqa: S101  # they are pipes
+    return stream
 
 
 @dataclass(slots=True)

@@ -1,21 +1,32 @@
-"""What the training loop sees of checkpoints: where it begins, and what happens between iterations."""
+"""The checkpoints of one run, as the training loop sees them: it resumes from one, and makes others."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any
 
-from payload.checkpoint.files import Manifest
-from payload.checkpoint.folder import prepare
-from payload.checkpoint.lock import Lock, lock
-from payload.checkpoint.resume import Resumed, choose, refuse_others, resume
-from payload.checkpoint.saver import Saver
-from payload.checkpoint.stopping import StopSignals
-from payload.comm.base import Communicator
+import numpy as np
+
+from payload.checkpoint.folder import Lock, complete, lock, prepare
+from payload.checkpoint.saver import Saver, StopSignals
+from payload.checkpoint.shards import (
+    BrokenError,
+    Manifest,
+    Reader,
+    held,
+    own_state,
+    read_data,
+    read_manifest,
+    set_scalars,
+    verify,
+)
+from payload.comm.base import Communicator, together
 from payload.config import TrainConfig
+from payload.errors import UsageError
 from payload.parallel.engine import Engine
 from payload.settings import to_record
 
@@ -103,3 +114,153 @@ class Session:
             config=to_record(config.placed()),
             files=(),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Chosen:
+    """A whole checkpoint, to go on from."""
+
+    path: Path
+    manifest: Manifest
+    learned: Mapping[str, Any]  # of the data that it was trained on
+    notes: list[str]  # for people, of newer ones that are broken
+
+
+@dataclass(frozen=True, slots=True)
+class Resumed:
+    """Where a run begins."""
+
+    iteration: int = 0  # the last that is done; 0: it starts anew
+    notes: list[str] = field(default_factory=list)  # for people
+
+
+def choose(wanted: str, folder: Path, world: Communicator) -> Chosen | None:
+    """What ``--resume`` says, each of its files checked; None where that is nothing.
+
+    Args:
+        wanted: ``never``; ``auto``, for the newest in ``folder`` that is whole, if there are any; or the
+            folder of a checkpoint.
+
+    Raises:
+        UsageError: it is broken; on every rank.
+    """
+    notes: list[str] = []
+    for path in world.allgather(_candidates(wanted, folder))[0]:
+        try:
+            return Chosen(path, *_inspect(path, world), notes)
+        except BrokenError as exc:
+            notes.append(f"{path} is broken: {exc}")
+            if wanted != "auto":
+                raise UsageError(f"--resume: {notes[0]}") from exc
+    if notes:
+        raise UsageError(
+            f"--resume auto: all checkpoints are broken: {'; '.join(notes)}; remove them to start anew"
+        )
+    return None
+
+
+def resume(chosen: Chosen | None, engine: Engine, now: Manifest) -> Resumed:
+    """Load it.
+
+    Args:
+        now: what this run is.
+
+    Raises:
+        UsageError: it is of another kind of run.
+    """
+    if chosen is None:
+        return Resumed()
+    path, manifest = chosen.path, chosen.manifest
+    _compare(path, manifest.identity, now.identity)
+    same = manifest.layout == now.layout
+    together(engine.mesh.world, lambda: _load(engine, path, manifest, own=same))
+    note = f"going on from {path}{'' if same else _resharding(manifest, now, engine)}"
+    return Resumed(manifest.iteration, [*chosen.notes, note])
+
+
+def refuse_others(folder: Path, wanted: str, world: Communicator) -> None:
+    """Checkpoints of another run, or of iterations that this run is about to do otherwise, must not be mixed
+    with its own, which would replace them.
+
+    Raises:
+        UsageError: there are such, on every rank.
+    """
+
+    def look() -> None:
+        there = list(complete(folder).values())
+        if there and Path(wanted).resolve() != there[-1].resolve():
+            raise UsageError(
+                f"--resume {wanted}: {there[-1]} is there already: go on from it with --resume auto, remove "
+                "it, or give another folder with --checkpoints"
+            )
+
+    if wanted != "auto":  # with which the folder is this run's own
+        together(world, lambda: look() if world.rank == 0 else None)
+
+
+def _candidates(wanted: str, folder: Path) -> list[Path]:
+    if wanted == "never":
+        return []
+    return list(reversed(complete(folder).values())) if wanted == "auto" else [Path(wanted)]
+
+
+def _inspect(path: Path, world: Communicator) -> tuple[Manifest, Mapping[str, Any]]:
+    """The manifest, and what was learned of the data; each rank looks at some of the files.
+
+    Raises:
+        BrokenError: something is wrong with the checkpoint; on every rank.
+    """
+
+    def look() -> tuple[str, Manifest | None, Mapping[str, Any]]:
+        try:
+            manifest = read_manifest(path)
+            for facts in manifest.files[world.rank :: world.size]:
+                verify(path, facts)
+            return "", manifest, read_data(path) if world.rank == 0 else {}
+        except BrokenError as exc:
+            return str(exc), None, {}
+
+    complaint, manifest, learned = look()
+    found = world.allgather((complaint, learned))
+    for complaint, _ in found:
+        if complaint:
+            raise BrokenError(complaint)
+    assert manifest is not None  # noqa: S101
+    return manifest, found[0][1]
+
+
+def _compare(path: Path, theirs: Mapping[str, Any], ours: Mapping[str, Any]) -> None:
+    """
+    Raises:
+        UsageError: they differ in something that is ours.
+    """
+    made, here = ({name: _text(value) for name, value in one.items()} for one in (theirs, ours))
+    different = [name for name in here if made.get(name) != here[name]]
+    if different:
+        was, now = (
+            ", ".join(f"{name} {one.get(name, 'none')}" for name in different) for one in (made, here)
+        )
+        raise UsageError(f"--resume: {path} was made with {was}, and this run has {now}")
+
+
+def _text(value: Any) -> str:
+    return ",".join(map(str, value)) if isinstance(value, list | tuple) else str(value)
+
+
+def _resharding(saved: Manifest, now: Manifest, engine: Engine) -> str:
+    def text(layout: Mapping[str, float]) -> str:
+        return ", ".join(f"{name} {size}" for name, size in layout.items())
+
+    own = "; what ranks kept of compressed gradients starts anew" if engine.own_state else ""
+    return f", from {text(saved.layout)} to {text(now.layout)}{own}"
+
+
+def _load(engine: Engine, path: Path, manifest: Manifest, *, own: bool) -> None:
+    """``own``: the layout is the same, so that what belongs to a rank alone fits, too."""
+    reader = Reader(path, manifest)
+    kept = [each for each in own_state(engine) if own and reader.holds(*each)]
+    for piece, array in [*held(engine), *kept]:
+        numbers = reader.read(piece, np.dtype(array.dtype))
+        array[...] = numbers if isinstance(array, np.ndarray) else engine.device.asarray(numbers)
+    set_scalars(engine, manifest.scalars)
+    engine.storage.publish()

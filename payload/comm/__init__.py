@@ -1,1 +1,40 @@
-"""How ranks talk: one interface (``base``), one module a transport."""
+"""How ranks talk: one interface (``base``), transports over MPI and NCCL, and compression around them."""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING
+
+from payload.errors import UsageError
+
+if TYPE_CHECKING:
+    from payload.comm.transport import MPI, Transport
+    from payload.device import Device
+
+_TRANSPORTS = {
+    "mpi": ("mpi", "MpiCommunicator"),
+    "mpi-cuda": ("mpi", "CudaAwareMpi"),
+    "nccl": ("nccl", "Nccl"),
+    "ring": ("ring", "Ring"),
+    "hierarchical": ("hierarchical", "Hierarchical"),
+    "naive": ("ring", "Naive"),
+}
+"""The module and the class of each, imported only when it is asked for: MPI is slow to load."""
+
+
+def make_transport(
+    name: str, device: Device, comm: MPI.Comm | None = None, *, cuda_aware: bool = False
+) -> Transport:
+    """The transport of that name, by default between all ranks of the job.
+
+    Args:
+        cuda_aware: with ``mpi`` on a GPU, give MPI device memory as it is.
+
+    Raises:
+        UsageError: it does not work with this device, these ranks, or this MPI; on every rank.
+    """
+    if cuda_aware and not device.gpu:
+        raise UsageError("--cuda-aware: there is no GPU whose memory MPI could be given")
+    module, kind = _TRANSPORTS["mpi-cuda" if name == "mpi" and cuda_aware else name]
+    transport: Transport = getattr(importlib.import_module(f"payload.comm.{module}"), kind)(device, comm)
+    return transport

@@ -22,6 +22,14 @@ class Pending(Protocol):
         """Until it is done: on a GPU at the latest for what is put on the current stream afterwards."""
 
 
+class Request(Protocol):
+    """What mpi4py gives for a message or collective under way."""
+
+    def Test(self) -> bool: ...  # noqa: N802
+
+    def Wait(self) -> object: ...  # noqa: N802
+
+
 class Done:
     """A ``Pending`` of what is done already."""
 

@@ -8,9 +8,9 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from payload.comm.base import Request
 from payload.comm.staging import Staging
-from payload.comm.steps import Last, Request, Steps
-from payload.comm.transport import MPI, Transport, chunks
+from payload.comm.transport import MPI, Last, Steps, Transport, chunks
 from payload.device import Array, Device
 
 NodeOf = Callable[[MPI.Comm], MPI.Comm]

@@ -10,10 +10,9 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from payload.comm.base import Pending, together
+from payload.comm.base import Pending, Request, together
 from payload.comm.staging import OnDevice, Staging, address, flat
-from payload.comm.steps import Last, Request, Steps
-from payload.comm.transport import MPI, Transport
+from payload.comm.transport import MPI, Last, Steps, Transport
 from payload.device import Array, Device
 from payload.errors import UsageError
 from payload.host import hostname

@@ -1,19 +1,20 @@
-"""The ring: each rank sends to its right neighbour only, and every byte of a sum passes each link twice.
+"""Collectives made of messages between two ranks: the ring, and the naive one that all are tested against.
 
-Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 69 (2009):
-the array is cut into one part a rank. In size - 1 hops every part goes around once while all add to it, and
+The ring: each rank sends to its right neighbour only, and every byte of a sum passes each link twice
+(Patarasuk and Yuan, "Bandwidth optimal all-reduce algorithms for clusters of workstations", JPDC 69, 2009).
+The array is cut into one part a rank. In size - 1 hops every part goes around once while all add to it, and
 is then complete at the rank whose number it bears; in size - 1 more hops the complete parts go around.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable
+from collections.abc import Callable, Generator, Sequence
 
 import numpy as np
 
-from payload.comm.steps import Last, Request, Steps
-from payload.comm.transport import MPI, Transport, chunks
+from payload.comm.base import Request
+from payload.comm.transport import MPI, Last, Steps, Transport, chunks
 from payload.device import Array
 
 MESSAGE_BYTES = 512 << 10
@@ -110,3 +111,42 @@ class _Round:
         part, host, size = part % self._size, self._host, self._size
         own = host[host.size * part // size : host.size * (part + 1) // size]
         return [own[chunk] for chunk in chunks(own, MESSAGE_BYTES)]
+
+
+class Naive(Transport):
+    """Every rank sends everything to every other, and adds in order of rank: slow, and plainly right.
+
+    Its sums are the same on all ranks to the last bit.
+    """
+
+    name = "naive"
+
+    def _sum(self, host: Array) -> Steps:
+        host[...] = _total((yield from self._swap([host] * self.size)))
+
+    def _scatter(self, host: Array) -> Steps:
+        parts = np.split(host, self.size)
+        parts[self.rank][...] = _total((yield from self._swap(parts)))
+
+    def _join(self, host: Array) -> Steps:
+        parts = np.split(host, self.size)
+        host[...] = np.concatenate((yield from self._swap([parts[self.rank]] * self.size)))
+
+    def _trade(self, host: Array, out: Array) -> Steps:
+        out[...] = np.concatenate((yield from self._swap(np.split(host, self.size))))
+
+    def _swap(self, outgoing: Sequence[Array]) -> Generator[Sequence[Request], None, list[Array]]:
+        """Give each rank what is for it; gives what each had for this one."""
+        incoming = [np.empty_like(outgoing[self.rank]) for _ in outgoing]
+        incoming[self.rank][...] = outgoing[self.rank]
+        others = [rank for rank in range(self.size) if rank != self.rank]
+        requests: list[Request] = [self._lane_comm.Irecv(incoming[rank], rank) for rank in others]
+        requests += [self._lane_comm.Isend(outgoing[rank], rank) for rank in others]
+        self.sent(sum(outgoing[rank].nbytes for rank in others))
+        yield Last(requests)
+        return incoming
+
+
+def _total(arrays: Sequence[Array]) -> Array:
+    """The sum, added in order."""
+    return sum(arrays[1:], arrays[0])

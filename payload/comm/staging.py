@@ -13,7 +13,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from payload.comm.steps import Request
+from payload.comm.base import Request
 from payload.device import Array, Device
 
 _WHOLE = slice(None)

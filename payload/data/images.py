@@ -8,11 +8,11 @@ from typing import Any
 
 import numpy as np
 
-from payload.data.source import Pair
+from payload.data.base import Pair
 from payload.device import Array
 from payload.errors import UsageError
+from payload.nn.module import Draw
 from payload.nn.random import drawn, sample_keys
-from payload.nn.tape import Draw
 
 _PAD = 8  # a crop is moved by up to a side's 8th: 4 pixels of 32, as ResNet's authors did
 

@@ -6,12 +6,12 @@ from collections.abc import Mapping
 
 import numpy as np
 
-from payload.data.source import Pair
+from payload.data.base import Pair
 from payload.data.tokenizer import Tokenizer
 from payload.device import Array
 from payload.errors import UsageError
+from payload.nn.module import Draw
 from payload.nn.random import drawn, sample_keys
-from payload.nn.tape import Draw
 
 _HELD_OUT = 20  # the last 20th of a text is held out
 _MASKED = 0.15

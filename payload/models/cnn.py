@@ -5,9 +5,9 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from payload.nn.base import Context, Layer, Sequential, Unit
 from payload.nn.conv import Conv2d
 from payload.nn.linear import Linear
+from payload.nn.module import Context, Layer, Sequential, Unit
 from payload.nn.norm import BatchNorm
 from payload.nn.pool import MaxPool2d
 from payload.nn.sequence import Flat

@@ -9,12 +9,11 @@ import math
 
 from payload.nn.activation import GELU
 from payload.nn.attention import Attention
-from payload.nn.base import Context, Layer, Residual, Sequential, Unit
 from payload.nn.dropout import Dropout
 from payload.nn.embedding import Embedding, TiedHead
-from payload.nn.layernorm import LayerNorm
 from payload.nn.linear import Linear
-from payload.nn.parameter import normal
+from payload.nn.module import Context, Layer, Residual, Sequential, Unit, normal
+from payload.nn.norm import LayerNorm
 from payload.nn.sequence import Positions
 
 VOCABULARY = 50304

@@ -7,12 +7,11 @@ B samples of T steps, H hidden numbers.
 from __future__ import annotations
 
 from payload.errors import UsageError
-from payload.nn.base import Context, Layer, Sequential, Unit
 from payload.nn.dropout import Dropout
 from payload.nn.embedding import Embedding
 from payload.nn.linear import Linear
 from payload.nn.lstm import LSTM
-from payload.nn.parameter import uniform
+from payload.nn.module import Context, Layer, Sequential, Unit, uniform
 from payload.nn.sequence import Flat, Pick
 
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from itertools import pairwise
 
 from payload.nn.activation import ReLU
-from payload.nn.base import Context, Layer, Sequential, Unit
 from payload.nn.linear import Linear
+from payload.nn.module import Context, Layer, Sequential, Unit
 from payload.nn.sequence import Flat
 
 

@@ -8,13 +8,11 @@ from typing import Literal
 from payload.device import Array
 from payload.errors import UsageError
 from payload.nn.activation import ReLU
-from payload.nn.base import Context, Layer, Sequential, Unit
 from payload.nn.conv import Conv2d
 from payload.nn.linear import Linear
+from payload.nn.module import Context, Layer, Sequential, Tape, Unit, ones, zeros
 from payload.nn.norm import BatchNorm
-from payload.nn.parameter import ones, zeros
 from payload.nn.pool import GlobalAveragePool, MaxPool2d
-from payload.nn.tape import Tape
 
 _BLOCKS = {18: (2, 2, 2, 2), 34: (3, 4, 6, 3), 50: (3, 4, 6, 3), 101: (3, 4, 23, 3), 152: (3, 8, 36, 3)}
 """Of each of the four stages, by depth; from 50 on they are bottlenecks."""

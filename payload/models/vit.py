@@ -8,11 +8,10 @@ from __future__ import annotations
 from payload.errors import UsageError
 from payload.nn.activation import GELU
 from payload.nn.attention import Attention
-from payload.nn.base import Context, Layer, Residual, Sequential, Unit
 from payload.nn.dropout import Dropout
-from payload.nn.layernorm import LayerNorm
 from payload.nn.linear import Linear
-from payload.nn.parameter import normal
+from payload.nn.module import Context, Layer, Residual, Sequential, Unit, normal
+from payload.nn.norm import LayerNorm
 from payload.nn.sequence import ClassToken, Patches, Pick, Positions
 
 _EPS = 1e-6

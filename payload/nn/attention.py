@@ -14,11 +14,9 @@ from types import ModuleType
 
 from payload.device import Array, wide
 from payload.errors import UsageError
-from payload.nn.base import Context
 from payload.nn.linear import Linear
-from payload.nn.parameter import Init
+from payload.nn.module import Context, Init, Tape
 from payload.nn.random import kept, part_keys, sample_keys
-from payload.nn.tape import Tape
 
 _QUERIES, _QUERIES_ON_GPU = 128, 1024
 """In one block: for causal attention, fewer save more of the scores that are 0, and cost more calls."""

@@ -7,9 +7,7 @@ from collections.abc import Iterator
 from types import ModuleType
 
 from payload.device import Array
-from payload.nn.base import Context
-from payload.nn.parameter import Parameter, normal, zeros
-from payload.nn.tape import Tape
+from payload.nn.module import Context, Parameter, Tape, normal, zeros
 
 _MIN_POSITIONS = 512
 """Fewer rows in a product, and BLAS spends more on packing the weights than on multiplying."""

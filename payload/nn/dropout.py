@@ -6,10 +6,8 @@ import math
 from collections.abc import Sequence
 
 from payload.device import Array, bits
-from payload.nn.base import Context
-from payload.nn.parameter import Parameter
+from payload.nn.module import Context, Parameter, Tape
 from payload.nn.random import kept, sample_keys
-from payload.nn.tape import Tape
 
 
 class Dropout:

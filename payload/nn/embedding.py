@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from payload.device import Array, bits
-from payload.nn.base import Context
-from payload.nn.parameter import Init, Parameter, normal, zeros
-from payload.nn.tape import Tape
+from payload.nn.module import Context, Init, Parameter, Tape, normal, zeros
 
 
 class Embedding:

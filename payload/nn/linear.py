@@ -7,9 +7,7 @@ from typing import Literal
 
 from payload.comm.base import Done
 from payload.device import Array
-from payload.nn.base import Context
-from payload.nn.parameter import Init, Parameter, normal, zeros
-from payload.nn.tape import Tape
+from payload.nn.module import Context, Init, Parameter, Tape, normal, zeros
 
 
 class Linear:

@@ -7,8 +7,7 @@ from types import ModuleType
 from typing import Protocol
 
 from payload.device import Array, wide
-from payload.nn.base import Context
-from payload.nn.tape import Tape
+from payload.nn.module import Context, Tape
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,9 +9,7 @@ from __future__ import annotations
 from types import ModuleType
 
 from payload.device import Array, wide
-from payload.nn.base import Context
-from payload.nn.parameter import Parameter, uniform, zeros
-from payload.nn.tape import Tape
+from payload.nn.module import Context, Parameter, Tape, uniform, zeros
 
 
 class LSTM:

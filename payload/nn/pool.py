@@ -6,10 +6,8 @@ import math
 from collections.abc import Iterator, Sequence
 
 from payload.device import Array, bits
-from payload.nn.base import Context
 from payload.nn.conv import output_size
-from payload.nn.parameter import Parameter
-from payload.nn.tape import Tape
+from payload.nn.module import Context, Parameter, Tape
 
 
 class MaxPool2d:

@@ -9,7 +9,7 @@ from __future__ import annotations
 import hashlib
 
 from payload.device import Array, Device
-from payload.nn.tape import Draw
+from payload.nn.module import Draw
 
 
 def sample_keys(draw: Draw, stream: str) -> Array:

@@ -6,9 +6,7 @@ import math
 from collections.abc import Sequence
 
 from payload.device import Array
-from payload.nn.base import Context
-from payload.nn.parameter import Parameter, normal
-from payload.nn.tape import Tape
+from payload.nn.module import Context, Parameter, Tape, normal
 
 
 class Positions:

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from payload.device import Array, Device, Kernel
-from payload.nn.parameter import Segment
+from payload.nn.module import Segment
 from payload.optim.base import runs
 
 

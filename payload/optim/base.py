@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import Protocol
 
 from payload.device import Array
-from payload.nn.parameter import Segment
+from payload.nn.module import Segment
 
 
 class Optimizer(Protocol):

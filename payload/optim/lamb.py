@@ -9,7 +9,7 @@ import numpy as np
 
 from payload.comm.base import Communicator
 from payload.device import Array, Device, Kernel
-from payload.nn.parameter import Parameter, Segment
+from payload.nn.module import Parameter, Segment
 from payload.optim.adamw import MOMENTS, Moments, remember
 from payload.optim.base import runs
 

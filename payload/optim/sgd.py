@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from payload.device import Array, Device, Kernel
-from payload.nn.parameter import Segment
+from payload.nn.module import Segment
 from payload.optim.base import runs
 
 

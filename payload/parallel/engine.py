@@ -8,19 +8,16 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from payload.comm.compressed import Compressed, Piece
+from payload.comm.compression import Compressed, Piece
 from payload.device import Array, Device
 from payload.errors import UsageError
-from payload.nn.base import Unit
 from payload.nn.loss import Loss
+from payload.nn.module import Unit, recomputed
 from payload.optim.base import Optimizer
-from payload.parallel.mesh import Mesh
-from payload.parallel.options import Options
-from payload.parallel.pipeline import Batch, Pipeline, Stage
-from payload.parallel.placement import Ties, split
-from payload.parallel.storage import Storage
+from payload.parallel.mesh import Mesh, Options
+from payload.parallel.pipeline import Batch, Pipeline, Stage, Ties, split
+from payload.parallel.zero import Storage
 from payload.precision import LossScale
-from payload.recompute import recomputed
 
 _LARGEST_EXPONENT = 700.0
 _DEFAULT = Options()

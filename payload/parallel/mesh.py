@@ -1,14 +1,16 @@
-"""The mesh of ranks: which share tensors, which share the batch, which are stages of one pipeline."""
+"""The mesh of ranks (data-, tensor- and pipeline-parallel groups), and how a model is laid out on it."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 
 from payload.comm.base import Communicator, Solo
 from payload.comm.transport import Transport
 from payload.device import Device
 from payload.errors import UsageError
-from payload.nn.base import Context
+from payload.nn.module import Context
+from payload.precision import PRECISIONS, Precision
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,3 +59,17 @@ def make_mesh(world: Transport, *, tp: int = 1, pp: int = 1) -> Mesh:
         tp=group(tp, here[0] * dp + here[1]),
         pp=group(pp, here[1] * tp + here[2]),
     )
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the mesh does not say."""
+
+    seed: int = 0  # of first values and of dropout
+    precision: Precision = PRECISIONS["fp32"]
+    clip: float = math.inf  # the norm above which gradients are scaled down to it
+    recompute: bool = False  # keep no activations but those between units
+    zero: int = 0  # the stage, 0 to 3: see ``storage``
+    offload: bool = False  # what the optimizer works on is in the memory of the host
+    bucket_bytes: int = 25 << 20  # of gradients, at least, that are summed in one call; as PyTorch's DDP
+    overlap: bool = True  # at stages 0 and 1 sum while the backward pass goes on, not after it

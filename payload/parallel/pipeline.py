@@ -1,21 +1,175 @@
-"""Pipeline parallelism: each rank runs its stage, hands activations on, and gradients back.
+"""Pipeline parallelism: which units lie on which stage, what passes between stages, and in which order.
 
-Where the whole model is one stage, it is one micro-batch after the other, their gradients added up.
+Each rank runs its stage, hands activations on, and gradients back. Where the whole model is one stage, it is
+one micro-batch after the other, their gradients added up.
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from itertools import accumulate, pairwise
 
-from payload.comm.base import Communicator, Solo
-from payload.device import Array
-from payload.nn.base import Unit
+import numpy as np
+
+from payload.comm.base import Communicator, Pending, Solo
+from payload.device import Array, Device
+from payload.errors import UsageError
 from payload.nn.loss import Loss, Sums
-from payload.nn.tape import Draw, Tape
-from payload.parallel.link import Link
-from payload.parallel.storage import Storage
+from payload.nn.module import Draw, Parameter, Segment, Sequential, Shape, Tape, Unit
+from payload.parallel.zero import Storage
+
+_BLOCK = 1 << 20
+"""Numbers that stages exchange at once: the other stages' need a place of their own for so long."""
+
+_MEMORY_WEIGHT = 1e-3
+"""Work decides; parameters decide between splits of about the same work."""
+
+
+def split(units: Sequence[Unit], stages: int) -> list[Sequence[Unit]]:
+    """Runs of consecutive units, at least one each, of which the most laborious is as light as can be.
+
+    Raises:
+        UsageError: there are fewer units than stages.
+    """
+    if stages > len(units):
+        raise UsageError(f"--pp {stages}: the model can only be cut into {len(units)} stages; ask for fewer")
+    until = list(accumulate(_costs(units), initial=0.0))  # until[n]: of the first n units
+    # best[n]: of the first n units cut into runs, the heaviest run, and where the runs begin
+    best = [(math.inf, [0]), *((cost, [0]) for cost in until[1:])]
+    for _ in range(1, stages):
+        best = [
+            min(
+                ((max(best[cut][0], until[end] - until[cut]), [*best[cut][1], cut]) for cut in range(end)),
+                default=(math.inf, [0]),
+            )
+            for end in range(len(until))
+        ]
+    _, cuts = best[-1]
+    return [units[start:end] for start, end in pairwise([*cuts, len(units)])]
+
+
+def _costs(units: Sequence[Unit]) -> list[float]:
+    sizes = [sum(parameter.size for parameter in unit.layer.parameters) for unit in units]
+    flops, size = sum(unit.flops for unit in units) or 1, sum(sizes) or 1
+    return [unit.flops / flops + _MEMORY_WEIGHT * own / size for unit, own in zip(units, sizes, strict=True)]
+
+
+class Ties:
+    """Parameters that units on several stages use, such as GPT's embedding, which is its head as well.
+
+    Each of those stages has a copy. All copies start alike, and get the sum of the gradients of all.
+    """
+
+    def __init__(self, stages: Sequence[Sequence[Unit]], pp: Communicator, device: Device) -> None:
+        """``stages``: all of them, on every rank."""
+        self._pp, self._device = pp, device
+        users: dict[int, list[int]] = {}
+        for stage, units in enumerate(stages):
+            for parameter in _distinct(units):
+                users.setdefault(id(parameter), []).append(stage)
+        tied = [p for p in _distinct(stages[pp.rank]) if len(users[id(p)]) > 1]
+        tied.sort(key=lambda parameter: parameter.name)
+        self._users = {id(parameter): users[id(parameter)] for parameter in tied}
+        holder = Sequential()  # of no layers: it has only parameters that others use
+        holder.parameters = tied
+        self.unit = Unit("tied", holder) if tied else None
+        """Those of this stage, as a unit that comes before its others: so they lie at the same place on all
+        stages, and are reduced last, since a unit's gradients are complete when all later ones' are."""
+
+    def counts(self, parameter: Parameter) -> bool:
+        """Whether this stage is the one to count and to save it: the first of those that have it."""
+        return self._users.get(id(parameter), [self._pp.rank])[0] == self._pp.rank
+
+    def sum(self, grads: Array, segments: Sequence[Segment]) -> None:
+        """Replace gradients of tied parameters, which are sums over data-parallel ranks already, by their
+        sums over stages: with the same rounding on all.
+
+        Ranks at the same place on their stages own the same pieces of tied parameters.
+        """
+        for segment in segments:
+            stages = self._users.get(id(segment.parameter), [])
+            for start in range(segment.start, segment.stop, _BLOCK) if stages else ():
+                self._sum(grads[start : min(start + _BLOCK, segment.stop)], stages)
+
+    def _sum(self, mine: Array, stages: Sequence[int]) -> None:
+        sent = [self._pp.isend(mine, stage) for stage in stages if stage != self._pp.rank]
+        parts = []
+        for stage in stages:
+            parts.append(mine)
+            if stage != self._pp.rank:
+                parts[-1] = self._device.xp.empty_like(mine)
+                self._pp.recv(parts[-1], stage)
+        total = parts[0] + parts[1]
+        for part in parts[2:]:
+            total += part
+        for pending in sent:
+            pending.wait()
+        mine[...] = total
+
+
+def _distinct(units: Sequence[Unit]) -> list[Parameter]:
+    return list({id(p): p for unit in units for p in unit.layer.parameters}.values())
+
+
+_DTYPES = ("float32", "float64", "float16", "bfloat16")
+_HEADER = 8  # numbers: dtype, number of axes, sizes of up to six axes
+
+
+class Link:
+    """One end of it: activations pass to the later stage, and their gradients, of the same shape, back.
+
+    A header says of what shape and dtype an activation is, but only the first time that it comes of inputs of
+    some shape: both ends remember. Sends do not block: two stages can send to each other at the same time.
+    """
+
+    def __init__(self, device: Device, pp: Communicator, neighbour: int) -> None:
+        self._device, self._pp, self._neighbour = device, pp, neighbour
+        self._known: dict[Shape, tuple[Shape, str]] = {}
+        self._sent: deque[Pending] = deque()
+
+    def send_activation(self, y: Array, inputs: Shape) -> None:
+        """To the later stage. ``inputs``: the shape of the micro-batch's inputs, which both ends know."""
+        if inputs not in self._known:
+            self._known[inputs] = y.shape, y.dtype.name
+            header = [_DTYPES.index(y.dtype.name), y.ndim, *y.shape]
+            self._send(self._device.asarray(np.array(header + [0] * (_HEADER - len(header)))))
+        self._send(y)
+
+    def receive_activation(self, inputs: Shape) -> Array:
+        if inputs not in self._known:
+            device_header = self._device.xp.empty(_HEADER, "int64")
+            self._pp.recv(device_header, self._neighbour)
+            dtype, axes, *sizes = self._device.to_host(device_header).tolist()
+            self._known[inputs] = tuple(sizes[:axes]), _DTYPES[dtype]
+        return self._receive(inputs)
+
+    def send_gradient(self, dx: Array, inputs: Shape) -> None:
+        """To the earlier stage: the gradient by what it sent."""
+        _, dtype = self._known[inputs]
+        self._send(dx.astype(dtype, copy=False))
+
+    def receive_gradient(self, inputs: Shape) -> Array:
+        return self._receive(inputs)
+
+    def drain(self, unsent: int = 0) -> None:
+        """Wait until no more than so many of the messages sent are still under way."""
+        while len(self._sent) > unsent:
+            self._sent.popleft().wait()
+
+    def _send(self, array: Array) -> None:
+        while self._sent and self._sent[0].test():
+            self._sent.popleft()
+        self._sent.append(self._pp.isend(self._device.xp.ascontiguousarray(array), self._neighbour))
+
+    def _receive(self, inputs: Shape) -> Array:
+        shape, dtype = self._known[inputs]
+        array: Array = self._device.xp.empty(shape, dtype)
+        self._pp.recv(array, self._neighbour)
+        return array
+
 
 _NOTHING = Sums(0.0, 0.0, 0.0)
 _AHEAD = 2  # micro-batches that an evaluation may be ahead of a slower stage

@@ -7,11 +7,9 @@ from collections.abc import Callable, Sequence
 import numpy as np
 
 from payload.device import Array, Device
-from payload.nn.base import Unit
-from payload.nn.tape import Draw
-from payload.parallel.mesh import alone
-from payload.parallel.options import Options
-from payload.parallel.storage import Storage
+from payload.nn.module import Draw, Unit
+from payload.parallel.mesh import Options, alone
+from payload.parallel.zero import Storage
 from payload.precision import Precision
 
 

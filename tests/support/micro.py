@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from payload.data.order import shard
+from payload.data.loader import shard
 from payload.parallel.pipeline import Batch
 
 

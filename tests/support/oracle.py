@@ -8,8 +8,7 @@ import numpy as np
 import torch
 
 from payload.device import Array, Device
-from payload.nn.base import Layer, Unit
-from payload.nn.tape import Tape
+from payload.nn.module import Layer, Tape, Unit
 from tests.support.layers import stored
 
 torch.set_num_threads(1)  # the models are tiny, and the machine is shared

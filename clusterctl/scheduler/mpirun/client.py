@@ -3,19 +3,21 @@
 from __future__ import annotations
 
 import json
+import re
+import signal
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
-from typing import Any
+from typing import Any, Final
 
 from clusterctl.errors import Failure, SchedulerError, TransportError, UnreachableError, UsageError
 from clusterctl.scheduler.base import Clock, backoff
-from clusterctl.scheduler.models import JobInfo, NodeInfo
-from clusterctl.scheduler.mpirun.job import JOB_ID, Start, job_info
+from clusterctl.scheduler.models import JobInfo, JobState, NodeInfo
 from clusterctl.state.inventory import HEALTH_PROGRAM, Host, Inventory
 from clusterctl.transport.base import Transport
 from clusterctl.transport.program import remote_argv
-from clusterctl.util.parallel import at_once
+from clusterctl.util.parallel import parallel_map
 
 _HARDWARE = ("sh", "-c", "nproc; sed -n 's/^MemTotal: *\\([0-9]*\\) kB/\\1/p' /proc/meminfo")
 _KIB_MIB = 1024
@@ -24,7 +26,7 @@ _WELL = "mend it, and submit again: it is looked at anew; docs/gpus.md says what
 _AWAY_S = 15.0  # so long a host that did not answer is not asked again
 
 
-class SickError(SchedulerError):
+class UnhealthyError(SchedulerError):
     """A node of the job is sick, says its health check."""
 
     code = "sick"
@@ -60,12 +62,12 @@ class MpirunClient:
         what = f"there is no job {ids[0]}" if len(ids) == 1 else f"there are no jobs {', '.join(ids)}"
         return SchedulerError(what, fix="`clusterctl jobs` lists the jobs there are")
 
-    def submit(self, start: Start) -> str:
+    def submit(self, start: JobRequest) -> str:
         """Start a job on its first node and return its id.
 
         Raises:
             BusyError: another job runs.
-            SickError: a node is sick; one failure a node.
+            UnhealthyError: a node is sick; one failure a node.
             SchedulerError: the node could not start it.
             TransportError: a node can't be reached; a first one that was lost meanwhile may have started it.
         """
@@ -82,17 +84,17 @@ class MpirunClient:
         return str(answer["id"])
 
     def _refuse_sick(self, nodes: Sequence[str]) -> None:
-        """Raises SickError if the health check of a node finds fault; it looks now."""
-        found = at_once(nodes, self._faults)
+        """Raises UnhealthyError if the health check of a node finds fault; it looks now."""
+        found = parallel_map(nodes, self._faults)
         failures = tuple(
-            Failure(SickError.code, faults, node, fix=_WELL)
+            Failure(UnhealthyError.code, faults, node, fix=_WELL)
             for node, faults in zip(nodes, found, strict=True)
             if faults
         )
         if failures:
             names = ", ".join(str(failure.host) for failure in failures)
             why = "; ".join(f"{failure.host}: {failure.cause}" for failure in failures)
-            raise SickError(f"no job is started on {names}", why=why, fix=_WELL, failures=failures)
+            raise UnhealthyError(f"no job is started on {names}", why=why, fix=_WELL, failures=failures)
 
     def _faults(self, node: str) -> str:
         looked = self.to(node).run(["sudo", "-n", HEALTH_PROGRAM], timeout_s=_HEALTH_S, check=False)
@@ -151,7 +153,7 @@ class MpirunClient:
         active = [job for job in self.own_jobs() if not job.ended]
         at_work = {node for job in active for node in job.nodes}
         hosts = self.inventory.compute
-        return tuple(at_once(hosts, lambda host: self._node(host, at_work)))
+        return tuple(parallel_map(hosts, lambda host: self._node(host, at_work)))
 
     def drain(self, nodes: Sequence[str], reason: str) -> None:
         """Nothing begins by itself here, so there is nothing to keep from it."""
@@ -224,7 +226,7 @@ class MpirunClient:
             raise SchedulerError("a host did not tell of its jobs", where=host, why=said[:500]) from exc
 
 
-def _noted(start: Start) -> dict[str, Any]:
+def _noted(start: JobRequest) -> dict[str, Any]:
     """What is written down of a job."""
     return {key: value for key, value in asdict(start).items() if key not in {"script", "limit_s"}}
 
@@ -237,3 +239,90 @@ def _busy(job: JobInfo) -> BusyError:
         why=f"{job.user} has it since {since:%Y-%m-%d %H:%M:%S}; without a scheduler jobs do not queue",
         fix=f"wait for it (`clusterctl logs {job.id} -f`), or end it: `clusterctl cancel {job.id}`",
     )
+
+
+PREFIX: Final = "m"
+JOB_ID: Final = re.compile(r"m([1-9][0-9]*)")
+
+# systemd's word for how a unit ended (systemd.exec(5), $SERVICE_RESULT), and ours.
+_RESULTS: Final[Mapping[str, tuple[JobState, str]]] = {
+    "success": (JobState.COMPLETED, ""),
+    "exit-code": (JobState.FAILED, "NonZeroExitCode"),
+    "signal": (JobState.FAILED, ""),
+    "core-dump": (JobState.FAILED, ""),
+    "timeout": (JobState.TIMEOUT, "TimeLimit"),
+    "oom-kill": (JobState.OUT_OF_MEMORY, "OutOfMemory"),
+    "shutdown": (JobState.NODE_FAIL, "its first node was shut down"),
+    "lost": (JobState.NODE_FAIL, "its first node was restarted, or lost it"),
+    "start": (JobState.BOOT_FAIL, "its first node could not start it"),
+}
+_SIGNALS: Final = {one.name.removeprefix("SIG"): one.value for one in signal.Signals}
+
+
+@dataclass(frozen=True, slots=True)
+class JobRequest:
+    """A job that is to begin: its ``folder`` on the cluster, its script there, its nodes in order.
+
+    ``limit_s`` is its time limit in seconds, 0 for none.
+    """
+
+    token: str
+    name: str
+    folder: str
+    script: str
+    partition: str
+    nodes: tuple[str, ...]
+    limit_s: int = 0
+
+
+def job_info(said: Mapping[str, Any], user: str) -> JobInfo:
+    """The job that a host tells of. With a spoilt record it has no nodes, and is UNKNOWN until it ends."""
+    try:
+        state, reason, exit_code, ended_by = _outcome(said["end"], cancelled=bool(said["cancelled"]))
+        end = said["end"]
+        return JobInfo(
+            job_id=int(str(said["id"]).removeprefix(PREFIX)),
+            name=str(said["name"]),
+            user=user,
+            partition=str(said["partition"]),
+            state=state,
+            reason=reason,
+            exit_code=exit_code,
+            signal=ended_by,
+            nodes=tuple(str(node) for node in said["nodes"]),
+            submit_time=int(said["time"]),
+            start_time=int(said["time"]),
+            end_time=int(end["time"]) if end is not None else None,
+            work_dir=str(said["folder"]),
+            comment=f"clusterctl:{said['token']}",
+            prefix=PREFIX,
+        )
+    except (KeyError, ValueError, TypeError) as exc:
+        number = JOB_ID.fullmatch(str(said.get("id")))
+        state = JobState.UNKNOWN
+        with suppress(KeyError, ValueError, TypeError):
+            if said["end"] is not None:
+                state = _outcome(said["end"], cancelled=bool(said["cancelled"]))[0]
+        return JobInfo(
+            job_id=int(number[1]) if number else 0,
+            name="",
+            user=user,
+            state=state,
+            reason=f"what is noted of the job makes no sense: {exc!r}"[:300],
+            prefix=PREFIX,
+        )
+
+
+def _outcome(
+    end: Mapping[str, Any] | None, *, cancelled: bool
+) -> tuple[JobState, str, int | None, int | None]:
+    """State, reason, exit code and signal."""
+    if end is None:
+        return (JobState.COMPLETING if cancelled else JobState.RUNNING), "", None, None
+    state, reason = _RESULTS.get(str(end["result"]), (JobState.FAILED, str(end["result"])))
+    if cancelled and state is not JobState.COMPLETED:
+        state, reason = JobState.CANCELLED, ""
+    status = str(end["status"])
+    if status.isdigit():
+        return state, reason, int(status), 0
+    return state, reason, 0, _SIGNALS.get(status, 0)

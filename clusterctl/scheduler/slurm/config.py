@@ -2,17 +2,18 @@
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import groupby
+from typing import Any, Final
 
 from clusterctl.errors import SlurmError
 from clusterctl.hosts.gpus import Driver, Gpu, by_type
-from clusterctl.hosts.slurm_facts import FACTS_ARGV, NodeFacts, parse_facts
-from clusterctl.scheduler.slurm.topology import topology_settings, topology_text
-from clusterctl.spec import ClusterSpec
-from clusterctl.spec.models import ADMIN_USER, PROOF_PARTITION
+from clusterctl.hosts.report import NodeFacts
+from clusterctl.spec.models import ADMIN_USER, PROOF_PARTITION, ClusterSpec
+from clusterctl.spec.onprem import OnpremProvider, Switch
 from clusterctl.state.inventory import (
     HEALTH_PROGRAM,
     SLURMCTLD_PORT,
@@ -23,9 +24,8 @@ from clusterctl.state.inventory import (
     Inventory,
     partition_hosts,
 )
-from clusterctl.util.render import render
-
-__all__ = ["FACTS_ARGV", "NodeFacts", "gres", "parse_facts", "render_files", "slurm_minutes", "timeouts"]
+from clusterctl.state.journal import digest
+from clusterctl.util.assets import render
 
 TASK_PROLOG = "/opt/clusterctl/task-prolog"  # of the role job_env
 CONTROLLER_PROLOG = "/opt/clusterctl/prolog-slurmctld"  # of the role slurmctld
@@ -317,3 +317,72 @@ def _without(extra: tuple[str, ...], sections: dict[str, Settings]) -> dict[str,
 
 def _line(settings: Settings) -> str:
     return " ".join(f"{key}={value}" for key, value in settings.items())
+
+
+def switches_of(spec: ClusterSpec) -> Mapping[str, Switch]:
+    """The switches by name; none where none are declared."""
+    return spec.provider.fabric if isinstance(spec.provider, OnpremProvider) else {}
+
+
+def topology_text(spec: ClusterSpec) -> str:
+    """topology.conf; without lines where no switches are declared, and then Slurm does not read it."""
+    lines = [f"SwitchName={name} {_below(switch)}" for name, switch in switches_of(spec).items()]
+    return render("topology.conf.j2", lines=lines)
+
+
+def topology_settings(spec: ClusterSpec) -> dict[str, str]:
+    """What slurm.conf says of it."""
+    return {"TopologyPlugin": "topology/tree"} if switches_of(spec) else {}
+
+
+def _below(switch: Switch) -> str:
+    return f"Nodes={switch.hosts}" if switch.hosts is not None else f"Switches={switch.switches}"
+
+
+HEALTH_REASON: Final = "clusterctl health:"
+
+_DISKS: Final = ("/", "/tmp", "/var", "/var/tmp", "/run", "/var/log")  # noqa: S108
+# XIDs that tell of hardware, not of a program: in NVIDIA's "XID Errors", those to reset or report.
+_GRAVE_XIDS: Final = (
+    *(48, 61, 62, 63, 64, 74, 79, 92, 94, 95, 109, 110),
+    *(119, 120, 136, 140, 143, 154, 155, 156, 158),
+)
+
+
+def health_file(spec: ClusterSpec, inventory: Inventory, drivers: Mapping[str, Driver]) -> str:
+    """JSON: host -> the settings of its check. A host that was not seen is taken to have no GPUs."""
+    settings = {
+        host.name: _of(host.name, spec, drivers.get(host.name, Driver())) for host in inventory.compute
+    }
+    return json.dumps(settings, indent=1, sort_keys=True) + "\n"
+
+
+def _of(name: str, spec: ClusterSpec, driver: Driver) -> dict[str, Any]:
+    limits = spec.monitoring.health
+    return {
+        "node": name,
+        "gpus": {"cards": driver.cards, "parts": sum(bool(gpu.caps) for gpu in driver.gpus)},
+        "gpu_temperature_c": limits.gpu_temperature,
+        "xids": _GRAVE_XIDS,
+        "disks": _DISKS,
+        "disk_free_mib": limits.disk_free,
+        "clock_offset_s": limits.clock_offset,
+    }
+
+
+_NODE: Final = re.compile(r"NodeName=(\S+) ")
+_SIZE: Final = re.compile(r"(?<= )CPUs=.*?(?=Feature=)")
+_PARTITION_SIZE: Final = re.compile(r"(?<= )DefMemPerCPU=\d+ ")
+
+
+def slurmd_file(files: Mapping[str, str], hosts: Iterable[str]) -> str:
+    """JSON: host -> a digest of what its slurmd is started with, of Slurm's files as rendered."""
+    own: dict[str, list[str]] = {}
+    common = [files["cgroup.conf"], files["topology.conf"]]
+    for line in (*files["slurm.conf"].splitlines(), *files["gres.conf"].splitlines()):
+        if match := _NODE.match(line):
+            own.setdefault(match[1], []).append(line)
+        if not (match and " Name=gpu " in line):
+            common.append(_PARTITION_SIZE.sub("", _SIZE.sub("", line)))
+    shared = digest(*common)
+    return json.dumps({host: digest(shared, *own.get(host, ())) for host in hosts}, indent=1) + "\n"

@@ -17,7 +17,6 @@ from ClusterShell.RangeSet import RangeSet, RangeSetException
 
 from clusterctl.errors import SlurmError
 from clusterctl.scheduler.models import JobInfo, JobState, NodeInfo
-from clusterctl.scheduler.slurm.hostlist import expand_nodes
 
 ENVIRONMENT = {"SLURM_TIME_FORMAT": "%s", "SLURM_BITSTR_LEN": "0"}
 
@@ -288,3 +287,21 @@ def _odd(command: str, what: str) -> SlurmError:
         why=what[:500].encode("unicode_escape").decode(),
         fix="report it, with the version that `clusterctl status` shows for Slurm",
     )
+
+
+def expand_nodes(nodelist: str) -> tuple[str, ...]:
+    """The node names of a Slurm hostlist such as ``a-[1-3,7]``; none for Slurm's words for "not yet".
+
+    Raises:
+        ValueError: it is no hostlist.
+    """
+    if nodelist in {"", "None assigned", "(null)", "N/A"}:
+        return ()
+    if not {",", "["} & set(nodelist):
+        return (nodelist,)
+    from ClusterShell.NodeSet import NodeSet, NodeSetException  # noqa: PLC0415 - one name needs no parser
+
+    try:
+        return tuple(NodeSet(nodelist))
+    except NodeSetException as exc:
+        raise ValueError(f"{nodelist!r} is no hostlist") from exc

@@ -16,10 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clusterctl.providers.gcp.design import variables
-from clusterctl.spec import ClusterSpec
-from clusterctl.spec.caller import Caller
+from clusterctl.providers.gcp.tfvars import variables
+from clusterctl.spec.current_user import CurrentUser
 from clusterctl.spec.load import load_spec
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.util.assets import asset
 from tests.support.google.cloud import GoogleCloud
 
@@ -32,7 +32,7 @@ VARIABLES = "clusterctl.auto.tfvars.json"
 
 def spec_of(name: str) -> ClusterSpec:
     """One of the specs that tests share."""
-    return load_spec(SPECS / f"{name}.yaml", caller=Caller(name="ada", uid=1001))
+    return load_spec(SPECS / f"{name}.yaml", caller=CurrentUser(name="ada", uid=1001))
 
 
 @dataclass(frozen=True)

@@ -12,10 +12,9 @@ import pytest
 
 from clusterctl.cluster import converge
 from clusterctl.cluster.converge import _inputs, _installed, _Noted, _write
-from clusterctl.cluster.gpu_drift import gpus_file
-from clusterctl.cluster.hardware import hardware
+from clusterctl.cluster.hardware import gpus_file, hardware
 from clusterctl.hosts.gpus import Driver
-from clusterctl.hosts.probe import Question, View
+from clusterctl.hosts.report import HostReport, ProbeRequest
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.connections import Connections
@@ -23,7 +22,7 @@ from tests.support.gpu_nodes import CTL, INVENTORY, ONE, TWO
 from tests.unit.cluster.test_mend_hardware import SPEC, WAS, shows
 
 LACKS = shows(cards=1)
-Install = Callable[..., dict[str, View]]
+Install = Callable[..., dict[str, HostReport]]
 
 
 @pytest.fixture
@@ -38,21 +37,25 @@ def workspace(tmp_path: Path) -> Workspace:
 def installed(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Install:
     """The views after it; Ansible and the look stand aside, and every driver that is installed works."""
 
-    def run(inventory: Inventory, views: dict[str, View], limit: tuple[str, ...] = ()) -> dict[str, View]:
-        def reach(asked: dict[str, Question], _: Any) -> dict[str, View]:
+    def run(
+        inventory: Inventory, views: dict[str, HostReport], limit: tuple[str, ...] = ()
+    ) -> dict[str, HostReport]:
+        def probe_hosts(asked: dict[str, ProbeRequest], _: Any) -> dict[str, HostReport]:
             return dict.fromkeys(asked, WAS)
 
-        monkeypatch.setattr(converge, "reach", reach)
-        monkeypatch.setattr(converge.configure, "install_on_hosts", lambda *_, **__: None)
+        monkeypatch.setattr(converge, "probe_hosts", probe_hosts)
+        monkeypatch.setattr(converge.ansible, "install_on_hosts", lambda *_, **__: None)
         with Connections(workspace.ssh_config) as connections:
             return {
-                **_installed(SPEC, inventory, workspace, connections, views, limit=limit, say=lambda _: None)
+                **_installed(
+                    SPEC, inventory, workspace, connections, views, limit=limit, report=lambda _: None
+                )
             }
 
     return run
 
 
-def noted(workspace: Workspace, views: dict[str, View]) -> None:
+def noted(workspace: Workspace, views: dict[str, HostReport]) -> None:
     inputs, _ = _inputs(SPEC, INVENTORY, workspace, views)
     _write(workspace, _Noted(inputs=inputs, hardware=hardware(SPEC, INVENTORY, views)))
 
@@ -62,21 +65,21 @@ def test_a_new_driver_shows_its_cards_to_the_same_up(
     installed: Install, workspace: Workspace, scheduler: str
 ) -> None:
     inventory = INVENTORY.model_copy(update={"scheduler": scheduler})
-    views = installed(inventory, {CTL: View(None, {}), ONE: LACKS, TWO: LACKS})
+    views = installed(inventory, {CTL: HostReport(None, {}), ONE: LACKS, TWO: LACKS})
     assert [name for name, view in views.items() if view.driver.cards] == [ONE, TWO]
     assert json.loads(gpus_file(SPEC, inventory, workspace, views))[ONE]["cupy"]
 
 
 def test_so_does_one_beside_a_node_that_is_new(installed: Install) -> None:
     new = replace(LACKS, facts=None)
-    views = installed(INVENTORY, {CTL: View(None, {}), ONE: LACKS, TWO: new})
+    views = installed(INVENTORY, {CTL: HostReport(None, {}), ONE: LACKS, TWO: new})
     assert views[ONE] == views[TWO] == WAS
 
 
 def test_a_card_that_was_put_in_is_a_change_and_one_that_waits_for_a_reboot_is_none(
     installed: Install, workspace: Workspace
 ) -> None:
-    before = {CTL: View(None, {}), ONE: LACKS, TWO: shows()}
+    before = {CTL: HostReport(None, {}), ONE: LACKS, TWO: shows()}
     noted(workspace, before)
     assert installed(INVENTORY, before)[ONE] == LACKS
     views = installed(INVENTORY, {**before, TWO: LACKS})
@@ -84,5 +87,5 @@ def test_a_card_that_was_put_in_is_a_change_and_one_that_waits_for_a_reboot_is_n
 
 
 def test_a_host_beyond_the_limit_is_left_alone(installed: Install) -> None:
-    views = installed(INVENTORY, {CTL: View(None, {}), ONE: LACKS, TWO: LACKS}, limit=(ONE,))
+    views = installed(INVENTORY, {CTL: HostReport(None, {}), ONE: LACKS, TWO: LACKS}, limit=(ONE,))
     assert (views[ONE], views[TWO]) == (WAS, LACKS)

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 
-from clusterctl.cluster.gpu_drift import fetch_gpu_wheels, gpus_file, refuse_missing_gpus
+from clusterctl.cluster.hardware import fetch_gpu_wheels, gpus_file, refuse_missing_gpus
 from clusterctl.errors import VerifyError
-from clusterctl.hosts.doctor import Finding
+from clusterctl.hosts.checks import Finding
 from clusterctl.hosts.gpus import Driver, Gpu
-from clusterctl.hosts.probe import View
-from clusterctl.packages.wheels import Node, filled
-from clusterctl.spec import ClusterSpec
+from clusterctl.hosts.report import HostReport
+from clusterctl.packages.wheelhouse import NodePlatform, fill_wheelhouse
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.assets import gpu_lock
 from tests.support.gpu_nodes import CTL, INVENTORY, ONE, TWO
@@ -33,8 +33,12 @@ def spec(**software: Any) -> ClusterSpec:
     return ClusterSpec.model_validate({**values, "software": software})
 
 
-def views(one: Driver, two: Driver) -> dict[str, View]:
-    return {CTL: View(None, {}), ONE: View(None, {}, driver=one), TWO: View(None, {}, driver=two)}
+def views(one: Driver, two: Driver) -> dict[str, HostReport]:
+    return {
+        CTL: HostReport(None, {}),
+        ONE: HostReport(None, {}, driver=one),
+        TWO: HostReport(None, {}, driver=two),
+    }
 
 
 @pytest.fixture
@@ -51,12 +55,12 @@ def planted(folder: Path) -> None:
     (folder / "cupy.whl").write_text("a wheel")
 
 
-def fetched(workspace: Workspace, spec: ClusterSpec, views: dict[str, View]) -> tuple[str, ...]:
+def fetched(workspace: Workspace, spec: ClusterSpec, views: dict[str, HostReport]) -> tuple[str, ...]:
     return fetch_gpu_wheels(spec, INVENTORY, workspace, views, lambda _: None)
 
 
 def test_hosts_that_show_cards_get_cupy(workspace: Workspace) -> None:
-    filled(gpu_lock(), planted, Node.of(INVENTORY.distribution))
+    fill_wheelhouse(gpu_lock(), planted, NodePlatform.of(INVENTORY.distribution))
     shown = views(PARTS, Driver())
     assert fetched(workspace, spec(), shown) == ()
     assert [wheel.name for wheel in workspace.gpu_wheels.iterdir()] == ["cupy.whl"]
@@ -78,7 +82,7 @@ def test_a_bundle_without_cupy_is_told_of_and_is_no_fault(workspace: Workspace) 
     (note,) = fetched(workspace, spec(), views(T4, Driver()))
     assert note.startswith(f"without CuPy, though they have GPUs: {ONE};")
     assert '"cupy": true' not in gpus_file(spec(), INVENTORY, workspace, views(T4, T4))
-    filled(gpu_lock(), planted, Node.of(INVENTORY.distribution))
+    fill_wheelhouse(gpu_lock(), planted, NodePlatform.of(INVENTORY.distribution))
     assert fetched(workspace, spec(), views(T4, T4)) == ()
 
 

@@ -9,12 +9,11 @@ from typing import Any
 
 import pytest
 
-from clusterctl.cluster.hardware import Hardware, Outfit, as_registered, hardware, outfit
+from clusterctl.cluster.hardware import Hardware, NodeConfig, as_registered, hardware, node_config
 from clusterctl.hosts.gpus import Driver, Gpu
-from clusterctl.hosts.probe import View
+from clusterctl.hosts.report import HostReport, NodeFacts
 from clusterctl.scheduler.models import NodeInfo
-from clusterctl.scheduler.slurm.config import NodeFacts
-from clusterctl.spec import ClusterSpec
+from clusterctl.spec.models import ClusterSpec
 from tests.support.gpu_nodes import CTL, INVENTORY, ONE, TWO
 
 SPEC = ClusterSpec.model_validate(
@@ -33,14 +32,14 @@ SPEC = ClusterSpec.model_validate(
 FACTS = NodeFacts(4, 1, 1, 4, 1, 64_000)
 
 
-def shows(*types: str, cards: int | None = None, **differs: Any) -> View:
+def shows(*types: str, cards: int | None = None, **differs: Any) -> HostReport:
     """A node with these GPUs, and so many cards on its bus."""
     gpus = tuple(Gpu(kind, index, uuid=f"GPU-{index}") for index, kind in enumerate(types))
     facts = replace(FACTS, gpus=gpus, **differs)
-    return View(facts, {}, driver=Driver(len(gpus), gpus), cards=len(gpus) if cards is None else cards)
+    return HostReport(facts, {}, driver=Driver(len(gpus), gpus), cards=len(gpus) if cards is None else cards)
 
 
-def failing(*, cards: int, fault: str) -> View:
+def failing(*, cards: int, fault: str) -> HostReport:
     """A node with so many cards on its bus, and a driver that says this instead of them."""
     return replace(shows(cards=cards), driver=Driver(fault=fault))
 
@@ -52,10 +51,10 @@ def at_work(busy: Collection[str], asked: Collection[str]) -> dict[str, str]:
     return {host: "a job is at work there" for host in busy if host in asked}
 
 
-def fitted(now: View, *busy: str, was: View = WAS, limit: tuple[str, ...] = ()) -> Outfit:
-    noted = hardware(SPEC, INVENTORY, {CTL: View(None, {}), ONE: was, TWO: WAS})
-    views = {CTL: View(None, {}), ONE: now, TWO: WAS}
-    return outfit(SPEC, INVENTORY, views, noted, partial(at_work, busy), limit=limit)
+def fitted(now: HostReport, *busy: str, was: HostReport = WAS, limit: tuple[str, ...] = ()) -> NodeConfig:
+    noted = hardware(SPEC, INVENTORY, {CTL: HostReport(None, {}), ONE: was, TWO: WAS})
+    views = {CTL: HostReport(None, {}), ONE: now, TWO: WAS}
+    return node_config(SPEC, INVENTORY, views, noted, partial(at_work, busy), limit=limit)
 
 
 @pytest.mark.parametrize(
@@ -74,7 +73,7 @@ def fitted(now: View, *busy: str, was: View = WAS, limit: tuple[str, ...] = ()) 
         ),
     ],
 )
-def test_what_came_or_went_is_said_and_taken_up(now: View, words: str) -> None:
+def test_what_came_or_went_is_said_and_taken_up(now: HostReport, words: str) -> None:
     found = fitted(now, TWO)
     assert found.taken_up == {ONE: words}
     assert (found.notes, found.views[ONE]) == ((), now)
@@ -82,7 +81,7 @@ def test_what_came_or_went_is_said_and_taken_up(now: View, words: str) -> None:
 
 def test_another_device_file_is_a_change() -> None:
     gpus = (Gpu("t4", 0, minor=3),)
-    found = fitted(View(replace(FACTS, gpus=gpus), {}, driver=Driver(1, gpus), cards=1), ONE)
+    found = fitted(HostReport(replace(FACTS, gpus=gpus), {}, driver=Driver(1, gpus), cards=1), ONE)
     assert found.taken_up == {ONE: "its GPUs are connected otherwise"}
 
 
@@ -96,7 +95,7 @@ def test_what_the_kernel_takes_of_memory_and_what_a_driver_complains_of_is_none(
 @pytest.mark.parametrize(
     "now", [shows("t4", "t4"), shows(), shows("t4", cpus=8), shows("t4", memory_mib=32_000)]
 )
-def test_a_node_at_work_stays_as_it_was_until_its_jobs_have_ended(now: View) -> None:
+def test_a_node_at_work_stays_as_it_was_until_its_jobs_have_ended(now: HostReport) -> None:
     found = fitted(now, ONE, TWO)
     assert (found.taken_up, list(found.waiting)) == ({}, [ONE])
     (note,) = found.notes
@@ -117,7 +116,7 @@ def test_a_node_beyond_the_limit_stays_as_it_was() -> None:
 def test_without_slurm_nothing_ends_a_job() -> None:
     bare = INVENTORY.model_copy(update={"scheduler": "none"})
     noted = hardware(SPEC, bare, {ONE: WAS})
-    assert outfit(SPEC, bare, {ONE: shows("t4", "t4")}, noted, partial(at_work, [ONE])).waiting == {}
+    assert node_config(SPEC, bare, {ONE: shows("t4", "t4")}, noted, partial(at_work, [ONE])).waiting == {}
 
 
 @pytest.mark.parametrize(
@@ -157,7 +156,7 @@ def test_cards_whose_driver_does_not_answer_have_not_gone() -> None:
 
 
 def test_a_node_that_nothing_was_noted_of_has_not_changed() -> None:
-    assert outfit(SPEC, INVENTORY, {ONE: shows("t4")}, {}, partial(at_work, [ONE])).changes == {}
+    assert node_config(SPEC, INVENTORY, {ONE: shows("t4")}, {}, partial(at_work, [ONE])).changes == {}
 
 
 def test_what_is_counted_on_the_bus_concerns_only_who_installs_for_it() -> None:

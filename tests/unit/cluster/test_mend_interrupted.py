@@ -11,14 +11,14 @@ from clusterctl.cluster import converge
 from clusterctl.cluster.converge import _inputs, _Noted, _read, _write
 from clusterctl.cluster.hardware import hardware
 from clusterctl.errors import ConfigureError
-from clusterctl.hosts.probe import View
+from clusterctl.hosts.report import HostReport
 from clusterctl.providers.base import Provisioned
 from clusterctl.scheduler.base import Clock
 from clusterctl.scheduler.slurm.client import SlurmClient
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.connections import Connections
-from clusterctl.transport.scripted import ScriptedTransport, Step
 from tests.support.gpu_nodes import CTL, INVENTORY, ONE, TWO
+from tests.support.scripted import ScriptedTransport, Step
 from tests.unit.cluster.test_change import sinfo, squeue
 from tests.unit.cluster.test_mend_hardware import SPEC, WAS, shows
 
@@ -33,7 +33,7 @@ def workspace(tmp_path: Path) -> Workspace:
     workspace = Workspace(tmp_path / "d")
     workspace.create()
     workspace.create_secrets()
-    views = {CTL: View(None, {}), ONE: WAS, TWO: WAS}
+    views = {CTL: HostReport(None, {}), ONE: WAS, TWO: WAS}
     inputs, _ = _inputs(SPEC, INVENTORY, workspace, views)
     _write(workspace, _Noted(inputs=inputs, hardware=hardware(SPEC, INVENTORY, views)))
     return workspace
@@ -46,17 +46,17 @@ def fails(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Fails:
     def fail(*_: object, **__: object) -> None:
         raise ConfigureError("tasks failed")
 
-    def run(now: View, *steps: Step, limit: tuple[str, ...] = ()) -> str:
+    def run(now: HostReport, *steps: Step, limit: tuple[str, ...] = ()) -> str:
         transport = ScriptedTransport(steps)
         slurm = SlurmClient(transport, clock=Clock(sleep=lambda _: None), patience_s=0)
-        monkeypatch.setattr(converge, "admins_scheduler", lambda *_, **__: slurm)
+        monkeypatch.setattr(converge, "admin_scheduler", lambda *_, **__: slurm)
         monkeypatch.setattr(converge, "fetch_gpu_wheels", lambda *_: ())
-        monkeypatch.setattr(converge.configure, "configure", fail)
-        views = {CTL: View(None, {}), ONE: now, TWO: WAS}
+        monkeypatch.setattr(converge.ansible, "configure", fail)
+        views = {CTL: HostReport(None, {}), ONE: now, TWO: WAS}
         with Connections(workspace.ssh_config) as connections, pytest.raises(ConfigureError):
             converge.mend(
                 SPEC, Provisioned(INVENTORY), workspace, connections, views,
-                anew=False, limit=limit, say=lambda _: None,
+                anew=False, limit=limit, report=lambda _: None,
             )  # fmt: skip
         assert transport.left == ()
         (line,) = (

@@ -8,9 +8,8 @@ import pytest
 
 from clusterctl.cluster import converge
 from clusterctl.cluster.converge import _inputs, _Noted, _write
-from clusterctl.hosts.probe import View
-from clusterctl.hosts.slurm_facts import NodeFacts
-from clusterctl.spec import ClusterSpec
+from clusterctl.hosts.report import HostReport, NodeFacts
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.state.workspace import Workspace
 
@@ -39,9 +38,9 @@ INVENTORY = Inventory(
 )
 
 
-def views(facts: NodeFacts = FACTS, **drifted: str) -> dict[str, View]:
+def views(facts: NodeFacts = FACTS, **drifted: str) -> dict[str, HostReport]:
     marks = FINE | {f"unit {name}": mark for name, mark in drifted.items()}
-    return {CTL: View(FACTS, FINE), ONE: View(facts, marks)}
+    return {CTL: HostReport(FACTS, FINE), ONE: HostReport(facts, marks)}
 
 
 @pytest.fixture

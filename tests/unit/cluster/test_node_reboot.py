@@ -12,9 +12,9 @@ import pytest
 
 from clusterctl.cli import node
 from clusterctl.cli.options import Options
-from clusterctl.cli.show import Screen
+from clusterctl.cli.output import Screen
 from clusterctl.cluster import nodes
-from clusterctl.cluster.node_states import Standing, standing
+from clusterctl.cluster.verify import Standing, standing
 from clusterctl.errors import SchedulerError, TransportError, UnreachableError, UsageError
 from clusterctl.scheduler import session
 from clusterctl.scheduler.models import NodeInfo
@@ -147,8 +147,8 @@ class Booted:
         monkeypatch.setattr(node, "workspace_of", lambda *_: workspace)
         monkeypatch.setattr(node, "raise_cluster", unlocked)
         monkeypatch.setattr(session, "inventory_of", lambda _: cluster())
-        monkeypatch.setattr(session, "spec_as_raised", lambda _: None)
-        monkeypatch.setattr(session, "admins_scheduler", lambda *_: self.slurm)
+        monkeypatch.setattr(session, "applied_spec", lambda _: None)
+        monkeypatch.setattr(session, "admin_scheduler", lambda *_: self.slurm)
         monkeypatch.setattr(connections, "Connections", to_machines)
 
     def __call__(self) -> int:

@@ -14,7 +14,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.configure.events import HostRecap, Progress, Status
+from clusterctl.configure.events import HostRecap, Status, TaskProgress
 from clusterctl.configure.playbook import PlaybookRun, run_playbook
 from clusterctl.errors import ConfigureError
 
@@ -27,7 +27,7 @@ def make_run(playbook: str, inventory: Path) -> PlaybookRun:
 
 
 def test_progress_and_recap(local_inventory: WriteInventory) -> None:
-    told: list[Progress] = []
+    told: list[TaskProgress] = []
     run = make_run("report.yml", local_inventory("one", "two"))
     recap = run_playbook(run, told.append)
     assert recap.hosts == {
@@ -57,7 +57,7 @@ def test_a_long_path_for_temporary_files_is_no_trap(
 
 def test_a_failure_names_host_task_and_cause(local_inventory: WriteInventory) -> None:
     run = make_run("report.yml", local_inventory("good", "bad"))
-    told: list[Progress] = []
+    told: list[TaskProgress] = []
     with pytest.raises(ConfigureError) as raised:
         run_playbook(run, told.append)
     (failure,) = raised.value.failures
@@ -113,7 +113,7 @@ def test_the_callers_ansible_settings_do_not_matter(
 def test_an_error_in_the_callers_progress_ends_ansible(
     local_inventory: WriteInventory, tmp_path: Path
 ) -> None:
-    def refuse(progress: Progress) -> None:
+    def refuse(progress: TaskProgress) -> None:
         raise RuntimeError(progress.task)
 
     inventory = local_inventory("one", never=tmp_path / "never")

@@ -11,13 +11,13 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import MachineError, StalePlanError, UsageError
-from clusterctl.providers.gcp import folder, iap
-from clusterctl.providers.gcp.job_environment import job_environment, note
-from clusterctl.providers.gcp.provider import GcpProvider
-from clusterctl.spec import ClusterSpec, machines
-from clusterctl.spec import GcpProvider as Settings
+from clusterctl.providers.gcp import ssh, tfvars
+from clusterctl.providers.gcp.provider import GcpProvider, job_environment, network_note
+from clusterctl.spec import gcp_machines
 from clusterctl.spec.distributions import UNSEEN
+from clusterctl.spec.gcp import GcpProvider as Settings
 from clusterctl.spec.gcp import GcsState
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import SharedFolder
 from clusterctl.state.workspace import Workspace
 from tests.support.google import gcloud
@@ -69,7 +69,7 @@ def workspace(tmp_path: Path) -> Workspace:
 
 def raised(spec: ClusterSpec, workspace: Workspace) -> Any:
     """What `up` has of the provider; the inventory is noted as `up` does."""
-    done = provider_of(spec).apply(spec, workspace, keep={}, say=silent)
+    done = provider_of(spec).apply(spec, workspace, keep={}, report=silent)
     workspace.hosts.write_text(done.inventory.model_dump_json())
     return done
 
@@ -77,7 +77,7 @@ def raised(spec: ClusterSpec, workspace: Workspace) -> Any:
 def test_from_nothing_to_hosts_and_back(cloud: GoogleCloud, workspace: Workspace) -> None:
     spec = spec_of()
     provider = provider_of(spec)
-    planned = provider.plan(spec, workspace, keep={}, say=silent)
+    planned = provider.plan(spec, workspace, keep={}, report=silent)
     assert not cloud.instances
     assert [(host.name, host.action) for host in planned.hosts] == [(name, "make") for name in HOSTS]
     assert [host.what for host in planned.hosts[1:]] == ["g2-standard-4, 1 x l4", "g2-standard-4, 1 x l4"]
@@ -88,7 +88,7 @@ def test_from_nothing_to_hosts_and_back(cloud: GoogleCloud, workspace: Workspace
     )  # and Cloud NAT
     assert any("network" in text for text in planned.other)
 
-    done = provider.apply(spec, workspace, keep={}, say=silent)
+    done = provider.apply(spec, workspace, keep={}, report=silent)
     assert list(done.made) == HOSTS
     assert not done.started
     inventory = done.inventory
@@ -110,12 +110,12 @@ def test_from_nothing_to_hosts_and_back(cloud: GoogleCloud, workspace: Workspace
     )
     assert provider.alive(workspace.cluster_id())
 
-    again = provider_of(spec).plan(spec, workspace, keep={}, say=silent)
+    again = provider_of(spec).plan(spec, workspace, keep={}, report=silent)
     assert not again.changes
     assert not again.other
 
     cloud.stop("demo-train-1")
-    off = provider_of(spec).plan(spec, workspace, keep={}, say=silent)
+    off = provider_of(spec).plan(spec, workspace, keep={}, report=silent)
     assert [(host.name, host.action) for host in off.changes] == [("demo-train-1", "change")]
     assert off.cost is not None
     assert off.cost.then - off.cost.now == pytest.approx(0.7), "it costs its disk alone while it is off"
@@ -132,7 +132,7 @@ def test_from_nothing_to_hosts_and_back(cloud: GoogleCloud, workspace: Workspace
     keys |= {"demo-train-2": f"ssh-ed25519 {HOST_KEY[:-4]}new0"}
     assert {host.name: host.host_key for host in raised(spec, workspace).inventory.hosts} == keys
 
-    provider.destroy(workspace.cluster_id(), workspace=workspace, say=silent)
+    provider.destroy(workspace.cluster_id(), workspace=workspace, report=silent)
     assert not cloud.instances
     assert provider.leftovers(workspace.cluster_id()) == ()
     assert not provider.alive(workspace.cluster_id())
@@ -145,7 +145,7 @@ def test_without_its_state_a_cluster_is_found_and_removed(cloud: GoogleCloud, wo
     assert provider.orphans("demo") == (cluster_id,)
     left = {one.what: one.usd_per_hour for one in provider.leftovers(cluster_id)}
     assert "instance demo-train-1 in us-central1-a" in left
-    provider.destroy(cluster_id, workspace=None, say=silent)
+    provider.destroy(cluster_id, workspace=None, report=silent)
     assert not cloud.instances
     assert provider.leftovers(cluster_id) == ()
     assert provider.orphans("demo") == ()
@@ -154,7 +154,7 @@ def test_without_its_state_a_cluster_is_found_and_removed(cloud: GoogleCloud, wo
 def test_a_node_that_goes_is_named_before(cloud: GoogleCloud, workspace: Workspace) -> None:
     raised(spec_of(2), workspace)
     fewer = spec_of(1)
-    (gone,) = provider_of(fewer).plan(fewer, workspace, keep={}, say=silent).changes
+    (gone,) = provider_of(fewer).plan(fewer, workspace, keep={}, report=silent).changes
     assert (gone.name, gone.action) == ("demo-train-2", "remove")
     assert gone.usd_per_hour
     assert gone.destroys
@@ -164,63 +164,63 @@ def test_starting_hosts_again_removes_none(cloud: GoogleCloud, workspace: Worksp
     """`up` applies a second time where hosts went down meanwhile; nobody was asked about anything then."""
     spec, fewer = spec_of(2), spec_of(1)
     provider = provider_of(spec)
-    provider.apply(spec, workspace, keep={}, say=silent)
+    provider.apply(spec, workspace, keep={}, report=silent)
     cloud.stop("demo-train-2")
-    assert provider.apply(spec, workspace, keep={}, say=silent).started == ("demo-train-2",)
+    assert provider.apply(spec, workspace, keep={}, report=silent).started == ("demo-train-2",)
     with pytest.raises(StalePlanError, match="demo-train-2"):
-        provider.apply(fewer, workspace, keep={}, say=silent)
+        provider.apply(fewer, workspace, keep={}, report=silent)
     assert sorted(cloud.instances) == HOSTS
 
 
 def test_the_folder_is_brought_up_to_date_and_keeps_what_is_not_ours(tmp_path: Path) -> None:
     place = tmp_path / "terraform"
-    folder.lay(place, {"a": 1}, None, cluster="demo")
+    tfvars.write_module(place, {"a": 1}, None, cluster="demo")
     kept = {"terraform.tfstate": "{}", ".terraform.lock.hcl": "", "my_override.tf": ""}
     for name, text in {**kept, "of_an_older_module.tf": "", "modules/nodes/old.tf": ""}.items():
         (place / name).write_text(text)
     (place / "main.tf").write_text("# of an older module\n")
     before = (place / "outputs.tf").stat().st_mtime_ns
-    folder.lay(place, {"a": 2}, None, cluster="demo")
+    tfvars.write_module(place, {"a": 2}, None, cluster="demo")
     assert all((place / name).read_text() == text for name, text in kept.items())
     assert not (place / "of_an_older_module.tf").exists()
     assert not (place / "modules/nodes/old.tf").exists()
     assert "older" not in (place / "main.tf").read_text()
     assert (place / "outputs.tf").stat().st_mtime_ns == before
-    assert json.loads((place / folder.VARIABLES).read_text()) == {"a": 2}
+    assert json.loads((place / tfvars.VARIABLES).read_text()) == {"a": 2}
     assert place.stat().st_mode & 0o077 == 0
 
 
 def test_a_state_in_a_bucket_is_not_swapped_for_another(tmp_path: Path) -> None:
     place = tmp_path / "terraform"
     state = GcsState(bucket="team-state", prefix="hpc")
-    folder.lay(place, {}, state, cluster="demo")
+    tfvars.write_module(place, {}, state, cluster="demo")
     assert (place / "backend.tfbackend").read_text() == 'bucket = "team-state"\nprefix = "hpc/demo"\n'
     assert json.loads((place / "clusterctl_backend.tf.json").read_text()) == {
         "terraform": {"backend": {"gcs": {}}}
     }
-    folder.lay(place, {}, state, cluster="demo")
+    tfvars.write_module(place, {}, state, cluster="demo")
     for other in (None, GcsState(bucket="other-state", prefix="hpc")):
         with pytest.raises(UsageError, match="not moved"):
-            folder.lay(place, {}, other, cluster="demo")
+            tfvars.write_module(place, {}, other, cluster="demo")
 
 
 def test_gcloud_is_looked_for_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MachineError) as caught:
-        iap.check()
+        ssh.check_gcloud()
     assert caught.value.what == "missing tool: gcloud"
     assert "https://cloud.google.com/sdk" in caught.value.fix
     bin_folder = gcloud.install(tmp_path, tmp_path / "world.json")
     monkeypatch.setenv("PATH", f"{bin_folder}:{os.defpath}")
-    iap.check()
+    ssh.check_gcloud()
     (bin_folder / "account").write_text("")
     with pytest.raises(MachineError) as caught:
-        iap.check()
+        ssh.check_gcloud()
     assert caught.value.fix == "log in: gcloud auth login"
 
 
 def test_jobs_get_what_their_machine_has() -> None:
-    l4, plain = machines.machines()["g2-standard-4"], machines.machines()["e2-standard-4"]
+    l4, plain = gcp_machines.gcp_machines()["g2-standard-4"], gcp_machines.gcp_machines()["e2-standard-4"]
     assert job_environment(l4, gvnic=True) == {
         "NCCL_DEBUG": "WARN",
         "NCCL_SOCKET_IFNAME": "={interface}",
@@ -229,5 +229,5 @@ def test_jobs_get_what_their_machine_has() -> None:
     }
     assert set(job_environment(l4, gvnic=False)) == {"NCCL_DEBUG", "NCCL_SOCKET_IFNAME"}
     assert job_environment(plain, gvnic=True) == {}
-    assert note(l4) is None
-    assert "GPUDirect-TCPX " in str(note(machines.machines()["a3-highgpu-8g"]))
+    assert network_note(l4) is None
+    assert "GPUDirect-TCPX " in str(network_note(gcp_machines.gcp_machines()["a3-highgpu-8g"]))

@@ -9,9 +9,9 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.hosts.checks import Expected, Finding, Seen, judge
-from clusterctl.hosts.facts import PROGRAM, Asked, Facts, parse_facts
+from clusterctl.hosts.checks import Examined, Expected, Finding, check_hosts
 from clusterctl.hosts.firewall import Firewall, firewall_of
+from clusterctl.hosts.report import PROGRAM, HostFacts, HostFactsRequest, ProbeRequest, parse_report
 from tests.support.plays import program
 
 CAPTURES = Path(__file__).parent / "captures"
@@ -28,7 +28,7 @@ ROUTED = "192.168.5.1"  # at no interface
 NETWORK = "10.9.0.0/16"
 
 
-def looked(tmp_path: Path, *, firewalld: str = "", **said: Path) -> Facts:
+def looked(tmp_path: Path, *, firewalld: str = "", **said: Path) -> HostFacts:
     """What a host says whose firewalls' commands say this; firewalld is running, enabled or not there."""
     (tmp_path / "addresses").write_text(ADDRESSES)
     rcs = {"running": (0, 0), "enabled": (3, 0), "": (4, 1)}[firewalld]
@@ -49,8 +49,11 @@ def looked(tmp_path: Path, *, firewalld: str = "", **said: Path) -> Facts:
         script = SAYS.format(asked=asked[name], more=more, file=file)
         program(tmp_path, name.replace("_", "-"), script)
     env = {**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "LC_ALL": "de_DE.UTF-8"}
-    done = subprocess.run(Asked().argv(), input=PROGRAM, env=env, capture_output=True, check=True)
-    return parse_facts(done.stdout.decode())
+    argv = ProbeRequest(host=HostFactsRequest(), node=False).argv()
+    done = subprocess.run(argv, input=PROGRAM, env=env, capture_output=True, check=True)
+    facts = parse_report(done.stdout.decode()).host
+    assert facts is not None
+    return facts
 
 
 def lets(firewall: Firewall) -> dict[str, str]:
@@ -61,10 +64,10 @@ def lets(firewall: Firewall) -> dict[str, str]:
     }
 
 
-def findings(facts: Facts, *others: str) -> list[Finding]:
+def findings(facts: HostFacts, *others: str) -> list[Finding]:
     """What is found of such a host, but for what is true of the machine that the test is on."""
     there = Expected("10.7.0.1", {}, {}, {"/": 0}, others=tuple(map(IPv4Network, others)))
-    found = judge({"a": Seen(facts, 0.0)}, {"a": there}, leader="a")
+    found = check_hosts({"a": Examined(facts, 0.0)}, {"a": there}, leader="a")
     return [finding for finding in found if finding.code == "firewall"]
 
 

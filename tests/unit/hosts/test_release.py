@@ -8,21 +8,21 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import ProvisionError, TransportError
-from clusterctl.hosts.os_release import recognised
+from clusterctl.hosts.probe import with_distributions
 from clusterctl.spec.distributions import UNSEEN
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Transport
-from clusterctl.transport.scripted import ScriptedTransport, Step
+from tests.support.scripted import ScriptedTransport, Step
 
-ASKED = ("sudo", "-n", "/usr/bin/python3", "...")
+ASKED = ("sudo", "-n", "sh", "...")
 
 
 def says(distribution: str) -> ScriptedTransport:
     """A host without Slurm so far, on which nothing is asked for but what it is."""
     facts = "@node\nabsent\n@gpus\n@mpi\n"
-    answer = {"state": "running", "facts": facts, "marks": {}, "full": [], "distribution": distribution}
-    return ScriptedTransport([Step(ASKED, json.dumps(answer))])
+    answer = {"state": "running", "node": facts, "checksums": {}, "full": [], "cards": 0}
+    return ScriptedTransport([Step(ASKED, json.dumps(answer | {"distribution": distribution}))])
 
 
 @pytest.fixture
@@ -58,11 +58,11 @@ def hosts(*known: str) -> Inventory:
 
 def test_those_that_nobody_has_looked_at_are_asked(workspace: Workspace) -> None:
     asked: dict[str, Transport] = {"train-1": says("rocky-9.6")}
-    found = recognised(hosts("rocky-9.5", UNSEEN), workspace, asked.__getitem__)
+    found = with_distributions(hosts("rocky-9.5", UNSEEN), workspace, asked.__getitem__)
     assert [host.distribution for host in found.hosts] == ["rocky-9.5", "rocky-9.6"]
     assert found.distribution.release == "rocky-9"
     assert "Host train-1" in workspace.ssh_config.read_text()
-    assert recognised(found, workspace, {}.__getitem__) == found
+    assert with_distributions(found, workspace, {}.__getitem__) == found
 
 
 @pytest.mark.parametrize(
@@ -75,12 +75,12 @@ def test_those_that_nobody_has_looked_at_are_asked(workspace: Workspace) -> None
 def test_what_can_be_no_part_of_it_is_named(workspace: Workspace, ctl: str, node: str, why: str) -> None:
     asked: dict[str, Transport] = {"ctl": says(ctl), "train-1": says(node)}
     with pytest.raises(ProvisionError, match="train-1 can't be part of this cluster") as refused:
-        recognised(hosts(UNSEEN, UNSEEN), workspace, asked.__getitem__)
+        with_distributions(hosts(UNSEEN, UNSEEN), workspace, asked.__getitem__)
     assert why in refused.value.why
 
 
 def test_one_that_does_not_answer_is_looked_at_by_hand(workspace: Workspace) -> None:
     silent = ScriptedTransport([Step(ASKED, error=TransportError("the key is refused"))])
     with pytest.raises(TransportError) as failed:
-        recognised(hosts(UNSEEN), workspace, lambda _: silent)
+        with_distributions(hosts(UNSEEN), workspace, lambda _: silent)
     assert f"ssh -F {workspace.ssh_config} HOST" in failed.value.fix

@@ -6,24 +6,24 @@ from typing import Any
 
 import pytest
 
-from clusterctl.hosts.doctor import Facts
-from clusterctl.providers.onprem.foreseen import foreseen
-from clusterctl.providers.onprem.members import members
-from clusterctl.spec import ClusterSpec, OnpremProvider
+from clusterctl.hosts.report import HostFacts
+from clusterctl.providers.onprem.members import members, preview
+from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.onprem import OnpremProvider
 from tests.unit.onprem.test_members import facts, spec_of
 
 INSTALLED = "to be installed, with what they need: "
 
 
-def said(spec: ClusterSpec, *new: Facts) -> list[str]:
+def said(spec: ClusterSpec, *new: HostFacts) -> list[str]:
     """Of these machines, while the others are in the cluster already."""
     assert isinstance(spec.provider, OnpremProvider)
     asked = members(spec, spec.provider)
     seen = {one.system.machine_id: one for one in new}
-    return list(foreseen(spec, asked, {one.name: facts(one.name) for one in asked} | seen, seen))
+    return list(preview(spec, asked, {one.name: facts(one.name) for one in asked} | seen, seen))
 
 
-def packages(spec: ClusterSpec, new: Facts) -> set[str]:
+def packages(spec: ClusterSpec, new: HostFacts) -> set[str]:
     """Those that are to be installed on it."""
     (line,) = said(spec, new)
     before, _, names = line.partition(INSTALLED)
@@ -31,7 +31,7 @@ def packages(spec: ClusterSpec, new: Facts) -> set[str]:
     return set(names.split(", "))
 
 
-def differing(name: str, **values: Any) -> Facts:
+def differing(name: str, **values: Any) -> HostFacts:
     return facts(name).model_copy(update=values)
 
 

@@ -7,9 +7,10 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import ProvisionError
-from clusterctl.hosts.doctor import Facts
+from clusterctl.hosts.report import HostFacts
 from clusterctl.providers.onprem.members import inventory, members
-from clusterctl.spec import ClusterSpec, OnpremProvider
+from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.onprem import OnpremProvider
 from clusterctl.state.inventory import Inventory
 
 
@@ -26,19 +27,19 @@ def spec_of(**provider: Any) -> ClusterSpec:
     )
 
 
-def facts(name: str, *addresses: str, version: str = "12") -> Facts:
+def facts(name: str, *addresses: str, version: str = "12") -> HostFacts:
     system = {"id": "debian", "version": version, "name": "Debian", "machine": "x86_64",
               "python": (3, 11), "systemd": True, "cpus": 2, "memory_mib": 2000,
               "hostname": f"{name}.lab", "machine_id": name}  # fmt: skip
     gpus = {"cards": 0, "shown": (), "driver": None, "nouveau": False, "secure_boot": False}
-    return Facts.model_validate(
+    return HostFacts.model_validate(
         {"time": 0, "uid": 0, "system": system, "addresses": ("127.0.0.1/8", *addresses), "resolved": {},
          "space": (), "listeners": {}, "lock_holders": (), "selinux": "disabled", "units": (), "gpus": gpus,
          "accounts": {}}
     )  # fmt: skip
 
 
-def made(spec: ClusterSpec, seen: dict[str, Facts]) -> Inventory:
+def made(spec: ClusterSpec, seen: dict[str, HostFacts]) -> Inventory:
     assert isinstance(spec.provider, OnpremProvider)
     asked = members(spec, spec.provider)
     keys = {one.name: "ssh-ed25519 AAAA" for one in asked}
@@ -118,7 +119,7 @@ def workstation(address: str) -> ClusterSpec:
 
 def test_one_machine_exports_its_folder_to_nobody() -> None:
     found = made(workstation("10.0.0.1"), {"desk": facts("desk", "10.0.0.1/24")})
-    assert (found.shared_folder.kind, found.controller.computes) == ("existing", True)
+    assert (found.shared_folder.kind, found.controller.is_compute) == ("existing", True)
 
 
 @pytest.mark.parametrize("address", ["localhost", "127.0.0.1", "::1"])

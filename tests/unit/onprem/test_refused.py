@@ -8,12 +8,12 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import ProvisionError
-from clusterctl.hosts.checks import Level
-from clusterctl.hosts.doctor import Facts, Finding, Report
+from clusterctl.hosts.checks import DoctorReport, Finding, Level
+from clusterctl.hosts.report import HostFacts
 from clusterctl.providers.onprem.members import members
 from clusterctl.providers.onprem.provider import _refuse
-from clusterctl.spec import OnpremProvider
 from clusterctl.spec.load import parse_spec
+from clusterctl.spec.onprem import OnpremProvider
 from clusterctl.state.workspace import Workspace
 
 SPEC = """\
@@ -39,8 +39,8 @@ def test_errors_of_new_hosts_end_it_and_any_firewall_that_they_meet(
 ) -> None:
     spec = parse_spec(SPEC, "cluster.yaml")
     assert isinstance(spec.provider, OnpremProvider)
-    facts = dict.fromkeys(("a", "b"), Facts.model_construct(claim=""))
-    report = Report((Finding("b", *finding, "what", "why", "fix"),), facts)
+    facts = dict.fromkeys(("a", "b"), HostFacts.model_construct(claim=""))
+    report = DoctorReport((Finding("b", *finding, "what", "why", "fix"),), facts)
     asked = members(spec, spec.provider)
     with pytest.raises(ProvisionError) if ends else nullcontext():
         _refuse(report, asked, new, Workspace(tmp_path), {})

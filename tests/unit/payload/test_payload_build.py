@@ -7,11 +7,11 @@ import pytest
 from payload.build import rate_of, units_of
 from payload.comm.base import Solo
 from payload.config import TrainConfig, parse
-from payload.data.opening import open_source
+from payload.data.datasets import open_source
 from payload.device import Cpu
 from payload.errors import UsageError
 from payload.models import MODELS
-from payload.nn.base import Context, Unit
+from payload.nn.module import Context, Unit
 from payload.parallel.mesh import alone
 
 

@@ -18,13 +18,10 @@ import pytest
 from safetensors.numpy import load_file
 
 from payload.__main__ import main
-from payload.checkpoint.background import Writer
-from payload.checkpoint.files import BrokenError, Manifest, read_manifest, verify
-from payload.checkpoint.folder import complete, prepare
-from payload.checkpoint.lock import Lock
-from payload.checkpoint.pieces import held, scalars
-from payload.checkpoint.resume import Resumed, choose, refuse_others, resume
-from payload.checkpoint.saver import Saver
+from payload.checkpoint.folder import Lock, complete, prepare
+from payload.checkpoint.saver import Saver, Writer
+from payload.checkpoint.session import Resumed, choose, refuse_others, resume
+from payload.checkpoint.shards import BrokenError, Manifest, held, read_manifest, scalars, verify
 from payload.comm.base import Solo
 from payload.device import Device
 from payload.errors import PayloadError, UsageError
@@ -32,10 +29,9 @@ from payload.models import mlp
 from payload.nn.loss import SoftmaxCrossEntropy
 from payload.optim.sgd import SGD
 from payload.parallel.engine import Engine
-from payload.parallel.mesh import alone
-from payload.parallel.options import Options
+from payload.parallel.mesh import Options, alone
 from payload.parallel.pipeline import Batch
-from payload.parallel.storage import Storage
+from payload.parallel.zero import Storage
 from payload.precision import PRECISIONS, LossScale
 from tests.support.disks import small_disk
 

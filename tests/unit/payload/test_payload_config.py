@@ -12,7 +12,7 @@ import pytest
 from payload.__main__ import main
 from payload.build import sizes_of
 from payload.config import COMMANDS, ProbeConfig, TelemetryConfig, TrainConfig, check, parse
-from payload.data import synthetic
+from payload.data.datasets import synthetic_tokens
 from payload.errors import UsageError
 from payload.schedule import LearningRate, scaled
 from payload.settings import to_record, to_toml
@@ -233,7 +233,7 @@ def refused(line: str, *, several: bool = True, gpu: bool = True) -> str:
     try:
         check(config, several=several, gpu=gpu)
         if isinstance(config, TrainConfig):
-            sizes_of(config.model, synthetic.tokens(64, 8))
+            sizes_of(config.model, synthetic_tokens(64, 8))
     except UsageError as exc:
         return str(exc)
     return ""

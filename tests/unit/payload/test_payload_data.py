@@ -3,12 +3,12 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from payload.data import digits
-from payload.data.order import Order, shard
+from payload.data.datasets import load_digits
+from payload.data.loader import Order, shard
 
 
 def test_digits_are_whole_and_split_once() -> None:
-    training, held_out = digits.load()
+    training, held_out = load_digits()
     assert (training.images.shape, held_out.images.shape) == ((1438, 8, 8, 1), (359, 8, 8, 1))
     assert (training.images.min(), training.images.max()) == (0, 16)
     assert np.bincount(np.concatenate([training.labels, held_out.labels])).tolist() == [

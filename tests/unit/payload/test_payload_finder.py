@@ -15,7 +15,7 @@ import pytest
 
 from payload.build import loader_of
 from payload.config import TrainConfig, parse
-from payload.data.opening import open_source
+from payload.data.datasets import open_source
 from payload.data.tokenizer import BytePairs
 from payload.device import Cpu
 from payload.errors import UsageError

@@ -14,7 +14,7 @@ from payload.config import GemmConfig, parse
 from payload.device import Device
 from payload.errors import UsageError
 from payload.gemm import _Layer, gemm
-from payload.values import GemmSize
+from payload.settings import GemmSize
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]
 

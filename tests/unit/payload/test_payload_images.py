@@ -12,12 +12,10 @@ import torch
 from torch.nn import functional
 
 from payload.device import Array, Cpu, Device
-from payload.nn.base import Context, Layer, Unit
 from payload.nn.conv import Conv2d
+from payload.nn.module import Context, Layer, Recompute, Tape, Unit
 from payload.nn.norm import BatchNorm
 from payload.nn.pool import GlobalAveragePool, MaxPool2d
-from payload.nn.tape import Tape
-from payload.recompute import Recompute
 from tests.support.layers import slope, stored
 from tests.support.oracle import Tensors, assert_close, compare
 

@@ -11,7 +11,7 @@ import pytest
 
 from payload import align
 from payload.__main__ import main
-from payload.comm.launch import launcher_rank, pmi_complaint, size_complaint
+from payload.host import launcher_rank, pmi_complaint, size_complaint
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]
 

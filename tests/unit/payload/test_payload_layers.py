@@ -15,19 +15,16 @@ from payload.device import Array, Cpu, Device
 from payload.models import mlp
 from payload.nn.activation import ReLU
 from payload.nn.attention import Attention
-from payload.nn.base import Context, Layer, Sequential, Unit
 from payload.nn.dropout import Dropout
 from payload.nn.embedding import Embedding
 from payload.nn.linear import Linear
 from payload.nn.loss import SoftmaxCrossEntropy
+from payload.nn.module import Context, Layer, Sequential, Tape, Unit, normal
 from payload.nn.norm import BatchNorm
-from payload.nn.parameter import normal
 from payload.nn.pool import MaxPool2d
-from payload.nn.tape import Tape
-from payload.parallel.mesh import alone
-from payload.parallel.options import Options
+from payload.parallel.mesh import Options, alone
 from payload.parallel.pipeline import Batch, Pipeline, Stage
-from payload.parallel.storage import Storage
+from payload.parallel.zero import Storage
 from payload.precision import PRECISIONS
 from tests.support.layers import draw, stored
 

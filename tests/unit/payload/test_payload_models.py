@@ -14,11 +14,10 @@ from torch.nn import functional
 from payload.device import Array, Device
 from payload.errors import UsageError
 from payload.models import MODELS, bert, gpt, lstm, mlp, vit
-from payload.nn.base import Context, Unit
 from payload.nn.loss import SoftmaxCrossEntropy
+from payload.nn.module import Context, Unit, recomputed
 from payload.optim.adamw import AdamW
 from payload.parallel.pipeline import Batch, Pipeline, Stage
-from payload.recompute import recomputed
 from tests.support.layers import stored
 from tests.support.oracle import TOLERANCE, Tensors, assert_same_gradients, tensors
 

@@ -12,10 +12,9 @@ import pytest
 from payload.device import Cpu
 from payload.errors import UsageError
 from payload.models import mlp
-from payload.nn.base import Context, Sequential, Unit
 from payload.nn.linear import Linear
-from payload.parallel.pipeline import idle_share, one_forward_one_backward
-from payload.parallel.placement import split
+from payload.nn.module import Context, Sequential, Unit
+from payload.parallel.pipeline import idle_share, one_forward_one_backward, split
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]
 _CONTEXT = Context(Cpu())

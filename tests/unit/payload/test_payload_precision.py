@@ -8,19 +8,17 @@ from collections.abc import Callable
 import numpy as np
 import pytest
 
-from payload.data import digits
+from payload.data.datasets import load_digits
 from payload.device import Array, Device
 from payload.models import bert, cnn, gpt, lstm, mlp, resnet, vit
-from payload.nn.base import Context, Unit
 from payload.nn.linear import Linear
 from payload.nn.loss import SoftmaxCrossEntropy
-from payload.nn.tape import Draw, Tape
+from payload.nn.module import Context, Draw, Tape, Unit
 from payload.optim.sgd import SGD
 from payload.parallel.engine import Engine
-from payload.parallel.mesh import alone
-from payload.parallel.options import Options
+from payload.parallel.mesh import Options, alone
 from payload.parallel.pipeline import Batch
-from payload.parallel.storage import Storage
+from payload.parallel.zero import Storage
 from payload.precision import PRECISIONS, LossScale, loss_scale
 
 Builder = Callable[[Context], list[Unit]]
@@ -116,7 +114,7 @@ def _engine(device: Device, precision: str, scale: LossScale | None = None) -> E
 
 
 def _batches(device: Device, precision: str, size: int) -> list[Batch]:
-    training, _ = digits.load()
+    training, _ = load_digits()
     order = np.random.default_rng(1).permutation(len(training.labels))
     x = device.asarray(training.images[order] / 8 - 1, PRECISIONS[precision].compute)
     labels = device.asarray(training.labels[order])
@@ -136,7 +134,7 @@ def test_training_reaches_what_float32_reaches(precision: str, device: Device) -
                 iteration += 1
                 outcome = engine.step([batch], targets=64, iteration=iteration, lr=0.05)
                 assert outcome.finite
-        _, held_out = digits.load()
+        _, held_out = load_digits()
         x = device.asarray(held_out.images / 8 - 1, PRECISIONS[precision].compute)
         nobody = device.asarray(np.arange(0, dtype="uint32"))
         return engine.evaluate([Batch(x, device.asarray(held_out.labels), nobody)]).accuracy

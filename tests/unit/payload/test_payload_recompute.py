@@ -10,15 +10,11 @@ import pytest
 
 from payload.device import Array, Device
 from payload.models import bert, cnn, gpt, lstm, mlp, resnet, vit
-from payload.nn.base import Context, Unit, state_of
 from payload.nn.loss import SoftmaxCrossEntropy
-from payload.nn.parameter import Parameter
-from payload.nn.tape import Draw, Tape
-from payload.parallel.mesh import alone
-from payload.parallel.options import Options
+from payload.nn.module import Context, Draw, Parameter, Recompute, Tape, Unit, recomputed, state_of
+from payload.parallel.mesh import Options, alone
 from payload.parallel.pipeline import Batch, Pipeline, Stage
-from payload.parallel.storage import Storage
-from payload.recompute import Recompute, recomputed
+from payload.parallel.zero import Storage
 
 
 def _units(device: Device) -> list[Unit]:

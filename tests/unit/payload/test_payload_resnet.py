@@ -16,11 +16,10 @@ from torch.nn import functional
 from payload.device import Device
 from payload.errors import UsageError
 from payload.models import cnn, resnet
-from payload.nn.base import Context, Unit, state_of
 from payload.nn.loss import SoftmaxCrossEntropy
+from payload.nn.module import Context, Unit, recomputed, state_of
 from payload.optim.sgd import SGD
 from payload.parallel.pipeline import Batch, Pipeline, Stage
-from payload.recompute import recomputed
 from tests.support.layers import stored
 from tests.support.oracle import TOLERANCE, Tensors, assert_same_gradients, tensors
 

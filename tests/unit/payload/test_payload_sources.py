@@ -16,14 +16,14 @@ import pytest
 from payload.comm.base import Solo
 from payload.config import TrainConfig, parse
 from payload.data import idx
+from payload.data.base import Source
+from payload.data.datasets import open_source
 from payload.data.images import Images, Labelled
-from payload.data.opening import open_source
-from payload.data.source import Source
 from payload.data.text import MaskedText, Text
 from payload.data.tokenizer import BytePairs, Bytes, learn
 from payload.device import Array
 from payload.errors import UsageError
-from payload.nn.tape import Draw
+from payload.nn.module import Draw
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]
 

@@ -8,7 +8,7 @@ import sys
 import time
 from pathlib import Path
 
-from payload.checkpoint.lock import Lock
+from payload.checkpoint.folder import Lock
 
 ROOT = Path(__file__).parents[3]
 

@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 from payload.models import gpt
-from payload.nn.base import Context
 from payload.nn.loss import SoftmaxCrossEntropy
+from payload.nn.module import Context
 from payload.optim.adamw import AdamW
 from payload.parallel.engine import Engine
-from payload.parallel.mesh import alone
-from payload.parallel.options import Options
+from payload.parallel.mesh import Options, alone
 from payload.parallel.pipeline import Batch
 from payload.precision import PRECISIONS, loss_scale
 from tests.support.micro import cut

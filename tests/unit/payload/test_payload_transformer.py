@@ -13,16 +13,14 @@ from torch.nn import functional
 from payload.device import Array, Cpu, Device
 from payload.nn.activation import GELU
 from payload.nn.attention import Attention
-from payload.nn.base import Context, Layer, Residual, Sequential, Unit
 from payload.nn.dropout import Dropout
 from payload.nn.embedding import Embedding, TiedHead
-from payload.nn.layernorm import LayerNorm
 from payload.nn.linear import Linear
 from payload.nn.loss import SoftmaxCrossEntropy
 from payload.nn.lstm import LSTM
-from payload.nn.parameter import normal
+from payload.nn.module import Context, Draw, Layer, Residual, Sequential, Tape, Unit, normal
+from payload.nn.norm import LayerNorm
 from payload.nn.sequence import ClassToken, Patches, Pick, Positions
-from payload.nn.tape import Draw, Tape
 from tests.support.layers import draw, slope, stored
 from tests.support.oracle import Tensors, assert_close, compare
 

@@ -10,18 +10,15 @@ import pytest
 
 from payload.device import Array, Cpu
 from payload.models import mlp
-from payload.nn.base import Context, Sequential, Unit
 from payload.nn.linear import Linear
 from payload.nn.loss import SoftmaxCrossEntropy
-from payload.nn.parameter import Parameter, Segment
-from payload.nn.tape import Tape
+from payload.nn.module import Context, Parameter, Segment, Sequential, Tape, Unit
 from payload.optim.adamw import AdamW
+from payload.parallel.buffers import lay_out
 from payload.parallel.engine import Engine
-from payload.parallel.layout import lay_out
-from payload.parallel.mesh import alone
-from payload.parallel.options import Options
+from payload.parallel.mesh import Options, alone
 from payload.parallel.pipeline import Batch
-from payload.parallel.storage import Storage
+from payload.parallel.zero import Storage
 from payload.precision import PRECISIONS
 from tests.support.strict import Strict
 

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from clusterctl.hosts.gpus import Driver, Gpu
-from clusterctl.scheduler.slurm.health import health_file
+from clusterctl.scheduler.slurm.config import health_file
 from clusterctl.util.assets import asset
 from tests.support.nvidia import machines
 from tests.support.nvidia.described import RENAMED

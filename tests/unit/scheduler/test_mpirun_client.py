@@ -13,13 +13,12 @@ import pytest
 from clusterctl.errors import SchedulerError, UnreachableError, UsageError
 from clusterctl.scheduler.base import Clock
 from clusterctl.scheduler.mpirun import remote_jobs
-from clusterctl.scheduler.mpirun.client import BusyError, MpirunClient, SickError
-from clusterctl.scheduler.mpirun.job import Start, job_info
+from clusterctl.scheduler.mpirun.client import BusyError, JobRequest, MpirunClient, UnhealthyError, job_info
 from clusterctl.scheduler.mpirun.remote_jobs import open_new, read
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
-from clusterctl.transport.scripted import Call, ScriptedTransport, Step
+from tests.support.scripted import Call, ScriptedTransport, Step
 
-START = Start("abc", "train", "/shared/home/ada/j", "job.mpirun", "train", ("d-train-1",), 60)
+START = JobRequest("abc", "train", "/shared/home/ada/j", "job.mpirun", "train", ("d-train-1",), 60)
 ASKED = ("sudo", "-n", "/usr/bin/python3", "...")
 HEALTH = ("sudo", "-n", "/opt/clusterctl/health")
 INVENTORY = Inventory(
@@ -160,7 +159,7 @@ def test_a_job_starts_on_the_first_of_its_nodes():
 def test_a_sick_node_gets_no_job_and_is_looked_at_anew():
     looks = [health("GPU 0: 97 C, and 90 are allowed", "/ has 3 MiB free, and needs 100"), health()]
     mpirun, hosts = client(ctl=[said(jobs=[])] * 2, one=[*looks, said(id="m1")])
-    with pytest.raises(SickError, match="no job is started on d-train-1") as caught:
+    with pytest.raises(UnhealthyError, match="no job is started on d-train-1") as caught:
         mpirun.submit(START)
     (failure,) = caught.value.failures
     assert (failure.code, failure.host) == ("sick", "d-train-1")

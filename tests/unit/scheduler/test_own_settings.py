@@ -8,9 +8,9 @@ from dataclasses import replace
 import pytest
 
 from clusterctl.hosts.gpus import Gpu
-from clusterctl.scheduler.slurm.config import NodeFacts, render_files
-from clusterctl.scheduler.slurm.own_settings import slurmd_file
-from clusterctl.spec import ClusterSpec
+from clusterctl.hosts.report import NodeFacts
+from clusterctl.scheduler.slurm.config import render_files, slurmd_file
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
 
 ONE, TWO = "d-train-1", "d-train-2"

@@ -10,7 +10,7 @@ import pytest
 from clusterctl.errors import SlurmError
 from clusterctl.scheduler.models import JobInfo, JobState, NodeInfo, Outcome, worst
 from clusterctl.scheduler.slurm import parse
-from clusterctl.scheduler.slurm.hostlist import expand_nodes
+from clusterctl.scheduler.slurm.parse import expand_nodes
 from tests.support.slurm import CAPTURED
 
 CAPTURES = Path(__file__).parent / "captures"

@@ -7,14 +7,14 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import SlurmError
-from clusterctl.hosts.slurm_facts import FACTS_ARGV, NodeFacts, parse_facts
+from clusterctl.hosts.report import NODE_ARGV, NodeFacts, parse_node_facts
 from clusterctl.transport.local import LocalTransport
 
 CAPTURES = Path(__file__).parent / "captures"
 
 
 def test_a_captured_node() -> None:
-    facts = parse_facts((CAPTURES / "node-without-gpu.txt").read_text())
+    facts = parse_node_facts((CAPTURES / "node-without-gpu.txt").read_text())
     assert facts == NodeFacts(
         cpus=2,
         boards=1,
@@ -33,7 +33,7 @@ def test_noise_around_the_answer() -> None:
         "NodeName=n CPUs=128 Boards=1 SocketsPerBoard=2 CoresPerSocket=32 ThreadsPerCore=2 "
         "RealMemory=1031000 Gres=gpu:x:2\nUpTime=1-02:03:04\n@gpus\n@mpi\n"
     )
-    facts = parse_facts(text)
+    facts = parse_node_facts(text)
     assert (facts.sockets, facts.cores_per_socket, facts.threads_per_core) == (2, 32, 2)
 
 
@@ -42,12 +42,12 @@ def test_noise_around_the_answer() -> None:
 )
 def test_a_host_without_slurm_is_one_clear_error(text: str) -> None:
     with pytest.raises(SlurmError) as raised:
-        parse_facts(text)
+        parse_node_facts(text)
     assert "slurmd" in raised.value.fix
 
 
 def test_the_script_runs_in_any_shell_and_survives_missing_tools() -> None:
-    result = LocalTransport().run(FACTS_ARGV)
+    result = LocalTransport().run(NODE_ARGV)
     sections = [line for line in result.stdout.splitlines() if line.startswith("@")]
-    assert sections == ["@node", "@gpus", "@mpi", "@bus"]
+    assert sections == ["@node", "@gpus", "@mpi"]
     assert result.stderr == ""

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import SpecError
-from clusterctl.scheduler.slurm.topology import topology_settings, topology_text
+from clusterctl.scheduler.slurm.config import topology_settings, topology_text
 from clusterctl.spec.load import parse_spec
 
 BASE = Path(__file__).with_name("onprem-base.yaml")

@@ -5,12 +5,10 @@ import numpy as np
 from payload.comm import mpi
 from payload.comm.base import Communicator, Solo
 from payload.device import Array, choose
-from payload.nn.base import Context, Unit
+from payload.nn.module import Context, Tape, Unit
 from payload.nn.norm import BatchNorm
-from payload.nn.tape import Tape
-from payload.parallel.mesh import alone
-from payload.parallel.options import Options
-from payload.parallel.storage import Storage
+from payload.parallel.mesh import Options, alone
+from payload.parallel.zero import Storage
 from payload.precision import PRECISIONS
 
 mpi.start()

@@ -10,25 +10,24 @@ import sys
 import numpy as np
 
 from payload.comm import mpi
-from payload.comm.choose import compress
+from payload.comm.compression import make_compressor
 from payload.config import COMPRESSORS
-from payload.data import digits
+from payload.data.datasets import load_digits
 from payload.data.images import Labelled
-from payload.data.order import shard
+from payload.data.loader import shard
 from payload.device import Array, Cpu
 from payload.models import mlp
 from payload.nn.loss import SoftmaxCrossEntropy
 from payload.optim.sgd import SGD
 from payload.parallel.engine import Engine
-from payload.parallel.mesh import make_mesh
-from payload.parallel.options import Options
+from payload.parallel.mesh import Options, make_mesh
 from payload.parallel.pipeline import Batch
 
 EPOCHS, SEEDS, BATCH = int(sys.argv[1]), int(sys.argv[2]), 144
 
 world = mpi.start()
 device = Cpu()
-training, held_out = digits.load()
+training, held_out = load_digits()
 
 
 def batch(samples: Labelled, indices: Array) -> list[Batch]:
@@ -40,7 +39,7 @@ def batch(samples: Labelled, indices: Array) -> list[Batch]:
 
 def train(seed: int, compression: str, **options: float) -> dict[str, float]:
     transport = mpi.MpiCommunicator(device)
-    compressor = compress(compression, transport, **options) if compression != "none" else None
+    compressor = make_compressor(compression, transport, **options) if compression != "none" else None
     mesh = dataclasses.replace(make_mesh(transport), dp=compressor or transport)
     units = mlp.build(mesh.context(device), inputs=64, classes=10, hidden=(128, 64))
     engine = Engine(

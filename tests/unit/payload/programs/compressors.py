@@ -6,11 +6,9 @@ import numpy as np
 from elsewhere import Apart
 
 from payload.comm import mpi
-from payload.comm.choose import compress
-from payload.comm.compressed import Compressed, Piece
-from payload.comm.naive import Naive
+from payload.comm.compression import Compressed, Piece, make_compressor
 from payload.comm.nccl import Nccl
-from payload.comm.ring import Ring
+from payload.comm.ring import Naive, Ring
 from payload.comm.transport import Transport
 from payload.config import COMPRESSORS
 from payload.device import Array, Cpu
@@ -35,7 +33,7 @@ def total(array: Array) -> Array:
 
 def make(name: str, transport: Transport, grads: Array) -> Compressed:
     options = {"topk": {"ratio": 0.05}, "powersgd": {"rank": 2}, "int8": {}}[name]
-    compressor = compress(name, transport, **options)
+    compressor = make_compressor(name, transport, **options)
     compressor.attach(grads, PIECES)
     return compressor
 

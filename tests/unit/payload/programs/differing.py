@@ -6,14 +6,14 @@ from pathlib import Path
 
 from payload.comm import mpi
 from payload.config import TrainConfig, parse
-from payload.data import opening
+from payload.data import datasets
 from payload.device import Cpu
 from payload.errors import UsageError
 
 mpi.start()
 world = mpi.MpiCommunicator(Cpu())
 host = f"node-{world.rank}"
-opening.hostname = lambda: host  # type: ignore[attr-defined]
+datasets.hostname = lambda: host  # type: ignore[attr-defined]
 os.chdir(Path(sys.argv[1]) / str(world.rank))
 
 
@@ -21,7 +21,7 @@ def complaint(data: str, model: str) -> str:
     config = parse(["train", "--data", data, "--model", model, "--sequence-length", "8"])
     assert isinstance(config, TrainConfig)
     try:
-        opening.open_source(config, world)
+        datasets.open_source(config, world)
     except UsageError as exc:
         return str(exc)
     return ""

@@ -12,23 +12,20 @@ from pathlib import Path
 
 import numpy as np
 
-from payload.checkpoint.files import Manifest, read_manifest
 from payload.checkpoint.folder import prepare
-from payload.checkpoint.pieces import Piece, held, scalars, share
-from payload.checkpoint.reader import Reader
-from payload.checkpoint.resume import choose as choose_checkpoint
-from payload.checkpoint.resume import resume
 from payload.checkpoint.saver import Saver
+from payload.checkpoint.session import choose as choose_checkpoint
+from payload.checkpoint.session import resume
+from payload.checkpoint.shards import Manifest, Piece, Reader, held, read_manifest, scalars, share
 from payload.comm import mpi
 from payload.device import Array, choose
 from payload.models import gpt
-from payload.nn.base import Context, Unit
 from payload.nn.loss import SoftmaxCrossEntropy
+from payload.nn.module import Context, Unit
 from payload.nn.norm import BatchNorm
 from payload.optim.adamw import AdamW
 from payload.parallel.engine import Engine
-from payload.parallel.mesh import Mesh, make_mesh
-from payload.parallel.options import Options
+from payload.parallel.mesh import Mesh, Options, make_mesh
 
 
 @dataclass(frozen=True)

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from payload.comm.base import Request
 from payload.comm.staging import Staged, flat
-from payload.comm.steps import Request
 from payload.device import Array
 
 _GARBAGE = 0xA5

@@ -7,9 +7,9 @@ import numpy as np
 from payload.comm import mpi
 from payload.comm.base import Solo
 from payload.config import TrainConfig, parse
+from payload.data.base import Source
+from payload.data.datasets import open_source
 from payload.data.loader import Feed, Loader
-from payload.data.opening import open_source
-from payload.data.source import Source
 from payload.device import Array, Cpu
 from payload.parallel.mesh import alone, make_mesh
 

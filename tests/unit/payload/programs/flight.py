@@ -8,9 +8,8 @@ import numpy as np
 
 from payload.comm import mpi
 from payload.device import Array, Cpu
-from payload.nn.base import Context, Sequential, Unit
 from payload.nn.loss import SoftmaxCrossEntropy
-from payload.nn.tape import Tape
+from payload.nn.module import Context, Sequential, Tape, Unit
 from payload.optim.sgd import SGD
 from payload.parallel import pipeline
 from payload.parallel.engine import Engine

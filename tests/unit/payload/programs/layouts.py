@@ -23,13 +23,12 @@ from payload.comm.transport import Transport
 from payload.device import Array, Device, choose
 from payload.models import bert, gpt, lstm, mlp, resnet, vit
 from payload.nn.activation import ReLU
-from payload.nn.base import Context, Sequential, Unit
 from payload.nn.linear import Linear
 from payload.nn.loss import SoftmaxCrossEntropy
+from payload.nn.module import Context, Sequential, Unit
 from payload.optim.sgd import SGD
 from payload.parallel.engine import Engine
-from payload.parallel.mesh import Mesh, make_mesh
-from payload.parallel.options import Options
+from payload.parallel.mesh import Mesh, Options, make_mesh
 from payload.parallel.pipeline import Batch
 from tests.support.micro import cut
 from tests.support.strict import Copies, Strict

@@ -7,12 +7,11 @@ import numpy as np
 from payload.comm import mpi
 from payload.device import Cpu
 from payload.models import gpt
-from payload.nn.base import Context
 from payload.nn.loss import SoftmaxCrossEntropy
+from payload.nn.module import Context
 from payload.optim.sgd import SGD
 from payload.parallel.engine import Engine
-from payload.parallel.mesh import make_mesh
-from payload.parallel.options import Options
+from payload.parallel.mesh import Options, make_mesh
 from payload.parallel.pipeline import Batch
 
 comm = mpi.start()

@@ -12,7 +12,7 @@ from payload import allreduce, gemm, probe
 from payload.comm import mpi
 from payload.config import AllreduceConfig, GemmConfig, ProbeConfig
 from payload.device import Array, Cpu
-from payload.values import GemmSize
+from payload.settings import GemmSize
 
 T = TypeVar("T")
 

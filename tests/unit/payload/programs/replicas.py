@@ -5,10 +5,9 @@ import numpy as np
 from payload.comm import mpi
 from payload.device import Cpu
 from payload.models import mlp
-from payload.nn.base import Context
-from payload.parallel.mesh import alone, make_mesh
-from payload.parallel.options import Options
-from payload.parallel.storage import Storage
+from payload.nn.module import Context
+from payload.parallel.mesh import Options, alone, make_mesh
+from payload.parallel.zero import Storage
 
 comm = mpi.start()
 device = Cpu()

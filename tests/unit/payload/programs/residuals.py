@@ -6,13 +6,13 @@ from pathlib import Path
 
 import numpy as np
 
-from payload.checkpoint.files import Manifest
 from payload.checkpoint.folder import prepare
-from payload.checkpoint.resume import choose as choose_checkpoint
-from payload.checkpoint.resume import resume
 from payload.checkpoint.saver import Saver
+from payload.checkpoint.session import choose as choose_checkpoint
+from payload.checkpoint.session import resume
+from payload.checkpoint.shards import Manifest
 from payload.comm import mpi
-from payload.comm.choose import compress
+from payload.comm.compression import make_compressor
 from payload.config import COMPRESSORS
 from payload.device import choose
 from payload.models import mlp
@@ -28,7 +28,7 @@ world = mpi.MpiCommunicator(device)
 
 
 def make_engine(name: str) -> Engine:
-    compressor = compress(name, world)
+    compressor = make_compressor(name, world)
     mesh = replace(make_mesh(world), dp=compressor)
     context = mesh.context(device)
     return Engine(

@@ -10,9 +10,8 @@ from payload.comm import mpi
 from payload.comm.base import Communicator, Solo
 from payload.device import Array, Cpu
 from payload.models import bert, gpt, lstm, vit
-from payload.nn.base import Context, Unit
 from payload.nn.loss import SoftmaxCrossEntropy, Sums
-from payload.nn.parameter import Parameter
+from payload.nn.module import Context, Parameter, Unit
 from payload.parallel.mesh import make_mesh
 from payload.parallel.pipeline import Batch, Pipeline, Stage
 from tests.support.layers import stored

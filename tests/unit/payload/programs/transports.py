@@ -12,11 +12,10 @@ from elsewhere import Apart
 
 from payload.comm import mpi, ring, transport
 from payload.comm.base import Pending, together
-from payload.comm.cuda_aware import CudaAwareMpi
 from payload.comm.hierarchical import Hierarchical
-from payload.comm.naive import Naive
+from payload.comm.mpi import CudaAwareMpi
 from payload.comm.nccl import Nccl
-from payload.comm.ring import Ring
+from payload.comm.ring import Naive, Ring
 from payload.comm.staging import CudaAware
 from payload.comm.transport import MPI, Transport
 from payload.device import Array, Cpu, Device

@@ -10,18 +10,15 @@ from payload.comm import mpi
 from payload.comm.base import Communicator
 from payload.device import Array, Device, choose
 from payload.nn.activation import ReLU
-from payload.nn.base import Context, Sequential, Unit
 from payload.nn.linear import Linear
 from payload.nn.loss import SoftmaxCrossEntropy
-from payload.nn.parameter import Parameter
-from payload.nn.tape import Tape
+from payload.nn.module import Context, Parameter, Sequential, Tape, Unit
 from payload.optim.adamw import AdamW
 from payload.optim.sgd import SGD
 from payload.parallel.engine import Engine, Outcome
-from payload.parallel.mesh import Mesh, alone, make_mesh
-from payload.parallel.options import Options
+from payload.parallel.mesh import Mesh, Options, alone, make_mesh
 from payload.parallel.pipeline import Batch
-from payload.parallel.storage import Storage
+from payload.parallel.zero import Storage
 from payload.precision import PRECISIONS, LossScale
 from tests.unit.payload.programs.elsewhere import Apart
 

@@ -1,0 +1,294 @@
+"""ssh, shell: the verbs that open a terminal on a host, or run one command there."""
+
+from __future__ import annotations
+
+import functools
+import os
+import sys
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from clusterctl.cli.completion import hosts
+from clusterctl.cli.job import open_session
+from clusterctl.cli.options import Options, verb
+from clusterctl.cli.output import Screen, showing_progress
+from clusterctl.cli.submit import JOB_FLAGS
+from clusterctl.cli.target import telling_who_works, workspace_of
+from clusterctl.errors import Failure, UsageError
+
+if TYPE_CHECKING:
+    from clusterctl.jobs.environment import Environment
+    from clusterctl.scheduler.session import Session
+    from clusterctl.spec.job import JobOptions
+    from clusterctl.state.inventory import Inventory
+    from clusterctl.transport.openssh import OpenSSH
+
+
+Command = Annotated[list[str] | None, typer.Argument(metavar="COMMAND", help="A command, after --.")]
+SHELL_FLAGS = {name: flag for name, flag in JOB_FLAGS.items() if name in {
+    "nodes", "tasks_per_node", "cpus", "gpus", "mem", "time", "partition", "account", "qos", "constraint",
+    "requirements",
+}}  # fmt: skip
+
+
+def ssh(
+    screen: Screen,
+    options: Options,
+    host: Annotated[
+        str | None, typer.Argument(help="Host name. Default: the controller.", autocompletion=hosts)
+    ] = None,
+    command: Command = None,
+    user: Annotated[str | None, typer.Option("--user", "-u", help="Default: the admin user.")] = None,
+) -> int:
+    """Open a shell on a host, or run a command there."""
+    from clusterctl.scheduler.session import inventory_of
+    from clusterctl.transport.openssh import OpenSSH
+
+    workspace = workspace_of(screen, options)
+    with telling_who_works(workspace):
+        inventory = inventory_of(workspace)
+    host, words = _host_and_command(inventory, host, command or [])
+    _refuse_shell_as_json(screen, words)
+    argv = OpenSSH(workspace.ssh_config, user).argv(host, words)
+    if screen.json:
+        return _told(screen, argv, {"host": host})
+    return os.execvp(argv[0], argv)  # noqa: S606 - ssh takes over the terminal
+
+
+def shell(
+    screen: Screen,
+    options: Options,
+    command: Command = None,
+    forward: Annotated[
+        list[str] | None,
+        typer.Option(help="8888, or LOCAL:REMOTE: a port here that leads to one of the node. Repeatable."),
+    ] = None,
+    **flags: object,
+) -> int:
+    """Work on nodes: a shell there, or one command.
+
+    It runs on the first node of an allocation of its own, in the job environment. However it ends, the nodes
+    are given back.
+    """
+    from clusterctl.jobs.shell import allocate, forwarded, parse_forwards
+    from clusterctl.spec.job import job_options
+    from clusterctl.transport.openssh import attached
+
+    words = job_options({name: value for name, value in flags.items() if value is not None})
+    terminal = sys.stdin.isatty() and sys.stdout.isatty() and not screen.json
+    _refuse_shell_as_json(screen, command)
+    if not command and not terminal:
+        raise UsageError(
+            "there is no terminal for a shell", fix="name a command: clusterctl shell -- COMMAND"
+        )
+    forwards = parse_forwards(forward or [])
+    with _session_and_ssh(screen, options) as (session, ssh), ExitStack() as stack:
+        environment = _environment(screen, options, session, words)
+        wait = functools.partial(_say_wait, screen, session)
+        with screen.working("waiting for nodes"):
+            held = stack.enter_context(allocate(session, ssh, words, on_wait=wait))
+        stack.enter_context(forwarded(ssh, held.nodes[0], forwards))
+        screen.note(f"job {held.job_id} has {', '.join(held.nodes)} until this ends")
+        for port in forwards:
+            screen.note(f"localhost:{port.local} leads to port {port.remote} of {held.nodes[0]}")
+        argv = held.argv(command or [], environment, terminal=terminal)
+        answer = {"job_id": held.job_id, "nodes": held.nodes}
+        code = _told(screen, argv, answer) if screen.json else attached(argv)
+        if held.revoked:
+            screen.note(f"note: Slurm ended the allocation; `clusterctl jobs {held.job_id}` says why")
+    return code
+
+
+@contextmanager
+def _session_and_ssh(screen: Screen, options: Options) -> Iterator[tuple[Session, OpenSSH]]:
+    """Two ways to the cluster as the job user: for questions to Slurm, and for a terminal."""
+    from clusterctl.scheduler import session as access
+    from clusterctl.transport.openssh import OpenSSH
+
+    workspace = workspace_of(screen, options)
+    with telling_who_works(workspace):
+        access.inventory_of(workspace)  # it is up
+        spec = access.applied_spec(workspace)
+        with access.session(spec, workspace) as session:
+            yield session, OpenSSH(workspace.ssh_config, spec.job_user.name)
+
+
+def _environment(screen: Screen, options: Options, session: Session, words: JobOptions) -> Environment:
+    """The Python of the spec's and the flag's requirements, on the cluster before nodes are asked for."""
+    from clusterctl.jobs.environment import build, environment_of
+
+    heard = screen.note if options.verbose else lambda _line: None
+    with screen.working("resolving requirements"):
+        environment = environment_of(
+            session.spec, words, distribution=session.distribution, report=screen.note, heard=heard
+        )
+    with showing_progress(screen) as progress:
+        for transport in (session.transport, *session.of_partition(None)):
+            build(transport, environment, report=screen.note, progress=progress)
+    return environment
+
+
+def _host_and_command(inventory: Inventory, host: str | None, words: list[str]) -> tuple[str, list[str]]:
+    """What the words of `ssh` mean: `ssh HOST -- COMMAND`, or `ssh -- COMMAND`."""
+    if host is None:
+        return inventory.controller.name, words
+    if inventory.host(host) is not None:
+        return host, words
+    if host in _after_dashes()[:1]:
+        return inventory.controller.name, [host, *words]
+    names = [h.name for h in inventory.hosts]
+    raise UsageError(f"there is no host {host!r}", fix=f"the hosts are {', '.join(names)}")
+
+
+def _after_dashes() -> list[str]:
+    return sys.argv[sys.argv.index("--") + 1 :] if "--" in sys.argv else []
+
+
+def _refuse_shell_as_json(screen: Screen, command: Sequence[str] | None) -> None:
+    if screen.json and not command:
+        raise UsageError("a shell has no answer in JSON", fix="name a command after --, or leave out -o json")
+
+
+def _say_wait(screen: Screen, session: Session, job_id: str) -> None:
+    """Why the nodes are not there yet, in Slurm's word."""
+    (job,) = session.slurm.jobs([job_id]) or (None,)
+    reason = f" ({job.reason})" if job is not None and job.reason not in {"", "None"} else ""
+    screen.note(f"job {job_id} waits in the queue{reason}; Ctrl-C takes the request back")
+
+
+def _told(screen: Screen, argv: Sequence[str], answer: dict[str, Any]) -> int:
+    """Run a command and tell what it said as JSON; its exit status."""
+    from clusterctl.transport.openssh import captured
+
+    done = captured(argv)
+    answer |= {"exit_code": done.rc, "stdout": done.stdout, "stderr": done.stderr}
+    if done.rc != 0:
+        failure = Failure("command", f"the command ended with exit status {done.rc}")
+        answer |= {"ok": False, "failures": [asdict(failure)]}
+    screen.result(answer)
+    return done.rc
+
+
+def put(
+    screen: Screen,
+    options: Options,
+    paths: Annotated[
+        list[str], typer.Argument(metavar="LOCAL... [REMOTE]", help="What goes, and to which folder there.")
+    ],
+) -> None:
+    """Copy files and folders to the cluster, by default home."""
+    from clusterctl.transport.put import send_into
+    from clusterctl.transport.tree import shown_size, walk
+
+    _refuse_empty(paths)
+    local, remote = _split(paths)
+    items, others = walk([Path(path) for path in local])
+    for other in others:
+        screen.note(f"note: not sent, being no file: {other}")
+    begun = time.monotonic()
+    with open_session(screen, options) as session, showing_progress(screen) as progress:
+        sent = send_into(session.transport, items, remote, progress=progress)
+    seconds = time.monotonic() - begun
+    screen.result(
+        {
+            "folder": sent.folder,
+            "files": sent.files,
+            "bytes": sent.bytes,
+            "sent_bytes": sent.sent_bytes,
+            "seconds": round(seconds, 3),
+            "skipped": [str(other) for other in others],
+        },
+        f"{_are(sent.files, sent.bytes)} in {sent.folder}: "
+        f"{shown_size(sent.sent_bytes)} sent in {seconds:.1f} s",
+    )
+
+
+def get(
+    screen: Screen,
+    options: Options,
+    paths: Annotated[
+        list[str], typer.Argument(metavar="REMOTE... [LOCAL]", help="What comes, and into which folder here.")
+    ],
+) -> None:
+    """Copy files and folders from the cluster, by default to here."""
+    from clusterctl.transport.get import fetch
+    from clusterctl.transport.tree import shown_size
+
+    _refuse_empty(paths)
+    remote, local = (paths, ".") if len(paths) == 1 else (paths[:-1], paths[-1])
+    begun = time.monotonic()
+    with open_session(screen, options) as session, showing_progress(screen) as progress:
+        done = fetch(
+            session.transport, [_below_home(path) for path in remote], Path(local), progress=progress
+        )
+    seconds = time.monotonic() - begun
+    for path in done.skipped:
+        screen.note(f"note: not fetched, being no file: {path}")
+    screen.result(
+        {
+            "folder": str(Path(local).absolute()),
+            "files": done.files,
+            "bytes": done.bytes,
+            "sent_bytes": done.sent_bytes,
+            "seconds": round(seconds, 3),
+            "skipped": list(done.skipped),
+        },
+        f"{_are(done.files, done.bytes)} in {local}: "
+        f"{shown_size(done.sent_bytes)} fetched in {seconds:.1f} s",
+    )
+
+
+def _are(files: int, size: int) -> str:
+    from clusterctl.transport.tree import shown_size
+
+    return f"1 file, {shown_size(size)}, is" if files == 1 else f"{files} files, {shown_size(size)}, are"
+
+
+def _refuse_empty(paths: list[str]) -> None:
+    """An empty word is a variable that was not set, and would name the whole folder.
+
+    Raises:
+        UsageError: one is empty.
+    """
+    from clusterctl.errors import UsageError
+
+    if "" in paths:
+        raise UsageError("a path is empty", fix="name a file or a folder; the whole folder is `.`")
+
+
+def _split(paths: list[str]) -> tuple[list[str], str]:
+    """What goes, and where it goes to.
+
+    Raises:
+        UsageError: the last one is a file here, so it may well be meant to go, too.
+    """
+    from clusterctl.errors import UsageError
+
+    if len(paths) == 1:
+        return paths, "."
+    *local, remote = paths
+    if Path(remote).is_file() and not remote.endswith("/"):
+        raise UsageError(
+            f"{remote} is a file here, and the last argument names the folder on the cluster",
+            fix=f"to send it, end with a folder (`.` is the home there); if {remote} is one, say {remote}/",
+        )
+    return local, _below_home(remote)
+
+
+def _below_home(path: str) -> str:
+    """A path as the cluster reads it: what begins with ~/ is below the home there."""
+    return os.path.normpath(path.removeprefix("~/")) if path != "~" else "."
+
+
+def register(app: typer.Typer) -> None:
+    """Add these verbs."""
+    app.command()(verb(ssh))
+    app.command()(verb(shell, flags=SHELL_FLAGS))
+    for function in (put, get):
+        app.command()(verb(function))

@@ -1,0 +1,471 @@
+"""What a person or a program sees: results on stdout, progress and errors on stderr.
+
+Text goes through ``util/terminal.py`` here. A line that a verb gives is one line: a newline in a value,
+perhaps of a job, becomes visible as other control characters do. Several lines are given as several.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, TextIO
+
+from clusterctl.errors import ClusterctlError, UsageError, printable
+from clusterctl.util.progress import WAITING, HostStep, Waiting
+from clusterctl.util.terminal import LogFilter
+
+if TYPE_CHECKING:
+    from rich.console import Console
+    from rich.live import Live
+    from rich.progress import Progress as Bar
+    from rich.progress import TaskID
+
+    from clusterctl.jobs.logs import LogChunk
+    from clusterctl.transport.tree import Progress
+
+
+READER_GONE = 128 + signal.SIGPIPE
+
+
+class Screen:
+    """One verb's output. With ``json`` stdout carries exactly one JSON object."""
+
+    def __init__(self, *, json: bool, color: bool) -> None:
+        self.json = json
+        self._color = color
+        self.known: dict[str, Any] = {}  # part of the answer, should the verb end in an error
+        self._below: Console | None = None  # draws what notes must stay above
+        self._live: Live | None = None
+        self._heads: set[str] = set()  # lines that head a table, which are bold
+        self._logs: dict[tuple[str, int | None], LogFilter] = {}
+
+    def _console(self, *, stderr: bool, wrap: bool = False) -> Console:
+        from rich.console import Console
+
+        return Console(
+            stderr=stderr,
+            color_system="auto" if self._color else None,  # NO_COLOR would leave bold and dim
+            highlight=False,
+            markup=False,
+            emoji=False,
+            soft_wrap=not wrap,
+        )
+
+    def result(self, answer: dict[str, Any], *lines: str) -> None:
+        """The verb's answer: the object for programs, the lines for people."""
+        if self.json:
+            self._write(_json({"ok": True, "failures": [], **answer}))
+        elif lines:
+            self._write(f"{self._shown(lines, stderr=False)}\n".encode(errors="replace"))
+
+    def document(self, answer: dict[str, Any], text: str) -> None:
+        """The same where the text is one of ours to keep, such as a script: unchanged but for a terminal."""
+        if self.json:
+            self.result(answer)
+            return
+        data = text.encode(errors="replace")
+        if sys.stdout.isatty():
+            shown = LogFilter()
+            data = shown.feed(data) + shown.end()
+        self._write(data.rstrip(b"\n") + b"\n")
+
+    @contextmanager
+    def logs(self, *, raw: bool = False) -> Iterator[Callable[[LogChunk], None]]:
+        """Yields what shows the logs of jobs, each on the stream that the job wrote it to.
+
+        ``raw`` leaves the bytes as they are, but for a terminal.
+        """
+        try:
+            yield functools.partial(self._log, raw=raw)
+        finally:
+            for (name, _), log in self._logs.items():
+                self._write(log.end(), name)
+
+    def _log(self, chunk: LogChunk, *, raw: bool) -> None:
+        data = chunk.data
+        if not raw or getattr(sys, chunk.stream).isatty():
+            data = self._logs.setdefault((chunk.stream, chunk.task), LogFilter()).feed(data)
+        self._write(data, chunk.stream)
+
+    def _own_line(self) -> None:
+        """End the line that a log has begun, and its color: it could hide or overwrite what follows there."""
+        for name in ("stdout", "stderr"):
+            if name == "stdout" and not (sys.stdout.isatty() and sys.stderr.isatty()):
+                continue  # it is not where notes and errors go
+            ends = {log.end_line() for (of, _), log in self._logs.items() if of == name}
+            if end := max(ends, key=len, default=b""):
+                self._write(end, name)
+
+    def _write(self, data: bytes, name: str = "stdout") -> None:
+        """Write bytes to stdout or stderr.
+
+        Raises:
+            ClusterctlError: they can't be written; where nobody reads them any more, the run ends.
+        """
+        stream: TextIO = getattr(sys, name)
+        with _writing(stream):
+            stream.buffer.write(data)
+            stream.buffer.flush()
+
+    def _shown(self, lines: Sequence[str], *, stderr: bool) -> str:
+        """The lines, fit for a terminal; heads of tables are bold on one."""
+        shown = [printable(line) for line in lines]
+        if self._heads.intersection(shown) and self._console(stderr=stderr).color_system:
+            shown = [f"\x1b[1m{line}\x1b[0m" if line in self._heads else line for line in shown]
+        return "\n".join(shown)
+
+    def table(self, head: Sequence[str], rows: Sequence[Sequence[object]]) -> list[str]:
+        """The lines of a plain table: columns aligned, no frames, numbers to the right."""
+        from rich.cells import cell_len, set_cell_size
+
+        numeric = [
+            bool(rows) and all(isinstance(row[i], int | float) for row in rows) for i in range(len(head))
+        ]
+        cells = [
+            [printable(f"{c:.1f}" if isinstance(c, float) else str(c)) for c in row] for row in (head, *rows)
+        ]
+        widths = [max(map(cell_len, column)) for column in zip(*cells, strict=True)]
+        lines = [
+            "  ".join(
+                " " * (width - cell_len(cell)) + cell if right else set_cell_size(cell, width)
+                for cell, width, right in zip(row, widths, numeric, strict=True)
+            ).rstrip()
+            for row in cells
+        ]
+        self._heads.add(lines[0])
+        return lines
+
+    def note(self, *lines: str) -> None:
+        """Lines of progress, or something worth knowing, on stderr."""
+        self._own_line()
+        text = self._shown(lines, stderr=True)
+        if self._below is not None:
+            from rich.text import Text
+
+            self._below.print(Text.from_ansi(text))
+        else:
+            with _writing(sys.stderr):
+                print(text, file=sys.stderr, flush=True)
+
+    @contextmanager
+    def working(self, text: str) -> Iterator[None]:
+        """A spinner beside a text while stderr is a terminal; nothing otherwise."""
+        if not sys.stderr.isatty():
+            yield
+            return
+        from rich.text import Text
+
+        shown = Text(printable(text))
+        with self._console(stderr=True).status(shown) as status, self._notes_go_above(status.console):
+            yield
+
+    @contextmanager
+    def moving(self, picture: Callable[[], Sequence[str]]) -> Iterator[bool]:
+        """Draw lines anew several times a second; yields whether stderr is a terminal that can.
+
+        They are gone at the end, unless that is an error: then they show how far things got.
+        """
+        if not sys.stderr.isatty() or os.environ.get("TERM", "dumb") in {"", "dumb", "unknown"}:
+            yield False
+            return
+        from rich.console import Group
+        from rich.live import Live
+        from rich.text import Text
+
+        def drawn() -> Group:
+            return Group(*(Text(printable(line), no_wrap=True, overflow="ellipsis") for line in picture()))
+
+        console = self._console(stderr=True, wrap=True)
+        with (
+            Live(
+                get_renderable=drawn,
+                console=console,
+                refresh_per_second=8,
+                transient=True,
+                redirect_stdout=False,
+                redirect_stderr=False,
+            ) as live,
+            self._notes_go_above(console),
+        ):
+            self._live = live
+            try:
+                yield True
+            except BaseException:
+                live.transient = False
+                raise
+            finally:
+                self._live = None
+
+    @contextmanager
+    def still(self) -> Iterator[None]:
+        """No picture moves meanwhile: the screen is for a question."""
+        if self._live is None:
+            yield
+            return
+        self._live.stop()
+        try:
+            yield
+        finally:
+            self._live.start()
+
+    @contextmanager
+    def _notes_go_above(self, console: Console) -> Iterator[None]:
+        self._below = console
+        try:
+            yield
+        finally:
+            self._below = None
+
+    def bar(self) -> Bar:
+        """A progress bar of bytes on stderr, which is gone when it is stopped."""
+        from rich import progress
+
+        return progress.Progress(
+            progress.TextColumn("{task.description}", markup=False),
+            progress.BarColumn(),
+            progress.DownloadColumn(binary_units=True),
+            progress.TransferSpeedColumn(),
+            progress.TimeRemainingColumn(),
+            console=self._console(stderr=True),
+            transient=True,
+        )
+
+    def error(self, exc: ClusterctlError) -> None:
+        """An expected error, in its one shape."""
+        if self.json:
+            failures = [dataclasses.asdict(failure) for failure in exc.failures]
+            self._write(_json({"ok": False, "failures": failures, **self.known}))
+        console = self._console(stderr=True)
+        try:
+            self._own_line()
+            console.print("error:", style="bold red", end=" ")
+            console.print("\n".join(map(printable, str(exc).split("\n"))))
+        except OSError:  # nothing is left to say it on; the exit code still tells
+            silence(sys.stderr)
+
+    def confirm(self, question: str, *, yes: bool) -> None:
+        """Ask before something is destroyed; only on a terminal, else ``--yes`` is required.
+
+        Raises:
+            UsageError: no terminal and no ``--yes``, or the answer was no.
+        """
+        if yes:
+            return
+        if not (sys.stdin.isatty() and sys.stderr.isatty()):
+            raise UsageError(question, why="there is no terminal to ask on", fix="say --yes")
+        print(f"{printable(question)} [y/N] ", end="", file=sys.stderr, flush=True)
+        if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
+            raise UsageError("nothing was done", why="the answer was no")
+
+
+def _json(answer: dict[str, Any]) -> bytes:
+    return (json.dumps(answer, default=str) + "\n").encode()
+
+
+@contextmanager
+def _writing(stream: TextIO) -> Iterator[None]:
+    """Translate what goes wrong with our own output, and only that."""
+    try:
+        yield
+    except BrokenPipeError:
+        silence(stream)
+        raise SystemExit(READER_GONE) from None
+    except OSError as exc:
+        silence(stream)
+        raise ClusterctlError("the answer can't be written", why=exc.strerror or str(exc)) from exc
+
+
+def silence(stream: TextIO) -> None:
+    """Nobody takes what we write there: without this, Python would complain once more at its end."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+
+
+_SILENT_S = 1.0  # what is done sooner is not worth a bar
+_LINE_EVERY_S = 5.0
+
+
+@contextmanager
+def showing_progress(screen: Screen) -> Iterator[Progress]:
+    """Something to tell the progress of a transfer to; nothing is shown with ``-o json``."""
+    if screen.json:
+        yield lambda *_: None
+    elif sys.stderr.isatty():
+        bar = _Bar(screen)
+        try:
+            yield bar
+        finally:
+            bar.stop()
+    else:
+        yield _Lines(screen)
+
+
+class _Bar:
+    """Bytes, rate and the time that is left; may be called from any thread."""
+
+    def __init__(self, screen: Screen, silent_s: float = _SILENT_S) -> None:
+        self._screen = screen
+        self._silent_s = silent_s
+        self._lock = threading.Lock()
+        self._begun = time.monotonic()
+        self._bar: Bar | None = None
+        self._tasks: dict[str, TaskID] = {}
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        with self._lock:
+            if self._bar is None:
+                if time.monotonic() - self._begun < self._silent_s:
+                    return
+                self._bar = self._screen.bar()
+                self._bar.start()
+            if what not in self._tasks:
+                self._tasks[what] = self._bar.add_task(printable(what), total=total, completed=done)
+            self._bar.update(self._tasks[what], completed=done, total=total)
+
+    def stop(self) -> None:
+        if self._bar is not None:
+            self._bar.stop()
+
+
+class _Lines:
+    """A line each few seconds."""
+
+    def __init__(self, screen: Screen) -> None:
+        self._screen = screen
+        self._due = time.monotonic() + _LINE_EVERY_S
+        self._what = ""
+        self._begun = (0.0, 0)
+
+    def __call__(self, what: str, done: int, total: int) -> None:
+        now = time.monotonic()
+        if what != self._what:
+            self._what, self._begun = what, (now, done)
+        if now < self._due:
+            return
+        self._due = now + _LINE_EVERY_S
+        from clusterctl.transport.tree import shown_size
+
+        since, before = self._begun
+        rate = (done - before) / max(now - since, 0.001)
+        left = f", {(total - done) / rate:.0f} s left" if rate > 0 else ""
+        self._screen.note(f"{what}: {shown_size(done)} of {shown_size(total)}, {shown_size(rate)}/s{left}")
+
+
+_FEW = 3  # hosts that are named; of more, how many
+
+
+@dataclass(slots=True)
+class _Phase:
+    """One phase, as it stands."""
+
+    name: str
+    begun: float
+    seconds: float | None = None  # once it is over
+    text: str = ""
+    hosts: dict[str, None] = field(default_factory=dict)  # all that were heard of
+    done: dict[str, None] = field(default_factory=dict)  # those that are through with the task in ``text``
+    of: int = 0
+
+    def take(self, what: str | HostStep) -> None:
+        """What is happening now."""
+        if isinstance(what, str):
+            self.text, self.done, self.of = what, {}, 0
+            return
+        if what.task != self.text:
+            self.text, self.done = what.task, {}
+        self.of = what.of
+        self.done[what.host] = self.hosts[what.host] = None
+
+    @property
+    def progress(self) -> str:
+        """``2/3 hosts, waiting for demo-train-2``; "" when hosts are not what it is about."""
+        if not self.done:
+            return ""
+        if not self.of or len(self.done) >= self.of:
+            return f"{len(self.done)} hosts" if len(self.done) > 1 else ", ".join(self.done)
+        rest = [host for host in self.hosts if host not in self.done]
+        if len(self.done) + len(rest) != self.of or len(rest) > _FEW:  # not all are known yet, or too many
+            return f"{len(self.done)}/{self.of} hosts"
+        return f"{len(self.done)}/{self.of} hosts, waiting for {', '.join(rest)}"
+
+
+class Phases:
+    """Told by `up` and `down` what they are at. A picture that moves on a terminal, elsewhere lines."""
+
+    def __init__(self, screen: Screen, *, verbose: bool) -> None:
+        self.begun = False
+        self._screen = screen
+        self._verbose = verbose
+        self._start = time.monotonic()
+        self._phases: list[_Phase] = []
+        self._waiting = ""  # for another clusterctl
+        self._moving = False
+        self._failed: set[str] = set()
+
+    @contextmanager
+    def shown(self) -> Iterator[None]:
+        """Show it, until the end of the ``with``."""
+        with self._screen.moving(self.picture) as self._moving:
+            yield
+        self._moving = False
+
+    def __call__(self, phase: str, what: str | HostStep) -> None:
+        if phase == WAITING:
+            self._waiting = str(what)
+            self._screen.note(self._waiting)
+            return
+        self.begun, self._waiting = True, ""
+        if not self._phases or self._phases[-1].name != phase:
+            self._begin(phase)
+        if what:
+            self._phases[-1].take(what)
+            self._say(phase, what)
+
+    def _begin(self, phase: str) -> None:
+        now = time.monotonic()
+        if self._phases:
+            self._phases[-1].seconds = now - self._phases[-1].begun
+        self._phases.append(_Phase(phase, now))
+        if not self._moving:
+            self._screen.note(self._stamped(phase))
+
+    def _say(self, phase: str, what: str | HostStep) -> None:
+        """Detail for those who want it; a host that failed, at once and for everybody."""
+        failed = isinstance(what, HostStep) and what.failed
+        if self._verbose or isinstance(what, Waiting):
+            self._screen.note(f"{self._stamped(phase)}: {what}")
+        elif failed and isinstance(what, HostStep) and what.host not in self._failed:
+            self._failed.add(what.host)
+            self._screen.note(f"failed on {what.host}: {what.task}")
+
+    def _stamped(self, phase: str) -> str:
+        return f"[{time.monotonic() - self._start:6.1f}s] {phase}"
+
+    def picture(self) -> list[str]:
+        """A line a phase."""
+        now = time.monotonic()
+        lines = []
+        for phase in self._phases:
+            over = phase.seconds is not None
+            seconds = phase.seconds if phase.seconds is not None else now - phase.begun
+            said = "" if over else "  ".join(part for part in (phase.progress, phase.text) if part)
+            lines.append(_line(" " if over else _turning(now), phase.name, seconds, said))
+        if self._waiting:
+            lines.append(_line(_turning(now), "waiting", now - self._start, self._waiting))
+        return lines
+
+
+def _line(mark: str, name: str, seconds: float, said: str) -> str:
+    return f"{mark} {name:<9} {seconds:6.1f} s  {said}".rstrip()
+
+
+def _turning(now: float) -> str:
+    return "|/-\\"[int(now * 8) % 4]

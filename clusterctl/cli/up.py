@@ -1,0 +1,408 @@
+"""plan, up: what `up` would do, shown and asked about, and doing it."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Final
+
+import typer
+
+from clusterctl.cli.options import Options, verb
+from clusterctl.cli.output import Phases, Screen
+from clusterctl.cli.target import AcceptHostKey, AskBecomePass, prompts_for, read_only_prompts, spec_of
+from clusterctl.errors import UsageError
+
+if TYPE_CHECKING:
+    from clusterctl.cluster.drift import Mended
+    from clusterctl.cluster.plan import Plan
+    from clusterctl.cluster.session import Phase
+    from clusterctl.cluster.up import Packages
+    from clusterctl.providers.base import HostChange, Planned
+    from clusterctl.providers.prompts import Prompts
+    from clusterctl.spec.models import ClusterSpec
+
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+NoWait = Annotated[
+    bool,
+    typer.Option("--no-wait", help="Fail at once if another clusterctl works on the cluster; else wait."),
+]
+Limit = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--limit",
+        metavar="HOST",
+        help="Touch these machines of your own alone, and what the controller says of them; also a range.",
+    ),
+]
+
+
+@contextmanager
+def unfinished(screen: Screen, phases: Phases, then: str) -> Iterator[None]:
+    """Say where Ctrl-C leaves the cluster."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if phases.begun:
+            screen.note(f"stopped half way: {then}")
+        raise
+
+
+def up(
+    screen: Screen,
+    options: Options,
+    reconfigure: Annotated[
+        bool,
+        typer.Option("--reconfigure", help="Configure every host anew, whether anything drifted or not."),
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="End jobs that a changed spec has no place for.")
+    ] = False,
+    bundle: Annotated[
+        Path | None,
+        typer.Option(
+            "--bundle",
+            metavar="FILE",
+            help="Install machines of your own from this bundle, this time and from now on.",
+        ),
+    ] = None,
+    no_bundle: Annotated[
+        bool, typer.Option("--no-bundle", help="Install from the hosts' own repositories again.")
+    ] = False,
+    limit: Limit = None,
+    no_wait: NoWait = False,
+    yes: Yes = False,
+    ask_become_pass: AskBecomePass = False,
+    accept_host_key: AcceptHostKey = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would be done: `clusterctl plan`.")
+    ] = False,
+) -> int:
+    """Raise the cluster, or mend it. Done means: an MPI job ran right across every node.
+
+    It asks before it removes hosts, or makes what costs money. Without a terminal, removing needs --yes.
+    """
+    from clusterctl.cluster.nodes import names_of
+    from clusterctl.cluster.up import Packages
+    from clusterctl.spec.current_user import CurrentUser, job_user_notes
+
+    if bundle is not None and no_bundle:
+        raise UsageError("--bundle and --no-bundle exclude each other", fix="say one of them")
+    spec = spec_of(screen, options)
+    for line in job_user_notes(spec, CurrentUser.current()):
+        screen.note(f"note: {line}")
+    if dry_run:
+        return show_plan(screen, spec, ask_become_pass=ask_become_pass)
+    return raise_cluster(
+        screen,
+        options,
+        spec,
+        limit=names_of(limit or ()),
+        reconfigure=reconfigure,
+        force=force,
+        packages=Packages(bundle, own=no_bundle),
+        prompts=prompts_for(screen, ask_password=ask_become_pass, accepted=accept_host_key),
+        yes=yes,
+        no_wait=no_wait,
+    )
+
+
+def raise_cluster(
+    screen: Screen,
+    options: Options,
+    spec: ClusterSpec,
+    *,
+    prompts: Prompts,
+    limit: Sequence[str] = (),
+    replaced: Sequence[str] = (),
+    reconfigure: bool = False,
+    force: bool = False,
+    packages: Packages | None = None,
+    yes: bool = False,
+    no_wait: bool = False,
+) -> int:
+    """Have the cluster of this spec up, or what ``limit`` names of it, and say how it went.
+
+    ``replaced`` ones are other machines than before.
+    """
+    from clusterctl.cluster import up as lifecycle
+    from clusterctl.cluster.up import AS_BEFORE
+    from clusterctl.state import lock
+    from clusterctl.state.workspace import Workspace
+
+    workspace = Workspace.of(spec.name)
+    then = "`clusterctl up` goes on from here, `clusterctl down` removes what there is"
+    phases = Phases(screen, verbose=options.verbose)
+    screen.known = {"mended": []}
+
+    def tell_mended(one: Mended) -> None:
+        screen.known["mended"].append(asdict(one))
+        screen.note(f"mended: {one}")
+
+    with unfinished(screen, phases, then), phases.shown():
+        done = lifecycle.up(
+            spec,
+            workspace,
+            reporter=phases,
+            tell_mended=tell_mended,
+            agree=asking(screen, yes=yes, apart=screen.still),
+            reconfigure=reconfigure,
+            force=force,
+            packages=packages or AS_BEFORE,
+            limit=limit,
+            replaced=replaced,
+            prompts=prompts,
+            wait_s=0 if no_wait else lock.WAIT_S,
+        )
+    for line in done.notes:
+        screen.note(f"note: {line}")
+    answer = {
+        "cluster": spec.name,
+        "provider": spec.provider.type,
+        "ready": True,
+        "nodes": [host.name for host in done.inventory.compute],
+        "probed": done.proof.probed,
+        "not_probed": [*done.proof.busy, *(node.host for node in done.proof.aside)],
+        "phases": phase_dicts(done.phases),
+        "notes": done.notes,
+        **screen.known,
+        "workspace": str(workspace.root),
+    }
+    nodes = len(done.inventory.compute)
+    screen.result(
+        answer,
+        *_phase_table(screen, done.phases),
+        "",
+        f"cluster {spec.name!r} is up: 1 controller, {nodes} nodes",
+        f"submit a job with `clusterctl submit train --nodes {min(nodes, 2)} --follow`",
+    )
+    return 0
+
+
+CHANGES: Final = 3  # the exit code of --check
+HOURS_A_DAY: Final = 24
+CURRENCY: Final = "USD"
+
+
+def plan(
+    screen: Screen,
+    options: Options,
+    check: Annotated[bool, typer.Option("--check", help="Exit 3 if `up` would change anything.")] = False,
+    diff: Annotated[
+        bool, typer.Option("--diff", help="Show the lines that would change on machines of your own.")
+    ] = False,
+    ask_become_pass: AskBecomePass = False,
+) -> int:
+    """Show what `up` would do, what it costs, whose jobs end.
+
+    It only looks: it compares the spec with the cluster as it was raised, and with its live hosts.
+    """
+    return show_plan(
+        screen, spec_of(screen, options), check=check, diff=diff, ask_become_pass=ask_become_pass
+    )
+
+
+def show_plan(
+    screen: Screen,
+    spec: ClusterSpec,
+    *,
+    check: bool = False,
+    diff: bool = False,
+    ask_become_pass: bool = False,
+) -> int:
+    """Plan and show it; the exit code."""
+    from clusterctl.cluster import plan as planning
+    from clusterctl.cluster.session import provider_of
+    from clusterctl.state.workspace import Workspace
+
+    provider = provider_of(spec.provider, read_only_prompts(ask_password=ask_become_pass))
+    with screen.working("looking"):
+        found = planning.plan(spec, Workspace.of(spec.name), provider, report=lambda _: None)
+    lines = text(screen, spec, found)
+    for task in found.tasks:
+        if diff and task.diff:
+            lines += ["", str(task), *task.diff.splitlines()]
+    screen.result(as_dict(spec, found), *lines)
+    return CHANGES if check and not found.is_empty else 0
+
+
+def asking(
+    screen: Screen, *, yes: bool, apart: Callable[[], AbstractContextManager[None]]
+) -> Callable[[Plan], None]:
+    """Shows a plan, and asks where it destroys data or may cost more; ``apart`` gives the screen to that.
+
+    Without a terminal only what destroys data needs ``yes``.
+    """
+
+    def agree(found: Plan) -> None:
+        planned = found.hosts
+        hosts = [host.name for host in planned.destroyed]
+        gone = [*([_folded(hosts)] if hosts else []), *planned.other_lost]
+        leaving = [host.name for host in planned.given_back]
+        if not gone and not leaving and not planned.may_cost_more:
+            return
+        with apart():
+            screen.note(*_hosts(screen, planned, kept=False), *planned.other, *_cost(planned))
+            if gone:
+                screen.confirm(f"remove {', '.join(gone)}, with all data there?", yes=yes)
+            elif leaving:
+                screen.confirm(f"give {_folded(leaving)} back to whom it belongs, as it was?", yes=yes)
+            elif sys.stdin.isatty() and sys.stderr.isatty():
+                screen.confirm("make this, at that price?", yes=yes)
+
+    return agree
+
+
+def text(screen: Screen, spec: ClusterSpec, found: Plan) -> list[str]:
+    """The plan as people read it: its parts, each below an empty line."""
+    return [line for part in _parts(screen, spec, found) for line in ("", *part)][1:]
+
+
+def as_dict(spec: ClusterSpec, found: Plan) -> dict[str, Any]:
+    """The plan as `-o json` shows it."""
+    return {
+        "cluster": spec.name,
+        "provider": spec.provider.type,
+        "changes": list(_changes(found)),
+        "kept": [host.name for host in found.hosts.hosts if host.action == "keep"],
+        "harms": [
+            {
+                "job_id": harm.job.id,
+                "name": harm.job.name,
+                "user": harm.job.user,
+                "nodes": harm.job.nodes,
+                "why": harm.why,
+            }
+            for harm in found.jobs.harms
+        ],
+        "harms_unknown": found.jobs.unknown,
+        "cost": _cost_dict(found.hosts),
+        "notes": found.notes,
+        "tasks": [{"host": one.host, "task": one.task, "diff": one.diff} for one in found.tasks],
+    }
+
+
+def _changes(found: Plan) -> Iterator[dict[str, Any]]:
+    for host in found.hosts.changes:
+        yield _change("host", host.name, host.action, host.what, host.why, host.usd_per_hour)
+    for what in found.hosts.other:
+        yield _change("other", "", "change", what)
+    for setting in found.settings:
+        yield _change("setting", setting.key, "change", setting.what)
+    for drift in found.drift:
+        yield _change("drift", drift.host, "mend", drift.what)
+
+
+def _change(
+    kind: str, name: str, action: str, what: str, why: str = "", usd_per_hour: float | None = None
+) -> dict[str, Any]:
+    return {
+        "kind": kind,
+        "name": name,
+        "action": action,
+        "what": what,
+        "why": why,
+        "usd_per_hour": usd_per_hour,
+    }
+
+
+def _cost_dict(planned: Planned) -> dict[str, Any] | None:
+    cost = planned.cost
+    if cost is None:
+        return None
+    return {
+        "per_hour": round(cost.then, 4),
+        "per_day": round(cost.then * HOURS_A_DAY, 2),
+        "now_per_hour": round(cost.now, 4),
+        "now_per_day": round(cost.now * HOURS_A_DAY, 2),
+        "currency": CURRENCY,
+        "priced_on": planned.priced_on,
+        "unpriced": list(cost.unpriced),
+    }
+
+
+def _parts(screen: Screen, spec: ClusterSpec, found: Plan) -> Iterator[list[str]]:
+    if found.is_empty:
+        yield [f"cluster {spec.name!r} ({spec.provider.type}): no changes"]
+    else:
+        yield [f"cluster {spec.name!r} ({spec.provider.type}): `clusterctl up` would do this"]
+        yield _hosts(screen, found.hosts, kept=True)
+    for title, lines in (
+        ("besides:", found.hosts.other),
+        ("settings:", found.settings),
+        ("to be mended:", found.drift),
+        ("tasks that would change a host:", found.tasks),
+        ("jobs that this ends, so `up` refuses it without --force:", found.jobs.harms),
+        ("notes:", found.notes),
+    ):
+        if lines:
+            yield [title, *(f"  {line}" for line in lines)]
+    if found.jobs.unknown:
+        unknown = found.jobs.unknown
+        yield [f"which jobs this ends can't be told, so `up` refuses it without --force: {unknown}"]
+    if cost := _cost(found.hosts):
+        yield cost
+
+
+def _hosts(screen: Screen, planned: Planned, *, kept: bool) -> list[str]:
+    """A table of the hosts, equal ones in one row."""
+    rows: dict[tuple[str, str, str], list[HostChange]] = {}
+    for host in planned.hosts:
+        if kept or host.action != "keep":
+            rows.setdefault((host.action, host.what, host.why), []).append(host)
+    if not rows:
+        return []
+    head = ["", "HOSTS", "WHAT", "WHY"]
+    priced = planned.cost is not None
+    table = [
+        [action, _folded([host.name for host in hosts]), what, why, *([_sum(hosts)] if priced else [])]
+        for (action, what, why), hosts in rows.items()
+    ]
+    return screen.table([*head, *(["USD AN HOUR"] if priced else [])], table)
+
+
+def _sum(hosts: list[HostChange]) -> str:
+    prices = [host.usd_per_hour for host in hosts if host.usd_per_hour is not None]
+    return f"{sum(prices):.2f}" if prices else "-"
+
+
+def _cost(planned: Planned) -> list[str]:
+    cost = planned.cost
+    if cost is None:
+        return []
+    now = f"; now {_money(cost.now)}" if cost.now not in {0, cost.then} else ""
+    lines = [f"cost: {_money(cost.then)}{now}"]
+    if cost.unpriced:
+        lines.append(f"not in it, for their price is not known: {_folded(list(cost.unpriced))}")
+    if planned.priced_on:
+        lines.append(f"list prices of {planned.priced_on}")
+    return lines
+
+
+def _money(per_hour: float) -> str:
+    return f"{per_hour:.2f} {CURRENCY} an hour, {per_hour * HOURS_A_DAY:.2f} a day"
+
+
+def _folded(names: list[str]) -> str:
+    from ClusterShell.NodeSet import NodeSet
+
+    return str(NodeSet.fromlist(names))
+
+
+def phase_dicts(phases: tuple[Phase, ...]) -> list[dict[str, Any]]:
+    return [{"phase": p.name, "seconds": p.seconds, "note": p.note} for p in phases]
+
+
+def _phase_table(screen: Screen, phases: tuple[Phase, ...]) -> list[str]:
+    rows: list[list[object]] = [[p.name, p.seconds, p.note] for p in phases]
+    rows.append(["total", sum(p.seconds for p in phases), ""])
+    return screen.table(["PHASE", "SECONDS", ""], rows)
+
+
+def register(app: typer.Typer) -> None:
+    """Add these verbs."""
+    for function in (plan, up):
+        app.command()(verb(function))

@@ -1,0 +1,369 @@
+"""What a checkpoint holds: shards of tensors, each with its place in the whole, for any layout to load.
+
+On disk they are files of tensors in the safetensors format (https://huggingface.co/docs/safetensors): 8 bytes
+of header length, little-endian; a JSON header of dtype, shape and place of each tensor; the numbers. It is
+written here by hand because the numbers come from memory that another process fills, and checksums are taken
+on the way. A manifest vouches for the files.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import zlib
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from payload.data.loader import shard
+from payload.device import Array
+from payload.errors import UsageError
+from payload.nn.module import Segment, state_of
+from payload.parallel.engine import Engine
+
+
+@dataclass(frozen=True, slots=True)
+class Piece:
+    """Numbers ``[start, stop)`` of one part of a tensor, flattened. Parts lie along one axis of it."""
+
+    kind: str  # weight, optimizer.NAME, state (of a layer), or rankN for what is that rank's own
+    name: str
+    shape: tuple[int, ...]  # of the whole tensor
+    start: int
+    stop: int
+    axis: int | None = None  # None: there is one part, the whole
+    part: int = 0
+    parts: int = 1
+
+    @property
+    def tensor(self) -> str:
+        """The same for all pieces of one tensor."""
+        return f"{self.kind}/{self.name}"
+
+    @property
+    def part_shape(self) -> tuple[int, ...]:
+        return tuple(n // self.parts if i == self.axis else n for i, n in enumerate(self.shape))
+
+
+NONE = slice(0, 0)
+
+Held = tuple[Piece, Array]
+"""A piece, and this rank's array of its numbers, flat: a view, through which it can be read and written."""
+
+
+def held(engine: Engine) -> list[Held]:
+    """All that this rank needs to go on, but its ``own_state``."""
+    return [(piece, array) for piece, array, _ in _all(engine)]
+
+
+def share(engine: Engine) -> list[Held]:
+    """What this rank saves of it: of what several ranks hold alike, each saves another piece."""
+    cut = [
+        (replace(piece, start=piece.start + mine.start, stop=piece.start + mine.stop), array[mine])
+        for piece, array, mine in _all(engine)
+        if mine.stop > mine.start
+    ]
+    return [*cut, *own_state(engine)]
+
+
+def own_state(engine: Engine) -> list[Held]:
+    """What belongs to this rank alone, and means nothing in another layout: it saves all of that."""
+    kind = f"rank{engine.mesh.world.rank}"
+    return [(_whole(kind, name, array), array.reshape(-1)) for name, array in engine.own_state.items()]
+
+
+def scalars(engine: Engine) -> dict[str, int | float]:
+    """What is no array, the same on all ranks."""
+    scale = {f"loss_scale.{name}": value for name, value in engine.loss_scale.state.items()}
+    return {"updates": engine.optimizer.updates, **scale}
+
+
+def set_scalars(engine: Engine, saved: Mapping[str, int | float]) -> None:
+    """Go on from them."""
+    engine.optimizer.updates = int(saved["updates"])
+    scale = {name.removeprefix("loss_scale."): value for name, value in saved.items()}
+    engine.loss_scale.restore(scale)
+
+
+def _all(engine: Engine) -> Iterator[tuple[Piece, Array, slice]]:
+    """What this rank holds, and which slice of each is its share to save."""
+    storage, mesh = engine.storage, engine.mesh
+    values = storage.values
+    kinds = {"weight": values} | {
+        f"optimizer.{name}": array for name, array in engine.optimizer.state.items()
+    }
+    mine = slice(0, len(values)) if storage.shared else shard(len(values), mesh.dp.rank, mesh.dp.size)
+
+    def saves(segment: Segment) -> bool:
+        """Of those that all tensor-parallel ranks hold alike, or more than one stage, one rank does."""
+        parted = segment.parameter.axis is not None
+        return (parted or mesh.tp.rank == 0) and engine.ties.counts(segment.parameter)
+
+    for kind, array in kinds.items():
+        if array.shape == values.shape:
+            for segment in storage.segments:
+                whole = array[segment.start : segment.stop]
+                yield _piece(kind, segment), whole, _common(segment, mine) if saves(segment) else NONE
+        else:  # the same on all ranks, such as a count
+            yield _whole(kind, "", array), array.reshape(-1), slice(0, array.size)
+    first = mesh.dp.rank == mesh.tp.rank == 0
+    for name, array in state_of([unit.layer for unit in engine.units]).items():
+        yield _whole("state", name, array), array.reshape(-1), slice(0, array.size) if first else NONE
+
+
+def _piece(kind: str, segment: Segment) -> Piece:
+    parameter = segment.parameter
+    tp = parameter.context.tp
+    place = (None, 0, 1) if parameter.axis is None else (parameter.axis, tp.rank, tp.size)
+    stop = segment.offset + segment.stop - segment.start
+    return Piece(kind, parameter.name, parameter.full_shape, segment.offset, stop, *place)
+
+
+def _whole(kind: str, name: str, array: Array) -> Piece:
+    return Piece(kind, name, tuple(array.shape), 0, array.size)
+
+
+def _common(segment: Segment, mine: slice) -> slice:
+    """What of a segment lies in this rank's share of the flat array."""
+    start = max(segment.start, mine.start)
+    stop = max(start, min(segment.stop, mine.stop))
+    return slice(start - segment.start, stop - segment.start)
+
+
+VERSION = 2
+MANIFEST = "manifest.json"
+DATA = "data.json"
+"""What was learned of the training data, such as a tokenizer, by which other data is read."""
+
+_DTYPES = {
+    "float64": "F64",
+    "float32": "F32",
+    "float16": "F16",
+    "int64": "I64",
+    "int32": "I32",
+    "uint8": "U8",
+}
+_NAMES = {short: name for name, short in _DTYPES.items()}
+_BLANK = "00000000"  # stands for the manifest's checksum where that is taken
+_CHUNK = 1 << 22
+
+
+class BrokenError(Exception):
+    """A checkpoint is not whole: what is wrong, without its folder."""
+
+
+def rank_file(rank: int) -> str:
+    return f"rank-{rank:05}.safetensors"
+
+
+@dataclass(frozen=True, slots=True)
+class FilePlan:
+    """Of one file: its beginning, and where the numbers of each tensor lie."""
+
+    header: bytes
+    offsets: Mapping[str, int]  # by the tensor's name
+    size: int  # of the whole file
+
+
+def plan(tensors: Mapping[str, tuple[Sequence[int], np.dtype[Any]]], **metadata: str) -> FilePlan:
+    """Lay out a file of such shapes and dtypes by name. Wide numbers come first, so that all are aligned."""
+    entries: dict[str, Any] = {"__metadata__": metadata}
+    starts, end = {}, 0
+    for name, (shape, dtype) in sorted(tensors.items(), key=lambda item: -item[1][1].itemsize):
+        starts[name], end = end, end + math.prod(shape) * dtype.itemsize
+        place = [starts[name], end]
+        entries[name] = {"dtype": _DTYPES[dtype.name], "shape": list(shape), "data_offsets": place}
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % 8)
+    header = len(text).to_bytes(8, "little") + text
+    return FilePlan(header, {name: len(header) + start for name, start in starts.items()}, len(header) + end)
+
+
+def plan_pieces(held: Sequence[Held]) -> tuple[FilePlan, list[int]]:
+    """Lay out a rank's file; where the numbers of each of these pieces lie."""
+    names = [f"{piece.tensor}[{piece.start}:{piece.stop}]" for piece, _ in held]
+    tensors = {
+        name: ((array.size,), np.dtype(array.dtype)) for name, (_, array) in zip(names, held, strict=True)
+    }
+    pieces = {name: asdict(piece) for name, (piece, _) in zip(names, held, strict=True)}
+    layout = plan(tensors, pieces=json.dumps(pieces))
+    return layout, [layout.offsets[name] for name in names]
+
+
+def contents(path: Path) -> list[tuple[Piece, NDArray[Any]]]:
+    """The pieces in a file; their numbers are read when they are touched."""
+    with path.open("rb") as file:
+        length = int.from_bytes(file.read(8), "little")
+        entries = json.loads(file.read(length))
+    pieces = json.loads(entries.pop("__metadata__")["pieces"])
+    found: list[tuple[Piece, NDArray[Any]]] = []
+    for key, fields in pieces.items():
+        piece = Piece(**{**fields, "shape": tuple(fields["shape"])})
+        entry = entries[key]
+        dtype, offset = _NAMES[entry["dtype"]], 8 + length + entry["data_offsets"][0]
+        size = piece.stop - piece.start
+        found.append((piece, np.memmap(path, dtype, mode="r", offset=offset, shape=(size,))))
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class FileFacts:
+    """By which a file is known to be whole."""
+
+    name: str
+    size: int
+    crc32: int
+
+
+@dataclass(frozen=True, slots=True)
+class Manifest:
+    """What a checkpoint is."""
+
+    iteration: int  # done
+    layout: Mapping[str, float]  # dp, tp, pp, zero, and what else ranks' own state depends on
+    identity: Mapping[str, Any]  # settings with which it can be gone on with, by the names of their flags
+    scalars: Mapping[str, int | float]  # state that is no array
+    config: Mapping[str, Any]  # all settings, for people
+    files: Sequence[FileFacts]
+
+    def encode(self) -> str:
+        """As text with a checksum of itself in it."""
+        fields = {"format": VERSION, "crc32": _BLANK, **asdict(self)}
+        text = json.dumps(fields, indent=1, allow_nan=False) + "\n"
+        return text.replace(f'"{_BLANK}"', f'"{zlib.crc32(text.encode()):08x}"', 1)
+
+
+def read_manifest(folder: Path) -> Manifest:
+    """
+    Raises:
+        BrokenError: it is not there, or not as it was written.
+    """
+    try:
+        text = (folder / MANIFEST).read_bytes().decode()
+        fields = json.loads(text)
+        version, crc32 = fields.pop("format"), fields.pop("crc32")
+        blank = text.replace(f'"{crc32}"', f'"{_BLANK}"', 1)
+        if f"{zlib.crc32(blank.encode()):08x}" != crc32:
+            raise BrokenError(f"{MANIFEST} is not as it was written")
+        if version != VERSION:
+            raise BrokenError(
+                f"it is of format {version}, and this program reads {VERSION}: use the one that wrote it"
+            )
+        fields["files"] = [FileFacts(**facts) for facts in fields["files"]]
+        return Manifest(**fields)
+    except FileNotFoundError as exc:
+        raise BrokenError(f"it has no {MANIFEST}") from exc
+    except OSError as exc:
+        raise BrokenError(f"{MANIFEST} cannot be read: {exc.strerror}") from exc
+    except (ValueError, KeyError, TypeError, AttributeError) as exc:  # no JSON, or other than was written
+        raise BrokenError(f"{MANIFEST} is not as it was written") from exc
+
+
+def read_data(folder: Path) -> Mapping[str, Any]:
+    """What the run has learned of its data.
+
+    Raises:
+        BrokenError: it is not there, or not as it was written.
+    """
+    try:
+        learned: Mapping[str, Any] = json.loads((folder / DATA).read_bytes())
+    except OSError as exc:
+        raise BrokenError(f"{DATA} cannot be read: {exc.strerror}") from exc
+    except ValueError as exc:
+        raise BrokenError(f"{DATA} is not as it was written") from exc
+    return learned
+
+
+def verify(folder: Path, facts: FileFacts) -> None:
+    """
+    Raises:
+        BrokenError: the file is not as it was written.
+    """
+    path = folder / facts.name
+    try:
+        size, crc32 = path.stat().st_size, 0
+        if size != facts.size:
+            raise BrokenError(f"{facts.name} has {size} bytes, not {facts.size}")
+        with path.open("rb") as file:
+            while chunk := file.read(_CHUNK):
+                crc32 = zlib.crc32(chunk, crc32)
+    except OSError as exc:
+        raise BrokenError(f"{facts.name} cannot be read: {exc.strerror}") from exc
+    if crc32 != facts.crc32:
+        raise BrokenError(f"{facts.name} is not as it was written")
+
+
+class Reader:
+    """The pieces of a checkpoint. Files are mapped: only what is asked for is read."""
+
+    def __init__(self, folder: Path, manifest: Manifest) -> None:
+        self._folder = folder
+        self._pieces: dict[str, list[tuple[Piece, NDArray[Any]]]] = {}
+        for name in (facts.name for facts in manifest.files if facts.name != DATA):
+            for piece, numbers in contents(folder / name):
+                self._pieces.setdefault(piece.tensor, []).append((piece, numbers))
+
+    def holds(self, piece: Piece, array: Array) -> bool:
+        """Whether it has numbers for just this."""
+        return any(
+            (stored, numbers.dtype) == (piece, array.dtype)
+            for stored, numbers in self._pieces.get(piece.tensor, [])
+        )
+
+    def tensors(self, *kinds: str) -> dict[str, NDArray[Any]]:
+        """All tensors of some kinds, whole, by name."""
+        found = {}
+        for (piece, numbers), *_ in self._pieces.values():
+            if piece.kind in kinds:
+                whole = Piece(piece.kind, piece.name, piece.shape, 0, math.prod(piece.shape))
+                found[piece.name] = self.read(whole, numbers.dtype).reshape(piece.shape)
+        return found
+
+    def read(self, wanted: Piece, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """The numbers of a piece, flat.
+
+        Raises:
+            UsageError: the checkpoint does not have it, or as other numbers.
+        """
+        stored = self._pieces.get(wanted.tensor, [])
+        if not stored:
+            raise UsageError(
+                f"--resume: {self._folder} holds no {wanted.tensor}: it is of another model or optimizer"
+            )
+        piece, numbers = stored[0]
+        if (piece.shape, numbers.dtype) != (wanted.shape, dtype):
+            raise UsageError(
+                f"--resume: {self._folder} holds {wanted.tensor} as {numbers.dtype} {piece.shape}, "
+                f"and this run has {dtype} {wanted.shape}"
+            )
+        if (piece.axis, piece.parts) == (wanted.axis, wanted.parts):
+            return self._interval(wanted.tensor, wanted.part, wanted.start, wanted.stop)
+        size = int(np.prod(piece.part_shape))
+        parts = [
+            self._interval(wanted.tensor, part, 0, size).reshape(piece.part_shape)
+            for part in range(piece.parts)
+        ]
+        whole = np.concatenate(parts, axis=piece.axis) if piece.axis is not None else parts[0]
+        if wanted.axis is not None:
+            whole = np.split(whole, wanted.parts, axis=wanted.axis)[wanted.part]
+        return whole.reshape(-1)[wanted.start : wanted.stop]
+
+    def _interval(self, tensor: str, part: int, start: int, stop: int) -> NDArray[Any]:
+        """Of one part, as it was cut when it was saved."""
+        stored = [(piece, numbers) for piece, numbers in self._pieces[tensor] if piece.part == part]
+        out: NDArray[Any] = np.empty(stop - start, self._pieces[tensor][0][1].dtype)
+        filled = start
+        for piece, numbers in sorted(stored, key=lambda held: held[0].start):
+            last = min(stop, piece.stop)
+            if piece.start <= filled < last:
+                out[filled - start : last - start] = numbers[filled - piece.start : last - piece.start]
+                filled = last
+        if filled < stop:
+            raise UsageError(
+                f"--resume: {self._folder} lacks numbers of {tensor}, from {filled} of part {part}"
+            )
+        return out

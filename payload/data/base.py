@@ -1,0 +1,48 @@
+"""What training needs of a data set. Samples are made on the host; a rank asks only for its own."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any, Protocol
+
+from payload.device import Array
+from payload.nn.module import Draw
+
+Pair = tuple[Array, Array]
+"""Inputs (B, ...) and targets (B,) or (B, T), whole numbers of which those below 0 do not count."""
+
+
+class Source(Protocol):
+    """Samples to train on, and others, held out, to judge by."""
+
+    @property
+    def about(self) -> str:
+        """What it is, and what was left out of it, in a line."""
+
+    @property
+    def training(self) -> int:
+        """How many samples there are to train on."""
+
+    @property
+    def held_out(self) -> int: ...
+
+    @property
+    def facts(self) -> Mapping[str, int]:
+        """Its sizes, by the names under which models ask for them."""
+
+    @property
+    def learned(self) -> Mapping[str, Any]:
+        """Of the training samples, for JSON: by it other data is read as the model knows it."""
+
+    @property
+    def targets(self) -> float:
+        """In a training sample, as far as known beforehand."""
+
+    @property
+    def bytes_per_target(self) -> float | None:
+        """Of held-out text, for bits per byte; None for what is no text."""
+
+    def training_batch(self, indices: Array, epoch: int, draw: Draw) -> Pair:
+        """Samples, varied by chance: the same for the same draw, whatever the layout."""
+
+    def held_out_batch(self, indices: Array) -> Pair: ...

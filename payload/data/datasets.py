@@ -1,0 +1,183 @@
+"""The data set that ``--data`` names: images, text, or noise of their shape."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable, Iterable, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, TypeVar
+
+import numpy as np
+
+from payload.comm.base import Communicator, together
+from payload.config import TrainConfig
+from payload.data import idx
+from payload.data.base import Pair, Source
+from payload.data.images import Images, Known, Labelled, facts
+from payload.data.text import MaskedText, Text, parts
+from payload.data.tokenizer import BytePairs, Bytes, Tokenizer, learn
+from payload.device import Array
+from payload.errors import UsageError
+from payload.host import hostname
+from payload.models import MODELS
+from payload.nn.module import Draw
+
+T = TypeVar("T")
+
+_GPT2_VOCABULARY = 50_304
+_IMAGENET = (224, 3, 1000)  # side, channels, classes
+_FEW = 4
+_HELD_OUT_EVERY = 5  # of the digits
+_SAMPLES, _HELD_OUT = 65_536, 64  # of synthetic data
+_POOL = 64  # synthetic samples that are really there, in turn: making noise would cost more than many a model
+
+
+def open_source(
+    config: TrainConfig,
+    world: Communicator,
+    learned: Mapping[str, Any] | None = None,
+    *,
+    judging: bool = False,
+) -> Source:
+    """The data that was asked for, as the model takes it.
+
+    Args:
+        learned: by the run that this one goes on from or judges, of its data; None: it is to be learned.
+        judging: held-out samples are all that is asked for.
+
+    Raises:
+        UsageError: there is none such, it is not what it should be, or not the same on all nodes; on every
+            rank.
+    """
+    data, takes = config.data, MODELS[config.model.model].takes
+    dtype = "float64" if config.precision.precision == "fp64" else "float32"
+    kind, _, where = data.data.partition(":")
+    if kind == "synthetic":
+        if takes == "images":
+            return synthetic_images(*_IMAGENET, dtype=dtype)
+        return synthetic_tokens(_GPT2_VOCABULARY, data.sequence_length)
+    if (kind == "text") == (takes == "images"):
+        fitting = "digits, idx:DIR or synthetic" if takes == "images" else "text:FILE or synthetic"
+        raise UsageError(f"--data {data.data}: the model takes {takes}; give it {fitting}")
+    if kind == "text":
+        return _text(config, Path(where), world, learned)
+    known = None if learned is None else _as_learned(f"--data {data.data}", "of images", Known.read, learned)
+    alone = judging and not data.clean  # which asks what is trained on
+    training, held_out = together(
+        world, lambda: idx.load(Path(where), judging=alone) if kind == "idx" else load_digits()
+    )
+    arrays = [array for half in (training, held_out) if half for array in (half.images, half.labels)]
+    _check_same(world, data.data, *(array.data for array in arrays))
+    return Images(
+        data.data, training, held_out, dtype=dtype, augment=data.augment, clean=data.clean, known=known
+    )
+
+
+def _text(config: TrainConfig, file: Path, world: Communicator, learned: Mapping[str, Any] | None) -> Source:
+    def read() -> bytes:
+        try:
+            return file.read_bytes()
+        except OSError as exc:
+            raise UsageError(f"--data: {file} cannot be read: {exc.strerror}") from exc
+
+    text = together(world, read)
+    data = config.data
+    _check_same(world, data.data, text)
+    kind = Text if MODELS[config.model.model].takes == "text" else MaskedText
+    tokenizer = _tokenizer(data.tokenizer, text, world, learned)
+    return kind(data.data, text, tokenizer, length=data.sequence_length, seed=config.batch.seed)
+
+
+def _check_same(world: Communicator, name: str, *pieces: bytes | memoryview) -> None:
+    """
+    Raises:
+        UsageError: some rank has read something else than another.
+    """
+    size, crc32 = 0, 0
+    for piece in pieces:
+        size, crc32 = size + memoryview(piece).nbytes, zlib.crc32(piece, crc32)
+    found: dict[str, list[str]] = {}
+    for what, host in world.allgather((f"{size} bytes with CRC-32 {crc32:08x}", hostname())):
+        found.setdefault(what, []).append(host)
+    if len(found) > 1:
+        sides = ", ".join(f"{what} on {_few(hosts)}" for what, hosts in found.items())
+        raise UsageError(
+            f"--data: {name} is not the same on all nodes: {sides}; "
+            "copy it anew, or put it in a shared folder"
+        )
+
+
+def _few(hosts: Iterable[str]) -> str:
+    """Each once, and not all of many."""
+    names = list(dict.fromkeys(hosts))
+    return ", ".join(names[:_FEW]) + (f" and {len(names) - _FEW} more" if len(names) > _FEW else "")
+
+
+def _tokenizer(wanted: str, text: bytes, world: Communicator, learned: Mapping[str, Any] | None) -> Tokenizer:
+    """Byte pairs are learned by rank 0, for all, of what is trained on: the held-out text is to be new."""
+    kind, _, size = wanted.partition(":")
+    if kind == "bytes":
+        return Bytes()
+    if learned is not None:
+        return _as_learned(f"--tokenizer {wanted}", "of byte pairs", BytePairs.read, learned)
+    merges = learn(parts(text)[0], int(size)).merges if world.rank == 0 else ()
+    return BytePairs(world.allgather(merges)[0])
+
+
+def _as_learned(flag: str, what: str, read: Callable[[Mapping[str, Any]], T], record: Mapping[str, Any]) -> T:
+    """
+    Raises:
+        UsageError: the run has learned something else of its data.
+    """
+    try:
+        return read(record)
+    except (KeyError, TypeError, ValueError) as exc:
+        raise UsageError(f"{flag}: what the run has learned of its data tells nothing {what}") from exc
+
+
+def load_digits() -> tuple[Labelled, Labelled]:
+    """The UCI handwritten digits: 1,797 images of 8 by 8 pixels, shipped as numbers (README.md says whence).
+
+    1,438 training samples and 359 held out: every fifth, whatever the seed, to keep runs comparable.
+    """
+    with np.load(Path(__file__).with_name("digits.npz"), allow_pickle=False) as file:
+        images, labels = file["images"][..., None], file["labels"].astype(np.int64)
+    held_out = np.arange(len(labels)) % _HELD_OUT_EVERY == _HELD_OUT_EVERY - 1
+    return Labelled(images[~held_out], labels[~held_out]), Labelled(images[held_out], labels[held_out])
+
+
+class Synthetic:
+    """Noise in the shape of data, to measure speed with: nothing can be learned of it. As ``Source``."""
+
+    training, held_out = _SAMPLES, _HELD_OUT
+    bytes_per_target = None
+    learned: Mapping[str, Any] = MappingProxyType({})
+
+    def __init__(self, about: str, inputs: Array, targets: Array, sizes: Mapping[str, int]) -> None:
+        self.about = f"synthetic {about}"
+        self.facts = sizes
+        self.targets = float(np.prod(targets.shape[1:]))
+        self._inputs, self._targets = inputs, targets
+
+    def training_batch(self, indices: Array, epoch: int, draw: Draw) -> Pair:  # noqa: ARG002
+        return self.held_out_batch(indices)
+
+    def held_out_batch(self, indices: Array) -> Pair:
+        return self._inputs[indices % _POOL], self._targets[indices % _POOL]
+
+
+def synthetic_images(side: int, channels: int, classes: int, *, dtype: str) -> Synthetic:
+    """(B, side, side, channels)"""
+    rng = np.random.default_rng(0)
+    pixels = rng.standard_normal((_POOL, side, side, channels), dtype)  # type: ignore[call-overload]
+    about = f"images of {side}x{side}x{channels}, {classes} classes"
+    return Synthetic(about, pixels, rng.integers(classes, size=_POOL), facts(side, side, channels, classes))
+
+
+def synthetic_tokens(vocabulary: int, length: int) -> Synthetic:
+    """(B, length)"""
+    rng = np.random.default_rng(0)
+    sizes = {"vocabulary": vocabulary, "classes": vocabulary, "length": length, "tokens": length}
+    drawn = rng.integers(vocabulary, size=(2, _POOL, length))
+    return Synthetic(f"tokens, {length} a sample, of {vocabulary}", drawn[0], drawn[1], sizes)
