@@ -15,13 +15,13 @@ from clusterctl.cli.completion import job_ids
 from clusterctl.cli.job import job_table, not_brought_home
 from clusterctl.cli.options import Options, OutFolder, verb
 from clusterctl.cli.output import Phases, Screen
-from clusterctl.cli.target import AskBecomePass, hands, spec_of, telling_who_works, workspace_of
+from clusterctl.cli.target import AskBecomePass, prompts_for, spec_of, telling_who_works, workspace_of
 from clusterctl.cli.up import NoWait, Yes, phase_dicts, unfinished
 from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
     from clusterctl.cluster.down import Orphan
-    from clusterctl.spec import ClusterSpec, Provider
+    from clusterctl.spec.models import ClusterSpec, Provider
     from clusterctl.transport.base import Transport
 
 
@@ -87,7 +87,7 @@ def down(
             discard=discard_run or (),
             out=out,
             gone=names_of(forget or ()),
-            hands=hands(screen, ask_password=ask_become_pass),
+            prompts=prompts_for(screen, ask_password=ask_become_pass),
             wait_s=0 if no_wait else lock.WAIT_S,
         )
     for entry in done.discarded:
@@ -119,7 +119,7 @@ def down(
 def status(screen: Screen, options: Options) -> None:
     """Nodes and jobs, as Slurm sees them."""
     from clusterctl.jobs.control import active_jobs, as_dict
-    from clusterctl.providers.onprem import left_behind
+    from clusterctl.providers.onprem import pending_release
     from clusterctl.scheduler import session
     from clusterctl.transport.connections import Connections
 
@@ -132,7 +132,7 @@ def status(screen: Screen, options: Options) -> None:
             is_google = inventory.provider == "gcp"
             controller = connections.to(inventory.controller.name)
             by_itself = auto_down(session.applied_spec(workspace), controller) if is_google else None
-    left = left_behind.found(workspace)
+    left = pending_release.pending_releases(workspace)
     ready = {n.name for n in nodes if n.usable} >= {h.name for h in inventory.compute}
     answer = {
         "cluster": inventory.cluster,
@@ -144,7 +144,7 @@ def status(screen: Screen, options: Options) -> None:
         ],
         "jobs": [as_dict(j) for j in active],
         "auto_down": by_itself,
-        "left_behind": [left_behind.as_dict(one) for one in left],
+        "left_behind": [pending_release.as_dict(one) for one in left],
     }
     rows = [[n.name, n.shown, n.cpus, n.memory_mib, n.reason] for n in nodes]
     lines = [f"cluster {inventory.cluster} ({inventory.provider}): {'ready' if ready else 'NOT ready'}", ""]
@@ -162,7 +162,7 @@ def status(screen: Screen, options: Options) -> None:
 def auto_down(spec: ClusterSpec, controller: Transport) -> dict[str, Any] | None:
     """After which time without work the cluster takes itself down, and whether the timer for that runs."""
     from clusterctl.cluster.managed import AUTO_DOWN_TIMER
-    from clusterctl.spec import GcpProvider
+    from clusterctl.spec.gcp import GcpProvider
     from clusterctl.spec.units import format_duration
 
     if not isinstance(spec.provider, GcpProvider) or spec.provider.auto_down is None:
@@ -205,15 +205,15 @@ def down_orphans(
 ) -> None:
     """Find them, show what there is with its cost, ask, and remove it all."""
     from clusterctl.cluster import down as cluster_down
-    from clusterctl.providers.onprem import left_behind
+    from clusterctl.providers.onprem import pending_release
     from clusterctl.state.workspace import Workspace
 
     settings, name = _where(screen, options, project)
-    asking = hands(screen, ask_password=ask_become_pass)
+    asking = prompts_for(screen, ask_password=ask_become_pass)
     with screen.working("looking"):
         found = cluster_down.orphans(settings, name, asking)
     answer = {"cluster": name, "provider": settings.type, "orphans": [asdict(one) for one in found]}
-    for one in left_behind.found(Workspace.of(name)):  # by a cluster that is not lost
+    for one in pending_release.pending_releases(Workspace.of(name)):  # by a cluster that is not lost
         screen.note(f"note: {one}", f"  {one.fix}")
     if not found:
         here = " on this machine; -f or --project says where else to look" if settings.type == "local" else ""
@@ -224,13 +224,14 @@ def down_orphans(
     screen.confirm(f"remove all of this ({which})? It may be somebody else's", yes=yes)
     phases = Phases(screen, verbose=options.verbose)
     with phases.shown():
-        cluster_down.down_orphans(settings, found, reporter=phases, hands=asking)
+        cluster_down.down_orphans(settings, found, reporter=phases, prompts=asking)
     screen.result(answer, f"cluster {name!r} ({which}) is down; an independent look found nothing of it")
 
 
 def _where(screen: Screen, options: Options, project: str | None) -> tuple[Provider, str]:
     """Whom to ask, and for which name. Who says only the name means a local one where no spec is known."""
-    from clusterctl.spec import GcpProvider, LocalProvider
+    from clusterctl.spec.gcp import GcpProvider
+    from clusterctl.spec.models import LocalProvider
 
     if project is None:
         if options.cluster is not None and not workspace_of(screen, options).spec.exists():

@@ -14,7 +14,7 @@ from clusterctl.cli.output import Screen
 from clusterctl.cli.target import (
     AcceptHostKey,
     AskBecomePass,
-    hands,
+    prompts_for,
     spec_of,
     telling_who_works,
     workspace_of,
@@ -25,7 +25,7 @@ from clusterctl.errors import UsageError
 if TYPE_CHECKING:
     from clusterctl.cluster.nodes import NodeState
     from clusterctl.scheduler.base import Scheduler
-    from clusterctl.spec import ClusterSpec
+    from clusterctl.spec.models import ClusterSpec
     from clusterctl.state.inventory import Inventory
     from clusterctl.state.workspace import Workspace
 
@@ -121,9 +121,9 @@ def remove(
     chosen = _chosen(inventory, names)
     fewer = nodes.without(spec, chosen)
     limit = (inventory.controller.name, *chosen)
-    own = hands(screen, ask_password=False)
+    own = prompts_for(screen, ask_password=False)
     done = raise_cluster(
-        screen, options, fewer, limit=limit, hands=own, force=force, yes=yes, no_wait=no_wait
+        screen, options, fewer, limit=limit, prompts=own, force=force, yes=yes, no_wait=no_wait
     )
     screen.note(f"take {', '.join(chosen)} out of your spec file, too: else the next `up` adds them again")
     return done
@@ -181,9 +181,9 @@ def _join(
     **more: Any,
 ) -> int:
     """Have these machines in the cluster."""
-    own = hands(screen, ask_password=bool(ask_become_pass), accepted=accept_host_key)
+    own = prompts_for(screen, ask_password=bool(ask_become_pass), accepted=accept_host_key)
     return raise_cluster(
-        screen, options, spec, limit=names, hands=own, yes=bool(yes), no_wait=bool(no_wait), **more
+        screen, options, spec, limit=names, prompts=own, yes=bool(yes), no_wait=bool(no_wait), **more
     )
 
 
@@ -235,8 +235,8 @@ def reboot(
         spec = session.applied_spec(workspace)
     # Ours are put back by it once they are configured, by the reason that they were given.
     limit = chosen if inventory.provider == "onprem" else ()
-    own = hands(screen, ask_password=False)
-    return raise_cluster(screen, options, spec, limit=limit, hands=own, yes=True, no_wait=no_wait)
+    own = prompts_for(screen, ask_password=False)
+    return raise_cluster(screen, options, spec, limit=limit, prompts=own, yes=True, no_wait=no_wait)
 
 
 def _refuse_reboot(inventory: Inventory, names: Sequence[str]) -> None:

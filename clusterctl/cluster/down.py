@@ -22,12 +22,12 @@ from clusterctl.errors import (
     UsageError,
 )
 from clusterctl.providers.base import Leftover, Provider
-from clusterctl.providers.onprem import left_behind
-from clusterctl.providers.onprem.hands import NO_HANDS, Hands
+from clusterctl.providers.onprem import pending_release
+from clusterctl.providers.prompts import NO_PROMPTS, Prompts
 from clusterctl.runs.collect import collect_all, uncollected
 from clusterctl.scheduler.session import applied_spec
-from clusterctl.spec import LocalProvider as LocalSettings
-from clusterctl.spec import Provider as ProviderSettings
+from clusterctl.spec.models import LocalProvider as LocalSettings
+from clusterctl.spec.models import Provider as ProviderSettings
 from clusterctl.state.journal import Journal
 from clusterctl.state.ledger import JobEntry, Ledger, RunRecord
 from clusterctl.state.lock import WAIT_S as LOCK_WAIT_S
@@ -154,7 +154,7 @@ def down(
     discard: Collection[str] = (),
     out: Path | None = None,
     gone: Collection[str] = (),
-    hands: Hands = NO_HANDS,
+    prompts: Prompts = NO_PROMPTS,
     wait_s: float = LOCK_WAIT_S,
 ) -> Down:
     """Bring home what was not collected, then remove the cluster and prove that nothing is left.
@@ -178,7 +178,13 @@ def down(
             return _down_lost(name, reporter)
         with _writable(workspace, lambda text: reporter(WAITING, text)) as records:
             done = _taken_down(
-                records, name=name, reporter=reporter, discarded=discarded, out=out, gone=gone, hands=hands
+                records,
+                name=name,
+                reporter=reporter,
+                discarded=discarded,
+                out=out,
+                gone=gone,
+                prompts=prompts,
             )
         workspace.remove()
     return done
@@ -205,13 +211,13 @@ def _taken_down(
     discarded: Collection[JobEntry],
     out: Path | None,
     gone: Collection[str],
-    hands: Hands,
+    prompts: Prompts,
 ) -> Down:
     if _has_made_nothing(workspace):
         forget(workspace, gone)
         return Down((), (), "", looked=False)
     settings = _settings(workspace)
-    provider = provider_of(settings, hands)
+    provider = provider_of(settings, prompts)
     run = Run("down", Journal(workspace.journal), reporter)
     runs: tuple[RunRecord, ...] = ()
     if set(uncollected(workspace)) - set(discarded):
@@ -222,7 +228,7 @@ def _taken_down(
         with run.phase("discard") as (step, _):
             step.note = f"runs of {', '.join(entry.shown for entry in discarded)}"
     if forgotten := forget(workspace, gone):
-        hands.told(f"forgotten: {'; '.join(forgotten)}")
+        prompts.note(f"forgotten: {'; '.join(forgotten)}")
     with run.phase("destroy") as (_, report):
         if looked := not _has_taken_none(workspace):
             destroy(provider, workspace.cluster_id(), workspace, report)
@@ -259,31 +265,37 @@ def _has_made_nothing(workspace: Workspace) -> bool:
     """Whether `up` ended before any host was made or joined."""
     records = (workspace.spec, workspace.hosts, workspace.joining, workspace.terraform)
     return _has_taken_none(workspace) or not (
-        workspace.known_id() or left_behind.found(workspace) or any(path.exists() for path in records)
+        workspace.known_id()
+        or pending_release.pending_releases(workspace)
+        or any(path.exists() for path in records)
     )
 
 
 def _has_taken_none(workspace: Workspace) -> bool:
     """Whether it is of machines of the user's own, and none of them was joined to the cluster yet."""
     return is_of_own_machines(workspace) and not (
-        workspace.joining.exists() or workspace.hosts.exists() or left_behind.found(workspace)
+        workspace.joining.exists() or workspace.hosts.exists() or pending_release.pending_releases(workspace)
     )
 
 
-def orphans(settings: ProviderSettings, name: str, hands: Hands = NO_HANDS) -> tuple[Orphan, ...]:
+def orphans(settings: ProviderSettings, name: str, prompts: Prompts = NO_PROMPTS) -> tuple[Orphan, ...]:
     """The clusters of that name that have no workspace here, found by looking at them."""
-    return find_orphans(provider_of(settings, hands), name, known=Workspace.of(name).known_id())
+    return find_orphans(provider_of(settings, prompts), name, known=Workspace.of(name).known_id())
 
 
 def down_orphans(
-    settings: ProviderSettings, found: Sequence[Orphan], *, reporter: PhaseReporter, hands: Hands = NO_HANDS
+    settings: ProviderSettings,
+    found: Sequence[Orphan],
+    *,
+    reporter: PhaseReporter,
+    prompts: Prompts = NO_PROMPTS,
 ) -> None:
     """Remove them, and prove that nothing is left.
 
     Raises:
         LeftoversError: an independent look found something of one.
     """
-    provider = provider_of(settings, hands)
+    provider = provider_of(settings, prompts)
     for orphan in found:
         destroy(provider, orphan.cluster_id, None, lambda text: reporter("destroy", text))
 

@@ -9,8 +9,10 @@ from typing import Final
 
 from clusterctl.hosts.report import ProbeRequest
 from clusterctl.scheduler.slurm.config import CONTROLLER_PROLOG, TASK_PROLOG
-from clusterctl.spec import ClusterSpec, GcpProvider, OnpremProvider
 from clusterctl.spec.distributions import JOB_PROFILE, LAUNCH_AGENT, Distribution
+from clusterctl.spec.gcp import GcpProvider
+from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.onprem import OnpremProvider
 from clusterctl.state.inventory import HEALTH_PROGRAM, HEALTH_SETTINGS, MPI_SSH_FOLDER, Host, Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.assets import payload_hash

@@ -21,8 +21,9 @@ from clusterctl.hosts.probe import probe_hosts
 from clusterctl.jobs.environment import unbuilt
 from clusterctl.providers.base import Planned, Provider
 from clusterctl.scheduler.session import admin_scheduler, applied_spec, inventory_of
-from clusterctl.spec import ClusterSpec, OnpremProvider
 from clusterctl.spec.differences import Difference, differences
+from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.onprem import OnpremProvider
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.connections import Connections

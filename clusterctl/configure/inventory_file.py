@@ -11,10 +11,11 @@ from ruamel.yaml import YAML
 from ruamel.yaml.comments import TaggedScalar
 
 from clusterctl.packages.payload import pack_payload
-from clusterctl.spec import ClusterSpec, GcpProvider, OnpremProvider
 from clusterctl.spec.distributions import Distribution
-from clusterctl.spec.models import ADMIN_USER, Software
-from clusterctl.spec.onprem import is_this_machine
+from clusterctl.spec.gcp import GcpProvider
+from clusterctl.spec.models import ADMIN_USER, ClusterSpec
+from clusterctl.spec.onprem import OnpremProvider, is_this_machine
+from clusterctl.spec.software import Software
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, LOGIN, MPI_SSH, MPI_SSH_FOLDER, Host, Inventory
 from clusterctl.state.journal import digest
 from clusterctl.state.workspace import Workspace, write_atomic

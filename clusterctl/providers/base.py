@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Literal, Protocol
 
 from clusterctl.hosts.checks import DoctorReport
-from clusterctl.spec import ClusterSpec
 from clusterctl.spec.distributions import DEFAULT
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.progress import Reporter

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from clusterctl.providers.gcp import costs as google
-from clusterctl.spec import ClusterSpec
+from clusterctl.spec.models import ClusterSpec
 
 
 def node_price(spec: ClusterSpec, partition: str) -> float | None:

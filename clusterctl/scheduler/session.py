@@ -13,9 +13,11 @@ from clusterctl.errors import NotUpError, UsageError
 from clusterctl.scheduler.base import Scheduler
 from clusterctl.scheduler.mpirun.client import MpirunClient
 from clusterctl.scheduler.slurm.client import SlurmClient
-from clusterctl.spec import ClusterSpec, GcpProvider, gcp_images
+from clusterctl.spec import gcp_machines
 from clusterctl.spec.distributions import DEFAULT, Distribution, distribution_of, of_local_nodes
+from clusterctl.spec.gcp import GcpProvider
 from clusterctl.spec.load import load_spec
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.onprem import OnpremProvider
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.ledger import Ledger
@@ -160,7 +162,7 @@ def distribution_ahead(spec: ClusterSpec, workspace: Workspace) -> Distribution 
         if isinstance(spec.provider, OnpremProvider):
             return None
         release = (
-            gcp_images.release_ahead(spec) if isinstance(spec.provider, GcpProvider) else of_local_nodes()
+            gcp_machines.release_ahead(spec) if isinstance(spec.provider, GcpProvider) else of_local_nodes()
         )
         return distribution_of(release) if release else None
 

@@ -13,9 +13,9 @@ from typing import Final, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
-from clusterctl.spec import ClusterSpec, distributions
+from clusterctl.spec import distributions
 from clusterctl.spec.distributions import Distribution
-from clusterctl.spec.models import ADMIN_USER
+from clusterctl.spec.models import ADMIN_USER, ClusterSpec
 
 CONTROLLER = "controller"
 ARCHITECTURE = "x86_64"  # of all nodes, as the kernel calls it

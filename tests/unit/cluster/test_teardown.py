@@ -14,8 +14,8 @@ from clusterctl.cluster import down
 from clusterctl.cluster.down import Orphan, destroy, find_orphans, stays_up, to_discard
 from clusterctl.errors import CollectError, LeftoversError, UnreachableError, UsageError
 from clusterctl.providers.base import Leftover
-from clusterctl.spec import GcpProvider
-from clusterctl.spec import Provider as Settings
+from clusterctl.spec.gcp import GcpProvider
+from clusterctl.spec.models import Provider as Settings
 from clusterctl.state.journal import Journal
 from clusterctl.state.ledger import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
