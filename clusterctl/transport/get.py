@@ -353,7 +353,7 @@ class Incoming:
             pass
         if length != len(STILL) + sha.digest_size:
             raise self._other()
-        return self.exactly(length) == STILL + sha.digest()
+        return bool(self.exactly(length) == STILL + sha.digest())
 
     def more(self) -> bool:
         """Whether anything is left; waits for the end if nothing is."""
