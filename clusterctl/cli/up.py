@@ -86,6 +86,7 @@ def up(
     It asks before it removes hosts, or makes what costs money. Without a terminal, removing needs --yes.
     """
     from clusterctl.cluster.nodes import names_of
+    from clusterctl.cluster.up import Packages
     from clusterctl.spec.current_user import CurrentUser, job_user_notes
 
     if bundle is not None and no_bundle:

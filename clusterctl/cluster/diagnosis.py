@@ -15,7 +15,7 @@ from typing import Final
 from clusterctl.errors import Failure, NotUpError, TransportError, VerifyError
 from clusterctl.hosts import checks
 from clusterctl.hosts.checks import DoctorReport, Finding
-from clusterctl.hosts.cluster_checks import examination_request, expected, reject_unknown_hosts
+from clusterctl.hosts.cluster_checks import expected, host_facts_request, reject_unknown_hosts
 from clusterctl.providers.base import Provider
 from clusterctl.providers.pending import pending_releases
 from clusterctl.scheduler.session import inventory_of
@@ -229,7 +229,7 @@ def _of_cluster(
         return connections.to(host).run(("sudo", "-n", *argv), stdin=stdin, timeout_s=_TIMEOUT_S).stdout
 
     return checks.examine(
-        examination_request(spec, inventory.hosts),
+        host_facts_request(spec, inventory.hosts),
         expected(spec, inventory.hosts, installed=[host.name for host in inventory.hosts]),
         root,
         leader=inventory.controller.name,

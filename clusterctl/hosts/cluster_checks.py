@@ -8,7 +8,7 @@ from typing import Final, Protocol
 
 from clusterctl.errors import ProvisionError, UsageError
 from clusterctl.hosts.checks import FABRIC_MANAGER, Expected
-from clusterctl.hosts.report import ExaminationRequest
+from clusterctl.hosts.report import HostFactsRequest, ProbeRequest
 from clusterctl.hosts.role_files import role_files, role_packages
 from clusterctl.spec.distributions import distribution_of, releases
 from clusterctl.spec.models import ClusterSpec
@@ -33,9 +33,9 @@ class Member(Protocol):
     def roles(self) -> tuple[str, ...]: ...
 
 
-def examination_request(spec: ClusterSpec, members: Sequence[Member]) -> ExaminationRequest:
-    """What to look at on every host."""
-    return ExaminationRequest(
+def host_facts_request(spec: ClusterSpec, members: Sequence[Member]) -> ProbeRequest:
+    """What to ask of every host before it is part of the cluster, and for `doctor`."""
+    request = HostFactsRequest(
         names=tuple(member.name for member in members),
         ports=tuple(sorted({port for role in PORTS for port in _ports(spec, role)})),
         paths=tuple(_BEFORE),
@@ -45,6 +45,7 @@ def examination_request(spec: ClusterSpec, members: Sequence[Member]) -> Examina
         files=tuple(sorted({file for one in members for file in role_files(spec, one.roles)})),
         packages=tuple(sorted({name for one in members for name in _packages(spec, one.roles)})),
     )
+    return ProbeRequest(host=request, node=False)
 
 
 def _packages(spec: ClusterSpec, roles: Sequence[str]) -> Iterator[str]:

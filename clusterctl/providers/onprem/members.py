@@ -14,8 +14,7 @@ from typing import Any, Final
 from clusterctl.errors import ClusterctlError, Failure, UnreachableError
 from clusterctl.hosts import checks
 from clusterctl.hosts.checks import DoctorReport, Finding
-from clusterctl.hosts.cluster_checks import examination_request as questions
-from clusterctl.hosts.cluster_checks import expected
+from clusterctl.hosts.cluster_checks import expected, host_facts_request
 from clusterctl.hosts.report import HostFacts
 from clusterctl.hosts.role_files import role_files, role_packages
 from clusterctl.providers.onprem.access import NO_LOGIN, Access, last_hop, on_each
@@ -238,7 +237,7 @@ def examine(
     wanted = {one.name: every[one.name] for one in asked if one.name in only and one.name not in lost}
     with ExitStack() as stack:
         root = _root_commands(access, workspace, ours, stack)
-        report = checks.examine(questions(spec, asked), wanted, root, leader=asked[0].name)
+        report = checks.examine(host_facts_request(spec, asked), wanted, root, leader=asked[0].name)
     unseen = [
         Finding(host, "error", failure.code, NO_LOGIN, failure.cause, failure.fix)
         for host, exc in lost.items()
