@@ -142,7 +142,7 @@ def status(screen: Screen, options: Options) -> None:
         ],
         "jobs": [as_dict(j) for j in active],
         "auto_down": by_itself,
-        "left_behind": [one.as_dict() for one in left],
+        "pending_releases": [one.as_dict() for one in left],
     }
     rows = [[n.name, n.shown, n.cpus, n.memory_mib, n.reason] for n in nodes]
     lines = [f"cluster {inventory.cluster} ({inventory.provider}): {'ready' if ready else 'NOT ready'}", ""]

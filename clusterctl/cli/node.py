@@ -56,7 +56,7 @@ def drain(
         str | None, typer.Option("--timeout", metavar="TIME", help="With --wait: not longer than this.")
     ] = None,
 ) -> None:
-    """Let no more jobs begin on nodes. Those that run go on; `up` leaves the nodes as they are."""
+    """Drain nodes. Those that run go on; `up` leaves the nodes as they are."""
     from clusterctl.cluster import nodes
 
     if not reason.strip():
@@ -111,7 +111,7 @@ def remove(
     yes: Yes = False,
     no_wait: NoWait = False,
 ) -> int:
-    """Give nodes back to their owner, as they were. The other nodes and their jobs go on."""
+    """Release nodes to their owner, restored as they were. The other nodes and their jobs go on."""
     from clusterctl.cluster import nodes
     from clusterctl.scheduler import session
     from clusterctl.spec.onprem import own_machines
@@ -134,7 +134,7 @@ def remove(
 def replace(screen: Screen, options: Options, names: Names, force: Force = False, **joining: Any) -> int:
     """Put other machines in the place of nodes, under the same names. Their host keys are confirmed anew.
 
-    The machines that had the names are given back; one that does not answer is, once it does.
+    The machines that had the names are released; one that does not answer is, once it does.
     """
     from clusterctl.cluster import nodes
     from clusterctl.cluster.nodes import check_names
@@ -157,7 +157,7 @@ def replace(screen: Screen, options: Options, names: Names, force: Force = False
 
 
 def forget(screen: Screen, options: Options, names: Names, yes: Yes = False, no_wait: NoWait = False) -> None:
-    """Know no more of machines that left the cluster, could not be given back, and are gone for good."""
+    """Forget removed nodes that could not be released and are gone for good."""
     from clusterctl.cluster import nodes
     from clusterctl.state import lock
 
@@ -202,7 +202,7 @@ def reboot(
     ] = None,
     no_wait: NoWait = False,
 ) -> int:
-    """Boot nodes anew, never under a job: they take no new ones, those that run end first.
+    """Reboot nodes once idle: they take no new jobs, those that run end first.
 
     Once a node is up again it is configured, put back and proven. One that somebody had drained stays so.
     """

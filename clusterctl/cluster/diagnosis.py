@@ -204,7 +204,14 @@ def checkup(
 def _with_left(report: DoctorReport, workspace: Workspace, hosts: Collection[str]) -> DoctorReport:
     """With the machines that the cluster has left behind."""
     found = tuple(
-        Finding(one.host.name, "warning", "left-behind", f"{one.address} was left behind", one.why, one.fix)
+        Finding(
+            one.host.name,
+            "warning",
+            "pending-release",
+            f"the release of {one.address} is pending",
+            one.why,
+            one.fix,
+        )
         for one in pending_releases(workspace)
         if not hosts or one.host.name in hosts
     )

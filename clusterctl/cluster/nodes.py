@@ -306,7 +306,7 @@ def forget(workspace: Workspace, names: Collection[str]) -> tuple[str, ...]:
 
 
 def _was_left(one: PendingRelease, namesake: Host | None) -> str:
-    said = f"{one.title}, left behind"
+    said = f"{one.title}, pending release"
     return f"{said} ({pending.address_of(namesake)} is {namesake.name} now, and stays)" if namesake else said
 
 
@@ -320,7 +320,7 @@ def check_left(workspace: Workspace, names: Iterable[str]) -> None:
     for name in names:
         if name not in left:
             raise UsageError(
-                f"{name!r} is no machine that was left behind",
+                f"{name!r} is no machine with a pending release",
                 why=f"those are: {', '.join(left) or 'none'}",
                 fix="one of the cluster leaves it by `clusterctl node remove`, or `clusterctl down --forget`",
             )

@@ -21,8 +21,8 @@ from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
 
 REPLACED: Final = "another machine takes its place"
-FOLDER: Final = "left-behind"
-_NOTE: Final = "left.json"
+FOLDER: Final = "pending-releases"
+_NOTE: Final = "pending.json"
 _FIX: Final = "have {name} answer; or, if it is gone for good: `clusterctl down --forget {name}`"
 
 
@@ -49,17 +49,19 @@ class PendingRelease:
     def fix(self) -> str:
         """What to do about it while the cluster is up."""
         return (
-            "have it answer: `clusterctl up` gives it back then; or, if it is gone for good: "
+            "have it answer: `clusterctl up` then releases it; or, if it is gone for good: "
             f"`clusterctl node forget {self.host.name}`"
         )
 
     @property
     def failure(self) -> Failure:
         """The failure of a `down` that could not release it."""
-        return Failure("left-behind", str(self), self.host.name, "destroy", _FIX.format(name=self.host.name))
+        return Failure(
+            "pending-release", str(self), self.host.name, "destroy", _FIX.format(name=self.host.name)
+        )
 
     def __str__(self) -> str:
-        return f"{self.title} was left behind: {self.why}"
+        return f"{self.title} is not released yet: {self.why}"
 
     def as_dict(self) -> dict[str, Any]:
         """The machine as `-o json` shows it."""

@@ -122,7 +122,7 @@ def _block(alias: str, title: str, machine: Hop) -> str:
 
 
 _RULES: Final = Path(__file__).with_name("data") / "refusals.toml"
-NO_LOGIN: Final = "no way in"
+NO_LOGIN: Final = "login failed"
 _OFFERED: Final = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
 
 

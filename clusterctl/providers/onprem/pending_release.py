@@ -93,7 +93,7 @@ def _taken_again(one: PendingRelease, members: Collection[Host]) -> str | None:
     if any(host.host_key == one.host.host_key and _is_where_it_was(host, one) for host in members):
         return ""
     if any(address_of(host) == one.address for host in members):
-        return f"nobody can look for what {one.title} had of ours: another machine is at its address now"
+        return f"what {one.title} had of ours can't be checked: another machine is at its address now"
     return None
 
 
@@ -106,7 +106,7 @@ def _of_twins(one: PendingRelease, twins: Iterable[Host]) -> str:
     names = ", ".join(f"{host.name} ({address_of(host)})" for host in twins)
     return (
         f"{one}; it is not tried: {names} has the same host key, so it may be that machine; if it is: "
-        f"`clusterctl node forget {one.host.name}`; if not: `clusterctl down` gives it back"
+        f"`clusterctl node forget {one.host.name}`; if not: `clusterctl down` releases it"
     )
 
 
@@ -133,7 +133,7 @@ def _settings(workspace: Workspace) -> Settings:
     provider = load_spec(workspace.spec).provider
     if isinstance(provider, Settings):
         return provider
-    raise UsageError("the note of a machine that was left behind is damaged", where=str(workspace.spec))
+    raise UsageError("the note of a pending release is damaged", where=str(workspace.spec))
 
 
 def _without_keys(prompts: Prompts) -> Prompts:

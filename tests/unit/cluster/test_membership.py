@@ -189,7 +189,7 @@ def test_machines_that_are_gone_for_good_are_forgotten(noted: Workspace) -> None
         settle()
     with pytest.raises(UsageError, match="nothing is known of a machine 'gpu9'"):
         forget(noted, ["gpu9"])
-    with pytest.raises(UsageError, match="'gpu2' is no machine that was left behind"):
+    with pytest.raises(UsageError, match="'gpu2' is no machine with a pending release"):
         check_left(noted, ["gpu2"])
     forget(noted, ["gpu1"])
     assert pending.pending_releases(noted) == ()
@@ -209,7 +209,7 @@ def test_a_machine_that_was_left_behind_is_forgotten_without_the_one_that_has_it
     for path, content in raised.items():  # the machine in its place has joined
         write_atomic(path, content.replace(b"10.0.0.2", b"10.0.0.9"))
     before = {path: path.read_bytes() for path in raised}
-    assert forget(noted, ["gpu1"]) == ("gpu1 (10.0.0.2), left behind (10.0.0.9 is gpu1 now, and stays)",)
+    assert forget(noted, ["gpu1"]) == ("gpu1 (10.0.0.2), pending release (10.0.0.9 is gpu1 now, and stays)",)
     assert pending.pending_releases(noted) == ()
     assert {path: path.read_bytes() for path in raised} == before
     assert forget(noted, ["gpu1"]) == ("gpu1, of the cluster",)

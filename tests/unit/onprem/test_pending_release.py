@@ -74,7 +74,7 @@ def test_one_that_still_does_not_answer_stays_noted(
 ) -> None:
     (before,) = pending.pending_releases(workspace)
     (note,) = tried(workspace, monkeypatch, release_all=silent)
-    assert note.startswith("gpu1 (10.0.0.2) was left behind: it does not answer; there are the account")
+    assert note.startswith("gpu1 (10.0.0.2) is not released yet: it does not answer; there are the account")
     (now,) = pending.pending_releases(workspace)
     assert now.since == before.since
     failure = pending.pending_releases(workspace)[0].failure
@@ -86,7 +86,7 @@ def test_why_it_was_not_given_back_says_what_is_there(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuses(*_: object, **__: object) -> None:
-        raise ProvisionError("could not be given back", why="its disk is full", host="gpu1")
+        raise ProvisionError("could not be released", why="its disk is full", host="gpu1")
 
     (note,) = tried(
         workspace,
@@ -100,9 +100,9 @@ def test_why_it_was_not_given_back_says_what_is_there(
 def test_one_that_was_given_back_is_known_no_more(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert tried(workspace, monkeypatch) == ("gpu1 (10.0.0.2) was given back",)
+    assert tried(workspace, monkeypatch) == ("gpu1 (10.0.0.2) was released",)
     assert pending.pending_releases(workspace) == ()
-    assert not (workspace.root / "left-behind").exists()
+    assert not (workspace.root / "pending-releases").exists()
 
 
 @pytest.mark.parametrize("again", [host("gpu7"), host(address="10.0.0.7")], ids=["name", "address"])
@@ -123,7 +123,7 @@ def test_one_whose_host_key_another_machine_has_is_neither_dropped_nor_touched_b
     assert len(pending.pending_releases(workspace)) == 1
     monkeypatch.setattr(release, "release_all", lambda *_, **__: None)
     ended = pending_release.retry_all(workspace, (clone,), NO_PROMPTS, report=lambda _: None, ending=True)
-    assert ended == ("gpu1 (10.0.0.2) was given back",)
+    assert ended == ("gpu1 (10.0.0.2) was released",)
 
 
 def test_a_clone_that_takes_the_name_of_the_machine_it_replaces_is_not_taken_for_it(
@@ -164,10 +164,10 @@ def test_down_gives_all_others_back_and_fails_for_the_sake_of_one_that_is_silent
 
     monkeypatch.setattr(release, "release_all", release_all)
     provider = OnpremProvider(SETTINGS, NO_PROMPTS)
-    with pytest.raises(ProvisionError, match="could not be given back: gpu1") as caught:
+    with pytest.raises(ProvisionError, match="could not be released: gpu1") as caught:
         provider.destroy("abc", workspace=workspace, report=lambda _: None)
     assert asked[0] == "own"
     assert asked[1].startswith("gpu1-")
-    assert [failure.code for failure in caught.value.failures] == ["left-behind"]
+    assert [failure.code for failure in caught.value.failures] == ["pending-release"]
     pending.forget(pending.pending_releases(workspace))
     provider.destroy("abc", workspace=workspace, report=lambda _: None)
