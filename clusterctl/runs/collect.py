@@ -25,7 +25,7 @@ from clusterctl.errors import (
     SchedulerError,
     printable,
 )
-from clusterctl.providers.costs import node_price
+from clusterctl.providers.registry import node_price
 from clusterctl.runs.fetch import fetch_from, sha256_of
 from clusterctl.runs.manifest import FROM_JOB, MAX_FILE, Manifest
 from clusterctl.scheduler.base import Scheduler
