@@ -105,7 +105,7 @@ def submit(
     if isinstance(session.scheduler, MpirunClient):
         session.scheduler.refuse_while_busy()
     source = source or source_of(job)
-    others = session.of_partition(_partition(session.spec, job)) if session.apart else ()
+    others = session.of_partition(_partition(session.spec, job)) if session.node_local else ()
     # Not Path.is_file: what we may not look at, or can't be a name here, is the cluster's.
     if job.container is not None and os.path.isfile(job.container):  # noqa: PTH113
         image = Path(job.container)

@@ -15,14 +15,12 @@ from clusterctl.errors import (
     UnreachableError,
     WaitTimeoutError,
 )
-from clusterctl.jobs.logs import LogChunk, LogReader, LogsApart, tail
+from clusterctl.jobs.logs import LogReader, NodeLocalLogs, OnOutput, drain, folder_of, tail, task_of
 from clusterctl.scheduler.base import backoff
 from clusterctl.scheduler.models import JobInfo, JobState, Outcome, worst
 from clusterctl.scheduler.session import Session
-from clusterctl.scheduler.slurm.client import not_ours
 
 OnChange = Callable[[JobInfo], None]
-OnOutput = Callable[[LogChunk], None]
 
 _APPEAR_S = 30.0  # how long a job may be unknown: sbatch has answered, the accounting has not heard of it yet
 _FOLLOW_LONGEST_S = 5.0
@@ -130,7 +128,7 @@ def follow(
         UnreachableError: the controller stays out of reach.
     """
     watched = _Watched(session, [job_id], on_change)
-    how = _follow_apart if session.apart else _follow_stream
+    how = _follow_node_local if session.node_local else _follow_stream
     return how(session, job_id, watched, on_output, timeout_s)
 
 
@@ -140,7 +138,7 @@ def _follow_stream(
     """Where the controller sees the logs, it passes on what they grow by."""
     clock = session.scheduler.clock
     deadline = None if timeout_s is None else clock.now() + timeout_s
-    reader = LogReader(session.transport, folder_of(session, job_id), _task(session, job_id))
+    reader = LogReader(session.transport, folder_of(session, job_id), task_of(session, job_id))
     pauses = backoff(longest_s=_FOLLOW_LONGEST_S)
     due = clock.now()
     waits = backoff(first_s=0.5, longest_s=_FOLLOW_LONGEST_S)
@@ -154,7 +152,7 @@ def _follow_stream(
                         on_output(chunk)
                     if clock.now() >= due:
                         if (jobs := watched.look()) is not None:
-                            _drain(reader, on_output)
+                            drain(reader, on_output)
                             return jobs
                         due = clock.now() + next(pauses)
                     if deadline is not None and clock.now() >= deadline:
@@ -169,18 +167,18 @@ def _follow_stream(
             clock.sleep(left)
 
 
-def _follow_apart(
+def _follow_node_local(
     session: Session, job_id: str, watched: _Watched, on_output: OnOutput, timeout_s: float | None
 ) -> tuple[JobInfo, ...]:
     """The same where hosts share no folder: which host writes the log is known once the job runs."""
     clock = session.scheduler.clock
     deadline = None if timeout_s is None else clock.now() + timeout_s
-    logs_apart = LogsApart(session, folder_of(session, job_id), _task(session, job_id))
+    node_local = NodeLocalLogs(session, folder_of(session, job_id), task_of(session, job_id))
     give_up: float | None = None  # while the connection is broken
     for pause in backoff(longest_s=_FOLLOW_LONGEST_S):
         try:
             ended = watched.look()
-            for chunk in logs_apart.new(watched.seen):
+            for chunk in node_local.new(watched.seen):
                 on_output(chunk)
             give_up = None
             if ended is not None:
@@ -194,31 +192,6 @@ def _follow_apart(
             raise watched.ran_out(timeout_s)
         clock.sleep(left)
     raise AssertionError("backoff never ends")
-
-
-def logs(session: Session, job_id: str, *, on_output: OnOutput) -> None:
-    """Pass on what a job has written so far.
-
-    Raises:
-        SchedulerError: nobody knows the job, or clusterctl did not submit it.
-        TransportError: the controller can't be reached.
-    """
-    if session.apart:
-        jobs = session.scheduler.jobs([job_id])
-        for chunk in LogsApart(session, folder_of(session, job_id), _task(session, job_id)).new(jobs):
-            on_output(chunk)
-        return
-    reader = LogReader(session.transport, folder_of(session, job_id), _task(session, job_id))
-    told = _drain(reader, on_output)
-    if reader.gone:
-        raise SchedulerError(
-            f"the folder of job {job_id} is gone, and its logs with it",
-            where=f"{reader.folder} on the cluster",
-            why="the job itself removed it, or somebody did",
-            fix="`clusterctl jobs` still says how it ended",
-        )
-    if not told and reader.task is not None and not session.scheduler.jobs([job_id]):
-        raise session.scheduler.unknown([job_id])
 
 
 def raise_unless_completed(session: Session, jobs: Sequence[JobInfo]) -> None:
@@ -248,38 +221,6 @@ def raise_unless_completed(session: Session, jobs: Sequence[JobInfo]) -> None:
         fix=_whole_log(job),
         failures=tuple(_failure(one, kind, said if one is job else "") for one in bad),
     )
-
-
-def folder_of(session: Session, job_id: str) -> str:
-    """The job's folder on the cluster.
-
-    Raises:
-        SchedulerError: nobody knows the job, or clusterctl did not submit it.
-    """
-    entry = session.ledger.find(job_id)
-    if entry is not None and entry.remote_dir is not None:
-        return entry.remote_dir
-    jobs = session.scheduler.jobs([job_id])
-    if not jobs:
-        raise session.scheduler.unknown([job_id])
-    if not jobs[0].comment.startswith("clusterctl:"):
-        raise not_ours(jobs[0])
-    return jobs[0].work_dir
-
-
-def _drain(reader: LogReader, on_output: OnOutput) -> int:
-    """Pass on what is new; how many pieces it was."""
-    told = 0
-    for chunk in reader.new():
-        on_output(chunk)
-        told += 1
-    return told
-
-
-def _task(session: Session, job_id: str) -> int | None:
-    session.scheduler.check_id(job_id)
-    _, _, task = job_id.partition("_")
-    return int(task) if task else None
 
 
 def _how_it_ended(job: JobInfo) -> str:
