@@ -152,10 +152,10 @@ class NodeLocalLogs:
 
 
 def logs(session: Session, job_id: str, *, on_output: OnOutput) -> None:
-    """Pass on what a job has written so far.
+    """Pass on the output of a job so far.
 
     Raises:
-        SchedulerError: nobody knows the job, or clusterctl did not submit it.
+        SchedulerError: the job is unknown, or clusterctl did not submit it.
         TransportError: the controller can't be reached.
     """
     if session.node_local:
@@ -169,7 +169,7 @@ def logs(session: Session, job_id: str, *, on_output: OnOutput) -> None:
         raise SchedulerError(
             f"the folder of job {job_id} is gone, and its logs with it",
             where=f"{reader.folder} on the cluster",
-            why="the job itself removed it, or somebody did",
+            why="the job itself or a user removed it",
             fix="`clusterctl jobs` still says how it ended",
         )
     if not told and reader.task is not None and not session.scheduler.jobs([job_id]):
@@ -180,7 +180,7 @@ def folder_of(session: Session, job_id: str) -> str:
     """The job's folder on the cluster.
 
     Raises:
-        SchedulerError: nobody knows the job, or clusterctl did not submit it.
+        SchedulerError: the job is unknown, or clusterctl did not submit it.
     """
     entry = session.ledger.find(job_id)
     if entry is not None and entry.remote_dir is not None:

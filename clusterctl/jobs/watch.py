@@ -1,4 +1,4 @@
-"""Wait for jobs, follow one, and say what became of them. One query for all, ever less often."""
+"""Wait for jobs, follow one, and report how they ended. One query for all, ever less often."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _RECONNECT_S = 60.0
 
 
 class _Watched:
-    """The jobs that are waited for, as last seen."""
+    """The jobs that are waited for, in the state last seen."""
 
     def __init__(self, session: Session, ids: Sequence[str], on_change: OnChange) -> None:
         self._session = session
@@ -42,7 +42,7 @@ class _Watched:
         jobs = self._session.scheduler.jobs(self._ids)
         for job in jobs:
             before = self._seen.get(job.id)
-            if before is None or _told(before) != _told(job):
+            if before is None or _reported(before) != _reported(job):
                 self._on_change(job)
             self._seen[job.id] = job
         missing = [i for i in self._ids if not any(i in (job.id, job.whole_id) for job in jobs)]
@@ -78,8 +78,8 @@ class _Watched:
                 self._session.ledger.update(entry, state=state)
 
 
-def _told(job: JobInfo) -> tuple[JobState, tuple[str, ...], bool, bool]:
-    """What is worth a word when it changes; other reasons to wait come and go."""
+def _reported(job: JobInfo) -> tuple[JobState, tuple[str, ...], bool, bool]:
+    """The state that is reported when it changes; other reasons to wait come and go."""
     return job.state, job.nodes, job.lacks_nodes, job.failed_to_launch
 
 
@@ -94,7 +94,7 @@ def wait(
 
     Raises:
         WaitTimeoutError: ``timeout_s`` has passed; the jobs go on.
-        SchedulerError: nobody knows one of them, or stays away.
+        SchedulerError: one of them is unknown, or the scheduler does not answer.
     """
     clock = session.scheduler.clock
     deadline = None if timeout_s is None else clock.now() + timeout_s
@@ -120,12 +120,12 @@ def follow(
 ) -> tuple[JobInfo, ...]:
     """Pass on what a job writes until it has ended, then return it: one JobInfo, or one a task of an array.
 
-    A broken connection is mended; nothing is told twice or left out.
+    After a broken connection it goes on where it stopped: no output is repeated or left out.
 
     Raises:
         WaitTimeoutError: ``timeout_s`` has passed; the job goes on.
-        SchedulerError: nobody knows the job, or stays away.
-        UnreachableError: the controller stays out of reach.
+        SchedulerError: the job is unknown, or the scheduler does not answer.
+        UnreachableError: the controller can't be reached for long.
     """
     watched = _Watched(session, [job_id], on_change)
     how = _follow_node_local if session.node_local else _follow_stream

@@ -58,7 +58,7 @@ def collect(
     Raises:
         UsageError: an id is not one.
         CollectError: some could not be brought home (``failures`` has one entry each); the others were.
-        SchedulerError: one of them is not known, or nobody answers.
+        SchedulerError: one of them is unknown, or the scheduler does not answer.
         TransportError: the cluster can't be reached.
     """
     resolve_submissions(session.scheduler, session.ledger)
