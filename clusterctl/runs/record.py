@@ -15,7 +15,7 @@ from clusterctl.errors import (
     SchedulerError,
     printable,
 )
-from clusterctl.providers.costs import node_price
+from clusterctl.providers.registry import node_price
 from clusterctl.runs.fetch import sha256_of
 from clusterctl.runs.manifest import FROM_JOB, Manifest
 from clusterctl.scheduler.base import Scheduler

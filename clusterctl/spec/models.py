@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from ipaddress import IPv4Network
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -23,8 +23,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from clusterctl.spec import checks
-from clusterctl.spec.base import GPU_TYPE, URL, Gpus, Model, Url, expand
+from clusterctl.spec import checks, distributions
+from clusterctl.spec.base import GPU_TYPE, URL, Gpus, Model, ProviderSettings, Url, expand
 from clusterctl.spec.gcp import GCP_PATTERN_WORDS, GcpProvider, Usd
 from clusterctl.spec.messages import INCONSISTENT, shown
 from clusterctl.spec.onprem import ONPREM_PATTERN_WORDS, HostRange, OnpremProvider
@@ -109,11 +109,12 @@ SlurmLine = Annotated[
 UserAccount = Annotated[AccountName, AfterValidator(_ordinary_account)]
 
 
-class LocalProvider(Model):
+class LocalProvider(ProviderSettings):
     """A real Slurm cluster of systemd-nspawn machines on this Linux machine."""
 
     # In a file the type must be written: it tells the providers apart.
     model_config = ConfigDict(json_schema_extra={"required": ["type"]})
+    shares_kernel: ClassVar[bool] = True
 
     type: Literal["local"] = Field("local", description="which provider makes the hosts")
     subnet: IPv4Network | None = Field(
@@ -134,6 +135,10 @@ class LocalProvider(Model):
             raise ValueError(f"{value} is not a private /24, such as 10.77.0.0/24")
         return value
 
+    def expected_release(self, spec: ClusterSpec) -> str:  # noqa: ARG002
+        """The distribution of the node image."""
+        return distributions.of_local_nodes()
+
 
 Provider = Annotated[LocalProvider | GcpProvider | OnpremProvider, Discriminator("type")]
 PROVIDERS: Final[Mapping[str, type[LocalProvider] | type[GcpProvider] | type[OnpremProvider]]] = {
@@ -142,6 +147,7 @@ PROVIDERS: Final[Mapping[str, type[LocalProvider] | type[GcpProvider] | type[Onp
     "onprem": OnpremProvider,
 }
 PROVIDER_TYPES: Final = tuple(PROVIDERS)
+DEFAULT_PROVIDER: Final = LocalProvider()
 
 
 class Partition(Model):
@@ -251,7 +257,7 @@ class ClusterSpec(Model):
 
     version: Literal[1] = Field(description="the version of this file's format")
     name: ClusterName = Field(description="the cluster's name, first part of its hosts' names")
-    provider: Provider = Field(LocalProvider(), description="who makes the hosts, and how")
+    provider: Provider = Field(DEFAULT_PROVIDER, description="who makes the hosts, and how")
     partitions: tuple[Partition, ...] = Field(min_length=1, description="the nodes, by Slurm partition")
     users: tuple[User, ...] = Field(
         (),

@@ -6,14 +6,15 @@ import re
 from base64 import b64decode
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from ipaddress import ip_address
+from ipaddress import IPv4Network, ip_address
 from pathlib import PurePosixPath
-from typing import Annotated, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints, field_validator
 
+from clusterctl.errors import UsageError
 from clusterctl.spec import raw
-from clusterctl.spec.base import KeyFile, Model, Network, expand
+from clusterctl.spec.base import KeyFile, Model, Network, ProviderSettings, expand
 from clusterctl.spec.messages import Finding, Loc, did_you_mean, dotted, shown
 from clusterctl.spec.raw import Raw
 
@@ -187,8 +188,10 @@ class OnpremShared(Model):
     export: AbsolutePath | None = Field(None, description="what that server exports")
 
 
-class OnpremProvider(Model):
+class OnpremProvider(ProviderSettings):
     """Machines that you have: Rocky Linux, Debian or Ubuntu. See docs/onprem.md."""
+
+    user_owned: ClassVar[bool] = True
 
     type: Literal["onprem"] = Field(description="which provider makes the hosts")
     controller: HostName = Field(description="the host that leads; it may compute, too")
@@ -221,6 +224,16 @@ class OnpremProvider(Model):
         """
         return {name: host for names, said in self.hosts.items() for name, host in self._each(names, said)}
 
+    @property
+    def known_network(self) -> IPv4Network | None:
+        """The network that the spec names."""
+        return self.network
+
+    @property
+    def switches(self) -> Mapping[str, Switch]:
+        """The switches of ``fabric``."""
+        return self.fabric
+
     def _each(self, names: str, said: OnpremHost) -> tuple[tuple[str, OnpremHost], ...]:
         every = expand(names)
         addresses = expand(said.address) if said.address else every
@@ -232,6 +245,21 @@ class OnpremProvider(Model):
             (name, OnpremHost(address=address, host_key=said.host_key, **common))
             for name, address in zip(every, addresses, strict=True)
         )
+
+
+def own_machines(provider: ProviderSettings) -> OnpremProvider:
+    """The settings of hosts that are the user's own.
+
+    Raises:
+        UsageError: the provider creates and removes its hosts.
+    """
+    if isinstance(provider, OnpremProvider):
+        return provider
+    raise UsageError(
+        f"the nodes of a {provider.type} cluster are created and removed by its spec",
+        where="provider.type",
+        fix="change `nodes` of its partitions, and run `clusterctl up`",
+    )
 
 
 def is_this_machine(address: str) -> bool:
