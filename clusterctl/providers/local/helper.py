@@ -367,43 +367,6 @@ def cache(request: dict[str, Any]) -> dict[str, Any]:
     return {"images": [i.model_dump() for i in images]}
 
 
-def residue(cluster_id: str) -> tuple[str, ...]:
-    """Everything of the cluster that is still there, a line each; empty when it is gone."""
-    folder = cluster_dir(cluster_id)
-    found = [
-        f"machine {name} (pid {pids[0]})" for name, pids in machine.alive().items() if _ours(name, cluster_id)
-    ]
-    found += [f"process {pid} in {netns_name(cluster_id)}" for pid in _processes_in(cluster_id)]
-    found += [f"process {pid} on a node's file system" for pid in system.rooted_under(folder)]
-    found += [f"mount {point}" for point in system.mounted_under(folder)]
-    for place in (folder, system.doomed(folder)):
-        found += [f"loop device {name}" for name in system.loops_under(place)]
-    names = {link_name(cluster_id), bridge_name(cluster_id)}
-    found += [f"link {name}" for name in network.links() if name in names or f"c{cluster_id}-" in name]
-    found += [f"control group {group}" for group in machine.cgroups(f"c{cluster_id}-")]
-    if (network.NETNS_DIR / netns_name(cluster_id)).exists():
-        found.append(f"network namespace {netns_name(cluster_id)}")
-    found += [f"folder {path}" for path in (folder, system.doomed(folder)) if path.exists()]
-    return tuple(found)
-
-
-def _ours(name: str, cluster_id: str) -> bool:
-    return name.startswith(f"c{cluster_id}-")
-
-
-def _processes_in(cluster_id: str) -> list[int]:
-    """Processes that live in the cluster's network namespace."""
-    try:
-        namespace = (network.NETNS_DIR / netns_name(cluster_id)).stat()
-    except FileNotFoundError:
-        return []
-
-    def inside(process: Path) -> bool | None:
-        return os.path.samestat((process / "ns/net").stat(), namespace) or None
-
-    return [pid for pid, _ in system.scan_processes(inside)]
-
-
 VERBS: dict[str, Callable[[dict[str, Any]], dict[str, Any]]] = {
     "check": check,
     "bake": bake,
@@ -444,6 +407,43 @@ def _fail(exc: ClusterctlError) -> int:
         {"error": {"kind": exc.code, "what": exc.what, "where": exc.where, "why": exc.why, "fix": exc.fix}}
     )
     return 1
+
+
+def residue(cluster_id: str) -> tuple[str, ...]:
+    """Everything of the cluster that is still there, a line each; empty when it is gone."""
+    folder = cluster_dir(cluster_id)
+    found = [
+        f"machine {name} (pid {pids[0]})" for name, pids in machine.alive().items() if _ours(name, cluster_id)
+    ]
+    found += [f"process {pid} in {netns_name(cluster_id)}" for pid in _processes_in(cluster_id)]
+    found += [f"process {pid} on a node's file system" for pid in system.rooted_under(folder)]
+    found += [f"mount {point}" for point in system.mounted_under(folder)]
+    for place in (folder, system.doomed(folder)):
+        found += [f"loop device {name}" for name in system.loops_under(place)]
+    names = {link_name(cluster_id), bridge_name(cluster_id)}
+    found += [f"link {name}" for name in network.links() if name in names or f"c{cluster_id}-" in name]
+    found += [f"control group {group}" for group in machine.cgroups(f"c{cluster_id}-")]
+    if (network.NETNS_DIR / netns_name(cluster_id)).exists():
+        found.append(f"network namespace {netns_name(cluster_id)}")
+    found += [f"folder {path}" for path in (folder, system.doomed(folder)) if path.exists()]
+    return tuple(found)
+
+
+def _ours(name: str, cluster_id: str) -> bool:
+    return name.startswith(f"c{cluster_id}-")
+
+
+def _processes_in(cluster_id: str) -> list[int]:
+    """Processes that live in the cluster's network namespace."""
+    try:
+        namespace = (network.NETNS_DIR / netns_name(cluster_id)).stat()
+    except FileNotFoundError:
+        return []
+
+    def inside(process: Path) -> bool | None:
+        return os.path.samestat((process / "ns/net").stat(), namespace) or None
+
+    return [pid for pid, _ in system.scan_processes(inside)]
 
 
 if __name__ == "__main__":
