@@ -1,4 +1,4 @@
-"""Nodes of Slurm's for as long as somebody holds them: an interactive allocation, and commands inside it.
+"""Interactive allocations of nodes, shells and commands inside them, and forwarded ports.
 
 The allocation lives by a lease. salloc runs on the controller behind an ssh connection of its own and goes on
 for as long as that connection brings a sign of life. However clusterctl ends (done, Ctrl-C, SIGKILL, a lost
@@ -24,8 +24,8 @@ from clusterctl.jobs.script import fix_of, resource_options
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm.client import SlurmClient
 from clusterctl.scheduler.slurm.parse import expand_nodes
-from clusterctl.spec import JobWords
 from clusterctl.spec.distributions import JOB_PROFILE
+from clusterctl.spec.job import JobOptions
 from clusterctl.transport.openssh import ALONE, OpenSSH
 
 _SIGN_OF_LIFE_S = 10.0
@@ -73,11 +73,11 @@ class Allocation:
 
 @contextmanager
 def allocate(
-    session: Session, ssh: OpenSSH, words: JobWords, *, on_wait: Callable[[str], None]
+    session: Session, ssh: OpenSSH, words: JobOptions, *, on_wait: Callable[[str], None]
 ) -> Iterator[Allocation]:
     """Ask Slurm for nodes, wait for them, and hold them until the end of the ``with``.
 
-    ``ssh`` is the job user's; ``on_wait`` is told the job's id if the nodes are not free at once.
+    ``ssh`` is the job user's; ``on_wait`` gets the job's id if the allocation is pending.
 
     Raises:
         UsageError: this cluster has no Slurm; nothing was started.
@@ -86,7 +86,7 @@ def allocate(
     """
     slurm = session.slurm
     way = _Way(ssh, session.transport.host)
-    options = ["--job-name=shell", *resource_options(words, JobWords.model_fields)]
+    options = ["--job-name=shell", *resource_options(words, JobOptions.model_fields)]
     lease = _Lease(way.argv(["bash", "-c", _HOLD, "hold", str(_SILENCE_S), *options], *ALONE))
     try:
         granted = _granted(slurm, session.transport.host, lease, on_wait)
@@ -125,7 +125,7 @@ def _granted(
     raise UnreachableError(
         f"{controller}: the connection ended before Slurm gave the nodes",
         why=lease.complaint(),
-        fix="see how the cluster is with `clusterctl status`; `clusterctl up` mends it",
+        fix="see how the cluster is with `clusterctl status`; `clusterctl up` repairs it",
         host=controller,
     )
 

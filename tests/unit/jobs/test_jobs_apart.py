@@ -12,7 +12,7 @@ from clusterctl.jobs.submit import Submitted, submit
 from clusterctl.jobs.watch import follow
 from clusterctl.runs.collect import collect
 from clusterctl.scheduler.session import LocalStorageNode, Session
-from clusterctl.spec import JobSpec
+from clusterctl.spec.job import JobSpec
 from tests.support.played.apart import ApartNode
 from tests.support.played.cluster import PlayedCluster
 
@@ -28,7 +28,8 @@ def nodes(cluster: PlayedCluster, tmp_path: Path) -> dict[str, ApartNode]:
 def apart(session: Session, nodes: dict[str, ApartNode]) -> Session:
     """The played cluster, with two nodes of its partition `train` and one of another."""
     return replace(
-        session, apart=tuple(LocalStorageNode(name, PARTITIONS[name], node) for name, node in nodes.items())
+        session,
+        node_local=tuple(LocalStorageNode(name, PARTITIONS[name], node) for name, node in nodes.items()),
     )
 
 

@@ -21,17 +21,16 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import ProvisionError
-from clusterctl.providers.gcp.terraform import Terraform
-from clusterctl.providers.gcp.terraform.locks import noted
+from clusterctl.providers.gcp.terraform.client import Terraform
 from clusterctl.providers.gcp.terraform.program import Program
-from clusterctl.providers.gcp.terraform.run import run
+from clusterctl.providers.gcp.terraform.run import noted, run
 from tests.support.terraform import MODULE, Work
 
 ME = f"{pwd.getpwuid(os.getuid()).pw_name}@{socket.gethostname()}"
 APPLIES = """
 import sys
 from pathlib import Path
-from clusterctl.providers.gcp.terraform import Terraform
+from clusterctl.providers.gcp.terraform.client import Terraform
 terraform = Terraform(Path(sys.argv[1]), lambda line: print(line, flush=True))
 terraform.apply(terraform.plan())
 """
@@ -40,9 +39,9 @@ terraform.apply(terraform.plan())
 WINDS_UP = """
 import os, signal, sys
 from pathlib import Path
-from clusterctl.providers.gcp.terraform.run import run
+from clusterctl.providers.gcp.terraform.run import noted, run
 interrupt = lambda _: os.kill(os.getpid(), signal.SIGINT)
-run(["sh", "-c", sys.argv[1]], Path(sys.argv[2]), heard=interrupt, say=print)
+run(["sh", "-c", sys.argv[1]], Path(sys.argv[2]), heard=interrupt, report=print)
 """
 
 
