@@ -7,21 +7,21 @@ import time
 from contextlib import nullcontext
 from functools import partial
 
-from payload.build import engine_of, identity_of, loader_of, mesh_of, rate_of, units_of
+from payload.build import build_engine, build_loader, build_mesh, build_schedule, build_units, run_identity
 from payload.checkpoint.saver import StopSignals
 from payload.checkpoint.session import Session
 from payload.comm import make_transport
-from payload.comm.base import together
+from payload.comm.base import on_all_ranks
 from payload.comm.transport import Transport
 from payload.config import TrainConfig, check
-from payload.data.base import Source
-from payload.data.datasets import open_source
+from payload.data.base import Dataset
+from payload.data.datasets import open_dataset
 from payload.data.loader import Loader
 from payload.device import Device
 from payload.errors import STOPPED, PayloadError, UsageError
 from payload.finder import find
 from payload.metrics import Metrics, Work
-from payload.parallel.engine import Engine, Evaluation, Outcome
+from payload.parallel.engine import Engine, Evaluation, StepResult
 from payload.parallel.mesh import Mesh
 from payload.parallel.pipeline import idle_share
 from payload.report import begin
@@ -50,29 +50,29 @@ def train(config: TrainConfig, device: Device, world: Transport, signals: StopSi
     profile = config.measuring
     trace = Timeline(device, iterations=profile.profile_iterations if profile.profile else 0)
     times = CommTimes(device)
-    mesh, compressor = mesh_of(config.layout, world)
+    mesh, compressor = build_mesh(config.layout, world)
     mesh = timed_mesh(mesh, times, trace)
     checkpoints = Session(config, world)
-    source = open_source(config, world, checkpoints.learned)
+    dataset = open_dataset(config, world, checkpoints.data_state)
     if config.batch.find:
-        find(config, device, mesh, source)
+        find(config, device, mesh, dataset)
         return 0
-    loader = loader_of(config, source, device, mesh)
-    units = units_of(config.model, source, mesh.context(device))
-    engine = engine_of(config, device, mesh, timed_units(units, trace), compressor=compressor)
+    loader = build_loader(config, dataset, device, mesh)
+    units = build_units(config.model, dataset, mesh.context(device))
+    engine = build_engine(config, device, mesh, timed_units(units, trace), compressor=compressor)
     if trace.wanted:
         engine.optimizer = TimedOptimizer(engine.optimizer, trace)
-    rate = rate_of(config, mesh, loader.order.per_epoch)
-    resumed = checkpoints.resume(engine, identity_of(config, source), source.learned)
-    work = Work(sum(unit.flops for unit in units), tokens=source.facts.get("tokens"))
+    rate = build_schedule(config, mesh, loader.order.per_epoch)
+    resumed = checkpoints.resume(engine, run_identity(config, dataset), dataset.data_state)
+    work = Work(sum(unit.flops for unit in units), tokens=dataset.facts.get("tokens"))
     metrics = Metrics(config, device, world, work, times, done=resumed.iteration)
-    together(world, lambda: _keep(config) if world.rank == 0 else None)
+    on_all_ranks(world, lambda: _keep(config) if world.rank == 0 else None)
     metrics.introduce()
     if config.measuring.profile and rate.iterations - resumed.iteration < 2:  # noqa: PLR2004
         metrics.say(
             "--profile: trace.json stays empty, since it leaves the first iteration out; run two or more"
         )
-    for note in (source.about, *_bubble(mesh, loader), *resumed.notes):
+    for note in (dataset.about, *_bubble(mesh, loader), *resumed.notes):
         metrics.say(note)
 
     started = time.perf_counter()
@@ -85,22 +85,22 @@ def train(config: TrainConfig, device: Device, world: Transport, signals: StopSi
             with trace.span("batch", "data"):
                 feed = next(feeds)
             lr, last = rate.at(step), step == rate.iterations
-            votes = saver.votes() if saver else ()
-            outcome = engine.step(feed.batches, targets=feed.targets, iteration=step, lr=lr, votes=votes)
+            flags = saver.flags() if saver else ()
+            outcome = engine.step(feed.batches, targets=feed.targets, iteration=step, lr=lr, flags=flags)
             _check_finite(step, outcome)
             metrics.iteration(step, feed.slot.epoch, outcome, lr=lr, samples=len(feed.slot.indices))
             if feed.slot.ends_epoch or last:
-                evaluation = _judged(step, engine, loader)
-                metrics.evaluation(step, feed.slot.epoch, evaluation, source.bytes_per_target)
-                metrics.say(_progress(feed.slot.epoch, outcome, evaluation, source))
+                evaluation = _evaluate(step, engine, loader)
+                metrics.evaluation(step, feed.slot.epoch, evaluation, dataset.bytes_per_target)
+                metrics.say(_progress(feed.slot.epoch, outcome, evaluation, dataset))
             with trace.span("save", "checkpoint"):
-                stopped = saver is not None and saver.after(step, outcome.votes, last=last)
+                stopped = saver is not None and saver.after(step, outcome.flags, last=last)
             if stopped:
                 metrics.say(f"stopped by a signal; saved after iteration {step}: go on with --resume auto")
                 trace.write(config.run.out / "trace.json", world)
                 metrics.close()
                 return STOPPED
-    evaluation = evaluation or _judged(rate.iterations, engine, loader)  # all was done before
+    evaluation = evaluation or _evaluate(rate.iterations, engine, loader)  # all was done before
     trace.write(config.run.out / "trace.json", world)
     metrics.conclude(engine.storage, mesh, evaluation, seconds=time.perf_counter() - started)
     return 0
@@ -115,10 +115,10 @@ def _bubble(mesh: Mesh, loader: Loader) -> list[str]:
     return [f"pipeline of {stages} stages, {number} micro-batches: {waits}, less with more micro-batches"]
 
 
-def _progress(epoch: int, outcome: Outcome, evaluation: Evaluation, source: Source) -> str:
+def _progress(epoch: int, outcome: StepResult, evaluation: Evaluation, dataset: Dataset) -> str:
     line = f"epoch {epoch:3}  loss {outcome.loss:.4f}  test loss {evaluation.loss:.4f}"
-    if source.bytes_per_target:
-        line += f"  bits per byte {evaluation.bits_per_byte(source.bytes_per_target):.4f}"
+    if dataset.bytes_per_target:
+        line += f"  bits per byte {evaluation.bits_per_byte(dataset.bytes_per_target):.4f}"
     return f"{line}  accuracy {evaluation.accuracy:.4f}"
 
 
@@ -135,7 +135,7 @@ def _keep(config: TrainConfig) -> None:
         raise UsageError(f"--out: {path} cannot be written: {exc.strerror}") from exc
 
 
-def _judged(step: int, engine: Engine, loader: Loader) -> Evaluation:
+def _evaluate(step: int, engine: Engine, loader: Loader) -> Evaluation:
     """How well the held-out samples are known.
 
     Raises:
@@ -149,7 +149,7 @@ def _judged(step: int, engine: Engine, loader: Loader) -> Evaluation:
     return evaluation
 
 
-def _check_finite(step: int, outcome: Outcome) -> None:
+def _check_finite(step: int, outcome: StepResult) -> None:
     """Stop a run that has diverged. All ranks see the same numbers, so they stop together.
 
     Raises:

@@ -15,10 +15,10 @@ def build(context: Context, *, inputs: int, classes: int, hidden: Sequence[int] 
     """(B, ...), ``inputs`` numbers a sample → logits (B, classes); one unit a linear layer."""
     widths = (inputs, *hidden, classes)
     units = []
-    for number, (wide, narrow) in enumerate(pairwise(widths)):
-        linear = Linear(context, f"linear{number}", wide, narrow)
+    for number, (fan_in, fan_out) in enumerate(pairwise(widths)):
+        linear = Linear(context, f"linear{number}", fan_in, fan_out)
         last = number == len(hidden)
         layers: list[Layer] = [linear] if last else [linear, ReLU()]  # logits may be negative
         layer = Sequential(*([] if number else [Flat()]), *layers)
-        units.append(Unit(f"linear{number}", layer, flops=2.0 * wide * narrow))
+        units.append(Unit(f"linear{number}", layer, flops=2.0 * fan_in * fan_out))
     return units

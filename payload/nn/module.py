@@ -122,7 +122,7 @@ class Parameter:
         """Numbers in this rank's part."""
         return math.prod(self.shape)
 
-    def first(self, seed: int) -> Array:
+    def initial_value(self, seed: int) -> Array:
         """This rank's part of the first values, float64 on the host: of ``shape``."""
         rng = np.random.default_rng((seed, zlib.crc32(self.name.encode())))
         return self.part(self.init(rng, self.full_shape))
