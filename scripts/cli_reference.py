@@ -10,8 +10,8 @@ from typing import Any
 
 import typer
 
-from clusterctl.cli import app
 from clusterctl.cli.options import COMMON
+from clusterctl.cli.run import app
 
 PAGE = Path(__file__).resolve().parent.parent / "docs" / "cli.md"
 HEAD = """\

@@ -8,8 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from clusterctl.cli.options import Options, verb
-from clusterctl.cli.show import Screen
-from clusterctl.cli.which import spec_of, workspace_of
+from clusterctl.cli.output import Screen
+from clusterctl.cli.target import spec_of, workspace_of
 from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -44,12 +44,12 @@ def create(
 
     The distributions are those of the hosts, where the cluster is up; else --os says them.
     """
-    from clusterctl.cluster import offline
+    from clusterctl.cluster.up import refuse_made_hosts
     from clusterctl.packages import bundle
     from clusterctl.transport.tree import shown_size
 
     spec = spec_of(screen, options)
-    offline.refuse_made_hosts(spec, fix="raise it without a bundle: `clusterctl up`")
+    refuse_made_hosts(spec, fix="raise it without a bundle: `clusterctl up`")
     names = _names(screen, options, system)
     distributions = _named(names)
     archives = dict(_assignment(text) for text in archive or ())
@@ -59,7 +59,7 @@ def create(
         )
     target = out or Path(f"{spec.name}.bundle.tar")
     wanted = bundle.Wanted(spec, distributions, archives, _called(names))
-    made = bundle.create(wanted, target, say=screen.note)
+    made = bundle.create(wanted, target, report=screen.note)
     size = shown_size(target.stat().st_size)
     screen.result(
         _answer(made), *_lines(made), f"wrote {target}, {size}; take it along with clusterctl itself"

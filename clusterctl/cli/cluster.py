@@ -2,189 +2,30 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clusterctl.cli.completing import job_ids
+from clusterctl.cli.completion import job_ids
 from clusterctl.cli.job import job_table, not_brought_home
 from clusterctl.cli.options import Options, OutFolder, verb
-from clusterctl.cli.orphans import down_orphans
-from clusterctl.cli.own_machines import AcceptHostKey, AskBecomePass, hands
-from clusterctl.cli.phases import Phases
-from clusterctl.cli.plan import asking, show_plan
-from clusterctl.cli.show import Screen
-from clusterctl.cli.which import spec_of, telling_who_works, workspace_of
+from clusterctl.cli.output import Phases, Screen
+from clusterctl.cli.target import AskBecomePass, hands, spec_of, telling_who_works, workspace_of
+from clusterctl.cli.up import NoWait, Yes, phase_dicts, unfinished
 from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
-    from clusterctl.cluster.converge import Mended
-    from clusterctl.cluster.offline import Packages
-    from clusterctl.cluster.phases import Phase
-    from clusterctl.providers.onprem.hands import Hands
-    from clusterctl.spec import ClusterSpec
+    from clusterctl.cluster.down import Orphan
+    from clusterctl.spec import ClusterSpec, Provider
     from clusterctl.transport.base import Transport
 
+
 _STATUS_WAIT_S = 10.0  # for Slurm, which may be starting: who asks how it is wants to know soon
-
-Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
-NoWait = Annotated[
-    bool,
-    typer.Option("--no-wait", help="Fail at once if another clusterctl works on the cluster; else wait."),
-]
-Limit = Annotated[
-    list[str] | None,
-    typer.Option(
-        "--limit",
-        metavar="HOST",
-        help="Touch these machines of your own alone, and what the controller says of them; also a range.",
-    ),
-]
-
-
-@contextmanager
-def _unfinished(screen: Screen, phases: Phases, then: str) -> Iterator[None]:
-    """Say where Ctrl-C leaves the cluster."""
-    try:
-        yield
-    except KeyboardInterrupt:
-        if phases.begun:
-            screen.note(f"stopped half way: {then}")
-        raise
-
-
-def up(
-    screen: Screen,
-    options: Options,
-    reconfigure: Annotated[
-        bool,
-        typer.Option("--reconfigure", help="Configure every host anew, whether anything drifted or not."),
-    ] = False,
-    force: Annotated[
-        bool, typer.Option("--force", help="End jobs that a changed spec has no place for.")
-    ] = False,
-    bundle: Annotated[
-        Path | None,
-        typer.Option(
-            "--bundle",
-            metavar="FILE",
-            help="Install machines of your own from this bundle, this time and from now on.",
-        ),
-    ] = None,
-    no_bundle: Annotated[
-        bool, typer.Option("--no-bundle", help="Install from the hosts' own repositories again.")
-    ] = False,
-    limit: Limit = None,
-    no_wait: NoWait = False,
-    yes: Yes = False,
-    ask_become_pass: AskBecomePass = False,
-    accept_host_key: AcceptHostKey = None,
-    dry_run: Annotated[
-        bool, typer.Option("--dry-run", help="Only say what would be done: `clusterctl plan`.")
-    ] = False,
-) -> int:
-    """Raise the cluster, or mend it. Done means: an MPI job ran right across every node.
-
-    It asks before it removes hosts, or makes what costs money. Without a terminal, removing needs --yes.
-    """
-    from clusterctl.cluster import offline
-    from clusterctl.cluster.membership import names_of
-    from clusterctl.spec.caller import Caller, notes
-
-    if bundle is not None and no_bundle:
-        raise UsageError("--bundle and --no-bundle exclude each other", fix="say one of them")
-    spec = spec_of(screen, options)
-    for line in notes(spec, Caller.current()):
-        screen.note(f"note: {line}")
-    if dry_run:
-        return show_plan(screen, spec, ask_become_pass=ask_become_pass)
-    return raise_cluster(
-        screen,
-        options,
-        spec,
-        limit=names_of(limit or ()),
-        reconfigure=reconfigure,
-        force=force,
-        packages=offline.Packages(bundle, own=no_bundle),
-        hands=hands(screen, ask_password=ask_become_pass, accepted=accept_host_key),
-        yes=yes,
-        no_wait=no_wait,
-    )
-
-
-def raise_cluster(
-    screen: Screen,
-    options: Options,
-    spec: ClusterSpec,
-    *,
-    hands: Hands,
-    limit: Sequence[str] = (),
-    replaced: Sequence[str] = (),
-    reconfigure: bool = False,
-    force: bool = False,
-    packages: Packages | None = None,
-    yes: bool = False,
-    no_wait: bool = False,
-) -> int:
-    """Have the cluster of this spec up, or what ``limit`` names of it, and say how it went.
-
-    ``replaced`` ones are other machines than before.
-    """
-    from clusterctl.cluster import lifecycle, offline
-    from clusterctl.state import lock
-    from clusterctl.state.workspace import Workspace
-
-    workspace = Workspace.of(spec.name)
-    then = "`clusterctl up` goes on from here, `clusterctl down` removes what there is"
-    phases = Phases(screen, verbose=options.verbose)
-    screen.known = {"mended": []}
-
-    def tell_mended(one: Mended) -> None:
-        screen.known["mended"].append(asdict(one))
-        screen.note(f"mended: {one}")
-
-    with _unfinished(screen, phases, then), phases.shown():
-        done = lifecycle.up(
-            spec,
-            workspace,
-            tell=phases,
-            tell_mended=tell_mended,
-            agree=asking(screen, yes=yes, apart=screen.still),
-            reconfigure=reconfigure,
-            force=force,
-            packages=packages or offline.AS_BEFORE,
-            limit=limit,
-            replaced=replaced,
-            hands=hands,
-            wait_s=0 if no_wait else lock.WAIT_S,
-        )
-    for line in done.notes:
-        screen.note(f"note: {line}")
-    answer = {
-        "cluster": spec.name,
-        "provider": spec.provider.type,
-        "ready": True,
-        "nodes": [host.name for host in done.inventory.compute],
-        "probed": done.proof.probed,
-        "not_probed": [*done.proof.busy, *(node.host for node in done.proof.aside)],
-        "phases": _phases(done.phases),
-        "notes": done.notes,
-        **screen.known,
-        "workspace": str(workspace.root),
-    }
-    nodes = len(done.inventory.compute)
-    screen.result(
-        answer,
-        *_phase_table(screen, done.phases),
-        "",
-        f"cluster {spec.name!r} is up: 1 controller, {nodes} nodes",
-        f"submit a job with `clusterctl submit train --nodes {min(nodes, 2)} --follow`",
-    )
-    return 0
 
 
 def down(
@@ -222,8 +63,8 @@ def down(
     ] = None,
 ) -> None:
     """Bring runs home, remove the cluster, prove that all is gone."""
-    from clusterctl.cluster import lifecycle
-    from clusterctl.cluster.membership import names_of
+    from clusterctl.cluster import down as cluster_down
+    from clusterctl.cluster.nodes import names_of
     from clusterctl.state import lock
 
     if orphans:
@@ -233,15 +74,15 @@ def down(
         raise UsageError("--project is for --orphans", fix="say --orphans, or leave it out")
     workspace = workspace_of(screen, options)
     name = workspace.root.name
-    is_own = lifecycle.is_of_own_machines(workspace)
+    is_own = cluster_down.is_of_own_machines(workspace)
     what = "and give its machines back as they were" if is_own else "with all data on its nodes"
     screen.confirm(f"take cluster {name!r} down, {what}?", yes=yes)
     phases = Phases(screen, verbose=options.verbose)
-    with _unfinished(screen, phases, "`clusterctl down` goes on from here"), phases.shown():
-        done = lifecycle.down(
+    with unfinished(screen, phases, "`clusterctl down` goes on from here"), phases.shown():
+        done = cluster_down.down(
             workspace,
             name=name,
-            tell=phases,
+            reporter=phases,
             discard_runs=discard_runs,
             discard=discard_run or (),
             out=out,
@@ -263,7 +104,7 @@ def down(
         "cluster": name,
         "runs": [str(r.directory) for r in done.runs],
         "discarded": [entry.job_id for entry in done.discarded],
-        "phases": _phases(done.phases),
+        "phases": phase_dicts(done.phases),
     }
     where = " at this machine" if is_local else ""
     proof = f"an independent look{where} found nothing of it"
@@ -343,7 +184,7 @@ def cache_list(screen: Screen, options: Options) -> None:
 def _cache(screen: Screen, *, prune: bool) -> None:
     from clusterctl.providers.local.provider import cached_images
 
-    images = cached_images(prune=prune, say=lambda what: screen.note(str(what)))
+    images = cached_images(prune=prune, report=lambda what: screen.note(str(what)))
     rows = [[i.key, i.size_mib, ", ".join(i.used_by) or "-"] for i in images]
     empty = ["nothing to remove" if prune else "the image cache is empty"]
     lines = screen.table(["REMOVED" if prune else "IMAGE", "MIB", "USED BY"], rows) if rows else empty
@@ -353,23 +194,162 @@ def _cache(screen: Screen, *, prune: bool) -> None:
 def _cached_mib(screen: Screen) -> int:
     from clusterctl.providers.local.provider import cached_images
 
-    return sum(image.size_mib for image in cached_images(say=lambda what: screen.note(str(what))))
+    return sum(image.size_mib for image in cached_images(report=lambda what: screen.note(str(what))))
 
 
-def _phases(phases: tuple[Phase, ...]) -> list[dict[str, Any]]:
-    return [{"phase": p.name, "seconds": p.seconds, "note": p.note} for p in phases]
+_ANY_ZONE = "us-central1-a"  # a project is searched as a whole
 
 
-def _phase_table(screen: Screen, phases: tuple[Phase, ...]) -> list[str]:
-    rows: list[list[object]] = [[p.name, p.seconds, p.note] for p in phases]
-    rows.append(["total", sum(p.seconds for p in phases), ""])
-    return screen.table(["PHASE", "SECONDS", ""], rows)
+def down_orphans(
+    screen: Screen, options: Options, *, project: str | None, yes: bool, ask_become_pass: bool = False
+) -> None:
+    """Find them, show what there is with its cost, ask, and remove it all."""
+    from clusterctl.cluster import down as cluster_down
+    from clusterctl.providers.onprem import left_behind
+    from clusterctl.state.workspace import Workspace
+
+    settings, name = _where(screen, options, project)
+    asking = hands(screen, ask_password=ask_become_pass)
+    with screen.working("looking"):
+        found = cluster_down.orphans(settings, name, asking)
+    answer = {"cluster": name, "provider": settings.type, "orphans": [asdict(one) for one in found]}
+    for one in left_behind.found(Workspace.of(name)):  # by a cluster that is not lost
+        screen.note(f"note: {one}", f"  {one.fix}")
+    if not found:
+        here = " on this machine; -f or --project says where else to look" if settings.type == "local" else ""
+        screen.result(answer, f"no cluster {name!r} was lost{here}")
+        return
+    screen.note(*_lines(found))
+    which = ", ".join(one.cluster_id for one in found)
+    screen.confirm(f"remove all of this ({which})? It may be somebody else's", yes=yes)
+    phases = Phases(screen, verbose=options.verbose)
+    with phases.shown():
+        cluster_down.down_orphans(settings, found, reporter=phases, hands=asking)
+    screen.result(answer, f"cluster {name!r} ({which}) is down; an independent look found nothing of it")
+
+
+def _where(screen: Screen, options: Options, project: str | None) -> tuple[Provider, str]:
+    """Whom to ask, and for which name. Who says only the name means a local one where no spec is known."""
+    from clusterctl.spec import GcpProvider, LocalProvider
+
+    if project is None:
+        if options.cluster is not None and not workspace_of(screen, options).spec.exists():
+            return LocalProvider(), options.cluster
+        spec = spec_of(screen, options)
+        return spec.provider, spec.name
+    if options.cluster is None or options.file is not None:
+        raise UsageError(
+            "--project needs the name of a cluster and no spec file", fix="say --cluster NAME with it"
+        )
+    return GcpProvider(type="gcp", project=project, zone=_ANY_ZONE), options.cluster
+
+
+def _lines(found: Sequence[Orphan]) -> list[str]:
+    lines = []
+    for orphan in found:
+        cost = sum(one.usd_per_hour or 0 for one in orphan.left)
+        lines.append(f"cluster {orphan.cluster_id}" + (f", {cost:.2f} USD an hour:" if cost else ":"))
+        lines += [f"  {one}" for one in orphan.left]
+    return lines
+
+
+@dataclass(frozen=True, slots=True)
+class _Listed:
+    """One cluster. ``nodes`` is None where its record can't be read, ``usd_per_hour`` without prices.
+
+    ``fix`` is what to type about one that was lost.
+    """
+
+    cluster: str
+    provider: str
+    state: str
+    nodes: int | None
+    workspace: str
+    id: str | None
+    usd_per_hour: float | None = None
+    fix: str = ""
+
+
+def list_(screen: Screen, options: Options) -> None:
+    """Show your clusters, and local ones whose workspace was lost.
+
+    `unfinished`: `clusterctl up` goes on. `elsewhere`: raised with another CLUSTERCTL_HOME. `lost`: nothing
+    is known of it any more, `clusterctl down --orphans` removes it. `damaged`: `clusterctl up` mends it.
+    """
+    del options
+    noted = list(_noted())
+    found = noted + list(_on_this_machine({one.id for one in noted}))
+    lines = _table(screen, found) if found else ["no clusters"]
+    screen.result({"clusters": [asdict(one) for one in found]}, *lines)
+
+
+def _table(screen: Screen, found: Sequence[_Listed]) -> list[str]:
+    head = ["CLUSTER", "PROVIDER", "STATE", "NODES", "WORKSPACE"]
+    rows = [[c.cluster, c.provider, c.state, "-" if c.nodes is None else c.nodes, c.workspace] for c in found]
+    if any(c.usd_per_hour is not None for c in found):
+        head.insert(-1, "USD AN HOUR")
+        for row, one in zip(rows, found, strict=True):
+            row.insert(-1, "-" if one.usd_per_hour is None else f"{one.usd_per_hour:.2f}")
+    fixes = (("", f"cluster {one.cluster!r} was lost; remove it: {one.fix}") for one in found if one.fix)
+    return [*screen.table(head, rows), *itertools.chain(*fixes)]
+
+
+def _noted() -> Iterator[_Listed]:
+    """Those of this state folder that `up` has raised."""
+    from pydantic import ValidationError
+
+    from clusterctl.state.inventory import Inventory
+    from clusterctl.state.workspace import state_home
+
+    for folder in sorted(state_home().glob("*/terraform")):
+        if not (folder.parent / "hosts.json").exists():
+            yield _Listed(folder.parent.name, "gcp", "unfinished", None, str(folder.parent), None)
+    for path in sorted(state_home().glob("*/hosts.json")):
+        where = str(path.parent)
+        try:
+            inventory = Inventory.model_validate_json(path.read_bytes())
+        except ValidationError:
+            yield _Listed(path.parent.name, "-", "damaged", None, where, None)
+            continue
+        nodes = len(inventory.compute)
+        yield _Listed(
+            inventory.cluster,
+            inventory.provider,
+            "up",
+            nodes,
+            where,
+            inventory.cluster_id,
+            inventory.usd_per_hour,
+        )
+
+
+def _on_this_machine(known: set[str | None]) -> Iterator[_Listed]:
+    """Local ones that are not among those: half made, of another state folder, or with none any more."""
+    from clusterctl.errors import ClusterctlError
+    from clusterctl.providers.local.provider import clusters, is_lost
+    from clusterctl.state.workspace import state_home
+
+    try:
+        here = clusters()
+    except ClusterctlError:  # no right to look, or not Linux: then there are none of ours either
+        return
+    for one in here:
+        if one.id in known or one.owner != os.getuid():
+            continue
+        fix = ""
+        if is_lost(one):
+            state, fix = "lost", f"clusterctl down --orphans --cluster {one.name}"
+        else:
+            state = "unfinished" if Path(one.workspace).parent == state_home() else "elsewhere"
+        nodes = sum(not name.endswith("-ctl") for name in one.numbers)
+        yield _Listed(one.name, "local", state, nodes, one.workspace, one.id, fix=fix)
 
 
 def register(app: typer.Typer) -> None:
     """Add these verbs."""
-    for function in (up, down, status):
+    for function in (down, status):
         app.command()(verb(function))
+    app.command("list")(verb(list_))
     cache = typer.Typer(help="The cache of node images.", no_args_is_help=True, rich_markup_mode=None)
     cache.command("list")(verb(cache_list))
     cache.command("prune")(verb(cache_prune))

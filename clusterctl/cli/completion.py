@@ -1,42 +1,112 @@
-"""completion: what a shell reads to complete our words."""
+"""What TAB offers: words from the workspace and the current folder, never from the network.
+
+It must be quick, so files are read plainly here, without the models that check them. What a shell could take
+for more than a word is not offered: zsh evaluates even what is said of one.
+"""
 
 from __future__ import annotations
 
-from enum import StrEnum
-from typing import Annotated
+import json
+import os
+import re
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
 
 import typer
 
-from clusterctl.cli.options import Options, verb
-from clusterctl.cli.show import Screen
-
-PROGRAM = "clusterctl"
-VARIABLE = "_CLUSTERCTL_COMPLETE"  # set by the shell's script when it asks for words
-
-
-class Shell(StrEnum):
-    """Shells that can be served."""
-
-    BASH = "bash"
-    ZSH = "zsh"
-    FISH = "fish"
+_NAME = re.compile(r"^name:\s*['\"]?([a-z][a-z0-9-]*)", re.MULTILINE)
+_BUNDLED = ("train", "eval", "bench", "gemm", "allreduce", "probe")
+_PROGRAMS = (".py", ".sh", ".bash", ".yaml", ".yml")
+_PLAIN = re.compile(r"[\w.+][\w.+-]*")  # a shell takes it as it is
+_NOT_PLAIN = re.compile(r"[^\w.+-]")
 
 
-def completion(
-    screen: Screen, options: Options, shell: Annotated[Shell, typer.Argument(help="Your shell.")]
-) -> None:
-    """Print a script that completes verbs, options, jobs and hosts.
-
-    bash: eval "$(clusterctl completion bash)" in ~/.bashrc; zsh the same in ~/.zshrc, after compinit;
-    fish: clusterctl completion fish > ~/.config/fish/completions/clusterctl.fish
-    """
-    from typer._completion_shared import get_completion_script
-
-    del options
-    script = get_completion_script(prog_name=PROGRAM, complete_var=VARIABLE, shell=shell.value)
-    screen.document({"shell": shell.value, "script": script}, script)
+def jobs_to_submit(incomplete: str) -> list[str]:
+    """Bundled jobs, and the scripts and job files of this folder; other paths the shell completes itself."""
+    try:
+        names = [path.name for path in Path().iterdir()]
+    except OSError:  # a folder that can't be listed
+        names = []
+    here = sorted(name for name in names if name.endswith(_PROGRAMS))
+    return _offered((*_BUNDLED, *here), incomplete)
 
 
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command()(verb(completion))
+def job_ids(ctx: typer.Context, incomplete: str) -> list[tuple[str, str]]:
+    """Jobs submitted from here, the newest first, with their names."""
+    found: dict[str, dict[str, Any]] = {}
+    for row in _rows(_workspace(ctx) / "jobs.jsonl"):
+        found.setdefault(row.get("token", ""), {}).update(row)
+    names = {str(row.get("job_id", "")): str(row.get("name") or "") for row in found.values()}
+    return [(job_id, _NOT_PLAIN.sub("_", names[job_id])) for job_id in _offered(reversed(names), incomplete)]
+
+
+def hosts(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Hosts of the cluster."""
+    return _offered((host["name"] for host in _hosts(ctx)), incomplete)
+
+
+def partitions(ctx: typer.Context, incomplete: str) -> list[str]:
+    """Partitions of the cluster."""
+    names = dict.fromkeys(host["partition"] for host in _hosts(ctx) if host.get("partition"))
+    return _offered(names, incomplete)
+
+
+def clusters(incomplete: str) -> list[str]:
+    """Clusters that were raised from here."""
+    names = (path.parent.name for path in _state_home().glob("*/hosts.json"))
+    return _offered(sorted(names), incomplete)
+
+
+def launchers(incomplete: str) -> list[str]:
+    """How ranks are started."""
+    return _offered(("srun", "mpirun"), incomplete)
+
+
+def _offered(words: Iterable[str], incomplete: str) -> list[str]:
+    return [word for word in words if word.startswith(incomplete) and _PLAIN.fullmatch(word)]
+
+
+def _workspace(ctx: typer.Context) -> Path:
+    """The folder of the cluster that the words typed so far mean."""
+    given = {**(ctx.parent.params if ctx.parent else {}), **{k: v for k, v in ctx.params.items() if v}}
+    return _state_home() / (given.get("cluster") or _name_in(Path(given.get("file") or "cluster.yaml")))
+
+
+def _name_in(spec: Path) -> str:
+    try:
+        match = _NAME.search(spec.read_text(errors="replace"))
+    except OSError:
+        return "local"  # the built-in one
+    return match[1] if match else ""
+
+
+def _hosts(ctx: typer.Context) -> list[dict[str, Any]]:
+    try:
+        return list(json.loads((_workspace(ctx) / "hosts.json").read_bytes())["hosts"])
+    except (OSError, ValueError, KeyError):
+        return []  # not up: nothing to offer
+
+
+def _rows(path: Path) -> Iterator[dict[str, Any]]:
+    try:
+        lines = path.read_bytes().splitlines()
+    except OSError:
+        return
+    for line in lines:
+        try:
+            row = json.loads(line)
+        except ValueError:  # torn by a power cut
+            continue
+        if isinstance(row, dict):
+            yield row
+
+
+def _state_home() -> Path:
+    from clusterctl.errors import MachineError
+    from clusterctl.state.workspace import state_home
+
+    try:
+        return state_home()
+    except MachineError:
+        return Path(os.devnull)

@@ -8,12 +8,18 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from clusterctl.cli.cluster import NoWait, Yes, raise_cluster
+from clusterctl.cli.job import timeout_of
 from clusterctl.cli.options import Options, verb
-from clusterctl.cli.own_machines import AcceptHostKey, AskBecomePass, hands
-from clusterctl.cli.show import Screen
-from clusterctl.cli.watching import timeout_of
-from clusterctl.cli.which import spec_of, telling_who_works, workspace_of
+from clusterctl.cli.output import Screen
+from clusterctl.cli.target import (
+    AcceptHostKey,
+    AskBecomePass,
+    hands,
+    spec_of,
+    telling_who_works,
+    workspace_of,
+)
+from clusterctl.cli.up import NoWait, Yes, raise_cluster
 from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -82,14 +88,14 @@ def add(screen: Screen, options: Options, names: Names, **joining: Any) -> int:
 
     Only they are configured; the others learn their names and addresses, and running jobs go on.
     """
-    from clusterctl.cluster import membership
+    from clusterctl.cluster import nodes
     from clusterctl.scheduler import session
     from clusterctl.state.workspace import Workspace
 
     spec = spec_of(screen, options)
-    membership.own_machines(spec)
+    nodes.own_machines(spec)
     inventory = session.inventory_of(Workspace.of(spec.name))
-    chosen = membership.names_of(names)
+    chosen = nodes.names_of(names)
     if there := [name for name in chosen if inventory.host(name)]:
         fix = f"`clusterctl up --limit {','.join(there)}` mends it, `clusterctl node replace` takes another"
         raise UsageError(f"already in the cluster: {', '.join(there)}", fix=fix)
@@ -105,15 +111,15 @@ def remove(
     no_wait: NoWait = False,
 ) -> int:
     """Give nodes back to their owner, as they were. The other nodes and their jobs go on."""
-    from clusterctl.cluster import membership
+    from clusterctl.cluster import nodes
     from clusterctl.scheduler import session
 
     workspace = workspace_of(screen, options)
     inventory = session.inventory_of(workspace)
     spec = session.applied_spec(workspace)
-    membership.own_machines(spec)
+    nodes.own_machines(spec)
     chosen = _chosen(inventory, names)
-    fewer = membership.without(spec, chosen)
+    fewer = nodes.without(spec, chosen)
     limit = (inventory.controller.name, *chosen)
     own = hands(screen, ask_password=False)
     done = raise_cluster(
@@ -128,15 +134,15 @@ def replace(screen: Screen, options: Options, names: Names, force: Force = False
 
     The machines that had the names are given back; one that does not answer is, once it does.
     """
-    from clusterctl.cluster import membership
+    from clusterctl.cluster import nodes
     from clusterctl.cluster.nodes import check_names
     from clusterctl.scheduler import session
     from clusterctl.state.workspace import Workspace
 
     spec = spec_of(screen, options)
-    membership.own_machines(spec)
+    nodes.own_machines(spec)
     inventory = session.inventory_of(Workspace.of(spec.name))
-    chosen = membership.names_of(names)
+    chosen = nodes.names_of(names)
     there = tuple(name for name in chosen if inventory.host(name))  # none, of one that failed half way
     check_names(inventory, there)
     if inventory.controller.name in chosen:
@@ -149,16 +155,16 @@ def replace(screen: Screen, options: Options, names: Names, force: Force = False
 
 def forget(screen: Screen, options: Options, names: Names, yes: Yes = False, no_wait: NoWait = False) -> None:
     """Know no more of machines that left the cluster, could not be given back, and are gone for good."""
-    from clusterctl.cluster import membership
+    from clusterctl.cluster import nodes
     from clusterctl.state import lock
 
     workspace = workspace_of(screen, options)
-    chosen = membership.names_of(names)
-    membership.check_left(workspace, chosen)
+    chosen = nodes.names_of(names)
+    nodes.check_left(workspace, chosen)
     screen.confirm(f"forget {', '.join(chosen)}? What is ours stays on them", yes=yes)
     with workspace.lock("node forget", wait_s=0 if no_wait else lock.WAIT_S, waiting=screen.note):
-        membership.check_left(workspace, chosen)
-        which = membership.forget(workspace, chosen)
+        nodes.check_left(workspace, chosen)
+        which = nodes.forget(workspace, chosen)
     screen.result({"forgotten": chosen}, f"forgotten: {'; '.join(which)}")
 
 
@@ -270,9 +276,9 @@ def _cluster(screen: Screen, options: Options) -> Iterator[tuple[Workspace, Inve
 
 
 def _chosen(inventory: Inventory, names: Sequence[str]) -> tuple[str, ...]:
-    from clusterctl.cluster import membership, nodes
+    from clusterctl.cluster import nodes
 
-    chosen = membership.names_of(names)
+    chosen = nodes.names_of(names)
     nodes.check_names(inventory, chosen)
     return chosen
 

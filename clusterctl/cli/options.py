@@ -17,8 +17,8 @@ from typing import Annotated, Any
 
 import typer
 
-from clusterctl.cli.completing import clusters
-from clusterctl.cli.show import Screen
+from clusterctl.cli.completion import clusters
+from clusterctl.cli.output import Screen
 from clusterctl.errors import ClusterctlError, printable
 from clusterctl.util.disk import REFUSALS, disk_error
 

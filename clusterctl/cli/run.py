@@ -7,16 +7,60 @@ import os
 import signal
 import sys
 import threading
+from enum import StrEnum
 from types import FrameType
+from typing import Annotated
 
 import typer
 from typer._completion_classes import completion_init
 
-from clusterctl.cli import app
-from clusterctl.cli.completion import VARIABLE
-from clusterctl.cli.options import INTERRUPTED
-from clusterctl.cli.show import READER_GONE, Screen, silence
+from clusterctl.cli import access, bundle, cluster, job, node, options, spec, submit, up
+from clusterctl.cli.options import INTERRUPTED, Options, verb
+from clusterctl.cli.output import READER_GONE, Screen, silence
 from clusterctl.errors import ClusterctlError, UsageError
+
+PROGRAM = "clusterctl"
+VARIABLE = "_CLUSTERCTL_COMPLETE"  # set by the shell's script when it asks for words
+
+
+class Shell(StrEnum):
+    """Shells that can be served."""
+
+    BASH = "bash"
+    ZSH = "zsh"
+    FISH = "fish"
+
+
+def completion(
+    screen: Screen, options: Options, shell: Annotated[Shell, typer.Argument(help="Your shell.")]
+) -> None:
+    """Print a script that completes verbs, options, jobs and hosts.
+
+    bash: eval "$(clusterctl completion bash)" in ~/.bashrc; zsh the same in ~/.zshrc, after compinit;
+    fish: clusterctl completion fish > ~/.config/fish/completions/clusterctl.fish
+    """
+    from typer._completion_shared import get_completion_script
+
+    del options
+    script = get_completion_script(prog_name=PROGRAM, complete_var=VARIABLE, shell=shell.value)
+    screen.document({"shell": shell.value, "script": script}, script)
+
+
+app = typer.Typer(
+    name="clusterctl",
+    help="One typed file raises a Slurm cluster, trains on it, and brings the results home.",
+    no_args_is_help=True,
+    add_completion=False,  # there is a verb for it
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
+app.callback()(options.root)
+
+for module in (spec, up, cluster, node, submit, job, access, bundle):
+    module.register(app)
+app.command()(verb(completion))
+
 
 _SIGNALLED = 128
 _SOON_S = 0.05

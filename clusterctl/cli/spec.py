@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import json
+from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
 from clusterctl.cli.options import Options, verb
-from clusterctl.cli.show import Screen
-from clusterctl.cli.which import spec_of
+from clusterctl.cli.output import Screen
+from clusterctl.cli.target import AskBecomePass, looking_hands, spec_of
+
+if TYPE_CHECKING:
+    from clusterctl.hosts.checks import DoctorReport
+    from clusterctl.hosts.report import GpuFacts
+    from clusterctl.spec import ClusterSpec
+
 
 DEFAULT_FILE = Path("cluster.yaml")
 
@@ -72,8 +79,6 @@ def validate(
     live: Annotated[bool, typer.Option("--live", help="Look at the hosts, too, as `doctor` does.")] = False,
 ) -> int:
     """Check a spec: every problem at once, each with its place."""
-    from clusterctl.cli.doctor import as_dict, examined
-    from clusterctl.cli.doctor import text as doctor_text
     from clusterctl.errors import UsageError
     from clusterctl.packages.wheels import content
     from clusterctl.spec import gcp_images, machines
@@ -102,7 +107,7 @@ def validate(
         screen.result(found, *lines)
         return 0
     report = examined(screen, spec)
-    screen.result({**found, **as_dict(spec, report)}, *lines, "", *doctor_text(screen, report))
+    screen.result({**found, **report_dict(spec, report)}, *lines, "", *report_lines(screen, report))
     return 1 if report.errors else 0
 
 
@@ -119,7 +124,105 @@ def schema(
     screen.document({"schema": found}, json.dumps(found, indent=2))
 
 
+def doctor(
+    screen: Screen,
+    options: Options,
+    hosts: Annotated[
+        list[str] | None, typer.Argument(metavar="[HOST]...", help="Only these hosts.", show_default=False)
+    ] = None,
+    ask_become_pass: AskBecomePass = False,
+) -> int:
+    """Look for what is wrong with the hosts.
+
+    Whether they are reached, sudo, system, clock, names, disks, ports, firewalls, locks, accounts and GPUs.
+    It changes nothing. Machines of your own are looked at before the first `up`, too. Exit 1 if something
+    keeps a host out of the cluster.
+    """
+    spec = spec_of(screen, options)
+    report = examined(screen, spec, hosts or (), ask_become_pass=ask_become_pass)
+    screen.result(report_dict(spec, report), *report_lines(screen, report))
+    return 1 if report.errors else 0
+
+
+def examined(
+    screen: Screen,
+    spec: ClusterSpec,
+    hosts: list[str] | tuple[str, ...] = (),
+    *,
+    ask_become_pass: bool = False,
+) -> DoctorReport:
+    """What a look at the hosts finds."""
+    from clusterctl.cluster.diagnosis import checkup
+    from clusterctl.cluster.session import provider_of
+    from clusterctl.state.workspace import Workspace
+
+    provider = provider_of(spec.provider, looking_hands(ask_password=ask_become_pass))
+    with screen.working("looking at the hosts"):
+        return checkup(spec, Workspace.of(spec.name), provider, hosts=tuple(hosts))
+
+
+def report_dict(spec: ClusterSpec, report: DoctorReport) -> dict[str, Any]:
+    """The report as `-o json` shows it."""
+    from clusterctl.hosts.checks import failures
+    from clusterctl.hosts.firewall import firewall_of
+
+    return {
+        "ok": not report.errors,
+        "failures": [asdict(failure) for failure in failures(report.errors, phase="examine")],
+        "cluster": spec.name,
+        "hosts": {
+            host: {
+                **facts.system.model_dump(),
+                "selinux": facts.selinux,
+                "firewall": firewall_of(facts).as_dict(),
+                "gpus": facts.gpus.model_dump(),
+            }
+            for host, facts in report.facts.items()
+        },
+        "findings": [asdict(finding) for finding in report.findings],
+    }
+
+
+def report_lines(screen: Screen, report: DoctorReport) -> list[str]:
+    """The report as people read it: a line a host, then what is wrong."""
+    from clusterctl.hosts.firewall import firewall_of
+    from clusterctl.spec.units import GIB_MIB
+
+    bad = {finding.host for finding in report.errors}
+    noted = {finding.host for finding in report.findings} - bad
+    rows = [
+        [
+            host,
+            "sick" if host in bad else "noted" if host in noted else "well",
+            facts.system.name,
+            facts.system.cpus,
+            f"{facts.system.memory_mib / GIB_MIB:.0f} GiB",
+            _gpus(facts.gpus),
+            facts.selinux,
+            str(firewall_of(facts)),
+        ]
+        for host, facts in report.facts.items()
+    ]
+    head = ["HOST", "STATE", "SYSTEM", "CPUS", "MEMORY", "GPUS", "SELINUX", "FIREWALL"]
+    rows += [[host, "sick", *"-" * (len(head) - 2)] for host in sorted(bad - set(report.facts))]
+    lines = screen.table(head, rows)
+    lines += [""] * bool(report.findings)
+    for f in report.findings:
+        lines += [
+            f"{f.host}: {f.level}: {f.what}",
+            f"  why: {f.why}",
+            *([f"  fix: {f.fix}"] if f.fix else []),
+        ]
+    return lines
+
+
+def _gpus(gpus: GpuFacts) -> str:
+    if gpus.shown:
+        return f"{', '.join(gpus.shown)} (driver {gpus.driver})"
+    return f"{gpus.cards} without driver" if gpus.cards else "-"
+
+
 def register(app: typer.Typer) -> None:
     """Add these verbs."""
-    for function in (init, validate, schema):
+    for function in (init, validate, schema, doctor):
         app.command()(verb(function))

@@ -14,9 +14,20 @@ from functools import partial
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from clusterctl.cluster.drift import Mended, drifted, found, hosts_with_drift, mended, touches_slurm
-from clusterctl.cluster.gpu_drift import fetch_gpu_wheels, fetch_wheels, gpus_file, refuse_missing_gpus
-from clusterctl.cluster.hardware import Hardware, Outfit, as_registered, hardware, outfit, steady
-from clusterctl.cluster.jobs_in_the_way import at_work, keep_free
+from clusterctl.cluster.hardware import (
+    Hardware,
+    NodeConfig,
+    as_registered,
+    at_work,
+    fetch_gpu_wheels,
+    fetch_wheels,
+    gpus_file,
+    hardware,
+    keep_free,
+    node_config,
+    refuse_missing_gpus,
+    steady,
+)
 from clusterctl.cluster.managed import questions
 from clusterctl.configure import ansible, events, inventory_file
 from clusterctl.errors import Failure, SchedulerError, TransportError
@@ -32,12 +43,12 @@ from clusterctl.state.journal import digest
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.connections import Connections
 from clusterctl.util.assets import asset, tree_hash
-from clusterctl.util.progress import HostStep, Say
+from clusterctl.util.progress import HostStep, Reporter
 
 __all__ = [
     "Configured",
     "Mended",
-    "Outfit",
+    "NodeConfig",
     "astray",
     "fetch_wheels",
     "mend",
@@ -81,7 +92,7 @@ def mend(
     *,
     anew: bool,
     limit: Collection[str] = (),
-    say: Say,
+    report: Reporter,
 ) -> Configured:
     """Configure all hosts if what goes in has changed, or ``anew``; else those on which something drifted.
 
@@ -94,9 +105,9 @@ def mend(
     inventory = provisioned.inventory
     slurm = admin_scheduler(inventory, connections, patience_s=_PATIENCE_S)
     noted = _settled(_read(workspace, without=provisioned.made), slurm)
-    views = _installed(spec, inventory, workspace, connections, views, limit=limit, say=say)
-    fitted = outfit(spec, inventory, views, noted.hardware, partial(keep_free, slurm), limit=limit)
-    notes = (*fitted.notes, *fetch_gpu_wheels(spec, inventory, workspace, fitted.views, say))
+    views = _installed(spec, inventory, workspace, connections, views, limit=limit, report=report)
+    fitted = node_config(spec, inventory, views, noted.hardware, partial(keep_free, slurm), limit=limit)
+    notes = (*fitted.notes, *fetch_gpu_wheels(spec, inventory, workspace, fitted.views, report))
     inputs, files = _inputs(spec, inventory, workspace, fitted.views)
     for name, content in files.items():
         write_atomic(workspace.rendered / name, content)
@@ -114,7 +125,7 @@ def mend(
             views=views,
             fitted=fitted,
             notes=notes,
-            say=say,
+            report=report,
         )
     everything = anew or noted.inputs != inputs
     if not everything and not concerned:
@@ -125,7 +136,7 @@ def mend(
         _write(workspace, noted.model_copy(update={"inputs": "", "tried": has}))
     limit = () if everything else concerned
     recap = ansible.configure(
-        inventory, workspace, limit=limit, progress=lambda p: say(_step(p, inventory, limit))
+        inventory, workspace, limit=limit, progress=lambda p: report(_step(p, inventory, limit))
     )
     keys = drifted(noted.marks.get(inventory.controller.name, {}), before[inventory.controller.name])
     if inventory.has_slurm and (touches_slurm(keys) or (everything and noted.marks)):
@@ -153,19 +164,19 @@ def _mend_some(
     connections: Connections,
     noted: _Noted,
     views: Mapping[str, HostReport],
-    fitted: Outfit,
+    fitted: NodeConfig,
     notes: tuple[str, ...],
-    say: Say,
+    report: Reporter,
 ) -> Configured:
     """Configure these hosts and the controller, and tell the others who belongs to the cluster now."""
     lead = inventory.controller.name
-    chosen = tuple(h.name for h in inventory.hosts if h.name in limit or h.leads)
+    chosen = tuple(h.name for h in inventory.hosts if h.name in limit or h.is_controller)
     others = tuple(h.name for h in inventory.hosts if h.name not in chosen and h.name in noted.marks)
     has = hardware(spec, inventory, fitted.views)
     _write(workspace, noted.model_copy(update={"inputs": "", "tried": has}))
     told = ansible.introduce(inventory, workspace, limit=others) if others else None
     recap = ansible.configure(
-        inventory, workspace, limit=chosen, progress=lambda p: say(_step(p, inventory, chosen))
+        inventory, workspace, limit=chosen, progress=lambda p: report(_step(p, inventory, chosen))
     )
     if inventory.has_slurm:
         connections.to(lead).run(["scontrol", "reconfigure"])
@@ -179,7 +190,7 @@ def _mend_some(
     return Configured(summary, _taken_up(fitted), now, notes)
 
 
-def _taken_up(fitted: Outfit) -> tuple[Mended, ...]:
+def _taken_up(fitted: NodeConfig) -> tuple[Mended, ...]:
     return tuple(Mended(host, words, "taken up") for host, words in fitted.taken_up.items())
 
 
@@ -191,7 +202,7 @@ def _installed(
     views: Mapping[str, HostReport],
     *,
     limit: Collection[str],
-    say: Say,
+    report: Reporter,
 ) -> Mapping[str, HostReport]:
     """The views, with what only slurmd can tell of a node: it is installed first where there is none.
 
@@ -213,7 +224,7 @@ def _installed(
         return views
     inventory_file.write_inventory(spec, inventory, workspace)
     ansible.install_on_hosts(
-        inventory, workspace, limit=sorted(first), progress=lambda p: say(_step(p, inventory, first))
+        inventory, workspace, limit=sorted(first), progress=lambda p: report(_step(p, inventory, first))
     )
     asked = questions(spec, inventory, workspace)
     return {**views, **probe_hosts({host: asked[host] for host in first}, connections.to)}
@@ -243,11 +254,11 @@ def news(
     workspace: Workspace,
     connections: Connections,
     views: Mapping[str, HostReport],
-) -> Outfit:
+) -> NodeConfig:
     """What of the hardware ``mend`` would take up, and what waits."""
     slurm = admin_scheduler(inventory, connections, patience_s=_PATIENCE_S)
     noted = _settled(_read(workspace, without=()), slurm)
-    return outfit(spec, inventory, views, noted.hardware, partial(at_work, slurm))
+    return node_config(spec, inventory, views, noted.hardware, partial(at_work, slurm))
 
 
 def _settled(noted: _Noted, slurm: Scheduler) -> _Noted:

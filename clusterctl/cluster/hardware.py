@@ -6,18 +6,31 @@ and taken up once its jobs have ended; so is one that is not to be touched.
 
 from __future__ import annotations
 
+import json
 import re
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
+from pathlib import Path
 from typing import Final
 
+from clusterctl import jobs
+from clusterctl.errors import ClusterctlError, Failure, SchedulerError, TransportError, VerifyError
+from clusterctl.hosts.checks import Finding
 from clusterctl.hosts.gpus import Driver
 from clusterctl.hosts.report import HostReport, NodeFacts
-from clusterctl.scheduler.models import NodeInfo
+from clusterctl.packages.wheels import Node, is_there, wheelhouse
+from clusterctl.scheduler.base import Scheduler
+from clusterctl.scheduler.models import JobInfo, NodeInfo
 from clusterctl.scheduler.slurm.config import gres, promised_mib
 from clusterctl.spec import ClusterSpec
+from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.units import format_size
 from clusterctl.state.inventory import Inventory
+from clusterctl.state.workspace import Workspace
+from clusterctl.util.assets import gpu_lock, job_lock
+from clusterctl.util.lifetime import temporary_folder
+from clusterctl.util.progress import Reporter
 
 _SAME_MEMORY: Final = 0.01  # the kernel's figure moves by some MiB from boot to boot
 _NEAR: Final = re.compile(r"\([^)]*\)")
@@ -40,7 +53,7 @@ class Hardware:
 
 
 @dataclass(frozen=True, slots=True)
-class Outfit:
+class NodeConfig:
     """The nodes as they are to be configured: ``views`` are what they show, but for those that wait.
 
     ``changes`` says in words what came or went of a host beside what is ``noted`` of it, ``waiting`` why a
@@ -82,7 +95,7 @@ def hardware(spec: ClusterSpec, inventory: Inventory, views: Views) -> dict[str,
     }
 
 
-def outfit(
+def node_config(
     spec: ClusterSpec,
     inventory: Inventory,
     views: Views,
@@ -90,7 +103,7 @@ def outfit(
     at_work: AtWork,
     *,
     limit: Collection[str] = (),
-) -> Outfit:
+) -> NodeConfig:
     """How the nodes are to be configured, beside what was noted of them; with a ``limit`` others wait.
 
     ``at_work`` says of such nodes which must wait for jobs, and why; it is asked only where Slurm would end
@@ -104,7 +117,7 @@ def outfit(
         if host in noted and has != noted[host]
     }
     if not changes:
-        return Outfit(views)
+        return NodeConfig(views)
     # Cards on the bus whose driver fails have not gone: the node keeps its GPUs until it answers again.
     mute = [host for host in changes if _is_mute(views[host]) and noted[host].driver.cards]
     changes |= dict.fromkeys(mute, "its driver does not answer")
@@ -114,7 +127,7 @@ def outfit(
     ending = {host for host in changes if host not in waiting and _ends_jobs(noted[host], now[host])}
     if ending and inventory.has_slurm:
         waiting |= at_work(ending)
-    return Outfit(as_noted(views, noted, waiting), changes, waiting, noted)
+    return NodeConfig(as_noted(views, noted, waiting), changes, waiting, noted)
 
 
 def as_registered(
@@ -202,3 +215,159 @@ def _counted(more: int) -> str:
 
 def _cores(facts: NodeFacts) -> tuple[int, ...]:
     return (facts.cpus, facts.boards, facts.sockets, facts.cores_per_socket, facts.threads_per_core)
+
+
+def gpus_file(spec: ClusterSpec, inventory: Inventory, workspace: Workspace, views: Views) -> str:
+    """JSON: compute host -> whether it gets CuPy; the UUIDs of GPUs that Slurm and CUDA count differently."""
+    cupy = spec.software.cupy and _can_bring(inventory, workspace)
+    shown = {host.name: views[host.name].driver for host in inventory.compute if host.name in views}
+    of_each = {
+        host: {"cupy": cupy and driver.cards > 0, "uuids": driver.uuids} for host, driver in shown.items()
+    }
+    return json.dumps(of_each, indent=1, sort_keys=True) + "\n"
+
+
+def fetch_gpu_wheels(
+    spec: ClusterSpec, inventory: Inventory, workspace: Workspace, views: Views, report: Reporter
+) -> tuple[str, ...]:
+    """Have CuPy here for the hosts that show GPUs; what is to be said of those that can't get it."""
+    hosts = [host.name for host in inventory.compute if host.name in views and views[host.name].driver.cards]
+    if not hosts or not spec.software.cupy:
+        return ()
+    if not _can_bring(inventory, workspace):
+        why = "the bundle has no CuPy: say `gpus` in the partition, and make it anew"
+        return (f"without CuPy, though they have GPUs: {', '.join(hosts)}; {why}",)
+    report("downloading CuPy and CUDA's libraries")
+    link_wheels(gpu_lock(), workspace.gpu_wheels, inventory.distribution)
+    return ()
+
+
+def fetch_wheels(inventory: Inventory, workspace: Workspace, report: Reporter) -> None:
+    """Have the wheels of the job environment here, for hosts that need not reach an index."""
+    if inventory.baked:
+        return
+    report("downloading the wheels of the job environment")
+    link_wheels(job_lock(), workspace.wheels, inventory.distribution)
+
+
+def link_wheels(lock: Path, link: Path, distribution: Distribution) -> None:
+    """Have the wheels of a lock where ``link`` leads."""
+    wheels = wheelhouse(lock, Node.of(distribution))
+    with temporary_folder(link.parent) as folder:  # so that there is one at any time
+        new = folder / link.name
+        new.symlink_to(wheels)
+        new.replace(link)
+
+
+def _can_bring(inventory: Inventory, workspace: Workspace) -> bool:
+    """A bundle may have none, and then no index can be reached."""
+    return not workspace.bundle.exists() or is_there(gpu_lock(), Node.of(inventory.distribution))
+
+
+def refuse_missing_gpus(
+    spec: ClusterSpec,
+    inventory: Inventory,
+    views: Views,
+    limit: Collection[str] = (),
+    *,
+    needs: Iterable[Finding] = (),
+) -> None:
+    """The last word of `up`: nodes whose partition has GPUs must show them.
+
+    ``needs``: what drivers are known to lack, such as a reboot; said in place of what nvidia-smi says.
+
+    Raises:
+        VerifyError: some don't; one failure a host. All else was done, and the others are at work.
+    """
+    failures = tuple(_missing(spec, inventory, views, limit, {one.host: one for one in needs}))
+    if failures:
+        raise VerifyError(
+            f"GPUs are missing on {', '.join(str(one.host) for one in failures)}",
+            why="; ".join(f"{one.host}: {one.cause}" for one in failures),
+            fix=f"{failures[0].fix}; the other nodes are at work",
+            failures=failures,
+        )
+
+
+def _missing(
+    spec: ClusterSpec,
+    inventory: Inventory,
+    views: Views,
+    limit: Collection[str],
+    needs: Mapping[str | None, Finding],
+) -> Iterator[Failure]:
+    wanted = {partition.name: partition.gpus for partition in spec.partitions}
+    for host in inventory.compute:
+        gpus = wanted.get(host.partition or "")
+        if gpus is None or host.name not in views or (limit and host.name not in limit):
+            continue
+        driver = views[host.name].driver
+        if driver.cards < gpus.count:
+            known = needs.get(host.name)
+            said, fix = (known.why, known.fix) if known else (_said(driver), _FIXES[bool(driver.cards)])
+            cause = f"partition {host.partition} has gpus: {gpus.count} x {gpus.type}, and {said}"
+            yield Failure("gpus-missing", cause, host.name, "verify", fix)
+
+
+_FIXES = {
+    False: "see that NVIDIA's driver runs there (`clusterctl ssh HOST -- nvidia-smi`), then run "
+    "`clusterctl up` again",
+    True: "look for a lost card (`clusterctl ssh HOST -- sudo dmesg | grep -i xid`) or correct gpus in the "
+    "spec, then run `clusterctl up` again",
+}
+
+
+def _said(driver: Driver) -> str:
+    if driver.fault:
+        return f"nvidia-smi says: {driver.fault}"
+    if not driver.cards:
+        return "there is no nvidia-smi there that shows any"
+    return f"nvidia-smi shows {driver.cards}"
+
+
+REASON: Final = "clusterctl: its hardware changes"
+
+
+def at_work(scheduler: Scheduler, hosts: Collection[str]) -> dict[str, str]:
+    """Those of the hosts on which jobs are at work, or may be, in words."""
+    try:
+        return _named(hosts, jobs.active(scheduler))
+    except (SchedulerError, TransportError) as exc:
+        return _unknown(hosts, exc)
+
+
+def keep_free(scheduler: Scheduler, hosts: Collection[str]) -> dict[str, str]:
+    """As ``at_work``, and on the others no job begins until `up` resumes them, which it does to prove them.
+
+    They are drained before the question, those at work put back after it. What nobody could use anyway
+    keeps the reason that it has.
+    """
+    drained: list[str] = []
+    try:
+        drained = sorted(node.name for node in scheduler.nodes() if node.name in hosts and node.usable)
+        if drained:
+            scheduler.drain(drained, REASON)
+        found = _named(hosts, jobs.active(scheduler))
+    except (SchedulerError, TransportError) as exc:
+        found = _unknown(hosts, exc)
+    if back := [host for host in drained if host in found]:
+        with suppress(TransportError):  # proving them will do it
+            scheduler.resume(back)
+    return found
+
+
+def _named(hosts: Collection[str], active: Iterable[JobInfo]) -> dict[str, str]:
+    known = tuple(active)
+    found: dict[str, str] = {}
+    for host in sorted(hosts):
+        if ids := [job.id for job in known if host in job.nodes]:
+            which = f"job {ids[0]} is" if len(ids) == 1 else f"jobs {', '.join(ids)} are"
+            found[host] = (
+                f"{which} at work there, which Slurm would end; run `clusterctl up` again afterwards"
+            )
+    return found
+
+
+def _unknown(hosts: Collection[str], exc: ClusterctlError) -> dict[str, str]:
+    why = f"Slurm does not say which jobs are at work there ({exc.why or exc.what})"
+    return dict.fromkeys(hosts, f"{why}; run `clusterctl up` again once it does")

@@ -3,19 +3,35 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from typing import Final
 
+from pydantic import ValidationError
+
 from clusterctl import jobs
-from clusterctl.errors import Failure, SchedulerError, TransportError, UsageError, WaitTimeoutError
+from clusterctl.errors import (
+    Failure,
+    NotUpError,
+    SchedulerError,
+    TransportError,
+    UsageError,
+    WaitTimeoutError,
+)
+from clusterctl.providers.onprem import left_behind
+from clusterctl.providers.onprem.look import known_hosts
 from clusterctl.scheduler.base import Scheduler, backoff
 from clusterctl.scheduler.models import JobInfo, NodeInfo
+from clusterctl.scheduler.session import applied_spec, inventory_of
+from clusterctl.spec import ClusterSpec, OnpremProvider
+from clusterctl.spec.host_range import expand
+from clusterctl.spec.models import Partition
 from clusterctl.spec.words import did_you_mean
-from clusterctl.state.inventory import Inventory
+from clusterctl.state.inventory import CONTROLLER, Host, Inventory
+from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.base import Transport
-from clusterctl.util.parallel import at_once
+from clusterctl.util.parallel import parallel_map
 
 BOOT_S: Final = 1800.0  # a server with eight GPUs tests its memory for many minutes
 _ANSWER_S: Final = 20.0
@@ -105,7 +121,7 @@ def reboot(hosts: Mapping[str, Transport], *, timeout_s: float = BOOT_S) -> None
     Raises:
         TransportError: some did not answer, or did not come back in time; one failure a host.
     """
-    back = dict(zip(hosts, at_once([*hosts.values()], lambda to: _boot(to, timeout_s)), strict=True))
+    back = dict(zip(hosts, parallel_map([*hosts.values()], lambda to: _boot(to, timeout_s)), strict=True))
     failures = tuple(Failure("reboot", why, host, "reboot") for host, why in back.items() if why)
     if failures:
         raise TransportError(
@@ -150,3 +166,236 @@ def check_names(inventory: Inventory, names: Sequence[str]) -> None:
         if name not in known:
             hint = did_you_mean(name, known) or f"its nodes are {', '.join(known)}"
             raise UsageError(f"the cluster has no node {name!r}", fix=hint)
+
+
+def names_of(ranges: Iterable[str]) -> tuple[str, ...]:
+    """The hosts that are named, each once; a range stands for all of its hosts.
+
+    Raises:
+        UsageError: one is no range.
+    """
+    try:
+        return tuple(dict.fromkeys(name for text in ranges for name in expand(text)))
+    except ValueError as exc:
+        raise UsageError(
+            "that is no range of hosts", why=str(exc), fix="write it as gpu[01-03],gpu07"
+        ) from exc
+
+
+def limited(spec: ClusterSpec, workspace: Workspace, limit: Collection[str]) -> ClusterSpec:
+    """The spec as far as it concerns these hosts: all others are in it as they are in the cluster now.
+
+    Without a limit it is the spec.
+
+    Raises:
+        UsageError: the spec has no such host, or its hosts are no machines of the user's own.
+    """
+    if not limit:
+        return spec
+    provider = own_machines(spec)
+    known = (*provider.machines, *(name for p in spec.partitions for name in spec.node_names(p)))
+    if strange := [name for name in limit if name not in known]:
+        hint = did_you_mean(strange[0], known) or "name it under provider.hosts, and in a partition"
+        raise UsageError(f"the spec has no host {', '.join(strange)}", where="--limit", fix=hint)
+    before = _before(workspace)
+    if before is None:
+        if provider.controller not in limit:
+            raise UsageError(
+                f"the controller, {provider.controller}, comes first",
+                where="--limit",
+                why="nothing of the cluster is up yet",
+                fix=f"name it, too: --limit {provider.controller},{','.join(limit)}",
+            )
+        return _with(spec, {p.name: _chosen(spec.node_names(p), limit) for p in spec.partitions})
+    there = {host.name: host.partition for host in before.compute}
+    nodes = {
+        p.name: [
+            *(name for name in spec.node_names(p) if name in limit or there.get(name) == p.name),
+            *(name for name, where in there.items() if _stays(name, where, p, spec, limit)),
+        ]
+        for p in spec.partitions
+    }
+    return _with(_knowing(spec, applied_spec(workspace), there), nodes)
+
+
+def without(spec: ClusterSpec, names: Collection[str]) -> ClusterSpec:
+    """The spec without these nodes.
+
+    Raises:
+        UsageError: one leads the cluster, or none would be left.
+    """
+    provider = own_machines(spec)
+    if provider.controller in names:
+        raise UsageError(
+            f"{provider.controller} leads the cluster: it can't leave it",
+            fix="take the cluster down, and raise it with another controller",
+        )
+    left = {p.name: [n for n in spec.node_names(p) if n not in names] for p in spec.partitions}
+    if not any(left.values()):
+        raise UsageError("no node would be left", fix="take the whole cluster down: `clusterctl down`")
+    fewer = tuple(name for name in provider.login if name not in names)
+    return _with(spec.model_copy(update={"provider": provider.model_copy(update={"login": fewer})}), left)
+
+
+def concerned(inventory: Inventory, limit: Collection[str]) -> tuple[str, ...]:
+    """The nodes that are to be proven; all if it names none: a sick one elsewhere is not what was asked."""
+    if not limit:
+        return ()
+    lead = inventory.controller.name
+    return (lead, *(host.name for host in inventory.compute if host.name in limit and host.name != lead))
+
+
+@contextmanager
+def replacing(workspace: Workspace, names: Collection[str]) -> Iterator[Callable[[], None]]:
+    """Let other machines have these names: those that had them are set aside, to be given back.
+
+    If the body fails before it has called what it gets here, all is as it was.
+    """
+    there = [host for host in known_hosts(workspace).values() if host.name in names]
+    if not there:
+        yield lambda: None
+        return
+    inventory, settings = inventory_of(workspace), own_machines(applied_spec(workspace))
+    files = (workspace.hosts, workspace.joining, workspace.trusted_hosts, workspace.known_hosts)
+    before = {path: path.read_bytes() for path in files if path.exists()}
+    aside = [
+        left_behind.set_aside(host, inventory, settings, workspace, why=left_behind.REPLACED)
+        for host in there
+    ]
+    _know_without(workspace, names)
+    settled: list[bool] = []
+    try:
+        yield lambda: settled.append(True)
+    except BaseException:
+        if not settled:
+            for path, content in before.items():
+                write_atomic(path, content)
+            left_behind.forget(aside)
+        raise
+
+
+def forget(workspace: Workspace, names: Collection[str]) -> tuple[str, ...]:
+    """Know no more of machines that are gone for good, left behind or on the way down with the cluster.
+
+    Of a name that one left behind shares with one of the cluster, it is the one left behind. Gives back
+    which ones it were.
+
+    Raises:
+        UsageError: one is neither.
+    """
+    if not names:
+        return ()
+    left = left_behind.found(workspace)
+    members = known_hosts(workspace)
+    known = {*members, *(one.host.name for one in left)}
+    if workspace.spec.exists():
+        known |= set(own_machines(applied_spec(workspace)).machines)  # the same command may come again
+    for name in names:
+        if name not in known:
+            hint = did_you_mean(name, sorted(known)) or f"known are {', '.join(sorted(known)) or 'none'}"
+            raise UsageError(f"nothing is known of a machine {name!r}", fix=hint)
+    behind = [one for one in left if one.host.name in names]
+    others = [name for name in names if name not in {one.host.name for one in behind}]
+    if others:
+        _know_without(workspace, others)
+    left_behind.forget(behind)
+    return (
+        *(_was_left(one, members.get(one.host.name)) for one in behind),
+        *(f"{name}, of the cluster" for name in others),
+    )
+
+
+def _was_left(one: left_behind.LeftBehind, namesake: Host | None) -> str:
+    said = f"{one.title}, left behind"
+    return (
+        f"{said} ({left_behind.place_of(namesake)} is {namesake.name} now, and stays)" if namesake else said
+    )
+
+
+def check_left(workspace: Workspace, names: Iterable[str]) -> None:
+    """That these are machines that the cluster has left behind.
+
+    Raises:
+        UsageError: one is not.
+    """
+    left = sorted({one.host.name for one in left_behind.found(workspace)})
+    for name in names:
+        if name not in left:
+            raise UsageError(
+                f"{name!r} is no machine that was left behind",
+                why=f"those are: {', '.join(left) or 'none'}",
+                fix="one of the cluster leaves it by `clusterctl node remove`, or `clusterctl down --forget`",
+            )
+
+
+def _know_without(workspace: Workspace, names: Collection[str]) -> None:
+    """Know no more what these hosts were, nor their keys."""
+    for path in (workspace.hosts, workspace.joining):
+        try:
+            inventory = Inventory.model_validate_json(path.read_bytes())
+        except (FileNotFoundError, ValidationError):
+            continue
+        hosts = [host for host in inventory.hosts if host.name not in names]
+        if not hosts:
+            path.unlink()
+            continue
+        if not any(host.is_controller for host in hosts):  # somebody has to, also on the way down
+            hosts[0] = hosts[0].model_copy(update={"roles": (CONTROLLER, *hosts[0].roles)})
+        inventory = inventory.model_copy(update={"hosts": tuple(hosts)})
+        write_atomic(path, inventory.model_dump_json(indent=2) + "\n")
+    for file in (workspace.trusted_hosts, workspace.known_hosts):
+        if file.exists():
+            lines = file.read_text().splitlines(keepends=True)
+            write_atomic(file, "".join(line for line in lines if line.partition(" ")[0] not in names))
+
+
+def own_machines(spec: ClusterSpec) -> OnpremProvider:
+    """What the spec says of the user's own machines.
+
+    Raises:
+        UsageError: its hosts are made by its provider.
+    """
+    if isinstance(spec.provider, OnpremProvider):
+        return spec.provider
+    raise UsageError(
+        f"the nodes of a {spec.provider.type} cluster are made and removed by its spec",
+        where="provider.type",
+        fix="change `nodes` of its partitions, and run `clusterctl up`",
+    )
+
+
+def _before(workspace: Workspace) -> Inventory | None:
+    try:
+        return inventory_of(workspace)
+    except NotUpError:
+        return None
+
+
+def _chosen(names: Iterable[str], limit: Collection[str]) -> list[str]:
+    return [name for name in names if name in limit]
+
+
+def _stays(name: str, where: str | None, p: Partition, spec: ClusterSpec, limit: Collection[str]) -> bool:
+    """Whether a node that the spec does not have there any more stays there all the same."""
+    return where == p.name and name not in limit and name not in spec.node_names(p)
+
+
+def _with(spec: ClusterSpec, nodes: dict[str, list[str]]) -> ClusterSpec:
+    """The spec with these nodes in its partitions; one without any goes."""
+    partitions = tuple(
+        p.model_copy(update={"hosts": ",".join(nodes[p.name]), "nodes": len(nodes[p.name])})
+        for p in spec.partitions
+        if nodes[p.name]
+    )
+    if not partitions:
+        raise UsageError("none of these hosts is a node", where="--limit", fix="name one of a partition, too")
+    return spec.model_copy(update={"partitions": partitions})
+
+
+def _knowing(spec: ClusterSpec, raised: ClusterSpec, there: Collection[str]) -> ClusterSpec:
+    """The spec with the machines that it no longer names, and that stay."""
+    provider = own_machines(spec)
+    was = raised.provider.machines if isinstance(raised.provider, OnpremProvider) else {}
+    gone = {name: was[name] for name in there if name not in provider.machines and name in was}
+    hosts = {**provider.hosts, **gone}
+    return spec.model_copy(update={"provider": provider.model_copy(update={"hosts": hosts})})

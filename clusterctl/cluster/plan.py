@@ -28,7 +28,7 @@ from clusterctl.state.workspace import Workspace
 from clusterctl.transport.connections import Connections
 from clusterctl.transport.ssh import SSHTransport
 from clusterctl.util.lifetime import temporary_folder
-from clusterctl.util.progress import Say
+from clusterctl.util.progress import Reporter
 
 PATIENCE_S = 5.0  # for hosts and Slurm to answer
 _WORDS = {"make": "made", "change": "changed", "replace": "made anew", "remove": "removed"}
@@ -75,7 +75,7 @@ class Plan:
         return f"hosts: {', '.join(parts)}"
 
 
-def plan(spec: ClusterSpec, workspace: Workspace, provider: Provider, *, say: Say) -> Plan:
+def plan(spec: ClusterSpec, workspace: Workspace, provider: Provider, *, report: Reporter) -> Plan:
     """What `up` would do with this spec, as far as a short look can tell.
 
     Raises:
@@ -84,23 +84,23 @@ def plan(spec: ClusterSpec, workspace: Workspace, provider: Provider, *, say: Sa
         ProvisionError: the provider can't tell.
     """
     with copied(workspace, without=_NOT_COPIED) as copy, Connections(workspace.ssh_config) as connections:
-        found = ahead(spec, copy, provider, connections, say=say)
+        found = ahead(spec, copy, provider, connections, report=report)
         notes = (*found.hosts.notes, *found.jobs.notes)
         if worker := workspace.worker():
             notes += (f"{worker}: what it does may change this",)
         notes += tuple(_of_check(spec, provider))
         notes += tuple(_of_users(spec, found, connections, copy))
-        drift = tuple(_drift(spec, workspace, found, connections, say))
+        drift = tuple(_drift(spec, workspace, found, connections, report))
         found = replace(found, drift=drift, notes=notes)
         return (
             found
             if found.is_empty
-            else _with_tasks(found, spec, workspace, copy=copy, connections=connections, say=say)
+            else _with_tasks(found, spec, workspace, copy=copy, connections=connections, report=report)
         )
 
 
 def ahead(
-    spec: ClusterSpec, workspace: Workspace, provider: Provider, connections: Connections, *, say: Say
+    spec: ClusterSpec, workspace: Workspace, provider: Provider, connections: Connections, *, report: Reporter
 ) -> Plan:
     """What must be known before anything is changed: all but what drifted.
 
@@ -123,7 +123,7 @@ def ahead(
             where="scheduler",
             fix="take it down first, or give the new cluster another name",
         )
-    hosts = provider.plan(spec, workspace, keep={}, say=say)
+    hosts = provider.plan(spec, workspace, keep={}, report=report)
     if before is None:
         return Plan(hosts)
     scheduler = admin_scheduler(before, connections, patience_s=PATIENCE_S)
@@ -133,7 +133,7 @@ def ahead(
 
     harm = foresee(spec, before, provider.sizes(spec), scheduler, hosts=hosts.changes, alive=alive)
     if harm.keep:
-        hosts = provider.plan(spec, workspace, keep=harm.keep, say=say)
+        hosts = provider.plan(spec, workspace, keep=harm.keep, report=report)
     return Plan(hosts, harm, _settings(spec, workspace))
 
 
@@ -160,7 +160,7 @@ def _settings(spec: ClusterSpec, workspace: Workspace) -> tuple[Difference, ...]
 
 
 def _drift(
-    spec: ClusterSpec, workspace: Workspace, found: Plan, connections: Connections, say: Say
+    spec: ClusterSpec, workspace: Workspace, found: Plan, connections: Connections, report: Reporter
 ) -> Iterator[Drift]:
     """What is not right of the hosts that stay and run."""
     staying = {host.name for host in found.hosts.hosts if host.action in {"keep", "change"} and not host.off}
@@ -170,7 +170,7 @@ def _drift(
             yield Drift(spec.controller_host, "the last `clusterctl up` did not end")
         return
     controller = before.controller.name
-    say("looking at the hosts")
+    report("looking at the hosts")
     asked = converge.questions(spec, before, workspace)
     try:
         views = probe_hosts(
@@ -198,7 +198,7 @@ def _drift(
     yield from _of_environment(spec, workspace, before)
 
 
-def _of_hardware(fitted: converge.Outfit) -> Iterator[Drift]:
+def _of_hardware(fitted: converge.NodeConfig) -> Iterator[Drift]:
     """What came or went of it, and what must wait."""
     for host, what in fitted.changes.items():
         yield Drift(host, f"{what}: {fitted.waiting[host]}" if host in fitted.waiting else what)
@@ -260,7 +260,7 @@ def _with_tasks(
     *,
     copy: Workspace,
     connections: Connections,
-    say: Say,
+    report: Reporter,
 ) -> Plan:
     """The plan, with what configuring would change on hosts of somebody's own that are part of it already.
 
@@ -272,7 +272,7 @@ def _with_tasks(
     staying = {host.name for host in found.hosts.hosts if host.action in {"keep", "change"} and not host.off}
     if away := [host.name for host in before.hosts if host.name not in staying]:
         return replace(found, notes=(*found.notes, f"no look ahead, task by task, without {', '.join(away)}"))
-    say("asking Ansible what it would change")
+    report("asking Ansible what it would change")
     for secret in (workspace.munge_key, workspace.key):
         (copy.root / secret.name).symlink_to(secret)
     try:

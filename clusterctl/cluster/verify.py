@@ -7,21 +7,36 @@ users' jobs are taken at their slurmd's word and named as not probed; so are tho
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterable
+import time
+from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass, field
+from enum import Enum
 from functools import partial
 
-from clusterctl.cluster import verify_mpirun
-from clusterctl.cluster.blame import failed, is_right
-from clusterctl.cluster.diagnose import Connect
-from clusterctl.cluster.held import release_held
-from clusterctl.cluster.node_states import Aside, astray, out_of_service, settle
-from clusterctl.cluster.proof import Proof
+from clusterctl.cluster.converge import Configured, Mended, refuse_missing_gpus
+from clusterctl.cluster.diagnosis import Connect, driver_findings, failed, is_right
+from clusterctl.cluster.hardware import REASON
+from clusterctl.cluster.nodes import concerned
+from clusterctl.cluster.session import Run
+from clusterctl.errors import (
+    CommandError,
+    Failure,
+    SchedulerError,
+    SlurmError,
+    TransportError,
+    UnreachableError,
+    VerifyError,
+)
+from clusterctl.scheduler.models import NodeInfo
+from clusterctl.scheduler.mpirun.client import MpirunClient
 from clusterctl.scheduler.slurm.client import SlurmClient
 from clusterctl.scheduler.slurm.config import HEALTH_REASON
+from clusterctl.spec import ClusterSpec
 from clusterctl.spec.distributions import JOB_PROFILE
 from clusterctl.spec.models import ADMIN_USER, PROOF_PARTITION
 from clusterctl.state.inventory import HEALTH_PROGRAM, Inventory
 from clusterctl.transport.base import Result, Transport
+from clusterctl.transport.connections import Connections
 from clusterctl.util.assets import payload_hash
 
 __all__ = ["Aside", "Proof", "astray", "out_of_service", "release_held", "verify"]
@@ -29,6 +44,7 @@ __all__ = ["Aside", "Proof", "astray", "out_of_service", "release_held", "verify
 READY_TIMEOUT_S = 120.0  # slurmctld takes a minute to ask a node again that was out of reach
 START_TIMEOUT_S = 30
 PROBE_S = 20
+MPIRUN_S = 30
 PROBE_PER_NODE_S = 3  # many local nodes start their ranks on few cores
 CLEAN_UP_S = 20
 HEALTH_S = 60
@@ -46,7 +62,7 @@ def verify(
         VerifyError: nodes are missing or sick, or the job failed; names hosts and causes.
     """
     if not inventory.has_slurm and inventory.job_user is not None:
-        return verify_mpirun.prove(inventory, inventory.job_user, to)
+        return _verify_mpirun(inventory, inventory.job_user, to)
     controller = to(inventory.controller.name)
     probe = partial(_probe, transport=controller)
     for tries_left in (1, 0):
@@ -101,3 +117,295 @@ def _probe(hosts: tuple[str, ...], transport: Transport) -> Result:
         *("--device", "cpu", "--expect-hosts", ",".join(hosts)),  # CuPy alone would take more than its memory
     ]
     return transport.run(argv, timeout_s=patience_s + 30, check=False)
+
+
+@dataclass(frozen=True, slots=True)
+class Proof:
+    """``probed`` hosts ran the job together; ``busy`` ones run users' jobs, ``aside`` ones a person drained.
+
+    ``resumed`` has the nodes that Slurm had taken out of service, with the state they were in.
+    """
+
+    probed: tuple[str, ...]
+    busy: tuple[str, ...] = ()
+    aside: tuple[Aside, ...] = ()
+    resumed: Mapping[str, str] = field(default_factory=dict)
+
+
+_PAUSE_S = 0.2
+_DRAINED = frozenset({"DRAIN", "DRAINED", "DRAINING", "FAIL"})
+_RESERVED = frozenset({"MAINT", "RESERVED"})
+_SLURM = "slurm"  # the account of slurmctld
+_OURS = "clusterctl: "  # how the reasons begin that clusterctl gives
+# slurmd gives its reasons as root, whom a person may be too: these are its words.
+_SLURMDS_WORDS = (
+    *("Kill task failed", "Prolog error", "Epilog error", "batch job complete failure", "Low ", "gres/"),
+    *("Not responding", "Node unexpectedly rebooted", "Duplicate jobid"),
+)
+
+
+class Standing(Enum):
+    """What a node's state means for the proof."""
+
+    READY = "ready"
+    BUSY = "busy"
+    ASIDE = "aside"
+    OUT = "out"  # of service by Slurm's own will, and it answers
+    SICK = "sick"
+
+
+_AT_SERVICE = {
+    "IDLE": Standing.READY,
+    **dict.fromkeys(("ALLOCATED", "MIXED", "COMPLETING"), Standing.BUSY),
+}
+
+
+@dataclass(frozen=True, slots=True)
+class Aside:
+    """A node that a person took out of service: their choice, so `up` leaves it."""
+
+    host: str
+    reason: str
+
+    def __str__(self) -> str:
+        return f"{self.host}: {self.reason}"
+
+
+@dataclass(slots=True)
+class Stand:
+    """Every node of the cluster, by what can be done with it. ``resumed`` has what was put back, and why."""
+
+    idle: tuple[str, ...] = ()
+    busy: tuple[str, ...] = ()
+    aside: tuple[Aside, ...] = ()
+    resumed: dict[str, str] = field(default_factory=dict)
+
+
+def settle(
+    inventory: Inventory, slurm: SlurmClient, *, timeout_s: float, only: Collection[str] = ()
+) -> Stand:
+    """Wait until every node of the inventory is idle, at work, or set aside; resume what Slurm gave up.
+
+    ``only`` names those to look at; none: all.
+
+    Raises:
+        VerifyError: some are not in time; names hosts and Slurm's reasons.
+    """
+    expected = {host.name for host in inventory.compute}
+    deadline = time.monotonic() + timeout_s
+    resumed: dict[str, str] = {}
+    while True:
+        try:
+            nodes = {node.name: node for node in slurm.nodes()}
+            _resume([node for node in nodes.values() if not only or node.name in only], resumed, slurm)
+            sick = tuple(f for f in _sick(expected, nodes) if not only or f.host in only)
+            if not sick:
+                names = [host.name for host in inventory.compute if not only or host.name in only]
+                return _stand([nodes[name] for name in names], resumed)
+        except (SlurmError, CommandError, UnreachableError) as exc:
+            # slurmctld may still be starting
+            sick = (Failure("verify", exc.why or exc.what, inventory.controller.name, "verify"),)
+        if time.monotonic() > deadline:
+            raise VerifyError(
+                "the cluster did not become ready",
+                why="; ".join(f"{f.host}: {f.cause}" for f in sick),
+                fix="look at `sudo journalctl -u slurmd` there (`clusterctl ssh HOST`), then run `up` again",
+                failures=sick,
+            )
+        time.sleep(_PAUSE_S)
+
+
+def standing(node: NodeInfo) -> Standing:
+    """What the state of a node means for the proof."""
+    states = {node.state, *node.flags}
+    if _is_reserved(node):
+        return Standing.ASIDE
+    if states & _DRAINED:
+        if not _slurms_own(node):
+            return Standing.ASIDE
+        return Standing.SICK if "NOT_RESPONDING" in states else Standing.OUT
+    if node.state == "DOWN" and "NOT_RESPONDING" not in states:
+        return Standing.OUT
+    if node.usable and node.state in _AT_SERVICE:
+        return _AT_SERVICE[node.state]
+    return Standing.SICK
+
+
+def astray(nodes: Iterable[NodeInfo]) -> tuple[tuple[str, str], ...]:
+    """The nodes that Slurm gives no jobs, though no person wants it so, each with what Slurm says."""
+    out = (Standing.OUT, Standing.SICK)
+    return tuple((node.name, f"Slurm says {_says(node)}") for node in nodes if standing(node) in out)
+
+
+def out_of_service(nodes: Collection[NodeInfo]) -> tuple[str, ...]:
+    """For who waits for nodes on which no job begins: each with its reason, then what puts them back."""
+    given_up = astray(nodes)
+    aside = [node for node in nodes if standing(node) is Standing.ASIDE]
+    unwell = [node for node in aside if node.reason.startswith(HEALTH_REASON)]
+    drained = [node.name for node in aside if node not in unwell and not _is_reserved(node)]
+    lines = [f"{name}: {why}" for name, why in given_up]
+    lines += [f"{node.name}: {_why_aside(node)}" for node in aside]
+    if given_up:
+        lines.append("`clusterctl up` puts back what Slurm took out itself")
+    if unwell:
+        lines.append("what the health check drained comes back by itself once it is well")
+    if drained:
+        lines.append(f"`clusterctl node resume {' '.join(drained)}` puts back what a person drained")
+    return tuple(lines)
+
+
+def _slurms_own(node: NodeInfo) -> bool:
+    return node.reason_by == _SLURM or node.reason.startswith((_OURS, *_SLURMDS_WORDS))
+
+
+def _resume(nodes: Iterable[NodeInfo], resumed: dict[str, str], slurm: SlurmClient) -> None:
+    """Put back what Slurm took out of service, once each: what it takes out again has a cause that lasts."""
+    for node in nodes:
+        if standing(node) is Standing.OUT and node.name not in resumed:
+            slurm.resume([node.name])
+            resumed[node.name] = _says(node)
+
+
+def _sick(expected: set[str], nodes: Mapping[str, NodeInfo]) -> tuple[Failure, ...]:
+    failures = []
+    for name in sorted(expected | set(nodes)):
+        node = nodes.get(name)
+        if node is None:
+            failures.append(Failure("verify", "Slurm does not know this node", name, "verify"))
+        elif name not in expected:
+            failures.append(Failure("verify", "Slurm still has a node that is gone", name, "verify"))
+        elif standing(node) in (Standing.SICK, Standing.OUT):
+            failures.append(Failure("verify", f"Slurm says {_says(node)}", name, "verify"))
+    return tuple(failures)
+
+
+def _says(node: NodeInfo) -> str:
+    return "+".join((node.state, *node.flags)) + (f": {node.reason}" if node.reason else "")
+
+
+def _stand(nodes: list[NodeInfo], resumed: dict[str, str]) -> Stand:
+    def those(wanted: Standing) -> list[NodeInfo]:
+        return [node for node in nodes if standing(node) is wanted]
+
+    return Stand(
+        idle=tuple(node.name for node in those(Standing.READY)),
+        busy=tuple(node.name for node in those(Standing.BUSY)),
+        aside=tuple(Aside(node.name, _why_aside(node)) for node in those(Standing.ASIDE)),
+        resumed=resumed,
+    )
+
+
+def _why_aside(node: NodeInfo) -> str:
+    if _is_reserved(node):
+        return "reserved"
+    return f"drained by {node.reason_by or 'somebody'}: {node.reason or 'no reason given'}"
+
+
+def _is_reserved(node: NodeInfo) -> bool:
+    return bool({node.state, *node.flags} & _RESERVED)
+
+
+def release_held(inventory: Inventory, to: Connect) -> tuple[str, ...]:
+    """Let them wait for nodes again, now that these are well; returns their ids.
+
+    Raises:
+        SlurmError: Slurm did not answer, or not as expected.
+        UnreachableError: the controller can't be reached.
+    """
+    if not inventory.has_slurm:
+        return ()
+    slurm = SlurmClient(to(inventory.controller.name))
+    return tuple(job.id for job in slurm.all_jobs() if job.failed_to_launch and _is_released(slurm, job.id))
+
+
+def _is_released(slurm: SlurmClient, job_id: str) -> bool:
+    try:
+        slurm.release(job_id)
+    except CommandError:  # it was cancelled meanwhile
+        return False
+    return True
+
+
+_ENTER = f'cd && {{ [[ ! -r {JOB_PROFILE} ]] || . {JOB_PROFILE}; }} && exec "$@"'
+
+
+def _verify_mpirun(inventory: Inventory, user: str, to: Connect) -> Proof:
+    """Prove the cluster; ``to`` connects to a host, ``user`` is who jobs run as.
+
+    Raises:
+        VerifyError: the job failed; names hosts and causes.
+    """
+    busy = _busy(inventory, user, to)
+    free = tuple(host.name for host in inventory.compute if host.name not in busy)
+    if not free:
+        return Proof((), busy)
+
+    def probe(hosts: tuple[str, ...]) -> Result:
+        return _mpirun_probe(hosts, user, to)
+
+    result = probe(free)
+    if not is_right(result, free):
+        raise failed(result, free, inventory, to, probe)
+    return Proof(free, busy)
+
+
+def _busy(inventory: Inventory, user: str, to: Connect) -> tuple[str, ...]:
+    controller = inventory.controller.name
+    try:
+        jobs = MpirunClient(inventory, user, to(controller), to).own_jobs()
+    except (SchedulerError, TransportError) as exc:
+        failure = Failure("verify", exc.why or exc.what, controller, "verify")
+        raise VerifyError("nobody can tell which jobs run", why=failure.cause, failures=(failure,)) from exc
+    at_work = {node for job in jobs if not job.ended for node in job.nodes}
+    return tuple(host.name for host in inventory.compute if host.name in at_work)
+
+
+def _mpirun_probe(hosts: tuple[str, ...], user: str, to: Connect) -> Result:
+    """Run the bundled probe from the first of these hosts, a rank on each. It ends by itself if it hangs."""
+    limit_s = MPIRUN_S + PROBE_PER_NODE_S * len(hosts)
+    argv = [
+        *("sudo", "-n", "-H", "-u", user, "timeout", "--kill-after=5", str(limit_s)),
+        *("env", f"PYTHONPATH=/opt/clusterctl/payload/{payload_hash()}", "OMP_NUM_THREADS=1"),
+        *("bash", "-c", _ENTER, "probe"),
+        *("mpirun", "-np", str(len(hosts)), "--host", ",".join(f"{host}:1" for host in hosts)),
+        *("--map-by", "ppr:1:node", "-x", "PATH", "-x", "PYTHONPATH", "-x", "OMP_NUM_THREADS"),
+        *("/opt/clusterctl/env/bin/python", "-m", "payload", "probe", "--device", "cpu"),
+        *("--expect-hosts", ",".join(hosts)),
+    ]
+    return to(hosts[0]).run(argv, timeout_s=limit_s + 30, check=False)
+
+
+def prove(
+    spec: ClusterSpec,
+    inventory: Inventory,
+    configured: Configured,
+    connections: Connections,
+    *,
+    limit: Collection[str],
+    run: Run,
+) -> Proof:
+    """Run the proof job on the nodes concerned, and say what was mended on the way.
+
+    Raises:
+        VerifyError: it does not work, or hosts show fewer GPUs than they should; names hosts and causes.
+    """
+    with run.phase("verify") as (step, _):
+        proof = verify(inventory, connections.to, only=concerned(inventory, limit))
+        given_up = ((host, was) for host, was in proof.resumed.items() if REASON not in was)
+        run.has_mended(Mended(host, f"was {was}", "resumed") for host, was in given_up)
+        released = release_held(inventory, connections.to)
+        run.has_mended(
+            Mended(f"job {job}", "was held, its launch had failed", "released") for job in released
+        )
+        step.note = f"MPI across {len(proof.probed)} of {len(inventory.compute)} nodes"
+        run.notes += (*configured.notes, *_unprobed(proof))
+        needs = driver_findings(spec, inventory, connections)
+        run.notes += tuple(note for note in map(str, needs) if note not in run.notes)
+        refuse_missing_gpus(spec, inventory, configured.views, limit, needs=needs)
+    return proof
+
+
+def _unprobed(proof: Proof) -> tuple[str, ...]:
+    """What to say of nodes that the proof left out."""
+    busy = (f"not probed, busy with jobs: {', '.join(proof.busy)}",) if proof.busy else ()
+    return (*busy, *(f"not probed, and left as it is: {node}" for node in proof.aside))

@@ -22,7 +22,7 @@ from pathlib import Path
 import typer
 from markdown_it import MarkdownIt
 
-from clusterctl.cli import app
+from clusterctl.cli.run import app
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = ("console", "sh")

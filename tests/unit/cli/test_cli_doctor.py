@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.cli.doctor import text
-from clusterctl.cli.show import Screen
+from clusterctl.cli.output import Screen
+from clusterctl.cli.spec import text
 from clusterctl.hosts.checks import DoctorReport
 from clusterctl.hosts.report import HostFacts
 from tests.unit.hosts.test_doctor import WELL

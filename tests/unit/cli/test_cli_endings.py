@@ -13,7 +13,7 @@ import pytest
 import typer
 
 from clusterctl.cli.options import Options, verb
-from clusterctl.cli.show import Screen
+from clusterctl.cli.output import Screen
 from tests.support.terminal import on_terminal, terminal
 from tests.support.verbs import SCRIPT, Clusterctl
 
@@ -158,7 +158,7 @@ def test_a_damaged_workspace_is_named_and_hides_no_other(cli: Clusterctl) -> Non
 
 BUGGY = """#!{python}
 from clusterctl.__main__ import main
-from clusterctl.cli import app
+from clusterctl.cli.run import app
 from clusterctl.cli.options import verb
 
 def bug(screen, options):

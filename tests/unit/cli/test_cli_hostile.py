@@ -12,10 +12,9 @@ from typing import Any
 import pyte
 import pytest
 
-from clusterctl.cli import app, show
-from clusterctl.cli.progress import _Bar
-from clusterctl.cli.show import Screen
-from clusterctl.cli.watching import KeptLogs
+from clusterctl.cli.job import KeptLogs
+from clusterctl.cli.output import Screen, _Bar
+from clusterctl.cli.run import app, show
 from clusterctl.errors import ClusterctlError
 from clusterctl.jobs import LogChunk
 from clusterctl.scheduler import session

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import typer
 
-from clusterctl.cli import app
+from clusterctl.cli.run import app
 from scripts.cli_reference import verbs
 from tests.support.verbs import Clusterctl
 

@@ -10,8 +10,7 @@ from pathlib import Path
 import pyte
 import pytest
 
-from clusterctl.cli.phases import Phases
-from clusterctl.cli.show import Screen
+from clusterctl.cli.output import Phases, Screen
 from clusterctl.util.progress import HostStep, Waiting
 from tests.support.terminal import on_terminal
 
@@ -66,8 +65,8 @@ def test_phases_that_are_over_keep_their_seconds(phases: Phases) -> None:
 PROGRAM = f"""
 import time
 from pathlib import Path
-from clusterctl.cli.phases import Phases
-from clusterctl.cli.show import Screen
+from clusterctl.cli.output import Phases
+from clusterctl.cli.output import Screen
 from clusterctl.util.progress import HostStep, Waiting
 
 phases = Phases(Screen(json=False, color=True), verbose=False)

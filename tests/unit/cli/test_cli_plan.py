@@ -11,8 +11,8 @@ from typing import Any
 
 import pytest
 
-from clusterctl.cli.plan import as_dict, asking, text
-from clusterctl.cli.show import Screen
+from clusterctl.cli.output import Screen
+from clusterctl.cli.up import as_dict, asking, text
 from clusterctl.cluster.impact import Foreseen, Harm
 from clusterctl.cluster.plan import Drift, Plan
 from clusterctl.errors import UsageError
@@ -163,8 +163,8 @@ def test_what_nobody_knows_the_price_of_is_taken_for_dearer(
 
 ASKS = """
 import time
-from clusterctl.cli.plan import asking
-from clusterctl.cli.show import Screen
+from clusterctl.cli.up import asking
+from clusterctl.cli.output import Screen
 from clusterctl.cluster.plan import Plan
 from clusterctl.providers.base import HostChange, Planned
 

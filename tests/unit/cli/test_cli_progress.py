@@ -6,8 +6,7 @@ import time
 from concurrent.futures import ThreadPoolExecutor
 from typing import TYPE_CHECKING
 
-from clusterctl.cli.progress import _Bar
-from clusterctl.cli.show import Screen
+from clusterctl.cli.output import Screen, _Bar
 
 if TYPE_CHECKING:
     from rich.progress import Progress

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.cluster.membership import (
+from clusterctl.cluster.nodes import (
     check_left,
     forget,
     limited,

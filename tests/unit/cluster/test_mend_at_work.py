@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection
 
-from clusterctl.cluster.jobs_in_the_way import at_work, keep_free
+from clusterctl.cluster.hardware import at_work, keep_free
 from clusterctl.scheduler.base import Clock, Scheduler
 from clusterctl.scheduler.slurm.client import SlurmClient
 from clusterctl.transport.scripted import ScriptedTransport, Step

@@ -12,8 +12,7 @@ import pytest
 
 from clusterctl.cluster import converge
 from clusterctl.cluster.converge import _inputs, _installed, _Noted, _write
-from clusterctl.cluster.gpu_drift import gpus_file
-from clusterctl.cluster.hardware import hardware
+from clusterctl.cluster.hardware import gpus_file, hardware
 from clusterctl.hosts.gpus import Driver
 from clusterctl.hosts.report import HostReport, ProbeRequest
 from clusterctl.state.inventory import Inventory
@@ -41,14 +40,16 @@ def installed(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Install:
     def run(
         inventory: Inventory, views: dict[str, HostReport], limit: tuple[str, ...] = ()
     ) -> dict[str, HostReport]:
-        def reach(asked: dict[str, ProbeRequest], _: Any) -> dict[str, HostReport]:
+        def probe_hosts(asked: dict[str, ProbeRequest], _: Any) -> dict[str, HostReport]:
             return dict.fromkeys(asked, WAS)
 
-        monkeypatch.setattr(converge, "probe_hosts", reach)
+        monkeypatch.setattr(converge, "probe_hosts", probe_hosts)
         monkeypatch.setattr(converge.ansible, "install_on_hosts", lambda *_, **__: None)
         with Connections(workspace.ssh_config) as connections:
             return {
-                **_installed(SPEC, inventory, workspace, connections, views, limit=limit, say=lambda _: None)
+                **_installed(
+                    SPEC, inventory, workspace, connections, views, limit=limit, report=lambda _: None
+                )
             }
 
     return run

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.cluster.gpu_drift import fetch_gpu_wheels, gpus_file, refuse_missing_gpus
+from clusterctl.cluster.hardware import fetch_gpu_wheels, gpus_file, refuse_missing_gpus
 from clusterctl.errors import VerifyError
 from clusterctl.hosts.checks import Finding
 from clusterctl.hosts.gpus import Driver, Gpu

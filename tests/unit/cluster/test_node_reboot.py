@@ -12,9 +12,9 @@ import pytest
 
 from clusterctl.cli import node
 from clusterctl.cli.options import Options
-from clusterctl.cli.show import Screen
+from clusterctl.cli.output import Screen
 from clusterctl.cluster import nodes
-from clusterctl.cluster.node_states import Standing, standing
+from clusterctl.cluster.verify import Standing, standing
 from clusterctl.errors import SchedulerError, TransportError, UnreachableError, UsageError
 from clusterctl.scheduler import session
 from clusterctl.scheduler.models import NodeInfo

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import typer
 
-from clusterctl.cli import app
+from clusterctl.cli.run import app
 from scripts.cli_reference import PAGE, reference, verbs
 
 

@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+import getpass
 import re
-from collections.abc import Iterator
+import shlex
+import sys
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Annotated, Final
+
+import typer
 
 from clusterctl.cli.options import Options
-from clusterctl.cli.show import Screen
+from clusterctl.cli.output import Screen
 from clusterctl.errors import LockedError, NotUpError, SchedulerError, SpecError, TransportError, UsageError
 
 if TYPE_CHECKING:
+    from clusterctl.providers.onprem.hands import Hands
+    from clusterctl.providers.onprem.host_keys import Offered
     from clusterctl.spec import ClusterSpec
     from clusterctl.state.workspace import Workspace
 
@@ -74,7 +81,7 @@ def telling_who_works(workspace: Workspace) -> Iterator[None]:
         yield
     except (NotUpError, SchedulerError, TransportError) as exc:
         worker = workspace.worker()
-        if worker is None or exc.spent:
+        if worker is None or exc.had_side_effects:
             raise
         said = f"{exc.what}: {exc.why}" if exc.why else exc.what
         raise LockedError(
@@ -107,3 +114,90 @@ def _named(options: Options) -> Workspace:
 
 def _unknown(name: str) -> UsageError:
     return UsageError(f"there is no cluster {name!r}", fix="`clusterctl list` shows the clusters there are")
+
+
+AskBecomePass = Annotated[
+    bool,
+    typer.Option(
+        "--ask-become-pass",
+        "-K",
+        help="Ask once for the password that sudo wants on machines of your own; without a terminal it is "
+        "read from standard input.",
+    ),
+]
+AcceptHostKey = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--accept-host-key",
+        metavar="SHA256:...",
+        help="The fingerprint of a host key that is right, on machines of your own. Repeatable.",
+        show_default=False,
+    ),
+]
+_FINGERPRINT: Final = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
+
+
+def hands(screen: Screen, *, ask_password: bool, accepted: Sequence[str] | None = None) -> Hands:
+    """What `up` needs: who is asked about host keys, and the password, which is asked for at once.
+
+    Raises:
+        UsageError: that is no fingerprint, or there is no password.
+    """
+    from clusterctl.providers.onprem.hands import Hands
+
+    for text in accepted or ():
+        if not _FINGERPRINT.fullmatch(text):
+            raise UsageError(
+                f"{text!r} is no fingerprint",
+                where="--accept-host-key",
+                fix="write it as `ssh-keygen -lf` does: SHA256: and 43 letters",
+            )
+    return Hands(
+        confirm=_confirming(screen),
+        accepted=tuple(accepted or ()),
+        password=_password() if ask_password else None,
+        told=screen.note,
+    )
+
+
+def looking_hands(*, ask_password: bool) -> Hands:
+    """What verbs need that only look: they confirm no keys."""
+    from clusterctl.providers.onprem.hands import Hands
+
+    return Hands(password=_password() if ask_password else None)
+
+
+def _password() -> str:
+    """The password for sudo; it is shown and noted nowhere."""
+    text = getpass.getpass("sudo password: ") if sys.stdin.isatty() else sys.stdin.readline().rstrip("\n")
+    if not text:
+        raise UsageError("there is no password", where="--ask-become-pass", fix="type one, or leave it out")
+    return text
+
+
+def _confirming(screen: Screen) -> Callable[[Sequence[Offered]], None]:
+    """Shows unknown host keys and asks whether they are right."""
+
+    def confirm(offered: Sequence[Offered]) -> None:
+        from clusterctl.providers.onprem.hands import unconfirmed
+
+        rows = [[one.title, one.address, one.kind, one.fingerprint] for one in offered]
+        with screen.still():
+            screen.note("nobody has confirmed these host keys yet; compare them with the machines' own")
+            screen.note(*screen.table(["HOST", "ADDRESS", "KEY", "FINGERPRINT"], rows))
+            if not (sys.stdin.isatty() and sys.stderr.isatty()):
+                raise UsageError(
+                    "host keys must be confirmed",
+                    why="there is no terminal to ask on",
+                    fix=f"if they are right, run: {_command(offered)}",
+                    failures=unconfirmed(offered, then="").failures,
+                )
+            screen.confirm("are they right?", yes=False)
+
+    return confirm
+
+
+def _command(offered: Sequence[Offered]) -> str:
+    """What was typed, with the keys."""
+    flags = [word for one in offered for word in ("--accept-host-key", one.fingerprint)]
+    return shlex.join(["clusterctl", *sys.argv[1:], *flags])

@@ -1,23 +1,185 @@
-"""plan: what `up` would do. And how that is shown and asked about, where `up` does it."""
+"""plan, up: what `up` would do, shown and asked about, and doing it."""
 
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
 from clusterctl.cli.options import Options, verb
-from clusterctl.cli.own_machines import AskBecomePass, looking_hands
-from clusterctl.cli.show import Screen
-from clusterctl.cli.which import spec_of
+from clusterctl.cli.output import Phases, Screen
+from clusterctl.cli.target import AcceptHostKey, AskBecomePass, hands, looking_hands, spec_of
+from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
+    from clusterctl.cluster.drift import Mended
     from clusterctl.cluster.plan import Plan
+    from clusterctl.cluster.session import Phase
+    from clusterctl.cluster.up import Packages
     from clusterctl.providers.base import HostChange, Planned
+    from clusterctl.providers.onprem.hands import Hands
     from clusterctl.spec import ClusterSpec
+
+Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
+NoWait = Annotated[
+    bool,
+    typer.Option("--no-wait", help="Fail at once if another clusterctl works on the cluster; else wait."),
+]
+Limit = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--limit",
+        metavar="HOST",
+        help="Touch these machines of your own alone, and what the controller says of them; also a range.",
+    ),
+]
+
+
+@contextmanager
+def unfinished(screen: Screen, phases: Phases, then: str) -> Iterator[None]:
+    """Say where Ctrl-C leaves the cluster."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        if phases.begun:
+            screen.note(f"stopped half way: {then}")
+        raise
+
+
+def up(
+    screen: Screen,
+    options: Options,
+    reconfigure: Annotated[
+        bool,
+        typer.Option("--reconfigure", help="Configure every host anew, whether anything drifted or not."),
+    ] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="End jobs that a changed spec has no place for.")
+    ] = False,
+    bundle: Annotated[
+        Path | None,
+        typer.Option(
+            "--bundle",
+            metavar="FILE",
+            help="Install machines of your own from this bundle, this time and from now on.",
+        ),
+    ] = None,
+    no_bundle: Annotated[
+        bool, typer.Option("--no-bundle", help="Install from the hosts' own repositories again.")
+    ] = False,
+    limit: Limit = None,
+    no_wait: NoWait = False,
+    yes: Yes = False,
+    ask_become_pass: AskBecomePass = False,
+    accept_host_key: AcceptHostKey = None,
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Only say what would be done: `clusterctl plan`.")
+    ] = False,
+) -> int:
+    """Raise the cluster, or mend it. Done means: an MPI job ran right across every node.
+
+    It asks before it removes hosts, or makes what costs money. Without a terminal, removing needs --yes.
+    """
+    from clusterctl.cluster.nodes import names_of
+    from clusterctl.spec.caller import Caller, notes
+
+    if bundle is not None and no_bundle:
+        raise UsageError("--bundle and --no-bundle exclude each other", fix="say one of them")
+    spec = spec_of(screen, options)
+    for line in notes(spec, Caller.current()):
+        screen.note(f"note: {line}")
+    if dry_run:
+        return show_plan(screen, spec, ask_become_pass=ask_become_pass)
+    return raise_cluster(
+        screen,
+        options,
+        spec,
+        limit=names_of(limit or ()),
+        reconfigure=reconfigure,
+        force=force,
+        packages=Packages(bundle, own=no_bundle),
+        hands=hands(screen, ask_password=ask_become_pass, accepted=accept_host_key),
+        yes=yes,
+        no_wait=no_wait,
+    )
+
+
+def raise_cluster(
+    screen: Screen,
+    options: Options,
+    spec: ClusterSpec,
+    *,
+    hands: Hands,
+    limit: Sequence[str] = (),
+    replaced: Sequence[str] = (),
+    reconfigure: bool = False,
+    force: bool = False,
+    packages: Packages | None = None,
+    yes: bool = False,
+    no_wait: bool = False,
+) -> int:
+    """Have the cluster of this spec up, or what ``limit`` names of it, and say how it went.
+
+    ``replaced`` ones are other machines than before.
+    """
+    from clusterctl.cluster import up as lifecycle
+    from clusterctl.cluster.up import AS_BEFORE
+    from clusterctl.state import lock
+    from clusterctl.state.workspace import Workspace
+
+    workspace = Workspace.of(spec.name)
+    then = "`clusterctl up` goes on from here, `clusterctl down` removes what there is"
+    phases = Phases(screen, verbose=options.verbose)
+    screen.known = {"mended": []}
+
+    def tell_mended(one: Mended) -> None:
+        screen.known["mended"].append(asdict(one))
+        screen.note(f"mended: {one}")
+
+    with unfinished(screen, phases, then), phases.shown():
+        done = lifecycle.up(
+            spec,
+            workspace,
+            reporter=phases,
+            tell_mended=tell_mended,
+            agree=asking(screen, yes=yes, apart=screen.still),
+            reconfigure=reconfigure,
+            force=force,
+            packages=packages or AS_BEFORE,
+            limit=limit,
+            replaced=replaced,
+            hands=hands,
+            wait_s=0 if no_wait else lock.WAIT_S,
+        )
+    for line in done.notes:
+        screen.note(f"note: {line}")
+    answer = {
+        "cluster": spec.name,
+        "provider": spec.provider.type,
+        "ready": True,
+        "nodes": [host.name for host in done.inventory.compute],
+        "probed": done.proof.probed,
+        "not_probed": [*done.proof.busy, *(node.host for node in done.proof.aside)],
+        "phases": phase_dicts(done.phases),
+        "notes": done.notes,
+        **screen.known,
+        "workspace": str(workspace.root),
+    }
+    nodes = len(done.inventory.compute)
+    screen.result(
+        answer,
+        *_phase_table(screen, done.phases),
+        "",
+        f"cluster {spec.name!r} is up: 1 controller, {nodes} nodes",
+        f"submit a job with `clusterctl submit train --nodes {min(nodes, 2)} --follow`",
+    )
+    return 0
+
 
 CHANGES: Final = 3  # the exit code of --check
 HOURS_A_DAY: Final = 24
@@ -51,13 +213,13 @@ def show_plan(
     ask_become_pass: bool = False,
 ) -> int:
     """Plan and show it; the exit code."""
-    from clusterctl.cluster import lifecycle
     from clusterctl.cluster import plan as planning
+    from clusterctl.cluster.session import provider_of
     from clusterctl.state.workspace import Workspace
 
-    provider = lifecycle.provider_of(spec.provider, looking_hands(ask_password=ask_become_pass))
+    provider = provider_of(spec.provider, looking_hands(ask_password=ask_become_pass))
     with screen.working("looking"):
-        found = planning.plan(spec, Workspace.of(spec.name), provider, say=lambda _: None)
+        found = planning.plan(spec, Workspace.of(spec.name), provider, report=lambda _: None)
     lines = text(screen, spec, found)
     for task in found.tasks:
         if diff and task.diff:
@@ -229,6 +391,17 @@ def _folded(names: list[str]) -> str:
     return str(NodeSet.fromlist(names))
 
 
+def phase_dicts(phases: tuple[Phase, ...]) -> list[dict[str, Any]]:
+    return [{"phase": p.name, "seconds": p.seconds, "note": p.note} for p in phases]
+
+
+def _phase_table(screen: Screen, phases: tuple[Phase, ...]) -> list[str]:
+    rows: list[list[object]] = [[p.name, p.seconds, p.note] for p in phases]
+    rows.append(["total", sum(p.seconds for p in phases), ""])
+    return screen.table(["PHASE", "SECONDS", ""], rows)
+
+
 def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command()(verb(plan))
+    """Add these verbs."""
+    for function in (plan, up):
+        app.command()(verb(function))

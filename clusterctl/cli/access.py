@@ -5,19 +5,21 @@ from __future__ import annotations
 import functools
 import os
 import sys
+import time
 from collections.abc import Iterator, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clusterctl.cli.completing import hosts
+from clusterctl.cli.completion import hosts
+from clusterctl.cli.job import open_session
 from clusterctl.cli.options import Options, verb
-from clusterctl.cli.progress import showing_progress
-from clusterctl.cli.show import Screen
+from clusterctl.cli.output import Screen, showing_progress
 from clusterctl.cli.submit import JOB_FLAGS
-from clusterctl.cli.which import telling_who_works, workspace_of
+from clusterctl.cli.target import telling_who_works, workspace_of
 from clusterctl.errors import Failure, UsageError
 
 if TYPE_CHECKING:
@@ -25,6 +27,7 @@ if TYPE_CHECKING:
     from clusterctl.spec import JobWords
     from clusterctl.state.inventory import Inventory
     from clusterctl.transport.openssh import OpenSSH
+
 
 Command = Annotated[list[str] | None, typer.Argument(metavar="COMMAND", help="A command, after --.")]
 SHELL_FLAGS = {name: flag for name, flag in JOB_FLAGS.items() if name in {
@@ -122,11 +125,11 @@ def _environment(screen: Screen, options: Options, session: Session, words: JobW
     heard = screen.note if options.verbose else lambda _line: None
     with screen.working("resolving requirements"):
         environment = jobs.environment_of(
-            session.spec, words, distribution=session.distribution, say=screen.note, heard=heard
+            session.spec, words, distribution=session.distribution, report=screen.note, heard=heard
         )
     with showing_progress(screen) as progress:
         for transport in (session.transport, *session.of_partition(None)):
-            jobs.build(transport, environment, say=screen.note, progress=progress)
+            jobs.build(transport, environment, report=screen.note, progress=progress)
     return environment
 
 
@@ -171,7 +174,120 @@ def _told(screen: Screen, argv: Sequence[str], answer: dict[str, Any]) -> int:
     return done.rc
 
 
+def put(
+    screen: Screen,
+    options: Options,
+    paths: Annotated[
+        list[str], typer.Argument(metavar="LOCAL... [REMOTE]", help="What goes, and to which folder there.")
+    ],
+) -> None:
+    """Copy files and folders to the cluster, by default home."""
+    from clusterctl.transport.send import send_into
+    from clusterctl.transport.tree import shown_size, walk
+
+    _refuse_empty(paths)
+    local, remote = _split(paths)
+    items, others = walk([Path(path) for path in local])
+    for other in others:
+        screen.note(f"note: not sent, being no file: {other}")
+    begun = time.monotonic()
+    with open_session(screen, options) as session, showing_progress(screen) as progress:
+        sent = send_into(session.transport, items, remote, progress=progress)
+    seconds = time.monotonic() - begun
+    screen.result(
+        {
+            "folder": sent.folder,
+            "files": sent.files,
+            "bytes": sent.bytes,
+            "sent_bytes": sent.sent_bytes,
+            "seconds": round(seconds, 3),
+            "skipped": [str(other) for other in others],
+        },
+        f"{_are(sent.files, sent.bytes)} in {sent.folder}: "
+        f"{shown_size(sent.sent_bytes)} sent in {seconds:.1f} s",
+    )
+
+
+def get(
+    screen: Screen,
+    options: Options,
+    paths: Annotated[
+        list[str], typer.Argument(metavar="REMOTE... [LOCAL]", help="What comes, and into which folder here.")
+    ],
+) -> None:
+    """Copy files and folders from the cluster, by default to here."""
+    from clusterctl.transport.fetch import fetch
+    from clusterctl.transport.tree import shown_size
+
+    _refuse_empty(paths)
+    remote, local = (paths, ".") if len(paths) == 1 else (paths[:-1], paths[-1])
+    begun = time.monotonic()
+    with open_session(screen, options) as session, showing_progress(screen) as progress:
+        done = fetch(
+            session.transport, [_below_home(path) for path in remote], Path(local), progress=progress
+        )
+    seconds = time.monotonic() - begun
+    for path in done.skipped:
+        screen.note(f"note: not fetched, being no file: {path}")
+    screen.result(
+        {
+            "folder": str(Path(local).absolute()),
+            "files": done.files,
+            "bytes": done.bytes,
+            "sent_bytes": done.sent_bytes,
+            "seconds": round(seconds, 3),
+            "skipped": list(done.skipped),
+        },
+        f"{_are(done.files, done.bytes)} in {local}: "
+        f"{shown_size(done.sent_bytes)} fetched in {seconds:.1f} s",
+    )
+
+
+def _are(files: int, size: int) -> str:
+    from clusterctl.transport.tree import shown_size
+
+    return f"1 file, {shown_size(size)}, is" if files == 1 else f"{files} files, {shown_size(size)}, are"
+
+
+def _refuse_empty(paths: list[str]) -> None:
+    """An empty word is a variable that was not set, and would name the whole folder.
+
+    Raises:
+        UsageError: one is empty.
+    """
+    from clusterctl.errors import UsageError
+
+    if "" in paths:
+        raise UsageError("a path is empty", fix="name a file or a folder; the whole folder is `.`")
+
+
+def _split(paths: list[str]) -> tuple[list[str], str]:
+    """What goes, and where it goes to.
+
+    Raises:
+        UsageError: the last one is a file here, so it may well be meant to go, too.
+    """
+    from clusterctl.errors import UsageError
+
+    if len(paths) == 1:
+        return paths, "."
+    *local, remote = paths
+    if Path(remote).is_file() and not remote.endswith("/"):
+        raise UsageError(
+            f"{remote} is a file here, and the last argument names the folder on the cluster",
+            fix=f"to send it, end with a folder (`.` is the home there); if {remote} is one, say {remote}/",
+        )
+    return local, _below_home(remote)
+
+
+def _below_home(path: str) -> str:
+    """A path as the cluster reads it: what begins with ~/ is below the home there."""
+    return os.path.normpath(path.removeprefix("~/")) if path != "~" else "."
+
+
 def register(app: typer.Typer) -> None:
     """Add these verbs."""
     app.command()(verb(ssh))
     app.command()(verb(shell, flags=SHELL_FLAGS))
+    for function in (put, get):
+        app.command()(verb(function))

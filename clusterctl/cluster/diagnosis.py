@@ -1,0 +1,237 @@
+"""Whether a proof job was right; else who is to blame, and for what."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import random
+import re
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+from typing import Final
+
+from clusterctl.errors import Failure, NotUpError, TransportError, VerifyError
+from clusterctl.hosts import checks
+from clusterctl.hosts.checks import DoctorReport, Finding
+from clusterctl.hosts.cluster_checks import examination_request, expected, reject_unknown_hosts
+from clusterctl.providers.base import Provider
+from clusterctl.providers.onprem import left_behind
+from clusterctl.scheduler.session import inventory_of
+from clusterctl.spec import ClusterSpec
+from clusterctl.state.inventory import Inventory
+from clusterctl.state.workspace import Workspace
+from clusterctl.transport.base import Result, Transport
+from clusterctl.transport.connections import Connections
+
+Probe = Callable[[tuple[str, ...]], Result]  # runs the bundled probe, one rank on each of these hosts
+TIMED_OUT = 124  # timeout(1)'s exit code
+_ADVICE: Final = re.compile(
+    r"^-{40,}\n.*?^-{40,}$\n?", re.MULTILINE | re.DOTALL
+)  # Open MPI's, of what may be wrong
+_DENIED: Final = re.compile(r"\S+@\S+: Permission denied \(.*\)")  # what ssh says
+_LET_IN: Final = (
+    "let job users log in there with their keys (AllowUsers, AllowGroups, AuthorizedKeysFile in sshd_config;"
+    " `clusterctl up --reconfigure` puts back a key that somebody removed)"
+)
+
+
+def is_right(result: Result, hosts: tuple[str, ...]) -> bool:
+    """Whether as many ranks agreed as there are hosts."""
+    try:
+        answer = json.loads(result.stdout)
+        return result.rc == 0 and answer["ok"] is True and answer["world_size"] == len(hosts)
+    except (ValueError, KeyError, TypeError):
+        return False
+
+
+def failed(
+    result: Result,
+    hosts: tuple[str, ...],
+    inventory: Inventory,
+    to: Connect,
+    probe: Probe,
+    *,
+    alike: bool = False,
+) -> VerifyError:
+    """Who is to blame, and for what: found out by smaller questions where the job itself does not say.
+
+    ``alike``: it is known to be no single host's fault.
+    """
+    said = _words(result)
+    if alike:
+        failures = tuple(Failure("verify", said, host, "verify") for host in hosts)
+    else:
+        failures = _blamed_by_probe(result) or _blamed_by_parts(hosts, inventory, to, probe)
+    if not failures:
+        fix = _LET_IN if _DENIED.search(said) else ""
+        named = tuple(_named(said, hosts, inventory)) or hosts
+        failures = tuple(Failure("verify", said, host, "verify", fix) for host in named)
+    hosts_of = {failure.cause: str(failure.host) for failure in reversed(failures)}
+    told = (cause if host in cause else f"{host}: {cause}" for cause, host in hosts_of.items())
+    fixes = "; ".join(dict.fromkeys(failure.fix for failure in failures if failure.fix))
+    return VerifyError(
+        f"the proof job failed on {', '.join(str(f.host) for f in failures)}",
+        why="; ".join(told),
+        fix=f"{fixes or 'correct the cause on these hosts'}, then run `clusterctl up` again",
+        failures=failures,
+    )
+
+
+def _named(said: str, hosts: tuple[str, ...], inventory: Inventory) -> Iterator[str]:
+    """The hosts that are spoken of, by name or by address."""
+    for host in inventory.hosts:
+        words = "|".join(map(re.escape, (host.name, host.address)))
+        if host.name in hosts and re.search(rf"(?<![\w.-])({words})(?![\w-]|\.\w)", said):
+            yield host.name
+
+
+def _blamed_by_probe(result: Result) -> tuple[Failure, ...]:
+    """The hosts of which the probe itself says what is wrong."""
+    try:
+        found = json.loads(result.stdout)["failures"]
+        return tuple(Failure("verify", str(one["cause"]), str(one["host"]), "verify") for one in found)
+    except (ValueError, KeyError, TypeError):
+        return ()
+
+
+def _blamed_by_parts(
+    hosts: tuple[str, ...], inventory: Inventory, to: Connect, probe: Probe
+) -> tuple[Failure, ...]:
+    def alone(host: str) -> str | None:
+        result = probe((host,))
+        return None if is_right(result, (host,)) else _words(result)
+
+    return cut_off(inventory, hosts, to) or (each_alone(hosts, alone) if len(hosts) > 1 else ())
+
+
+def _words(result: Result) -> str:
+    said = result.stderr.strip() or result.stdout.strip()
+    said = (_ADVICE.sub("", f"{said}\n").strip() or said)[-2000:]
+    if result.rc == TIMED_OUT:
+        said = f"it did not end in time\n{said}".strip()
+    return said or f"it ended with exit code {result.rc} and said nothing"
+
+
+_PROGRAM = (Path(__file__).parent / "remote_pairs.py").read_text(encoding="utf-8")
+_PORTS = range(40_000, 60_000)
+_LISTEN_S = 6.0
+_LISTEN_PER_NODE_S = 0.1
+_AT_ONCE = 32
+_SHOWN = 3  # pairs in the failure of one host
+
+Connect = Callable[[str], Transport]
+Unreached = Mapping[str, Mapping[str, str]]  # node -> the ones it did not reach, and why
+
+
+def cut_off(inventory: Inventory, hosts: Sequence[str], to: Connect) -> tuple[Failure, ...]:
+    """The hosts that TCP does not join with each other, one failure each; none when all reach all."""
+    unreached = _unreached(inventory, hosts, to) if len(hosts) > 1 else {}
+    causes: dict[str, list[str]] = {}
+    for one, other in itertools.combinations(hosts, 2):
+        there, back = unreached.get(one, {}).get(other), unreached.get(other, {}).get(one)
+        if there and back:
+            cause = f"{one} and {other} can't reach each other: {one}: {there}; {other}: {back}"
+        elif there or back:
+            near, far = (one, other) if there else (other, one)
+            cause = f"{near} can't reach {far}: {there or back}"
+        else:
+            continue
+        for host in (one, other):
+            causes.setdefault(host, []).append(cause)
+    fix = "see what drops their traffic: firewalls, routes, cables"
+    return tuple(Failure("network", _some(said), host, "verify", fix) for host, said in causes.items())
+
+
+def _some(causes: Sequence[str]) -> str:
+    """Enough of them to go on with: of 64 nodes that reach none, there would be 2,016."""
+    more = len(causes) - _SHOWN
+    return "; ".join(causes[:_SHOWN]) + (f"; and {more} more such pairs" if more > 0 else "")
+
+
+def each_alone(hosts: Sequence[str], alone: Callable[[str], str | None]) -> tuple[Failure, ...]:
+    """The hosts on which even a job of their own fails. ``alone`` runs it and returns its complaint."""
+    with ThreadPoolExecutor(max_workers=min(_AT_ONCE, len(hosts))) as pool:
+        said = list(pool.map(alone, hosts))
+    return tuple(
+        Failure("verify", cause, host, "verify") for host, cause in zip(hosts, said, strict=True) if cause
+    )
+
+
+def _unreached(inventory: Inventory, hosts: Sequence[str], to: Connect) -> Unreached:
+    port = random.choice(_PORTS)  # noqa: S311
+    seconds = _LISTEN_S + _LISTEN_PER_NODE_S * len(hosts)
+    addresses = {host.name: host.address for host in inventory.hosts if host.name in hosts}
+
+    def ask(name: str) -> Mapping[str, str]:
+        peers = {other: address for other, address in addresses.items() if other != name}
+        request = json.dumps({"port": port, "seconds": seconds, "peers": peers})
+        argv = ["/usr/bin/python3", "-I", "-S", "-c", _PROGRAM, request]
+        try:
+            return dict(json.loads(to(name).run(argv, timeout_s=seconds + 30).stdout))
+        except (TransportError, ValueError):  # what it can't say, the others see
+            return {}
+
+    with ThreadPoolExecutor(max_workers=len(hosts)) as pool:
+        return dict(zip(hosts, pool.map(ask, hosts), strict=True))
+
+
+_TIMEOUT_S = 60.0
+_OF_DRIVER = frozenset({"no-driver", "reboot-needed", "secure-boot", "fabric-manager"})
+
+
+def checkup(
+    spec: ClusterSpec, workspace: Workspace, provider: Provider, *, hosts: Collection[str] = ()
+) -> DoctorReport:
+    """What is wrong with the hosts, or with those of ``hosts``; nothing is changed.
+
+    Raises:
+        NotUpError: there is nothing to look at yet.
+        UsageError: the cluster has no such host.
+    """
+    try:
+        inventory = inventory_of(workspace)
+    except NotUpError:
+        before = provider.examine(spec, workspace, hosts=hosts)
+        if before is None:
+            raise
+        return _with_left(before, workspace, hosts)
+    with Connections(workspace.ssh_config) as connections:
+        return _with_left(_of_cluster(spec, inventory, connections, hosts), workspace, hosts)
+
+
+def _with_left(report: DoctorReport, workspace: Workspace, hosts: Collection[str]) -> DoctorReport:
+    """With the machines that the cluster has left behind."""
+    found = tuple(
+        Finding(one.host.name, "warning", "left-behind", f"{one.place} was left behind", one.why, one.fix)
+        for one in left_behind.found(workspace)
+        if not hosts or one.host.name in hosts
+    )
+    return replace(report, findings=(*report.findings, *found))
+
+
+def driver_findings(spec: ClusterSpec, inventory: Inventory, connections: Connections) -> tuple[Finding, ...]:
+    """What a driver of NVIDIA that the spec asks for still needs on some nodes, such as a reboot."""
+    if not spec.software.nvidia.has_driver:
+        return ()
+    report = _of_cluster(spec, inventory, connections, [host.name for host in inventory.compute])
+    return tuple(finding for finding in report.findings if finding.code in _OF_DRIVER)
+
+
+def _of_cluster(
+    spec: ClusterSpec, inventory: Inventory, connections: Connections, hosts: Collection[str]
+) -> DoctorReport:
+    """Through the account that every host of a cluster has."""
+    reject_unknown_hosts(hosts, inventory.hosts)
+
+    def root(host: str, argv: Sequence[str], stdin: bytes) -> str:
+        return connections.to(host).run(("sudo", "-n", *argv), stdin=stdin, timeout_s=_TIMEOUT_S).stdout
+
+    return checks.examine(
+        examination_request(spec, inventory.hosts),
+        expected(spec, inventory.hosts, installed=[host.name for host in inventory.hosts]),
+        root,
+        leader=inventory.controller.name,
+        only=hosts,
+    )
