@@ -307,7 +307,7 @@ def test_other_text_is_read_by_the_tokenizer_that_was_learned(tmp_path: Path) ->
     assert source.data_state["merges"] == tuple(map(tuple, data_state["merges"]))
 
 
-@pytest.mark.parametrize("learned", [{}, {"merges": 1}, {"merges": [[1]]}, {"merges": [["a", "b"]]}])
+@pytest.mark.parametrize("data_state", [{}, {"merges": 1}, {"merges": [[1]]}, {"merges": [["a", "b"]]}])
 def test_byte_pairs_that_were_not_learned_are_missed(tmp_path: Path, data_state: Mapping[str, Any]) -> None:
     (tmp_path / "text").write_bytes(_TEXT)
     with pytest.raises(UsageError, match=r"--tokenizer bpe:280: what the run has learned .* of byte pairs"):
