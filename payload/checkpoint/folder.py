@@ -76,8 +76,11 @@ node held that died."""
 
 
 class Lock:
-    """A lock of the file ``.lock`` in a folder, until it is closed in all processes that have its descriptor,
-    or these are dead. The file stays; it tells who has the lock."""
+    """Keeps two live runs from writing into one folder: each would take the other's checkpoints for its own.
+
+    It is a lock of the file ``.lock`` in the folder, until it is closed in all processes that have its
+    descriptor, or these are dead. The file stays; it tells which run has the lock.
+    """
 
     def __init__(self, folder: Path, *, patience_s: float = PATIENCE_S) -> None:
         """Make the folder, and wait for the lock.

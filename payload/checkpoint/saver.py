@@ -43,7 +43,8 @@ _NUMBERS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class StopSignals:
-    """Remembers that one came, until an iteration is done."""
+    """SIGTERM and SIGUSR1, which Slurm sends before it takes a job's nodes away: remembered until an
+    iteration is done."""
 
     def __init__(self) -> None:
         self.came = False
@@ -69,7 +70,7 @@ _QUIET = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP}
 
 
 class Writer:
-    """Does one request at a time, about what was put into ``memory``.
+    """This rank's end of its writer process, which does one request at a time, about what is in ``memory``.
 
     The memory has no name: no end of this process, however sudden, leaves any of it behind.
     """

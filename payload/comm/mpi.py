@@ -151,7 +151,8 @@ def _abort(kind: type[BaseException], error: BaseException, trace: TracebackType
 class CudaAwareMpi(Transport):
     """MPI's own blocking collectives on device memory, each when its turn comes.
 
-    None of it goes on beside the computation: Open MPI's non-blocking sums do not take device memory.
+    Only for an MPI library that was built for it; others would crash on it. None of it goes on beside the
+    computation: Open MPI's non-blocking sums do not take device memory.
     """
 
     name = "mpi"

@@ -1,6 +1,7 @@
 """Feeds this rank: its share of each global batch, in micro-batches on the device, made ahead by a thread.
 
-The order of samples, and which rank takes which, follow from the seed alone.
+The order of samples is a function of the seed and the iteration alone, so that all ranks and runs agree, and
+a run that is resumed needs to know its iteration only.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Layer normalisation and batch normalisation."""
+"""Layer norm (Ba et al., arXiv:1607.06450) and batch norm (Ioffe and Szegedy, arXiv:1502.03167)."""
 
 from __future__ import annotations
 
