@@ -23,8 +23,9 @@ from clusterctl.cli.target import telling_who_works, workspace_of
 from clusterctl.errors import Failure, UsageError
 
 if TYPE_CHECKING:
-    from clusterctl.jobs import Environment, Session
-    from clusterctl.spec import JobWords
+    from clusterctl.jobs.environment import Environment
+    from clusterctl.scheduler.session import Session
+    from clusterctl.spec.job import JobOptions
     from clusterctl.state.inventory import Inventory
     from clusterctl.transport.openssh import OpenSSH
 
@@ -75,24 +76,24 @@ def shell(
     It runs on the first node of an allocation of its own, in the job environment. However it ends, the nodes
     are given back.
     """
-    from clusterctl import jobs
-    from clusterctl.spec import job_words
+    from clusterctl.jobs.shell import allocate, forwarded, parse_forwards
+    from clusterctl.spec.job import job_options
     from clusterctl.transport.openssh import attached
 
-    words = job_words({name: value for name, value in flags.items() if value is not None})
+    words = job_options({name: value for name, value in flags.items() if value is not None})
     terminal = sys.stdin.isatty() and sys.stdout.isatty() and not screen.json
     _refuse_shell_as_json(screen, command)
     if not command and not terminal:
         raise UsageError(
             "there is no terminal for a shell", fix="name a command: clusterctl shell -- COMMAND"
         )
-    forwards = jobs.parse_forwards(forward or [])
+    forwards = parse_forwards(forward or [])
     with _session_and_ssh(screen, options) as (session, ssh), ExitStack() as stack:
         environment = _environment(screen, options, session, words)
         wait = functools.partial(_say_wait, screen, session)
         with screen.working("waiting for nodes"):
-            held = stack.enter_context(jobs.allocate(session, ssh, words, on_wait=wait))
-        stack.enter_context(jobs.forwarded(ssh, held.nodes[0], forwards))
+            held = stack.enter_context(allocate(session, ssh, words, on_wait=wait))
+        stack.enter_context(forwarded(ssh, held.nodes[0], forwards))
         screen.note(f"job {held.job_id} has {', '.join(held.nodes)} until this ends")
         for port in forwards:
             screen.note(f"localhost:{port.local} leads to port {port.remote} of {held.nodes[0]}")
@@ -118,18 +119,18 @@ def _session_and_ssh(screen: Screen, options: Options) -> Iterator[tuple[Session
             yield session, OpenSSH(workspace.ssh_config, spec.job_user.name)
 
 
-def _environment(screen: Screen, options: Options, session: Session, words: JobWords) -> Environment:
+def _environment(screen: Screen, options: Options, session: Session, words: JobOptions) -> Environment:
     """The Python of the spec's and the flag's requirements, on the cluster before nodes are asked for."""
-    from clusterctl import jobs
+    from clusterctl.jobs.environment import build, environment_of
 
     heard = screen.note if options.verbose else lambda _line: None
     with screen.working("resolving requirements"):
-        environment = jobs.environment_of(
+        environment = environment_of(
             session.spec, words, distribution=session.distribution, report=screen.note, heard=heard
         )
     with showing_progress(screen) as progress:
         for transport in (session.transport, *session.of_partition(None)):
-            jobs.build(transport, environment, report=screen.note, progress=progress)
+            build(transport, environment, report=screen.note, progress=progress)
     return environment
 
 
@@ -182,7 +183,7 @@ def put(
     ],
 ) -> None:
     """Copy files and folders to the cluster, by default home."""
-    from clusterctl.transport.send import send_into
+    from clusterctl.transport.put import send_into
     from clusterctl.transport.tree import shown_size, walk
 
     _refuse_empty(paths)
@@ -216,7 +217,7 @@ def get(
     ],
 ) -> None:
     """Copy files and folders from the cluster, by default to here."""
-    from clusterctl.transport.fetch import fetch
+    from clusterctl.transport.get import fetch
     from clusterctl.transport.tree import shown_size
 
     _refuse_empty(paths)

@@ -13,7 +13,7 @@ import typer
 
 from clusterctl.cli.options import Options, verb
 from clusterctl.cli.output import Phases, Screen
-from clusterctl.cli.target import AcceptHostKey, AskBecomePass, hands, looking_hands, spec_of
+from clusterctl.cli.target import AcceptHostKey, AskBecomePass, prompts_for, read_only_prompts, spec_of
 from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,8 +22,8 @@ if TYPE_CHECKING:
     from clusterctl.cluster.session import Phase
     from clusterctl.cluster.up import Packages
     from clusterctl.providers.base import HostChange, Planned
-    from clusterctl.providers.onprem.hands import Hands
-    from clusterctl.spec import ClusterSpec
+    from clusterctl.providers.prompts import Prompts
+    from clusterctl.spec.models import ClusterSpec
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 NoWait = Annotated[
@@ -86,12 +86,13 @@ def up(
     It asks before it removes hosts, or makes what costs money. Without a terminal, removing needs --yes.
     """
     from clusterctl.cluster.nodes import names_of
-    from clusterctl.spec.caller import Caller, notes
+    from clusterctl.cluster.up import Packages
+    from clusterctl.spec.current_user import CurrentUser, job_user_notes
 
     if bundle is not None and no_bundle:
         raise UsageError("--bundle and --no-bundle exclude each other", fix="say one of them")
     spec = spec_of(screen, options)
-    for line in notes(spec, Caller.current()):
+    for line in job_user_notes(spec, CurrentUser.current()):
         screen.note(f"note: {line}")
     if dry_run:
         return show_plan(screen, spec, ask_become_pass=ask_become_pass)
@@ -103,7 +104,7 @@ def up(
         reconfigure=reconfigure,
         force=force,
         packages=Packages(bundle, own=no_bundle),
-        hands=hands(screen, ask_password=ask_become_pass, accepted=accept_host_key),
+        prompts=prompts_for(screen, ask_password=ask_become_pass, accepted=accept_host_key),
         yes=yes,
         no_wait=no_wait,
     )
@@ -114,7 +115,7 @@ def raise_cluster(
     options: Options,
     spec: ClusterSpec,
     *,
-    hands: Hands,
+    prompts: Prompts,
     limit: Sequence[str] = (),
     replaced: Sequence[str] = (),
     reconfigure: bool = False,
@@ -153,7 +154,7 @@ def raise_cluster(
             packages=packages or AS_BEFORE,
             limit=limit,
             replaced=replaced,
-            hands=hands,
+            prompts=prompts,
             wait_s=0 if no_wait else lock.WAIT_S,
         )
     for line in done.notes:
@@ -217,7 +218,7 @@ def show_plan(
     from clusterctl.cluster.session import provider_of
     from clusterctl.state.workspace import Workspace
 
-    provider = provider_of(spec.provider, looking_hands(ask_password=ask_become_pass))
+    provider = provider_of(spec.provider, read_only_prompts(ask_password=ask_become_pass))
     with screen.working("looking"):
         found = planning.plan(spec, Workspace.of(spec.name), provider, report=lambda _: None)
     lines = text(screen, spec, found)
@@ -248,7 +249,7 @@ def asking(
             if gone:
                 screen.confirm(f"remove {', '.join(gone)}, with all data there?", yes=yes)
             elif leaving:
-                screen.confirm(f"give {_folded(leaving)} back to whom it belongs, as it was?", yes=yes)
+                screen.confirm(f"release {_folded(leaving)} to the owner, restored as it was?", yes=yes)
             elif sys.stdin.isatty() and sys.stderr.isatty():
                 screen.confirm("make this, at that price?", yes=yes)
 

@@ -37,7 +37,7 @@ from clusterctl.providers.base import Provisioned
 from clusterctl.scheduler.base import Scheduler
 from clusterctl.scheduler.session import admin_scheduler
 from clusterctl.scheduler.slurm.config import health_file, render_files, slurmd_file
-from clusterctl.spec import ClusterSpec
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.journal import digest
 from clusterctl.state.workspace import Workspace, write_atomic
@@ -112,7 +112,7 @@ def mend(
     for name, content in files.items():
         write_atomic(workspace.rendered / name, content)
     inventory_file.write_inventory(spec, inventory, workspace)
-    before = {host: view.marks for host, view in views.items()}
+    before = {host: view.checksums for host, view in views.items()}
     concerned = hosts_with_drift(noted.marks, before)
     if limit:
         return _mend_some(
@@ -144,7 +144,7 @@ def mend(
         connections.to(inventory.controller.name).run(["scontrol", "reconfigure"])
     asked = questions(spec, inventory, workspace)
     seen = probe_hosts({host: asked[host] for host in limit or asked}, connections.to)
-    after = {**before, **{host: view.marks for host, view in seen.items()}}
+    after = {**before, **{host: view.checksums for host, view in seen.items()}}
     _write(workspace, _Noted(inputs=inputs, marks=after, hardware=has))
     if not noted.inputs:  # nothing is known of how it was left
         return Configured(str(recap), (), {**views, **seen}, notes)
@@ -184,7 +184,7 @@ def _mend_some(
     seen = probe_hosts({host: asked[host] for host in (*chosen, *others)}, connections.to)
     # Not what all of them were configured for: the next `up` of the whole cluster looks at them anew.
     now = {**views, **seen}
-    marks = {host: view.marks for host, view in now.items()}
+    marks = {host: view.checksums for host, view in now.items()}
     _write(workspace, _Noted(inputs=_SOME, marks=marks, hardware=has))
     summary = f"{recap}; {told.changed if told else 0} changed on others"
     return Configured(summary, _taken_up(fitted), now, notes)
@@ -292,7 +292,7 @@ def outlook(
 def astray(workspace: Workspace, views: Mapping[str, HostReport]) -> tuple[tuple[str, str], ...]:
     """What ``mend`` would find on these hosts that is not as configuring left it: (host, what)."""
     noted = _read(workspace, without=())
-    return tuple((host, what) for host, view in views.items() for what in _drift(host, noted, view.marks))
+    return tuple((host, what) for host, view in views.items() for what in _drift(host, noted, view.checksums))
 
 
 def _drift(host: str, noted: _Noted, now: Checksums) -> tuple[str, ...]:

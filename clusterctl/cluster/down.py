@@ -7,8 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl import runs
-from clusterctl import runs as collect
 from clusterctl.cluster.nodes import forget
 from clusterctl.cluster.plan import copied
 from clusterctl.cluster.session import Phase, Run, provider_of
@@ -24,11 +22,12 @@ from clusterctl.errors import (
     UsageError,
 )
 from clusterctl.providers.base import Leftover, Provider
-from clusterctl.providers.onprem import left_behind
-from clusterctl.providers.onprem.hands import NO_HANDS, Hands
+from clusterctl.providers.pending import pending_releases
+from clusterctl.providers.prompts import NO_PROMPTS, Prompts
+from clusterctl.runs.collect import collect_all, uncollected
 from clusterctl.scheduler.session import applied_spec
-from clusterctl.spec import LocalProvider as LocalSettings
-from clusterctl.spec import Provider as ProviderSettings
+from clusterctl.spec.models import DEFAULT_PROVIDER
+from clusterctl.spec.models import Provider as ProviderSettings
 from clusterctl.state.journal import Journal
 from clusterctl.state.ledger import JobEntry, Ledger, RunRecord
 from clusterctl.state.lock import WAIT_S as LOCK_WAIT_S
@@ -51,7 +50,7 @@ def to_discard(workspace: Workspace, ids: Collection[str], *, everything: bool) 
     Raises:
         UsageError: one of the ids is of no job that was submitted from here.
     """
-    not_home = runs.uncollected(workspace)
+    not_home = uncollected(workspace)
     submitted = {entry.job_id for entry in Ledger(workspace.jobs).entries()}
     if unknown := [job_id for job_id in ids if job_id not in submitted]:
         there = ", ".join(entry.job_id for entry in not_home if entry.job_id) or "none"
@@ -73,7 +72,7 @@ def bring_home(
     """
     ids = [entry.job_id for entry in discard if entry.job_id]
     try:
-        return runs.collect_all(applied_spec(workspace), workspace, out=out, discard=ids)
+        return collect_all(applied_spec(workspace), workspace, out=out, discard=ids)
     except (CollectError, SchedulerError, TransportError, UsageError) as exc:
         raise stays_up(exc, ids) from exc
 
@@ -136,12 +135,12 @@ def destroy(provider: Provider, cluster_id: str, workspace: Workspace | None, re
 class Down:
     """A cluster that is gone, and the runs that were brought home before, and those that were not.
 
-    ``looked``: whether there was anything to look for.
+    ``on_this_machine``: its nodes were parts of it. ``looked``: whether there was anything to look for.
     """
 
     runs: tuple[RunRecord, ...]
     phases: tuple[Phase, ...]
-    provider: str = LocalSettings().type
+    on_this_machine: bool = True
     looked: bool = True
     discarded: tuple[JobEntry, ...] = ()
 
@@ -155,7 +154,7 @@ def down(
     discard: Collection[str] = (),
     out: Path | None = None,
     gone: Collection[str] = (),
-    hands: Hands = NO_HANDS,
+    prompts: Prompts = NO_PROMPTS,
     wait_s: float = LOCK_WAIT_S,
 ) -> Down:
     """Bring home what was not collected, then remove the cluster and prove that nothing is left.
@@ -179,7 +178,13 @@ def down(
             return _down_lost(name, reporter)
         with _writable(workspace, lambda text: reporter(WAITING, text)) as records:
             done = _taken_down(
-                records, name=name, reporter=reporter, discarded=discarded, out=out, gone=gone, hands=hands
+                records,
+                name=name,
+                reporter=reporter,
+                discarded=discarded,
+                out=out,
+                gone=gone,
+                prompts=prompts,
             )
         workspace.remove()
     return done
@@ -206,16 +211,16 @@ def _taken_down(
     discarded: Collection[JobEntry],
     out: Path | None,
     gone: Collection[str],
-    hands: Hands,
+    prompts: Prompts,
 ) -> Down:
     if _has_made_nothing(workspace):
         forget(workspace, gone)
-        return Down((), (), "", looked=False)
+        return Down((), (), on_this_machine=False, looked=False)
     settings = _settings(workspace)
-    provider = provider_of(settings, hands)
+    provider = provider_of(settings, prompts)
     run = Run("down", Journal(workspace.journal), reporter)
     runs: tuple[RunRecord, ...] = ()
-    if set(collect.uncollected(workspace)) - set(discarded):
+    if set(uncollected(workspace)) - set(discarded):
         with run.phase("collect") as (step, _):
             runs = bring_home(workspace, out, discarded)
             step.note = f"{len(runs)} runs"
@@ -223,13 +228,13 @@ def _taken_down(
         with run.phase("discard") as (step, _):
             step.note = f"runs of {', '.join(entry.shown for entry in discarded)}"
     if forgotten := forget(workspace, gone):
-        hands.told(f"forgotten: {'; '.join(forgotten)}")
+        prompts.note(f"forgotten: {'; '.join(forgotten)}")
     with run.phase("destroy") as (_, report):
         if looked := not _has_taken_none(workspace):
             destroy(provider, workspace.cluster_id(), workspace, report)
-        if isinstance(settings, LocalSettings) and not workspace.hosts.exists():
+        if settings.shares_kernel and not workspace.hosts.exists():
             destroy_lost(provider, name, workspace, report)
-    return Down(runs, tuple(run.phases), settings.type, looked, tuple(discarded))
+    return Down(runs, tuple(run.phases), settings.shares_kernel, looked, tuple(discarded))
 
 
 def _settings(workspace: Workspace) -> ProviderSettings:
@@ -248,7 +253,7 @@ def _settings(workspace: Workspace) -> ProviderSettings:
             or (workspace.terraform.is_dir() and (workspace.spec.exists() or workspace.hosts.exists()))
         ):
             raise
-        return LocalSettings()  # the spec is written before anything is made at Google
+        return DEFAULT_PROVIDER  # the spec is written before anything is made at Google
 
 
 def is_of_own_machines(workspace: Workspace) -> bool:
@@ -260,44 +265,47 @@ def _has_made_nothing(workspace: Workspace) -> bool:
     """Whether `up` ended before any host was made or joined."""
     records = (workspace.spec, workspace.hosts, workspace.joining, workspace.terraform)
     return _has_taken_none(workspace) or not (
-        workspace.known_id() or left_behind.found(workspace) or any(path.exists() for path in records)
+        workspace.known_id() or pending_releases(workspace) or any(path.exists() for path in records)
     )
 
 
 def _has_taken_none(workspace: Workspace) -> bool:
     """Whether it is of machines of the user's own, and none of them was joined to the cluster yet."""
     return is_of_own_machines(workspace) and not (
-        workspace.joining.exists() or workspace.hosts.exists() or left_behind.found(workspace)
+        workspace.joining.exists() or workspace.hosts.exists() or pending_releases(workspace)
     )
 
 
-def orphans(settings: ProviderSettings, name: str, hands: Hands = NO_HANDS) -> tuple[Orphan, ...]:
+def orphans(settings: ProviderSettings, name: str, prompts: Prompts = NO_PROMPTS) -> tuple[Orphan, ...]:
     """The clusters of that name that have no workspace here, found by looking at them."""
-    return find_orphans(provider_of(settings, hands), name, known=Workspace.of(name).known_id())
+    return find_orphans(provider_of(settings, prompts), name, known=Workspace.of(name).known_id())
 
 
 def down_orphans(
-    settings: ProviderSettings, found: Sequence[Orphan], *, reporter: PhaseReporter, hands: Hands = NO_HANDS
+    settings: ProviderSettings,
+    found: Sequence[Orphan],
+    *,
+    reporter: PhaseReporter,
+    prompts: Prompts = NO_PROMPTS,
 ) -> None:
     """Remove them, and prove that nothing is left.
 
     Raises:
         LeftoversError: an independent look found something of one.
     """
-    provider = provider_of(settings, hands)
+    provider = provider_of(settings, prompts)
     for orphan in found:
         destroy(provider, orphan.cluster_id, None, lambda text: reporter("destroy", text))
 
 
 def _down_lost(name: str, reporter: PhaseReporter) -> Down:
     """Remove local clusters whose workspace was lost."""
-    local = LocalSettings()
-    found = orphans(local, name)
+    found = orphans(DEFAULT_PROVIDER, name)
     if not found:
         raise NotUpError(
             f"there is no cluster {name!r}",
             fix="name another with --cluster (`clusterctl list` shows them); one on Google Cloud or "
             "on machines of your own whose workspace was lost is found with --orphans",
         )
-    down_orphans(local, found, reporter=reporter)
+    down_orphans(DEFAULT_PROVIDER, found, reporter=reporter)
     return Down((), ())

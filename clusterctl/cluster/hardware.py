@@ -14,17 +14,17 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from clusterctl import jobs
 from clusterctl.errors import ClusterctlError, Failure, SchedulerError, TransportError, VerifyError
 from clusterctl.hosts.checks import Finding
 from clusterctl.hosts.gpus import Driver
 from clusterctl.hosts.report import HostReport, NodeFacts
-from clusterctl.packages.wheels import Node, is_there, wheelhouse
+from clusterctl.jobs.control import active_jobs
+from clusterctl.packages.wheelhouse import NodePlatform, has_wheelhouse, wheelhouse
 from clusterctl.scheduler.base import Scheduler
 from clusterctl.scheduler.models import JobInfo, NodeInfo
 from clusterctl.scheduler.slurm.config import gres, promised_mib
-from clusterctl.spec import ClusterSpec
 from clusterctl.spec.distributions import Distribution
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.units import format_size
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
@@ -252,7 +252,7 @@ def fetch_wheels(inventory: Inventory, workspace: Workspace, report: Reporter) -
 
 def link_wheels(lock: Path, link: Path, distribution: Distribution) -> None:
     """Have the wheels of a lock where ``link`` leads."""
-    wheels = wheelhouse(lock, Node.of(distribution))
+    wheels = wheelhouse(lock, NodePlatform.of(distribution))
     with temporary_folder(link.parent) as folder:  # so that there is one at any time
         new = folder / link.name
         new.symlink_to(wheels)
@@ -261,7 +261,9 @@ def link_wheels(lock: Path, link: Path, distribution: Distribution) -> None:
 
 def _can_bring(inventory: Inventory, workspace: Workspace) -> bool:
     """A bundle may have none, and then no index can be reached."""
-    return not workspace.bundle.exists() or is_there(gpu_lock(), Node.of(inventory.distribution))
+    return not workspace.bundle.exists() or has_wheelhouse(
+        gpu_lock(), NodePlatform.of(inventory.distribution)
+    )
 
 
 def refuse_missing_gpus(
@@ -331,7 +333,7 @@ REASON: Final = "clusterctl: its hardware changes"
 def at_work(scheduler: Scheduler, hosts: Collection[str]) -> dict[str, str]:
     """Those of the hosts on which jobs are at work, or may be, in words."""
     try:
-        return _named(hosts, jobs.active(scheduler))
+        return _named(hosts, active_jobs(scheduler))
     except (SchedulerError, TransportError) as exc:
         return _unknown(hosts, exc)
 
@@ -347,7 +349,7 @@ def keep_free(scheduler: Scheduler, hosts: Collection[str]) -> dict[str, str]:
         drained = sorted(node.name for node in scheduler.nodes() if node.name in hosts and node.usable)
         if drained:
             scheduler.drain(drained, REASON)
-        found = _named(hosts, jobs.active(scheduler))
+        found = _named(hosts, active_jobs(scheduler))
     except (SchedulerError, TransportError) as exc:
         found = _unknown(hosts, exc)
     if back := [host for host in drained if host in found]:

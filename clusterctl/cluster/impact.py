@@ -11,14 +11,13 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from clusterctl import jobs
 from clusterctl.errors import ClusterctlError, SchedulerError, TransportError, UsageError
+from clusterctl.jobs.control import active_jobs
 from clusterctl.providers.base import HostChange, Planned, Provider, Size
 from clusterctl.scheduler.base import Scheduler
 from clusterctl.scheduler.models import JobInfo, NodeInfo
 from clusterctl.scheduler.session import admin_scheduler, applied_spec, inventory_of
-from clusterctl.spec import ClusterSpec
-from clusterctl.spec.models import Partition, User
+from clusterctl.spec.models import ClusterSpec, Partition, User
 from clusterctl.spec.units import format_size
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace
@@ -110,7 +109,7 @@ def foresee(
         return Foreseen()
     try:
         nodes = {node.name: node for node in scheduler.nodes()}
-        active = jobs.active(scheduler)
+        active = active_jobs(scheduler)
     except (SchedulerError, TransportError) as exc:
         return Foreseen(unknown=_told(exc) if isinstance(exc, SchedulerError) or alive() else "")
     harms = tuple(plan.harms(active, nodes))
@@ -155,7 +154,7 @@ def weigh(
         nodes = {node.name: node for node in scheduler.nodes()}
         going = sorted(name for name in plan.gone if name in nodes and nodes[name].usable)
         _drain(scheduler, going)  # no job may begin there while we look
-        active = jobs.active(scheduler)
+        active = active_jobs(scheduler)
     except (SchedulerError, TransportError) as exc:
         if force or not (isinstance(exc, SchedulerError) or alive()):  # what lies still has no jobs to spare
             return Change({})
@@ -330,7 +329,7 @@ def _end(harms: Sequence[Harm], scheduler: Scheduler) -> None:
     ids = [harm.job.id for harm in harms]
     scheduler.cancel(ids)
     deadline = time.monotonic() + END_S
-    while left := [job.id for job in jobs.active(scheduler) if job.id in ids]:
+    while left := [job.id for job in active_jobs(scheduler) if job.id in ids]:
         if time.monotonic() > deadline:
             raise SchedulerError(
                 f"jobs do not end: {', '.join(left)}", fix="look at them with `clusterctl jobs`"

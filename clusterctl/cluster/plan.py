@@ -13,16 +13,16 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from clusterctl import jobs
 from clusterctl.cluster import converge, verify
 from clusterctl.cluster.impact import Foreseen, foresee, refuse_taken_uids
 from clusterctl.configure.events import TaskPreview
 from clusterctl.errors import ConfigureError, MachineError, SchedulerError, TransportError, UsageError
 from clusterctl.hosts.probe import probe_hosts
+from clusterctl.jobs.environment import unbuilt
 from clusterctl.providers.base import Planned, Provider
 from clusterctl.scheduler.session import admin_scheduler, applied_spec, inventory_of
-from clusterctl.spec import ClusterSpec, OnpremProvider
 from clusterctl.spec.differences import Difference, differences
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.connections import Connections
@@ -220,7 +220,7 @@ def _of_environment(spec: ClusterSpec, workspace: Workspace, inventory: Inventor
     controller = inventory.controller.name
     transport = SSHTransport(controller, workspace.ssh_config, user=spec.job_user.name)
     try:
-        what = jobs.unbuilt(spec, inventory.distribution, lambda: transport)
+        what = unbuilt(spec, inventory.distribution, lambda: transport)
     except TransportError as exc:
         what = f"it can't be looked at: {exc.why or exc.what}"
     finally:
@@ -267,7 +267,7 @@ def _with_tasks(
     On those that are new, everything is: what is there is noted first, and given back by `down`.
     """
     before = _before(workspace)
-    if before is None or not isinstance(spec.provider, OnpremProvider):
+    if before is None or not spec.provider.user_owned:
         return found
     staying = {host.name for host in found.hosts.hosts if host.action in {"keep", "change"} and not host.off}
     if away := [host.name for host in before.hosts if host.name not in staying]:

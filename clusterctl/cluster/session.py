@@ -8,20 +8,16 @@ from dataclasses import dataclass, field, replace
 
 from clusterctl.cluster.converge import Mended
 from clusterctl.configure import ansible, events, inventory_file
+from clusterctl.providers import registry
 from clusterctl.providers.base import Provider
-from clusterctl.providers.local.provider import LocalProvider
-from clusterctl.providers.onprem.hands import NO_HANDS, Hands
-from clusterctl.providers.onprem.provider import OnpremProvider
+from clusterctl.providers.prompts import NO_PROMPTS, Prompts
 from clusterctl.scheduler.session import applied_spec
-from clusterctl.spec import ClusterSpec
-from clusterctl.spec import GcpProvider as GcpSettings
-from clusterctl.spec import LocalProvider as LocalSettings
-from clusterctl.spec import OnpremProvider as OnpremSettings
-from clusterctl.spec import Provider as ProviderSettings
+from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.models import Provider as ProviderSettings
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.journal import Journal, Step
 from clusterctl.state.workspace import Workspace, write_atomic
-from clusterctl.transport.ssh_files import write_ssh_files
+from clusterctl.transport.connections import write_ssh_files
 from clusterctl.util.progress import HostStep, PhaseReporter, Reporter
 
 TellMended = Callable[[Mended], None]
@@ -67,19 +63,9 @@ class Run:
         self.phases.append(Phase(name, step.seconds, step.note))
 
 
-def provider_of(settings: ProviderSettings, hands: Hands = NO_HANDS) -> Provider:
-    """Who makes and removes the hosts of a spec whose `provider` says this; ``hands`` are for machines of the
-    user's own."""
-    match settings:
-        case LocalSettings():
-            return LocalProvider(settings)
-        case GcpSettings():
-            # Here: most runs are of other providers, and Google's libraries take their time.
-            from clusterctl.providers.gcp.provider import GcpProvider  # noqa: PLC0415
-
-            return GcpProvider(settings)
-        case OnpremSettings():
-            return OnpremProvider(settings, replace(hands, restore=_give_back))
+def provider_of(settings: ProviderSettings, prompts: Prompts = NO_PROMPTS) -> Provider:
+    """The provider of these settings; ``prompts`` are for machines of the user's own."""
+    return registry.provider_of(settings, replace(prompts, restore=_give_back))
 
 
 def write_inventory(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> None:

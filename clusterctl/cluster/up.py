@@ -11,7 +11,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, overload
 
-from clusterctl import jobs
 from clusterctl.cluster.converge import Mended, fetch_wheels, mend, questions
 from clusterctl.cluster.impact import refuse, review
 from clusterctl.cluster.nodes import limited, replacing
@@ -22,16 +21,17 @@ from clusterctl.configure import ansible, inventory_file, ship
 from clusterctl.errors import UsageError
 from clusterctl.hosts.probe import probe_hosts, reject_full_disks, with_distributions
 from clusterctl.hosts.report import HostReport
-from clusterctl.packages import bundle
-from clusterctl.packages.wheels import Node, wheelhouse
+from clusterctl.jobs.environment import PLAIN, Environment, build, environment_of
+from clusterctl.packages.bundle.archive import Bundle
+from clusterctl.packages.bundle.use import cluster_bundle, forget, missing_bundle, use_bundle
+from clusterctl.packages.wheelhouse import NodePlatform, wheelhouse
 from clusterctl.providers.base import BakeTarget, Provider, Provisioned, Size
-from clusterctl.providers.onprem.hands import NO_HANDS, Hands
+from clusterctl.providers.prompts import NO_PROMPTS, Prompts
 from clusterctl.scheduler.session import distribution_ahead
-from clusterctl.spec import ClusterSpec
-from clusterctl.spec import OnpremProvider as OnpremSettings
 from clusterctl.spec.distributions import Distribution, distribution_of
 from clusterctl.spec.load import dump_spec
-from clusterctl.spec.models import Software
+from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.software import Software
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.journal import Journal, digest
 from clusterctl.state.lock import WAIT_S as LOCK_WAIT_S
@@ -78,7 +78,7 @@ def up(
     packages: Packages = AS_BEFORE,
     limit: Collection[str] = (),
     replaced: Collection[str] = (),
-    hands: Hands = NO_HANDS,
+    prompts: Prompts = NO_PROMPTS,
     wait_s: float = LOCK_WAIT_S,
 ) -> Up:
     """Raise the cluster, or mend it; returns only after an MPI job ran right across every node.
@@ -86,7 +86,7 @@ def up(
     ``agree`` is shown what becomes of the hosts before anything is done; what it raises ends it there.
     What is configured already and as it was left is not configured again, unless ``reconfigure``. Jobs that
     a changed spec has no place for are ended under ``force``. ``packages`` says where hosts get theirs from,
-    ``hands`` see to host keys and passwords.
+    ``prompts`` see to host keys and passwords.
     ``limit`` names the only hosts to touch: all others stay as they are, and so do the jobs on them.
     ``replaced`` ones are other machines now; what they were is given back.
     ``wait_s`` bounds how long another clusterctl that works on the cluster is waited for.
@@ -96,7 +96,7 @@ def up(
         UsageError: the change would end jobs; nothing was changed.
         ClusterctlError: a phase failed; what was done stays, and the next `up` goes on from there.
     """
-    provider = provider_of(spec.provider, hands)
+    provider = provider_of(spec.provider, prompts)
     provider.check(spec)
     with (
         workspace.lock("up", wait_s=wait_s, waiting=lambda text: reporter(WAITING, text)),
@@ -196,7 +196,7 @@ def bake(target: BakeTarget, report: Reporter, workspace: Workspace) -> None:
     """Run the install half of every role on an image that answers SSH."""
     report("downloading the wheels of the job environment")
     lock = job_lock()
-    wheels = wheelhouse(lock, Node.of(distribution_of(target.distribution)))
+    wheels = wheelhouse(lock, NodePlatform.of(distribution_of(target.distribution)))
     report("installing Slurm, Open MPI and the job environment")
     ansible.install(
         target,
@@ -208,32 +208,30 @@ def bake(target: BakeTarget, report: Reporter, workspace: Workspace) -> None:
 
 
 @overload
-def resolve_environment(spec: ClusterSpec, distribution: Distribution, run: Run) -> jobs.Environment: ...
+def resolve_environment(spec: ClusterSpec, distribution: Distribution, run: Run) -> Environment: ...
 @overload
 def resolve_environment(
     spec: ClusterSpec, distribution: Distribution | None, run: Run
-) -> jobs.Environment | None: ...
-def resolve_environment(
-    spec: ClusterSpec, distribution: Distribution | None, run: Run
-) -> jobs.Environment | None:
+) -> Environment | None: ...
+def resolve_environment(spec: ClusterSpec, distribution: Distribution | None, run: Run) -> Environment | None:
     """What the spec's requirements come to; a phase only where it has any. None if it can't be told yet."""
     if distribution is None:
         return None
     if spec.software.python.requirements is None:
-        return jobs.PLAIN
+        return PLAIN
     with run.phase("resolve") as (step, report):
-        environment = jobs.environment_of(spec, distribution=distribution, report=report, heard=report)
+        environment = environment_of(spec, distribution=distribution, report=report, heard=report)
         step.note = f"{len(environment.lock.wheels) if environment.lock else 0} Python packages"
     return environment
 
 
 def fitting_environment(
-    environment: jobs.Environment | None,
+    environment: Environment | None,
     expected: Distribution | None,
     spec: ClusterSpec,
     distribution: Distribution,
     run: Run,
-) -> jobs.Environment:
+) -> Environment:
     """What was resolved ahead; resolved anew where the hosts have something else than was expected."""
     if environment is not None and distribution == expected:
         return environment
@@ -241,7 +239,7 @@ def fitting_environment(
 
 
 def build_environment(
-    environment: jobs.Environment, spec: ClusterSpec, inventory: Inventory, workspace: Workspace, run: Run
+    environment: Environment, spec: ClusterSpec, inventory: Inventory, workspace: Workspace, run: Run
 ) -> None:
     """Have the environment of the spec's requirements on the cluster; a phase only where it has any."""
     if environment.lock is None:
@@ -249,7 +247,7 @@ def build_environment(
     with run.phase("environment") as (step, report):
         transport = SSHTransport(inventory.controller.name, workspace.ssh_config, user=spec.job_user.name)
         try:
-            built = jobs.build(transport, environment, report=report)
+            built = build(transport, environment, report=report)
         finally:
             transport.close()
         step.note = "built" if built else "as it was"
@@ -261,15 +259,13 @@ def refuse_made_hosts(spec: ClusterSpec, *, fix: str) -> None:
     Raises:
         UsageError: its provider makes them.
     """
-    if not isinstance(spec.provider, OnpremSettings):
+    if not spec.provider.user_owned:
         raise UsageError(
             f"a bundle is for machines of your own, and the provider is {spec.provider.type}", fix=fix
         )
 
 
-def take_bundle(
-    packages: Packages, spec: ClusterSpec, workspace: Workspace, run: Run
-) -> bundle.Bundle | None:
+def take_bundle(packages: Packages, spec: ClusterSpec, workspace: Workspace, run: Run) -> Bundle | None:
     """The bundle that is given, or that was; a phase only where there is one.
 
     Raises:
@@ -279,19 +275,19 @@ def take_bundle(
     if packages.bundle is not None:
         refuse_made_hosts(spec, fix="leave --bundle out")
     if packages.own:
-        bundle.forget(workspace)
-    known = bundle.remembered(workspace)
+        forget(workspace)
+    known = cluster_bundle(workspace)
     file = packages.bundle or (known.file if known else None)
     if file is None or (packages.bundle is None and not file.exists()):
         return None
     with run.phase("bundle") as (step, report):
-        taken = bundle.take(file, spec, workspace, report=report)
+        taken = use_bundle(file, spec, workspace, report=report)
         step.note = f"{file.name}, for {', '.join(taken.manifest.systems)}"
     return taken
 
 
 def bring_packages(
-    packed: bundle.Bundle | None,
+    packed: Bundle | None,
     inventory: Inventory,
     workspace: Workspace,
     connections: Connections,
@@ -314,6 +310,6 @@ def bring_packages(
         mark = inventory_file.install_mark(inventory, software)
         hosts = ship.lacking(inventory, mark, connections.to, with_cards=with_cards)
         if hosts and packed is None:
-            raise bundle.gone(workspace)
+            raise missing_bundle(workspace)
         sent = ship.ship(packed, hosts, connections.to, report=report) if packed and hosts else ()
         step.note = f"sent to {len(sent)} hosts" if sent else "nothing to send"

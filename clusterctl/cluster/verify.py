@@ -31,9 +31,8 @@ from clusterctl.scheduler.models import NodeInfo
 from clusterctl.scheduler.mpirun.client import MpirunClient
 from clusterctl.scheduler.slurm.client import SlurmClient
 from clusterctl.scheduler.slurm.config import HEALTH_REASON
-from clusterctl.spec import ClusterSpec
 from clusterctl.spec.distributions import JOB_PROFILE
-from clusterctl.spec.models import ADMIN_USER, PROOF_PARTITION
+from clusterctl.spec.models import ADMIN_USER, PROOF_PARTITION, ClusterSpec
 from clusterctl.state.inventory import HEALTH_PROGRAM, Inventory
 from clusterctl.transport.base import Result, Transport
 from clusterctl.transport.connections import Connections

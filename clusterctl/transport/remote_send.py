@@ -1,20 +1,45 @@
-"""Hashes and sends the content of files. Runs on the cluster: standard library only, Python 3.9."""
+"""Hashes and sends files. Runs on the cluster: standard library only, Python 3.9.
+
+Whatever program lists the files, they are sent alike (``send_wanted``). stdin brings a JSON array a line,
+[KEY, HAVE, SIZE, SHA256], and an empty line: the files that are wanted, how many bytes of each are there
+already, how many it had when it was listed, and the hash of what is there as a whole. For each in turn come
+eight bytes with the number of bytes that follow, these (see ``send_content``), and a last piece: a byte, 1 if
+the file held still meanwhile, and the 32 bytes of the whole's sha256. In place of the number stands -1 if the
+file can't be read or is shorter by now, or -2 if it has the hash that was named; -3 is a sign of life.
+
+As a program it lists and sends files and folders for `clusterctl get`. Arguments: what is wanted; relative
+paths begin at the home folder. The answer is a JSON array a line, [KIND, PATH, MODE, MTIME_NS, SIZE, SPACE,
+TARGET], and an empty line; then see above, with the number of the line as KEY. KIND is folder, file, link, or
+other, which does not travel; PATH begins with the name of what was asked for; SPACE is what it takes on a
+disk. Paths and targets are base64, since they may be any bytes. If something asked for is not there, the exit
+status is 67.
+"""
 
 from __future__ import annotations
 
+import base64
 import errno
 import hashlib
+import json
 import os
+import stat
 import struct
+import sys
 import time
 from collections.abc import Callable
 from typing import Any, BinaryIO
+
+from clusterctl.transport.remote_open import fail, open_file
 
 CHUNK = 1 << 20
 ZEROS = bytes(CHUNK)
 HEADER = struct.Struct(">q")
 BLOCK = 512  # bytes of st_blocks
 ALIVE_S = 1.0
+UNREADABLE, SAME, ALIVE = -1, -2, -3
+STILL, MOVED = b"\1", b"\0"
+SETTLED_S = 2.0
+NOT_THERE = 67
 
 
 class Beat:
@@ -76,3 +101,97 @@ def send_content(out: BinaryIO, fd: int, at: int, size: int, sha: Any) -> None:
 def send_alive(out: BinaryIO, sign: int = 0) -> None:
     out.write(HEADER.pack(sign))
     out.flush()
+
+
+def held_still(fd: int, before: os.stat_result, size: int, digest: bytes, beat: Beat) -> bool:
+    """Whether what was read is what the file held at one moment: a log that only grew meanwhile did that.
+
+    A file that was written just before, within the resolution of its times, is read again to be sure.
+    """
+    after = os.fstat(fd)
+    same = (before.st_size, before.st_mtime_ns, before.st_ctime_ns) == (
+        after.st_size,
+        after.st_mtime_ns,
+        after.st_ctime_ns,
+    )
+    settled = time.time() - max(before.st_mtime, before.st_ctime) > SETTLED_S
+    return (same and settled) or bool(hash_of(fd, size, beat).digest() == digest)
+
+
+def send_file(out: BinaryIO, fd: int, have: int, size: int, sha256: str) -> None:
+    before = os.fstat(fd)
+    if before.st_size < size or size < have:
+        out.write(HEADER.pack(UNREADABLE))
+        return
+    sha = hash_of(fd, size if sha256 else have, Beat(lambda: send_alive(out, ALIVE)))
+    if sha256 and sha.hexdigest() == sha256:
+        out.write(HEADER.pack(SAME))
+        return
+    if sha256:
+        sha, have = hashlib.sha256(), 0
+    out.write(HEADER.pack(size - have))
+    send_content(out, fd, have, size, sha)
+    still = held_still(fd, before, size, sha.digest(), Beat(lambda: send_alive(out)))
+    last = (STILL if still else MOVED) + sha.digest()
+    out.write(HEADER.pack(len(last)) + last)
+
+
+def send_wanted(open_one: Callable[[Any], int]) -> None:
+    """Send what stdin asks for; ``open_one`` opens a file by its key, or raises OSError."""
+    wanted = []
+    while (line := sys.stdin.buffer.readline()) not in {b"", b"\n"}:
+        wanted.append(json.loads(line))
+    with open(1, "wb", buffering=CHUNK, closefd=False) as out:
+        for key, have, size, sha256 in wanted:
+            try:
+                fd = open_one(key)
+            except OSError:
+                out.write(HEADER.pack(UNREADABLE))
+                continue
+            try:
+                send_file(out, fd, have, size, sha256)
+            finally:
+                os.close(fd)
+
+
+def row(path: bytes, status: os.stat_result, full: bytes) -> tuple[str, list[Any]]:
+    mode, target = status.st_mode, b""
+    kind = "folder" if stat.S_ISDIR(mode) else "file" if stat.S_ISREG(mode) else "other"
+    if stat.S_ISLNK(mode):
+        kind, target = "link", os.readlink(full)
+    name, text = base64.b64encode(path).decode("ascii"), base64.b64encode(target).decode("ascii")
+    size, space = (status.st_size, status.st_blocks * BLOCK) if kind == "file" else (0, 0)
+    return kind, [kind, name, stat.S_IMODE(mode), status.st_mtime_ns, size, space, text]
+
+
+def list_all(roots: list[bytes]) -> list[bytes]:
+    """Tell what there is; returns where each thing lies."""
+    missing = [os.fsdecode(root) for root in roots if not os.path.exists(root)]
+    if missing:
+        sys.stderr.write(", ".join(map(repr, missing)))
+        sys.exit(NOT_THERE)
+    places = []
+    for root in roots:
+        real = os.path.realpath(root)
+        left = [(os.path.basename(os.path.abspath(root)), real)]
+        while left:
+            path, full = left.pop()
+            kind, line = row(path, os.stat(full, follow_symlinks=False), full)
+            places.append(full)
+            sys.stdout.write(json.dumps(line) + "\n")
+            if kind == "folder":
+                names = sorted(entry.name for entry in os.scandir(full))
+                left += [(path + b"/" + name, os.path.join(full, name)) for name in reversed(names)]
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+    return places
+
+
+def main(*roots: str) -> None:
+    os.chdir(os.path.expanduser("~"))
+    try:
+        places = list_all([os.fsencode(root) for root in roots])
+    except OSError as exc:
+        fail(exc.filename or b"", exc)
+    # Whoever owns them: the user has named them.
+    send_wanted(lambda index: open_file(*os.path.split(places[index]), any_owner=True))

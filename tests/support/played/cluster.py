@@ -17,11 +17,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from clusterctl import jobs
+from clusterctl.jobs.submit import submit
 from clusterctl.scheduler.base import Clock
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm.client import SlurmClient
-from clusterctl.spec import ClusterSpec, JobSpec
+from clusterctl.spec.job import JobSpec
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.ledger import Ledger
 from clusterctl.util.assets import payload_hash
 from tests.support.played.elsewhere import Elsewhere
@@ -124,4 +125,4 @@ def submitted(session: Session, folder: Path, body: str, name: str = "mine") -> 
     """The id of a shell script that was submitted."""
     script = folder / "job.sh"
     script.write_text(f"#!/bin/bash\n{body}\n")
-    return jobs.submit(session, JobSpec(name=name, script=script)).job_id
+    return submit(session, JobSpec(name=name, script=script)).job_id

@@ -7,8 +7,9 @@ from contextlib import nullcontext
 import pytest
 
 from clusterctl.errors import UsageError
-from clusterctl.jobs.partition import partition_of
-from clusterctl.spec import ClusterSpec, JobSpec
+from clusterctl.jobs.script import partition_of
+from clusterctl.spec.job import JobSpec
+from clusterctl.spec.models import ClusterSpec
 
 
 @pytest.mark.parametrize(

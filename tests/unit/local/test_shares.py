@@ -2,8 +2,8 @@
 
 import pytest
 
-from clusterctl.providers.local.shares import Hardware, divide, is_oversubscribed
-from clusterctl.spec import ClusterSpec, Partition
+from clusterctl.providers.local.plan import Hardware, divide, is_oversubscribed
+from clusterctl.spec.models import ClusterSpec, Partition
 
 
 def spec(*partitions: Partition) -> ClusterSpec:

@@ -1,0 +1,298 @@
+"""Nodes of Slurm's for as long as somebody holds them: an interactive allocation, and commands inside it.
+
+The allocation lives by a lease. salloc runs on the controller behind an ssh connection of its own and goes on
+for as long as that connection brings a sign of life. However clusterctl ends (done, Ctrl-C, SIGKILL, a lost
+network), the signs stop, salloc takes back its request or gives up the nodes, and nothing is left held.
+"""
+
+from __future__ import annotations
+
+import queue
+import re
+import socket
+import subprocess
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from clusterctl.errors import SlurmError, UnreachableError, UsageError
+from clusterctl.jobs.environment import Environment
+from clusterctl.jobs.script import fix_of, resource_options
+from clusterctl.scheduler.session import Session
+from clusterctl.scheduler.slurm.client import SlurmClient
+from clusterctl.scheduler.slurm.parse import expand_nodes
+from clusterctl.spec.distributions import JOB_PROFILE
+from clusterctl.spec.job import JobOptions
+from clusterctl.transport.openssh import ALONE, OpenSSH
+
+_SIGN_OF_LIFE_S = 10.0
+_SILENCE_S = 60  # after which the controller gives up on us
+_PATIENCE_S = 15.0
+
+_HOLD = (Path(__file__).parent / "remote_hold.sh").read_text(encoding="utf-8")
+_PENDING = re.compile(r"salloc: Pending job allocation ([0-9]+)")
+_REVOKED = re.compile(r"salloc: Job allocation [0-9]+ has been revoked")
+_COMPLAINT = "salloc: error: "
+_ENDED = "ended"
+_GRANTED = "granted"
+
+
+@dataclass(frozen=True, slots=True)
+class Allocation:
+    """Nodes that are ours, first to last."""
+
+    job_id: str
+    nodes: tuple[str, ...]
+    _environment: Mapping[str, str]
+    _way: _Way
+    _lease: _Lease
+
+    @property
+    def revoked(self) -> bool:
+        """Whether Slurm has taken the nodes back: the time limit, or a cancel."""
+        return self._lease.revoked.is_set()
+
+    def argv(self, command: Sequence[str], environment: Environment, *, terminal: bool) -> list[str]:
+        """The local command line that runs ``command`` on the first node; a shell if it is empty.
+
+        ``environment`` is the Python that they find; it must be on the cluster.
+        It is Slurm's interactive step: job steps that are started in it get all of the allocation.
+        """
+        settings = [f"{name}={value}" for name, value in self._environment.items()]
+        step = ["srun", "--interactive", "--preserve-env", "--nodes=1", "--ntasks=1", "--quiet"]
+        step += ["--pty"] if terminal else []
+        start = (
+            f'[[ ! -r {JOB_PROFILE} ]] || . {JOB_PROFILE}; export PATH={environment.path}:"$PATH"; exec "$@"'
+        )
+        program = ["bash", "-lc", start, "shell", *(command or ("bash", "-i"))]
+        return self._way.argv(["env", *settings, *step, *program], "-t" if terminal else "-T")
+
+
+@contextmanager
+def allocate(
+    session: Session, ssh: OpenSSH, words: JobOptions, *, on_wait: Callable[[str], None]
+) -> Iterator[Allocation]:
+    """Ask Slurm for nodes, wait for them, and hold them until the end of the ``with``.
+
+    ``ssh`` is the job user's; ``on_wait`` is told the job's id if the nodes are not free at once.
+
+    Raises:
+        UsageError: this cluster has no Slurm; nothing was started.
+        SlurmError: Slurm refused; says its words, and the valid choices where they are known.
+        UnreachableError: the connection to the controller broke.
+    """
+    slurm = session.slurm
+    way = _Way(ssh, session.transport.host)
+    options = ["--job-name=shell", *resource_options(words, JobOptions.model_fields)]
+    lease = _Lease(way.argv(["bash", "-c", _HOLD, "hold", str(_SILENCE_S), *options], *ALONE))
+    try:
+        granted = _granted(slurm, session.transport.host, lease, on_wait)
+        nodes = expand_nodes(granted["SLURM_JOB_NODELIST"])
+        yield Allocation(granted["SLURM_JOB_ID"], nodes, granted, way, lease)
+    finally:
+        lease.release()
+
+
+@dataclass(frozen=True, slots=True)
+class _Way:
+    """To the controller, as the job user."""
+
+    ssh: OpenSSH
+    controller: str
+
+    def argv(self, command: Sequence[str], *options: str) -> list[str]:
+        return self.ssh.argv(self.controller, command, *options)
+
+
+def _granted(
+    slurm: SlurmClient, controller: str, lease: _Lease, on_wait: Callable[[str], None]
+) -> Mapping[str, str]:
+    """Wait for the nodes; the environment of the allocation."""
+    refusal: list[str] = []
+    while (line := lease.next_line()) not in (None, _ENDED):
+        if pending := _PENDING.match(line):
+            on_wait(pending[1])
+        elif line == _GRANTED:
+            return _environment(lease)
+        elif line.startswith(_COMPLAINT):
+            refusal.append(line.removeprefix(_COMPLAINT))
+    if refusal:
+        why = "; ".join(refusal)
+        raise SlurmError("Slurm did not give the nodes", why=why, fix=fix_of(slurm, why))
+    raise UnreachableError(
+        f"{controller}: the connection ended before Slurm gave the nodes",
+        why=lease.complaint(),
+        fix="see how the cluster is with `clusterctl status`; `clusterctl up` mends it",
+        host=controller,
+    )
+
+
+def _environment(lease: _Lease) -> Mapping[str, str]:
+    found: dict[str, str] = {}
+    while line := lease.next_line():
+        name, _, value = line.partition("=")
+        found[name] = value
+    return found
+
+
+class _Lease:
+    """The connection that holds an allocation. It is its own process session: Ctrl-C is ours to handle."""
+
+    def __init__(self, argv: Sequence[str]) -> None:
+        self.revoked = threading.Event()
+        self._lines: queue.SimpleQueue[str | None] = queue.SimpleQueue()
+        self._over = threading.Event()
+        self._process = subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            errors="replace",
+            start_new_session=True,
+        )
+        for work in (self._read, self._live):
+            threading.Thread(target=work, daemon=True).start()
+
+    def next_line(self) -> str | None:
+        """What salloc says next; None when the connection has ended."""
+        return self._lines.get()
+
+    def complaint(self) -> str:
+        """What ssh itself said, once the connection has ended."""
+        return self._process.stderr.read().strip() if self._process.stderr else ""
+
+    def release(self) -> None:
+        """Give the nodes back, or take back the request; waits for Slurm to hear of it, within bounds."""
+        self._over.set()
+        with suppress(OSError):
+            if self._process.stdin:
+                self._process.stdin.close()
+        try:
+            self._process.wait(_PATIENCE_S)
+        except subprocess.TimeoutExpired:
+            self._process.kill()  # the controller notices the silence
+            self._process.wait()
+
+    def _read(self) -> None:
+        assert self._process.stdout is not None  # noqa: S101 - a pipe was asked for
+        for line in self._process.stdout:
+            if _REVOKED.match(line) and not self._over.is_set():
+                self.revoked.set()
+            self._lines.put(line.rstrip("\n"))
+        self._lines.put(None)
+
+    def _live(self) -> None:
+        assert self._process.stdin is not None  # noqa: S101 - a pipe was asked for
+        with suppress(OSError, ValueError):  # the connection ended, or is being closed
+            while not self._over.wait(_SIGN_OF_LIFE_S):
+                self._process.stdin.write("\n")
+                self._process.stdin.flush()
+
+
+_HERE = "127.0.0.1"
+_SYNTAX = re.compile(r"(?:([0-9]{1,5}):)?([0-9]{1,5})", re.ASCII)
+_LAST_PORT = 65_535
+_CLOSE_S = 5.0
+
+
+@dataclass(frozen=True, slots=True)
+class Forward:
+    """``local`` on this machine's loopback leads to ``remote`` on the node."""
+
+    local: int
+    remote: int
+
+
+def parse_forwards(texts: Sequence[str]) -> tuple[Forward, ...]:
+    """``8888`` or ``LOCAL:REMOTE``, each, with local ports that are free.
+
+    Raises:
+        UsageError: one is neither, or its local port is taken.
+    """
+    forwards = tuple(_parsed(text) for text in texts)
+    for i, forward in enumerate(forwards):
+        if any(forward.local == other.local for other in forwards[:i]):
+            raise UsageError(f"--forward names the local port {forward.local} twice")
+        _check_free(forward)
+    return forwards
+
+
+@contextmanager
+def forwarded(ssh: OpenSSH, node: str, forwards: Sequence[Forward]) -> Iterator[None]:
+    """Open the ports until the end of the ``with``. They lead to the node's own loopback too.
+
+    Raises:
+        UnreachableError: the node can't be reached, or a port was taken meanwhile.
+    """
+    if not forwards:
+        yield
+        return
+    ports = [word for f in forwards for word in ("-L", f"{_HERE}:{f.local}:localhost:{f.remote}")]
+    # `cat` ends when its input does: however we end, the ports are closed.
+    argv = ssh.argv(node, ["cat"], *ALONE, "-o", "ExitOnForwardFailure=yes", *ports)
+    with (
+        tempfile.TemporaryFile() as complaints,
+        subprocess.Popen(
+            argv,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=complaints,
+            start_new_session=True,  # Ctrl-C is not for it
+        ) as process,
+    ):
+        try:
+            if not _echoes(process):
+                complaints.seek(0)
+                why = complaints.read().decode(errors="replace").strip()
+                raise UnreachableError(f"{node}: no port could be forwarded", why=why, host=node)
+            yield
+        finally:
+            _end(process)
+
+
+def _parsed(text: str) -> Forward:
+    match = _SYNTAX.fullmatch(text)
+    ports = [int(port) for port in match.groups(default=match[2])] if match else []
+    if not ports or not all(0 < port <= _LAST_PORT for port in ports):
+        raise UsageError(
+            f"--forward {text!r} is not a port",
+            fix="say --forward 8888, or --forward LOCAL:REMOTE such as 9000:8888",
+        )
+    return Forward(*ports)
+
+
+def _check_free(forward: Forward) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)  # as ssh does
+        try:
+            probe.bind((_HERE, forward.local))
+        except OSError as exc:
+            raise UsageError(
+                f"port {forward.local} of this machine can't be forwarded",
+                why=exc.strerror or str(exc),
+                fix=f"take another: --forward LOCAL:{forward.remote}",
+            ) from exc
+
+
+def _echoes(process: subprocess.Popen[bytes]) -> bool:
+    """Whether the other end answers, which it does once all ports are open."""
+    assert process.stdin is not None  # noqa: S101 - pipes were asked for
+    assert process.stdout is not None  # noqa: S101
+    with suppress(BrokenPipeError):
+        process.stdin.write(b"\n")
+        process.stdin.flush()
+    return process.stdout.readline() == b"\n"
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    assert process.stdin is not None  # noqa: S101 - a pipe was asked for
+    with suppress(BrokenPipeError):
+        process.stdin.close()
+    try:
+        process.wait(_CLOSE_S)
+    except subprocess.TimeoutExpired:  # a connection through the port is still open
+        process.kill()

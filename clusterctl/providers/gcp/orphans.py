@@ -1,0 +1,276 @@
+"""The cluster's resources at Google, found through the API itself by labels, not from any state.
+
+What can't carry labels has them as words in its description, and a name that begins with `<cluster>-<id>`.
+Nothing else is ever touched.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final, Literal
+
+from clusterctl.errors import ApiOffError, CloudError, Failure, ProvisionError
+from clusterctl.providers.base import Leftover
+from clusterctl.providers.gcp import costs
+from clusterctl.providers.gcp.api import Api, Json
+
+CLUSTER_LABEL: Final = "clusterctl-cluster"
+ID_LABEL: Final = "clusterctl-id"
+_TERRAFORMS: Final = ("effective_labels", "terraform_labels")
+_WORDS = re.compile(rf"\b({CLUSTER_LABEL}|{ID_LABEL})=([a-z0-9-]+)")
+
+
+def labels(cluster: str, cluster_id: str) -> dict[str, str]:
+    """What every resource of a cluster is labelled with."""
+    return {CLUSTER_LABEL: cluster, ID_LABEL: cluster_id}
+
+
+def description(cluster: str, cluster_id: str) -> str:
+    """The same in words, for what can't carry labels."""
+    return f"{CLUSTER_LABEL}={cluster} {ID_LABEL}={cluster_id}"
+
+
+def read_labels(resource: Mapping[str, Any]) -> dict[str, str]:
+    """The labels of a resource of the REST API, or what its description says instead."""
+    return resource.get("labels") or dict(_WORDS.findall(resource.get("description") or ""))
+
+
+def cluster_id_of(resource: Mapping[str, Any]) -> str | None:
+    """Whose a resource of Terraform's is, by label or description; None where it bears neither."""
+    for found in [*(resource.get(name) for name in _TERRAFORMS), read_labels(resource)]:
+        if found and ID_LABEL in found:
+            return str(found[ID_LABEL])
+    return None
+
+
+WAIT_S = 600.0
+_LOOK_EVERY_S = 2.0
+_ID = "[0-9a-f]{6}"
+_CLUSTER = "[a-z][a-z0-9-]*"
+Scope = Literal["zone", "region", "global"]
+
+
+@dataclass(frozen=True, slots=True)
+class Found:
+    """Something of a cluster. ``path`` is its REST path; ``usd_per_hour`` is None where it is not known.
+
+    ``kept`` says why `down` leaves it where it is; "" for what has to go.
+    """
+
+    kind: str
+    name: str
+    where: str
+    service: str
+    path: str
+    cluster_id: str
+    usd_per_hour: float | None = 0.0
+    kept: str = ""
+
+    @property
+    def what(self) -> str:
+        """In words: `instance demo-train-1 in us-central1-a`."""
+        return f"{self.kind} {self.name}" + (f" in {self.where}" if self.where else "")
+
+    @property
+    def priced(self) -> Leftover:
+        """What `down` tells of it: with its cost."""
+        return Leftover(self.what, self.usd_per_hour)
+
+
+@dataclass(frozen=True, slots=True)
+class _Wanted:
+    """One label and its value, and how the names of what can't carry it look.
+
+    ``search`` is a wider pattern of those names, in the plainest words that Google's filters have.
+    """
+
+    label: str
+    value: str
+    name: str
+    search: str
+
+    def is_on(self, resource: Json) -> bool:
+        return read_labels(resource).get(self.label) == self.value
+
+    def names(self, name: str) -> bool:
+        return re.fullmatch(self.name, name) is not None
+
+
+@dataclass(frozen=True, slots=True)
+class _Kind:
+    word: str
+    collection: str
+    scope: Scope
+    labelled: bool
+
+
+_COMPUTE: Final = (
+    _Kind("instance", "instances", "zone", labelled=True),
+    _Kind("disk", "disks", "zone", labelled=True),
+    _Kind("address", "addresses", "region", labelled=True),
+    _Kind("placement policy", "resourcePolicies", "region", labelled=False),
+    _Kind("firewall rule", "firewalls", "global", labelled=False),
+    _Kind("router", "routers", "region", labelled=False),
+    _Kind("subnetwork", "subnetworks", "region", labelled=False),
+    _Kind("network", "networks", "global", labelled=False),
+)
+# In the order in which they can be deleted.
+_ORDER: Final = (
+    *("instance", "disk", "shared folder", "address", "placement policy", "firewall rule"),
+    *("router", "subnetwork", "network", "service account", "bucket"),
+)
+
+
+def find_resources(api: Api, cluster_id: str) -> tuple[Found, ...]:
+    """Everything of this cluster, in the order in which it can be deleted.
+
+    Raises:
+        CloudError: Google could not be asked, or did not look everywhere.
+    """
+    return tuple(
+        _look(api, _Wanted(ID_LABEL, cluster_id, f"{_CLUSTER}-{cluster_id}(-.*)?", f".*-{cluster_id}.*"))
+    )
+
+
+def orphan_ids(api: Api, cluster: str) -> tuple[str, ...]:
+    """The ids of all clusters of that name in the project, whoever made them.
+
+    Raises:
+        CloudError: as ``find``.
+    """
+    found = _look(api, _Wanted(CLUSTER_LABEL, cluster, f"{cluster}-{_ID}(-.*)?", f"{cluster}-.*"))
+    return tuple(sorted({one.cluster_id for one in found if one.cluster_id}))
+
+
+def remove_resources(
+    api: Api, found: Iterable[Found], *, report: Callable[[str], None], timeout_s: float = WAIT_S
+) -> None:
+    """Delete what was found; what is gone already is fine. One kind after the other, each waited for.
+
+    Raises:
+        ProvisionError: something could not be deleted; ``failures`` names each, and the rest is gone.
+    """
+    going = [one for one in found if not one.kept]
+    failures: list[Failure] = []
+    for kind in _ORDER:
+        stage = [one for one in going if one.kind == kind]
+        if stage:
+            report(f"deleting {len(stage)} x {kind}")
+            failures += _delete(api, stage, api.clock.now() + timeout_s)
+    if failures:
+        raise ProvisionError(
+            f"{len(failures)} of {len(going)} things of the cluster could not be deleted",
+            why="; ".join(failure.cause for failure in failures),
+            fix=failures[0].fix or "run `clusterctl down` again",
+            failures=tuple(failures),
+        )
+
+
+def _delete(api: Api, stage: Iterable[Found], give_up: float) -> Iterator[Failure]:
+    """Delete things of one kind, all at once, and wait for each."""
+    begun: list[tuple[Found, Json]] = []
+    for one in stage:
+        try:
+            begun.append((one, api.delete(one.service, one.path) or {}))
+        except CloudError as exc:
+            yield Failure(exc.code, f"{one.priced}: {exc.why}", fix=exc.fix, retryable=True)
+    for one, operation in begun:
+        try:
+            problem = _wait(api, one, operation, give_up)
+        except CloudError as exc:
+            problem = exc.why
+        if problem:
+            yield Failure(ProvisionError.code, f"{one.priced}: {problem}", retryable=True)
+
+
+def _wait(api: Api, one: Found, operation: Json, give_up: float) -> str:
+    """Wait until an operation is done: what went wrong, "" if nothing."""
+    name = str(operation.get("name", ""))
+    while not _is_done(operation):
+        if api.clock.now() >= give_up:
+            return "it was still being deleted when the time was up"
+        if one.service == "compute":
+            operation = api.post("compute", f"{one.path.rsplit('/', 2)[0]}/operations/{name}/wait")
+        else:
+            api.clock.sleep(_LOOK_EVERY_S)
+            operation = api.get(one.service, name)
+    error = operation.get("error") or {}
+    errors = error.get("errors", [error] if error else [])
+    return "; ".join(str(row.get("message") or row.get("code")) for row in errors)
+
+
+def _is_done(operation: Json) -> bool:
+    """Compute Engine says ``status``, Filestore ``done``; IAM and Cloud Storage answer with nothing."""
+    return not operation.get("name") or operation.get("status") == "DONE" or operation.get("done") is True
+
+
+def _look(api: Api, wanted: _Wanted) -> list[Found]:
+    """Everything that is wanted, in the order in which it can be deleted."""
+    found = [one for kind in _COMPUTE for one in _compute(api, kind, wanted)]
+    found += [*_filestores(api, wanted), *_accounts(api, wanted), *_buckets(api, wanted)]
+    return sorted(found, key=lambda one: (_ORDER.index(one.kind), one.name))
+
+
+def _compute(api: Api, kind: _Kind, wanted: _Wanted) -> Iterator[Found]:
+    where = "global" if kind.scope == "global" else "aggregated"
+    search = f"labels.{wanted.label}={wanted.value}" if kind.labelled else f'name eq "{wanted.search}"'
+    path = f"projects/{api.project}/{where}/{kind.collection}"
+    for row in _rows(api, "compute", path, kind.collection, filter=search):
+        # Looked at again here: a filter that Google reads in another way must not cost a stranger's disk.
+        if not wanted.is_on(row) or not (kind.labelled or wanted.names(row["name"])):
+            continue
+        place = str(row.get(kind.scope, "")).rpartition("/")[2]
+        scope = f"{kind.scope}s/{place}" if place else "global"
+        its_path = f"projects/{api.project}/{scope}/{kind.collection}/{row['name']}"
+        yield Found(kind.word, row["name"], place, "compute", its_path, **_facts(kind.word, row))
+
+
+def _filestores(api: Api, wanted: _Wanted) -> Iterator[Found]:
+    for row in _rows(api, "file", f"projects/{api.project}/locations/-/instances", "instances"):
+        if wanted.is_on(row):
+            _, _, _, place, _, name = row["name"].split("/")
+            yield Found("shared folder", name, place, "file", row["name"], **_facts("shared folder", row))
+
+
+def _accounts(api: Api, wanted: _Wanted) -> Iterator[Found]:
+    for row in _rows(api, "iam", f"projects/{api.project}/serviceAccounts", "accounts"):
+        if wanted.is_on(row):
+            name = str(row["email"]).partition("@")[0]
+            yield Found("service account", name, "", "iam", row["name"], **_facts("service account", row))
+
+
+def _buckets(api: Api, wanted: _Wanted) -> Iterator[Found]:
+    for row in _rows(api, "storage", "b", "items", project=api.project):
+        if wanted.is_on(row):
+            holds = api.get("storage", f"b/{row['name']}/o", maxResults="1").get("items")
+            kept = "it holds something" if holds else ""
+            path = f"b/{row['name']}"
+            yield Found("bucket", row["name"], "", "storage", path, **_facts("bucket", row), kept=kept)
+
+
+def _facts(kind: str, row: Json) -> dict[str, Any]:
+    """Whose it is, and what it costs."""
+    return {
+        "cluster_id": read_labels(row).get(ID_LABEL, ""),
+        "usd_per_hour": costs.of_row(kind, row),
+    }
+
+
+def _rows(api: Api, service: str, path: str, key: str, **query: str) -> Iterator[Json]:
+    """The rows of all pages; none where the API is off, for then there is nothing."""
+    try:
+        for page in api.pages(service, path, **query):
+            yield from _in_page(page, key)
+    except ApiOffError:
+        return
+
+
+def _in_page(page: Mapping[str, Any], key: str) -> Iterator[Json]:
+    items = page.get(key, page.get("items", ()))
+    if isinstance(items, dict):  # an aggregated list: scope -> its rows
+        for scope in items.values():
+            yield from scope.get(key, ())
+    else:
+        yield from items

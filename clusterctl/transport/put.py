@@ -1,0 +1,304 @@
+"""Send files to the cluster. What is there by its hash is not sent; what was begun is gone on with."""
+
+from __future__ import annotations
+
+import base64
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, Self, TypeVar
+
+from clusterctl.errors import CommandError, TransferError, TransportError, printable
+from clusterctl.transport.base import BULK, Conversation, Transport
+from clusterctl.transport.program import remote_argv
+from clusterctl.transport.remote_open import HELD
+from clusterctl.transport.remote_send import HEADER
+from clusterctl.transport.remote_store import NO_REQUIRED
+from clusterctl.transport.tree import Item, Kind, Progress, hash_items, not_readable
+
+STORE = "clusterctl/store"  # in the job user's home
+
+_PIECE = 1 << 18
+
+_T = TypeVar("_T")
+
+
+@dataclass(frozen=True, slots=True)
+class Sent:
+    """What became of a transfer. ``folder`` is where it went; ``sent_bytes`` had to travel."""
+
+    folder: str
+    files: int
+    bytes: int
+    sent_bytes: int
+
+
+def send_into(
+    transport: Transport, items: Sequence[Item], folder: str, *, progress: Progress = lambda *_: None
+) -> Sent:
+    """Put items straight to their places below a folder of the cluster, which is made if need be.
+
+    Relative folders begin at the user's home. What lies there under other names stays.
+
+    Raises:
+        UsageError: a file here can't be read.
+        TransferError: a file changed meanwhile, or the cluster could not write one; what has arrived is kept.
+        TransportError: the cluster can't be reached; what has arrived is kept.
+    """
+    hashes = _hashes(items, progress)
+    answer, sent = _converse(
+        transport, remote_argv("clusterctl.transport.remote_receive", folder), items, hashes, progress
+    )
+    return Sent(answer.folder, len(hashes), sum(i.size for i in items), sent)
+
+
+def send_new_folder(
+    transport: Transport,
+    items: Sequence[Item],
+    hashes: Mapping[Path, str],
+    folder: str,
+    *,
+    ours: Mapping[str, bytes],
+    required: str,
+    progress: Progress = lambda *_: None,
+) -> Sent:
+    """Make a folder of items, by way of the store, and of ``ours``: name -> content.
+
+    It appears whole or not at all. ``required`` is a folder without which nothing is done.
+
+    Raises:
+        CommandError: with rc ``NO_REQUIRED``, the required folder is not there.
+        TransferError, TransportError, UsageError: see ``send_into``.
+    """
+    answer, sent = _converse(transport, _store(folder, required), items, hashes, progress, ours=ours)
+    return Sent(answer.folder, len(hashes), sum(i.size for i in items), sent)
+
+
+def send_to_store(
+    transport: Transport, files: Sequence[Path], *, progress: Progress = lambda *_: None
+) -> Mapping[Path, str]:
+    """Send files into the store only; file -> its path on the cluster, read-only and named by its hash.
+
+    What is unused for 30 days may be gone: send it again whenever it is needed, which costs next to nothing.
+
+    Raises:
+        TransferError, TransportError, UsageError: see ``send_into``.
+    """
+    items = []
+    for number, path in enumerate(files):
+        try:
+            item = Item.of(str(number), path, path.stat())
+        except OSError as exc:
+            raise not_readable([exc]) from exc
+        if item is None or item.kind is not Kind.FILE:
+            raise not_readable([OSError(0, "it is no ordinary file", str(path))])
+        items.append(item)
+    hashes = _hashes(items, progress)
+    answer, _ = _converse(transport, _store(""), items, hashes, progress)
+    if len(answer.at) != len(files):
+        raise _not_understood(json.dumps(answer.at).encode(), transport.host)
+    return dict(zip(files, answer.at, strict=True))
+
+
+@dataclass(frozen=True, slots=True)
+class _Answer:
+    folder: str
+    wrong: tuple[Item, ...]
+    at: tuple[str, ...]
+
+    @classmethod
+    def of(cls, items: Sequence[Item], answer: Mapping[str, Any]) -> Self:
+        wrong = tuple(_item(items, index) for index in answer["wrong"])
+        at = tuple(map(str, answer.get("at", ())))
+        return cls(os.fsdecode(base64.b64decode(answer["folder"])), wrong, at)
+
+
+def _store(*arguments: str) -> list[str]:
+    return remote_argv("clusterctl.transport.remote_store", STORE, *arguments)
+
+
+def _hashes(items: Sequence[Item], progress: Progress) -> Mapping[Path, str]:
+    return hash_items([item for item in items if item.kind is Kind.FILE], progress=progress)
+
+
+def _converse(
+    transport: Transport,
+    argv: Sequence[str],
+    items: Sequence[Item],
+    hashes: Mapping[Path, str],
+    progress: Progress,
+    *,
+    ours: Mapping[str, bytes] = MappingProxyType({}),
+) -> tuple[_Answer, int]:
+    """Ask what is missing and send it; returns the last answer and the bytes that were sent."""
+    try:
+        with transport.converse(argv, bulk=sum(item.size for item in items) > BULK) as talk:
+            answers = _answers(talk, transport.host)
+            for piece in _pieces(_request(items, hashes, ours)):
+                talk.send(piece)
+            missing = _understood(_next(talk, answers), transport.host, partial(_missing, items))
+            total = sum(item.size - have for item, have in missing)
+            sent = 0
+            for piece in _pieces(_content(missing)):
+                talk.send(piece)
+                sent += len(piece)
+                progress("sending", min(sent, total), total)
+            answer = _understood(_next(talk, answers), transport.host, partial(_Answer.of, items))
+            talk.finish()
+    except CommandError as exc:
+        if exc.rc == NO_REQUIRED:
+            raise
+        raise (_held if exc.rc == HELD else _not_written)(transport.host, exc) from exc
+    if answer.wrong:
+        raise _changed(answer.wrong)
+    return answer, total
+
+
+def _request(items: Sequence[Item], hashes: Mapping[Path, str], ours: Mapping[str, bytes]) -> Iterator[bytes]:
+    for item in items:
+        payload = hashes[item.origin] if item.kind is Kind.FILE else _b64(os.fsencode(item.target))
+        yield _line([item.kind, _b64(os.fsencode(item.path)), item.mode, item.mtime_ns, item.size, payload])
+    now = time.time_ns()
+    for name, content in ours.items():
+        yield _line(["ours", _b64(os.fsencode(name)), 0o600, now, len(content), _b64(content)])
+    yield b"\n"
+
+
+def _line(row: list[str | int]) -> bytes:
+    return json.dumps(row).encode() + b"\n"
+
+
+def _b64(data: bytes) -> str:
+    return base64.b64encode(data).decode("ascii")
+
+
+def _content(missing: Sequence[tuple[Item, int]]) -> Iterator[bytes]:
+    """Each file from where the cluster has it, as long as it was said to be; its hash tells what changed."""
+    for item, have in missing:
+        left = item.size - have
+        yield HEADER.pack(left)
+        try:
+            with item.origin.open("rb", buffering=0) as file:
+                file.seek(have)
+                while left and (data := file.read(min(_PIECE, left))):
+                    left -= len(data)
+                    yield data
+        except OSError as exc:
+            raise not_readable([exc]) from exc
+        while left:
+            yield bytes(min(_PIECE, left))
+            left -= min(_PIECE, left)
+
+
+def _pieces(parts: Iterator[bytes]) -> Iterator[bytes]:
+    """The same bytes in fewer, larger pieces."""
+    kept = bytearray()
+    for part in parts:
+        kept += part
+        if len(kept) >= _PIECE:
+            yield bytes(kept)
+            kept.clear()
+    if kept:
+        yield bytes(kept)
+
+
+def _answers(talk: Conversation, host: str) -> Iterator[dict[str, Any]]:
+    """What the other side says, a JSON object a line.
+
+    Raises:
+        TransportError: it says something else.
+    """
+    rest = b""
+    while data := talk.receive():
+        *lines, rest = (rest + data).split(b"\n")
+        for line in lines:
+            yield _object(line, host)
+
+
+def _object(line: bytes, host: str) -> dict[str, Any]:
+    try:
+        answer = json.loads(line)
+        if isinstance(answer, dict):
+            return answer
+    except (ValueError, RecursionError):
+        pass
+    raise _not_understood(line, host)
+
+
+def _understood(answer: Mapping[str, Any], host: str, read: Callable[[Mapping[str, Any]], _T]) -> _T:
+    """What ``read`` makes of an answer.
+
+    Raises:
+        TransportError: the answer is not of the form that is expected.
+    """
+    try:
+        return read(answer)
+    except (LookupError, TypeError, ValueError) as exc:
+        raise _not_understood(json.dumps(answer).encode(), host) from exc
+
+
+def _not_understood(said: bytes, host: str) -> TransportError:
+    return TransportError(
+        "the cluster answered what clusterctl does not understand",
+        where=host,
+        why=printable(said[:200].decode(errors="replace")),
+        fix="if a startup file of the shell there writes this (~/.bashrc), let it do so for terminals only",
+        host=host,
+    )
+
+
+def _next(talk: Conversation, answers: Iterator[dict[str, Any]]) -> dict[str, Any]:
+    """The next answer; signs of life are passed over."""
+    for answer in answers:
+        if "checked" not in answer:
+            return answer
+    talk.finish()  # says why there is no answer
+    raise TransferError("the cluster ended the transfer without an answer", fix="run it again")
+
+
+def _missing(items: Sequence[Item], answer: Mapping[str, Any]) -> list[tuple[Item, int]]:
+    """The files that the cluster lacks, and how much of each it has."""
+    missing = [(_item(items, index), have) for index, have in answer["send"]]
+    if any(not 0 <= have <= item.size for item, have in missing):
+        raise ValueError("it has more than there is")
+    return missing
+
+
+def _item(items: Sequence[Item], index: int) -> Item:
+    if index < 0:
+        raise ValueError("an index counts from 0")
+    return items[index]
+
+
+def _held(host: str, exc: CommandError) -> TransferError:
+    return TransferError(
+        "the store of files on the cluster is locked",
+        where=host,
+        why=printable(exc.why.strip().splitlines()[-1]),
+        fix="end the process that holds the lock, a job's perhaps (`clusterctl ssh`, `clusterctl cancel`); "
+        "or, while no other `submit` is under way, remove the file; then run it again",
+        host=host,
+    )
+
+
+def _not_written(host: str, exc: CommandError) -> TransferError:
+    return TransferError(
+        "the files can't be written on the cluster",
+        where=host,
+        why=printable(exc.why.strip().splitlines()[-1] if exc.why.strip() else exc.what),
+        fix="make room or rights there (`clusterctl ssh`), then run it again: what has arrived is kept",
+        host=host,
+    )
+
+
+def _changed(items: Sequence[Item]) -> TransferError:
+    more = f" and {len(items) - 1} more" if len(items) > 1 else ""
+    return TransferError(
+        f"{printable(items[0].path)}{more} changed while being sent",
+        fix="run it again when nothing writes there; what has arrived is kept",
+    )

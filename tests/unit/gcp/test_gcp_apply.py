@@ -1,0 +1,129 @@
+"""What is waited for, how long, and what is taken over: with a Terraform that does as it is told here."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, cast
+
+import pytest
+
+from clusterctl.errors import Failure, TerraformError
+from clusterctl.providers.gcp.apply import WAITS_S, Owner, apply_plan
+from clusterctl.providers.gcp.terraform.client import Terraform
+from clusterctl.providers.gcp.terraform.plan import Plan, ResourceChange
+
+OWNER = Owner("a1b2c3")
+SHOWN = Plan(Path("plan.tfplan"), "0", ())
+
+
+def error(code: str, *, transient: bool = False, already_exists: Mapping[str, str] = {}) -> TerraformError:
+    made = TerraformError("x", failures=(Failure(code, f"it is {code}"),))
+    made.transient, made.already_exists = transient, already_exists
+    return made
+
+
+@dataclass
+class Scripted:
+    """Fails with these errors, one an apply; the last one is for ever if it is ``stuck``."""
+
+    errors: list[TerraformError]
+    stuck: bool = False
+    attributes: Mapping[str, Any] = field(default_factory=dict)  # of whatever is taken over
+    applied: int = 0
+    adopted: list[Mapping[str, str]] = field(default_factory=list)
+
+    def apply(self, _: Plan) -> None:
+        self.applied += 1
+        if self.errors:
+            raise self.errors[0] if self.stuck and len(self.errors) == 1 else self.errors.pop(0)
+
+    def rest_of(self, plan: Plan, *, adopt: Mapping[str, str]) -> Plan:
+        self.adopted.append(adopt)
+        changes = (
+            ResourceChange(address, "t", "n", None, "no-op", self.attributes, None, (), identity)
+            for address, identity in adopt.items()
+        )
+        return Plan(plan.path, "1", tuple(changes), plan.destroys)
+
+
+def run(scripted: Scripted, owner: Owner = OWNER, plan: Plan = SHOWN) -> tuple[list[str], list[float]]:
+    said: list[str] = []
+    waited: list[float] = []
+    apply_plan(cast(Terraform, scripted), plan, owner, report=said.append, sleep=waited.append)
+    return said, waited
+
+
+def test_what_passes_is_waited_for_longer_and_longer_and_said() -> None:
+    said, waited = run(Scripted([error("rate-limit", transient=True)] * 3))
+    assert waited == [5, 10, 20]
+    assert said[0] == "it is rate-limit; going on in 5 s"
+
+
+def test_waiting_comes_to_an_end() -> None:
+    scripted = Scripted([error("rate-limit", transient=True)], stuck=True)
+    with pytest.raises(TerraformError, match="x") as caught:
+        run(scripted)
+    assert caught.value.failures[0].code == "rate-limit"
+    assert scripted.applied == len(WAITS_S) + 1
+
+
+@pytest.mark.parametrize("code", ["quota", "stockout", "permission"])
+def test_what_does_not_pass_is_tried_once(code: str) -> None:
+    scripted = Scripted([error(code)])
+    with pytest.raises(TerraformError):
+        run(scripted)
+    assert scripted.applied == 1
+
+
+def test_what_is_there_is_taken_over_layer_by_layer_but_not_for_ever() -> None:
+    scripted = Scripted(
+        [error("name-taken", already_exists={"a": "projects/p/n/demo-a1b2c3-net"})],
+        stuck=True,
+        attributes={"name": "demo-a1b2c3-net"},
+    )
+    with pytest.raises(TerraformError):
+        run(scripted)
+    assert scripted.adopted[0] == {"a": "projects/p/n/demo-a1b2c3-net"}
+    assert 5 < len(scripted.adopted) < 20
+
+
+@pytest.mark.parametrize(
+    ("attributes", "ours"),
+    [
+        ({"name": "demo-train-1", "effective_labels": {"clusterctl-id": "a1b2c3"}}, True),
+        ({"name": "demo-a1b2c3-x", "effective_labels": {"clusterctl-id": "ffffff"}}, False),
+        ({"name": "demo-a1b2c3-x", "description": "clusterctl-cluster=demo clusterctl-id=ffffff"}, False),
+        ({"name": "demo-x", "description": "clusterctl-cluster=demo clusterctl-id=a1b2c3"}, True),
+        ({"name": "demo-a1b2c3-net", "labels": {}}, True),
+        ({"account_id": "demo-a1b2c3-nodes"}, True),
+        ({"name": "demo-train-1", "effective_labels": {}}, False),
+        ({"name": "demoa1b2c3net"}, False),
+        ({}, False),
+    ],
+)
+def test_only_what_bears_the_clusters_id_is_taken_over(attributes: Mapping[str, Any], ours: bool) -> None:
+    scripted = Scripted([error("name-taken", already_exists={"a": "b"})], attributes=attributes)
+    if ours:
+        run(scripted)
+        assert scripted.applied == 2
+    else:
+        with pytest.raises(TerraformError) as caught:
+            run(scripted)
+        assert caught.value.failures[0].code == "name-taken"
+        assert scripted.applied == 1
+
+
+def test_what_keeps_the_rest_from_being_removed_is_cleared_once() -> None:
+    cleared: list[str] = []
+    owner = Owner("a1b2c3", lambda: cleared.append("all"))
+    down = Plan(Path("plan.tfplan"), "0", (), destroys=True)
+    run(Scripted([error("in-use")]), owner, down)
+    assert cleared == ["all"]
+    with pytest.raises(TerraformError):
+        run(Scripted([error("in-use")], stuck=True), owner, down)
+    assert cleared == ["all", "all"]
+    with pytest.raises(TerraformError):
+        run(Scripted([error("in-use")]), owner, SHOWN)  # nothing is cleared away where things are made
+    assert cleared == ["all", "all"]

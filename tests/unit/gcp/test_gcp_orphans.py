@@ -1,0 +1,201 @@
+"""What a cluster still has at Google: all of it is found and removed, and nothing else is."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+
+from clusterctl.errors import CloudError, ProvisionError
+from clusterctl.providers.gcp import orphans
+from clusterctl.providers.gcp.api import Api, Clock
+from clusterctl.providers.gcp.orphans import find_resources, orphan_ids, remove_resources
+from tests.support.google.api import PROJECT, Google
+
+OURS, THEIRS = "aaaaaa", "bbbbbb"
+GLOBAL = f"projects/{PROJECT}/global"
+REGION = f"projects/{PROJECT}/regions/us-central1"
+ZONE = f"projects/{PROJECT}/zones/us-central1-a"
+EVERYTHING = [
+    *("instance demo-ctl", "instance demo-train-1", "instance demo-train-2", "disk demo-scratch"),
+    *("shared folder demo-aaaaaa-shared", "address demo-nat", "placement policy demo-aaaaaa-train"),
+    *("firewall rule demo-aaaaaa-iap", "router demo-aaaaaa-router", "subnetwork demo-aaaaaa-nodes"),
+    *("network demo-aaaaaa", "service account demo-aaaaaa-ctl", "bucket demo-results"),
+]
+
+
+@pytest.fixture
+def api(google: Google) -> Api:
+    naps: list[float] = []
+    return Api(PROJECT, clock=Clock(now=lambda: sum(naps), sleep=naps.append))
+
+
+def make(google: Google, cluster: str = "demo", cluster_id: str = OURS) -> None:
+    """One cluster with some of everything."""
+    put, name = google.world.put, f"{cluster}-{cluster_id}"
+    marked = {"labels": orphans.labels(cluster, cluster_id)}
+    said = {"description": f"made by clusterctl; {orphans.description(cluster, cluster_id)}"}
+    at, near = {"zone": "us-central1-a"}, {"region": "us-central1"}
+    net = f"{GLOBAL}/networks/{name}"
+    put("google_compute_network", net, **said)
+    put("google_compute_subnetwork", f"{REGION}/subnetworks/{name}-nodes", network=net, **near, **said)
+    put("google_compute_firewall", f"{GLOBAL}/firewalls/{name}-iap", network=net, **said)
+    put("google_compute_router", f"{REGION}/routers/{name}-router", network=net, **near, **said)
+    put("google_compute_resource_policy", f"{REGION}/resourcePolicies/{name}-train", **near, **said)
+    put("google_compute_address", f"{REGION}/addresses/{cluster}-nat", **near, **marked)
+    put(
+        "google_compute_disk", f"{ZONE}/disks/{cluster}-scratch", size=730, type="pd-standard", **at, **marked
+    )
+    for host in ("ctl", "train-1", "train-2"):
+        uses = {
+            "subnetwork": f"{name}-nodes",
+            "resource_policies": [f"{name}-train"],
+            "disk": f"{cluster}-scratch",
+        }
+        put("google_compute_instance", f"{ZONE}/instances/{cluster}-{host}", uses=uses, **at, **marked)
+    account = f"{name}-ctl@{PROJECT}.iam.gserviceaccount.com"
+    put("google_service_account", f"projects/{PROJECT}/serviceAccounts/{account}", email=account, **said)
+    put(
+        "google_filestore_instance",
+        f"projects/{PROJECT}/locations/us-central1-a/instances/{name}-shared",
+        location="us-central1-a",
+        file_shares=[{"name": "share", "capacity_gb": 1024}],
+        **marked,
+    )
+    put("google_storage_bucket", f"{cluster}-results", **marked)
+
+
+def whats(api: Api, cluster_id: str = OURS) -> list[str]:
+    return [one.what.partition(" in ")[0] for one in find_resources(api, cluster_id)]
+
+
+def quiet(_: str) -> None:
+    """Progress that nobody reads."""
+
+
+class TestFinding:
+    def test_everything_is_found_in_the_order_in_which_it_can_go(self, google: Google, api: Api) -> None:
+        make(google)
+        make(google, "other", THEIRS)
+        assert whats(api) == EVERYTHING
+
+    def test_nothing_is_found_of_what_was_never_made(self, google: Google, api: Api) -> None:
+        make(google, "other", THEIRS)
+        assert find_resources(api, OURS) == ()
+
+    def test_what_it_costs_is_known_or_said_not_to_be(self, google: Google, api: Api) -> None:
+        make(google)
+        costs = {one.what.partition(" in ")[0]: one.usd_per_hour for one in find_resources(api, OURS)}
+        assert costs["instance demo-ctl"] == pytest.approx(0.134, rel=1e-3)
+        assert costs["disk demo-scratch"] == pytest.approx(0.04)
+        assert costs["shared folder demo-aaaaaa-shared"] == pytest.approx(0.16 * 1024 / 730)
+        assert costs["address demo-nat"] == pytest.approx(0.005)
+        assert costs["network demo-aaaaaa"] == 0
+        assert costs["bucket demo-results"] is None
+
+    def test_an_api_that_is_off_has_nothing(self, google: Google, api: Api) -> None:
+        make(google)
+        google.fail("file.projects.locations.instances.list", 403, reason="SERVICE_DISABLED")
+        assert "shared folder demo-aaaaaa-shared" not in whats(api)
+
+    def test_what_may_not_be_looked_at_is_not_taken_for_nothing(self, google: Google, api: Api) -> None:
+        google.fail("iam.projects.serviceAccounts.list", 403, message="no")
+        with pytest.raises(CloudError):
+            find_resources(api, OURS)
+
+    @pytest.mark.parametrize("name", ["train", "train-202611"])
+    def test_a_name_that_could_be_of_another_cluster_is_not_enough(
+        self, google: Google, api: Api, name: str
+    ) -> None:
+        """`train-202611-bbbbbb` may be a cluster `train-202611`, or one `train` with the id 202611."""
+        make(google, "train-202611", THEIRS)
+        google.world.put(
+            "google_compute_network", f"{GLOBAL}/networks/train-{OURS}-mine", description="by hand"
+        )
+        assert find_resources(api, "202611") == ()
+        assert find_resources(api, OURS) == ()
+        assert orphan_ids(api, name) == ((THEIRS,) if name == "train-202611" else ())
+
+    def test_a_description_that_was_copied_is_not_enough(self, google: Google, api: Api) -> None:
+        said = orphans.description("demo", OURS)
+        google.world.put("google_compute_network", f"{GLOBAL}/networks/demo-{OURS}2", description=said)
+        assert find_resources(api, OURS) == ()
+        assert orphan_ids(api, "demo") == ()
+
+    def test_orphans_are_all_clusters_of_that_name(self, google: Google, api: Api) -> None:
+        make(google)
+        make(google, "demo", "cccccc")
+        make(google, "demo-2", THEIRS)
+        assert orphan_ids(api, "demo") == (OURS, "cccccc")
+        assert orphan_ids(api, "never") == ()
+
+    def test_an_orphan_that_is_only_a_network_is_found(self, google: Google, api: Api) -> None:
+        said = orphans.description("demo", OURS)
+        google.world.put("google_compute_network", f"{GLOBAL}/networks/demo-{OURS}", description=said)
+        assert orphan_ids(api, "demo") == (OURS,)
+
+
+class TestRemoving:
+    def test_all_goes_and_a_neighbour_stays(self, google: Google, api: Api) -> None:
+        make(google)
+        make(google, "other", THEIRS)
+        before = whats(api, THEIRS)
+        said: list[str] = []
+        remove_resources(api, find_resources(api, OURS), report=said.append)
+        assert find_resources(api, OURS) == ()
+        assert whats(api, THEIRS) == before
+        assert said[0] == "deleting 3 x instance"
+        assert said[-1] == "deleting 1 x bucket"
+
+    def test_what_is_gone_already_is_fine(self, google: Google, api: Api) -> None:
+        make(google)
+        found = find_resources(api, OURS)
+        remove_resources(api, found, report=quiet)
+        remove_resources(api, found, report=quiet)
+
+    def test_a_bucket_that_holds_something_is_kept_and_said(self, google: Google, api: Api) -> None:
+        make(google)
+        with google.world.change() as state:
+            state["filled"] = ["demo-results"]
+        remove_resources(api, find_resources(api, OURS), report=quiet)
+        (bucket,) = find_resources(api, OURS)
+        assert (bucket.what, bucket.kept) == ("bucket demo-results", "it holds something")
+
+    @pytest.mark.parametrize(
+        ("play", "words"),
+        [
+            (lambda g: g.fail("compute.disks.delete", 403, message="Required 'compute.disks.delete'"), "403"),
+            (
+                lambda g: g.operation_fails("ZONE_RESOURCE_POOL_EXHAUSTED"),
+                "played ZONE_RESOURCE_POOL_EXHAUSTED",
+            ),
+        ],
+    )
+    def test_what_can_not_be_deleted_is_named_and_the_rest_goes(
+        self, google: Google, api: Api, play: Callable[[Google], None], words: str
+    ) -> None:
+        make(google)
+        play(google)
+        with pytest.raises(ProvisionError, match="could not be deleted") as caught:
+            remove_resources(api, find_resources(api, OURS), report=quiet)
+        assert words in caught.value.why
+        left = whats(api)
+        assert 0 < len(left) < len(EVERYTHING)
+        remove_resources(api, find_resources(api, OURS), report=quiet)
+        assert find_resources(api, OURS) == ()
+
+    def test_busy_and_lost_answers_end_well(self, google: Google, api: Api) -> None:
+        make(google)
+        for method in ("compute.instances.delete", "compute.zoneOperations.wait", "compute.networks.delete"):
+            google.fail(method, 503, times=2)
+        remove_resources(api, find_resources(api, OURS), report=quiet)
+        assert find_resources(api, OURS) == ()
+
+    def test_waiting_is_bounded(self, google: Google, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
+        make(google)
+        ticks = iter(range(0, 100_000, 100))
+        monkeypatch.setattr(api, "clock", Clock(now=lambda: next(ticks), sleep=lambda _: None))
+        monkeypatch.setattr(api, "post", lambda *_: {"name": "operation-1", "status": "RUNNING"})
+        with pytest.raises(ProvisionError, match="could not be deleted") as caught:
+            remove_resources(api, find_resources(api, OURS), report=quiet)
+        assert "when the time was up" in caught.value.why

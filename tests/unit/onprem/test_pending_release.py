@@ -1,0 +1,173 @@
+"""Machines that a cluster has left behind: they are tried again, and told from those in their place."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.errors import ProvisionError, UnreachableError
+from clusterctl.providers import pending
+from clusterctl.providers.onprem import pending_release, release
+from clusterctl.providers.onprem.provider import OnpremProvider
+from clusterctl.providers.prompts import NO_PROMPTS
+from clusterctl.spec.onprem import OnpremProvider as Settings
+from clusterctl.state.inventory import Host, Inventory
+from clusterctl.state.workspace import Workspace
+
+SETTINGS = Settings.model_validate(
+    {
+        "type": "onprem",
+        "controller": "ctl",
+        "hosts": {"ctl": "10.0.0.1", "gpu1": "10.0.0.9"},
+        "access": {"user": "rocky"},
+    }
+)
+
+
+def host(name: str = "gpu1", address: str = "10.0.0.2", key: str = "AAAA") -> Host:
+    return Host(name=name, address=address, roles=("compute",), partition="p", host_key=f"ssh-ed25519 {key}")
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    """Of a cluster that has left gpu1 behind."""
+    one = Workspace(tmp_path / "own")
+    one.create()
+    one.create_secrets()
+    one.cluster_id()
+    inventory = Inventory(
+        cluster="own", cluster_id="abc", provider="onprem", hosts=(host(),), network="10.0.0.0/24",
+        shared="/shared", baked=False,
+    )  # fmt: skip
+    pending_release.record_pending(host(), inventory, SETTINGS, one, why="it does not answer")
+    return one
+
+
+def tried(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, *members: Host, **played: Any
+) -> tuple[str, ...]:
+    """Try it again; ``release_all`` and ``find_leftovers`` are played."""
+    for name in ("release_all", "find_leftovers"):
+        monkeypatch.setattr(release, name, played.get(name, lambda *_, **__: ()))
+    return pending_release.retry_all(workspace, members, NO_PROMPTS, report=lambda _: None)
+
+
+def silent(*_: object, **__: object) -> None:
+    raise UnreachableError("no SSH connection", host="gpu1")
+
+
+def test_its_owners_way_in_is_known_though_the_spec_names_another_machine_by_now(
+    workspace: Workspace,
+) -> None:
+    (one,) = pending.pending_releases(workspace)
+    config = one.workspace.spec.read_text()
+    assert "10.0.0.2" in config
+    assert "rocky" in config
+    assert "10.0.0.9" not in config
+
+
+def test_one_that_still_does_not_answer_stays_noted(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (before,) = pending.pending_releases(workspace)
+    (note,) = tried(workspace, monkeypatch, release_all=silent)
+    assert note.startswith("gpu1 (10.0.0.2) is not released yet: it does not answer; there are the account")
+    (now,) = pending.pending_releases(workspace)
+    assert now.since == before.since
+    failure = pending.pending_releases(workspace)[0].failure
+    assert failure.host == "gpu1"
+    assert "`clusterctl down --forget gpu1`" in failure.fix
+
+
+def test_why_it_was_not_given_back_says_what_is_there(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuses(*_: object, **__: object) -> None:
+        raise ProvisionError("could not be released", why="its disk is full", host="gpu1")
+
+    (note,) = tried(
+        workspace,
+        monkeypatch,
+        release_all=refuses,
+        find_leftovers=lambda *_, **__: ("gpu1: the account clusterctl",),
+    )
+    assert "its disk is full; there are gpu1: the account clusterctl" in note
+
+
+def test_one_that_was_given_back_is_known_no_more(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert tried(workspace, monkeypatch) == ("gpu1 (10.0.0.2) was released",)
+    assert pending.pending_releases(workspace) == ()
+    assert not (workspace.root / "pending-releases").exists()
+
+
+@pytest.mark.parametrize("again", [host("gpu7"), host(address="10.0.0.7")], ids=["name", "address"])
+def test_one_that_is_in_the_cluster_again_is_not_touched(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch, again: Host
+) -> None:
+    assert tried(workspace, monkeypatch, again, release_all=silent) == ()
+    assert pending.pending_releases(workspace) == ()
+
+
+def test_one_whose_host_key_another_machine_has_is_neither_dropped_nor_touched_before_the_end(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (note,) = tried(
+        workspace, monkeypatch, clone := host("gpu7", "10.0.0.7"), release_all=lambda *_, **__: 1 / 0
+    )
+    assert "gpu7 (10.0.0.7) has the same host key" in note
+    assert len(pending.pending_releases(workspace)) == 1
+    monkeypatch.setattr(release, "release_all", lambda *_, **__: None)
+    ended = pending_release.retry_all(workspace, (clone,), NO_PROMPTS, report=lambda _: None, ending=True)
+    assert ended == ("gpu1 (10.0.0.2) was released",)
+
+
+def test_a_clone_that_takes_the_name_of_the_machine_it_replaces_is_not_taken_for_it(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (one,) = pending.pending_releases(workspace)
+    dataclasses.replace(one, why=pending.REPLACED).save()
+    (note,) = tried(workspace, monkeypatch, host(address="10.0.0.7"))
+    assert "has the same host key" in note
+    assert len(pending.pending_releases(workspace)) == 1
+
+
+def test_another_machine_at_its_address_is_not_touched(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (note,) = tried(workspace, monkeypatch, host(key="BBBB"), release_all=silent)
+    assert "another machine is at its address now" in note
+    assert pending.pending_releases(workspace) == ()
+
+
+def test_what_is_there_after_all_keeps_it_noted(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (note,) = tried(workspace, monkeypatch, find_leftovers=lambda *_, **__: ("gpu1: the account clusterctl",))
+    assert "the account clusterctl" in note
+    assert len(pending.pending_releases(workspace)) == 1
+
+
+def test_down_gives_all_others_back_and_fails_for_the_sake_of_one_that_is_silent(
+    workspace: Workspace, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[str] = []
+
+    def release_all(_: object, __: object, where: Workspace, *___: object, **____: object) -> None:
+        asked.append(where.root.name)
+        if where != workspace:
+            silent()
+
+    monkeypatch.setattr(release, "release_all", release_all)
+    provider = OnpremProvider(SETTINGS, NO_PROMPTS)
+    with pytest.raises(ProvisionError, match="could not be released: gpu1") as caught:
+        provider.destroy("abc", workspace=workspace, report=lambda _: None)
+    assert asked[0] == "own"
+    assert asked[1].startswith("gpu1-")
+    assert [failure.code for failure in caught.value.failures] == ["pending-release"]
+    pending.forget(pending.pending_releases(workspace))
+    provider.destroy("abc", workspace=workspace, report=lambda _: None)

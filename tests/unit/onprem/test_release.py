@@ -1,0 +1,83 @@
+"""Machines that leave a cluster: those that can't be entered are named, and hold up nothing."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, ClassVar
+
+import pytest
+
+from clusterctl.errors import CommandError, ProvisionError, TransportError, UnreachableError
+from clusterctl.providers.onprem import release
+from clusterctl.providers.prompts import NO_PROMPTS
+from clusterctl.state.inventory import Host, Inventory
+from clusterctl.state.workspace import Workspace, write_atomic
+
+KEY = "ssh-ed25519 AAAA"
+
+
+class Way:
+    """Our account's way to a machine that answers as its name says; one that was left lets nobody in."""
+
+    left: ClassVar[set[str]] = set()
+
+    def __init__(self, host: str) -> None:
+        self._host = host
+
+    def run(self, argv: tuple[str, ...], **_: Any) -> None:
+        if self._host == "dead":
+            raise UnreachableError("no connection", host=self._host)
+        if self._host == "gone" or self._host in self.left:
+            raise TransportError("it does not accept our key", host=self._host)
+        if self._host == "weak":
+            raise CommandError("`sudo -n true` failed", rc=1, stderr="", where="weak", host="weak")
+        if "systemd-run" in argv:
+            self.left.add(self._host)
+
+    def close(self) -> None:
+        """Nothing is open."""
+
+
+def inventory(*names: str) -> Inventory:
+    hosts = [Host(name="ctl", address="10.0.0.1", roles=("controller",), host_key=KEY)]
+    hosts += [
+        Host(name=name, address="10.0.0.2", roles=("compute",), partition="p", host_key=KEY) for name in names
+    ]
+    return Inventory(
+        cluster="own",
+        cluster_id="abc",
+        provider="onprem",
+        hosts=tuple(hosts),
+        network="10.0.0.0/24",
+        shared="/shared",
+        baked=False,
+    )
+
+
+def dismissed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *going: str) -> Mapping[str, str]:
+    monkeypatch.setattr(release, "admin_login", lambda _: Way)
+    monkeypatch.setattr(Way, "left", set())
+    workspace = Workspace(tmp_path / "own")
+    workspace.create()
+    workspace.create_secrets()
+    write_atomic(workspace.hosts, inventory("stays", *going).model_dump_json())
+    return release.release_removed(inventory("stays"), workspace, NO_PROMPTS, report=lambda _: None)
+
+
+def test_one_that_was_given_back_already_stops_nothing(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert dismissed(tmp_path, monkeypatch, "gone", "well", "dead") == {
+        "gone": "it does not accept our key",
+        "dead": "it does not answer",
+    }
+    assert Way.left == {"well"}
+
+
+def test_one_that_we_can_enter_and_not_rule_is_an_error(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with pytest.raises(ProvisionError, match="could not be released: weak"):
+        dismissed(tmp_path, monkeypatch, "weak", "well")
+    assert Way.left == {"well"}
