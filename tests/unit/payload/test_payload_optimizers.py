@@ -16,7 +16,7 @@ from payload.optim.adamw import AdamW
 from payload.optim.base import Optimizer
 from payload.optim.lamb import LAMB
 from payload.optim.sgd import SGD
-from payload.parallel.zero import Segment
+from payload.nn.module import Segment
 from payload.schedule import LearningRate, scaled
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]

@@ -65,9 +65,9 @@ def _named(segments: Sequence[Segment]) -> list[tuple[str, int, int, int]]:
     return [(s.parameter.name, s.start, s.stop, s.offset) for s in segments]
 
 
-def test_groups_fill_from_the_last_unit_and_are_padded() -> None:
+def test_buckets_fill_from_the_last_unit_and_are_padded() -> None:
     layout = make_layout(_units(), least=8, parts=4)
-    assert [(group.start, group.stop) for group in layout.groups] == [(0, 8), (8, 16)]
+    assert [(bucket.start, bucket.stop) for bucket in layout.buckets] == [(0, 8), (8, 16)]
     assert [[g.number for g in layout.completes[unit]] for unit in ("a", "none", "b", "c")] == [
         [0],
         [],
@@ -100,8 +100,8 @@ def test_what_stages_share_lies_first_and_alike() -> None:
     for others in (units, units[2:], [units[0], units[3]]):
         layout = make_layout(others, least=1 << 20, parts=3, rank=1, tied=shared)
         assert _named(layout.segments())[0] == ("b.weight", 0, 3, 3)
-        assert [group.number for group in layout.completes["tied"]] == [0]
-        assert layout.groups[0].stop == 9
+        assert [bucket.number for bucket in layout.completes["tied"]] == [0]
+        assert layout.buckets[0].stop == 9
 
 
 @pytest.mark.parametrize("zero", [0, 3])

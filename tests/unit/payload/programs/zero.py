@@ -122,18 +122,18 @@ def check_memory(engine: Engine, precision: str, zero: int) -> None:
     numbers = sum(parameter.size for parameter in engine.storage.parameters)
     ranks, found, formats = engine.mesh.dp.size, held(engine), PRECISIONS[precision]
     paper = formula(numbers, precision=formats, states=2, ranks=ranks, zero=zero)
-    padded = 4 * (ranks - 1) * 4 * (2 if zero == 1 else 1)  # numbers of four bytes in four groups
+    padded = 4 * (ranks - 1) * 4 * (2 if zero == 1 else 1)  # numbers of four bytes in four buckets
     sums = numbers * 4 // ranks if zero == 1 and ranks > 1 else 0
     case = (precision, zero, found, paper)
     assert 0 <= found.weights - paper.weights <= padded, case
     assert 0 <= found.gradients - paper.gradients - sums <= padded, case
     assert 0 <= found.masters - paper.masters <= padded, case
     assert found.optimizer == 2 * found.masters, case
-    # At once: two of the first group, which is used at the end, too; two others; padding.
-    groups = 2 * 42 + 2 * 56 + 12
+    # At once: two of the first bucket, which is used at the end, too; two others; padding.
+    buckets = 2 * 42 + 2 * 56 + 12
     width = {2: 4, 3: 4 + formats.compute.itemsize}.get(zero, 0)
-    parts = groups * 4 // ranks if zero >= 2 else 0  # of a later micro-batch
-    assert found.working <= (groups * width + parts) * 9 // 8, case
+    parts = buckets * 4 // ranks if zero >= 2 else 0  # of a later micro-batch
+    assert found.working <= (buckets * width + parts) * 9 // 8, case
     assert (found.working > 0) == (zero >= 2), case
 
 
