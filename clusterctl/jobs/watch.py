@@ -17,9 +17,8 @@ from clusterctl.errors import (
 )
 from clusterctl.jobs.logs import LogChunk, LogReader, LogsApart, tail
 from clusterctl.scheduler.base import backoff
-from clusterctl.scheduler.models import JobInfo, JobState, Outcome, worst
+from clusterctl.scheduler.models import JobInfo, JobState, Outcome, unmanaged_job, worst
 from clusterctl.scheduler.session import Session
-from clusterctl.scheduler.slurm.client import not_ours
 
 OnChange = Callable[[JobInfo], None]
 OnOutput = Callable[[LogChunk], None]
@@ -263,7 +262,7 @@ def folder_of(session: Session, job_id: str) -> str:
     if not jobs:
         raise session.scheduler.unknown([job_id])
     if not jobs[0].comment.startswith("clusterctl:"):
-        raise not_ours(jobs[0])
+        raise unmanaged_job(jobs[0])
     return jobs[0].work_dir
 
 
