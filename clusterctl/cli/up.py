@@ -249,7 +249,7 @@ def asking(
             if gone:
                 screen.confirm(f"remove {', '.join(gone)}, with all data there?", yes=yes)
             elif leaving:
-                screen.confirm(f"give {_folded(leaving)} back to whom it belongs, as it was?", yes=yes)
+                screen.confirm(f"release {_folded(leaving)} to the owner, restored as it was?", yes=yes)
             elif sys.stdin.isatty() and sys.stderr.isatty():
                 screen.confirm("make this, at that price?", yes=yes)
 

@@ -81,13 +81,13 @@ def submit(
         MachineError: it can't be written down here; it was not submitted.
         TransferError: the folder changed meanwhile, or can't be made on the cluster.
         SchedulerError: it was refused; of Slurm its words, and the valid choices where they are known.
-        TransportError: the controller can't be reached, or was lost; a job that it took all the same is found
-            by its token when jobs are next listed or collected.
+        TransportError: the controller can't be reached, or the submission is unresolved: a job that was taken
+            all the same is found by its token when jobs are next listed or collected.
     """
     script = script_of(session.spec, job, environment)  # what is wrong is said before anything is sent
     session.scheduler.reject_if_busy()
     source = source or source_of(job)
-    others = session.of_partition(_partition(session.spec, job)) if session.apart else ()
+    others = session.of_partition(_partition(session.spec, job)) if session.node_local else ()
     # Not Path.is_file: what we may not look at, or can't be a name here, is the cluster's.
     if job.container is not None and os.path.isfile(job.container):  # noqa: PTH113
         image = Path(job.container)
