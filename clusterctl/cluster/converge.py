@@ -139,9 +139,9 @@ def mend(
         inventory, workspace, limit=limit, progress=lambda p: report(_step(p, inventory, limit))
     )
     keys = drifted(noted.marks.get(inventory.controller.name, {}), before[inventory.controller.name])
-    if inventory.has_slurm and (touches_slurm(keys) or (everything and noted.marks)):
+    if touches_slurm(keys) or (everything and noted.marks):
         # Other nodes' slurmd were not restarted for what concerns one alone.
-        connections.to(inventory.controller.name).run(["scontrol", "reconfigure"])
+        admin_scheduler(inventory, connections).reconfigure()
     asked = questions(spec, inventory, workspace)
     seen = probe_hosts({host: asked[host] for host in limit or asked}, connections.to)
     after = {**before, **{host: view.checksums for host, view in seen.items()}}
@@ -169,7 +169,6 @@ def _mend_some(
     report: Reporter,
 ) -> Configured:
     """Configure these hosts and the controller, and tell the others who belongs to the cluster now."""
-    lead = inventory.controller.name
     chosen = tuple(h.name for h in inventory.hosts if h.name in limit or h.is_controller)
     others = tuple(h.name for h in inventory.hosts if h.name not in chosen and h.name in noted.marks)
     has = hardware(spec, inventory, fitted.views)
@@ -178,8 +177,7 @@ def _mend_some(
     recap = ansible.configure(
         inventory, workspace, limit=chosen, progress=lambda p: report(_step(p, inventory, chosen))
     )
-    if inventory.has_slurm:
-        connections.to(lead).run(["scontrol", "reconfigure"])
+    admin_scheduler(inventory, connections).reconfigure()
     asked = questions(spec, inventory, workspace)
     seen = probe_hosts({host: asked[host] for host in (*chosen, *others)}, connections.to)
     # Not what all of them were configured for: the next `up` of the whole cluster looks at them anew.
