@@ -53,14 +53,14 @@ class Hardware:
 
 
 @dataclass(frozen=True, slots=True)
-class Outfit:
+class NodeConfigs:
     """The nodes as they are to be configured: ``views`` are what they show, but for those that wait.
 
     ``changes`` says in words what came or went of a host beside what is ``noted`` of it, ``waiting`` why a
     host must wait for it.
     """
 
-    views: Views
+    reports: Views
     changes: Mapping[str, str] = field(default_factory=dict)
     waiting: Mapping[str, str] = field(default_factory=dict)
     noted: Mapping[str, Hardware] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class Outfit:
     @property
     def unchanged(self) -> Views:
         """The views as if none of the hardware had changed."""
-        return as_noted(self.views, self.noted, self.changes)
+        return as_noted(self.reports, self.noted, self.changes)
 
     @property
     def taken_up(self) -> dict[str, str]:
@@ -95,7 +95,7 @@ def hardware(spec: ClusterSpec, inventory: Inventory, views: Views) -> dict[str,
     }
 
 
-def outfit(
+def node_configs(
     spec: ClusterSpec,
     inventory: Inventory,
     views: Views,
@@ -103,7 +103,7 @@ def outfit(
     at_work: AtWork,
     *,
     limit: Collection[str] = (),
-) -> Outfit:
+) -> NodeConfigs:
     """How the nodes are to be configured, beside what was noted of them; with a ``limit`` others wait.
 
     ``at_work`` says of such nodes which must wait for jobs, and why; it is asked only where Slurm would end
@@ -117,7 +117,7 @@ def outfit(
         if host in noted and has != noted[host]
     }
     if not changes:
-        return Outfit(views)
+        return NodeConfigs(views)
     # Cards on the bus whose driver fails have not gone: the node keeps its GPUs until it answers again.
     mute = [host for host in changes if _is_mute(views[host]) and noted[host].driver.cards]
     changes |= dict.fromkeys(mute, "its driver does not answer")
@@ -127,7 +127,7 @@ def outfit(
     ending = {host for host in changes if host not in waiting and _ends_jobs(noted[host], now[host])}
     if ending and inventory.has_slurm:
         waiting |= at_work(ending)
-    return Outfit(as_noted(views, noted, waiting), changes, waiting, noted)
+    return NodeConfigs(as_noted(views, noted, waiting), changes, waiting, noted)
 
 
 def as_registered(
@@ -264,7 +264,7 @@ def _can_bring(inventory: Inventory, workspace: Workspace) -> bool:
     return not workspace.bundle.exists() or is_there(gpu_lock(), Node.of(inventory.distribution))
 
 
-def refuse_missing_gpus(
+def reject_missing_gpus(
     spec: ClusterSpec,
     inventory: Inventory,
     views: Views,
