@@ -62,7 +62,7 @@ class ClusterctlError(Exception):
 
     ``what`` happened, ``where`` (file, host, phase), ``why`` (the cause as the lower tool said it),
     ``fix`` (what to do now). ``failures`` carries one entry a host when several failed together.
-    ``spent``: something was done that the same command again would do a second time: it is not retryable.
+    ``had_side_effects``: repeating the command would do something a second time, so it is not retryable.
     """
 
     code: ClassVar[str] = "error"
@@ -87,18 +87,16 @@ class ClusterctlError(Exception):
         self.fix = fix
         self.host = host
         self.phase = phase
-        self.spent = False
+        self.had_side_effects = False
         self._failures = failures
 
     @property
     def failures(self) -> tuple[Failure, ...]:
         """The failures behind this error, at least one."""
-        if self._failures:
-            return tuple(replace(f, retryable=f.retryable and not self.spent) for f in self._failures)
         cause = f"{self.what}: {self.why}" if self.why else self.what
-        return (
-            Failure(self.code, cause, self.host, self.phase, self.fix, self.retryable and not self.spent),
-        )
+        own = Failure(self.code, cause, self.host, self.phase, self.fix, self.retryable)
+        found = self._failures or (own,)
+        return tuple(replace(f, retryable=False) for f in found) if self.had_side_effects else found
 
     def __str__(self) -> str:
         """Lines for a person. Only why and fix may have several, which no text can begin at the margin."""
@@ -212,15 +210,15 @@ class ApiOffError(CloudError):
 
 
 class TerraformError(ProvisionError):
-    """Terraform, or the cloud behind it, failed at part of it; ``failures`` has one a cause and host.
+    """Terraform, or the cloud behind it, failed in part; ``failures`` has one for each cause and host.
 
-    ``passing``: all of it goes away by itself, so that going on after a while helps. ``taken``, Terraform
-    address -> id, is what could not be made since it is there already.
+    ``transient``: every cause passes by itself, so that a retry after a while helps. ``already_exists``,
+    Terraform address -> id: resources that could not be created because they exist already.
     """
 
     code = "terraform"
-    passing = False
-    taken: Mapping[str, str] = MappingProxyType({})
+    transient = False
+    already_exists: Mapping[str, str] = MappingProxyType({})
 
 
 class StalePlanError(ProvisionError):
@@ -260,7 +258,7 @@ class AnswerLostError(TransportError):
 
     def __init__(self, what: str, *, where: str = "", why: str = "", fix: str = "", host: str) -> None:
         super().__init__(what, where=where, why=why, fix=fix, host=host)
-        self.spent = True
+        self.had_side_effects = True
 
 
 class HostKeyError(TransportError):

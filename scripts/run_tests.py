@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from types import FrameType
 
-from clusterctl.util.lifetime import mortal
+from clusterctl.util.lifetime import under_subreaper
 
 ROOT = Path(__file__).resolve().parent.parent
 # A module's tests share a cluster, so they stay together; tests/e2e/conftest.py says which modules begin.
@@ -62,7 +62,7 @@ def pytest(part: str, *options: str) -> Outcome:
 
 def run(argv: list[str], *, limit_s: float = LIMIT_S, grace_s: int = GRACE_S) -> int:
     """The exit code of a program in a session of its own; what it started ends with it, or with us."""
-    argv = mortal(argv, grace_s=grace_s)
+    argv = under_subreaper(argv, grace_s=grace_s)
     with subprocess.Popen(argv, cwd=ROOT, stdin=subprocess.DEVNULL, start_new_session=True) as process:
         try:
             return process.wait(limit_s)

@@ -125,11 +125,11 @@ def _environment(screen: Screen, options: Options, session: Session, words: JobW
     heard = screen.note if options.verbose else lambda _line: None
     with screen.working("resolving requirements"):
         environment = jobs.environment_of(
-            session.spec, words, distribution=session.distribution, say=screen.note, heard=heard
+            session.spec, words, distribution=session.distribution, report=screen.note, heard=heard
         )
     with showing_progress(screen) as progress:
         for transport in (session.transport, *session.of_partition(None)):
-            jobs.build(transport, environment, say=screen.note, progress=progress)
+            jobs.build(transport, environment, report=screen.note, progress=progress)
     return environment
 
 

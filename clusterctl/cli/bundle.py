@@ -44,12 +44,12 @@ def create(
 
     The distributions are those of the hosts, where the cluster is up; else --os says them.
     """
-    from clusterctl.cluster.up import refuse_made_hosts
+    from clusterctl.cluster.up import reject_bundles
     from clusterctl.packages import bundle
     from clusterctl.transport.tree import shown_size
 
     spec = spec_of(screen, options)
-    refuse_made_hosts(spec, fix="raise it without a bundle: `clusterctl up`")
+    reject_bundles(spec, fix="create it without a bundle: `clusterctl up`")
     names = _names(screen, options, system)
     distributions = _named(names)
     archives = dict(_assignment(text) for text in archive or ())
@@ -59,7 +59,7 @@ def create(
         )
     target = out or Path(f"{spec.name}.bundle.tar")
     wanted = bundle.Wanted(spec, distributions, archives, _called(names))
-    made = bundle.create(wanted, target, say=screen.note)
+    made = bundle.create(wanted, target, report=screen.note)
     size = shown_size(target.stat().st_size)
     screen.result(
         _answer(made), *_lines(made), f"wrote {target}, {size}; take it along with clusterctl itself"

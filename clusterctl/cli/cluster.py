@@ -65,6 +65,7 @@ def down(
     """Bring runs home, remove the cluster, prove that all is gone."""
     from clusterctl.cluster import down as cluster_down
     from clusterctl.cluster.nodes import names_of
+    from clusterctl.cluster.session import Run
     from clusterctl.state import lock
 
     if orphans:
@@ -78,17 +79,16 @@ def down(
     what = "and give its machines back as they were" if is_own else "with all data on its nodes"
     screen.confirm(f"take cluster {name!r} down, {what}?", yes=yes)
     phases = Phases(screen, verbose=options.verbose)
+    wanted = cluster_down.DownOptions(
+        discard_runs=discard_runs,
+        discard=discard_run or (),
+        out=out,
+        gone=names_of(forget or ()),
+        hands=hands(screen, ask_password=ask_become_pass),
+    )
     with unfinished(screen, phases, "`clusterctl down` goes on from here"), phases.shown():
         done = cluster_down.down(
-            workspace,
-            name=name,
-            tell=phases,
-            discard_runs=discard_runs,
-            discard=discard_run or (),
-            out=out,
-            gone=names_of(forget or ()),
-            hands=hands(screen, ask_password=ask_become_pass),
-            wait_s=0 if no_wait else lock.WAIT_S,
+            Run(workspace=workspace, reporter=phases, wait_s=0 if no_wait else lock.WAIT_S), wanted
         )
     for entry in done.discarded:
         screen.note(f"discarded the run of {entry.shown}")
@@ -184,7 +184,7 @@ def cache_list(screen: Screen, options: Options) -> None:
 def _cache(screen: Screen, *, prune: bool) -> None:
     from clusterctl.providers.local.provider import cached_images
 
-    images = cached_images(prune=prune, say=lambda what: screen.note(str(what)))
+    images = cached_images(prune=prune, report=lambda what: screen.note(str(what)))
     rows = [[i.key, i.size_mib, ", ".join(i.used_by) or "-"] for i in images]
     empty = ["nothing to remove" if prune else "the image cache is empty"]
     lines = screen.table(["REMOVED" if prune else "IMAGE", "MIB", "USED BY"], rows) if rows else empty
@@ -194,7 +194,7 @@ def _cache(screen: Screen, *, prune: bool) -> None:
 def _cached_mib(screen: Screen) -> int:
     from clusterctl.providers.local.provider import cached_images
 
-    return sum(image.size_mib for image in cached_images(say=lambda what: screen.note(str(what))))
+    return sum(image.size_mib for image in cached_images(report=lambda what: screen.note(str(what))))
 
 
 _ANY_ZONE = "us-central1-a"  # a project is searched as a whole
@@ -205,6 +205,7 @@ def down_orphans(
 ) -> None:
     """Find them, show what there is with its cost, ask, and remove it all."""
     from clusterctl.cluster import down as cluster_down
+    from clusterctl.cluster.session import Run
     from clusterctl.providers.onprem import left_behind
     from clusterctl.state.workspace import Workspace
 
@@ -223,8 +224,9 @@ def down_orphans(
     which = ", ".join(one.cluster_id for one in found)
     screen.confirm(f"remove all of this ({which})? It may be somebody else's", yes=yes)
     phases = Phases(screen, verbose=options.verbose)
+    run = Run(workspace=Workspace.of(name), reporter=phases)
     with phases.shown():
-        cluster_down.down_orphans(settings, found, tell=phases, hands=asking)
+        cluster_down.down_orphans(run, settings, found, asking)
     screen.result(answer, f"cluster {name!r} ({which}) is down; an independent look found nothing of it")
 
 

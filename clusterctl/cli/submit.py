@@ -212,7 +212,7 @@ def _prepared(
     heard = screen.note if options.verbose else lambda _line: None
     with screen.working("resolving requirements"):
         environments = [
-            jobs.environment_of(spec, job, distribution=distribution, say=screen.note, heard=heard)
+            jobs.environment_of(spec, job, distribution=distribution, report=screen.note, heard=heard)
             for job in wanted
         ]
     return list(zip(wanted, sources, environments, strict=True))
@@ -228,7 +228,12 @@ def _submitted(screen: Screen, options: Options, session: Session, wanted: Seque
         for job, source, environment in prepared:
             with _once(rows):
                 done = jobs.submit(
-                    session, job, source=source, environment=environment, progress=progress, say=screen.note
+                    session,
+                    job,
+                    source=source,
+                    environment=environment,
+                    progress=progress,
+                    report=screen.note,
                 )
             rows.append(
                 {
@@ -251,7 +256,7 @@ def _once(submitted: Sequence[_Row]) -> Iterator[None]:
     try:
         yield
     except ClusterctlError as exc:
-        exc.spent = exc.spent or bool(submitted)
+        exc.had_side_effects = exc.had_side_effects or bool(submitted)
         raise
 
 

@@ -81,7 +81,7 @@ def telling_who_works(workspace: Workspace) -> Iterator[None]:
         yield
     except (NotUpError, SchedulerError, TransportError) as exc:
         worker = workspace.worker()
-        if worker is None or exc.spent:
+        if worker is None or exc.had_side_effects:
             raise
         said = f"{exc.what}: {exc.why}" if exc.why else exc.what
         raise LockedError(

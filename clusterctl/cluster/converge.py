@@ -16,14 +16,14 @@ from pydantic import BaseModel, ConfigDict, ValidationError
 from clusterctl.cluster.drift import Repair, drift_found, drifted, hosts_with_drift, repairs_of, touches_slurm
 from clusterctl.cluster.hardware import (
     Hardware,
-    NodeConfigs,
+    NodeConfig,
     as_registered,
     at_work,
     fetch_gpu_wheels,
     gpus_file,
     hardware,
     keep_free,
-    node_configs,
+    node_config,
     steady,
 )
 from clusterctl.cluster.managed import questions
@@ -88,8 +88,8 @@ def converge(
     slurm = admin_scheduler(inventory, session.connections, patience_s=_PATIENCE_S)
     noted = _settled(_read(workspace, without=provisioned.made), slurm)
     reports = _installed(session, inventory, reports, limit)
-    nodes = node_configs(spec, inventory, reports, noted.hardware, partial(keep_free, slurm), limit=limit)
-    notes = (*nodes.notes, *fetch_gpu_wheels(spec, inventory, workspace, nodes.reports, session.say))
+    nodes = node_config(spec, inventory, reports, noted.hardware, partial(keep_free, slurm), limit=limit)
+    notes = (*nodes.notes, *fetch_gpu_wheels(spec, inventory, workspace, nodes.reports, session.report))
     inputs, files = _inputs(spec, inventory, workspace, nodes.reports)
     for name, content in files.items():
         write_atomic(workspace.rendered / name, content)
@@ -137,7 +137,7 @@ def _converge_some(
 ) -> Mapping[str, HostReport]:
     """Configure these hosts and the controller, and tell the others which hosts belong to the cluster now."""
     workspace = session.workspace
-    chosen = tuple(host.name for host in inventory.hosts if host.name in limit or host.leads)
+    chosen = tuple(host.name for host in inventory.hosts if host.name in limit or host.is_controller)
     others = tuple(h.name for h in inventory.hosts if h.name not in chosen and h.name in noted.marks)
     _write(workspace, noted.model_copy(update={"inputs": "", "tried": has}))
     told = ansible.introduce(inventory, workspace, limit=others) if others else None
@@ -154,7 +154,7 @@ def _configure(session: ClusterSession, inventory: Inventory, hosts: Collection[
         inventory,
         session.workspace,
         limit=hosts,
-        progress=lambda task: session.say(_step(task, inventory, hosts)),
+        progress=lambda task: session.report(_step(task, inventory, hosts)),
     )
 
 
@@ -164,7 +164,7 @@ def _probe(session: ClusterSession, inventory: Inventory, hosts: Collection[str]
     return dict(probe_hosts({host: asked[host] for host in hosts or asked}, session.connections.to))
 
 
-def _taken_up(nodes: NodeConfigs) -> tuple[Repair, ...]:
+def _taken_up(nodes: NodeConfig) -> tuple[Repair, ...]:
     return tuple(Repair(host, change, "configured") for host, change in nodes.taken_up.items())
 
 
@@ -199,7 +199,7 @@ def _installed(
         inventory,
         session.workspace,
         limit=sorted(first),
-        progress=lambda task: session.say(_step(task, inventory, first)),
+        progress=lambda task: session.report(_step(task, inventory, first)),
     )
     return {**reports, **_probe(session, inventory, first)}
 
@@ -224,11 +224,11 @@ def stale(
 
 def pending_changes(
     session: ClusterSession, inventory: Inventory, reports: Mapping[str, HostReport]
-) -> NodeConfigs:
+) -> NodeConfig:
     """The changes of hardware that ``converge`` would take up, and those that would wait."""
     slurm = admin_scheduler(inventory, session.connections, patience_s=_PATIENCE_S)
     noted = _settled(_read(session.workspace, without=()), slurm)
-    return node_configs(session.spec, inventory, reports, noted.hardware, partial(at_work, slurm))
+    return node_config(session.spec, inventory, reports, noted.hardware, partial(at_work, slurm))
 
 
 def _settled(noted: _Noted, slurm: Scheduler) -> _Noted:

@@ -31,7 +31,7 @@ from clusterctl.spec import Provider as ProviderSettings
 from clusterctl.state.ledger import JobEntry, Ledger, RunRecord
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.lifetime import roomiest, sweep
-from clusterctl.util.progress import Say
+from clusterctl.util.progress import Reporter
 
 
 @dataclass(frozen=True, slots=True)
@@ -83,7 +83,7 @@ def down(run: Run, options: DownOptions) -> DownResult:
             was not submitted from here.
     """
     run.verb, workspace = "down", run.workspace
-    with workspace.lock("down", wait_s=run.wait_s, waiting=run.say_waiting):
+    with workspace.lock("down", wait_s=run.wait_s, waiting=run.report_waiting):
         sweep()
         discarded = to_discard(workspace, options.discard, everything=options.discard_runs)
         if not workspace.root.is_dir():
@@ -121,7 +121,7 @@ def _writable(run: Run) -> Iterator[None]:
     try:
         workspace.create()
     except DiskError as exc:
-        run.say_waiting(f"{workspace.root} takes nothing more ({exc.why}); working on a copy of it")
+        run.report_waiting(f"{workspace.root} takes nothing more ({exc.why}); working on a copy of it")
         with copied(workspace, without=["logs"], place=roomiest()) as run.workspace:
             yield
     else:
@@ -156,10 +156,10 @@ def destroy_cluster(run: Run, provider: Provider, *, looked: bool, orphans: bool
     """
     workspace = run.workspace
     if looked:
-        destroy(provider, workspace.cluster_id(), workspace, run.say)
+        destroy(provider, workspace.cluster_id(), workspace, run.report)
     if orphans and not workspace.hosts.exists():
         for orphan in find_orphans(provider, workspace.root.name, known=workspace.known_id()):
-            destroy(provider, orphan.cluster_id, None, run.say)
+            destroy(provider, orphan.cluster_id, None, run.report)
 
 
 def to_discard(workspace: Workspace, ids: Collection[str], *, everything: bool) -> tuple[JobEntry, ...]:
@@ -206,13 +206,13 @@ def find_orphans(provider: Provider, name: str, *, known: str | None) -> tuple[O
     return tuple(Orphan(cluster_id, provider.leftovers(cluster_id)) for cluster_id in ids)
 
 
-def destroy(provider: Provider, cluster_id: str, workspace: Workspace | None, say: Say) -> None:
+def destroy(provider: Provider, cluster_id: str, workspace: Workspace | None, report: Reporter) -> None:
     """Remove everything of a cluster, and look whether anything is left.
 
     Raises:
         LeftoversError: something is; one failure each, with its cost.
     """
-    provider.destroy(cluster_id, workspace=workspace, say=say)
+    provider.destroy(cluster_id, workspace=workspace, report=report)
     left = provider.leftovers(cluster_id)
     if left:
         fix = "run `clusterctl down` again; what stays then has to be removed by hand"
@@ -278,7 +278,7 @@ def down_orphans(
     """
     provider = provider_of(settings, hands)
     for orphan in found:
-        destroy(provider, orphan.cluster_id, None, lambda message: run.report("destroy", message))
+        destroy(provider, orphan.cluster_id, None, lambda message: run.reporter("destroy", message))
 
 
 def _down_orphaned(run: Run) -> DownResult:

@@ -30,7 +30,7 @@ from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.assets import gpu_lock, job_lock
 from clusterctl.util.lifetime import temporary_folder
-from clusterctl.util.progress import Say
+from clusterctl.util.progress import Reporter
 
 _SAME_MEMORY: Final = 0.01  # the kernel's figure moves by some MiB from boot to boot
 _NEAR: Final = re.compile(r"\([^)]*\)")
@@ -53,7 +53,7 @@ class Hardware:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeConfigs:
+class NodeConfig:
     """The nodes as they are to be configured: ``views`` are what they show, but for those that wait.
 
     ``changes`` says in words what came or went of a host beside what is ``noted`` of it, ``waiting`` why a
@@ -95,7 +95,7 @@ def hardware(spec: ClusterSpec, inventory: Inventory, views: Views) -> dict[str,
     }
 
 
-def node_configs(
+def node_config(
     spec: ClusterSpec,
     inventory: Inventory,
     views: Views,
@@ -103,7 +103,7 @@ def node_configs(
     at_work: AtWork,
     *,
     limit: Collection[str] = (),
-) -> NodeConfigs:
+) -> NodeConfig:
     """How the nodes are to be configured, beside what was noted of them; with a ``limit`` others wait.
 
     ``at_work`` says of such nodes which must wait for jobs, and why; it is asked only where Slurm would end
@@ -117,7 +117,7 @@ def node_configs(
         if host in noted and has != noted[host]
     }
     if not changes:
-        return NodeConfigs(views)
+        return NodeConfig(views)
     # Cards on the bus whose driver fails have not gone: the node keeps its GPUs until it answers again.
     mute = [host for host in changes if _is_mute(views[host]) and noted[host].driver.cards]
     changes |= dict.fromkeys(mute, "its driver does not answer")
@@ -127,7 +127,7 @@ def node_configs(
     ending = {host for host in changes if host not in waiting and _ends_jobs(noted[host], now[host])}
     if ending and inventory.has_slurm:
         waiting |= at_work(ending)
-    return NodeConfigs(as_noted(views, noted, waiting), changes, waiting, noted)
+    return NodeConfig(as_noted(views, noted, waiting), changes, waiting, noted)
 
 
 def as_registered(
@@ -228,7 +228,7 @@ def gpus_file(spec: ClusterSpec, inventory: Inventory, workspace: Workspace, vie
 
 
 def fetch_gpu_wheels(
-    spec: ClusterSpec, inventory: Inventory, workspace: Workspace, views: Views, say: Say
+    spec: ClusterSpec, inventory: Inventory, workspace: Workspace, views: Views, report: Reporter
 ) -> tuple[str, ...]:
     """Have CuPy here for the hosts that show GPUs; what is to be said of those that can't get it."""
     hosts = [host.name for host in inventory.compute if host.name in views and views[host.name].driver.cards]
@@ -237,16 +237,16 @@ def fetch_gpu_wheels(
     if not _can_bring(inventory, workspace):
         why = "the bundle has no CuPy: say `gpus` in the partition, and make it anew"
         return (f"without CuPy, though they have GPUs: {', '.join(hosts)}; {why}",)
-    say("downloading CuPy and CUDA's libraries")
+    report("downloading CuPy and CUDA's libraries")
     link_wheels(gpu_lock(), workspace.gpu_wheels, inventory.distribution)
     return ()
 
 
-def fetch_wheels(inventory: Inventory, workspace: Workspace, say: Say) -> None:
+def fetch_wheels(inventory: Inventory, workspace: Workspace, report: Reporter) -> None:
     """Have the wheels of the job environment here, for hosts that need not reach an index."""
     if inventory.baked:
         return
-    say("downloading the wheels of the job environment")
+    report("downloading the wheels of the job environment")
     link_wheels(job_lock(), workspace.wheels, inventory.distribution)
 
 

@@ -36,12 +36,12 @@ def questions(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> 
 
 
 def _question(host: Host, spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> ProbeRequest:
-    leads = host.leads
+    leads = host.is_controller
     distribution = inventory.distribution
     home_root = f"{inventory.shared}/home"
     units = _slurms_units(host, distribution) if inventory.has_slurm else {}
     files = [distribution.openmpi_conf, *(_slurms_files(host) if inventory.has_slurm else _MPI_SSH)]
-    files += (HEALTH_PROGRAM, HEALTH_SETTINGS) if host.computes else ()
+    files += (HEALTH_PROGRAM, HEALTH_SETTINGS) if host.is_compute else ()
     if distribution.mpi_module:
         files += [JOB_PROFILE] if inventory.has_slurm else [JOB_PROFILE, LAUNCH_AGENT]
     if inventory.has_job_environment:
@@ -78,13 +78,13 @@ def _question(host: Host, spec: ClusterSpec, inventory: Inventory, workspace: Wo
 
 def _slurms_units(host: Host, distribution: Distribution) -> dict[str, tuple[str, ...]]:
     units: dict[str, tuple[str, ...]] = {"munge": (_MUNGE_KEY,)}
-    if host.leads:
+    if host.is_controller:
         units |= {
             "mariadb": (distribution.mariadb_conf,),
             "slurmdbd": (_SLURMDBD,),
             "slurmctld": (*_SLURM, "/etc/passwd"),
         }
-    if host.computes:
+    if host.is_compute:
         units["slurmd"] = (_SLURMD,)
     return units
 
@@ -92,9 +92,9 @@ def _slurms_units(host: Host, distribution: Distribution) -> dict[str, tuple[str
 def _slurms_files(host: Host) -> tuple[str, ...]:
     return (
         _MUNGE_KEY,
-        *((*_SLURM, _SLURMDBD, CONTROLLER_PROLOG) if host.leads else ()),
-        *(() if host.leads or host.computes else _SLURM[:1]),
-        *((_SLURMD,) if host.computes else ()),
+        *((*_SLURM, _SLURMDBD, CONTROLLER_PROLOG) if host.is_controller else ()),
+        *(() if host.is_controller or host.is_compute else _SLURM[:1]),
+        *((_SLURMD,) if host.is_compute else ()),
     )
 
 

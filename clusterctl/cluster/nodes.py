@@ -31,7 +31,7 @@ from clusterctl.spec.words import did_you_mean
 from clusterctl.state.inventory import CONTROLLER, Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.base import Transport
-from clusterctl.util.parallel import at_once
+from clusterctl.util.parallel import parallel_map
 
 BOOT_S: Final = 1800.0  # a server with eight GPUs tests its memory for many minutes
 _ANSWER_S: Final = 20.0
@@ -121,7 +121,7 @@ def reboot(hosts: Mapping[str, Transport], *, timeout_s: float = BOOT_S) -> None
     Raises:
         TransportError: some did not answer, or did not come back in time; one failure a host.
     """
-    back = dict(zip(hosts, at_once([*hosts.values()], lambda to: _boot(to, timeout_s)), strict=True))
+    back = dict(zip(hosts, parallel_map([*hosts.values()], lambda to: _boot(to, timeout_s)), strict=True))
     failures = tuple(Failure("reboot", why, host, "reboot") for host, why in back.items() if why)
     if failures:
         raise TransportError(
@@ -339,7 +339,7 @@ def _know_without(workspace: Workspace, names: Collection[str]) -> None:
         if not hosts:
             path.unlink()
             continue
-        if not any(host.leads for host in hosts):  # somebody has to, also on the way down
+        if not any(host.is_controller for host in hosts):  # somebody has to, also on the way down
             hosts[0] = hosts[0].model_copy(update={"roles": (CONTROLLER, *hosts[0].roles)})
         inventory = inventory.model_copy(update={"hosts": tuple(hosts)})
         write_atomic(path, inventory.model_dump_json(indent=2) + "\n")

@@ -15,7 +15,7 @@ from pathlib import Path
 
 from clusterctl import jobs
 from clusterctl.cluster import converge, impact, verify
-from clusterctl.cluster.hardware import NodeConfigs
+from clusterctl.cluster.hardware import NodeConfig
 from clusterctl.cluster.managed import questions
 from clusterctl.cluster.session import ClusterSession
 from clusterctl.configure.events import TaskPreview
@@ -120,7 +120,7 @@ def plan_changes(session: ClusterSession) -> Plan:
             where="scheduler",
             fix="take it down first, or give the new cluster another name",
         )
-    hosts = provider.plan(spec, workspace, keep={}, say=session.say)
+    hosts = provider.plan(spec, workspace, keep={}, report=session.report)
     if before is None:
         plan = Plan(hosts)
     else:
@@ -133,7 +133,7 @@ def plan_changes(session: ClusterSession) -> Plan:
             alive=lambda: provider.alive(before.cluster_id),
         )
         if affected.keep:
-            hosts = provider.plan(spec, workspace, keep=affected.keep, say=session.say)
+            hosts = provider.plan(spec, workspace, keep=affected.keep, report=session.report)
         plan = Plan(hosts, affected, _settings(spec, workspace))
     session.note = plan.summary
     return plan
@@ -171,7 +171,7 @@ def _drift(session: ClusterSession, found: Plan) -> Iterator[Drift]:
             yield Drift(spec.controller_host, "the last `clusterctl up` did not end")
         return
     controller = before.controller.name
-    session.say("probing the hosts")
+    session.report("probing the hosts")
     asked = questions(spec, before, workspace)
     try:
         views = probe_hosts(
@@ -199,7 +199,7 @@ def _drift(session: ClusterSession, found: Plan) -> Iterator[Drift]:
     yield from _of_environment(session, before)
 
 
-def _of_hardware(nodes: NodeConfigs) -> Iterator[Drift]:
+def _of_hardware(nodes: NodeConfig) -> Iterator[Drift]:
     """What came or went of it, and what must wait."""
     for host, what in nodes.changes.items():
         yield Drift(host, f"{what}: {nodes.waiting[host]}" if host in nodes.waiting else what)
@@ -265,7 +265,7 @@ def _with_tasks(session: ClusterSession, found: Plan, copy: Workspace) -> Plan:
     staying = {host.name for host in found.hosts.hosts if host.action in {"keep", "change"} and not host.off}
     if away := [host.name for host in before.hosts if host.name not in staying]:
         return replace(found, notes=(*found.notes, f"no look ahead, task by task, without {', '.join(away)}"))
-    session.say("running Ansible in check mode")
+    session.report("running Ansible in check mode")
     for secret in (workspace.munge_key, workspace.key):
         (copy.root / secret.name).symlink_to(secret)
     try:

@@ -25,7 +25,7 @@ from clusterctl.state.lock import WAIT_S
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.connections import Connections
 from clusterctl.transport.ssh_files import write_ssh_files
-from clusterctl.util.progress import WAITING, HostStep, Say, Tell
+from clusterctl.util.progress import WAITING, HostStep, PhaseReporter, Reporter
 
 S = TypeVar("S", bound="Run")
 P = ParamSpec("P")
@@ -49,13 +49,13 @@ def ignore(*_: object) -> None:
 class Run:
     """One `up` or `down` of a cluster: its phases are journaled, timed and reported while they run.
 
-    ``report`` gets (phase, message), ``on_repair`` each repair as soon as it is made. ``wait_s`` bounds how
+    ``reporter`` gets (phase, message), ``on_repair`` each repair as soon as it is made. ``wait_s`` bounds how
     long another clusterctl that works on the cluster is waited for. A phase leaves in ``note`` what the table
     of phases says of it.
     """
 
     workspace: Workspace
-    report: Tell = ignore
+    reporter: PhaseReporter = ignore
     on_repair: Callable[[Repair], None] = ignore
     wait_s: float = WAIT_S
     phases: list[Phase] = field(default_factory=list)
@@ -68,7 +68,7 @@ class Run:
     def phase(self: S, function: Callable[Concatenate[S, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
         """Run a function as a phase; its name is the phase's in the journal."""
         self._current, self.note = function.__name__, ""
-        self.report(self._current, "")
+        self.reporter(self._current, "")
         with Journal(self.workspace.journal).phase(self.verb, self._current, inputs=self.inputs) as step:
             try:
                 result = function(self, *args, **kwargs)
@@ -85,13 +85,13 @@ class Run:
         except FileNotFoundError:
             return ""
 
-    def say(self, message: str | HostStep) -> None:
+    def report(self, message: str | HostStep) -> None:
         """Report what the current phase is doing."""
-        self.report(self._current, message)
+        self.reporter(self._current, message)
 
-    def say_waiting(self, message: str) -> None:
+    def report_waiting(self, message: str) -> None:
         """Report that the cluster's lock, or its disk, is waited for."""
-        self.report(WAITING, message)
+        self.reporter(WAITING, message)
 
     def repaired(self, repairs: Iterable[Repair]) -> None:
         """Report repairs at once: they are made, whatever becomes of the phases to come."""
@@ -119,7 +119,7 @@ class ClusterSession(Run):
             LockedError: another clusterctl was still at work on the cluster after ``wait_s``.
         """
         self.verb = verb
-        lock = self.workspace.lock(verb, wait_s=self.wait_s, waiting=self.say_waiting)
+        lock = self.workspace.lock(verb, wait_s=self.wait_s, waiting=self.report_waiting)
         with lock, self.workspace.begun(), self.connections:
             yield
 
@@ -148,12 +148,12 @@ def write_inventory(spec: ClusterSpec, inventory: Inventory, workspace: Workspac
 
 
 def _give_back(
-    inventory: Inventory, hosts: Collection[str], workspace: Workspace, say: Say
+    inventory: Inventory, hosts: Collection[str], workspace: Workspace, report: Reporter
 ) -> Mapping[str, tuple[str, ...]]:
     """Have Ansible put back what was on these; what was left on each, and why."""
     write_inventory(applied_spec(workspace), inventory, workspace)
 
     def progress(task: events.TaskProgress) -> None:
-        say(HostStep(task.host, task.what, len(hosts), task.status, task.failed))
+        report(HostStep(task.host, task.what, len(hosts), task.status, task.failed))
 
     return ansible.restore(inventory, workspace, limit=hosts, progress=progress)

@@ -153,7 +153,7 @@ def open_bundle(session: ClusterSession, file: Path) -> bundle.Bundle:
     Raises:
         BundleError: it is damaged, or not for this spec.
     """
-    opened = bundle.take(file, session.spec, session.workspace, say=session.say)
+    opened = bundle.take(file, session.spec, session.workspace, report=session.report)
     session.note = f"{file.name}, for {', '.join(opened.manifest.systems)}"
     return opened
 
@@ -168,7 +168,7 @@ def environment_for(session: ClusterSession, distribution: Distribution) -> jobs
 def resolve_environment(session: ClusterSession, distribution: Distribution) -> jobs.Environment:
     """Resolve the spec's Python requirements for a distribution."""
     environment = jobs.environment_of(
-        session.spec, distribution=distribution, say=session.say, heard=session.say
+        session.spec, distribution=distribution, report=session.report, heard=session.report
     )
     session.note = f"{len(environment.lock.wheels) if environment.lock else 0} Python packages"
     return environment
@@ -178,26 +178,26 @@ def prepare_image(session: ClusterSession) -> None:
     """Bake the image of the nodes, where the provider has one to bake."""
 
     def bake(target: BakeTarget) -> None:
-        session.say("downloading the wheels of the job environment")
+        session.report("downloading the wheels of the job environment")
         lock = job_lock()
         wheels = wheelhouse(lock, Node.of(distribution_of(target.distribution)))
-        session.say("installing Slurm, Open MPI and the job environment")
+        session.report("installing Slurm, Open MPI and the job environment")
         ansible.install(
             target,
             wheels=wheels,
             lock=lock,
             workspace=session.workspace,
-            progress=lambda p: session.say(HostStep(p.host, p.what, 1, p.status, p.failed)),
+            progress=lambda p: session.report(HostStep(p.host, p.what, 1, p.status, p.failed)),
         )
 
-    session.provider.prepare(session.spec, session.workspace, bake=bake, say=session.say)
+    session.provider.prepare(session.spec, session.workspace, bake=bake, report=session.report)
 
 
 def provision(session: ClusterSession, plan: Plan, keep: Mapping[str, Size]) -> Provisioned:
     """Create, start and remove hosts; nodes in ``keep`` keep their size."""
     spec, workspace = session.spec, session.workspace
-    made = session.provider.apply(spec, workspace, keep=keep, say=session.say)
-    known = with_distributions(made.inventory, workspace, session.connections.to, say=session.say)
+    made = session.provider.apply(spec, workspace, keep=keep, report=session.report)
+    known = with_distributions(made.inventory, workspace, session.connections.to, report=session.report)
     inventory = known.model_copy(
         update={
             "usd_per_hour": plan.hosts.usd_per_hour,
@@ -205,7 +205,7 @@ def provision(session: ClusterSession, plan: Plan, keep: Mapping[str, Size]) -> 
             "job_user": spec.job_user.name,
         }
     )
-    fetch_wheels(inventory, workspace, session.say)
+    fetch_wheels(inventory, workspace, session.report)
     write_inventory(spec, inventory, workspace)
     session.notes += made.notes
     session.repaired(started(made))
@@ -224,11 +224,11 @@ def probe(
     """Ask all hosts for their facts; hosts that went down meanwhile are started again."""
 
     def revive() -> None:
-        made = session.provider.apply(session.spec, session.workspace, keep=keep, say=session.say)
+        made = session.provider.apply(session.spec, session.workspace, keep=keep, report=session.report)
         session.repaired(started(made))
 
     asked = questions(session.spec, inventory, session.workspace)
-    reports = probe_hosts(asked, session.connections.to, revive=revive, say=session.say)
+    reports = probe_hosts(asked, session.connections.to, revive=revive, report=session.report)
     reject_full_disks(reports)
     session.note = f"{len(reports)} hosts answer"
     return reports
@@ -253,7 +253,7 @@ def send_packages(
     hosts = ship.lacking(inventory, mark, to, with_cards=with_cards)
     if hosts and packages is None:
         raise bundle.gone(session.workspace)
-    sent = ship.ship(packages, hosts, to, say=session.say) if packages and hosts else ()
+    sent = ship.ship(packages, hosts, to, report=session.report) if packages and hosts else ()
     session.note = f"sent to {len(sent)} hosts" if sent else "nothing to send"
 
 
@@ -262,7 +262,7 @@ def build_environment(session: ClusterSession, environment: jobs.Environment, in
     user = session.spec.job_user.name
     transport = SSHTransport(inventory.controller.name, session.workspace.ssh_config, user=user)
     try:
-        built = jobs.build(transport, environment, say=session.say)
+        built = jobs.build(transport, environment, report=session.report)
     finally:
         transport.close()
     session.note = "built" if built else "unchanged"

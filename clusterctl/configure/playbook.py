@@ -34,7 +34,7 @@ from clusterctl.configure.events import (
 from clusterctl.errors import ConfigureError, Failure
 from clusterctl.util.assets import asset
 from clusterctl.util.disk import writing
-from clusterctl.util.lifetime import SHORT, mortal, temporary_folder
+from clusterctl.util.lifetime import SHORT, temporary_folder, under_subreaper
 
 MAX_FORKS = 32
 _POLL_S = 0.2  # how often the runner looks whether it was cancelled
@@ -271,7 +271,7 @@ def _command(command: list[str]) -> list[str]:
     """The runner's command, by our own ansible-playbook, which dies with us even if we are killed."""
     program = Path(sys.executable).parent / command[0]
     argv = [str(program) if program.exists() else command[0], *command[1:]]
-    return mortal(argv)
+    return under_subreaper(argv)
 
 
 def _lost(events: _Events) -> ConfigureError:

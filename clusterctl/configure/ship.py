@@ -15,7 +15,7 @@ from clusterctl.packages.bundle.parts import system_folder
 from clusterctl.spec.distributions import Distribution, distribution_of
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.transport.base import Transport
-from clusterctl.util.progress import HostStep, Say
+from clusterctl.util.progress import HostStep, Reporter
 
 _AT_ONCE: Final = 8
 _UNPACK_S: Final = 1800.0  # a host says nothing while it unpacks and prepares
@@ -98,7 +98,7 @@ def lacking(
 
 
 def ship(
-    bundle: Bundle, hosts: Sequence[Host], to: Callable[[str], Transport], *, say: Say
+    bundle: Bundle, hosts: Sequence[Host], to: Callable[[str], Transport], *, report: Reporter
 ) -> tuple[str, ...]:
     """Have the repository on these hosts; the names of those that it had to be sent to.
 
@@ -119,7 +119,7 @@ def ship(
                 sent.append(host.name)
         except ClusterctlError as exc:
             failed[host.name] = exc
-        say(HostStep(host.name, "has the packages", len(hosts), failed=host.name in failed))
+        report(HostStep(host.name, "has the packages", len(hosts), failed=host.name in failed))
 
     with ThreadPoolExecutor(max_workers=_AT_ONCE) as pool:
         list(pool.map(bring, hosts))
@@ -143,8 +143,10 @@ def _bring(bundle: Bundle, host: Host, transport: Transport) -> bool:
 def _marks(host: Host, mark: str, *, with_cards: bool) -> tuple[str, ...]:
     """The files by which a host tells that all is installed, or what its roles need: see install.yml."""
     whole = f"/opt/clusterctl/installed-{mark}"
-    role = "" if host.leads and host.computes else "-controller" if host.leads else "-compute"
-    own = f"{whole}{role if host.leads or host.computes else '-login'}"
+    role = (
+        "" if host.is_controller and host.is_compute else "-controller" if host.is_controller else "-compute"
+    )
+    own = f"{whole}{role if host.is_controller or host.is_compute else '-login'}"
     return (f"{own}-cards",) if with_cards else (whole, own)
 
 

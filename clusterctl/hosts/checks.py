@@ -13,7 +13,7 @@ from clusterctl.errors import ClusterctlError, Failure
 from clusterctl.hosts.firewall import Chain, firewall_of
 from clusterctl.hosts.report import EXAMINE_PROGRAM, ExaminationRequest, GpuFacts, HostFacts, parse_host_facts
 from clusterctl.spec.units import format_duration, format_size
-from clusterctl.util.parallel import at_once
+from clusterctl.util.parallel import parallel_map
 
 Level = Literal["error", "warning"]
 
@@ -350,7 +350,7 @@ def examine(
     One that can't be reached is a finding, like all else.
     """
     hosts = [host for host in expected if not only or host in only]
-    answers = dict(zip(hosts, at_once(hosts, lambda host: _look(host, asked, root)), strict=True))
+    answers = dict(zip(hosts, parallel_map(hosts, lambda host: _look(host, asked, root)), strict=True))
     silent = [
         _unreached(host, answer) for host, answer in answers.items() if isinstance(answer, ClusterctlError)
     ]

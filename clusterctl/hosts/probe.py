@@ -15,7 +15,7 @@ from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Transport
 from clusterctl.transport.ssh_files import write_ssh_files
-from clusterctl.util.progress import HostStep, Say
+from clusterctl.util.progress import HostStep, Reporter
 
 TIMEOUT_S = 90.0
 REVIVE_AFTER_S = 5.0  # so long a host may take to boot, or to say good-bye
@@ -31,12 +31,12 @@ def probe_hosts(
     timeout_s: float = TIMEOUT_S,
     revive: Callable[[], None] = lambda: None,
     revive_after_s: float = REVIVE_AFTER_S,
-    say: Say = lambda _: None,
+    report: Reporter = lambda _: None,
 ) -> Mapping[str, HostReport]:
     """Host name -> how it showed itself, once every host that was asked answers.
 
     ``to`` connects to a host. ``revive`` is called every few seconds while some give no answer: it starts
-    hosts that have been powered off. ``say`` is told, from threads, of each host's answer.
+    hosts that have been powered off. ``report`` is told, from threads, of each host's answer.
 
     Raises:
         TransportError: some hosts did not answer in time; one failure a host.
@@ -47,7 +47,7 @@ def probe_hosts(
 
     def ask(name: str) -> HostReport | ClusterctlError:
         answer = _ask(to(name), questions[name], deadline, given_up)
-        say(HostStep(name, "answers", len(questions), failed=isinstance(answer, ClusterctlError)))
+        report(HostStep(name, "answers", len(questions), failed=isinstance(answer, ClusterctlError)))
         return answer
 
     with ThreadPoolExecutor(max_workers=max(1, min(_AT_ONCE, len(questions)))) as pool:
@@ -119,7 +119,11 @@ _NOTHING = ProbeRequest(space=())
 
 
 def with_distributions(
-    inventory: Inventory, workspace: Workspace, to: Callable[[str], Transport], *, say: Say = lambda _: None
+    inventory: Inventory,
+    workspace: Workspace,
+    to: Callable[[str], Transport],
+    *,
+    report: Reporter = lambda _: None,
 ) -> Inventory:
     """The inventory, with the distribution of every host in it: nobody has looked yet at those without one.
 
@@ -132,7 +136,7 @@ def with_distributions(
         return inventory
     write_ssh_files(inventory, workspace)
     try:
-        views = probe_hosts(dict.fromkeys(unseen, _NOTHING), to, say=say)
+        views = probe_hosts(dict.fromkeys(unseen, _NOTHING), to, report=report)
     except TransportError as exc:
         by_hand = f"ssh -F {shlex.quote(str(workspace.ssh_config))} HOST"
         fix = f"see what `{by_hand}` says, then run `clusterctl up` again"

@@ -18,8 +18,7 @@ from clusterctl.transport.program import remote_argv
 from clusterctl.transport.remote_lock import HELD
 from clusterctl.transport.tree import Progress, shown_size
 from clusterctl.util.assets import job_lock
-
-Say = Callable[[str], None]
+from clusterctl.util.progress import LineReporter
 
 BASE_ENVIRONMENT: Final = "/opt/clusterctl/env"  # what every node has
 ENVIRONMENTS: Final = "clusterctl/environments"  # in the job user's home
@@ -92,8 +91,8 @@ def environment_of(
     job: JobWords | None = None,
     *,
     distribution: Distribution,
-    say: Say,
-    heard: Say = lambda _line: None,
+    report: LineReporter,
+    heard: LineReporter = lambda _line: None,
 ) -> Environment:
     """What the requirements of a spec, and of a job on top, come to. Nothing reaches the cluster yet.
 
@@ -114,11 +113,11 @@ def environment_of(
         )
     lock: Lock | None = None
     if cluster is not None:
-        lock = resolve(Question((cluster,), base, node=node), say=say, heard=heard)
+        lock = resolve(Question((cluster,), base, node=node), report=report, heard=heard)
     if own is not None:
         held = {wheel.name: wheel.version for wheel in lock.wheels} if lock else {}
         files = (own,) if cluster is None else (cluster, own)
-        lock = resolve(Question(files, base, held, node), say=say, heard=heard)
+        lock = resolve(Question(files, base, held, node), report=report, heard=heard)
     return Environment(lock if lock is not None and lock.wheels else None)
 
 
@@ -147,7 +146,7 @@ def build(
     transport: Transport,
     environment: Environment,
     *,
-    say: Say,
+    report: LineReporter,
     progress: Progress = lambda *_: None,
     base: str = BASE_ENVIRONMENT,
     wait_s: float = _WAIT_S,
@@ -169,10 +168,10 @@ def build(
         with transport.converse(argv, bulk=much, silence_s=_BUILD_S) as talk:
             for answer in _lines(talk):
                 if answer == "waiting":
-                    say("waiting for another clusterctl that builds an environment")
+                    report("waiting for another clusterctl that builds an environment")
                 elif answer == "send":
-                    _send(talk, environment.lock, say, progress)
-                    say("building the environment")
+                    _send(talk, environment.lock, report, progress)
+                    report("building the environment")
                     built = True
                 if answer in {"send", "there"}:
                     break
@@ -226,11 +225,11 @@ def _lines(talk: Conversation) -> Iterator[str]:
         yield from (line.decode(errors="replace") for line in lines)
 
 
-def _send(talk: Conversation, lock: Lock, say: Say, progress: Progress) -> None:
+def _send(talk: Conversation, lock: Lock, report: LineReporter, progress: Progress) -> None:
     """Send the wheels, and last the lock: without it nothing is installed."""
     paths = [wheel_path(wheel) for wheel in lock.wheels]
     total = _size(lock)
-    say(f"sending {len(paths)} wheels, {shown_size(total)}")
+    report(f"sending {len(paths)} wheels, {shown_size(total)}")
     done = 0
     for path in paths:
         with path.open("rb") as file:

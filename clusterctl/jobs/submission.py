@@ -21,7 +21,7 @@ from clusterctl.errors import (
     TransportError,
     UnreachableError,
 )
-from clusterctl.jobs.environment import PLAIN, Environment, Say, build
+from clusterctl.jobs.environment import PLAIN, Environment, build
 from clusterctl.jobs.facts import client_facts
 from clusterctl.jobs.mpirun_script import Taken, render_mpirun_script, taken
 from clusterctl.jobs.outputs import outputs_file
@@ -43,6 +43,7 @@ from clusterctl.transport.local import LocalTransport
 from clusterctl.transport.send import send_to_store
 from clusterctl.transport.tree import Progress
 from clusterctl.util.assets import payload_hash
+from clusterctl.util.progress import LineReporter
 
 SCRIPT = "job.sbatch"
 MPIRUN_SCRIPT = "job.mpirun"  # where there is no scheduler
@@ -89,7 +90,7 @@ def submit(
     environment: Environment = PLAIN,
     local: Transport | None = None,
     progress: Progress = lambda *_: None,
-    say: Say = lambda _text: None,
+    report: LineReporter = lambda _text: None,
 ) -> Submitted:
     """Stage and submit a job; before that, build the environment that it needs.
 
@@ -119,7 +120,7 @@ def submit(
     folder = job.script.parent if job.script is not None else Path.cwd()
     facts = client_facts(job, environment, local=local or LocalTransport(), folder=folder)
     for transport in (session.transport, *others):
-        build(transport, environment, say=say, progress=progress)
+        build(transport, environment, report=report, progress=progress)
     token = secrets.token_hex(4)
     ours: Mapping[str, bytes] = {
         **outputs_file(job),

@@ -12,9 +12,7 @@ from clusterctl.spec import ClusterSpec
 from clusterctl.spec.distributions import DEFAULT
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
-from clusterctl.util.progress import HostStep
-
-Say = Callable[[str | HostStep], None]
+from clusterctl.util.progress import Reporter
 
 
 @dataclass(frozen=True, slots=True)
@@ -169,7 +167,7 @@ class Leftover:
 
 
 class Provider(Protocol):
-    """The hosts of one kind of cluster. ``say`` reports progress in short lines."""
+    """The hosts of one kind of cluster. ``report`` reports progress in short lines."""
 
     def check(self, spec: ClusterSpec) -> None:
         """Refuse what can't become a cluster, before anything is asked, ended or made.
@@ -190,7 +188,7 @@ class Provider(Protocol):
             UsageError: the spec has no such host.
         """
 
-    def prepare(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake, say: Say) -> None:
+    def prepare(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake, report: Reporter) -> None:
         """Check that it can be done here, and bake the image unless it is cached.
 
         Raises:
@@ -201,7 +199,9 @@ class Provider(Protocol):
     def sizes(self, spec: ClusterSpec) -> Mapping[str, Size]:
         """Compute host -> its size by this spec; without those whose own hardware decides."""
 
-    def plan(self, spec: ClusterSpec, workspace: Workspace, *, keep: Mapping[str, Size], say: Say) -> Planned:
+    def plan(
+        self, spec: ClusterSpec, workspace: Workspace, *, keep: Mapping[str, Size], report: Reporter
+    ) -> Planned:
         """What ``apply`` would do. Nothing is made; where nothing is up, ``workspace`` may be a fresh one.
 
         Raises:
@@ -210,7 +210,7 @@ class Provider(Protocol):
         """
 
     def apply(
-        self, spec: ClusterSpec, workspace: Workspace, *, keep: Mapping[str, Size], say: Say
+        self, spec: ClusterSpec, workspace: Workspace, *, keep: Mapping[str, Size], report: Reporter
     ) -> Provisioned:
         """Make what is missing, remove what is no longer named; doing it again changes nothing.
 
@@ -224,7 +224,7 @@ class Provider(Protocol):
     def alive(self, cluster_id: str) -> bool:
         """Whether any host of the cluster runs, whatever it answers."""
 
-    def destroy(self, cluster_id: str, *, workspace: Workspace | None, say: Say) -> None:
+    def destroy(self, cluster_id: str, *, workspace: Workspace | None, report: Reporter) -> None:
         """Remove everything of the cluster, also where its ``workspace`` was lost.
 
         Raises:

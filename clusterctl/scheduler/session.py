@@ -96,7 +96,7 @@ def session(spec: ClusterSpec, workspace: Workspace, *, patience_s: float = PATI
 
         controller = to(spec.controller_host)
         apart = tuple(
-            LocalStorageNode(host.name, host.partition, controller if host.leads else to(host.name))
+            LocalStorageNode(host.name, host.partition, controller if host.is_controller else to(host.name))
             for host in _hosts_apart(workspace)
         )
         scheduler: Scheduler = SlurmClient(controller, patience_s=patience_s)

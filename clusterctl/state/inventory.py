@@ -87,12 +87,12 @@ class Host(BaseModel):
         return self.hostname or self.name
 
     @property
-    def leads(self) -> bool:
+    def is_controller(self) -> bool:
         """Whether it runs slurmctld."""
         return CONTROLLER in self.roles
 
     @property
-    def computes(self) -> bool:
+    def is_compute(self) -> bool:
         """Whether it runs slurmd."""
         return COMPUTE in self.roles
 
@@ -133,12 +133,12 @@ class Inventory(BaseModel):
     @property
     def controller(self) -> Host:
         """The host that runs slurmctld."""
-        return next(h for h in self.hosts if h.leads)
+        return next(h for h in self.hosts if h.is_controller)
 
     @property
     def compute(self) -> tuple[Host, ...]:
         """The hosts that run slurmd, in partition order."""
-        return tuple(h for h in self.hosts if h.computes)
+        return tuple(h for h in self.hosts if h.is_compute)
 
     @property
     def distribution(self) -> Distribution:

@@ -16,7 +16,7 @@ from clusterctl.errors import CommandError, NoAnswerError, TransportError, Unrea
 from clusterctl.transport.base import Conversation, no_answer, shown
 from clusterctl.transport.local import LocalTransport
 from clusterctl.transport.openssh import OpenSSH
-from clusterctl.util.lifetime import mortal
+from clusterctl.util.lifetime import under_subreaper
 
 _LOST = 255  # ssh's own exit status for a connection that was not made or broke
 
@@ -32,7 +32,7 @@ def converse(
 ) -> Iterator[Conversation]:
     """Talk with a command on a host of an `ssh_config`; see ``Transport.converse``."""
     words = OpenSSH(config, user).argv(host, argv, "-T", "-o", "BatchMode=yes")
-    with LocalTransport().converse(mortal(words), bulk=True, silence_s=silence_s) as talk:
+    with LocalTransport().converse(under_subreaper(words), bulk=True, silence_s=silence_s) as talk:
         yield _Remote(talk, argv, host, silence_s)
 
 

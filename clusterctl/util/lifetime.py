@@ -21,7 +21,7 @@ _MEMORY = Path("/dev/shm")  # noqa: S108 - likewise
 SHORT = Path("/tmp")  # noqa: S108 - for what needs a short path, in private folders
 
 
-def mortal(argv: Sequence[str], *, grace_s: int = 0) -> list[str]:
+def under_subreaper(argv: Sequence[str], *, grace_s: int = 0) -> list[str]:
     """The command, which ends with us, and with it all that it started; on Linux; elsewhere as it was.
 
     With ``grace_s`` it is interrupted first, and killed only if it goes on that long after. SIGTERM to the

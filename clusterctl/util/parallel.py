@@ -13,7 +13,7 @@ A = TypeVar("A")
 _MOST: Final = 32
 
 
-def at_once(questions: Sequence[Q], ask: Callable[[Q], A]) -> list[A]:
+def parallel_map(questions: Sequence[Q], ask: Callable[[Q], A]) -> list[A]:
     """What ``ask`` says to each, in their order. What it raises for one of them is raised, and ends it all.
 
     An executor would have us wait for its threads, also on the way out.

@@ -1,4 +1,4 @@
-"""What a phase has to say while it is at work."""
+"""Progress: what a phase reports while it runs, and the functions that receive it."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True, slots=True)
 class HostStep:
-    """One host is through with ``task``, which ``of`` hosts have to do (0: not known); ``how`` it went."""
+    """A host has finished ``task``, one of ``of`` hosts (0: not known) that run it; ``how`` it went."""
 
     host: str
     task: str
@@ -21,11 +21,12 @@ class HostStep:
 
 
 class Waiting(str):
-    """A message that another command is waited for: shown at once, on a terminal or not."""
+    """A message that another command holds a lock: shown immediately, on a terminal or not."""
 
     __slots__ = ()
 
 
-Say = Callable[[str | HostStep], None]
-Tell = Callable[[str, str | HostStep], None]  # (phase, what is happening; "" at its begin)
-WAITING = "waiting"  # no phase: what is told while another clusterctl is waited for
+Reporter = Callable[[str | HostStep], None]  # gets each message of a phase
+LineReporter = Callable[[str], None]  # gets messages that concern no single host
+PhaseReporter = Callable[[str, str | HostStep], None]  # gets (phase, message); "" when the phase begins
+WAITING = "waiting"  # in place of a phase, while another clusterctl holds the lock

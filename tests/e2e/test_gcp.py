@@ -117,9 +117,9 @@ def machines(cluster_name: str, clusterctl_home: Path) -> Iterator[tuple[Workspa
     workspace.create()
     workspace.create_secrets()
     provider = LocalProvider(LocalSettings())
-    provider.prepare(spec, workspace, bake=lambda target: bake(target, silent, workspace), say=silent)
+    provider.prepare(spec, workspace, bake=lambda target: bake(target, silent, workspace), report=silent)
     try:
-        inventory = provider.apply(spec, workspace, keep={}, say=silent).inventory
+        inventory = provider.apply(spec, workspace, keep={}, report=silent).inventory
         workspace.known_hosts.write_text(inventory.known_hosts())
         workspace.ssh_config.write_text(
             inventory.ssh_config(key=workspace.key, known_hosts=workspace.known_hosts)
@@ -128,7 +128,7 @@ def machines(cluster_name: str, clusterctl_home: Path) -> Iterator[tuple[Workspa
             furnish(partial(shell, workspace, node), L4)
         yield workspace, inventory
     finally:
-        provider.destroy(workspace.cluster_id(), workspace=workspace, say=silent)
+        provider.destroy(workspace.cluster_id(), workspace=workspace, report=silent)
 
 
 @pytest.fixture(scope="module")

@@ -39,5 +39,5 @@ def debian_bundle() -> Path:
         for old in path.parent.glob("*.tar"):
             if time.time() - old.stat().st_mtime > _KEPT_S:  # others may use what is younger
                 old.unlink(missing_ok=True)
-        create(Wanted(default_spec(), (DEBIAN,), {}), path, say=lambda _: None)
+        create(Wanted(default_spec(), (DEBIAN,), {}), path, report=lambda _: None)
     return path

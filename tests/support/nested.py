@@ -106,7 +106,7 @@ class Host:
 def lent_image(folder: Path) -> tuple[Path, ...]:
     """The node image's folders in this machine's cache; a cluster is raised here if it was never baked."""
     base, key = image_keys(image.DEFAULT_MIRROR)
-    if key not in {kept.key for kept in cached_images(say=print)}:
+    if key not in {kept.key for kept in cached_images(report=print)}:
         with raised(
             "bake", "version: 1\nname: bake\npartitions: [{name: train, nodes: 1}]\n", folder, folder
         ):

@@ -76,9 +76,9 @@ def _began(pid: int) -> str:
 
 def remove_clusters(call: Callable[..., dict[str, Any]] = client.call) -> Iterator[str]:
     """Remove the clusters of runs that are no more."""
-    for one in call("clusters", {}, say=_say)["clusters"]:
+    for one in call("clusters", {}, report=_say)["clusters"]:
         if is_over(one["workspace"]):
-            call("down", {"id": one["id"]}, say=_say)
+            call("down", {"id": one["id"]}, report=_say)
             yield f"removed cluster {one['name']} ({one['id']}) of {one['workspace']}"
 
 

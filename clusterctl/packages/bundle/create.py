@@ -14,7 +14,7 @@ from clusterctl.errors import UsageError
 from clusterctl.packages.bundle import debian, redhat
 from clusterctl.packages.bundle.archive import Bundle, check_target, entries_of, open_bundle, write_bundle
 from clusterctl.packages.bundle.manifest import FORMAT, LOCK, PAYLOAD, WHEELS, Manifest, System
-from clusterctl.packages.bundle.packed import Packed, Packer, Say
+from clusterctl.packages.bundle.packed import Packed, Packer
 from clusterctl.packages.bundle.parts import (
     asked_of,
     asks_for_cupy,
@@ -35,6 +35,7 @@ from clusterctl.state.lock import WAIT_S, hold
 from clusterctl.state.workspace import cache_home
 from clusterctl.util.assets import gpu_lock, job_lock, payload_hash
 from clusterctl.util.lifetime import temporary_folder
+from clusterctl.util.progress import LineReporter
 
 Sources = dict[str, Path | bytes]
 
@@ -49,7 +50,7 @@ class Wanted:
     called: Mapping[str, str] = field(default_factory=dict)  # release -> the name the user knows it by
 
 
-def create(wanted: Wanted, out: Path, *, say: Say) -> Bundle:
+def create(wanted: Wanted, out: Path, *, report: LineReporter) -> Bundle:
     """Pack all that a spec needs into one file. What was downloaded is kept in the cache.
 
     What can be seen to be wrong is refused before anything is fetched.
@@ -60,18 +61,18 @@ def create(wanted: Wanted, out: Path, *, say: Say) -> Bundle:
             can't be written to ``out``.
     """
     _check(wanted, out)
-    with temporary_folder() as folder, _cache_lock(say):
+    with temporary_folder() as folder, _cache_lock(report):
         sources: Sources = {PAYLOAD: pack_payload(folder)}
         systems, versions = {}, {}
         for distribution in wanted.distributions:
-            packed = _packages(wanted, distribution, say)
+            packed = _packages(wanted, distribution, report)
             sources |= {
                 f"{system_folder(distribution.release)}/{path}": of for path, of in packed.files.items()
             }
-            say("downloading the wheels of the job environment")
+            report("downloading the wheels of the job environment")
             base = sorted(wheelhouse(job_lock(), Node.of(distribution)).glob("*.whl"))
-            gpu = _gpu_wheels(wanted.spec, Node.of(distribution), say)
-            more = _more_wheels(wanted.spec, Node.of(distribution), say)
+            gpu = _gpu_wheels(wanted.spec, Node.of(distribution), report)
+            more = _more_wheels(wanted.spec, Node.of(distribution), report)
             wheels = (*base, *gpu, *more.wheels)
             sources |= {f"{WHEELS}/{path.name}": path for path in wheels}
             if more.lock is not None:
@@ -90,7 +91,7 @@ def create(wanted: Wanted, out: Path, *, say: Say) -> Bundle:
             )
             versions[distribution.release] = _versions(packed, wheels)
         sources[LOCK] = (json.dumps(versions, indent=1) + "\n").encode()
-        say("packing")
+        report("packing")
         manifest = Manifest(
             format=FORMAT,
             clusterctl=__version__,
@@ -120,7 +121,7 @@ def _check(wanted: Wanted, out: Path) -> None:
     check_target(out)
 
 
-def _packages(wanted: Wanted, distribution: Distribution, say: Say) -> Packed:
+def _packages(wanted: Wanted, distribution: Distribution, report: LineReporter) -> Packed:
     folder = _cache_folder(f"{distribution.release}-{ARCHITECTURE}")
     archive = wanted.archives.get(distribution.release)
     software = wanted.spec.software
@@ -136,13 +137,13 @@ def _packages(wanted: Wanted, distribution: Distribution, say: Say) -> Packed:
         called=wanted.called.get(distribution.release, ""),
     )
     pack = {"Debian": debian.packed, "RedHat": redhat.packed}[distribution.family]
-    return pack(packer, names_of(distribution, software), say=say)
+    return pack(packer, names_of(distribution, software), report=report)
 
 
-def _gpu_wheels(spec: ClusterSpec, node: Node, say: Say) -> Sequence[Path]:
+def _gpu_wheels(spec: ClusterSpec, node: Node, report: LineReporter) -> Sequence[Path]:
     if not asks_for_cupy(spec):
         return ()
-    say("downloading CuPy and CUDA's libraries")
+    report("downloading CuPy and CUDA's libraries")
     return sorted(wheelhouse(gpu_lock(), node).glob("*.whl"))
 
 
@@ -155,11 +156,11 @@ class _More:
     lock: str | None = None
 
 
-def _more_wheels(spec: ClusterSpec, node: Node, say: Say) -> _More:
+def _more_wheels(spec: ClusterSpec, node: Node, report: LineReporter) -> _More:
     asked = spec.software.python.requirements
     if asked is None:
         return _More()
-    lock = resolve(Question((asked,), job_lock(), node=node), say=say)
+    lock = resolve(Question((asked,), job_lock(), node=node), report=report)
     return _More(content((asked,)), tuple(map(wheel_path, lock.wheels)), lock.text)
 
 
@@ -172,9 +173,9 @@ def _versions(packed: Packed, wheels: Sequence[Path]) -> Mapping[str, object]:
     return {"packages": packages, "wheels": _names(wheels)}
 
 
-def _cache_lock(say: Say) -> AbstractContextManager[None]:
+def _cache_lock(report: LineReporter) -> AbstractContextManager[None]:
     lock = _cache_folder() / ".lock"
-    return hold(lock, "bundle create", what="the cache of packages", wait_s=WAIT_S, waiting=say)
+    return hold(lock, "bundle create", what="the cache of packages", wait_s=WAIT_S, waiting=report)
 
 
 def _cache_folder(name: str = "") -> Path:

@@ -18,8 +18,9 @@ from urllib.parse import unquote
 from clusterctl.errors import MachineError, UsageError
 from clusterctl.packages.bundle import tools
 from clusterctl.packages.bundle.archives import archive_of, read_own
-from clusterctl.packages.bundle.packed import Packed, Packer, Say
+from clusterctl.packages.bundle.packed import Packed, Packer
 from clusterctl.packages.os_packages import Upstream
+from clusterctl.util.progress import LineReporter
 
 ARCHITECTURES: Final = {"x86_64": "amd64"}
 _FIELDS: Final = ("Types", "URIs", "Suites")  # what apt wants of a .sources file
@@ -101,7 +102,7 @@ class _Apt:
         return [word for key, value in settings.items() for word in ("-o", f"{key}={value}")]
 
 
-def packed(packer: Packer, names: Sequence[str], *, say: Say) -> Packed:
+def packed(packer: Packer, names: Sequence[str], *, report: LineReporter) -> Packed:
     """The packages of these names with all that they need, as a repository for apt.
 
     Raises:
@@ -112,12 +113,12 @@ def packed(packer: Packer, names: Sequence[str], *, say: Say) -> Packed:
     sources = _sources(packer) if packer.archive is None else own_sources(packer.archive)
     form = packer.archive.suffix if packer.archive else ".list"
     apt = _Apt(packer.distribution, ARCHITECTURES[packer.architecture], packer.folder, sources, form)
-    say(f"{packer.distribution}: reading the package lists")
+    report(f"{packer.distribution}: reading the package lists")
     apt.prepare()
     upstream = {path.name: path for path in (_fetched(one, packer.folder) for one in packer.upstream)}
     names = (*names, *map(str, upstream.values()))
     files = apt.resolve(names)
-    say(f"{packer.distribution}: downloading {len(files)} packages")
+    report(f"{packer.distribution}: downloading {len(files)} packages")
     paths = apt.download(names, files)
     records = apt.records([_asked(file) for file in files if file not in upstream])
     if upstream:

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl.packages.os_packages import Upstream
-
-Say = Callable[[str], None]
 
 
 @dataclass(frozen=True, slots=True)

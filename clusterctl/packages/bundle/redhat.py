@@ -17,7 +17,8 @@ from typing import Final
 from clusterctl.errors import MachineError, UsageError
 from clusterctl.packages.bundle import tools
 from clusterctl.packages.bundle.archives import archive_of, read_own
-from clusterctl.packages.bundle.packed import Packed, Packer, Say
+from clusterctl.packages.bundle.packed import Packed, Packer
+from clusterctl.util.progress import LineReporter
 
 KEYS: Final = "keys"
 _TOOLS: Final = {"dnf": "dnf", "createrepo_c": "createrepo_c", "rpmkeys": "rpm"}
@@ -87,7 +88,7 @@ class _Dnf:
         )
 
 
-def packed(packer: Packer, names: Sequence[str], *, say: Say) -> Packed:
+def packed(packer: Packer, names: Sequence[str], *, report: LineReporter) -> Packed:
     """The packages of these names with all that they need, as a repository for dnf.
 
     Raises:
@@ -99,14 +100,14 @@ def packed(packer: Packer, names: Sequence[str], *, say: Say) -> Packed:
         tools.need(tool, of=packer.title, fix=fix)
     repositories, urls = _repositories(packer)
     dnf = _Dnf(packer)
-    say(f"{packer.title}: reading the repositories")
+    report(f"{packer.title}: reading the repositories")
     dnf.prepare(repositories)
     keys = {
         f"{KEYS}/{number}.asc": tools.download(url, what="a repository's key")
         for number, url in enumerate(urls)
     }
     files = dnf.resolve(names)
-    say(f"{packer.title}: downloading {len(files)} packages")
+    report(f"{packer.title}: downloading {len(files)} packages")
     dnf.download(names)
     _check_signatures(dnf, keys.values(), files)
     return Packed({**_index(dnf, files), **keys}, tuple(_versions(dnf, files)))

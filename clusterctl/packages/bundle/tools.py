@@ -11,7 +11,7 @@ from pathlib import Path
 import requests
 
 from clusterctl.errors import MachineError
-from clusterctl.util.lifetime import mortal
+from clusterctl.util.lifetime import under_subreaper
 
 _LONGEST_REASON = 1500
 _TIMEOUT_S = 60.0
@@ -35,7 +35,7 @@ def run(argv: Sequence[str], *, what: str, fix: str, env: Mapping[str, str] | No
         MachineError: it failed; with the end of what it said.
     """
     done = subprocess.run(
-        mortal(argv),
+        under_subreaper(argv),
         env={**os.environ, **_ALWAYS, **(env or {})},
         stdin=subprocess.DEVNULL,
         capture_output=True,

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -19,8 +19,7 @@ from clusterctl.spec.distributions import distribution_of
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.util.assets import gpu_lock, job_lock
 from clusterctl.util.lifetime import temporary_folder
-
-Say = Callable[[str], None]
+from clusterctl.util.progress import LineReporter
 
 
 class Remembered(BaseModel):
@@ -65,7 +64,7 @@ def gone(workspace: Workspace) -> BundleError:
     )
 
 
-def take(file: Path, spec: ClusterSpec, workspace: Workspace, *, say: Say) -> Bundle:
+def take(file: Path, spec: ClusterSpec, workspace: Workspace, *, report: LineReporter) -> Bundle:
     """Check a bundle, remember it for the cluster, and have its wheels where the rest of `up` seeks them.
 
     What was checked already, and has not been written to since, is not read once more.
@@ -78,7 +77,7 @@ def take(file: Path, spec: ClusterSpec, workspace: Workspace, *, say: Say) -> Bu
     refuse(file, misfits(bundle, spec))
     now = Remembered.of(bundle)
     if now != remembered(workspace):
-        say(f"checking {bundle.file.name}")
+        report(f"checking {bundle.file.name}")
         refuse(file, damages(bundle))
         write_atomic(workspace.bundle, now.model_dump_json() + "\n")
     _place_wheels(bundle, spec)

@@ -12,7 +12,7 @@ from typing import Final
 
 from clusterctl.spec.distributions import DEFAULT, Distribution, distribution_of
 from clusterctl.state.inventory import ARCHITECTURE
-from clusterctl.util.lifetime import mortal
+from clusterctl.util.lifetime import under_subreaper
 
 NODE_ARCH: Final = ARCHITECTURE
 _PIP: Final = Path(__file__).with_name("pip_for_node.py")
@@ -61,7 +61,7 @@ def pip_download(
     argv += ["--only-binary=:all:", "--implementation", "cp", "--python-version", node.python]
     argv += [word for platform in platforms for word in ("--platform", platform)]
     with subprocess.Popen(
-        mortal([*argv, *arguments]),
+        under_subreaper([*argv, *arguments]),
         cwd=cwd,
         env={**os.environ, "NO_COLOR": "1", "PYTHONUNBUFFERED": "1"},
         stdin=subprocess.DEVNULL,

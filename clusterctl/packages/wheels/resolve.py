@@ -19,8 +19,7 @@ from clusterctl.packages.wheels.wheelhouse import unwritable
 from clusterctl.state.journal import digest
 from clusterctl.state.workspace import cache_home, write_atomic
 from clusterctl.util.lifetime import temporary_folder
-
-Say = Callable[[str], None]
+from clusterctl.util.progress import LineReporter
 
 _REASON_BEGINS: Final = re.compile(r"^(ERROR:|error:|The conflict is caused by:)", re.MULTILINE)
 _NOISE: Final = re.compile(r"^\s*(WARNING:|\[notice\]|Looking in |ResolutionImpossible)")
@@ -46,7 +45,7 @@ class Question:
     node: Node = DEFAULT_NODE
 
 
-def resolve(asked: Question, *, say: Say, heard: Say = lambda _line: None) -> Lock:
+def resolve(asked: Question, *, report: LineReporter, heard: LineReporter = lambda _line: None) -> Lock:
     """The lock of requirements files, for the nodes; its wheels lie in the cache (see ``wheel_path``).
 
     The versions of the job environment are kept, unless the requirements rule them out: such a package is
@@ -62,7 +61,7 @@ def resolve(asked: Question, *, say: Say, heard: Say = lambda _line: None) -> Lo
     try:
         if (known := _read(answer, base, asked.node)) is not None:
             return known
-        say(f"resolving {', '.join(str(file) for file in asked.files)}")
+        report(f"resolving {', '.join(str(file) for file in asked.files)}")
         answer.parent.mkdir(parents=True, exist_ok=True)
         with temporary_folder(home) as folder:
             wheels = _download(asked, kept, folder, heard)
@@ -130,7 +129,7 @@ def wheel_path(wheel: Wheel) -> Path:
     return cache_home() / "python" / "wheels" / wheel.sha256 / wheel.file
 
 
-def _download(asked: Question, kept: Mapping[str, str], folder: Path, heard: Say) -> list[Path]:
+def _download(asked: Question, kept: Mapping[str, str], folder: Path, heard: LineReporter) -> list[Path]:
     """The wheels that pip chose: with the ``kept`` versions, but for those that the requirements rule out."""
     files, node = asked.files, asked.node
     limits = folder / "constraints.txt"

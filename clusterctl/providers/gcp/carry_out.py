@@ -17,8 +17,7 @@ from typing import Final
 from clusterctl.errors import TerraformError
 from clusterctl.providers.gcp.labels import cluster_id_of
 from clusterctl.providers.gcp.terraform import Plan, ResourceChange, Terraform
-
-Say = Callable[[str], None]
+from clusterctl.util.progress import LineReporter
 
 WAITS_S: Final = (5, 10, 20, 40, 60, 60)
 _LAYERS: Final = 12  # of what depends on each other, taken over one after the other
@@ -47,7 +46,7 @@ def carry_out(
     plan: Plan,
     owner: Owner,
     *,
-    say: Say,
+    report: LineReporter,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
     """Do what ``plan`` shows, to the end.
@@ -66,16 +65,18 @@ def carry_out(
                 return terraform.apply(left)
         except TerraformError as error:
             failed, adopt = error, {}
-            if error.taken and next(layers, None) is not None:
-                adopt = error.taken
+            if error.already_exists and next(layers, None) is not None:
+                adopt = error.already_exists
                 names = ", ".join(identity.rpartition("/")[2] for identity in adopt.values())
-                say(f"there already: {names}; looking whether it is this cluster's")
+                report(f"there already: {names}; looking whether it is this cluster's")
             elif clear is not None and plan.destroys and any(f.code == _IN_USE for f in error.failures):
-                say("removing what is the cluster's, but not in Terraform's state")
+                report("removing what is the cluster's, but not in Terraform's state")
                 clear()
                 clear = None
-            elif error.passing and (seconds := next(waits, None)) is not None:
-                say(f"{'; '.join(dict.fromkeys(f.cause for f in error.failures))}; going on in {seconds} s")
+            elif error.transient and (seconds := next(waits, None)) is not None:
+                report(
+                    f"{'; '.join(dict.fromkeys(f.cause for f in error.failures))}; going on in {seconds} s"
+                )
                 sleep(seconds)
             else:
                 raise

@@ -150,8 +150,8 @@ def _error(what: str, place: Place, findings: Sequence[tuple[str, Finding]]) -> 
         fix="; ".join(dict.fromkeys(failure.fix for failure in failures)),
         failures=failures,
     )
-    error.passing = bool(findings) and all(finding.passes for _, finding in findings)
-    error.taken = {address: found.taken for address, found in findings if address and found.taken}
+    error.transient = bool(findings) and all(finding.passes for _, finding in findings)
+    error.already_exists = {address: found.taken for address, found in findings if address and found.taken}
     return error
 
 

@@ -16,7 +16,7 @@ _KEY = re.compile(r"AAAAC3NzaC1lZDI1NTE5AAAAI[A-Za-z0-9+/=]+")
 
 
 def host_keys(
-    api: Api, zone: str, names: Iterable[str], *, say: Callable[[str], None], timeout_s: float = WAIT_S
+    api: Api, zone: str, names: Iterable[str], *, report: Callable[[str], None], timeout_s: float = WAIT_S
 ) -> dict[str, str]:
     """Host -> its public key, as `ssh-ed25519 AAAA...`; waits for instances that have just started.
 
@@ -36,7 +36,7 @@ def host_keys(
             return found
         if api.clock.now() >= give_up:
             raise _silent(api, zone, missing, timeout_s)
-        say(f"waiting for the host keys of {len(missing)} of {len(missing) + len(found)} hosts")
+        report(f"waiting for the host keys of {len(missing)} of {len(missing) + len(found)} hosts")
         api.clock.sleep(_LOOK_EVERY_S)
 
 

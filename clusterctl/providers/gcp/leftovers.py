@@ -117,7 +117,7 @@ def orphans(api: Api, cluster: str) -> tuple[str, ...]:
 
 
 def remove(
-    api: Api, found: Iterable[Found], *, say: Callable[[str], None], timeout_s: float = WAIT_S
+    api: Api, found: Iterable[Found], *, report: Callable[[str], None], timeout_s: float = WAIT_S
 ) -> None:
     """Delete what was found; what is gone already is fine. One kind after the other, each waited for.
 
@@ -129,7 +129,7 @@ def remove(
     for kind in _ORDER:
         stage = [one for one in going if one.kind == kind]
         if stage:
-            say(f"deleting {len(stage)} x {kind}")
+            report(f"deleting {len(stage)} x {kind}")
             failures += _delete(api, stage, api.clock.now() + timeout_s)
     if failures:
         raise ProvisionError(

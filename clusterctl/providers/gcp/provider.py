@@ -9,7 +9,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from clusterctl.errors import LockedError, ProvisionError, StalePlanError
-from clusterctl.providers.base import Bake, Leftover, Planned, Provisioned, Say, Size
+from clusterctl.providers.base import Bake, Leftover, Planned, Provisioned, Size
 from clusterctl.providers.gcp import costs, folder, iap, labels, leftovers, prices
 from clusterctl.providers.gcp.api import Api
 from clusterctl.providers.gcp.carry_out import Owner, carry_out
@@ -28,6 +28,7 @@ from clusterctl.spec.machines import Machine
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory, SharedFolder
 from clusterctl.state.journal import digest
 from clusterctl.state.workspace import Workspace
+from clusterctl.util.progress import Reporter
 
 SHARED: Final = "/shared"
 
@@ -49,15 +50,22 @@ class GcpProvider:
     def examine(self, spec: ClusterSpec, workspace: Workspace, *, hosts: Collection[str]) -> None:
         """Its hosts are there once they are made."""
 
-    def prepare(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake, say: Say) -> None:
+    def prepare(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake, report: Reporter) -> None:
         """Hosts are installed on when they are there."""
 
     def sizes(self, spec: ClusterSpec) -> Mapping[str, Size]:  # noqa: ARG002
         return {}  # the hardware decides
 
-    def plan(self, spec: ClusterSpec, workspace: Workspace, *, keep: Mapping[str, Size], say: Say) -> Planned:  # noqa: ARG002
+    def plan(
+        self,
+        spec: ClusterSpec,
+        workspace: Workspace,
+        *,
+        keep: Mapping[str, Size],  # noqa: ARG002
+        report: Reporter,
+    ) -> Planned:
         asked = self._lay(spec, workspace)
-        terraform = self._terraform(workspace, spec.controller_host, say)
+        terraform = self._terraform(workspace, spec.controller_host, report)
         terraform.init()
         plan = terraform.plan()
         refuse_another(plan, workspace.cluster_id())
@@ -83,19 +91,19 @@ class GcpProvider:
         workspace: Workspace,
         *,
         keep: Mapping[str, Size],  # noqa: ARG002
-        say: Say,
+        report: Reporter,
     ) -> Provisioned:
         asked = self._lay(spec, workspace)
-        terraform = self._terraform(workspace, spec.controller_host, say)
+        terraform = self._terraform(workspace, spec.controller_host, report)
         terraform.init()
         shown_for, plan = self._shown or (asked, self._since_shown(terraform))
         if shown_for != asked:
             plan = terraform.rest_of(plan)  # which refuses to go beyond what was shown
         if not plan.is_empty:
-            carry_out(terraform, plan, Owner(workspace.cluster_id()), say=say)
+            carry_out(terraform, plan, Owner(workspace.cluster_id()), report=report)
         self._shown, self._is_done = None, True
         made, started = _new_hosts(plan)
-        inventory = self._inventory(spec, workspace, terraform.outputs(), say)
+        inventory = self._inventory(spec, workspace, terraform.outputs(), report)
         return Provisioned(inventory, _notes(spec), made, started)
 
     def _since_shown(self, terraform: Terraform) -> Plan:
@@ -124,20 +132,20 @@ class GcpProvider:
             for row in zone.get("instances", ())
         )
 
-    def destroy(self, cluster_id: str, *, workspace: Workspace | None, say: Say) -> None:
+    def destroy(self, cluster_id: str, *, workspace: Workspace | None, report: Reporter) -> None:
         if workspace is not None and folder.is_laid(workspace.terraform):
-            terraform = self._terraform(workspace, folder.controller(workspace.terraform), say)
-            owner = Owner(cluster_id, lambda: self._clear(cluster_id, say))
+            terraform = self._terraform(workspace, folder.controller(workspace.terraform), report)
+            owner = Owner(cluster_id, lambda: self._clear(cluster_id, report))
             try:
                 terraform.init()
                 plan = terraform.plan(destroy=True)
                 refuse_another(plan, cluster_id)
-                carry_out(terraform, plan, owner, say=say)
+                carry_out(terraform, plan, owner, report=report)
             except LockedError:
                 raise
             except ProvisionError as exc:  # what it left is found and removed without it
-                say(f"{exc.what}: {exc.why}")
-        self._clear(cluster_id, say)
+                report(f"{exc.what}: {exc.why}")
+        self._clear(cluster_id, report)
 
     def leftovers(self, cluster_id: str) -> tuple[Leftover, ...]:
         found = leftovers.find(self._api, cluster_id)
@@ -146,13 +154,13 @@ class GcpProvider:
     def orphans(self, name: str) -> tuple[str, ...]:
         return leftovers.orphans(self._api, name)
 
-    def _clear(self, cluster_id: str, say: Say) -> None:
+    def _clear(self, cluster_id: str, report: Reporter) -> None:
         """Remove what the API shows of the cluster, whatever Terraform knows."""
         found = leftovers.find(self._api, cluster_id)
-        leftovers.remove(self._api, found, say=say)
+        leftovers.remove(self._api, found, report=report)
         for one in found:
             if one.kept:
-                say(f"kept: {one.what}: {one.kept}")
+                report(f"kept: {one.what}: {one.kept}")
 
     def _lay(self, spec: ClusterSpec, workspace: Workspace) -> str:
         """Bring the folder of Terraform up to date; a digest of what is asked for."""
@@ -160,24 +168,24 @@ class GcpProvider:
         folder.lay(workspace.terraform, asked, self._settings.state, cluster=spec.name)
         return digest((workspace.terraform / folder.VARIABLES).read_bytes())
 
-    def _terraform(self, workspace: Workspace, controller: str, say: Say) -> Terraform:
+    def _terraform(self, workspace: Workspace, controller: str, report: Reporter) -> Terraform:
         settings = self._settings
         place = Place(settings.project, settings.zone, controller, enables_apis=settings.enable_apis)
-        return Terraform(workspace.terraform, say, explain=explaining(place), names=names(place))
+        return Terraform(workspace.terraform, report, explain=explaining(place), names=names(place))
 
     def _inventory(
         self,
         spec: ClusterSpec,
         workspace: Workspace,
         outputs: Mapping[str, Any],
-        say: Say,
+        report: Reporter,
     ) -> Inventory:
         names, hosts = _names(spec), outputs["hosts"]
         before = ((host, hosts.get(host.name)) for host in _hosts_before(workspace))
         same = {host.name: host for host, now in before if now and now["instance_id"] == host.instance_id}
         keys = {name: host.host_key for name, host in same.items()}
         if missing := [name for name in names if name not in keys]:
-            keys |= host_keys(self._api, self._settings.zone, missing, say=say)
+            keys |= host_keys(self._api, self._settings.zone, missing, report=report)
         return Inventory(
             cluster=spec.name,
             cluster_id=workspace.cluster_id(),

@@ -13,14 +13,13 @@ from contextlib import contextmanager
 from typing import Any
 
 from clusterctl.errors import DiskError, LockedError, MachineError, ProvisionError
-from clusterctl.providers.base import Say
-from clusterctl.util.progress import Waiting
+from clusterctl.util.progress import Reporter, Waiting
 
 _MODULE = "clusterctl.providers.local.helper"
 _ERRORS = {kind.code: kind for kind in (DiskError, LockedError, MachineError)}
 
 
-def call(verb: str, request: dict[str, Any], *, say: Say) -> dict[str, Any]:
+def call(verb: str, request: dict[str, Any], *, report: Reporter) -> dict[str, Any]:
     """One request to its result.
 
     Raises:
@@ -29,15 +28,15 @@ def call(verb: str, request: dict[str, Any], *, say: Say) -> dict[str, Any]:
         ProvisionError: it was tried and failed.
     """
     with _helper(verb) as process:
-        return converse(process, request, say, ready=None)
+        return converse(process, request, report, ready=None)
 
 
 def call_with_bake(
-    request: dict[str, Any], *, say: Say, ready: Callable[[dict[str, Any]], None]
+    request: dict[str, Any], *, report: Reporter, ready: Callable[[dict[str, Any]], None]
 ) -> dict[str, Any]:
     """The `bake` request; ``ready`` is called while the image answers SSH."""
     with _helper("bake") as process:
-        return converse(process, request, say, ready=ready)
+        return converse(process, request, report, ready=ready)
 
 
 @contextmanager
@@ -111,7 +110,7 @@ def elevation(platform: str) -> list[str]:
 def converse(
     process: subprocess.Popen[str],
     request: dict[str, Any],
-    say: Say,
+    report: Reporter,
     *,
     ready: Callable[[dict[str, Any]], None] | None,
 ) -> dict[str, Any]:
@@ -121,9 +120,9 @@ def converse(
     for line in process.stdout:
         message = json.loads(line)
         if "say" in message:
-            say(message["say"])
+            report(message["say"])
         elif "waiting" in message:
-            say(Waiting(message["waiting"]))
+            report(Waiting(message["waiting"]))
         elif "ready" in message and ready is not None:
             ready(message["ready"])
             _send(process, "done")

@@ -132,7 +132,7 @@ def _sweep() -> None:
     mounts.erase_doomed(CACHE)
 
 
-def build_base(request: BakeRequest, say: Callable[[str], None]) -> Path:
+def build_base(request: BakeRequest, report: Callable[[str], None]) -> Path:
     """The base tree, made if it is not there yet (about 20 s)."""
     final = CACHE / f"base-{request.base_key}"
     if final.is_dir():
@@ -142,7 +142,7 @@ def build_base(request: BakeRequest, say: Callable[[str], None]) -> Path:
     building.mkdir(parents=True)
     own = distributions.redhat_release()
     title = distribution_of(distributions.of_local_nodes()).title
-    say(f"building the {title} base ({'dnf' if own else 'mmdebstrap'})")
+    report(f"building the {title} base ({'dnf' if own else 'mmdebstrap'})")
     try:
         if own:
             redhat.install(root, own, through=_OWN_PROCESSES)
@@ -239,12 +239,12 @@ def _furnish(root: Path, *, masked: Sequence[str], enabled: Sequence[str]) -> No
 
 
 @contextmanager
-def baking(request: BakeRequest, say: Callable[[str], None]) -> Iterator[tuple[int, str]]:
+def baking(request: BakeRequest, report: Callable[[str], None]) -> Iterator[tuple[int, str]]:
     """A new image that answers SSH on loopback while the body runs; yields (port, host key).
 
     It enters the cache when the body ends well, and vanishes otherwise.
     """
-    base = build_base(request, say)
+    base = build_base(request, report)
     building = CACHE / f".building-image-{request.key}"
     building.mkdir()
     try:

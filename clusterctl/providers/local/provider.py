@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import MachineError, UsageError
-from clusterctl.providers.base import Bake, BakeTarget, Leftover, Planned, Provisioned, Say, Size
+from clusterctl.providers.base import Bake, BakeTarget, Leftover, Planned, Provisioned, Size
 from clusterctl.providers.local import client, plan
 from clusterctl.providers.local.image import DEFAULT_MIRROR, base_inputs
 from clusterctl.providers.local.layout import (
@@ -31,6 +31,7 @@ from clusterctl.state.inventory import ARCHITECTURE, COMPUTE, CONTROLLER, Host, 
 from clusterctl.state.journal import digest
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.util.assets import install_inputs
+from clusterctl.util.progress import Reporter
 
 
 class LocalProvider:
@@ -59,8 +60,8 @@ class LocalProvider:
     def examine(self, spec: ClusterSpec, workspace: Workspace, *, hosts: Collection[str]) -> None:
         """Its hosts are there once they are made."""
 
-    def prepare(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake, say: Say) -> None:  # noqa: ARG002
-        if client.call("check", {"id": workspace.cluster_id()}, say=say)["exists"]:
+    def prepare(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake, report: Reporter) -> None:  # noqa: ARG002
+        if client.call("check", {"id": workspace.cluster_id()}, report=report)["exists"]:
             return  # its nodes stay what they were made from
 
         def ready(answer: dict[str, Any]) -> None:
@@ -81,7 +82,7 @@ class LocalProvider:
                 known_hosts.unlink()
 
         request = _image(self._settings, workspace)
-        client.call_with_bake(request.model_dump(mode="json"), say=say, ready=ready)
+        client.call_with_bake(request.model_dump(mode="json"), report=report, ready=ready)
 
     def sizes(self, spec: ClusterSpec) -> Mapping[str, Size]:
         shares, _ = divide(spec, Hardware.here())
@@ -93,7 +94,7 @@ class LocalProvider:
         workspace: Workspace,
         *,
         keep: Mapping[str, Size],
-        say: Say,
+        report: Reporter,
     ) -> Planned:
         _refuse_elsewhere()
         shares, notes = divide(spec, Hardware.here(), keep)
@@ -102,7 +103,7 @@ class LocalProvider:
         found = Existing()
         if cluster_id := workspace.known_id():
             try:
-                found = Existing.model_validate(client.call("existing", {"id": cluster_id}, say=say))
+                found = Existing.model_validate(client.call("existing", {"id": cluster_id}, report=report))
             except MachineError as exc:  # to see a plan takes no right
                 disks = {host.name: host.disk_mib for host in hosts.values()}
                 found = Existing(nodes=disks, running=frozenset(disks))
@@ -112,7 +113,7 @@ class LocalProvider:
         return Planned(plan.compare(spec, shares, found, hosts), notes=notes)
 
     def apply(
-        self, spec: ClusterSpec, workspace: Workspace, *, keep: Mapping[str, Size], say: Say
+        self, spec: ClusterSpec, workspace: Workspace, *, keep: Mapping[str, Size], report: Reporter
     ) -> Provisioned:
         shares, notes = divide(spec, Hardware.here(), keep)
         notes += same_uids(spec.users, account_name)
@@ -130,21 +131,21 @@ class LocalProvider:
                 *(Node(name=share.host, cores=share.cores, disk_mib=share.disk_mib) for share in shares),
             ),
         )
-        say(f"starting {len(request.nodes)} machines")
-        made = MadeCluster.model_validate(client.call("up", request.model_dump(mode="json"), say=say))
+        report(f"starting {len(request.nodes)} machines")
+        made = MadeCluster.model_validate(client.call("up", request.model_dump(mode="json"), report=report))
         inventory = _inventory(spec, request.id, shares, made)
         new = tuple(node.name for node in made.nodes if node.made)
         started = tuple(node.name for node in made.nodes if node.started and not node.made)
         return Provisioned(inventory, notes + made.notes + _unused_gpus() + _removed(made), new, started)
 
     def alive(self, cluster_id: str) -> bool:
-        return bool(client.call("alive", {"id": cluster_id}, say=_silent)["machines"])
+        return bool(client.call("alive", {"id": cluster_id}, report=_silent)["machines"])
 
-    def destroy(self, cluster_id: str, *, workspace: Workspace | None, say: Say) -> None:  # noqa: ARG002
-        client.call("down", {"id": cluster_id}, say=say)
+    def destroy(self, cluster_id: str, *, workspace: Workspace | None, report: Reporter) -> None:  # noqa: ARG002
+        client.call("down", {"id": cluster_id}, report=report)
 
     def leftovers(self, cluster_id: str) -> tuple[Leftover, ...]:
-        return tuple(map(Leftover, client.call("look", {"id": cluster_id}, say=_silent)["residue"]))
+        return tuple(map(Leftover, client.call("look", {"id": cluster_id}, report=_silent)["residue"]))
 
     def orphans(self, name: str) -> tuple[str, ...]:
         mine = (c for c in clusters() if c.name == name and c.owner == os.getuid())
@@ -213,13 +214,13 @@ def _image(settings: Settings, workspace: Workspace) -> BakeRequest:
 
 def clusters() -> tuple[ClusterState, ...]:
     """The clusters that live on this machine, whoever's they are."""
-    answer = client.call("clusters", {}, say=_silent)
+    answer = client.call("clusters", {}, report=_silent)
     return tuple(ClusterState.model_validate(state) for state in answer["clusters"])
 
 
-def cached_images(*, prune: bool = False, say: Say) -> tuple[CachedImage, ...]:
+def cached_images(*, prune: bool = False, report: Reporter) -> tuple[CachedImage, ...]:
     """The image cache, or what was removed from it."""
-    answer = client.call("cache", {"prune": prune}, say=say)
+    answer = client.call("cache", {"prune": prune}, report=report)
     return tuple(CachedImage.model_validate(image) for image in answer["images"])
 
 

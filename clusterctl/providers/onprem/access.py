@@ -29,8 +29,8 @@ from clusterctl.providers.onprem.refusals import AccessError, explained
 from clusterctl.providers.onprem.ssh_files import place
 from clusterctl.spec.onprem import OnpremHost
 from clusterctl.transport.base import shown
-from clusterctl.util.lifetime import mortal
-from clusterctl.util.parallel import at_once
+from clusterctl.util.lifetime import under_subreaper
+from clusterctl.util.parallel import parallel_map
 
 ANSWER_S: Final = 120.0
 _SSH_FAILED: Final = 255
@@ -136,7 +136,7 @@ def _run(words: Sequence[str], stdin: bytes, timeout_s: float) -> tuple[int, byt
     if shutil.which(words[0]) is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), words[0])
     pipe = subprocess.PIPE
-    with subprocess.Popen(mortal(words), stdin=pipe, stdout=pipe, stderr=pipe) as process:
+    with subprocess.Popen(under_subreaper(words), stdin=pipe, stdout=pipe, stderr=pipe) as process:
         try:
             stdout, stderr = process.communicate(stdin, timeout=timeout_s)
         except subprocess.TimeoutExpired:
@@ -154,7 +154,7 @@ def each(hosts: Sequence[str], ask: Callable[[str], T]) -> tuple[dict[str, T], d
         except ClusterctlError as exc:
             return exc
 
-    answers = dict(zip(hosts, at_once(hosts, answer), strict=True))
+    answers = dict(zip(hosts, parallel_map(hosts, answer), strict=True))
     failed = {host: one for host, one in answers.items() if isinstance(one, ClusterctlError)}
     return {host: one for host, one in answers.items() if not isinstance(one, ClusterctlError)}, failed
 

@@ -9,7 +9,7 @@ from typing import Final
 from pydantic import ValidationError
 
 from clusterctl.errors import ClusterctlError, CommandError, ConfigureError, UnreachableError
-from clusterctl.providers.base import Leftover, Say
+from clusterctl.providers.base import Leftover
 from clusterctl.providers.onprem.access import Access, each, refuse
 from clusterctl.providers.onprem.account import Claim, join, leave, told
 from clusterctl.providers.onprem.hands import Hands
@@ -21,7 +21,7 @@ from clusterctl.spec.models import ADMIN_USER
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.ssh_files import write_ssh_files
-from clusterctl.util.progress import HostStep
+from clusterctl.util.progress import HostStep, Reporter
 
 CLAIM: Final = "/etc/clusterctl/cluster.json"
 NOT_GIVEN_BACK: Final = "could not be given back"
@@ -40,7 +40,7 @@ exit 0
 """.replace("USER", ADMIN_USER)
 
 
-def all_of_it(way: WayIn, cluster_id: str, workspace: Workspace, hands: Hands, *, say: Say) -> None:
+def all_of_it(way: WayIn, cluster_id: str, workspace: Workspace, hands: Hands, *, report: Reporter) -> None:
     """Give back every machine of a cluster.
 
     Raises:
@@ -52,17 +52,21 @@ def all_of_it(way: WayIn, cluster_id: str, workspace: Workspace, hands: Hands, *
     names = [host.name for host in inventory.hosts]
     write_ssh_files(inventory, workspace)
     claim = way.claim(cluster_id, inventory.cluster)
-    say(f"looking at {len(names)} machines")
+    report(f"looking at {len(names)} machines")
     ours, failed = each(names, lambda host: _is_ours(host, way.access, claim, workspace))
-    failed |= _restored([host for host, is_ours in ours.items() if is_ours], inventory, workspace, hands, say)
+    failed |= _restored(
+        [host for host, is_ours in ours.items() if is_ours], inventory, workspace, hands, report
+    )
     leaving = [host for host, is_ours in ours.items() if is_ours and host not in failed]
     done, more = each(leaving, lambda host: leave(host, claim, admin(workspace)))
     for host in done:
-        say(HostStep(host, "given back", len(names)))
+        report(HostStep(host, "given back", len(names)))
     refuse({**failed, **more}, what=NOT_GIVEN_BACK, then=THEN)
 
 
-def dismissed(wanted: Inventory, workspace: Workspace, hands: Hands, *, say: Say) -> Mapping[str, str]:
+def dismissed(
+    wanted: Inventory, workspace: Workspace, hands: Hands, *, report: Reporter
+) -> Mapping[str, str]:
     """Give back the machines that are no longer part of the cluster; why nothing was done on some.
 
     Raises:
@@ -72,14 +76,14 @@ def dismissed(wanted: Inventory, workspace: Workspace, hands: Hands, *, say: Say
     going = [host.name for host in before.hosts if wanted.host(host.name) is None] if before else []
     if before is None or not going:
         return {}
-    say(f"giving {', '.join(going)} back")
+    report(f"giving {', '.join(going)} back")
     write_ssh_files(before, workspace)
     claim = Claim(before.cluster_id, before.cluster, workspace.public_key.read_text().strip())
     _, failed = each(going, lambda host: _log_in(host, workspace))
     there = [host for host in going if host not in failed]
     absent = {host: exc for host, exc in failed.items() if not isinstance(exc, CommandError)}
     failed = {host: exc for host, exc in failed.items() if host not in absent}
-    failed |= _restored(there, before, workspace, hands, say)
+    failed |= _restored(there, before, workspace, hands, report)
     _, more = each([h for h in there if h not in failed], lambda host: leave(host, claim, admin(workspace)))
     refuse({**failed, **more}, what=NOT_GIVEN_BACK, then=_THEN_UP)
     return {host: _absent(exc) for host, exc in absent.items()}
@@ -161,13 +165,13 @@ def _log_in(host: str, workspace: Workspace) -> None:
 
 
 def _restored(
-    hosts: Sequence[str], inventory: Inventory, workspace: Workspace, hands: Hands, say: Say
+    hosts: Sequence[str], inventory: Inventory, workspace: Workspace, hands: Hands, report: Reporter
 ) -> Mapping[str, ClusterctlError]:
     """Have what was put back on these; those where it failed."""
     if not hosts:
         return {}
     try:
-        notes = hands.restore(inventory, hosts, workspace, say)
+        notes = hands.restore(inventory, hosts, workspace, report)
     except ConfigureError as exc:
         sick = {failure.host: failure for failure in exc.failures if failure.host in hosts}
         if not sick:

@@ -7,14 +7,14 @@ from dataclasses import dataclass, field
 from typing import Final
 
 from clusterctl.errors import Failure, HostKeyError, ProvisionError
-from clusterctl.providers.base import Say
 from clusterctl.providers.onprem.access import refused
 from clusterctl.providers.onprem.host_keys import Confirm, Offered
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
+from clusterctl.util.progress import Reporter
 
 # Gives these hosts back as they were; what was left on each of them, and why.
-Restore = Callable[[Inventory, Collection[str], Workspace, Say], Mapping[str, tuple[str, ...]]]
+Restore = Callable[[Inventory, Collection[str], Workspace, Reporter], Mapping[str, tuple[str, ...]]]
 
 
 def nobody_asked(offered: Sequence[Offered]) -> None:
@@ -45,7 +45,9 @@ def _file(one: Offered) -> str:
     return one.kind.removeprefix("ssh-").split("-")[0]
 
 
-def _no_restore(_i: Inventory, _h: Collection[str], _w: Workspace, _s: Say) -> Mapping[str, tuple[str, ...]]:
+def _no_restore(
+    _i: Inventory, _h: Collection[str], _w: Workspace, _s: Reporter
+) -> Mapping[str, tuple[str, ...]]:
     return {}
 
 

@@ -18,7 +18,6 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from clusterctl.errors import ClusterctlError, Failure, ProvisionError, UnreachableError, UsageError
-from clusterctl.providers.base import Say
 from clusterctl.providers.onprem import give_back, ssh_files
 from clusterctl.providers.onprem.hands import Hands, nobody_asked
 from clusterctl.providers.onprem.way_in import WayIn
@@ -29,6 +28,7 @@ from clusterctl.spec.onprem import OnpremHost, is_this_machine
 from clusterctl.state.inventory import CONTROLLER, Host, Inventory
 from clusterctl.state.journal import digest
 from clusterctl.state.workspace import Workspace, write_atomic
+from clusterctl.util.progress import Reporter
 
 _FOLDER: Final = "left-behind"
 _NOTE: Final = "left.json"
@@ -105,7 +105,7 @@ def set_aside(
     alone = {host.name: _machine(host, settings)}
     write_atomic(one.spec, dump_spec(spec_of(settings, alone, inventory.cluster)))
     roles = tuple(dict.fromkeys((CONTROLLER, *host.roles)))  # some host has to lead
-    partition = _ALL if host.computes else None
+    partition = _ALL if host.is_compute else None
     host = host.model_copy(update={"roles": roles, "partition": partition})
     write_atomic(one.hosts, inventory.model_copy(update={"hosts": (host,)}).model_dump_json(indent=2))
     return _note(LeftBehind(one, host, time.time(), why))  # last: from here on it counts
@@ -141,7 +141,7 @@ def spec_of(settings: Settings, machines: Mapping[str, OnpremHost], name: str) -
 
 
 def give_back_all(
-    workspace: Workspace, members: Iterable[Host], hands: Hands, *, say: Say, ending: bool = False
+    workspace: Workspace, members: Iterable[Host], hands: Hands, *, report: Reporter, ending: bool = False
 ) -> tuple[str, ...]:
     """Try again to give back every machine that was left behind; what the user should know of it.
 
@@ -159,7 +159,7 @@ def give_back_all(
             notes.append(_of_twins(one, twins))
             continue
         try:
-            _give_back(one, hands, say)
+            _give_back(one, hands, report)
         except ClusterctlError as exc:
             still = _note(replace(one, why=_why(one, exc, hands)))
             notes.append(f"{still}; `clusterctl up` and `clusterctl down` try it again")
@@ -205,7 +205,7 @@ def _of_twins(one: LeftBehind, twins: Iterable[Host]) -> str:
     )
 
 
-def _give_back(one: LeftBehind, hands: Hands, say: Say) -> None:
+def _give_back(one: LeftBehind, hands: Hands, report: Reporter) -> None:
     """Give it back, and prove that.
 
     Raises:
@@ -219,7 +219,7 @@ def _give_back(one: LeftBehind, hands: Hands, say: Say) -> None:
     inventory = Inventory.model_validate_json(one.workspace.hosts.read_bytes())
     inventory = inventory.model_copy(update={"hosts": (host,)})
     write_atomic(one.workspace.hosts, inventory.model_dump_json(indent=2))
-    give_back.all_of_it(way, cluster_id, one.workspace, hands, say=say)
+    give_back.all_of_it(way, cluster_id, one.workspace, hands, report=report)
     if left := give_back.leftovers(settings, cluster_id, one.workspace, hands):
         raise ProvisionError(f"{name} has something of ours", why="; ".join(map(str, left)), host=name)
 

@@ -6,7 +6,6 @@ from collections.abc import Mapping
 from typing import Any
 
 from clusterctl.errors import ProvisionError
-from clusterctl.providers.base import Say
 from clusterctl.providers.onprem import give_back, left_behind, members
 from clusterctl.providers.onprem.access import each
 from clusterctl.providers.onprem.account import join
@@ -18,6 +17,7 @@ from clusterctl.spec import OnpremProvider as Settings
 from clusterctl.spec.load import dump_spec
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.ssh_files import write_ssh_files
+from clusterctl.util.progress import Reporter
 
 
 def orphans(settings: Settings, name: str, hands: Hands) -> tuple[str, ...]:
@@ -27,7 +27,7 @@ def orphans(settings: Settings, name: str, hands: Hands) -> tuple[str, ...]:
     return tuple(dict.fromkeys(str(c["id"]) for c in found.values() if c.get("name") == name and "id" in c))
 
 
-def give_back_lost(settings: Settings, cluster_id: str, hands: Hands, *, say: Say) -> None:
+def give_back_lost(settings: Settings, cluster_id: str, hands: Hands, *, report: Reporter) -> None:
     """Give back the machines that say that they belong to it.
 
     Raises:
@@ -47,7 +47,7 @@ def give_back_lost(settings: Settings, cluster_id: str, hands: Hands, *, say: Sa
         _, failed = each(list(mine), lambda host: join(host, way.access.root, claim, admin(folder)))
         if len(failed) == len(mine):
             raise ProvisionError("none of its machines lets us in", why=str(next(iter(failed.values()))))
-        give_back.all_of_it(way, cluster_id, folder, hands, say=say)
+        give_back.all_of_it(way, cluster_id, folder, hands, report=report)
 
 
 def _claims(way: WayIn) -> Mapping[str, Mapping[str, Any]]:
@@ -63,14 +63,16 @@ def _make_inventory(spec: ClusterSpec, way: WayIn, folder: Workspace) -> None:
     assert isinstance(narrowed, Settings)  # noqa: S101 - it was made so
     asked = members.members(spec, narrowed)
     names = [one.name for one in asked]
-    report = look(spec, asked, way.access, folder, (), only=names, lost={})
-    if missing := [name for name in names if name not in report.facts]:
-        raise ProvisionError(f"these machines do not answer: {', '.join(missing)}", why=str(report.errors[0]))
+    checked = look(spec, asked, way.access, folder, (), only=names, lost={})
+    if missing := [name for name in names if name not in checked.facts]:
+        raise ProvisionError(
+            f"these machines do not answer: {', '.join(missing)}", why=str(checked.errors[0])
+        )
     made = members.inventory(
         spec,
         narrowed,
         asked,
-        report.facts,
+        checked.facts,
         {name: way.key_of(name) for name in names},
         cluster_id=folder.cluster_id(),
         proxies=way.proxies(names),

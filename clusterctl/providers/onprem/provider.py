@@ -9,7 +9,7 @@ from typing import Final
 from clusterctl.errors import ClusterctlError, Failure, ProvisionError, UsageError
 from clusterctl.hosts.checks import DoctorReport
 from clusterctl.hosts.cluster_checks import reject_unknown_hosts
-from clusterctl.providers.base import Action, Bake, HostChange, Leftover, Planned, Provisioned, Say, Size
+from clusterctl.providers.base import Action, Bake, HostChange, Leftover, Planned, Provisioned, Size
 from clusterctl.providers.onprem import give_back, left_behind, lost, members, way_in
 from clusterctl.providers.onprem.access import each, refuse, refused
 from clusterctl.providers.onprem.account import join
@@ -32,7 +32,7 @@ from clusterctl.spec.load import dump_spec, load_spec
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.ssh_files import write_ssh_files
-from clusterctl.util.progress import HostStep
+from clusterctl.util.progress import HostStep, Reporter
 
 _THEN: Final = "nothing was changed; correct it, then run the same command again"
 
@@ -81,14 +81,21 @@ class OnpremProvider:
             report, findings=(*report.findings, *claimed(report.facts, workspace.known_id() or ""))
         )
 
-    def prepare(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake, say: Say) -> None:
+    def prepare(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake, report: Reporter) -> None:
         """They are installed on as they are."""
 
     def sizes(self, spec: ClusterSpec) -> Mapping[str, Size]:  # noqa: ARG002
         return {}  # the hardware decides
 
-    def plan(self, spec: ClusterSpec, workspace: Workspace, *, keep: Mapping[str, Size], say: Say) -> Planned:  # noqa: ARG002
-        found = self._look(spec, workspace, say)
+    def plan(
+        self,
+        spec: ClusterSpec,
+        workspace: Workspace,
+        *,
+        keep: Mapping[str, Size],  # noqa: ARG002
+        report: Reporter,
+    ) -> Planned:
+        found = self._look(spec, workspace, report)
         before = known_hosts(workspace)
         left = left_behind.found(workspace)
         replaced = {one.host.name for one in left if one.why == left_behind.REPLACED}
@@ -107,22 +114,22 @@ class OnpremProvider:
         workspace: Workspace,
         *,
         keep: Mapping[str, Size],  # noqa: ARG002
-        say: Say,
+        report: Reporter,
     ) -> Provisioned:
         found = self._found
         if found is None or found.text != dump_spec(spec) or self._workspace != workspace:
-            found = self._look(spec, workspace, say)
+            found = self._look(spec, workspace, report)
         before = give_back.as_raised(workspace)
-        absent = give_back.dismissed(found.inventory, workspace, self._hands, say=say)
+        absent = give_back.dismissed(found.inventory, workspace, self._hands, report=report)
         for host in before.hosts if before else ():
             if before and host.name in absent:
                 left_behind.set_aside(host, before, found.access, workspace, why=absent[host.name])
         joining = [name for name in found.new if name not in found.joined]
         if joining:
-            self._join(found, joining, workspace, say)
+            self._join(found, joining, workspace, report)
         if self._tried is None:
             hosts = found.inventory.hosts
-            self._tried = left_behind.give_back_all(workspace, hosts, self._hands, say=say)
+            self._tried = left_behind.give_back_all(workspace, hosts, self._hands, report=report)
         return Provisioned(found.inventory, (*found.notes, *self._tried), made=tuple(found.new))
 
     def alive(self, cluster_id: str) -> bool:  # noqa: ARG002
@@ -130,19 +137,19 @@ class OnpremProvider:
             return True  # nobody knows
         return give_back.any_alive(self._workspace)
 
-    def destroy(self, cluster_id: str, *, workspace: Workspace | None, say: Say) -> None:
+    def destroy(self, cluster_id: str, *, workspace: Workspace | None, report: Reporter) -> None:
         if workspace is None:
-            lost.give_back_lost(self._settings, cluster_id, self._hands, say=say)
+            lost.give_back_lost(self._settings, cluster_id, self._hands, report=report)
             return
         self._workspace = workspace
         way = WayIn(self._settings, workspace, self._hands)
         failures: list[Failure] = []
         try:
-            give_back.all_of_it(way, cluster_id, workspace, self._hands, say=say)
+            give_back.all_of_it(way, cluster_id, workspace, self._hands, report=report)
         except ProvisionError as exc:
             failures += exc.failures
         there = known_hosts(workspace).values()
-        for note in left_behind.give_back_all(workspace, there, self._hands, say=say, ending=True):
+        for note in left_behind.give_back_all(workspace, there, self._hands, report=report, ending=True):
             self._hands.told(note)
         failures += left_behind.refusals(workspace)
         if failures:
@@ -154,7 +161,7 @@ class OnpremProvider:
     def orphans(self, name: str) -> tuple[str, ...]:
         return lost.orphans(self._settings, name, self._hands)
 
-    def _look(self, spec: ClusterSpec, workspace: Workspace, say: Say) -> _Found:
+    def _look(self, spec: ClusterSpec, workspace: Workspace, report: Reporter) -> _Found:
         """See what the machines are and what they can become.
 
         Raises:
@@ -164,33 +171,33 @@ class OnpremProvider:
         self._workspace = workspace
         asked = members.members(spec, self._settings)
         before = known_hosts(workspace)
-        say(f"looking at {len(asked)} machines")
+        report(f"looking at {len(asked)} machines")
         ours, silent = still_ours(asked, before, workspace)
         new = tuple(one.name for one in asked if one.name not in {**ours, **silent})
         way = WayIn(self._settings, workspace, self._hands)
         way.check_keys(new)
         there = [one.name for one in asked if one.name not in silent]
-        report = look(spec, asked, way.access, workspace, ours, only=there, lost=way.trust(new))
-        _refuse(report, asked, new, workspace, silent)
+        checked = look(spec, asked, way.access, workspace, ours, only=there, lost=way.trust(new))
+        _refuse(checked, asked, new, workspace, silent)
         keys = {name: host.host_key for name, host in ours.items()} | {name: way.key_of(name) for name in new}
         inventory = members.inventory(
             spec,
             self._settings,
             asked,
-            report.facts,
+            checked.facts,
             keys,
             cluster_id=workspace.cluster_id(),
             proxies=way.proxies([one.name for one in asked]),
             silent=silent,
         )
         installs = spec.software.nvidia.has_driver  # what is then still missing is said once it is installed
-        notes = tuple(str(f) for f in report.findings if not (installs and f.code == "no-driver"))
+        notes = tuple(str(f) for f in checked.findings if not (installs and f.code == "no-driver"))
         access = _access_before(workspace) or self._settings
-        ahead = foreseen(spec, asked, report.facts, new)
+        ahead = foreseen(spec, asked, checked.facts, new)
         self._found = _Found(dump_spec(spec), inventory, new, silent, access, notes, ahead)
         return self._found
 
-    def _join(self, found: _Found, joining: Sequence[str], workspace: Workspace, say: Say) -> None:
+    def _join(self, found: _Found, joining: Sequence[str], workspace: Workspace, report: Reporter) -> None:
         """Make our account on machines that are new to us.
 
         Raises:
@@ -206,9 +213,9 @@ class OnpremProvider:
             try:
                 join(host, way.access.root, claim, admin(workspace))
             except ClusterctlError:
-                say(HostStep(host, "our account", len(joining), "failed", failed=True))
+                report(HostStep(host, "our account", len(joining), "failed", failed=True))
                 raise
-            say(HostStep(host, "our account", len(joining)))
+            report(HostStep(host, "our account", len(joining)))
 
         done, failed = each(joining, one)
         found.joined.update(done)

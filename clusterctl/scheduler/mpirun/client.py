@@ -17,7 +17,7 @@ from clusterctl.scheduler.models import JobInfo, JobState, NodeInfo
 from clusterctl.state.inventory import HEALTH_PROGRAM, Host, Inventory
 from clusterctl.transport.base import Transport
 from clusterctl.transport.program import remote_argv
-from clusterctl.util.parallel import at_once
+from clusterctl.util.parallel import parallel_map
 
 _HARDWARE = ("sh", "-c", "nproc; sed -n 's/^MemTotal: *\\([0-9]*\\) kB/\\1/p' /proc/meminfo")
 _KIB_MIB = 1024
@@ -85,7 +85,7 @@ class MpirunClient:
 
     def _refuse_sick(self, nodes: Sequence[str]) -> None:
         """Raises UnhealthyError if the health check of a node finds fault; it looks now."""
-        found = at_once(nodes, self._faults)
+        found = parallel_map(nodes, self._faults)
         failures = tuple(
             Failure(UnhealthyError.code, faults, node, fix=_WELL)
             for node, faults in zip(nodes, found, strict=True)
@@ -153,7 +153,7 @@ class MpirunClient:
         active = [job for job in self.own_jobs() if not job.ended]
         at_work = {node for job in active for node in job.nodes}
         hosts = self.inventory.compute
-        return tuple(at_once(hosts, lambda host: self._node(host, at_work)))
+        return tuple(parallel_map(hosts, lambda host: self._node(host, at_work)))
 
     def drain(self, nodes: Sequence[str], reason: str) -> None:
         """Nothing begins by itself here, so there is nothing to keep from it."""

@@ -12,16 +12,16 @@ from clusterctl.providers.gcp.terraform import Terraform
 from tests.support.google.terraformed import CLUSTER_ID, PLACE
 
 
-def say(line: str) -> None:
+def report(line: str) -> None:
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 
 
 def main(folder: str, verb: str) -> None:
-    terraform = Terraform(Path(folder), say, explain=explaining(PLACE), names=names(PLACE))
+    terraform = Terraform(Path(folder), report, explain=explaining(PLACE), names=names(PLACE))
     plan = terraform.plan(destroy=verb == "down")
-    say("planned")
-    carry_out(terraform, plan, Owner(CLUSTER_ID), say=say)
+    report("planned")
+    carry_out(terraform, plan, Owner(CLUSTER_ID), report=report)
 
 
 if __name__ == "__main__":

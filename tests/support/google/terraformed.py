@@ -64,14 +64,14 @@ class Terraformed:
     def up(self) -> Plan:
         """Plan and carry out."""
         plan = self.terraform.plan()
-        carry_out(self.terraform, plan, Owner(CLUSTER_ID), say=self.said.append, sleep=self.waited.append)
+        carry_out(self.terraform, plan, Owner(CLUSTER_ID), report=self.said.append, sleep=self.waited.append)
         return plan
 
     def down(self, clear: Callable[[], None] | None = None) -> None:
         """Plan to remove all, and carry that out."""
         plan = self.terraform.plan(destroy=True)
         owner = Owner(CLUSTER_ID, clear)
-        carry_out(self.terraform, plan, owner, say=self.said.append, sleep=self.waited.append)
+        carry_out(self.terraform, plan, owner, report=self.said.append, sleep=self.waited.append)
 
     def forget(self, host: str) -> None:
         """Take its instance out of the state, as where Terraform was killed before it wrote it down."""

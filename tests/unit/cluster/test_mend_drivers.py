@@ -47,7 +47,9 @@ def installed(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Install:
         monkeypatch.setattr(converge.ansible, "install_on_hosts", lambda *_, **__: None)
         with Connections(workspace.ssh_config) as connections:
             return {
-                **_installed(SPEC, inventory, workspace, connections, views, limit=limit, say=lambda _: None)
+                **_installed(
+                    SPEC, inventory, workspace, connections, views, limit=limit, report=lambda _: None
+                )
             }
 
     return run

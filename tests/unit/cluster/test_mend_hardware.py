@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.cluster.hardware import Hardware, NodeConfigs, as_registered, hardware, node_configs
+from clusterctl.cluster.hardware import Hardware, NodeConfig, as_registered, hardware, node_config
 from clusterctl.hosts.gpus import Driver, Gpu
 from clusterctl.hosts.report import HostReport, NodeFacts
 from clusterctl.scheduler.models import NodeInfo
@@ -51,10 +51,10 @@ def at_work(busy: Collection[str], asked: Collection[str]) -> dict[str, str]:
     return {host: "a job is at work there" for host in busy if host in asked}
 
 
-def fitted(now: HostReport, *busy: str, was: HostReport = WAS, limit: tuple[str, ...] = ()) -> NodeConfigs:
+def fitted(now: HostReport, *busy: str, was: HostReport = WAS, limit: tuple[str, ...] = ()) -> NodeConfig:
     noted = hardware(SPEC, INVENTORY, {CTL: HostReport(None, {}), ONE: was, TWO: WAS})
     views = {CTL: HostReport(None, {}), ONE: now, TWO: WAS}
-    return node_configs(SPEC, INVENTORY, views, noted, partial(at_work, busy), limit=limit)
+    return node_config(SPEC, INVENTORY, views, noted, partial(at_work, busy), limit=limit)
 
 
 @pytest.mark.parametrize(
@@ -116,7 +116,7 @@ def test_a_node_beyond_the_limit_stays_as_it_was() -> None:
 def test_without_slurm_nothing_ends_a_job() -> None:
     bare = INVENTORY.model_copy(update={"scheduler": "none"})
     noted = hardware(SPEC, bare, {ONE: WAS})
-    assert node_configs(SPEC, bare, {ONE: shows("t4", "t4")}, noted, partial(at_work, [ONE])).waiting == {}
+    assert node_config(SPEC, bare, {ONE: shows("t4", "t4")}, noted, partial(at_work, [ONE])).waiting == {}
 
 
 @pytest.mark.parametrize(
@@ -156,7 +156,7 @@ def test_cards_whose_driver_does_not_answer_have_not_gone() -> None:
 
 
 def test_a_node_that_nothing_was_noted_of_has_not_changed() -> None:
-    assert node_configs(SPEC, INVENTORY, {ONE: shows("t4")}, {}, partial(at_work, [ONE])).changes == {}
+    assert node_config(SPEC, INVENTORY, {ONE: shows("t4")}, {}, partial(at_work, [ONE])).changes == {}
 
 
 def test_what_is_counted_on_the_bus_concerns_only_who_installs_for_it() -> None:

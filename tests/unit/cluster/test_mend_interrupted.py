@@ -56,7 +56,7 @@ def fails(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Fails:
         with Connections(workspace.ssh_config) as connections, pytest.raises(ConfigureError):
             converge.mend(
                 SPEC, Provisioned(INVENTORY), workspace, connections, views,
-                anew=False, limit=limit, say=lambda _: None,
+                anew=False, limit=limit, report=lambda _: None,
             )  # fmt: skip
         assert transport.left == ()
         (line,) = (

@@ -10,10 +10,11 @@ import pytest
 
 from clusterctl.cluster.plan import Plan, plan
 from clusterctl.errors import UsageError
-from clusterctl.providers.base import HostChange, Planned, Say, Size
+from clusterctl.providers.base import HostChange, Planned, Size
 from clusterctl.spec import ClusterSpec
 from clusterctl.state.inventory import CONTROLLER, Host, Inventory
 from clusterctl.state.workspace import Workspace
+from clusterctl.util.progress import Reporter
 
 SPEC = ClusterSpec.model_validate(
     {
@@ -37,8 +38,10 @@ class Stub:
     def check(self, spec: ClusterSpec) -> None:
         assert spec.name == "d"
 
-    def plan(self, spec: ClusterSpec, workspace: Workspace, *, keep: Mapping[str, Size], say: Say) -> Planned:
-        del spec, keep, say
+    def plan(
+        self, spec: ClusterSpec, workspace: Workspace, *, keep: Mapping[str, Size], report: Reporter
+    ) -> Planned:
+        del spec, keep, report
         self.given.append(workspace)
         assert workspace.public_key.read_text().startswith("ssh-ed25519 ")
         self.seen = {
@@ -61,7 +64,7 @@ class Stub:
 
 
 def look(workspace: Workspace, stub: Stub, spec: ClusterSpec = SPEC) -> Plan:
-    return plan(spec, workspace, stub, say=lambda _: None)  # type: ignore[arg-type]
+    return plan(spec, workspace, stub, report=lambda _: None)  # type: ignore[arg-type]
 
 
 def content(folder: Path) -> dict[str, bytes]:

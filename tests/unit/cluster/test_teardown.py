@@ -13,12 +13,13 @@ from clusterctl.cli.output import Screen
 from clusterctl.cluster import down
 from clusterctl.cluster.down import Orphan, destroy, find_orphans, stays_up, to_discard
 from clusterctl.errors import CollectError, LeftoversError, UnreachableError, UsageError
-from clusterctl.providers.base import Leftover, Say
+from clusterctl.providers.base import Leftover
 from clusterctl.spec import GcpProvider
 from clusterctl.spec import Provider as Settings
 from clusterctl.state.journal import Journal
 from clusterctl.state.ledger import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
+from clusterctl.util.progress import Reporter
 from tests.support.verbs import Clusterctl
 
 DISK, RULE = Leftover("disk d-ctl in us-central1-a", 0.0125), Leftover("firewall rule d-a1b2c3-ssh")
@@ -38,8 +39,8 @@ class Stub:
     def leftovers(self, cluster_id: str) -> tuple[Leftover, ...]:
         return self.clusters.get(cluster_id, ())
 
-    def destroy(self, cluster_id: str, *, workspace: Workspace | None, say: Say) -> None:
-        say("removing")
+    def destroy(self, cluster_id: str, *, workspace: Workspace | None, report: Reporter) -> None:
+        report("removing")
         self.destroyed.append((cluster_id, workspace))
         if not self.stubborn:
             self.clusters.pop(cluster_id, None)
@@ -122,7 +123,7 @@ def test_one_down_is_enough_after_a_lost_workspace_and_an_up_that_was_refused(
     workspace.create()
     for record in records:
         (workspace.root / record).write_text("ffffff\n")
-    down.down(workspace, name="d", tell=lambda *_: None)
+    down.down(workspace, name="d", reporter=lambda *_: None)
     assert [cluster for cluster, _ in stub.destroyed] == gone
     assert not workspace.root.exists()
 
@@ -155,7 +156,7 @@ def test_runs_are_given_up_by_their_jobs(
 def test_to_give_up_the_run_of_an_unknown_job_is_misuse(tmp_path: Path, job_id: str) -> None:
     workspace = cluster_with_runs(tmp_path)
     with pytest.raises(UsageError, match="no run of job") as caught:
-        down.down(workspace, name="d", tell=lambda *_: None, discard=["2", job_id])
+        down.down(workspace, name="d", reporter=lambda *_: None, discard=["2", job_id])
     assert caught.value.fix == "the jobs whose runs are not home: 2, 3"
     assert not workspace.journal.exists()
 
@@ -166,11 +167,11 @@ def test_what_was_given_up_is_said_and_journaled(tmp_path: Path, monkeypatch: py
     workspace = cluster_with_runs(tmp_path)
     (workspace.root / "hosts.json").touch()
     with pytest.raises(LeftoversError):
-        down.down(workspace, name="d", tell=lambda *_: None, discard=["2", "3"])
+        down.down(workspace, name="d", reporter=lambda *_: None, discard=["2", "3"])
     first = Journal(workspace.journal).entries()[0]
     assert (first.phase, first.note) == ("discard", "runs of job 2 (mine), job 3 (mine)")
     stub.stubborn = False  # the same command goes on
-    done = down.down(workspace, name="d", tell=lambda *_: None, discard=["2", "3"])
+    done = down.down(workspace, name="d", reporter=lambda *_: None, discard=["2", "3"])
     assert [entry.job_id for entry in done.discarded] == ["2", "3"]
     assert not workspace.root.exists()
 
@@ -194,7 +195,7 @@ def test_a_damaged_record_does_not_make_terraforms_hosts_forgotten(tmp_path: Pat
     workspace.spec.write_text("torn")
     (workspace.root / "terraform").mkdir()
     with pytest.raises(UsageError):
-        down.down(workspace, name="d", tell=lambda *_: None, discard_runs=True)
+        down.down(workspace, name="d", reporter=lambda *_: None, discard_runs=True)
     assert workspace.root.is_dir()
 
 
@@ -206,7 +207,7 @@ def test_of_what_was_never_made_nothing_is_claimed(tmp_path: Path, *, access: bo
     if access:
         workspace.access_config.touch()
     with pytest.raises(UsageError, match="nothing is known of a machine 'zzz'"):
-        down.down(workspace, name="d", tell=lambda *_: None, gone=["zzz"])
+        down.down(workspace, name="d", reporter=lambda *_: None, gone=["zzz"])
     said = cli("--cluster", "d", "down", "--yes").stdout
     assert said == "cluster 'd' is down; nothing had been put on any machine\n"
     assert not workspace.root.exists()

@@ -172,7 +172,7 @@ class TestHostKeys:
             instance(google, name)
         google.fail("compute.instances.getGuestAttributes", 404, reason="notFound", times=3)
         said: list[str] = []
-        keys = host_keys(api, ZONE, ["demo-ctl", "demo-train-1"], say=said.append)
+        keys = host_keys(api, ZONE, ["demo-ctl", "demo-train-1"], report=said.append)
         assert keys == dict.fromkeys(("demo-ctl", "demo-train-1"), f"ssh-ed25519 {HOST_KEY}")
         assert said == [
             "waiting for the host keys of 2 of 2 hosts",
@@ -186,7 +186,7 @@ class TestHostKeys:
         with google.world.change() as state:
             state["guest_attributes"] = {"demo-train-1": {"ecdsa-sha2-nistp256": "AAAAother"}}
         with pytest.raises(ProvisionError, match=r"demo-train-1: no host key after 30 s") as caught:
-            host_keys(api, ZONE, ["demo-ctl", "demo-train-1"], say=lambda _: None, timeout_s=30)
+            host_keys(api, ZONE, ["demo-ctl", "demo-train-1"], report=lambda _: None, timeout_s=30)
         (failure,) = caught.value.failures
         assert failure.host == "demo-train-1"
         assert "is RUNNING" in failure.cause
@@ -197,7 +197,7 @@ class TestHostKeys:
         with google.world.change() as state:
             state["guest_attributes"] = {"demo-ctl": {"ssh-ed25519": "AAAA\nevil ssh-rsa AAAA"}}
         with pytest.raises(ProvisionError):
-            host_keys(api, ZONE, ["demo-ctl"], say=lambda _: None, timeout_s=1)
+            host_keys(api, ZONE, ["demo-ctl"], report=lambda _: None, timeout_s=1)
 
 
 class TestTheDouble:

@@ -17,9 +17,9 @@ OWNER = Owner("a1b2c3")
 SHOWN = Plan(Path("plan.tfplan"), "0", ())
 
 
-def error(code: str, *, passing: bool = False, taken: Mapping[str, str] = {}) -> TerraformError:
+def error(code: str, *, transient: bool = False, already_exists: Mapping[str, str] = {}) -> TerraformError:
     made = TerraformError("x", failures=(Failure(code, f"it is {code}"),))
-    made.passing, made.taken = passing, taken
+    made.transient, made.already_exists = transient, already_exists
     return made
 
 
@@ -50,18 +50,18 @@ class Scripted:
 def run(scripted: Scripted, owner: Owner = OWNER, plan: Plan = SHOWN) -> tuple[list[str], list[float]]:
     said: list[str] = []
     waited: list[float] = []
-    carry_out(cast(Terraform, scripted), plan, owner, say=said.append, sleep=waited.append)
+    carry_out(cast(Terraform, scripted), plan, owner, report=said.append, sleep=waited.append)
     return said, waited
 
 
 def test_what_passes_is_waited_for_longer_and_longer_and_said() -> None:
-    said, waited = run(Scripted([error("rate-limit", passing=True)] * 3))
+    said, waited = run(Scripted([error("rate-limit", transient=True)] * 3))
     assert waited == [5, 10, 20]
     assert said[0] == "it is rate-limit; going on in 5 s"
 
 
 def test_waiting_comes_to_an_end() -> None:
-    scripted = Scripted([error("rate-limit", passing=True)], stuck=True)
+    scripted = Scripted([error("rate-limit", transient=True)], stuck=True)
     with pytest.raises(TerraformError, match="x") as caught:
         run(scripted)
     assert caught.value.failures[0].code == "rate-limit"
@@ -78,7 +78,7 @@ def test_what_does_not_pass_is_tried_once(code: str) -> None:
 
 def test_what_is_there_is_taken_over_layer_by_layer_but_not_for_ever() -> None:
     scripted = Scripted(
-        [error("name-taken", taken={"a": "projects/p/n/demo-a1b2c3-net"})],
+        [error("name-taken", already_exists={"a": "projects/p/n/demo-a1b2c3-net"})],
         stuck=True,
         attributes={"name": "demo-a1b2c3-net"},
     )
@@ -103,7 +103,7 @@ def test_what_is_there_is_taken_over_layer_by_layer_but_not_for_ever() -> None:
     ],
 )
 def test_only_what_bears_the_clusters_id_is_taken_over(attributes: Mapping[str, Any], ours: bool) -> None:
-    scripted = Scripted([error("name-taken", taken={"a": "b"})], attributes=attributes)
+    scripted = Scripted([error("name-taken", already_exists={"a": "b"})], attributes=attributes)
     if ours:
         run(scripted)
         assert scripted.applied == 2

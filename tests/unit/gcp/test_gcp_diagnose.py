@@ -70,7 +70,7 @@ def test_hosts_with_one_cause_are_told_in_one_breath() -> None:
     assert [failure.host for failure in error.failures] == [f"demo-train-{n}" for n in range(3, 10)]
     assert {failure.code for failure in error.failures} == {"quota"}
     assert error.fix.count("ask for more") == 1
-    assert not error.passing
+    assert not error.transient
 
 
 def test_the_controller_is_a_host_too_and_a_network_is_none() -> None:
@@ -82,8 +82,8 @@ def test_the_controller_is_a_host_too_and_a_network_is_none() -> None:
 def test_what_passes_and_what_does_not_is_not_waited_for_together() -> None:
     busy = Diagnostic("error", "googleapi: Error 503: backendError")
     full = Diagnostic("error", "Quota 'CPUS' exceeded.  Limit: 2.0 in region x.")
-    assert explaining(PLACE)("x", (busy,)).passing
-    assert not explaining(PLACE)("x", (busy, full)).passing
+    assert explaining(PLACE)("x", (busy,)).transient
+    assert not explaining(PLACE)("x", (busy, full)).transient
 
 
 def test_an_api_that_was_just_switched_on_is_waited_for() -> None:

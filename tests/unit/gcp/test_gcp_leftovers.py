@@ -141,7 +141,7 @@ class TestRemoving:
         make(google, "other", THEIRS)
         before = whats(api, THEIRS)
         said: list[str] = []
-        remove(api, find(api, OURS), say=said.append)
+        remove(api, find(api, OURS), report=said.append)
         assert find(api, OURS) == ()
         assert whats(api, THEIRS) == before
         assert said[0] == "deleting 3 x instance"
@@ -150,14 +150,14 @@ class TestRemoving:
     def test_what_is_gone_already_is_fine(self, google: Google, api: Api) -> None:
         make(google)
         found = find(api, OURS)
-        remove(api, found, say=quiet)
-        remove(api, found, say=quiet)
+        remove(api, found, report=quiet)
+        remove(api, found, report=quiet)
 
     def test_a_bucket_that_holds_something_is_kept_and_said(self, google: Google, api: Api) -> None:
         make(google)
         with google.world.change() as state:
             state["filled"] = ["demo-results"]
-        remove(api, find(api, OURS), say=quiet)
+        remove(api, find(api, OURS), report=quiet)
         (bucket,) = find(api, OURS)
         assert (bucket.what, bucket.kept) == ("bucket demo-results", "it holds something")
 
@@ -177,18 +177,18 @@ class TestRemoving:
         make(google)
         play(google)
         with pytest.raises(ProvisionError, match="could not be deleted") as caught:
-            remove(api, find(api, OURS), say=quiet)
+            remove(api, find(api, OURS), report=quiet)
         assert words in caught.value.why
         left = whats(api)
         assert 0 < len(left) < len(EVERYTHING)
-        remove(api, find(api, OURS), say=quiet)
+        remove(api, find(api, OURS), report=quiet)
         assert find(api, OURS) == ()
 
     def test_busy_and_lost_answers_end_well(self, google: Google, api: Api) -> None:
         make(google)
         for method in ("compute.instances.delete", "compute.zoneOperations.wait", "compute.networks.delete"):
             google.fail(method, 503, times=2)
-        remove(api, find(api, OURS), say=quiet)
+        remove(api, find(api, OURS), report=quiet)
         assert find(api, OURS) == ()
 
     def test_waiting_is_bounded(self, google: Google, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -197,5 +197,5 @@ class TestRemoving:
         monkeypatch.setattr(api, "clock", Clock(now=lambda: next(ticks), sleep=lambda _: None))
         monkeypatch.setattr(api, "post", lambda *_: {"name": "operation-1", "status": "RUNNING"})
         with pytest.raises(ProvisionError, match="could not be deleted") as caught:
-            remove(api, find(api, OURS), say=quiet)
+            remove(api, find(api, OURS), report=quiet)
         assert "when the time was up" in caught.value.why

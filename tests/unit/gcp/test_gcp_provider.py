@@ -69,7 +69,7 @@ def workspace(tmp_path: Path) -> Workspace:
 
 def raised(spec: ClusterSpec, workspace: Workspace) -> Any:
     """What `up` has of the provider; the inventory is noted as `up` does."""
-    done = provider_of(spec).apply(spec, workspace, keep={}, say=silent)
+    done = provider_of(spec).apply(spec, workspace, keep={}, report=silent)
     workspace.hosts.write_text(done.inventory.model_dump_json())
     return done
 
@@ -77,7 +77,7 @@ def raised(spec: ClusterSpec, workspace: Workspace) -> Any:
 def test_from_nothing_to_hosts_and_back(cloud: GoogleCloud, workspace: Workspace) -> None:
     spec = spec_of()
     provider = provider_of(spec)
-    planned = provider.plan(spec, workspace, keep={}, say=silent)
+    planned = provider.plan(spec, workspace, keep={}, report=silent)
     assert not cloud.instances
     assert [(host.name, host.action) for host in planned.hosts] == [(name, "make") for name in HOSTS]
     assert [host.what for host in planned.hosts[1:]] == ["g2-standard-4, 1 x l4", "g2-standard-4, 1 x l4"]
@@ -88,7 +88,7 @@ def test_from_nothing_to_hosts_and_back(cloud: GoogleCloud, workspace: Workspace
     )  # and Cloud NAT
     assert any("network" in text for text in planned.other)
 
-    done = provider.apply(spec, workspace, keep={}, say=silent)
+    done = provider.apply(spec, workspace, keep={}, report=silent)
     assert list(done.made) == HOSTS
     assert not done.started
     inventory = done.inventory
@@ -110,12 +110,12 @@ def test_from_nothing_to_hosts_and_back(cloud: GoogleCloud, workspace: Workspace
     )
     assert provider.alive(workspace.cluster_id())
 
-    again = provider_of(spec).plan(spec, workspace, keep={}, say=silent)
+    again = provider_of(spec).plan(spec, workspace, keep={}, report=silent)
     assert not again.changes
     assert not again.other
 
     cloud.stop("demo-train-1")
-    off = provider_of(spec).plan(spec, workspace, keep={}, say=silent)
+    off = provider_of(spec).plan(spec, workspace, keep={}, report=silent)
     assert [(host.name, host.action) for host in off.changes] == [("demo-train-1", "change")]
     assert off.cost is not None
     assert off.cost.then - off.cost.now == pytest.approx(0.7), "it costs its disk alone while it is off"
@@ -132,7 +132,7 @@ def test_from_nothing_to_hosts_and_back(cloud: GoogleCloud, workspace: Workspace
     keys |= {"demo-train-2": f"ssh-ed25519 {HOST_KEY[:-4]}new0"}
     assert {host.name: host.host_key for host in raised(spec, workspace).inventory.hosts} == keys
 
-    provider.destroy(workspace.cluster_id(), workspace=workspace, say=silent)
+    provider.destroy(workspace.cluster_id(), workspace=workspace, report=silent)
     assert not cloud.instances
     assert provider.leftovers(workspace.cluster_id()) == ()
     assert not provider.alive(workspace.cluster_id())
@@ -145,7 +145,7 @@ def test_without_its_state_a_cluster_is_found_and_removed(cloud: GoogleCloud, wo
     assert provider.orphans("demo") == (cluster_id,)
     left = {one.what: one.usd_per_hour for one in provider.leftovers(cluster_id)}
     assert "instance demo-train-1 in us-central1-a" in left
-    provider.destroy(cluster_id, workspace=None, say=silent)
+    provider.destroy(cluster_id, workspace=None, report=silent)
     assert not cloud.instances
     assert provider.leftovers(cluster_id) == ()
     assert provider.orphans("demo") == ()
@@ -154,7 +154,7 @@ def test_without_its_state_a_cluster_is_found_and_removed(cloud: GoogleCloud, wo
 def test_a_node_that_goes_is_named_before(cloud: GoogleCloud, workspace: Workspace) -> None:
     raised(spec_of(2), workspace)
     fewer = spec_of(1)
-    (gone,) = provider_of(fewer).plan(fewer, workspace, keep={}, say=silent).changes
+    (gone,) = provider_of(fewer).plan(fewer, workspace, keep={}, report=silent).changes
     assert (gone.name, gone.action) == ("demo-train-2", "remove")
     assert gone.usd_per_hour
     assert gone.destroys
@@ -164,11 +164,11 @@ def test_starting_hosts_again_removes_none(cloud: GoogleCloud, workspace: Worksp
     """`up` applies a second time where hosts went down meanwhile; nobody was asked about anything then."""
     spec, fewer = spec_of(2), spec_of(1)
     provider = provider_of(spec)
-    provider.apply(spec, workspace, keep={}, say=silent)
+    provider.apply(spec, workspace, keep={}, report=silent)
     cloud.stop("demo-train-2")
-    assert provider.apply(spec, workspace, keep={}, say=silent).started == ("demo-train-2",)
+    assert provider.apply(spec, workspace, keep={}, report=silent).started == ("demo-train-2",)
     with pytest.raises(StalePlanError, match="demo-train-2"):
-        provider.apply(fewer, workspace, keep={}, say=silent)
+        provider.apply(fewer, workspace, keep={}, report=silent)
     assert sorted(cloud.instances) == HOSTS
 
 

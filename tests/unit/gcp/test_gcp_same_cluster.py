@@ -65,26 +65,26 @@ def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GoogleClo
 
 def test_a_cluster_stays_in_its_project_and_is_seen_in_any_zone(cloud: GoogleCloud, tmp_path: Path) -> None:
     spec, workspace = spec_of(), workspace_in(tmp_path)
-    provider_of(spec).apply(spec, workspace, keep={}, say=silent)
+    provider_of(spec).apply(spec, workspace, keep={}, report=silent)
     elsewhere = spec_of(project="other-project")
     with pytest.raises(UsageError, match=PROJECT) as caught:
-        provider_of(elsewhere).plan(elsewhere, workspace, keep={}, say=silent)
+        provider_of(elsewhere).plan(elsewhere, workspace, keep={}, report=silent)
     assert caught.value.where == "provider.project"
     assert provider_of(spec_of(zone="europe-west4-a")).alive(workspace.cluster_id())
-    provider_of(spec).destroy(workspace.cluster_id(), workspace=workspace, say=silent)
+    provider_of(spec).destroy(workspace.cluster_id(), workspace=workspace, report=silent)
     assert not cloud.instances
 
 
 def test_another_clusters_state_is_neither_changed_nor_destroyed(cloud: GoogleCloud, tmp_path: Path) -> None:
     """As where two clusters of one name have their states in one bucket."""
     spec, theirs, ours = spec_of(), workspace_in(tmp_path / "theirs"), workspace_in(tmp_path / "ours")
-    provider_of(spec).apply(spec, theirs, keep={}, say=silent)
+    provider_of(spec).apply(spec, theirs, keep={}, report=silent)
     before = cloud.resources()
     shutil.copytree(theirs.terraform, ours.terraform, symlinks=True)
     with pytest.raises(ProvisionError, match=theirs.cluster_id()):
-        provider_of(spec).plan(spec, ours, keep={}, say=silent)
+        provider_of(spec).plan(spec, ours, keep={}, report=silent)
     said: list[str] = []
-    provider_of(spec).destroy(ours.cluster_id(), workspace=ours, say=said.append)
+    provider_of(spec).destroy(ours.cluster_id(), workspace=ours, report=said.append)
     assert any("another cluster" in line for line in said)
     assert cloud.resources() == before
 
@@ -101,7 +101,7 @@ def test_a_half_made_cluster_is_not_forgotten_by_another_provider(tmp_path: Path
     workspace = workspace_in(tmp_path)
     workspace.spec.write_text(dump_spec(spec_of()))  # as an `up` leaves it that fails before the inventory
     with pytest.raises(UsageError, match="under the provider gcp"):
-        up(LOCAL, workspace, tell=silent, agree=decline)
+        up(LOCAL, workspace, reporter=silent, agree=decline)
 
 
 def test_what_was_declined_can_be_taken_down_and_what_was_made_is_not_forgotten(
@@ -109,11 +109,11 @@ def test_what_was_declined_can_be_taken_down_and_what_was_made_is_not_forgotten(
 ) -> None:
     workspace = workspace_in(tmp_path)
     with pytest.raises(DeclinedError):
-        up(spec_of(), workspace, tell=silent, agree=decline)
+        up(spec_of(), workspace, reporter=silent, agree=decline)
     assert not cloud.resources()
     (workspace.terraform / "terraform.tfstate").write_text("{}")
     with pytest.raises(UsageError, match="no spec file"):
-        down.down(workspace, name="demo", tell=silent)
+        down.down(workspace, name="demo", reporter=silent)
     (workspace.terraform / "terraform.tfstate").unlink()
-    down.down(workspace, name="demo", tell=silent)
+    down.down(workspace, name="demo", reporter=silent)
     assert not workspace.root.exists()

@@ -33,7 +33,7 @@ def test_a_cluster_whose_state_was_lost_is_removed_whole(
         assert orphans(api, spec.name) == (CLUSTER_ID,)
         found = find(api, CLUSTER_ID)
         assert len({one.kind for one in found}) >= len(made - KEPT - {"google_compute_router_nat"})
-        remove(api, found, say=lambda _: None)
+        remove(api, found, report=lambda _: None)
         assert find(api, CLUSTER_ID) == ()
         assert not google.violations
     left = set(module.cloud.resources().values())

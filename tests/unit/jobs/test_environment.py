@@ -72,7 +72,7 @@ def resolve(tmp_path: Path, home: Path) -> Resolve:
         script.touch()
         job = JobSpec(name="a", script=script, requirements=files[0] if lines else None)
         spec = a_spec(files[1] if spec_lines else None)
-        return environment_of(spec, job, distribution=HERE, say=lambda _text: None)
+        return environment_of(spec, job, distribution=HERE, report=lambda _text: None)
 
     return call
 
@@ -85,7 +85,7 @@ def run(environment: Environment, command: str) -> str:
 
 
 def made(environment: Environment, said: list[str] | None = None) -> bool:
-    return build(LocalTransport(), environment, say=(said if said is not None else []).append, base=BASE)
+    return build(LocalTransport(), environment, report=(said if said is not None else []).append, base=BASE)
 
 
 def names(home: Path) -> set[str]:
@@ -153,7 +153,7 @@ def test_much_travels_over_a_connection_of_its_own(home: Path, tmp_path: Path, r
     a_wheel(tmp_path / "index", "large", files={"large.txt": "x" * (BULK + 1)})
     transport = Noting()
     for lines in ("first", "large", "large"):  # the last one is there already
-        build(transport, resolve(lines), say=lambda _text: None, base=BASE)
+        build(transport, resolve(lines), report=lambda _text: None, base=BASE)
     assert transport.bulk == [False, True, False]
 
 
@@ -191,7 +191,7 @@ def test_a_lock_that_is_held_is_named_with_its_holder(home: Path, resolve: Resol
     with (home / ".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)
         with pytest.raises(TransportError, match="builds are locked") as caught:
-            build(LocalTransport(), resolve("first"), say=said.append, base=BASE, wait_s=0.1)
+            build(LocalTransport(), resolve("first"), report=said.append, base=BASE, wait_s=0.1)
     assert said == ["waiting for another clusterctl that builds an environment"]
     why = f"~/{ENVIRONMENTS}/.lock is still locked after 0.1 s by process {os.getpid()} ("
     assert caught.value.why.startswith(why)
@@ -226,7 +226,7 @@ def test_killed_in_the_middle_it_is_built_anew(home: Path, resolve: Resolve, fil
     environment = resolve("first")
     assert environment.lock is not None
     with pytest.raises(TransportError):
-        build(Killing(home, file), environment, say=lambda _text: None, base=BASE)
+        build(Killing(home, file), environment, report=lambda _text: None, base=BASE)
     assert not (home / environment.lock.key).exists()
     assert len(list(home.glob(".*.??????"))) == 1
     assert made(environment)
@@ -237,7 +237,7 @@ def test_killed_in_the_middle_it_is_built_anew(home: Path, resolve: Resolve, fil
 def test_what_cannot_be_built_is_said_and_leaves_nothing(home: Path, resolve: Resolve) -> None:
     environment = resolve("first")
     with pytest.raises(TransportError, match="can't be built") as caught:
-        build(LocalTransport(), environment, say=lambda _text: None, base="/missing")
+        build(LocalTransport(), environment, report=lambda _text: None, base="/missing")
     assert "/missing/bin/python" in caught.value.why
     assert names(home) == set()
 
@@ -266,10 +266,10 @@ def test_jobs_with_a_python_of_their_own(home: Path, tmp_path: Path) -> None:
     file = tmp_path / "requirements.txt"
     file.write_text("first\n")
     bundled = JobSpec(name="train", bundled="train")
-    assert environment_of(a_spec(file), bundled, distribution=HERE, say=print) == PLAIN
+    assert environment_of(a_spec(file), bundled, distribution=HERE, report=print) == PLAIN
     with pytest.raises(UsageError, match="the bundled job train takes no requirements"):
         environment_of(
-            a_spec(), bundled.model_copy(update={"requirements": file}), distribution=HERE, say=print
+            a_spec(), bundled.model_copy(update={"requirements": file}), distribution=HERE, report=print
         )
 
 

@@ -62,7 +62,7 @@ def dismissed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *going: str) -> M
     workspace.create()
     workspace.create_secrets()
     write_atomic(workspace.hosts, inventory("stays", *going).model_dump_json())
-    return give_back.dismissed(inventory("stays"), workspace, NO_HANDS, say=lambda _: None)
+    return give_back.dismissed(inventory("stays"), workspace, NO_HANDS, report=lambda _: None)
 
 
 def test_one_that_was_given_back_already_stops_nothing(

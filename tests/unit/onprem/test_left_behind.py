@@ -51,7 +51,7 @@ def tried(
     """Try it again; ``all_of_it`` and ``leftovers`` are played."""
     for name in ("all_of_it", "leftovers"):
         monkeypatch.setattr(give_back, name, played.get(name, lambda *_, **__: ()))
-    return left_behind.give_back_all(workspace, members, NO_HANDS, say=lambda _: None)
+    return left_behind.give_back_all(workspace, members, NO_HANDS, report=lambda _: None)
 
 
 def silent(*_: object, **__: object) -> None:
@@ -121,7 +121,7 @@ def test_one_whose_host_key_another_machine_has_is_neither_dropped_nor_touched_b
     assert "gpu7 (10.0.0.7) has the same host key" in note
     assert len(left_behind.found(workspace)) == 1
     monkeypatch.setattr(give_back, "all_of_it", lambda *_, **__: None)
-    ended = left_behind.give_back_all(workspace, (clone,), NO_HANDS, say=lambda _: None, ending=True)
+    ended = left_behind.give_back_all(workspace, (clone,), NO_HANDS, report=lambda _: None, ending=True)
     assert ended == ("gpu1 (10.0.0.2) was given back",)
 
 
@@ -164,9 +164,9 @@ def test_down_gives_all_others_back_and_fails_for_the_sake_of_one_that_is_silent
     monkeypatch.setattr(give_back, "all_of_it", all_of_it)
     provider = OnpremProvider(SETTINGS, NO_HANDS)
     with pytest.raises(ProvisionError, match="could not be given back: gpu1") as caught:
-        provider.destroy("abc", workspace=workspace, say=lambda _: None)
+        provider.destroy("abc", workspace=workspace, report=lambda _: None)
     assert asked[0] == "own"
     assert asked[1].startswith("gpu1-")
     assert [failure.code for failure in caught.value.failures] == ["left-behind"]
     left_behind.forget(left_behind.found(workspace))
-    provider.destroy("abc", workspace=workspace, say=lambda _: None)
+    provider.destroy("abc", workspace=workspace, report=lambda _: None)

@@ -118,7 +118,7 @@ def workstation(address: str) -> ClusterSpec:
 
 def test_one_machine_exports_its_folder_to_nobody() -> None:
     found = made(workstation("10.0.0.1"), {"desk": facts("desk", "10.0.0.1/24")})
-    assert (found.shared_folder.kind, found.controller.computes) == ("existing", True)
+    assert (found.shared_folder.kind, found.controller.is_compute) == ("existing", True)
 
 
 @pytest.mark.parametrize("address", ["localhost", "127.0.0.1", "::1"])

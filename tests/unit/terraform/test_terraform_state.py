@@ -219,7 +219,7 @@ def test_only_a_second_ctrl_c_keeps_terraform_from_writing_its_state(
     def heard(_: str) -> None:
         raise first
 
-    def say(_: str) -> None:
+    def report(_: str) -> None:
         while not (tmp_path / "interrupted").exists():
             time.sleep(0.05)
         if seconds:
@@ -227,7 +227,7 @@ def test_only_a_second_ctrl_c_keeps_terraform_from_writing_its_state(
         (tmp_path / "go").touch()
 
     with pytest.raises(type(first)):
-        run(["sh", "-c", WRITES_ITS_STATE], tmp_path, heard=heard, say=say)
+        run(["sh", "-c", WRITES_ITS_STATE], tmp_path, heard=heard, report=report)
     assert (tmp_path / "state").exists() is kept
 
 
@@ -240,5 +240,5 @@ def test_a_clusterctl_that_is_killed_while_it_waits_for_the_state_does_not_hinde
         process.kill()
     time.sleep(0.5)  # for the kernel's word to arrive
     (tmp_path / "go").touch()
-    run(["true"], tmp_path, heard=lambda _: None, say=lambda _: None)  # waits for it
+    run(["true"], tmp_path, heard=lambda _: None, report=lambda _: None)  # waits for it
     assert (tmp_path / "state").exists()

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.util.lifetime import PREFIX, mortal, sweep, temporary_folder
+from clusterctl.util.lifetime import PREFIX, sweep, temporary_folder, under_subreaper
 
 IN_A_FOLDER = """
 import sys
@@ -100,13 +100,17 @@ def test_what_a_program_started_ends_with_it() -> None:
 
 @pytest.mark.parametrize(("script", "code"), [("exit 7", 7), ("kill -KILL $$", 128 + signal.SIGKILL)])
 def test_a_program_ends_as_it_ends(script: str, code: int) -> None:
-    assert subprocess.run(mortal(["sh", "-c", script]), check=False).returncode == code
+    assert subprocess.run(under_subreaper(["sh", "-c", script]), check=False).returncode == code
 
 
 def test_a_program_gets_its_words_and_signals_as_they_are() -> None:
     """Also in the background of a script, and by nohup: how would it be interrupted there?"""
     script = 'printf "%s|" "$@"; grep SigIgn /proc/self/status'
-    argv = ["env", "--ignore-signal=INT,QUIT,HUP", *mortal(["sh", "-c", script, "sh", "a b", "", "-x"])]
+    argv = [
+        "env",
+        "--ignore-signal=INT,QUIT,HUP",
+        *under_subreaper(["sh", "-c", script, "sh", "a b", "", "-x"]),
+    ]
     done = subprocess.run(argv, capture_output=True, text=True, check=True)
     words, ignored = done.stdout.rsplit("|", 1)
     assert words == "a b||-x"
@@ -144,7 +148,7 @@ def test_with_grace_a_program_that_goes_on_is_ended_when_the_time_is_up(tmp_path
 
 
 def test_a_hangup_cuts_grace_short_and_nothing_else(tmp_path: Path) -> None:
-    argv = mortal(["sh", "-c", GRACEFUL, str(tmp_path / "file"), "60"], grace_s=60)
+    argv = under_subreaper(["sh", "-c", GRACEFUL, str(tmp_path / "file"), "60"], grace_s=60)
     with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
         assert process.stdout is not None
         pid = process.stdout.readline().strip()
@@ -160,7 +164,7 @@ def test_a_hangup_cuts_grace_short_and_nothing_else(tmp_path: Path) -> None:
 def test_what_else_is_passed_on_stays_with_the_reaper(tmp_path: Path) -> None:
     """So a lock is held as long as the reaper lives, whatever its program leaves behind."""
     with (tmp_path / "lock").open("w") as lock:
-        argv = mortal(["sh", "-c", "ls -l /proc/self/fd; exec sleep 60"])
+        argv = under_subreaper(["sh", "-c", "ls -l /proc/self/fd; exec sleep 60"])
         fcntl.flock(lock, fcntl.LOCK_EX)
         descriptor = lock.fileno()
         process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, pass_fds=(descriptor,))

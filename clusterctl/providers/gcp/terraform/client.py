@@ -19,8 +19,9 @@ from clusterctl.providers.gcp.terraform.events import Diagnostic, Progress, Reso
 from clusterctl.providers.gcp.terraform.plan import Plan, outputs_change, read
 from clusterctl.providers.gcp.terraform.program import Program, find
 from clusterctl.providers.gcp.terraform.provider_cache import shared_providers
-from clusterctl.providers.gcp.terraform.run import Say, run
+from clusterctl.providers.gcp.terraform.run import run
 from clusterctl.state.workspace import write_atomic
+from clusterctl.util.progress import LineReporter
 
 Explain = Callable[[str, tuple[Diagnostic, ...]], ProvisionError]
 
@@ -48,7 +49,7 @@ class Terraform:
     """
 
     folder: Path
-    say: Say
+    report: LineReporter
     explain: Explain = as_said
     names: Callable[[Resource], str] = str
     program: Program | None = None  # found when it is needed
@@ -58,13 +59,13 @@ class Terraform:
 
         A state that an earlier run could not write is written first.
         """
-        state.mend_torn(self.folder, self.say)
+        state.mend_torn(self.folder, self.report)
         backend = BACKEND_FILE if (self.folder / BACKEND_FILE).is_file() else None
-        with shared_providers(self.folder, self.say) as env:
+        with shared_providers(self.folder, self.report) as env:
             what = "Terraform could not be set up"
             self._printing(what, "init", env=env, input=False, reconfigure=FLAG, backend_config=backend)
         if (left := self.folder / state.ERRORED_FILE).is_file():
-            self.say("writing the state that an earlier run could not write")
+            self.report("writing the state that an earlier run could not write")
             self._printing(f"the state in {left} could not be written", "state push", state.ERRORED_FILE)
             left.unlink()
 
@@ -80,7 +81,7 @@ class Terraform:
 
         ``adopt``, address -> id, is there already, and is taken into the state by this plan.
         """
-        state.mend_torn(self.folder, self.say)
+        state.mend_torn(self.folder, self.report)
         with _import_blocks(self.folder, adopt):
             code, found = self._events(
                 "plan",
@@ -173,7 +174,7 @@ class Terraform:
 
     def _events(self, verb: str, *words: str, **options: object) -> tuple[int, tuple[Diagnostic, ...]]:
         """Run it with -json and tell its progress; its exit code, and its errors if it failed."""
-        progress = Progress(self.say, self.names)
+        progress = Progress(self.report, self.names)
         found: list[Diagnostic] = []
         other: list[str] = []
 
@@ -186,7 +187,9 @@ class Terraform:
                 progress.take(event)
 
         began = time.time()
-        ended = run(self._argv(verb, *words, json=FLAG, **options), self.folder, heard=hear, say=self.say)
+        ended = run(
+            self._argv(verb, *words, json=FLAG, **options), self.folder, heard=hear, report=self.report
+        )
         if ended.code in (0, _CHANGES):
             return ended.code, ()
         failed = errors(found) or printed("".join(other) + ended.stderr, code=ended.code)
@@ -199,7 +202,9 @@ class Terraform:
         held = locks.held(failed)
         if held is None or not locks.is_left_behind(held, self.folder, before=began):
             return False
-        self.say(f"releasing the state lock that a Terraform left behind which was killed ({held.created})")
+        self.report(
+            f"releasing the state lock that a Terraform left behind which was killed ({held.created})"
+        )
         self._printing("the state could not be unlocked", "force-unlock", held.id, force=FLAG)
         locks.forget(self.folder)
         return True
@@ -210,20 +215,20 @@ class Terraform:
         """Run what has no -json; its failure is explained after ``what``."""
         said: list[str] = []
         argv = self._argv(verb, *words, **options)
-        ended = run(argv, self.folder, env=env or {}, heard=said.append, say=self.say)
+        ended = run(argv, self.folder, env=env or {}, heard=said.append, report=self.report)
         if ended.code != 0:
             raise self.explain(what, printed("".join(said) + ended.stderr, code=ended.code))
 
     def _captured(self, verb: str, *words: str, **options: object) -> tuple[int, str, tuple[Diagnostic, ...]]:
         """Run what only answers: its exit code, its answer, and the errors that it printed if it failed."""
         answer: list[str] = []
-        ended = run(self._argv(verb, *words, **options), self.folder, heard=answer.append, say=self.say)
+        ended = run(self._argv(verb, *words, **options), self.folder, heard=answer.append, report=self.report)
         said = () if ended.code == 0 else printed(ended.stderr, code=ended.code)
         return ended.code, "".join(answer), said
 
     def _argv(self, verb: str, *words: str, **options: object) -> list[str]:
         if self.program is None:
-            self.program = find(say=self.say)
+            self.program = find(report=self.report)
         return argv(self.program, verb, *words, **options)
 
 

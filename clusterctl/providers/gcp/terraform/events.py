@@ -8,8 +8,10 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from clusterctl.util.progress import LineReporter
+
 Event = Mapping[str, Any]
-Say = Callable[[str], None]
+
 
 _DOING: Final = {"create": "creating", "update": "changing", "delete": "deleting", "read": "reading"}
 _DONE: Final = {"create": "created", "update": "changed", "delete": "deleted", "read": "read"}
@@ -95,8 +97,8 @@ class Progress:
     ``names`` says what a person calls a resource; empty where it is not worth a word.
     """
 
-    def __init__(self, say: Say, names: Callable[[Resource], str] = str) -> None:
-        self._say = say
+    def __init__(self, report: LineReporter, names: Callable[[Resource], str] = str) -> None:
+        self._say = report
         self._names = names
         self._busy: dict[str, tuple[str, str]] = {}  # address -> name, what is done to it; the oldest first
 

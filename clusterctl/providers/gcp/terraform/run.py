@@ -22,9 +22,8 @@ from typing import Final
 
 from clusterctl.errors import LockedError
 from clusterctl.providers.gcp.terraform.locks import noted
-from clusterctl.util.lifetime import mortal
-
-Say = Callable[[str], None]
+from clusterctl.util.lifetime import under_subreaper
+from clusterctl.util.progress import LineReporter
 
 GRACE_S: Final = 60  # to end what is under way and write the state
 _LOCK: Final = ".clusterctl.lock"
@@ -50,7 +49,7 @@ def run(
     folder: Path,
     *,
     heard: Callable[[str], None],
-    say: Say,
+    report: LineReporter,
     env: Mapping[str, str] = MappingProxyType({}),
 ) -> Ended:
     """Run it in ``folder`` to its end. ``heard`` gets the lines of its stdout, in this thread.
@@ -59,9 +58,9 @@ def run(
         LockedError: a Terraform that outlived its clusterctl is still at work there.
         OSError: it can't be started.
     """
-    with _alone(folder, say) as lock, noted(folder), _sink() as stdout, _sink() as stderr:
+    with _alone(folder, report) as lock, noted(folder), _sink() as stdout, _sink() as stderr:
         process = subprocess.Popen(
-            mortal(argv, grace_s=GRACE_S),
+            under_subreaper(argv, grace_s=GRACE_S),
             cwd=folder,
             env=environment(env),
             stdin=subprocess.DEVNULL,
@@ -79,7 +78,7 @@ def run(
                 with suppress(subprocess.TimeoutExpired):
                     process.wait(_POLL_S)
         except BaseException as exc:
-            _wind_up(process, say, interrupts=int(isinstance(exc, KeyboardInterrupt)))
+            _wind_up(process, report, interrupts=int(isinstance(exc, KeyboardInterrupt)))
             raise
         for line in lines.rest():
             heard(line)
@@ -95,7 +94,7 @@ def environment(ours: Mapping[str, str]) -> dict[str, str]:
 
 
 @contextmanager
-def _alone(folder: Path, say: Say) -> Iterator[int]:
+def _alone(folder: Path, report: LineReporter) -> Iterator[int]:
     """Hold the folder against a second Terraform of ours; the descriptor of the lock."""
     fd = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
@@ -110,7 +109,7 @@ def _alone(folder: Path, say: Say) -> Iterator[int]:
                     fix="wait until it has ended, then run the same command again",
                 )
             if not told:
-                say("waiting for the Terraform of a clusterctl that was killed: it writes its state")
+                report("waiting for the Terraform of a clusterctl that was killed: it writes its state")
                 told = True
             time.sleep(_PAUSE_S)
         yield fd
@@ -166,7 +165,7 @@ class _Lines:
             yield self._begun.decode(errors="replace")
 
 
-def _wind_up(process: subprocess.Popen[bytes], say: Say, *, interrupts: int) -> None:
+def _wind_up(process: subprocess.Popen[bytes], report: LineReporter, *, interrupts: int) -> None:
     """Have it interrupted once, and wait until it has written its state; the second Ctrl-C kills it.
 
     ``interrupts`` is how many have come. All else may come again though nobody is impatient: a terminal that
@@ -179,7 +178,9 @@ def _wind_up(process: subprocess.Popen[bytes], say: Say, *, interrupts: int) -> 
                 process.terminate()
                 told = True
             with suppress(Exception):
-                say(f"interrupted: waiting until Terraform has written its state, {GRACE_S} seconds at most")
+                report(
+                    f"interrupted: waiting until Terraform has written its state, {GRACE_S} seconds at most"
+                )
             process.wait()
         except BaseException as exc:
             interrupts += isinstance(exc, KeyboardInterrupt)

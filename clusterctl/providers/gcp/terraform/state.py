@@ -7,14 +7,14 @@ import time
 from pathlib import Path
 from typing import Final
 
-from clusterctl.providers.gcp.terraform.run import Say
 from clusterctl.state.workspace import write_atomic
+from clusterctl.util.progress import LineReporter
 
 STATE_FILE: Final = "terraform.tfstate"
 ERRORED_FILE: Final = "errored.tfstate"  # written by Terraform where it could not write the state
 
 
-def mend_torn(folder: Path, say: Say) -> None:
+def mend_torn(folder: Path, report: LineReporter) -> None:
     """Put the state of the run before in place of a local state that is torn.
 
     Terraform writes the file in place: killed in that moment, it leaves an empty file, which it then takes
@@ -27,7 +27,7 @@ def mend_torn(folder: Path, say: Say) -> None:
     has_backup = _is_whole(backup)
     if not path.is_file() or _is_whole(path) or not (has_backup or path.stat().st_size):
         return
-    say("the state was torn when Terraform wrote it: going on from the one before")
+    report("the state was torn when Terraform wrote it: going on from the one before")
     path.rename(folder / f"{STATE_FILE}.torn-{time.strftime('%Y%m%dT%H%M%S')}")
     if has_backup:
         write_atomic(path, backup.read_bytes())
