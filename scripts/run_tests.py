@@ -22,8 +22,8 @@ from types import FrameType
 from clusterctl.util.lifetime import under_subreaper
 
 ROOT = Path(__file__).resolve().parent.parent
-# A module's tests share a cluster, so they stay together; tests/e2e/conftest.py says which modules begin.
-SPREAD = ("-n3", "--dist=loadfile", "--no-loadscope-reorder")
+# The tests of a group share a cluster, so they stay together; tests/e2e/conftest.py says which groups begin.
+SPREAD = ("-n3", "--dist=loadgroup", "--no-loadscope-reorder")
 LIMIT_S = 3 * 3600  # of one part; of all its tests, each of which has its own
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE_S = 60  # for tests that are interrupted to take down what they raised

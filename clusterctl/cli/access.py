@@ -23,7 +23,8 @@ from clusterctl.cli.target import telling_who_works, workspace_of
 from clusterctl.errors import Failure, UsageError
 
 if TYPE_CHECKING:
-    from clusterctl.jobs import Environment, Session
+    from clusterctl.jobs.environment import Environment
+    from clusterctl.scheduler.session import Session
     from clusterctl.spec import JobWords
     from clusterctl.state.inventory import Inventory
     from clusterctl.transport.openssh import OpenSSH
@@ -75,7 +76,7 @@ def shell(
     It runs on the first node of an allocation of its own, in the job environment. However it ends, the nodes
     are given back.
     """
-    from clusterctl import jobs
+    from clusterctl.jobs.shell import allocate, forwarded, parse_forwards
     from clusterctl.spec import job_words
     from clusterctl.transport.openssh import attached
 
@@ -86,13 +87,13 @@ def shell(
         raise UsageError(
             "there is no terminal for a shell", fix="name a command: clusterctl shell -- COMMAND"
         )
-    forwards = jobs.parse_forwards(forward or [])
+    forwards = parse_forwards(forward or [])
     with _session_and_ssh(screen, options) as (session, ssh), ExitStack() as stack:
         environment = _environment(screen, options, session, words)
         wait = functools.partial(_say_wait, screen, session)
         with screen.working("waiting for nodes"):
-            held = stack.enter_context(jobs.allocate(session, ssh, words, on_wait=wait))
-        stack.enter_context(jobs.forwarded(ssh, held.nodes[0], forwards))
+            held = stack.enter_context(allocate(session, ssh, words, on_wait=wait))
+        stack.enter_context(forwarded(ssh, held.nodes[0], forwards))
         screen.note(f"job {held.job_id} has {', '.join(held.nodes)} until this ends")
         for port in forwards:
             screen.note(f"localhost:{port.local} leads to port {port.remote} of {held.nodes[0]}")
@@ -120,16 +121,16 @@ def _session_and_ssh(screen: Screen, options: Options) -> Iterator[tuple[Session
 
 def _environment(screen: Screen, options: Options, session: Session, words: JobWords) -> Environment:
     """The Python of the spec's and the flag's requirements, on the cluster before nodes are asked for."""
-    from clusterctl import jobs
+    from clusterctl.jobs.environment import build, environment_of
 
     heard = screen.note if options.verbose else lambda _line: None
     with screen.working("resolving requirements"):
-        environment = jobs.environment_of(
+        environment = environment_of(
             session.spec, words, distribution=session.distribution, report=screen.note, heard=heard
         )
     with showing_progress(screen) as progress:
         for transport in (session.transport, *session.of_partition(None)):
-            jobs.build(transport, environment, report=screen.note, progress=progress)
+            build(transport, environment, report=screen.note, progress=progress)
     return environment
 
 
@@ -182,7 +183,7 @@ def put(
     ],
 ) -> None:
     """Copy files and folders to the cluster, by default home."""
-    from clusterctl.transport.send import send_into
+    from clusterctl.transport.put import send_into
     from clusterctl.transport.tree import shown_size, walk
 
     _refuse_empty(paths)
@@ -216,7 +217,7 @@ def get(
     ],
 ) -> None:
     """Copy files and folders from the cluster, by default to here."""
-    from clusterctl.transport.fetch import fetch
+    from clusterctl.transport.get import fetch
     from clusterctl.transport.tree import shown_size
 
     _refuse_empty(paths)

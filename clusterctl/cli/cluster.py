@@ -15,7 +15,7 @@ from clusterctl.cli.completion import job_ids
 from clusterctl.cli.job import job_table, not_brought_home
 from clusterctl.cli.options import Options, OutFolder, verb
 from clusterctl.cli.output import Phases, Screen
-from clusterctl.cli.target import AskBecomePass, hands, spec_of, telling_who_works, workspace_of
+from clusterctl.cli.target import AskBecomePass, prompts_for, spec_of, telling_who_works, workspace_of
 from clusterctl.cli.up import NoWait, Yes, phase_dicts, unfinished
 from clusterctl.errors import UsageError
 
@@ -84,7 +84,7 @@ def down(
         discard=discard_run or (),
         out=out,
         gone=names_of(forget or ()),
-        hands=hands(screen, ask_password=ask_become_pass),
+        prompts=prompts_for(screen, ask_password=ask_become_pass),
     )
     with unfinished(screen, phases, "`clusterctl down` goes on from here"), phases.shown():
         done = cluster_down.down(
@@ -118,8 +118,8 @@ def down(
 
 def status(screen: Screen, options: Options) -> None:
     """Nodes and jobs, as Slurm sees them."""
-    from clusterctl import jobs
-    from clusterctl.providers.onprem import left_behind
+    from clusterctl.jobs.control import active_jobs, as_dict
+    from clusterctl.providers.onprem import pending_release
     from clusterctl.scheduler import session
     from clusterctl.transport.connections import Connections
 
@@ -128,11 +128,11 @@ def status(screen: Screen, options: Options) -> None:
         inventory = session.inventory_of(workspace)
         with Connections(workspace.ssh_config) as connections:
             scheduler = session.admin_scheduler(inventory, connections, patience_s=_STATUS_WAIT_S)
-            nodes, active = scheduler.nodes(), jobs.active(scheduler)
+            nodes, active = scheduler.nodes(), active_jobs(scheduler)
             is_google = inventory.provider == "gcp"
             controller = connections.to(inventory.controller.name)
             by_itself = auto_down(session.applied_spec(workspace), controller) if is_google else None
-    left = left_behind.found(workspace)
+    left = pending_release.pending_releases(workspace)
     ready = {n.name for n in nodes if n.usable} >= {h.name for h in inventory.compute}
     answer = {
         "cluster": inventory.cluster,
@@ -142,9 +142,9 @@ def status(screen: Screen, options: Options) -> None:
             {"name": n.name, "state": n.shown, "cpus": n.cpus, "memory_mib": n.memory_mib, "reason": n.reason}
             for n in nodes
         ],
-        "jobs": [jobs.as_dict(j) for j in active],
+        "jobs": [as_dict(j) for j in active],
         "auto_down": by_itself,
-        "left_behind": [left_behind.as_dict(one) for one in left],
+        "left_behind": [pending_release.as_dict(one) for one in left],
     }
     rows = [[n.name, n.shown, n.cpus, n.memory_mib, n.reason] for n in nodes]
     lines = [f"cluster {inventory.cluster} ({inventory.provider}): {'ready' if ready else 'NOT ready'}", ""]
@@ -206,15 +206,15 @@ def down_orphans(
     """Find them, show what there is with its cost, ask, and remove it all."""
     from clusterctl.cluster import down as cluster_down
     from clusterctl.cluster.session import Run
-    from clusterctl.providers.onprem import left_behind
+    from clusterctl.providers.onprem import pending_release
     from clusterctl.state.workspace import Workspace
 
     settings, name = _where(screen, options, project)
-    asking = hands(screen, ask_password=ask_become_pass)
+    asking = prompts_for(screen, ask_password=ask_become_pass)
     with screen.working("looking"):
         found = cluster_down.orphans(settings, name, asking)
     answer = {"cluster": name, "provider": settings.type, "orphans": [asdict(one) for one in found]}
-    for one in left_behind.found(Workspace.of(name)):  # by a cluster that is not lost
+    for one in pending_release.pending_releases(Workspace.of(name)):  # by a cluster that is not lost
         screen.note(f"note: {one}", f"  {one.fix}")
     if not found:
         here = " on this machine; -f or --project says where else to look" if settings.type == "local" else ""

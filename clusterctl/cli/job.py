@@ -17,9 +17,10 @@ from clusterctl.cli.target import telling_who_works, workspace_of
 from clusterctl.errors import SchedulerError, TransportError, UsageError
 
 if TYPE_CHECKING:
-    from clusterctl.jobs import LogChunk, Session
+    from clusterctl.jobs.logs import LogChunk
     from clusterctl.jobs.watch import OnOutput
     from clusterctl.scheduler.models import JobInfo
+    from clusterctl.scheduler.session import Session
     from clusterctl.state.ledger import RunRecord
 
 
@@ -39,12 +40,12 @@ def jobs_(
     ] = None,
 ) -> None:
     """Show jobs that wait, run, or were submitted from here."""
-    from clusterctl import jobs
+    from clusterctl.jobs.control import as_dict, known_jobs, list_jobs
 
     with open_session(screen, options) as session:
-        found = jobs.known_jobs(session, ids) if ids else jobs.list_jobs(session)
+        found = known_jobs(session, ids) if ids else list_jobs(session)
     lines = job_table(screen, found) if found else ["no jobs"]
-    screen.result({"jobs": [jobs.as_dict(job) for job in found]}, *lines)
+    screen.result({"jobs": [as_dict(job) for job in found]}, *lines)
 
 
 def logs(
@@ -61,7 +62,8 @@ def logs(
 
     Colors stay; whatever else a terminal would act upon becomes visible.
     """
-    from clusterctl import jobs
+    from clusterctl.jobs.watch import logs
+    from clusterctl.scheduler.models import worst
 
     if raw and screen.json:
         raise UsageError("--raw and -o json exclude each other", fix="say one of them; JSON changes no text")
@@ -72,9 +74,9 @@ def logs(
         with open_session(screen, options) as session, shown as show:
             if follow:
                 ended = follow_job(screen, session, job_id, None, show=show)
-                state = {"state": jobs.worst(ended).state.value}
+                state = {"state": worst(ended).state.value}
             else:
-                jobs.logs(session, job_id, on_output=show)
+                logs(session, job_id, on_output=show)
     except KeyboardInterrupt:
         if not follow:
             raise  # else detaching is what was asked for
@@ -85,10 +87,10 @@ def logs(
 
 def cancel(screen: Screen, options: Options, ids: Ids) -> None:
     """Cancel jobs; an array's id stands for all its tasks."""
-    from clusterctl import jobs
+    from clusterctl.jobs.control import cancel
 
     with open_session(screen, options) as session:
-        done = jobs.cancel(session, ids)
+        done = cancel(session, ids)
     lines = [f"cancelled job {job.id} ({job.name})" for job in done.cancelled]
     lines += [f"job {job.id} ({job.name}) had ended already: {job.state}" for job in done.ended]
     answer = {
@@ -114,7 +116,7 @@ def collect(
 
     A run is a job's logs, metrics, telemetry, accounting, and what else it wrote into its folder.
     """
-    from clusterctl import runs as collecting
+    from clusterctl.runs.collect import collect
     from clusterctl.spec.units import parse_size_mib
 
     try:
@@ -122,7 +124,7 @@ def collect(
     except ValueError as exc:
         raise UsageError("--max-file is wrong", why=str(exc)) from exc
     with open_session(screen, options) as session:
-        runs = collecting.collect(session, ids or None, out=out or Path("runs"), max_file=most)
+        runs = collect(session, ids or None, out=out or Path("runs"), max_file=most)
     answer = [
         {
             "job_id": r.job_id,
@@ -201,22 +203,22 @@ def wait_for(
     Raises:
         WaitTimeoutError: ``timeout_s`` has passed.
     """
-    from clusterctl import jobs
+    from clusterctl.jobs.watch import wait
 
     with screen.working(f"waiting for job {', '.join(ids)}"), _detaching(screen, ids):
-        return jobs.wait(session, ids, timeout_s=timeout_s, on_change=_Changes(screen, session))
+        return wait(session, ids, timeout_s=timeout_s, on_change=_Changes(screen, session))
 
 
 def follow_job(
     screen: Screen, session: Session, job_id: str, timeout_s: float | None, *, show: OnOutput
 ) -> tuple[JobInfo, ...]:
     """Show what a job writes until it has ended; raises unless it completed."""
-    from clusterctl import jobs
+    from clusterctl.jobs.watch import follow, raise_unless_completed
 
     changes = _Changes(screen, session)
     with _detaching(screen, [job_id]):
-        ended = jobs.follow(session, job_id, on_output=show, timeout_s=timeout_s, on_change=changes)
-    jobs.raise_unless_completed(session, ended)
+        ended = follow(session, job_id, on_output=show, timeout_s=timeout_s, on_change=changes)
+    raise_unless_completed(session, ended)
     return ended
 
 

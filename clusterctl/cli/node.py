@@ -14,7 +14,7 @@ from clusterctl.cli.output import Screen
 from clusterctl.cli.target import (
     AcceptHostKey,
     AskBecomePass,
-    hands,
+    prompts_for,
     spec_of,
     telling_who_works,
     workspace_of,
@@ -122,9 +122,9 @@ def remove(
     chosen = _chosen(inventory, names)
     fewer = nodes.without(spec, chosen)
     limit = (inventory.controller.name, *chosen)
-    own = hands(screen, ask_password=False)
+    own = prompts_for(screen, ask_password=False)
     wanted = UpOptions(approve=approval(screen, yes=yes), limit=limit, force=force)
-    done = bring_up(screen, options, fewer, wanted, hands=own, no_wait=no_wait)
+    done = bring_up(screen, options, fewer, wanted, prompts=own, no_wait=no_wait)
     screen.note(f"take {', '.join(chosen)} out of your spec file, too: else the next `up` adds them again")
     return done
 
@@ -183,9 +183,9 @@ def _join(
     """Have these machines in the cluster."""
     from clusterctl.cluster.up import UpOptions
 
-    own = hands(screen, ask_password=bool(ask_become_pass), accepted=accept_host_key)
+    own = prompts_for(screen, ask_password=bool(ask_become_pass), accepted=accept_host_key)
     wanted = UpOptions(approve=approval(screen, yes=bool(yes)), limit=names, **more)
-    return bring_up(screen, options, spec, wanted, hands=own, no_wait=bool(no_wait))
+    return bring_up(screen, options, spec, wanted, prompts=own, no_wait=bool(no_wait))
 
 
 def reboot(
@@ -237,9 +237,9 @@ def reboot(
         spec = session.applied_spec(workspace)
     # Ours are put back by it once they are configured, by the reason that they were given.
     limit = chosen if inventory.provider == "onprem" else ()
-    own = hands(screen, ask_password=False)
+    own = prompts_for(screen, ask_password=False)
     wanted = UpOptions(approve=approval(screen, yes=True), limit=limit)
-    return bring_up(screen, options, spec, wanted, hands=own, no_wait=no_wait)
+    return bring_up(screen, options, spec, wanted, prompts=own, no_wait=no_wait)
 
 
 def _refuse_reboot(inventory: Inventory, names: Sequence[str]) -> None:

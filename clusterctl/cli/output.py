@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress as Bar
     from rich.progress import TaskID
 
-    from clusterctl.jobs import LogChunk
+    from clusterctl.jobs.logs import LogChunk
     from clusterctl.transport.tree import Progress
 
 

@@ -11,7 +11,7 @@ import typer
 
 from clusterctl.cli.options import Options, verb
 from clusterctl.cli.output import Screen
-from clusterctl.cli.target import AskBecomePass, looking_hands, spec_of
+from clusterctl.cli.target import AskBecomePass, read_only_prompts, spec_of
 
 if TYPE_CHECKING:
     from clusterctl.hosts.checks import DoctorReport
@@ -156,7 +156,7 @@ def examined(
     from clusterctl.cluster.session import provider_of
     from clusterctl.state.workspace import Workspace
 
-    provider = provider_of(spec.provider, looking_hands(ask_password=ask_become_pass))
+    provider = provider_of(spec.provider, read_only_prompts(ask_password=ask_become_pass))
     with screen.working("looking at the hosts"):
         return checkup(spec, Workspace.of(spec.name), provider, hosts=tuple(hosts))
 

@@ -17,8 +17,9 @@ from clusterctl.cli.output import Screen, showing_progress
 from clusterctl.cli.target import spec_of
 
 if TYPE_CHECKING:
-    from clusterctl.jobs import Environment, Session
+    from clusterctl.jobs.environment import Environment
     from clusterctl.jobs.source import Source
+    from clusterctl.scheduler.session import Session
     from clusterctl.spec import ClusterSpec, JobSpec
     from clusterctl.spec.distributions import Distribution
 
@@ -168,7 +169,7 @@ def _refuse_contradictions(
 
 def _dry_run(screen: Screen, options: Options, wanted: Sequence[JobSpec]) -> None:
     """Show the scripts; where they are several, each below a line with its job's name."""
-    from clusterctl import jobs
+    from clusterctl.jobs.submit import script_of
     from clusterctl.scheduler.session import distribution_ahead
     from clusterctl.spec import distributions
     from clusterctl.state.workspace import Workspace
@@ -180,7 +181,7 @@ def _dry_run(screen: Screen, options: Options, wanted: Sequence[JobSpec]) -> Non
     rows: list[_Row] = []
     text = ""
     for job, source, environment in _prepared(screen, options, spec, wanted, distribution):
-        script = jobs.script_of(spec, job, environment)
+        script = script_of(spec, job, environment)
         if source:
             size = shown_size(source.bytes)
             screen.note(f"with {job.name} go {len(source.files)} files, {size}, of {source.folder}")
@@ -201,18 +202,21 @@ def _prepared(
 
     Says once what is worth knowing of the folders; pip's words under -v.
     """
-    from clusterctl import jobs
+    from clusterctl.jobs.environment import environment_of
+    from clusterctl.jobs.script import with_gpus
+    from clusterctl.jobs.source import source_of
+    from clusterctl.jobs.submit import script_of
 
-    wanted = [jobs.with_gpus(spec, job) for job in wanted]
+    wanted = [with_gpus(spec, job) for job in wanted]
     for job in wanted:
-        jobs.script_of(spec, job)  # none is sent, nor are its packages looked for, while another can't be
-    sources = [jobs.source_of(job) for job in wanted]
+        script_of(spec, job)  # none is sent, nor are its packages looked for, while another can't be
+    sources = [source_of(job) for job in wanted]
     for note in dict.fromkeys(note for source in sources if source for note in source.notes):
         screen.note(f"note: {note}")
     heard = screen.note if options.verbose else lambda _line: None
     with screen.working("resolving requirements"):
         environments = [
-            jobs.environment_of(spec, job, distribution=distribution, report=screen.note, heard=heard)
+            environment_of(spec, job, distribution=distribution, report=screen.note, heard=heard)
             for job in wanted
         ]
     return list(zip(wanted, sources, environments, strict=True))
@@ -220,14 +224,14 @@ def _prepared(
 
 def _submitted(screen: Screen, options: Options, session: Session, wanted: Sequence[JobSpec]) -> list[_Row]:
     """Submit the jobs, one after the other; what is known of them is told also when something fails later."""
-    from clusterctl import jobs
+    from clusterctl.jobs.submit import submit
 
     prepared = _prepared(screen, options, session.spec, wanted, session.distribution)
     rows: list[_Row] = []
     with showing_progress(screen) as progress:
         for job, source, environment in prepared:
             with _once(rows):
-                done = jobs.submit(
+                done = submit(
                     session,
                     job,
                     source=source,
@@ -262,14 +266,15 @@ def _once(submitted: Sequence[_Row]) -> Iterator[None]:
 
 def _await(screen: Screen, session: Session, rows: Sequence[_Row], timeout_s: float | None) -> None:
     """Wait for the jobs and show how they ended; raises unless all completed."""
-    from clusterctl import jobs
+    from clusterctl.jobs.watch import raise_unless_completed
+    from clusterctl.scheduler.models import worst
 
     ended = wait_for(screen, session, [row["job_id"] for row in rows], timeout_s)
     for row in rows:
         mine = [job for job in ended if job.whole_id == row["job_id"]]
-        row["state"] = jobs.worst(mine).state.value
+        row["state"] = worst(mine).state.value
     screen.known = _answer(rows)
-    jobs.raise_unless_completed(session, ended)
+    raise_unless_completed(session, ended)
     *lines, last = (f"job {row['job_id']} {row['state']}" for row in rows)
     screen.result(_answer(rows), *lines, f"{last}; `clusterctl collect` brings it home")
 

@@ -18,8 +18,7 @@ from clusterctl.cli.output import Screen
 from clusterctl.errors import LockedError, NotUpError, SchedulerError, SpecError, TransportError, UsageError
 
 if TYPE_CHECKING:
-    from clusterctl.providers.onprem.hands import Hands
-    from clusterctl.providers.onprem.host_keys import Offered
+    from clusterctl.providers.prompts import OfferedKey, Prompts
     from clusterctl.spec import ClusterSpec
     from clusterctl.state.workspace import Workspace
 
@@ -137,13 +136,13 @@ AcceptHostKey = Annotated[
 _FINGERPRINT: Final = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
 
 
-def hands(screen: Screen, *, ask_password: bool, accepted: Sequence[str] | None = None) -> Hands:
+def prompts_for(screen: Screen, *, ask_password: bool, accepted: Sequence[str] | None = None) -> Prompts:
     """What `up` needs: who is asked about host keys, and the password, which is asked for at once.
 
     Raises:
         UsageError: that is no fingerprint, or there is no password.
     """
-    from clusterctl.providers.onprem.hands import Hands
+    from clusterctl.providers.prompts import Prompts
 
     for text in accepted or ():
         if not _FINGERPRINT.fullmatch(text):
@@ -152,19 +151,19 @@ def hands(screen: Screen, *, ask_password: bool, accepted: Sequence[str] | None 
                 where="--accept-host-key",
                 fix="write it as `ssh-keygen -lf` does: SHA256: and 43 letters",
             )
-    return Hands(
+    return Prompts(
         confirm=_confirming(screen),
         accepted=tuple(accepted or ()),
         password=_password() if ask_password else None,
-        told=screen.note,
+        note=screen.note,
     )
 
 
-def looking_hands(*, ask_password: bool) -> Hands:
+def read_only_prompts(*, ask_password: bool) -> Prompts:
     """What verbs need that only look: they confirm no keys."""
-    from clusterctl.providers.onprem.hands import Hands
+    from clusterctl.providers.prompts import Prompts
 
-    return Hands(password=_password() if ask_password else None)
+    return Prompts(password=_password() if ask_password else None)
 
 
 def _password() -> str:
@@ -175,29 +174,27 @@ def _password() -> str:
     return text
 
 
-def _confirming(screen: Screen) -> Callable[[Sequence[Offered]], None]:
+def _confirming(screen: Screen) -> Callable[[Sequence[OfferedKey]], None]:
     """Shows unknown host keys and asks whether they are right."""
 
-    def confirm(offered: Sequence[Offered]) -> None:
-        from clusterctl.providers.onprem.hands import unconfirmed
-
+    def confirm(offered: Sequence[OfferedKey]) -> None:
         rows = [[one.title, one.address, one.kind, one.fingerprint] for one in offered]
         with screen.still():
-            screen.note("nobody has confirmed these host keys yet; compare them with the machines' own")
+            screen.note("these host keys are not confirmed yet; compare them with the machines' own")
             screen.note(*screen.table(["HOST", "ADDRESS", "KEY", "FINGERPRINT"], rows))
             if not (sys.stdin.isatty() and sys.stderr.isatty()):
                 raise UsageError(
                     "host keys must be confirmed",
                     why="there is no terminal to ask on",
                     fix=f"if they are right, run: {_command(offered)}",
-                    failures=unconfirmed(offered, then="").failures,
+                    failures=tuple(one.failure for one in offered),
                 )
             screen.confirm("are they right?", yes=False)
 
     return confirm
 
 
-def _command(offered: Sequence[Offered]) -> str:
+def _command(offered: Sequence[OfferedKey]) -> str:
     """What was typed, with the keys."""
     flags = [word for one in offered for word in ("--accept-host-key", one.fingerprint)]
     return shlex.join(["clusterctl", *sys.argv[1:], *flags])

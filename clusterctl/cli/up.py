@@ -13,7 +13,7 @@ import typer
 
 from clusterctl.cli.options import Options, verb
 from clusterctl.cli.output import Phases, Screen, shown_phase
-from clusterctl.cli.target import AcceptHostKey, AskBecomePass, hands, looking_hands, spec_of
+from clusterctl.cli.target import AcceptHostKey, AskBecomePass, prompts_for, read_only_prompts, spec_of
 from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from clusterctl.cluster.session import Phase
     from clusterctl.cluster.up import UpOptions
     from clusterctl.providers.base import HostChange, Planned
-    from clusterctl.providers.onprem.hands import Hands
+    from clusterctl.providers.prompts import Prompts
     from clusterctl.spec import ClusterSpec
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
@@ -104,8 +104,8 @@ def up(
         own_repositories=no_bundle,
         limit=names_of(limit or ()),
     )
-    own = hands(screen, ask_password=ask_become_pass, accepted=accept_host_key)
-    return bring_up(screen, options, spec, wanted, hands=own, no_wait=no_wait)
+    own = prompts_for(screen, ask_password=ask_become_pass, accepted=accept_host_key)
+    return bring_up(screen, options, spec, wanted, prompts=own, no_wait=no_wait)
 
 
 def bring_up(
@@ -114,7 +114,7 @@ def bring_up(
     spec: ClusterSpec,
     wanted: UpOptions,
     *,
-    hands: Hands,
+    prompts: Prompts,
     no_wait: bool = False,
 ) -> int:
     """Have the cluster of this spec up, or the hosts that ``wanted`` limits it to, and show how it went."""
@@ -133,7 +133,7 @@ def bring_up(
     session = ClusterSession(
         spec=spec,
         workspace=Workspace.of(spec.name),
-        provider=provider_of(spec.provider, hands),
+        provider=provider_of(spec.provider, prompts),
         reporter=phases,
         on_repair=on_repair,
         wait_s=0 if no_wait else lock.WAIT_S,
@@ -202,7 +202,7 @@ def show_plan(
     from clusterctl.cluster.session import ClusterSession, provider_of
     from clusterctl.state.workspace import Workspace
 
-    provider = provider_of(spec.provider, looking_hands(ask_password=ask_become_pass))
+    provider = provider_of(spec.provider, read_only_prompts(ask_password=ask_become_pass))
     session = ClusterSession(spec=spec, workspace=Workspace.of(spec.name), provider=provider)
     with screen.working("looking"):
         found = planning.preview(session)

@@ -17,7 +17,7 @@ from clusterctl.hosts import checks
 from clusterctl.hosts.checks import DoctorReport, Finding
 from clusterctl.hosts.cluster_checks import examination_request, expected, reject_unknown_hosts
 from clusterctl.providers.base import Provider
-from clusterctl.providers.onprem import left_behind
+from clusterctl.providers.onprem import pending_release
 from clusterctl.scheduler.session import inventory_of
 from clusterctl.spec import ClusterSpec
 from clusterctl.state.inventory import Inventory
@@ -205,7 +205,7 @@ def _with_left(report: DoctorReport, workspace: Workspace, hosts: Collection[str
     """With the machines that the cluster has left behind."""
     found = tuple(
         Finding(one.host.name, "warning", "left-behind", f"{one.place} was left behind", one.why, one.fix)
-        for one in left_behind.found(workspace)
+        for one in pending_release.pending_releases(workspace)
         if not hosts or one.host.name in hosts
     )
     return replace(report, findings=(*report.findings, *found))

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl import runs
 from clusterctl.cluster.nodes import forget
 from clusterctl.cluster.plan import copied
 from clusterctl.cluster.session import Phase, Run, provider_of
@@ -23,8 +22,9 @@ from clusterctl.errors import (
     UsageError,
 )
 from clusterctl.providers.base import Leftover, Provider
-from clusterctl.providers.onprem import left_behind
-from clusterctl.providers.onprem.hands import NO_HANDS, Hands
+from clusterctl.providers.onprem import pending_release
+from clusterctl.providers.prompts import NO_PROMPTS, Prompts
+from clusterctl.runs.collect import collect_all, uncollected
 from clusterctl.scheduler.session import applied_spec
 from clusterctl.spec import LocalProvider as LocalSettings
 from clusterctl.spec import Provider as ProviderSettings
@@ -54,7 +54,7 @@ class DownOptions:
     discard: Collection[str] = ()
     out: Path | None = None
     gone: Collection[str] = ()
-    hands: Hands = NO_HANDS
+    prompts: Prompts = NO_PROMPTS
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,14 +101,14 @@ def take_down(run: Run, options: DownOptions, discarded: tuple[JobEntry, ...]) -
         forget(workspace, options.gone)
         return DownResult(provider="", looked=False)
     settings = _settings(workspace)
-    provider = provider_of(settings, options.hands)
+    provider = provider_of(settings, options.prompts)
     collected: tuple[RunRecord, ...] = ()
-    if set(runs.uncollected(workspace)) - set(discarded):
+    if set(uncollected(workspace)) - set(discarded):
         collected = run.phase(collect_runs, options.out, discarded)
     if discarded:
         run.phase(discard_runs, discarded)
     if forgotten := forget(workspace, options.gone):
-        options.hands.told(f"forgotten: {'; '.join(forgotten)}")
+        options.prompts.note(f"forgotten: {'; '.join(forgotten)}")
     looked = not _has_taken_none(workspace)
     run.phase(destroy_cluster, provider, looked=looked, orphans=isinstance(settings, LocalSettings))
     return DownResult(collected, tuple(run.phases), settings.type, looked, discarded)
@@ -136,7 +136,7 @@ def collect_runs(run: Run, out: Path | None, discarded: Collection[JobEntry] = (
     """
     ids = [entry.job_id for entry in discarded if entry.job_id]
     try:
-        found = runs.collect_all(applied_spec(run.workspace), run.workspace, out=out, discard=ids)
+        found = collect_all(applied_spec(run.workspace), run.workspace, out=out, discard=ids)
     except (CollectError, SchedulerError, TransportError, UsageError) as exc:
         raise stays_up(exc, ids) from exc
     run.note = f"{len(found)} runs"
@@ -168,7 +168,7 @@ def to_discard(workspace: Workspace, ids: Collection[str], *, everything: bool) 
     Raises:
         UsageError: one of the ids is of no job that was submitted from here.
     """
-    not_home = runs.uncollected(workspace)
+    not_home = uncollected(workspace)
     submitted = {entry.job_id for entry in Ledger(workspace.jobs).entries()}
     if unknown := [job_id for job_id in ids if job_id not in submitted]:
         there = ", ".join(entry.job_id for entry in not_home if entry.job_id) or "none"
@@ -252,31 +252,33 @@ def _has_made_nothing(workspace: Workspace) -> bool:
     """Whether `up` ended before any host was made or joined."""
     records = (workspace.spec, workspace.hosts, workspace.joining, workspace.terraform)
     return _has_taken_none(workspace) or not (
-        workspace.known_id() or left_behind.found(workspace) or any(path.exists() for path in records)
+        workspace.known_id()
+        or pending_release.pending_releases(workspace)
+        or any(path.exists() for path in records)
     )
 
 
 def _has_taken_none(workspace: Workspace) -> bool:
     """Whether it is of machines of the user's own, and none of them was joined to the cluster yet."""
     return is_of_own_machines(workspace) and not (
-        workspace.joining.exists() or workspace.hosts.exists() or left_behind.found(workspace)
+        workspace.joining.exists() or workspace.hosts.exists() or pending_release.pending_releases(workspace)
     )
 
 
-def orphans(settings: ProviderSettings, name: str, hands: Hands = NO_HANDS) -> tuple[Orphan, ...]:
+def orphans(settings: ProviderSettings, name: str, prompts: Prompts = NO_PROMPTS) -> tuple[Orphan, ...]:
     """The clusters of that name that have no workspace here, found by looking at them."""
-    return find_orphans(provider_of(settings, hands), name, known=Workspace.of(name).known_id())
+    return find_orphans(provider_of(settings, prompts), name, known=Workspace.of(name).known_id())
 
 
 def down_orphans(
-    run: Run, settings: ProviderSettings, found: Sequence[Orphan], hands: Hands = NO_HANDS
+    run: Run, settings: ProviderSettings, found: Sequence[Orphan], prompts: Prompts = NO_PROMPTS
 ) -> None:
     """Remove orphans, and verify that nothing of them is left.
 
     Raises:
         LeftoversError: something of one is still there.
     """
-    provider = provider_of(settings, hands)
+    provider = provider_of(settings, prompts)
     for orphan in found:
         destroy(provider, orphan.cluster_id, None, lambda message: run.reporter("destroy", message))
 

@@ -14,11 +14,11 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Final
 
-from clusterctl import jobs
 from clusterctl.errors import ClusterctlError, Failure, SchedulerError, TransportError, VerifyError
 from clusterctl.hosts.checks import Finding
 from clusterctl.hosts.gpus import Driver
 from clusterctl.hosts.report import HostReport, NodeFacts
+from clusterctl.jobs.control import active_jobs
 from clusterctl.packages.wheels import Node, is_there, wheelhouse
 from clusterctl.scheduler.base import Scheduler
 from clusterctl.scheduler.models import JobInfo, NodeInfo
@@ -331,7 +331,7 @@ REASON: Final = "clusterctl: its hardware changes"
 def at_work(scheduler: Scheduler, hosts: Collection[str]) -> dict[str, str]:
     """Those of the hosts on which jobs are at work, or may be, in words."""
     try:
-        return _named(hosts, jobs.active(scheduler))
+        return _named(hosts, active_jobs(scheduler))
     except (SchedulerError, TransportError) as exc:
         return _unknown(hosts, exc)
 
@@ -347,7 +347,7 @@ def keep_free(scheduler: Scheduler, hosts: Collection[str]) -> dict[str, str]:
         drained = sorted(node.name for node in scheduler.nodes() if node.name in hosts and node.usable)
         if drained:
             scheduler.drain(drained, REASON)
-        found = _named(hosts, jobs.active(scheduler))
+        found = _named(hosts, active_jobs(scheduler))
     except (SchedulerError, TransportError) as exc:
         found = _unknown(hosts, exc)
     if back := [host for host in drained if host in found]:

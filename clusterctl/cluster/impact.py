@@ -11,9 +11,9 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
-from clusterctl import jobs
 from clusterctl.cluster.session import ClusterSession
 from clusterctl.errors import ClusterctlError, SchedulerError, TransportError, UsageError
+from clusterctl.jobs.control import active_jobs
 from clusterctl.providers.base import HostChange, Planned, Size
 from clusterctl.scheduler.base import Scheduler
 from clusterctl.scheduler.models import JobInfo, NodeInfo
@@ -109,7 +109,7 @@ def preview(
         return Impact()
     try:
         nodes = {node.name: node for node in scheduler.nodes()}
-        active = jobs.active(scheduler)
+        active = active_jobs(scheduler)
     except (SchedulerError, TransportError) as exc:
         return Impact(unknown=_message(exc) if isinstance(exc, SchedulerError) or alive() else "")
     affected = tuple(plan.affected(active, nodes))
@@ -154,7 +154,7 @@ def evaluate(
         nodes = {node.name: node for node in scheduler.nodes()}
         going = sorted(name for name in plan.gone if name in nodes and nodes[name].usable)
         _drain(scheduler, going)  # no job may begin there while we look
-        active = jobs.active(scheduler)
+        active = active_jobs(scheduler)
     except (SchedulerError, TransportError) as exc:
         if force or not (isinstance(exc, SchedulerError) or alive()):  # what lies still has no jobs to spare
             return Change({})
@@ -329,7 +329,7 @@ def _end(affected: Sequence[AffectedJob], scheduler: Scheduler) -> None:
     ids = [job.job.id for job in affected]
     scheduler.cancel(ids)
     deadline = time.monotonic() + END_S
-    while left := [job.id for job in jobs.active(scheduler) if job.id in ids]:
+    while left := [job.id for job in active_jobs(scheduler) if job.id in ids]:
         if time.monotonic() > deadline:
             raise SchedulerError(
                 f"jobs do not end: {', '.join(left)}", fix="look at them with `clusterctl jobs`"

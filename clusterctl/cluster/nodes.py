@@ -10,7 +10,6 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from clusterctl import jobs
 from clusterctl.errors import (
     Failure,
     NotUpError,
@@ -19,8 +18,9 @@ from clusterctl.errors import (
     UsageError,
     WaitTimeoutError,
 )
-from clusterctl.providers.onprem import left_behind
-from clusterctl.providers.onprem.look import known_hosts
+from clusterctl.jobs.control import active_jobs
+from clusterctl.providers.onprem import pending_release
+from clusterctl.providers.onprem.members import hosts_as_raised
 from clusterctl.scheduler.base import Scheduler, backoff
 from clusterctl.scheduler.models import JobInfo, NodeInfo
 from clusterctl.scheduler.session import applied_spec, inventory_of
@@ -62,7 +62,7 @@ def resume(scheduler: Scheduler, names: Sequence[str]) -> tuple[NodeState, ...]:
 
 def states(scheduler: Scheduler, names: Collection[str]) -> tuple[NodeState, ...]:
     """These nodes, and the jobs on them."""
-    active = jobs.active(scheduler)
+    active = active_jobs(scheduler)
     return tuple(
         NodeState(node, tuple(job for job in active if node.name in job.nodes))
         for node in scheduler.nodes()
@@ -251,7 +251,7 @@ def replacing(workspace: Workspace, names: Collection[str]) -> Iterator[Callable
 
     If the body fails before it has called what it gets here, all is as it was.
     """
-    there = [host for host in known_hosts(workspace).values() if host.name in names]
+    there = [host for host in hosts_as_raised(workspace).values() if host.name in names]
     if not there:
         yield lambda: None
         return
@@ -259,7 +259,7 @@ def replacing(workspace: Workspace, names: Collection[str]) -> Iterator[Callable
     files = (workspace.hosts, workspace.joining, workspace.trusted_hosts, workspace.known_hosts)
     before = {path: path.read_bytes() for path in files if path.exists()}
     aside = [
-        left_behind.set_aside(host, inventory, settings, workspace, why=left_behind.REPLACED)
+        pending_release.record_pending(host, inventory, settings, workspace, why=pending_release.REPLACED)
         for host in there
     ]
     _know_without(workspace, names)
@@ -270,7 +270,7 @@ def replacing(workspace: Workspace, names: Collection[str]) -> Iterator[Callable
         if not settled:
             for path, content in before.items():
                 write_atomic(path, content)
-            left_behind.forget(aside)
+            pending_release.forget(aside)
         raise
 
 
@@ -285,8 +285,8 @@ def forget(workspace: Workspace, names: Collection[str]) -> tuple[str, ...]:
     """
     if not names:
         return ()
-    left = left_behind.found(workspace)
-    members = known_hosts(workspace)
+    left = pending_release.pending_releases(workspace)
+    members = hosts_as_raised(workspace)
     known = {*members, *(one.host.name for one in left)}
     if workspace.spec.exists():
         known |= set(own_machines(applied_spec(workspace)).machines)  # the same command may come again
@@ -298,17 +298,19 @@ def forget(workspace: Workspace, names: Collection[str]) -> tuple[str, ...]:
     others = [name for name in names if name not in {one.host.name for one in behind}]
     if others:
         _know_without(workspace, others)
-    left_behind.forget(behind)
+    pending_release.forget(behind)
     return (
         *(_was_left(one, members.get(one.host.name)) for one in behind),
         *(f"{name}, of the cluster" for name in others),
     )
 
 
-def _was_left(one: left_behind.LeftBehind, namesake: Host | None) -> str:
+def _was_left(one: pending_release.PendingRelease, namesake: Host | None) -> str:
     said = f"{one.title}, left behind"
     return (
-        f"{said} ({left_behind.place_of(namesake)} is {namesake.name} now, and stays)" if namesake else said
+        f"{said} ({pending_release.address_of(namesake)} is {namesake.name} now, and stays)"
+        if namesake
+        else said
     )
 
 
@@ -318,7 +320,7 @@ def check_left(workspace: Workspace, names: Iterable[str]) -> None:
     Raises:
         UsageError: one is not.
     """
-    left = sorted({one.host.name for one in left_behind.found(workspace)})
+    left = sorted({one.host.name for one in pending_release.pending_releases(workspace)})
     for name in names:
         if name not in left:
             raise UsageError(

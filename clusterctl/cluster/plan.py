@@ -13,7 +13,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from clusterctl import jobs
 from clusterctl.cluster import converge, impact, verify
 from clusterctl.cluster.hardware import NodeConfig
 from clusterctl.cluster.managed import questions
@@ -21,6 +20,7 @@ from clusterctl.cluster.session import ClusterSession
 from clusterctl.configure.events import TaskPreview
 from clusterctl.errors import ConfigureError, MachineError, SchedulerError, TransportError, UsageError
 from clusterctl.hosts.probe import probe_hosts
+from clusterctl.jobs.environment import unbuilt
 from clusterctl.providers.base import Planned
 from clusterctl.scheduler.session import admin_scheduler, applied_spec, inventory_of
 from clusterctl.spec import ClusterSpec, OnpremProvider
@@ -222,7 +222,7 @@ def _of_environment(session: ClusterSession, inventory: Inventory) -> Iterator[D
     controller = inventory.controller.name
     transport = SSHTransport(controller, session.workspace.ssh_config, user=spec.job_user.name)
     try:
-        what = jobs.unbuilt(spec, inventory.distribution, lambda: transport)
+        what = unbuilt(spec, inventory.distribution, lambda: transport)
     except TransportError as exc:
         what = f"it can't be looked at: {exc.why or exc.what}"
     finally:

@@ -11,8 +11,8 @@ from clusterctl.cluster.drift import Repair
 from clusterctl.configure import ansible, events, inventory_file
 from clusterctl.providers.base import Provider
 from clusterctl.providers.local.provider import LocalProvider
-from clusterctl.providers.onprem.hands import NO_HANDS, Hands
 from clusterctl.providers.onprem.provider import OnpremProvider
+from clusterctl.providers.prompts import NO_PROMPTS, Prompts
 from clusterctl.scheduler.session import applied_spec
 from clusterctl.spec import ClusterSpec
 from clusterctl.spec import GcpProvider as GcpSettings
@@ -23,8 +23,7 @@ from clusterctl.state.inventory import Inventory
 from clusterctl.state.journal import Journal, digest
 from clusterctl.state.lock import WAIT_S
 from clusterctl.state.workspace import Workspace, write_atomic
-from clusterctl.transport.connections import Connections
-from clusterctl.transport.ssh_files import write_ssh_files
+from clusterctl.transport.connections import Connections, write_ssh_files
 from clusterctl.util.progress import WAITING, HostStep, PhaseReporter, Reporter
 
 S = TypeVar("S", bound="Run")
@@ -124,9 +123,8 @@ class ClusterSession(Run):
             yield
 
 
-def provider_of(settings: ProviderSettings, hands: Hands = NO_HANDS) -> Provider:
-    """Who makes and removes the hosts of a spec whose `provider` says this; ``hands`` are for machines of the
-    user's own."""
+def provider_of(settings: ProviderSettings, prompts: Prompts = NO_PROMPTS) -> Provider:
+    """The provider of these settings; ``prompts`` are for machines of the user's own."""
     match settings:
         case LocalSettings():
             return LocalProvider(settings)
@@ -136,7 +134,7 @@ def provider_of(settings: ProviderSettings, hands: Hands = NO_HANDS) -> Provider
 
             return GcpProvider(settings)
         case OnpremSettings():
-            return OnpremProvider(settings, replace(hands, restore=_give_back))
+            return OnpremProvider(settings, replace(prompts, restore=_give_back))
 
 
 def write_inventory(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> None:

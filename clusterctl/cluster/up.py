@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from clusterctl import jobs
 from clusterctl.cluster.converge import converge
 from clusterctl.cluster.drift import Repair
 from clusterctl.cluster.hardware import fetch_wheels
@@ -24,6 +23,7 @@ from clusterctl.configure import ansible, inventory_file, ship
 from clusterctl.errors import UsageError
 from clusterctl.hosts.probe import probe_hosts, reject_full_disks, with_distributions
 from clusterctl.hosts.report import HostReport
+from clusterctl.jobs.environment import PLAIN, Environment, build, environment_of
 from clusterctl.packages import bundle
 from clusterctl.packages.wheels import Node, wheelhouse
 from clusterctl.providers.base import BakeTarget, Provisioned, Size
@@ -158,16 +158,16 @@ def open_bundle(session: ClusterSession, file: Path) -> bundle.Bundle:
     return opened
 
 
-def environment_for(session: ClusterSession, distribution: Distribution) -> jobs.Environment:
+def environment_for(session: ClusterSession, distribution: Distribution) -> Environment:
     """The Python environment of the spec on this distribution; a phase only where the spec asks for one."""
     if session.spec.software.python.requirements is None:
-        return jobs.PLAIN
+        return PLAIN
     return session.phase(resolve_environment, distribution)
 
 
-def resolve_environment(session: ClusterSession, distribution: Distribution) -> jobs.Environment:
+def resolve_environment(session: ClusterSession, distribution: Distribution) -> Environment:
     """Resolve the spec's Python requirements for a distribution."""
-    environment = jobs.environment_of(
+    environment = environment_of(
         session.spec, distribution=distribution, report=session.report, heard=session.report
     )
     session.note = f"{len(environment.lock.wheels) if environment.lock else 0} Python packages"
@@ -257,12 +257,12 @@ def send_packages(
     session.note = f"sent to {len(sent)} hosts" if sent else "nothing to send"
 
 
-def build_environment(session: ClusterSession, environment: jobs.Environment, inventory: Inventory) -> None:
+def build_environment(session: ClusterSession, environment: Environment, inventory: Inventory) -> None:
     """Build the environment of the spec's requirements on the cluster, unless it is there."""
     user = session.spec.job_user.name
     transport = SSHTransport(inventory.controller.name, session.workspace.ssh_config, user=user)
     try:
-        built = jobs.build(transport, environment, report=session.report)
+        built = build(transport, environment, report=session.report)
     finally:
         transport.close()
     session.note = "built" if built else "unchanged"

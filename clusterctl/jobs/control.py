@@ -63,7 +63,7 @@ def list_jobs(session: Session) -> tuple[JobInfo, ...]:
     return tuple(sorted(found, key=lambda job: (job.job_id, job.task or 0)))
 
 
-def active(scheduler: Scheduler) -> tuple[JobInfo, ...]:
+def active_jobs(scheduler: Scheduler) -> tuple[JobInfo, ...]:
     """All users' jobs that wait or run, as far as this user may see them."""
     return tuple(job for job in scheduler.all_jobs() if not job.ended)
 

@@ -15,7 +15,7 @@ from clusterctl.spec import ClusterSpec, JobSpec, JobWords
 from clusterctl.spec.distributions import Distribution
 from clusterctl.transport.base import BULK, Conversation, Transport
 from clusterctl.transport.program import remote_argv
-from clusterctl.transport.remote_lock import HELD
+from clusterctl.transport.remote_open import HELD
 from clusterctl.transport.tree import Progress, shown_size
 from clusterctl.util.assets import job_lock
 from clusterctl.util.progress import LineReporter
@@ -190,7 +190,7 @@ def build(
 
 
 def _held(transport: Transport, wait_s: float) -> TransportError:
-    holders = transport.run(remote_argv("clusterctl.transport.remote_lock", _LOCK), check=False)
+    holders = transport.run(remote_argv("clusterctl.transport.remote_open", _LOCK), check=False)
     return TransportError(
         "the Python environment can't be built on the cluster: builds are locked",
         where=transport.host,

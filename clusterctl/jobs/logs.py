@@ -6,14 +6,15 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Literal
 
 from clusterctl.errors import TransportError
-from clusterctl.transport.base import Transport
-from clusterctl.transport.incoming import lines
+from clusterctl.scheduler.models import JobInfo
+from clusterctl.scheduler.session import Session
+from clusterctl.transport.base import Transport, lines
 from clusterctl.transport.program import remote_argv
 from clusterctl.util.terminal import plain_line
 
@@ -123,3 +124,28 @@ def tail(transport: Transport, folder: str, task: int | None) -> str:
     # Only a newline ends a line: what else Python takes for an end, a binary log is full of.
     last = said.removesuffix("\n").split("\n")[-_TAIL_LINES:]
     return "\n".join(plain_line(line)[-_TAIL_COLUMNS:] for line in last)
+
+
+class LogsApart:
+    """Reads the logs of one job, or of an array's tasks, from where it last stopped."""
+
+    def __init__(self, session: Session, folder: str, task: int | None) -> None:
+        self._session = session
+        self._folder = folder
+        self._task = task
+        self._readers: dict[str, LogReader] = {}
+
+    def new(self, jobs: Sequence[JobInfo]) -> Iterator[LogChunk]:
+        """What was added since.
+
+        Raises:
+            TransportError: a host can't be reached.
+        """
+        for host, transport in self._session.holders(nodes_of(jobs)):
+            reader = self._readers.setdefault(host, LogReader(transport, self._folder, self._task))
+            yield from reader.new()
+
+
+def nodes_of(jobs: Sequence[JobInfo]) -> tuple[str, ...]:
+    """The nodes of all of them, each once."""
+    return tuple(dict.fromkeys(node for job in jobs for node in job.nodes))

@@ -9,8 +9,7 @@ from typing import Final
 
 from clusterctl.errors import UsageError
 from clusterctl.jobs.environment import PLAIN, Environment
-from clusterctl.jobs.partition import partition_of
-from clusterctl.jobs.script import ENV_BIN, EXPORTED, PAYLOAD_ROOT, program
+from clusterctl.jobs.script import ENV_BIN, EXPORTED, PAYLOAD_ROOT, partition_of, program
 from clusterctl.jobs.userscript import UserScript
 from clusterctl.spec import ClusterSpec, JobSpec, Launcher
 from clusterctl.spec.distributions import JOB_PROFILE

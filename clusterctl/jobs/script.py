@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import re
 import shlex
-from collections.abc import Collection, Iterable, Mapping
-from typing import Protocol
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from itertools import pairwise
+from typing import Any, Protocol
 
-from clusterctl.errors import UsageError
-from clusterctl.jobs.container import contained
+from clusterctl.errors import SlurmError, TransportError, UsageError
 from clusterctl.jobs.environment import BASE_ENVIRONMENT, PLAIN, Environment
 from clusterctl.jobs.userscript import OURS, UserScript
-from clusterctl.spec import RUN_ME_AGAIN, JobSpec, JobWords, Launcher
+from clusterctl.scheduler.slurm.client import SlurmClient
+from clusterctl.scheduler.slurm.config import slurm_minutes
+from clusterctl.spec import RUN_ME_AGAIN, ClusterSpec, JobSpec, JobWords, Launcher
 from clusterctl.spec.distributions import JOB_PROFILE
+from clusterctl.spec.models import Partition
+from clusterctl.spec.units import format_duration
 from clusterctl.util.render import render
 
 ENV_BIN = f"{BASE_ENVIRONMENT}/bin"
@@ -183,3 +188,132 @@ def _hostfile_line() -> str:
     """A line of the hostfile as a printf format: nodes and slots are known only when the job runs."""
     # printf reads \n itself, which keeps the script's line whole.
     return render("hostfile.j2", nodes=["%s"], slots="%s").replace("\n", "\\n")
+
+
+# Runs once a rank, on its node: image, folders to bind, names of variables, then after -- the command. The
+# container sees the host's variables, but for those that the image sets itself: <TOOL>ENV_ overrides these.
+# PMIx keeps what ranks share in a folder of slurmd's.
+ENTER = """\
+image=$1 folders=$2 names=$3
+shift 4
+node=${SLURMD_NODENAME:-$HOSTNAME}
+rank=${SLURM_LOCALID:-${OMPI_COMM_WORLD_LOCAL_RANK:-0}}
+give_up() {
+    ((rank)) || echo "clusterctl: node $node $1" >&2
+    exit 127
+}
+tool=$(command -v apptainer || command -v singularity) ||
+    give_up "has neither apptainer nor singularity: install one there, or submit without --container"
+[[ -e $image ]] || give_up "has no image $image: put it where all nodes see it"
+options=(--bind "$folders")
+[[ -z ${PMIX_SERVER_TMPDIR:-} ]] || options+=(--bind "$PMIX_SERVER_TMPDIR")
+gpus=${SLURM_JOB_GPUS:-}${SLURM_STEP_GPUS:-}
+[[ -n $gpus || -n ${SLURM_JOB_ID:-} ]] || gpus=$(nvidia-smi --list-gpus 2>/dev/null) || gpus=
+[[ -z $gpus ]] || options+=(--nv)
+prefix=${tool##*/}
+for name in $names; do
+    export "${prefix^^}ENV_$name=${!name}"
+done
+exec "$tool" exec "${options[@]}" "$image" "$@\""""
+
+
+def contained(command: str, *, image: str, folders: Iterable[str], variables: Iterable[str]) -> str:
+    """The command line, quoted for bash, that runs ``command`` (likewise) in a container.
+
+    ``folders`` are words of bash and are seen inside where they are outside; an ``image`` below ``~/`` is in
+    the job user's home.
+    """
+    binds = ",".join(folders)
+    names = shlex.quote(" ".join(variables))
+    return f"bash -c {shlex.quote(ENTER)} container {_word(image)} {binds} {names} -- {command}"
+
+
+def _word(path: str) -> str:
+    below_home = path.removeprefix("~/")
+    return shlex.quote(path) if below_home == path else f'"$HOME"/{shlex.quote(below_home)}'
+
+
+def partition_of(spec: ClusterSpec, job: JobSpec) -> Partition:
+    """The partition that a job names; the first one if it names none.
+
+    Raises:
+        UsageError: there is no such partition, or it has less than the job asks for.
+    """
+    by_name = {partition.name: partition for partition in spec.partitions}
+    partition = spec.partitions[0] if job.partition is None else by_name.get(job.partition)
+    if partition is None:
+        raise UsageError(
+            f"there is no partition {job.partition!r}", fix=f"--partition can be: {', '.join(by_name)}"
+        )
+    _refuse_too_much(spec, partition, job)
+    return partition
+
+
+def _refuse_too_much(spec: ClusterSpec, partition: Partition, job: JobSpec) -> None:
+    count = len(spec.node_names(partition))
+    if job.nodes > count:
+        raise UsageError(
+            f"a job can't have {job.nodes} nodes",
+            why=f"partition {partition.name} has {count}",
+            fix=f"say --nodes {count} or less, or name another partition",
+        )
+    longest = partition.max_time
+    counts = slurm_minutes if spec.has_slurm else int  # in slurm.conf 90s are 2 minutes
+    if job.time is not None and longest is not None and counts(job.time) > counts(longest):
+        raise UsageError(
+            f"a job can't have {format_duration(job.time)}",
+            why=f"max_time of partition {partition.name} is {format_duration(longest)}",
+            fix="ask for less with --time",
+        )
+
+
+_ON_THE_CPU = "probe"  # it proves the way between ranks, and is to start at once
+
+
+def with_gpus(spec: ClusterSpec, job: JobSpec) -> JobSpec:
+    """The job with what it did not say of GPUs and ranks, from its partition's ``gpus``.
+
+    All GPUs of a node and one rank on each; as many ranks as GPUs where one of both was given. Scripts of the
+    user's, jobs with ``--device cpu`` and partitions without GPUs stay as they are.
+    """
+    chosen = {one.name: one for one in spec.partitions}.get(job.partition or spec.partitions[0].name)
+    if chosen is None or chosen.gpus is None or job.bundled in (None, _ON_THE_CPU) or _on_cpu(job.args):
+        return job
+    said: dict[str, Any] = {}
+    if "gpus" not in job.model_fields_set and spec.has_slurm:  # without it, a job has all there are
+        ranks = job.tasks_per_node if "tasks_per_node" in job.model_fields_set else chosen.gpus.count
+        said["gpus"] = min(ranks, chosen.gpus.count)
+    if "tasks_per_node" not in job.model_fields_set:
+        said["tasks_per_node"] = max(said.get("gpus", job.gpus if spec.has_slurm else chosen.gpus.count), 1)
+    return job.model_copy(update=said)
+
+
+def _on_cpu(args: Sequence[str]) -> bool:
+    return "--device=cpu" in args or ("--device", "cpu") in pairwise(args)
+
+
+# What Slurm says -> the flag that is wrong, and what `SlurmClient.choices` calls its values.
+_REFUSALS = (
+    (re.compile("invalid account", re.IGNORECASE), "--account", "account"),
+    (re.compile("invalid partition|partition name", re.IGNORECASE), "--partition", "partition"),
+    (re.compile("invalid qos", re.IGNORECASE), "--qos", "qos"),
+    (re.compile("feature", re.IGNORECASE), "--constraint", "feature"),
+    (re.compile("gres|gpu", re.IGNORECASE), "--gpus", "gres"),
+)
+_TOO_LARGE = re.compile("node configuration is not available|Node count|More processors|limit", re.IGNORECASE)
+
+
+def fix_of(slurm: SlurmClient, why: str) -> str:
+    """What to do about a refusal in Slurm's words, with the valid choices where Slurm can say them."""
+    for pattern, flag, kind in _REFUSALS:
+        if pattern.search(why):
+            try:
+                choices = slurm.choices(kind)
+            except (SlurmError, TransportError):  # the refusal itself is what matters
+                choices = ()
+            if choices:
+                return f"{flag} can be: {', '.join(choices)}"
+            return f"leave out {flag}: this cluster has none"
+    if _TOO_LARGE.search(why):
+        return "ask for less; `clusterctl status` shows the nodes, their cores and memory"
+    return "correct what Slurm names"

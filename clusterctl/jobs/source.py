@@ -5,16 +5,23 @@ from __future__ import annotations
 import hashlib
 import json
 import os
+import re
 import stat
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+import warnings
+from collections import Counter
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
 from pathlib import Path
 
-from clusterctl.errors import UsageError
-from clusterctl.jobs.folder import FolderWalk
-from clusterctl.jobs.ignore import patterns
+from pathspec import GitIgnoreSpec
+
+from clusterctl.errors import CollectError, UsageError, printable
+from clusterctl.jobs.userscript import OURS
 from clusterctl.spec import JobSpec
-from clusterctl.transport.tree import Item, Kind, not_readable
+from clusterctl.state.ledger import RUN_FILE, RunRecord
+from clusterctl.state.workspace import cache_home, state_home
+from clusterctl.transport.tree import Item, Kind, not_readable, shown_size
 
 
 @dataclass(frozen=True, slots=True)
@@ -116,3 +123,303 @@ def _why_no_project(folder: Path) -> str:
     if folder.stat().st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH | stat.S_ISVTX:
         return "everybody's folder"
     return ""
+
+
+MAX_BYTES, MAX_FILES = 10 << 30, 100_000
+LARGE_BYTES, LARGE_FILES = 100 << 20, 5_000
+
+_NEVER = ".git"  # not even looked into
+_LEFT_OUT = frozenset({"__pycache__", "node_modules", ".ipynb_checkpoints"})
+_OURS_NUMBERED = re.compile(r"(stdout|stderr)-[0-9]+\.log|task-[0-9]+")
+_LEAVE_OUT = "leave things out with --exclude or a .gitignore, or bring data with `clusterctl put` once"
+
+
+@dataclass(slots=True)
+class FolderWalk:
+    """One walk through a folder, which finds all that is wrong with it before anything is said."""
+
+    folder: Path
+    script: Path
+    include: Ignore
+    exclude: Ignore
+    items: list[Item] = field(default_factory=list)
+    folders: set[str] = field(default_factory=set)
+    unreadable: list[OSError] = field(default_factory=list)
+    leading_out: list[str] = field(default_factory=list)
+    ours: list[str] = field(default_factory=list)
+    special: list[str] = field(default_factory=list)
+    bytes: int = 0
+    files: int = 0
+
+    def run(self) -> None:
+        """Fill ``items``.
+
+        Raises:
+            UsageError: something can't be read, leads out, has a name that is ours, or it is too much.
+        """
+        try:
+            above = rules_above(self.folder)
+        except OSError as exc:
+            raise not_readable([exc]) from exc
+        left: list[tuple[Path, tuple[Ignore, ...], bool]] = [(self.folder, above, False)]
+        while left:
+            folder, rules, out = left.pop()
+            try:
+                own = read_gitignore(folder / GITIGNORE, folder)
+                rules = (*rules, own) if own else rules
+                entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+            except OSError as exc:
+                self.unreadable.append(exc)
+                continue
+            below = [found for entry in entries if (found := self._entry(entry, rules, out=out))]
+            left += reversed(below)
+        self._complain()
+
+    def _entry(
+        self, entry: os.DirEntry[str], rules: tuple[Ignore, ...], *, out: bool
+    ) -> tuple[Path, tuple[Ignore, ...], bool] | None:
+        """Take one thing of a folder, or leave it out; a folder that is to be walked is returned."""
+        path = Path(entry.path)
+        is_folder = entry.is_dir(follow_symlinks=False)
+        try:
+            goes = self._goes(path, rules, is_folder=is_folder, out=out)
+            if goes and (item := self._item(path, entry)) is not None:
+                self._add(item)
+        except OSError as exc:
+            self.unreadable.append(exc)
+            return None
+        # What is left out may hold something that --include wants.
+        wanted = is_folder and entry.name != _NEVER and (goes or bool(self.include.spec.patterns))
+        excluded = wanted and self.exclude.says(path, is_folder=True) is True
+        return (path, rules, not goes) if wanted and not excluded else None
+
+    def _goes(self, path: Path, rules: tuple[Ignore, ...], *, is_folder: bool, out: bool) -> bool:
+        if path == self.script:
+            return True
+        if path.name == _NEVER or self.exclude.says(path, is_folder=is_folder):
+            return False
+        if self.include.says(path, is_folder=is_folder):
+            return True
+        if out or is_ignored(rules, path, is_folder=is_folder):
+            return False
+        return not (_is_no_source(path) if is_folder else path.suffix == ".pyc")
+
+    def _item(self, path: Path, entry: os.DirEntry[str]) -> Item | None:
+        name = str(path.relative_to(self.folder))
+        if path == self.script:
+            return Item.of(name, path, path.stat())
+        item = Item.of(name, path, entry.stat(follow_symlinks=False))
+        if item is None:
+            self.special.append(name)
+        return self._link(item) if item is not None and item.kind is Kind.LINK else item
+
+    def _link(self, item: Item) -> Item | None:
+        """A link that stays in the folder, or leads nowhere; of one to a file outside, the file."""
+        root = self.folder.resolve()
+        try:
+            end = item.origin.resolve(strict=True)
+        except (OSError, RuntimeError):  # RuntimeError: pathlib's word for a ring of links
+            return item
+        if end.is_relative_to(root):
+            text = os.path.normpath(Path(item.path).parent / item.target)
+            if not Path(item.target).is_absolute() and not text.startswith(".."):
+                return item
+            target = os.path.relpath(end, item.origin.parent.resolve())
+            return Item(item.path, Kind.LINK, item.origin, item.mode, item.mtime_ns, target=target)
+        status = end.stat()
+        if stat.S_ISDIR(status.st_mode):
+            self.leading_out.append(f"{item.path} -> {item.target}")
+            return None
+        return Item.of(item.path, item.origin, status)
+
+    def _add(self, item: Item) -> None:
+        if "/" not in item.path and (item.path in OURS or _OURS_NUMBERED.fullmatch(item.path)):
+            self.ours.append(item.path)
+        for parent in reversed(item.origin.relative_to(self.folder).parents[:-1]):
+            if str(parent) not in self.folders:  # left out itself, but something in it was wanted
+                self._add_folder(str(parent))
+        if item.kind is Kind.FOLDER:
+            self.folders.add(item.path)
+        self.items.append(item)
+        self.files += item.kind is Kind.FILE
+        self.bytes += item.size
+        if self.files > MAX_FILES or self.bytes > MAX_BYTES:
+            raise self._too_much()
+
+    def _add_folder(self, path: str) -> None:
+        origin = self.folder / path
+        if (item := Item.of(path, origin, origin.lstat())) is not None:
+            self.folders.add(path)
+            self.items.append(item)
+
+    def _too_much(self) -> UsageError:
+        much = f"{MAX_FILES:,} files" if self.files > MAX_FILES else shown_size(MAX_BYTES)
+        return UsageError(
+            f"the script's folder is too large to be sent with a job: more than {much}",
+            where=str(self.folder),
+            why=f"of what was seen so far, the most is in {self._largest()}",
+            fix=f"{_LEAVE_OUT}; --no-folder sends the script alone",
+        )
+
+    def _complain(self) -> None:
+        if self.unreadable:
+            raise not_readable(self.unreadable, fix="make it readable, or leave it out: --exclude NAME")
+        if self.leading_out:
+            raise UsageError(
+                f"links lead to folders outside of {self.folder}",
+                why=printable(", ".join(self.leading_out[:3])),
+                fix="leave them out (--exclude NAME) and bring the data with `clusterctl put`",
+            )
+        if self.ours:
+            raise UsageError(
+                f"clusterctl writes into a job's folder what is in the script's: {', '.join(self.ours)}",
+                where=str(self.folder),
+                fix="; ".join(f"--exclude /{name}" for name in self.ours[:3]) + ", or give it another name",
+            )
+
+    def notes(self) -> tuple[str, ...]:
+        """What is worth saying to the user."""
+        notes = []
+        if self.special:
+            notes.append(f"not sent, being no files: {', '.join(self.special[:5])}")
+        if self.bytes > LARGE_BYTES or self.files > LARGE_FILES:
+            notes.append(
+                f"the script's folder is large: {shown_size(self.bytes)} in {self.files:,} files, "
+                f"the most in {self._largest()}; {_LEAVE_OUT}"
+            )
+        return tuple(notes)
+
+    def _largest(self) -> str:
+        """The three entries of the folder that hold the most, by bytes or, if those are few, by files."""
+        sizes: Counter[str] = Counter()
+        counts: Counter[str] = Counter()
+        for item in self.items:
+            top = item.path.partition("/")[0]
+            sizes[top] += item.size
+            counts[top] += item.kind is Kind.FILE
+        ranked = sizes if self.bytes > LARGE_BYTES else counts
+        return ", ".join(
+            f"{printable(name)} ({shown_size(sizes[name])}, {counts[name]:,} files)"
+            for name, _ in ranked.most_common(3)
+        )
+
+
+def _is_no_source(folder: Path) -> bool:
+    """Whether a folder holds what was installed, cached or brought home, not what someone wrote."""
+    if folder.name in _LEFT_OUT or (folder / "pyvenv.cfg").is_file():
+        return True
+    if folder.name.startswith(".") and folder.name.endswith(".incomplete"):  # a run that is being collected
+        return True
+    if (folder / RUN_FILE).is_file():
+        try:
+            RunRecord.load(folder)
+        except CollectError:
+            return False
+        return True
+    return folder.resolve() in {state_home().resolve(), cache_home().resolve()}
+
+
+GITIGNORE = ".gitignore"
+
+# `x/**` is what lies below x, not x itself, which pathspec would leave out with it.
+_BELOW = re.compile(r"/\*\*(\s*)$")
+
+
+@dataclass(frozen=True, slots=True)
+class Ignore:
+    """The rules of one .gitignore-like list. ``folder`` is where it lies, below which it counts."""
+
+    folder: Path
+    spec: GitIgnoreSpec
+
+    def says(self, path: Path, *, is_folder: bool) -> bool | None:
+        """Whether a path is ignored; None where no line is about it."""
+        name = f"{path.relative_to(self.folder)}{'/' if is_folder else ''}"
+        return self.spec.check_file(name).include
+
+
+def patterns(flag: str, lines: Sequence[str], folder: Path) -> Ignore:
+    """The patterns of a flag, which count from ``folder``.
+
+    Raises:
+        UsageError: one can't be understood.
+    """
+    for line in lines:
+        if _spec([line]) is None:
+            raise UsageError(f"{flag}: {line} is not a pattern", fix="write it as in a .gitignore file")
+    return Ignore(folder, _spec(lines) or GitIgnoreSpec([]))
+
+
+def read_gitignore(file: Path, folder: Path) -> Ignore | None:
+    """The rules of a file, counting from ``folder``; None if there is no such file.
+
+    A line that can't be understood counts for nothing, as in git.
+
+    Raises:
+        OSError: it can't be read.
+    """
+    try:
+        lines = file.read_text(encoding="utf-8", errors="surrogateescape").splitlines()
+    except (FileNotFoundError, NotADirectoryError, IsADirectoryError):
+        return None
+    spec = _spec(lines)
+    if spec is None:
+        spec = _spec([line for line in lines if _spec([line]) is not None])
+    return Ignore(folder, spec or GitIgnoreSpec([]))
+
+
+def rules_above(folder: Path) -> tuple[Ignore, ...]:
+    """What the repository around ``folder`` says of it, the outermost first; nothing if it ignores it whole.
+
+    Raises:
+        OSError: a file can't be read.
+    """
+    root = next((path for path in (folder, *folder.parents) if (path / ".git").exists()), None)
+    if root is None:
+        return ()
+    exclude = read_gitignore(_git_folder(root) / "info" / "exclude", root)
+    found = [] if exclude is None else [exclude]
+    way = [path for path in folder.parents if path.is_relative_to(root)]
+    found += [rules for path in reversed(way) if (rules := read_gitignore(path / GITIGNORE, path))]
+    whole = (*reversed(way), folder)[1:]
+    ignored = any(is_ignored(found, path, is_folder=True) for path in whole)
+    return () if ignored else tuple(found)
+
+
+def is_ignored(rules: Sequence[Ignore], path: Path, *, is_folder: bool) -> bool:
+    """Whether a path is ignored: the innermost rule that is about it counts."""
+    for one in reversed(rules):
+        if path.is_relative_to(one.folder) and path != one.folder:
+            said = one.says(path, is_folder=is_folder)
+            if said is not None:
+                return said
+    return False
+
+
+def _git_folder(root: Path) -> Path:
+    """The repository's own folder; in a worktree of git's, `.git` is a file that leads there."""
+    git = root / ".git"
+    if git.is_dir():
+        return git
+    lead = git.read_text(errors="surrogateescape").removeprefix("gitdir:").strip()
+    own = root / lead
+    try:
+        return own / (own / "commondir").read_text(errors="surrogateescape").strip()
+    except FileNotFoundError:
+        return own
+
+
+def _spec(lines: Sequence[str]) -> GitIgnoreSpec | None:
+    try:
+        with _quietly():
+            return GitIgnoreSpec.from_lines(_BELOW.sub(r"/**/*\1", line) for line in lines)
+    except (ValueError, re.error):
+        return None
+
+
+@contextmanager
+def _quietly() -> Iterator[None]:
+    """Python warns of brackets in the expressions that pathspec makes of patterns such as a[[:alpha:]]."""
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", FutureWarning)
+        yield

@@ -15,8 +15,7 @@ from clusterctl.errors import (
     UnreachableError,
     WaitTimeoutError,
 )
-from clusterctl.jobs.apart import LogsApart
-from clusterctl.jobs.logs import LogChunk, LogReader, tail
+from clusterctl.jobs.logs import LogChunk, LogReader, LogsApart, tail
 from clusterctl.scheduler.base import backoff
 from clusterctl.scheduler.models import JobInfo, JobState, Outcome, worst
 from clusterctl.scheduler.session import Session

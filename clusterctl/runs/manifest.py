@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 
 from clusterctl.errors import CollectError, printable
 from clusterctl.state.ledger import OUR_RECORDS, Skipped
-from clusterctl.transport.base import Transport
-from clusterctl.transport.incoming import lines
-from clusterctl.transport.listing import inside
+from clusterctl.transport.base import Transport, lines
+from clusterctl.transport.get import inside
 from clusterctl.transport.program import remote_argv
 from clusterctl.transport.tree import shown_size
 

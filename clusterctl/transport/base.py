@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
@@ -11,6 +11,7 @@ from typing import Protocol
 from clusterctl.errors import NoAnswerError, TransportError, printable
 
 BULK = 16 << 20  # bytes that are worth a connection of their own
+LONGEST_LINE = 1 << 20  # bytes of an answer
 SILENCE_S = 120.0  # after which a command that should stream is given up
 
 
@@ -134,3 +135,17 @@ def no_answer(host: str, argv: Sequence[str], seconds: float) -> NoAnswerError:
         "and at what the account's ~/.bashrc there runs at each login",
         host=host,
     )
+
+
+def lines(stream: Iterable[bytes], too_long: Exception) -> Iterator[bytes]:
+    """The lines of a stream, as soon as they are whole, without their ends.
+
+    Raises:
+        Exception: ``too_long``, if one does not end.
+    """
+    rest = b""
+    for piece in stream:
+        *whole, rest = (rest + piece).split(b"\n")
+        yield from whole
+        if len(rest) > LONGEST_LINE:
+            raise too_long

@@ -7,6 +7,8 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
+from clusterctl.state.inventory import Inventory
+from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.ssh import SSHTransport
 
 
@@ -33,3 +35,10 @@ class Connections:
     ) -> None:
         for transport in self._open.values():
             transport.close()
+
+
+def write_ssh_files(inventory: Inventory, workspace: Workspace) -> None:
+    """Have our own account's way to these machines in the workspace."""
+    write_atomic(workspace.known_hosts, inventory.known_hosts())
+    ssh_config = inventory.ssh_config(key=workspace.key, known_hosts=workspace.known_hosts)
+    write_atomic(workspace.ssh_config, ssh_config)

@@ -22,7 +22,7 @@ import stat
 import sys
 import time
 
-from clusterctl.transport.remote_lock import lock_shared, open_own, remove, remove_unless
+from clusterctl.transport.remote_open import lock_shared, open_own, remove, remove_unless
 from clusterctl.transport.remote_receive import Entry, Heartbeat, read_entries, receive_all, tell, write_all
 from clusterctl.transport.remote_send import CHUNK, Beat
 

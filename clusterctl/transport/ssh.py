@@ -16,12 +16,9 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from clusterctl.errors import CommandError, TransportError, UnreachableError
-from clusterctl.transport import bulk as bulk_connection
-from clusterctl.transport import heartbeat
 from clusterctl.transport.base import SILENCE_S, Conversation, Result, no_answer, sendable, shown
-from clusterctl.transport.lean import paramiko
-from clusterctl.transport.proxy import ProxySocket
-from clusterctl.transport.target import Reject, Target, wrong_key
+from clusterctl.transport.openssh import OpenSSH
+from clusterctl.transport.target import ProxySocket, Reject, Target, paramiko, wrong_key
 
 # Without a handler, paramiko's background thread would write to the user's terminal.
 logging.getLogger("paramiko").addHandler(logging.NullHandler())
@@ -30,6 +27,8 @@ _CHUNK = 1 << 16
 _WINDOW = 1 << 23  # bytes the host may send ahead of us; paramiko's default slows down large outputs
 _STDERR_TAIL = 1 << 16
 _DEAD_AFTER_MS = 60_000
+_HEARTBEAT_S = 15.0  # between two requests that the host has to answer
+_PATIENCE_S = 60.0  # a node may be busy: many local ones boot on few cores
 Socket = socket.socket | ProxySocket
 _NO_STATUS = -1  # paramiko's word for it
 _SETTLE_S = 1.0
@@ -52,7 +51,7 @@ class SSHTransport:
         *,
         user: str | None = None,
         connect_timeout_s: float = 10.0,
-        heartbeat_s: tuple[float, float] = (heartbeat.EVERY_S, heartbeat.PATIENCE_S),
+        heartbeat_s: tuple[float, float] = (_HEARTBEAT_S, _PATIENCE_S),
         max_output: int = 64 << 20,
         silence_s: float = SILENCE_S,
     ) -> None:
@@ -122,9 +121,9 @@ class SSHTransport:
     ) -> Iterator[Conversation]:
         """Start a command and talk with it; see ``Transport.converse``."""
         silence_s = silence_s or self._silence_s
-        if bulk and bulk_connection.is_possible():
+        if bulk and OpenSSH.is_installed():
             self._connected()  # which says better than ssh what is wrong
-            with bulk_connection.converse(self._host, self._config, self._user, argv, silence_s) as talk:
+            with OpenSSH(self._config, self._user).converse(self._host, argv, silence_s) as talk:
                 yield talk
             return
         channel = self._start(_quoted(argv), self._connect_timeout_s)
@@ -262,8 +261,7 @@ class SSHTransport:
         )
         transport = client.get_transport()
         if transport is not None:
-            every_s, patience_s = self._heartbeat_s
-            heartbeat.watch(transport, every_s=every_s, patience_s=patience_s)
+            _watch(transport, *self._heartbeat_s)
 
     def _timeout_s(self, target: Target) -> float:
         """A proxy has to start first, and may say how long that takes."""
@@ -382,3 +380,26 @@ def _quoted(argv: Sequence[str], env: Mapping[str, str] | None = None) -> str:
 def _watched(argv: Sequence[str], env: Mapping[str, str] | None = None) -> str:
     """The command line of a command without stdin, which ends with its channel."""
     return _quoted(["sh", "-c", _END_WITH_CHANNEL, "sh", *argv], env)
+
+
+def _watch(transport: paramiko.Transport, every_s: float, patience_s: float) -> None:
+    """Close the connection, as if it broke, once a request has gone without an answer for that long.
+
+    TCP alone does not tell: the kernel of a host whose sshd is frozen, or starved, goes on to acknowledge.
+    """
+    name = f"heartbeat of {transport.name}"
+    threading.Thread(target=_beat, args=(transport, every_s, patience_s), name=name, daemon=True).start()
+
+
+def _beat(transport: paramiko.Transport, every_s: float, patience_s: float) -> None:
+    while transport.is_active():
+        transport.join(every_s)  # it ends when the connection does
+        impatient = threading.Timer(patience_s, transport.close)
+        impatient.daemon = True
+        impatient.start()
+        try:
+            transport.global_request("keepalive@openssh.com", wait=True)  # refused, which is an answer
+        except (paramiko.SSHException, OSError, EOFError):
+            return  # it broke by itself
+        finally:
+            impatient.cancel()

@@ -1,13 +1,34 @@
-"""Who a host of an `ssh_config` is: how to reach it, and the key that it must have."""
+"""A host of an `ssh_config`: its address, the host key it must have, and the socket to it."""
 
 from __future__ import annotations
 
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import HostKeyError, TransportError
-from clusterctl.transport.lean import paramiko
+
+# paramiko looks for `invoke`, which would take 0.1 s of each verb, for one directive of an ssh_config,
+# `Match exec`, that ours never has, and does without where there is none.
+_HIDDEN = "invoke" not in sys.modules
+if _HIDDEN:
+    sys.modules["invoke"] = None  # type: ignore[assignment]
+import paramiko as paramiko  # noqa: E402, PLC0414 - handed on
+
+if _HIDDEN:
+    del sys.modules["invoke"]
+
+_STDERR_TAIL = 2000
+_SETTLE_S = 1.0  # for a ProxyCommand that ends by itself once its input is closed
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,3 +94,87 @@ def wrong_key(host: str, known_hosts: Path, exc: paramiko.BadHostKeyException) -
         fix="if the host was made anew on purpose, run `clusterctl up`; otherwise somebody is in between",
         host=host,
     )
+
+
+class ProxySocket:
+    """A ProxyCommand as a socket for paramiko. The program ends with it, and also when we are killed.
+
+    paramiko's own never reads the program's stderr, which may stall it, and leaves a zombie. This one has
+    real sockets underneath, so that all timeouts hold. They are two pairs: programs that make their input
+    non-blocking must not do it to their output.
+    """
+
+    def __init__(self, command: str) -> None:
+        """Start the program.
+
+        Raises:
+            OSError: it can't be started; `strerror` says why.
+        """
+        try:
+            argv = shlex.split(command)
+        except ValueError as exc:
+            raise OSError(f"not a command line: {command}: {exc}") from exc
+        self._stderr = tempfile.TemporaryFile()  # noqa: SIM115 - closed in close()
+        self._to, stdin = socket.socketpair()
+        self._from, stdout = socket.socketpair()
+        try:
+            with stdin, stdout:
+                self._process = subprocess.Popen(
+                    argv,
+                    stdin=stdin.fileno(),
+                    stdout=stdout.fileno(),
+                    stderr=self._stderr,
+                    start_new_session=True,
+                )
+        except BaseException:
+            self._close_ours()
+            raise
+        self._closing = threading.Lock()
+        self._closed = False  # paramiko looks at it, too
+        self._said = ""
+
+    def settimeout(self, timeout_s: float | None) -> None:
+        """Bound each ``send`` and ``recv``."""
+        self._to.settimeout(timeout_s)
+        self._from.settimeout(timeout_s)
+
+    def send(self, data: bytes) -> int:
+        """Send some of the bytes; how many."""
+        return self._to.send(data)
+
+    def recv(self, size: int) -> bytes:
+        """The next bytes; none at the end."""
+        return self._from.recv(size)
+
+    def said(self) -> str:
+        """The end of what the program said on stderr; known once it is closed."""
+        return self._said
+
+    def close(self) -> None:
+        """End the program, and all that it started in its session; calling it twice is fine."""
+        with self._closing:
+            if self._closed:
+                return
+            self._closed = True
+            for ours in (self._to, self._from):
+                with suppress(OSError):  # it has closed its end already
+                    ours.shutdown(socket.SHUT_RDWR)
+            try:
+                self._process.wait(_SETTLE_S)
+            except subprocess.TimeoutExpired:
+                pass
+            finally:
+                with suppress(ProcessLookupError):
+                    os.killpg(self._process.pid, signal.SIGKILL)
+                self._process.wait()
+                self._said = self._tail()
+                self._close_ours()
+
+    def _tail(self) -> str:
+        size = os.fstat(self._stderr.fileno()).st_size
+        raw = os.pread(self._stderr.fileno(), _STDERR_TAIL, max(0, size - _STDERR_TAIL))
+        return raw.decode(errors="replace").strip()
+
+    def _close_ours(self) -> None:
+        for each in (self._to, self._from, self._stderr):
+            each.close()

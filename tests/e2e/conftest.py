@@ -1,4 +1,4 @@
-"""One two-node cluster that the modules share: it lives in a home of its own until the session ends."""
+"""The groups that modules form, and the two-node cluster that some of them share until the session ends."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 import pytest
 
 from tests.support.cluster import Cluster, raised
+from tests.support.install import Installed, build_wheel, install
 
 SPEC = """\
 version: 1
@@ -24,26 +25,45 @@ monitoring: {{interval: 1s}}
 
 LIMIT_S = 900  # of a test's setup, its call and its teardown each; clusters are raised and taken down in them
 
-# They boot hosts or clusters whose settings of the kernel are this machine's, and so other clusters' too.
-ALONE = frozenset(
-    {"test_local_kernel.py", "test_machine_errors.py", "test_onprem_localhost.py", "test_systemd_host.py"}
-)
-# The longest first: one that began last would keep all others waiting for it. The first of all also makes
-# what the others use, this machine's image and its packages.
+# They change settings of the kernel, which are this machine's and so all clusters' and hosts'.
+ALONE = frozenset({"test_local_kernel.py", "test_many.py", "test_sweep.py"})
+# Modules that share clusters, and so a worker of pytest-xdist; any other module is a group of its own.
+GROUPS = {
+    "jobs": (
+        "test_jobs.py",
+        "test_job_words.py",
+        "test_shell.py",
+        "test_submit_survival.py",
+        "test_nodes.py",
+    ),
+    "training": ("test_main_job.py", "test_payload.py", "test_data.py", "test_own_folder.py"),
+    "manual": ("test_manual.py", "test_wheel.py"),
+    "ends": ("test_interrupt.py", "test_survival_sweep.py"),
+}
+GROUP_OF = {module: group for group, modules in GROUPS.items() for module in modules}
+# The longest groups first: one that began last would keep all others waiting for it. The first of all also
+# makes what the others use, this machine's image and its packages.
 LONGEST = (
-    "test_main_job.py",
-    "test_onprem_el.py",
+    "training",
     "test_onprem.py",
-    "test_many.py",
+    "jobs",
+    "test_onprem_el.py",
+    "manual",
+    "test_onprem_localhost.py",
     "test_drift.py",
-    "test_jobs.py",
-    "test_onprem_offline.py",
     "test_mending.py",
-    "test_manual.py",
-    "test_payload.py",
-    "test_wheel.py",
+    "test_gpus.py",
     "test_gcp.py",
+    "test_no_scheduler.py",
+    "test_examples.py",
+    "ends",
+    "test_systemd_host.py",
+    "test_machine_errors.py",
 )
+
+
+def group_of(item: pytest.Item) -> str:
+    return GROUP_OF.get(item.path.name, item.path.name)
 
 
 @pytest.hookimpl(tryfirst=True)  # before `-m` chooses
@@ -52,11 +72,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     for item in items:
         if Path(__file__).parent in item.path.parents:
             item.add_marker(pytest.mark.e2e)
+            item.add_marker(pytest.mark.xdist_group(group_of(item)))
             if item.get_closest_marker("timeout") is None:
                 item.add_marker(pytest.mark.timeout(LIMIT_S))
             if item.path.name in ALONE:
                 item.add_marker(pytest.mark.alone)
-    items.sort(key=lambda item: LONGEST.index(item.path.name) if item.path.name in LONGEST else len(LONGEST))
+
+    def turn(item: pytest.Item) -> tuple[int, str]:
+        group = group_of(item)
+        return (LONGEST.index(group), "") if group in LONGEST else (len(LONGEST), group)
+
+    items.sort(key=turn)
 
 
 @pytest.hookimpl(wrapper=True)
@@ -76,3 +102,9 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     home, cwd = tmp_path_factory.mktemp("shared home"), tmp_path_factory.mktemp("shared cwd")
     with raised(name, SPEC.format(name=name), home, cwd) as one:
         yield one
+
+
+@pytest.fixture(scope="session")
+def installed(tmp_path_factory: pytest.TempPathFactory) -> Installed:
+    """The wheel of this checkout, in an environment whose path has a space."""
+    return install(build_wheel(tmp_path_factory.mktemp("dist")), tmp_path_factory.mktemp("an env") / "venv")

@@ -9,6 +9,7 @@ from __future__ import annotations
 import secrets
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -103,21 +104,23 @@ def test_files_accounts_and_units_are_put_back_and_named(one: Cluster) -> None:
     assert mended(one.json("up")) == set()
 
 
-@pytest.mark.parametrize(
-    "spoil", ["mv .ssh .away; ln -s /etc .ssh", "cd .ssh; rm authorized_keys; mkfifo authorized_keys"]
-)
-def test_what_a_job_made_of_its_users_ssh_folder_leads_root_nowhere(one: Cluster, spoil: str) -> None:
-    leader = ctl(one)
-    one.ssh(leader, spoil, user=one.user)
-    assert f"{leader}: the cluster's key of user {one.user} was missing: put back" in mended(one.json("up"))
-    assert one.ssh(leader, "stat -c '%U %a' /etc") == "root 755\n"
-    assert "No such file" in one.ssh(leader, "ls /etc/authorized_keys 2>&1 || true")
-    assert one.ssh(leader, "id -un", user=one.user).strip() == one.user
-    assert mended(one.json("up")) == set()
+def spoil_ssh_folder(cluster: Cluster, how: str) -> str:
+    """Have a job's user make something else of their ~/.ssh; what `up` is to say of it."""
+    cluster.ssh(ctl(cluster), how, user=cluster.user)
+    return f"{ctl(cluster)}: the cluster's key of user {cluster.user} was missing: put back"
+
+
+def see_that_root_was_led_nowhere(cluster: Cluster) -> None:
+    leader = ctl(cluster)
+    assert cluster.ssh(leader, "stat -c '%U %a' /etc") == "root 755\n"
+    assert "No such file" in cluster.ssh(leader, "ls /etc/authorized_keys 2>&1 || true")
+    assert cluster.ssh(leader, "id -un", user=cluster.user).strip() == cluster.user
 
 
 def test_a_configuration_that_was_edited_and_read_is_put_back_everywhere(one: Cluster) -> None:
+    """So is a key whose folder leads elsewhere."""
     leader, shown = ctl(one), "scontrol show config | grep ^SlurmdTimeout"
+    key = spoil_ssh_folder(one, "mv .ssh .away; ln -s /etc .ssh")
     was = one.ssh(leader, shown)
     one.ssh(leader, "sudo sed -i s/^SlurmdTimeout=.*/SlurmdTimeout=77/ /etc/slurm/slurm.conf")
     one.ssh(leader, "scontrol reconfigure")
@@ -126,26 +129,26 @@ def test_a_configuration_that_was_edited_and_read_is_put_back_everywhere(one: Cl
     assert mended(one.json("up")) >= {
         f"{leader}: /etc/slurm/slurm.conf was changed: put back",
         f"{node(one, 2)}: slurmd was stopped: started",
+        key,
     }
+    see_that_root_was_led_nowhere(one)
     assert one.ssh(leader, shown) == was
     for number in (1, 2, 3):
         assert "77" not in one.ssh(node(one, number), "sudo grep -r ^SlurmdTimeout /run/slurmd/conf-cache")
 
 
-def test_what_the_look_does_not_cover_is_mended_on_demand(one: Cluster) -> None:
-    one.ssh(node(one, 2), f"sudo usermod -c drifted {one.user}; sudo gpasswd -a {one.user} games")
-    answer = one.json("up", "--reconfigure")
-    configure = next(phase for phase in answer["phases"] if phase["phase"] == "configure")
-    assert "tasks on 4 hosts" in configure["note"]
-
-
-def test_nodes_without_power_are_started_in_the_same_up(one: Cluster) -> None:
+def test_nodes_without_power_are_started_in_the_same_up_which_runs_all_roles_on_demand(one: Cluster) -> None:
     second, third = node(one, 2), node(one, 3)
+    one.ssh(second, f"sudo usermod -c drifted {one.user}; sudo gpasswd -a {one.user} games")
+    key = spoil_ssh_folder(one, "cd .ssh; rm authorized_keys; mkfifo authorized_keys")
     one.ssh(third, "sudo systemctl poweroff --force --force", rc=None)
     one.ssh(second, "sudo systemctl poweroff", rc=None)  # it is still on its way down when `up` looks
-    answer = one.json("up")
-    assert {f"{host}: was powered off: started" for host in (second, third)} <= mended(answer)
+    answer = one.json("up", "--reconfigure")
+    assert {key, *(f"{host}: was powered off: started" for host in (second, third))} <= mended(answer)
     assert answer["probed"] == [second, third]
+    configure = next(phase for phase in answer["phases"] if phase["phase"] == "configure")
+    assert "tasks on 4 hosts" in configure["note"]
+    see_that_root_was_led_nowhere(one)
 
 
 def test_what_a_person_drained_stays_and_what_slurm_drained_is_resumed(one: Cluster) -> None:
@@ -215,31 +218,73 @@ def test_a_probe_that_fails_on_one_node_names_it(one: Cluster) -> None:
     assert [one["host"] for one in found] == [third]
 
 
-def test_a_cluster_grows_and_shrinks_beside_the_job(one: Cluster) -> None:
-    def up(train: int, more: str = "", *flags: str, rc: int = 0) -> Any:
+def content(cluster: Cluster) -> dict[Path, bytes]:
+    """All that clusterctl keeps of a cluster on the user's side."""
+    return {path: path.read_bytes() for path in cluster.runner.home.rglob("*") if path.is_file()}
+
+
+def planned(cluster: Cluster, *, rc: int) -> dict[str, Any]:
+    """What `plan --check` says; it only looks."""
+    known = content(cluster)
+    plan: dict[str, Any] = cluster.json("plan", "--check", rc=rc)
+    assert content(cluster) == known
+    return plan
+
+
+def changes(plan: dict[str, Any]) -> set[tuple[str, str]]:
+    return {(one["kind"], one["name"]) for one in plan["changes"]}
+
+
+def hosts(plan: dict[str, Any]) -> set[tuple[str, str]]:
+    """The hosts that come and go."""
+    found = {(one["name"], one["action"]) for one in plan["changes"] if one["kind"] == "host"}
+    return {host for host in found if host[1] != "change"}
+
+
+def test_a_cluster_grows_and_shrinks_beside_the_job_as_planned(one: Cluster) -> None:
+    def ask_for(train: int, more: str = "") -> None:
         one.spec.write_text(SPEC.format(name=one.name, train=train) + more)
+
+    def up(*flags: str, rc: int = 0) -> Any:
         return one("-o", "json", "up", *flags, rc=rc).json
 
-    answer = up(4, OTHER)
+    ask_for(3)
+    assert planned(one, rc=0)["changes"] == []
+    ask_for(4, OTHER)
+    fourth, other = node(one, 4), f"{one.name}-other-1"
+    assert hosts(planned(one, rc=3)) == {(fourth, "make"), (other, "make")}
+    answer = up()
     assert answer["probed"] == [node(one, 2), node(one, 3), node(one, 4), f"{one.name}-other-1"]
     on_second = begin(one, "second", COUNTER.format(node=node(one, 2)))
     script = one.runner.cwd / "waits.sh"
     script.write_text("#!/bin/bash\n#SBATCH --hold --partition=other\nhostname\n")
     waits = one.json("submit", script)["job_id"]
 
-    refusal = failure(up(1, rc=2))["cause"]
+    one.ssh(fourth, "sudo rm /etc/munge/munge.key")
+    ask_for(4, "users: [{name: bob, uid: 2002}]\n")
+    plan = planned(one, rc=3)
+    assert hosts(plan) == {(other, "remove")}
+    assert changes(plan) >= {("setting", "users"), ("setting", "partitions"), ("drift", fourth)}
+    assert waits in [harm["job_id"] for harm in plan["harms"]]
+
+    ask_for(1)
+    harms = {harm["job_id"]: harm["nodes"] for harm in planned(one, rc=3)["harms"]}
+    assert harms[on_second] == [node(one, 2)]
+    refusal = failure(up(rc=2))["cause"]
     assert f"job {on_second} (second)" in refusal
     assert f"job {waits} (waits)" in refusal
     assert "partition other is removed" in refusal
+    assert "with all data" in one("up", "--force", rc=2).stderr, "nobody was there to be asked"
     assert len(one.json("status")["nodes"]) == 5
 
-    answer = up(1, "", "--force", "--yes")
+    answer = up("--force", "--yes")
     notes = "\n".join(answer["notes"])
     assert f"ended job {on_second} (second)" in notes
     assert f"{node(one, 1)} keeps 1 CPU" in notes
     assert [each["name"] for each in one.json("status")["nodes"]] == [node(one, 1)]
     assert "leaves the cluster" in one.sacct(on_second, "AdminComment")
     assert one.sacct(waits, "State").startswith("CANCELLED")
+    assert planned(one, rc=0)["changes"] == []
 
 
 def test_a_uid_does_not_pass_to_another_user(one: Cluster) -> None:

@@ -78,6 +78,7 @@ def test_up_builds_what_the_spec_asks_for_and_keeps_it(own: Cluster) -> None:
     assert environments(own) == before
 
 
+@pytest.mark.sweep  # two hundred megabytes to resolve, send and unpack
 def test_torch_trains_on_two_nodes(own: Cluster) -> None:
     file = EXAMPLES / "requirements-torch.txt"
     argv = ("--requirements", file, "--nodes", "2", "--wait")

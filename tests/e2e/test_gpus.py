@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import time
 from collections.abc import Callable, Iterator
@@ -19,7 +20,9 @@ _SPEC = """\
 version: 1
 name: {name}
 provider: {{type: local}}
-partitions: [{{name: train, nodes: 1}}, {{name: parts, nodes: 1, cpus: 2}}]
+partitions:
+  - {{name: train, nodes: 1, max_time: 1h}}
+  - {{name: parts, nodes: 1, cpus: 2, memory: 1GiB}}
 software: {{cupy: false}}
 monitoring: {{interval: 1s, health: {{interval: 5s}}}}
 """
@@ -83,6 +86,21 @@ def test_slurm_knows_the_gpus(gpus: Cluster) -> None:
     assert "Gres=gpu:t4:2" in train
 
 
+def test_a_partition_is_what_the_spec_says(gpus: Cluster) -> None:
+    shown = gpus.ssh(f"{gpus.name}-ctl", "sinfo -h -o '%R %D %l %m' | sort")
+    rows = {line.split()[0]: line.split()[1:] for line in shown.splitlines()}
+    assert rows["train"][:2] == ["1", "1:00:00"]
+    assert rows["parts"] == ["1", "infinite", "1024"]
+    done = gpus.json("submit", "probe", "--partition", "parts", "--wait")
+    answer = json.loads((gpus.run_of(done["job_id"]) / "stdout.log").read_text())
+    assert answer["hosts"] == [f"{gpus.name}-parts-1"]
+
+
+def test_a_job_that_no_partition_can_run_is_refused(gpus: Cluster) -> None:
+    assert "memory" in gpus("submit", "probe", "-p", "parts", "--mem", "4GiB", rc=1).stderr.lower()
+    assert "time" in gpus("submit", "probe", "-p", "train", "--time", "2h", rc=2).stderr.lower()
+
+
 @pytest.mark.parametrize(("gres", "indices"), [("t4:1", "0"), ("t4:2", "0,1"), ("1", "0")])
 def test_a_job_sees_its_gpus_alone(gpus: Cluster, gres: str, indices: str) -> None:
     assert _srun(gpus, f"--gres=gpu:{gres}", command="printenv CUDA_VISIBLE_DEVICES").strip() == indices
@@ -123,14 +141,6 @@ def test_a_sick_node_is_drained_with_the_reason_and_comes_back(gpus: Cluster) ->
     assert _wait(gpus, lambda said: said.startswith("idle ")).startswith("idle none")
 
 
-def test_up_sees_at_once_that_a_node_is_well_again(gpus: Cluster) -> None:
-    _log(gpus, machines.xid(79) + "\n")
-    assert "XID 79" in _wait(gpus, lambda said: "drain" in said)
-    _log(gpus, "")
-    up = gpus.json("up", "--yes")
-    assert _node(gpus) in up["probed"]
-
-
 def _sleeper(cluster: Cluster, *options: str) -> str:
     """A job that runs; its number."""
     words = ("sbatch", "--parsable", "--output=/dev/null", *options, "--wrap='sleep 600'")
@@ -147,6 +157,9 @@ def _job(cluster: Cluster, job: str) -> str:
 
 
 def test_up_takes_up_a_card_that_was_put_in_while_a_job_elsewhere_goes_on(gpus: Cluster) -> None:
+    """It sees at once, too, that the node is well again."""
+    _log(gpus, machines.xid(79) + "\n")
+    assert "XID 79" in _wait(gpus, lambda said: "drain" in said)
     started = "systemctl show slurmd --property=ExecMainStartTimestampMonotonic"
     other = f"{gpus.name}-parts-1"
     elsewhere, before = _sleeper(gpus, "--partition=parts", "--gpus=1"), gpus.ssh(other, started)
@@ -156,7 +169,10 @@ def test_up_takes_up_a_card_that_was_put_in_while_a_job_elsewhere_goes_on(gpus: 
     plan = gpus("plan").stdout
     assert said in plan.replace("\n", " ")
     assert "all hosts" not in plan
-    assert f"mended: {said}: taken up" in gpus("up", "--yes").stderr
+    _log(gpus, "")
+    up = gpus("-o", "json", "up", "--yes")
+    assert f"mended: {said}: taken up" in up.stderr
+    assert _node(gpus) in up.json["probed"]
     assert "Gres=gpu:t4:3" in gpus.ssh(f"{gpus.name}-ctl", f"scontrol -o show node {_node(gpus)}")
     assert _srun(gpus, "--gpus=3", command="printenv CUDA_VISIBLE_DEVICES").strip() == "0,1,2"
     assert (_job(gpus, elsewhere), gpus.ssh(other, started)) == ("RUNNING 0", before)

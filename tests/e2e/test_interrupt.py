@@ -33,7 +33,10 @@ def interrupted(clusterctl: Clusterctl, phase: str, how: str) -> Ended:
     return victim.hit(how)
 
 
-@pytest.mark.parametrize("phase", ["provision", "reach", "configure", "verify"])
+@pytest.mark.parametrize(
+    "phase",
+    ["provision", "configure", *(pytest.param(one, marks=pytest.mark.sweep) for one in ("reach", "verify"))],
+)
 def test_ctrl_c_ends_up_cleanly(clusterctl: Clusterctl, spec: Path, phase: str) -> None:
     ended = interrupted(clusterctl, phase, "int")
     assert ended.code == 130, ended

@@ -47,11 +47,18 @@ def test_a_python_script_gets_the_job_environment_and_all_ranks(cluster: Cluster
     assert f"(1, 2, '{cluster.name}-train-2', ['--flag', 'x y'])" in out
 
 
-@pytest.mark.parametrize("launcher", ["srun", "mpirun"])
+ERROR, STATUS = ("raise KeyError('a bug')", 1, "KeyError: 'a bug'"), ("sys.exit(3)", 3, "exit code 3")
+
+
 @pytest.mark.parametrize(
-    ("failure", "status", "cause"),
-    [("raise KeyError('a bug')", 1, "KeyError: 'a bug'"), ("sys.exit(3)", 3, "exit code 3")],
-    ids=["error", "status"],
+    ("launcher", "failure", "status", "cause"),
+    [
+        ("srun", *ERROR),
+        ("mpirun", *STATUS),
+        pytest.param("srun", *STATUS, marks=pytest.mark.sweep),
+        pytest.param("mpirun", *ERROR, marks=pytest.mark.sweep),
+    ],
+    ids=["srun-error", "mpirun-status", "srun-status", "mpirun-error"],
 )
 def test_one_rank_that_fails_ends_the_job(
     cluster: Cluster, launcher: str, failure: str, status: int, cause: str

@@ -9,6 +9,7 @@ import pytest
 
 from tests.support.lab import GATE, PASSWORD, Box, Lab, lab
 
+pytestmark = pytest.mark.sweep  # what the labs of other modules are made of
 BOXES = (Box("node1"), Box("node2", sudo="password", disk_mib=128), Box("node3", sudo="none"))
 
 

@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.lab import Lab, lab
 
+pytestmark = pytest.mark.sweep  # what the labs of other modules are made of
 ANSIBLE = Path(sys.executable).with_name("ansible")
 # A package of the repository, once more without its signature.
 UNSIGNED = """\

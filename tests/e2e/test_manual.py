@@ -1,6 +1,8 @@
 """Every command of README.md and docs/ is run as a reader would: page by page, on a real cluster.
 
-The README raises one and takes it down; the other pages share a second one, which the tutorial takes down.
+The README raises it; the other pages are read before its last command, which takes it down. The tutorial and
+the how-tos say in other words what the other pages have said: they are read in `make test-all`.
+The clusterctl that is typed is the one of the wheel, in an environment that holds nothing of this checkout.
 How blocks say what they are stands in tests/support/manual.py.
 """
 
@@ -8,7 +10,6 @@ from __future__ import annotations
 
 import os
 import subprocess
-import sys
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -17,13 +18,14 @@ from pathlib import Path
 import pytest
 from _pytest.mark import ParameterSet
 
-from tests.support.install import pip_settings
+from tests.support.install import PLAIN_PATH, Installed, pip_settings
 from tests.support.manual import ROOT, Block, Command, blocks, pages, with_jobs
 from tests.support.remains import marked
 from tests.support.residue import Machine, left_behind, look_as_root
 
 SPEC = "version: 1\nname: demo\nprovider: {type: local}\npartitions:\n  - {name: train, nodes: 2}\n"
-FIRST, LAST = ROOT / "README.md", ROOT / "docs" / "tutorial.md"  # they raise a cluster, and take it down
+FIRST, TUTORIAL = ROOT / "README.md", ROOT / "docs" / "tutorial.md"
+DOWN = "clusterctl down --yes"
 FOLDERS = ("ansible", "examples")
 
 
@@ -32,13 +34,14 @@ class Reader:
     """Someone with a home of their own who types what the manual says, in a folder for each page."""
 
     home: Path
+    installed: Installed
 
     def folder(self, page: Path) -> Path:
         """Where a page is read: a spec lies there, and what the page names of a checkout."""
         place = self.home / page.stem
         if not place.exists():
             place.mkdir()
-            if page != LAST:  # it begins with `init`
+            if page != TUTORIAL:  # it begins with `init`
                 (place / "cluster.yaml").write_text(SPEC)
             for name in FOLDERS:
                 if (ROOT / name).exists() and f" {name}/" in page.read_text():
@@ -74,18 +77,18 @@ class Reader:
     def _environment(self) -> dict[str, str]:
         ours = ("CLUSTERCTL_", "XDG_", "SLURM_")
         env = {name: value for name, value in os.environ.items() if not name.startswith(ours)}
-        path = f"{Path(sys.executable).parent}{os.pathsep}{env['PATH']}"
+        path = f"{self.installed.script.parent}:{PLAIN_PATH}"
         return env | dict(pip_settings()) | {"HOME": str(self.home), "PATH": path, "COLUMNS": "200"}
 
 
 @pytest.fixture(scope="module")
-def reader() -> Iterator[Reader]:
+def reader(installed: Installed) -> Iterator[Reader]:
     """Their home has a short path, as homes do."""
     with tempfile.TemporaryDirectory(prefix=marked("")) as folder:
         home = Path(folder)
         machine = Machine(home)
         before = look_as_root(machine)
-        one = Reader(home)
+        one = Reader(home, installed)
         yield one
         one.types("clusterctl down --yes --discard-runs", one.folder(FIRST))  # what a page that failed left
         left = left_behind(before, lambda: look_as_root(machine))
@@ -95,30 +98,45 @@ def reader() -> Iterator[Reader]:
 def runnable() -> list[Path]:
     """The pages with commands to run, in the order in which they leave each other a cluster."""
     found = [page for page in pages() if any(block.runs for block in blocks(page))]
-    return sorted(found, key=lambda page: (page == LAST, page != FIRST, page))
+    return sorted(found, key=lambda page: (page == TUTORIAL, page != FIRST, page))
 
 
 def named(page: Path) -> ParameterSet:
-    """How-tos say in other words what the other pages have said: `make test-all` runs them."""
-    marks = [pytest.mark.sweep] if page.parent.name == "howto" else []
+    marks = [pytest.mark.sweep] if page.parent.name == "howto" or page == TUTORIAL else []
     return pytest.param(page, id=str(page.relative_to(ROOT)), marks=marks)
 
 
 @pytest.mark.parametrize("page", [named(page) for page in runnable()])
 def test_page(reader: Reader, page: Path) -> None:
     place = reader.folder(page)
-    if page not in (FIRST, LAST):
+    if page not in (FIRST, TUTORIAL):
         reader.has_a_cluster(place)
     jobs: dict[str, str] = {}
     for block in blocks(page):
         if block.file:
             write(block, place)
         for command in block.commands if block.runs else ():
-            code, said, place = reader.types(with_jobs(command.text, jobs), place)
-            assert code == command.exit_code, failed(command, f"exit code {code}", said)
-            missing = command.differs(said)
-            assert not missing, failed(command, f"it did not print {missing!r}", said)
+            if page == FIRST and command.text == DOWN:
+                continue  # until all pages are read
+            said, place = typed(reader, with_jobs(command.text, jobs), command, place)
             jobs |= command.jobs(said)
+
+
+def test_the_readme_ends(reader: Reader) -> None:
+    place = reader.folder(FIRST)
+    reader.has_a_cluster(place)
+    commands = [command for block in blocks(FIRST) if block.runs for command in block.commands]
+    (down,) = (command for command in commands if command.text == DOWN)
+    typed(reader, down.text, down, place)
+
+
+def typed(reader: Reader, text: str, command: Command, place: Path) -> tuple[str, Path]:
+    """What a command printed, which is what the page shows, and the folder that it leaves the reader in."""
+    code, said, place = reader.types(text, place)
+    assert code == command.exit_code, failed(command, f"exit code {code}", said)
+    missing = command.differs(said)
+    assert not missing, failed(command, f"it did not print {missing!r}", said)
+    return said, place
 
 
 def write(block: Block, place: Path) -> None:

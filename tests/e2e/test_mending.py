@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import secrets
 import shlex
 from collections.abc import Iterator
@@ -14,14 +15,24 @@ from tests.support.cluster import Cluster, raised
 from tests.support.disks import FAULTS, small_disk_at
 from tests.support.faults import cause
 
+SPEC = """\
+version: 1
+name: {name}
+provider: {{type: local}}
+partitions: [{{name: train, nodes: 1}}]
+users: [{{name: ada, uid: {uid}}}]
+"""
+
 
 @pytest.fixture(scope="module")
 def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     name = f"m{secrets.token_hex(3)}"
-    text = (
-        f"version: 1\nname: {name}\nprovider: {{type: local}}\npartitions:\n  - {{name: train, nodes: 1}}\n"
-    )
-    with raised(name, text, tmp_path_factory.mktemp("home"), tmp_path_factory.mktemp("cwd")) as cluster:
+    with raised(
+        name,
+        SPEC.format(name=name, uid=2101),
+        tmp_path_factory.mktemp("home"),
+        tmp_path_factory.mktemp("cwd"),
+    ) as cluster:
         yield cluster
 
 
@@ -78,12 +89,11 @@ def test_a_home_that_a_job_closed_is_opened_again(one: Cluster) -> None:
 
 
 def test_a_user_whose_number_changed_can_still_submit(one: Cluster) -> None:
-    text = one.spec.read_text()
-    for uid in (2101, 2102):
-        one.spec.write_text(f"{text}users:\n  - {{name: ada, uid: {uid}}}\n")
-        one("up")
-        assert one.json("submit", "probe", "--wait")["state"] == "COMPLETED"
-    one.spec.write_text(text)
+    assert one.ssh(f"{one.name}-ctl", "id -u", user=one.user).strip() == "2101"
+    one.spec.write_text(SPEC.format(name=one.name, uid=2102))
+    one("up")
+    assert one.ssh(f"{one.name}-ctl", "id -u", user=one.user).strip() == "2102"
+    assert one.json("submit", "probe", "--wait")["state"] == "COMPLETED"
 
 
 @pytest.mark.sweep
@@ -97,28 +107,23 @@ def test_what_slurm_refuses_in_the_spec_is_named_and_can_be_corrected(one: Clust
     assert one.json("up")["ready"]
 
 
-def test_a_lost_workspace_does_not_keep_a_cluster_alive(one: Cluster) -> None:
-    kept = one.workspace.rename(one.runner.cwd / "lost")
-    (listed,) = (each for each in one.json("list")["clusters"] if each["cluster"] == one.name)
-    assert listed["state"] == "lost"
-    assert listed["fix"] in one("list").stdout
-    typed = shlex.split(listed["fix"])[1:]
-    assert "nothing of it" in one.runner(*typed, "--yes").stdout
-    assert f"there is no cluster {one.name!r}" in one("down", "--yes", rc=2).stderr
-    kept.rename(one.workspace)
-    one("down", "--yes", "--discard-runs")
+def network(cluster: Cluster) -> str:
+    return str(json.loads((cluster.workspace / "hosts.json").read_text())["network"])
 
 
 def test_on_a_full_disk_up_and_submit_refuse_and_down_says_what_is_gone_with_the_cluster(
-    one: Cluster, tmp_path: Path
+    one: Cluster, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """The state folder is on a disk of its own, which takes nothing more."""
+    """The state folder is on a disk of its own, which takes nothing more. The cluster in it has the name of
+    another one, which is up in another home: they do not meet."""
+    cwd = tmp_path_factory.mktemp("other cwd")
     script = one.runner.cwd / "save.sh"
     script.write_text("mkdir checkpoints && touch checkpoints/last weights && chmod 000 weights\n")
     with (
         small_disk_at(tmp_path, mib=8) as disk,
-        raised(one.name, one.spec.read_text(), disk.path, one.runner.cwd) as there,
+        raised(one.name, one.spec.read_text(), disk.path, cwd) as there,
     ):
+        assert network(there) != network(one)
         there("submit", script, "--wait")
         for fault, said in FAULTS.items():
             disk.suffer(fault)
@@ -137,3 +142,16 @@ def test_on_a_full_disk_up_and_submit_refuse_and_down_says_what_is_gone_with_the
         left = "weights (Permission denied), checkpoints (checkpoints stay on the cluster)"  # files first
         assert f"was not brought home: {left}; it is gone" in there("down", "--yes").stderr
         assert not there.workspace.exists()
+    assert one.json("status")["ready"], "it went down with the other of its name"
+
+
+def test_a_lost_workspace_does_not_keep_a_cluster_alive(one: Cluster) -> None:
+    kept = one.workspace.rename(one.runner.cwd / "lost")
+    (listed,) = (each for each in one.json("list")["clusters"] if each["cluster"] == one.name)
+    assert listed["state"] == "lost"
+    assert listed["fix"] in one("list").stdout
+    typed = shlex.split(listed["fix"])[1:]
+    assert "nothing of it" in one.runner(*typed, "--yes").stdout
+    assert f"there is no cluster {one.name!r}" in one("down", "--yes", rc=2).stderr
+    kept.rename(one.workspace)
+    one("down", "--yes", "--discard-runs")

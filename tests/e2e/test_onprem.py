@@ -1,24 +1,32 @@
-"""Machines of somebody's own behind a gate become a cluster, and are given back as they were."""
+"""Machines of somebody's own behind a gate become a cluster, and are given back as they were.
+
+They have no route out, and clusterctl asks no package index: all that is installed comes out of one file.
+"""
 
 from __future__ import annotations
 
 import json
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
+from tests.support.bundled import DEBIAN, debian_bundle, unconnected
 from tests.support.cluster import Cluster
 from tests.support.lab import PASSWORD, Box, Lab, lab
 from tests.support.own import raised
 from tests.support.verbs import Clusterctl
 
+OUTSIDE = "192.0.2.1"  # of nobody, by RFC 5737
+HOSTS = ("node1", "node2", "node3")
+APT = "sudo ls -R /etc/apt /var/lib/apt/lists"
 BOXES = (Box("node1"), Box("node2", sudo="password"), Box("node3"))
 
 
 @pytest.fixture(scope="module")
 def machines(no_residue: None) -> Iterator[Lab]:
-    with lab("debian", BOXES, gate=True, internet=True, shared="/shared") as one:
+    with lab("debian", BOXES, gate=True, shared="/shared") as one:
         yield one
 
 
@@ -65,20 +73,69 @@ def test_what_is_wrong_is_said_for_every_machine_before_any_is_changed(
     clusterctl("-f", spec, "down", "--yes")
 
 
+def test_the_machines_have_no_route_out(machines: Lab) -> None:
+    for host in HOSTS:
+        assert machines.ssh(host, "ip route show default").stdout == ""
+        tried = machines.ssh(host, f"timeout 5 bash -c 'echo > /dev/tcp/{OUTSIDE}/80'", rc=None)
+        assert "Network is unreachable" in tried.stderr
+    assert machines.ssh("node1", "sudo apt-get update -qq; apt-cache policy munge", rc=None).stdout == ""
+
+
+@pytest.fixture(scope="module")
+def apt(machines: Lab) -> str:
+    """What apt of the first machine knows before a cluster is made of it."""
+    return machines.ssh("node1", APT).stdout
+
+
 @pytest.fixture(scope="module")
 def cluster(
-    machines: Lab, cluster_name: str, clusterctl: Clusterctl, tmp_path_factory: pytest.TempPathFactory
+    machines: Lab,
+    apt: str,
+    cluster_name: str,
+    clusterctl_home: Path,
+    tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Cluster]:
-    """Up and proven; its keys were confirmed one by one."""
-    cwd = tmp_path_factory.mktemp("own")
-    text = spec_of(machines, cluster_name)
-    with raised(machines, cluster_name, text, clusterctl.home, cwd, password=True) as one:
+    """Up and proven, from a bundle; its keys were confirmed one by one."""
+    cwd, environ = tmp_path_factory.mktemp("own"), unconnected(tmp_path_factory.mktemp("cache"))
+    text, bundle = spec_of(machines, cluster_name), str(debian_bundle())
+    given = ("--bundle", bundle)
+    with raised(
+        machines, cluster_name, text, clusterctl_home, cwd, *given, password=True, environ=environ
+    ) as one:
         yield one
+
+
+def test_a_corrupted_bundle_is_refused_before_anything_is_done(
+    machines: Lab, cluster_name: str, clusterctl: Clusterctl, tmp_path: Path
+) -> None:
+    bad, spec = tmp_path / "bad.tar", tmp_path / "cluster.yaml"
+    spec.write_text(spec_of(machines, cluster_name))
+    shutil.copy(debian_bundle(), bad)
+    with bad.open("r+b") as file:
+        file.seek(bad.stat().st_size // 2)
+        (byte,) = file.read(1)
+        file.seek(-1, 1)
+        file.write(bytes([byte ^ 1]))
+    (failure,) = clusterctl("-o", "json", "-f", spec, "up", "--yes", "--bundle", bad, rc=2).json["failures"]
+    assert failure["cause"].startswith(f"corrupted: systems/{DEBIAN.release}/pool/")
+    assert machines.ssh("node1", "getent passwd clusterctl", rc=None).stdout == ""
 
 
 def test_it_has_proven_itself(cluster: Cluster) -> None:
     assert cluster.raised["nodes"] == cluster.raised["probed"] == ["node1", "node2"]
     assert cluster.raised["provider"] == "onprem"
+
+
+def test_all_came_out_of_the_bundle_which_is_gone_from_the_machines(
+    cluster: Cluster, machines: Lab, apt: str
+) -> None:
+    notes = {phase["phase"]: phase["note"] for phase in cluster.raised["phases"]}
+    assert DEBIAN.release in notes["bundle"]
+    assert notes["packages"] == "sent to 3 hosts"
+    for host in HOSTS:
+        assert "No such file" in machines.enter(host, ["ls", "/var/lib/clusterctl-bundle"]).stderr
+        assert "installed" in machines.ssh(host, "dpkg-query -W -f '${db:Status-Status}' munge").stdout
+    assert machines.ssh("node1", APT).stdout == apt
 
 
 def test_two_nodes_train_and_the_run_comes_home(cluster: Cluster) -> None:
@@ -99,11 +156,12 @@ def test_our_own_account_is_enough_from_then_on(cluster: Cluster, machines: Lab)
     keys = "~rocky/.ssh/authorized_keys"
     machines.enter("node2", ["bash", "-c", f"mv {keys} {keys}.away"])
     try:
-        phases = {one["phase"]: one["note"] for one in cluster.json("up")["phases"]}
+        phases = {one["phase"]: one["note"] for one in cluster.json("up")["phases"]}  # by its bundle
     finally:
         machines.enter("node2", ["bash", "-c", f"mv {keys}.away {keys}"])
     assert phases["plan"] == "hosts: all 3 stay"
     assert phases["configure"] == "unchanged: 3 hosts checked"
+    assert phases["packages"] == "nothing to send"
 
 
 def test_a_machine_of_one_cluster_is_not_taken_by_another(

@@ -53,6 +53,7 @@ def cases() -> list[Case]:
     found = [Case("up", phase, how, then()) for phase in UP for how in HOWS]
     found += [Case("down", phase, how, then()) for phase in DOWN for how in HOWS]
     hows = ("kill", "kill-all", "int", "reboot", "hup")
+    found += [Case("up", "configure", "reboot", "up")]
     found += [Case("up", draw.random(), hows[i % len(hows)], then()) for i in range(20)]
     found += [Case("down", draw.random(), hows[i % len(hows)], then()) for i in range(10)]
     return found
@@ -60,7 +61,6 @@ def cases() -> list[Case]:
 
 DAILY = (
     Case("up", "provision", "kill-all", "down"),
-    Case("up", "configure", "reboot", "up"),
     Case("down", "destroy", "kill", "down"),
 )
 

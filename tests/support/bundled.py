@@ -22,7 +22,7 @@ from clusterctl.util.assets import payload_hash, tree_hash
 
 DEBIAN: Final = distribution_of("debian-12")
 _KEPT_S: Final = 24 * 3600
-_CODE: Final = Path(__file__).resolve().parents[2] / "clusterctl" / "bundle"
+_CODE: Final = Path(__file__).resolve().parents[2] / "clusterctl" / "packages" / "bundle"
 
 
 def unconnected(cache: Path) -> dict[str, str]:

@@ -15,8 +15,8 @@ from collections.abc import Callable, Collection
 from contextlib import suppress
 from pathlib import Path
 
-from clusterctl.providers.local import cgroups, machine
-from clusterctl.providers.local.mounts import mounted_under
+from clusterctl.providers.local import machine
+from clusterctl.providers.local.system import mounted_under
 
 ROOT = Path(__file__).resolve().parents[2]
 STATE = Path("/var/lib/clusterctl")
@@ -72,7 +72,7 @@ def show(home: str) -> None:
 
 def show_on_nodes(cluster_id: str) -> None:
     """What of Ansible is at work on its nodes."""
-    for pid, name in cgroups.members():
+    for pid, name in machine.cgroup_members():
         with suppress(OSError):
             argv = Path(f"/proc/{pid}/cmdline").read_bytes()
             if name.startswith(f"c{cluster_id}-") and (b"mitogen" in argv or b"ansible" in argv.lower()):

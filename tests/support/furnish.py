@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl.providers.local import mounts
-from clusterctl.providers.local.run import run
+from clusterctl.providers.local import system
+from clusterctl.providers.local.system import run
 from tests.support.apt_proxy import PORT
 from tests.support.lab import Box, Request
 from tests.support.shapes import shape
@@ -40,7 +40,7 @@ class Services:
 
 def layer(lower: tuple[Path, ...], folder: Path, request: Request) -> Path:
     """What all machines of a lab have in common, as a layer of its own."""
-    root = mounts.mount_overlay(lower, folder)
+    root = system.mount_overlay(lower, folder)
     password = shlex.quote(f"{request.user}:{request.password}")
     script = _USER.format(user=request.user, password=password, key=shlex.quote(request.public_key))
     run(["chroot", str(root), "sh", "-ec", script], what="making the user")

@@ -20,10 +20,10 @@ from ipaddress import IPv4Network
 from pathlib import Path
 from typing import Any, TextIO
 
-from clusterctl.providers.local import cgroups, image, machine, mounts, network
+from clusterctl.providers.local import image, machine, network, system
 from clusterctl.providers.local.helper import state_lock
 from clusterctl.providers.local.layout import address, bridge_name, machine_name, make_private, netns_name
-from clusterctl.providers.local.run import run
+from clusterctl.providers.local.system import run
 from tests.support import apt_proxy, furnish
 from tests.support.el import web
 from tests.support.lab import GATE, Box, LabHost, Request, request_of
@@ -95,8 +95,8 @@ class Keeper:
     def _start(self, number: int, box: Box, lower: tuple[Path, ...]) -> None:
         request, folder = self._request, self._folder / "nodes" / box.name
         folder.mkdir(parents=True)
-        changes = mounts.mount_disk(folder, box.disk_mib) if box.disk_mib else None
-        root = mounts.mount_overlay(lower, folder, changes)
+        changes = system.mount_disk(folder, box.disk_mib) if box.disk_mib else None
+        root = system.mount_overlay(lower, folder, changes)
         addresses = {"host0": address(self._subnet(box), number)}
         if box.name == GATE:
             addresses["host1"] = address(self._back, number)
@@ -161,7 +161,7 @@ def remove(lab_id: str) -> None:
     """Everything of a lab; done twice it does nothing the second time."""
     machine.stop([name for name in machine.alive() if name.startswith(f"c{lab_id}-")])
     machine.end_rooted(STATE / lab_id)
-    cgroups.leave(f"c{lab_id}-")
+    machine.remove_cgroups(f"c{lab_id}-")
     with state_lock("down", _silent):
         network.remove(lab_id)
         for _ in range(_TRIES):  # who looks into it just now keeps it
@@ -169,7 +169,7 @@ def remove(lab_id: str) -> None:
             if not network.NETNS_DIR.is_dir() or any(network.NETNS_DIR.iterdir()):
                 break
             time.sleep(0.1)
-    mounts.erase(STATE / lab_id)
+    system.erase(STATE / lab_id)
 
 
 def remove_dead() -> None:

@@ -52,7 +52,7 @@ _LOOKS = {
     "sysctl": "sysctl -a 2>/dev/null | grep -E '^(net[.]ipv4[.]ip_forward|net[.]bridge|fs[.]inotify)'",
     "files": "ls -A /run/netns /var/lib/clusterctl /var/cache/clusterctl 2>&1 | grep -v '[.]lock$'",
 }
-_BOOT_TIMEOUT_S = 60
+_BOOT_TIMEOUT_S = 120
 _END_TIMEOUT_S = 30
 
 
@@ -146,7 +146,8 @@ def _wait_for(name: str, process: subprocess.Popen[bytes], console: Path) -> Hos
         if pid := leader(name):
             host = Host(name, pid)
             # Until its bus is there, the question itself fails.
-            if host.enter("systemctl", "is-system-running", "--wait").stdout.strip() == "running":
+            answer = host.enter("systemctl", "is-system-running", "--wait", timeout_s=_BOOT_TIMEOUT_S)
+            if answer.stdout.strip() == "running":
                 return host
         time.sleep(0.2)
     raise AssertionError(f"the host did not come up:\n{console.read_text(errors='replace')[-5000:]}")

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from types import MappingProxyType
 
 from tests.support.cluster import Cluster
 from tests.support.lab import PASSWORD, Lab
@@ -52,15 +53,22 @@ def up(runner: Clusterctl, spec: Path, *more: str, password: bool = False) -> Ra
 
 @contextmanager
 def raised(
-    lab: Lab, name: str, text: str, home: Path, cwd: Path, *, password: bool = False
+    lab: Lab,
+    name: str,
+    text: str,
+    home: Path,
+    cwd: Path,
+    *more: str,
+    password: bool = False,
+    environ: Mapping[str, str] = MappingProxyType({}),
 ) -> Iterator[Cluster]:
-    """A cluster of these machines, which are given back as they were."""
+    """A cluster of these machines, which are given back as they were; ``more`` is for its `up`."""
     before = {host.name: state(lab, host.name) for host in lab.hosts}
     spec = cwd / f"{name}.yaml"
     spec.write_text(text)
-    runner = Clusterctl(home, cwd)
+    runner = Clusterctl(home, cwd, environ)
     try:
-        yield Cluster(name, spec, runner, up(runner, spec, password=password).json)
+        yield Cluster(name, spec, runner, up(runner, spec, *more, password=password).json)
     finally:
         down = runner("-f", spec, "down", "--yes", "--discard-runs", rc=None)
     assert down.rc == 0 or "there is no cluster" in down.stderr, str(down)

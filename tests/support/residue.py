@@ -16,7 +16,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -42,6 +42,7 @@ class Machine:
     state: Path = STATE
     folders: tuple[Path, ...] = (NAMESPACES, LABS)
     files: tuple[Path, ...] = FILES
+    looks: int = field(default_factory=os.getpid)  # the process that asks
 
 
 def temporary(home: Path) -> Path:
@@ -115,9 +116,32 @@ def _other_clusters(machine: Machine) -> Iterator[str]:
             yield record.parent.name
 
 
+def _in_hosts_of_others(machine: Machine) -> frozenset[str]:
+    """The pids of hosts (tests/support/nested.py) that other test processes boot, and of all in them."""
+    parents: dict[str, str] = {}
+    spaces: dict[str, Path] = {}
+    hosts: set[str] = set()
+    for proc in Path("/proc").glob("[0-9]*"):
+        with suppress(OSError):
+            parents[proc.name] = (proc / "stat").read_text().rpartition(")")[2].split()[1]
+            spaces[proc.name] = (proc / "ns" / "pid").readlink()
+            if b"--machine=host-" in (proc / "cmdline").read_bytes():
+                hosts.add(proc.name)
+
+    def line(pid: str) -> Iterator[str]:
+        while pid in parents:
+            yield pid
+            pid = parents[pid]
+
+    foreign = {host for host in hosts if str(machine.looks) not in line(host)}
+    below = {pid for pid in spaces if not foreign.isdisjoint(line(pid))}
+    within = {spaces[pid] for pid in below} - {Path("/proc/self/ns/pid").readlink()}
+    return frozenset(below | {pid for pid, space in spaces.items() if space in within})
+
+
 def _processes(machine: Machine) -> Iterator[str]:
     """Our containers, all that runs in one, and all that carries our home in its arguments or environment."""
-    ours = Path("/proc/self/ns/pid").readlink()
+    ours, others = Path("/proc/self/ns/pid").readlink(), _in_hosts_of_others(machine)
     for proc in Path("/proc").glob("[0-9]*"):
         try:
             argv = (proc / "cmdline").read_bytes().split(b"\0")
@@ -126,7 +150,7 @@ def _processes(machine: Machine) -> Iterator[str]:
             mounts = (proc / "mountinfo").read_text()
         except OSError:
             continue  # it ended while we looked
-        if proc.name == str(os.getpid()):
+        if proc.name == str(os.getpid()) or proc.name in others:
             continue
         command = b" ".join(argv).decode(errors="replace").strip()
         container = Path(argv[0].decode(errors="replace")).name == "systemd-nspawn"
@@ -209,7 +233,7 @@ def _contents(machine: Machine) -> Iterator[str]:
 def _main() -> None:
     asked = json.load(sys.stdin)
     folders, files = (tuple(map(Path, asked[name])) for name in ("folders", "files"))
-    machine = Machine(Path(asked["home"]), Path(asked["state"]), folders, files)
+    machine = Machine(Path(asked["home"]), Path(asked["state"]), folders, files, asked["looks"])
     json.dump(sorted(look(machine)), sys.stdout)
 
 

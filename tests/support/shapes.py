@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 from typing import Final
 
-from clusterctl.providers.local.run import run
+from clusterctl.providers.local.system import run
 
 _UBUNTU: Final = """\
 PRETTY_NAME="Ubuntu {version} LTS"

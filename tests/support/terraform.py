@@ -6,7 +6,7 @@ import json
 from functools import cache
 from pathlib import Path
 
-from clusterctl.providers.gcp.terraform import Terraform
+from clusterctl.providers.gcp.terraform.client import Terraform
 from clusterctl.providers.gcp.terraform.program import Program, find, from_library
 
 MODULE = """

@@ -10,7 +10,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl.providers.local import image, mounts
+from clusterctl.providers.local import image, system
 from clusterctl.providers.local.layout import CACHE, BakeRequest
 from clusterctl.providers.local.provider import image_keys
 from clusterctl.state.journal import digest
@@ -56,13 +56,13 @@ def el(cache: Path) -> Iterator[Path]:
         _forget_older(cache)
         if not folder.is_dir():
             building = folder.with_suffix(".building")
-            mounts.erase(building)
+            system.erase(building)
             building.mkdir()
             try:
                 build(base, building)
                 building.rename(folder)
             finally:
-                mounts.erase(building)
+                system.erase(building)
         fcntl.flock(builders, fcntl.LOCK_UN)
         yield folder
 
@@ -73,7 +73,7 @@ def _forget_older(cache: Path) -> None:
         with lock.open() as file, suppress(BlockingIOError):
             if time.time() - lock.stat().st_mtime > _KEPT_S:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                mounts.erase(lock.with_suffix(""))
+                system.erase(lock.with_suffix(""))
                 lock.unlink()
 
 

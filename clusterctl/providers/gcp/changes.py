@@ -13,8 +13,9 @@ from ruamel.yaml import YAML
 from clusterctl.providers.base import Action, HostChange
 from clusterctl.providers.gcp.costs import OFF
 from clusterctl.providers.gcp.diagnose import Place
-from clusterctl.providers.gcp.terraform import Action as TerraformAction
-from clusterctl.providers.gcp.terraform import Plan, Resource, ResourceChange
+from clusterctl.providers.gcp.terraform.plan import Action as TerraformAction
+from clusterctl.providers.gcp.terraform.plan import Plan, ResourceChange
+from clusterctl.providers.gcp.terraform.run import Resource
 from clusterctl.spec import machines
 
 INSTANCE: Final = "google_compute_instance"

@@ -1,15 +1,146 @@
-"""What Terraform's and the API's resources cost, in USD an hour; None where it is not known."""
+"""Prices of Google Cloud in USD an hour, by a dated table. An unknown price is None, never a guess."""
 
 from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any, Final
+from functools import cache
+from importlib.resources import files
+from typing import Annotated, Any, Final
 
-from clusterctl.providers.gcp import prices
+from pydantic import BaseModel, ConfigDict, Field
+from ruamel.yaml import YAML
+
 from clusterctl.spec import ClusterSpec, Partition, machines
 from clusterctl.spec.gcp import GcpProvider
 from clusterctl.spec.units import GIB_MIB
+
+HOURS_A_MONTH: Final = 730.0  # as Google counts
+LOCAL_SSD_GIB: Final = 375
+
+Usd = Annotated[float, Field(ge=0)]
+
+
+class _Row(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class _Shares(_Row):
+    vcpu: Usd
+    gib: Usd
+
+
+class _Family(_Shares):
+    spot: _Shares | None = None
+
+
+class _Gpu(_Row):
+    each: Usd
+    spot: Usd | None = None
+
+
+class _Nat(_Row):
+    machine: Usd
+    machines: int
+
+
+class Table(_Row):
+    """The table of one region on one day."""
+
+    date: str
+    region: str
+    families: Mapping[str, _Family]
+    gpus: Mapping[str, _Gpu]
+    machines: Mapping[str, Usd]
+    disks: Mapping[str, Usd]
+    local_ssd: Usd
+    filestore: Mapping[str, Usd]
+    nat: _Nat
+    address: Usd
+
+
+@cache
+def table() -> Table:
+    """The built-in table."""
+    text = (files("clusterctl.providers.gcp") / "data" / "prices.yaml").read_text()
+    document: dict[str, Any] = YAML(typ="safe", pure=True).load(text)
+    return Table.model_validate({**document, "date": str(document["date"])})
+
+
+def priced_on() -> str:
+    """The date of the table."""
+    return table().date
+
+
+def caveat(region: str) -> str:
+    """What must be known of its prices in this region; "" if nothing."""
+    known = table().region
+    return "" if region == known else f"prices are Google's list prices of {known}; those of {region} differ"
+
+
+def of_disk(kind: str, gib: float) -> float | None:
+    """One persistent disk."""
+    rate = table().disks.get(kind)
+    return None if rate is None else of_gib(rate, gib)
+
+
+def of_filestore(tier: str, gib: float) -> float | None:
+    """A Filestore instance."""
+    rate = table().filestore.get(tier)
+    return None if rate is None else of_gib(rate, gib)
+
+
+def of_nat(hosts: int) -> float:
+    """Cloud NAT for this many hosts, with the one address that it takes."""
+    known = table()
+    return min(hosts, known.nat.machines) * known.nat.machine + known.address
+
+
+def of_gib(usd_a_month: float, gib: float) -> float:
+    """An hour of what is charged by GiB and month."""
+    return usd_a_month * gib / HOURS_A_MONTH
+
+
+def total(parts: Iterable[float | None]) -> float | None:
+    """The sum; not known as soon as one part is not."""
+    known = 0.0
+    for part in parts:
+        if part is None:
+            return None
+        known += part
+    return known
+
+
+def of_machine(name: str, gpus: Mapping[str, int], *, spot: bool, own: Mapping[str, float]) -> float | None:
+    """A machine without its disks. ``gpus``: those that are added to it, by Google's name; ``own`` prices of
+    machine types, which have their GPUs in them, come before the table's.
+    """
+    known, machine = table(), machines.machine(name)
+    if name in own:
+        return own[name]
+    if not spot and name in known.machines:
+        return known.machines[name]
+    family = known.families.get(machine.family) if machine else None
+    shares = family.spot if family and spot else family
+    if machine is None or shares is None:
+        return None
+    bundled = {machine.accelerator: machine.gpu.count} if machine.gpu and machine.accelerator else {}
+    parts = [machine.vcpus * shares.vcpu, machine.memory_mib / GIB_MIB * shares.gib]
+    return total([*parts, *(_of_gpus(kind, n, spot=spot) for kind, n in {**bundled, **gpus}.items())])
+
+
+def of_local_ssds(count: int, *, spot: bool) -> float | None:
+    """Local disks that are added to a machine; what they cost with a spot machine is in no table."""
+    if count == 0:
+        return 0.0
+    return None if spot else of_gib(table().local_ssd, count * LOCAL_SSD_GIB)
+
+
+def _of_gpus(kind: str, count: int, *, spot: bool) -> float | None:
+    gpu = table().gpus.get(kind)
+    each = (gpu.spot if spot else gpu.each) if gpu else None
+    return None if each is None else count * each
+
 
 OFF: Final = frozenset({"TERMINATED", "STOPPED", "SUSPENDED"})
 Attributes = Mapping[str, Any]
@@ -43,11 +174,11 @@ def node_price(spec: ClusterSpec, partition: Partition) -> float | None:
     gpus = {str(machine.accelerator): added.count} if added else {}
     extra = ((machines.extra_disk_type(machine, disk), disk.size) for disk in nodes.extra_disks)
     disks = ((machines.boot_disk_type(machine, nodes.boot_disk), nodes.boot_disk.size), *extra)
-    return prices.total(
+    return total(
         [
             _machine(machine.name, gpus, spot=nodes.spot, own=spec.provider.prices),
-            prices.of_local_ssds(nodes.local_ssds, spot=nodes.spot),
-            *(prices.of_disk(kind, mib / GIB_MIB) for kind, mib in disks),
+            of_local_ssds(nodes.local_ssds, spot=nodes.spot),
+            *(of_disk(kind, mib / GIB_MIB) for kind, mib in disks),
         ]
     )
 
@@ -71,12 +202,12 @@ def of_row(kind: str, row: Attributes) -> float | None:
         case "instance":
             return _of_row_of_instance(row)
         case "disk":
-            return prices.of_disk(_end(row["type"]), float(row["sizeGb"]))
+            return of_disk(_last_part(row["type"]), float(row["sizeGb"]))
         case "shared folder":
             gib = sum(float(share["capacityGb"]) for share in row.get("fileShares", ()))
-            return prices.of_filestore(str(row.get("tier", "")), gib)
+            return of_filestore(str(row.get("tier", "")), gib)
         case "address" | "router":  # Cloud NAT is charged for by machines, which go first, and by its address
-            return prices.table().address
+            return table().address
         case "bucket":
             return None
         case _:
@@ -86,24 +217,29 @@ def of_row(kind: str, row: Attributes) -> float | None:
 def _of_row_of_instance(row: Attributes) -> float | None:
     if row.get("status") in OFF:
         return 0.0  # its disks are charged for, and shown by themselves
-    gpus = {_end(gpu["acceleratorType"]): gpu["acceleratorCount"] for gpu in row.get("guestAccelerators", ())}
+    gpus = {
+        _last_part(gpu["acceleratorType"]): gpu["acceleratorCount"]
+        for gpu in row.get("guestAccelerators", ())
+    }
     spot = row.get("scheduling", {}).get("provisioningModel") == "SPOT"
-    return _machine(_end(row.get("machineType", "")), gpus, spot=spot)
+    return _machine(_last_part(row.get("machineType", "")), gpus, spot=spot)
 
 
 def _of_instance(instance: Attributes, own: Mapping[str, float]) -> float | None:
     name = str(instance.get("machine_type"))
     spot = any(each.get("provisioning_model") == "SPOT" for each in instance.get("scheduling") or ())
-    gpus = {_end(str(gpu["type"])): int(gpu["count"]) for gpu in instance.get("guest_accelerator") or ()}
+    gpus = {
+        _last_part(str(gpu["type"])): int(gpu["count"]) for gpu in instance.get("guest_accelerator") or ()
+    }
     known = machines.machine(name)
     added = max(len(instance.get("scratch_disk") or ()) - (known.bundled_ssds if known else 0), 0)
     off = instance.get("current_status") in OFF
-    running = [_machine(name, gpus, spot=spot, own=own), prices.of_local_ssds(added, spot=spot)]
+    running = [_machine(name, gpus, spot=spot, own=own), of_local_ssds(added, spot=spot)]
     boot = [p for disk in instance.get("boot_disk") or () for p in disk.get("initialize_params") or ()]
-    return prices.total(
+    return total(
         [
             *([] if off else running),
-            *(prices.of_disk(str(disk.get("type")), float(disk.get("size") or 0)) for disk in boot),
+            *(of_disk(str(disk.get("type")), float(disk.get("size") or 0)) for disk in boot),
         ]
     )
 
@@ -111,12 +247,12 @@ def _of_instance(instance: Attributes, own: Mapping[str, float]) -> float | None
 def _of_other(kind: str, attributes: Attributes, hosts: int) -> float | None:
     match kind:
         case "google_compute_disk":
-            return prices.of_disk(str(attributes.get("type")), float(attributes.get("size") or 0))
+            return of_disk(str(attributes.get("type")), float(attributes.get("size") or 0))
         case "google_filestore_instance":
             gib = sum(float(share["capacity_gb"]) for share in attributes.get("file_shares") or ())
-            return prices.of_filestore(str(attributes.get("tier")), gib)
+            return of_filestore(str(attributes.get("tier")), gib)
         case "google_compute_router_nat":
-            return prices.of_nat(hosts)
+            return of_nat(hosts)
         case _:
             return 0.0
 
@@ -124,8 +260,8 @@ def _of_other(kind: str, attributes: Attributes, hosts: int) -> float | None:
 def _machine(
     name: str, gpus: Mapping[str, int], *, spot: bool, own: Mapping[str, float] | None = None
 ) -> float | None:
-    return prices.of_machine(name, gpus, spot=spot, own=own or {})
+    return of_machine(name, gpus, spot=spot, own=own or {})
 
 
-def _end(url: str) -> str:
+def _last_part(url: str) -> str:
     return url.rpartition("/")[2]

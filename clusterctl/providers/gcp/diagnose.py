@@ -13,7 +13,7 @@ from pydantic import TypeAdapter
 from ruamel.yaml import YAML
 
 from clusterctl.errors import Failure, TerraformError
-from clusterctl.providers.gcp.terraform import Diagnostic
+from clusterctl.providers.gcp.terraform.run import Diagnostic
 from clusterctl.spec.base import Model
 
 Explain = Callable[[str, tuple[Diagnostic, ...]], TerraformError]

@@ -3,26 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping
+from functools import cache
+from importlib.resources import files
 from ipaddress import IPv4Network
 from typing import Any, Final
 
 from pydantic import ValidationError
+from ruamel.yaml import YAML
 
 from clusterctl.errors import LockedError, ProvisionError, StalePlanError
 from clusterctl.providers.base import Bake, Leftover, Planned, Provisioned, Size
-from clusterctl.providers.gcp import costs, folder, iap, labels, leftovers, prices
+from clusterctl.providers.gcp import costs, orphans, ssh, tfvars
 from clusterctl.providers.gcp.api import Api
-from clusterctl.providers.gcp.carry_out import Owner, carry_out
+from clusterctl.providers.gcp.apply import Owner, apply_plan, refuse_another, refuse_moved
 from clusterctl.providers.gcp.changes import INSTANCE, host_changes, lost, names, other_changes
-from clusterctl.providers.gcp.design import variables
 from clusterctl.providers.gcp.diagnose import Place, explaining
-from clusterctl.providers.gcp.host_keys import host_keys
-from clusterctl.providers.gcp.job_environment import job_environment, note
-from clusterctl.providers.gcp.labels import ID_LABEL
-from clusterctl.providers.gcp.same_cluster import refuse_another, refuse_moved
-from clusterctl.providers.gcp.terraform import Plan, ResourceChange, Terraform
+from clusterctl.providers.gcp.orphans import ID_LABEL
+from clusterctl.providers.gcp.ssh import host_keys
+from clusterctl.providers.gcp.terraform.client import Terraform
+from clusterctl.providers.gcp.terraform.plan import Plan, ResourceChange
+from clusterctl.providers.gcp.tfvars import variables
 from clusterctl.spec import ClusterSpec, gcp_images, machines
 from clusterctl.spec import GcpProvider as Settings
+from clusterctl.spec.base import Model
 from clusterctl.spec.distributions import UNSEEN
 from clusterctl.spec.machines import Machine
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory, SharedFolder
@@ -45,7 +48,7 @@ class GcpProvider:
     def check(self, spec: ClusterSpec) -> None:
         if refused := gcp_images.refusal(spec):
             raise refused
-        iap.check()
+        ssh.check_gcloud()
 
     def examine(self, spec: ClusterSpec, workspace: Workspace, *, hosts: Collection[str]) -> None:
         """Its hosts are there once they are made."""
@@ -78,11 +81,11 @@ class GcpProvider:
         return Planned(
             tuple(sorted(hosts, key=lambda host: order.get(host.name, len(order)))),
             other_changes(plan),
-            priced_on=prices.priced_on(),
+            priced_on=costs.priced_on(),
             other_usd_per_hour=(now, then),
             other_unpriced=unknown,
             other_lost=lost(plan),
-            notes=(*_notes(spec), *filter(None, [prices.caveat(self._settings.region_name)])),
+            notes=(*_notes(spec), *filter(None, [costs.caveat(self._settings.region_name)])),
         )
 
     def apply(
@@ -100,7 +103,7 @@ class GcpProvider:
         if shown_for != asked:
             plan = terraform.rest_of(plan)  # which refuses to go beyond what was shown
         if not plan.is_empty:
-            carry_out(terraform, plan, Owner(workspace.cluster_id()), report=report)
+            apply_plan(terraform, plan, Owner(workspace.cluster_id()), report=report)
         self._shown, self._is_done = None, True
         made, started = _new_hosts(plan)
         inventory = self._inventory(spec, workspace, terraform.outputs(), report)
@@ -126,21 +129,21 @@ class GcpProvider:
         path = f"projects/{self._settings.project}/aggregated/instances"  # the spec's zone may be a new one
         pages = self._api.pages("compute", path, filter=f"labels.{ID_LABEL}={cluster_id}")
         return any(
-            row["status"] not in costs.OFF and labels.read(row).get(ID_LABEL) == cluster_id
+            row["status"] not in costs.OFF and orphans.read_labels(row).get(ID_LABEL) == cluster_id
             for page in pages
             for zone in page.get("items", {}).values()
             for row in zone.get("instances", ())
         )
 
     def destroy(self, cluster_id: str, *, workspace: Workspace | None, report: Reporter) -> None:
-        if workspace is not None and folder.is_laid(workspace.terraform):
-            terraform = self._terraform(workspace, folder.controller(workspace.terraform), report)
+        if workspace is not None and tfvars.has_module(workspace.terraform):
+            terraform = self._terraform(workspace, tfvars.controller_of(workspace.terraform), report)
             owner = Owner(cluster_id, lambda: self._clear(cluster_id, report))
             try:
                 terraform.init()
                 plan = terraform.plan(destroy=True)
                 refuse_another(plan, cluster_id)
-                carry_out(terraform, plan, owner, report=report)
+                apply_plan(terraform, plan, owner, report=report)
             except LockedError:
                 raise
             except ProvisionError as exc:  # what it left is found and removed without it
@@ -148,16 +151,16 @@ class GcpProvider:
         self._clear(cluster_id, report)
 
     def leftovers(self, cluster_id: str) -> tuple[Leftover, ...]:
-        found = leftovers.find(self._api, cluster_id)
+        found = orphans.find_resources(self._api, cluster_id)
         return tuple(one.priced for one in found if not one.kept)
 
     def orphans(self, name: str) -> tuple[str, ...]:
-        return leftovers.orphans(self._api, name)
+        return orphans.orphan_ids(self._api, name)
 
     def _clear(self, cluster_id: str, report: Reporter) -> None:
         """Remove what the API shows of the cluster, whatever Terraform knows."""
-        found = leftovers.find(self._api, cluster_id)
-        leftovers.remove(self._api, found, report=report)
+        found = orphans.find_resources(self._api, cluster_id)
+        orphans.remove_resources(self._api, found, report=report)
         for one in found:
             if one.kept:
                 report(f"kept: {one.what}: {one.kept}")
@@ -165,8 +168,8 @@ class GcpProvider:
     def _lay(self, spec: ClusterSpec, workspace: Workspace) -> str:
         """Bring the folder of Terraform up to date; a digest of what is asked for."""
         asked = variables(spec, workspace.cluster_id(), workspace.public_key.read_text())
-        folder.lay(workspace.terraform, asked, self._settings.state, cluster=spec.name)
-        return digest((workspace.terraform / folder.VARIABLES).read_bytes())
+        tfvars.write_module(workspace.terraform, asked, self._settings.state, cluster=spec.name)
+        return digest((workspace.terraform / tfvars.VARIABLES).read_bytes())
 
     def _terraform(self, workspace: Workspace, controller: str, report: Reporter) -> Terraform:
         settings = self._settings
@@ -223,7 +226,7 @@ class GcpProvider:
             instance_id=output["instance_id"],
             cpus=output.get("cpus"),  # these two only by an override of the module
             memory_mib=output.get("memory_mib"),
-            proxy_command=iap.tunnel(name, project=self._settings.project, zone=self._settings.zone),
+            proxy_command=ssh.iap_tunnel(name, project=self._settings.project, zone=self._settings.zone),
             job_environment=job_environment(machine, gvnic=nodes.gvnic or machine.gvnic_only),
             local_ssds=nodes.local_ssds + machine.bundled_ssds,
         )
@@ -253,7 +256,7 @@ def _name(change: ResourceChange) -> str:
 
 
 def _notes(spec: ClusterSpec) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(said for machine in _machines(spec) if (said := note(machine))))
+    return tuple(dict.fromkeys(said for machine in _machines(spec) if (said := network_note(machine))))
 
 
 def _machines(spec: ClusterSpec) -> Iterator[Machine]:
@@ -268,3 +271,32 @@ def _hosts_before(workspace: Workspace) -> tuple[Host, ...]:
         return Inventory.model_validate_json(workspace.hosts.read_bytes()).hosts
     except (FileNotFoundError, ValidationError):
         return ()
+
+
+_NAME_PARTS: Final = 2  # of a machine type, that name its family: a3-highgpu
+
+
+class _JobsData(Model):
+    gpu: Mapping[str, str]
+    gvnic: Mapping[str, str]
+    notes: Mapping[str, str]
+
+
+def job_environment(machine: Machine, *, gvnic: bool) -> dict[str, str]:
+    """The variables of all jobs on such a machine; none where there is no GPU."""
+    if machine.gpu is None:
+        return {}
+    return {**_jobs_data().gpu, **(_jobs_data().gvnic if gvnic else {})}
+
+
+def network_note(machine: Machine) -> str | None:
+    """What its network could do beyond plain sockets, and what that takes."""
+    family = "-".join(machine.name.split("-")[:_NAME_PARTS])
+    said = _jobs_data().notes.get(family)
+    return f"{family}: jobs talk over gVNIC's sockets; {said} (docs/gcp.md)" if said else None
+
+
+@cache
+def _jobs_data() -> _JobsData:
+    text = (files("clusterctl.providers.gcp") / "data" / "jobs.yaml").read_text("utf-8")
+    return _JobsData.model_validate(YAML(typ="safe").load(text))

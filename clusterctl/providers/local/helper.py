@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import ClusterctlError, MachineError, ProvisionError
-from clusterctl.providers.local import cgroups, image, limits, machine, mounts, network, redhat
+from clusterctl.providers.local import image, machine, network, system
 from clusterctl.providers.local.layout import (
     CACHE,
     RUN,
@@ -33,15 +33,17 @@ from clusterctl.providers.local.layout import (
     MadeNode,
     Which,
     address,
+    bridge_name,
     cluster_dir,
+    link_name,
     machine_name,
     make_private,
+    netns_name,
     numbered,
     state_file,
 )
 from clusterctl.providers.local.machine import Machine
-from clusterctl.providers.local.residue import residue
-from clusterctl.providers.local.run import TOOL_ENV, end_children
+from clusterctl.providers.local.system import TOOL_ENV, end_children, has_dnf
 from clusterctl.spec import distributions
 from clusterctl.state.lock import WAIT_S, hold
 from clusterctl.state.workspace import write_atomic
@@ -86,7 +88,7 @@ def check(request: dict[str, Any]) -> dict[str, Any]:
 def _check_tools(*, disks: bool = False) -> None:
     tools = {**TOOLS, "mkfs.ext4": "e2fsprogs"} if disks else TOOLS
     maker = "dnf" if distributions.redhat_release() else "mmdebstrap"
-    tools = {**tools, maker: maker, **(DNF_NAMES if redhat.has_dnf() else {})}
+    tools = {**tools, maker: maker, **(DNF_NAMES if has_dnf() else {})}
     missing = {tool: pkg for tool, pkg in tools.items() if not shutil.which(tool, path=TOOL_ENV["PATH"])}
     if missing:
         packages = " ".join(sorted(set(missing.values())))
@@ -94,7 +96,7 @@ def _check_tools(*, disks: bool = False) -> None:
             f"missing tool{'s' if len(missing) > 1 else ''}: {', '.join(missing)}",
             where="this machine",
             why="the local provider boots its nodes with systemd-nspawn from an image made by " + maker,
-            fix=f"{'dnf' if redhat.has_dnf() else 'apt-get'} install {packages}",
+            fix=f"{'dnf' if has_dnf() else 'apt-get'} install {packages}",
         )
 
 
@@ -103,7 +105,7 @@ def _check_overlay(place: Path) -> None:
     lower = folder / "lower"
     try:
         lower.mkdir(parents=True, exist_ok=True)
-        mounts.mount_overlay((lower,), folder)
+        system.mount_overlay((lower,), folder)
     except (OSError, ProvisionError) as exc:
         raise MachineError(
             "overlay filesystems can't be mounted here",
@@ -113,7 +115,7 @@ def _check_overlay(place: Path) -> None:
             "(in a container, mount a volume there)",
         ) from exc
     finally:
-        mounts.erase(folder)
+        system.erase(folder)
 
 
 def bake(request: dict[str, Any]) -> dict[str, Any]:
@@ -194,15 +196,15 @@ def up(request: dict[str, Any]) -> dict[str, Any]:
     wanted = ClusterRequest.model_validate(request)
     _check_tools(disks=any(node.disk_mib for node in wanted.nodes))
     with state_lock("up", waiting):
-        mounts.erase_doomed(STATE)
+        system.erase_doomed(STATE)
         state = _state(wanted)
         lower = image.layers(state.image)
         network.create(wanted.id, state.subnet)
         notes = network.close(wanted.id, state.subnet)
         others = sum(not name.startswith(f"c{wanted.id}-") for name in machine.alive())
-        notes += limits.raise_for(others + len(wanted.nodes))
+        notes += system.raise_kernel_limits(others + len(wanted.nodes))
         if not machine.booted_with_systemd():
-            notes += limits.share_by_process()
+            notes += system.disable_autogroup()
         notes += state.kept(wanted.subnet, wanted.image)
         remade = _remove_resized(wanted, state)
         removed = _remove_unnamed(wanted, state)
@@ -270,13 +272,13 @@ def _number(state: ClusterState, wanted: ClusterRequest) -> ClusterState:
 def _remove_unnamed(wanted: ClusterRequest, state: ClusterState) -> tuple[str, ...]:
     nodes = cluster_dir(wanted.id) / "nodes"
     nodes.mkdir(exist_ok=True)
-    mounts.erase_doomed(nodes)
+    system.erase_doomed(nodes)
     named = {node.name for node in wanted.nodes}
     gone = {machine_name(wanted.id, number) for name, number in state.numbers.items() if name not in named}
     _stop(gone)
     surplus = sorted(path.name for path in nodes.iterdir() if path.name not in named)
     for name in surplus:
-        mounts.erase(nodes / name)
+        system.erase(nodes / name)
     return tuple(surplus)
 
 
@@ -291,12 +293,12 @@ def _remove_resized(wanted: ClusterRequest, state: ClusterState) -> tuple[str, .
     names = [
         node.name
         for node in wanted.nodes
-        if (nodes / node.name).is_dir() and mounts.disk_mib(nodes / node.name) != node.disk_mib
+        if (nodes / node.name).is_dir() and system.disk_mib(nodes / node.name) != node.disk_mib
     ]
     gone = {machine_name(wanted.id, state.numbers[name]) for name in names if name in state.numbers}
     _stop(gone)
     for name in names:
-        mounts.erase(nodes / name)
+        system.erase(nodes / name)
     return (f"made anew, with another disk: {', '.join(names)}",) if names else ()
 
 
@@ -306,12 +308,12 @@ def down(request: dict[str, Any]) -> dict[str, Any]:
     with state_lock("down", waiting):
         machine.stop(_machines_of(cluster_id))
         machine.end_rooted(cluster_dir(cluster_id))
-        cgroups.leave(f"c{cluster_id}-")  # of machines that died by themselves
+        machine.remove_cgroups(f"c{cluster_id}-")  # of machines that died by themselves
         network.remove(cluster_id)
-        mounts.erase(cluster_dir(cluster_id))
-        mounts.erase_doomed(STATE)
+        system.erase(cluster_dir(cluster_id))
+        system.erase_doomed(STATE)
         if not image.states():
-            limits.restore()
+            system.restore_kernel_settings()
             network.remove_empty_folder()
     return {}
 
@@ -336,7 +338,7 @@ def existing(request: dict[str, Any]) -> dict[str, Any]:
     machines = machine.alive()
     found = Existing(
         state=state,
-        nodes={folder.name: mounts.disk_mib(folder) for folder in folders},
+        nodes={folder.name: system.disk_mib(folder) for folder in folders},
         running=frozenset(
             name for name, number in state.numbers.items() if machine_name(cluster_id, number) in machines
         ),
@@ -409,3 +411,40 @@ def _fail(exc: ClusterctlError) -> int:
 
 if __name__ == "__main__":
     sys.exit(main())
+
+
+def residue(cluster_id: str) -> tuple[str, ...]:
+    """Everything of the cluster that is still there, a line each; empty when it is gone."""
+    folder = cluster_dir(cluster_id)
+    found = [
+        f"machine {name} (pid {pids[0]})" for name, pids in machine.alive().items() if _ours(name, cluster_id)
+    ]
+    found += [f"process {pid} in {netns_name(cluster_id)}" for pid in _processes_in(cluster_id)]
+    found += [f"process {pid} on a node's file system" for pid in system.rooted_under(folder)]
+    found += [f"mount {point}" for point in system.mounted_under(folder)]
+    for place in (folder, system.doomed(folder)):
+        found += [f"loop device {name}" for name in system.loops_under(place)]
+    names = {link_name(cluster_id), bridge_name(cluster_id)}
+    found += [f"link {name}" for name in network.links() if name in names or f"c{cluster_id}-" in name]
+    found += [f"control group {group}" for group in machine.cgroups(f"c{cluster_id}-")]
+    if (network.NETNS_DIR / netns_name(cluster_id)).exists():
+        found.append(f"network namespace {netns_name(cluster_id)}")
+    found += [f"folder {path}" for path in (folder, system.doomed(folder)) if path.exists()]
+    return tuple(found)
+
+
+def _ours(name: str, cluster_id: str) -> bool:
+    return name.startswith(f"c{cluster_id}-")
+
+
+def _processes_in(cluster_id: str) -> list[int]:
+    """Processes that live in the cluster's network namespace."""
+    try:
+        namespace = (network.NETNS_DIR / netns_name(cluster_id)).stat()
+    except FileNotFoundError:
+        return []
+
+    def inside(process: Path) -> bool | None:
+        return os.path.samestat((process / "ns/net").stat(), namespace) or None
+
+    return [pid for pid, _ in system.scan_processes(inside)]

@@ -1,6 +1,6 @@
-"""The node image: a base made by mmdebstrap or by dnf, and over it what the install roles add.
+"""The node image: a base made by mmdebstrap or dnf, and over it what the install roles add.
 
-Both are kept in the cache under the hash of what went in, so they are made once. While it is baked, the image
+Both are kept in the cache under the hash of their inputs, so they are made once. While it is baked, the image
 shares this machine's network and answers SSH on loopback: no masquerade rule is ever needed.
 """
 
@@ -17,9 +17,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Final
 
 from clusterctl.errors import ProvisionError
-from clusterctl.providers.local import cgroups, machine, mounts, redhat
+from clusterctl.providers.local import machine, system
 from clusterctl.providers.local.layout import (
     ADMIN_ID,
     CACHE,
@@ -30,7 +31,7 @@ from clusterctl.providers.local.layout import (
     ClusterState,
     make_private,
 )
-from clusterctl.providers.local.run import TOOL_ENV, run
+from clusterctl.providers.local.system import TOOL_ENV, run
 from clusterctl.spec import distributions
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.state.lock import hold
@@ -75,7 +76,7 @@ _OWN_PROCESSES = (
 def base_inputs() -> tuple[str, ...]:
     """What decides how the base looks, apart from the mirror: hashed into its key."""
     if release := distributions.redhat_release():
-        return ("base v1", release, platform.machine(), *redhat.PACKAGES, *redhat.MASKED)
+        return ("base v1", release, platform.machine(), *DNF_PACKAGES, *DNF_MASKED)
     return ("base v2", SUITE, platform.machine(), *BASE_PACKAGES, *_MASKED)
 
 
@@ -126,10 +127,10 @@ def cache_lock(verb: str, waiting: Callable[[str], None]) -> Iterator[None]:
 def _sweep() -> None:
     """Remove what a killed builder left; the lock is held, so nobody is building."""
     machine.stop([name for name in machine.running() if name.startswith(_BAKE)])
-    cgroups.leave(_BAKE)
+    machine.remove_cgroups(_BAKE)
     for folder in CACHE.glob(".building-*"):
-        mounts.erase(folder)
-    mounts.erase_doomed(CACHE)
+        system.erase(folder)
+    system.erase_doomed(CACHE)
 
 
 def build_base(request: BakeRequest, report: Callable[[str], None]) -> Path:
@@ -145,8 +146,8 @@ def build_base(request: BakeRequest, report: Callable[[str], None]) -> Path:
     report(f"building the {title} base ({'dnf' if own else 'mmdebstrap'})")
     try:
         if own:
-            redhat.install(root, own, through=_OWN_PROCESSES)
-            _furnish(root, masked=redhat.MASKED, enabled=(redhat.NETWORK_UNIT, "sshd.service"))
+            dnf_install(root, own, through=_OWN_PROCESSES)
+            _furnish(root, masked=DNF_MASKED, enabled=(NETWORK_UNIT, "sshd.service"))
         else:
             debootstrap(root, request.mirror, BASE_PACKAGES)
             os.utime(
@@ -156,7 +157,7 @@ def build_base(request: BakeRequest, report: Callable[[str], None]) -> Path:
         building.rename(final)
     finally:
         if building.exists():
-            mounts.erase(building)
+            system.erase(building)
     return final / "root"
 
 
@@ -248,14 +249,14 @@ def baking(request: BakeRequest, report: Callable[[str], None]) -> Iterator[tupl
     building = CACHE / f".building-image-{request.key}"
     building.mkdir()
     try:
-        root = mounts.mount_overlay((base,), building)
+        root = system.mount_overlay((base,), building)
         host_key = _open_for_baking(root, request.admin_key)
         process, port = _serve_ssh(root, request.key)
         try:
             yield port, host_key
         finally:
             _end(process)
-            cgroups.leave(f"{_BAKE}{request.key[:8]}")
+            machine.remove_cgroups(f"{_BAKE}{request.key[:8]}")
         _close_after_baking(root)
         run(["umount", str(root)], what="unmounting the image")
         shutil.rmtree(building / "work")
@@ -264,7 +265,7 @@ def baking(request: BakeRequest, report: Callable[[str], None]) -> Iterator[tupl
         building.rename(image_dir(request.key))
     finally:
         if building.exists():
-            mounts.erase(building)
+            system.erase(building)
 
 
 def _open_for_baking(root: Path, admin_key: str) -> str:
@@ -288,7 +289,7 @@ def _serve_ssh(root: Path, key: str) -> tuple[subprocess.Popen[bytes], int]:
     name = f"{_BAKE}{key[:8]}"
     process = subprocess.Popen(
         [
-            *([] if machine.booted_with_systemd() else cgroups.enter(name)),
+            *([] if machine.booted_with_systemd() else machine.enter_cgroup(name)),
             "systemd-nspawn",
             "--quiet",
             "--register=no",
@@ -368,13 +369,80 @@ def prune() -> tuple[CachedImage, ...]:
     images = cache_list()
     removed = [i for i in images if not i.used_by and not i.key.startswith("base-")]
     for gone in removed:
-        mounts.erase(image_dir(gone.key))
+        system.erase(image_dir(gone.key))
     bases = {json.loads(p.read_text())["base"] for p in CACHE.glob("image-*/image.json")}
     stale = [i for i in images if i.key.startswith("base-") and i.key.removeprefix("base-") not in bases]
     for gone in stale:
-        mounts.erase(CACHE / gone.key)
+        system.erase(CACHE / gone.key)
     return tuple(removed + stale)
 
 
 def _size_mib(folder: Path) -> int:
     return int(run(["du", "-sm", str(folder)], what="measuring the cache").split()[0])
+
+
+DNF_PACKAGES: Final = (
+    *("ca-certificates", "dbus", "dnf", "iproute", "openssh-server", "procps-ng", "python3", "shadow-utils"),
+    *("sudo", "systemd", "util-linux"),
+)
+DNF_MASKED: Final = (
+    "console-getty.service",
+    "dnf-makecache.timer",
+    "fstrim.timer",
+    "systemd-firstboot.service",
+)
+# What decides where packages come from; the image has the same as this machine.
+_REPOSITORIES: Final = ("etc/dnf/vars", "etc/pki/rpm-gpg", "etc/yum.repos.d")
+_DNF_CONF: Final = "etc/dnf/dnf.conf"
+HOST_ROOT: Final = Path("/")
+# systemd-networkd is no part of the distribution: this puts into force what is written for it.
+NETWORK_UNIT: Final = "clusterctl-network.service"
+_NETWORK_UNIT_TEXT: Final = """\
+[Unit]
+Description=The address that clusterctl gave this node
+Wants=network.target
+Before=network.target sshd.service
+
+[Service]
+Type=oneshot
+RemainAfterExit=yes
+ExecStart=/usr/sbin/ip link set host0 up
+ExecStart=/bin/sh -c 'exec /usr/sbin/ip address replace "$$(sed -n s/^Address=//p \
+/etc/systemd/network/10-host0.network)" dev host0'
+
+[Install]
+WantedBy=multi-user.target
+"""
+
+
+def dnf_install(root: Path, name: str, *, through: tuple[str, ...] = ()) -> None:
+    """A minimal tree of this machine's distribution, and its repositories in it.
+
+    Raises:
+        ProvisionError: the repositories lack something, or can't be reached.
+    """
+    root.mkdir(parents=True)
+    # Which package says what a machine is differs: rocky-release, redhat-release...
+    ask = ["rpm", "--query", "--whatprovides", "--queryformat=%{NAME}\n", "system-release"]
+    says_so = run(ask, what="asking for the package that says which distribution this is").split()[0]
+    argv = [
+        "dnf",
+        "--quiet",
+        "--assumeyes",
+        f"--installroot={root}",
+        f"--releasever={name.rpartition('-')[2]}",
+    ]
+    argv += [f"--config=/{_DNF_CONF}", "--setopt=reposdir=/etc/yum.repos.d", "--setopt=varsdir=/etc/dnf/vars"]
+    argv += ["--setopt=install_weak_deps=False", "--setopt=tsflags=nodocs", "--setopt=keepcache=False"]
+    run(
+        [*through, *argv, "install", says_so, *DNF_PACKAGES],
+        what="building the base image",
+        where="dnf, with the repositories of this machine",
+        fix="check that `dnf makecache` works here, then run it again",
+    )
+    for folder in _REPOSITORIES:
+        if (HOST_ROOT / folder).is_dir():
+            shutil.copytree(HOST_ROOT / folder, root / folder, dirs_exist_ok=True)
+    shutil.copy(HOST_ROOT / _DNF_CONF, root / _DNF_CONF)
+    shutil.rmtree(root / "var/cache/dnf", ignore_errors=True)
+    (root / "etc/systemd/system" / NETWORK_UNIT).write_text(_NETWORK_UNIT_TEXT)

@@ -1,24 +1,29 @@
-"""One node: an overlay on the image, booted by systemd-nspawn.
+"""One node: an overlay on the image, booted by systemd-nspawn in a control group of its own.
 
 Whether a node runs is always read from the process table, never from a file of ours, so that the truth
 survives crashes, reboots and hand-made changes.
+
+`systemd-nspawn --keep-unit` puts a machine below the control group that it was started in. Started from one
+shell, all machines would share one: their systemds would then write into each other's `system.slice`. So each
+gets a group of its own where no systemd of the host gives it one.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import signal
 import stat
 import subprocess
 import time
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Network
 from pathlib import Path
 
 from clusterctl.errors import ProvisionError
-from clusterctl.providers.local import cgroups, network, processes
+from clusterctl.providers.local import network, system
 from clusterctl.providers.local.layout import (
     ADMIN_ID,
     Node,
@@ -28,8 +33,7 @@ from clusterctl.providers.local.layout import (
     machine_name,
     netns_name,
 )
-from clusterctl.providers.local.mounts import mount_disk, mount_overlay, rooted_under
-from clusterctl.providers.local.run import TOOL_ENV, run
+from clusterctl.providers.local.system import TOOL_ENV, mount_disk, mount_overlay, rooted_under, run
 
 STOP_TIMEOUT_S = 45.0  # of a machine with much else to do
 _EARLY_S = 0.1
@@ -66,7 +70,7 @@ def booted_with_systemd() -> bool:
 def running() -> Mapping[str, int]:
     """Machine name -> pid of the systemd-nspawn process, of all nspawn machines here."""
     found = {}
-    for pid, argv in processes.look(_command):
+    for pid, argv in system.scan_processes(_command):
         if Path(argv[0]).name == "systemd-nspawn":
             for word in argv:
                 if word.startswith("--machine="):
@@ -77,7 +81,7 @@ def running() -> Mapping[str, int]:
 def alive() -> Mapping[str, tuple[int, ...]]:
     """Machine name -> pids, its nspawn process first. A machine outlives an nspawn that was killed."""
     found: dict[str, list[int]] = {name: [pid] for name, pid in running().items()}
-    for pid, name in cgroups.members():
+    for pid, name in cgroup_members():
         if pid not in found.setdefault(name, []):
             found[name].append(pid)
     return {name: tuple(pids) for name, pids in found.items()}
@@ -180,7 +184,7 @@ def launch(name: str, inside: Sequence[str], nspawn: Sequence[str], console: Pat
         return
     with console.open("ab") as output:
         subprocess.Popen(
-            [*cgroups.enter(name), *inside, *nspawn, "--register=no"],
+            [*enter_cgroup(name), *inside, *nspawn, "--register=no"],
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=output,
@@ -242,7 +246,7 @@ def stop(names: Collection[str]) -> None:
             )
         time.sleep(0.02)
     for name in names:
-        cgroups.leave(name)
+        remove_cgroups(name)
 
 
 def end_rooted(folder: Path) -> None:
@@ -263,3 +267,72 @@ def _kill(pids: Collection[int], sign: signal.Signals) -> None:
     for pid in pids:
         with suppress(ProcessLookupError):
             os.kill(pid, sign)
+
+
+_CGROUP_PREFIX = "clusterctl-"
+_CGROUP_TIMEOUT_S = 5.0
+_IN_CGROUP = re.compile(rf"/{_CGROUP_PREFIX}(c[0-9a-f]{{6}}-\d{{3}})\b")
+
+
+def enter_cgroup(machine: str) -> list[str]:
+    """Make the machine's groups; returns the start of a command line that enters them and goes on.
+
+    Raises:
+        ProvisionError: control groups can't be written here.
+    """
+    cgroups = [root / f"{_CGROUP_PREFIX}{machine}" for root in _hierarchies()]
+    try:
+        for group in cgroups:
+            group.mkdir(exist_ok=True)
+    except OSError as exc:
+        raise ProvisionError(
+            "control groups can't be made here",
+            where=str(exc.filename),
+            why=exc.strerror or str(exc),
+            fix="in a container, run it with a writable /sys/fs/cgroup",
+        ) from exc
+    script = 'until [ "$1" = -- ]; do echo $$ >"$1/cgroup.procs" || exit 1; shift; done; shift; exec "$@"'
+    return ["sh", "-c", script, "sh", *map(str, cgroups), "--"]
+
+
+def remove_cgroups(machine: str) -> None:
+    """Remove the groups of a machine that has ended, deepest first; the kernel may need a moment."""
+    deadline = time.monotonic() + _CGROUP_TIMEOUT_S
+    while left := [group for group in cgroups(machine) if not _remove_cgroup(group)]:
+        if time.monotonic() > deadline:
+            raise ProvisionError("control groups could not be removed", why=", ".join(map(str, left)))
+        time.sleep(0.02)
+
+
+def cgroups(machines: str) -> tuple[Path, ...]:
+    """The groups there are of machines whose name begins so."""
+    return tuple(
+        group for root in _hierarchies() for group in sorted(root.glob(f"{_CGROUP_PREFIX}{machines}*"))
+    )
+
+
+def cgroup_members() -> Iterator[tuple[int, str]]:
+    """The processes of all machines here, as (pid, machine), by our groups or systemd's units for them."""
+    return system.scan_processes(_machine_of)
+
+
+def _machine_of(process: Path) -> str | None:
+    found = _IN_CGROUP.search((process / "cgroup").read_text())
+    if found and (process / "cmdline").read_bytes():  # a zombie has none, and is gone for us
+        return found[1]
+    return None
+
+
+def _remove_cgroup(group: Path) -> bool:
+    with suppress(ProvisionError):
+        run(["find", str(group), "-depth", "-type", "d", "-delete"], what=f"removing {group}")
+    return not group.exists()
+
+
+def _hierarchies() -> Iterator[Path]:
+    """Where systemd keeps its tree: the unified hierarchy, and version 1's named one where it is used."""
+    for line in Path("/proc/self/mountinfo").read_text().splitlines():
+        fields = line.split()
+        kind, _, options = fields[fields.index("-") + 1 :][:3]
+        if kind == "cgroup2" or (kind == "cgroup" and "name=systemd" in options.split(",")):
+            yield Path(fields[4])

@@ -20,10 +20,8 @@ from itertools import chain
 from pathlib import Path
 
 from clusterctl.errors import MachineError, ProvisionError
-from clusterctl.providers.local import redhat
 from clusterctl.providers.local.layout import bridge_name, link_name, netns_name
-from clusterctl.providers.local.mounts import mounted_under
-from clusterctl.providers.local.run import TOOL_ENV, run
+from clusterctl.providers.local.system import TOOL_ENV, has_dnf, mounted_under, run
 
 NETNS_DIR = Path("/run/netns")
 _CANDIDATES = (IPv4Network("10.0.0.0/8"), IPv4Network("172.16.0.0/12"), IPv4Network("192.168.0.0/16"))
@@ -117,9 +115,7 @@ def create(cluster_id: str, subnet: IPv4Network) -> None:
 def close(cluster_id: str, subnet: IPv4Network) -> tuple[str, ...]:
     """Let nothing but answers through the cable to this machine; says so where that can't be done."""
     if shutil.which("tc", path=TOOL_ENV["PATH"]) is None:
-        return (
-            f"{_OPEN}: there is no `tc`, of the package {'iproute-tc' if redhat.has_dnf() else 'iproute2'}",
-        )
+        return (f"{_OPEN}: there is no `tc`, of the package {'iproute-tc' if has_dnf() else 'iproute2'}",)
     tc, lines = ["tc", "-n", netns_name(cluster_id)], sorting(subnet)
     made = sum(line.startswith("filter ") for line in lines)
     if run([*tc, "filter", "show", "dev", _CABLE], what="reading filters").count("flowid 1:") == made:

@@ -23,7 +23,7 @@ from clusterctl.providers.local.layout import (
     MadeCluster,
     Node,
 )
-from clusterctl.providers.local.shares import Hardware, Share, divide, is_oversubscribed
+from clusterctl.providers.local.plan import Hardware, Share, divide, is_oversubscribed
 from clusterctl.spec import ClusterSpec, distributions
 from clusterctl.spec import LocalProvider as Settings
 from clusterctl.spec.models import ADMIN_USER, User

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import shlex
 import socket
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
 from clusterctl.errors import ClusterctlError, Failure, UnreachableError
-from clusterctl.providers.onprem.access import each
-from clusterctl.providers.onprem.refusals import explained
-from clusterctl.providers.onprem.ssh_files import CONNECT_S, Hop, hops, last_hop, place
+from clusterctl.providers.onprem.access import CONNECT_S, Hop, explain, hops, host_port, last_hop, on_each
+from clusterctl.providers.prompts import Confirm, OfferedKey
 from clusterctl.spec.onprem import OnpremHost
 from clusterctl.state.workspace import write_atomic
-from clusterctl.transport.lean import paramiko
-from clusterctl.transport.proxy import ProxySocket
+from clusterctl.transport.target import ProxySocket, paramiko
 
 USERS_OWN: Final = (Path("~/.ssh/known_hosts"), Path("/etc/ssh/ssh_known_hosts"))
 _KINDS: Final = (
@@ -28,24 +26,6 @@ _KINDS: Final = (
     "ssh-rsa",
 )
 _ANSWER_S: Final = 30.0
-
-
-@dataclass(frozen=True, slots=True)
-class Offered:
-    """The key that a machine shows, which nobody has confirmed. ``title`` is what known_hosts calls it."""
-
-    title: str
-    address: str
-    key: str  # as `ssh-ed25519 AAAA...`
-    fingerprint: str  # as `SHA256:...`
-
-    @property
-    def kind(self) -> str:
-        """Of the key, as ssh calls it."""
-        return self.key.partition(" ")[0]
-
-
-Confirm = Callable[[Sequence[Offered]], None]  # returns if all of them are the right ones
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,7 +76,7 @@ class HostKeys:
                 self._keys[peer.title] = known
         # A confirmed key is only ever replaced by one that is named: a changed one is somebody in between.
         asked = {peer.title: peer for peer in peers if peer.title not in self._keys or self._accepted}
-        found, failed = each(list(asked), lambda title: _offered(asked[title], self._config))
+        found, failed = on_each(list(asked), lambda title: _offered(asked[title], self._config))
         fine = {title: one for title, one in found.items() if one.fingerprint in self._accepted}
         unknown = [one for title, one in found.items() if title not in fine and title not in self._keys]
         if unknown:
@@ -139,14 +119,14 @@ def _users_own(peer: _Peer, files: Sequence[Path] = USERS_OWN) -> str | None:
         known = paramiko.HostKeys()
         with suppress(OSError, RuntimeError):
             known.load(str(file.expanduser()))
-        keys = known.lookup(place(peer.address.strip("[]"), peer.port))
+        keys = known.lookup(host_port(peer.address.strip("[]"), peer.port))
         for kind in _KINDS:
             if keys is not None and kind in keys:
                 return f"{kind} {keys[kind].get_base64()}"
     return None
 
 
-def _offered(peer: _Peer, config: Path) -> Offered:
+def _offered(peer: _Peer, config: Path) -> OfferedKey:
     """Ask a machine for its key; nobody logs in.
 
     Raises:
@@ -172,8 +152,8 @@ def _offered(peer: _Peer, config: Path) -> Offered:
         raise _silent(peer, said or str(exc)) from exc
     finally:
         _close(transport, sock)
-    where = place(address, peer.port)
-    return Offered(peer.title, where, f"{key.get_name()} {key.get_base64()}", key.fingerprint)
+    where = host_port(address, peer.port)
+    return OfferedKey(peer.title, where, f"{key.get_name()} {key.get_base64()}", key.fingerprint)
 
 
 def _connected(address: str, peer: _Peer, config: Path) -> socket.socket | ProxySocket:
@@ -204,8 +184,8 @@ def _silent(peer: _Peer, said: str) -> ClusterctlError:
     """Why a machine did not show its key: in ssh's words, if those of the way to it are known."""
     way = tuple(peer.through.way) if peer.through else ()
     user = next((hop.user for hop in way if hop.user), "you")
-    where = place(peer.address, peer.port)
-    if way and (known := explained(said, host=peer.title, user=user, address=where)):
+    where = host_port(peer.address, peer.port)
+    if way and (known := explain(said, host=peer.title, user=user, address=where)):
         return known
     cause = f"no SSH server at {where}: {said}"
     fix = "see that it is switched on, that sshd runs, and that no firewall is in between"

@@ -1,23 +1,37 @@
-"""What a spec makes of the user's machines, and where on its network each of them is."""
+"""The members of an on-prem cluster: its machines and their roles, by the spec, their facts and `up`."""
 
 from __future__ import annotations
 
+import json
 import socket
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import ExitStack
+from dataclasses import dataclass, replace
+from fnmatch import fnmatchcase
 from ipaddress import IPv4Interface, IPv4Network
-from typing import Final
+from typing import Any, Final
 
-from clusterctl.errors import Failure
+from pydantic import ValidationError
+
+from clusterctl.errors import ClusterctlError, Failure, UnreachableError
+from clusterctl.hosts import checks
+from clusterctl.hosts.checks import DoctorReport, Finding
+from clusterctl.hosts.cluster_checks import examination_request as questions
+from clusterctl.hosts.cluster_checks import expected
 from clusterctl.hosts.report import HostFacts
-from clusterctl.providers.onprem.access import refused
-from clusterctl.providers.onprem.ssh_files import last_hop
+from clusterctl.hosts.role_files import role_files, role_packages
+from clusterctl.providers.onprem.access import NO_LOGIN, Access, last_hop, on_each
+from clusterctl.providers.onprem.login import Root, connect
+from clusterctl.providers.prompts import failed_hosts
 from clusterctl.spec import ClusterSpec
 from clusterctl.spec import OnpremProvider as Settings
-from clusterctl.spec.distributions import common
+from clusterctl.spec.distributions import common, distribution_of
 from clusterctl.spec.onprem import OnpremHost
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, LOGIN, Host, Inventory, SharedFolder
+from clusterctl.state.workspace import Workspace
+from clusterctl.transport.base import Transport
 
+ALL_PARTITION: Final = "all"
 _NO_PLACE: Final = "network"
 _HERE: Final = "127.0.0.1"  # whatever other addresses this machine has, now or tomorrow
 _THEN: Final = "then run the same command again"
@@ -157,7 +171,7 @@ def _network(leader: Member, facts: HostFacts) -> IPv4Network:
         f"it is not clear on which network the cluster is: {leader.address} is no address of its own ({has})"
     )
     fix = "write provider.network, such as 10.0.0.0/24"
-    raise refused([Failure(_NO_PLACE, cause, leader.name, "plan", fix)], what="no network", then=_THEN)
+    raise failed_hosts([Failure(_NO_PLACE, cause, leader.name, "plan", fix)], what="no network", then=_THEN)
 
 
 def _places(
@@ -181,9 +195,168 @@ def _places(
         fix = "write provider.network: the network that all of them are on"
         failures.append(Failure(_NO_PLACE, cause, one.name, "plan", fix))
     if failures:
-        raise refused(failures, what="not on the cluster's network", then=_THEN)
+        raise failed_hosts(failures, what="not on the cluster's network", then=_THEN)
     return found
 
 
 def _interfaces(facts: HostFacts) -> tuple[IPv4Interface, ...]:
     return tuple(map(IPv4Interface, facts.addresses))
+
+
+_ANSWER_S: Final = 60.0
+_FIX_CLAIMED: Final = "take that cluster down first (`clusterctl down`), or take this machine out of the spec"
+
+
+def hosts_as_raised(workspace: Workspace) -> Mapping[str, Host]:
+    """The machines of the cluster as it was raised last; those that an `up` was about to take, too."""
+    found: dict[str, Host] = {}
+    for path in (workspace.joining, workspace.hosts):
+        try:
+            hosts = Inventory.model_validate_json(path.read_bytes()).hosts
+        except (FileNotFoundError, ValidationError):
+            continue
+        found |= {host.name: host for host in hosts}
+    return found
+
+
+def admin_login(workspace: Workspace) -> Callable[[str], Transport]:
+    """The way to a machine through our own account."""
+    return lambda host: connect(host, workspace.ssh_config)
+
+
+def joined_members(
+    asked: Sequence[Member], before: Mapping[str, Host], workspace: Workspace
+) -> tuple[Mapping[str, Host], Mapping[str, Host]]:
+    """Of the machines that were ours: those that let our account in, and those that do not answer at all."""
+    same = [one.name for one in asked if one.name in before and _is_where_it_was(one, before[one.name])]
+    found, failed = on_each(same, lambda host: _check_sudo(admin_login(workspace)(host)))
+    silent = {host: before[host] for host, exc in failed.items() if isinstance(exc, UnreachableError)}
+    return {host: before[host] for host in found}, silent
+
+
+def examine(
+    spec: ClusterSpec,
+    asked: Sequence[Member],
+    access: Access,
+    workspace: Workspace,
+    ours: Collection[str],
+    *,
+    only: Collection[str],
+    lost: Mapping[str, ClusterctlError],
+) -> DoctorReport:
+    """The machines of ``only`` as they are, and what is wrong with them.
+
+    Those that are ``ours`` are asked by our own account, ``lost`` ones are not asked.
+    """
+    every = expected(spec, asked, installed=ours)
+    wanted = {one.name: every[one.name] for one in asked if one.name in only and one.name not in lost}
+    with ExitStack() as stack:
+        root = _root_commands(access, workspace, ours, stack)
+        report = checks.examine(questions(spec, asked), wanted, root, leader=asked[0].name)
+    unseen = [
+        Finding(host, "error", failure.code, NO_LOGIN, failure.cause, failure.fix)
+        for host, exc in lost.items()
+        for failure in exc.failures
+    ]
+    return replace(report, findings=(*unseen, *report.findings))
+
+
+def claim_findings(facts: Mapping[str, HostFacts], cluster_id: str) -> tuple[Finding, ...]:
+    """The machines that belong to other clusters."""
+    found = []
+    for host, one in facts.items():
+        claim = _claim(one)
+        if claim.get("id", cluster_id) != cluster_id:
+            why = f"it belongs to cluster {claim.get('name')!r} ({claim['id']})"
+            found.append(Finding(host, "error", "claimed", "it is taken", why, _FIX_CLAIMED))
+    return tuple(found)
+
+
+def cluster_of(facts: HostFacts) -> tuple[str, str] | None:
+    """Id and name of the cluster that a machine belongs to."""
+    claim = _claim(facts)
+    return (claim["id"], claim.get("name", "")) if "id" in claim else None
+
+
+def error_failures(findings: Sequence[Finding]) -> tuple[Failure, ...]:
+    """What keeps machines out of the cluster, as failures of the phase `plan`."""
+    return checks.failures([one for one in findings if one.level == "error"], phase="plan")
+
+
+def _claim(facts: HostFacts) -> Mapping[str, str]:
+    try:
+        said = json.loads(facts.claim or "{}")
+    except ValueError:
+        return {}
+    return {str(key): str(value) for key, value in said.items()} if isinstance(said, dict) else {}
+
+
+def _is_where_it_was(one: Member, host: Host) -> bool:
+    address = (one.machine.address or one.name).strip("[]")
+    same_key = one.machine.host_key in (None, host.host_key)
+    return same_key and (host.ssh_address or host.address, host.port) == (address, one.machine.port or 22)
+
+
+def _check_sudo(transport: Transport) -> None:
+    try:
+        transport.run(("sudo", "-n", "true"), timeout_s=_ANSWER_S)
+    finally:
+        transport.close()
+
+
+def _root_commands(access: Access, workspace: Workspace, ours: Collection[str], stack: ExitStack) -> Root:
+    connect = admin_login(workspace)
+
+    def root(host: str, argv: Sequence[str], stdin: bytes) -> str:
+        if host not in ours:
+            return access.root(host, argv, stdin)
+        transport = connect(host)
+        stack.callback(transport.close)
+        return transport.run(("sudo", "-n", *argv), stdin=stdin, timeout_s=_ANSWER_S).stdout
+
+    return root
+
+
+def failures_of(failed: Mapping[str, ClusterctlError]) -> tuple[Failure, ...]:
+    """One failure a machine and cause."""
+    return tuple(
+        Failure(f.code, f.cause, f.host or host, f.phase or "plan", f.fix, f.retryable)
+        for host, exc in failed.items()
+        for f in exc.failures
+    )
+
+
+def preview(
+    spec: ClusterSpec, asked: Sequence[Member], facts: Mapping[str, HostFacts], new: Collection[str]
+) -> tuple[str, ...]:
+    """A line for all machines that it is the same for."""
+    said: dict[str, list[str]] = {}
+    for one in asked:
+        if one.name in new:
+            for text in _preview_of(spec, one, facts[one.name]):
+                said.setdefault(text, []).append(one.name)
+    return tuple(f"{', '.join(names)}: {text}" for text, names in said.items())
+
+
+def _preview_of(spec: ClusterSpec, one: Member, facts: HostFacts) -> Iterator[str]:
+    packages = role_packages(spec, one.roles, distribution_of(distribution(facts)))
+    if missing := [name for name in packages if name not in facts.packages]:
+        yield f"to be installed, with what they need: {', '.join(missing)}"
+    if missing := [user.name for user in spec.users if user.name not in facts.accounts]:
+        yield f"users to be made: {', '.join(missing)}"
+    patterns = role_files(spec, one.roles)
+    if theirs := [file for file in facts.files if any(fnmatchcase(file, pattern) for pattern in patterns)]:
+        yield f"may be changed, kept aside, and put back by `down`: {', '.join(theirs)}"
+
+
+def spec_of_machines(settings: Settings, machines: Mapping[str, OnpremHost], name: str) -> ClusterSpec:
+    """A spec of these machines alone; which part each of them had is not needed to give it back."""
+    names = list(machines)
+    hosts = {host: one.model_dump() for host, one in machines.items()}
+    provider: dict[str, Any] = {"type": settings.type, "controller": names[0], "hosts": hosts}
+    provider |= {"shared": settings.shared.model_dump(), "network": settings.network}
+    partition = {"name": ALL_PARTITION, "hosts": ",".join(names)}
+    user = {"name": "nobody-else", "uid": 60000}
+    return ClusterSpec.model_validate(
+        {"version": 1, "name": name, "provider": provider, "partitions": [partition], "users": [user]}
+    )

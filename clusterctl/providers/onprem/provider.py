@@ -10,28 +10,27 @@ from clusterctl.errors import ClusterctlError, Failure, ProvisionError, UsageErr
 from clusterctl.hosts.checks import DoctorReport
 from clusterctl.hosts.cluster_checks import reject_unknown_hosts
 from clusterctl.providers.base import Action, Bake, HostChange, Leftover, Planned, Provisioned, Size
-from clusterctl.providers.onprem import give_back, left_behind, lost, members, way_in
-from clusterctl.providers.onprem.access import each, refuse, refused
-from clusterctl.providers.onprem.account import join
-from clusterctl.providers.onprem.foreseen import foreseen
-from clusterctl.providers.onprem.hands import Hands
-from clusterctl.providers.onprem.look import (
-    admin,
-    as_failures,
-    claimed,
-    failures,
-    known_hosts,
-    look,
-    still_ours,
+from clusterctl.providers.onprem import login, members, pending_release, release
+from clusterctl.providers.onprem.access import on_each, raise_failures
+from clusterctl.providers.onprem.login import Login, create_account
+from clusterctl.providers.onprem.members import (
+    Member,
+    admin_login,
+    claim_findings,
+    error_failures,
+    examine,
+    failures_of,
+    hosts_as_raised,
+    joined_members,
+    preview,
 )
-from clusterctl.providers.onprem.members import Member
-from clusterctl.providers.onprem.way_in import WayIn
+from clusterctl.providers.prompts import Prompts, failed_hosts
 from clusterctl.spec import ClusterSpec
 from clusterctl.spec import OnpremProvider as Settings
 from clusterctl.spec.load import dump_spec, load_spec
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
-from clusterctl.transport.ssh_files import write_ssh_files
+from clusterctl.transport.connections import write_ssh_files
 from clusterctl.util.progress import HostStep, Reporter
 
 _THEN: Final = "nothing was changed; correct it, then run the same command again"
@@ -54,9 +53,9 @@ class _Found:
 class OnpremProvider:
     """Machines of the user's own. See ``clusterctl.providers.base.Provider`` for the contract."""
 
-    def __init__(self, settings: Settings, hands: Hands) -> None:
+    def __init__(self, settings: Settings, prompts: Prompts) -> None:
         self._settings = settings
-        self._hands = hands
+        self._prompts = prompts
         self._found: _Found | None = None
         self._workspace: Workspace | None = None
         self._tried: tuple[str, ...] | None = None  # what trying machines again that were left behind came to
@@ -64,7 +63,7 @@ class OnpremProvider:
     def check(self, spec: ClusterSpec) -> None:
         if spec.provider.type != self._settings.type:
             raise UsageError("the spec is of another provider", where="provider.type")
-        way_in.check()
+        login.check_ssh()
 
     def examine(
         self, spec: ClusterSpec, workspace: Workspace, *, hosts: Collection[str]
@@ -72,13 +71,13 @@ class OnpremProvider:
         asked = members.members(spec, self._settings)
         reject_unknown_hosts(hosts, asked)
         chosen = [one for one in asked if not hosts or one.name in hosts]
-        with way_in.place(workspace) as folder:
-            way = WayIn(self._settings, folder, self._hands)
+        with login.workspace_for(workspace) as folder:
+            way = Login(self._settings, folder, self._prompts)
             only = [one.name for one in chosen]
             way.check_keys(only)
-            report = look(spec, asked, way.access, folder, (), only=only, lost=way.trust(only))
+            report = examine(spec, asked, way.access, folder, (), only=only, lost=way.trust(only))
         return replace(
-            report, findings=(*report.findings, *claimed(report.facts, workspace.known_id() or ""))
+            report, findings=(*report.findings, *claim_findings(report.facts, workspace.known_id() or ""))
         )
 
     def prepare(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake, report: Reporter) -> None:
@@ -96,9 +95,9 @@ class OnpremProvider:
         report: Reporter,
     ) -> Planned:
         found = self._look(spec, workspace, report)
-        before = known_hosts(workspace)
-        left = left_behind.found(workspace)
-        replaced = {one.host.name for one in left if one.why == left_behind.REPLACED}
+        before = hosts_as_raised(workspace)
+        left = pending_release.pending_releases(workspace)
+        replaced = {one.host.name for one in left if one.why == pending_release.REPLACED}
         changes = [_change(host, found, before, replaced) for host in found.inventory.hosts]
         names = {host.name for host in found.inventory.hosts}
         changes += [
@@ -119,47 +118,47 @@ class OnpremProvider:
         found = self._found
         if found is None or found.text != dump_spec(spec) or self._workspace != workspace:
             found = self._look(spec, workspace, report)
-        before = give_back.as_raised(workspace)
-        absent = give_back.dismissed(found.inventory, workspace, self._hands, report=report)
+        before = release.inventory_as_raised(workspace)
+        absent = release.release_removed(found.inventory, workspace, self._prompts, report=report)
         for host in before.hosts if before else ():
             if before and host.name in absent:
-                left_behind.set_aside(host, before, found.access, workspace, why=absent[host.name])
+                pending_release.record_pending(host, before, found.access, workspace, why=absent[host.name])
         joining = [name for name in found.new if name not in found.joined]
         if joining:
             self._join(found, joining, workspace, report)
         if self._tried is None:
             hosts = found.inventory.hosts
-            self._tried = left_behind.give_back_all(workspace, hosts, self._hands, report=report)
+            self._tried = pending_release.retry_all(workspace, hosts, self._prompts, report=report)
         return Provisioned(found.inventory, (*found.notes, *self._tried), made=tuple(found.new))
 
     def alive(self, cluster_id: str) -> bool:  # noqa: ARG002
         if self._workspace is None:
             return True  # nobody knows
-        return give_back.any_alive(self._workspace)
+        return release.any_alive(self._workspace)
 
     def destroy(self, cluster_id: str, *, workspace: Workspace | None, report: Reporter) -> None:
         if workspace is None:
-            lost.give_back_lost(self._settings, cluster_id, self._hands, report=report)
+            release.release_orphan(self._settings, cluster_id, self._prompts, report=report)
             return
         self._workspace = workspace
-        way = WayIn(self._settings, workspace, self._hands)
-        failures: list[Failure] = []
+        way = Login(self._settings, workspace, self._prompts)
+        error_failures: list[Failure] = []
         try:
-            give_back.all_of_it(way, cluster_id, workspace, self._hands, report=report)
+            release.release_all(way, cluster_id, workspace, self._prompts, report=report)
         except ProvisionError as exc:
-            failures += exc.failures
-        there = known_hosts(workspace).values()
-        for note in left_behind.give_back_all(workspace, there, self._hands, report=report, ending=True):
-            self._hands.told(note)
-        failures += left_behind.refusals(workspace)
-        if failures:
-            raise refused(failures, what=give_back.NOT_GIVEN_BACK, then=give_back.THEN)
+            error_failures += exc.failures
+        there = hosts_as_raised(workspace).values()
+        for note in pending_release.retry_all(workspace, there, self._prompts, report=report, ending=True):
+            self._prompts.note(note)
+        error_failures += pending_release.pending_failures(workspace)
+        if error_failures:
+            raise failed_hosts(error_failures, what=release.NOT_RELEASED, then=release.THEN)
 
     def leftovers(self, cluster_id: str) -> tuple[Leftover, ...]:
-        return give_back.leftovers(self._settings, cluster_id, self._workspace, self._hands)
+        return release.find_leftovers(self._settings, cluster_id, self._workspace, self._prompts)
 
     def orphans(self, name: str) -> tuple[str, ...]:
-        return lost.orphans(self._settings, name, self._hands)
+        return release.find_orphans(self._settings, name, self._prompts)
 
     def _look(self, spec: ClusterSpec, workspace: Workspace, report: Reporter) -> _Found:
         """See what the machines are and what they can become.
@@ -170,14 +169,14 @@ class OnpremProvider:
         """
         self._workspace = workspace
         asked = members.members(spec, self._settings)
-        before = known_hosts(workspace)
+        before = hosts_as_raised(workspace)
         report(f"looking at {len(asked)} machines")
-        ours, silent = still_ours(asked, before, workspace)
+        ours, silent = joined_members(asked, before, workspace)
         new = tuple(one.name for one in asked if one.name not in {**ours, **silent})
-        way = WayIn(self._settings, workspace, self._hands)
+        way = Login(self._settings, workspace, self._prompts)
         way.check_keys(new)
         there = [one.name for one in asked if one.name not in silent]
-        checked = look(spec, asked, way.access, workspace, ours, only=there, lost=way.trust(new))
+        checked = examine(spec, asked, way.access, workspace, ours, only=there, lost=way.trust(new))
         _refuse(checked, asked, new, workspace, silent)
         keys = {name: host.host_key for name, host in ours.items()} | {name: way.key_of(name) for name in new}
         inventory = members.inventory(
@@ -193,7 +192,7 @@ class OnpremProvider:
         installs = spec.software.nvidia.has_driver  # what is then still missing is said once it is installed
         notes = tuple(str(f) for f in checked.findings if not (installs and f.code == "no-driver"))
         access = _access_before(workspace) or self._settings
-        ahead = foreseen(spec, asked, checked.facts, new)
+        ahead = preview(spec, asked, checked.facts, new)
         self._found = _Found(dump_spec(spec), inventory, new, silent, access, notes, ahead)
         return self._found
 
@@ -206,21 +205,21 @@ class OnpremProvider:
         inventory = found.inventory
         write_atomic(workspace.joining, inventory.model_dump_json(indent=2) + "\n")
         write_ssh_files(inventory, workspace)
-        way = WayIn(self._settings, workspace, self._hands)
+        way = Login(self._settings, workspace, self._prompts)
         claim = way.claim(inventory.cluster_id, inventory.cluster)
 
         def one(host: str) -> None:
             try:
-                join(host, way.access.root, claim, admin(workspace))
+                create_account(host, way.access.root, claim, admin_login(workspace))
             except ClusterctlError:
                 report(HostStep(host, "our account", len(joining), "failed", failed=True))
                 raise
             report(HostStep(host, "our account", len(joining)))
 
-        done, failed = each(joining, one)
+        done, failed = on_each(joining, one)
         found.joined.update(done)
         then = "the other machines are ready; run `clusterctl up` again"
-        refuse(failed, what="no account could be made", then=then)
+        raise_failures(failed, what="no account could be made", then=then)
 
 
 def _refuse(
@@ -237,11 +236,11 @@ def _refuse(
         for one in report.findings
         if one.host in new or one.host not in report.facts or (new and one.code == "firewall")
     ]
-    found = failures((*wrong, *claimed(report.facts, workspace.cluster_id())))
+    found = error_failures((*wrong, *claim_findings(report.facts, workspace.cluster_id())))
     if leader in silent:
-        found += as_failures({leader: _silent(silent[leader])})
+        found += failures_of({leader: _silent(silent[leader])})
     if found:
-        raise refused(found, what="these machines can't be used", then=_THEN)
+        raise failed_hosts(found, what="these machines can't be used", then=_THEN)
 
 
 def _silent(host: Host) -> ClusterctlError:
@@ -265,7 +264,7 @@ def _change(host: Host, found: _Found, before: Mapping[str, Host], replaced: Col
     action: Action = "make" if host.name in found.new else "keep"
     why = ""
     if action == "make" and host.name in replaced:
-        action, why = "replace", left_behind.REPLACED
+        action, why = "replace", pending_release.REPLACED
     elif host.name in found.new and host.name in before:
         why = "our account there is gone, or it is another machine"
     elif host.name in found.silent:

@@ -6,9 +6,9 @@ import shutil
 import tomllib
 from pathlib import Path
 
-from clusterctl.providers.local import machine, mounts
+from clusterctl.providers.local import machine, system
 from clusterctl.providers.local.image import apt_proxy
-from clusterctl.providers.local.run import run
+from clusterctl.providers.local.system import run
 from tests.support.el import certificate, repository, rpms
 from tests.support.el.packages import DATA, base_names, packages
 
@@ -26,7 +26,7 @@ def inputs() -> tuple[bytes, ...]:
 
 def build(base: Path, folder: Path) -> None:
     """Make ``folder/upper``, the layer; ``folder/web``, what is on the web for it; and ``folder/tls``."""
-    root = mounts.mount_overlay((base,), folder)
+    root = system.mount_overlay((base,), folder)
     web = root / "quarry/web"
     try:
         _install(root)
@@ -50,7 +50,7 @@ def build(base: Path, folder: Path) -> None:
         _script(root, "identity.sh", *(f"/{path.relative_to(root)}" for path in first))
     finally:
         machine.end_rooted(folder)  # gpg's agent
-        for point in mounts.mounted_under(root):
+        for point in system.mounted_under(root):
             run(["umount", str(point)], what="unmounting the tree")
     shutil.rmtree(folder / "work")
 

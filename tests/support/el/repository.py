@@ -6,7 +6,7 @@ import shutil
 from collections.abc import Sequence
 from pathlib import Path
 
-from clusterctl.providers.local.run import run
+from clusterctl.providers.local.system import run
 from tests.support.el.packages import DATA, Package
 
 # Where each repository lies, and who signs it.

@@ -5,10 +5,10 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from clusterctl.providers.gcp.carry_out import Owner, carry_out
+from clusterctl.providers.gcp.apply import Owner, apply_plan
 from clusterctl.providers.gcp.changes import names
 from clusterctl.providers.gcp.diagnose import explaining
-from clusterctl.providers.gcp.terraform import Terraform
+from clusterctl.providers.gcp.terraform.client import Terraform
 from tests.support.google.terraformed import CLUSTER_ID, PLACE
 
 
@@ -21,7 +21,7 @@ def main(folder: str, verb: str) -> None:
     terraform = Terraform(Path(folder), report, explain=explaining(PLACE), names=names(PLACE))
     plan = terraform.plan(destroy=verb == "down")
     report("planned")
-    carry_out(terraform, plan, Owner(CLUSTER_ID), report=report)
+    apply_plan(terraform, plan, Owner(CLUSTER_ID), report=report)
 
 
 if __name__ == "__main__":

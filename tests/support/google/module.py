@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from clusterctl.providers.gcp.design import variables
+from clusterctl.providers.gcp.tfvars import variables
 from clusterctl.spec import ClusterSpec
 from clusterctl.spec.caller import Caller
 from clusterctl.spec.load import load_spec

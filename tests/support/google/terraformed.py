@@ -14,14 +14,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from clusterctl.providers.gcp.carry_out import Owner, carry_out
+from clusterctl.providers.gcp.apply import Owner, apply_plan
 from clusterctl.providers.gcp.changes import INSTANCE, host_changes, names
-from clusterctl.providers.gcp.design import variables
 from clusterctl.providers.gcp.diagnose import Place, explaining
-from clusterctl.providers.gcp.labels import ID_LABEL
-from clusterctl.providers.gcp.terraform import Plan, Terraform
-from clusterctl.providers.gcp.terraform.plan import UNKNOWN
+from clusterctl.providers.gcp.orphans import ID_LABEL
+from clusterctl.providers.gcp.terraform.client import Terraform
+from clusterctl.providers.gcp.terraform.plan import UNKNOWN, Plan
 from clusterctl.providers.gcp.terraform.program import Program
+from clusterctl.providers.gcp.tfvars import variables
 from clusterctl.spec.load import parse_spec
 from clusterctl.util.assets import asset
 from tests.support.google.cloud import GoogleCloud
@@ -64,14 +64,14 @@ class Terraformed:
     def up(self) -> Plan:
         """Plan and carry out."""
         plan = self.terraform.plan()
-        carry_out(self.terraform, plan, Owner(CLUSTER_ID), report=self.said.append, sleep=self.waited.append)
+        apply_plan(self.terraform, plan, Owner(CLUSTER_ID), report=self.said.append, sleep=self.waited.append)
         return plan
 
     def down(self, clear: Callable[[], None] | None = None) -> None:
         """Plan to remove all, and carry that out."""
         plan = self.terraform.plan(destroy=True)
         owner = Owner(CLUSTER_ID, clear)
-        carry_out(self.terraform, plan, owner, report=self.said.append, sleep=self.waited.append)
+        apply_plan(self.terraform, plan, owner, report=self.said.append, sleep=self.waited.append)
 
     def forget(self, host: str) -> None:
         """Take its instance out of the state, as where Terraform was killed before it wrote it down."""

@@ -17,7 +17,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
-from clusterctl import jobs
+from clusterctl.jobs.submit import submit
 from clusterctl.scheduler.base import Clock
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm.client import SlurmClient
@@ -124,4 +124,4 @@ def submitted(session: Session, folder: Path, body: str, name: str = "mine") -> 
     """The id of a shell script that was submitted."""
     script = folder / "job.sh"
     script.write_text(f"#!/bin/bash\n{body}\n")
-    return jobs.submit(session, JobSpec(name=name, script=script)).job_id
+    return submit(session, JobSpec(name=name, script=script)).job_id

@@ -8,7 +8,7 @@ import pytest
 
 from clusterctl.cli.cluster import auto_down
 from clusterctl.spec import ClusterSpec
-from clusterctl.transport.scripted import ScriptedTransport, Step
+from tests.support.scripted import ScriptedTransport, Step
 
 
 def spec(**provider: Any) -> ClusterSpec:

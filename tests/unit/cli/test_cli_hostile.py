@@ -16,7 +16,7 @@ from clusterctl.cli.job import KeptLogs
 from clusterctl.cli.output import Screen, _Bar
 from clusterctl.cli.run import app, show
 from clusterctl.errors import ClusterctlError
-from clusterctl.jobs import LogChunk
+from clusterctl.jobs.logs import LogChunk
 from clusterctl.scheduler import session
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm.client import SlurmClient

@@ -14,7 +14,7 @@ from clusterctl.scheduler.slurm.client import SlurmClient
 from clusterctl.scheduler.slurm.parse import SQUEUE_FIELDS
 from clusterctl.spec import ClusterSpec
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
-from clusterctl.transport.scripted import ScriptedTransport, Step
+from tests.support.scripted import ScriptedTransport, Step
 from tests.support.slurm import records
 
 ONE, TWO, OLD = "d-train-1", "d-train-2", "d-old-1"

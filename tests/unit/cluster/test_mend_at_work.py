@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection
 from clusterctl.cluster.hardware import at_work, keep_free
 from clusterctl.scheduler.base import Clock, Scheduler
 from clusterctl.scheduler.slurm.client import SlurmClient
-from clusterctl.transport.scripted import ScriptedTransport, Step
 from tests.support.gpu_nodes import ONE, TWO
+from tests.support.scripted import ScriptedTransport, Step
 from tests.unit.cluster.test_change import sinfo, squeue
 
 AT_WORK = "job 7 is at work there, which Slurm would end; run `clusterctl up` again afterwards"

@@ -17,8 +17,8 @@ from clusterctl.scheduler.base import Clock
 from clusterctl.scheduler.slurm.client import SlurmClient
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.connections import Connections
-from clusterctl.transport.scripted import ScriptedTransport, Step
 from tests.support.gpu_nodes import CTL, INVENTORY, ONE, TWO
+from tests.support.scripted import ScriptedTransport, Step
 from tests.unit.cluster.test_change import sinfo, squeue
 from tests.unit.cluster.test_mend_hardware import SPEC, WAS, shows
 

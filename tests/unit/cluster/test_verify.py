@@ -18,7 +18,7 @@ from clusterctl.errors import VerifyError
 from clusterctl.scheduler.models import NodeInfo
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.transport.base import Transport
-from clusterctl.transport.scripted import Call, ScriptedTransport, Step
+from tests.support.scripted import Call, ScriptedTransport, Step
 from tests.support.slurm import records
 
 NAMES = ("d-train-1", "d-train-2")

@@ -10,8 +10,9 @@ from typing import Any, cast
 import pytest
 
 from clusterctl.errors import Failure, TerraformError
-from clusterctl.providers.gcp.carry_out import WAITS_S, Owner, carry_out
-from clusterctl.providers.gcp.terraform import Plan, ResourceChange, Terraform
+from clusterctl.providers.gcp.apply import WAITS_S, Owner, apply_plan
+from clusterctl.providers.gcp.terraform.client import Terraform
+from clusterctl.providers.gcp.terraform.plan import Plan, ResourceChange
 
 OWNER = Owner("a1b2c3")
 SHOWN = Plan(Path("plan.tfplan"), "0", ())
@@ -50,7 +51,7 @@ class Scripted:
 def run(scripted: Scripted, owner: Owner = OWNER, plan: Plan = SHOWN) -> tuple[list[str], list[float]]:
     said: list[str] = []
     waited: list[float] = []
-    carry_out(cast(Terraform, scripted), plan, owner, report=said.append, sleep=waited.append)
+    apply_plan(cast(Terraform, scripted), plan, owner, report=said.append, sleep=waited.append)
     return said, waited
 
 

@@ -8,7 +8,7 @@ from difflib import unified_diff
 from pathlib import Path
 from typing import Any
 
-from clusterctl.providers.gcp.design import settings_of, variables
+from clusterctl.providers.gcp.tfvars import settings_of, variables
 from tests.support.google.many import copies, planned
 from tests.support.google.module import CLUSTER_ID, NAMES, PUBLIC_KEY, spec_of
 from tests.support.google.policy import findings

@@ -7,9 +7,9 @@ from collections.abc import Callable
 import pytest
 
 from clusterctl.errors import CloudError, ProvisionError
-from clusterctl.providers.gcp import labels
+from clusterctl.providers.gcp import orphans
 from clusterctl.providers.gcp.api import Api, Clock
-from clusterctl.providers.gcp.leftovers import find, orphans, remove
+from clusterctl.providers.gcp.orphans import find_resources, orphan_ids, remove_resources
 from tests.support.google.api import PROJECT, Google
 
 OURS, THEIRS = "aaaaaa", "bbbbbb"
@@ -33,8 +33,8 @@ def api(google: Google) -> Api:
 def make(google: Google, cluster: str = "demo", cluster_id: str = OURS) -> None:
     """One cluster with some of everything."""
     put, name = google.world.put, f"{cluster}-{cluster_id}"
-    marked = {"labels": labels.labels(cluster, cluster_id)}
-    said = {"description": f"made by clusterctl; {labels.description(cluster, cluster_id)}"}
+    marked = {"labels": orphans.labels(cluster, cluster_id)}
+    said = {"description": f"made by clusterctl; {orphans.description(cluster, cluster_id)}"}
     at, near = {"zone": "us-central1-a"}, {"region": "us-central1"}
     net = f"{GLOBAL}/networks/{name}"
     put("google_compute_network", net, **said)
@@ -66,7 +66,7 @@ def make(google: Google, cluster: str = "demo", cluster_id: str = OURS) -> None:
 
 
 def whats(api: Api, cluster_id: str = OURS) -> list[str]:
-    return [one.what.partition(" in ")[0] for one in find(api, cluster_id)]
+    return [one.what.partition(" in ")[0] for one in find_resources(api, cluster_id)]
 
 
 def quiet(_: str) -> None:
@@ -81,11 +81,11 @@ class TestFinding:
 
     def test_nothing_is_found_of_what_was_never_made(self, google: Google, api: Api) -> None:
         make(google, "other", THEIRS)
-        assert find(api, OURS) == ()
+        assert find_resources(api, OURS) == ()
 
     def test_what_it_costs_is_known_or_said_not_to_be(self, google: Google, api: Api) -> None:
         make(google)
-        costs = {one.what.partition(" in ")[0]: one.usd_per_hour for one in find(api, OURS)}
+        costs = {one.what.partition(" in ")[0]: one.usd_per_hour for one in find_resources(api, OURS)}
         assert costs["instance demo-ctl"] == pytest.approx(0.134, rel=1e-3)
         assert costs["disk demo-scratch"] == pytest.approx(0.04)
         assert costs["shared folder demo-aaaaaa-shared"] == pytest.approx(0.16 * 1024 / 730)
@@ -101,7 +101,7 @@ class TestFinding:
     def test_what_may_not_be_looked_at_is_not_taken_for_nothing(self, google: Google, api: Api) -> None:
         google.fail("iam.projects.serviceAccounts.list", 403, message="no")
         with pytest.raises(CloudError):
-            find(api, OURS)
+            find_resources(api, OURS)
 
     @pytest.mark.parametrize("name", ["train", "train-202611"])
     def test_a_name_that_could_be_of_another_cluster_is_not_enough(
@@ -112,27 +112,27 @@ class TestFinding:
         google.world.put(
             "google_compute_network", f"{GLOBAL}/networks/train-{OURS}-mine", description="by hand"
         )
-        assert find(api, "202611") == ()
-        assert find(api, OURS) == ()
-        assert orphans(api, name) == ((THEIRS,) if name == "train-202611" else ())
+        assert find_resources(api, "202611") == ()
+        assert find_resources(api, OURS) == ()
+        assert orphan_ids(api, name) == ((THEIRS,) if name == "train-202611" else ())
 
     def test_a_description_that_was_copied_is_not_enough(self, google: Google, api: Api) -> None:
-        said = labels.description("demo", OURS)
+        said = orphans.description("demo", OURS)
         google.world.put("google_compute_network", f"{GLOBAL}/networks/demo-{OURS}2", description=said)
-        assert find(api, OURS) == ()
-        assert orphans(api, "demo") == ()
+        assert find_resources(api, OURS) == ()
+        assert orphan_ids(api, "demo") == ()
 
     def test_orphans_are_all_clusters_of_that_name(self, google: Google, api: Api) -> None:
         make(google)
         make(google, "demo", "cccccc")
         make(google, "demo-2", THEIRS)
-        assert orphans(api, "demo") == (OURS, "cccccc")
-        assert orphans(api, "never") == ()
+        assert orphan_ids(api, "demo") == (OURS, "cccccc")
+        assert orphan_ids(api, "never") == ()
 
     def test_an_orphan_that_is_only_a_network_is_found(self, google: Google, api: Api) -> None:
-        said = labels.description("demo", OURS)
+        said = orphans.description("demo", OURS)
         google.world.put("google_compute_network", f"{GLOBAL}/networks/demo-{OURS}", description=said)
-        assert orphans(api, "demo") == (OURS,)
+        assert orphan_ids(api, "demo") == (OURS,)
 
 
 class TestRemoving:
@@ -141,24 +141,24 @@ class TestRemoving:
         make(google, "other", THEIRS)
         before = whats(api, THEIRS)
         said: list[str] = []
-        remove(api, find(api, OURS), report=said.append)
-        assert find(api, OURS) == ()
+        remove_resources(api, find_resources(api, OURS), report=said.append)
+        assert find_resources(api, OURS) == ()
         assert whats(api, THEIRS) == before
         assert said[0] == "deleting 3 x instance"
         assert said[-1] == "deleting 1 x bucket"
 
     def test_what_is_gone_already_is_fine(self, google: Google, api: Api) -> None:
         make(google)
-        found = find(api, OURS)
-        remove(api, found, report=quiet)
-        remove(api, found, report=quiet)
+        found = find_resources(api, OURS)
+        remove_resources(api, found, report=quiet)
+        remove_resources(api, found, report=quiet)
 
     def test_a_bucket_that_holds_something_is_kept_and_said(self, google: Google, api: Api) -> None:
         make(google)
         with google.world.change() as state:
             state["filled"] = ["demo-results"]
-        remove(api, find(api, OURS), report=quiet)
-        (bucket,) = find(api, OURS)
+        remove_resources(api, find_resources(api, OURS), report=quiet)
+        (bucket,) = find_resources(api, OURS)
         assert (bucket.what, bucket.kept) == ("bucket demo-results", "it holds something")
 
     @pytest.mark.parametrize(
@@ -177,19 +177,19 @@ class TestRemoving:
         make(google)
         play(google)
         with pytest.raises(ProvisionError, match="could not be deleted") as caught:
-            remove(api, find(api, OURS), report=quiet)
+            remove_resources(api, find_resources(api, OURS), report=quiet)
         assert words in caught.value.why
         left = whats(api)
         assert 0 < len(left) < len(EVERYTHING)
-        remove(api, find(api, OURS), report=quiet)
-        assert find(api, OURS) == ()
+        remove_resources(api, find_resources(api, OURS), report=quiet)
+        assert find_resources(api, OURS) == ()
 
     def test_busy_and_lost_answers_end_well(self, google: Google, api: Api) -> None:
         make(google)
         for method in ("compute.instances.delete", "compute.zoneOperations.wait", "compute.networks.delete"):
             google.fail(method, 503, times=2)
-        remove(api, find(api, OURS), report=quiet)
-        assert find(api, OURS) == ()
+        remove_resources(api, find_resources(api, OURS), report=quiet)
+        assert find_resources(api, OURS) == ()
 
     def test_waiting_is_bounded(self, google: Google, api: Api, monkeypatch: pytest.MonkeyPatch) -> None:
         make(google)
@@ -197,5 +197,5 @@ class TestRemoving:
         monkeypatch.setattr(api, "clock", Clock(now=lambda: next(ticks), sleep=lambda _: None))
         monkeypatch.setattr(api, "post", lambda *_: {"name": "operation-1", "status": "RUNNING"})
         with pytest.raises(ProvisionError, match="could not be deleted") as caught:
-            remove(api, find(api, OURS), report=quiet)
+            remove_resources(api, find_resources(api, OURS), report=quiet)
         assert "when the time was up" in caught.value.why

@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from clusterctl.providers.costs import node_price
-from clusterctl.providers.gcp import costs, prices
-from clusterctl.providers.gcp.design import variables
+from clusterctl.providers.gcp import costs
+from clusterctl.providers.gcp.tfvars import variables
 from clusterctl.spec import ClusterSpec, machines
 from tests.support.google.module import NAMES, spec_of
 
@@ -30,7 +30,7 @@ PUBLISHED = {
 
 
 def of(name: str, gpus: dict[str, int] | None = None, *, spot: bool = False, **own: float) -> float | None:
-    return prices.of_machine(name, gpus or {}, spot=spot, own=own)
+    return costs.of_machine(name, gpus or {}, spot=spot, own=own)
 
 
 @pytest.mark.parametrize("name", PUBLISHED)
@@ -69,21 +69,21 @@ def test_spot_costs_less_than_on_demand_wherever_both_are_known() -> None:
 
 
 def test_all_names_in_the_table_exist() -> None:
-    known, table = machines.machines(), prices.table()
+    known, table = machines.machines(), costs.table()
     assert set(table.machines) <= set(known)
     assert set(table.families) <= {one.family for one in known.values()}
     assert set(table.gpus) <= {facts["google"] for facts in machines.data()["gpus"].values()}
 
 
 def test_another_region_is_said_to_differ() -> None:
-    assert prices.priced_on() == "2026-11-20"
-    assert prices.caveat("us-central1") == ""
-    assert prices.caveat("europe-west4").endswith("of us-central1; those of europe-west4 differ")
+    assert costs.priced_on() == "2026-11-20"
+    assert costs.caveat("us-central1") == ""
+    assert costs.caveat("europe-west4").endswith("of us-central1; those of europe-west4 differ")
 
 
 def test_cloud_nat_is_paid_for_by_machine_up_to_32() -> None:
-    assert prices.of_nat(3) == pytest.approx(3 * 0.0014 + 0.005)
-    assert prices.of_nat(100) == prices.of_nat(32)
+    assert costs.of_nat(3) == pytest.approx(3 * 0.0014 + 0.005)
+    assert costs.of_nat(100) == costs.of_nat(32)
 
 
 def instance(name: str = "demo-train-1", **more: Any) -> dict[str, Any]:

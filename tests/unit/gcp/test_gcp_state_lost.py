@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.providers.gcp.api import Api, Clock
-from clusterctl.providers.gcp.leftovers import find, orphans, remove
+from clusterctl.providers.gcp.orphans import find_resources, orphan_ids, remove_resources
 from tests.support.google.api import Google
 from tests.support.google.module import CLUSTER_ID, Module, spec_of
 from tests.support.google.world import World
@@ -30,11 +30,11 @@ def test_a_cluster_whose_state_was_lost_is_removed_whole(
             monkeypatch.setenv(key, value)
         assert spec.provider.type == "gcp"
         api = Api(spec.provider.project, clock=Clock(sleep=lambda _: None))
-        assert orphans(api, spec.name) == (CLUSTER_ID,)
-        found = find(api, CLUSTER_ID)
+        assert orphan_ids(api, spec.name) == (CLUSTER_ID,)
+        found = find_resources(api, CLUSTER_ID)
         assert len({one.kind for one in found}) >= len(made - KEPT - {"google_compute_router_nat"})
-        remove(api, found, report=lambda _: None)
-        assert find(api, CLUSTER_ID) == ()
+        remove_resources(api, found, report=lambda _: None)
+        assert find_resources(api, CLUSTER_ID) == ()
         assert not google.violations
     left = set(module.cloud.resources().values())
     assert left <= KEPT | {"google_compute_router_nat"}  # a part of the router, and gone with it

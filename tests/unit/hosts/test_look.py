@@ -26,7 +26,7 @@ from clusterctl.hosts.report import (
     parse_node_facts,
     parse_report,
 )
-from clusterctl.providers.local.mounts import delete
+from clusterctl.providers.local.system import delete
 from tests.support.hostile import nest
 
 FACTS = "@node\nCPUs=2 Boards=1 SocketsPerBoard=1 CoresPerSocket=2 ThreadsPerCore=1 RealMemory=2000\n"

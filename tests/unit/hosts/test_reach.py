@@ -11,7 +11,7 @@ from clusterctl.errors import ClusterctlError, ProvisionError, TransportError, U
 from clusterctl.hosts.probe import probe_hosts
 from clusterctl.hosts.report import ProbeRequest
 from clusterctl.transport.base import Transport
-from clusterctl.transport.scripted import Call, ScriptedTransport, Step
+from tests.support.scripted import Call, ScriptedTransport, Step
 
 FACTS = "@node\nCPUs=2 Boards=1 SocketsPerBoard=1 CoresPerSocket=2 ThreadsPerCore=1 RealMemory=2000\n"
 ASKED = ("sudo", "-n", "/usr/bin/python3", "...")

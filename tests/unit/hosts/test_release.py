@@ -13,7 +13,7 @@ from clusterctl.spec.distributions import UNSEEN
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Transport
-from clusterctl.transport.scripted import ScriptedTransport, Step
+from tests.support.scripted import ScriptedTransport, Step
 
 ASKED = ("sudo", "-n", "/usr/bin/python3", "...")
 

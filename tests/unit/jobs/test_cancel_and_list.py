@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl import jobs
 from clusterctl.errors import SlurmError, UsageError
+from clusterctl.jobs.control import as_dict, cancel, known_jobs, list_jobs
 from tests.support.played.cluster import submitted
 
 
 def test_cancel(session, cluster, tmp_path):
     job_id = submitted(session, tmp_path, "sleep 60")
-    done = jobs.cancel(session, [job_id])
+    done = cancel(session, [job_id])
     assert [job.id for job in done.cancelled] == [job_id]
     assert done.ended == ()
     assert cluster.job(job_id)["state"] == "CANCELLED"
@@ -20,7 +20,7 @@ def test_cancel(session, cluster, tmp_path):
 def test_cancel_says_what_had_ended(session, cluster, tmp_path):
     over, running = submitted(session, tmp_path, "true"), submitted(session, tmp_path, "sleep 60")
     cluster.wait_until_ended(over)
-    done = jobs.cancel(session, [over, running])
+    done = cancel(session, [over, running])
     assert [job.id for job in done.cancelled] == [running]
     assert [job.id for job in done.ended] == [over]
     assert cluster.job(over)["state"] == "COMPLETED"
@@ -29,10 +29,10 @@ def test_cancel_says_what_had_ended(session, cluster, tmp_path):
 def test_cancel_of_an_unknown_job_cancels_nothing(session, cluster, tmp_path):
     job_id = submitted(session, tmp_path, "sleep 60")
     with pytest.raises(SlurmError, match="does not know job 77"):
-        jobs.cancel(session, [job_id, "77"])
+        cancel(session, [job_id, "77"])
     assert cluster.job(job_id)["state"] == "RUNNING"
     with pytest.raises(UsageError):
-        jobs.cancel(session, ["all"])
+        cancel(session, ["all"])
 
 
 def test_list_has_the_queue_and_what_it_has_forgotten(session, cluster, tmp_path):
@@ -40,13 +40,13 @@ def test_list_has_the_queue_and_what_it_has_forgotten(session, cluster, tmp_path
     cluster.wait_until_ended(first)
     cluster.wait_until_ended(second)
     cluster.change(first, forgotten=True)
-    assert [job.id for job in jobs.list_jobs(session)] == [first, second]
+    assert [job.id for job in list_jobs(session)] == [first, second]
 
 
 def test_as_dict_is_plain_json(session, cluster, tmp_path):
     job_id = submitted(session, tmp_path, "true")
     cluster.wait_until_ended(job_id)
-    (job,) = jobs.known_jobs(session, [job_id])
-    told = jobs.as_dict(job)
+    (job,) = known_jobs(session, [job_id])
+    told = as_dict(job)
     assert (told["job_id"], told["state"], told["nodes"]) == (job_id, "COMPLETED", ["n1"])
     assert type(told["state"]) is str

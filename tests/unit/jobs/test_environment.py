@@ -16,10 +16,10 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import jobs
 from clusterctl.errors import TransportError, UsageError
-from clusterctl.jobs import PLAIN, Environment, build, environment_of, unbuilt
-from clusterctl.jobs.environment import ENVIRONMENTS
+from clusterctl.jobs.environment import ENVIRONMENTS, PLAIN, Environment, build, environment_of, unbuilt
+from clusterctl.jobs.stage import client_facts
+from clusterctl.jobs.submit import script_of
 from clusterctl.spec import ClusterSpec, JobSpec
 from clusterctl.spec.distributions import DEFAULT, distribution_of
 from clusterctl.transport.base import BULK, Conversation
@@ -278,11 +278,11 @@ def test_the_script_and_the_record_of_a_job(session, cluster, resolve: Resolve, 
     assert environment.lock is not None
     script = tmp_path / "my program.py"
     script.touch()
-    text = jobs.script_of(session.spec, JobSpec(name="mine", script=script), environment)
+    text = script_of(session.spec, JobSpec(name="mine", script=script), environment)
     folder = f'"$HOME"/clusterctl/environments/{environment.lock.key}/bin'
     assert f"export PATH={folder}:/opt/clusterctl/env/bin:$PATH\n" in text
     assert f'\n{folder}/python "$submit_dir"/' in text
-    facts = jobs.facts.client_facts(
+    facts = client_facts(
         JobSpec(name="mine", script=script), environment, local=LocalTransport(), folder=tmp_path
     )
     assert facts["requirements"] == environment.lock.text

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl import jobs
+from clusterctl.jobs.script import with_gpus
 from clusterctl.spec import ClusterSpec, JobSpec
 
 
@@ -38,15 +38,15 @@ def spec(**more: Any) -> ClusterSpec:
     ],
 )
 def test_a_training_uses_the_gpus_of_its_partition(given: dict[str, Any], gpus: int, ranks: int) -> None:
-    job = jobs.with_gpus(spec(), JobSpec(name="t", bundled="train", **given))
+    job = with_gpus(spec(), JobSpec(name="t", bundled="train", **given))
     assert (job.gpus, job.tasks_per_node) == (gpus, ranks)
 
 
 def test_the_proof_and_scripts_of_the_users_own_ask_for_what_they_say(tmp_path: Any) -> None:
     for job in (JobSpec(name="p", bundled="probe"), JobSpec(name="s", script=tmp_path / "own.sh")):
-        assert jobs.with_gpus(spec(), job) == job
+        assert with_gpus(spec(), job) == job
 
 
 def test_without_a_scheduler_ranks_are_as_many_as_gpus_that_a_job_has_anyway() -> None:
-    job = jobs.with_gpus(spec(scheduler="none"), JobSpec(name="t", bundled="train"))
+    job = with_gpus(spec(scheduler="none"), JobSpec(name="t", bundled="train"))
     assert (job.tasks_per_node, "gpus" in job.model_fields_set) == (8, False)

@@ -7,8 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import jobs, runs
 from clusterctl.errors import SlurmError, UnreachableError
+from clusterctl.jobs.submit import Submitted, submit
+from clusterctl.jobs.watch import follow
+from clusterctl.runs.collect import collect
 from clusterctl.scheduler.session import LocalStorageNode, Session
 from clusterctl.spec import JobSpec
 from tests.support.played.apart import ApartNode
@@ -40,7 +42,7 @@ def job(tmp_path: Path) -> JobSpec:
     return JobSpec(name="mine", script=script)
 
 
-def given(node: ApartNode, done: jobs.Submitted) -> set[str]:
+def given(node: ApartNode, done: Submitted) -> set[str]:
     folder = node.home / "clusterctl/jobs" / Path(done.remote_dir).name
     return {path.name for path in folder.iterdir()} if folder.is_dir() else set()
 
@@ -48,7 +50,7 @@ def given(node: ApartNode, done: jobs.Submitted) -> set[str]:
 def test_each_node_of_the_partition_has_the_jobs_folder(
     apart: Session, nodes: dict[str, ApartNode], job: JobSpec
 ) -> None:
-    done = jobs.submit(apart, job)
+    done = submit(apart, job)
     for name in ("n1", "n2"):
         assert given(nodes[name], done) >= {"job.sbatch", "job.sh", "conf.txt", "spec.yaml"}
     assert given(nodes["o1"], done) == set()
@@ -59,7 +61,7 @@ def test_a_script_that_says_its_partition_itself_may_run_anywhere(
 ) -> None:
     assert job.script is not None
     job.script.write_text("#!/bin/bash\n#SBATCH --time=5\necho hello\n")
-    done = jobs.submit(apart, job)
+    done = submit(apart, job)
     assert all("job.sh" in given(node, done) for node in nodes.values())
 
 
@@ -69,7 +71,7 @@ def test_a_refused_job_leaves_nothing_on_any_node(
     with cluster.state() as state:
         state["refuse"] = "Batch job submission failed: Invalid qos specification"
     with pytest.raises(SlurmError):
-        jobs.submit(apart, job)
+        submit(apart, job)
     left = [path for node in nodes.values() for path in (node.home / "clusterctl/jobs").glob("mine-*")]
     assert left == []
 
@@ -84,7 +86,7 @@ def test_a_node_that_is_away_is_no_half_of_a_submission(
     away = LocalStorageNode("n2", "train", Away(cluster, tmp_path / "away"))
     broken = replace(apart, apart=(apart.apart[0], away))
     with pytest.raises(UnreachableError) as caught:
-        jobs.submit(broken, job)
+        submit(broken, job)
     assert caught.value.host == "n2"
     assert not list((cluster.home / "clusterctl/jobs").glob("mine-*"))
     assert not list((nodes["n1"].home / "clusterctl/jobs").glob("mine-*"))
@@ -93,7 +95,7 @@ def test_a_node_that_is_away_is_no_half_of_a_submission(
 def test_logs_and_files_come_from_the_nodes_it_ran_on(
     apart: Session, cluster: PlayedCluster, nodes: dict[str, ApartNode], job: JobSpec, tmp_path: Path
 ) -> None:
-    done = jobs.submit(apart, job)
+    done = submit(apart, job)
     cluster.wait_until_ended(done.job_id)
     (info,) = apart.scheduler.jobs([done.job_id])
     first = info.nodes[0]
@@ -101,9 +103,9 @@ def test_logs_and_files_come_from_the_nodes_it_ran_on(
     Path(done.remote_dir, "stdout.log").rename(there / "stdout.log")  # it ran here, but stands for that node
     (there / "made.txt").write_text("made there")
     told: list[bytes] = []
-    jobs.follow(apart, done.job_id, on_output=lambda chunk: told.append(chunk.data))
+    follow(apart, done.job_id, on_output=lambda chunk: told.append(chunk.data))
     assert b"".join(told) == b"hello\n"
-    (run,) = runs.collect(apart, [done.job_id], out=tmp_path / "runs")
+    (run,) = collect(apart, [done.job_id], out=tmp_path / "runs")
     assert run.directory is not None
     assert (run.directory / "stdout.log").read_text() == "hello\n"
     assert (run.directory / "made.txt").read_text() == "made there"

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 import pytest
 
 from clusterctl.errors import UsageError
-from clusterctl.jobs.partition import partition_of
+from clusterctl.jobs.script import partition_of
 from clusterctl.spec import ClusterSpec, JobSpec
 
 

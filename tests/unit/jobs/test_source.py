@@ -12,13 +12,12 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import UsageError
-from clusterctl.jobs import folder as limits
+from clusterctl.jobs import source as limits
 from clusterctl.jobs.source import Source, manifest, source_hash, source_of
 from clusterctl.spec import JobSpec
 from clusterctl.spec.target import named_job
 from clusterctl.state.ledger import RunRecord
-from clusterctl.transport.hashes import hash_items
-from clusterctl.transport.tree import Kind
+from clusterctl.transport.tree import Kind, hash_items
 from tests.support.hostile import HOSTILE_NAMES
 
 RUN = {

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import jobs
 from clusterctl.errors import AnswerLostError, DiskError, SlurmError, UnreachableError, UsageError
-from clusterctl.jobs.facts import MAX_DIFF, client_facts
+from clusterctl.jobs.stage import MAX_DIFF, client_facts
+from clusterctl.jobs.submit import script_of, submit
 from clusterctl.scheduler.base import Clock
 from clusterctl.scheduler.session import Session, resolve_submissions
 from clusterctl.scheduler.slurm.client import SlurmClient
@@ -37,7 +37,7 @@ def job(tmp_path: Path) -> JobSpec:
 
 
 def test_what_is_staged(session, cluster, job):
-    done = jobs.submit(session, job)
+    done = submit(session, job)
     folder = Path(done.remote_dir)
     assert folder == cluster.home / "clusterctl" / "jobs" / f"mine-{done.token}"
     assert {path.name for path in folder.iterdir()} >= {
@@ -57,7 +57,7 @@ def test_the_folder_of_the_script_is_what_the_job_runs_in(session, cluster, job)
     (job.script.parent / "conf").mkdir()
     (job.script.parent / "conf" / "a.txt").write_text("from the folder")
     job.script.write_text("#!/bin/bash\ncat conf/a.txt; echo changed >conf/a.txt\n")
-    done = jobs.submit(session, job)
+    done = submit(session, job)
     cluster.wait_until_ended(done.job_id)
     folder = Path(done.remote_dir)
     assert (folder / "stdout.log").read_text() == "from the folder"
@@ -66,7 +66,7 @@ def test_the_folder_of_the_script_is_what_the_job_runs_in(session, cluster, job)
     assert done.source is not None
     assert (done.source.files, done.source.hash) == (2, listed["hash"])
     assert done.source.sent_bytes == done.source.bytes > 0
-    again = jobs.submit(session, job)
+    again = submit(session, job)
     assert again.source is not None
     assert (again.source.sent_bytes, again.source.hash) == (0, done.source.hash)
     cluster.wait_until_ended(again.job_id)
@@ -77,7 +77,7 @@ def test_a_folder_whose_name_is_not_utf8(session, cluster, tmp_path):
     folder = tmp_path / os.fsdecode(b"\xffproject\nof mine")
     folder.mkdir()
     (folder / "a.sh").write_text("#!/bin/bash\necho fine\n")
-    done = jobs.submit(session, JobSpec(name="x", script=folder / "a.sh"))
+    done = submit(session, JobSpec(name="x", script=folder / "a.sh"))
     cluster.wait_until_ended(done.job_id)
     assert (Path(done.remote_dir) / "stdout.log").read_text() == "fine\n"
 
@@ -85,13 +85,13 @@ def test_a_folder_whose_name_is_not_utf8(session, cluster, tmp_path):
 def test_a_folder_that_can_not_be_sent_leaves_nothing(session, cluster, job):
     (job.script.parent / "run.json").touch()
     with pytest.raises(UsageError, match=r"run\.json"):
-        jobs.submit(session, job)
+        submit(session, job)
     assert cluster.ledger.entries() == ()
     assert list(cluster.home.iterdir()) == []
 
 
 def test_the_ledger_knows_the_job(session, cluster, job):
-    done = jobs.submit(session, job)
+    done = submit(session, job)
     entry = cluster.ledger.find(done.job_id)
     assert entry is not None
     assert (entry.token, entry.name, entry.remote_dir, entry.refused) == (
@@ -107,7 +107,7 @@ def test_a_job_that_can_not_be_written_down_is_not_submitted(session, cluster, j
         disk.suffer("full")
         full = replace(session, ledger=Ledger(disk.path / "jobs.jsonl"))
         with pytest.raises(DiskError, match="No space left"):
-            jobs.submit(full, job)
+            submit(full, job)
     assert cluster.calls("sbatch") == 0
     assert list((cluster.home / "clusterctl" / "jobs").iterdir()) == []
 
@@ -115,7 +115,7 @@ def test_a_job_that_can_not_be_written_down_is_not_submitted(session, cluster, j
 def test_an_image_that_is_here_is_sent_once_and_named_by_its_hash(session, cluster, job, tmp_path):
     image = tmp_path / "my image.sif"
     image.write_bytes(b"image")
-    done = [jobs.submit(session, job.model_copy(update={"container": str(image)})) for _ in range(2)]
+    done = [submit(session, job.model_copy(update={"container": str(image)})) for _ in range(2)]
     sha = hashlib.sha256(b"image").hexdigest()
     (stored,) = [
         path
@@ -128,25 +128,25 @@ def test_an_image_that_is_here_is_sent_once_and_named_by_its_hash(session, clust
 
 def test_an_image_whose_place_can_not_be_looked_at_here_is_the_clusters(session, job):
     image = f"/{'x' * 300}.sif"
-    assert image in jobs.submit(session, job.model_copy(update={"container": image})).script
+    assert image in submit(session, job.model_copy(update={"container": image})).script
 
 
 def test_outputs_lie_beside_the_job(session, cluster, job):
-    done = jobs.submit(session, job.model_copy(update={"outputs": ("results/**",)}))
+    done = submit(session, job.model_copy(update={"outputs": ("results/**",)}))
     written = json.loads((Path(done.remote_dir) / "outputs.json").read_text())
     assert written["patterns"] == ["results/**", "/my\\ 'job.sh"]  # and the script
     with pytest.raises(UsageError, match="--outputs"):
-        jobs.script_of(session.spec, job.model_copy(update={"outputs": ("!",)}))
+        script_of(session.spec, job.model_copy(update={"outputs": ("!",)}))
 
 
 def test_the_dry_run_is_what_is_submitted(session, job):
-    assert jobs.script_of(session.spec, job) == jobs.submit(session, job).script
+    assert script_of(session.spec, job) == submit(session, job).script
 
 
 def test_a_cluster_of_another_version(session, cluster, job):
     shutil.rmtree(cluster.payload / payload_hash())
     with pytest.raises(UsageError, match="does not have this clusterctl's programs") as caught:
-        jobs.submit(session, job)
+        submit(session, job)
     assert "clusterctl up" in caught.value.fix
     assert cluster.ledger.entries() == ()
 
@@ -173,7 +173,7 @@ def test_a_refusal_names_the_choices(session, cluster, job, said, fix):
     with cluster.state() as state:
         state["refuse"] = said
     with pytest.raises(SlurmError) as caught:
-        jobs.submit(session, job)
+        submit(session, job)
     assert caught.value.why == said.removeprefix("sbatch: error: ")
     assert caught.value.fix.startswith(fix)
     assert [entry.refused for entry in cluster.ledger.entries()] == [True]
@@ -183,7 +183,7 @@ def test_a_refusal_names_the_choices(session, cluster, job, said, fix):
 def test_an_answer_that_slurm_lost_does_not_submit_twice(session, cluster, job):
     with cluster.state() as state:
         state["lose_answer"] = True
-    done = jobs.submit(session, job)
+    done = submit(session, job)
     assert done.job_id == "1"
     assert cluster.calls("sbatch") == 1
 
@@ -192,7 +192,7 @@ def test_a_controller_that_was_away_gets_the_job_once(cluster, job):
     session = cluster.session(clock=QUICK)
     with cluster.state() as state:
         state["away"] = 3
-    assert jobs.submit(session, job).job_id == "1"
+    assert submit(session, job).job_id == "1"
     assert cluster.calls("sbatch") == 2
 
 
@@ -203,7 +203,7 @@ def test_a_controller_that_stays_away_is_said_soon_and_the_job_is_not_submitted(
     with cluster.state() as state:
         state["away"] = 1000
     with pytest.raises(UnreachableError, match="the job was not submitted") as caught:
-        jobs.submit(session, job)
+        submit(session, job)
     assert "clusterctl up" in caught.value.fix
     assert now[0] < 10
     assert cluster.calls("sbatch") == 1
@@ -226,7 +226,7 @@ def test_a_controller_that_goes_away_after_it_had_the_request_is_not_taken_for_a
         state["away"] = 1000
         state["away_words"] = said
     with pytest.raises(AnswerLostError, match="did not say whether it took the job"):
-        jobs.submit(session, job)
+        submit(session, job)
     assert [entry.refused for entry in cluster.ledger.entries()] == [False]
 
 
@@ -236,7 +236,7 @@ def test_a_request_that_timed_out_is_not_sent_again(cluster, job):
         state["away"] = 1
         state["away_words"] = "Batch job submission failed: Socket timed out on send/recv operation"
     with pytest.raises(AnswerLostError, match="did not say whether it took the job"):
-        jobs.submit(session, job)
+        submit(session, job)
     assert cluster.calls("sbatch") == 1
 
 
@@ -269,7 +269,7 @@ def test_a_job_is_not_given_up_while_nobody_can_be_asked_about_it(cluster, job, 
     transport = Cutting(cluster.payload, taken=True, then=then)
     cut = Session(session.spec, SlurmClient(transport, clock=QUICK, patience_s=0), cluster.ledger)
     with pytest.raises(AnswerLostError) as caught:
-        jobs.submit(cut, job)
+        submit(cut, job)
     (failure,) = caught.value.failures
     assert not failure.retryable
     assert cluster.calls("sbatch") == 1
@@ -282,7 +282,7 @@ def test_a_job_is_not_given_up_while_nobody_can_be_asked_about_it(cluster, job, 
 
 def test_a_connection_that_broke_after_sbatch(session, cluster, job):
     cut = Session(session.spec, SlurmClient(Cutting(cluster.payload, taken=True)), cluster.ledger)
-    assert jobs.submit(cut, job).job_id == "1"
+    assert submit(cut, job).job_id == "1"
     assert cluster.calls("sbatch") == 1
 
 
@@ -290,7 +290,7 @@ def test_a_connection_that_broke_before_sbatch_is_said_and_not_tried_again(sessi
     away = SlurmClient(Cutting(cluster.payload, taken=False), patience_s=1)
     cut = Session(session.spec, away, cluster.ledger)
     with pytest.raises(AnswerLostError, match="did not say whether it took the job"):
-        jobs.submit(cut, job)
+        submit(cut, job)
     assert cluster.calls("sbatch") == 0
     (entry,) = cluster.ledger.entries()
     assert (entry.job_id, entry.refused) == (None, False)
@@ -302,7 +302,7 @@ def lost(cluster, *, submitted_at: float) -> JobEntry:
 
 
 def test_a_lost_submission_is_found_later(session, cluster, job):
-    done = jobs.submit(session, job)
+    done = submit(session, job)
     lost(cluster, submitted_at=0.0)
     cluster.change(done.job_id, comment="clusterctl:feed")
     resolve_submissions(session.slurm, cluster.ledger)

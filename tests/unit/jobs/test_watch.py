@@ -10,7 +10,6 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl import jobs
 from clusterctl.errors import (
     JobCancelledError,
     JobFailedError,
@@ -21,6 +20,7 @@ from clusterctl.errors import (
     WaitTimeoutError,
 )
 from clusterctl.jobs.logs import LogChunk, tail
+from clusterctl.jobs.watch import follow, logs, raise_unless_completed, wait
 from clusterctl.scheduler.base import Clock
 from clusterctl.scheduler.models import JobState
 from clusterctl.scheduler.session import Session
@@ -52,11 +52,11 @@ def held(cluster: PlayedCluster, session: Session, folder: Path) -> str:
 def test_wait(session, cluster, tmp_path):
     job_id = submitted(session, tmp_path, "sleep 0.3")
     states: list[JobState] = []
-    (job,) = jobs.wait(session, [job_id], on_change=lambda job: states.append(job.state))
+    (job,) = wait(session, [job_id], on_change=lambda job: states.append(job.state))
     assert (job.state, job.exit_code) == (JobState.COMPLETED, 0)
     assert states[-1] is JobState.COMPLETED
     assert len(states) == len(set(states))
-    jobs.raise_unless_completed(session, [job])
+    raise_unless_completed(session, [job])
     entry = cluster.ledger.find(job_id)
     assert entry is not None
     assert entry.state == "COMPLETED"
@@ -79,7 +79,7 @@ def test_only_nodes_that_are_out_of_service_make_a_reason_to_wait_worth_a_word(c
     session = cluster.session(clock=Clock(sleep=sleep))
     job_id = held(cluster, session, tmp_path)
     told: list[tuple[bool, str]] = []
-    jobs.wait(session, [job_id], on_change=lambda job: told.append((job.lacks_nodes, job.reason[:15])))
+    wait(session, [job_id], on_change=lambda job: told.append((job.lacks_nodes, job.reason[:15])))
     assert [reason for lacks, reason in told if lacks] == ["ReqNodeNotAvail", "Nodes_required_"]
     assert len(told) == 6  # first, then whenever it begins or ends to lack them, and its end
 
@@ -89,7 +89,7 @@ def test_many_jobs_are_waited_for_with_one_query_at_a_time(session, cluster, tmp
     for job_id in ids:
         cluster.wait_until_ended(job_id)
     before = cluster.calls("squeue")
-    assert len(jobs.wait(session, ids)) == 5
+    assert len(wait(session, ids)) == 5
     assert cluster.calls("squeue") == before + 1
 
 
@@ -99,7 +99,7 @@ def test_a_wait_that_runs_out(cluster, tmp_path):
     job_id = held(cluster, session, tmp_path)
     cluster.change(job_id, reason="Resources")
     with pytest.raises(WaitTimeoutError, match="not ended within 60 s") as caught:
-        jobs.wait(session, [job_id], timeout_s=60)
+        wait(session, [job_id], timeout_s=60)
     assert caught.value.why == f"{job_id} is PENDING (Resources)"
     assert cluster.job(job_id)["state"] == "PENDING"
 
@@ -108,22 +108,22 @@ def test_a_job_that_slurm_never_heard_of(cluster):
     times = iter(range(0, 10**6, 5))
     session = cluster.session(clock=Clock(lambda: float(next(times)), lambda _s: None))
     with pytest.raises(SlurmError, match="does not know job 77"):
-        jobs.wait(session, ["77"])
+        wait(session, ["77"])
 
 
 def test_a_job_that_the_queue_has_forgotten_is_in_the_accounting(session, cluster, tmp_path):
     job_id = submitted(session, tmp_path, "exit 3")
     cluster.wait_until_ended(job_id)
     cluster.change(job_id, forgotten=True)
-    (job,) = jobs.wait(session, [job_id])
+    (job,) = wait(session, [job_id])
     assert (job.state, job.exit_code) == (JobState.FAILED, 3)
 
 
 def test_a_failed_job_shows_the_end_of_its_log(session, tmp_path):
     job_id = submitted(session, tmp_path, "echo out; for i in {1..30}; do echo line $i >&2; done; exit 7")
-    ended = jobs.wait(session, [job_id])
+    ended = wait(session, [job_id])
     with pytest.raises(JobFailedError) as caught:
-        jobs.raise_unless_completed(session, ended)
+        raise_unless_completed(session, ended)
     text = str(caught.value)
     assert f"job {job_id} (mine) ended FAILED" in text
     assert "exit code 7" in text
@@ -136,14 +136,14 @@ def test_a_failed_job_shows_the_end_of_its_log(session, tmp_path):
 def test_a_failed_job_that_wrote_no_stderr_shows_its_stdout(session, tmp_path):
     job_id = submitted(session, tmp_path, "echo only this; exit 1")
     with pytest.raises(JobFailedError, match="ended FAILED") as caught:
-        jobs.raise_unless_completed(session, jobs.wait(session, [job_id]))
+        raise_unless_completed(session, wait(session, [job_id]))
     assert "| only this" in str(caught.value)
 
 
 def test_a_log_can_not_write_to_the_terminal(session, tmp_path):
     job_id = submitted(session, tmp_path, r"printf 'a\033[31m\007b\xff\n' >&2; exit 1")
     with pytest.raises(JobFailedError) as caught:
-        jobs.raise_unless_completed(session, jobs.wait(session, [job_id]))
+        raise_unless_completed(session, wait(session, [job_id]))
     assert all(c.isprintable() or c == "\n" for c in str(caught.value))
 
 
@@ -161,7 +161,7 @@ def test_how_a_job_ended_decides_the_error(session, cluster, tmp_path, state, er
     job_id = held(cluster, session, tmp_path)
     cluster.change(job_id, state=state, reason="SomeReason")
     with pytest.raises(error, match=f"ended {state}") as caught:
-        jobs.raise_unless_completed(session, jobs.wait(session, [job_id]))
+        raise_unless_completed(session, wait(session, [job_id]))
     assert "reason SomeReason" in caught.value.why
     assert "it wrote nothing" in caught.value.why
 
@@ -170,7 +170,7 @@ def test_follow_tells_all_and_nothing_twice(session, tmp_path):
     body = "for i in {1..30}; do echo out $i; echo err $i >&2; sleep 0.03; done; printf 'no newline'"
     job_id = submitted(session, tmp_path, body)
     told = Told()
-    (job,) = jobs.follow(session, job_id, on_output=told)
+    (job,) = follow(session, job_id, on_output=told)
     assert job.state is JobState.COMPLETED
     assert told.text() == "".join(f"out {i}\n" for i in range(1, 31)) + "no newline"
     assert told.text("stderr") == "".join(f"err {i}\n" for i in range(1, 31))
@@ -190,7 +190,7 @@ def test_follow_waits_for_a_log_that_is_not_there_yet(session, cluster, tmp_path
     timer = threading.Timer(0.5, later)
     timer.start()
     told = Told()
-    jobs.follow(session, job_id, on_output=told)
+    follow(session, job_id, on_output=told)
     timer.join()
     assert told.chunks == [LogChunk("stdout", None, b"at last\xff\n")]
 
@@ -203,13 +203,13 @@ def test_follow_of_an_array_tells_the_tasks_apart(session, cluster, tmp_path):
         (Path(str(entry.remote_dir)) / f"stdout-{task}.log").write_text(f"task {task}\n")
     cluster.change(job_id, state="COMPLETED")
     told = Told()
-    jobs.follow(session, job_id, on_output=told)
+    follow(session, job_id, on_output=told)
     assert told.chunks == [LogChunk("stdout", 12, b"task 12\n"), LogChunk("stdout", 3, b"task 3\n")]
     one = Told()
-    jobs.logs(session, f"{job_id}_3", on_output=one)
+    logs(session, f"{job_id}_3", on_output=one)
     assert one.chunks == [LogChunk("stdout", 3, b"task 3\n")]
     with pytest.raises(SlurmError, match=f"does not know job {job_id}_9"):
-        jobs.logs(session, f"{job_id}_9", on_output=Told())
+        logs(session, f"{job_id}_9", on_output=Told())
 
 
 class Counted(Nearby):
@@ -233,7 +233,7 @@ def test_of_a_task_only_its_own_logs_travel(session, cluster, tmp_path):
         (Path(str(entry.remote_dir)) / f"stdout-{task}.log").write_text(f"task {task}\n")
     transport = Counted(cluster.payload)
     told = Told()
-    jobs.logs(Session(session.spec, SlurmClient(transport), cluster.ledger), f"{job_id}_3", on_output=told)
+    logs(Session(session.spec, SlurmClient(transport), cluster.ledger), f"{job_id}_3", on_output=told)
     assert told.chunks == [LogChunk("stdout", 3, b"task 3\n")]
     assert transport.streamed.count(b'"data"') == 1
 
@@ -264,7 +264,7 @@ def test_follow_mends_a_broken_connection(session, cluster, tmp_path):
     lines = f"while [ ! -e '{steady}' ]; do echo $((i += 1)); sleep 0.05; done; echo end"
     job_id = submitted(session, tmp_path, lines)
     told = Told()
-    jobs.follow(shaky, job_id, on_output=told)
+    follow(shaky, job_id, on_output=told)
     assert transport.breaks == 0
     *numbers, last = told.text().splitlines()
     assert numbers == [str(number) for number in range(1, len(numbers) + 1)]
@@ -286,7 +286,7 @@ def test_a_requeued_jobs_shorter_log_is_told_from_its_start(session, cluster, tm
             log.write_text("second\n")
             cluster.change(job_id, state="COMPLETED")
 
-    jobs.follow(session, job_id, on_output=show)
+    follow(session, job_id, on_output=show)
     assert told.text() == "first life, long\nsecond\n"
 
 
@@ -294,7 +294,7 @@ def test_logs_of_a_job_that_is_over(session, cluster, tmp_path):
     job_id = submitted(session, tmp_path, "echo a; echo b >&2")
     cluster.wait_until_ended(job_id)
     told = Told()
-    jobs.logs(session, job_id, on_output=told)
+    logs(session, job_id, on_output=told)
     assert (told.text(), told.text("stderr")) == ("a\n", "b\n")
 
 
@@ -304,32 +304,32 @@ def test_logs_follow_no_links(session, cluster, tmp_path):
     assert entry is not None
     (Path(str(entry.remote_dir)) / "stdout.log").symlink_to("/etc/passwd")
     told = Told()
-    jobs.logs(session, job_id, on_output=told)
+    logs(session, job_id, on_output=told)
     assert told.chunks == []
 
 
 def test_logs_of_jobs_that_are_not_ours(session, cluster, tmp_path):
     with pytest.raises(SlurmError, match="does not know job 77"):
-        jobs.logs(session, "77", on_output=Told())
+        logs(session, "77", on_output=Told())
     job_id = held(cluster, session, tmp_path)
     cluster.change(job_id, comment="")
     with cluster.state() as state:
         state["jobs"]["500"] = state["jobs"][job_id]
     with pytest.raises(SlurmError, match="was not submitted by clusterctl"):
-        jobs.logs(session, "500", on_output=Told())
+        logs(session, "500", on_output=Told())
 
 
 def test_logs_of_what_is_no_job_id(session, tmp_path):
     job_id = submitted(session, tmp_path, "true")
     with pytest.raises(UsageError, match="is not a job id"):
-        jobs.logs(session, f"{job_id}_x", on_output=Told())
+        logs(session, f"{job_id}_x", on_output=Told())
 
 
 def test_each_failure_has_its_host_its_log_and_a_way_out(session, tmp_path):
     job_id = submitted(session, tmp_path, "echo the disk is on fire >&2; exit 3")
-    ended = jobs.wait(session, [job_id])
+    ended = wait(session, [job_id])
     with pytest.raises(JobFailedError) as caught:
-        jobs.raise_unless_completed(session, ended)
+        raise_unless_completed(session, ended)
     (failure,) = caught.value.failures
     assert failure.cause.endswith("exit code 3, on n1; its log ends:\nthe disk is on fire")
     assert (failure.host, failure.fix) == ("n1", f"the whole log: clusterctl logs {job_id}")
@@ -340,7 +340,7 @@ def test_what_follows_from_a_ranks_failure_does_not_hide_it(session, tmp_path, n
     log = Path(__file__).with_name("captures") / name
     job_id = submitted(session, tmp_path, f"cat {log} >&2; exit 1")
     with pytest.raises(JobFailedError) as caught:
-        jobs.raise_unless_completed(session, jobs.wait(session, [job_id]))
+        raise_unless_completed(session, wait(session, [job_id]))
     said = caught.value.failures[0].cause
     assert "RuntimeError: rank one is broken" in said.splitlines()
     for noise in ("pmix", "MPI_ABORT", "peer", "CANCELLED", "Terminat", "-" * 70):
@@ -351,7 +351,7 @@ def test_where_there_is_nothing_else_the_end_of_a_log_is_whole(session, tmp_path
     alone = "srun: Job step aborted: Waiting up to 7 seconds for job step to finish."
     job_id = submitted(session, tmp_path, f"echo '{alone}' >&2; exit 1")
     with pytest.raises(JobFailedError) as caught:
-        jobs.raise_unless_completed(session, jobs.wait(session, [job_id]))
+        raise_unless_completed(session, wait(session, [job_id]))
     assert caught.value.failures[0].cause.endswith(alone)
 
 
@@ -359,9 +359,9 @@ def test_a_binary_log_has_no_more_lines_than_newlines(session, tmp_path):
     job_id = submitted(
         session, tmp_path, r"printf '50%%\ra\x0bb\x0cc\x1cd\xc2\x85e\xe2\x80\xa8f\r\nlast' >&2; exit 1"
     )
-    ended = jobs.wait(session, [job_id])
+    ended = wait(session, [job_id])
     with pytest.raises(JobFailedError) as caught:
-        jobs.raise_unless_completed(session, ended)
+        raise_unless_completed(session, ended)
     assert [line for line in caught.value.why.splitlines() if "|" in line] == [
         r"| a\x0bb\x0cc\x1cd\x85e\u2028f",
         "| last",
@@ -371,7 +371,7 @@ def test_a_binary_log_has_no_more_lines_than_newlines(session, tmp_path):
 def test_the_tail_of_a_log_is_short_however_long_its_lines_are(session, tmp_path):
     """One line of 64 MiB: what of it is shown, and what comes over for that."""
     job_id = submitted(session, tmp_path, "head -c 64M /dev/zero | tr '\\0' x >&2; echo end >&2; exit 1")
-    ended = jobs.wait(session, [job_id])
+    ended = wait(session, [job_id])
     came: list[bytes] = []
 
     class Counting(Nearby):
@@ -382,7 +382,7 @@ def test_the_tail_of_a_log_is_short_however_long_its_lines_are(session, tmp_path
 
     counting = Session(session.spec, SlurmClient(Counting(tmp_path)), session.ledger)
     with pytest.raises(JobFailedError) as caught:
-        jobs.raise_unless_completed(counting, ended)
+        raise_unless_completed(counting, ended)
     assert caught.value.why.endswith("xend")
     (told,) = map(json.loads, b"".join(came).splitlines())
     assert 0 < len(base64.b64decode(told["data"])) <= 1 << 16
@@ -391,11 +391,11 @@ def test_the_tail_of_a_log_is_short_however_long_its_lines_are(session, tmp_path
 
 def test_a_job_that_removed_its_folder(session, cluster, tmp_path):
     job_id = submitted(session, tmp_path, 'rm -rf "$PWD"; exit 1')
-    ended = jobs.wait(session, [job_id])
+    ended = wait(session, [job_id])
     with pytest.raises(SchedulerError, match=f"the folder of job {job_id} is gone"):
-        jobs.logs(session, job_id, on_output=Told())
+        logs(session, job_id, on_output=Told())
     with pytest.raises(JobFailedError) as caught:
-        jobs.raise_unless_completed(session, ended)
+        raise_unless_completed(session, ended)
     assert "the job's folder is gone" in caught.value.why
 
 
@@ -426,10 +426,10 @@ def test_the_end_of_a_log_is_read_with_care(tmp_path, stderr):
 
 def test_how_a_job_ended_is_said_also_when_its_log_is_out_of_reach(session, cluster, tmp_path):
     job_id = submitted(session, tmp_path, "exit 3")
-    ended = jobs.wait(session, [job_id])
+    ended = wait(session, [job_id])
     mute = Session(session.spec, SlurmClient(Mute(cluster.payload)), cluster.ledger)
     with pytest.raises(JobFailedError, match="ended FAILED") as caught:
-        jobs.raise_unless_completed(mute, ended)
+        raise_unless_completed(mute, ended)
     assert "its log can't be read: no connection" in caught.value.why
 
 
@@ -447,5 +447,5 @@ def test_following_ends_in_time_also_without_a_connection(cluster, tmp_path):
     slurm = SlurmClient(Lost(cluster.payload), clock=clock)
     lost = Session(cluster.session().spec, slurm, cluster.ledger)
     with pytest.raises(WaitTimeoutError):
-        jobs.follow(lost, job_id, on_output=Told(), timeout_s=5)
+        follow(lost, job_id, on_output=Told(), timeout_s=5)
     assert now[0] <= 6

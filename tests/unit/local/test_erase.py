@@ -7,9 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.providers.local import image, layout, mounts
+from clusterctl.providers.local import image, layout, system
+from clusterctl.providers.local.helper import residue
 from clusterctl.providers.local.layout import ClusterState
-from clusterctl.providers.local.residue import residue
 from tests.support.hostile import nest
 
 
@@ -21,7 +21,7 @@ def ended(monkeypatch: pytest.MonkeyPatch) -> pytest.MonkeyPatch:
         next(path for path in sorted(folder.rglob("*")) if path.is_file()).unlink()
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(mounts, "delete", delete)
+    monkeypatch.setattr(system, "delete", delete)
     return monkeypatch
 
 
@@ -39,11 +39,11 @@ def test_a_node_whose_removal_was_ended_is_not_there_any_more(
     for name in ("a", "b"):
         write(node / "upper" / name)
     with pytest.raises(KeyboardInterrupt):
-        mounts.erase(node)
+        system.erase(node)
     assert not node.exists()
     ended.undo()
     write(node / "upper" / "new")
-    mounts.erase(node)
+    system.erase(node)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -56,10 +56,10 @@ def test_a_cluster_whose_removal_was_ended_is_none(tmp_path: Path, ended: pytest
     write(tmp_path / "abcdef" / "a")
     assert [one.id for one in image.states()] == ["abcdef"]
     with pytest.raises(KeyboardInterrupt):
-        mounts.erase(tmp_path / "abcdef")
+        system.erase(tmp_path / "abcdef")
     assert image.states() == ()
     ended.undo()
-    mounts.erase_doomed(tmp_path)
+    system.erase_doomed(tmp_path)
     assert list(tmp_path.iterdir()) == []
 
 
@@ -83,5 +83,5 @@ def test_an_image_whose_removal_was_ended_is_not_used(tmp_path: Path, ended: pyt
 def test_folders_nested_deeper_than_a_path_can_be_are_removed(tmp_path: Path) -> None:
     """A job's 1,500 folders, one in the other, ended `down` in a traceback."""
     nest(tmp_path / "n" / "job", 5000)
-    mounts.erase(tmp_path / "n")
+    system.erase(tmp_path / "n")
     assert list(tmp_path.iterdir()) == []

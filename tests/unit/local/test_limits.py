@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.providers.local import limits
+from clusterctl.providers.local import system
 
 INSTANCES = "fs/inotify/max_user_instances"
 AUTOGROUP = "kernel/sched_autogroup_enabled"
@@ -16,14 +16,14 @@ ROOMY = "fs/inotify/max_user_watches"
 @pytest.fixture
 def kernel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A kernel with its defaults, but one limit that somebody raised."""
-    for name in (*limits._WANTED, ROOMY):
+    for name in (*system._KERNEL_LIMITS, ROOMY):
         file = tmp_path / name
         file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("1048576\n" if name == ROOMY else "128\n")
     (tmp_path / AUTOGROUP).parent.mkdir()
     (tmp_path / AUTOGROUP).write_text("1\n")
-    monkeypatch.setattr(limits, "_SYS", tmp_path)
-    monkeypatch.setattr(limits, "_RECORD", tmp_path / "record.json")
+    monkeypatch.setattr(system, "_SYS", tmp_path)
+    monkeypatch.setattr(system, "_SETTINGS_RECORD", tmp_path / "record.json")
     return tmp_path
 
 
@@ -33,35 +33,35 @@ def settings(kernel: Path) -> dict[str, int]:
 
 def test_a_few_nodes_leave_the_kernel_as_it_is(kernel: Path) -> None:
     before = settings(kernel)
-    assert limits.raise_for(limits.NODES_IN_DEFAULT_LIMITS) == ()
-    limits.restore()
+    assert system.raise_kernel_limits(system.NODES_IN_DEFAULT_LIMITS) == ()
+    system.restore_kernel_settings()
     assert settings(kernel) == before
 
 
 def test_limits_are_raised_named_and_put_back(kernel: Path) -> None:
     before = settings(kernel)
-    said = limits.raise_for(17)
+    said = system.raise_kernel_limits(17)
     assert "raised fs.inotify.max_user_instances from 128 to 8192 until the last cluster is down" in said
     assert settings(kernel) == {INSTANCES: 8192, ROOMY: 1048576}, "nobody's higher limit is lowered"
-    assert limits.raise_for(40) == (), "the second cluster finds them raised"
-    limits.restore()
+    assert system.raise_kernel_limits(40) == (), "the second cluster finds them raised"
+    system.restore_kernel_settings()
     assert settings(kernel) == before
-    limits.restore()  # nothing is left to put back
+    system.restore_kernel_settings()  # nothing is left to put back
     assert settings(kernel) == before
 
 
 def test_sessions_share_no_cpus_while_a_cluster_is_up(kernel: Path) -> None:
-    (said,) = limits.share_by_process()
+    (said,) = system.disable_autogroup()
     assert said == "set kernel.sched_autogroup_enabled from 1 to 0 until the last cluster is down"
-    assert limits.share_by_process() == (), "the second cluster finds it so"
-    limits.raise_for(17)
-    limits.restore()
+    assert system.disable_autogroup() == (), "the second cluster finds it so"
+    system.raise_kernel_limits(17)
+    system.restore_kernel_settings()
     assert (kernel / AUTOGROUP).read_text() == "1"
     assert settings(kernel)[INSTANCES] == 128
 
 
 def test_a_kernel_without_autogroups_is_left_alone(kernel: Path) -> None:
     (kernel / AUTOGROUP).unlink()
-    assert limits.share_by_process() == ()
-    limits.restore()
+    assert system.disable_autogroup() == ()
+    system.restore_kernel_settings()
     assert not (kernel / AUTOGROUP).exists()

@@ -8,7 +8,7 @@ import pytest
 
 from clusterctl.errors import ClusterctlError, DiskError, MachineError, ProvisionError
 from clusterctl.providers.local.client import converse, elevation
-from clusterctl.providers.local.run import run
+from clusterctl.providers.local.system import run
 
 
 @pytest.mark.parametrize("platform", ["darwin", "win32", "freebsd14"])

@@ -11,9 +11,8 @@ import pytest
 from clusterctl.providers.base import HostChange, Planned
 from clusterctl.providers.local import helper, layout, machine
 from clusterctl.providers.local.layout import ClusterState, Existing
-from clusterctl.providers.local.plan import compare, hosts_of
+from clusterctl.providers.local.plan import Hardware, compare, divide, hosts_of
 from clusterctl.providers.local.provider import same_uids
-from clusterctl.providers.local.shares import Hardware, divide
 from clusterctl.spec import ClusterSpec
 from clusterctl.spec.models import User
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory

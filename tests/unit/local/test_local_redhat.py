@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import MachineError, UsageError
-from clusterctl.providers.local import helper, image, redhat
+from clusterctl.providers.local import helper, image
 from clusterctl.providers.local.provider import LocalProvider, image_keys
 from clusterctl.spec import ClusterSpec, distributions
 from clusterctl.spec import LocalProvider as Settings
@@ -37,7 +37,7 @@ def test_the_machines_own_distribution_decides(tmp_path: Path, text: str, releas
 @pytest.fixture
 def on_rocky(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(distributions, "redhat_release", lambda: "rocky-9")
-    monkeypatch.setattr(redhat, "has_dnf", lambda: True)
+    monkeypatch.setattr(helper, "has_dnf", lambda: True)
 
 
 def test_each_release_has_images_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -67,17 +67,17 @@ def test_dnf_fills_a_tree_from_the_machines_own_repositories(
     (repositories / "etc/yum.repos.d/mine.repo").write_text("[mine]\n")
     (repositories / "etc/dnf").mkdir()
     (repositories / "etc/dnf/dnf.conf").write_text("[main]\nproxy=http://proxy\n")
-    monkeypatch.setattr(redhat, "HERE", repositories)
-    monkeypatch.setattr(redhat, "run", dnf)
+    monkeypatch.setattr(image, "HOST_ROOT", repositories)
+    monkeypatch.setattr(image, "run", dnf)
     root = tmp_path / "root"
-    redhat.install(root, "rocky-9", through=("unshare", "--"))
+    image.dnf_install(root, "rocky-9", through=("unshare", "--"))
     (argv,) = called
     assert argv[:3] == ["unshare", "--", "dnf"]
     assert {f"--installroot={root}", "--releasever=9", "install", "rocky-release"} <= set(argv)
     assert (root / "etc/yum.repos.d/mine.repo").read_text() == "[mine]\n"
     assert "proxy" in (root / "etc/dnf/dnf.conf").read_text()
     assert not (root / "var/cache/dnf").exists()
-    assert "host0" in (root / "etc/systemd/system" / redhat.NETWORK_UNIT).read_text()
+    assert "host0" in (root / "etc/systemd/system" / image.NETWORK_UNIT).read_text()
 
 
 def test_what_is_missing_is_named_as_dnf_calls_it(

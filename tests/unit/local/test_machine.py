@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import ProvisionError
-from clusterctl.providers.local import cgroups, machine, mounts
+from clusterctl.providers.local import machine, system
 from clusterctl.providers.local.layout import Node
 
 THREADS = """
@@ -69,53 +69,53 @@ def test_all_threads_move_to_the_new_cores() -> None:
 
 def test_a_process_is_known_by_its_control_group() -> None:
     name = "cfffff0-099"
-    process = subprocess.Popen([*cgroups.enter(name), "sleep", "60"])
+    process = subprocess.Popen([*machine.enter_cgroup(name), "sleep", "60"])
     try:
         while Path(f"/proc/{process.pid}/comm").read_text() != "sleep\n":
             assert process.poll() is None
         assert machine.alive()[name] == (process.pid,)
         machine.stop([name])
         assert name not in machine.alive()
-        assert not cgroups.groups(name)
+        assert not machine.cgroups(name)
     finally:
         process.kill()
         process.wait()
-        cgroups.leave(name)
+        machine.remove_cgroups(name)
 
 
 def test_what_lives_on_a_nodes_file_system_is_found_and_ended(tmp_path: Path) -> None:
     """Also when its machine is unknown and its overlay is no longer mounted here."""
-    root = mounts.mount_overlay((Path("/"),), tmp_path / "nodes" / "n")
+    root = system.mount_overlay((Path("/"),), tmp_path / "nodes" / "n")
     process = subprocess.Popen(["unshare", "--mount", "chroot", root, "sleep", "60"])
     try:
-        while not (found := mounts.rooted_under(tmp_path)):
+        while not (found := system.rooted_under(tmp_path)):
             assert process.poll() is None
         assert found == (process.pid,)
         subprocess.run(["umount", "--lazy", root], check=True)
-        assert mounts.rooted_under(tmp_path) == found
-        assert mounts.rooted_under(tmp_path / "other") == ()
+        assert system.rooted_under(tmp_path) == found
+        assert system.rooted_under(tmp_path / "other") == ()
         machine.end_rooted(tmp_path)
         assert process.wait(timeout=10) == -9
     finally:
         process.kill()
         process.wait()
-        mounts.erase(tmp_path / "nodes")
+        system.erase(tmp_path / "nodes")
 
 
 def test_a_disk_has_its_size_and_leaves_no_loop_device(tmp_path: Path) -> None:
     folder = tmp_path / "nodes" / "n"
-    assert mounts.disk_mib(folder) is None
-    root = mounts.mount_overlay((Path("/"),), folder, mounts.mount_disk(folder, 64))
+    assert system.disk_mib(folder) is None
+    root = system.mount_overlay((Path("/"),), folder, system.mount_disk(folder, 64))
     try:
-        assert mounts.disk_mib(folder) == 64
-        assert len(mounts.loops_under(tmp_path)) == 1
+        assert system.disk_mib(folder) == 64
+        assert len(system.loops_under(tmp_path)) == 1
         found = os.statvfs(root)
         assert 40 < found.f_blocks * found.f_frsize >> 20 <= 64
-        assert mounts.mount_disk(folder, 64) == folder / "disk"
+        assert system.mount_disk(folder, 64) == folder / "disk"
     finally:
-        mounts.erase(folder)
+        system.erase(folder)
     assert not folder.exists()
-    assert mounts.loops_under(tmp_path) == ()
+    assert system.loops_under(tmp_path) == ()
 
 
 def test_what_a_node_has_already_is_not_written_again(root: Path) -> None:

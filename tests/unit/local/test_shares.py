@@ -2,7 +2,7 @@
 
 import pytest
 
-from clusterctl.providers.local.shares import Hardware, divide, is_oversubscribed
+from clusterctl.providers.local.plan import Hardware, divide, is_oversubscribed
 from clusterctl.spec import ClusterSpec, Partition
 
 

@@ -8,9 +8,15 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import ClusterctlError, CommandError, ProvisionError
-from clusterctl.providers.onprem.access import Access, each, refuse
-from clusterctl.providers.onprem.refusals import AccessError, explained
-from clusterctl.providers.onprem.ssh_files import access_config, hops
+from clusterctl.providers.onprem.access import (
+    Access,
+    AccessError,
+    access_config,
+    explain,
+    hops,
+    on_each,
+    raise_failures,
+)
 from clusterctl.spec.onprem import OnpremHost
 
 PASSWORD = 'it\'s "a" $secret'  # noqa: S105
@@ -56,12 +62,12 @@ def test_a_command_that_fails_is_no_refusal(played: Path) -> None:
 
 def test_every_host_is_asked_and_each_failure_is_told(played: Path) -> None:
     way = access(played, a="free", b="nobody", c="free", d=PASSWORD)
-    done, failed = each(list("abcd"), lambda host: way.root(host, ("echo", host)))
+    done, failed = on_each(list("abcd"), lambda host: way.root(host, ("echo", host)))
     assert done == {"a": "a\n", "c": "c\n"}
     with pytest.raises(ProvisionError) as caught:
-        refuse(failed, what="no way in", then="go on")
+        raise_failures(failed, what="no way in", then="go on")
     assert [(f.host, f.code) for f in caught.value.failures] == [("b", "no-sudo"), ("d", "sudo-password")]
-    refuse({}, what="", then="")
+    raise_failures({}, what="", then="")
 
 
 @pytest.mark.parametrize(
@@ -80,7 +86,7 @@ def test_every_host_is_asked_and_each_failure_is_told(played: Path) -> None:
     ],
 )
 def test_what_ssh_and_sudo_mean(said: str, code: str) -> None:
-    error = explained(f"{said}\n", host="gpu9", user="rocky", address="10.0.0.9")
+    error = explain(f"{said}\n", host="gpu9", user="rocky", address="10.0.0.9")
     assert error is not None
     assert error.failures[0].code == code
     assert "{" not in f"{error.why}{error.fix}"
@@ -89,13 +95,13 @@ def test_what_ssh_and_sudo_mean(said: str, code: str) -> None:
 def test_a_changed_key_is_told_with_the_one_that_was_offered() -> None:
     offered = "SHA256:EpTvcnZJRrZj5lZuSTQ6RxeFRiYGLpCfpTjYgNFnEVU"
     said = f"@ WARNING: REMOTE HOST IDENTIFICATION HAS CHANGED! @\nsent by the remote host is\n{offered}.\n"
-    error = explained(said + "Host key verification failed.\n", host="a", user="b", address="c")
+    error = explain(said + "Host key verification failed.\n", host="a", user="b", address="c")
     assert error is not None
     assert f"--accept-host-key {offered}" in error.fix
 
 
 def test_words_that_nobody_knows_are_no_refusal() -> None:
-    assert explained("something else\n", host="a", user="b", address="c") is None
+    assert explain("something else\n", host="a", user="b", address="c") is None
 
 
 def test_ssh_reads_what_the_spec_says(tmp_path: Path) -> None:
@@ -133,7 +139,7 @@ def test_other_errors_are_told_as_they_are() -> None:
     def broken(_: str) -> None:
         raise ClusterctlError("this is broken", why="so", fix="mend it")
 
-    _, failed = each(["a"], broken)
+    _, failed = on_each(["a"], broken)
     with pytest.raises(ProvisionError, match="nothing works: a") as caught:
-        refuse(failed, what="nothing works", then="")
+        raise_failures(failed, what="nothing works", then="")
     assert caught.value.failures[0].cause == "this is broken: so"

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import ClusterctlError, CommandError, TransportError
-from clusterctl.providers.onprem.account import Claim, join
-from clusterctl.providers.onprem.refusals import AccessError
+from clusterctl.providers.onprem.access import AccessError
+from clusterctl.providers.onprem.login import Claim, create_account
 
 
 class Way:
@@ -33,7 +33,7 @@ def refusal(error: ClusterctlError) -> AccessError:
         return Way(error)
 
     with pytest.raises(AccessError) as caught:
-        join("gpu1", root, Claim("abc", "own", "ssh-ed25519 AAAA"), login)
+        create_account("gpu1", root, Claim("abc", "own", "ssh-ed25519 AAAA"), login)
     return caught.value
 
 

@@ -7,8 +7,7 @@ from typing import Any
 import pytest
 
 from clusterctl.hosts.report import HostFacts
-from clusterctl.providers.onprem.foreseen import foreseen
-from clusterctl.providers.onprem.members import members
+from clusterctl.providers.onprem.members import members, preview
 from clusterctl.spec import ClusterSpec, OnpremProvider
 from tests.unit.onprem.test_members import facts, spec_of
 
@@ -20,7 +19,7 @@ def said(spec: ClusterSpec, *new: HostFacts) -> list[str]:
     assert isinstance(spec.provider, OnpremProvider)
     asked = members(spec, spec.provider)
     seen = {one.system.machine_id: one for one in new}
-    return list(foreseen(spec, asked, {one.name: facts(one.name) for one in asked} | seen, seen))
+    return list(preview(spec, asked, {one.name: facts(one.name) for one in asked} | seen, seen))
 
 
 def packages(spec: ClusterSpec, new: HostFacts) -> set[str]:

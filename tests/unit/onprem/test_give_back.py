@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import pytest
 
 from clusterctl.errors import CommandError, ProvisionError, TransportError, UnreachableError
-from clusterctl.providers.onprem import give_back
-from clusterctl.providers.onprem.hands import NO_HANDS
+from clusterctl.providers.onprem import release
+from clusterctl.providers.prompts import NO_PROMPTS
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
 
@@ -56,13 +56,13 @@ def inventory(*names: str) -> Inventory:
 
 
 def dismissed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, *going: str) -> Mapping[str, str]:
-    monkeypatch.setattr(give_back, "admin", lambda _: Way)
+    monkeypatch.setattr(release, "admin_login", lambda _: Way)
     monkeypatch.setattr(Way, "left", set())
     workspace = Workspace(tmp_path / "own")
     workspace.create()
     workspace.create_secrets()
     write_atomic(workspace.hosts, inventory("stays", *going).model_dump_json())
-    return give_back.dismissed(inventory("stays"), workspace, NO_HANDS, report=lambda _: None)
+    return release.release_removed(inventory("stays"), workspace, NO_PROMPTS, report=lambda _: None)
 
 
 def test_one_that_was_given_back_already_stops_nothing(

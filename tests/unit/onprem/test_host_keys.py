@@ -8,7 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.providers.onprem.host_keys import HostKeys, Offered
+from clusterctl.providers.onprem.host_keys import HostKeys
+from clusterctl.providers.prompts import OfferedKey
 from clusterctl.spec.onprem import OnpremHost
 
 ADDRESS = "192.0.2.1"  # of nobody, by RFC 5737: who asks there finds out by waiting
@@ -22,7 +23,7 @@ def known(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path / ".ssh/known_hosts"
 
 
-def confirm(offered: Sequence[Offered]) -> None:
+def confirm(offered: Sequence[OfferedKey]) -> None:
     raise AssertionError(f"nobody is to be asked about {offered}")
 
 

@@ -11,11 +11,11 @@ from pathlib import Path
 
 ASKS = """
 from pathlib import Path
-from clusterctl.providers.onprem.access import Access, each
+from clusterctl.providers.onprem.access import Access, on_each
 from clusterctl.spec.onprem import OnpremHost
 hosts = ["a", "b"]
 access = Access({host: OnpremHost(user="rocky") for host in hosts}, Path("config"), password=None)
-each(hosts, lambda host: access.run(host, ["true"]))
+on_each(hosts, lambda host: access.run(host, ["true"]))
 """
 SSH = '#!/bin/sh\necho $$ >> "$STARTED"\nexec sleep 600\n'
 

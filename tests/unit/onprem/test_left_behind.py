@@ -9,9 +9,9 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import ProvisionError, UnreachableError
-from clusterctl.providers.onprem import give_back, left_behind
-from clusterctl.providers.onprem.hands import NO_HANDS
+from clusterctl.providers.onprem import pending_release, release
 from clusterctl.providers.onprem.provider import OnpremProvider
+from clusterctl.providers.prompts import NO_PROMPTS
 from clusterctl.spec import OnpremProvider as Settings
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace
@@ -41,17 +41,17 @@ def workspace(tmp_path: Path) -> Workspace:
         cluster="own", cluster_id="abc", provider="onprem", hosts=(host(),), network="10.0.0.0/24",
         shared="/shared", baked=False,
     )  # fmt: skip
-    left_behind.set_aside(host(), inventory, SETTINGS, one, why="it does not answer")
+    pending_release.record_pending(host(), inventory, SETTINGS, one, why="it does not answer")
     return one
 
 
 def tried(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, *members: Host, **played: Any
 ) -> tuple[str, ...]:
-    """Try it again; ``all_of_it`` and ``leftovers`` are played."""
-    for name in ("all_of_it", "leftovers"):
-        monkeypatch.setattr(give_back, name, played.get(name, lambda *_, **__: ()))
-    return left_behind.give_back_all(workspace, members, NO_HANDS, report=lambda _: None)
+    """Try it again; ``release_all`` and ``find_leftovers`` are played."""
+    for name in ("release_all", "find_leftovers"):
+        monkeypatch.setattr(release, name, played.get(name, lambda *_, **__: ()))
+    return pending_release.retry_all(workspace, members, NO_PROMPTS, report=lambda _: None)
 
 
 def silent(*_: object, **__: object) -> None:
@@ -61,7 +61,7 @@ def silent(*_: object, **__: object) -> None:
 def test_its_owners_way_in_is_known_though_the_spec_names_another_machine_by_now(
     workspace: Workspace,
 ) -> None:
-    (one,) = left_behind.found(workspace)
+    (one,) = pending_release.pending_releases(workspace)
     config = one.workspace.spec.read_text()
     assert "10.0.0.2" in config
     assert "rocky" in config
@@ -71,12 +71,12 @@ def test_its_owners_way_in_is_known_though_the_spec_names_another_machine_by_now
 def test_one_that_still_does_not_answer_stays_noted(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (before,) = left_behind.found(workspace)
-    (note,) = tried(workspace, monkeypatch, all_of_it=silent)
+    (before,) = pending_release.pending_releases(workspace)
+    (note,) = tried(workspace, monkeypatch, release_all=silent)
     assert note.startswith("gpu1 (10.0.0.2) was left behind: it does not answer; there are the account")
-    (now,) = left_behind.found(workspace)
+    (now,) = pending_release.pending_releases(workspace)
     assert now.since == before.since
-    (failure,) = left_behind.refusals(workspace)
+    (failure,) = pending_release.pending_failures(workspace)
     assert failure.host == "gpu1"
     assert "`clusterctl down --forget gpu1`" in failure.fix
 
@@ -90,8 +90,8 @@ def test_why_it_was_not_given_back_says_what_is_there(
     (note,) = tried(
         workspace,
         monkeypatch,
-        all_of_it=refuses,
-        leftovers=lambda *_, **__: ("gpu1: the account clusterctl",),
+        release_all=refuses,
+        find_leftovers=lambda *_, **__: ("gpu1: the account clusterctl",),
     )
     assert "its disk is full; there are gpu1: the account clusterctl" in note
 
@@ -100,7 +100,7 @@ def test_one_that_was_given_back_is_known_no_more(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert tried(workspace, monkeypatch) == ("gpu1 (10.0.0.2) was given back",)
-    assert left_behind.found(workspace) == ()
+    assert pending_release.pending_releases(workspace) == ()
     assert not (workspace.root / "left-behind").exists()
 
 
@@ -108,47 +108,47 @@ def test_one_that_was_given_back_is_known_no_more(
 def test_one_that_is_in_the_cluster_again_is_not_touched(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, again: Host
 ) -> None:
-    assert tried(workspace, monkeypatch, again, all_of_it=silent) == ()
-    assert left_behind.found(workspace) == ()
+    assert tried(workspace, monkeypatch, again, release_all=silent) == ()
+    assert pending_release.pending_releases(workspace) == ()
 
 
 def test_one_whose_host_key_another_machine_has_is_neither_dropped_nor_touched_before_the_end(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (note,) = tried(
-        workspace, monkeypatch, clone := host("gpu7", "10.0.0.7"), all_of_it=lambda *_, **__: 1 / 0
+        workspace, monkeypatch, clone := host("gpu7", "10.0.0.7"), release_all=lambda *_, **__: 1 / 0
     )
     assert "gpu7 (10.0.0.7) has the same host key" in note
-    assert len(left_behind.found(workspace)) == 1
-    monkeypatch.setattr(give_back, "all_of_it", lambda *_, **__: None)
-    ended = left_behind.give_back_all(workspace, (clone,), NO_HANDS, report=lambda _: None, ending=True)
+    assert len(pending_release.pending_releases(workspace)) == 1
+    monkeypatch.setattr(release, "release_all", lambda *_, **__: None)
+    ended = pending_release.retry_all(workspace, (clone,), NO_PROMPTS, report=lambda _: None, ending=True)
     assert ended == ("gpu1 (10.0.0.2) was given back",)
 
 
 def test_a_clone_that_takes_the_name_of_the_machine_it_replaces_is_not_taken_for_it(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (one,) = left_behind.found(workspace)
-    left_behind._note(dataclasses.replace(one, why=left_behind.REPLACED))
+    (one,) = pending_release.pending_releases(workspace)
+    pending_release._note(dataclasses.replace(one, why=pending_release.REPLACED))
     (note,) = tried(workspace, monkeypatch, host(address="10.0.0.7"))
     assert "has the same host key" in note
-    assert len(left_behind.found(workspace)) == 1
+    assert len(pending_release.pending_releases(workspace)) == 1
 
 
 def test_another_machine_at_its_address_is_not_touched(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (note,) = tried(workspace, monkeypatch, host(key="BBBB"), all_of_it=silent)
+    (note,) = tried(workspace, monkeypatch, host(key="BBBB"), release_all=silent)
     assert "another machine is at its address now" in note
-    assert left_behind.found(workspace) == ()
+    assert pending_release.pending_releases(workspace) == ()
 
 
 def test_what_is_there_after_all_keeps_it_noted(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (note,) = tried(workspace, monkeypatch, leftovers=lambda *_, **__: ("gpu1: the account clusterctl",))
+    (note,) = tried(workspace, monkeypatch, find_leftovers=lambda *_, **__: ("gpu1: the account clusterctl",))
     assert "the account clusterctl" in note
-    assert len(left_behind.found(workspace)) == 1
+    assert len(pending_release.pending_releases(workspace)) == 1
 
 
 def test_down_gives_all_others_back_and_fails_for_the_sake_of_one_that_is_silent(
@@ -156,17 +156,17 @@ def test_down_gives_all_others_back_and_fails_for_the_sake_of_one_that_is_silent
 ) -> None:
     asked: list[str] = []
 
-    def all_of_it(_: object, __: object, where: Workspace, *___: object, **____: object) -> None:
+    def release_all(_: object, __: object, where: Workspace, *___: object, **____: object) -> None:
         asked.append(where.root.name)
         if where != workspace:
             silent()
 
-    monkeypatch.setattr(give_back, "all_of_it", all_of_it)
-    provider = OnpremProvider(SETTINGS, NO_HANDS)
+    monkeypatch.setattr(release, "release_all", release_all)
+    provider = OnpremProvider(SETTINGS, NO_PROMPTS)
     with pytest.raises(ProvisionError, match="could not be given back: gpu1") as caught:
         provider.destroy("abc", workspace=workspace, report=lambda _: None)
     assert asked[0] == "own"
     assert asked[1].startswith("gpu1-")
     assert [failure.code for failure in caught.value.failures] == ["left-behind"]
-    left_behind.forget(left_behind.found(workspace))
+    pending_release.forget(pending_release.pending_releases(workspace))
     provider.destroy("abc", workspace=workspace, report=lambda _: None)

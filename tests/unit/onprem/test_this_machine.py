@@ -8,9 +8,9 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import TransportError, UnreachableError
-from clusterctl.providers.onprem import this_machine
+from clusterctl.providers.onprem import login
 from clusterctl.providers.onprem.access import Access
-from clusterctl.providers.onprem.this_machine import check, connect, is_installation
+from clusterctl.providers.onprem.login import check_this_machine, connect, is_installation
 from clusterctl.spec.onprem import OnpremHost
 
 CONFIG = """\
@@ -35,7 +35,7 @@ def test_an_installation_where_jobs_have_their_environment_is_refused(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(sys, "prefix", "/opt/clusterctl/venv")
-    refused = check("desk")
+    refused = check_this_machine("desk")
     assert refused is not None
     assert refused.refusal == "own-place"
 
@@ -45,7 +45,7 @@ def test_without_a_gate_it_is_not_ours_which_is_no_silence(
 ) -> None:
     config = tmp_path / "ssh_config"
     config.write_text(CONFIG)
-    monkeypatch.setattr(this_machine, "GATE", tmp_path / "sshd")
+    monkeypatch.setattr(login, "GATE", tmp_path / "sshd")
     with pytest.raises(TransportError) as caught:
         connect("desk", config)
     assert not isinstance(caught.value, UnreachableError)
@@ -55,7 +55,7 @@ def test_without_a_gate_it_is_not_ours_which_is_no_silence(
 
 def test_clusterctl_itself_is_nothing_that_a_cluster_left(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "prefix", "/opt/pipx/venvs/clusterctl")
-    package = Path(this_machine.__file__).parents[2]
+    package = Path(login.__file__).parents[2]
     own = ["/opt/pipx/venvs/clusterctl", str(package), f"{package}-1.0.dist-info"]
     assert [path for path in own if not is_installation(path)] == []
     left = [

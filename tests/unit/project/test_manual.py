@@ -2,25 +2,75 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 from pathlib import Path
 
 import pytest
+import typer
+from markdown_it import MarkdownIt
 
+from clusterctl.cli.run import app
 from tests.support.manual import (
     ROOT,
     RUN,
     Block,
     Command,
     blocks,
-    inline_commands,
-    of_clusterctl,
     pages,
-    understood,
     with_jobs,
 )
 
 LANGUAGES = {*RUN, "bash", "yaml", "python", "toml", "text", "json", "sudoers"}
 ALL = [block for page in pages() for block in blocks(page)]
+
+
+def inline_commands(page: Path) -> list[list[str]]:
+    """The words of every `clusterctl ...` in running text and tables."""
+    spans = [
+        child.content
+        for token in MarkdownIt().enable("table").parse(page.read_text())
+        for child in token.children or ()
+        if child.type == "code_inline"
+    ]
+    return [_words(span) for span in spans if span.startswith("clusterctl ")]
+
+
+def of_clusterctl(block: Block) -> list[list[str]]:
+    """The words of every clusterctl command of a block, run or not."""
+    texts = [command.text for command in block.commands] if block.language in RUN else []
+    lines = [part for text in texts for line in text.splitlines() for part in re.split(r"&&|\|\|?|;", line)]
+    return [_words(line) for line in lines if line.strip().startswith("clusterctl ")]
+
+
+def _words(text: str) -> list[str]:
+    try:
+        return shlex.split(text, comments=True)
+    except ValueError:  # a quote that is closed further down
+        return text.split()
+
+
+def understood(words: list[str]) -> bool:
+    """Whether these words after `clusterctl` name a verb that exists, with options that it has."""
+    command = typer.main.get_command(app)
+    words = words[: words.index("--")] if "--" in words else words
+    known = names(command)
+    for word in words:
+        subcommands = getattr(command, "commands", {})
+        if word.startswith("-"):
+            if word.partition("=")[0].rstrip("],") not in known:
+                return False
+        elif word in subcommands:
+            command = subcommands[word]
+            known |= names(command)
+        elif subcommands and word.isalpha() and word.islower():
+            return False
+    return True
+
+
+def names(command: object) -> set[str]:
+    params = getattr(command, "params", [])
+    return {name for param in params for name in (*param.opts, *param.secondary_opts)} | {"--help", "-h"}
 
 
 def named(block: Block) -> str:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import os
 import secrets
 import subprocess
@@ -120,6 +121,18 @@ def test_a_container(machine: Machine, tmp_path: Path) -> None:
     with running(nspawn, "-f", "-c+0", "/etc/hostname") as pid:
         found = new(machine, before)
     assert any(line.startswith(f"process {pid}: {nspawn}") for line in found)
+
+
+def test_the_host_of_another_test_process_is_none_of_ours(machine: Machine, tmp_path: Path) -> None:
+    nspawn = tmp_path / "systemd-nspawn"
+    nspawn.symlink_to("/usr/bin/tail")
+    other = dataclasses.replace(machine, looks=1 << 30)
+    before = {one: look_as_root(one) for one in (machine, other)}
+    with running(nspawn, "-f", "-c+0", "/etc/hostname", "--", "--machine=host-0abcde") as pid:
+        found = {one: new(one, before[one]) for one in (machine, other)}
+    ours, theirs = ([f"process {pid}:" in line for line in found[one]] for one in (machine, other))
+    assert any(ours)
+    assert not any(theirs)
 
 
 def test_a_process_whose_container_is_gone(machine: Machine, tmp_path: Path) -> None:

@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.runs.apart import fetch_from
+from clusterctl.runs.fetch import fetch_from
 from clusterctl.runs.manifest import Manifest
 from tests.support.played.elsewhere import Elsewhere
 

@@ -13,7 +13,7 @@ import pytest
 
 from clusterctl.cli.job import not_brought_home
 from clusterctl.errors import CollectError, SlurmError, UnreachableError, UsageError
-from clusterctl.runs import collect
+from clusterctl.runs.collect import collect
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm.client import SlurmClient
 from clusterctl.state.ledger import UNCHANGED, Ledger, RunRecord, TaskRecord, node_hours

@@ -13,13 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterctl.errors import CollectError
-from clusterctl.jobs.ignore import patterns
 from clusterctl.jobs.logs import LogReader
-from clusterctl.runs import collect
+from clusterctl.jobs.source import patterns
+from clusterctl.runs.collect import collect
 from clusterctl.runs.fetch import fetch_tree
 from clusterctl.runs.manifest import parse_manifest
-from clusterctl.runs.remote_files import DEEPEST, Listing
-from clusterctl.runs.remote_globs import LONGEST, MOST, Globs
+from clusterctl.runs.remote_files import DEEPEST, LONGEST, MOST, Globs, Listing
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm.client import SlurmClient
 from clusterctl.transport.base import SILENCE_S

@@ -11,7 +11,7 @@ import pytest
 from clusterctl.errors import AnswerLostError, SlurmError, UnreachableError, UsageError
 from clusterctl.scheduler.base import Clock, backoff
 from clusterctl.scheduler.slurm.client import SlurmAwayError, SlurmClient
-from clusterctl.transport.scripted import ScriptedTransport, Step
+from tests.support.scripted import ScriptedTransport, Step
 from tests.support.slurm import said
 
 CAPTURES = Path(__file__).parent / "captures"

@@ -16,7 +16,7 @@ from clusterctl.scheduler.mpirun import remote_jobs
 from clusterctl.scheduler.mpirun.client import BusyError, JobRequest, MpirunClient, UnhealthyError, job_info
 from clusterctl.scheduler.mpirun.remote_jobs import open_new, read
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
-from clusterctl.transport.scripted import Call, ScriptedTransport, Step
+from tests.support.scripted import Call, ScriptedTransport, Step
 
 START = JobRequest("abc", "train", "/shared/home/ada/j", "job.mpirun", "train", ("d-train-1",), 60)
 ASKED = ("sudo", "-n", "/usr/bin/python3", "...")

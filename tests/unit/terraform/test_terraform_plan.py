@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from clusterctl.providers.gcp.terraform.plan import SENSITIVE, UNKNOWN, read
+from clusterctl.providers.gcp.terraform.plan import SENSITIVE, UNKNOWN, read_changes
 
 
 def shown(change: dict[str, Any], **more: Any) -> dict[str, Any]:
@@ -21,7 +21,7 @@ def test_what_is_sensitive_is_masked_wherever_it_stands() -> None:
         "block": [{"x": "y"}],
     }
     marks = {"pin": True, "token": True, "list": [False, True], "block": [{"x": True}]}
-    (change,) = read(shown({"after": after, "after_sensitive": marks}))
+    (change,) = read_changes(shown({"after": after, "after_sensitive": marks}))
     assert change.after == {
         "pin": SENSITIVE,
         "token": SENSITIVE,
@@ -36,7 +36,7 @@ def test_what_is_not_known_yet_is_said_so() -> None:
         "after": {"name": "n", "disk": [{"size": 10}]},
         "after_unknown": {"id": True, "disk": [{"uri": True}]},
     }
-    (read_,) = read(shown(change))
+    (read_,) = read_changes(shown(change))
     assert read_.after == {"name": "n", "id": UNKNOWN, "disk": [{"size": 10, "uri": UNKNOWN}]}
 
 
@@ -48,10 +48,10 @@ def test_the_kinds_of_change() -> None:
         ("create", "delete"): "replace",
         ("forget",): "no-op",
     }.items():
-        (change,) = read(shown({"actions": list(actions), "before": {}, "after": {}}))
+        (change,) = read_changes(shown({"actions": list(actions), "before": {}, "after": {}}))
         assert change.action == action
-    assert read(shown({"after": {}}, mode="data")) == ()
-    (deposed,) = read(shown({"actions": ["delete"], "before": {}, "after": None}, deposed="1a2b"))
+    assert read_changes(shown({"after": {}}, mode="data")) == ()
+    (deposed,) = read_changes(shown({"actions": ["delete"], "before": {}, "after": None}, deposed="1a2b"))
     assert deposed.address == "a.b (deposed 1a2b)"
-    (adopted,) = read(shown({"actions": ["no-op"], "after": {}, "importing": {"id": "x/y"}}))
+    (adopted,) = read_changes(shown({"actions": ["no-op"], "after": {}, "importing": {"id": "x/y"}}))
     assert adopted.adopts == "x/y"

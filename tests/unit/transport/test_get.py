@@ -11,8 +11,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import TransferError, UnreachableError, UsageError
-from clusterctl.transport.fetch import Fetched, fetch
-from clusterctl.transport.listing import parse_listing
+from clusterctl.transport.get import Fetched, fetch, parse_listing
 from clusterctl.transport.local import LocalTransport
 from tests.support.disks import FAULTS, small_disk
 from tests.support.transfers import Cutting, as_anybody, content

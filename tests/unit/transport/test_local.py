@@ -6,8 +6,8 @@ import pytest
 
 from clusterctl.errors import CommandError, UnreachableError
 from clusterctl.transport.local import LocalTransport
-from clusterctl.transport.scripted import ScriptedTransport, Step
 from tests.support.processes import gone
+from tests.support.scripted import ScriptedTransport, Step
 
 LOCAL = LocalTransport()
 

@@ -30,15 +30,14 @@ from clusterctl.errors import (
     UnreachableError,
     UsageError,
 )
-from clusterctl.transport import hashes, remote_lock, remote_receive
+from clusterctl.transport import remote_open, remote_receive, tree
 from clusterctl.transport.base import Conversation
-from clusterctl.transport.hashes import hash_items
 from clusterctl.transport.local import LocalTransport
 from clusterctl.transport.program import remote_argv
-from clusterctl.transport.remote_places import make_folder
+from clusterctl.transport.put import STORE, send_into, send_new_folder, send_to_store
+from clusterctl.transport.remote_receive import make_folder
 from clusterctl.transport.remote_store import NO_REQUIRED, SWEEP_EVERY_S, UNUSED_S
-from clusterctl.transport.send import STORE, send_into, send_new_folder, send_to_store
-from clusterctl.transport.tree import Item, Kind, walk
+from clusterctl.transport.tree import Item, Kind, hash_items, walk
 from tests.support.disks import FAULTS, small_disk
 from tests.support.transfers import Cutting, content
 
@@ -314,7 +313,7 @@ def test_a_lock_that_a_job_holds_is_named_with_its_holder(home, data, hold):
 
 def test_a_lock_is_waited_for_with_signs_of_life(home):
     path = home / "lock"
-    held = remote_lock.open_own(os.fsencode(path))
+    held = remote_open.open_own(os.fsencode(path))
     fcntl.flock(held, fcntl.LOCK_EX)
     signs = []
 
@@ -323,15 +322,15 @@ def test_a_lock_is_waited_for_with_signs_of_life(home):
             os.close(held)
         signs.append(1)
 
-    lock = remote_lock.lock_shared(os.fsencode(path), 60, alive)
+    lock = remote_open.lock_shared(os.fsencode(path), 60, alive)
     assert signs
-    assert remote_lock.lies_at(os.fsencode(path), lock)
+    assert remote_open.lies_at(os.fsencode(path), lock)
     os.close(lock)
 
 
 def test_a_holder_that_is_not_seen_may_be_on_another_node(home):
     (home / "lock").touch()
-    assert "by one on another node" in remote_lock.holders_of((home / "lock").stat())
+    assert "by one on another node" in remote_open.holders_of((home / "lock").stat())
 
 
 @pytest.mark.parametrize("other", ["pipe", "link", "folder"])
@@ -534,7 +533,7 @@ def test_hashing_can_be_interrupted(home, tmp_path):
 
 def test_what_goes_wrong_with_one_file_does_not_wait_for_the_others(home, tmp_path, monkeypatch):
     """It was heard only once the first file was read, hours later."""
-    monkeypatch.setattr(hashes, "_AT_ONCE", 2)
+    monkeypatch.setattr(tree, "_AT_ONCE", 2)
 
     unnamable = replace(sparse(tmp_path / "other", 5), origin=tmp_path / "a\0b")
     with pytest.raises(ValueError, match="null byte"):

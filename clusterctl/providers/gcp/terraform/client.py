@@ -13,13 +13,20 @@ from types import MappingProxyType
 from typing import Any, Final
 
 from clusterctl.errors import ProvisionError, StalePlanError
-from clusterctl.providers.gcp.terraform import locks, state
-from clusterctl.providers.gcp.terraform.command import FLAG, argv
-from clusterctl.providers.gcp.terraform.events import Diagnostic, Progress, Resource, errors, parse, printed
-from clusterctl.providers.gcp.terraform.plan import Plan, outputs_change, read
-from clusterctl.providers.gcp.terraform.program import Program, find
-from clusterctl.providers.gcp.terraform.provider_cache import shared_providers
-from clusterctl.providers.gcp.terraform.run import run
+from clusterctl.providers.gcp.terraform.plan import Plan, outputs_change, read_changes
+from clusterctl.providers.gcp.terraform.program import FLAG, Program, command_line, find, shared_providers
+from clusterctl.providers.gcp.terraform.run import (
+    Diagnostic,
+    Progress,
+    Resource,
+    blocking_lock,
+    errors_in,
+    forget_runs,
+    is_stale,
+    parse_event,
+    printed_errors,
+    run,
+)
 from clusterctl.state.workspace import write_atomic
 from clusterctl.util.progress import LineReporter
 
@@ -59,21 +66,21 @@ class Terraform:
 
         A state that an earlier run could not write is written first.
         """
-        state.mend_torn(self.folder, self.report)
+        restore_torn_state(self.folder, self.report)
         backend = BACKEND_FILE if (self.folder / BACKEND_FILE).is_file() else None
         with shared_providers(self.folder, self.report) as env:
             what = "Terraform could not be set up"
             self._printing(what, "init", env=env, input=False, reconfigure=FLAG, backend_config=backend)
-        if (left := self.folder / state.ERRORED_FILE).is_file():
+        if (left := self.folder / ERRORED_FILE).is_file():
             self.report("writing the state that an earlier run could not write")
-            self._printing(f"the state in {left} could not be written", "state push", state.ERRORED_FILE)
+            self._printing(f"the state in {left} could not be written", "state push", ERRORED_FILE)
             left.unlink()
 
     def validate(self) -> None:
         """Check the module and its variables against the providers' schemas."""
         code, text, said = self._captured("validate", json=FLAG)
         if code != 0:
-            found = errors(Diagnostic.of(raw) for raw in (parse(text) or {}).get("diagnostics", ()))
+            found = errors_in(Diagnostic.of(raw) for raw in (parse_event(text) or {}).get("diagnostics", ()))
             raise self.explain("the Terraform module is not valid", found or said)
 
     def plan(self, *, destroy: bool = False, adopt: Mapping[str, str] = MappingProxyType({})) -> Plan:
@@ -81,7 +88,7 @@ class Terraform:
 
         ``adopt``, address -> id, is there already, and is taken into the state by this plan.
         """
-        state.mend_torn(self.folder, self.report)
+        restore_torn_state(self.folder, self.report)
         with _import_blocks(self.folder, adopt):
             code, found = self._events(
                 "plan",
@@ -103,10 +110,10 @@ class Terraform:
             return None
         digest = _digest(path)
         code, text, _ = self._captured("show", PLAN_FILE, json=FLAG)
-        shown = parse(text)
+        shown = parse_event(text)
         if code != 0 or shown is None:
             return None
-        changes = read(shown)
+        changes = read_changes(shown)
         destroys = bool(changes) and all(change.action == "delete" for change in changes)
         return Plan(path, digest, changes, destroys, outputs_change(shown))
 
@@ -144,7 +151,7 @@ class Terraform:
     def outputs(self) -> Mapping[str, Any]:
         """The values of the outputs by name, without sensitive ones."""
         code, text, said = self._captured("output", json=FLAG)
-        answer = parse(text)
+        answer = parse_event(text)
         if code != 0 or answer is None:
             raise self.explain("Terraform's outputs can't be read", said)
         return {name: output["value"] for name, output in answer.items() if not output["sensitive"]}
@@ -179,7 +186,7 @@ class Terraform:
         other: list[str] = []
 
         def hear(line: str) -> None:
-            if (event := parse(line)) is None:
+            if (event := parse_event(line)) is None:
                 other.append(line)
             elif event.get("type") == "diagnostic":
                 found.append(Diagnostic.of(event["diagnostic"]))
@@ -192,21 +199,21 @@ class Terraform:
         )
         if ended.code in (0, _CHANGES):
             return ended.code, ()
-        failed = errors(found) or printed("".join(other) + ended.stderr, code=ended.code)
+        failed = errors_in(found) or printed_errors("".join(other) + ended.stderr, code=ended.code)
         if self._unlocked(failed, began):
             return self._events(verb, *words, **options)
         return ended.code, failed
 
     def _unlocked(self, failed: tuple[Diagnostic, ...], began: float) -> bool:
         """Whether it failed for a lock that a Terraform of ours left behind, and that is released now."""
-        held = locks.held(failed)
-        if held is None or not locks.is_left_behind(held, self.folder, before=began):
+        held = blocking_lock(failed)
+        if held is None or not is_stale(held, self.folder, before=began):
             return False
         self.report(
             f"releasing the state lock that a Terraform left behind which was killed ({held.created})"
         )
         self._printing("the state could not be unlocked", "force-unlock", held.id, force=FLAG)
-        locks.forget(self.folder)
+        forget_runs(self.folder)
         return True
 
     def _printing(
@@ -214,22 +221,22 @@ class Terraform:
     ) -> None:
         """Run what has no -json; its failure is explained after ``what``."""
         said: list[str] = []
-        argv = self._argv(verb, *words, **options)
-        ended = run(argv, self.folder, env=env or {}, heard=said.append, report=self.report)
+        command_line = self._argv(verb, *words, **options)
+        ended = run(command_line, self.folder, env=env or {}, heard=said.append, report=self.report)
         if ended.code != 0:
-            raise self.explain(what, printed("".join(said) + ended.stderr, code=ended.code))
+            raise self.explain(what, printed_errors("".join(said) + ended.stderr, code=ended.code))
 
     def _captured(self, verb: str, *words: str, **options: object) -> tuple[int, str, tuple[Diagnostic, ...]]:
         """Run what only answers: its exit code, its answer, and the errors that it printed if it failed."""
         answer: list[str] = []
         ended = run(self._argv(verb, *words, **options), self.folder, heard=answer.append, report=self.report)
-        said = () if ended.code == 0 else printed(ended.stderr, code=ended.code)
+        said = () if ended.code == 0 else printed_errors(ended.stderr, code=ended.code)
         return ended.code, "".join(answer), said
 
     def _argv(self, verb: str, *words: str, **options: object) -> list[str]:
         if self.program is None:
             self.program = find(report=self.report)
-        return argv(self.program, verb, *words, **options)
+        return command_line(self.program, verb, *words, **options)
 
 
 @contextmanager
@@ -251,3 +258,33 @@ def _digest(path: Path) -> str:
 
 def _is_saved(plan: Plan) -> bool:
     return plan.path.is_file() and _digest(plan.path) == plan.digest
+
+
+STATE_FILE: Final = "terraform.tfstate"
+ERRORED_FILE: Final = "errored.tfstate"  # written by Terraform where it could not write the state
+
+
+def restore_torn_state(folder: Path, report: LineReporter) -> None:
+    """Put the state of the run before in place of a local state that is torn.
+
+    Terraform writes the file in place: killed in that moment, it leaves an empty file, which it then takes
+    for no state at all; on a full disk a part, which it refuses. Where there is no state before, none is put
+    in its place. What was made since is found by its name when it is to be made again.
+    """
+    path, backup, errored = folder / STATE_FILE, folder / f"{STATE_FILE}.backup", folder / ERRORED_FILE
+    if errored.is_file() and not _is_whole(errored):
+        errored.unlink()
+    has_backup = _is_whole(backup)
+    if not path.is_file() or _is_whole(path) or not (has_backup or path.stat().st_size):
+        return
+    report("the state was torn when Terraform wrote it: going on from the one before")
+    path.rename(folder / f"{STATE_FILE}.torn-{time.strftime('%Y%m%dT%H%M%S')}")
+    if has_backup:
+        write_atomic(path, backup.read_bytes())
+
+
+def _is_whole(path: Path) -> bool:
+    try:
+        return isinstance(json.loads(path.read_bytes()), dict)
+    except (OSError, ValueError):
+        return False

@@ -91,7 +91,7 @@ class Plan:
         )
 
 
-def read(shown: Mapping[str, Any]) -> tuple[ResourceChange, ...]:
+def read_changes(shown: Mapping[str, Any]) -> tuple[ResourceChange, ...]:
     """The changes in `terraform show -json PLAN`. What a data source reads is none."""
     raws: Iterable[Mapping[str, Any]] = shown.get("resource_changes") or ()
     managed = [raw for raw in raws if raw.get("mode") != "data"]

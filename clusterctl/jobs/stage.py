@@ -2,21 +2,27 @@
 
 from __future__ import annotations
 
+import json
+import platform
+import re
 from collections.abc import Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from clusterctl.errors import ClusterctlError, CommandError, UnreachableError, UsageError
+from clusterctl import __version__
+from clusterctl.errors import ClusterctlError, CommandError, TransportError, UnreachableError, UsageError
+from clusterctl.jobs.environment import PLAIN, Environment
 from clusterctl.jobs.script import PAYLOAD_ROOT
-from clusterctl.jobs.source import Source, manifest, source_hash
+from clusterctl.jobs.source import Source, manifest, patterns, source_hash
+from clusterctl.spec import JobSpec
 from clusterctl.state.ledger import SOURCE_FILE
 from clusterctl.transport.base import Transport
-from clusterctl.transport.hashes import hash_items
+from clusterctl.transport.put import Sent, send_new_folder
 from clusterctl.transport.remote_store import NO_REQUIRED
-from clusterctl.transport.send import Sent, send_new_folder
-from clusterctl.transport.tree import Item, Progress
+from clusterctl.transport.tree import Item, Progress, hash_items
 from clusterctl.util.assets import payload_hash
 
 JOBS_FOLDER = "clusterctl/jobs"  # in the job user's home
@@ -109,3 +115,77 @@ class _Content:
                 why=f"{required} is not there: the cluster was raised by another version, or not to the end",
                 fix="run `clusterctl up` again",
             ) from exc
+
+
+MAX_DIFF = 1 << 20
+PATIENCE_S = 15.0  # a submission does not wait long for what is good to know
+
+
+def client_facts(
+    job: JobSpec, environment: Environment = PLAIN, *, local: Transport, folder: Path
+) -> dict[str, Any]:
+    """The content of environment.client.json; ``folder`` is the one whose git state counts."""
+    return {
+        "clusterctl": __version__,
+        "python": platform.python_version(),
+        "system": platform.platform(),
+        "job": json.loads(json.dumps(job.model_dump(), default=str)),  # a path may be no UTF-8
+        "requirements": environment.lock.text if environment.lock else None,
+        "git": _git(local, folder),
+    }
+
+
+def _git(local: Transport, folder: Path) -> dict[str, Any] | None:
+    """Commit and uncommitted changes of the folder; None where nobody can tell them."""
+    git = ["git", "--no-optional-locks", "-C", str(folder)]
+    try:
+        commit = local.run([*git, "rev-parse", "HEAD"], timeout_s=PATIENCE_S).stdout.strip()
+        root = local.run([*git, "rev-parse", "--show-toplevel"], timeout_s=PATIENCE_S).stdout.rstrip("\n")
+        status = local.run([*git, "status", "--porcelain", "--", "."], timeout_s=PATIENCE_S).stdout
+        # Neither the user's diff programs nor their colours: this is for a machine to apply again.
+        diff = _bounded(
+            local,
+            [*git, "diff", "--no-ext-diff", "--no-textconv", "--no-color", "--binary", "HEAD", "--", "."],
+        )
+    except TransportError:  # no git, no repository, no commit yet, or too large to be looked through in time
+        return None
+    return {
+        "commit": commit,
+        "root": root,
+        "status": status[:MAX_DIFF],
+        "diff": diff[:MAX_DIFF].decode(errors="replace"),
+        "diff_truncated": len(diff) > MAX_DIFF,
+    }
+
+
+def _bounded(local: Transport, argv: list[str]) -> bytes:
+    """What a command says, up to a little more than MAX_DIFF bytes."""
+    said = b""
+    with closing(local.stream(argv)) as stream:
+        for chunk in stream:
+            said += chunk
+            if len(said) > MAX_DIFF:
+                break
+    return said
+
+
+OUTPUTS_FILE = "outputs.json"
+
+_SPECIAL, _ESCAPED = re.compile(r"([\\*?\[\]!# ])"), r"\\\1"
+
+
+def outputs_file(job: JobSpec) -> dict[str, bytes]:
+    """outputs.json, if the job says what its outputs are: patterns, of which the last that matches counts.
+
+    Our own files are always brought home, and so is the script. The job can change the file: it is read with
+    care, and its patterns are matched as such (see runs/remote_files.py), never made into expressions.
+
+    Raises:
+        UsageError: a pattern can't be understood.
+    """
+    if not job.outputs:
+        return {}
+    script = [f"/{_SPECIAL.sub(_ESCAPED, job.script.name)}"] if job.script is not None else []
+    patterns("--outputs", job.outputs, Path())  # says which can't be understood
+    said = {"version": 2, "patterns": [*job.outputs, *script]}
+    return {OUTPUTS_FILE: (json.dumps(said, indent=1) + "\n").encode()}

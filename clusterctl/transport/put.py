@@ -15,12 +15,11 @@ from typing import Any, Self, TypeVar
 
 from clusterctl.errors import CommandError, TransferError, TransportError, printable
 from clusterctl.transport.base import BULK, Conversation, Transport
-from clusterctl.transport.hashes import hash_items
 from clusterctl.transport.program import remote_argv
-from clusterctl.transport.remote_lock import HELD
+from clusterctl.transport.remote_open import HELD
 from clusterctl.transport.remote_send import HEADER
 from clusterctl.transport.remote_store import NO_REQUIRED
-from clusterctl.transport.tree import Item, Kind, Progress, not_readable
+from clusterctl.transport.tree import Item, Kind, Progress, hash_items, not_readable
 
 STORE = "clusterctl/store"  # in the job user's home
 
@@ -53,7 +52,7 @@ def send_into(
     """
     hashes = _hashes(items, progress)
     answer, sent = _converse(
-        transport, remote_argv("clusterctl.transport.remote_places", folder), items, hashes, progress
+        transport, remote_argv("clusterctl.transport.remote_receive", folder), items, hashes, progress
     )
     return Sent(answer.folder, len(hashes), sum(i.size for i in items), sent)
 

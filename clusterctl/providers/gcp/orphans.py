@@ -1,4 +1,4 @@
-"""What a cluster still has at Google: found through the API itself, by labels, not from any state.
+"""The cluster's resources at Google, found through the API itself by labels, not from any state.
 
 What can't carry labels has them as words in its description, and a name that begins with `<cluster>-<id>`.
 Nothing else is ever touched.
@@ -13,9 +13,37 @@ from typing import Any, Final, Literal
 
 from clusterctl.errors import ApiOffError, CloudError, Failure, ProvisionError
 from clusterctl.providers.base import Leftover
-from clusterctl.providers.gcp import costs, labels
+from clusterctl.providers.gcp import costs
 from clusterctl.providers.gcp.api import Api, Json
-from clusterctl.providers.gcp.labels import CLUSTER_LABEL, ID_LABEL
+
+CLUSTER_LABEL: Final = "clusterctl-cluster"
+ID_LABEL: Final = "clusterctl-id"
+_TERRAFORMS: Final = ("effective_labels", "terraform_labels")
+_WORDS = re.compile(rf"\b({CLUSTER_LABEL}|{ID_LABEL})=([a-z0-9-]+)")
+
+
+def labels(cluster: str, cluster_id: str) -> dict[str, str]:
+    """What every resource of a cluster is labelled with."""
+    return {CLUSTER_LABEL: cluster, ID_LABEL: cluster_id}
+
+
+def description(cluster: str, cluster_id: str) -> str:
+    """The same in words, for what can't carry labels."""
+    return f"{CLUSTER_LABEL}={cluster} {ID_LABEL}={cluster_id}"
+
+
+def read_labels(resource: Mapping[str, Any]) -> dict[str, str]:
+    """The labels of a resource of the REST API, or what its description says instead."""
+    return resource.get("labels") or dict(_WORDS.findall(resource.get("description") or ""))
+
+
+def cluster_id_of(resource: Mapping[str, Any]) -> str | None:
+    """Whose a resource of Terraform's is, by label or description; None where it bears neither."""
+    for found in [*(resource.get(name) for name in _TERRAFORMS), read_labels(resource)]:
+        if found and ID_LABEL in found:
+            return str(found[ID_LABEL])
+    return None
+
 
 WAIT_S = 600.0
 _LOOK_EVERY_S = 2.0
@@ -64,7 +92,7 @@ class _Wanted:
     search: str
 
     def is_on(self, resource: Json) -> bool:
-        return labels.read(resource).get(self.label) == self.value
+        return read_labels(resource).get(self.label) == self.value
 
     def names(self, name: str) -> bool:
         return re.fullmatch(self.name, name) is not None
@@ -95,7 +123,7 @@ _ORDER: Final = (
 )
 
 
-def find(api: Api, cluster_id: str) -> tuple[Found, ...]:
+def find_resources(api: Api, cluster_id: str) -> tuple[Found, ...]:
     """Everything of this cluster, in the order in which it can be deleted.
 
     Raises:
@@ -106,7 +134,7 @@ def find(api: Api, cluster_id: str) -> tuple[Found, ...]:
     )
 
 
-def orphans(api: Api, cluster: str) -> tuple[str, ...]:
+def orphan_ids(api: Api, cluster: str) -> tuple[str, ...]:
     """The ids of all clusters of that name in the project, whoever made them.
 
     Raises:
@@ -116,7 +144,7 @@ def orphans(api: Api, cluster: str) -> tuple[str, ...]:
     return tuple(sorted({one.cluster_id for one in found if one.cluster_id}))
 
 
-def remove(
+def remove_resources(
     api: Api, found: Iterable[Found], *, report: Callable[[str], None], timeout_s: float = WAIT_S
 ) -> None:
     """Delete what was found; what is gone already is fine. One kind after the other, each waited for.
@@ -225,7 +253,7 @@ def _buckets(api: Api, wanted: _Wanted) -> Iterator[Found]:
 def _facts(kind: str, row: Json) -> dict[str, Any]:
     """Whose it is, and what it costs."""
     return {
-        "cluster_id": labels.read(row).get(ID_LABEL, ""),
+        "cluster_id": read_labels(row).get(ID_LABEL, ""),
         "usd_per_hour": costs.of_row(kind, row),
     }
 

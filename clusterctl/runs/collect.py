@@ -26,8 +26,7 @@ from clusterctl.errors import (
     printable,
 )
 from clusterctl.providers.costs import node_price
-from clusterctl.runs.apart import fetch_from
-from clusterctl.runs.fetch import sha256_of
+from clusterctl.runs.fetch import fetch_from, sha256_of
 from clusterctl.runs.manifest import FROM_JOB, MAX_FILE, Manifest
 from clusterctl.scheduler.base import Scheduler
 from clusterctl.scheduler.models import JobInfo, JobState, Outcome, worst

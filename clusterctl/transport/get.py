@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
+import base64
 import fcntl
 import hashlib
 import json
 import os
 import shutil
 import stat
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
-from clusterctl.errors import CommandError, TransferError, UsageError, printable
-from clusterctl.transport.base import Transport
-from clusterctl.transport.hashes import hash_items
-from clusterctl.transport.incoming import Incoming
-from clusterctl.transport.listing import Remote, parse_listing
+from clusterctl.errors import ClusterctlError, CommandError, TransferError, UsageError, printable
+from clusterctl.transport.base import LONGEST_LINE, Conversation, Transport
 from clusterctl.transport.program import remote_argv
-from clusterctl.transport.remote_give import ALIVE, NOT_THERE, SAME, UNREADABLE
-from clusterctl.transport.remote_lock import lies_at
-from clusterctl.transport.tree import Item, Kind, Progress
+from clusterctl.transport.remote_open import lies_at
+from clusterctl.transport.remote_send import ALIVE, HEADER, NOT_THERE, SAME, UNREADABLE, ZEROS
+from clusterctl.transport.tree import Item, Kind, Progress, hash_items
 from clusterctl.util.disk import reason
 
 _SPARE_BYTES = 16 << 20
@@ -50,7 +49,7 @@ def fetch(
         TransportError: the cluster can't be reached; what has arrived is kept.
     """
     try:
-        with transport.converse(remote_argv("clusterctl.transport.remote_give", *paths), bulk=True) as talk:
+        with transport.converse(remote_argv("clusterctl.transport.remote_send", *paths), bulk=True) as talk:
             incoming = Incoming(talk, _too_little, _other_than_said)
             listing, skipped = parse_listing(iter(incoming.line, b""))
             with _writing(folder):
@@ -259,3 +258,172 @@ def _make_link(place: Path, target: str) -> None:
             return
         place.unlink()
     place.symlink_to(target)
+
+
+class Incoming:
+    """Reads a conversation. An end that comes too soon is ``too_little``, unless the command failed; data
+    that the other side did not announce is ``other``.
+    """
+
+    def __init__(
+        self,
+        talk: Conversation,
+        too_little: Callable[[], ClusterctlError],
+        other: Callable[[], ClusterctlError],
+    ) -> None:
+        self._talk = talk
+        self._too_little, self._other = too_little, other
+        self._buffer = memoryview(b"")
+
+    def exactly(self, size: int) -> bytes:
+        """So many bytes."""
+        return b"".join(self.pieces(size))
+
+    def pieces(self, size: int) -> Iterator[memoryview]:
+        """So many bytes, as they come."""
+        while size:
+            self._fill()
+            piece, self._buffer = self._buffer[:size], self._buffer[size:]
+            size -= len(piece)
+            yield piece
+
+    def line(self) -> bytes:
+        """The bytes up to the next line feed, which is dropped."""
+        parts: list[bytes] = []
+        while sum(map(len, parts)) <= LONGEST_LINE:
+            self._fill()
+            head, found, _ = bytes(self._buffer).partition(b"\n")
+            parts.append(head)
+            self._buffer = self._buffer[len(head) + len(found) :]
+            if found:
+                return b"".join(parts)
+        raise self._too_little()
+
+    def number(self) -> int:
+        """The next eight bytes."""
+        return int(HEADER.unpack(self.exactly(HEADER.size))[0])
+
+    def content(self, fd: int, size: int, sha: Any) -> Iterator[int]:
+        """Write so many bytes of a file as ``send_content`` sends them, and hash them; yields how many, as
+        they come. What is zeros becomes a hole: the file's size is for the caller to set.
+
+        Raises:
+            ClusterctlError: ``other``, if it is more than that.
+        """
+        while size:
+            length = self.number()
+            if abs(length) > size:
+                raise self._other()
+            size -= abs(length)
+            for done in range(0, -length, len(ZEROS)):
+                sha.update(ZEROS[: -length - done])
+            if length < 0:
+                os.lseek(fd, -length, os.SEEK_CUR)
+                yield -length
+            for piece in self.pieces(max(0, length)):
+                sha.update(piece)
+                _write(fd, piece)
+                yield len(piece)
+
+    def last(self, size: int) -> bytes:
+        """What follows a file's content: one piece of so many bytes.
+
+        Raises:
+            ClusterctlError: ``other``, if it is of another size.
+        """
+        while (length := self.number()) == 0:  # a sign of life
+            pass
+        if length != size:
+            raise self._other()
+        return self.exactly(size)
+
+    def more(self) -> bool:
+        """Whether anything is left; waits for the end if nothing is."""
+        return bool(self._buffer) or self._talk.receive() != b""
+
+    def _fill(self) -> None:
+        if not self._buffer:
+            self._buffer = memoryview(self._talk.receive())
+        if not self._buffer:
+            self._talk.finish()  # which may know why
+            raise self._too_little()
+
+
+def _write(fd: int, data: memoryview) -> None:
+    if data == ZEROS[: len(data)]:
+        os.lseek(fd, len(data), os.SEEK_CUR)  # a hole
+        return
+    while data:
+        data = data[os.write(fd, data) :]
+
+
+_MAX_NAME = 255  # bytes; Linux file systems take no longer one
+OTHER = "other"
+
+
+@dataclass(frozen=True, slots=True)
+class Remote:
+    """One thing on the cluster. ``index`` is its place in the cluster's list, ``size`` is in bytes.
+
+    ``space`` is what it takes on a disk, less where it has holes.
+    """
+
+    index: int
+    path: str
+    kind: Kind
+    mode: int
+    mtime_ns: int
+    size: int
+    space: int
+    target: str
+
+
+def parse_listing(lines: Iterable[bytes]) -> tuple[tuple[Remote, ...], tuple[str, ...]]:
+    """What can be fetched, folders before what is in them; and the paths of what is of no kind that travels.
+
+    Raises:
+        TransferError: it can't be so.
+    """
+    found: dict[str, Remote] = {}
+    others: list[str] = []
+    for index, line in enumerate(lines):
+        try:
+            kind, name, mode, mtime_ns, size, space, target = json.loads(line)
+            path = os.fsdecode(inside(base64.b64decode(name)))
+            if kind == OTHER:
+                others.append(path)
+                continue
+            text = os.fsdecode(base64.b64decode(target))
+            sizes = int(size), min(int(size), int(space))
+            remote = Remote(index, path, Kind(kind), int(mode) & 0o777, int(mtime_ns), *sizes, text)
+        except (ValueError, TypeError, RecursionError) as exc:
+            raise _untrusted(line, str(exc)) from exc
+        parent = path.rpartition("/")[0]
+        if path in found or remote.size < 0 or (parent and _kind(found, parent) is not Kind.FOLDER):
+            raise _untrusted(line, "it can't be so")
+        found[path] = remote
+    return tuple(found.values()), tuple(others)
+
+
+def _kind(found: dict[str, Remote], path: str) -> Kind | None:
+    return found[path].kind if path in found else None
+
+
+def inside(path: bytes) -> bytes:
+    """A path that the cluster names, as it is.
+
+    Raises:
+        ValueError: it leads out of the folder that it is relative to, or is none.
+    """
+    parts = path.split(b"/")
+    if b"\0" in path or any(part in {b"", b".", b".."} or len(part) > _MAX_NAME for part in parts):
+        raise ValueError("it is not a path inside a folder")
+    return path
+
+
+def _untrusted(line: bytes, why: str) -> TransferError:
+    return TransferError(
+        "the cluster's list of files makes no sense, and nothing of it was fetched",
+        why=printable(f"{why}: {line[:200].decode(errors='replace')}"),
+        fix="look there with `clusterctl ssh`; two of what you name may be called alike",
+    )

@@ -1,0 +1,279 @@
+"""Releasing machines: restore their configuration, remove the admin account, verify that nothing is left."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from clusterctl.errors import ClusterctlError, CommandError, ConfigureError, ProvisionError, UnreachableError
+from clusterctl.providers.base import Leftover
+from clusterctl.providers.onprem import members
+from clusterctl.providers.onprem.access import Access, on_each, raise_failures
+from clusterctl.providers.onprem.login import (
+    Claim,
+    Login,
+    create_account,
+    is_installation,
+    one_line,
+    remove_account,
+    workspace_for,
+)
+from clusterctl.providers.onprem.members import admin_login, examine, hosts_as_raised
+from clusterctl.providers.prompts import Prompts
+from clusterctl.spec import ClusterSpec
+from clusterctl.spec import OnpremProvider as Settings
+from clusterctl.spec.load import dump_spec
+from clusterctl.spec.models import ADMIN_USER
+from clusterctl.state.inventory import Host, Inventory
+from clusterctl.state.workspace import Workspace, write_atomic
+from clusterctl.transport.connections import write_ssh_files
+from clusterctl.util.progress import HostStep, Reporter
+
+CLAIM: Final = "/etc/clusterctl/cluster.json"
+NOT_RELEASED: Final = "could not be given back"
+THEN: Final = (
+    "then run `clusterctl down` again: what is done stays done; one that is gone for good: --forget HOST"
+)
+_THEN_UP: Final = "then run `clusterctl up` again: what is done stays done"
+# As an ordinary user, and without our programs or records. Local clusters have a folder of their own there.
+_LOOK: Final = r"""
+getent passwd USER >/dev/null && echo "the account USER"
+find /etc /opt /usr/local /var/lib /var/log -xdev -name '*clusterctl*' ! -name '*.clusterctl-kept*' \
+    ! -path /var/lib/clusterctl -prune -print 2>/dev/null
+grep -ls clusterctl /etc/hosts /etc/fstab /etc/exports /etc/slurm/*.conf 2>/dev/null |
+    sed 's/$/: lines of ours/'
+exit 0
+""".replace("USER", ADMIN_USER)
+
+
+def release_all(
+    way: Login, cluster_id: str, workspace: Workspace, prompts: Prompts, *, report: Reporter
+) -> None:
+    """Give back every machine of a cluster.
+
+    Raises:
+        ProvisionError: some could not be; one failure each. The others are.
+    """
+    inventory = inventory_as_raised(workspace)
+    if inventory is None:
+        return
+    names = [host.name for host in inventory.hosts]
+    write_ssh_files(inventory, workspace)
+    claim = way.claim(cluster_id, inventory.cluster)
+    report(f"looking at {len(names)} machines")
+    ours, failed = on_each(names, lambda host: _is_ours(host, way.access, claim, workspace))
+    failed |= _restored(
+        [host for host, is_ours in ours.items() if is_ours], inventory, workspace, prompts, report
+    )
+    leaving = [host for host, is_ours in ours.items() if is_ours and host not in failed]
+    done, more = on_each(leaving, lambda host: remove_account(host, claim, admin_login(workspace)))
+    for host in done:
+        report(HostStep(host, "given back", len(names)))
+    raise_failures({**failed, **more}, what=NOT_RELEASED, then=THEN)
+
+
+def release_removed(
+    wanted: Inventory, workspace: Workspace, prompts: Prompts, *, report: Reporter
+) -> Mapping[str, str]:
+    """Give back the machines that are no longer part of the cluster; why nothing was done on some.
+
+    Raises:
+        ProvisionError: one could not be given back, though it answers.
+    """
+    before = inventory_as_raised(workspace)
+    going = [host.name for host in before.hosts if wanted.host(host.name) is None] if before else []
+    if before is None or not going:
+        return {}
+    report(f"giving {', '.join(going)} back")
+    write_ssh_files(before, workspace)
+    claim = Claim(before.cluster_id, before.cluster, workspace.public_key.read_text().strip())
+    _, failed = on_each(going, lambda host: _log_in(host, workspace))
+    there = [host for host in going if host not in failed]
+    absent = {host: exc for host, exc in failed.items() if not isinstance(exc, CommandError)}
+    failed = {host: exc for host, exc in failed.items() if host not in absent}
+    failed |= _restored(there, before, workspace, prompts, report)
+    _, more = on_each(
+        [h for h in there if h not in failed],
+        lambda host: remove_account(host, claim, admin_login(workspace)),
+    )
+    raise_failures({**failed, **more}, what=NOT_RELEASED, then=_THEN_UP)
+    return {host: _absent(exc) for host, exc in absent.items()}
+
+
+def _absent(exc: ClusterctlError) -> str:
+    """Why nothing was done on a machine that goes.
+
+    One that a run gave back which then ended too soon lets us in no more; nothing may wait for it.
+    """
+    return "it does not answer" if isinstance(exc, UnreachableError) else one_line(exc)
+
+
+def any_alive(workspace: Workspace) -> bool:
+    """Whether any machine of the cluster answers, whatever it says."""
+    _, failed = on_each(list(hosts_as_raised(workspace)), lambda host: _log_in(host, workspace))
+    return not all(isinstance(exc, UnreachableError) for exc in failed.values()) or (
+        len(failed) < len(hosts_as_raised(workspace))
+    )
+
+
+def find_leftovers(
+    settings: Settings, cluster_id: str, workspace: Workspace | None, prompts: Prompts
+) -> tuple[Leftover, ...]:
+    """What an ordinary user sees of us on the machines, by their owner's way in."""
+    with workspace_for(workspace) as folder:
+        way = Login(settings, folder, prompts)
+        hosts = list(hosts_as_raised(folder)) or list(way.hosts)
+        hosts = [host for host in hosts if host in way.hosts]
+        lost = way.trust(hosts)
+        asked = [host for host in hosts if host not in lost]
+        seen, failed = on_each(asked, lambda host: _left_on(host, way.access, cluster_id))
+    found = [Leftover(f"{host}: {what}") for host, lines in seen.items() for what in lines]
+    unseen = [Leftover(f"{h}: nobody can look there: {one_line(e)}") for h, e in {**lost, **failed}.items()]
+    return (*found, *unseen)
+
+
+def _left_on(host: str, access: Access, cluster_id: str) -> Sequence[str]:
+    """What is there of us, unless another cluster has the machine by now."""
+    claim = claim_on(host, access)
+    if claim and claim.get("id") != cluster_id:
+        return ()
+    lines = access.run(host, ("sh", "-c", _LOOK)).splitlines()
+    return [line for line in lines if not (access.is_here(host) and is_installation(line))]
+
+
+def claim_on(host: str, access: Access) -> Mapping[str, str]:
+    """Whose the machine is, as it says itself; empty if it is nobody's."""
+    try:
+        found = json.loads(access.run(host, ("cat", CLAIM)))
+    except (CommandError, ValueError):
+        return {}
+    return found if isinstance(found, dict) else {}
+
+
+def _is_ours(host: str, access: Access, claim: Claim, workspace: Workspace) -> bool:
+    """Whether there is something to give back, with our account able to do it.
+
+    Raises:
+        ClusterctlError: nobody can tell.
+    """
+    try:
+        _log_in(host, workspace)
+    except UnreachableError:
+        raise
+    except ClusterctlError:
+        if claim_on(host, access).get("id") != claim.cluster_id:
+            return False  # it has been given back, or never was ours
+        create_account(host, access.root, claim, admin_login(workspace))
+    return True
+
+
+def _log_in(host: str, workspace: Workspace) -> None:
+    transport = admin_login(workspace)(host)
+    try:
+        transport.run(("sudo", "-n", "true"))
+    finally:
+        transport.close()
+
+
+def _restored(
+    hosts: Sequence[str], inventory: Inventory, workspace: Workspace, prompts: Prompts, report: Reporter
+) -> Mapping[str, ClusterctlError]:
+    """Have what was put back on these; those where it failed."""
+    if not hosts:
+        return {}
+    try:
+        notes = prompts.restore(inventory, hosts, workspace, report)
+    except ConfigureError as exc:
+        sick = {failure.host: failure for failure in exc.failures if failure.host in hosts}
+        if not sick:
+            raise
+        return {
+            str(host): ConfigureError(exc.what, why=f.cause, fix=f.fix, host=host, failures=(f,))
+            for host, f in sick.items()
+        }
+    for host, lines in notes.items():
+        for line in lines:
+            prompts.note(f"left on {host}: {line}")
+    return {}
+
+
+def inventory_as_raised(workspace: Workspace) -> Inventory | None:
+    """The cluster as it was raised last, with the machines that an `up` was about to take."""
+    found: Inventory | None = None
+    for path in (workspace.joining, workspace.hosts):
+        try:
+            found = Inventory.model_validate_json(path.read_bytes())
+        except (FileNotFoundError, ValidationError):
+            continue
+    if found is None:
+        return None
+    hosts: Mapping[str, Host] = {**hosts_as_raised(workspace), **{host.name: host for host in found.hosts}}
+    return found.model_copy(update={"hosts": tuple(hosts.values())})
+
+
+def find_orphans(settings: Settings, name: str, prompts: Prompts) -> tuple[str, ...]:
+    """Ids of the clusters of that name that the machines say they belong to."""
+    with workspace_for(None) as folder:
+        found = _claims(Login(settings, folder, prompts))
+    return tuple(dict.fromkeys(str(c["id"]) for c in found.values() if c.get("name") == name and "id" in c))
+
+
+def release_orphan(settings: Settings, cluster_id: str, prompts: Prompts, *, report: Reporter) -> None:
+    """Give back the machines that say that they belong to it.
+
+    Raises:
+        ProvisionError: some could not be; one failure each.
+    """
+    with workspace_for(None) as folder:
+        way = Login(settings, folder, prompts)
+        mine = {host: c for host, c in _claims(way).items() if c.get("id") == cluster_id}
+        if not mine:
+            return
+        folder.create_secrets()
+        write_atomic(folder.root / "id", f"{cluster_id}\n")
+        name = str(next(iter(mine.values())).get("name"))
+        machines = {host: one for host, one in settings.machines.items() if host in mine}
+        _make_inventory(members.spec_of_machines(settings, machines, name), way, folder)
+        claim = way.claim(cluster_id, name)
+        _, failed = on_each(
+            list(mine), lambda host: create_account(host, way.access.root, claim, admin_login(folder))
+        )
+        if len(failed) == len(mine):
+            raise ProvisionError("none of its machines lets us in", why=str(next(iter(failed.values()))))
+        release_all(way, cluster_id, folder, prompts, report=report)
+
+
+def _claims(way: Login) -> Mapping[str, Mapping[str, Any]]:
+    lost = way.trust(way.hosts)
+    asked = [host for host in way.hosts if host not in lost]
+    found, _ = on_each(asked, lambda host: claim_on(host, way.access))
+    return found
+
+
+def _make_inventory(spec: ClusterSpec, way: Login, folder: Workspace) -> None:
+    """Write what giving back begins from."""
+    narrowed = spec.provider
+    assert isinstance(narrowed, Settings)  # noqa: S101 - it was made so
+    asked = members.members(spec, narrowed)
+    names = [one.name for one in asked]
+    checked = examine(spec, asked, way.access, folder, (), only=names, lost={})
+    if missing := [name for name in names if name not in checked.facts]:
+        raise ProvisionError(
+            f"these machines do not answer: {', '.join(missing)}", why=str(checked.errors[0])
+        )
+    made = members.inventory(
+        spec,
+        narrowed,
+        asked,
+        checked.facts,
+        {name: way.key_of(name) for name in names},
+        cluster_id=folder.cluster_id(),
+        proxies=way.proxies(names),
+        silent={},
+    )
+    write_atomic(folder.spec, dump_spec(spec))
+    write_atomic(folder.joining, made.model_dump_json())
+    write_ssh_files(made, folder)
