@@ -110,7 +110,7 @@ def take_down(run: Run, options: DownOptions, discarded: tuple[JobEntry, ...]) -
     if forgotten := forget(workspace, options.gone):
         options.prompts.note(f"forgotten: {'; '.join(forgotten)}")
     looked = not _has_taken_none(workspace)
-    run.phase(destroy_cluster, provider, looked=looked, orphans=isinstance(settings, LocalSettings))
+    run.phase(destroy, provider, looked=looked, orphans=isinstance(settings, LocalSettings))
     return DownResult(collected, tuple(run.phases), settings.type, looked, discarded)
 
 
@@ -148,7 +148,7 @@ def discard_runs(run: Run, discarded: Collection[JobEntry]) -> None:
     run.note = f"runs of {', '.join(entry.shown for entry in discarded)}"
 
 
-def destroy_cluster(run: Run, provider: Provider, *, looked: bool, orphans: bool) -> None:
+def destroy(run: Run, provider: Provider, *, looked: bool, orphans: bool) -> None:
     """Remove the cluster, and orphans of its name: an `up` that created no hosts took their name.
 
     Raises:
@@ -156,10 +156,10 @@ def destroy_cluster(run: Run, provider: Provider, *, looked: bool, orphans: bool
     """
     workspace = run.workspace
     if looked:
-        destroy(provider, workspace.cluster_id(), workspace, run.report)
+        remove_cluster(provider, workspace.cluster_id(), workspace, run.report)
     if orphans and not workspace.hosts.exists():
         for orphan in find_orphans(provider, workspace.root.name, known=workspace.known_id()):
-            destroy(provider, orphan.cluster_id, None, run.report)
+            remove_cluster(provider, orphan.cluster_id, None, run.report)
 
 
 def to_discard(workspace: Workspace, ids: Collection[str], *, everything: bool) -> tuple[JobEntry, ...]:
@@ -206,7 +206,9 @@ def find_orphans(provider: Provider, name: str, *, known: str | None) -> tuple[O
     return tuple(Orphan(cluster_id, provider.leftovers(cluster_id)) for cluster_id in ids)
 
 
-def destroy(provider: Provider, cluster_id: str, workspace: Workspace | None, report: Reporter) -> None:
+def remove_cluster(
+    provider: Provider, cluster_id: str, workspace: Workspace | None, report: Reporter
+) -> None:
     """Remove everything of a cluster, and look whether anything is left.
 
     Raises:
@@ -280,7 +282,7 @@ def down_orphans(
     """
     provider = provider_of(settings, prompts)
     for orphan in found:
-        destroy(provider, orphan.cluster_id, None, lambda message: run.reporter("destroy", message))
+        remove_cluster(provider, orphan.cluster_id, None, lambda message: run.reporter("destroy", message))
 
 
 def _down_orphaned(run: Run) -> DownResult:
