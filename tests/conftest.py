@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import secrets
 from collections.abc import Generator, Iterator
-from contextlib import ExitStack, contextmanager, nullcontext
+from contextlib import ExitStack, nullcontext
 from pathlib import Path
 
 import pytest
@@ -15,7 +15,7 @@ from payload.device import choose
 from tests.support import remains
 from tests.support.autogroup import without_autogroup
 from tests.support.conditions import Limit, settle
-from tests.support.residue import Machine, left_behind, look_as_root
+from tests.support.residue import nothing_left
 from tests.support.verbs import Clusterctl
 
 END_TO_END = Path(__file__).parent / "e2e"
@@ -64,16 +64,6 @@ def _limited(item: pytest.Item) -> Generator[None, None, None]:
 
 
 pytest_runtest_setup = pytest_runtest_call = pytest_runtest_teardown = _limited
-
-
-@contextmanager
-def nothing_left(home: Path) -> Iterator[None]:
-    """Fails when this machine holds more afterwards than before."""
-    machine = Machine(home)
-    before = look_as_root(machine)
-    yield
-    left = left_behind(before, lambda: look_as_root(machine))
-    assert not left, "left behind on this machine:\n" + "\n".join(left)
 
 
 @pytest.fixture(scope="session")

@@ -25,7 +25,7 @@ from clusterctl.errors import Failure, UsageError
 if TYPE_CHECKING:
     from clusterctl.jobs.environment import Environment
     from clusterctl.scheduler.session import Session
-    from clusterctl.spec import JobWords
+    from clusterctl.spec.job import JobOptions
     from clusterctl.state.inventory import Inventory
     from clusterctl.transport.openssh import OpenSSH
 
@@ -77,10 +77,10 @@ def shell(
     are given back.
     """
     from clusterctl.jobs.shell import allocate, forwarded, parse_forwards
-    from clusterctl.spec import job_words
+    from clusterctl.spec.job import job_options
     from clusterctl.transport.openssh import attached
 
-    words = job_words({name: value for name, value in flags.items() if value is not None})
+    words = job_options({name: value for name, value in flags.items() if value is not None})
     terminal = sys.stdin.isatty() and sys.stdout.isatty() and not screen.json
     _refuse_shell_as_json(screen, command)
     if not command and not terminal:
@@ -119,7 +119,7 @@ def _session_and_ssh(screen: Screen, options: Options) -> Iterator[tuple[Session
             yield session, OpenSSH(workspace.ssh_config, spec.job_user.name)
 
 
-def _environment(screen: Screen, options: Options, session: Session, words: JobWords) -> Environment:
+def _environment(screen: Screen, options: Options, session: Session, words: JobOptions) -> Environment:
     """The Python of the spec's and the flag's requirements, on the cluster before nodes are asked for."""
     from clusterctl.jobs.environment import build, environment_of
 

@@ -13,9 +13,9 @@ from clusterctl.cli.target import spec_of, workspace_of
 from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
-    from clusterctl.packages.bundle import Bundle
-    from clusterctl.spec import ClusterSpec
+    from clusterctl.packages.bundle.archive import Bundle
     from clusterctl.spec.distributions import Distribution
+    from clusterctl.spec.models import ClusterSpec
 
 BundleFile = Annotated[Path, typer.Argument(metavar="FILE", help="A bundle that `bundle create` made.")]
 Systems = Annotated[
@@ -45,7 +45,6 @@ def create(
     The distributions are those of the hosts, where the cluster is up; else --os says them.
     """
     from clusterctl.cluster.up import reject_bundles
-    from clusterctl.packages import bundle
     from clusterctl.transport.tree import shown_size
 
     spec = spec_of(screen, options)
@@ -58,8 +57,8 @@ def create(
             f"--from names {', '.join(sorted(unknown))}, which no host has", fix="say it with --os"
         )
     target = out or Path(f"{spec.name}.bundle.tar")
-    wanted = bundle.Wanted(spec, distributions, archives, _called(names))
-    made = bundle.create(wanted, target, report=screen.note)
+    wanted = BundleRequest(spec, distributions, archives, _called(names))
+    made = create_bundle(wanted, target, report=screen.note)
     size = shown_size(target.stat().st_size)
     screen.result(
         _answer(made), *_lines(made), f"wrote {target}, {size}; take it along with clusterctl itself"
@@ -68,20 +67,21 @@ def create(
 
 def verify(screen: Screen, options: Options, path: BundleFile, system: Systems = None) -> None:
     """Check every file of a bundle, and that it fits this clusterctl and the spec, if there is one."""
-    from clusterctl.packages import bundle
+    from clusterctl.packages.bundle.archive import open_bundle
+    from clusterctl.packages.bundle.checks import damages, mismatches, raise_faults
 
-    opened = bundle.open_bundle(path)
+    opened = open_bundle(path)
     releases = [one.release for one in _named(system or ())]
-    wrong = (*bundle.misfits(opened, _spec(screen, options), releases), *bundle.damages(opened))
-    bundle.refuse(path, wrong)
+    wrong = (*mismatches(opened, _spec(screen, options), releases), *damages(opened))
+    raise_faults(path, wrong)
     screen.result(_answer(opened), *_lines(opened), "all of it is as it was made")
 
 
 def show(screen: Screen, options: Options, path: BundleFile) -> None:
     """Say what a bundle says of itself; only its first file is read."""
-    from clusterctl.packages import bundle
+    from clusterctl.packages.bundle.archive import open_bundle
 
-    opened = bundle.open_bundle(path)
+    opened = open_bundle(path)
     screen.result(_answer(opened), *_lines(opened))
 
 

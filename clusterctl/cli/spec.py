@@ -16,7 +16,7 @@ from clusterctl.cli.target import AskBecomePass, read_only_prompts, spec_of
 if TYPE_CHECKING:
     from clusterctl.hosts.checks import DoctorReport
     from clusterctl.hosts.report import GpuFacts
-    from clusterctl.spec import ClusterSpec
+    from clusterctl.spec.models import ClusterSpec
 
 
 DEFAULT_FILE = Path("cluster.yaml")
@@ -40,10 +40,10 @@ def init(
 ) -> None:
     """Write a commented cluster.yaml."""
     from clusterctl.errors import UsageError
-    from clusterctl.spec.starter import init_text
+    from clusterctl.spec.load import starter_spec
 
     path = options.file or DEFAULT_FILE
-    text = init_text(provider)
+    text = starter_spec(provider)
     notes: list[str] = []
     if from_inventory is not None:
         text, notes = _imported(provider, from_inventory)
@@ -66,8 +66,9 @@ def _imported(provider: str, source: Path) -> tuple[str, list[str]]:
     """The spec of an Ansible inventory, and what did not come along."""
     from clusterctl.configure.imported import spec_of_inventory
     from clusterctl.errors import UsageError
+    from clusterctl.spec.models import PROVIDERS
 
-    if provider != "onprem":
+    if not PROVIDERS[provider].user_owned:
         raise UsageError("an inventory is of machines of your own", fix="say --provider onprem with it")
     found = spec_of_inventory(source)
     return found.text, found.notes
@@ -80,27 +81,27 @@ def validate(
 ) -> int:
     """Check a spec: every problem at once, each with its place."""
     from clusterctl.errors import UsageError
-    from clusterctl.packages.wheels import content
-    from clusterctl.spec import gcp_images, machines
+    from clusterctl.packages.requirements import content_hash
+    from clusterctl.spec import gcp_machines
 
     spec = spec_of(screen, options)
     nodes = sum(partition.nodes for partition in spec.partitions)
     lines = [f"valid: cluster {spec.name!r}, provider {spec.provider.type}, {nodes} node{'s'[: nodes != 1]}"]
     found: dict[str, Any] = {"cluster": spec.name, "provider": spec.provider.type, "nodes": nodes}
-    if spec.provider.type == "gcp":
-        types = {partition: machines.of(spec, partition) for partition in spec.partitions}
-        lines.append(f"  the controller: {machines.of_controller(spec).name}")
+    if spec.provider.is_cloud:
+        types = {partition: gcp_machines.machine_of(spec, partition) for partition in spec.partitions}
+        lines.append(f"  the controller: {gcp_machines.controller_machine(spec).name}")
         lines += (
             f"  {partition.name}: {partition.nodes} x {machine.name}"
             + (f" with {machine.gpu}" if machine.gpu else "")
             for partition, machine in types.items()
         )
         found["machine_types"] = {partition.name: machine.name for partition, machine in types.items()}
-        if refused := gcp_images.refusal(spec):
+        if refused := gcp_machines.refusal(spec):
             screen.note(f"note: `up` refuses this: {refused.what}; {refused.fix}")
     if (asked := spec.software.python.requirements) is not None:
         try:
-            content((asked,))
+            content_hash((asked,))
         except UsageError as exc:
             screen.note(f"note: `up` refuses this: {exc.what}: {exc.why}")
     if not live:

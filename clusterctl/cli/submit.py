@@ -20,8 +20,9 @@ if TYPE_CHECKING:
     from clusterctl.jobs.environment import Environment
     from clusterctl.jobs.source import Source
     from clusterctl.scheduler.session import Session
-    from clusterctl.spec import ClusterSpec, JobSpec
     from clusterctl.spec.distributions import Distribution
+    from clusterctl.spec.job import JobSpec
+    from clusterctl.spec.models import ClusterSpec
 
 _Row = dict[str, Any]  # of one job, as `-o json` shows it
 
@@ -142,7 +143,7 @@ def submit(
 def _wanted(target: str, flags: Mapping[str, object], variants: Sequence[str]) -> tuple[JobSpec, ...]:
     """The jobs that are asked for."""
     from clusterctl.errors import UsageError
-    from clusterctl.spec import is_job_file, job_spec
+    from clusterctl.spec.job import is_job_file, job_spec
 
     if is_job_file(target):
         from clusterctl.spec.job_file import jobs_of_file

@@ -19,7 +19,7 @@ from clusterctl.errors import LockedError, NotUpError, SchedulerError, SpecError
 
 if TYPE_CHECKING:
     from clusterctl.providers.prompts import OfferedKey, Prompts
-    from clusterctl.spec import ClusterSpec
+    from clusterctl.spec.models import ClusterSpec
     from clusterctl.state.workspace import Workspace
 
 

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
     from clusterctl.cluster.up import UpOptions
     from clusterctl.providers.base import HostChange, Planned
     from clusterctl.providers.prompts import Prompts
-    from clusterctl.spec import ClusterSpec
+    from clusterctl.spec.models import ClusterSpec
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
 NoWait = Annotated[
@@ -87,12 +87,12 @@ def up(
     """
     from clusterctl.cluster.nodes import names_of
     from clusterctl.cluster.up import UpOptions
-    from clusterctl.spec.caller import Caller, notes
+    from clusterctl.spec.current_user import CurrentUser, job_user_notes
 
     if bundle is not None and no_bundle:
         raise UsageError("--bundle and --no-bundle exclude each other", fix="say one of them")
     spec = spec_of(screen, options)
-    for line in notes(spec, Caller.current()):
+    for line in job_user_notes(spec, CurrentUser.current()):
         screen.note(f"note: {line}")
     if dry_run:
         return show_plan(screen, spec, ask_become_pass=ask_become_pass)
@@ -232,7 +232,7 @@ def approval(screen: Screen, *, yes: bool) -> Callable[[Plan], None]:
             if gone:
                 screen.confirm(f"remove {', '.join(gone)}, with all data there?", yes=yes)
             elif leaving:
-                screen.confirm(f"give {_folded(leaving)} back to whom it belongs, as it was?", yes=yes)
+                screen.confirm(f"release {_folded(leaving)} to the owner, restored as it was?", yes=yes)
             elif sys.stdin.isatty() and sys.stderr.isatty():
                 screen.confirm("make this, at that price?", yes=yes)
 

@@ -36,7 +36,7 @@ from clusterctl.providers.base import Provisioned
 from clusterctl.scheduler.base import Scheduler
 from clusterctl.scheduler.session import admin_scheduler
 from clusterctl.scheduler.slurm.config import health_file, render_files, slurmd_file
-from clusterctl.spec import ClusterSpec
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.journal import digest
 from clusterctl.state.workspace import Workspace, write_atomic
@@ -94,11 +94,11 @@ def converge(
     for name, content in files.items():
         write_atomic(workspace.rendered / name, content)
     inventory_file.write_inventory(spec, inventory, workspace)
-    before = {host: report.marks for host, report in reports.items()}
+    before = {host: report.checksums for host, report in reports.items()}
     has = hardware(spec, inventory, nodes.reports)
     if limit:
         seen = _converge_some(session, inventory, noted, has, limit)
-        marks = before | {host: report.marks for host, report in seen.items()}
+        marks = before | {host: report.checksums for host, report in seen.items()}
         # Not what all of them were configured for: the next `up` of the whole cluster looks at them anew.
         _write(workspace, _Noted(inputs=_SOME, marks=marks, hardware=has))
         session.repaired(_taken_up(nodes))
@@ -119,7 +119,7 @@ def converge(
         # Other nodes' slurmd were not restarted for what concerns one alone.
         session.connections.to(controller).run(["scontrol", "reconfigure"])
     seen = _probe(session, inventory, hosts)
-    after = before | {host: report.marks for host, report in seen.items()}
+    after = before | {host: report.checksums for host, report in seen.items()}
     _write(workspace, _Noted(inputs=inputs, marks=after, hardware=has))
     if noted.inputs:  # else nothing is known of how the hosts were left
         session.repaired(_taken_up(nodes))
@@ -262,7 +262,7 @@ def preview(
 def drift_of(workspace: Workspace, views: Mapping[str, HostReport]) -> tuple[tuple[str, str], ...]:
     """What has drifted on these hosts since they were configured: (host, what)."""
     noted = _read(workspace, without=())
-    return tuple((host, what) for host, view in views.items() for what in _drift(host, noted, view.marks))
+    return tuple((host, what) for host, view in views.items() for what in _drift(host, noted, view.checksums))
 
 
 def _drift(host: str, noted: _Noted, now: Checksums) -> tuple[str, ...]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from clusterctl.cluster.nodes import forget
@@ -22,12 +23,12 @@ from clusterctl.errors import (
     UsageError,
 )
 from clusterctl.providers.base import Leftover, Provider
-from clusterctl.providers.onprem import pending_release
+from clusterctl.providers.pending import pending_releases
 from clusterctl.providers.prompts import NO_PROMPTS, Prompts
 from clusterctl.runs.collect import collect_all, uncollected
 from clusterctl.scheduler.session import applied_spec
-from clusterctl.spec import LocalProvider as LocalSettings
-from clusterctl.spec import Provider as ProviderSettings
+from clusterctl.spec.models import DEFAULT_PROVIDER
+from clusterctl.spec.models import Provider as ProviderSettings
 from clusterctl.state.ledger import JobEntry, Ledger, RunRecord
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.lifetime import roomiest, sweep
@@ -61,12 +62,12 @@ class DownOptions:
 class DownResult:
     """A cluster that is removed, and the runs that were collected before, and those that were discarded.
 
-    ``looked``: whether there was anything to look for.
+    ``on_this_machine``: its nodes were parts of it. ``looked``: whether there was anything to look for.
     """
 
     runs: tuple[RunRecord, ...] = ()
     phases: tuple[Phase, ...] = ()
-    provider: str = LocalSettings().type
+    on_this_machine: bool = True
     looked: bool = True
     discarded: tuple[JobEntry, ...] = ()
 
@@ -99,7 +100,7 @@ def take_down(run: Run, options: DownOptions, discarded: tuple[JobEntry, ...]) -
     workspace = run.workspace
     if _has_made_nothing(workspace):
         forget(workspace, options.gone)
-        return DownResult(provider="", looked=False)
+        return DownResult(on_this_machine=False, looked=False)
     settings = _settings(workspace)
     provider = provider_of(settings, options.prompts)
     collected: tuple[RunRecord, ...] = ()
@@ -110,8 +111,8 @@ def take_down(run: Run, options: DownOptions, discarded: tuple[JobEntry, ...]) -
     if forgotten := forget(workspace, options.gone):
         options.prompts.note(f"forgotten: {'; '.join(forgotten)}")
     looked = not _has_taken_none(workspace)
-    run.phase(destroy, provider, looked=looked, orphans=isinstance(settings, LocalSettings))
-    return DownResult(collected, tuple(run.phases), settings.type, looked, discarded)
+    run.phase(destroy, provider, looked=looked, orphans=settings.shares_kernel)
+    return DownResult(collected, tuple(run.phases), settings.shares_kernel, looked, discarded)
 
 
 @contextmanager
@@ -242,7 +243,7 @@ def _settings(workspace: Workspace) -> ProviderSettings:
             or (workspace.terraform.is_dir() and (workspace.spec.exists() or workspace.hosts.exists()))
         ):
             raise
-        return LocalSettings()  # the spec is written before anything is made at Google
+        return DEFAULT_PROVIDER  # the spec is written before anything is made at Google
 
 
 def is_of_own_machines(workspace: Workspace) -> bool:
@@ -254,16 +255,14 @@ def _has_made_nothing(workspace: Workspace) -> bool:
     """Whether `up` ended before any host was made or joined."""
     records = (workspace.spec, workspace.hosts, workspace.joining, workspace.terraform)
     return _has_taken_none(workspace) or not (
-        workspace.known_id()
-        or pending_release.pending_releases(workspace)
-        or any(path.exists() for path in records)
+        workspace.known_id() or pending_releases(workspace) or any(path.exists() for path in records)
     )
 
 
 def _has_taken_none(workspace: Workspace) -> bool:
     """Whether it is of machines of the user's own, and none of them was joined to the cluster yet."""
     return is_of_own_machines(workspace) and not (
-        workspace.joining.exists() or workspace.hosts.exists() or pending_release.pending_releases(workspace)
+        workspace.joining.exists() or workspace.hosts.exists() or pending_releases(workspace)
     )
 
 
@@ -282,18 +281,18 @@ def down_orphans(
     """
     provider = provider_of(settings, prompts)
     for orphan in found:
-        remove_cluster(provider, orphan.cluster_id, None, lambda message: run.reporter("destroy", message))
+        remove_cluster(provider, orphan.cluster_id, None, partial(run.reporter, "destroy"))
 
 
 def _down_orphaned(run: Run) -> DownResult:
     """Remove local clusters whose workspace is missing."""
-    local, name = LocalSettings(), run.workspace.root.name
-    found = orphans(local, name)
+    name = run.workspace.root.name
+    found = orphans(DEFAULT_PROVIDER, name)
     if not found:
         raise NotUpError(
             f"there is no cluster {name!r}",
             fix="name another with --cluster (`clusterctl list` shows them); one on Google Cloud or "
             "on machines of your own whose workspace is missing is found with --orphans",
         )
-    down_orphans(run, local, found)
+    down_orphans(run, DEFAULT_PROVIDER, found)
     return DownResult()

@@ -19,12 +19,12 @@ from clusterctl.hosts.checks import Finding
 from clusterctl.hosts.gpus import Driver
 from clusterctl.hosts.report import HostReport, NodeFacts
 from clusterctl.jobs.control import active_jobs
-from clusterctl.packages.wheels import Node, is_there, wheelhouse
+from clusterctl.packages.wheelhouse import NodePlatform, has_wheelhouse, wheelhouse
 from clusterctl.scheduler.base import Scheduler
 from clusterctl.scheduler.models import JobInfo, NodeInfo
 from clusterctl.scheduler.slurm.config import gres, promised_mib
-from clusterctl.spec import ClusterSpec
 from clusterctl.spec.distributions import Distribution
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.units import format_size
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
@@ -252,7 +252,7 @@ def fetch_wheels(inventory: Inventory, workspace: Workspace, report: Reporter) -
 
 def link_wheels(lock: Path, link: Path, distribution: Distribution) -> None:
     """Have the wheels of a lock where ``link`` leads."""
-    wheels = wheelhouse(lock, Node.of(distribution))
+    wheels = wheelhouse(lock, NodePlatform.of(distribution))
     with temporary_folder(link.parent) as folder:  # so that there is one at any time
         new = folder / link.name
         new.symlink_to(wheels)
@@ -261,7 +261,9 @@ def link_wheels(lock: Path, link: Path, distribution: Distribution) -> None:
 
 def _can_bring(inventory: Inventory, workspace: Workspace) -> bool:
     """A bundle may have none, and then no index can be reached."""
-    return not workspace.bundle.exists() or is_there(gpu_lock(), Node.of(inventory.distribution))
+    return not workspace.bundle.exists() or has_wheelhouse(
+        gpu_lock(), NodePlatform.of(inventory.distribution)
+    )
 
 
 def reject_missing_gpus(

@@ -18,8 +18,7 @@ from clusterctl.providers.base import HostChange, Planned, Size
 from clusterctl.scheduler.base import Scheduler
 from clusterctl.scheduler.models import JobInfo, NodeInfo
 from clusterctl.scheduler.session import admin_scheduler, applied_spec, inventory_of
-from clusterctl.spec import ClusterSpec
-from clusterctl.spec.models import Partition, User
+from clusterctl.spec.models import ClusterSpec, Partition, User
 from clusterctl.spec.units import format_size
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace

@@ -23,8 +23,8 @@ from clusterctl.hosts.probe import probe_hosts
 from clusterctl.jobs.environment import unbuilt
 from clusterctl.providers.base import Planned
 from clusterctl.scheduler.session import admin_scheduler, applied_spec, inventory_of
-from clusterctl.spec import ClusterSpec, OnpremProvider
 from clusterctl.spec.differences import Difference, differences
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.connections import Connections
@@ -260,7 +260,7 @@ def _with_tasks(session: ClusterSession, found: Plan, copy: Workspace) -> Plan:
     """
     spec, workspace = session.spec, session.workspace
     before = _before(workspace)
-    if before is None or not isinstance(spec.provider, OnpremProvider):
+    if before is None or not spec.provider.user_owned:
         return found
     staying = {host.name for host in found.hosts.hosts if host.action in {"keep", "change"} and not host.off}
     if away := [host.name for host in before.hosts if host.name not in staying]:

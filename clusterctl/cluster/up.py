@@ -24,13 +24,14 @@ from clusterctl.errors import UsageError
 from clusterctl.hosts.probe import probe_hosts, reject_full_disks, with_distributions
 from clusterctl.hosts.report import HostReport
 from clusterctl.jobs.environment import PLAIN, Environment, build, environment_of
-from clusterctl.packages import bundle
-from clusterctl.packages.wheels import Node, wheelhouse
+from clusterctl.packages.bundle.archive import Bundle
+from clusterctl.packages.bundle.use import cluster_bundle, forget, missing_bundle, use_bundle
+from clusterctl.packages.wheelhouse import NodePlatform, wheelhouse
 from clusterctl.providers.base import BakeTarget, Provisioned, Size
 from clusterctl.scheduler.session import distribution_ahead
-from clusterctl.spec import ClusterSpec, OnpremProvider
 from clusterctl.spec.distributions import Distribution, distribution_of
 from clusterctl.spec.load import dump_spec
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import write_atomic
 from clusterctl.transport.ssh import SSHTransport
@@ -126,7 +127,7 @@ def reject_bundles(spec: ClusterSpec, *, fix: str) -> None:
     Raises:
         UsageError: its provider creates them.
     """
-    if not isinstance(spec.provider, OnpremProvider):
+    if not spec.provider.user_owned:
         raise UsageError(
             f"a bundle is for machines of your own, and the provider is {spec.provider.type}", fix=fix
         )
@@ -142,18 +143,18 @@ def bundle_file(session: ClusterSession, options: UpOptions) -> Path | None:
         reject_bundles(session.spec, fix="leave --bundle out")
         return options.bundle
     if options.own_repositories:
-        bundle.forget(session.workspace)
-    known = bundle.remembered(session.workspace)
+        forget(session.workspace)
+    known = cluster_bundle(session.workspace)
     return known.file if known and known.file.exists() else None
 
 
-def open_bundle(session: ClusterSession, file: Path) -> bundle.Bundle:
+def open_bundle(session: ClusterSession, file: Path) -> Bundle:
     """Check a bundle against the spec.
 
     Raises:
         BundleError: it is damaged, or not for this spec.
     """
-    opened = bundle.take(file, session.spec, session.workspace, report=session.report)
+    opened = use_bundle(file, session.spec, session.workspace, report=session.report)
     session.note = f"{file.name}, for {', '.join(opened.manifest.systems)}"
     return opened
 
@@ -180,7 +181,7 @@ def prepare_image(session: ClusterSession) -> None:
     def bake(target: BakeTarget) -> None:
         session.report("downloading the wheels of the job environment")
         lock = job_lock()
-        wheels = wheelhouse(lock, Node.of(distribution_of(target.distribution)))
+        wheels = wheelhouse(lock, NodePlatform.of(distribution_of(target.distribution)))
         session.report("installing Slurm, Open MPI and the job environment")
         ansible.install(
             target,
@@ -236,7 +237,7 @@ def probe(
 
 def send_packages(
     session: ClusterSession,
-    packages: bundle.Bundle | None,
+    packages: Bundle | None,
     inventory: Inventory,
     reports: Mapping[str, HostReport],
 ) -> None:
@@ -252,7 +253,7 @@ def send_packages(
     mark = inventory_file.install_mark(inventory, software)
     hosts = ship.lacking(inventory, mark, to, with_cards=with_cards)
     if hosts and packages is None:
-        raise bundle.gone(session.workspace)
+        raise missing_bundle(session.workspace)
     sent = ship.ship(packages, hosts, to, report=session.report) if packages and hosts else ()
     session.note = f"sent to {len(sent)} hosts" if sent else "nothing to send"
 

@@ -10,8 +10,7 @@ from typing import Final
 from clusterctl.configure.inventory_file import BUNDLE_FOLDER
 from clusterctl.errors import ClusterctlError, CommandError, Failure, TransportError
 from clusterctl.packages.bundle.archive import Bundle, header
-from clusterctl.packages.bundle.checks import misfits, refuse
-from clusterctl.packages.bundle.parts import system_folder
+from clusterctl.packages.bundle.checks import mismatches, raise_faults, system_folder
 from clusterctl.spec.distributions import Distribution, distribution_of
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.transport.base import Transport
@@ -109,7 +108,7 @@ def ship(
         TransportError: it could not be sent to some hosts; one failure a host.
     """
     releases = {distribution_of(host.distribution).release for host in hosts}
-    refuse(bundle.file, misfits(bundle, None, sorted(releases)))
+    raise_faults(bundle.file, mismatches(bundle, None, sorted(releases)))
     failed: dict[str, ClusterctlError] = {}
     sent: list[str] = []
 

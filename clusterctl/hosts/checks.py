@@ -9,9 +9,9 @@ from dataclasses import dataclass
 from ipaddress import IPv4Network
 from typing import Final, Literal
 
-from clusterctl.errors import ClusterctlError, Failure
+from clusterctl.errors import ClusterctlError, Failure, TransportError
 from clusterctl.hosts.firewall import Chain, firewall_of
-from clusterctl.hosts.report import EXAMINE_PROGRAM, ExaminationRequest, GpuFacts, HostFacts, parse_host_facts
+from clusterctl.hosts.report import PROGRAM, GpuFacts, HostFacts, ProbeRequest, parse_report
 from clusterctl.spec.units import format_duration, format_size
 from clusterctl.util.parallel import parallel_map
 
@@ -338,7 +338,7 @@ class DoctorReport:
 
 
 def examine(
-    asked: ExaminationRequest,
+    request: ProbeRequest,
     expected: Mapping[str, Expected],
     root: RunAsRoot,
     *,
@@ -350,7 +350,7 @@ def examine(
     One that can't be reached is a finding, like all else.
     """
     hosts = [host for host in expected if not only or host in only]
-    answers = dict(zip(hosts, parallel_map(hosts, lambda host: _look(host, asked, root)), strict=True))
+    answers = dict(zip(hosts, parallel_map(hosts, lambda host: _look(host, request, root)), strict=True))
     silent = [
         _unreached(host, answer) for host, answer in answers.items() if isinstance(answer, ClusterctlError)
     ]
@@ -364,10 +364,13 @@ def failures(findings: Sequence[Finding], *, phase: str) -> tuple[Failure, ...]:
     return tuple(Failure(f.code, f"{f.what}: {f.why}", f.host, phase, f.fix) for f in findings)
 
 
-def _look(host: str, asked: ExaminationRequest, root: RunAsRoot) -> Examined | ClusterctlError:
+def _look(host: str, request: ProbeRequest, root: RunAsRoot) -> Examined | ClusterctlError:
     begun = time.time()
     try:
-        facts = parse_host_facts(root(host, asked.argv(), EXAMINE_PROGRAM))
+        text = root(host, request.argv(), PROGRAM)
+        facts = parse_report(text).host
+        if facts is None:
+            raise TransportError("the host gave no usable answer", why=text[:500])
     except ClusterctlError as exc:
         return exc
     ended = time.time()

@@ -8,10 +8,10 @@ from typing import Final, Protocol
 
 from clusterctl.errors import ProvisionError, UsageError
 from clusterctl.hosts.checks import FABRIC_MANAGER, Expected
-from clusterctl.hosts.report import ExaminationRequest
+from clusterctl.hosts.report import HostFactsRequest, ProbeRequest
 from clusterctl.hosts.role_files import role_files, role_packages
-from clusterctl.spec import ClusterSpec, OnpremProvider
 from clusterctl.spec.distributions import distribution_of, releases
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import CONTROLLER, PORTS
 
 # MiB: Slurm, MariaDB, Open MPI and the Python of jobs, with what unpacks them; and once they are there.
@@ -33,9 +33,9 @@ class Member(Protocol):
     def roles(self) -> tuple[str, ...]: ...
 
 
-def examination_request(spec: ClusterSpec, members: Sequence[Member]) -> ExaminationRequest:
-    """What to look at on every host."""
-    return ExaminationRequest(
+def host_facts_request(spec: ClusterSpec, members: Sequence[Member]) -> ProbeRequest:
+    """What to ask of every host before it is part of the cluster, and for `doctor`."""
+    request = HostFactsRequest(
         names=tuple(member.name for member in members),
         ports=tuple(sorted({port for role in PORTS for port in _ports(spec, role)})),
         paths=tuple(_BEFORE),
@@ -45,6 +45,7 @@ def examination_request(spec: ClusterSpec, members: Sequence[Member]) -> Examina
         files=tuple(sorted({file for one in members for file in role_files(spec, one.roles)})),
         packages=tuple(sorted({name for one in members for name in _packages(spec, one.roles)})),
     )
+    return ProbeRequest(host=request, node=False)
 
 
 def _packages(spec: ClusterSpec, roles: Sequence[str]) -> Iterator[str]:
@@ -65,8 +66,7 @@ def expected(
         for host in spec.node_names(partition)
     }
     cupy = set(gpus) - set(installed) if spec.software.cupy else ()
-    machines = spec.provider.machines if isinstance(spec.provider, OnpremProvider) else {}
-    here = [name for name, machine in machines.items() if machine.is_here]
+    here = [name for name, machine in spec.provider.machines.items() if machine.is_here]
     return {
         member.name: Expected(
             address=member.address,
@@ -86,7 +86,7 @@ def expected(
 
 def _others(spec: ClusterSpec, member: Member, members: Sequence[Member]) -> tuple[IPv4Network, ...]:
     """Where the traffic of the other hosts comes from."""
-    network = spec.provider.network if isinstance(spec.provider, OnpremProvider) else None
+    network = spec.provider.known_network
     sources = (_source(one.address, network) for one in members if one.name != member.name)
     return tuple(dict.fromkeys(source for source in sources if source is not None))
 

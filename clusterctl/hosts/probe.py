@@ -1,4 +1,4 @@
-"""Reach every host over SSH, in parallel; in the same round trip it shows what it has and how it stands."""
+"""Probe every host over SSH, in parallel: one round trip tells all facts of it that are requested."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
 
 from clusterctl.errors import ClusterctlError, ConfigureError, Failure, TransportError, UnreachableError
-from clusterctl.hosts.report import HostReport, ProbeRequest, StoppingError, parse_report
+from clusterctl.hosts.report import PROGRAM, HostReport, ProbeRequest, StoppingError, parse_report
 from clusterctl.spec import distributions
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
@@ -19,13 +19,13 @@ from clusterctl.util.progress import HostStep, Reporter
 
 TIMEOUT_S = 90.0
 REVIVE_AFTER_S = 5.0  # so long a host may take to boot, or to say good-bye
-_AT_ONCE = 32
+_MAX_PARALLEL = 32
 _ANSWER_S = 60.0
 _PAUSE_S = 0.1
 
 
 def probe_hosts(
-    questions: Mapping[str, ProbeRequest],
+    requests: Mapping[str, ProbeRequest],
     to: Callable[[str], Transport],
     *,
     timeout_s: float = TIMEOUT_S,
@@ -33,7 +33,7 @@ def probe_hosts(
     revive_after_s: float = REVIVE_AFTER_S,
     report: Reporter = lambda _: None,
 ) -> Mapping[str, HostReport]:
-    """Host name -> how it showed itself, once every host that was asked answers.
+    """Host name -> its report, once every host answers.
 
     ``to`` connects to a host. ``revive`` is called every few seconds while some give no answer: it starts
     hosts that have been powered off. ``report`` is told, from threads, of each host's answer.
@@ -46,19 +46,19 @@ def probe_hosts(
     given_up = threading.Event()
 
     def ask(name: str) -> HostReport | ClusterctlError:
-        answer = _ask(to(name), questions[name], deadline, given_up)
-        report(HostStep(name, "answers", len(questions), failed=isinstance(answer, ClusterctlError)))
+        answer = _ask(to(name), requests[name], deadline, given_up)
+        report(HostStep(name, "answers", len(requests), failed=isinstance(answer, ClusterctlError)))
         return answer
 
-    with ThreadPoolExecutor(max_workers=max(1, min(_AT_ONCE, len(questions)))) as pool:
-        asking = {name: pool.submit(ask, name) for name in questions}
+    with ThreadPoolExecutor(max_workers=max(1, min(_MAX_PARALLEL, len(requests)))) as pool:
+        asking = {name: pool.submit(ask, name) for name in requests}
         try:
             while wait(asking.values(), timeout=revive_after_s).not_done:
                 revive()
         except BaseException:  # the pool waits for its threads: Ctrl-C must reach them, also in a frozen host
             given_up.set()
             pool.shutdown(wait=False, cancel_futures=True)
-            for name in questions:
+            for name in requests:
                 to(name).close()
             raise
         given_up.set()
@@ -90,11 +90,12 @@ def reject_full_disks(views: Mapping[str, HostReport]) -> None:
 
 
 def _ask(
-    transport: Transport, question: ProbeRequest, deadline: float, given_up: threading.Event
+    transport: Transport, request: ProbeRequest, deadline: float, given_up: threading.Event
 ) -> HostReport | ClusterctlError:
     while True:
         try:
-            return parse_report(transport.run(question.argv(), timeout_s=_ANSWER_S).stdout)
+            answer = transport.run(("sudo", "-n", *request.argv()), stdin=PROGRAM, timeout_s=_ANSWER_S)
+            return parse_report(answer.stdout)
         except (UnreachableError, StoppingError) as exc:  # still booting, perhaps, or about to
             if time.monotonic() > deadline or given_up.wait(_PAUSE_S):
                 return exc
@@ -115,7 +116,7 @@ def _unreached(failed: Mapping[str, ClusterctlError], *, of: int) -> TransportEr
     )
 
 
-_NOTHING = ProbeRequest(space=())
+_DISTRIBUTION = ProbeRequest(space=())
 
 
 def with_distributions(
@@ -125,7 +126,7 @@ def with_distributions(
     *,
     report: Reporter = lambda _: None,
 ) -> Inventory:
-    """The inventory, with the distribution of every host in it: nobody has looked yet at those without one.
+    """The inventory, with the distribution of every host in it: those without one are probed.
 
     Raises:
         TransportError: some hosts did not answer in time.
@@ -136,7 +137,7 @@ def with_distributions(
         return inventory
     write_ssh_files(inventory, workspace)
     try:
-        views = probe_hosts(dict.fromkeys(unseen, _NOTHING), to, report=report)
+        views = probe_hosts(dict.fromkeys(unseen, _DISTRIBUTION), to, report=report)
     except TransportError as exc:
         by_hand = f"ssh -F {shlex.quote(str(workspace.ssh_config))} HOST"
         fix = f"see what `{by_hand}` says, then run `clusterctl up` again"

@@ -1,4 +1,4 @@
-"""What a host is asked to show of itself, and what it showed."""
+"""The facts of a host: what the probe is requested to tell (ProbeRequest), and what it told (HostReport)."""
 
 from __future__ import annotations
 
@@ -9,114 +9,30 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Final, Literal
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from clusterctl.errors import SlurmError, TransportError, UnreachableError
 from clusterctl.hosts.gpus import GPU_SCRIPT, Driver, Gpu, count_cards, driver_fault, parse_gpus
 from clusterctl.spec.units import format_size
 
-_PROGRAM = (Path(__file__).parent / "remote_probe.py").read_text(encoding="utf-8")
-_STOPPING = "stopping"
-
-Checksums = Mapping[
-    str, str
-]  # "file /etc/munge/munge.key" -> its hash, mode and owner; "unit munge" -> "running"
-
-
-@dataclass(frozen=True, slots=True)
-class ProbeRequest:
-    """What of a host is to be looked at. Kinds and names become the keys of its marks."""
-
-    files: tuple[str, ...] = ()
-    blocks: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # file -> first and last line
-    paths: tuple[str, ...] = ()
-    users: tuple[str, ...] = ()
-    homes: Mapping[str, str] = field(default_factory=dict)  # user -> folder
-    far_homes: Mapping[str, str] = field(default_factory=dict)  # user -> folder, for another host to look at
-    keys: Mapping[str, str] = field(default_factory=dict)  # user -> public key; unless the home is far
-    units: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # unit -> files it reads at its start
-    accounting: tuple[tuple[str, ...], ...] = ()  # words for `sacctmgr show`
-    space: tuple[str, ...] = ("/",)
-
-    def argv(self) -> tuple[str, ...]:
-        """The command that answers it, as the admin user."""
-        request = json.dumps({"facts": FACTS_ARGV, **asdict(self)})
-        return ("sudo", "-n", "/usr/bin/python3", "-I", "-S", "-c", _PROGRAM, request)
-
-
-@dataclass(frozen=True, slots=True)
-class FullDisk:
-    """A file system without room: sizes in bytes; ``largest`` are its largest files with theirs."""
-
-    path: str
-    free: int
-    size: int
-    names: bool  # False: it can't take another file, however small
-    largest: tuple[tuple[int, str], ...]
-
-    def __str__(self) -> str:
-        left = f"{self.free} bytes of {format_size(self.size >> 20)} free" if self.names else "no inodes free"
-        files = ", ".join(f"{path} ({format_size(max(1, size >> 20))})" for size, path in self.largest)
-        return f"{self.path} is full ({left})" + (f"; the largest files are {files}" if files else "")
-
-
-@dataclass(frozen=True, slots=True)
-class HostReport:
-    """A host as it showed itself."""
-
-    facts: NodeFacts | None  # None: it has no slurmd
-    marks: Checksums
-    full: tuple[FullDisk, ...] = ()
-    distribution: str = ""  # ID and VERSION_ID of its os-release
-    driver: Driver = field(default_factory=Driver)  # NVIDIA's
-    cards: int = 0  # NVIDIA's, on the PCI bus
-
-
-class StoppingError(TransportError):
-    """The host answers, but is on its way down."""
-
-
-def parse_report(text: str) -> HostReport:
-    """The answer to a ``ProbeRequest``.
-
-    Raises:
-        StoppingError: the host is being powered off.
-        UnreachableError: it was too busy to say what it has.
-        SlurmError: slurmd is there, and does not say what the node is.
-        TransportError: that is no answer.
-    """
-    try:
-        answer: dict[str, Any] = json.loads(text)
-        if answer["state"] == _STOPPING:
-            raise StoppingError("the host is being powered off")
-        facts, marks, distribution = str(answer["facts"]), dict(answer["marks"]), str(answer["distribution"])
-        full = tuple(
-            FullDisk(**{**disk, "largest": tuple((size, path) for size, path in disk["largest"])})
-            for disk in answer["full"]
-        )
-    except (ValueError, KeyError, TypeError) as exc:
-        raise TransportError("the host gave no usable answer", why=text[:500]) from exc
-    if not facts:  # it could not start what tells them, or not in time: it is too busy, or still booting
-        raise UnreachableError(
-            "the host could not say what it has", why="it is busy", fix="look at its load, then try again"
-        )
-    known = parse_node_facts(facts) if has_slurmd(facts) else None
-    return HostReport(known, marks, full, distribution, parse_driver(facts), count_on_bus(facts))
-
-
-EXAMINE_PROGRAM: Final = (Path(__file__).parent / "remote_examine.py").read_bytes()
+PROGRAM: Final = (Path(__file__).parent / "remote_probe.py").read_bytes()
 # Rocky 8's own Python is nowhere on the PATH. What prints it also says so where there is none.
 _START: Final = (
     "for python in /usr/bin/python3 /usr/libexec/platform-python; do "
     '[ -x "$python" ] && exec "$python" -I -S - "$1"; done; echo "no Python 3 is installed" >&2; exit 127'
 )
+_STOPPING: Final = "stopping"
+
+# "file /etc/munge/munge.key" -> its hash, mode and owner; "unit munge" -> "running"
+Checksums = Mapping[str, str]
 
 
 @dataclass(frozen=True, slots=True)
-class ExaminationRequest:
-    """What of a host is looked at: names to resolve, ports, folders, units, accounts and their numbers.
+class HostFactsRequest:
+    """The part of a request that decides whether a host can be part of a cluster.
 
-    ``files`` are patterns of those that the roles may change; ``packages`` what they may install.
+    Names to resolve, ports, folders with their room, units, accounts and their numbers. ``files`` are
+    patterns of those that the roles may change; ``packages`` what they may install.
     """
 
     names: tuple[str, ...] = ()
@@ -128,9 +44,32 @@ class ExaminationRequest:
     files: tuple[str, ...] = ()
     packages: tuple[str, ...] = ()
 
+
+@dataclass(frozen=True, slots=True)
+class ProbeRequest:
+    """What the probe is to tell of a host. Kinds and names become the keys of its checksums.
+
+    ``host``: also what decides whether it can be part of a cluster. ``node``: what it is as a node, with its
+    checksums, once it has booted; before a host is part of a cluster nobody needs them.
+    """
+
+    files: tuple[str, ...] = ()
+    blocks: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # file -> first and last line
+    paths: tuple[str, ...] = ()
+    users: tuple[str, ...] = ()
+    homes: Mapping[str, str] = field(default_factory=dict)  # user -> folder
+    far_homes: Mapping[str, str] = field(default_factory=dict)  # user -> folder that another host checks
+    keys: Mapping[str, str] = field(default_factory=dict)  # user -> public key; unless the home is far
+    units: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # unit -> files it reads at its start
+    accounting: tuple[tuple[str, ...], ...] = ()  # words for `sacctmgr show`
+    space: tuple[str, ...] = ("/",)
+    host: HostFactsRequest | None = None
+    node: bool = True
+
     def argv(self) -> tuple[str, ...]:
-        """The command that answers it, as root, with ``EXAMINE_PROGRAM`` on its standard input."""
-        return ("sh", "-c", _START, "sh", json.dumps(asdict(self)))
+        """The command that answers it, as root, with ``PROGRAM`` on its standard input."""
+        request = json.dumps({"node_argv": NODE_ARGV, **asdict(self)})
+        return ("sh", "-c", _START, "sh", request)
 
 
 class _Answer(BaseModel):
@@ -223,16 +162,69 @@ class HostFacts(_Answer):
     claim: str = ""  # what clusterctl noted there of the cluster that it belongs to; JSON
 
 
-def parse_host_facts(text: str) -> HostFacts:
-    """The answer to ``ExaminationRequest``.
+@dataclass(frozen=True, slots=True)
+class FullDisk:
+    """A file system without room: sizes in bytes; ``largest`` are its largest files with theirs."""
+
+    path: str
+    free: int
+    size: int
+    names: bool  # False: it can't take another file, however small
+    largest: tuple[tuple[int, str], ...]
+
+    def __str__(self) -> str:
+        left = f"{self.free} bytes of {format_size(self.size >> 20)} free" if self.names else "no inodes free"
+        files = ", ".join(f"{path} ({format_size(max(1, size >> 20))})" for size, path in self.largest)
+        return f"{self.path} is full ({left})" + (f"; the largest files are {files}" if files else "")
+
+
+@dataclass(frozen=True, slots=True)
+class HostReport:
+    """What the probe told of a host."""
+
+    facts: NodeFacts | None  # None: it has no slurmd
+    checksums: Checksums
+    full: tuple[FullDisk, ...] = ()
+    distribution: str = ""  # ID and VERSION_ID of its os-release
+    driver: Driver = field(default_factory=Driver)  # NVIDIA's
+    cards: int = 0  # NVIDIA's, on the PCI bus
+    host: HostFacts | None = None  # where that was requested
+
+
+class StoppingError(TransportError):
+    """The host answers, but is on its way down."""
+
+
+def parse_report(text: str) -> HostReport:
+    """The answer to a ``ProbeRequest``.
 
     Raises:
+        StoppingError: the host is being powered off.
+        UnreachableError: it was too busy to say what it has.
+        SlurmError: slurmd is there, and does not say what the node is.
         TransportError: that is no answer.
     """
     try:
-        return HostFacts.model_validate_json(text)
-    except ValidationError as exc:
+        answer: dict[str, Any] = json.loads(text)
+        if answer.get("state") == _STOPPING:
+            raise StoppingError("the host is being powered off")
+        host = HostFacts.model_validate(answer["host"]) if "host" in answer else None
+        if host is not None and "node" not in answer:
+            return HostReport(None, {}, host=host)
+        node, checksums = str(answer["node"]), dict(answer["checksums"])
+        full = tuple(
+            FullDisk(**{**disk, "largest": tuple((size, path) for size, path in disk["largest"])})
+            for disk in answer["full"]
+        )
+        distribution, cards = str(answer["distribution"]), int(answer["cards"])
+    except (ValueError, KeyError, TypeError, AttributeError) as exc:
         raise TransportError("the host gave no usable answer", why=text[:500]) from exc
+    if not node:  # it could not start what tells them, or not in time: it is too busy, or still booting
+        raise UnreachableError(
+            "the host could not say what it has", why="it is busy", fix="look at its load, then try again"
+        )
+    facts = parse_node_facts(node) if has_slurmd(node) else None
+    return HostReport(facts, checksums, full, distribution, parse_driver(node), cards, host)
 
 
 _NODE_SCRIPT = r"""
@@ -246,16 +238,7 @@ for plugin in /usr/lib64/slurm/mpi_*.so /usr/lib/*/slurm*/mpi_*.so; do
     if [ -e "$plugin" ]; then basename "$plugin" .so; fi
 done
 """
-# NVIDIA's devices of the class `display`, whether a driver knows them or not.
-_BUS_SCRIPT = r"""
-echo @bus
-for device in /sys/bus/pci/devices/*; do
-    if read -r vendor <"$device/vendor" && [ "$vendor" = 0x10de ] && read -r class <"$device/class"; then
-        case $class in 0x03*) echo "${device##*/}" ;; esac
-    fi
-done 2>/dev/null
-"""
-FACTS_ARGV = ("sh", "-c", _NODE_SCRIPT + GPU_SCRIPT + _MPI_SCRIPT + _BUS_SCRIPT)
+NODE_ARGV = ("sh", "-c", _NODE_SCRIPT + GPU_SCRIPT + _MPI_SCRIPT)
 
 _SECTION = re.compile(r"^@(\w+)$", re.MULTILINE)
 _PAIR = re.compile(r"(\w+)=(\S+)")
@@ -281,7 +264,7 @@ def has_slurmd(text: str) -> bool:
 
 
 def parse_node_facts(text: str) -> NodeFacts:
-    """Facts from what ``FACTS_ARGV`` printed; lines that are not understood are passed over.
+    """Facts from what ``NODE_ARGV`` printed; lines that are not understood are passed over.
 
     Raises:
         SlurmError: `slurmd -C` said nothing usable, so Slurm is not installed there, or broken.
@@ -308,14 +291,9 @@ def parse_node_facts(text: str) -> NodeFacts:
 
 
 def parse_driver(text: str) -> Driver:
-    """What NVIDIA's driver said, from what ``FACTS_ARGV`` printed."""
+    """What NVIDIA's driver said, from what ``NODE_ARGV`` printed."""
     sections = _sections(text)
     return Driver(count_cards(sections), parse_gpus(sections), driver_fault(sections))
-
-
-def count_on_bus(text: str) -> int:
-    """How many of NVIDIA's cards are on the PCI bus, from what ``FACTS_ARGV`` printed."""
-    return len(_sections(text).get("bus", "").split())
 
 
 def _sections(text: str) -> dict[str, str]:

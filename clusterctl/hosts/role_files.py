@@ -9,8 +9,8 @@ from typing import Final
 from ruamel.yaml import YAML
 
 from clusterctl.packages.os_packages import packages_of
-from clusterctl.spec import ClusterSpec
 from clusterctl.spec.distributions import Distribution
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, LOGIN
 from clusterctl.util.assets import asset
 

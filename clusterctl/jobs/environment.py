@@ -10,9 +10,11 @@ from dataclasses import dataclass
 from typing import BinaryIO, Final
 
 from clusterctl.errors import CommandError, TransportError, UsageError, printable
-from clusterctl.packages.wheels import Lock, Node, Question, resolve, resolved, wheel_path
-from clusterctl.spec import ClusterSpec, JobSpec, JobWords
+from clusterctl.packages.requirements import Requirements, cached_lock, resolve
+from clusterctl.packages.wheelhouse import Lock, NodePlatform, wheel_path
 from clusterctl.spec.distributions import Distribution
+from clusterctl.spec.job import JobOptions, JobSpec
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.transport.base import BULK, Conversation, Transport
 from clusterctl.transport.program import remote_argv
 from clusterctl.transport.remote_open import HELD
@@ -88,7 +90,7 @@ PLAIN: Final = Environment()
 
 def environment_of(
     spec: ClusterSpec,
-    job: JobWords | None = None,
+    job: JobOptions | None = None,
     *,
     distribution: Distribution,
     report: LineReporter,
@@ -100,7 +102,7 @@ def environment_of(
         UsageError: they can't be met, or the job can't have any.
         MachineError: wheels can't be kept here.
     """
-    cluster, node = spec.software.python.requirements, Node.of(distribution)
+    cluster, node = spec.software.python.requirements, NodePlatform.of(distribution)
     own = job.requirements if job is not None else None
     base = job_lock()
     if isinstance(job, JobSpec) and (job.bundled or job.container):
@@ -113,11 +115,11 @@ def environment_of(
         )
     lock: Lock | None = None
     if cluster is not None:
-        lock = resolve(Question((cluster,), base, node=node), report=report, heard=heard)
+        lock = resolve(Requirements((cluster,), base, node=node), report=report, heard=heard)
     if own is not None:
         held = {wheel.name: wheel.version for wheel in lock.wheels} if lock else {}
         files = (own,) if cluster is None else (cluster, own)
-        lock = resolve(Question(files, base, held, node), report=report, heard=heard)
+        lock = resolve(Requirements(files, base, held, node), report=report, heard=heard)
     return Environment(lock if lock is not None and lock.wheels else None)
 
 
@@ -132,8 +134,8 @@ def unbuilt(spec: ClusterSpec, distribution: Distribution, to: Callable[[], Tran
     """
     if spec.software.python.requirements is None:
         return ""
-    files, node = (spec.software.python.requirements,), Node.of(distribution)
-    lock = resolved(Question(files, job_lock(), node=node))
+    files, node = (spec.software.python.requirements,), NodePlatform.of(distribution)
+    lock = cached_lock(Requirements(files, job_lock(), node=node))
     if lock is None:
         return "its packages are chosen anew"
     if not lock.wheels or _is_there(to(), lock):

@@ -11,10 +11,11 @@ from clusterctl.errors import UsageError
 from clusterctl.jobs.environment import PLAIN, Environment
 from clusterctl.jobs.script import ENV_BIN, EXPORTED, PAYLOAD_ROOT, partition_of, program
 from clusterctl.jobs.userscript import UserScript
-from clusterctl.spec import ClusterSpec, JobSpec, Launcher
 from clusterctl.spec.distributions import JOB_PROFILE
+from clusterctl.spec.job import JobSpec, Launcher
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import MPI_SSH
-from clusterctl.util.render import render
+from clusterctl.util.assets import render
 
 # What only Slurm can do, by the field of a job, and why.
 _SLURMS: Final[Mapping[str, str]] = {

@@ -13,11 +13,11 @@ from clusterctl.jobs.environment import BASE_ENVIRONMENT, PLAIN, Environment
 from clusterctl.jobs.userscript import OURS, UserScript
 from clusterctl.scheduler.slurm.client import SlurmClient
 from clusterctl.scheduler.slurm.config import slurm_minutes
-from clusterctl.spec import RUN_ME_AGAIN, ClusterSpec, JobSpec, JobWords, Launcher
 from clusterctl.spec.distributions import JOB_PROFILE
-from clusterctl.spec.models import Partition
+from clusterctl.spec.job import REQUEUE_EXIT_CODE, JobOptions, JobSpec, Launcher
+from clusterctl.spec.models import ClusterSpec, Partition
 from clusterctl.spec.units import format_duration
-from clusterctl.util.render import render
+from clusterctl.util.assets import render
 
 ENV_BIN = f"{BASE_ENVIRONMENT}/bin"
 PAYLOAD_ROOT = "/opt/clusterctl/payload"
@@ -64,7 +64,7 @@ def render_script(
         watch=_WATCH,
         telemetry=[*telemetry, "--out", "telemetry"],
         hostfile_line=_hostfile_line() if job.launcher is Launcher.MPIRUN else None,
-        run_me_again=RUN_ME_AGAIN if job.requeue else None,
+        run_me_again=REQUEUE_EXIT_CODE if job.requeue else None,
         program=program(job, own, payload_root, environment, launched=_launched),
     )
 
@@ -101,7 +101,7 @@ def _without_gpus(job: JobSpec, own: UserScript | None) -> list[str]:
     return ["--gpus-per-node=0"] if asks and "gpus" in job.model_fields_set and not job.gpus else []
 
 
-def resource_options(job: JobWords, given: Collection[str]) -> list[str]:
+def resource_options(job: JobOptions, given: Collection[str]) -> list[str]:
     """What nodes a job wants, as options of sbatch and salloc; defaults only for fields in ``given``."""
     values: list[tuple[str, object]] = [
         ("nodes", job.nodes if "nodes" in given else None),

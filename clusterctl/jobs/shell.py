@@ -24,8 +24,8 @@ from clusterctl.jobs.script import fix_of, resource_options
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm.client import SlurmClient
 from clusterctl.scheduler.slurm.parse import expand_nodes
-from clusterctl.spec import JobWords
 from clusterctl.spec.distributions import JOB_PROFILE
+from clusterctl.spec.job import JobOptions
 from clusterctl.transport.openssh import ALONE, OpenSSH
 
 _SIGN_OF_LIFE_S = 10.0
@@ -73,7 +73,7 @@ class Allocation:
 
 @contextmanager
 def allocate(
-    session: Session, ssh: OpenSSH, words: JobWords, *, on_wait: Callable[[str], None]
+    session: Session, ssh: OpenSSH, words: JobOptions, *, on_wait: Callable[[str], None]
 ) -> Iterator[Allocation]:
     """Ask Slurm for nodes, wait for them, and hold them until the end of the ``with``.
 
@@ -86,7 +86,7 @@ def allocate(
     """
     slurm = session.slurm
     way = _Way(ssh, session.transport.host)
-    options = ["--job-name=shell", *resource_options(words, JobWords.model_fields)]
+    options = ["--job-name=shell", *resource_options(words, JobOptions.model_fields)]
     lease = _Lease(way.argv(["bash", "-c", _HOLD, "hold", str(_SILENCE_S), *options], *ALONE))
     try:
         granted = _granted(slurm, session.transport.host, lease, on_wait)

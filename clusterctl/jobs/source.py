@@ -18,7 +18,7 @@ from pathspec import GitIgnoreSpec
 
 from clusterctl.errors import CollectError, UsageError, printable
 from clusterctl.jobs.userscript import OURS
-from clusterctl.spec import JobSpec
+from clusterctl.spec.job import JobSpec
 from clusterctl.state.ledger import RUN_FILE, RunRecord
 from clusterctl.state.workspace import cache_home, state_home
 from clusterctl.transport.tree import Item, Kind, not_readable, shown_size

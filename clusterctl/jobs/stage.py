@@ -17,7 +17,7 @@ from clusterctl.errors import ClusterctlError, CommandError, TransportError, Unr
 from clusterctl.jobs.environment import PLAIN, Environment
 from clusterctl.jobs.script import PAYLOAD_ROOT
 from clusterctl.jobs.source import Source, manifest, patterns, source_hash
-from clusterctl.spec import JobSpec
+from clusterctl.spec.job import JobSpec
 from clusterctl.state.ledger import SOURCE_FILE
 from clusterctl.transport.base import Transport
 from clusterctl.transport.put import Sent, send_new_folder

@@ -31,8 +31,9 @@ from clusterctl.scheduler.base import backoff
 from clusterctl.scheduler.mpirun.client import JobRequest, MpirunClient
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm.client import SlurmAwayError, SlurmClient
-from clusterctl.spec import ClusterSpec, JobSpec
+from clusterctl.spec.job import JobSpec
 from clusterctl.spec.load import dump_spec
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.ledger import CLIENT_FACTS, SPEC_FILE, JobEntry
 from clusterctl.transport.base import Transport
 from clusterctl.transport.local import LocalTransport

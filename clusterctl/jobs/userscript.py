@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl.errors import UsageError
-from clusterctl.spec.target import ScriptKind, script_kind
+from clusterctl.spec.job import ScriptLanguage, script_language
 from clusterctl.state.ledger import OUR_RECORDS
 
 MAX_BYTES = 4 << 20  # Slurm's own limit for a batch script (max_script_size)
@@ -57,7 +57,7 @@ class UserScript:
             ) from exc
         _refuse_unusable(path, content)
         lines = content.decode(errors="surrogateescape").splitlines()
-        is_python = script_kind(path) is ScriptKind.PYTHON
+        is_python = script_language(path) is ScriptLanguage.PYTHON
         return cls(path.name, content, _interpreter(lines), _directives(path, lines), is_python)
 
 

@@ -25,7 +25,7 @@ from clusterctl.errors import (
     SchedulerError,
     printable,
 )
-from clusterctl.providers.costs import node_price
+from clusterctl.providers.registry import node_price
 from clusterctl.runs.fetch import fetch_from, sha256_of
 from clusterctl.runs.manifest import FROM_JOB, MAX_FILE, Manifest
 from clusterctl.scheduler.base import Scheduler
@@ -33,8 +33,8 @@ from clusterctl.scheduler.models import JobInfo, JobState, Outcome, worst
 from clusterctl.scheduler.session import Session, resolve_submissions
 from clusterctl.scheduler.session import session as session_of
 from clusterctl.scheduler.slurm.client import not_ours
-from clusterctl.spec import ClusterSpec
 from clusterctl.spec.load import dump_spec
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.ledger import (
     CLIENT_FACTS,
     RUN_FILE,

@@ -13,10 +13,9 @@ from clusterctl.errors import NotUpError, UsageError
 from clusterctl.scheduler.base import Scheduler
 from clusterctl.scheduler.mpirun.client import MpirunClient
 from clusterctl.scheduler.slurm.client import SlurmClient
-from clusterctl.spec import ClusterSpec, GcpProvider, gcp_images
-from clusterctl.spec.distributions import DEFAULT, Distribution, distribution_of, of_local_nodes
+from clusterctl.spec.distributions import DEFAULT, Distribution, distribution_of
 from clusterctl.spec.load import load_spec
-from clusterctl.spec.onprem import OnpremProvider
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.ledger import Ledger
 from clusterctl.state.workspace import Workspace
@@ -157,11 +156,7 @@ def distribution_ahead(spec: ClusterSpec, workspace: Workspace) -> Distribution 
     try:
         return inventory_of(workspace).distribution
     except UsageError:
-        if isinstance(spec.provider, OnpremProvider):
-            return None
-        release = (
-            gcp_images.release_ahead(spec) if isinstance(spec.provider, GcpProvider) else of_local_nodes()
-        )
+        release = spec.provider.expected_release(spec)
         return distribution_of(release) if release else None
 
 

@@ -1,18 +1,19 @@
 """What must hold between the fields of a spec.
 
-The checks read plain values, as a file gives them, and pass over what is malformed: that is reported by the
-field itself. So a file's cross-field faults come out together with all its other faults.
+The checks read raw values, as the file gives them, and skip malformed ones, which the field itself reports:
+so a file's cross-field faults are reported together with all its other faults.
 """
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
+from typing import Final
 
-from clusterctl.spec import gcp_checks, onprem_checks, plain, scheduler_checks
-from clusterctl.spec.finding import Finding, Loc, dotted
-from clusterctl.spec.nvidia import Nvidia
-from clusterctl.spec.words import shown
+from clusterctl.spec import gcp_checks, onprem, raw
+from clusterctl.spec.messages import Finding, Loc, dotted, shown
+from clusterctl.spec.raw import Raw
+from clusterctl.spec.software import Nvidia
 
 MAX_LOCAL_HOSTS = 250  # addresses of a /24, less the network, the broadcast, this machine and a few spare
 
@@ -29,22 +30,22 @@ def findings(spec: Mapping[str, object]) -> Iterator[Finding]:
     elif kind == "gcp":
         yield from gcp_checks.findings(spec)
     elif kind == "onprem":
-        yield from onprem_checks.findings(spec)
+        yield from onprem.findings(spec)
     if kind in ("local", "gcp"):
         yield from _no_hosts(spec)
         yield from _debian_alone(spec)
-    yield from scheduler_checks.findings(spec)
+    yield from _no_slurm(spec)
     yield from _no_twins(spec, ("partitions",), "name")
     yield from _no_twins(spec, ("users",), "name")
     yield from _no_twins(spec, ("users",), "uid")
     yield from _no_twins(spec, ("slurm", "qos"), "name")
     yield from _no_setting_twice(spec)
-    for index, user in enumerate(plain.entries(spec, "users")):
+    for index, user in enumerate(raw.entries(spec, "users")):
         yield from _no_repeats(user, ("users", index, "accounts"))
 
 
 def _hosts_fit(spec: Mapping[str, object]) -> Iterator[Finding]:
-    counts = [p.get("nodes") for p in plain.entries(spec, "partitions")]
+    counts = [p.get("nodes") for p in raw.entries(spec, "partitions")]
     hosts = 1 + sum(n for n in counts if isinstance(n, int) and n > 0)
     if hosts > MAX_LOCAL_HOSTS:
         message = (
@@ -54,38 +55,38 @@ def _hosts_fit(spec: Mapping[str, object]) -> Iterator[Finding]:
 
 
 def _debian_alone(spec: Mapping[str, object]) -> Iterator[Finding]:
-    software = plain.mapping(spec, "software")
+    software = raw.mapping(spec, "software")
     at: Loc = ("software", "slurm")
     if software.get("slurm") == "openhpc":
         message = "OpenHPC has no packages for Debian, which the nodes are"
         yield Finding(at, message, "remove slurm", at_key=True)
-    if any(plain.mapping(software, "mirrors").values()):
+    if any(raw.mapping(software, "mirrors").values()):
         message = "these are for Rocky Linux and RHEL, and the nodes are Debian"
         yield Finding(("software", "mirrors"), message, "remove mirrors", at_key=True)
 
 
 def _no_gpus(spec: Mapping[str, object]) -> Iterator[Finding]:
-    for index, partition in enumerate(plain.entries(spec, "partitions")):
+    for index, partition in enumerate(raw.entries(spec, "partitions")):
         if partition.get("gpus") is not None:
             at = ("partitions", index, "gpus")
             yield Finding(at, "local nodes have no GPUs to give", "remove gpus", at_key=True)
 
 
 def _no_apptainer(spec: Mapping[str, object]) -> Iterator[Finding]:
-    if plain.is_on(plain.mapping(spec, "software"), "apptainer"):
+    if raw.is_on(raw.mapping(spec, "software"), "apptainer"):
         message = "local nodes have no route out, and their image has no Apptainer"
         yield Finding(("software", "apptainer"), message, "remove apptainer", at_key=True)
 
 
 def _no_nvidia(spec: Mapping[str, object]) -> Iterator[Finding]:
     plainly = Nvidia().model_dump()
-    if any(value != plainly.get(key) for key, value in plain.mapping(spec, "software", "nvidia").items()):
+    if any(value != plainly.get(key) for key, value in raw.mapping(spec, "software", "nvidia").items()):
         message = "local nodes have no GPUs, and their kernel is this machine's"
         yield Finding(("software", "nvidia"), message, "remove nvidia", at_key=True)
 
 
 def _no_hosts(spec: Mapping[str, object]) -> Iterator[Finding]:
-    for index, partition in enumerate(plain.entries(spec, "partitions")):
+    for index, partition in enumerate(raw.entries(spec, "partitions")):
         if partition.get("hosts") is not None:
             at = ("partitions", index, "hosts")
             yield Finding(
@@ -95,7 +96,7 @@ def _no_hosts(spec: Mapping[str, object]) -> Iterator[Finding]:
 
 def _no_twins(spec: Mapping[str, object], where: tuple[str, ...], field: str) -> Iterator[Finding]:
     first: dict[object, int] = {}
-    for index, entry in enumerate(plain.entries(spec, *where)):
+    for index, entry in enumerate(raw.entries(spec, *where)):
         value = entry.get(field)
         if not isinstance(value, str | int):
             continue
@@ -129,3 +130,42 @@ def _no_setting_twice(spec: Mapping[str, object]) -> Iterator[Finding]:
                 ("slurm", "extra", index), f"{shown(key)} is set above already", "keep one of the two"
             )
         seen.add(key.lower())
+
+
+NO_SCHEDULER: Final = "none"
+_DEFAULT_ACCOUNTS: Final = ["default"]
+_OR_SLURM: Final = ", or write scheduler: slurm"
+
+
+def _no_slurm(spec: Mapping[str, object]) -> Iterator[Finding]:
+    """Every fault of a spec with ``scheduler: none``; nothing of any other."""
+    if spec.get("scheduler") != NO_SCHEDULER:
+        return
+    settings = raw.mapping(spec, "slurm")
+    for key, message in (
+        ("qos", "qualities of service are Slurm's, and there is no Slurm"),
+        ("extra", "there is no slurm.conf without Slurm"),
+    ):
+        if settings.get(key):
+            yield Finding(("slurm", key), message, f"remove {key}{_OR_SLURM}", at_key=True)
+    if raw.text(raw.mapping(spec, "software"), "slurm") == "openhpc":
+        message = "OpenHPC's packages are Slurm's, and there is no Slurm"
+        yield Finding(("software", "slurm"), message, f"remove slurm{_OR_SLURM}", at_key=True)
+    for index, user in enumerate(raw.entries(spec, "users")):
+        accounts = user.get("accounts")
+        if isinstance(accounts, list | tuple) and list(accounts) != _DEFAULT_ACCOUNTS:
+            message = "accounts are Slurm's, and there is no Slurm"
+            yield Finding(("users", index, "accounts"), message, f"remove accounts{_OR_SLURM}", at_key=True)
+    provider = raw.mapping(spec, "provider")
+    if provider.get("auto_down"):
+        message = "only Slurm can tell that a cluster is idle"
+        yield Finding(("provider", "auto_down"), message, f"remove auto_down{_OR_SLURM}", at_key=True)
+    if raw.mapping(provider, "shared").get("kind") == "none" and not _is_one_host(spec, provider):
+        message = "without Slurm, jobs need a folder that all hosts see"
+        yield Finding(("provider", "shared", "kind"), message, f"write kind: nfs{_OR_SLURM}")
+
+
+def _is_one_host(spec: Raw, provider: Raw) -> bool:
+    """Whether a single machine is the whole cluster."""
+    nodes = {partition.get("hosts") for partition in raw.entries(spec, "partitions")}
+    return nodes == {provider.get("controller")}

@@ -9,8 +9,8 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
+from clusterctl.spec.messages import shown
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.words import shown
 
 _OF_THE_HOSTS: Final = frozenset({"version", "name", "provider"})
 _FIRST_COUNTS: Final = frozenset({"users", "accounts"})  # whom jobs run as, and what they are charged to

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from ipaddress import IPv4Network
-from typing import Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal
 
 from pydantic import Field, StringConstraints
 
-from clusterctl.spec.base import Model, Network, Toggle
+from clusterctl.spec.base import Model, Network, ProviderSettings, Toggle
 from clusterctl.spec.units import DurationS, SizeMib
+
+if TYPE_CHECKING:
+    from clusterctl.spec.models import ClusterSpec
 
 PROJECT = r"^[a-z][a-z0-9-]{4,28}[a-z0-9]$"
 ZONE = r"^[a-z]+-[a-z]+[0-9]+-[a-z]$"
@@ -123,8 +126,10 @@ class GcsState(Model):
     )
 
 
-class GcpProvider(Model):
+class GcpProvider(ProviderSettings):
     """GPU nodes on Google Cloud, made by Terraform. See docs/gcp.md."""
+
+    is_cloud: ClassVar[bool] = True
 
     type: Literal["gcp"] = Field(description="which provider makes the hosts")
     project: Annotated[str, StringConstraints(pattern=PROJECT)] = Field(description="the project's id")
@@ -163,6 +168,27 @@ class GcpProvider(Model):
         """The region that the zone is in."""
         return self.zone.rsplit("-", 1)[0]
 
+    @property
+    def location(self) -> Mapping[str, str]:
+        """The project and the zone."""
+        return {"project": self.project, "zone": self.zone}
+
+    @property
+    def idle_timeout_s(self) -> int | None:
+        """The time of ``auto_down``."""
+        return self.auto_down
+
+    def expected_release(self, spec: ClusterSpec) -> str | None:
+        """The distribution of all images, as far as their names tell it."""
+        from clusterctl.spec.gcp_machines import release_ahead  # noqa: PLC0415 - which imports this module
+
+        return release_ahead(spec)
+
     def nodes_of(self, partition: str) -> GcpNodes:
         """What the nodes of a partition are."""
         return self.partitions.get(partition, GcpNodes())
+
+
+def whole_project(project: str) -> GcpProvider:
+    """Settings to search a project for orphans: its zone does not matter."""
+    return GcpProvider(type="gcp", project=project, zone="us-central1-a")

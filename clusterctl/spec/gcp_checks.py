@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import re
 from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from ipaddress import IPv4Network
 from typing import Final
 
-from clusterctl.spec import machines, node_checks, plain
-from clusterctl.spec.finding import Finding
+from pydantic import ValidationError
+
+from clusterctl.spec import gcp_machines, raw
+from clusterctl.spec.base import Gpus
 from clusterctl.spec.gcp import ZONE, GcpNetwork
-from clusterctl.spec.node_checks import Nodes
-from clusterctl.spec.plain import Plain
+from clusterctl.spec.gcp_machines import Machine
+from clusterctl.spec.messages import Finding, Loc, did_you_mean, either, shown
+from clusterctl.spec.raw import Raw
 from clusterctl.spec.units import GIB_MIB, format_duration, format_size
-from clusterctl.spec.words import did_you_mean, shown
 
 MAX_HOSTS: Final = 1000
 OWN_LABELS: Final = "clusterctl-"
@@ -30,9 +33,9 @@ _DECIDED_ELSEWHERE: Final[Mapping[str, str]] = {
 }
 
 
-def findings(spec: Plain) -> Iterator[Finding]:
+def findings(spec: Raw) -> Iterator[Finding]:
     """Every cross-field fault of a spec for Google Cloud given as plain values."""
-    provider = plain.mapping(spec, "provider")
+    provider = raw.mapping(spec, "provider")
     yield from _partitions(spec)
     yield from _partition_names(spec)
     yield from _nodes(spec)
@@ -42,77 +45,77 @@ def findings(spec: Plain) -> Iterator[Finding]:
     yield from _rest(provider)
 
 
-def _partitions(spec: Plain) -> Iterator[Finding]:
-    for index, partition in enumerate(plain.entries(spec, "partitions")):
+def _partitions(spec: Raw) -> Iterator[Finding]:
+    for index, partition in enumerate(raw.entries(spec, "partitions")):
         at = ("partitions", index)
         for key, hint in _DECIDED_ELSEWHERE.items():
             if partition.get(key) is not None:
                 yield Finding((*at, key), f"{key} is for local nodes", hint, at_key=True)
-        name = plain.text(partition, "name")
+        name = raw.text(partition, "name")
         if name is not None and name.endswith("-"):
             message = f"{shown(name)} ends with a dash, which a name on Google Cloud can't"
             yield Finding((*at, "name"), message)
 
 
-def _partition_names(spec: Plain) -> Iterator[Finding]:
-    names = [name for p in plain.entries(spec, "partitions") if (name := plain.text(p, "name"))]
-    for name in plain.mapping(spec, "provider", "partitions"):
+def _partition_names(spec: Raw) -> Iterator[Finding]:
+    names = [name for p in raw.entries(spec, "partitions") if (name := raw.text(p, "name"))]
+    for name in raw.mapping(spec, "provider", "partitions"):
         if name not in names:
             hint = did_you_mean(name, names) or f"the partitions are {', '.join(names) or 'missing'}"
             at = ("provider", "partitions", name)
             yield Finding(at, f"there is no partition {shown(name)}", hint, at_key=True)
 
 
-def _nodes(spec: Plain) -> Iterator[Finding]:
-    provider = plain.mapping(spec, "provider")
+def _nodes(spec: Raw) -> Iterator[Finding]:
+    provider = raw.mapping(spec, "provider")
     driver_for = ""
-    for index, partition in enumerate(plain.entries(spec, "partitions")):
-        name = plain.text(partition, "name")
+    for index, partition in enumerate(raw.entries(spec, "partitions")):
+        name = raw.text(partition, "name")
         if name is None:
             continue
-        said = plain.mapping(provider, "partitions", name)
+        said = raw.mapping(provider, "partitions", name)
         where = ("provider", "partitions", name)
         nodes = Nodes(name, where, said, partition.get("gpus"), ("partitions", index, "gpus"))
-        checked = node_checks.check(nodes)
+        checked = check(nodes)
         yield from checked.findings
         if checked.machine and checked.machine.gpu and not said.get("image"):
             driver_for = driver_for or name
     yield from _controller(provider)
-    if plain.is_on(provider, "secure_boot") and driver_for:
+    if raw.is_on(provider, "secure_boot") and driver_for:
         message = f"secure_boot keeps NVIDIA's driver of the default image from loading on {driver_for}"
         hint = f"remove it, or give {driver_for} an image whose driver is signed"
         yield Finding(("provider", "secure_boot"), message, hint)
 
 
-def _controller(provider: Plain) -> Iterator[Finding]:
+def _controller(provider: Raw) -> Iterator[Finding]:
     where = ("provider", "controller")
-    said = plain.mapping(provider, "controller")
-    yield from node_checks.check(Nodes("the controller", where, said)).findings
-    if plain.is_on(said, "spot"):
+    said = raw.mapping(provider, "controller")
+    yield from check(Nodes("the controller", where, said)).findings
+    if raw.is_on(said, "spot"):
         message = "the controller can't be a spot node: the cluster would be gone with it"
         yield Finding((*where, "spot"), message, "remove spot")
-    elif plain.is_on(said, "compact_placement"):
+    elif raw.is_on(said, "compact_placement"):
         message = "the controller is one machine, close to nothing"
         yield Finding((*where, "compact_placement"), message, "remove compact_placement")
 
 
-def _place(provider: Plain) -> Iterator[Finding]:
-    zone, region = plain.text(provider, "zone"), plain.text(provider, "region")
+def _place(provider: Raw) -> Iterator[Finding]:
+    zone, region = raw.text(provider, "zone"), raw.text(provider, "region")
     if zone is None or re.search(ZONE, zone) is None:
         return
     right = zone.rpartition("-")[0]
     if region is not None and region != right:
         message = f"zone {zone} is in region {right}, not {shown(region)}"
         yield Finding(("provider", "region"), message, "remove region")
-    location = _KEY_LOCATION.search(plain.text(provider, "kms_key") or "")
+    location = _KEY_LOCATION.search(raw.text(provider, "kms_key") or "")
     if location and _REGION.fullmatch(location[1]) and location[1] != right:
         message = f"the key is in {location[1]}, but disks of zone {zone} need one in {right}"
         yield Finding(("provider", "kms_key"), message, f"name a key in {right}")
 
 
-def _network(spec: Plain) -> Iterator[Finding]:
-    network = plain.mapping(spec, "provider", "network")
-    hosts = 1 + sum(max(plain.whole(p, "nodes") or 0, 0) for p in plain.entries(spec, "partitions"))
+def _network(spec: Raw) -> Iterator[Finding]:
+    network = raw.mapping(spec, "provider", "network")
+    hosts = 1 + sum(max(raw.whole(p, "nodes") or 0, 0) for p in raw.entries(spec, "partitions"))
     if hosts > MAX_HOSTS:
         message = f"these nodes and the controller are more than {MAX_HOSTS} hosts"
         yield Finding(("partitions",), message, f"ask for at most {MAX_HOSTS - 1} nodes", at_key=True)
@@ -125,7 +128,7 @@ def _network(spec: Plain) -> Iterator[Finding]:
         yield Finding((*at, given[0]), f"{given[0]} needs {other} beside it", f"name the {other} too")
         return
     default = str(GcpNetwork().cidr)
-    cidr = _cidr(plain.text(network, "cidr") or default)
+    cidr = _cidr(raw.text(network, "cidr") or default)
     if cidr is None:
         return
     if given and str(cidr) != default:
@@ -153,9 +156,9 @@ def _cidr(text: str) -> IPv4Network | None:
         return None
 
 
-def _storage(provider: Plain) -> Iterator[Finding]:
+def _storage(provider: Raw) -> Iterator[Finding]:
     for holder, key in (("bucket", "name"), ("state", "bucket")):
-        name = plain.text(plain.mapping(provider, holder), key)
+        name = raw.text(raw.mapping(provider, holder), key)
         if name is not None and ("google" in name or name.startswith("goog")):
             message = f"{shown(name)} is no bucket of yours: such names begin with goog or hold google"
             yield Finding(("provider", holder, key), message, "take another name")
@@ -163,8 +166,8 @@ def _storage(provider: Plain) -> Iterator[Finding]:
     if not isinstance(filestore, Mapping):
         return
     tier = filestore.get("tier", "BASIC_HDD")
-    limits = machines.data()["filestore"].get(tier) if isinstance(tier, str) else None
-    size_mib = plain.size_mib({"capacity": "1TiB", **filestore}, "capacity")
+    limits = gcp_machines.data()["filestore"].get(tier) if isinstance(tier, str) else None
+    size_mib = raw.size_mib({"capacity": "1TiB", **filestore}, "capacity")
     if limits is None or size_mib is None:
         return
     least, most, step = (limits[key] * GIB_MIB for key in ("least", "most", "step"))
@@ -175,17 +178,216 @@ def _storage(provider: Plain) -> Iterator[Finding]:
     yield Finding(("provider", "filestore", "capacity"), message, hint)
 
 
-def _rest(provider: Plain) -> Iterator[Finding]:
-    for key in plain.mapping(provider, "labels"):
+def _rest(provider: Raw) -> Iterator[Finding]:
+    for key in raw.mapping(provider, "labels"):
         if key.startswith(OWN_LABELS):
             message = f"labels that start with {OWN_LABELS} are clusterctl's own"
             yield Finding(("provider", "labels", key), message, "take another key", at_key=True)
-    for name in plain.mapping(provider, "prices"):
-        if machines.machine(name) is None:
-            at, hint = ("provider", "prices", name), did_you_mean(name, machines.machines())
+    for name in raw.mapping(provider, "prices"):
+        if gcp_machines.machine(name) is None:
+            at, hint = ("provider", "prices", name), did_you_mean(name, gcp_machines.machines())
             yield Finding(at, f"there is no machine type {shown(name)}", hint, at_key=True)
-    after_s = plain.duration_s(provider, "auto_down")
+    after_s = raw.duration_s(provider, "auto_down")
     if after_s is not None and after_s < _LEAST_AUTO_DOWN_S:
         least = format_duration(_LEAST_AUTO_DOWN_S)
         message = f"auto_down must be at least {least}: a cluster is idle between two jobs, too"
         yield Finding(("provider", "auto_down"), message, f"write {least} or more")
+
+
+_LEAST_DISK_MIB: Final = 10 * GIB_MIB
+_LEAST_BOOT_MIB: Final = 20 * GIB_MIB  # what the default image needs
+_LEAST_BOOT_WITH_GPU_MIB: Final = 50 * GIB_MIB  # and the one with NVIDIA's driver
+_MOST_DISK_MIB: Final = 64 * 1024 * GIB_MIB
+
+
+@dataclass(frozen=True, slots=True)
+class Nodes:
+    """What is said of some nodes: under ``where`` in the provider, and which GPUs, at ``gpus_at``."""
+
+    name: str
+    where: Loc
+    said: Raw
+    gpus: object = None
+    gpus_at: Loc = ()
+
+    @property
+    def machine_at(self) -> Loc:
+        """What decides on the machine type."""
+        return (*self.where, "machine_type") if self.said.get("machine_type") else (*self.gpus_at, "type")
+
+
+@dataclass(frozen=True, slots=True)
+class Checked:
+    """The machine type of some nodes, where it can be told, and what is wrong with them."""
+
+    machine: Machine | None
+    findings: tuple[Finding, ...]
+
+
+def check(nodes: Nodes) -> Checked:
+    """The machine type that these nodes get, and every fault of theirs."""
+    found = [*_of_any_machine(nodes)]
+    machine = _resolved(nodes)
+    if isinstance(machine, Finding):
+        return Checked(None, (machine, *found))
+    if machine is not None:
+        found += _of_this_machine(nodes, machine)
+    return Checked(machine, tuple(found))
+
+
+def _resolved(nodes: Nodes) -> Machine | Finding | None:
+    """The machine type, or why there is none; None where that is reported by a field itself."""
+    try:
+        wanted = None if nodes.gpus is None else Gpus.model_validate(nodes.gpus)
+    except ValidationError:
+        return None
+    if wanted is not None:
+        known = gcp_machines.gpu_type(wanted.type)
+        if known is None:
+            names = tuple(gcp_machines.data()["gpus"])
+            hint = did_you_mean(wanted.type, names) or f"it has {', '.join(names)}"
+            return Finding((*nodes.gpus_at, "type"), f"Google Cloud has no GPU {shown(wanted.type)}", hint)
+        wanted = Gpus(type=known, count=wanted.count)
+        if wanted.count not in gcp_machines.counts(known):
+            hint = f"write count: {either(gcp_machines.counts(known))}"
+            return Finding((*nodes.gpus_at, "count"), f"a node can't have {wanted}", hint)
+    name = nodes.said.get("machine_type")
+    if name is None:
+        return gcp_machines.default_machine(wanted)
+    return _named(nodes, name, wanted) if isinstance(name, str) else None
+
+
+def _named(nodes: Nodes, name: str, wanted: Gpus | None) -> Machine | Finding:
+    named = gcp_machines.machine(name)
+    if named is None:
+        hint = (
+            did_you_mean(name, gcp_machines.machines())
+            or f"families: {', '.join(gcp_machines.data()['families'])}"
+        )
+        return Finding((*nodes.where, "machine_type"), f"there is no machine type {shown(name)}", hint)
+    if wanted is None or named.gpu == wanted:
+        return named
+    return _with_added(nodes, named, wanted)
+
+
+def _with_added(nodes: Nodes, named: Machine, wanted: Gpus) -> Machine | Finding:
+    """The machine type with GPUs that it does not have by itself."""
+    at, better = (*nodes.where, "machine_type"), gcp_machines.default_machine(wanted).name
+    if named.gpu is not None:
+        message = f"{named.name} has {named.gpu}, not the {wanted} that {nodes.name} asks for"
+        return Finding(at, message, f"{wanted} is what {better} has")
+    limit = gcp_machines.most_vcpus(wanted)
+    if limit is None or named.family != "n1":
+        return Finding(at, f"{named.name} can't have {wanted}", f"{better} has it")
+    if named.vcpus > limit:
+        message = (
+            f"{named.name} has {named.vcpus} processors, but beside {wanted} there may be at most {limit}"
+        )
+        return Finding(at, message, "take a smaller machine type, or more GPUs")
+    return gcp_machines.with_added(named, wanted)
+
+
+def _of_any_machine(nodes: Nodes) -> Iterator[Finding]:
+    said = nodes.said
+    spot = raw.is_on(said, "spot")
+    if spot and said.get("reservation"):
+        message = "a spot node can't be taken from a reservation"
+        yield Finding((*nodes.where, "reservation"), message, "remove reservation, or spot: true")
+    if spot and raw.is_on(said, "compact_placement"):
+        message = "spot nodes can't be kept close to each other: one that is taken away comes back elsewhere"
+        yield Finding((*nodes.where, "compact_placement"), message, "remove compact_placement, or spot: true")
+    if said.get("termination_action") == "DELETE" and not said.get("spot"):
+        at = (*nodes.where, "termination_action")
+        yield Finding(at, "termination_action is for spot nodes only", "remove it, or write spot: true")
+    if raw.is_on(said, "tier_1") and not raw.is_on(said, "gvnic", default=True):
+        yield Finding((*nodes.where, "gvnic"), "tier_1 needs gvnic", "remove gvnic: false, or tier_1")
+    image = said.get("image")
+    if isinstance(image, Mapping) and bool(image.get("family")) == bool(image.get("name")):
+        message = "an image has a family or a name, one of the two"
+        hint = "keep one of them" if image.get("family") else "write family: NAME or name: NAME"
+        yield Finding((*nodes.where, "image"), message, hint, at_key=True)
+    for at, disk in _disks(nodes):
+        yield from _disk_size(at, raw.size_mib(disk, "size"))
+
+
+def _disks(nodes: Nodes) -> Iterator[tuple[Loc, Raw]]:
+    yield (*nodes.where, "boot_disk"), raw.mapping(nodes.said, "boot_disk")
+    for index, disk in enumerate(raw.entries(nodes.said, "extra_disks")):
+        yield (*nodes.where, "extra_disks", index), disk
+
+
+def _disk_size(at: Loc, size_mib: int | None) -> Iterator[Finding]:
+    if size_mib is None:
+        return
+    if size_mib % GIB_MIB:
+        message = f"a disk has whole GiB, not {format_size(size_mib)}"
+        yield Finding((*at, "size"), message, f"write {size_mib // GIB_MIB + 1}GiB")
+    elif not _LEAST_DISK_MIB <= size_mib <= _MOST_DISK_MIB:
+        least, most = format_size(_LEAST_DISK_MIB), format_size(_MOST_DISK_MIB)
+        yield Finding((*at, "size"), f"a disk has {least} to {most}, not {format_size(size_mib)}")
+
+
+def _of_this_machine(nodes: Nodes, machine: Machine) -> Iterator[Finding]:
+    said, name, where = nodes.said, machine.name, nodes.where
+    if machine.only and not any(said.get(way) for way in machine.only):
+        ways = {"spot": "write spot: true", "reservation": "name a reservation"}
+        hint = ", or ".join(ways[way] for way in machine.only)
+        yield Finding(nodes.machine_at, f"{name} is not to be had on demand", hint)
+    if raw.is_on(said, "compact_placement") and not machine.compact_placement:
+        near = (
+            family
+            for family, facts in gcp_machines.data()["families"].items()
+            if "compact_placement" in facts
+        )
+        message = f"nodes of {name} can't be placed close to each other"
+        hint = f"take a machine type of {either(near)}"
+        yield Finding((*where, "compact_placement"), message, hint)
+    if raw.is_on(said, "tier_1") and not machine.tier_1:
+        yield Finding((*where, "tier_1"), f"{name} has no TIER_1 networking", _tier_1_hint(machine))
+    if machine.gvnic_only and not raw.is_on(said, "gvnic", default=True):
+        yield Finding((*where, "gvnic"), f"{name} has only Google's network interface", "remove gvnic: false")
+    yield from _local_ssds(nodes, machine)
+    yield from _disks_of(nodes, machine)
+
+
+def _tier_1_hint(machine: Machine) -> str:
+    from_vcpus = {
+        f: facts["tier_1_from"]
+        for f, facts in gcp_machines.data()["families"].items()
+        if "tier_1_from" in facts
+    }
+    if machine.family in from_vcpus:
+        return f"{machine.family} has it from {from_vcpus[machine.family]} processors on"
+    return f"take a large machine type of {either(from_vcpus)}"
+
+
+def _local_ssds(nodes: Nodes, machine: Machine) -> Iterator[Finding]:
+    asked, at = raw.whole(nodes.said, "local_ssds") or 0, (*nodes.where, "local_ssds")
+    if asked <= 0 or asked in machine.local_ssds:
+        return
+    if machine.bundled_ssds:
+        message = f"{machine.name} has its {machine.bundled_ssds} local disks already"
+        yield Finding(at, message, "remove local_ssds")
+    elif not machine.local_ssds:
+        yield Finding(at, f"{machine.name} can't have local disks", "remove local_ssds")
+    else:
+        message = f"{machine.name} can't have {asked} local disks"
+        yield Finding(at, message, f"it takes {either(machine.local_ssds)}, or none")
+
+
+def _disks_of(nodes: Nodes, machine: Machine) -> Iterator[Finding]:
+    for at, disk in _disks(nodes):
+        allowed = machine.boot_disks if at[-1] == "boot_disk" else machine.extra_disks
+        kind = raw.text(disk, "type")
+        if kind is not None and kind not in allowed:
+            what = "start from" if at[-1] == "boot_disk" else "have"
+            message = f"{machine.name} can't {what} a disk of {shown(kind)}"
+            yield Finding((*at, "type"), message, f"write {either(allowed)}, or nothing")
+    size_mib = raw.size_mib(raw.mapping(nodes.said, "boot_disk"), "size")
+    if size_mib is None or nodes.said.get("image") or size_mib < _LEAST_DISK_MIB or size_mib % GIB_MIB:
+        return
+    least = _LEAST_BOOT_WITH_GPU_MIB if machine.gpu else _LEAST_BOOT_MIB
+    if size_mib < least:
+        image = "the default image with NVIDIA's driver" if machine.gpu else "the default image"
+        message = f"{image} needs {format_size(least)}, not {format_size(size_mib)}"
+        yield Finding((*nodes.where, "boot_disk", "size"), message, f"write {format_size(least)} or more")

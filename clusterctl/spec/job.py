@@ -1,24 +1,127 @@
-"""What a job is: the words of `submit`'s flags, and JobSpec, what is asked of Slurm."""
+"""Jobs: the options that flags and job files share, the program that JOB names, and JobSpec."""
 
 from __future__ import annotations
 
+import os
 import re
+import stat
 from collections.abc import Mapping
 from enum import StrEnum
 from pathlib import Path
 from typing import Annotated, Any, Final, Self
 
-from pydantic import AfterValidator, Field, StringConstraints, model_validator
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    StringConstraints,
+    ValidationError,
+    ValidationInfo,
+    WithJsonSchema,
+    model_validator,
+)
 
-from clusterctl.spec.base import Model, Toggle
-from clusterctl.spec.job_values import Argument, Environment, Image, Pattern
+from clusterctl.errors import Failure, UsageError
+from clusterctl.spec.base import HERE, FileName, Model, Toggle
+from clusterctl.spec.messages import did_you_mean, explain, shown
 from clusterctl.spec.models import PATTERN_WORDS, AccountName, PartitionName
-from clusterctl.spec.paths import FileName
 from clusterctl.spec.units import JobMemoryMib, JobTimeS
-from clusterctl.spec.words import shown
+
+_VARIABLE: Final = r"[A-Za-z_][A-Za-z0-9_]*"
+_SLURMS: Final = re.compile(r"(SLURM|SLURMD|SBATCH|SRUN|PMI|PMIX)_")
+
+
+def can_travel(value: str) -> str:
+    """Text that can be written into a script and passed to a process.
+
+    Raises:
+        ValueError: it has a null byte, or is not UTF-8.
+    """
+    if "\0" in value:
+        raise ValueError(f"{shown(value)} has a null byte, which no process can get")
+    try:
+        value.encode()
+    except UnicodeEncodeError as exc:
+        raise ValueError(f"{shown(value)} is not UTF-8 text") from exc
+    return value
+
+
+def _as_mapping(value: object) -> object:
+    """``["A=1", "B"]``, as flags say it, as a mapping; a name alone takes the caller's value."""
+    if isinstance(value, list | tuple):
+        pairs = [entry.partition("=") for entry in value if isinstance(entry, str)]
+        if len(pairs) < len(value):
+            raise ValueError("each entry must be text such as NAME=value")
+        value = {name: text if given else None for name, given, text in pairs}
+    if not isinstance(value, Mapping):
+        return value
+    return {name: _callers(name) if text is None else text for name, text in value.items()}
+
+
+def _callers(name: str) -> str:
+    if name in os.environ:
+        return os.environ[name]
+    raise ValueError(f"{shown(name)} has no value, nor one here to take; write one")
+
+
+def _variable(name: str) -> str:
+    if not re.fullmatch(_VARIABLE, name):
+        raise ValueError(f"{shown(name)} is no name of a variable: letters, digits and underscores")
+    if _SLURMS.match(name):
+        raise ValueError(f"{name} is Slurm's to set; a value from outside would mislead its steps")
+    if name == "PATH":
+        raise ValueError("PATH is clusterctl's: the job's Python comes first; change it in your script")
+    return name
+
+
+def _image(value: str, info: ValidationInfo) -> str:
+    """An image file that is here, as an absolute path; or a path on the cluster as it was written."""
+    if "://" in value:
+        raise ValueError(f"{shown(value)} is no file: make one of it with `apptainer pull image.sif ...`")
+    here: Path = (info.context or {}).get(HERE, Path())
+    try:
+        local = (here / value).expanduser().absolute()
+        if local.is_file():
+            return str(local)
+    except (OSError, ValueError, RuntimeError):  # a name that no file here can have, or no such user
+        pass
+    if value.startswith(("/", "~/")):
+        return value
+    raise ValueError(f"there is no file {shown(value)} here; a path on the cluster begins with / or ~/")
+
+
+def _pattern(value: str) -> str:
+    """A pattern that can match something."""
+    names = [name for name in value.removeprefix("!").strip().split("/") if name]
+    if not names or value.startswith("#") or not {".", ".."}.isdisjoint(names):
+        raise ValueError(
+            f"{shown(value)} can match nothing: write a path from the folder on, without . and .., such as "
+            "'results/**'; a # at its beginning as \\#"
+        )
+    return value
+
+
+Text = Annotated[str, AfterValidator(can_travel)]
+Argument = Annotated[Text, WithJsonSchema({"type": ["string", "number", "boolean"]})]
+Environment = Annotated[
+    Mapping[Annotated[str, AfterValidator(_variable)], Text],
+    BeforeValidator(_as_mapping),
+    WithJsonSchema(
+        {
+            "type": "object",
+            "propertyNames": {"pattern": f"^{_VARIABLE}$"},
+            "additionalProperties": {"type": ["string", "number", "boolean", "null"]},
+        }
+    ),
+]
+Image = Annotated[Text, AfterValidator(_image)]
+Pattern = Annotated[Text, AfterValidator(_pattern)]  # as in a .gitignore file
+
 
 BUNDLED_JOBS = ("train", "eval", "bench", "gemm", "allreduce", "probe")
-RUN_ME_AGAIN: Final = 75  # EX_TEMPFAIL of sysexits.h: the program saved its work and wants to go on with it
+REQUEUE_EXIT_CODE: Final = (
+    75  # EX_TEMPFAIL of sysexits.h: the program saved its work and wants to go on with it
+)
 
 JOB_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 CONSTRAINT: Final = r"^[A-Za-z0-9_&|,*()\[\]-]+$"
@@ -27,7 +130,7 @@ SIGNAL: Final = r"^(HUP|INT|TERM|USR1|USR2)@[0-9]{1,5}$"
 _MAX_SIGNAL_S = 65_535
 ARRAY: Final = rf"^{_INDICES}(,{_INDICES})*(%[0-9]{{1,9}})?$"
 
-JOB_PATTERN_WORDS: Final[Mapping[str, str]] = {
+JOB_PATTERN_TEXTS: Final[Mapping[str, str]] = {
     **PATTERN_WORDS,
     JOB_NAME: "at most 64 letters, digits, dots, dashes or underscores, the first a letter or digit",
     CONSTRAINT: "features of nodes, joined by & or |",
@@ -70,7 +173,7 @@ Signal = Annotated[str, StringConstraints(pattern=SIGNAL), AfterValidator(_timel
 Array = Annotated[str, StringConstraints(pattern=ARRAY), AfterValidator(_runnable_array)]
 
 
-class JobWords(Model):
+class JobOptions(Model):
     """What can be said of a job. Each field is called as its flag is; None leaves the choice to Slurm."""
 
     name: JobName | None = Field(None, description="the job's name; default: the program's or the script's")
@@ -94,7 +197,7 @@ class JobWords(Model):
         examples=["USR1@120"],
     )
     requeue: Toggle = Field(
-        False, description=f"whether the job runs again, in its folder, when it ends with {RUN_ME_AGAIN}"
+        False, description=f"whether the job runs again, in its folder, when it ends with {REQUEUE_EXIT_CODE}"
     )
     launcher: Launcher = Field(Launcher.SRUN, description="how ranks are started")
     folder: Toggle = Field(True, description="whether the script's folder is sent with it")
@@ -119,7 +222,7 @@ class JobWords(Model):
         return {field: getattr(self, field) for field in self.model_fields_set}
 
 
-class JobSpec(JobWords):
+class JobSpec(JobOptions):
     """One job. Exactly one of ``bundled`` and ``script`` is set. ``mem`` is in MiB, ``time`` in seconds."""
 
     name: JobName
@@ -138,3 +241,156 @@ class JobSpec(JobWords):
     def tasks(self) -> int:
         """Ranks in all."""
         return self.nodes * self.tasks_per_node
+
+
+_SHEBANG: Final = re.compile(rb"#!\s*(?:/\S*/)?(?:env\s+(?:-S\s+)?)?(?:/\S*/)?([A-Za-z]+)[0-9.]*\b")
+_NO_TARGET: Final = f"no file has this name, and the bundled jobs are {', '.join(BUNDLED_JOBS)}"
+_JOB_FILES: Final = frozenset({".yaml", ".yml"})
+_SHELLS: Final = frozenset({b"sh", b"bash", b"dash", b"ksh", b"zsh"})
+
+
+class ScriptLanguage(StrEnum):
+    """What a user's script is written in."""
+
+    SHELL = "shell"
+    PYTHON = "python"
+
+
+def is_job_file(target: str) -> bool:
+    """Whether the word JOB names a job file."""
+    return Path(target).suffix.lower() in _JOB_FILES
+
+
+def script_language(script: Path) -> ScriptLanguage:
+    """What a script is written in, by its ending or else its first line.
+
+    Raises:
+        UsageError: it can't be read, or is neither shell nor Python.
+    """
+    try:
+        with script.open("rb") as file:
+            head = file.read(256)
+    except OSError as exc:
+        raise UsageError("the script can't be read", where=str(script), why=exc.strerror or str(exc)) from exc
+    if script.suffix in {".sh", ".bash"}:
+        return ScriptLanguage.SHELL
+    if script.suffix == ".py":
+        return ScriptLanguage.PYTHON
+    shebang = _SHEBANG.match(head)
+    if shebang and shebang.group(1) in _SHELLS:
+        return ScriptLanguage.SHELL
+    if shebang and shebang.group(1) == b"python":
+        return ScriptLanguage.PYTHON
+    raise UsageError(
+        "this is neither a shell script nor a Python program",
+        where=str(script),
+        why="its name does not end in .sh, .bash or .py, and its first line names no shell or Python",
+        fix="give it such an ending, or a first line such as #!/bin/bash",
+    )
+
+
+def named_job(target: str, folder: Path) -> tuple[str | None, Path | None]:
+    """The bundled job or the script that ``target`` names; the other is None.
+
+    A bundled name wins over a file of that name: ``./train`` is the file. Paths are relative to ``folder``.
+
+    Raises:
+        UsageError: it names neither.
+    """
+    if target in BUNDLED_JOBS:
+        return target, None
+    try:
+        target.encode()  # its name stands in the batch script, which is UTF-8
+        path = (folder / target).absolute()
+        if ".." in path.parts:  # what is above it must be where it lies, also behind a link
+            path = Path(os.path.realpath(path.parent, strict=True)) / path.name
+        mode = path.stat().st_mode
+    except FileNotFoundError as exc:
+        raise UsageError(
+            f"there is no job {shown(target)}", why=_NO_TARGET, fix=_near(target, folder)
+        ) from exc
+    except UnicodeEncodeError as exc:
+        why = "its name is not UTF-8 text"
+        raise UsageError(f"{shown(target)} can't be submitted", why=why, fix="give it another name") from exc
+    except (OSError, ValueError) as exc:  # ValueError: a null byte
+        why = getattr(exc, "strerror", None) or str(exc)
+        raise UsageError(f"{shown(target)} can't be read", why=why, fix="name a script of yours") from exc
+    if not stat.S_ISREG(mode):
+        what = "a folder" if stat.S_ISDIR(mode) else "no ordinary file"
+        raise UsageError(f"{shown(target)} is {what}", fix="name a script of yours, or a bundled job")
+    script_language(path)
+    return None, path
+
+
+def _near(target: str, folder: Path) -> str:
+    """A bundled job, or a file beside the missing one, whose name is near."""
+    path = folder / target
+    try:
+        files = [entry.name for entry in os.scandir(path.parent) if entry.is_file()]
+    except OSError:
+        files = []  # no such folder either: nothing to compare with
+    if target == Path(target).name and (near := did_you_mean(target, BUNDLED_JOBS)):
+        return near
+    return did_you_mean(path.name, files) or "name a bundled job, or the path of a script"
+
+
+def safe_name(script: str) -> str:
+    """A job name out of a file's: ``my job.sh`` is ``my-job``."""
+    return re.sub(r"[^A-Za-z0-9._-]+", "-", Path(script).stem).strip("-._")[:64] or "job"
+
+
+def job_spec(target: str, flags: Mapping[str, object]) -> JobSpec:
+    """The job that a `submit` asks for. ``target`` is a bundled job's name, or the path of a script.
+
+    ``flags`` holds what was given, by the names of JobWords' fields; ``model_fields_set`` of the job tells
+    that from defaults.
+
+    Raises:
+        UsageError: the target is neither, or flags are wrong; ``failures`` has one entry a flag.
+    """
+    return job_of(target, job_options(flags).given, folder=Path())
+
+
+def job_of(target: str, said: Mapping[str, Any], *, folder: Path) -> JobSpec:
+    """The job of what was ``said`` and is valid; paths are relative to ``folder``.
+
+    Raises:
+        UsageError: the target is neither a bundled job nor a script.
+    """
+    bundled, script = named_job(target, folder)
+    job = JobSpec(name=bundled or safe_name(target), bundled=bundled, script=script)
+    given = {field: value for field, value in said.items() if field != "name" or value is not None}
+    return job.model_copy(update=given)
+
+
+def job_options(flags: Mapping[str, object]) -> JobOptions:
+    """What flags say of a job, or of an allocation.
+
+    Raises:
+        UsageError: flags are wrong; ``failures`` has one entry a flag.
+    """
+    try:
+        return JobOptions.model_validate(flags, context={HERE: Path.cwd()})
+    except ValidationError as exc:
+        raise _flags_error(_explained(exc, flags)) from exc
+
+
+def _explained(error: ValidationError, flags: Mapping[str, object]) -> dict[str, str]:
+    """Flag -> what is wrong with it, in plain words."""
+    wrong: dict[str, str] = {}
+    for entry in error.errors(include_url=False, include_input=False):
+        field, kind = str(entry["loc"][0]), entry["type"]
+        flag = "the arguments after --" if field == "args" else f"--{field.replace('_', '-')}"
+        context: dict[str, Any] = dict(entry.get("ctx", {}))
+        context["words"] = JOB_PATTERN_TEXTS.get(context.get("pattern", ""), "")
+        message = explain(kind, context, flag, shown(flags[field]))
+        wrong.setdefault(flag, f"{flag}: {message}" if kind == "value_error" else message)
+    return wrong
+
+
+def _flags_error(wrong: Mapping[str, str]) -> UsageError:
+    messages = tuple(wrong.values())
+    failures = tuple(Failure(UsageError.code, message) for message in messages)
+    if len(messages) == 1:
+        return UsageError(messages[0], failures=failures)
+    return UsageError(f"{len(messages)} flags are wrong", why="\n".join(messages), failures=failures)

@@ -9,14 +9,11 @@ from typing import Annotated, Any, Final
 from pydantic import Field, StringConstraints
 
 from clusterctl.errors import Problem, SpecError, UsageError
-from clusterctl.spec.finding import Finding
-from clusterctl.spec.flags import job_of, job_words
-from clusterctl.spec.job import JOB_PATTERN_WORDS, JobSpec, JobWords
-from clusterctl.spec.kind import Kind
-from clusterctl.spec.parse import parse, read_text
-from clusterctl.spec.paths import HERE
+from clusterctl.spec.base import HERE
+from clusterctl.spec.job import JOB_PATTERN_TEXTS, JobOptions, JobSpec, job_of, job_options
+from clusterctl.spec.messages import Finding, did_you_mean, shown
+from clusterctl.spec.parse import Filetype, parse, read_text
 from clusterctl.spec.source import Source, read_source
-from clusterctl.spec.words import did_you_mean, shown
 
 _MAX_NAME = 64
 _VARIANT: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,31}$"
@@ -24,7 +21,7 @@ _VARIANT: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,31}$"
 VariantName = Annotated[str, StringConstraints(pattern=_VARIANT)]
 
 
-class Variant(JobWords):
+class Variant(JobOptions):
     """What one variant says otherwise than the file; variables are added to the file's."""
 
     job: str | None = Field(
@@ -54,10 +51,10 @@ def _findings(values: Mapping[str, object]) -> Iterator[Finding]:
             yield Finding(("variants", name), "job is missing, here and in the file", hint, at_key=True)
 
 
-JOB_FILE: Final = Kind(
+JOB_FILE: Final = Filetype(
     name="job file",
     model=JobFile,
-    words={**JOB_PATTERN_WORDS, _VARIANT: "at most 32 letters, digits, dots, dashes or underscores"},
+    words={**JOB_PATTERN_TEXTS, _VARIANT: "at most 32 letters, digits, dots, dashes or underscores"},
     findings=_findings,
     missing="name a file that exists",
     empty="write job: train, or the path of a script",
@@ -74,7 +71,7 @@ def jobs_of_file(
         UsageError: the file can't be read, has no such variant, or flags are wrong.
         SpecError: the file is wrong.
     """
-    return _jobs(path, _read(path), job_words(flags), variants)
+    return _jobs(path, _read(path), job_options(flags), variants)
 
 
 def _read(path: Path) -> JobFile:
@@ -88,7 +85,7 @@ def _read(path: Path) -> JobFile:
     return parse(text, str(path), JOB_FILE, context={HERE: path.parent})
 
 
-def _jobs(path: Path, file: JobFile, flags: JobWords, chosen: Sequence[str]) -> tuple[JobSpec, ...]:
+def _jobs(path: Path, file: JobFile, flags: JobOptions, chosen: Sequence[str]) -> tuple[JobSpec, ...]:
     for name in chosen:
         if name not in file.variants:
             known = ", ".join(file.variants) or "none"
@@ -109,13 +106,13 @@ def _jobs(path: Path, file: JobFile, flags: JobWords, chosen: Sequence[str]) -> 
     return tuple(jobs)
 
 
-def _layered(*layers: JobWords) -> dict[str, Any]:
+def _layered(*layers: JobOptions) -> dict[str, Any]:
     """What several say together, the last wins; variables are added up."""
     said: dict[str, Any] = {}
     for layer in layers:
         env = {**said.get("env", {}), **layer.env}
         said |= layer.given | ({"env": env} if env else {})
-    return {field: value for field, value in said.items() if field in JobWords.model_fields}
+    return {field: value for field, value in said.items() if field in JobOptions.model_fields}
 
 
 def _named(path: Path, where: tuple[str, ...], target: str | None, said: Mapping[str, Any]) -> JobSpec:

@@ -1,25 +1,26 @@
-"""From a spec file to a ClusterSpec and back. All problems of a file come out together, with their places."""
+"""Spec files: loaded with every problem and its place, dumped, and the commented ones that `init` writes."""
 
 from __future__ import annotations
 
 import io
 import re
+from importlib import resources
 from pathlib import Path
 from typing import Final
 
 from ruamel.yaml import YAML
 
-from clusterctl.errors import SpecError
-from clusterctl.spec.caller import Caller, resolved
+from clusterctl.errors import SpecError, UsageError
+from clusterctl.spec.base import HERE
 from clusterctl.spec.checks import findings
-from clusterctl.spec.kind import Kind
-from clusterctl.spec.models import LABEL, PATTERN_WORDS, ClusterSpec, Partition
-from clusterctl.spec.parse import parse, read_text
-from clusterctl.spec.paths import HERE
+from clusterctl.spec.current_user import CurrentUser, resolve_users
+from clusterctl.spec.messages import did_you_mean, shown
+from clusterctl.spec.models import LABEL, PATTERN_WORDS, PROVIDER_TYPES, ClusterSpec, Partition
+from clusterctl.spec.parse import Filetype, parse, read_text
 from clusterctl.spec.source import Source, read_source
 
 SPEC_NAME: Final = "cluster.yaml"
-SPEC: Final = Kind(
+SPEC: Final = Filetype(
     name="spec",
     model=ClusterSpec,
     words=PATTERN_WORDS,
@@ -31,7 +32,7 @@ SPEC: Final = Kind(
 _NAME_LINE: Final = re.compile(rf"""^name:[ \t]+["']?({LABEL[1:-1]})["']?[ \t]*(?:#.*)?$""", re.MULTILINE)
 
 
-def load_spec(path: Path | None, *, caller: Caller | None = None) -> ClusterSpec:
+def load_spec(path: Path | None, *, caller: CurrentUser | None = None) -> ClusterSpec:
     """The resolved spec of a file, or the built-in default: `local`, with partition `train` of 2 nodes.
 
     Raises:
@@ -42,7 +43,7 @@ def load_spec(path: Path | None, *, caller: Caller | None = None) -> ClusterSpec
         spec = default_spec()
     else:
         spec = parse(read_text(path, SPEC), str(path), SPEC, context={HERE: path.parent.absolute()})
-    return resolved(spec, caller or Caller.current())
+    return resolve_users(spec, caller or CurrentUser.current())
 
 
 def default_spec() -> ClusterSpec:
@@ -97,3 +98,17 @@ def dump_spec(spec: ClusterSpec) -> str:
     stream = io.StringIO()
     yaml.dump(spec.model_dump(mode="json", exclude_none=True), stream)
     return stream.getvalue()
+
+
+def starter_spec(provider: str) -> str:
+    """A commented `cluster.yaml` for a provider, which is valid as it stands.
+
+    Raises:
+        UsageError: there is no such provider.
+    """
+    if provider not in PROVIDER_TYPES:
+        built = f"built in this version: {', '.join(PROVIDER_TYPES)}"
+        raise UsageError(
+            f"there is no provider {shown(provider)}", why=built, fix=did_you_mean(provider, PROVIDER_TYPES)
+        )
+    return resources.files("clusterctl.spec").joinpath(f"starter/{provider}.yaml").read_text(encoding="utf-8")

@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from ipaddress import IPv4Network
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -23,30 +23,24 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from clusterctl.spec import checks
-from clusterctl.spec.base import Model, Toggle
-from clusterctl.spec.finding import INCONSISTENT
+from clusterctl.spec import checks, distributions
+from clusterctl.spec.base import GPU_TYPE, URL, Gpus, Model, ProviderSettings, Url, expand
 from clusterctl.spec.gcp import GCP_PATTERN_WORDS, GcpProvider, Usd
-from clusterctl.spec.gpus import GPU_TYPE, Gpus
-from clusterctl.spec.health import Health
-from clusterctl.spec.host_range import expand
-from clusterctl.spec.nvidia import NVIDIA_PATTERN_WORDS, Nvidia
+from clusterctl.spec.messages import INCONSISTENT, shown
 from clusterctl.spec.onprem import ONPREM_PATTERN_WORDS, HostRange, OnpremProvider
-from clusterctl.spec.paths import FileName
-from clusterctl.spec.units import DurationS, SizeMib, format_duration, format_size
-from clusterctl.spec.words import shown
+from clusterctl.spec.software import NVIDIA_PATTERN_WORDS, Monitoring, Software
+from clusterctl.spec.units import DurationS, SizeMib, format_size
 
 LABEL = r"^[a-z][a-z0-9-]{0,19}$"
 _UNIX_NAME = r"^[a-z_][a-z0-9_-]{0,30}$"
 _ACCOUNT = r"^[a-z][a-z0-9_-]{0,30}$"
-_URL = r"^https?://[A-Za-z0-9._~:/@%+-]+$"
 
 # What a pattern asks for, in the words of an error message.
 PATTERN_WORDS: Final[Mapping[str, str]] = {
     LABEL: "a lower-case letter, then at most 19 lower-case letters, digits or dashes",
     _UNIX_NAME: "at most 31 lower-case letters, digits, dashes or underscores, no digit first",
     _ACCOUNT: "a lower-case letter, then at most 30 lower-case letters, digits, dashes or underscores",
-    _URL: "an http:// or https:// address",
+    URL: "an http:// or https:// address",
     GPU_TYPE: "a GPU's type in lower-case letters, digits and dashes, such as l4",
     **GCP_PATTERN_WORDS,
     **NVIDIA_PATTERN_WORDS,
@@ -57,9 +51,7 @@ ClusterName = Annotated[str, StringConstraints(pattern=LABEL)]
 PartitionName = Annotated[str, StringConstraints(pattern=LABEL)]
 UnixName = Annotated[str, StringConstraints(pattern=_UNIX_NAME)]
 AccountName = Annotated[str, StringConstraints(pattern=_ACCOUNT)]
-Url = Annotated[str, StringConstraints(pattern=_URL)]
 
-_INTERVAL_S = 2
 MAX_LOCAL_HOSTS: Final = checks.MAX_LOCAL_HOSTS
 MAX_CPUS = 65_533  # Slurm counts a node's CPUs in 16 bits
 PROOF_PARTITION = "clusterctl-proof"
@@ -117,11 +109,12 @@ SlurmLine = Annotated[
 UserAccount = Annotated[AccountName, AfterValidator(_ordinary_account)]
 
 
-class LocalProvider(Model):
+class LocalProvider(ProviderSettings):
     """A real Slurm cluster of systemd-nspawn machines on this Linux machine."""
 
     # In a file the type must be written: it tells the providers apart.
     model_config = ConfigDict(json_schema_extra={"required": ["type"]})
+    shares_kernel: ClassVar[bool] = True
 
     type: Literal["local"] = Field("local", description="which provider makes the hosts")
     subnet: IPv4Network | None = Field(
@@ -142,6 +135,10 @@ class LocalProvider(Model):
             raise ValueError(f"{value} is not a private /24, such as 10.77.0.0/24")
         return value
 
+    def expected_release(self, spec: ClusterSpec) -> str:  # noqa: ARG002
+        """The distribution of the node image."""
+        return distributions.of_local_nodes()
+
 
 Provider = Annotated[LocalProvider | GcpProvider | OnpremProvider, Discriminator("type")]
 PROVIDERS: Final[Mapping[str, type[LocalProvider] | type[GcpProvider] | type[OnpremProvider]]] = {
@@ -150,6 +147,7 @@ PROVIDERS: Final[Mapping[str, type[LocalProvider] | type[GcpProvider] | type[Onp
     "onprem": OnpremProvider,
 }
 PROVIDER_TYPES: Final = tuple(PROVIDERS)
+DEFAULT_PROVIDER: Final = LocalProvider()
 
 
 class Partition(Model):
@@ -254,78 +252,12 @@ class SlurmSettings(Model):
     extra: tuple[SlurmLine, ...] = Field((), description="raw slurm.conf lines, except those clusterctl owns")
 
 
-class PythonSettings(Model):
-    """The Python environment of jobs."""
-
-    requirements: FileName | None = Field(
-        None,
-        description="a requirements file, as pip reads it; relative to this file; "
-        "jobs find these packages beside those that every cluster has",
-    )
-
-
-class Repository(Model):
-    """A place of one's own that has the packages of a project's repository."""
-
-    url: Url = Field(description="where it is")
-    key: Url | None = Field(
-        None, description="the key that signs it, where that or its place is not the project's"
-    )
-
-
-class Mirrors(Model):
-    """Where hosts find packages that are not their distribution's own."""
-
-    epel: Repository | None = Field(None, description="EPEL, which has Slurm for Rocky Linux and RHEL")
-    openhpc: Repository | None = Field(
-        None,
-        description="OpenHPC for Rocky Linux and RHEL, up to its version: http://mirror.example.org/OpenHPC/3",
-    )
-    nvidia: Repository | None = Field(
-        None, description="NVIDIA's for this distribution: http://mirror.example.org/cuda/repos/rhel9/x86_64"
-    )
-
-
-class Software(Model):
-    """What is installed on the nodes."""
-
-    slurm: Literal["distribution", "openhpc"] = Field(
-        "distribution",
-        description="whose packages of Slurm: the distribution's (on Rocky Linux EPEL's), or OpenHPC's, "
-        "which are for Rocky Linux and RHEL",
-    )
-    mirrors: Mirrors = Field(Mirrors(), description="places of one's own to take packages from")
-    python: PythonSettings = Field(PythonSettings(), description="the Python environment of jobs")
-    apptainer: Toggle = Field(
-        False,
-        description="install Apptainer on hosts that have none, for `submit --container`; not on local nodes",
-    )
-    cupy: Toggle = Field(
-        True,
-        description="CuPy and CUDA's libraries (2.1 GB) for jobs, on nodes that show NVIDIA GPUs",
-    )
-    nvidia: Nvidia = Field(
-        Nvidia(), description="what is installed on hosts with NVIDIA's cards; not on local nodes"
-    )
-
-
-class Monitoring(Model):
-    """The telemetry step that runs beside every job, and the health of nodes."""
-
-    interval: DurationS = Field(
-        _INTERVAL_S,
-        description="time between two samples of a node",
-        json_schema_extra={"default": format_duration(_INTERVAL_S)},
-    )
-    health: Health = Field(Health(), description="when a node is sick, and how often it looks")
-
-
 class ClusterSpec(Model):
     """One cluster."""
 
     version: Literal[1] = Field(description="the version of this file's format")
     name: ClusterName = Field(description="the cluster's name, first part of its hosts' names")
-    provider: Provider = Field(LocalProvider(), description="who makes the hosts, and how")
+    provider: Provider = Field(DEFAULT_PROVIDER, description="who makes the hosts, and how")
     partitions: tuple[Partition, ...] = Field(min_length=1, description="the nodes, by Slurm partition")
     users: tuple[User, ...] = Field(
         (),

@@ -1,21 +1,86 @@
-"""What only machines of the user's own know of a spec: `provider: {type: onprem, ...}`."""
+"""On-premises machines in a spec: `provider: {type: onprem, ...}`, and what must hold between its fields."""
 
 from __future__ import annotations
 
 import re
 from base64 import b64decode
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from ipaddress import ip_address
-from typing import Annotated, Final, Literal
+from ipaddress import IPv4Network, ip_address
+from pathlib import PurePosixPath
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints, field_validator
 
-from clusterctl.spec.base import Model, Network
-from clusterctl.spec.fabric import Switch, SwitchName
-from clusterctl.spec.host_range import expand
-from clusterctl.spec.paths import KeyFile
-from clusterctl.spec.words import shown
+from clusterctl.errors import UsageError
+from clusterctl.spec import raw
+from clusterctl.spec.base import KeyFile, Model, Network, ProviderSettings, expand
+from clusterctl.spec.messages import Finding, Loc, did_you_mean, dotted, shown
+from clusterctl.spec.raw import Raw
+
+_SWITCH_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
+
+
+def _is_range(text: str) -> str:
+    expand(text)
+    return text
+
+
+def _is_name(text: str) -> str:
+    if not _SWITCH_NAME.fullmatch(text):
+        raise ValueError(f"{text!r} is no switch's name: at most 63 letters, digits, dashes or underscores")
+    return text
+
+
+HostRange = Annotated[str, AfterValidator(_is_range)]
+SwitchName = Annotated[str, AfterValidator(_is_name)]
+
+
+class Switch(Model):
+    """One switch, and what is plugged into it."""
+
+    hosts: HostRange | None = Field(None, description="the nodes at this switch, such as gpu[01-08]")
+    switches: HostRange | None = Field(None, description="the switches at this one, such as leaf[1-4]")
+
+
+def _fabric(spec: Raw) -> Iterator[Finding]:
+    """What is wrong with ``provider.fabric``."""
+    fabric = raw.mapping(raw.mapping(spec, "provider"), "fabric")
+    switches = {str(name): said if isinstance(said, Mapping) else {} for name, said in fabric.items()}
+    nodes = {host for p in raw.entries(spec, "partitions") for host in _expanded(p.get("hosts"))}
+    placed: dict[str, str] = {}
+    for kind, known, what in (("hosts", nodes, "node"), ("switches", set(switches), "switch")):
+        placed.clear()
+        for name, said in switches.items():
+            at = ("provider", "fabric", name, kind)
+            for one in _expanded(said.get(kind)):
+                if known and one not in known:
+                    yield Finding(at, f"there is no {what} {shown(one)}", did_you_mean(one, known))
+                elif one in placed:
+                    yield Finding(at, f"{one} is at {placed[one]} already", f"a {what} is at one switch")
+                placed.setdefault(one, name)
+        if kind == "hosts" and switches and (left := sorted(nodes - set(placed))):
+            message = f"{', '.join(left[:3])}{' and more' if len(left) > 3 else ''}: at no switch"  # noqa: PLR2004
+            yield Finding(
+                ("provider", "fabric"), message, "name every node, or leave fabric out", at_key=True
+            )
+    yield from _shape(switches, placed)
+
+
+def _shape(switches: Mapping[str, Raw], above: Mapping[str, str]) -> Iterator[Finding]:
+    """Each switch has something at it, of one kind, and none is above itself."""
+    for name, said in switches.items():
+        at = ("provider", "fabric", name)
+        if (said.get("hosts") is None) == (said.get("switches") is None):
+            hint = "write hosts: RANGE of a switch with nodes, switches: RANGE of one above others"
+            yield Finding(at, "a switch has either hosts or switches", hint, at_key=True)
+        seen, upward = {name}, above.get(name)
+        while upward is not None and upward not in seen:
+            seen.add(upward)
+            upward = above.get(upward)
+        if upward == name:
+            yield Finding(at, f"{name} is above itself", "a fabric is a tree", at_key=True)
+
 
 HOST_NAME = r"^[a-z0-9]([a-z0-9-]{0,61}[a-z0-9])?$"
 ADDRESS = r"^[A-Za-z0-9._:\[\],-]{1,255}$"
@@ -34,11 +99,6 @@ ONPREM_PATTERN_WORDS: Final[Mapping[str, str]] = {
     HOST_KEY: "a public host key, as `ssh-keyscan` prints it: ssh-ed25519 AAAA...",
     ABSOLUTE: "an absolute path",
 }
-
-
-def _is_range(text: str) -> str:
-    expand(text)
-    return text
 
 
 def _are_addresses(text: str) -> str:
@@ -70,7 +130,6 @@ def _is_whole_key(text: str) -> str:
 
 
 HostName = Annotated[str, StringConstraints(pattern=HOST_NAME)]
-HostRange = Annotated[str, AfterValidator(_is_range)]
 Login = Annotated[str, StringConstraints(pattern=LOGIN)]
 Port = Annotated[int, Field(ge=1, le=65535, strict=True)]
 Jump = Annotated[str, StringConstraints(pattern=JUMP)]
@@ -129,8 +188,10 @@ class OnpremShared(Model):
     export: AbsolutePath | None = Field(None, description="what that server exports")
 
 
-class OnpremProvider(Model):
+class OnpremProvider(ProviderSettings):
     """Machines that you have: Rocky Linux, Debian or Ubuntu. See docs/onprem.md."""
+
+    user_owned: ClassVar[bool] = True
 
     type: Literal["onprem"] = Field(description="which provider makes the hosts")
     controller: HostName = Field(description="the host that leads; it may compute, too")
@@ -163,6 +224,16 @@ class OnpremProvider(Model):
         """
         return {name: host for names, said in self.hosts.items() for name, host in self._each(names, said)}
 
+    @property
+    def known_network(self) -> IPv4Network | None:
+        """The network that the spec names."""
+        return self.network
+
+    @property
+    def switches(self) -> Mapping[str, Switch]:
+        """The switches of ``fabric``."""
+        return self.fabric
+
     def _each(self, names: str, said: OnpremHost) -> tuple[tuple[str, OnpremHost], ...]:
         every = expand(names)
         addresses = expand(said.address) if said.address else every
@@ -174,6 +245,21 @@ class OnpremProvider(Model):
             (name, OnpremHost(address=address, host_key=said.host_key, **common))
             for name, address in zip(every, addresses, strict=True)
         )
+
+
+def own_machines(provider: ProviderSettings) -> OnpremProvider:
+    """The settings of hosts that are the user's own.
+
+    Raises:
+        UsageError: the provider creates and removes its hosts.
+    """
+    if isinstance(provider, OnpremProvider):
+        return provider
+    raise UsageError(
+        f"the nodes of a {provider.type} cluster are created and removed by its spec",
+        where="provider.type",
+        fix="change `nodes` of its partitions, and run `clusterctl up`",
+    )
 
 
 def is_this_machine(address: str) -> bool:
@@ -193,3 +279,149 @@ def _host(said: object) -> object:
     if said is None:
         return {}
     return {"address": said} if isinstance(said, str) else said
+
+
+_SYSTEM: Final = frozenset(
+    {"bin", "boot", "dev", "etc", "lib", "lib64", "proc", "root", "run", "sbin", "sys", "usr"}
+)
+_TOP: Final = frozenset({"home", "media", "mnt", "opt", "srv", "tmp", "var"})  # below them it is fine
+_DECIDED_BY_HARDWARE: Final = ("cpus", "memory", "disk")
+_WAY_THERE: Final = ("user", "port", "key", "jump", "host_key")
+_UNSAID: Final[tuple[object, ...]] = (None, 22, (), [])  # by default, once it is filled in
+
+
+def findings(spec: Raw) -> Iterator[Finding]:
+    """Every cross-field fault of a spec for machines of one's own given as plain values."""
+    provider = raw.mapping(spec, "provider")
+    names = _names(provider)
+    yield from _hosts(provider)
+    yield from _this_machine(provider, names)
+    yield from _roles(provider, names)
+    yield from _partitions(spec, names)
+    yield from _shared(provider)
+    yield from _fabric(spec)
+
+
+def _names(provider: Raw) -> dict[str, str]:
+    """Host -> the key that names it."""
+    return {name: str(key) for key in raw.mapping(provider, "hosts") for name in _expanded(key)}
+
+
+def _expanded(text: object) -> tuple[str, ...]:
+    """The names of a range; none where it is malformed, which is said elsewhere."""
+    try:
+        return expand(text) if isinstance(text, str) else ()
+    except ValueError:
+        return ()
+
+
+def _hosts(provider: Raw) -> Iterator[Finding]:
+    first: dict[str, str] = {}
+    places: dict[tuple[str, object], str] = {}
+    for key, said in raw.mapping(provider, "hosts").items():
+        at = ("provider", "hosts", str(key))
+        names = _expanded(key)
+        for name in names:
+            if name in first:
+                yield Finding(at, f"{name} is in {first[name]} already", "name every host once", at_key=True)
+            first[name] = str(key)
+        host: Raw = said if isinstance(said, Mapping) else {"address": said}
+        address = host.get("address")
+        addresses = _expanded(address) if address is not None else names
+        if names and addresses and len(addresses) != len(names):
+            message = f"{len(names)} hosts have {len(addresses)} addresses"
+            yield Finding((*at, "address"), message, "write a range of as many addresses as there are names")
+            continue
+        for name, one in zip(names, addresses, strict=False):
+            place = (one, host.get("port", raw.mapping(provider, "access").get("port", 22)))
+            if places.get(place, name) != name:
+                message = f"{name} has the address of {places[place]}"
+                yield Finding(at, message, "give every host an address of its own", at_key=True)
+            places[place] = name
+
+
+def _this_machine(provider: Raw, names: Mapping[str, str]) -> Iterator[Finding]:
+    """The machine itself is a whole cluster: others would not find it under an address of its own alone."""
+    for key, said in raw.mapping(provider, "hosts").items():
+        host: Raw = said if isinstance(said, Mapping) else {"address": said}
+        address = host.get("address") or key
+        if not isinstance(address, str) or not is_this_machine(address):
+            continue
+        at = ("provider", "hosts", str(key))
+        if key == "localhost":
+            message = "every machine calls itself localhost"
+            yield Finding(at, message, "give it a name: desk: {address: localhost}", at_key=True)
+        if len(names) > 1:
+            message = f"{address} is this machine itself, and others can't reach it under that"
+            yield Finding(
+                at, message, "write its address on their network, or leave the others out", at_key=True
+            )
+        for where, given in ((at, host), (("provider", "access"), raw.mapping(provider, "access"))):
+            for field in _WAY_THERE:
+                if given.get(field) not in _UNSAID:
+                    message = (
+                        f"{field} is for machines that are logged in to, and {address} is the one you are on"
+                    )
+                    fix = f"remove it, or write an address of the other machine that is not {address}"
+                    yield Finding((*where, field), message, fix, at_key=True)
+
+
+def _roles(provider: Raw, names: Mapping[str, str]) -> Iterator[Finding]:
+    login = provider.get("login")
+    asked: list[tuple[Loc, object]] = [(("controller",), provider.get("controller"))]
+    asked += [(("login", i), name) for i, name in enumerate(login if isinstance(login, list | tuple) else ())]
+    for where, name in asked:
+        if isinstance(name, str) and names and name not in names:
+            hint = did_you_mean(name, names) or "name it under provider.hosts"
+            yield Finding(("provider", *where), f"there is no host {shown(name)}", hint)
+
+
+def _partitions(spec: Raw, names: Mapping[str, str]) -> Iterator[Finding]:
+    first: dict[str, str] = {}
+    for index, partition in enumerate(raw.entries(spec, "partitions")):
+        at = ("partitions", index)
+        for key in _DECIDED_BY_HARDWARE:
+            if partition.get(key) is not None:
+                yield Finding(
+                    (*at, key), f"{key} is for local nodes", "remove it; the machine decides", at_key=True
+                )
+        if partition.get("hosts") is None:
+            yield Finding(
+                at, "which hosts are its nodes?", "write hosts: RANGE, such as gpu[01-08]", at_key=True
+            )
+            continue
+        hosts = _expanded(partition["hosts"])
+        nodes = raw.whole(partition, "nodes")
+        if hosts and nodes is not None and nodes != len(hosts):
+            yield Finding((*at, "nodes"), f"hosts names {len(hosts)}, not {nodes}", "remove nodes")
+        for host in hosts:
+            if names and host not in names:
+                hint = did_you_mean(host, names) or "name it under provider.hosts"
+                yield Finding((*at, "hosts"), f"there is no host {shown(host)}", hint)
+            elif host in first:
+                yield Finding(
+                    (*at, "hosts"), f"{host} is in {first[host]} already", "a node is in one partition"
+                )
+            else:
+                first[host] = dotted(at)
+
+
+def _shared(provider: Raw) -> Iterator[Finding]:
+    shared = raw.mapping(provider, "shared")
+    kind, at = shared.get("kind", "nfs"), ("provider", "shared")
+    for key in ("server", "export"):
+        if kind != "nfs" and shared.get(key) is not None:
+            yield Finding((*at, key), f"{key} is for kind: nfs", "remove it", at_key=True)
+    if kind == "nfs" and (shared.get("server") is None) != (shared.get("export") is None):
+        hint = "write both, or neither: then the controller exports a folder of its own"
+        yield Finding(at, "server and export belong together", hint, at_key=True)
+    path = raw.text(shared, "path")
+    if kind == "nfs" and path is not None and _is_the_systems(path):
+        message = f"{shown(path)} is the system's own, and would be open to all hosts"
+        yield Finding((*at, "path"), message, "name a folder for the cluster, such as /shared")
+
+
+def _is_the_systems(path: str) -> bool:
+    """Whether a folder holds the system, or is one of those that do."""
+    parts = PurePosixPath(path).parts[1:]
+    return not parts or parts[0] in _SYSTEM or (len(parts) == 1 and parts[0] in _TOP)

@@ -17,8 +17,7 @@ from ruamel.yaml.nodes import MappingNode, Node, ScalarNode, SequenceNode
 from ruamel.yaml.reader import ReaderError
 
 from clusterctl.errors import Problem
-from clusterctl.spec.finding import Loc, dotted
-from clusterctl.spec.words import shown
+from clusterctl.spec.messages import Loc, dotted, shown
 
 MAX_DEPTH: Final = 32  # a spec nests four levels deep
 _TAG: Final = "tag:yaml.org,2002:"

@@ -23,8 +23,8 @@ from ruamel.yaml import YAML
 
 from clusterctl.cluster.up import bake
 from clusterctl.providers.local.provider import LocalProvider
-from clusterctl.spec import ClusterSpec
-from clusterctl.spec import LocalProvider as LocalSettings
+from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.models import LocalProvider as LocalSettings
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace, cache_home
 from tests.support.google import gcloud
@@ -138,7 +138,7 @@ def gcp(
     """Two of the nodes as a cluster, one of which lacked NVIDIA's driver at the first `up`."""
     beneath, inventory = machines
     folder = tmp_path_factory.mktemp("google")
-    cloud = GoogleCloud(folder)
+    cloud = GoogleCloud(folder, started=True)
     cloud.addresses({host.name: host.address for host in inventory.hosts})
     world = World(cloud.store.path)
     with world.change() as state:

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.packages.wheels import Node, wheelhouse
+from clusterctl.packages.wheelhouse import NodePlatform, wheelhouse
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.util.assets import asset
 from tests.support.install import lock_of_wheels
@@ -44,7 +44,7 @@ def host(no_residue: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
     (lent / "dist").mkdir()
     wheel_of_checkout(lent / "dist")
     (lent / "runtime.lock").write_text(lock_of_wheels())
-    jobs = wheelhouse(asset("payload") / "requirements.lock", Node.of(distribution_of("rocky-9")))
+    jobs = wheelhouse(asset("payload") / "requirements.lock", NodePlatform.of(distribution_of("rocky-9")))
     (lent / "jobs.name").write_text(jobs.name)
     options = ["--capability=all", "--system-call-filter=@known", f"--bind-ro={lent}:{LENT}"]
     for path, name in {UV: "uv", wheelhouse(lent / "runtime.lock"): "runtime", jobs: "jobs"}.items():

@@ -21,7 +21,7 @@ from _pytest.mark import ParameterSet
 from tests.support.install import PLAIN_PATH, Installed, pip_settings
 from tests.support.manual import ROOT, Block, Command, blocks, pages, with_jobs
 from tests.support.remains import marked
-from tests.support.residue import Machine, left_behind, look_as_root
+from tests.support.residue import nothing_left
 
 SPEC = "version: 1\nname: demo\nprovider: {type: local}\npartitions:\n  - {name: train, nodes: 2}\n"
 FIRST, TUTORIAL = ROOT / "README.md", ROOT / "docs" / "tutorial.md"
@@ -86,13 +86,10 @@ def reader(installed: Installed) -> Iterator[Reader]:
     """Their home has a short path, as homes do."""
     with tempfile.TemporaryDirectory(prefix=marked("")) as folder:
         home = Path(folder)
-        machine = Machine(home)
-        before = look_as_root(machine)
-        one = Reader(home, installed)
-        yield one
-        one.types("clusterctl down --yes --discard-runs", one.folder(FIRST))  # what a page that failed left
-        left = left_behind(before, lambda: look_as_root(machine))
-        assert not left, "left behind on this machine:\n" + "\n".join(left)
+        with nothing_left(home):
+            one = Reader(home, installed)
+            yield one
+            one.types("clusterctl down --yes --discard-runs", one.folder(FIRST))  # what a page left
 
 
 def runnable() -> list[Path]:

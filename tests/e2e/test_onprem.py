@@ -19,9 +19,9 @@ from tests.support.own import raised
 from tests.support.verbs import Clusterctl
 
 OUTSIDE = "192.0.2.1"  # of nobody, by RFC 5737
-HOSTS = ("node1", "node2", "node3")
+HOSTS = ("node1", "node2")
 APT = "sudo ls -R /etc/apt /var/lib/apt/lists"
-BOXES = (Box("node1"), Box("node2", sudo="password"), Box("node3"))
+BOXES = (Box("node1"), Box("node2", sudo="password"), Box("spare"))
 
 
 @pytest.fixture(scope="module")
@@ -30,13 +30,11 @@ def machines(no_residue: None) -> Iterator[Lab]:
         yield one
 
 
-def spec_of(machines: Lab, name: str, *, keys: bool = False, **provider: object) -> str:
-    """node1 leads and computes, node2 computes, users log in to node3."""
-    hosts = {
-        h.name: {"address": h.address, **({"host_key": h.host_key} if keys else {})} for h in machines.hosts
-    }
-    given = {"login": ["node3"], "hosts": hosts, **provider}
-    return machines.spec(name, controller="node1", partitions={"train": "node[1-2]"}, provider=given)
+def spec_of(machines: Lab, name: str, **provider: object) -> str:
+    """node1 leads and computes, users log in to node2. More nodes: test_onprem_el.py."""
+    hosts = {host: {"address": machines.host(host).address} for host in HOSTS}
+    given = {"login": ["node2"], "hosts": hosts, **provider}
+    return machines.spec(name, controller="node1", partitions={"train": "node1"}, provider=given)
 
 
 def test_what_is_wrong_is_said_for_every_machine_before_any_is_changed(
@@ -47,10 +45,10 @@ def test_what_is_wrong_is_said_for_every_machine_before_any_is_changed(
     hosts = {
         "node1": {"address": machines.host("node1").address, "host_key": wrong},
         "node2": {"address": machines.host("node2").address, "host_key": machines.host("node2").host_key},
-        "node3": {"address": machines.host("node3").address, "host_key": machines.host("node3").host_key,
+        "spare": {"address": machines.host("spare").address, "host_key": machines.host("spare").host_key,
                   "user": "nobody-here"},
     }  # fmt: skip
-    spec.write_text(spec_of(machines, cluster_name, hosts=hosts))
+    spec.write_text(spec_of(machines, cluster_name, hosts=hosts, login=["node2", "spare"]))
     asked = clusterctl("-o", "json", "-f", spec, "up", rc=2)  # nobody confirmed the gate's key yet
     (gate,) = asked.json["failures"]
     assert gate["code"] == "host-key"
@@ -61,10 +59,10 @@ def test_what_is_wrong_is_said_for_every_machine_before_any_is_changed(
     assert {host: one["code"] for host, one in failures.items()} == {
         "node1": "host-key",
         "node2": "sudo-password",
-        "node3": "login-refused",
+        "spare": "login-refused",
     }
     assert "--ask-become-pass" in failures["node2"]["fix"]
-    assert "nobody-here" in failures["node3"]["cause"]
+    assert "nobody-here" in failures["spare"]["cause"]
     for host in hosts:
         assert machines.enter(host, ["getent", "passwd", "clusterctl"]).rc != 0
     bad = clusterctl("-o", "json", "-f", spec, "up", "-K", rc=1, stdin="wrong\n")
@@ -122,7 +120,7 @@ def test_a_corrupted_bundle_is_refused_before_anything_is_done(
 
 
 def test_it_has_proven_itself(cluster: Cluster) -> None:
-    assert cluster.raised["nodes"] == cluster.raised["probed"] == ["node1", "node2"]
+    assert cluster.raised["nodes"] == cluster.raised["probed"] == ["node1"]
     assert cluster.raised["provider"] == "onprem"
 
 
@@ -131,25 +129,24 @@ def test_all_came_out_of_the_bundle_which_is_gone_from_the_machines(
 ) -> None:
     notes = {phase["phase"]: phase["note"] for phase in cluster.raised["phases"]}
     assert DEBIAN.release in notes["open_bundle"]
-    assert notes["send_packages"] == "sent to 3 hosts"
+    assert notes["send_packages"] == "sent to 2 hosts"
     for host in HOSTS:
         assert "No such file" in machines.enter(host, ["ls", "/var/lib/clusterctl-bundle"]).stderr
         assert "installed" in machines.ssh(host, "dpkg-query -W -f '${db:Status-Status}' munge").stdout
     assert machines.ssh("node1", APT).stdout == apt
 
 
-def test_two_nodes_train_and_the_run_comes_home(cluster: Cluster) -> None:
-    job = cluster.json("submit", "train", "--nodes", "2", "--wait", "--", "--epochs", "1")["job_id"]
+def test_a_node_trains_and_the_run_comes_home(cluster: Cluster) -> None:
+    job = cluster.json("submit", "train", "--wait", "--", "--epochs", "1")["job_id"]
     run = cluster.run_of(job)
     start = json.loads((run / "metrics.jsonl").read_text().splitlines()[0])
-    assert [rank["host"] for rank in start["ranks"]] == ["node1", "node2"]
+    assert [rank["host"] for rank in start["ranks"]] == ["node1"]
 
 
 def test_slurm_is_at_hand_where_users_log_in(cluster: Cluster) -> None:
-    assert cluster.ssh("node3", "sinfo -h -o %n | sort").split() == ["node1", "node2"]
-    said = cluster.ssh("node3", f"sudo -iu {cluster.user} srun --nodes=2 hostname")
-    assert sorted(said.split()) == ["node1", "node2"]
-    assert cluster.ssh("node3", "pgrep -x 'slurmd|slurmctld|mariadbd'", rc=1) == ""
+    assert cluster.ssh("node2", "sinfo -h -o %n").split() == ["node1"]
+    assert cluster.ssh("node2", f"sudo -iu {cluster.user} srun hostname").split() == ["node1"]
+    assert cluster.ssh("node2", "pgrep -x 'slurmd|slurmctld|mariadbd'", rc=1) == ""
 
 
 def test_our_own_account_is_enough_from_then_on(cluster: Cluster, machines: Lab) -> None:
@@ -159,8 +156,8 @@ def test_our_own_account_is_enough_from_then_on(cluster: Cluster, machines: Lab)
         phases = {one["phase"]: one["note"] for one in cluster.json("up")["phases"]}  # by its bundle
     finally:
         machines.enter("node2", ["bash", "-c", f"mv {keys}.away {keys}"])
-    assert phases["plan_changes"] == "hosts: all 3 stay"
-    assert phases["converge"] == "unchanged: 3 hosts checked"
+    assert phases["plan_changes"] == "hosts: all 2 stay"
+    assert phases["converge"] == "unchanged: 2 hosts checked"
     assert phases["send_packages"] == "nothing to send"
 
 

@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.packages.wheels import wheelhouse
+from clusterctl.packages.wheelhouse import wheelhouse
 from clusterctl.util.assets import asset
 from tests.support.lab import PASSWORD, Box, lab
 from tests.support.nested import PLACE, Host, tree, wheel_of_checkout

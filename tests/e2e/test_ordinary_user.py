@@ -30,7 +30,7 @@ from clusterctl.providers.local import machine
 from tests.support.install import PLAIN_PATH, ROOT, Installed, build_wheel, install, pip_settings
 from tests.support.nested import leader
 from tests.support.remains import marked
-from tests.support.residue import Machine, left_behind, look_as_root
+from tests.support.residue import nothing_left
 from tests.support.verbs import Clusterctl
 
 SUDOERS = Path("/etc/sudoers.d")
@@ -200,13 +200,10 @@ def person(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Person]:
         script = folder / "clusterctl"
         script.write_text(_as_person(name, home, work, installed))
         script.chmod(0o755)
-        before = look_as_root(Machine(home))
         runner = Clusterctl(folder / "unused", folder, {}, script)  # the script drops its variables
-        yield Person(
-            name, pwd.getpwnam(name).pw_uid, home, work, installed, runner, f"u{secrets.token_hex(3)}"
-        )
-        left = left_behind(before, lambda: look_as_root(Machine(home)))
-        assert not left, "left behind on this machine:\n" + "\n".join(left)
+        uid = pwd.getpwnam(name).pw_uid
+        with nothing_left(home):
+            yield Person(name, uid, home, work, installed, runner, f"u{secrets.token_hex(3)}")
 
 
 def _as_person(name: str, home: Path, work: Path, installed: Installed) -> str:

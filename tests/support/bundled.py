@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 from typing import Final
 
-from clusterctl.packages.bundle import Wanted, create
-from clusterctl.packages.bundle.manifest import FORMAT
-from clusterctl.packages.bundle.parts import base_digest
+from clusterctl.packages.bundle.archive import FORMAT
+from clusterctl.packages.bundle.checks import base_digest
+from clusterctl.packages.bundle.create import BundleRequest, create
 from clusterctl.packages.os_packages import package_names
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.load import default_spec
@@ -39,5 +39,5 @@ def debian_bundle() -> Path:
         for old in path.parent.glob("*.tar"):
             if time.time() - old.stat().st_mtime > _KEPT_S:  # others may use what is younger
                 old.unlink(missing_ok=True)
-        create(Wanted(default_spec(), (DEBIAN,), {}), path, report=lambda _: None)
+        create(BundleRequest(default_spec(), (DEBIAN,), {}), path, report=lambda _: None)
     return path

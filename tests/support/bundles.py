@@ -5,9 +5,16 @@ from __future__ import annotations
 from pathlib import Path
 
 from clusterctl import __version__
-from clusterctl.packages.bundle.archive import entries_of, write_bundle
-from clusterctl.packages.bundle.manifest import FORMAT, LOCK, PAYLOAD, Manifest, System
-from clusterctl.packages.bundle.parts import base_digest, lock_path
+from clusterctl.packages.bundle.archive import (
+    FORMAT,
+    LOCK,
+    PAYLOAD,
+    Manifest,
+    System,
+    entries_of,
+    write_bundle,
+)
+from clusterctl.packages.bundle.checks import base_digest, lock_path
 from clusterctl.packages.os_packages import package_names
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.state.inventory import ARCHITECTURE

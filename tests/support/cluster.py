@@ -13,7 +13,7 @@ from typing import Any
 
 from ruamel.yaml import YAML
 
-from tests.support.residue import Machine, left_behind, look_as_root
+from tests.support.residue import nothing_left
 from tests.support.verbs import Clusterctl, Ran
 
 
@@ -77,18 +77,13 @@ class Cluster:
 @contextmanager
 def raised(name: str, spec: str, home: Path, cwd: Path) -> Iterator[Cluster]:
     """Raise a cluster of a spec's text, and take it down again: nothing of it may be left."""
-    machine = Machine(home)
-    before = look_as_root(machine)
-    file = cwd / f"{name}.yaml"
+    file, runner = cwd / f"{name}.yaml", Clusterctl(home, cwd)
     file.write_text(spec)
-    runner = Clusterctl(home, cwd)
-    try:
-        up = runner("-o", "json", "-f", file, "up")
-        yield Cluster(name, file, runner, up.json)
-    finally:
-        runner("-f", file, "down", "--yes", "--discard-runs", rc=None)
-    left = left_behind(before, lambda: look_as_root(machine))
-    assert not left, "left behind on this machine:\n" + "\n".join(left)
+    with nothing_left(home):
+        try:
+            yield Cluster(name, file, runner, runner("-o", "json", "-f", file, "up").json)
+        finally:
+            runner("-f", file, "down", "--yes", "--discard-runs", rc=None)
 
 
 def records(path: Path) -> list[dict[str, Any]]:

@@ -22,7 +22,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl.packages.wheels import wheelhouse
+from clusterctl.packages.wheelhouse import wheelhouse
 from clusterctl.providers.local import image, machine
 from clusterctl.providers.local.layout import CACHE
 from clusterctl.providers.local.provider import cached_images, image_keys

@@ -15,7 +15,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -94,6 +94,16 @@ def left_behind(
         if not left or time.monotonic() > deadline:
             return left
         time.sleep(0.5)
+
+
+@contextmanager
+def nothing_left(home: Path) -> Iterator[None]:
+    """Fails when this machine holds more afterwards than before; clusters of other homes do not count."""
+    machine = Machine(home)
+    before = look_as_root(machine)
+    yield
+    left = left_behind(before, lambda: look_as_root(machine))
+    assert not left, "left behind on this machine:\n" + "\n".join(left)
 
 
 def _labs() -> Iterator[str]:

@@ -11,21 +11,83 @@ from typing import IO, Literal
 
 from clusterctl import __version__
 from clusterctl.errors import BundleError, Failure, ProvisionError, printable
-from clusterctl.packages.bundle.archive import BLOCK, Bundle, Place, content, header, named, padded
-from clusterctl.packages.bundle.manifest import PAYLOAD, Entry, Manifest, System
-from clusterctl.packages.bundle.parts import asked_of, asks_for_cupy, base_digest, gpu_digest
-from clusterctl.packages.os_packages import package_names
-from clusterctl.packages.wheels import content as content_of
-from clusterctl.spec import ClusterSpec
-from clusterctl.spec.distributions import distribution_of
+from clusterctl.packages.bundle.archive import (
+    BLOCK,
+    PAYLOAD,
+    SYSTEMS,
+    WHEELS,
+    Bundle,
+    Entry,
+    Manifest,
+    Place,
+    System,
+    content,
+    header,
+    named,
+    padded,
+)
+from clusterctl.packages.os_packages import Nvidia, package_names, upstream_packages
+from clusterctl.packages.requirements import content_hash
+from clusterctl.spec.distributions import Distribution, distribution_of
+from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.software import Software
 from clusterctl.state.inventory import ARCHITECTURE
-from clusterctl.util.assets import payload_hash
+from clusterctl.state.journal import digest
+from clusterctl.util.assets import gpu_lock, job_lock, payload_hash
+
+
+def base_digest() -> str:
+    """Names what is in the lock of the job environment."""
+    return digest(job_lock().read_bytes())
+
+
+def gpu_digest() -> str:
+    """Names what nodes with GPUs have beside that."""
+    return digest(gpu_lock().read_bytes())
+
+
+def asks_for_cupy(spec: ClusterSpec) -> bool:
+    """Whether its bundle must have CuPy: only the spec can tell which nodes have GPUs."""
+    return spec.software.cupy and any(partition.gpus for partition in spec.partitions)
+
+
+def lock_path(release: str) -> str:
+    """Where the lock of the spec's requirements lies in a bundle."""
+    return f"{WHEELS}/{release}.lock"
+
+
+def system_folder(release: str) -> str:
+    """Where the repository of a release lies in a bundle."""
+    return f"{SYSTEMS}/{release}"
+
+
+def names_of(distribution: Distribution, software: Software) -> tuple[str, ...]:
+    """The packages that a spec's software comes to."""
+    return package_names(
+        distribution,
+        openhpc=software.slurm == "openhpc",
+        apptainer=software.apptainer,
+        nvidia=nvidia_of(software),
+    )
+
+
+def nvidia_of(software: Software) -> Nvidia:
+    """What is asked of NVIDIA's packages."""
+    asked = software.nvidia
+    return Nvidia(asked.parts, asked.branch or "", asked.toolkit or "")
+
+
+def asked_of(distribution: Distribution, software: Software) -> tuple[str, ...]:
+    """What a bundle must hold for hosts of a distribution: packages by name, and the files of upstream's."""
+    upstream = upstream_packages(distribution, apptainer=software.apptainer)
+    return (*names_of(distribution, software), *(one.file for one in upstream))
+
 
 Kind = Literal["corrupted", "missing", "extra", "cut", "unfit"]
 
 
 @dataclass(frozen=True, slots=True)
-class Wrong:
+class Fault:
     """One thing that is wrong with a bundle; ``what`` is a file of it where that is meant."""
 
     kind: Kind
@@ -36,7 +98,7 @@ class Wrong:
         return f"{self.kind}: {self.what}: {self.why}"
 
 
-def damages(bundle: Bundle) -> tuple[Wrong, ...]:
+def damages(bundle: Bundle) -> tuple[Fault, ...]:
     """What of the bundle's content is not as its manifest says; the whole file is read."""
     size = bundle.file.stat().st_size
     places = tuple(bundle.places.values())
@@ -44,7 +106,7 @@ def damages(bundle: Bundle) -> tuple[Wrong, ...]:
         return tuple(_walk(file, places, size, bundle.begin))
 
 
-def refuse(file: Path, wrong: Sequence[Wrong]) -> None:
+def raise_faults(file: Path, wrong: Sequence[Fault]) -> None:
     """Raise if anything is wrong.
 
     Raises:
@@ -67,7 +129,7 @@ def refuse(file: Path, wrong: Sequence[Wrong]) -> None:
     )
 
 
-def _walk(file: IO[bytes], places: Sequence[Place], size: int, begin: int) -> Iterator[Wrong]:
+def _walk(file: IO[bytes], places: Sequence[Place], size: int, begin: int) -> Iterator[Fault]:
     """Look at each file where it belongs. Where another one lies there, find out which ones there are."""
     for number, place in enumerate(places):
         path = place.entry.path
@@ -78,12 +140,12 @@ def _walk(file: IO[bytes], places: Sequence[Place], size: int, begin: int) -> It
             return
         if place.content + place.entry.size > size:
             left = f" and {len(places) - number - 1} files after it" if number + 1 < len(places) else ""
-            yield Wrong("cut", path, f"the bundle ends after {size} bytes, before the end of it{left}")
+            yield Fault("cut", path, f"the bundle ends after {size} bytes, before the end of it{left}")
             return
         if not _shows(head, place.entry):
-            yield Wrong("corrupted", path, "its header is damaged")
+            yield Fault("corrupted", path, "its header is damaged")
         elif not _is_whole(file, place):
-            yield Wrong("corrupted", path, "its content is not what the manifest says")
+            yield Fault("corrupted", path, "its content is not what the manifest says")
     end = places[-1].end if places else begin
     yield from _after(file, end, size)
 
@@ -115,19 +177,19 @@ def _is_whole(file: IO[bytes], place: Place) -> bool:
     )
 
 
-def _after(file: IO[bytes], end: int, size: int) -> Iterator[Wrong]:
+def _after(file: IO[bytes], end: int, size: int) -> Iterator[Fault]:
     """What follows the last file: a tar's end, and nothing else."""
     file.seek(end)
     raw = file.read(3 * BLOCK)
     info = _parsed(raw[:BLOCK])
     if info is not None:
-        yield Wrong("extra", printable(info.name), "the manifest does not name it")
+        yield Fault("extra", printable(info.name), "the manifest does not name it")
     elif raw != bytes(2 * BLOCK):
         why = f"{2 * BLOCK} bytes of nothing belong there, and {size - end} follow the last file"
-        yield Wrong("corrupted", "the end of the bundle", why)
+        yield Fault("corrupted", "the end of the bundle", why)
 
 
-def _rearranged(file: IO[bytes], expected: Sequence[Place], offset: int, size: int) -> Iterator[Wrong]:
+def _rearranged(file: IO[bytes], expected: Sequence[Place], offset: int, size: int) -> Iterator[Fault]:
     """Files were taken out, put in or renamed: follow the headers, and compare the names."""
     wanted = {place.entry.path: place.entry for place in expected}
     seen: dict[str, tarfile.TarInfo] = {}
@@ -137,32 +199,32 @@ def _rearranged(file: IO[bytes], expected: Sequence[Place], offset: int, size: i
         info = _parsed(raw)
         if info is None:
             if any(raw):
-                yield Wrong("corrupted", f"byte {offset}", "there is no header where one belongs")
+                yield Fault("corrupted", f"byte {offset}", "there is no header where one belongs")
             break
         name = printable(info.name)
         if name not in wanted or name in seen:
-            yield Wrong("extra", name, "the manifest does not name it")
+            yield Fault("extra", name, "the manifest does not name it")
         elif not _shows(raw, wanted[name]):
-            yield Wrong("corrupted", name, "it is no plain file of the size that the manifest says")
+            yield Fault("corrupted", name, "it is no plain file of the size that the manifest says")
         elif not _is_whole(file, Place(wanted[name], offset)):
-            yield Wrong("corrupted", name, "its content is not what the manifest says")
+            yield Fault("corrupted", name, "its content is not what the manifest says")
         seen[name] = info
         offset += BLOCK + padded(max(0, info.size))
     yield from _missing(wanted, seen)
 
 
-def _missing(wanted: Mapping[str, Entry], seen: Mapping[str, object]) -> Iterator[Wrong]:
+def _missing(wanted: Mapping[str, Entry], seen: Mapping[str, object]) -> Iterator[Fault]:
     for path in wanted:
         if path not in seen:
-            yield Wrong("missing", path, "the manifest names it, and it is not there")
+            yield Fault("missing", path, "the manifest names it, and it is not there")
 
 
-def misfits(bundle: Bundle, spec: ClusterSpec | None, releases: Collection[str] = ()) -> tuple[Wrong, ...]:
+def mismatches(bundle: Bundle, spec: ClusterSpec | None, releases: Collection[str] = ()) -> tuple[Fault, ...]:
     """What does not fit this clusterctl, the spec, if there is one, or hosts of these releases."""
     manifest = bundle.manifest
     found = list(_of_clusterctl(manifest))
     found += [
-        Wrong("unfit", release, f"the bundle has no packages for it, only for {', '.join(manifest.systems)}")
+        Fault("unfit", release, f"the bundle has no packages for it, only for {', '.join(manifest.systems)}")
         for release in releases
         if release not in manifest.systems
     ]
@@ -170,10 +232,10 @@ def misfits(bundle: Bundle, spec: ClusterSpec | None, releases: Collection[str] 
         if releases and release not in releases:
             continue
         if lacking := _wanted(release, spec) - set(system.asked):
-            found.append(Wrong("unfit", release, f"without the packages {named(sorted(lacking))}"))
+            found.append(Fault("unfit", release, f"without the packages {named(sorted(lacking))}"))
         if system.base != base_digest():
             found.append(
-                Wrong("unfit", release, "the wheels of the job environment are of another clusterctl")
+                Fault("unfit", release, "the wheels of the job environment are of another clusterctl")
             )
         found += _of_gpus(release, system, spec)
         found += _of_requirements(release, system, spec)
@@ -191,28 +253,28 @@ def _wanted(release: str, spec: ClusterSpec | None) -> set[str]:
     return set(package_names(distribution)) & set(package_names(distribution, openhpc=True))
 
 
-def _of_clusterctl(manifest: Manifest) -> Iterator[Wrong]:
+def _of_clusterctl(manifest: Manifest) -> Iterator[Fault]:
     if manifest.clusterctl != __version__:
-        yield Wrong(
+        yield Fault(
             "unfit", "clusterctl", f"made by version {manifest.clusterctl}, and this is {__version__}"
         )
     elif manifest.payload != payload_hash():
-        yield Wrong("unfit", PAYLOAD, "it is not the training program of this clusterctl")
+        yield Fault("unfit", PAYLOAD, "it is not the training program of this clusterctl")
     if manifest.architecture != ARCHITECTURE:
-        yield Wrong(
+        yield Fault(
             "unfit", "architecture", f"for {manifest.architecture}, and the hosts have {ARCHITECTURE}"
         )
 
 
-def _of_gpus(release: str, system: System, spec: ClusterSpec | None) -> Iterator[Wrong]:
+def _of_gpus(release: str, system: System, spec: ClusterSpec | None) -> Iterator[Fault]:
     if system.gpu_base not in (None, gpu_digest()):
-        yield Wrong("unfit", release, "CuPy and CUDA's libraries are of another clusterctl")
+        yield Fault("unfit", release, "CuPy and CUDA's libraries are of another clusterctl")
     elif spec is not None and asks_for_cupy(spec) and not system.gpu:
-        yield Wrong("unfit", release, "the spec has GPUs, and the bundle has no CuPy for them")
+        yield Fault("unfit", release, "the spec has GPUs, and the bundle has no CuPy for them")
 
 
-def _of_requirements(release: str, system: System, spec: ClusterSpec | None) -> Iterator[Wrong]:
+def _of_requirements(release: str, system: System, spec: ClusterSpec | None) -> Iterator[Fault]:
     asked = spec.software.python.requirements if spec is not None else None
-    if asked is not None and system.requirements != content_of((asked,)):
+    if asked is not None and system.requirements != content_hash((asked,)):
         has = "other ones" if system.requirements else "none"
-        yield Wrong("unfit", release, f"{asked} asks for Python packages, and the bundle was made for {has}")
+        yield Fault("unfit", release, f"{asked} asks for Python packages, and the bundle was made for {has}")

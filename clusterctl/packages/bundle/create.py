@@ -12,10 +12,20 @@ from pathlib import Path
 from clusterctl import __version__
 from clusterctl.errors import UsageError
 from clusterctl.packages.bundle import debian, redhat
-from clusterctl.packages.bundle.archive import Bundle, check_target, entries_of, open_bundle, write_bundle
-from clusterctl.packages.bundle.manifest import FORMAT, LOCK, PAYLOAD, WHEELS, Manifest, System
-from clusterctl.packages.bundle.packed import Packed, Packer
-from clusterctl.packages.bundle.parts import (
+from clusterctl.packages.bundle.archive import (
+    FORMAT,
+    LOCK,
+    PAYLOAD,
+    WHEELS,
+    Bundle,
+    Manifest,
+    System,
+    check_target,
+    entries_of,
+    open_bundle,
+    write_bundle,
+)
+from clusterctl.packages.bundle.checks import (
     asked_of,
     asks_for_cupy,
     base_digest,
@@ -25,11 +35,13 @@ from clusterctl.packages.bundle.parts import (
     nvidia_of,
     system_folder,
 )
+from clusterctl.packages.bundle.repository import Repository, RepositoryRequest
 from clusterctl.packages.os_packages import nvidia_stream, upstream_packages
 from clusterctl.packages.payload import pack_payload
-from clusterctl.packages.wheels import Node, Question, content, resolve, unwritable, wheel_path, wheelhouse
-from clusterctl.spec import ClusterSpec
+from clusterctl.packages.requirements import Requirements, content_hash, resolve
+from clusterctl.packages.wheelhouse import NodePlatform, unwritable_cache, wheel_path, wheelhouse
 from clusterctl.spec.distributions import Distribution
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import ARCHITECTURE
 from clusterctl.state.lock import WAIT_S, hold
 from clusterctl.state.workspace import cache_home
@@ -41,7 +53,7 @@ Sources = dict[str, Path | bytes]
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class BundleRequest:
     """What a bundle is made for. ``archives``: release -> a file that names the repositories to use."""
 
     spec: ClusterSpec
@@ -50,7 +62,7 @@ class Wanted:
     called: Mapping[str, str] = field(default_factory=dict)  # release -> the name the user knows it by
 
 
-def create(wanted: Wanted, out: Path, *, report: LineReporter) -> Bundle:
+def create(wanted: BundleRequest, out: Path, *, report: LineReporter) -> Bundle:
     """Pack all that a spec needs into one file. What was downloaded is kept in the cache.
 
     What can be seen to be wrong is refused before anything is fetched.
@@ -70,9 +82,9 @@ def create(wanted: Wanted, out: Path, *, report: LineReporter) -> Bundle:
                 f"{system_folder(distribution.release)}/{path}": of for path, of in packed.files.items()
             }
             report("downloading the wheels of the job environment")
-            base = sorted(wheelhouse(job_lock(), Node.of(distribution)).glob("*.whl"))
-            gpu = _gpu_wheels(wanted.spec, Node.of(distribution), report)
-            more = _more_wheels(wanted.spec, Node.of(distribution), report)
+            base = sorted(wheelhouse(job_lock(), NodePlatform.of(distribution)).glob("*.whl"))
+            gpu = _gpu_wheels(wanted.spec, NodePlatform.of(distribution), report)
+            more = _more_wheels(wanted.spec, NodePlatform.of(distribution), report)
             wheels = (*base, *gpu, *more.wheels)
             sources |= {f"{WHEELS}/{path.name}": path for path in wheels}
             if more.lock is not None:
@@ -105,7 +117,7 @@ def create(wanted: Wanted, out: Path, *, report: LineReporter) -> Bundle:
     return open_bundle(out)
 
 
-def _check(wanted: Wanted, out: Path) -> None:
+def _check(wanted: BundleRequest, out: Path) -> None:
     read = {"Debian": debian.own_sources, "RedHat": redhat.own_repositories}
     for distribution in wanted.distributions:
         if (archive := wanted.archives.get(distribution.release)) is not None:
@@ -117,15 +129,15 @@ def _check(wanted: Wanted, out: Path) -> None:
                 fix=f"say --from {called}=FILE, written as in /etc/yum.repos.d",
             )
     if (asked := wanted.spec.software.python.requirements) is not None:
-        content((asked,))
+        content_hash((asked,))
     check_target(out)
 
 
-def _packages(wanted: Wanted, distribution: Distribution, report: LineReporter) -> Packed:
+def _packages(wanted: BundleRequest, distribution: Distribution, report: LineReporter) -> Repository:
     folder = _cache_folder(f"{distribution.release}-{ARCHITECTURE}")
     archive = wanted.archives.get(distribution.release)
     software = wanted.spec.software
-    packer = Packer(
+    packer = RepositoryRequest(
         distribution.release,
         ARCHITECTURE,
         folder,
@@ -136,11 +148,11 @@ def _packages(wanted: Wanted, distribution: Distribution, report: LineReporter) 
         stream=nvidia_stream(distribution, nvidia_of(software)),
         called=wanted.called.get(distribution.release, ""),
     )
-    pack = {"Debian": debian.packed, "RedHat": redhat.packed}[distribution.family]
+    pack = {"Debian": debian.pack, "RedHat": redhat.pack}[distribution.family]
     return pack(packer, names_of(distribution, software), report=report)
 
 
-def _gpu_wheels(spec: ClusterSpec, node: Node, report: LineReporter) -> Sequence[Path]:
+def _gpu_wheels(spec: ClusterSpec, node: NodePlatform, report: LineReporter) -> Sequence[Path]:
     if not asks_for_cupy(spec):
         return ()
     report("downloading CuPy and CUDA's libraries")
@@ -156,19 +168,19 @@ class _More:
     lock: str | None = None
 
 
-def _more_wheels(spec: ClusterSpec, node: Node, report: LineReporter) -> _More:
+def _more_wheels(spec: ClusterSpec, node: NodePlatform, report: LineReporter) -> _More:
     asked = spec.software.python.requirements
     if asked is None:
         return _More()
-    lock = resolve(Question((asked,), job_lock(), node=node), report=report)
-    return _More(content((asked,)), tuple(map(wheel_path, lock.wheels)), lock.text)
+    lock = resolve(Requirements((asked,), job_lock(), node=node), report=report)
+    return _More(content_hash((asked,)), tuple(map(wheel_path, lock.wheels)), lock.text)
 
 
 def _names(wheels: Sequence[Path]) -> tuple[str, ...]:
     return tuple(sorted(path.name for path in wheels))
 
 
-def _versions(packed: Packed, wheels: Sequence[Path]) -> Mapping[str, object]:
+def _versions(packed: Repository, wheels: Sequence[Path]) -> Mapping[str, object]:
     packages = [{"name": n, "version": v, "sha256": s} for n, v, s in packed.versions]
     return {"packages": packages, "wheels": _names(wheels)}
 
@@ -190,4 +202,4 @@ def _cache_folder(name: str = "") -> Path:
         with tempfile.TemporaryFile(dir=folder):  # one that is there may not be ours
             return folder
     except OSError as exc:
-        raise unwritable(folder, exc) from exc
+        raise unwritable_cache(folder, exc) from exc

@@ -16,9 +16,15 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from clusterctl.errors import MachineError, UsageError
-from clusterctl.packages.bundle import tools
-from clusterctl.packages.bundle.archives import archive_of, read_own
-from clusterctl.packages.bundle.packed import Packed, Packer
+from clusterctl.packages.bundle.repository import (
+    Repository,
+    RepositoryRequest,
+    archive_of,
+    download,
+    need,
+    read_own,
+    run,
+)
 from clusterctl.packages.os_packages import Upstream
 from clusterctl.util.progress import LineReporter
 
@@ -71,7 +77,7 @@ class _Apt:
         return tuple(record.strip() + "\n" for record in said.split("\n\n") if record.strip())
 
     def _run(self, tool: str, *words: str, what: str) -> str:
-        return tools.run(
+        return run(
             [tool, "--assume-yes", *self._options(), *words]
             if tool == "apt-get"
             else [tool, *self._options(), *words],
@@ -102,14 +108,14 @@ class _Apt:
         return [word for key, value in settings.items() for word in ("-o", f"{key}={value}")]
 
 
-def packed(packer: Packer, names: Sequence[str], *, report: LineReporter) -> Packed:
+def pack(packer: RepositoryRequest, names: Sequence[str], *, report: LineReporter) -> Repository:
     """The packages of these names with all that they need, as a repository for apt.
 
     Raises:
         MachineError: apt or the archive's keyring is missing, or the archive can't be reached.
         UsageError: no archive of this distribution is known.
     """
-    tools.need("apt-get", of=packer.distribution, fix="make this bundle on a machine with Debian or Ubuntu")
+    need("apt-get", of=packer.distribution, fix="make this bundle on a machine with Debian or Ubuntu")
     sources = _sources(packer) if packer.archive is None else own_sources(packer.archive)
     form = packer.archive.suffix if packer.archive else ".list"
     apt = _Apt(packer.distribution, ARCHITECTURES[packer.architecture], packer.folder, sources, form)
@@ -131,7 +137,7 @@ def _fetched(one: Upstream, folder: Path) -> Path:
     """A package of its makers', from the cache if it is there."""
     path = folder / one.file
     if not path.is_file() or _sha256(path) != one.sha256:
-        path.write_bytes(tools.download(one.url, what=f"the package {path.name}"))
+        path.write_bytes(download(one.url, what=f"the package {path.name}"))
     if _sha256(path) != one.sha256:
         path.unlink()
         raise MachineError(f"the package {path.name} is another", where=one.url, why="its SHA-256 differs")
@@ -164,7 +170,7 @@ def _has(field: str, lines: Sequence[str]) -> bool:
     return any(line.lower().startswith(f"{field.lower()}:") for line in lines)
 
 
-def _sources(packer: Packer) -> str:
+def _sources(packer: RepositoryRequest) -> str:
     """The archives of the distribution, as apt reads them."""
     archive = archive_of(packer.distribution)
     archives = [archive, archive["nvidia"]] if packer.nvidia else [archive]
@@ -192,7 +198,7 @@ def _asked(file: str) -> str:
     return f"{name}:{architecture}={version.replace('%3a', ':')}".replace(":all=", "=")
 
 
-def _repository(distribution: str, records: Sequence[str], paths: Mapping[str, Path]) -> Packed:
+def _repository(distribution: str, records: Sequence[str], paths: Mapping[str, Path]) -> Repository:
     """The files of a flat repository, and the versions in it."""
     files: dict[str, Path | bytes] = {f"pool/{name}": path for name, path in paths.items()}
     index, versions = [], []
@@ -209,7 +215,7 @@ def _repository(distribution: str, records: Sequence[str], paths: Mapping[str, P
     packages = "\n".join(sorted(index)).encode()
     files["Packages"] = packages
     files["Release"] = "".join(_release(distribution, packages)).encode()
-    return Packed(files, tuple(sorted(versions)))
+    return Repository(files, tuple(sorted(versions)))
 
 
 def _check(path: Path, fields: Mapping[str, str], distribution: str) -> None:

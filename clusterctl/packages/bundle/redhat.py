@@ -15,9 +15,15 @@ from pathlib import Path
 from typing import Final
 
 from clusterctl.errors import MachineError, UsageError
-from clusterctl.packages.bundle import tools
-from clusterctl.packages.bundle.archives import archive_of, read_own
-from clusterctl.packages.bundle.packed import Packed, Packer
+from clusterctl.packages.bundle.repository import (
+    Repository,
+    RepositoryRequest,
+    archive_of,
+    download,
+    need,
+    read_own,
+    run,
+)
 from clusterctl.util.progress import LineReporter
 
 KEYS: Final = "keys"
@@ -29,7 +35,7 @@ _SIGNED: Final = "signatures OK"
 class _Dnf:
     """dnf with all of its state in one folder, for one distribution."""
 
-    packer: Packer
+    packer: RepositoryRequest
 
     @property
     def folder(self) -> Path:
@@ -80,7 +86,7 @@ class _Dnf:
         argv = ["dnf", "--quiet", "--assumeyes", f"--config={self.folder / 'dnf.conf'}"]
         argv += [f"--installroot={self.folder / 'root'}", f"--releasever={_major(self.packer.distribution)}"]
         argv += [f"--setopt={key}={value}" for key, value in settings.items()]
-        return tools.run(
+        return run(
             [*argv, *words],
             what=what,
             fix="check that this machine reaches the repositories (--from names others) and has "
@@ -88,7 +94,7 @@ class _Dnf:
         )
 
 
-def packed(packer: Packer, names: Sequence[str], *, report: LineReporter) -> Packed:
+def pack(packer: RepositoryRequest, names: Sequence[str], *, report: LineReporter) -> Repository:
     """The packages of these names with all that they need, as a repository for dnf.
 
     Raises:
@@ -97,27 +103,26 @@ def packed(packer: Packer, names: Sequence[str], *, report: LineReporter) -> Pac
     """
     for tool, package in _TOOLS.items():
         fix = f"install {package} and dnf-plugins-core here, or make this bundle on a machine of its family"
-        tools.need(tool, of=packer.title, fix=fix)
+        need(tool, of=packer.title, fix=fix)
     repositories, urls = _repositories(packer)
     dnf = _Dnf(packer)
     report(f"{packer.title}: reading the repositories")
     dnf.prepare(repositories)
     keys = {
-        f"{KEYS}/{number}.asc": tools.download(url, what="a repository's key")
-        for number, url in enumerate(urls)
+        f"{KEYS}/{number}.asc": download(url, what="a repository's key") for number, url in enumerate(urls)
     }
     files = dnf.resolve(names)
     report(f"{packer.title}: downloading {len(files)} packages")
     dnf.download(names)
     _check_signatures(dnf, keys.values(), files)
-    return Packed({**_index(dnf, files), **keys}, tuple(_versions(dnf, files)))
+    return Repository({**_index(dnf, files), **keys}, tuple(_versions(dnf, files)))
 
 
 def _major(distribution: str) -> str:
     return distribution.rpartition("-")[2]
 
 
-def _repositories(packer: Packer) -> tuple[str, tuple[str, ...]]:
+def _repositories(packer: RepositoryRequest) -> tuple[str, tuple[str, ...]]:
     """A .repo file of the repositories, and where their keys are."""
     if packer.archive is not None:
         return own_repositories(packer.archive)
@@ -169,11 +174,9 @@ def _check_signatures(dnf: _Dnf, keys: Iterable[bytes], files: Sequence[str]) ->
     for key in keys:
         place = dnf.folder / "key.asc"
         place.write_bytes(key)
-        tools.run(
-            [*rpmkeys, "--import", str(place)], what="reading a repository's key", fix="name its true key"
-        )
+        run([*rpmkeys, "--import", str(place)], what="reading a repository's key", fix="name its true key")
     paths = [str(dnf.packages / file) for file in files]
-    said = tools.run([*rpmkeys, "--checksig", *paths], what="checking the signatures of packages", fix=fix)
+    said = run([*rpmkeys, "--checksig", *paths], what="checking the signatures of packages", fix=fix)
     unsigned = [line.partition(": ")[0] for line in said.splitlines() if not line.endswith(_SIGNED)]
     if unsigned or len(said.splitlines()) != len(files):
         raise MachineError("a package is not signed", where=", ".join(unsigned), fix=fix)
@@ -186,7 +189,7 @@ def _index(dnf: _Dnf, files: Sequence[str]) -> Mapping[str, Path | bytes]:
     chosen = dnf.folder / "chosen"
     chosen.write_text("".join(f"Packages/{file}\n" for file in files))
     words = ["--quiet", "--no-database", "--revision=1", "--set-timestamp-to-revision", f"--pkglist={chosen}"]
-    tools.run(["createrepo_c", *words, str(root)], what="making the repository's index", fix="run it again")
+    run(["createrepo_c", *words, str(root)], what="making the repository's index", fix="run it again")
     index = {f"repodata/{path.name}": path for path in (root / "repodata").iterdir()}
     return {**index, **{f"Packages/{file}": dnf.packages / file for file in files}}
 

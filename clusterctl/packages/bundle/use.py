@@ -9,13 +9,12 @@ from pathlib import Path
 from pydantic import BaseModel, ConfigDict, ValidationError
 
 from clusterctl.errors import BundleError
-from clusterctl.packages.bundle.archive import Bundle, open_bundle
-from clusterctl.packages.bundle.checks import damages, misfits, refuse
-from clusterctl.packages.bundle.manifest import WHEELS
-from clusterctl.packages.bundle.parts import lock_path
-from clusterctl.packages.wheels import Node, Question, Wheel, filled, plant
-from clusterctl.spec import ClusterSpec
+from clusterctl.packages.bundle.archive import WHEELS, Bundle, open_bundle
+from clusterctl.packages.bundle.checks import damages, lock_path, mismatches, raise_faults
+from clusterctl.packages.requirements import Requirements, store_lock
+from clusterctl.packages.wheelhouse import NodePlatform, Wheel, fill_wheelhouse
 from clusterctl.spec.distributions import distribution_of
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.util.assets import gpu_lock, job_lock
 from clusterctl.util.lifetime import temporary_folder
@@ -39,7 +38,7 @@ class Remembered(BaseModel):
         return cls(file=bundle.file, digest=bundle.digest, size=stat.st_size, mtime_ns=stat.st_mtime_ns)
 
 
-def remembered(workspace: Workspace) -> Remembered | None:
+def cluster_bundle(workspace: Workspace) -> Remembered | None:
     """The bundle that the cluster's hosts are installed from, if they are."""
     try:
         return Remembered.model_validate_json(workspace.bundle.read_bytes())
@@ -52,9 +51,9 @@ def forget(workspace: Workspace) -> None:
     workspace.bundle.unlink(missing_ok=True)
 
 
-def gone(workspace: Workspace) -> BundleError:
+def missing_bundle(workspace: Workspace) -> BundleError:
     """The error for hosts that are to be installed from a bundle that is not there any more."""
-    known = remembered(workspace)
+    known = cluster_bundle(workspace)
     return BundleError(
         "the bundle that this cluster is installed from is gone",
         where=str(known.file) if known else "",
@@ -64,7 +63,7 @@ def gone(workspace: Workspace) -> BundleError:
     )
 
 
-def take(file: Path, spec: ClusterSpec, workspace: Workspace, *, report: LineReporter) -> Bundle:
+def use_bundle(file: Path, spec: ClusterSpec, workspace: Workspace, *, report: LineReporter) -> Bundle:
     """Check a bundle, remember it for the cluster, and have its wheels where the rest of `up` seeks them.
 
     What was checked already, and has not been written to since, is not read once more.
@@ -74,11 +73,11 @@ def take(file: Path, spec: ClusterSpec, workspace: Workspace, *, report: LineRep
         MachineError: the cache of downloads can't be written.
     """
     bundle = open_bundle(file)
-    refuse(file, misfits(bundle, spec))
+    raise_faults(file, mismatches(bundle, spec))
     now = Remembered.of(bundle)
-    if now != remembered(workspace):
+    if now != cluster_bundle(workspace):
         report(f"checking {bundle.file.name}")
-        refuse(file, damages(bundle))
+        raise_faults(file, damages(bundle))
         write_atomic(workspace.bundle, now.model_dump_json() + "\n")
     _place_wheels(bundle, spec)
     return bundle
@@ -86,15 +85,17 @@ def take(file: Path, spec: ClusterSpec, workspace: Workspace, *, report: LineRep
 
 def _place_wheels(bundle: Bundle, spec: ClusterSpec) -> None:
     for release, system in bundle.manifest.systems.items():
-        node = Node.of(distribution_of(release))
-        filled(job_lock(), partial(_bring_all, bundle, system.wheels), node)
+        node = NodePlatform.of(distribution_of(release))
+        fill_wheelhouse(job_lock(), partial(_bring_all, bundle, system.wheels), node)
         if system.gpu:
-            filled(gpu_lock(), partial(_bring_all, bundle, system.gpu), node)
+            fill_wheelhouse(gpu_lock(), partial(_bring_all, bundle, system.gpu), node)
         asked = spec.software.python.requirements
         if asked is not None:
             text = _text(bundle, lock_path(release))
-            plant(
-                Question((asked,), job_lock(), node=node), text, lambda wheel, to: _bring(bundle, wheel, to)
+            store_lock(
+                Requirements((asked,), job_lock(), node=node),
+                text,
+                lambda wheel, to: _bring(bundle, wheel, to),
             )
 
 

@@ -11,8 +11,9 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, ConfigDict, Field
 from ruamel.yaml import YAML
 
-from clusterctl.spec import ClusterSpec, Partition, machines
+from clusterctl.spec import gcp_machines
 from clusterctl.spec.gcp import GcpProvider
+from clusterctl.spec.models import ClusterSpec, Partition
 from clusterctl.spec.units import GIB_MIB
 
 HOURS_A_MONTH: Final = 730.0  # as Google counts
@@ -41,7 +42,7 @@ class _Gpu(_Row):
 
 class _Nat(_Row):
     machine: Usd
-    machines: int
+    gcp_machines: int
 
 
 class Table(_Row):
@@ -51,7 +52,7 @@ class Table(_Row):
     region: str
     families: Mapping[str, _Family]
     gpus: Mapping[str, _Gpu]
-    machines: Mapping[str, Usd]
+    gcp_machines: Mapping[str, Usd]
     disks: Mapping[str, Usd]
     local_ssd: Usd
     filestore: Mapping[str, Usd]
@@ -93,7 +94,7 @@ def of_filestore(tier: str, gib: float) -> float | None:
 def of_nat(hosts: int) -> float:
     """Cloud NAT for this many hosts, with the one address that it takes."""
     known = table()
-    return min(hosts, known.nat.machines) * known.nat.machine + known.address
+    return min(hosts, known.nat.gcp_machines) * known.nat.machine + known.address
 
 
 def of_gib(usd_a_month: float, gib: float) -> float:
@@ -115,11 +116,11 @@ def of_machine(name: str, gpus: Mapping[str, int], *, spot: bool, own: Mapping[s
     """A machine without its disks. ``gpus``: those that are added to it, by Google's name; ``own`` prices of
     machine types, which have their GPUs in them, come before the table's.
     """
-    known, machine = table(), machines.machine(name)
+    known, machine = table(), gcp_machines.machine(name)
     if name in own:
         return own[name]
-    if not spot and name in known.machines:
-        return known.machines[name]
+    if not spot and name in known.gcp_machines:
+        return known.gcp_machines[name]
     family = known.families.get(machine.family) if machine else None
     shares = family.spot if family and spot else family
     if machine is None or shares is None:
@@ -169,11 +170,11 @@ def node_price(spec: ClusterSpec, partition: Partition) -> float | None:
     """What the machine, the GPUs and the disks of a partition's node cost."""
     if not isinstance(spec.provider, GcpProvider):
         return None
-    nodes, machine = spec.provider.nodes_of(partition.name), machines.of(spec, partition)
+    nodes, machine = spec.provider.nodes_of(partition.name), gcp_machines.machine_of(spec, partition)
     added = machine.gpu if machine.guest_accelerator else None
     gpus = {str(machine.accelerator): added.count} if added else {}
-    extra = ((machines.extra_disk_type(machine, disk), disk.size) for disk in nodes.extra_disks)
-    disks = ((machines.boot_disk_type(machine, nodes.boot_disk), nodes.boot_disk.size), *extra)
+    extra = ((gcp_machines.extra_disk_type(machine, disk), disk.size) for disk in nodes.extra_disks)
+    disks = ((gcp_machines.boot_disk_type(machine, nodes.boot_disk), nodes.boot_disk.size), *extra)
     return total(
         [
             _machine(machine.name, gpus, spot=nodes.spot, own=spec.provider.prices),
@@ -231,7 +232,7 @@ def _of_instance(instance: Attributes, own: Mapping[str, float]) -> float | None
     gpus = {
         _last_part(str(gpu["type"])): int(gpu["count"]) for gpu in instance.get("guest_accelerator") or ()
     }
-    known = machines.machine(name)
+    known = gcp_machines.machine(name)
     added = max(len(instance.get("scratch_disk") or ()) - (known.bundled_ssds if known else 0), 0)
     off = instance.get("current_status") in OFF
     running = [_machine(name, gpus, spot=spot, own=own), of_local_ssds(added, spot=spot)]

@@ -8,11 +8,10 @@ from importlib.resources import files
 from ipaddress import IPv4Network
 from typing import Any, Final
 
-from pydantic import ValidationError
 from ruamel.yaml import YAML
 
 from clusterctl.errors import LockedError, ProvisionError, StalePlanError
-from clusterctl.providers.base import Bake, Leftover, Planned, Provisioned, Size
+from clusterctl.providers.base import Bake, Leftover, Planned, Provisioned, Size, hosts_as_raised
 from clusterctl.providers.gcp import costs, orphans, ssh, tfvars
 from clusterctl.providers.gcp.api import Api
 from clusterctl.providers.gcp.apply import Owner, apply_plan, refuse_another, refuse_moved
@@ -23,11 +22,12 @@ from clusterctl.providers.gcp.ssh import host_keys
 from clusterctl.providers.gcp.terraform.client import Terraform
 from clusterctl.providers.gcp.terraform.plan import Plan, ResourceChange
 from clusterctl.providers.gcp.tfvars import variables
-from clusterctl.spec import ClusterSpec, gcp_images, machines
-from clusterctl.spec import GcpProvider as Settings
+from clusterctl.spec import gcp_machines
 from clusterctl.spec.base import Model
 from clusterctl.spec.distributions import UNSEEN
-from clusterctl.spec.machines import Machine
+from clusterctl.spec.gcp import GcpProvider as Settings
+from clusterctl.spec.gcp_machines import Machine
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory, SharedFolder
 from clusterctl.state.journal import digest
 from clusterctl.state.workspace import Workspace
@@ -46,7 +46,7 @@ class GcpProvider:
         self._is_done = False  # what was shown
 
     def check(self, spec: ClusterSpec) -> None:
-        if refused := gcp_images.refusal(spec):
+        if refused := gcp_machines.refusal(spec):
             raise refused
         ssh.check_gcloud()
 
@@ -184,7 +184,7 @@ class GcpProvider:
         report: Reporter,
     ) -> Inventory:
         names, hosts = _names(spec), outputs["hosts"]
-        before = ((host, hosts.get(host.name)) for host in _hosts_before(workspace))
+        before = ((host, hosts.get(host.name)) for host in hosts_as_raised(workspace).values())
         same = {host.name: host for host, now in before if now and now["instance_id"] == host.instance_id}
         keys = {name: host.host_key for name, host in same.items()}
         if missing := [name for name in names if name not in keys]:
@@ -215,7 +215,9 @@ class GcpProvider:
     ) -> Host:
         partition = next((p for p in spec.partitions if p.name == output["partition"]), None)
         nodes = self._settings.nodes_of(partition.name) if partition else self._settings.controller
-        machine = machines.of(spec, partition) if partition else machines.of_controller(spec)
+        machine = (
+            gcp_machines.machine_of(spec, partition) if partition else gcp_machines.controller_machine(spec)
+        )
         return Host(
             name=name,
             address=output["address"],
@@ -260,17 +262,9 @@ def _notes(spec: ClusterSpec) -> tuple[str, ...]:
 
 
 def _machines(spec: ClusterSpec) -> Iterator[Machine]:
-    yield machines.of_controller(spec)
+    yield gcp_machines.controller_machine(spec)
     for partition in spec.partitions:
-        yield machines.of(spec, partition)
-
-
-def _hosts_before(workspace: Workspace) -> tuple[Host, ...]:
-    """The hosts as they were known last; a record that can't be read is none."""
-    try:
-        return Inventory.model_validate_json(workspace.hosts.read_bytes()).hosts
-    except (FileNotFoundError, ValidationError):
-        return ()
+        yield gcp_machines.machine_of(spec, partition)
 
 
 _NAME_PARTS: Final = 2  # of a machine type, that name its family: a3-highgpu

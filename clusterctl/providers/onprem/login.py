@@ -31,8 +31,8 @@ from clusterctl.errors import (
 from clusterctl.providers.onprem.access import Access, AccessError, access_config, last_hop
 from clusterctl.providers.onprem.host_keys import HostKeys
 from clusterctl.providers.prompts import OfferedKey, Prompts
-from clusterctl.spec import OnpremProvider as Settings
 from clusterctl.spec.models import ADMIN_USER
+from clusterctl.spec.onprem import OnpremProvider as Settings
 from clusterctl.spec.onprem import is_this_machine
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.base import Transport

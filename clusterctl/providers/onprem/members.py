@@ -11,22 +11,19 @@ from fnmatch import fnmatchcase
 from ipaddress import IPv4Interface, IPv4Network
 from typing import Any, Final
 
-from pydantic import ValidationError
-
 from clusterctl.errors import ClusterctlError, Failure, UnreachableError
 from clusterctl.hosts import checks
 from clusterctl.hosts.checks import DoctorReport, Finding
-from clusterctl.hosts.cluster_checks import examination_request as questions
-from clusterctl.hosts.cluster_checks import expected
+from clusterctl.hosts.cluster_checks import expected, host_facts_request
 from clusterctl.hosts.report import HostFacts
 from clusterctl.hosts.role_files import role_files, role_packages
 from clusterctl.providers.onprem.access import NO_LOGIN, Access, last_hop, on_each
 from clusterctl.providers.onprem.login import Root, connect
 from clusterctl.providers.prompts import failed_hosts
-from clusterctl.spec import ClusterSpec
-from clusterctl.spec import OnpremProvider as Settings
 from clusterctl.spec.distributions import common, distribution_of
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.onprem import OnpremHost
+from clusterctl.spec.onprem import OnpremProvider as Settings
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, LOGIN, Host, Inventory, SharedFolder
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Transport
@@ -207,18 +204,6 @@ _ANSWER_S: Final = 60.0
 _FIX_CLAIMED: Final = "take that cluster down first (`clusterctl down`), or take this machine out of the spec"
 
 
-def hosts_as_raised(workspace: Workspace) -> Mapping[str, Host]:
-    """The machines of the cluster as it was raised last; those that an `up` was about to take, too."""
-    found: dict[str, Host] = {}
-    for path in (workspace.joining, workspace.hosts):
-        try:
-            hosts = Inventory.model_validate_json(path.read_bytes()).hosts
-        except (FileNotFoundError, ValidationError):
-            continue
-        found |= {host.name: host for host in hosts}
-    return found
-
-
 def admin_login(workspace: Workspace) -> Callable[[str], Transport]:
     """The way to a machine through our own account."""
     return lambda host: connect(host, workspace.ssh_config)
@@ -252,7 +237,7 @@ def examine(
     wanted = {one.name: every[one.name] for one in asked if one.name in only and one.name not in lost}
     with ExitStack() as stack:
         root = _root_commands(access, workspace, ours, stack)
-        report = checks.examine(questions(spec, asked), wanted, root, leader=asked[0].name)
+        report = checks.examine(host_facts_request(spec, asked), wanted, root, leader=asked[0].name)
     unseen = [
         Finding(host, "error", failure.code, NO_LOGIN, failure.cause, failure.fix)
         for host, exc in lost.items()

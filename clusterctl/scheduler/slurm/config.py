@@ -12,9 +12,8 @@ from typing import Any, Final
 from clusterctl.errors import SlurmError
 from clusterctl.hosts.gpus import Driver, Gpu, by_type
 from clusterctl.hosts.report import NodeFacts
-from clusterctl.spec import ClusterSpec, OnpremProvider
-from clusterctl.spec.fabric import Switch
-from clusterctl.spec.models import ADMIN_USER, PROOF_PARTITION
+from clusterctl.spec.models import ADMIN_USER, PROOF_PARTITION, ClusterSpec
+from clusterctl.spec.onprem import Switch
 from clusterctl.state.inventory import (
     HEALTH_PROGRAM,
     SLURMCTLD_PORT,
@@ -26,7 +25,7 @@ from clusterctl.state.inventory import (
     partition_hosts,
 )
 from clusterctl.state.journal import digest
-from clusterctl.util.render import render
+from clusterctl.util.assets import render
 
 TASK_PROLOG = "/opt/clusterctl/task-prolog"  # of the role job_env
 CONTROLLER_PROLOG = "/opt/clusterctl/prolog-slurmctld"  # of the role slurmctld
@@ -322,7 +321,7 @@ def _line(settings: Settings) -> str:
 
 def switches_of(spec: ClusterSpec) -> Mapping[str, Switch]:
     """The switches by name; none where none are declared."""
-    return spec.provider.fabric if isinstance(spec.provider, OnpremProvider) else {}
+    return spec.provider.switches
 
 
 def topology_text(spec: ClusterSpec) -> str:

@@ -17,12 +17,11 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.providers.gcp.tfvars import variables
-from clusterctl.spec import ClusterSpec
-from clusterctl.spec.caller import Caller
+from clusterctl.spec.current_user import CurrentUser
 from clusterctl.spec.load import load_spec
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.util.assets import asset
 from tests.support.google.cloud import GoogleCloud
-from tests.support.terraform import program
 
 SPECS = Path(__file__).with_name("specs")
 NAMES = tuple(sorted(path.stem for path in SPECS.glob("*.yaml")))
@@ -33,7 +32,7 @@ VARIABLES = "clusterctl.auto.tfvars.json"
 
 def spec_of(name: str) -> ClusterSpec:
     """One of the specs that tests share."""
-    return load_spec(SPECS / f"{name}.yaml", caller=Caller(name="ada", uid=1001))
+    return load_spec(SPECS / f"{name}.yaml", caller=CurrentUser(name="ada", uid=1001))
 
 
 @dataclass(frozen=True)
@@ -52,8 +51,10 @@ class Ran:
 class Module:
     """The module in ``folder``, of ``source`` if that is not the project's own."""
 
-    def __init__(self, folder: Path, *, source: Path | None = None, version: str = "8.7.0") -> None:
-        self.cloud = GoogleCloud(folder, version)
+    def __init__(
+        self, folder: Path, *, source: Path | None = None, version: str = "8.7.0", started: bool = False
+    ) -> None:
+        self.cloud = GoogleCloud(folder, version, started=started)
         self.path = folder / "terraform"
         shutil.copytree(source or asset("terraform") / "gcp", self.path)
         self._good("init")
@@ -96,7 +97,7 @@ class Module:
         """Any verb, however it ends."""
         colors = () if verb in {"fmt", "state"} else ("-no-color",)
         done = subprocess.run(
-            [program("found").path, verb, *colors, *options],
+            [self.cloud.terraform, verb, *colors, *options],
             cwd=self.path,
             env=os.environ | self.cloud.env,
             stdin=subprocess.DEVNULL,

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.jobs.script import render_script
-from clusterctl.spec import JobSpec
+from clusterctl.spec.job import JobSpec
 from clusterctl.util.assets import asset
 
 APPTAINER = Path(__file__).with_name("apptainer")

@@ -21,7 +21,8 @@ from clusterctl.jobs.submit import submit
 from clusterctl.scheduler.base import Clock
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm.client import SlurmClient
-from clusterctl.spec import ClusterSpec, JobSpec
+from clusterctl.spec.job import JobSpec
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.ledger import Ledger
 from clusterctl.util.assets import payload_hash
 from tests.support.played.elsewhere import Elsewhere

@@ -12,7 +12,7 @@ from clusterctl.providers.base import HostChange, Size
 from clusterctl.scheduler.base import Clock
 from clusterctl.scheduler.slurm.client import SlurmClient
 from clusterctl.scheduler.slurm.parse import SQUEUE_FIELDS
-from clusterctl.spec import ClusterSpec
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
 from tests.support.scripted import ScriptedTransport, Step
 from tests.support.slurm import records

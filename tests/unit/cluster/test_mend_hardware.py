@@ -13,7 +13,7 @@ from clusterctl.cluster.hardware import Hardware, NodeConfig, as_registered, har
 from clusterctl.hosts.gpus import Driver, Gpu
 from clusterctl.hosts.report import HostReport, NodeFacts
 from clusterctl.scheduler.models import NodeInfo
-from clusterctl.spec import ClusterSpec
+from clusterctl.spec.models import ClusterSpec
 from tests.support.gpu_nodes import CTL, INVENTORY, ONE, TWO
 
 SPEC = ClusterSpec.model_validate(

@@ -9,7 +9,7 @@ import pytest
 from clusterctl.cluster import converge
 from clusterctl.cluster.converge import _inputs, _Noted, _write
 from clusterctl.hosts.report import HostReport, NodeFacts
-from clusterctl.spec import ClusterSpec
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.state.workspace import Workspace
 

@@ -11,7 +11,7 @@ import pytest
 from clusterctl.cluster.plan import Plan, preview
 from clusterctl.errors import UsageError
 from clusterctl.providers.base import HostChange, Planned, Size
-from clusterctl.spec import ClusterSpec
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import CONTROLLER, Host, Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.progress import Reporter

@@ -15,8 +15,8 @@ from clusterctl.cluster.down import DownOptions, Orphan, find_orphans, remove_cl
 from clusterctl.cluster.session import Run
 from clusterctl.errors import CollectError, LeftoversError, UnreachableError, UsageError
 from clusterctl.providers.base import Leftover
-from clusterctl.spec import GcpProvider
-from clusterctl.spec import Provider as Settings
+from clusterctl.spec.gcp import GcpProvider
+from clusterctl.spec.models import Provider as Settings
 from clusterctl.state.journal import Journal
 from clusterctl.state.ledger import JobEntry, Ledger
 from clusterctl.state.workspace import Workspace
@@ -101,7 +101,7 @@ def test_orphans_are_shown_with_their_cost_before_they_go(
 
     run(yes=True)
     assert cloud.destroyed == [("a1b2c3", None)]
-    assert "found nothing of it" in capfd.readouterr().out
+    assert "cleanup verified" in capfd.readouterr().out
     run(yes=False)
     assert capfd.readouterr().out == "no cluster 'd' was lost\n"
 

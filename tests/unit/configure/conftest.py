@@ -8,7 +8,7 @@ from types import ModuleType
 
 import pytest
 
-from clusterctl.spec import ClusterSpec
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
 from tests.support.plays import load_module

@@ -8,8 +8,9 @@ import pytest
 
 from clusterctl.configure.imported import spec_of_inventory
 from clusterctl.errors import UsageError
-from clusterctl.spec import ClusterSpec, OnpremProvider
 from clusterctl.spec.load import parse_spec
+from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.onprem import OnpremProvider
 
 LAB = """\
 [head]

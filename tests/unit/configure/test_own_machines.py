@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from clusterctl.configure.inventory_file import own_machine_variables
-from clusterctl.spec import ClusterSpec
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory, SharedFolder
 
 PARTITIONS = [{"name": "train", "nodes": 2}]

@@ -14,9 +14,9 @@ from clusterctl.cluster.session import Run
 from clusterctl.cluster.up import UpOptions, up
 from clusterctl.errors import ProvisionError, UsageError
 from clusterctl.providers.gcp.provider import GcpProvider
-from clusterctl.spec import ClusterSpec
-from clusterctl.spec import GcpProvider as Settings
+from clusterctl.spec.gcp import GcpProvider as Settings
 from clusterctl.spec.load import dump_spec
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.workspace import Workspace
 from tests.support.cluster_session import session_of
 from tests.support.google import gcloud
@@ -56,7 +56,7 @@ def workspace_in(folder: Path) -> Workspace:
 @pytest.fixture
 def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GoogleCloud]:
     made = GoogleCloud(tmp_path)
-    path = f"{gcloud.install(tmp_path, made.store.path)}:/usr/local/bin:/usr/bin:/bin"
+    path = f"{made.bin}:{gcloud.install(tmp_path, made.store.path)}:/usr/local/bin:/usr/bin:/bin"
     with Google(World(made.store.path)) as google:
         for name, value in {**made.env, **google.environment, "PATH": path}.items():
             if name != "HOME":

@@ -18,9 +18,9 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import HostKeyError, TransportError, UnreachableError
-from clusterctl.hosts import remote_examine as remote
+from clusterctl.hosts import remote_probe as remote
 from clusterctl.hosts.checks import Expected, Finding, examine, failures
-from clusterctl.hosts.report import EXAMINE_PROGRAM, ExaminationRequest, HostFacts, parse_host_facts
+from clusterctl.hosts.report import PROGRAM, HostFacts, HostFactsRequest, ProbeRequest, parse_report
 
 PORTS = {6817: "slurmctld", 6818: "slurmd"}
 WELL: dict[str, Any] = {
@@ -82,11 +82,11 @@ def found(
 
     def root(host: str, argv: Sequence[str], stdin: bytes) -> str:
         facts = WELL if host == "one" else two
-        return json.dumps({**facts, "time": time.time() + (skew_s if host == "two" else 0.0)})
+        return json.dumps({"host": {**facts, "time": time.time() + (skew_s if host == "two" else 0.0)}})
 
     two_expected = replace(expected("10.0.0.2", gpus=gpus, brings=brings), here=here)
     hosts = {"one": expected("10.0.0.1"), "two": two_expected}
-    return list(examine(ExaminationRequest(), hosts, root, leader="one").findings)
+    return list(examine(ProbeRequest(), hosts, root, leader="one").findings)
 
 
 def test_hosts_that_are_well_have_no_findings() -> None:
@@ -237,17 +237,17 @@ def test_who_does_not_answer_is_a_finding_and_the_others_are_looked_at() -> None
         if host == "two":
             raise HostKeyError("the host is not who it should be", host=host, why="another key")
         return json.dumps(
-            {**WELL, "time": time.time(), "accounts": {"hpc": 1}, "resolved": {"one": ["10.0.0.1"]}}
+            {"host": {**WELL, "time": time.time(), "accounts": {"hpc": 1}, "resolved": {"one": ["10.0.0.1"]}}}
         )
 
     hosts = {name: expected(f"10.0.0.{i}") for i, name in enumerate(("one", "two", "three"), 1)}
-    report = examine(ExaminationRequest(), hosts, root, leader="one")
+    report = examine(ProbeRequest(), hosts, root, leader="one")
     assert [(f.host, f.code) for f in report.findings] == [
         ("one", UnreachableError.code),
         ("two", HostKeyError.code),
         ("three", "uid-differs"),
     ]
-    only = examine(ExaminationRequest(), hosts, root, leader="one", only=["three"])
+    only = examine(ProbeRequest(), hosts, root, leader="one", only=["three"])
     assert [finding.host for finding in only.findings] == ["three"]
     assert [(f.host, f.phase) for f in failures(report.errors, phase="examine")] == [
         ("one", "examine"),
@@ -256,11 +256,12 @@ def test_who_does_not_answer_is_a_finding_and_the_others_are_looked_at() -> None
     ]
 
 
-def here(asked: ExaminationRequest) -> HostFacts:
-    argv = asked.argv()
-    return parse_host_facts(
-        subprocess.run(argv, input=EXAMINE_PROGRAM, capture_output=True, check=True).stdout.decode()
-    )
+def here(asked: HostFactsRequest) -> HostFacts:
+    argv = ProbeRequest(host=asked, node=False).argv()
+    done = subprocess.run(argv, input=PROGRAM, capture_output=True, check=True)
+    facts = parse_report(done.stdout.decode()).host
+    assert facts is not None
+    return facts
 
 
 # What chrony 4.3 says: as it follows the controller, and as it follows nobody.
@@ -297,7 +298,7 @@ def test_this_machine_answers() -> None:
         files = ("/etc/pass*d", "/etc/no-such-file")
         packages = ("base-files", "filesystem", "no-such-package")  # of Debian, of Red Hat
         facts = here(
-            ExaminationRequest(
+            HostFactsRequest(
                 names, (port,), paths, accounts=("root",), uids=(1,), files=files, packages=packages
             )
         )
@@ -341,10 +342,10 @@ def test_who_installs_packages_is_named(tmp_path: Path, monkeypatch: pytest.Monk
 
 
 def test_the_program_is_for_old_pythons_too() -> None:
-    ast.parse(EXAMINE_PROGRAM.decode(), feature_version=(3, 6))
-    assert b"from __future__ import annotations" not in EXAMINE_PROGRAM
+    ast.parse(PROGRAM.decode(), feature_version=(3, 6))
+    assert b"from __future__ import annotations" not in PROGRAM
 
 
 def test_what_is_no_answer_is_an_error() -> None:
     with pytest.raises(TransportError, match="no usable answer"):
-        parse_host_facts("bash: python3: command not found")
+        parse_report("bash: python3: command not found")

@@ -6,11 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.hosts.cluster_checks import examination_request, expected
+from clusterctl.hosts.cluster_checks import expected, host_facts_request
 from clusterctl.hosts.role_files import role_files
 from clusterctl.providers.onprem.members import members
-from clusterctl.spec import OnpremProvider
 from clusterctl.spec.load import parse_spec
+from clusterctl.spec.onprem import OnpremProvider
 from clusterctl.state.inventory import Host
 
 SPEC = """\
@@ -39,7 +39,7 @@ def test_only_the_ports_that_are_needed_must_be_free(
     spec = parse_spec(SPEC.replace("SCHEDULER", scheduler), Path("cluster.yaml"))
     found = expected(spec, HOSTS, installed=())
     assert {name: dict(one.ports) for name, one in found.items()} == ports
-    assert examination_request(spec, HOSTS).ports == tuple(
+    assert host_facts_request(spec, HOSTS).host.ports == tuple(
         sorted(port for one in ports.values() for port in one)
     )
 
@@ -92,7 +92,7 @@ def test_files_that_roles_may_change_are_looked_for_where_these_roles_run() -> N
     assert {"/etc/hosts", "/etc/munge/munge.key", "/etc/slurm/slurm.conf"} <= leads & computes
     assert "/etc/slurm/slurmdbd.conf" in leads - computes
     assert not [path for path in leads | computes if "clusterctl" in path], "nobody else has these"
-    assert set(examination_request(spec, HOSTS).files) == leads | computes
+    assert set(host_facts_request(spec, HOSTS).host.files) == leads | computes
     without = parse_spec(SPEC.replace("SCHEDULER", "none"), Path("cluster.yaml"))
     assert "/etc/hosts" in role_files(without, HOSTS[0].roles)
     assert not [path for path in role_files(without, HOSTS[0].roles) if "slurm" in path or "munge" in path]

@@ -11,7 +11,7 @@ import pytest
 
 from clusterctl.hosts.checks import Examined, Expected, Finding, check_hosts
 from clusterctl.hosts.firewall import Firewall, firewall_of
-from clusterctl.hosts.report import EXAMINE_PROGRAM, ExaminationRequest, HostFacts, parse_host_facts
+from clusterctl.hosts.report import PROGRAM, HostFacts, HostFactsRequest, ProbeRequest, parse_report
 from tests.support.plays import program
 
 CAPTURES = Path(__file__).parent / "captures"
@@ -49,10 +49,11 @@ def looked(tmp_path: Path, *, firewalld: str = "", **said: Path) -> HostFacts:
         script = SAYS.format(asked=asked[name], more=more, file=file)
         program(tmp_path, name.replace("_", "-"), script)
     env = {**os.environ, "PATH": f"{tmp_path}/bin:{os.environ['PATH']}", "LC_ALL": "de_DE.UTF-8"}
-    done = subprocess.run(
-        ExaminationRequest().argv(), input=EXAMINE_PROGRAM, env=env, capture_output=True, check=True
-    )
-    return parse_host_facts(done.stdout.decode())
+    argv = ProbeRequest(host=HostFactsRequest(), node=False).argv()
+    done = subprocess.run(argv, input=PROGRAM, env=env, capture_output=True, check=True)
+    facts = parse_report(done.stdout.decode()).host
+    assert facts is not None
+    return facts
 
 
 def lets(firewall: Firewall) -> dict[str, str]:

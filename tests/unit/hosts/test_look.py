@@ -7,7 +7,6 @@ import os
 import pwd
 import shutil
 import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,8 @@ from clusterctl.errors import ConfigureError, SlurmError, TransportError, Unreac
 from clusterctl.hosts import remote_probe
 from clusterctl.hosts.probe import reject_full_disks
 from clusterctl.hosts.report import (
-    FACTS_ARGV,
+    NODE_ARGV,
+    PROGRAM,
     FullDisk,
     HostReport,
     ProbeRequest,
@@ -30,16 +30,13 @@ from clusterctl.providers.local.system import delete
 from tests.support.hostile import nest
 
 FACTS = "@node\nCPUs=2 Boards=1 SocketsPerBoard=1 CoresPerSocket=2 ThreadsPerCore=1 RealMemory=2000\n"
-SYSTEM = {"distribution": "debian-12"}
+SYSTEM = {"distribution": "debian-12", "cards": 0}
 
 
 def looked(question: ProbeRequest) -> dict[str, Any]:
     """What the program answers on this machine, by a Python without any packages."""
-    sudo, _, _, *python = question.argv()
-    assert sudo == "sudo"
-    done = subprocess.run(
-        [sys.executable, *python], capture_output=True, text=True, check=True, timeout=60, cwd="/"
-    )
+    argv = question.argv()
+    done = subprocess.run(argv, input=PROGRAM, capture_output=True, check=True, timeout=60, cwd="/")
     return dict(json.loads(done.stdout))
 
 
@@ -50,7 +47,7 @@ def test_files_are_told_by_content_mode_and_owner_without_following_links(tmp_pa
     asked = ProbeRequest(files=(str(plain), str(link), str(gone), str(tmp_path)))
 
     def marks() -> list[str]:
-        return list(looked(asked)["marks"].values())
+        return list(looked(asked)["checksums"].values())
 
     plain.chmod(0o640)
     first = marks()
@@ -61,7 +58,7 @@ def test_files_are_told_by_content_mode_and_owner_without_following_links(tmp_pa
     assert marks()[0] != first[0]
     plain.write_text("Secret")
     assert marks()[0].split()[0] != first[0].split()[0]
-    assert "ecret" not in json.dumps(looked(asked)["marks"])
+    assert "ecret" not in json.dumps(looked(asked)["checksums"])
 
 
 def test_of_a_block_only_its_own_lines_count(tmp_path: Path) -> None:
@@ -70,7 +67,7 @@ def test_of_a_block_only_its_own_lines_count(tmp_path: Path) -> None:
 
     def mark(text: str) -> str:
         hosts.write_text(text)
-        return str(looked(asked)["marks"][f"block {hosts}"])
+        return str(looked(asked)["checksums"][f"block {hosts}"])
 
     ours = mark("# BEGIN\n10.0.0.1 a\n# END\n")
     assert mark("mine\n# BEGIN\n10.0.0.1 a\n# END\nmine\n") == ours
@@ -82,9 +79,9 @@ def test_a_key_among_the_users_own(tmp_path: Path) -> None:
     (tmp_path / ".ssh").mkdir()
     keys = tmp_path / ".ssh/authorized_keys"
     asked = ProbeRequest(homes={"root": str(tmp_path)}, keys={"root": "ssh-ed25519 AAAA clusterctl"})
-    assert looked(asked)["marks"]["key root"] == "missing"
+    assert looked(asked)["checksums"]["key root"] == "missing"
     keys.write_text("ssh-rsa BBBB mine\nssh-ed25519 AAAA renamed\n")
-    assert looked(asked)["marks"]["key root"] == "there"
+    assert looked(asked)["checksums"]["key root"] == "there"
 
 
 @pytest.mark.parametrize("made", ["pipe", "zeros", "too large"])
@@ -103,8 +100,8 @@ def test_what_a_job_made_of_the_keys_is_neither_waited_for_nor_read(tmp_path: Pa
         keys={"root": "ssh-ed25519 AAAA clusterctl"},
         blocks={str(keys): ("# BEGIN", "# END")},
     )
-    assert looked(asked)["marks"]["key root"] == "missing"
-    assert looked(asked)["marks"][f"block {keys}"] == "missing"
+    assert looked(asked)["checksums"]["key root"] == "missing"
+    assert looked(asked)["checksums"][f"block {keys}"] == "missing"
 
 
 def test_keys_are_read_with_their_accounts_rights(tmp_path: Path) -> None:
@@ -112,15 +109,15 @@ def test_keys_are_read_with_their_accounts_rights(tmp_path: Path) -> None:
     (tmp_path / ".ssh/authorized_keys").write_text("ssh-ed25519 AAAA\n")
     tmp_path.chmod(0o700)
     asked = ProbeRequest(homes={"nobody": str(tmp_path)}, keys={"nobody": "ssh-ed25519 AAAA clusterctl"})
-    assert looked(asked)["marks"]["key nobody"] == "missing"
+    assert looked(asked)["checksums"]["key nobody"] == "missing"
 
 
 def test_a_key_in_a_home_that_another_host_looks_at_is_not_asked_for(tmp_path: Path) -> None:
     home = pwd.getpwnam("root").pw_dir
     asked = ProbeRequest(far_homes={"root": home}, keys={"root": "ssh-ed25519 AAAA no such key"})
-    assert "key root" not in looked(asked)["marks"]
+    assert "key root" not in looked(asked)["checksums"]
     own = ProbeRequest(far_homes={"root": str(tmp_path)}, keys={"root": "ssh-ed25519 AAAA no such key"})
-    assert looked(own)["marks"]["key root"] == "missing"
+    assert looked(own)["checksums"]["key root"] == "missing"
 
 
 def test_a_file_system_without_room_is_told_with_its_largest_files(tmp_path: Path) -> None:
@@ -164,10 +161,15 @@ def test_a_unit_that_systemd_does_not_tell_of_is_not_fine(tmp_path: Path) -> Non
 
 def test_an_answer_is_read() -> None:
     disk = {"path": "/", "free": 0, "size": 512 << 20, "names": True, "largest": [[490 << 20, "/big"]]}
-    answer = {"state": "running", "facts": FACTS, "marks": {"unit munge": "running"}, "full": [disk]} | SYSTEM
+    answer = {
+        "state": "running",
+        "node": FACTS,
+        "checksums": {"unit munge": "running"},
+        "full": [disk],
+    } | SYSTEM
     view = parse_report(json.dumps(answer))
     assert view.facts.cpus == 2
-    assert view.marks == {"unit munge": "running"}
+    assert view.checksums == {"unit munge": "running"}
     with pytest.raises(ConfigureError, match="no room left on d-train-1") as caught:
         reject_full_disks({"d-train-1": view, "d-train-2": HostReport(parse_node_facts(FACTS), {})})
     (failure,) = caught.value.failures
@@ -194,7 +196,7 @@ def test_other_answers_are_errors() -> None:
     with pytest.raises(StoppingError):
         parse_report('{"state": "stopping"}')
     with pytest.raises(UnreachableError, match="could not say what it has"):  # so it is asked again
-        parse_report(json.dumps({"state": "running", "facts": "", "marks": {}, "full": []} | SYSTEM))
+        parse_report(json.dumps({"state": "running", "node": "", "checksums": {}, "full": []} | SYSTEM))
     for text in ("", "[]", "{}", '{"state": "running"}'):
         with pytest.raises(TransportError, match="no usable answer"):
             parse_report(text)
@@ -202,10 +204,10 @@ def test_other_answers_are_errors() -> None:
 
 def test_a_host_without_slurmd_is_read_all_the_same() -> None:
     said = subprocess.run(
-        FACTS_ARGV, capture_output=True, text=True, check=True, env={"PATH": "/usr/bin:/bin"}
+        NODE_ARGV, capture_output=True, text=True, check=True, env={"PATH": "/usr/bin:/bin"}
     )
     absent = said.stdout if shutil.which("slurmd") is None else "@node\nabsent\n@gpus\n@mpi\n"
-    answer = {"state": "running", "facts": absent, "marks": {}, "full": []} | SYSTEM
+    answer = {"state": "running", "node": absent, "checksums": {}, "full": []} | SYSTEM
     assert parse_report(json.dumps(answer)).facts is None
     with pytest.raises(SlurmError):
-        parse_report(json.dumps({**answer, "facts": "@node\n@gpus\n@mpi\n"}))
+        parse_report(json.dumps({**answer, "node": "@node\n@gpus\n@mpi\n"}))

@@ -14,16 +14,17 @@ from clusterctl.transport.base import Transport
 from tests.support.scripted import Call, ScriptedTransport, Step
 
 FACTS = "@node\nCPUs=2 Boards=1 SocketsPerBoard=1 CoresPerSocket=2 ThreadsPerCore=1 RealMemory=2000\n"
-ASKED = ("sudo", "-n", "/usr/bin/python3", "...")
+ASKED = ("sudo", "-n", "sh", "...")
 FINE = Step(
     ASKED,
     json.dumps(
         {
             "state": "running",
-            "facts": FACTS,
-            "marks": {"unit munge": "running"},
+            "node": FACTS,
+            "checksums": {"unit munge": "running"},
             "full": [],
             "distribution": "rocky-9.6",
+            "cards": 0,
         }
     ),
 )
@@ -52,7 +53,7 @@ def test_hosts_that_boot_or_go_down_are_asked_again() -> None:
     leaving = ScriptedTransport([STOPPING, fails(UnreachableError("no SSH connection")), FINE])
     hosts: dict[str, Transport] = {"a": booting, "b": leaving}
     views = probe_hosts(dict.fromkeys(hosts, ProbeRequest()), hosts.__getitem__)
-    assert [view.marks["unit munge"] for view in views.values()] == ["running", "running"]
+    assert [view.checksums["unit munge"] for view in views.values()] == ["running", "running"]
     assert booting.left == leaving.left == ()
 
 

@@ -15,14 +15,14 @@ from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Transport
 from tests.support.scripted import ScriptedTransport, Step
 
-ASKED = ("sudo", "-n", "/usr/bin/python3", "...")
+ASKED = ("sudo", "-n", "sh", "...")
 
 
 def says(distribution: str) -> ScriptedTransport:
     """A host without Slurm so far, on which nothing is asked for but what it is."""
     facts = "@node\nabsent\n@gpus\n@mpi\n"
-    answer = {"state": "running", "facts": facts, "marks": {}, "full": [], "distribution": distribution}
-    return ScriptedTransport([Step(ASKED, json.dumps(answer))])
+    answer = {"state": "running", "node": facts, "checksums": {}, "full": [], "cards": 0}
+    return ScriptedTransport([Step(ASKED, json.dumps(answer | {"distribution": distribution}))])
 
 
 @pytest.fixture

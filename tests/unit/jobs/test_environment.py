@@ -20,8 +20,9 @@ from clusterctl.errors import TransportError, UsageError
 from clusterctl.jobs.environment import ENVIRONMENTS, PLAIN, Environment, build, environment_of, unbuilt
 from clusterctl.jobs.stage import client_facts
 from clusterctl.jobs.submit import script_of
-from clusterctl.spec import ClusterSpec, JobSpec
 from clusterctl.spec.distributions import DEFAULT, distribution_of
+from clusterctl.spec.job import JobSpec
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.transport.base import BULK, Conversation
 from clusterctl.transport.local import LocalTransport
 from tests.support.wheels import a_wheel

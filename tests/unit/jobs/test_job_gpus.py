@@ -7,7 +7,8 @@ from typing import Any
 import pytest
 
 from clusterctl.jobs.script import with_gpus
-from clusterctl.spec import ClusterSpec, JobSpec
+from clusterctl.spec.job import JobSpec
+from clusterctl.spec.models import ClusterSpec
 
 
 def spec(**more: Any) -> ClusterSpec:

@@ -12,7 +12,7 @@ from clusterctl.jobs.submit import Submitted, submit
 from clusterctl.jobs.watch import follow
 from clusterctl.runs.collect import collect
 from clusterctl.scheduler.session import LocalStorageNode, Session
-from clusterctl.spec import JobSpec
+from clusterctl.spec.job import JobSpec
 from tests.support.played.apart import ApartNode
 from tests.support.played.cluster import PlayedCluster
 

@@ -8,7 +8,8 @@ import pytest
 
 from clusterctl.errors import UsageError
 from clusterctl.jobs.script import partition_of
-from clusterctl.spec import ClusterSpec, JobSpec
+from clusterctl.spec.job import JobSpec
+from clusterctl.spec.models import ClusterSpec
 
 
 @pytest.mark.parametrize(

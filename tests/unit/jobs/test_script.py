@@ -14,7 +14,7 @@ import pytest
 
 from clusterctl.errors import UsageError
 from clusterctl.jobs.userscript import UserScript
-from clusterctl.spec import JobSpec
+from clusterctl.spec.job import JobSpec
 from tests.support.played.batch import HOSTILE, play, rendered, shell_job, user_script
 
 GOLDEN = Path(__file__).parent / "golden"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.jobs.script import ENTER
-from clusterctl.spec import JobSpec
+from clusterctl.spec.job import JobSpec
 from tests.support.played.batch import HASH, HOSTILE, Batch, play, rendered, shell_job, user_script
 
 SHOW = "import json, os, sys; print(json.dumps([dict(os.environ), sys.argv[1:], os.getcwd()]))\n"

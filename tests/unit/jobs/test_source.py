@@ -14,8 +14,7 @@ import pytest
 from clusterctl.errors import UsageError
 from clusterctl.jobs import source as limits
 from clusterctl.jobs.source import Source, manifest, source_hash, source_of
-from clusterctl.spec import JobSpec
-from clusterctl.spec.target import named_job
+from clusterctl.spec.job import JobSpec, named_job
 from clusterctl.state.ledger import RunRecord
 from clusterctl.transport.tree import Kind, hash_items
 from tests.support.hostile import HOSTILE_NAMES

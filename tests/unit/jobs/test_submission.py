@@ -18,7 +18,7 @@ from clusterctl.jobs.submit import script_of, submit
 from clusterctl.scheduler.base import Clock
 from clusterctl.scheduler.session import Session, resolve_submissions
 from clusterctl.scheduler.slurm.client import SlurmClient
-from clusterctl.spec import JobSpec
+from clusterctl.spec.job import JobSpec
 from clusterctl.state.ledger import JobEntry, Ledger
 from clusterctl.transport.base import Result
 from clusterctl.transport.local import LocalTransport

@@ -3,7 +3,7 @@
 import pytest
 
 from clusterctl.providers.local.plan import Hardware, divide, is_oversubscribed
-from clusterctl.spec import ClusterSpec, Partition
+from clusterctl.spec.models import ClusterSpec, Partition
 
 
 def spec(*partitions: Partition) -> ClusterSpec:

@@ -9,7 +9,8 @@ import pytest
 from clusterctl.errors import ProvisionError
 from clusterctl.hosts.report import HostFacts
 from clusterctl.providers.onprem.members import inventory, members
-from clusterctl.spec import ClusterSpec, OnpremProvider
+from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.onprem import OnpremProvider
 from clusterctl.state.inventory import Inventory
 
 

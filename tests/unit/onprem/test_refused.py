@@ -12,8 +12,8 @@ from clusterctl.hosts.checks import DoctorReport, Finding, Level
 from clusterctl.hosts.report import HostFacts
 from clusterctl.providers.onprem.members import members
 from clusterctl.providers.onprem.provider import _refuse
-from clusterctl.spec import OnpremProvider
 from clusterctl.spec.load import parse_spec
+from clusterctl.spec.onprem import OnpremProvider
 from clusterctl.state.workspace import Workspace
 
 SPEC = """\

@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import MachineError
-from clusterctl.packages.bundle.debian import packed
-from clusterctl.packages.bundle.packed import Packed, Packer
+from clusterctl.packages.bundle import debian
+from clusterctl.packages.bundle.repository import Repository, RepositoryRequest
 from clusterctl.packages.os_packages import Upstream
 
 KEY = "Test Archive"
@@ -81,20 +81,20 @@ def archive(tmp_path: Path) -> Iterator[Archive]:
 
 
 @pytest.fixture
-def pack(archive: Archive, tmp_path: Path) -> Callable[..., Packed]:
-    def call(*names: str, scheme: str = "copy", upstream: tuple[Upstream, ...] = ()) -> Packed:
+def pack(archive: Archive, tmp_path: Path) -> Callable[..., Repository]:
+    def call(*names: str, scheme: str = "copy", upstream: tuple[Upstream, ...] = ()) -> Repository:
         sources = tmp_path / "mine.list"
         sources.write_text(f"deb [signed-by={archive.keyring}] {scheme}:{archive.root} ./\n")
         folder = tmp_path / "kept"
         folder.mkdir(exist_ok=True)
-        packer = Packer("debian-12", "x86_64", folder, sources, upstream=upstream)
-        return packed(packer, names, report=lambda _: None)
+        packer = RepositoryRequest("debian-12", "x86_64", folder, sources, upstream=upstream)
+        return debian.pack(packer, names, report=lambda _: None)
 
     return call
 
 
 @pytest.mark.parametrize("scheme", ["copy", "file"])
-def test_a_package_comes_with_all_that_it_needs(pack: Callable[..., Packed], scheme: str) -> None:
+def test_a_package_comes_with_all_that_it_needs(pack: Callable[..., Repository], scheme: str) -> None:
     made = pack("munge", scheme=scheme)
     assert [name for name, _, _ in made.versions] == ["libc6", "libmunge2", "munge"]
     assert set(made.files) == {
@@ -110,7 +110,7 @@ def test_a_package_comes_with_all_that_it_needs(pack: Callable[..., Packed], sch
 
 
 def test_what_only_its_makers_release_comes_with_what_it_needs_of_the_archive(
-    pack: Callable[..., Packed], archive: Archive, tmp_path: Path
+    pack: Callable[..., Repository], archive: Archive, tmp_path: Path
 ) -> None:
     archive.add("apptainer", "1.3", "libmunge2")
     (deb,) = archive.root.glob("apptainer*.deb")
@@ -129,18 +129,18 @@ def test_what_only_its_makers_release_comes_with_what_it_needs_of_the_archive(
         pack("other", upstream=(Upstream(own.as_uri(), "0" * 64),))
 
 
-def test_the_same_archive_gives_the_same_repository(pack: Callable[..., Packed]) -> None:
+def test_the_same_archive_gives_the_same_repository(pack: Callable[..., Repository]) -> None:
     first, second = pack("munge"), pack("munge")
     assert first.files["Packages"] == second.files["Packages"]
     assert first.versions == second.versions
 
 
-def test_what_the_archive_lacks_is_named(pack: Callable[..., Packed]) -> None:
+def test_what_the_archive_lacks_is_named(pack: Callable[..., Repository]) -> None:
     with pytest.raises(MachineError, match="slurmd"):
         pack("munge", "slurmd")
 
 
-def test_an_archive_that_another_signed_is_refused(pack: Callable[..., Packed], archive: Archive) -> None:
+def test_an_archive_that_another_signed_is_refused(pack: Callable[..., Repository], archive: Archive) -> None:
     archive.keyring.unlink()
     (archive.home / "second").mkdir(mode=0o700)
     other = Archive(archive.root, archive.home / "second")
@@ -150,14 +150,14 @@ def test_an_archive_that_another_signed_is_refused(pack: Callable[..., Packed], 
         pack("munge")
 
 
-def test_an_archive_without_a_signature_is_refused(pack: Callable[..., Packed], archive: Archive) -> None:
+def test_an_archive_without_a_signature_is_refused(pack: Callable[..., Repository], archive: Archive) -> None:
     (archive.root / "InRelease").unlink()
     with pytest.raises(MachineError, match="not signed"):
         pack("munge")
 
 
 def test_a_list_that_was_changed_after_it_was_signed_is_refused(
-    pack: Callable[..., Packed], archive: Archive
+    pack: Callable[..., Repository], archive: Archive
 ) -> None:
     path = archive.root / "Packages"
     path.write_text(path.read_text().replace("libmunge2 (>= 1)", "libmunge2 (>= 0)"))
@@ -166,7 +166,7 @@ def test_a_list_that_was_changed_after_it_was_signed_is_refused(
 
 
 def test_a_package_that_is_not_what_the_list_says_is_refused(
-    pack: Callable[..., Packed], archive: Archive
+    pack: Callable[..., Repository], archive: Archive
 ) -> None:
     (path,) = archive.root.glob("libmunge2*.deb")
     raw = bytearray(path.read_bytes())
@@ -177,7 +177,7 @@ def test_a_package_that_is_not_what_the_list_says_is_refused(
 
 
 def test_a_package_that_was_damaged_in_the_cache_is_fetched_anew(
-    pack: Callable[..., Packed], tmp_path: Path
+    pack: Callable[..., Repository], tmp_path: Path
 ) -> None:
     pack("munge")
     (path,) = (tmp_path / "kept/cache/archives").glob("libc6*.deb")

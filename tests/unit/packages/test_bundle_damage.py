@@ -10,7 +10,7 @@ import pytest
 
 from clusterctl.errors import BundleError, MachineError
 from clusterctl.packages.bundle.archive import BLOCK, Bundle, open_bundle
-from clusterctl.packages.bundle.checks import Wrong, damages, refuse
+from clusterctl.packages.bundle.checks import Fault, damages, raise_faults
 from tests.support.bundles import FILES, a_bundle
 from tests.support.disks import small_disk
 
@@ -87,7 +87,7 @@ def test_two_damaged_files_are_both_named(bundle: Bundle) -> None:
     for path in (MUNGE, "wheels/numpy-2.0-py3-none-any.whl"):
         flip(bundle.file, bundle.places[path].content)
     with pytest.raises(BundleError) as caught:
-        refuse(bundle.file, damages(bundle))
+        raise_faults(bundle.file, damages(bundle))
     assert caught.value.exit_code == 2
     assert [failure.cause.split(": ")[1] for failure in caught.value.failures] == [
         MUNGE,
@@ -180,7 +180,7 @@ def test_a_folder_is_sent_as_a_tar_of_its_own(tmp_path: Path, bundle: Bundle) ->
 
 
 def test_a_long_list_is_told_in_short_and_whole_to_programs(bundle: Bundle) -> None:
-    many = [Wrong("missing", f"f{n}", "gone") for n in range(50)]
+    many = [Fault("missing", f"f{n}", "gone") for n in range(50)]
     with pytest.raises(BundleError, match="and 40 more") as caught:
-        refuse(bundle.file, many)
+        raise_faults(bundle.file, many)
     assert len(caught.value.failures) == 50

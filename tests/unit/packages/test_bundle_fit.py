@@ -7,14 +7,12 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import BundleError
-from clusterctl.packages.bundle.archive import open_bundle
-from clusterctl.packages.bundle.checks import misfits, refuse
-from clusterctl.packages.bundle.manifest import Manifest
-from clusterctl.packages.bundle.parts import asked_of, gpu_digest
-from clusterctl.packages.wheels import content
-from clusterctl.spec import ClusterSpec
+from clusterctl.packages.bundle.archive import Manifest, open_bundle
+from clusterctl.packages.bundle.checks import asked_of, gpu_digest, mismatches, raise_faults
+from clusterctl.packages.requirements import content_hash
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.load import load_spec
+from clusterctl.spec.models import ClusterSpec
 from tests.support.bundles import FILES, RELEASE, a_bundle, a_bundle_with_requirements, manifest, system
 
 SPEC = """\
@@ -40,7 +38,7 @@ def asking(tmp_path: Path) -> ClusterSpec:
 
 
 def said(path: Path, spec: ClusterSpec | None, *releases: str) -> list[tuple[str, str]]:
-    return [(one.what, one.why) for one in misfits(open_bundle(path), spec, releases)]
+    return [(one.what, one.why) for one in mismatches(open_bundle(path), spec, releases)]
 
 
 def test_the_one_that_was_made_for_it_fits(tmp_path: Path, spec: ClusterSpec) -> None:
@@ -109,7 +107,7 @@ def test_requirements_must_be_those_that_it_was_made_for(tmp_path: Path, asking:
     assert requirements is not None
     ((_, why),) = said(a_bundle(tmp_path / "b.tar"), asking)
     assert "made for none" in why
-    path = a_bundle_with_requirements(tmp_path / "c.tar", "", content((requirements,)))
+    path = a_bundle_with_requirements(tmp_path / "c.tar", "", content_hash((requirements,)))
     assert said(path, asking) == []
     requirements.write_text("attrs>=24\n")
     ((_, why),) = said(path, asking)
@@ -143,7 +141,7 @@ def test_what_only_some_specs_ask_for_must_be_in_it_for_these(
 def test_only_misfits_are_told_as_such(tmp_path: Path, spec: ClusterSpec) -> None:
     path = a_bundle(tmp_path / "b.tar", clusterctl="0.0.1")
     with pytest.raises(BundleError, match="does not fit") as caught:
-        refuse(path, misfits(open_bundle(path), spec))
+        raise_faults(path, mismatches(open_bundle(path), spec))
     assert "bundle create" in caught.value.fix
 
 

@@ -9,12 +9,13 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import BundleError
-from clusterctl.packages.bundle import forget, gone, remembered, take
-from clusterctl.packages.bundle.parts import gpu_digest, lock_path
-from clusterctl.packages.wheels import Question, Wheel, content, resolve, wheel_path, wheelhouse
-from clusterctl.spec import ClusterSpec
+from clusterctl.packages.bundle.checks import gpu_digest, lock_path
+from clusterctl.packages.bundle.use import cluster_bundle, forget, missing_bundle, use_bundle
+from clusterctl.packages.requirements import Requirements, content_hash, resolve
+from clusterctl.packages.wheelhouse import Wheel, wheel_path, wheelhouse
 from clusterctl.spec.load import load_spec
-from clusterctl.spec.models import Software
+from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.software import Software
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.assets import gpu_lock, job_lock
 from tests.support.bundles import FILES, RELEASE, a_bundle, system
@@ -50,15 +51,15 @@ def path(tmp_path: Path, spec: ClusterSpec) -> Path:
     asked = spec.software.python.requirements
     assert asked is not None
     files = {**FILES, lock_path(RELEASE): f"{WHEEL}\n".encode(), f"wheels/{WHEEL.file}": ATTRS}
-    return a_bundle(tmp_path / "b.tar", files, systems={RELEASE: system(requirements=content((asked,)))})
+    return a_bundle(tmp_path / "b.tar", files, systems={RELEASE: system(requirements=content_hash((asked,)))})
 
 
 def test_wheels_come_out_of_the_bundle(workspace: Workspace, spec: ClusterSpec, path: Path) -> None:
-    take(path, spec, workspace, report=lambda _: None)
+    use_bundle(path, spec, workspace, report=lambda _: None)
     assert [wheel.name for wheel in wheelhouse(job_lock()).iterdir()] == ["numpy-2.0-py3-none-any.whl"]
     asked = spec.software.python.requirements
     assert asked is not None
-    lock = resolve(Question((asked,), job_lock()), report=lambda _: None)
+    lock = resolve(Requirements((asked,), job_lock()), report=lambda _: None)
     assert lock.wheels == (WHEEL,)
     assert wheel_path(WHEEL).read_bytes() == ATTRS
 
@@ -67,7 +68,7 @@ def test_cupy_comes_out_of_the_bundle(tmp_path: Path, workspace: Workspace, spec
     plain = spec.model_copy(update={"software": Software()})
     files = {**FILES, "wheels/cupy-14-py3-none-any.whl": b"cupy"}
     having = system(gpu=("cupy-14-py3-none-any.whl",), gpu_base=gpu_digest())
-    take(
+    use_bundle(
         a_bundle(tmp_path / "c.tar", files, systems={RELEASE: having}),
         plain,
         workspace,
@@ -80,14 +81,14 @@ def test_what_was_checked_is_checked_again_once_it_is_written_to(
     workspace: Workspace, spec: ClusterSpec, path: Path
 ) -> None:
     said: list[str] = []
-    take(path, spec, workspace, report=said.append)
-    take(path, spec, workspace, report=said.append)
+    use_bundle(path, spec, workspace, report=said.append)
+    use_bundle(path, spec, workspace, report=said.append)
     assert said == [f"checking {path.name}"]
     raw = bytearray(path.read_bytes())
     raw[raw.rindex(b"munge")] ^= 1
     path.write_bytes(raw)
     with pytest.raises(BundleError, match="munge"):
-        take(path, spec, workspace, report=said.append)
+        use_bundle(path, spec, workspace, report=said.append)
 
 
 def test_a_damaged_bundle_is_not_remembered(workspace: Workspace, spec: ClusterSpec, path: Path) -> None:
@@ -95,22 +96,22 @@ def test_a_damaged_bundle_is_not_remembered(workspace: Workspace, spec: ClusterS
     raw[raw.rindex(b"munge")] ^= 1
     path.write_bytes(raw)
     with pytest.raises(BundleError):
-        take(path, spec, workspace, report=lambda _: None)
-    assert remembered(workspace) is None
+        use_bundle(path, spec, workspace, report=lambda _: None)
+    assert cluster_bundle(workspace) is None
     assert not (Path(os.environ["XDG_CACHE_HOME"]) / "clusterctl").exists()
 
 
 def test_it_is_remembered_until_it_is_forgotten(workspace: Workspace, spec: ClusterSpec, path: Path) -> None:
-    take(path, spec, workspace, report=lambda _: None)
-    known = remembered(workspace)
+    use_bundle(path, spec, workspace, report=lambda _: None)
+    known = cluster_bundle(workspace)
     assert known is not None
     assert known.file == path
-    assert str(path) in str(gone(workspace))
+    assert str(path) in str(missing_bundle(workspace))
     forget(workspace)
     forget(workspace)
-    assert remembered(workspace) is None
+    assert cluster_bundle(workspace) is None
 
 
 def test_what_is_noted_of_a_bundle_may_be_damaged(workspace: Workspace) -> None:
     workspace.bundle.write_text("{")
-    assert remembered(workspace) is None
+    assert cluster_bundle(workspace) is None

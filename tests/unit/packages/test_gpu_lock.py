@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 
-from clusterctl.packages.wheels.lock import pins
+from clusterctl.packages.wheelhouse import pins
 from clusterctl.util.assets import gpu_lock, job_lock
 
 _CUDA = "cublas cuda-nvrtc cuda-runtime cufft curand cusolver cusparse nccl nvjitlink".split()

@@ -11,7 +11,9 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import UsageError
-from clusterctl.packages.wheels import Lock, Question, node, resolve, wheel_path
+from clusterctl.packages import wheelhouse
+from clusterctl.packages.requirements import Requirements, resolve
+from clusterctl.packages.wheelhouse import Lock, wheel_path
 from tests.support.wheels import a_wheel
 
 Resolve = Callable[..., Lock]
@@ -44,7 +46,7 @@ def solve(tmp_path: Path, index: Path, said: list[str], monkeypatch: pytest.Monk
     ) -> Lock:
         file = tmp_path / "my requirements.txt"
         file.write_text("\n".join(("--no-index", "--find-links 'in dex'", *lines, "")))
-        return resolve(Question((file,), base, held or {}), report=said.append, heard=heard)
+        return resolve(Requirements((file,), base, held or {}), report=said.append, heard=heard)
 
     return call
 
@@ -115,7 +117,7 @@ def test_markers_are_not_those_of_the_python_that_pip_runs_on(index: Path, tmp_p
         'missing; python_version < "3.19" or platform_machine != "sparc"',
     )
     (tmp_path / "requirements.txt").write_text("\n".join(lines))
-    pip = Path(node.__file__).with_name("pip_for_node.py")
+    pip = Path(wheelhouse.__file__).with_name("pip_for_node.py")
     argv = [sys.executable, "-P", pip, "3.19", "sparc", "download", "--no-index", "--find-links", index]
     done = subprocess.run([*argv, "-d", tmp_path / "to", "-r", "requirements.txt"], cwd=tmp_path, check=False)
     assert done.returncode == 0
@@ -223,4 +225,4 @@ def test_a_file_without_requirements_adds_nothing(solve: Resolve) -> None:
 def test_a_file_that_is_not_there(tmp_path: Path, solve: Resolve) -> None:
     missing = tmp_path / "missing.txt"
     with pytest.raises(UsageError, match=r"missing\.txt can't be read"):
-        resolve(Question((missing,), tmp_path / "base.lock"), report=print)
+        resolve(Requirements((missing,), tmp_path / "base.lock"), report=print)

@@ -14,11 +14,11 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from clusterctl.packages.bundle.parts import nvidia_of
+from clusterctl.packages.bundle.checks import nvidia_of
 from clusterctl.packages.os_packages import nvidia_stream, package_names
-from clusterctl.spec import ClusterSpec
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.load import parse_spec
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.util.assets import asset
 from tests.support.plays import program, run_tasks
 

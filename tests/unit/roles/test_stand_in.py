@@ -16,7 +16,7 @@ from types import ModuleType
 import pytest
 
 from clusterctl.hosts.gpus import Driver
-from clusterctl.hosts.report import FACTS_ARGV, parse_driver
+from clusterctl.hosts.report import NODE_ARGV, parse_driver
 from clusterctl.util.assets import asset
 from payload.device import choose
 from payload.nvml import Gpus
@@ -54,7 +54,7 @@ def stand_in(folder: Path, machine: machines.Machine) -> Environment:
 
 def driver(environment: Environment) -> Driver:
     """What our own script makes of it."""
-    argv = ["sh", "-c", FACTS_ARGV[-1]]
+    argv = ["sh", "-c", NODE_ARGV[-1]]
     done = subprocess.run(
         argv, env={**os.environ, **environment}, capture_output=True, text=True, check=False
     )

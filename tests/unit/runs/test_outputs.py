@@ -9,7 +9,7 @@ import pytest
 from clusterctl.errors import UsageError
 from clusterctl.jobs.stage import OUTPUTS_FILE, outputs_file
 from clusterctl.runs.fetch import fetch_tree
-from clusterctl.spec import JobSpec
+from clusterctl.spec.job import JobSpec
 from clusterctl.transport.local import LocalTransport
 
 OURS = {"job.sbatch", "my [1]!.py", "stdout.log", "stderr-3.log", "metrics.jsonl", "telemetry/n1.jsonl"}

@@ -11,7 +11,8 @@ import pytest
 
 from clusterctl.errors import UsageError
 from clusterctl.jobs.mpirun_script import render_mpirun_script, taken
-from clusterctl.spec import ClusterSpec, JobSpec
+from clusterctl.spec.job import JobSpec
+from clusterctl.spec.models import ClusterSpec
 
 SPEC = ClusterSpec.model_validate(
     {

@@ -10,7 +10,7 @@ import pytest
 from clusterctl.hosts.gpus import Gpu
 from clusterctl.hosts.report import NodeFacts
 from clusterctl.scheduler.slurm.config import render_files, slurmd_file
-from clusterctl.spec import ClusterSpec
+from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
 
 ONE, TWO = "d-train-1", "d-train-2"

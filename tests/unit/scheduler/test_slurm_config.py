@@ -12,8 +12,7 @@ from clusterctl.errors import SlurmError
 from clusterctl.hosts.gpus import Gpu
 from clusterctl.hosts.report import NodeFacts
 from clusterctl.scheduler.slurm.config import render_files, slurm_minutes, timeouts
-from clusterctl.spec import ClusterSpec
-from clusterctl.spec.models import OWNED_SLURM_KEYS
+from clusterctl.spec.models import OWNED_SLURM_KEYS, ClusterSpec
 from clusterctl.state.inventory import Host, Inventory
 
 Golden = Callable[[str, str], None]

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.hosts.gpus import Driver, Gpu, gpu_type, ranges
-from clusterctl.hosts.report import FACTS_ARGV, NodeFacts, parse_driver, parse_node_facts
+from clusterctl.hosts.report import NODE_ARGV, NodeFacts, parse_driver, parse_node_facts
 from clusterctl.scheduler.slurm.config import render_files
 from tests.support.nvidia import machines
 from tests.unit.scheduler.test_slurm_config import lines, make_inventory, make_spec
@@ -35,7 +35,7 @@ def said_by(folder: Path, machine: machines.Machine) -> str:
     (folder / "slurmd").write_text(f"#!/bin/sh\necho '{_SLURMD}'\n")
     (folder / "slurmd").chmod(0o755)
     (folder / "mig-minors").write_text(machines.mig_minors())
-    script = FACTS_ARGV[-1].replace("/proc/driver/nvidia-caps", str(folder))
+    script = NODE_ARGV[-1].replace("/proc/driver/nvidia-caps", str(folder))
     path = f"{folder}:{os.environ['PATH']}"
     done = subprocess.run(
         ["sh", "-c", script], env={**environment, "PATH": path}, capture_output=True, text=True, check=False

@@ -11,7 +11,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from clusterctl.errors import SpecError, UsageError
-from clusterctl.spec import JobSpec, JobWords
+from clusterctl.spec.job import JobOptions, JobSpec
 from clusterctl.spec.job_file import JobFile, jobs_of_file
 from clusterctl.spec.schema import job_schema
 
@@ -115,7 +115,7 @@ def test_everything_that_flags_can_say(read: Read, folder: Path) -> None:
     )
     said = set(YAML(typ="safe").load(EVERYTHING)) - {"job"}
     assert job.model_fields_set == said | {"bundled", "script"}
-    assert said == set(JobWords.model_fields), "the example above shows every key"
+    assert said == set(JobOptions.model_fields), "the example above shows every key"
 
 
 def test_all_variants_or_those_that_are_named(read: Read) -> None:
@@ -267,5 +267,5 @@ def test_the_schema(golden: Callable[[str, str], None]) -> None:
 
 
 def test_every_key_is_described() -> None:
-    fields = {**JobFile.model_fields, **JobWords.model_fields}
+    fields = {**JobFile.model_fields, **JobOptions.model_fields}
     assert [name for name, field in fields.items() if not field.description] == []

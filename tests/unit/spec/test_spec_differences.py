@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 
-from clusterctl.spec import ClusterSpec
 from clusterctl.spec.differences import differences
+from clusterctl.spec.models import ClusterSpec
 
 ADA, BOB = {"name": "ada", "uid": 2001}, {"name": "bob", "uid": 2002}
 TRAIN: dict[str, Any] = {"name": "train", "nodes": 2}

@@ -10,7 +10,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from clusterctl.errors import Problem, SpecError, UsageError
-from clusterctl.spec import Caller
+from clusterctl.spec.current_user import CurrentUser
 from clusterctl.spec.gcp import GcpNodes, GcpProvider
 from clusterctl.spec.load import load_spec, parse_spec
 
@@ -113,4 +113,4 @@ def test_any_bytes(tmp_path: Path, raw: bytes) -> None:
     path = tmp_path / "c.yaml"
     path.write_bytes(raw)
     with pytest.raises(UsageError):
-        load_spec(path, caller=Caller("ada", 1001))
+        load_spec(path, caller=CurrentUser("ada", 1001))

@@ -8,9 +8,9 @@ import pytest
 from pydantic import ValidationError
 
 from clusterctl.errors import SpecError
-from clusterctl.spec import ClusterSpec, machines
-from clusterctl.spec.load import dump_spec, load_spec, parse_spec
-from clusterctl.spec.starter import init_text
+from clusterctl.spec import gcp_machines
+from clusterctl.spec.load import dump_spec, load_spec, parse_spec, starter_spec
+from clusterctl.spec.models import ClusterSpec
 
 SPECS = Path(__file__).parents[2] / "support" / "google" / "specs"
 BASE = Path(__file__).with_name("gcp-base.yaml")
@@ -23,13 +23,13 @@ def test_a_spec_that_is_written_down_loads_back(path: Path) -> None:
 
 
 def test_a_local_spec_moves_to_google_cloud() -> None:
-    text = init_text("local")
+    text = starter_spec("local")
     moved = text.replace(
         "  type: local\n", "  type: gcp\n  project: my-project\n  zone: us-central1-a\n"
     ).replace("    nodes: 2\n", "    nodes: 2\n    gpus: {type: l4}\n")
     spec = parse_spec(moved, "cluster.yaml")
     assert spec.provider.type == "gcp"
-    assert machines.of(spec, spec.partitions[0]).name == "g2-standard-4"
+    assert gcp_machines.machine_of(spec, spec.partitions[0]).name == "g2-standard-4"
 
 
 def test_what_only_local_nodes_have_is_named_where_a_spec_moves() -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from clusterctl.errors import UsageError
-from clusterctl.spec import JobSpec, Launcher, ScriptKind, job_spec, script_kind
+from clusterctl.spec.job import JobSpec, Launcher, ScriptLanguage, job_spec, script_language
 
 
 @pytest.fixture
@@ -181,23 +181,23 @@ def test_all_wrong_flags_come_out_together() -> None:
 @pytest.mark.parametrize(
     ("file", "content", "kind"),
     [
-        ("a.sh", "echo\n", ScriptKind.SHELL),
-        ("a.bash", "", ScriptKind.SHELL),
-        ("a.py", "print()\n", ScriptKind.PYTHON),
-        ("a", "#!/bin/bash\n", ScriptKind.SHELL),
-        ("a", "#! /bin/sh -e\n", ScriptKind.SHELL),
-        ("a", "#!/usr/bin/env bash\n", ScriptKind.SHELL),
-        ("a", "#!/usr/bin/env python3\n", ScriptKind.PYTHON),
-        ("a", "#!/opt/py/bin/python3.11\n", ScriptKind.PYTHON),
-        ("a.sbatch", "#!/bin/bash\n#SBATCH -N 2\n", ScriptKind.SHELL),
+        ("a.sh", "echo\n", ScriptLanguage.SHELL),
+        ("a.bash", "", ScriptLanguage.SHELL),
+        ("a.py", "print()\n", ScriptLanguage.PYTHON),
+        ("a", "#!/bin/bash\n", ScriptLanguage.SHELL),
+        ("a", "#! /bin/sh -e\n", ScriptLanguage.SHELL),
+        ("a", "#!/usr/bin/env bash\n", ScriptLanguage.SHELL),
+        ("a", "#!/usr/bin/env python3\n", ScriptLanguage.PYTHON),
+        ("a", "#!/opt/py/bin/python3.11\n", ScriptLanguage.PYTHON),
+        ("a.sbatch", "#!/bin/bash\n#SBATCH -N 2\n", ScriptLanguage.SHELL),
     ],
 )
-def test_scripts(folder: Path, file: str, content: str, kind: ScriptKind) -> None:
+def test_scripts(folder: Path, file: str, content: str, kind: ScriptLanguage) -> None:
     (folder / file).write_text(content)
     job = job_spec(f"./{file}", {})
     assert job.script == folder / file
     assert job.bundled is None
-    assert script_kind(folder / file) is kind
+    assert script_language(folder / file) is kind
 
 
 @pytest.mark.parametrize(

@@ -12,23 +12,21 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from clusterctl.errors import SpecError, UsageError
-from clusterctl.spec import (
-    Caller,
+from clusterctl.spec.current_user import CurrentUser, job_user_notes, resolve_users
+from clusterctl.spec.load import dump_spec, find_spec, load_spec, parse_spec
+from clusterctl.spec.models import (
+    MAX_LOCAL_HOSTS,
     ClusterSpec,
     LocalProvider,
-    Monitoring,
     Partition,
     Qos,
     SlurmSettings,
     User,
-    notes,
-    resolved,
 )
-from clusterctl.spec.load import dump_spec, find_spec, load_spec, parse_spec
-from clusterctl.spec.models import MAX_LOCAL_HOSTS
+from clusterctl.spec.software import Monitoring
 
-ADA = Caller("ada", 1001)
-ROOT = Caller("root", 0)
+ADA = CurrentUser("ada", 1001)
+ROOT = CurrentUser("root", 0)
 MINIMAL = "version: 1\nname: demo\npartitions:\n  - {name: train, nodes: 2}\n"
 
 
@@ -214,39 +212,39 @@ class TestResolved:
     SPEC = parse_spec(MINIMAL, "c.yaml")
 
     def test_root_gets_hpc(self) -> None:
-        spec = resolved(self.SPEC, ROOT)
+        spec = resolve_users(self.SPEC, ROOT)
         assert spec.users == (User(name="hpc", uid=10_000),)
-        assert notes(spec, ROOT) == ()
+        assert job_user_notes(spec, ROOT) == ()
 
     def test_users_that_are_named_stay(self) -> None:
         users = (User(name="grace", uid=1002),)
-        spec = resolved(self.SPEC.model_copy(update={"users": users}), ROOT)
+        spec = resolve_users(self.SPEC.model_copy(update={"users": users}), ROOT)
         assert spec.users == users
 
     @pytest.mark.parametrize(
         "caller",
         [
-            Caller("Ada.Lovelace", 1001),
-            Caller("CORP\\ada", 1001),
-            Caller("ada@corp.example", 1001),
-            Caller("ada", 999),
-            Caller("ada", 1_200_000_001),
-            Caller("clusterctl", 1001),
-            Caller("", 1001),
+            CurrentUser("Ada.Lovelace", 1001),
+            CurrentUser("CORP\\ada", 1001),
+            CurrentUser("ada@corp.example", 1001),
+            CurrentUser("ada", 999),
+            CurrentUser("ada", 1_200_000_001),
+            CurrentUser("clusterctl", 1001),
+            CurrentUser("", 1001),
         ],
     )
-    def test_a_caller_who_fits_no_node_gets_hpc_and_a_note(self, caller: Caller) -> None:
-        spec = resolved(self.SPEC, caller)
+    def test_a_caller_who_fits_no_node_gets_hpc_and_a_note(self, caller: CurrentUser) -> None:
+        spec = resolve_users(self.SPEC, caller)
         assert spec.users == (User(name="hpc", uid=10_000),)
-        (note,) = notes(spec, caller)
+        (note,) = job_user_notes(spec, caller)
         assert str(caller.uid) in note
         assert "jobs run as hpc" in note
 
     def test_a_caller_who_fits_gets_no_note(self) -> None:
-        assert notes(resolved(self.SPEC, ADA), ADA) == ()
+        assert job_user_notes(resolve_users(self.SPEC, ADA), ADA) == ()
 
     def test_the_caller_is_whom_the_process_runs_as(self) -> None:
-        assert Caller.current().uid == os.geteuid()
+        assert CurrentUser.current().uid == os.geteuid()
 
 
 labels = st.from_regex(r"[a-z][a-z0-9-]{0,19}", fullmatch=True).filter(lambda n: n not in {"ctl", "default"})

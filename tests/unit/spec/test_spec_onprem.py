@@ -8,10 +8,9 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import SpecError
-from clusterctl.spec import OnpremProvider
-from clusterctl.spec.host_range import expand
+from clusterctl.spec.base import expand
 from clusterctl.spec.load import dump_spec, load_spec, parse_spec
-from clusterctl.spec.onprem import OnpremHost, is_this_machine
+from clusterctl.spec.onprem import OnpremHost, OnpremProvider, is_this_machine
 
 ED25519 = "AAAAC3NzaC1lZDI1NTE5AAAAIPUbN2nHEYzKZ8DzT2M9bTGUQcxJ4z2mR0n9ZkYxT3pQ"
 BASE = Path(__file__).with_name("onprem-base.yaml")

@@ -14,10 +14,9 @@ from ruamel.yaml import YAML
 
 from clusterctl.errors import UsageError
 from clusterctl.spec.job import ARRAY, CONSTRAINT, JOB_NAME, SIGNAL, JobSpec
-from clusterctl.spec.load import parse_spec
+from clusterctl.spec.load import parse_spec, starter_spec
 from clusterctl.spec.models import PATTERN_WORDS, PROVIDER_TYPES
 from clusterctl.spec.schema import json_schema, reference
-from clusterctl.spec.starter import init_text
 
 Golden = Callable[[str, str], None]
 DOC = Path(__file__).parents[3] / "docs" / "spec.md"
@@ -74,17 +73,17 @@ def models(schema: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 @pytest.mark.parametrize("provider", PROVIDER_TYPES)
 class TestInit:
     def test_golden(self, golden: Golden, provider: str) -> None:
-        golden(f"init-{provider}.yaml", init_text(provider))
+        golden(f"init-{provider}.yaml", starter_spec(provider))
 
     def test_it_is_valid_as_it_stands(self, provider: str) -> None:
-        spec = parse_spec(init_text(provider), "cluster.yaml")
+        spec = parse_spec(starter_spec(provider), "cluster.yaml")
         assert spec.provider.type == provider
 
     def test_it_is_valid_with_every_comment_in_force(self, provider: str) -> None:
-        parse_spec(uncommented(init_text(provider)), "cluster.yaml")
+        parse_spec(uncommented(starter_spec(provider)), "cluster.yaml")
 
     def test_it_shows_every_field(self, provider: str) -> None:
-        values = YAML(typ="safe", pure=True).load(uncommented(init_text(provider)))
+        values = YAML(typ="safe", pure=True).load(uncommented(starter_spec(provider)))
         schema = json_schema()
         shown: dict[str, set[str]] = {}
 
@@ -109,7 +108,7 @@ class TestInit:
 
 def test_init_for_a_provider_that_is_not_built() -> None:
     with pytest.raises(UsageError, match="there is no provider 'locall'") as caught:
-        init_text("locall")
+        starter_spec("locall")
     assert caught.value.fix == "did you mean local?"
 
 

@@ -8,7 +8,8 @@ import pytest
 
 from clusterctl.hosts.report import HostFacts
 from clusterctl.providers.onprem.members import members, preview
-from clusterctl.spec import ClusterSpec, OnpremProvider
+from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.onprem import OnpremProvider
 from tests.unit.onprem.test_members import facts, spec_of
 
 INSTALLED = "to be installed, with what they need: "

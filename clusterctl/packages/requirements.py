@@ -1,10 +1,14 @@
-"""From the user's requirements to a lock, by pip: the same versions as long as the files are the same."""
+"""Requirements files resolved to a lock by pip: the same versions as long as the files are the same.
+
+What a line means is pip's concern; here it only matters whether an earlier answer of pip's still holds.
+"""
 
 from __future__ import annotations
 
 import hashlib
+import os
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
@@ -12,14 +16,121 @@ from typing import Final
 from packaging.utils import canonicalize_name
 
 from clusterctl.errors import UsageError
-from clusterctl.packages.wheels.lock import Lock, Wheel, pins
-from clusterctl.packages.wheels.node import DEFAULT_NODE, Node, Said, pip_download
-from clusterctl.packages.wheels.requirements import question
-from clusterctl.packages.wheels.wheelhouse import unwritable
+from clusterctl.packages.wheelhouse import (
+    DEFAULT_PLATFORM,
+    Lock,
+    NodePlatform,
+    PipResult,
+    Wheel,
+    pins,
+    pip_download,
+    unwritable_cache,
+    wheel_path,
+)
 from clusterctl.state.journal import digest
 from clusterctl.state.workspace import cache_home, write_atomic
 from clusterctl.util.lifetime import temporary_folder
 from clusterctl.util.progress import LineReporter
+
+_MAX_BYTES: Final = 4 << 20
+_INCLUDE: Final = re.compile(r"^(?:-r|--requirement|-c|--constraint)(?:\s+|\s*=\s*|(?<=-[rc]))(.+)$")
+_COMMENT: Final = re.compile(r"(^|\s+)#.*$")
+
+
+def request_hash(files: Sequence[Path]) -> str:
+    """A hash of all that decides what pip makes of these files, but for what its indexes hold.
+
+    That is the files, those that they include, the wheels on this machine that they name, and the PIP_*
+    variables.
+
+    Raises:
+        UsageError: one of the files can't be read.
+    """
+    settings = [f"{key}={value}" for key, value in sorted(os.environ.items()) if key.startswith("PIP_")]
+    contents = [part for file in files for pair in _contents(file, frozenset()) for part in pair]
+    return digest(*settings, "", *contents)
+
+
+def content_hash(files: Sequence[Path]) -> str:
+    """A hash of what these files and those that they include say, wherever they lie.
+
+    Raises:
+        UsageError: one of the files can't be read.
+    """
+    return digest(*(said for file in files for _, said in _contents(file, frozenset())))
+
+
+def _contents(file: Path, seen: frozenset[Path], named_in: str = "") -> Iterator[tuple[bytes, bytes]]:
+    """What is in a file and in those that it includes, each with the folder that its relative paths mean."""
+    file = file.absolute()
+    if file in seen:
+        return
+    raw = _read(file, named_in)
+    yield str(file.parent).encode(errors="surrogateescape"), raw
+    for number, line in _lines(raw.decode(errors="replace")):
+        if found := _INCLUDE.match(line):
+            name = found[1].strip("\"'")
+            if "://" not in name:
+                yield from _contents(file.parent / name, seen | {file}, f"{file}:{number}")
+        elif (wheel := _local_wheel(line, file.parent)) is not None:
+            yield b"", _hash_of(wheel, f"{file}:{number}")
+
+
+def _read(file: Path, named_in: str) -> bytes:
+    try:
+        with file.open("rb") as opened:
+            raw = opened.read(_MAX_BYTES + 1)
+    except (OSError, ValueError) as exc:  # ValueError: a null byte
+        raise UsageError(
+            f"the requirements file {file} can't be read",
+            where=named_in,
+            why=getattr(exc, "strerror", None) or str(exc),
+            fix="name a file in pip's requirements format",
+        ) from exc
+    if len(raw) > _MAX_BYTES:
+        raise UsageError(
+            f"the requirements file {file} is larger than {_MAX_BYTES >> 20} MiB",
+            where=named_in,
+            fix="name a file in pip's requirements format",
+        )
+    return raw
+
+
+def _hash_of(wheel: Path, named_in: str) -> bytes:
+    try:
+        with wheel.open("rb") as opened:
+            return hashlib.file_digest(opened, "sha256").digest()
+    except OSError as exc:
+        raise UsageError(
+            f"the wheel {wheel} can't be read",
+            where=named_in,
+            why=exc.strerror or str(exc),
+            fix="make it readable, or leave the line out",
+        ) from exc
+
+
+def _lines(text: str) -> Iterator[tuple[int, str]]:
+    """Logical lines without comments, each with the number of its first line."""
+    joined, start = "", 0
+    for number, line in enumerate(text.splitlines(), start=1):
+        start = start if joined else number
+        joined += _COMMENT.sub("", line)
+        if joined.endswith("\\"):
+            joined = joined[:-1]
+            continue
+        if joined.strip():
+            yield start, joined.strip()
+        joined = ""
+    if joined.strip():
+        yield start, joined.strip()
+
+
+def _local_wheel(line: str, folder: Path) -> Path | None:
+    """The wheel on this machine that a line names, if it names one: it may change under its name."""
+    name = re.split(r"\s*;|\s+--|\s+$", line.rpartition(" @ ")[2].strip())[0].removeprefix("file://")
+    path = folder / name
+    return path if name.endswith(".whl") and "://" not in name and os.path.isfile(path) else None  # noqa: PTH113
+
 
 _REASON_BEGINS: Final = re.compile(r"^(ERROR:|error:|The conflict is caused by:)", re.MULTILINE)
 _NOISE: Final = re.compile(r"^\s*(WARNING:|\[notice\]|Looking in |ResolutionImpossible)")
@@ -32,7 +143,7 @@ _LONGEST_REASON: Final = 2000
 
 
 @dataclass(frozen=True, slots=True)
-class Question:
+class Requirements:
     """What is asked of pip.
 
     ``base`` is the lock of the job environment; ``held``, normalized name -> version, is to be kept if it can
@@ -42,10 +153,10 @@ class Question:
     files: tuple[Path, ...]
     base: Path
     held: Mapping[str, str] = field(default_factory=dict)
-    node: Node = DEFAULT_NODE
+    node: NodePlatform = DEFAULT_PLATFORM
 
 
-def resolve(asked: Question, *, report: LineReporter, heard: LineReporter = lambda _line: None) -> Lock:
+def resolve(asked: Requirements, *, report: LineReporter, heard: LineReporter = lambda _line: None) -> Lock:
     """The lock of requirements files, for the nodes; its wheels lie in the cache (see ``wheel_path``).
 
     The versions of the job environment are kept, unless the requirements rule them out: such a package is
@@ -59,7 +170,7 @@ def resolve(asked: Question, *, report: LineReporter, heard: LineReporter = lamb
     kept = {**base, **asked.held}
     home, answer = cache_home() / "python", _answer(asked, kept)
     try:
-        if (known := _read(answer, base, asked.node)) is not None:
+        if (known := _load_lock(answer, base, asked.node)) is not None:
             return known
         report(f"resolving {', '.join(str(file) for file in asked.files)}")
         answer.parent.mkdir(parents=True, exist_ok=True)
@@ -69,11 +180,11 @@ def resolve(asked: Question, *, report: LineReporter, heard: LineReporter = lamb
             lock = Lock(others, base, asked.node)
         write_atomic(answer, lock.text)
     except OSError as exc:
-        raise unwritable(home, exc) from exc
+        raise unwritable_cache(home, exc) from exc
     return lock
 
 
-def resolved(asked: Question) -> Lock | None:
+def cached_lock(asked: Requirements) -> Lock | None:
     """What ``resolve`` would say without asking pip, if it can.
 
     Raises:
@@ -82,12 +193,12 @@ def resolved(asked: Question) -> Lock | None:
     """
     base = pins(asked.base)
     try:
-        return _read(_answer(asked, {**base, **asked.held}), base, asked.node)
+        return _load_lock(_answer(asked, {**base, **asked.held}), base, asked.node)
     except OSError as exc:
-        raise unwritable(cache_home() / "python", exc) from exc
+        raise unwritable_cache(cache_home() / "python", exc) from exc
 
 
-def plant(asked: Question, text: str, fill: Callable[[Wheel, Path], None]) -> None:
+def store_lock(asked: Requirements, text: str, fill: Callable[[Wheel, Path], None]) -> None:
     """Have ``resolve`` say this without asking pip. ``fill`` brings each wheel that is not in the cache.
 
     Raises:
@@ -107,16 +218,16 @@ def plant(asked: Question, text: str, fill: Callable[[Wheel, Path], None]) -> No
                     (folder / wheel.file).replace(place)
         write_atomic(answer, text)
     except OSError as exc:
-        raise unwritable(home, exc) from exc
+        raise unwritable_cache(home, exc) from exc
 
 
-def _answer(asked: Question, kept: Mapping[str, str]) -> Path:
+def _answer(asked: Requirements, kept: Mapping[str, str]) -> Path:
     """Where the answer to a question lies, once there is one."""
-    key = digest(str(asked.node), _constraints(kept), question(asked.files))
+    key = digest(str(asked.node), _constraints(kept), request_hash(asked.files))
     return cache_home() / "python" / "locks" / f"{key}.txt"
 
 
-def _read(answer: Path, base: Mapping[str, str], node: Node) -> Lock | None:
+def _load_lock(answer: Path, base: Mapping[str, str], node: NodePlatform) -> Lock | None:
     """The lock of an answer, if its wheels are still there."""
     if not answer.is_file():
         return None
@@ -124,12 +235,7 @@ def _read(answer: Path, base: Mapping[str, str], node: Node) -> Lock | None:
     return lock if all(wheel_path(wheel).is_file() for wheel in lock.wheels) else None
 
 
-def wheel_path(wheel: Wheel) -> Path:
-    """Where a wheel of a lock lies in the cache."""
-    return cache_home() / "python" / "wheels" / wheel.sha256 / wheel.file
-
-
-def _download(asked: Question, kept: Mapping[str, str], folder: Path, heard: LineReporter) -> list[Path]:
+def _download(asked: Requirements, kept: Mapping[str, str], folder: Path, heard: LineReporter) -> list[Path]:
     """The wheels that pip chose: with the ``kept`` versions, but for those that the requirements rule out."""
     files, node = asked.files, asked.node
     limits = folder / "constraints.txt"
@@ -154,14 +260,14 @@ def _constraints(kept: Mapping[str, str]) -> str:
     return "".join(f"{name}=={version}\n" for name, version in sorted(kept.items()))
 
 
-def _without_conflict(kept: Mapping[str, str], said: Said) -> dict[str, str]:
+def _without_conflict(kept: Mapping[str, str], said: PipResult) -> dict[str, str]:
     """Those that pip does not name as part of the conflict; none, if it names none of them."""
     text = said.text.partition(_CONFLICT)[2]
     parties = {canonicalize_name(name or other) for name, other in _PARTY.findall(text)}
     return {name: kept[name] for name in kept if name not in parties} if parties & kept.keys() else {}
 
 
-def _refuse_sources(files: Sequence[Path], said: Said, wheels: set[str]) -> None:
+def _refuse_sources(files: Sequence[Path], said: PipResult, wheels: set[str]) -> None:
     """pip downloads sources too, where a line names a folder, an archive or a repository."""
     names = " ".join(_DOWNLOADED.findall(said.text)).split()
     if missing := [name for name in names if canonicalize_name(name) not in wheels]:
@@ -184,7 +290,7 @@ def _kept(path: Path) -> Wheel:
     return wheel
 
 
-def _unresolvable(asked: Question, said: Said) -> UsageError:
+def _unresolvable(asked: Requirements, said: PipResult) -> UsageError:
     begin = _REASON_BEGINS.search(said.text)
     text = said.text[begin.start() :] if begin else said.text[-_LONGEST_REASON:]
     lines = [line.removeprefix("ERROR: ") for line in text.partition("\nTo fix this")[0].splitlines()]

@@ -15,14 +15,14 @@ FALLBACK_USER: Final = User(name="hpc", uid=10_000)
 
 
 @dataclass(frozen=True, slots=True)
-class Caller:
+class CurrentUser:
     """The account that runs clusterctl. ``name`` is empty for a uid without an account."""
 
     name: str
     uid: int
 
     @classmethod
-    def current(cls) -> Caller:
+    def current(cls) -> CurrentUser:
         """Whom this process runs as. Under sudo that is root, not the one who called sudo."""
         uid = os.geteuid()
         try:
@@ -31,7 +31,7 @@ class Caller:
             return cls("", uid)
 
 
-def resolved(spec: ClusterSpec, caller: Caller) -> ClusterSpec:
+def resolve_users(spec: ClusterSpec, caller: CurrentUser) -> ClusterSpec:
     """The spec with its caller-dependent default filled in: ``users``.
 
     That is the caller, or `hpc` when the caller is root or can't be an account of the nodes.
@@ -41,7 +41,7 @@ def resolved(spec: ClusterSpec, caller: Caller) -> ClusterSpec:
     return spec.model_copy(update={"users": (_as_user(caller) or FALLBACK_USER,)})
 
 
-def notes(spec: ClusterSpec, caller: Caller) -> tuple[str, ...]:
+def job_user_notes(spec: ClusterSpec, caller: CurrentUser) -> tuple[str, ...]:
     """What the user should know about a resolved spec: that jobs don't run under the caller's own name."""
     if caller.uid == 0 or _as_user(caller) or spec.users != (FALLBACK_USER,):
         return ()
@@ -52,7 +52,7 @@ def notes(spec: ClusterSpec, caller: Caller) -> tuple[str, ...]:
     )
 
 
-def _as_user(caller: Caller) -> User | None:
+def _as_user(caller: CurrentUser) -> User | None:
     """The caller as an account of the nodes, if that can be: neither root nor any other odd one can."""
     try:
         return User(name=caller.name, uid=caller.uid)
