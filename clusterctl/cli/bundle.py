@@ -45,6 +45,8 @@ def create(
     The distributions are those of the hosts, where the cluster is up; else --os says them.
     """
     from clusterctl.cluster.up import reject_bundles
+    from clusterctl.packages.bundle.create import BundleRequest
+    from clusterctl.packages.bundle.create import create as create_bundle
     from clusterctl.transport.tree import shown_size
 
     spec = spec_of(screen, options)
