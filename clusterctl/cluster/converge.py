@@ -115,9 +115,9 @@ def converge(
     slurm_drifted = touches_slurm(drifted(noted.marks.get(controller, {}), before[controller]))
     hosts = () if everything else drifting
     session.note = str(_configure(session, inventory, hosts))
-    if inventory.has_slurm and (slurm_drifted or (everything and noted.marks)):
+    if slurm_drifted or (everything and noted.marks):
         # Other nodes' slurmd were not restarted for what concerns one alone.
-        session.connections.to(controller).run(["scontrol", "reconfigure"])
+        admin_scheduler(inventory, session.connections).reconfigure()
     seen = _probe(session, inventory, hosts)
     after = before | {host: report.checksums for host, report in seen.items()}
     _write(workspace, _Noted(inputs=inputs, marks=after, hardware=has))
@@ -143,8 +143,7 @@ def _converge_some(
     told = ansible.introduce(inventory, workspace, limit=others) if others else None
     recap = _configure(session, inventory, chosen)
     session.note = f"{recap}; {told.changed if told else 0} changed on others"
-    if inventory.has_slurm:
-        session.connections.to(inventory.controller.name).run(["scontrol", "reconfigure"])
+    admin_scheduler(inventory, session.connections).reconfigure()
     return _probe(session, inventory, (*chosen, *others))
 
 

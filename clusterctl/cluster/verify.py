@@ -28,9 +28,9 @@ from clusterctl.errors import (
     UnreachableError,
     VerifyError,
 )
+from clusterctl.scheduler.base import Scheduler
 from clusterctl.scheduler.models import NodeInfo
-from clusterctl.scheduler.mpirun.client import MpirunClient
-from clusterctl.scheduler.slurm.client import SlurmClient
+from clusterctl.scheduler.session import scheduler_of
 from clusterctl.scheduler.slurm.config import HEALTH_REASON
 from clusterctl.spec.distributions import JOB_PROFILE
 from clusterctl.spec.models import ADMIN_USER, PROOF_PARTITION
@@ -63,9 +63,9 @@ def run_verification(
     controller = to(inventory.controller.name)
     probe = partial(_probe, transport=controller)
     for tries_left in (1, 0):
-        stand = settle(inventory, SlurmClient(controller), timeout_s=timeout_s, only=only)
+        stand = settle(inventory, scheduler_of(inventory, to), timeout_s=timeout_s, only=only)
         if _look_again(stand.aside, to):
-            stand = settle(inventory, SlurmClient(controller), timeout_s=timeout_s, only=only)
+            stand = settle(inventory, scheduler_of(inventory, to), timeout_s=timeout_s, only=only)
         proof = Verification(stand.idle, stand.busy, stand.aside, stand.resumed)
         if not stand.idle:
             return proof
@@ -178,9 +178,7 @@ class Stand:
     resumed: dict[str, str] = field(default_factory=dict)
 
 
-def settle(
-    inventory: Inventory, slurm: SlurmClient, *, timeout_s: float, only: Collection[str] = ()
-) -> Stand:
+def settle(inventory: Inventory, slurm: Scheduler, *, timeout_s: float, only: Collection[str] = ()) -> Stand:
     """Wait until every node of the inventory is idle, at work, or set aside; resume what Slurm gave up.
 
     ``only`` names those to look at; none: all.
@@ -255,7 +253,7 @@ def _slurms_own(node: NodeInfo) -> bool:
     return node.reason_by == _SLURM or node.reason.startswith((_OURS, *_SLURMDS_WORDS))
 
 
-def _resume(nodes: Iterable[NodeInfo], resumed: dict[str, str], slurm: SlurmClient) -> None:
+def _resume(nodes: Iterable[NodeInfo], resumed: dict[str, str], slurm: Scheduler) -> None:
     """Put back what Slurm took out of service, once each: what it takes out again has a cause that lasts."""
     for node in nodes:
         if standing(node) is Standing.OUT and node.name not in resumed:
@@ -303,24 +301,13 @@ def _is_reserved(node: NodeInfo) -> bool:
 
 
 def release_held(inventory: Inventory, to: Connect) -> tuple[str, ...]:
-    """Let them wait for nodes again, now that these are well; returns their ids.
+    """Release jobs that a node failed to launch, now that the nodes are well; returns their ids.
 
     Raises:
         SlurmError: Slurm did not answer, or not as expected.
         UnreachableError: the controller can't be reached.
     """
-    if not inventory.has_slurm:
-        return ()
-    slurm = SlurmClient(to(inventory.controller.name))
-    return tuple(job.id for job in slurm.all_jobs() if job.failed_to_launch and _is_released(slurm, job.id))
-
-
-def _is_released(slurm: SlurmClient, job_id: str) -> bool:
-    try:
-        slurm.release(job_id)
-    except CommandError:  # it was cancelled meanwhile
-        return False
-    return True
+    return scheduler_of(inventory, to).release_held_jobs()
 
 
 _ENTER = f'cd && {{ [[ ! -r {JOB_PROFILE} ]] || . {JOB_PROFILE}; }} && exec "$@"'
@@ -332,7 +319,7 @@ def _verify_mpirun(inventory: Inventory, user: str, to: Connect) -> Verification
     Raises:
         VerifyError: the job failed; names hosts and causes.
     """
-    busy = _busy(inventory, user, to)
+    busy = _busy(inventory, to)
     free = tuple(host.name for host in inventory.compute if host.name not in busy)
     if not free:
         return Verification((), busy)
@@ -346,10 +333,10 @@ def _verify_mpirun(inventory: Inventory, user: str, to: Connect) -> Verification
     return Verification(free, busy)
 
 
-def _busy(inventory: Inventory, user: str, to: Connect) -> tuple[str, ...]:
+def _busy(inventory: Inventory, to: Connect) -> tuple[str, ...]:
     controller = inventory.controller.name
     try:
-        jobs = MpirunClient(inventory, user, to(controller), to).own_jobs()
+        jobs = scheduler_of(inventory, to).own_jobs()
     except (SchedulerError, TransportError) as exc:
         failure = Failure("verify", exc.why or exc.what, controller, "verify")
         raise VerifyError("nobody can tell which jobs run", why=failure.cause, failures=(failure,)) from exc
