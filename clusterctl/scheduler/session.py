@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 
@@ -39,13 +39,13 @@ class LocalStorageNode:
 class Session:
     """A connection to the controller as the job user.
 
-    ``apart`` are the nodes of a cluster whose hosts share no folder; none where they share one.
+    ``node_local`` are the nodes of a cluster whose hosts share no folder; none where they share one.
     """
 
     spec: ClusterSpec
     scheduler: Scheduler
     ledger: Ledger
-    apart: tuple[LocalStorageNode, ...] = ()
+    node_local: tuple[LocalStorageNode, ...] = ()
     distribution: Distribution = field(default_factory=lambda: distribution_of(DEFAULT))
 
     @property
@@ -54,16 +54,16 @@ class Session:
         return self.scheduler.transport
 
     def of_partition(self, partition: str | None) -> tuple[Transport, ...]:
-        """Who else has a job's folder: the nodes apart of its partition, of all where that is None."""
+        """The nodes of a partition, or of all, that have a job's folder of their own."""
         return tuple(
             node.transport
-            for node in self.apart
+            for node in self.node_local
             if partition in (None, node.partition) and node.transport is not self.transport
         )
 
     def holders(self, hosts: Sequence[str]) -> tuple[tuple[str, Transport], ...]:
         """Who has what a job wrote that ran on these hosts, its first host first; the controller if none."""
-        by_name = {node.host: node.transport for node in self.apart}
+        by_name = {node.host: node.transport for node in self.node_local}
         found = tuple((host, by_name[host]) for host in hosts if host in by_name)
         return found or ((self.transport.host, self.transport),)
 
@@ -94,19 +94,19 @@ def session(spec: ClusterSpec, workspace: Workspace, *, patience_s: float = PATI
             return stack.enter_context(closing(SSHTransport(host, workspace.ssh_config, user=user)))
 
         controller = to(spec.controller_host)
-        apart = tuple(
+        node_local = tuple(
             LocalStorageNode(host.name, host.partition, controller if host.is_controller else to(host.name))
-            for host in _hosts_apart(workspace)
+            for host in _node_local_hosts(workspace)
         )
         scheduler: Scheduler = SlurmClient(controller, patience_s=patience_s)
         if not spec.has_slurm:
             admins = stack.enter_context(Connections(workspace.ssh_config))
             known = inventory_of(workspace)
             scheduler = MpirunClient(known, user, controller, admins.to, patience_s=patience_s)
-        yield Session(spec, scheduler, Ledger(workspace.jobs), apart, hosts)
+        yield Session(spec, scheduler, Ledger(workspace.jobs), node_local, hosts)
 
 
-def _hosts_apart(workspace: Workspace) -> tuple[Host, ...]:
+def _node_local_hosts(workspace: Workspace) -> tuple[Host, ...]:
     """The nodes of a cluster whose hosts share no folder."""
     if not workspace.hosts.exists():
         return ()
@@ -141,14 +141,21 @@ def applied_spec(workspace: Workspace) -> ClusterSpec:
     return load_spec(workspace.spec)
 
 
+def scheduler_of(
+    inventory: Inventory, to: Callable[[str], Transport], *, patience_s: float = PATIENCE_S
+) -> Scheduler:
+    """The cluster's scheduler as the admin user, who may do more than a job user; ``to`` connects."""
+    controller = to(inventory.controller.name)
+    if inventory.has_slurm or inventory.job_user is None:
+        return SlurmClient(controller, patience_s=patience_s)
+    return MpirunClient(inventory, inventory.job_user, controller, to, patience_s=patience_s)
+
+
 def admin_scheduler(
     inventory: Inventory, connections: Connections, *, patience_s: float = PATIENCE_S
 ) -> Scheduler:
-    """Who runs the jobs, as the admin user, who sees and may do more than a job user."""
-    controller = connections.to(inventory.controller.name)
-    if inventory.has_slurm or inventory.job_user is None:
-        return SlurmClient(controller, patience_s=patience_s)
-    return MpirunClient(inventory, inventory.job_user, controller, connections.to, patience_s=patience_s)
+    """The same over the connections of an admin session."""
+    return scheduler_of(inventory, connections.to, patience_s=patience_s)
 
 
 def distribution_ahead(spec: ClusterSpec, workspace: Workspace) -> Distribution | None:

@@ -47,9 +47,11 @@ Usd = Annotated[float, Field(ge=0, strict=True, allow_inf_nan=False)]
 class Image(Model):
     """The image of a boot disk: the newest of a family, or one by its name."""
 
-    project: Annotated[str, StringConstraints(pattern=PROJECT)] = Field(description="project that has it")
+    project: Annotated[str, StringConstraints(pattern=PROJECT)] = Field(
+        description="the project of the image"
+    )
     family: Resource | None = Field(None, description="the newest image of this family")
-    name: Resource | None = Field(None, description="this very image")
+    name: Resource | None = Field(None, description="the image of this name")
 
 
 class GcpDisk(Model):
@@ -63,7 +65,7 @@ class GcpDisk(Model):
 
 
 class GcpNodes(Model):
-    """What the nodes of one partition, or the controller, are on Google Cloud."""
+    """The instances of one partition, or of the controller, on Google Cloud."""
 
     machine_type: Annotated[str, StringConstraints(pattern=MACHINE_TYPE)] | None = Field(
         None, description="by default the smallest that has the partition's GPUs, or 4 processors"
@@ -72,21 +74,19 @@ class GcpNodes(Model):
         None,
         description="by default Rocky Linux 9, with NVIDIA's driver where there is a GPU",
     )
-    boot_disk: GcpDisk = Field(
-        GcpDisk.model_validate({"size": "50GiB"}), description="the disk that they start from"
-    )
+    boot_disk: GcpDisk = Field(GcpDisk.model_validate({"size": "50GiB"}), description="their boot disk")
     extra_disks: tuple[GcpDisk, ...] = Field((), description="more persistent disks for each")
     local_ssds: Annotated[int, Field(ge=0, le=32, strict=True)] = Field(
         0, description="local NVMe disks of 375 GiB for each, as /scratch; gone with the node"
     )
-    spot: Toggle = Field(False, description="cheaper, and taken away by Google at any time")
+    spot: Toggle = Field(False, description="cheaper, and preempted by Google at any time")
     termination_action: Literal["STOP", "DELETE"] = Field(
-        "STOP", description="what becomes of a spot node that is taken away"
+        "STOP", description="what happens to a spot node that is preempted"
     )
-    compact_placement: Toggle = Field(False, description="close to each other, for low latency")
+    compact_placement: Toggle = Field(False, description="a compact placement policy, for low latency")
     tier_1: Toggle = Field(False, description="TIER_1 networking, on large machine types; needs gvnic")
     gvnic: Toggle = Field(True, description="Google's own network interface, instead of virtio")
-    reservation: Resource | None = Field(None, description="a reservation of yours that they are taken from")
+    reservation: Resource | None = Field(None, description="a reservation of yours that they consume")
 
 
 class GcpNetwork(Model):
@@ -113,7 +113,7 @@ class Bucket(Model):
 
     name: Annotated[str, StringConstraints(pattern=BUCKET)] = Field(description="its name, which is global")
     create: Toggle = Field(
-        False, description="made with the cluster; it is kept by `down` as long as it holds anything"
+        False, description="create it with the cluster; `down` keeps it unless it is empty"
     )
 
 
@@ -131,26 +131,26 @@ class GcpProvider(ProviderSettings):
 
     is_cloud: ClassVar[bool] = True
 
-    type: Literal["gcp"] = Field(description="which provider makes the hosts")
+    type: Literal["gcp"] = Field(description="the provider's type")
     project: Annotated[str, StringConstraints(pattern=PROJECT)] = Field(description="the project's id")
     zone: Annotated[str, StringConstraints(pattern=ZONE)] = Field(description="where all nodes are")
-    region: str | None = Field(None, description="the zone's region; need not be said")
-    partitions: Mapping[str, GcpNodes] = Field({}, description="what the nodes are, by partition")
-    controller: GcpNodes = Field(GcpNodes(), description="what the machine with Slurm's daemons is")
-    network: GcpNetwork = Field(GcpNetwork(), description="the network that the nodes are on")
+    region: str | None = Field(None, description="the zone's region; by default derived from it")
+    partitions: Mapping[str, GcpNodes] = Field({}, description="settings of the instances, by partition")
+    controller: GcpNodes = Field(GcpNodes(), description="settings of the instance with Slurm's daemons")
+    network: GcpNetwork = Field(GcpNetwork(), description="the network of the nodes")
     filestore: Filestore | None = Field(
         None, description="a managed shared folder, instead of the controller's"
     )
     bucket: Bucket | None = Field(None, description="a bucket that every node sees as /bucket")
     kms_key: Annotated[str, StringConstraints(pattern=KMS_KEY)] | None = Field(
-        None, description="a key of yours that all disks are encrypted with (CMEK)"
+        None, description="a customer-managed key (CMEK) that encrypts all disks"
     )
     labels: Mapping[
         Annotated[str, StringConstraints(pattern=LABEL_KEY)],
         Annotated[str, StringConstraints(pattern=LABEL_VALUE)],
     ] = Field(
         {},
-        description="put on all that is made, beside clusterctl's own",
+        description="labels of all resources, beside clusterctl's own",
         json_schema_extra={"additionalProperties": False},
     )
     enable_apis: Toggle = Field(True, description="enable the APIs that are needed; else they are only named")

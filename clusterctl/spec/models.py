@@ -116,7 +116,7 @@ class LocalProvider(ProviderSettings):
     model_config = ConfigDict(json_schema_extra={"required": ["type"]})
     shares_kernel: ClassVar[bool] = True
 
-    type: Literal["local"] = Field("local", description="which provider makes the hosts")
+    type: Literal["local"] = Field("local", description="the provider's type")
     subnet: IPv4Network | None = Field(
         None,
         description="private /24 for the nodes; by default a free one is chosen",
@@ -160,7 +160,7 @@ class Partition(Model):
 
     name: PartitionName = Field(description="the partition's name in Slurm and in its nodes' names")
     nodes: Annotated[
-        int, Field(ge=1, strict=True, description="how many nodes; with hosts, need not be said")
+        int, Field(ge=1, strict=True, description="number of nodes; with hosts, the number of hosts")
     ]
     hosts: HostRange | None = Field(
         None, description="the machines of your own that are its nodes, such as gpu[01-08]"
@@ -257,15 +257,15 @@ class ClusterSpec(Model):
 
     version: Literal[1] = Field(description="the version of this file's format")
     name: ClusterName = Field(description="the cluster's name, first part of its hosts' names")
-    provider: Provider = Field(DEFAULT_PROVIDER, description="who makes the hosts, and how")
+    provider: Provider = Field(DEFAULT_PROVIDER, description="the provider of the hosts, with its settings")
     partitions: tuple[Partition, ...] = Field(min_length=1, description="the nodes, by Slurm partition")
     users: tuple[User, ...] = Field(
         (),
-        description="accounts on all nodes; default: the caller, or hpc (uid 10000) when the caller is root",
+        description="accounts on all nodes; default: the current user, or hpc (uid 10000) for root",
     )
-    software: Software = Field(Software(), description="what jobs find on the nodes beyond the defaults")
+    software: Software = Field(Software(), description="software on the nodes beyond the defaults")
     scheduler: Literal["slurm", "none"] = Field(
-        "slurm", description="who runs the jobs; none: plain mpirun over SSH, one job at a time"
+        "slurm", description="the scheduler of jobs; none: plain mpirun over SSH, one job at a time"
     )
     slurm: SlurmSettings = Field(SlurmSettings(), description="what Slurm gets beyond the defaults")
     monitoring: Monitoring = Field(

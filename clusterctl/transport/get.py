@@ -1,4 +1,4 @@
-"""Fetch files from the cluster. What is here by its hash is not fetched; what was begun is gone on with."""
+"""Get files from the cluster. Files that are here by their hash are not sent; partial ones are resumed."""
 
 from __future__ import annotations
 
