@@ -241,7 +241,7 @@ def asking(
         planned = found.hosts
         hosts = [host.name for host in planned.destroyed]
         gone = [*([_folded(hosts)] if hosts else []), *planned.other_lost]
-        leaving = [host.name for host in planned.given_back]
+        leaving = [host.name for host in planned.released]
         if not gone and not leaving and not planned.may_cost_more:
             return
         with apart():
