@@ -98,19 +98,17 @@ def down(
             screen.note(f"note: job {run.job_id} ({run.name}) was {run.state} and ended with the cluster")
         if gone := not_brought_home(run):
             screen.note(f"note: {gone}; it is gone with the cluster")
-    is_local = done.provider == "local"
-    size = _cached_mib(screen) if is_local else 0
+    size = _cached_mib(screen) if done.on_this_machine else 0
     answer = {
         "cluster": name,
         "runs": [str(r.directory) for r in done.runs],
         "discarded": [entry.job_id for entry in done.discarded],
         "phases": phase_dicts(done.phases),
     }
-    where = " at this machine" if is_local else ""
-    proof = f"an independent look{where} found nothing of it"
+    verified = "cleanup verified"
     if not done.looked:
-        proof = "its last machines are forgotten" if forget else "nothing had been put on any machine"
-    lines = [f"cluster {name!r} is down; {proof}"]
+        verified = "its last machines are forgotten" if forget else "nothing had been put on any machine"
+    lines = [f"cluster {name!r} is down; {verified}"]
     if size:
         lines.append(f"the node image stays cached ({size} MiB); `clusterctl cache prune` removes it")
     screen.result({**answer, "cache_mib": size}, *lines)
@@ -119,7 +117,7 @@ def down(
 def status(screen: Screen, options: Options) -> None:
     """Nodes and jobs, as Slurm sees them."""
     from clusterctl.jobs.control import active_jobs, as_dict
-    from clusterctl.providers.onprem import pending_release
+    from clusterctl.providers.pending import pending_releases
     from clusterctl.scheduler import session
     from clusterctl.transport.connections import Connections
 
@@ -129,10 +127,10 @@ def status(screen: Screen, options: Options) -> None:
         with Connections(workspace.ssh_config) as connections:
             scheduler = session.admin_scheduler(inventory, connections, patience_s=_STATUS_WAIT_S)
             nodes, active = scheduler.nodes(), active_jobs(scheduler)
-            is_google = inventory.provider == "gcp"
+            is_cloud = inventory.traits.is_cloud
             controller = connections.to(inventory.controller.name)
-            by_itself = auto_down(session.applied_spec(workspace), controller) if is_google else None
-    left = pending_release.pending_releases(workspace)
+            by_itself = auto_down(session.applied_spec(workspace), controller) if is_cloud else None
+    left = pending_releases(workspace)
     ready = {n.name for n in nodes if n.usable} >= {h.name for h in inventory.compute}
     answer = {
         "cluster": inventory.cluster,
@@ -144,7 +142,7 @@ def status(screen: Screen, options: Options) -> None:
         ],
         "jobs": [as_dict(j) for j in active],
         "auto_down": by_itself,
-        "left_behind": [pending_release.as_dict(one) for one in left],
+        "pending_releases": [one.as_dict() for one in left],
     }
     rows = [[n.name, n.shown, n.cpus, n.memory_mib, n.reason] for n in nodes]
     lines = [f"cluster {inventory.cluster} ({inventory.provider}): {'ready' if ready else 'NOT ready'}", ""]
@@ -162,13 +160,12 @@ def status(screen: Screen, options: Options) -> None:
 def auto_down(spec: ClusterSpec, controller: Transport) -> dict[str, Any] | None:
     """After which time without work the cluster takes itself down, and whether the timer for that runs."""
     from clusterctl.cluster.managed import AUTO_DOWN_TIMER
-    from clusterctl.spec.gcp import GcpProvider
     from clusterctl.spec.units import format_duration
 
-    if not isinstance(spec.provider, GcpProvider) or spec.provider.auto_down is None:
+    if (idle_s := spec.provider.idle_timeout_s) is None:
         return None
     state = controller.run(["systemctl", "is-active", AUTO_DOWN_TIMER], check=False).stdout.strip()
-    return {"after": format_duration(spec.provider.auto_down), "armed": state == "active"}
+    return {"after": format_duration(idle_s), "armed": state == "active"}
 
 
 def cache_prune(screen: Screen, options: Options) -> None:
@@ -182,7 +179,7 @@ def cache_list(screen: Screen, options: Options) -> None:
 
 
 def _cache(screen: Screen, *, prune: bool) -> None:
-    from clusterctl.providers.local.provider import cached_images
+    from clusterctl.providers.registry import cached_images
 
     images = cached_images(prune=prune, report=lambda what: screen.note(str(what)))
     rows = [[i.key, i.size_mib, ", ".join(i.used_by) or "-"] for i in images]
@@ -192,12 +189,9 @@ def _cache(screen: Screen, *, prune: bool) -> None:
 
 
 def _cached_mib(screen: Screen) -> int:
-    from clusterctl.providers.local.provider import cached_images
+    from clusterctl.providers.registry import cached_images
 
     return sum(image.size_mib for image in cached_images(report=lambda what: screen.note(str(what))))
-
-
-_ANY_ZONE = "us-central1-a"  # a project is searched as a whole
 
 
 def down_orphans(
@@ -205,7 +199,7 @@ def down_orphans(
 ) -> None:
     """Find them, show what there is with its cost, ask, and remove it all."""
     from clusterctl.cluster import down as cluster_down
-    from clusterctl.providers.onprem import pending_release
+    from clusterctl.providers.pending import pending_releases
     from clusterctl.state.workspace import Workspace
 
     settings, name = _where(screen, options, project)
@@ -213,10 +207,10 @@ def down_orphans(
     with screen.working("looking"):
         found = cluster_down.orphans(settings, name, asking)
     answer = {"cluster": name, "provider": settings.type, "orphans": [asdict(one) for one in found]}
-    for one in pending_release.pending_releases(Workspace.of(name)):  # by a cluster that is not lost
+    for one in pending_releases(Workspace.of(name)):  # by a cluster that is not lost
         screen.note(f"note: {one}", f"  {one.fix}")
     if not found:
-        here = " on this machine; -f or --project says where else to look" if settings.type == "local" else ""
+        here = " on this machine; -f or --project says where else to look" if settings.shares_kernel else ""
         screen.result(answer, f"no cluster {name!r} was lost{here}")
         return
     screen.note(*_lines(found))
@@ -225,24 +219,24 @@ def down_orphans(
     phases = Phases(screen, verbose=options.verbose)
     with phases.shown():
         cluster_down.down_orphans(settings, found, reporter=phases, prompts=asking)
-    screen.result(answer, f"cluster {name!r} ({which}) is down; an independent look found nothing of it")
+    screen.result(answer, f"cluster {name!r} ({which}) is down; cleanup verified")
 
 
 def _where(screen: Screen, options: Options, project: str | None) -> tuple[Provider, str]:
     """Whom to ask, and for which name. Who says only the name means a local one where no spec is known."""
-    from clusterctl.spec.gcp import GcpProvider
-    from clusterctl.spec.models import LocalProvider
+    from clusterctl.spec.gcp import whole_project
+    from clusterctl.spec.models import DEFAULT_PROVIDER
 
     if project is None:
         if options.cluster is not None and not workspace_of(screen, options).spec.exists():
-            return LocalProvider(), options.cluster
+            return DEFAULT_PROVIDER, options.cluster
         spec = spec_of(screen, options)
         return spec.provider, spec.name
     if options.cluster is None or options.file is not None:
         raise UsageError(
             "--project needs the name of a cluster and no spec file", fix="say --cluster NAME with it"
         )
-    return GcpProvider(type="gcp", project=project, zone=_ANY_ZONE), options.cluster
+    return whole_project(project), options.cluster
 
 
 def _lines(found: Sequence[Orphan]) -> list[str]:
@@ -299,12 +293,14 @@ def _noted() -> Iterator[_Listed]:
     """Those of this state folder that `up` has raised."""
     from pydantic import ValidationError
 
+    from clusterctl.spec.models import PROVIDERS
     from clusterctl.state.inventory import Inventory
     from clusterctl.state.workspace import state_home
 
+    cloud = next(name for name, traits in PROVIDERS.items() if traits.is_cloud)
     for folder in sorted(state_home().glob("*/terraform")):
         if not (folder.parent / "hosts.json").exists():
-            yield _Listed(folder.parent.name, "gcp", "unfinished", None, str(folder.parent), None)
+            yield _Listed(folder.parent.name, cloud, "unfinished", None, str(folder.parent), None)
     for path in sorted(state_home().glob("*/hosts.json")):
         where = str(path.parent)
         try:
@@ -327,23 +323,24 @@ def _noted() -> Iterator[_Listed]:
 def _on_this_machine(known: set[str | None]) -> Iterator[_Listed]:
     """Local ones that are not among those: half made, of another state folder, or with none any more."""
     from clusterctl.errors import ClusterctlError
-    from clusterctl.providers.local.provider import clusters, is_lost
+    from clusterctl.providers.registry import clusters_on_this_machine
+    from clusterctl.spec.models import DEFAULT_PROVIDER
     from clusterctl.state.workspace import state_home
 
     try:
-        here = clusters()
+        here = clusters_on_this_machine()
     except ClusterctlError:  # no right to look, or not Linux: then there are none of ours either
         return
-    for one in here:
+    for one, is_orphan in here:
         if one.id in known or one.owner != os.getuid():
             continue
         fix = ""
-        if is_lost(one):
+        if is_orphan:
             state, fix = "lost", f"clusterctl down --orphans --cluster {one.name}"
         else:
             state = "unfinished" if Path(one.workspace).parent == state_home() else "elsewhere"
         nodes = sum(not name.endswith("-ctl") for name in one.numbers)
-        yield _Listed(one.name, "local", state, nodes, one.workspace, one.id, fix=fix)
+        yield _Listed(one.name, DEFAULT_PROVIDER.type, state, nodes, one.workspace, one.id, fix=fix)
 
 
 def register(app: typer.Typer) -> None:

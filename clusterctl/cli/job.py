@@ -17,8 +17,7 @@ from clusterctl.cli.target import telling_who_works, workspace_of
 from clusterctl.errors import SchedulerError, TransportError, UsageError
 
 if TYPE_CHECKING:
-    from clusterctl.jobs.logs import LogChunk
-    from clusterctl.jobs.watch import OnOutput
+    from clusterctl.jobs.logs import LogChunk, OnOutput
     from clusterctl.scheduler.models import JobInfo
     from clusterctl.scheduler.session import Session
     from clusterctl.state.ledger import RunRecord
@@ -62,7 +61,7 @@ def logs(
 
     Colors stay; whatever else a terminal would act upon becomes visible.
     """
-    from clusterctl.jobs.watch import logs
+    from clusterctl.jobs.logs import logs
     from clusterctl.scheduler.models import worst
 
     if raw and screen.json:

@@ -56,7 +56,7 @@ def drain(
         str | None, typer.Option("--timeout", metavar="TIME", help="With --wait: not longer than this.")
     ] = None,
 ) -> None:
-    """Let no more jobs begin on nodes. Those that run go on; `up` leaves the nodes as they are."""
+    """Drain nodes. Those that run go on; `up` leaves the nodes as they are."""
     from clusterctl.cluster import nodes
 
     if not reason.strip():
@@ -90,10 +90,11 @@ def add(screen: Screen, options: Options, names: Names, **joining: Any) -> int:
     """
     from clusterctl.cluster import nodes
     from clusterctl.scheduler import session
+    from clusterctl.spec.onprem import own_machines
     from clusterctl.state.workspace import Workspace
 
     spec = spec_of(screen, options)
-    nodes.own_machines(spec)
+    own_machines(spec.provider)
     inventory = session.inventory_of(Workspace.of(spec.name))
     chosen = nodes.names_of(names)
     if there := [name for name in chosen if inventory.host(name)]:
@@ -110,14 +111,15 @@ def remove(
     yes: Yes = False,
     no_wait: NoWait = False,
 ) -> int:
-    """Give nodes back to their owner, as they were. The other nodes and their jobs go on."""
+    """Release nodes to their owner, restored as they were. The other nodes and their jobs go on."""
     from clusterctl.cluster import nodes
     from clusterctl.scheduler import session
+    from clusterctl.spec.onprem import own_machines
 
     workspace = workspace_of(screen, options)
     inventory = session.inventory_of(workspace)
     spec = session.applied_spec(workspace)
-    nodes.own_machines(spec)
+    own_machines(spec.provider)
     chosen = _chosen(inventory, names)
     fewer = nodes.without(spec, chosen)
     limit = (inventory.controller.name, *chosen)
@@ -132,15 +134,16 @@ def remove(
 def replace(screen: Screen, options: Options, names: Names, force: Force = False, **joining: Any) -> int:
     """Put other machines in the place of nodes, under the same names. Their host keys are confirmed anew.
 
-    The machines that had the names are given back; one that does not answer is, once it does.
+    The machines that had the names are released; one that does not answer is, once it does.
     """
     from clusterctl.cluster import nodes
     from clusterctl.cluster.nodes import check_names
     from clusterctl.scheduler import session
+    from clusterctl.spec.onprem import own_machines
     from clusterctl.state.workspace import Workspace
 
     spec = spec_of(screen, options)
-    nodes.own_machines(spec)
+    own_machines(spec.provider)
     inventory = session.inventory_of(Workspace.of(spec.name))
     chosen = nodes.names_of(names)
     there = tuple(name for name in chosen if inventory.host(name))  # none, of one that failed half way
@@ -154,7 +157,7 @@ def replace(screen: Screen, options: Options, names: Names, force: Force = False
 
 
 def forget(screen: Screen, options: Options, names: Names, yes: Yes = False, no_wait: NoWait = False) -> None:
-    """Know no more of machines that left the cluster, could not be given back, and are gone for good."""
+    """Forget removed nodes that could not be released and are gone for good."""
     from clusterctl.cluster import nodes
     from clusterctl.state import lock
 
@@ -199,7 +202,7 @@ def reboot(
     ] = None,
     no_wait: NoWait = False,
 ) -> int:
-    """Boot nodes anew, never under a job: they take no new ones, those that run end first.
+    """Reboot nodes once idle: they take no new jobs, those that run end first.
 
     Once a node is up again it is configured, put back and proven. One that somebody had drained stays so.
     """
@@ -234,7 +237,7 @@ def reboot(
         nodes.reboot({name: connections.to(name) for name in chosen})
         spec = session.applied_spec(workspace)
     # Ours are put back by it once they are configured, by the reason that they were given.
-    limit = chosen if inventory.provider == "onprem" else ()
+    limit = chosen if inventory.traits.user_owned else ()
     own = prompts_for(screen, ask_password=False)
     return raise_cluster(screen, options, spec, limit=limit, prompts=own, yes=True, no_wait=no_wait)
 
@@ -243,7 +246,7 @@ def _refuse_reboot(inventory: Inventory, names: Sequence[str]) -> None:
     """That these nodes can be booted, and jobs be kept from beginning there."""
     from clusterctl.spec.onprem import is_this_machine
 
-    if inventory.provider == "local":
+    if inventory.traits.shares_kernel:
         raise UsageError(
             "local nodes have no kernel of their own to boot",
             fix="`clusterctl up` restarts what is wrong with them",

@@ -66,8 +66,9 @@ def _imported(provider: str, source: Path) -> tuple[str, list[str]]:
     """The spec of an Ansible inventory, and what did not come along."""
     from clusterctl.configure.imported import spec_of_inventory
     from clusterctl.errors import UsageError
+    from clusterctl.spec.models import PROVIDERS
 
-    if provider != "onprem":
+    if not PROVIDERS[provider].user_owned:
         raise UsageError("an inventory is of machines of your own", fix="say --provider onprem with it")
     found = spec_of_inventory(source)
     return found.text, found.notes
@@ -87,7 +88,7 @@ def validate(
     nodes = sum(partition.nodes for partition in spec.partitions)
     lines = [f"valid: cluster {spec.name!r}, provider {spec.provider.type}, {nodes} node{'s'[: nodes != 1]}"]
     found: dict[str, Any] = {"cluster": spec.name, "provider": spec.provider.type, "nodes": nodes}
-    if spec.provider.type == "gcp":
+    if spec.provider.is_cloud:
         types = {partition: gcp_machines.machine_of(spec, partition) for partition in spec.partitions}
         lines.append(f"  the controller: {gcp_machines.controller_machine(spec).name}")
         lines += (

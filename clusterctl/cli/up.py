@@ -86,6 +86,7 @@ def up(
     It asks before it removes hosts, or makes what costs money. Without a terminal, removing needs --yes.
     """
     from clusterctl.cluster.nodes import names_of
+    from clusterctl.cluster.up import Packages
     from clusterctl.spec.current_user import CurrentUser, job_user_notes
 
     if bundle is not None and no_bundle:
@@ -248,7 +249,7 @@ def asking(
             if gone:
                 screen.confirm(f"remove {', '.join(gone)}, with all data there?", yes=yes)
             elif leaving:
-                screen.confirm(f"give {_folded(leaving)} back to whom it belongs, as it was?", yes=yes)
+                screen.confirm(f"release {_folded(leaving)} to the owner, restored as it was?", yes=yes)
             elif sys.stdin.isatty() and sys.stderr.isatty():
                 screen.confirm("make this, at that price?", yes=yes)
 

@@ -17,7 +17,7 @@ from clusterctl.hosts import checks
 from clusterctl.hosts.checks import DoctorReport, Finding
 from clusterctl.hosts.cluster_checks import expected, host_facts_request, reject_unknown_hosts
 from clusterctl.providers.base import Provider
-from clusterctl.providers.onprem import pending_release
+from clusterctl.providers.pending import pending_releases
 from clusterctl.scheduler.session import inventory_of
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory
@@ -204,8 +204,15 @@ def checkup(
 def _with_left(report: DoctorReport, workspace: Workspace, hosts: Collection[str]) -> DoctorReport:
     """With the machines that the cluster has left behind."""
     found = tuple(
-        Finding(one.host.name, "warning", "left-behind", f"{one.place} was left behind", one.why, one.fix)
-        for one in pending_release.pending_releases(workspace)
+        Finding(
+            one.host.name,
+            "warning",
+            "pending-release",
+            f"the release of {one.address} is pending",
+            one.why,
+            one.fix,
+        )
+        for one in pending_releases(workspace)
         if not hosts or one.host.name in hosts
     )
     return replace(report, findings=(*report.findings, *found))

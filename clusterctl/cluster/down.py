@@ -22,11 +22,11 @@ from clusterctl.errors import (
     UsageError,
 )
 from clusterctl.providers.base import Leftover, Provider
-from clusterctl.providers.onprem import pending_release
+from clusterctl.providers.pending import pending_releases
 from clusterctl.providers.prompts import NO_PROMPTS, Prompts
 from clusterctl.runs.collect import collect_all, uncollected
 from clusterctl.scheduler.session import applied_spec
-from clusterctl.spec.models import LocalProvider as LocalSettings
+from clusterctl.spec.models import DEFAULT_PROVIDER
 from clusterctl.spec.models import Provider as ProviderSettings
 from clusterctl.state.journal import Journal
 from clusterctl.state.ledger import JobEntry, Ledger, RunRecord
@@ -135,12 +135,12 @@ def destroy(provider: Provider, cluster_id: str, workspace: Workspace | None, re
 class Down:
     """A cluster that is gone, and the runs that were brought home before, and those that were not.
 
-    ``looked``: whether there was anything to look for.
+    ``on_this_machine``: its nodes were parts of it. ``looked``: whether there was anything to look for.
     """
 
     runs: tuple[RunRecord, ...]
     phases: tuple[Phase, ...]
-    provider: str = LocalSettings().type
+    on_this_machine: bool = True
     looked: bool = True
     discarded: tuple[JobEntry, ...] = ()
 
@@ -215,7 +215,7 @@ def _taken_down(
 ) -> Down:
     if _has_made_nothing(workspace):
         forget(workspace, gone)
-        return Down((), (), "", looked=False)
+        return Down((), (), on_this_machine=False, looked=False)
     settings = _settings(workspace)
     provider = provider_of(settings, prompts)
     run = Run("down", Journal(workspace.journal), reporter)
@@ -232,9 +232,9 @@ def _taken_down(
     with run.phase("destroy") as (_, report):
         if looked := not _has_taken_none(workspace):
             destroy(provider, workspace.cluster_id(), workspace, report)
-        if isinstance(settings, LocalSettings) and not workspace.hosts.exists():
+        if settings.shares_kernel and not workspace.hosts.exists():
             destroy_lost(provider, name, workspace, report)
-    return Down(runs, tuple(run.phases), settings.type, looked, tuple(discarded))
+    return Down(runs, tuple(run.phases), settings.shares_kernel, looked, tuple(discarded))
 
 
 def _settings(workspace: Workspace) -> ProviderSettings:
@@ -253,7 +253,7 @@ def _settings(workspace: Workspace) -> ProviderSettings:
             or (workspace.terraform.is_dir() and (workspace.spec.exists() or workspace.hosts.exists()))
         ):
             raise
-        return LocalSettings()  # the spec is written before anything is made at Google
+        return DEFAULT_PROVIDER  # the spec is written before anything is made at Google
 
 
 def is_of_own_machines(workspace: Workspace) -> bool:
@@ -265,16 +265,14 @@ def _has_made_nothing(workspace: Workspace) -> bool:
     """Whether `up` ended before any host was made or joined."""
     records = (workspace.spec, workspace.hosts, workspace.joining, workspace.terraform)
     return _has_taken_none(workspace) or not (
-        workspace.known_id()
-        or pending_release.pending_releases(workspace)
-        or any(path.exists() for path in records)
+        workspace.known_id() or pending_releases(workspace) or any(path.exists() for path in records)
     )
 
 
 def _has_taken_none(workspace: Workspace) -> bool:
     """Whether it is of machines of the user's own, and none of them was joined to the cluster yet."""
     return is_of_own_machines(workspace) and not (
-        workspace.joining.exists() or workspace.hosts.exists() or pending_release.pending_releases(workspace)
+        workspace.joining.exists() or workspace.hosts.exists() or pending_releases(workspace)
     )
 
 
@@ -302,13 +300,12 @@ def down_orphans(
 
 def _down_lost(name: str, reporter: PhaseReporter) -> Down:
     """Remove local clusters whose workspace was lost."""
-    local = LocalSettings()
-    found = orphans(local, name)
+    found = orphans(DEFAULT_PROVIDER, name)
     if not found:
         raise NotUpError(
             f"there is no cluster {name!r}",
             fix="name another with --cluster (`clusterctl list` shows them); one on Google Cloud or "
             "on machines of your own whose workspace was lost is found with --orphans",
         )
-    down_orphans(local, found, reporter=reporter)
+    down_orphans(DEFAULT_PROVIDER, found, reporter=reporter)
     return Down((), ())

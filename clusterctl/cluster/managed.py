@@ -10,9 +10,7 @@ from typing import Final
 from clusterctl.hosts.report import ProbeRequest
 from clusterctl.scheduler.slurm.config import CONTROLLER_PROLOG, TASK_PROLOG
 from clusterctl.spec.distributions import JOB_PROFILE, LAUNCH_AGENT, Distribution
-from clusterctl.spec.gcp import GcpProvider
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.onprem import OnpremProvider
 from clusterctl.state.inventory import HEALTH_PROGRAM, HEALTH_SETTINGS, MPI_SSH_FOLDER, Host, Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.assets import payload_hash
@@ -54,10 +52,10 @@ def _question(host: Host, spec: ClusterSpec, inventory: Inventory, workspace: Wo
     if host.local_ssds:
         units["clusterctl-scratch"] = ()
         files.append(_SCRATCH)
-    if leads and isinstance(spec.provider, GcpProvider) and spec.provider.auto_down:
+    if leads and spec.provider.idle_timeout_s:
         units[AUTO_DOWN_TIMER] = (f"/etc/systemd/system/{AUTO_DOWN_TIMER}",)
         files += _AUTO_DOWN
-    files += _TUNING if isinstance(spec.provider, OnpremProvider) else ()
+    files += _TUNING if spec.provider.user_owned else ()
     users = tuple(user.name for user in spec.users)
     has_homes = leads or inventory.shared_folder.kind == "none"
     homes = {user: f"{home_root}/{user}" for user in users}

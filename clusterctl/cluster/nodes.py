@@ -19,15 +19,16 @@ from clusterctl.errors import (
     WaitTimeoutError,
 )
 from clusterctl.jobs.control import active_jobs
-from clusterctl.providers.onprem import pending_release
-from clusterctl.providers.onprem.members import hosts_as_raised
+from clusterctl.providers import pending, registry
+from clusterctl.providers.base import hosts_as_raised
+from clusterctl.providers.pending import PendingRelease, pending_releases
 from clusterctl.scheduler.base import Scheduler, backoff
 from clusterctl.scheduler.models import JobInfo, NodeInfo
 from clusterctl.scheduler.session import applied_spec, inventory_of
 from clusterctl.spec.base import expand
 from clusterctl.spec.messages import did_you_mean
 from clusterctl.spec.models import ClusterSpec, Partition
-from clusterctl.spec.onprem import OnpremProvider
+from clusterctl.spec.onprem import own_machines
 from clusterctl.state.inventory import CONTROLLER, Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.base import Transport
@@ -192,7 +193,7 @@ def limited(spec: ClusterSpec, workspace: Workspace, limit: Collection[str]) -> 
     """
     if not limit:
         return spec
-    provider = own_machines(spec)
+    provider = own_machines(spec.provider)
     known = (*provider.machines, *(name for p in spec.partitions for name in spec.node_names(p)))
     if strange := [name for name in limit if name not in known]:
         hint = did_you_mean(strange[0], known) or "name it under provider.hosts, and in a partition"
@@ -224,7 +225,7 @@ def without(spec: ClusterSpec, names: Collection[str]) -> ClusterSpec:
     Raises:
         UsageError: one leads the cluster, or none would be left.
     """
-    provider = own_machines(spec)
+    provider = own_machines(spec.provider)
     if provider.controller in names:
         raise UsageError(
             f"{provider.controller} leads the cluster: it can't leave it",
@@ -255,12 +256,11 @@ def replacing(workspace: Workspace, names: Collection[str]) -> Iterator[Callable
     if not there:
         yield lambda: None
         return
-    inventory, settings = inventory_of(workspace), own_machines(applied_spec(workspace))
+    inventory, spec = inventory_of(workspace), applied_spec(workspace)
     files = (workspace.hosts, workspace.joining, workspace.trusted_hosts, workspace.known_hosts)
     before = {path: path.read_bytes() for path in files if path.exists()}
     aside = [
-        pending_release.record_pending(host, inventory, settings, workspace, why=pending_release.REPLACED)
-        for host in there
+        registry.record_pending(host, inventory, spec, workspace, why=pending.REPLACED) for host in there
     ]
     _know_without(workspace, names)
     settled: list[bool] = []
@@ -270,7 +270,7 @@ def replacing(workspace: Workspace, names: Collection[str]) -> Iterator[Callable
         if not settled:
             for path, content in before.items():
                 write_atomic(path, content)
-            pending_release.forget(aside)
+            pending.forget(aside)
         raise
 
 
@@ -285,11 +285,11 @@ def forget(workspace: Workspace, names: Collection[str]) -> tuple[str, ...]:
     """
     if not names:
         return ()
-    left = pending_release.pending_releases(workspace)
+    left = pending_releases(workspace)
     members = hosts_as_raised(workspace)
     known = {*members, *(one.host.name for one in left)}
     if workspace.spec.exists():
-        known |= set(own_machines(applied_spec(workspace)).machines)  # the same command may come again
+        known |= set(applied_spec(workspace).provider.machines)  # the same command may come again
     for name in names:
         if name not in known:
             hint = did_you_mean(name, sorted(known)) or f"known are {', '.join(sorted(known)) or 'none'}"
@@ -298,20 +298,16 @@ def forget(workspace: Workspace, names: Collection[str]) -> tuple[str, ...]:
     others = [name for name in names if name not in {one.host.name for one in behind}]
     if others:
         _know_without(workspace, others)
-    pending_release.forget(behind)
+    pending.forget(behind)
     return (
         *(_was_left(one, members.get(one.host.name)) for one in behind),
         *(f"{name}, of the cluster" for name in others),
     )
 
 
-def _was_left(one: pending_release.PendingRelease, namesake: Host | None) -> str:
-    said = f"{one.title}, left behind"
-    return (
-        f"{said} ({pending_release.address_of(namesake)} is {namesake.name} now, and stays)"
-        if namesake
-        else said
-    )
+def _was_left(one: PendingRelease, namesake: Host | None) -> str:
+    said = f"{one.title}, pending release"
+    return f"{said} ({pending.address_of(namesake)} is {namesake.name} now, and stays)" if namesake else said
 
 
 def check_left(workspace: Workspace, names: Iterable[str]) -> None:
@@ -320,11 +316,11 @@ def check_left(workspace: Workspace, names: Iterable[str]) -> None:
     Raises:
         UsageError: one is not.
     """
-    left = sorted({one.host.name for one in pending_release.pending_releases(workspace)})
+    left = sorted({one.host.name for one in pending_releases(workspace)})
     for name in names:
         if name not in left:
             raise UsageError(
-                f"{name!r} is no machine that was left behind",
+                f"{name!r} is no machine with a pending release",
                 why=f"those are: {', '.join(left) or 'none'}",
                 fix="one of the cluster leaves it by `clusterctl node remove`, or `clusterctl down --forget`",
             )
@@ -349,21 +345,6 @@ def _know_without(workspace: Workspace, names: Collection[str]) -> None:
         if file.exists():
             lines = file.read_text().splitlines(keepends=True)
             write_atomic(file, "".join(line for line in lines if line.partition(" ")[0] not in names))
-
-
-def own_machines(spec: ClusterSpec) -> OnpremProvider:
-    """What the spec says of the user's own machines.
-
-    Raises:
-        UsageError: its hosts are made by its provider.
-    """
-    if isinstance(spec.provider, OnpremProvider):
-        return spec.provider
-    raise UsageError(
-        f"the nodes of a {spec.provider.type} cluster are made and removed by its spec",
-        where="provider.type",
-        fix="change `nodes` of its partitions, and run `clusterctl up`",
-    )
 
 
 def _before(workspace: Workspace) -> Inventory | None:
@@ -396,8 +377,8 @@ def _with(spec: ClusterSpec, nodes: dict[str, list[str]]) -> ClusterSpec:
 
 def _knowing(spec: ClusterSpec, raised: ClusterSpec, there: Collection[str]) -> ClusterSpec:
     """The spec with the machines that it no longer names, and that stay."""
-    provider = own_machines(spec)
-    was = raised.provider.machines if isinstance(raised.provider, OnpremProvider) else {}
+    provider = own_machines(spec.provider)
+    was = raised.provider.machines
     gone = {name: was[name] for name in there if name not in provider.machines and name in was}
     hosts = {**provider.hosts, **gone}
     return spec.model_copy(update={"provider": provider.model_copy(update={"hosts": hosts})})

@@ -23,7 +23,6 @@ from clusterctl.providers.base import Planned, Provider
 from clusterctl.scheduler.session import admin_scheduler, applied_spec, inventory_of
 from clusterctl.spec.differences import Difference, differences
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.onprem import OnpremProvider
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.connections import Connections
@@ -268,7 +267,7 @@ def _with_tasks(
     On those that are new, everything is: what is there is noted first, and given back by `down`.
     """
     before = _before(workspace)
-    if before is None or not isinstance(spec.provider, OnpremProvider):
+    if before is None or not spec.provider.user_owned:
         return found
     staying = {host.name for host in found.hosts.hosts if host.action in {"keep", "change"} and not host.off}
     if away := [host.name for host in before.hosts if host.name not in staying]:

@@ -8,16 +8,12 @@ from dataclasses import dataclass, field, replace
 
 from clusterctl.cluster.converge import Mended
 from clusterctl.configure import ansible, events, inventory_file
+from clusterctl.providers import registry
 from clusterctl.providers.base import Provider
-from clusterctl.providers.local.provider import LocalProvider
-from clusterctl.providers.onprem.provider import OnpremProvider
 from clusterctl.providers.prompts import NO_PROMPTS, Prompts
 from clusterctl.scheduler.session import applied_spec
-from clusterctl.spec.gcp import GcpProvider as GcpSettings
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.models import LocalProvider as LocalSettings
 from clusterctl.spec.models import Provider as ProviderSettings
-from clusterctl.spec.onprem import OnpremProvider as OnpremSettings
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.journal import Journal, Step
 from clusterctl.state.workspace import Workspace, write_atomic
@@ -69,16 +65,7 @@ class Run:
 
 def provider_of(settings: ProviderSettings, prompts: Prompts = NO_PROMPTS) -> Provider:
     """The provider of these settings; ``prompts`` are for machines of the user's own."""
-    match settings:
-        case LocalSettings():
-            return LocalProvider(settings)
-        case GcpSettings():
-            # Here: most runs are of other providers, and Google's libraries take their time.
-            from clusterctl.providers.gcp.provider import GcpProvider  # noqa: PLC0415
-
-            return GcpProvider(settings)
-        case OnpremSettings():
-            return OnpremProvider(settings, replace(prompts, restore=_give_back))
+    return registry.provider_of(settings, replace(prompts, restore=_give_back))
 
 
 def write_inventory(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> None:

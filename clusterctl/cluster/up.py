@@ -31,7 +31,6 @@ from clusterctl.scheduler.session import distribution_ahead
 from clusterctl.spec.distributions import Distribution, distribution_of
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.onprem import OnpremProvider as OnpremSettings
 from clusterctl.spec.software import Software
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.journal import Journal, digest
@@ -260,7 +259,7 @@ def refuse_made_hosts(spec: ClusterSpec, *, fix: str) -> None:
     Raises:
         UsageError: its provider makes them.
     """
-    if not isinstance(spec.provider, OnpremSettings):
+    if not spec.provider.user_owned:
         raise UsageError(
             f"a bundle is for machines of your own, and the provider is {spec.provider.type}", fix=fix
         )

@@ -24,8 +24,6 @@ from clusterctl.state.inventory import COMPUTE, CONTROLLER, Inventory, ssh_optio
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.util.lifetime import temporary_folder
 
-KEEPING = "onprem"  # the provider whose hosts are somebody's own
-
 
 class Image(Protocol):
     """An image under construction that answers SSH. ``known_hosts`` has its key under `[address]:port`."""
@@ -130,7 +128,7 @@ def _run_noted(
     try:
         return _run(playbook, inventory, workspace, limit, progress)
     except ConfigureError:
-        if inventory.provider == KEEPING:
+        if inventory.traits.user_owned:
             with suppress(ConfigureError):
                 _run("seal.yml", inventory, workspace, limit, lambda _: None)
         raise

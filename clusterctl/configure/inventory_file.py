@@ -12,9 +12,8 @@ from ruamel.yaml.comments import TaggedScalar
 
 from clusterctl.packages.payload import pack_payload
 from clusterctl.spec.distributions import Distribution
-from clusterctl.spec.gcp import GcpProvider
 from clusterctl.spec.models import ADMIN_USER, ClusterSpec
-from clusterctl.spec.onprem import OnpremProvider, is_this_machine
+from clusterctl.spec.onprem import is_this_machine
 from clusterctl.spec.software import Software
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, LOGIN, MPI_SSH, MPI_SSH_FOLDER, Host, Inventory
 from clusterctl.state.journal import digest
@@ -224,13 +223,12 @@ def _bucket(inventory: Inventory) -> Variables:
 
 def _auto_down(spec: ClusterSpec, inventory: Inventory) -> Variables:
     """What of Google's an idle cluster may take away by itself; said also where it is not to, to end that."""
-    if not isinstance(spec.provider, GcpProvider):
+    if not spec.provider.is_cloud:
         return {}
     return {
-        "auto_down_after_s": spec.provider.auto_down or 0,
+        "auto_down_after_s": spec.provider.idle_timeout_s or 0,
         "auto_down_cluster": {
-            "project": spec.provider.project,
-            "zone": spec.provider.zone,
+            **spec.provider.location,
             "cluster": spec.name,
             "cluster_id": inventory.cluster_id,
             "controller": inventory.controller.name,
@@ -260,10 +258,10 @@ def _accounting(spec: ClusterSpec) -> Variables:
 
 def own_machine_variables(spec: ClusterSpec, inventory: Inventory) -> dict[str, Any]:
     """The variables of the roles time, tuning, firewall and selinux, where the provider has use for them."""
-    if isinstance(spec.provider, GcpProvider):
-        return _guarded(inventory)
-    if not isinstance(spec.provider, OnpremProvider):
+    if spec.provider.shares_kernel:
         return {}
+    if not spec.provider.user_owned:
+        return _guarded(inventory)
     return {
         "clusterctl_keeps": True,  # they are given back as they were: what they are is noted first
         "job_env_looks_at_fabric": True,

@@ -12,7 +12,6 @@ from clusterctl.hosts.report import HostFactsRequest, ProbeRequest
 from clusterctl.hosts.role_files import role_files, role_packages
 from clusterctl.spec.distributions import distribution_of, releases
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.onprem import OnpremProvider
 from clusterctl.state.inventory import CONTROLLER, PORTS
 
 # MiB: Slurm, MariaDB, Open MPI and the Python of jobs, with what unpacks them; and once they are there.
@@ -67,8 +66,7 @@ def expected(
         for host in spec.node_names(partition)
     }
     cupy = set(gpus) - set(installed) if spec.software.cupy else ()
-    machines = spec.provider.machines if isinstance(spec.provider, OnpremProvider) else {}
-    here = [name for name, machine in machines.items() if machine.is_here]
+    here = [name for name, machine in spec.provider.machines.items() if machine.is_here]
     return {
         member.name: Expected(
             address=member.address,
@@ -88,7 +86,7 @@ def expected(
 
 def _others(spec: ClusterSpec, member: Member, members: Sequence[Member]) -> tuple[IPv4Network, ...]:
     """Where the traffic of the other hosts comes from."""
-    network = spec.provider.network if isinstance(spec.provider, OnpremProvider) else None
+    network = spec.provider.known_network
     sources = (_source(one.address, network) for one in members if one.name != member.name)
     return tuple(dict.fromkeys(source for source in sources if source is not None))
 

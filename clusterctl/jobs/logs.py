@@ -6,14 +6,15 @@ import base64
 import binascii
 import json
 import re
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from typing import Literal
 
-from clusterctl.errors import TransportError
+from clusterctl.errors import SchedulerError, TransportError
 from clusterctl.scheduler.models import JobInfo
 from clusterctl.scheduler.session import Session
+from clusterctl.scheduler.slurm.client import not_ours
 from clusterctl.transport.base import Transport, lines
 from clusterctl.transport.program import remote_argv
 from clusterctl.util.terminal import plain_line
@@ -41,6 +42,9 @@ class LogChunk:
     stream: Literal["stdout", "stderr"]
     task: int | None
     data: bytes
+
+
+OnOutput = Callable[[LogChunk], None]
 
 
 @dataclass(slots=True)
@@ -126,8 +130,8 @@ def tail(transport: Transport, folder: str, task: int | None) -> str:
     return "\n".join(plain_line(line)[-_TAIL_COLUMNS:] for line in last)
 
 
-class LogsApart:
-    """Reads the logs of one job, or of an array's tasks, from where it last stopped."""
+class NodeLocalLogs:
+    """Reads the node-local logs of a job, on the nodes on which it ran, from where it last stopped."""
 
     def __init__(self, session: Session, folder: str, task: int | None) -> None:
         self._session = session
@@ -141,11 +145,64 @@ class LogsApart:
         Raises:
             TransportError: a host can't be reached.
         """
-        for host, transport in self._session.holders(nodes_of(jobs)):
+        nodes = tuple(dict.fromkeys(node for job in jobs for node in job.nodes))
+        for host, transport in self._session.holders(nodes):
             reader = self._readers.setdefault(host, LogReader(transport, self._folder, self._task))
             yield from reader.new()
 
 
-def nodes_of(jobs: Sequence[JobInfo]) -> tuple[str, ...]:
-    """The nodes of all of them, each once."""
-    return tuple(dict.fromkeys(node for job in jobs for node in job.nodes))
+def logs(session: Session, job_id: str, *, on_output: OnOutput) -> None:
+    """Pass on the output of a job so far.
+
+    Raises:
+        SchedulerError: the job is unknown, or clusterctl did not submit it.
+        TransportError: the controller can't be reached.
+    """
+    if session.node_local:
+        jobs = session.scheduler.jobs([job_id])
+        for chunk in NodeLocalLogs(session, folder_of(session, job_id), task_of(session, job_id)).new(jobs):
+            on_output(chunk)
+        return
+    reader = LogReader(session.transport, folder_of(session, job_id), task_of(session, job_id))
+    told = drain(reader, on_output)
+    if reader.gone:
+        raise SchedulerError(
+            f"the folder of job {job_id} is gone, and its logs with it",
+            where=f"{reader.folder} on the cluster",
+            why="the job itself or a user removed it",
+            fix="`clusterctl jobs` still says how it ended",
+        )
+    if not told and reader.task is not None and not session.scheduler.jobs([job_id]):
+        raise session.scheduler.unknown([job_id])
+
+
+def folder_of(session: Session, job_id: str) -> str:
+    """The job's folder on the cluster.
+
+    Raises:
+        SchedulerError: the job is unknown, or clusterctl did not submit it.
+    """
+    entry = session.ledger.find(job_id)
+    if entry is not None and entry.remote_dir is not None:
+        return entry.remote_dir
+    jobs = session.scheduler.jobs([job_id])
+    if not jobs:
+        raise session.scheduler.unknown([job_id])
+    if not jobs[0].comment.startswith("clusterctl:"):
+        raise not_ours(jobs[0])
+    return jobs[0].work_dir
+
+
+def drain(reader: LogReader, on_output: OnOutput) -> int:
+    """Pass on what is new; how many pieces it was."""
+    told = 0
+    for chunk in reader.new():
+        on_output(chunk)
+        told += 1
+    return told
+
+
+def task_of(session: Session, job_id: str) -> int | None:
+    session.scheduler.check_id(job_id)
+    _, _, task = job_id.partition("_")
+    return int(task) if task else None

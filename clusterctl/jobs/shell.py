@@ -1,4 +1,4 @@
-"""Nodes of Slurm's for as long as somebody holds them: an interactive allocation, and commands inside it.
+"""Interactive allocations of nodes, shells and commands inside them, and forwarded ports.
 
 The allocation lives by a lease. salloc runs on the controller behind an ssh connection of its own and goes on
 for as long as that connection brings a sign of life. However clusterctl ends (done, Ctrl-C, SIGKILL, a lost
@@ -77,7 +77,7 @@ def allocate(
 ) -> Iterator[Allocation]:
     """Ask Slurm for nodes, wait for them, and hold them until the end of the ``with``.
 
-    ``ssh`` is the job user's; ``on_wait`` is told the job's id if the nodes are not free at once.
+    ``ssh`` is the job user's; ``on_wait`` gets the job's id if the allocation is pending.
 
     Raises:
         UsageError: this cluster has no Slurm; nothing was started.
@@ -125,7 +125,7 @@ def _granted(
     raise UnreachableError(
         f"{controller}: the connection ended before Slurm gave the nodes",
         why=lease.complaint(),
-        fix="see how the cluster is with `clusterctl status`; `clusterctl up` mends it",
+        fix="see how the cluster is with `clusterctl status`; `clusterctl up` repairs it",
         host=controller,
     )
 

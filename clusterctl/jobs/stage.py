@@ -136,7 +136,7 @@ def client_facts(
 
 
 def _git(local: Transport, folder: Path) -> dict[str, Any] | None:
-    """Commit and uncommitted changes of the folder; None where nobody can tell them."""
+    """Commit and uncommitted changes of the folder; None where git can't say."""
     git = ["git", "--no-optional-locks", "-C", str(folder)]
     try:
         commit = local.run([*git, "rev-parse", "HEAD"], timeout_s=PATIENCE_S).stdout.strip()

@@ -98,14 +98,14 @@ def submit(
         MachineError: it can't be written down here; it was not submitted.
         TransferError: the folder changed meanwhile, or can't be made on the cluster.
         SchedulerError: it was refused; of Slurm its words, and the valid choices where they are known.
-        TransportError: the controller can't be reached, or was lost; a job that it took all the same is found
-            by its token when jobs are next listed or collected.
+        TransportError: the controller can't be reached, or the submission is unresolved: a job that was taken
+            all the same is found by its token when jobs are next listed or collected.
     """
     script = script_of(session.spec, job, environment)  # what is wrong is said before anything is sent
     if isinstance(session.scheduler, MpirunClient):
         session.scheduler.refuse_while_busy()
     source = source or source_of(job)
-    others = session.of_partition(_partition(session.spec, job)) if session.apart else ()
+    others = session.of_partition(_partition(session.spec, job)) if session.node_local else ()
     # Not Path.is_file: what we may not look at, or can't be a name here, is the cluster's.
     if job.container is not None and os.path.isfile(job.container):  # noqa: PTH113
         image = Path(job.container)
@@ -208,7 +208,7 @@ def _sbatch(session: Session, entry: JobEntry, remote_dir: str) -> str:
             if job_id := _found(session, entry, exc):
                 return job_id
             if may_be_taken or not tries_left:
-                raise _lost(session, entry, exc) from exc
+                raise _unresolved(session, entry, exc) from exc
         except SlurmError as exc:
             _forget(session, entry)
             raise SlurmError(exc.what, why=exc.why, fix=fix_of(session.slurm, exc.why)) from exc
@@ -220,7 +220,7 @@ def _found(session: Session, entry: JobEntry, cause: ClusterctlError) -> str | N
     try:
         job = session.slurm.by_comment(entry.comment, entry.submitted_at)
     except (SlurmError, TransportError) as exc:
-        raise _lost(session, entry, cause) from exc
+        raise _unresolved(session, entry, cause) from exc
     return job.whole_id if job else None
 
 
@@ -255,7 +255,7 @@ def _not_sent(session: Session, entry: JobEntry, exc: ClusterctlError) -> Unreac
     )
 
 
-def _lost(session: Session, _entry: JobEntry, exc: ClusterctlError) -> AnswerLostError:
+def _unresolved(session: Session, _entry: JobEntry, exc: ClusterctlError) -> AnswerLostError:
     return AnswerLostError(
         "Slurm did not say whether it took the job",
         where=session.transport.host,

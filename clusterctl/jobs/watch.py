@@ -1,4 +1,4 @@
-"""Wait for jobs, follow one, and say what became of them. One query for all, ever less often."""
+"""Wait for jobs, follow one, and report how they ended. One query for all, ever less often."""
 
 from __future__ import annotations
 
@@ -15,14 +15,12 @@ from clusterctl.errors import (
     UnreachableError,
     WaitTimeoutError,
 )
-from clusterctl.jobs.logs import LogChunk, LogReader, LogsApart, tail
+from clusterctl.jobs.logs import LogReader, NodeLocalLogs, OnOutput, drain, folder_of, tail, task_of
 from clusterctl.scheduler.base import backoff
 from clusterctl.scheduler.models import JobInfo, JobState, Outcome, worst
 from clusterctl.scheduler.session import Session
-from clusterctl.scheduler.slurm.client import not_ours
 
 OnChange = Callable[[JobInfo], None]
-OnOutput = Callable[[LogChunk], None]
 
 _APPEAR_S = 30.0  # how long a job may be unknown: sbatch has answered, the accounting has not heard of it yet
 _FOLLOW_LONGEST_S = 5.0
@@ -30,7 +28,7 @@ _RECONNECT_S = 60.0
 
 
 class _Watched:
-    """The jobs that are waited for, as last seen."""
+    """The jobs that are waited for, in the state last seen."""
 
     def __init__(self, session: Session, ids: Sequence[str], on_change: OnChange) -> None:
         self._session = session
@@ -44,7 +42,7 @@ class _Watched:
         jobs = self._session.scheduler.jobs(self._ids)
         for job in jobs:
             before = self._seen.get(job.id)
-            if before is None or _told(before) != _told(job):
+            if before is None or _reported(before) != _reported(job):
                 self._on_change(job)
             self._seen[job.id] = job
         missing = [i for i in self._ids if not any(i in (job.id, job.whole_id) for job in jobs)]
@@ -80,8 +78,8 @@ class _Watched:
                 self._session.ledger.update(entry, state=state)
 
 
-def _told(job: JobInfo) -> tuple[JobState, tuple[str, ...], bool, bool]:
-    """What is worth a word when it changes; other reasons to wait come and go."""
+def _reported(job: JobInfo) -> tuple[JobState, tuple[str, ...], bool, bool]:
+    """The state that is reported when it changes; other reasons to wait come and go."""
     return job.state, job.nodes, job.lacks_nodes, job.failed_to_launch
 
 
@@ -96,7 +94,7 @@ def wait(
 
     Raises:
         WaitTimeoutError: ``timeout_s`` has passed; the jobs go on.
-        SchedulerError: nobody knows one of them, or stays away.
+        SchedulerError: one of them is unknown, or the scheduler does not answer.
     """
     clock = session.scheduler.clock
     deadline = None if timeout_s is None else clock.now() + timeout_s
@@ -122,15 +120,15 @@ def follow(
 ) -> tuple[JobInfo, ...]:
     """Pass on what a job writes until it has ended, then return it: one JobInfo, or one a task of an array.
 
-    A broken connection is mended; nothing is told twice or left out.
+    After a broken connection it goes on where it stopped: no output is repeated or left out.
 
     Raises:
         WaitTimeoutError: ``timeout_s`` has passed; the job goes on.
-        SchedulerError: nobody knows the job, or stays away.
-        UnreachableError: the controller stays out of reach.
+        SchedulerError: the job is unknown, or the scheduler does not answer.
+        UnreachableError: the controller can't be reached for long.
     """
     watched = _Watched(session, [job_id], on_change)
-    how = _follow_apart if session.apart else _follow_stream
+    how = _follow_node_local if session.node_local else _follow_stream
     return how(session, job_id, watched, on_output, timeout_s)
 
 
@@ -140,7 +138,7 @@ def _follow_stream(
     """Where the controller sees the logs, it passes on what they grow by."""
     clock = session.scheduler.clock
     deadline = None if timeout_s is None else clock.now() + timeout_s
-    reader = LogReader(session.transport, folder_of(session, job_id), _task(session, job_id))
+    reader = LogReader(session.transport, folder_of(session, job_id), task_of(session, job_id))
     pauses = backoff(longest_s=_FOLLOW_LONGEST_S)
     due = clock.now()
     waits = backoff(first_s=0.5, longest_s=_FOLLOW_LONGEST_S)
@@ -154,7 +152,7 @@ def _follow_stream(
                         on_output(chunk)
                     if clock.now() >= due:
                         if (jobs := watched.look()) is not None:
-                            _drain(reader, on_output)
+                            drain(reader, on_output)
                             return jobs
                         due = clock.now() + next(pauses)
                     if deadline is not None and clock.now() >= deadline:
@@ -169,18 +167,18 @@ def _follow_stream(
             clock.sleep(left)
 
 
-def _follow_apart(
+def _follow_node_local(
     session: Session, job_id: str, watched: _Watched, on_output: OnOutput, timeout_s: float | None
 ) -> tuple[JobInfo, ...]:
     """The same where hosts share no folder: which host writes the log is known once the job runs."""
     clock = session.scheduler.clock
     deadline = None if timeout_s is None else clock.now() + timeout_s
-    logs_apart = LogsApart(session, folder_of(session, job_id), _task(session, job_id))
+    node_local = NodeLocalLogs(session, folder_of(session, job_id), task_of(session, job_id))
     give_up: float | None = None  # while the connection is broken
     for pause in backoff(longest_s=_FOLLOW_LONGEST_S):
         try:
             ended = watched.look()
-            for chunk in logs_apart.new(watched.seen):
+            for chunk in node_local.new(watched.seen):
                 on_output(chunk)
             give_up = None
             if ended is not None:
@@ -194,31 +192,6 @@ def _follow_apart(
             raise watched.ran_out(timeout_s)
         clock.sleep(left)
     raise AssertionError("backoff never ends")
-
-
-def logs(session: Session, job_id: str, *, on_output: OnOutput) -> None:
-    """Pass on what a job has written so far.
-
-    Raises:
-        SchedulerError: nobody knows the job, or clusterctl did not submit it.
-        TransportError: the controller can't be reached.
-    """
-    if session.apart:
-        jobs = session.scheduler.jobs([job_id])
-        for chunk in LogsApart(session, folder_of(session, job_id), _task(session, job_id)).new(jobs):
-            on_output(chunk)
-        return
-    reader = LogReader(session.transport, folder_of(session, job_id), _task(session, job_id))
-    told = _drain(reader, on_output)
-    if reader.gone:
-        raise SchedulerError(
-            f"the folder of job {job_id} is gone, and its logs with it",
-            where=f"{reader.folder} on the cluster",
-            why="the job itself removed it, or somebody did",
-            fix="`clusterctl jobs` still says how it ended",
-        )
-    if not told and reader.task is not None and not session.scheduler.jobs([job_id]):
-        raise session.scheduler.unknown([job_id])
 
 
 def raise_unless_completed(session: Session, jobs: Sequence[JobInfo]) -> None:
@@ -248,38 +221,6 @@ def raise_unless_completed(session: Session, jobs: Sequence[JobInfo]) -> None:
         fix=_whole_log(job),
         failures=tuple(_failure(one, kind, said if one is job else "") for one in bad),
     )
-
-
-def folder_of(session: Session, job_id: str) -> str:
-    """The job's folder on the cluster.
-
-    Raises:
-        SchedulerError: nobody knows the job, or clusterctl did not submit it.
-    """
-    entry = session.ledger.find(job_id)
-    if entry is not None and entry.remote_dir is not None:
-        return entry.remote_dir
-    jobs = session.scheduler.jobs([job_id])
-    if not jobs:
-        raise session.scheduler.unknown([job_id])
-    if not jobs[0].comment.startswith("clusterctl:"):
-        raise not_ours(jobs[0])
-    return jobs[0].work_dir
-
-
-def _drain(reader: LogReader, on_output: OnOutput) -> int:
-    """Pass on what is new; how many pieces it was."""
-    told = 0
-    for chunk in reader.new():
-        on_output(chunk)
-        told += 1
-    return told
-
-
-def _task(session: Session, job_id: str) -> int | None:
-    session.scheduler.check_id(job_id)
-    _, _, task = job_id.partition("_")
-    return int(task) if task else None
 
 
 def _how_it_ended(job: JobInfo) -> str:

@@ -7,10 +7,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal, Protocol
 
+from pydantic import ValidationError
+
 from clusterctl.hosts.checks import DoctorReport
 from clusterctl.spec.distributions import DEFAULT
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.state.inventory import Inventory
+from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.progress import Reporter
 
@@ -236,3 +238,15 @@ class Provider(Protocol):
 
     def orphans(self, name: str) -> tuple[str, ...]:
         """Ids of the caller's clusters of that name whose workspace was lost."""
+
+
+def hosts_as_raised(workspace: Workspace) -> Mapping[str, Host]:
+    """The hosts of the last `up` by name, and those that an `up` was about to join."""
+    found: dict[str, Host] = {}
+    for path in (workspace.joining, workspace.hosts):
+        try:
+            hosts = Inventory.model_validate_json(path.read_bytes()).hosts
+        except (FileNotFoundError, ValidationError):
+            continue
+        found |= {host.name: host for host in hosts}
+    return found

@@ -3,18 +3,14 @@
 from __future__ import annotations
 
 import fcntl
-import json
 import os
 import re
 import shutil
 import string
-import time
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import replace
 from itertools import count
 from pathlib import Path
-from typing import Any
 
 from clusterctl.errors import (
     ClusterctlError,
@@ -23,41 +19,25 @@ from clusterctl.errors import (
     Failure,
     NoAnswerError,
     SchedulerError,
-    printable,
 )
-from clusterctl.providers.costs import node_price
-from clusterctl.runs.fetch import fetch_from, sha256_of
-from clusterctl.runs.manifest import FROM_JOB, MAX_FILE, Manifest
-from clusterctl.scheduler.base import Scheduler
-from clusterctl.scheduler.models import JobInfo, JobState, Outcome, worst
+from clusterctl.runs.fetch import fetch_from
+from clusterctl.runs.manifest import MAX_FILE, Manifest
+from clusterctl.runs.record import GOING_ON, SUMS_FILE, assemble, escaped
+from clusterctl.scheduler.models import JobInfo, JobState
 from clusterctl.scheduler.session import Session, resolve_submissions
 from clusterctl.scheduler.session import session as session_of
 from clusterctl.scheduler.slurm.client import not_ours
-from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.ledger import (
-    CLIENT_FACTS,
-    RUN_FILE,
-    SOURCE_FILE,
-    SPEC_FILE,
     JobEntry,
     Ledger,
     RunRecord,
-    Skipped,
-    TaskRecord,
-    node_hours,
 )
 from clusterctl.state.lock import open_private
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.disk import reason
 
 DEFAULT_OUT = Path("runs")
-_SUMS = "SHA256SUMS"
-_ACCOUNTING = "sacct.json"
-_TELEMETRY = re.compile(rb"(^|/)telemetry/[^/]+\.jsonl\Z")
-_MOST_HOSTS = 1000  # whose telemetry is looked at
-_ACCOUNTING_LAG_S = 10.0
-_GOING_ON = frozenset(state.value for state in JobState if state.outcome is Outcome.GOES_ON)
 
 
 def collect(
@@ -78,7 +58,7 @@ def collect(
     Raises:
         UsageError: an id is not one.
         CollectError: some could not be brought home (``failures`` has one entry each); the others were.
-        SchedulerError: one of them is not known, or nobody answers.
+        SchedulerError: one of them is unknown, or the scheduler does not answer.
         TransportError: the cluster can't be reached.
     """
     resolve_submissions(session.scheduler, session.ledger)
@@ -140,7 +120,7 @@ def uncollected(workspace: Workspace) -> tuple[JobEntry, ...]:
 
 
 def _is_out(entry: JobEntry) -> bool:
-    return entry.job_id is not None and (entry.run_dir is None or entry.run_state in _GOING_ON)
+    return entry.job_id is not None and (entry.run_dir is None or entry.run_state in GOING_ON)
 
 
 def _is_unresolved(entry: JobEntry) -> bool:
@@ -173,7 +153,7 @@ def _entry(session: Session, job_id: str) -> JobEntry:
 
 def _one(session: Session, entry: JobEntry, out: Path, max_file: int) -> RunRecord:
     """Bring one run home, or find that it is there."""
-    if entry.run_dir is not None and entry.run_state not in _GOING_ON:
+    if entry.run_dir is not None and entry.run_state not in GOING_ON:
         with suppress(CollectError):  # moved or removed by the user, who asks for it again
             return RunRecord.load(Path(entry.run_dir))
     job_id = entry.job_id or ""
@@ -184,7 +164,7 @@ def _one(session: Session, entry: JobEntry, out: Path, max_file: int) -> RunReco
     try:
         with _working_folder(final) as work:
             manifest = _fetched(session, entry, jobs, work, max_file)
-            record = _assemble(session, entry, jobs, work / "tree", manifest)
+            record = assemble(session, entry, jobs, work / "tree", manifest)
             _put_in_place(work, final)
     except OSError as exc:
         raise CollectError(
@@ -256,18 +236,13 @@ def _put_in_place(work: Path, final: Path) -> None:
 
 def _keep_notes(old: Path, tree: Path) -> None:
     """Take over what the user laid into a snapshot: its own files are those in its SHA256SUMS."""
-    sums = (old / _SUMS).read_bytes().splitlines() if (old / _SUMS).is_file() else []
-    ours = {line.partition(b"  ")[2] for line in sums} | {_SUMS.encode()}
+    sums = (old / SUMS_FILE).read_bytes().splitlines() if (old / SUMS_FILE).is_file() else []
+    ours = {line.partition(b"  ")[2] for line in sums} | {SUMS_FILE.encode()}
     for path in sorted(old.rglob("*")):
         name = path.relative_to(old)
-        if not path.is_dir() and _escaped(os.fsencode(name)) not in ours and not (tree / name).exists():
+        if not path.is_dir() and escaped(os.fsencode(name)) not in ours and not (tree / name).exists():
             (tree / name).parent.mkdir(parents=True, exist_ok=True)
             path.rename(tree / name)
-
-
-def _escaped(name: bytes) -> bytes:
-    """A file's name as `sha256sum` writes it."""
-    return name.replace(b"\\", b"\\\\").replace(b"\n", b"\\n").replace(b"\r", b"\\r")
 
 
 def _fetched(
@@ -292,160 +267,3 @@ def _fetched(
             why=f"{exc.what}: {exc.why}" if exc.why else exc.what,
             fix="look at the folder with `clusterctl ssh`, then collect again; what has arrived is kept",
         ) from exc
-
-
-def _assemble(
-    session: Session, entry: JobEntry, jobs: Sequence[JobInfo], tree: Path, manifest: Manifest
-) -> RunRecord:
-    """Add to the job's files ours, and the sums over all."""
-    ended = all(job.ended for job in jobs)
-    kept = session.ledger.kept(entry.token) or {SPEC_FILE: dump_spec(session.spec).encode()}
-    _write_kept(tree, kept)
-    manifest = _with_accounting(session.scheduler, jobs, manifest, tree, ended=ended)
-    facts = _json(kept.get(CLIENT_FACTS, b""))
-    (tree / "environment.json").write_text(_environment(tree, manifest, facts, session.scheduler.version()))
-    source = _json(kept.get(SOURCE_FILE, b""))
-    record = _record(session, entry, jobs, manifest, source["hash"] if source else None)
-    (tree / RUN_FILE).write_text(record.as_json())
-    _write_sums(tree, manifest.sha256)
-    return record
-
-
-def _write_kept(tree: Path, kept: Mapping[str, bytes]) -> None:
-    """Write our files as they were sent; what the job's folder has under their names stays if it differs."""
-    for name, content in kept.items():
-        theirs = tree / f"{name}{os.fsdecode(FROM_JOB)}"
-        if theirs.is_file() and theirs.stat().st_size == len(content) and theirs.read_bytes() == content:
-            theirs.unlink()
-        if name != CLIENT_FACTS:  # its content is in environment.json
-            (tree / name).write_bytes(content)
-
-
-def _record(
-    session: Session, entry: JobEntry, jobs: Sequence[JobInfo], manifest: Manifest, source: str | None
-) -> RunRecord:
-    head = worst(jobs)
-    starts = [job.start_time for job in jobs if job.start_time is not None]
-    ends = [job.end_time for job in jobs if job.end_time is not None]
-    ended = all(job.ended for job in jobs)
-    start, end = min(starts, default=None), max(ends, default=None) if ended else None
-    price = node_price(session.spec, head.partition)
-    tasks = tuple(_task(job) for job in jobs)
-    return RunRecord(
-        token=entry.token,
-        cluster=session.spec.name,
-        scheduler=session.spec.scheduler,
-        job_id=head.whole_id,
-        name=entry.name,
-        user=head.user,
-        partition=head.partition,
-        account=head.account,
-        state=head.state.value if ended else _goes_on(jobs).state.value,
-        final=ended,
-        tasks=tasks,
-        nodes=tuple(dict.fromkeys(node for job in jobs for node in job.nodes)),
-        submit_time=head.submit_time,
-        start_time=start,
-        end_time=end,
-        elapsed_s=end - start if start is not None and end is not None else None,
-        price_per_hour=price,
-        cost_usd=round(price * node_hours(tasks), 6) if price is not None and ended else None,
-        collected_at=time.time(),
-        remote_dir=entry.remote_dir or "",
-        files=len(manifest.files),
-        bytes=manifest.size,
-        source=source,
-        skipped=manifest.skipped,
-    )
-
-
-def _goes_on(jobs: Sequence[JobInfo]) -> JobInfo:
-    return next(job for job in jobs if not job.ended)
-
-
-def _task(job: JobInfo) -> TaskRecord:
-    return TaskRecord(
-        id=job.id,
-        state=job.state.value,
-        reason=job.reason,
-        exit_code=job.exit_code,
-        signal=job.signal,
-        nodes=job.nodes,
-        start_time=job.start_time,
-        end_time=job.end_time,
-    )
-
-
-def _with_accounting(
-    scheduler: Scheduler, jobs: Sequence[JobInfo], manifest: Manifest, tree: Path, *, ended: bool
-) -> Manifest:
-    """Write what the accounting says; where it says nothing of this job, the manifest has that as skipped."""
-    heard = ended and jobs[0].state is not JobState.PURGED
-    try:
-        accounting = _accounting(scheduler, jobs[0].whole_id, ended=heard)
-    except SchedulerError as exc:
-        if exc.retryable:
-            raise
-        lacks = Skipped(path=_ACCOUNTING, reason=printable(f"{exc.what}: {exc.why}"))
-        return replace(manifest, skipped=(*manifest.skipped, lacks))
-    if accounting is not None:
-        (tree / _ACCOUNTING).write_text(accounting, encoding="utf-8")
-    return manifest
-
-
-def _accounting(scheduler: Scheduler, job_id: str, *, ended: bool) -> str | None:
-    """What the accounting says, as it is; of a job that has ended, once it has heard of that too."""
-    give_up = scheduler.clock.now() + _ACCOUNTING_LAG_S
-    while True:
-        text = scheduler.accounting(job_id)
-        if text is None or not ended or scheduler.clock.now() >= give_up or not _says_it_goes_on(text):
-            return text
-        scheduler.clock.sleep(0.5)
-
-
-def _says_it_goes_on(accounting: str) -> bool:
-    try:
-        jobs = json.loads(accounting)["jobs"]
-        return not jobs or any(job["state"]["current"] in _GOING_ON for job in jobs)
-    except (ValueError, KeyError, TypeError):  # another version's JSON; it is kept as it is
-        return False
-
-
-def _environment(tree: Path, manifest: Manifest, client: Any, slurm_version: str | None) -> str:
-    """The client's facts, and what the telemetry of each host says about its versions and hardware."""
-    hosts: dict[str, Any] = {}
-    told = [file.local for file in manifest.files.values() if _TELEMETRY.search(file.local)]
-    for path in sorted(tree / os.fsdecode(local) for local in told[:_MOST_HOSTS]):
-        if isinstance(facts := _first_line(path), dict) and facts.get("kind") == "host":
-            hosts[path.stem] = {key: value for key, value in facts.items() if key not in {"kind", "time"}}
-    environment = {"client": client, "slurm": slurm_version, "hosts": hosts}
-    return json.dumps(environment, indent=2) + "\n"
-
-
-def _first_line(path: Path) -> Any:
-    with path.open("rb") as file:
-        return _json(file.readline(1 << 16))
-
-
-def _json(raw: bytes) -> Any:
-    try:
-        return json.loads(raw)
-    except (ValueError, RecursionError):  # telemetry is the job's to write; the file itself is in the run
-        return None
-
-
-def _write_sums(tree: Path, known: Mapping[bytes, str]) -> None:
-    """SHA256SUMS of all files below, as `sha256sum -c` reads it. What has just arrived is not read again."""
-    root = os.fsencode(tree)
-    found = (
-        os.path.join(folder, name)[len(root) + 1 :]  # noqa: PTH118  # names are bytes
-        for folder, _, names in os.walk(root)
-        for name in names
-    )
-    lines = []
-    for name in sorted(name for name in found if name != _SUMS.encode()):
-        sha256 = known.get(name) or sha256_of(os.path.join(root, name))  # noqa: PTH118
-        escaped = _escaped(name)
-        mark = b"\\" if escaped != name else b""
-        lines.append(mark + sha256.encode() + b"  " + escaped + b"\n")
-    (tree / _SUMS).write_bytes(b"".join(lines))

@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import base64
 import hashlib
-import json
 import os
 import shutil
 import stat
@@ -20,16 +19,14 @@ from pathlib import Path
 
 from clusterctl.errors import CollectError
 from clusterctl.runs.manifest import MAX_FILE, REMOTE_PROGRAM, Manifest, RemoteFile, read_manifest
-from clusterctl.runs.remote_files import ALIVE, SAME, UNREADABLE
 from clusterctl.state.ledger import Skipped
 from clusterctl.transport.base import BULK, Transport
-from clusterctl.transport.get import Incoming
+from clusterctl.transport.get import Incoming, wanted_line
 from clusterctl.transport.program import remote_argv
+from clusterctl.transport.remote_send import SAME, UNREADABLE
 from clusterctl.transport.tree import shown_size
 
 _ROUNDS = 4  # a file that changed while it was read is read again
-_TRAILER_BYTES = 33
-_HELD_STILL = b"\1"
 _SPARE_BYTES = 16 << 20
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
 
@@ -118,15 +115,11 @@ def _fetch(
         talk.send(_request(files, hashes))
         source, places = Incoming(talk, _too_little, other), _Places(tree)
         for file in files:
-            while (size := source.number()) == ALIVE:
-                pass
-            if size == SAME and file in hashes:
+            coming = source.announced(file.size, known=file in hashes)
+            if coming == SAME:
                 arrived[file] = hashes[file]
-            elif size == file.size:
-                if sha256 := _receive(source, file, places):
-                    arrived[file] = sha256
-            elif size != UNREADABLE:
-                raise other()
+            elif coming != UNREADABLE and (sha256 := _receive(source, file, places)):
+                arrived[file] = sha256
         if source.more():
             raise other()
         talk.finish()
@@ -135,9 +128,10 @@ def _fetch(
 
 def _request(files: Iterable[RemoteFile], hashes: Mapping[RemoteFile, str]) -> bytes:
     lines = (
-        json.dumps([base64.b64encode(file.path).decode(), file.size, hashes.get(file, "")]) for file in files
+        wanted_line(base64.b64encode(file.path).decode(), 0, file.size, hashes.get(file, ""))
+        for file in files
     )
-    return ("\n".join(lines) + "\n\n").encode()
+    return b"".join([*lines, b"\n"])
 
 
 def _receive(source: Incoming, file: RemoteFile, places: _Places) -> str:
@@ -150,13 +144,13 @@ def _receive(source: Incoming, file: RemoteFile, places: _Places) -> str:
     try:
         deque(source.content(fd, file.size, sha), maxlen=0)
         os.ftruncate(fd, file.size)  # it may end in a hole
-        trailer = source.last(_TRAILER_BYTES)
+        whole = source.arrives_whole(sha)
     except BaseException:
         os.unlink(place)  # noqa: PTH108  # paths are bytes
         raise
     finally:
         os.close(fd)
-    if trailer != _HELD_STILL + sha.digest():
+    if not whole:
         os.unlink(place)  # noqa: PTH108
         return ""
     return sha.hexdigest()

@@ -1,7 +1,7 @@
 """Lists a job's folder, or sends files of it. Runs on the cluster: standard library only, Python 3.9.
 
     main("list", FOLDER)
-    main("send", FOLDER)    with JSON arrays [NAME, SIZE, SHA256] and an empty line on stdin
+    main("send", FOLDER)
 
 Names are relative and base64, since they may be any bytes. ``list`` answers with a JSON object a line: a file
 with its size and the space that it takes, a folder that is empty, something that is left where it is, with
@@ -9,10 +9,7 @@ the reason, or {} as a sign of life. What source.json says was sent with the job
 same, is left too; and where there is an outputs.json, what its patterns do not take. Both are the job's to
 write: they say only what of its own folder comes home.
 
-``send`` answers, for each file in turn, eight bytes with its size, its content (see ``send_content``), and a
-last piece: a byte, 1 if the file held still meanwhile, and the 32 bytes of its sha256. In place of the size
-stands -1 if it can't be read or is shorter by now, or -2 if its sha256 is the one that was named: then
-nothing follows. -3 is a sign of life. Links are never followed.
+``send`` sends what stdin asks for: see transport/remote_send.py. Links are never followed.
 """
 
 from __future__ import annotations
@@ -20,18 +17,16 @@ from __future__ import annotations
 import base64
 import errno
 import fnmatch
-import hashlib
 import json
 import os
 import re
 import stat
 import sys
-import time
 from re import Pattern
-from typing import BinaryIO, Optional
+from typing import Optional
 
 from clusterctl.transport.remote_open import open_file, open_folder, read_json
-from clusterctl.transport.remote_send import BLOCK, CHUNK, HEADER, Beat, hash_of, send_alive, send_content
+from clusterctl.transport.remote_send import BLOCK, Beat, hash_of, send_wanted
 
 CHECKPOINTS = re.compile(rb"(checkpoint|ckpt)", re.IGNORECASE)
 TASK = re.compile(rb"task-[0-9]+")
@@ -39,8 +34,6 @@ OURS = re.compile(  # always comes home
     rb"job\.(sbatch|mpirun)|(stdout|stderr)(-[0-9]+)?\.log|(source|outputs|environment\.client)\.json|spec\.yaml"
     rb"|metrics\.jsonl|telemetry(\.log)?|hostfile"
 )
-UNREADABLE, SAME, ALIVE = -1, -2, -3
-SETTLED_S = 2.0
 LARGE, LARGEST = 1 << 20, 10 << 30  # bytes: what was sent with a job is looked at again between these
 MOST_ENTRIES = 100_000
 MOST_BYTES = 16 << 20  # of names
@@ -226,54 +219,6 @@ def is_link_of_a_task(path: bytes, full: bytes) -> bool:
         return False
 
 
-def held_still(fd: int, before: os.stat_result, size: int, digest: bytes, beat: Beat) -> bool:
-    """Whether what was read is what the file held at one moment: a log that only grew meanwhile did that.
-
-    A file that was written just before, within the resolution of its times, is read again to be sure.
-    """
-    after = os.fstat(fd)
-    same = (before.st_size, before.st_mtime_ns, before.st_ctime_ns) == (
-        after.st_size,
-        after.st_mtime_ns,
-        after.st_ctime_ns,
-    )
-    settled = time.time() - max(before.st_mtime, before.st_ctime) > SETTLED_S
-    return (same and settled) or bool(hash_of(fd, size, beat).digest() == digest)
-
-
-def send_file(out: BinaryIO, top: bytes, path: bytes, size: int, sha256: str) -> None:
-    try:
-        fd = open_file(top, path)
-    except OSError:
-        out.write(HEADER.pack(UNREADABLE))
-        return
-    try:
-        before = os.fstat(fd)
-        if before.st_size < size:
-            out.write(HEADER.pack(UNREADABLE))
-            return
-        if sha256 and hash_of(fd, size, Beat(lambda: send_alive(out, ALIVE))).hexdigest() == sha256:
-            out.write(HEADER.pack(SAME))
-            return
-        out.write(HEADER.pack(size))
-        sha = hashlib.sha256()
-        send_content(out, fd, 0, size, sha)
-        still = held_still(fd, before, size, sha.digest(), Beat(lambda: send_alive(out)))
-        last = (b"\1" if still else b"\0") + sha.digest()
-        out.write(HEADER.pack(len(last)) + last)
-    finally:
-        os.close(fd)
-
-
-def send(folder: bytes) -> None:
-    wanted = []
-    while (line := sys.stdin.readline()) not in {"", "\n"}:
-        wanted.append(json.loads(line))
-    with open(1, "wb", buffering=CHUNK, closefd=False) as out:
-        for name, size, sha256 in wanted:
-            send_file(out, folder, base64.b64decode(name), size, sha256)
-
-
 def main(what: str, folder: str) -> None:
     if what == "list":
         if os.path.islink(folder):  # by the job itself: it leads to what is no run of it
@@ -281,7 +226,8 @@ def main(what: str, folder: str) -> None:
         else:
             Listing(os.fsencode(folder)).folder(b"")
     else:
-        send(os.fsencode(folder))
+        top = os.fsencode(folder)
+        send_wanted(lambda name: open_file(top, base64.b64decode(name)))
 
 
 MOST, LONGEST = 1000, 4096  # patterns, and characters of one

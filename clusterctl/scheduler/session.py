@@ -13,12 +13,9 @@ from clusterctl.errors import NotUpError, UsageError
 from clusterctl.scheduler.base import Scheduler
 from clusterctl.scheduler.mpirun.client import MpirunClient
 from clusterctl.scheduler.slurm.client import SlurmClient
-from clusterctl.spec import gcp_machines
-from clusterctl.spec.distributions import DEFAULT, Distribution, distribution_of, of_local_nodes
-from clusterctl.spec.gcp import GcpProvider
+from clusterctl.spec.distributions import DEFAULT, Distribution, distribution_of
 from clusterctl.spec.load import load_spec
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.onprem import OnpremProvider
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.ledger import Ledger
 from clusterctl.state.workspace import Workspace
@@ -42,13 +39,13 @@ class LocalStorageNode:
 class Session:
     """A connection to the controller as the job user.
 
-    ``apart`` are the nodes of a cluster whose hosts share no folder; none where they share one.
+    ``node_local`` are the nodes of a cluster whose hosts share no folder; none where they share one.
     """
 
     spec: ClusterSpec
     scheduler: Scheduler
     ledger: Ledger
-    apart: tuple[LocalStorageNode, ...] = ()
+    node_local: tuple[LocalStorageNode, ...] = ()
     distribution: Distribution = field(default_factory=lambda: distribution_of(DEFAULT))
 
     @property
@@ -57,16 +54,16 @@ class Session:
         return self.scheduler.transport
 
     def of_partition(self, partition: str | None) -> tuple[Transport, ...]:
-        """Who else has a job's folder: the nodes apart of its partition, of all where that is None."""
+        """The nodes of a partition, or of all, that have a job's folder of their own."""
         return tuple(
             node.transport
-            for node in self.apart
+            for node in self.node_local
             if partition in (None, node.partition) and node.transport is not self.transport
         )
 
     def holders(self, hosts: Sequence[str]) -> tuple[tuple[str, Transport], ...]:
         """Who has what a job wrote that ran on these hosts, its first host first; the controller if none."""
-        by_name = {node.host: node.transport for node in self.apart}
+        by_name = {node.host: node.transport for node in self.node_local}
         found = tuple((host, by_name[host]) for host in hosts if host in by_name)
         return found or ((self.transport.host, self.transport),)
 
@@ -97,19 +94,19 @@ def session(spec: ClusterSpec, workspace: Workspace, *, patience_s: float = PATI
             return stack.enter_context(closing(SSHTransport(host, workspace.ssh_config, user=user)))
 
         controller = to(spec.controller_host)
-        apart = tuple(
+        node_local = tuple(
             LocalStorageNode(host.name, host.partition, controller if host.is_controller else to(host.name))
-            for host in _hosts_apart(workspace)
+            for host in _node_local_hosts(workspace)
         )
         scheduler: Scheduler = SlurmClient(controller, patience_s=patience_s)
         if not spec.has_slurm:
             admins = stack.enter_context(Connections(workspace.ssh_config))
             known = inventory_of(workspace)
             scheduler = MpirunClient(known, user, controller, admins.to, patience_s=patience_s)
-        yield Session(spec, scheduler, Ledger(workspace.jobs), apart, hosts)
+        yield Session(spec, scheduler, Ledger(workspace.jobs), node_local, hosts)
 
 
-def _hosts_apart(workspace: Workspace) -> tuple[Host, ...]:
+def _node_local_hosts(workspace: Workspace) -> tuple[Host, ...]:
     """The nodes of a cluster whose hosts share no folder."""
     if not workspace.hosts.exists():
         return ()
@@ -159,11 +156,7 @@ def distribution_ahead(spec: ClusterSpec, workspace: Workspace) -> Distribution 
     try:
         return inventory_of(workspace).distribution
     except UsageError:
-        if isinstance(spec.provider, OnpremProvider):
-            return None
-        release = (
-            gcp_machines.release_ahead(spec) if isinstance(spec.provider, GcpProvider) else of_local_nodes()
-        )
+        release = spec.provider.expected_release(spec)
         return distribution_of(release) if release else None
 
 

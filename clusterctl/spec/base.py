@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from ipaddress import IPv4Network
 from itertools import product
 from pathlib import Path
-from typing import Annotated, Final
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final
 
 from pydantic import (
     AfterValidator,
@@ -21,11 +21,58 @@ from pydantic import (
     WithJsonSchema,
 )
 
+if TYPE_CHECKING:
+    from clusterctl.spec.models import ClusterSpec
+    from clusterctl.spec.onprem import OnpremHost, Switch
+
 
 class Model(BaseModel):
     """Base of all spec models: frozen, unknown keys refused."""
 
     model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class ProviderSettings(Model):
+    """Settings of a provider, with the traits by which the rest of clusterctl tells one from another.
+
+    The traits and properties below are the only questions about a provider that need no ``Provider``.
+    """
+
+    type: str
+    user_owned: ClassVar[bool] = False  # hosts are the user's: joined, later released as they were
+    shares_kernel: ClassVar[bool] = (
+        False  # hosts are parts of this machine: no reboot, no firewall of their own
+    )
+    is_cloud: ClassVar[bool] = False  # hosts are rented, by machine type
+
+    @property
+    def machines(self) -> Mapping[str, OnpremHost]:
+        """Access to each host that the user owns, by name."""
+        return {}
+
+    @property
+    def known_network(self) -> IPv4Network | None:
+        """The cluster's network, where it is known before its hosts are probed."""
+        return None
+
+    @property
+    def switches(self) -> Mapping[str, Switch]:
+        """The switches of the fast network, by name."""
+        return {}
+
+    @property
+    def location(self) -> Mapping[str, str]:
+        """The project and the zone of rented hosts."""
+        return {}
+
+    @property
+    def idle_timeout_s(self) -> int | None:
+        """The seconds without work after which the cluster takes itself down; None: it does not."""
+        return None
+
+    def expected_release(self, spec: ClusterSpec) -> str | None:  # noqa: ARG002
+        """The distribution that all hosts will have; None where they have to be probed for it."""
+        return None
 
 
 def _as_text(value: object) -> object:

@@ -69,7 +69,7 @@ def _no_gpus(spec: Mapping[str, object]) -> Iterator[Finding]:
     for index, partition in enumerate(raw.entries(spec, "partitions")):
         if partition.get("gpus") is not None:
             at = ("partitions", index, "gpus")
-            yield Finding(at, "local nodes have no GPUs to give", "remove gpus", at_key=True)
+            yield Finding(at, "local nodes have no GPUs", "remove gpus", at_key=True)
 
 
 def _no_apptainer(spec: Mapping[str, object]) -> Iterator[Finding]:
@@ -102,7 +102,7 @@ def _no_twins(spec: Mapping[str, object], where: tuple[str, ...], field: str) ->
             continue
         if value in first:
             message = f"{field} {shown(value)} is that of {dotted((*where, first[value]))} already"
-            yield Finding((*where, index, field), message, f"every {field} must be another")
+            yield Finding((*where, index, field), message, f"every {field} must be unique")
         else:
             first[value] = index
 
@@ -114,7 +114,7 @@ def _no_repeats(entry: Mapping[str, object], where: Loc) -> Iterator[Finding]:
         if isinstance(value, str):
             seen[value] += 1
             if seen[value] > 1:
-                yield Finding((*where, index), f"{shown(value)} stands in this list already", "remove it")
+                yield Finding((*where, index), f"{shown(value)} is in this list already", "remove it")
 
 
 def _no_setting_twice(spec: Mapping[str, object]) -> Iterator[Finding]:

@@ -7,12 +7,15 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from ipaddress import IPv4Network
-from typing import Annotated, Final, Literal
+from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal
 
 from pydantic import Field, StringConstraints
 
-from clusterctl.spec.base import Model, Network, Toggle
+from clusterctl.spec.base import Model, Network, ProviderSettings, Toggle
 from clusterctl.spec.units import DurationS, SizeMib
+
+if TYPE_CHECKING:
+    from clusterctl.spec.models import ClusterSpec
 
 PROJECT = r"^[a-z][a-z0-9-]{4,28}[a-z0-9]$"
 ZONE = r"^[a-z]+-[a-z]+[0-9]+-[a-z]$"
@@ -44,9 +47,11 @@ Usd = Annotated[float, Field(ge=0, strict=True, allow_inf_nan=False)]
 class Image(Model):
     """The image of a boot disk: the newest of a family, or one by its name."""
 
-    project: Annotated[str, StringConstraints(pattern=PROJECT)] = Field(description="project that has it")
+    project: Annotated[str, StringConstraints(pattern=PROJECT)] = Field(
+        description="the project of the image"
+    )
     family: Resource | None = Field(None, description="the newest image of this family")
-    name: Resource | None = Field(None, description="this very image")
+    name: Resource | None = Field(None, description="the image of this name")
 
 
 class GcpDisk(Model):
@@ -60,7 +65,7 @@ class GcpDisk(Model):
 
 
 class GcpNodes(Model):
-    """What the nodes of one partition, or the controller, are on Google Cloud."""
+    """The instances of one partition, or of the controller, on Google Cloud."""
 
     machine_type: Annotated[str, StringConstraints(pattern=MACHINE_TYPE)] | None = Field(
         None, description="by default the smallest that has the partition's GPUs, or 4 processors"
@@ -69,21 +74,19 @@ class GcpNodes(Model):
         None,
         description="by default Rocky Linux 9, with NVIDIA's driver where there is a GPU",
     )
-    boot_disk: GcpDisk = Field(
-        GcpDisk.model_validate({"size": "50GiB"}), description="the disk that they start from"
-    )
+    boot_disk: GcpDisk = Field(GcpDisk.model_validate({"size": "50GiB"}), description="their boot disk")
     extra_disks: tuple[GcpDisk, ...] = Field((), description="more persistent disks for each")
     local_ssds: Annotated[int, Field(ge=0, le=32, strict=True)] = Field(
         0, description="local NVMe disks of 375 GiB for each, as /scratch; gone with the node"
     )
-    spot: Toggle = Field(False, description="cheaper, and taken away by Google at any time")
+    spot: Toggle = Field(False, description="cheaper, and preempted by Google at any time")
     termination_action: Literal["STOP", "DELETE"] = Field(
-        "STOP", description="what becomes of a spot node that is taken away"
+        "STOP", description="what happens to a spot node that is preempted"
     )
-    compact_placement: Toggle = Field(False, description="close to each other, for low latency")
+    compact_placement: Toggle = Field(False, description="a compact placement policy, for low latency")
     tier_1: Toggle = Field(False, description="TIER_1 networking, on large machine types; needs gvnic")
     gvnic: Toggle = Field(True, description="Google's own network interface, instead of virtio")
-    reservation: Resource | None = Field(None, description="a reservation of yours that they are taken from")
+    reservation: Resource | None = Field(None, description="a reservation of yours that they consume")
 
 
 class GcpNetwork(Model):
@@ -110,7 +113,7 @@ class Bucket(Model):
 
     name: Annotated[str, StringConstraints(pattern=BUCKET)] = Field(description="its name, which is global")
     create: Toggle = Field(
-        False, description="made with the cluster; it is kept by `down` as long as it holds anything"
+        False, description="create it with the cluster; `down` keeps it unless it is empty"
     )
 
 
@@ -123,29 +126,31 @@ class GcsState(Model):
     )
 
 
-class GcpProvider(Model):
+class GcpProvider(ProviderSettings):
     """GPU nodes on Google Cloud, made by Terraform. See docs/gcp.md."""
 
-    type: Literal["gcp"] = Field(description="which provider makes the hosts")
+    is_cloud: ClassVar[bool] = True
+
+    type: Literal["gcp"] = Field(description="the provider's type")
     project: Annotated[str, StringConstraints(pattern=PROJECT)] = Field(description="the project's id")
     zone: Annotated[str, StringConstraints(pattern=ZONE)] = Field(description="where all nodes are")
-    region: str | None = Field(None, description="the zone's region; need not be said")
-    partitions: Mapping[str, GcpNodes] = Field({}, description="what the nodes are, by partition")
-    controller: GcpNodes = Field(GcpNodes(), description="what the machine with Slurm's daemons is")
-    network: GcpNetwork = Field(GcpNetwork(), description="the network that the nodes are on")
+    region: str | None = Field(None, description="the zone's region; by default derived from it")
+    partitions: Mapping[str, GcpNodes] = Field({}, description="settings of the instances, by partition")
+    controller: GcpNodes = Field(GcpNodes(), description="settings of the instance with Slurm's daemons")
+    network: GcpNetwork = Field(GcpNetwork(), description="the network of the nodes")
     filestore: Filestore | None = Field(
         None, description="a managed shared folder, instead of the controller's"
     )
     bucket: Bucket | None = Field(None, description="a bucket that every node sees as /bucket")
     kms_key: Annotated[str, StringConstraints(pattern=KMS_KEY)] | None = Field(
-        None, description="a key of yours that all disks are encrypted with (CMEK)"
+        None, description="a customer-managed key (CMEK) that encrypts all disks"
     )
     labels: Mapping[
         Annotated[str, StringConstraints(pattern=LABEL_KEY)],
         Annotated[str, StringConstraints(pattern=LABEL_VALUE)],
     ] = Field(
         {},
-        description="put on all that is made, beside clusterctl's own",
+        description="labels of all resources, beside clusterctl's own",
         json_schema_extra={"additionalProperties": False},
     )
     enable_apis: Toggle = Field(True, description="enable the APIs that are needed; else they are only named")
@@ -163,6 +168,27 @@ class GcpProvider(Model):
         """The region that the zone is in."""
         return self.zone.rsplit("-", 1)[0]
 
+    @property
+    def location(self) -> Mapping[str, str]:
+        """The project and the zone."""
+        return {"project": self.project, "zone": self.zone}
+
+    @property
+    def idle_timeout_s(self) -> int | None:
+        """The time of ``auto_down``."""
+        return self.auto_down
+
+    def expected_release(self, spec: ClusterSpec) -> str | None:
+        """The distribution of all images, as far as their names tell it."""
+        from clusterctl.spec.gcp_machines import release_ahead  # noqa: PLC0415 - which imports this module
+
+        return release_ahead(spec)
+
     def nodes_of(self, partition: str) -> GcpNodes:
         """What the nodes of a partition are."""
         return self.partitions.get(partition, GcpNodes())
+
+
+def whole_project(project: str) -> GcpProvider:
+    """Settings to search a project for orphans: its zone does not matter."""
+    return GcpProvider(type="gcp", project=project, zone="us-central1-a")

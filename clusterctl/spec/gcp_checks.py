@@ -95,7 +95,7 @@ def _controller(provider: Raw) -> Iterator[Finding]:
         message = "the controller can't be a spot node: the cluster would be gone with it"
         yield Finding((*where, "spot"), message, "remove spot")
     elif raw.is_on(said, "compact_placement"):
-        message = "the controller is one machine, close to nothing"
+        message = "the controller is one machine: compact placement has no meaning"
         yield Finding((*where, "compact_placement"), message, "remove compact_placement")
 
 
@@ -294,7 +294,7 @@ def _of_any_machine(nodes: Nodes) -> Iterator[Finding]:
         message = "a spot node can't be taken from a reservation"
         yield Finding((*nodes.where, "reservation"), message, "remove reservation, or spot: true")
     if spot and raw.is_on(said, "compact_placement"):
-        message = "spot nodes can't be kept close to each other: one that is taken away comes back elsewhere"
+        message = "spot nodes can't have compact placement: a preempted one may restart elsewhere"
         yield Finding((*nodes.where, "compact_placement"), message, "remove compact_placement, or spot: true")
     if said.get("termination_action") == "DELETE" and not said.get("spot"):
         at = (*nodes.where, "termination_action")
@@ -332,14 +332,14 @@ def _of_this_machine(nodes: Nodes, machine: Machine) -> Iterator[Finding]:
     if machine.only and not any(said.get(way) for way in machine.only):
         ways = {"spot": "write spot: true", "reservation": "name a reservation"}
         hint = ", or ".join(ways[way] for way in machine.only)
-        yield Finding(nodes.machine_at, f"{name} is not to be had on demand", hint)
+        yield Finding(nodes.machine_at, f"{name} is not available on demand", hint)
     if raw.is_on(said, "compact_placement") and not machine.compact_placement:
         near = (
             family
             for family, facts in gcp_machines.data()["families"].items()
             if "compact_placement" in facts
         )
-        message = f"nodes of {name} can't be placed close to each other"
+        message = f"nodes of {name} can't have compact placement"
         hint = f"take a machine type of {either(near)}"
         yield Finding((*where, "compact_placement"), message, hint)
     if raw.is_on(said, "tier_1") and not machine.tier_1:

@@ -177,7 +177,7 @@ class JobOptions(Model):
     """What can be said of a job. Each field is called as its flag is; None leaves the choice to Slurm."""
 
     name: JobName | None = Field(None, description="the job's name; default: the program's or the script's")
-    args: tuple[Argument, ...] = Field((), description="what the program gets")
+    args: tuple[Argument, ...] = Field((), description="arguments of the program")
     nodes: Count = Field(1, description="nodes")
     tasks_per_node: Count = Field(1, description="ranks on each node")
     cpus: Count | None = Field(None, description="cores of each rank")
@@ -193,22 +193,24 @@ class JobOptions(Model):
     array: Array | None = Field(None, description="indices of a job array")
     signal: Signal | None = Field(
         None,
-        description="a signal that the program gets, and how many seconds before the time limit",
+        description="a signal for the program, and how many seconds before the time limit it is sent",
         examples=["USR1@120"],
     )
     requeue: Toggle = Field(
-        False, description=f"whether the job runs again, in its folder, when it ends with {REQUEUE_EXIT_CODE}"
+        False, description=f"requeue the job, in its folder, when it exits with {REQUEUE_EXIT_CODE}"
     )
     launcher: Launcher = Field(Launcher.SRUN, description="how ranks are started")
-    folder: Toggle = Field(True, description="whether the script's folder is sent with it")
-    include: tuple[Pattern, ...] = Field((), description="patterns of what is sent though .gitignore has it")
-    exclude: tuple[Pattern, ...] = Field((), description="patterns of what is not sent")
+    folder: Toggle = Field(True, description="send the script's folder with the job")
+    include: tuple[Pattern, ...] = Field(
+        (), description="patterns of files to send although .gitignore lists them"
+    )
+    exclude: tuple[Pattern, ...] = Field((), description="patterns of files not to send")
     outputs: tuple[Pattern, ...] = Field(
         (),
-        description="patterns of what is brought home, as in a .gitignore file; default: all but checkpoints",
+        description="patterns of files to collect, as in a .gitignore file; default: all but checkpoints",
         examples=["results/**"],
     )
-    env: Environment = Field({}, description="variables that the program gets")
+    env: Environment = Field({}, description="environment variables of the program")
     container: Image | None = Field(
         None, description="an Apptainer image that the program runs in: a file, or a path on the cluster"
     )

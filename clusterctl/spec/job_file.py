@@ -22,7 +22,7 @@ VariantName = Annotated[str, StringConstraints(pattern=_VARIANT)]
 
 
 class Variant(JobOptions):
-    """What one variant says otherwise than the file; variables are added to the file's."""
+    """What a variant overrides in the file; its variables are added to the file's."""
 
     job: str | None = Field(
         None, description="a bundled job, or the path of a script", examples=["train", "./train.py"]
@@ -33,7 +33,7 @@ class JobFile(Variant):
     """One job, or several that differ in what their variants say. Paths are relative to the file."""
 
     variants: Mapping[VariantName, Variant] = Field(
-        {}, description="names of variants and what each says otherwise; all are submitted"
+        {}, description="variants by name, with what each overrides; all are submitted"
     )
 
 

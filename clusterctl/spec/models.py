@@ -9,7 +9,7 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping
 from ipaddress import IPv4Network
-from typing import Annotated, Final, Literal, Self
+from typing import Annotated, ClassVar, Final, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -23,8 +23,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from clusterctl.spec import checks
-from clusterctl.spec.base import GPU_TYPE, URL, Gpus, Model, Url, expand
+from clusterctl.spec import checks, distributions
+from clusterctl.spec.base import GPU_TYPE, URL, Gpus, Model, ProviderSettings, Url, expand
 from clusterctl.spec.gcp import GCP_PATTERN_WORDS, GcpProvider, Usd
 from clusterctl.spec.messages import INCONSISTENT, shown
 from clusterctl.spec.onprem import ONPREM_PATTERN_WORDS, HostRange, OnpremProvider
@@ -109,13 +109,14 @@ SlurmLine = Annotated[
 UserAccount = Annotated[AccountName, AfterValidator(_ordinary_account)]
 
 
-class LocalProvider(Model):
+class LocalProvider(ProviderSettings):
     """A real Slurm cluster of systemd-nspawn machines on this Linux machine."""
 
     # In a file the type must be written: it tells the providers apart.
     model_config = ConfigDict(json_schema_extra={"required": ["type"]})
+    shares_kernel: ClassVar[bool] = True
 
-    type: Literal["local"] = Field("local", description="which provider makes the hosts")
+    type: Literal["local"] = Field("local", description="the provider's type")
     subnet: IPv4Network | None = Field(
         None,
         description="private /24 for the nodes; by default a free one is chosen",
@@ -134,6 +135,10 @@ class LocalProvider(Model):
             raise ValueError(f"{value} is not a private /24, such as 10.77.0.0/24")
         return value
 
+    def expected_release(self, spec: ClusterSpec) -> str:  # noqa: ARG002
+        """The distribution of the node image."""
+        return distributions.of_local_nodes()
+
 
 Provider = Annotated[LocalProvider | GcpProvider | OnpremProvider, Discriminator("type")]
 PROVIDERS: Final[Mapping[str, type[LocalProvider] | type[GcpProvider] | type[OnpremProvider]]] = {
@@ -142,6 +147,7 @@ PROVIDERS: Final[Mapping[str, type[LocalProvider] | type[GcpProvider] | type[Onp
     "onprem": OnpremProvider,
 }
 PROVIDER_TYPES: Final = tuple(PROVIDERS)
+DEFAULT_PROVIDER: Final = LocalProvider()
 
 
 class Partition(Model):
@@ -154,7 +160,7 @@ class Partition(Model):
 
     name: PartitionName = Field(description="the partition's name in Slurm and in its nodes' names")
     nodes: Annotated[
-        int, Field(ge=1, strict=True, description="how many nodes; with hosts, need not be said")
+        int, Field(ge=1, strict=True, description="number of nodes; with hosts, the number of hosts")
     ]
     hosts: HostRange | None = Field(
         None, description="the machines of your own that are its nodes, such as gpu[01-08]"
@@ -251,15 +257,15 @@ class ClusterSpec(Model):
 
     version: Literal[1] = Field(description="the version of this file's format")
     name: ClusterName = Field(description="the cluster's name, first part of its hosts' names")
-    provider: Provider = Field(LocalProvider(), description="who makes the hosts, and how")
+    provider: Provider = Field(DEFAULT_PROVIDER, description="the provider of the hosts, with its settings")
     partitions: tuple[Partition, ...] = Field(min_length=1, description="the nodes, by Slurm partition")
     users: tuple[User, ...] = Field(
         (),
-        description="accounts on all nodes; default: the caller, or hpc (uid 10000) when the caller is root",
+        description="accounts on all nodes; default: the current user, or hpc (uid 10000) for root",
     )
-    software: Software = Field(Software(), description="what jobs find on the nodes beyond the defaults")
+    software: Software = Field(Software(), description="software on the nodes beyond the defaults")
     scheduler: Literal["slurm", "none"] = Field(
-        "slurm", description="who runs the jobs; none: plain mpirun over SSH, one job at a time"
+        "slurm", description="the scheduler of jobs; none: plain mpirun over SSH, one job at a time"
     )
     slurm: SlurmSettings = Field(SlurmSettings(), description="what Slurm gets beyond the defaults")
     monitoring: Monitoring = Field(

@@ -6,14 +6,15 @@ import re
 from base64 import b64decode
 from collections.abc import Iterator, Mapping
 from contextlib import suppress
-from ipaddress import ip_address
+from ipaddress import IPv4Network, ip_address
 from pathlib import PurePosixPath
-from typing import Annotated, Final, Literal
+from typing import Annotated, ClassVar, Final, Literal
 
 from pydantic import AfterValidator, Field, StringConstraints, field_validator
 
+from clusterctl.errors import UsageError
 from clusterctl.spec import raw
-from clusterctl.spec.base import KeyFile, Model, Network, expand
+from clusterctl.spec.base import KeyFile, Model, Network, ProviderSettings, expand
 from clusterctl.spec.messages import Finding, Loc, did_you_mean, dotted, shown
 from clusterctl.spec.raw import Raw
 
@@ -136,7 +137,7 @@ AbsolutePath = Annotated[str, StringConstraints(pattern=ABSOLUTE)]
 
 
 class Access(Model):
-    """How a host is first logged in to; after that clusterctl uses an account of its own."""
+    """The first login to a host; after it clusterctl uses an admin account of its own."""
 
     user: Login | None = Field(None, description="login name; by default the caller's")
     port: Port = Field(22, description="sshd's port")
@@ -148,7 +149,7 @@ class Access(Model):
 
 
 class OnpremHost(Model):
-    """One machine, or a range of them. What is not said here is as under `provider`."""
+    """One machine, or a range of machines. Fields that are left out are as under `provider`."""
 
     address: Annotated[str, StringConstraints(pattern=ADDRESS), AfterValidator(_are_addresses)] | None = (
         Field(
@@ -173,7 +174,7 @@ class OnpremHost(Model):
 
 
 class OnpremShared(Model):
-    """The folder that all hosts see."""
+    """The shared folder of all hosts."""
 
     kind: Literal["nfs", "existing", "none"] = Field(
         "nfs",
@@ -182,25 +183,27 @@ class OnpremShared(Model):
     )
     path: AbsolutePath = Field("/shared", description="where the hosts have it")
     server: Annotated[str, StringConstraints(pattern=ADDRESS)] | None = Field(
-        None, description="an NFS server that is there already"
+        None, description="an existing NFS server"
     )
-    export: AbsolutePath | None = Field(None, description="what that server exports")
+    export: AbsolutePath | None = Field(None, description="the path that this server exports")
 
 
-class OnpremProvider(Model):
-    """Machines that you have: Rocky Linux, Debian or Ubuntu. See docs/onprem.md."""
+class OnpremProvider(ProviderSettings):
+    """Your own machines: Rocky Linux, Debian or Ubuntu. See docs/onprem.md."""
 
-    type: Literal["onprem"] = Field(description="which provider makes the hosts")
-    controller: HostName = Field(description="the host that leads; it may compute, too")
-    login: tuple[HostName, ...] = Field((), description="hosts that users log in to, beside the controller")
+    user_owned: ClassVar[bool] = True
+
+    type: Literal["onprem"] = Field(description="the provider's type")
+    controller: HostName = Field(description="the host that runs slurmctld; it may be a compute node, too")
+    login: tuple[HostName, ...] = Field((), description="login nodes beside the controller")
     hosts: Mapping[HostRange, OnpremHost] = Field(
         min_length=1, description="the machines by name or range of names, such as gpu[01-08]"
     )
-    access: Access = Field(Access(), description="how they are first logged in to")
+    access: Access = Field(Access(), description="the first login to them")
     network: Network | None = Field(
-        None, description="addresses that MPI and Slurm use; by default the network of the controller's"
+        None, description="network that MPI and Slurm use; by default that of the controller's address"
     )
-    shared: OnpremShared = Field(OnpremShared(), description="the folder that all hosts see")
+    shared: OnpremShared = Field(OnpremShared(), description="the shared folder of all hosts")
     fabric: Mapping[SwitchName, Switch] = Field(
         {}, description="the switches of the fast network by name, for jobs to be kept close together"
     )
@@ -221,6 +224,16 @@ class OnpremProvider(Model):
         """
         return {name: host for names, said in self.hosts.items() for name, host in self._each(names, said)}
 
+    @property
+    def known_network(self) -> IPv4Network | None:
+        """The network that the spec names."""
+        return self.network
+
+    @property
+    def switches(self) -> Mapping[str, Switch]:
+        """The switches of ``fabric``."""
+        return self.fabric
+
     def _each(self, names: str, said: OnpremHost) -> tuple[tuple[str, OnpremHost], ...]:
         every = expand(names)
         addresses = expand(said.address) if said.address else every
@@ -232,6 +245,21 @@ class OnpremProvider(Model):
             (name, OnpremHost(address=address, host_key=said.host_key, **common))
             for name, address in zip(every, addresses, strict=True)
         )
+
+
+def own_machines(provider: ProviderSettings) -> OnpremProvider:
+    """The settings of hosts that are the user's own.
+
+    Raises:
+        UsageError: the provider creates and removes its hosts.
+    """
+    if isinstance(provider, OnpremProvider):
+        return provider
+    raise UsageError(
+        f"the nodes of a {provider.type} cluster are created and removed by its spec",
+        where="provider.type",
+        fix="change `nodes` of its partitions, and run `clusterctl up`",
+    )
 
 
 def is_this_machine(address: str) -> bool:
@@ -331,9 +359,7 @@ def _this_machine(provider: Raw, names: Mapping[str, str]) -> Iterator[Finding]:
         for where, given in ((at, host), (("provider", "access"), raw.mapping(provider, "access"))):
             for field in _WAY_THERE:
                 if given.get(field) not in _UNSAID:
-                    message = (
-                        f"{field} is for machines that are logged in to, and {address} is the one you are on"
-                    )
+                    message = f"{field} is for hosts that are logged in to, and {address} is this machine"
                     fix = f"remove it, or write an address of the other machine that is not {address}"
                     yield Finding((*where, field), message, fix, at_key=True)
 
@@ -389,7 +415,7 @@ def _shared(provider: Raw) -> Iterator[Finding]:
         yield Finding(at, "server and export belong together", hint, at_key=True)
     path = raw.text(shared, "path")
     if kind == "nfs" and path is not None and _is_the_systems(path):
-        message = f"{shown(path)} is the system's own, and would be open to all hosts"
+        message = f"{shown(path)} is a system folder, and would be exported to all hosts"
         yield Finding((*at, "path"), message, "name a folder for the cluster, such as /shared")
 
 

@@ -75,24 +75,24 @@ _CLOCK_OFFSET_S: Final = 5
 
 
 class Health(Model):
-    """The check that drains a sick node, and resumes it once it is well. See docs/gpus.md."""
+    """The health check: a node that fails it is drained, and resumed once it passes. See docs/gpus.md."""
 
     interval: DurationS = Field(
         _INTERVAL_S,
-        description="how often a node looks at itself",
+        description="time between two checks of a node",
         json_schema_extra={"default": format_duration(_INTERVAL_S)},
     )
     gpu_temperature: Annotated[int, Field(ge=40, le=120, strict=True)] = Field(
-        90, description="the hottest that a GPU may be, in °C"
+        90, description="highest GPU temperature that passes, in °C"
     )
     disk_free: SizeMib = Field(
         _DISK_FREE_MIB,
-        description="the least room on each of a node's own file systems",
+        description="least free space on each local file system of a node",
         json_schema_extra={"default": format_size(_DISK_FREE_MIB)},
     )
     clock_offset: DurationS = Field(
         _CLOCK_OFFSET_S,
-        description="the most that a clock may be off, where chrony runs",
+        description="largest clock offset, where chrony runs",
         json_schema_extra={"default": format_duration(_CLOCK_OFFSET_S)},
     )
 
@@ -100,7 +100,7 @@ class Health(Model):
     @classmethod
     def _time_between(cls, value: int) -> int:
         if value < _LEAST_INTERVAL_S:
-            raise ValueError(f"{format_duration(_LEAST_INTERVAL_S)} is the least between two looks")
+            raise ValueError(f"{format_duration(_LEAST_INTERVAL_S)} is the least between two checks")
         return value
 
 
@@ -115,16 +115,16 @@ class PythonSettings(Model):
 
 
 class Repository(Model):
-    """A place of one's own that has the packages of a project's repository."""
+    """A mirror of a project's package repository."""
 
     url: Url = Field(description="where it is")
     key: Url | None = Field(
-        None, description="the key that signs it, where that or its place is not the project's"
+        None, description="its signing key, where the key or its URL is not the project's"
     )
 
 
 class Mirrors(Model):
-    """Where hosts find packages that are not their distribution's own."""
+    """Mirrors of the repositories that are not the distribution's own."""
 
     epel: Repository | None = Field(None, description="EPEL, which has Slurm for Rocky Linux and RHEL")
     openhpc: Repository | None = Field(
@@ -144,7 +144,7 @@ class Software(Model):
         description="whose packages of Slurm: the distribution's (on Rocky Linux EPEL's), or OpenHPC's, "
         "which are for Rocky Linux and RHEL",
     )
-    mirrors: Mirrors = Field(Mirrors(), description="places of one's own to take packages from")
+    mirrors: Mirrors = Field(Mirrors(), description="mirrors of package repositories")
     python: PythonSettings = Field(PythonSettings(), description="the Python environment of jobs")
     apptainer: Toggle = Field(
         False,
@@ -167,4 +167,4 @@ class Monitoring(Model):
         description="time between two samples of a node",
         json_schema_extra={"default": format_duration(_SAMPLE_INTERVAL_S)},
     )
-    health: Health = Field(Health(), description="when a node is sick, and how often it looks")
+    health: Health = Field(Health(), description="the limits and the interval of the nodes' health check")

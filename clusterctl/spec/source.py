@@ -28,11 +28,11 @@ _SEEN_LATE: Final = frozenset({_UNCLOSED, _NO_COLON})  # to be shown where they 
 
 # What ruamel.yaml says, what we say, and what helps. The first fragment that fits wins.
 _SYNTAX: Final = (
-    ("found character '\\t'", "a tab stands where YAML allows only spaces", "indent with spaces"),
+    ("found character '\\t'", "a tab where YAML allows only spaces", "indent with spaces"),
     ("cannot start any token", "a value can't start with this character", "put the value in quotes"),
     (
         "mapping values are not allowed",
-        "a ':' that can't stand here",
+        "a ':' that is not allowed here",
         "check the indentation, or quote the value",
     ),
     ("could not find expected ':'", _NO_COLON, "write it as key: value"),
@@ -144,7 +144,9 @@ def _syntax_problem(exc: YAMLError, text: str, file: str) -> Problem:
     if isinstance(exc, ReaderError):
         before = text[: exc.position]
         line, column = before.count("\n") + 1, len(before) - before.rfind("\n")
-        return Problem(file, line, column, "yaml", f"the character U+{exc.character:04X} can't stand in YAML")
+        return Problem(
+            file, line, column, "yaml", f"the character U+{exc.character:04X} is not allowed in YAML"
+        )
     said = str(getattr(exc, "problem", None) or exc).splitlines()[0]
     mark = getattr(exc, "problem_mark", None)
     opened = getattr(exc, "context_mark", None)
@@ -202,7 +204,7 @@ class _Reader:
         elif isinstance(node, ScalarNode) and tag in self._scalars:
             self._scalar(item, node, tag, loc)
         else:
-            self._flaw(item, loc, f"the tag {shown(str(node.tag))} means nothing here", "remove it")
+            self._flaw(item, loc, f"the tag {shown(str(node.tag))} is not supported here", "remove it")
 
     def _scalar(self, item: Item, node: ScalarNode, tag: str, loc: Loc) -> None:
         item.text = node.value
@@ -212,7 +214,7 @@ class _Reader:
         digits = node.value.lstrip("+-")
         if tag == "int" and len(digits) > 1 and digits.isdecimal() and digits[0] == "0":
             decimal = digits.lstrip("0") or "0"
-            message = f"{shown(node.value)} starts with a zero, which some YAML readers take for octal"
+            message = f"{shown(node.value)} starts with a zero, which some YAML readers read as octal"
             self._flaw(item, loc, message, f"write {decimal}")
             return
         try:

@@ -14,8 +14,9 @@ from typing import Final, Literal
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
 from clusterctl.spec import distributions
+from clusterctl.spec.base import ProviderSettings
 from clusterctl.spec.distributions import Distribution
-from clusterctl.spec.models import ADMIN_USER, ClusterSpec
+from clusterctl.spec.models import ADMIN_USER, PROVIDERS, ClusterSpec
 
 CONTROLLER = "controller"
 ARCHITECTURE = "x86_64"  # of all nodes, as the kernel calls it
@@ -129,6 +130,11 @@ class Inventory(BaseModel):
     scheduler: Literal["slurm", "none"] = Field("slurm", description="who runs the jobs")
     job_user: str | None = Field(None, description="the account that jobs run as")
     baked: bool = Field(description="the install part of every role is in the hosts' image already")
+
+    @property
+    def traits(self) -> type[ProviderSettings]:
+        """The traits of its provider."""
+        return PROVIDERS.get(self.provider, ProviderSettings)
 
     @property
     def controller(self) -> Host:

@@ -1,4 +1,4 @@
-"""How a command reaches a host. Commands are argv lists; whatever reaches a remote shell is quoted."""
+"""Transports run commands on hosts. Commands are argv lists; whatever reaches a remote shell is quoted."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ SILENCE_S = 120.0  # after which a command that should stream is given up
 
 @dataclass(frozen=True, slots=True)
 class Result:
-    """What a finished command said."""
+    """Exit status and output of a finished command."""
 
     rc: int
     stdout: str
@@ -56,7 +56,7 @@ class Conversation(Protocol):
 class Transport(Protocol):
     """One host, as one user. A command ends with us; one that needs its stdin, when it reads its end.
 
-    A program of ours (``remote_argv``) also ends when nobody reads its stdout any more.
+    A program of ours (``remote_argv``) also ends when its stdout is closed.
     """
 
     @property

@@ -1,4 +1,4 @@
-"""Fetch files from the cluster. What is here by its hash is not fetched; what was begun is gone on with."""
+"""Get files from the cluster. Files that are here by their hash are not sent; partial ones are resumed."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from clusterctl.errors import ClusterctlError, CommandError, TransferError, Usag
 from clusterctl.transport.base import LONGEST_LINE, Conversation, Transport
 from clusterctl.transport.program import remote_argv
 from clusterctl.transport.remote_open import lies_at
-from clusterctl.transport.remote_send import ALIVE, HEADER, NOT_THERE, SAME, UNREADABLE, ZEROS
+from clusterctl.transport.remote_send import ALIVE, HEADER, NOT_THERE, SAME, STILL, UNREADABLE, ZEROS
 from clusterctl.transport.tree import Item, Kind, Progress, hash_items
 from clusterctl.util.disk import reason
 
@@ -83,6 +83,11 @@ def fetch(
     return Fetched(len(files), sum(remote.size for remote in files), transfer.sent, skipped)
 
 
+def wanted_line(key: str | int, have: int, size: int, sha256: str) -> bytes:
+    """A line of the request for files; see remote_send.py."""
+    return json.dumps([key, have, size, sha256]).encode() + b"\n"
+
+
 def _too_little() -> TransferError:
     return TransferError("the cluster sent less than it said", fix="run it again; what has arrived is kept")
 
@@ -116,6 +121,7 @@ class _Fetch:
     progress: Progress
     wanted: list[Remote] = field(default_factory=list)
     partials: dict[int, int] = field(default_factory=dict)  # index -> an open partial file, locked
+    have: dict[int, int] = field(default_factory=dict)  # index -> bytes that are here already
     hashes: Mapping[Path, str] = field(default_factory=dict)
     wrong: list[str] = field(default_factory=list)
     sent: int = 0
@@ -151,20 +157,21 @@ class _Fetch:
             if not sha256 and (partial := self._partial(remote)).exists():
                 self.partials[remote.index] = fd = _open_partial(partial)
                 have = min(os.fstat(fd).st_size, remote.size)
-            lines.append(json.dumps([remote.index, have, sha256]) + "\n")
-        return "".join([*lines, "\n"]).encode()
+            self.have[remote.index] = have
+            lines.append(wanted_line(remote.index, have, remote.size, sha256))
+        return b"".join([*lines, b"\n"])
 
     def receive(self, incoming: Incoming) -> None:
         """Take what comes, each file to its place when it is whole and right."""
         total = sum(remote.size for remote in self.wanted)
         done = 0
         for remote in self.wanted:
-            while (coming := incoming.number()) == ALIVE:
-                pass
+            have, known = self.have[remote.index], self.folder / remote.path in self.hashes
+            coming = incoming.announced(remote.size - have, known=known)
             if coming == UNREADABLE:
                 self.wrong.append(remote.path)
             elif coming != SAME:
-                self._receive(incoming, remote, coming, done, total)
+                self._receive(incoming, remote, have, done, total)
             done += remote.size
 
     def finish(self) -> None:
@@ -195,10 +202,9 @@ class _Fetch:
         )
         return (self.folder / remote.path).parent / f".clusterctl-{name.hexdigest()[:32]}.part"
 
-    def _receive(self, incoming: Incoming, remote: Remote, coming: int, done: int, total: int) -> None:
+    def _receive(self, incoming: Incoming, remote: Remote, have: int, done: int, total: int) -> None:
         partial = self._partial(remote)
         fd = self.partials.pop(remote.index, None)
-        have = min(os.fstat(fd).st_size, remote.size) if fd is not None else 0
         fd = _open_partial(partial) if fd is None else fd
         with os.fdopen(fd, "r+b", buffering=0) as file:
             sha, left = hashlib.sha256(), have
@@ -207,12 +213,12 @@ class _Fetch:
                 left -= len(data)
             file.truncate(have)
             file.seek(have)
-            for count in incoming.content(fd, max(0, coming), sha):
+            for count in incoming.content(fd, remote.size - have, sha):
                 self.sent += count
                 have += count
                 self.progress("fetching", done + min(have, remote.size), total)
             file.truncate(have)
-            if incoming.last(sha.digest_size) != sha.digest() or have != remote.size:
+            if not incoming.arrives_whole(sha):
                 partial.unlink()
                 self.wrong.append(remote.path)
                 return
@@ -303,6 +309,18 @@ class Incoming:
         """The next eight bytes."""
         return int(HEADER.unpack(self.exactly(HEADER.size))[0])
 
+    def announced(self, size: int, *, known: bool) -> int:
+        """How a file begins: with ``size``, ``UNREADABLE``, or ``SAME`` if its hash was ``known`` here.
+
+        Raises:
+            ClusterctlError: ``other``, if it is something else.
+        """
+        while (coming := self.number()) == ALIVE:
+            pass
+        if coming not in {size, UNREADABLE} and not (known and coming == SAME):
+            raise self._other()
+        return coming
+
     def content(self, fd: int, size: int, sha: Any) -> Iterator[int]:
         """Write so many bytes of a file as ``send_content`` sends them, and hash them; yields how many, as
         they come. What is zeros becomes a hole: the file's size is for the caller to set.
@@ -325,17 +343,17 @@ class Incoming:
                 _write(fd, piece)
                 yield len(piece)
 
-    def last(self, size: int) -> bytes:
-        """What follows a file's content: one piece of so many bytes.
+    def arrives_whole(self, sha: Any) -> bool:
+        """Whether a file, whose content has just come, held still meanwhile and has the hash of what came.
 
         Raises:
-            ClusterctlError: ``other``, if it is of another size.
+            ClusterctlError: ``other``, if something else follows the content.
         """
         while (length := self.number()) == 0:  # a sign of life
             pass
-        if length != size:
+        if length != len(STILL) + sha.digest_size:
             raise self._other()
-        return self.exactly(size)
+        return bool(self.exactly(length) == STILL + sha.digest())
 
     def more(self) -> bool:
         """Whether anything is left; waits for the end if nothing is."""

@@ -1,4 +1,4 @@
-"""Send files to the cluster. What is there by its hash is not sent; what was begun is gone on with."""
+"""Put files on the cluster. Files that are there by their hash are not sent; partial ones are resumed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Opens and reads files that a job can write. Runs on the cluster: standard library only, Python 3.9.
+"""Opens and locks files that a job can write. Runs on the cluster: standard library only, Python 3.9.
 
 A job can make anything of the files in its folder: links to anywhere, pipes that are never written to,
 devices, terabytes of zeros. So all of ours that reads there opens with ``open_file``: it never waits, follows

@@ -5,8 +5,13 @@ link, file or ours; PAYLOAD is a file's sha256, a link's target, or the content 
 targets and content are base64, since they may be any bytes.
 
 The answer is {"send": [[INDEX, HAVE], ...]}: the files that are missing, and how many bytes of each are here
-already; {"checked": BYTES} comes before it now and then. stdin then brings, for each in turn, eight bytes
-with the number of bytes that follow, and these. What has arrived of a file stays for the next time.
+already; {"checked": 1} comes before it now and then, as a sign of life. stdin then brings, for each in turn,
+eight bytes with the number of bytes that follow, and these. What has arrived of a file stays for the next
+time.
+
+As a program it puts files straight to their places. Argument: INTO, a folder, made if need be; relative ones
+begin at the home folder. The last answer is {"folder": PATH, "wrong": [INDEX, ...]}: ``wrong`` did not have
+the hash that was announced, and was not put in its place.
 """
 
 from __future__ import annotations
@@ -15,17 +20,16 @@ import base64
 import contextlib
 import errno
 import fcntl
-import hashlib
 import json
 import os
 import stat
 import sys
 import time
 from io import BufferedReader
-from typing import Any, BinaryIO, cast
+from typing import Any, cast
 
 from clusterctl.transport.remote_open import OWNERS, fail, lies_at, open_own, remove_unless
-from clusterctl.transport.remote_send import CHUNK, HEADER, ZEROS, Beat
+from clusterctl.transport.remote_send import CHUNK, HEADER, ZEROS, Beat, hash_of
 
 STDIN = cast("BufferedReader", sys.stdin.buffer)
 SYNCED = 1 << 20  # bytes from which a file of the store is on disk before it has its name
@@ -62,27 +66,12 @@ def some(size: int) -> bytes:
     return data
 
 
-class Heartbeat:
-    """Says how many bytes were looked at, about once a second: this can take a while."""
-
-    def __init__(self) -> None:
-        self.bytes, self._beat = 0, Beat(lambda: tell(checked=self.bytes))
-
-    def add(self, count: int) -> None:
-        self.bytes += count
-        self._beat()
+def checking() -> Beat:
+    """A sign of life while files are read here: this can take a while."""
+    return Beat(lambda: tell(checked=1))
 
 
-def hash_of(file: BinaryIO, size: int, beat: Heartbeat) -> Any:
-    sha = hashlib.sha256()
-    while size and (data := file.read(min(CHUNK, size))):
-        sha.update(data)
-        size -= len(data)
-        beat.add(len(data))
-    return sha
-
-
-def is_here(entry: Entry, *, stored: bool, beat: Heartbeat) -> bool:
+def is_here(entry: Entry, *, stored: bool, beat: Beat) -> bool:
     """Whether the content is in its place. What lies in the store is hashed again only if it was changed."""
     try:
         status = os.lstat(entry.final)
@@ -92,8 +81,10 @@ def is_here(entry: Entry, *, stored: bool, beat: Heartbeat) -> bool:
             os.utime(entry.final, (time.time(), SEALED))
             return True
         fd = os.open(entry.final, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-        with open(fd, "rb") as file:
-            right = bool(hash_of(file, entry.size, beat).hexdigest() == entry.payload)
+        try:
+            right = bool(hash_of(fd, entry.size, beat).hexdigest() == entry.payload)
+        finally:
+            os.close(fd)
         if right and stored:
             seal(entry.final)
         return right
@@ -125,7 +116,7 @@ def open_partial(path: bytes) -> int | None:
 
 def find_missing(entries: list[Entry], *, stored: bool) -> tuple[list[int], dict[bytes, int], dict[int, int]]:
     """Files to be sent, by index; the open partials of those that had begun; and how much of each is here."""
-    beat = Heartbeat()
+    beat = checking()
     missing: list[int] = []
     begun: dict[bytes, int] = {}
     have: dict[int, int] = {}
@@ -161,7 +152,8 @@ def receive(entry: Entry, fd: int, have: int) -> bool:
     coming = HEADER.unpack(header)[0]
     with os.fdopen(os.dup(fd), "r+b", buffering=0) as file:
         os.ftruncate(fd, have)
-        sha = hash_of(file, have, Heartbeat())
+        sha = hash_of(fd, have, checking())
+        file.seek(have)
         left = coming
         while left:
             data = some(min(CHUNK, left))

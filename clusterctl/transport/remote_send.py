@@ -1,4 +1,19 @@
-"""Hashes and sends the content of files. Runs on the cluster: standard library only, Python 3.9."""
+"""Hashes and sends files. Runs on the cluster: standard library only, Python 3.9.
+
+Whatever program lists the files, they are sent alike (``send_wanted``). stdin brings a JSON array a line,
+[KEY, HAVE, SIZE, SHA256], and an empty line: the files that are wanted, how many bytes of each are there
+already, how many it had when it was listed, and the hash of what is there as a whole. For each in turn come
+eight bytes with the number of bytes that follow, these (see ``send_content``), and a last piece: a byte, 1 if
+the file held still meanwhile, and the 32 bytes of the whole's sha256. In place of the number stands -1 if the
+file can't be read or is shorter by now, or -2 if it has the hash that was named; -3 is a sign of life.
+
+As a program it lists and sends files and folders for `clusterctl get`. Arguments: what is wanted; relative
+paths begin at the home folder. The answer is a JSON array a line, [KIND, PATH, MODE, MTIME_NS, SIZE, SPACE,
+TARGET], and an empty line; then see above, with the number of the line as KEY. KIND is folder, file, link, or
+other, which does not travel; PATH begins with the name of what was asked for; SPACE is what it takes on a
+disk. Paths and targets are base64, since they may be any bytes. If something asked for is not there, the exit
+status is 67.
+"""
 
 from __future__ import annotations
 
@@ -21,6 +36,10 @@ ZEROS = bytes(CHUNK)
 HEADER = struct.Struct(">q")
 BLOCK = 512  # bytes of st_blocks
 ALIVE_S = 1.0
+UNREADABLE, SAME, ALIVE = -1, -2, -3
+STILL, MOVED = b"\1", b"\0"
+SETTLED_S = 2.0
+NOT_THERE = 67
 
 
 class Beat:
@@ -84,8 +103,55 @@ def send_alive(out: BinaryIO, sign: int = 0) -> None:
     out.flush()
 
 
-UNREADABLE, SAME, ALIVE = -1, -2, -3
-NOT_THERE = 67
+def held_still(fd: int, before: os.stat_result, size: int, digest: bytes, beat: Beat) -> bool:
+    """Whether what was read is what the file held at one moment: a log that only grew meanwhile did that.
+
+    A file that was written just before, within the resolution of its times, is read again to be sure.
+    """
+    after = os.fstat(fd)
+    same = (before.st_size, before.st_mtime_ns, before.st_ctime_ns) == (
+        after.st_size,
+        after.st_mtime_ns,
+        after.st_ctime_ns,
+    )
+    settled = time.time() - max(before.st_mtime, before.st_ctime) > SETTLED_S
+    return (same and settled) or bool(hash_of(fd, size, beat).digest() == digest)
+
+
+def send_file(out: BinaryIO, fd: int, have: int, size: int, sha256: str) -> None:
+    before = os.fstat(fd)
+    if before.st_size < size or size < have:
+        out.write(HEADER.pack(UNREADABLE))
+        return
+    sha = hash_of(fd, size if sha256 else have, Beat(lambda: send_alive(out, ALIVE)))
+    if sha256 and sha.hexdigest() == sha256:
+        out.write(HEADER.pack(SAME))
+        return
+    if sha256:
+        sha, have = hashlib.sha256(), 0
+    out.write(HEADER.pack(size - have))
+    send_content(out, fd, have, size, sha)
+    still = held_still(fd, before, size, sha.digest(), Beat(lambda: send_alive(out)))
+    last = (STILL if still else MOVED) + sha.digest()
+    out.write(HEADER.pack(len(last)) + last)
+
+
+def send_wanted(open_one: Callable[[Any], int]) -> None:
+    """Send what stdin asks for; ``open_one`` opens a file by its key, or raises OSError."""
+    wanted = []
+    while (line := sys.stdin.buffer.readline()) not in {b"", b"\n"}:
+        wanted.append(json.loads(line))
+    with open(1, "wb", buffering=CHUNK, closefd=False) as out:
+        for key, have, size, sha256 in wanted:
+            try:
+                fd = open_one(key)
+            except OSError:
+                out.write(HEADER.pack(UNREADABLE))
+                continue
+            try:
+                send_file(out, fd, have, size, sha256)
+            finally:
+                os.close(fd)
 
 
 def row(path: bytes, status: os.stat_result, full: bytes) -> tuple[str, list[Any]]:
@@ -121,39 +187,11 @@ def list_all(roots: list[bytes]) -> list[bytes]:
     return places
 
 
-def send(out: Any, place: bytes, have: int, sha256: str) -> None:
-    try:
-        fd = open_file(*os.path.split(place), any_owner=True)  # the user has named it
-    except OSError:
-        out.write(HEADER.pack(UNREADABLE))
-        return
-    try:
-        size = os.fstat(fd).st_size
-        if size < have:
-            out.write(HEADER.pack(UNREADABLE))
-            return
-        sha = hash_of(fd, size if sha256 else have, Beat(lambda: send_alive(out, ALIVE)))
-        if sha256 and sha.hexdigest() == sha256:
-            out.write(HEADER.pack(SAME))
-            return
-        if sha256:
-            sha, have = hashlib.sha256(), 0
-        out.write(HEADER.pack(size - have))
-        send_content(out, fd, have, size, sha)
-        out.write(HEADER.pack(sha.digest_size) + sha.digest())
-    finally:
-        os.close(fd)
-
-
 def main(*roots: str) -> None:
     os.chdir(os.path.expanduser("~"))
     try:
         places = list_all([os.fsencode(root) for root in roots])
     except OSError as exc:
         fail(exc.filename or b"", exc)
-    wanted = []
-    while (line := sys.stdin.buffer.readline()) not in {b"", b"\n"}:
-        wanted.append(json.loads(line))
-    with open(1, "wb", buffering=CHUNK, closefd=False) as out:
-        for index, have, sha256 in wanted:
-            send(out, places[index], have, sha256)
+    # Whoever owns them: the user has named them.
+    send_wanted(lambda index: open_file(*os.path.split(places[index]), any_owner=True))

@@ -1,7 +1,7 @@
 """Content by its hash, and new folders made of it. Runs on the cluster: standard library only, Python 3.9.
 
-Arguments: STORE INTO [REQUIRED [WAIT_S]]. The request and what comes then: see receive.py. INTO is a folder
-that must not be there yet: it appears whole, when the store has all that it needs; with INTO "" only the
+Arguments: STORE INTO [REQUIRED [WAIT_S]]. Request and content: see remote_receive.py. INTO is a folder that
+must not be there yet: it appears whole, when the store has all that it needs; with INTO "" only the
 store is filled. Relative paths begin at the home folder. REQUIRED is a folder without which nothing is done
 (exit status 66), WAIT_S how long a lock on the store is waited for (exit status 68).
 
@@ -23,7 +23,7 @@ import sys
 import time
 
 from clusterctl.transport.remote_open import lock_shared, open_own, remove, remove_unless
-from clusterctl.transport.remote_receive import Entry, Heartbeat, read_entries, receive_all, tell, write_all
+from clusterctl.transport.remote_receive import Entry, checking, read_entries, receive_all, tell, write_all
 from clusterctl.transport.remote_send import CHUNK, Beat
 
 SMALL = 1 << 20  # bytes up to which a file is checked again when it is copied from the store
@@ -129,10 +129,10 @@ def copy_large(entry: Entry, fd: int) -> bool:
     with open(entry.final, "rb", buffering=0) as file:
         if os.fstat(file.fileno()).st_size != entry.size:
             return False
-        beat = Heartbeat()
+        beat = checking()
         try:
-            while count := os.copy_file_range(file.fileno(), fd, 1 << 28):
-                beat.add(count)
+            while os.copy_file_range(file.fileno(), fd, 1 << 28):
+                beat()
             return os.fstat(fd).st_size == entry.size
         except OSError as exc:
             if exc.errno not in {errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP}:
@@ -141,7 +141,7 @@ def copy_large(entry: Entry, fd: int) -> bool:
             os.lseek(fd, 0, os.SEEK_SET)
             while data := file.read(CHUNK):
                 write_all(fd, data)
-                beat.add(len(data))
+                beat()
             return True
 
 

@@ -138,7 +138,7 @@ def gcp(
     """Two of the nodes as a cluster, one of which lacked NVIDIA's driver at the first `up`."""
     beneath, inventory = machines
     folder = tmp_path_factory.mktemp("google")
-    cloud = GoogleCloud(folder)
+    cloud = GoogleCloud(folder, started=True)
     cloud.addresses({host.name: host.address for host in inventory.hosts})
     world = World(cloud.store.path)
     with world.change() as state:

@@ -152,16 +152,16 @@ def test_another_machine_takes_the_place_of_one_that_does_not_answer(raised: Rai
     raised.sh("node3", "systemctl stop ssh")
     raised.write("node[1-3]", node3="node4")
     ran = raised.verbs("-f", raised.file, "node", "replace", "node3", rc=2)
-    assert "give node3 back" in ran.stderr  # nobody was there to be asked, and nothing is changed
-    assert raised.json("status")["left_behind"] == []
+    assert "release node3" in ran.stderr  # nobody was there to be asked, and nothing is changed
+    assert raised.json("status")["pending_releases"] == []
     ran = raised.verbs("-f", raised.file, "node", "replace", "node3", "--yes", timeout_s=600)
     old = raised.lab.host("node3").address
-    assert f"node3 ({old}) was left behind: it does not answer" in ran.stderr
+    assert f"node3 ({old}) is not released yet: it does not answer" in ran.stderr
     status = raised.json("status")
-    assert [(one["host"], one["address"]) for one in status["left_behind"]] == [("node3", old)]
+    assert [(one["host"], one["address"]) for one in status["pending_releases"]] == [("node3", old)]
     assert status["ready"]
     assert raised.sh("node1", "srun --immediate=20 -w node3 hostname").strip() == "node4"
-    (found,) = (one for one in raised.json("doctor")["findings"] if one["code"] == "left-behind")
+    (found,) = (one for one in raised.json("doctor")["findings"] if one["code"] == "pending-release")
     assert found["host"] == "node3"
     assert raised.state_of(job) == "RUNNING"
 

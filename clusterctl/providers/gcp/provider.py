@@ -8,11 +8,10 @@ from importlib.resources import files
 from ipaddress import IPv4Network
 from typing import Any, Final
 
-from pydantic import ValidationError
 from ruamel.yaml import YAML
 
 from clusterctl.errors import LockedError, ProvisionError, StalePlanError
-from clusterctl.providers.base import Bake, Leftover, Planned, Provisioned, Size
+from clusterctl.providers.base import Bake, Leftover, Planned, Provisioned, Size, hosts_as_raised
 from clusterctl.providers.gcp import costs, orphans, ssh, tfvars
 from clusterctl.providers.gcp.api import Api
 from clusterctl.providers.gcp.apply import Owner, apply_plan, refuse_another, refuse_moved
@@ -185,7 +184,7 @@ class GcpProvider:
         report: Reporter,
     ) -> Inventory:
         names, hosts = _names(spec), outputs["hosts"]
-        before = ((host, hosts.get(host.name)) for host in _hosts_before(workspace))
+        before = ((host, hosts.get(host.name)) for host in hosts_as_raised(workspace).values())
         same = {host.name: host for host, now in before if now and now["instance_id"] == host.instance_id}
         keys = {name: host.host_key for name, host in same.items()}
         if missing := [name for name in names if name not in keys]:
@@ -266,14 +265,6 @@ def _machines(spec: ClusterSpec) -> Iterator[Machine]:
     yield gcp_machines.controller_machine(spec)
     for partition in spec.partitions:
         yield gcp_machines.machine_of(spec, partition)
-
-
-def _hosts_before(workspace: Workspace) -> tuple[Host, ...]:
-    """The hosts as they were known last; a record that can't be read is none."""
-    try:
-        return Inventory.model_validate_json(workspace.hosts.read_bytes()).hosts
-    except (FileNotFoundError, ValidationError):
-        return ()
 
 
 _NAME_PARTS: Final = 2  # of a machine type, that name its family: a3-highgpu

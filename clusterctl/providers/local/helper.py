@@ -409,10 +409,6 @@ def _fail(exc: ClusterctlError) -> int:
     return 1
 
 
-if __name__ == "__main__":
-    sys.exit(main())
-
-
 def residue(cluster_id: str) -> tuple[str, ...]:
     """Everything of the cluster that is still there, a line each; empty when it is gone."""
     folder = cluster_dir(cluster_id)
@@ -448,3 +444,7 @@ def _processes_in(cluster_id: str) -> list[int]:
         return os.path.samestat((process / "ns/net").stat(), namespace) or None
 
     return [pid for pid, _ in system.scan_processes(inside)]
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -8,26 +8,14 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 
-from pydantic import ValidationError
-
 from clusterctl.providers.base import HostChange, Size
 from clusterctl.providers.local.layout import Existing
 from clusterctl.spec.models import LEAST_MEMORY_MIB, ClusterSpec
 from clusterctl.spec.units import format_size
-from clusterctl.state.inventory import Host, Inventory
-from clusterctl.state.workspace import Workspace
+from clusterctl.state.inventory import Host
 
 _CONTROLLER = "the controller"
 _OFF = "it is off"
-
-
-def hosts_of(workspace: Workspace) -> Mapping[str, Host]:
-    """The hosts of a workspace as `up` left them, by name."""
-    try:
-        inventory = Inventory.model_validate_json(workspace.hosts.read_bytes())
-    except (FileNotFoundError, ValidationError):
-        return {}
-    return {host.name: host for host in inventory.hosts}
 
 
 def compare(

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import MachineError, UsageError
-from clusterctl.providers.base import Bake, BakeTarget, Leftover, Planned, Provisioned, Size
+from clusterctl.providers.base import Bake, BakeTarget, Leftover, Planned, Provisioned, Size, hosts_as_raised
 from clusterctl.providers.local import client, plan
 from clusterctl.providers.local.image import DEFAULT_MIRROR, base_inputs
 from clusterctl.providers.local.layout import (
@@ -99,7 +99,7 @@ class LocalProvider:
         _refuse_elsewhere()
         shares, notes = divide(spec, Hardware.here(), keep)
         notes += same_uids(spec.users, account_name)
-        hosts = plan.hosts_of(workspace)
+        hosts = hosts_as_raised(workspace)
         found = Existing()
         if cluster_id := workspace.known_id():
             try:
@@ -149,7 +149,7 @@ class LocalProvider:
 
     def orphans(self, name: str) -> tuple[str, ...]:
         mine = (c for c in clusters() if c.name == name and c.owner == os.getuid())
-        return tuple(c.id for c in mine if is_lost(c))
+        return tuple(c.id for c in mine if is_orphan(c))
 
 
 def same_uids(users: Iterable[User], name_of: Callable[[int], str | None]) -> tuple[str, ...]:
@@ -188,7 +188,7 @@ def _refuse_elsewhere() -> None:
         )
 
 
-def is_lost(cluster: ClusterState) -> bool:
+def is_orphan(cluster: ClusterState) -> bool:
     """Whether no workspace knows it any more: else it is that of another home, however it is called."""
     try:
         return (Path(cluster.workspace) / "id").read_text().strip() != cluster.id

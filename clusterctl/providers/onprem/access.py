@@ -31,6 +31,7 @@ from clusterctl.errors import (
     ProvisionError,
     UnreachableError,
 )
+from clusterctl.providers.pending import host_port
 from clusterctl.providers.prompts import failed_hosts
 from clusterctl.spec.base import Model
 from clusterctl.spec.onprem import OnpremHost
@@ -69,11 +70,6 @@ class Hop:
         if self.before is not None:
             yield from self.before.way
         yield self
-
-
-def host_port(host: str, port: int) -> str:
-    """An address and a port, as known_hosts has them."""
-    return host if port == 22 else f"[{host}]:{port}"  # noqa: PLR2004 - ssh's own
 
 
 def last_hop(machine: OnpremHost) -> Hop | None:
@@ -126,7 +122,7 @@ def _block(alias: str, title: str, machine: Hop) -> str:
 
 
 _RULES: Final = Path(__file__).with_name("data") / "refusals.toml"
-NO_LOGIN: Final = "no way in"
+NO_LOGIN: Final = "login failed"
 _OFFERED: Final = re.compile(r"SHA256:[A-Za-z0-9+/]{43}")
 
 

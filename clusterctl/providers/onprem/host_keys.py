@@ -11,7 +11,8 @@ from pathlib import Path
 from typing import Final
 
 from clusterctl.errors import ClusterctlError, Failure, UnreachableError
-from clusterctl.providers.onprem.access import CONNECT_S, Hop, explain, hops, host_port, last_hop, on_each
+from clusterctl.providers.onprem.access import CONNECT_S, Hop, explain, hops, last_hop, on_each
+from clusterctl.providers.pending import host_port
 from clusterctl.providers.prompts import Confirm, OfferedKey
 from clusterctl.spec.onprem import OnpremHost
 from clusterctl.state.workspace import write_atomic

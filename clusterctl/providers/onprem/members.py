@@ -11,8 +11,6 @@ from fnmatch import fnmatchcase
 from ipaddress import IPv4Interface, IPv4Network
 from typing import Any, Final
 
-from pydantic import ValidationError
-
 from clusterctl.errors import ClusterctlError, Failure, UnreachableError
 from clusterctl.hosts import checks
 from clusterctl.hosts.checks import DoctorReport, Finding
@@ -204,18 +202,6 @@ def _interfaces(facts: HostFacts) -> tuple[IPv4Interface, ...]:
 
 _ANSWER_S: Final = 60.0
 _FIX_CLAIMED: Final = "take that cluster down first (`clusterctl down`), or take this machine out of the spec"
-
-
-def hosts_as_raised(workspace: Workspace) -> Mapping[str, Host]:
-    """The machines of the cluster as it was raised last; those that an `up` was about to take, too."""
-    found: dict[str, Host] = {}
-    for path in (workspace.joining, workspace.hosts):
-        try:
-            hosts = Inventory.model_validate_json(path.read_bytes()).hosts
-        except (FileNotFoundError, ValidationError):
-            continue
-        found |= {host.name: host for host in hosts}
-    return found
 
 
 def admin_login(workspace: Workspace) -> Callable[[str], Transport]:

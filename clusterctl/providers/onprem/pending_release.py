@@ -6,21 +6,16 @@ that it is released later, once it answers again.
 
 from __future__ import annotations
 
-import json
-import shutil
 import time
 from collections.abc import Collection, Iterable
-from contextlib import suppress
-from dataclasses import dataclass, replace
-from pathlib import Path
-from typing import Any, Final
+from dataclasses import replace
+from typing import Final
 
-from pydantic import ValidationError
-
-from clusterctl.errors import ClusterctlError, Failure, ProvisionError, UnreachableError, UsageError
-from clusterctl.providers.onprem import access, release
+from clusterctl.errors import ClusterctlError, ProvisionError, UnreachableError, UsageError
+from clusterctl.providers.onprem import release
 from clusterctl.providers.onprem.login import Login
 from clusterctl.providers.onprem.members import ALL_PARTITION, spec_of_machines
+from clusterctl.providers.pending import FOLDER, REPLACED, PendingRelease, address_of, pending_releases
 from clusterctl.providers.prompts import Prompts, refuse_unknown_keys
 from clusterctl.spec.load import dump_spec, load_spec
 from clusterctl.spec.onprem import OnpremHost, is_this_machine
@@ -30,71 +25,14 @@ from clusterctl.state.journal import digest
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.util.progress import Reporter
 
-_FOLDER: Final = "left-behind"
-_NOTE: Final = "left.json"
 _OURS: Final = "the account clusterctl, what the cluster brought, and the notes by which that is undone"
-_FIX: Final = "have {name} answer; or, if it is gone for good: `clusterctl down --forget {name}`"
-REPLACED: Final = "another machine takes its place"
-
-
-@dataclass(frozen=True, slots=True)
-class PendingRelease:
-    """One machine: its workspace, ``since`` when it is due (Unix time), and ``why`` it was not given back."""
-
-    workspace: Workspace
-    host: Host
-    since: float
-    why: str
-
-    @property
-    def place(self) -> str:
-        """Where it is reached."""
-        return address_of(self.host)
-
-    @property
-    def title(self) -> str:
-        """Its name may be another machine's by now."""
-        return f"{self.host.name} ({self.place})"
-
-    @property
-    def fix(self) -> str:
-        """What to do about it while the cluster is up."""
-        return (
-            "have it answer: `clusterctl up` gives it back then; or, if it is gone for good: "
-            f"`clusterctl node forget {self.host.name}`"
-        )
-
-    def __str__(self) -> str:
-        return f"{self.title} was left behind: {self.why}"
-
-
-def address_of(host: Host) -> str:
-    """Where a host is reached, as known_hosts has it."""
-    return access.host_port(host.ssh_address or host.address, host.port)
-
-
-def pending_releases(workspace: Workspace) -> tuple[PendingRelease, ...]:
-    """Every machine that the cluster has left behind."""
-    each = []
-    for note in sorted((workspace.root / _FOLDER).glob(f"*/{_NOTE}")):
-        one = Workspace(note.parent)
-        with suppress(FileNotFoundError, ValidationError, ValueError, KeyError):
-            said = json.loads(note.read_bytes())
-            host = Inventory.model_validate_json(one.hosts.read_bytes()).hosts[0]
-            each.append(PendingRelease(one, host, float(said["since"]), str(said["why"])))
-    return tuple(each)
-
-
-def as_dict(one: PendingRelease) -> dict[str, Any]:
-    """A machine as `-o json` shows it."""
-    return {"host": one.host.name, "address": one.place, "since": one.since, "why": one.why}
 
 
 def record_pending(
     host: Host, inventory: Inventory, settings: Settings, workspace: Workspace, *, why: str
 ) -> PendingRelease:
     """Note a machine of the cluster of ``inventory`` as left behind; ``settings`` say how we get in."""
-    one = Workspace(workspace.root / _FOLDER / f"{host.name}-{digest(address_of(host), host.host_key)[:8]}")
+    one = Workspace(workspace.root / FOLDER / f"{host.name}-{digest(address_of(host), host.host_key)[:8]}")
     one.create()
     for path in (workspace.key, workspace.public_key, workspace.munge_key, workspace.root / "id"):
         write_atomic(one.root / path.name, path.read_bytes())
@@ -107,12 +45,7 @@ def record_pending(
     partition = ALL_PARTITION if host.is_compute else None
     host = host.model_copy(update={"roles": roles, "partition": partition})
     write_atomic(one.hosts, inventory.model_copy(update={"hosts": (host,)}).model_dump_json(indent=2))
-    return _note(PendingRelease(one, host, time.time(), why))  # last: from here on it counts
-
-
-def _note(one: PendingRelease) -> PendingRelease:
-    write_atomic(one.workspace.root / _NOTE, json.dumps({"since": one.since, "why": one.why}) + "\n")
-    return one
+    return PendingRelease(one, host, time.time(), why).save()  # last: from here on it counts
 
 
 def _machine(host: Host, settings: Settings) -> OnpremHost:
@@ -139,7 +72,7 @@ def retry_all(
     for one in pending_releases(workspace):
         if (told := _taken_again(one, members)) is not None:
             notes += [told] if told else []
-            _remove(one.workspace)
+            one.remove()
             continue
         if not ending and (twins := [host for host in members if host.host_key == one.host.host_key]):
             notes.append(_of_twins(one, twins))
@@ -147,47 +80,33 @@ def retry_all(
         try:
             _release(one, prompts, report)
         except ClusterctlError as exc:
-            still = _note(replace(one, why=_why(one, exc, prompts)))
+            still = replace(one, why=_why(one, exc, prompts)).save()
             notes.append(f"{still}; `clusterctl up` and `clusterctl down` try it again")
         else:
             notes.append(f"{one.title} was given back")
-            _remove(one.workspace)
+            one.remove()
     return tuple(notes)
-
-
-def pending_failures(workspace: Workspace) -> tuple[Failure, ...]:
-    """What is still left behind, one failure a machine."""
-    return tuple(
-        Failure("left-behind", str(one), one.host.name, "destroy", _FIX.format(name=one.host.name))
-        for one in pending_releases(workspace)
-    )
-
-
-def forget(machines: Iterable[PendingRelease]) -> None:
-    """Know these no more; what is ours on them stays there."""
-    for one in machines:
-        _remove(one.workspace)
 
 
 def _taken_again(one: PendingRelease, members: Collection[Host]) -> str | None:
     """What to say of a machine that is in the cluster now, or whose place another has; None if neither."""
     if any(host.host_key == one.host.host_key and _is_where_it_was(host, one) for host in members):
         return ""
-    if any(address_of(host) == one.place for host in members):
-        return f"nobody can look for what {one.title} had of ours: another machine is at its address now"
+    if any(address_of(host) == one.address for host in members):
+        return f"what {one.title} had of ours can't be checked: another machine is at its address now"
     return None
 
 
 def _is_where_it_was(host: Host, one: PendingRelease) -> bool:
     """The key alone says little: machines that were cloned from one image have the same."""
-    return address_of(host) == one.place or (host.name == one.host.name and one.why != REPLACED)
+    return address_of(host) == one.address or (host.name == one.host.name and one.why != REPLACED)
 
 
 def _of_twins(one: PendingRelease, twins: Iterable[Host]) -> str:
     names = ", ".join(f"{host.name} ({address_of(host)})" for host in twins)
     return (
         f"{one}; it is not tried: {names} has the same host key, so it may be that machine; if it is: "
-        f"`clusterctl node forget {one.host.name}`; if not: `clusterctl down` gives it back"
+        f"`clusterctl node forget {one.host.name}`; if not: `clusterctl down` releases it"
     )
 
 
@@ -214,7 +133,7 @@ def _settings(workspace: Workspace) -> Settings:
     provider = load_spec(workspace.spec).provider
     if isinstance(provider, Settings):
         return provider
-    raise UsageError("the note of a machine that was left behind is damaged", where=str(workspace.spec))
+    raise UsageError("the note of a pending release is damaged", where=str(workspace.spec))
 
 
 def _without_keys(prompts: Prompts) -> Prompts:
@@ -234,10 +153,3 @@ def _why(one: PendingRelease, exc: ClusterctlError, prompts: Prompts) -> str:
     except ClusterctlError:
         seen = ()
     return f"{cause}; there are {', '.join(map(str, seen)) or _OURS}"
-
-
-def _remove(workspace: Workspace) -> None:
-    (workspace.root / _NOTE).unlink(missing_ok=True)  # first: half of it counts for nothing
-    shutil.rmtree(workspace.root, ignore_errors=True)
-    with suppress(OSError):  # there are others
-        Path(workspace.root).parent.rmdir()

@@ -9,7 +9,16 @@ from typing import Final
 from clusterctl.errors import ClusterctlError, Failure, ProvisionError, UsageError
 from clusterctl.hosts.checks import DoctorReport
 from clusterctl.hosts.cluster_checks import reject_unknown_hosts
-from clusterctl.providers.base import Action, Bake, HostChange, Leftover, Planned, Provisioned, Size
+from clusterctl.providers.base import (
+    Action,
+    Bake,
+    HostChange,
+    Leftover,
+    Planned,
+    Provisioned,
+    Size,
+    hosts_as_raised,
+)
 from clusterctl.providers.onprem import login, members, pending_release, release
 from clusterctl.providers.onprem.access import on_each, raise_failures
 from clusterctl.providers.onprem.login import Login, create_account
@@ -20,10 +29,10 @@ from clusterctl.providers.onprem.members import (
     error_failures,
     examine,
     failures_of,
-    hosts_as_raised,
     joined_members,
     preview,
 )
+from clusterctl.providers.pending import REPLACED, pending_releases
 from clusterctl.providers.prompts import Prompts, failed_hosts
 from clusterctl.spec.load import dump_spec, load_spec
 from clusterctl.spec.models import ClusterSpec
@@ -96,8 +105,8 @@ class OnpremProvider:
     ) -> Planned:
         found = self._look(spec, workspace, report)
         before = hosts_as_raised(workspace)
-        left = pending_release.pending_releases(workspace)
-        replaced = {one.host.name for one in left if one.why == pending_release.REPLACED}
+        left = pending_releases(workspace)
+        replaced = {one.host.name for one in left if one.why == REPLACED}
         changes = [_change(host, found, before, replaced) for host in found.inventory.hosts]
         names = {host.name for host in found.inventory.hosts}
         changes += [
@@ -150,7 +159,7 @@ class OnpremProvider:
         there = hosts_as_raised(workspace).values()
         for note in pending_release.retry_all(workspace, there, self._prompts, report=report, ending=True):
             self._prompts.note(note)
-        error_failures += pending_release.pending_failures(workspace)
+        error_failures += [one.failure for one in pending_releases(workspace)]
         if error_failures:
             raise failed_hosts(error_failures, what=release.NOT_RELEASED, then=release.THEN)
 
@@ -264,7 +273,7 @@ def _change(host: Host, found: _Found, before: Mapping[str, Host], replaced: Col
     action: Action = "make" if host.name in found.new else "keep"
     why = ""
     if action == "make" and host.name in replaced:
-        action, why = "replace", pending_release.REPLACED
+        action, why = "replace", REPLACED
     elif host.name in found.new and host.name in before:
         why = "our account there is gone, or it is another machine"
     elif host.name in found.silent:

@@ -9,7 +9,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from clusterctl.errors import ClusterctlError, CommandError, ConfigureError, ProvisionError, UnreachableError
-from clusterctl.providers.base import Leftover
+from clusterctl.providers.base import Leftover, hosts_as_raised
 from clusterctl.providers.onprem import members
 from clusterctl.providers.onprem.access import Access, on_each, raise_failures
 from clusterctl.providers.onprem.login import (
@@ -21,7 +21,7 @@ from clusterctl.providers.onprem.login import (
     remove_account,
     workspace_for,
 )
-from clusterctl.providers.onprem.members import admin_login, examine, hosts_as_raised
+from clusterctl.providers.onprem.members import admin_login, examine
 from clusterctl.providers.prompts import Prompts
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ADMIN_USER, ClusterSpec
@@ -32,7 +32,7 @@ from clusterctl.transport.connections import write_ssh_files
 from clusterctl.util.progress import HostStep, Reporter
 
 CLAIM: Final = "/etc/clusterctl/cluster.json"
-NOT_RELEASED: Final = "could not be given back"
+NOT_RELEASED: Final = "could not be released"
 THEN: Final = (
     "then run `clusterctl down` again: what is done stays done; one that is gone for good: --forget HOST"
 )
@@ -70,7 +70,7 @@ def release_all(
     leaving = [host for host, is_ours in ours.items() if is_ours and host not in failed]
     done, more = on_each(leaving, lambda host: remove_account(host, claim, admin_login(workspace)))
     for host in done:
-        report(HostStep(host, "given back", len(names)))
+        report(HostStep(host, "released", len(names)))
     raise_failures({**failed, **more}, what=NOT_RELEASED, then=THEN)
 
 
@@ -80,13 +80,13 @@ def release_removed(
     """Give back the machines that are no longer part of the cluster; why nothing was done on some.
 
     Raises:
-        ProvisionError: one could not be given back, though it answers.
+        ProvisionError: one could not be released, though it answers.
     """
     before = inventory_as_raised(workspace)
     going = [host.name for host in before.hosts if wanted.host(host.name) is None] if before else []
     if before is None or not going:
         return {}
-    report(f"giving {', '.join(going)} back")
+    report(f"releasing {', '.join(going)}")
     write_ssh_files(before, workspace)
     claim = Claim(before.cluster_id, before.cluster, workspace.public_key.read_text().strip())
     _, failed = on_each(going, lambda host: _log_in(host, workspace))
@@ -130,7 +130,7 @@ def find_leftovers(
         asked = [host for host in hosts if host not in lost]
         seen, failed = on_each(asked, lambda host: _left_on(host, way.access, cluster_id))
     found = [Leftover(f"{host}: {what}") for host, lines in seen.items() for what in lines]
-    unseen = [Leftover(f"{h}: nobody can look there: {one_line(e)}") for h, e in {**lost, **failed}.items()]
+    unseen = [Leftover(f"{h}: it can't be checked: {one_line(e)}") for h, e in {**lost, **failed}.items()]
     return (*found, *unseen)
 
 

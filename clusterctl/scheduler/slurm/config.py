@@ -13,7 +13,7 @@ from clusterctl.errors import SlurmError
 from clusterctl.hosts.gpus import Driver, Gpu, by_type
 from clusterctl.hosts.report import NodeFacts
 from clusterctl.spec.models import ADMIN_USER, PROOF_PARTITION, ClusterSpec
-from clusterctl.spec.onprem import OnpremProvider, Switch
+from clusterctl.spec.onprem import Switch
 from clusterctl.state.inventory import (
     HEALTH_PROGRAM,
     SLURMCTLD_PORT,
@@ -321,7 +321,7 @@ def _line(settings: Settings) -> str:
 
 def switches_of(spec: ClusterSpec) -> Mapping[str, Switch]:
     """The switches by name; none where none are declared."""
-    return spec.provider.fabric if isinstance(spec.provider, OnpremProvider) else {}
+    return spec.provider.switches
 
 
 def topology_text(spec: ClusterSpec) -> str:

@@ -8,11 +8,17 @@
     cloud.instances["demo-ctl"]["machine_type"]       # what exists, by name, Terraform's attributes
     cloud.done()                                      # [("create", "google_compute_instance", "demo-ctl")]
 
+The test's own process serves the provider: started anew, three times for a plan, it costs thrice as much.
+The ``terraform`` in ``cloud.bin``, first on the PATH of ``cloud.env``, tells Terraform where it is
+(``TF_REATTACH_PROVIDERS``). With ``started`` Terraform starts it, as Google's: it can crash, and be killed.
+
 Kinds of faults are in ``provider/faults.py``; the file's form in ``provider/store.py``.
 """
 
 from __future__ import annotations
 
+import json
+import os
 import shlex
 import sys
 from collections.abc import Mapping
@@ -20,8 +26,11 @@ from pathlib import Path
 from typing import Any
 
 from tests.support.google.provider.faults import KINDS
+from tests.support.google.provider.schema import SOURCE
+from tests.support.google.provider.server import ADDRESS, Server
 from tests.support.google.provider.store import Store
 from tests.support.google.provider.world import delete
+from tests.support.terraform import program
 
 CHECKOUT = Path(__file__).parents[3]
 VERSION = "8.7.0"
@@ -30,21 +39,32 @@ VERSION = "8.7.0"
 class GoogleCloud:
     """A cloud in ``folder``, whose provider Terraform finds by ``env``."""
 
-    def __init__(self, folder: Path, version: str = VERSION) -> None:
+    def __init__(self, folder: Path, version: str = VERSION, *, started: bool = False) -> None:
         self.folder = folder / "google-cloud"
         self.home = self.folder / "home"
         self.home.mkdir(parents=True)
         self.store = Store(self.folder / "cloud.json")
+        self.bin = self.folder / "bin"
+        self.started = started
         self._install_provider(version)
+        if not started:
+            self._serve(version)
 
     @property
     def env(self) -> Mapping[str, str]:
         """What Terraform, or whoever starts it, needs in its environment."""
         return {
+            "PATH": f"{self.bin}:{os.environ['PATH']}",
             "TF_CLI_CONFIG_FILE": str(self.folder / "terraform.rc"),
             "CHECKPOINT_DISABLE": "1",
             "HOME": str(self.home),
+            "GOGC": "400",  # Terraform ends before it would have to collect its garbage
         }
+
+    @property
+    def terraform(self) -> Path:
+        """Terraform, as it is found by ``env``."""
+        return program("found").path if self.started else self.bin / "terraform"
 
     @property
     def instances(self) -> dict[str, dict[str, Any]]:
@@ -90,6 +110,8 @@ class GoogleCloud:
         """Play a fault from the ``nth`` time on that a resource of type ``of`` is made (or ``on`` else)."""
         if kind not in KINDS:
             raise ValueError(f"no fault {kind!r}; there are {', '.join(sorted(KINDS))}")
+        if not self.started and kind.startswith("crash"):
+            raise ValueError("the test's own process would crash: GoogleCloud(..., started=True)")
         if kind == "no_credentials":
             of, on, name = "provider", "configure", "*"
         fault = {
@@ -127,6 +149,17 @@ class GoogleCloud:
         """Something is put into a bucket."""
         with self.store.change() as world:
             world["filled"].append(bucket)
+
+    def _serve(self, version: str) -> None:
+        self._server = Server(version, self.store.path)
+        at = {"Network": "tcp", "String": f"{ADDRESS}:{self._server.port}"}
+        known = {"Protocol": "grpc", "ProtocolVersion": 6, "Pid": os.getpid(), "Test": True, "Addr": at}
+        self.bin.mkdir()
+        self.terraform.write_text(
+            f"#!/bin/sh\nexport TF_REATTACH_PROVIDERS={shlex.quote(json.dumps({SOURCE: known}))}\n"
+            f'exec {shlex.quote(str(program("found").path))} "$@"\n'
+        )
+        self.terraform.chmod(0o755)
 
     def _install_provider(self, version: str) -> None:
         mirror = self.folder / "mirror"

@@ -22,7 +22,6 @@ from clusterctl.spec.load import load_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.util.assets import asset
 from tests.support.google.cloud import GoogleCloud
-from tests.support.terraform import program
 
 SPECS = Path(__file__).with_name("specs")
 NAMES = tuple(sorted(path.stem for path in SPECS.glob("*.yaml")))
@@ -52,8 +51,10 @@ class Ran:
 class Module:
     """The module in ``folder``, of ``source`` if that is not the project's own."""
 
-    def __init__(self, folder: Path, *, source: Path | None = None, version: str = "8.7.0") -> None:
-        self.cloud = GoogleCloud(folder, version)
+    def __init__(
+        self, folder: Path, *, source: Path | None = None, version: str = "8.7.0", started: bool = False
+    ) -> None:
+        self.cloud = GoogleCloud(folder, version, started=started)
         self.path = folder / "terraform"
         shutil.copytree(source or asset("terraform") / "gcp", self.path)
         self._good("init")
@@ -96,7 +97,7 @@ class Module:
         """Any verb, however it ends."""
         colors = () if verb in {"fmt", "state"} else ("-no-color",)
         done = subprocess.run(
-            [program("found").path, verb, *colors, *options],
+            [self.cloud.terraform, verb, *colors, *options],
             cwd=self.path,
             env=os.environ | self.cloud.env,
             stdin=subprocess.DEVNULL,

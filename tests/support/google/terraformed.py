@@ -4,6 +4,8 @@ cluster = Terraformed(tmp_path, monkeypatch.setenv)       # demo-ctl and demo-tr
 cluster.nodes(4); cluster.up()                            # -> the plan that was carried out
 cluster.cloud.fail("quota", name="demo-train-*", nth=3)   # see cloud.py
 cluster.said                                              # what a user would have read
+
+With ``program``, that Terraform starts the provider itself, as it does Google's.
 """
 
 from __future__ import annotations
@@ -42,7 +44,7 @@ class Terraformed:
     def __init__(
         self, folder: Path, setenv: Callable[[str, str], None], *, program: Program | None = None
     ) -> None:
-        self.cloud = GoogleCloud(folder)
+        self.cloud = GoogleCloud(folder, started=program is not None)
         for name, value in self.cloud.env.items():
             setenv(name, value)
         self.folder = folder / "terraform"

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from pathlib import Path
 
 import pytest
+from _pytest.mark import ParameterSet
 
+from clusterctl.errors import SpecError, UsageError
+from clusterctl.spec.load import read_name
 from tests.support.verbs import Clusterctl
 
 SPEC = "version: 1\nname: demo\nprovider: {type: local}\npartitions: [{name: train, nodes: 2}]\n"
@@ -27,7 +31,22 @@ UNREADABLE = {
     "nothing": "",
     "no text": "\x00",
 }
+
+
+def few(texts: Mapping[str, str]) -> list[ParameterSet]:
+    """The first of them; the others in the sweep."""
+    return [
+        pytest.param(text, id=name, marks=pytest.mark.sweep if number else ())
+        for number, (name, text) in enumerate(texts.items())
+    ]
+
+
 VERBS = [["status"], ["jobs"], ["cancel", "1"], ["collect"], ["logs", "1"], ["ssh"], ["submit", "probe"]]
+# Each of them finds its cluster in the same way; one that reads and one that writes.
+FEW_VERBS = [
+    pytest.param(argv, id=argv[0], marks=() if argv[0] in {"status", "submit"} else pytest.mark.sweep)
+    for argv in VERBS
+]
 HOLD = """
 import sys
 from pathlib import Path
@@ -39,6 +58,14 @@ with Workspace(Path(sys.argv[1])).lock("up", wait_s=0, waiting=print):
 
 
 @pytest.mark.parametrize("text", WRONG.values(), ids=WRONG)
+def test_a_wrong_spec_file_has_a_name(tmp_path: Path, text: str) -> None:
+    (tmp_path / "cluster.yaml").write_text(text)
+    name, wrong = read_name(tmp_path / "cluster.yaml")
+    assert name == "demo"
+    assert isinstance(wrong, SpecError)
+
+
+@pytest.mark.parametrize("text", few(WRONG))
 def test_a_wrong_spec_file_is_noted_and_its_cluster_found(cli: Clusterctl, text: str) -> None:
     (cli.cwd / "cluster.yaml").write_text(text)
     ran = cli("status", rc=2)
@@ -51,11 +78,23 @@ def test_a_wrong_spec_file_is_noted_and_its_cluster_found(cli: Clusterctl, text:
 def test_no_verb_about_a_cluster_that_is_up_needs_the_file(cli: Clusterctl, argv: list[str]) -> None:
     (cli.cwd / "cluster.yaml").write_text(WRONG["an unknown key"])
     assert "cluster 'demo' is not up" in cli(*argv, rc=2).stderr
+
+
+@pytest.mark.parametrize("argv", FEW_VERBS)
+def test_a_name_goes_before_or_after_the_verb(cli: Clusterctl, argv: list[str]) -> None:
+    (cli.cwd / "cluster.yaml").write_text(WRONG["an unknown key"])
     assert "cluster 'other' is not up" in cli("--cluster", "other", *argv, rc=2).stderr
     assert "cluster 'other' is not up" in cli(argv[0], "--cluster", "other", *argv[1:], rc=2).stderr
 
 
 @pytest.mark.parametrize("text", UNREADABLE.values(), ids=UNREADABLE)
+def test_a_file_that_names_no_cluster_or_two_has_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "cluster.yaml").write_text(text)
+    with pytest.raises(UsageError):
+        read_name(tmp_path / "cluster.yaml")
+
+
+@pytest.mark.parametrize("text", few(UNREADABLE))
 def test_a_file_without_a_name_is_an_error_with_a_way_out(cli: Clusterctl, text: str) -> None:
     (cli.cwd / "cluster.yaml").write_text(text)
     assert "--cluster NAME" in cli("status", rc=2).stderr
@@ -101,7 +140,7 @@ def at_work(cli: Clusterctl, name: str) -> Iterator[int]:
             process.kill()
 
 
-@pytest.mark.parametrize("argv", VERBS, ids=lambda argv: str(argv[0]))
+@pytest.mark.parametrize("argv", FEW_VERBS)
 def test_whoever_works_on_the_cluster_is_why_it_does_not_answer(cli: Clusterctl, argv: list[str]) -> None:
     with at_work(cli, "local") as pid:
         (failure,) = cli("-o", "json", *argv, rc=1).json["failures"]

@@ -12,14 +12,14 @@ from clusterctl.cluster.nodes import (
     forget,
     limited,
     names_of,
-    own_machines,
     replacing,
     without,
 )
 from clusterctl.errors import UsageError
-from clusterctl.providers.onprem import pending_release
+from clusterctl.providers import pending
 from clusterctl.spec.load import dump_spec, load_spec
 from clusterctl.spec.models import ClusterSpec
+from clusterctl.spec.onprem import own_machines
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
 
@@ -156,12 +156,12 @@ def test_a_machine_that_is_replaced_is_known_as_left_behind_alone(noted: Workspa
     assert known(noted.hosts) == known(noted.joining) == ["ctl", "gpu2"]
     for name in ("trusted_hosts", "known_hosts"):
         assert (noted.root / name).read_text() == "gpu10 ssh-ed25519 BBBB\n"
-    (one,) = pending_release.pending_releases(noted)
-    assert (one.host.name, one.place, one.why) == ("gpu1", "10.0.0.2", pending_release.REPLACED)
+    (one,) = pending.pending_releases(noted)
+    assert (one.host.name, one.address, one.why) == ("gpu1", "10.0.0.2", pending.REPLACED)
     assert one.workspace.known_id() == noted.known_id()
     assert one.workspace.key.read_bytes() == noted.key.read_bytes()
     assert "gpu1 ssh-ed25519 AAAA" in one.workspace.trusted_hosts.read_text()
-    assert set(own_machines(load_spec(one.workspace.spec)).machines) == {"gpu1"}
+    assert set(own_machines(load_spec(one.workspace.spec).provider).machines) == {"gpu1"}
 
 
 def test_a_replacement_that_fails_before_it_is_settled_has_changed_nothing(noted: Workspace) -> None:
@@ -169,7 +169,7 @@ def test_a_replacement_that_fails_before_it_is_settled_has_changed_nothing(noted
     with pytest.raises(UsageError, match="must be confirmed"), replacing(noted, ["gpu1"]):
         raise UsageError("host keys must be confirmed")
     assert {path: path.read_bytes() for path in noted.root.iterdir() if path.is_file()} == before
-    assert pending_release.pending_releases(noted) == ()
+    assert pending.pending_releases(noted) == ()
 
 
 def test_one_that_failed_later_goes_on(noted: Workspace) -> None:
@@ -181,7 +181,7 @@ def test_one_that_failed_later_goes_on(noted: Workspace) -> None:
     for _ in range(2):
         with pytest.raises(UsageError, match="does not answer"):
             replace()
-        assert len(pending_release.pending_releases(noted)) == 1
+        assert len(pending.pending_releases(noted)) == 1
 
 
 def test_machines_that_are_gone_for_good_are_forgotten(noted: Workspace) -> None:
@@ -189,10 +189,10 @@ def test_machines_that_are_gone_for_good_are_forgotten(noted: Workspace) -> None
         settle()
     with pytest.raises(UsageError, match="nothing is known of a machine 'gpu9'"):
         forget(noted, ["gpu9"])
-    with pytest.raises(UsageError, match="'gpu2' is no machine that was left behind"):
+    with pytest.raises(UsageError, match="'gpu2' is no machine with a pending release"):
         check_left(noted, ["gpu2"])
     forget(noted, ["gpu1"])
-    assert pending_release.pending_releases(noted) == ()
+    assert pending.pending_releases(noted) == ()
     forget(noted, ["gpu1", "ctl"])  # once more, and with the one that leads
     inventory = Inventory.model_validate_json(noted.hosts.read_bytes())
     assert inventory.controller.name == "gpu2"
@@ -209,8 +209,8 @@ def test_a_machine_that_was_left_behind_is_forgotten_without_the_one_that_has_it
     for path, content in raised.items():  # the machine in its place has joined
         write_atomic(path, content.replace(b"10.0.0.2", b"10.0.0.9"))
     before = {path: path.read_bytes() for path in raised}
-    assert forget(noted, ["gpu1"]) == ("gpu1 (10.0.0.2), left behind (10.0.0.9 is gpu1 now, and stays)",)
-    assert pending_release.pending_releases(noted) == ()
+    assert forget(noted, ["gpu1"]) == ("gpu1 (10.0.0.2), pending release (10.0.0.9 is gpu1 now, and stays)",)
+    assert pending.pending_releases(noted) == ()
     assert {path: path.read_bytes() for path in raised} == before
     assert forget(noted, ["gpu1"]) == ("gpu1, of the cluster",)
     assert known(noted.hosts) == ["ctl", "gpu2"]

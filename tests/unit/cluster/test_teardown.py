@@ -100,7 +100,7 @@ def test_orphans_are_shown_with_their_cost_before_they_go(
 
     run(yes=True)
     assert cloud.destroyed == [("a1b2c3", None)]
-    assert "found nothing of it" in capfd.readouterr().out
+    assert "cleanup verified" in capfd.readouterr().out
     run(yes=False)
     assert capfd.readouterr().out == "no cluster 'd' was lost\n"
 

@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import Failure, TerraformError
+from clusterctl.providers.gcp.terraform.program import Program
 from tests.support.google.terraformed import Terraformed
 from tests.support.terraform import program
 
@@ -16,9 +17,14 @@ ALL = {"demo-ctl", "demo-train-1", "demo-train-2", "demo-train-3", "demo-train-4
 
 
 @pytest.fixture(params=["found", pytest.param("library", marks=pytest.mark.sweep)])
-def cluster(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Terraformed:
+def chosen(request: pytest.FixtureRequest) -> Program | None:
+    return program("library") if request.param == "library" else None
+
+
+@pytest.fixture
+def cluster(chosen: Program | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Terraformed:
     """A cluster of which nothing is made yet."""
-    return Terraformed(tmp_path, monkeypatch.setenv, program=program(request.param))
+    return Terraformed(tmp_path, monkeypatch.setenv, program=chosen)
 
 
 def failures(error: TerraformError) -> list[tuple[str, str | None]]:
@@ -60,7 +66,10 @@ def test_what_passes_is_waited_for_and_said(cluster: Terraformed) -> None:
     assert "Google's API failed by itself; going on in 5 s" in cluster.said
 
 
-def test_a_host_that_a_crashed_provider_made_is_taken_over_in_the_same_run(cluster: Terraformed) -> None:
+def test_a_host_that_a_crashed_provider_made_is_taken_over_in_the_same_run(
+    chosen: Program | None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cluster = Terraformed(tmp_path, monkeypatch.setenv, program=chosen or program("found"))
     cluster.cloud.fail("crash", name="demo-train-2", times=1)
     cluster.up()
     (told,) = (line for line in cluster.said if line.startswith("there already: "))

@@ -95,7 +95,7 @@ def test_up_refuses_at_once_and_plan_and_validate_say_so(tmp_path: Path) -> None
     cloud = GoogleCloud(tmp_path)
     (tmp_path / "cwd").mkdir()
     (tmp_path / "cwd/cluster.yaml").write_text(SPEC)
-    path = f"{gcloud.install(tmp_path, cloud.store.path)}:/usr/local/bin:/usr/bin:/bin"
+    path = f"{cloud.bin}:{gcloud.install(tmp_path, cloud.store.path)}:/usr/local/bin:/usr/bin:/bin"
     with Google(World(cloud.store.path)) as google:
         environ = {**cloud.env, **google.environment, "PATH": path}
         cli = Clusterctl(tmp_path / "home", tmp_path / "cwd", environ)

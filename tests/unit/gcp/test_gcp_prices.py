@@ -6,9 +6,9 @@ from typing import Any
 
 import pytest
 
-from clusterctl.providers.costs import node_price
 from clusterctl.providers.gcp import costs
 from clusterctl.providers.gcp.tfvars import variables
+from clusterctl.providers.registry import node_price
 from clusterctl.spec import gcp_machines
 from clusterctl.spec.models import ClusterSpec
 from tests.support.google.module import NAMES, spec_of

@@ -54,7 +54,7 @@ def workspace_in(folder: Path) -> Workspace:
 @pytest.fixture
 def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[GoogleCloud]:
     made = GoogleCloud(tmp_path)
-    path = f"{gcloud.install(tmp_path, made.store.path)}:/usr/local/bin:/usr/bin:/bin"
+    path = f"{made.bin}:{gcloud.install(tmp_path, made.store.path)}:/usr/local/bin:/usr/bin:/bin"
     with Google(World(made.store.path)) as google:
         for name, value in {**made.env, **google.environment, "PATH": path}.items():
             if name != "HOME":

@@ -51,11 +51,11 @@ HOST = 'google_compute_instance.host["one"]'
 class Folder(Module):
     """A configuration of two instances, and the cloud that it works on."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, *, started: bool = False) -> None:
         source = folder / "source"
         source.mkdir()
         (source / "main.tf").write_text(MAIN)
-        super().__init__(folder, source=source)
+        super().__init__(folder, source=source, started=started)
 
     def make(self, **hosts: str) -> Ran:
         """Apply, with these instances and their machine types if any are said."""
@@ -112,7 +112,8 @@ def test_a_fault_plays_from_the_nth_on_and_as_often_as_it_is_said_to(folder: Fol
     assert folder.make(a="n1", b="n1", c="n1").rc == 0
 
 
-def test_a_crash_before_the_state_leaves_an_instance_whose_name_is_taken(folder: Folder) -> None:
+def test_a_crash_before_the_state_leaves_an_instance_whose_name_is_taken(tmp_path: Path) -> None:
+    folder = Folder(tmp_path, started=True)
     folder.cloud.fail("crash", name="two", times=1)
     crashed = folder.make(two="n1-standard-4")
     assert crashed.rc == 1

@@ -28,7 +28,8 @@ def nodes(cluster: PlayedCluster, tmp_path: Path) -> dict[str, ApartNode]:
 def apart(session: Session, nodes: dict[str, ApartNode]) -> Session:
     """The played cluster, with two nodes of its partition `train` and one of another."""
     return replace(
-        session, apart=tuple(LocalStorageNode(name, PARTITIONS[name], node) for name, node in nodes.items())
+        session,
+        node_local=tuple(LocalStorageNode(name, PARTITIONS[name], node) for name, node in nodes.items()),
     )
 
 

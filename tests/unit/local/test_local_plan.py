@@ -8,10 +8,10 @@ from typing import Any
 
 import pytest
 
-from clusterctl.providers.base import HostChange, Planned
+from clusterctl.providers.base import HostChange, Planned, hosts_as_raised
 from clusterctl.providers.local import helper, layout, machine
 from clusterctl.providers.local.layout import ClusterState, Existing
-from clusterctl.providers.local.plan import Hardware, compare, divide, hosts_of
+from clusterctl.providers.local.plan import Hardware, compare, divide
 from clusterctl.providers.local.provider import same_uids
 from clusterctl.spec.models import ClusterSpec, User
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
@@ -133,7 +133,7 @@ def test_what_is_there_is_read_from_the_machine(tmp_path: Path, monkeypatch: pyt
 
 def test_hosts_are_those_that_up_left(tmp_path: Path) -> None:
     workspace = Workspace(tmp_path)
-    assert hosts_of(workspace) == {}
+    assert hosts_as_raised(workspace) == {}
     host = Host(name=CTL, address="10.9.8.2", roles=(CONTROLLER,), host_key="k")
     inventory = Inventory(
         cluster="d",
@@ -145,9 +145,9 @@ def test_hosts_are_those_that_up_left(tmp_path: Path) -> None:
         baked=True,
     )
     workspace.hosts.write_text(inventory.model_dump_json())
-    assert hosts_of(workspace) == {CTL: host}
+    assert hosts_as_raised(workspace) == {CTL: host}
     workspace.hosts.write_text("torn")
-    assert hosts_of(workspace) == {}
+    assert hosts_as_raised(workspace) == {}
 
 
 def test_a_uid_that_another_account_has_here_is_named() -> None:

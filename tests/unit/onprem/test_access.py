@@ -65,7 +65,7 @@ def test_every_host_is_asked_and_each_failure_is_told(played: Path) -> None:
     done, failed = on_each(list("abcd"), lambda host: way.root(host, ("echo", host)))
     assert done == {"a": "a\n", "c": "c\n"}
     with pytest.raises(ProvisionError) as caught:
-        raise_failures(failed, what="no way in", then="go on")
+        raise_failures(failed, what="login failed", then="go on")
     assert [(f.host, f.code) for f in caught.value.failures] == [("b", "no-sudo"), ("d", "sudo-password")]
     raise_failures({}, what="", then="")
 

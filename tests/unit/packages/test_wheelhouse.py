@@ -19,7 +19,7 @@ PROGRAM = """
 import json, sys
 from pathlib import Path
 from clusterctl.errors import ClusterctlError
-from clusterctl.packages.wheels import wheelhouse
+from clusterctl.packages.wheelhouse import wheelhouse
 try:
     print(json.dumps({"folder": str(wheelhouse(Path(sys.argv[1])))}))
 except ClusterctlError as error:

@@ -8,15 +8,17 @@ from collections.abc import Callable
 import pytest
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]
+# One alone, and as many as divide nothing evenly.
+RANKS = [1, 3, *(pytest.param(ranks, marks=pytest.mark.sweep) for ranks in (2, 4))]
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", RANKS)
 def test_every_transport_gives_what_the_naive_one_gives(program: Runner, ranks: int) -> None:
     answer = program(ranks, "transports.py")
     assert answer.returncode == 0, answer.stderr
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3, 4])
+@pytest.mark.parametrize("ranks", RANKS)
 def test_compressors_lose_nothing_and_agree_on_all_ranks(program: Runner, ranks: int) -> None:
     answer = program(ranks, "compressors.py")
     assert answer.returncode == 0, answer.stderr

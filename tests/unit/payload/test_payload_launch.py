@@ -86,7 +86,7 @@ def test_a_wrong_world_under_mpirun_is_told_once(mpirun: Runner) -> None:
     assert answer.stderr.count("payload: error:") == 1
 
 
-@pytest.mark.parametrize("victim", ["0", "1"])
+@pytest.mark.parametrize("victim", [pytest.param("0", marks=pytest.mark.sweep), "1"])
 def test_an_exception_on_one_rank_ends_them_all(program: Runner, victim: str) -> None:
     answer = program(2, "crash.py", victim)
     assert answer.returncode == 1
@@ -99,10 +99,13 @@ def test_an_exception_on_one_rank_ends_them_all(program: Runner, victim: str) ->
     "line",
     [
         "gemm --sizes 99999999",
-        "gemm --sizes 99999999999999999999",
+        pytest.param("gemm --sizes 99999999999999999999", marks=pytest.mark.sweep),
         "train --hidden 99999999999999999999 --iterations 1",
-        "train --hidden 2000000000,2000000000 --iterations 1",
-        "train --model gpt-tiny --data synthetic --sequence-length 999999999999 --iterations 1",
+        pytest.param("train --hidden 2000000000,2000000000 --iterations 1", marks=pytest.mark.sweep),
+        pytest.param(
+            "train --model gpt-tiny --data synthetic --sequence-length 999999999999 --iterations 1",
+            marks=pytest.mark.sweep,
+        ),
     ],
 )
 def test_memory_that_runs_out_is_one_line_and_ends_all_ranks(

@@ -158,7 +158,7 @@ def disturb(start: Starter, out: Path, layout: str, dice: random.Random, kills: 
     return saving
 
 
-@pytest.mark.parametrize(("layout", "kills"), [("dp", 2), ("zero", 1)])
+@pytest.mark.parametrize(("layout", "kills"), [pytest.param("dp", 2, marks=pytest.mark.sweep), ("zero", 1)])
 def test_a_run_that_is_killed_goes_on_as_if_it_had_not_been(
     start: Starter, undisturbed: Undisturbed, tmp_path: Path, layout: str, kills: int
 ) -> None:

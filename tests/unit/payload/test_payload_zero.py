@@ -25,7 +25,7 @@ from tests.support.strict import Strict
 _CONTEXT = Context(Cpu())
 
 
-@pytest.mark.parametrize("ranks", [1, 2, 3])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.sweep), 3])
 def test_all_stages_take_the_steps_of_one_rank(
     program: Callable[..., subprocess.CompletedProcess[str]], ranks: int
 ) -> None:

@@ -41,7 +41,7 @@ import os, signal, sys
 from pathlib import Path
 from clusterctl.providers.gcp.terraform.run import noted, run
 interrupt = lambda _: os.kill(os.getpid(), signal.SIGINT)
-run(["sh", "-c", sys.argv[1]], Path(sys.argv[2]), heard=interrupt, say=print)
+run(["sh", "-c", sys.argv[1]], Path(sys.argv[2]), heard=interrupt, report=print)
 """
 
 

@@ -3,57 +3,36 @@
 from __future__ import annotations
 
 import base64
+import json
 import sys
-import threading
-from concurrent import futures
 from pathlib import Path
 
 import grpc
-from tf.gen import grpc_controller_pb2 as controller_pb
-from tf.gen import grpc_controller_pb2_grpc as controller_rpc
-from tf.gen import grpc_stdio_pb2_grpc as stdio_rpc
-from tf.gen import tfplugin_pb2_grpc as rpc
 
-from tests.support.google.provider.certificate import certificate
-from tests.support.google.provider.servicer import Google
-from tests.support.google.provider.store import Store
+from tests.support.google.provider.server import ADDRESS, Server
 
-LARGEST = 64 * 1024 * 1024  # bytes of one message
+CERTIFICATE = Path(".cache/tf-python-provider/ssl_cert.json")  # where tf.runner keeps it, in the home
 
 
-class Controller(controller_rpc.GRPCControllerServicer):  # type: ignore[misc]
-    """Ends the process when Terraform is through with it."""
+def certificate(home: Path) -> tuple[bytes, grpc.ServerCredentials]:
+    """What the server proves itself with, in DER and as credentials; drawn once and kept in ``home``."""
+    if not (home / CERTIFICATE).exists():
+        from tf.runner import _self_signed_cert  # noqa: PLC0415  (100 ms)
 
-    def __init__(self) -> None:
-        self.done = threading.Event()
-
-    def Shutdown(self, request: object, context: object) -> object:
-        self.done.set()
-        return controller_pb.Empty()
-
-
-class Stdio(stdio_rpc.GRPCStdioServicer):  # type: ignore[misc]
-    """Terraform asks for it; there is nothing to stream."""
-
-    def StreamStdio(self, request: object, context: object) -> object:
-        return iter(())
+        chain, credentials = _self_signed_cert()
+        return chain, credentials
+    kept = json.loads((home / CERTIFICATE).read_text())
+    pair = (kept["key_pem"].encode(), kept["cert_pem"].encode())
+    return base64.b64decode(kept["cert_chain"]), grpc.ssl_server_credentials([pair])
 
 
 def main(version: str, cloud: Path) -> None:
     """Serve until Terraform says that it is enough."""
-    controller = Controller()
-    limits = [("grpc.max_send_message_length", LARGEST), ("grpc.max_receive_message_length", LARGEST)]
-    server = grpc.server(futures.ThreadPoolExecutor(max_workers=16), options=limits)
-    rpc.add_ProviderServicer_to_server(Google(version, Store(cloud)), server)
-    controller_rpc.add_GRPCControllerServicer_to_server(controller, server)
-    stdio_rpc.add_GRPCStdioServicer_to_server(Stdio(), server)
-    own = certificate(Path.home())
-    port = server.add_secure_port("127.0.0.1:0", own.credentials)  # a socket's path may be too long here
-    server.start()
-    encoded = base64.b64encode(own.chain).decode().rstrip("=")
-    print(f"1|6|tcp|127.0.0.1:{port}|grpc|{encoded}", flush=True)  # noqa: T201 - the handshake
-    controller.done.wait()
-    server.stop(grace=0.5).wait()
+    chain, credentials = certificate(Path.home())
+    server = Server(version, cloud, credentials)
+    encoded = base64.b64encode(chain).decode().rstrip("=")
+    print(f"1|6|tcp|{ADDRESS}:{server.port}|grpc|{encoded}", flush=True)  # noqa: T201 - the handshake
+    server.serve()
 
 
 main(sys.argv[1], Path(sys.argv[2]))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ Block = Mapping[str, Any]
 Trail = tuple[str | int, ...]
 
 
+@cache
 def load(version: str) -> Mapping[str, Any]:
     """The schemas of the provider, its resources and its data sources."""
     known: dict[str, Any] = json.loads((SCHEMAS / f"google-{version}.json").read_text())["provider_schemas"][
@@ -27,8 +29,19 @@ def load(version: str) -> Mapping[str, Any]:
     return known
 
 
-def message(schema: Mapping[str, Any]) -> pb.Schema:
-    """A schema as the protocol has it."""
+@cache
+def answer(version: str) -> pb.GetProviderSchema.Response:
+    """All that Terraform asks of the schemas."""
+    known = load(version)
+    resources, sources = known["resource_schemas"], known["data_source_schemas"]
+    return pb.GetProviderSchema.Response(
+        provider=_message(known["provider"]),
+        resource_schemas={name: _message(each) for name, each in resources.items()},
+        data_source_schemas={name: _message(each) for name, each in sources.items()},
+    )
+
+
+def _message(schema: Mapping[str, Any]) -> pb.Schema:
     return pb.Schema(version=schema.get("version", 0), block=_block(schema["block"]))
 
 

@@ -30,6 +30,7 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
     """Google's provider at ``version``, whose cloud is in ``store``."""
 
     def __init__(self, version: str, store: Store) -> None:
+        self.version = version
         self.known = schema.load(version)
         self.store = store
         self.stopping = threading.Event()
@@ -38,12 +39,7 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
     # ------------------------------------------------------------------------------------------ what there is
 
     def GetProviderSchema(self, request: Any, context: Any) -> Any:
-        resources, sources = self.known["resource_schemas"], self.known["data_source_schemas"]
-        return pb.GetProviderSchema.Response(
-            provider=schema.message(self.known["provider"]),
-            resource_schemas={name: schema.message(each) for name, each in resources.items()},
-            data_source_schemas={name: schema.message(each) for name, each in sources.items()},
-        )
+        return schema.answer(self.version)
 
     def ValidateProviderConfig(self, request: Any, context: Any) -> Any:
         return pb.ValidateProviderConfig.Response()
@@ -56,6 +52,7 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
 
     def ConfigureProvider(self, request: Any, context: Any) -> Any:
         self.settings = read_dynamic_value(request.config)
+        self.stopping.clear()  # the Terraform of before was interrupted
         with self.store.change() as cloud:
             if faults.due(cloud, "configure", "provider", "google"):
                 return pb.ConfigureProvider.Response(diagnostics=[_error(**faults.TEXTS["no_credentials"])])

@@ -78,6 +78,6 @@ def test_one_that_was_given_back_already_stops_nothing(
 def test_one_that_we_can_enter_and_not_rule_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with pytest.raises(ProvisionError, match="could not be given back: weak"):
+    with pytest.raises(ProvisionError, match="could not be released: weak"):
         dismissed(tmp_path, monkeypatch, "weak", "well")
     assert Way.left == {"well"}

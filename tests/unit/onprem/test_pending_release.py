@@ -9,6 +9,7 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import ProvisionError, UnreachableError
+from clusterctl.providers import pending
 from clusterctl.providers.onprem import pending_release, release
 from clusterctl.providers.onprem.provider import OnpremProvider
 from clusterctl.providers.prompts import NO_PROMPTS
@@ -61,7 +62,7 @@ def silent(*_: object, **__: object) -> None:
 def test_its_owners_way_in_is_known_though_the_spec_names_another_machine_by_now(
     workspace: Workspace,
 ) -> None:
-    (one,) = pending_release.pending_releases(workspace)
+    (one,) = pending.pending_releases(workspace)
     config = one.workspace.spec.read_text()
     assert "10.0.0.2" in config
     assert "rocky" in config
@@ -71,12 +72,12 @@ def test_its_owners_way_in_is_known_though_the_spec_names_another_machine_by_now
 def test_one_that_still_does_not_answer_stays_noted(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (before,) = pending_release.pending_releases(workspace)
+    (before,) = pending.pending_releases(workspace)
     (note,) = tried(workspace, monkeypatch, release_all=silent)
-    assert note.startswith("gpu1 (10.0.0.2) was left behind: it does not answer; there are the account")
-    (now,) = pending_release.pending_releases(workspace)
+    assert note.startswith("gpu1 (10.0.0.2) is not released yet: it does not answer; there are the account")
+    (now,) = pending.pending_releases(workspace)
     assert now.since == before.since
-    (failure,) = pending_release.pending_failures(workspace)
+    failure = pending.pending_releases(workspace)[0].failure
     assert failure.host == "gpu1"
     assert "`clusterctl down --forget gpu1`" in failure.fix
 
@@ -85,7 +86,7 @@ def test_why_it_was_not_given_back_says_what_is_there(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     def refuses(*_: object, **__: object) -> None:
-        raise ProvisionError("could not be given back", why="its disk is full", host="gpu1")
+        raise ProvisionError("could not be released", why="its disk is full", host="gpu1")
 
     (note,) = tried(
         workspace,
@@ -99,9 +100,9 @@ def test_why_it_was_not_given_back_says_what_is_there(
 def test_one_that_was_given_back_is_known_no_more(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    assert tried(workspace, monkeypatch) == ("gpu1 (10.0.0.2) was given back",)
-    assert pending_release.pending_releases(workspace) == ()
-    assert not (workspace.root / "left-behind").exists()
+    assert tried(workspace, monkeypatch) == ("gpu1 (10.0.0.2) was released",)
+    assert pending.pending_releases(workspace) == ()
+    assert not (workspace.root / "pending-releases").exists()
 
 
 @pytest.mark.parametrize("again", [host("gpu7"), host(address="10.0.0.7")], ids=["name", "address"])
@@ -109,7 +110,7 @@ def test_one_that_is_in_the_cluster_again_is_not_touched(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch, again: Host
 ) -> None:
     assert tried(workspace, monkeypatch, again, release_all=silent) == ()
-    assert pending_release.pending_releases(workspace) == ()
+    assert pending.pending_releases(workspace) == ()
 
 
 def test_one_whose_host_key_another_machine_has_is_neither_dropped_nor_touched_before_the_end(
@@ -119,20 +120,20 @@ def test_one_whose_host_key_another_machine_has_is_neither_dropped_nor_touched_b
         workspace, monkeypatch, clone := host("gpu7", "10.0.0.7"), release_all=lambda *_, **__: 1 / 0
     )
     assert "gpu7 (10.0.0.7) has the same host key" in note
-    assert len(pending_release.pending_releases(workspace)) == 1
+    assert len(pending.pending_releases(workspace)) == 1
     monkeypatch.setattr(release, "release_all", lambda *_, **__: None)
     ended = pending_release.retry_all(workspace, (clone,), NO_PROMPTS, report=lambda _: None, ending=True)
-    assert ended == ("gpu1 (10.0.0.2) was given back",)
+    assert ended == ("gpu1 (10.0.0.2) was released",)
 
 
 def test_a_clone_that_takes_the_name_of_the_machine_it_replaces_is_not_taken_for_it(
     workspace: Workspace, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    (one,) = pending_release.pending_releases(workspace)
-    pending_release._note(dataclasses.replace(one, why=pending_release.REPLACED))
+    (one,) = pending.pending_releases(workspace)
+    dataclasses.replace(one, why=pending.REPLACED).save()
     (note,) = tried(workspace, monkeypatch, host(address="10.0.0.7"))
     assert "has the same host key" in note
-    assert len(pending_release.pending_releases(workspace)) == 1
+    assert len(pending.pending_releases(workspace)) == 1
 
 
 def test_another_machine_at_its_address_is_not_touched(
@@ -140,7 +141,7 @@ def test_another_machine_at_its_address_is_not_touched(
 ) -> None:
     (note,) = tried(workspace, monkeypatch, host(key="BBBB"), release_all=silent)
     assert "another machine is at its address now" in note
-    assert pending_release.pending_releases(workspace) == ()
+    assert pending.pending_releases(workspace) == ()
 
 
 def test_what_is_there_after_all_keeps_it_noted(
@@ -148,7 +149,7 @@ def test_what_is_there_after_all_keeps_it_noted(
 ) -> None:
     (note,) = tried(workspace, monkeypatch, find_leftovers=lambda *_, **__: ("gpu1: the account clusterctl",))
     assert "the account clusterctl" in note
-    assert len(pending_release.pending_releases(workspace)) == 1
+    assert len(pending.pending_releases(workspace)) == 1
 
 
 def test_down_gives_all_others_back_and_fails_for_the_sake_of_one_that_is_silent(
@@ -163,10 +164,10 @@ def test_down_gives_all_others_back_and_fails_for_the_sake_of_one_that_is_silent
 
     monkeypatch.setattr(release, "release_all", release_all)
     provider = OnpremProvider(SETTINGS, NO_PROMPTS)
-    with pytest.raises(ProvisionError, match="could not be given back: gpu1") as caught:
+    with pytest.raises(ProvisionError, match="could not be released: gpu1") as caught:
         provider.destroy("abc", workspace=workspace, report=lambda _: None)
     assert asked[0] == "own"
     assert asked[1].startswith("gpu1-")
-    assert [failure.code for failure in caught.value.failures] == ["left-behind"]
-    pending_release.forget(pending_release.pending_releases(workspace))
+    assert [failure.code for failure in caught.value.failures] == ["pending-release"]
+    pending.forget(pending.pending_releases(workspace))
     provider.destroy("abc", workspace=workspace, report=lambda _: None)
