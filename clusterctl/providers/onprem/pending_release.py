@@ -83,7 +83,7 @@ def retry_all(
             still = replace(one, why=_why(one, exc, prompts)).save()
             notes.append(f"{still}; `clusterctl up` and `clusterctl down` try it again")
         else:
-            notes.append(f"{one.title} was given back")
+            notes.append(f"{one.title} was released")
             one.remove()
     return tuple(notes)
 
