@@ -1,13 +1,13 @@
 """Opens and locks files that a job can write. Runs on the cluster: standard library only, Python 3.9.
 
 A job can make anything of the files in its folder: links to anywhere, pipes that are never written to,
-devices, terabytes of zeros. So all of ours that reads there opens with ``open_file``: it never waits, follows
-no link in place of the folder or below it, and takes regular files only, of the user whose folder it is, our
-own, or root's.
+devices, terabytes of zeros. So all of ours that reads there opens with ``open_file``: it never waits,
+follows no link in place of the folder or below it, and takes regular files only, of the user whose folder it
+is, our own, or root's.
 
-Jobs run as the same user as our own files in a home: any of them may replace such a file by a pipe or a link,
-or hold the lock on it. So opening one never waits and follows no link (``open_own``), and a lock is waited for
-until a deadline; then the processes that hold it are named.
+Jobs run as the same user as our own files in a home: any of them may replace such a file by a pipe or a
+link, or hold the lock on it. So opening one never waits and follows no link (``open_own``), and a lock is
+waited for until a deadline; then the processes that hold it are named.
 
 As a program: argument PATH, relative to the home folder; prints which processes hold the lock on it.
 """
