@@ -72,7 +72,7 @@ def up(rounds: int) -> None:
                 seconds = time.perf_counter() - begun
             finally:
                 cluster.down()
-            phases["linear" if plain else "mitogen"].append(taken["configure"])
+            phases["linear" if plain else "mitogen"].append(taken["converge"])
             return seconds
 
         measure(

@@ -157,7 +157,7 @@ def _refuse_shell_as_json(screen: Screen, command: Sequence[str] | None) -> None
 
 def _say_wait(screen: Screen, session: Session, job_id: str) -> None:
     """Why the nodes are not there yet, in Slurm's word."""
-    (job,) = session.slurm.jobs([job_id]) or (None,)
+    (job,) = session.scheduler.jobs([job_id]) or (None,)
     reason = f" ({job.reason})" if job is not None and job.reason not in {"", "None"} else ""
     screen.note(f"job {job_id} waits in the queue{reason}; Ctrl-C takes the request back")
 

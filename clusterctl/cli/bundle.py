@@ -44,13 +44,13 @@ def create(
 
     The distributions are those of the hosts, where the cluster is up; else --os says them.
     """
-    from clusterctl.cluster.up import refuse_made_hosts
+    from clusterctl.cluster.up import reject_bundles
     from clusterctl.packages.bundle.create import BundleRequest
     from clusterctl.packages.bundle.create import create as create_bundle
     from clusterctl.transport.tree import shown_size
 
     spec = spec_of(screen, options)
-    refuse_made_hosts(spec, fix="raise it without a bundle: `clusterctl up`")
+    reject_bundles(spec, fix="create it without a bundle: `clusterctl up`")
     names = _names(screen, options, system)
     distributions = _named(names)
     archives = dict(_assignment(text) for text in archive or ())

@@ -65,6 +65,7 @@ def down(
     """Bring runs home, remove the cluster, prove that all is gone."""
     from clusterctl.cluster import down as cluster_down
     from clusterctl.cluster.nodes import names_of
+    from clusterctl.cluster.session import Run
     from clusterctl.state import lock
 
     if orphans:
@@ -78,17 +79,16 @@ def down(
     what = "and give its machines back as they were" if is_own else "with all data on its nodes"
     screen.confirm(f"take cluster {name!r} down, {what}?", yes=yes)
     phases = Phases(screen, verbose=options.verbose)
+    wanted = cluster_down.DownOptions(
+        discard_runs=discard_runs,
+        discard=discard_run or (),
+        out=out,
+        gone=names_of(forget or ()),
+        prompts=prompts_for(screen, ask_password=ask_become_pass),
+    )
     with unfinished(screen, phases, "`clusterctl down` goes on from here"), phases.shown():
         done = cluster_down.down(
-            workspace,
-            name=name,
-            reporter=phases,
-            discard_runs=discard_runs,
-            discard=discard_run or (),
-            out=out,
-            gone=names_of(forget or ()),
-            prompts=prompts_for(screen, ask_password=ask_become_pass),
-            wait_s=0 if no_wait else lock.WAIT_S,
+            Run(workspace=workspace, reporter=phases, wait_s=0 if no_wait else lock.WAIT_S), wanted
         )
     for entry in done.discarded:
         screen.note(f"discarded the run of {entry.shown}")
@@ -199,6 +199,7 @@ def down_orphans(
 ) -> None:
     """Find them, show what there is with its cost, ask, and remove it all."""
     from clusterctl.cluster import down as cluster_down
+    from clusterctl.cluster.session import Run
     from clusterctl.providers.pending import pending_releases
     from clusterctl.state.workspace import Workspace
 
@@ -217,9 +218,10 @@ def down_orphans(
     which = ", ".join(one.cluster_id for one in found)
     screen.confirm(f"remove all of this ({which})? It may be somebody else's", yes=yes)
     phases = Phases(screen, verbose=options.verbose)
+    run = Run(workspace=Workspace.of(name), reporter=phases)
     with phases.shown():
-        cluster_down.down_orphans(settings, found, reporter=phases, prompts=asking)
-    screen.result(answer, f"cluster {name!r} ({which}) is down; cleanup verified")
+        cluster_down.down_orphans(run, settings, found, asking)
+    screen.result(answer, f"cluster {name!r} ({which}) is down; an independent look found nothing of it")
 
 
 def _where(screen: Screen, options: Options, project: str | None) -> tuple[Provider, str]:

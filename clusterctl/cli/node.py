@@ -19,7 +19,7 @@ from clusterctl.cli.target import (
     telling_who_works,
     workspace_of,
 )
-from clusterctl.cli.up import NoWait, Yes, raise_cluster
+from clusterctl.cli.up import NoWait, Yes, approval, bring_up
 from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
@@ -113,6 +113,7 @@ def remove(
 ) -> int:
     """Release nodes to their owner, restored as they were. The other nodes and their jobs go on."""
     from clusterctl.cluster import nodes
+    from clusterctl.cluster.up import UpOptions
     from clusterctl.scheduler import session
     from clusterctl.spec.onprem import own_machines
 
@@ -124,9 +125,8 @@ def remove(
     fewer = nodes.without(spec, chosen)
     limit = (inventory.controller.name, *chosen)
     own = prompts_for(screen, ask_password=False)
-    done = raise_cluster(
-        screen, options, fewer, limit=limit, prompts=own, force=force, yes=yes, no_wait=no_wait
-    )
+    wanted = UpOptions(approve=approval(screen, yes=yes), limit=limit, force=force)
+    done = bring_up(screen, options, fewer, wanted, prompts=own, no_wait=no_wait)
     screen.note(f"take {', '.join(chosen)} out of your spec file, too: else the next `up` adds them again")
     return done
 
@@ -184,10 +184,11 @@ def _join(
     **more: Any,
 ) -> int:
     """Have these machines in the cluster."""
+    from clusterctl.cluster.up import UpOptions
+
     own = prompts_for(screen, ask_password=bool(ask_become_pass), accepted=accept_host_key)
-    return raise_cluster(
-        screen, options, spec, limit=names, prompts=own, yes=bool(yes), no_wait=bool(no_wait), **more
-    )
+    wanted = UpOptions(approve=approval(screen, yes=bool(yes)), limit=names, **more)
+    return bring_up(screen, options, spec, wanted, prompts=own, no_wait=bool(no_wait))
 
 
 def reboot(
@@ -207,6 +208,7 @@ def reboot(
     Once a node is up again it is configured, put back and proven. One that somebody had drained stays so.
     """
     from clusterctl.cluster import nodes
+    from clusterctl.cluster.up import UpOptions
     from clusterctl.scheduler import session
     from clusterctl.state import lock
     from clusterctl.transport.connections import Connections
@@ -239,7 +241,8 @@ def reboot(
     # Ours are put back by it once they are configured, by the reason that they were given.
     limit = chosen if inventory.traits.user_owned else ()
     own = prompts_for(screen, ask_password=False)
-    return raise_cluster(screen, options, spec, limit=limit, prompts=own, yes=True, no_wait=no_wait)
+    wanted = UpOptions(approve=approval(screen, yes=True), limit=limit)
+    return bring_up(screen, options, spec, wanted, prompts=own, no_wait=no_wait)
 
 
 def _refuse_reboot(inventory: Inventory, names: Sequence[str]) -> None:

@@ -447,7 +447,7 @@ class Phases:
             self._screen.note(f"failed on {what.host}: {what.task}")
 
     def _stamped(self, phase: str) -> str:
-        return f"[{time.monotonic() - self._start:6.1f}s] {phase}"
+        return f"[{time.monotonic() - self._start:6.1f}s] {shown_phase(phase)}"
 
     def picture(self) -> list[str]:
         """A line a phase."""
@@ -463,8 +463,13 @@ class Phases:
         return lines
 
 
+def shown_phase(name: str) -> str:
+    """The name of a phase as people read it: ``probe hosts``."""
+    return name.replace("_", " ")
+
+
 def _line(mark: str, name: str, seconds: float, said: str) -> str:
-    return f"{mark} {name:<9} {seconds:6.1f} s  {said}".rstrip()
+    return f"{mark} {shown_phase(name):<19} {seconds:6.1f} s  {said}".rstrip()
 
 
 def _turning(now: float) -> str:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Final
@@ -12,15 +12,15 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from clusterctl.cli.options import Options, verb
-from clusterctl.cli.output import Phases, Screen
+from clusterctl.cli.output import Phases, Screen, shown_phase
 from clusterctl.cli.target import AcceptHostKey, AskBecomePass, prompts_for, read_only_prompts, spec_of
 from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
-    from clusterctl.cluster.drift import Mended
+    from clusterctl.cluster.drift import Repair
     from clusterctl.cluster.plan import Plan
     from clusterctl.cluster.session import Phase
-    from clusterctl.cluster.up import Packages
+    from clusterctl.cluster.up import UpOptions
     from clusterctl.providers.base import HostChange, Planned
     from clusterctl.providers.prompts import Prompts
     from clusterctl.spec.models import ClusterSpec
@@ -81,12 +81,12 @@ def up(
         bool, typer.Option("--dry-run", help="Only say what would be done: `clusterctl plan`.")
     ] = False,
 ) -> int:
-    """Raise the cluster, or mend it. Done means: an MPI job ran right across every node.
+    """Create the cluster, or repair it. Exits 0 only after an MPI job ran right across every node.
 
     It asks before it removes hosts, or makes what costs money. Without a terminal, removing needs --yes.
     """
     from clusterctl.cluster.nodes import names_of
-    from clusterctl.cluster.up import Packages
+    from clusterctl.cluster.up import UpOptions
     from clusterctl.spec.current_user import CurrentUser, job_user_notes
 
     if bundle is not None and no_bundle:
@@ -96,67 +96,51 @@ def up(
         screen.note(f"note: {line}")
     if dry_run:
         return show_plan(screen, spec, ask_become_pass=ask_become_pass)
-    return raise_cluster(
-        screen,
-        options,
-        spec,
-        limit=names_of(limit or ()),
+    wanted = UpOptions(
+        approve=approval(screen, yes=yes),
         reconfigure=reconfigure,
         force=force,
-        packages=Packages(bundle, own=no_bundle),
-        prompts=prompts_for(screen, ask_password=ask_become_pass, accepted=accept_host_key),
-        yes=yes,
-        no_wait=no_wait,
+        bundle=bundle,
+        own_repositories=no_bundle,
+        limit=names_of(limit or ()),
     )
+    own = prompts_for(screen, ask_password=ask_become_pass, accepted=accept_host_key)
+    return bring_up(screen, options, spec, wanted, prompts=own, no_wait=no_wait)
 
 
-def raise_cluster(
+def bring_up(
     screen: Screen,
     options: Options,
     spec: ClusterSpec,
+    wanted: UpOptions,
     *,
     prompts: Prompts,
-    limit: Sequence[str] = (),
-    replaced: Sequence[str] = (),
-    reconfigure: bool = False,
-    force: bool = False,
-    packages: Packages | None = None,
-    yes: bool = False,
     no_wait: bool = False,
 ) -> int:
-    """Have the cluster of this spec up, or what ``limit`` names of it, and say how it went.
-
-    ``replaced`` ones are other machines than before.
-    """
-    from clusterctl.cluster import up as lifecycle
-    from clusterctl.cluster.up import AS_BEFORE
+    """Have the cluster of this spec up, or the hosts that ``wanted`` limits it to, and show how it went."""
+    from clusterctl.cluster import up as cluster_up
+    from clusterctl.cluster.session import ClusterSession, provider_of
     from clusterctl.state import lock
     from clusterctl.state.workspace import Workspace
 
-    workspace = Workspace.of(spec.name)
-    then = "`clusterctl up` goes on from here, `clusterctl down` removes what there is"
     phases = Phases(screen, verbose=options.verbose)
-    screen.known = {"mended": []}
+    screen.known = {"repaired": []}
 
-    def tell_mended(one: Mended) -> None:
-        screen.known["mended"].append(asdict(one))
-        screen.note(f"mended: {one}")
+    def on_repair(repair: Repair) -> None:
+        screen.known["repaired"].append(asdict(repair))
+        screen.note(f"repaired: {repair}")
 
+    session = ClusterSession(
+        spec=spec,
+        workspace=Workspace.of(spec.name),
+        provider=provider_of(spec.provider, prompts),
+        reporter=phases,
+        on_repair=on_repair,
+        wait_s=0 if no_wait else lock.WAIT_S,
+    )
+    then = "`clusterctl up` goes on from here, `clusterctl down` removes what there is"
     with unfinished(screen, phases, then), phases.shown():
-        done = lifecycle.up(
-            spec,
-            workspace,
-            reporter=phases,
-            tell_mended=tell_mended,
-            agree=asking(screen, yes=yes, apart=screen.still),
-            reconfigure=reconfigure,
-            force=force,
-            packages=packages or AS_BEFORE,
-            limit=limit,
-            replaced=replaced,
-            prompts=prompts,
-            wait_s=0 if no_wait else lock.WAIT_S,
-        )
+        done = cluster_up.up(session, wanted)
     for line in done.notes:
         screen.note(f"note: {line}")
     answer = {
@@ -164,12 +148,12 @@ def raise_cluster(
         "provider": spec.provider.type,
         "ready": True,
         "nodes": [host.name for host in done.inventory.compute],
-        "probed": done.proof.probed,
-        "not_probed": [*done.proof.busy, *(node.host for node in done.proof.aside)],
+        "probed": done.verification.probed,
+        "not_probed": [*done.verification.busy, *(node.host for node in done.verification.aside)],
         "phases": phase_dicts(done.phases),
         "notes": done.notes,
         **screen.known,
-        "workspace": str(workspace.root),
+        "workspace": str(session.workspace.root),
     }
     nodes = len(done.inventory.compute)
     screen.result(
@@ -215,12 +199,13 @@ def show_plan(
 ) -> int:
     """Plan and show it; the exit code."""
     from clusterctl.cluster import plan as planning
-    from clusterctl.cluster.session import provider_of
+    from clusterctl.cluster.session import ClusterSession, provider_of
     from clusterctl.state.workspace import Workspace
 
     provider = provider_of(spec.provider, read_only_prompts(ask_password=ask_become_pass))
+    session = ClusterSession(spec=spec, workspace=Workspace.of(spec.name), provider=provider)
     with screen.working("looking"):
-        found = planning.plan(spec, Workspace.of(spec.name), provider, report=lambda _: None)
+        found = planning.preview(session)
     lines = text(screen, spec, found)
     for task in found.tasks:
         if diff and task.diff:
@@ -229,22 +214,20 @@ def show_plan(
     return CHANGES if check and not found.is_empty else 0
 
 
-def asking(
-    screen: Screen, *, yes: bool, apart: Callable[[], AbstractContextManager[None]]
-) -> Callable[[Plan], None]:
-    """Shows a plan, and asks where it destroys data or may cost more; ``apart`` gives the screen to that.
+def approval(screen: Screen, *, yes: bool) -> Callable[[Plan], None]:
+    """Shows a plan, and asks where it destroys data or may cost more.
 
     Without a terminal only what destroys data needs ``yes``.
     """
 
-    def agree(found: Plan) -> None:
+    def approve(found: Plan) -> None:
         planned = found.hosts
         hosts = [host.name for host in planned.destroyed]
         gone = [*([_folded(hosts)] if hosts else []), *planned.other_lost]
         leaving = [host.name for host in planned.given_back]
         if not gone and not leaving and not planned.may_cost_more:
             return
-        with apart():
+        with screen.still():
             screen.note(*_hosts(screen, planned, kept=False), *planned.other, *_cost(planned))
             if gone:
                 screen.confirm(f"remove {', '.join(gone)}, with all data there?", yes=yes)
@@ -253,7 +236,7 @@ def asking(
             elif sys.stdin.isatty() and sys.stderr.isatty():
                 screen.confirm("make this, at that price?", yes=yes)
 
-    return agree
+    return approve
 
 
 def text(screen: Screen, spec: ClusterSpec, found: Plan) -> list[str]:
@@ -268,17 +251,17 @@ def as_dict(spec: ClusterSpec, found: Plan) -> dict[str, Any]:
         "provider": spec.provider.type,
         "changes": list(_changes(found)),
         "kept": [host.name for host in found.hosts.hosts if host.action == "keep"],
-        "harms": [
+        "affected_jobs": [
             {
-                "job_id": harm.job.id,
-                "name": harm.job.name,
-                "user": harm.job.user,
-                "nodes": harm.job.nodes,
-                "why": harm.why,
+                "job_id": one.job.id,
+                "name": one.job.name,
+                "user": one.job.user,
+                "nodes": one.job.nodes,
+                "why": one.why,
             }
-            for harm in found.jobs.harms
+            for one in found.jobs.affected
         ],
-        "harms_unknown": found.jobs.unknown,
+        "affected_jobs_unknown": found.jobs.unknown,
         "cost": _cost_dict(found.hosts),
         "notes": found.notes,
         "tasks": [{"host": one.host, "task": one.task, "diff": one.diff} for one in found.tasks],
@@ -293,7 +276,7 @@ def _changes(found: Plan) -> Iterator[dict[str, Any]]:
     for setting in found.settings:
         yield _change("setting", setting.key, "change", setting.what)
     for drift in found.drift:
-        yield _change("drift", drift.host, "mend", drift.what)
+        yield _change("drift", drift.host, "repair", drift.what)
 
 
 def _change(
@@ -333,9 +316,9 @@ def _parts(screen: Screen, spec: ClusterSpec, found: Plan) -> Iterator[list[str]
     for title, lines in (
         ("besides:", found.hosts.other),
         ("settings:", found.settings),
-        ("to be mended:", found.drift),
+        ("drift:", found.drift),
         ("tasks that would change a host:", found.tasks),
-        ("jobs that this ends, so `up` refuses it without --force:", found.jobs.harms),
+        ("jobs that this ends, so `up` refuses it without --force:", found.jobs.affected),
         ("notes:", found.notes),
     ):
         if lines:
@@ -397,7 +380,7 @@ def phase_dicts(phases: tuple[Phase, ...]) -> list[dict[str, Any]]:
 
 
 def _phase_table(screen: Screen, phases: tuple[Phase, ...]) -> list[str]:
-    rows: list[list[object]] = [[p.name, p.seconds, p.note] for p in phases]
+    rows: list[list[object]] = [[shown_phase(p.name), p.seconds, p.note] for p in phases]
     rows.append(["total", sum(p.seconds for p in phases), ""])
     return screen.table(["PHASE", "SECONDS", ""], rows)
 

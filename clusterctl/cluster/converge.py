@@ -1,4 +1,4 @@
-"""Configure what is not configured yet, put back what drifted, and say which was what.
+"""Configure hosts that are not configured yet, repair what drifted, and report each repair.
 
 What configuring leaves on each host is noted in the workspace with a digest of all that went in. As long as
 both are the same, Ansible need not run.
@@ -8,27 +8,26 @@ from __future__ import annotations
 
 import json
 from collections.abc import Collection, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from clusterctl.cluster.drift import Mended, drifted, found, hosts_with_drift, mended, touches_slurm
+from clusterctl.cluster.drift import Repair, drift_found, drifted, hosts_with_drift, repairs_of, touches_slurm
 from clusterctl.cluster.hardware import (
     Hardware,
     NodeConfig,
     as_registered,
     at_work,
     fetch_gpu_wheels,
-    fetch_wheels,
     gpus_file,
     hardware,
     keep_free,
     node_config,
-    refuse_missing_gpus,
     steady,
 )
 from clusterctl.cluster.managed import questions
+from clusterctl.cluster.session import ClusterSession
 from clusterctl.configure import ansible, events, inventory_file
 from clusterctl.errors import Failure, SchedulerError, TransportError
 from clusterctl.hosts.probe import probe_hosts
@@ -41,34 +40,19 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.journal import digest
 from clusterctl.state.workspace import Workspace, write_atomic
-from clusterctl.transport.connections import Connections
 from clusterctl.util.assets import asset, tree_hash
-from clusterctl.util.progress import HostStep, Reporter
-
-__all__ = [
-    "Configured",
-    "Mended",
-    "NodeConfig",
-    "astray",
-    "fetch_wheels",
-    "mend",
-    "news",
-    "questions",
-    "refuse_missing_gpus",
-    "stale",
-]
+from clusterctl.util.progress import HostStep
 
 _PATIENCE_S = 5.0  # for Slurm to tell of its jobs
 _SOME = "some hosts"  # were configured last, and nothing is known of what the others would need
 
 
 @dataclass(frozen=True, slots=True)
-class Configured:
-    """Hosts that are as they should be; ``summary`` is for the table of phases."""
+class Converged:
+    """Hosts that are as the spec wants them: ``notes``: what still needs attention."""
 
-    summary: str
-    mended: tuple[Mended, ...] = ()
-    views: Mapping[str, HostReport] = field(default_factory=dict)  # the hosts as they are now
+    inventory: Inventory
+    reports: Mapping[str, HostReport]
     notes: tuple[str, ...] = ()
 
 
@@ -83,162 +67,151 @@ class _Noted(BaseModel):
     tried: Mapping[str, Hardware] = {}
 
 
-def mend(
-    spec: ClusterSpec,
+def converge(
+    session: ClusterSession,
     provisioned: Provisioned,
-    workspace: Workspace,
-    connections: Connections,
-    views: Mapping[str, HostReport],
-    *,
-    anew: bool,
+    reports: Mapping[str, HostReport],
     limit: Collection[str] = (),
-    report: Reporter,
-) -> Configured:
-    """Configure all hosts if what goes in has changed, or ``anew``; else those on which something drifted.
+    *,
+    anew: bool = False,
+) -> Converged:
+    """Configure all hosts if what goes in has changed, or ``anew``; else those that have drifted.
 
-    With a ``limit`` it is these hosts and the controller; the others only learn who belongs to the cluster.
+    With a ``limit`` it is these hosts and the controller; the others only learn which hosts belong to the
+    cluster.
 
     Raises:
         ConfigureError: tasks failed; one failure a host.
-        TransportError: a host could not be looked at afterwards.
+        TransportError: a host could not be probed afterwards.
     """
-    inventory = provisioned.inventory
-    slurm = admin_scheduler(inventory, connections, patience_s=_PATIENCE_S)
+    spec, workspace, inventory = session.spec, session.workspace, provisioned.inventory
+    slurm = admin_scheduler(inventory, session.connections, patience_s=_PATIENCE_S)
     noted = _settled(_read(workspace, without=provisioned.made), slurm)
-    views = _installed(spec, inventory, workspace, connections, views, limit=limit, report=report)
-    fitted = node_config(spec, inventory, views, noted.hardware, partial(keep_free, slurm), limit=limit)
-    notes = (*fitted.notes, *fetch_gpu_wheels(spec, inventory, workspace, fitted.views, report))
-    inputs, files = _inputs(spec, inventory, workspace, fitted.views)
+    reports = _installed(session, inventory, reports, limit)
+    nodes = node_config(spec, inventory, reports, noted.hardware, partial(keep_free, slurm), limit=limit)
+    notes = (*nodes.notes, *fetch_gpu_wheels(spec, inventory, workspace, nodes.reports, session.report))
+    inputs, files = _inputs(spec, inventory, workspace, nodes.reports)
     for name, content in files.items():
         write_atomic(workspace.rendered / name, content)
     inventory_file.write_inventory(spec, inventory, workspace)
-    before = {host: view.checksums for host, view in views.items()}
-    concerned = hosts_with_drift(noted.marks, before)
+    before = {host: report.checksums for host, report in reports.items()}
+    has = hardware(spec, inventory, nodes.reports)
     if limit:
-        return _mend_some(
-            limit,
-            spec=spec,
-            inventory=inventory,
-            workspace=workspace,
-            connections=connections,
-            noted=noted,
-            views=views,
-            fitted=fitted,
-            notes=notes,
-            report=report,
-        )
-    everything = anew or noted.inputs != inputs
-    if not everything and not concerned:
-        return Configured(f"unchanged: {len(views)} hosts checked", (), views, notes)
+        seen = _converge_some(session, inventory, noted, has, limit)
+        marks = before | {host: report.checksums for host, report in seen.items()}
+        # Not what all of them were configured for: the next `up` of the whole cluster looks at them anew.
+        _write(workspace, _Noted(inputs=_SOME, marks=marks, hardware=has))
+        session.repaired(_taken_up(nodes))
+        return Converged(inventory, {**reports, **seen}, notes)
 
-    has = hardware(spec, inventory, fitted.views)
+    drifting = hosts_with_drift(noted.marks, before)
+    everything = anew or noted.inputs != inputs
+    if not everything and not drifting:
+        session.note = f"unchanged: {len(reports)} hosts checked"
+        return Converged(inventory, reports, notes)
     if everything:
         _write(workspace, noted.model_copy(update={"inputs": "", "tried": has}))
-    limit = () if everything else concerned
-    recap = ansible.configure(
-        inventory, workspace, limit=limit, progress=lambda p: report(_step(p, inventory, limit))
-    )
-    keys = drifted(noted.marks.get(inventory.controller.name, {}), before[inventory.controller.name])
-    if inventory.has_slurm and (touches_slurm(keys) or (everything and noted.marks)):
+    controller = inventory.controller.name
+    slurm_drifted = touches_slurm(drifted(noted.marks.get(controller, {}), before[controller]))
+    hosts = () if everything else drifting
+    session.note = str(_configure(session, inventory, hosts))
+    if slurm_drifted or (everything and noted.marks):
         # Other nodes' slurmd were not restarted for what concerns one alone.
-        connections.to(inventory.controller.name).run(["scontrol", "reconfigure"])
-    asked = questions(spec, inventory, workspace)
-    seen = probe_hosts({host: asked[host] for host in limit or asked}, connections.to)
-    after = {**before, **{host: view.checksums for host, view in seen.items()}}
+        admin_scheduler(inventory, session.connections).reconfigure()
+    seen = _probe(session, inventory, hosts)
+    after = before | {host: report.checksums for host, report in seen.items()}
     _write(workspace, _Noted(inputs=inputs, marks=after, hardware=has))
-    if not noted.inputs:  # nothing is known of how it was left
-        return Configured(str(recap), (), {**views, **seen}, notes)
-    told = (
-        mended(host, noted.marks[host], before[host], after[host]) for host in before if host in noted.marks
-    )
-    put_back = (one for host in told for one in host)
-    return Configured(str(recap), (*_taken_up(fitted), *put_back), {**views, **seen}, notes)
+    if noted.inputs:  # else nothing is known of how the hosts were left
+        session.repaired(_taken_up(nodes))
+        for host in sorted(before.keys() & noted.marks.keys()):
+            session.repaired(repairs_of(host, noted.marks[host], before[host], after[host]))
+    return Converged(inventory, {**reports, **seen}, notes)
 
 
-def _mend_some(
-    limit: Collection[str],
-    *,
-    spec: ClusterSpec,
+def _converge_some(
+    session: ClusterSession,
     inventory: Inventory,
-    workspace: Workspace,
-    connections: Connections,
     noted: _Noted,
-    views: Mapping[str, HostReport],
-    fitted: NodeConfig,
-    notes: tuple[str, ...],
-    report: Reporter,
-) -> Configured:
-    """Configure these hosts and the controller, and tell the others who belongs to the cluster now."""
-    lead = inventory.controller.name
-    chosen = tuple(h.name for h in inventory.hosts if h.name in limit or h.is_controller)
+    has: Mapping[str, Hardware],
+    limit: Collection[str],
+) -> Mapping[str, HostReport]:
+    """Configure these hosts and the controller, and tell the others which hosts belong to the cluster now."""
+    workspace = session.workspace
+    chosen = tuple(host.name for host in inventory.hosts if host.name in limit or host.is_controller)
     others = tuple(h.name for h in inventory.hosts if h.name not in chosen and h.name in noted.marks)
-    has = hardware(spec, inventory, fitted.views)
     _write(workspace, noted.model_copy(update={"inputs": "", "tried": has}))
     told = ansible.introduce(inventory, workspace, limit=others) if others else None
-    recap = ansible.configure(
-        inventory, workspace, limit=chosen, progress=lambda p: report(_step(p, inventory, chosen))
+    recap = _configure(session, inventory, chosen)
+    session.note = f"{recap}; {told.changed if told else 0} changed on others"
+    admin_scheduler(inventory, session.connections).reconfigure()
+    return _probe(session, inventory, (*chosen, *others))
+
+
+def _configure(session: ClusterSession, inventory: Inventory, hosts: Collection[str]) -> events.Recap:
+    """Run the configure half of every role on these hosts; none: all."""
+    return ansible.configure(
+        inventory,
+        session.workspace,
+        limit=hosts,
+        progress=lambda task: session.report(_step(task, inventory, hosts)),
     )
-    if inventory.has_slurm:
-        connections.to(lead).run(["scontrol", "reconfigure"])
-    asked = questions(spec, inventory, workspace)
-    seen = probe_hosts({host: asked[host] for host in (*chosen, *others)}, connections.to)
-    # Not what all of them were configured for: the next `up` of the whole cluster looks at them anew.
-    now = {**views, **seen}
-    marks = {host: view.checksums for host, view in now.items()}
-    _write(workspace, _Noted(inputs=_SOME, marks=marks, hardware=has))
-    summary = f"{recap}; {told.changed if told else 0} changed on others"
-    return Configured(summary, _taken_up(fitted), now, notes)
 
 
-def _taken_up(fitted: NodeConfig) -> tuple[Mended, ...]:
-    return tuple(Mended(host, words, "taken up") for host, words in fitted.taken_up.items())
+def _probe(session: ClusterSession, inventory: Inventory, hosts: Collection[str]) -> dict[str, HostReport]:
+    """Probe these hosts; none: all."""
+    asked = questions(session.spec, inventory, session.workspace)
+    return dict(probe_hosts({host: asked[host] for host in hosts or asked}, session.connections.to))
+
+
+def _taken_up(nodes: NodeConfig) -> tuple[Repair, ...]:
+    return tuple(Repair(host, change, "configured") for host, change in nodes.taken_up.items())
 
 
 def _installed(
-    spec: ClusterSpec,
+    session: ClusterSession,
     inventory: Inventory,
-    workspace: Workspace,
-    connections: Connections,
-    views: Mapping[str, HostReport],
-    *,
-    limit: Collection[str],
-    report: Reporter,
+    reports: Mapping[str, HostReport],
+    limit: Collection[str] = (),
 ) -> Mapping[str, HostReport]:
-    """The views, with what only slurmd can tell of a node: it is installed first where there is none.
+    """The reports, with what only slurmd can tell of a node: it is installed first where it is missing.
 
     So is a driver where it does not show all cards: Slurm is told of those that it shows, and they get CuPy.
     """
     silent = [
         host.name
         for host in inventory.compute
-        if inventory.has_slurm and host.cpus is None and views[host.name].facts is None
+        if inventory.has_slurm and host.cpus is None and reports[host.name].facts is None
     ]
     first = set(silent)
-    if spec.software.nvidia.has_driver and (silent or stale(spec, inventory, workspace, views)):
+    driver = session.spec.software.nvidia.has_driver
+    if driver and (silent or stale(session.spec, inventory, session.workspace, reports)):
         first |= {
             host.name
             for host in inventory.compute
-            if (not limit or host.name in limit) and _lacks_driver(views[host.name])
+            if (not limit or host.name in limit)
+            and reports[host.name].cards > reports[host.name].driver.cards
         }
     if not first:
-        return views
-    inventory_file.write_inventory(spec, inventory, workspace)
+        return reports
+    inventory_file.write_inventory(session.spec, inventory, session.workspace)
     ansible.install_on_hosts(
-        inventory, workspace, limit=sorted(first), progress=lambda p: report(_step(p, inventory, first))
+        inventory,
+        session.workspace,
+        limit=sorted(first),
+        progress=lambda task: session.report(_step(task, inventory, first)),
     )
-    asked = questions(spec, inventory, workspace)
-    return {**views, **probe_hosts({host: asked[host] for host in first}, connections.to)}
+    return {**reports, **_probe(session, inventory, first)}
 
 
-def _lacks_driver(view: HostReport) -> bool:
+def _lacks_driver(report: HostReport) -> bool:
     """Whether there are cards that no driver shows."""
-    return view.cards > view.driver.cards
+    return report.cards > report.driver.cards
 
 
 def stale(
     spec: ClusterSpec, inventory: Inventory, workspace: Workspace, views: Mapping[str, HostReport]
 ) -> str:
-    """Why ``mend`` would configure all of these hosts, which stay as they are; "" if it would not."""
+    """Why ``converge`` would configure all of these hosts, which stay as they are; "" if it would not."""
     noted = _read(workspace, without=())
     if not noted.inputs:
         return "the last `clusterctl up` did not end"
@@ -248,17 +221,13 @@ def stale(
     return "the spec, clusterctl itself or the hardware is not what the hosts were configured for"
 
 
-def news(
-    spec: ClusterSpec,
-    inventory: Inventory,
-    workspace: Workspace,
-    connections: Connections,
-    views: Mapping[str, HostReport],
+def pending_changes(
+    session: ClusterSession, inventory: Inventory, reports: Mapping[str, HostReport]
 ) -> NodeConfig:
-    """What of the hardware ``mend`` would take up, and what waits."""
-    slurm = admin_scheduler(inventory, connections, patience_s=_PATIENCE_S)
-    noted = _settled(_read(workspace, without=()), slurm)
-    return node_config(spec, inventory, views, noted.hardware, partial(at_work, slurm))
+    """The changes of hardware that ``converge`` would take up, and those that would wait."""
+    slurm = admin_scheduler(inventory, session.connections, patience_s=_PATIENCE_S)
+    noted = _settled(_read(session.workspace, without=()), slurm)
+    return node_config(session.spec, inventory, reports, noted.hardware, partial(at_work, slurm))
 
 
 def _settled(noted: _Noted, slurm: Scheduler) -> _Noted:
@@ -272,10 +241,10 @@ def _settled(noted: _Noted, slurm: Scheduler) -> _Noted:
     return noted.model_copy(update={"hardware": has})
 
 
-def outlook(
+def preview(
     spec: ClusterSpec, inventory: Inventory, copy: Workspace, views: Mapping[str, HostReport]
 ) -> tuple[tuple[events.TaskPreview, ...], tuple[Failure, ...]]:
-    """What ``mend`` would change on these hosts, task by task, and where that can't be told.
+    """What ``converge`` would change on these hosts, task by task, and where that can't be told.
 
     ``copy`` is a copy of the workspace, to write in.
 
@@ -289,8 +258,8 @@ def outlook(
     return ansible.preview(inventory, copy, limit=tuple(views))
 
 
-def astray(workspace: Workspace, views: Mapping[str, HostReport]) -> tuple[tuple[str, str], ...]:
-    """What ``mend`` would find on these hosts that is not as configuring left it: (host, what)."""
+def drift_of(workspace: Workspace, views: Mapping[str, HostReport]) -> tuple[tuple[str, str], ...]:
+    """What has drifted on these hosts since they were configured: (host, what)."""
     noted = _read(workspace, without=())
     return tuple((host, what) for host, view in views.items() for what in _drift(host, noted, view.checksums))
 
@@ -298,7 +267,7 @@ def astray(workspace: Workspace, views: Mapping[str, HostReport]) -> tuple[tuple
 def _drift(host: str, noted: _Noted, now: Checksums) -> tuple[str, ...]:
     if host not in noted.marks:
         return ("it is not configured yet",)
-    return found(noted.marks[host], now)
+    return drift_found(noted.marks[host], now)
 
 
 def _step(progress: events.TaskProgress, inventory: Inventory, limit: Collection[str]) -> HostStep:

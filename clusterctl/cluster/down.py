@@ -1,10 +1,11 @@
-"""How a cluster goes: its runs come home, all of it is removed, and an independent look proves that."""
+"""The story of `down`: collect runs → destroy → verify that nothing is left."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from clusterctl.cluster.nodes import forget
@@ -28,12 +29,10 @@ from clusterctl.runs.collect import collect_all, uncollected
 from clusterctl.scheduler.session import applied_spec
 from clusterctl.spec.models import DEFAULT_PROVIDER
 from clusterctl.spec.models import Provider as ProviderSettings
-from clusterctl.state.journal import Journal
 from clusterctl.state.ledger import JobEntry, Ledger, RunRecord
-from clusterctl.state.lock import WAIT_S as LOCK_WAIT_S
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.lifetime import roomiest, sweep
-from clusterctl.util.progress import WAITING, PhaseReporter, Reporter
+from clusterctl.util.progress import Reporter
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,6 +41,126 @@ class Orphan:
 
     cluster_id: str
     left: tuple[Leftover, ...]
+
+
+@dataclass(frozen=True, slots=True)
+class DownOptions:
+    """How `down` goes about it.
+
+    The runs of the jobs to ``discard`` are not collected, nor is any with ``discard_runs``; the others go to
+    the folder ``out``. Machines of the user's own that are ``gone`` for good are not waited for.
+    """
+
+    discard_runs: bool = False
+    discard: Collection[str] = ()
+    out: Path | None = None
+    gone: Collection[str] = ()
+    prompts: Prompts = NO_PROMPTS
+
+
+@dataclass(frozen=True, slots=True)
+class DownResult:
+    """A cluster that is removed, and the runs that were collected before, and those that were discarded.
+
+    ``on_this_machine``: its nodes were parts of it. ``looked``: whether there was anything to look for.
+    """
+
+    runs: tuple[RunRecord, ...] = ()
+    phases: tuple[Phase, ...] = ()
+    on_this_machine: bool = True
+    looked: bool = True
+    discarded: tuple[JobEntry, ...] = ()
+
+
+def down(run: Run, options: DownOptions) -> DownResult:
+    """Collect the runs that are not home, then remove the cluster and verify that nothing is left.
+
+    Raises:
+        CollectError: a run could not be collected; the cluster stays.
+        DiskError: all is removed but the workspace, which stands on a read-only file system.
+        LeftoversError: something of the cluster is still there.
+        LockedError: another clusterctl was still at work on it.
+        UsageError: there is no such cluster, it has no machine of a name that is gone, or a job to discard
+            was not submitted from here.
+    """
+    run.verb, workspace = "down", run.workspace
+    with workspace.lock("down", wait_s=run.wait_s, waiting=run.report_waiting):
+        sweep()
+        discarded = to_discard(workspace, options.discard, everything=options.discard_runs)
+        if not workspace.root.is_dir():
+            return _down_orphaned(run)
+        with _writable(run):
+            result = take_down(run, options, discarded)
+        workspace.remove()
+    return result
+
+
+def take_down(run: Run, options: DownOptions, discarded: tuple[JobEntry, ...]) -> DownResult:
+    """The phases of `down`: collect runs, discard runs, destroy."""
+    workspace = run.workspace
+    if _has_made_nothing(workspace):
+        forget(workspace, options.gone)
+        return DownResult(on_this_machine=False, looked=False)
+    settings = _settings(workspace)
+    provider = provider_of(settings, options.prompts)
+    collected: tuple[RunRecord, ...] = ()
+    if set(uncollected(workspace)) - set(discarded):
+        collected = run.phase(collect_runs, options.out, discarded)
+    if discarded:
+        run.phase(discard_runs, discarded)
+    if forgotten := forget(workspace, options.gone):
+        options.prompts.note(f"forgotten: {'; '.join(forgotten)}")
+    looked = not _has_taken_none(workspace)
+    run.phase(destroy, provider, looked=looked, orphans=settings.shares_kernel)
+    return DownResult(collected, tuple(run.phases), settings.shares_kernel, looked, discarded)
+
+
+@contextmanager
+def _writable(run: Run) -> Iterator[None]:
+    """Work on a copy of the workspace where its disk takes nothing more: `down` must not need it."""
+    workspace = run.workspace
+    try:
+        workspace.create()
+    except DiskError as exc:
+        run.report_waiting(f"{workspace.root} takes nothing more ({exc.why}); working on a copy of it")
+        with copied(workspace, without=["logs"], place=roomiest()) as run.workspace:
+            yield
+    else:
+        yield
+
+
+def collect_runs(run: Run, out: Path | None, discarded: Collection[JobEntry] = ()) -> tuple[RunRecord, ...]:
+    """Collect the runs that were not collected yet, but for those that are discarded.
+
+    Raises:
+        CollectError: a run could not be collected; all others were.
+    """
+    ids = [entry.job_id for entry in discarded if entry.job_id]
+    try:
+        found = collect_all(applied_spec(run.workspace), run.workspace, out=out, discard=ids)
+    except (CollectError, SchedulerError, TransportError, UsageError) as exc:
+        raise stays_up(exc, ids) from exc
+    run.note = f"{len(found)} runs"
+    return found
+
+
+def discard_runs(run: Run, discarded: Collection[JobEntry]) -> None:
+    """Note whose runs are discarded; they are removed with the cluster."""
+    run.note = f"runs of {', '.join(entry.shown for entry in discarded)}"
+
+
+def destroy(run: Run, provider: Provider, *, looked: bool, orphans: bool) -> None:
+    """Remove the cluster, and orphans of its name: an `up` that created no hosts took their name.
+
+    Raises:
+        LeftoversError: something of one is still there.
+    """
+    workspace = run.workspace
+    if looked:
+        remove_cluster(provider, workspace.cluster_id(), workspace, run.report)
+    if orphans and not workspace.hosts.exists():
+        for orphan in find_orphans(provider, workspace.root.name, known=workspace.known_id()):
+            remove_cluster(provider, orphan.cluster_id, None, run.report)
 
 
 def to_discard(workspace: Workspace, ids: Collection[str], *, everything: bool) -> tuple[JobEntry, ...]:
@@ -60,21 +179,6 @@ def to_discard(workspace: Workspace, ids: Collection[str], *, everything: bool) 
             fix=f"the jobs whose runs are not home: {there}",
         )
     return tuple(entry for entry in not_home if everything or entry.job_id in ids)
-
-
-def bring_home(
-    workspace: Workspace, out: Path | None, discard: Collection[JobEntry] = ()
-) -> tuple[RunRecord, ...]:
-    """Collect what was not collected yet, but for what is to be discarded.
-
-    Raises:
-        CollectError: a run could not be brought home; all others were.
-    """
-    ids = [entry.job_id for entry in discard if entry.job_id]
-    try:
-        return collect_all(applied_spec(workspace), workspace, out=out, discard=ids)
-    except (CollectError, SchedulerError, TransportError, UsageError) as exc:
-        raise stays_up(exc, ids) from exc
 
 
 def stays_up(exc: ClusterctlError, discarded: Sequence[str] = ()) -> CollectError:
@@ -103,17 +207,9 @@ def find_orphans(provider: Provider, name: str, *, known: str | None) -> tuple[O
     return tuple(Orphan(cluster_id, provider.leftovers(cluster_id)) for cluster_id in ids)
 
 
-def destroy_lost(provider: Provider, name: str, workspace: Workspace, report: Reporter) -> None:
-    """Remove the clusters of that name that were lost: an `up` that came to no hosts took their name.
-
-    Raises:
-        LeftoversError: something of one is still there.
-    """
-    for orphan in find_orphans(provider, name, known=workspace.known_id()):
-        destroy(provider, orphan.cluster_id, None, report)
-
-
-def destroy(provider: Provider, cluster_id: str, workspace: Workspace | None, report: Reporter) -> None:
+def remove_cluster(
+    provider: Provider, cluster_id: str, workspace: Workspace | None, report: Reporter
+) -> None:
     """Remove everything of a cluster, and look whether anything is left.
 
     Raises:
@@ -129,112 +225,6 @@ def destroy(provider: Provider, cluster_id: str, workspace: Workspace | None, re
             fix=fix,
             failures=tuple(Failure(LeftoversError.code, str(one), phase="destroy", fix=fix) for one in left),
         )
-
-
-@dataclass(frozen=True, slots=True)
-class Down:
-    """A cluster that is gone, and the runs that were brought home before, and those that were not.
-
-    ``on_this_machine``: its nodes were parts of it. ``looked``: whether there was anything to look for.
-    """
-
-    runs: tuple[RunRecord, ...]
-    phases: tuple[Phase, ...]
-    on_this_machine: bool = True
-    looked: bool = True
-    discarded: tuple[JobEntry, ...] = ()
-
-
-def down(
-    workspace: Workspace,
-    *,
-    name: str,
-    reporter: PhaseReporter,
-    discard_runs: bool = False,
-    discard: Collection[str] = (),
-    out: Path | None = None,
-    gone: Collection[str] = (),
-    prompts: Prompts = NO_PROMPTS,
-    wait_s: float = LOCK_WAIT_S,
-) -> Down:
-    """Bring home what was not collected, then remove the cluster and prove that nothing is left.
-
-    The runs of the jobs to ``discard`` are not brought home, nor is any with ``discard_runs``.
-    Machines of the user's own that are ``gone`` for good are not waited for.
-    ``wait_s`` bounds how long another clusterctl that works on the cluster is waited for.
-
-    Raises:
-        CollectError: a run could not be brought home; the cluster stays.
-        DiskError: all is removed but the workspace, which stands on a read-only file system.
-        LeftoversError: an independent look found something of the cluster.
-        LockedError: another clusterctl was still at work after ``wait_s``.
-        UsageError: there is no such cluster, it knows nothing of a machine that is gone, or a job to discard
-            was not submitted from here.
-    """
-    with workspace.lock("down", wait_s=wait_s, waiting=lambda text: reporter(WAITING, text)):
-        sweep()
-        discarded = to_discard(workspace, discard, everything=discard_runs)
-        if not workspace.root.is_dir():
-            return _down_lost(name, reporter)
-        with _writable(workspace, lambda text: reporter(WAITING, text)) as records:
-            done = _taken_down(
-                records,
-                name=name,
-                reporter=reporter,
-                discarded=discarded,
-                out=out,
-                gone=gone,
-                prompts=prompts,
-            )
-        workspace.remove()
-    return done
-
-
-@contextmanager
-def _writable(workspace: Workspace, report: Callable[[str], None]) -> Iterator[Workspace]:
-    """The workspace, or a copy elsewhere where its disk takes nothing more: `down` must not need it."""
-    try:
-        workspace.create()
-    except DiskError as exc:
-        report(f"{workspace.root} takes nothing more ({exc.why}); working on a copy of it")
-        with copied(workspace, without=["logs"], place=roomiest()) as copy:
-            yield copy
-    else:
-        yield workspace
-
-
-def _taken_down(
-    workspace: Workspace,
-    *,
-    name: str,
-    reporter: PhaseReporter,
-    discarded: Collection[JobEntry],
-    out: Path | None,
-    gone: Collection[str],
-    prompts: Prompts,
-) -> Down:
-    if _has_made_nothing(workspace):
-        forget(workspace, gone)
-        return Down((), (), on_this_machine=False, looked=False)
-    settings = _settings(workspace)
-    provider = provider_of(settings, prompts)
-    run = Run("down", Journal(workspace.journal), reporter)
-    runs: tuple[RunRecord, ...] = ()
-    if set(uncollected(workspace)) - set(discarded):
-        with run.phase("collect") as (step, _):
-            runs = bring_home(workspace, out, discarded)
-            step.note = f"{len(runs)} runs"
-    if discarded:
-        with run.phase("discard") as (step, _):
-            step.note = f"runs of {', '.join(entry.shown for entry in discarded)}"
-    if forgotten := forget(workspace, gone):
-        prompts.note(f"forgotten: {'; '.join(forgotten)}")
-    with run.phase("destroy") as (_, report):
-        if looked := not _has_taken_none(workspace):
-            destroy(provider, workspace.cluster_id(), workspace, report)
-        if settings.shares_kernel and not workspace.hosts.exists():
-            destroy_lost(provider, name, workspace, report)
-    return Down(runs, tuple(run.phases), settings.shares_kernel, looked, tuple(discarded))
 
 
 def _settings(workspace: Workspace) -> ProviderSettings:
@@ -282,30 +272,27 @@ def orphans(settings: ProviderSettings, name: str, prompts: Prompts = NO_PROMPTS
 
 
 def down_orphans(
-    settings: ProviderSettings,
-    found: Sequence[Orphan],
-    *,
-    reporter: PhaseReporter,
-    prompts: Prompts = NO_PROMPTS,
+    run: Run, settings: ProviderSettings, found: Sequence[Orphan], prompts: Prompts = NO_PROMPTS
 ) -> None:
-    """Remove them, and prove that nothing is left.
+    """Remove orphans, and verify that nothing of them is left.
 
     Raises:
-        LeftoversError: an independent look found something of one.
+        LeftoversError: something of one is still there.
     """
     provider = provider_of(settings, prompts)
     for orphan in found:
-        destroy(provider, orphan.cluster_id, None, lambda text: reporter("destroy", text))
+        remove_cluster(provider, orphan.cluster_id, None, partial(run.reporter, "destroy"))
 
 
-def _down_lost(name: str, reporter: PhaseReporter) -> Down:
-    """Remove local clusters whose workspace was lost."""
+def _down_orphaned(run: Run) -> DownResult:
+    """Remove local clusters whose workspace is missing."""
+    name = run.workspace.root.name
     found = orphans(DEFAULT_PROVIDER, name)
     if not found:
         raise NotUpError(
             f"there is no cluster {name!r}",
             fix="name another with --cluster (`clusterctl list` shows them); one on Google Cloud or "
-            "on machines of your own whose workspace was lost is found with --orphans",
+            "on machines of your own whose workspace is missing is found with --orphans",
         )
-    down_orphans(DEFAULT_PROVIDER, found, reporter=reporter)
-    return Down((), ())
+    down_orphans(run, DEFAULT_PROVIDER, found)
+    return DownResult()

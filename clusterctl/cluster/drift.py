@@ -14,7 +14,7 @@ _FINE = {"unit": "running", "home": "fit", "key": "there", "path": "there"}  # w
 
 
 @dataclass(frozen=True, slots=True)
-class Mended:
+class Repair:
     """Something of a host that was not as it should be: ``what`` it was, and the ``action`` taken."""
 
     host: str
@@ -30,13 +30,13 @@ def drifted(noted: Checksums, now: Checksums) -> tuple[str, ...]:
     return tuple(key for key, mark in now.items() if not _is_fine(key, mark) or noted.get(key, mark) != mark)
 
 
-def mended(host: str, noted: Checksums, before: Checksums, after: Checksums) -> tuple[Mended, ...]:
+def repairs_of(host: str, noted: Checksums, before: Checksums, after: Checksums) -> tuple[Repair, ...]:
     """What was not right ``before`` and has changed since. What is new to us cannot have drifted."""
     changed = [key for key in _known(noted, before) if after.get(key) != before[key]]
-    return tuple(Mended(host, *_words(key, before[key])) for key in _named(changed, before))
+    return tuple(Repair(host, *_words(key, before[key])) for key in _named(changed, before))
 
 
-def found(noted: Checksums, now: Checksums) -> tuple[str, ...]:
+def drift_found(noted: Checksums, now: Checksums) -> tuple[str, ...]:
     """What is not right on a host, in words. What is new to us can't have drifted."""
     return tuple(_words(key, now[key])[0] for key in _named(_known(noted, now), now))
 

@@ -60,7 +60,7 @@ class NodeConfig:
     host must wait for it.
     """
 
-    views: Views
+    reports: Views
     changes: Mapping[str, str] = field(default_factory=dict)
     waiting: Mapping[str, str] = field(default_factory=dict)
     noted: Mapping[str, Hardware] = field(default_factory=dict)
@@ -68,7 +68,7 @@ class NodeConfig:
     @property
     def unchanged(self) -> Views:
         """The views as if none of the hardware had changed."""
-        return as_noted(self.views, self.noted, self.changes)
+        return as_noted(self.reports, self.noted, self.changes)
 
     @property
     def taken_up(self) -> dict[str, str]:
@@ -266,7 +266,7 @@ def _can_bring(inventory: Inventory, workspace: Workspace) -> bool:
     )
 
 
-def refuse_missing_gpus(
+def reject_missing_gpus(
     spec: ClusterSpec,
     inventory: Inventory,
     views: Views,

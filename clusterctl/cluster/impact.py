@@ -11,9 +11,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 
+from clusterctl.cluster.session import ClusterSession
 from clusterctl.errors import ClusterctlError, SchedulerError, TransportError, UsageError
 from clusterctl.jobs.control import active_jobs
-from clusterctl.providers.base import HostChange, Planned, Provider, Size
+from clusterctl.providers.base import HostChange, Planned, Size
 from clusterctl.scheduler.base import Scheduler
 from clusterctl.scheduler.models import JobInfo, NodeInfo
 from clusterctl.scheduler.session import admin_scheduler, applied_spec, inventory_of
@@ -21,7 +22,6 @@ from clusterctl.spec.models import ClusterSpec, Partition, User
 from clusterctl.spec.units import format_size
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport.connections import Connections
 
 PATIENCE_S = 5.0
 END_S = 60.0
@@ -38,11 +38,11 @@ class Change:
 
 
 @dataclass(frozen=True, slots=True)
-class Foreseen:
+class Impact:
     """What a change would do to jobs; ``unknown`` says why nobody can tell."""
 
     keep: Mapping[str, Size] = field(default_factory=dict)
-    harms: tuple[Harm, ...] = ()
+    affected: tuple[AffectedJob, ...] = ()
     unknown: str = ""
 
     @property
@@ -52,7 +52,7 @@ class Foreseen:
 
 
 @dataclass(frozen=True, slots=True)
-class Harm:
+class AffectedJob:
     """A job that the change would end, and why."""
 
     job: JobInfo
@@ -63,38 +63,37 @@ class Harm:
         return f"job {self.job.id} ({self.job.name}) of {self.job.user}{where}: {self.why}"
 
 
-def review(
-    spec: ClusterSpec,
-    workspace: Workspace,
-    provider: Provider,
-    planned: Planned,
-    connections: Connections,
-    *,
-    force: bool,
-) -> Change:
-    """What the spec changes of a cluster that is there; under ``force`` jobs in its way are ended.
+def review(session: ClusterSession, planned: Planned, *, force: bool) -> Mapping[str, Size]:
+    """Check what the spec changes of a cluster that is up; under ``force`` jobs in its way are cancelled.
+
+    Returns the nodes that keep their size, since jobs are at work there.
 
     Raises:
-        UsageError: it would end jobs, or pass a user's number on to another; nothing was changed.
+        UsageError: it would cancel jobs, or give a user's uid to another; nothing was changed.
     """
+    spec, workspace, provider = session.spec, session.workspace, session.provider
     try:
         before = inventory_of(workspace)
     except UsageError:
-        return Change({})  # not up yet, or not to the end
-    controller = connections.to(before.controller.name)
+        return {}  # not up yet, or not to the end
+    controller = session.connections.to(before.controller.name)
     if spec.users != _users_before(workspace):
-        with suppress(TransportError):  # it lies still; the role would say it then
-            refuse_taken_uids(spec, controller.run(["cat", "/etc/passwd"]).stdout)
-    scheduler = admin_scheduler(before, connections, patience_s=PATIENCE_S)
+        with suppress(TransportError):  # it is down; the role would say it then
+            reject_taken_uids(spec, controller.run(["cat", "/etc/passwd"]).stdout)
+    change = evaluate(
+        spec,
+        before,
+        provider.sizes(spec),
+        admin_scheduler(before, session.connections, patience_s=PATIENCE_S),
+        hosts=planned.changes,
+        alive=lambda: provider.alive(workspace.cluster_id()),
+        force=force,
+    )
+    session.notes += change.notes
+    return change.keep
 
-    def alive() -> bool:
-        return provider.alive(workspace.cluster_id())
 
-    sizes = provider.sizes(spec)
-    return weigh(spec, before, sizes, scheduler, hosts=planned.changes, alive=alive, force=force)
-
-
-def foresee(
+def preview(
     spec: ClusterSpec,
     before: Inventory,
     sizes: Mapping[str, Size],
@@ -102,33 +101,33 @@ def foresee(
     *,
     hosts: Sequence[HostChange] = (),
     alive: Callable[[], bool],
-) -> Foreseen:
-    """What ``weigh`` would find, by looking alone: no node is drained, no job ended."""
+) -> Impact:
+    """What ``evaluate`` would find, by looking alone: no node is drained, no job ended."""
     plan = _Plan.of(spec, before, sizes, hosts)
     if not plan.concerns_jobs:
-        return Foreseen()
+        return Impact()
     try:
         nodes = {node.name: node for node in scheduler.nodes()}
         active = active_jobs(scheduler)
     except (SchedulerError, TransportError) as exc:
-        return Foreseen(unknown=_told(exc) if isinstance(exc, SchedulerError) or alive() else "")
-    harms = tuple(plan.harms(active, nodes))
-    return Foreseen(plan.kept({node for job in active for node in job.nodes}), harms)
+        return Impact(unknown=_message(exc) if isinstance(exc, SchedulerError) or alive() else "")
+    affected = tuple(plan.affected(active, nodes))
+    return Impact(plan.kept({node for job in active for node in job.nodes}), affected)
 
 
-def refuse(foreseen: Foreseen) -> None:
-    """That the change is made as it was foreseen.
+def reject(impact: Impact) -> None:
+    """Reject a change that would cancel jobs.
 
     Raises:
         UsageError: it would end jobs, or nobody can tell.
     """
-    if foreseen.unknown:
-        raise _nobody_can_tell(foreseen.unknown)
-    if foreseen.harms:
-        raise _would_end(foreseen.harms)
+    if impact.unknown:
+        raise _unknown_impact(impact.unknown)
+    if impact.affected:
+        raise _would_end(impact.affected)
 
 
-def weigh(
+def evaluate(
     spec: ClusterSpec,
     before: Inventory,
     sizes: Mapping[str, Size],
@@ -160,15 +159,15 @@ def weigh(
             return Change({})
         with suppress(TransportError):
             _resume(scheduler, going)
-        raise _nobody_can_tell(_told(exc)) from exc
-    harms = tuple(plan.harms(active, nodes))
-    if harms and not force:
+        raise _unknown_impact(_message(exc)) from exc
+    affected = tuple(plan.affected(active, nodes))
+    if affected and not force:
         _resume(scheduler, going)
-        raise _would_end(harms)
-    _end(harms, scheduler)
-    ended = {harm.job.id for harm in harms}
+        raise _would_end(affected)
+    _end(affected, scheduler)
+    ended = {job.job.id for job in affected}
     keep = plan.kept({node for job in active if job.id not in ended for node in job.nodes})
-    return Change(keep, tuple(f"ended {harm}" for harm in harms) + _keeping(keep))
+    return Change(keep, tuple(f"ended {job}" for job in affected) + _keeping(keep))
 
 
 @dataclass(frozen=True, slots=True)
@@ -207,7 +206,7 @@ class _Plan:
         """Whether any job could be in its way."""
         return bool(self.gone or self.resized or self.stopped)
 
-    def harms(self, active: Iterable[JobInfo], nodes: Mapping[str, NodeInfo]) -> Iterator[Harm]:
+    def affected(self, active: Iterable[JobInfo], nodes: Mapping[str, NodeInfo]) -> Iterator[AffectedJob]:
         """The jobs that would end."""
         reasons = {**self.stopped, **{node: f"{node} leaves the cluster" for node in self.gone}}
         for name, (now, then) in self.resized.items():
@@ -223,9 +222,9 @@ class _Plan:
         for job in active:
             where = (self.controller, *job.nodes)  # who loses the controller forgets all jobs
             if hit := [reasons[node] for node in where if node in reasons]:
-                yield Harm(job, hit[0])
+                yield AffectedJob(job, hit[0])
             elif not job.nodes and not stay & set(job.partition.split(",")):
-                yield Harm(job, f"partition {job.partition} is removed")
+                yield AffectedJob(job, f"partition {job.partition} is removed")
 
     def kept(self, at_work: Collection[str]) -> dict[str, Size]:
         """The nodes at work that would change without the spec saying so, with the size that they keep."""
@@ -242,7 +241,7 @@ class _Plan:
         return keep
 
 
-def refuse_taken_uids(spec: ClusterSpec, accounts: str) -> None:
+def reject_taken_uids(spec: ClusterSpec, accounts: str) -> None:
     """An account's number belongs to its files: it can't pass to another name while the hosts live.
 
     ``accounts`` is the controller's table of accounts.
@@ -300,19 +299,19 @@ def _stop(host: HostChange) -> str:
     return f"{host.name} {how}" + (f": {host.why}" if host.why else "")
 
 
-def _told(exc: ClusterctlError) -> str:
+def _message(exc: ClusterctlError) -> str:
     return f"{exc.what}: {exc.why}" if exc.why else exc.what
 
 
-def _would_end(harms: Sequence[Harm]) -> UsageError:
+def _would_end(affected: Sequence[AffectedJob]) -> UsageError:
     return UsageError(
-        f"this change would end {len(harms)} job{'s' if len(harms) > 1 else ''}",
-        why="; ".join(map(str, harms)),
+        f"this change would end {len(affected)} job{'s' if len(affected) > 1 else ''}",
+        why="; ".join(map(str, affected)),
         fix="wait until they have ended, or end them: `clusterctl cancel`, or `up --force` ends them for you",
     )
 
 
-def _nobody_can_tell(why: str) -> UsageError:
+def _unknown_impact(why: str) -> UsageError:
     return UsageError(
         "nobody can tell which jobs this change would end",
         why=why,
@@ -320,13 +319,13 @@ def _nobody_can_tell(why: str) -> UsageError:
     )
 
 
-def _end(harms: Sequence[Harm], scheduler: Scheduler) -> None:
+def _end(affected: Sequence[AffectedJob], scheduler: Scheduler) -> None:
     """End these jobs, with the reason in their accounting, and wait until they have ended."""
-    if not harms:
+    if not affected:
         return
-    for harm in harms:
-        scheduler.annotate(harm.job.id, f"clusterctl up --force: {harm.why}")
-    ids = [harm.job.id for harm in harms]
+    for job in affected:
+        scheduler.annotate(job.job.id, f"clusterctl up --force: {job.why}")
+    ids = [job.job.id for job in affected]
     scheduler.cancel(ids)
     deadline = time.monotonic() + END_S
     while left := [job.id for job in active_jobs(scheduler) if job.id in ids]:

@@ -13,13 +13,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from clusterctl.cluster import converge, verify
-from clusterctl.cluster.impact import Foreseen, foresee, refuse_taken_uids
+from clusterctl.cluster import converge, impact, verify
+from clusterctl.cluster.hardware import NodeConfig
+from clusterctl.cluster.managed import questions
+from clusterctl.cluster.session import ClusterSession
 from clusterctl.configure.events import TaskPreview
 from clusterctl.errors import ConfigureError, MachineError, SchedulerError, TransportError, UsageError
 from clusterctl.hosts.probe import probe_hosts
 from clusterctl.jobs.environment import unbuilt
-from clusterctl.providers.base import Planned, Provider
+from clusterctl.providers.base import Planned
 from clusterctl.scheduler.session import admin_scheduler, applied_spec, inventory_of
 from clusterctl.spec.differences import Difference, differences
 from clusterctl.spec.models import ClusterSpec
@@ -28,7 +30,6 @@ from clusterctl.state.workspace import Workspace
 from clusterctl.transport.connections import Connections
 from clusterctl.transport.ssh import SSHTransport
 from clusterctl.util.lifetime import temporary_folder
-from clusterctl.util.progress import Reporter
 
 PATIENCE_S = 5.0  # for hosts and Slurm to answer
 _WORDS = {"make": "made", "change": "changed", "replace": "made anew", "remove": "removed"}
@@ -38,7 +39,7 @@ _HEAVY = ".terraform"  # plugins of a hundred megabytes; linked
 
 @dataclass(frozen=True, slots=True)
 class Drift:
-    """Something that is not as it should be, and that `up` mends, or fails on."""
+    """Something that is not as it should be, and that `up` repairs, or fails on."""
 
     host: str
     what: str
@@ -55,7 +56,7 @@ class Plan:
     """
 
     hosts: Planned
-    jobs: Foreseen = field(default_factory=Foreseen)
+    jobs: impact.Impact = field(default_factory=impact.Impact)
     settings: tuple[Difference, ...] = ()
     drift: tuple[Drift, ...] = ()
     notes: tuple[str, ...] = ()
@@ -75,7 +76,7 @@ class Plan:
         return f"hosts: {', '.join(parts)}"
 
 
-def plan(spec: ClusterSpec, workspace: Workspace, provider: Provider, *, report: Reporter) -> Plan:
+def preview(session: ClusterSession) -> Plan:
     """What `up` would do with this spec, as far as a short look can tell.
 
     Raises:
@@ -83,32 +84,28 @@ def plan(spec: ClusterSpec, workspace: Workspace, provider: Provider, *, report:
         MachineError: this machine can't do it.
         ProvisionError: the provider can't tell.
     """
-    with copied(workspace, without=_NOT_COPIED) as copy, Connections(workspace.ssh_config) as connections:
-        found = ahead(spec, copy, provider, connections, report=report)
-        notes = (*found.hosts.notes, *found.jobs.notes)
-        if worker := workspace.worker():
-            notes += (f"{worker}: what it does may change this",)
-        notes += tuple(_of_check(spec, provider))
-        notes += tuple(_of_users(spec, found, connections, copy))
-        drift = tuple(_drift(spec, workspace, found, connections, report))
-        found = replace(found, drift=drift, notes=notes)
-        return (
-            found
-            if found.is_empty
-            else _with_tasks(found, spec, workspace, copy=copy, connections=connections, report=report)
-        )
+    with copied(session.workspace, without=_NOT_COPIED) as copy, session.connections:
+        planning = replace(session, workspace=copy)  # where the provider writes
+        planning.connections = session.connections
+        found = plan_changes(planning)
+        notes = [*found.hosts.notes, *found.jobs.notes]
+        if worker := session.workspace.worker():
+            notes.append(f"{worker}: what it does may change this")
+        notes += _of_check(session)
+        notes += _of_users(session, found)
+        found = replace(found, drift=tuple(_drift(session, found)), notes=tuple(notes))
+        return found if found.is_empty else _with_tasks(session, found, copy)
 
 
-def ahead(
-    spec: ClusterSpec, workspace: Workspace, provider: Provider, connections: Connections, *, report: Reporter
-) -> Plan:
-    """What must be known before anything is changed: all but what drifted.
+def plan_changes(session: ClusterSession) -> Plan:
+    """Plan all that must be known before anything is changed: all but what drifted.
 
     Raises:
         UsageError: the cluster is up under another provider.
         MachineError: this machine can't do it.
         ProvisionError: the provider can't tell.
     """
+    spec, workspace, provider = session.spec, session.workspace, session.provider
     before = _before(workspace)
     there = before.provider if before else _provider_asked_before(workspace)
     if there not in (None, spec.provider.type):
@@ -123,18 +120,23 @@ def ahead(
             where="scheduler",
             fix="take it down first, or give the new cluster another name",
         )
-    hosts = provider.plan(spec, workspace, keep={}, report=report)
+    hosts = provider.plan(spec, workspace, keep={}, report=session.report)
     if before is None:
-        return Plan(hosts)
-    scheduler = admin_scheduler(before, connections, patience_s=PATIENCE_S)
-
-    def alive() -> bool:
-        return provider.alive(before.cluster_id)
-
-    harm = foresee(spec, before, provider.sizes(spec), scheduler, hosts=hosts.changes, alive=alive)
-    if harm.keep:
-        hosts = provider.plan(spec, workspace, keep=harm.keep, report=report)
-    return Plan(hosts, harm, _settings(spec, workspace))
+        plan = Plan(hosts)
+    else:
+        affected = impact.preview(
+            spec,
+            before,
+            provider.sizes(spec),
+            admin_scheduler(before, session.connections, patience_s=PATIENCE_S),
+            hosts=hosts.changes,
+            alive=lambda: provider.alive(before.cluster_id),
+        )
+        if affected.keep:
+            hosts = provider.plan(spec, workspace, keep=affected.keep, report=session.report)
+        plan = Plan(hosts, affected, _settings(spec, workspace))
+    session.note = plan.summary
+    return plan
 
 
 def _before(workspace: Workspace) -> Inventory | None:
@@ -159,10 +161,9 @@ def _settings(spec: ClusterSpec, workspace: Workspace) -> tuple[Difference, ...]
         return (Difference("spec", "nobody knows any more what it was"),)
 
 
-def _drift(
-    spec: ClusterSpec, workspace: Workspace, found: Plan, connections: Connections, report: Reporter
-) -> Iterator[Drift]:
-    """What is not right of the hosts that stay and run."""
+def _drift(session: ClusterSession, found: Plan) -> Iterator[Drift]:
+    """What has drifted on the hosts that stay and run."""
+    spec, workspace, connections = session.spec, session.workspace, session.connections
     staying = {host.name for host in found.hosts.hosts if host.action in {"keep", "change"} and not host.off}
     before = _before(workspace)
     if before is None or before.controller.name not in staying:
@@ -170,8 +171,8 @@ def _drift(
             yield Drift(spec.controller_host, "the last `clusterctl up` did not end")
         return
     controller = before.controller.name
-    report("looking at the hosts")
-    asked = converge.questions(spec, before, workspace)
+    session.report("probing the hosts")
+    asked = questions(spec, before, workspace)
     try:
         views = probe_hosts(
             {host: asked[host] for host in asked if host in staying}, connections.to, timeout_s=PATIENCE_S
@@ -180,14 +181,14 @@ def _drift(
         for failure in exc.failures:
             yield Drift(failure.host or controller, f"it does not answer: {failure.cause}")
         return
-    for host, what in converge.astray(workspace, views):
+    for host, what in converge.drift_of(workspace, views):
         yield Drift(host, what)
     for host, view in views.items():
         for disk in view.full:
             yield Drift(host, f"{disk}; `up` will not go on before there is room")
-    fitted = converge.news(spec, before, workspace, connections, views)
-    yield from _of_hardware(fitted)
-    alike = fitted.unchanged
+    nodes = converge.pending_changes(session, before, views)
+    yield from _of_hardware(nodes)
+    alike = nodes.unchanged
     if (
         not found.hosts.changes
         and not found.settings
@@ -195,13 +196,13 @@ def _drift(
     ):
         yield Drift("all hosts", f"configured anew: {why}")
     yield from _of_nodes(staying, before, connections)
-    yield from _of_environment(spec, workspace, before)
+    yield from _of_environment(session, before)
 
 
-def _of_hardware(fitted: converge.NodeConfig) -> Iterator[Drift]:
+def _of_hardware(nodes: NodeConfig) -> Iterator[Drift]:
     """What came or went of it, and what must wait."""
-    for host, what in fitted.changes.items():
-        yield Drift(host, f"{what}: {fitted.waiting[host]}" if host in fitted.waiting else what)
+    for host, what in nodes.changes.items():
+        yield Drift(host, f"{what}: {nodes.waiting[host]}" if host in nodes.waiting else what)
 
 
 def _of_nodes(staying: set[str], before: Inventory, connections: Connections) -> Iterator[Drift]:
@@ -210,15 +211,16 @@ def _of_nodes(staying: set[str], before: Inventory, connections: Connections) ->
     except (SchedulerError, TransportError) as exc:
         yield Drift(before.controller.name, f"Slurm does not answer: {exc.why or exc.what}")
         return
-    for host, what in verify.astray(node for node in nodes if node.name in staying):
+    for host, what in verify.unusable(node for node in nodes if node.name in staying):
         yield Drift(host, what)
 
 
-def _of_environment(spec: ClusterSpec, workspace: Workspace, inventory: Inventory) -> Iterator[Drift]:
+def _of_environment(session: ClusterSession, inventory: Inventory) -> Iterator[Drift]:
+    spec = session.spec
     if spec.software.python.requirements is None:
         return
     controller = inventory.controller.name
-    transport = SSHTransport(controller, workspace.ssh_config, user=spec.job_user.name)
+    transport = SSHTransport(controller, session.workspace.ssh_config, user=spec.job_user.name)
     try:
         what = unbuilt(spec, inventory.distribution, lambda: transport)
     except TransportError as exc:
@@ -229,56 +231,47 @@ def _of_environment(spec: ClusterSpec, workspace: Workspace, inventory: Inventor
         yield Drift(controller, f"the Python environment of the spec: {what}")
 
 
-def _of_check(spec: ClusterSpec, provider: Provider) -> Iterator[str]:
+def _of_check(session: ClusterSession) -> Iterator[str]:
     """Why `up` would refuse the spec, or this machine, at once."""
     try:
-        provider.check(spec)
+        session.provider.check(session.spec)
     except (MachineError, UsageError) as exc:
         yield f"`up` refuses this: {exc.what}; {exc.why}; {exc.fix}"
 
 
-def _of_users(
-    spec: ClusterSpec, found: Plan, connections: Connections, workspace: Workspace
-) -> Iterator[str]:
+def _of_users(session: ClusterSession, found: Plan) -> Iterator[str]:
     """Why `up` would refuse the users of the spec."""
-    before = _before(workspace)
+    before = _before(session.workspace)
     if before is None or not any(one.key.startswith("users") for one in found.settings):
         return
     try:
-        accounts = connections.to(before.controller.name).run(["cat", "/etc/passwd"]).stdout
-        refuse_taken_uids(spec, accounts)
+        accounts = session.connections.to(before.controller.name).run(["cat", "/etc/passwd"]).stdout
+        impact.reject_taken_uids(session.spec, accounts)
     except TransportError:
         return  # it lies still; the look at the hosts says so
     except UsageError as exc:
         yield f"`up` refuses this: {exc.what}; {exc.why}"
 
 
-def _with_tasks(
-    found: Plan,
-    spec: ClusterSpec,
-    workspace: Workspace,
-    *,
-    copy: Workspace,
-    connections: Connections,
-    report: Reporter,
-) -> Plan:
+def _with_tasks(session: ClusterSession, found: Plan, copy: Workspace) -> Plan:
     """The plan, with what configuring would change on hosts of somebody's own that are part of it already.
 
     On those that are new, everything is: what is there is noted first, and given back by `down`.
     """
+    spec, workspace = session.spec, session.workspace
     before = _before(workspace)
     if before is None or not spec.provider.user_owned:
         return found
     staying = {host.name for host in found.hosts.hosts if host.action in {"keep", "change"} and not host.off}
     if away := [host.name for host in before.hosts if host.name not in staying]:
         return replace(found, notes=(*found.notes, f"no look ahead, task by task, without {', '.join(away)}"))
-    report("asking Ansible what it would change")
+    session.report("running Ansible in check mode")
     for secret in (workspace.munge_key, workspace.key):
         (copy.root / secret.name).symlink_to(secret)
     try:
-        views = probe_hosts(converge.questions(spec, before, workspace), connections.to, timeout_s=PATIENCE_S)
-        fitted = converge.news(spec, before, workspace, connections, views)
-        tasks, failures = converge.outlook(spec, before, copy, fitted.views)
+        views = probe_hosts(questions(spec, before, workspace), session.connections.to, timeout_s=PATIENCE_S)
+        nodes = converge.pending_changes(session, before, views)
+        tasks, failures = converge.preview(spec, before, copy, nodes.reports)
     except (ConfigureError, TransportError) as exc:
         return replace(found, notes=(*found.notes, f"what tasks would change can't be told: {exc.what}"))
     told = (f"{f.host}: what comes after {f.phase} can't be told: {f.cause}" for f in failures)

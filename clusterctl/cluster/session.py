@@ -1,12 +1,13 @@
-"""The phases that `up` and `down` are made of: journaled, timed, told of while they run."""
+"""What the steps of `up`, `plan` and `down` share: the session, and the phases that it runs."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from typing import Concatenate, ParamSpec, TypeVar
 
-from clusterctl.cluster.converge import Mended
+from clusterctl.cluster.drift import Repair
 from clusterctl.configure import ansible, events, inventory_file
 from clusterctl.providers import registry
 from clusterctl.providers.base import Provider
@@ -15,16 +16,15 @@ from clusterctl.scheduler.session import applied_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.models import Provider as ProviderSettings
 from clusterctl.state.inventory import Inventory
-from clusterctl.state.journal import Journal, Step
+from clusterctl.state.journal import Journal, digest
+from clusterctl.state.lock import WAIT_S
 from clusterctl.state.workspace import Workspace, write_atomic
-from clusterctl.transport.connections import write_ssh_files
-from clusterctl.util.progress import HostStep, PhaseReporter, Reporter
+from clusterctl.transport.connections import Connections, write_ssh_files
+from clusterctl.util.progress import WAITING, HostStep, PhaseReporter, Reporter
 
-TellMended = Callable[[Mended], None]
-
-
-def untold(_: Mended) -> None:
-    """For who does not want to hear of what was mended before all is done."""
+S = TypeVar("S", bound="Run")
+P = ParamSpec("P")
+T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,31 +36,87 @@ class Phase:
     note: str
 
 
-@dataclass(slots=True)
-class Run:
-    """One `up` or `down` under way: its journal, and what it has to say."""
+def ignore(*_: object) -> None:
+    """Reports to nobody."""
 
-    verb: str
-    journal: Journal
-    reporter: PhaseReporter
+
+@dataclass(kw_only=True)
+class Run:
+    """One `up` or `down` of a cluster: its phases are journaled, timed and reported while they run.
+
+    ``reporter`` gets (phase, message), ``on_repair`` each repair as soon as it is made. ``wait_s`` bounds how
+    long another clusterctl that works on the cluster is waited for. A phase leaves in ``note`` what the table
+    of phases says of it.
+    """
+
+    workspace: Workspace
+    reporter: PhaseReporter = ignore
+    on_repair: Callable[[Repair], None] = ignore
+    wait_s: float = WAIT_S
     phases: list[Phase] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    mended: list[Mended] = field(default_factory=list)
-    tell_mended: TellMended = untold
+    repairs: list[Repair] = field(default_factory=list)
+    note: str = ""
+    verb: str = ""
+    _current: str = ""
 
-    def has_mended(self, things: Iterable[Mended]) -> None:
-        """Tell of it at once: it was done, whatever becomes of the phases to come."""
-        for one in things:
-            self.mended.append(one)
-            self.tell_mended(one)
+    def phase(self: S, function: Callable[Concatenate[S, P], T], /, *args: P.args, **kwargs: P.kwargs) -> T:
+        """Run a function as a phase; its name is the phase's in the journal."""
+        self._current, self.note = function.__name__, ""
+        self.reporter(self._current, "")
+        with Journal(self.workspace.journal).phase(self.verb, self._current, inputs=self.inputs) as step:
+            try:
+                result = function(self, *args, **kwargs)
+            finally:
+                step.note = self.note
+        self.phases.append(Phase(self._current, step.seconds, step.note))
+        return result
+
+    @property
+    def inputs(self) -> str:
+        """A digest of the spec that the phases work on."""
+        try:
+            return digest(self.workspace.spec.read_bytes())
+        except FileNotFoundError:
+            return ""
+
+    def report(self, message: str | HostStep) -> None:
+        """Report what the current phase is doing."""
+        self.reporter(self._current, message)
+
+    def report_waiting(self, message: str) -> None:
+        """Report that the cluster's lock, or its disk, is waited for."""
+        self.reporter(WAITING, message)
+
+    def repaired(self, repairs: Iterable[Repair]) -> None:
+        """Report repairs at once: they are made, whatever becomes of the phases to come."""
+        for repair in repairs:
+            self.repairs.append(repair)
+            self.on_repair(repair)
+
+
+@dataclass(kw_only=True)
+class ClusterSession(Run):
+    """What every step of `up` and `plan` needs, made once by the command line."""
+
+    spec: ClusterSpec
+    provider: Provider
+    connections: Connections = field(init=False)
+
+    def __post_init__(self) -> None:
+        self.connections = Connections(self.workspace.ssh_config)
 
     @contextmanager
-    def phase(self, name: str, *, inputs: str = "") -> Iterator[tuple[Step, Reporter]]:
-        """Journal a phase; yields where to leave its note, and a way to say what it is doing."""
-        self.reporter(name, "")
-        with self.journal.phase(self.verb, name, inputs=inputs) as step:
-            yield step, lambda what: self.reporter(name, what)
-        self.phases.append(Phase(name, step.seconds, step.note))
+    def locked(self, verb: str) -> Iterator[None]:
+        """Hold the cluster's lock, and close the connections at the end.
+
+        Raises:
+            LockedError: another clusterctl was still at work on the cluster after ``wait_s``.
+        """
+        self.verb = verb
+        lock = self.workspace.lock(verb, wait_s=self.wait_s, waiting=self.report_waiting)
+        with lock, self.workspace.begun(), self.connections:
+            yield
 
 
 def provider_of(settings: ProviderSettings, prompts: Prompts = NO_PROMPTS) -> Provider:

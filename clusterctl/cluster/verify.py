@@ -13,11 +13,12 @@ from dataclasses import dataclass, field
 from enum import Enum
 from functools import partial
 
-from clusterctl.cluster.converge import Configured, Mended, refuse_missing_gpus
+from clusterctl.cluster.converge import Converged
 from clusterctl.cluster.diagnosis import Connect, driver_findings, failed, is_right
-from clusterctl.cluster.hardware import REASON
+from clusterctl.cluster.drift import Repair
+from clusterctl.cluster.hardware import REASON, reject_missing_gpus
 from clusterctl.cluster.nodes import concerned
-from clusterctl.cluster.session import Run
+from clusterctl.cluster.session import ClusterSession
 from clusterctl.errors import (
     CommandError,
     Failure,
@@ -27,18 +28,15 @@ from clusterctl.errors import (
     UnreachableError,
     VerifyError,
 )
+from clusterctl.scheduler.base import Scheduler
 from clusterctl.scheduler.models import NodeInfo
-from clusterctl.scheduler.mpirun.client import MpirunClient
-from clusterctl.scheduler.slurm.client import SlurmClient
+from clusterctl.scheduler.session import scheduler_of
 from clusterctl.scheduler.slurm.config import HEALTH_REASON
 from clusterctl.spec.distributions import JOB_PROFILE
-from clusterctl.spec.models import ADMIN_USER, PROOF_PARTITION, ClusterSpec
+from clusterctl.spec.models import ADMIN_USER, PROOF_PARTITION
 from clusterctl.state.inventory import HEALTH_PROGRAM, Inventory
 from clusterctl.transport.base import Result, Transport
-from clusterctl.transport.connections import Connections
 from clusterctl.util.assets import payload_hash
-
-__all__ = ["Aside", "Proof", "astray", "out_of_service", "release_held", "verify"]
 
 READY_TIMEOUT_S = 120.0  # slurmctld takes a minute to ask a node again that was out of reach
 START_TIMEOUT_S = 30
@@ -50,9 +48,9 @@ HEALTH_S = 60
 _TAKEN = "Requested nodes are busy"  # srun's words when --immediate has run out
 
 
-def verify(
+def run_verification(
     inventory: Inventory, to: Connect, *, timeout_s: float = READY_TIMEOUT_S, only: Collection[str] = ()
-) -> Proof:
+) -> Verification:
     """Prove the cluster through its controller; ``to`` connects to a host.
 
     ``only`` names the nodes to prove, as when nothing else was touched; none: all.
@@ -65,10 +63,10 @@ def verify(
     controller = to(inventory.controller.name)
     probe = partial(_probe, transport=controller)
     for tries_left in (1, 0):
-        stand = settle(inventory, SlurmClient(controller), timeout_s=timeout_s, only=only)
+        stand = settle(inventory, scheduler_of(inventory, to), timeout_s=timeout_s, only=only)
         if _look_again(stand.aside, to):
-            stand = settle(inventory, SlurmClient(controller), timeout_s=timeout_s, only=only)
-        proof = Proof(stand.idle, stand.busy, stand.aside, stand.resumed)
+            stand = settle(inventory, scheduler_of(inventory, to), timeout_s=timeout_s, only=only)
+        proof = Verification(stand.idle, stand.busy, stand.aside, stand.resumed)
         if not stand.idle:
             return proof
         result = probe(stand.idle)
@@ -119,7 +117,7 @@ def _probe(hosts: tuple[str, ...], transport: Transport) -> Result:
 
 
 @dataclass(frozen=True, slots=True)
-class Proof:
+class Verification:
     """``probed`` hosts ran the job together; ``busy`` ones run users' jobs, ``aside`` ones a person drained.
 
     ``resumed`` has the nodes that Slurm had taken out of service, with the state they were in.
@@ -180,9 +178,7 @@ class Stand:
     resumed: dict[str, str] = field(default_factory=dict)
 
 
-def settle(
-    inventory: Inventory, slurm: SlurmClient, *, timeout_s: float, only: Collection[str] = ()
-) -> Stand:
+def settle(inventory: Inventory, slurm: Scheduler, *, timeout_s: float, only: Collection[str] = ()) -> Stand:
     """Wait until every node of the inventory is idle, at work, or set aside; resume what Slurm gave up.
 
     ``only`` names those to look at; none: all.
@@ -230,7 +226,7 @@ def standing(node: NodeInfo) -> Standing:
     return Standing.SICK
 
 
-def astray(nodes: Iterable[NodeInfo]) -> tuple[tuple[str, str], ...]:
+def unusable(nodes: Iterable[NodeInfo]) -> tuple[tuple[str, str], ...]:
     """The nodes that Slurm gives no jobs, though no person wants it so, each with what Slurm says."""
     out = (Standing.OUT, Standing.SICK)
     return tuple((node.name, f"Slurm says {_says(node)}") for node in nodes if standing(node) in out)
@@ -238,7 +234,7 @@ def astray(nodes: Iterable[NodeInfo]) -> tuple[tuple[str, str], ...]:
 
 def out_of_service(nodes: Collection[NodeInfo]) -> tuple[str, ...]:
     """For who waits for nodes on which no job begins: each with its reason, then what puts them back."""
-    given_up = astray(nodes)
+    given_up = unusable(nodes)
     aside = [node for node in nodes if standing(node) is Standing.ASIDE]
     unwell = [node for node in aside if node.reason.startswith(HEALTH_REASON)]
     drained = [node.name for node in aside if node not in unwell and not _is_reserved(node)]
@@ -257,7 +253,7 @@ def _slurms_own(node: NodeInfo) -> bool:
     return node.reason_by == _SLURM or node.reason.startswith((_OURS, *_SLURMDS_WORDS))
 
 
-def _resume(nodes: Iterable[NodeInfo], resumed: dict[str, str], slurm: SlurmClient) -> None:
+def _resume(nodes: Iterable[NodeInfo], resumed: dict[str, str], slurm: Scheduler) -> None:
     """Put back what Slurm took out of service, once each: what it takes out again has a cause that lasts."""
     for node in nodes:
         if standing(node) is Standing.OUT and node.name not in resumed:
@@ -305,39 +301,28 @@ def _is_reserved(node: NodeInfo) -> bool:
 
 
 def release_held(inventory: Inventory, to: Connect) -> tuple[str, ...]:
-    """Let them wait for nodes again, now that these are well; returns their ids.
+    """Release jobs that a node failed to launch, now that the nodes are well; returns their ids.
 
     Raises:
         SlurmError: Slurm did not answer, or not as expected.
         UnreachableError: the controller can't be reached.
     """
-    if not inventory.has_slurm:
-        return ()
-    slurm = SlurmClient(to(inventory.controller.name))
-    return tuple(job.id for job in slurm.all_jobs() if job.failed_to_launch and _is_released(slurm, job.id))
-
-
-def _is_released(slurm: SlurmClient, job_id: str) -> bool:
-    try:
-        slurm.release(job_id)
-    except CommandError:  # it was cancelled meanwhile
-        return False
-    return True
+    return scheduler_of(inventory, to).release_held_jobs()
 
 
 _ENTER = f'cd && {{ [[ ! -r {JOB_PROFILE} ]] || . {JOB_PROFILE}; }} && exec "$@"'
 
 
-def _verify_mpirun(inventory: Inventory, user: str, to: Connect) -> Proof:
+def _verify_mpirun(inventory: Inventory, user: str, to: Connect) -> Verification:
     """Prove the cluster; ``to`` connects to a host, ``user`` is who jobs run as.
 
     Raises:
         VerifyError: the job failed; names hosts and causes.
     """
-    busy = _busy(inventory, user, to)
+    busy = _busy(inventory, to)
     free = tuple(host.name for host in inventory.compute if host.name not in busy)
     if not free:
-        return Proof((), busy)
+        return Verification((), busy)
 
     def probe(hosts: tuple[str, ...]) -> Result:
         return _mpirun_probe(hosts, user, to)
@@ -345,13 +330,13 @@ def _verify_mpirun(inventory: Inventory, user: str, to: Connect) -> Proof:
     result = probe(free)
     if not is_right(result, free):
         raise failed(result, free, inventory, to, probe)
-    return Proof(free, busy)
+    return Verification(free, busy)
 
 
-def _busy(inventory: Inventory, user: str, to: Connect) -> tuple[str, ...]:
+def _busy(inventory: Inventory, to: Connect) -> tuple[str, ...]:
     controller = inventory.controller.name
     try:
-        jobs = MpirunClient(inventory, user, to(controller), to).own_jobs()
+        jobs = scheduler_of(inventory, to).own_jobs()
     except (SchedulerError, TransportError) as exc:
         failure = Failure("verify", exc.why or exc.what, controller, "verify")
         raise VerifyError("nobody can tell which jobs run", why=failure.cause, failures=(failure,)) from exc
@@ -374,37 +359,27 @@ def _mpirun_probe(hosts: tuple[str, ...], user: str, to: Connect) -> Result:
     return to(hosts[0]).run(argv, timeout_s=limit_s + 30, check=False)
 
 
-def prove(
-    spec: ClusterSpec,
-    inventory: Inventory,
-    configured: Configured,
-    connections: Connections,
-    *,
-    limit: Collection[str],
-    run: Run,
-) -> Proof:
-    """Run the proof job on the nodes concerned, and say what was mended on the way.
+def verify(session: ClusterSession, converged: Converged, limit: Collection[str] = ()) -> Verification:
+    """Run an MPI job across the nodes concerned, release held jobs, and check that all GPUs are there.
 
     Raises:
-        VerifyError: it does not work, or hosts show fewer GPUs than they should; names hosts and causes.
+        VerifyError: the job failed, or hosts show fewer GPUs than they should; names hosts and causes.
     """
-    with run.phase("verify") as (step, _):
-        proof = verify(inventory, connections.to, only=concerned(inventory, limit))
-        given_up = ((host, was) for host, was in proof.resumed.items() if REASON not in was)
-        run.has_mended(Mended(host, f"was {was}", "resumed") for host, was in given_up)
-        released = release_held(inventory, connections.to)
-        run.has_mended(
-            Mended(f"job {job}", "was held, its launch had failed", "released") for job in released
-        )
-        step.note = f"MPI across {len(proof.probed)} of {len(inventory.compute)} nodes"
-        run.notes += (*configured.notes, *_unprobed(proof))
-        needs = driver_findings(spec, inventory, connections)
-        run.notes += tuple(note for note in map(str, needs) if note not in run.notes)
-        refuse_missing_gpus(spec, inventory, configured.views, limit, needs=needs)
-    return proof
+    inventory, to = converged.inventory, session.connections.to
+    verification = run_verification(inventory, to, only=concerned(inventory, limit))
+    given_up = ((host, was) for host, was in verification.resumed.items() if REASON not in was)
+    session.repaired(Repair(host, f"was {was}", "resumed") for host, was in given_up)
+    released = release_held(inventory, to)
+    session.repaired(Repair(f"job {job}", "was held after a failed launch", "released") for job in released)
+    session.note = f"MPI across {len(verification.probed)} of {len(inventory.compute)} nodes"
+    session.notes += (*converged.notes, *_unprobed(verification))
+    needs = driver_findings(session.spec, inventory, session.connections)
+    session.notes += [note for note in map(str, needs) if note not in session.notes]
+    reject_missing_gpus(session.spec, inventory, converged.reports, limit, needs=needs)
+    return verification
 
 
-def _unprobed(proof: Proof) -> tuple[str, ...]:
+def _unprobed(proof: Verification) -> tuple[str, ...]:
     """What to say of nodes that the proof left out."""
     busy = (f"not probed, busy with jobs: {', '.join(proof.busy)}",) if proof.busy else ()
     return (*busy, *(f"not probed, and left as it is: {node}" for node in proof.aside))

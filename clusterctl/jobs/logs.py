@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from clusterctl.errors import SchedulerError, TransportError
-from clusterctl.scheduler.models import JobInfo
+from clusterctl.scheduler.models import JobInfo, unmanaged_job
 from clusterctl.scheduler.session import Session
-from clusterctl.scheduler.slurm.client import not_ours
 from clusterctl.transport.base import Transport, lines
 from clusterctl.transport.program import remote_argv
 from clusterctl.util.terminal import plain_line
@@ -189,7 +188,7 @@ def folder_of(session: Session, job_id: str) -> str:
     if not jobs:
         raise session.scheduler.unknown([job_id])
     if not jobs[0].comment.startswith("clusterctl:"):
-        raise not_ours(jobs[0])
+        raise unmanaged_job(jobs[0])
     return jobs[0].work_dir
 
 

@@ -2,16 +2,14 @@
 
 from __future__ import annotations
 
-import re
 import shlex
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from itertools import pairwise
 from typing import Any, Protocol
 
-from clusterctl.errors import SlurmError, TransportError, UsageError
+from clusterctl.errors import UsageError
 from clusterctl.jobs.environment import BASE_ENVIRONMENT, PLAIN, Environment
 from clusterctl.jobs.userscript import OURS, UserScript
-from clusterctl.scheduler.slurm.client import SlurmClient
 from clusterctl.scheduler.slurm.config import slurm_minutes
 from clusterctl.spec.distributions import JOB_PROFILE
 from clusterctl.spec.job import REQUEUE_EXIT_CODE, JobOptions, JobSpec, Launcher
@@ -61,15 +59,6 @@ for name in $names; do
 done
 exec "$tool" exec "${options[@]}" "$image" "$@\""""
 _ON_THE_CPU = "probe"  # it proves the way between ranks, and is to start at once
-# What Slurm says -> the flag that is wrong, and what `SlurmClient.choices` calls its values.
-_REFUSALS = (
-    (re.compile("invalid account", re.IGNORECASE), "--account", "account"),
-    (re.compile("invalid partition|partition name", re.IGNORECASE), "--partition", "partition"),
-    (re.compile("invalid qos", re.IGNORECASE), "--qos", "qos"),
-    (re.compile("feature", re.IGNORECASE), "--constraint", "feature"),
-    (re.compile("gres|gpu", re.IGNORECASE), "--gpus", "gres"),
-)
-_TOO_LARGE = re.compile("node configuration is not available|Node count|More processors|limit", re.IGNORECASE)
 
 
 def render_script(
@@ -295,19 +284,3 @@ def with_gpus(spec: ClusterSpec, job: JobSpec) -> JobSpec:
 
 def _on_cpu(args: Sequence[str]) -> bool:
     return "--device=cpu" in args or ("--device", "cpu") in pairwise(args)
-
-
-def fix_of(slurm: SlurmClient, why: str) -> str:
-    """What to do about a refusal in Slurm's words, with the valid choices where Slurm can say them."""
-    for pattern, flag, kind in _REFUSALS:
-        if pattern.search(why):
-            try:
-                choices = slurm.choices(kind)
-            except (SlurmError, TransportError):  # the refusal itself is what matters
-                choices = ()
-            if choices:
-                return f"{flag} can be: {', '.join(choices)}"
-            return f"leave out {flag}: this cluster has none"
-    if _TOO_LARGE.search(why):
-        return "ask for less; `clusterctl status` shows the nodes, their cores and memory"
-    return "correct what Slurm names"

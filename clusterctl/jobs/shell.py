@@ -20,9 +20,8 @@ from pathlib import Path
 
 from clusterctl.errors import SlurmError, UnreachableError, UsageError
 from clusterctl.jobs.environment import Environment
-from clusterctl.jobs.script import fix_of, resource_options
+from clusterctl.jobs.script import resource_options
 from clusterctl.scheduler.session import Session
-from clusterctl.scheduler.slurm.client import SlurmClient
 from clusterctl.scheduler.slurm.parse import expand_nodes
 from clusterctl.spec.distributions import JOB_PROFILE
 from clusterctl.spec.job import JobOptions
@@ -88,12 +87,12 @@ def allocate(
         SlurmError: Slurm refused; says its words, and the valid choices where they are known.
         UnreachableError: the connection to the controller broke.
     """
-    slurm = session.slurm
+    _ = session.slurm  # without it nothing can be allocated
     way = _Way(ssh, session.transport.host)
     options = ["--job-name=shell", *resource_options(words, JobOptions.model_fields)]
     lease = _Lease(way.argv(["bash", "-c", _HOLD, "hold", str(_SILENCE_S), *options], *ALONE))
     try:
-        granted = _granted(slurm, session.transport.host, lease, on_wait)
+        granted = _granted(session, lease, on_wait)
         nodes = expand_nodes(granted["SLURM_JOB_NODELIST"])
         yield Allocation(granted["SLURM_JOB_ID"], nodes, granted, way, lease)
     finally:
@@ -111,11 +110,9 @@ class _Way:
         return self.ssh.argv(self.controller, command, *options)
 
 
-def _granted(
-    slurm: SlurmClient, controller: str, lease: _Lease, on_wait: Callable[[str], None]
-) -> Mapping[str, str]:
+def _granted(session: Session, lease: _Lease, on_wait: Callable[[str], None]) -> Mapping[str, str]:
     """Wait for the nodes; the environment of the allocation."""
-    refusal: list[str] = []
+    controller, refusal = session.transport.host, list[str]()
     while (line := lease.next_line()) not in (None, _ENDED):
         if pending := _PENDING.match(line):
             on_wait(pending[1])
@@ -125,7 +122,7 @@ def _granted(
             refusal.append(line.removeprefix(_COMPLAINT))
     if refusal:
         why = "; ".join(refusal)
-        raise SlurmError("Slurm did not give the nodes", why=why, fix=fix_of(slurm, why))
+        raise SlurmError("Slurm did not give the nodes", why=why, fix=session.slurm.fix_of(why))
     raise UnreachableError(
         f"{controller}: the connection ended before Slurm gave the nodes",
         why=lease.complaint(),

@@ -4,33 +4,25 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import secrets
 import time
 from collections.abc import Mapping
-from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clusterctl.errors import (
-    AnswerLostError,
-    ClusterctlError,
     MachineError,
     SchedulerError,
-    SlurmError,
-    TransportError,
     UnreachableError,
 )
 from clusterctl.jobs.environment import PLAIN, Environment, build
-from clusterctl.jobs.mpirun_script import Taken, render_mpirun_script, taken
-from clusterctl.jobs.script import fix_of, partition_of, render_script
+from clusterctl.jobs.mpirun_script import render_mpirun_script, taken
+from clusterctl.jobs.script import partition_of, render_script
 from clusterctl.jobs.source import Source, source_of
 from clusterctl.jobs.stage import SentSource, client_facts, outputs_file, remove_folder, stage
 from clusterctl.jobs.userscript import UserScript
-from clusterctl.scheduler.base import backoff
-from clusterctl.scheduler.mpirun.client import JobRequest, MpirunClient
+from clusterctl.scheduler.models import JobRequest
 from clusterctl.scheduler.session import Session
-from clusterctl.scheduler.slurm.client import SlurmAwayError, SlurmClient
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
@@ -41,15 +33,6 @@ from clusterctl.transport.put import send_to_store
 from clusterctl.transport.tree import Progress
 from clusterctl.util.assets import payload_hash
 from clusterctl.util.progress import LineReporter
-
-SCRIPT = "job.sbatch"
-MPIRUN_SCRIPT = "job.mpirun"  # where there is no scheduler
-
-# There was no connection at all, so nothing was sent.
-_NOT_SENT = re.compile(r"slurm controller \(connect failure\)|Connection refused", re.IGNORECASE)
-_BACK_SOON_S = 6.0
-# Slurm had the connection: a request that it did not answer in time may be carried out later.
-_ON_ITS_WAY = re.compile(r"timed out|Zero Bytes|(send|receive|shutdown) failure", re.IGNORECASE)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,8 +85,7 @@ def submit(
             all the same is found by its token when jobs are next listed or collected.
     """
     script = script_of(session.spec, job, environment)  # what is wrong is said before anything is sent
-    if isinstance(session.scheduler, MpirunClient):
-        session.scheduler.refuse_while_busy()
+    session.scheduler.reject_if_busy()
     source = source or source_of(job)
     others = session.of_partition(_partition(session.spec, job)) if session.node_local else ()
     # Not Path.is_file: what we may not look at, or can't be a name here, is the cluster's.
@@ -121,7 +103,7 @@ def submit(
     token = secrets.token_hex(4)
     ours: Mapping[str, bytes] = {
         **outputs_file(job),
-        (SCRIPT if session.spec.has_slurm else MPIRUN_SCRIPT): script.encode(errors="surrogateescape"),
+        session.scheduler.script_name: script.encode(errors="surrogateescape"),
         SPEC_FILE: dump_spec(session.spec).encode(),
         CLIENT_FACTS: (json.dumps(facts, indent=2) + "\n").encode(errors="replace"),
     }
@@ -141,10 +123,11 @@ def submit(
     except MachineError:
         remove_folder((session.transport, *others), remote_dir)
         raise
-    if isinstance(session.scheduler, MpirunClient):
-        job_id = _start(session, session.scheduler, entry, taken(session.spec, job))
-    else:
-        job_id = _sbatch(session, entry, remote_dir)
+    try:
+        job_id = session.scheduler.submit(_request(session, job, entry))
+    except (SchedulerError, UnreachableError):  # not AnswerLostError: it may have been taken
+        _forget(session, entry)
+        raise
     session.ledger.update(entry, job_id=job_id)
     return Submitted(job_id, job.name, script, remote_dir, token, sent)
 
@@ -156,110 +139,22 @@ def _partition(spec: ClusterSpec, job: JobSpec) -> str | None:
     return partition_of(spec, job).name
 
 
-def _start(session: Session, mpirun: MpirunClient, entry: JobEntry, what: Taken) -> str:
-    """Start the job on the first of its nodes, which are its alone.
-
-    Raises:
-        AnswerLostError: it may have been started.
-        SchedulerError: it was refused, as by another job that runs; nothing of it stays.
-    """
-    folder = entry.remote_dir or ""
-    start = JobRequest(
-        entry.token, entry.name, folder, MPIRUN_SCRIPT, what.partition, what.nodes, limit_s=what.limit_s
+def _request(session: Session, job: JobSpec, entry: JobEntry) -> JobRequest:
+    request = JobRequest(
+        entry.token,
+        entry.name,
+        entry.remote_dir or "",
+        session.scheduler.script_name,
+        submitted_at=entry.submitted_at,
     )
-    try:
-        return mpirun.submit(start)
-    except SchedulerError:
-        _forget(session, entry)
-        raise
-    except TransportError as exc:
-        with suppress(SchedulerError, TransportError):
-            if (job := mpirun.by_comment(entry.comment, entry.submitted_at)) is not None:
-                return job.whole_id
-        raise AnswerLostError(
-            f"{what.nodes[0]} did not say whether it started the job",
-            where=what.nodes[0],
-            why=exc.why or exc.what,
-            fix="look at `clusterctl jobs` before submitting again: the job is listed if it was started",
-            host=what.nodes[0],
-        ) from exc
-
-
-def _sbatch(session: Session, entry: JobEntry, remote_dir: str) -> str:
-    """Hand the job over; a second time only where Slurm can't have had the first request.
-
-    Raises:
-        AnswerLostError: it may have been taken.
-        UnreachableError: slurmctld is not there; nothing of the job stays.
-        SlurmError: it was refused; nothing of it stays.
-    """
-    # An appended log survives a requeue; by hand, a second sbatch in the folder starts its logs anew.
-    options = (f"--comment={entry.comment}", f"--chdir={remote_dir}", "--open-mode=append")
-    for tries_left in (1, 0):
-        try:
-            return session.slurm.sbatch(remote_dir, SCRIPT, *options)
-        except (SlurmAwayError, UnreachableError, AnswerLostError) as exc:
-            # Unreachable: sbatch may still be at it.
-            may_be_taken = not isinstance(exc, SlurmAwayError) or _ON_ITS_WAY.search(exc.why)
-            if not may_be_taken and _NOT_SENT.search(exc.why):
-                if tries_left and _back_soon(session.slurm):
-                    continue
-                raise _not_sent(session, entry, exc) from exc
-            if job_id := _found(session, entry, exc):
-                return job_id
-            if may_be_taken or not tries_left:
-                raise _unresolved(session, entry, exc) from exc
-        except SlurmError as exc:
-            _forget(session, entry)
-            raise SlurmError(exc.what, why=exc.why, fix=fix_of(session.slurm, exc.why)) from exc
-    raise AssertionError("the last try returns")
-
-
-def _found(session: Session, entry: JobEntry, cause: ClusterctlError) -> str | None:
-    """The id of the job if Slurm has it. It is waited for until it answers, within bounds."""
-    try:
-        job = session.slurm.by_comment(entry.comment, entry.submitted_at)
-    except (SlurmError, TransportError) as exc:
-        raise _unresolved(session, entry, cause) from exc
-    return job.whole_id if job else None
-
-
-def _back_soon(slurm: SlurmClient) -> bool:
-    """Whether slurmctld is there again before long."""
-    give_up = slurm.clock.now() + _BACK_SOON_S
-    with suppress(TransportError):
-        for pause in backoff(first_s=0.5, longest_s=2.0):
-            if slurm.is_there():
-                return True
-            if slurm.clock.now() + pause > give_up:
-                break
-            slurm.clock.sleep(pause)
-    return False
+    if session.spec.has_slurm:
+        return request
+    what = taken(session.spec, job)
+    return replace(request, partition=what.partition, nodes=what.nodes, limit_s=what.limit_s)
 
 
 def _forget(session: Session, entry: JobEntry) -> None:
-    """Slurm has not taken this job, and will not."""
+    """The scheduler has not taken this job, and will not."""
     session.ledger.update(entry, refused=True)
     if entry.remote_dir is not None:
         remove_folder((session.transport, *session.of_partition(None)), entry.remote_dir)
-
-
-def _not_sent(session: Session, entry: JobEntry, exc: ClusterctlError) -> UnreachableError:
-    _forget(session, entry)
-    return UnreachableError(
-        "Slurm does not answer, and the job was not submitted",
-        where=f"slurmctld on {session.transport.host}",
-        why=exc.why,
-        fix="`clusterctl up` starts what was stopped; then submit again",
-        host=session.transport.host,
-    )
-
-
-def _unresolved(session: Session, _entry: JobEntry, exc: ClusterctlError) -> AnswerLostError:
-    return AnswerLostError(
-        "Slurm did not say whether it took the job",
-        where=session.transport.host,
-        why=exc.why or exc.what,
-        fix="look at `clusterctl jobs` before submitting again: the job is listed if it was taken",
-        host=session.transport.host,
-    )

@@ -23,10 +23,9 @@ from clusterctl.errors import (
 from clusterctl.runs.fetch import fetch_from
 from clusterctl.runs.manifest import MAX_FILE, Manifest
 from clusterctl.runs.record import GOING_ON, SUMS_FILE, assemble, escaped
-from clusterctl.scheduler.models import JobInfo, JobState
+from clusterctl.scheduler.models import JobInfo, JobState, unmanaged_job
 from clusterctl.scheduler.session import Session, resolve_submissions
 from clusterctl.scheduler.session import session as session_of
-from clusterctl.scheduler.slurm.client import not_ours
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.ledger import (
     JobEntry,
@@ -139,7 +138,7 @@ def _entry(session: Session, job_id: str) -> JobEntry:
     # Every user may give a job the comment of another one, which would take its place in the ledger.
     known = {entry.token for entry in session.ledger.entries()}
     if mark != "clusterctl" or token in known or jobs[0].user != session.spec.job_user.name:
-        raise not_ours(jobs[0])
+        raise unmanaged_job(jobs[0])
     entry = JobEntry(
         token=token,
         name=re.sub(r"[^A-Za-z0-9._-]", "_", jobs[0].name)[:64],

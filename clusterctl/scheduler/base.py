@@ -1,4 +1,4 @@
-"""What jobs need of whoever runs them. Slurm does all of it; without a scheduler, clusterctl itself does."""
+"""The protocol of a scheduler: Slurm, or mpirun over SSH where a cluster has none."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from clusterctl.errors import SchedulerError
-from clusterctl.scheduler.models import JobInfo, NodeInfo
+from clusterctl.scheduler.models import JobInfo, JobRequest, NodeInfo
 from clusterctl.transport.base import Transport
 
 
@@ -39,11 +39,27 @@ class Scheduler(Protocol):
     @property
     def clock(self) -> Clock: ...
 
+    @property
+    def script_name(self) -> str:
+        """The file name of a job's script."""
+
     def check_id(self, text: str) -> None:
         """Raises UsageError unless ``text`` is the id of a job as it is written here."""
 
     def unknown(self, ids: Sequence[str]) -> SchedulerError:
         """The error for ids that it does not know."""
+
+    def reject_if_busy(self) -> None:
+        """Raises SchedulerError if a job would neither start nor wait in a queue."""
+
+    def submit(self, request: JobRequest) -> str:
+        """Start a job, or queue it; its id.
+
+        Raises:
+            AnswerLostError: it may have been taken.
+            SchedulerError: it was refused; of Slurm its words, and the valid choices where they are known.
+            UnreachableError: it was not submitted.
+        """
 
     def jobs(self, ids: Sequence[str]) -> tuple[JobInfo, ...]:
         """The jobs of these ids, without those that are not known.
@@ -71,10 +87,16 @@ class Scheduler(Protocol):
         """All nodes, as far as this user may see them."""
 
     def drain(self, nodes: Sequence[str], reason: str) -> None:
-        """Let no more jobs begin on these nodes."""
+        """Drain these nodes: running jobs go on, no new ones start."""
 
     def resume(self, nodes: Sequence[str]) -> None:
-        """Let jobs begin there again."""
+        """Resume drained nodes."""
+
+    def release_held_jobs(self) -> tuple[str, ...]:
+        """Let jobs that a node failed to launch wait for nodes again; their ids."""
+
+    def reconfigure(self) -> None:
+        """Have all daemons read their configuration again."""
 
     def accounting(self, job_id: str) -> str | None:
         """What the accounting says of a job, as JSON; None where there is no accounting."""

@@ -7,6 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
 
+from clusterctl.errors import SchedulerError
+
 _UNUSABLE = frozenset(
     "DOWN DRAIN DRAINED DRAINING FAIL ERROR UNKNOWN NOT_RESPONDING MAINT POWERED_DOWN FUTURE".split()
 )
@@ -171,6 +173,38 @@ class NodeInfo:
     def usable(self) -> bool:
         """Whether Slurm would start a job on it, now or when it is free."""
         return not _UNUSABLE & {self.state, *self.flags}
+
+
+@dataclass(frozen=True, slots=True)
+class JobRequest:
+    """A job to start: its ``folder`` on the cluster and its script there.
+
+    ``submitted_at``: Unix seconds, by our clock. ``nodes``, in order, and ``limit_s`` (0: none),
+    are for clusters without a scheduler; elsewhere the script says them.
+    """
+
+    token: str
+    name: str
+    folder: str
+    script: str
+    partition: str = ""
+    nodes: tuple[str, ...] = ()
+    limit_s: int = 0
+    submitted_at: float = 0.0
+
+    @property
+    def comment(self) -> str:
+        """What marks the job, so that it is found again when the answer to its submission is lost."""
+        return f"clusterctl:{self.token}"
+
+
+def unmanaged_job(job: JobInfo) -> SchedulerError:
+    """The error for a job whose files have no agreed place."""
+    return SchedulerError(
+        f"job {job.id} was not submitted by clusterctl",
+        why="so its files have no agreed place",
+        fix=f"look in its folder, {job.work_dir}, with `clusterctl ssh`",
+    )
 
 
 def worst(jobs: Sequence[JobInfo]) -> JobInfo:

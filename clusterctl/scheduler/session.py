@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass, field
 
@@ -141,14 +141,21 @@ def applied_spec(workspace: Workspace) -> ClusterSpec:
     return load_spec(workspace.spec)
 
 
+def scheduler_of(
+    inventory: Inventory, to: Callable[[str], Transport], *, patience_s: float = PATIENCE_S
+) -> Scheduler:
+    """The cluster's scheduler as the admin user, who may do more than a job user; ``to`` connects."""
+    controller = to(inventory.controller.name)
+    if inventory.has_slurm or inventory.job_user is None:
+        return SlurmClient(controller, patience_s=patience_s)
+    return MpirunClient(inventory, inventory.job_user, controller, to, patience_s=patience_s)
+
+
 def admin_scheduler(
     inventory: Inventory, connections: Connections, *, patience_s: float = PATIENCE_S
 ) -> Scheduler:
-    """Who runs the jobs, as the admin user, who sees and may do more than a job user."""
-    controller = connections.to(inventory.controller.name)
-    if inventory.has_slurm or inventory.job_user is None:
-        return SlurmClient(controller, patience_s=patience_s)
-    return MpirunClient(inventory, inventory.job_user, controller, connections.to, patience_s=patience_s)
+    """The same over the connections of an admin session."""
+    return scheduler_of(inventory, connections.to, patience_s=patience_s)
 
 
 def distribution_ahead(spec: ClusterSpec, workspace: Workspace) -> Distribution | None:

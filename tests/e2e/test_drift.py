@@ -70,7 +70,7 @@ def begin(cluster: Cluster, name: str, text: str) -> str:
 
 
 def mended(answer: dict[str, Any]) -> set[str]:
-    return {f"{one['host']}: {one['what']}: {one['action']}" for one in answer["mended"]}
+    return {f"{one['host']}: {one['what']}: {one['action']}" for one in answer["repaired"]}
 
 
 def failure(answer: Any) -> dict[str, Any]:
@@ -146,7 +146,7 @@ def test_nodes_without_power_are_started_in_the_same_up_which_runs_all_roles_on_
     answer = one.json("up", "--reconfigure")
     assert {key, *(f"{host}: was powered off: started" for host in (second, third))} <= mended(answer)
     assert answer["probed"] == [second, third]
-    configure = next(phase for phase in answer["phases"] if phase["phase"] == "configure")
+    configure = next(phase for phase in answer["phases"] if phase["phase"] == "converge")
     assert "tasks on 4 hosts" in configure["note"]
     see_that_root_was_led_nowhere(one)
 
@@ -265,10 +265,10 @@ def test_a_cluster_grows_and_shrinks_beside_the_job_as_planned(one: Cluster) -> 
     plan = planned(one, rc=3)
     assert hosts(plan) == {(other, "remove")}
     assert changes(plan) >= {("setting", "users"), ("setting", "partitions"), ("drift", fourth)}
-    assert waits in [harm["job_id"] for harm in plan["harms"]]
+    assert waits in [harm["job_id"] for harm in plan["affected_jobs"]]
 
     ask_for(1)
-    harms = {harm["job_id"]: harm["nodes"] for harm in planned(one, rc=3)["harms"]}
+    harms = {harm["job_id"]: harm["nodes"] for harm in planned(one, rc=3)["affected_jobs"]}
     assert harms[on_second] == [node(one, 2)]
     refusal = failure(up(rc=2))["cause"]
     assert f"job {on_second} (second)" in refusal

@@ -67,11 +67,11 @@ def test_up_builds_what_the_spec_asks_for_and_keeps_it(own: Cluster) -> None:
     notes = {phase["phase"]: phase["note"] for phase in own.raised["phases"]}
     assert next(iter(notes)) == "resolve"
     assert list(notes)[-2:] == ["environment", "verify"]
-    assert (notes["resolve"], notes["environment"]) == ("1 Python packages", "built")
+    assert (notes["resolve_environment"], notes["build_environment"]) == ("1 Python packages", "built")
     before = environments(own)
     assert len(before) == 2  # a folder and the link to it
     again = {phase["phase"]: phase["note"] for phase in own.json("up")["phases"]}
-    assert again["environment"] == "as it was"
+    assert again["build_environment"] == "unchanged"
     assert environments(own) == before
     job = own.json("submit", script(own, "basic", "mpi4py"), "--wait")
     assert "found 1.0" in own("logs", job["job_id"]).stdout

@@ -219,7 +219,7 @@ def test_a_second_up_changes_nothing(gcp: Gcp) -> None:
     gcp.runner("-f", gcp.spec, "plan", "--check")
     said = gcp.json("up", "--yes")
     assert not gcp.cloud.done("create", "update", "delete")
-    assert not said["mended"]
+    assert not said["repaired"]
 
 
 def test_a_job_trains_and_comes_home(gcp: Gcp) -> None:

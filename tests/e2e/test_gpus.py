@@ -171,7 +171,7 @@ def test_up_takes_up_a_card_that_was_put_in_while_a_job_elsewhere_goes_on(gpus: 
     assert "all hosts" not in plan
     _log(gpus, "")
     up = gpus("-o", "json", "up", "--yes")
-    assert f"mended: {said}: taken up" in up.stderr
+    assert f"repaired: {said}: configured" in up.stderr
     assert _node(gpus) in up.json["probed"]
     assert "Gres=gpu:t4:3" in gpus.ssh(f"{gpus.name}-ctl", f"scontrol -o show node {_node(gpus)}")
     assert _srun(gpus, "--gpus=3", command="printenv CUDA_VISIBLE_DEVICES").strip() == "0,1,2"
@@ -190,7 +190,7 @@ def test_a_card_that_a_job_may_hold_is_not_taken_from_it(gpus: Cluster) -> None:
     gpus.ssh(f"{gpus.name}-ctl", f"scancel {job}", user=gpus.user)
     while _job(gpus, job).startswith(("RUNNING", "COMPLETING")):
         time.sleep(0.2)
-    assert f"mended: {said}: taken up" in gpus("up", "--yes").stderr
+    assert f"repaired: {said}: configured" in gpus("up", "--yes").stderr
     assert _srun(gpus, "--gpus=2", command="printenv CUDA_VISIBLE_DEVICES").strip() == "0,1"
 
 
@@ -213,4 +213,4 @@ def test_nodes_with_gpus_get_cupy_and_others_do_not(tmp_path: Path) -> None:
         (line,) = (cluster.run_of(refused["job_id"]) / "stderr.log").read_text().splitlines()[:1]
         assert "--device gpu: no GPU: cudaError" in line
         assert "see that nvidia-smi shows one there" in line
-        assert cluster.json("up", "--yes", "--reconfigure")["mended"] == []
+        assert cluster.json("up", "--yes", "--reconfigure")["repaired"] == []

@@ -35,7 +35,7 @@ def interrupted(clusterctl: Clusterctl, phase: str, how: str) -> Ended:
 
 @pytest.mark.parametrize(
     "phase",
-    ["provision", "configure", *(pytest.param(one, marks=pytest.mark.sweep) for one in ("reach", "verify"))],
+    ["provision", "converge", *(pytest.param(one, marks=pytest.mark.sweep) for one in ("probe", "verify"))],
 )
 def test_ctrl_c_ends_up_cleanly(clusterctl: Clusterctl, spec: Path, phase: str) -> None:
     ended = interrupted(clusterctl, phase, "int")
@@ -48,14 +48,14 @@ def test_ctrl_c_ends_up_cleanly(clusterctl: Clusterctl, spec: Path, phase: str) 
 
 
 def test_kill_ends_it_as_cleanly(clusterctl: Clusterctl, spec: Path) -> None:
-    ended = interrupted(clusterctl, "configure", "term")
+    ended = interrupted(clusterctl, "converge", "term")
     assert ended.code == 128 + signal.SIGTERM, ended
     assert "Traceback" not in ended.stderr
     assert at_work(clusterctl.home) == []
 
 
 def test_even_a_sudden_death_leaves_nothing_at_work(clusterctl: Clusterctl, spec: Path) -> None:
-    assert interrupted(clusterctl, "configure", "kill").code == -signal.SIGKILL
+    assert interrupted(clusterctl, "converge", "kill").code == -signal.SIGKILL
     assert eventually_none(clusterctl.home) == []
     (identity,) = clusterctl.home.glob("*/id")
     on_nodes = functools.partial(at_work_on_nodes, identity.read_text().strip())

@@ -96,7 +96,7 @@ def test_a_job_runs_across_them(host: Host, cluster: dict[str, Any]) -> None:
 
 
 def test_a_second_up_changes_nothing(host: Host, cluster: dict[str, Any]) -> None:
-    assert clusterctl(host, "up")["mended"] == []
+    assert clusterctl(host, "up")["repaired"] == []
 
 
 def test_nothing_is_left(host: Host, cluster: dict[str, Any]) -> None:

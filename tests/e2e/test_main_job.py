@@ -44,11 +44,11 @@ def test_up_says_what_it_did(cluster: Cluster) -> None:
     assert up["ok"]
     assert up["ready"]
     assert [phase["phase"] for phase in up["phases"]] == [
-        "plan",
-        "image",
+        "plan_changes",
+        "prepare_image",
         "provision",
-        "reach",
-        "configure",
+        "probe",
+        "converge",
         "verify",
     ]
     assert all(phase["seconds"] >= 0 for phase in up["phases"])
@@ -57,7 +57,7 @@ def test_up_says_what_it_did(cluster: Cluster) -> None:
 
 def test_every_phase_is_journaled(cluster: Cluster) -> None:
     journal = records(cluster.workspace / "journal.jsonl")
-    phases = ["plan", "image", "provision", "reach", "configure", "verify"]
+    phases = ["plan_changes", "prepare_image", "provision", "probe", "converge", "verify"]
     assert [entry["phase"] for entry in journal[: len(phases)]] == phases
     assert all(entry["ok"] and entry["verb"] == "up" for entry in journal[: len(phases)])
 
@@ -161,7 +161,7 @@ def test_up_again_changes_nothing_and_proves_again(cluster: Cluster) -> None:
     for argv, note in ((["up"], f"unchanged: {hosts} hosts checked"), (["up", "--reconfigure"], "0 changed")):
         again = cluster.json(*argv)
         assert again["probed"] == again["nodes"]
-        configure = next(phase for phase in again["phases"] if phase["phase"] == "configure")
+        configure = next(phase for phase in again["phases"] if phase["phase"] == "converge")
         assert note in configure["note"]
 
 

@@ -128,8 +128,8 @@ def test_all_came_out_of_the_bundle_which_is_gone_from_the_machines(
     cluster: Cluster, machines: Lab, apt: str
 ) -> None:
     notes = {phase["phase"]: phase["note"] for phase in cluster.raised["phases"]}
-    assert DEBIAN.release in notes["bundle"]
-    assert notes["packages"] == "sent to 2 hosts"
+    assert DEBIAN.release in notes["open_bundle"]
+    assert notes["send_packages"] == "sent to 2 hosts"
     for host in HOSTS:
         assert "No such file" in machines.enter(host, ["ls", "/var/lib/clusterctl-bundle"]).stderr
         assert "installed" in machines.ssh(host, "dpkg-query -W -f '${db:Status-Status}' munge").stdout
@@ -156,9 +156,9 @@ def test_our_own_account_is_enough_from_then_on(cluster: Cluster, machines: Lab)
         phases = {one["phase"]: one["note"] for one in cluster.json("up")["phases"]}  # by its bundle
     finally:
         machines.enter("node2", ["bash", "-c", f"mv {keys}.away {keys}"])
-    assert phases["plan"] == "hosts: all 2 stay"
-    assert phases["configure"] == "unchanged: 2 hosts checked"
-    assert phases["packages"] == "nothing to send"
+    assert phases["plan_changes"] == "hosts: all 2 stay"
+    assert phases["converge"] == "unchanged: 2 hosts checked"
+    assert phases["send_packages"] == "nothing to send"
 
 
 def test_a_machine_of_one_cluster_is_not_taken_by_another(

@@ -202,7 +202,7 @@ def test_two_nodes_train_together_and_the_run_comes_home(rocky: Cluster) -> None
 def test_up_again_leaves_all_as_it_is(rocky: Cluster) -> None:
     again = rocky.json("up", "--yes")
     assert again["ready"]
-    assert again.get("mended", []) == []
+    assert again.get("repaired", []) == []
 
 
 @pytest.mark.sweep  # as on Debian: test_main_job.py

@@ -17,7 +17,7 @@ from tests.support.victim import Victim
 pytestmark = pytest.mark.sweep
 
 # Verb, the phase that it is killed in, and how long after its begin.
-KILLS = (("up", "provision", 0.5), ("up", "configure", 10.0), ("up", "verify", 0.5), ("down", "destroy", 4.0))
+KILLS = (("up", "provision", 0.5), ("up", "converge", 10.0), ("up", "verify", 0.5), ("down", "destroy", 4.0))
 
 
 def test_each_goes_on_where_it_was_killed(

@@ -127,7 +127,7 @@ def test_debian_without_a_scheduler(
             runs_jobs_without_a_scheduler(cluster)
             changes_nothing(cluster)
             machines.host("node3").inside.sh("rm ~carol/.ssh/authorized_keys")
-            assert "the cluster's key of user carol was missing" in json.dumps(cluster.json("up")["mended"])
+            assert "the cluster's key of user carol was missing" in json.dumps(cluster.json("up")["repaired"])
             keeps_the_clock(cluster, machines)
             lets_a_machine_in_that_was_installed_anew(cluster, machines)
             shutil.rmtree(cluster.workspace)
@@ -159,7 +159,7 @@ def test_el_without_a_scheduler_and_with_openhpc(
             assert "6817" not in opened, "nothing of Slurm's runs"
             runs_jobs_without_a_scheduler(cluster)
             cluster.ssh("node3", "sudo rm /opt/clusterctl/orted")
-            assert "/opt/clusterctl/orted was missing" in json.dumps(cluster.json("up")["mended"])
+            assert "/opt/clusterctl/orted was missing" in json.dumps(cluster.json("up")["repaired"])
             leads_clocks_that_follow_nobody(cluster, machines)
         for host in machines.hosts:
             host.inside.sh("cmp /etc/chrony.conf /root/chrony.conf")

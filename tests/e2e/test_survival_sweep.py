@@ -24,7 +24,7 @@ from tests.support.victim import Ended, Victim
 RUN = os.environ.get("PYTEST_XDIST_TESTRUNUID")
 SEED = int(os.environ.get("SWEEP_SEED") or random.Random(RUN).randrange(10_000))  # noqa: S311
 SPEC = "version: 1\nname: {name}\nprovider: {{type: local}}\npartitions:\n  - {{name: train, nodes: 2}}\n"
-UP, DOWN = ("plan", "image", "provision", "reach", "configure", "verify"), ("destroy",)
+UP, DOWN = ("plan_changes", "prepare_image", "provision", "probe", "converge", "verify"), ("destroy",)
 HOWS = ("kill", "kill-all", "int")
 # -1: it came before a signal could be heard.
 CODES = {"int": {130}, "hup": {129, -1}, "kill": {-9}, "kill-all": {-9}, "reboot": {-9}}
@@ -53,7 +53,7 @@ def cases() -> list[Case]:
     found = [Case("up", phase, how, then()) for phase in UP for how in HOWS]
     found += [Case("down", phase, how, then()) for phase in DOWN for how in HOWS]
     hows = ("kill", "kill-all", "int", "reboot", "hup")
-    found += [Case("up", "configure", "reboot", "up")]
+    found += [Case("up", "converge", "reboot", "up")]
     found += [Case("up", draw.random(), hows[i % len(hows)], then()) for i in range(20)]
     found += [Case("down", draw.random(), hows[i % len(hows)], then()) for i in range(10)]
     return found

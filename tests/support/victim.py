@@ -53,7 +53,7 @@ class Victim:
             AssertionError: it ended first.
         """
         while (line := self._lines.get(timeout=300)) is not None:
-            if line.rstrip().endswith(f"s] {phase}"):
+            if line.rstrip().endswith(f"s] {phase.replace('_', ' ')}"):
                 return
         raise AssertionError(f"it never began {phase!r}:\n{''.join(self._said)}")
 

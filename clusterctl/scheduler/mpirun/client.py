@@ -11,9 +11,16 @@ from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, Final
 
-from clusterctl.errors import Failure, SchedulerError, TransportError, UnreachableError, UsageError
+from clusterctl.errors import (
+    AnswerLostError,
+    Failure,
+    SchedulerError,
+    TransportError,
+    UnreachableError,
+    UsageError,
+)
 from clusterctl.scheduler.base import Clock, backoff
-from clusterctl.scheduler.models import JobInfo, JobState, NodeInfo
+from clusterctl.scheduler.models import JobInfo, JobRequest, JobState, NodeInfo
 from clusterctl.state.inventory import HEALTH_PROGRAM, Host, Inventory
 from clusterctl.transport.base import Transport
 from clusterctl.transport.program import remote_argv
@@ -42,6 +49,8 @@ class BusyError(SchedulerError):
 class MpirunClient:
     """The jobs of ``user``. ``to`` connects to a host as the admin user, ``transport`` to the controller."""
 
+    script_name = "job.mpirun"
+
     inventory: Inventory
     user: str
     transport: Transport
@@ -62,28 +71,49 @@ class MpirunClient:
         what = f"there is no job {ids[0]}" if len(ids) == 1 else f"there are no jobs {', '.join(ids)}"
         return SchedulerError(what, fix="`clusterctl jobs` lists the jobs there are")
 
-    def submit(self, start: JobRequest) -> str:
+    def submit(self, request: JobRequest) -> str:
         """Start a job on its first node and return its id.
 
         Raises:
             BusyError: another job runs.
-            UnhealthyError: a node is sick; one failure a node.
+            UnhealthyError: a node failed its health check; one failure a node.
             SchedulerError: the node could not start it.
-            TransportError: a node can't be reached; a first one that was lost meanwhile may have started it.
+            AnswerLostError: it may have been started.
         """
-        self.refuse_while_busy()  # and one that was lost is in nobody's way from now on
-        self._refuse_sick(start.nodes)
-        request = {"do": "submit", "job": _noted(start), "script": start.script, "limit_s": start.limit_s}
-        answer = self._ask_once(start.nodes[0], request)
+        first = request.nodes[0]
+        try:
+            return self._start(first, request)
+        except TransportError as exc:
+            with suppress(SchedulerError, TransportError):
+                if (job := self.by_comment(request.comment, request.submitted_at)) is not None:
+                    return job.whole_id
+            raise AnswerLostError(
+                f"{first} did not say whether it started the job",
+                where=first,
+                why=exc.why or exc.what,
+                fix="look at `clusterctl jobs` before submitting again: the job is listed if it was started",
+                host=first,
+            ) from exc
+
+    def _start(self, first: str, request: JobRequest) -> str:
+        self.reject_if_busy()  # and a job that was lost blocks no other one from now on
+        self._reject_unhealthy(request.nodes)
+        start = {
+            "do": "submit",
+            "job": _record(request),
+            "script": request.script,
+            "limit_s": request.limit_s,
+        }
+        answer = self._ask_once(first, start)
         if "busy" in answer:
             raise _busy(job_info(answer["busy"], self.user))
         if "failed" in answer:
             raise SchedulerError(
-                f"{start.nodes[0]} could not start the job", where="systemd-run", why=str(answer["failed"])
+                f"{first} could not start the job", where="systemd-run", why=str(answer["failed"])
             )
         return str(answer["id"])
 
-    def _refuse_sick(self, nodes: Sequence[str]) -> None:
+    def _reject_unhealthy(self, nodes: Sequence[str]) -> None:
         """Raises UnhealthyError if the health check of a node finds fault; it looks now."""
         found = parallel_map(nodes, self._faults)
         failures = tuple(
@@ -100,7 +130,7 @@ class MpirunClient:
         looked = self.to(node).run(["sudo", "-n", HEALTH_PROGRAM], timeout_s=_HEALTH_S, check=False)
         return "; ".join(looked.stdout.splitlines()) if looked.rc == 1 else ""
 
-    def refuse_while_busy(self) -> None:
+    def reject_if_busy(self) -> None:
         """Raises BusyError if a job runs."""
         for job in self.own_jobs():
             if not job.ended and job.nodes:
@@ -160,6 +190,13 @@ class MpirunClient:
 
     def resume(self, nodes: Sequence[str]) -> None:
         """Nothing was drained."""
+
+    def release_held_jobs(self) -> tuple[str, ...]:
+        """No job waits, so none is held."""
+        return ()
+
+    def reconfigure(self) -> None:
+        """There are no daemons."""
 
     def accounting(self, job_id: str) -> None:  # noqa: ARG002
         """There is none."""
@@ -226,9 +263,10 @@ class MpirunClient:
             raise SchedulerError("a host did not tell of its jobs", where=host, why=said[:500]) from exc
 
 
-def _noted(start: JobRequest) -> dict[str, Any]:
+def _record(request: JobRequest) -> dict[str, Any]:
     """What is written down of a job."""
-    return {key: value for key, value in asdict(start).items() if key not in {"script", "limit_s"}}
+    unneeded = {"script", "limit_s", "submitted_at"}
+    return {key: value for key, value in asdict(request).items() if key not in unneeded}
 
 
 def _busy(job: JobInfo) -> BusyError:
@@ -257,22 +295,6 @@ _RESULTS: Final[Mapping[str, tuple[JobState, str]]] = {
     "start": (JobState.BOOT_FAIL, "its first node could not start it"),
 }
 _SIGNALS: Final = {one.name.removeprefix("SIG"): one.value for one in signal.Signals}
-
-
-@dataclass(frozen=True, slots=True)
-class JobRequest:
-    """A job that is to begin: its ``folder`` on the cluster, its script there, its nodes in order.
-
-    ``limit_s`` is its time limit in seconds, 0 for none.
-    """
-
-    token: str
-    name: str
-    folder: str
-    script: str
-    partition: str
-    nodes: tuple[str, ...]
-    limit_s: int = 0
 
 
 def job_info(said: Mapping[str, Any], user: str) -> JobInfo:

@@ -9,10 +9,19 @@ from __future__ import annotations
 import re
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 
-from clusterctl.errors import AnswerLostError, CommandError, SlurmError, UnreachableError, UsageError
+from clusterctl.errors import (
+    AnswerLostError,
+    ClusterctlError,
+    CommandError,
+    SlurmError,
+    TransportError,
+    UnreachableError,
+    UsageError,
+)
 from clusterctl.scheduler.base import Clock, backoff
-from clusterctl.scheduler.models import JobInfo, NodeInfo
+from clusterctl.scheduler.models import JobInfo, JobRequest, NodeInfo
 from clusterctl.scheduler.slurm import parse
 from clusterctl.transport.base import Result, Transport
 
@@ -27,6 +36,21 @@ _AWAY = re.compile(
     re.IGNORECASE,
 )
 
+# Slurm had the connection: a request that it did not answer in time may be carried out later.
+_ON_ITS_WAY = re.compile(r"timed out|Zero Bytes|(send|receive|shutdown) failure", re.IGNORECASE)
+# There was no connection at all, so nothing was sent.
+_NOT_SENT = re.compile(r"slurm controller \(connect failure\)|Connection refused", re.IGNORECASE)
+_BACK_SOON_S = 6.0
+# What Slurm says -> the flag that is wrong, and what ``choices`` calls its values.
+_REFUSALS = (
+    (re.compile("invalid account", re.IGNORECASE), "--account", "account"),
+    (re.compile("invalid partition|partition name", re.IGNORECASE), "--partition", "partition"),
+    (re.compile("invalid qos", re.IGNORECASE), "--qos", "qos"),
+    (re.compile("feature", re.IGNORECASE), "--constraint", "feature"),
+    (re.compile("gres|gpu", re.IGNORECASE), "--gpus", "gres"),
+)
+_TOO_LARGE = re.compile("node configuration is not available|Node count|More processors|limit", re.IGNORECASE)
+
 
 class SlurmAwayError(SlurmError):
     """Slurm's controller or its accounting did not answer; trying again may help."""
@@ -39,6 +63,8 @@ class SlurmClient:
 
     ``patience_s`` bounds how long its absence is waited out.
     """
+
+    script_name = "job.sbatch"
 
     def __init__(self, transport: Transport, *, clock: Clock | None = None, patience_s: float = 60.0) -> None:
         self.transport = transport
@@ -111,6 +137,90 @@ class SlurmClient:
         accounted = self._accounted(f"--starttime=now-{days}days")
         return next((job for job in accounted if job.comment == comment), None)
 
+    def reject_if_busy(self) -> None:
+        """A job that can't start yet waits in the queue."""
+
+    def submit(self, request: JobRequest) -> str:
+        """Hand a job over; a second time only where Slurm can't have had the first request.
+
+        Raises:
+            AnswerLostError: it may have been taken.
+            UnreachableError: slurmctld does not answer; the job was not submitted.
+            SlurmError: it was refused.
+        """
+        # An appended log survives a requeue; by hand, a second sbatch in the folder starts its logs anew.
+        options = (f"--comment={request.comment}", f"--chdir={request.folder}", "--open-mode=append")
+        for tries_left in (1, 0):
+            try:
+                return self.sbatch(request.folder, request.script, *options)
+            except (SlurmAwayError, UnreachableError, AnswerLostError) as exc:
+                # Unreachable: sbatch may still be at it.
+                may_be_taken = not isinstance(exc, SlurmAwayError) or _ON_ITS_WAY.search(exc.why)
+                if not may_be_taken and _NOT_SENT.search(exc.why):
+                    if tries_left and self._answers_soon():
+                        continue
+                    raise self._not_submitted(exc) from exc
+                if job_id := self._found(request, exc):
+                    return job_id
+                if may_be_taken or not tries_left:
+                    raise self._answer_lost(exc) from exc
+            except SlurmError as exc:
+                raise SlurmError(exc.what, why=exc.why, fix=self.fix_of(exc.why)) from exc
+        raise AssertionError("the last try returns")
+
+    def _found(self, request: JobRequest, cause: ClusterctlError) -> str | None:
+        """The id of the job if Slurm has it. It is waited for until it answers, within bounds."""
+        try:
+            job = self.by_comment(request.comment, request.submitted_at)
+        except (SlurmError, TransportError) as exc:
+            raise self._answer_lost(cause) from exc
+        return job.whole_id if job else None
+
+    def _answers_soon(self) -> bool:
+        """Whether slurmctld is there again before long."""
+        give_up = self.clock.now() + _BACK_SOON_S
+        with suppress(TransportError):
+            for pause in backoff(first_s=0.5, longest_s=2.0):
+                if self.is_there():
+                    return True
+                if self.clock.now() + pause > give_up:
+                    break
+                self.clock.sleep(pause)
+        return False
+
+    def _not_submitted(self, exc: ClusterctlError) -> UnreachableError:
+        return UnreachableError(
+            "Slurm does not answer, and the job was not submitted",
+            where=f"slurmctld on {self.transport.host}",
+            why=exc.why,
+            fix="`clusterctl up` starts what was stopped; then submit again",
+            host=self.transport.host,
+        )
+
+    def _answer_lost(self, exc: ClusterctlError) -> AnswerLostError:
+        return AnswerLostError(
+            "Slurm did not say whether it took the job",
+            where=self.transport.host,
+            why=exc.why or exc.what,
+            fix="look at `clusterctl jobs` before submitting again: the job is listed if it was taken",
+            host=self.transport.host,
+        )
+
+    def fix_of(self, refusal: str) -> str:
+        """What to do about a refusal in Slurm's words, with the valid choices where Slurm can say them."""
+        for pattern, flag, kind in _REFUSALS:
+            if pattern.search(refusal):
+                try:
+                    choices = self.choices(kind)
+                except (SlurmError, TransportError):  # the refusal itself is what matters
+                    choices = ()
+                if choices:
+                    return f"{flag} can be: {', '.join(choices)}"
+                return f"leave out {flag}: this cluster has none"
+        if _TOO_LARGE.search(refusal):
+            return "ask for less; `clusterctl status` shows the nodes, their cores and memory"
+        return "correct what Slurm names"
+
     def sbatch(self, folder: str, script: str, *options: str) -> str:
         """Submit a script from its folder and return the job's id.
 
@@ -171,13 +281,30 @@ class SlurmClient:
         """
         self.transport.run(["scontrol", "update", f"nodename={','.join(nodes)}", "state=resume"])
 
-    def release(self, job_id: str) -> None:
-        """Let a job that is held wait for nodes again; the transport's user is an admin.
+    def release_held_jobs(self) -> tuple[str, ...]:
+        """Let jobs that a node failed to launch wait for nodes again; the transport's user is an admin.
+
+        Raises:
+            SlurmError: Slurm did not answer, or not as expected.
+            UnreachableError: the controller can't be reached.
+        """
+        held = (job.id for job in self.all_jobs() if job.failed_to_launch)
+        return tuple(job_id for job_id in held if self._release(job_id))
+
+    def _release(self, job_id: str) -> bool:
+        try:
+            self.transport.run(["scontrol", "release", job_id])
+        except CommandError:  # it was cancelled meanwhile
+            return False
+        return True
+
+    def reconfigure(self) -> None:
+        """Have slurmctld and all slurmd read their configuration; the transport's user is an admin.
 
         Raises:
             TransportError: Slurm refused, or can't be reached.
         """
-        self.transport.run(["scontrol", "release", job_id])
+        self.transport.run(["scontrol", "reconfigure"])
 
     def accounting(self, job_id: str) -> str:
         """What ``sacct --json`` says about a job, as it is."""
@@ -249,15 +376,6 @@ def unknown_jobs(ids: Sequence[str]) -> SlurmError:
     """The error for ids that Slurm does not know."""
     what = f"job {ids[0]}" if len(ids) == 1 else f"jobs {', '.join(ids)}"
     return SlurmError(f"Slurm does not know {what}", fix="`clusterctl jobs` lists the jobs there are")
-
-
-def not_ours(job: JobInfo) -> SlurmError:
-    """The error for a job whose files have no agreed place."""
-    return SlurmError(
-        f"job {job.id} was not submitted by clusterctl",
-        why="so its files have no agreed place",
-        fix=f"look in its folder, {job.work_dir}, with `clusterctl ssh`",
-    )
 
 
 def _sorted(jobs: Sequence[JobInfo]) -> tuple[JobInfo, ...]:

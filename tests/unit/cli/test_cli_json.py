@@ -19,7 +19,17 @@ ANSWERS: dict[str, tuple[list[str], set[str]]] = {
     "schema": ([], {"schema"}),
     "plan": (
         [],
-        {"cluster", "provider", "changes", "kept", "harms", "harms_unknown", "cost", "notes", "tasks"},
+        {
+            "cluster",
+            "provider",
+            "changes",
+            "kept",
+            "affected_jobs",
+            "affected_jobs_unknown",
+            "cost",
+            "notes",
+            "tasks",
+        },
     ),
     "list": ([], {"clusters"}),
     "completion": (["bash"], {"shell", "script"}),

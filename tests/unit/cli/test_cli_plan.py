@@ -4,16 +4,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from clusterctl.cli.output import Screen
-from clusterctl.cli.up import as_dict, asking, text
-from clusterctl.cluster.impact import Foreseen, Harm
+from clusterctl.cli.up import approval, as_dict, text
+from clusterctl.cluster.impact import AffectedJob, Impact
 from clusterctl.cluster.plan import Drift, Plan
 from clusterctl.errors import UsageError
 from clusterctl.providers.base import HostChange, Planned
@@ -59,7 +57,7 @@ def test_what_is_not_a_host_is_told_in_words() -> None:
     job = JobInfo(job_id=7, name="long", user="ada", state=JobState.RUNNING, reason="", nodes=("d-old-1",))
     plan = Plan(
         Planned((HostChange("d-ctl", "keep", "the controller"),)),
-        Foreseen(harms=(Harm(job, "d-old-1 leaves the cluster"),)),
+        Impact(affected=(AffectedJob(job, "d-old-1 leaves the cluster"),)),
         (Difference("users", "bob is added"),),
         (Drift("d-ctl", "munge was stopped"),),
         ("it is late",),
@@ -67,7 +65,7 @@ def test_what_is_not_a_host_is_told_in_words() -> None:
     shown = "\n".join(show(plan))
     for line in (
         "settings:\n  users: bob is added",
-        "to be mended:\n  d-ctl: munge was stopped",
+        "drift:\n  d-ctl: munge was stopped",
         "refuses it without --force:\n  job 7 (long) of ada on d-old-1: d-old-1 leaves the cluster",
         "notes:\n  it is late",
     ):
@@ -76,9 +74,9 @@ def test_what_is_not_a_host_is_told_in_words() -> None:
     answer = as_dict(SPEC, plan)
     assert [(one["kind"], one["name"], one["action"], one["what"]) for one in answer["changes"]] == [
         ("setting", "users", "change", "bob is added"),
-        ("drift", "d-ctl", "mend", "munge was stopped"),
+        ("drift", "d-ctl", "repair", "munge was stopped"),
     ]
-    assert [(harm["job_id"], harm["nodes"]) for harm in answer["harms"]] == [("7", ("d-old-1",))]
+    assert [(one["job_id"], one["nodes"]) for one in answer["affected_jobs"]] == [("7", ("d-old-1",))]
     assert answer["kept"] == ["d-ctl"]
     assert answer["cost"] is None
 
@@ -103,13 +101,8 @@ def test_a_plan_without_changes_says_so() -> None:
     assert show(plan) == ["cluster 'd' (local): no changes"]
 
 
-@contextmanager
-def alone() -> Iterator[None]:
-    yield
-
-
 def agree(plan: Planned, *, yes: bool = False) -> None:
-    asking(Screen(json=False, color=False), yes=yes, apart=alone)(Plan(plan))
+    approval(Screen(json=False, color=False), yes=yes)(Plan(plan))
 
 
 def test_without_a_terminal_only_what_destroys_needs_a_yes(capsys: pytest.CaptureFixture[str]) -> None:
@@ -163,7 +156,7 @@ def test_what_nobody_knows_the_price_of_is_taken_for_dearer(
 
 ASKS = """
 import time
-from clusterctl.cli.up import asking
+from clusterctl.cli.up import approval
 from clusterctl.cli.output import Screen
 from clusterctl.cluster.plan import Plan
 from clusterctl.providers.base import HostChange, Planned
@@ -184,7 +177,7 @@ class Slow(Screen):
 hosts = (HostChange("d-train-1", "make", "g2-standard-8", usd_per_hour=0.75),)
 screen, picture = Slow(json=False, color=False), Picture()
 with screen.moving(picture):
-    asking(screen, yes=False, apart=screen.still)(Plan(Planned(hosts)))
+    approval(screen, yes=False)(Plan(Planned(hosts)))
     print("goes on")
 """
 

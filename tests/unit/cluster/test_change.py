@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.cluster.impact import Change, Foreseen, foresee, refuse, refuse_taken_uids, weigh
+from clusterctl.cluster.impact import Change, Impact, evaluate, preview, reject, reject_taken_uids
 from clusterctl.errors import ClusterctlError, SlurmError, UnreachableError, UsageError
 from clusterctl.providers.base import HostChange, Size
 from clusterctl.scheduler.base import Clock
@@ -79,7 +79,7 @@ def look(
     transport = ScriptedTransport(steps)
     slurm = SlurmClient(transport, clock=Clock(sleep=lambda _: None), patience_s=0)
     try:
-        return weigh(wanted, was, sizes, slurm, hosts=hosts, alive=lambda: alive, force=force)
+        return evaluate(wanted, was, sizes, slurm, hosts=hosts, alive=lambda: alive, force=force)
     finally:
         assert transport.left == ()
 
@@ -91,12 +91,12 @@ def look_ahead(
     *steps: Step,
     hosts: tuple[HostChange, ...] = (),
     alive: bool = True,
-) -> Foreseen:
+) -> Impact:
     """Every command is in ``steps``: what would change anything on the cluster is not among them."""
     transport = ScriptedTransport(steps)
     slurm = SlurmClient(transport, clock=Clock(sleep=lambda _: None), patience_s=0)
     try:
-        return foresee(wanted, was, sizes, slurm, hosts=hosts, alive=lambda: alive)
+        return preview(wanted, was, sizes, slurm, hosts=hosts, alive=lambda: alive)
     finally:
         assert transport.left == ()
 
@@ -105,11 +105,11 @@ def test_a_look_ahead_drains_nothing_and_ends_nothing() -> None:
     sizes = {ONE: Size(2, 8000)}
     asked = sinfo(ONE, TWO), squeue((7, "train", TWO), (8, "train", ONE))
     found = look_ahead(spec(train(1)), before(ONE, TWO), sizes, *asked)
-    assert [str(harm) for harm in found.harms] == [f"job 7 (long) of ada on {TWO}: {TWO} leaves the cluster"]
+    assert [str(one) for one in found.affected] == [f"job 7 (long) of ada on {TWO}: {TWO} leaves the cluster"]
     assert found.keep == {ONE: Size(1, 4000)}
     assert found.notes == (f"{ONE} keeps 1 CPU and 4000MiB of memory while jobs run there",)
     with pytest.raises(UsageError, match="would end 1 job"):
-        refuse(found)
+        reject(found)
 
 
 def test_what_the_provider_makes_anew_or_stops_ends_jobs_too() -> None:
@@ -121,7 +121,7 @@ def test_what_the_provider_makes_anew_or_stops_ends_jobs_too() -> None:
     )
     asked = sinfo(ONE, TWO), squeue((7, "train", ONE), (8, "train", TWO), (9, "train", ""))
     found = look_ahead(spec(train(2)), before(ONE, TWO), same, *asked, hosts=hosts)
-    assert [(harm.job.id, harm.why) for harm in found.harms] == [
+    assert [(one.job.id, one.why) for one in found.affected] == [
         ("7", f"{ONE} is made anew: another zone"),
         ("8", f"{TWO} is restarted: another machine type"),
     ]
@@ -139,15 +139,15 @@ def test_a_machine_that_another_takes_the_place_of_leaves_with_its_jobs() -> Non
         squeue((7, "train", TWO), (8, "train", ONE)),
         hosts=hosts,
     )
-    assert [(harm.job.id, harm.why) for harm in found.harms] == [("7", f"{TWO} leaves the cluster")]
+    assert [(one.job.id, one.why) for one in found.affected] == [("7", f"{TWO} leaves the cluster")]
 
 
 def test_with_the_controller_go_all_jobs() -> None:
     hosts = (HostChange("d-ctl", "replace", "", "another disk"),)
     asked = sinfo(ONE), squeue((7, "train", ONE), (9, "train", ""))
     found = look_ahead(spec(train(1)), before(ONE), {}, *asked, hosts=hosts)
-    assert {harm.why for harm in found.harms} == {"d-ctl is made anew: another disk"}
-    assert len(found.harms) == 2
+    assert {one.why for one in found.affected} == {"d-ctl is made anew: another disk"}
+    assert len(found.affected) == 2
 
 
 def test_a_look_ahead_says_when_nobody_can_tell() -> None:
@@ -155,8 +155,8 @@ def test_a_look_ahead_says_when_nobody_can_tell() -> None:
     found = look_ahead(spec(train(1)), before(ONE, TWO), {}, away)
     assert found.unknown == "no answer"
     with pytest.raises(UsageError, match="nobody can tell"):
-        refuse(found)
-    assert look_ahead(spec(train(1)), before(ONE, TWO), {}, away, alive=False) == Foreseen()
+        reject(found)
+    assert look_ahead(spec(train(1)), before(ONE, TWO), {}, away, alive=False) == Impact()
 
 
 def test_without_a_change_nobody_is_asked() -> None:
@@ -266,8 +266,8 @@ def test_without_an_answer_of_slurms_nothing_is_changed() -> None:
 
 def test_a_uid_that_is_another_users_is_refused() -> None:
     accounts = "root:x:0:0:root:/root:/bin/sh\nada:x:2001:2001::/shared/home/ada:/bin/bash\n"
-    refuse_taken_uids(spec(train(1), ada=2001, bob=2002), accounts)
-    refuse_taken_uids(spec(train(1), ada=2003), accounts)
+    reject_taken_uids(spec(train(1), ada=2001, bob=2002), accounts)
+    reject_taken_uids(spec(train(1), ada=2003), accounts)
     with pytest.raises(UsageError, match=r"bob \(2001\)") as caught:
-        refuse_taken_uids(spec(train(1), bob=2001), accounts)
+        reject_taken_uids(spec(train(1), bob=2001), accounts)
     assert "uid 2001 is that of ada" in caught.value.why

@@ -17,7 +17,7 @@ from clusterctl.hosts.gpus import Driver
 from clusterctl.hosts.report import HostReport, ProbeRequest
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport.connections import Connections
+from tests.support.cluster_session import session_of
 from tests.support.gpu_nodes import CTL, INVENTORY, ONE, TWO
 from tests.unit.cluster.test_mend_hardware import SPEC, WAS, shows
 
@@ -45,12 +45,9 @@ def installed(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Install:
 
         monkeypatch.setattr(converge, "probe_hosts", probe_hosts)
         monkeypatch.setattr(converge.ansible, "install_on_hosts", lambda *_, **__: None)
-        with Connections(workspace.ssh_config) as connections:
-            return {
-                **_installed(
-                    SPEC, inventory, workspace, connections, views, limit=limit, report=lambda _: None
-                )
-            }
+        session = session_of(SPEC, workspace)
+        with session.connections:
+            return {**_installed(session, inventory, views, limit)}
 
     return run
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.cluster.hardware import fetch_gpu_wheels, gpus_file, refuse_missing_gpus
+from clusterctl.cluster.hardware import fetch_gpu_wheels, gpus_file, reject_missing_gpus
 from clusterctl.errors import VerifyError
 from clusterctl.hosts.checks import Finding
 from clusterctl.hosts.gpus import Driver, Gpu
@@ -96,23 +96,23 @@ def test_a_bundle_without_cupy_is_told_of_and_is_no_fault(workspace: Workspace) 
 )
 def test_a_host_without_the_gpus_of_its_partition_is_named(driver: Driver, why: str, fix: str) -> None:
     with pytest.raises(VerifyError) as caught:
-        refuse_missing_gpus(spec(), INVENTORY, views(T4, driver))
+        reject_missing_gpus(spec(), INVENTORY, views(T4, driver))
     (failure,) = caught.value.failures
     assert (failure.host, failure.code) == (TWO, "gpus-missing")
     assert failure.cause == f"partition train has gpus: 1 x t4, and {why}"
     assert fix in failure.fix
     assert (caught.value.what, caught.value.exit_code) == (f"GPUs are missing on {TWO}", 1)
-    refuse_missing_gpus(spec(), INVENTORY, views(T4, driver), limit=(ONE,))
+    reject_missing_gpus(spec(), INVENTORY, views(T4, driver), limit=(ONE,))
 
 
 def test_a_card_in_parts_is_one(workspace: Workspace) -> None:
-    refuse_missing_gpus(spec(), INVENTORY, views(T4, PARTS))
+    reject_missing_gpus(spec(), INVENTORY, views(T4, PARTS))
 
 
 def test_a_driver_that_waits_for_a_reboot_is_told_of_instead() -> None:
     why, fix = "NVIDIA's driver 575.57 is there, and it is not loaded", f"`clusterctl node reboot {TWO}`"
     needs = [Finding(TWO, "warning", "reboot-needed", "a reboot is needed", why, fix)]
     with pytest.raises(VerifyError) as caught:
-        refuse_missing_gpus(spec(), INVENTORY, views(T4, Driver()), needs=needs)
+        reject_missing_gpus(spec(), INVENTORY, views(T4, Driver()), needs=needs)
     (failure,) = caught.value.failures
     assert (failure.host, failure.cause.endswith(f", and {why}"), failure.fix) == (TWO, True, fix)

@@ -76,7 +76,7 @@ def fitted(now: HostReport, *busy: str, was: HostReport = WAS, limit: tuple[str,
 def test_what_came_or_went_is_said_and_taken_up(now: HostReport, words: str) -> None:
     found = fitted(now, TWO)
     assert found.taken_up == {ONE: words}
-    assert (found.notes, found.views[ONE]) == ((), now)
+    assert (found.notes, found.reports[ONE]) == ((), now)
 
 
 def test_another_device_file_is_a_change() -> None:
@@ -89,7 +89,7 @@ def test_what_the_kernel_takes_of_memory_and_what_a_driver_complains_of_is_none(
     now = shows("t4", memory_mib=63_800, mpi=("pmix_v4",))
     found = fitted(replace(now, driver=replace(now.driver, fault="later")))
     assert found.changes == {}
-    assert found.views[ONE].facts == replace(now.facts or FACTS, memory_mib=64_000)
+    assert found.reports[ONE].facts == replace(now.facts or FACTS, memory_mib=64_000)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +100,7 @@ def test_a_node_at_work_stays_as_it_was_until_its_jobs_have_ended(now: HostRepor
     assert (found.taken_up, list(found.waiting)) == ({}, [ONE])
     (note,) = found.notes
     assert note.startswith(f"{ONE}: {found.changes[ONE]}: a job is at work there")
-    assert found.views[ONE] == WAS
+    assert found.reports[ONE] == WAS
 
 
 def test_more_memory_ends_no_job() -> None:
@@ -110,7 +110,7 @@ def test_more_memory_ends_no_job() -> None:
 def test_a_node_beyond_the_limit_stays_as_it_was() -> None:
     found = fitted(shows("t4", "t4"), limit=(TWO,))
     assert found.waiting == {ONE: "it is left as it was"}
-    assert found.views[ONE] == WAS
+    assert found.reports[ONE] == WAS
 
 
 def test_without_slurm_nothing_ends_a_job() -> None:
@@ -147,7 +147,7 @@ def test_what_both_say_is_as_noted() -> None:
 
 def test_cards_whose_driver_does_not_answer_have_not_gone() -> None:
     found = fitted(failing(cards=1, fault="Driver/library version mismatch"))
-    assert (found.taken_up, found.views[ONE]) == ({}, WAS)
+    assert (found.taken_up, found.reports[ONE]) == ({}, WAS)
     (note,) = found.notes
     assert note.startswith(f"{ONE}: its driver does not answer: it stays as it was")
     assert note.endswith("Driver/library version mismatch")

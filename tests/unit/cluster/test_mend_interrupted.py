@@ -16,7 +16,7 @@ from clusterctl.providers.base import Provisioned
 from clusterctl.scheduler.base import Clock
 from clusterctl.scheduler.slurm.client import SlurmClient
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport.connections import Connections
+from tests.support.cluster_session import session_of
 from tests.support.gpu_nodes import CTL, INVENTORY, ONE, TWO
 from tests.support.scripted import ScriptedTransport, Step
 from tests.unit.cluster.test_change import sinfo, squeue
@@ -53,11 +53,9 @@ def fails(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Fails:
         monkeypatch.setattr(converge, "fetch_gpu_wheels", lambda *_: ())
         monkeypatch.setattr(converge.ansible, "configure", fail)
         views = {CTL: HostReport(None, {}), ONE: now, TWO: WAS}
-        with Connections(workspace.ssh_config) as connections, pytest.raises(ConfigureError):
-            converge.mend(
-                SPEC, Provisioned(INVENTORY), workspace, connections, views,
-                anew=False, limit=limit, report=lambda _: None,
-            )  # fmt: skip
+        session = session_of(SPEC, workspace)
+        with session.connections, pytest.raises(ConfigureError):
+            converge.converge(session, Provisioned(INVENTORY), views, limit)
         assert transport.left == ()
         (line,) = (
             text

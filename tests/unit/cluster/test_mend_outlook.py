@@ -56,17 +56,17 @@ def workspace(tmp_path: Path) -> Workspace:
 
 def test_what_is_as_it_was_left_needs_nothing(workspace: Workspace) -> None:
     assert converge.stale(spec(), INVENTORY, workspace, views()) == ""
-    assert converge.astray(workspace, views()) == ()
+    assert converge.drift_of(workspace, views()) == ()
 
 
 def test_a_host_that_drifted_is_named(workspace: Workspace) -> None:
-    assert converge.astray(workspace, views(munge="stopped")) == ((ONE, "munge was stopped"),)
+    assert converge.drift_of(workspace, views(munge="stopped")) == ((ONE, "munge was stopped"),)
 
 
 def test_a_host_that_was_never_configured_is_named(workspace: Workspace) -> None:
     noted = _Noted.model_validate_json(workspace.configured.read_bytes())
     _write(workspace, _Noted(inputs=noted.inputs, marks={CTL: FINE}))
-    assert converge.astray(workspace, views()) == ((ONE, "it is not configured yet"),)
+    assert converge.drift_of(workspace, views()) == ((ONE, "it is not configured yet"),)
 
 
 def test_another_spec_other_hardware_and_a_torn_up_concern_all_hosts(workspace: Workspace) -> None:
@@ -85,5 +85,5 @@ def test_to_look_writes_nothing(workspace: Workspace) -> None:
 
     before = content()
     converge.stale(spec("1h"), INVENTORY, workspace, views())
-    converge.astray(workspace, views(munge="stopped"))
+    converge.drift_of(workspace, views(munge="stopped"))
     assert content() == before

@@ -14,6 +14,7 @@ from clusterctl.cli import node
 from clusterctl.cli.options import Options
 from clusterctl.cli.output import Screen
 from clusterctl.cluster import nodes
+from clusterctl.cluster.up import UpOptions
 from clusterctl.cluster.verify import Standing, standing
 from clusterctl.errors import SchedulerError, TransportError, UnreachableError, UsageError
 from clusterctl.scheduler import session
@@ -135,17 +136,17 @@ class Booted:
         def to_machines(_: object) -> AbstractContextManager[Any]:
             return nullcontext(SimpleNamespace(to=self.machines.__getitem__))
 
-        def raise_cluster(*_: object, limit: Sequence[str], **__: object) -> int:
-            assert limit == ("a", "b", "c")
+        def bring_up(_screen: object, _options: object, _spec: object, wanted: UpOptions, **_: object) -> int:
+            assert wanted.limit == ("a", "b", "c")
             self.raised.append({one.name: standing(one) for one in self.slurm.nodes()})
             return 0
 
         def unlocked(*args: object, **more: Any) -> int:
             with workspace.lock("node reboot", wait_s=0, waiting=lambda _: None):  # as the `up` takes it
-                return raise_cluster(*args, **more)
+                return bring_up(*args, **more)
 
         monkeypatch.setattr(node, "workspace_of", lambda *_: workspace)
-        monkeypatch.setattr(node, "raise_cluster", unlocked)
+        monkeypatch.setattr(node, "bring_up", unlocked)
         monkeypatch.setattr(session, "inventory_of", lambda _: cluster())
         monkeypatch.setattr(session, "applied_spec", lambda _: None)
         monkeypatch.setattr(session, "admin_scheduler", lambda *_: self.slurm)

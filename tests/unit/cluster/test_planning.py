@@ -8,13 +8,14 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.cluster.plan import Plan, plan
+from clusterctl.cluster.plan import Plan, preview
 from clusterctl.errors import UsageError
 from clusterctl.providers.base import HostChange, Planned, Size
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import CONTROLLER, Host, Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.progress import Reporter
+from tests.support.cluster_session import session_of
 
 SPEC = ClusterSpec.model_validate(
     {
@@ -64,7 +65,7 @@ class Stub:
 
 
 def look(workspace: Workspace, stub: Stub, spec: ClusterSpec = SPEC) -> Plan:
-    return plan(spec, workspace, stub, report=lambda _: None)  # type: ignore[arg-type]
+    return preview(session_of(spec, workspace, stub))
 
 
 def content(folder: Path) -> dict[str, bytes]:

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from clusterctl.cluster import remote_pairs
-from clusterctl.cluster.verify import Proof, astray, out_of_service, release_held
-from clusterctl.cluster.verify import verify as verify_by
+from clusterctl.cluster.verify import Verification, out_of_service, release_held, unusable
+from clusterctl.cluster.verify import run_verification as verify_by
 from clusterctl.errors import VerifyError
 from clusterctl.scheduler.models import NodeInfo
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
@@ -37,7 +37,7 @@ def verify(
     nodes: Mapping[str, Transport] | None = None,
     *,
     timeout_s: float = 60,
-) -> Proof:
+) -> Verification:
     """Nodes that are not given say that they reach all others."""
     silent = {name: ScriptedTransport([JOINED]) for name in NAMES}
     hosts: dict[str, Transport] = {"d-ctl": controller, **silent, **(nodes or {})}
@@ -291,7 +291,7 @@ def test_nodes_that_slurm_does_not_use_are_told_unless_a_person_wants_it_so() ->
             node("idle+drain", "Low RealMemory", "root"),
         ),
     ]
-    assert astray(nodes) == (
+    assert unusable(nodes) == (
         ("down", "Slurm says DOWN: Not responding"),
         ("idle*", "Slurm says IDLE+NOT_RESPONDING"),
         ("idle+drain", "Slurm says IDLE+DRAIN: Low RealMemory"),

@@ -10,13 +10,15 @@ from typing import Any
 import pytest
 
 from clusterctl.cluster import down
-from clusterctl.cluster.up import up
+from clusterctl.cluster.session import Run
+from clusterctl.cluster.up import UpOptions, up
 from clusterctl.errors import ProvisionError, UsageError
 from clusterctl.providers.gcp.provider import GcpProvider
 from clusterctl.spec.gcp import GcpProvider as Settings
 from clusterctl.spec.load import dump_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.workspace import Workspace
+from tests.support.cluster_session import session_of
 from tests.support.google import gcloud
 from tests.support.google.api import PROJECT, Google
 from tests.support.google.cloud import GoogleCloud
@@ -101,7 +103,7 @@ def test_a_half_made_cluster_is_not_forgotten_by_another_provider(tmp_path: Path
     workspace = workspace_in(tmp_path)
     workspace.spec.write_text(dump_spec(spec_of()))  # as an `up` leaves it that fails before the inventory
     with pytest.raises(UsageError, match="under the provider gcp"):
-        up(LOCAL, workspace, reporter=silent, agree=decline)
+        up(session_of(LOCAL, workspace), UpOptions(approve=decline))
 
 
 def test_what_was_declined_can_be_taken_down_and_what_was_made_is_not_forgotten(
@@ -109,11 +111,11 @@ def test_what_was_declined_can_be_taken_down_and_what_was_made_is_not_forgotten(
 ) -> None:
     workspace = workspace_in(tmp_path)
     with pytest.raises(DeclinedError):
-        up(spec_of(), workspace, reporter=silent, agree=decline)
+        up(session_of(spec_of(), workspace), UpOptions(approve=decline))
     assert not cloud.resources()
     (workspace.terraform / "terraform.tfstate").write_text("{}")
     with pytest.raises(UsageError, match="no spec file"):
-        down.down(workspace, name="demo", reporter=silent)
+        down.down(Run(workspace=workspace), down.DownOptions())
     (workspace.terraform / "terraform.tfstate").unlink()
-    down.down(workspace, name="demo", reporter=silent)
+    down.down(Run(workspace=workspace), down.DownOptions())
     assert not workspace.root.exists()
