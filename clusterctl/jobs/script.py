@@ -33,6 +33,32 @@ _WATCH = (
 
 # In a job's folder, what the job was not given: patterns of bash with extglob.
 _NOT_GIVEN = "|".join([*sorted(OURS), "@(stdout|stderr)-+([0-9]).log", "task-+([0-9])"])
+# Runs once a rank, on its node: image, folders to bind, names of variables, then after -- the command. The
+# container sees the host's variables, but for those that the image sets itself: <TOOL>ENV_ overrides these.
+# PMIx keeps what ranks share in a folder of slurmd's.
+ENTER = """\
+image=$1 folders=$2 names=$3
+shift 4
+node=${SLURMD_NODENAME:-$HOSTNAME}
+rank=${SLURM_LOCALID:-${OMPI_COMM_WORLD_LOCAL_RANK:-0}}
+give_up() {
+    ((rank)) || echo "clusterctl: node $node $1" >&2
+    exit 127
+}
+tool=$(command -v apptainer || command -v singularity) ||
+    give_up "has neither apptainer nor singularity: install one there, or submit without --container"
+[[ -e $image ]] || give_up "has no image $image: put it where all nodes see it"
+options=(--bind "$folders")
+[[ -z ${PMIX_SERVER_TMPDIR:-} ]] || options+=(--bind "$PMIX_SERVER_TMPDIR")
+gpus=${SLURM_JOB_GPUS:-}${SLURM_STEP_GPUS:-}
+[[ -n $gpus || -n ${SLURM_JOB_ID:-} ]] || gpus=$(nvidia-smi --list-gpus 2>/dev/null) || gpus=
+[[ -z $gpus ]] || options+=(--nv)
+prefix=${tool##*/}
+for name in $names; do
+    export "${prefix^^}ENV_$name=${!name}"
+done
+exec "$tool" exec "${options[@]}" "$image" "$@\""""
+_ON_THE_CPU = "probe"  # it proves the way between ranks, and is to start at once
 
 
 def render_script(
@@ -188,33 +214,6 @@ def _hostfile_line() -> str:
     return render("hostfile.j2", nodes=["%s"], slots="%s").replace("\n", "\\n")
 
 
-# Runs once a rank, on its node: image, folders to bind, names of variables, then after -- the command. The
-# container sees the host's variables, but for those that the image sets itself: <TOOL>ENV_ overrides these.
-# PMIx keeps what ranks share in a folder of slurmd's.
-ENTER = """\
-image=$1 folders=$2 names=$3
-shift 4
-node=${SLURMD_NODENAME:-$HOSTNAME}
-rank=${SLURM_LOCALID:-${OMPI_COMM_WORLD_LOCAL_RANK:-0}}
-give_up() {
-    ((rank)) || echo "clusterctl: node $node $1" >&2
-    exit 127
-}
-tool=$(command -v apptainer || command -v singularity) ||
-    give_up "has neither apptainer nor singularity: install one there, or submit without --container"
-[[ -e $image ]] || give_up "has no image $image: put it where all nodes see it"
-options=(--bind "$folders")
-[[ -z ${PMIX_SERVER_TMPDIR:-} ]] || options+=(--bind "$PMIX_SERVER_TMPDIR")
-gpus=${SLURM_JOB_GPUS:-}${SLURM_STEP_GPUS:-}
-[[ -n $gpus || -n ${SLURM_JOB_ID:-} ]] || gpus=$(nvidia-smi --list-gpus 2>/dev/null) || gpus=
-[[ -z $gpus ]] || options+=(--nv)
-prefix=${tool##*/}
-for name in $names; do
-    export "${prefix^^}ENV_$name=${!name}"
-done
-exec "$tool" exec "${options[@]}" "$image" "$@\""""
-
-
 def contained(command: str, *, image: str, folders: Iterable[str], variables: Iterable[str]) -> str:
     """The command line, quoted for bash, that runs ``command`` (likewise) in a container.
 
@@ -263,9 +262,6 @@ def _refuse_too_much(spec: ClusterSpec, partition: Partition, job: JobSpec) -> N
             why=f"max_time of partition {partition.name} is {format_duration(longest)}",
             fix="ask for less with --time",
         )
-
-
-_ON_THE_CPU = "probe"  # it proves the way between ranks, and is to start at once
 
 
 def with_gpus(spec: ClusterSpec, job: JobSpec) -> JobSpec:

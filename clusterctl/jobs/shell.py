@@ -37,6 +37,10 @@ _REVOKED = re.compile(r"salloc: Job allocation [0-9]+ has been revoked")
 _COMPLAINT = "salloc: error: "
 _ENDED = "ended"
 _GRANTED = "granted"
+_HERE = "127.0.0.1"
+_SYNTAX = re.compile(r"(?:([0-9]{1,5}):)?([0-9]{1,5})", re.ASCII)
+_LAST_PORT = 65_535
+_CLOSE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -188,12 +192,6 @@ class _Lease:
             while not self._over.wait(_SIGN_OF_LIFE_S):
                 self._process.stdin.write("\n")
                 self._process.stdin.flush()
-
-
-_HERE = "127.0.0.1"
-_SYNTAX = re.compile(r"(?:([0-9]{1,5}):)?([0-9]{1,5})", re.ASCII)
-_LAST_PORT = 65_535
-_CLOSE_S = 5.0
 
 
 @dataclass(frozen=True, slots=True)

@@ -23,6 +23,16 @@ from clusterctl.state.ledger import RUN_FILE, RunRecord
 from clusterctl.state.workspace import cache_home, state_home
 from clusterctl.transport.tree import Item, Kind, not_readable, shown_size
 
+MAX_BYTES, MAX_FILES = 10 << 30, 100_000
+LARGE_BYTES, LARGE_FILES = 100 << 20, 5_000
+_NEVER = ".git"  # not even looked into
+_LEFT_OUT = frozenset({"__pycache__", "node_modules", ".ipynb_checkpoints"})
+_OURS_NUMBERED = re.compile(r"(stdout|stderr)-[0-9]+\.log|task-[0-9]+")
+_LEAVE_OUT = "leave things out with --exclude or a .gitignore, or bring data with `clusterctl put` once"
+GITIGNORE = ".gitignore"
+# `x/**` is what lies below x, not x itself, which pathspec would leave out with it.
+_BELOW = re.compile(r"/\*\*(\s*)$")
+
 
 @dataclass(frozen=True, slots=True)
 class Source:
@@ -123,15 +133,6 @@ def _why_no_project(folder: Path) -> str:
     if folder.stat().st_mode & (stat.S_IWOTH | stat.S_ISVTX) == stat.S_IWOTH | stat.S_ISVTX:
         return "everybody's folder"
     return ""
-
-
-MAX_BYTES, MAX_FILES = 10 << 30, 100_000
-LARGE_BYTES, LARGE_FILES = 100 << 20, 5_000
-
-_NEVER = ".git"  # not even looked into
-_LEFT_OUT = frozenset({"__pycache__", "node_modules", ".ipynb_checkpoints"})
-_OURS_NUMBERED = re.compile(r"(stdout|stderr)-[0-9]+\.log|task-[0-9]+")
-_LEAVE_OUT = "leave things out with --exclude or a .gitignore, or bring data with `clusterctl put` once"
 
 
 @dataclass(slots=True)
@@ -317,12 +318,6 @@ def _is_no_source(folder: Path) -> bool:
             return False
         return True
     return folder.resolve() in {state_home().resolve(), cache_home().resolve()}
-
-
-GITIGNORE = ".gitignore"
-
-# `x/**` is what lies below x, not x itself, which pathspec would leave out with it.
-_BELOW = re.compile(r"/\*\*(\s*)$")
 
 
 @dataclass(frozen=True, slots=True)

@@ -27,6 +27,10 @@ from clusterctl.util.assets import payload_hash
 
 JOBS_FOLDER = "clusterctl/jobs"  # in the job user's home
 _AT_ONCE = 8
+MAX_DIFF = 1 << 20
+PATIENCE_S = 15.0  # a submission does not wait long for what is good to know
+OUTPUTS_FILE = "outputs.json"
+_SPECIAL, _ESCAPED = re.compile(r"([\\*?\[\]!# ])"), r"\\\1"
 
 
 @dataclass(frozen=True, slots=True)
@@ -117,10 +121,6 @@ class _Content:
             ) from exc
 
 
-MAX_DIFF = 1 << 20
-PATIENCE_S = 15.0  # a submission does not wait long for what is good to know
-
-
 def client_facts(
     job: JobSpec, environment: Environment = PLAIN, *, local: Transport, folder: Path
 ) -> dict[str, Any]:
@@ -167,11 +167,6 @@ def _bounded(local: Transport, argv: list[str]) -> bytes:
             if len(said) > MAX_DIFF:
                 break
     return said
-
-
-OUTPUTS_FILE = "outputs.json"
-
-_SPECIAL, _ESCAPED = re.compile(r"([\\*?\[\]!# ])"), r"\\\1"
 
 
 def outputs_file(job: JobSpec) -> dict[str, bytes]:

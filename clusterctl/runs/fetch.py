@@ -29,6 +29,9 @@ from clusterctl.transport.tree import shown_size
 _ROUNDS = 4  # a file that changed while it was read is read again
 _SPARE_BYTES = 16 << 20
 _NEW = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC
+NODES = b"nodes"  # holds, by host, files whose name another host has used for something else
+_AT_ONCE = 8
+Holder = tuple[str, Transport]
 
 
 def fetch_tree(
@@ -211,12 +214,6 @@ def _too_little() -> CollectError:
 
 def _other_than_said(folder: str) -> CollectError:
     return CollectError("the cluster sent other data than it said", where=folder, fix="collect again")
-
-
-NODES = b"nodes"  # holds, by host, files whose name another host has used for something else
-_AT_ONCE = 8
-
-Holder = tuple[str, Transport]
 
 
 def fetch_from(

@@ -52,6 +52,11 @@ KINDS = (
 
 # What the job was given: path -> size and sha256, or 0 and a link's target.
 Given = dict[bytes, tuple[int, str]]
+MOST, LONGEST = 1000, 4096  # patterns, and characters of one
+ANY_DEPTH = None  # the part `**`
+Part = Optional["Pattern[str]"]
+ESCAPED = re.compile(r"\\(.)")
+NEGATED = re.compile(r"\[\^")
 
 
 def alive() -> None:
@@ -230,15 +235,13 @@ def main(what: str, folder: str) -> None:
         send_wanted(lambda name: open_file(top, base64.b64decode(name)))
 
 
-MOST, LONGEST = 1000, 4096  # patterns, and characters of one
-ANY_DEPTH = None  # the part `**`
-Part = Optional["Pattern[str]"]
-ESCAPED = re.compile(r"\\(.)")
-NEGATED = re.compile(r"\[\^")
-
-
 class Globs:
-    """Patterns in order, of which the last that matches counts; raises ValueError where they are too many."""
+    """Patterns as in a .gitignore file, of which the last that matches counts; raises ValueError if too many.
+
+    A job can write patterns and names alike, so matching takes time in proportion to their lengths, whatever
+    they are: a pattern's parts between slashes are matched with a path's parts, each by `fnmatch`, whose
+    expressions never go back over what they have matched.
+    """
 
     def __init__(self, patterns: list[str]) -> None:
         if len(patterns) > MOST or any(len(pattern) > LONGEST for pattern in patterns):

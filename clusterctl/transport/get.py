@@ -24,6 +24,8 @@ from clusterctl.transport.tree import Item, Kind, Progress, hash_items
 from clusterctl.util.disk import reason
 
 _SPARE_BYTES = 16 << 20
+_MAX_NAME = 255  # bytes; Linux file systems take no longer one
+OTHER = "other"
 
 
 @dataclass(frozen=True, slots=True)
@@ -373,10 +375,6 @@ def _write(fd: int, data: memoryview) -> None:
         return
     while data:
         data = data[os.write(fd, data) :]
-
-
-_MAX_NAME = 255  # bytes; Linux file systems take no longer one
-OTHER = "other"
 
 
 @dataclass(frozen=True, slots=True)

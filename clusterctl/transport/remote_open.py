@@ -1,9 +1,15 @@
 """Opens and locks files that a job can write. Runs on the cluster: standard library only, Python 3.9.
 
 A job can make anything of the files in its folder: links to anywhere, pipes that are never written to,
-devices, terabytes of zeros. So all of ours that reads there opens with ``open_file``: it never waits, follows
-no link in place of the folder or below it, and takes regular files only, of the user whose folder it is, our
-own, or root's.
+devices, terabytes of zeros. So all of ours that reads there opens with ``open_file``: it never waits,
+follows no link in place of the folder or below it, and takes regular files only, of the user whose folder it
+is, our own, or root's.
+
+Jobs run as the same user as our own files in a home: any of them may replace such a file by a pipe or a
+link, or hold the lock on it. So opening one never waits and follows no link (``open_own``), and a lock is
+waited for until a deadline; then the processes that hold it are named.
+
+As a program: argument PATH, relative to the home folder; prints which processes hold the lock on it.
 """
 
 from __future__ import annotations
@@ -22,6 +28,11 @@ from typing import Any
 
 FOLDER = os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC
 CONTAINERS = 1 << 18  # of JSON: each takes much more memory than its two bytes of text
+OWNERS = 0o600  # the mode of a file that others of ours may open to write
+HELD = 68  # the exit status of a program that gave up waiting for a lock
+RETRY_S = 0.1
+MOST_NAMED = 3
+LONGEST = 100  # characters of a command that is named
 
 
 def open_folder(top: bytes, path: bytes = b"") -> int:
@@ -77,13 +88,6 @@ def read_json(top: bytes, path: bytes, most: int) -> Any:
         return json.loads(data)
     except RecursionError as exc:
         raise ValueError("nested too deeply") from exc
-
-
-OWNERS = 0o600  # the mode of a file that others of ours may open to write
-HELD = 68  # the exit status of a program that gave up waiting for a lock
-RETRY_S = 0.1
-MOST_NAMED = 3
-LONGEST = 100  # characters of a command that is named
 
 
 def remove(path: bytes) -> None:

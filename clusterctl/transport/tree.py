@@ -19,6 +19,17 @@ from clusterctl.errors import MachineError, UsageError, printable
 from clusterctl.state.workspace import cache_home
 
 Progress = Callable[[str, int, int], None]  # (what is done, bytes done, bytes in all)
+REMEMBERED = 1 << 20  # bytes: smaller files are read as fast as they are looked up
+_SETTLED_NS = 2_000_000_000  # a file this young may change again within the clock's resolution
+_UNUSED_S = 90 * 86400
+_AT_ONCE = min(8, os.cpu_count() or 1)
+_CHUNK = 1 << 20
+_SCHEMA = (
+    "CREATE TABLE IF NOT EXISTS hashes (path BLOB PRIMARY KEY, size INTEGER, mtime_ns INTEGER, "
+    "ctime_ns INTEGER, inode INTEGER, sha256 TEXT, used REAL) WITHOUT ROWID"
+)
+_Key = tuple[int, int, int, int]
+_Known = dict[bytes, tuple[_Key, str]]
 
 
 class Kind(StrEnum):
@@ -125,24 +136,15 @@ def shown_size(size: float) -> str:
     return f"{size:.0f} B"
 
 
-REMEMBERED = 1 << 20  # bytes: smaller files are read as fast as they are looked up
-_SETTLED_NS = 2_000_000_000  # a file this young may change again within the clock's resolution
-_UNUSED_S = 90 * 86400
-_AT_ONCE = min(8, os.cpu_count() or 1)
-_CHUNK = 1 << 20
-_SCHEMA = (
-    "CREATE TABLE IF NOT EXISTS hashes (path BLOB PRIMARY KEY, size INTEGER, mtime_ns INTEGER, "
-    "ctime_ns INTEGER, inode INTEGER, sha256 TEXT, used REAL) WITHOUT ROWID"
-)
-
-
 def hash_items(
     files: Sequence[Item],
     *,
     progress: Progress = lambda *_: None,
     now_ns: Callable[[], int] = time.time_ns,
 ) -> Mapping[Path, str]:
-    """Origin -> sha256 in hex. ``progress`` hears from any thread.
+    """Origin -> sha256 in hex. A file that was hashed before is not read again while it is unchanged.
+
+    ``progress`` hears from any thread.
 
     Raises:
         UsageError: some can't be read; all are named.
@@ -185,10 +187,6 @@ def hash_items(
     if unreadable:
         raise not_readable(unreadable)
     return found
-
-
-_Key = tuple[int, int, int, int]
-_Known = dict[bytes, tuple[_Key, str]]
 
 
 def _hash(path: Path, known: _Known, progress: Callable[[int], None], now_ns: Callable[[], int]) -> str:
