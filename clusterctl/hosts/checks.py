@@ -1,4 +1,4 @@
-"""What is wrong with a host, or will be once it is part of the cluster: from its facts alone."""
+"""The checks of a host: what is wrong with it, or will be once it is part of the cluster."""
 
 from __future__ import annotations
 
@@ -110,7 +110,7 @@ def _space(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]
         path = one.paths[0]
         needed = max(expected.free_mib[path] for path in one.paths)
         if one.read_only:
-            why, fix = f"{path} is mounted so", "see `dmesg`: a sick disk is mounted so, too"
+            why, fix = f"{path} is mounted so", "see `dmesg`: the kernel remounts a failing disk read-only"
             yield Finding(host, "error", "read-only", "a file system can't be written", why, fix)
         elif one.free_mib < needed:
             why = f"{path} has {format_size(one.free_mib)} free, and needs {format_size(needed)}"
@@ -163,7 +163,7 @@ def _no_driver(host: str, gpus: GpuFacts, expected: Expected) -> Finding:
     if gpus.installed and gpus.secure_boot:
         why = f"driver {gpus.installed} is there and {SECURE_BOOT}"
         fix = f"enrol the key that it is signed with, then {_boot(host, expected)}: {_SIGNED}"
-        return Finding(host, "warning", "secure-boot", "NVIDIA's driver is not let in", why, fix)
+        return Finding(host, "warning", "secure-boot", "Secure Boot rejects NVIDIA's driver", why, fix)
     if gpus.installed:
         why = f"NVIDIA's driver {gpus.installed} is there, and {holder}"
         fix = _boot(host, expected)
@@ -219,12 +219,12 @@ def _in_use(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding
     if "slurmctld" in expected.brings and facts.slurm_state:
         why = f"/var/lib/slurm/slurmctld holds its state ({facts.slurm_state[0]}): ours would overwrite it"
         fix = "move that folder away, or give the cluster another controller"
-        yield Finding(host, "error", "slurm-state", "a stopped slurmctld is somebody's", why, fix)
+        yield Finding(host, "error", "slurm-state", "another slurmctld's state is there", why, fix)
     if "mariadb" in expected.brings and facts.databases:
         names = ", ".join(facts.databases)
         why = f"it holds {names}; it would be restarted, and listen to no network"
         fix = "give the cluster another controller, or move these databases"
-        yield Finding(host, "error", "database-in-use", "MariaDB is somebody's", why, fix)
+        yield Finding(host, "error", "database-in-use", "MariaDB is in use", why, fix)
 
 
 def _firewall(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:
@@ -232,7 +232,7 @@ def _firewall(host: str, facts: HostFacts, expected: Expected) -> Iterator[Findi
     if facts.firewall.firewalld == "stopped" and expected.others:
         why = "it starts with the host's next boot, and would keep the cluster's other hosts out"
         fix = "`sudo systemctl start firewalld`, then `clusterctl up`, which opens it to them; or disable it"
-        yield Finding(host, "warning", "firewall", "firewalld is stopped, and enabled", why, fix)
+        yield Finding(host, "warning", "firewall", "firewalld is enabled but stopped", why, fix)
     for chain in firewall_of(facts).closed:
         if closed := chain.keeps_out(expected.others):
             # What the rules of others come to, such as those for single ports, can't be told in general.
@@ -272,7 +272,7 @@ def _clocks(seen: Mapping[str, Examined], leader: str) -> Iterator[Finding]:
                 "give it a server that it reaches; a chrony, or one where there is no time service, "
                 "`clusterctl up` leads to the controller's clock"
             )
-            yield Finding(host, "warning", "clock-alone", "the clock follows nobody", why, fix)
+            yield Finding(host, "warning", "clock-alone", "the clock is not synchronized", why, fix)
         skew = one.skew_s - reference
         if abs(skew) < NOTABLE_SKEW_S:
             continue
@@ -294,11 +294,11 @@ def _twins(seen: Mapping[str, Examined]) -> Iterator[Finding]:
         for host in others:
             if seen[host].facts.addresses == seen[first].facts.addresses:
                 why, fix = f"it is {first} under another name", "name each machine once in the spec"
-                yield Finding(host, "error", "same-machine", "a machine stands twice", why, fix)
+                yield Finding(host, "error", "same-machine", "one machine under two names", why, fix)
             else:
                 why = f"{first} has the same /etc/machine-id: one is a clone of the other"
                 fix = "remove /etc/machine-id on one of them, run `systemd-machine-id-setup`, and reboot it"
-                yield Finding(host, "warning", "machine-id", "two machines look like one", why, fix)
+                yield Finding(host, "warning", "machine-id", "two machines have one machine-id", why, fix)
 
 
 def _names(seen: Mapping[str, Examined], expected: Mapping[str, Expected]) -> Iterator[Finding]:
@@ -312,7 +312,7 @@ def _names(seen: Mapping[str, Examined], expected: Mapping[str, Expected]) -> It
         for name, found in wrong:
             why = f"{name} is {', '.join(found)} there, and {expected[name].address} in the spec"
             fix = "correct /etc/hosts there, the name server, or the spec"
-            yield Finding(host, "warning", "name", "a name leads elsewhere", why, fix)
+            yield Finding(host, "warning", "name", "a name resolves to another address", why, fix)
 
 
 def _is_elsewhere(name: str, host: str, found: Sequence[str]) -> bool:

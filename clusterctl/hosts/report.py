@@ -221,7 +221,9 @@ def parse_report(text: str) -> HostReport:
         raise TransportError("the host gave no usable answer", why=text[:500]) from exc
     if not node:  # it could not start what tells them, or not in time: it is too busy, or still booting
         raise UnreachableError(
-            "the host could not say what it has", why="it is busy", fix="look at its load, then try again"
+            "the host did not report its facts in time",
+            why="it is busy",
+            fix="look at its load, then try again",
         )
     facts = parse_node_facts(node) if has_slurmd(node) else None
     return HostReport(facts, checksums, full, distribution, parse_driver(node), cards, host)

@@ -78,10 +78,10 @@ class Scheduler(Protocol):
         """The job of this user with exactly this comment; ``submitted_at``: Unix seconds, by our clock."""
 
     def cancel(self, ids: Sequence[str]) -> None:
-        """End jobs for good; ask ``jobs`` first."""
+        """Cancel jobs, which are not requeued; ask ``jobs`` first."""
 
     def annotate(self, job_id: str, text: str) -> None:
-        """Leave a word with a job on why it ends, where such words are kept."""
+        """Set a job's admin comment, such as why it ends, where there is accounting."""
 
     def nodes(self) -> tuple[NodeInfo, ...]:
         """All nodes, as far as this user may see them."""

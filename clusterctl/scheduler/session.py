@@ -1,4 +1,4 @@
-"""The way to a cluster that is up: its inventory, who runs its jobs, and what was submitted."""
+"""A cluster that is up: its inventory, its scheduler, and the ledger of what was submitted."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ from clusterctl.transport.base import Transport
 from clusterctl.transport.connections import Connections
 from clusterctl.transport.ssh import SSHTransport
 
-PATIENCE_S = 60.0  # for who runs the jobs to answer
+PATIENCE_S = 60.0  # for the scheduler to answer
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,12 +29,12 @@ from clusterctl.util.parallel import parallel_map
 _HARDWARE = ("sh", "-c", "nproc; sed -n 's/^MemTotal: *\\([0-9]*\\) kB/\\1/p' /proc/meminfo")
 _KIB_MIB = 1024
 _HEALTH_S = 60.0  # a driver that hangs is given up after 20 s
-_WELL = "mend it, and submit again: it is looked at anew; docs/gpus.md says what is looked at"
+_REPAIR = "repair it, then submit again: the health check runs anew; docs/gpus.md lists the checks"
 _AWAY_S = 15.0  # so long a host that did not answer is not asked again
 
 
 class UnhealthyError(SchedulerError):
-    """A node of the job is sick, says its health check."""
+    """A node of the job failed its health check."""
 
     code = "sick"
 
@@ -67,7 +67,7 @@ class MpirunClient:
             )
 
     def unknown(self, ids: Sequence[str]) -> SchedulerError:
-        """The error for ids that nobody knows."""
+        """The error for unknown job ids."""
         what = f"there is no job {ids[0]}" if len(ids) == 1 else f"there are no jobs {', '.join(ids)}"
         return SchedulerError(what, fix="`clusterctl jobs` lists the jobs there are")
 
@@ -117,14 +117,14 @@ class MpirunClient:
         """Raises UnhealthyError if the health check of a node finds fault; it looks now."""
         found = parallel_map(nodes, self._faults)
         failures = tuple(
-            Failure(UnhealthyError.code, faults, node, fix=_WELL)
+            Failure(UnhealthyError.code, faults, node, fix=_REPAIR)
             for node, faults in zip(nodes, found, strict=True)
             if faults
         )
         if failures:
             names = ", ".join(str(failure.host) for failure in failures)
             why = "; ".join(f"{failure.host}: {failure.cause}" for failure in failures)
-            raise UnhealthyError(f"no job is started on {names}", why=why, fix=_WELL, failures=failures)
+            raise UnhealthyError(f"no job is started on {names}", why=why, fix=_REPAIR, failures=failures)
 
     def _faults(self, node: str) -> str:
         looked = self.to(node).run(["sudo", "-n", HEALTH_PROGRAM], timeout_s=_HEALTH_S, check=False)
@@ -176,7 +176,7 @@ class MpirunClient:
             self._ask(job.nodes[0], {"do": "cancel", "ids": [job.id]})
 
     def annotate(self, job_id: str, text: str) -> None:
-        """There is no accounting to leave a word in."""
+        """There is no accounting that keeps a comment."""
 
     def nodes(self) -> tuple[NodeInfo, ...]:
         """All nodes: idle, allocated to a job, or down where one does not answer."""
@@ -186,7 +186,7 @@ class MpirunClient:
         return tuple(parallel_map(hosts, lambda host: self._node(host, at_work)))
 
     def drain(self, nodes: Sequence[str], reason: str) -> None:
-        """Nothing begins by itself here, so there is nothing to keep from it."""
+        """No job starts by itself, so there is nothing to drain."""
 
     def resume(self, nodes: Sequence[str]) -> None:
         """Nothing was drained."""
@@ -260,7 +260,9 @@ class MpirunClient:
             answer: Mapping[str, Any] = json.loads(said)
             return {**answer}
         except (ValueError, TypeError) as exc:
-            raise SchedulerError("a host did not tell of its jobs", where=host, why=said[:500]) from exc
+            raise SchedulerError(
+                "a host gave no usable list of its jobs", where=host, why=said[:500]
+            ) from exc
 
 
 def _record(request: JobRequest) -> dict[str, Any]:

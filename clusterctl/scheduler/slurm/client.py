@@ -257,7 +257,7 @@ class SlurmClient:
         self._ask(["scancel", *ids])
 
     def annotate(self, job_id: str, text: str) -> None:
-        """Leave a word with a job in the accounting; the transport's user is an admin.
+        """Set a job's admin comment; the transport's user is an admin.
 
         Raises:
             TransportError: Slurm refused, or can't be reached.
@@ -265,7 +265,7 @@ class SlurmClient:
         self.transport.run(["scontrol", "update", f"jobid={job_id}", f"admincomment={text}"])
 
     def drain(self, nodes: Sequence[str], reason: str) -> None:
-        """Let no more jobs begin on these nodes; the transport's user is an admin.
+        """Drain these nodes; the transport's user is an admin.
 
         Raises:
             TransportError: Slurm refused, or can't be reached.
@@ -274,7 +274,7 @@ class SlurmClient:
         self.transport.run(argv)
 
     def resume(self, nodes: Sequence[str]) -> None:
-        """Let jobs begin there again; the transport's user is an admin.
+        """Resume drained nodes; the transport's user is an admin.
 
         Raises:
             TransportError: Slurm refused, or can't be reached.

@@ -6,6 +6,7 @@ import json
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Mapping
 from pathlib import Path
 
@@ -83,10 +84,13 @@ def alone(host: str, stderr: str = "") -> Step:
 class InAnyOrder(ScriptedTransport):
     """Jobs of single hosts are asked for side by side, so any of them may come first."""
 
+    lock = threading.Lock()
+
     def _next(self, call: Call) -> Step:
-        self.calls.append(call)
-        step = next(step for step in self._steps if step.matches(call.argv))
-        self._steps.remove(step)
+        with self.lock:
+            self.calls.append(call)
+            step = next(step for step in self._steps if step.matches(call.argv))
+            self._steps.remove(step)
         return step
 
 

@@ -195,7 +195,7 @@ def test_a_host_says_what_it_has(monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 def test_other_answers_are_errors() -> None:
     with pytest.raises(StoppingError):
         parse_report('{"state": "stopping"}')
-    with pytest.raises(UnreachableError, match="could not say what it has"):  # so it is asked again
+    with pytest.raises(UnreachableError, match="did not report its facts"):  # so it is asked again
         parse_report(json.dumps({"state": "running", "node": "", "checksums": {}, "full": []} | SYSTEM))
     for text in ("", "[]", "{}", '{"state": "running"}'):
         with pytest.raises(TransportError, match="no usable answer"):
