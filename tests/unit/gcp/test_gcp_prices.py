@@ -61,7 +61,7 @@ def test_what_is_not_in_the_table_is_not_guessed(name: str, gpus: dict[str, int]
 
 def test_spot_costs_less_than_on_demand_wherever_both_are_known() -> None:
     both = 0
-    for name in gcp_machines.gcp_machines():
+    for name in gcp_machines.machines():
         plain, spot = of(name), of(name, spot=True)
         if plain is not None and spot is not None:
             both += 1
@@ -70,8 +70,8 @@ def test_spot_costs_less_than_on_demand_wherever_both_are_known() -> None:
 
 
 def test_all_names_in_the_table_exist() -> None:
-    known, table = gcp_machines.gcp_machines(), costs.table()
-    assert set(table.gcp_machines) <= set(known)
+    known, table = gcp_machines.machines(), costs.table()
+    assert set(table.machines) <= set(known)
     assert set(table.families) <= {one.family for one in known.values()}
     assert set(table.gpus) <= {facts["google"] for facts in gcp_machines.data()["gpus"].values()}
 
