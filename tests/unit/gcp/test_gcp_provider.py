@@ -220,7 +220,7 @@ def test_gcloud_is_looked_for_first(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_jobs_get_what_their_machine_has() -> None:
-    l4, plain = gcp_machines.machines()["g2-standard-4"], gcp_machines.gcp_machines()["e2-standard-4"]
+    l4, plain = gcp_machines.machines()["g2-standard-4"], gcp_machines.machines()["e2-standard-4"]
     assert job_environment(l4, gvnic=True) == {
         "NCCL_DEBUG": "WARN",
         "NCCL_SOCKET_IFNAME": "={interface}",
