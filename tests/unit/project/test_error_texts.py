@@ -7,7 +7,8 @@ import re
 from collections.abc import Iterator
 
 from clusterctl import errors
-from tests.support.manual import ROOT, understood
+from tests.support.manual import ROOT
+from tests.unit.project.test_manual import understood
 
 KINDS = {name for name in vars(errors) if name.endswith("Error")}
 COMMAND = re.compile(r"`(clusterctl [^`]*)`")
