@@ -15,13 +15,13 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from payload.build import engine_of, loader_of, mesh_of, units_of
+from payload.build import build_engine, build_loader, build_mesh, build_units
 from payload.comm import make_transport
-from payload.comm.base import Communicator, Done, Pending, Through
+from payload.comm.base import Communicator, CommunicatorWrapper, Done, Pending
 from payload.comm.transport import Transport
 from payload.config import BenchConfig, check
-from payload.data.base import Source
-from payload.data.datasets import open_source
+from payload.data.base import Dataset
+from payload.data.datasets import open_dataset
 from payload.data.loader import Feed
 from payload.device import Array, Device
 from payload.errors import UsageError
@@ -85,9 +85,9 @@ class Team:
 def bench(config: BenchConfig, device: Device, world: Transport) -> list[Record]:
     """One record a side, the same on all ranks; rank 0 prints and writes them."""
     report = Report(world, config.run.out / "bench.jsonl")
-    source = open_source(config, world)
+    dataset = open_dataset(config, world)
     sides = sides_of(config, world.size)
-    teams = dict(_teams(config, device, world, source, sides))
+    teams = dict(_teams(config, device, world, dataset, sides))
     for round_number in range(config.bench.rounds + 1):
         for side in sides:
             world.barrier()
@@ -138,7 +138,7 @@ def sides_of(config: BenchConfig, size: int) -> list[Side]:
 
 
 def _teams(
-    config: BenchConfig, device: Device, world: Transport, source: Source, sides: Sequence[Side]
+    config: BenchConfig, device: Device, world: Transport, dataset: Dataset, sides: Sequence[Side]
 ) -> Iterator[tuple[Side, Team]]:
     """What this rank takes part in. Sides of the same ranks share an engine."""
     for (ranks, silent), group in itertools.groupby(sides, key=lambda side: (side.ranks, side.silent)):
@@ -146,14 +146,14 @@ def _teams(
         if world.rank >= ranks:
             continue
         times = CommTimes(device)
-        mesh, compressor = mesh_of(config.layout, members)
+        mesh, compressor = build_mesh(config.layout, members)
         mesh = timed_mesh(replace(mesh, dp=Silent(mesh.dp)) if silent else mesh, times, OFF)
-        units = units_of(config.model, source, mesh.context(device))
-        engine = engine_of(config, device, mesh, units, compressor=compressor)
-        work = Work(sum(unit.flops for unit in units), source.facts.get("tokens"))
+        units = build_units(config.model, dataset, mesh.context(device))
+        engine = build_engine(config, device, mesh, units, compressor=compressor)
+        work = Work(sum(unit.flops for unit in units), dataset.facts.get("tokens"))
         for side in group:
             resized = replace(config, batch=replace(config.batch, global_batch_size=side.batch))
-            feed = next(loader_of(resized, source, device, mesh).training(1, 1))
+            feed = next(build_loader(resized, dataset, device, mesh).training(1, 1))
             yield side, Team(engine, feed, times, work)
 
 
@@ -217,7 +217,7 @@ def _percent(share: float | None) -> str:
     return "" if share is None else f"{share:.0%}"
 
 
-class Silent(Through[Communicator]):
+class Silent(CommunicatorWrapper[Communicator]):
     """A communicator that leaves sums and joins of arrays out; all else goes through."""
 
     def iallreduce(self, array: Array) -> Pending:  # noqa: ARG002

@@ -13,7 +13,7 @@ from typing import Any
 from payload.comm.compression import Compressed, make_compressor
 from payload.comm.transport import Transport
 from payload.config import Layout, Model, Optimizer, TrainConfig
-from payload.data.base import Source
+from payload.data.base import Dataset
 from payload.data.loader import Loader
 from payload.device import Device
 from payload.errors import UsageError
@@ -30,23 +30,23 @@ from payload.parallel.zero import Storage
 from payload.precision import PRECISIONS, loss_scale
 from payload.schedule import LearningRate, scaled
 
-_JUDGED = 32  # held-out samples at once on a rank
+_EVAL_BATCH = 32  # held-out samples at once on a rank
 
 
-def units_of(model: Model, source: Source, context: Context) -> list[Unit]:
+def build_units(model: Model, dataset: Dataset, context: Context) -> list[Unit]:
     """The model, sized for the data.
 
     Raises:
         UsageError: it has no such size, or cannot be of that size.
     """
     try:
-        units: list[Unit] = _module(model).build(context, **sizes_of(model, source))
+        units: list[Unit] = _module(model).build(context, **model_sizes(model, dataset))
     except ValueError as exc:
         raise UsageError(f"--model {model.model}: {exc}") from exc
     return units
 
 
-def sizes_of(model: Model, source: Source) -> dict[str, Any]:
+def model_sizes(model: Model, dataset: Dataset) -> dict[str, Any]:
     """All that the model is built with.
 
     Raises:
@@ -55,16 +55,16 @@ def sizes_of(model: Model, source: Source) -> dict[str, Any]:
     known = inspect.signature(_module(model).build).parameters
     defaults = {name: one.default for name, one in known.items() if one.default is not one.empty}
     given = {name: value for name, value in asdict(model).items() if name != "model" and value is not None}
-    facts = {name: value for name, value in source.facts.items() if name in known}
+    facts = {name: value for name, value in dataset.facts.items() if name in known}
     for name in given:
         if name not in known:
             raise UsageError(f"--{name.replace('_', '-')}: --model {model.model} has no such size")
     return {**defaults, **MODELS[model.model].sizes, **given, **facts}
 
 
-def identity_of(config: TrainConfig, source: Source) -> dict[str, Any]:
+def run_identity(config: TrainConfig, dataset: Dataset) -> dict[str, Any]:
     """What a run has in common with the checkpoint that it goes on from. All else may change."""
-    sizes = sizes_of(config.model, source)
+    sizes = model_sizes(config.model, dataset)
     return {
         "model": config.model.model,
         **{name: value for name, value in sizes.items() if name != "dropout"},
@@ -72,13 +72,13 @@ def identity_of(config: TrainConfig, source: Source) -> dict[str, Any]:
         "precision": config.precision.precision,
         "data": config.data.data.partition(":")[0],  # which may lie elsewhere now
         "tokenizer": config.data.tokenizer,
-        "samples": source.training,
+        "samples": dataset.training,
         "global-batch-size": config.batch.global_batch_size,
         "seed": config.batch.seed,
     }
 
 
-def loss_of(model: Model, context: Context) -> Loss:
+def build_loss(model: Model, context: Context) -> Loss:
     """What the model is trained to make small."""
     return SoftmaxCrossEntropy(context, split=getattr(_module(model), "SPLIT_LOGITS", False))
 
@@ -87,9 +87,9 @@ def _module(model: Model) -> ModuleType:
     return import_module(f"payload.models.{MODELS[model.model].module}")
 
 
-def optimizer_of(settings: Optimizer, storage: Storage, mesh: Mesh) -> base.Optimizer:
+def build_optimizer(settings: Optimizer, storage: Storage, mesh: Mesh) -> base.Optimizer:
     """Of what this rank updates."""
-    home, values, segments = storage.home, storage.values, storage.segments
+    home, values, segments = storage.optimizer_device, storage.master_weights, storage.segments
     decay = settings.weight_decay or 0.0
     if settings.optimizer == "sgd":
         return SGD(
@@ -103,11 +103,11 @@ def optimizer_of(settings: Optimizer, storage: Storage, mesh: Mesh) -> base.Opti
     }
     if settings.optimizer == "adamw":
         return AdamW(home, values, segments, **adam)
-    groups = [*([mesh.dp] if storage.shared else []), mesh.tp]
+    groups = [*([mesh.dp] if storage.sharded else []), mesh.tp]
     return LAMB(home, values, segments, storage.parameters, groups, **adam)
 
 
-def mesh_of(layout: Layout, world: Transport) -> tuple[Mesh, Compressed | None]:
+def build_mesh(layout: Layout, world: Transport) -> tuple[Mesh, Compressed | None]:
     """The ranks as the layout has them, and what compresses the sums between those that are data-parallel.
 
     Raises:
@@ -124,7 +124,7 @@ def mesh_of(layout: Layout, world: Transport) -> tuple[Mesh, Compressed | None]:
     return replace(mesh, dp=compressor), compressor
 
 
-def engine_of(
+def build_engine(
     config: TrainConfig,
     device: Device,
     mesh: Mesh,
@@ -156,31 +156,34 @@ def engine_of(
         device,
         mesh,
         units,
-        loss_of(config.model, mesh.context(device)),
-        lambda storage: optimizer_of(config.optimizer, storage, mesh),
+        build_loss(config.model, mesh.context(device)),
+        lambda storage: build_optimizer(config.optimizer, storage, mesh),
         options=options,
         loss_scale=loss_scale(precision.precision, precision.loss_scale),
         compressor=compressor,
     )
 
 
-def loader_of(
-    config: TrainConfig, source: Source, device: Device, mesh: Mesh, *, judging: bool = False
+def build_loader(
+    config: TrainConfig, dataset: Dataset, device: Device, mesh: Mesh, *, eval_only: bool = False
 ) -> Loader:
-    """``judging``: it is asked for held-out samples alone, perhaps on fewer ranks than there were in training
-    whose shares of a batch would be too large.
+    """The loader of this rank's samples.
+
+    Args:
+        eval_only: held-out samples alone are asked for, perhaps on fewer ranks than there were in training,
+            whose shares of a batch would be too large.
 
     Raises:
         UsageError: the batch is above the data.
     """
     wanted, at_once = config.batch.global_batch_size, config.batch.micro_batch_size
-    if judging:
-        at_once = min(at_once or _JUDGED, _JUDGED)
+    if eval_only:
+        at_once = min(at_once or _EVAL_BATCH, _EVAL_BATCH)
         wanted = at_once * mesh.dp.size
-    elif wanted > source.training:
-        raise UsageError(f"--global-batch-size {wanted} is above the {source.training} samples")
+    elif wanted > dataset.training:
+        raise UsageError(f"--global-batch-size {wanted} is above the {dataset.training} samples")
     return Loader(
-        source,
+        dataset,
         device,
         mesh,
         global_batch=wanted,
@@ -191,7 +194,7 @@ def loader_of(
     )
 
 
-def rate_of(config: TrainConfig, mesh: Mesh, per_epoch: int) -> LearningRate:
+def build_schedule(config: TrainConfig, mesh: Mesh, per_epoch: int) -> LearningRate:
     """``per_epoch``: iterations in an epoch."""
     settings, batch = config.optimizer, config.batch
     iterations = min(batch.epochs * per_epoch, batch.iterations or batch.epochs * per_epoch)

@@ -201,7 +201,7 @@ class Gpu(Device):
         if wanted.itemsize > left.dtype.itemsize:
             # CuPy's product of 16 bits is rounded to 16, and fp16 may overflow, before it could be widened.
             if wanted == _FLOAT32 and self._products.fits(left, right):
-                return self._wide_product(left, right, out)
+                return self._float32_product(left, right, out)
             left, right = left.astype(wanted), right.astype(wanted)
         if out is not None and out.dtype == left.dtype and out.flags.c_contiguous:
             product: Array = self.xp.matmul(left, right, out=out)
@@ -212,7 +212,7 @@ class Gpu(Device):
         out[...] = product
         return out
 
-    def _wide_product(self, left: Array, right: Array, out: Array | None) -> Array:
+    def _float32_product(self, left: Array, right: Array, out: Array | None) -> Array:
         direct = out is not None and out.flags.c_contiguous
         shape = (*left.shape[:-1], right.shape[-1])
         product: Array = out if direct and out is not None else self.xp.empty(shape, _FLOAT32)
@@ -297,7 +297,7 @@ def bits(x: Array) -> Array:
     return view
 
 
-def wide(dtype: DTypeLike) -> np.dtype[Any]:
+def acc_dtype(dtype: DTypeLike) -> np.dtype[Any]:
     """In which to sum and to take exponentials: float32 for half precision, else ``dtype`` itself."""
     return max(np.dtype(dtype), _FLOAT32, key=lambda known: known.itemsize)
 

@@ -20,7 +20,7 @@ it: EX_TEMPFAIL of sysexits.h."""
 
 
 class PayloadError(Exception):
-    """Raised on every rank alike (see ``comm.base.together``), so that all end with the same exit code."""
+    """Raised on every rank alike (see ``comm.base.on_all_ranks``): all end with the same exit code."""
 
     exit_code = 1
 

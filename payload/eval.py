@@ -5,13 +5,13 @@ from __future__ import annotations
 import math
 from pathlib import Path
 
-from payload.build import engine_of, loader_of, units_of
+from payload.build import build_engine, build_loader, build_units
 from payload.checkpoint.session import Session
 from payload.checkpoint.shards import BrokenError, read_manifest
-from payload.comm.base import together
+from payload.comm.base import on_all_ranks
 from payload.comm.mpi import MpiCommunicator
 from payload.config import EvalConfig, TrainConfig
-from payload.data.datasets import open_source
+from payload.data.datasets import open_dataset
 from payload.device import Device
 from payload.errors import UsageError
 from payload.jsonl import answer
@@ -23,7 +23,7 @@ from payload.settings import from_record, make
 def run(config: EvalConfig) -> int:
     """Evaluate, print, and give the exit code."""
     world, device = begin(config.device)
-    trained = together(world, lambda: _settings(config))
+    trained = on_all_ranks(world, lambda: _settings(config))
     found = evaluate(trained, device, MpiCommunicator(device))
     if world.rank == 0:
         answer(**found)
@@ -55,17 +55,17 @@ def evaluate(config: TrainConfig, device: Device, world: MpiCommunicator) -> dic
     """Loss in nats a target, accuracy, and for text perplexity and bits per byte; the same on all ranks."""
     mesh = make_mesh(world, tp=config.layout.tp, pp=config.layout.pp)
     checkpoints = Session(config, world)
-    if checkpoints.learned is None:
+    if checkpoints.data_state is None:
         raise UsageError(f"--resume {config.checkpoints.resume}: there is no checkpoint in {config.run.out}")
-    source = open_source(config, world, checkpoints.learned, judging=True)
-    loader = loader_of(config, source, device, mesh, judging=True)
-    engine = engine_of(config, device, mesh, units_of(config.model, source, mesh.context(device)))
+    dataset = open_dataset(config, world, checkpoints.data_state, eval_only=True)
+    loader = build_loader(config, dataset, device, mesh, eval_only=True)
+    engine = build_engine(config, device, mesh, build_units(config.model, dataset, mesh.context(device)))
     resumed = checkpoints.resume(engine)
     found = engine.evaluate(loader.held_out())
-    size = source.bytes_per_target
+    size = dataset.bytes_per_target
     return {
         "iteration": resumed.iteration,
-        "samples": source.held_out,
+        "samples": dataset.held_out,
         "loss": _finite(found.loss),
         "accuracy": found.accuracy,
         "perplexity": _finite(found.perplexity),

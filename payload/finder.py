@@ -7,9 +7,9 @@ import time
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 
-from payload.build import engine_of, loader_of, units_of
+from payload.build import build_engine, build_loader, build_units
 from payload.config import TrainConfig
-from payload.data.base import Source
+from payload.data.base import Dataset
 from payload.device import Device
 from payload.errors import UsageError
 from payload.parallel.engine import Engine
@@ -40,7 +40,7 @@ class Point:
     loss: float  # smoothed
 
 
-def find(config: TrainConfig, device: Device, mesh: Mesh, source: Source) -> None:
+def find(config: TrainConfig, device: Device, mesh: Mesh, dataset: Dataset) -> None:
     """Measure, print and write both.
 
     Raises:
@@ -49,19 +49,19 @@ def find(config: TrainConfig, device: Device, mesh: Mesh, source: Source) -> Non
     report = Report(mesh.world, config.run.out / "find.jsonl")
     sizes = []
     if mesh.tp.size == mesh.pp.size == 1:
-        for speed in speeds(config, device, mesh, source):
+        for speed in speeds(config, device, mesh, dataset):
             sizes.append(speed)
             report.write("micro_batch", size=speed.micro_batch, samples_per_s=speed.samples_per_s)
             report.say(f"micro-batch {speed.micro_batch:6}  {speed.samples_per_s:10.1f} samples/s")
-    units = units_of(config.model, source, mesh.context(device))
-    engine = engine_of(config, device, mesh, units)
+    units = build_units(config.model, dataset, mesh.context(device))
+    engine = build_engine(config, device, mesh, units)
     points = []
-    for point in range_test(config, engine, source):
+    for point in range_test(config, engine, dataset):
         points.append(point)
         report.write("learning_rate", lr=point.lr, loss=point.loss)
         report.say(f"learning rate {point.lr:9.2e}  loss {point.loss:.4f}")
     if sizes:
-        size, batch = usable(knee(sizes), config.batch.global_batch_size, mesh.dp.size, source.training)
+        size, batch = usable(knee(sizes), config.batch.global_batch_size, mesh.dp.size, dataset.training)
         line = f"use --micro-batch-size {size}"
         if batch > config.batch.global_batch_size:
             line += f" --global-batch-size {batch}: less leaves each of {mesh.dp.size} ranks less than that"
@@ -72,14 +72,14 @@ def find(config: TrainConfig, device: Device, mesh: Mesh, source: Source) -> Non
     report.say(f"use --lr {lr:.2g} for a batch of {config.batch.global_batch_size}")
 
 
-def speeds(config: TrainConfig, device: Device, mesh: Mesh, source: Source) -> Iterator[Speed]:
+def speeds(config: TrainConfig, device: Device, mesh: Mesh, dataset: Dataset) -> Iterator[Speed]:
     """Of sizes that double until memory is full, the data ends, or nothing is gained any more.
 
     Every rank works alone, so that one whose memory is full keeps no other waiting.
     """
     best, useless, size = 0.0, 0, 1
-    while size <= source.training and useless < 2:  # noqa: PLR2004
-        speed = sum(mesh.world.allgather(_speed_alone(config, device, source, size)))
+    while size <= dataset.training and useless < 2:  # noqa: PLR2004
+        speed = sum(mesh.world.allgather(_speed_alone(config, device, dataset, size)))
         if math.isnan(speed):
             return
         yield Speed(size, speed)
@@ -88,14 +88,14 @@ def speeds(config: TrainConfig, device: Device, mesh: Mesh, source: Source) -> I
         size *= 2
 
 
-def _speed_alone(config: TrainConfig, device: Device, source: Source, size: int) -> float:
+def _speed_alone(config: TrainConfig, device: Device, dataset: Dataset, size: int) -> float:
     """Samples a second of this rank; NaN where its memory is full."""
     batch = replace(config.batch, global_batch_size=size, micro_batch_size=size)
     given, mesh = replace(config, batch=batch), alone()
     seconds = math.inf
     try:
-        engine = engine_of(given, device, mesh, units_of(config.model, source, mesh.context(device)))
-        loader = loader_of(given, source, device, mesh)
+        engine = build_engine(given, device, mesh, build_units(config.model, dataset, mesh.context(device)))
+        loader = build_loader(given, dataset, device, mesh)
         feeds = loader.training(1, 1 + _TRIALS)
         for number, feed in enumerate(feeds):
             began = time.perf_counter()
@@ -108,13 +108,13 @@ def _speed_alone(config: TrainConfig, device: Device, source: Source, size: int)
     return 1 / seconds
 
 
-def range_test(config: TrainConfig, engine: Engine, source: Source) -> Iterator[Point]:
+def range_test(config: TrainConfig, engine: Engine, dataset: Dataset) -> Iterator[Point]:
     """Train a little at each of many learning rates, from low to high, until the loss grows without bound.
 
     Smith, "Cyclical Learning Rates for Training Neural Networks", 2017, section 3.3, with rates that grow by
     a factor. Losses are smoothed as Adam does its moments.
     """
-    loader = loader_of(config, source, engine.device, engine.mesh)
+    loader = build_loader(config, dataset, engine.device, engine.mesh)
     mean, lowest = 0.0, math.inf
     for number, feed in enumerate(loader.training(1, _ITERATIONS)):
         lr = _LEAST_LR * (_MOST_LR / _LEAST_LR) ** (number / (_ITERATIONS - 1))

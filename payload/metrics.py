@@ -7,13 +7,13 @@ import time
 from dataclasses import dataclass
 from typing import Any
 
-from payload.comm.base import Communicator, together
+from payload.comm.base import Communicator, on_all_ranks
 from payload.config import TrainConfig
 from payload.device import Device
 from payload.errors import PayloadError
 from payload.host import host_memory_bytes, hostname, own_cores, versions
 from payload.nvml import Gpus
-from payload.parallel.engine import Evaluation, Outcome
+from payload.parallel.engine import Evaluation, StepResult
 from payload.parallel.mesh import Mesh
 from payload.parallel.zero import Storage
 from payload.peak import find_peak
@@ -63,7 +63,7 @@ class Metrics(Report):
         self._peak_tflops: float | None = None  # of all ranks
         board = comm.rank == 0 and config.measuring.tensorboard
         folder = config.run.out / "tensorboard"
-        self._board = together(comm, lambda: EventFile(folder, done=done) if board else None)
+        self._board = on_all_ranks(comm, lambda: EventFile(folder, done=done) if board else None)
 
     def _is_done(self, record: dict[str, Any]) -> bool:
         """Whether it is of an iteration with which the run goes on."""
@@ -102,7 +102,7 @@ class Metrics(Report):
         self._comm_times.take()
         self._began = time.perf_counter()
 
-    def iteration(self, step: int, epoch: int, outcome: Outcome, *, lr: float, samples: int) -> None:
+    def iteration(self, step: int, epoch: int, outcome: StepResult, *, lr: float, samples: int) -> None:
         """It is over: one line, and one point of each of TensorBoard's curves."""
         seconds = time.perf_counter() - self._began
         comm = self._comm_times.take()
@@ -144,8 +144,10 @@ class Metrics(Report):
         Raises:
             PayloadError: they did not.
         """
-        digest = hashlib.sha256(storage.home.to_host(storage.values).tobytes()).hexdigest()
-        place = (mesh.pp.rank, mesh.tp.rank, mesh.dp.rank if storage.shared else 0)
+        digest = hashlib.sha256(
+            storage.optimizer_device.to_host(storage.master_weights).tobytes()
+        ).hexdigest()
+        place = (mesh.pp.rank, mesh.tp.rank, mesh.dp.rank if storage.sharded else 0)
         hashes, hosts, places = zip(*self._comm.allgather((digest, hostname(), place)), strict=True)
         self.write(
             "result",

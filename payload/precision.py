@@ -1,8 +1,8 @@
 """Formats of numbers, and the scale that keeps small gradients from vanishing in half precision.
 
-In half precision layers compute with weights and activations of 16 bits, and sum products, norms, shares and
-losses in float32. Masters, gradients and the optimizer's state are float32 (Micikevicius et al., "Mixed
-Precision Training", ICLR 2018). bfloat16 has float32's range; float16 needs its loss scaled.
+In half precision layers compute with weights and activations of 16 bits, and sum products, norms,
+probabilities and losses in float32. Masters, gradients and the optimizer's state are float32 (Micikevicius et
+al., "Mixed Precision Training", ICLR 2018). bfloat16 has float32's range; float16 needs its loss scaled.
 """
 
 from __future__ import annotations

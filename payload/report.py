@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from payload.comm import mpi
-from payload.comm.base import Communicator, together
+from payload.comm.base import Communicator, on_all_ranks
 from payload.device import Device, choose
 from payload.host import hostname
 from payload.jsonl import JsonLines, Keep, answer, say
@@ -20,7 +20,7 @@ def begin(wanted: str) -> tuple[mpi.MpiCommunicator, Device]:
         LaunchError: the launcher and MPI disagree about the number of ranks.
     """
     world = mpi.start()
-    return world, together(world, lambda: choose(wanted, mpi.local_rank()))
+    return world, on_all_ranks(world, lambda: choose(wanted, mpi.local_rank()))
 
 
 def place(rank: int, device: Device) -> dict[str, Any]:
@@ -37,7 +37,7 @@ class Report:
         Raises:
             UsageError: the file cannot be written; on every rank.
         """
-        self._file = together(world, lambda: JsonLines(path, keep=keep) if world.rank == 0 else None)
+        self._file = on_all_ranks(world, lambda: JsonLines(path, keep=keep) if world.rank == 0 else None)
 
     def write(self, kind: str, **fields: Any) -> None:
         """Add one object to the file."""

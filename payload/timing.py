@@ -14,7 +14,7 @@ from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TypeVar
 
-from payload.comm.base import Communicator, Pending, Through
+from payload.comm.base import Communicator, CommunicatorWrapper, Pending
 from payload.device import Array, Device, Mark
 from payload.nn.module import Sequential, Tape, Unit
 from payload.optim.base import Optimizer
@@ -49,13 +49,13 @@ class CommTimes:
         self._total.append(interval)
         self._exposed.append(interval)
 
-    def stood(self, start: Mark) -> Mark:
+    def waited(self, start: Mark) -> Mark:
         """The same of a call whose work may go on; gives its end."""
         end = self.device.mark()
         self._exposed.append((start, end))
         return end
 
-    def went_on(self, start: Mark, end: Mark) -> None:
+    def ran(self, start: Mark, end: Mark) -> None:
         """Work that was under way from then to then."""
         self._total.append((start, end))
 
@@ -85,7 +85,7 @@ class CommTimes:
         return covered
 
 
-class TimedCommunicator(Through[Communicator]):
+class TimedCommunicator(CommunicatorWrapper[Communicator]):
     """A communicator whose calls are timed, and shown on the timeline under ``group``: dp, tp, pp."""
 
     def __init__(self, inner: Communicator, times: CommTimes, trace: Timeline, group: str) -> None:
@@ -144,7 +144,7 @@ class TimedCommunicator(Through[Communicator]):
         landed = self._trace.under_way(name, f"{self._group} under way", bytes=array.nbytes)
         with self._trace.span(f"start {name}", self._group):
             pending = call()
-        self._times.stood(start)
+        self._times.waited(start)
         return _Timed(pending, start, landed, self._times, self._trace, f"wait for {name}", self._group)
 
 
@@ -165,7 +165,7 @@ class _Timed:
         if not self.done:
             began = self.times.device.mark()
             done = self.inner.test()
-            end = self.times.stood(began)
+            end = self.times.waited(began)
             if done:
                 self._finish(end)
         return self.done
@@ -175,11 +175,11 @@ class _Timed:
             began = self.times.device.mark()
             with self.trace.span(self.name, self.group):
                 self.inner.wait()
-            self._finish(self.times.stood(began))
+            self._finish(self.times.waited(began))
 
     def _finish(self, end: Mark) -> None:
         self.done = True
-        self.times.went_on(self.start, end)
+        self.times.ran(self.start, end)
         self.landed()
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from payload.comm.base import Communicator, together
+from payload.comm.base import Communicator, on_all_ranks
 from payload.device import Device
 from payload.errors import UsageError
 from payload.host import hostname
@@ -112,7 +112,7 @@ class Timeline:
         text = json.dumps(
             {"displayTimeUnit": "ms", "otherData": {"start_unix_s": start / 1e9}, "traceEvents": merged}
         )
-        together(comm, lambda: _save(path, text) if comm.rank == 0 else None)
+        on_all_ranks(comm, lambda: _save(path, text) if comm.rank == 0 else None)
 
 
 OFF = Timeline()

@@ -1,30 +1,42 @@
-"""The training loop: load, split over ranks, iterate, evaluate, prove that all ranks agree."""
+"""The training loop: load, split over ranks, iterate, evaluate, prove that all ranks agree.
+
+``train`` makes the parts of a run, ``Trainer.loop`` is the loop over iterations, ``Trainer.step`` one of
+them.
+"""
 
 from __future__ import annotations
 
 import math
 import time
 from contextlib import nullcontext
+from dataclasses import dataclass
 from functools import partial
 
-from payload.build import engine_of, identity_of, loader_of, mesh_of, rate_of, units_of
-from payload.checkpoint.saver import StopSignals
+from payload.build import (
+    build_engine,
+    build_loader,
+    build_mesh,
+    build_schedule,
+    build_units,
+    run_identity,
+)
+from payload.checkpoint.saver import Saver, StopSignals
 from payload.checkpoint.session import Session
 from payload.comm import make_transport
-from payload.comm.base import together
+from payload.comm.base import on_all_ranks
 from payload.comm.transport import Transport
 from payload.config import TrainConfig, check
-from payload.data.base import Source
-from payload.data.datasets import open_source
-from payload.data.loader import Loader
+from payload.data.base import Dataset
+from payload.data.datasets import open_dataset
+from payload.data.loader import Feed, Loader
 from payload.device import Device
 from payload.errors import STOPPED, PayloadError, UsageError
 from payload.finder import find
 from payload.metrics import Metrics, Work
-from payload.parallel.engine import Engine, Evaluation, Outcome
-from payload.parallel.mesh import Mesh
+from payload.parallel.engine import Engine, Evaluation, StepResult
 from payload.parallel.pipeline import idle_share
 from payload.report import begin
+from payload.schedule import LearningRate
 from payload.settings import to_toml
 from payload.timing import CommTimes, TimedOptimizer, timed_mesh, timed_units
 from payload.trace import Timeline
@@ -42,87 +54,141 @@ def run(config: TrainConfig) -> int:
 
 
 def train(config: TrainConfig, device: Device, world: Transport, signals: StopSignals | None = None) -> int:
-    """Train, record how well the held-out samples are known, and give the exit code.
+    """Train on all ranks of ``world``, record the metrics, and give the exit code.
 
     Args:
         signals: that end a run with checkpoints.
     """
-    profile = config.measuring
-    trace = Timeline(device, iterations=profile.profile_iterations if profile.profile else 0)
-    times = CommTimes(device)
-    mesh, compressor = mesh_of(config.layout, world)
+    trace, times = _timeline(config, device), CommTimes(device)
+    mesh, compressor = build_mesh(config.layout, world)
     mesh = timed_mesh(mesh, times, trace)
     checkpoints = Session(config, world)
-    source = open_source(config, world, checkpoints.learned)
+    dataset = open_dataset(config, world, checkpoints.data_state)
     if config.batch.find:
-        find(config, device, mesh, source)
+        find(config, device, mesh, dataset)
         return 0
-    loader = loader_of(config, source, device, mesh)
-    units = units_of(config.model, source, mesh.context(device))
-    engine = engine_of(config, device, mesh, timed_units(units, trace), compressor=compressor)
+    loader = build_loader(config, dataset, device, mesh)
+    units = build_units(config.model, dataset, mesh.context(device))
+    engine = build_engine(config, device, mesh, timed_units(units, trace), compressor=compressor)
     if trace.wanted:
         engine.optimizer = TimedOptimizer(engine.optimizer, trace)
-    rate = rate_of(config, mesh, loader.order.per_epoch)
-    resumed = checkpoints.resume(engine, identity_of(config, source), source.learned)
-    work = Work(sum(unit.flops for unit in units), tokens=source.facts.get("tokens"))
+    schedule = build_schedule(config, mesh, loader.order.per_epoch)
+    resumed = checkpoints.resume(engine, run_identity(config, dataset), dataset.data_state)
+    work = Work(sum(unit.flops for unit in units), tokens=dataset.facts.get("tokens"))
     metrics = Metrics(config, device, world, work, times, done=resumed.iteration)
-    together(world, lambda: _keep(config) if world.rank == 0 else None)
+    on_all_ranks(world, lambda: _write_config(config) if world.rank == 0 else None)
     metrics.introduce()
-    if config.measuring.profile and rate.iterations - resumed.iteration < 2:  # noqa: PLR2004
-        metrics.say(
-            "--profile: trace.json stays empty, since it leaves the first iteration out; run two or more"
-        )
-    for note in (source.about, *_bubble(mesh, loader), *resumed.notes):
-        metrics.say(note)
 
+    trainer = Trainer(engine, loader, dataset, schedule, metrics, trace)
+    for note in (*_profile_note(config, schedule, resumed.iteration), *trainer.notes(), *resumed.notes):
+        metrics.say(note)
     started = time.perf_counter()
-    evaluation: Evaluation | None = None
-    feeds = loader.training(resumed.iteration + 1, rate.iterations)
     with checkpoints.saver(partial(metrics.write, "checkpoint"), metrics.say, signals) as saver:
-        for step in range(resumed.iteration + 1, rate.iterations + 1):
-            metrics.begin()
-            trace.next()
-            with trace.span("batch", "data"):
-                feed = next(feeds)
-            lr, last = rate.at(step), step == rate.iterations
-            votes = saver.votes() if saver else ()
-            outcome = engine.step(feed.batches, targets=feed.targets, iteration=step, lr=lr, votes=votes)
-            _check_finite(step, outcome)
-            metrics.iteration(step, feed.slot.epoch, outcome, lr=lr, samples=len(feed.slot.indices))
-            if feed.slot.ends_epoch or last:
-                evaluation = _judged(step, engine, loader)
-                metrics.evaluation(step, feed.slot.epoch, evaluation, source.bytes_per_target)
-                metrics.say(_progress(feed.slot.epoch, outcome, evaluation, source))
-            with trace.span("save", "checkpoint"):
-                stopped = saver is not None and saver.after(step, outcome.votes, last=last)
-            if stopped:
-                metrics.say(f"stopped by a signal; saved after iteration {step}: go on with --resume auto")
-                trace.write(config.run.out / "trace.json", world)
-                metrics.close()
-                return STOPPED
-    evaluation = evaluation or _judged(rate.iterations, engine, loader)  # all was done before
+        evaluation = trainer.loop(resumed.iteration, saver)
     trace.write(config.run.out / "trace.json", world)
+    if evaluation is None:
+        metrics.close()
+        return STOPPED
     metrics.conclude(engine.storage, mesh, evaluation, seconds=time.perf_counter() - started)
     return 0
 
 
-def _bubble(mesh: Mesh, loader: Loader) -> list[str]:
-    """What a pipeline costs."""
-    if mesh.pp.size == 1:
+@dataclass(frozen=True, slots=True)
+class Trainer:
+    """What the iterations of a run need."""
+
+    engine: Engine
+    loader: Loader
+    dataset: Dataset
+    schedule: LearningRate
+    metrics: Metrics
+    trace: Timeline
+
+    def loop(self, done: int, saver: Saver | None) -> Evaluation | None:
+        """Iterate after the ``done`` iterations to the end of the schedule, and save checkpoints on the way.
+
+        Returns:
+            The last evaluation; None if a signal ended the run, whose checkpoint is on disk then.
+
+        Raises:
+            PayloadError: training diverged, or a checkpoint cannot be written; on every rank.
+        """
+        evaluation: Evaluation | None = None
+        iterations = self.schedule.iterations
+        feeds = self.loader.training(done + 1, iterations)
+        for iteration in range(done + 1, iterations + 1):
+            self.metrics.begin()
+            self.trace.next()
+            with self.trace.span("batch", "data"):
+                feed = next(feeds)
+            last = iteration == iterations
+            result = self.step(iteration, feed, saver.flags() if saver else ())
+            if feed.slot.ends_epoch or last:
+                evaluation = self.evaluate(iteration, feed.slot.epoch, result)
+            with self.trace.span("save", "checkpoint"):
+                stopped = saver is not None and saver.after(iteration, result.flags, last=last)
+            if stopped:
+                self.metrics.say(
+                    f"stopped by a signal; saved after iteration {iteration}: go on with --resume auto"
+                )
+                return None
+        return evaluation or self._evaluated(iterations)  # all was done before
+
+    def step(self, iteration: int, feed: Feed, flags: tuple[float, ...]) -> StepResult:
+        """One update of the weights by a global batch, of which ``feed`` is this rank's share."""
+        lr = self.schedule.at(iteration)
+        result = self.engine.step(feed.batches, targets=feed.targets, iteration=iteration, lr=lr, flags=flags)
+        _check_finite(iteration, result)
+        self.metrics.iteration(iteration, feed.slot.epoch, result, lr=lr, samples=len(feed.slot.indices))
+        return result
+
+    def evaluate(self, iteration: int, epoch: int, result: StepResult) -> Evaluation:
+        """Loss and accuracy on the held-out samples, recorded and printed."""
+        evaluation = self._evaluated(iteration)
+        bytes_per_target = self.dataset.bytes_per_target
+        self.metrics.evaluation(iteration, epoch, evaluation, bytes_per_target)
+        line = f"epoch {epoch:3}  loss {result.loss:.4f}  test loss {evaluation.loss:.4f}"
+        if bytes_per_target:
+            line += f"  bits per byte {evaluation.bits_per_byte(bytes_per_target):.4f}"
+        self.metrics.say(f"{line}  accuracy {evaluation.accuracy:.4f}")
+        return evaluation
+
+    def _evaluated(self, iteration: int) -> Evaluation:
+        """
+        Raises:
+            PayloadError: the loss is not finite; on all ranks, which see the same.
+        """
+        evaluation = self.engine.evaluate(self.loader.held_out())
+        if not math.isfinite(evaluation.loss):
+            raise PayloadError(
+                f"training diverged at iteration {iteration} (test loss {evaluation.loss}); try a lower --lr"
+            )
+        return evaluation
+
+    def notes(self) -> list[str]:
+        """For people: what the data is, and how long the stages of a pipeline wait for each other."""
+        stages, number = self.engine.mesh.pp.size, self.loader.micro_batches
+        if stages == 1:
+            return [self.dataset.about]
+        waits = f"each stage waits {idle_share(stages, number):.0%} of the time"
+        return [
+            self.dataset.about,
+            f"pipeline of {stages} stages, {number} micro-batches: {waits}, less with more micro-batches",
+        ]
+
+
+def _timeline(config: TrainConfig, device: Device) -> Timeline:
+    measuring = config.measuring
+    return Timeline(device, iterations=measuring.profile_iterations if measuring.profile else 0)
+
+
+def _profile_note(config: TrainConfig, schedule: LearningRate, done: int) -> list[str]:
+    if not config.measuring.profile or schedule.iterations - done >= 2:  # noqa: PLR2004
         return []
-    stages, number = mesh.pp.size, loader.micro_batches
-    waits = f"each stage waits {idle_share(stages, number):.0%} of the time"
-    return [f"pipeline of {stages} stages, {number} micro-batches: {waits}, less with more micro-batches"]
+    return ["--profile: trace.json stays empty, since it leaves the first iteration out; run two or more"]
 
 
-def _progress(epoch: int, outcome: Outcome, evaluation: Evaluation, source: Source) -> str:
-    line = f"epoch {epoch:3}  loss {outcome.loss:.4f}  test loss {evaluation.loss:.4f}"
-    if source.bytes_per_target:
-        line += f"  bits per byte {evaluation.bits_per_byte(source.bytes_per_target):.4f}"
-    return f"{line}  accuracy {evaluation.accuracy:.4f}"
-
-
-def _keep(config: TrainConfig) -> None:
+def _write_config(config: TrainConfig) -> None:
     """Write the resolved settings into the run's folder, with paths that hold from any other.
 
     Raises:
@@ -135,27 +201,13 @@ def _keep(config: TrainConfig) -> None:
         raise UsageError(f"--out: {path} cannot be written: {exc.strerror}") from exc
 
 
-def _judged(step: int, engine: Engine, loader: Loader) -> Evaluation:
-    """How well the held-out samples are known.
-
-    Raises:
-        PayloadError: the loss is not finite; on all ranks, which see the same.
-    """
-    evaluation = engine.evaluate(loader.held_out())
-    if not math.isfinite(evaluation.loss):
-        raise PayloadError(
-            f"training diverged at iteration {step} (test loss {evaluation.loss}); try a lower --lr"
-        )
-    return evaluation
-
-
-def _check_finite(step: int, outcome: Outcome) -> None:
+def _check_finite(iteration: int, result: StepResult) -> None:
     """Stop a run that has diverged. All ranks see the same numbers, so they stop together.
 
     Raises:
         PayloadError: it has.
     """
-    if not outcome.finite and not outcome.skipped:
-        numbers = f"loss {outcome.loss}, gradient norm {outcome.grad_norm}"
-        advice = "--lr" if outcome.loss_scale == 1 else "--lr or --loss-scale"
-        raise PayloadError(f"training diverged at iteration {step} ({numbers}); try a lower {advice}")
+    if not result.finite and not result.skipped:
+        numbers = f"loss {result.loss}, gradient norm {result.grad_norm}"
+        advice = "--lr" if result.loss_scale == 1 else "--lr or --loss-scale"
+        raise PayloadError(f"training diverged at iteration {iteration} ({numbers}); try a lower {advice}")

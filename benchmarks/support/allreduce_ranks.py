@@ -15,7 +15,7 @@ from torch import distributed
 
 from benchmarks.support.allreduce import BARE, GLOO, OURS
 from payload.comm import mpi
-from payload.comm.compression import Piece, make_compressor
+from payload.comm.compression import ParamSlice, make_compressor
 from payload.config import COMPRESSORS
 
 _SIZES = [4096 * 4**power for power in range(9)]
@@ -70,7 +70,7 @@ def wire(name: str, rounds: int) -> dict[str, float]:
     transport = mpi.MpiCommunicator()
     compressor = None if name == "none" else make_compressor(name, transport)
     if compressor:
-        compressor.attach(grads, [Piece(*piece) for piece in zip(starts, _SHAPES, strict=True)])
+        compressor.attach(grads, [ParamSlice(*slice_) for slice_ in zip(starts, _SHAPES, strict=True)])
     comm = compressor or transport
     taken = []
     for _ in range(rounds):

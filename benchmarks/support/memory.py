@@ -13,7 +13,7 @@ from payload.nn.loss import SoftmaxCrossEntropy
 from payload.optim.adamw import AdamW
 from payload.parallel.engine import Engine
 from payload.parallel.mesh import Mesh, Options, make_mesh
-from payload.parallel.pipeline import Batch
+from payload.parallel.pipeline import MicroBatch
 from payload.precision import PRECISIONS, Precision
 
 SIZES = {"vocabulary": 8192, "length": 64, "layers": 12, "heads": 8, "width": 256}
@@ -39,9 +39,9 @@ def held(engine: Engine) -> Held:
     """By a rank, as far as it has trained: buffers are made when they are needed first."""
     storage, state = engine.storage, engine.optimizer.state.values()
     return Held(
-        weights=0 if storage.weights is storage.values else storage.weights.nbytes,
+        weights=0 if storage.weights is storage.master_weights else storage.weights.nbytes,
         gradients=sum(array.nbytes for array in storage.gradients),
-        masters=storage.values.nbytes,
+        masters=storage.master_weights.nbytes,
         optimizer=sum(array.nbytes for array in state),
         working=storage.working_bytes,
     )
@@ -72,7 +72,7 @@ def main() -> None:
     for zero in range(4):
         engine = _engine(device, mesh, zero)
         tokens = np.random.default_rng(0).integers(0, SIZES["vocabulary"], (1, SIZES["length"]))
-        batch = Batch(tokens, tokens, np.zeros(1, np.uint32))
+        batch = MicroBatch(tokens, tokens, np.zeros(1, np.uint32))
         engine.step([batch], targets=tokens.size * world.size, iteration=1, lr=1e-3)
         numbers = sum(p.size for p in {id(p): p for u in engine.units for p in u.layer.parameters}.values())
         paper = formula(numbers, precision=PRECISION, states=2, ranks=world.size, zero=zero).total
@@ -92,7 +92,7 @@ def _engine(device: Cpu, mesh: Mesh, zero: int) -> Engine:
         mesh,
         gpt.build(context, **SIZES),
         SoftmaxCrossEntropy(context),
-        lambda storage: AdamW(device, storage.values, storage.segments),
+        lambda storage: AdamW(device, storage.master_weights, storage.segments),
         options=Options(precision=PRECISION, zero=zero, bucket_bytes=1 << 20),
     )
 

@@ -33,7 +33,7 @@ from payload.optim.adamw import AdamW
 from payload.optim.sgd import SGD
 from payload.parallel.engine import Engine
 from payload.parallel.mesh import make_mesh
-from payload.parallel.pipeline import Batch
+from payload.parallel.pipeline import MicroBatch
 
 LR = 1e-4
 NORMS = (nn.LayerNorm, nn.BatchNorm2d)
@@ -100,7 +100,7 @@ class Pair:
             build(context, **sizes),
             SoftmaxCrossEntropy(context),
             lambda storage: (AdamW if adam else SGD)(
-                device, storage.values, storage.segments, weight_decay=0.0
+                device, storage.master_weights, storage.segments, weight_decay=0.0
             ),
         )
         values = {s.parameter.name: s.parameter.value for s in self._engine.storage.segments}
@@ -120,7 +120,7 @@ class Pair:
     ) -> Match:
         """This rank's share of the global batch; ``theirs``: the inputs as PyTorch's model wants them."""
         count = len(inputs)
-        batch = Batch(inputs, targets, np.arange(count, dtype=np.uint32))
+        batch = MicroBatch(inputs, targets, np.arange(count, dtype=np.uint32))
         x, y = torch.from_numpy(inputs if theirs is None else theirs), torch.from_numpy(targets)
         everywhere = targets.size * self._world.size
 
@@ -147,7 +147,7 @@ def _copy(name: str, layer: nn.Module, values: dict[str, Array]) -> None:
         if isinstance(layer, nn.Embedding):
             layer.weight.copy_(torch.from_numpy(values.pop(f"{name}.table")))
             return
-        first = values.pop(f"{name}.gain" if isinstance(layer, NORMS) else f"{name}.weight")
+        first = values.pop(f"{name}.weight")
         if isinstance(layer, nn.Conv2d):
             first = first[:, ::-1, ::-1].transpose(3, 0, 1, 2)  # theirs is a correlation
         elif isinstance(layer, nn.Linear):

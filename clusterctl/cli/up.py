@@ -224,7 +224,7 @@ def approval(screen: Screen, *, yes: bool) -> Callable[[Plan], None]:
         planned = found.hosts
         hosts = [host.name for host in planned.destroyed]
         gone = [*([_folded(hosts)] if hosts else []), *planned.other_lost]
-        leaving = [host.name for host in planned.given_back]
+        leaving = [host.name for host in planned.released]
         if not gone and not leaving and not planned.may_cost_more:
             return
         with screen.still():

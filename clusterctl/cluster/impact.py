@@ -194,9 +194,9 @@ class _Plan:
             if host.name in sizes and (size := _size(host)) and size != sizes[host.name]
         }
         gone = frozenset(host.name for host in before.compute if host.name not in partitions)
-        gone |= {host.name for host in hosts if host.given_back and host.action == "replace"}
+        gone |= {host.name for host in hosts if host.released and host.action == "replace"}
         controller = before.controller.name
-        anew = (host for host in hosts if host.action == "replace" and not host.given_back)
+        anew = (host for host in hosts if host.action == "replace" and not host.released)
         stopped = {host.name: _stop(host) for host in anew}
         stopped |= {host.name: _stop(host) for host in hosts if host.restarts and host.name != controller}
         return cls(partitions, gone, resized, stopped, controller)

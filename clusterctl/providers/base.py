@@ -74,12 +74,12 @@ class HostChange:
     was_usd_per_hour: float | None = None
     restarts: bool = False  # a ``change`` for which it is stopped, and its jobs with it
     off: bool = False  # it does not run as it is
-    given_back: bool = False  # one that is replaced or removed goes to its owner, as it was
+    released: bool = False  # one that is replaced or removed goes to its owner, as it was
 
     @property
     def destroys(self) -> bool:
         """Whether what is on the host is lost."""
-        return self.action in {"replace", "remove"} and not self.given_back
+        return self.action in {"replace", "remove"} and not self.released
 
 
 @dataclass(frozen=True, slots=True)
@@ -119,9 +119,9 @@ class Planned:
         return tuple(host for host in self.hosts if host.destroys)
 
     @property
-    def given_back(self) -> tuple[HostChange, ...]:
+    def released(self) -> tuple[HostChange, ...]:
         """The hosts that go to their owner, as they were."""
-        return tuple(host for host in self.hosts if host.given_back)
+        return tuple(host for host in self.hosts if host.released)
 
     @property
     def usd_per_hour(self) -> float | None:

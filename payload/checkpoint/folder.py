@@ -12,7 +12,7 @@ import time
 import weakref
 from pathlib import Path
 
-from payload.comm.base import Communicator, together
+from payload.comm.base import Communicator, on_all_ranks
 from payload.errors import UsageError
 from payload.host import hostname
 
@@ -62,9 +62,9 @@ def prepare(folder: Path, world: Communicator) -> None:
                 f"--checkpoints: {folder} is not the same folder on all nodes: give a shared one"
             )
 
-    together(world, lambda: make() if world.rank == 0 else None)
+    on_all_ranks(world, lambda: make() if world.rank == 0 else None)
     try:
-        together(world, look)
+        on_all_ranks(world, look)
     finally:
         if world.rank == 0:
             (folder / mark).unlink(missing_ok=True)
@@ -76,8 +76,11 @@ node held that died."""
 
 
 class Lock:
-    """A lock of the file ``.lock`` in a folder, until it is closed in all processes that have its descriptor,
-    or these are dead. The file stays; it tells who has the lock."""
+    """Keeps two live runs from writing into one folder: each would take the other's checkpoints for its own.
+
+    It is a lock of the file ``.lock`` in the folder, until it is closed in all processes that have its
+    descriptor, or these are dead. The file stays; it tells which run has the lock.
+    """
 
     def __init__(self, folder: Path, *, patience_s: float = PATIENCE_S) -> None:
         """Make the folder, and wait for the lock.
@@ -124,7 +127,7 @@ def lock(folder: Path, world: Communicator) -> Lock | None:
     Raises:
         UsageError: it cannot; on every rank.
     """
-    return together(world, lambda: Lock(folder) if world.rank == 0 else None)
+    return on_all_ranks(world, lambda: Lock(folder) if world.rank == 0 else None)
 
 
 def _name() -> str:

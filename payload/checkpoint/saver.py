@@ -29,12 +29,12 @@ from payload.checkpoint.shards import (
     MANIFEST,
     FileFacts,
     Manifest,
-    plan_pieces,
+    plan_shards,
     rank_file,
+    saved_shards,
     scalars,
-    share,
 )
-from payload.comm.base import together
+from payload.comm.base import on_all_ranks
 from payload.device import Mark
 from payload.errors import PayloadError
 from payload.parallel.engine import Engine
@@ -43,7 +43,8 @@ _NUMBERS = (signal.SIGTERM, signal.SIGUSR1)
 
 
 class StopSignals:
-    """Remembers that one came, until an iteration is done."""
+    """SIGTERM and SIGUSR1, which Slurm sends before it takes a job's nodes away: remembered until an
+    iteration is done."""
 
     def __init__(self) -> None:
         self.came = False
@@ -69,7 +70,7 @@ _QUIET = {signal.SIGINT, signal.SIGTERM, signal.SIGUSR1, signal.SIGHUP}
 
 
 class Writer:
-    """Does one request at a time, about what was put into ``memory``.
+    """This rank's end of its writer process, which does one request at a time, about what is in ``memory``.
 
     The memory has no name: no end of this process, however sudden, leaves any of it behind.
     """
@@ -169,7 +170,7 @@ class Saver:
         interval: int,
         keep: int,
         wait: bool,
-        learned: Mapping[str, Any] = MappingProxyType({}),
+        data_state: Mapping[str, Any] = MappingProxyType({}),
         lock: Lock | None = None,
         say: Callable[[str], None] = print,
         signals: StopSignals | None = None,
@@ -182,7 +183,7 @@ class Saver:
             interval: iterations from one to the next.
             keep: how many to keep.
             wait: for each to be on disk, rather than to go on training.
-            learned: of the training data, for each to hold.
+            data_state: of the training data, for each to hold.
             lock: of the folder, if this rank has that. It is held until this is closed and nothing more is
                 written, also if this process is killed.
             say: tells people of what went wrong, and does not matter yet.
@@ -192,11 +193,11 @@ class Saver:
         self._folder, self._describe, self._record = folder, describe, record
         self._interval, self._keep, self._wait = interval, keep, wait
         self._lock, self._say = lock, say
-        self._data = json.dumps(dict(learned)) + "\n"
+        self._data = json.dumps(dict(data_state)) + "\n"
         # What a killed run's writers may still write, they write elsewhere.
         self._token = self._world.allgather(secrets.token_hex(4))[0]
-        self._share = share(engine)
-        layout, offsets = plan_pieces(self._share)
+        self._saved_shards = saved_shards(engine)
+        layout, offsets = plan_shards(self._saved_shards)
         self._size = layout.size
         self._writer = Writer(layout.size, keeps=[lock.descriptor] if lock else [])
         memory = self._writer.memory
@@ -204,7 +205,7 @@ class Saver:
         memory[: len(layout.header)] = bytearray(layout.header)
         self._copies = [
             memory[offset : offset + array.nbytes].view(array.dtype)
-            for (_, array), offset in zip(self._share, offsets, strict=True)
+            for (_, array), offset in zip(self._saved_shards, offsets, strict=True)
         ]
         self._signals = signals
         self._save: _Save | None = None
@@ -230,11 +231,11 @@ class Saver:
             if self._lock:
                 self._lock.close()
 
-    def votes(self) -> tuple[float, float]:
+    def flags(self) -> tuple[float, float]:
         """For the next step to sum: whether this rank was asked to stop, and has written its file."""
         return float(self._signals is not None and self._signals.came), float(self._has_written())
 
-    def after(self, iteration: int, votes: tuple[float, ...], *, last: bool) -> bool:
+    def after(self, iteration: int, flags: tuple[float, ...], *, last: bool) -> bool:
         """An iteration is done, and these are its votes.
 
         Returns:
@@ -243,7 +244,7 @@ class Saver:
         Raises:
             PayloadError: a checkpoint could not be written.
         """
-        asked_to_stop, written = votes
+        asked_to_stop, written = flags
         stop = asked_to_stop > 0 and not last
         if written == self._world.size:
             self._complete(wait=False)
@@ -263,7 +264,7 @@ class Saver:
             self._settle()
         except PayloadError as exc:  # on rank 0 alone: told when all are asked what became of this one
             self._failure = exc
-        for (_, array), copy in zip(self._share, self._copies, strict=True):
+        for (_, array), copy in zip(self._saved_shards, self._copies, strict=True):
             self._device.copy_out(array, copy)
         self._save = _Save(
             replace(self._describe(iteration), scalars=scalars(self._engine)), self._device.mark()
@@ -295,7 +296,7 @@ class Saver:
         if not save.asked:
             self._device.synchronize()
             self._write(save)
-        answer = together(self._world, self._answer)
+        answer = on_all_ranks(self._world, self._answer)
         answers = self._world.allgather(answer)
         if self._world.rank == 0:
             self._publish(
@@ -306,7 +307,7 @@ class Saver:
                 ],
             )
         if wait:
-            together(self._world, self._settle)
+            on_all_ranks(self._world, self._settle)
         self._record(
             step=save.manifest.iteration,
             stall_s=save.stall_s + time.perf_counter() - began,
@@ -341,7 +342,7 @@ class Saver:
         if self._save:
             self._complete(wait=True)
         else:
-            together(self._world, self._settle)
+            on_all_ranks(self._world, self._settle)
 
     def _incomplete(self, iteration: int) -> Path:
         return self._folder / f"{checkpoint_name(iteration)}.{self._token}{INCOMPLETE}"

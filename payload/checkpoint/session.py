@@ -17,14 +17,14 @@ from payload.checkpoint.shards import (
     BrokenError,
     Manifest,
     Reader,
-    held,
+    held_shards,
     own_state,
     read_data,
     read_manifest,
     set_scalars,
     verify,
 )
-from payload.comm.base import Communicator, together
+from payload.comm.base import Communicator, on_all_ranks
 from payload.config import TrainConfig
 from payload.errors import UsageError
 from payload.parallel.engine import Engine
@@ -51,26 +51,26 @@ class Session:
         self._chosen = choose(settings.resume, self._folder, world)
 
     @property
-    def learned(self) -> Mapping[str, Any] | None:
+    def data_state(self) -> Mapping[str, Any] | None:
         """Of its data, by the run that this one goes on from; None where there is none."""
-        return self._chosen.learned if self._chosen else None
+        return self._chosen.data_state if self._chosen else None
 
     def resume(
         self,
         engine: Engine,
         identity: Mapping[str, Any] = MappingProxyType({}),
-        learned: Mapping[str, Any] = MappingProxyType({}),
+        data_state: Mapping[str, Any] = MappingProxyType({}),
     ) -> Resumed:
         """Load what the run goes on from.
 
         Args:
             identity: what the run must have in common with that.
-            learned: of its data, to be kept in the checkpoints that it makes.
+            data_state: of its data, to be kept in the checkpoints that it makes.
 
         Raises:
             UsageError: it has not; on every rank.
         """
-        self._engine, self._learned = engine, learned
+        self._engine, self._data_state = engine, data_state
         self._now = self._describe(engine, identity)
         return resume(self._chosen, engine, self._now)
 
@@ -90,7 +90,7 @@ class Session:
             interval=settings.save_interval,
             keep=settings.keep,
             wait=settings.save == "sync",
-            learned=self._learned,
+            data_state=self._data_state,
             lock=self._lock,
             say=say,
             signals=signals,
@@ -122,7 +122,7 @@ class Chosen:
 
     path: Path
     manifest: Manifest
-    learned: Mapping[str, Any]  # of the data that it was trained on
+    data_state: Mapping[str, Any]  # of the data that it was trained on
     notes: list[str]  # for people, of newer ones that are broken
 
 
@@ -173,7 +173,7 @@ def resume(chosen: Chosen | None, engine: Engine, now: Manifest) -> Resumed:
     path, manifest = chosen.path, chosen.manifest
     _compare(path, manifest.identity, now.identity)
     same = manifest.layout == now.layout
-    together(engine.mesh.world, lambda: _load(engine, path, manifest, own=same))
+    on_all_ranks(engine.mesh.world, lambda: _load(engine, path, manifest, own=same))
     note = f"going on from {path}{'' if same else _resharding(manifest, now, engine)}"
     return Resumed(manifest.iteration, [*chosen.notes, note])
 
@@ -195,7 +195,7 @@ def refuse_others(folder: Path, wanted: str, world: Communicator) -> None:
             )
 
     if wanted != "auto":  # with which the folder is this run's own
-        together(world, lambda: look() if world.rank == 0 else None)
+        on_all_ranks(world, lambda: look() if world.rank == 0 else None)
 
 
 def _candidates(wanted: str, folder: Path) -> list[Path]:
@@ -220,8 +220,8 @@ def _inspect(path: Path, world: Communicator) -> tuple[Manifest, Mapping[str, An
         except BrokenError as exc:
             return str(exc), None, {}
 
-    complaint, manifest, learned = look()
-    found = world.allgather((complaint, learned))
+    complaint, manifest, data_state = look()
+    found = world.allgather((complaint, data_state))
     for complaint, _ in found:
         if complaint:
             raise BrokenError(complaint)
@@ -259,8 +259,8 @@ def _load(engine: Engine, path: Path, manifest: Manifest, *, own: bool) -> None:
     """``own``: the layout is the same, so that what belongs to a rank alone fits, too."""
     reader = Reader(path, manifest)
     kept = [each for each in own_state(engine) if own and reader.holds(*each)]
-    for piece, array in [*held(engine), *kept]:
-        numbers = reader.read(piece, np.dtype(array.dtype))
+    for shard, array in [*held_shards(engine), *kept]:
+        numbers = reader.read(shard, np.dtype(array.dtype))
         array[...] = numbers if isinstance(array, np.ndarray) else engine.device.asarray(numbers)
     set_scalars(engine, manifest.scalars)
     engine.storage.publish()

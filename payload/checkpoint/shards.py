@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from payload.data.loader import shard
+from payload.data.loader import local_slice
 from payload.device import Array
 from payload.errors import UsageError
 from payload.nn.module import Segment, state_of
@@ -27,7 +27,7 @@ from payload.parallel.engine import Engine
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class Shard:
     """Numbers ``[start, stop)`` of one part of a tensor, flattened. Parts lie along one axis of it."""
 
     kind: str  # weight, optimizer.NAME, state (of a layer), or rankN for what is that rank's own
@@ -41,7 +41,7 @@ class Piece:
 
     @property
     def tensor(self) -> str:
-        """The same for all pieces of one tensor."""
+        """The same for all shards of one tensor."""
         return f"{self.kind}/{self.name}"
 
     @property
@@ -51,26 +51,26 @@ class Piece:
 
 NONE = slice(0, 0)
 
-Held = tuple[Piece, Array]
-"""A piece, and this rank's array of its numbers, flat: a view, through which it can be read and written."""
+HeldShard = tuple[Shard, Array]
+"""A shard, and this rank's array of its numbers, flat: a view, through which it can be read and written."""
 
 
-def held(engine: Engine) -> list[Held]:
+def held_shards(engine: Engine) -> list[HeldShard]:
     """All that this rank needs to go on, but its ``own_state``."""
-    return [(piece, array) for piece, array, _ in _all(engine)]
+    return [(shard, array) for shard, array, _ in _all(engine)]
 
 
-def share(engine: Engine) -> list[Held]:
-    """What this rank saves of it: of what several ranks hold alike, each saves another piece."""
+def saved_shards(engine: Engine) -> list[HeldShard]:
+    """What this rank saves of it: of what several ranks hold alike, each saves another shard."""
     cut = [
-        (replace(piece, start=piece.start + mine.start, stop=piece.start + mine.stop), array[mine])
-        for piece, array, mine in _all(engine)
+        (replace(shard, start=shard.start + mine.start, stop=shard.start + mine.stop), array[mine])
+        for shard, array, mine in _all(engine)
         if mine.stop > mine.start
     ]
     return [*cut, *own_state(engine)]
 
 
-def own_state(engine: Engine) -> list[Held]:
+def own_state(engine: Engine) -> list[HeldShard]:
     """What belongs to this rank alone, and means nothing in another layout: it saves all of that."""
     kind = f"rank{engine.mesh.world.rank}"
     return [(_whole(kind, name, array), array.reshape(-1)) for name, array in engine.own_state.items()]
@@ -89,14 +89,14 @@ def set_scalars(engine: Engine, saved: Mapping[str, int | float]) -> None:
     engine.loss_scale.restore(scale)
 
 
-def _all(engine: Engine) -> Iterator[tuple[Piece, Array, slice]]:
+def _all(engine: Engine) -> Iterator[tuple[Shard, Array, slice]]:
     """What this rank holds, and which slice of each is its share to save."""
     storage, mesh = engine.storage, engine.mesh
-    values = storage.values
+    values = storage.master_weights
     kinds = {"weight": values} | {
         f"optimizer.{name}": array for name, array in engine.optimizer.state.items()
     }
-    mine = slice(0, len(values)) if storage.shared else shard(len(values), mesh.dp.rank, mesh.dp.size)
+    mine = slice(0, len(values)) if storage.sharded else local_slice(len(values), mesh.dp.rank, mesh.dp.size)
 
     def saves(segment: Segment) -> bool:
         """Of those that all tensor-parallel ranks hold alike, or more than one stage, one rank does."""
@@ -107,7 +107,7 @@ def _all(engine: Engine) -> Iterator[tuple[Piece, Array, slice]]:
         if array.shape == values.shape:
             for segment in storage.segments:
                 whole = array[segment.start : segment.stop]
-                yield _piece(kind, segment), whole, _common(segment, mine) if saves(segment) else NONE
+                yield _shard_of(kind, segment), whole, _common(segment, mine) if saves(segment) else NONE
         else:  # the same on all ranks, such as a count
             yield _whole(kind, "", array), array.reshape(-1), slice(0, array.size)
     first = mesh.dp.rank == mesh.tp.rank == 0
@@ -115,16 +115,16 @@ def _all(engine: Engine) -> Iterator[tuple[Piece, Array, slice]]:
         yield _whole("state", name, array), array.reshape(-1), slice(0, array.size) if first else NONE
 
 
-def _piece(kind: str, segment: Segment) -> Piece:
+def _shard_of(kind: str, segment: Segment) -> Shard:
     parameter = segment.parameter
     tp = parameter.context.tp
     place = (None, 0, 1) if parameter.axis is None else (parameter.axis, tp.rank, tp.size)
     stop = segment.offset + segment.stop - segment.start
-    return Piece(kind, parameter.name, parameter.full_shape, segment.offset, stop, *place)
+    return Shard(kind, parameter.name, parameter.full_shape, segment.offset, stop, *place)
 
 
-def _whole(kind: str, name: str, array: Array) -> Piece:
-    return Piece(kind, name, tuple(array.shape), 0, array.size)
+def _whole(kind: str, name: str, array: Array) -> Shard:
+    return Shard(kind, name, tuple(array.shape), 0, array.size)
 
 
 def _common(segment: Segment, mine: slice) -> slice:
@@ -134,7 +134,7 @@ def _common(segment: Segment, mine: slice) -> slice:
     return slice(start - segment.start, stop - segment.start)
 
 
-VERSION = 2
+VERSION = 3
 MANIFEST = "manifest.json"
 DATA = "data.json"
 """What was learned of the training data, such as a tokenizer, by which other data is read."""
@@ -183,30 +183,30 @@ def plan(tensors: Mapping[str, tuple[Sequence[int], np.dtype[Any]]], **metadata:
     return FilePlan(header, {name: len(header) + start for name, start in starts.items()}, len(header) + end)
 
 
-def plan_pieces(held: Sequence[Held]) -> tuple[FilePlan, list[int]]:
-    """Lay out a rank's file; where the numbers of each of these pieces lie."""
-    names = [f"{piece.tensor}[{piece.start}:{piece.stop}]" for piece, _ in held]
+def plan_shards(held: Sequence[HeldShard]) -> tuple[FilePlan, list[int]]:
+    """Lay out a rank's file; where the numbers of each of these shards lie."""
+    names = [f"{shard.tensor}[{shard.start}:{shard.stop}]" for shard, _ in held]
     tensors = {
         name: ((array.size,), np.dtype(array.dtype)) for name, (_, array) in zip(names, held, strict=True)
     }
-    pieces = {name: asdict(piece) for name, (piece, _) in zip(names, held, strict=True)}
-    layout = plan(tensors, pieces=json.dumps(pieces))
+    shards = {name: asdict(shard) for name, (shard, _) in zip(names, held, strict=True)}
+    layout = plan(tensors, shards=json.dumps(shards))
     return layout, [layout.offsets[name] for name in names]
 
 
-def contents(path: Path) -> list[tuple[Piece, NDArray[Any]]]:
-    """The pieces in a file; their numbers are read when they are touched."""
+def contents(path: Path) -> list[tuple[Shard, NDArray[Any]]]:
+    """The shards in a file; their numbers are read when they are touched."""
     with path.open("rb") as file:
         length = int.from_bytes(file.read(8), "little")
         entries = json.loads(file.read(length))
-    pieces = json.loads(entries.pop("__metadata__")["pieces"])
-    found: list[tuple[Piece, NDArray[Any]]] = []
-    for key, fields in pieces.items():
-        piece = Piece(**{**fields, "shape": tuple(fields["shape"])})
+    shards = json.loads(entries.pop("__metadata__")["shards"])
+    found: list[tuple[Shard, NDArray[Any]]] = []
+    for key, fields in shards.items():
+        shard = Shard(**{**fields, "shape": tuple(fields["shape"])})
         entry = entries[key]
         dtype, offset = _NAMES[entry["dtype"]], 8 + length + entry["data_offsets"][0]
-        size = piece.stop - piece.start
-        found.append((piece, np.memmap(path, dtype, mode="r", offset=offset, shape=(size,))))
+        size = shard.stop - shard.start
+        found.append((shard, np.memmap(path, dtype, mode="r", offset=offset, shape=(size,))))
     return found
 
 
@@ -270,12 +270,12 @@ def read_data(folder: Path) -> Mapping[str, Any]:
         BrokenError: it is not there, or not as it was written.
     """
     try:
-        learned: Mapping[str, Any] = json.loads((folder / DATA).read_bytes())
+        data_state: Mapping[str, Any] = json.loads((folder / DATA).read_bytes())
     except OSError as exc:
         raise BrokenError(f"{DATA} cannot be read: {exc.strerror}") from exc
     except ValueError as exc:
         raise BrokenError(f"{DATA} is not as it was written") from exc
-    return learned
+    return data_state
 
 
 def verify(folder: Path, facts: FileFacts) -> None:
@@ -298,69 +298,69 @@ def verify(folder: Path, facts: FileFacts) -> None:
 
 
 class Reader:
-    """The pieces of a checkpoint. Files are mapped: only what is asked for is read."""
+    """The shards of a checkpoint. Files are mapped: only what is asked for is read."""
 
     def __init__(self, folder: Path, manifest: Manifest) -> None:
         self._folder = folder
-        self._pieces: dict[str, list[tuple[Piece, NDArray[Any]]]] = {}
+        self._shards: dict[str, list[tuple[Shard, NDArray[Any]]]] = {}
         for name in (facts.name for facts in manifest.files if facts.name != DATA):
-            for piece, numbers in contents(folder / name):
-                self._pieces.setdefault(piece.tensor, []).append((piece, numbers))
+            for shard, numbers in contents(folder / name):
+                self._shards.setdefault(shard.tensor, []).append((shard, numbers))
 
-    def holds(self, piece: Piece, array: Array) -> bool:
+    def holds(self, shard: Shard, array: Array) -> bool:
         """Whether it has numbers for just this."""
         return any(
-            (stored, numbers.dtype) == (piece, array.dtype)
-            for stored, numbers in self._pieces.get(piece.tensor, [])
+            (stored, numbers.dtype) == (shard, array.dtype)
+            for stored, numbers in self._shards.get(shard.tensor, [])
         )
 
     def tensors(self, *kinds: str) -> dict[str, NDArray[Any]]:
         """All tensors of some kinds, whole, by name."""
         found = {}
-        for (piece, numbers), *_ in self._pieces.values():
-            if piece.kind in kinds:
-                whole = Piece(piece.kind, piece.name, piece.shape, 0, math.prod(piece.shape))
-                found[piece.name] = self.read(whole, numbers.dtype).reshape(piece.shape)
+        for (shard, numbers), *_ in self._shards.values():
+            if shard.kind in kinds:
+                whole = Shard(shard.kind, shard.name, shard.shape, 0, math.prod(shard.shape))
+                found[shard.name] = self.read(whole, numbers.dtype).reshape(shard.shape)
         return found
 
-    def read(self, wanted: Piece, dtype: np.dtype[Any]) -> NDArray[Any]:
-        """The numbers of a piece, flat.
+    def read(self, wanted: Shard, dtype: np.dtype[Any]) -> NDArray[Any]:
+        """The numbers of a shard, flat.
 
         Raises:
             UsageError: the checkpoint does not have it, or as other numbers.
         """
-        stored = self._pieces.get(wanted.tensor, [])
+        stored = self._shards.get(wanted.tensor, [])
         if not stored:
             raise UsageError(
                 f"--resume: {self._folder} holds no {wanted.tensor}: it is of another model or optimizer"
             )
-        piece, numbers = stored[0]
-        if (piece.shape, numbers.dtype) != (wanted.shape, dtype):
+        shard, numbers = stored[0]
+        if (shard.shape, numbers.dtype) != (wanted.shape, dtype):
             raise UsageError(
-                f"--resume: {self._folder} holds {wanted.tensor} as {numbers.dtype} {piece.shape}, "
+                f"--resume: {self._folder} holds {wanted.tensor} as {numbers.dtype} {shard.shape}, "
                 f"and this run has {dtype} {wanted.shape}"
             )
-        if (piece.axis, piece.parts) == (wanted.axis, wanted.parts):
+        if (shard.axis, shard.parts) == (wanted.axis, wanted.parts):
             return self._interval(wanted.tensor, wanted.part, wanted.start, wanted.stop)
-        size = int(np.prod(piece.part_shape))
+        size = int(np.prod(shard.part_shape))
         parts = [
-            self._interval(wanted.tensor, part, 0, size).reshape(piece.part_shape)
-            for part in range(piece.parts)
+            self._interval(wanted.tensor, part, 0, size).reshape(shard.part_shape)
+            for part in range(shard.parts)
         ]
-        whole = np.concatenate(parts, axis=piece.axis) if piece.axis is not None else parts[0]
+        whole = np.concatenate(parts, axis=shard.axis) if shard.axis is not None else parts[0]
         if wanted.axis is not None:
             whole = np.split(whole, wanted.parts, axis=wanted.axis)[wanted.part]
         return whole.reshape(-1)[wanted.start : wanted.stop]
 
     def _interval(self, tensor: str, part: int, start: int, stop: int) -> NDArray[Any]:
         """Of one part, as it was cut when it was saved."""
-        stored = [(piece, numbers) for piece, numbers in self._pieces[tensor] if piece.part == part]
-        out: NDArray[Any] = np.empty(stop - start, self._pieces[tensor][0][1].dtype)
+        stored = [(shard, numbers) for shard, numbers in self._shards[tensor] if shard.part == part]
+        out: NDArray[Any] = np.empty(stop - start, self._shards[tensor][0][1].dtype)
         filled = start
-        for piece, numbers in sorted(stored, key=lambda held: held[0].start):
-            last = min(stop, piece.stop)
-            if piece.start <= filled < last:
-                out[filled - start : last - start] = numbers[filled - piece.start : last - piece.start]
+        for shard, numbers in sorted(stored, key=lambda each: each[0].start):
+            last = min(stop, shard.stop)
+            if shard.start <= filled < last:
+                out[filled - start : last - start] = numbers[filled - shard.start : last - shard.start]
                 filled = last
         if filled < stop:
             raise UsageError(

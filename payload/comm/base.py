@@ -149,7 +149,7 @@ class Solo(Communicator):
 Inner = TypeVar("Inner", bound=Communicator)
 
 
-class Through(Communicator, Generic[Inner]):
+class CommunicatorWrapper(Communicator, Generic[Inner]):
     """A communicator that does all as another one does."""
 
     def __init__(self, inner: Inner) -> None:
@@ -195,7 +195,7 @@ class Through(Communicator, Generic[Inner]):
         self.inner.barrier()
 
 
-def together(comm: Communicator, act: Callable[[], T]) -> T:
+def on_all_ranks(comm: Communicator, act: Callable[[], T]) -> T:
     """Do on every rank what may fail on some, such as opening a file, and fail on all of them alike.
 
     Raises:

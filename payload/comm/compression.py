@@ -16,21 +16,21 @@ from typing import ClassVar
 
 import numpy as np
 
-from payload.comm.base import Pending, Through
+from payload.comm.base import CommunicatorWrapper, Pending
 from payload.comm.staging import address, flat
 from payload.comm.transport import Steps, Transport
 from payload.device import Array
 
 
 @dataclass(frozen=True, slots=True)
-class Piece:
+class ParamSlice:
     """One parameter's gradient in the flat array of all."""
 
     start: int
     shape: tuple[int, ...]
 
 
-class Compressed(Through[Transport]):
+class Compressed(CommunicatorWrapper[Transport]):
     """A communicator that sums the attached gradients in a lossy way, and all else as its transport does.
 
     A gradient with a number that is not finite spoils one sum, as it would without compression: what is kept
@@ -45,8 +45,8 @@ class Compressed(Through[Transport]):
         """What must be saved with the weights, by name, and restored in place: each rank has its own."""
         self._grads: Array | None = None
 
-    def attach(self, grads: Array, pieces: Sequence[Piece]) -> None:  # noqa: ARG002
-        """Compress, from here on, sums of slices of the flat array ``grads``, which ``pieces`` lie in."""
+    def attach(self, grads: Array, slices: Sequence[ParamSlice]) -> None:  # noqa: ARG002
+        """Compress, from here on, sums of slices of the flat array ``grads``, which ``slices`` lie in."""
         self._grads = flat(grads)
         self.state["residual"] = self.inner.device.xp.zeros(grads.shape, grads.dtype)
 
@@ -199,14 +199,14 @@ class PowerSGD(Compressed):
         self._thickness = rank
         self._matrices: list[_Matrix] = []
 
-    def attach(self, grads: Array, pieces: Sequence[Piece]) -> None:
-        super().attach(grads, pieces)
-        for piece in sorted(pieces, key=lambda piece: piece.start):
-            rows, columns = _halves(piece.shape)
+    def attach(self, grads: Array, slices: Sequence[ParamSlice]) -> None:
+        super().attach(grads, slices)
+        for slice_ in sorted(slices, key=lambda slice_: slice_.start):
+            rows, columns = _halves(slice_.shape)
             if self._thickness * (rows + columns) < rows * columns:
-                matrix = _Matrix(f"q.{piece.start}", piece.start, rows, columns)
+                matrix = _Matrix(f"q.{slice_.start}", slice_.start, rows, columns)
                 self._matrices.append(matrix)
-                first = np.random.default_rng(piece.start).standard_normal((columns, self._thickness))
+                first = np.random.default_rng(slice_.start).standard_normal((columns, self._thickness))
                 self.state[matrix.name] = self.inner.device.asarray(first, grads.dtype)
 
     def _exchange(self, kept: Array, array: Array, start: int) -> Steps:

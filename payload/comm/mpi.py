@@ -13,7 +13,7 @@ from types import TracebackType
 
 import numpy as np
 
-from payload.comm.base import Request, together
+from payload.comm.base import Request, on_all_ranks
 from payload.comm.ring import scattered, summed
 from payload.comm.staging import CudaAware, InPlace, Staging
 from payload.comm.transport import CHUNK_BYTES, MPI, Last, Steps, Transport, chunks, library
@@ -60,8 +60,8 @@ class MpiCommunicator(Transport):
 
     def _in_chunks(self, array: Array) -> Steps:
         """A blocking sum, while the copies between device and host go on beside it."""
-        wide = self._widened(array)
-        staged = self.staging.of(wide)
+        upcast = self._upcast(array)
+        staged = self.staging.of(upcast)
         host = staged.host
         pieces = list(chunks(host))
         stores: list[Request] = []
@@ -72,8 +72,8 @@ class MpiCommunicator(Transport):
         self._summed_bytes += host.nbytes
         yield Last(stores)
         staged.release()
-        if wide is not array:
-            array[...] = wide
+        if upcast is not array:
+            array[...] = upcast
 
     def _sum(self, host: Array) -> Steps:
         if host.nbytes >= RING_BYTES:
@@ -151,7 +151,8 @@ def _abort(kind: type[BaseException], error: BaseException, trace: TracebackType
 class CudaAwareMpi(Transport):
     """MPI's own blocking collectives on device memory, each when its turn comes.
 
-    None of it goes on beside the computation: Open MPI's non-blocking sums do not take device memory.
+    Only for an MPI library that was built for it; others would crash on it. None of it goes on beside the
+    computation: Open MPI's non-blocking sums do not take device memory.
     """
 
     name = "mpi"
@@ -167,11 +168,11 @@ class CudaAwareMpi(Transport):
         """
         super().__init__(device, comm, staging=staging or CudaAware(device))
         if staging is None:
-            together(self, _check)
+            on_all_ranks(self, _check)
             ones = device.xp.ones(1 << 10, "float32")
             self.allreduce(ones)
             right = bool((ones == self.size).all())
-            together(self, lambda: _refuse_unless(right, "its sum of a small array on the GPU is wrong"))
+            on_all_ranks(self, lambda: _refuse_unless(right, "its sum of a small array on the GPU is wrong"))
 
     def _sum(self, host: Array) -> Steps:
         self._summed_bytes += host.nbytes

@@ -10,7 +10,7 @@ import importlib
 from collections.abc import Callable
 from typing import Any
 
-from payload.comm.base import Pending, Request, together
+from payload.comm.base import Pending, Request, on_all_ranks
 from payload.comm.staging import OnDevice, Staging, address, flat
 from payload.comm.transport import MPI, Last, Steps, Transport
 from payload.device import Array, Device
@@ -34,7 +34,7 @@ class Nccl(Transport):
         """
         super().__init__(device, comm, staging=staging)
         places = self.allgather((hostname(), str(self.device.gpu)))
-        together(self, lambda: _check(self.device, places, self.rank))
+        on_all_ranks(self, lambda: _check(self.device, places, self.rank))
         self._cuda: Any = self.device.xp.cuda
         self._nccl = _library()
         self._kinds = {kind: getattr(self._nccl, f"NCCL_{kind.upper()}") for kind in _KINDS}

@@ -83,27 +83,27 @@ class Transport(Communicator):
         return self.lane.start(self.allreduce_steps(array))
 
     def allreduce_steps(self, array: Array) -> Steps:
-        wide = self._widened(array)
-        staged = self.staging.of(wide)
+        upcast = self._upcast(array)
+        staged = self.staging.of(upcast)
         yield staged.fetch()
         yield from self._sum(staged.host)
         yield Last(staged.store())
         staged.release()
-        if wide is not array:
-            array[...] = wide
+        if upcast is not array:
+            array[...] = upcast
 
     def ireduce_scatter(self, array: Array, out: Array) -> Pending:
         return self.lane.start(self.reduce_scatter_steps(array, out))
 
     def reduce_scatter_steps(self, array: Array, out: Array) -> Steps:
-        wide = self._widened(array)
-        own = self._own(wide)
-        staged = self.staging.of(wide)
+        upcast = self._upcast(array)
+        own = self._own(upcast)
+        staged = self.staging.of(upcast)
         yield staged.fetch()
         yield from self._scatter(staged.host)
         yield Last(staged.store(own))
         staged.release()
-        mine = flat(wide)[own]
+        mine = flat(upcast)[own]
         if address(mine) != address(out):
             flat(out)[...] = mine
 
@@ -192,7 +192,7 @@ class Transport(Communicator):
             raise ValueError(f"{array.size} numbers cannot be divided evenly among {self.size} ranks")
         return slice(self.rank * n, (self.rank + 1) * n)
 
-    def _widened(self, array: Array) -> Array:
+    def _upcast(self, array: Array) -> Array:
         """The array, or a float32 copy on the device of what has 16 bits: not every MPI can sum that."""
         narrow = array.dtype.itemsize == 2 and array.dtype.kind in "fV"  # noqa: PLR2004
         return array.astype(np.float32) if narrow else array

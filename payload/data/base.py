@@ -12,7 +12,7 @@ Pair = tuple[Array, Array]
 """Inputs (B, ...) and targets (B,) or (B, T), whole numbers of which those below 0 do not count."""
 
 
-class Source(Protocol):
+class Dataset(Protocol):
     """Samples to train on, and others, held out, to judge by."""
 
     @property
@@ -31,7 +31,7 @@ class Source(Protocol):
         """Its sizes, by the names under which models ask for them."""
 
     @property
-    def learned(self) -> Mapping[str, Any]:
+    def data_state(self) -> Mapping[str, Any]:
         """Of the training samples, for JSON: by it other data is read as the model knows it."""
 
     @property

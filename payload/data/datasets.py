@@ -10,10 +10,10 @@ from typing import Any, TypeVar
 
 import numpy as np
 
-from payload.comm.base import Communicator, together
+from payload.comm.base import Communicator, on_all_ranks
 from payload.config import TrainConfig
 from payload.data import idx
-from payload.data.base import Pair, Source
+from payload.data.base import Dataset, Pair
 from payload.data.images import Images, Known, Labelled, facts
 from payload.data.text import MaskedText, Text, parts
 from payload.data.tokenizer import BytePairs, Bytes, Tokenizer, learn
@@ -33,18 +33,18 @@ _SAMPLES, _HELD_OUT = 65_536, 64  # of synthetic data
 _POOL = 64  # synthetic samples that are really there, in turn: making noise would cost more than many a model
 
 
-def open_source(
+def open_dataset(
     config: TrainConfig,
     world: Communicator,
-    learned: Mapping[str, Any] | None = None,
+    data_state: Mapping[str, Any] | None = None,
     *,
-    judging: bool = False,
-) -> Source:
+    eval_only: bool = False,
+) -> Dataset:
     """The data that was asked for, as the model takes it.
 
     Args:
-        learned: by the run that this one goes on from or judges, of its data; None: it is to be learned.
-        judging: held-out samples are all that is asked for.
+        data_state: by the run that this one goes on from or judges, of its data; None: it is to be learned.
+        eval_only: held-out samples are all that is asked for.
 
     Raises:
         UsageError: there is none such, it is not what it should be, or not the same on all nodes; on every
@@ -61,11 +61,15 @@ def open_source(
         fitting = "digits, idx:DIR or synthetic" if takes == "images" else "text:FILE or synthetic"
         raise UsageError(f"--data {data.data}: the model takes {takes}; give it {fitting}")
     if kind == "text":
-        return _text(config, Path(where), world, learned)
-    known = None if learned is None else _as_learned(f"--data {data.data}", "of images", Known.read, learned)
-    alone = judging and not data.clean  # which asks what is trained on
-    training, held_out = together(
-        world, lambda: idx.load(Path(where), judging=alone) if kind == "idx" else load_digits()
+        return _text(config, Path(where), world, data_state)
+    known = (
+        None
+        if data_state is None
+        else _as_learned(f"--data {data.data}", "of images", Known.read, data_state)
+    )
+    alone = eval_only and not data.clean  # which asks what is trained on
+    training, held_out = on_all_ranks(
+        world, lambda: idx.load(Path(where), eval_only=alone) if kind == "idx" else load_digits()
     )
     arrays = [array for half in (training, held_out) if half for array in (half.images, half.labels)]
     _check_same(world, data.data, *(array.data for array in arrays))
@@ -74,18 +78,20 @@ def open_source(
     )
 
 
-def _text(config: TrainConfig, file: Path, world: Communicator, learned: Mapping[str, Any] | None) -> Source:
+def _text(
+    config: TrainConfig, file: Path, world: Communicator, data_state: Mapping[str, Any] | None
+) -> Dataset:
     def read() -> bytes:
         try:
             return file.read_bytes()
         except OSError as exc:
             raise UsageError(f"--data: {file} cannot be read: {exc.strerror}") from exc
 
-    text = together(world, read)
+    text = on_all_ranks(world, read)
     data = config.data
     _check_same(world, data.data, text)
     kind = Text if MODELS[config.model.model].takes == "text" else MaskedText
-    tokenizer = _tokenizer(data.tokenizer, text, world, learned)
+    tokenizer = _tokenizer(data.tokenizer, text, world, data_state)
     return kind(data.data, text, tokenizer, length=data.sequence_length, seed=config.batch.seed)
 
 
@@ -114,13 +120,15 @@ def _few(hosts: Iterable[str]) -> str:
     return ", ".join(names[:_FEW]) + (f" and {len(names) - _FEW} more" if len(names) > _FEW else "")
 
 
-def _tokenizer(wanted: str, text: bytes, world: Communicator, learned: Mapping[str, Any] | None) -> Tokenizer:
+def _tokenizer(
+    wanted: str, text: bytes, world: Communicator, data_state: Mapping[str, Any] | None
+) -> Tokenizer:
     """Byte pairs are learned by rank 0, for all, of what is trained on: the held-out text is to be new."""
     kind, _, size = wanted.partition(":")
     if kind == "bytes":
         return Bytes()
-    if learned is not None:
-        return _as_learned(f"--tokenizer {wanted}", "of byte pairs", BytePairs.read, learned)
+    if data_state is not None:
+        return _as_learned(f"--tokenizer {wanted}", "of byte pairs", BytePairs.read, data_state)
     merges = learn(parts(text)[0], int(size)).merges if world.rank == 0 else ()
     return BytePairs(world.allgather(merges)[0])
 
@@ -148,11 +156,11 @@ def load_digits() -> tuple[Labelled, Labelled]:
 
 
 class Synthetic:
-    """Noise in the shape of data, to measure speed with: nothing can be learned of it. As ``Source``."""
+    """Noise in the shape of data, to measure speed with: nothing can be learned of it. As ``Dataset``."""
 
     training, held_out = _SAMPLES, _HELD_OUT
     bytes_per_target = None
-    learned: Mapping[str, Any] = MappingProxyType({})
+    data_state: Mapping[str, Any] = MappingProxyType({})
 
     def __init__(self, about: str, inputs: Array, targets: Array, sizes: Mapping[str, int]) -> None:
         self.about = f"synthetic {about}"

@@ -22,16 +22,16 @@ _UINT8 = 8
 _IMAGE_DIMENSIONS = (3, 4)  # without and with channels
 
 
-def load(folder: Path, *, judging: bool = False) -> tuple[Labelled | None, Labelled]:
+def load(folder: Path, *, eval_only: bool = False) -> tuple[Labelled | None, Labelled]:
     """Training (``train-``) and held-out images (``t10k-``), each file plain or gzipped.
 
     Args:
-        judging: training images are not asked for, and need not be there.
+        eval_only: training images are not asked for, and need not be there.
 
     Raises:
         UsageError: a file is missing, damaged, empty, or does not go with its labels.
     """
-    return None if judging else _pair(folder, "train"), _pair(folder, "t10k")
+    return None if eval_only else _pair(folder, "train"), _pair(folder, "t10k")
 
 
 def _pair(folder: Path, kind: str) -> Labelled:

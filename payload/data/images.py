@@ -44,7 +44,7 @@ class Known:
 
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> Known:
-        """Of what ``Source.learned`` was.
+        """Of what ``Dataset.data_state`` was.
 
         Raises:
             KeyError, TypeError, ValueError: it is something else.
@@ -73,7 +73,7 @@ class Known:
 
 
 class Images:
-    """A data set of images, as ``Source``."""
+    """A data set of images, as ``Dataset``."""
 
     targets = 1.0
     bytes_per_target = None
@@ -101,7 +101,7 @@ class Images:
         Raises:
             UsageError: there is nothing in it, or it is not of one kind.
         """
-        judging = training is None and known is not None
+        eval_only = training is None and known is not None
         if training is None:
             training = Labelled(held_out.images[:0], held_out.labels[:0])
         dropped = 0
@@ -110,7 +110,7 @@ class Images:
             before = len(training) + len(held_out)
             training, held_out = _unseen(training, seen), _unseen(held_out, seen)
             dropped = before - len(training) - len(held_out)
-        if not (len(training) or judging) or not len(held_out):
+        if not (len(training) or eval_only) or not len(held_out):
             raise UsageError(
                 f"--data: {name} has {len(training)} training and {len(held_out)} held-out images"
             )
@@ -118,7 +118,7 @@ class Images:
         for kind, samples in (("training", training), ("held-out", held_out)):
             if len(samples):
                 known.check(name, kind, samples)
-        self.learned: Mapping[str, Any] = asdict(known)
+        self.data_state: Mapping[str, Any] = asdict(known)
         self._training, self._held_out, self._augment = training, held_out, tuple(augment)
         height, width, channels = known.shape
         self.classes = known.classes

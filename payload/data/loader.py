@@ -1,6 +1,7 @@
 """Feeds this rank: its share of each global batch, in micro-batches on the device, made ahead by a thread.
 
-The order of samples, and which rank takes which, follow from the seed alone.
+The order of samples is a function of the seed and the iteration alone, so that all ranks and runs agree, and
+a run that is resumed needs to know its iteration only.
 """
 
 from __future__ import annotations
@@ -15,11 +16,11 @@ from typing import TypeVar
 import numpy as np
 from numpy.typing import DTypeLike
 
-from payload.data.base import Pair, Source
+from payload.data.base import Dataset, Pair
 from payload.device import Array, Device
 from payload.nn.module import Draw
 from payload.parallel.mesh import Mesh
-from payload.parallel.pipeline import Batch
+from payload.parallel.pipeline import MicroBatch
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +53,7 @@ class Order:
         return Slot(iteration, self._epoch, place + 1 == self.per_epoch, indices)
 
 
-def shard(count: int, rank: int, size: int) -> slice:
+def local_slice(count: int, rank: int, size: int) -> slice:
     """One rank's share of ``count`` things: contiguous, no share more than one above another, some empty."""
     return slice(count * rank // size, count * (rank + 1) // size)
 
@@ -65,7 +66,7 @@ class Feed:
     """What one iteration trains on."""
 
     slot: Slot
-    batches: list[Batch]  # this rank's; the same number on all ranks
+    batches: list[MicroBatch]  # this rank's; the same number on all ranks
     targets: int  # in the global batch, as far as known beforehand
 
 
@@ -74,7 +75,7 @@ class Loader:
 
     def __init__(
         self,
-        source: Source,
+        dataset: Dataset,
         device: Device,
         mesh: Mesh,
         *,
@@ -90,12 +91,12 @@ class Loader:
             prefetch: iterations for which a thread makes samples ahead.
             dtype: in which layers compute: inputs that are no whole numbers come so.
         """
-        self._source, self._device, self._dp = source, device, mesh.dp
+        self._dataset, self._device, self._dp = dataset, device, mesh.dp
         self._seed, self._prefetch, self._dtype = seed, prefetch, dtype
         self._global_batch = global_batch
         largest = math.ceil(global_batch / mesh.dp.size)
         self._micro_batch = min(micro_batch or largest, largest)
-        self.order = Order(source.training, global_batch, seed=seed)
+        self.order = Order(dataset.training, global_batch, seed=seed)
 
     @property
     def micro_batches(self) -> int:
@@ -112,21 +113,21 @@ class Loader:
 
         for slot, parts in prefetched(make(), self._prefetch, self._device.use):
             batches = [self._on_device(pair, places) for pair, places in parts]
-            yield Feed(slot, batches, max(1, round(len(slot.indices) * self._source.targets)))
+            yield Feed(slot, batches, max(1, round(len(slot.indices) * self._dataset.targets)))
 
-    def held_out(self) -> Iterator[Batch]:
+    def held_out(self) -> Iterator[MicroBatch]:
         """This rank's share of all held-out samples; the same number of micro-batches on all ranks, each of
         which comes to the device when it is due."""
-        for part in self._parts(self._source.held_out):
-            pair = self._source.held_out_batch(np.arange(part.start, part.stop))
+        for part in self._parts(self._dataset.held_out):
+            pair = self._dataset.held_out_batch(np.arange(part.start, part.stop))
             yield self._on_device(pair, np.arange(part.start, part.stop, dtype="uint32"))
 
     def _parts(self, count: int) -> list[slice]:
         """This rank's micro-batches of a batch of so many samples; as many as the largest share needs."""
-        mine = shard(count, self._dp.rank, self._dp.size)
+        mine = local_slice(count, self._dp.rank, self._dp.size)
         size = mine.stop - mine.start
         number = self._number(count)
-        cuts = [shard(size, part, number) for part in range(number)]
+        cuts = [local_slice(size, part, number) for part in range(number)]
         return [slice(mine.start + cut.start, mine.start + cut.stop) for cut in cuts]
 
     def _number(self, count: int) -> int:
@@ -135,14 +136,14 @@ class Loader:
     def _sample(self, slot: Slot, part: slice) -> tuple[Pair, Array]:
         places = np.arange(part.start, part.stop, dtype="uint32")
         draw = Draw(self._seed, slot.iteration, places)
-        inputs, targets = self._source.training_batch(slot.indices[part], slot.epoch, draw)
+        inputs, targets = self._dataset.training_batch(slot.indices[part], slot.epoch, draw)
         return (self._device.pinned_copy(inputs), self._device.pinned_copy(targets)), places
 
-    def _on_device(self, pair: Pair, places: Array) -> Batch:
+    def _on_device(self, pair: Pair, places: Array) -> MicroBatch:
         inputs, targets = (self._device.upload(array) for array in pair)
         if inputs.dtype.kind == "f":
             inputs = inputs.astype(self._dtype, copy=False)
-        return Batch(inputs, targets, self._device.asarray(places))
+        return MicroBatch(inputs, targets, self._device.asarray(places))
 
 
 @dataclass(frozen=True, slots=True)

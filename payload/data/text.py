@@ -26,7 +26,7 @@ def parts(text: bytes) -> tuple[bytes, bytes]:
 
 
 class Text:
-    """A text, as ``Source``: each target is the token that follows (B, T) → (B, T).
+    """A text, as ``Dataset``: each target is the token that follows (B, T) → (B, T).
 
     An epoch cuts the text into windows without gaps, at places that differ from epoch to epoch.
     """
@@ -38,29 +38,28 @@ class Text:
             UsageError: the text is too short.
         """
         training, held_out = parts(text)
-        self._tokens, self._judged = tokenizer.encode(training), tokenizer.encode(held_out)
+        self._tokens, self._held_out_tokens = tokenizer.encode(training), tokenizer.encode(held_out)
         self._length, self._seed = length, seed
         # A window of T tokens has T targets, one token more; and training windows begin up to T - 1 later.
-        self.training, self.held_out = len(self._tokens) // length - 1, (len(self._judged) - 1) // length
+        numbers = f"{len(self._tokens)} + {len(self._held_out_tokens)} tokens"
+        self.training = len(self._tokens) // length - 1
+        self.held_out = (len(self._held_out_tokens) - 1) // length
         if self.training < 1 or self.held_out < 1:
             raise UsageError(
-                f"--data: {name} has {len(self._tokens)} + {len(self._judged)} tokens to train on and held "
-                f"out, too few for --sequence-length {length}"
+                f"--data: {name} has {numbers} to train on and held out, "
+                f"too few for --sequence-length {length}"
             )
-        self.vocabulary, self.learned = tokenizer.size, tokenizer.learned
+        self.vocabulary, self.data_state = tokenizer.size, tokenizer.data_state
         self.targets = float(length)
-        self.bytes_per_target: float | None = len(held_out) / len(self._judged)
-        self.about = (
-            f"{name}: {len(self._tokens)} + {len(self._judged)} tokens of {tokenizer.name}, "
-            f"{self.bytes_per_target:.2f} bytes each"
-        )
+        self.bytes_per_target: float | None = len(held_out) / len(self._held_out_tokens)
+        self.about = f"{name}: {numbers} of {tokenizer.name}, {self.bytes_per_target:.2f} bytes each"
         self.facts = _facts(self.vocabulary, length)
 
     def training_batch(self, indices: Array, epoch: int, draw: Draw) -> Pair:  # noqa: ARG002
         return self._windows(self._tokens, indices, epoch)
 
     def held_out_batch(self, indices: Array) -> Pair:
-        return self._windows(self._judged, indices, 0)
+        return self._windows(self._held_out_tokens, indices, 0)
 
     def _windows(self, tokens: Array, indices: Array, epoch: int) -> Pair:
         first = int(np.random.default_rng((self._seed, epoch)).integers(self._length)) if epoch else 0
@@ -84,8 +83,8 @@ class MaskedText(Text):
         self.targets = _MASKED * length
         self.bytes_per_target = None
         self.facts = _facts(self.vocabulary + 1, length)
-        judged = (self.held_out_batch(np.array([place])) for place in range(self.held_out))
-        if not any((targets >= 0).any() for _, targets in judged):  # the first has some, or nearly always
+        batches = (self.held_out_batch(np.array([place])) for place in range(self.held_out))
+        if not any((targets >= 0).any() for _, targets in batches):  # the first has some, or nearly always
             raise UsageError(
                 f"--data: {name} is too short: of its {self.held_out * length} held-out tokens none is masked"
             )
@@ -95,7 +94,7 @@ class MaskedText(Text):
         return self._masked(tokens, draw)
 
     def held_out_batch(self, indices: Array) -> Pair:
-        tokens, _ = self._windows(self._judged, indices, 0)
+        tokens, _ = self._windows(self._held_out_tokens, indices, 0)
         return self._masked(tokens, Draw(0, 0, indices.astype("uint32")))
 
     def _masked(self, tokens: Array, draw: Draw) -> Pair:

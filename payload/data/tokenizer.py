@@ -33,7 +33,7 @@ class Tokenizer(Protocol):
         """How many tokens there are."""
 
     @property
-    def learned(self) -> Mapping[str, Any]:
+    def data_state(self) -> Mapping[str, Any]:
         """Of a text, for JSON."""
 
     def encode(self, text: bytes) -> Array:
@@ -44,7 +44,7 @@ class Bytes:
     """Each byte is a token."""
 
     name, size = "bytes", _BYTES
-    learned: Mapping[str, Any] = MappingProxyType({})
+    data_state: Mapping[str, Any] = MappingProxyType({})
 
     def encode(self, text: bytes) -> Array:
         return np.frombuffer(text, np.uint8)
@@ -57,12 +57,12 @@ class BytePairs:
         self.merges = tuple(merges)
         self.size = _BYTES + len(self.merges)
         self.name = f"bpe:{self.size}"
-        self.learned: Mapping[str, Any] = {"merges": self.merges}
+        self.data_state: Mapping[str, Any] = {"merges": self.merges}
         self._ranks = {pair: rank for rank, pair in enumerate(self.merges)}
 
     @classmethod
     def read(cls, record: Mapping[str, Any]) -> BytePairs:
-        """Of what ``learned`` was.
+        """Of what ``data_state`` was.
 
         Raises:
             KeyError, TypeError, ValueError: it is something else.

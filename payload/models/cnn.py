@@ -7,10 +7,9 @@ from collections.abc import Sequence
 
 from payload.nn.conv import Conv2d
 from payload.nn.linear import Linear
-from payload.nn.module import Context, Layer, Sequential, Unit
+from payload.nn.module import Context, Flatten, Layer, Sequential, Unit
 from payload.nn.norm import BatchNorm
 from payload.nn.pool import MaxPool2d
-from payload.nn.sequence import Flat
 
 
 def build(
@@ -38,5 +37,5 @@ def build(
             side, channels = pool.output_size(side), width
         units.append(Unit(name, Sequential(*layers), flops))
     inputs = side * side * widths[-1]
-    head = Sequential(Flat(), Linear(context, "head", inputs, classes))
+    head = Sequential(Flatten(), Linear(context, "head", inputs, classes))
     return [*units, Unit("head", head, flops=2.0 * inputs * classes)]

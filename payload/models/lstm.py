@@ -11,8 +11,8 @@ from payload.nn.dropout import Dropout
 from payload.nn.embedding import Embedding
 from payload.nn.linear import Linear
 from payload.nn.lstm import LSTM
-from payload.nn.module import Context, Layer, Sequential, Unit, uniform
-from payload.nn.sequence import Flat, Pick
+from payload.nn.module import Context, Flatten, Layer, Sequential, Unit, uniform
+from payload.nn.sequence import Pick
 
 
 def build(
@@ -42,7 +42,7 @@ def build(
     if vocabulary is not None and features is None:
         first, inputs = Embedding(context, "embedding", vocabulary, width), width  # (B, T) → (B, T, H)
     elif features is not None and vocabulary is None:
-        first, inputs = Flat(features), features  # (B, ...) → (B, T, features)
+        first, inputs = Flatten(features), features  # (B, ...) → (B, T, features)
     else:
         raise UsageError("an LSTM needs either a vocabulary or the number of features of a step")
     units = [Unit("first", first)]

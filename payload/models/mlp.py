@@ -7,18 +7,17 @@ from itertools import pairwise
 
 from payload.nn.activation import ReLU
 from payload.nn.linear import Linear
-from payload.nn.module import Context, Layer, Sequential, Unit
-from payload.nn.sequence import Flat
+from payload.nn.module import Context, Flatten, Layer, Sequential, Unit
 
 
 def build(context: Context, *, inputs: int, classes: int, hidden: Sequence[int] = (256, 128)) -> list[Unit]:
     """(B, ...), ``inputs`` numbers a sample → logits (B, classes); one unit a linear layer."""
     widths = (inputs, *hidden, classes)
     units = []
-    for number, (wide, narrow) in enumerate(pairwise(widths)):
-        linear = Linear(context, f"linear{number}", wide, narrow)
+    for number, (fan_in, fan_out) in enumerate(pairwise(widths)):
+        linear = Linear(context, f"linear{number}", fan_in, fan_out)
         last = number == len(hidden)
         layers: list[Layer] = [linear] if last else [linear, ReLU()]  # logits may be negative
-        layer = Sequential(*([] if number else [Flat()]), *layers)
-        units.append(Unit(f"linear{number}", layer, flops=2.0 * wide * narrow))
+        layer = Sequential(*([] if number else [Flatten()]), *layers)
+        units.append(Unit(f"linear{number}", layer, flops=2.0 * fan_in * fan_out))
     return units

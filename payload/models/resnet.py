@@ -152,5 +152,5 @@ class _Builder:
         )
         self._side = conv.output_size(self._side)
         self._flops += 2.0 * self._side**2 * conv.weight.size
-        norm = BatchNorm(self._context, f"{name}.norm", outputs, relu=relu, gain=zeros if last else ones)
+        norm = BatchNorm(self._context, f"{name}.norm", outputs, relu=relu, weight=zeros if last else ones)
         return Sequential(conv, norm)

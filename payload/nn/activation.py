@@ -10,7 +10,7 @@ import numpy as np
 from numpy.polynomial import chebyshev
 from numpy.typing import NDArray
 
-from payload.device import Array, Kernel, bits, wide
+from payload.device import Array, Kernel, acc_dtype, bits
 from payload.nn.module import Context, Parameter, Tape
 
 
@@ -50,7 +50,7 @@ class GELU:
     def forward(self, x: Array, tape: Tape) -> Array:
         """Any shape."""
         tape.push(x)
-        y: Array = self._device.xp.empty(x.shape, wide(x.dtype))
+        y: Array = self._device.xp.empty(x.shape, acc_dtype(x.dtype))
         self._device.apply(self._forward, {}, self._flat(x), y.reshape(-1))
         return y.astype(x.dtype, copy=False)
 
@@ -62,7 +62,7 @@ class GELU:
         return dx.astype(dy.dtype, copy=False).reshape(dy.shape)
 
     def _flat(self, x: Array) -> Array:
-        flat: Array = self._device.xp.ascontiguousarray(x, dtype=wide(x.dtype))
+        flat: Array = self._device.xp.ascontiguousarray(x, dtype=acc_dtype(x.dtype))
         return flat.reshape(-1)
 
 

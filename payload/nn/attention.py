@@ -1,8 +1,8 @@
 """Multi-head self-attention (Vaswani et al., arXiv:1706.03762).
 
 B samples of T positions; tensor-parallel ranks hold h heads each, of D numbers. Nothing of T x T outlives a
-block of queries: as in Dao et al., "FlashAttention" (2022), the backward pass computes the shares again
-from the logarithms of their sums. Scores and shares are of at least float32.
+block of queries: as in Dao et al., "FlashAttention" (2022), the backward pass computes the probabilities
+again from the logarithms of their sums. Scores and probabilities are of at least float32.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from types import ModuleType
 
-from payload.device import Array, wide
+from payload.device import Array, acc_dtype
 from payload.errors import UsageError
 from payload.nn.linear import Linear
 from payload.nn.module import Context, Init, Tape
@@ -64,7 +64,7 @@ class Attention:
         q, k, v = self._heads_of(self.qkv.forward(x, tape), 3)
         y = xp.empty((*x.shape[:2], self._heads * self._width), x.dtype)
         (o,) = self._heads_of(y, 1)
-        log_sums = xp.empty((*q.shape[:3], 1), wide(x.dtype))
+        log_sums = xp.empty((*q.shape[:3], 1), acc_dtype(x.dtype))
         keys = self._keys(tape)
         tape.push(q, k, v, o, log_sums, keys)
         self._each_head(self._attend, q, k, v, o, log_sums, *keys)
@@ -84,17 +84,15 @@ class Attention:
         xp = self._device.xp
         q = _scaled(q, self._width**-0.5)
         for at, seen in self._blocks(q.shape[-2]):
-            shares = self._scores(q, k, at, seen)
-            top = shares.max(axis=-1, keepdims=True)
-            shares -= top
-            xp.exp(shares, out=shares)
-            total = shares.sum(axis=-1, keepdims=True)
+            probs = self._scores(q, k, at, seen)
+            top = probs.max(axis=-1, keepdims=True)
+            probs -= top
+            xp.exp(probs, out=probs)
+            total = probs.sum(axis=-1, keepdims=True)
             log_sums[..., at, :] = xp.log(total) + top
             for key in keys:
-                shares *= self._mask(key, at, seen, shares)
-            parts = self._device.matmul(
-                shares.astype(q.dtype, copy=False), v[..., seen, :], dtype=total.dtype
-            )
+                probs *= self._mask(key, at, seen, probs)
+            parts = self._device.matmul(probs.astype(q.dtype, copy=False), v[..., seen, :], dtype=total.dtype)
             parts /= total
             o[..., at, :] = parts
 
@@ -107,39 +105,41 @@ class Attention:
         dk[...] = 0
         dv[...] = 0
         for at, seen in self._blocks(q.shape[-2]):
-            shares = self._scores(q, k, at, seen)
-            shares -= log_sums[..., at, :]
-            xp.exp(shares, out=shares)
-            dshares = matmul(do[..., at, :], v[..., seen, :].swapaxes(-1, -2), dtype=shares.dtype)
-            used = shares
+            probs = self._scores(q, k, at, seen)
+            probs -= log_sums[..., at, :]
+            xp.exp(probs, out=probs)
+            dprobs = matmul(do[..., at, :], v[..., seen, :].swapaxes(-1, -2), dtype=probs.dtype)
+            used = probs
             for key in keys:
-                mask = self._mask(key, at, seen, shares)
-                dshares *= mask
-                used = shares * mask
+                mask = self._mask(key, at, seen, probs)
+                dprobs *= mask
+                used = probs * mask
             dv[..., seen, :] += matmul(used.swapaxes(-1, -2).astype(kind, copy=False), do[..., at, :])
-            # Σ shares · dshares over the keys is Σ o · do over the head's numbers
-            dshares -= (o[..., at, :] * do[..., at, :]).sum(axis=-1, keepdims=True, dtype=shares.dtype)
-            dshares *= shares
-            dscores = dshares.astype(kind, copy=False)
+            # Σ probs · dprobs over the keys is Σ o · do over the head's numbers
+            dprobs -= (o[..., at, :] * do[..., at, :]).sum(axis=-1, keepdims=True, dtype=probs.dtype)
+            dprobs *= probs
+            dscores = dprobs.astype(kind, copy=False)
             dq[..., at, :] = matmul(dscores, k[..., seen, :])
             dk[..., seen, :] += matmul(dscores.swapaxes(-1, -2), q[..., at, :])
         dq *= scale
 
     def _scores(self, q: Array, k: Array, at: slice, seen: slice) -> Array:
         """(..., queries, keys), -inf for keys that a query does not see."""
-        scores = self._device.matmul(q[..., at, :], k[..., seen, :].swapaxes(-1, -2), dtype=wide(q.dtype))
+        scores = self._device.matmul(
+            q[..., at, :], k[..., seen, :].swapaxes(-1, -2), dtype=acc_dtype(q.dtype)
+        )
         if self._causal:
             later = _later(self._device.xp, scores.shape[-2])
             self._device.xp.copyto(scores[..., at.start :], -math.inf, where=later)
         return scores
 
-    def _mask(self, key: Array, at: slice, seen: slice, shares: Array) -> Array:
-        """What dropout multiplies the shares by, drawn by their places in their head's (T, T)."""
+    def _mask(self, key: Array, at: slice, seen: slice, probs: Array) -> Array:
+        """What dropout multiplies the probabilities by, drawn by their places in their head's (T, T)."""
         arange = self._device.xp.arange
         rows = arange(at.start, at.stop, dtype="uint32")[:, None]
         rows *= 1 << 16  # no longer sequence has been attended to as a whole
         places = rows + arange(seen.stop, dtype="uint32")
-        mask: Array = kept(key, places, self._rate).astype(shares.dtype)
+        mask: Array = kept(key, places, self._rate).astype(probs.dtype)
         mask *= 1 / (1 - self._rate)
         return mask
 

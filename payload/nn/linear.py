@@ -5,7 +5,6 @@ from __future__ import annotations
 import math
 from typing import Literal
 
-from payload.comm.base import Done
 from payload.device import Array
 from payload.nn.module import Context, Init, Parameter, Tape, normal, zeros
 
@@ -67,11 +66,12 @@ class Linear:
         (x,) = tape.pop()
         rows = dy.reshape(-1, dy.shape[-1])
         dx = self._device.matmul(rows, self._matrix().T)
-        summed = self._tp.iallreduce(dx) if self._split == "columns" else Done()  # while the weights' goes on
+        summed = self._tp.iallreduce(dx) if self._split == "columns" else None  # while the weights' goes on
         self.weight.add_product(x.reshape(-1, x.shape[-1]), rows)
         if self.bias:
             self.bias.add(rows.sum(axis=0, dtype=self.bias.grad.dtype))
-        summed.wait()
+        if summed:
+            summed.wait()
         return dx.reshape(x.shape)
 
     def _matrix(self) -> Array:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from types import ModuleType
 
-from payload.device import Array, wide
+from payload.device import Array, acc_dtype
 from payload.nn.module import Context, Parameter, Tape, uniform, zeros
 
 
@@ -27,7 +27,12 @@ class LSTM:
 
     def forward(self, x: Array, tape: Tape) -> Array:
         """(B, T, inputs) → (B, T, H)"""
-        xp, matmul, kind, size = self._device.xp, self._device.matmul, wide(x.dtype), self._hidden
+        xp, matmul, kind, size = (
+            self._device.xp,
+            self._device.matmul,
+            acc_dtype(x.dtype),
+            self._hidden,
+        )
         x = xp.ascontiguousarray(x.swapaxes(0, 1))  # (T, B, inputs)
         steps, count = x.shape[:2]
         gates = matmul(x.reshape(steps * count, x.shape[2]), self.weight_x.value, dtype=kind)

@@ -122,7 +122,7 @@ class Parameter:
         """Numbers in this rank's part."""
         return math.prod(self.shape)
 
-    def first(self, seed: int) -> Array:
+    def initial_value(self, seed: int) -> Array:
         """This rank's part of the first values, float64 on the host: of ``shape``."""
         rng = np.random.default_rng((seed, zlib.crc32(self.name.encode())))
         return self.part(self.init(rng, self.full_shape))
@@ -248,6 +248,26 @@ class Residual(Sequential):
         return dx
 
 
+class Flatten:
+    """All numbers of a sample in a row, or in steps: of an image its rows."""
+
+    parameters: Sequence[Parameter] = ()
+
+    def __init__(self, step: int | None = None) -> None:
+        """``step``: numbers in one."""
+        self._step = step
+
+    def forward(self, x: Array, tape: Tape) -> Array:
+        """(B, ...) → (B, numbers), or (B, steps, step)"""
+        tape.push(x.shape)
+        numbers = math.prod(x.shape[1:])
+        return x.reshape(len(x), *((numbers // self._step, self._step) if self._step else (numbers,)))
+
+    def backward(self, dy: Array, tape: Tape) -> Array:
+        (shape,) = tape.pop()
+        return dy.reshape(shape)
+
+
 def state_of(layers: Sequence[Layer]) -> dict[str, Array]:
     """What layers keep in ``state`` that is not learned by gradients, such as running statistics: arrays by
     unique name, which are saved with the parameters, and restored in place."""
@@ -265,7 +285,12 @@ class Unit:
 
 
 class Recompute(Sequential):
-    """Layers that leave nothing but their input on the tape."""
+    """Layers that leave nothing but their input on the tape: memory for computation (Chen et al., "Training
+    Deep Nets with Sublinear Memory Cost", 2016).
+
+    Their forward pass is run again before their backward pass: about a third more computation, the gradients
+    the same to the bit.
+    """
 
     def forward(self, x: Array, tape: Tape) -> Array:
         tape.push(x)

@@ -1,28 +1,28 @@
-"""Layer normalisation and batch normalisation."""
+"""Layer norm (Ba et al., arXiv:1607.06450) and batch norm (Ioffe and Szegedy, arXiv:1502.03167)."""
 
 from __future__ import annotations
 
 from payload.comm.base import Solo
-from payload.device import Array, bits, wide
+from payload.device import Array, acc_dtype, bits
 from payload.nn.module import Context, Init, Parameter, Tape, ones, zeros
 
 
 class LayerNorm:
-    """y = (x - mean) / √(variance + eps) · gain + bias, over the last axis; computed in at least float32."""
+    """y = (x - mean) / √(variance + eps) · weight + bias, over the last axis; in at least float32."""
 
     def __init__(self, context: Context, name: str, width: int, *, eps: float = 1e-5) -> None:
         self._device, self._eps = context.device, eps
-        self.gain = Parameter(context, f"{name}.gain", (width,), ones)
+        self.weight = Parameter(context, f"{name}.weight", (width,), ones)
         self.bias = Parameter(context, f"{name}.bias", (width,), zeros)
-        self.parameters = [self.gain, self.bias]
+        self.parameters = [self.weight, self.bias]
 
     def forward(self, x: Array, tape: Tape) -> Array:
         """(..., width) → (..., width)"""
-        xp, kind = self._device.xp, wide(x.dtype)
+        xp, kind = self._device.xp, acc_dtype(x.dtype)
         rows = x.reshape(-1, x.shape[-1])
         y: Array = xp.empty_like(rows)
         mean, inverse = xp.empty((2, len(rows), 1), kind)
-        gain, bias = self.gain.value.astype(kind, copy=False), self.bias.value.astype(kind, copy=False)
+        weight, bias = self.weight.value.astype(kind, copy=False), self.bias.value.astype(kind, copy=False)
         matmul = self._device.matmul
         share = xp.full(x.shape[-1], 1 / x.shape[-1], kind)  # a product is quicker than mean()
 
@@ -32,7 +32,7 @@ class LayerNorm:
             unit = x - mean
             inverse[:, 0] = 1 / xp.sqrt(matmul(unit * unit, share) + self._eps)
             unit *= inverse
-            unit *= gain
+            unit *= weight
             unit += bias
             y[...] = unit
 
@@ -45,9 +45,9 @@ class LayerNorm:
         x, mean, inverse = tape.pop()
         xp, kind = self._device.xp, mean.dtype
         dx: Array = xp.empty_like(x)
-        dgain, dbias = xp.zeros(x.shape[1], kind), xp.zeros(x.shape[1], kind)
-        gain = self.gain.value.astype(kind, copy=False)
-        share, matmul = gain / x.shape[1], self._device.matmul
+        dweight, dbias = xp.zeros(x.shape[1], kind), xp.zeros(x.shape[1], kind)
+        weight = self.weight.value.astype(kind, copy=False)
+        share, matmul = weight / x.shape[1], self._device.matmul
 
         def differentiate(x: Array, dy: Array, dx: Array, mean: Array, inverse: Array) -> None:
             dy = dy.astype(kind, copy=False)
@@ -55,24 +55,24 @@ class LayerNorm:
             unit *= inverse
             product = dy * unit
             ones = xp.ones(len(x), kind)
-            dgain[...] += matmul(ones, product)
+            dweight[...] += matmul(ones, product)
             dbias[...] += matmul(ones, dy)
-            # of dy · gain: less its mean, and less its mean product with unit times unit
+            # of dy · weight: less its mean, and less its mean product with unit times unit
             unit *= matmul(product, share)[:, None]
-            xp.multiply(dy, gain, out=product)
+            xp.multiply(dy, weight, out=product)
             product -= unit
             product -= matmul(dy, share)[:, None]
             product *= inverse
             dx[...] = product
 
         self._device.blocked(differentiate, x, dy.reshape(x.shape), dx, mean, inverse)
-        self.gain.add(dgain)
+        self.weight.add(dweight)
         self.bias.add(dbias)
         return dx.reshape(dy.shape)
 
 
 class BatchNorm:
-    """y = (x - mean) / √(variance + ε) · gain + bias for each channel, the last axis; then ReLU on request.
+    """y = (x - mean) / √(variance + ε) · weight + bias for each channel, the last axis; then ReLU on request.
 
     Mean and variance are those of the micro-batch on all data-parallel ranks together, so that dividing it
     among more ranks changes no number; or of this rank's own samples. An evaluation takes running averages.
@@ -88,7 +88,7 @@ class BatchNorm:
         synchronised: bool = True,
         momentum: float = 0.1,
         epsilon: float = 1e-5,
-        gain: Init = ones,
+        weight: Init = ones,
     ) -> None:
         """
         Args:
@@ -98,9 +98,9 @@ class BatchNorm:
         self._device, self._relu = context.device, relu
         self._comm = context.dp if synchronised else Solo()
         self._momentum, self._epsilon = momentum, epsilon
-        self.gain = Parameter(context, f"{name}.gain", (channels,), gain)
+        self.weight = Parameter(context, f"{name}.weight", (channels,), weight)
         self.bias = Parameter(context, f"{name}.bias", (channels,), zeros)
-        self.parameters = [self.gain, self.bias]
+        self.parameters = [self.weight, self.bias]
         self._running_mean: Array = context.device.xp.zeros(channels)
         self._running_variance: Array = context.device.xp.ones(channels)
         self.state = {f"{name}.mean": self._running_mean, f"{name}.variance": self._running_variance}
@@ -116,8 +116,8 @@ class BatchNorm:
         else:
             count, mean, variance = xp.ones(1), self._running_mean, self._running_variance
         inverse = 1 / xp.sqrt(variance + self._epsilon)
-        dtype, gain, bias = wide(x.dtype), *self._wide_parameters()
-        slope, offset = (gain * inverse).astype(dtype), (bias - mean * gain * inverse).astype(dtype)
+        dtype, weight, bias = acc_dtype(x.dtype), *self._float64_parameters()
+        slope, offset = (weight * inverse).astype(dtype), (bias - mean * weight * inverse).astype(dtype)
 
         def normalise(x: Array, y: Array) -> None:
             z = xp.multiply(x.astype(dtype, copy=False), slope, out=y if y.dtype == dtype else None)
@@ -137,7 +137,7 @@ class BatchNorm:
         rows, y, count, mean, inverse = tape.pop()
         xp, dy_rows = self._device.xp, dy.reshape(rows.shape)
         dx: Array = xp.empty(rows.shape, dy.dtype)  # at first the gradient by what ReLU was given
-        dtype = wide(dy.dtype)
+        dtype = acc_dtype(dy.dtype)
         centre = mean.astype(dtype)
         sums: Array = xp.zeros((2, len(mean)))  # Σ dz, Σ dz · (x - mean)
 
@@ -153,10 +153,10 @@ class BatchNorm:
         self._device.blocked(add_up, rows, dy_rows, dx, *([] if y is None else [y]))
         sums[1] *= inverse
         self.bias.add(sums[0])
-        self.gain.add(sums[1])
+        self.weight.add(sums[1])
         self._comm.allreduce(sums)
-        gain, _ = self._wide_parameters()
-        by_dz = gain * inverse
+        weight, _ = self._float64_parameters()
+        by_dz = weight * inverse
         by_x = -by_dz * inverse * sums[1] / count
         offset = (-by_dz * sums[0] / count - mean * by_x).astype(dtype)
         by_dz, by_x = by_dz.astype(dtype), by_x.astype(dtype)
@@ -174,16 +174,16 @@ class BatchNorm:
         self._device.blocked(combine, rows, dy_rows if y is None else dx, dx)
         return dx.reshape(dy.shape)
 
-    def _wide_parameters(self) -> tuple[Array, Array]:
+    def _float64_parameters(self) -> tuple[Array, Array]:
         """Gain and bias in float64."""
-        return self.gain.value.astype("float64"), self.bias.value.astype("float64")
+        return self.weight.value.astype("float64"), self.bias.value.astype("float64")
 
     def _moments(self, rows: Array) -> tuple[Array, Array, Array]:
         """Number of rows, and each channel's mean and variance, in float64, over all ranks."""
         xp, channels = self._device.xp, rows.shape[1]
         sums: Array = xp.zeros((3, channels))  # Σ 1, Σ x, Σ x²
 
-        dtype = wide(rows.dtype)
+        dtype = acc_dtype(rows.dtype)
 
         def add_up(x: Array) -> None:
             x = x.astype(dtype, copy=False) - origin  # so float32 loses nothing where the mean is large

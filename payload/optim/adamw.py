@@ -19,7 +19,7 @@ class AdamW:
     def __init__(
         self,
         device: Device,
-        values: Array,
+        weights: Array,
         segments: Sequence[Segment],
         *,
         beta1: float = 0.9,
@@ -27,28 +27,28 @@ class AdamW:
         eps: float = 1e-8,
         weight_decay: float = 0.01,
     ) -> None:
-        self._device, self._moments = device, Moments(device, values, beta1, beta2, eps)
+        self._device, self._moments = device, Moments(device, weights, beta1, beta2, eps)
         self._runs = runs(segments, weight_decay)
         self.updates = 0
         self.state = self._moments.state
 
-    def step(self, values: Array, grads: Array, *, lr: float, scale: float = 1.0) -> None:
+    def step(self, weights: Array, grads: Array, *, lr: float, scale: float = 1.0) -> None:
         self.updates += 1
         given = self._moments.scalars(lr, scale, self.updates)
         mean, square = self.state["mean"], self.state["square"]
         for run, decay in self._runs:
             scalars = {**given, "keep": 1 - lr * decay}
-            self._device.apply(_KERNEL, scalars, grads[run], values[run], mean[run], square[run])
+            self._device.apply(_KERNEL, scalars, grads[run], weights[run], mean[run], square[run])
 
 
 class Moments:
     """What Adam and its relatives remember of the gradients."""
 
-    def __init__(self, device: Device, values: Array, beta1: float, beta2: float, eps: float) -> None:
+    def __init__(self, device: Device, weights: Array, beta1: float, beta2: float, eps: float) -> None:
         self._beta1, self._beta2, self._eps = beta1, beta2, eps
         self.state: dict[str, Array] = {
-            "mean": device.xp.zeros_like(values),
-            "square": device.xp.zeros_like(values),
+            "mean": device.xp.zeros_like(weights),
+            "square": device.xp.zeros_like(weights),
         }
 
     def scalars(self, lr: float, scale: float, updates: int) -> dict[str, float]:

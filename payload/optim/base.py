@@ -13,12 +13,12 @@ class Optimizer(Protocol):
     """Updates values by gradients."""
 
     state: dict[str, Array]
-    """What it remembers: arrays like ``values``, by name."""
+    """What it remembers: arrays like ``weights``, by name."""
     updates: int
     """How many there were; to be kept and restored with ``state``."""
 
-    def step(self, values: Array, grads: Array, *, lr: float, scale: float = 1.0) -> None:
-        """Update ``values`` (N,) in place by ``scale`` times ``grads`` (N,).
+    def step(self, weights: Array, grads: Array, *, lr: float, scale: float = 1.0) -> None:
+        """Update ``weights`` (N,) in place by ``scale`` times ``grads`` (N,).
 
         ``grads`` are undefined afterwards.
         """

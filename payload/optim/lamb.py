@@ -24,7 +24,7 @@ class LAMB:
     def __init__(
         self,
         device: Device,
-        values: Array,
+        weights: Array,
         segments: Sequence[Segment],
         parameters: Sequence[Parameter],
         groups: Sequence[Communicator] = (),
@@ -36,12 +36,12 @@ class LAMB:
     ) -> None:
         """
         Args:
-            segments: what lies in this rank's ``values``.
+            segments: what lies in this rank's ``weights``.
             parameters: those of which some rank of the groups holds a piece, in the same order on all.
             groups: the ranks that hold other pieces or, by tensor parallelism, other parts of them. Ranks
                 that hold the same pieces must not be among them.
         """
-        self._device, self._moments = device, Moments(device, values, beta1, beta2, eps)
+        self._device, self._moments = device, Moments(device, weights, beta1, beta2, eps)
         self._runs = runs(segments, weight_decay)
         places = {id(parameter): place for place, parameter in enumerate(parameters)}
         self._pieces = [(slice(p.start, p.stop), places[id(p.parameter)], p.parameter) for p in segments]
@@ -49,21 +49,21 @@ class LAMB:
         self.updates = 0
         self.state = self._moments.state
 
-    def step(self, values: Array, grads: Array, *, lr: float, scale: float = 1.0) -> None:
+    def step(self, weights: Array, grads: Array, *, lr: float, scale: float = 1.0) -> None:
         self.updates += 1
         given = self._moments.scalars(1.0, scale, self.updates)
         mean, square = self.state["mean"], self.state["square"]
         for run, decay in self._runs:
             self._device.apply(
-                _DIRECTION, {**given, "decay": decay}, values[run], grads[run], mean[run], square[run]
+                _DIRECTION, {**given, "decay": decay}, weights[run], grads[run], mean[run], square[run]
             )
-        ratios = self._ratios(values, grads)
+        ratios = self._ratios(weights, grads)
         for run, place, _ in self._pieces:
             grads[run] *= (lr * ratios[place]).astype(grads.dtype)
         for run, _ in self._runs:
-            values[run] -= grads[run]
+            weights[run] -= grads[run]
 
-    def _ratios(self, values: Array, directions: Array) -> Array:
+    def _ratios(self, weights: Array, directions: Array) -> Array:
         """‖x‖/‖r‖ of each parameter as a whole, wherever its pieces are.
 
         What several tensor-parallel ranks have whole counts several times in both, and so in neither.
@@ -72,7 +72,7 @@ class LAMB:
         squares = xp.zeros((2, self._count))
         for run, place, parameter in self._pieces:
             if parameter.decay:
-                for row, flat in enumerate((values[run], directions[run])):
+                for row, flat in enumerate((weights[run], directions[run])):
                     squares[row, place] += flat @ flat
         sums = squares.ravel().tolist()
         for group in self._groups:

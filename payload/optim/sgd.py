@@ -18,7 +18,7 @@ class SGD:
     def __init__(
         self,
         device: Device,
-        values: Array,
+        weights: Array,
         segments: Sequence[Segment],
         *,
         momentum: float = 0.9,
@@ -29,14 +29,14 @@ class SGD:
         self._kernel = _NESTEROV if nesterov else _PLAIN
         self._runs = runs(segments, weight_decay)
         self.updates = 0
-        self.state: dict[str, Array] = {"velocity": device.xp.zeros_like(values)}
+        self.state: dict[str, Array] = {"velocity": device.xp.zeros_like(weights)}
 
-    def step(self, values: Array, grads: Array, *, lr: float, scale: float = 1.0) -> None:
+    def step(self, weights: Array, grads: Array, *, lr: float, scale: float = 1.0) -> None:
         self.updates += 1
         velocity = self.state["velocity"]
         for run, decay in self._runs:
             scalars = {"lr": lr, "scale": scale, "momentum": self._momentum, "decay": decay}
-            self._device.apply(self._kernel, scalars, grads[run], values[run], velocity[run])
+            self._device.apply(self._kernel, scalars, grads[run], weights[run], velocity[run])
 
 
 def _plain(

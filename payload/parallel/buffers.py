@@ -20,7 +20,7 @@ from payload.nn.module import Parameter, Segment, Unit
 
 
 @dataclass(frozen=True, slots=True)
-class Group:
+class Bucket:
     """Units that are treated as one. A parameter that units share lies with the first of them."""
 
     number: int
@@ -33,83 +33,83 @@ class Group:
         return self.stop - self.start
 
     def views(self, whole: Array) -> Iterator[tuple[Parameter, Array]]:
-        """Each parameter, and its place in an array of this group alone, in its shape."""
+        """Each parameter, and its place in an array of this bucket alone, in its shape."""
         for segment in self.segments:
             view = whole[segment.start - self.start : segment.stop - self.start]
             yield segment.parameter, view.reshape(segment.parameter.shape)
 
 
 @dataclass(frozen=True, slots=True)
-class Layout:
+class BufferLayout:
     """Of one stage's units."""
 
-    groups: Sequence[Group]
-    uses: Mapping[str, Sequence[Group]]  # by unit: those that hold its parameters
-    completes: Mapping[str, Sequence[Group]]  # by unit: whose gradients are whole after its backward pass
+    buckets: Sequence[Bucket]
+    uses: Mapping[str, Sequence[Bucket]]  # by unit: those that hold its parameters
+    completes: Mapping[str, Sequence[Bucket]]  # by unit: whose gradients are whole after its backward pass
     parts: int  # how many ranks own a part each
     rank: int  # among them
 
     @property
     def size(self) -> int:
         """Of the whole flat array."""
-        return self.groups[-1].stop if self.groups else 0
+        return self.buckets[-1].stop if self.buckets else 0
 
     @property
     def owned_size(self) -> int:
         return self.size // self.parts
 
-    def owned(self, group: Group) -> slice:
-        """This rank's part of a group, in the flat array of what it owns."""
-        return slice(group.start // self.parts, group.stop // self.parts)
+    def owned(self, bucket: Bucket) -> slice:
+        """This rank's part of a bucket, in the flat array of what it owns."""
+        return slice(bucket.start // self.parts, bucket.stop // self.parts)
 
-    def part(self, group: Group) -> slice:
-        """This rank's part of a group, in an array of that group alone."""
-        size = group.size // self.parts
+    def part(self, bucket: Bucket) -> slice:
+        """This rank's part of a bucket, in an array of that bucket alone."""
+        size = bucket.size // self.parts
         return slice(self.rank * size, (self.rank + 1) * size)
 
     def segments(self) -> list[Segment]:
         """What this rank owns."""
         found = []
-        for group in self.groups:
-            part = self.part(group)
-            shift = self.owned(group).start - group.start - part.start
-            for segment in group.segments:
-                start = max(segment.start, group.start + part.start)
-                stop = min(segment.stop, group.start + part.stop)
+        for bucket in self.buckets:
+            part = self.part(bucket)
+            shift = self.owned(bucket).start - bucket.start - part.start
+            for segment in bucket.segments:
+                start = max(segment.start, bucket.start + part.start)
+                stop = min(segment.stop, bucket.start + part.stop)
                 if start < stop:
                     offset = start - segment.start
                     found.append(Segment(segment.parameter, start + shift, stop + shift, offset))
         return found
 
 
-def lay_out(
+def make_layout(
     units: Sequence[Unit], *, least: int = 0, parts: int = 1, rank: int = 0, tied: Unit | None = None
-) -> Layout:
+) -> BufferLayout:
     """Group units from the last to the first, as their gradients appear.
 
     Args:
-        least: numbers in a group, but the first, which may have fewer.
-        tied: a unit that comes before the others, in a group of its own: so what stages of a pipeline share
+        least: numbers in a bucket, but the first, which may have fewer.
+        tied: a unit that comes before the others, in a bucket of its own: so what stages of a pipeline share
             lies at the same place on all of them.
     """
     everything = [tied, *units] if tied else list(units)
     own = _own(everything)
     runs = _runs({unit.name: sum(p.size for p in own[unit.name]) for unit in units}, least)
-    groups: list[Group] = []
-    where: dict[int, Group] = {}
-    completes: dict[str, list[Group]] = {unit.name: [] for unit in everything}
+    buckets: list[Bucket] = []
+    where: dict[int, Bucket] = {}
+    completes: dict[str, list[Bucket]] = {unit.name: [] for unit in everything}
     for names in [[tied.name], *runs] if tied else runs:
-        start = groups[-1].stop if groups else 0
-        group = _group(len(groups), start, [p for name in names for p in own[name]], parts)
-        if group.size:
-            groups.append(group)
-            completes[names[0]].append(group)
-            where |= {id(segment.parameter): group for segment in group.segments}
+        start = buckets[-1].stop if buckets else 0
+        bucket = _bucket(len(buckets), start, [p for name in names for p in own[name]], parts)
+        if bucket.size:
+            buckets.append(bucket)
+            completes[names[0]].append(bucket)
+            where |= {id(segment.parameter): bucket for segment in bucket.segments}
     uses = {
         unit.name: list({where[id(p)].number: where[id(p)] for p in unit.layer.parameters}.values())
         for unit in everything
     }
-    return Layout(groups, uses, completes, parts, rank)
+    return BufferLayout(buckets, uses, completes, parts, rank)
 
 
 def _own(units: Sequence[Unit]) -> dict[str, list[Parameter]]:
@@ -135,13 +135,13 @@ def _runs(sizes: dict[str, int], least: int) -> list[list[str]]:
     return [run[::-1] for run in reversed(runs)]
 
 
-def _group(number: int, start: int, parameters: Sequence[Parameter], parts: int) -> Group:
+def _bucket(number: int, start: int, parameters: Sequence[Parameter], parts: int) -> Bucket:
     segments = []
     stop = start
     for parameter in parameters:
         segments.append(Segment(parameter, stop, stop + parameter.size))
         stop += parameter.size
-    return Group(number, start, stop + (start - stop) % parts, tuple(segments))
+    return Bucket(number, start, stop + (start - stop) % parts, tuple(segments))
 
 
 _SLACK = 16

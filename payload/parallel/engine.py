@@ -8,14 +8,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from payload.comm.compression import Compressed, Piece
+from payload.comm.compression import Compressed, ParamSlice
 from payload.device import Array, Device
 from payload.errors import UsageError
 from payload.nn.loss import Loss
 from payload.nn.module import Unit, recomputed
 from payload.optim.base import Optimizer
 from payload.parallel.mesh import Mesh, Options
-from payload.parallel.pipeline import Batch, Pipeline, Stage, Ties, split
+from payload.parallel.pipeline import MicroBatch, Pipeline, Stage, Ties, split
 from payload.parallel.zero import Storage
 from payload.precision import LossScale
 
@@ -24,13 +24,13 @@ _DEFAULT = Options()
 
 
 @dataclass(frozen=True, slots=True)
-class Outcome:
+class StepResult:
     """Of one step, the same on every rank."""
 
     loss: float  # mean over the global batch's targets, before the update
     grad_norm: float  # of that mean, over all parameters, before clipping
     targets: int  # in the global batch
-    votes: tuple[float, ...] = ()  # sums over all ranks
+    flags: tuple[float, ...] = ()  # sums over all ranks
     skipped: bool = False  # for gradients that overflowed; the loss scale has been lowered
     skips: int = 0  # of the whole training so far
     loss_scale: float = 1.0  # with which gradients were computed
@@ -94,8 +94,8 @@ class Engine:
         self.own_state: Mapping[str, Array] = {}
         """Arrays that this rank alone has, and must have again to go on."""
         if compressor:
-            pieces = [Piece(s.start, s.parameter.shape) for s in self.storage.segments]
-            compressor.attach(self.storage.sums, pieces)
+            slices = [ParamSlice(s.start, s.parameter.shape) for s in self.storage.segments]
+            compressor.attach(self.storage.grad_buffer, slices)
             self.own_state = compressor.state
         self._pipeline = Pipeline(Stage(self.units, self.storage, self.ties.unit), loss, mesh.pp)
         self.optimizer = make_optimizer(self.storage)
@@ -103,49 +103,49 @@ class Engine:
     @np.errstate(over="ignore", invalid="ignore")  # the outcome tells
     def step(
         self,
-        batches: Sequence[Batch],
+        batches: Sequence[MicroBatch],
         *,
         targets: int,
         iteration: int,
         lr: float,
-        votes: Sequence[float] = (),
-    ) -> Outcome:
+        flags: Sequence[float] = (),
+    ) -> StepResult:
         """Train on this rank's share of a global batch, cut into micro-batches; their number is the same on
         all ranks.
 
         Args:
             targets: in the whole global batch, as far as known beforehand: gradients are scaled by it, and
                 put right by what was really counted.
-            votes: numbers of this rank that are summed along, so that ranks agree at no cost.
+            flags: numbers of this rank that are summed along, so that ranks agree at no cost.
 
         A step whose numbers are not finite changes no weights, but the loss scale, and layers' own state
         such as the statistics of batch norm.
         """
         self.storage.begin()
-        boost = self.loss_scale.value
+        loss_scale = self.loss_scale.value
         sums = self._pipeline.train(
-            batches, scale=boost / targets, seed=self._options.seed, iteration=iteration
+            batches, scale=loss_scale / targets, seed=self._options.seed, iteration=iteration
         )
         self.storage.reduce(across=self.ties.sum)
         first = self.mesh.tp.rank == 0  # tensor-parallel ranks have the same sums
         mine = [float(value) if first else 0.0 for value in (sums.loss, sums.count)]
-        loss, count, squares, *voted = self.mesh.world.sum([*mine, float(self._squares()), *votes])
-        scale = targets / count / boost if count else 0.0
+        loss, count, squares, *summed_flags = self.mesh.world.sum([*mine, float(self._squares()), *flags])
+        scale = targets / count / loss_scale if count else 0.0
         mean, norm = loss / count if count else 0.0, math.sqrt(squares) * scale
         # A loss that is not finite is not the scale's fault.
         overflow = math.isfinite(mean) and not math.isfinite(norm) and self.loss_scale.overflowed()
         skips = self.loss_scale.skipped
-        outcome = Outcome(mean, norm, int(count), tuple(voted), overflow, skips, boost)
+        outcome = StepResult(mean, norm, int(count), tuple(summed_flags), overflow, skips, loss_scale)
         if outcome.finite:
             self.loss_scale.held()
             if outcome.grad_norm > self._options.clip:
                 scale *= self._options.clip / outcome.grad_norm
-            self.optimizer.step(self.storage.values, self.storage.grads, lr=lr, scale=scale)
+            self.optimizer.step(self.storage.master_weights, self.storage.grads, lr=lr, scale=scale)
             self.storage.publish()
         return outcome
 
     @np.errstate(over="ignore", invalid="ignore")  # the loss tells
-    def evaluate(self, batches: Iterable[Batch]) -> Evaluation:
+    def evaluate(self, batches: Iterable[MicroBatch]) -> Evaluation:
         """Of this rank's share of the held-out data; the number of batches is the same on all ranks."""
         sums = self._pipeline.evaluate(batches)
         first = self.mesh.tp.rank == 0
@@ -156,13 +156,13 @@ class Engine:
 
     def _squares(self) -> Array | float:
         """The sum of this rank's squared gradients, each number of the model being counted on one rank."""
-        if not self.storage.shared and self.mesh.dp.rank:
+        if not self.storage.sharded and self.mesh.dp.rank:
             return 0.0
         flat = self.storage.grads
         total: Array | float = 0.0
         for segment in self.storage.segments:
             parted = segment.parameter.axis is not None
             if (parted or self.mesh.tp.rank == 0) and self.ties.counts(segment.parameter):
-                piece = flat[segment.start : segment.stop]
-                total = total + (piece @ piece).astype("float64")
+                slice_ = flat[segment.start : segment.stop]
+                total = total + (slice_ @ slice_).astype("float64")
         return total

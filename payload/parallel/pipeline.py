@@ -17,7 +17,7 @@ import numpy as np
 from payload.comm.base import Communicator, Pending, Solo
 from payload.device import Array, Device
 from payload.errors import UsageError
-from payload.nn.loss import Loss, Sums
+from payload.nn.loss import Loss, LossSums
 from payload.nn.module import Draw, Parameter, Segment, Sequential, Shape, Tape, Unit
 from payload.parallel.zero import Storage
 
@@ -171,12 +171,12 @@ class Link:
         return array
 
 
-_NOTHING = Sums(0.0, 0.0, 0.0)
+_NOTHING = LossSums(0.0, 0.0, 0.0)
 _AHEAD = 2  # micro-batches that an evaluation may be ahead of a slower stage
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class MicroBatch:
     """A micro-batch, on the device. Every stage of a pipeline is given all of it, though only the first
     computes with the inputs, and the last with the targets."""
 
@@ -204,9 +204,9 @@ class Stage:
         for unit in reversed(self.units):
             self.storage.gather(unit, backward=True)
             dy = unit.layer.backward(dy, tape)
-            self.storage.produced(unit, last=last)
+            self.storage.backward_done(unit, last=last)
         if self._tied:
-            self.storage.produced(self._tied, last=last)
+            self.storage.backward_done(self._tied, last=last)
         return dy
 
 
@@ -242,10 +242,10 @@ class Pipeline:
         self._before = Link(device, pp, pp.rank - 1) if pp.rank else None
         self._after = Link(device, pp, pp.rank + 1) if self._later else None
 
-    def train(self, batches: Sequence[Batch], *, scale: float, seed: int, iteration: int) -> Sums:
+    def train(self, batches: Sequence[MicroBatch], *, scale: float, seed: int, iteration: int) -> LossSums:
         """Forward and backward; the gradients are of ``scale`` times the summed loss."""
         sums = _NOTHING
-        waiting, flying = deque(batches), deque[tuple[Batch, Tape]]()
+        waiting, flying = deque(batches), deque[tuple[MicroBatch, Tape]]()
         for forward in one_forward_one_backward(len(batches), self._later):
             if forward:
                 batch = waiting.popleft()
@@ -258,7 +258,7 @@ class Pipeline:
         self._drain()
         return sums
 
-    def evaluate(self, batches: Iterable[Batch]) -> Sums:
+    def evaluate(self, batches: Iterable[MicroBatch]) -> LossSums:
         """Forward only."""
         sums = _NOTHING
         for batch in batches:
@@ -267,7 +267,7 @@ class Pipeline:
         self._drain()
         return sums
 
-    def _forward(self, batch: Batch, tape: Tape) -> Sums:
+    def _forward(self, batch: MicroBatch, tape: Tape) -> LossSums:
         shape = batch.inputs.shape
         x = self._before.receive_activation(shape) if self._before else batch.inputs
         y = self._stage.forward(x, tape)
@@ -276,7 +276,7 @@ class Pipeline:
         self._after.send_activation(y, shape)
         return _NOTHING
 
-    def _backward(self, batch: Batch, tape: Tape, *, scale: float, last: bool) -> None:
+    def _backward(self, batch: MicroBatch, tape: Tape, *, scale: float, last: bool) -> None:
         shape = batch.inputs.shape
         dy = self._after.receive_gradient(shape) if self._after else self._loss.backward(scale, tape)
         dx = self._stage.backward(dy, tape, last=last)

@@ -24,15 +24,15 @@ from numpy.typing import DTypeLike
 from payload.comm.base import Communicator, Pending
 from payload.device import Array, Cpu, Device
 from payload.nn.module import Parameter, Segment, Unit
-from payload.parallel.buffers import Group, Layout, Pool, lay_out
+from payload.parallel.buffers import Bucket, BufferLayout, Pool, make_layout
 from payload.parallel.mesh import Options
 
 
 class Storage:
-    """All that a stage learns. ``values`` and ``grads`` are what this rank's optimizer updates and reads."""
+    """All that a stage learns, in flat buffers."""
 
-    values: Array  # (owned,) masters, in at least float32
-    grads: Array  # (owned,)
+    master_weights: Array  # (owned,) in at least float32: what this rank's optimizer updates
+    grads: Array  # (owned,): what it reads
 
     def __init__(
         self,
@@ -46,31 +46,33 @@ class Storage:
         """``tied``: what ``units`` share with other stages of the pipeline."""
         self.device, zero, master = device, options.zero, options.precision.master
         # On a CPU there is nothing to move: its memory is the host's.
-        self.home: Device = Cpu("offloaded") if options.offload and not isinstance(device, Cpu) else device
-        """Where ``values`` and ``grads`` are."""
+        self.optimizer_device: Device = (
+            Cpu("offloaded") if options.offload and not isinstance(device, Cpu) else device
+        )
+        """Where ``master_weights`` and ``grads`` are."""
         parts, rank = (dp.size, dp.rank) if zero else (1, 0)
-        self.shared = parts > 1
-        """Other data-parallel ranks hold other pieces, not the same."""
+        self.sharded = parts > 1
+        """Other data-parallel ranks hold other shards, not the same."""
         least = options.bucket_bytes // master.itemsize
-        self._layout = lay_out(units, least=least, parts=parts, rank=rank, tied=tied)
+        self._layout = make_layout(units, least=least, parts=parts, rank=rank, tied=tied)
         self.segments = self._layout.segments()
         owned = self._layout.owned_size
-        self.values = self.home.xp.zeros(owned, master)
-        self.sums: Array = device.xp.zeros(owned, master)
+        self.master_weights = self.optimizer_device.xp.zeros(owned, master)
+        self.grad_buffer: Array = device.xp.zeros(owned, master)
         """What ``grads`` are summed in, on the device that computes: (owned,)"""
-        self.grads = self.home.xp.zeros(owned, master) if self._offloaded else self.sums
+        self.grads = self.optimizer_device.xp.zeros(owned, master) if self._offloaded else self.grad_buffer
         self._gradients = self._choose_gradients(dp, zero, options.overlap)
         self._weights = self._choose_weights(dp, zero, units, options.precision.compute)
-        for group in self._layout.groups:
-            self._fill(group, dp, options.seed)
+        for bucket in self._layout.buckets:
+            self._fill(bucket, dp, options.seed)
         self.publish()
 
     def _choose_gradients(self, dp: Communicator, zero: int, overlap: bool) -> Gradients:
         if zero >= 2:  # noqa: PLR2004
-            return Transient(self.device, self._layout, dp, self.sums)
+            return ShardedGradients(self.device, self._layout, dp, self.grad_buffer)
         size = self._layout.size
-        whole = self.device.xp.zeros(size, self.sums.dtype) if self.shared else self.sums
-        return Kept(self._layout, dp, whole, self.sums, overlap=overlap)
+        whole = self.device.xp.zeros(size, self.grad_buffer.dtype) if self.sharded else self.grad_buffer
+        return ReplicatedGradients(self._layout, dp, whole, self.grad_buffer, overlap=overlap)
 
     def _choose_weights(
         self, dp: Communicator, zero: int, units: Sequence[Unit], dtype: DTypeLike
@@ -79,25 +81,27 @@ class Storage:
             array: Array = self.device.xp.zeros(size, dtype)
             return array
 
-        masters_serve = not self._offloaded and self.values.dtype == dtype
+        masters_serve = not self._offloaded and self.master_weights.dtype == dtype
         if zero == 3:  # noqa: PLR2004
-            mine = self.values if masters_serve else zeros(len(self.values))
-            return Gathered(self.device, self._layout, dp, units, mine)
-        whole = self.values if masters_serve and not self.shared else zeros(self._layout.size)
-        return Resident(self._layout, dp, whole)
+            mine = self.master_weights if masters_serve else zeros(len(self.master_weights))
+            return ShardedWeights(self.device, self._layout, dp, units, mine)
+        whole = self.master_weights if masters_serve and not self.sharded else zeros(self._layout.size)
+        return ReplicatedWeights(self._layout, dp, whole)
 
-    def _fill(self, group: Group, dp: Communicator, seed: int) -> None:
+    def _fill(self, bucket: Bucket, dp: Communicator, seed: int) -> None:
         """First values, those of the first rank."""
-        whole = self.device.xp.zeros(group.size, self.values.dtype)
-        for parameter, view in group.views(whole):
-            view[...] = self.device.asarray(parameter.first(seed))
+        whole = self.device.xp.zeros(bucket.size, self.master_weights.dtype)
+        for parameter, view in bucket.views(whole):
+            view[...] = self.device.asarray(parameter.initial_value(seed))
         dp.broadcast(whole)
-        mine = whole[self._layout.part(group)]
-        self.values[self._layout.owned(group)] = self.device.to_host(mine) if self._offloaded else mine
+        mine = whole[self._layout.part(bucket)]
+        self.master_weights[self._layout.owned(bucket)] = (
+            self.device.to_host(mine) if self._offloaded else mine
+        )
 
     @property
     def weights(self) -> Array:
-        """What this rank keeps of the weights that layers compute with; maybe ``values`` themselves."""
+        """What this rank keeps of the weights that layers compute with; maybe the master weights."""
         return self._weights.kept
 
     @property
@@ -113,11 +117,11 @@ class Storage:
     @property
     def parameters(self) -> list[Parameter]:
         """All that data-parallel ranks hold together, in the same order on each."""
-        return [segment.parameter for group in self._layout.groups for segment in group.segments]
+        return [segment.parameter for bucket in self._layout.buckets for segment in bucket.segments]
 
     @property
     def _offloaded(self) -> bool:
-        return self.home is not self.device
+        return self.optimizer_device is not self.device
 
     def begin(self) -> None:
         """A new iteration: gradients start anew."""
@@ -133,10 +137,10 @@ class Storage:
         """The forward pass of the unit that was gathered last is done."""
         self._weights.release()
 
-    def produced(self, unit: Unit, *, last: bool) -> None:
+    def backward_done(self, unit: Unit, *, last: bool) -> None:
         """The unit's backward pass is done, for the iteration's last micro-batch or an earlier one."""
         self._weights.release()
-        self._gradients.produced(unit, last=last)
+        self._gradients.backward_done(unit, last=last)
 
     def reduce(self, across: Callable[[Array, Sequence[Segment]], None] = lambda *_: None) -> None:
         """Wait until ``grads`` are sums over the data-parallel ranks.
@@ -145,16 +149,16 @@ class Storage:
             across: what else to do to these sums, in place on the device.
         """
         self._gradients.finish()
-        across(self.sums, self.segments)
+        across(self.grad_buffer, self.segments)
         if self._offloaded:
-            self.grads[...] = self.device.to_host(self.sums)
+            self.grads[...] = self.device.to_host(self.grad_buffer)
 
     def publish(self) -> None:
-        """The optimizer has changed ``values``: let the next passes see them."""
+        """The optimizer has changed ``master_weights``: let the next passes see them."""
         if self._offloaded:  # what layers need may be half as much to move
-            self._weights.publish(self.device.asarray(self.values, self._weights.kept.dtype))
+            self._weights.publish(self.device.asarray(self.master_weights, self._weights.kept.dtype))
         else:
-            self._weights.publish(self.values)
+            self._weights.publish(self.master_weights)
 
 
 class Gradients(Protocol):
@@ -175,74 +179,76 @@ class Gradients(Protocol):
     def expect(self, unit: Unit) -> None:
         """Bind the unit's parameters to their gradients, for its backward pass."""
 
-    def produced(self, unit: Unit, *, last: bool) -> None:
+    def backward_done(self, unit: Unit, *, last: bool) -> None:
         """That pass is done; ``last``: of this iteration's micro-batches."""
 
     def finish(self) -> None:
         """Wait for all sums."""
 
 
-class Kept(Gradients):
+class ReplicatedGradients(Gradients):
     """All gradients stay for the iteration, and are summed after its last micro-batch."""
 
-    def __init__(self, layout: Layout, dp: Communicator, whole: Array, sums: Array, *, overlap: bool) -> None:
+    def __init__(
+        self, layout: BufferLayout, dp: Communicator, whole: Array, sums: Array, *, overlap: bool
+    ) -> None:
         """``sums`` (owned,) is ``whole`` (size,) itself where this rank owns all."""
         self._layout, self._dp, self._whole, self._sums, self._overlap = layout, dp, whole, sums, overlap
         self._pending: list[Pending] = []
-        self._rest: list[Group] = []  # complete, and not yet begun with
-        for group in layout.groups:
-            bind_gradients(group, whole[group.start : group.stop])
+        self._rest: list[Bucket] = []  # complete, and not yet begun with
+        for bucket in layout.buckets:
+            bind_gradients(bucket, whole[bucket.start : bucket.stop])
 
     @property
     def kept(self) -> Sequence[Array]:
         return [self._sums] if self._whole is self._sums else [self._sums, self._whole]
 
     def begin(self) -> None:
-        for group in self._layout.groups:
-            start_anew(group)
+        for bucket in self._layout.buckets:
+            start_anew(bucket)
 
     def expect(self, unit: Unit) -> None:
         """Always bound."""
 
-    def produced(self, unit: Unit, *, last: bool) -> None:
+    def backward_done(self, unit: Unit, *, last: bool) -> None:
         if not last:
             return
         for pending in self._pending:
             pending.test()
-        for group in self._layout.completes[unit.name]:
-            settle(group)
-            if self._overlap and group.number:
-                self._pending.append(self._start(group))
-            else:  # the first group is complete last, with nothing beside it: a blocking call is faster
-                self._rest.append(group)
+        for bucket in self._layout.completes[unit.name]:
+            settle(bucket)
+            if self._overlap and bucket.number:
+                self._pending.append(self._start(bucket))
+            else:  # the first bucket is complete last, with nothing beside it: a blocking call is faster
+                self._rest.append(bucket)
 
     def finish(self) -> None:
         for pending in self._pending:
             pending.wait()
         self._pending.clear()
-        for group in self._rest:
-            whole, sums = self._places(group)
+        for bucket in self._rest:
+            whole, sums = self._places(bucket)
             if whole is sums:
                 self._dp.allreduce(whole)
             else:
                 self._dp.reduce_scatter(whole, sums)
         self._rest.clear()
 
-    def _start(self, group: Group) -> Pending:
-        whole, sums = self._places(group)
+    def _start(self, bucket: Bucket) -> Pending:
+        whole, sums = self._places(bucket)
         return self._dp.iallreduce(whole) if whole is sums else self._dp.ireduce_scatter(whole, sums)
 
-    def _places(self, group: Group) -> tuple[Array, Array]:
-        """A group's gradients, and this rank's part of their sums; the same where it owns all."""
-        whole = self._whole[group.start : group.stop]
+    def _places(self, bucket: Bucket) -> tuple[Array, Array]:
+        """A bucket's gradients, and this rank's part of their sums; the same where it owns all."""
+        whole = self._whole[bucket.start : bucket.stop]
         if self._whole is self._sums:
             return whole, whole
-        return whole, self._sums[self._layout.owned(group)]
+        return whole, self._sums[self._layout.owned(bucket)]
 
 
 @dataclass(slots=True)
 class _Scatter:
-    """A group's gradients of one micro-batch on their way to who owns them."""
+    """A bucket's gradients of one micro-batch on their way to who owns them."""
 
     pending: Pending
     whole: Array
@@ -250,16 +256,16 @@ class _Scatter:
     sums: Array  # where it belongs, or is added
 
 
-class Transient(Gradients):
-    """A group's gradients exist from its first backward pass of a micro-batch to the sum of its last one."""
+class ShardedGradients(Gradients):
+    """A bucket's gradients exist from its first backward pass of a micro-batch to the sum of its last one."""
 
-    def __init__(self, device: Device, layout: Layout, dp: Communicator, sums: Array) -> None:
+    def __init__(self, device: Device, layout: BufferLayout, dp: Communicator, sums: Array) -> None:
         """``sums``: (owned,)"""
         self._layout, self._dp, self._sums = layout, dp, sums
         self._pool = Pool(device, sums.dtype)
         self._live: dict[int, Array] = {}
         self._scatters: list[_Scatter] = []
-        self._summed: set[int] = set()  # groups with gradients of an earlier micro-batch
+        self._summed: set[int] = set()  # buckets with gradients of an earlier micro-batch
 
     @property
     def kept(self) -> Sequence[Array]:
@@ -275,21 +281,21 @@ class Transient(Gradients):
     def expect(self, unit: Unit) -> None:
         for scatter in self._scatters:
             scatter.pending.test()
-        for group in self._layout.uses[unit.name]:
-            if group.number not in self._live:
+        for bucket in self._layout.uses[unit.name]:
+            if bucket.number not in self._live:
                 self._wait(leave=1)  # one beside the computation is enough, and frees memory sooner
-                self._live[group.number] = whole = self._pool.take(group.size)
-                whole[group.segments[-1].stop - group.start :] = 0  # the padding
-                bind_gradients(group, whole)
-                start_anew(group)
+                self._live[bucket.number] = whole = self._pool.take(bucket.size)
+                whole[bucket.segments[-1].stop - bucket.start :] = 0  # the padding
+                bind_gradients(bucket, whole)
+                start_anew(bucket)
 
-    def produced(self, unit: Unit, *, last: bool) -> None:  # noqa: ARG002
-        for group in self._layout.completes[unit.name]:
-            settle(group)
-            whole = self._live.pop(group.number)
-            sums = self._sums[self._layout.owned(group)]
-            part = self._pool.take(len(sums)) if group.number in self._summed else sums
-            self._summed.add(group.number)
+    def backward_done(self, unit: Unit, *, last: bool) -> None:  # noqa: ARG002
+        for bucket in self._layout.completes[unit.name]:
+            settle(bucket)
+            whole = self._live.pop(bucket.number)
+            sums = self._sums[self._layout.owned(bucket)]
+            part = self._pool.take(len(sums)) if bucket.number in self._summed else sums
+            self._summed.add(bucket.number)
             self._scatters.append(_Scatter(self._dp.ireduce_scatter(whole, part), whole, part, sums))
 
     def finish(self) -> None:
@@ -306,21 +312,21 @@ class Transient(Gradients):
                 self._pool.give(scatter.part)
 
 
-def bind_gradients(group: Group, whole: Array) -> None:
-    """Let the gradients of the group's parameters look into an array of that group alone."""
-    for parameter, view in group.views(whole):
+def bind_gradients(bucket: Bucket, whole: Array) -> None:
+    """Let the gradients of the bucket's parameters look into an array of that bucket alone."""
+    for parameter, view in bucket.views(whole):
         parameter.grad = view
 
 
-def start_anew(group: Group) -> None:
+def start_anew(bucket: Bucket) -> None:
     """What is added next replaces what is there."""
-    for segment in group.segments:
+    for segment in bucket.segments:
         segment.parameter.fresh = True
 
 
-def settle(group: Group) -> None:
+def settle(bucket: Bucket) -> None:
     """Nothing more is added."""
-    for segment in group.segments:
+    for segment in bucket.segments:
         segment.parameter.settle()
 
 
@@ -345,24 +351,24 @@ class Weights(Protocol):
         """Take new values of what this rank owns: (owned,), on the device, of any float dtype."""
 
 
-class Resident(Weights):
+class ReplicatedWeights(Weights):
     """All weights stay. Where ranks own parts, each casts its own and gathers the others'."""
 
-    def __init__(self, layout: Layout, dp: Communicator, whole: Array) -> None:
+    def __init__(self, layout: BufferLayout, dp: Communicator, whole: Array) -> None:
         """``whole``: (size,), maybe the masters themselves."""
         self._layout, self._dp, self.kept = layout, dp, whole
         self._stale = False  # others' parts are those of before the last update
         self._pending: dict[int, Pending] = {}
-        for group in layout.groups:
-            bind_values(group, whole[group.start : group.stop])
+        for bucket in layout.buckets:
+            bind_values(bucket, whole[bucket.start : bucket.stop])
 
     def gather(self, unit: Unit, *, backward: bool) -> None:  # noqa: ARG002
         if self._stale:  # not before it is needed: a run may end after any update, with nothing under way
             self._stale = False
-            self._pending = {group.number: self._start(group) for group in self._layout.groups}
-        for group in self._layout.uses[unit.name] if self._pending else ():
-            if group.number in self._pending:
-                self._pending.pop(group.number).wait()
+            self._pending = {bucket.number: self._start(bucket) for bucket in self._layout.buckets}
+        for bucket in self._layout.uses[unit.name] if self._pending else ():
+            if bucket.number in self._pending:
+                self._pending.pop(bucket.number).wait()
 
     def release(self) -> None:
         """They stay."""
@@ -370,27 +376,27 @@ class Resident(Weights):
     def publish(self, mine: Array) -> None:
         if mine is self.kept:
             return
-        for group in self._layout.groups:
-            part = self.kept[group.start : group.stop][self._layout.part(group)]
-            part[...] = mine[self._layout.owned(group)]
+        for bucket in self._layout.buckets:
+            part = self.kept[bucket.start : bucket.stop][self._layout.part(bucket)]
+            part[...] = mine[self._layout.owned(bucket)]
         self._stale = self._layout.parts > 1
 
-    def _start(self, group: Group) -> Pending:
-        whole = self.kept[group.start : group.stop]
-        return self._dp.iallgather_into(as_bytes(whole[self._layout.part(group)]), as_bytes(whole))
+    def _start(self, bucket: Bucket) -> Pending:
+        whole = self.kept[bucket.start : bucket.stop]
+        return self._dp.iallgather_into(as_bytes(whole[self._layout.part(bucket)]), as_bytes(whole))
 
 
-class Gathered(Weights):
+class ShardedWeights(Weights):
     """A rank keeps what it owns. A unit's weights are gathered for its passes, the next unit's meanwhile."""
 
     def __init__(
-        self, device: Device, layout: Layout, dp: Communicator, units: Sequence[Unit], mine: Array
+        self, device: Device, layout: BufferLayout, dp: Communicator, units: Sequence[Unit], mine: Array
     ) -> None:
         """``mine``: (owned,), maybe the masters themselves."""
         self._layout, self._dp, self.kept = layout, dp, mine
         self._pool = Pool(device, mine.dtype)
         self._live: dict[int, tuple[Array, Pending]] = {}
-        self._wanted: Sequence[Group] = ()  # by the unit that comes next
+        self._wanted: Sequence[Bucket] = ()  # by the unit that comes next
         names = [unit.name for unit in units]
         # Past either end the same unit comes next: its backward pass, or another micro-batch's forward pass.
         self._after = dict(zip(names, [*names[1:], *names[-1:]], strict=True))
@@ -403,15 +409,15 @@ class Gathered(Weights):
     def gather(self, unit: Unit, *, backward: bool) -> None:
         here = self._layout.uses[unit.name]
         self._keep(here)
-        for group in here:
-            self._start(group)
+        for bucket in here:
+            self._start(bucket)
         self._wanted = self._layout.uses[(self._before if backward else self._after)[unit.name]]
-        for group in self._wanted:
-            self._start(group)
-        for group in here:
-            whole, pending = self._live[group.number]
+        for bucket in self._wanted:
+            self._start(bucket)
+        for bucket in here:
+            whole, pending = self._live[bucket.number]
             pending.wait()
-            bind_values(group, whole)
+            bind_values(bucket, whole)
 
     def release(self) -> None:
         self._keep(self._wanted)
@@ -421,23 +427,23 @@ class Gathered(Weights):
         if mine is not self.kept:
             self.kept[...] = mine
 
-    def _start(self, group: Group) -> None:
-        if group.number not in self._live:
-            whole = self._pool.take(group.size)
-            part = self.kept[self._layout.owned(group)]
-            self._live[group.number] = whole, self._dp.iallgather_into(as_bytes(part), as_bytes(whole))
+    def _start(self, bucket: Bucket) -> None:
+        if bucket.number not in self._live:
+            whole = self._pool.take(bucket.size)
+            part = self.kept[self._layout.owned(bucket)]
+            self._live[bucket.number] = whole, self._dp.iallgather_into(as_bytes(part), as_bytes(whole))
 
-    def _keep(self, groups: Sequence[Group]) -> None:
-        kept = {group.number for group in groups}
+    def _keep(self, buckets: Sequence[Bucket]) -> None:
+        kept = {bucket.number for bucket in buckets}
         for number in [number for number in self._live if number not in kept]:
             whole, pending = self._live.pop(number)
             pending.wait()
             self._pool.give(whole)
 
 
-def bind_values(group: Group, whole: Array) -> None:
-    """Let the group's parameters look into an array of that group alone."""
-    for parameter, view in group.views(whole):
+def bind_values(bucket: Bucket, whole: Array) -> None:
+    """Let the bucket's parameters look into an array of that bucket alone."""
+    for parameter, view in bucket.views(whole):
         parameter.value = view
 
 

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from payload.data.loader import shard
-from payload.parallel.pipeline import Batch
+from payload.data.loader import local_slice
+from payload.parallel.pipeline import MicroBatch
 
 
-def cut(batch: Batch, pieces: int) -> list[Batch]:
+def cut(batch: MicroBatch, pieces: int) -> list[MicroBatch]:
     """A batch in micro-batches of nearly the same size, some of them empty if there are fewer samples."""
-    parts = [shard(len(batch.samples), piece, pieces) for piece in range(pieces)]
-    return [Batch(batch.inputs[part], batch.targets[part], batch.samples[part]) for part in parts]
+    parts = [local_slice(len(batch.samples), piece, pieces) for piece in range(pieces)]
+    return [MicroBatch(batch.inputs[part], batch.targets[part], batch.samples[part]) for part in parts]

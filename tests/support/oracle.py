@@ -52,7 +52,7 @@ def compare(
     dtype = str(x.dtype) if real else "float64"
     units = [Unit("unit", layer)]
     storage = stored(units, device, dtype)
-    storage.values += device.asarray(rng.standard_normal(storage.values.shape), dtype)
+    storage.master_weights += device.asarray(rng.standard_normal(storage.master_weights.shape), dtype)
     weights = tensors(units, device)
     tensor = torch.tensor(x, requires_grad=real)
 

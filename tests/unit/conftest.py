@@ -1,13 +1,31 @@
-"""What unit tests share: a cluster that executables play."""
+"""What unit tests share: golden files, and a cluster that executables play."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import os
+from collections.abc import Callable, Iterator
 
 import pytest
 
 from clusterctl.scheduler.session import Session
 from tests.support.played.cluster import PlayedCluster
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest) -> Callable[[str, str], None]:
+    """Asserts that a text is what the file of that name in the folder `golden` beside the test holds.
+
+    `UPDATE_GOLDEN=1 pytest ...` writes them anew; look at the diff before you commit it.
+    """
+
+    def same(name: str, text: str) -> None:
+        path = request.path.parent / "golden" / name
+        if os.environ.get("UPDATE_GOLDEN"):
+            path.parent.mkdir(exist_ok=True)
+            path.write_text(text)
+        assert text == path.read_text(), f"{path} differs; UPDATE_GOLDEN=1 writes it anew"
+
+    return same
 
 
 @pytest.fixture

@@ -64,7 +64,7 @@ class Api:
         """One resource.
 
         Raises:
-            CloudError: it was refused, is not there (``status`` 404), or nobody answered.
+            CloudError: it was refused, is not there (``status`` 404), or Google does not answer.
         """
         return self._call("GET", service, path, query)
 
@@ -101,7 +101,7 @@ class Api:
         """Delete a resource: the operation that does it, or None where it was not there any more.
 
         Raises:
-            CloudError: it was refused, or nobody answered.
+            CloudError: it was refused, or Google does not answer.
         """
         try:
             return self._call("DELETE", service, path, {})
@@ -162,16 +162,14 @@ def _session(project: str) -> requests.Session:
     """Who calls. A person's calls of some APIs are counted on a project: this one, if none is named.
 
     Raises:
-        CredentialsError: nobody is logged in.
+        CredentialsError: there is no login.
     """
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")  # of a login without a quota project: it gets one below
             credentials, _ = google.auth.default(scopes=[_SCOPE])
     except DefaultCredentialsError as exc:
-        raise CredentialsError(
-            "nobody is logged in to Google Cloud", why=_first_line(exc), fix=LOG_IN
-        ) from exc
+        raise CredentialsError("no login to Google Cloud", why=_first_line(exc), fix=LOG_IN) from exc
     if isinstance(credentials, Credentials) and not credentials.quota_project_id:
         credentials = credentials.with_quota_project(project)
     return AuthorizedSession(credentials)  # type: ignore[no-untyped-call]  # google-auth's

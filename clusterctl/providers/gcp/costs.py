@@ -42,7 +42,7 @@ class _Gpu(_Row):
 
 class _Nat(_Row):
     machine: Usd
-    gcp_machines: int
+    machines: int
 
 
 class Table(_Row):
@@ -52,7 +52,7 @@ class Table(_Row):
     region: str
     families: Mapping[str, _Family]
     gpus: Mapping[str, _Gpu]
-    gcp_machines: Mapping[str, Usd]
+    machines: Mapping[str, Usd]
     disks: Mapping[str, Usd]
     local_ssd: Usd
     filestore: Mapping[str, Usd]
@@ -94,7 +94,7 @@ def of_filestore(tier: str, gib: float) -> float | None:
 def of_nat(hosts: int) -> float:
     """Cloud NAT for this many hosts, with the one address that it takes."""
     known = table()
-    return min(hosts, known.nat.gcp_machines) * known.nat.machine + known.address
+    return min(hosts, known.nat.machines) * known.nat.machine + known.address
 
 
 def of_gib(usd_a_month: float, gib: float) -> float:
@@ -119,8 +119,8 @@ def of_machine(name: str, gpus: Mapping[str, int], *, spot: bool, own: Mapping[s
     known, machine = table(), gcp_machines.machine(name)
     if name in own:
         return own[name]
-    if not spot and name in known.gcp_machines:
-        return known.gcp_machines[name]
+    if not spot and name in known.machines:
+        return known.machines[name]
     family = known.families.get(machine.family) if machine else None
     shares = family.spot if family and spot else family
     if machine is None or shares is None:

@@ -55,7 +55,7 @@ class Rule(Model):
     match: Sequence[str]
     cause: str
     fix: str
-    passes: bool = False
+    transient: bool = False
     later: bool = False
 
     def groups(self, text: str) -> Mapping[str, str] | None:
@@ -67,11 +67,11 @@ class Rule(Model):
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """What one diagnostic means; ``taken`` is the id of what is there already."""
+    """What one diagnostic means; ``import_id`` is that of what already exists."""
 
     failure: Failure
-    passes: bool = False
-    taken: str = ""
+    transient: bool = False
+    import_id: str = ""
 
 
 @cache
@@ -105,19 +105,19 @@ def diagnose(diagnostic: Diagnostic, place: Place) -> Finding:
 def _finding(rule: Rule, groups: Mapping[str, str], place: Place, host: str | None) -> Finding:
     here = {"project": place.project, "zone": place.zone, "region": place.region}
     words = _Words({**here, **groups})
-    passes = rule.passes or (rule.code == "api-off" and place.enables_apis)
+    transient = rule.transient or (rule.code == "api-off" and place.enables_apis)
     failure = Failure(
         code=rule.code,
         cause=rule.cause.format_map(words),
         host=host,
         phase="provision",
         fix=rule.fix.format_map(words),
-        retryable=passes or rule.later,
+        retryable=transient or rule.later,
     )
-    return Finding(failure, passes, _taken(groups, place) if rule.code == _TAKEN else "")
+    return Finding(failure, transient, _import_id(groups, place) if rule.code == _TAKEN else "")
 
 
-def _taken(groups: Mapping[str, str], place: Place) -> str:
+def _import_id(groups: Mapping[str, str], place: Place) -> str:
     """The id by which Terraform imports what is there already; empty where the text does not say it."""
     if "account" in groups:
         return _OWN_ACCOUNT.format_map({"project": place.project, **groups})
@@ -150,8 +150,10 @@ def _error(what: str, place: Place, findings: Sequence[tuple[str, Finding]]) -> 
         fix="; ".join(dict.fromkeys(failure.fix for failure in failures)),
         failures=failures,
     )
-    error.transient = bool(findings) and all(finding.passes for _, finding in findings)
-    error.already_exists = {address: found.taken for address, found in findings if address and found.taken}
+    error.transient = bool(findings) and all(finding.transient for _, finding in findings)
+    error.already_exists = {
+        address: found.import_id for address, found in findings if address and found.import_id
+    }
     return error
 
 

@@ -67,7 +67,7 @@ class GcpProvider:
         keep: Mapping[str, Size],  # noqa: ARG002
         report: Reporter,
     ) -> Planned:
-        asked = self._lay(spec, workspace)
+        asked = self._write_module(spec, workspace)
         terraform = self._terraform(workspace, spec.controller_host, report)
         terraform.init()
         plan = terraform.plan()
@@ -96,7 +96,7 @@ class GcpProvider:
         keep: Mapping[str, Size],  # noqa: ARG002
         report: Reporter,
     ) -> Provisioned:
-        asked = self._lay(spec, workspace)
+        asked = self._write_module(spec, workspace)
         terraform = self._terraform(workspace, spec.controller_host, report)
         terraform.init()
         shown_for, plan = self._shown or (asked, self._since_shown(terraform))
@@ -113,7 +113,7 @@ class GcpProvider:
         """What there is to do where nothing was shown, or all of that is done: hosts that went down since.
 
         Raises:
-            StalePlanError: by now it would remove what nobody was asked about.
+            StalePlanError: by now it would remove what was not shown.
         """
         plan = terraform.plan()
         gone = [host.name for host in host_changes(plan) if host.destroys]
@@ -138,7 +138,7 @@ class GcpProvider:
     def destroy(self, cluster_id: str, *, workspace: Workspace | None, report: Reporter) -> None:
         if workspace is not None and tfvars.has_module(workspace.terraform):
             terraform = self._terraform(workspace, tfvars.controller_of(workspace.terraform), report)
-            owner = Owner(cluster_id, lambda: self._clear(cluster_id, report))
+            owner = Owner(cluster_id, lambda: self._remove_found(cluster_id, report))
             try:
                 terraform.init()
                 plan = terraform.plan(destroy=True)
@@ -148,7 +148,7 @@ class GcpProvider:
                 raise
             except ProvisionError as exc:  # what it left is found and removed without it
                 report(f"{exc.what}: {exc.why}")
-        self._clear(cluster_id, report)
+        self._remove_found(cluster_id, report)
 
     def leftovers(self, cluster_id: str) -> tuple[Leftover, ...]:
         found = orphans.find_resources(self._api, cluster_id)
@@ -157,7 +157,7 @@ class GcpProvider:
     def orphans(self, name: str) -> tuple[str, ...]:
         return orphans.orphan_ids(self._api, name)
 
-    def _clear(self, cluster_id: str, report: Reporter) -> None:
+    def _remove_found(self, cluster_id: str, report: Reporter) -> None:
         """Remove what the API shows of the cluster, whatever Terraform knows."""
         found = orphans.find_resources(self._api, cluster_id)
         orphans.remove_resources(self._api, found, report=report)
@@ -165,7 +165,7 @@ class GcpProvider:
             if one.kept:
                 report(f"kept: {one.what}: {one.kept}")
 
-    def _lay(self, spec: ClusterSpec, workspace: Workspace) -> str:
+    def _write_module(self, spec: ClusterSpec, workspace: Workspace) -> str:
         """Bring the folder of Terraform up to date; a digest of what is asked for."""
         asked = variables(spec, workspace.cluster_id(), workspace.public_key.read_text())
         tfvars.write_module(workspace.terraform, asked, self._settings.state, cluster=spec.name)

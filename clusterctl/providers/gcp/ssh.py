@@ -103,10 +103,10 @@ def iap_tunnel(instance: str, *, project: str, zone: str) -> tuple[str, ...]:
 
 
 def check_gcloud() -> None:
-    """That `gcloud` is here, and somebody is logged in.
+    """That `gcloud` is installed and logged in.
 
     Raises:
-        MachineError: it is not, or nobody is; no host could be reached.
+        MachineError: it is not; no host could be reached.
     """
     if shutil.which("gcloud") is None:
         raise MachineError(
@@ -123,7 +123,7 @@ def check_gcloud() -> None:
         raise MachineError("gcloud does not run", why=done.stderr.strip()[-1000:], fix=_INSTALL)
     if not done.stdout.strip():
         raise MachineError(
-            "nobody is logged in to gcloud",
+            "gcloud is not logged in",
             why="it carries SSH to hosts without a public address",
             fix="log in: gcloud auth login",
         )

@@ -110,7 +110,7 @@ class OnpremProvider:
         changes = [_change(host, found, before, replaced) for host in found.inventory.hosts]
         names = {host.name for host in found.inventory.hosts}
         changes += [
-            HostChange(name, "remove", _roles(host), "the spec does not name it any more", given_back=True)
+            HostChange(name, "remove", _roles(host), "the spec does not name it any more", released=True)
             for name, host in before.items()
             if name not in names
         ]
@@ -284,7 +284,7 @@ def _change(host: Host, found: _Found, before: Mapping[str, Host], replaced: Col
         f"{host.address}, {_roles(host)}",
         why,
         off=host.name in found.silent,
-        given_back=action == "replace",
+        released=action == "replace",
     )
 
 

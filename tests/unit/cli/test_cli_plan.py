@@ -118,7 +118,7 @@ def test_without_a_terminal_only_what_destroys_needs_a_yes(capsys: pytest.Captur
 
 def test_a_machine_that_is_given_back_loses_nothing_and_is_asked_about_all_the_same() -> None:
     for action in ("remove", "replace"):
-        plan = Planned((STAY, HostChange("gpu7", action, "compute", given_back=True)))
+        plan = Planned((STAY, HostChange("gpu7", action, "compute", released=True)))
         with pytest.raises(UsageError, match="release gpu7 to the owner, restored as it was"):
             agree(plan)
         agree(plan, yes=True)

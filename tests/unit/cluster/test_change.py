@@ -130,7 +130,7 @@ def test_what_the_provider_makes_anew_or_stops_ends_jobs_too() -> None:
 
 
 def test_a_machine_that_another_takes_the_place_of_leaves_with_its_jobs() -> None:
-    hosts = (HostChange(TWO, "replace", "", "another machine takes its place", given_back=True),)
+    hosts = (HostChange(TWO, "replace", "", "another machine takes its place", released=True),)
     found = look_ahead(
         spec(train(2)),
         before(ONE),

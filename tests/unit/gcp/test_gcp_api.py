@@ -103,7 +103,7 @@ class TestRefusals:
         }.items():
             monkeypatch.setenv(name, value)
         monkeypatch.delenv("GOOGLE_APPLICATION_CREDENTIALS", raising=False)
-        with pytest.raises(CredentialsError, match="nobody is logged in") as caught:
+        with pytest.raises(CredentialsError, match="no login to Google Cloud") as caught:
             Api(PROJECT).get("compute", NETWORKS)
         assert "`gcloud auth application-default login`" in caught.value.fix
 

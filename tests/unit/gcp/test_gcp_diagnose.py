@@ -38,9 +38,9 @@ def test_what_is_said_is_understood(said: Mapping[str, Any]) -> None:
     assert said["cause"] in failure.cause
     assert said["fix"] in failure.fix
     assert failure.host == "demo-train-2"
-    assert finding.passes == said.get("passes", False)
-    assert failure.retryable == (said.get("later", False) or finding.passes)
-    assert finding.taken == said.get("taken", "")
+    assert finding.transient == said.get("transient", False)
+    assert failure.retryable == (said.get("later", False) or finding.transient)
+    assert finding.import_id == said.get("taken", "")
     assert not re.search(r"[{}]", failure.cause + failure.fix)
 
 
@@ -88,5 +88,5 @@ def test_what_passes_and_what_does_not_is_not_waited_for_together() -> None:
 
 def test_an_api_that_was_just_switched_on_is_waited_for() -> None:
     off = told(next(said for said in SAID if said["code"] == "api-off"))
-    assert not diagnose(off, PLACE).passes
-    assert diagnose(off, replace(PLACE, enables_apis=True)).passes
+    assert not diagnose(off, PLACE).transient
+    assert diagnose(off, replace(PLACE, enables_apis=True)).transient

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -13,10 +14,23 @@ from clusterctl.jobs.watch import follow
 from clusterctl.runs.collect import collect
 from clusterctl.scheduler.session import LocalStorageNode, Session
 from clusterctl.spec.job import JobSpec
-from tests.support.played.apart import ApartNode
-from tests.support.played.cluster import PlayedCluster
+from tests.support.played.cluster import Nearby, PlayedCluster
 
 PARTITIONS = {"n1": "train", "n2": "train", "o1": "other"}
+
+
+class ApartNode(Nearby):
+    """A node that shares no folder with the controller: what that has in its home, it has in ``home``."""
+
+    def __init__(self, cluster: PlayedCluster, home: Path) -> None:
+        super().__init__(cluster.payload)
+        self._controllers = str(cluster.home)
+        self.home = home
+        home.mkdir(parents=True)
+
+    def _here(self, argv: Sequence[str]) -> list[str]:
+        moved = (word.replace(self._controllers, str(self.home)) for word in argv)
+        return super()._here(["env", f"HOME={self.home}", *moved])
 
 
 @pytest.fixture

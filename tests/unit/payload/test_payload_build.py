@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from payload.build import rate_of, units_of
+from payload.build import build_schedule, build_units
 from payload.comm.base import Solo
 from payload.config import TrainConfig, parse
-from payload.data.datasets import open_source
+from payload.data.datasets import open_dataset
 from payload.device import Cpu
 from payload.errors import UsageError
 from payload.models import MODELS
@@ -23,7 +23,7 @@ def _config(*flags: str) -> TrainConfig:
 
 def _units(*flags: str) -> list[Unit]:
     config = _config(*flags)
-    return units_of(config.model, open_source(config, Solo()), Context(Cpu()))
+    return build_units(config.model, open_dataset(config, Solo()), Context(Cpu()))
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -63,7 +63,7 @@ def test_a_size_that_cannot_be_is_one_line(flags: tuple[str, ...], message: str)
     ("flags", "iterations"), [((), 600), (("--iterations", "7"), 7), (("--epochs", "1"), 20)]
 )
 def test_a_run_ends_with_its_epochs_or_iterations(flags: tuple[str, ...], iterations: int) -> None:
-    assert rate_of(_config(*flags), alone(), per_epoch=20).iterations == iterations
+    assert build_schedule(_config(*flags), alone(), per_epoch=20).iterations == iterations
 
 
 def test_each_optimizer_begins_with_numbers_of_its_own() -> None:

@@ -21,7 +21,7 @@ from payload.__main__ import main
 from payload.checkpoint.folder import Lock, complete, prepare
 from payload.checkpoint.saver import Saver, Writer
 from payload.checkpoint.session import Resumed, choose, refuse_others, resume
-from payload.checkpoint.shards import BrokenError, Manifest, held, read_manifest, scalars, verify
+from payload.checkpoint.shards import BrokenError, Manifest, held_shards, read_manifest, scalars, verify
 from payload.comm.base import Solo
 from payload.device import Device
 from payload.errors import PayloadError, UsageError
@@ -30,7 +30,7 @@ from payload.nn.loss import SoftmaxCrossEntropy
 from payload.optim.sgd import SGD
 from payload.parallel.engine import Engine
 from payload.parallel.mesh import Options, alone
-from payload.parallel.pipeline import Batch
+from payload.parallel.pipeline import MicroBatch
 from payload.parallel.zero import Storage
 from payload.precision import PRECISIONS, LossScale
 from tests.support.disks import small_disk
@@ -44,7 +44,7 @@ def make_engine(device: Device, *, seed: int = 0, classes: int = 2) -> Engine:
     context = mesh.context(device)
 
     def optimizer(storage: Storage) -> SGD:
-        return SGD(storage.home, storage.values, storage.segments, momentum=0.9)
+        return SGD(storage.optimizer_device, storage.master_weights, storage.segments, momentum=0.9)
 
     units = mlp.build(context, inputs=3, classes=classes, hidden=(2,))
     scale = LossScale(4.0, dynamic=True, interval=2)
@@ -82,24 +82,24 @@ def save(device: Device, tmp_path: Path) -> Iterator[Save]:
         prepare(tmp_path, engine.mesh.world)
         with Saver(engine, tmp_path, describe, lambda **fields: records.append(fields), **chosen) as saver:
             for iteration in iterations:
-                step(engine, iteration, saver.votes())
-                saver.after(iteration, saver.votes(), last=False)
+                step(engine, iteration, saver.flags())
+                saver.after(iteration, saver.flags(), last=False)
         return records
 
     return run
 
 
-def step(engine: Engine, iteration: int, votes: tuple[float, ...] = ()) -> None:
+def step(engine: Engine, iteration: int, flags: tuple[float, ...] = ()) -> None:
     device = engine.device
     x = np.random.default_rng(iteration).standard_normal((4, 3)).astype(PRECISION.compute)
     labels, places = np.array([0, 1, 1, 0]), np.arange(4, dtype="uint32")
-    batch = Batch(*(device.asarray(array) for array in (x, labels, places)))
-    engine.step([batch], targets=4, iteration=iteration, lr=0.1, votes=votes)
+    batch = MicroBatch(*(device.asarray(array) for array in (x, labels, places)))
+    engine.step([batch], targets=4, iteration=iteration, lr=0.1, flags=flags)
 
 
 def numbers(engine: Engine) -> dict[str, Any]:
     return scalars(engine) | {
-        piece.tensor: engine.device.to_host(array).tolist() for piece, array in held(engine)
+        shard.tensor: engine.device.to_host(array).tolist() for shard, array in held_shards(engine)
     }
 
 
@@ -155,7 +155,8 @@ def test_others_can_read_it(device: Device, save: Save, tmp_path: Path) -> None:
     save(1, engine=engine)
     tensors = load_file(tmp_path / "iteration-00000001" / "rank-00000.safetensors")
     expected = {
-        f"{piece.tensor}[0:{piece.stop}]": device.to_host(array).tolist() for piece, array in held(engine)
+        f"{shard.tensor}[0:{shard.stop}]": device.to_host(array).tolist()
+        for shard, array in held_shards(engine)
     }
     assert {name: tensor.tolist() for name, tensor in tensors.items()} == expected
     assert "weight/linear0.weight[0:6]" in tensors
@@ -174,10 +175,10 @@ def test_weights_are_exported_whole(
     answer = json.loads(capsys.readouterr().out)
     assert answer == {"iteration": 1, "tensors": 4, "numbers": 14, "bytes": file.stat().st_size}
     tensors = load_file(file)
-    for piece, array in held(engine):
-        if piece.kind == "weight":
-            expected = device.to_host(array).reshape(piece.shape)
-            np.testing.assert_array_equal(tensors.pop(piece.name), expected)
+    for shard, array in held_shards(engine):
+        if shard.kind == "weight":
+            expected = device.to_host(array).reshape(shard.shape)
+            np.testing.assert_array_equal(tensors.pop(shard.name), expected)
     assert not tensors
     (tmp_path / "iteration-00000001" / "rank-00000.safetensors").unlink()
     assert main(["export", "--checkpoint", checkpoint, "--to", str(file)]) == 2
@@ -194,7 +195,7 @@ def test_the_newest_are_kept(save: Save, tmp_path: Path, wait: bool) -> None:
 
 def test_damage_of_any_byte_is_seen(save: Save, tmp_path: Path) -> None:
     """Every cut, every flipped bit of some pattern, an added byte, and a missing file, of each there is."""
-    save(1, learned={"mean": [0.5]})
+    save(1, data_state={"mean": [0.5]})
     folder = tmp_path / "iteration-00000001"
 
     def broken() -> bool:
@@ -248,8 +249,8 @@ def test_a_broken_one_is_named_and_the_one_before_taken(device: Device, save: Sa
 def test_what_was_learned_of_the_data_is_of_each_checkpoint(
     device: Device, save: Save, tmp_path: Path
 ) -> None:
-    save(1, learned={"mean": [0.25]})
-    save(2, learned={"mean": [0.5]})
+    save(1, data_state={"mean": [0.25]})
+    save(2, data_state={"mean": [0.5]})
     assert [chosen(tmp_path), chosen(tmp_path, "iteration-00000001")] == [{"mean": [0.5]}, {"mean": [0.25]}]
     newest = tmp_path / "iteration-00000002"
     for content, complaint in (
@@ -271,11 +272,11 @@ def test_what_was_learned_of_the_data_is_of_each_checkpoint(
 def chosen(folder: Path, name: str = "") -> Any:
     """What is known of the data, by the newest that is whole or the one of that name."""
     found = choose(str(folder / name) if name else "auto", folder, Solo())
-    return found and found.learned
+    return found and found.data_state
 
 
 def test_one_that_was_moved_needs_nothing_else(device: Device, save: Save, tmp_path: Path) -> None:
-    save(1, 2, learned={"mean": [0.5]})
+    save(1, 2, data_state={"mean": [0.5]})
     moved = shutil.copytree(tmp_path / "iteration-00000002", tmp_path / "elsewhere" / "mine")
     shutil.rmtree(tmp_path / "iteration-00000001")
     shutil.rmtree(tmp_path / "iteration-00000002")
@@ -287,10 +288,10 @@ def test_one_of_another_format_is_named(save: Save, tmp_path: Path) -> None:
     save(1)
     path = tmp_path / "iteration-00000001" / "manifest.json"
     text = re.sub(r'"crc32": "\w{8}"', '"crc32": "00000000"', path.read_text(), count=1)
-    text = text.replace('"format": 2', '"format": 1')
+    text = text.replace('"format": 3', '"format": 1')
     path.write_text(text.replace('"00000000"', f'"{zlib.crc32(text.encode()):08x}"'))
     with pytest.raises(
-        UsageError, match=r"it is of format 1, and this program reads 2: use the one that wrote"
+        UsageError, match=r"it is of format 1, and this program reads 3: use the one that wrote"
     ):
         choose("auto", tmp_path, Solo())
 
@@ -372,7 +373,7 @@ def test_a_full_disk_costs_the_checkpoint_that_is_being_written_alone(
             saver.after(1, (0.0, 0.0), last=False)
         saved = numbers(engine)
         disk.fill(but=room)
-        engine.storage.values[...] = 0
+        engine.storage.master_weights[...] = 0
 
         def save_more() -> None:
             with Saver(engine, folder, describe, lambda **_: None, **options) as saver:
@@ -425,12 +426,12 @@ def test_a_folder_in_use_is_refused_naming_the_run_until_its_last_process_is_gon
     device: Device, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("SLURM_JOB_ID", "17")
-    held, before = Lock(tmp_path, patience_s=0), children()
+    held_shards, before = Lock(tmp_path, patience_s=0), children()
     by = f"is in use by process {os.getpid()} on .* of job 17: end that, or give another folder"
     with pytest.raises(UsageError, match=by):
         Lock(tmp_path, patience_s=0)
-    writer = Writer(1, keeps=[held.descriptor])
-    held.close()
+    writer = Writer(1, keeps=[held_shards.descriptor])
+    held_shards.close()
     with pytest.raises(UsageError, match=by):
         Lock(tmp_path, patience_s=0)
     writer.close()

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from payload.__main__ import main
-from payload.build import sizes_of
+from payload.build import model_sizes
 from payload.config import COMMANDS, ProbeConfig, TelemetryConfig, TrainConfig, check, parse
 from payload.data.datasets import synthetic_tokens
 from payload.errors import UsageError
@@ -233,7 +233,7 @@ def refused(line: str, *, several: bool = True, gpu: bool = True) -> str:
     try:
         check(config, several=several, gpu=gpu)
         if isinstance(config, TrainConfig):
-            sizes_of(config.model, synthetic_tokens(64, 8))
+            model_sizes(config.model, synthetic_tokens(64, 8))
     except UsageError as exc:
         return str(exc)
     return ""

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from payload.data.datasets import load_digits
-from payload.data.loader import Order, shard
+from payload.data.loader import Order, local_slice
 
 
 def test_digits_are_whole_and_split_once() -> None:
@@ -37,6 +37,6 @@ def test_order_depends_on_seed_and_iteration_alone() -> None:
 
 @pytest.mark.parametrize(("count", "size"), [(10, 3), (2, 5), (0, 2), (64, 64)])
 def test_shards_cover_everything_evenly(count: int, size: int) -> None:
-    shards = [range(count)[shard(count, rank, size)] for rank in range(size)]
+    shards = [range(count)[local_slice(count, rank, size)] for rank in range(size)]
     assert [index for part in shards for index in part] == list(range(count))
     assert max(map(len, shards)) - min(map(len, shards)) <= 1

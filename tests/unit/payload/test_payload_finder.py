@@ -13,9 +13,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from payload.build import loader_of
+from payload.build import build_loader
 from payload.config import TrainConfig, parse
-from payload.data.datasets import open_source
+from payload.data.datasets import open_dataset
 from payload.data.tokenizer import BytePairs
 from payload.device import Cpu
 from payload.errors import UsageError
@@ -145,7 +145,7 @@ def test_evaluation_takes_few_samples_at_once_and_less_data_than_a_batch(
     config = parse(["train", *sizes, *given, "--global-batch-size", "150", "--out", str(tmp_path)])
     assert isinstance(config, TrainConfig)
     device, mesh = Cpu(), alone_mesh()
-    batches = loader_of(config, open_source(config, mesh.world), device, mesh, judging=True).held_out()
+    batches = build_loader(config, open_dataset(config, mesh.world), device, mesh, eval_only=True).held_out()
     assert len(next(batches).inputs) <= 32
     answer = alone("train", *sizes, *given, "--global-batch-size", "150", "--out", str(tmp_path))
     assert answer.returncode == 0, answer.stderr

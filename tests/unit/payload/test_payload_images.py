@@ -46,7 +46,7 @@ def _conv(inputs: int, outputs: int, kernel: int, stride: int = 1, pad: int = 0,
 
 def _norm(relu: bool) -> Case:
     def theirs(p: Tensors, x: torch.Tensor) -> torch.Tensor:
-        y = functional.batch_norm(x, None, None, p["n.gain"], p["n.bias"], training=True)
+        y = functional.batch_norm(x, None, None, p["n.weight"], p["n.bias"], training=True)
         return functional.relu(y) if relu else y
 
     return Case(lambda c: BatchNorm(c, "n", 5, relu=relu), (3, 4, 5, 5), theirs)
@@ -105,7 +105,7 @@ def test_layer_gradients_are_slopes(name: str) -> None:
     case, rng = CASES[name], np.random.default_rng(6)
     layer = case.make(Context(Cpu()))
     storage = stored([Unit("u", layer)], Cpu())
-    storage.values += 0.5 * rng.standard_normal(storage.values.shape)
+    storage.master_weights += 0.5 * rng.standard_normal(storage.master_weights.shape)
     x = _input(case)
     weights = rng.standard_normal(layer.forward(x, Tape()).shape)
 
@@ -119,7 +119,7 @@ def test_layer_gradients_are_slopes(name: str) -> None:
     other = storage.grads.copy()
     dx = layer.backward(weights.copy(), first)
     np.testing.assert_allclose(dx, slope(loss, x), atol=1e-7)
-    np.testing.assert_allclose(storage.grads - other, slope(loss, storage.values), atol=1e-7)
+    np.testing.assert_allclose(storage.grads - other, slope(loss, storage.master_weights), atol=1e-7)
 
 
 @pytest.mark.parametrize("name", CASES)

@@ -23,7 +23,7 @@ from payload.nn.module import Context, Layer, Sequential, Tape, Unit, normal
 from payload.nn.norm import BatchNorm
 from payload.nn.pool import MaxPool2d
 from payload.parallel.mesh import Options, alone
-from payload.parallel.pipeline import Batch, Pipeline, Stage
+from payload.parallel.pipeline import MicroBatch, Pipeline, Stage
 from payload.parallel.zero import Storage
 from payload.precision import PRECISIONS
 from tests.support.layers import draw, stored
@@ -61,7 +61,7 @@ def rng() -> np.random.Generator:
 @pytest.mark.parametrize("layer", [Linear(_CONTEXT, "l", 5, 3), ReLU()], ids=["linear", "relu"])
 def test_layer_gradients(layer: Layer, rng: np.random.Generator) -> None:
     storage = _stored([Unit("u", layer)])
-    storage.values += rng.standard_normal(storage.values.shape)
+    storage.master_weights += rng.standard_normal(storage.master_weights.shape)
     x = rng.standard_normal((4, 5))
     weights = rng.standard_normal(layer.forward(x.copy(), Tape()).shape)
 
@@ -74,7 +74,7 @@ def test_layer_gradients(layer: Layer, rng: np.random.Generator) -> None:
     dx = layer.backward(weights.copy(), first)
     layer.backward(weights.copy(), second)
     np.testing.assert_allclose(dx, _slope(loss, x), atol=1e-7)
-    np.testing.assert_allclose(storage.grads, 2 * _slope(loss, storage.values), atol=1e-7)
+    np.testing.assert_allclose(storage.grads, 2 * _slope(loss, storage.master_weights), atol=1e-7)
 
 
 def test_cross_entropy_gradient(rng: np.random.Generator) -> None:
@@ -109,16 +109,16 @@ def test_model_gradients(rng: np.random.Generator) -> None:
         return float(loss.forward(stage.forward(x, tape), labels, tape).loss)
 
     Pipeline(stage, loss).train(
-        [Batch(x, labels, np.arange(8, dtype="uint32"))], scale=1, seed=0, iteration=1
+        [MicroBatch(x, labels, np.arange(8, dtype="uint32"))], scale=1, seed=0, iteration=1
     )
-    np.testing.assert_allclose(storage.grads, _slope(value, storage.values), atol=1e-6)
+    np.testing.assert_allclose(storage.grads, _slope(value, storage.master_weights), atol=1e-6)
 
 
 def test_an_empty_shard_has_no_gradient() -> None:
     units = mlp.build(_CONTEXT, inputs=5, classes=3, hidden=(4,))
     storage = _stored(units)
     storage.grads[:] = 1
-    nothing = Batch(np.empty((0, 5)), np.empty(0, np.int64), np.empty(0, "uint32"))
+    nothing = MicroBatch(np.empty((0, 5)), np.empty(0, np.int64), np.empty(0, "uint32"))
     schedule = Pipeline(Stage(units, storage), SoftmaxCrossEntropy(_CONTEXT))
     assert schedule.train([nothing], scale=1, seed=0, iteration=1).loss == 0
     assert not storage.grads.any()
@@ -129,7 +129,7 @@ def test_a_parameter_without_a_gradient_has_zero() -> None:
     storage = _stored([Unit("u", Sequential(linear))])
     storage.grads[:] = 1
     storage.begin()
-    storage.produced(Unit("u", Sequential(linear)), last=True)
+    storage.backward_done(Unit("u", Sequential(linear)), last=True)
     assert not storage.grads.any()
 
 

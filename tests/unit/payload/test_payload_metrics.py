@@ -19,7 +19,7 @@ from payload.comm.base import Done, Solo
 from payload.config import Run, TrainConfig
 from payload.device import Array, Cpu, Device, Mark
 from payload.metrics import Metrics, Work
-from payload.parallel.engine import Outcome
+from payload.parallel.engine import StepResult
 from payload.peak import _by_sheet, find_peak
 from payload.timing import CommTimes, Spent, TimedCommunicator
 from payload.trace import OFF, Timeline
@@ -86,7 +86,7 @@ def test_a_skipped_iteration_has_no_norm(tmp_path: Path) -> None:
     metrics = Metrics(TrainConfig(run=Run(out=tmp_path)), Cpu(), Solo(), Work(1.0), CommTimes(Cpu()))
     metrics.begin()
     metrics.iteration(
-        4, 1, Outcome(2.5, math.inf, 8, skipped=True, skips=2, loss_scale=64.0), lr=1, samples=8
+        4, 1, StepResult(2.5, math.inf, 8, skipped=True, skips=2, loss_scale=64.0), lr=1, samples=8
     )
     metrics.close()
     (record,) = (json.loads(line) for line in (tmp_path / "metrics.jsonl").read_text().splitlines())

@@ -17,7 +17,7 @@ from payload.models import MODELS, bert, gpt, lstm, mlp, vit
 from payload.nn.loss import SoftmaxCrossEntropy
 from payload.nn.module import Context, Unit, recomputed
 from payload.optim.adamw import AdamW
-from payload.parallel.pipeline import Batch, Pipeline, Stage
+from payload.parallel.pipeline import MicroBatch, Pipeline, Stage
 from tests.support.layers import stored
 from tests.support.oracle import TOLERANCE, Tensors, assert_same_gradients, tensors
 
@@ -38,7 +38,7 @@ def _linear(p: Tensors, name: str, x: torch.Tensor) -> torch.Tensor:
 
 
 def _norm(p: Tensors, name: str, x: torch.Tensor, eps: float) -> torch.Tensor:
-    return functional.layer_norm(x, x.shape[-1:], p[f"{name}.gain"], p[f"{name}.bias"], eps)
+    return functional.layer_norm(x, x.shape[-1:], p[f"{name}.weight"], p[f"{name}.bias"], eps)
 
 
 def _attention(p: Tensors, name: str, x: torch.Tensor, *, causal: bool) -> torch.Tensor:
@@ -156,17 +156,17 @@ def test_model_is_pytorchs_for_ten_iterations(name: str, dtype: str, device: Dev
     case, rng = CASES[name], np.random.default_rng(4)
     units = case.build(Context(device))
     storage = stored(units, device, dtype)
-    storage.values += device.asarray(0.05 * rng.standard_normal(storage.values.shape), dtype)
+    storage.master_weights += device.asarray(0.05 * rng.standard_normal(storage.master_weights.shape), dtype)
     theirs = tensors(units, device)
     schedule = Pipeline(Stage(units, storage), SoftmaxCrossEntropy(Context(device)))
-    ours = AdamW(device, storage.values, storage.segments, weight_decay=0.1)
+    ours = AdamW(device, storage.master_weights, storage.segments, weight_decay=0.1)
     optimizer = _adamw(units, theirs)
     x, targets = case.batch(rng)
     x = x.astype(dtype) if x.dtype == "float64" else x
     count = int((targets >= 0).sum())
     places = np.arange(6, dtype="uint32")
     batches = [  # of unlike sizes
-        Batch(*(device.asarray(array[part]) for array in (x, targets, places)))
+        MicroBatch(*(device.asarray(array[part]) for array in (x, targets, places)))
         for part in (slice(0, 4), slice(4, 6))
     ]
     for iteration in range(10):
@@ -180,7 +180,7 @@ def test_model_is_pytorchs_for_ten_iterations(name: str, dtype: str, device: Dev
         loss.backward()  # type: ignore[no-untyped-call]
         assert_same_gradients(units, theirs, device)
         optimizer.step()
-        ours.step(storage.values, storage.grads, lr=0.01)
+        ours.step(storage.master_weights, storage.grads, lr=0.01)
 
 
 def test_recomputed_blocks_drop_the_same(device: Device) -> None:
@@ -189,7 +189,7 @@ def test_recomputed_blocks_drop_the_same(device: Device) -> None:
         units = change(gpt.build(Context(device), vocabulary=_V, length=_T, dropout=0.3, **_SMALL))
         storage = stored(units, device)
         x, targets = (device.asarray(array) for array in _text(np.random.default_rng(2)))
-        batch = Batch(x, targets, device.asarray(np.arange(6, dtype="uint32")))
+        batch = MicroBatch(x, targets, device.asarray(np.arange(6, dtype="uint32")))
         schedule = Pipeline(Stage(units, storage), SoftmaxCrossEntropy(Context(device)))
         schedule.train([batch], scale=1, seed=0, iteration=1)
         grads.append(device.to_host(storage.grads).copy())
@@ -223,7 +223,7 @@ def test_first_loss_of_gpt_is_that_of_chance(device: Device) -> None:
     units = gpt.build(Context(device), vocabulary=256, length=32, **MODELS["gpt-tiny"].sizes)
     storage = stored(units, device, "float32")
     x = device.asarray(np.random.default_rng(1).integers(0, 256, (4, 33)))
-    batch = Batch(x[:, :-1], x[:, 1:], device.asarray(np.arange(4, dtype="uint32")))
+    batch = MicroBatch(x[:, :-1], x[:, 1:], device.asarray(np.arange(4, dtype="uint32")))
     sums = Pipeline(Stage(units, storage), SoftmaxCrossEntropy(Context(device))).evaluate([batch])
     assert float(sums.loss) / float(sums.count) == pytest.approx(math.log(256), rel=0.02)
 

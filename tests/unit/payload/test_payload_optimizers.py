@@ -11,12 +11,11 @@ import pytest
 import torch
 
 from payload.device import Array, Device
-from payload.nn.module import Context, Parameter, zeros
+from payload.nn.module import Context, Parameter, Segment, zeros
 from payload.optim.adamw import AdamW
 from payload.optim.base import Optimizer
 from payload.optim.lamb import LAMB
 from payload.optim.sgd import SGD
-from payload.parallel.zero import Segment
 from payload.schedule import LearningRate, scaled
 
 Runner = Callable[..., subprocess.CompletedProcess[str]]

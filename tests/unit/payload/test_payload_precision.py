@@ -17,7 +17,7 @@ from payload.nn.module import Context, Draw, Tape, Unit
 from payload.optim.sgd import SGD
 from payload.parallel.engine import Engine
 from payload.parallel.mesh import Options, alone
-from payload.parallel.pipeline import Batch
+from payload.parallel.pipeline import MicroBatch
 from payload.parallel.zero import Storage
 from payload.precision import PRECISIONS, LossScale, loss_scale
 
@@ -67,7 +67,7 @@ def _passes(model: str, precision: str, device: Device) -> tuple[Array, Array]:
     for unit in reversed(units):
         assert at.dtype == formats.compute, f"gradient into {unit.name}"
         at = unit.layer.backward(at, tape)
-        storage.produced(unit, last=True)
+        storage.backward_done(unit, last=True)
     assert storage.grads.dtype == formats.master
     return logits, device.to_host(storage.grads).astype("float64")
 
@@ -107,20 +107,21 @@ def _engine(device: Device, precision: str, scale: LossScale | None = None) -> E
         alone(),
         mlp.build(context, inputs=64, classes=10, hidden=(48,)),
         SoftmaxCrossEntropy(context),
-        lambda storage: SGD(device, storage.values, storage.segments, momentum=0.9),
+        lambda storage: SGD(device, storage.master_weights, storage.segments, momentum=0.9),
         options=Options(seed=1, precision=PRECISIONS[precision]),
         loss_scale=scale or loss_scale(precision, None),
     )
 
 
-def _batches(device: Device, precision: str, size: int) -> list[Batch]:
+def _batches(device: Device, precision: str, size: int) -> list[MicroBatch]:
     training, _ = load_digits()
     order = np.random.default_rng(1).permutation(len(training.labels))
     x = device.asarray(training.images[order] / 8 - 1, PRECISIONS[precision].compute)
     labels = device.asarray(training.labels[order])
     places = device.asarray(np.arange(size, dtype="uint32"))
     return [
-        Batch(x[at : at + size], labels[at : at + size], places) for at in range(0, len(labels) - size, size)
+        MicroBatch(x[at : at + size], labels[at : at + size], places)
+        for at in range(0, len(labels) - size, size)
     ]
 
 
@@ -137,7 +138,7 @@ def test_training_reaches_what_float32_reaches(precision: str, device: Device) -
         _, held_out = load_digits()
         x = device.asarray(held_out.images / 8 - 1, PRECISIONS[precision].compute)
         nobody = device.asarray(np.arange(0, dtype="uint32"))
-        return engine.evaluate([Batch(x, device.asarray(held_out.labels), nobody)]).accuracy
+        return engine.evaluate([MicroBatch(x, device.asarray(held_out.labels), nobody)]).accuracy
 
     assert accuracy("fp32") > 0.94
     assert abs(accuracy(precision) - accuracy("fp32")) <= 0.01
@@ -147,12 +148,12 @@ def test_a_step_that_overflows_is_left_out_and_the_scale_recovers(device: Device
     scale = LossScale(2.0**24, dynamic=True, interval=3)
     engine = _engine(device, "fp16", scale)
     batch = _batches(device, "fp16", 64)[0]
-    before = device.to_host(engine.storage.values).copy()
+    before = device.to_host(engine.storage.master_weights).copy()
     outcome = engine.step([batch], targets=64, iteration=1, lr=0.05)
     assert outcome.skipped
     assert not outcome.finite
     assert math.isfinite(outcome.loss)
-    assert (device.to_host(engine.storage.values) == before).all()
+    assert (device.to_host(engine.storage.master_weights) == before).all()
     assert (scale.value, scale.skipped) == (2.0**23, 1)
     outcomes = [engine.step([batch], targets=64, iteration=2, lr=0.05) for _ in range(12)]
     went_well = [not outcome.skipped for outcome in outcomes]
@@ -177,7 +178,7 @@ def test_without_a_dynamic_scale_an_overflow_is_no_outcome(device: Device) -> No
 
 def test_a_loss_that_is_not_finite_is_not_the_scales_fault(device: Device) -> None:
     engine = _engine(device, "fp16")
-    engine.storage.values -= 6e4  # so that what ReLU lets through, and then the logits, overflow
+    engine.storage.master_weights -= 6e4  # so that what ReLU lets through, and then the logits, overflow
     engine.storage.publish()
     outcome = engine.step(_batches(device, "fp16", 64)[:1], targets=64, iteration=1, lr=0.05)
     assert not outcome.skipped

@@ -19,7 +19,7 @@ from payload.models import cnn, resnet
 from payload.nn.loss import SoftmaxCrossEntropy
 from payload.nn.module import Context, Unit, recomputed, state_of
 from payload.optim.sgd import SGD
-from payload.parallel.pipeline import Batch, Pipeline, Stage
+from payload.parallel.pipeline import MicroBatch, Pipeline, Stage
 from tests.support.layers import stored
 from tests.support.oracle import TOLERANCE, Tensors, assert_same_gradients, tensors
 
@@ -40,7 +40,7 @@ class Theirs:
     def conv(self, name: str, x: torch.Tensor, stride: int = 1, *, relu: bool = False) -> torch.Tensor:
         weight = self.weights[f"{name}.weight"].flip(1, 2).permute(3, 0, 1, 2)
         y = functional.conv2d(x, weight, None, stride, weight.shape[2] // 2)
-        gain, bias = (self.weights[f"{name}.norm.{part}"] for part in ("gain", "bias"))
+        gain, bias = (self.weights[f"{name}.norm.{part}"] for part in ("weight", "bias"))
         state = [self.state[f"{name}.norm.{part}"].to(x.dtype) for part in ("mean", "variance")]
         y = functional.batch_norm(y, *state, gain, bias, training=True)
         for part, array in zip(("mean", "variance"), state, strict=True):
@@ -111,15 +111,15 @@ def test_network_is_pytorchs_for_ten_iterations(name: str, dtype: str, device: D
     case, rng = CASES[name], np.random.default_rng(4)
     units = case.build(Context(device))
     storage = stored(units, device, dtype)
-    storage.values += device.asarray(0.1 * rng.standard_normal(storage.values.shape), dtype)
+    storage.master_weights += device.asarray(0.1 * rng.standard_normal(storage.master_weights.shape), dtype)
     weights = tensors(units, device)
     theirs = Theirs(weights, units)
     x, labels = rng.standard_normal((SAMPLES, *case.shape)).astype(dtype), rng.integers(0, CLASSES, SAMPLES)
-    batch = Batch(
+    batch = MicroBatch(
         device.asarray(x), device.asarray(labels), device.asarray(np.arange(SAMPLES, dtype="uint32"))
     )
     schedule = Pipeline(Stage(units, storage), SoftmaxCrossEntropy(Context(device)))
-    ours = SGD(device, storage.values, storage.segments, momentum=0.9)
+    ours = SGD(device, storage.master_weights, storage.segments, momentum=0.9)
     optimizer = torch.optim.SGD(weights.values(), lr=0.01, momentum=0.9)
     for iteration in range(10):
         storage.begin()
@@ -132,7 +132,7 @@ def test_network_is_pytorchs_for_ten_iterations(name: str, dtype: str, device: D
         if dtype == "float64" or iteration == 0:
             assert_same_gradients(units, weights, device)
         optimizer.step()
-        ours.step(storage.values, storage.grads, lr=0.01)
+        ours.step(storage.master_weights, storage.grads, lr=0.01)
     for part, array in state_of([unit.layer for unit in units]).items():
         expected = theirs.state[part]
         bound = 10 * TOLERANCE[dtype] * float(expected.abs().max())
@@ -152,10 +152,10 @@ def test_recomputation_changes_no_number(device: Device) -> None:
     for wrap in (list, recomputed):
         units = wrap(CASES["resnet18"].build(Context(device)))
         storage, rng = stored(units, device), np.random.default_rng(3)
-        storage.values += device.asarray(0.1 * rng.standard_normal(storage.values.shape))
+        storage.master_weights += device.asarray(0.1 * rng.standard_normal(storage.master_weights.shape))
         x, labels = rng.standard_normal((SAMPLES, 16, 16, 3)), np.arange(SAMPLES) % CLASSES
         places = np.arange(SAMPLES, dtype="uint32")
-        batch = Batch(device.asarray(x), device.asarray(labels), device.asarray(places))
+        batch = MicroBatch(device.asarray(x), device.asarray(labels), device.asarray(places))
         schedule = Pipeline(Stage(units, storage), SoftmaxCrossEntropy(Context(device)))
         schedule.train([batch] * 2, scale=1, seed=0, iteration=1)
         state = state_of([unit.layer for unit in units])

@@ -16,8 +16,8 @@ import pytest
 from payload.comm.base import Solo
 from payload.config import TrainConfig, parse
 from payload.data import idx
-from payload.data.base import Source
-from payload.data.datasets import open_source
+from payload.data.base import Dataset
+from payload.data.datasets import open_dataset
 from payload.data.images import Images, Labelled
 from payload.data.text import MaskedText, Text
 from payload.data.tokenizer import BytePairs, Bytes, learn
@@ -51,10 +51,10 @@ def _write(folder: Path, *, compressed: bool = False) -> tuple[Array, Array]:
     return images, labels
 
 
-def _open(*flags: str, learned: Mapping[str, Any] | None = None, judging: bool = False) -> Source:
+def _open(*flags: str, data_state: Mapping[str, Any] | None = None, eval_only: bool = False) -> Dataset:
     config = parse(["train", *flags])
     assert isinstance(config, TrainConfig)
-    return open_source(config, Solo(), learned, judging=judging)
+    return open_dataset(config, Solo(), data_state, eval_only=eval_only)
 
 
 @pytest.mark.parametrize("compressed", [False, True])
@@ -290,7 +290,7 @@ def test_a_tokenizer_is_learned_of_the_training_text_alone(tmp_path: Path) -> No
     file, boundary = tmp_path / "text", len(_TEXT) - len(_TEXT) // 20
     file.write_bytes(_TEXT[:boundary] + b"zq" * ((len(_TEXT) - boundary) // 2))
     source = _open(*_text_flags(file))
-    assert source.learned == {"merges": learn(_TEXT[:boundary], 280).merges}
+    assert source.data_state == {"merges": learn(_TEXT[:boundary], 280).merges}
     assert source.facts["vocabulary"] == 320
     file.write_bytes(_TEXT)
     assert (_open(*_text_flags(file)).bytes_per_target or 0) > 1.6
@@ -299,38 +299,38 @@ def test_a_tokenizer_is_learned_of_the_training_text_alone(tmp_path: Path) -> No
 def test_other_text_is_read_by_the_tokenizer_that_was_learned(tmp_path: Path) -> None:
     file, other = tmp_path / "text", b"a dog and a bird, " * 200
     file.write_bytes(_TEXT)
-    learned = json.loads(json.dumps(dict(_open(*_text_flags(file)).learned)))
+    data_state = json.loads(json.dumps(dict(_open(*_text_flags(file)).data_state)))
     file.write_bytes(other)
-    source = _open(*_text_flags(file), learned=learned)
+    source = _open(*_text_flags(file), data_state=data_state)
     tokens = learn(_TEXT[: len(_TEXT) - len(_TEXT) // 20], 280).encode(other[-len(other) // 20 :])
     assert source.held_out_batch(np.arange(1))[0][0].tolist() == tokens[:8].tolist()
-    assert source.learned["merges"] == tuple(map(tuple, learned["merges"]))
+    assert source.data_state["merges"] == tuple(map(tuple, data_state["merges"]))
 
 
-@pytest.mark.parametrize("learned", [{}, {"merges": 1}, {"merges": [[1]]}, {"merges": [["a", "b"]]}])
-def test_byte_pairs_that_were_not_learned_are_missed(tmp_path: Path, learned: Mapping[str, Any]) -> None:
+@pytest.mark.parametrize("data_state", [{}, {"merges": 1}, {"merges": [[1]]}, {"merges": [["a", "b"]]}])
+def test_byte_pairs_that_were_not_learned_are_missed(tmp_path: Path, data_state: Mapping[str, Any]) -> None:
     (tmp_path / "text").write_bytes(_TEXT)
     with pytest.raises(UsageError, match=r"--tokenizer bpe:280: what the run has learned .* of byte pairs"):
-        _open(*_text_flags(tmp_path / "text"), learned=learned)
+        _open(*_text_flags(tmp_path / "text"), data_state=data_state)
 
 
 def test_images_are_judged_by_what_was_learned_of_others(tmp_path: Path) -> None:
     _write(tmp_path)
     run = _open("--data", f"idx:{tmp_path}")
-    learned = json.loads(json.dumps(dict(run.learned)))
+    data_state = json.loads(json.dumps(dict(run.data_state)))
     expected = run.held_out_batch(np.arange(7))[0]
     (tmp_path / "train-images-idx3-ubyte").write_bytes(_bytes_of(np.zeros((7, 6, 5), np.uint8)))
     (tmp_path / "train-labels-idx1-ubyte").write_bytes(_bytes_of(np.zeros(7, np.uint8)))
-    resumed = _open("--data", f"idx:{tmp_path}", learned=learned)
+    resumed = _open("--data", f"idx:{tmp_path}", data_state=data_state)
     for file in tmp_path.glob("train-*"):
         file.unlink()
-    judged = _open("--data", f"idx:{tmp_path}", learned=learned, judging=True)
+    judged = _open("--data", f"idx:{tmp_path}", data_state=data_state, eval_only=True)
     for source in (resumed, judged):
         np.testing.assert_array_equal(source.held_out_batch(np.arange(7))[0], expected)
-        assert (source.facts, source.learned) == (run.facts, run.learned)
+        assert (source.facts, source.data_state) == (run.facts, run.data_state)
     assert (judged.training, judged.held_out) == (0, 7)
     with pytest.raises(UsageError, match="there is no train-images"):
-        _open("--data", f"idx:{tmp_path}", "--clean", learned=learned, judging=True)
+        _open("--data", f"idx:{tmp_path}", "--clean", data_state=data_state, eval_only=True)
 
 
 @pytest.mark.parametrize(
@@ -344,9 +344,9 @@ def test_images_are_judged_by_what_was_learned_of_others(tmp_path: Path) -> None
 )
 def test_images_that_the_run_does_not_know(tmp_path: Path, changed: dict[str, Any], message: str) -> None:
     _write(tmp_path)
-    learned = {**_open("--data", f"idx:{tmp_path}").learned, **changed}
+    data_state = {**_open("--data", f"idx:{tmp_path}").data_state, **changed}
     with pytest.raises(UsageError, match=message):
-        _open("--data", f"idx:{tmp_path}", learned=learned)
+        _open("--data", f"idx:{tmp_path}", data_state=data_state)
 
 
 def test_ranks_make_their_own_shares_of_the_same_batches(program: Runner, tmp_path: Path) -> None:
@@ -380,4 +380,4 @@ def test_of_many_nodes_with_other_data_some_are_named() -> None:
     config = parse(["train"])
     assert isinstance(config, TrainConfig)
     with pytest.raises(UsageError, match="2 bytes on n0, n1, n2, n3 and 2 more; copy"):
-        open_source(config, _Crowd())
+        open_dataset(config, _Crowd())

@@ -16,7 +16,7 @@ from payload.nn.module import Context
 from payload.optim.adamw import AdamW
 from payload.parallel.engine import Engine
 from payload.parallel.mesh import Options, alone
-from payload.parallel.pipeline import Batch
+from payload.parallel.pipeline import MicroBatch
 from payload.precision import PRECISIONS, loss_scale
 from tests.support.micro import cut
 from tests.support.strict import Strict, Waits
@@ -92,12 +92,12 @@ def _waits_of_a_step(micro_batches: int, layers: int, precision: str) -> int:
         alone(),
         units,
         SoftmaxCrossEntropy(Context(_DEVICE)),
-        lambda storage: AdamW(storage.home, storage.values, storage.segments),
+        lambda storage: AdamW(storage.optimizer_device, storage.master_weights, storage.segments),
         options=Options(precision=PRECISIONS[precision]),
         loss_scale=loss_scale(precision, None),
     )
     tokens = _DEVICE.asarray(np.random.default_rng(1).integers(0, 32, (4, 6)))
-    batch = Batch(tokens, tokens, _DEVICE.asarray(np.arange(4, dtype="uint32")))
+    batch = MicroBatch(tokens, tokens, _DEVICE.asarray(np.arange(4, dtype="uint32")))
     engine.step(cut(batch, micro_batches), targets=24, iteration=1, lr=1e-3)
     before = Waits.count
     assert engine.step(cut(batch, micro_batches), targets=24, iteration=2, lr=1e-3).finite

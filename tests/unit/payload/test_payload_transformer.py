@@ -64,7 +64,7 @@ CASES = {
     "layernorm": Case(
         lambda c: LayerNorm(c, "n", 6),
         (2, 5, 6),
-        lambda p, x: functional.layer_norm(x, (6,), p["n.gain"], p["n.bias"]),
+        lambda p, x: functional.layer_norm(x, (6,), p["n.weight"], p["n.bias"]),
     ),
     "gelu-tanh": Case(GELU, (3, 40), lambda _, x: functional.gelu(x, approximate="tanh")),
     "gelu-exact": Case(lambda c: GELU(c, exact=True), (3, 40), lambda _, x: functional.gelu(x)),
@@ -100,7 +100,7 @@ CASES = {
         lambda c: Residual(LayerNorm(c, "n", 4), Linear(c, "l", 4, 4), Dropout(c, "d", 0.5)),
         (3, 4),
         lambda p, x: (
-            x + functional.layer_norm(x, (4,), p["n.gain"], p["n.bias"]) @ p["l.weight"] + p["l.bias"]
+            x + functional.layer_norm(x, (4,), p["n.weight"], p["n.bias"]) @ p["l.weight"] + p["l.bias"]
         ),
     ),
     "causal": Case(
@@ -143,7 +143,7 @@ def test_layer_gradients_are_slopes(name: str) -> None:
     case, rng = CASES[name], np.random.default_rng(6)
     layer = case.make(Context(Cpu()))
     storage = stored([Unit("u", layer)], Cpu())
-    storage.values += 0.5 * rng.standard_normal(storage.values.shape)
+    storage.master_weights += 0.5 * rng.standard_normal(storage.master_weights.shape)
     x = _input(case, "float64")
     x = x[:2, :9] if x.ndim == 2 else x
     samples = draw(len(x), Cpu())
@@ -159,7 +159,7 @@ def test_layer_gradients_are_slopes(name: str) -> None:
     layer.backward(weights.copy(), second)
     if case.shape is not None:
         np.testing.assert_allclose(dx, slope(loss, x), atol=1e-7)
-    np.testing.assert_allclose(storage.grads, 2 * slope(loss, storage.values), atol=1e-7)
+    np.testing.assert_allclose(storage.grads, 2 * slope(loss, storage.master_weights), atol=1e-7)
 
 
 @pytest.mark.parametrize("name", CASES)

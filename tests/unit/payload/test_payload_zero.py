@@ -14,10 +14,10 @@ from payload.nn.linear import Linear
 from payload.nn.loss import SoftmaxCrossEntropy
 from payload.nn.module import Context, Parameter, Segment, Sequential, Tape, Unit
 from payload.optim.adamw import AdamW
-from payload.parallel.buffers import lay_out
+from payload.parallel.buffers import make_layout
 from payload.parallel.engine import Engine
 from payload.parallel.mesh import Options, alone
-from payload.parallel.pipeline import Batch
+from payload.parallel.pipeline import MicroBatch
 from payload.parallel.zero import Storage
 from payload.precision import PRECISIONS
 from tests.support.strict import Strict
@@ -65,9 +65,9 @@ def _named(segments: Sequence[Segment]) -> list[tuple[str, int, int, int]]:
     return [(s.parameter.name, s.start, s.stop, s.offset) for s in segments]
 
 
-def test_groups_fill_from_the_last_unit_and_are_padded() -> None:
-    layout = lay_out(_units(), least=8, parts=4)
-    assert [(group.start, group.stop) for group in layout.groups] == [(0, 8), (8, 16)]
+def test_buckets_fill_from_the_last_unit_and_are_padded() -> None:
+    layout = make_layout(_units(), least=8, parts=4)
+    assert [(bucket.start, bucket.stop) for bucket in layout.buckets] == [(0, 8), (8, 16)]
     assert [[g.number for g in layout.completes[unit]] for unit in ("a", "none", "b", "c")] == [
         [0],
         [],
@@ -79,7 +79,7 @@ def test_groups_fill_from_the_last_unit_and_are_padded() -> None:
 
 @pytest.mark.parametrize("parts", [1, 2, 3, 5])
 def test_parts_are_of_one_size_and_cover_every_number_once(parts: int) -> None:
-    layouts = [lay_out(_units(), least=1, parts=parts, rank=rank) for rank in range(parts)]
+    layouts = [make_layout(_units(), least=1, parts=parts, rank=rank) for rank in range(parts)]
     owned = [(s.parameter.name, s.offset, s.stop - s.start) for layout in layouts for s in layout.segments()]
     for name, size in (("a.weight", 6), ("b.weight", 6), ("b.bias", 2)):
         numbers = [
@@ -90,7 +90,7 @@ def test_parts_are_of_one_size_and_cover_every_number_once(parts: int) -> None:
 
 
 def test_a_piece_says_where_it_lies() -> None:
-    segments = lay_out(_units(), least=8, parts=2, rank=1).segments()
+    segments = make_layout(_units(), least=8, parts=2, rank=1).segments()
     assert _named(segments) == [("a.weight", 0, 3, 3), ("b.weight", 3, 5, 4), ("b.bias", 5, 7, 0)]
 
 
@@ -98,10 +98,10 @@ def test_what_stages_share_lies_first_and_alike() -> None:
     units = _units()
     shared = Unit("tied", units[2].layer)
     for others in (units, units[2:], [units[0], units[3]]):
-        layout = lay_out(others, least=1 << 20, parts=3, rank=1, tied=shared)
+        layout = make_layout(others, least=1 << 20, parts=3, rank=1, tied=shared)
         assert _named(layout.segments())[0] == ("b.weight", 0, 3, 3)
-        assert [group.number for group in layout.completes["tied"]] == [0]
-        assert layout.groups[0].stop == 9
+        assert [bucket.number for bucket in layout.completes["tied"]] == [0]
+        assert layout.buckets[0].stop == 9
 
 
 @pytest.mark.parametrize("zero", [0, 3])
@@ -111,7 +111,7 @@ def test_an_offloaded_optimizer_takes_the_same_steps_on_the_host(precision: str,
     formats = PRECISIONS[precision]
     rng = np.random.default_rng(1)
     x = device.asarray(rng.standard_normal((6, 4)), formats.compute)
-    batch = Batch(x, device.asarray(rng.integers(0, 3, 6)), device.asarray(np.arange(6, dtype="uint32")))
+    batch = MicroBatch(x, device.asarray(rng.integers(0, 3, 6)), device.asarray(np.arange(6, dtype="uint32")))
 
     def train(*, offload: bool) -> tuple[list[float], Array]:
         engine = Engine(
@@ -119,14 +119,16 @@ def test_an_offloaded_optimizer_takes_the_same_steps_on_the_host(precision: str,
             alone(),
             mlp.build(Context(device), inputs=4, classes=3, hidden=(5,)),
             SoftmaxCrossEntropy(Context(device)),
-            lambda storage: AdamW(storage.home, storage.values, storage.segments),
+            lambda storage: AdamW(storage.optimizer_device, storage.master_weights, storage.segments),
             options=Options(precision=formats, zero=zero, offload=offload),
         )
         losses = [engine.step([batch], targets=6, iteration=i, lr=0.01).loss for i in range(4)]
-        of_host = [isinstance(array, np.ndarray) for array in (engine.storage.values, *_state(engine))]
+        of_host = [
+            isinstance(array, np.ndarray) for array in (engine.storage.master_weights, *_state(engine))
+        ]
         assert of_host == [offload] * 3
         assert not isinstance(engine.storage.weights, np.ndarray)
-        values = engine.storage.home.to_host(engine.storage.values).copy()
+        values = engine.storage.optimizer_device.to_host(engine.storage.master_weights).copy()
         return losses, values
 
     losses, values = train(offload=True)
@@ -142,5 +144,5 @@ def _state(engine: Engine) -> list[Array]:
 
 def test_on_a_cpu_there_is_nothing_to_offload() -> None:
     storage = Storage(Cpu(), _units(), alone().dp, Options(seed=0, offload=True))
-    assert storage.weights is storage.values
-    assert storage.grads is storage.sums
+    assert storage.weights is storage.master_weights
+    assert storage.grads is storage.grad_buffer

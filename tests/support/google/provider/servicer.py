@@ -15,10 +15,10 @@ from tf.types import Unknown
 from tf.utils import read_dynamic_value, to_dynamic_value
 
 from tests.support.google.provider import faults, schema, world
-from tests.support.google.provider.sources import look_up
 from tests.support.google.provider.store import Store
 
 INSTANCE = "google_compute_instance"
+EMPTY: Mapping[str, Any] = {"string": "", "number": 0, "bool": False, "map": {}, "list": [], "set": []}
 GIVEN_OFTEN = ("_iam_member", "_project_service")  # there already is as good as made
 
 
@@ -189,7 +189,7 @@ class Google(rpc.ProviderServicer):  # type: ignore[misc]
 
     def ReadDataSource(self, request: Any, context: Any) -> Any:
         block = self.known["data_source_schemas"][request.type_name]["block"]
-        found = look_up(block, read_dynamic_value(request.config), self.settings)
+        found = _look_up(block, read_dynamic_value(request.config), self.settings)
         return pb.ReadDataSource.Response(state=to_dynamic_value(found))
 
     def _block(self, kind: str) -> schema.Block:
@@ -220,3 +220,29 @@ def _crash_if(fault: Mapping[str, Any] | None) -> None:
 
 def _error(summary: str, detail: str = "") -> Any:
     return pb.Diagnostic(severity=pb.Diagnostic.ERROR, summary=summary, detail=detail)
+
+
+def _look_up(
+    block: schema.Block, config: Mapping[str, Any], settings: Mapping[str, Any]
+) -> Mapping[str, Any]:
+    """The data source's attributes, from what it was asked with."""
+    project = config.get("project") or settings.get("project")
+    region = config.get("region") or settings.get("region")
+    name = config.get("name") or f"{config.get('family')}-v20250101"
+    identifier = f"projects/{project}/global/images/{name}" if "family" in config else f"projects/{project}"
+    known = {
+        "id": identifier,
+        "self_link": world.COMPUTE + identifier,
+        "project": project,
+        "region": region,
+        "zone": settings.get("zone"),
+        "number": faults.NUMBER,
+        "name": name,
+        "names": [f"{region}-{letter}" for letter in "abcf"],
+    }
+
+    def compute(trail: schema.Trail, of_type: Any) -> Any:
+        kind = of_type if isinstance(of_type, str) else of_type[0]
+        return known.get(str(trail[-1]), EMPTY[kind])
+
+    return schema.filled(block, schema.with_unknowns(block, config, None), compute)

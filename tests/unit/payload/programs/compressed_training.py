@@ -14,14 +14,14 @@ from payload.comm.compression import make_compressor
 from payload.config import COMPRESSORS
 from payload.data.datasets import load_digits
 from payload.data.images import Labelled
-from payload.data.loader import shard
+from payload.data.loader import local_slice
 from payload.device import Array, Cpu
 from payload.models import mlp
 from payload.nn.loss import SoftmaxCrossEntropy
 from payload.optim.sgd import SGD
 from payload.parallel.engine import Engine
 from payload.parallel.mesh import Options, make_mesh
-from payload.parallel.pipeline import Batch
+from payload.parallel.pipeline import MicroBatch
 
 EPOCHS, SEEDS, BATCH = int(sys.argv[1]), int(sys.argv[2]), 144
 
@@ -30,11 +30,11 @@ device = Cpu()
 training, held_out = load_digits()
 
 
-def batch(samples: Labelled, indices: Array) -> list[Batch]:
+def batch(samples: Labelled, indices: Array) -> list[MicroBatch]:
     """This rank's share."""
-    mine = indices[shard(len(indices), world.rank, world.size)]
+    mine = indices[local_slice(len(indices), world.rank, world.size)]
     images = samples.images[mine].astype("float32") / 8 - 1  # grey levels are 0 to 16
-    return [Batch(images, samples.labels[mine], mine.astype("uint32"))]
+    return [MicroBatch(images, samples.labels[mine], mine.astype("uint32"))]
 
 
 def train(seed: int, compression: str, **options: float) -> dict[str, float]:
@@ -47,7 +47,7 @@ def train(seed: int, compression: str, **options: float) -> dict[str, float]:
         mesh,
         units,
         SoftmaxCrossEntropy(mesh.context(device)),
-        lambda storage: SGD(storage.home, storage.values, storage.segments, momentum=0.9),
+        lambda storage: SGD(storage.optimizer_device, storage.master_weights, storage.segments, momentum=0.9),
         options=Options(seed=seed),
         compressor=compressor,
     )
@@ -61,7 +61,7 @@ def train(seed: int, compression: str, **options: float) -> dict[str, float]:
             engine.step(batch(training, indices), targets=len(indices), iteration=step, lr=0.1)
     sent = transport.bytes_sent - before
     found = engine.evaluate(batch(held_out, np.arange(len(held_out.labels))))
-    values = world.allgather(engine.storage.values.tobytes())
+    values = world.allgather(engine.storage.master_weights.tobytes())
     assert all(theirs == values[0] for theirs in values)
     return {"accuracy": found.accuracy, "loss": found.loss, "bytes": sent / step}
 

@@ -6,7 +6,7 @@ import numpy as np
 from elsewhere import Apart
 
 from payload.comm import mpi
-from payload.comm.compression import Compressed, Piece, make_compressor
+from payload.comm.compression import Compressed, ParamSlice, make_compressor
 from payload.comm.nccl import Nccl
 from payload.comm.ring import Naive, Ring
 from payload.comm.transport import Transport
@@ -16,7 +16,12 @@ from tests.support.streams import Streamed
 
 world = mpi.start()
 RANK, SIZE = world.rank, world.size
-PIECES = [Piece(0, (40, 60)), Piece(2400, (60,)), Piece(2460, (3, 3, 8, 16)), Piece(3612, (5, 2))]
+PIECES = [
+    ParamSlice(0, (40, 60)),
+    ParamSlice(2400, (60,)),
+    ParamSlice(2460, (3, 3, 8, 16)),
+    ParamSlice(3612, (5, 2)),
+]
 COUNT = 3622
 HALF = slice(0, 2460)  # the first bucket; the rest is the second
 

@@ -21,7 +21,7 @@ def complaint(data: str, model: str) -> str:
     config = parse(["train", "--data", data, "--model", model, "--sequence-length", "8"])
     assert isinstance(config, TrainConfig)
     try:
-        datasets.open_source(config, world)
+        datasets.open_dataset(config, world)
     except UsageError as exc:
         return str(exc)
     return ""

@@ -16,7 +16,15 @@ from payload.checkpoint.folder import prepare
 from payload.checkpoint.saver import Saver
 from payload.checkpoint.session import choose as choose_checkpoint
 from payload.checkpoint.session import resume
-from payload.checkpoint.shards import Manifest, Piece, Reader, held, read_manifest, scalars, share
+from payload.checkpoint.shards import (
+    Manifest,
+    Reader,
+    Shard,
+    held_shards,
+    read_manifest,
+    saved_shards,
+    scalars,
+)
 from payload.comm import mpi
 from payload.device import Array, choose
 from payload.models import gpt
@@ -70,17 +78,17 @@ def make_engine(mesh: Mesh, layout: Layout) -> Engine:
         mesh,
         [*units, normed],
         SoftmaxCrossEntropy(context),
-        lambda storage: AdamW(storage.home, storage.values, storage.segments),
+        lambda storage: AdamW(storage.optimizer_device, storage.master_weights, storage.segments),
         options=Options(zero=layout.zero, offload=layout.offload, bucket_bytes=64),
     )
 
 
-def expected(piece: Piece) -> Array:
+def expected(shard: Shard) -> Array:
     """Numbers that tell where in which tensor they belong."""
-    first = zlib.crc32(piece.tensor.encode()) % 10**6
-    whole = np.arange(first, first + math.prod(piece.shape), dtype="float32").reshape(piece.shape)
-    part = whole if piece.axis is None else np.split(whole, piece.parts, axis=piece.axis)[piece.part]
-    return part.reshape(-1)[piece.start : piece.stop]
+    first = zlib.crc32(shard.tensor.encode()) % 10**6
+    whole = np.arange(first, first + math.prod(shard.shape), dtype="float32").reshape(shard.shape)
+    part = whole if shard.axis is None else np.split(whole, shard.parts, axis=shard.axis)[shard.part]
+    return part.reshape(-1)[shard.start : shard.stop]
 
 
 def pass_on(folder: Path, number: int, layout: Layout, mesh: Mesh) -> None:
@@ -90,32 +98,34 @@ def pass_on(folder: Path, number: int, layout: Layout, mesh: Mesh) -> None:
     resumed = resume(choose_checkpoint("auto", folder, mesh.world), engine, now)
     assert resumed.iteration == number - 1
     if number == 1:
-        for piece, array in held(engine):
+        for shard, array in held_shards(engine):
             array[...] = (
-                expected(piece) if engine.storage.home is not device else device.asarray(expected(piece))
+                expected(shard)
+                if engine.storage.optimizer_device is not device
+                else device.asarray(expected(shard))
             )
         engine.optimizer.updates = UPDATES
-    for piece, array in held(engine):
+    for shard, array in held_shards(engine):
         host = array if isinstance(array, np.ndarray) else device.to_host(array)  # or offloaded
-        np.testing.assert_array_equal(host, expected(piece), str(piece))
+        np.testing.assert_array_equal(host, expected(shard), str(shard))
     assert scalars(engine)["updates"] == UPDATES
-    kinds = {piece.kind for piece, _ in held(engine)}
+    kinds = {shard.kind for shard, _ in held_shards(engine)}
     assert kinds <= {"weight", "optimizer.mean", "optimizer.square", "state"}
     with Saver(engine, folder, lambda _: now, lambda **_: None, interval=1, keep=1, wait=True) as saver:
         saver.after(number, (0.0, 0.0), last=False)
     each_once(engine, mesh)
     path = folder / f"iteration-{number:08}"
     for name, tensor in Reader(path, read_manifest(path)).tensors("weight").items():
-        whole = Piece("weight", name, tensor.shape, 0, tensor.size)
+        whole = Shard("weight", name, tensor.shape, 0, tensor.size)
         np.testing.assert_array_equal(tensor.reshape(-1), expected(whole))
 
 
 def each_once(engine: Engine, mesh: Mesh) -> None:
     """All that ranks hold is saved, and no number twice."""
     saved = sorted(
-        (piece.tensor, piece.part, piece.start, piece.stop)
-        for pieces in mesh.world.allgather([piece for piece, _ in share(engine)])
-        for piece in pieces
+        (shard.tensor, shard.part, shard.start, shard.stop)
+        for shards in mesh.world.allgather([shard for shard, _ in saved_shards(engine)])
+        for shard in shards
     )
     for before, after in pairwise(saved):
         assert before[:2] != after[:2] or before[3] == after[2], (before, after)

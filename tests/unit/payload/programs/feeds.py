@@ -7,8 +7,8 @@ import numpy as np
 from payload.comm import mpi
 from payload.comm.base import Solo
 from payload.config import TrainConfig, parse
-from payload.data.base import Source
-from payload.data.datasets import open_source
+from payload.data.base import Dataset
+from payload.data.datasets import open_dataset
 from payload.data.loader import Feed, Loader
 from payload.device import Array, Cpu
 from payload.parallel.mesh import alone, make_mesh
@@ -20,10 +20,10 @@ tensor_parallel = make_mesh(mpi.MpiCommunicator(Cpu()), tp=2)
 data_parallel = make_mesh(mpi.MpiCommunicator(Cpu()))
 
 
-def source(*flags: str) -> Source:
+def source(*flags: str) -> Dataset:
     config = parse(["train", *flags])
     assert isinstance(config, TrainConfig)
-    return open_source(config, Solo())
+    return open_dataset(config, Solo())
 
 
 def whole(feed: Feed) -> list[Array]:

@@ -14,7 +14,7 @@ from payload.optim.sgd import SGD
 from payload.parallel import pipeline
 from payload.parallel.engine import Engine
 from payload.parallel.mesh import make_mesh
-from payload.parallel.pipeline import Batch
+from payload.parallel.pipeline import MicroBatch
 from tests.support.micro import cut
 
 MICRO_BATCHES = 7
@@ -47,9 +47,9 @@ def most_in_flight() -> int:
         make_mesh(world, pp=world.size),
         [Unit(str(rank), layer) for rank in range(world.size)],
         SoftmaxCrossEntropy(Context(device)),
-        lambda storage: SGD(device, storage.values, storage.segments, momentum=0),
+        lambda storage: SGD(device, storage.master_weights, storage.segments, momentum=0),
     )
-    batch = Batch(np.ones((20, 3), "float32"), np.zeros(20, int), np.arange(20, dtype="uint32"))
+    batch = MicroBatch(np.ones((20, 3), "float32"), np.zeros(20, int), np.arange(20, dtype="uint32"))
     for iteration in (1, 2):
         engine.step(cut(batch, MICRO_BATCHES), targets=20, iteration=iteration, lr=0.1)
     assert layer.flying == 0

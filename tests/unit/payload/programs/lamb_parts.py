@@ -5,10 +5,9 @@ import numpy as np
 
 from payload.comm import mpi
 from payload.device import Cpu
-from payload.nn.module import Context, Parameter, zeros
+from payload.nn.module import Context, Parameter, Segment, zeros
 from payload.optim.lamb import LAMB
 from payload.parallel.mesh import make_mesh
-from payload.parallel.zero import Segment
 
 SPLIT, SAME, BIAS = (4, 6), (3, 3), (5,)
 

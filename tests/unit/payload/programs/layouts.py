@@ -29,7 +29,7 @@ from payload.nn.module import Context, Sequential, Unit
 from payload.optim.sgd import SGD
 from payload.parallel.engine import Engine
 from payload.parallel.mesh import Mesh, Options, make_mesh
-from payload.parallel.pipeline import Batch
+from payload.parallel.pipeline import MicroBatch
 from tests.support.micro import cut
 from tests.support.strict import Copies, Strict
 from tests.unit.payload.programs.elsewhere import Apart
@@ -208,7 +208,7 @@ def train(case: Case, mesh: Mesh, device: Device) -> dict[str, Any]:
         mesh,
         model.build(context),
         SoftmaxCrossEntropy(context, split=model.split_logits),
-        lambda storage: SGD(storage.home, storage.values, storage.segments, momentum=0.9),
+        lambda storage: SGD(storage.optimizer_device, storage.master_weights, storage.segments, momentum=0.9),
         options=Options(
             seed=5,
             clip=model.clip,
@@ -220,12 +220,12 @@ def train(case: Case, mesh: Mesh, device: Device) -> dict[str, Any]:
     )
     inputs, targets = (device.asarray(array) for array in model.data())
 
-    def share(indices: Array) -> Sequence[Batch]:
+    def share(indices: Array) -> Sequence[MicroBatch]:
         bounds = [len(indices) * rank // mesh.dp.size for rank in range(mesh.dp.size + 1)]
         places = np.arange(*bounds[mesh.dp.rank : mesh.dp.rank + 2])
         mine = device.asarray(indices[places])
         samples = device.asarray(places.astype("uint32"))
-        return cut(Batch(inputs[mine], targets[mine], samples), case.micro_batches)
+        return cut(MicroBatch(inputs[mine], targets[mine], samples), case.micro_batches)
 
     order = np.random.default_rng(4)
     losses, norms = [], []
@@ -244,7 +244,9 @@ def _check_copies(engine: Engine) -> None:
     """What several stages hold is the same on all of them, to the bit."""
     storage = engine.storage
     mine = {
-        (s.parameter.name, s.offset): storage.home.to_host(storage.values[s.start : s.stop]).tobytes()
+        (s.parameter.name, s.offset): storage.optimizer_device.to_host(
+            storage.master_weights[s.start : s.stop]
+        ).tobytes()
         for s in storage.segments
     }
     for theirs in engine.mesh.pp.allgather(mine):

@@ -15,7 +15,7 @@ device = Cpu()
 
 def values(seed: int, dp: object) -> object:
     units = mlp.build(Context(device), inputs=8, classes=3, hidden=(4,))
-    return Storage(device, units, dp, Options(seed=seed)).values  # type: ignore[arg-type]
+    return Storage(device, units, dp, Options(seed=seed)).master_weights  # type: ignore[arg-type]
 
 
 first = values(0, alone().dp)

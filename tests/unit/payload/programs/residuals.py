@@ -20,7 +20,7 @@ from payload.nn.loss import SoftmaxCrossEntropy
 from payload.optim.sgd import SGD
 from payload.parallel.engine import Engine
 from payload.parallel.mesh import make_mesh
-from payload.parallel.pipeline import Batch
+from payload.parallel.pipeline import MicroBatch
 
 device = choose("auto", 0)
 mpi.start()
@@ -36,7 +36,7 @@ def make_engine(name: str) -> Engine:
         mesh,
         mlp.build(context, inputs=12, classes=3, hidden=(16,)),
         SoftmaxCrossEntropy(context),
-        lambda storage: SGD(storage.home, storage.values, storage.segments, momentum=0.9),
+        lambda storage: SGD(storage.optimizer_device, storage.master_weights, storage.segments, momentum=0.9),
         compressor=compressor,
     )
 
@@ -44,7 +44,7 @@ def make_engine(name: str) -> Engine:
 def step(engine: Engine, iteration: int) -> None:
     rng = np.random.default_rng((iteration, world.rank))
     x, labels = rng.standard_normal((4, 12)).astype("float32"), rng.integers(0, 3, 4)
-    batch = Batch(*(device.asarray(array) for array in (x, labels, np.arange(4, dtype="uint32"))))
+    batch = MicroBatch(*(device.asarray(array) for array in (x, labels, np.arange(4, dtype="uint32"))))
     engine.step([batch], targets=4 * world.size, iteration=iteration, lr=0.1)
 
 
@@ -68,7 +68,7 @@ for name in COMPRESSORS:
         step(whole, iteration)
         step(parted, iteration)
     for mine, theirs in (
-        (whole.storage.values, parted.storage.values),
+        (whole.storage.master_weights, parted.storage.master_weights),
         *((whole.own_state[key], parted.own_state[key]) for key in whole.own_state),
     ):
         np.testing.assert_array_equal(device.to_host(mine).copy(), device.to_host(theirs))

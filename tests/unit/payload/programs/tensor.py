@@ -10,10 +10,10 @@ from payload.comm import mpi
 from payload.comm.base import Communicator, Solo
 from payload.device import Array, Cpu
 from payload.models import bert, gpt, lstm, vit
-from payload.nn.loss import SoftmaxCrossEntropy, Sums
+from payload.nn.loss import LossSums, SoftmaxCrossEntropy
 from payload.nn.module import Context, Parameter, Unit
 from payload.parallel.mesh import make_mesh
-from payload.parallel.pipeline import Batch, Pipeline, Stage
+from payload.parallel.pipeline import MicroBatch, Pipeline, Stage
 from tests.support.layers import stored
 
 Build = Callable[[Context], list[Unit]]
@@ -64,7 +64,7 @@ MODELS: dict[str, tuple[Build, Array, Array, bool]] = {
 }
 
 
-def trained(name: str, tp: Communicator, dtype: str) -> tuple[Sums, dict[str, Parameter]]:
+def trained(name: str, tp: Communicator, dtype: str) -> tuple[LossSums, dict[str, Parameter]]:
     """The sums and the gradients of one iteration of two micro-batches, of which one is empty."""
     build, x, targets, split = MODELS[name]
     context = Context(_DEVICE, tp=tp)
@@ -72,7 +72,7 @@ def trained(name: str, tp: Communicator, dtype: str) -> tuple[Sums, dict[str, Pa
     storage = stored(units, _DEVICE, dtype)
     places = np.arange(5, dtype="uint32")
     x = x.astype(dtype) if x.dtype == "float64" else x
-    batches = [Batch(x, targets, places), Batch(x[:0], targets[:0], places[:0])]
+    batches = [MicroBatch(x, targets, places), MicroBatch(x[:0], targets[:0], places[:0])]
     schedule = Pipeline(Stage(units, storage), SoftmaxCrossEntropy(context, split=split))
     sums = schedule.train(batches, scale=0.1, seed=2, iteration=7)
     return sums, {parameter.name: parameter for unit in units for parameter in unit.layer.parameters}

@@ -11,7 +11,7 @@ import numpy as np
 from elsewhere import Apart
 
 from payload.comm import mpi, ring, transport
-from payload.comm.base import Pending, together
+from payload.comm.base import Pending, on_all_ranks
 from payload.comm.hierarchical import Hierarchical
 from payload.comm.mpi import CudaAwareMpi
 from payload.comm.nccl import Nccl
@@ -188,12 +188,12 @@ def fails_on_the_last() -> str:
 
 def agrees_on_failures() -> None:
     try:
-        together(world, fails_on_the_last)
+        on_all_ranks(world, fails_on_the_last)
     except UsageError as error:
         assert f"rank {SIZE - 1} on " in str(error)  # noqa: PT017
     else:
         raise AssertionError("one rank failed and the others went on")
-    assert together(world, lambda: "fine") == "fine"
+    assert on_all_ranks(world, lambda: "fine") == "fine"
 
 
 def refuses_a_shared_gpu() -> None:

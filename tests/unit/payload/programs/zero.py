@@ -15,9 +15,9 @@ from payload.nn.loss import SoftmaxCrossEntropy
 from payload.nn.module import Context, Parameter, Sequential, Tape, Unit
 from payload.optim.adamw import AdamW
 from payload.optim.sgd import SGD
-from payload.parallel.engine import Engine, Outcome
+from payload.parallel.engine import Engine, StepResult
 from payload.parallel.mesh import Mesh, Options, alone, make_mesh
-from payload.parallel.pipeline import Batch
+from payload.parallel.pipeline import MicroBatch
 from payload.parallel.zero import Storage
 from payload.precision import PRECISIONS, LossScale
 from tests.unit.payload.programs.elsewhere import Apart
@@ -53,28 +53,28 @@ def build(device: Device) -> list[Unit]:
     ]
 
 
-def share(device: Device, step: int, dp: Communicator, dtype: DTypeLike = "float64") -> Sequence[Batch]:
+def share(device: Device, step: int, dp: Communicator, dtype: DTypeLike = "float64") -> Sequence[MicroBatch]:
     """This rank's samples, in micro-batches that are not of one size, one of them empty on some ranks."""
     rng = np.random.default_rng(step)
     x, labels = rng.standard_normal((SAMPLES, 5)), rng.integers(0, 5, SAMPLES)
     mine = np.arange(dp.rank, SAMPLES, dp.size)
     cuts = [mine[:1], mine[1:4], mine[4:]][:MICRO_BATCHES]
     return [
-        Batch(
+        MicroBatch(
             device.asarray(x[cut], dtype), device.asarray(labels[cut]), device.asarray(cut.astype("uint32"))
         )
         for cut in cuts
     ]
 
 
-def run(device: Device, mesh: Mesh, **options: object) -> tuple[list[Outcome], Storage, dict[str, Array]]:
+def run(device: Device, mesh: Mesh, **options: object) -> tuple[list[StepResult], Storage, dict[str, Array]]:
     units = build(device)
     engine = Engine(
         device,
         mesh,
         units,
         SoftmaxCrossEntropy(mesh.context(device)),
-        lambda storage: SGD(storage.home, storage.values, storage.segments, momentum=0.9),
+        lambda storage: SGD(storage.optimizer_device, storage.master_weights, storage.segments, momentum=0.9),
         options=Options(seed=3, clip=2.0, precision=PRECISIONS["fp64"], **options),  # type: ignore[arg-type]
     )
     outcomes = []
@@ -86,7 +86,7 @@ def run(device: Device, mesh: Mesh, **options: object) -> tuple[list[Outcome], S
     return outcomes, engine.storage, pieces(engine.storage)
 
 
-def mixed(device: Device, mesh: Mesh, precision: str, zero: int) -> tuple[Engine, list[Outcome]]:
+def mixed(device: Device, mesh: Mesh, precision: str, zero: int) -> tuple[Engine, list[StepResult]]:
     """Some steps, of which float16 skips the first."""
     scale = LossScale(2.0**20, dynamic=True) if precision == "fp16" else None
     engine = Engine(
@@ -94,7 +94,7 @@ def mixed(device: Device, mesh: Mesh, precision: str, zero: int) -> tuple[Engine
         mesh,
         build(device),
         SoftmaxCrossEntropy(Context(device)),
-        lambda storage: AdamW(storage.home, storage.values, storage.segments),
+        lambda storage: AdamW(storage.optimizer_device, storage.master_weights, storage.segments),
         options=Options(precision=PRECISIONS[precision], zero=zero, bucket_bytes=1),
         loss_scale=scale,
     )
@@ -122,18 +122,18 @@ def check_memory(engine: Engine, precision: str, zero: int) -> None:
     numbers = sum(parameter.size for parameter in engine.storage.parameters)
     ranks, found, formats = engine.mesh.dp.size, held(engine), PRECISIONS[precision]
     paper = formula(numbers, precision=formats, states=2, ranks=ranks, zero=zero)
-    padded = 4 * (ranks - 1) * 4 * (2 if zero == 1 else 1)  # numbers of four bytes in four groups
+    padded = 4 * (ranks - 1) * 4 * (2 if zero == 1 else 1)  # numbers of four bytes in four buckets
     sums = numbers * 4 // ranks if zero == 1 and ranks > 1 else 0
     case = (precision, zero, found, paper)
     assert 0 <= found.weights - paper.weights <= padded, case
     assert 0 <= found.gradients - paper.gradients - sums <= padded, case
     assert 0 <= found.masters - paper.masters <= padded, case
     assert found.optimizer == 2 * found.masters, case
-    # At once: two of the first group, which is used at the end, too; two others; padding.
-    groups = 2 * 42 + 2 * 56 + 12
+    # At once: two of the first bucket, which is used at the end, too; two others; padding.
+    buckets = 2 * 42 + 2 * 56 + 12
     width = {2: 4, 3: 4 + formats.compute.itemsize}.get(zero, 0)
-    parts = groups * 4 // ranks if zero >= 2 else 0  # of a later micro-batch
-    assert found.working <= (groups * width + parts) * 9 // 8, case
+    parts = buckets * 4 // ranks if zero >= 2 else 0  # of a later micro-batch
+    assert found.working <= (buckets * width + parts) * 9 // 8, case
     assert (found.working > 0) == (zero >= 2), case
 
 
@@ -144,7 +144,7 @@ def pieces(storage: Storage) -> dict[str, Array]:
         parameter = segment.parameter
         whole = found.setdefault(parameter.name, np.full(parameter.size, np.nan))
         count = segment.stop - segment.start
-        host = storage.home.to_host(storage.values[segment.start : segment.stop])
+        host = storage.optimizer_device.to_host(storage.master_weights[segment.start : segment.stop])
         whole[segment.offset : segment.offset + count] = host
     return found
 

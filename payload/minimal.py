@@ -1,0 +1,303 @@
+"""GPT-2 and its training with nothing around it: one rank, plain NumPy or CuPy. Read this first.
+
+    python -m payload.minimal book.txt --steps 200
+
+The rest of the package trains the same model (``models/gpt.py``) in the same way, to the same weights but for
+rounding, and a test holds the two equal. What it has beside this:
+
+    here                          in the package
+    a dictionary of arrays        flat buffers, sharded over ranks (``parallel/zero.py``)
+    one function for each layer   a class for each layer, which also works on a part of a tensor (``nn/``)
+    probs of all T x T pairs      blocks of queries, so that they stay in cache (``nn/attention.py``)
+    one batch                     micro-batches, over ranks and stages of a pipeline (``parallel/``)
+    float32                       four precisions, with a loss scale (``precision.py``)
+
+B samples of T tokens; C numbers a token; H heads of D = C / H numbers each; V tokens in the vocabulary.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import zlib
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+Array = NDArray[Any]
+Tensors = dict[str, Array]
+"""Weights or gradients, by the names that they have in checkpoints."""
+
+xp: ModuleType = np
+"""numpy or cupy"""
+
+
+@dataclass(frozen=True)
+class Config:
+    """The sizes of a model."""
+
+    vocabulary: int = 256
+    length: int = 128  # T, at most
+    layers: int = 4
+    heads: int = 4
+    width: int = 128  # C
+
+
+# --------------------------------------------------------------------------------------------------- weights
+
+
+def init(config: Config, seed: int, dtype: str = "float32") -> Tensors:
+    """The first weights: normal ones for matrices, ones and zeros for norms and biases."""
+    c = config.width
+    into_residual = 0.02 / math.sqrt(2 * config.layers)  # what is added 2 · layers times keeps its variance
+    deviations = {"embedding.table": 0.02, "positions.table": 0.02}
+    shapes: dict[str, tuple[int, ...]] = {
+        "embedding.table": (config.vocabulary, c),
+        "positions.table": (config.length, c),
+    }
+    for block in (f"block{number}" for number in range(config.layers)):
+        shapes |= {
+            f"{block}.norm1.weight": (c,),
+            f"{block}.norm1.bias": (c,),
+            f"{block}.attention.qkv.weight": (c, 3, c),
+            f"{block}.attention.qkv.bias": (3, c),
+            f"{block}.attention.out.weight": (c, c),
+            f"{block}.attention.out.bias": (c,),
+            f"{block}.norm2.weight": (c,),
+            f"{block}.norm2.bias": (c,),
+            f"{block}.up.weight": (c, 4 * c),
+            f"{block}.up.bias": (4 * c,),
+            f"{block}.down.weight": (4 * c, c),
+            f"{block}.down.bias": (c,),
+        }
+        deviations |= {f"{block}.attention.qkv.weight": 0.02, f"{block}.up.weight": 0.02}
+        deviations |= dict.fromkeys((f"{block}.attention.out.weight", f"{block}.down.weight"), into_residual)
+    shapes |= {"norm.weight": (c,), "norm.bias": (c,)}
+    weights = {}
+    for name, shape in shapes.items():
+        if name in deviations:
+            rng = np.random.default_rng((seed, zlib.crc32(name.encode())))  # whatever the order of the names
+            first = rng.standard_normal(shape) * deviations[name]
+        else:
+            first = np.ones(shape) if name.endswith(".weight") else np.zeros(shape)
+        weights[name] = xp.asarray(first, dtype=dtype)
+    return weights
+
+
+# ---------------------------------------------------------------------------------------------------- layers
+# Each has a forward function, which gives its output and what its backward function needs. That takes the
+# gradient of the loss by the output (dy), puts those by the weights into ``grads``, and gives the one by x.
+
+
+def linear(w: Tensors, name: str, x: Array) -> Array:
+    """y = x W + b: (B, T, inputs) → (B, T, outputs). Its backward function needs x."""
+    weight = w[f"{name}.weight"]
+    return x @ weight.reshape(len(weight), -1) + w[f"{name}.bias"].ravel()
+
+
+def linear_backward(w: Tensors, grads: Tensors, name: str, dy: Array, x: Array) -> Array:
+    weight, bias = w[f"{name}.weight"], w[f"{name}.bias"]
+    rows, dy_rows = x.reshape(-1, x.shape[-1]), dy.reshape(-1, dy.shape[-1])  # (B · T, ...)
+    grads[f"{name}.weight"] = (rows.T @ dy_rows).reshape(weight.shape)
+    grads[f"{name}.bias"] = dy_rows.sum(axis=0).reshape(bias.shape)
+    return dy @ weight.reshape(len(weight), -1).T
+
+
+def norm(w: Tensors, name: str, x: Array) -> tuple[Array, tuple[Array, Array]]:
+    """y = (x - mean) / √(variance + ε) · weight + bias, over the C numbers of each token."""
+    centered = x - x.mean(axis=-1, keepdims=True)
+    inverse = 1 / xp.sqrt((centered * centered).mean(axis=-1, keepdims=True) + 1e-5)
+    unit = centered * inverse
+    return unit * w[f"{name}.weight"] + w[f"{name}.bias"], (unit, inverse)
+
+
+def norm_backward(w: Tensors, grads: Tensors, name: str, dy: Array, saved: tuple[Array, Array]) -> Array:
+    unit, inverse = saved
+    grads[f"{name}.weight"] = (dy * unit).sum(axis=(0, 1))
+    grads[f"{name}.bias"] = dy.sum(axis=(0, 1))
+    dunit = dy * w[f"{name}.weight"]
+    along_ones = dunit.mean(axis=-1, keepdims=True)  # the norm takes out these two parts of any change of x
+    along_unit = unit * (dunit * unit).mean(axis=-1, keepdims=True)
+    dx: Array = (dunit - along_ones - along_unit) * inverse
+    return dx
+
+
+_A, _B = math.sqrt(2 / math.pi), 0.044715
+
+
+def gelu(x: Array) -> Array:
+    """½ x (1 + tanh(a (x + b x³))). Its backward function needs x."""
+    y: Array = 0.5 * x * (1 + xp.tanh(_A * (x + _B * x * x * x)))
+    return y
+
+
+def gelu_backward(dy: Array, x: Array) -> Array:
+    tanh = xp.tanh(_A * (x + _B * x * x * x))
+    dx: Array = dy * 0.5 * (1 + tanh + x * (1 - tanh * tanh) * _A * (1 + 3 * _B * x * x))
+    return dx
+
+
+def attention(w: Tensors, name: str, x: Array, heads: int) -> tuple[Array, tuple[Array, ...]]:
+    """softmax(q kᵀ / √D) v in each head, in which a token sees itself and those before it."""
+    b, t, c = x.shape
+    qkv = linear(w, f"{name}.qkv", x).reshape(b, t, 3, heads, c // heads)
+    q, k, v = qkv.transpose(2, 0, 3, 1, 4)  # (B, H, T, D) each
+    scores = q @ k.swapaxes(-1, -2) / math.sqrt(c // heads)  # (B, H, T, T)
+    scores[..., xp.triu(xp.ones((t, t), bool), 1)] = -math.inf
+    probs = softmax(scores)
+    joined = (probs @ v).swapaxes(1, 2).reshape(b, t, c)
+    return linear(w, f"{name}.out", joined), (x, q, k, v, probs, joined)
+
+
+def attention_backward(w: Tensors, grads: Tensors, name: str, dy: Array, saved: tuple[Array, ...]) -> Array:
+    x, q, k, v, probs, joined = saved
+    b, heads, t, d = q.shape
+    djoined = linear_backward(w, grads, f"{name}.out", dy, joined)
+    do = djoined.reshape(b, t, heads, d).swapaxes(1, 2)
+    dv = probs.swapaxes(-1, -2) @ do
+    dprobs = do @ v.swapaxes(-1, -2)
+    dscores = probs * (dprobs - (probs * dprobs).sum(axis=-1, keepdims=True)) / math.sqrt(d)
+    dq, dk = dscores @ k, dscores.swapaxes(-1, -2) @ q
+    dqkv = xp.stack([dq, dk, dv]).transpose(1, 3, 0, 2, 4).reshape(b, t, 3 * heads * d)
+    return linear_backward(w, grads, f"{name}.qkv", dqkv, x)
+
+
+def softmax(x: Array) -> Array:
+    """Over the last axis; less the highest number, so that none overflows."""
+    exps = xp.exp(x - x.max(axis=-1, keepdims=True))
+    probs: Array = exps / exps.sum(axis=-1, keepdims=True)
+    return probs
+
+
+def block(w: Tensors, name: str, x: Array, heads: int) -> tuple[Array, tuple[Any, ...]]:
+    """x + attention(norm(x)), and to that its own feed-forward layers, likewise: (B, T, C) → (B, T, C)"""
+    normed1, saved_norm1 = norm(w, f"{name}.norm1", x)
+    attended, saved_attention = attention(w, f"{name}.attention", normed1, heads)
+    x = x + attended
+    normed2, saved_norm2 = norm(w, f"{name}.norm2", x)
+    up = linear(w, f"{name}.up", normed2)
+    active = gelu(up)
+    x = x + linear(w, f"{name}.down", active)
+    return x, (saved_norm1, saved_attention, saved_norm2, normed2, up, active)
+
+
+def block_backward(w: Tensors, grads: Tensors, name: str, dx: Array, saved: tuple[Any, ...]) -> Array:
+    saved_norm1, saved_attention, saved_norm2, normed2, up, active = saved
+    dup = gelu_backward(linear_backward(w, grads, f"{name}.down", dx, active), up)
+    dnormed2 = linear_backward(w, grads, f"{name}.up", dup, normed2)
+    dx = dx + norm_backward(w, grads, f"{name}.norm2", dnormed2, saved_norm2)
+    dnormed1 = attention_backward(w, grads, f"{name}.attention", dx, saved_attention)
+    return dx + norm_backward(w, grads, f"{name}.norm1", dnormed1, saved_norm1)
+
+
+# ----------------------------------------------------------------------------------------------------- model
+
+
+def loss_and_grads(w: Tensors, config: Config, tokens: Array, targets: Array) -> tuple[float, Tensors]:
+    """The mean cross-entropy of the tokens that follow, in nats, and its gradients.
+
+    Args:
+        tokens: (B, T) whole numbers in [0, V).
+        targets: (B, T), the token that follows each.
+    """
+    blocks = [f"block{number}" for number in range(config.layers)]
+    b, t = tokens.shape
+
+    x = w["embedding.table"][tokens] + w["positions.table"][:t]  # (B, T, C)
+    saved = []
+    for name in blocks:
+        x, of_block = block(w, name, x, config.heads)
+        saved.append(of_block)
+    last, saved_norm = norm(w, "norm", x)
+    logits = last @ w["embedding.table"].T  # (B, T, V): the head is the embedding's table
+    probs = softmax(logits)
+    place = (*xp.ogrid[:b, :t], targets)  # of each target's own number in (B, T, V)
+    loss = -float(xp.log(probs[place]).mean())
+
+    grads: Tensors = {}
+    dlogits = probs
+    dlogits[place] -= 1
+    dlogits /= b * t
+    dlast = dlogits @ w["embedding.table"]
+    dx = norm_backward(w, grads, "norm", dlast, saved_norm)
+    for name, of_block in zip(reversed(blocks), reversed(saved), strict=True):
+        dx = block_backward(w, grads, name, dx, of_block)
+    grads["positions.table"] = xp.zeros_like(w["positions.table"])
+    grads["positions.table"][:t] = dx.sum(axis=0)
+    grads["embedding.table"] = dlogits.reshape(b * t, -1).T @ last.reshape(b * t, -1)  # as the head,
+    xp.add.at(grads["embedding.table"], tokens, dx)  # and as the embedding
+    return loss, grads
+
+
+class AdamW:
+    """Adam with decoupled weight decay (Loshchilov and Hutter, 2019, algorithm 2)."""
+
+    def __init__(
+        self, w: Tensors, *, beta1: float = 0.9, beta2: float = 0.999, eps: float = 1e-8, decay: float = 0.01
+    ) -> None:
+        self.beta1, self.beta2, self.eps, self.decay = beta1, beta2, eps, decay
+        self.mean = {name: xp.zeros_like(weight) for name, weight in w.items()}
+        self.square = {name: xp.zeros_like(weight) for name, weight in w.items()}
+        self.steps = 0
+
+    def step(self, w: Tensors, grads: Tensors, lr: float) -> None:
+        """Update the weights in place."""
+        self.steps += 1
+        for name, grad in grads.items():
+            mean, square, weight = self.mean[name], self.square[name], w[name]
+            mean += (1 - self.beta1) * (grad - mean)
+            square += (1 - self.beta2) * (grad * grad - square)
+            unbiased_mean = mean / (1 - self.beta1**self.steps)  # both began at 0
+            unbiased_square = square / (1 - self.beta2**self.steps)
+            if weight.ndim > 1 and not name.endswith(".bias"):
+                weight *= 1 - lr * self.decay
+            weight -= lr * unbiased_mean / (xp.sqrt(unbiased_square) + self.eps)
+
+
+# -------------------------------------------------------------------------------------------------- training
+
+
+def windows(text: Array, config: Config, batch: int, rng: np.random.Generator) -> tuple[Array, Array]:
+    """Tokens (batch, T) from anywhere in the text, and those that follow."""
+    starts = rng.integers(len(text) - config.length, size=batch)
+    cut = text[starts[:, None] + np.arange(config.length + 1)].astype("int64")
+    return xp.asarray(cut[:, :-1]), xp.asarray(cut[:, 1:])
+
+
+def train(text: Array, config: Config, *, steps: int, batch: int, lr: float, seed: int) -> Tensors:
+    """The weights after so many steps; each step's loss is printed."""
+    rng = np.random.default_rng(seed)
+    w = init(config, seed)
+    optimizer = AdamW(w)
+    for step in range(1, steps + 1):
+        loss, grads = loss_and_grads(w, config, *windows(text, config, batch, rng))
+        optimizer.step(w, grads, lr)
+        sys.stdout.write(f"step {step:5}  loss {loss:.4f}\n")
+    return w
+
+
+def main(argv: Sequence[str]) -> None:
+    """Train on the bytes of a file."""
+    global xp  # noqa: PLW0603
+    parser = argparse.ArgumentParser(prog="python -m payload.minimal", description="Train a small GPT.")
+    parser.add_argument("text", type=Path, help="a file, each byte of which is a token")
+    parser.add_argument("--steps", type=int, default=200)
+    parser.add_argument("--batch", type=int, default=16, help="samples in a step")
+    parser.add_argument("--lr", type=float, default=1e-3, help="learning rate")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--gpu", action="store_true", help="compute with CuPy")
+    args = parser.parse_args(argv)
+    if args.gpu:
+        import cupy as xp  # noqa: PLC0415
+    text = np.frombuffer(args.text.read_bytes(), np.uint8)
+    train(text, Config(), steps=args.steps, batch=args.batch, lr=args.lr, seed=args.seed)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,83 @@
+"""The GPT in one file learns what the engine learns."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from payload import minimal
+from payload.device import Array, Cpu
+from payload.models import gpt
+from payload.nn.loss import SoftmaxCrossEntropy
+from payload.optim.adamw import AdamW
+from payload.parallel.engine import Engine
+from payload.parallel.mesh import Options, alone
+from payload.parallel.pipeline import MicroBatch
+from payload.precision import PRECISIONS
+
+SIZES = minimal.Config(vocabulary=64, length=12, layers=2, heads=2, width=16)
+STEPS, SAMPLES, RATE = 6, 3, 0.01
+
+
+def _engine() -> Engine:
+    device, mesh = Cpu(), alone()
+    context = mesh.context(device)
+    units = gpt.build(
+        context,
+        vocabulary=SIZES.vocabulary,
+        length=SIZES.length,
+        layers=SIZES.layers,
+        heads=SIZES.heads,
+        width=SIZES.width,
+    )
+    return Engine(
+        device,
+        mesh,
+        units,
+        SoftmaxCrossEntropy(context, split=gpt.SPLIT_LOGITS),
+        lambda storage: AdamW(device, storage.master_weights, storage.segments),
+        options=Options(seed=7, precision=PRECISIONS["fp64"]),
+    )
+
+
+def _weights(engine: Engine) -> dict[str, Array]:
+    flat = engine.storage.master_weights
+    return {
+        s.parameter.name: flat[s.start : s.stop].reshape(s.parameter.shape).copy()
+        for s in engine.storage.segments
+    }
+
+
+def test_minimal_begins_with_the_weights_of_the_engine() -> None:
+    ours, theirs = minimal.init(SIZES, 7, "float64"), _weights(_engine())
+    assert ours.keys() == theirs.keys()
+    for name, weight in ours.items():
+        np.testing.assert_array_equal(weight, theirs[name], name)
+
+
+def test_minimal_and_the_engine_come_to_the_same_weights() -> None:
+    """But for rounding: the engine adds up in other orders, such as block by block of queries and rows."""
+    engine, ours = _engine(), minimal.init(SIZES, 7, "float64")
+    optimizer = minimal.AdamW(ours)
+    rng = np.random.default_rng(0)
+    for step in range(1, STEPS + 1):
+        tokens, targets = rng.integers(SIZES.vocabulary, size=(2, SAMPLES, SIZES.length))
+        loss, grads = minimal.loss_and_grads(ours, SIZES, tokens, targets)
+        optimizer.step(ours, grads, RATE)
+        batch = MicroBatch(tokens, targets, np.arange(SAMPLES, dtype="uint32"))
+        result = engine.step([batch], targets=targets.size, iteration=step, lr=RATE)
+        assert loss == pytest.approx(result.loss, rel=1e-12)
+    for name, weight in _weights(engine).items():
+        np.testing.assert_allclose(ours[name], weight, rtol=0, atol=1e-11, err_msg=name)
+        assert np.abs(weight - minimal.init(SIZES, 7, "float64")[name]).max() > RATE / 10, name
+
+
+def test_minimal_trains_on_a_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    text = tmp_path / "text"
+    text.write_bytes(b"to be or not to be, " * 20)
+    minimal.main([str(text), "--steps", "4", "--batch", "2", "--lr", "0.003"])
+    losses = [float(line.split()[-1]) for line in capsys.readouterr().out.splitlines()]
+    assert len(losses) == 4
+    assert losses[-1] < losses[0] < 6
