@@ -1,37 +1,37 @@
-"""What can go wrong, said once: what happened, where, why, and what to do.
+"""The errors that are expected: each says what happened, where, why, and what to do.
 
-Foreign errors (paramiko, ansible-runner, pydantic, OSError...) are translated into this tree at the one
-boundary where they enter, with ``from exc``. The command line shows any of these in one shape and never a
+Foreign errors (paramiko, ansible-runner, pydantic, OSError...) are translated into this hierarchy at the
+boundary where they enter, with ``from exc``. The command line shows all of them in one form and never a
 traceback.
 
     ClusterctlError                exit 1
       UsageError                   exit 2   the command is wrong
-        NotUpError                 exit 2   there is no such cluster, or it is not up to the end
+        NotUpError                 exit 2   there is no such cluster, or its `up` has not finished
         SpecError                  exit 2   the spec is wrong: every problem of the file at once
         BundleError                exit 2   a bundle is damaged, or not the one for this spec and clusterctl
       MachineError                          this machine cannot do it: tool, right, kernel feature, subnet
-        DiskError                           a disk here takes nothing more: full, quota, read-only, failing
+        DiskError                           a disk can't be written: full, quota, read-only, failing
       ProvisionError                        a provider could not make or remove what was asked for
         CloudError                          a cloud's API refused, or did not answer
-          CredentialsError                  who calls is not known to it
-          PermissionDeniedError             who calls may not do that
+          CredentialsError                  there are no valid credentials
+          PermissionDeniedError             the credentials lack a permission
           ApiOffError                       the project has not enabled that API
-        TerraformError                      Terraform failed at part of it; one failure a cause and host
-        StalePlanError                      what would be done by now is not what was shown
-      LeftoversError                        `down` looked, and something is still there
+        TerraformError                      Terraform failed in part; a failure for each cause and host
+        StalePlanError                      the plan that was shown is out of date
+      LeftoversError                        `down` found resources of the cluster after removing them
       TransportError                        a host could not be reached or a command on it could not run
         UnreachableError                    (retryable)
-          NoAnswerError                     a command said nothing for too long; the host may be fine
-        AnswerLostError                     what was asked for may have been done all the same
-        HostKeyError                        the host is not who it should be
+          NoAnswerError                     a command timed out; the host may be fine
+        AnswerLostError                     the connection broke: the command may have run
+        HostKeyError                        the host's key is not the known one
         CommandError                        the command ran and failed
       ConfigureError                        a playbook task failed; one failure a host
-      SchedulerError                        who runs the jobs refused, or does not know a job
-        SlurmError                          Slurm refused, or answered what we do not understand
-      VerifyError                           the cluster is up but did not prove itself
-      LockedError                           another clusterctl works on this cluster
-      TransferError                         files could not be sent or fetched whole
-      CollectError                          a run could not be brought home whole
+      SchedulerError                        the scheduler refused a request, or does not know a job
+        SlurmError                          Slurm refused, or its answer can't be parsed
+      VerifyError                           the cluster is up, but its verification failed
+      LockedError                           another clusterctl holds the cluster's lock
+      TransferError                         files could not be transferred completely
+      CollectError                          a run could not be collected completely
       JobFailedError               exit 4
       JobCancelledError            exit 5   cancelled or timed out
       WaitTimeoutError             exit 6   the wait ran out, the job goes on
@@ -117,7 +117,7 @@ class UsageError(ClusterctlError):
 
 
 class NotUpError(UsageError):
-    """The cluster that is meant is not up."""
+    """The cluster that the command names is not up."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,7 +158,7 @@ class SpecError(UsageError):
 
 
 class BundleError(UsageError):
-    """A bundle is damaged, incomplete, or not for this; ``failures`` has one for each thing that is wrong."""
+    """A bundle is damaged, incomplete, or does not match; ``failures`` has one for each fault."""
 
     code = "bundle"
 
@@ -170,7 +170,7 @@ class MachineError(ClusterctlError):
 
 
 class DiskError(MachineError):
-    """A disk of this machine takes nothing more: it is full or read-only, it fails, or a quota is used up."""
+    """A disk of this machine can't be written: it is full, read-only or failing, or a quota is exceeded."""
 
     code = "disk"
 
@@ -182,7 +182,7 @@ class ProvisionError(ClusterctlError):
 
 
 class CloudError(ProvisionError):
-    """A cloud's API refused a request, or did not answer; ``status`` is HTTP's, 0 where there was none."""
+    """A cloud's API refused a request, or did not answer; ``status`` is the HTTP status or 0."""
 
     code = "cloud"
 
@@ -192,13 +192,13 @@ class CloudError(ProvisionError):
 
 
 class CredentialsError(CloudError):
-    """There are no credentials, or the cloud does not take them."""
+    """There are no credentials, or the cloud rejects them."""
 
     code = "credentials"
 
 
 class PermissionDeniedError(CloudError):
-    """The credentials are fine, and lack a right."""
+    """The credentials are valid, but lack a permission."""
 
     code = "permission"
 
@@ -222,20 +222,20 @@ class TerraformError(ProvisionError):
 
 
 class StalePlanError(ProvisionError):
-    """What would be done by now is not what was shown."""
+    """The plan that was shown is out of date: applying it now would do something else."""
 
     code = "stale-plan"
     retryable = True
 
 
 class LeftoversError(ClusterctlError):
-    """`down` looked at the machine itself, and something of the cluster is still there."""
+    """`down` examined the machine itself, and found resources of the cluster."""
 
     code = "leftovers"
 
 
 class TransportError(ClusterctlError):
-    """A host could not be talked to."""
+    """Communication with a host failed."""
 
     code = "transport"
 
@@ -248,11 +248,11 @@ class UnreachableError(TransportError):
 
 
 class NoAnswerError(UnreachableError):
-    """A command on a host did not answer, or came no further, within its time; it was ended."""
+    """A command on a host gave no output within its timeout, and was ended."""
 
 
 class AnswerLostError(TransportError):
-    """A host was asked to do something, and whether it did is not known."""
+    """A command was sent to a host, and whether the host ran it is unknown."""
 
     code = "answer-lost"
 
@@ -287,7 +287,7 @@ class ConfigureError(ClusterctlError):
 
 
 class SchedulerError(ClusterctlError):
-    """Who runs the jobs refused a request, or does not know what was asked for."""
+    """The scheduler refused a request, or does not know its object."""
 
     code = "scheduler"
 
@@ -299,20 +299,20 @@ class SlurmError(SchedulerError):
 
 
 class VerifyError(ClusterctlError):
-    """The cluster was configured but its proof job did not run right on every node."""
+    """The cluster was configured, but its verification job failed on some node."""
 
     code = "verify"
 
 
 class LockedError(ClusterctlError):
-    """Another clusterctl works on this cluster."""
+    """Another clusterctl holds the lock of this cluster."""
 
     code = "locked"
     retryable = True
 
 
 class CollectError(ClusterctlError):
-    """A run could not be brought home whole; what arrived is kept and the next collect goes on from there.
+    """A run could not be collected completely; what arrived is kept, and the next collect resumes there.
 
     ``jobs`` are the ids of the jobs whose runs these are, where they are known.
     """
@@ -323,14 +323,14 @@ class CollectError(ClusterctlError):
 
 
 class TransferError(ClusterctlError):
-    """Files could not be sent or fetched whole; what arrived is kept, the same command goes on from it."""
+    """Files could not be transferred completely; what arrived is kept, and the same command resumes there."""
 
     code = "transfer"
     retryable = True
 
 
 class JobFailedError(ClusterctlError):
-    """The job ended, and not well."""
+    """The job failed."""
 
     code = "job-failed"
     exit_code = 4

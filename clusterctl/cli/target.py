@@ -74,7 +74,7 @@ def telling_who_works(workspace: Workspace) -> Iterator[None]:
     """While another clusterctl raises the cluster or takes it down, that is why it does not answer.
 
     Raises:
-        LockedError: the body failed for want of an answer, and another clusterctl is at work.
+        LockedError: the body failed for want of an answer, and another clusterctl holds its lock.
     """
     try:
         yield
@@ -84,7 +84,7 @@ def telling_who_works(workspace: Workspace) -> Iterator[None]:
             raise
         said = f"{exc.what}: {exc.why}" if exc.why else exc.what
         raise LockedError(
-            f"cluster {workspace.root.name!r} is being worked on",
+            f"cluster {workspace.root.name!r} is locked",
             why=f"{worker}; until then: {said}",
             fix="wait until it is done",
         ) from exc

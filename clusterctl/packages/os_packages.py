@@ -1,4 +1,4 @@
-"""The OS packages that the roles install, read from the roles' own data: there is no second list."""
+"""The OS packages that the roles install, read from the roles' own variables: there is no second list."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The training program as one tar, the same bytes for the same sources, for the nodes to unpack."""
+"""The payload as a tar for the nodes to unpack: the same bytes for the same sources."""
 
 from __future__ import annotations
 

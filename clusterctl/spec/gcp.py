@@ -27,7 +27,7 @@ FOLDER = r"^[A-Za-z0-9_/-]{1,200}$"
 LABEL_KEY = r"^[a-z][a-z0-9_-]{0,62}$"
 LABEL_VALUE = r"^[a-z0-9_-]{0,63}$"
 
-GCP_PATTERN_WORDS: Final[Mapping[str, str]] = {
+GCP_PATTERN_TEXTS: Final[Mapping[str, str]] = {
     PROJECT: "a project's id: 6 to 30 lower-case letters, digits or dashes, a letter first",
     ZONE: "a zone, such as us-central1-a",
     MACHINE_TYPE: "a machine type, such as g2-standard-8",

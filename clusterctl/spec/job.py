@@ -24,7 +24,7 @@ from pydantic import (
 from clusterctl.errors import Failure, UsageError
 from clusterctl.spec.base import HERE, FileName, Model, Toggle
 from clusterctl.spec.messages import did_you_mean, explain, shown
-from clusterctl.spec.models import PATTERN_WORDS, AccountName, PartitionName
+from clusterctl.spec.models import PATTERN_TEXTS, AccountName, PartitionName
 from clusterctl.spec.units import JobMemoryMib, JobTimeS
 
 _VARIABLE: Final = r"[A-Za-z_][A-Za-z0-9_]*"
@@ -131,7 +131,7 @@ _MAX_SIGNAL_S = 65_535
 ARRAY: Final = rf"^{_INDICES}(,{_INDICES})*(%[0-9]{{1,9}})?$"
 
 JOB_PATTERN_TEXTS: Final[Mapping[str, str]] = {
-    **PATTERN_WORDS,
+    **PATTERN_TEXTS,
     JOB_NAME: "at most 64 letters, digits, dots, dashes or underscores, the first a letter or digit",
     CONSTRAINT: "features of nodes, joined by & or |",
     SIGNAL: "a signal and seconds before the time limit, such as USR1@120",

@@ -15,7 +15,7 @@ from clusterctl.spec.base import HERE
 from clusterctl.spec.checks import findings
 from clusterctl.spec.current_user import CurrentUser, resolve_users
 from clusterctl.spec.messages import did_you_mean, shown
-from clusterctl.spec.models import LABEL, PATTERN_WORDS, PROVIDER_TYPES, ClusterSpec, Partition
+from clusterctl.spec.models import LABEL, PATTERN_TEXTS, PROVIDER_TYPES, ClusterSpec, Partition
 from clusterctl.spec.parse import Filetype, parse, read_text
 from clusterctl.spec.source import Source, read_source
 
@@ -23,7 +23,7 @@ SPEC_NAME: Final = "cluster.yaml"
 SPEC: Final = Filetype(
     name="spec",
     model=ClusterSpec,
-    words=PATTERN_WORDS,
+    words=PATTERN_TEXTS,
     findings=findings,
     missing="name another with -f, or write one with clusterctl init",
     empty="clusterctl init writes one to start from",

@@ -25,10 +25,10 @@ from pydantic_core import PydanticCustomError
 
 from clusterctl.spec import checks, distributions
 from clusterctl.spec.base import GPU_TYPE, URL, Gpus, Model, ProviderSettings, Url, expand
-from clusterctl.spec.gcp import GCP_PATTERN_WORDS, GcpProvider, Usd
+from clusterctl.spec.gcp import GCP_PATTERN_TEXTS, GcpProvider, Usd
 from clusterctl.spec.messages import INCONSISTENT, shown
-from clusterctl.spec.onprem import ONPREM_PATTERN_WORDS, HostRange, OnpremProvider
-from clusterctl.spec.software import NVIDIA_PATTERN_WORDS, Monitoring, Software
+from clusterctl.spec.onprem import ONPREM_PATTERN_TEXTS, HostRange, OnpremProvider
+from clusterctl.spec.software import NVIDIA_PATTERN_TEXTS, Monitoring, Software
 from clusterctl.spec.units import DurationS, SizeMib, format_size
 
 LABEL = r"^[a-z][a-z0-9-]{0,19}$"
@@ -36,15 +36,15 @@ _UNIX_NAME = r"^[a-z_][a-z0-9_-]{0,30}$"
 _ACCOUNT = r"^[a-z][a-z0-9_-]{0,30}$"
 
 # What a pattern asks for, in the words of an error message.
-PATTERN_WORDS: Final[Mapping[str, str]] = {
+PATTERN_TEXTS: Final[Mapping[str, str]] = {
     LABEL: "a lower-case letter, then at most 19 lower-case letters, digits or dashes",
     _UNIX_NAME: "at most 31 lower-case letters, digits, dashes or underscores, no digit first",
     _ACCOUNT: "a lower-case letter, then at most 30 lower-case letters, digits, dashes or underscores",
     URL: "an http:// or https:// address",
     GPU_TYPE: "a GPU's type in lower-case letters, digits and dashes, such as l4",
-    **GCP_PATTERN_WORDS,
-    **NVIDIA_PATTERN_WORDS,
-    **ONPREM_PATTERN_WORDS,
+    **GCP_PATTERN_TEXTS,
+    **NVIDIA_PATTERN_TEXTS,
+    **ONPREM_PATTERN_TEXTS,
 }
 
 ClusterName = Annotated[str, StringConstraints(pattern=LABEL)]

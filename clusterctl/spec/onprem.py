@@ -91,7 +91,7 @@ ABSOLUTE = r"^/[A-Za-z0-9._/-]{0,200}$"
 _KEY_FIELDS: Final = {"ssh-ed25519": 2}  # others have three
 _HERE: Final = ("localhost", "localhost.localdomain")
 
-ONPREM_PATTERN_WORDS: Final[Mapping[str, str]] = {
+ONPREM_PATTERN_TEXTS: Final[Mapping[str, str]] = {
     HOST_NAME: "a host's name: at most 63 lower-case letters, digits or dashes, none at its ends",
     ADDRESS: "an address or a name, such as 10.0.0.11",
     LOGIN: "a login name",

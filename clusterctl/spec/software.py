@@ -13,7 +13,7 @@ from clusterctl.spec.units import DurationS, SizeMib, format_duration, format_si
 _TOOLKIT: Final = r"^1[1-9]\.[0-9]{1,2}$"
 _BRANCH: Final = r"^[1-9][0-9]{2}$"
 _BRANCH_ALONE: Final = "a branch is of a driver that is to be installed: write driver: open, too"
-NVIDIA_PATTERN_WORDS: Final[Mapping[str, str]] = {
+NVIDIA_PATTERN_TEXTS: Final[Mapping[str, str]] = {
     _TOOLKIT: 'a version of CUDA in quotes, such as "12.9"',
     _BRANCH: 'a branch of the driver in quotes, such as "580"',
 }

@@ -1,4 +1,4 @@
-"""Inventory: what a provider yields. Nothing downstream knows which provider made it.
+"""The inventory of a cluster: its hosts, as a provider yields them, whichever provider that is.
 
 It is written as `inventory.yml` (works with plain ``ansible-playbook -i``), `ssh_config` (works with plain
 ``ssh -F``; paramiko reads the same file) and `known_hosts`.
@@ -38,10 +38,10 @@ PROXIED_TIMEOUT_S = 60  # gcloud alone takes seconds to start, and many may star
 class Host(BaseModel):
     """One reachable machine.
 
-    ``roles``: what it is to the cluster, one or several of CONTROLLER, COMPUTE and LOGIN.
+    ``roles``: one or several of CONTROLLER, COMPUTE and LOGIN.
 
-    ``cpus`` and ``memory_mib`` are set where a node gets a share of a larger machine and its hardware
-    facts would claim too much; Slurm is then told the share (``config_overrides``). ``disk_mib`` is the
+    ``cpus`` and ``memory_mib`` are set where a node gets a share of a larger machine, whose hardware
+    facts would be too large; Slurm is then given the share (``config_overrides``). ``disk_mib`` is the
     limit of what it may write, where there is one.
 
     ``proxy_command`` is a program whose standard streams carry the SSH connection where there is no route;
@@ -84,7 +84,7 @@ class Host(BaseModel):
 
     @property
     def own_name(self) -> str:
-        """What the machine calls itself, as `hostname -s` says it."""
+        """The machine's own hostname, as `hostname -s` prints it."""
         return self.hostname or self.name
 
     @property
@@ -108,7 +108,7 @@ class SharedFolder(BaseModel):
     model_config = ConfigDict(frozen=True)
 
     kind: Literal["existing", "nfs", "filestore", "server", "none"] = "existing"
-    server: str | None = Field(None, description="address of who exports it, unless it exists")
+    server: str | None = Field(None, description="address of the server that exports it, unless it exists")
     path: str | None = Field(None, description="what is exported, unless it exists")
 
 
@@ -126,8 +126,8 @@ class Inventory(BaseModel):
     shared_folder: SharedFolder = SharedFolder()
     bucket: str | None = Field(None, description="Cloud Storage bucket that every host sees as /bucket")
     oversubscribed: bool = Field(False, description="the compute nodes share cores with each other")
-    usd_per_hour: float | None = Field(None, description="what it costs, at the prices of its last `up`")
-    scheduler: Literal["slurm", "none"] = Field("slurm", description="who runs the jobs")
+    usd_per_hour: float | None = Field(None, description="its cost, at the prices of its last `up`")
+    scheduler: Literal["slurm", "none"] = Field("slurm", description="the scheduler of its jobs")
     job_user: str | None = Field(None, description="the account that jobs run as")
     baked: bool = Field(description="the install part of every role is in the hosts' image already")
 
@@ -148,7 +148,7 @@ class Inventory(BaseModel):
 
     @property
     def distribution(self) -> Distribution:
-        """What all hosts have: a provider makes no cluster of several."""
+        """The distribution of all hosts: a cluster never has several."""
         return distributions.distribution_of(self.controller.distribution)
 
     @property
@@ -202,7 +202,7 @@ def _proxy_options(host: Host) -> str:
 
 
 def ssh_options(*, key: Path, known_hosts: Path) -> str:
-    """What an ssh_config of ours says of any host: our key and our known_hosts alone, and no questions."""
+    """The ssh_config options of every host: our key and our known_hosts alone, and no prompts."""
     return (
         f'    IdentityFile "{key}"\n'
         "    IdentitiesOnly yes\n"

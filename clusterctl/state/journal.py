@@ -1,4 +1,4 @@
-"""Phases done, with the hash of their inputs and how long they took: one JSON object a line, appended."""
+"""The journal of phases, with the hash of their inputs and their duration: one JSON object a line."""
 
 from __future__ import annotations
 
@@ -39,7 +39,7 @@ def digest(*parts: str | bytes) -> str:
 
 @dataclass(slots=True)
 class Step:
-    """Handed to the body of a phase, which may leave a note for the table; ``seconds`` is set at its end."""
+    """Given to the body of a phase, which may set a note for the table; ``seconds`` is set at its end."""
 
     note: str = ""
     seconds: float = 0.0
@@ -53,7 +53,7 @@ class Journal:
 
     @contextmanager
     def phase(self, verb: str, name: str, *, inputs: str = "") -> Iterator[Step]:
-        """Time the body and write down how it ended."""
+        """Time the body and record its outcome."""
         step = Step()
         start = time.monotonic()
         ok = False

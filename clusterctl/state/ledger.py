@@ -1,4 +1,4 @@
-"""What is written down of jobs: the ledger of submissions in the workspace, and a run on disk.
+"""The records of jobs: the ledger of submissions in the workspace, and run.json of a collected run.
 
 Both are read back by later versions, so unknown keys are tolerated on reading.
 """
@@ -92,7 +92,7 @@ class Ledger:
         return next((entry for entry in reversed(self.entries()) if entry.job_id == base), None)
 
     def add(self, entry: JobEntry) -> JobEntry:
-        """Write a submission down; it is on disk when this returns.
+        """Record a submission; it is on disk when this returns.
 
         Raises:
             MachineError: it can't be written.
@@ -101,7 +101,7 @@ class Ledger:
         return entry
 
     def update(self, entry: JobEntry, **changes: str | bool) -> JobEntry:
-        """Write down what has become known about a submission; see ``refusal`` for where the disk is full.
+        """Record changes of a submission; on a full disk they are kept in memory, and ``refusal`` is set.
 
         Raises:
             MachineError: it can't be written, though the disk would take it.
@@ -115,7 +115,7 @@ class Ledger:
         return entry.model_copy(update=changes)
 
     def keep(self, token: str, files: Mapping[str, bytes]) -> None:
-        """Keep what we put into a job's folder, all of it or nothing.
+        """Store the files that we put into a job's folder, all of them or none.
 
         Raises:
             MachineError: it can't be written.

@@ -1,6 +1,6 @@
-"""One clusterctl at a time: a lock file that says who holds it, and that exists only while somebody does.
+"""A lock file that names its holder and exists only while it is held: one clusterctl at a time.
 
-The kernel drops the lock of whoever is killed; the file that stays is harmless and taken over by the next.
+The kernel releases the lock of a killed process; the file that stays is harmless and reused by the next.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ _PAUSE_S = 0.2
 
 @dataclass(frozen=True, slots=True)
 class Holder:
-    """Who is at work: ``since`` in Unix seconds; ``user`` is an account's name, where it is known."""
+    """The process that holds the lock, ``since`` Unix seconds; ``user`` is an account's name, if known."""
 
     verb: str
     pid: int
@@ -35,10 +35,9 @@ class Holder:
     def __str__(self) -> str:
         since = time.localtime(self.since)
         today = time.strftime("%F", since) == time.strftime("%F")
-        return (
-            f"`clusterctl {self.verb}`{self.user and f' of {self.user}'} (pid {self.pid}) is at work since "
-            f"{time.strftime('%T' if today else '%F %T', since)}"
-        )
+        of_user = f" of {self.user}" if self.user else ""
+        when = time.strftime("%T" if today else "%F %T", since)
+        return f"`clusterctl {self.verb}`{of_user} (pid {self.pid}) has been running since {when}"
 
 
 @contextmanager
@@ -51,7 +50,7 @@ def hold(
     waiting: Callable[[str], None],
     folder: Path | None = None,
 ) -> Iterator[None]:
-    """Hold the lock while the body runs. ``waiting`` is told once whom we wait for, at most ``wait_s``.
+    """Hold the lock while the body runs. ``waiting`` gets one message about the holder; ``wait_s`` bounds it.
 
     Where the disk takes no new file, ``folder``, if it is there, is locked instead.
 
@@ -62,11 +61,9 @@ def hold(
     deadline = time.monotonic() + wait_s
     told = False
     while (held := _acquire(path, folder)) is None:
-        who = str(holder(path) or "another clusterctl is at work")
+        who = str(holder(path) or "another clusterctl is running")
         if time.monotonic() >= deadline:
-            raise LockedError(
-                f"{what} is being worked on", why=who, fix="wait until it is done, or stop that process"
-            )
+            raise LockedError(f"{what} is locked", why=who, fix="wait until it is done, or stop that process")
         if not told:
             waiting(f"{who}; waiting until it is done, {wait_s / 60:g} minutes at most")
             told = True
@@ -85,7 +82,7 @@ def hold(
 
 
 def holder(path: Path) -> Holder | None:
-    """Who holds the lock; None if nobody does."""
+    """The holder of the lock; None if it is free."""
     try:
         with path.open() as file:
             who = Holder(**json.load(file))

@@ -1,4 +1,4 @@
-"""Every path that clusterctl writes for one cluster; the lock; atomic writes.
+"""The workspace: every path that clusterctl writes for one cluster, its lock, atomic writes.
 
 The state folder is `$CLUSTERCTL_HOME`, else the XDG state directory of the user who calls. Folders are 0700,
 files 0600. A user can walk away from clusterctl at any time: what stands here works with ordinary tools.
@@ -274,7 +274,7 @@ class Workspace:
         return public_half.read_text().strip()
 
     def remove(self) -> None:
-        """Forget the cluster: it is down.
+        """Remove the workspace: the cluster is down.
 
         Raises:
             MachineError: the state folder can't be written.
@@ -305,7 +305,7 @@ class Workspace:
             yield
 
     def worker(self) -> Holder | None:
-        """The clusterctl that raises this cluster or takes it down right now, if one does."""
+        """The clusterctl that creates or removes this cluster now, if there is one."""
         return holder(self.lock_file)
 
     @contextmanager

@@ -1,4 +1,4 @@
-"""What a disk that takes nothing more means for the files that clusterctl writes, said in one place."""
+"""Errors of disks that can't be written (full, read-only, failing, over quota), in one place."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""What does not outlive us, even if we are killed: the programs that we start, and our temporary folders.
+"""Process lifetime: programs and temporary folders that do not outlive us, even if we are killed.
 
-A folder is removed by the next clusterctl then. It is locked as long as it is in use, so whatever bears our
-prefix and is not locked belongs to the dead.
+Such a folder is removed by the next clusterctl. It is locked while it is in use, so a folder with our
+prefix that is not locked belongs to a killed process.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SHORT = Path("/tmp")  # noqa: S108 - for what needs a short path, in private fol
 
 
 def under_subreaper(argv: Sequence[str], *, grace_s: int = 0) -> list[str]:
-    """The command, which ends with us, and with it all that it started; on Linux; elsewhere as it was.
+    """The command run by our subreaper: it and its descendants end with us. Linux only; else unchanged.
 
     With ``grace_s`` it is interrupted first, and killed only if it goes on that long after. SIGTERM to the
     process does the same; SIGHUP after it kills at once.
@@ -56,7 +56,7 @@ def temporary_folder(place: str | Path | None = None, *, prefix: str = PREFIX) -
 
 
 def sweep(place: str | Path | None = None, *, prefix: str = PREFIX) -> None:
-    """Remove what killed ones left below ``place`` (default: wherever temporary files go)."""
+    """Remove the folders of killed processes below ``place`` (default: wherever temporary files go)."""
     places = {Path(place)} if place else {_temporary_place(), SHORT, _MEMORY}
     for folder in [found for one in places for found in one.glob(f"{prefix}*")]:
         with suppress(OSError):  # another user's, or gone meanwhile
@@ -68,7 +68,7 @@ def sweep(place: str | Path | None = None, *, prefix: str = PREFIX) -> None:
 
 
 def roomiest() -> Path:
-    """Where most fits of what is temporary: among other such files, or in memory."""
+    """The place with the most free space for temporary files: on disk, or in memory."""
     places = [_temporary_place(), *([_MEMORY] if os.access(_MEMORY, os.W_OK) else [])]
     return max(places, key=lambda place: shutil.disk_usage(place).free)
 

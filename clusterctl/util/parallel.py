@@ -1,4 +1,4 @@
-"""Asks many at once, each in a thread. Ctrl-C does not wait for those that do not answer."""
+"""A parallel map in threads. Ctrl-C does not wait for calls that hang."""
 
 from __future__ import annotations
 
@@ -7,43 +7,43 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import Final, TypeVar
 
-Q = TypeVar("Q")
-A = TypeVar("A")
+T = TypeVar("T")
+R = TypeVar("R")
 
-_MOST: Final = 32
+_MAX_THREADS: Final = 32
 
 
-def parallel_map(questions: Sequence[Q], ask: Callable[[Q], A]) -> list[A]:
-    """What ``ask`` says to each, in their order. What it raises for one of them is raised, and ends it all.
+def parallel_map(items: Sequence[T], function: Callable[[T], R]) -> list[R]:
+    """The results of the calls in their order. The first exception is raised, and no further call starts.
 
-    An executor would have us wait for its threads, also on the way out.
+    concurrent.futures would wait for its threads, also when the interpreter exits.
     """
-    todo: queue.SimpleQueue[int] = queue.SimpleQueue()
-    done: queue.SimpleQueue[tuple[int, A | None, BaseException | None]] = queue.SimpleQueue()
-    over = threading.Event()
-    for number in range(len(questions)):
-        todo.put(number)
+    pending: queue.SimpleQueue[int] = queue.SimpleQueue()
+    done: queue.SimpleQueue[tuple[int, R | None, BaseException | None]] = queue.SimpleQueue()
+    stopped = threading.Event()
+    for number in range(len(items)):
+        pending.put(number)
 
     def work() -> None:
-        while not over.is_set():
+        while not stopped.is_set():
             try:
-                number = todo.get_nowait()
+                number = pending.get_nowait()
             except queue.Empty:
                 return
             try:
-                done.put((number, ask(questions[number]), None))
-            except BaseException as exc:  # raised where the answers are taken
+                done.put((number, function(items[number]), None))
+            except BaseException as exc:  # raised again in the caller
                 done.put((number, None, exc))
 
-    for _ in range(min(_MOST, len(questions))):
+    for _ in range(min(_MAX_THREADS, len(items))):
         threading.Thread(target=work, daemon=True).start()
-    answers: dict[int, A | None] = {}
+    results: dict[int, R | None] = {}
     try:
-        for _ in questions:
-            number, answer, error = done.get()
+        for _ in items:
+            number, result, error = done.get()
             if error is not None:
                 raise error
-            answers[number] = answer
+            results[number] = result
     finally:
-        over.set()
-    return [answers[number] for number in range(len(questions))]  # type: ignore[misc]  # all are there
+        stopped.set()
+    return [results[number] for number in range(len(items))]  # type: ignore[misc]  # complete here

@@ -1,4 +1,4 @@
-"""Runs a program; when it ends, or whoever started us, nothing that it started goes on. Linux only.
+"""A subreaper: runs a program, and ends all its descendants when it or our parent ends. Linux only.
 
     python -I -S THIS_FILE PARENT GRACE COMMAND...
 

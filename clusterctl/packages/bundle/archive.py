@@ -118,7 +118,7 @@ class Manifest(_Stored):
             first = exc.errors()[0]
             place = ".".join(map(str, first["loc"]))
             why = f"{MANIFEST}: {place + ': ' if place else ''}{first['msg']}"
-            raise BundleError("this is no bundle that clusterctl made", where=where, why=why) from exc
+            raise BundleError("this is not a bundle of clusterctl's", where=where, why=why) from exc
 
 
 class _Head(_Stored):
@@ -201,7 +201,7 @@ class Bundle:
         if sha.hexdigest() != place.entry.sha256:
             to.unlink()
             raise BundleError(
-                f"{path} in the bundle is damaged", where=str(self.file), fix="copy the bundle here once more"
+                f"{path} in the bundle is damaged", where=str(self.file), fix="copy the bundle here again"
             )
 
 
@@ -235,7 +235,7 @@ def open_bundle(file: Path) -> Bundle:
                     f"{MANIFEST} in the bundle is damaged",
                     where=where,
                     why=f"it is not what {DIGEST} says",
-                    fix="copy the bundle here once more, or make it anew",
+                    fix="copy the bundle here again, or create it again",
                 )
             begin = opened.tell()
     except OSError as exc:
@@ -361,10 +361,10 @@ def _first(file: IO[bytes], name: str, longest: int, path: Path) -> bytes:
         if len(raw) == padded(size) and not any(raw[size:]):
             return raw[:size]
     raise BundleError(
-        "this is no bundle that clusterctl made",
+        "this is not a bundle of clusterctl's",
         where=str(path),
         why=f"{name} is not whole where it belongs",
-        fix="copy the bundle here once more, or make it anew with `clusterctl bundle create`",
+        fix="copy the bundle here again, or create it again with `clusterctl bundle create`",
     )
 
 

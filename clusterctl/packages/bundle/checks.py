@@ -1,4 +1,4 @@
-"""What is wrong with a bundle: each damaged, missing and extra file by its name, and what does not fit."""
+"""Checks of a bundle: each damaged, missing and extra file by its name, and mismatches with a spec."""
 
 from __future__ import annotations
 
@@ -83,12 +83,12 @@ def asked_of(distribution: Distribution, software: Software) -> tuple[str, ...]:
     return (*names_of(distribution, software), *(one.file for one in upstream))
 
 
-Kind = Literal["corrupted", "missing", "extra", "cut", "unfit"]
+Kind = Literal["corrupted", "missing", "extra", "truncated", "mismatch"]
 
 
 @dataclass(frozen=True, slots=True)
 class Fault:
-    """One thing that is wrong with a bundle; ``what`` is a file of it where that is meant."""
+    """One fault of a bundle; ``what`` is the file concerned, or what does not match."""
 
     kind: Kind
     what: str
@@ -99,7 +99,7 @@ class Fault:
 
 
 def damages(bundle: Bundle) -> tuple[Fault, ...]:
-    """What of the bundle's content is not as its manifest says; the whole file is read."""
+    """The faults of the bundle's content against its manifest; the whole file is read."""
     size = bundle.file.stat().st_size
     places = tuple(bundle.places.values())
     with bundle.file.open("rb") as file:
@@ -107,21 +107,21 @@ def damages(bundle: Bundle) -> tuple[Fault, ...]:
 
 
 def raise_faults(file: Path, wrong: Sequence[Fault]) -> None:
-    """Raise if anything is wrong.
+    """Raise if there are faults.
 
     Raises:
         BundleError: something is; one failure each.
     """
     if not wrong:
         return
-    unfit = all(one.kind == "unfit" for one in wrong)
+    is_mismatch = all(one.kind == "mismatch" for one in wrong)
     fix = (
         "make a bundle for this with `clusterctl bundle create`, with the clusterctl that is to use it"
-        if unfit
-        else "copy the bundle here once more, or make it anew with `clusterctl bundle create`"
+        if is_mismatch
+        else "copy the bundle here again, or create it again with `clusterctl bundle create`"
     )
     raise BundleError(
-        "the bundle does not fit" if unfit else "the bundle is damaged",
+        "the bundle does not match" if is_mismatch else "the bundle is damaged",
         where=str(file),
         why=named([str(one) for one in wrong], most=10),
         fix=fix,
@@ -140,7 +140,7 @@ def _walk(file: IO[bytes], places: Sequence[Place], size: int, begin: int) -> It
             return
         if place.content + place.entry.size > size:
             left = f" and {len(places) - number - 1} files after it" if number + 1 < len(places) else ""
-            yield Fault("cut", path, f"the bundle ends after {size} bytes, before the end of it{left}")
+            yield Fault("truncated", path, f"the bundle ends after {size} bytes, before the end of it{left}")
             return
         if not _shows(head, place.entry):
             yield Fault("corrupted", path, "its header is damaged")
@@ -185,7 +185,7 @@ def _after(file: IO[bytes], end: int, size: int) -> Iterator[Fault]:
     if info is not None:
         yield Fault("extra", printable(info.name), "the manifest does not name it")
     elif raw != bytes(2 * BLOCK):
-        why = f"{2 * BLOCK} bytes of nothing belong there, and {size - end} follow the last file"
+        why = f"{2 * BLOCK} zero bytes belong there, and {size - end} follow the last file"
         yield Fault("corrupted", "the end of the bundle", why)
 
 
@@ -220,11 +220,13 @@ def _missing(wanted: Mapping[str, Entry], seen: Mapping[str, object]) -> Iterato
 
 
 def mismatches(bundle: Bundle, spec: ClusterSpec | None, releases: Collection[str] = ()) -> tuple[Fault, ...]:
-    """What does not fit this clusterctl, the spec, if there is one, or hosts of these releases."""
+    """The mismatches with this clusterctl, the spec, if there is one, or hosts of these releases."""
     manifest = bundle.manifest
     found = list(_of_clusterctl(manifest))
     found += [
-        Fault("unfit", release, f"the bundle has no packages for it, only for {', '.join(manifest.systems)}")
+        Fault(
+            "mismatch", release, f"the bundle has no packages for it, only for {', '.join(manifest.systems)}"
+        )
         for release in releases
         if release not in manifest.systems
     ]
@@ -232,10 +234,14 @@ def mismatches(bundle: Bundle, spec: ClusterSpec | None, releases: Collection[st
         if releases and release not in releases:
             continue
         if lacking := _wanted(release, spec) - set(system.asked):
-            found.append(Fault("unfit", release, f"without the packages {named(sorted(lacking))}"))
+            found.append(Fault("mismatch", release, f"lacks the packages {named(sorted(lacking))}"))
         if system.base != base_digest():
             found.append(
-                Fault("unfit", release, "the wheels of the job environment are of another clusterctl")
+                Fault(
+                    "mismatch",
+                    release,
+                    "the wheels of the job environment are from another version of clusterctl",
+                )
             )
         found += _of_gpus(release, system, spec)
         found += _of_requirements(release, system, spec)
@@ -256,25 +262,27 @@ def _wanted(release: str, spec: ClusterSpec | None) -> set[str]:
 def _of_clusterctl(manifest: Manifest) -> Iterator[Fault]:
     if manifest.clusterctl != __version__:
         yield Fault(
-            "unfit", "clusterctl", f"made by version {manifest.clusterctl}, and this is {__version__}"
+            "mismatch", "clusterctl", f"made by version {manifest.clusterctl}, and this is {__version__}"
         )
     elif manifest.payload != payload_hash():
-        yield Fault("unfit", PAYLOAD, "it is not the training program of this clusterctl")
+        yield Fault("mismatch", PAYLOAD, "it is not the payload of this clusterctl")
     if manifest.architecture != ARCHITECTURE:
         yield Fault(
-            "unfit", "architecture", f"for {manifest.architecture}, and the hosts have {ARCHITECTURE}"
+            "mismatch", "architecture", f"for {manifest.architecture}, and the hosts have {ARCHITECTURE}"
         )
 
 
 def _of_gpus(release: str, system: System, spec: ClusterSpec | None) -> Iterator[Fault]:
     if system.gpu_base not in (None, gpu_digest()):
-        yield Fault("unfit", release, "CuPy and CUDA's libraries are of another clusterctl")
+        yield Fault("mismatch", release, "CuPy and CUDA's libraries are from another version of clusterctl")
     elif spec is not None and asks_for_cupy(spec) and not system.gpu:
-        yield Fault("unfit", release, "the spec has GPUs, and the bundle has no CuPy for them")
+        yield Fault("mismatch", release, "the spec has GPUs, and the bundle has no CuPy for them")
 
 
 def _of_requirements(release: str, system: System, spec: ClusterSpec | None) -> Iterator[Fault]:
     asked = spec.software.python.requirements if spec is not None else None
     if asked is not None and system.requirements != content_hash((asked,)):
         has = "other ones" if system.requirements else "none"
-        yield Fault("unfit", release, f"{asked} asks for Python packages, and the bundle was made for {has}")
+        yield Fault(
+            "mismatch", release, f"{asked} asks for Python packages, and the bundle was made for {has}"
+        )

@@ -1,4 +1,4 @@
-"""Pack a bundle: OS packages for each distribution, wheels for its Python, the payload, all versions."""
+"""Creating a bundle: OS packages for each distribution, wheels for its Python, the payload, a lock."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ Sources = dict[str, Path | bytes]
 
 @dataclass(frozen=True, slots=True)
 class BundleRequest:
-    """What a bundle is made for. ``archives``: release -> a file that names the repositories to use."""
+    """What a bundle is created for. ``archives``: release -> a file that names the repositories to use."""
 
     spec: ClusterSpec
     distributions: Sequence[Distribution]

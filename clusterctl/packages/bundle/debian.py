@@ -140,7 +140,7 @@ def _fetched(one: Upstream, folder: Path) -> Path:
         path.write_bytes(download(one.url, what=f"the package {path.name}"))
     if _sha256(path) != one.sha256:
         path.unlink()
-        raise MachineError(f"the package {path.name} is another", where=one.url, why="its SHA-256 differs")
+        raise MachineError(f"the package {path.name} is another", where=one.url, why="its SHA-256 is another")
     return path
 
 
@@ -158,7 +158,7 @@ def own_sources(path: Path) -> str:
         wrong = next((f"apt reads no line like {line!r}" for line in lines if not _LINE.match(line)), None)
     if wrong or not lines:
         raise UsageError(
-            "the file of repositories is no list of archives",
+            "the file of repositories is not a list of apt sources",
             where=str(path),
             why=wrong or "it names none",
             fix="write it as in /etc/apt/sources.list.d; what is named .sources, in that form",

@@ -158,7 +158,7 @@ def own_repositories(path: Path) -> tuple[str, tuple[str, ...]]:
         raise UsageError(
             "the file of repositories names no key",
             where=str(path),
-            why="packages whose signature can't be checked do not go into a bundle",
+            why="packages without a verifiable signature are not put into a bundle",
             fix="say gpgkey= for each repository",
         )
     return text, tuple(sorted(keys))

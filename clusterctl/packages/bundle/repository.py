@@ -55,8 +55,9 @@ def read_own(path: Path) -> str:
 
 @dataclass(frozen=True, slots=True)
 class RepositoryRequest:
-    """For which distribution (`id-version`), and in which folder downloads are kept. ``called``: its name in
-    messages, where it goes by another.
+    """The distribution (`id-version`) to pack for, and the folder that keeps downloads.
+
+    ``called``: the distribution's name in messages, where that is another.
 
     ``archive`` names the repositories to take packages from, instead of the distribution's public ones, to
     which ``openhpc`` and ``nvidia`` add theirs. ``upstream``: packages that no repository has. ``stream``:
@@ -98,7 +99,7 @@ _ALWAYS = {"LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
 
 
 def need(tool: str, *, of: str, fix: str) -> None:
-    """Make sure of a tool that packing for ``of`` takes.
+    """Require a tool that packing for ``of`` needs.
 
     Raises:
         MachineError: it is not on this machine.
@@ -108,10 +109,10 @@ def need(tool: str, *, of: str, fix: str) -> None:
 
 
 def run(argv: Sequence[str], *, what: str, fix: str, env: Mapping[str, str] | None = None) -> str:
-    """Run it to its end; its stdout.
+    """Run a command and return its stdout.
 
     Raises:
-        MachineError: it failed; with the end of what it said.
+        MachineError: it failed; with the end of its output.
     """
     done = subprocess.run(
         under_subreaper(argv),
@@ -129,7 +130,7 @@ def run(argv: Sequence[str], *, what: str, fix: str, env: Mapping[str, str] | No
 
 
 def download(url: str, *, what: str) -> bytes:
-    """What lies at a URL; `file:` is this machine's.
+    """The content at a URL; `file:` is of this machine.
 
     Raises:
         MachineError: it can't be had.

@@ -1,4 +1,4 @@
-"""A bundle in place of the internet: checked, remembered, its wheels put where they are sought."""
+"""Installing from a bundle: checked, recorded in the workspace, its wheels put into the cache."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from clusterctl.util.progress import LineReporter
 
 
 class Remembered(BaseModel):
-    """The bundle of a cluster: where it is, and how it was when all of it was checked."""
+    """The bundle of a cluster: its path, and its state when all of it was checked."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
 
@@ -55,16 +55,16 @@ def missing_bundle(workspace: Workspace) -> BundleError:
     """The error for hosts that are to be installed from a bundle that is not there any more."""
     known = cluster_bundle(workspace)
     return BundleError(
-        "the bundle that this cluster is installed from is gone",
+        "the bundle that this cluster is installed from is missing",
         where=str(known.file) if known else "",
         why="some hosts have packages to install, and no repository of their own is asked",
-        fix="say where it is now: `clusterctl up --bundle FILE`; or `clusterctl up --no-bundle`, with the "
+        fix="give its new path: `clusterctl up --bundle FILE`; or `clusterctl up --no-bundle`, with the "
         "hosts' own repositories",
     )
 
 
 def use_bundle(file: Path, spec: ClusterSpec, workspace: Workspace, *, report: LineReporter) -> Bundle:
-    """Check a bundle, remember it for the cluster, and have its wheels where the rest of `up` seeks them.
+    """Check a bundle, record it for the cluster, and put its wheels where the rest of `up` looks for them.
 
     What was checked already, and has not been written to since, is not read once more.
 

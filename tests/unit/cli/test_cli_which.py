@@ -145,7 +145,7 @@ def test_whoever_works_on_the_cluster_is_why_it_does_not_answer(cli: Clusterctl,
     with at_work(cli, "local") as pid:
         (failure,) = cli("-o", "json", *argv, rc=1).json["failures"]
     assert failure["code"] == "locked"
-    assert f" (pid {pid}) is at work since " in failure["cause"]
+    assert f" (pid {pid}) has been running since " in failure["cause"]
     assert "is not up" in failure["cause"]
     assert "is not up" in cli(*argv, rc=2).stderr
 
@@ -154,7 +154,7 @@ def test_whoever_works_on_the_cluster_is_why_it_does_not_answer(cli: Clusterctl,
 def test_a_second_one_fails_at_once_or_waits_as_it_is_told(cli: Clusterctl, argv: list[str]) -> None:
     with at_work(cli, "local") as pid:
         ran = cli(*argv, "--no-wait", rc=1)
-        assert f" (pid {pid}) is at work since " in ran.stderr
+        assert f" (pid {pid}) has been running since " in ran.stderr
         process = cli.start(*argv)
         assert process.stderr is not None
         said = next(line for line in process.stderr if "at work" in line)

@@ -100,7 +100,7 @@ def test_a_cut_bundle_names_the_file_that_it_ends_in(bundle: Bundle, path: str) 
     place = bundle.places[path]
     with bundle.file.open("r+b") as file:
         file.truncate(place.content + max(0, place.entry.size - 1) - (0 if place.entry.size else 1))
-    assert wrong(bundle.file) == [("cut", path)]
+    assert wrong(bundle.file) == [("truncated", path)]
 
 
 def test_a_bundle_that_lost_its_end_only_is_not_whole(bundle: Bundle) -> None:
@@ -145,14 +145,14 @@ def test_a_damaged_manifest_is_no_manifest(bundle: Bundle, name: str) -> None:
 def test_what_is_no_bundle_is_said_to_be_none(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "file"
     path.write_bytes(content)
-    with pytest.raises(BundleError, match="no bundle"):
+    with pytest.raises(BundleError, match="not a bundle"):
         open_bundle(path)
 
 
 def test_another_tar_is_no_bundle(tmp_path: Path) -> None:
     (tmp_path / "a").write_text("a")
     subprocess.run(["tar", "-C", str(tmp_path), "-cf", str(tmp_path / "t.tar"), "a"], check=True)
-    with pytest.raises(BundleError, match="no bundle"):
+    with pytest.raises(BundleError, match="not a bundle"):
         open_bundle(tmp_path / "t.tar")
 
 

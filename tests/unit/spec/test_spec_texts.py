@@ -15,7 +15,7 @@ from ruamel.yaml import YAML
 from clusterctl.errors import UsageError
 from clusterctl.spec.job import ARRAY, CONSTRAINT, JOB_NAME, SIGNAL, JobSpec
 from clusterctl.spec.load import parse_spec, starter_spec
-from clusterctl.spec.models import PATTERN_WORDS, PROVIDER_TYPES
+from clusterctl.spec.models import PATTERN_TEXTS, PROVIDER_TYPES
 from clusterctl.spec.schema import json_schema, reference
 
 Golden = Callable[[str, str], None]
@@ -159,9 +159,9 @@ def patterns(part: Any) -> Iterator[str]:
 
 def test_every_pattern_has_its_words() -> None:
     says_so_itself = json_schema()["$defs"]["SlurmSettings"]["properties"]["extra"]["items"]["pattern"]
-    assert set(patterns(json_schema())) - {says_so_itself} == set(PATTERN_WORDS)
+    assert set(patterns(json_schema())) - {says_so_itself} == set(PATTERN_TEXTS)
     names = JobSpec.model_json_schema()["properties"]["env"]["propertyNames"]["pattern"]
-    known = {*PATTERN_WORDS, ARRAY, CONSTRAINT, JOB_NAME, SIGNAL}
+    known = {*PATTERN_TEXTS, ARRAY, CONSTRAINT, JOB_NAME, SIGNAL}
     assert set(patterns(JobSpec.model_json_schema())) - {names} <= known
 
 

@@ -74,11 +74,13 @@ def silent(_: str) -> None:
 def test_a_second_clusterctl_is_told_who_holds_the_lock(workspace: Workspace) -> None:
     with held(workspace) as process:
         with (
-            pytest.raises(LockedError, match="is being worked on") as caught,
+            pytest.raises(LockedError, match="is locked") as caught,
             workspace.lock("down", wait_s=0, waiting=silent),
         ):
             pass
-        assert re.match(rf"`clusterctl up` of \S+ \(pid {process.pid}\) is at work since ", caught.value.why)
+        assert re.match(
+            rf"`clusterctl up` of \S+ \(pid {process.pid}\) has been running since ", caught.value.why
+        )
         assert str(workspace.worker()) == caught.value.why
 
 
@@ -95,7 +97,7 @@ def test_it_waits_saying_once_for_whom_and_gets_the_lock(workspace: Workspace) -
             assert worker is not None
             assert (worker.verb, worker.pid) == ("down", os.getpid())
     (said,) = told
-    assert f" (pid {process.pid}) is at work since" in said
+    assert f" (pid {process.pid}) has been running since" in said
     assert not workspace.lock_file.exists()
     assert workspace.worker() is None
 
