@@ -1,4 +1,4 @@
-"""bundle create, verify, show: everything for a cluster in one file, for hosts without a route out."""
+"""bundle create, verify, show: everything for a cluster in one file, for air-gapped hosts."""
 
 from __future__ import annotations
 
@@ -170,7 +170,7 @@ def _lines(opened: Bundle) -> list[str]:
 
 def register(app: typer.Typer) -> None:
     """Add these verbs."""
-    bundle = typer.Typer(help="Everything in one file, for hosts without a route out.", no_args_is_help=True)
+    bundle = typer.Typer(help="Everything in one file, for air-gapped hosts.", no_args_is_help=True)
     for function in (create, verify, show):
         bundle.command()(verb(function))
     app.add_typer(bundle, name="bundle")

@@ -271,7 +271,7 @@ def list_(screen: Screen, options: Options) -> None:
     """Show your clusters, and local ones whose workspace was lost.
 
     `unfinished`: `clusterctl up` goes on. `elsewhere`: raised with another CLUSTERCTL_HOME. `lost`: nothing
-    is known of it any more, `clusterctl down --orphans` removes it. `damaged`: `clusterctl up` mends it.
+    is known of it any more, `clusterctl down --orphans` removes it. `damaged`: `clusterctl up` repairs it.
     """
     del options
     noted = list(_noted())

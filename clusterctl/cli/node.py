@@ -56,7 +56,7 @@ def drain(
         str | None, typer.Option("--timeout", metavar="TIME", help="With --wait: not longer than this.")
     ] = None,
 ) -> None:
-    """Drain nodes. Those that run go on; `up` leaves the nodes as they are."""
+    """Drain nodes: they take no new jobs. Jobs that run go on; `up` leaves the nodes as they are."""
     from clusterctl.cluster import nodes
 
     if not reason.strip():
@@ -75,7 +75,7 @@ def drain(
 
 
 def resume(screen: Screen, options: Options, names: Names) -> None:
-    """Let jobs begin on nodes again."""
+    """Resume nodes: they take jobs again."""
     from clusterctl.cluster import nodes
 
     with _cluster(screen, options) as (_, inventory, scheduler):
@@ -98,7 +98,7 @@ def add(screen: Screen, options: Options, names: Names, **joining: Any) -> int:
     inventory = session.inventory_of(Workspace.of(spec.name))
     chosen = nodes.names_of(names)
     if there := [name for name in chosen if inventory.host(name)]:
-        fix = f"`clusterctl up --limit {','.join(there)}` mends it, `clusterctl node replace` takes another"
+        fix = f"`clusterctl up --limit {','.join(there)}` repairs it, `clusterctl node replace` takes another"
         raise UsageError(f"already in the cluster: {', '.join(there)}", fix=fix)
     return _join(screen, options, spec, chosen, **joining)
 
@@ -132,7 +132,7 @@ def remove(
 
 
 def replace(screen: Screen, options: Options, names: Names, force: Force = False, **joining: Any) -> int:
-    """Put other machines in the place of nodes, under the same names. Their host keys are confirmed anew.
+    """Put other machines in the place of nodes, under the same names. Their host keys are confirmed again.
 
     The machines that had the names are released; one that does not answer is, once it does.
     """

@@ -48,7 +48,7 @@ def completion(
 
 app = typer.Typer(
     name="clusterctl",
-    help="One typed file raises a Slurm cluster, trains on it, and brings the results home.",
+    help="One typed file creates a Slurm cluster, trains on it, and collects the results.",
     no_args_is_help=True,
     add_completion=False,  # there is a verb for it
     rich_markup_mode=None,

@@ -56,7 +56,7 @@ def up(
     options: Options,
     reconfigure: Annotated[
         bool,
-        typer.Option("--reconfigure", help="Configure every host anew, whether anything drifted or not."),
+        typer.Option("--reconfigure", help="Configure every host again, whether anything drifted or not."),
     ] = False,
     force: Annotated[
         bool, typer.Option("--force", help="End jobs that a changed spec has no place for.")

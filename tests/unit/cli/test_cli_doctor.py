@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from clusterctl.cli.output import Screen
-from clusterctl.cli.spec import text
+from clusterctl.cli.spec import report_lines
 from clusterctl.hosts.checks import DoctorReport
 from clusterctl.hosts.report import HostFacts
 from tests.unit.hosts.test_doctor import WELL
@@ -20,5 +20,5 @@ from tests.unit.hosts.test_doctor import WELL
 )
 def test_a_host_is_shown_with_its_gpus_and_their_driver(gpus: dict[str, object], shown: str) -> None:
     facts = HostFacts.model_validate(WELL | {"gpus": {**WELL["gpus"], **gpus}})
-    table = text(Screen(json=False, color=False), DoctorReport((), {"one": facts}))
+    table = report_lines(Screen(json=False, color=False), DoctorReport((), {"one": facts}))
     assert f"16 GiB  {shown}  enforcing" in "\n".join(table)
