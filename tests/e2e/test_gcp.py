@@ -21,7 +21,8 @@ from typing import Any
 import pytest
 from ruamel.yaml import YAML
 
-from clusterctl.cluster.up import bake
+from clusterctl.cluster.session import ClusterSession
+from clusterctl.cluster.up import prepare_image
 from clusterctl.providers.local.provider import LocalProvider
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.models import LocalProvider as LocalSettings
@@ -114,7 +115,7 @@ def machines(cluster_name: str, clusterctl_home: Path) -> Iterator[tuple[Workspa
     workspace.create()
     workspace.create_secrets()
     provider = LocalProvider(LocalSettings())
-    provider.prepare(spec, workspace, bake=lambda target: bake(target, silent, workspace), report=silent)
+    prepare_image(ClusterSession(spec=spec, workspace=workspace, provider=provider))
     try:
         inventory = provider.apply(spec, workspace, keep={}, report=silent).inventory
         workspace.known_hosts.write_text(inventory.known_hosts())

@@ -12,9 +12,10 @@ from typing import Any
 import pyte
 import pytest
 
+from clusterctl.cli import output
 from clusterctl.cli.job import KeptLogs
 from clusterctl.cli.output import Screen, _Bar
-from clusterctl.cli.run import app, show
+from clusterctl.cli.run import app
 from clusterctl.errors import ClusterctlError
 from clusterctl.jobs.logs import LogChunk
 from clusterctl.scheduler import session
@@ -269,9 +270,9 @@ def test_a_script_is_kept_as_it_is_but_for_a_terminal(
 
 def test_verbs_write_through_the_screen_alone() -> None:
     writes = re.compile(r"\bprint\(|\bstd(out|err)\.(buffer|write)|\bConsole\(|__std(out|err)__|os\.write\(")
-    folder = Path(show.__file__).parent
+    folder = Path(output.__file__).parent
     found = [path.name for path in folder.glob("*.py") if writes.search(path.read_text())]
-    assert found == ["show.py"]
+    assert found == ["output.py"]
 
 
 def test_an_answer_in_json_has_the_end_of_logs_without_end() -> None:
