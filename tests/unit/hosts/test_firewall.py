@@ -86,7 +86,7 @@ def test_firewalld_is_shown_with_its_zone_and_left_to_the_role(tmp_path: Path) -
 def test_a_firewalld_that_starts_with_the_next_boot_is_named(tmp_path: Path) -> None:
     facts = looked(tmp_path, firewalld="enabled")
     (finding,) = findings(facts, NETWORK)
-    assert (finding.level, finding.what) == ("warning", "firewalld is stopped, and enabled")
+    assert (finding.level, finding.what) == ("warning", "firewalld is enabled but stopped")
     assert "systemctl start firewalld" in finding.fix
     assert findings(facts) == [], "nobody else is in the cluster"
 
