@@ -221,7 +221,7 @@ def down_orphans(
     run = Run(workspace=Workspace.of(name), reporter=phases)
     with phases.shown():
         cluster_down.down_orphans(run, settings, found, asking)
-    screen.result(answer, f"cluster {name!r} ({which}) is down; an independent look found nothing of it")
+    screen.result(answer, f"cluster {name!r} ({which}) is down; cleanup verified")
 
 
 def _where(screen: Screen, options: Options, project: str | None) -> tuple[Provider, str]:

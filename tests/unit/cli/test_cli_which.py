@@ -157,7 +157,7 @@ def test_a_second_one_fails_at_once_or_waits_as_it_is_told(cli: Clusterctl, argv
         assert f" (pid {pid}) has been running since " in ran.stderr
         process = cli.start(*argv)
         assert process.stderr is not None
-        said = next(line for line in process.stderr if "at work" in line)
+        said = next(line for line in process.stderr if "has been running since" in line)
         assert f"(pid {pid})" in said
         assert "waiting until it is done, 10 minutes at most" in said
         process.send_signal(2)
