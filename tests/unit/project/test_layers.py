@@ -46,7 +46,7 @@ def test_the_tree_keeps_the_rules(tree: Path) -> None:
             "clusterctl/spec/units.py",
             "def f():\n    import clusterctl.state.journal",
         ),
-        ("an import upwards from util", "clusterctl/util/render.py", "import clusterctl.state.journal"),
+        ("an import upwards from util", "clusterctl/util/assets.py", "import clusterctl.state.journal"),
         ("clusterctl knows the payload", "clusterctl/state/workspace.py", "import payload"),
         ("the payload knows clusterctl", "payload/metrics.py", "import clusterctl.errors"),
     ],
