@@ -315,7 +315,7 @@ def test_logs_of_jobs_that_are_not_ours(session, cluster, tmp_path):
     cluster.change(job_id, comment="")
     with cluster.state() as state:
         state["jobs"]["500"] = state["jobs"][job_id]
-    with pytest.raises(SlurmError, match="was not submitted by clusterctl"):
+    with pytest.raises(SchedulerError, match="was not submitted by clusterctl"):
         logs(session, "500", on_output=Told())
 
 

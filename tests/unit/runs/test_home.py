@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.cli.job import not_brought_home
-from clusterctl.errors import CollectError, SlurmError, UnreachableError, UsageError
+from clusterctl.errors import CollectError, SchedulerError, SlurmError, UnreachableError, UsageError
 from clusterctl.runs.collect import collect
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm.client import SlurmClient
@@ -368,7 +368,7 @@ def test_a_comment_that_another_job_copied_takes_no_run_from_its_job(session, cl
         state["jobs"]["500"] = state["jobs"][job_id] | {"dir": str(tmp_path)} | forged
     if "user" in forged:
         cluster.change("500", comment="clusterctl:another")
-    with pytest.raises(SlurmError, match="not submitted by clusterctl"):
+    with pytest.raises(SchedulerError, match="not submitted by clusterctl"):
         collect(session, ["500"], out=out)
     assert [entry.job_id for entry in cluster.ledger.entries()] == [job_id]
 
@@ -401,7 +401,7 @@ def test_jobs_of_others_are_not_collected(session, cluster, tmp_path, out):
     job_id = finished(session, cluster, tmp_path, "true")
     with cluster.state() as state:
         state["jobs"]["500"] = state["jobs"][job_id] | {"comment": "mine"}
-    with pytest.raises(SlurmError, match="not submitted by clusterctl"):
+    with pytest.raises(SchedulerError, match="not submitted by clusterctl"):
         collect(session, ["500"], out=out)
 
 
