@@ -45,7 +45,8 @@ def test_without_a_spec_it_is_the_built_in_cluster(wheel: Clusterctl) -> None:
     hosts = [one["name"] for one in plan.json["changes"] if one["kind"] == "host"]
     assert hosts == ["local-ctl", "local-train-1", "local-train-2"]
     assert list(wheel.cwd.iterdir()) == []
-    assert "local" not in wheel("list").stdout
+    clusters = wheel("-o", "json", "list").json["clusters"]
+    assert not [one for one in clusters if Path(one["workspace"]).is_relative_to(wheel.home)]
 
 
 def test_a_link_to_the_script_is_enough(wheel: Clusterctl, tmp_path: Path) -> None:

@@ -167,9 +167,10 @@ def _processes(machine: Machine) -> Iterator[str]:
         told = str(machine.home) in command or f"CLUSTERCTL_HOME={machine.home}".encode() in environ.split(
             b"\0"
         )
-        # In a container of ours even the root comes from a folder of ours. The last mount tells whose it is:
-        # a mount namespace starts as a copy of this machine's, other clusters' mounts and all.
-        roots = _OURS.findall(mounts) if inside else []
+        # In a container of ours the root comes from a folder of ours, which tells whose it is. Until it is
+        # mounted, the last mount does: a mount namespace starts as a copy of this machine's.
+        at_root = "\n".join(line for line in mounts.splitlines() if line.split()[4] == "/")
+        roots = (_OURS.findall(at_root) or _OURS.findall(mounts)) if inside else []
         if roots or container or told:
             yield f"process {proc.name}: {command}" + (f" (in {roots[-1]})" if roots else "")
 
