@@ -99,7 +99,7 @@ def test_a_node_that_is_away_is_no_half_of_a_submission(
             raise UnreachableError("it does not answer", host="n2")
 
     away = LocalStorageNode("n2", "train", Away(cluster, tmp_path / "away"))
-    broken = replace(apart, apart=(apart.apart[0], away))
+    broken = replace(apart, node_local=(apart.node_local[0], away))
     with pytest.raises(UnreachableError) as caught:
         submit(broken, job)
     assert caught.value.host == "n2"
