@@ -22,8 +22,7 @@ from clusterctl.errors import (
 from clusterctl.scheduler.base import Clock, backoff
 from clusterctl.scheduler.models import JobInfo, JobRequest, JobState, NodeInfo
 from clusterctl.state.inventory import HEALTH_PROGRAM, Host, Inventory
-from clusterctl.transport.base import Transport
-from clusterctl.transport.program import remote_argv
+from clusterctl.transport.base import Transport, remote_argv
 from clusterctl.util.parallel import parallel_map
 
 _HARDWARE = ("sh", "-c", "nproc; sed -n 's/^MemTotal: *\\([0-9]*\\) kB/\\1/p' /proc/meminfo")
