@@ -190,11 +190,11 @@ def report_lines(screen: Screen, report: DoctorReport) -> list[str]:
     from clusterctl.spec.units import GIB_MIB
 
     bad = {finding.host for finding in report.errors}
-    noted = {finding.host for finding in report.findings} - bad
+    warned = {finding.host for finding in report.findings} - bad
     rows = [
         [
             host,
-            "sick" if host in bad else "noted" if host in noted else "well",
+            "error" if host in bad else "warning" if host in warned else "ok",
             facts.system.name,
             facts.system.cpus,
             f"{facts.system.memory_mib / GIB_MIB:.0f} GiB",
@@ -205,7 +205,7 @@ def report_lines(screen: Screen, report: DoctorReport) -> list[str]:
         for host, facts in report.facts.items()
     ]
     head = ["HOST", "STATE", "SYSTEM", "CPUS", "MEMORY", "GPUS", "SELINUX", "FIREWALL"]
-    rows += [[host, "sick", *"-" * (len(head) - 2)] for host in sorted(bad - set(report.facts))]
+    rows += [[host, "error", *"-" * (len(head) - 2)] for host in sorted(bad - set(report.facts))]
     lines = screen.table(head, rows)
     lines += [""] * bool(report.findings)
     for f in report.findings:

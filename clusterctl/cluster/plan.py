@@ -27,8 +27,7 @@ from clusterctl.spec.load import Difference, differences
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport.connections import Connections
-from clusterctl.transport.ssh import SSHTransport
+from clusterctl.transport.ssh import Connections, SSHTransport
 from clusterctl.util.lifetime import temporary_folder
 
 PATIENCE_S = 5.0  # for hosts and Slurm to answer

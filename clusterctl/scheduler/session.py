@@ -20,8 +20,7 @@ from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.ledger import Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Transport
-from clusterctl.transport.connections import Connections
-from clusterctl.transport.ssh import SSHTransport
+from clusterctl.transport.ssh import Connections, SSHTransport
 
 PATIENCE_S = 60.0  # for the scheduler to answer
 

@@ -4,7 +4,7 @@
 
 REQUEST and the answer are one JSON object each. What is known of a job lies in its user's home, which all
 hosts see: `~/clusterctl/mpirun/m1/` with `job.json`, how it ended (`end.json`, by its unit), and `cancelled`.
-These files are touched as the user alone: root may have no rights there, and must follow no link of a job's.
+These files are opened as the user alone: root may have no rights there, and must follow no link of a job's.
 """
 
 from __future__ import annotations

@@ -31,9 +31,8 @@ from clusterctl.errors import (
     UsageError,
 )
 from clusterctl.transport import remote_open, remote_receive, tree
-from clusterctl.transport.base import Conversation
+from clusterctl.transport.base import Conversation, remote_argv
 from clusterctl.transport.local import LocalTransport
-from clusterctl.transport.program import remote_argv
 from clusterctl.transport.put import STORE, send_into, send_new_folder, send_to_store
 from clusterctl.transport.remote_receive import make_folder
 from clusterctl.transport.remote_store import NO_REQUIRED, SWEEP_EVERY_S, UNUSED_S
