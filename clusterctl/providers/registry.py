@@ -7,8 +7,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from clusterctl.providers.base import Provider
-from clusterctl.providers.pending import PendingRelease
 from clusterctl.providers.prompts import NO_PROMPTS, Prompts
 from clusterctl.spec.gcp import GcpProvider as GcpSettings
 from clusterctl.spec.models import ClusterSpec
@@ -21,7 +19,9 @@ from clusterctl.state.workspace import Workspace
 from clusterctl.util.progress import Reporter
 
 if TYPE_CHECKING:
+    from clusterctl.providers.base import Provider
     from clusterctl.providers.local.layout import CachedImage, ClusterState
+    from clusterctl.providers.pending import PendingRelease
 
 
 def provider_of(settings: ProviderSettings, prompts: Prompts = NO_PROMPTS) -> Provider:
