@@ -9,9 +9,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clusterctl.cli.options import Options, verb
+from clusterctl.cli.options import AskBecomePass, Options, read_only_prompts, spec_of, verb
 from clusterctl.cli.output import Screen
-from clusterctl.cli.target import AskBecomePass, read_only_prompts, spec_of
 
 if TYPE_CHECKING:
     from clusterctl.hosts.checks import DoctorReport

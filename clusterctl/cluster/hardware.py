@@ -18,9 +18,8 @@ from clusterctl.errors import ClusterctlError, Failure, SchedulerError, Transpor
 from clusterctl.hosts.checks import Finding
 from clusterctl.hosts.gpus import Driver
 from clusterctl.hosts.report import HostReport, NodeFacts
-from clusterctl.jobs.control import active_jobs
 from clusterctl.packages.wheelhouse import NodePlatform, has_wheelhouse, wheelhouse
-from clusterctl.scheduler.base import Scheduler
+from clusterctl.scheduler.base import Scheduler, active_jobs
 from clusterctl.scheduler.models import JobInfo, NodeInfo
 from clusterctl.scheduler.slurm.config import gres, promised_mib
 from clusterctl.spec.distributions import Distribution
