@@ -28,9 +28,8 @@ from clusterctl.errors import (
     UnreachableError,
     UsageError,
 )
-from clusterctl.providers.onprem.access import Access, AccessError, access_config, last_hop
-from clusterctl.providers.onprem.host_keys import HostKeys
-from clusterctl.providers.prompts import OfferedKey, Prompts
+from clusterctl.providers.base import OfferedKey, Prompts
+from clusterctl.providers.onprem.access import Access, AccessError, HostKeys, access_config, last_hop
 from clusterctl.spec.models import ADMIN_USER
 from clusterctl.spec.onprem import OnpremProvider as Settings
 from clusterctl.spec.onprem import is_this_machine

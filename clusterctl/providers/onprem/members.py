@@ -17,9 +17,9 @@ from clusterctl.hosts.checks import DoctorReport, Finding
 from clusterctl.hosts.cluster_checks import expected, host_facts_request
 from clusterctl.hosts.report import HostFacts
 from clusterctl.hosts.role_files import role_files, role_packages
+from clusterctl.providers.base import failed_hosts
 from clusterctl.providers.onprem.access import NO_LOGIN, Access, last_hop, on_each
 from clusterctl.providers.onprem.login import Root, connect
-from clusterctl.providers.prompts import failed_hosts
 from clusterctl.spec.distributions import common, distribution_of
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.onprem import OnpremHost

@@ -15,11 +15,13 @@ from clusterctl.providers.base import (
     HostChange,
     Leftover,
     Planned,
+    Prompts,
     Provisioned,
     Size,
+    failed_hosts,
     hosts_as_raised,
 )
-from clusterctl.providers.onprem import login, members, pending_release, release
+from clusterctl.providers.onprem import login, members, release
 from clusterctl.providers.onprem.access import on_each, raise_failures
 from clusterctl.providers.onprem.login import Login, create_account
 from clusterctl.providers.onprem.members import (
@@ -33,7 +35,6 @@ from clusterctl.providers.onprem.members import (
     preview,
 )
 from clusterctl.providers.pending import REPLACED, pending_releases
-from clusterctl.providers.prompts import Prompts, failed_hosts
 from clusterctl.spec.load import dump_spec, load_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.onprem import OnpremProvider as Settings
@@ -131,13 +132,13 @@ class OnpremProvider:
         absent = release.release_removed(found.inventory, workspace, self._prompts, report=report)
         for host in before.hosts if before else ():
             if before and host.name in absent:
-                pending_release.record_pending(host, before, found.access, workspace, why=absent[host.name])
+                release.record_pending(host, before, found.access, workspace, why=absent[host.name])
         joining = [name for name in found.new if name not in found.joined]
         if joining:
             self._join(found, joining, workspace, report)
         if self._tried is None:
             hosts = found.inventory.hosts
-            self._tried = pending_release.retry_all(workspace, hosts, self._prompts, report=report)
+            self._tried = release.retry_all(workspace, hosts, self._prompts, report=report)
         return Provisioned(found.inventory, (*found.notes, *self._tried), made=tuple(found.new))
 
     def alive(self, cluster_id: str) -> bool:  # noqa: ARG002
@@ -157,7 +158,7 @@ class OnpremProvider:
         except ProvisionError as exc:
             error_failures += exc.failures
         there = hosts_as_raised(workspace).values()
-        for note in pending_release.retry_all(workspace, there, self._prompts, report=report, ending=True):
+        for note in release.retry_all(workspace, there, self._prompts, report=report, ending=True):
             self._prompts.note(note)
         error_failures += [one.failure for one in pending_releases(workspace)]
         if error_failures:
