@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final, Literal, Protocol
@@ -241,16 +242,21 @@ class Provider(Protocol):
         """Ids of the caller's clusters of that name whose workspace was lost."""
 
 
-def hosts_as_raised(workspace: Workspace) -> Mapping[str, Host]:
-    """The hosts of the last `up` by name, and those that an `up` was about to join."""
-    found: dict[str, Host] = {}
+def inventory_as_raised(workspace: Workspace) -> Inventory | None:
+    """The cluster as the last `up` left it, with the hosts that an `up` was about to join."""
+    found: Inventory | None = None
+    hosts: dict[str, Host] = {}
     for path in (workspace.joining, workspace.hosts):
-        try:
-            hosts = Inventory.model_validate_json(path.read_bytes()).hosts
-        except (FileNotFoundError, ValidationError):
-            continue
-        found |= {host.name: host for host in hosts}
-    return found
+        with suppress(FileNotFoundError, ValidationError):
+            found = Inventory.model_validate_json(path.read_bytes())
+            hosts |= {host.name: host for host in found.hosts}
+    return found and found.model_copy(update={"hosts": tuple(hosts.values())})
+
+
+def hosts_as_raised(workspace: Workspace) -> Mapping[str, Host]:
+    """The hosts of ``inventory_as_raised`` by name."""
+    found = inventory_as_raised(workspace)
+    return {host.name: host for host in found.hosts} if found else {}
 
 
 @dataclass(frozen=True, slots=True)

@@ -58,12 +58,7 @@ def apply_plan(
     report: LineReporter,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Do what ``plan`` shows, to the end.
-
-    Raises:
-        TerraformError: part of it can't be done; what was done stays, and the next run goes on from there.
-        StalePlanError: something else would have to be done by now.
-    """
+    """Do what ``plan`` shows, to the end."""
     waits, layers, clear = iter(WAITS_S), iter(range(_LAYERS)), owner.clear
     adopt: Mapping[str, str] = MappingProxyType({})
     failed: TerraformError | None = None
@@ -98,11 +93,7 @@ _COSTS: Final = ("google_compute_", "google_filestore_")
 
 
 def refuse_another(plan: Plan, cluster_id: str) -> None:
-    """That nothing in the state bears another cluster's id, as where two share a bucket for their states.
-
-    Raises:
-        ProvisionError: something does.
-    """
+    """That nothing in the state bears another cluster's id, as where two share a bucket for their states."""
     ids = {found for there in _there(plan) if (found := cluster_id_of(there)) not in (None, cluster_id)}
     if ids:
         raise ProvisionError(
@@ -115,11 +106,7 @@ def refuse_another(plan: Plan, cluster_id: str) -> None:
 
 
 def refuse_moved(plan: Plan, project: str) -> None:
-    """That what is there is in the project of the spec: `down` looks for what is left in one project alone.
-
-    Raises:
-        UsageError: it is in another one.
-    """
+    """Refuse a cluster that is in another project than the spec's: `down` looks in one project alone."""
     projects = {str(there["project"]) for there in _there(plan, _COSTS) if there.get("project")} - {project}
     if projects:
         raise UsageError(

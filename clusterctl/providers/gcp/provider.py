@@ -108,11 +108,7 @@ class GcpProvider:
         return Provisioned(inventory, _notes(spec), made, started)
 
     def _since_shown(self, terraform: Terraform) -> Plan:
-        """What there is to do where nothing was shown, or all of that is done: hosts that went down since.
-
-        Raises:
-            StalePlanError: by now it would remove what was not shown.
-        """
+        """What there is to do where nothing was shown, or all of that is done: hosts that went down since."""
         plan = terraform.plan()
         gone = [host.name for host in host_changes(plan) if host.destroys]
         if self._is_done and (gone or lost(plan)):

@@ -3,11 +3,9 @@
 from __future__ import annotations
 
 import os
-import platform
 import pwd
 import sys
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -38,7 +36,7 @@ from clusterctl.spec import distributions
 from clusterctl.spec.models import ADMIN_USER, LEAST_MEMORY_MIB, ClusterSpec, User
 from clusterctl.spec.models import LocalProvider as Settings
 from clusterctl.spec.units import format_size
-from clusterctl.state.inventory import ARCHITECTURE, COMPUTE, CONTROLLER, Host, Inventory
+from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.state.journal import digest
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.util.assets import install_inputs
@@ -52,7 +50,7 @@ class LocalProvider:
         self._settings = settings
 
     def check(self, spec: ClusterSpec) -> None:  # noqa: ARG002
-        _refuse_elsewhere()
+        client.refuse_other_machines(sys.platform)
         if (release := distributions.redhat_release()) and release.startswith("rhel"):
             raise UsageError(
                 "local nodes are not made on Red Hat Enterprise Linux",
@@ -78,26 +76,18 @@ class LocalProvider:
         def ready(answer: dict[str, Any]) -> None:
             known_hosts = workspace.root / "known_hosts.bake"
             write_atomic(known_hosts, f"[127.0.0.1]:{answer['port']} {answer['host_key']}\n")
+            image = ("127.0.0.1", answer["port"], ADMIN_USER, workspace.key, known_hosts)
             try:
-                bake(
-                    BakeTarget(
-                        "127.0.0.1",
-                        answer["port"],
-                        ADMIN_USER,
-                        workspace.key,
-                        known_hosts,
-                        distributions.of_local_nodes(),
-                    )
-                )
+                bake(BakeTarget(*image, distributions.of_local_nodes()))
             finally:
                 known_hosts.unlink()
 
-        request = _image(self._settings, workspace)
-        client.call_with_bake(request.model_dump(mode="json"), report=report, ready=ready)
+        request = _image(self._settings, workspace).model_dump(mode="json")
+        client.call("bake", request, report=report, ready=ready)
 
     def sizes(self, spec: ClusterSpec) -> Mapping[str, Size]:
         shares, _ = divide(spec, Hardware.here())
-        return {share.host: Size(share.cpus, share.memory_mib, share.disk_mib) for share in shares}
+        return {share.host: share.size for share in shares}
 
     def plan(
         self,
@@ -107,7 +97,7 @@ class LocalProvider:
         keep: Mapping[str, Size],
         report: Reporter,
     ) -> Planned:
-        _refuse_elsewhere()
+        client.refuse_other_machines(sys.platform)
         shares, notes = divide(spec, Hardware.here(), keep)
         notes += same_uids(spec.users, account_name)
         hosts = hosts_as_raised(workspace)
@@ -147,7 +137,8 @@ class LocalProvider:
         inventory = _inventory(spec, request.id, shares, made)
         new = tuple(node.name for node in made.nodes if node.made)
         started = tuple(node.name for node in made.nodes if node.started and not node.made)
-        return Provisioned(inventory, notes + made.notes + _unused_gpus() + _removed(made), new, started)
+        removed = (f"removed {', '.join(made.removed)}",) if made.removed else ()
+        return Provisioned(inventory, notes + made.notes + _unused_gpus() + removed, new, started)
 
     def alive(self, cluster_id: str) -> bool:
         return bool(client.call("alive", {"id": cluster_id}, report=_silent)["machines"])
@@ -182,21 +173,6 @@ def account_name(uid: int) -> str | None:
         return pwd.getpwuid(uid).pw_name
     except KeyError:
         return None
-
-
-def _refuse_elsewhere() -> None:
-    """That local nodes can be at all on such a machine.
-
-    Raises:
-        MachineError: they can't.
-    """
-    client.refuse_other_systems(sys.platform)
-    if platform.machine() != ARCHITECTURE:
-        raise MachineError(
-            f"local nodes are built for {ARCHITECTURE}",
-            where=f"this machine is {platform.machine()}",
-            fix=f"run clusterctl on an {ARCHITECTURE} machine",
-        )
 
 
 def is_orphan(cluster: ClusterState) -> bool:
@@ -269,10 +245,6 @@ def _inventory(spec: ClusterSpec, cluster_id: str, shares: tuple[Share, ...], ma
     )
 
 
-def _removed(made: MadeCluster) -> tuple[str, ...]:
-    return (f"removed {', '.join(made.removed)}",) if made.removed else ()
-
-
 def _unused_gpus() -> tuple[str, ...]:
     """A GPU of this machine that the nodes do not see is worth a word."""
     gpus = sorted(Path("/dev").glob("nvidia[0-9]*"))
@@ -284,42 +256,33 @@ def _unused_gpus() -> tuple[str, ...]:
     )
 
 
-_CONTROLLER = "the controller"
-_OFF = "it is off"
-
-
 def compare(
     spec: ClusterSpec, shares: Sequence[Share], found: Existing, hosts: Mapping[str, Host]
 ) -> tuple[HostChange, ...]:
     """What becomes of each machine. ``hosts``: as `up` left them."""
-    off = found.nodes.keys() - found.running
     wanted = {share.host: share for share in shares}
     prices = {partition.name: partition.price_per_hour for partition in spec.partitions}
-    changes = [_controller(spec.controller_host, found, off)]
-    changes += [_node(share, prices[share.partition], found, off, hosts.get(share.host)) for share in shares]
     gone = (name for name in found.nodes if name != spec.controller_host and name not in wanted)
-    return (*changes, *(_gone(name, prices, hosts.get(name)) for name in gone))
+    return (
+        _change(spec.controller_host, None, None, found, None),
+        *(_change(name, one, prices[one.partition], found, hosts.get(name)) for name, one in wanted.items()),
+        *(_gone(name, prices, hosts.get(name)) for name in gone),
+    )
 
 
-def _controller(name: str, found: Existing, off: AbstractSet[str]) -> HostChange:
-    if name not in found.nodes:
-        return HostChange(name, "make", _CONTROLLER)
-    if name in off:
-        return HostChange(name, "change", _CONTROLLER, _OFF, off=True)
-    return HostChange(name, "keep", _CONTROLLER)
-
-
-def _node(
-    share: Share, price: float | None, found: Existing, off: AbstractSet[str], host: Host | None
+def _change(
+    name: str, share: Share | None, price: float | None, found: Existing, host: Host | None
 ) -> HostChange:
-    name, size = share.host, Size(share.cpus, share.memory_mib, share.disk_mib)
-    what = _words(size)
+    """What becomes of a node, or of the controller, which has no share."""
+    size = share and share.size
+    what = _words(size) if size else "the controller"
     if name not in found.nodes:
         return HostChange(name, "make", what, usd_per_hour=price)
-    if found.nodes[name] != size.disk_mib:
+    if size and found.nodes[name] != size.disk_mib:
         return HostChange(name, "replace", what, _disks(found.nodes[name], size.disk_mib), price)
-    why = [*([_OFF] if name in off else []), *_differences(host, size)]
-    return HostChange(name, "change" if why else "keep", what, "; ".join(why), price, off=name in off)
+    off = name not in found.running
+    why = [*(["it is off"] if off else []), *(_differences(host, size) if size else ())]
+    return HostChange(name, "change" if why else "keep", what, "; ".join(why), price, off=off)
 
 
 def _gone(name: str, prices: Mapping[str, float | None], host: Host | None) -> HostChange:
@@ -371,6 +334,11 @@ class Share:
     memory_mib: int
     disk_mib: int | None
 
+    @property
+    def size(self) -> Size:
+        """Its part of this machine."""
+        return Size(self.cpus, self.memory_mib, self.disk_mib)
+
 
 @dataclass(frozen=True, slots=True)
 class Hardware:
@@ -382,11 +350,8 @@ class Hardware:
     @classmethod
     def here(cls) -> Hardware:
         """Read from the kernel: the cores we may run on, and the memory in all."""
-        total_kib = next(
-            int(line.split()[1])
-            for line in Path("/proc/meminfo").read_text().splitlines()
-            if line.startswith("MemTotal:")
-        )
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        total_kib = next(int(line.split()[1]) for line in lines if line.startswith("MemTotal:"))
         return cls(tuple(sorted(os.sched_getaffinity(0))), total_kib // 1024)
 
 

@@ -8,8 +8,6 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
-from pydantic import ValidationError
-
 from clusterctl.errors import (
     ClusterctlError,
     CommandError,
@@ -18,12 +16,19 @@ from clusterctl.errors import (
     UnreachableError,
     UsageError,
 )
-from clusterctl.providers.base import Leftover, Prompts, hosts_as_raised, refuse_unknown_keys
+from clusterctl.providers.base import (
+    Leftover,
+    Prompts,
+    hosts_as_raised,
+    inventory_as_raised,
+    refuse_unknown_keys,
+)
 from clusterctl.providers.onprem import members
 from clusterctl.providers.onprem.access import Access, on_each, raise_failures
 from clusterctl.providers.onprem.login import (
     Claim,
     Login,
+    check_sudo,
     create_account,
     is_installation,
     one_line,
@@ -62,11 +67,7 @@ exit 0
 def release_all(
     way: Login, cluster_id: str, workspace: Workspace, prompts: Prompts, *, report: Reporter
 ) -> None:
-    """Give back every machine of a cluster.
-
-    Raises:
-        ProvisionError: some could not be; one failure each. The others are.
-    """
+    """Give back every machine of a cluster."""
     inventory = inventory_as_raised(workspace)
     if inventory is None:
         return
@@ -75,24 +76,33 @@ def release_all(
     claim = way.claim(cluster_id, inventory.cluster)
     report(f"looking at {len(names)} machines")
     ours, failed = on_each(names, lambda host: _is_ours(host, way.access, claim, workspace))
-    failed |= _restored(
-        [host for host, is_ours in ours.items() if is_ours], inventory, workspace, prompts, report
-    )
-    leaving = [host for host, is_ours in ours.items() if is_ours and host not in failed]
-    done, more = on_each(leaving, lambda host: remove_account(host, claim, admin_login(workspace)))
+    mine = [host for host, is_ours in ours.items() if is_ours]
+    done, more = _release(mine, inventory, claim, workspace, prompts, report=report)
     for host in done:
         report(HostStep(host, "released", len(names)))
     raise_failures({**failed, **more}, what=NOT_RELEASED, then=THEN)
 
 
+def _release(
+    hosts: Sequence[str],
+    inventory: Inventory,
+    claim: Claim,
+    workspace: Workspace,
+    prompts: Prompts,
+    *,
+    report: Reporter,
+) -> tuple[Collection[str], Mapping[str, ClusterctlError]]:
+    """Restore these, then remove our account from them: those that are released, and how others failed."""
+    failed = _restored(hosts, inventory, workspace, prompts, report)
+    leaving = [host for host in hosts if host not in failed]
+    done, more = on_each(leaving, lambda host: remove_account(host, claim, admin_login(workspace)))
+    return done, {**failed, **more}
+
+
 def release_removed(
     wanted: Inventory, workspace: Workspace, prompts: Prompts, *, report: Reporter
 ) -> Mapping[str, str]:
-    """Give back the machines that are no longer part of the cluster; why nothing was done on some.
-
-    Raises:
-        ProvisionError: one could not be released, though it answers.
-    """
+    """Give back the machines that are no longer part of the cluster; why nothing was done on some."""
     before = inventory_as_raised(workspace)
     going = [host.name for host in before.hosts if wanted.host(host.name) is None] if before else []
     if before is None or not going:
@@ -100,33 +110,23 @@ def release_removed(
     report(f"releasing {', '.join(going)}")
     write_ssh_files(before, workspace)
     claim = Claim(before.cluster_id, before.cluster, workspace.public_key.read_text().strip())
-    _, failed = on_each(going, lambda host: _log_in(host, workspace))
-    there = [host for host in going if host not in failed]
+    there, failed = on_each(going, lambda host: check_sudo(admin_login(workspace)(host)))
+    # A machine that an interrupted run released lets us in no more: nothing may wait for it.
     absent = {host: exc for host, exc in failed.items() if not isinstance(exc, CommandError)}
-    failed = {host: exc for host, exc in failed.items() if host not in absent}
-    failed |= _restored(there, before, workspace, prompts, report)
-    _, more = on_each(
-        [h for h in there if h not in failed],
-        lambda host: remove_account(host, claim, admin_login(workspace)),
-    )
-    raise_failures({**failed, **more}, what=NOT_RELEASED, then=_THEN_UP)
-    return {host: _absent(exc) for host, exc in absent.items()}
-
-
-def _absent(exc: ClusterctlError) -> str:
-    """Why nothing was done on a machine that goes.
-
-    One that a run gave back which then ended too soon lets us in no more; nothing may wait for it.
-    """
-    return "it does not answer" if isinstance(exc, UnreachableError) else one_line(exc)
+    _, more = _release(list(there), before, claim, workspace, prompts, report=report)
+    refused = {host: exc for host, exc in failed.items() if host not in absent}
+    raise_failures({**refused, **more}, what=NOT_RELEASED, then=_THEN_UP)
+    return {
+        host: "it does not answer" if isinstance(exc, UnreachableError) else one_line(exc)
+        for host, exc in absent.items()
+    }
 
 
 def any_alive(workspace: Workspace) -> bool:
     """Whether any machine of the cluster answers, whatever it says."""
-    _, failed = on_each(list(hosts_as_raised(workspace)), lambda host: _log_in(host, workspace))
-    return not all(isinstance(exc, UnreachableError) for exc in failed.values()) or (
-        len(failed) < len(hosts_as_raised(workspace))
-    )
+    hosts = list(hosts_as_raised(workspace))
+    there, failed = on_each(hosts, lambda host: check_sudo(admin_login(workspace)(host)))
+    return bool(there) or not all(isinstance(exc, UnreachableError) for exc in failed.values())
 
 
 def find_leftovers(
@@ -164,13 +164,9 @@ def claim_on(host: str, access: Access) -> Mapping[str, str]:
 
 
 def _is_ours(host: str, access: Access, claim: Claim, workspace: Workspace) -> bool:
-    """Whether there is something to give back, with our account able to do it.
-
-    Raises:
-        ClusterctlError: nobody can tell.
-    """
+    """Whether there is something to give back, with our account able to do it."""
     try:
-        _log_in(host, workspace)
+        check_sudo(admin_login(workspace)(host))
     except UnreachableError:
         raise
     except ClusterctlError:
@@ -178,14 +174,6 @@ def _is_ours(host: str, access: Access, claim: Claim, workspace: Workspace) -> b
             return False  # it has been given back, or never was ours
         create_account(host, access.root, claim, admin_login(workspace))
     return True
-
-
-def _log_in(host: str, workspace: Workspace) -> None:
-    transport = admin_login(workspace)(host)
-    try:
-        transport.run(("sudo", "-n", "true"))
-    finally:
-        transport.close()
 
 
 def _restored(
@@ -197,31 +185,17 @@ def _restored(
     try:
         notes = prompts.restore(inventory, hosts, workspace, report)
     except ConfigureError as exc:
-        sick = {failure.host: failure for failure in exc.failures if failure.host in hosts}
-        if not sick:
+        failed = {f.host: f for f in exc.failures if f.host in hosts}
+        if not failed:
             raise
         return {
             str(host): ConfigureError(exc.what, why=f.cause, fix=f.fix, host=host, failures=(f,))
-            for host, f in sick.items()
+            for host, f in failed.items()
         }
     for host, lines in notes.items():
         for line in lines:
             prompts.note(f"left on {host}: {line}")
     return {}
-
-
-def inventory_as_raised(workspace: Workspace) -> Inventory | None:
-    """The cluster as it was raised last, with the machines that an `up` was about to take."""
-    found: Inventory | None = None
-    for path in (workspace.joining, workspace.hosts):
-        try:
-            found = Inventory.model_validate_json(path.read_bytes())
-        except (FileNotFoundError, ValidationError):
-            continue
-    if found is None:
-        return None
-    hosts: Mapping[str, Host] = {**hosts_as_raised(workspace), **{host.name: host for host in found.hosts}}
-    return found.model_copy(update={"hosts": tuple(hosts.values())})
 
 
 def find_orphans(settings: Settings, name: str, prompts: Prompts) -> tuple[str, ...]:
@@ -232,11 +206,7 @@ def find_orphans(settings: Settings, name: str, prompts: Prompts) -> tuple[str, 
 
 
 def release_orphan(settings: Settings, cluster_id: str, prompts: Prompts, *, report: Reporter) -> None:
-    """Give back the machines that say that they belong to it.
-
-    Raises:
-        ProvisionError: some could not be; one failure each.
-    """
+    """Give back the machines that say that they belong to it."""
     with workspace_for(None) as folder:
         way = Login(settings, folder, prompts)
         mine = {host: c for host, c in _claims(way).items() if c.get("id") == cluster_id}
@@ -342,7 +312,7 @@ def retry_all(
             notes.append(_of_twins(one, twins))
             continue
         try:
-            _release(one, prompts, report)
+            _release_pending(one, prompts, report)
         except ClusterctlError as exc:
             still = replace(one, why=_why(one, exc, prompts)).save()
             notes.append(f"{still}; `clusterctl up` and `clusterctl down` try it again")
@@ -374,12 +344,8 @@ def _of_twins(one: PendingRelease, twins: Iterable[Host]) -> str:
     )
 
 
-def _release(one: PendingRelease, prompts: Prompts, report: Reporter) -> None:
-    """Give it back, and prove that.
-
-    Raises:
-        ClusterctlError: something of ours is still there, or nobody can tell.
-    """
+def _release_pending(one: PendingRelease, prompts: Prompts, report: Reporter) -> None:
+    """Give it back, and prove that."""
     settings, prompts = _settings(one.workspace), _without_keys(prompts)
     way, cluster_id, name = Login(settings, one.workspace, prompts), one.workspace.cluster_id(), one.host.name
     if lost := way.trust([name]):
