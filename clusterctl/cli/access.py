@@ -23,7 +23,7 @@ from clusterctl.cli.target import telling_who_works, workspace_of
 from clusterctl.errors import Failure, UsageError
 
 if TYPE_CHECKING:
-    from clusterctl.jobs.environment import Environment
+    from clusterctl.scheduler.script import Environment
     from clusterctl.scheduler.session import Session
     from clusterctl.spec.job import JobOptions
     from clusterctl.state.inventory import Inventory

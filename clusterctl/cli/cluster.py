@@ -119,7 +119,7 @@ def status(screen: Screen, options: Options) -> None:
     from clusterctl.jobs.control import active_jobs, as_dict
     from clusterctl.providers.pending import pending_releases
     from clusterctl.scheduler import session
-    from clusterctl.transport.connections import Connections
+    from clusterctl.transport.ssh import Connections
 
     workspace = workspace_of(screen, options)
     with telling_who_works(workspace):

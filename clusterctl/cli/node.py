@@ -211,7 +211,7 @@ def reboot(
     from clusterctl.cluster.up import UpOptions
     from clusterctl.scheduler import session
     from clusterctl.state import lock
-    from clusterctl.transport.connections import Connections
+    from clusterctl.transport.ssh import Connections
 
     workspace, timeout_s = workspace_of(screen, options), timeout_of(timeout)
     with telling_who_works(workspace):
@@ -273,7 +273,7 @@ def _refuse_reboot(inventory: Inventory, names: Sequence[str]) -> None:
 def _cluster(screen: Screen, options: Options) -> Iterator[tuple[Workspace, Inventory, Scheduler]]:
     """The cluster that is meant, with who runs its jobs as its admin."""
     from clusterctl.scheduler import session
-    from clusterctl.transport.connections import Connections
+    from clusterctl.transport.ssh import Connections
 
     workspace = workspace_of(screen, options)
     with telling_who_works(workspace), Connections(workspace.ssh_config) as connections:

@@ -86,7 +86,7 @@ def up(
     """
     from clusterctl.cluster.nodes import names_of
     from clusterctl.cluster.up import UpOptions
-    from clusterctl.spec.current_user import CurrentUser, job_user_notes
+    from clusterctl.spec.load import CurrentUser, job_user_notes
 
     if bundle is not None and no_bundle:
         raise UsageError("--bundle and --no-bundle exclude each other", fix="say one of them")

@@ -23,7 +23,7 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Result, Transport
-from clusterctl.transport.connections import Connections
+from clusterctl.transport.ssh import Connections
 
 Probe = Callable[[tuple[str, ...]], Result]  # runs the bundled probe, one rank on each of these hosts
 TIMED_OUT = 124  # timeout(1)'s exit code

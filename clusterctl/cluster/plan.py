@@ -23,12 +23,11 @@ from clusterctl.hosts.probe import probe_hosts
 from clusterctl.jobs.environment import unbuilt
 from clusterctl.providers.base import Planned
 from clusterctl.scheduler.session import admin_scheduler, applied_spec, inventory_of
-from clusterctl.spec.differences import Difference, differences
+from clusterctl.spec.load import Difference, differences
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport.connections import Connections
-from clusterctl.transport.ssh import SSHTransport
+from clusterctl.transport.ssh import Connections, SSHTransport
 from clusterctl.util.lifetime import temporary_folder
 
 PATIENCE_S = 5.0  # for hosts and Slurm to answer

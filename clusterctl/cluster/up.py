@@ -23,11 +23,12 @@ from clusterctl.configure import ansible, inventory_file, ship
 from clusterctl.errors import UsageError
 from clusterctl.hosts.probe import probe_hosts, reject_full_disks, with_distributions
 from clusterctl.hosts.report import HostReport
-from clusterctl.jobs.environment import PLAIN, Environment, build, environment_of
-from clusterctl.packages.bundle.archive import Bundle
-from clusterctl.packages.bundle.use import cluster_bundle, forget, missing_bundle, use_bundle
+from clusterctl.jobs.environment import build, environment_of
+from clusterctl.packages.bundle import Bundle
+from clusterctl.packages.bundle_checks import cluster_bundle, forget, missing_bundle, use_bundle
 from clusterctl.packages.wheelhouse import NodePlatform, wheelhouse
 from clusterctl.providers.base import BakeTarget, Provisioned, Size
+from clusterctl.scheduler.script import PLAIN, Environment
 from clusterctl.scheduler.session import distribution_ahead
 from clusterctl.spec.distributions import Distribution, distribution_of
 from clusterctl.spec.load import dump_spec

@@ -190,7 +190,7 @@ class TaskPreview:
 
 
 def task_preview_of(event: Event) -> TaskPreview | None:
-    """What an event of a run in check mode foretells, or None."""
+    """What an event of a run in check mode means, or None."""
     progress = progress_of(event)
     if progress is None or progress.status is not Status.CHANGED:
         return None

@@ -178,7 +178,7 @@ def _shared_folder(inventory: Inventory) -> Variables:
     values = {"kind": folder.kind, "server": folder.server, "export": folder.path}
     own = {"network": inventory.network} if folder.kind == "nfs" else {}
     named = {f"shared_storage_{key}": value for key, value in {**values, **own}.items() if value is not None}
-    return {**named, "users_homes_apart": folder.kind == "none"}
+    return {**named, "users_homes_node_local": folder.kind == "none"}
 
 
 def _job_packages(workspace: Workspace) -> Variables:
@@ -275,7 +275,7 @@ def own_machine_variables(spec: ClusterSpec, inventory: Inventory) -> dict[str, 
 def _guarded(inventory: Inventory) -> dict[str, Any]:
     """What SELinux and a firewall that are in force there must know of the cluster."""
     kind = inventory.shared_folder.kind
-    homes_are = {"nfs": "exported", "none": "apart"}.get(kind, "mounted")
+    homes_are = {"nfs": "exported", "none": "node-local"}.get(kind, "mounted")
     return {
         "clusterctl_guarded": True,
         # What a machine says to itself, no firewall keeps from it.

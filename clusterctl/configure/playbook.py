@@ -1,4 +1,4 @@
-"""Runs a playbook by ansible-runner: its own environment, its own processes, nothing left behind."""
+"""Runs a playbook by ansible-runner: its own environment, its own processes, none of which outlives it."""
 
 from __future__ import annotations
 
@@ -64,7 +64,7 @@ def run_playbook(
     run: PlaybookRun,
     progress: Callable[[TaskProgress], None],
     *,
-    foretold: Callable[[TaskPreview], None] = lambda _: None,
+    preview: Callable[[TaskPreview], None] = lambda _: None,
 ) -> Recap:
     """Run it to its end; ``progress`` is called in this thread. An interrupt ends Ansible first.
 
@@ -77,7 +77,7 @@ def run_playbook(
         temporary_folder(socket_home(tempfile.gettempdir())) as sockets,
     ):
         config = _config(run, private, sockets)
-        events = _Events(run.log, progress, foretold)
+        events = _Events(run.log, progress, preview)
         try:
             rc = _drive(config, events)
         finally:
@@ -95,7 +95,7 @@ def run_check_mode(run: PlaybookRun) -> tuple[tuple[TaskPreview, ...], tuple[Fai
     """
     found: list[TaskPreview] = []
     try:
-        run_playbook(replace(run, check=True), lambda _: None, foretold=found.append)
+        run_playbook(replace(run, check=True), lambda _: None, preview=found.append)
     except ConfigureError as exc:
         if not exc.failures:
             raise
@@ -121,14 +121,14 @@ class _Events:
     """Takes events in the caller's thread: writes the log, tells progress, keeps failures and the recap."""
 
     def __init__(
-        self, log: Path, progress: Callable[[TaskProgress], None], foretold: Callable[[TaskPreview], None]
+        self, log: Path, progress: Callable[[TaskProgress], None], preview: Callable[[TaskPreview], None]
     ) -> None:
         self.log = log
         with writing(log):
             fd = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
         self._file = os.fdopen(fd, "ab", buffering=0)  # else what a full disk did not take is tried again
         self._progress = progress
-        self._foretold = foretold
+        self._preview = preview
         self.failed: list[Event] = []
         self.recap: Recap | None = None
         self.notes: dict[str, tuple[str, ...]] = {}
@@ -148,8 +148,8 @@ class _Events:
         self.recap = recap_of(event) or self.recap
         if told := progress_of(event):
             self._progress(told)
-        if ahead := task_preview_of(event):
-            self._foretold(ahead)
+        if pending := task_preview_of(event):
+            self._preview(pending)
 
     def close(self) -> None:
         self._file.close()
@@ -205,7 +205,7 @@ def _next(inbox: queue.SimpleQueue[Event | None], events: _Events) -> Event | No
 
 
 def _end(thread: threading.Thread, pid: int | None) -> None:
-    """End Ansible if it still runs; what it leaves behind, its reaper ends."""
+    """End Ansible if it still runs; what it leaves, its subreaper ends."""
     for sign in (signal.SIGTERM, signal.SIGKILL):
         if pid is not None and thread.is_alive():
             with suppress(ProcessLookupError):

@@ -6,17 +6,19 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Final, Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from pydantic import ValidationError
 
 from clusterctl.errors import Failure, HostKeyError, ProvisionError
-from clusterctl.hosts.checks import DoctorReport
 from clusterctl.spec.distributions import DEFAULT
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.progress import Reporter
+
+if TYPE_CHECKING:
+    from clusterctl.hosts.checks import DoctorReport
 
 
 @dataclass(frozen=True, slots=True)

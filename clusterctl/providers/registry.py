@@ -8,7 +8,6 @@ from __future__ import annotations
 from typing import TYPE_CHECKING
 
 from clusterctl.providers.base import NO_PROMPTS, Prompts, Provider
-from clusterctl.providers.pending import PendingRelease
 from clusterctl.spec.gcp import GcpProvider as GcpSettings
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.models import LocalProvider as LocalSettings
@@ -21,6 +20,7 @@ from clusterctl.util.progress import Reporter
 
 if TYPE_CHECKING:
     from clusterctl.providers.local.layout import CachedImage, ClusterState
+    from clusterctl.providers.pending import PendingRelease
 
 
 def provider_of(settings: ProviderSettings, prompts: Prompts = NO_PROMPTS) -> Provider:

@@ -20,9 +20,8 @@ from pathlib import Path
 from clusterctl.errors import CollectError
 from clusterctl.runs.manifest import MAX_FILE, REMOTE_PROGRAM, Manifest, RemoteFile, read_manifest
 from clusterctl.state.ledger import Skipped
-from clusterctl.transport.base import BULK, Transport
+from clusterctl.transport.base import BULK, Transport, remote_argv
 from clusterctl.transport.get import Incoming, wanted_line
-from clusterctl.transport.program import remote_argv
 from clusterctl.transport.remote_send import SAME, UNREADABLE
 from clusterctl.transport.tree import shown_size
 

@@ -12,9 +12,8 @@ from dataclasses import dataclass, field
 
 from clusterctl.errors import CollectError, printable
 from clusterctl.state.ledger import OUR_RECORDS, Skipped
-from clusterctl.transport.base import Transport, lines
+from clusterctl.transport.base import Transport, lines, remote_argv
 from clusterctl.transport.get import inside
-from clusterctl.transport.program import remote_argv
 from clusterctl.transport.tree import shown_size
 
 REMOTE_PROGRAM = "clusterctl.runs.remote_files"

@@ -16,8 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import ClusterctlError, CommandError, TransferError, UsageError, printable
-from clusterctl.transport.base import LONGEST_LINE, Conversation, Transport
-from clusterctl.transport.program import remote_argv
+from clusterctl.transport.base import LONGEST_LINE, Conversation, Transport, remote_argv
 from clusterctl.transport.remote_open import lies_at
 from clusterctl.transport.remote_send import ALIVE, HEADER, NOT_THERE, SAME, STILL, UNREADABLE, ZEROS
 from clusterctl.transport.tree import Item, Kind, Progress, hash_items

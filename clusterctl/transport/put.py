@@ -14,8 +14,7 @@ from types import MappingProxyType
 from typing import Any, Self, TypeVar
 
 from clusterctl.errors import CommandError, TransferError, TransportError, printable
-from clusterctl.transport.base import BULK, Conversation, Transport
-from clusterctl.transport.program import remote_argv
+from clusterctl.transport.base import BULK, Conversation, Transport, remote_argv
 from clusterctl.transport.remote_open import HELD
 from clusterctl.transport.remote_send import HEADER
 from clusterctl.transport.remote_store import NO_REQUIRED

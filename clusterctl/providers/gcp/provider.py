@@ -20,11 +20,11 @@ from clusterctl.providers.gcp.orphans import ID_LABEL
 from clusterctl.providers.gcp.terraform.client import Terraform
 from clusterctl.providers.gcp.terraform.plan import Plan, ResourceChange
 from clusterctl.providers.gcp.tfvars import variables
-from clusterctl.spec import gcp_machines
+from clusterctl.spec import gcp
 from clusterctl.spec.base import Model
 from clusterctl.spec.distributions import UNSEEN
 from clusterctl.spec.gcp import GcpProvider as Settings
-from clusterctl.spec.gcp_machines import Machine
+from clusterctl.spec.gcp import Machine
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory, SharedFolder
 from clusterctl.state.journal import digest
@@ -44,7 +44,7 @@ class GcpProvider:
         self._is_done = False  # what was shown
 
     def check(self, spec: ClusterSpec) -> None:
-        if refused := gcp_machines.refusal(spec):
+        if refused := gcp.refusal(spec):
             raise refused
         check_gcloud()
 
@@ -209,9 +209,7 @@ class GcpProvider:
     ) -> Host:
         partition = next((p for p in spec.partitions if p.name == output["partition"]), None)
         nodes = self._settings.nodes_of(partition.name) if partition else self._settings.controller
-        machine = (
-            gcp_machines.machine_of(spec, partition) if partition else gcp_machines.controller_machine(spec)
-        )
+        machine = gcp.machine_of(spec, partition) if partition else gcp.controller_machine(spec)
         return Host(
             name=name,
             address=output["address"],
@@ -256,9 +254,9 @@ def _notes(spec: ClusterSpec) -> tuple[str, ...]:
 
 
 def _machines(spec: ClusterSpec) -> Iterator[Machine]:
-    yield gcp_machines.controller_machine(spec)
+    yield gcp.controller_machine(spec)
     for partition in spec.partitions:
-        yield gcp_machines.machine_of(spec, partition)
+        yield gcp.machine_of(spec, partition)
 
 
 _NAME_PARTS: Final = 2  # of a machine type, that name its family: a3-highgpu

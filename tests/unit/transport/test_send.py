@@ -31,9 +31,8 @@ from clusterctl.errors import (
     UsageError,
 )
 from clusterctl.transport import remote_open, remote_receive, tree
-from clusterctl.transport.base import Conversation
+from clusterctl.transport.base import Conversation, remote_argv
 from clusterctl.transport.local import LocalTransport
-from clusterctl.transport.program import remote_argv
 from clusterctl.transport.put import STORE, send_into, send_new_folder, send_to_store
 from clusterctl.transport.remote_receive import make_folder
 from clusterctl.transport.remote_store import NO_REQUIRED, SWEEP_EVERY_S, UNUSED_S
@@ -322,7 +321,7 @@ def test_a_lock_is_waited_for_with_signs_of_life(home):
             os.close(held)
         signs.append(1)
 
-    lock = remote_open.lock_shared(os.fsencode(path), 60, alive)
+    lock = remote_open.lock(os.fsencode(path), fcntl.LOCK_SH, 60, alive)
     assert signs
     assert remote_open.lies_at(os.fsencode(path), lock)
     os.close(lock)

@@ -35,7 +35,7 @@ def test_a_secret_is_told_without_its_lines() -> None:
     assert found.diff == ""
 
 
-def test_what_stays_and_what_fails_is_not_foretold() -> None:
+def test_what_stays_and_what_fails_is_not_a_pending_change() -> None:
     assert task_preview_of(event(changed=False)) is None
     assert task_preview_of({**event(), "event": "runner_on_failed"}) is None
 

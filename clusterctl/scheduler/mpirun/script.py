@@ -4,13 +4,22 @@ from __future__ import annotations
 
 import shlex
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from typing import Final
 
 from clusterctl.errors import UsageError
-from clusterctl.jobs.environment import PLAIN, Environment
-from clusterctl.jobs.script import ENV_BIN, EXPORTED, PAYLOAD_ROOT, partition_of, program
-from clusterctl.jobs.userscript import UserScript
+from clusterctl.scheduler.models import JobRequest
+from clusterctl.scheduler.script import (
+    EXPORTED,
+    PAYLOAD_ROOT,
+    PLAIN,
+    WATCH,
+    Environment,
+    UserScript,
+    partition_of,
+    program,
+    telemetry_argv,
+)
 from clusterctl.spec.distributions import JOB_PROFILE
 from clusterctl.spec.job import JobSpec, Launcher
 from clusterctl.spec.models import ClusterSpec
@@ -28,15 +37,6 @@ _SLURMS: Final[Mapping[str, str]] = {
     "mem": "a job has its nodes for itself",
     "gpus": "a job has all GPUs of its nodes",
 }
-
-# Runs on every node, in the job's folder: telemetry, until its input is closed. A job may end sooner than
-# telemetry has started: it then gets two seconds to say at least what host this is.
-_WATCH: Final = (
-    'cd -- "$1" && shift || exit; "$@" </dev/null & read -r _; '
-    "for _ in {1..20}; do "
-    "[[ ! -s telemetry/${HOSTNAME%%.*}.jsonl ]] && kill -0 $! || break; sleep 0.1; done 2>/dev/null; "
-    "kill -TERM $!; wait $!"
-)
 
 # What jobs find of their host in their environment, as Slurm would have it from its TaskProlog.
 _PROLOG: Final = """\
@@ -58,25 +58,18 @@ fi
 )
 
 
-@dataclass(frozen=True, slots=True)
-class Taken:
-    """What a job takes: its partition, its nodes in order, and its time limit in seconds (0: none)."""
-
-    partition: str
-    nodes: tuple[str, ...]
-    limit_s: int
-
-
-def taken(spec: ClusterSpec, job: JobSpec) -> Taken:
-    """The nodes that a job gets: the first ones of its partition.
+def with_nodes(request: JobRequest, spec: ClusterSpec, job: JobSpec) -> JobRequest:
+    """The request with the first nodes of the job's partition, in order, and its time limit.
 
     Raises:
         UsageError: it asks for what only Slurm can do, or for more than there is.
     """
     _refuse_slurms(job)
     partition = partition_of(spec, job)
-    names = spec.node_names(partition)
-    return Taken(partition.name, names[: job.nodes], job.time or partition.max_time or 0)
+    nodes = spec.node_names(partition)[: job.nodes]
+    return replace(
+        request, partition=partition.name, nodes=nodes, limit_s=job.time or partition.max_time or 0
+    )
 
 
 def render_mpirun_script(
@@ -87,7 +80,7 @@ def render_mpirun_script(
     Raises:
         UsageError: it can't be run so, or the user's script can't be read.
     """
-    nodes = taken(spec, job).nodes
+    nodes = with_nodes(JobRequest("", job.name, "", ""), spec, job).nodes
     own = UserScript.read(job.script) if job.script is not None else None
     if own is not None and own.directives:
         raise UsageError(
@@ -96,17 +89,6 @@ def render_mpirun_script(
             fix="say it in flags, and remove the #SBATCH lines",
         )
     payload_root = f"{PAYLOAD_ROOT}/{payload_hash}"
-    interval = f"{spec.monitoring.interval:g}"
-    telemetry = [
-        f"{ENV_BIN}/python",
-        "-m",
-        "payload",
-        "telemetry",
-        "--interval",
-        interval,
-        "--out",
-        "telemetry",
-    ]
     return render(
         "job.mpirun.j2",
         title=job.name,
@@ -119,8 +101,8 @@ def render_mpirun_script(
         cpus=job.cpus or 1,
         hostfile=render("hostfile.j2", nodes=nodes, slots=job.tasks_per_node),
         payload_root=payload_root,
-        watch=_WATCH,
-        telemetry=telemetry,
+        watch=f'node=${{HOSTNAME%%.*}}; cd -- "$1" && shift || exit; {WATCH}',
+        telemetry=telemetry_argv(spec.monitoring.interval),
         ssh=MPI_SSH,
         program=program(job, own, payload_root, environment, launched=_launched),
     )
