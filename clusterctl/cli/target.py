@@ -70,7 +70,7 @@ def workspace_of(screen: Screen, options: Options) -> Workspace:
 
 
 @contextmanager
-def telling_who_works(workspace: Workspace) -> Iterator[None]:
+def naming_lock_holder(workspace: Workspace) -> Iterator[None]:
     """While another clusterctl raises the cluster or takes it down, that is why it does not answer.
 
     Raises:

@@ -1,6 +1,6 @@
 """What the configure half of the roles keeps in order on each host: that is what `up` looks at.
 
-A role that manages another file, unit or entry names it here too; else only `up --reconfigure` mends it.
+A role that manages another file, unit or entry names it here too; else only `up --reconfigure` repairs it.
 """
 
 from __future__ import annotations
