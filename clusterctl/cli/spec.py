@@ -81,23 +81,23 @@ def validate(
 ) -> int:
     """Check a spec: every problem at once, each with its place."""
     from clusterctl.errors import UsageError
-    from clusterctl.packages.requirements import content_hash
-    from clusterctl.spec import gcp_machines
+    from clusterctl.packages.wheelhouse import content_hash
+    from clusterctl.spec import gcp
 
     spec = spec_of(screen, options)
     nodes = sum(partition.nodes for partition in spec.partitions)
     lines = [f"valid: cluster {spec.name!r}, provider {spec.provider.type}, {nodes} node{'s'[: nodes != 1]}"]
     found: dict[str, Any] = {"cluster": spec.name, "provider": spec.provider.type, "nodes": nodes}
     if spec.provider.is_cloud:
-        types = {partition: gcp_machines.machine_of(spec, partition) for partition in spec.partitions}
-        lines.append(f"  the controller: {gcp_machines.controller_machine(spec).name}")
+        types = {partition: gcp.machine_of(spec, partition) for partition in spec.partitions}
+        lines.append(f"  the controller: {gcp.controller_machine(spec).name}")
         lines += (
             f"  {partition.name}: {partition.nodes} x {machine.name}"
             + (f" with {machine.gpu}" if machine.gpu else "")
             for partition, machine in types.items()
         )
         found["machine_types"] = {partition.name: machine.name for partition, machine in types.items()}
-        if refused := gcp_machines.refusal(spec):
+        if refused := gcp.refusal(spec):
             screen.note(f"note: `up` refuses this: {refused.what}; {refused.fix}")
     if (asked := spec.software.python.requirements) is not None:
         try:

@@ -146,7 +146,7 @@ def _wanted(target: str, flags: Mapping[str, object], variants: Sequence[str]) -
     from clusterctl.spec.job import is_job_file, job_spec
 
     if is_job_file(target):
-        from clusterctl.spec.job_file import jobs_of_file
+        from clusterctl.spec.job import jobs_of_file
 
         return jobs_of_file(Path(target), flags, variants)
     if variants:

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from clusterctl.cluster.plan import Plan
     from clusterctl.cluster.session import Phase
     from clusterctl.cluster.up import UpOptions
-    from clusterctl.providers.base import HostChange, Planned
-    from clusterctl.providers.prompts import Prompts
+    from clusterctl.providers.base import HostChange, Planned, Prompts
     from clusterctl.spec.models import ClusterSpec
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
@@ -87,7 +86,7 @@ def up(
     """
     from clusterctl.cluster.nodes import names_of
     from clusterctl.cluster.up import UpOptions
-    from clusterctl.spec.current_user import CurrentUser, job_user_notes
+    from clusterctl.spec.load import CurrentUser, job_user_notes
 
     if bundle is not None and no_bundle:
         raise UsageError("--bundle and --no-bundle exclude each other", fix="say one of them")

@@ -23,7 +23,7 @@ from clusterctl.hosts.roles import probe_requests
 from clusterctl.jobs.environment import unbuilt
 from clusterctl.providers.base import Planned
 from clusterctl.scheduler.session import admin_scheduler, applied_spec, inventory_of
-from clusterctl.spec.differences import Difference, differences
+from clusterctl.spec.load import Difference, differences
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace

@@ -24,8 +24,8 @@ from clusterctl.hosts.probe import probe_hosts, reject_full_disks, with_distribu
 from clusterctl.hosts.report import HostReport
 from clusterctl.hosts.roles import probe_requests
 from clusterctl.jobs.environment import build, environment_of
-from clusterctl.packages.bundle.archive import Bundle
-from clusterctl.packages.bundle.use import cluster_bundle, forget, missing_bundle, use_bundle
+from clusterctl.packages.bundle import Bundle
+from clusterctl.packages.bundle_checks import cluster_bundle, forget, missing_bundle, use_bundle
 from clusterctl.packages.wheelhouse import NodePlatform, wheelhouse
 from clusterctl.providers.base import BakeTarget, Provisioned, Size
 from clusterctl.scheduler.script import PLAIN, Environment

@@ -9,8 +9,7 @@ from collections.abc import Callable, Iterator
 from typing import BinaryIO, Final
 
 from clusterctl.errors import CommandError, TransportError, UsageError, printable
-from clusterctl.packages.requirements import Requirements, cached_lock, resolve
-from clusterctl.packages.wheelhouse import Lock, NodePlatform, wheel_path
+from clusterctl.packages.wheelhouse import Lock, NodePlatform, Requirements, cached_lock, resolve, wheel_path
 from clusterctl.scheduler.script import BASE_ENVIRONMENT, ENVIRONMENTS, PLAIN, Environment
 from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.job import JobOptions, JobSpec

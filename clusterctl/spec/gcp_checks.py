@@ -10,10 +10,9 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from clusterctl.spec import gcp_machines, raw
+from clusterctl.spec import gcp, raw
 from clusterctl.spec.base import Gpus
-from clusterctl.spec.gcp import ZONE, GcpNetwork
-from clusterctl.spec.gcp_machines import Machine
+from clusterctl.spec.gcp import ZONE, GcpNetwork, Machine
 from clusterctl.spec.messages import Finding, Loc, did_you_mean, either, shown
 from clusterctl.spec.raw import Raw
 from clusterctl.spec.units import GIB_MIB, format_duration, format_size
@@ -166,7 +165,7 @@ def _storage(provider: Raw) -> Iterator[Finding]:
     if not isinstance(filestore, Mapping):
         return
     tier = filestore.get("tier", "BASIC_HDD")
-    limits = gcp_machines.data()["filestore"].get(tier) if isinstance(tier, str) else None
+    limits = gcp.data()["filestore"].get(tier) if isinstance(tier, str) else None
     size_mib = raw.size_mib({"capacity": "1TiB", **filestore}, "capacity")
     if limits is None or size_mib is None:
         return
@@ -184,8 +183,8 @@ def _rest(provider: Raw) -> Iterator[Finding]:
             message = f"labels that start with {OWN_LABELS} are clusterctl's own"
             yield Finding(("provider", "labels", key), message, "take another key", at_key=True)
     for name in raw.mapping(provider, "prices"):
-        if gcp_machines.machine(name) is None:
-            at, hint = ("provider", "prices", name), did_you_mean(name, gcp_machines.machines())
+        if gcp.machine(name) is None:
+            at, hint = ("provider", "prices", name), did_you_mean(name, gcp.machines())
             yield Finding(at, f"there is no machine type {shown(name)}", hint, at_key=True)
     after_s = raw.duration_s(provider, "auto_down")
     if after_s is not None and after_s < _LEAST_AUTO_DOWN_S:
@@ -242,28 +241,25 @@ def _resolved(nodes: Nodes) -> Machine | Finding | None:
     except ValidationError:
         return None
     if wanted is not None:
-        known = gcp_machines.gpu_type(wanted.type)
+        known = gcp.gpu_type(wanted.type)
         if known is None:
-            names = tuple(gcp_machines.data()["gpus"])
+            names = tuple(gcp.data()["gpus"])
             hint = did_you_mean(wanted.type, names) or f"it has {', '.join(names)}"
             return Finding((*nodes.gpus_at, "type"), f"Google Cloud has no GPU {shown(wanted.type)}", hint)
         wanted = Gpus(type=known, count=wanted.count)
-        if wanted.count not in gcp_machines.counts(known):
-            hint = f"write count: {either(gcp_machines.counts(known))}"
+        if wanted.count not in gcp.counts(known):
+            hint = f"write count: {either(gcp.counts(known))}"
             return Finding((*nodes.gpus_at, "count"), f"a node can't have {wanted}", hint)
     name = nodes.said.get("machine_type")
     if name is None:
-        return gcp_machines.default_machine(wanted)
+        return gcp.default_machine(wanted)
     return _named(nodes, name, wanted) if isinstance(name, str) else None
 
 
 def _named(nodes: Nodes, name: str, wanted: Gpus | None) -> Machine | Finding:
-    named = gcp_machines.machine(name)
+    named = gcp.machine(name)
     if named is None:
-        hint = (
-            did_you_mean(name, gcp_machines.machines())
-            or f"families: {', '.join(gcp_machines.data()['families'])}"
-        )
+        hint = did_you_mean(name, gcp.machines()) or f"families: {', '.join(gcp.data()['families'])}"
         return Finding((*nodes.where, "machine_type"), f"there is no machine type {shown(name)}", hint)
     if wanted is None or named.gpu == wanted:
         return named
@@ -272,11 +268,11 @@ def _named(nodes: Nodes, name: str, wanted: Gpus | None) -> Machine | Finding:
 
 def _with_added(nodes: Nodes, named: Machine, wanted: Gpus) -> Machine | Finding:
     """The machine type with GPUs that it does not have by itself."""
-    at, better = (*nodes.where, "machine_type"), gcp_machines.default_machine(wanted).name
+    at, better = (*nodes.where, "machine_type"), gcp.default_machine(wanted).name
     if named.gpu is not None:
         message = f"{named.name} has {named.gpu}, not the {wanted} that {nodes.name} asks for"
         return Finding(at, message, f"{wanted} is what {better} has")
-    limit = gcp_machines.most_vcpus(wanted)
+    limit = gcp.most_vcpus(wanted)
     if limit is None or named.family != "n1":
         return Finding(at, f"{named.name} can't have {wanted}", f"{better} has it")
     if named.vcpus > limit:
@@ -284,7 +280,7 @@ def _with_added(nodes: Nodes, named: Machine, wanted: Gpus) -> Machine | Finding
             f"{named.name} has {named.vcpus} processors, but beside {wanted} there may be at most {limit}"
         )
         return Finding(at, message, "take a smaller machine type, or more GPUs")
-    return gcp_machines.with_added(named, wanted)
+    return gcp.with_added(named, wanted)
 
 
 def _of_any_machine(nodes: Nodes) -> Iterator[Finding]:
@@ -334,11 +330,7 @@ def _of_this_machine(nodes: Nodes, machine: Machine) -> Iterator[Finding]:
         hint = ", or ".join(ways[way] for way in machine.only)
         yield Finding(nodes.machine_at, f"{name} is not available on demand", hint)
     if raw.is_on(said, "compact_placement") and not machine.compact_placement:
-        near = (
-            family
-            for family, facts in gcp_machines.data()["families"].items()
-            if "compact_placement" in facts
-        )
+        near = (family for family, facts in gcp.data()["families"].items() if "compact_placement" in facts)
         message = f"nodes of {name} can't have compact placement"
         hint = f"take a machine type of {either(near)}"
         yield Finding((*where, "compact_placement"), message, hint)
@@ -352,9 +344,7 @@ def _of_this_machine(nodes: Nodes, machine: Machine) -> Iterator[Finding]:
 
 def _tier_1_hint(machine: Machine) -> str:
     from_vcpus = {
-        f: facts["tier_1_from"]
-        for f, facts in gcp_machines.data()["families"].items()
-        if "tier_1_from" in facts
+        f: facts["tier_1_from"] for f, facts in gcp.data()["families"].items() if "tier_1_from" in facts
     }
     if machine.family in from_vcpus:
         return f"{machine.family} has it from {from_vcpus[machine.family]} processors on"

@@ -7,7 +7,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from clusterctl.spec.job_file import JobFile
+from clusterctl.spec.job import JobFile
 from clusterctl.spec.models import ClusterSpec
 
 DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"

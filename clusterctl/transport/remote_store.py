@@ -22,7 +22,7 @@ import stat
 import sys
 import time
 
-from clusterctl.transport.remote_open import lock_shared, open_own, remove, remove_unless
+from clusterctl.transport.remote_open import lock, open_own, remove, remove_unless
 from clusterctl.transport.remote_receive import Entry, checking, read_entries, receive_all, tell, write_all
 from clusterctl.transport.remote_send import CHUNK, Beat
 
@@ -40,14 +40,14 @@ def open_store(store: bytes, jobs: bytes, wait_s: float) -> int:
     path, swept = os.path.join(store, b"lock"), os.path.join(store, b"swept")
     alive = Beat(lambda: tell(checked=0))
     if is_due(swept):
-        lock = open_own(path)
+        held = open_own(path)
         with contextlib.suppress(BlockingIOError):
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
             sweep(store, jobs, alive)
             os.close(open_own(swept))
             os.utime(swept)
-        os.close(lock)
-    return lock_shared(path, wait_s, alive)
+        os.close(held)
+    return lock(path, fcntl.LOCK_SH, wait_s, alive)
 
 
 def make_folder(path: bytes) -> None:
@@ -92,12 +92,12 @@ def find_in_store(store: bytes, entries: list[Entry]) -> None:
 def receive_into_store(
     store: bytes, into: bytes, entries: list[Entry], wait_s: float
 ) -> tuple[list[int], list[str]]:
-    lock = open_store(store, os.path.dirname(into), wait_s)
+    held = open_store(store, os.path.dirname(into), wait_s)
     find_in_store(store, entries)
     wrong = receive_all(entries, os.path.abspath(store), stored=True)
     if into and not wrong:
         make_new(into, entries)
-    os.close(lock)
+    os.close(held)
     return wrong, [] if into else [os.path.abspath(entry.final).decode() for entry in entries]
 
 

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Final
 from pydantic import BaseModel, ConfigDict, Field
 from ruamel.yaml import YAML
 
-from clusterctl.spec import gcp_machines
+from clusterctl.spec import gcp
 from clusterctl.spec.gcp import GcpProvider
 from clusterctl.spec.models import ClusterSpec, Partition
 from clusterctl.spec.units import GIB_MIB
@@ -116,7 +116,7 @@ def of_machine(name: str, gpus: Mapping[str, int], *, spot: bool, own: Mapping[s
     """A machine without its disks. ``gpus``: those that are added to it, by Google's name; ``own`` prices of
     machine types, which have their GPUs in them, come before the table's.
     """
-    known, machine = table(), gcp_machines.machine(name)
+    known, machine = table(), gcp.machine(name)
     if name in own:
         return own[name]
     if not spot and name in known.machines:
@@ -170,11 +170,11 @@ def node_price(spec: ClusterSpec, partition: Partition) -> float | None:
     """What the machine, the GPUs and the disks of a partition's node cost."""
     if not isinstance(spec.provider, GcpProvider):
         return None
-    nodes, machine = spec.provider.nodes_of(partition.name), gcp_machines.machine_of(spec, partition)
+    nodes, machine = spec.provider.nodes_of(partition.name), gcp.machine_of(spec, partition)
     added = machine.gpu if machine.guest_accelerator else None
     gpus = {str(machine.accelerator): added.count} if added else {}
-    extra = ((gcp_machines.extra_disk_type(machine, disk), disk.size) for disk in nodes.extra_disks)
-    disks = ((gcp_machines.boot_disk_type(machine, nodes.boot_disk), nodes.boot_disk.size), *extra)
+    extra = ((gcp.extra_disk_type(machine, disk), disk.size) for disk in nodes.extra_disks)
+    disks = ((gcp.boot_disk_type(machine, nodes.boot_disk), nodes.boot_disk.size), *extra)
     return total(
         [
             _machine(machine.name, gpus, spot=nodes.spot, own=spec.provider.prices),
@@ -232,7 +232,7 @@ def _of_instance(instance: Attributes, own: Mapping[str, float]) -> float | None
     gpus = {
         _last_part(str(gpu["type"])): int(gpu["count"]) for gpu in instance.get("guest_accelerator") or ()
     }
-    known = gcp_machines.machine(name)
+    known = gcp.machine(name)
     added = max(len(instance.get("scratch_disk") or ()) - (known.bundled_ssds if known else 0), 0)
     off = instance.get("current_status") in OFF
     running = [_machine(name, gpus, spot=spot, own=own), of_local_ssds(added, spot=spot)]

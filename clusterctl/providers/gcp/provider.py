@@ -12,21 +12,19 @@ from ruamel.yaml import YAML
 
 from clusterctl.errors import LockedError, ProvisionError, StalePlanError
 from clusterctl.providers.base import Bake, Leftover, Planned, Provisioned, Size, hosts_as_raised
-from clusterctl.providers.gcp import costs, orphans, ssh, tfvars
-from clusterctl.providers.gcp.api import Api
-from clusterctl.providers.gcp.apply import Owner, apply_plan, refuse_another, refuse_moved
+from clusterctl.providers.gcp import costs, orphans, tfvars
+from clusterctl.providers.gcp.api import Api, check_gcloud, host_keys, iap_tunnel
+from clusterctl.providers.gcp.apply import Owner, Place, apply_plan, explaining, refuse_another, refuse_moved
 from clusterctl.providers.gcp.changes import INSTANCE, host_changes, lost, names, other_changes
-from clusterctl.providers.gcp.diagnose import Place, explaining
 from clusterctl.providers.gcp.orphans import ID_LABEL
-from clusterctl.providers.gcp.ssh import host_keys
 from clusterctl.providers.gcp.terraform.client import Terraform
 from clusterctl.providers.gcp.terraform.plan import Plan, ResourceChange
 from clusterctl.providers.gcp.tfvars import variables
-from clusterctl.spec import gcp_machines
+from clusterctl.spec import gcp
 from clusterctl.spec.base import Model
 from clusterctl.spec.distributions import UNSEEN
 from clusterctl.spec.gcp import GcpProvider as Settings
-from clusterctl.spec.gcp_machines import Machine
+from clusterctl.spec.gcp import Machine
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory, SharedFolder
 from clusterctl.state.journal import digest
@@ -46,9 +44,9 @@ class GcpProvider:
         self._is_done = False  # what was shown
 
     def check(self, spec: ClusterSpec) -> None:
-        if refused := gcp_machines.refusal(spec):
+        if refused := gcp.refusal(spec):
             raise refused
-        ssh.check_gcloud()
+        check_gcloud()
 
     def examine(self, spec: ClusterSpec, workspace: Workspace, *, hosts: Collection[str]) -> None:
         """Its hosts are there once they are made."""
@@ -110,11 +108,7 @@ class GcpProvider:
         return Provisioned(inventory, _notes(spec), made, started)
 
     def _since_shown(self, terraform: Terraform) -> Plan:
-        """What there is to do where nothing was shown, or all of that is done: hosts that went down since.
-
-        Raises:
-            StalePlanError: by now it would remove what was not shown.
-        """
+        """What there is to do where nothing was shown, or all of that is done: hosts that went down since."""
         plan = terraform.plan()
         gone = [host.name for host in host_changes(plan) if host.destroys]
         if self._is_done and (gone or lost(plan)):
@@ -215,9 +209,7 @@ class GcpProvider:
     ) -> Host:
         partition = next((p for p in spec.partitions if p.name == output["partition"]), None)
         nodes = self._settings.nodes_of(partition.name) if partition else self._settings.controller
-        machine = (
-            gcp_machines.machine_of(spec, partition) if partition else gcp_machines.controller_machine(spec)
-        )
+        machine = gcp.machine_of(spec, partition) if partition else gcp.controller_machine(spec)
         return Host(
             name=name,
             address=output["address"],
@@ -228,7 +220,7 @@ class GcpProvider:
             instance_id=output["instance_id"],
             cpus=output.get("cpus"),  # these two only by an override of the module
             memory_mib=output.get("memory_mib"),
-            proxy_command=ssh.iap_tunnel(name, project=self._settings.project, zone=self._settings.zone),
+            proxy_command=iap_tunnel(name, project=self._settings.project, zone=self._settings.zone),
             job_environment=job_environment(machine, gvnic=nodes.gvnic or machine.gvnic_only),
             local_ssds=nodes.local_ssds + machine.bundled_ssds,
         )
@@ -262,9 +254,9 @@ def _notes(spec: ClusterSpec) -> tuple[str, ...]:
 
 
 def _machines(spec: ClusterSpec) -> Iterator[Machine]:
-    yield gcp_machines.controller_machine(spec)
+    yield gcp.controller_machine(spec)
     for partition in spec.partitions:
-        yield gcp_machines.machine_of(spec, partition)
+        yield gcp.machine_of(spec, partition)
 
 
 _NAME_PARTS: Final = 2  # of a machine type, that name its family: a3-highgpu

@@ -13,9 +13,8 @@ from typing import Any, Final
 
 from clusterctl.errors import UsageError
 from clusterctl.providers.gcp.terraform.client import BACKEND_FILE
-from clusterctl.spec import gcp_machines
-from clusterctl.spec.gcp import Bucket, Filestore, GcpDisk, GcpNodes, GcpProvider, GcsState
-from clusterctl.spec.gcp_machines import Machine, image_of
+from clusterctl.spec import gcp
+from clusterctl.spec.gcp import Bucket, Filestore, GcpDisk, GcpNodes, GcpProvider, GcsState, Machine, image_of
 from clusterctl.spec.models import ADMIN_USER, ClusterSpec, Partition
 from clusterctl.spec.units import GIB_MIB
 from clusterctl.state.inventory import CONTROLLER
@@ -83,7 +82,7 @@ def placement(spec: ClusterSpec, cluster_id: str, partition: Partition) -> str:
 
 
 def _hosts(spec: ClusterSpec, settings: GcpProvider, cluster_id: str) -> dict[str, Variables]:
-    controller = _host(settings.controller, gcp_machines.controller_machine(spec))
+    controller = _host(settings.controller, gcp.controller_machine(spec))
     hosts = {spec.controller_host: {"role": "controller", "partition": None, **controller, "placement": None}}
     for partition in spec.partitions:
         nodes = settings.nodes_of(partition.name)
@@ -91,7 +90,7 @@ def _hosts(spec: ClusterSpec, settings: GcpProvider, cluster_id: str) -> dict[st
         host = {
             "role": "compute",
             "partition": partition.name,
-            **_host(nodes, gcp_machines.machine_of(spec, partition)),
+            **_host(nodes, gcp.machine_of(spec, partition)),
         }
         hosts |= {name: {**host, "placement": policy} for name in spec.node_names(partition)}
     return hosts
@@ -102,10 +101,8 @@ def _host(nodes: GcpNodes, machine: Machine) -> Variables:
     return {
         "machine_type": machine.name,
         "image": image_of(nodes, machine).model_dump(mode="json"),
-        "boot_disk": _disk(nodes.boot_disk, gcp_machines.boot_disk_type(machine, nodes.boot_disk)),
-        "extra_disks": [
-            _disk(disk, gcp_machines.extra_disk_type(machine, disk)) for disk in nodes.extra_disks
-        ],
+        "boot_disk": _disk(nodes.boot_disk, gcp.boot_disk_type(machine, nodes.boot_disk)),
+        "extra_disks": [_disk(disk, gcp.extra_disk_type(machine, disk)) for disk in nodes.extra_disks],
         "local_ssds": nodes.local_ssds,
         "guest_accelerator": {"type": machine.accelerator, "count": added.count} if added else None,
         "has_gpu": machine.gpu is not None,
@@ -150,11 +147,7 @@ def controller_of(folder: Path) -> str:
 
 
 def write_module(folder: Path, variables: Mapping[str, Any], state: GcsState | None, *, cluster: str) -> None:
-    """Bring our files up to date; what has not changed is left alone.
-
-    Raises:
-        UsageError: the state is somewhere else than the spec says now.
-    """
+    """Bring our files up to date; what has not changed is left alone."""
     folder.mkdir(mode=0o700, exist_ok=True)
     backend = _backend(state, cluster)
     _refuse_moved_state(folder, backend)

@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.spec.gcp import Image
-from clusterctl.spec.gcp_machines import refusal, release_ahead, release_of
+from clusterctl.spec.gcp import Image, refusal, release_ahead, release_of
 from clusterctl.spec.models import ClusterSpec
 from tests.support.google import gcloud
 from tests.support.google.api import PROJECT, Google

@@ -321,7 +321,7 @@ def test_a_lock_is_waited_for_with_signs_of_life(home):
             os.close(held)
         signs.append(1)
 
-    lock = remote_open.lock_shared(os.fsencode(path), 60, alive)
+    lock = remote_open.lock(os.fsencode(path), fcntl.LOCK_SH, 60, alive)
     assert signs
     assert remote_open.lies_at(os.fsencode(path), lock)
     os.close(lock)

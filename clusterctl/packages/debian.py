@@ -16,7 +16,8 @@ from typing import Any, Final
 from urllib.parse import unquote
 
 from clusterctl.errors import MachineError, UsageError
-from clusterctl.packages.bundle.repository import (
+from clusterctl.packages.os_packages import Upstream
+from clusterctl.packages.repository import (
     Repository,
     RepositoryRequest,
     archive_of,
@@ -25,7 +26,6 @@ from clusterctl.packages.bundle.repository import (
     read_own,
     run,
 )
-from clusterctl.packages.os_packages import Upstream
 from clusterctl.util.progress import LineReporter
 
 ARCHITECTURES: Final = {"x86_64": "amd64"}

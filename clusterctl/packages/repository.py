@@ -25,9 +25,7 @@ def archive_of(distribution: str) -> Mapping[str, Any]:
     Raises:
         UsageError: it is not in the table.
     """
-    known = tomllib.loads(
-        resources.files("clusterctl.packages.bundle").joinpath("data/archives.toml").read_text()
-    )
+    known = tomllib.loads(resources.files("clusterctl.packages").joinpath("data/archives.toml").read_text())
     if distribution not in known:
         raise UsageError(
             f"no archive of packages is known for {distribution}",

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Final
 
 from clusterctl.errors import MachineError, UsageError
-from clusterctl.packages.bundle.repository import (
+from clusterctl.packages.repository import (
     Repository,
     RepositoryRequest,
     archive_of,

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from clusterctl import __version__
 from clusterctl.errors import UsageError
-from clusterctl.packages.bundle import debian, redhat
-from clusterctl.packages.bundle.archive import (
+from clusterctl.packages import debian, redhat
+from clusterctl.packages.bundle import (
     FORMAT,
     LOCK,
     PAYLOAD,
@@ -25,7 +25,7 @@ from clusterctl.packages.bundle.archive import (
     open_bundle,
     write_bundle,
 )
-from clusterctl.packages.bundle.checks import (
+from clusterctl.packages.bundle_checks import (
     asked_of,
     asks_for_cupy,
     base_digest,
@@ -35,11 +35,18 @@ from clusterctl.packages.bundle.checks import (
     nvidia_of,
     system_folder,
 )
-from clusterctl.packages.bundle.repository import Repository, RepositoryRequest
 from clusterctl.packages.os_packages import nvidia_stream, upstream_packages
 from clusterctl.packages.payload import pack_payload
-from clusterctl.packages.requirements import Requirements, content_hash, resolve
-from clusterctl.packages.wheelhouse import NodePlatform, unwritable_cache, wheel_path, wheelhouse
+from clusterctl.packages.repository import Repository, RepositoryRequest
+from clusterctl.packages.wheelhouse import (
+    NodePlatform,
+    Requirements,
+    content_hash,
+    resolve,
+    unwritable_cache,
+    wheel_path,
+    wheelhouse,
+)
 from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import ARCHITECTURE
