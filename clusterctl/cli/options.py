@@ -35,7 +35,7 @@ from clusterctl.errors import (
 )
 
 if TYPE_CHECKING:
-    from clusterctl.providers.prompts import OfferedKey, Prompts
+    from clusterctl.providers.base import OfferedKey, Prompts
     from clusterctl.spec.models import ClusterSpec
     from clusterctl.state.workspace import Workspace
 
@@ -323,7 +323,7 @@ def prompts_for(screen: Screen, *, ask_password: bool, accepted: Sequence[str] |
     Raises:
         UsageError: that is no fingerprint, or there is no password.
     """
-    from clusterctl.providers.prompts import Prompts
+    from clusterctl.providers.base import Prompts
 
     for text in accepted or ():
         if not _FINGERPRINT.fullmatch(text):
@@ -342,7 +342,7 @@ def prompts_for(screen: Screen, *, ask_password: bool, accepted: Sequence[str] |
 
 def read_only_prompts(*, ask_password: bool) -> Prompts:
     """What verbs need that only look: they confirm no keys."""
-    from clusterctl.providers.prompts import Prompts
+    from clusterctl.providers.base import Prompts
 
     return Prompts(password=_password() if ask_password else None)
 

@@ -9,8 +9,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 
 from clusterctl.configure import ansible, events, inventory_file
 from clusterctl.providers import registry
-from clusterctl.providers.base import Provider
-from clusterctl.providers.prompts import NO_PROMPTS, Prompts
+from clusterctl.providers.base import NO_PROMPTS, Prompts, Provider
 from clusterctl.scheduler.session import applied_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.models import Provider as ProviderSettings

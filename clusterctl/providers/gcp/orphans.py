@@ -124,22 +124,14 @@ _ORDER: Final = (
 
 
 def find_resources(api: Api, cluster_id: str) -> tuple[Found, ...]:
-    """Everything of this cluster, in the order in which it can be deleted.
-
-    Raises:
-        CloudError: Google could not be asked, or did not look everywhere.
-    """
+    """Everything of this cluster, in the order in which it can be deleted."""
     return tuple(
         _look(api, _Wanted(ID_LABEL, cluster_id, f"{_CLUSTER}-{cluster_id}(-.*)?", f".*-{cluster_id}.*"))
     )
 
 
 def orphan_ids(api: Api, cluster: str) -> tuple[str, ...]:
-    """The ids of all clusters of that name in the project, whoever made them.
-
-    Raises:
-        CloudError: as ``find``.
-    """
+    """The ids of all clusters of that name in the project, whoever made them."""
     found = _look(api, _Wanted(CLUSTER_LABEL, cluster, f"{cluster}-{_ID}(-.*)?", f"{cluster}-.*"))
     return tuple(sorted({one.cluster_id for one in found if one.cluster_id}))
 
@@ -147,11 +139,7 @@ def orphan_ids(api: Api, cluster: str) -> tuple[str, ...]:
 def remove_resources(
     api: Api, found: Iterable[Found], *, report: Callable[[str], None], timeout_s: float = WAIT_S
 ) -> None:
-    """Delete what was found; what is gone already is fine. One kind after the other, each waited for.
-
-    Raises:
-        ProvisionError: something could not be deleted; ``failures`` names each, and the rest is gone.
-    """
+    """Delete what was found; what is gone already is fine. One kind after the other, each waited for."""
     going = [one for one in found if not one.kept]
     failures: list[Failure] = []
     for kind in _ORDER:

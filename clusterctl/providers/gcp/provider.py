@@ -12,13 +12,11 @@ from ruamel.yaml import YAML
 
 from clusterctl.errors import LockedError, ProvisionError, StalePlanError
 from clusterctl.providers.base import Bake, Leftover, Planned, Provisioned, Size, hosts_as_raised
-from clusterctl.providers.gcp import costs, orphans, ssh, tfvars
-from clusterctl.providers.gcp.api import Api
-from clusterctl.providers.gcp.apply import Owner, apply_plan, refuse_another, refuse_moved
+from clusterctl.providers.gcp import costs, orphans, tfvars
+from clusterctl.providers.gcp.api import Api, check_gcloud, host_keys, iap_tunnel
+from clusterctl.providers.gcp.apply import Owner, Place, apply_plan, explaining, refuse_another, refuse_moved
 from clusterctl.providers.gcp.changes import INSTANCE, host_changes, lost, names, other_changes
-from clusterctl.providers.gcp.diagnose import Place, explaining
 from clusterctl.providers.gcp.orphans import ID_LABEL
-from clusterctl.providers.gcp.ssh import host_keys
 from clusterctl.providers.gcp.terraform.client import Terraform
 from clusterctl.providers.gcp.terraform.plan import Plan, ResourceChange
 from clusterctl.providers.gcp.tfvars import variables
@@ -48,7 +46,7 @@ class GcpProvider:
     def check(self, spec: ClusterSpec) -> None:
         if refused := gcp.refusal(spec):
             raise refused
-        ssh.check_gcloud()
+        check_gcloud()
 
     def examine(self, spec: ClusterSpec, workspace: Workspace, *, hosts: Collection[str]) -> None:
         """Its hosts are there once they are made."""
@@ -110,11 +108,7 @@ class GcpProvider:
         return Provisioned(inventory, _notes(spec), made, started)
 
     def _since_shown(self, terraform: Terraform) -> Plan:
-        """What there is to do where nothing was shown, or all of that is done: hosts that went down since.
-
-        Raises:
-            StalePlanError: by now it would remove what was not shown.
-        """
+        """What there is to do where nothing was shown, or all of that is done: hosts that went down since."""
         plan = terraform.plan()
         gone = [host.name for host in host_changes(plan) if host.destroys]
         if self._is_done and (gone or lost(plan)):
@@ -226,7 +220,7 @@ class GcpProvider:
             instance_id=output["instance_id"],
             cpus=output.get("cpus"),  # these two only by an override of the module
             memory_mib=output.get("memory_mib"),
-            proxy_command=ssh.iap_tunnel(name, project=self._settings.project, zone=self._settings.zone),
+            proxy_command=iap_tunnel(name, project=self._settings.project, zone=self._settings.zone),
             job_environment=job_environment(machine, gvnic=nodes.gvnic or machine.gvnic_only),
             local_ssds=nodes.local_ssds + machine.bundled_ssds,
         )

@@ -147,11 +147,7 @@ def controller_of(folder: Path) -> str:
 
 
 def write_module(folder: Path, variables: Mapping[str, Any], state: GcsState | None, *, cluster: str) -> None:
-    """Bring our files up to date; what has not changed is left alone.
-
-    Raises:
-        UsageError: the state is somewhere else than the spec says now.
-    """
+    """Bring our files up to date; what has not changed is left alone."""
     folder.mkdir(mode=0o700, exist_ok=True)
     backend = _backend(state, cluster)
     _refuse_moved_state(folder, backend)

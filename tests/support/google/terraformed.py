@@ -16,9 +16,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from clusterctl.providers.gcp.apply import Owner, apply_plan
+from clusterctl.providers.gcp.apply import Owner, Place, apply_plan, explaining
 from clusterctl.providers.gcp.changes import INSTANCE, host_changes, names
-from clusterctl.providers.gcp.diagnose import Place, explaining
 from clusterctl.providers.gcp.orphans import ID_LABEL
 from clusterctl.providers.gcp.terraform.client import Terraform
 from clusterctl.providers.gcp.terraform.plan import UNKNOWN, Plan

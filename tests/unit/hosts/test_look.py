@@ -11,8 +11,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from clusterctl.cluster.converge import drifted
 
+from clusterctl.cluster.converge import drifted
 from clusterctl.errors import ConfigureError, SlurmError, TransportError, UnreachableError
 from clusterctl.hosts import remote_probe
 from clusterctl.hosts.probe import reject_full_disks

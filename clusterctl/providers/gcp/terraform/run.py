@@ -263,12 +263,7 @@ def run(
     report: LineReporter,
     env: Mapping[str, str] = MappingProxyType({}),
 ) -> Ended:
-    """Run it in ``folder`` to its end. ``heard`` gets the lines of its stdout, in this thread.
-
-    Raises:
-        LockedError: a Terraform that outlived its clusterctl is still at work there.
-        OSError: it can't be started.
-    """
+    """Run it in ``folder`` to its end. ``heard`` gets the lines of its stdout, in this thread."""
     with _alone(folder, report) as lock, noted(folder), _sink() as stdout, _sink() as stderr:
         process = subprocess.Popen(
             under_subreaper(argv, grace_s=GRACE_S),
