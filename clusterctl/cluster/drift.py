@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from clusterctl.hosts.report import Checksums
+from clusterctl.hosts.probe import Checksums
 
 _MISSING = "missing"
 _OUTDATED = "outdated"

@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from clusterctl.errors import ClusterctlError, Failure, ProvisionError, UsageError
-from clusterctl.hosts.checks import DoctorReport, failures
-from clusterctl.hosts.cluster_checks import reject_unknown_hosts
+from clusterctl.hosts.checks import DoctorReport, failures, reject_unknown_hosts
 from clusterctl.providers.base import (
     Action,
     Bake,
