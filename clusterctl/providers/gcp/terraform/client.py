@@ -7,7 +7,7 @@ import json
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
@@ -76,13 +76,6 @@ class Terraform:
             self._printing(f"the state in {left} could not be written", "state push", ERRORED_FILE)
             left.unlink()
 
-    def validate(self) -> None:
-        """Check the module and its variables against the providers' schemas."""
-        code, text, said = self._captured("validate", json=FLAG)
-        if code != 0:
-            found = errors_in(Diagnostic.of(raw) for raw in (parse_event(text) or {}).get("diagnostics", ()))
-            raise self.explain("the Terraform module is not valid", found or said)
-
     def plan(self, *, destroy: bool = False, adopt: Mapping[str, str] = MappingProxyType({})) -> Plan:
         """Look at the world and save what there is to do; with ``destroy``, to remove all.
 
@@ -98,24 +91,12 @@ class Terraform:
                 detailed_exitcode=FLAG,
                 lock_timeout=_LOCK_TIMEOUT,
             )
-        saved = self.saved() if code in (0, _CHANGES) else None
-        if saved is None:
-            raise self.explain("Terraform could not make a plan", found)
-        return replace(saved, destroys=destroy)
-
-    def saved(self) -> Plan | None:
-        """The plan that was saved last, stale or not; None if there is none that can be read."""
         path = self.folder / PLAN_FILE
-        if not path.is_file():
-            return None
-        digest = _digest(path)
-        code, text, _ = self._captured("show", PLAN_FILE, json=FLAG)
-        shown = parse_event(text)
-        if code != 0 or shown is None:
-            return None
-        changes = read_changes(shown)
-        destroys = bool(changes) and all(change.action == "delete" for change in changes)
-        return Plan(path, digest, changes, destroys, outputs_change(shown))
+        digest = _digest(path) if code in (0, _CHANGES) else ""
+        shown = parse_event(self._captured("show", PLAN_FILE, json=FLAG)[1]) if digest else None
+        if shown is None:
+            raise self.explain("Terraform could not make a plan", found)
+        return Plan(path, digest, read_changes(shown), destroy, outputs_change(shown))
 
     def apply(self, plan: Plan) -> None:
         """Apply this very plan; if it is stale, what is left of it, and nothing that it does not show.
@@ -155,16 +136,6 @@ class Terraform:
         if code != 0 or answer is None:
             raise self.explain("Terraform's outputs can't be read", said)
         return {name: output["value"] for name, output in answer.items() if not output["sensitive"]}
-
-    def addresses(self) -> tuple[str, ...]:
-        """What the state holds; nothing if there is no state yet."""
-        code, text, _ = self._captured("state list")
-        return tuple(text.splitlines()) if code == 0 else ()
-
-    def forget(self, address: str) -> None:
-        """Take a resource out of the state; it stays in the world."""
-        what = f"{address} could not be taken out of the state"
-        self._printing(what, "state rm", address, lock_timeout=_LOCK_TIMEOUT)
 
     def _applied(self, plan: Plan) -> bool:
         """Apply a plan file; False if it is stale, and nothing was done."""
