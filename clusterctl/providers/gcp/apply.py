@@ -2,8 +2,8 @@
 
 A machine that was made while Terraform, its provider or clusterctl was killed is not in the state: making it
 again says that it already exists. If it is this cluster's, by its label or by the id in its name, it is
-imported into the state by the plan that goes on from there; what is somebody else's is never touched. Quota
-and stock-out are not waited for: the user decides.
+imported into the state by the plan that goes on from there; what is somebody else's is left alone. Quota and
+stock-out are not waited for: the user decides.
 """
 
 from __future__ import annotations
@@ -22,8 +22,7 @@ from ruamel.yaml import YAML
 
 from clusterctl.errors import Failure, ProvisionError, TerraformError, UsageError
 from clusterctl.providers.gcp.orphans import cluster_id_of
-from clusterctl.providers.gcp.terraform.client import Terraform
-from clusterctl.providers.gcp.terraform.plan import Plan, ResourceChange
+from clusterctl.providers.gcp.terraform.client import Plan, ResourceChange, Terraform
 from clusterctl.providers.gcp.terraform.run import Diagnostic, first_of
 from clusterctl.spec.base import Model
 from clusterctl.util.progress import LineReporter

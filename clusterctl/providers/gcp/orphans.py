@@ -1,7 +1,7 @@
 """The cluster's resources at Google, found through the API itself by labels, not from any state.
 
 What can't carry labels has them as words in its description, and a name that begins with `<cluster>-<id>`.
-Nothing else is ever touched.
+All else is left alone.
 """
 
 from __future__ import annotations

@@ -17,8 +17,7 @@ from clusterctl.providers.gcp.api import Api, check_gcloud, host_keys, iap_tunne
 from clusterctl.providers.gcp.apply import Owner, Place, apply_plan, explaining, refuse_another, refuse_moved
 from clusterctl.providers.gcp.changes import INSTANCE, host_changes, lost, names, other_changes
 from clusterctl.providers.gcp.orphans import ID_LABEL
-from clusterctl.providers.gcp.terraform.client import Terraform
-from clusterctl.providers.gcp.terraform.plan import Plan, ResourceChange
+from clusterctl.providers.gcp.terraform.client import Plan, ResourceChange, Terraform
 from clusterctl.providers.gcp.tfvars import variables
 from clusterctl.spec import gcp
 from clusterctl.spec.base import Model

@@ -67,7 +67,7 @@ class OnpremProvider:
         self._prompts = prompts
         self._found: _Found | None = None
         self._workspace: Workspace | None = None
-        self._tried: tuple[str, ...] | None = None  # what trying machines again that were left behind came to
+        self._tried: tuple[str, ...] | None = None  # what trying the pending releases again came to
 
     def check(self, spec: ClusterSpec) -> None:
         if spec.provider.type != self._settings.type:

@@ -19,8 +19,7 @@ from typing import Any
 from clusterctl.providers.gcp.apply import Owner, Place, apply_plan, explaining
 from clusterctl.providers.gcp.changes import INSTANCE, host_changes, names
 from clusterctl.providers.gcp.orphans import ID_LABEL
-from clusterctl.providers.gcp.terraform.client import Terraform
-from clusterctl.providers.gcp.terraform.plan import UNKNOWN, Plan
+from clusterctl.providers.gcp.terraform.client import UNKNOWN, Plan, Terraform
 from clusterctl.providers.gcp.terraform.program import Program
 from clusterctl.providers.gcp.tfvars import variables
 from clusterctl.spec.load import parse_spec

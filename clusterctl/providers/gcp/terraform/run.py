@@ -6,8 +6,8 @@ Terraform that went on unseen would make machines that no record names.
 
 A lock on a remote state that outlived its Terraform is released only if that was one of ours, and is dead. A
 local state needs none of this: the kernel drops its lock. A bucket's lock says who took it and when, but not
-which process; so each run of ours is noted beside the state while it lasts. A note that outlived its run is
-of one that was killed, since no two of ours work on a folder at once.
+which process; so each run of ours is recorded beside the state while it lasts. A record that outlived its run
+is of one that was killed, since no two of ours work on a folder at once.
 """
 
 from __future__ import annotations
