@@ -11,7 +11,7 @@ from typing import Any, Final
 from ruamel.yaml import YAML
 
 from clusterctl.errors import LockedError, ProvisionError, StalePlanError
-from clusterctl.providers.base import Bake, Leftover, Planned, Provisioned, Size, hosts_as_raised
+from clusterctl.providers.base import Bake, Leftover, Planned, Provisioned, Sizes, hosts_as_raised
 from clusterctl.providers.gcp import costs, orphans, tfvars
 from clusterctl.providers.gcp.api import Api, check_gcloud, host_keys, iap_tunnel
 from clusterctl.providers.gcp.apply import Owner, Place, apply_plan, explaining, refuse_another, refuse_moved
@@ -53,17 +53,10 @@ class GcpProvider:
     def prepare(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake, report: Reporter) -> None:
         """Hosts are installed on when they are there."""
 
-    def sizes(self, spec: ClusterSpec) -> Mapping[str, Size]:  # noqa: ARG002
+    def sizes(self, spec: ClusterSpec) -> Sizes:  # noqa: ARG002
         return {}  # the hardware decides
 
-    def plan(
-        self,
-        spec: ClusterSpec,
-        workspace: Workspace,
-        *,
-        keep: Mapping[str, Size],  # noqa: ARG002
-        report: Reporter,
-    ) -> Planned:
+    def plan(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> Planned:  # noqa: ARG002
         asked = self._write_module(spec, workspace)
         terraform = self._terraform(workspace, spec.controller_host, report)
         terraform.init()
@@ -85,14 +78,7 @@ class GcpProvider:
             notes=(*_notes(spec), *filter(None, [costs.caveat(self._settings.region_name)])),
         )
 
-    def apply(
-        self,
-        spec: ClusterSpec,
-        workspace: Workspace,
-        *,
-        keep: Mapping[str, Size],  # noqa: ARG002
-        report: Reporter,
-    ) -> Provisioned:
+    def apply(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> Provisioned:  # noqa: ARG002
         asked = self._write_module(spec, workspace)
         terraform = self._terraform(workspace, spec.controller_host, report)
         terraform.init()
@@ -170,11 +156,7 @@ class GcpProvider:
         return Terraform(workspace.terraform, report, explain=explaining(place), names=names(place))
 
     def _inventory(
-        self,
-        spec: ClusterSpec,
-        workspace: Workspace,
-        outputs: Mapping[str, Any],
-        report: Reporter,
+        self, spec: ClusterSpec, workspace: Workspace, outputs: Mapping[str, Any], report: Reporter
     ) -> Inventory:
         names, hosts = _names(spec), outputs["hosts"]
         before = ((host, hosts.get(host.name)) for host in hosts_as_raised(workspace).values())
