@@ -162,12 +162,13 @@ def status(screen: Screen, options: Options) -> None:
 
 def auto_down(spec: ClusterSpec, controller: Transport) -> dict[str, Any] | None:
     """After which time without work the cluster takes itself down, and whether the timer for that runs."""
-    from clusterctl.cluster.managed import AUTO_DOWN_TIMER
     from clusterctl.spec.units import format_duration
 
     if (idle_s := spec.provider.idle_timeout_s) is None:
         return None
-    state = controller.run(["systemctl", "is-active", AUTO_DOWN_TIMER], check=False).stdout.strip()
+    state = controller.run(
+        ["systemctl", "is-active", "clusterctl-auto-down.timer"], check=False
+    ).stdout.strip()
     return {"after": format_duration(idle_s), "armed": state == "active"}
 
 

@@ -26,12 +26,12 @@ from clusterctl.cluster.hardware import (
     node_config,
     steady,
 )
-from clusterctl.cluster.managed import questions
 from clusterctl.cluster.session import ClusterSession
 from clusterctl.configure import ansible, events, inventory_file
 from clusterctl.errors import Failure, SchedulerError, TransportError
 from clusterctl.hosts.probe import probe_hosts
 from clusterctl.hosts.report import Checksums, HostReport
+from clusterctl.hosts.roles import probe_requests
 from clusterctl.providers.base import Provisioned
 from clusterctl.scheduler.base import Scheduler
 from clusterctl.scheduler.session import admin_scheduler
@@ -159,7 +159,7 @@ def _configure(session: ClusterSession, inventory: Inventory, hosts: Collection[
 
 def _probe(session: ClusterSession, inventory: Inventory, hosts: Collection[str]) -> dict[str, HostReport]:
     """Probe these hosts; none: all."""
-    asked = questions(session.spec, inventory, session.workspace)
+    asked = probe_requests(session.spec, inventory, session.workspace)
     return dict(probe_hosts({host: asked[host] for host in hosts or asked}, session.connections.to))
 
 

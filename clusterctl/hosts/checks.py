@@ -22,7 +22,7 @@ MOST_SKEW_S: Final = 150
 NOTABLE_SKEW_S: Final = 2
 LEAST_INODES: Final = 50_000
 ARCHITECTURE: Final = "x86_64"
-_OURS: Final = frozenset({"slurmctld", "slurmd", "slurmdbd"})
+_SLURM: Final = frozenset({"slurmctld", "slurmd", "slurmdbd"})
 _LOOPBACK: Final = "127."
 FABRIC_MANAGER: Final = "nvidia-fabricmanager"
 SECURE_BOOT: Final = "Secure Boot is on: the kernel loads no module that no enrolled key has signed"
@@ -50,7 +50,7 @@ class Expected:
 
     ``ports`` -> the daemon of ours that will listen there. ``accounts``: name -> number. ``gpus``: how many,
     None where whatever is there is taken. ``address``: where the other hosts reach it. ``free_mib``: path ->
-    room that is needed there. ``brings``: the daemons that the roles will bring to a host that is not the
+    room that is needed there. ``brings``: the units that the roles will start on a host that is not the
     cluster's yet; what somebody already runs of these would be taken over. ``driver``: `up` installs one.
     ``here``: it is the machine that one is on. ``others``: where the traffic of the cluster's other hosts
     comes from.
@@ -124,7 +124,7 @@ def _space(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]
 def _ports(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:
     for port, daemon in expected.ports.items():
         holder = facts.listeners.get(port)
-        if holder is not None and holder not in _OURS:
+        if holder is not None and holder not in _SLURM:
             why = f"{holder} listens on port {port}, which {daemon} needs"
             fix = f"stop it, or give it another port (`ss -lptn sport = :{port}` shows it)"
             yield Finding(host, "error", "port-taken", "a port is taken", why, fix)
@@ -202,9 +202,9 @@ def _accounts(host: str, facts: HostFacts, expected: Expected) -> Iterator[Findi
 
 def _in_use(host: str, facts: HostFacts, expected: Expected) -> Iterator[Finding]:
     """Slurm, MariaDB and munge of somebody's, which the roles would configure anew and restart."""
-    if facts.claim or not expected.brings:
+    if facts.claim or not expected.brings & {*_SLURM, "munge"}:
         return
-    if daemons := sorted(facts.units & _OURS):
+    if daemons := sorted(facts.units & _SLURM):
         why = (
             f"{' and '.join(daemons)} of another cluster would get a new configuration, and its jobs be lost"
         )

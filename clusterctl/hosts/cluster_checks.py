@@ -2,24 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from ipaddress import IPv4Network
 from typing import Final, Protocol
 
 from clusterctl.errors import ProvisionError, UsageError
 from clusterctl.hosts.checks import FABRIC_MANAGER, Expected
 from clusterctl.hosts.report import HostFactsRequest, ProbeRequest
-from clusterctl.hosts.role_files import role_files, role_packages
+from clusterctl.hosts.roles import role_files, role_packages, role_ports, role_units
 from clusterctl.spec.distributions import distribution_of, releases
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.state.inventory import CONTROLLER, PORTS
 
 # MiB: Slurm, MariaDB, Open MPI and the Python of jobs, with what unpacks them; and once they are there.
 _BEFORE: Final = {"/": 512, "/usr": 3072, "/var": 2048, "/opt": 1024, "/tmp": 256}  # noqa: S108
 _AFTER: Final = {"/": 128, "/var": 256, "/tmp": 64}  # noqa: S108
 _CUPY: Final = {"/opt": 7168}  # with CUDA's libraries, and their wheels until they are unpacked
-_SLURM: Final = ("slurmctld", "slurmd", "slurmdbd", "munge", "mariadb")
-_UNITS: Final = (FABRIC_MANAGER, *_SLURM)
 
 
 class Member(Protocol):
@@ -35,23 +32,20 @@ class Member(Protocol):
 
 def host_facts_request(spec: ClusterSpec, members: Sequence[Member]) -> ProbeRequest:
     """What to ask of every host before it is part of the cluster, and for `doctor`."""
+    roles = sorted({one.roles for one in members})
+    ports = {port for group in roles for port in role_ports(spec, group)}
+    packages = {name for one in releases() for group in roles for name in role_packages(spec, group, one)}
     request = HostFactsRequest(
         names=tuple(member.name for member in members),
-        ports=tuple(sorted({port for role in PORTS for port in _ports(spec, role)})),
+        ports=tuple(sorted(ports)),
         paths=tuple(_BEFORE),
-        units=_UNITS,
+        units=tuple(sorted({FABRIC_MANAGER}.union(*(role_units(spec, group) for group in roles)))),
         accounts=tuple(user.name for user in spec.users),
         uids=tuple(user.uid for user in spec.users),
-        files=tuple(sorted({file for one in members for file in role_files(spec, one.roles)})),
-        packages=tuple(sorted({name for one in members for name in _packages(spec, one.roles)})),
+        files=tuple(sorted({file for group in roles for file in role_files(spec, group)})),
+        packages=tuple(sorted(packages)),
     )
     return ProbeRequest(host=request, node=False)
-
-
-def _packages(spec: ClusterSpec, roles: Sequence[str]) -> Iterator[str]:
-    """What a host of these roles gets, whichever distribution it may have."""
-    for release in releases():
-        yield from role_packages(spec, roles, release)
 
 
 def expected(
@@ -70,12 +64,12 @@ def expected(
     return {
         member.name: Expected(
             address=member.address,
-            ports={port: daemon for role in member.roles for port, daemon in _ports(spec, role).items()},
+            ports=role_ports(spec, member.roles),
             accounts={user.name: user.uid for user in spec.users},
             free_mib=room[member.name in installed] | (_CUPY if member.name in cupy else {}),
             gpus=gpus.get(member.name),
             refusal=_refusal,
-            brings=frozenset() if member.name in installed else _brought(spec, member),
+            brings=frozenset() if member.name in installed else role_units(spec, member.roles),
             driver=spec.software.nvidia.has_driver,
             here=member.name in here,
             others=_others(spec, member, members),
@@ -100,11 +94,6 @@ def _source(address: str, network: IPv4Network | None) -> IPv4Network | None:
     return source if network is None or source.subnet_of(network) else network
 
 
-def _ports(spec: ClusterSpec, role: str) -> Mapping[int, str]:
-    """Port -> the daemon that listens there on hosts of a role: all of them are Slurm's."""
-    return PORTS.get(role, {}) if spec.has_slurm else {}
-
-
 def reject_unknown_hosts(asked_for: Collection[str], members: Sequence[Member]) -> None:
     """That every host that is asked for is one of the cluster's.
 
@@ -118,14 +107,6 @@ def reject_unknown_hosts(asked_for: Collection[str], members: Sequence[Member]) 
             why=f"its hosts are {', '.join(known)}",
             fix="name some of these, or none for all",
         )
-
-
-def _brought(spec: ClusterSpec, member: Member) -> frozenset[str]:
-    """The daemons that the roles bring to such a host; without a scheduler none of these."""
-    if not spec.has_slurm:
-        return frozenset()
-    leads = CONTROLLER in member.roles
-    return frozenset(_SLURM) if leads else frozenset({"slurmd", "munge"})
 
 
 def _refusal(distribution: str, version: str) -> str:

@@ -16,7 +16,7 @@ from clusterctl.hosts import checks
 from clusterctl.hosts.checks import DoctorReport, Finding
 from clusterctl.hosts.cluster_checks import expected, host_facts_request
 from clusterctl.hosts.report import HostFacts
-from clusterctl.hosts.role_files import role_files, role_packages
+from clusterctl.hosts.roles import role_files, role_packages
 from clusterctl.providers.base import failed_hosts
 from clusterctl.providers.onprem.access import NO_LOGIN, Access, last_hop, on_each
 from clusterctl.providers.onprem.login import ANSWER_S, Root, check_sudo, connect
