@@ -293,7 +293,7 @@ def _preview_of(spec: ClusterSpec, one: Member, facts: HostFacts) -> Iterator[st
 
 
 def spec_of_machines(settings: Settings, machines: Mapping[str, OnpremHost], name: str) -> ClusterSpec:
-    """A spec of these machines alone; which part each of them had is not needed to give it back."""
+    """A spec of these machines alone; which part each of them had is not needed to release it."""
     names = list(machines)
     hosts = {host: one.model_dump() for host, one in machines.items()}
     provider: dict[str, Any] = {"type": settings.type, "controller": names[0], "hosts": hosts}
