@@ -14,7 +14,7 @@ from clusterctl.cli.output import Screen
 
 if TYPE_CHECKING:
     from clusterctl.hosts.checks import DoctorReport
-    from clusterctl.hosts.report import GpuFacts
+    from clusterctl.hosts.probe import GpuFacts
     from clusterctl.spec.models import ClusterSpec
 
 

@@ -28,8 +28,7 @@ from clusterctl.cluster.hardware import (
 from clusterctl.cluster.session import ClusterSession, Repair
 from clusterctl.configure import ansible, events, inventory_file
 from clusterctl.errors import Failure, SchedulerError, TransportError
-from clusterctl.hosts.probe import probe_hosts
-from clusterctl.hosts.report import Checksums, HostReport
+from clusterctl.hosts.probe import Checksums, HostReport, probe_hosts
 from clusterctl.hosts.roles import probe_requests
 from clusterctl.providers.base import Provisioned
 from clusterctl.scheduler.base import Scheduler

@@ -17,7 +17,7 @@ from typing import Final
 from clusterctl.errors import ClusterctlError, Failure, SchedulerError, TransportError, VerifyError
 from clusterctl.hosts.checks import Finding
 from clusterctl.hosts.gpus import Driver
-from clusterctl.hosts.report import HostReport, NodeFacts
+from clusterctl.hosts.probe import HostReport, NodeFacts
 from clusterctl.packages.wheelhouse import NodePlatform, has_wheelhouse, wheelhouse
 from clusterctl.scheduler.base import Scheduler, active_jobs
 from clusterctl.scheduler.models import JobInfo, NodeInfo

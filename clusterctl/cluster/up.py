@@ -19,8 +19,7 @@ from clusterctl.cluster.session import ClusterSession, Phase, Repair, write_inve
 from clusterctl.cluster.verify import Verification, verify
 from clusterctl.configure import ansible, inventory_file, ship
 from clusterctl.errors import UsageError
-from clusterctl.hosts.probe import probe_hosts, reject_full_disks, with_distributions
-from clusterctl.hosts.report import HostReport
+from clusterctl.hosts.probe import HostReport, probe_hosts, reject_full_disks, with_distributions
 from clusterctl.hosts.roles import probe_requests
 from clusterctl.jobs.environment import build, environment_of
 from clusterctl.packages.bundle import Bundle
