@@ -22,7 +22,7 @@ from clusterctl.errors import ConfigureError, Failure
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Inventory, ssh_options
 from clusterctl.state.workspace import Workspace, write_atomic
-from clusterctl.util.lifetime import temporary_folder
+from clusterctl.util.process import temporary_folder
 
 
 class Image(Protocol):

@@ -34,7 +34,7 @@ from clusterctl.configure.events import (
 from clusterctl.errors import ConfigureError, Failure
 from clusterctl.util.assets import asset
 from clusterctl.util.disk import writing
-from clusterctl.util.lifetime import SHORT, temporary_folder, under_subreaper
+from clusterctl.util.process import SHORT, temporary_folder, under_subreaper
 
 MAX_FORKS = 32
 _POLL_S = 0.2  # how often the runner looks whether it was cancelled

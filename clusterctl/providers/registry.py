@@ -11,8 +11,8 @@ from clusterctl.providers.base import Provider
 from clusterctl.providers.pending import PendingRelease
 from clusterctl.providers.prompts import NO_PROMPTS, Prompts
 from clusterctl.spec.gcp import GcpProvider as GcpSettings
+from clusterctl.spec.local import LocalProvider as LocalSettings
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.models import LocalProvider as LocalSettings
 from clusterctl.spec.models import Provider as ProviderSettings
 from clusterctl.spec.onprem import OnpremProvider as OnpremSettings
 from clusterctl.spec.onprem import own_machines

@@ -10,6 +10,7 @@ from typing import Final
 
 from clusterctl.errors import CloudError, Failure, MachineError, ProvisionError
 from clusterctl.providers.gcp.api import Api
+from clusterctl.util.process import run
 
 KIND = "ssh-ed25519"
 WAIT_S = 300.0
@@ -114,13 +115,11 @@ def check_gcloud() -> None:
         )
     argv = ["gcloud", "auth", "list", "--filter=status:ACTIVE", "--format=value(account)"]
     try:
-        done = subprocess.run(
-            argv, capture_output=True, text=True, errors="replace", timeout=_ANSWER_S, check=False
-        )
+        done = run(argv, timeout_s=_ANSWER_S)
     except (OSError, subprocess.TimeoutExpired) as exc:
         raise MachineError("gcloud does not run", why=str(exc), fix=_INSTALL) from exc
-    if done.returncode != 0:
-        raise MachineError("gcloud does not run", why=done.stderr.strip()[-1000:], fix=_INSTALL)
+    if done.rc != 0:
+        raise MachineError("gcloud does not run", why=done.reason, fix=_INSTALL)
     if not done.stdout.strip():
         raise MachineError(
             "gcloud is not logged in",

@@ -25,8 +25,8 @@ from clusterctl.providers.local.layout import (
 )
 from clusterctl.providers.local.plan import Hardware, Share, divide, is_oversubscribed
 from clusterctl.spec import distributions
+from clusterctl.spec.local import LocalProvider as Settings
 from clusterctl.spec.models import ADMIN_USER, ClusterSpec, User
-from clusterctl.spec.models import LocalProvider as Settings
 from clusterctl.state.inventory import ARCHITECTURE, COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.state.journal import digest
 from clusterctl.state.workspace import Workspace, write_atomic
