@@ -13,7 +13,7 @@ import typer
 from clusterctl.cli.completion import job_ids
 from clusterctl.cli.options import Options, OutFolder, verb
 from clusterctl.cli.output import Screen
-from clusterctl.cli.target import telling_who_works, workspace_of
+from clusterctl.cli.target import naming_lock_holder, workspace_of
 from clusterctl.errors import SchedulerError, TransportError, UsageError
 
 if TYPE_CHECKING:
@@ -186,7 +186,7 @@ def open_session(screen: Screen, options: Options) -> Iterator[Session]:
     from clusterctl.scheduler import session as access
 
     workspace = workspace_of(screen, options)
-    with telling_who_works(workspace):
+    with naming_lock_holder(workspace):
         access.inventory_of(workspace)  # it is up
         with access.session(access.applied_spec(workspace), workspace) as session:
             yield session

@@ -14,9 +14,9 @@ from clusterctl.cli.output import Screen
 from clusterctl.cli.target import (
     AcceptHostKey,
     AskBecomePass,
+    naming_lock_holder,
     prompts_for,
     spec_of,
-    telling_who_works,
     workspace_of,
 )
 from clusterctl.cli.up import NoWait, Yes, approval, bring_up
@@ -214,7 +214,7 @@ def reboot(
     from clusterctl.transport.ssh import Connections
 
     workspace, timeout_s = workspace_of(screen, options), timeout_of(timeout)
-    with telling_who_works(workspace):
+    with naming_lock_holder(workspace):
         inventory = session.inventory_of(workspace)
     chosen = _chosen(inventory, names)
     _refuse_reboot(inventory, chosen)
@@ -276,7 +276,7 @@ def _cluster(screen: Screen, options: Options) -> Iterator[tuple[Workspace, Inve
     from clusterctl.transport.ssh import Connections
 
     workspace = workspace_of(screen, options)
-    with telling_who_works(workspace), Connections(workspace.ssh_config) as connections:
+    with naming_lock_holder(workspace), Connections(workspace.ssh_config) as connections:
         inventory = session.inventory_of(workspace)
         yield workspace, inventory, session.admin_scheduler(inventory, connections)
 

@@ -252,7 +252,7 @@ class Screen:
         except OSError:  # nothing is left to say it on; the exit code still tells
             silence(sys.stderr)
 
-    def confirm(self, question: str, *, yes: bool) -> None:
+    def confirm(self, prompt: str, *, yes: bool) -> None:
         """Ask before something is destroyed; only on a terminal, else ``--yes`` is required.
 
         Raises:
@@ -261,8 +261,8 @@ class Screen:
         if yes:
             return
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
-            raise UsageError(question, why="there is no terminal to ask on", fix="say --yes")
-        print(f"{printable(question)} [y/N] ", end="", file=sys.stderr, flush=True)
+            raise UsageError(prompt, why="there is no terminal to ask on", fix="say --yes")
+        print(f"{printable(prompt)} [y/N] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
             raise UsageError("nothing was done", why="the answer was no")
 

@@ -15,7 +15,7 @@ from clusterctl.cli.target import AskBecomePass, read_only_prompts, spec_of
 
 if TYPE_CHECKING:
     from clusterctl.hosts.checks import DoctorReport
-    from clusterctl.hosts.report import GpuFacts
+    from clusterctl.hosts.probe import GpuFacts
     from clusterctl.spec.models import ClusterSpec
 
 

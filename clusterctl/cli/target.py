@@ -18,7 +18,7 @@ from clusterctl.cli.output import Screen
 from clusterctl.errors import LockedError, NotUpError, SchedulerError, SpecError, TransportError, UsageError
 
 if TYPE_CHECKING:
-    from clusterctl.providers.prompts import OfferedKey, Prompts
+    from clusterctl.providers.base import OfferedKey, Prompts
     from clusterctl.spec.models import ClusterSpec
     from clusterctl.state.workspace import Workspace
 
@@ -70,7 +70,7 @@ def workspace_of(screen: Screen, options: Options) -> Workspace:
 
 
 @contextmanager
-def telling_who_works(workspace: Workspace) -> Iterator[None]:
+def naming_lock_holder(workspace: Workspace) -> Iterator[None]:
     """While another clusterctl raises the cluster or takes it down, that is why it does not answer.
 
     Raises:
@@ -142,7 +142,7 @@ def prompts_for(screen: Screen, *, ask_password: bool, accepted: Sequence[str] |
     Raises:
         UsageError: that is no fingerprint, or there is no password.
     """
-    from clusterctl.providers.prompts import Prompts
+    from clusterctl.providers.base import Prompts
 
     for text in accepted or ():
         if not _FINGERPRINT.fullmatch(text):
@@ -161,7 +161,7 @@ def prompts_for(screen: Screen, *, ask_password: bool, accepted: Sequence[str] |
 
 def read_only_prompts(*, ask_password: bool) -> Prompts:
     """What verbs need that only look: they confirm no keys."""
-    from clusterctl.providers.prompts import Prompts
+    from clusterctl.providers.base import Prompts
 
     return Prompts(password=_password() if ask_password else None)
 

@@ -21,8 +21,7 @@ if TYPE_CHECKING:
     from clusterctl.cluster.plan import Plan
     from clusterctl.cluster.session import Phase
     from clusterctl.cluster.up import UpOptions
-    from clusterctl.providers.base import HostChange, Planned
-    from clusterctl.providers.prompts import Prompts
+    from clusterctl.providers.base import HostChange, Planned, Prompts
     from clusterctl.spec.models import ClusterSpec
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]

@@ -1,7 +1,7 @@
 """Configure hosts that are not configured yet, repair what drifted, and report each repair.
 
-What configuring leaves on each host is noted in the workspace with a digest of all that went in. As long as
-both are the same, Ansible need not run.
+What configuring leaves on each host is recorded in the workspace with a digest of all that went in. As
+long as both are the same, Ansible need not run.
 """
 
 from __future__ import annotations
@@ -26,12 +26,11 @@ from clusterctl.cluster.hardware import (
     node_config,
     steady,
 )
-from clusterctl.cluster.managed import questions
 from clusterctl.cluster.session import ClusterSession
 from clusterctl.configure import ansible, events, inventory_file
 from clusterctl.errors import Failure, SchedulerError, TransportError
-from clusterctl.hosts.probe import probe_hosts
-from clusterctl.hosts.report import Checksums, HostReport
+from clusterctl.hosts.probe import Checksums, HostReport, probe_hosts
+from clusterctl.hosts.roles import probe_requests
 from clusterctl.providers.base import Provisioned
 from clusterctl.scheduler.base import Scheduler
 from clusterctl.scheduler.session import admin_scheduler
@@ -56,7 +55,7 @@ class Converged:
     notes: tuple[str, ...] = ()
 
 
-class _Noted(BaseModel):
+class Configured(BaseModel):
     """What the last configuring left. ``inputs`` is empty while another one replaces it, for ``tried``."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -86,9 +85,9 @@ def converge(
     """
     spec, workspace, inventory = session.spec, session.workspace, provisioned.inventory
     slurm = admin_scheduler(inventory, session.connections, patience_s=_PATIENCE_S)
-    noted = _settled(_read(workspace, without=provisioned.made), slurm)
+    recorded = _settled(_read(workspace, without=provisioned.made), slurm)
     reports = _installed(session, inventory, reports, limit)
-    nodes = node_config(spec, inventory, reports, noted.hardware, partial(keep_free, slurm), limit=limit)
+    nodes = node_config(spec, inventory, reports, recorded.hardware, partial(keep_free, slurm), limit=limit)
     notes = (*nodes.notes, *fetch_gpu_wheels(spec, inventory, workspace, nodes.reports, session.report))
     inputs, files = _inputs(spec, inventory, workspace, nodes.reports)
     for name, content in files.items():
@@ -97,49 +96,49 @@ def converge(
     before = {host: report.checksums for host, report in reports.items()}
     has = hardware(spec, inventory, nodes.reports)
     if limit:
-        seen = _converge_some(session, inventory, noted, has, limit)
+        seen = _converge_some(session, inventory, recorded, has, limit)
         marks = before | {host: report.checksums for host, report in seen.items()}
         # Not what all of them were configured for: the next `up` of the whole cluster looks at them anew.
-        _write(workspace, _Noted(inputs=_SOME, marks=marks, hardware=has))
+        _write(workspace, Configured(inputs=_SOME, marks=marks, hardware=has))
         session.repaired(_taken_up(nodes))
         return Converged(inventory, {**reports, **seen}, notes)
 
-    drifting = hosts_with_drift(noted.marks, before)
-    everything = anew or noted.inputs != inputs
+    drifting = hosts_with_drift(recorded.marks, before)
+    everything = anew or recorded.inputs != inputs
     if not everything and not drifting:
         session.note = f"unchanged: {len(reports)} hosts checked"
         return Converged(inventory, reports, notes)
     if everything:
-        _write(workspace, noted.model_copy(update={"inputs": "", "tried": has}))
+        _write(workspace, recorded.model_copy(update={"inputs": "", "tried": has}))
     controller = inventory.controller.name
-    slurm_drifted = touches_slurm(drifted(noted.marks.get(controller, {}), before[controller]))
+    slurm_drifted = touches_slurm(drifted(recorded.marks.get(controller, {}), before[controller]))
     hosts = () if everything else drifting
     session.note = str(_configure(session, inventory, hosts))
-    if slurm_drifted or (everything and noted.marks):
+    if slurm_drifted or (everything and recorded.marks):
         # Other nodes' slurmd were not restarted for what concerns one alone.
         admin_scheduler(inventory, session.connections).reconfigure()
     seen = _probe(session, inventory, hosts)
     after = before | {host: report.checksums for host, report in seen.items()}
-    _write(workspace, _Noted(inputs=inputs, marks=after, hardware=has))
-    if noted.inputs:  # else nothing is known of how the hosts were left
+    _write(workspace, Configured(inputs=inputs, marks=after, hardware=has))
+    if recorded.inputs:  # else nothing is known of how the hosts were left
         session.repaired(_taken_up(nodes))
-        for host in sorted(before.keys() & noted.marks.keys()):
-            session.repaired(repairs_of(host, noted.marks[host], before[host], after[host]))
+        for host in sorted(before.keys() & recorded.marks.keys()):
+            session.repaired(repairs_of(host, recorded.marks[host], before[host], after[host]))
     return Converged(inventory, {**reports, **seen}, notes)
 
 
 def _converge_some(
     session: ClusterSession,
     inventory: Inventory,
-    noted: _Noted,
+    recorded: Configured,
     has: Mapping[str, Hardware],
     limit: Collection[str],
 ) -> Mapping[str, HostReport]:
     """Configure these hosts and the controller, and tell the others which hosts belong to the cluster now."""
     workspace = session.workspace
     chosen = tuple(host.name for host in inventory.hosts if host.name in limit or host.is_controller)
-    others = tuple(h.name for h in inventory.hosts if h.name not in chosen and h.name in noted.marks)
-    _write(workspace, noted.model_copy(update={"inputs": "", "tried": has}))
+    others = tuple(h.name for h in inventory.hosts if h.name not in chosen and h.name in recorded.marks)
+    _write(workspace, recorded.model_copy(update={"inputs": "", "tried": has}))
     told = ansible.introduce(inventory, workspace, limit=others) if others else None
     recap = _configure(session, inventory, chosen)
     session.note = f"{recap}; {told.changed if told else 0} changed on others"
@@ -159,7 +158,7 @@ def _configure(session: ClusterSession, inventory: Inventory, hosts: Collection[
 
 def _probe(session: ClusterSession, inventory: Inventory, hosts: Collection[str]) -> dict[str, HostReport]:
     """Probe these hosts; none: all."""
-    asked = questions(session.spec, inventory, session.workspace)
+    asked = probe_requests(session.spec, inventory, session.workspace)
     return dict(probe_hosts({host: asked[host] for host in hosts or asked}, session.connections.to))
 
 
@@ -212,11 +211,11 @@ def stale(
     spec: ClusterSpec, inventory: Inventory, workspace: Workspace, views: Mapping[str, HostReport]
 ) -> str:
     """Why ``converge`` would configure all of these hosts, which stay as they are; "" if it would not."""
-    noted = _read(workspace, without=())
-    if not noted.inputs:
+    recorded = _read(workspace, without=())
+    if not recorded.inputs:
         return "the last `clusterctl up` did not end"
-    inputs, _ = _inputs(spec, inventory, workspace, steady(views, noted.hardware))
-    if inputs == noted.inputs:
+    inputs, _ = _inputs(spec, inventory, workspace, steady(views, recorded.hardware))
+    if inputs == recorded.inputs:
         return ""
     return "the spec, clusterctl itself or the hardware is not what the hosts were configured for"
 
@@ -226,19 +225,19 @@ def pending_changes(
 ) -> NodeConfig:
     """The changes of hardware that ``converge`` would take up, and those that would wait."""
     slurm = admin_scheduler(inventory, session.connections, patience_s=_PATIENCE_S)
-    noted = _settled(_read(session.workspace, without=()), slurm)
-    return node_config(session.spec, inventory, reports, noted.hardware, partial(at_work, slurm))
+    recorded = _settled(_read(session.workspace, without=()), slurm)
+    return node_config(session.spec, inventory, reports, recorded.hardware, partial(at_work, slurm))
 
 
-def _settled(noted: _Noted, slurm: Scheduler) -> _Noted:
+def _settled(recorded: Configured, slurm: Scheduler) -> Configured:
     """With the hardware that Slurm knows of, where the last `up` did not end."""
-    if not noted.tried:
-        return noted
+    if not recorded.tried:
+        return recorded
     try:
-        has = as_registered(noted.hardware, noted.tried, slurm.nodes())
+        has = as_registered(recorded.hardware, recorded.tried, slurm.nodes())
     except (SchedulerError, TransportError):
-        return noted
-    return noted.model_copy(update={"hardware": has})
+        return recorded
+    return recorded.model_copy(update={"hardware": has})
 
 
 def preview(
@@ -260,14 +259,16 @@ def preview(
 
 def drift_of(workspace: Workspace, views: Mapping[str, HostReport]) -> tuple[tuple[str, str], ...]:
     """What has drifted on these hosts since they were configured: (host, what)."""
-    noted = _read(workspace, without=())
-    return tuple((host, what) for host, view in views.items() for what in _drift(host, noted, view.checksums))
+    recorded = _read(workspace, without=())
+    return tuple(
+        (host, what) for host, view in views.items() for what in _drift(host, recorded, view.checksums)
+    )
 
 
-def _drift(host: str, noted: _Noted, now: Checksums) -> tuple[str, ...]:
-    if host not in noted.marks:
+def _drift(host: str, recorded: Configured, now: Checksums) -> tuple[str, ...]:
+    if host not in recorded.marks:
         return ("it is not configured yet",)
-    return drift_found(noted.marks[host], now)
+    return drift_found(recorded.marks[host], now)
 
 
 def _step(progress: events.TaskProgress, inventory: Inventory, limit: Collection[str]) -> HostStep:
@@ -306,17 +307,17 @@ def _inputs(
     return digest(tree_hash(asset("ansible")), variables, *secrets, cards, *made), files
 
 
-def _read(workspace: Workspace, *, without: Collection[str]) -> _Noted:
-    """What was noted, but for hosts that have been made anew since."""
+def _read(workspace: Workspace, *, without: Collection[str]) -> Configured:
+    """What was recorded, but for hosts that have been made anew since."""
     try:
-        noted = _Noted.model_validate_json(workspace.configured.read_bytes())
+        recorded = Configured.model_validate_json(workspace.configured.read_bytes())
     except (FileNotFoundError, ValidationError):
-        return _Noted()
-    marks = {host: mark for host, mark in noted.marks.items() if host not in without}
-    has = {host: what for host, what in noted.hardware.items() if host not in without}
-    tried = {host: what for host, what in noted.tried.items() if host not in without}
-    return _Noted(inputs=noted.inputs, marks=marks, hardware=has, tried=tried)
+        return Configured()
+    marks = {host: mark for host, mark in recorded.marks.items() if host not in without}
+    has = {host: what for host, what in recorded.hardware.items() if host not in without}
+    tried = {host: what for host, what in recorded.tried.items() if host not in without}
+    return Configured(inputs=recorded.inputs, marks=marks, hardware=has, tried=tried)
 
 
-def _write(workspace: Workspace, noted: _Noted) -> None:
-    write_atomic(workspace.configured, noted.model_dump_json(indent=1) + "\n")
+def _write(workspace: Workspace, recorded: Configured) -> None:
+    write_atomic(workspace.configured, recorded.model_dump_json(indent=1) + "\n")

@@ -5,12 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from clusterctl.hosts.report import Checksums
+from clusterctl.hosts.probe import Checksums
 
 _MISSING = "missing"
 _OUTDATED = "outdated"
 _UNKNOWN = "no answer"  # what it was asked of was away
-_FINE = {"unit": "running", "home": "fit", "key": "there", "path": "there"}  # whatever was noted before
+_FINE = {"unit": "running", "home": "fit", "key": "there", "path": "there"}  # whatever was recorded before
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,24 +25,26 @@ class Repair:
         return f"{self.host}: {self.what}: {self.action}"
 
 
-def drifted(noted: Checksums, now: Checksums) -> tuple[str, ...]:
-    """The keys of marks that are not as they were noted, or bad in themselves."""
-    return tuple(key for key, mark in now.items() if not _is_fine(key, mark) or noted.get(key, mark) != mark)
+def drifted(recorded: Checksums, now: Checksums) -> tuple[str, ...]:
+    """The keys of marks that are not as they were recorded, or bad in themselves."""
+    return tuple(
+        key for key, mark in now.items() if not _is_fine(key, mark) or recorded.get(key, mark) != mark
+    )
 
 
-def repairs_of(host: str, noted: Checksums, before: Checksums, after: Checksums) -> tuple[Repair, ...]:
+def repairs_of(host: str, recorded: Checksums, before: Checksums, after: Checksums) -> tuple[Repair, ...]:
     """What was not right ``before`` and has changed since. What is new to us cannot have drifted."""
-    changed = [key for key in _known(noted, before) if after.get(key) != before[key]]
+    changed = [key for key in _known(recorded, before) if after.get(key) != before[key]]
     return tuple(Repair(host, *_words(key, before[key])) for key in _named(changed, before))
 
 
-def drift_found(noted: Checksums, now: Checksums) -> tuple[str, ...]:
+def drift_found(recorded: Checksums, now: Checksums) -> tuple[str, ...]:
     """What is not right on a host, in words. What is new to us can't have drifted."""
-    return tuple(_words(key, now[key])[0] for key in _named(_known(noted, now), now))
+    return tuple(_words(key, now[key])[0] for key in _named(_known(recorded, now), now))
 
 
-def _known(noted: Checksums, now: Checksums) -> list[str]:
-    return [key for key in drifted(noted, now) if key in noted and now[key] != _UNKNOWN]
+def _known(recorded: Checksums, now: Checksums) -> list[str]:
+    return [key for key in drifted(recorded, now) if key in recorded and now[key] != _UNKNOWN]
 
 
 def _named(keys: Sequence[str], marks: Checksums) -> list[str]:
@@ -58,9 +60,11 @@ def _follows(key: str, before: Checksums, changed: Iterable[str]) -> bool:
     return before[key].endswith(_OUTDATED) and any(other != key for other in changed)
 
 
-def hosts_with_drift(noted: Mapping[str, Checksums], now: Mapping[str, Checksums]) -> tuple[str, ...]:
-    """The hosts on which something is not as it was noted."""
-    return tuple(host for host, marks in now.items() if host not in noted or drifted(noted[host], marks))
+def hosts_with_drift(recorded: Mapping[str, Checksums], now: Mapping[str, Checksums]) -> tuple[str, ...]:
+    """The hosts on which something is not as it was recorded."""
+    return tuple(
+        host for host, marks in now.items() if host not in recorded or drifted(recorded[host], marks)
+    )
 
 
 def touches_slurm(keys: Iterable[str]) -> bool:

@@ -315,7 +315,7 @@ def _unknown_impact(why: str) -> UsageError:
     return UsageError(
         "nobody can tell which jobs this change would end",
         why=why,
-        fix="run `clusterctl up` with the spec as it was, which mends the cluster; or go ahead: --force",
+        fix="run `clusterctl up` with the spec as it was, which repairs the cluster; or go ahead: --force",
     )
 
 

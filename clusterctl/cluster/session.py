@@ -10,8 +10,7 @@ from typing import Concatenate, ParamSpec, TypeVar
 from clusterctl.cluster.drift import Repair
 from clusterctl.configure import ansible, events, inventory_file
 from clusterctl.providers import registry
-from clusterctl.providers.base import Provider
-from clusterctl.providers.prompts import NO_PROMPTS, Prompts
+from clusterctl.providers.base import NO_PROMPTS, Prompts, Provider
 from clusterctl.scheduler.session import applied_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.models import Provider as ProviderSettings
@@ -122,7 +121,7 @@ class ClusterSession(Run):
 
 def provider_of(settings: ProviderSettings, prompts: Prompts = NO_PROMPTS) -> Provider:
     """The provider of these settings; ``prompts`` are for machines of the user's own."""
-    return registry.provider_of(settings, replace(prompts, restore=_give_back))
+    return registry.provider_of(settings, replace(prompts, restore=_restore))
 
 
 def write_inventory(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> None:
@@ -133,7 +132,7 @@ def write_inventory(spec: ClusterSpec, inventory: Inventory, workspace: Workspac
     workspace.joining.unlink(missing_ok=True)  # all of it stands there now
 
 
-def _give_back(
+def _restore(
     inventory: Inventory, hosts: Collection[str], workspace: Workspace, report: Reporter
 ) -> Mapping[str, tuple[str, ...]]:
     """Have Ansible put back what was on these; what was left on each, and why."""

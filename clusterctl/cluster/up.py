@@ -14,15 +14,14 @@ from clusterctl.cluster.converge import converge
 from clusterctl.cluster.drift import Repair
 from clusterctl.cluster.hardware import fetch_wheels
 from clusterctl.cluster.impact import reject, review
-from clusterctl.cluster.managed import questions
 from clusterctl.cluster.nodes import limited, replacing
 from clusterctl.cluster.plan import Plan, plan_changes
 from clusterctl.cluster.session import ClusterSession, Phase, write_inventory
 from clusterctl.cluster.verify import Verification, verify
 from clusterctl.configure import ansible, inventory_file, ship
 from clusterctl.errors import UsageError
-from clusterctl.hosts.probe import probe_hosts, reject_full_disks, with_distributions
-from clusterctl.hosts.report import HostReport
+from clusterctl.hosts.probe import HostReport, probe_hosts, reject_full_disks, with_distributions
+from clusterctl.hosts.roles import probe_requests
 from clusterctl.jobs.environment import build, environment_of
 from clusterctl.packages.bundle import Bundle
 from clusterctl.packages.bundle_checks import cluster_bundle, forget, missing_bundle, use_bundle
@@ -229,7 +228,7 @@ def probe(
         made = session.provider.apply(session.spec, session.workspace, keep=keep, report=session.report)
         session.repaired(started(made))
 
-    asked = questions(session.spec, inventory, session.workspace)
+    asked = probe_requests(session.spec, inventory, session.workspace)
     reports = probe_hosts(asked, session.connections.to, revive=revive, report=session.report)
     reject_full_disks(reports)
     session.note = f"{len(reports)} hosts answer"

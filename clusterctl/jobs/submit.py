@@ -42,7 +42,7 @@ from clusterctl.state.ledger import CLIENT_FACTS, SOURCE_FILE, SPEC_FILE, JobEnt
 from clusterctl.transport.base import Transport
 from clusterctl.transport.local import LocalTransport
 from clusterctl.transport.put import Sent, send_new_folder, send_to_store
-from clusterctl.transport.remote_store import NO_REQUIRED
+from clusterctl.transport.remote_receive import NO_REQUIRED
 from clusterctl.transport.tree import Item, Progress, hash_items
 from clusterctl.util.assets import payload_hash
 from clusterctl.util.progress import LineReporter

@@ -40,18 +40,13 @@ class OpenSSH:
             MachineError: there is no ssh on this machine.
             TransportError: the command can't be sent.
         """
-        if not self.is_installed():
+        if shutil.which("ssh") is None:
             raise MachineError("missing tool: ssh", fix="apt-get install openssh-client")
         words = ["ssh", "-F", str(self.config), *options]
         if self.user is not None:
             words += ["-l", self.user]
         words += ["--", host]
         return [*words, shlex.join(sendable(command))] if command else words
-
-    @staticmethod
-    def is_installed() -> bool:
-        """Whether there is an ssh program on this machine."""
-        return shutil.which("ssh") is not None
 
     @contextmanager
     def converse(self, host: str, argv: Sequence[str], silence_s: float) -> Iterator[Conversation]:

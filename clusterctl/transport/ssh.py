@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import logging
 import shlex
+import shutil
 import socket
 import threading
 import time
@@ -19,7 +20,6 @@ from typing import Self
 
 from clusterctl.errors import CommandError, TransportError, UnreachableError
 from clusterctl.transport.base import SILENCE_S, Conversation, Result, no_answer, sendable, shown
-from clusterctl.transport.openssh import OpenSSH
 from clusterctl.transport.target import ProxySocket, Reject, Target, paramiko, wrong_key
 
 # Without a handler, paramiko's background thread would write to the user's terminal.
@@ -123,7 +123,9 @@ class SSHTransport:
     ) -> Iterator[Conversation]:
         """Start a command and talk with it; see ``Transport.converse``."""
         silence_s = silence_s or self._silence_s
-        if bulk and OpenSSH.is_installed():
+        if bulk and shutil.which("ssh"):
+            from clusterctl.transport.openssh import OpenSSH  # noqa: PLC0415 - only for much data
+
             self._connected()  # which says better than ssh what is wrong
             with OpenSSH(self._config, self._user).converse(self._host, argv, silence_s) as talk:
                 yield talk

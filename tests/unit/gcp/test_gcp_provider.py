@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import MachineError, StalePlanError, UsageError
-from clusterctl.providers.gcp import ssh, tfvars
+from clusterctl.providers.gcp import api, tfvars
 from clusterctl.providers.gcp.provider import GcpProvider, job_environment, network_note
 from clusterctl.spec import gcp
 from clusterctl.spec.distributions import UNSEEN
@@ -207,15 +207,15 @@ def test_a_state_in_a_bucket_is_not_swapped_for_another(tmp_path: Path) -> None:
 def test_gcloud_is_looked_for_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MachineError) as caught:
-        ssh.check_gcloud()
+        api.check_gcloud()
     assert caught.value.what == "missing tool: gcloud"
     assert "https://cloud.google.com/sdk" in caught.value.fix
     bin_folder = gcloud.install(tmp_path, tmp_path / "world.json")
     monkeypatch.setenv("PATH", f"{bin_folder}:{os.defpath}")
-    ssh.check_gcloud()
+    api.check_gcloud()
     (bin_folder / "account").write_text("")
     with pytest.raises(MachineError) as caught:
-        ssh.check_gcloud()
+        api.check_gcloud()
     assert caught.value.fix == "log in: gcloud auth login"
 
 

@@ -9,7 +9,7 @@ from clusterctl.scheduler.base import Clock, Scheduler
 from clusterctl.scheduler.slurm.client import SlurmClient
 from tests.support.gpu_nodes import ONE, TWO
 from tests.support.scripted import ScriptedTransport, Step
-from tests.unit.cluster.test_change import sinfo, squeue
+from tests.unit.cluster.test_impact import sinfo, squeue
 
 AT_WORK = "job 7 is at work there, which Slurm would end; run `clusterctl up` again afterwards"
 REFUSED = Step(("squeue", "..."), stderr="slurm_load_jobs error: refused", rc=1)

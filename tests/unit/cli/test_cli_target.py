@@ -123,7 +123,7 @@ def test_up_by_name_takes_the_spec_as_it_was_raised(cli: Clusterctl) -> None:
 
 def test_a_name_is_enough_to_look_for_a_lost_local_cluster(cli: Clusterctl) -> None:
     said = cli("--cluster", "other", "down", "--orphans").stdout
-    assert "no cluster 'other' was lost on this machine" in said
+    assert "cluster 'other' has no orphans on this machine" in said
     assert "there is no cluster '../x'" in cli("--cluster", "../x", "down", "--orphans", rc=2).stderr
 
 

@@ -11,15 +11,15 @@ from typing import Any
 import pytest
 
 from clusterctl.cluster import converge
-from clusterctl.cluster.converge import _inputs, _installed, _Noted, _write
+from clusterctl.cluster.converge import Configured, _inputs, _installed, _write
 from clusterctl.cluster.hardware import gpus_file, hardware
 from clusterctl.hosts.gpus import Driver
-from clusterctl.hosts.report import HostReport, ProbeRequest
+from clusterctl.hosts.probe import HostReport, ProbeRequest
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
 from tests.support.cluster_session import session_of
 from tests.support.gpu_nodes import CTL, INVENTORY, ONE, TWO
-from tests.unit.cluster.test_mend_hardware import SPEC, WAS, shows
+from tests.unit.cluster.test_converge_hardware import SPEC, WAS, shows
 
 LACKS = shows(cards=1)
 Install = Callable[..., dict[str, HostReport]]
@@ -54,7 +54,7 @@ def installed(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Install:
 
 def noted(workspace: Workspace, views: dict[str, HostReport]) -> None:
     inputs, _ = _inputs(SPEC, INVENTORY, workspace, views)
-    _write(workspace, _Noted(inputs=inputs, hardware=hardware(SPEC, INVENTORY, views)))
+    _write(workspace, Configured(inputs=inputs, hardware=hardware(SPEC, INVENTORY, views)))
 
 
 @pytest.mark.parametrize("scheduler", ["slurm", "none"])

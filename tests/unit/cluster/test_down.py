@@ -103,7 +103,7 @@ def test_orphans_are_shown_with_their_cost_before_they_go(
     assert cloud.destroyed == [("a1b2c3", None)]
     assert "cleanup verified" in capfd.readouterr().out
     run(yes=False)
-    assert capfd.readouterr().out == "no cluster 'd' was lost\n"
+    assert capfd.readouterr().out == "cluster 'd' has no orphans\n"
 
 
 def test_a_project_alone_does_not_say_which_cluster(cloud: Stub) -> None:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from clusterctl.cluster import converge
-from clusterctl.cluster.converge import _inputs, _Noted, _write
-from clusterctl.hosts.report import HostReport, NodeFacts
+from clusterctl.cluster.converge import Configured, _inputs, _write
+from clusterctl.hosts.probe import HostReport, NodeFacts
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.state.workspace import Workspace
@@ -50,7 +50,7 @@ def workspace(tmp_path: Path) -> Workspace:
     workspace.create()
     workspace.create_secrets()
     inputs, _ = _inputs(spec(), INVENTORY, workspace, views())
-    _write(workspace, _Noted(inputs=inputs, marks={CTL: FINE, ONE: FINE}))
+    _write(workspace, Configured(inputs=inputs, marks={CTL: FINE, ONE: FINE}))
     return workspace
 
 
@@ -64,8 +64,8 @@ def test_a_host_that_drifted_is_named(workspace: Workspace) -> None:
 
 
 def test_a_host_that_was_never_configured_is_named(workspace: Workspace) -> None:
-    noted = _Noted.model_validate_json(workspace.configured.read_bytes())
-    _write(workspace, _Noted(inputs=noted.inputs, marks={CTL: FINE}))
+    noted = Configured.model_validate_json(workspace.configured.read_bytes())
+    _write(workspace, Configured(inputs=noted.inputs, marks={CTL: FINE}))
     assert converge.drift_of(workspace, views()) == ((ONE, "it is not configured yet"),)
 
 

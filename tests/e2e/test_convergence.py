@@ -146,9 +146,9 @@ def test_on_a_full_disk_up_and_submit_refuse_and_down_says_what_is_gone_with_the
 
 
 def test_a_lost_workspace_does_not_keep_a_cluster_alive(one: Cluster) -> None:
-    kept = one.workspace.rename(one.runner.cwd / "lost")
+    kept = one.workspace.rename(one.runner.cwd / "orphaned")
     (listed,) = (each for each in one.json("list")["clusters"] if each["cluster"] == one.name)
-    assert listed["state"] == "lost"
+    assert listed["state"] == "orphaned"
     assert listed["fix"] in one("list").stdout
     typed = shlex.split(listed["fix"])[1:]
     assert "nothing of it" in one.runner(*typed, "--yes").stdout

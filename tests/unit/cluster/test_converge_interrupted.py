@@ -8,10 +8,10 @@ from pathlib import Path
 import pytest
 
 from clusterctl.cluster import converge
-from clusterctl.cluster.converge import _inputs, _Noted, _read, _write
+from clusterctl.cluster.converge import Configured, _inputs, _read, _write
 from clusterctl.cluster.hardware import hardware
 from clusterctl.errors import ConfigureError
-from clusterctl.hosts.report import HostReport
+from clusterctl.hosts.probe import HostReport
 from clusterctl.providers.base import Provisioned
 from clusterctl.scheduler.base import Clock
 from clusterctl.scheduler.slurm.client import SlurmClient
@@ -19,8 +19,8 @@ from clusterctl.state.workspace import Workspace
 from tests.support.cluster_session import session_of
 from tests.support.gpu_nodes import CTL, INVENTORY, ONE, TWO
 from tests.support.scripted import ScriptedTransport, Step
-from tests.unit.cluster.test_change import sinfo, squeue
-from tests.unit.cluster.test_mend_hardware import SPEC, WAS, shows
+from tests.unit.cluster.test_converge_hardware import SPEC, WAS, shows
+from tests.unit.cluster.test_impact import sinfo, squeue
 
 DRAIN = Step(("scontrol", "update", f"nodename={ONE}", "state=drain", "reason=clusterctl: *"))
 RESUME = Step(("scontrol", "update", f"nodename={ONE}", "state=resume"))
@@ -35,7 +35,7 @@ def workspace(tmp_path: Path) -> Workspace:
     workspace.create_secrets()
     views = {CTL: HostReport(None, {}), ONE: WAS, TWO: WAS}
     inputs, _ = _inputs(SPEC, INVENTORY, workspace, views)
-    _write(workspace, _Noted(inputs=inputs, hardware=hardware(SPEC, INVENTORY, views)))
+    _write(workspace, Configured(inputs=inputs, hardware=hardware(SPEC, INVENTORY, views)))
     return workspace
 
 
