@@ -117,7 +117,8 @@ def schema(
     job: Annotated[bool, typer.Option("--job", help="Of job files, which `submit` takes.")] = False,
 ) -> None:
     """Print the JSON Schema of the spec, for editors."""
-    from clusterctl.spec.schema import job_schema, json_schema
+    from clusterctl.spec.job import job_schema
+    from clusterctl.spec.load import json_schema
 
     del options
     found = job_schema() if job else json_schema()

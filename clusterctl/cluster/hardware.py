@@ -28,7 +28,7 @@ from clusterctl.spec.units import format_size
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.assets import gpu_lock, job_lock
-from clusterctl.util.lifetime import temporary_folder
+from clusterctl.util.process import temporary_folder
 from clusterctl.util.progress import Reporter
 
 _SAME_MEMORY: Final = 0.01  # the kernel's figure moves by some MiB from boot to boot

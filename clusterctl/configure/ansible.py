@@ -45,7 +45,7 @@ from clusterctl.state.inventory import COMPUTE, CONTROLLER, Inventory, ssh_optio
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.util.assets import asset
 from clusterctl.util.disk import writing
-from clusterctl.util.lifetime import SHORT, temporary_folder, under_subreaper
+from clusterctl.util.process import SHORT, temporary_folder, under_subreaper
 
 if TYPE_CHECKING:
     from ansible_runner.config.runner import RunnerConfig as _Config

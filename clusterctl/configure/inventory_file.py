@@ -13,9 +13,8 @@ from ruamel.yaml.comments import TaggedScalar
 from clusterctl.hosts.roles import cluster_roles
 from clusterctl.packages.payload import pack_payload
 from clusterctl.spec.distributions import Distribution
-from clusterctl.spec.models import ADMIN_USER, ClusterSpec
+from clusterctl.spec.models import ADMIN_USER, ClusterSpec, Software
 from clusterctl.spec.onprem import is_this_machine
-from clusterctl.spec.software import Software
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, LOGIN, MPI_SSH, MPI_SSH_FOLDER, Host, Inventory
 from clusterctl.state.journal import digest
 from clusterctl.state.workspace import Workspace, write_atomic

@@ -15,7 +15,7 @@ from clusterctl.errors import CommandError, MachineError, NoAnswerError, Transpo
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.base import Conversation, Result, no_answer, sendable, shown
 from clusterctl.transport.local import LocalTransport
-from clusterctl.util.lifetime import under_subreaper
+from clusterctl.util.process import under_subreaper
 
 if TYPE_CHECKING:
     from clusterctl.state.inventory import Inventory
