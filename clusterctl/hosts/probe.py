@@ -14,7 +14,7 @@ from clusterctl.spec import distributions
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Transport
-from clusterctl.transport.openssh import write_ssh_files
+from clusterctl.transport.local import write_ssh_files
 from clusterctl.util.progress import HostStep, Reporter
 
 TIMEOUT_S = 90.0
