@@ -16,10 +16,9 @@ import typer
 
 from clusterctl.cli.completion import hosts
 from clusterctl.cli.job import open_session
-from clusterctl.cli.options import Options, verb
+from clusterctl.cli.options import Options, naming_lock_holder, verb, workspace_of
 from clusterctl.cli.output import Screen, showing_progress
 from clusterctl.cli.submit import JOB_FLAGS
-from clusterctl.cli.target import naming_lock_holder, workspace_of
 from clusterctl.errors import Failure, UsageError
 
 if TYPE_CHECKING:

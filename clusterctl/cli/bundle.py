@@ -7,9 +7,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clusterctl.cli.options import Options, verb
+from clusterctl.cli.options import Options, spec_of, verb, workspace_of
 from clusterctl.cli.output import Screen
-from clusterctl.cli.target import spec_of, workspace_of
 from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:

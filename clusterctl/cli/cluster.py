@@ -13,9 +13,17 @@ import typer
 
 from clusterctl.cli.completion import job_ids
 from clusterctl.cli.job import job_table, not_brought_home
-from clusterctl.cli.options import Options, OutFolder, verb
+from clusterctl.cli.options import (
+    AskBecomePass,
+    Options,
+    OutFolder,
+    naming_lock_holder,
+    prompts_for,
+    spec_of,
+    verb,
+    workspace_of,
+)
 from clusterctl.cli.output import Phases, Screen
-from clusterctl.cli.target import AskBecomePass, naming_lock_holder, prompts_for, spec_of, workspace_of
 from clusterctl.cli.up import NoWait, Yes, phase_dicts, unfinished
 from clusterctl.errors import UsageError
 
@@ -119,9 +127,9 @@ def down(
 
 def status(screen: Screen, options: Options) -> None:
     """Nodes and jobs, as Slurm sees them."""
-    from clusterctl.jobs.control import active_jobs, as_dict
     from clusterctl.providers.pending import pending_releases
     from clusterctl.scheduler import session
+    from clusterctl.scheduler.base import active_jobs
     from clusterctl.transport.ssh import Connections
 
     workspace = workspace_of(screen, options)
@@ -143,7 +151,7 @@ def status(screen: Screen, options: Options) -> None:
             {"name": n.name, "state": n.shown, "cpus": n.cpus, "memory_mib": n.memory_mib, "reason": n.reason}
             for n in nodes
         ],
-        "jobs": [as_dict(j) for j in active],
+        "jobs": [j.as_dict() for j in active],
         "auto_down": by_itself,
         "pending_releases": [one.as_dict() for one in left],
     }

@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from clusterctl.cli.job import timeout_of
-from clusterctl.cli.options import Options, verb
-from clusterctl.cli.output import Screen
-from clusterctl.cli.target import (
+from clusterctl.cli.options import (
     AcceptHostKey,
     AskBecomePass,
+    Options,
     naming_lock_holder,
     prompts_for,
     spec_of,
+    verb,
     workspace_of,
 )
+from clusterctl.cli.output import Screen
 from clusterctl.cli.up import NoWait, Yes, approval, bring_up
 from clusterctl.errors import UsageError
 

@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clusterctl.cli.options import Options, verb
+from clusterctl.cli.options import AskBecomePass, Options, read_only_prompts, spec_of, verb
 from clusterctl.cli.output import Screen
-from clusterctl.cli.target import AskBecomePass, read_only_prompts, spec_of
 
 if TYPE_CHECKING:
     from clusterctl.hosts.checks import DoctorReport
-    from clusterctl.hosts.report import GpuFacts
+    from clusterctl.hosts.probe import GpuFacts
     from clusterctl.spec.models import ClusterSpec
 
 
@@ -118,7 +117,8 @@ def schema(
     job: Annotated[bool, typer.Option("--job", help="Of job files, which `submit` takes.")] = False,
 ) -> None:
     """Print the JSON Schema of the spec, for editors."""
-    from clusterctl.spec.schema import job_schema, json_schema
+    from clusterctl.spec.job import job_schema
+    from clusterctl.spec.load import json_schema
 
     del options
     found = job_schema() if job else json_schema()

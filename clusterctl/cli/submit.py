@@ -12,9 +12,8 @@ import typer
 
 from clusterctl.cli.completion import jobs_to_submit, launchers, partitions
 from clusterctl.cli.job import follow_job, open_session, timeout_of, wait_for
-from clusterctl.cli.options import Options, verb
+from clusterctl.cli.options import Options, spec_of, verb
 from clusterctl.cli.output import Screen, showing_progress
-from clusterctl.cli.target import spec_of
 
 if TYPE_CHECKING:
     from clusterctl.jobs.source import Source

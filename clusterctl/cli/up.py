@@ -11,15 +11,21 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from clusterctl.cli.options import Options, verb
+from clusterctl.cli.options import (
+    AcceptHostKey,
+    AskBecomePass,
+    Options,
+    prompts_for,
+    read_only_prompts,
+    spec_of,
+    verb,
+)
 from clusterctl.cli.output import Phases, Screen, shown_phase
-from clusterctl.cli.target import AcceptHostKey, AskBecomePass, prompts_for, read_only_prompts, spec_of
 from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
-    from clusterctl.cluster.drift import Repair
     from clusterctl.cluster.plan import Plan
-    from clusterctl.cluster.session import Phase
+    from clusterctl.cluster.session import Phase, Repair
     from clusterctl.cluster.up import UpOptions
     from clusterctl.providers.base import HostChange, Planned, Prompts
     from clusterctl.spec.models import ClusterSpec

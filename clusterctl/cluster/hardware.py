@@ -17,10 +17,9 @@ from typing import Final
 from clusterctl.errors import ClusterctlError, Failure, SchedulerError, TransportError, VerifyError
 from clusterctl.hosts.checks import Finding
 from clusterctl.hosts.gpus import Driver
-from clusterctl.hosts.report import HostReport, NodeFacts
-from clusterctl.jobs.control import active_jobs
+from clusterctl.hosts.probe import HostReport, NodeFacts
 from clusterctl.packages.wheelhouse import NodePlatform, has_wheelhouse, wheelhouse
-from clusterctl.scheduler.base import Scheduler
+from clusterctl.scheduler.base import Scheduler, active_jobs
 from clusterctl.scheduler.models import JobInfo, NodeInfo
 from clusterctl.scheduler.slurm.config import gres, promised_mib
 from clusterctl.spec.distributions import Distribution
@@ -29,7 +28,7 @@ from clusterctl.spec.units import format_size
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.assets import gpu_lock, job_lock
-from clusterctl.util.lifetime import temporary_folder
+from clusterctl.util.process import temporary_folder
 from clusterctl.util.progress import Reporter
 
 _SAME_MEMORY: Final = 0.01  # the kernel's figure moves by some MiB from boot to boot

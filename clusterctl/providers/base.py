@@ -45,6 +45,9 @@ class Size:
     disk_mib: int | None = None  # None: no limit of its own
 
 
+Sizes = Mapping[str, Size]  # by host
+
+
 @dataclass(frozen=True, slots=True)
 class Provisioned:
     """Hosts that exist, and what the user should know about how.
@@ -202,12 +205,10 @@ class Provider(Protocol):
             ProvisionError: the image could not be made.
         """
 
-    def sizes(self, spec: ClusterSpec) -> Mapping[str, Size]:
+    def sizes(self, spec: ClusterSpec) -> Sizes:
         """Compute host -> its size by this spec; without those whose own hardware decides."""
 
-    def plan(
-        self, spec: ClusterSpec, workspace: Workspace, *, keep: Mapping[str, Size], report: Reporter
-    ) -> Planned:
+    def plan(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> Planned:
         """What ``apply`` would do. Nothing is made; where nothing is up, ``workspace`` may be a fresh one.
 
         Raises:
@@ -215,9 +216,7 @@ class Provider(Protocol):
             ProvisionError: it can't be told.
         """
 
-    def apply(
-        self, spec: ClusterSpec, workspace: Workspace, *, keep: Mapping[str, Size], report: Reporter
-    ) -> Provisioned:
+    def apply(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> Provisioned:
         """Make what is missing, remove what is no longer named; doing it again changes nothing.
 
         Hosts in ``keep`` stay as large as they are said to be there. After a ``plan``, nothing is done that

@@ -28,7 +28,7 @@ from clusterctl.transport.base import (
     sendable,
     shown,
 )
-from clusterctl.util.lifetime import under_subreaper
+from clusterctl.util.process import under_subreaper
 
 if TYPE_CHECKING:
     from clusterctl.state.inventory import Inventory

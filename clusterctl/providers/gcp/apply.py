@@ -2,8 +2,8 @@
 
 A machine that was made while Terraform, its provider or clusterctl was killed is not in the state: making it
 again says that it already exists. If it is this cluster's, by its label or by the id in its name, it is
-imported into the state by the plan that goes on from there; what is somebody else's is never touched. Quota
-and stock-out are not waited for: the user decides.
+imported into the state by the plan that goes on from there; what is somebody else's is left alone. Quota and
+stock-out are not waited for: the user decides.
 """
 
 from __future__ import annotations
@@ -22,9 +22,8 @@ from ruamel.yaml import YAML
 
 from clusterctl.errors import Failure, ProvisionError, TerraformError, UsageError
 from clusterctl.providers.gcp.orphans import cluster_id_of
-from clusterctl.providers.gcp.terraform.client import Terraform
-from clusterctl.providers.gcp.terraform.plan import Plan, ResourceChange
-from clusterctl.providers.gcp.terraform.run import Diagnostic
+from clusterctl.providers.gcp.terraform.client import Plan, ResourceChange, Terraform
+from clusterctl.providers.gcp.terraform.run import Diagnostic, first_of
 from clusterctl.spec.base import Model
 from clusterctl.util.progress import LineReporter
 
@@ -189,7 +188,19 @@ def explaining(place: Place) -> Explain:
 
     def explain(what: str, diagnostics: tuple[Diagnostic, ...]) -> TerraformError:
         findings = [(diagnostic.address, diagnose(diagnostic, place)) for diagnostic in diagnostics]
-        return _error(what, place, findings)
+        failures = tuple(dict.fromkeys(finding.failure for _, finding in findings))
+        error = TerraformError(
+            what,
+            where=f"project {place.project}, {place.zone}",
+            why="; ".join(_causes(failures)),
+            fix="; ".join(dict.fromkeys(failure.fix for failure in failures)),
+            failures=failures,
+        )
+        error.transient = bool(findings) and all(finding.transient for _, finding in findings)
+        error.already_exists = {
+            address: found.import_id for address, found in findings if address and found.import_id
+        }
+        return error
 
     return explain
 
@@ -200,25 +211,14 @@ def diagnose(diagnostic: Diagnostic, place: Place) -> Finding:
     host = place.host_of(diagnostic.address)
     for rule in rules():
         if (groups := rule.groups(text)) is not None:
-            return _finding(rule, groups, place, host)
+            words = _Words({"project": place.project, "zone": place.zone, "region": place.region, **groups})
+            cause, fix = rule.cause.format_map(words), rule.fix.format_map(words)
+            transient = rule.transient or (rule.code == "api-off" and place.enables_apis)
+            failure = Failure(rule.code, cause, host, "provision", fix, transient or rule.later)
+            return Finding(failure, transient, _import_id(groups, place) if rule.code == _TAKEN else "")
     where = f" ({diagnostic.address})" if diagnostic.address else ""
     fix = "look up what Google's provider says; what was made stays, and the next run goes on from there"
     return Finding(Failure(_UNKNOWN, f"{diagnostic.text.strip()}{where}", host, "provision", fix))
-
-
-def _finding(rule: Rule, groups: Mapping[str, str], place: Place, host: str | None) -> Finding:
-    here = {"project": place.project, "zone": place.zone, "region": place.region}
-    words = _Words({**here, **groups})
-    transient = rule.transient or (rule.code == "api-off" and place.enables_apis)
-    failure = Failure(
-        code=rule.code,
-        cause=rule.cause.format_map(words),
-        host=host,
-        phase="provision",
-        fix=rule.fix.format_map(words),
-        retryable=transient or rule.later,
-    )
-    return Finding(failure, transient, _import_id(groups, place) if rule.code == _TAKEN else "")
 
 
 def _import_id(groups: Mapping[str, str], place: Place) -> str:
@@ -245,30 +245,9 @@ class _Word(str):
         return str(self) or otherwise
 
 
-def _error(what: str, place: Place, findings: Sequence[tuple[str, Finding]]) -> TerraformError:
-    failures = tuple(dict.fromkeys(finding.failure for _, finding in findings))
-    error = TerraformError(
-        what,
-        where=f"project {place.project}, {place.zone}",
-        why="; ".join(_causes(failures)),
-        fix="; ".join(dict.fromkeys(failure.fix for failure in failures)),
-        failures=failures,
-    )
-    error.transient = bool(findings) and all(finding.transient for _, finding in findings)
-    error.already_exists = {
-        address: found.import_id for address, found in findings if address and found.import_id
-    }
-    return error
-
-
 def _causes(failures: Iterable[Failure]) -> list[str]:
     """Each cause once, after the hosts that it is the cause of."""
     hosts: dict[str, list[str]] = {}
     for failure in failures:
         hosts.setdefault(failure.cause, []).extend([failure.host] if failure.host else [])
-    return [f"{_some(named)}: {cause}" if named else cause for cause, named in hosts.items()]
-
-
-def _some(hosts: Sequence[str]) -> str:
-    more = len(hosts) - _NAMED
-    return ", ".join(hosts[:_NAMED]) + (f" and {more} more" if more > 0 else "")
+    return [f"{first_of(named, _NAMED)}: {cause}" if named else cause for cause, named in hosts.items()]

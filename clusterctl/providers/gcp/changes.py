@@ -13,8 +13,8 @@ from ruamel.yaml import YAML
 from clusterctl.providers.base import Action, HostChange
 from clusterctl.providers.gcp.apply import Place
 from clusterctl.providers.gcp.costs import OFF
-from clusterctl.providers.gcp.terraform.plan import Action as TerraformAction
-from clusterctl.providers.gcp.terraform.plan import Plan, ResourceChange
+from clusterctl.providers.gcp.terraform.client import Action as TerraformAction
+from clusterctl.providers.gcp.terraform.client import Plan, ResourceChange
 from clusterctl.providers.gcp.terraform.run import Resource
 from clusterctl.spec import gcp
 

@@ -14,7 +14,7 @@ from typing import Any, Final
 from clusterctl.errors import UsageError
 from clusterctl.providers.gcp.terraform.client import BACKEND_FILE
 from clusterctl.spec import gcp
-from clusterctl.spec.gcp import Bucket, Filestore, GcpDisk, GcpNodes, GcpProvider, GcsState, Machine, image_of
+from clusterctl.spec.gcp import GcpDisk, GcpNodes, GcpProvider, GcsState, Machine, image_of
 from clusterctl.spec.models import ADMIN_USER, ClusterSpec, Partition
 from clusterctl.spec.units import GIB_MIB
 from clusterctl.state.inventory import CONTROLLER
@@ -29,6 +29,7 @@ Variables = dict[str, Any]
 def variables(spec: ClusterSpec, cluster_id: str, public_key: str) -> Variables:
     """The variables of the root module, as JSON has them. The spec's provider is Google Cloud."""
     settings = settings_of(spec)
+    share = settings.filestore
     return {
         "project": settings.project,
         "region": settings.region_name,
@@ -54,8 +55,8 @@ def variables(spec: ClusterSpec, cluster_id: str, public_key: str) -> Variables:
             for partition in spec.partitions
             if settings.nodes_of(partition.name).compact_placement
         ],
-        "filestore": _filestore(settings.filestore),
-        "bucket": _bucket(settings.bucket),
+        "filestore": share and {"tier": share.tier, "capacity_gib": share.capacity // GIB_MIB},
+        "bucket": settings.bucket and settings.bucket.model_dump(mode="json"),
     }
 
 
@@ -116,16 +117,6 @@ def _host(nodes: GcpNodes, machine: Machine) -> Variables:
 
 def _disk(disk: GcpDisk, kind: str) -> Variables:
     return {"size_gib": disk.size // GIB_MIB, "type": kind}
-
-
-def _filestore(filestore: Filestore | None) -> Variables | None:
-    if filestore is None:
-        return None
-    return {"tier": filestore.tier, "capacity_gib": filestore.capacity // GIB_MIB}
-
-
-def _bucket(bucket: Bucket | None) -> Variables | None:
-    return None if bucket is None else bucket.model_dump(mode="json")
 
 
 VARIABLES: Final = "clusterctl.auto.tfvars.json"

@@ -166,11 +166,11 @@ def _refuse_to_go_on_alone() -> None:
 
 
 @contextmanager
-def state_lock(verb: str, tell: Callable[[str], None], *, wait_s: float = WAIT_S) -> Iterator[None]:
+def state_lock(verb: str, reporter: Callable[[str], None], *, wait_s: float = WAIT_S) -> Iterator[None]:
     """One clusterctl at a time changes what is local clusters' on this machine."""
     for folder in (RUN, STATE):
         make_private(folder)
-    with hold(RUN / "lock", verb, what="this machine", wait_s=wait_s, waiting=tell):
+    with hold(RUN / "lock", verb, what="this machine", wait_s=wait_s, waiting=reporter):
         yield
 
 

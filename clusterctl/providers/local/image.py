@@ -61,7 +61,7 @@ _OWN_PROCESSES = (
 
 
 def base_inputs() -> tuple[str, ...]:
-    """What decides how the base looks, apart from the mirror: hashed into its key."""
+    """What decides how the base looks, besides the mirror: hashed into its key."""
     if release := distributions.redhat_release():
         return ("base v1", release, platform.machine(), *DNF_PACKAGES, *DNF_MASKED)
     return ("base v2", SUITE, platform.machine(), *BASE_PACKAGES, *_MASKED)

@@ -19,6 +19,7 @@ from clusterctl.providers.base import (
     Planned,
     Provisioned,
     Size,
+    Sizes,
     hosts_as_raised,
 )
 from clusterctl.providers.local import client
@@ -33,8 +34,8 @@ from clusterctl.providers.local.layout import (
     Node,
 )
 from clusterctl.spec import distributions
+from clusterctl.spec.local import LocalProvider as Settings
 from clusterctl.spec.models import ADMIN_USER, LEAST_MEMORY_MIB, ClusterSpec, User
-from clusterctl.spec.models import LocalProvider as Settings
 from clusterctl.spec.units import format_size
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.state.journal import digest
@@ -85,18 +86,11 @@ class LocalProvider:
         request = _image(self._settings, workspace).model_dump(mode="json")
         client.call("bake", request, report=report, ready=ready)
 
-    def sizes(self, spec: ClusterSpec) -> Mapping[str, Size]:
+    def sizes(self, spec: ClusterSpec) -> Sizes:
         shares, _ = divide(spec, Hardware.here())
         return {share.host: share.size for share in shares}
 
-    def plan(
-        self,
-        spec: ClusterSpec,
-        workspace: Workspace,
-        *,
-        keep: Mapping[str, Size],
-        report: Reporter,
-    ) -> Planned:
+    def plan(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> Planned:
         client.refuse_other_machines(sys.platform)
         shares, notes = divide(spec, Hardware.here(), keep)
         notes += same_uids(spec.users, account_name)
@@ -113,9 +107,7 @@ class LocalProvider:
             notes += found.state.kept(self._settings.subnet, image_keys(self._settings.mirror)[1])
         return Planned(compare(spec, shares, found, hosts), notes=notes)
 
-    def apply(
-        self, spec: ClusterSpec, workspace: Workspace, *, keep: Mapping[str, Size], report: Reporter
-    ) -> Provisioned:
+    def apply(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> Provisioned:
         shares, notes = divide(spec, Hardware.here(), keep)
         notes += same_uids(spec.users, account_name)
         image = _image(self._settings, workspace)
@@ -192,10 +184,7 @@ def image_keys(mirror: str) -> tuple[str, str]:
 def _image(settings: Settings, workspace: Workspace) -> BakeRequest:
     base_key, key = image_keys(settings.mirror)
     return BakeRequest(
-        key=key,
-        base_key=base_key,
-        mirror=settings.mirror,
-        admin_key=workspace.public_key.read_text().strip(),
+        key=key, base_key=base_key, mirror=settings.mirror, admin_key=workspace.public_key.read_text().strip()
     )
 
 

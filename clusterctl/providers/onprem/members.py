@@ -13,9 +13,8 @@ from typing import Any, Final
 
 from clusterctl.errors import ClusterctlError, Failure, UnreachableError
 from clusterctl.hosts import checks
-from clusterctl.hosts.checks import DoctorReport, Finding
-from clusterctl.hosts.cluster_checks import expected, host_facts_request
-from clusterctl.hosts.report import HostFacts
+from clusterctl.hosts.checks import DoctorReport, Finding, expected, host_facts_request
+from clusterctl.hosts.probe import HostFacts
 from clusterctl.hosts.roles import role_files, role_packages
 from clusterctl.providers.base import failed_hosts
 from clusterctl.providers.onprem.access import NO_LOGIN, Access, last_hop, on_each
@@ -294,7 +293,7 @@ def _preview_of(spec: ClusterSpec, one: Member, facts: HostFacts) -> Iterator[st
 
 
 def spec_of_machines(settings: Settings, machines: Mapping[str, OnpremHost], name: str) -> ClusterSpec:
-    """A spec of these machines alone; which part each of them had is not needed to give it back."""
+    """A spec of these machines alone; which part each of them had is not needed to release it."""
     names = list(machines)
     hosts = {host: one.model_dump() for host, one in machines.items()}
     provider: dict[str, Any] = {"type": settings.type, "controller": names[0], "hosts": hosts}

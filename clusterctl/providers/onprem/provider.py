@@ -7,8 +7,7 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from clusterctl.errors import ClusterctlError, Failure, ProvisionError, UsageError
-from clusterctl.hosts.checks import DoctorReport, failures
-from clusterctl.hosts.cluster_checks import reject_unknown_hosts
+from clusterctl.hosts.checks import DoctorReport, failures, reject_unknown_hosts
 from clusterctl.providers.base import (
     Action,
     Bake,
@@ -17,7 +16,7 @@ from clusterctl.providers.base import (
     Planned,
     Prompts,
     Provisioned,
-    Size,
+    Sizes,
     failed_hosts,
     hosts_as_raised,
     inventory_as_raised,
@@ -67,7 +66,7 @@ class OnpremProvider:
         self._prompts = prompts
         self._found: _Found | None = None
         self._workspace: Workspace | None = None
-        self._tried: tuple[str, ...] | None = None  # what trying machines again that were left behind came to
+        self._tried: tuple[str, ...] | None = None  # what trying the pending releases again came to
 
     def check(self, spec: ClusterSpec) -> None:
         if spec.provider.type != self._settings.type:
@@ -92,17 +91,10 @@ class OnpremProvider:
     def prepare(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake, report: Reporter) -> None:
         """They are installed on as they are."""
 
-    def sizes(self, spec: ClusterSpec) -> Mapping[str, Size]:  # noqa: ARG002
+    def sizes(self, spec: ClusterSpec) -> Sizes:  # noqa: ARG002
         return {}  # the hardware decides
 
-    def plan(
-        self,
-        spec: ClusterSpec,
-        workspace: Workspace,
-        *,
-        keep: Mapping[str, Size],  # noqa: ARG002
-        report: Reporter,
-    ) -> Planned:
+    def plan(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> Planned:  # noqa: ARG002
         found = self._look(spec, workspace, report)
         before = hosts_as_raised(workspace)
         left = pending_releases(workspace)
@@ -116,14 +108,7 @@ class OnpremProvider:
         ]
         return Planned(tuple(changes), notes=(*found.notes, *found.ahead, *map(str, left)))
 
-    def apply(
-        self,
-        spec: ClusterSpec,
-        workspace: Workspace,
-        *,
-        keep: Mapping[str, Size],  # noqa: ARG002
-        report: Reporter,
-    ) -> Provisioned:
+    def apply(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> Provisioned:  # noqa: ARG002
         found = self._found
         if found is None or found.text != dump_spec(spec) or self._workspace != workspace:
             found = self._look(spec, workspace, report)

@@ -67,7 +67,7 @@ exit 0
 def release_all(
     way: Login, cluster_id: str, workspace: Workspace, prompts: Prompts, *, report: Reporter
 ) -> None:
-    """Give back every machine of a cluster."""
+    """Release every machine of a cluster."""
     inventory = inventory_as_raised(workspace)
     if inventory is None:
         return
@@ -102,7 +102,7 @@ def _release(
 def release_removed(
     wanted: Inventory, workspace: Workspace, prompts: Prompts, *, report: Reporter
 ) -> Mapping[str, str]:
-    """Give back the machines that are no longer part of the cluster; why nothing was done on some."""
+    """Release the machines that are no longer part of the cluster; why nothing was done on some."""
     before = inventory_as_raised(workspace)
     going = [host.name for host in before.hosts if wanted.host(host.name) is None] if before else []
     if before is None or not going:
@@ -164,14 +164,14 @@ def claim_on(host: str, access: Access) -> Mapping[str, str]:
 
 
 def _is_ours(host: str, access: Access, claim: Claim, workspace: Workspace) -> bool:
-    """Whether there is something to give back, with our account able to do it."""
+    """Whether there is something to release, with our account able to do it."""
     try:
         check_sudo(admin_login(workspace)(host))
     except UnreachableError:
         raise
     except ClusterctlError:
         if claim_on(host, access).get("id") != claim.cluster_id:
-            return False  # it has been given back, or never was ours
+            return False  # it has been released, or never was ours
         create_account(host, access.root, claim, admin_login(workspace))
     return True
 
@@ -206,7 +206,7 @@ def find_orphans(settings: Settings, name: str, prompts: Prompts) -> tuple[str, 
 
 
 def release_orphan(settings: Settings, cluster_id: str, prompts: Prompts, *, report: Reporter) -> None:
-    """Give back the machines that say that they belong to it."""
+    """Release the machines that say that they belong to it."""
     with workspace_for(None) as folder:
         way = Login(settings, folder, prompts)
         mine = {host: c for host, c in _claims(way).items() if c.get("id") == cluster_id}
@@ -234,7 +234,7 @@ def _claims(way: Login) -> Mapping[str, Mapping[str, Any]]:
 
 
 def _make_inventory(spec: ClusterSpec, way: Login, folder: Workspace) -> None:
-    """Write what giving back begins from."""
+    """Write what a release begins from."""
     narrowed = spec.provider
     assert isinstance(narrowed, Settings)  # noqa: S101 - it was made so
     asked = members.members(spec, narrowed)
@@ -265,7 +265,7 @@ _OURS: Final = "the account clusterctl, what the cluster brought, and the notes 
 def record_pending(
     host: Host, inventory: Inventory, settings: Settings, workspace: Workspace, *, why: str
 ) -> PendingRelease:
-    """Note a machine of the cluster of ``inventory`` as left behind; ``settings`` say how we get in."""
+    """Record a machine of ``inventory`` as a pending release; ``settings`` say how to log in."""
     one = Workspace(workspace.root / FOLDER / f"{host.name}-{digest(address_of(host), host.host_key)[:8]}")
     one.create()
     for path in (workspace.key, workspace.public_key, workspace.munge_key, workspace.root / "id"):
@@ -296,10 +296,10 @@ def _machine(host: Host, settings: Settings) -> OnpremHost:
 def retry_all(
     workspace: Workspace, members: Iterable[Host], prompts: Prompts, *, report: Reporter, ending: bool = False
 ) -> tuple[str, ...]:
-    """Try again to give back every machine that was left behind; what the user should know of it.
+    """Try every pending release again; what the user should know of it.
 
-    One that is among the ``members`` again is none of these any more. What is in the way is noted. One that
-    may be a member, reached in another way, is not touched, unless members are given back, too (``ending``).
+    One that is among the ``members`` again is none of these any more. What is in the way is recorded. One
+    that may be a member, reached in another way, is left alone, unless members are released too (``ending``).
     """
     members = tuple(members)
     notes = []
@@ -345,7 +345,7 @@ def _of_twins(one: PendingRelease, twins: Iterable[Host]) -> str:
 
 
 def _release_pending(one: PendingRelease, prompts: Prompts, report: Reporter) -> None:
-    """Give it back, and prove that."""
+    """Release it, and verify that."""
     settings, prompts = _settings(one.workspace), _without_keys(prompts)
     way, cluster_id, name = Login(settings, one.workspace, prompts), one.workspace.cluster_id(), one.host.name
     if lost := way.trust([name]):

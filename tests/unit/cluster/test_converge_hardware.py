@@ -11,7 +11,7 @@ import pytest
 
 from clusterctl.cluster.hardware import Hardware, NodeConfig, as_registered, hardware, node_config
 from clusterctl.hosts.gpus import Driver, Gpu
-from clusterctl.hosts.report import HostReport, NodeFacts
+from clusterctl.hosts.probe import HostReport, NodeFacts
 from clusterctl.scheduler.models import NodeInfo
 from clusterctl.spec.models import ClusterSpec
 from tests.support.gpu_nodes import CTL, INVENTORY, ONE, TWO

@@ -77,7 +77,7 @@ def test_all_names_in_the_table_exist() -> None:
 
 
 def test_another_region_is_said_to_differ() -> None:
-    assert costs.priced_on() == "2026-11-20"
+    assert costs.table().date == "2026-11-20"
     assert costs.caveat("us-central1") == ""
     assert costs.caveat("europe-west4").endswith("of us-central1; those of europe-west4 differ")
 

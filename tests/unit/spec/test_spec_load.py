@@ -21,16 +21,15 @@ from clusterctl.spec.load import (
     parse_spec,
     resolve_users,
 )
+from clusterctl.spec.local import MAX_LOCAL_HOSTS, LocalProvider
 from clusterctl.spec.models import (
-    MAX_LOCAL_HOSTS,
     ClusterSpec,
-    LocalProvider,
+    Monitoring,
     Partition,
     Qos,
     SlurmSettings,
     User,
 )
-from clusterctl.spec.software import Monitoring
 
 ADA = CurrentUser("ada", 1001)
 ROOT = CurrentUser("root", 0)
