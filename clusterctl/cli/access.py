@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from clusterctl.scheduler.session import Session
     from clusterctl.spec.job import JobOptions
     from clusterctl.state.inventory import Inventory
-    from clusterctl.transport.openssh import OpenSSH
+    from clusterctl.transport.local import OpenSSH
 
 
 Command = Annotated[list[str] | None, typer.Argument(metavar="COMMAND", help="A command, after --.")]
@@ -47,7 +47,7 @@ def ssh(
 ) -> int:
     """Open a shell on a host, or run a command there."""
     from clusterctl.scheduler.session import inventory_of
-    from clusterctl.transport.openssh import OpenSSH
+    from clusterctl.transport.local import OpenSSH
 
     workspace = workspace_of(screen, options)
     with naming_lock_holder(workspace):
@@ -77,7 +77,7 @@ def shell(
     """
     from clusterctl.jobs.shell import allocate, forwarded, parse_forwards
     from clusterctl.spec.job import job_options
-    from clusterctl.transport.openssh import attached
+    from clusterctl.transport.local import attached
 
     words = job_options({name: value for name, value in flags.items() if value is not None})
     terminal = sys.stdin.isatty() and sys.stdout.isatty() and not screen.json
@@ -108,7 +108,7 @@ def shell(
 def _session_and_ssh(screen: Screen, options: Options) -> Iterator[tuple[Session, OpenSSH]]:
     """Two ways to the cluster as the job user: for questions to Slurm, and for a terminal."""
     from clusterctl.scheduler import session as access
-    from clusterctl.transport.openssh import OpenSSH
+    from clusterctl.transport.local import OpenSSH
 
     workspace = workspace_of(screen, options)
     with naming_lock_holder(workspace):
@@ -163,7 +163,7 @@ def _say_wait(screen: Screen, session: Session, job_id: str) -> None:
 
 def _told(screen: Screen, argv: Sequence[str], answer: dict[str, Any]) -> int:
     """Run a command and tell what it said as JSON; its exit status."""
-    from clusterctl.transport.openssh import captured
+    from clusterctl.transport.local import captured
 
     done = captured(argv)
     answer |= {"exit_code": done.rc, "stdout": done.stdout, "stderr": done.stderr}
