@@ -46,7 +46,7 @@ def ssh(
 ) -> int:
     """Open a shell on a host, or run a command there."""
     from clusterctl.scheduler.session import inventory_of
-    from clusterctl.transport.openssh import OpenSSH
+    from clusterctl.transport.local import OpenSSH
 
     workspace = workspace_of(screen, options)
     with naming_lock_holder(workspace):
@@ -77,7 +77,7 @@ def shell(
     from clusterctl.jobs.shell import allocate, forwarded, parse_forwards
     from clusterctl.spec.job import job_options
     from clusterctl.state.workspace import Workspace
-    from clusterctl.transport.openssh import OpenSSH, attached
+    from clusterctl.transport.local import OpenSSH, attached
 
     words = job_options({name: value for name, value in flags.items() if value is not None})
     terminal = sys.stdin.isatty() and sys.stdout.isatty() and not screen.json
@@ -150,7 +150,7 @@ def _say_wait(screen: Screen, session: Session, job_id: str) -> None:
 
 def _told(screen: Screen, argv: Sequence[str], answer: dict[str, Any]) -> int:
     """Run a command and tell what it said as JSON; its exit status."""
-    from clusterctl.transport.openssh import captured
+    from clusterctl.transport.local import captured
 
     done = captured(argv)
     answer |= {"exit_code": done.rc, "stdout": done.stdout, "stderr": done.stderr}
