@@ -46,7 +46,10 @@ def ssh(
         str | None, typer.Option("--user", "-u", help="Login user. Default: the admin user.")
     ] = None,
 ) -> int:
-    """Open a shell on a host, or run a command there."""
+    """Open a shell on a host, or run a command there.
+
+    One string is for the remote shell, as with ssh; words after -- arrive verbatim.
+    """
     from clusterctl.scheduler.session import inventory_of
     from clusterctl.transport.local import OpenSSH
 
@@ -55,7 +58,7 @@ def ssh(
         inventory = inventory_of(workspace)
     host, words = _host_and_command(inventory, host, command or [])
     _refuse_shell_as_json(screen, words)
-    argv = OpenSSH(workspace.ssh_config, user).argv(host, words)
+    argv = OpenSSH(workspace.ssh_config, user).argv(host, _for_the_shell(words))
     if screen.json:
         return _told(screen, argv, {"host": host})
     return os.execvp(argv[0], argv)  # noqa: S606 - ssh takes over the terminal
@@ -132,6 +135,11 @@ def _host_and_command(inventory: Inventory, host: str | None, words: list[str]) 
         return inventory.controller.name, [host, *words]
     names = [h.name for h in inventory.hosts]
     raise UsageError(f"there is no host {host!r}", fix=f"the hosts are {', '.join(names)}")
+
+
+def _for_the_shell(words: list[str]) -> str | list[str]:
+    """One string without ``--`` is for the remote shell, as with ssh; words after it arrive verbatim."""
+    return words[0] if len(words) == 1 and not _after_dashes() else words
 
 
 def _after_dashes() -> list[str]:
