@@ -53,10 +53,7 @@ def logs(
     follow: Annotated[
         bool, typer.Option("--follow", "-f", help="Follow the output until the job has ended.")
     ] = False,
-    raw: Annotated[
-        bool,
-        typer.Option("--raw", help="Write the bytes unchanged to files and pipes."),
-    ] = False,
+    raw: Annotated[bool, typer.Option("--raw", help="Write the bytes unchanged to files and pipes.")] = False,
 ) -> None:
     """Print a job's stdout and stderr. Ctrl-C detaches; the job goes on.
 
