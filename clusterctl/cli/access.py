@@ -6,8 +6,8 @@ import functools
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,7 +16,7 @@ import typer
 
 from clusterctl.cli.completion import hosts
 from clusterctl.cli.job import open_session
-from clusterctl.cli.options import Options, naming_lock_holder, verb, workspace_of
+from clusterctl.cli.options import Options, naming_lock_holder, workspace_of
 from clusterctl.cli.output import Screen, showing_progress
 from clusterctl.cli.submit import JOB_FLAGS
 from clusterctl.errors import Failure, UsageError
@@ -26,7 +26,6 @@ if TYPE_CHECKING:
     from clusterctl.scheduler.session import Session
     from clusterctl.spec.job import JobOptions
     from clusterctl.state.inventory import Inventory
-    from clusterctl.transport.openssh import OpenSSH
 
 
 Command = Annotated[list[str] | None, typer.Argument(metavar="COMMAND", help="A command, after --.")]
@@ -47,7 +46,7 @@ def ssh(
 ) -> int:
     """Open a shell on a host, or run a command there."""
     from clusterctl.scheduler.session import inventory_of
-    from clusterctl.transport.openssh import OpenSSH
+    from clusterctl.transport.local import OpenSSH
 
     workspace = workspace_of(screen, options)
     with naming_lock_holder(workspace):
@@ -77,7 +76,8 @@ def shell(
     """
     from clusterctl.jobs.shell import allocate, forwarded, parse_forwards
     from clusterctl.spec.job import job_options
-    from clusterctl.transport.openssh import attached
+    from clusterctl.state.workspace import Workspace
+    from clusterctl.transport.local import OpenSSH, attached
 
     words = job_options({name: value for name, value in flags.items() if value is not None})
     terminal = sys.stdin.isatty() and sys.stdout.isatty() and not screen.json
@@ -87,7 +87,8 @@ def shell(
             "there is no terminal for a shell", fix="name a command: clusterctl shell -- COMMAND"
         )
     forwards = parse_forwards(forward or [])
-    with _session_and_ssh(screen, options) as (session, ssh), ExitStack() as stack:
+    with open_session(screen, options) as session, ExitStack() as stack:
+        ssh = OpenSSH(Workspace.of(session.spec.name).ssh_config, session.spec.job_user.name)
         environment = _environment(screen, options, session, words)
         wait = functools.partial(_say_wait, screen, session)
         with screen.working("waiting for nodes"):
@@ -102,20 +103,6 @@ def shell(
         if held.revoked:
             screen.note(f"note: Slurm ended the allocation; `clusterctl jobs {held.job_id}` says why")
     return code
-
-
-@contextmanager
-def _session_and_ssh(screen: Screen, options: Options) -> Iterator[tuple[Session, OpenSSH]]:
-    """Two ways to the cluster as the job user: for questions to Slurm, and for a terminal."""
-    from clusterctl.scheduler import session as access
-    from clusterctl.transport.openssh import OpenSSH
-
-    workspace = workspace_of(screen, options)
-    with naming_lock_holder(workspace):
-        access.inventory_of(workspace)  # it is up
-        spec = access.applied_spec(workspace)
-        with access.session(spec, workspace) as session:
-            yield session, OpenSSH(workspace.ssh_config, spec.job_user.name)
 
 
 def _environment(screen: Screen, options: Options, session: Session, words: JobOptions) -> Environment:
@@ -163,7 +150,7 @@ def _say_wait(screen: Screen, session: Session, job_id: str) -> None:
 
 def _told(screen: Screen, argv: Sequence[str], answer: dict[str, Any]) -> int:
     """Run a command and tell what it said as JSON; its exit status."""
-    from clusterctl.transport.openssh import captured
+    from clusterctl.transport.local import captured
 
     done = captured(argv)
     answer |= {"exit_code": done.rc, "stdout": done.stdout, "stderr": done.stderr}
@@ -283,11 +270,3 @@ def _split(paths: list[str]) -> tuple[list[str], str]:
 def _below_home(path: str) -> str:
     """A path as the cluster reads it: what begins with ~/ is below the home there."""
     return os.path.normpath(path.removeprefix("~/")) if path != "~" else "."
-
-
-def register(app: typer.Typer) -> None:
-    """Add these verbs."""
-    app.command()(verb(ssh))
-    app.command()(verb(shell, flags=SHELL_FLAGS))
-    for function in (put, get):
-        app.command()(verb(function))

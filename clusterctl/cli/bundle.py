@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clusterctl.cli.options import Options, spec_of, verb, workspace_of
+from clusterctl.cli.options import Options, spec_of, workspace_of
 from clusterctl.cli.output import Screen
 from clusterctl.errors import UsageError
 
@@ -165,11 +165,3 @@ def _lines(opened: Bundle) -> list[str]:
         for release, system in said.systems.items()
     ]
     return [*lines, f"  digest {opened.digest}"]
-
-
-def register(app: typer.Typer) -> None:
-    """Add these verbs."""
-    bundle = typer.Typer(help="Everything in one file, for air-gapped hosts.", no_args_is_help=True)
-    for function in (create, verify, show):
-        bundle.command()(verb(function))
-    app.add_typer(bundle, name="bundle")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,7 +19,6 @@ from clusterctl.cli.options import (
     naming_lock_holder,
     prompts_for,
     spec_of,
-    verb,
     workspace_of,
 )
 from clusterctl.cli.output import Phases, Screen
@@ -346,7 +344,7 @@ def _on_this_machine(known: set[str | None]) -> Iterator[_Listed]:
     except ClusterctlError:  # no right to look, or not Linux: then there are none of ours either
         return
     for one, is_orphan in here:
-        if one.id in known or one.owner != os.getuid():
+        if one.id in known:
             continue
         fix = ""
         if is_orphan:
@@ -355,14 +353,3 @@ def _on_this_machine(known: set[str | None]) -> Iterator[_Listed]:
             state = "unfinished" if Path(one.workspace).parent == state_home() else "elsewhere"
         nodes = sum(not name.endswith("-ctl") for name in one.numbers)
         yield _Listed(one.name, DEFAULT_PROVIDER.type, state, nodes, one.workspace, one.id, fix=fix)
-
-
-def register(app: typer.Typer) -> None:
-    """Add these verbs."""
-    for function in (down, status):
-        app.command()(verb(function))
-    app.command("list")(verb(list_))
-    cache = typer.Typer(help="The cache of node images.", no_args_is_help=True, rich_markup_mode=None)
-    cache.command("list")(verb(cache_list))
-    cache.command("prune")(verb(cache_prune))
-    app.add_typer(cache, name="cache")

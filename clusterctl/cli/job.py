@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clusterctl.cli.completion import job_ids
-from clusterctl.cli.options import Options, OutFolder, naming_lock_holder, verb, workspace_of
+from clusterctl.cli.options import Options, OutFolder, naming_lock_holder, workspace_of
 from clusterctl.cli.output import Screen
 from clusterctl.errors import SchedulerError, TransportError, UsageError
 
@@ -308,11 +308,3 @@ def timeout_of(text: str | None) -> float | None:
         return None if text is None else float(parse_slurm_time_s(text))
     except ValueError as exc:
         raise UsageError("--timeout is wrong", why=str(exc)) from exc
-
-
-def register(app: typer.Typer) -> None:
-    """Add these verbs."""
-    app.command("jobs")(verb(jobs_))
-    app.command("logs")(verb(logs, long_file=True))
-    for function in (cancel, collect):
-        app.command()(verb(function))

@@ -16,7 +16,6 @@ from clusterctl.cli.options import (
     naming_lock_holder,
     prompts_for,
     spec_of,
-    verb,
     workspace_of,
 )
 from clusterctl.cli.output import Screen
@@ -28,7 +27,6 @@ if TYPE_CHECKING:
     from clusterctl.scheduler.base import Scheduler
     from clusterctl.spec.models import ClusterSpec
     from clusterctl.state.inventory import Inventory
-    from clusterctl.state.workspace import Workspace
 
 Names = Annotated[
     list[str], typer.Argument(metavar="NODE...", help="Nodes, or ranges of them such as gpu[01-04].")
@@ -39,7 +37,7 @@ Reason = Annotated[
 Force = Annotated[bool, typer.Option("--force", help="End the jobs that are at work there.")]
 _BOOTS = "clusterctl: is to be booted"
 # What taking a machine into the cluster may need.
-_JOINING: Final = {
+JOINING: Final = {
     "yes": Yes,
     "no_wait": NoWait,
     "ask_become_pass": AskBecomePass,
@@ -62,7 +60,7 @@ def drain(
 
     if not reason.strip():
         raise UsageError("--reason is empty", fix="say why, for whoever looks at the nodes")
-    with _cluster(screen, options) as (_, inventory, scheduler):
+    with _cluster(screen, options) as (inventory, scheduler):
         chosen = _chosen(inventory, names)
         found = nodes.drain(scheduler, chosen, reason)
         if wait:
@@ -79,7 +77,7 @@ def resume(screen: Screen, options: Options, names: Names) -> None:
     """Resume nodes: they take jobs again."""
     from clusterctl.cluster import nodes
 
-    with _cluster(screen, options) as (_, inventory, scheduler):
+    with _cluster(screen, options) as (inventory, scheduler):
         found = nodes.resume(scheduler, _chosen(inventory, names))
     _show(screen, found)
 
@@ -226,6 +224,11 @@ def reboot(
         inventory = session.inventory_of(workspace)  # it may have changed while we waited
         nodes.check_names(inventory, chosen)
         scheduler = session.admin_scheduler(inventory, connections)
+        if not scheduler.manages_nodes:
+            raise UsageError(
+                "nodes without Slurm cannot be drained, so a job could start on them",
+                fix="reboot them yourself while no job runs, then run `clusterctl up`",
+            )
         ours = [state.node.name for state in nodes.states(scheduler, chosen) if state.node.usable]
         if ours:
             nodes.drain(scheduler, ours, _BOOTS)
@@ -255,11 +258,6 @@ def _refuse_reboot(inventory: Inventory, names: Sequence[str]) -> None:
             "local nodes have no kernel of their own to boot",
             fix="`clusterctl up` restarts what is wrong with them",
         )
-    if not inventory.has_slurm:
-        raise UsageError(
-            "nothing keeps jobs from beginning on nodes without Slurm",
-            fix="boot them yourself while no job runs, then run `clusterctl up`",
-        )
     for host in inventory.compute:
         address = host.ssh_address or host.address
         if host.name in names and is_this_machine(address):
@@ -271,7 +269,7 @@ def _refuse_reboot(inventory: Inventory, names: Sequence[str]) -> None:
 
 
 @contextmanager
-def _cluster(screen: Screen, options: Options) -> Iterator[tuple[Workspace, Inventory, Scheduler]]:
+def _cluster(screen: Screen, options: Options) -> Iterator[tuple[Inventory, Scheduler]]:
     """The cluster that is meant, with who runs its jobs as its admin."""
     from clusterctl.scheduler import session
     from clusterctl.transport.ssh import Connections
@@ -279,7 +277,7 @@ def _cluster(screen: Screen, options: Options) -> Iterator[tuple[Workspace, Inve
     workspace = workspace_of(screen, options)
     with naming_lock_holder(workspace), Connections(workspace.ssh_config) as connections:
         inventory = session.inventory_of(workspace)
-        yield workspace, inventory, session.admin_scheduler(inventory, connections)
+        yield inventory, session.admin_scheduler(inventory, connections)
 
 
 def _chosen(inventory: Inventory, names: Sequence[str]) -> tuple[str, ...]:
@@ -302,13 +300,3 @@ def _show(screen: Screen, found: Sequence[NodeState]) -> None:
         for one in found
     ]
     screen.result({"nodes": answer}, *screen.table(["NODE", "STATE", "REASON", "JOBS"], rows))
-
-
-def register(app: typer.Typer) -> None:
-    """Add these verbs."""
-    group = typer.Typer(help="Nodes one by one: the others and their jobs go on.", no_args_is_help=True)
-    for function in (drain, resume, reboot, remove, forget):
-        group.command()(verb(function))
-    for joins in (add, replace):
-        group.command()(verb(joins, flags=_JOINING))
-    app.add_typer(group, name="node")

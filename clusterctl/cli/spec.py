@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clusterctl.cli.options import AskBecomePass, Options, read_only_prompts, spec_of, verb
+from clusterctl.cli.options import AskBecomePass, Options, read_only_prompts, spec_of
 from clusterctl.cli.output import Screen
 
 if TYPE_CHECKING:
@@ -221,9 +221,3 @@ def _gpus(gpus: GpuFacts) -> str:
     if gpus.shown:
         return f"{', '.join(gpus.shown)} (driver {gpus.driver})"
     return f"{gpus.cards} without driver" if gpus.cards else "-"
-
-
-def register(app: typer.Typer) -> None:
-    """Add these verbs."""
-    for function in (init, validate, schema, doctor):
-        app.command()(verb(function))

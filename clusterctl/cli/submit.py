@@ -12,7 +12,7 @@ import typer
 
 from clusterctl.cli.completion import jobs_to_submit, launchers, partitions
 from clusterctl.cli.job import follow_job, open_session, timeout_of, wait_for
-from clusterctl.cli.options import Options, spec_of, verb
+from clusterctl.cli.options import Options, spec_of
 from clusterctl.cli.output import Screen, showing_progress
 
 if TYPE_CHECKING:
@@ -281,8 +281,3 @@ def _await(screen: Screen, session: Session, rows: Sequence[_Row], timeout_s: fl
 def _answer(rows: Sequence[_Row]) -> dict[str, Any]:
     """All jobs under ``jobs``; one alone also as it is."""
     return {**(rows[0] if len(rows) == 1 else {}), "jobs": [dict(row) for row in rows]}
-
-
-def register(app: typer.Typer) -> None:
-    """Add the verb."""
-    app.command()(verb(submit, flags=JOB_FLAGS))

@@ -18,7 +18,6 @@ from clusterctl.cli.options import (
     prompts_for,
     read_only_prompts,
     spec_of,
-    verb,
 )
 from clusterctl.cli.output import Phases, Screen, shown_phase
 from clusterctl.errors import UsageError
@@ -388,9 +387,3 @@ def _phase_table(screen: Screen, phases: tuple[Phase, ...]) -> list[str]:
     rows: list[list[object]] = [[shown_phase(p.name), p.seconds, p.note] for p in phases]
     rows.append(["total", sum(p.seconds for p in phases), ""])
     return screen.table(["PHASE", "SECONDS", ""], rows)
-
-
-def register(app: typer.Typer) -> None:
-    """Add these verbs."""
-    for function in (plan, up):
-        app.command()(verb(function))

@@ -151,7 +151,7 @@ def test_a_lost_workspace_does_not_keep_a_cluster_alive(one: Cluster) -> None:
     assert listed["state"] == "orphaned"
     assert listed["fix"] in one("list").stdout
     typed = shlex.split(listed["fix"])[1:]
-    assert "nothing of it" in one.runner(*typed, "--yes").stdout
+    assert "cleanup verified" in one.runner(*typed, "--yes").stdout
     assert f"there is no cluster {one.name!r}" in one("down", "--yes", rc=2).stderr
     kept.rename(one.workspace)
     one("down", "--yes", "--discard-runs")

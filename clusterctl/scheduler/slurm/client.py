@@ -6,6 +6,7 @@ whether a lost submission arrived is for the caller to find out, by the comment 
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -20,9 +21,11 @@ from clusterctl.errors import (
     UnreachableError,
     UsageError,
 )
-from clusterctl.scheduler.base import Clock, backoff
+from clusterctl.scheduler.base import Clock, backoff, probe_argv
 from clusterctl.scheduler.models import JobInfo, JobRequest, NodeInfo
 from clusterctl.scheduler.slurm import parse
+from clusterctl.spec.distributions import JOB_PROFILE
+from clusterctl.spec.models import ADMIN_USER, PROOF_PARTITION
 from clusterctl.transport.base import Result, Transport
 
 _JOB_ID = re.compile(r"[1-9][0-9]*(_[0-9]+)?")
@@ -41,6 +44,10 @@ _ON_ITS_WAY = re.compile(r"timed out|Zero Bytes|(send|receive|shutdown) failure"
 # There was no connection at all, so nothing was sent.
 _NOT_SENT = re.compile(r"slurm controller \(connect failure\)|Connection refused", re.IGNORECASE)
 _BACK_SOON_S = 6.0
+_START_TIMEOUT_S = 30
+_PROBE_S = 20
+_PROBE_PER_NODE_S = 3  # many local nodes start their ranks on few cores
+_CLEAN_UP_S = 20
 # What Slurm says -> the flag that is wrong, and what ``choices`` calls its values.
 _REFUSALS = (
     (re.compile("invalid account", re.IGNORECASE), "--account", "account"),
@@ -65,6 +72,7 @@ class SlurmClient:
     """
 
     script_name = "job.sbatch"
+    manages_nodes = True
 
     def __init__(self, transport: Transport, *, clock: Clock | None = None, patience_s: float = 60.0) -> None:
         self.transport = transport
@@ -280,6 +288,35 @@ class SlurmClient:
             TransportError: Slurm refused, or can't be reached.
         """
         self.transport.run(["scontrol", "update", f"nodename={','.join(nodes)}", "state=resume"])
+
+    def probe(self, hosts: tuple[str, ...], payload: str) -> Result:
+        """Run the probe in the hidden partition, which never waits behind users' jobs.
+
+        Should srun itself hang, it is ended, too.
+        """
+        limit_s = _PROBE_S + _PROBE_PER_NODE_S * len(hosts)
+        patience_s = _START_TIMEOUT_S + limit_s + _CLEAN_UP_S
+        argv = [
+            *("timeout", "--kill-after=5", str(patience_s)),
+            "srun",
+            f"--partition={PROOF_PARTITION}",
+            f"--account={ADMIN_USER}",
+            "--job-name=clusterctl-probe",
+            f"--nodes={len(hosts)}",
+            f"--nodelist={','.join(hosts)}",
+            "--ntasks-per-node=1",
+            "--mem=64M",
+            "--mpi=pmix",
+            f"--time={math.ceil((limit_s + _CLEAN_UP_S) / 60)}",
+            f"--immediate={_START_TIMEOUT_S}",
+            "--chdir=/tmp",
+            "--kill-on-bad-exit=1",
+            f"--export=PYTHONPATH={payload},OMP_NUM_THREADS=1",
+            *("/usr/bin/timeout", "--kill-after=2", str(limit_s)),
+            *("bash", "-c", f'[[ ! -r {JOB_PROFILE} ]] || . {JOB_PROFILE}; exec "$@"', "probe"),
+            *probe_argv(hosts),
+        ]
+        return self.transport.run(argv, timeout_s=patience_s + 30, check=False)
 
     def release_held_jobs(self) -> tuple[str, ...]:
         """Let jobs that a node failed to launch wait for nodes again; the transport's user is an admin.

@@ -54,13 +54,15 @@ class Node:
 
 
 def render_files(spec: ClusterSpec, inventory: Inventory, facts: Mapping[str, NodeFacts]) -> dict[str, str]:
-    """File name -> text: Slurm's files, topology.conf among them.
+    """File name -> text: Slurm's files, topology.conf among them; none where a cluster has no Slurm.
 
     ``facts`` is keyed by host name; hosts whose cpus and memory are set in the inventory need none.
 
     Raises:
         SlurmError: facts of a host are missing.
     """
+    if not inventory.has_slurm:
+        return {}
     nodes = tuple(_node(host, facts) for host in inventory.compute)
     shares = any(not node.topology for node in nodes)
     return {
@@ -79,6 +81,11 @@ def render_files(spec: ClusterSpec, inventory: Inventory, facts: Mapping[str, No
         "topology.conf": topology_text(spec),
         "slurmdbd.conf": render("slurmdbd.conf.j2", settings=_slurmdbd_settings(inventory)),
     }
+
+
+def needs_facts(inventory: Inventory, host: Host) -> bool:
+    """Whether a node's line in slurm.conf is made of what `slurmd -C` says there."""
+    return inventory.has_slurm and host.cpus is None
 
 
 def timeouts(nodes: int) -> Settings:
