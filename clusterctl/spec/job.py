@@ -120,9 +120,7 @@ Pattern = Annotated[Text, AfterValidator(_pattern)]  # as in a .gitignore file
 
 
 BUNDLED_JOBS = ("train", "eval", "bench", "gemm", "allreduce", "probe")
-REQUEUE_EXIT_CODE: Final = (
-    75  # EX_TEMPFAIL of sysexits.h: the program saved its work and wants to go on with it
-)
+REQUEUE_EXIT_CODE: Final = 75  # EX_TEMPFAIL of sysexits.h: the program saved its work, and goes on with it
 
 JOB_NAME: Final = r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$"
 CONSTRAINT: Final = r"^[A-Za-z0-9_&|,*()\[\]-]+$"
@@ -275,14 +273,13 @@ def script_language(script: Path) -> ScriptLanguage:
             head = file.read(256)
     except OSError as exc:
         raise UsageError("the script can't be read", where=str(script), why=exc.strerror or str(exc)) from exc
-    if script.suffix in {".sh", ".bash"}:
-        return ScriptLanguage.SHELL
+    shebang = _SHEBANG.match(head)
+    program = shebang[1] if shebang else b""
     if script.suffix == ".py":
         return ScriptLanguage.PYTHON
-    shebang = _SHEBANG.match(head)
-    if shebang and shebang.group(1) in _SHELLS:
+    if script.suffix in {".sh", ".bash"} or program in _SHELLS:
         return ScriptLanguage.SHELL
-    if shebang and shebang.group(1) == b"python":
+    if program == b"python":
         return ScriptLanguage.PYTHON
     raise UsageError(
         "this is neither a shell script nor a Python program",
@@ -345,7 +342,7 @@ def safe_name(script: str) -> str:
 def job_spec(target: str, flags: Mapping[str, object]) -> JobSpec:
     """The job that a `submit` asks for. ``target`` is a bundled job's name, or the path of a script.
 
-    ``flags`` holds what was given, by the names of JobWords' fields; ``model_fields_set`` of the job tells
+    ``flags`` holds what was given, by the names of JobOptions' fields; ``model_fields_set`` of the job tells
     that from defaults.
 
     Raises:
@@ -375,7 +372,12 @@ def job_options(flags: Mapping[str, object]) -> JobOptions:
     try:
         return JobOptions.model_validate(flags, context={HERE: Path.cwd()})
     except ValidationError as exc:
-        raise _flags_error(_explained(exc, flags)) from exc
+        messages = tuple(_explained(exc, flags).values())
+        failures = tuple(Failure(UsageError.code, message) for message in messages)
+        is_one = len(messages) == 1
+        what = messages[0] if is_one else f"{len(messages)} flags are wrong"
+        why = "" if is_one else "\n".join(messages)
+        raise UsageError(what, why=why, failures=failures) from exc
 
 
 def _explained(error: ValidationError, flags: Mapping[str, object]) -> dict[str, str]:
@@ -389,14 +391,6 @@ def _explained(error: ValidationError, flags: Mapping[str, object]) -> dict[str,
         message = explain(kind, context, flag, shown(flags[field]))
         wrong.setdefault(flag, f"{flag}: {message}" if kind == "value_error" else message)
     return wrong
-
-
-def _flags_error(wrong: Mapping[str, str]) -> UsageError:
-    messages = tuple(wrong.values())
-    failures = tuple(Failure(UsageError.code, message) for message in messages)
-    if len(messages) == 1:
-        return UsageError(messages[0], failures=failures)
-    return UsageError(f"{len(messages)} flags are wrong", why="\n".join(messages), failures=failures)
 
 
 _MAX_NAME = 64

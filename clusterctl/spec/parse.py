@@ -172,11 +172,17 @@ class Places:
 
     def _known_keys(self, loc: Loc) -> tuple[str, ...]:
         """The keys that the mapping at ``loc`` may have."""
+        here: Any = self._kind.model
         provider = self._values.get("provider")
-        if self._kind.model is ClusterSpec and loc[:1] == ("provider",) and isinstance(provider, dict):
-            model = PROVIDERS.get(provider.get("type", ""))
-            return _known_keys(model, loc[1:]) if model else ("type",)
-        return _known_keys(self._kind.model, loc)
+        if here is ClusterSpec and loc[:1] == ("provider",) and isinstance(provider, dict):
+            here, loc = PROVIDERS.get(provider.get("type", "")), loc[1:]
+            if here is None:
+                return ("type",)
+        for part in loc:
+            if isinstance(part, str):
+                fields = getattr(here, "model_fields", None)
+                here = _mapping_in(fields[part].annotation if fields else get_args(here)[1])
+        return tuple(here.model_fields)
 
     def _elsewhere(self, loc: Loc) -> str:
         """Where an unknown key is known: at the top level, or with another provider."""
@@ -236,16 +242,6 @@ def _name(loc: Loc) -> str:
     """What a message calls the field: its key, with the index where it is an entry of a list."""
     start = max((i for i, part in enumerate(loc) if isinstance(part, str)), default=0)
     return path_text(loc[start:])
-
-
-def _known_keys(model: type[BaseModel], loc: Loc) -> tuple[str, ...]:
-    """The keys that the mapping at ``loc`` may have."""
-    here: Any = model
-    for part in loc:
-        if isinstance(part, str):
-            fields = getattr(here, "model_fields", None)
-            here = _mapping_in(fields[part].annotation if fields else get_args(here)[1])
-    return tuple(here.model_fields)
 
 
 def _mapping_in(annotation: Any) -> Any:
@@ -501,10 +497,5 @@ class _Reader:
 
 def path_text(loc: Loc) -> str:
     """A dotted path fit for one line of a message, even where a key is not."""
-    return dotted(tuple(_tame(loc))) or "spec"
-
-
-def _tame(loc: Loc) -> Iterator[str | int]:
-    for part in loc:
-        plain = isinstance(part, int) or (part.isprintable() and len(part) <= 40)  # noqa: PLR2004
-        yield part if plain else shown(part)
+    is_plain = [isinstance(part, int) or (part.isprintable() and len(part) <= 40) for part in loc]  # noqa: PLR2004
+    return dotted(tuple(p if plain else shown(p) for p, plain in zip(loc, is_plain, strict=True))) or "spec"
