@@ -22,7 +22,7 @@ from pydantic import (
 )
 
 from clusterctl.errors import Failure, Problem, SpecError, UsageError
-from clusterctl.spec.base import HERE, FileName, Model, Toggle
+from clusterctl.spec.base import HERE, FileName, Model, Toggle, folder_of
 from clusterctl.spec.messages import Finding, did_you_mean, explain, shown
 from clusterctl.spec.models import PATTERN_TEXTS, SCHEMA_DIALECT, AccountName, PartitionName
 from clusterctl.spec.parse import Filetype, Source, parse, read_source, read_text
@@ -79,9 +79,8 @@ def _image(value: str, info: ValidationInfo) -> str:
     """An image file that is here, as an absolute path; or a path on the cluster as it was written."""
     if "://" in value:
         raise ValueError(f"{shown(value)} is no file: make one of it with `apptainer pull image.sif ...`")
-    here: Path = (info.context or {}).get(HERE, Path())
     try:
-        local = (here / value).expanduser().absolute()
+        local = (folder_of(info) / value).expanduser().absolute()
         if local.is_file():
             return str(local)
     except (OSError, ValueError, RuntimeError):  # a name that no file here can have, or no such user
@@ -387,7 +386,7 @@ def _explained(error: ValidationError, flags: Mapping[str, object]) -> dict[str,
         field, kind = str(entry["loc"][0]), entry["type"]
         flag = "the arguments after --" if field == "args" else f"--{field.replace('_', '-')}"
         context: dict[str, Any] = dict(entry.get("ctx", {}))
-        context["words"] = JOB_PATTERN_TEXTS.get(context.get("pattern", ""), "")
+        context["pattern_text"] = JOB_PATTERN_TEXTS.get(context.get("pattern", ""), "")
         message = explain(kind, context, flag, shown(flags[field]))
         wrong.setdefault(flag, f"{flag}: {message}" if kind == "value_error" else message)
     return wrong
@@ -432,7 +431,7 @@ def _findings(values: Mapping[str, object]) -> Iterator[Finding]:
 JOB_FILE: Final = Filetype(
     name="job file",
     model=JobFile,
-    words={**JOB_PATTERN_TEXTS, _VARIANT: "at most 32 letters, digits, dots, dashes or underscores"},
+    pattern_texts={**JOB_PATTERN_TEXTS, _VARIANT: "at most 32 letters, digits, dots, dashes or underscores"},
     findings=_findings,
     missing="name a file that exists",
     empty="write job: train, or the path of a script",
