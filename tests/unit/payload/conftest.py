@@ -9,7 +9,6 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
-import torch._dynamo  # noqa: F401  # now: optimizers load it, which fails once Ansible has patched sys.intern
 
 from payload.device import Device, choose
 from tests.support.strict import Strict
