@@ -41,12 +41,12 @@ def run(config: AlignConfig) -> int:
     if not nodes:
         raise UsageError(f"{config.folder} has no telemetry/<host>.jsonl; name the folder of a job or run")
     iterations = [one for one in _records(config.folder / "metrics.jsonl") if one["kind"] == "iteration"]
-    whole = Sums()
+    whole = Averages()
     with JsonLines(config.folder / "aligned.jsonl") as file:
         for one in iterations:
             span = one["time"] - one["seconds"], one["time"]
             whole.add(span, nodes)
-            sums = Sums()
+            sums = Averages()
             sums.add(span, nodes)
             file.write("iteration", step=one["step"], start=span[0], end=span[1], **sums.told())
     seconds = sum(one["seconds"] for one in iterations)
@@ -54,7 +54,7 @@ def run(config: AlignConfig) -> int:
     return 0
 
 
-class Sums:
+class Averages:
     """Figures of some nodes over some stretches of time, each weighted by how long it held."""
 
     def __init__(self) -> None:

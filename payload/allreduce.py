@@ -56,7 +56,7 @@ def allreduce(
             record = _measure(name, comm, device, count, config)
             records.append(record)
             report.write("allreduce", **record)
-            report.say(_words(record))
+            report.print_line(_words(record))
     ok = all(record["ok"] for record in records)
     report.answer(ok=ok, world_size=world.size, ranks=places, results=records)
     return ok

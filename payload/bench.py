@@ -30,7 +30,7 @@ from payload.parallel.engine import Engine
 from payload.peak import find_peak
 from payload.precision import PRECISIONS
 from payload.report import Report, begin
-from payload.timing import CommTimes, Spent, timed_mesh
+from payload.timing import CommTime, CommTimes, timed_mesh
 from payload.trace import OFF
 
 Record = dict[str, Any]
@@ -67,7 +67,7 @@ class Team:
     work: Work
     iterations: int = 0
     seconds: list[float] = field(default_factory=list)  # by iteration, of those that are measured
-    comm: list[Spent] = field(default_factory=list)
+    comm: list[CommTime] = field(default_factory=list)
 
     def train(self, iterations: int) -> None:
         """Some more iterations, on the same batch."""
@@ -109,7 +109,7 @@ def bench(config: BenchConfig, device: Device, world: Transport) -> list[Record]
     _compare(records)
     for record in records:
         report.write("bench", **record)
-    report.say(_table(records))
+    report.print_line(_table(records))
     about = {"world_size": world.size, "model": config.model.model, "peak_source": peak.source}
     report.answer(**about, flops_formula=FLOPS_FORMULA, sides=records)
     return records

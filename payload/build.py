@@ -176,10 +176,10 @@ def build_loader(
     Raises:
         UsageError: the batch is above the data.
     """
-    wanted, at_once = config.batch.global_batch_size, config.batch.micro_batch_size
+    wanted, micro_batch = config.batch.global_batch_size, config.batch.micro_batch_size
     if eval_only:
-        at_once = min(at_once or _EVAL_BATCH, _EVAL_BATCH)
-        wanted = at_once * mesh.dp.size
+        micro_batch = min(micro_batch or _EVAL_BATCH, _EVAL_BATCH)
+        wanted = micro_batch * mesh.dp.size
     elif wanted > dataset.training:
         raise UsageError(f"--global-batch-size {wanted} is above the {dataset.training} samples")
     return Loader(
@@ -187,7 +187,7 @@ def build_loader(
         device,
         mesh,
         global_batch=wanted,
-        micro_batch=at_once,
+        micro_batch=micro_batch,
         seed=config.batch.seed,
         prefetch=config.data.prefetch,
         dtype=PRECISIONS[config.precision.precision].compute,

@@ -104,7 +104,7 @@ class Device:
         for start in range(0, rows, step):
             function(*(array[start : start + step] for array in arrays))
 
-    def rows_at_once(self, row_bytes: int) -> int:
+    def block_rows(self, row_bytes: int) -> int:
         """How many rows of a temporary matrix to make before they are used."""
         return max(1, _MATRIX_BYTES // row_bytes)
 
@@ -225,7 +225,7 @@ class Gpu(Device):
     def blocked(self, function: Callable[..., None], *arrays: Array) -> None:
         function(*arrays)
 
-    def rows_at_once(self, row_bytes: int) -> int:
+    def block_rows(self, row_bytes: int) -> int:
         return max(1, _GPU_MATRIX_BYTES // row_bytes)
 
     def apply(self, kernel: Kernel, scalars: Mapping[str, float], *arrays: Array) -> None:

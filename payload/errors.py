@@ -1,4 +1,4 @@
-"""What can go wrong in ways a user can mend: one line on stderr and an exit code, without a traceback.
+"""Errors that a user can correct: one line on stderr and an exit code, without a traceback.
 
     PayloadError        1   a check failed: a wrong sum, ranks that drifted apart
     ├── UsageError      2   the command line is wrong, or asks for what is not there

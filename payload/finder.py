@@ -52,24 +52,24 @@ def find(config: TrainConfig, device: Device, mesh: Mesh, dataset: Dataset) -> N
         for speed in speeds(config, device, mesh, dataset):
             sizes.append(speed)
             report.write("micro_batch", size=speed.micro_batch, samples_per_s=speed.samples_per_s)
-            report.say(f"micro-batch {speed.micro_batch:6}  {speed.samples_per_s:10.1f} samples/s")
+            report.print_line(f"micro-batch {speed.micro_batch:6}  {speed.samples_per_s:10.1f} samples/s")
     units = build_units(config.model, dataset, mesh.context(device))
     engine = build_engine(config, device, mesh, units)
     points = []
     for point in range_test(config, engine, dataset):
         points.append(point)
         report.write("learning_rate", lr=point.lr, loss=point.loss)
-        report.say(f"learning rate {point.lr:9.2e}  loss {point.loss:.4f}")
+        report.print_line(f"learning rate {point.lr:9.2e}  loss {point.loss:.4f}")
     if sizes:
         size, batch = usable(knee(sizes), config.batch.global_batch_size, mesh.dp.size, dataset.training)
         line = f"use --micro-batch-size {size}"
         if batch > config.batch.global_batch_size:
             line += f" --global-batch-size {batch}: less leaves each of {mesh.dp.size} ranks less than that"
         report.write("found", micro_batch=size, global_batch=batch)
-        report.say(line)
+        report.print_line(line)
     lr = steepest(points)
     report.write("found", lr=lr)
-    report.say(f"use --lr {lr:.2g} for a batch of {config.batch.global_batch_size}")
+    report.print_line(f"use --lr {lr:.2g} for a batch of {config.batch.global_batch_size}")
 
 
 def speeds(config: TrainConfig, device: Device, mesh: Mesh, dataset: Dataset) -> Iterator[Speed]:

@@ -48,7 +48,7 @@ def gemm(config: GemmConfig, device: Device, comm: Communicator) -> list[Record]
             record = _measure(layer, device, comm, warmup=config.warmup, iterations=config.iterations)
             records.append(record)
             report.write("gemm", **record)
-            report.say(_words(record, places))
+            report.print_line(_words(record, places))
     ok = all(record["ok"] for record in records)
     report.answer(ok=ok, world_size=comm.size, ranks=places, results=records)
     return records

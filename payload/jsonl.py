@@ -16,11 +16,11 @@ Keep = Callable[[dict[str, Any]], bool]
 
 def answer(**fields: Any) -> None:
     """Print one JSON object, in a line of its own."""
-    say(json.dumps(fields))
+    print_line(json.dumps(fields))
 
 
-def say(line: str) -> None:
-    """Print a line, at once."""
+def print_line(line: str) -> None:
+    """Print a line, and flush it."""
     sys.stdout.write(f"{line}\n")
     sys.stdout.flush()
 

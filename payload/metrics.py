@@ -95,7 +95,7 @@ class Metrics(Report):
         because = f" ({self._device.note})" if self._device.note else ""
         where = self._device.gpu["name"] if self._device.gpu else f"CPU{because}"
         precision = self._config.precision.precision
-        self.say(f"world size {self._comm.size}, on {', '.join(hosts)}; {precision} on {where}")
+        self.print_line(f"world size {self._comm.size}, on {', '.join(hosts)}; {precision} on {where}")
 
     def begin(self) -> None:
         """An iteration begins here."""
@@ -172,8 +172,8 @@ class Metrics(Report):
         replicas = places.count(places[0])
         alike = f", and alike on its {replicas} replicas" if replicas > 1 else ""
         same = "on all ranks" if replicas == len(places) else f"on rank 0{alike}"
-        self.say(f"{seconds:.1f} s; parameters {digest[:12]} {same}")
-        self.say(f"test accuracy {evaluation.accuracy:.4f}")
+        self.print_line(f"{seconds:.1f} s; parameters {digest[:12]} {same}")
+        self.print_line(f"test accuracy {evaluation.accuracy:.4f}")
 
     def close(self) -> None:
         """All is written."""

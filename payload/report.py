@@ -9,7 +9,7 @@ from payload.comm import mpi
 from payload.comm.base import Communicator, on_all_ranks
 from payload.device import Device, choose
 from payload.host import hostname
-from payload.jsonl import JsonLines, Keep, answer, say
+from payload.jsonl import JsonLines, Keep, answer, print_line
 
 
 def begin(wanted: str) -> tuple[mpi.MpiCommunicator, Device]:
@@ -44,10 +44,10 @@ class Report:
         if self._file:
             self._file.write(kind, **fields)
 
-    def say(self, line: str) -> None:
+    def print_line(self, line: str) -> None:
         """Print a line."""
         if self._file:
-            say(line)
+            print_line(line)
 
     def answer(self, **fields: Any) -> None:
         """Print what it all comes to."""

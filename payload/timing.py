@@ -25,7 +25,7 @@ T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
-class Spent:
+class CommTime:
     """What communication took of one rank."""
 
     total_s: float
@@ -65,13 +65,13 @@ class CommTimes:
             comm = inner
         self._comms[id(comm)] = comm
 
-    def take(self) -> Spent:
+    def take(self) -> CommTime:
         """Give it; the next time counts from here."""
         total, exposed = (self._covered_s(intervals) for intervals in (self._total, self._exposed))
         self._total.clear()
         self._exposed.clear()
         before, self._sent = self._sent, sum(comm.bytes_sent for comm in self._comms.values())
-        return Spent(total, exposed, self._sent - before)
+        return CommTime(total, exposed, self._sent - before)
 
     def _covered_s(self, intervals: Sequence[tuple[Mark, Mark]]) -> float:
         """In which at least one of them lay."""

@@ -81,9 +81,9 @@ def train(config: TrainConfig, device: Device, world: Transport, signals: StopSi
 
     trainer = Trainer(engine, loader, dataset, schedule, metrics, trace)
     for note in (*_profile_note(config, schedule, resumed.iteration), *trainer.notes(), *resumed.notes):
-        metrics.say(note)
+        metrics.print_line(note)
     started = time.perf_counter()
-    with checkpoints.saver(partial(metrics.write, "checkpoint"), metrics.say, signals) as saver:
+    with checkpoints.saver(partial(metrics.write, "checkpoint"), metrics.print_line, signals) as saver:
         evaluation = trainer.loop(resumed.iteration, saver)
     trace.write(config.run.out / "trace.json", world)
     if evaluation is None:
@@ -128,7 +128,7 @@ class Trainer:
             with self.trace.span("save", "checkpoint"):
                 stopped = saver is not None and saver.after(iteration, result.flags, last=last)
             if stopped:
-                self.metrics.say(
+                self.metrics.print_line(
                     f"stopped by a signal; saved after iteration {iteration}: go on with --resume auto"
                 )
                 return None
@@ -150,7 +150,7 @@ class Trainer:
         line = f"epoch {epoch:3}  loss {result.loss:.4f}  test loss {evaluation.loss:.4f}"
         if bytes_per_target:
             line += f"  bits per byte {evaluation.bits_per_byte(bytes_per_target):.4f}"
-        self.metrics.say(f"{line}  accuracy {evaluation.accuracy:.4f}")
+        self.metrics.print_line(f"{line}  accuracy {evaluation.accuracy:.4f}")
         return evaluation
 
     def _evaluated(self, iteration: int) -> Evaluation:

@@ -65,10 +65,10 @@ def _section(path: tuple[str, ...], command: Any) -> str:
 
 
 def _placeholder(argument: Any) -> str:
-    name = str(argument.metavar or argument.name.upper()).strip("[]")
+    name = str(argument.metavar or argument.name.upper())
     if name == "COMMAND":
         name = "-- COMMAND..."
-    return name if argument.required else f"[{name}]"
+    return name if argument.required or name.startswith("[") else f"[{name}]"
 
 
 def _options(command: Any, *, skip: tuple[str, ...]) -> list[tuple[str, str]]:

@@ -22,7 +22,7 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from clusterctl.util.lifetime import under_subreaper
+from clusterctl.util.process import under_subreaper
 
 ROOT = Path(__file__).resolve().parent.parent
 # The tests of a group share a cluster, so they stay together; tests/e2e/conftest.py says which groups begin.

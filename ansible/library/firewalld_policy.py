@@ -128,31 +128,31 @@ class Firewalld:
     def __init__(self, module: AnsibleModule) -> None:
         self._module = module
 
-    def say(self, *words: str, check: bool = True) -> str:
-        """What the command answers."""
+    def run_command(self, *words: str, check: bool = True) -> str:
+        """Run firewall-cmd; its standard output."""
         _, stdout, _ = self._module.run_command([COMMAND, *words], check_rc=check)
         return str(stdout)
 
     def look(self, *, permanent: bool, without: str) -> Sections:
         """All that it does, or will do after a reload, but for what is ours."""
         where = ("--permanent",) if permanent else ()
-        found = sections("zone", self.say(*where, "--list-all-zones"))
-        found |= sections("policy", self.say(*where, "--list-all-policies"))
+        found = sections("zone", self.run_command(*where, "--list-all-zones"))
+        found |= sections("policy", self.run_command(*where, "--list-all-policies"))
         for what in ("chains", "rules", "passthroughs"):
-            lines = self.say(*where, "--direct", f"--get-all-{what}").splitlines()
+            lines = self.run_command(*where, "--direct", f"--get-all-{what}").splitlines()
             found[f"direct {what}:"] = frozenset(line for line in lines if line.strip())
-        for name in self.say(*where, "--get-ipsets").split():
+        for name in self.run_command(*where, "--get-ipsets").split():
             if name != without:
                 found[f"ipset {name}:"] = self.entries(name, *where)
         return {key: words for key, words in found.items() if not key.startswith(f"policy {without}: ")}
 
     def entries(self, ipset: str, *where: str) -> frozenset[str]:
         """The addresses of a set; none where there is no such set."""
-        return frozenset(self.say(*where, f"--ipset={ipset}", "--get-entries", check=False).split())
+        return frozenset(self.run_command(*where, f"--ipset={ipset}", "--get-entries", check=False).split())
 
     def rules(self, policy: str, *where: str) -> frozenset[str]:
         """The rules of a policy; none where there is no such policy."""
-        listed = self.say(*where, f"--policy={policy}", "--list-rich-rules", check=False)
+        listed = self.run_command(*where, f"--policy={policy}", "--list-rich-rules", check=False)
         return frozenset(line.strip() for line in listed.splitlines() if line.strip())
 
     def has(self, name: str, addresses: list[str], ports: list[str]) -> bool:
@@ -218,8 +218,8 @@ def main() -> None:
     if reload and not module.check_mode:
         for path, text in texts.items():
             write(module, path, text)
-        firewalld.say("--check-config")
-        firewalld.say("--reload")
+        firewalld.run_command("--check-config")
+        firewalld.run_command("--reload")
     diff = [
         {"before": before[path], "after": text, "before_header": str(path), "after_header": str(path)}
         for path, text in texts.items()

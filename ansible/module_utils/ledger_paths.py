@@ -1,4 +1,4 @@
-"""Files, links and folders: what they are, putting them back, and telling our lines from somebody's."""
+"""Files, links and folders: what they are, putting them back, and which lines of a file are ours."""
 
 from __future__ import annotations
 

@@ -16,14 +16,13 @@ import typer
 
 from clusterctl.cli.completion import hosts
 from clusterctl.cli.job import open_session
-from clusterctl.cli.options import Options, verb
+from clusterctl.cli.options import Options, naming_lock_holder, verb, workspace_of
 from clusterctl.cli.output import Screen, showing_progress
 from clusterctl.cli.submit import JOB_FLAGS
-from clusterctl.cli.target import telling_who_works, workspace_of
 from clusterctl.errors import Failure, UsageError
 
 if TYPE_CHECKING:
-    from clusterctl.jobs.environment import Environment
+    from clusterctl.scheduler.script import Environment
     from clusterctl.scheduler.session import Session
     from clusterctl.spec.job import JobOptions
     from clusterctl.state.inventory import Inventory
@@ -51,7 +50,7 @@ def ssh(
     from clusterctl.transport.openssh import OpenSSH
 
     workspace = workspace_of(screen, options)
-    with telling_who_works(workspace):
+    with naming_lock_holder(workspace):
         inventory = inventory_of(workspace)
     host, words = _host_and_command(inventory, host, command or [])
     _refuse_shell_as_json(screen, words)
@@ -112,7 +111,7 @@ def _session_and_ssh(screen: Screen, options: Options) -> Iterator[tuple[Session
     from clusterctl.transport.openssh import OpenSSH
 
     workspace = workspace_of(screen, options)
-    with telling_who_works(workspace):
+    with naming_lock_holder(workspace):
         access.inventory_of(workspace)  # it is up
         spec = access.applied_spec(workspace)
         with access.session(spec, workspace) as session:

@@ -7,13 +7,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clusterctl.cli.options import Options, verb
+from clusterctl.cli.options import Options, spec_of, verb, workspace_of
 from clusterctl.cli.output import Screen
-from clusterctl.cli.target import spec_of, workspace_of
 from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
-    from clusterctl.packages.bundle.archive import Bundle
+    from clusterctl.packages.bundle import Bundle
     from clusterctl.spec.distributions import Distribution
     from clusterctl.spec.models import ClusterSpec
 
@@ -45,8 +44,8 @@ def create(
     The distributions are those of the hosts, where the cluster is up; else --os says them.
     """
     from clusterctl.cluster.up import reject_bundles
-    from clusterctl.packages.bundle.create import BundleRequest
-    from clusterctl.packages.bundle.create import create as create_bundle
+    from clusterctl.packages.bundle_create import BundleRequest
+    from clusterctl.packages.bundle_create import create as create_bundle
     from clusterctl.transport.tree import shown_size
 
     spec = spec_of(screen, options)
@@ -69,8 +68,8 @@ def create(
 
 def verify(screen: Screen, options: Options, path: BundleFile, system: Systems = None) -> None:
     """Check every file of a bundle, and that it fits this clusterctl and the spec, if there is one."""
-    from clusterctl.packages.bundle.archive import open_bundle
-    from clusterctl.packages.bundle.checks import damages, mismatches, raise_faults
+    from clusterctl.packages.bundle import open_bundle
+    from clusterctl.packages.bundle_checks import damages, mismatches, raise_faults
 
     opened = open_bundle(path)
     releases = [one.release for one in _named(system or ())]
@@ -81,7 +80,7 @@ def verify(screen: Screen, options: Options, path: BundleFile, system: Systems =
 
 def show(screen: Screen, options: Options, path: BundleFile) -> None:
     """Say what a bundle says of itself; only its first file is read."""
-    from clusterctl.packages.bundle.archive import open_bundle
+    from clusterctl.packages.bundle import open_bundle
 
     opened = open_bundle(path)
     screen.result(_answer(opened), *_lines(opened))

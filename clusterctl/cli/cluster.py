@@ -13,9 +13,17 @@ import typer
 
 from clusterctl.cli.completion import job_ids
 from clusterctl.cli.job import job_table, not_brought_home
-from clusterctl.cli.options import Options, OutFolder, verb
+from clusterctl.cli.options import (
+    AskBecomePass,
+    Options,
+    OutFolder,
+    naming_lock_holder,
+    prompts_for,
+    spec_of,
+    verb,
+    workspace_of,
+)
 from clusterctl.cli.output import Phases, Screen
-from clusterctl.cli.target import AskBecomePass, prompts_for, spec_of, telling_who_works, workspace_of
 from clusterctl.cli.up import NoWait, Yes, phase_dicts, unfinished
 from clusterctl.errors import UsageError
 
@@ -55,7 +63,10 @@ def down(
     ] = None,
     orphans: Annotated[
         bool,
-        typer.Option("--orphans", help="Those of its name whose workspace was lost: show them and ask."),
+        typer.Option(
+            "--orphans",
+            help="Remove orphans: clusters of that name without a workspace. Shows them and asks.",
+        ),
     ] = False,
     project: Annotated[
         str | None,
@@ -116,13 +127,13 @@ def down(
 
 def status(screen: Screen, options: Options) -> None:
     """Nodes and jobs, as Slurm sees them."""
-    from clusterctl.jobs.control import active_jobs, as_dict
     from clusterctl.providers.pending import pending_releases
     from clusterctl.scheduler import session
-    from clusterctl.transport.connections import Connections
+    from clusterctl.scheduler.base import active_jobs
+    from clusterctl.transport.ssh import Connections
 
     workspace = workspace_of(screen, options)
-    with telling_who_works(workspace):
+    with naming_lock_holder(workspace):
         inventory = session.inventory_of(workspace)
         with Connections(workspace.ssh_config) as connections:
             scheduler = session.admin_scheduler(inventory, connections, patience_s=_STATUS_WAIT_S)
@@ -140,7 +151,7 @@ def status(screen: Screen, options: Options) -> None:
             {"name": n.name, "state": n.shown, "cpus": n.cpus, "memory_mib": n.memory_mib, "reason": n.reason}
             for n in nodes
         ],
-        "jobs": [as_dict(j) for j in active],
+        "jobs": [j.as_dict() for j in active],
         "auto_down": by_itself,
         "pending_releases": [one.as_dict() for one in left],
     }
@@ -159,12 +170,13 @@ def status(screen: Screen, options: Options) -> None:
 
 def auto_down(spec: ClusterSpec, controller: Transport) -> dict[str, Any] | None:
     """After which time without work the cluster takes itself down, and whether the timer for that runs."""
-    from clusterctl.cluster.managed import AUTO_DOWN_TIMER
     from clusterctl.spec.units import format_duration
 
     if (idle_s := spec.provider.idle_timeout_s) is None:
         return None
-    state = controller.run(["systemctl", "is-active", AUTO_DOWN_TIMER], check=False).stdout.strip()
+    state = controller.run(
+        ["systemctl", "is-active", "clusterctl-auto-down.timer"], check=False
+    ).stdout.strip()
     return {"after": format_duration(idle_s), "armed": state == "active"}
 
 
@@ -208,11 +220,11 @@ def down_orphans(
     with screen.working("looking"):
         found = cluster_down.orphans(settings, name, asking)
     answer = {"cluster": name, "provider": settings.type, "orphans": [asdict(one) for one in found]}
-    for one in pending_releases(Workspace.of(name)):  # by a cluster that is not lost
+    for one in pending_releases(Workspace.of(name)):  # of a cluster that has a workspace
         screen.note(f"note: {one}", f"  {one.fix}")
     if not found:
         here = " on this machine; -f or --project says where else to look" if settings.shares_kernel else ""
-        screen.result(answer, f"no cluster {name!r} was lost{here}")
+        screen.result(answer, f"cluster {name!r} has no orphans{here}")
         return
     screen.note(*_lines(found))
     which = ", ".join(one.cluster_id for one in found)
@@ -254,7 +266,7 @@ def _lines(found: Sequence[Orphan]) -> list[str]:
 class _Listed:
     """One cluster. ``nodes`` is None where its record can't be read, ``usd_per_hour`` without prices.
 
-    ``fix`` is what to type about one that was lost.
+    ``fix`` is the command that removes an orphan.
     """
 
     cluster: str
@@ -268,10 +280,10 @@ class _Listed:
 
 
 def list_(screen: Screen, options: Options) -> None:
-    """Show your clusters, and local ones whose workspace was lost.
+    """List your clusters, and orphans on this machine.
 
-    `unfinished`: `clusterctl up` goes on. `elsewhere`: raised with another CLUSTERCTL_HOME. `lost`: nothing
-    is known of it any more, `clusterctl down --orphans` removes it. `damaged`: `clusterctl up` repairs it.
+    States: `up`; `unfinished` and `damaged`, which `clusterctl up` repairs; `elsewhere`, created with another
+    CLUSTERCTL_HOME; `orphaned`, without a workspace, which `clusterctl down --orphans` removes.
     """
     del options
     noted = list(_noted())
@@ -287,7 +299,7 @@ def _table(screen: Screen, found: Sequence[_Listed]) -> list[str]:
         head.insert(-1, "USD AN HOUR")
         for row, one in zip(rows, found, strict=True):
             row.insert(-1, "-" if one.usd_per_hour is None else f"{one.usd_per_hour:.2f}")
-    fixes = (("", f"cluster {one.cluster!r} was lost; remove it: {one.fix}") for one in found if one.fix)
+    fixes = (("", f"cluster {one.cluster!r} is orphaned; remove it: {one.fix}") for one in found if one.fix)
     return [*screen.table(head, rows), *itertools.chain(*fixes)]
 
 
@@ -338,7 +350,7 @@ def _on_this_machine(known: set[str | None]) -> Iterator[_Listed]:
             continue
         fix = ""
         if is_orphan:
-            state, fix = "lost", f"clusterctl down --orphans --cluster {one.name}"
+            state, fix = "orphaned", f"clusterctl down --orphans --cluster {one.name}"
         else:
             state = "unfinished" if Path(one.workspace).parent == state_home() else "elsewhere"
         nodes = sum(not name.endswith("-ctl") for name in one.numbers)

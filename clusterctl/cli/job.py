@@ -11,9 +11,8 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from clusterctl.cli.completion import job_ids
-from clusterctl.cli.options import Options, OutFolder, verb
+from clusterctl.cli.options import Options, OutFolder, naming_lock_holder, verb, workspace_of
 from clusterctl.cli.output import Screen
-from clusterctl.cli.target import telling_who_works, workspace_of
 from clusterctl.errors import SchedulerError, TransportError, UsageError
 
 if TYPE_CHECKING:
@@ -39,12 +38,12 @@ def jobs_(
     ] = None,
 ) -> None:
     """Show jobs that wait, run, or were submitted from here."""
-    from clusterctl.jobs.control import as_dict, known_jobs, list_jobs
+    from clusterctl.jobs.control import known_jobs, list_jobs
 
     with open_session(screen, options) as session:
         found = known_jobs(session, ids) if ids else list_jobs(session)
     lines = job_table(screen, found) if found else ["no jobs"]
-    screen.result({"jobs": [as_dict(job) for job in found]}, *lines)
+    screen.result({"jobs": [job.as_dict() for job in found]}, *lines)
 
 
 def logs(
@@ -186,7 +185,7 @@ def open_session(screen: Screen, options: Options) -> Iterator[Session]:
     from clusterctl.scheduler import session as access
 
     workspace = workspace_of(screen, options)
-    with telling_who_works(workspace):
+    with naming_lock_holder(workspace):
         access.inventory_of(workspace)  # it is up
         with access.session(access.applied_spec(workspace), workspace) as session:
             yield session

@@ -9,16 +9,17 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from clusterctl.cli.job import timeout_of
-from clusterctl.cli.options import Options, verb
-from clusterctl.cli.output import Screen
-from clusterctl.cli.target import (
+from clusterctl.cli.options import (
     AcceptHostKey,
     AskBecomePass,
+    Options,
+    naming_lock_holder,
     prompts_for,
     spec_of,
-    telling_who_works,
+    verb,
     workspace_of,
 )
+from clusterctl.cli.output import Screen
 from clusterctl.cli.up import NoWait, Yes, approval, bring_up
 from clusterctl.errors import UsageError
 
@@ -211,10 +212,10 @@ def reboot(
     from clusterctl.cluster.up import UpOptions
     from clusterctl.scheduler import session
     from clusterctl.state import lock
-    from clusterctl.transport.connections import Connections
+    from clusterctl.transport.ssh import Connections
 
     workspace, timeout_s = workspace_of(screen, options), timeout_of(timeout)
-    with telling_who_works(workspace):
+    with naming_lock_holder(workspace):
         inventory = session.inventory_of(workspace)
     chosen = _chosen(inventory, names)
     _refuse_reboot(inventory, chosen)
@@ -273,10 +274,10 @@ def _refuse_reboot(inventory: Inventory, names: Sequence[str]) -> None:
 def _cluster(screen: Screen, options: Options) -> Iterator[tuple[Workspace, Inventory, Scheduler]]:
     """The cluster that is meant, with who runs its jobs as its admin."""
     from clusterctl.scheduler import session
-    from clusterctl.transport.connections import Connections
+    from clusterctl.transport.ssh import Connections
 
     workspace = workspace_of(screen, options)
-    with telling_who_works(workspace), Connections(workspace.ssh_config) as connections:
+    with naming_lock_holder(workspace), Connections(workspace.ssh_config) as connections:
         inventory = session.inventory_of(workspace)
         yield workspace, inventory, session.admin_scheduler(inventory, connections)
 

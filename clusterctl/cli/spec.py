@@ -9,13 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from clusterctl.cli.options import Options, verb
+from clusterctl.cli.options import AskBecomePass, Options, read_only_prompts, spec_of, verb
 from clusterctl.cli.output import Screen
-from clusterctl.cli.target import AskBecomePass, read_only_prompts, spec_of
 
 if TYPE_CHECKING:
     from clusterctl.hosts.checks import DoctorReport
-    from clusterctl.hosts.report import GpuFacts
+    from clusterctl.hosts.probe import GpuFacts
     from clusterctl.spec.models import ClusterSpec
 
 
@@ -81,23 +80,23 @@ def validate(
 ) -> int:
     """Check a spec: every problem at once, each with its place."""
     from clusterctl.errors import UsageError
-    from clusterctl.packages.requirements import content_hash
-    from clusterctl.spec import gcp_machines
+    from clusterctl.packages.wheelhouse import content_hash
+    from clusterctl.spec import gcp
 
     spec = spec_of(screen, options)
     nodes = sum(partition.nodes for partition in spec.partitions)
     lines = [f"valid: cluster {spec.name!r}, provider {spec.provider.type}, {nodes} node{'s'[: nodes != 1]}"]
     found: dict[str, Any] = {"cluster": spec.name, "provider": spec.provider.type, "nodes": nodes}
     if spec.provider.is_cloud:
-        types = {partition: gcp_machines.machine_of(spec, partition) for partition in spec.partitions}
-        lines.append(f"  the controller: {gcp_machines.controller_machine(spec).name}")
+        types = {partition: gcp.machine_of(spec, partition) for partition in spec.partitions}
+        lines.append(f"  the controller: {gcp.controller_machine(spec).name}")
         lines += (
             f"  {partition.name}: {partition.nodes} x {machine.name}"
             + (f" with {machine.gpu}" if machine.gpu else "")
             for partition, machine in types.items()
         )
         found["machine_types"] = {partition.name: machine.name for partition, machine in types.items()}
-        if refused := gcp_machines.refusal(spec):
+        if refused := gcp.refusal(spec):
             screen.note(f"note: `up` refuses this: {refused.what}; {refused.fix}")
     if (asked := spec.software.python.requirements) is not None:
         try:
@@ -118,7 +117,8 @@ def schema(
     job: Annotated[bool, typer.Option("--job", help="Of job files, which `submit` takes.")] = False,
 ) -> None:
     """Print the JSON Schema of the spec, for editors."""
-    from clusterctl.spec.schema import job_schema, json_schema
+    from clusterctl.spec.job import job_schema
+    from clusterctl.spec.load import json_schema
 
     del options
     found = job_schema() if job else json_schema()
@@ -190,11 +190,11 @@ def report_lines(screen: Screen, report: DoctorReport) -> list[str]:
     from clusterctl.spec.units import GIB_MIB
 
     bad = {finding.host for finding in report.errors}
-    noted = {finding.host for finding in report.findings} - bad
+    warned = {finding.host for finding in report.findings} - bad
     rows = [
         [
             host,
-            "sick" if host in bad else "noted" if host in noted else "well",
+            "error" if host in bad else "warning" if host in warned else "ok",
             facts.system.name,
             facts.system.cpus,
             f"{facts.system.memory_mib / GIB_MIB:.0f} GiB",
@@ -205,7 +205,7 @@ def report_lines(screen: Screen, report: DoctorReport) -> list[str]:
         for host, facts in report.facts.items()
     ]
     head = ["HOST", "STATE", "SYSTEM", "CPUS", "MEMORY", "GPUS", "SELINUX", "FIREWALL"]
-    rows += [[host, "sick", *"-" * (len(head) - 2)] for host in sorted(bad - set(report.facts))]
+    rows += [[host, "error", *"-" * (len(head) - 2)] for host in sorted(bad - set(report.facts))]
     lines = screen.table(head, rows)
     lines += [""] * bool(report.findings)
     for f in report.findings:

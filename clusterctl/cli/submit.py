@@ -12,13 +12,12 @@ import typer
 
 from clusterctl.cli.completion import jobs_to_submit, launchers, partitions
 from clusterctl.cli.job import follow_job, open_session, timeout_of, wait_for
-from clusterctl.cli.options import Options, verb
+from clusterctl.cli.options import Options, spec_of, verb
 from clusterctl.cli.output import Screen, showing_progress
-from clusterctl.cli.target import spec_of
 
 if TYPE_CHECKING:
-    from clusterctl.jobs.environment import Environment
     from clusterctl.jobs.source import Source
+    from clusterctl.scheduler.script import Environment
     from clusterctl.scheduler.session import Session
     from clusterctl.spec.distributions import Distribution
     from clusterctl.spec.job import JobSpec
@@ -146,7 +145,7 @@ def _wanted(target: str, flags: Mapping[str, object], variants: Sequence[str]) -
     from clusterctl.spec.job import is_job_file, job_spec
 
     if is_job_file(target):
-        from clusterctl.spec.job_file import jobs_of_file
+        from clusterctl.spec.job import jobs_of_file
 
         return jobs_of_file(Path(target), flags, variants)
     if variants:
@@ -170,7 +169,7 @@ def _refuse_contradictions(
 
 def _dry_run(screen: Screen, options: Options, wanted: Sequence[JobSpec]) -> None:
     """Show the scripts; where they are several, each below a line with its job's name."""
-    from clusterctl.jobs.submit import script_of
+    from clusterctl.scheduler.script import script_of
     from clusterctl.scheduler.session import distribution_ahead
     from clusterctl.spec import distributions
     from clusterctl.state.workspace import Workspace
@@ -204,9 +203,8 @@ def _prepared(
     Says once what is worth knowing of the folders; pip's words under -v.
     """
     from clusterctl.jobs.environment import environment_of
-    from clusterctl.jobs.script import with_gpus
     from clusterctl.jobs.source import source_of
-    from clusterctl.jobs.submit import script_of
+    from clusterctl.scheduler.script import script_of, with_gpus
 
     wanted = [with_gpus(spec, job) for job in wanted]
     for job in wanted:

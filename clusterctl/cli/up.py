@@ -11,18 +11,23 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 
 import typer
 
-from clusterctl.cli.options import Options, verb
+from clusterctl.cli.options import (
+    AcceptHostKey,
+    AskBecomePass,
+    Options,
+    prompts_for,
+    read_only_prompts,
+    spec_of,
+    verb,
+)
 from clusterctl.cli.output import Phases, Screen, shown_phase
-from clusterctl.cli.target import AcceptHostKey, AskBecomePass, prompts_for, read_only_prompts, spec_of
 from clusterctl.errors import UsageError
 
 if TYPE_CHECKING:
-    from clusterctl.cluster.drift import Repair
     from clusterctl.cluster.plan import Plan
-    from clusterctl.cluster.session import Phase
+    from clusterctl.cluster.session import Phase, Repair
     from clusterctl.cluster.up import UpOptions
-    from clusterctl.providers.base import HostChange, Planned
-    from clusterctl.providers.prompts import Prompts
+    from clusterctl.providers.base import HostChange, Planned, Prompts
     from clusterctl.spec.models import ClusterSpec
 
 Yes = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask.")]
@@ -87,7 +92,7 @@ def up(
     """
     from clusterctl.cluster.nodes import names_of
     from clusterctl.cluster.up import UpOptions
-    from clusterctl.spec.current_user import CurrentUser, job_user_notes
+    from clusterctl.spec.load import CurrentUser, job_user_notes
 
     if bundle is not None and no_bundle:
         raise UsageError("--bundle and --no-bundle exclude each other", fix="say one of them")

@@ -1,19 +1,18 @@
 """Configure hosts that are not configured yet, repair what drifted, and report each repair.
 
-What configuring leaves on each host is noted in the workspace with a digest of all that went in. As long as
-both are the same, Ansible need not run.
+What configuring leaves on each host is recorded in the workspace with a digest of all that went in. As
+long as both are the same, Ansible need not run.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from clusterctl.cluster.drift import Repair, drift_found, drifted, hosts_with_drift, repairs_of, touches_slurm
 from clusterctl.cluster.hardware import (
     Hardware,
     NodeConfig,
@@ -26,12 +25,11 @@ from clusterctl.cluster.hardware import (
     node_config,
     steady,
 )
-from clusterctl.cluster.managed import questions
-from clusterctl.cluster.session import ClusterSession
+from clusterctl.cluster.session import ClusterSession, Repair
 from clusterctl.configure import ansible, events, inventory_file
 from clusterctl.errors import Failure, SchedulerError, TransportError
-from clusterctl.hosts.probe import probe_hosts
-from clusterctl.hosts.report import Checksums, HostReport
+from clusterctl.hosts.probe import Checksums, HostReport, probe_hosts
+from clusterctl.hosts.roles import probe_requests
 from clusterctl.providers.base import Provisioned
 from clusterctl.scheduler.base import Scheduler
 from clusterctl.scheduler.session import admin_scheduler
@@ -46,6 +44,11 @@ from clusterctl.util.progress import HostStep
 _PATIENCE_S = 5.0  # for Slurm to tell of its jobs
 _SOME = "some hosts"  # were configured last, and nothing is known of what the others would need
 
+_MISSING = "missing"
+_OUTDATED = "outdated"
+_UNKNOWN = "no answer"  # what it was asked of was away
+_FINE = {"unit": "running", "home": "fit", "key": "there", "path": "there"}  # whatever was recorded before
+
 
 @dataclass(frozen=True, slots=True)
 class Converged:
@@ -56,7 +59,7 @@ class Converged:
     notes: tuple[str, ...] = ()
 
 
-class _Noted(BaseModel):
+class Configured(BaseModel):
     """What the last configuring left. ``inputs`` is empty while another one replaces it, for ``tried``."""
 
     model_config = ConfigDict(frozen=True, extra="ignore")
@@ -86,9 +89,9 @@ def converge(
     """
     spec, workspace, inventory = session.spec, session.workspace, provisioned.inventory
     slurm = admin_scheduler(inventory, session.connections, patience_s=_PATIENCE_S)
-    noted = _settled(_read(workspace, without=provisioned.made), slurm)
+    recorded = _settled(_read(workspace, without=provisioned.made), slurm)
     reports = _installed(session, inventory, reports, limit)
-    nodes = node_config(spec, inventory, reports, noted.hardware, partial(keep_free, slurm), limit=limit)
+    nodes = node_config(spec, inventory, reports, recorded.hardware, partial(keep_free, slurm), limit=limit)
     notes = (*nodes.notes, *fetch_gpu_wheels(spec, inventory, workspace, nodes.reports, session.report))
     inputs, files = _inputs(spec, inventory, workspace, nodes.reports)
     for name, content in files.items():
@@ -97,49 +100,49 @@ def converge(
     before = {host: report.checksums for host, report in reports.items()}
     has = hardware(spec, inventory, nodes.reports)
     if limit:
-        seen = _converge_some(session, inventory, noted, has, limit)
+        seen = _converge_some(session, inventory, recorded, has, limit)
         marks = before | {host: report.checksums for host, report in seen.items()}
         # Not what all of them were configured for: the next `up` of the whole cluster looks at them anew.
-        _write(workspace, _Noted(inputs=_SOME, marks=marks, hardware=has))
+        _write(workspace, Configured(inputs=_SOME, marks=marks, hardware=has))
         session.repaired(_taken_up(nodes))
         return Converged(inventory, {**reports, **seen}, notes)
 
-    drifting = hosts_with_drift(noted.marks, before)
-    everything = anew or noted.inputs != inputs
+    drifting = hosts_with_drift(recorded.marks, before)
+    everything = anew or recorded.inputs != inputs
     if not everything and not drifting:
         session.note = f"unchanged: {len(reports)} hosts checked"
         return Converged(inventory, reports, notes)
     if everything:
-        _write(workspace, noted.model_copy(update={"inputs": "", "tried": has}))
+        _write(workspace, recorded.model_copy(update={"inputs": "", "tried": has}))
     controller = inventory.controller.name
-    slurm_drifted = touches_slurm(drifted(noted.marks.get(controller, {}), before[controller]))
+    slurm_drifted = touches_slurm(drifted(recorded.marks.get(controller, {}), before[controller]))
     hosts = () if everything else drifting
     session.note = str(_configure(session, inventory, hosts))
-    if slurm_drifted or (everything and noted.marks):
+    if slurm_drifted or (everything and recorded.marks):
         # Other nodes' slurmd were not restarted for what concerns one alone.
         admin_scheduler(inventory, session.connections).reconfigure()
     seen = _probe(session, inventory, hosts)
     after = before | {host: report.checksums for host, report in seen.items()}
-    _write(workspace, _Noted(inputs=inputs, marks=after, hardware=has))
-    if noted.inputs:  # else nothing is known of how the hosts were left
+    _write(workspace, Configured(inputs=inputs, marks=after, hardware=has))
+    if recorded.inputs:  # else nothing is known of how the hosts were left
         session.repaired(_taken_up(nodes))
-        for host in sorted(before.keys() & noted.marks.keys()):
-            session.repaired(repairs_of(host, noted.marks[host], before[host], after[host]))
+        for host in sorted(before.keys() & recorded.marks.keys()):
+            session.repaired(repairs_of(host, recorded.marks[host], before[host], after[host]))
     return Converged(inventory, {**reports, **seen}, notes)
 
 
 def _converge_some(
     session: ClusterSession,
     inventory: Inventory,
-    noted: _Noted,
+    recorded: Configured,
     has: Mapping[str, Hardware],
     limit: Collection[str],
 ) -> Mapping[str, HostReport]:
     """Configure these hosts and the controller, and tell the others which hosts belong to the cluster now."""
     workspace = session.workspace
     chosen = tuple(host.name for host in inventory.hosts if host.name in limit or host.is_controller)
-    others = tuple(h.name for h in inventory.hosts if h.name not in chosen and h.name in noted.marks)
-    _write(workspace, noted.model_copy(update={"inputs": "", "tried": has}))
+    others = tuple(h.name for h in inventory.hosts if h.name not in chosen and h.name in recorded.marks)
+    _write(workspace, recorded.model_copy(update={"inputs": "", "tried": has}))
     told = ansible.introduce(inventory, workspace, limit=others) if others else None
     recap = _configure(session, inventory, chosen)
     session.note = f"{recap}; {told.changed if told else 0} changed on others"
@@ -159,7 +162,7 @@ def _configure(session: ClusterSession, inventory: Inventory, hosts: Collection[
 
 def _probe(session: ClusterSession, inventory: Inventory, hosts: Collection[str]) -> dict[str, HostReport]:
     """Probe these hosts; none: all."""
-    asked = questions(session.spec, inventory, session.workspace)
+    asked = probe_requests(session.spec, inventory, session.workspace)
     return dict(probe_hosts({host: asked[host] for host in hosts or asked}, session.connections.to))
 
 
@@ -212,11 +215,11 @@ def stale(
     spec: ClusterSpec, inventory: Inventory, workspace: Workspace, views: Mapping[str, HostReport]
 ) -> str:
     """Why ``converge`` would configure all of these hosts, which stay as they are; "" if it would not."""
-    noted = _read(workspace, without=())
-    if not noted.inputs:
+    recorded = _read(workspace, without=())
+    if not recorded.inputs:
         return "the last `clusterctl up` did not end"
-    inputs, _ = _inputs(spec, inventory, workspace, steady(views, noted.hardware))
-    if inputs == noted.inputs:
+    inputs, _ = _inputs(spec, inventory, workspace, steady(views, recorded.hardware))
+    if inputs == recorded.inputs:
         return ""
     return "the spec, clusterctl itself or the hardware is not what the hosts were configured for"
 
@@ -226,19 +229,19 @@ def pending_changes(
 ) -> NodeConfig:
     """The changes of hardware that ``converge`` would take up, and those that would wait."""
     slurm = admin_scheduler(inventory, session.connections, patience_s=_PATIENCE_S)
-    noted = _settled(_read(session.workspace, without=()), slurm)
-    return node_config(session.spec, inventory, reports, noted.hardware, partial(at_work, slurm))
+    recorded = _settled(_read(session.workspace, without=()), slurm)
+    return node_config(session.spec, inventory, reports, recorded.hardware, partial(at_work, slurm))
 
 
-def _settled(noted: _Noted, slurm: Scheduler) -> _Noted:
+def _settled(recorded: Configured, slurm: Scheduler) -> Configured:
     """With the hardware that Slurm knows of, where the last `up` did not end."""
-    if not noted.tried:
-        return noted
+    if not recorded.tried:
+        return recorded
     try:
-        has = as_registered(noted.hardware, noted.tried, slurm.nodes())
+        has = as_registered(recorded.hardware, recorded.tried, slurm.nodes())
     except (SchedulerError, TransportError):
-        return noted
-    return noted.model_copy(update={"hardware": has})
+        return recorded
+    return recorded.model_copy(update={"hardware": has})
 
 
 def preview(
@@ -260,14 +263,16 @@ def preview(
 
 def drift_of(workspace: Workspace, views: Mapping[str, HostReport]) -> tuple[tuple[str, str], ...]:
     """What has drifted on these hosts since they were configured: (host, what)."""
-    noted = _read(workspace, without=())
-    return tuple((host, what) for host, view in views.items() for what in _drift(host, noted, view.checksums))
+    recorded = _read(workspace, without=())
+    return tuple(
+        (host, what) for host, view in views.items() for what in _drift(host, recorded, view.checksums)
+    )
 
 
-def _drift(host: str, noted: _Noted, now: Checksums) -> tuple[str, ...]:
-    if host not in noted.marks:
+def _drift(host: str, recorded: Configured, now: Checksums) -> tuple[str, ...]:
+    if host not in recorded.marks:
         return ("it is not configured yet",)
-    return drift_found(noted.marks[host], now)
+    return drift_found(recorded.marks[host], now)
 
 
 def _step(progress: events.TaskProgress, inventory: Inventory, limit: Collection[str]) -> HostStep:
@@ -306,17 +311,108 @@ def _inputs(
     return digest(tree_hash(asset("ansible")), variables, *secrets, cards, *made), files
 
 
-def _read(workspace: Workspace, *, without: Collection[str]) -> _Noted:
-    """What was noted, but for hosts that have been made anew since."""
+def _read(workspace: Workspace, *, without: Collection[str]) -> Configured:
+    """What was recorded, but for hosts that have been made anew since."""
     try:
-        noted = _Noted.model_validate_json(workspace.configured.read_bytes())
+        recorded = Configured.model_validate_json(workspace.configured.read_bytes())
     except (FileNotFoundError, ValidationError):
-        return _Noted()
-    marks = {host: mark for host, mark in noted.marks.items() if host not in without}
-    has = {host: what for host, what in noted.hardware.items() if host not in without}
-    tried = {host: what for host, what in noted.tried.items() if host not in without}
-    return _Noted(inputs=noted.inputs, marks=marks, hardware=has, tried=tried)
+        return Configured()
+    marks = {host: mark for host, mark in recorded.marks.items() if host not in without}
+    has = {host: what for host, what in recorded.hardware.items() if host not in without}
+    tried = {host: what for host, what in recorded.tried.items() if host not in without}
+    return Configured(inputs=recorded.inputs, marks=marks, hardware=has, tried=tried)
 
 
-def _write(workspace: Workspace, noted: _Noted) -> None:
-    write_atomic(workspace.configured, noted.model_dump_json(indent=1) + "\n")
+def _write(workspace: Workspace, recorded: Configured) -> None:
+    write_atomic(workspace.configured, recorded.model_dump_json(indent=1) + "\n")
+
+
+def drifted(recorded: Checksums, now: Checksums) -> tuple[str, ...]:
+    """The keys of marks that are not as they were recorded, or bad in themselves."""
+    return tuple(
+        key for key, mark in now.items() if not _is_fine(key, mark) or recorded.get(key, mark) != mark
+    )
+
+
+def repairs_of(host: str, recorded: Checksums, before: Checksums, after: Checksums) -> tuple[Repair, ...]:
+    """What was not right ``before`` and has changed since. What is new to us cannot have drifted."""
+    changed = [key for key in _known(recorded, before) if after.get(key) != before[key]]
+    return tuple(Repair(host, *_words(key, before[key])) for key in _named(changed, before))
+
+
+def drift_found(recorded: Checksums, now: Checksums) -> tuple[str, ...]:
+    """What is not right on a host, in words. What is new to us can't have drifted."""
+    return tuple(_words(key, now[key])[0] for key in _named(_known(recorded, now), now))
+
+
+def _known(recorded: Checksums, now: Checksums) -> list[str]:
+    return [key for key in drifted(recorded, now) if key in recorded and now[key] != _UNKNOWN]
+
+
+def _named(keys: Sequence[str], marks: Checksums) -> list[str]:
+    """Those of the keys that are worth a word beside the others."""
+    return [key for key in keys if not _follows(key, marks, keys)]
+
+
+def _follows(key: str, before: Checksums, changed: Iterable[str]) -> bool:
+    """Whether a mark is only a consequence of another one, and not worth a word beside it."""
+    kind, _, name = key.partition(" ")
+    if kind == "home":
+        return before.get(f"user {name}") == _MISSING
+    return before[key].endswith(_OUTDATED) and any(other != key for other in changed)
+
+
+def hosts_with_drift(recorded: Mapping[str, Checksums], now: Mapping[str, Checksums]) -> tuple[str, ...]:
+    """The hosts on which something is not as it was recorded."""
+    return tuple(
+        host for host, marks in now.items() if host not in recorded or drifted(recorded[host], marks)
+    )
+
+
+def touches_slurm(keys: Iterable[str]) -> bool:
+    """Whether nodes may have fetched what is not Slurm's configuration any more."""
+    return any(key.startswith("file /etc/slurm/") for key in keys)
+
+
+def _is_fine(key: str, mark: str) -> bool:
+    return mark == _FINE.get(key.partition(" ")[0], mark) and mark != _MISSING
+
+
+def _words(key: str, mark: str) -> tuple[str, str]:
+    """What is told of a mark that is not right, and what configuring did about it."""
+    kind, _, name = key.partition(" ")
+    if kind == "unit":
+        return _unit_words(name, mark)
+    how = "was missing" if mark == _MISSING else "was changed"
+    match kind:
+        case "user":
+            return f"the account {name} {how}", "put back"
+        case "key":
+            return f"the cluster's key of user {name} was missing", "put back"
+        case "home":
+            return f"the home of user {name} " + (
+                how if mark == _MISSING else "was not theirs alone"
+            ), "put right"
+        case "accounting":
+            return "accounts or users in the accounting were changed", "put back"
+        case _:
+            return f"{name} {how}", "put back"
+
+
+def _unit_words(name: str, mark: str) -> tuple[str, str]:
+    state, *more = mark.split()
+    if state == "masked":
+        return f"{name} was masked", "unmasked and started"
+    if state in ("stopped", "failed"):
+        was = "was stopped" if state == "stopped" else "had failed"
+        return (
+            (f"{name} {was} and disabled", "enabled and started")
+            if "disabled" in more
+            else (
+                f"{name} {was}",
+                "started",
+            )
+        )
+    if _OUTDATED in more:
+        return f"{name} had not read its configuration", "restarted"
+    return f"{name} was disabled", "enabled"

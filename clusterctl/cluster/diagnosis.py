@@ -1,4 +1,4 @@
-"""Whether a proof job was right; else who is to blame, and for what."""
+"""The diagnosis of a failed verification job: the hosts at fault, and why."""
 
 from __future__ import annotations
 
@@ -14,8 +14,7 @@ from typing import Final
 
 from clusterctl.errors import Failure, NotUpError, TransportError, VerifyError
 from clusterctl.hosts import checks
-from clusterctl.hosts.checks import DoctorReport, Finding
-from clusterctl.hosts.cluster_checks import expected, host_facts_request, reject_unknown_hosts
+from clusterctl.hosts.checks import DoctorReport, Finding, expected, host_facts_request, reject_unknown_hosts
 from clusterctl.providers.base import Provider
 from clusterctl.providers.pending import pending_releases
 from clusterctl.scheduler.session import inventory_of
@@ -23,7 +22,7 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Result, Transport
-from clusterctl.transport.connections import Connections
+from clusterctl.transport.ssh import Connections
 
 Probe = Callable[[tuple[str, ...]], Result]  # runs the bundled probe, one rank on each of these hosts
 TIMED_OUT = 124  # timeout(1)'s exit code
@@ -55,7 +54,7 @@ def failed(
     *,
     alike: bool = False,
 ) -> VerifyError:
-    """Who is to blame, and for what: found out by smaller questions where the job itself does not say.
+    """The hosts at fault and why; smaller jobs tell where the job itself does not.
 
     ``alike``: it is known to be no single host's fault.
     """
@@ -118,7 +117,7 @@ _PROGRAM = (Path(__file__).parent / "remote_pairs.py").read_text(encoding="utf-8
 _PORTS = range(40_000, 60_000)
 _LISTEN_S = 6.0
 _LISTEN_PER_NODE_S = 0.1
-_AT_ONCE = 32
+_CONCURRENT = 32
 _SHOWN = 3  # pairs in the failure of one host
 
 Connect = Callable[[str], Transport]
@@ -152,7 +151,7 @@ def _some(causes: Sequence[str]) -> str:
 
 def each_alone(hosts: Sequence[str], alone: Callable[[str], str | None]) -> tuple[Failure, ...]:
     """The hosts on which even a job of their own fails. ``alone`` runs it and returns its complaint."""
-    with ThreadPoolExecutor(max_workers=min(_AT_ONCE, len(hosts))) as pool:
+    with ThreadPoolExecutor(max_workers=min(_CONCURRENT, len(hosts))) as pool:
         said = list(pool.map(alone, hosts))
     return tuple(
         Failure("verify", cause, host, "verify") for host, cause in zip(hosts, said, strict=True) if cause

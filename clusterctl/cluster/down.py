@@ -22,16 +22,15 @@ from clusterctl.errors import (
     TransportError,
     UsageError,
 )
-from clusterctl.providers.base import Leftover, Provider
+from clusterctl.providers.base import NO_PROMPTS, Leftover, Prompts, Provider
 from clusterctl.providers.pending import pending_releases
-from clusterctl.providers.prompts import NO_PROMPTS, Prompts
 from clusterctl.runs.collect import collect_all, uncollected
 from clusterctl.scheduler.session import applied_spec
 from clusterctl.spec.models import DEFAULT_PROVIDER
 from clusterctl.spec.models import Provider as ProviderSettings
 from clusterctl.state.ledger import JobEntry, Ledger, RunRecord
 from clusterctl.state.workspace import Workspace
-from clusterctl.util.lifetime import roomiest, sweep
+from clusterctl.util.process import roomiest, sweep
 from clusterctl.util.progress import Reporter
 
 

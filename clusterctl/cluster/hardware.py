@@ -17,10 +17,9 @@ from typing import Final
 from clusterctl.errors import ClusterctlError, Failure, SchedulerError, TransportError, VerifyError
 from clusterctl.hosts.checks import Finding
 from clusterctl.hosts.gpus import Driver
-from clusterctl.hosts.report import HostReport, NodeFacts
-from clusterctl.jobs.control import active_jobs
+from clusterctl.hosts.probe import HostReport, NodeFacts
 from clusterctl.packages.wheelhouse import NodePlatform, has_wheelhouse, wheelhouse
-from clusterctl.scheduler.base import Scheduler
+from clusterctl.scheduler.base import Scheduler, active_jobs
 from clusterctl.scheduler.models import JobInfo, NodeInfo
 from clusterctl.scheduler.slurm.config import gres, promised_mib
 from clusterctl.spec.distributions import Distribution
@@ -29,7 +28,7 @@ from clusterctl.spec.units import format_size
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.assets import gpu_lock, job_lock
-from clusterctl.util.lifetime import temporary_folder
+from clusterctl.util.process import temporary_folder
 from clusterctl.util.progress import Reporter
 
 _SAME_MEMORY: Final = 0.01  # the kernel's figure moves by some MiB from boot to boot
@@ -63,12 +62,12 @@ class NodeConfig:
     reports: Views
     changes: Mapping[str, str] = field(default_factory=dict)
     waiting: Mapping[str, str] = field(default_factory=dict)
-    noted: Mapping[str, Hardware] = field(default_factory=dict)
+    recorded: Mapping[str, Hardware] = field(default_factory=dict)
 
     @property
     def unchanged(self) -> Views:
         """The views as if none of the hardware had changed."""
-        return as_noted(self.reports, self.noted, self.changes)
+        return as_recorded(self.reports, self.recorded, self.changes)
 
     @property
     def taken_up(self) -> dict[str, str]:
@@ -99,57 +98,57 @@ def node_config(
     spec: ClusterSpec,
     inventory: Inventory,
     views: Views,
-    noted: Mapping[str, Hardware],
+    recorded: Mapping[str, Hardware],
     at_work: AtWork,
     *,
     limit: Collection[str] = (),
 ) -> NodeConfig:
-    """How the nodes are to be configured, beside what was noted of them; with a ``limit`` others wait.
+    """How the nodes are to be configured, beside what was recorded of them; with a ``limit`` others wait.
 
     ``at_work`` says of such nodes which must wait for jobs, and why; it is asked only where Slurm would end
     them.
     """
-    views = steady(views, noted)
+    views = steady(views, recorded)
     now = hardware(spec, inventory, views)
     changes = {
-        host: "; ".join(_words(noted[host], has)) or "its GPUs are connected otherwise"
+        host: "; ".join(_words(recorded[host], has)) or "its GPUs are connected otherwise"
         for host, has in now.items()
-        if host in noted and has != noted[host]
+        if host in recorded and has != recorded[host]
     }
     if not changes:
         return NodeConfig(views)
     # Cards on the bus whose driver fails have not gone: the node keeps its GPUs until it answers again.
-    mute = [host for host in changes if _is_mute(views[host]) and noted[host].driver.cards]
+    mute = [host for host in changes if _is_mute(views[host]) and recorded[host].driver.cards]
     changes |= dict.fromkeys(mute, "its driver does not answer")
     waiting = {host: f"it stays as it was; nvidia-smi says: {views[host].driver.fault}" for host in mute}
     beyond = [host for host in changes if limit and host not in limit]
     waiting |= dict.fromkeys(beyond, "it is left as it was")
-    ending = {host for host in changes if host not in waiting and _ends_jobs(noted[host], now[host])}
+    ending = {host for host in changes if host not in waiting and _ends_jobs(recorded[host], now[host])}
     if ending and inventory.has_slurm:
         waiting |= at_work(ending)
-    return NodeConfig(as_noted(views, noted, waiting), changes, waiting, noted)
+    return NodeConfig(as_recorded(views, recorded, waiting), changes, waiting, recorded)
 
 
 def as_registered(
-    noted: Mapping[str, Hardware], tried: Mapping[str, Hardware], nodes: Iterable[NodeInfo]
+    recorded: Mapping[str, Hardware], tried: Mapping[str, Hardware], nodes: Iterable[NodeInfo]
 ) -> dict[str, Hardware]:
-    """What was noted, but where Slurm has what an `up` that did not end tried: there jobs may hold that."""
-    found = dict(noted)
+    """What was recorded, or what an unfinished `up` tried where Slurm has that: jobs may hold it."""
+    found = dict(recorded)
     for node in nodes:
-        had, has = noted.get(node.name), tried.get(node.name)
+        had, has = recorded.get(node.name), tried.get(node.name)
         if has and _is_registered(has, node) and not (had and _is_registered(had, node)):
             found[node.name] = has
     return found
 
 
-def steady(views: Views, noted: Mapping[str, Hardware]) -> Views:
-    """The views, with memory as it was noted where it is the same but for what the kernel takes."""
-    return {host: _steady(view, noted.get(host, Hardware())) for host, view in views.items()}
+def steady(views: Views, recorded: Mapping[str, Hardware]) -> Views:
+    """The views, with memory as it was recorded where it is the same but for what the kernel takes."""
+    return {host: _steady(view, recorded.get(host, Hardware())) for host, view in views.items()}
 
 
-def as_noted(views: Views, noted: Mapping[str, Hardware], hosts: Collection[str]) -> Views:
-    """The views, with the hardware of these hosts as it was noted."""
-    return {**views, **{host: _as_noted(views[host], noted[host]) for host in hosts}}
+def as_recorded(views: Views, recorded: Mapping[str, Hardware], hosts: Collection[str]) -> Views:
+    """The views, with the hardware of these hosts as it was recorded."""
+    return {**views, **{host: _as_recorded(views[host], recorded[host]) for host in hosts}}
 
 
 def _is_registered(has: Hardware, node: NodeInfo) -> bool:
@@ -173,7 +172,7 @@ def _steady(view: HostReport, had: Hardware) -> HostReport:
     return replace(view, facts=replace(view.facts, memory_mib=memory_mib)) if same else view
 
 
-def _as_noted(view: HostReport, had: Hardware) -> HostReport:
+def _as_recorded(view: HostReport, had: Hardware) -> HostReport:
     facts = replace(had.facts, mpi=view.facts.mpi) if had.facts and view.facts else had.facts
     facts = facts or (view.facts and replace(view.facts, gpus=had.driver.gpus))
     return replace(view, facts=facts, driver=had.driver, cards=had.cards)

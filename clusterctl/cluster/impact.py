@@ -13,9 +13,8 @@ from dataclasses import dataclass, field, replace
 
 from clusterctl.cluster.session import ClusterSession
 from clusterctl.errors import ClusterctlError, SchedulerError, TransportError, UsageError
-from clusterctl.jobs.control import active_jobs
 from clusterctl.providers.base import HostChange, Planned, Size
-from clusterctl.scheduler.base import Scheduler
+from clusterctl.scheduler.base import Scheduler, active_jobs
 from clusterctl.scheduler.models import JobInfo, NodeInfo
 from clusterctl.scheduler.session import admin_scheduler, applied_spec, inventory_of
 from clusterctl.spec.models import ClusterSpec, Partition, User
@@ -315,7 +314,7 @@ def _unknown_impact(why: str) -> UsageError:
     return UsageError(
         "nobody can tell which jobs this change would end",
         why=why,
-        fix="run `clusterctl up` with the spec as it was, which mends the cluster; or go ahead: --force",
+        fix="run `clusterctl up` with the spec as it was, which repairs the cluster; or go ahead: --force",
     )
 
 

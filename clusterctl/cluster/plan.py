@@ -15,21 +15,20 @@ from pathlib import Path
 
 from clusterctl.cluster import converge, impact, verify
 from clusterctl.cluster.hardware import NodeConfig
-from clusterctl.cluster.managed import questions
 from clusterctl.cluster.session import ClusterSession
 from clusterctl.configure.events import TaskPreview
 from clusterctl.errors import ConfigureError, MachineError, SchedulerError, TransportError, UsageError
 from clusterctl.hosts.probe import probe_hosts
+from clusterctl.hosts.roles import probe_requests
 from clusterctl.jobs.environment import unbuilt
 from clusterctl.providers.base import Planned
 from clusterctl.scheduler.session import admin_scheduler, applied_spec, inventory_of
-from clusterctl.spec.differences import Difference, differences
+from clusterctl.spec.load import Difference, differences
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport.connections import Connections
-from clusterctl.transport.ssh import SSHTransport
-from clusterctl.util.lifetime import temporary_folder
+from clusterctl.transport.ssh import Connections, SSHTransport
+from clusterctl.util.process import temporary_folder
 
 PATIENCE_S = 5.0  # for hosts and Slurm to answer
 _WORDS = {"make": "made", "change": "changed", "replace": "made anew", "remove": "removed"}
@@ -172,7 +171,7 @@ def _drift(session: ClusterSession, found: Plan) -> Iterator[Drift]:
         return
     controller = before.controller.name
     session.report("probing the hosts")
-    asked = questions(spec, before, workspace)
+    asked = probe_requests(spec, before, workspace)
     try:
         views = probe_hosts(
             {host: asked[host] for host in asked if host in staying}, connections.to, timeout_s=PATIENCE_S
@@ -269,7 +268,9 @@ def _with_tasks(session: ClusterSession, found: Plan, copy: Workspace) -> Plan:
     for secret in (workspace.munge_key, workspace.key):
         (copy.root / secret.name).symlink_to(secret)
     try:
-        views = probe_hosts(questions(spec, before, workspace), session.connections.to, timeout_s=PATIENCE_S)
+        views = probe_hosts(
+            probe_requests(spec, before, workspace), session.connections.to, timeout_s=PATIENCE_S
+        )
         nodes = converge.pending_changes(session, before, views)
         tasks, failures = converge.preview(spec, before, copy, nodes.reports)
     except (ConfigureError, TransportError) as exc:

@@ -18,7 +18,7 @@ from concurrent.futures import ThreadPoolExecutor
 GREETING = b"clusterctl\n"
 ATTEMPT_S = 2.0
 PAUSE_S = 0.2
-AT_ONCE = 64
+CONCURRENT = 64
 WORDS = {
     errno.EINVAL: "its routes discard what is sent there",
     errno.ECONNREFUSED: "the connection is refused",
@@ -60,7 +60,7 @@ def main() -> None:
     end = time.monotonic() + asked["seconds"]
     server = socket.create_server(("0.0.0.0", asked["port"]), backlog=256)  # noqa: S104
     threading.Thread(target=answer, args=(server,), daemon=True).start()
-    with ThreadPoolExecutor(max_workers=AT_ONCE) as pool:
+    with ThreadPoolExecutor(max_workers=CONCURRENT) as pool:
         deadline = end - 2 * ATTEMPT_S
         asking = {
             name: pool.submit(reach, address, asked["port"], deadline)

@@ -7,11 +7,9 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Concatenate, ParamSpec, TypeVar
 
-from clusterctl.cluster.drift import Repair
 from clusterctl.configure import ansible, events, inventory_file
 from clusterctl.providers import registry
-from clusterctl.providers.base import Provider
-from clusterctl.providers.prompts import NO_PROMPTS, Prompts
+from clusterctl.providers.base import NO_PROMPTS, Prompts, Provider
 from clusterctl.scheduler.session import applied_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.models import Provider as ProviderSettings
@@ -19,7 +17,8 @@ from clusterctl.state.inventory import Inventory
 from clusterctl.state.journal import Journal, digest
 from clusterctl.state.lock import WAIT_S
 from clusterctl.state.workspace import Workspace, write_atomic
-from clusterctl.transport.connections import Connections, write_ssh_files
+from clusterctl.transport.openssh import write_ssh_files
+from clusterctl.transport.ssh import Connections
 from clusterctl.util.progress import WAITING, HostStep, PhaseReporter, Reporter
 
 S = TypeVar("S", bound="Run")
@@ -34,6 +33,18 @@ class Phase:
     name: str
     seconds: float
     note: str
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """Something of a host that was not as it should be: ``what`` it was, and the ``action`` taken."""
+
+    host: str
+    what: str
+    action: str
+
+    def __str__(self) -> str:
+        return f"{self.host}: {self.what}: {self.action}"
 
 
 def ignore(*_: object) -> None:
@@ -121,7 +132,7 @@ class ClusterSession(Run):
 
 def provider_of(settings: ProviderSettings, prompts: Prompts = NO_PROMPTS) -> Provider:
     """The provider of these settings; ``prompts`` are for machines of the user's own."""
-    return registry.provider_of(settings, replace(prompts, restore=_give_back))
+    return registry.provider_of(settings, replace(prompts, restore=_restore))
 
 
 def write_inventory(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> None:
@@ -132,7 +143,7 @@ def write_inventory(spec: ClusterSpec, inventory: Inventory, workspace: Workspac
     workspace.joining.unlink(missing_ok=True)  # all of it stands there now
 
 
-def _give_back(
+def _restore(
     inventory: Inventory, hosts: Collection[str], workspace: Workspace, report: Reporter
 ) -> Mapping[str, tuple[str, ...]]:
     """Have Ansible put back what was on these; what was left on each, and why."""

@@ -11,23 +11,22 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clusterctl.cluster.converge import converge
-from clusterctl.cluster.drift import Repair
 from clusterctl.cluster.hardware import fetch_wheels
 from clusterctl.cluster.impact import reject, review
-from clusterctl.cluster.managed import questions
 from clusterctl.cluster.nodes import limited, replacing
 from clusterctl.cluster.plan import Plan, plan_changes
-from clusterctl.cluster.session import ClusterSession, Phase, write_inventory
+from clusterctl.cluster.session import ClusterSession, Phase, Repair, write_inventory
 from clusterctl.cluster.verify import Verification, verify
 from clusterctl.configure import ansible, inventory_file, ship
 from clusterctl.errors import UsageError
-from clusterctl.hosts.probe import probe_hosts, reject_full_disks, with_distributions
-from clusterctl.hosts.report import HostReport
-from clusterctl.jobs.environment import PLAIN, Environment, build, environment_of
-from clusterctl.packages.bundle.archive import Bundle
-from clusterctl.packages.bundle.use import cluster_bundle, forget, missing_bundle, use_bundle
+from clusterctl.hosts.probe import HostReport, probe_hosts, reject_full_disks, with_distributions
+from clusterctl.hosts.roles import probe_requests
+from clusterctl.jobs.environment import build, environment_of
+from clusterctl.packages.bundle import Bundle
+from clusterctl.packages.bundle_checks import cluster_bundle, forget, missing_bundle, use_bundle
 from clusterctl.packages.wheelhouse import NodePlatform, wheelhouse
 from clusterctl.providers.base import BakeTarget, Provisioned, Size
+from clusterctl.scheduler.script import PLAIN, Environment
 from clusterctl.scheduler.session import distribution_ahead
 from clusterctl.spec.distributions import Distribution, distribution_of
 from clusterctl.spec.load import dump_spec
@@ -228,7 +227,7 @@ def probe(
         made = session.provider.apply(session.spec, session.workspace, keep=keep, report=session.report)
         session.repaired(started(made))
 
-    asked = questions(session.spec, inventory, session.workspace)
+    asked = probe_requests(session.spec, inventory, session.workspace)
     reports = probe_hosts(asked, session.connections.to, revive=revive, report=session.report)
     reject_full_disks(reports)
     session.note = f"{len(reports)} hosts answer"

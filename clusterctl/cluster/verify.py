@@ -15,10 +15,9 @@ from functools import partial
 
 from clusterctl.cluster.converge import Converged
 from clusterctl.cluster.diagnosis import Connect, driver_findings, failed, is_right
-from clusterctl.cluster.drift import Repair
 from clusterctl.cluster.hardware import REASON, reject_missing_gpus
 from clusterctl.cluster.nodes import concerned
-from clusterctl.cluster.session import ClusterSession
+from clusterctl.cluster.session import ClusterSession, Repair
 from clusterctl.errors import (
     CommandError,
     Failure,

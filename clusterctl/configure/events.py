@@ -9,19 +9,9 @@ from enum import StrEnum
 from typing import Any
 
 from clusterctl.errors import Failure
+from clusterctl.hosts.roles import role_hint
 
 _TAIL = 1500  # characters of a module's own words that are shown
-_HINTS = {
-    "shared_storage": "every host must have the same shared folder mounted",
-    "scratch": "see `journalctl -u clusterctl-scratch` on the host",
-    "bucket": "the bucket must exist, and the nodes' service account may read and write it",
-    "munge": "see `journalctl -u munge` on the host",
-    "mariadb": "see `journalctl -u mariadb` on the controller",
-    "slurmdbd": "see /var/log/slurm/slurmdbd.log on the controller",
-    "slurmctld": "see /var/log/slurm/slurmctld.log on the controller; slurm.extra is checked there",
-    "slurmd": "see `journalctl -u slurmd` on the host",
-    "users": "an account with another uid may exist there already",
-}
 
 Event = Mapping[str, Any]
 
@@ -153,7 +143,7 @@ def failures_of(events: Iterable[Event]) -> tuple[Failure, ...]:
             cause=_cause(event["event_data"].get("res", {})),
             host=progress.host,
             phase=f"{progress.role} / {progress.task}" if progress.role else progress.task,
-            fix="see that the host is up" if unreachable else _HINTS.get(progress.role, ""),
+            fix="see that the host is up" if unreachable else role_hint(progress.role),
             retryable=unreachable,
         )
         found.setdefault(progress.host, failure)
@@ -190,7 +180,7 @@ class TaskPreview:
 
 
 def task_preview_of(event: Event) -> TaskPreview | None:
-    """What an event of a run in check mode foretells, or None."""
+    """What an event of a run in check mode means, or None."""
     progress = progress_of(event)
     if progress is None or progress.status is not Status.CHANGED:
         return None

@@ -9,8 +9,8 @@ from typing import Final
 
 from clusterctl.configure.inventory_file import BUNDLE_FOLDER
 from clusterctl.errors import ClusterctlError, CommandError, Failure, TransportError
-from clusterctl.packages.bundle.archive import Bundle, header
-from clusterctl.packages.bundle.checks import mismatches, raise_faults, system_folder
+from clusterctl.packages.bundle import Bundle, header
+from clusterctl.packages.bundle_checks import mismatches, raise_faults, system_folder
 from clusterctl.spec.distributions import Distribution, distribution_of
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.transport.base import Transport

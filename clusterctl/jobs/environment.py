@@ -6,24 +6,20 @@ import io
 import tarfile
 from collections import deque
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from typing import BinaryIO, Final
 
 from clusterctl.errors import CommandError, TransportError, UsageError, printable
-from clusterctl.packages.requirements import Requirements, cached_lock, resolve
-from clusterctl.packages.wheelhouse import Lock, NodePlatform, wheel_path
+from clusterctl.packages.wheelhouse import Lock, NodePlatform, Requirements, cached_lock, resolve, wheel_path
+from clusterctl.scheduler.script import BASE_ENVIRONMENT, ENVIRONMENTS, PLAIN, Environment
 from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.job import JobOptions, JobSpec
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.transport.base import BULK, Conversation, Transport
-from clusterctl.transport.program import remote_argv
+from clusterctl.transport.base import BULK, Conversation, Transport, remote_argv
 from clusterctl.transport.remote_open import HELD
 from clusterctl.transport.tree import Progress, shown_size
 from clusterctl.util.assets import job_lock
 from clusterctl.util.progress import LineReporter
 
-BASE_ENVIRONMENT: Final = "/opt/clusterctl/env"  # what every node has
-ENVIRONMENTS: Final = "clusterctl/environments"  # in the job user's home
 _LOCK_NAME: Final = "requirements.lock"
 _CHUNK: Final = 1 << 18
 _LOCK: Final = f"{ENVIRONMENTS}/.lock"
@@ -64,28 +60,6 @@ sync -f -- "$new"
 ln -s -- "$new" "$key"
 trap - EXIT
 """
-
-
-@dataclass(frozen=True, slots=True)
-class Environment:
-    """The Python of a job's program; without a lock it is the one that every node has."""
-
-    lock: Lock | None = None
-
-    @property
-    def bin(self) -> str:
-        """Its folder of programs, as the shell on a node reads it."""
-        if self.lock is None:
-            return f"{BASE_ENVIRONMENT}/bin"
-        return f'"$HOME"/{ENVIRONMENTS}/{self.lock.key}/bin'
-
-    @property
-    def path(self) -> str:
-        """What PATH begins with."""
-        return self.bin if self.lock is None else f"{self.bin}:{BASE_ENVIRONMENT}/bin"
-
-
-PLAIN: Final = Environment()
 
 
 def environment_of(

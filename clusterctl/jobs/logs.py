@@ -14,8 +14,7 @@ from typing import Literal
 from clusterctl.errors import SchedulerError, TransportError
 from clusterctl.scheduler.models import JobInfo, unmanaged_job
 from clusterctl.scheduler.session import Session
-from clusterctl.transport.base import Transport, lines
-from clusterctl.transport.program import remote_argv
+from clusterctl.transport.base import Transport, lines, remote_argv
 from clusterctl.util.terminal import plain_line
 
 _PROGRAM = "clusterctl.jobs.remote_follow"

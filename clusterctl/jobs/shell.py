@@ -19,10 +19,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from clusterctl.errors import SlurmError, UnreachableError, UsageError
-from clusterctl.jobs.environment import Environment
-from clusterctl.jobs.script import resource_options
+from clusterctl.scheduler.script import Environment
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm.parse import expand_nodes
+from clusterctl.scheduler.slurm.script import resource_options
 from clusterctl.spec.distributions import JOB_PROFILE
 from clusterctl.spec.job import JobOptions
 from clusterctl.transport.openssh import ALONE, OpenSSH

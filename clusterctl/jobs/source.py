@@ -17,7 +17,7 @@ from pathlib import Path
 from pathspec import GitIgnoreSpec
 
 from clusterctl.errors import CollectError, UsageError, printable
-from clusterctl.jobs.userscript import OURS
+from clusterctl.scheduler.script import OURS
 from clusterctl.spec.job import JobSpec
 from clusterctl.state.ledger import RUN_FILE, RunRecord
 from clusterctl.state.workspace import cache_home, state_home
@@ -57,8 +57,10 @@ def source_of(job: JobSpec) -> Source | None:
     """What travels with a job's script: its folder but for what is ignored; None with a bundled job.
 
     Raises:
-        UsageError: something can't be read, leads out, has a name that is ours, or it is too much.
+        UsageError: something can't be read, leads out, has a name that is ours, or it is too much; or a
+            pattern of --outputs can't be understood.
     """
+    patterns("--outputs", job.outputs, Path())  # says which can't be understood
     if job.script is None:
         if job.include or job.exclude:
             raise UsageError(

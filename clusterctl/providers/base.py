@@ -2,19 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal, Protocol
+from typing import TYPE_CHECKING, Final, Literal, Protocol
 
 from pydantic import ValidationError
 
-from clusterctl.hosts.checks import DoctorReport
+from clusterctl.errors import Failure, HostKeyError, ProvisionError
 from clusterctl.spec.distributions import DEFAULT
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.progress import Reporter
+
+if TYPE_CHECKING:
+    from clusterctl.hosts.checks import DoctorReport
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +43,9 @@ class Size:
     cpus: int
     memory_mib: int
     disk_mib: int | None = None  # None: no limit of its own
+
+
+Sizes = Mapping[str, Size]  # by host
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,12 +205,10 @@ class Provider(Protocol):
             ProvisionError: the image could not be made.
         """
 
-    def sizes(self, spec: ClusterSpec) -> Mapping[str, Size]:
+    def sizes(self, spec: ClusterSpec) -> Sizes:
         """Compute host -> its size by this spec; without those whose own hardware decides."""
 
-    def plan(
-        self, spec: ClusterSpec, workspace: Workspace, *, keep: Mapping[str, Size], report: Reporter
-    ) -> Planned:
+    def plan(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> Planned:
         """What ``apply`` would do. Nothing is made; where nothing is up, ``workspace`` may be a fresh one.
 
         Raises:
@@ -211,9 +216,7 @@ class Provider(Protocol):
             ProvisionError: it can't be told.
         """
 
-    def apply(
-        self, spec: ClusterSpec, workspace: Workspace, *, keep: Mapping[str, Size], report: Reporter
-    ) -> Provisioned:
+    def apply(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> Provisioned:
         """Make what is missing, remove what is no longer named; doing it again changes nothing.
 
         Hosts in ``keep`` stay as large as they are said to be there. After a ``plan``, nothing is done that
@@ -240,13 +243,90 @@ class Provider(Protocol):
         """Ids of the caller's clusters of that name whose workspace was lost."""
 
 
-def hosts_as_raised(workspace: Workspace) -> Mapping[str, Host]:
-    """The hosts of the last `up` by name, and those that an `up` was about to join."""
-    found: dict[str, Host] = {}
+def inventory_as_raised(workspace: Workspace) -> Inventory | None:
+    """The cluster as the last `up` left it, with the hosts that an `up` was about to join."""
+    found: Inventory | None = None
+    hosts: dict[str, Host] = {}
     for path in (workspace.joining, workspace.hosts):
-        try:
-            hosts = Inventory.model_validate_json(path.read_bytes()).hosts
-        except (FileNotFoundError, ValidationError):
-            continue
-        found |= {host.name: host for host in hosts}
-    return found
+        with suppress(FileNotFoundError, ValidationError):
+            found = Inventory.model_validate_json(path.read_bytes())
+            hosts |= {host.name: host for host in found.hosts}
+    return found and found.model_copy(update={"hosts": tuple(hosts.values())})
+
+
+def hosts_as_raised(workspace: Workspace) -> Mapping[str, Host]:
+    """The hosts of ``inventory_as_raised`` by name."""
+    found = inventory_as_raised(workspace)
+    return {host.name: host for host in found.hosts} if found else {}
+
+
+@dataclass(frozen=True, slots=True)
+class OfferedKey:
+    """A host key that a machine shows and that is not confirmed yet. ``title`` is its name in known_hosts."""
+
+    title: str
+    address: str
+    key: str  # as `ssh-ed25519 AAAA...`
+    fingerprint: str  # as `SHA256:...`
+
+    @property
+    def kind(self) -> str:
+        """The type of the key, as ssh calls it."""
+        return self.key.partition(" ")[0]
+
+    @property
+    def failure(self) -> Failure:
+        """The refusal of the machine until its key is confirmed."""
+        file = f"/etc/ssh/ssh_host_{self.kind.removeprefix('ssh-').split('-')[0]}_key.pub"
+        return Failure(
+            HostKeyError.code,
+            f"its host key is not confirmed yet: {self.kind} {self.fingerprint}",
+            self.title,
+            "plan",
+            f"compare it with the output of `ssh-keygen -lf {file}` there",
+        )
+
+
+Confirm = Callable[[Sequence[OfferedKey]], None]  # returns if all of them are right
+# Restores the configuration of these hosts; what was left on each of them, and why.
+Restore = Callable[[Inventory, Collection[str], Workspace, Reporter], Mapping[str, tuple[str, ...]]]
+
+
+def failed_hosts(failures: Sequence[Failure], *, what: str, then: str) -> ProvisionError:
+    """One error of several hosts: the cause on each, and what to do about it."""
+    hosts = ", ".join(dict.fromkeys(str(failure.host) for failure in failures))
+    fixes = dict.fromkeys(failure.fix for failure in failures if failure.fix)
+    return ProvisionError(
+        f"{what}: {hosts}",
+        why="\n".join(f"{failure.host}: {failure.cause}" for failure in failures),
+        fix="\n".join([*fixes, then]),
+        failures=tuple(failures),
+    )
+
+
+def refuse_unknown_keys(offered: Sequence[OfferedKey]) -> None:
+    """Refuse all unknown keys, for verbs that change nothing.
+
+    Raises:
+        ProvisionError: one failure a key.
+    """
+    then = "`clusterctl up` shows them and asks"
+    raise failed_hosts([one.failure for one in offered], what="unknown host keys", then=then)
+
+
+@dataclass(frozen=True, slots=True)
+class Prompts:
+    """``confirm`` is shown unknown host keys, ``accepted`` has fingerprints that were confirmed before.
+
+    ``password`` is for sudo, on machines that want one; it is never shown. ``note`` gets lines for the user,
+    such as what was left on machines that were released, and why.
+    """
+
+    confirm: Confirm = refuse_unknown_keys
+    accepted: tuple[str, ...] = ()
+    password: str | None = field(default=None, repr=False)
+    restore: Restore = lambda _i, _h, _w, _s: {}
+    note: Callable[[str], None] = lambda _: None
+
+
+NO_PROMPTS: Final = Prompts()

@@ -7,12 +7,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from clusterctl.providers.base import Provider
-from clusterctl.providers.pending import PendingRelease
-from clusterctl.providers.prompts import NO_PROMPTS, Prompts
+from clusterctl.providers.base import NO_PROMPTS, Prompts, Provider
 from clusterctl.spec.gcp import GcpProvider as GcpSettings
+from clusterctl.spec.local import LocalProvider as LocalSettings
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.models import LocalProvider as LocalSettings
 from clusterctl.spec.models import Provider as ProviderSettings
 from clusterctl.spec.onprem import OnpremProvider as OnpremSettings
 from clusterctl.spec.onprem import own_machines
@@ -22,6 +20,7 @@ from clusterctl.util.progress import Reporter
 
 if TYPE_CHECKING:
     from clusterctl.providers.local.layout import CachedImage, ClusterState
+    from clusterctl.providers.pending import PendingRelease
 
 
 def provider_of(settings: ProviderSettings, prompts: Prompts = NO_PROMPTS) -> Provider:
@@ -45,9 +44,9 @@ def record_pending(
     host: Host, inventory: Inventory, spec: ClusterSpec, workspace: Workspace, *, why: str
 ) -> PendingRelease:
     """Record a host of the cluster, whose applied spec is ``spec``, as one that is still to be released."""
-    from clusterctl.providers.onprem import pending_release  # noqa: PLC0415
+    from clusterctl.providers.onprem import release  # noqa: PLC0415
 
-    return pending_release.record_pending(host, inventory, own_machines(spec.provider), workspace, why=why)
+    return release.record_pending(host, inventory, own_machines(spec.provider), workspace, why=why)
 
 
 def node_price(spec: ClusterSpec, partition: str) -> float | None:

@@ -20,8 +20,7 @@ from clusterctl.errors import (
     NoAnswerError,
     SchedulerError,
 )
-from clusterctl.runs.fetch import fetch_from
-from clusterctl.runs.manifest import MAX_FILE, Manifest
+from clusterctl.runs.fetch import MAX_FILE, Manifest, fetch_from
 from clusterctl.runs.record import GOING_ON, SUMS_FILE, assemble, escaped
 from clusterctl.scheduler.models import JobInfo, JobState, unmanaged_job
 from clusterctl.scheduler.session import Session, resolve_submissions

@@ -16,8 +16,7 @@ from clusterctl.errors import (
     printable,
 )
 from clusterctl.providers.registry import node_price
-from clusterctl.runs.fetch import sha256_of
-from clusterctl.runs.manifest import FROM_JOB, Manifest
+from clusterctl.runs.fetch import FROM_JOB, Manifest, sha256_of
 from clusterctl.scheduler.base import Scheduler
 from clusterctl.scheduler.models import JobInfo, JobState, Outcome, worst
 from clusterctl.scheduler.session import Session

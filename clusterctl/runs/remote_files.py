@@ -9,7 +9,7 @@ the reason, or {} as a sign of life. What source.json says was sent with the job
 same, is left too; and where there is an outputs.json, what its patterns do not take. Both are the job's to
 write: they say only what of its own folder comes home.
 
-``send`` sends what stdin asks for: see transport/remote_send.py. Links are never followed.
+``send`` sends what stdin asks for: see transport/remote_content.py. Links are never followed.
 """
 
 from __future__ import annotations
@@ -25,8 +25,8 @@ import sys
 from re import Pattern
 from typing import Optional
 
+from clusterctl.transport.remote_content import BLOCK, Beat, hash_of, send_wanted
 from clusterctl.transport.remote_open import open_file, open_folder, read_json
-from clusterctl.transport.remote_send import BLOCK, Beat, hash_of, send_wanted
 
 CHECKPOINTS = re.compile(rb"(checkpoint|ckpt)", re.IGNORECASE)
 TASK = re.compile(rb"task-[0-9]+")

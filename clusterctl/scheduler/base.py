@@ -103,3 +103,8 @@ class Scheduler(Protocol):
 
     def version(self) -> str | None:
         """Its version, such as ``22.05.8``; None where there is no such program."""
+
+
+def active_jobs(scheduler: Scheduler) -> tuple[JobInfo, ...]:
+    """All users' jobs that wait or run, as far as this user may see them."""
+    return tuple(job for job in scheduler.all_jobs() if not job.ended)

@@ -11,7 +11,6 @@ from pydantic import ValidationError
 
 from clusterctl.errors import NotUpError, UsageError
 from clusterctl.scheduler.base import Scheduler
-from clusterctl.scheduler.mpirun.client import MpirunClient
 from clusterctl.scheduler.slurm.client import SlurmClient
 from clusterctl.spec.distributions import DEFAULT, Distribution, distribution_of
 from clusterctl.spec.load import load_spec
@@ -20,8 +19,7 @@ from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.ledger import Ledger
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Transport
-from clusterctl.transport.connections import Connections
-from clusterctl.transport.ssh import SSHTransport
+from clusterctl.transport.ssh import Connections, SSHTransport
 
 PATIENCE_S = 60.0  # for the scheduler to answer
 
@@ -100,6 +98,8 @@ def session(spec: ClusterSpec, workspace: Workspace, *, patience_s: float = PATI
         )
         scheduler: Scheduler = SlurmClient(controller, patience_s=patience_s)
         if not spec.has_slurm:
+            from clusterctl.scheduler.mpirun.client import MpirunClient  # noqa: PLC0415 - not with Slurm
+
             admins = stack.enter_context(Connections(workspace.ssh_config))
             known = inventory_of(workspace)
             scheduler = MpirunClient(known, user, controller, admins.to, patience_s=patience_s)
@@ -148,6 +148,8 @@ def scheduler_of(
     controller = to(inventory.controller.name)
     if inventory.has_slurm or inventory.job_user is None:
         return SlurmClient(controller, patience_s=patience_s)
+    from clusterctl.scheduler.mpirun.client import MpirunClient  # noqa: PLC0415 - as above
+
     return MpirunClient(inventory, inventory.job_user, controller, to, patience_s=patience_s)
 
 

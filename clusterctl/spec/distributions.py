@@ -17,7 +17,6 @@ _OS_RELEASE: Final = Path("/etc/os-release")
 UNSEEN: Final = ""  # of a host that nobody has looked at yet
 # What jobs source first on a host where Open MPI is an environment module; of the role openmpi.
 JOB_PROFILE: Final = "/opt/clusterctl/job-profile.sh"
-LAUNCH_AGENT: Final = "/opt/clusterctl/orted"  # how mpirun starts ranks there without a scheduler
 
 Family = Literal["Debian", "RedHat"]
 

@@ -5,17 +5,27 @@ What a machine type is (processors, memory, GPUs, what may be combined with it) 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
+from functools import cache
+from importlib import resources
 from ipaddress import IPv4Network
-from typing import TYPE_CHECKING, Annotated, ClassVar, Final, Literal
+from typing import TYPE_CHECKING, Annotated, Any, ClassVar, Final, Literal
 
 from pydantic import Field, StringConstraints
 
-from clusterctl.spec.base import Model, Network, ProviderSettings, Toggle
-from clusterctl.spec.units import DurationS, SizeMib
+from clusterctl.errors import ProvisionError, UsageError
+from clusterctl.spec import distributions
+from clusterctl.spec.base import Gpus, Model, Network, ProviderSettings, Toggle
+from clusterctl.spec.checks import Raw, debian_findings
+from clusterctl.spec.messages import Finding
+from clusterctl.spec.units import GIB_MIB, DurationS, SizeMib
 
 if TYPE_CHECKING:
-    from clusterctl.spec.models import ClusterSpec
+    from clusterctl.spec.models import ClusterSpec, Partition
+
 
 PROJECT = r"^[a-z][a-z0-9-]{4,28}[a-z0-9]$"
 ZONE = r"^[a-z]+-[a-z]+[0-9]+-[a-z]$"
@@ -180,9 +190,16 @@ class GcpProvider(ProviderSettings):
 
     def expected_release(self, spec: ClusterSpec) -> str | None:
         """The distribution of all images, as far as their names tell it."""
-        from clusterctl.spec.gcp_machines import release_ahead  # noqa: PLC0415 - which imports this module
+        releases = {release_of(image) for _, image in _images(spec)}
+        return releases.pop() if len(releases) == 1 else None
 
-        return release_ahead(spec)
+    @classmethod
+    def findings(cls, spec: Raw) -> Iterator[Finding]:
+        """The cross-field faults of a spec for Google Cloud."""
+        from clusterctl.spec.gcp_checks import findings  # noqa: PLC0415 - which imports this module
+
+        yield from findings(spec)
+        yield from debian_findings(spec)
 
     def nodes_of(self, partition: str) -> GcpNodes:
         """What the nodes of a partition are."""
@@ -192,3 +209,246 @@ class GcpProvider(ProviderSettings):
 def whole_project(project: str) -> GcpProvider:
     """Settings to search a project for orphans: its zone does not matter."""
     return GcpProvider(type="gcp", project=project, zone="us-central1-a")
+
+
+PLAIN: Final = "e2-standard-4"  # where nothing is asked for
+_VCPUS_BESIDE_A_GPU: Final = 4  # of the N1 machine that is chosen for GPUs that are added to it
+
+
+@dataclass(frozen=True, slots=True)
+class Machine:
+    """A machine type.
+
+    ``gpu`` has our short name, ``accelerator`` is what Google calls it; ``guest_accelerator`` where it is
+    added to the machine rather than a part of it. ``local_ssds`` are the numbers of disks that may be added,
+    ``bundled_ssds`` those that are there already. ``only``: how to get it, where not on demand.
+    """
+
+    name: str
+    family: str
+    vcpus: int
+    memory_mib: int
+    gpu: Gpus | None = None
+    accelerator: str | None = None
+    guest_accelerator: bool = False
+    compact_placement: bool = False
+    tier_1: bool = False
+    gvnic_only: bool = False
+    local_ssds: tuple[int, ...] = ()
+    bundled_ssds: int = 0
+    boot_disks: tuple[str, ...] = ()
+    extra_disks: tuple[str, ...] = ()
+    only: tuple[str, ...] = ()
+
+
+@cache
+def data() -> Mapping[str, Any]:
+    """Everything in data/google.toml."""
+    return tomllib.loads(resources.files("clusterctl.spec").joinpath("data/google.toml").read_text("utf-8"))
+
+
+@cache
+def machines() -> Mapping[str, Machine]:
+    """All machine types by name, those of a family from the smallest on."""
+    return {one.name: one for one in (*_series(), *_special(), *_with_gpus())}
+
+
+def machine(name: str) -> Machine | None:
+    """The machine type of that name, as it is without GPUs added to it."""
+    return machines().get(name)
+
+
+def gpu_type(name: str) -> str | None:
+    """Our short name of a GPU model, from that or from Google's name."""
+    by_google = {facts["google"]: short for short, facts in data()["gpus"].items()}
+    return name if name in data()["gpus"] else by_google.get(name)
+
+
+def counts(gpu: str) -> tuple[int, ...]:
+    """How many GPUs of a model, by its short name, a node can have."""
+    attached = {int(count) for count in data()["attached"].get(gpu, {})}
+    bundled = {one.gpu.count for one in machines().values() if one.gpu and one.gpu.type == gpu}
+    return tuple(sorted(attached | bundled))
+
+
+def most_vcpus(gpus: Gpus) -> int | None:
+    """Processors that an N1 machine may have beside these GPUs; None where they are not added to N1."""
+    limit: int | None = data()["attached"].get(gpus.type, {}).get(str(gpus.count))
+    return limit
+
+
+def default_machine(gpus: Gpus | None) -> Machine:
+    """The smallest machine type with these GPUs; ``PLAIN`` without any.
+
+    Raises:
+        ValueError: no machine type has them. A checked spec does not ask for such.
+    """
+    if gpus is None:
+        return machines()[PLAIN]
+    if most_vcpus(gpus) is not None:
+        return with_added(machines()[f"n1-standard-{_VCPUS_BESIDE_A_GPU * gpus.count}"], gpus)
+    for one in machines().values():
+        if one.gpu == gpus:
+            return one
+    raise ValueError(f"no machine type has {gpus}")
+
+
+def with_added(one: Machine, gpus: Gpus) -> Machine:
+    """An N1 machine with GPUs added to it."""
+    return replace(one, gpu=gpus, accelerator=_google(gpus.type), guest_accelerator=True)
+
+
+def machine_of(spec: ClusterSpec, partition: Partition) -> Machine:
+    """The machine type of a partition's nodes, with its GPUs. The spec's provider must be Google Cloud."""
+    gpus = partition.gpus
+    known = Gpus(type=gpu_type(gpus.type) or gpus.type, count=gpus.count) if gpus else None
+    name = _settings(spec).nodes_of(partition.name).machine_type
+    if name is None:
+        return default_machine(known)
+    named = machines()[name]
+    return with_added(named, known) if known and named.gpu is None else named
+
+
+def controller_machine(spec: ClusterSpec) -> Machine:
+    """The machine type of the controller. The spec's provider must be Google Cloud."""
+    return machines()[_settings(spec).controller.machine_type or PLAIN]
+
+
+def boot_disk_type(one: Machine, disk: GcpDisk) -> str:
+    """The type of a boot disk of that machine: what is asked for, or the machine's default."""
+    return disk.type or one.boot_disks[0]
+
+
+def extra_disk_type(one: Machine, disk: GcpDisk) -> str:
+    """The type of a further disk of that machine: what is asked for, or the machine's default."""
+    return disk.type or one.extra_disks[0]
+
+
+def _settings(spec: ClusterSpec) -> GcpProvider:
+    if spec.provider.type != "gcp":
+        raise ValueError("only Google Cloud has machine types")
+    return spec.provider
+
+
+def _google(gpu: str) -> str:
+    return str(data()["gpus"][gpu]["google"])
+
+
+def _series() -> Iterator[Machine]:
+    for series, facts in data()["series"].items():
+        for vcpus in facts["vcpus"]:
+            yield _plain(f"{series}-{vcpus}", vcpus, facts["gib"] * vcpus)
+
+
+def _special() -> Iterator[Machine]:
+    for name, facts in data()["special"].items():
+        yield _plain(name, facts["vcpus"], facts["gib"])
+
+
+def _plain(name: str, vcpus: int, gib: float) -> Machine:
+    family = name.partition("-")[0]
+    facts = data()["families"][family]
+    allowed = next((s["counts"] for s in facts.get("local_ssds", ()) if vcpus <= s["up_to"]), ())
+    return Machine(
+        name,
+        family,
+        vcpus,
+        int(gib * GIB_MIB),
+        tier_1=vcpus >= facts.get("tier_1_from", vcpus + 1),
+        local_ssds=tuple(allowed),
+        **_of_family(facts),
+    )
+
+
+def _with_gpus() -> Iterator[Machine]:
+    for name, facts in data()["with_gpus"].items():
+        family = name.partition("-")[0]
+        disks = {"boot_disks": facts["disks"]} if "disks" in facts else {}
+        yield Machine(
+            name,
+            family,
+            facts["vcpus"],
+            int(facts["gib"] * GIB_MIB),
+            gpu=Gpus(type=facts["gpu"], count=facts["count"]),
+            accelerator=_google(facts["gpu"]),
+            local_ssds=tuple(facts.get("local_ssds", ())),
+            bundled_ssds=facts.get("bundled_ssds", 0),
+            only=tuple(facts.get("only", ())),
+            **_of_family({**data()["families"][family], **disks}),
+        )
+
+
+def _of_family(facts: Mapping[str, Any]) -> dict[str, Any]:
+    return {
+        "compact_placement": facts.get("compact_placement", False),
+        "gvnic_only": facts.get("gvnic_only", False),
+        "boot_disks": tuple(facts["boot_disks"]),
+        "extra_disks": tuple(facts.get("extra_disks", facts["boot_disks"])),
+    }
+
+
+PLAIN_IMAGE: Final = Image(project="rocky-linux-cloud", family="rocky-linux-9-optimized-gcp")
+GPU_IMAGE: Final = Image(
+    project="rocky-linux-accelerator-cloud", family="rocky-linux-9-optimized-gcp-nvidia-latest"
+)
+# Whose images are what they are called: Google's own projects. Anybody else's are looked at once they run.
+_PUBLIC: Final = frozenset(
+    {
+        *("debian-cloud", "ubuntu-os-cloud", "ubuntu-os-accelerator-images", "ubuntu-os-pro-cloud"),
+        *(
+            "rocky-linux-cloud",
+            "rocky-linux-accelerator-cloud",
+            "almalinux-cloud",
+            "rhel-cloud",
+            "centos-cloud",
+        ),
+        *("cloud-hpc-image-public", "deeplearning-platform-release"),
+    }
+)
+_NAMED: Final = re.compile(
+    r"(?:^|-)(?P<id>debian|ubuntu|rocky|almalinux|rhel|centos)(?:-[a-z]+)*-(?P<number>\d+)"
+)
+_YEAR_AND_MONTH: Final = 4  # digits of Ubuntu's releases
+
+
+def image_of(nodes: GcpNodes, machine: Machine) -> Image:
+    """The image of these nodes: the spec's, else the default of their machine type."""
+    return nodes.image or (GPU_IMAGE if machine.gpu else PLAIN_IMAGE)
+
+
+def release_of(image: Image) -> str | None:
+    """What is in an image of Google's own: ``rocky-9``. None: its name does not say it."""
+    found = _NAMED.search(image.family or image.name or "") if image.project in _PUBLIC else None
+    if found is None:
+        return None
+    number = found["number"]
+    if found["id"] == "ubuntu" and len(number) == _YEAR_AND_MONTH:
+        number = f"{number[:2]}.{number[2:]}"
+    return f"{found['id']}-{number}"
+
+
+def refusal(spec: ClusterSpec) -> UsageError | None:
+    """Why no cluster comes of this spec: the names of its images say what can't be configured, or differs."""
+    named = {where: release for where, image in _images(spec) if (release := release_of(image))}
+    try:
+        if named:
+            distributions.common(named)
+    except ProvisionError as exc:
+        where = ", ".join(str(failure.host) for failure in exc.failures)
+        return UsageError(
+            "clusterctl can't make a cluster of hosts with these images",
+            where=where,
+            why=exc.why,
+            fix=f"name images of one release there, of one of {', '.join(distributions.supported())}; "
+            "without any, all hosts start from Rocky Linux 9",
+        )
+    return None
+
+
+def _images(spec: ClusterSpec) -> Iterator[tuple[str, Image]]:
+    if not isinstance(spec.provider, GcpProvider):
+        return
+    yield "provider.controller.image", image_of(spec.provider.controller, controller_machine(spec))
+    for partition in spec.partitions:
+        image = image_of(spec.provider.nodes_of(partition.name), machine_of(spec, partition))
+        yield f"provider.partitions.{partition.name}.image", image

@@ -1,23 +1,37 @@
-"""Spec files: loaded with every problem and its place, dumped, and the commented ones that `init` writes."""
+"""Spec files: loaded with every problem and its place, dumped, compared, and those that `init` writes.
+
+The defaults that depend on the current user are filled in here.
+"""
 
 from __future__ import annotations
 
 import io
+import os
+import pwd
 import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
+from pydantic import ValidationError
 from ruamel.yaml import YAML
 
 from clusterctl.errors import SpecError, UsageError
 from clusterctl.spec.base import HERE
-from clusterctl.spec.checks import findings
-from clusterctl.spec.current_user import CurrentUser, resolve_users
 from clusterctl.spec.messages import did_you_mean, shown
-from clusterctl.spec.models import LABEL, PATTERN_TEXTS, PROVIDER_TYPES, ClusterSpec, Partition
-from clusterctl.spec.parse import Filetype, parse, read_text
-from clusterctl.spec.source import Source, read_source
+from clusterctl.spec.models import (
+    LABEL,
+    PATTERN_TEXTS,
+    PROVIDER_TYPES,
+    SCHEMA_DIALECT,
+    ClusterSpec,
+    Partition,
+    User,
+    findings,
+)
+from clusterctl.spec.parse import Filetype, Source, parse, read_source, read_text
 
 SPEC_NAME: Final = "cluster.yaml"
 SPEC: Final = Filetype(
@@ -112,3 +126,144 @@ def starter_spec(provider: str) -> str:
             f"there is no provider {shown(provider)}", why=built, fix=did_you_mean(provider, PROVIDER_TYPES)
         )
     return resources.files("clusterctl.spec").joinpath(f"starter/{provider}.yaml").read_text(encoding="utf-8")
+
+
+FALLBACK_USER: Final = User(name="hpc", uid=10_000)
+
+
+@dataclass(frozen=True, slots=True)
+class CurrentUser:
+    """The account that runs clusterctl. ``name`` is empty for a uid without an account."""
+
+    name: str
+    uid: int
+
+    @classmethod
+    def current(cls) -> CurrentUser:
+        """Whom this process runs as. Under sudo that is root, not the one who called sudo."""
+        uid = os.geteuid()
+        try:
+            return cls(pwd.getpwuid(uid).pw_name, uid)
+        except KeyError:
+            return cls("", uid)
+
+
+def resolve_users(spec: ClusterSpec, caller: CurrentUser) -> ClusterSpec:
+    """The spec with its caller-dependent default filled in: ``users``.
+
+    That is the caller, or `hpc` when the caller is root or can't be an account of the nodes.
+    """
+    if spec.users:
+        return spec
+    return spec.model_copy(update={"users": (_as_user(caller) or FALLBACK_USER,)})
+
+
+def job_user_notes(spec: ClusterSpec, caller: CurrentUser) -> tuple[str, ...]:
+    """What the user should know about a resolved spec: that jobs don't run under the caller's own name."""
+    if caller.uid == 0 or _as_user(caller) or spec.users != (FALLBACK_USER,):
+        return ()
+    who = f"{caller.name!r} (uid {caller.uid})" if caller.name else f"uid {caller.uid}"
+    name, uid = FALLBACK_USER.name, FALLBACK_USER.uid
+    return (
+        f"{who} can't be an account of the nodes: jobs run as {name} (uid {uid}); name others under users",
+    )
+
+
+def _as_user(caller: CurrentUser) -> User | None:
+    """The caller as an account of the nodes, if that can be: neither root nor any other odd one can."""
+    try:
+        return User(name=caller.name, uid=caller.uid)
+    except ValidationError:
+        return None
+
+
+_OF_THE_HOSTS: Final = frozenset({"version", "name", "provider"})
+_FIRST_COUNTS: Final = frozenset({"users", "accounts"})  # whom jobs run as, and what they are charged to
+_OF_A_NODE: Final = frozenset({"nodes", "cpus", "memory", "disk", "gpus"})
+
+
+@dataclass(frozen=True, slots=True)
+class Difference:
+    """One setting, by its dotted key, and what becomes of it."""
+
+    key: str
+    what: str
+
+    def __str__(self) -> str:
+        return f"{self.key}: {self.what}"
+
+
+def differences(before: ClusterSpec, after: ClusterSpec) -> tuple[Difference, ...]:
+    """The settings that are not the same, in the order of the spec."""
+    return tuple(_compare("", _settings(before), _settings(after)))
+
+
+def _settings(spec: ClusterSpec) -> dict[str, Any]:
+    """The spec but for what the hosts are."""
+    whole = spec.model_dump(mode="json", exclude_none=True)
+    kept = {key: value for key, value in whole.items() if key not in _OF_THE_HOSTS}
+    kept["partitions"] = [
+        {key: value for key, value in partition.items() if key not in _OF_A_NODE}
+        for partition in whole["partitions"]
+    ]
+    return kept
+
+
+def _compare(key: str, before: Any, after: Any) -> Iterator[Difference]:
+    if before == after:
+        return
+    if isinstance(before, Mapping) and isinstance(after, Mapping):
+        for name in (*before, *(name for name in after if name not in before)):
+            path = f"{key}.{name}" if key else name
+            yield from _compare(path, before.get(name), after.get(name))
+    elif isinstance(before, list) and isinstance(after, list):
+        yield from _compare_lists(key, before, after)
+    elif before is None:
+        yield Difference(key, f"{_words(after)}, where nothing was said")
+    elif after is None:
+        yield Difference(key, f"nothing is said any more, it was {_words(before)}")
+    else:
+        yield Difference(key, f"{_words(after)}, it was {_words(before)}")
+
+
+def _compare_lists(key: str, before: list[Any], after: list[Any]) -> Iterator[Difference]:
+    was, will = _by_name(before), _by_name(after)
+    for name, value in was.items():
+        if name not in will:
+            yield Difference(key, f"{_entry(name, value)} is removed")
+        elif isinstance(value, Mapping):
+            yield from _compare(f"{key}.{name}", value, will[name])
+    for name, value in will.items():
+        if name not in was:
+            yield Difference(key, f"{_entry(name, value)} is added")
+    if key.rpartition(".")[2] in _FIRST_COUNTS and [*was][:1] != [*will][:1]:
+        yield Difference(key, f"the first is {next(iter(will))}")
+
+
+def _by_name(entries: list[Any]) -> dict[str, Any]:
+    return {str(one.get("name")) if isinstance(one, Mapping) else str(one): one for one in entries}
+
+
+def _entry(name: str, value: Any) -> str:
+    if not isinstance(value, Mapping):
+        return shown(value)
+    more = ", ".join(f"{key} {_words(part)}" for key, part in value.items() if key != "name")
+    return f"{name} ({more})" if more else name
+
+
+def _words(value: Any) -> str:
+    if isinstance(value, Mapping):
+        return ", ".join(f"{key} {_words(part)}" for key, part in value.items())
+    if isinstance(value, list):
+        return ", ".join(map(_words, value)) or "empty"
+    return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of a spec file. What it can't express, `validate` still refuses."""
+    return {
+        "$schema": SCHEMA_DIALECT,
+        **ClusterSpec.model_json_schema(),
+        "title": "clusterctl cluster spec",
+        "description": "One typed file describes a cluster.",
+    }

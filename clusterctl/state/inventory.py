@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from clusterctl.spec import distributions
 from clusterctl.spec.base import ProviderSettings
@@ -25,13 +25,8 @@ LOGIN = "login"  # Slurm's commands alone
 MPI_SSH_FOLDER: Final = "/etc/clusterctl/mpi"  # of the role mpi_ssh
 MPI_SSH: Final = f"ssh -F {MPI_SSH_FOLDER}/ssh_config"  # from host to host, as a job user
 HEALTH_PROGRAM: Final = "/opt/clusterctl/health"  # of the role health
-HEALTH_SETTINGS: Final = "/opt/clusterctl/health.json"
 SLURMCTLD_PORT, SLURMD_PORT, SLURMDBD_PORT = 6817, 6818, 6819
 SRUN_PORTS = "61000-64999"  # above those that kernels give out, and what the role firewall opens
-PORTS: Final[Mapping[str, Mapping[int, str]]] = {  # role -> port -> who listens there
-    CONTROLLER: {SLURMCTLD_PORT: "slurmctld", SLURMDBD_PORT: "slurmdbd"},
-    COMPUTE: {SLURMD_PORT: "slurmd"},
-}
 PROXIED_TIMEOUT_S = 60  # gcloud alone takes seconds to start, and many may start at once
 
 
@@ -73,14 +68,6 @@ class Host(BaseModel):
     proxy_command: tuple[str, ...] = ()
     job_environment: Mapping[str, str] = {}
     local_ssds: int = Field(0, description="local disks that become its /scratch")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _as_once_written(cls, value: object) -> object:
-        """Clusters that an older clusterctl raised have one ``role`` a host."""
-        if isinstance(value, Mapping) and "role" in value:
-            return {k: v for k, v in value.items() if k != "role"} | {"roles": (value["role"],)}
-        return value
 
     @property
     def own_name(self) -> str:

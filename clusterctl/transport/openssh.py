@@ -9,11 +9,16 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from clusterctl.errors import CommandError, MachineError, NoAnswerError, TransportError, UnreachableError
+from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.base import Conversation, Result, no_answer, sendable, shown
 from clusterctl.transport.local import LocalTransport
-from clusterctl.util.lifetime import under_subreaper
+from clusterctl.util.process import under_subreaper
+
+if TYPE_CHECKING:
+    from clusterctl.state.inventory import Inventory
 
 # Options of a connection that lives and ends by itself, whatever others share, and has no terminal.
 ALONE = ("-T", "-o", "ControlPath=none")
@@ -35,18 +40,13 @@ class OpenSSH:
             MachineError: there is no ssh on this machine.
             TransportError: the command can't be sent.
         """
-        if not self.is_installed():
+        if shutil.which("ssh") is None:
             raise MachineError("missing tool: ssh", fix="apt-get install openssh-client")
         words = ["ssh", "-F", str(self.config), *options]
         if self.user is not None:
             words += ["-l", self.user]
         words += ["--", host]
         return [*words, shlex.join(sendable(command))] if command else words
-
-    @staticmethod
-    def is_installed() -> bool:
-        """Whether there is an ssh program on this machine."""
-        return shutil.which("ssh") is not None
 
     @contextmanager
     def converse(self, host: str, argv: Sequence[str], silence_s: float) -> Iterator[Conversation]:
@@ -58,6 +58,13 @@ class OpenSSH:
         words = self.argv(host, argv, "-T", "-o", "BatchMode=yes")
         with LocalTransport().converse(under_subreaper(words), bulk=True, silence_s=silence_s) as talk:
             yield _Remote(talk, argv, host, silence_s)
+
+
+def write_ssh_files(inventory: Inventory, workspace: Workspace) -> None:
+    """Have our own account's way to these machines in the workspace."""
+    write_atomic(workspace.known_hosts, inventory.known_hosts())
+    ssh_config = inventory.ssh_config(key=workspace.key, known_hosts=workspace.known_hosts)
+    write_atomic(workspace.ssh_config, ssh_config)
 
 
 def attached(argv: Sequence[str]) -> int:

@@ -11,17 +11,17 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, Self, TypeVar
+from typing import Any, BinaryIO, Self, TypeVar, cast
 
 from clusterctl.errors import CommandError, TransferError, TransportError, printable
-from clusterctl.transport.base import BULK, Conversation, Transport
-from clusterctl.transport.program import remote_argv
+from clusterctl.transport.base import BULK, Conversation, Transport, remote_argv
+from clusterctl.transport.remote_content import send_content
 from clusterctl.transport.remote_open import HELD
-from clusterctl.transport.remote_send import HEADER
-from clusterctl.transport.remote_store import NO_REQUIRED
+from clusterctl.transport.remote_receive import NO_REQUIRED
 from clusterctl.transport.tree import Item, Kind, Progress, hash_items, not_readable
 
 STORE = "clusterctl/store"  # in the job user's home
+_PROGRAM = "clusterctl.transport.remote_receive"
 
 _PIECE = 1 << 18
 
@@ -51,9 +51,7 @@ def send_into(
         TransportError: the cluster can't be reached; what has arrived is kept.
     """
     hashes = _hashes(items, progress)
-    answer, sent = _converse(
-        transport, remote_argv("clusterctl.transport.remote_receive", folder), items, hashes, progress
-    )
+    answer, sent = _converse(transport, remote_argv(_PROGRAM, "", folder), items, hashes, progress)
     return Sent(answer.folder, len(hashes), sum(i.size for i in items), sent)
 
 
@@ -119,7 +117,7 @@ class _Answer:
 
 
 def _store(*arguments: str) -> list[str]:
-    return remote_argv("clusterctl.transport.remote_store", STORE, *arguments)
+    return remote_argv(_PROGRAM, STORE, *arguments)
 
 
 def _hashes(items: Sequence[Item], progress: Progress) -> Mapping[Path, str]:
@@ -139,15 +137,10 @@ def _converse(
     try:
         with transport.converse(argv, bulk=sum(item.size for item in items) > BULK) as talk:
             answers = _answers(talk, transport.host)
-            for piece in _pieces(_request(items, hashes, ours)):
-                talk.send(piece)
+            talk.send(b"".join(_request(items, hashes, ours)))
             missing = _understood(_next(talk, answers), transport.host, partial(_missing, items))
             total = sum(item.size - have for item, have in missing)
-            sent = 0
-            for piece in _pieces(_content(missing)):
-                talk.send(piece)
-                sent += len(piece)
-                progress("sending", min(sent, total), total)
+            _send_content(talk, missing, lambda sent: progress("sending", min(sent, total), total))
             answer = _understood(_next(talk, answers), transport.host, partial(_Answer.of, items))
             talk.finish()
     except CommandError as exc:
@@ -162,10 +155,11 @@ def _converse(
 def _request(items: Sequence[Item], hashes: Mapping[Path, str], ours: Mapping[str, bytes]) -> Iterator[bytes]:
     for item in items:
         payload = hashes[item.origin] if item.kind is Kind.FILE else _b64(os.fsencode(item.target))
-        yield _line([item.kind, _b64(os.fsencode(item.path)), item.mode, item.mtime_ns, item.size, payload])
+        path = _b64(os.fsencode(item.path))
+        yield _line([item.kind, path, item.mode, item.mtime_ns, item.size, payload, item.size])
     now = time.time_ns()
     for name, content in ours.items():
-        yield _line(["ours", _b64(os.fsencode(name)), 0o600, now, len(content), _b64(content)])
+        yield _line(["ours", _b64(os.fsencode(name)), 0o600, now, len(content), _b64(content), len(content)])
     yield b"\n"
 
 
@@ -177,34 +171,51 @@ def _b64(data: bytes) -> str:
     return base64.b64encode(data).decode("ascii")
 
 
-def _content(missing: Sequence[tuple[Item, int]]) -> Iterator[bytes]:
+def _send_content(
+    talk: Conversation, missing: Sequence[tuple[Item, int]], told: Callable[[int], object]
+) -> None:
     """Each file from where the cluster has it, as long as it was said to be; its hash tells what changed."""
+    out, done = _Outgoing(talk, told), 0
     for item, have in missing:
-        left = item.size - have
-        yield HEADER.pack(left)
         try:
-            with item.origin.open("rb", buffering=0) as file:
-                file.seek(have)
-                while left and (data := file.read(min(_PIECE, left))):
-                    left -= len(data)
-                    yield data
+            fd = os.open(item.origin, os.O_RDONLY | os.O_CLOEXEC)
         except OSError as exc:
             raise not_readable([exc]) from exc
-        while left:
-            yield bytes(min(_PIECE, left))
-            left -= min(_PIECE, left)
+        try:
+            send_content(cast("BinaryIO", out), fd, have, item.size, _Unhashed())
+        except OSError as exc:
+            raise not_readable([OSError(exc.errno, exc.strerror, str(item.origin))]) from exc
+        finally:
+            os.close(fd)
+        done += item.size - have
+        out.sent = done  # holes take no bytes
+    out.flush()
 
 
-def _pieces(parts: Iterator[bytes]) -> Iterator[bytes]:
-    """The same bytes in fewer, larger pieces."""
-    kept = bytearray()
-    for part in parts:
-        kept += part
-        if len(kept) >= _PIECE:
-            yield bytes(kept)
-            kept.clear()
-    if kept:
-        yield bytes(kept)
+class _Unhashed:
+    """Stands for a hash that is known already."""
+
+    def update(self, data: bytes) -> None: ...
+
+
+class _Outgoing:
+    """A conversation as a file that is written to, in large pieces."""
+
+    def __init__(self, talk: Conversation, told: Callable[[int], object]) -> None:
+        self._talk, self._told = talk, told
+        self._kept = bytearray()
+        self.sent = 0
+
+    def write(self, data: bytes) -> None:
+        self._kept += data
+        self.sent += len(data)
+        if len(self._kept) >= _PIECE:
+            self.flush()
+
+    def flush(self) -> None:
+        self._talk.send(bytes(self._kept))
+        self._kept.clear()
+        self._told(self.sent)
 
 
 def _answers(talk: Conversation, host: str) -> Iterator[dict[str, Any]]:

@@ -120,14 +120,18 @@ def lies_at(path: bytes, fd: int) -> bool:
         return False
 
 
-def lock_shared(path: bytes, wait_s: float, alive: Callable[[], object]) -> int:
-    """Open the file and lock it for reading; calls ``alive`` while waiting, exits after ``wait_s``."""
+def lock(path: bytes, how: int, wait_s: float, alive: Callable[[], object] = lambda: None) -> int:
+    """Open the file and lock it (``fcntl.LOCK_SH`` or ``LOCK_EX``); ``alive`` is called while it waits.
+
+    After ``wait_s`` the program exits, and names the processes that hold the lock.
+    """
     deadline = time.monotonic() + wait_s
     while True:
         fd = open_own(path)
         try:
-            fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+            fcntl.flock(fd, how | fcntl.LOCK_NB)
             if lies_at(path, fd):
+                os.fchmod(fd, OWNERS)  # other accounts could hold what they can read
                 return fd
         except BlockingIOError:
             if time.monotonic() >= deadline:

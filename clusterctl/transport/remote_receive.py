@@ -1,17 +1,18 @@
 """Receives files, each known by its sha256. Runs on the cluster: standard library only, Python 3.9.
 
-stdin: a JSON array a line, [KIND, PATH, MODE, MTIME_NS, SIZE, PAYLOAD], and an empty line. KIND is folder,
-link, file or ours; PAYLOAD is a file's sha256, a link's target, or the content of a file of ours. Paths,
-targets and content are base64, since they may be any bytes.
+Arguments: STORE INTO [REQUIRED [WAIT_S]]. stdin: a list as remote_content.py has it; there is one more KIND,
+ours, whose PAYLOAD is the content of a file. The answer is {"send": [[INDEX, HAVE], ...]}: the files that are
+missing, and how many bytes of each are here already; {"checked": 1} comes before it now and then, as a sign
+of life. stdin then brings the rest of each in turn. What has arrived of a file stays for the next time.
 
-The answer is {"send": [[INDEX, HAVE], ...]}: the files that are missing, and how many bytes of each are here
-already; {"checked": 1} comes before it now and then, as a sign of life. stdin then brings, for each in turn,
-eight bytes with the number of bytes that follow, and these. What has arrived of a file stays for the next
-time.
+With STORE "" files go straight to their places below INTO, a folder, which is made if need be. Else INTO must
+not be there yet: it appears whole, when the store has all that it needs; with INTO "" only the store is
+filled. Relative paths begin at the home folder. REQUIRED is a folder without which nothing is done (exit
+status 66), WAIT_S how long a lock on the store is waited for (exit status 68).
 
-As a program it puts files straight to their places. Argument: INTO, a folder, made if need be; relative ones
-begin at the home folder. The last answer is {"folder": PATH, "wrong": [INDEX, ...]}: ``wrong`` did not have
-the hash that was announced, and was not put in its place.
+The last answer is {"folder": PATH, "wrong": [INDEX, ...], "at": [PATH, ...]}: ``wrong`` did not have the hash
+that was announced, and nothing was put in its place; ``at`` is where the store has each file, if only that
+was filled.
 """
 
 from __future__ import annotations
@@ -20,16 +21,31 @@ import base64
 import contextlib
 import errno
 import fcntl
+import hashlib
 import json
 import os
+import shutil
 import stat
 import sys
 import time
 from io import BufferedReader
-from typing import Any, cast
+from typing import cast
 
-from clusterctl.transport.remote_open import OWNERS, fail, lies_at, open_own, remove_unless
-from clusterctl.transport.remote_send import CHUNK, HEADER, ZEROS, Beat, hash_of
+from clusterctl.transport.remote_content import (
+    CHUNK,
+    Beat,
+    Entry,
+    Incoming,
+    TruncatedError,
+    UnexpectedError,
+    finish_places,
+    hash_of,
+    make_place,
+    open_partial,
+    place_below,
+    write_all,
+)
+from clusterctl.transport.remote_open import OWNERS, fail, lock, open_own, remove, remove_unless
 
 STDIN = cast("BufferedReader", sys.stdin.buffer)
 SYNCED = 1 << 20  # bytes from which a file of the store is on disk before it has its name
@@ -38,19 +54,12 @@ READ_ONLY = 0o400  # the mode of a file of the store
 SEALED = 1_000_000_000  # its time of change; whole seconds, which is all that some file systems keep
 AT_ONCE = 256  # partial files that are held open
 SPARE = 16 << 20
-
-
-class Entry:
-    """One line of the request; ``final`` is where its content goes, ``partial`` where that arrives."""
-
-    __slots__ = ("final", "kind", "mode", "mtime_ns", "partial", "path", "payload", "size")
-
-    def __init__(self, row: list[Any]) -> None:
-        self.kind: str = row[0]
-        self.path: bytes = base64.b64decode(row[1])
-        self.mode, self.mtime_ns, self.size = int(row[2]), int(row[3]), int(row[4])
-        self.payload: str = row[5]
-        self.final = self.partial = b""
+SMALL = 1 << 20  # bytes up to which a file is checked again when it is copied from the store
+NO_REQUIRED = 66
+LOCK_WAIT_S = 60.0  # for a sweep, the only one of ours that keeps others out
+UNUSED_S = 30 * 86400
+SWEEP_EVERY_S = 86400
+INCOMPLETE = b".incomplete"
 
 
 def tell(**answer: object) -> None:
@@ -58,17 +67,19 @@ def tell(**answer: object) -> None:
     sys.stdout.flush()
 
 
-def some(size: int) -> bytes:
-    """At most so many bytes of stdin, as they come."""
-    data = STDIN.read1(size)
-    if not data:
-        sys.exit("the connection ended too soon")
-    return data
-
-
 def checking() -> Beat:
     """A sign of life while files are read here: this can take a while."""
     return Beat(lambda: tell(checked=1))
+
+
+def read_entries() -> list[Entry]:
+    """The request."""
+    entries: list[Entry] = []
+    while (line := STDIN.readline()) != b"\n":
+        if not line:
+            raise TruncatedError
+        entries.append(Entry(json.loads(line)))
+    return entries
 
 
 def is_here(entry: Entry, *, stored: bool, beat: Beat) -> bool:
@@ -101,19 +112,6 @@ def seal(place: bytes | int) -> None:
     os.utime(place, (time.time(), SEALED))
 
 
-def open_partial(path: bytes) -> int | None:
-    """What an interrupted transfer left, for us alone; None if another one writes it right now."""
-    fd = open_own(path)
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        if lies_at(path, fd):  # else the other one has just given it its place
-            return fd
-    except BlockingIOError:
-        pass
-    os.close(fd)
-    return None
-
-
 def find_missing(entries: list[Entry], *, stored: bool) -> tuple[list[int], dict[bytes, int], dict[int, int]]:
     """Files to be sent, by index; the open partials of those that had begun; and how much of each is here."""
     beat = checking()
@@ -138,39 +136,8 @@ def find_missing(entries: list[Entry], *, stored: bool) -> tuple[list[int], dict
     return missing, begun, have
 
 
-def write_all(fd: int, data: bytes) -> None:
-    view = memoryview(data)
-    while view:
-        view = view[os.write(fd, view) :]
-
-
-def receive(entry: Entry, fd: int, have: int) -> bool:
-    """Take the rest of a file; whether the whole then has the hash that was announced."""
-    header = b""
-    while len(header) < HEADER.size:
-        header += some(HEADER.size - len(header))
-    coming = HEADER.unpack(header)[0]
-    with os.fdopen(os.dup(fd), "r+b", buffering=0) as file:
-        os.ftruncate(fd, have)
-        sha = hash_of(fd, have, checking())
-        file.seek(have)
-        left = coming
-        while left:
-            data = some(min(CHUNK, left))
-            sha.update(data)
-            left -= len(data)
-            if left // SYNC_EVERY != (left + len(data)) // SYNC_EVERY:
-                os.fdatasync(fd)  # a long one at the end would look like a hang
-            if data == ZEROS[: len(data)]:
-                file.seek(len(data), os.SEEK_CUR)  # a hole
-            else:
-                write_all(fd, data)
-        os.ftruncate(fd, have + coming)
-    return bool(sha.hexdigest() == entry.payload)
-
-
-def take(entry: Entry, fd: int | None, have: int, *, stored: bool) -> bool:
-    """Receive a file and give it its place."""
+def take(entry: Entry, fd: int | None, have: int, incoming: Incoming, *, stored: bool) -> bool:
+    """Receive a file and give it its place; False if it has not the hash that was announced."""
     partial = entry.partial
     if fd is None:
         fd = open_partial(partial)
@@ -178,7 +145,7 @@ def take(entry: Entry, fd: int | None, have: int, *, stored: bool) -> bool:
         partial = entry.partial + b".%d" % os.getpid()
         fd = os.open(partial, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, OWNERS)
     try:
-        if not receive(entry, fd, have):
+        if incoming.rest(fd, have, entry.size, Syncing(fd)).hexdigest() != entry.payload:
             os.unlink(partial)
             return False
         if stored:
@@ -186,13 +153,12 @@ def take(entry: Entry, fd: int | None, have: int, *, stored: bool) -> bool:
                 os.fsync(fd)
             remove_unless(stat.S_ISREG, entry.final)
         else:  # while it has no place, another transfer of the same content must be able to open it
-            os.fchmod(fd, entry.mode & 0o777 | OWNERS)
-            os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
+            os.fchmod(fd, entry.mode | OWNERS)
         os.replace(partial, entry.final)
         if stored:
             seal(fd)
         else:
-            os.fchmod(fd, entry.mode & 0o777)
+            os.fchmod(fd, entry.mode)
     except BaseException:
         if partial != entry.partial:
             with contextlib.suppress(OSError):
@@ -201,6 +167,19 @@ def take(entry: Entry, fd: int | None, have: int, *, stored: bool) -> bool:
     finally:
         os.close(fd)
     return True
+
+
+class Syncing:
+    """Writes what has arrived to the disk now and then: a long sync at the end would look like a hang."""
+
+    def __init__(self, fd: int) -> None:
+        self.fd, self.unsynced = fd, 0
+
+    def __call__(self, count: int) -> None:
+        self.unsynced += count
+        if self.unsynced >= SYNC_EVERY:
+            os.fdatasync(self.fd)
+            self.unsynced = 0
 
 
 def refuse_small_disk(folder: bytes, entries: list[Entry], missing: list[int], have: dict[int, int]) -> None:
@@ -213,92 +192,193 @@ def refuse_small_disk(folder: bytes, entries: list[Entry], missing: list[int], h
         fail(folder, OSError(errno.ENOSPC, f"{needed >> 20} MiB are needed and {free >> 20} MiB are free"))
 
 
-def read_entries() -> list[Entry]:
-    """The request."""
-    entries = []
-    while (line := STDIN.readline()) != b"\n":
-        if not line:
-            sys.exit("the connection ended too soon")
-        entries.append(Entry(json.loads(line)))
-    return entries
-
-
 def receive_all(entries: list[Entry], folder: bytes, *, stored: bool) -> list[int]:
     """Say what is missing and take it; returns the files that came with another hash."""
     missing, begun, have = find_missing(entries, stored=stored)
     refuse_small_disk(folder, entries, missing, have)
     tell(send=[[index, have.get(index, 0)] for index in missing])
+    incoming = Incoming(lambda: STDIN.read1(CHUNK), checking())
     wrong = []
     for index in missing:
         entry = entries[index]
         try:
-            if not take(entry, begun.pop(entry.partial, None), have.get(index, 0), stored=stored):
+            opened = begun.pop(entry.partial, None)
+            if not take(entry, opened, have.get(index, 0), incoming, stored=stored):
                 wrong.append(index)
         except OSError as exc:
             fail(entry.path, exc)
     return wrong
 
 
-def make_folder(path: bytes) -> None:
-    """A folder, or a link to one, stays what it is; our own can be written to until all is in it."""
-    if not os.path.isdir(path):
-        os.mkdir(path, 0o700)
-        return
-    status = os.stat(path)
-    if status.st_uid == os.geteuid() and status.st_mode & stat.S_IRWXU != stat.S_IRWXU:
-        os.chmod(path, stat.S_IMODE(status.st_mode) | stat.S_IRWXU)
-
-
-def make_link(target: bytes, path: bytes) -> None:
-    if os.path.islink(path):
-        if os.readlink(path) == target:
-            return
-        os.unlink(path)
-    os.symlink(target, path)
-
-
-def make_places(into: bytes, entries: list[Entry]) -> None:
-    """Folders and links, before files come; folders get their mode and time when all is in them."""
-    for entry in entries:
-        path = os.path.join(into, entry.path)
-        try:
-            if entry.kind == "folder":
-                make_folder(path)
-            elif entry.kind == "link":
-                make_link(base64.b64decode(entry.payload), path)
-            elif os.path.isdir(path) and not os.path.islink(path):
-                raise IsADirectoryError(errno.EISDIR, "a folder is where a file should go")
-        except OSError as exc:
-            fail(entry.path, exc)
-
-
-def finish_folders(into: bytes, entries: list[Entry]) -> None:
-    for entry in reversed(entries):
-        if entry.kind == "folder":
-            path = os.path.join(into, entry.path)
-            os.chmod(path, entry.mode & 0o777)
-            os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns))
-
-
 def receive_below(into: bytes, entries: list[Entry]) -> list[int]:
     os.makedirs(into, exist_ok=True)
-    make_places(into, entries)
-    files = [entry for entry in entries if entry.kind == "file"]
-    for entry in files:
-        entry.final = os.path.join(into, entry.path)
-        name = b".clusterctl-" + entry.payload[:32].encode() + b".part"
-        entry.partial = os.path.join(os.path.dirname(entry.final), name)
+    for entry in entries:
+        try:
+            make_place(os.path.join(into, entry.path), entry, follow=True)
+        except OSError as exc:
+            fail(entry.path, exc)
+        place_below(into, entry, entry.payload)
     wrong = receive_all(entries, os.path.abspath(into), stored=False)
-    for entry in files:
-        if os.path.exists(entry.final):  # it may have been here already
-            os.chmod(entry.final, entry.mode & 0o777)
-            os.utime(entry.final, ns=(entry.mtime_ns, entry.mtime_ns))
-    finish_folders(into, entries)
+    finish_places(into, entries)
     return wrong
 
 
-def main(into: str) -> None:
-    os.chdir(os.path.expanduser("~"))
-    wrong = receive_below(os.fsencode(into), read_entries())
-    folder = base64.b64encode(os.path.realpath(os.fsencode(into))).decode("ascii")
-    tell(folder=folder, wrong=wrong)
+def open_store(store: bytes, jobs: bytes, wait_s: float) -> int:
+    """Hold the store against a sweep; first sweep it, if that is due and nobody else uses it."""
+    make_real_folder(os.path.join(store, b"partial"))
+    path, swept = os.path.join(store, b"lock"), os.path.join(store, b"swept")
+    alive = Beat(lambda: tell(checked=0))
+    if is_due(swept):
+        held = open_own(path)
+        with contextlib.suppress(BlockingIOError):
+            fcntl.flock(held, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            sweep(store, jobs, alive)
+            os.close(open_own(swept))
+            os.utime(swept)
+        os.close(held)
+    return lock(path, fcntl.LOCK_SH, wait_s, alive)
+
+
+def make_real_folder(path: bytes) -> None:
+    remove_unless(stat.S_ISDIR, path)
+    os.makedirs(path, mode=0o700, exist_ok=True)
+
+
+def is_due(swept: bytes) -> bool:
+    try:
+        return time.time() - os.lstat(swept).st_mtime > SWEEP_EVERY_S
+    except FileNotFoundError:
+        return True
+
+
+def sweep(store: bytes, jobs: bytes, alive: Beat) -> None:
+    """Remove what no submission has used for long, and folders that were never made whole."""
+    oldest = time.time() - UNUSED_S
+    for folder in os.scandir(store):
+        if folder.is_dir(follow_symlinks=False):
+            for file in os.scandir(folder):
+                status = file.stat(follow_symlinks=False)
+                if max(status.st_atime, status.st_mtime) < oldest:  # of what is whole, see ``seal``
+                    remove(file.path)
+                alive()
+    for folder in os.scandir(jobs) if os.path.isdir(jobs) else ():
+        if folder.name.startswith(b".") and folder.name.endswith(INCOMPLETE):
+            remove(folder.path)
+            alive()
+
+
+def find_in_store(store: bytes, entries: list[Entry]) -> None:
+    """Say where the store has, or will have, the content of each file."""
+    for entry in entries:
+        if entry.kind == "file":
+            name = entry.payload.encode()
+            entry.final = os.path.join(store, name[:2], name)
+            entry.partial = os.path.join(store, b"partial", name)
+    for folder in {os.path.dirname(entry.final) for entry in entries if entry.final}:
+        make_real_folder(folder)
+
+
+def receive_into_store(
+    store: bytes, into: bytes, entries: list[Entry], wait_s: float
+) -> tuple[list[int], list[str]]:
+    held = open_store(store, os.path.dirname(into), wait_s)
+    find_in_store(store, entries)
+    wrong = receive_all(entries, os.path.abspath(store), stored=True)
+    if into and not wrong:
+        make_new(into, entries)
+    os.close(held)
+    return wrong, [] if into else [os.path.abspath(entry.final).decode() for entry in entries]
+
+
+def make_new(into: bytes, entries: list[Entry]) -> None:
+    """The new folder appears with all that is in it."""
+    parent, name = os.path.split(into)
+    os.makedirs(parent, exist_ok=True)
+    making = os.path.join(parent, b"." + name + INCOMPLETE)
+    os.mkdir(making)
+    try:
+        assemble(making, entries)
+        os.rename(making, into)
+    except BaseException:
+        shutil.rmtree(making, ignore_errors=True)
+        raise
+
+
+def copy_small(entry: Entry, fd: int) -> bool:
+    with open(entry.final, "rb", buffering=0) as file:
+        data = file.read(entry.size + 1)
+    if hashlib.sha256(data).hexdigest() != entry.payload:
+        return False
+    write_all(fd, data)
+    return True
+
+
+def copy_large(entry: Entry, fd: int) -> bool:
+    """Share the blocks where the file system can."""
+    with open(entry.final, "rb", buffering=0) as file:
+        if os.fstat(file.fileno()).st_size != entry.size:
+            return False
+        beat = checking()
+        try:
+            while os.copy_file_range(file.fileno(), fd, 1 << 28):
+                beat()
+            return os.fstat(fd).st_size == entry.size
+        except OSError as exc:
+            if exc.errno not in {errno.EXDEV, errno.ENOSYS, errno.EINVAL, errno.EOPNOTSUPP}:
+                raise
+            file.seek(0)
+            os.lseek(fd, 0, os.SEEK_SET)
+            while data := file.read(CHUNK):
+                write_all(fd, data)
+                beat()
+            return True
+
+
+def assemble(folder: bytes, entries: list[Entry]) -> None:
+    """Make the new folder of what the store has; a job may write into its own copy."""
+    damaged = [entry for entry in entries if not make_one(os.path.join(folder, entry.path), entry)]
+    for entry in damaged:
+        with contextlib.suppress(FileNotFoundError):  # two files may have one content
+            os.unlink(entry.final)
+    if damaged:
+        sys.exit(f"{len(damaged)} files were damaged in the store; they are sent anew the next time")
+
+
+def make_one(path: bytes, entry: Entry) -> bool:
+    """Make a file, folder or link; False if the store has something else than its name says."""
+    if entry.kind == "folder":
+        os.mkdir(path, 0o700)
+        return True
+    if entry.kind == "link":
+        os.symlink(base64.b64decode(entry.payload), path)
+        return True
+    fd = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600 | (entry.mode & 0o100))
+    try:
+        if entry.kind == "ours":
+            write_all(fd, base64.b64decode(entry.payload))
+        elif not (copy_small if entry.size <= SMALL else copy_large)(entry, fd):
+            return False
+        os.utime(fd, ns=(entry.mtime_ns, entry.mtime_ns))
+    finally:
+        os.close(fd)
+    return True
+
+
+def main(store: str, into: str, required: str = "", wait_s: float = LOCK_WAIT_S) -> None:
+    if required and not os.path.isdir(required):
+        sys.exit(NO_REQUIRED)
+    place = os.fsencode(into)
+    at: list[str] = []
+    try:
+        if store:
+            os.umask(0o077)
+        os.chdir(os.path.expanduser("~"))
+        entries = read_entries()
+        if store:
+            wrong, at = receive_into_store(os.fsencode(store), place, entries, wait_s)
+        else:
+            wrong = receive_below(place, entries)
+    except (TruncatedError, UnexpectedError):
+        sys.exit("the connection ended too soon")
+    folder = base64.b64encode(os.path.realpath(place)).decode("ascii")
+    tell(folder=folder, wrong=wrong, at=at)

@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import logging
 import shlex
+import shutil
 import socket
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from types import TracebackType
+from typing import Self
 
 from clusterctl.errors import CommandError, TransportError, UnreachableError
 from clusterctl.transport.base import SILENCE_S, Conversation, Result, no_answer, sendable, shown
-from clusterctl.transport.openssh import OpenSSH
 from clusterctl.transport.target import ProxySocket, Reject, Target, paramiko, wrong_key
 
 # Without a handler, paramiko's background thread would write to the user's terminal.
@@ -121,7 +123,9 @@ class SSHTransport:
     ) -> Iterator[Conversation]:
         """Start a command and talk with it; see ``Transport.converse``."""
         silence_s = silence_s or self._silence_s
-        if bulk and OpenSSH.is_installed():
+        if bulk and shutil.which("ssh"):
+            from clusterctl.transport.openssh import OpenSSH  # noqa: PLC0415 - only for much data
+
             self._connected()  # which says better than ssh what is wrong
             with OpenSSH(self._config, self._user).converse(self._host, argv, silence_s) as talk:
                 yield talk
@@ -403,3 +407,28 @@ def _beat(transport: paramiko.Transport, every_s: float, patience_s: float) -> N
             return  # it broke by itself
         finally:
             impatient.cancel()
+
+
+class Connections:
+    """The hosts of an `ssh_config`, as the admin user. As a context manager it closes them all."""
+
+    def __init__(self, ssh_config: Path) -> None:
+        self._ssh_config = ssh_config
+        self._open: dict[str, SSHTransport] = {}
+        self._lock = threading.Lock()
+
+    def to(self, host: str) -> SSHTransport:
+        """The connection to a host of that name."""
+        with self._lock:
+            if host not in self._open:
+                self._open[host] = SSHTransport(host, self._ssh_config)
+            return self._open[host]
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for transport in self._open.values():
+            transport.close()

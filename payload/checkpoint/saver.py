@@ -172,7 +172,7 @@ class Saver:
         wait: bool,
         data_state: Mapping[str, Any] = MappingProxyType({}),
         lock: Lock | None = None,
-        say: Callable[[str], None] = print,
+        notify: Callable[[str], None] = print,
         signals: StopSignals | None = None,
     ) -> None:
         """
@@ -186,13 +186,13 @@ class Saver:
             data_state: of the training data, for each to hold.
             lock: of the folder, if this rank has that. It is held until this is closed and nothing more is
                 written, also if this process is killed.
-            say: tells people of what went wrong, and does not matter yet.
+            notify: prints what went wrong, and does not matter yet.
             signals: of this rank, that ask the run to stop.
         """
         self._engine, self._device, self._world = engine, engine.device, engine.mesh.world
         self._folder, self._describe, self._record = folder, describe, record
         self._interval, self._keep, self._wait = interval, keep, wait
-        self._lock, self._say = lock, say
+        self._lock, self._notify = lock, notify
         self._data = json.dumps(dict(data_state)) + "\n"
         # What a killed run's writers may still write, they write elsewhere.
         self._token = self._world.allgather(secrets.token_hex(4))[0]
@@ -336,7 +336,7 @@ class Saver:
         """Until the writer is idle: rank 0's may still be completing the last checkpoint."""
         if self._writer.busy:
             for left in self._writer.answer()["left"]:
-                self._say(f"an old checkpoint is still there, to be removed with the next: {left}")
+                self._notify(f"an old checkpoint is still there, to be removed with the next: {left}")
 
     def _finish(self) -> None:
         if self._save:

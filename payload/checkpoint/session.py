@@ -75,7 +75,7 @@ class Session:
         return resume(self._chosen, engine, self._now)
 
     def saver(
-        self, record: Callable[..., None], say: Callable[[str], None], signals: StopSignals | None = None
+        self, record: Callable[..., None], notify: Callable[[str], None], signals: StopSignals | None = None
     ) -> AbstractContextManager[Saver | None]:
         """To be entered for the whole of training, which has been resumed. None without checkpoints: a signal
         ends such a run as it ends any process."""
@@ -92,7 +92,7 @@ class Session:
             wait=settings.save == "sync",
             data_state=self._data_state,
             lock=self._lock,
-            say=say,
+            notify=notify,
             signals=signals,
         )
 

@@ -43,11 +43,11 @@ class MpiCommunicator(Transport):
         self, device: Device | None = None, comm: MPI.Comm | None = None, *, staging: Staging | None = None
     ) -> None:
         super().__init__(device, comm, staging=staging)
-        self._at_once = _NATIVE if isinstance(self.staging, InPlace) else {}
+        self._native = _NATIVE if isinstance(self.staging, InPlace) else {}
         self._allreduce = self._lane_comm.Allreduce
 
     def allreduce(self, array: Array) -> None:
-        nbytes, datatype = array.nbytes, self._at_once.get(array.dtype)
+        nbytes, datatype = array.nbytes, self._native.get(array.dtype)
         if datatype is None or self._under_way or not 0 < nbytes <= CHUNK_BYTES:
             self.lane.run(self._in_chunks(array))
             return

@@ -92,7 +92,7 @@ class Pinned:
         fresh: Array = self._empty(max(_SMALLEST, 1 << (nbytes - 1).bit_length()), np.uint8)
         return fresh
 
-    def give_back(self, buffer: Array) -> None:
+    def release(self, buffer: Array) -> None:
         self._free.append((buffer, self.stream.record()))
 
 
@@ -117,7 +117,7 @@ class _Pinned(Staged):
         return [OnDevice(self._pool.stream.record(), self._pool.cuda)]
 
     def release(self) -> None:
-        self._pool.give_back(self._buffer)
+        self._pool.release(self._buffer)
 
     def _copy(self, target: int, source: int, nbytes: int) -> None:
         stream = self._pool.stream.ptr

@@ -95,13 +95,13 @@ def _text(
     return kind(data.data, text, tokenizer, length=data.sequence_length, seed=config.batch.seed)
 
 
-def _check_same(world: Communicator, name: str, *pieces: bytes | memoryview) -> None:
+def _check_same(world: Communicator, name: str, *contents: bytes | memoryview) -> None:
     """
     Raises:
         UsageError: some rank has read something else than another.
     """
     size, crc32 = 0, 0
-    for piece in pieces:
+    for piece in contents:
         size, crc32 = size + memoryview(piece).nbytes, zlib.crc32(piece, crc32)
     found: dict[str, list[str]] = {}
     for what, host in world.allgather((f"{size} bytes with CRC-32 {crc32:08x}", hostname())):

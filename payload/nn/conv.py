@@ -136,7 +136,7 @@ class Conv2d:
             yield (slice(0, batch), slice(0, high)), x.reshape(-1, channels)
             return
         row = kernel * kernel * channels
-        rows = max(1, max(self._device.rows_at_once(row * x.itemsize), _MIN_POSITIONS) // wide)
+        rows = max(1, max(self._device.block_rows(row * x.itemsize), _MIN_POSITIONS) // wide)
         samples = min(max(1, rows // high), batch)
         rows = min(rows, high)
         xp = self._device.xp

@@ -139,26 +139,26 @@ class BatchNorm:
         dx: Array = xp.empty(rows.shape, dy.dtype)  # at first the gradient by what ReLU was given
         dtype = acc_dtype(dy.dtype)
         centre = mean.astype(dtype)
-        sums: Array = xp.zeros((2, len(mean)))  # Σ dz, Σ dz · (x - mean)
+        totals: Array = xp.zeros((2, len(mean)))  # Σ dz, Σ dz · (x - mean)
 
         def add_up(x: Array, dy: Array, dx: Array, *y: Array) -> None:
             if y:
                 xp.multiply(bits(dy), y[0] != 0, out=bits(dx))
             dz = (dx if y else dy).astype(dtype, copy=False)
-            sums[0] += _sum(dz)
+            totals[0] += _sum(dz)
             centred = x - centre
             centred *= dz
-            sums[1] += _sum(centred)
+            totals[1] += _sum(centred)
 
         self._device.blocked(add_up, rows, dy_rows, dx, *([] if y is None else [y]))
-        sums[1] *= inverse
-        self.bias.add(sums[0])
-        self.weight.add(sums[1])
-        self._comm.allreduce(sums)
+        totals[1] *= inverse
+        self.bias.add(totals[0])
+        self.weight.add(totals[1])
+        self._comm.allreduce(totals)
         weight, _ = self._float64_parameters()
         by_dz = weight * inverse
-        by_x = -by_dz * inverse * sums[1] / count
-        offset = (-by_dz * sums[0] / count - mean * by_x).astype(dtype)
+        by_x = -by_dz * inverse * totals[1] / count
+        offset = (-by_dz * totals[0] / count - mean * by_x).astype(dtype)
         by_dz, by_x = by_dz.astype(dtype), by_x.astype(dtype)
 
         def combine(x: Array, dz: Array, dx: Array) -> None:
@@ -181,27 +181,27 @@ class BatchNorm:
     def _moments(self, rows: Array) -> tuple[Array, Array, Array]:
         """Number of rows, and each channel's mean and variance, in float64, over all ranks."""
         xp, channels = self._device.xp, rows.shape[1]
-        sums: Array = xp.zeros((3, channels))  # Σ 1, Σ x, Σ x²
+        totals: Array = xp.zeros((3, channels))  # Σ 1, Σ x, Σ x²
 
         dtype = acc_dtype(rows.dtype)
 
         def add_up(x: Array) -> None:
             x = x.astype(dtype, copy=False) - origin  # so float32 loses nothing where the mean is large
-            sums[1] += _sum(x)
+            totals[1] += _sum(x)
             x *= x
-            sums[2] += _sum(x)
+            totals[2] += _sum(x)
 
         if count := len(rows):
             origin = rows[0].astype(dtype)
             self._device.blocked(add_up, rows)
             shift = origin.astype("float64")
-            sums[2] += shift * (2 * sums[1] + count * shift)
-            sums[1] += count * shift
-            sums[0] = count
-        self._comm.allreduce(sums)
-        total = xp.maximum(sums[0], 1)
-        mean = sums[1] / total
-        return total, mean, xp.maximum(sums[2] / total - mean * mean, 0)
+            totals[2] += shift * (2 * totals[1] + count * shift)
+            totals[1] += count * shift
+            totals[0] = count
+        self._comm.allreduce(totals)
+        total = xp.maximum(totals[0], 1)
+        mean = totals[1] / total
+        return total, mean, xp.maximum(totals[2] / total - mean * mean, 0)
 
     def _track(self, count: Array, mean: Array, variance: Array) -> None:
         """Move the running averages; that of the variance is of its unbiased estimate."""

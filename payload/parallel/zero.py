@@ -183,17 +183,18 @@ class Gradients(Protocol):
         """That pass is done; ``last``: of this iteration's micro-batches."""
 
     def finish(self) -> None:
-        """Wait for all sums."""
+        """Wait until all gradients are summed."""
 
 
 class ReplicatedGradients(Gradients):
     """All gradients stay for the iteration, and are summed after its last micro-batch."""
 
     def __init__(
-        self, layout: BufferLayout, dp: Communicator, whole: Array, sums: Array, *, overlap: bool
+        self, layout: BufferLayout, dp: Communicator, whole: Array, owned_grads: Array, *, overlap: bool
     ) -> None:
-        """``sums`` (owned,) is ``whole`` (size,) itself where this rank owns all."""
-        self._layout, self._dp, self._whole, self._sums, self._overlap = layout, dp, whole, sums, overlap
+        """``owned_grads`` (owned,) is ``whole`` (size,) itself where this rank owns all."""
+        self._layout, self._dp, self._overlap = layout, dp, overlap
+        self._whole, self._owned_grads = whole, owned_grads
         self._pending: list[Pending] = []
         self._rest: list[Bucket] = []  # complete, and not yet begun with
         for bucket in layout.buckets:
@@ -201,7 +202,7 @@ class ReplicatedGradients(Gradients):
 
     @property
     def kept(self) -> Sequence[Array]:
-        return [self._sums] if self._whole is self._sums else [self._sums, self._whole]
+        return [self._owned_grads] if self._whole is self._owned_grads else [self._owned_grads, self._whole]
 
     def begin(self) -> None:
         for bucket in self._layout.buckets:
@@ -227,23 +228,27 @@ class ReplicatedGradients(Gradients):
             pending.wait()
         self._pending.clear()
         for bucket in self._rest:
-            whole, sums = self._places(bucket)
-            if whole is sums:
+            whole, owned_grads = self._places(bucket)
+            if whole is owned_grads:
                 self._dp.allreduce(whole)
             else:
-                self._dp.reduce_scatter(whole, sums)
+                self._dp.reduce_scatter(whole, owned_grads)
         self._rest.clear()
 
     def _start(self, bucket: Bucket) -> Pending:
-        whole, sums = self._places(bucket)
-        return self._dp.iallreduce(whole) if whole is sums else self._dp.ireduce_scatter(whole, sums)
+        whole, owned_grads = self._places(bucket)
+        return (
+            self._dp.iallreduce(whole)
+            if whole is owned_grads
+            else self._dp.ireduce_scatter(whole, owned_grads)
+        )
 
     def _places(self, bucket: Bucket) -> tuple[Array, Array]:
         """A bucket's gradients, and this rank's part of their sums; the same where it owns all."""
         whole = self._whole[bucket.start : bucket.stop]
-        if self._whole is self._sums:
+        if self._whole is self._owned_grads:
             return whole, whole
-        return whole, self._sums[self._layout.owned(bucket)]
+        return whole, self._owned_grads[self._layout.owned(bucket)]
 
 
 @dataclass(slots=True)
@@ -253,23 +258,23 @@ class _Scatter:
     pending: Pending
     whole: Array
     part: Array  # this rank's
-    sums: Array  # where it belongs, or is added
+    owned_grads: Array  # where it belongs, or is added
 
 
 class ShardedGradients(Gradients):
     """A bucket's gradients exist from its first backward pass of a micro-batch to the sum of its last one."""
 
-    def __init__(self, device: Device, layout: BufferLayout, dp: Communicator, sums: Array) -> None:
-        """``sums``: (owned,)"""
-        self._layout, self._dp, self._sums = layout, dp, sums
-        self._pool = Pool(device, sums.dtype)
+    def __init__(self, device: Device, layout: BufferLayout, dp: Communicator, owned_grads: Array) -> None:
+        """``owned_grads``: (owned,)"""
+        self._layout, self._dp, self._owned_grads = layout, dp, owned_grads
+        self._pool = Pool(device, owned_grads.dtype)
         self._live: dict[int, Array] = {}
         self._scatters: list[_Scatter] = []
         self._summed: set[int] = set()  # buckets with gradients of an earlier micro-batch
 
     @property
     def kept(self) -> Sequence[Array]:
-        return [self._sums]
+        return [self._owned_grads]
 
     @property
     def working_bytes(self) -> int:
@@ -293,10 +298,10 @@ class ShardedGradients(Gradients):
         for bucket in self._layout.completes[unit.name]:
             settle(bucket)
             whole = self._live.pop(bucket.number)
-            sums = self._sums[self._layout.owned(bucket)]
-            part = self._pool.take(len(sums)) if bucket.number in self._summed else sums
+            owned_grads = self._owned_grads[self._layout.owned(bucket)]
+            part = self._pool.take(len(owned_grads)) if bucket.number in self._summed else owned_grads
             self._summed.add(bucket.number)
-            self._scatters.append(_Scatter(self._dp.ireduce_scatter(whole, part), whole, part, sums))
+            self._scatters.append(_Scatter(self._dp.ireduce_scatter(whole, part), whole, part, owned_grads))
 
     def finish(self) -> None:
         self._wait(leave=0)
@@ -307,8 +312,8 @@ class ShardedGradients(Gradients):
             scatter = self._scatters.pop(0)
             scatter.pending.wait()
             self._pool.give(scatter.whole)
-            if scatter.part is not scatter.sums:
-                scatter.sums += scatter.part
+            if scatter.part is not scatter.owned_grads:
+                scatter.owned_grads += scatter.part
                 self._pool.give(scatter.part)
 
 

@@ -51,7 +51,7 @@ LONGEST = (
     "manual",
     "test_onprem_localhost.py",
     "test_drift.py",
-    "test_mending.py",
+    "test_convergence.py",
     "test_gpus.py",
     "test_gcp.py",
     "test_no_scheduler.py",

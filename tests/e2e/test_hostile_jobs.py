@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.transport.program import BOOT
+from clusterctl.transport.base import BOOT
 from tests.support.cluster import Cluster, raised
 from tests.support.terminal import terminal
 from tests.support.verbs import Ran

@@ -1,4 +1,4 @@
-"""A cluster of sixteen nodes. Clusters of one name: test_mending.py; partitions: test_gpus.py."""
+"""A cluster of sixteen nodes. Clusters of one name: test_convergence.py; partitions: test_gpus.py."""
 
 from __future__ import annotations
 

@@ -147,7 +147,7 @@ def test_a_sick_node_gets_no_job_until_it_is_well(plain: Cluster, script: Any) -
     becomes(sh, machines.hot())
     refused = plain("-o", "json", "submit", path, "--nodes", "2", rc=1)
     (failure,) = refused.json["failures"]
-    assert (failure["code"], failure["host"]) == ("sick", sick)
+    assert (failure["code"], failure["host"]) == ("unhealthy", sick)
     assert failure["cause"] == "GPU 0: 96 C, and 90 are allowed"
     becomes(sh, machines.rtx_4070())
     assert plain.json("submit", path, "--nodes", "2", "--wait")["state"] == "COMPLETED"

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.packages.bundle.archive import open_bundle
+from clusterctl.packages.bundle import open_bundle
 from clusterctl.state.journal import digest
 from clusterctl.state.workspace import cache_home
 from tests.support.bundled import unconnected

@@ -10,9 +10,9 @@ import time
 from pathlib import Path
 from typing import Final
 
-from clusterctl.packages.bundle.archive import FORMAT
-from clusterctl.packages.bundle.checks import base_digest
-from clusterctl.packages.bundle.create import BundleRequest, create
+from clusterctl.packages.bundle import FORMAT
+from clusterctl.packages.bundle_checks import base_digest
+from clusterctl.packages.bundle_create import BundleRequest, create
 from clusterctl.packages.os_packages import package_names
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.load import default_spec

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from clusterctl import __version__
-from clusterctl.packages.bundle.archive import (
+from clusterctl.packages.bundle import (
     FORMAT,
     LOCK,
     PAYLOAD,
@@ -14,7 +14,7 @@ from clusterctl.packages.bundle.archive import (
     entries_of,
     write_bundle,
 )
-from clusterctl.packages.bundle.checks import base_digest, lock_path
+from clusterctl.packages.bundle_checks import base_digest, lock_path
 from clusterctl.packages.os_packages import package_names
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.state.inventory import ARCHITECTURE

@@ -6,8 +6,7 @@ import os
 from collections.abc import Callable
 from pathlib import Path
 
-from clusterctl.runs.fetch import fetch_tree
-from clusterctl.runs.manifest import Manifest
+from clusterctl.runs.fetch import Manifest, fetch_tree
 from clusterctl.transport.base import Conversation
 from clusterctl.transport.local import LocalTransport
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import subprocess
 from functools import cache
 from pathlib import Path
 
@@ -40,6 +41,18 @@ def program(which: str) -> Program:
     return from_library("a test wants it", report=lambda _: None)
 
 
+def in_state(terraform: Terraform, verb: str, *words: str) -> str:
+    """What `terraform state` says in a folder; nothing where there is no state yet."""
+    assert terraform.program is not None
+    argv = [str(terraform.program.path), "state", verb, *words]
+    return subprocess.run(argv, cwd=terraform.folder, capture_output=True, text=True, check=False).stdout
+
+
+def addresses(terraform: Terraform) -> tuple[str, ...]:
+    """What the state holds."""
+    return tuple(in_state(terraform, "list").splitlines())
+
+
 class Work:
     """A folder with ``MODULE``, Terraform on it, and what it said. Its hosts are set by ``hosts``."""
 
@@ -64,4 +77,4 @@ class Work:
 
     def existing(self) -> set[str]:
         """The hosts that the state has, by name."""
-        return {address.partition('"')[2].rstrip('"]') for address in self.terraform.addresses()}
+        return {address.partition('"')[2].rstrip('"]') for address in addresses(self.terraform)}

@@ -8,9 +8,11 @@ from __future__ import annotations
 
 import os
 import re
+import shutil
+import subprocess
 import time
 import warnings
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -20,19 +22,23 @@ from google.auth.exceptions import DefaultCredentialsError, GoogleAuthError, Ref
 from google.auth.transport.requests import AuthorizedSession
 from google.oauth2.credentials import Credentials
 
-from clusterctl.errors import ApiOffError, CloudError, CredentialsError, PermissionDeniedError
+from clusterctl.errors import (
+    ApiOffError,
+    CloudError,
+    CredentialsError,
+    Failure,
+    MachineError,
+    PermissionDeniedError,
+    ProvisionError,
+)
+from clusterctl.util.process import run
 
 ENDPOINT: Final = "CLUSTERCTL_GCP_ENDPOINT"
 LOG_IN: Final = "log in: `gcloud auth application-default login`"
 Json = dict[str, Any]
 
 _SCOPE = "https://www.googleapis.com/auth/cloud-platform"
-_PATHS: Final[Mapping[str, str]] = {
-    "compute": "compute/v1",
-    "file": "v1",
-    "iam": "v1",
-    "storage": "storage/v1",
-}
+_PATHS: Final = {"compute": "compute/v1", "file": "v1", "iam": "v1", "storage": "storage/v1"}
 _TRIES = 6
 _DELAY_S = 0.5
 _LONGEST_DELAY_S = 20.0
@@ -78,23 +84,15 @@ class Api:
         while True:
             page = self._call("GET", service, path, query | token)
             if missed := page.get("unreachables") or page.get("unreachable"):
-                raise CloudError(
-                    "Google could not look everywhere",
-                    where=path,
-                    why=", ".join(missed),
-                    fix="try again later",
-                )
+                what, why = "Google could not look everywhere", ", ".join(missed)
+                raise CloudError(what, where=path, why=why, fix="try again later")
             yield page
             if not page.get("nextPageToken"):
                 return
             token = {"pageToken": str(page["nextPageToken"])}
 
     def post(self, service: str, path: str) -> Json:
-        """A method without a body.
-
-        Raises:
-            CloudError: as ``get``.
-        """
+        """A method without a body; errors as of ``get``."""
         return self._call("POST", service, path, {})
 
     def delete(self, service: str, path: str) -> Json | None:
@@ -112,7 +110,8 @@ class Api:
 
     def _call(self, verb: str, service: str, path: str, query: Mapping[str, str]) -> Json:
         """Ask, and again with growing patience while Google is busy."""
-        url = f"{_endpoint(service)}/{_PATHS[service]}/{path}"
+        endpoint = os.environ.get(ENDPOINT) or "https://{service}.googleapis.com"
+        url = f"{endpoint.replace('{service}', service).rstrip('/')}/{_PATHS[service]}/{path}"
         for attempt in range(_TRIES):
             last = attempt == _TRIES - 1
             try:
@@ -129,7 +128,7 @@ class Api:
                 raise CloudError("Google could not be asked", where=url, why=_first_line(exc)) from exc
             if response.ok:
                 return dict(_json(response))
-            if last or not _passes(response):
+            if last or not (response.status_code in _RETRIED or _reasons(response) & _TOO_FAST):
                 raise self._refusal(service, verb, path, response)
             self.clock.sleep(_delay(attempt, response))
         raise AssertionError("the last try returns or raises")
@@ -175,16 +174,6 @@ def _session(project: str) -> requests.Session:
     return AuthorizedSession(credentials)  # type: ignore[no-untyped-call]  # google-auth's
 
 
-def _endpoint(service: str) -> str:
-    text = os.environ.get(ENDPOINT) or "https://{service}.googleapis.com"
-    return text.replace("{service}", service).rstrip("/")
-
-
-def _passes(response: requests.Response) -> bool:
-    """Whether asking again may help."""
-    return response.status_code in _RETRIED or bool(_reasons(response) & _TOO_FAST)
-
-
 def _delay(attempt: int, response: requests.Response | None = None) -> float:
     asked = response.headers.get("Retry-After", "") if response is not None else ""
     wanted = float(asked) if asked.isdigit() else _DELAY_S * 2**attempt
@@ -217,3 +206,105 @@ def _json(response: requests.Response) -> Json:
 
 def _first_line(exc: BaseException) -> str:
     return str(exc).partition("\n")[0]
+
+
+KIND = "ssh-ed25519"
+WAIT_S = 300.0
+_LOOK_EVERY_S = 3.0
+_KEY = re.compile(r"AAAAC3NzaC1lZDI1NTE5AAAAI[A-Za-z0-9+/=]+")
+
+
+def host_keys(
+    api: Api, zone: str, names: Iterable[str], *, report: Callable[[str], None], timeout_s: float = WAIT_S
+) -> dict[str, str]:
+    """Host -> its public key, as `ssh-ed25519 AAAA...`; waits for instances that have just started.
+
+    Raises:
+        ProvisionError: some did not publish theirs in time; ``failures`` names each.
+        CloudError: Google refused to show them.
+    """
+    missing = list(dict.fromkeys(names))
+    found: dict[str, str] = {}
+    give_up = api.clock.now() + timeout_s
+    while True:
+        for name in missing:
+            if key := _published(api, zone, name):
+                found[name] = f"{KIND} {key}"
+        missing = [name for name in missing if name not in found]
+        if not missing:
+            return found
+        if api.clock.now() >= give_up:
+            raise _silent(api, zone, missing, timeout_s)
+        report(f"waiting for the host keys of {len(missing)} of {len(missing) + len(found)} hosts")
+        api.clock.sleep(_LOOK_EVERY_S)
+
+
+def _published(api: Api, zone: str, name: str) -> str | None:
+    path = f"projects/{api.project}/zones/{zone}/instances/{name}/getGuestAttributes"
+    try:
+        answer = api.get("compute", path, queryPath="hostkeys/")
+    except CloudError as exc:
+        if exc.status == _NOT_FOUND:  # it has published nothing yet
+            return None
+        raise
+    items = answer.get("queryValue", {}).get("items", [])
+    key = next((str(item["value"]) for item in items if item.get("key") == KIND), "")
+    return key if _KEY.fullmatch(key) else None
+
+
+def _silent(api: Api, zone: str, names: list[str], timeout_s: float) -> ProvisionError:
+    failures = []
+    for name in names:
+        cause = f"{name} is {_status(api, zone, name)} and has not published its host key"
+        where = f"--zone {zone} --project {api.project}"
+        fix = f"`gcloud compute instances get-serial-port-output {name} {where}`"
+        failures.append(Failure(ProvisionError.code, cause, name, fix=fix, retryable=True))
+    return ProvisionError(
+        f"{', '.join(names)}: no host key after {timeout_s:.0f} s",
+        where=zone,
+        why=failures[0].cause,
+        fix=f"look at what it said while it started, {failures[0].fix}, then run `clusterctl up` again",
+        failures=tuple(failures),
+    )
+
+
+def _status(api: Api, zone: str, name: str) -> str:
+    try:
+        instance = api.get("compute", f"projects/{api.project}/zones/{zone}/instances/{name}")
+    except CloudError as exc:
+        return "not there" if exc.status == _NOT_FOUND else "in a state that Google does not tell"
+    return str(instance.get("status", "in no state"))
+
+
+_ANSWER_S: Final = 60.0
+_INSTALL: Final = (
+    "install the Google Cloud CLI (https://cloud.google.com/sdk/docs/install), then: gcloud auth login"
+)
+
+
+def iap_tunnel(instance: str, *, project: str, zone: str) -> tuple[str, ...]:
+    """The program that leads to an instance's SSH port; `%p` is that port."""
+    return (
+        *("gcloud", "compute", "start-iap-tunnel", instance, "%p", "--listen-on-stdin"),
+        *(f"--project={project}", f"--zone={zone}", "--verbosity=error"),
+    )
+
+
+def check_gcloud() -> None:
+    """That `gcloud` is installed and logged in.
+
+    Raises:
+        MachineError: it is not; no host could be reached.
+    """
+    why = "it carries SSH to hosts without a public address"
+    if shutil.which("gcloud") is None:
+        raise MachineError("missing tool: gcloud", why=why, fix=_INSTALL)
+    argv = ["gcloud", "auth", "list", "--filter=status:ACTIVE", "--format=value(account)"]
+    try:
+        done = run(argv, timeout_s=_ANSWER_S)
+    except (OSError, subprocess.TimeoutExpired) as exc:
+        raise MachineError("gcloud does not run", why=str(exc), fix=_INSTALL) from exc
+    if done.rc != 0:
+        raise MachineError("gcloud does not run", why=done.reason, fix=_INSTALL)
+    if not done.stdout.strip():
+        raise MachineError("gcloud is not logged in", why=why, fix="log in: gcloud auth login")

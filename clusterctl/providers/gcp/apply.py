@@ -2,22 +2,29 @@
 
 A machine that was made while Terraform, its provider or clusterctl was killed is not in the state: making it
 again says that it already exists. If it is this cluster's, by its label or by the id in its name, it is
-imported into the state by the plan that goes on from there; what is somebody else's is never touched. Quota
-and stock-out are not waited for: the user decides.
+imported into the state by the plan that goes on from there; what is somebody else's is left alone. Quota and
+stock-out are not waited for: the user decides.
 """
 
 from __future__ import annotations
 
+import re
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
-from clusterctl.errors import ProvisionError, TerraformError, UsageError
+from pydantic import TypeAdapter
+from ruamel.yaml import YAML
+
+from clusterctl.errors import Failure, ProvisionError, TerraformError, UsageError
 from clusterctl.providers.gcp.orphans import cluster_id_of
-from clusterctl.providers.gcp.terraform.client import Terraform
-from clusterctl.providers.gcp.terraform.plan import Plan, ResourceChange
+from clusterctl.providers.gcp.terraform.client import Plan, ResourceChange, Terraform
+from clusterctl.providers.gcp.terraform.run import Diagnostic, first_of
+from clusterctl.spec.base import Model
 from clusterctl.util.progress import LineReporter
 
 WAITS_S: Final = (5, 10, 20, 40, 60, 60)
@@ -50,12 +57,7 @@ def apply_plan(
     report: LineReporter,
     sleep: Callable[[float], None] = time.sleep,
 ) -> None:
-    """Do what ``plan`` shows, to the end.
-
-    Raises:
-        TerraformError: part of it can't be done; what was done stays, and the next run goes on from there.
-        StalePlanError: something else would have to be done by now.
-    """
+    """Do what ``plan`` shows, to the end."""
     waits, layers, clear = iter(WAITS_S), iter(range(_LAYERS)), owner.clear
     adopt: Mapping[str, str] = MappingProxyType({})
     failed: TerraformError | None = None
@@ -90,11 +92,7 @@ _COSTS: Final = ("google_compute_", "google_filestore_")
 
 
 def refuse_another(plan: Plan, cluster_id: str) -> None:
-    """That nothing in the state bears another cluster's id, as where two share a bucket for their states.
-
-    Raises:
-        ProvisionError: something does.
-    """
+    """That nothing in the state bears another cluster's id, as where two share a bucket for their states."""
     ids = {found for there in _there(plan) if (found := cluster_id_of(there)) not in (None, cluster_id)}
     if ids:
         raise ProvisionError(
@@ -107,11 +105,7 @@ def refuse_another(plan: Plan, cluster_id: str) -> None:
 
 
 def refuse_moved(plan: Plan, project: str) -> None:
-    """That what is there is in the project of the spec: `down` looks for what is left in one project alone.
-
-    Raises:
-        UsageError: it is in another one.
-    """
+    """Refuse a cluster that is in another project than the spec's: `down` looks in one project alone."""
     projects = {str(there["project"]) for there in _there(plan, _COSTS) if there.get("project")} - {project}
     if projects:
         raise UsageError(
@@ -123,3 +117,137 @@ def refuse_moved(plan: Plan, project: str) -> None:
 
 def _there(plan: Plan, types: tuple[str, ...] = ("google_",)) -> Iterator[Mapping[str, Any]]:
     return (change.before for change in plan.changes if change.before and change.type.startswith(types))
+
+
+Explain = Callable[[str, tuple[Diagnostic, ...]], TerraformError]
+
+_RULES: Final = Path(__file__).parent / "data" / "diagnoses.yaml"
+_NODE: Final = re.compile(r'^module\.nodes\.module\.node\["([^"]+)"\]\.')
+_CONTROLLER: Final = "module.controller."
+_UNKNOWN: Final = "terraform"
+_TAKEN: Final = "name-taken"
+_NAMED: Final = 5  # hosts of one cause
+_OWN_ACCOUNT: Final = "projects/{project}/serviceAccounts/{account}@{project}.iam.gserviceaccount.com"
+
+
+@dataclass(frozen=True, slots=True)
+class Place:
+    """Where a cluster is. ``enables_apis``: an API that is off is one that was just switched on."""
+
+    project: str
+    zone: str
+    controller: str  # its host's name
+    enables_apis: bool = False
+
+    @property
+    def region(self) -> str:
+        """The region that the zone is in."""
+        return self.zone.rsplit("-", 1)[0]
+
+    def host_of(self, address: str) -> str | None:
+        """The host that a resource of our module belongs to."""
+        if node := _NODE.match(address):
+            return node.group(1)
+        return self.controller if address.startswith(_CONTROLLER) else None
+
+
+class Rule(Model):
+    """One entry of diagnoses.yaml."""
+
+    code: str
+    match: Sequence[str]
+    cause: str
+    fix: str
+    transient: bool = False
+    later: bool = False
+
+    def groups(self, text: str) -> Mapping[str, str] | None:
+        """What the patterns that are found name, the first one's words first; None if none is found."""
+        found = [match for pattern in self.match if (match := re.search(pattern, text))]
+        named = [group for match in reversed(found) for group in match.groupdict().items()]
+        return {name: value for name, value in named if value} if found else None
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """What one diagnostic means; ``import_id`` is that of what already exists."""
+
+    failure: Failure
+    transient: bool = False
+    import_id: str = ""
+
+
+@cache
+def rules() -> tuple[Rule, ...]:
+    """The rules, in their order."""
+    return TypeAdapter(tuple[Rule, ...]).validate_python(YAML(typ="safe").load(_RULES))
+
+
+def explaining(place: Place) -> Explain:
+    """For ``Terraform(explain=…)``: what was being done and its diagnostics -> the error."""
+
+    def explain(what: str, diagnostics: tuple[Diagnostic, ...]) -> TerraformError:
+        findings = [(diagnostic.address, diagnose(diagnostic, place)) for diagnostic in diagnostics]
+        failures = tuple(dict.fromkeys(finding.failure for _, finding in findings))
+        error = TerraformError(
+            what,
+            where=f"project {place.project}, {place.zone}",
+            why="; ".join(_causes(failures)),
+            fix="; ".join(dict.fromkeys(failure.fix for failure in failures)),
+            failures=failures,
+        )
+        error.transient = bool(findings) and all(finding.transient for _, finding in findings)
+        error.already_exists = {
+            address: found.import_id for address, found in findings if address and found.import_id
+        }
+        return error
+
+    return explain
+
+
+def diagnose(diagnostic: Diagnostic, place: Place) -> Finding:
+    """The meaning of one; what no rule knows is shown whole."""
+    text = " ".join(diagnostic.text.split())
+    host = place.host_of(diagnostic.address)
+    for rule in rules():
+        if (groups := rule.groups(text)) is not None:
+            words = _Words({"project": place.project, "zone": place.zone, "region": place.region, **groups})
+            cause, fix = rule.cause.format_map(words), rule.fix.format_map(words)
+            transient = rule.transient or (rule.code == "api-off" and place.enables_apis)
+            failure = Failure(rule.code, cause, host, "provision", fix, transient or rule.later)
+            return Finding(failure, transient, _import_id(groups, place) if rule.code == _TAKEN else "")
+    where = f" ({diagnostic.address})" if diagnostic.address else ""
+    fix = "look up what Google's provider says; what was made stays, and the next run goes on from there"
+    return Finding(Failure(_UNKNOWN, f"{diagnostic.text.strip()}{where}", host, "provision", fix))
+
+
+def _import_id(groups: Mapping[str, str], place: Place) -> str:
+    """The id by which Terraform imports what is there already; empty where the text does not say it."""
+    if "account" in groups:
+        return _OWN_ACCOUNT.format_map({"project": place.project, **groups})
+    if "role" in groups:
+        return f"{groups['role_in']}/roles/{groups['role']}"
+    return groups.get("taken", "")
+
+
+class _Words(dict[str, "_Word"]):
+    """The values of `{name}` and `{name:what to say where it is not known}`."""
+
+    def __init__(self, known: Mapping[str, str]) -> None:
+        super().__init__({name: _Word(value) for name, value in known.items()})
+
+    def __missing__(self, name: str) -> _Word:
+        return _Word("")
+
+
+class _Word(str):
+    def __format__(self, otherwise: str) -> str:
+        return str(self) or otherwise
+
+
+def _causes(failures: Iterable[Failure]) -> list[str]:
+    """Each cause once, after the hosts that it is the cause of."""
+    hosts: dict[str, list[str]] = {}
+    for failure in failures:
+        hosts.setdefault(failure.cause, []).extend([failure.host] if failure.host else [])
+    return [f"{first_of(named, _NAMED)}: {cause}" if named else cause for cause, named in hosts.items()]

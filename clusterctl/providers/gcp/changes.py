@@ -11,12 +11,12 @@ from typing import Any, Final
 from ruamel.yaml import YAML
 
 from clusterctl.providers.base import Action, HostChange
+from clusterctl.providers.gcp.apply import Place
 from clusterctl.providers.gcp.costs import OFF
-from clusterctl.providers.gcp.diagnose import Place
-from clusterctl.providers.gcp.terraform.plan import Action as TerraformAction
-from clusterctl.providers.gcp.terraform.plan import Plan, ResourceChange
+from clusterctl.providers.gcp.terraform.client import Action as TerraformAction
+from clusterctl.providers.gcp.terraform.client import Plan, ResourceChange
 from clusterctl.providers.gcp.terraform.run import Resource
-from clusterctl.spec import gcp_machines
+from clusterctl.spec import gcp
 
 INSTANCE: Final = "google_compute_instance"
 _SHAPE: Final = "terraform_data.shape"
@@ -117,7 +117,7 @@ def _host(
 def _what(instance: Mapping[str, Any]) -> str:
     """`g2-standard-8, 1 x l4, spot`."""
     words = [str(instance.get("machine_type"))]
-    machine = gcp_machines.machine(words[0])
+    machine = gcp.machine(words[0])
     added = instance.get("guest_accelerator") or ()
     if machine is not None and machine.gpu is not None:  # of its own, which Google names among the added, too
         words.append(f"{machine.gpu.count} x {machine.gpu.type}")

@@ -6,12 +6,14 @@ import re
 from collections.abc import Callable, Iterable, Mapping
 from functools import cache
 from importlib.resources import files
+from types import MappingProxyType
 from typing import Annotated, Any, Final
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import Field
 from ruamel.yaml import YAML
 
-from clusterctl.spec import gcp_machines
+from clusterctl.spec import gcp
+from clusterctl.spec.base import Model
 from clusterctl.spec.gcp import GcpProvider
 from clusterctl.spec.models import ClusterSpec, Partition
 from clusterctl.spec.units import GIB_MIB
@@ -22,11 +24,7 @@ LOCAL_SSD_GIB: Final = 375
 Usd = Annotated[float, Field(ge=0)]
 
 
-class _Row(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class _Shares(_Row):
+class _Shares(Model):
     vcpu: Usd
     gib: Usd
 
@@ -35,17 +33,17 @@ class _Family(_Shares):
     spot: _Shares | None = None
 
 
-class _Gpu(_Row):
+class _Gpu(Model):
     each: Usd
     spot: Usd | None = None
 
 
-class _Nat(_Row):
+class _Nat(Model):
     machine: Usd
     machines: int
 
 
-class Table(_Row):
+class Table(Model):
     """The table of one region on one day."""
 
     date: str
@@ -68,11 +66,6 @@ def table() -> Table:
     return Table.model_validate({**document, "date": str(document["date"])})
 
 
-def priced_on() -> str:
-    """The date of the table."""
-    return table().date
-
-
 def caveat(region: str) -> str:
     """What must be known of its prices in this region; "" if nothing."""
     known = table().region
@@ -81,14 +74,12 @@ def caveat(region: str) -> str:
 
 def of_disk(kind: str, gib: float) -> float | None:
     """One persistent disk."""
-    rate = table().disks.get(kind)
-    return None if rate is None else of_gib(rate, gib)
+    return of_gib(table().disks.get(kind), gib)
 
 
 def of_filestore(tier: str, gib: float) -> float | None:
     """A Filestore instance."""
-    rate = table().filestore.get(tier)
-    return None if rate is None else of_gib(rate, gib)
+    return of_gib(table().filestore.get(tier), gib)
 
 
 def of_nat(hosts: int) -> float:
@@ -97,26 +88,24 @@ def of_nat(hosts: int) -> float:
     return min(hosts, known.nat.machines) * known.nat.machine + known.address
 
 
-def of_gib(usd_a_month: float, gib: float) -> float:
+def of_gib(usd_a_month: float | None, gib: float) -> float | None:
     """An hour of what is charged by GiB and month."""
-    return usd_a_month * gib / HOURS_A_MONTH
+    return None if usd_a_month is None else usd_a_month * gib / HOURS_A_MONTH
 
 
 def total(parts: Iterable[float | None]) -> float | None:
     """The sum; not known as soon as one part is not."""
-    known = 0.0
-    for part in parts:
-        if part is None:
-            return None
-        known += part
-    return known
+    known = tuple(parts)
+    return None if None in known else sum(filter(None, known))
 
 
-def of_machine(name: str, gpus: Mapping[str, int], *, spot: bool, own: Mapping[str, float]) -> float | None:
+def of_machine(
+    name: str, gpus: Mapping[str, int], *, spot: bool, own: Mapping[str, float] = MappingProxyType({})
+) -> float | None:
     """A machine without its disks. ``gpus``: those that are added to it, by Google's name; ``own`` prices of
     machine types, which have their GPUs in them, come before the table's.
     """
-    known, machine = table(), gcp_machines.machine(name)
+    known, machine = table(), gcp.machine(name)
     if name in own:
         return own[name]
     if not spot and name in known.machines:
@@ -156,10 +145,8 @@ def host_price(spec: ClusterSpec) -> Callable[[Attributes], float | None]:
     said = {p.name: p.price_per_hour for p in spec.partitions if p.price_per_hour is not None}
 
     def price(instance: Attributes) -> float | None:
-        if instance.get("current_status") in OFF:
-            return _of_instance(instance, own)
         node = re.fullmatch(rf"{re.escape(spec.name)}-(.+)-[0-9]+", str(instance.get("name")))
-        if node and node[1] in said:
+        if node and node[1] in said and instance.get("current_status") not in OFF:
             return said[node[1]]
         return _of_instance(instance, own)
 
@@ -170,14 +157,14 @@ def node_price(spec: ClusterSpec, partition: Partition) -> float | None:
     """What the machine, the GPUs and the disks of a partition's node cost."""
     if not isinstance(spec.provider, GcpProvider):
         return None
-    nodes, machine = spec.provider.nodes_of(partition.name), gcp_machines.machine_of(spec, partition)
+    nodes, machine = spec.provider.nodes_of(partition.name), gcp.machine_of(spec, partition)
     added = machine.gpu if machine.guest_accelerator else None
     gpus = {str(machine.accelerator): added.count} if added else {}
-    extra = ((gcp_machines.extra_disk_type(machine, disk), disk.size) for disk in nodes.extra_disks)
-    disks = ((gcp_machines.boot_disk_type(machine, nodes.boot_disk), nodes.boot_disk.size), *extra)
+    extra = ((gcp.extra_disk_type(machine, disk), disk.size) for disk in nodes.extra_disks)
+    disks = ((gcp.boot_disk_type(machine, nodes.boot_disk), nodes.boot_disk.size), *extra)
     return total(
         [
-            _machine(machine.name, gpus, spot=nodes.spot, own=spec.provider.prices),
+            of_machine(machine.name, gpus, spot=nodes.spot, own=spec.provider.prices),
             of_local_ssds(nodes.local_ssds, spot=nodes.spot),
             *(of_disk(kind, mib / GIB_MIB) for kind, mib in disks),
         ]
@@ -223,7 +210,7 @@ def _of_row_of_instance(row: Attributes) -> float | None:
         for gpu in row.get("guestAccelerators", ())
     }
     spot = row.get("scheduling", {}).get("provisioningModel") == "SPOT"
-    return _machine(_last_part(row.get("machineType", "")), gpus, spot=spot)
+    return of_machine(_last_part(row.get("machineType", "")), gpus, spot=spot)
 
 
 def _of_instance(instance: Attributes, own: Mapping[str, float]) -> float | None:
@@ -232,17 +219,13 @@ def _of_instance(instance: Attributes, own: Mapping[str, float]) -> float | None
     gpus = {
         _last_part(str(gpu["type"])): int(gpu["count"]) for gpu in instance.get("guest_accelerator") or ()
     }
-    known = gcp_machines.machine(name)
+    known = gcp.machine(name)
     added = max(len(instance.get("scratch_disk") or ()) - (known.bundled_ssds if known else 0), 0)
     off = instance.get("current_status") in OFF
-    running = [_machine(name, gpus, spot=spot, own=own), of_local_ssds(added, spot=spot)]
+    running = [of_machine(name, gpus, spot=spot, own=own), of_local_ssds(added, spot=spot)]
     boot = [p for disk in instance.get("boot_disk") or () for p in disk.get("initialize_params") or ()]
-    return total(
-        [
-            *([] if off else running),
-            *(of_disk(str(disk.get("type")), float(disk.get("size") or 0)) for disk in boot),
-        ]
-    )
+    disks = (of_disk(str(disk.get("type")), float(disk.get("size") or 0)) for disk in boot)
+    return total([*([] if off else running), *disks])
 
 
 def _of_other(kind: str, attributes: Attributes, hosts: int) -> float | None:
@@ -256,12 +239,6 @@ def _of_other(kind: str, attributes: Attributes, hosts: int) -> float | None:
             return of_nat(hosts)
         case _:
             return 0.0
-
-
-def _machine(
-    name: str, gpus: Mapping[str, int], *, spot: bool, own: Mapping[str, float] | None = None
-) -> float | None:
-    return of_machine(name, gpus, spot=spot, own=own or {})
 
 
 def _last_part(url: str) -> str:

@@ -1,7 +1,7 @@
 """The cluster's resources at Google, found through the API itself by labels, not from any state.
 
 What can't carry labels has them as words in its description, and a name that begins with `<cluster>-<id>`.
-Nothing else is ever touched.
+All else is left alone.
 """
 
 from __future__ import annotations
@@ -20,16 +20,6 @@ CLUSTER_LABEL: Final = "clusterctl-cluster"
 ID_LABEL: Final = "clusterctl-id"
 _TERRAFORMS: Final = ("effective_labels", "terraform_labels")
 _WORDS = re.compile(rf"\b({CLUSTER_LABEL}|{ID_LABEL})=([a-z0-9-]+)")
-
-
-def labels(cluster: str, cluster_id: str) -> dict[str, str]:
-    """What every resource of a cluster is labelled with."""
-    return {CLUSTER_LABEL: cluster, ID_LABEL: cluster_id}
-
-
-def description(cluster: str, cluster_id: str) -> str:
-    """The same in words, for what can't carry labels."""
-    return f"{CLUSTER_LABEL}={cluster} {ID_LABEL}={cluster_id}"
 
 
 def read_labels(resource: Mapping[str, Any]) -> dict[str, str]:
@@ -124,22 +114,14 @@ _ORDER: Final = (
 
 
 def find_resources(api: Api, cluster_id: str) -> tuple[Found, ...]:
-    """Everything of this cluster, in the order in which it can be deleted.
-
-    Raises:
-        CloudError: Google could not be asked, or did not look everywhere.
-    """
+    """Everything of this cluster, in the order in which it can be deleted."""
     return tuple(
         _look(api, _Wanted(ID_LABEL, cluster_id, f"{_CLUSTER}-{cluster_id}(-.*)?", f".*-{cluster_id}.*"))
     )
 
 
 def orphan_ids(api: Api, cluster: str) -> tuple[str, ...]:
-    """The ids of all clusters of that name in the project, whoever made them.
-
-    Raises:
-        CloudError: as ``find``.
-    """
+    """The ids of all clusters of that name in the project, whoever made them."""
     found = _look(api, _Wanted(CLUSTER_LABEL, cluster, f"{cluster}-{_ID}(-.*)?", f"{cluster}-.*"))
     return tuple(sorted({one.cluster_id for one in found if one.cluster_id}))
 
@@ -147,11 +129,7 @@ def orphan_ids(api: Api, cluster: str) -> tuple[str, ...]:
 def remove_resources(
     api: Api, found: Iterable[Found], *, report: Callable[[str], None], timeout_s: float = WAIT_S
 ) -> None:
-    """Delete what was found; what is gone already is fine. One kind after the other, each waited for.
-
-    Raises:
-        ProvisionError: something could not be deleted; ``failures`` names each, and the rest is gone.
-    """
+    """Delete what was found; what is gone already is fine. One kind after the other, each waited for."""
     going = [one for one in found if not one.kept]
     failures: list[Failure] = []
     for kind in _ORDER:
@@ -224,21 +202,21 @@ def _compute(api: Api, kind: _Kind, wanted: _Wanted) -> Iterator[Found]:
         place = str(row.get(kind.scope, "")).rpartition("/")[2]
         scope = f"{kind.scope}s/{place}" if place else "global"
         its_path = f"projects/{api.project}/{scope}/{kind.collection}/{row['name']}"
-        yield Found(kind.word, row["name"], place, "compute", its_path, **_facts(kind.word, row))
+        yield _found(kind.word, row, row["name"], "compute", its_path, where=place)
 
 
 def _filestores(api: Api, wanted: _Wanted) -> Iterator[Found]:
     for row in _rows(api, "file", f"projects/{api.project}/locations/-/instances", "instances"):
         if wanted.is_on(row):
             _, _, _, place, _, name = row["name"].split("/")
-            yield Found("shared folder", name, place, "file", row["name"], **_facts("shared folder", row))
+            yield _found("shared folder", row, name, "file", row["name"], where=place)
 
 
 def _accounts(api: Api, wanted: _Wanted) -> Iterator[Found]:
     for row in _rows(api, "iam", f"projects/{api.project}/serviceAccounts", "accounts"):
         if wanted.is_on(row):
             name = str(row["email"]).partition("@")[0]
-            yield Found("service account", name, "", "iam", row["name"], **_facts("service account", row))
+            yield _found("service account", row, name, "iam", row["name"])
 
 
 def _buckets(api: Api, wanted: _Wanted) -> Iterator[Found]:
@@ -246,31 +224,23 @@ def _buckets(api: Api, wanted: _Wanted) -> Iterator[Found]:
         if wanted.is_on(row):
             holds = api.get("storage", f"b/{row['name']}/o", maxResults="1").get("items")
             kept = "it holds something" if holds else ""
-            path = f"b/{row['name']}"
-            yield Found("bucket", row["name"], "", "storage", path, **_facts("bucket", row), kept=kept)
+            yield _found("bucket", row, row["name"], "storage", f"b/{row['name']}", kept=kept)
 
 
-def _facts(kind: str, row: Json) -> dict[str, Any]:
-    """Whose it is, and what it costs."""
-    return {
-        "cluster_id": read_labels(row).get(ID_LABEL, ""),
-        "usd_per_hour": costs.of_row(kind, row),
-    }
+def _found(
+    kind: str, row: Json, name: str, service: str, path: str, *, where: str = "", kept: str = ""
+) -> Found:
+    cluster_id = read_labels(row).get(ID_LABEL, "")
+    return Found(kind, name, where, service, path, cluster_id, costs.of_row(kind, row), kept)
 
 
 def _rows(api: Api, service: str, path: str, key: str, **query: str) -> Iterator[Json]:
     """The rows of all pages; none where the API is off, for then there is nothing."""
     try:
         for page in api.pages(service, path, **query):
-            yield from _in_page(page, key)
+            items: Any = page.get(key, page.get("items", ()))
+            if isinstance(items, dict):  # an aggregated list: scope -> its rows
+                items = [row for scope in items.values() for row in scope.get(key, ())]
+            yield from items
     except ApiOffError:
         return
-
-
-def _in_page(page: Mapping[str, Any], key: str) -> Iterator[Json]:
-    items = page.get(key, page.get("items", ()))
-    if isinstance(items, dict):  # an aggregated list: scope -> its rows
-        for scope in items.values():
-            yield from scope.get(key, ())
-    else:
-        yield from items

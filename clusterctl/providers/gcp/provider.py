@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Mapping
 from functools import cache
 from importlib.resources import files
 from ipaddress import IPv4Network
@@ -11,22 +11,19 @@ from typing import Any, Final
 from ruamel.yaml import YAML
 
 from clusterctl.errors import LockedError, ProvisionError, StalePlanError
-from clusterctl.providers.base import Bake, Leftover, Planned, Provisioned, Size, hosts_as_raised
-from clusterctl.providers.gcp import costs, orphans, ssh, tfvars
-from clusterctl.providers.gcp.api import Api
-from clusterctl.providers.gcp.apply import Owner, apply_plan, refuse_another, refuse_moved
+from clusterctl.providers.base import Bake, Leftover, Planned, Provisioned, Sizes, hosts_as_raised
+from clusterctl.providers.gcp import costs, orphans, tfvars
+from clusterctl.providers.gcp.api import Api, check_gcloud, host_keys, iap_tunnel
+from clusterctl.providers.gcp.apply import Owner, Place, apply_plan, explaining, refuse_another, refuse_moved
 from clusterctl.providers.gcp.changes import INSTANCE, host_changes, lost, names, other_changes
-from clusterctl.providers.gcp.diagnose import Place, explaining
 from clusterctl.providers.gcp.orphans import ID_LABEL
-from clusterctl.providers.gcp.ssh import host_keys
-from clusterctl.providers.gcp.terraform.client import Terraform
-from clusterctl.providers.gcp.terraform.plan import Plan, ResourceChange
+from clusterctl.providers.gcp.terraform.client import Plan, ResourceChange, Terraform
 from clusterctl.providers.gcp.tfvars import variables
-from clusterctl.spec import gcp_machines
+from clusterctl.spec import gcp
 from clusterctl.spec.base import Model
 from clusterctl.spec.distributions import UNSEEN
 from clusterctl.spec.gcp import GcpProvider as Settings
-from clusterctl.spec.gcp_machines import Machine
+from clusterctl.spec.gcp import Machine
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory, SharedFolder
 from clusterctl.state.journal import digest
@@ -46,9 +43,9 @@ class GcpProvider:
         self._is_done = False  # what was shown
 
     def check(self, spec: ClusterSpec) -> None:
-        if refused := gcp_machines.refusal(spec):
+        if refused := gcp.refusal(spec):
             raise refused
-        ssh.check_gcloud()
+        check_gcloud()
 
     def examine(self, spec: ClusterSpec, workspace: Workspace, *, hosts: Collection[str]) -> None:
         """Its hosts are there once they are made."""
@@ -56,17 +53,10 @@ class GcpProvider:
     def prepare(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake, report: Reporter) -> None:
         """Hosts are installed on when they are there."""
 
-    def sizes(self, spec: ClusterSpec) -> Mapping[str, Size]:  # noqa: ARG002
+    def sizes(self, spec: ClusterSpec) -> Sizes:  # noqa: ARG002
         return {}  # the hardware decides
 
-    def plan(
-        self,
-        spec: ClusterSpec,
-        workspace: Workspace,
-        *,
-        keep: Mapping[str, Size],  # noqa: ARG002
-        report: Reporter,
-    ) -> Planned:
+    def plan(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> Planned:  # noqa: ARG002
         asked = self._write_module(spec, workspace)
         terraform = self._terraform(workspace, spec.controller_host, report)
         terraform.init()
@@ -81,21 +71,14 @@ class GcpProvider:
         return Planned(
             tuple(sorted(hosts, key=lambda host: order.get(host.name, len(order)))),
             other_changes(plan),
-            priced_on=costs.priced_on(),
+            priced_on=costs.table().date,
             other_usd_per_hour=(now, then),
             other_unpriced=unknown,
             other_lost=lost(plan),
             notes=(*_notes(spec), *filter(None, [costs.caveat(self._settings.region_name)])),
         )
 
-    def apply(
-        self,
-        spec: ClusterSpec,
-        workspace: Workspace,
-        *,
-        keep: Mapping[str, Size],  # noqa: ARG002
-        report: Reporter,
-    ) -> Provisioned:
+    def apply(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> Provisioned:  # noqa: ARG002
         asked = self._write_module(spec, workspace)
         terraform = self._terraform(workspace, spec.controller_host, report)
         terraform.init()
@@ -110,11 +93,7 @@ class GcpProvider:
         return Provisioned(inventory, _notes(spec), made, started)
 
     def _since_shown(self, terraform: Terraform) -> Plan:
-        """What there is to do where nothing was shown, or all of that is done: hosts that went down since.
-
-        Raises:
-            StalePlanError: by now it would remove what was not shown.
-        """
+        """What there is to do where nothing was shown, or all of that is done: hosts that went down since."""
         plan = terraform.plan()
         gone = [host.name for host in host_changes(plan) if host.destroys]
         if self._is_done and (gone or lost(plan)):
@@ -177,11 +156,7 @@ class GcpProvider:
         return Terraform(workspace.terraform, report, explain=explaining(place), names=names(place))
 
     def _inventory(
-        self,
-        spec: ClusterSpec,
-        workspace: Workspace,
-        outputs: Mapping[str, Any],
-        report: Reporter,
+        self, spec: ClusterSpec, workspace: Workspace, outputs: Mapping[str, Any], report: Reporter
     ) -> Inventory:
         names, hosts = _names(spec), outputs["hosts"]
         before = ((host, hosts.get(host.name)) for host in hosts_as_raised(workspace).values())
@@ -193,16 +168,7 @@ class GcpProvider:
             cluster=spec.name,
             cluster_id=workspace.cluster_id(),
             provider=self._settings.type,
-            hosts=tuple(
-                self._host(
-                    spec,
-                    name,
-                    hosts[name],
-                    host_key=keys[name],
-                    distribution=same[name].distribution if name in same else UNSEEN,
-                )
-                for name in names
-            ),
+            hosts=tuple(self._host(spec, name, hosts[name], keys[name], same.get(name)) for name in names),
             network=outputs.get("network_cidr") or self._subnetwork_cidr(),
             shared=SHARED,
             shared_folder=SharedFolder.model_validate(outputs["shared"]),
@@ -211,24 +177,22 @@ class GcpProvider:
         )
 
     def _host(
-        self, spec: ClusterSpec, name: str, output: Mapping[str, Any], *, host_key: str, distribution: str
+        self, spec: ClusterSpec, name: str, output: Mapping[str, Any], host_key: str, before: Host | None
     ) -> Host:
         partition = next((p for p in spec.partitions if p.name == output["partition"]), None)
         nodes = self._settings.nodes_of(partition.name) if partition else self._settings.controller
-        machine = (
-            gcp_machines.machine_of(spec, partition) if partition else gcp_machines.controller_machine(spec)
-        )
+        machine = gcp.machine_of(spec, partition) if partition else gcp.controller_machine(spec)
         return Host(
             name=name,
             address=output["address"],
             roles=(COMPUTE if partition else CONTROLLER,),
             partition=partition.name if partition else None,
             host_key=host_key,
-            distribution=distribution,
+            distribution=before.distribution if before else UNSEEN,
             instance_id=output["instance_id"],
             cpus=output.get("cpus"),  # these two only by an override of the module
             memory_mib=output.get("memory_mib"),
-            proxy_command=ssh.iap_tunnel(name, project=self._settings.project, zone=self._settings.zone),
+            proxy_command=iap_tunnel(name, project=self._settings.project, zone=self._settings.zone),
             job_environment=job_environment(machine, gvnic=nodes.gvnic or machine.gvnic_only),
             local_ssds=nodes.local_ssds + machine.bundled_ssds,
         )
@@ -247,24 +211,20 @@ def _names(spec: ClusterSpec) -> tuple[str, ...]:
 
 def _new_hosts(plan: Plan) -> tuple[tuple[str, ...], tuple[str, ...]]:
     """The hosts that a plan makes, and those that were there and did not run."""
-    found = [change for change in plan.changes if change.type == INSTANCE]
-    made = [change for change in found if change.action in ("create", "replace")]
-    stopped = [c for c in found if c not in made and (c.before or {}).get("current_status") in costs.OFF]
-    return tuple(map(_name, made)), tuple(map(_name, stopped))
+    found = {_attributes(change)["name"]: change for change in plan.changes if change.type == INSTANCE}
+    made = tuple(name for name, change in found.items() if change.action in ("create", "replace"))
+    off = (name for name, change in found.items() if (change.before or {}).get("current_status") in costs.OFF)
+    return made, tuple(name for name in off if name not in made)
 
 
-def _name(change: ResourceChange) -> str:
-    return str((change.after or change.before or {})["name"])
+def _attributes(change: ResourceChange) -> Mapping[str, Any]:
+    return change.after or change.before or {}
 
 
 def _notes(spec: ClusterSpec) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(said for machine in _machines(spec) if (said := network_note(machine))))
-
-
-def _machines(spec: ClusterSpec) -> Iterator[Machine]:
-    yield gcp_machines.controller_machine(spec)
-    for partition in spec.partitions:
-        yield gcp_machines.machine_of(spec, partition)
+    partitions = (gcp.machine_of(spec, partition) for partition in spec.partitions)
+    notes = map(network_note, (gcp.controller_machine(spec), *partitions))
+    return tuple(dict.fromkeys(filter(None, notes)))
 
 
 _NAME_PARTS: Final = 2  # of a machine type, that name its family: a3-highgpu

@@ -13,9 +13,8 @@ from typing import Any, Final
 
 from clusterctl.errors import UsageError
 from clusterctl.providers.gcp.terraform.client import BACKEND_FILE
-from clusterctl.spec import gcp_machines
-from clusterctl.spec.gcp import Bucket, Filestore, GcpDisk, GcpNodes, GcpProvider, GcsState
-from clusterctl.spec.gcp_machines import Machine, image_of
+from clusterctl.spec import gcp
+from clusterctl.spec.gcp import GcpDisk, GcpNodes, GcpProvider, GcsState, Machine, image_of
 from clusterctl.spec.models import ADMIN_USER, ClusterSpec, Partition
 from clusterctl.spec.units import GIB_MIB
 from clusterctl.state.inventory import CONTROLLER
@@ -30,6 +29,7 @@ Variables = dict[str, Any]
 def variables(spec: ClusterSpec, cluster_id: str, public_key: str) -> Variables:
     """The variables of the root module, as JSON has them. The spec's provider is Google Cloud."""
     settings = settings_of(spec)
+    share = settings.filestore
     return {
         "project": settings.project,
         "region": settings.region_name,
@@ -55,8 +55,8 @@ def variables(spec: ClusterSpec, cluster_id: str, public_key: str) -> Variables:
             for partition in spec.partitions
             if settings.nodes_of(partition.name).compact_placement
         ],
-        "filestore": _filestore(settings.filestore),
-        "bucket": _bucket(settings.bucket),
+        "filestore": share and {"tier": share.tier, "capacity_gib": share.capacity // GIB_MIB},
+        "bucket": settings.bucket and settings.bucket.model_dump(mode="json"),
     }
 
 
@@ -83,7 +83,7 @@ def placement(spec: ClusterSpec, cluster_id: str, partition: Partition) -> str:
 
 
 def _hosts(spec: ClusterSpec, settings: GcpProvider, cluster_id: str) -> dict[str, Variables]:
-    controller = _host(settings.controller, gcp_machines.controller_machine(spec))
+    controller = _host(settings.controller, gcp.controller_machine(spec))
     hosts = {spec.controller_host: {"role": "controller", "partition": None, **controller, "placement": None}}
     for partition in spec.partitions:
         nodes = settings.nodes_of(partition.name)
@@ -91,7 +91,7 @@ def _hosts(spec: ClusterSpec, settings: GcpProvider, cluster_id: str) -> dict[st
         host = {
             "role": "compute",
             "partition": partition.name,
-            **_host(nodes, gcp_machines.machine_of(spec, partition)),
+            **_host(nodes, gcp.machine_of(spec, partition)),
         }
         hosts |= {name: {**host, "placement": policy} for name in spec.node_names(partition)}
     return hosts
@@ -102,10 +102,8 @@ def _host(nodes: GcpNodes, machine: Machine) -> Variables:
     return {
         "machine_type": machine.name,
         "image": image_of(nodes, machine).model_dump(mode="json"),
-        "boot_disk": _disk(nodes.boot_disk, gcp_machines.boot_disk_type(machine, nodes.boot_disk)),
-        "extra_disks": [
-            _disk(disk, gcp_machines.extra_disk_type(machine, disk)) for disk in nodes.extra_disks
-        ],
+        "boot_disk": _disk(nodes.boot_disk, gcp.boot_disk_type(machine, nodes.boot_disk)),
+        "extra_disks": [_disk(disk, gcp.extra_disk_type(machine, disk)) for disk in nodes.extra_disks],
         "local_ssds": nodes.local_ssds,
         "guest_accelerator": {"type": machine.accelerator, "count": added.count} if added else None,
         "has_gpu": machine.gpu is not None,
@@ -119,16 +117,6 @@ def _host(nodes: GcpNodes, machine: Machine) -> Variables:
 
 def _disk(disk: GcpDisk, kind: str) -> Variables:
     return {"size_gib": disk.size // GIB_MIB, "type": kind}
-
-
-def _filestore(filestore: Filestore | None) -> Variables | None:
-    if filestore is None:
-        return None
-    return {"tier": filestore.tier, "capacity_gib": filestore.capacity // GIB_MIB}
-
-
-def _bucket(bucket: Bucket | None) -> Variables | None:
-    return None if bucket is None else bucket.model_dump(mode="json")
 
 
 VARIABLES: Final = "clusterctl.auto.tfvars.json"
@@ -150,11 +138,7 @@ def controller_of(folder: Path) -> str:
 
 
 def write_module(folder: Path, variables: Mapping[str, Any], state: GcsState | None, *, cluster: str) -> None:
-    """Bring our files up to date; what has not changed is left alone.
-
-    Raises:
-        UsageError: the state is somewhere else than the spec says now.
-    """
+    """Bring our files up to date; what has not changed is left alone."""
     folder.mkdir(mode=0o700, exist_ok=True)
     backend = _backend(state, cluster)
     _refuse_moved_state(folder, backend)

@@ -4,23 +4,31 @@ from __future__ import annotations
 
 import json
 import os
+import platform
 import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from clusterctl.errors import DiskError, LockedError, MachineError, ProvisionError
+from clusterctl.state.inventory import ARCHITECTURE
 from clusterctl.util.progress import Reporter, Waiting
 
 _MODULE = "clusterctl.providers.local.helper"
 _ERRORS = {kind.code: kind for kind in (DiskError, LockedError, MachineError)}
 
 
-def call(verb: str, request: dict[str, Any], *, report: Reporter) -> dict[str, Any]:
-    """One request to its result.
+def call(
+    verb: str,
+    request: dict[str, Any],
+    *,
+    report: Reporter,
+    ready: Callable[[dict[str, Any]], None] | None = None,
+) -> dict[str, Any]:
+    """One request to its result; ``ready`` is called while an image that is baked answers SSH.
 
     Raises:
         MachineError: this machine can't do it, or we have no right to.
@@ -28,14 +36,6 @@ def call(verb: str, request: dict[str, Any], *, report: Reporter) -> dict[str, A
         ProvisionError: it was tried and failed.
     """
     with _helper(verb) as process:
-        return converse(process, request, report, ready=None)
-
-
-def call_with_bake(
-    request: dict[str, Any], *, report: Reporter, ready: Callable[[dict[str, Any]], None]
-) -> dict[str, Any]:
-    """The `bake` request; ``ready`` is called while the image answers SSH."""
-    with _helper("bake") as process:
         return converse(process, request, report, ready=ready)
 
 
@@ -44,57 +44,47 @@ def _helper(verb: str) -> Iterator[subprocess.Popen[str]]:
     argv = [*elevation(sys.platform), sys.executable, "-I", "-B", "-m", _MODULE, verb]
     # In a thread: Ctrl-C reaches the main one, and must not come between the fork and our knowing of it.
     with ThreadPoolExecutor(max_workers=1) as pool:
-        starting = pool.submit(_start, argv)
+        starting = pool.submit(
+            subprocess.Popen,
+            argv,  # -B: bytecode that root wrote into a user's own installation is what they could not remove
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            cwd="/",
+            process_group=0,  # Ctrl-C is ours; but the session stays, so that sudo finds its ticket
+        )
         try:
             yield starting.result()
         finally:
             _dismiss(starting.result())
 
 
-def _start(argv: list[str]) -> subprocess.Popen[str]:
-    return subprocess.Popen(
-        argv,  # -B: bytecode that root wrote into a user's own installation is what they could not remove
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        cwd="/",
-        process_group=0,  # Ctrl-C is ours; but the session stays, so that sudo finds its ticket
-    )
-
-
 def _dismiss(process: subprocess.Popen[str]) -> None:
     """Close stdin, which tells a helper that is still at work to stop and clean up, and await its end."""
     for pipe in (process.stdin, process.stdout, process.stderr):
         if pipe is not None:
-            try:
+            with suppress(BrokenPipeError):
                 pipe.close()
-            except BrokenPipeError:
-                continue
     process.wait()
 
 
-def refuse_other_systems(platform: str) -> None:
-    """That local nodes can be at all where ``sys.platform`` says this.
-
-    Raises:
-        MachineError: they can't.
-    """
-    if platform != "linux":
+def refuse_other_machines(system: str) -> None:
+    """Refuse a machine that can't carry local nodes; ``system`` is its ``sys.platform``."""
+    if system != "linux":
+        what, here = "the local provider needs Linux", f"this machine runs {system}"
+        raise MachineError(what, where=here, fix="run clusterctl on a Linux machine")
+    if platform.machine() != ARCHITECTURE:
         raise MachineError(
-            "the local provider needs Linux",
-            where=f"this machine runs {platform}",
-            fix="run clusterctl on a Linux machine",
+            f"local nodes are built for {ARCHITECTURE}",
+            where=f"this machine is {platform.machine()}",
+            fix=f"run clusterctl on an {ARCHITECTURE} machine",
         )
 
 
-def elevation(platform: str) -> list[str]:
-    """What starts a command as root here; nothing when we are.
-
-    Raises:
-        MachineError: not on this platform, or there is no sudo.
-    """
-    refuse_other_systems(platform)
+def elevation(system: str) -> list[str]:
+    """What starts a command as root here; nothing when we are."""
+    refuse_other_machines(system)
     if os.geteuid() == 0:
         return []
     if shutil.which("sudo") is None:
@@ -119,8 +109,8 @@ def converse(
     assert process.stdout is not None  # noqa: S101 - for the type checker: it is a pipe
     for line in process.stdout:
         message = json.loads(line)
-        if "say" in message:
-            report(message["say"])
+        if "progress" in message:
+            report(message["progress"])
         elif "waiting" in message:
             report(Waiting(message["waiting"]))
         elif "ready" in message and ready is not None:

@@ -1,6 +1,6 @@
 """The one part that runs as root: ``python -I -B -m clusterctl.providers.local.helper VERB``.
 
-A request is one JSON line on stdin, answers are JSON lines on stdout: any number of ``{"say": …}``,
+A request is one JSON line on stdin, answers are JSON lines on stdout: any number of ``{"progress": …}``,
 ``{"waiting": …}`` or ``{"ready": …}``, then ``{"result": …}`` or ``{"error": …}``. When stdin closes before
 an image is baked, the caller is gone: what was started is ended and removed.
 """
@@ -14,7 +14,7 @@ import shutil
 import signal
 import sys
 import threading
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -35,7 +35,6 @@ from clusterctl.providers.local.layout import (
     address,
     bridge_name,
     cluster_dir,
-    link_name,
     machine_name,
     make_private,
     netns_name,
@@ -62,8 +61,8 @@ TOOLS = {
 DNF_NAMES = {"ip": "iproute", "mount": "util-linux", "ssh-keygen": "openssh"}  # where dnf's differ
 
 
-def say(message: str) -> None:
-    _answer({"say": message})
+def progress(message: str) -> None:
+    _answer({"progress": message})
 
 
 def waiting(message: str) -> None:
@@ -128,7 +127,7 @@ def bake(request: dict[str, Any]) -> dict[str, Any]:
         if image.cached(wanted.key):
             return {"made": False}
         watch.check()
-        with image.baking(wanted, say) as (port, host_key):
+        with image.baking(wanted, progress) as (port, host_key):
             _answer({"ready": {"port": port, "host_key": host_key}})
             watch.wait()
     return {"made": True}
@@ -149,45 +148,29 @@ class _Caller:
         self._done.set()
 
     def wait(self) -> None:
-        """Until the caller says `done`.
-
-        Raises:
-            ProvisionError: it went away instead.
-        """
+        """Until the caller says `done`."""
         self._done.wait()
         self.check()
 
     def check(self) -> None:
-        """That it has not gone away.
-
-        Raises:
-            ProvisionError: it has.
-        """
+        """That it has not gone away."""
         if self._done.is_set() and self._word != "done":
             raise ProvisionError("the image was not finished", why="clusterctl went away or gave up")
 
 
 def _refuse_to_go_on_alone() -> None:
-    """Between two nodes: that the caller, who has nothing more to say, has not gone away.
-
-    Raises:
-        ProvisionError: it has.
-    """
+    """Between two nodes: that the caller, who has nothing more to say, has not gone away."""
     said, _, _ = select.select([0], [], [], 0)
     if said and not os.read(0, 1):
         raise ProvisionError("the nodes were not all started", why="clusterctl went away")
 
 
 @contextmanager
-def state_lock(verb: str, tell: Callable[[str], None], *, wait_s: float = WAIT_S) -> Iterator[None]:
-    """One clusterctl at a time changes what is local clusters' on this machine.
-
-    Raises:
-        LockedError: another one was at work all the time.
-    """
+def state_lock(verb: str, reporter: Callable[[str], None], *, wait_s: float = WAIT_S) -> Iterator[None]:
+    """One clusterctl at a time changes what is local clusters' on this machine."""
     for folder in (RUN, STATE):
         make_private(folder)
-    with hold(RUN / "lock", verb, what="this machine", wait_s=wait_s, waiting=tell):
+    with hold(RUN / "lock", verb, what="this machine", wait_s=wait_s, waiting=reporter):
         yield
 
 
@@ -201,13 +184,14 @@ def up(request: dict[str, Any]) -> dict[str, Any]:
         lower = image.layers(state.image)
         network.create(wanted.id, state.subnet)
         notes = network.close(wanted.id, state.subnet)
-        others = sum(not name.startswith(f"c{wanted.id}-") for name in machine.alive())
+        alive = machine.alive()
+        others = len(alive) - len(_machines_of(wanted.id, alive))
         notes += system.raise_kernel_limits(others + len(wanted.nodes))
         if not machine.booted_with_systemd():
             notes += system.disable_autogroup()
         notes += state.kept(wanted.subnet, wanted.image)
-        remade = _remove_resized(wanted, state)
-        removed = _remove_unnamed(wanted, state)
+        resized, removed = _remove_nodes(wanted, state)
+        notes += (f"made anew, with another disk: {', '.join(resized)}",) if resized else ()
         state = _number(state, wanted)
         shared = cluster_dir(wanted.id) / "shared"
         shared.mkdir(exist_ok=True, mode=0o755)
@@ -234,9 +218,7 @@ def up(request: dict[str, Any]) -> dict[str, Any]:
             )
         if started := [one for one in machines if one.name not in running]:
             machine.check_started(started)
-    answer = MadeCluster(
-        subnet=state.subnet, shared=str(shared), nodes=tuple(made), removed=removed, notes=notes + remade
-    )
+    answer = MadeCluster(subnet=state.subnet, nodes=tuple(made), removed=removed, notes=notes)
     return answer.model_dump(mode="json")
 
 
@@ -269,44 +251,29 @@ def _number(state: ClusterState, wanted: ClusterRequest) -> ClusterState:
     return state
 
 
-def _remove_unnamed(wanted: ClusterRequest, state: ClusterState) -> tuple[str, ...]:
+def _remove_nodes(wanted: ClusterRequest, state: ClusterState) -> tuple[tuple[str, ...], tuple[str, ...]]:
+    """Remove nodes whose disk is of another size than is wanted, to be made anew, and those not named."""
     nodes = cluster_dir(wanted.id) / "nodes"
     nodes.mkdir(exist_ok=True)
     system.erase_doomed(nodes)
-    named = {node.name for node in wanted.nodes}
-    gone = {machine_name(wanted.id, number) for name, number in state.numbers.items() if name not in named}
-    _stop(gone)
-    surplus = sorted(path.name for path in nodes.iterdir() if path.name not in named)
-    for name in surplus:
-        system.erase(nodes / name)
-    return tuple(surplus)
-
-
-def _stop(gone: Collection[str]) -> None:
+    there = {path.name for path in nodes.iterdir()}
+    disks = {node.name: node.disk_mib for node in wanted.nodes}
+    resized = [name for name in disks if name in there and system.disk_mib(nodes / name) != disks[name]]
+    surplus = sorted(there - disks.keys())
+    going = {*resized, *surplus, *(state.numbers.keys() - disks.keys())}
+    gone = {machine_name(wanted.id, state.numbers[name]) for name in going if name in state.numbers}
     if gone:  # to look for nothing would take a while, too, on a busy machine
         machine.stop([name for name in machine.alive() if name in gone])
-
-
-def _remove_resized(wanted: ClusterRequest, state: ClusterState) -> tuple[str, ...]:
-    """Remove nodes whose disk is of another size than is wanted, to be made anew; says which."""
-    nodes = cluster_dir(wanted.id) / "nodes"
-    names = [
-        node.name
-        for node in wanted.nodes
-        if (nodes / node.name).is_dir() and system.disk_mib(nodes / node.name) != node.disk_mib
-    ]
-    gone = {machine_name(wanted.id, state.numbers[name]) for name in names if name in state.numbers}
-    _stop(gone)
-    for name in names:
+    for name in (*resized, *surplus):
         system.erase(nodes / name)
-    return (f"made anew, with another disk: {', '.join(names)}",) if names else ()
+    return tuple(resized), tuple(surplus)
 
 
 def down(request: dict[str, Any]) -> dict[str, Any]:
     """Remove everything of a cluster; done twice it does nothing the second time."""
     cluster_id = Which.model_validate(request).id
     with state_lock("down", waiting):
-        machine.stop(_machines_of(cluster_id))
+        machine.stop(_machines_of(cluster_id, machine.alive()))
         machine.end_rooted(cluster_dir(cluster_id))
         machine.remove_cgroups(f"c{cluster_id}-")  # of machines that died by themselves
         network.remove(cluster_id)
@@ -320,11 +287,11 @@ def down(request: dict[str, Any]) -> dict[str, Any]:
 
 def alive(request: dict[str, Any]) -> dict[str, Any]:
     """The machines of a cluster that run."""
-    return {"machines": _machines_of(Which.model_validate(request).id)}
+    return {"machines": _machines_of(Which.model_validate(request).id, machine.alive())}
 
 
-def _machines_of(cluster_id: str) -> list[str]:
-    return [name for name in machine.alive() if name.startswith(f"c{cluster_id}-")]
+def _machines_of(cluster_id: str, names: Iterable[str]) -> list[str]:
+    return [name for name in names if name.startswith(f"c{cluster_id}-")]
 
 
 def existing(request: dict[str, Any]) -> dict[str, Any]:
@@ -412,25 +379,20 @@ def _fail(exc: ClusterctlError) -> int:
 def residue(cluster_id: str) -> tuple[str, ...]:
     """Everything of the cluster that is still there, a line each; empty when it is gone."""
     folder = cluster_dir(cluster_id)
-    found = [
-        f"machine {name} (pid {pids[0]})" for name, pids in machine.alive().items() if _ours(name, cluster_id)
-    ]
+    alive = machine.alive()
+    found = [f"machine {name} (pid {alive[name][0]})" for name in _machines_of(cluster_id, alive)]
     found += [f"process {pid} in {netns_name(cluster_id)}" for pid in _processes_in(cluster_id)]
     found += [f"process {pid} on a node's file system" for pid in system.rooted_under(folder)]
     found += [f"mount {point}" for point in system.mounted_under(folder)]
     for place in (folder, system.doomed(folder)):
         found += [f"loop device {name}" for name in system.loops_under(place)]
-    names = {link_name(cluster_id), bridge_name(cluster_id)}
+    names = {netns_name(cluster_id), bridge_name(cluster_id)}
     found += [f"link {name}" for name in network.links() if name in names or f"c{cluster_id}-" in name]
     found += [f"control group {group}" for group in machine.cgroups(f"c{cluster_id}-")]
     if (network.NETNS_DIR / netns_name(cluster_id)).exists():
         found.append(f"network namespace {netns_name(cluster_id)}")
     found += [f"folder {path}" for path in (folder, system.doomed(folder)) if path.exists()]
     return tuple(found)
-
-
-def _ours(name: str, cluster_id: str) -> bool:
-    return name.startswith(f"c{cluster_id}-")
 
 
 def _processes_in(cluster_id: str) -> list[int]:

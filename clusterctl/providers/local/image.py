@@ -39,27 +39,14 @@ from clusterctl.state.lock import hold
 SUITE = "bookworm"
 DEFAULT_MIRROR = "http://deb.debian.org/debian"
 BASE_PACKAGES = (
-    "ca-certificates",
-    "dbus",
-    "iproute2",
-    "openssh-server",
-    "python3",
-    "python3-apt",
-    "sudo",
-    "systemd",
+    *("ca-certificates", "dbus", "iproute2", "openssh-server", "python3", "python3-apt", "sudo", "systemd"),
     "systemd-sysv",
 )
 _KEYRING = Path("/usr/share/keyrings/debian-archive-keyring.gpg")
 # Timers and helpers of a full machine that only cost a node its boot time.
 _MASKED = (
-    "apt-daily.timer",
-    "apt-daily-upgrade.timer",
-    "dpkg-db-backup.timer",
-    "e2scrub_all.timer",
-    "e2scrub_reap.service",
-    "fstrim.timer",
-    "console-getty.service",
-    "systemd-firstboot.service",
+    *("apt-daily.timer", "apt-daily-upgrade.timer", "dpkg-db-backup.timer", "e2scrub_all.timer"),
+    *("e2scrub_reap.service", "fstrim.timer", "console-getty.service", "systemd-firstboot.service"),
     "systemd-networkd-wait-online.service",
 )
 _BAKE = "clusterctl-bake-"  # how the machine is called that an image is baked in
@@ -74,7 +61,7 @@ _OWN_PROCESSES = (
 
 
 def base_inputs() -> tuple[str, ...]:
-    """What decides how the base looks, apart from the mirror: hashed into its key."""
+    """What decides how the base looks, besides the mirror: hashed into its key."""
     if release := distributions.redhat_release():
         return ("base v1", release, platform.machine(), *DNF_PACKAGES, *DNF_MASKED)
     return ("base v2", SUITE, platform.machine(), *BASE_PACKAGES, *_MASKED)
@@ -85,11 +72,7 @@ def image_dir(key: str) -> Path:
 
 
 def layers(key: str) -> tuple[Path, ...]:
-    """The overlay's lower layers of an image, topmost first.
-
-    Raises:
-        ProvisionError: the image is not in the cache (any more).
-    """
+    """The overlay's lower layers of an image, topmost first."""
     try:
         meta = json.loads((image_dir(key) / "image.json").read_text())
     except FileNotFoundError as exc:
@@ -111,11 +94,7 @@ def cached(key: str) -> bool:
 
 @contextmanager
 def cache_lock(verb: str, waiting: Callable[[str], None]) -> Iterator[None]:
-    """One builder at a time on this machine.
-
-    Raises:
-        LockedError: another one was at work all the time.
-    """
+    """One builder at a time on this machine."""
     for folder in (RUN, CACHE):
         make_private(folder)
     what = "the cache of node images"
@@ -150,9 +129,8 @@ def build_base(request: BakeRequest, report: Callable[[str], None]) -> Path:
             _furnish(root, masked=DNF_MASKED, enabled=(NETWORK_UNIT, "sshd.service"))
         else:
             debootstrap(root, request.mirror, BASE_PACKAGES)
-            os.utime(
-                root / "var/lib/apt/lists", (0, 0)
-            )  # emptied by mmdebstrap, so not as fresh as they look
+            lists = root / "var/lib/apt/lists"
+            os.utime(lists, (0, 0))  # emptied by mmdebstrap, so not as fresh as they look
             _furnish(root, masked=_MASKED, enabled=("systemd-networkd.service", "ssh.service"))
         building.rename(final)
     finally:
@@ -162,19 +140,10 @@ def build_base(request: BakeRequest, report: Callable[[str], None]) -> Path:
 
 
 def debootstrap(root: Path, mirror: str, packages: Sequence[str]) -> None:
-    """A minimal Debian tree with these packages.
-
-    Raises:
-        ProvisionError: the mirror has them not, or can't be reached.
-    """
+    """A minimal Debian tree with these packages."""
     argv = ["mmdebstrap", "--mode=root", "--variant=minbase", f"--include={','.join(packages)}"]
-    argv += [
-        f"--aptopt={_RETRIES}",
-        "--dpkgopt=force-unsafe-io",
-        "--dpkgopt=path-exclude=/usr/share/man/*",
-        "--dpkgopt=path-exclude=/usr/share/doc/*",
-        "--dpkgopt=path-exclude=/usr/share/locale/*",
-    ]
+    argv += [f"--aptopt={_RETRIES}", "--dpkgopt=force-unsafe-io"]
+    argv += [f"--dpkgopt=path-exclude=/usr/share/{part}/*" for part in ("man", "doc", "locale")]
     fix = f"check that this machine reaches {mirror}; provider.mirror names another Debian mirror"
     if _KEYRING.exists():
         argv.append(f"--keyring={_KEYRING}")
@@ -204,19 +173,10 @@ def apt_proxy() -> str:
 def _furnish(root: Path, *, masked: Sequence[str], enabled: Sequence[str]) -> None:
     """The admin user with sudo, and nothing that only slows a node's boot."""
     chroot = ["chroot", str(root)]
-    group = ["groupadd", "--gid", str(ADMIN_ID), "clusterctl"]
-    user = [
-        "useradd",
-        "--uid",
-        str(ADMIN_ID),
-        "--gid",
-        str(ADMIN_ID),
-        "--create-home",
-        "--shell",
-        "/bin/bash",
-    ]
-    run([*chroot, *group], what="making the admin group")
-    run([*chroot, *user, "clusterctl"], what="making the admin user")
+    ids = ["--uid", str(ADMIN_ID), "--gid", str(ADMIN_ID)]
+    run([*chroot, "groupadd", *ids[2:], "clusterctl"], what="making the admin group")
+    user = ["useradd", *ids, "--create-home", "--shell", "/bin/bash", "clusterctl"]
+    run([*chroot, *user], what="making the admin user")
     sudoers = root / "etc/sudoers.d/clusterctl"
     sudoers.write_text("clusterctl ALL=(ALL:ALL) NOPASSWD: ALL\n")
     sudoers.chmod(0o440)
@@ -287,29 +247,10 @@ def _serve_ssh(root: Path, key: str) -> tuple[subprocess.Popen[bytes], int]:
     sshd = f"mkdir -p /run/sshd && exec /usr/sbin/sshd -D -p {port} -o ListenAddress=127.0.0.1 -o UseDNS=no"
     sshd += " -o PasswordAuthentication=no -o KbdInteractiveAuthentication=no"
     name = f"{_BAKE}{key[:8]}"
-    process = subprocess.Popen(
-        [
-            *([] if machine.booted_with_systemd() else machine.enter_cgroup(name)),
-            "systemd-nspawn",
-            "--quiet",
-            "--register=no",
-            "--keep-unit",
-            "--as-pid2",
-            f"--directory={root}",
-            f"--machine={name}",
-            "--resolv-conf=copy-host",
-            "--timezone=off",
-            "--",
-            "/bin/sh",
-            "-c",
-            sshd,
-        ],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.DEVNULL,
-        stderr=subprocess.DEVNULL,
-        env=TOOL_ENV,
-        start_new_session=True,
-    )
+    inside = [] if machine.booted_with_systemd() else machine.enter_cgroup(name)
+    nspawn = ["systemd-nspawn", "--quiet", "--register=no", "--keep-unit", "--as-pid2", "--timezone=off"]
+    nspawn += [f"--directory={root}", f"--machine={name}", "--resolv-conf=copy-host"]
+    process = machine.spawn([*inside, *nspawn, "--", "/bin/sh", "-c", sshd], subprocess.DEVNULL)
     deadline = time.monotonic() + _BAKE_TIMEOUT_S
     while time.monotonic() < deadline and process.poll() is None:
         with suppress(OSError), socket.create_connection(("127.0.0.1", port), timeout=1):
@@ -350,17 +291,12 @@ def states() -> tuple[ClusterState, ...]:
 
 def cache_list() -> tuple[CachedImage, ...]:
     """Images in the cache, then the bases that they share, each with its own size."""
-    users: dict[str, list[str]] = {state.image: [] for state in states()}
-    for state in states():
-        users[state.image].append(state.name)
-    images = []
-    for folder in sorted(CACHE.glob("image-*")):
+    clusters, images = states(), []
+    for folder in (*sorted(CACHE.glob("image-*")), *sorted(CACHE.glob("base-*"))):
         key = folder.name.removeprefix("image-")
-        images.append(CachedImage(key=key, size_mib=_size_mib(folder), used_by=tuple(users.get(key, ()))))
-    images += [
-        CachedImage(key=folder.name, size_mib=_size_mib(folder), used_by=())
-        for folder in sorted(CACHE.glob("base-*"))
-    ]
+        size_mib = int(run(["du", "-sm", str(folder)], what="measuring the cache").split()[0])
+        used_by = tuple(state.name for state in clusters if state.image == key)
+        images.append(CachedImage(key=key, size_mib=size_mib, used_by=used_by))
     return tuple(images)
 
 
@@ -370,15 +306,11 @@ def prune() -> tuple[CachedImage, ...]:
     removed = [i for i in images if not i.used_by and not i.key.startswith("base-")]
     for gone in removed:
         system.erase(image_dir(gone.key))
-    bases = {json.loads(p.read_text())["base"] for p in CACHE.glob("image-*/image.json")}
-    stale = [i for i in images if i.key.startswith("base-") and i.key.removeprefix("base-") not in bases]
+    bases = {f"base-{json.loads(p.read_text())['base']}" for p in CACHE.glob("image-*/image.json")}
+    stale = [i for i in images if i.key.startswith("base-") and i.key not in bases]
     for gone in stale:
         system.erase(CACHE / gone.key)
     return tuple(removed + stale)
-
-
-def _size_mib(folder: Path) -> int:
-    return int(run(["du", "-sm", str(folder)], what="measuring the cache").split()[0])
 
 
 DNF_PACKAGES: Final = (
@@ -386,10 +318,7 @@ DNF_PACKAGES: Final = (
     *("sudo", "systemd", "util-linux"),
 )
 DNF_MASKED: Final = (
-    "console-getty.service",
-    "dnf-makecache.timer",
-    "fstrim.timer",
-    "systemd-firstboot.service",
+    *("console-getty.service", "dnf-makecache.timer", "fstrim.timer", "systemd-firstboot.service"),
 )
 # What decides where packages come from; the image has the same as this machine.
 _REPOSITORIES: Final = ("etc/dnf/vars", "etc/pki/rpm-gpg", "etc/yum.repos.d")
@@ -416,22 +345,13 @@ WantedBy=multi-user.target
 
 
 def dnf_install(root: Path, name: str, *, through: tuple[str, ...] = ()) -> None:
-    """A minimal tree of this machine's distribution, and its repositories in it.
-
-    Raises:
-        ProvisionError: the repositories lack something, or can't be reached.
-    """
+    """A minimal tree of this machine's distribution, and its repositories in it."""
     root.mkdir(parents=True)
     # Which package says what a machine is differs: rocky-release, redhat-release...
     ask = ["rpm", "--query", "--whatprovides", "--queryformat=%{NAME}\n", "system-release"]
     says_so = run(ask, what="asking for the package that says which distribution this is").split()[0]
-    argv = [
-        "dnf",
-        "--quiet",
-        "--assumeyes",
-        f"--installroot={root}",
-        f"--releasever={name.rpartition('-')[2]}",
-    ]
+    release = name.rpartition("-")[2]
+    argv = ["dnf", "--quiet", "--assumeyes", f"--installroot={root}", f"--releasever={release}"]
     argv += [f"--config=/{_DNF_CONF}", "--setopt=reposdir=/etc/yum.repos.d", "--setopt=varsdir=/etc/dnf/vars"]
     argv += ["--setopt=install_weak_deps=False", "--setopt=tsflags=nodocs", "--setopt=keepcache=False"]
     run(

@@ -15,7 +15,8 @@ from typing import Annotated
 from pydantic import BaseModel, ConfigDict, Field, StringConstraints
 
 from clusterctl.spec.base import Url
-from clusterctl.spec.models import LEAST_DISK_MIB, MAX_LOCAL_HOSTS
+from clusterctl.spec.local import MAX_LOCAL_HOSTS
+from clusterctl.spec.models import LEAST_DISK_MIB
 
 STATE = Path("/var/lib/clusterctl")
 CACHE = Path("/var/cache/clusterctl")
@@ -49,12 +50,7 @@ def state_file(cluster_id: str) -> Path:
 
 
 def netns_name(cluster_id: str) -> str:
-    """The network namespace that holds the cluster's bridge, away from the host's own rules."""
-    return f"cc{cluster_id}"
-
-
-def link_name(cluster_id: str) -> str:
-    """This machine's end of the cable into the cluster's network."""
+    """The network namespace that holds the cluster's bridge, and this machine's end of the cable into it."""
     return f"cc{cluster_id}"
 
 
@@ -150,7 +146,6 @@ class MadeCluster(_Message):
     """The answer to a ClusterRequest."""
 
     subnet: IPv4Network
-    shared: str
     nodes: tuple[MadeNode, ...]
     removed: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()

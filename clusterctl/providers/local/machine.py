@@ -21,6 +21,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from ipaddress import IPv4Network
 from pathlib import Path
+from typing import IO
 
 from clusterctl.errors import ProvisionError
 from clusterctl.providers.local import network, system
@@ -110,10 +111,8 @@ def prepare(machine: Machine, lower: tuple[Path, ...], subnet: IPv4Network, admi
     os.chown(authorized, ADMIN_ID, ADMIN_ID)
     host_key = machine.folder / "host_key"
     if not host_key.exists():
-        run(
-            ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", str(host_key)],
-            what="making a host key",
-        )
+        keygen = ["ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-C", name, "-f", str(host_key)]
+        run(keygen, what="making a host key")
     _place(root, "etc/ssh/sshd_config.d/00-clusterctl.conf", _SSHD)
     _place(root, "etc/ssh/ssh_host_ed25519_key", host_key.read_text(), mode=0o600)
 
@@ -157,20 +156,10 @@ def pin(machine: Machine, pids: Collection[int]) -> None:
 
 def start(machine: Machine, shared: Path) -> None:
     """Boot a node and return at once; it lives on when the helper is gone."""
-    nspawn = [
-        "systemd-nspawn",
-        "--quiet",
-        "--boot",
-        "--keep-unit",
-        f"--directory={machine.root}",
-        f"--machine={machine.name}",
-        f"--hostname={machine.node.name}",
-        f"--network-bridge={bridge_name(machine.cluster_id)}",
-        f"--bind={shared}:/shared",
-        "--resolv-conf=off",
-        "--timezone=off",
-        "--link-journal=no",
-    ]
+    nspawn = ["systemd-nspawn", "--quiet", "--boot", "--keep-unit", f"--directory={machine.root}"]
+    nspawn += [f"--machine={machine.name}", f"--hostname={machine.node.name}", f"--bind={shared}:/shared"]
+    nspawn += [f"--network-bridge={bridge_name(machine.cluster_id)}"]
+    nspawn += ["--resolv-conf=off", "--timezone=off", "--link-journal=no"]
     inside = ["nsenter", f"--net={network.NETNS_DIR / netns_name(machine.cluster_id)}"]
     if machine.node.cores:
         inside += ["taskset", "--cpu-list", ",".join(map(str, machine.node.cores))]
@@ -183,23 +172,24 @@ def launch(name: str, inside: Sequence[str], nspawn: Sequence[str], console: Pat
         run([*_unit(name), *inside, *nspawn], what=f"starting {name}")
         return
     with console.open("ab") as output:
-        subprocess.Popen(
-            [*enter_cgroup(name), *inside, *nspawn, "--register=no"],
-            stdin=subprocess.DEVNULL,
-            stdout=output,
-            stderr=output,
-            env=TOOL_ENV,
-            cwd="/",
-            start_new_session=True,
-        )
+        spawn([*enter_cgroup(name), *inside, *nspawn, "--register=no"], output)
+
+
+def spawn(argv: Sequence[str], output: int | IO[bytes]) -> subprocess.Popen[bytes]:
+    """Start a program without a terminal, in a session of its own; it outlives its caller."""
+    return subprocess.Popen(
+        argv,
+        stdin=subprocess.DEVNULL,
+        stdout=output,
+        stderr=output,
+        env=TOOL_ENV,
+        cwd="/",
+        start_new_session=True,
+    )
 
 
 def check_started(machines: Collection[Machine]) -> None:
-    """Find machines that did not live to boot, while their reason is at hand.
-
-    Raises:
-        ProvisionError: some ended at once; says what the first one said.
-    """
+    """Find machines that did not live to boot, while their reason is at hand."""
     time.sleep(_EARLY_S)
     there = alive()
     if dead := [machine for machine in machines if machine.name not in there]:
@@ -213,27 +203,14 @@ def check_started(machines: Collection[Machine]) -> None:
 
 def _unit(name: str) -> list[str]:
     """A transient unit with the settings of systemd's own systemd-nspawn@.service."""
-    return [
-        "systemd-run",
-        "--quiet",
-        "--collect",
-        f"--unit=clusterctl-{name}",
-        "--slice=machine.slice",
-        "--service-type=exec",
-        "--property=KillMode=mixed",
-        "--property=Delegate=yes",
-        "--property=TasksMax=16384",
-        "--property=SuccessExitStatus=1 133",  # 1: `stop` ended it
-        "--",
-    ]
+    # Exit status 1: `stop` ended it.
+    settings = ("KillMode=mixed", "Delegate=yes", "TasksMax=16384", "SuccessExitStatus=1 133")
+    argv = ["systemd-run", "--quiet", "--collect", f"--unit=clusterctl-{name}", "--slice=machine.slice"]
+    return [*argv, "--service-type=exec", *(f"--property={setting}" for setting in settings), "--"]
 
 
 def stop(names: Collection[str]) -> None:
-    """End machines at once and wait until they are gone: one that is still going keeps its link's name.
-
-    Raises:
-        ProvisionError: some did not go.
-    """
+    """End machines at once and wait until they are gone: one that is still going keeps its link's name."""
     supervisors = {pid for name, pid in running().items() if name in names}
     _kill(supervisors, signal.SIGTERM)
     deadline = time.monotonic() + STOP_TIMEOUT_S
@@ -250,11 +227,7 @@ def stop(names: Collection[str]) -> None:
 
 
 def end_rooted(folder: Path) -> None:
-    """End whatever lives on the file systems of nodes below a folder and belongs to no machine we know.
-
-    Raises:
-        ProvisionError: some did not go.
-    """
+    """End whatever lives on the file systems of nodes below a folder and belongs to no machine we know."""
     deadline = time.monotonic() + STOP_TIMEOUT_S
     while left := rooted_under(folder):
         _kill(left, signal.SIGKILL)
@@ -275,11 +248,7 @@ _IN_CGROUP = re.compile(rf"/{_CGROUP_PREFIX}(c[0-9a-f]{{6}}-\d{{3}})\b")
 
 
 def enter_cgroup(machine: str) -> list[str]:
-    """Make the machine's groups; returns the start of a command line that enters them and goes on.
-
-    Raises:
-        ProvisionError: control groups can't be written here.
-    """
+    """Make the machine's groups; returns the start of a command line that enters them and goes on."""
     cgroups = [root / f"{_CGROUP_PREFIX}{machine}" for root in _hierarchies()]
     try:
         for group in cgroups:

@@ -20,7 +20,7 @@ from itertools import chain
 from pathlib import Path
 
 from clusterctl.errors import MachineError, ProvisionError
-from clusterctl.providers.local.layout import bridge_name, link_name, netns_name
+from clusterctl.providers.local.layout import bridge_name, netns_name
 from clusterctl.providers.local.system import TOOL_ENV, has_dnf, mounted_under, run
 
 NETNS_DIR = Path("/run/netns")
@@ -35,29 +35,19 @@ def used_networks() -> tuple[IPv4Network, ...]:
 
     VPNs split the default route in two (0.0.0.0/1 and 128.0.0.0/1): anything wider than /8 counts as default.
     """
-    routes = json.loads(
-        run(["ip", "-j", "-4", "route", "show", "table", "all"], what="reading routes") or "[]"
-    )
-    links = json.loads(run(["ip", "-j", "-4", "addr", "show"], what="reading addresses") or "[]")
-    found = []
-    for route in routes:
-        destination = route.get("dst", "default")
-        if destination != "default":
-            found.append(IPv4Network(destination, strict=False))
-    for link in links:
-        for info in link.get("addr_info", ()):
-            found.append(IPv4Interface(f"{info['local']}/{info['prefixlen']}").network)
+    routes = json.loads(_ip("-j", "-4", "route", "show", "table", "all", what="reading routes") or "[]")
+    links = json.loads(_ip("-j", "-4", "addr", "show", what="reading addresses") or "[]")
+    destinations = [route["dst"] for route in routes if route.get("dst", "default") != "default"]
+    addresses = [info for link in links for info in link.get("addr_info", ())]
+    found = [IPv4Network(destination, strict=False) for destination in destinations]
+    found += [IPv4Interface(f"{info['local']}/{info['prefixlen']}").network for info in addresses]
     return tuple(network for network in found if network.prefixlen >= 8)  # noqa: PLR2004
 
 
 def choose_subnet(
     cluster_id: str, used: Iterable[IPv4Network], wanted: IPv4Network | None = None
 ) -> IPv4Network:
-    """A private /24 that nothing uses. The id decides where the search starts, so that clusters spread out.
-
-    Raises:
-        MachineError: the wanted subnet is in use, or none is free.
-    """
+    """A private /24 that nothing uses. The id decides where the search starts: clusters spread out."""
     taken = tuple(used)
     if wanted is not None:
         if clash := next((network for network in taken if network.overlaps(wanted)), None):
@@ -90,26 +80,20 @@ def _candidates(seed: int) -> Iterator[IPv4Network]:
 
 def create(cluster_id: str, subnet: IPv4Network) -> None:
     """Make the namespace, the bridge and the cable, or whatever of them is missing."""
-    netns, link, bridge = netns_name(cluster_id), link_name(cluster_id), bridge_name(cluster_id)
+    netns, bridge = netns_name(cluster_id), bridge_name(cluster_id)
+    link, inside = netns, ("-n", netns)
     if not (NETNS_DIR / netns).exists():
-        run(["ip", "netns", "add", netns], what="making the network namespace")
-    inside = ["ip", "-n", netns]
-    if not _has_link(bridge, inside):
-        run([*inside, "link", "set", "lo", "up"], what="starting loopback")
-        run(
-            [*inside, "link", "add", bridge, "type", "bridge", "forward_delay", "0"], what="making the bridge"
-        )
-        run([*inside, "link", "set", bridge, "up"], what="starting the bridge")
-    if not _has_link(link, ["ip"]):
-        run(
-            ["ip", "link", "add", link, "type", "veth", "peer", "name", _CABLE, "netns", netns],
-            what="laying the cable into the cluster's network",
-        )
-    run([*inside, "link", "set", _CABLE, "master", bridge, "up"], what="plugging the cable in")
-    run(
-        ["ip", "addr", "replace", f"{subnet[1]}/{subnet.prefixlen}", "dev", link], what="addressing the cable"
-    )
-    run(["ip", "link", "set", link, "up"], what="starting the cable")
+        _ip("netns", "add", netns, what="making the network namespace")
+    if not _has_link(bridge, *inside):
+        _ip(*inside, *"link set lo up".split(), what="starting loopback")
+        _ip(*inside, *f"link add {bridge} type bridge forward_delay 0".split(), what="making the bridge")
+        _ip(*inside, *f"link set {bridge} up".split(), what="starting the bridge")
+    if not _has_link(link):
+        cable = f"link add {link} type veth peer name {_CABLE} netns {netns}"
+        _ip(*cable.split(), what="laying the cable into the cluster's network")
+    _ip(*inside, *f"link set {_CABLE} master {bridge} up".split(), what="plugging the cable in")
+    _ip(*f"addr replace {subnet[1]}/{subnet.prefixlen} dev {link}".split(), what="addressing the cable")
+    _ip("link", "set", link, "up", what="starting the cable")
 
 
 def close(cluster_id: str, subnet: IPv4Network) -> tuple[str, ...]:
@@ -157,10 +141,11 @@ def sorting(subnet: IPv4Network) -> tuple[str, ...]:
 
 def remove(cluster_id: str) -> None:
     """Take the network away; the namespace takes its links along."""
-    if _has_link(link_name(cluster_id), ["ip"]):
-        run(["ip", "link", "delete", link_name(cluster_id)], what="removing the cable")
-    if (NETNS_DIR / netns_name(cluster_id)).exists():
-        run(["ip", "netns", "delete", netns_name(cluster_id)], what="removing the network namespace")
+    name = netns_name(cluster_id)
+    if _has_link(name):
+        _ip("link", "delete", name, what="removing the cable")
+    if (NETNS_DIR / name).exists():
+        _ip("netns", "delete", name, what="removing the network namespace")
 
 
 def remove_empty_folder() -> None:
@@ -178,6 +163,10 @@ def links() -> tuple[str, ...]:
     return tuple(path.name for path in Path("/sys/class/net").iterdir())
 
 
-def _has_link(name: str, ip: list[str]) -> bool:
-    shown = json.loads(run([*ip, "-j", "link", "show"], what="reading links") or "[]")
+def _has_link(name: str, *inside: str) -> bool:
+    shown = json.loads(_ip(*inside, "-j", "link", "show", what="reading links") or "[]")
     return any(link.get("ifname") == name for link in shown)
+
+
+def _ip(*words: str, what: str) -> str:
+    return run(["ip", *words], what=what)

@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import os
-import platform
 import pwd
 import sys
-from collections.abc import Callable, Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from clusterctl.errors import MachineError, UsageError
-from clusterctl.providers.base import Bake, BakeTarget, Leftover, Planned, Provisioned, Size, hosts_as_raised
-from clusterctl.providers.local import client, plan
+from clusterctl.providers.base import (
+    Bake,
+    BakeTarget,
+    HostChange,
+    Leftover,
+    Planned,
+    Provisioned,
+    Size,
+    Sizes,
+    hosts_as_raised,
+)
+from clusterctl.providers.local import client
 from clusterctl.providers.local.image import DEFAULT_MIRROR, base_inputs
 from clusterctl.providers.local.layout import (
     BakeRequest,
@@ -23,11 +33,11 @@ from clusterctl.providers.local.layout import (
     MadeCluster,
     Node,
 )
-from clusterctl.providers.local.plan import Hardware, Share, divide, is_oversubscribed
 from clusterctl.spec import distributions
-from clusterctl.spec.models import ADMIN_USER, ClusterSpec, User
-from clusterctl.spec.models import LocalProvider as Settings
-from clusterctl.state.inventory import ARCHITECTURE, COMPUTE, CONTROLLER, Host, Inventory
+from clusterctl.spec.local import LocalProvider as Settings
+from clusterctl.spec.models import ADMIN_USER, LEAST_MEMORY_MIB, ClusterSpec, User
+from clusterctl.spec.units import format_size
+from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.state.journal import digest
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.util.assets import install_inputs
@@ -41,7 +51,7 @@ class LocalProvider:
         self._settings = settings
 
     def check(self, spec: ClusterSpec) -> None:  # noqa: ARG002
-        _refuse_elsewhere()
+        client.refuse_other_machines(sys.platform)
         if (release := distributions.redhat_release()) and release.startswith("rhel"):
             raise UsageError(
                 "local nodes are not made on Red Hat Enterprise Linux",
@@ -67,36 +77,21 @@ class LocalProvider:
         def ready(answer: dict[str, Any]) -> None:
             known_hosts = workspace.root / "known_hosts.bake"
             write_atomic(known_hosts, f"[127.0.0.1]:{answer['port']} {answer['host_key']}\n")
+            image = ("127.0.0.1", answer["port"], ADMIN_USER, workspace.key, known_hosts)
             try:
-                bake(
-                    BakeTarget(
-                        "127.0.0.1",
-                        answer["port"],
-                        ADMIN_USER,
-                        workspace.key,
-                        known_hosts,
-                        distributions.of_local_nodes(),
-                    )
-                )
+                bake(BakeTarget(*image, distributions.of_local_nodes()))
             finally:
                 known_hosts.unlink()
 
-        request = _image(self._settings, workspace)
-        client.call_with_bake(request.model_dump(mode="json"), report=report, ready=ready)
+        request = _image(self._settings, workspace).model_dump(mode="json")
+        client.call("bake", request, report=report, ready=ready)
 
-    def sizes(self, spec: ClusterSpec) -> Mapping[str, Size]:
+    def sizes(self, spec: ClusterSpec) -> Sizes:
         shares, _ = divide(spec, Hardware.here())
-        return {share.host: Size(share.cpus, share.memory_mib, share.disk_mib) for share in shares}
+        return {share.host: share.size for share in shares}
 
-    def plan(
-        self,
-        spec: ClusterSpec,
-        workspace: Workspace,
-        *,
-        keep: Mapping[str, Size],
-        report: Reporter,
-    ) -> Planned:
-        _refuse_elsewhere()
+    def plan(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> Planned:
+        client.refuse_other_machines(sys.platform)
         shares, notes = divide(spec, Hardware.here(), keep)
         notes += same_uids(spec.users, account_name)
         hosts = hosts_as_raised(workspace)
@@ -110,11 +105,9 @@ class LocalProvider:
                 notes += (f"the nodes are taken to be as `up` left them: {exc.what}: {exc.why}",)
         if found.state is not None:
             notes += found.state.kept(self._settings.subnet, image_keys(self._settings.mirror)[1])
-        return Planned(plan.compare(spec, shares, found, hosts), notes=notes)
+        return Planned(compare(spec, shares, found, hosts), notes=notes)
 
-    def apply(
-        self, spec: ClusterSpec, workspace: Workspace, *, keep: Mapping[str, Size], report: Reporter
-    ) -> Provisioned:
+    def apply(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> Provisioned:
         shares, notes = divide(spec, Hardware.here(), keep)
         notes += same_uids(spec.users, account_name)
         image = _image(self._settings, workspace)
@@ -136,7 +129,8 @@ class LocalProvider:
         inventory = _inventory(spec, request.id, shares, made)
         new = tuple(node.name for node in made.nodes if node.made)
         started = tuple(node.name for node in made.nodes if node.started and not node.made)
-        return Provisioned(inventory, notes + made.notes + _unused_gpus() + _removed(made), new, started)
+        removed = (f"removed {', '.join(made.removed)}",) if made.removed else ()
+        return Provisioned(inventory, notes + made.notes + _unused_gpus() + removed, new, started)
 
     def alive(self, cluster_id: str) -> bool:
         return bool(client.call("alive", {"id": cluster_id}, report=_silent)["machines"])
@@ -173,21 +167,6 @@ def account_name(uid: int) -> str | None:
         return None
 
 
-def _refuse_elsewhere() -> None:
-    """That local nodes can be at all on such a machine.
-
-    Raises:
-        MachineError: they can't.
-    """
-    client.refuse_other_systems(sys.platform)
-    if platform.machine() != ARCHITECTURE:
-        raise MachineError(
-            f"local nodes are built for {ARCHITECTURE}",
-            where=f"this machine is {platform.machine()}",
-            fix=f"run clusterctl on an {ARCHITECTURE} machine",
-        )
-
-
 def is_orphan(cluster: ClusterState) -> bool:
     """Whether no workspace knows it any more: else it is that of another home, however it is called."""
     try:
@@ -205,10 +184,7 @@ def image_keys(mirror: str) -> tuple[str, str]:
 def _image(settings: Settings, workspace: Workspace) -> BakeRequest:
     base_key, key = image_keys(settings.mirror)
     return BakeRequest(
-        key=key,
-        base_key=base_key,
-        mirror=settings.mirror,
-        admin_key=workspace.public_key.read_text().strip(),
+        key=key, base_key=base_key, mirror=settings.mirror, admin_key=workspace.public_key.read_text().strip()
     )
 
 
@@ -258,10 +234,6 @@ def _inventory(spec: ClusterSpec, cluster_id: str, shares: tuple[Share, ...], ma
     )
 
 
-def _removed(made: MadeCluster) -> tuple[str, ...]:
-    return (f"removed {', '.join(made.removed)}",) if made.removed else ()
-
-
 def _unused_gpus() -> tuple[str, ...]:
     """A GPU of this machine that the nodes do not see is worth a word."""
     gpus = sorted(Path("/dev").glob("nvidia[0-9]*"))
@@ -271,3 +243,147 @@ def _unused_gpus() -> tuple[str, ...]:
         f"this machine has {len(gpus)} NVIDIA GPU{'s' if len(gpus) > 1 else ''} that local nodes do not see; "
         "the training program uses them when it is run here by hand (see docs/local.md)",
     )
+
+
+def compare(
+    spec: ClusterSpec, shares: Sequence[Share], found: Existing, hosts: Mapping[str, Host]
+) -> tuple[HostChange, ...]:
+    """What becomes of each machine. ``hosts``: as `up` left them."""
+    wanted = {share.host: share for share in shares}
+    prices = {partition.name: partition.price_per_hour for partition in spec.partitions}
+    gone = (name for name in found.nodes if name != spec.controller_host and name not in wanted)
+    return (
+        _change(spec.controller_host, None, None, found, None),
+        *(_change(name, one, prices[one.partition], found, hosts.get(name)) for name, one in wanted.items()),
+        *(_gone(name, prices, hosts.get(name)) for name in gone),
+    )
+
+
+def _change(
+    name: str, share: Share | None, price: float | None, found: Existing, host: Host | None
+) -> HostChange:
+    """What becomes of a node, or of the controller, which has no share."""
+    size = share and share.size
+    what = _words(size) if size else "the controller"
+    if name not in found.nodes:
+        return HostChange(name, "make", what, usd_per_hour=price)
+    if size and found.nodes[name] != size.disk_mib:
+        return HostChange(name, "replace", what, _disks(found.nodes[name], size.disk_mib), price)
+    off = name not in found.running
+    why = [*(["it is off"] if off else []), *(_differences(host, size) if size else ())]
+    return HostChange(name, "change" if why else "keep", what, "; ".join(why), price, off=off)
+
+
+def _gone(name: str, prices: Mapping[str, float | None], host: Host | None) -> HostChange:
+    what, why = "a node", "the spec has no place for it"
+    if host is None or host.cpus is None or host.memory_mib is None:
+        return HostChange(name, "remove", what, why)
+    what = _words(Size(host.cpus, host.memory_mib, host.disk_mib))
+    return HostChange(name, "remove", what, why, prices.get(host.partition or ""))
+
+
+def _differences(host: Host | None, size: Size) -> Iterator[str]:
+    if host is None or host.cpus is None or host.memory_mib is None:
+        return
+    if host.cpus != size.cpus:
+        yield f"{_cpus(host.cpus)} until now"
+    if host.memory_mib != size.memory_mib:
+        yield f"{format_size(host.memory_mib)} of memory until now"
+
+
+def _disks(now: int | None, then: int | None) -> str:
+    if now is None:
+        return "it has no disk of its own until now"
+    return f"{format_size(now)} of disk until now" if then else "it has a disk of its own until now"
+
+
+def _cpus(count: int) -> str:
+    return f"{count} CPU{'s' if count > 1 else ''}"
+
+
+def _words(size: Size) -> str:
+    """``2 CPUs, 4GiB of memory``."""
+    parts = [_cpus(size.cpus), f"{format_size(size.memory_mib)} of memory"]
+    if size.disk_mib is not None:
+        parts.append(f"{format_size(size.disk_mib)} of disk")
+    return ", ".join(parts)
+
+
+_RESERVE_MIB = 1024  # for this machine itself and the controller's daemons
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """What one compute node gets."""
+
+    host: str
+    partition: str
+    cores: tuple[int, ...]
+    cpus: int
+    memory_mib: int
+    disk_mib: int | None
+
+    @property
+    def size(self) -> Size:
+        """Its part of this machine."""
+        return Size(self.cpus, self.memory_mib, self.disk_mib)
+
+
+@dataclass(frozen=True, slots=True)
+class Hardware:
+    """This machine's usable cores and memory."""
+
+    cores: tuple[int, ...]
+    memory_mib: int
+
+    @classmethod
+    def here(cls) -> Hardware:
+        """Read from the kernel: the cores we may run on, and the memory in all."""
+        lines = Path("/proc/meminfo").read_text().splitlines()
+        total_kib = next(int(line.split()[1]) for line in lines if line.startswith("MemTotal:"))
+        return cls(tuple(sorted(os.sched_getaffinity(0))), total_kib // 1024)
+
+
+def divide(
+    spec: ClusterSpec, hardware: Hardware, keep: Mapping[str, Size] | None = None
+) -> tuple[tuple[Share, ...], tuple[str, ...]]:
+    """The share of each compute node, and what the user should be told about it.
+
+    Nodes in ``keep`` have the cpus and the memory that are said there.
+    """
+    count = sum(p.nodes for p in spec.partitions)
+    cpus_each = max(1, len(hardware.cores) // count)
+    memory_each = max(LEAST_MEMORY_MIB, (hardware.memory_mib - _RESERVE_MIB) // count)
+    shares = []
+    cursor = 0
+    for partition in spec.partitions:
+        for host in spec.node_names(partition):
+            kept = (keep or {}).get(host)
+            cpus = kept.cpus if kept else partition.cpus or cpus_each
+            cores = {hardware.cores[(cursor + i) % len(hardware.cores)] for i in range(cpus)}
+            cursor += cpus
+            memory = kept.memory_mib if kept else partition.memory or memory_each
+            shares.append(Share(host, partition.name, tuple(sorted(cores)), cpus, memory, partition.disk))
+    return tuple(shares), _notes(tuple(shares), hardware)
+
+
+def is_oversubscribed(shares: Sequence[Share]) -> bool:
+    """Whether some core is in the share of more than one node."""
+    return sum(share.cpus for share in shares) > len({core for share in shares for core in share.cores})
+
+
+def _notes(shares: tuple[Share, ...], hardware: Hardware) -> tuple[str, ...]:
+    notes = []
+    cpus = sum(share.cpus for share in shares)
+    if cpus > len(hardware.cores):
+        notes.append(
+            f"oversubscribed: the nodes have {cpus} cores together, this machine has {len(hardware.cores)}; "
+            "they share them, so timings mean little"
+        )
+    memory = sum(share.memory_mib for share in shares)
+    if memory > hardware.memory_mib:
+        notes.append(
+            f"oversubscribed: the nodes have {format_size(memory)} of memory together, "
+            f"this machine has {format_size(hardware.memory_mib)}"
+        )
+    return tuple(notes)

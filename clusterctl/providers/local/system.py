@@ -37,11 +37,7 @@ _running: set[subprocess.Popen[str]] = set()
 
 
 def run(argv: Sequence[str], *, what: str, stdin: str | None = None, where: str = "", fix: str = "") -> str:
-    """Run a tool to its end and return its stdout. ``where`` and ``fix`` are for the error.
-
-    Raises:
-        ProvisionError: it failed; ``why`` is the end of what it said.
-    """
+    """Run a tool to its end and return its stdout. ``where`` and ``fix`` are for the error."""
     process = subprocess.Popen(
         argv,
         stdin=subprocess.PIPE if stdin is not None else subprocess.DEVNULL,

@@ -12,11 +12,12 @@ import os
 import re
 import shlex
 import shutil
+import socket
 import subprocess
-import threading
 import tomllib
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing, suppress
+from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Final, TypeVar
@@ -31,14 +32,16 @@ from clusterctl.errors import (
     ProvisionError,
     UnreachableError,
 )
+from clusterctl.providers.base import Confirm, OfferedKey, failed_hosts
 from clusterctl.providers.pending import host_port
-from clusterctl.providers.prompts import failed_hosts
 from clusterctl.spec.base import Model
 from clusterctl.spec.onprem import OnpremHost
 from clusterctl.state.journal import digest
+from clusterctl.state.workspace import write_atomic
 from clusterctl.transport.base import shown
-from clusterctl.util.lifetime import under_subreaper
+from clusterctl.transport.target import ProxySocket, paramiko
 from clusterctl.util.parallel import parallel_map
+from clusterctl.util.process import under_subreaper
 
 CONNECT_S: Final = 15  # each of the jumps takes its time
 _JUMP: Final = re.compile(r"(?:(?P<user>[^@]+)@)?(?P<host>[^:]+)(?::(?P<port>\d+))?")
@@ -139,9 +142,10 @@ class Rule(Model):
 class AccessError(ProvisionError):
     """A machine does not let its owner in, or not to root."""
 
-    def __init__(self, host: str, failure: Failure) -> None:
-        super().__init__(NO_LOGIN, why=failure.cause, fix=failure.fix, host=host, failures=(failure,))
-        self.refusal = failure.code
+    def __init__(self, host: str, code: str, cause: str, fix: str, *, retryable: bool = False) -> None:
+        failure = Failure(code, cause, host, "access", fix, retryable)
+        super().__init__(NO_LOGIN, why=cause, fix=fix, host=host, failures=(failure,))
+        self.refusal = code
 
 
 @cache
@@ -164,7 +168,7 @@ def explain(stderr: str, *, host: str, user: str, address: str) -> AccessError |
     for rule in rules():
         if re.search(rule.match, stderr):
             cause, fix = rule.cause.format(**words), rule.fix.format(**words)
-            return AccessError(host, Failure(rule.code, cause, host, "access", fix, rule.retryable))
+            return AccessError(host, rule.code, cause, fix, retryable=rule.retryable)
     return None
 
 
@@ -184,17 +188,11 @@ class Access:
         self._config = config
         self._password = password
         self._asks: dict[str, bool] = {}  # whether sudo wants the password, once that is known
-        self._lock = threading.Lock()
 
     def run(self, host: str, argv: Sequence[str], stdin: bytes = b"", *, timeout_s: float = ANSWER_S) -> str:
-        """Run a command as the user; its standard output.
-
-        Raises:
-            AccessError: ssh, or sudo in the command, refused.
-            CommandError: the command failed.
-            UnreachableError: no answer in time.
-        """
-        words = [*self._way_to(host), shlex.join(argv)]
+        """Run a command as the user; its standard output."""
+        ssh = ("ssh", "-F", str(self._config), "-T", "--", host)
+        words = [*(("sh", "-c") if self.is_here(host) else ssh), shlex.join(argv)]
         try:
             rc, stdout, said = _run(words, stdin, timeout_s)
         except subprocess.TimeoutExpired as exc:
@@ -206,16 +204,15 @@ class Access:
             return stdout.decode(errors="replace")
         stderr = said.decode(errors="replace")
         if rc == _SSH_FAILED or "sudo" in argv:
-            known = explain(stderr, host=host, user=self.user(host), address=self._place(host))
-            if known is not None:
+            machine = self._machines[host]
+            user, address = (
+                machine.user or getpass.getuser(),
+                host_port(machine.address or host, machine.port or 22),
+            )
+            if (known := explain(stderr, host=host, user=user, address=address)) is not None:
                 raise known
-        raise CommandError(
-            f"`{shown(argv)}` failed with exit status {rc}",
-            rc=rc,
-            stderr=stderr,
-            where=host,
-            host=host,
-        )
+        what = f"`{shown(argv)}` failed with exit status {rc}"
+        raise CommandError(what, rc=rc, stderr=stderr, where=host, host=host)
 
     def root(self, host: str, argv: Sequence[str], stdin: bytes = b"") -> str:
         """Run a command as root; its standard output. Errors as of ``run``."""
@@ -226,29 +223,14 @@ class Access:
             return self.run(host, (*_SUDO, "-S", "-p", "", "--", *argv), password + stdin)
         return self.run(host, (*_SUDO, "-n", "--", *argv), stdin)
 
-    def user(self, host: str) -> str:
-        """Whom we log in as there."""
-        return self._machines[host].user or getpass.getuser()
-
     def is_here(self, host: str) -> bool:
         """Whether that is the machine that clusterctl runs on."""
         return self._machines[host].is_here
 
-    def _way_to(self, host: str) -> tuple[str, ...]:
-        """What runs a command line there."""
-        if self.is_here(host):
-            return ("sh", "-c")
-        return ("ssh", "-F", str(self._config), "-T", "--", host)
-
-    def _place(self, host: str) -> str:
-        machine = self._machines[host]
-        return host_port(machine.address or host, machine.port or 22)
-
     def _wants_password(self, host: str) -> bool:
         """Whether sudo asks for one there. A wrong one is tried once, with nothing behind it."""
-        with self._lock:
-            if host in self._asks:
-                return self._asks[host]
+        if host in self._asks:
+            return self._asks[host]
         asks = False
         try:
             self.run(host, (*_SUDO, "-n", "true"))
@@ -257,18 +239,12 @@ class Access:
                 raise
             self.run(host, (*_SUDO, "-S", "-p", "", "true"), f"{self._password}\n".encode())
             asks = True
-        with self._lock:
-            self._asks[host] = asks
+        self._asks[host] = asks
         return asks
 
 
 def _run(words: Sequence[str], stdin: bytes, timeout_s: float) -> tuple[int, bytes, bytes]:
-    """Run a program that ends with us: its exit status, and what it said.
-
-    Raises:
-        OSError: it is not there.
-        TimeoutExpired: it took too long, and was ended.
-    """
+    """Run a program that ends with us: its exit status, and what it said."""
     if shutil.which(words[0]) is None:
         raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), words[0])
     pipe = subprocess.PIPE
@@ -296,21 +272,176 @@ def on_each(hosts: Sequence[str], ask: Callable[[str], T]) -> tuple[dict[str, T]
 
 
 def raise_failures(failed: Mapping[str, ClusterctlError], *, what: str, then: str) -> None:
-    """Raise what went wrong on some hosts as one error, with one failure each.
-
-    Raises:
-        ProvisionError: something did; ``then`` says how to go on.
-    """
+    """Raise what went wrong on some hosts as one error, with one failure each."""
     if failed:
-        raise failed_hosts(
-            [failure for host, exc in failed.items() for failure in _failures_of(host, exc)],
-            what=what,
-            then=then,
-        )
+        failures = [
+            replace(failure, host=failure.host or host, phase=failure.phase or "access")
+            for host, exc in failed.items()
+            for failure in exc.failures
+        ]
+        raise failed_hosts(failures, what=what, then=then)
 
 
-def _failures_of(host: str, exc: ClusterctlError) -> list[Failure]:
-    return [
-        Failure(f.code, f.cause, f.host or host, f.phase or "access", f.fix, f.retryable)
-        for f in exc.failures
-    ]
+USERS_OWN: Final = (Path("~/.ssh/known_hosts"), Path("/etc/ssh/ssh_known_hosts"))
+_KINDS: Final = (
+    "ssh-ed25519",
+    "ecdsa-sha2-nistp256",
+    "ecdsa-sha2-nistp384",
+    "ecdsa-sha2-nistp521",
+    "ssh-rsa",
+)
+_ANSWER_S: Final = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class _Peer:
+    """A machine whose key is needed, and how to get to it. ``title`` is also its HostKeyAlias."""
+
+    title: str
+    address: str
+    port: int
+    through: Hop | None
+    host_key: str | None = None
+
+    @property
+    def way(self) -> tuple[Hop, ...]:
+        """The machines on the way to it, the first one first."""
+        return tuple(self.through.way) if self.through else ()
+
+
+class HostKeys:
+    """The trusted keys of a cluster's machines and of those on the way, kept in one file."""
+
+    def __init__(self, file: Path, config: Path, *, accepted: Collection[str] = ()) -> None:
+        """``config`` says how the machines on the way are reached; ``accepted`` are fingerprints."""
+        self._file = file
+        self._config = config
+        self._accepted = frozenset(accepted)
+        self._keys = _read(file)
+
+    def key_of(self, host: str) -> str:
+        """The trusted key of a machine of the spec."""
+        return self._keys[host]
+
+    def trust(self, machines: Mapping[str, OnpremHost], confirm: Confirm) -> Mapping[str, ClusterctlError]:
+        """Have a key of every machine, and of those on the way; those that did not show one, and why.
+
+        What ``confirm`` raises ends it: nothing that was shown is kept then.
+        """
+        nearest = [_Peer(h.title, h.host, h.port, h.before) for h in hops(machines.values())]
+        asked = [
+            _Peer(name, one.address or name, one.port or 22, last_hop(one), one.host_key)
+            for name, one in machines.items()
+        ]
+        lost: dict[str, ClusterctlError] = {}
+        for peers in _by_distance([*nearest, *asked]):
+            cut_off = {
+                peer.title: lost[hop.title]
+                for peer in peers
+                for hop in reversed(peer.way)
+                if hop.title in lost
+            }
+            lost |= cut_off
+            lost |= self._round([peer for peer in peers if peer.title not in cut_off], confirm)
+        return {name: lost[name] for name in machines if name in lost}
+
+    def _round(self, peers: Sequence[_Peer], confirm: Confirm) -> Mapping[str, ClusterctlError]:
+        """Trust machines whose way is trusted already."""
+        for peer in peers:
+            if known := peer.host_key or self._keys.get(peer.title) or _users_own(peer):
+                self._keys[peer.title] = known
+        # A confirmed key is only ever replaced by one that is named: a changed one is somebody in between.
+        asked = {peer.title: peer for peer in peers if peer.title not in self._keys or self._accepted}
+        found, failed = on_each(list(asked), lambda title: _offered(asked[title], self._config))
+        fine = {title: one for title, one in found.items() if one.fingerprint in self._accepted}
+        unknown = [one for title, one in found.items() if title not in fine and title not in self._keys]
+        if unknown:
+            confirm(unknown)
+        self._keys |= {one.title: one.key for one in (*fine.values(), *unknown)}
+        self._write()
+        return {title: exc for title, exc in failed.items() if title not in self._keys}
+
+    def _write(self) -> None:
+        text = "".join(f"{title} {key}\n" for title, key in sorted(self._keys.items()))
+        if not self._file.exists() or self._file.read_text() != text:
+            write_atomic(self._file, text)
+
+
+def _read(file: Path) -> dict[str, str]:
+    with suppress(FileNotFoundError):
+        pairs = (line.partition(" ") for line in file.read_text().splitlines())
+        return {title: key for title, _, key in pairs if key}
+    return {}
+
+
+def _by_distance(peers: Sequence[_Peer]) -> Iterator[list[_Peer]]:
+    """The nearest first: each round is reached through machines of those before."""
+    distances = {peer: len(peer.way) for peer in peers}
+    for distance in sorted(set(distances.values())):
+        yield [peer for peer, far in distances.items() if far == distance]
+
+
+def _users_own(peer: _Peer, files: Sequence[Path] = USERS_OWN) -> str | None:
+    """The key that the user's own ssh knows under its address."""
+    for file in files:
+        known = paramiko.HostKeys()
+        with suppress(OSError, RuntimeError):
+            known.load(str(file.expanduser()))
+        keys = known.lookup(host_port(peer.address.strip("[]"), peer.port))
+        for kind in _KINDS:
+            if keys is not None and kind in keys:
+                return f"{kind} {keys[kind].get_base64()}"
+    return None
+
+
+def _offered(peer: _Peer, config: Path) -> OfferedKey:
+    """Ask a machine for its key; nobody logs in."""
+    address = peer.address.strip("[]")
+    try:
+        sock = _connected(address, peer, config)
+    except socket.gaierror as exc:
+        raise _unknown(peer, exc) from exc
+    except OSError as exc:
+        raise _silent(peer, exc.strerror or str(exc)) from exc
+    try:
+        with closing(sock), closing(paramiko.Transport(sock)) as transport:  # type: ignore[arg-type]
+            transport.banner_timeout = _ANSWER_S
+            transport.start_client(timeout=_ANSWER_S)
+            key = transport.get_remote_server_key()
+    except (paramiko.SSHException, OSError, EOFError) as exc:
+        said = sock.said() if isinstance(sock, ProxySocket) else ""
+        raise _silent(peer, said or str(exc)) from exc
+    where = host_port(address, peer.port)
+    return OfferedKey(peer.title, where, f"{key.get_name()} {key.get_base64()}", key.fingerprint)
+
+
+def _connected(address: str, peer: _Peer, config: Path) -> socket.socket | ProxySocket:
+    if peer.through is None:
+        return socket.create_connection((address, peer.port), timeout=CONNECT_S)
+    argv = ["ssh", "-F", str(config), "-W", f"[{address}]:{peer.port}", peer.through.alias]
+    proxy = ProxySocket(shlex.join(argv))
+    proxy.settimeout(_ANSWER_S)
+    return proxy
+
+
+def _unknown(peer: _Peer, exc: socket.gaierror) -> ClusterctlError:
+    """Its name leads nowhere from here."""
+    cause = f"this machine does not know the name {peer.address}: {exc.strerror}"
+    fix = "write an address that leads there into the spec (address: 10.0.0.11), or have the name known here"
+    retryable = exc.errno == socket.EAI_AGAIN  # a name server that does not answer now
+    return _unreachable(peer, cause, fix, retryable=retryable)
+
+
+def _silent(peer: _Peer, said: str) -> ClusterctlError:
+    """Why a machine did not show its key: in ssh's words, if those of the way to it are known."""
+    user = next((hop.user for hop in peer.way if hop.user), "you")
+    where = host_port(peer.address, peer.port)
+    if peer.way and (known := explain(said, host=peer.title, user=user, address=where)):
+        return known
+    fix = "see that it is switched on, that sshd runs, and that no firewall is in between"
+    return _unreachable(peer, f"no SSH server at {where}: {said}", fix, retryable=True)
+
+
+def _unreachable(peer: _Peer, cause: str, fix: str, *, retryable: bool) -> UnreachableError:
+    failure = Failure(UnreachableError.code, cause, peer.title, "access", fix, retryable)
+    return UnreachableError(f"{peer.title}: {cause}", host=peer.title, fix=fix, failures=(failure,))

@@ -13,13 +13,12 @@ from typing import Any, Final
 
 from clusterctl.errors import ClusterctlError, Failure, UnreachableError
 from clusterctl.hosts import checks
-from clusterctl.hosts.checks import DoctorReport, Finding
-from clusterctl.hosts.cluster_checks import expected, host_facts_request
-from clusterctl.hosts.report import HostFacts
-from clusterctl.hosts.role_files import role_files, role_packages
+from clusterctl.hosts.checks import DoctorReport, Finding, expected, host_facts_request
+from clusterctl.hosts.probe import HostFacts
+from clusterctl.hosts.roles import role_files, role_packages
+from clusterctl.providers.base import failed_hosts
 from clusterctl.providers.onprem.access import NO_LOGIN, Access, last_hop, on_each
-from clusterctl.providers.onprem.login import Root, connect
-from clusterctl.providers.prompts import failed_hosts
+from clusterctl.providers.onprem.login import ANSWER_S, Root, check_sudo, connect
 from clusterctl.spec.distributions import common, distribution_of
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.onprem import OnpremHost
@@ -74,9 +73,6 @@ def inventory(
 ) -> Inventory:
     """The cluster that these machines become. ``keys`` are their host keys, ``proxies`` lead to those that
     have no route from here; ``silent`` ones do not answer, and are taken as they were known last.
-
-    Raises:
-        ProvisionError: some can't be part of it; one failure a host.
     """
     releases = {name: distribution(one) for name, one in facts.items()}
     releases |= {name: host.distribution for name, host in silent.items()}
@@ -151,11 +147,7 @@ def _resolved(machine: OnpremHost, name: str) -> str:
 
 
 def _network(leader: Member, facts: HostFacts) -> IPv4Network:
-    """The network of the address that the controller is reached under.
-
-    Raises:
-        ProvisionError: it is under none of those that it has.
-    """
+    """The network of the address that the controller is reached under."""
     interfaces = _interfaces(facts)
     for one in interfaces:
         if str(one.ip) == leader.address:
@@ -174,11 +166,7 @@ def _network(leader: Member, facts: HostFacts) -> IPv4Network:
 def _places(
     asked: Sequence[Member], facts: Mapping[str, HostFacts], network: IPv4Network
 ) -> Mapping[str, str]:
-    """Host -> its address on the cluster's network.
-
-    Raises:
-        ProvisionError: some have none there; one failure each.
-    """
+    """Host -> its address on the cluster's network."""
     found: dict[str, str] = {}
     failures: list[Failure] = []
     for one in asked:
@@ -200,7 +188,6 @@ def _interfaces(facts: HostFacts) -> tuple[IPv4Interface, ...]:
     return tuple(map(IPv4Interface, facts.addresses))
 
 
-_ANSWER_S: Final = 60.0
 _FIX_CLAIMED: Final = "take that cluster down first (`clusterctl down`), or take this machine out of the spec"
 
 
@@ -214,7 +201,7 @@ def joined_members(
 ) -> tuple[Mapping[str, Host], Mapping[str, Host]]:
     """Of the machines that were ours: those that let our account in, and those that do not answer at all."""
     same = [one.name for one in asked if one.name in before and _is_where_it_was(one, before[one.name])]
-    found, failed = on_each(same, lambda host: _check_sudo(admin_login(workspace)(host)))
+    found, failed = on_each(same, lambda host: check_sudo(admin_login(workspace)(host)))
     silent = {host: before[host] for host, exc in failed.items() if isinstance(exc, UnreachableError)}
     return {host: before[host] for host in found}, silent
 
@@ -257,17 +244,6 @@ def claim_findings(facts: Mapping[str, HostFacts], cluster_id: str) -> tuple[Fin
     return tuple(found)
 
 
-def cluster_of(facts: HostFacts) -> tuple[str, str] | None:
-    """Id and name of the cluster that a machine belongs to."""
-    claim = _claim(facts)
-    return (claim["id"], claim.get("name", "")) if "id" in claim else None
-
-
-def error_failures(findings: Sequence[Finding]) -> tuple[Failure, ...]:
-    """What keeps machines out of the cluster, as failures of the phase `plan`."""
-    return checks.failures([one for one in findings if one.level == "error"], phase="plan")
-
-
 def _claim(facts: HostFacts) -> Mapping[str, str]:
     try:
         said = json.loads(facts.claim or "{}")
@@ -282,33 +258,15 @@ def _is_where_it_was(one: Member, host: Host) -> bool:
     return same_key and (host.ssh_address or host.address, host.port) == (address, one.machine.port or 22)
 
 
-def _check_sudo(transport: Transport) -> None:
-    try:
-        transport.run(("sudo", "-n", "true"), timeout_s=_ANSWER_S)
-    finally:
-        transport.close()
-
-
 def _root_commands(access: Access, workspace: Workspace, ours: Collection[str], stack: ExitStack) -> Root:
-    connect = admin_login(workspace)
-
     def root(host: str, argv: Sequence[str], stdin: bytes) -> str:
         if host not in ours:
             return access.root(host, argv, stdin)
-        transport = connect(host)
+        transport = connect(host, workspace.ssh_config)
         stack.callback(transport.close)
-        return transport.run(("sudo", "-n", *argv), stdin=stdin, timeout_s=_ANSWER_S).stdout
+        return transport.run(("sudo", "-n", *argv), stdin=stdin, timeout_s=ANSWER_S).stdout
 
     return root
-
-
-def failures_of(failed: Mapping[str, ClusterctlError]) -> tuple[Failure, ...]:
-    """One failure a machine and cause."""
-    return tuple(
-        Failure(f.code, f.cause, f.host or host, f.phase or "plan", f.fix, f.retryable)
-        for host, exc in failed.items()
-        for f in exc.failures
-    )
 
 
 def preview(
@@ -335,7 +293,7 @@ def _preview_of(spec: ClusterSpec, one: Member, facts: HostFacts) -> Iterator[st
 
 
 def spec_of_machines(settings: Settings, machines: Mapping[str, OnpremHost], name: str) -> ClusterSpec:
-    """A spec of these machines alone; which part each of them had is not needed to give it back."""
+    """A spec of these machines alone; which part each of them had is not needed to release it."""
     names = list(machines)
     hosts = {host: one.model_dump() for host, one in machines.items()}
     provider: dict[str, Any] = {"type": settings.type, "controller": names[0], "hosts": hosts}

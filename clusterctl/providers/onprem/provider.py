@@ -7,39 +7,38 @@ from dataclasses import dataclass, field, replace
 from typing import Final
 
 from clusterctl.errors import ClusterctlError, Failure, ProvisionError, UsageError
-from clusterctl.hosts.checks import DoctorReport
-from clusterctl.hosts.cluster_checks import reject_unknown_hosts
+from clusterctl.hosts.checks import DoctorReport, failures, reject_unknown_hosts
 from clusterctl.providers.base import (
     Action,
     Bake,
     HostChange,
     Leftover,
     Planned,
+    Prompts,
     Provisioned,
-    Size,
+    Sizes,
+    failed_hosts,
     hosts_as_raised,
+    inventory_as_raised,
 )
-from clusterctl.providers.onprem import login, members, pending_release, release
+from clusterctl.providers.onprem import login, members, release
 from clusterctl.providers.onprem.access import on_each, raise_failures
 from clusterctl.providers.onprem.login import Login, create_account
 from clusterctl.providers.onprem.members import (
     Member,
     admin_login,
     claim_findings,
-    error_failures,
     examine,
-    failures_of,
     joined_members,
     preview,
 )
 from clusterctl.providers.pending import REPLACED, pending_releases
-from clusterctl.providers.prompts import Prompts, failed_hosts
 from clusterctl.spec.load import dump_spec, load_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.onprem import OnpremProvider as Settings
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
-from clusterctl.transport.connections import write_ssh_files
+from clusterctl.transport.openssh import write_ssh_files
 from clusterctl.util.progress import HostStep, Reporter
 
 _THEN: Final = "nothing was changed; correct it, then run the same command again"
@@ -67,7 +66,7 @@ class OnpremProvider:
         self._prompts = prompts
         self._found: _Found | None = None
         self._workspace: Workspace | None = None
-        self._tried: tuple[str, ...] | None = None  # what trying machines again that were left behind came to
+        self._tried: tuple[str, ...] | None = None  # what trying the pending releases again came to
 
     def check(self, spec: ClusterSpec) -> None:
         if spec.provider.type != self._settings.type:
@@ -92,17 +91,10 @@ class OnpremProvider:
     def prepare(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake, report: Reporter) -> None:
         """They are installed on as they are."""
 
-    def sizes(self, spec: ClusterSpec) -> Mapping[str, Size]:  # noqa: ARG002
+    def sizes(self, spec: ClusterSpec) -> Sizes:  # noqa: ARG002
         return {}  # the hardware decides
 
-    def plan(
-        self,
-        spec: ClusterSpec,
-        workspace: Workspace,
-        *,
-        keep: Mapping[str, Size],  # noqa: ARG002
-        report: Reporter,
-    ) -> Planned:
+    def plan(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> Planned:  # noqa: ARG002
         found = self._look(spec, workspace, report)
         before = hosts_as_raised(workspace)
         left = pending_releases(workspace)
@@ -116,28 +108,22 @@ class OnpremProvider:
         ]
         return Planned(tuple(changes), notes=(*found.notes, *found.ahead, *map(str, left)))
 
-    def apply(
-        self,
-        spec: ClusterSpec,
-        workspace: Workspace,
-        *,
-        keep: Mapping[str, Size],  # noqa: ARG002
-        report: Reporter,
-    ) -> Provisioned:
+    def apply(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> Provisioned:  # noqa: ARG002
         found = self._found
         if found is None or found.text != dump_spec(spec) or self._workspace != workspace:
             found = self._look(spec, workspace, report)
-        before = release.inventory_as_raised(workspace)
+        before = inventory_as_raised(workspace)
         absent = release.release_removed(found.inventory, workspace, self._prompts, report=report)
-        for host in before.hosts if before else ():
-            if before and host.name in absent:
-                pending_release.record_pending(host, before, found.access, workspace, why=absent[host.name])
+        if before is not None:
+            for host in before.hosts:
+                if host.name in absent:
+                    release.record_pending(host, before, found.access, workspace, why=absent[host.name])
         joining = [name for name in found.new if name not in found.joined]
         if joining:
             self._join(found, joining, workspace, report)
         if self._tried is None:
             hosts = found.inventory.hosts
-            self._tried = pending_release.retry_all(workspace, hosts, self._prompts, report=report)
+            self._tried = release.retry_all(workspace, hosts, self._prompts, report=report)
         return Provisioned(found.inventory, (*found.notes, *self._tried), made=tuple(found.new))
 
     def alive(self, cluster_id: str) -> bool:  # noqa: ARG002
@@ -151,17 +137,17 @@ class OnpremProvider:
             return
         self._workspace = workspace
         way = Login(self._settings, workspace, self._prompts)
-        error_failures: list[Failure] = []
+        failed: list[Failure] = []
         try:
             release.release_all(way, cluster_id, workspace, self._prompts, report=report)
         except ProvisionError as exc:
-            error_failures += exc.failures
+            failed += exc.failures
         there = hosts_as_raised(workspace).values()
-        for note in pending_release.retry_all(workspace, there, self._prompts, report=report, ending=True):
+        for note in release.retry_all(workspace, there, self._prompts, report=report, ending=True):
             self._prompts.note(note)
-        error_failures += [one.failure for one in pending_releases(workspace)]
-        if error_failures:
-            raise failed_hosts(error_failures, what=release.NOT_RELEASED, then=release.THEN)
+        failed += [one.failure for one in pending_releases(workspace)]
+        if failed:
+            raise failed_hosts(failed, what=release.NOT_RELEASED, then=release.THEN)
 
     def leftovers(self, cluster_id: str) -> tuple[Leftover, ...]:
         return release.find_leftovers(self._settings, cluster_id, self._workspace, self._prompts)
@@ -170,12 +156,7 @@ class OnpremProvider:
         return release.find_orphans(self._settings, name, self._prompts)
 
     def _look(self, spec: ClusterSpec, workspace: Workspace, report: Reporter) -> _Found:
-        """See what the machines are and what they can become.
-
-        Raises:
-            ProvisionError: some can't be part of the cluster; one failure a machine and cause.
-            UsageError: host keys were not confirmed, or a private key is not here.
-        """
+        """See what the machines are and what they can become."""
         self._workspace = workspace
         asked = members.members(spec, self._settings)
         before = hosts_as_raised(workspace)
@@ -206,11 +187,7 @@ class OnpremProvider:
         return self._found
 
     def _join(self, found: _Found, joining: Sequence[str], workspace: Workspace, report: Reporter) -> None:
-        """Make our account on machines that are new to us.
-
-        Raises:
-            ProvisionError: it could not be made on some; the others have it.
-        """
+        """Make our account on machines that are new to us."""
         inventory = found.inventory
         write_atomic(workspace.joining, inventory.model_dump_json(indent=2) + "\n")
         write_ssh_files(inventory, workspace)
@@ -245,19 +222,15 @@ def _refuse(
         for one in report.findings
         if one.host in new or one.host not in report.facts or (new and one.code == "firewall")
     ]
-    found = error_failures((*wrong, *claim_findings(report.facts, workspace.cluster_id())))
+    wrong += claim_findings(report.facts, workspace.cluster_id())
+    found = list(failures([one for one in wrong if one.level == "error"], phase="plan"))
     if leader in silent:
-        found += failures_of({leader: _silent(silent[leader])})
+        host = silent[leader]
+        cause = f"no SSH connection to {host.ssh_address or host.address}:{host.port}"
+        fix = "see that it is switched on, and that no firewall is in between"
+        found.append(Failure(ClusterctlError.code, cause, leader, "plan", fix))
     if found:
         raise failed_hosts(found, what="these machines can't be used", then=_THEN)
-
-
-def _silent(host: Host) -> ClusterctlError:
-    return ClusterctlError(
-        f"no SSH connection to {host.ssh_address or host.address}:{host.port}",
-        fix="see that it is switched on, and that no firewall is in between",
-        host=host.name,
-    )
 
 
 def _access_before(workspace: Workspace) -> Settings | None:

@@ -3,32 +3,48 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
-from pydantic import ValidationError
-
-from clusterctl.errors import ClusterctlError, CommandError, ConfigureError, ProvisionError, UnreachableError
-from clusterctl.providers.base import Leftover, hosts_as_raised
+from clusterctl.errors import (
+    ClusterctlError,
+    CommandError,
+    ConfigureError,
+    ProvisionError,
+    UnreachableError,
+    UsageError,
+)
+from clusterctl.providers.base import (
+    Leftover,
+    Prompts,
+    hosts_as_raised,
+    inventory_as_raised,
+    refuse_unknown_keys,
+)
 from clusterctl.providers.onprem import members
 from clusterctl.providers.onprem.access import Access, on_each, raise_failures
 from clusterctl.providers.onprem.login import (
     Claim,
     Login,
+    check_sudo,
     create_account,
     is_installation,
     one_line,
     remove_account,
     workspace_for,
 )
-from clusterctl.providers.onprem.members import admin_login, examine
-from clusterctl.providers.prompts import Prompts
-from clusterctl.spec.load import dump_spec
+from clusterctl.providers.onprem.members import ALL_PARTITION, admin_login, examine, spec_of_machines
+from clusterctl.providers.pending import FOLDER, REPLACED, PendingRelease, address_of, pending_releases
+from clusterctl.spec.load import dump_spec, load_spec
 from clusterctl.spec.models import ADMIN_USER, ClusterSpec
+from clusterctl.spec.onprem import OnpremHost, is_this_machine
 from clusterctl.spec.onprem import OnpremProvider as Settings
-from clusterctl.state.inventory import Host, Inventory
+from clusterctl.state.inventory import CONTROLLER, Host, Inventory
+from clusterctl.state.journal import digest
 from clusterctl.state.workspace import Workspace, write_atomic
-from clusterctl.transport.connections import write_ssh_files
+from clusterctl.transport.openssh import write_ssh_files
 from clusterctl.util.progress import HostStep, Reporter
 
 CLAIM: Final = "/etc/clusterctl/cluster.json"
@@ -51,11 +67,7 @@ exit 0
 def release_all(
     way: Login, cluster_id: str, workspace: Workspace, prompts: Prompts, *, report: Reporter
 ) -> None:
-    """Give back every machine of a cluster.
-
-    Raises:
-        ProvisionError: some could not be; one failure each. The others are.
-    """
+    """Release every machine of a cluster."""
     inventory = inventory_as_raised(workspace)
     if inventory is None:
         return
@@ -64,24 +76,33 @@ def release_all(
     claim = way.claim(cluster_id, inventory.cluster)
     report(f"looking at {len(names)} machines")
     ours, failed = on_each(names, lambda host: _is_ours(host, way.access, claim, workspace))
-    failed |= _restored(
-        [host for host, is_ours in ours.items() if is_ours], inventory, workspace, prompts, report
-    )
-    leaving = [host for host, is_ours in ours.items() if is_ours and host not in failed]
-    done, more = on_each(leaving, lambda host: remove_account(host, claim, admin_login(workspace)))
+    mine = [host for host, is_ours in ours.items() if is_ours]
+    done, more = _release(mine, inventory, claim, workspace, prompts, report=report)
     for host in done:
         report(HostStep(host, "released", len(names)))
     raise_failures({**failed, **more}, what=NOT_RELEASED, then=THEN)
 
 
+def _release(
+    hosts: Sequence[str],
+    inventory: Inventory,
+    claim: Claim,
+    workspace: Workspace,
+    prompts: Prompts,
+    *,
+    report: Reporter,
+) -> tuple[Collection[str], Mapping[str, ClusterctlError]]:
+    """Restore these, then remove our account from them: those that are released, and how others failed."""
+    failed = _restored(hosts, inventory, workspace, prompts, report)
+    leaving = [host for host in hosts if host not in failed]
+    done, more = on_each(leaving, lambda host: remove_account(host, claim, admin_login(workspace)))
+    return done, {**failed, **more}
+
+
 def release_removed(
     wanted: Inventory, workspace: Workspace, prompts: Prompts, *, report: Reporter
 ) -> Mapping[str, str]:
-    """Give back the machines that are no longer part of the cluster; why nothing was done on some.
-
-    Raises:
-        ProvisionError: one could not be released, though it answers.
-    """
+    """Release the machines that are no longer part of the cluster; why nothing was done on some."""
     before = inventory_as_raised(workspace)
     going = [host.name for host in before.hosts if wanted.host(host.name) is None] if before else []
     if before is None or not going:
@@ -89,33 +110,23 @@ def release_removed(
     report(f"releasing {', '.join(going)}")
     write_ssh_files(before, workspace)
     claim = Claim(before.cluster_id, before.cluster, workspace.public_key.read_text().strip())
-    _, failed = on_each(going, lambda host: _log_in(host, workspace))
-    there = [host for host in going if host not in failed]
+    there, failed = on_each(going, lambda host: check_sudo(admin_login(workspace)(host)))
+    # A machine that an interrupted run released lets us in no more: nothing may wait for it.
     absent = {host: exc for host, exc in failed.items() if not isinstance(exc, CommandError)}
-    failed = {host: exc for host, exc in failed.items() if host not in absent}
-    failed |= _restored(there, before, workspace, prompts, report)
-    _, more = on_each(
-        [h for h in there if h not in failed],
-        lambda host: remove_account(host, claim, admin_login(workspace)),
-    )
-    raise_failures({**failed, **more}, what=NOT_RELEASED, then=_THEN_UP)
-    return {host: _absent(exc) for host, exc in absent.items()}
-
-
-def _absent(exc: ClusterctlError) -> str:
-    """Why nothing was done on a machine that goes.
-
-    One that a run gave back which then ended too soon lets us in no more; nothing may wait for it.
-    """
-    return "it does not answer" if isinstance(exc, UnreachableError) else one_line(exc)
+    _, more = _release(list(there), before, claim, workspace, prompts, report=report)
+    refused = {host: exc for host, exc in failed.items() if host not in absent}
+    raise_failures({**refused, **more}, what=NOT_RELEASED, then=_THEN_UP)
+    return {
+        host: "it does not answer" if isinstance(exc, UnreachableError) else one_line(exc)
+        for host, exc in absent.items()
+    }
 
 
 def any_alive(workspace: Workspace) -> bool:
     """Whether any machine of the cluster answers, whatever it says."""
-    _, failed = on_each(list(hosts_as_raised(workspace)), lambda host: _log_in(host, workspace))
-    return not all(isinstance(exc, UnreachableError) for exc in failed.values()) or (
-        len(failed) < len(hosts_as_raised(workspace))
-    )
+    hosts = list(hosts_as_raised(workspace))
+    there, failed = on_each(hosts, lambda host: check_sudo(admin_login(workspace)(host)))
+    return bool(there) or not all(isinstance(exc, UnreachableError) for exc in failed.values())
 
 
 def find_leftovers(
@@ -153,28 +164,16 @@ def claim_on(host: str, access: Access) -> Mapping[str, str]:
 
 
 def _is_ours(host: str, access: Access, claim: Claim, workspace: Workspace) -> bool:
-    """Whether there is something to give back, with our account able to do it.
-
-    Raises:
-        ClusterctlError: nobody can tell.
-    """
+    """Whether there is something to release, with our account able to do it."""
     try:
-        _log_in(host, workspace)
+        check_sudo(admin_login(workspace)(host))
     except UnreachableError:
         raise
     except ClusterctlError:
         if claim_on(host, access).get("id") != claim.cluster_id:
-            return False  # it has been given back, or never was ours
+            return False  # it has been released, or never was ours
         create_account(host, access.root, claim, admin_login(workspace))
     return True
-
-
-def _log_in(host: str, workspace: Workspace) -> None:
-    transport = admin_login(workspace)(host)
-    try:
-        transport.run(("sudo", "-n", "true"))
-    finally:
-        transport.close()
 
 
 def _restored(
@@ -186,31 +185,17 @@ def _restored(
     try:
         notes = prompts.restore(inventory, hosts, workspace, report)
     except ConfigureError as exc:
-        sick = {failure.host: failure for failure in exc.failures if failure.host in hosts}
-        if not sick:
+        failed = {f.host: f for f in exc.failures if f.host in hosts}
+        if not failed:
             raise
         return {
             str(host): ConfigureError(exc.what, why=f.cause, fix=f.fix, host=host, failures=(f,))
-            for host, f in sick.items()
+            for host, f in failed.items()
         }
     for host, lines in notes.items():
         for line in lines:
             prompts.note(f"left on {host}: {line}")
     return {}
-
-
-def inventory_as_raised(workspace: Workspace) -> Inventory | None:
-    """The cluster as it was raised last, with the machines that an `up` was about to take."""
-    found: Inventory | None = None
-    for path in (workspace.joining, workspace.hosts):
-        try:
-            found = Inventory.model_validate_json(path.read_bytes())
-        except (FileNotFoundError, ValidationError):
-            continue
-    if found is None:
-        return None
-    hosts: Mapping[str, Host] = {**hosts_as_raised(workspace), **{host.name: host for host in found.hosts}}
-    return found.model_copy(update={"hosts": tuple(hosts.values())})
 
 
 def find_orphans(settings: Settings, name: str, prompts: Prompts) -> tuple[str, ...]:
@@ -221,11 +206,7 @@ def find_orphans(settings: Settings, name: str, prompts: Prompts) -> tuple[str, 
 
 
 def release_orphan(settings: Settings, cluster_id: str, prompts: Prompts, *, report: Reporter) -> None:
-    """Give back the machines that say that they belong to it.
-
-    Raises:
-        ProvisionError: some could not be; one failure each.
-    """
+    """Release the machines that say that they belong to it."""
     with workspace_for(None) as folder:
         way = Login(settings, folder, prompts)
         mine = {host: c for host, c in _claims(way).items() if c.get("id") == cluster_id}
@@ -253,7 +234,7 @@ def _claims(way: Login) -> Mapping[str, Mapping[str, Any]]:
 
 
 def _make_inventory(spec: ClusterSpec, way: Login, folder: Workspace) -> None:
-    """Write what giving back begins from."""
+    """Write what a release begins from."""
     narrowed = spec.provider
     assert isinstance(narrowed, Settings)  # noqa: S101 - it was made so
     asked = members.members(spec, narrowed)
@@ -276,3 +257,129 @@ def _make_inventory(spec: ClusterSpec, way: Login, folder: Workspace) -> None:
     write_atomic(folder.spec, dump_spec(spec))
     write_atomic(folder.joining, made.model_dump_json())
     write_ssh_files(made, folder)
+
+
+_OURS: Final = "the account clusterctl, what the cluster brought, and the notes by which that is undone"
+
+
+def record_pending(
+    host: Host, inventory: Inventory, settings: Settings, workspace: Workspace, *, why: str
+) -> PendingRelease:
+    """Record a machine of ``inventory`` as a pending release; ``settings`` say how to log in."""
+    one = Workspace(workspace.root / FOLDER / f"{host.name}-{digest(address_of(host), host.host_key)[:8]}")
+    one.create()
+    for path in (workspace.key, workspace.public_key, workspace.munge_key, workspace.root / "id"):
+        write_atomic(one.root / path.name, path.read_bytes())
+    trusted = workspace.trusted_hosts.read_text() if workspace.trusted_hosts.exists() else ""
+    others = [line for line in trusted.splitlines() if line.partition(" ")[0] != host.name]
+    write_atomic(one.trusted_hosts, "\n".join([*others, f"{host.name} {host.host_key}", ""]))
+    alone = {host.name: _machine(host, settings)}
+    write_atomic(one.spec, dump_spec(spec_of_machines(settings, alone, inventory.cluster)))
+    roles = tuple(dict.fromkeys((CONTROLLER, *host.roles)))  # some host has to lead
+    partition = ALL_PARTITION if host.is_compute else None
+    host = host.model_copy(update={"roles": roles, "partition": partition})
+    write_atomic(one.hosts, inventory.model_copy(update={"hosts": (host,)}).model_dump_json(indent=2))
+    return PendingRelease(one, host, time.time(), why).save()  # last: from here on it counts
+
+
+def _machine(host: Host, settings: Settings) -> OnpremHost:
+    """How its owner gets in: as the spec said, or as it says of all, if it names the machine no more."""
+    address = host.ssh_address or host.address
+    said = settings.machines.get(host.name)
+    if said is not None and (said.address or host.name).strip("[]") == address:
+        return said
+    if is_this_machine(address):  # nobody logs in to it
+        return OnpremHost(address=address)
+    return OnpremHost(address=address, **{**settings.access.model_dump(), "port": host.port})
+
+
+def retry_all(
+    workspace: Workspace, members: Iterable[Host], prompts: Prompts, *, report: Reporter, ending: bool = False
+) -> tuple[str, ...]:
+    """Try every pending release again; what the user should know of it.
+
+    One that is among the ``members`` again is none of these any more. What is in the way is recorded. One
+    that may be a member, reached in another way, is left alone, unless members are released too (``ending``).
+    """
+    members = tuple(members)
+    notes = []
+    for one in pending_releases(workspace):
+        if (told := _taken_again(one, members)) is not None:
+            notes += [told] if told else []
+            one.remove()
+            continue
+        if not ending and (twins := [host for host in members if host.host_key == one.host.host_key]):
+            notes.append(_of_twins(one, twins))
+            continue
+        try:
+            _release_pending(one, prompts, report)
+        except ClusterctlError as exc:
+            still = replace(one, why=_why(one, exc, prompts)).save()
+            notes.append(f"{still}; `clusterctl up` and `clusterctl down` try it again")
+        else:
+            notes.append(f"{one.title} was released")
+            one.remove()
+    return tuple(notes)
+
+
+def _taken_again(one: PendingRelease, members: Collection[Host]) -> str | None:
+    """What to say of a machine that is in the cluster now, or whose place another has; None if neither."""
+    if any(host.host_key == one.host.host_key and _is_where_it_was(host, one) for host in members):
+        return ""
+    if any(address_of(host) == one.address for host in members):
+        return f"what {one.title} had of ours can't be checked: another machine is at its address now"
+    return None
+
+
+def _is_where_it_was(host: Host, one: PendingRelease) -> bool:
+    """The key alone says little: machines that were cloned from one image have the same."""
+    return address_of(host) == one.address or (host.name == one.host.name and one.why != REPLACED)
+
+
+def _of_twins(one: PendingRelease, twins: Iterable[Host]) -> str:
+    names = ", ".join(f"{host.name} ({address_of(host)})" for host in twins)
+    return (
+        f"{one}; it is not tried: {names} has the same host key, so it may be that machine; if it is: "
+        f"`clusterctl node forget {one.host.name}`; if not: `clusterctl down` releases it"
+    )
+
+
+def _release_pending(one: PendingRelease, prompts: Prompts, report: Reporter) -> None:
+    """Release it, and verify that."""
+    settings, prompts = _settings(one.workspace), _without_keys(prompts)
+    way, cluster_id, name = Login(settings, one.workspace, prompts), one.workspace.cluster_id(), one.host.name
+    if lost := way.trust([name]):
+        raise lost[name]
+    host = one.host.model_copy(update={"proxy_command": way.proxies([name]).get(name, ())})
+    inventory = Inventory.model_validate_json(one.workspace.hosts.read_bytes())
+    inventory = inventory.model_copy(update={"hosts": (host,)})
+    write_atomic(one.workspace.hosts, inventory.model_dump_json(indent=2))
+    release_all(way, cluster_id, one.workspace, prompts, report=report)
+    if left := find_leftovers(settings, cluster_id, one.workspace, prompts):
+        raise ProvisionError(f"{name} has something of ours", why="; ".join(map(str, left)), host=name)
+
+
+def _settings(workspace: Workspace) -> Settings:
+    provider = load_spec(workspace.spec).provider
+    if isinstance(provider, Settings):
+        return provider
+    raise UsageError("the note of a pending release is damaged", where=str(workspace.spec))
+
+
+def _without_keys(prompts: Prompts) -> Prompts:
+    """Keys that are confirmed now are those of other machines."""
+    return replace(prompts, confirm=refuse_unknown_keys, accepted=())
+
+
+def _why(one: PendingRelease, exc: ClusterctlError, prompts: Prompts) -> str:
+    """Why something of ours is still there, and what, as far as it can be told."""
+    if any(failure.code == UnreachableError.code for failure in exc.failures):
+        return f"it does not answer; there are {_OURS}"
+    cause = "; ".join(dict.fromkeys(failure.cause for failure in exc.failures))
+    try:
+        seen = find_leftovers(
+            _settings(one.workspace), one.workspace.cluster_id(), one.workspace, _without_keys(prompts)
+        )
+    except ClusterctlError:
+        seen = ()
+    return f"{cause}; there are {', '.join(map(str, seen)) or _OURS}"

@@ -2,8 +2,8 @@
 
     python3 -I -S - REQUEST <THIS_FILE
 
-REQUEST and the answer are one JSON object each. Doing it again changes nothing. What it does is noted before
-it is done, in CLAIM, which also says whose the machine is.
+REQUEST and the answer are one JSON object each. Doing it again changes nothing. What it does is recorded
+before it is done, in CLAIM, which also says whose the machine is.
 """
 
 import fcntl
@@ -249,7 +249,7 @@ def allowed(user: str) -> List[str]:
 
 
 def leave(asked: Dict[str, Any]) -> Dict[str, Any]:
-    """Give the machine back: the account goes, if it came with us; else its key and its right do."""
+    """Release the machine: the account goes, if it came with us; else its key and its right do."""
     before = claimed()
     if before.get("id", asked["id"]) != asked["id"]:
         return {"ok": True, "changed": False}  # it is another cluster's by now

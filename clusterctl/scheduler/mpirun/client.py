@@ -22,8 +22,7 @@ from clusterctl.errors import (
 from clusterctl.scheduler.base import Clock, backoff
 from clusterctl.scheduler.models import JobInfo, JobRequest, JobState, NodeInfo
 from clusterctl.state.inventory import HEALTH_PROGRAM, Host, Inventory
-from clusterctl.transport.base import Transport
-from clusterctl.transport.program import remote_argv
+from clusterctl.transport.base import Transport, remote_argv
 from clusterctl.util.parallel import parallel_map
 
 _HARDWARE = ("sh", "-c", "nproc; sed -n 's/^MemTotal: *\\([0-9]*\\) kB/\\1/p' /proc/meminfo")
@@ -36,7 +35,7 @@ _AWAY_S = 15.0  # so long a host that did not answer is not asked again
 class UnhealthyError(SchedulerError):
     """A node of the job failed its health check."""
 
-    code = "sick"
+    code = "unhealthy"
 
 
 class BusyError(SchedulerError):
@@ -114,7 +113,7 @@ class MpirunClient:
         return str(answer["id"])
 
     def _reject_unhealthy(self, nodes: Sequence[str]) -> None:
-        """Raises UnhealthyError if the health check of a node finds fault; it looks now."""
+        """Raises UnhealthyError if the health check of a node fails now."""
         found = parallel_map(nodes, self._faults)
         failures = tuple(
             Failure(UnhealthyError.code, faults, node, fix=_REPAIR)
@@ -300,14 +299,17 @@ _SIGNALS: Final = {one.name.removeprefix("SIG"): one.value for one in signal.Sig
 
 
 def job_info(said: Mapping[str, Any], user: str) -> JobInfo:
-    """The job that a host tells of. With a spoilt record it has no nodes, and is UNKNOWN until it ends."""
+    """The job that a host tells of. With a damaged record it has no nodes, and is UNKNOWN until it ends."""
+    number = JOB_ID.fullmatch(str(said.get("id")))
+    job_id = int(number[1]) if number else 0
+    job = JobInfo(job_id=job_id, name="", user=user, state=JobState.UNKNOWN, reason="", prefix=PREFIX)
     try:
-        state, reason, exit_code, ended_by = _outcome(said["end"], cancelled=bool(said["cancelled"]))
         end = said["end"]
-        return JobInfo(
-            job_id=int(str(said["id"]).removeprefix(PREFIX)),
+        state, reason, exit_code, ended_by = _outcome(end, cancelled=bool(said["cancelled"]))
+        job = job if end is None else replace(job, state=state)
+        return replace(
+            job,
             name=str(said["name"]),
-            user=user,
             partition=str(said["partition"]),
             state=state,
             reason=reason,
@@ -319,22 +321,9 @@ def job_info(said: Mapping[str, Any], user: str) -> JobInfo:
             end_time=int(end["time"]) if end is not None else None,
             work_dir=str(said["folder"]),
             comment=f"clusterctl:{said['token']}",
-            prefix=PREFIX,
         )
     except (KeyError, ValueError, TypeError) as exc:
-        number = JOB_ID.fullmatch(str(said.get("id")))
-        state = JobState.UNKNOWN
-        with suppress(KeyError, ValueError, TypeError):
-            if said["end"] is not None:
-                state = _outcome(said["end"], cancelled=bool(said["cancelled"]))[0]
-        return JobInfo(
-            job_id=int(number[1]) if number else 0,
-            name="",
-            user=user,
-            state=state,
-            reason=f"what is noted of the job makes no sense: {exc!r}"[:300],
-            prefix=PREFIX,
-        )
+        return replace(job, reason=f"the job's record is damaged: {exc!r}"[:300])
 
 
 def _outcome(

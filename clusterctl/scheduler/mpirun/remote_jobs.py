@@ -4,12 +4,11 @@
 
 REQUEST and the answer are one JSON object each. What is known of a job lies in its user's home, which all
 hosts see: `~/clusterctl/mpirun/m1/` with `job.json`, how it ended (`end.json`, by its unit), and `cancelled`.
-These files are touched as the user alone: root may have no rights there, and must follow no link of a job's.
+These files are opened as the user alone: root may have no rights there, and must follow no link of a job's.
 """
 
 from __future__ import annotations
 
-import errno
 import fcntl
 import json
 import os
@@ -23,7 +22,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Dict, List, Optional, TextIO  # noqa: UP035
 
-from clusterctl.transport.remote_open import read_json
+from clusterctl.transport.remote_open import lock, read_json
 
 Record = Dict[str, Any]  # noqa: UP006
 
@@ -78,16 +77,11 @@ class User:
         """One at a time starts jobs, or says that they were lost."""
         with self.acting():
             self.registry.mkdir(parents=True, exist_ok=True)
-            lock = open_new(self.registry / ".lock", 0o600)
-            os.fchmod(lock.fileno(), 0o600)  # other accounts could hold what they can read
-        with lock:
-            give_up = time.monotonic() + ASK_S
-            while not locked(lock):
-                if time.monotonic() > give_up:  # a job can hold it as long as it likes
-                    path = str(self.registry / ".lock")
-                    raise OSError(errno.EBUSY, f"held by another process (`fuser {path}` names it)", path)
-                time.sleep(0.1)
+            held = lock(os.fsencode(self.registry / ".lock"), fcntl.LOCK_EX, ASK_S)  # a job can hold it, too
+        try:
             yield
+        finally:
+            os.close(held)
 
     def jobs(self) -> List[Record]:  # noqa: UP006
         """All jobs there were, by number."""
@@ -130,19 +124,10 @@ class User:
             new.replace(folder / file)
 
 
-def locked(file: TextIO) -> bool:
-    """Lock a file, unless another process holds it."""
-    try:
-        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
-def open_new(path: Path, mode: int = 0o666) -> TextIO:
+def open_new(path: Path) -> TextIO:
     """Open for writing; what a job has put there in place of a file is an error, and never waited for."""
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
-    return os.fdopen(os.open(path, flags, mode), "w")
+    return os.fdopen(os.open(path, flags, 0o666), "w")
 
 
 def read(path: Path) -> Optional[Record]:  # noqa: UP045

@@ -11,7 +11,7 @@ from typing import Any, Final
 
 from clusterctl.errors import SlurmError
 from clusterctl.hosts.gpus import Driver, Gpu, by_type
-from clusterctl.hosts.report import NodeFacts
+from clusterctl.hosts.probe import NodeFacts
 from clusterctl.spec.models import ADMIN_USER, PROOF_PARTITION, ClusterSpec
 from clusterctl.spec.onprem import Switch
 from clusterctl.state.inventory import (

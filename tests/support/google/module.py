@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from clusterctl.providers.gcp.tfvars import variables
-from clusterctl.spec.current_user import CurrentUser
-from clusterctl.spec.load import load_spec
+from clusterctl.spec.load import CurrentUser, load_spec
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.util.assets import asset
 from tests.support.google.cloud import GoogleCloud

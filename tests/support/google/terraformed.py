@@ -16,17 +16,16 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from clusterctl.providers.gcp.apply import Owner, apply_plan
+from clusterctl.providers.gcp.apply import Owner, Place, apply_plan, explaining
 from clusterctl.providers.gcp.changes import INSTANCE, host_changes, names
-from clusterctl.providers.gcp.diagnose import Place, explaining
 from clusterctl.providers.gcp.orphans import ID_LABEL
-from clusterctl.providers.gcp.terraform.client import Terraform
-from clusterctl.providers.gcp.terraform.plan import UNKNOWN, Plan
+from clusterctl.providers.gcp.terraform.client import UNKNOWN, Plan, Terraform
 from clusterctl.providers.gcp.terraform.program import Program
 from clusterctl.providers.gcp.tfvars import variables
 from clusterctl.spec.load import parse_spec
 from clusterctl.util.assets import asset
 from tests.support.google.cloud import GoogleCloud
+from tests.support.terraform import addresses, in_state
 
 CLUSTER_ID = "a1b2c3"
 PLACE = Place("my-project", "us-central1-a", "demo-ctl")
@@ -77,8 +76,8 @@ class Terraformed:
 
     def forget(self, host: str) -> None:
         """Take its instance out of the state, as where Terraform was killed before it wrote it down."""
-        (address,) = (each for each in self.terraform.addresses() if f'"{host}"].google_compute_inst' in each)
-        self.terraform.forget(address)
+        (address,) = (each for each in addresses(self.terraform) if f'"{host}"].google_compute_inst' in each)
+        in_state(self.terraform, "rm", address)
 
     def plant(self, host: str, *, cluster_id: str) -> dict[str, Any]:
         """Have an instance of that name there already, as asked for but for whose it is; its attributes."""

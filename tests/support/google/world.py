@@ -22,3 +22,13 @@ class World(Store):
     def names(self, kind: str) -> list[str]:
         """The names of what there is of a Terraform type."""
         return sorted(row["name"] for row in self.read()["resources"].get(kind, {}).values())
+
+
+def labels(cluster: str, cluster_id: str) -> dict[str, str]:
+    """What the module labels every resource of a cluster with."""
+    return {"clusterctl-cluster": cluster, "clusterctl-id": cluster_id}
+
+
+def description(cluster: str, cluster_id: str) -> str:
+    """The same in words, for what can't carry labels."""
+    return f"clusterctl-cluster={cluster} clusterctl-id={cluster_id}"

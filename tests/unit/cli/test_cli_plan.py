@@ -16,7 +16,7 @@ from clusterctl.cluster.plan import Drift, Plan
 from clusterctl.errors import UsageError
 from clusterctl.providers.base import HostChange, Planned
 from clusterctl.scheduler.models import JobInfo, JobState
-from clusterctl.spec.differences import Difference
+from clusterctl.spec.load import Difference
 from clusterctl.spec.models import ClusterSpec
 from tests.support.terminal import on_terminal
 from tests.support.verbs import Clusterctl

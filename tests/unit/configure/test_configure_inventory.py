@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from clusterctl.configure.inventory_file import install_mark, write_inventory
-from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.software import Software
+from clusterctl.spec.models import ClusterSpec, Software
 from clusterctl.state.inventory import Inventory, SharedFolder
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.assets import asset, payload_hash

@@ -30,6 +30,7 @@ KEYS = {
         "contexts",
     ),
     "databases",
+    *("hosts", "when", "packages", "ports", "drift", "hint"),
 }
 # Module -> the argument that names what it writes.
 WRITERS = {
@@ -126,8 +127,18 @@ def test_each_role_says_what_it_touches(role: str) -> None:
     assert path.exists(), f"{path} is missing: see any other role's"
     assert list(document(path)) == [f"{role}_touches"]
     assert set(document(path)[f"{role}_touches"]) <= KEYS
-    (play,) = document(ANSIBLE / "ledger.yml")
-    assert f"roles/{role}/meta/touches.yml" in play["vars_files"]
+
+
+@pytest.mark.parametrize("role", ROLES)
+def test_what_a_role_checks_for_drift_is_its_own(role: str) -> None:
+    named = touches(role)
+    given = named.get("drift", [])
+    known = [*named.get("files", []), *named.get("folders", []), *named.get("trees", []), "/etc/passwd"]
+    paths = [path for one in given for key in ("files", "blocks", "paths") for path in one.get(key, ())]
+    paths += [path for one in given for files in one.get("units", {}).values() for path in files]
+    assert [path for path in paths if "{" not in path and path not in known] == []
+    units = {unit for one in given for unit in one.get("units", {})}
+    assert {unit if "." in unit else f"{unit}.service" for unit in units} <= set(named.get("units", []))
 
 
 @pytest.mark.parametrize("role", ROLES)

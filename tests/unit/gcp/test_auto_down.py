@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from clusterctl.providers.gcp import orphans
 from clusterctl.util.assets import asset
 from tests.support.google.api import PROJECT, Google
+from tests.support.google.world import labels
 
 PROGRAM = asset("ansible") / "roles/auto_down/files/auto_down.py"
 ZONE = "us-central1-a"
@@ -52,7 +52,7 @@ class Controller:
         for name in ("demo-ctl", *NODES, "other-train-1"):
             self.has(
                 name,
-                orphans.labels(*(("demo", "aaaaaa") if name != "other-train-1" else ("other", "bbbbbb"))),
+                labels(*(("demo", "aaaaaa") if name != "other-train-1" else ("other", "bbbbbb"))),
             )
 
     def has(self, name: str, marked: dict[str, str]) -> None:
@@ -185,7 +185,7 @@ def test_life_after_the_warning_calls_it_off(controller: Controller) -> None:
 
 def test_what_does_not_carry_its_labels_is_left_alone(controller: Controller) -> None:
     idle(controller)
-    controller.has("demo-train-2", orphans.labels("demo", "bbbbbb"))
+    controller.has("demo-train-2", labels("demo", "bbbbbb"))
     said = controller.ticks()
     assert "demo-train-2 does not carry this cluster's labels" in said
     controller.settle()

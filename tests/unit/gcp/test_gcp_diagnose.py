@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.providers.gcp.diagnose import Place, diagnose, explaining, rules
+from clusterctl.providers.gcp.apply import Place, diagnose, explaining, rules
 from clusterctl.providers.gcp.terraform.run import Diagnostic
 from tests.support.google.provider.faults import TEXTS
 

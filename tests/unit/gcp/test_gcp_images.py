@@ -7,8 +7,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.spec.gcp import Image
-from clusterctl.spec.gcp_machines import refusal, release_ahead, release_of
+from clusterctl.spec.gcp import Image, refusal, release_of
 from clusterctl.spec.models import ClusterSpec
 from tests.support.google import gcloud
 from tests.support.google.api import PROJECT, Google
@@ -72,7 +71,7 @@ def test_googles_own_images_are_what_they_are_called(project: str, family: str, 
 def test_what_can_be_configured_is_not_refused(controller: Any, train: Any, ahead: str | None) -> None:
     spec = spec_of(controller, train)
     assert refusal(spec) is None
-    assert release_ahead(spec) == ahead
+    assert spec.provider.expected_release(spec) == ahead
 
 
 @pytest.mark.parametrize(

@@ -13,7 +13,7 @@ import pytest
 
 from tests.support.google.terraformed import PLACE, Terraformed
 from tests.support.processes import descendants
-from tests.support.terraform import program
+from tests.support.terraform import addresses, program
 
 INSTANCE = "google_compute_instance"
 HOSTS = {"demo-ctl", "demo-train-1", "demo-train-2"}
@@ -44,7 +44,7 @@ def made_twice(cluster: Terraformed) -> list[str]:
 
 def in_state(cluster: Terraformed) -> set[str]:
     """The hosts whose instances Terraform knows, once it has ended."""
-    instances = (each for each in cluster.terraform.addresses() if each.endswith(f"{INSTANCE}.host"))
+    instances = (each for each in addresses(cluster.terraform) if each.endswith(f"{INSTANCE}.host"))
     return {PLACE.host_of(address) or "" for address in instances}
 
 
@@ -64,7 +64,7 @@ def converges(cluster: Terraformed, up: str, down: str, *, all_of_it: bool) -> N
         assert in_state(cluster) == set(cluster.cloud.instances)
     cluster.down()
     assert cluster.cloud.resources() == {}
-    assert cluster.terraform.addresses() == ()
+    assert addresses(cluster.terraform) == ()
 
 
 def test_killed_it_ends_terraform_first_and_the_next_run_goes_on(cluster: Terraformed) -> None:

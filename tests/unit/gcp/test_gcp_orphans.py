@@ -7,10 +7,10 @@ from collections.abc import Callable
 import pytest
 
 from clusterctl.errors import CloudError, ProvisionError
-from clusterctl.providers.gcp import orphans
 from clusterctl.providers.gcp.api import Api, Clock
 from clusterctl.providers.gcp.orphans import find_resources, orphan_ids, remove_resources
 from tests.support.google.api import PROJECT, Google
+from tests.support.google.world import description, labels
 
 OURS, THEIRS = "aaaaaa", "bbbbbb"
 GLOBAL = f"projects/{PROJECT}/global"
@@ -33,8 +33,8 @@ def api(google: Google) -> Api:
 def make(google: Google, cluster: str = "demo", cluster_id: str = OURS) -> None:
     """One cluster with some of everything."""
     put, name = google.world.put, f"{cluster}-{cluster_id}"
-    marked = {"labels": orphans.labels(cluster, cluster_id)}
-    said = {"description": f"made by clusterctl; {orphans.description(cluster, cluster_id)}"}
+    marked = {"labels": labels(cluster, cluster_id)}
+    said = {"description": f"made by clusterctl; {description(cluster, cluster_id)}"}
     at, near = {"zone": "us-central1-a"}, {"region": "us-central1"}
     net = f"{GLOBAL}/networks/{name}"
     put("google_compute_network", net, **said)
@@ -117,7 +117,7 @@ class TestFinding:
         assert orphan_ids(api, name) == ((THEIRS,) if name == "train-202611" else ())
 
     def test_a_description_that_was_copied_is_not_enough(self, google: Google, api: Api) -> None:
-        said = orphans.description("demo", OURS)
+        said = description("demo", OURS)
         google.world.put("google_compute_network", f"{GLOBAL}/networks/demo-{OURS}2", description=said)
         assert find_resources(api, OURS) == ()
         assert orphan_ids(api, "demo") == ()
@@ -130,7 +130,7 @@ class TestFinding:
         assert orphan_ids(api, "never") == ()
 
     def test_an_orphan_that_is_only_a_network_is_found(self, google: Google, api: Api) -> None:
-        said = orphans.description("demo", OURS)
+        said = description("demo", OURS)
         google.world.put("google_compute_network", f"{GLOBAL}/networks/demo-{OURS}", description=said)
         assert orphan_ids(api, "demo") == (OURS,)
 

@@ -11,9 +11,9 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import MachineError, StalePlanError, UsageError
-from clusterctl.providers.gcp import ssh, tfvars
+from clusterctl.providers.gcp import api, tfvars
 from clusterctl.providers.gcp.provider import GcpProvider, job_environment, network_note
-from clusterctl.spec import gcp_machines
+from clusterctl.spec import gcp
 from clusterctl.spec.distributions import UNSEEN
 from clusterctl.spec.gcp import GcpProvider as Settings
 from clusterctl.spec.gcp import GcsState
@@ -207,20 +207,20 @@ def test_a_state_in_a_bucket_is_not_swapped_for_another(tmp_path: Path) -> None:
 def test_gcloud_is_looked_for_first(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(MachineError) as caught:
-        ssh.check_gcloud()
+        api.check_gcloud()
     assert caught.value.what == "missing tool: gcloud"
     assert "https://cloud.google.com/sdk" in caught.value.fix
     bin_folder = gcloud.install(tmp_path, tmp_path / "world.json")
     monkeypatch.setenv("PATH", f"{bin_folder}:{os.defpath}")
-    ssh.check_gcloud()
+    api.check_gcloud()
     (bin_folder / "account").write_text("")
     with pytest.raises(MachineError) as caught:
-        ssh.check_gcloud()
+        api.check_gcloud()
     assert caught.value.fix == "log in: gcloud auth login"
 
 
 def test_jobs_get_what_their_machine_has() -> None:
-    l4, plain = gcp_machines.machines()["g2-standard-4"], gcp_machines.machines()["e2-standard-4"]
+    l4, plain = gcp.machines()["g2-standard-4"], gcp.machines()["e2-standard-4"]
     assert job_environment(l4, gvnic=True) == {
         "NCCL_DEBUG": "WARN",
         "NCCL_SOCKET_IFNAME": "={interface}",
@@ -230,4 +230,4 @@ def test_jobs_get_what_their_machine_has() -> None:
     assert set(job_environment(l4, gvnic=False)) == {"NCCL_DEBUG", "NCCL_SOCKET_IFNAME"}
     assert job_environment(plain, gvnic=True) == {}
     assert network_note(l4) is None
-    assert "GPUDirect-TCPX " in str(network_note(gcp_machines.machines()["a3-highgpu-8g"]))
+    assert "GPUDirect-TCPX " in str(network_note(gcp.machines()["a3-highgpu-8g"]))

@@ -86,4 +86,4 @@ def test_a_lost_cluster_is_shown_with_its_cost_and_removed(
     assert orphan["cluster_id"] == CLUSTER_ID
     assert any(one["usd_per_hour"] for one in orphan["left"])
     assert not module.cloud.instances
-    assert cli(*where).stdout == f"no cluster {name!r} was lost\n"
+    assert cli(*where).stdout == f"cluster {name!r} has no orphans\n"

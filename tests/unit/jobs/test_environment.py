@@ -17,9 +17,9 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import TransportError, UsageError
-from clusterctl.jobs.environment import ENVIRONMENTS, PLAIN, Environment, build, environment_of, unbuilt
-from clusterctl.jobs.stage import client_facts
-from clusterctl.jobs.submit import script_of
+from clusterctl.jobs.environment import build, environment_of, unbuilt
+from clusterctl.jobs.submit import client_facts
+from clusterctl.scheduler.script import ENVIRONMENTS, PLAIN, Environment, script_of
 from clusterctl.spec.distributions import DEFAULT, distribution_of
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.models import ClusterSpec

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.jobs.script import with_gpus
+from clusterctl.scheduler.script import with_gpus
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.models import ClusterSpec
 

@@ -7,7 +7,7 @@ from contextlib import nullcontext
 import pytest
 
 from clusterctl.errors import UsageError
-from clusterctl.jobs.script import partition_of
+from clusterctl.scheduler.script import partition_of
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.models import ClusterSpec
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import UsageError
-from clusterctl.jobs.userscript import UserScript
+from clusterctl.scheduler.script import UserScript
 from clusterctl.spec.job import JobSpec
 from tests.support.played.batch import HOSTILE, play, rendered, shell_job, user_script
 

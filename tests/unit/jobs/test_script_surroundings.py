@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.jobs.script import ENTER
+from clusterctl.scheduler.script import ENTER
 from clusterctl.spec.job import JobSpec
 from tests.support.played.batch import HASH, HOSTILE, Batch, play, rendered, shell_job, user_script
 

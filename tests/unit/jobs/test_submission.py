@@ -13,9 +13,10 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import AnswerLostError, DiskError, SlurmError, UnreachableError, UsageError
-from clusterctl.jobs.stage import MAX_DIFF, client_facts
-from clusterctl.jobs.submit import script_of, submit
+from clusterctl.jobs.source import source_of
+from clusterctl.jobs.submit import MAX_DIFF, client_facts, submit
 from clusterctl.scheduler.base import Clock
+from clusterctl.scheduler.script import script_of
 from clusterctl.scheduler.session import Session, resolve_submissions
 from clusterctl.scheduler.slurm.client import SlurmClient
 from clusterctl.spec.job import JobSpec
@@ -136,7 +137,7 @@ def test_outputs_lie_beside_the_job(session, cluster, job):
     written = json.loads((Path(done.remote_dir) / "outputs.json").read_text())
     assert written["patterns"] == ["results/**", "/my\\ 'job.sh"]  # and the script
     with pytest.raises(UsageError, match="--outputs"):
-        script_of(session.spec, job.model_copy(update={"outputs": ("!",)}))
+        source_of(job.model_copy(update={"outputs": ("!",)}))
 
 
 def test_the_dry_run_is_what_is_submitted(session, job):

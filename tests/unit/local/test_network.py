@@ -5,7 +5,7 @@ from ipaddress import IPv4Network
 import pytest
 
 from clusterctl.errors import MachineError
-from clusterctl.providers.local.layout import bridge_name, link_name, machine_name, netns_name
+from clusterctl.providers.local.layout import bridge_name, machine_name, netns_name
 from clusterctl.providers.local.network import choose_subnet, sorting
 
 
@@ -54,7 +54,6 @@ def test_kernel_names_fit_fifteen_characters() -> None:
     cluster = "ffffff"
     names = [
         netns_name(cluster),
-        link_name(cluster),
         bridge_name(cluster),
         f"vb-{machine_name(cluster, 250)}",
     ]

@@ -2,7 +2,7 @@
 
 import pytest
 
-from clusterctl.providers.local.plan import Hardware, divide, is_oversubscribed
+from clusterctl.providers.local.provider import Hardware, divide, is_oversubscribed
 from clusterctl.spec.models import ClusterSpec, Partition
 
 

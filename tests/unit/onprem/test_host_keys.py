@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.providers.onprem.host_keys import HostKeys
-from clusterctl.providers.prompts import OfferedKey
+from clusterctl.providers.base import OfferedKey
+from clusterctl.providers.onprem.access import HostKeys
 from clusterctl.spec.onprem import OnpremHost
 
 ADDRESS = "192.0.2.1"  # of nobody, by RFC 5737: who asks there finds out by waiting

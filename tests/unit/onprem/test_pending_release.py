@@ -10,9 +10,9 @@ import pytest
 
 from clusterctl.errors import ProvisionError, UnreachableError
 from clusterctl.providers import pending
-from clusterctl.providers.onprem import pending_release, release
+from clusterctl.providers.base import NO_PROMPTS
+from clusterctl.providers.onprem import release
 from clusterctl.providers.onprem.provider import OnpremProvider
-from clusterctl.providers.prompts import NO_PROMPTS
 from clusterctl.spec.onprem import OnpremProvider as Settings
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace
@@ -42,7 +42,7 @@ def workspace(tmp_path: Path) -> Workspace:
         cluster="own", cluster_id="abc", provider="onprem", hosts=(host(),), network="10.0.0.0/24",
         shared="/shared", baked=False,
     )  # fmt: skip
-    pending_release.record_pending(host(), inventory, SETTINGS, one, why="it does not answer")
+    release.record_pending(host(), inventory, SETTINGS, one, why="it does not answer")
     return one
 
 
@@ -52,7 +52,7 @@ def tried(
     """Try it again; ``release_all`` and ``find_leftovers`` are played."""
     for name in ("release_all", "find_leftovers"):
         monkeypatch.setattr(release, name, played.get(name, lambda *_, **__: ()))
-    return pending_release.retry_all(workspace, members, NO_PROMPTS, report=lambda _: None)
+    return release.retry_all(workspace, members, NO_PROMPTS, report=lambda _: None)
 
 
 def silent(*_: object, **__: object) -> None:
@@ -122,7 +122,7 @@ def test_one_whose_host_key_another_machine_has_is_neither_dropped_nor_touched_b
     assert "gpu7 (10.0.0.7) has the same host key" in note
     assert len(pending.pending_releases(workspace)) == 1
     monkeypatch.setattr(release, "release_all", lambda *_, **__: None)
-    ended = pending_release.retry_all(workspace, (clone,), NO_PROMPTS, report=lambda _: None, ending=True)
+    ended = release.retry_all(workspace, (clone,), NO_PROMPTS, report=lambda _: None, ending=True)
     assert ended == ("gpu1 (10.0.0.2) was released",)
 
 

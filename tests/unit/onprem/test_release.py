@@ -9,8 +9,8 @@ from typing import Any, ClassVar
 import pytest
 
 from clusterctl.errors import CommandError, ProvisionError, TransportError, UnreachableError
+from clusterctl.providers.base import NO_PROMPTS
 from clusterctl.providers.onprem import release
-from clusterctl.providers.prompts import NO_PROMPTS
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
 

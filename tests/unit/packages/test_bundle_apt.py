@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import MachineError
-from clusterctl.packages.bundle import debian
-from clusterctl.packages.bundle.repository import Repository, RepositoryRequest
+from clusterctl.packages import debian
 from clusterctl.packages.os_packages import Upstream
+from clusterctl.packages.repository import Repository, RepositoryRequest
 
 KEY = "Test Archive"
 

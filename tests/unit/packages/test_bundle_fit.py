@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import BundleError
-from clusterctl.packages.bundle.archive import Manifest, open_bundle
-from clusterctl.packages.bundle.checks import asked_of, gpu_digest, mismatches, raise_faults
-from clusterctl.packages.requirements import content_hash
+from clusterctl.packages.bundle import Manifest, open_bundle
+from clusterctl.packages.bundle_checks import asked_of, gpu_digest, mismatches, raise_faults
+from clusterctl.packages.wheelhouse import content_hash
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.load import load_spec
 from clusterctl.spec.models import ClusterSpec

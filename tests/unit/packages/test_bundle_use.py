@@ -9,13 +9,17 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import BundleError
-from clusterctl.packages.bundle.checks import gpu_digest, lock_path
-from clusterctl.packages.bundle.use import cluster_bundle, forget, missing_bundle, use_bundle
-from clusterctl.packages.requirements import Requirements, content_hash, resolve
-from clusterctl.packages.wheelhouse import Wheel, wheel_path, wheelhouse
+from clusterctl.packages.bundle_checks import (
+    cluster_bundle,
+    forget,
+    gpu_digest,
+    lock_path,
+    missing_bundle,
+    use_bundle,
+)
+from clusterctl.packages.wheelhouse import Requirements, Wheel, content_hash, resolve, wheel_path, wheelhouse
 from clusterctl.spec.load import load_spec
-from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.software import Software
+from clusterctl.spec.models import ClusterSpec, Software
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.assets import gpu_lock, job_lock
 from tests.support.bundles import FILES, RELEASE, a_bundle, system

@@ -12,8 +12,7 @@ import pytest
 
 from clusterctl.errors import UsageError
 from clusterctl.packages import wheelhouse
-from clusterctl.packages.requirements import Requirements, resolve
-from clusterctl.packages.wheelhouse import Lock, wheel_path
+from clusterctl.packages.wheelhouse import Lock, Requirements, resolve, wheel_path
 from tests.support.wheels import a_wheel
 
 Resolve = Callable[..., Lock]

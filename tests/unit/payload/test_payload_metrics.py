@@ -21,7 +21,7 @@ from payload.device import Array, Cpu, Device, Mark
 from payload.metrics import Metrics, Work
 from payload.parallel.engine import StepResult
 from payload.peak import _by_sheet, find_peak
-from payload.timing import CommTimes, Spent, TimedCommunicator
+from payload.timing import CommTime, CommTimes, TimedCommunicator
 from payload.trace import OFF, Timeline
 from tests.support.strict import Ranges, Strict
 
@@ -185,7 +185,7 @@ def test_communication_is_exposed_only_inside_calls() -> None:
     timeline.next()
     timeline.next()
     assert comm.sum([1.0]) == [1.0]
-    assert times.take() == Spent(1, 1, 0)
+    assert times.take() == CommTime(1, 1, 0)
     pending = comm.iallreduce(np.ones(4))  # from 3 to 4
     device.seconds = 10  # computing
     assert not pending.test()  # from 11 to 12
@@ -193,8 +193,8 @@ def test_communication_is_exposed_only_inside_calls() -> None:
     assert pending.test()  # from 21 to 22
     assert pending.test()
     pending.wait()
-    assert times.take() == Spent(22 - 3, 3, 0)
-    assert times.take() == Spent(0, 0, 0)
+    assert times.take() == CommTime(22 - 3, 3, 0)
+    assert times.take() == CommTime(0, 0, 0)
 
 
 def test_what_is_under_way_at_once_counts_once() -> None:
@@ -208,7 +208,7 @@ def test_what_is_under_way_at_once_counts_once() -> None:
     first.wait()  # from 13 to 14
     device.seconds = 20
     comm.barrier()  # from 21 to 22
-    assert times.take() == Spent((14 - 1) + 1, 5, 0)
+    assert times.take() == CommTime((14 - 1) + 1, 5, 0)
 
 
 def test_what_is_under_way_has_a_start_and_an_end_on_the_timeline(tmp_path: Path) -> None:

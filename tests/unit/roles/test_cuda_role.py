@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 import pytest
 import yaml
 
-from clusterctl.packages.bundle.checks import nvidia_of
+from clusterctl.packages.bundle_checks import nvidia_of
 from clusterctl.packages.os_packages import nvidia_stream, package_names
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.spec.load import parse_spec

@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.runs.fetch import fetch_from
-from clusterctl.runs.manifest import Manifest
+from clusterctl.runs.fetch import Manifest, fetch_from
 from tests.support.played.elsewhere import Elsewhere
 
 FOLDER = "/home/ada/clusterctl/jobs/mine"  # the same path on every host

@@ -14,8 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from clusterctl.errors import CollectError
-from clusterctl.runs.fetch import fetch_tree
-from clusterctl.runs.manifest import parse_manifest, shown_path
+from clusterctl.runs.fetch import fetch_tree, parse_manifest, shown_path
 from clusterctl.transport.local import LocalTransport
 from tests.support.fetched import Talk, content, fetch
 

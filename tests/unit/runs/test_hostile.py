@@ -16,8 +16,7 @@ from clusterctl.errors import CollectError
 from clusterctl.jobs.logs import LogReader
 from clusterctl.jobs.source import patterns
 from clusterctl.runs.collect import collect
-from clusterctl.runs.fetch import fetch_tree
-from clusterctl.runs.manifest import parse_manifest
+from clusterctl.runs.fetch import fetch_tree, parse_manifest
 from clusterctl.runs.remote_files import DEEPEST, LONGEST, MOST, Globs, Listing
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm.client import SlurmClient

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import UsageError
-from clusterctl.jobs.stage import OUTPUTS_FILE, outputs_file
+from clusterctl.jobs.submit import OUTPUTS_FILE, outputs_file
 from clusterctl.runs.fetch import fetch_tree
 from clusterctl.spec.job import JobSpec
 from clusterctl.transport.local import LocalTransport

@@ -10,7 +10,8 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import UsageError
-from clusterctl.jobs.mpirun_script import render_mpirun_script, taken
+from clusterctl.scheduler.models import JobRequest
+from clusterctl.scheduler.mpirun.script import render_mpirun_script, with_nodes
 from clusterctl.spec.job import JobSpec
 from clusterctl.spec.models import ClusterSpec
 
@@ -117,6 +118,10 @@ def test_lines_for_slurm_are_refused(tmp_path: Path) -> None:
     assert "#SBATCH --nodes=2" in caught.value.why
 
 
+def taken(spec: ClusterSpec, job: JobSpec) -> JobRequest:
+    return with_nodes(JobRequest("", job.name, "", ""), spec, job)
+
+
 def test_nodes_and_time_are_those_of_the_partition() -> None:
     got = taken(SPEC, train(nodes=2))
     assert (got.partition, got.nodes, got.limit_s) == ("train", ("d-train-1", "d-train-2"), 3600)
@@ -133,7 +138,7 @@ def test_nodes_and_time_are_those_of_the_partition() -> None:
 
 def gpu(tmp_path: Path, rank: int, size: int, **more: str) -> str:
     """What a rank finds in CUDA_VISIBLE_DEVICES on a node with two GPUs."""
-    from clusterctl.jobs.mpirun_script import _RANK  # noqa: PLC0415
+    from clusterctl.scheduler.mpirun.script import _RANK  # noqa: PLC0415
 
     for index in range(2):
         (tmp_path / f"nvidia{index}").touch()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.hosts.gpus import Driver, Gpu, gpu_type, ranges
-from clusterctl.hosts.report import NODE_ARGV, NodeFacts, parse_driver, parse_node_facts
+from clusterctl.hosts.probe import NODE_ARGV, NodeFacts, parse_driver, parse_node_facts
 from clusterctl.scheduler.slurm.config import render_files
 from tests.support.nvidia import machines
 from tests.unit.scheduler.test_slurm_config import lines, make_inventory, make_spec

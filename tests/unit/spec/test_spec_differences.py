@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.spec.differences import differences
+from clusterctl.spec.load import differences
 from clusterctl.spec.models import ClusterSpec
 
 ADA, BOB = {"name": "ada", "uid": 2001}, {"name": "bob", "uid": 2002}

@@ -10,9 +10,8 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from clusterctl.errors import Problem, SpecError, UsageError
-from clusterctl.spec.current_user import CurrentUser
 from clusterctl.spec.gcp import GcpNodes, GcpProvider
-from clusterctl.spec.load import load_spec, parse_spec
+from clusterctl.spec.load import CurrentUser, load_spec, parse_spec
 
 BASE = (Path(__file__).parent / "base.yaml").read_text()
 PROVIDER = "provider:\n  type: local\n  subnet: 10.77.0.0/24\n  mirror: http://deb.debian.org/debian\n"

@@ -8,7 +8,7 @@ import pytest
 from pydantic import ValidationError
 
 from clusterctl.errors import SpecError
-from clusterctl.spec import gcp_machines
+from clusterctl.spec import gcp
 from clusterctl.spec.load import dump_spec, load_spec, parse_spec, starter_spec
 from clusterctl.spec.models import ClusterSpec
 
@@ -29,7 +29,7 @@ def test_a_local_spec_moves_to_google_cloud() -> None:
     ).replace("    nodes: 2\n", "    nodes: 2\n    gpus: {type: l4}\n")
     spec = parse_spec(moved, "cluster.yaml")
     assert spec.provider.type == "gcp"
-    assert gcp_machines.machine_of(spec, spec.partitions[0]).name == "g2-standard-4"
+    assert gcp.machine_of(spec, spec.partitions[0]).name == "g2-standard-4"
 
 
 def test_what_only_local_nodes_have_is_named_where_a_spec_moves() -> None:

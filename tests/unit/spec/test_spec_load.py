@@ -12,18 +12,24 @@ from hypothesis import strategies as st
 from pydantic import ValidationError
 
 from clusterctl.errors import SpecError, UsageError
-from clusterctl.spec.current_user import CurrentUser, job_user_notes, resolve_users
-from clusterctl.spec.load import dump_spec, find_spec, load_spec, parse_spec
+from clusterctl.spec.load import (
+    CurrentUser,
+    dump_spec,
+    find_spec,
+    job_user_notes,
+    load_spec,
+    parse_spec,
+    resolve_users,
+)
+from clusterctl.spec.local import MAX_LOCAL_HOSTS, LocalProvider
 from clusterctl.spec.models import (
-    MAX_LOCAL_HOSTS,
     ClusterSpec,
-    LocalProvider,
+    Monitoring,
     Partition,
     Qos,
     SlurmSettings,
     User,
 )
-from clusterctl.spec.software import Monitoring
 
 ADA = CurrentUser("ada", 1001)
 ROOT = CurrentUser("root", 0)

@@ -8,7 +8,7 @@ from typing import get_args
 
 import pytest
 
-from clusterctl.spec import gcp_machines
+from clusterctl.spec import gcp
 from clusterctl.spec.base import Gpus
 from clusterctl.spec.gcp import MACHINE_TYPE, Filestore, GcpDisk
 from clusterctl.spec.load import load_spec
@@ -42,19 +42,19 @@ DISK_TYPES = set(get_args(get_args(GcpDisk.model_fields["type"].annotation)[0]))
 def test_what_a_machine_type_is(
     name: str, vcpus: int, memory_gib: int, gpu: Gpus | None, accelerator: str | None
 ) -> None:
-    one = gcp_machines.machine(name)
+    one = gcp.machine(name)
     assert one is not None
     assert (one.name, one.vcpus, one.memory_mib) == (name, vcpus, memory_gib * 1024)
     assert (one.gpu, one.accelerator, one.guest_accelerator) == (gpu, accelerator, False)
 
 
 def test_a_machine_type_that_there_is_not() -> None:
-    assert gcp_machines.machine("g2-standard-9") is None
-    assert gcp_machines.machine("custom-4-8192") is None
+    assert gcp.machine("g2-standard-9") is None
+    assert gcp.machine("custom-4-8192") is None
 
 
 def test_the_facts_hang_together() -> None:
-    for name, one in gcp_machines.machines().items():
+    for name, one in gcp.machines().items():
         assert re.search(MACHINE_TYPE, name)
         assert one.family == name.split("-")[0]
         assert one.boot_disks, name
@@ -62,33 +62,33 @@ def test_the_facts_hang_together() -> None:
         assert not (one.local_ssds and one.bundled_ssds), "disks are either there or added"
         assert max(one.local_ssds, default=0) <= 32, "as many as a spec may ask for"
         assert one.tier_1 is False or one.gpu is None
-    assert set(gcp_machines.data()["filestore"]) == set(get_args(Filestore.model_fields["tier"].annotation))
+    assert set(gcp.data()["filestore"]) == set(get_args(Filestore.model_fields["tier"].annotation))
 
 
-@pytest.mark.parametrize("gpu", gcp_machines.data()["gpus"])
+@pytest.mark.parametrize("gpu", gcp.data()["gpus"])
 def test_every_gpu_can_be_had_in_each_number(gpu: str) -> None:
-    assert gcp_machines.counts(gpu)
-    for count in gcp_machines.counts(gpu):
+    assert gcp.counts(gpu)
+    for count in gcp.counts(gpu):
         wanted = Gpus(type=gpu, count=count)
-        one = gcp_machines.default_machine(wanted)
+        one = gcp.default_machine(wanted)
         assert one.gpu == wanted
-        limit = gcp_machines.most_vcpus(wanted)
+        limit = gcp.most_vcpus(wanted)
         assert one.guest_accelerator is (limit is not None)
         assert limit is None or one.vcpus <= limit
 
 
 def test_no_machine_has_what_there_is_not() -> None:
     with pytest.raises(ValueError, match="no machine type has 3 x l4"):
-        gcp_machines.default_machine(Gpus(type="l4", count=3))
+        gcp.default_machine(Gpus(type="l4", count=3))
 
 
 @pytest.mark.parametrize("name", ["l4", "nvidia-l4"])
 def test_a_gpu_has_two_names(name: str) -> None:
-    assert gcp_machines.gpu_type(name) == "l4"
+    assert gcp.gpu_type(name) == "l4"
 
 
 def test_a_gpu_that_there_is_not() -> None:
-    assert gcp_machines.gpu_type("l5") is None
+    assert gcp.gpu_type("l5") is None
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_a_gpu_that_there_is_not() -> None:
 )
 def test_the_machine_type_of_a_partition(file: str, resolved: str) -> None:
     spec = load_spec(SPECS / f"{file}.yaml")
-    found = [gcp_machines.machine_of(spec, partition) for partition in spec.partitions]
+    found = [gcp.machine_of(spec, partition) for partition in spec.partitions]
     assert ", ".join(f"{one.name} {one.gpu}" for one in found) == resolved
 
 
@@ -117,14 +117,14 @@ def test_every_spec_of_the_folder_is_resolved_above() -> None:
 
 
 def test_the_machine_type_of_the_controller() -> None:
-    assert gcp_machines.controller_machine(load_spec(SPECS / "t4.yaml")).name == gcp_machines.PLAIN
-    assert gcp_machines.controller_machine(load_spec(SPECS / "a100.yaml")).name == "n2-standard-8"
+    assert gcp.controller_machine(load_spec(SPECS / "t4.yaml")).name == gcp.PLAIN
+    assert gcp.controller_machine(load_spec(SPECS / "a100.yaml")).name == "n2-standard-8"
 
 
 def test_local_nodes_have_no_machine_type() -> None:
     partition = Partition(name="train", nodes=1)
     with pytest.raises(ValueError, match="only Google Cloud"):
-        gcp_machines.machine_of(ClusterSpec(version=1, name="demo", partitions=(partition,)), partition)
+        gcp.machine_of(ClusterSpec(version=1, name="demo", partitions=(partition,)), partition)
 
 
 @pytest.mark.parametrize(
@@ -137,11 +137,11 @@ def test_local_nodes_have_no_machine_type() -> None:
 )
 def test_the_type_of_a_disk(name: str, asked: str | None, boot: str, extra: str) -> None:
     disk = GcpDisk.model_validate({"size": "100GiB", "type": asked})
-    one = gcp_machines.machines()[name]
-    assert gcp_machines.boot_disk_type(one, disk) == boot
-    assert gcp_machines.extra_disk_type(one, disk) == extra
+    one = gcp.machines()[name]
+    assert gcp.boot_disk_type(one, disk) == boot
+    assert gcp.extra_disk_type(one, disk) == extra
 
 
 def test_the_manual_names_every_gpu() -> None:
     text = (Path(__file__).parents[3] / "docs" / "spec.md").read_text().replace(" and ", ", ")
-    assert ", ".join(f"`{gpu}`" for gpu in gcp_machines.data()["gpus"]) in text
+    assert ", ".join(f"`{gpu}`" for gpu in gcp.data()["gpus"]) in text

@@ -122,7 +122,6 @@ def test_the_library_is_a_program_like_terraform(tmp_path: Path, monkeypatch: py
     work = Work(tmp_path / "terraform", library, MODULE)
     work.hosts(one="small")
     work.terraform.init()
-    work.terraform.validate()
     plan = work.terraform.plan()
     assert [change.key for change in plan.real_changes] == ["one"]
     work.terraform.apply(plan)

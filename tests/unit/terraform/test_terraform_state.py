@@ -23,7 +23,7 @@ import pytest
 from clusterctl.errors import ProvisionError
 from clusterctl.providers.gcp.terraform.client import Terraform
 from clusterctl.providers.gcp.terraform.program import Program
-from clusterctl.providers.gcp.terraform.run import noted, run
+from clusterctl.providers.gcp.terraform.run import recorded, run
 from tests.support.terraform import MODULE, Work
 
 ME = f"{pwd.getpwuid(os.getuid()).pw_name}@{socket.gethostname()}"
@@ -39,7 +39,7 @@ terraform.apply(terraform.plan())
 WINDS_UP = """
 import os, signal, sys
 from pathlib import Path
-from clusterctl.providers.gcp.terraform.run import noted, run
+from clusterctl.providers.gcp.terraform.run import recorded, run
 interrupt = lambda _: os.kill(os.getpid(), signal.SIGINT)
 run(["sh", "-c", sys.argv[1]], Path(sys.argv[2]), heard=interrupt, report=print)
 """
@@ -236,7 +236,7 @@ def test_a_lock_of_another_stays(tmp_path: Path, who: str, ago_s: float) -> None
 
 def test_a_run_that_came_to_its_end_left_no_lock(tmp_path: Path) -> None:
     bucket = Bucket(tmp_path)
-    with pytest.raises(ZeroDivisionError), noted(tmp_path):
+    with pytest.raises(ZeroDivisionError), recorded(tmp_path):
         _ = 1 / 0
     with pytest.raises(ProvisionError):
         bucket.plan(ME, ago_s=0.001)

@@ -12,9 +12,8 @@ from collections.abc import Iterator
 import pytest
 
 from clusterctl.errors import NoAnswerError
-from clusterctl.transport.base import Transport
+from clusterctl.transport.base import BOOT, Transport
 from clusterctl.transport.local import LocalTransport
-from clusterctl.transport.program import BOOT
 from clusterctl.transport.ssh import SSHTransport
 from tests.support.processes import gone
 

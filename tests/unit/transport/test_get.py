@@ -143,7 +143,7 @@ class Claiming(LocalTransport):
     """A cluster with one file, of 8 TiB."""
 
     def converse(self, argv, **options):  # noqa: ARG002
-        row = json.dumps(["file", base64.b64encode(b"huge").decode(), 0o644, 0, 8 << 40, 8 << 40, ""])
+        row = json.dumps(["file", base64.b64encode(b"huge").decode(), 0o644, 0, 8 << 40, "", 8 << 40])
         say = ["sh", "-c", 'printf "%s\\n\\n" "$1"; exec cat >/dev/null', "sh", row]
         return super().converse(say, **options)
 
@@ -177,7 +177,7 @@ def test_a_link_of_ours_is_not_followed(theirs, here, tmp_path, name):
 
 
 def line(path: bytes, kind: str = "file", size: int = 1) -> bytes:
-    return json.dumps([kind, base64.b64encode(path).decode(), 0o644, 1, size, ""]).encode()
+    return json.dumps([kind, base64.b64encode(path).decode(), 0o644, 1, size, "", size]).encode()
 
 
 @pytest.mark.parametrize(

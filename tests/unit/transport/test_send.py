@@ -5,7 +5,6 @@ from __future__ import annotations
 import base64
 import fcntl
 import hashlib
-import io
 import json
 import os
 import shutil
@@ -30,13 +29,12 @@ from clusterctl.errors import (
     UnreachableError,
     UsageError,
 )
-from clusterctl.transport import remote_open, remote_receive, tree
-from clusterctl.transport.base import Conversation
+from clusterctl.transport import remote_content, remote_open, remote_receive, tree
+from clusterctl.transport.base import Conversation, remote_argv
 from clusterctl.transport.local import LocalTransport
-from clusterctl.transport.program import remote_argv
 from clusterctl.transport.put import STORE, send_into, send_new_folder, send_to_store
-from clusterctl.transport.remote_receive import make_folder
-from clusterctl.transport.remote_store import NO_REQUIRED, SWEEP_EVERY_S, UNUSED_S
+from clusterctl.transport.remote_content import HEADER, make_folder
+from clusterctl.transport.remote_receive import NO_REQUIRED, SWEEP_EVERY_S, UNUSED_S
 from clusterctl.transport.tree import Item, Kind, hash_items, walk
 from tests.support.disks import FAULTS, small_disk
 from tests.support.transfers import Cutting, content
@@ -322,7 +320,7 @@ def test_a_lock_is_waited_for_with_signs_of_life(home):
             os.close(held)
         signs.append(1)
 
-    lock = remote_open.lock_shared(os.fsencode(path), 60, alive)
+    lock = remote_open.lock(os.fsencode(path), fcntl.LOCK_SH, 60, alive)
     assert signs
     assert remote_open.lies_at(os.fsencode(path), lock)
     os.close(lock)
@@ -414,18 +412,18 @@ def test_a_file_that_got_its_place_meanwhile_is_not_taken_for_a_partial_one(home
         partial.rename(final)
         lock(fd, how)
 
-    monkeypatch.setattr(remote_receive.fcntl, "flock", rename_first)
-    assert remote_receive.open_partial(os.fsencode(partial)) is None
+    monkeypatch.setattr(remote_content.fcntl, "flock", rename_first)
+    assert remote_content.open_partial(os.fsencode(partial)) is None
     assert final.read_bytes() == b"whole and right"
 
 
 @pytest.mark.parametrize(("stored", "mode"), [(True, 0o400), (False, 0o444)])
 def test_a_file_without_its_place_can_still_be_opened_by_another_transfer(home, monkeypatch, stored, mode):
     """An ordinary user who sends one content twice at once was refused by their own partial file."""
-    row = ["file", base64.b64encode(b"one").decode(), 0o444, 0, 5, hashlib.sha256(b"whole").hexdigest()]
-    entry = remote_receive.Entry(row)
+    row = ["file", base64.b64encode(b"one").decode(), 0o444, 0, 5, hashlib.sha256(b"whole").hexdigest(), 5]
+    entry = remote_content.Entry(row)
     entry.final, entry.partial = os.fsencode(home / "final"), os.fsencode(home / "partial")
-    monkeypatch.setattr(remote_receive, "STDIN", io.BytesIO(remote_receive.HEADER.pack(5) + b"whole"))
+    coming = remote_content.Incoming(lambda: HEADER.pack(5) + b"whole")
     seen = []
 
     def move(partial: bytes, final: bytes) -> None:
@@ -434,7 +432,7 @@ def test_a_file_without_its_place_can_still_be_opened_by_another_transfer(home, 
         place.rename(os.fsdecode(final))
 
     monkeypatch.setattr(remote_receive.os, "replace", move)
-    assert remote_receive.take(entry, None, 0, stored=stored)
+    assert remote_receive.take(entry, None, 0, coming, stored=stored)
     assert seen == [stat.S_IRUSR | stat.S_IWUSR]
     assert stat.S_IMODE((home / "final").stat().st_mode) == mode
 
@@ -511,7 +509,7 @@ def test_what_vanished_is_named(home, data):
 
 def test_the_remote_half_runs_on_plain_python(home, data):
     """Nothing of this environment may be needed on the cluster."""
-    argv = remote_argv("clusterctl.transport.remote_store", STORE, "")
+    argv = remote_argv("clusterctl.transport.remote_receive", STORE, "")
     done = subprocess.run(
         [sys.executable, "-I", "-S", *argv[1:]], input=b"\n", capture_output=True, check=True
     )
@@ -608,7 +606,7 @@ def test_a_read_only_folder_can_be_sent_again_with_more_in_it(home, data):
     send(data)
     sent = home / "in to" / "data" / "sub"
     assert stat.S_IMODE(sent.stat().st_mode) == 0o555
-    make_folder(os.fsencode(sent))  # by itself: nothing holds up root
+    make_folder(os.fsencode(sent), follow=True)  # by itself: nothing holds up root
     assert stat.S_IMODE(sent.stat().st_mode) == 0o755
     send(data)
     assert stat.S_IMODE(sent.stat().st_mode) == 0o555

@@ -211,7 +211,7 @@ def test_up_and_reading_on_a_full_disk(disk: SmallDisk, fault: str, tmp_path: Pa
 @pytest.mark.parametrize("options", ["ro", "size=64k"])
 def test_where_temporary_files_find_no_room_memory_has_it(options: str) -> None:
     script = (
-        "from clusterctl.util.lifetime import roomiest, sweep, temporary_folder\nsweep()\n"
+        "from clusterctl.util.process import roomiest, sweep, temporary_folder\nsweep()\n"
         "with temporary_folder(roomiest()) as folder: print(folder.parent)"
     )
     # This checkout may lie in one of the folders itself.

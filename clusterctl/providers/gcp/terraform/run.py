@@ -1,13 +1,13 @@
 """Runs Terraform: it ends with us, gets one interrupt and the time to write its state, and never two at once.
 
 It leads a session of its own, so that Ctrl-C on the terminal reaches it once, through us; a second one would
-make it stop without its state. Where we are killed, its subreaper does the same (see ``util/lifetime.py``): a
+make it stop without its state. Where we are killed, its subreaper does the same (see ``util/process.py``): a
 Terraform that went on unseen would make machines that no record names.
 
 A lock on a remote state that outlived its Terraform is released only if that was one of ours, and is dead. A
 local state needs none of this: the kernel drops its lock. A bucket's lock says who took it and when, but not
-which process; so each run of ours is noted beside the state while it lasts. A note that outlived its run is
-of one that was killed, since no two of ours work on a folder at once.
+which process; so each run of ours is recorded beside the state while it lasts. A record that outlived its run
+is of one that was killed, since no two of ours work on a folder at once.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ from typing import Any, Final
 
 from clusterctl.errors import LockedError
 from clusterctl.state.workspace import write_atomic
-from clusterctl.util.lifetime import under_subreaper
+from clusterctl.util.process import under_subreaper
 from clusterctl.util.progress import LineReporter
 
 Event = Mapping[str, Any]
@@ -40,7 +40,7 @@ Event = Mapping[str, Any]
 
 _DOING: Final = {"create": "creating", "update": "changing", "delete": "deleting", "read": "reading"}
 _DONE: Final = {"create": "created", "update": "changed", "delete": "deleted", "read": "read"}
-_NAMED_AT_ONCE: Final = 3
+_NAMED: Final = 3
 _NOISE: Final = frozenset({"execution halted"})
 _COLOR: Final = re.compile(r"\x1b\[[0-9;]*m")
 _FRAME: Final = re.compile(r"^[╷│╵|] ?", re.MULTILINE)
@@ -155,9 +155,13 @@ class Progress:
         for name, doing in self._busy.values():
             by_action.setdefault(doing, []).append(name)
         for doing, names in by_action.items():
-            more = len(names) - _NAMED_AT_ONCE
-            some = ", ".join(names[:_NAMED_AT_ONCE]) + (f" and {more} more" if more > 0 else "")
-            yield f"{some}: {doing}"
+            yield f"{first_of(names, _NAMED)}: {doing}"
+
+
+def first_of(names: Sequence[str], most: int) -> str:
+    """The first few names, and how many more there are."""
+    more = len(names) - most
+    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 _SUMMARY: Final = "Error acquiring the state lock"
@@ -194,11 +198,11 @@ def is_stale(lock: Lock, folder: Path, *, before: float) -> bool:
     own wish for a lock instead of the lock.
     """
     me = f"{pwd.getpwuid(os.getuid()).pw_name}@{socket.gethostname()}"
-    asked = datetime.fromtimestamp(before).astimezone()
+    asked = _time(before)
     return (
         lock.who == me
         and lock.created < asked
-        and any(began <= lock.created <= began + _SOON for began in map(_moment, _notes(folder)))
+        and any(began <= lock.created <= began + _SOON for began in map(_time, _notes(folder)))
     )
 
 
@@ -208,7 +212,7 @@ def forget_runs(folder: Path) -> None:
 
 
 @contextmanager
-def noted(folder: Path) -> Iterator[None]:
+def recorded(folder: Path) -> Iterator[None]:
     """Note a run while it lasts; the caller holds the folder's lock."""
     mine = f"{time.time():.6f}"
     _write_notes(folder, [*_notes(folder)[-_KEPT:], mine])
@@ -218,8 +222,8 @@ def noted(folder: Path) -> Iterator[None]:
         _write_notes(folder, [note for note in _notes(folder) if note != mine])
 
 
-def _moment(note: str) -> datetime:
-    return datetime.fromtimestamp(float(note)).astimezone()
+def _time(unix_s: float | str) -> datetime:
+    return datetime.fromtimestamp(float(unix_s)).astimezone()
 
 
 def _notes(folder: Path) -> list[str]:
@@ -263,13 +267,8 @@ def run(
     report: LineReporter,
     env: Mapping[str, str] = MappingProxyType({}),
 ) -> Ended:
-    """Run it in ``folder`` to its end. ``heard`` gets the lines of its stdout, in this thread.
-
-    Raises:
-        LockedError: a Terraform that outlived its clusterctl is still at work there.
-        OSError: it can't be started.
-    """
-    with _alone(folder, report) as lock, noted(folder), _sink() as stdout, _sink() as stderr:
+    """Run it in ``folder`` to its end. ``heard`` gets the lines of its stdout, in this thread."""
+    with _alone(folder, report) as lock, recorded(folder), _sink() as stdout, _sink() as stderr:
         process = subprocess.Popen(
             under_subreaper(argv, grace_s=GRACE_S),
             cwd=folder,
@@ -277,7 +276,7 @@ def run(
             stdin=subprocess.DEVNULL,
             stdout=stdout,
             stderr=stderr,
-            pass_fds=(lock,),  # to the reaper, which lives as long as Terraform does
+            pass_fds=(lock,),  # to the subreaper, which lives as long as Terraform does
             start_new_session=True,
             umask=0o077,
         )
@@ -293,8 +292,7 @@ def run(
             raise
         for line in lines.rest():
             heard(line)
-        size = os.fstat(stderr).st_size
-        tail = os.pread(stderr, _STDERR_BYTES, max(0, size - _STDERR_BYTES))
+        tail = os.pread(stderr, _STDERR_BYTES, max(0, os.fstat(stderr).st_size - _STDERR_BYTES))
         return Ended(process.returncode, tail.decode(errors="replace"))
 
 

@@ -1,0 +1,186 @@
+"""The Ansible roles: what each installs, writes and starts where. Their meta/touches.yml are the one source.
+
+The ledger on the hosts reads the same files: `down` releases what they name. What only clusterctl reads:
+
+    hosts: [controller]           the groups of hosts it runs on; `login`: those that are nothing else
+    when: {scheduler: slurm}      and on which clusters: all of these hold (``_of_spec``, ``_of_host``)
+    packages: as needed           what a host lacks decides; a list: these; by default the role's *_packages
+    ports: {6817: slurmctld}      who listens where
+    drift:                        what `up` and `plan` compare with what the last `up` left
+      - files, blocks, paths, units (unit -> files it reads at its start), accounting (words for sacctmgr)
+    hint: see ...                 what to look at where a task of the role fails
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from functools import cache
+from typing import Any, Final
+
+from ruamel.yaml import YAML
+
+from clusterctl.hosts.probe import ProbeRequest
+from clusterctl.packages.os_packages import packages_of
+from clusterctl.spec.distributions import Distribution
+from clusterctl.spec.models import ClusterSpec
+from clusterctl.state.inventory import LOGIN, Host, Inventory
+from clusterctl.state.workspace import Workspace
+from clusterctl.util.assets import asset, payload_hash
+
+_PLACES: Final = ("/", "/tmp", "/var", "/run")  # noqa: S108
+
+Touches = Mapping[str, Any]
+
+
+def role_packages(spec: ClusterSpec, roles: Sequence[str], distribution: Distribution) -> tuple[str, ...]:
+    """OS packages that every host of these groups gets.
+
+    More may come for what the host is or has: EPEL, a clock that nobody keeps, SELinux, cards, an NFS folder.
+    """
+    touches = _applied(spec, roles)
+    named = [name for one in touches.values() for name in _listed(one, "packages")]
+    usual = [role for role, one in touches.items() if "packages" not in one]
+    found = packages_of(usual, distribution, openhpc=spec.software.slurm == "openhpc")
+    return tuple(sorted({*found, *named}))
+
+
+def role_files(spec: ClusterSpec, roles: Sequence[str]) -> frozenset[str]:
+    """Patterns of the files of a host of these groups that may be changed, but for clusterctl's own.
+
+    A role that mounts folders is left out: whether it writes /etc/fstab is known once there is an inventory.
+    """
+    return frozenset(
+        path
+        for touches in _applied(spec, roles).values()
+        for path in (() if "mounts" in touches else _listed(touches, "files"))
+        if path.startswith("/etc/") and "clusterctl" not in path
+    )
+
+
+def role_units(spec: ClusterSpec, roles: Sequence[str]) -> frozenset[str]:
+    """The units that the roles start on a host of these groups."""
+    touches = _applied(spec, roles).values()
+    return frozenset(unit.removesuffix(".service") for one in touches for unit in _listed(one, "units"))
+
+
+def role_ports(spec: ClusterSpec, roles: Sequence[str]) -> Mapping[int, str]:
+    """Port -> the daemon that listens there on a host of these groups."""
+    touches = _applied(spec, roles).values()
+    return {port: daemon for one in touches for port, daemon in one.get("ports", {}).items()}
+
+
+def cluster_roles(spec: ClusterSpec, inventory: Inventory) -> frozenset[str]:
+    """The roles that run on any host of the cluster."""
+    return frozenset(
+        role
+        for role, touches in _touches().items()
+        for host in inventory.hosts
+        if _applies(touches, host.roles, _of_host(spec, inventory, host))
+    )
+
+
+def role_hint(role: str) -> str:
+    """What to look at where a task of the role failed; "" if there is nothing to say."""
+    return str(_touches().get(role, {}).get("hint", ""))
+
+
+def probe_requests(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> dict[str, ProbeRequest]:
+    """Host name -> what to probe there, with the checksums by which drift is found."""
+    return {host.name: _probe_request(host, spec, inventory, workspace) for host in inventory.hosts}
+
+
+def _probe_request(host: Host, spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> ProbeRequest:
+    facts = _of_host(spec, inventory, host)
+    values = {
+        "cluster": spec.name,
+        "cluster_id": inventory.cluster_id,
+        "shared": inventory.shared,
+        "payload_hash": payload_hash(),
+        "openmpi_conf": inventory.distribution.openmpi_conf,
+        "mariadb_conf": inventory.distribution.mariadb_conf,
+    }
+    drift = [
+        _filled(one, values)
+        for touches in _touches().values()
+        if _applies(touches, host.roles, facts)
+        for one in touches.get("drift", ())
+        if _applies(one, host.roles, facts)
+    ]
+    users = tuple(user.name for user in spec.users)
+    homes = {user: f"{inventory.shared}/home/{user}" for user in users}
+    has_homes = host.is_controller or inventory.shared_folder.kind == "none"
+    return ProbeRequest(
+        files=tuple(path for one in drift for path in one.get("files", ())),
+        blocks={path: tuple(edges) for one in drift for path, edges in one.get("blocks", {}).items()},
+        paths=tuple(path for one in drift for path in one.get("paths", ())),
+        users=users,
+        homes=homes if has_homes else {},
+        far_homes={} if has_homes else homes,
+        keys=dict.fromkeys(users, workspace.public_key.read_text().strip()),
+        units={unit: tuple(files) for one in drift for unit, files in one.get("units", {}).items()},
+        accounting=tuple(tuple(words) for one in drift for words in one.get("accounting", ())),
+        space=(*_PLACES, inventory.shared),
+    )
+
+
+def _of_spec(spec: ClusterSpec) -> dict[str, object]:
+    """What ``when`` can say of a cluster before its hosts are known."""
+    return {
+        "scheduler": spec.scheduler,
+        "user_owned": spec.provider.user_owned,
+        "shares_kernel": spec.provider.shares_kernel,
+        "idle_timeout": bool(spec.provider.idle_timeout_s),
+        "apptainer": spec.software.apptainer,
+        "nvidia": spec.software.nvidia.installs,
+    }
+
+
+def _of_host(spec: ClusterSpec, inventory: Inventory, host: Host) -> dict[str, object]:
+    """What ``when`` can say of a host of an inventory."""
+    return {
+        **_of_spec(spec),
+        "scheduler": inventory.scheduler,
+        "shared_folder": inventory.shared_folder.kind,
+        "bucket": bool(inventory.bucket),
+        "mpi_module": bool(inventory.distribution.mpi_module),
+        "job_environment": inventory.has_job_environment,
+        "local_ssds": bool(host.local_ssds),
+    }
+
+
+def _applied(spec: ClusterSpec, roles: Sequence[str]) -> dict[str, Touches]:
+    """The roles that run on a host of these groups, as far as the spec tells."""
+    facts = _of_spec(spec)
+    return {role: touches for role, touches in _touches().items() if _applies(touches, roles, facts)}
+
+
+def _applies(entry: Touches, roles: Sequence[str], facts: Mapping[str, object]) -> bool:
+    groups = set(roles) - {LOGIN} or {LOGIN}
+    here = not groups.isdisjoint(entry.get("hosts", groups))
+    return here and all(facts.get(fact) == value for fact, value in entry.get("when", {}).items())
+
+
+@cache
+def _touches() -> Mapping[str, Touches]:
+    """Role -> its meta/touches.yml."""
+    paths = sorted((asset("ansible") / "roles").glob("*/meta/touches.yml"))
+    found = {path.parts[-3]: YAML(typ="safe").load(path) for path in paths}
+    return {role: document[f"{role}_touches"] for role, document in found.items()}
+
+
+def _listed(touches: Touches, key: str) -> Iterator[str]:
+    """What is listed there as it is; what Ansible has to work out is not known here."""
+    listed = touches.get(key, ())
+    yield from (one for one in listed if "{{" not in one) if isinstance(listed, list) else ()
+
+
+def _filled(entry: Any, values: Mapping[str, str]) -> Any:
+    """The entry with its `{placeholders}` filled in."""
+    match entry:
+        case str():
+            return entry.format_map(values)
+        case list():
+            return [_filled(one, values) for one in entry]
+        case dict():
+            return {_filled(key, values): _filled(value, values) for key, value in entry.items()}
+    return entry

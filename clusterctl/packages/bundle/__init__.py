@@ -1,1 +1,0 @@
-"""The offline bundle: everything that a cluster is installed from, in one file, for air-gapped hosts."""

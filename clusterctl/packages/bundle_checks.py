@@ -1,0 +1,394 @@
+"""Checks of a bundle (damaged, missing and extra files; mismatches with a spec), and installing from one."""
+
+from __future__ import annotations
+
+import hashlib
+import tarfile
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import IO, Literal
+
+from pydantic import BaseModel, ConfigDict, ValidationError
+
+from clusterctl import __version__
+from clusterctl.errors import BundleError, Failure, ProvisionError, printable
+from clusterctl.packages.bundle import (
+    BLOCK,
+    PAYLOAD,
+    SYSTEMS,
+    WHEELS,
+    Bundle,
+    Entry,
+    Manifest,
+    Place,
+    System,
+    content,
+    header,
+    named,
+    open_bundle,
+    padded,
+)
+from clusterctl.packages.os_packages import Nvidia, package_names, upstream_packages
+from clusterctl.packages.wheelhouse import (
+    NodePlatform,
+    Requirements,
+    Wheel,
+    content_hash,
+    fill_wheelhouse,
+    store_lock,
+)
+from clusterctl.spec.distributions import Distribution, distribution_of
+from clusterctl.spec.models import ClusterSpec, Software
+from clusterctl.state.inventory import ARCHITECTURE
+from clusterctl.state.journal import digest
+from clusterctl.state.workspace import Workspace, write_atomic
+from clusterctl.util.assets import gpu_lock, job_lock, payload_hash
+from clusterctl.util.process import temporary_folder
+from clusterctl.util.progress import LineReporter
+
+
+def base_digest() -> str:
+    """Names what is in the lock of the job environment."""
+    return digest(job_lock().read_bytes())
+
+
+def gpu_digest() -> str:
+    """Names what nodes with GPUs have beside that."""
+    return digest(gpu_lock().read_bytes())
+
+
+def asks_for_cupy(spec: ClusterSpec) -> bool:
+    """Whether its bundle must have CuPy: only the spec can tell which nodes have GPUs."""
+    return spec.software.cupy and any(partition.gpus for partition in spec.partitions)
+
+
+def lock_path(release: str) -> str:
+    """Where the lock of the spec's requirements lies in a bundle."""
+    return f"{WHEELS}/{release}.lock"
+
+
+def system_folder(release: str) -> str:
+    """Where the repository of a release lies in a bundle."""
+    return f"{SYSTEMS}/{release}"
+
+
+def names_of(distribution: Distribution, software: Software) -> tuple[str, ...]:
+    """The packages that a spec's software comes to."""
+    return package_names(
+        distribution,
+        openhpc=software.slurm == "openhpc",
+        apptainer=software.apptainer,
+        nvidia=nvidia_of(software),
+    )
+
+
+def nvidia_of(software: Software) -> Nvidia:
+    """What is asked of NVIDIA's packages."""
+    asked = software.nvidia
+    return Nvidia(asked.parts, asked.branch or "", asked.toolkit or "")
+
+
+def asked_of(distribution: Distribution, software: Software) -> tuple[str, ...]:
+    """What a bundle must hold for hosts of a distribution: packages by name, and the files of upstream's."""
+    upstream = upstream_packages(distribution, apptainer=software.apptainer)
+    return (*names_of(distribution, software), *(one.file for one in upstream))
+
+
+Kind = Literal["corrupted", "missing", "extra", "truncated", "mismatch"]
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """One fault of a bundle; ``what`` is the file concerned, or what does not match."""
+
+    kind: Kind
+    what: str
+    why: str
+
+    def __str__(self) -> str:
+        return f"{self.kind}: {self.what}: {self.why}"
+
+
+def damages(bundle: Bundle) -> tuple[Fault, ...]:
+    """The faults of the bundle's content against its manifest; the whole file is read."""
+    size = bundle.file.stat().st_size
+    places = tuple(bundle.places.values())
+    with bundle.file.open("rb") as file:
+        return tuple(_walk(file, places, size, bundle.begin))
+
+
+def raise_faults(file: Path, wrong: Sequence[Fault]) -> None:
+    """Raise if there are faults.
+
+    Raises:
+        BundleError: something is; one failure each.
+    """
+    if not wrong:
+        return
+    is_mismatch = all(one.kind == "mismatch" for one in wrong)
+    fix = (
+        "make a bundle for this with `clusterctl bundle create`, with the clusterctl that is to use it"
+        if is_mismatch
+        else "copy the bundle here again, or create it again with `clusterctl bundle create`"
+    )
+    raise BundleError(
+        "the bundle does not match" if is_mismatch else "the bundle is damaged",
+        where=str(file),
+        why=named([str(one) for one in wrong], most=10),
+        fix=fix,
+        failures=tuple(Failure(BundleError.code, str(one), fix=fix) for one in wrong),
+    )
+
+
+def _walk(file: IO[bytes], places: Sequence[Place], size: int, begin: int) -> Iterator[Fault]:
+    """Look at each file where it belongs. Where another one lies there, find out which ones there are."""
+    for number, place in enumerate(places):
+        path = place.entry.path
+        file.seek(place.offset)
+        head = file.read(BLOCK)
+        if _begins_another(head, place.entry):
+            yield from _rearranged(file, places[number:], place.offset, size)
+            return
+        if place.content + place.entry.size > size:
+            left = f" and {len(places) - number - 1} files after it" if number + 1 < len(places) else ""
+            yield Fault("truncated", path, f"the bundle ends after {size} bytes, before the end of it{left}")
+            return
+        if not _shows(head, place.entry):
+            yield Fault("corrupted", path, "its header is damaged")
+        elif not _is_whole(file, place):
+            yield Fault("corrupted", path, "its content is not what the manifest says")
+    end = places[-1].end if places else begin
+    yield from _after(file, end, size)
+
+
+def _begins_another(head: bytes, entry: Entry) -> bool:
+    """Whether another file, or the end of the bundle, is where a file belongs."""
+    info = _parsed(head)
+    return (len(head) == BLOCK and not any(head)) if info is None else info.name != entry.path
+
+
+def _parsed(raw: bytes) -> tarfile.TarInfo | None:
+    try:
+        return tarfile.TarInfo.frombuf(raw, "utf-8", "strict")
+    except (tarfile.HeaderError, UnicodeDecodeError):
+        return None
+
+
+def _shows(raw: bytes, entry: Entry) -> bool:
+    """Whether a header is that of a plain file of this name and size."""
+    return raw == header(entry.path, entry.size)
+
+
+def _is_whole(file: IO[bytes], place: Place) -> bool:
+    sha = hashlib.sha256()
+    for chunk in content(file, place):
+        sha.update(chunk)
+    return sha.hexdigest() == place.entry.sha256 and not any(
+        file.read(padded(place.entry.size) - place.entry.size)
+    )
+
+
+def _after(file: IO[bytes], end: int, size: int) -> Iterator[Fault]:
+    """What follows the last file: a tar's end, and nothing else."""
+    file.seek(end)
+    raw = file.read(3 * BLOCK)
+    info = _parsed(raw[:BLOCK])
+    if info is not None:
+        yield Fault("extra", printable(info.name), "the manifest does not name it")
+    elif raw != bytes(2 * BLOCK):
+        why = f"{2 * BLOCK} zero bytes belong there, and {size - end} follow the last file"
+        yield Fault("corrupted", "the end of the bundle", why)
+
+
+def _rearranged(file: IO[bytes], expected: Sequence[Place], offset: int, size: int) -> Iterator[Fault]:
+    """Files were taken out, put in or renamed: follow the headers, and compare the names."""
+    wanted = {place.entry.path: place.entry for place in expected}
+    seen: dict[str, tarfile.TarInfo] = {}
+    while offset < size:
+        file.seek(offset)
+        raw = file.read(BLOCK)
+        info = _parsed(raw)
+        if info is None:
+            if any(raw):
+                yield Fault("corrupted", f"byte {offset}", "there is no header where one belongs")
+            break
+        name = printable(info.name)
+        if name not in wanted or name in seen:
+            yield Fault("extra", name, "the manifest does not name it")
+        elif not _shows(raw, wanted[name]):
+            yield Fault("corrupted", name, "it is no plain file of the size that the manifest says")
+        elif not _is_whole(file, Place(wanted[name], offset)):
+            yield Fault("corrupted", name, "its content is not what the manifest says")
+        seen[name] = info
+        offset += BLOCK + padded(max(0, info.size))
+    yield from _missing(wanted, seen)
+
+
+def _missing(wanted: Mapping[str, Entry], seen: Mapping[str, object]) -> Iterator[Fault]:
+    for path in wanted:
+        if path not in seen:
+            yield Fault("missing", path, "the manifest names it, and it is not there")
+
+
+def mismatches(bundle: Bundle, spec: ClusterSpec | None, releases: Collection[str] = ()) -> tuple[Fault, ...]:
+    """The mismatches with this clusterctl, the spec, if there is one, or hosts of these releases."""
+    manifest = bundle.manifest
+    found = list(_of_clusterctl(manifest))
+    found += [
+        Fault(
+            "mismatch", release, f"the bundle has no packages for it, only for {', '.join(manifest.systems)}"
+        )
+        for release in releases
+        if release not in manifest.systems
+    ]
+    for release, system in manifest.systems.items():
+        if releases and release not in releases:
+            continue
+        if lacking := _wanted(release, spec) - set(system.asked):
+            found.append(Fault("mismatch", release, f"lacks the packages {named(sorted(lacking))}"))
+        if system.base != base_digest():
+            found.append(
+                Fault(
+                    "mismatch",
+                    release,
+                    "the wheels of the job environment are from another version of clusterctl",
+                )
+            )
+        found += _of_gpus(release, system, spec)
+        found += _of_requirements(release, system, spec)
+    return tuple(found)
+
+
+def _wanted(release: str, spec: ClusterSpec | None) -> set[str]:
+    """What must be in it for a release; without a spec, what all specs ask for."""
+    try:
+        distribution = distribution_of(release)
+    except ProvisionError:  # no host of it can be configured, so nothing is wanted
+        return set()
+    if spec is not None:
+        return set(asked_of(distribution, spec.software))
+    return set(package_names(distribution)) & set(package_names(distribution, openhpc=True))
+
+
+def _of_clusterctl(manifest: Manifest) -> Iterator[Fault]:
+    if manifest.clusterctl != __version__:
+        yield Fault(
+            "mismatch", "clusterctl", f"made by version {manifest.clusterctl}, and this is {__version__}"
+        )
+    elif manifest.payload != payload_hash():
+        yield Fault("mismatch", PAYLOAD, "it is not the payload of this clusterctl")
+    if manifest.architecture != ARCHITECTURE:
+        yield Fault(
+            "mismatch", "architecture", f"for {manifest.architecture}, and the hosts have {ARCHITECTURE}"
+        )
+
+
+def _of_gpus(release: str, system: System, spec: ClusterSpec | None) -> Iterator[Fault]:
+    if system.gpu_base not in (None, gpu_digest()):
+        yield Fault("mismatch", release, "CuPy and CUDA's libraries are from another version of clusterctl")
+    elif spec is not None and asks_for_cupy(spec) and not system.gpu:
+        yield Fault("mismatch", release, "the spec has GPUs, and the bundle has no CuPy for them")
+
+
+def _of_requirements(release: str, system: System, spec: ClusterSpec | None) -> Iterator[Fault]:
+    asked = spec.software.python.requirements if spec is not None else None
+    if asked is not None and system.requirements != content_hash((asked,)):
+        has = "other ones" if system.requirements else "none"
+        yield Fault(
+            "mismatch", release, f"{asked} asks for Python packages, and the bundle was made for {has}"
+        )
+
+
+class Remembered(BaseModel):
+    """The bundle of a cluster: its path, and its state when all of it was checked."""
+
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+    file: Path
+    digest: str
+    size: int
+    mtime_ns: int
+
+    @classmethod
+    def of(cls, bundle: Bundle) -> Remembered:
+        """The bundle as it is now."""
+        stat = bundle.file.stat()
+        return cls(file=bundle.file, digest=bundle.digest, size=stat.st_size, mtime_ns=stat.st_mtime_ns)
+
+
+def cluster_bundle(workspace: Workspace) -> Remembered | None:
+    """The bundle that the cluster's hosts are installed from, if they are."""
+    try:
+        return Remembered.model_validate_json(workspace.bundle.read_bytes())
+    except (FileNotFoundError, ValidationError):
+        return None
+
+
+def forget(workspace: Workspace) -> None:
+    """Install from the hosts' own repositories from now on."""
+    workspace.bundle.unlink(missing_ok=True)
+
+
+def missing_bundle(workspace: Workspace) -> BundleError:
+    """The error for hosts that are to be installed from a bundle that is not there any more."""
+    known = cluster_bundle(workspace)
+    return BundleError(
+        "the bundle that this cluster is installed from is missing",
+        where=str(known.file) if known else "",
+        why="some hosts have packages to install, and no repository of their own is asked",
+        fix="give its new path: `clusterctl up --bundle FILE`; or `clusterctl up --no-bundle`, with the "
+        "hosts' own repositories",
+    )
+
+
+def use_bundle(file: Path, spec: ClusterSpec, workspace: Workspace, *, report: LineReporter) -> Bundle:
+    """Check a bundle, record it for the cluster, and put its wheels where the rest of `up` looks for them.
+
+    What was checked already, and has not been written to since, is not read once more.
+
+    Raises:
+        BundleError: it is damaged, or is not for this spec or clusterctl.
+        MachineError: the cache of downloads can't be written.
+    """
+    bundle = open_bundle(file)
+    raise_faults(file, mismatches(bundle, spec))
+    now = Remembered.of(bundle)
+    if now != cluster_bundle(workspace):
+        report(f"checking {bundle.file.name}")
+        raise_faults(file, damages(bundle))
+        write_atomic(workspace.bundle, now.model_dump_json() + "\n")
+    _place_wheels(bundle, spec)
+    return bundle
+
+
+def _place_wheels(bundle: Bundle, spec: ClusterSpec) -> None:
+    for release, system in bundle.manifest.systems.items():
+        node = NodePlatform.of(distribution_of(release))
+        fill_wheelhouse(job_lock(), partial(_bring_all, bundle, system.wheels), node)
+        if system.gpu:
+            fill_wheelhouse(gpu_lock(), partial(_bring_all, bundle, system.gpu), node)
+        asked = spec.software.python.requirements
+        if asked is not None:
+            text = _text(bundle, lock_path(release))
+            store_lock(
+                Requirements((asked,), job_lock(), node=node),
+                text,
+                lambda wheel, to: _bring(bundle, wheel, to),
+            )
+
+
+def _bring_all(bundle: Bundle, names: Sequence[str], folder: Path) -> None:
+    for name in names:
+        bundle.copy(f"{WHEELS}/{name}", folder / name)
+
+
+def _bring(bundle: Bundle, wheel: Wheel, to: Path) -> None:
+    bundle.copy(f"{WHEELS}/{wheel.file}", to)
+
+
+def _text(bundle: Bundle, path: str) -> str:
+    with temporary_folder() as folder:
+        bundle.copy(path, folder / "text")
+        return (folder / "text").read_text()

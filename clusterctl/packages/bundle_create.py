@@ -1,0 +1,212 @@
+"""Creating a bundle: OS packages for each distribution, wheels for its Python, the payload, a lock."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from clusterctl import __version__
+from clusterctl.errors import UsageError
+from clusterctl.packages import debian, redhat
+from clusterctl.packages.bundle import (
+    FORMAT,
+    LOCK,
+    PAYLOAD,
+    WHEELS,
+    Bundle,
+    Manifest,
+    System,
+    check_target,
+    entries_of,
+    open_bundle,
+    write_bundle,
+)
+from clusterctl.packages.bundle_checks import (
+    asked_of,
+    asks_for_cupy,
+    base_digest,
+    gpu_digest,
+    lock_path,
+    names_of,
+    nvidia_of,
+    system_folder,
+)
+from clusterctl.packages.os_packages import nvidia_stream, upstream_packages
+from clusterctl.packages.payload import pack_payload
+from clusterctl.packages.repository import Repository, RepositoryRequest
+from clusterctl.packages.wheelhouse import (
+    NodePlatform,
+    Requirements,
+    content_hash,
+    resolve,
+    unwritable_cache,
+    wheel_path,
+    wheelhouse,
+)
+from clusterctl.spec.distributions import Distribution
+from clusterctl.spec.models import ClusterSpec
+from clusterctl.state.inventory import ARCHITECTURE
+from clusterctl.state.lock import WAIT_S, hold
+from clusterctl.state.workspace import cache_home
+from clusterctl.util.assets import gpu_lock, job_lock, payload_hash
+from clusterctl.util.process import temporary_folder
+from clusterctl.util.progress import LineReporter
+
+Sources = dict[str, Path | bytes]
+
+
+@dataclass(frozen=True, slots=True)
+class BundleRequest:
+    """What a bundle is created for. ``archives``: release -> a file that names the repositories to use."""
+
+    spec: ClusterSpec
+    distributions: Sequence[Distribution]
+    archives: Mapping[str, Path]
+    called: Mapping[str, str] = field(default_factory=dict)  # release -> the name the user knows it by
+
+
+def create(wanted: BundleRequest, out: Path, *, report: LineReporter) -> Bundle:
+    """Pack all that a spec needs into one file. What was downloaded is kept in the cache.
+
+    What can be seen to be wrong is refused before anything is fetched.
+
+    Raises:
+        MachineError: this machine lacks a tool, or a repository or an index can't be reached.
+        UsageError: the requirements can't be met, packages of a distribution can't be had here, or the bundle
+            can't be written to ``out``.
+    """
+    _check(wanted, out)
+    with temporary_folder() as folder, _cache_lock(report):
+        sources: Sources = {PAYLOAD: pack_payload(folder)}
+        systems, versions = {}, {}
+        for distribution in wanted.distributions:
+            packed = _packages(wanted, distribution, report)
+            sources |= {
+                f"{system_folder(distribution.release)}/{path}": of for path, of in packed.files.items()
+            }
+            report("downloading the wheels of the job environment")
+            base = sorted(wheelhouse(job_lock(), NodePlatform.of(distribution)).glob("*.whl"))
+            gpu = _gpu_wheels(wanted.spec, NodePlatform.of(distribution), report)
+            more = _more_wheels(wanted.spec, NodePlatform.of(distribution), report)
+            wheels = (*base, *gpu, *more.wheels)
+            sources |= {f"{WHEELS}/{path.name}": path for path in wheels}
+            if more.lock is not None:
+                sources[lock_path(distribution.release)] = more.lock.encode()
+            systems[distribution.release] = System(
+                family=distribution.family,
+                asked=asked_of(distribution, wanted.spec.software),
+                packages=len(packed.versions),
+                python=distribution.python_version,
+                base=base_digest(),
+                gpu_base=gpu_digest() if gpu else None,
+                requirements=more.asked,
+                wheels=_names(base),
+                gpu=_names(gpu),
+                more=_names(more.wheels),
+            )
+            versions[distribution.release] = _versions(packed, wheels)
+        sources[LOCK] = (json.dumps(versions, indent=1) + "\n").encode()
+        report("packing")
+        manifest = Manifest(
+            format=FORMAT,
+            clusterctl=__version__,
+            cluster=wanted.spec.name,
+            architecture=ARCHITECTURE,
+            payload=payload_hash(),
+            systems=systems,
+            files=entries_of(sources),
+        )
+        write_bundle(out, manifest, sources)
+    return open_bundle(out)
+
+
+def _check(wanted: BundleRequest, out: Path) -> None:
+    read = {"Debian": debian.own_sources, "RedHat": redhat.own_repositories}
+    for distribution in wanted.distributions:
+        if (archive := wanted.archives.get(distribution.release)) is not None:
+            read[distribution.family](archive)
+        elif (called := wanted.called.get(distribution.release, "")).startswith("rhel-"):
+            raise UsageError(
+                f"--from must say where packages of {called} come from",
+                why="RHEL's come with a subscription, and no public repository has them",
+                fix=f"say --from {called}=FILE, written as in /etc/yum.repos.d",
+            )
+    if (asked := wanted.spec.software.python.requirements) is not None:
+        content_hash((asked,))
+    check_target(out)
+
+
+def _packages(wanted: BundleRequest, distribution: Distribution, report: LineReporter) -> Repository:
+    folder = _cache_folder(f"{distribution.release}-{ARCHITECTURE}")
+    archive = wanted.archives.get(distribution.release)
+    software = wanted.spec.software
+    packer = RepositoryRequest(
+        distribution.release,
+        ARCHITECTURE,
+        folder,
+        archive,
+        openhpc=software.slurm == "openhpc",
+        upstream=upstream_packages(distribution, apptainer=software.apptainer),
+        nvidia=software.nvidia.installs,
+        stream=nvidia_stream(distribution, nvidia_of(software)),
+        called=wanted.called.get(distribution.release, ""),
+    )
+    pack = {"Debian": debian.pack, "RedHat": redhat.pack}[distribution.family]
+    return pack(packer, names_of(distribution, software), report=report)
+
+
+def _gpu_wheels(spec: ClusterSpec, node: NodePlatform, report: LineReporter) -> Sequence[Path]:
+    if not asks_for_cupy(spec):
+        return ()
+    report("downloading CuPy and CUDA's libraries")
+    return sorted(wheelhouse(gpu_lock(), node).glob("*.whl"))
+
+
+@dataclass(frozen=True, slots=True)
+class _More:
+    """What the spec's requirements come to: hash of what they ask, the wheels, and their lock."""
+
+    asked: str | None = None
+    wheels: tuple[Path, ...] = ()
+    lock: str | None = None
+
+
+def _more_wheels(spec: ClusterSpec, node: NodePlatform, report: LineReporter) -> _More:
+    asked = spec.software.python.requirements
+    if asked is None:
+        return _More()
+    lock = resolve(Requirements((asked,), job_lock(), node=node), report=report)
+    return _More(content_hash((asked,)), tuple(map(wheel_path, lock.wheels)), lock.text)
+
+
+def _names(wheels: Sequence[Path]) -> tuple[str, ...]:
+    return tuple(sorted(path.name for path in wheels))
+
+
+def _versions(packed: Repository, wheels: Sequence[Path]) -> Mapping[str, object]:
+    packages = [{"name": n, "version": v, "sha256": s} for n, v, s in packed.versions]
+    return {"packages": packages, "wheels": _names(wheels)}
+
+
+def _cache_lock(report: LineReporter) -> AbstractContextManager[None]:
+    lock = _cache_folder() / ".lock"
+    return hold(lock, "bundle create", what="the cache of packages", wait_s=WAIT_S, waiting=report)
+
+
+def _cache_folder(name: str = "") -> Path:
+    """Where packages are kept.
+
+    Raises:
+        MachineError: it can't be written.
+    """
+    folder = cache_home() / "bundle" / name
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):  # one that is there may not be ours
+            return folder
+    except OSError as exc:
+        raise unwritable_cache(folder, exc) from exc

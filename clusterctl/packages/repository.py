@@ -1,0 +1,133 @@
+"""What packing the OS packages of Debian's and Red Hat's families shares: settings, tools, downloads."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tomllib
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+import requests
+
+from clusterctl.errors import MachineError, UsageError
+from clusterctl.packages.os_packages import Upstream
+from clusterctl.util import process
+
+
+def archive_of(distribution: str) -> Mapping[str, Any]:
+    """What the table says of a distribution.
+
+    Raises:
+        UsageError: it is not in the table.
+    """
+    known = tomllib.loads(resources.files("clusterctl.packages").joinpath("data/archives.toml").read_text())
+    if distribution not in known:
+        raise UsageError(
+            f"no archive of packages is known for {distribution}",
+            fix=f"bundles can be made for {', '.join(known)}",
+        )
+    return dict(known[distribution])
+
+
+def read_own(path: Path) -> str:
+    """A file of the user's that names repositories.
+
+    Raises:
+        UsageError: it can't be read.
+    """
+    try:
+        return path.read_text()
+    except (OSError, UnicodeDecodeError) as exc:
+        raise UsageError(
+            "the file of repositories can't be read",
+            where=str(path),
+            why=getattr(exc, "strerror", None) or str(exc),
+            fix="name a file as in /etc/apt/sources.list.d or /etc/yum.repos.d",
+        ) from exc
+
+
+@dataclass(frozen=True, slots=True)
+class RepositoryRequest:
+    """The distribution (`id-version`) to pack for, and the folder that keeps downloads.
+
+    ``called``: the distribution's name in messages, where that is another.
+
+    ``archive`` names the repositories to take packages from, instead of the distribution's public ones, to
+    which ``openhpc`` and ``nvidia`` add theirs. ``upstream``: packages that no repository has. ``stream``:
+    that of the module with NVIDIA's driver, where dnf has one.
+    """
+
+    distribution: str
+    architecture: str
+    folder: Path
+    archive: Path | None = None
+    openhpc: bool = False
+    upstream: tuple[Upstream, ...] = ()
+    nvidia: bool = False
+    stream: str | None = None
+    called: str = ""
+
+    @property
+    def title(self) -> str:
+        """What to call the distribution."""
+        return self.called or self.distribution
+
+    @property
+    def added(self) -> tuple[str, ...]:
+        """What is added to the distribution's repositories, by the names in the table of them."""
+        return (*(["openhpc"] if self.openhpc else []), *(["nvidia"] if self.nvidia else []))
+
+
+@dataclass(frozen=True, slots=True)
+class Repository:
+    """A repository: path in it -> file or content; and (name, version, SHA-256) of each package."""
+
+    files: Mapping[str, Path | bytes]
+    versions: tuple[tuple[str, str, str], ...]
+
+
+_TIMEOUT_S = 60.0
+_ALWAYS = {"LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
+
+
+def need(tool: str, *, of: str, fix: str) -> None:
+    """Require a tool that packing for ``of`` needs.
+
+    Raises:
+        MachineError: it is not on this machine.
+    """
+    if shutil.which(tool) is None:
+        raise MachineError(f"packages of {of} can't be fetched here: there is no {tool}", fix=fix)
+
+
+def run(argv: Sequence[str], *, what: str, fix: str) -> str:
+    """Run a command and return its stdout.
+
+    Raises:
+        MachineError: it failed; with the end of its output.
+    """
+    done = process.run(argv, env={**os.environ, **_ALWAYS})
+    if done.rc != 0:
+        raise MachineError(f"{what} failed", where=argv[0], why=done.reason, fix=fix)
+    return done.stdout
+
+
+def download(url: str, *, what: str) -> bytes:
+    """The content at a URL; `file:` is of this machine.
+
+    Raises:
+        MachineError: it can't be had.
+    """
+    try:
+        if url.startswith("file://"):
+            return Path(url.removeprefix("file://")).read_bytes()
+        answer = requests.get(url, timeout=_TIMEOUT_S)
+        answer.raise_for_status()
+    except (OSError, requests.RequestException) as exc:
+        fix = "check that this machine reaches it, then run it again: what was downloaded is kept"
+        raise MachineError(f"{what} can't be had", where=url, why=str(exc), fix=fix) from exc
+    return answer.content

@@ -1,0 +1,345 @@
+"""The script of a job: what all schedulers' scripts have in common, and which one renders it."""
+
+from __future__ import annotations
+
+import re
+import shlex
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final, Protocol
+
+from clusterctl.errors import UsageError
+from clusterctl.scheduler.models import JobRequest
+from clusterctl.spec.job import JobSpec, ScriptLanguage, script_language
+from clusterctl.spec.models import ClusterSpec, Partition
+from clusterctl.spec.units import format_duration
+from clusterctl.state.ledger import OUR_RECORDS, JobEntry
+from clusterctl.util.assets import payload_hash
+
+if TYPE_CHECKING:
+    from clusterctl.packages.wheelhouse import Lock
+
+BASE_ENVIRONMENT: Final = "/opt/clusterctl/env"  # the Python that every node has
+ENVIRONMENTS: Final = "clusterctl/environments"  # in the job user's home
+ENV_BIN: Final = f"{BASE_ENVIRONMENT}/bin"
+PAYLOAD_ROOT: Final = "/opt/clusterctl/payload"
+EXPORTED: Final = ("PATH", "PYTHONUNBUFFERED", "OMP_NUM_THREADS")  # to the ranks that mpirun starts
+MAX_BYTES: Final = 4 << 20  # Slurm's own limit for a batch script (max_script_size)
+OURS: Final = OUR_RECORDS | set(
+    "stdout.log stderr.log metrics.jsonl telemetry telemetry.log hostfile".split()
+)
+# Runs on every node: telemetry, until its input is closed. A job may end sooner than telemetry has started:
+# it then gets two seconds to say at least what host this is.
+WATCH: Final = (
+    '"$@" </dev/null & read -r _; '
+    "for _ in {1..20}; do "
+    "[[ ! -s telemetry/$node.jsonl ]] && kill -0 $! || break; sleep 0.1; done 2>/dev/null; "
+    "kill -TERM $!; wait $!"
+)
+_HETEROGENEOUS: Final = re.compile(r"#SBATCH\s+(hetjob|packjob)\b")
+# Runs once a rank, on its node: image, folders to bind, names of variables, then after -- the command. The
+# container sees the host's variables, but for those that the image sets itself: <TOOL>ENV_ overrides these.
+# PMIx keeps what ranks share in a folder of slurmd's.
+ENTER: Final = """\
+image=$1 folders=$2 names=$3
+shift 4
+node=${SLURMD_NODENAME:-$HOSTNAME}
+rank=${SLURM_LOCALID:-${OMPI_COMM_WORLD_LOCAL_RANK:-0}}
+give_up() {
+    ((rank)) || echo "clusterctl: node $node $1" >&2
+    exit 127
+}
+tool=$(command -v apptainer || command -v singularity) ||
+    give_up "has neither apptainer nor singularity: install one there, or submit without --container"
+[[ -e $image ]] || give_up "has no image $image: put it where all nodes see it"
+options=(--bind "$folders")
+[[ -z ${PMIX_SERVER_TMPDIR:-} ]] || options+=(--bind "$PMIX_SERVER_TMPDIR")
+gpus=${SLURM_JOB_GPUS:-}${SLURM_STEP_GPUS:-}
+[[ -n $gpus || -n ${SLURM_JOB_ID:-} ]] || gpus=$(nvidia-smi --list-gpus 2>/dev/null) || gpus=
+[[ -z $gpus ]] || options+=(--nv)
+prefix=${tool##*/}
+for name in $names; do
+    export "${prefix^^}ENV_$name=${!name}"
+done
+exec "$tool" exec "${options[@]}" "$image" "$@\""""
+_ON_THE_CPU: Final = "probe"  # it proves the way between ranks, and is to start at once
+
+
+@dataclass(frozen=True, slots=True)
+class Environment:
+    """The Python of a job's program; without a lock it is the one that every node has."""
+
+    lock: Lock | None = None
+
+    @property
+    def bin(self) -> str:
+        """Its folder of programs, as the shell on a node reads it."""
+        if self.lock is None:
+            return f"{BASE_ENVIRONMENT}/bin"
+        return f'"$HOME"/{ENVIRONMENTS}/{self.lock.key}/bin'
+
+    @property
+    def path(self) -> str:
+        """What PATH begins with."""
+        return self.bin if self.lock is None else f"{self.bin}:{BASE_ENVIRONMENT}/bin"
+
+
+PLAIN: Final = Environment()
+
+
+def script_of(spec: ClusterSpec, job: JobSpec, environment: Environment = PLAIN) -> str:
+    """The text of a job's script, for plain sbatch, or for bash without a scheduler.
+
+    Raises:
+        UsageError: the user's script can't be read or can't be run as a job, or its partition can't have it.
+    """
+    if spec.has_slurm:
+        from clusterctl.scheduler.slurm.script import render_script  # noqa: PLC0415 - Slurm's alone
+
+        partition_name(spec, job)
+        return render_script(
+            job, payload_hash=payload_hash(), interval_s=spec.monitoring.interval, environment=environment
+        )
+    from clusterctl.scheduler.mpirun.script import render_mpirun_script  # noqa: PLC0415 - as above
+
+    return render_mpirun_script(spec, job, payload_hash=payload_hash(), environment=environment)
+
+
+def request_of(spec: ClusterSpec, job: JobSpec, entry: JobEntry, script: str) -> JobRequest:
+    """The request to start a job, whose script has that name in its folder."""
+    at = entry.submitted_at
+    request = JobRequest(entry.token, entry.name, entry.remote_dir or "", script, submitted_at=at)
+    if spec.has_slurm:
+        return request  # its script says the rest
+    from clusterctl.scheduler.mpirun.script import with_nodes  # noqa: PLC0415 - mpirun's alone
+
+    return with_nodes(request, spec, job)
+
+
+def partition_name(spec: ClusterSpec, job: JobSpec) -> str | None:
+    """The partition that a job goes to; None where its script may name another."""
+    if job.partition is None and job.script is not None and UserScript.read(job.script).directives:
+        return None
+    return partition_of(spec, job).name
+
+
+@dataclass(frozen=True, slots=True)
+class UserScript:
+    """``directives`` are its own #SBATCH lines, as they stand there; ``interpreter`` runs it.
+
+    Of a Python program the ranks are started; a shell script is run once and starts its own.
+    """
+
+    name: str
+    content: bytes
+    interpreter: tuple[str, ...]
+    directives: tuple[str, ...]
+    is_python: bool
+
+    def asks_for(self, option: str, letter: str | None = None) -> bool:
+        """Whether its own #SBATCH lines have this option, as ``--array``, or its letter, as ``-a``."""
+        words = [word for line in self.directives for word in _words(line)]
+        return any(
+            word == option
+            or word.startswith(f"{option}=")
+            or (letter is not None and word.startswith(letter))
+            for word in words
+        )
+
+    @classmethod
+    def read(cls, path: Path) -> UserScript:
+        """Read a script.
+
+        Raises:
+            UsageError: there is no such file, or it can't be run as a job.
+        """
+        try:
+            with path.open("rb") as file:
+                content = file.read(MAX_BYTES + 1)
+        except OSError as exc:
+            raise UsageError(
+                f"the script {path} can't be read",
+                why=exc.strerror or str(exc),
+                fix="name a bundled job (see `clusterctl submit --help`), or a script that exists",
+            ) from exc
+        _refuse_unusable(path, content)
+        lines = content.decode(errors="surrogateescape").splitlines()
+        is_python = script_language(path) is ScriptLanguage.PYTHON
+        return cls(path.name, content, _interpreter(lines), _directives(path, lines), is_python)
+
+
+def _refuse_unusable(path: Path, content: bytes) -> None:
+    why = ""
+    if len(content) > MAX_BYTES:
+        why = f"it is larger than {MAX_BYTES >> 20} MiB, which Slurm takes no script of"
+    elif path.name in OURS:
+        why = f"{path.name} is the name of a file that clusterctl writes into the job's folder"
+    elif not path.name.isprintable():
+        why = "its name has characters that can't be printed"
+    elif b"\0" in content:
+        why = "it is no text"
+    if why:
+        raise UsageError(
+            f"the script {path} can't be submitted",
+            why=why,
+            fix="submit a small script of another name",
+        )
+
+
+def _interpreter(lines: list[str]) -> tuple[str, ...]:
+    if lines and lines[0].startswith("#!"):
+        return tuple(lines[0][2:].split(maxsplit=1))  # as the kernel reads it: one argument at most
+    return ("/bin/bash",)
+
+
+def _directives(path: Path, lines: list[str]) -> tuple[str, ...]:
+    """The #SBATCH lines that sbatch would heed: those before the first command."""
+    found = []
+    for line in lines:
+        if line.strip() and not line.startswith("#"):
+            break
+        if _HETEROGENEOUS.match(line):
+            raise UsageError(
+                f"{path} asks for a heterogeneous job, which clusterctl does not submit",
+                fix="use plain `sbatch` on the cluster (`clusterctl ssh`)",
+            )
+        if line.startswith("#SBATCH"):
+            found.append(line.encode(errors="surrogateescape").decode(errors="replace"))
+    return tuple(found)
+
+
+def _words(directive: str) -> list[str]:
+    try:
+        return shlex.split(directive.removeprefix("#SBATCH"), comments=True)
+    except ValueError:  # an open quote; sbatch will say so
+        return directive.split()
+
+
+def telemetry_argv(interval_s: float) -> list[str]:
+    """The command that takes telemetry of a node every so many seconds."""
+    words = [f"{ENV_BIN}/python", "-m", "payload", "telemetry", "--interval", f"{interval_s:g}"]
+    return [*words, "--out", "telemetry"]
+
+
+class Launched(Protocol):
+    """A command as something starts it, once a task; ``exported``: variables that the ranks are to get."""
+
+    def __call__(self, job: JobSpec, command: str, *, exported: Iterable[str]) -> str: ...
+
+
+def program(
+    job: JobSpec, own: UserScript | None, payload_root: str, environment: Environment, *, launched: Launched
+) -> str:
+    """The program's command line, quoted for bash."""
+    env = _environment(job, payload_root)
+    by_itself = own is not None and not own.is_python  # a shell script starts its ranks itself
+    alone = own is not None and job.tasks == 1 and not own.directives
+    is_rank = not by_itself and not alone
+    runner = f"{payload_root}/payload/rank.py" if is_rank and own is not None and own.is_python else ""
+    command = _command(job, own, environment, runner)
+    if job.container is not None:
+        folders = ('"$submit_dir"', *([payload_root] if own is None or runner else []))
+        command = contained(command, image=job.container, folders=folders, variables=env)
+    if is_rank:
+        command = launched(job, command, exported=env)
+    # `env` rather than `export`: whatever their names, they can't change this script's own variables.
+    return f"env {_assignments(env)} {command}" if env else command
+
+
+def _command(job: JobSpec, own: UserScript | None, environment: Environment, runner: str) -> str:
+    """What one rank runs: a Python program by ``runner``, if any; in a container by the image's Python."""
+    python = f"{environment.bin}/python" if job.container is None else "python3"
+    if own is None:
+        if job.bundled is None:
+            raise UsageError("a job needs a bundled program or a script")
+        return f"{python} -m payload {shlex.join([job.bundled, *job.args])}"
+    script = f'"$submit_dir"/{shlex.quote(own.name)}'
+    arguments = f" {shlex.join(job.args)}" if job.args else ""
+    interpreter = f"{python} {runner}".rstrip() if own.is_python else shlex.join(own.interpreter)
+    return f"{interpreter} {script}{arguments}"
+
+
+def _environment(job: JobSpec, payload_root: str) -> dict[str, str]:
+    """The program's own variables; a bundled program finds itself first."""
+    if not job.bundled:
+        return dict(job.env)
+    others = job.env.get("PYTHONPATH")
+    return {**job.env, "PYTHONPATH": f"{payload_root}:{others}" if others else payload_root}
+
+
+def _assignments(env: Mapping[str, str]) -> str:
+    return " ".join(f"{name}={shlex.quote(value)}" for name, value in env.items())
+
+
+def contained(command: str, *, image: str, folders: Iterable[str], variables: Iterable[str]) -> str:
+    """The command line, quoted for bash, that runs ``command`` (likewise) in a container.
+
+    ``folders`` are words of bash and are seen inside where they are outside; an ``image`` below ``~/`` is in
+    the job user's home.
+    """
+    binds = ",".join(folders)
+    names = shlex.quote(" ".join(variables))
+    return f"bash -c {shlex.quote(ENTER)} container {_word(image)} {binds} {names} -- {command}"
+
+
+def _word(path: str) -> str:
+    below_home = path.removeprefix("~/")
+    return shlex.quote(path) if below_home == path else f'"$HOME"/{shlex.quote(below_home)}'
+
+
+def partition_of(spec: ClusterSpec, job: JobSpec) -> Partition:
+    """The partition that a job names; the first one if it names none.
+
+    Raises:
+        UsageError: there is no such partition, or it has less than the job asks for.
+    """
+    by_name = {partition.name: partition for partition in spec.partitions}
+    partition = spec.partitions[0] if job.partition is None else by_name.get(job.partition)
+    if partition is None:
+        raise UsageError(
+            f"there is no partition {job.partition!r}", fix=f"--partition can be: {', '.join(by_name)}"
+        )
+    _refuse_too_much(spec, partition, job)
+    return partition
+
+
+def _refuse_too_much(spec: ClusterSpec, partition: Partition, job: JobSpec) -> None:
+    count = len(spec.node_names(partition))
+    if job.nodes > count:
+        raise UsageError(
+            f"a job can't have {job.nodes} nodes",
+            why=f"partition {partition.name} has {count}",
+            fix=f"say --nodes {count} or less, or name another partition",
+        )
+    longest = partition.max_time
+    unit = 60 if spec.has_slurm else 1  # in slurm.conf 90s are 2 minutes
+    if job.time is not None and longest is not None and -(-job.time // unit) > -(-longest // unit):
+        raise UsageError(
+            f"a job can't have {format_duration(job.time)}",
+            why=f"max_time of partition {partition.name} is {format_duration(longest)}",
+            fix="ask for less with --time",
+        )
+
+
+def with_gpus(spec: ClusterSpec, job: JobSpec) -> JobSpec:
+    """The job with what it did not say of GPUs and ranks, from its partition's ``gpus``.
+
+    All GPUs of a node and one rank on each; as many ranks as GPUs where one of both was given. Scripts of the
+    user's, jobs with ``--device cpu`` and partitions without GPUs stay as they are.
+    """
+    chosen = {one.name: one for one in spec.partitions}.get(job.partition or spec.partitions[0].name)
+    if chosen is None or chosen.gpus is None or job.bundled in (None, _ON_THE_CPU) or _on_cpu(job.args):
+        return job
+    said: dict[str, Any] = {}
+    if "gpus" not in job.model_fields_set and spec.has_slurm:  # without it, a job has all there are
+        ranks = job.tasks_per_node if "tasks_per_node" in job.model_fields_set else chosen.gpus.count
+        said["gpus"] = min(ranks, chosen.gpus.count)
+    if "tasks_per_node" not in job.model_fields_set:
+        said["tasks_per_node"] = max(said.get("gpus", job.gpus if spec.has_slurm else chosen.gpus.count), 1)
+    return job.model_copy(update=said)
+
+
+def _on_cpu(args: Sequence[str]) -> bool:
+    return "--device=cpu" in args or ("--device", "cpu") in pairwise(args)

@@ -1,0 +1,375 @@
+"""The content of files, and the places that files get: for both ends of a transfer.
+
+Runs here and on the cluster: standard library only, Python 3.9.
+
+Whatever lists the files, it says a JSON array a line, [KIND, PATH, MODE, MTIME_NS, SIZE, PAYLOAD, SPACE], and
+an empty line. KIND is folder, file, link, or other, which does not travel. PAYLOAD is a link's target, or the
+sha256 of a file where it is known; SPACE is what a file takes on a disk. Paths and targets are base64, since
+they may be any bytes.
+
+``send_wanted`` sends what is asked for: stdin brings a JSON array a line, [KEY, HAVE, SIZE, SHA256], and an
+empty line: the files that are wanted, how many bytes of each are there already, how many it had when it was
+listed, and the hash of what is there as a whole. For each in turn come eight bytes with the number of bytes
+that follow, these (see ``send_content``), and a last piece: a byte, 1 if the file held still meanwhile, and
+the 32 bytes of the whole's sha256. In place of the number stands -1 if the file can't be read or is shorter
+by now, or -2 if it has the hash that was named; -3 is a sign of life. ``Incoming`` reads that.
+
+As a program it lists and sends files and folders for `clusterctl get`. Arguments: what is wanted; relative
+paths begin at the home folder. PATH then begins with the name of what was asked for, and KEY is the number of
+the line. If something asked for is not there, the exit status is 67.
+"""
+
+from __future__ import annotations
+
+import base64
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import stat
+import struct
+import sys
+import time
+from collections.abc import Callable, Iterator
+from typing import Any, BinaryIO
+
+from clusterctl.transport.remote_open import fail, lies_at, open_file, open_own
+
+CHUNK = 1 << 20
+ZEROS = bytes(CHUNK)
+HEADER = struct.Struct(">q")
+BLOCK = 512  # bytes of st_blocks
+ALIVE_S = 1.0
+UNREADABLE, SAME, ALIVE = -1, -2, -3
+STILL, MOVED = b"\1", b"\0"
+SETTLED_S = 2.0
+NOT_THERE = 67
+LONGEST_LINE = 1 << 20
+
+
+class Beat:
+    """Calls ``say`` when about a second went by since the last time, as a sign of life in long work."""
+
+    def __init__(self, say: Callable[[], object]) -> None:
+        self.say, self.due = say, time.monotonic() + ALIVE_S
+
+    def __call__(self) -> None:
+        if time.monotonic() >= self.due:
+            self.say()
+            self.due = time.monotonic() + ALIVE_S
+
+
+def hash_of(fd: int, size: int, beat: Callable[[], object] = lambda: None) -> Any:
+    """The hash of a file's first bytes, or of all if it is shorter."""
+    sha, at, size = hashlib.sha256(), 0, min(size, os.fstat(fd).st_size)
+    while at < size:
+        data = ZEROS[: hole_at(fd, at, size)] or os.pread(fd, min(CHUNK, size - at), at)
+        if not data:
+            break
+        sha.update(data)
+        at += len(data)
+        beat()
+    return sha
+
+
+def hole_at(fd: int, at: int, size: int) -> int:
+    """How many bytes of a file from there on, up to ``size``, are a hole: they read as zeros."""
+    try:
+        return min(os.lseek(fd, at, os.SEEK_DATA), size) - at
+    except OSError as exc:  # ENXIO: no data after that; else the file system can't tell
+        return size - at if exc.errno == errno.ENXIO else 0
+
+
+def send_content(out: BinaryIO, fd: int, at: int, size: int, sha: Any) -> None:
+    """Send a file from ``at`` to ``size``, and hash it.
+
+    It goes in pieces: eight bytes with the length of the piece and the piece, or a negative length, of a hole
+    that is not sent. A length of 0 is a sign of life. What became shorter meanwhile is filled with zeros.
+    """
+    beat = Beat(lambda: send_alive(out))
+    while at < size:
+        hole = hole_at(fd, at, size)
+        if hole:
+            out.write(HEADER.pack(-hole))
+            for done in range(0, hole, CHUNK):
+                sha.update(ZEROS[: hole - done])
+                beat()
+            at += hole
+            continue
+        data = os.pread(fd, min(CHUNK, size - at), at) or ZEROS[: size - at]
+        out.write(HEADER.pack(len(data)))
+        out.write(data)
+        sha.update(data)
+        at += len(data)
+
+
+def send_alive(out: BinaryIO, sign: int = 0) -> None:
+    out.write(HEADER.pack(sign))
+    out.flush()
+
+
+def held_still(fd: int, before: os.stat_result, size: int, digest: bytes, beat: Beat) -> bool:
+    """Whether what was read is what the file held at one moment: a log that only grew meanwhile did that.
+
+    A file that was written just before, within the resolution of its times, is read again to be sure.
+    """
+    after = os.fstat(fd)
+    same = (before.st_size, before.st_mtime_ns, before.st_ctime_ns) == (
+        after.st_size,
+        after.st_mtime_ns,
+        after.st_ctime_ns,
+    )
+    settled = time.time() - max(before.st_mtime, before.st_ctime) > SETTLED_S
+    return (same and settled) or bool(hash_of(fd, size, beat).digest() == digest)
+
+
+def send_file(out: BinaryIO, fd: int, have: int, size: int, sha256: str) -> None:
+    before = os.fstat(fd)
+    if before.st_size < size or size < have:
+        out.write(HEADER.pack(UNREADABLE))
+        return
+    sha = hash_of(fd, size if sha256 else have, Beat(lambda: send_alive(out, ALIVE)))
+    if sha256 and sha.hexdigest() == sha256:
+        out.write(HEADER.pack(SAME))
+        return
+    if sha256:
+        sha, have = hashlib.sha256(), 0
+    out.write(HEADER.pack(size - have))
+    send_content(out, fd, have, size, sha)
+    still = held_still(fd, before, size, sha.digest(), Beat(lambda: send_alive(out)))
+    last = (STILL if still else MOVED) + sha.digest()
+    out.write(HEADER.pack(len(last)) + last)
+
+
+def send_wanted(open_one: Callable[[Any], int]) -> None:
+    """Send what stdin asks for; ``open_one`` opens a file by its key, or raises OSError."""
+    wanted = []
+    while (line := sys.stdin.buffer.readline()) not in {b"", b"\n"}:
+        wanted.append(json.loads(line))
+    with open(1, "wb", buffering=CHUNK, closefd=False) as out:
+        for key, have, size, sha256 in wanted:
+            try:
+                fd = open_one(key)
+            except OSError:
+                out.write(HEADER.pack(UNREADABLE))
+                continue
+            try:
+                send_file(out, fd, have, size, sha256)
+            finally:
+                os.close(fd)
+
+
+class TruncatedError(Exception):
+    """The other side ended before it had sent all."""
+
+
+class UnexpectedError(Exception):
+    """The other side sent what it had not announced."""
+
+
+class Incoming:
+    """Reads what the other side sends; ``receive`` returns some of it, b"" at its end.
+
+    ``beat`` is called while what is here already is read.
+    """
+
+    def __init__(self, receive: Callable[[], bytes], beat: Callable[[], object] = lambda: None) -> None:
+        self.receive, self.beat = receive, beat
+        self.buffer = memoryview(b"")
+
+    def fill(self) -> None:
+        self.buffer = self.buffer or memoryview(self.receive())
+        if not self.buffer:
+            raise TruncatedError
+
+    def pieces(self, size: int) -> Iterator[memoryview]:
+        """So many bytes, as they come."""
+        while size:
+            self.fill()
+            piece, self.buffer = self.buffer[:size], self.buffer[size:]
+            size -= len(piece)
+            yield piece
+
+    def line(self) -> bytes:
+        """The bytes up to the next line feed, which is dropped."""
+        line = b""
+        while len(line) <= LONGEST_LINE:
+            self.fill()
+            head, found, _ = bytes(self.buffer).partition(b"\n")
+            line += head
+            self.buffer = self.buffer[len(head) + len(found) :]
+            if found:
+                return line
+        raise TruncatedError
+
+    def number(self) -> int:
+        """The next eight bytes."""
+        return int(HEADER.unpack(b"".join(self.pieces(HEADER.size)))[0])
+
+    def announced(self, size: int, *, known: bool) -> int:
+        """How a file begins: with ``size``, ``UNREADABLE``, or ``SAME`` if its hash was ``known`` here."""
+        while (coming := self.number()) == ALIVE:
+            pass
+        if coming not in {size, UNREADABLE} and not (known and coming == SAME):
+            raise UnexpectedError
+        return coming
+
+    def rest(self, fd: int, have: int, size: int, arrived: Callable[[int], object] = lambda _: None) -> Any:
+        """Take a file whose beginning is in ``fd``, as ``send_content`` sends it; the hash of the whole.
+
+        What is zeros becomes a hole.
+        """
+        sha = hash_of(fd, have, self.beat)
+        os.ftruncate(fd, have)
+        os.lseek(fd, have, os.SEEK_SET)
+        left = size - have
+        while left:
+            length = self.number()
+            if abs(length) > left:
+                raise UnexpectedError
+            left -= abs(length)
+            for done in range(0, -length, len(ZEROS)):
+                sha.update(ZEROS[: -length - done])
+            if length < 0:
+                os.lseek(fd, -length, os.SEEK_CUR)
+                arrived(-length)
+            for piece in self.pieces(max(0, length)):
+                sha.update(piece)
+                write_all(fd, piece)
+                arrived(len(piece))
+        os.ftruncate(fd, size)
+        return sha
+
+    def arrives_whole(self, sha: Any) -> bool:
+        """Whether a file, whose content has just come, held still meanwhile and has the hash of what came."""
+        while (length := self.number()) == 0:  # a sign of life
+            pass
+        if length != len(STILL) + sha.digest_size:
+            raise UnexpectedError
+        return bool(b"".join(self.pieces(length)) == STILL + sha.digest())
+
+    def end(self) -> None:
+        """Wait for the end; nothing may be left."""
+        if self.buffer or self.receive():
+            raise UnexpectedError
+
+
+def write_all(fd: int, data: bytes | memoryview) -> None:
+    view = memoryview(data)
+    while view:
+        view = view[os.write(fd, view) :]
+
+
+class Entry:
+    """One line of a list; ``final`` is where a file goes, ``partial`` where it arrives."""
+
+    __slots__ = ("final", "index", "kind", "mode", "mtime_ns", "partial", "path", "payload", "size", "space")
+
+    def __init__(self, row: list[Any], index: int = 0) -> None:
+        self.index = index
+        self.kind, self.path, self.payload = str(row[0]), base64.b64decode(row[1]), str(row[5])
+        self.mode, self.mtime_ns, self.size, self.space = int(row[2]) & 0o777, *map(int, (*row[3:5], row[6]))
+        self.final = self.partial = b""
+
+
+def place_below(into: bytes, entry: Entry, key: str) -> None:
+    """Say where a file goes, and where it arrives: beside that, under a name made of ``key``."""
+    entry.final = os.path.join(into, entry.path)
+    name = b".clusterctl-" + key[:32].encode() + b".part"
+    entry.partial = os.path.join(os.path.dirname(entry.final), name)
+
+
+def open_partial(path: bytes) -> int | None:
+    """What an interrupted transfer left, for us alone; None if another one writes it right now."""
+    fd = open_own(path)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        if lies_at(path, fd):  # else the other one has just given it its place
+            return fd
+    except BlockingIOError:
+        pass
+    os.close(fd)
+    return None
+
+
+def make_place(path: bytes, entry: Entry, *, follow: bool) -> None:
+    """Make a folder or link, or see that a file can come; ``follow``: a link may stand for a folder."""
+    if entry.kind == "folder":
+        make_folder(path, follow=follow)
+    elif entry.kind == "link":
+        make_link(base64.b64decode(entry.payload), path)
+    elif os.path.isdir(path) and not os.path.islink(path):
+        raise IsADirectoryError(errno.EISDIR, "a folder is where a file should go", path)
+
+
+def make_folder(path: bytes, *, follow: bool) -> None:
+    """Have a folder; our own can be written to until all is in it."""
+    try:
+        os.mkdir(path, 0o700)
+    except FileExistsError:
+        status = os.stat(path, follow_symlinks=follow)
+        if not stat.S_ISDIR(status.st_mode):
+            raise
+        if status.st_uid == os.geteuid() and status.st_mode & stat.S_IRWXU != stat.S_IRWXU:
+            os.chmod(path, stat.S_IMODE(status.st_mode) | stat.S_IRWXU)
+
+
+def make_link(target: bytes, path: bytes) -> None:
+    if os.path.islink(path):
+        if os.readlink(path) == target:
+            return
+        os.unlink(path)
+    os.symlink(target, path)
+
+
+def finish_places(into: bytes, entries: list[Entry]) -> None:
+    """Files and folders get their modes and times, folders after what is in them."""
+    for entry in reversed(entries):
+        path = os.path.join(into, entry.path)
+        if entry.kind != "link" and os.path.exists(path):
+            os.chmod(path, entry.mode)
+            os.utime(path, ns=(entry.mtime_ns, entry.mtime_ns))
+
+
+def row(path: bytes, status: os.stat_result, full: bytes) -> tuple[str, list[Any]]:
+    mode, target = status.st_mode, b""
+    kind = "folder" if stat.S_ISDIR(mode) else "file" if stat.S_ISREG(mode) else "other"
+    if stat.S_ISLNK(mode):
+        kind, target = "link", os.readlink(full)
+    name, text = base64.b64encode(path).decode("ascii"), base64.b64encode(target).decode("ascii")
+    size, space = (status.st_size, status.st_blocks * BLOCK) if kind == "file" else (0, 0)
+    return kind, [kind, name, stat.S_IMODE(mode), status.st_mtime_ns, size, text, space]
+
+
+def list_all(roots: list[bytes]) -> list[bytes]:
+    """Tell what there is; returns where each thing lies."""
+    missing = [os.fsdecode(root) for root in roots if not os.path.exists(root)]
+    if missing:
+        sys.stderr.write(", ".join(map(repr, missing)))
+        sys.exit(NOT_THERE)
+    places = []
+    for root in roots:
+        real = os.path.realpath(root)
+        left = [(os.path.basename(os.path.abspath(root)), real)]
+        while left:
+            path, full = left.pop()
+            kind, line = row(path, os.stat(full, follow_symlinks=False), full)
+            places.append(full)
+            sys.stdout.write(json.dumps(line) + "\n")
+            if kind == "folder":
+                names = sorted(entry.name for entry in os.scandir(full))
+                left += [(path + b"/" + name, os.path.join(full, name)) for name in reversed(names)]
+    sys.stdout.write("\n")
+    sys.stdout.flush()
+    return places
+
+
+def main(*roots: str) -> None:
+    os.chdir(os.path.expanduser("~"))
+    try:
+        places = list_all([os.fsencode(root) for root in roots])
+    except OSError as exc:
+        fail(exc.filename or b"", exc)
+    # Whoever owns them: the user has named them.
+    send_wanted(lambda index: open_file(*os.path.split(places[index]), any_owner=True))

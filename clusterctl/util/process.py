@@ -1,0 +1,175 @@
+"""One runner for programs; and programs and temporary folders that do not outlive us, even if we are killed.
+
+Such a folder is removed by the next clusterctl. It is locked while it is in use, so a folder with our
+prefix that is not locked belongs to a killed process.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+PREFIX = ".clusterctl-run-"
+_REAPER = Path(__file__).with_name("subreaper.py")
+_MEMORY = Path("/dev/shm")  # noqa: S108 - likewise
+SHORT = Path("/tmp")  # noqa: S108 - for what needs a short path, in private folders
+
+
+def under_subreaper(argv: Sequence[str], *, grace_s: int = 0) -> list[str]:
+    """The command run by our subreaper: it and its descendants end with us. Linux only; else unchanged.
+
+    With ``grace_s`` it is interrupted first, and killed only if it goes on that long after. SIGTERM to the
+    process does the same; SIGHUP after it kills at once.
+    """
+    if sys.platform != "linux":
+        return list(argv)
+    return [sys.executable, "-I", "-S", str(_REAPER), str(os.getpid()), str(grace_s), *argv]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a program ended: its exit status, and what it said."""
+
+    rc: int
+    stdout: str
+    stderr: str
+
+    @property
+    def reason(self) -> str:
+        """The end of what a program said that failed."""
+        return (self.stderr.strip() or self.stdout.strip())[-1500:] or f"exit {self.rc}"
+
+
+def run(
+    argv: Sequence[str],
+    *,
+    stdin: str = "",
+    env: Mapping[str, str] | None = None,
+    timeout_s: float | None = None,
+) -> Ended:
+    """Run a program that ends with us, and wait for it. ``env`` takes the place of our environment.
+
+    Raises:
+        OSError: there is no such program.
+        TimeoutExpired: it took too long, and was ended with all its descendants.
+    """
+    with _started(argv, env, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            stdout, stderr = process.communicate(stdin, timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            raise
+        return Ended(process.returncode, stdout, stderr)
+
+
+def run_heard(
+    argv: Sequence[str],
+    heard: Callable[[str], None],
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> Ended:
+    """The same, where ``heard`` gets each line of stdout and stderr as it comes; both are then the stdout.
+
+    Raises:
+        OSError: there is no such program.
+    """
+    said = []
+    with _started(argv, env, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT, cwd=cwd) as process:
+        try:
+            for line in process.stdout or ():
+                said.append(line)
+                heard(line.rstrip("\n"))
+        except BaseException:
+            process.kill()
+            raise
+    return Ended(process.returncode, "".join(said), "")
+
+
+def _started(
+    argv: Sequence[str], env: Mapping[str, str] | None, *, stdin: int, stderr: int, cwd: Path | None = None
+) -> subprocess.Popen[str]:
+    if shutil.which(argv[0]) is None:  # the subreaper could only say it in words
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), argv[0])
+    return subprocess.Popen(
+        under_subreaper(argv),
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        errors="replace",
+        env=env,
+        cwd=cwd,
+    )
+
+
+@contextmanager
+def temporary_folder(place: str | Path | None = None, *, prefix: str = PREFIX) -> Iterator[Path]:
+    """A private folder below ``place`` (default: where temporary files go) while the body runs.
+
+    Raises:
+        OSError: it can't be made.
+    """
+    parent = Path(place) if place else _temporary_place()
+    sweep(parent, prefix=prefix)
+    while True:
+        folder = Path(tempfile.mkdtemp(prefix=prefix, dir=parent))
+        with suppress(FileNotFoundError):  # a sweep came in between
+            if (held := _locked(folder)) is not None:
+                if folder.exists():
+                    break
+                os.close(held)
+    try:
+        yield folder
+    finally:
+        shutil.rmtree(folder, ignore_errors=True)
+        os.close(held)
+
+
+def sweep(place: str | Path | None = None, *, prefix: str = PREFIX) -> None:
+    """Remove the folders of killed processes below ``place`` (default: wherever temporary files go)."""
+    places = {Path(place)} if place else {_temporary_place(), SHORT, _MEMORY}
+    for folder in [found for one in places for found in one.glob(f"{prefix}*")]:
+        with suppress(OSError):  # another user's, or gone meanwhile
+            if folder.is_symlink() or folder.stat().st_uid != os.getuid():
+                continue
+            if (held := _locked(folder)) is not None:
+                shutil.rmtree(folder, ignore_errors=True)
+                os.close(held)
+
+
+def roomiest() -> Path:
+    """The place with the most free space for temporary files: on disk, or in memory."""
+    places = [_temporary_place(), *([_MEMORY] if os.access(_MEMORY, os.W_OK) else [])]
+    return max(places, key=lambda place: shutil.disk_usage(place).free)
+
+
+def _temporary_place() -> Path:
+    """Where temporary files go; in memory where no disk takes one, so that `down` can free some."""
+    try:
+        return Path(tempfile.gettempdir())
+    except FileNotFoundError:  # tempfile has tried to write in all places that it knows
+        if not _MEMORY.is_dir():
+            raise
+        tempfile.tempdir = str(_MEMORY)
+        return _MEMORY
+
+
+def _locked(folder: Path) -> int | None:
+    """The locked folder's descriptor; None if another holds it."""
+    fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW)
+    try:
+        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(fd)
+        return None
+    return fd

@@ -1,0 +1,116 @@
+"""The tables of docs/spec.md, from the JSON Schema of a spec; `make test` holds the page to them."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Final
+
+_DEFINITIONS: Final = "#/$defs/"
+
+Schema = Mapping[str, Any]
+
+
+def reference(schema: Schema) -> str:
+    """Markdown tables of every field, one table a mapping, in the order of the schema."""
+    return "\n".join(_Reference(schema["$defs"]).section(_Table("", "The file", schema))).strip() + "\n"
+
+
+@dataclass(frozen=True, slots=True)
+class _Table:
+    """One mapping of a file: its path there, what its table is headed, and its model."""
+
+    path: str
+    heading: str
+    model: Schema
+
+
+class _Reference:
+    """Writes the table of every model once, where it first stands in the file."""
+
+    def __init__(self, definitions: Schema) -> None:
+        self._definitions = definitions
+        self._path_of: dict[str, str] = {}
+
+    def section(self, table: _Table) -> Iterator[str]:
+        """The table of one mapping, then those of the mappings in it."""
+        yield f"### {table.heading}"
+        yield ""
+        if table.path:
+            yield _prose(table.model["description"])
+            yield ""
+        yield "| key | value | default | meaning |"
+        yield "|---|---|---|---|"
+        inner: list[_Table] = []
+        for name, field in table.model["properties"].items():
+            below, value = self._below(f"{table.path}.{name}".removeprefix("."), field)
+            inner += below
+            default = _default(name, field, table.model)
+            yield f"| `{name}` | {value} | {default} | {_prose(field['description'])} |"
+        yield ""
+        for below_table in inner:
+            yield from self.section(below_table)
+
+    def _below(self, path: str, field: Schema) -> tuple[list[_Table], str]:
+        """The tables that a field asks for, and what may stand there, in a few words."""
+        kind = _kind(field)
+        if "oneOf" in kind:
+            models = [self._model(one) for one in kind["oneOf"]]
+            return [_Table(path, _heading(path, model), model) for model in models], "mapping"
+        holder, value = kind, "mapping"
+        if kind.get("type") == "array":
+            holder, value, path = kind["items"], "list of mappings", f"{path}[]"
+        elif isinstance(kind.get("additionalProperties"), Mapping):
+            holder, value, path = kind["additionalProperties"], "mapping of mappings", f"{path}.NAME"
+        if "$ref" not in holder:
+            return [], _value({**field, **kind})
+        model = self._model(holder)
+        first = self._path_of.setdefault(model["title"], path)
+        return (
+            ([_Table(path, f"`{path}`", model)], value) if first == path else ([], f"{value}, as `{first}`")
+        )
+
+    def _model(self, holder: Schema) -> Schema:
+        found: Schema = self._definitions[holder["$ref"].removeprefix(_DEFINITIONS)]
+        return found
+
+
+def _heading(path: str, model: Schema) -> str:
+    return f"`{path}`, `type: {model['properties']['type']['const']}`"
+
+
+def _kind(field: Schema) -> Schema:
+    """The field without its `null`."""
+    found: Schema = next((s for s in field.get("anyOf", ()) if s.get("type") != "null"), field)
+    return found
+
+
+def _default(name: str, field: Schema, model: Schema) -> str:
+    if name in model.get("required", ()):
+        return "required"
+    default = field.get("default")
+    if default is None or isinstance(default, Mapping) or default == []:
+        return "none"
+    return f"`{default if isinstance(default, str) else json.dumps(default)}`"
+
+
+def _value(kind: Schema) -> str:
+    """What may stand in a field that is no mapping, nor a list of them."""
+    if "const" in kind:
+        return f"`{kind['const']}`"
+    if "enum" in kind:
+        return ", ".join(f"`{word}`" for word in kind["enum"])
+    if kind["type"] in {"integer", "number"}:
+        number = "whole number" if kind["type"] == "integer" else "number"
+        low, high = kind["minimum"], kind.get("maximum")
+        return f"{number}, {low} to {high}" if high is not None else f"{number}, at least {low}"
+    if examples := kind.get("examples"):
+        return f"text such as `{examples[0]}`"
+    below = "numbers" if "number" in json.dumps(kind.get("additionalProperties")) else "text"
+    plain = {"array": "list of text", "object": f"mapping of {below}", "boolean": "`true` or `false`"}
+    return plain.get(kind["type"]) or (f"text, `{kind['pattern']}`" if "pattern" in kind else "text")
+
+
+def _prose(text: str) -> str:
+    return text.replace("``", "`").replace("|", "\\|")

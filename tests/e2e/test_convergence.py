@@ -1,0 +1,157 @@
+"""`up` looks at the machine, not at its records: what died is started again, what lives is left alone."""
+
+from __future__ import annotations
+
+import json
+import secrets
+import shlex
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from clusterctl.providers.local import machine
+from tests.support.cluster import Cluster, raised
+from tests.support.disks import FAULTS, small_disk_at
+from tests.support.faults import cause
+
+SPEC = """\
+version: 1
+name: {name}
+provider: {{type: local}}
+partitions: [{{name: train, nodes: 1}}]
+users: [{{name: ada, uid: {uid}}}]
+"""
+
+
+@pytest.fixture(scope="module")
+def one(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    name = f"m{secrets.token_hex(3)}"
+    with raised(
+        name,
+        SPEC.format(name=name, uid=2101),
+        tmp_path_factory.mktemp("home"),
+        tmp_path_factory.mktemp("cwd"),
+    ) as cluster:
+        yield cluster
+
+
+def cluster_id(cluster: Cluster) -> str:
+    return (cluster.workspace / "id").read_text().strip()
+
+
+def boot_of(cluster: Cluster) -> str:
+    return cluster.ssh(f"{cluster.name}-train-1", "systemctl show -p UserspaceTimestampMonotonic --value")
+
+
+def test_a_dead_node_is_started_again(one: Cluster) -> None:
+    name, before = f"c{cluster_id(one)}-002", boot_of(one)
+    cause("stop", name)
+    assert name not in machine.alive()
+    assert one.json("up")["probed"] == [f"{one.name}-train-1"]
+    assert boot_of(one) != before
+
+
+def test_a_node_whose_supervisor_was_killed_lives_on_and_can_be_stopped(one: Cluster) -> None:
+    name, before = f"c{cluster_id(one)}-002", boot_of(one)
+    cause("kill-supervisor", name)
+    assert one.json("up")["probed"] == [f"{one.name}-train-1"]
+    assert boot_of(one) == before
+    cause("stop", name)
+    assert name not in machine.alive()
+    assert one.json("up")["ready"]
+
+
+def test_a_reboot_of_this_machine_is_mended_with_data_and_accounting_kept(one: Cluster) -> None:
+    job = one.json("submit", "probe", "--wait")["job_id"]
+    cause("reboot", one.runner.home, cluster_id(one))
+    assert one.json("up")["ready"]
+    assert (one.run_of(job) / "stdout.log").is_file()
+
+
+def test_down_that_cannot_bring_runs_home_says_what_to_do(one: Cluster) -> None:
+    """Neither without Slurm nor without the machines; and nothing is lost by the attempt."""
+    one.json("submit", "probe", "--wait")
+    one.ssh(f"{one.name}-ctl", "sudo systemctl stop slurmctld")
+    assert "--discard-runs" in one("down", "--yes", rc=1).stderr
+    ours = f"c{cluster_id(one)}-"
+    cause("stop", *(name for name in machine.alive() if name.startswith(ours)))
+    assert "--discard-runs" in one("down", "--yes", rc=1).stderr
+    assert one.workspace.is_dir()
+    assert one.json("up")["ready"]
+
+
+def test_a_home_that_a_job_closed_is_opened_again(one: Cluster) -> None:
+    one.ssh(f"{one.name}-ctl", "chmod 000 .", user=one.user)
+    assert "clusterctl up" in one("submit", "probe", rc=1).stderr
+    one("up")
+    assert one.json("submit", "probe", "--wait")["state"] == "COMPLETED"
+
+
+def test_a_user_whose_number_changed_can_still_submit(one: Cluster) -> None:
+    assert one.ssh(f"{one.name}-ctl", "id -u", user=one.user).strip() == "2101"
+    one.spec.write_text(SPEC.format(name=one.name, uid=2102))
+    one("up")
+    assert one.ssh(f"{one.name}-ctl", "id -u", user=one.user).strip() == "2102"
+    assert one.json("submit", "probe", "--wait")["state"] == "COMPLETED"
+
+
+@pytest.mark.sweep
+def test_what_slurm_refuses_in_the_spec_is_named_and_can_be_corrected(one: Cluster) -> None:
+    text = one.spec.read_text()
+    one.spec.write_text(f"{text}slurm:\n  extra: [SchedulerType=sched/nonsense]\n")
+    (failure,) = one.json("up", rc=1)["failures"]
+    assert failure["host"] == f"{one.name}-ctl"
+    assert "cannot find sched plugin for sched/nonsense" in failure["cause"]
+    one.spec.write_text(text)
+    assert one.json("up")["ready"]
+
+
+def network(cluster: Cluster) -> str:
+    return str(json.loads((cluster.workspace / "hosts.json").read_text())["network"])
+
+
+def test_on_a_full_disk_up_and_submit_refuse_and_down_says_what_is_gone_with_the_cluster(
+    one: Cluster, tmp_path: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    """The state folder is on a disk of its own, which takes nothing more. The cluster in it has the name of
+    another one, which is up in another home: they do not meet."""
+    cwd = tmp_path_factory.mktemp("other cwd")
+    script = one.runner.cwd / "save.sh"
+    script.write_text("mkdir checkpoints && touch checkpoints/last weights && chmod 000 weights\n")
+    with (
+        small_disk_at(tmp_path, mib=8) as disk,
+        raised(one.name, one.spec.read_text(), disk.path, cwd) as there,
+    ):
+        assert network(there) != network(one)
+        there("submit", script, "--wait")
+        for fault, said in FAULTS.items():
+            disk.suffer(fault)
+            (failure,) = there.json("up", rc=1)["failures"]
+            assert failure["code"] == "disk"
+            assert said in failure["cause"]
+            there("status")
+            (job,) = there.json("jobs")["jobs"]
+            if fault == "read-only":  # else the line may fit into what the file has already
+                (failure,) = there.json("submit", script, rc=1)["failures"]
+                assert failure["code"] == "disk"
+                assert there.json("jobs")["jobs"] == [job]
+            disk.recover()
+        assert there.json("up")["ready"]
+        disk.suffer("full")
+        left = "weights (Permission denied), checkpoints (checkpoints stay on the cluster)"  # files first
+        assert f"was not brought home: {left}; it is gone" in there("down", "--yes").stderr
+        assert not there.workspace.exists()
+    assert one.json("status")["ready"], "it went down with the other of its name"
+
+
+def test_a_lost_workspace_does_not_keep_a_cluster_alive(one: Cluster) -> None:
+    kept = one.workspace.rename(one.runner.cwd / "orphaned")
+    (listed,) = (each for each in one.json("list")["clusters"] if each["cluster"] == one.name)
+    assert listed["state"] == "orphaned"
+    assert listed["fix"] in one("list").stdout
+    typed = shlex.split(listed["fix"])[1:]
+    assert "nothing of it" in one.runner(*typed, "--yes").stdout
+    assert f"there is no cluster {one.name!r}" in one("down", "--yes", rc=2).stderr
+    kept.rename(one.workspace)
+    one("down", "--yes", "--discard-runs")

@@ -1,0 +1,166 @@
+"""Verbs that need only a cluster's name: a wrong or missing spec file does not stand in their way."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+from _pytest.mark import ParameterSet
+
+from clusterctl.errors import SpecError, UsageError
+from clusterctl.spec.load import read_name
+from tests.support.verbs import Clusterctl
+
+SPEC = "version: 1\nname: demo\nprovider: {type: local}\npartitions: [{name: train, nodes: 2}]\n"
+WRONG = {
+    "an unknown key": SPEC.replace("nodes", "noodles"),
+    "no YAML": SPEC.replace("[", ""),
+    "a quoted name, and a comment": SPEC.replace("demo", "'demo' # ours") + "what: ever\n",
+    "a value that can't be": SPEC.replace("2", "-2"),
+    "JSON": '{"name": "demo", "nodes": 2}',
+    "conflicting lines of a merge": "<<<<<<< ours\n" + SPEC,
+}
+UNREADABLE = {
+    "no name": SPEC.replace("name: demo\n", ""),
+    "no name of a cluster": SPEC.replace("demo", "../demo"),
+    "two names": SPEC + "name: other\n\t",
+    "nothing": "",
+    "no text": "\x00",
+}
+
+
+def few(texts: Mapping[str, str]) -> list[ParameterSet]:
+    """The first of them; the others in the sweep."""
+    return [
+        pytest.param(text, id=name, marks=pytest.mark.sweep if number else ())
+        for number, (name, text) in enumerate(texts.items())
+    ]
+
+
+VERBS = [["status"], ["jobs"], ["cancel", "1"], ["collect"], ["logs", "1"], ["ssh"], ["submit", "probe"]]
+# Each of them finds its cluster in the same way; one that reads and one that writes.
+FEW_VERBS = [
+    pytest.param(argv, id=argv[0], marks=() if argv[0] in {"status", "submit"} else pytest.mark.sweep)
+    for argv in VERBS
+]
+HOLD = """
+import sys
+from pathlib import Path
+from clusterctl.state.workspace import Workspace
+with Workspace(Path(sys.argv[1])).lock("up", wait_s=0, waiting=print):
+    print("held", flush=True)
+    sys.stdin.read()
+"""
+
+
+@pytest.mark.parametrize("text", WRONG.values(), ids=WRONG)
+def test_a_wrong_spec_file_has_a_name(tmp_path: Path, text: str) -> None:
+    (tmp_path / "cluster.yaml").write_text(text)
+    name, wrong = read_name(tmp_path / "cluster.yaml")
+    assert name == "demo"
+    assert isinstance(wrong, SpecError)
+
+
+@pytest.mark.parametrize("text", few(WRONG))
+def test_a_wrong_spec_file_is_noted_and_its_cluster_found(cli: Clusterctl, text: str) -> None:
+    (cli.cwd / "cluster.yaml").write_text(text)
+    ran = cli("status", rc=2)
+    assert "note: cluster.yaml is not a valid spec" in ran.stderr.replace(f"{cli.cwd}/", "")
+    assert "cluster 'demo' is not up" in ran.stderr
+    assert "cluster.yaml:" in cli("up", rc=2).stderr, "what needs the spec still refuses it"
+
+
+@pytest.mark.parametrize("argv", VERBS, ids=lambda argv: str(argv[0]))
+def test_no_verb_about_a_cluster_that_is_up_needs_the_file(cli: Clusterctl, argv: list[str]) -> None:
+    (cli.cwd / "cluster.yaml").write_text(WRONG["an unknown key"])
+    assert "cluster 'demo' is not up" in cli(*argv, rc=2).stderr
+
+
+@pytest.mark.parametrize("argv", FEW_VERBS)
+def test_a_name_goes_before_or_after_the_verb(cli: Clusterctl, argv: list[str]) -> None:
+    (cli.cwd / "cluster.yaml").write_text(WRONG["an unknown key"])
+    assert "cluster 'other' is not up" in cli("--cluster", "other", *argv, rc=2).stderr
+    assert "cluster 'other' is not up" in cli(argv[0], "--cluster", "other", *argv[1:], rc=2).stderr
+
+
+@pytest.mark.parametrize("text", UNREADABLE.values(), ids=UNREADABLE)
+def test_a_file_that_names_no_cluster_or_two_has_none(tmp_path: Path, text: str) -> None:
+    (tmp_path / "cluster.yaml").write_text(text)
+    with pytest.raises(UsageError):
+        read_name(tmp_path / "cluster.yaml")
+
+
+@pytest.mark.parametrize("text", few(UNREADABLE))
+def test_a_file_without_a_name_is_an_error_with_a_way_out(cli: Clusterctl, text: str) -> None:
+    (cli.cwd / "cluster.yaml").write_text(text)
+    assert "--cluster NAME" in cli("status", rc=2).stderr
+
+
+def test_a_file_that_is_gone_is_an_error_with_a_way_out(cli: Clusterctl) -> None:
+    assert "--cluster NAME" in cli("-f", "gone.yaml", "down", "--yes", rc=2).stderr
+    assert "--cluster" in cli("status", rc=2).stderr
+
+
+@pytest.mark.parametrize("name", ["../demo", "", "Demo", "a" * 21])
+def test_only_a_name_names_a_cluster(cli: Clusterctl, name: str) -> None:
+    assert f"there is no cluster {name!r}" in cli("--cluster", name, "status", rc=2).stderr
+
+
+def test_a_file_and_a_name_are_one_too_many(cli: Clusterctl) -> None:
+    assert "--cluster" in cli("-f", "demo.yaml", "--cluster", "demo", "status", rc=2).stderr
+
+
+def test_up_by_name_takes_the_spec_as_it_was_raised(cli: Clusterctl) -> None:
+    (cli.home / "demo").mkdir(parents=True)
+    (cli.home / "demo" / "spec.yaml").write_text(SPEC)
+    assert cli("--cluster", "demo", "-o", "json", "validate").json["nodes"] == 2
+    assert "there is no cluster 'other'" in cli("--cluster", "other", "up", rc=2).stderr
+
+
+def test_a_name_is_enough_to_look_for_a_lost_local_cluster(cli: Clusterctl) -> None:
+    said = cli("--cluster", "other", "down", "--orphans").stdout
+    assert "cluster 'other' has no orphans on this machine" in said
+    assert "there is no cluster '../x'" in cli("--cluster", "../x", "down", "--orphans", rc=2).stderr
+
+
+@contextmanager
+def at_work(cli: Clusterctl, name: str) -> Iterator[int]:
+    """Another clusterctl that raises the cluster; its pid."""
+    argv = [sys.executable, "-c", HOLD, str(cli.home / name)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        assert process.stdout.readline() == "held\n"
+        try:
+            yield process.pid
+        finally:
+            process.kill()
+
+
+@pytest.mark.parametrize("argv", FEW_VERBS)
+def test_whoever_works_on_the_cluster_is_why_it_does_not_answer(cli: Clusterctl, argv: list[str]) -> None:
+    with at_work(cli, "local") as pid:
+        (failure,) = cli("-o", "json", *argv, rc=1).json["failures"]
+    assert failure["code"] == "locked"
+    assert f" (pid {pid}) has been running since " in failure["cause"]
+    assert "is not up" in failure["cause"]
+    assert "is not up" in cli(*argv, rc=2).stderr
+
+
+@pytest.mark.parametrize("argv", [["up"], ["down", "--yes"]], ids=lambda argv: str(argv[0]))
+def test_a_second_one_fails_at_once_or_waits_as_it_is_told(cli: Clusterctl, argv: list[str]) -> None:
+    with at_work(cli, "local") as pid:
+        ran = cli(*argv, "--no-wait", rc=1)
+        assert f" (pid {pid}) has been running since " in ran.stderr
+        process = cli.start(*argv)
+        assert process.stderr is not None
+        said = next(line for line in process.stderr if "has been running since" in line)
+        assert f"(pid {pid})" in said
+        assert "waiting until it is done, 10 minutes at most" in said
+        process.send_signal(2)
+        _, rest = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert rest == "interrupted\n", "nothing was begun, so nothing is half done"

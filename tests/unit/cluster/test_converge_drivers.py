@@ -1,0 +1,88 @@
+"""Where a driver is installed before it is asked what it shows: the same `up` knows who gets CuPy."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.cluster import converge
+from clusterctl.cluster.converge import Configured, _inputs, _installed, _write
+from clusterctl.cluster.hardware import gpus_file, hardware
+from clusterctl.hosts.gpus import Driver
+from clusterctl.hosts.probe import HostReport, ProbeRequest
+from clusterctl.state.inventory import Inventory
+from clusterctl.state.workspace import Workspace
+from tests.support.cluster_session import session_of
+from tests.support.gpu_nodes import CTL, INVENTORY, ONE, TWO
+from tests.unit.cluster.test_converge_hardware import SPEC, WAS, shows
+
+LACKS = shows(cards=1)
+Install = Callable[..., dict[str, HostReport]]
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    workspace = Workspace(tmp_path / "d")
+    workspace.create()
+    workspace.create_secrets()
+    return workspace
+
+
+@pytest.fixture
+def installed(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Install:
+    """The views after it; Ansible and the look stand aside, and every driver that is installed works."""
+
+    def run(
+        inventory: Inventory, views: dict[str, HostReport], limit: tuple[str, ...] = ()
+    ) -> dict[str, HostReport]:
+        def probe_hosts(asked: dict[str, ProbeRequest], _: Any) -> dict[str, HostReport]:
+            return dict.fromkeys(asked, WAS)
+
+        monkeypatch.setattr(converge, "probe_hosts", probe_hosts)
+        monkeypatch.setattr(converge.ansible, "install_on_hosts", lambda *_, **__: None)
+        session = session_of(SPEC, workspace)
+        with session.connections:
+            return {**_installed(session, inventory, views, limit)}
+
+    return run
+
+
+def noted(workspace: Workspace, views: dict[str, HostReport]) -> None:
+    inputs, _ = _inputs(SPEC, INVENTORY, workspace, views)
+    _write(workspace, Configured(inputs=inputs, hardware=hardware(SPEC, INVENTORY, views)))
+
+
+@pytest.mark.parametrize("scheduler", ["slurm", "none"])
+def test_a_new_driver_shows_its_cards_to_the_same_up(
+    installed: Install, workspace: Workspace, scheduler: str
+) -> None:
+    inventory = INVENTORY.model_copy(update={"scheduler": scheduler})
+    views = installed(inventory, {CTL: HostReport(None, {}), ONE: LACKS, TWO: LACKS})
+    assert [name for name, view in views.items() if view.driver.cards] == [ONE, TWO]
+    assert json.loads(gpus_file(SPEC, inventory, workspace, views))[ONE]["cupy"]
+
+
+def test_so_does_one_beside_a_node_that_is_new(installed: Install) -> None:
+    new = replace(LACKS, facts=None)
+    views = installed(INVENTORY, {CTL: HostReport(None, {}), ONE: LACKS, TWO: new})
+    assert views[ONE] == views[TWO] == WAS
+
+
+def test_a_card_that_was_put_in_is_a_change_and_one_that_waits_for_a_reboot_is_none(
+    installed: Install, workspace: Workspace
+) -> None:
+    before = {CTL: HostReport(None, {}), ONE: LACKS, TWO: shows()}
+    noted(workspace, before)
+    assert installed(INVENTORY, before)[ONE] == LACKS
+    views = installed(INVENTORY, {**before, TWO: LACKS})
+    assert (views[TWO], views[CTL].driver) == (WAS, Driver())
+
+
+def test_a_host_beyond_the_limit_is_left_alone(installed: Install) -> None:
+    views = installed(INVENTORY, {CTL: HostReport(None, {}), ONE: LACKS, TWO: LACKS}, limit=(ONE,))
+    assert (views[ONE], views[TWO]) == (WAS, LACKS)

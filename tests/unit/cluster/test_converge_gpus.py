@@ -1,0 +1,118 @@
+"""Who gets CuPy, and what `up` says of nodes that don't show the GPUs of their partition."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from clusterctl.cluster.hardware import fetch_gpu_wheels, gpus_file, reject_missing_gpus
+from clusterctl.errors import VerifyError
+from clusterctl.hosts.checks import Finding
+from clusterctl.hosts.gpus import Driver, Gpu
+from clusterctl.hosts.probe import HostReport
+from clusterctl.packages.wheelhouse import NodePlatform, fill_wheelhouse
+from clusterctl.spec.models import ClusterSpec
+from clusterctl.state.workspace import Workspace
+from clusterctl.util.assets import gpu_lock
+from tests.support.gpu_nodes import CTL, INVENTORY, ONE, TWO
+
+T4 = Driver(1, (Gpu("t4", 0, uuid="GPU-1"),))
+PARTS = Driver(
+    1, (Gpu("1g.10gb", 0, caps=(1, 2), uuid="MIG-1"), Gpu("1g.10gb", 0, caps=(3, 4), uuid="MIG-2"))
+)
+
+
+def spec(**software: Any) -> ClusterSpec:
+    hosts = {CTL: "10.0.0.2", ONE: "10.0.0.3", TWO: "10.0.0.4"}
+    partition = {"name": "train", "hosts": "gpu[01-02]", "gpus": {"type": "t4", "count": 1}}
+    provider = {"type": "onprem", "controller": CTL, "hosts": hosts}
+    values = {"version": 1, "name": "d", "provider": provider, "partitions": [partition]}
+    return ClusterSpec.model_validate({**values, "software": software})
+
+
+def views(one: Driver, two: Driver) -> dict[str, HostReport]:
+    return {
+        CTL: HostReport(None, {}),
+        ONE: HostReport(None, {}, driver=one),
+        TWO: HostReport(None, {}, driver=two),
+    }
+
+
+@pytest.fixture
+def workspace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workspace:
+    """With a cache of its own, and no index."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    workspace = Workspace(tmp_path / "d")
+    workspace.create()
+    return workspace
+
+
+def planted(folder: Path) -> None:
+    (folder / "cupy.whl").write_text("a wheel")
+
+
+def fetched(workspace: Workspace, spec: ClusterSpec, views: dict[str, HostReport]) -> tuple[str, ...]:
+    return fetch_gpu_wheels(spec, INVENTORY, workspace, views, lambda _: None)
+
+
+def test_hosts_that_show_cards_get_cupy(workspace: Workspace) -> None:
+    fill_wheelhouse(gpu_lock(), planted, NodePlatform.of(INVENTORY.distribution))
+    shown = views(PARTS, Driver())
+    assert fetched(workspace, spec(), shown) == ()
+    assert [wheel.name for wheel in workspace.gpu_wheels.iterdir()] == ["cupy.whl"]
+    assert json.loads(gpus_file(spec(), INVENTORY, workspace, shown)) == {
+        ONE: {"cupy": True, "uuids": ["MIG-1", "MIG-2"]},
+        TWO: {"cupy": False, "uuids": []},
+    }
+
+
+def test_nothing_is_fetched_where_no_host_shows_any_or_it_is_not_wanted(workspace: Workspace) -> None:
+    assert fetched(workspace, spec(), views(Driver(), Driver())) == ()
+    assert fetched(workspace, spec(cupy=False), views(T4, T4)) == ()
+    assert not workspace.gpu_wheels.is_symlink()
+    assert '"cupy": true' not in gpus_file(spec(cupy=False), INVENTORY, workspace, views(T4, T4))
+
+
+def test_a_bundle_without_cupy_is_told_of_and_is_no_fault(workspace: Workspace) -> None:
+    workspace.bundle.write_text("{}")
+    (note,) = fetched(workspace, spec(), views(T4, Driver()))
+    assert note.startswith(f"without CuPy, though they have GPUs: {ONE};")
+    assert '"cupy": true' not in gpus_file(spec(), INVENTORY, workspace, views(T4, T4))
+    fill_wheelhouse(gpu_lock(), planted, NodePlatform.of(INVENTORY.distribution))
+    assert fetched(workspace, spec(), views(T4, T4)) == ()
+
+
+@pytest.mark.parametrize(
+    ("driver", "why", "fix"),
+    [
+        (Driver(), "there is no nvidia-smi there that shows any", "see that NVIDIA's driver runs there"),
+        (Driver(fault="NVIDIA-SMI has failed"), "nvidia-smi says: NVIDIA-SMI has failed", "nvidia-smi"),
+    ],
+    ids=["no driver", "fault"],
+)
+def test_a_host_without_the_gpus_of_its_partition_is_named(driver: Driver, why: str, fix: str) -> None:
+    with pytest.raises(VerifyError) as caught:
+        reject_missing_gpus(spec(), INVENTORY, views(T4, driver))
+    (failure,) = caught.value.failures
+    assert (failure.host, failure.code) == (TWO, "gpus-missing")
+    assert failure.cause == f"partition train has gpus: 1 x t4, and {why}"
+    assert fix in failure.fix
+    assert (caught.value.what, caught.value.exit_code) == (f"GPUs are missing on {TWO}", 1)
+    reject_missing_gpus(spec(), INVENTORY, views(T4, driver), limit=(ONE,))
+
+
+def test_a_card_in_parts_is_one(workspace: Workspace) -> None:
+    reject_missing_gpus(spec(), INVENTORY, views(T4, PARTS))
+
+
+def test_a_driver_that_waits_for_a_reboot_is_told_of_instead() -> None:
+    why, fix = "NVIDIA's driver 575.57 is there, and it is not loaded", f"`clusterctl node reboot {TWO}`"
+    needs = [Finding(TWO, "warning", "reboot-needed", "a reboot is needed", why, fix)]
+    with pytest.raises(VerifyError) as caught:
+        reject_missing_gpus(spec(), INVENTORY, views(T4, Driver()), needs=needs)
+    (failure,) = caught.value.failures
+    assert (failure.host, failure.cause.endswith(f", and {why}"), failure.fix) == (TWO, True, fix)

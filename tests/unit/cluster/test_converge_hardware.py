@@ -1,0 +1,164 @@
+"""What came or went of hardware: in which words, what waits for jobs, and what is no change."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+from functools import partial
+from typing import Any
+
+import pytest
+
+from clusterctl.cluster.hardware import Hardware, NodeConfig, as_registered, hardware, node_config
+from clusterctl.hosts.gpus import Driver, Gpu
+from clusterctl.hosts.probe import HostReport, NodeFacts
+from clusterctl.scheduler.models import NodeInfo
+from clusterctl.spec.models import ClusterSpec
+from tests.support.gpu_nodes import CTL, INVENTORY, ONE, TWO
+
+SPEC = ClusterSpec.model_validate(
+    {
+        "version": 1,
+        "name": "d",
+        "provider": {
+            "type": "onprem",
+            "controller": CTL,
+            "hosts": {h.name: h.address for h in INVENTORY.hosts},
+        },
+        "partitions": [{"name": "train", "hosts": "gpu[01-02]"}],
+        "software": {"nvidia": {"driver": "open"}},
+    }
+)
+FACTS = NodeFacts(4, 1, 1, 4, 1, 64_000)
+
+
+def shows(*types: str, cards: int | None = None, **differs: Any) -> HostReport:
+    """A node with these GPUs, and so many cards on its bus."""
+    gpus = tuple(Gpu(kind, index, uuid=f"GPU-{index}") for index, kind in enumerate(types))
+    facts = replace(FACTS, gpus=gpus, **differs)
+    return HostReport(facts, {}, driver=Driver(len(gpus), gpus), cards=len(gpus) if cards is None else cards)
+
+
+def failing(*, cards: int, fault: str) -> HostReport:
+    """A node with so many cards on its bus, and a driver that says this instead of them."""
+    return replace(shows(cards=cards), driver=Driver(fault=fault))
+
+
+WAS = shows("t4")
+
+
+def at_work(busy: Collection[str], asked: Collection[str]) -> dict[str, str]:
+    return {host: "a job is at work there" for host in busy if host in asked}
+
+
+def fitted(now: HostReport, *busy: str, was: HostReport = WAS, limit: tuple[str, ...] = ()) -> NodeConfig:
+    noted = hardware(SPEC, INVENTORY, {CTL: HostReport(None, {}), ONE: was, TWO: WAS})
+    views = {CTL: HostReport(None, {}), ONE: now, TWO: WAS}
+    return node_config(SPEC, INVENTORY, views, noted, partial(at_work, busy), limit=limit)
+
+
+@pytest.mark.parametrize(
+    ("now", "words"),
+    [
+        (shows("t4", "t4"), "1 card more: gres gpu:t4:2 (was gpu:t4:1)"),
+        (shows("h100", "h100", "t4"), "2 cards more: gres gpu:h100:2,gpu:t4:1 (was gpu:t4:1)"),
+        (shows(), "1 card fewer: gres none (was gpu:t4:1)"),
+        (shows("h100"), "other GPUs: gres gpu:h100:1 (was gpu:t4:1)"),
+        (shows("t4", cards=2), "1 card more, which no driver shows yet"),
+        (shows("t4", cpus=8, cores_per_socket=8), "8 CPUs (was 4)"),
+        (shows("t4", memory_mib=128_000), "125GiB of memory (was 64000MiB)"),
+        (
+            shows("t4", "t4", memory_mib=128_000),
+            "1 card more: gres gpu:t4:2 (was gpu:t4:1); 125GiB of memory (was 64000MiB)",
+        ),
+    ],
+)
+def test_what_came_or_went_is_said_and_taken_up(now: HostReport, words: str) -> None:
+    found = fitted(now, TWO)
+    assert found.taken_up == {ONE: words}
+    assert (found.notes, found.reports[ONE]) == ((), now)
+
+
+def test_another_device_file_is_a_change() -> None:
+    gpus = (Gpu("t4", 0, minor=3),)
+    found = fitted(HostReport(replace(FACTS, gpus=gpus), {}, driver=Driver(1, gpus), cards=1), ONE)
+    assert found.taken_up == {ONE: "its GPUs are connected otherwise"}
+
+
+def test_what_the_kernel_takes_of_memory_and_what_a_driver_complains_of_is_none() -> None:
+    now = shows("t4", memory_mib=63_800, mpi=("pmix_v4",))
+    found = fitted(replace(now, driver=replace(now.driver, fault="later")))
+    assert found.changes == {}
+    assert found.reports[ONE].facts == replace(now.facts or FACTS, memory_mib=64_000)
+
+
+@pytest.mark.parametrize(
+    "now", [shows("t4", "t4"), shows(), shows("t4", cpus=8), shows("t4", memory_mib=32_000)]
+)
+def test_a_node_at_work_stays_as_it_was_until_its_jobs_have_ended(now: HostReport) -> None:
+    found = fitted(now, ONE, TWO)
+    assert (found.taken_up, list(found.waiting)) == ({}, [ONE])
+    (note,) = found.notes
+    assert note.startswith(f"{ONE}: {found.changes[ONE]}: a job is at work there")
+    assert found.reports[ONE] == WAS
+
+
+def test_more_memory_ends_no_job() -> None:
+    assert fitted(shows("t4", memory_mib=128_000), ONE).waiting == {}
+
+
+def test_a_node_beyond_the_limit_stays_as_it_was() -> None:
+    found = fitted(shows("t4", "t4"), limit=(TWO,))
+    assert found.waiting == {ONE: "it is left as it was"}
+    assert found.reports[ONE] == WAS
+
+
+def test_without_slurm_nothing_ends_a_job() -> None:
+    bare = INVENTORY.model_copy(update={"scheduler": "none"})
+    noted = hardware(SPEC, bare, {ONE: WAS})
+    assert node_config(SPEC, bare, {ONE: shows("t4", "t4")}, noted, partial(at_work, [ONE])).waiting == {}
+
+
+@pytest.mark.parametrize(
+    ("cpus", "gres", "tried"),
+    [
+        (4, "gpu:t4:2(S:0-1)", True),
+        (4, "gpu:t4:1(S:0)", False),
+        (4, "gpu:t4:3", False),  # neither: somebody's own
+        (8, "gpu:t4:2", False),
+    ],
+)
+def test_what_an_up_that_did_not_end_tried_counts_where_slurm_has_it(
+    cpus: int, gres: str, *, tried: bool
+) -> None:
+    noted = hardware(SPEC, INVENTORY, {ONE: WAS})
+    more = hardware(SPEC, INVENTORY, {ONE: shows("t4", "t4"), TWO: shows("t4", "t4")})
+    node = NodeInfo(ONE, "mixed", "", cpus, 62_720, gres, ("train",))
+    assert as_registered(noted, more, [node]) == {ONE: (more if tried else noted)[ONE]}
+
+
+def test_what_both_say_is_as_noted() -> None:
+    noted = hardware(SPEC, INVENTORY, {ONE: WAS})
+    tried = hardware(SPEC, INVENTORY, {ONE: shows("t4", cards=2)})
+    node = NodeInfo(ONE, "idle", "", 4, 62_720, "gpu:t4:1", ("train",))
+    assert as_registered(noted, tried, [node]) == noted
+    assert as_registered({}, tried, [node]) == tried
+
+
+def test_cards_whose_driver_does_not_answer_have_not_gone() -> None:
+    found = fitted(failing(cards=1, fault="Driver/library version mismatch"))
+    assert (found.taken_up, found.reports[ONE]) == ({}, WAS)
+    (note,) = found.notes
+    assert note.startswith(f"{ONE}: its driver does not answer: it stays as it was")
+    assert note.endswith("Driver/library version mismatch")
+    gone = fitted(failing(cards=0, fault="No devices were found"))
+    assert gone.taken_up == {ONE: "1 card fewer: gres none (was gpu:t4:1)"}
+
+
+def test_a_node_that_nothing_was_noted_of_has_not_changed() -> None:
+    assert node_config(SPEC, INVENTORY, {ONE: shows("t4")}, {}, partial(at_work, [ONE])).changes == {}
+
+
+def test_what_is_counted_on_the_bus_concerns_only_who_installs_for_it() -> None:
+    plain = SPEC.model_copy(update={"software": type(SPEC.software)()})
+    assert hardware(plain, INVENTORY, {ONE: shows(cards=2)}) == {ONE: Hardware(FACTS)}

@@ -1,0 +1,95 @@
+"""An `up` that did not end after Slurm was told of other hardware: the next one keeps what jobs may hold."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from clusterctl.cluster import converge
+from clusterctl.cluster.converge import Configured, _inputs, _read, _write
+from clusterctl.cluster.hardware import hardware
+from clusterctl.errors import ConfigureError
+from clusterctl.hosts.probe import HostReport
+from clusterctl.providers.base import Provisioned
+from clusterctl.scheduler.base import Clock
+from clusterctl.scheduler.slurm.client import SlurmClient
+from clusterctl.state.workspace import Workspace
+from tests.support.cluster_session import session_of
+from tests.support.gpu_nodes import CTL, INVENTORY, ONE, TWO
+from tests.support.scripted import ScriptedTransport, Step
+from tests.unit.cluster.test_converge_hardware import SPEC, WAS, shows
+from tests.unit.cluster.test_impact import sinfo, squeue
+
+DRAIN = Step(("scontrol", "update", f"nodename={ONE}", "state=drain", "reason=clusterctl: *"))
+RESUME = Step(("scontrol", "update", f"nodename={ONE}", "state=resume"))
+Fails = Callable[..., str]
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    """Of a cluster whose nodes were configured with a card each."""
+    workspace = Workspace(tmp_path / "d")
+    workspace.create()
+    workspace.create_secrets()
+    views = {CTL: HostReport(None, {}), ONE: WAS, TWO: WAS}
+    inputs, _ = _inputs(SPEC, INVENTORY, workspace, views)
+    _write(workspace, Configured(inputs=inputs, hardware=hardware(SPEC, INVENTORY, views)))
+    return workspace
+
+
+@pytest.fixture
+def fails(workspace: Workspace, monkeypatch: pytest.MonkeyPatch) -> Fails:
+    """What it would have of the first node in slurm.conf. Ansible fails; Slurm is asked these steps."""
+
+    def fail(*_: object, **__: object) -> None:
+        raise ConfigureError("tasks failed")
+
+    def run(now: HostReport, *steps: Step, limit: tuple[str, ...] = ()) -> str:
+        transport = ScriptedTransport(steps)
+        slurm = SlurmClient(transport, clock=Clock(sleep=lambda _: None), patience_s=0)
+        monkeypatch.setattr(converge, "admin_scheduler", lambda *_, **__: slurm)
+        monkeypatch.setattr(converge, "fetch_gpu_wheels", lambda *_: ())
+        monkeypatch.setattr(converge.ansible, "configure", fail)
+        views = {CTL: HostReport(None, {}), ONE: now, TWO: WAS}
+        session = session_of(SPEC, workspace)
+        with session.connections, pytest.raises(ConfigureError):
+            converge.converge(session, Provisioned(INVENTORY), views, limit)
+        assert transport.left == ()
+        (line,) = (
+            text
+            for text in (workspace.rendered / "slurm.conf").read_text().splitlines()
+            if text.startswith(f"NodeName={ONE} ")
+        )
+        return next(word for word in line.split() if word.startswith("Gres="))
+
+    return run
+
+
+def slurm_has(gres: str) -> Step:
+    return sinfo(ONE, TWO, state="mixed", size=("4", "62720"), gres=gres)
+
+
+@pytest.mark.parametrize("limit", [(), (ONE,)])
+def test_a_job_keeps_the_cards_that_it_was_given_meanwhile(fails: Fails, limit: tuple[str, ...]) -> None:
+    two, three = shows("t4", "t4"), shows("t4", "t4", "t4")
+    assert fails(two, sinfo(ONE), DRAIN, squeue(), limit=limit) == "Gres=gpu:t4:2"
+    told = slurm_has("gpu:t4:2(S:0)")
+    assert fails(two, told) == "Gres=gpu:t4:2"  # nothing to wait for
+    for now in (WAS, three):
+        at_work = sinfo(ONE, state="mixed"), DRAIN, squeue((7, "train", ONE)), RESUME
+        assert fails(now, told, *at_work, limit=limit) == "Gres=gpu:t4:2"
+
+
+def test_what_slurm_was_not_told_of_yet_waits(fails: Fails, workspace: Workspace) -> None:
+    two = shows("t4", "t4")
+    fails(two, sinfo(ONE), DRAIN, squeue())
+    at_work = sinfo(ONE, state="mixed"), DRAIN, squeue((7, "train", ONE)), RESUME
+    assert fails(two, slurm_has("gpu:t4:1"), *at_work) == "Gres=gpu:t4:1"
+    away = Step(("sinfo", "..."), stderr="refused", rc=1)
+    fails(two, away, sinfo(ONE), DRAIN, squeue())
+    assert (_read(workspace, without=()).tried, _read(workspace, without=[ONE]).tried.keys()) == (
+        hardware(SPEC, INVENTORY, {ONE: two, TWO: WAS}),
+        {TWO},
+    )

@@ -1,0 +1,89 @@
+"""What mending would find, without mending: on which hosts, and whether all of them would be configured."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from clusterctl.cluster import converge
+from clusterctl.cluster.converge import Configured, _inputs, _write
+from clusterctl.hosts.probe import HostReport, NodeFacts
+from clusterctl.spec.models import ClusterSpec
+from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
+from clusterctl.state.workspace import Workspace
+
+CTL, ONE = "d-ctl", "d-train-1"
+FACTS = NodeFacts(4, 1, 1, 4, 1, 8000)
+FINE = {"unit munge": "running", "file /etc/munge/munge.key": "a1 400 1:1"}
+
+
+def spec(max_time: str | None = None) -> ClusterSpec:
+    partition = {"name": "train", "nodes": 1, **({"max_time": max_time} if max_time else {})}
+    users = [{"name": "ada", "uid": 2001}]
+    return ClusterSpec.model_validate({"version": 1, "name": "d", "partitions": [partition], "users": users})
+
+
+INVENTORY = Inventory(
+    cluster="d",
+    cluster_id="a1b2c3",
+    provider="local",
+    hosts=(
+        Host(name=CTL, address="10.0.0.2", roles=(CONTROLLER,), host_key="k"),
+        Host(name=ONE, address="10.0.0.3", roles=(COMPUTE,), partition="train", host_key="k"),
+    ),
+    network="10.0.0.0/24",
+    shared="/shared",
+    baked=True,
+)
+
+
+def views(facts: NodeFacts = FACTS, **drifted: str) -> dict[str, HostReport]:
+    marks = FINE | {f"unit {name}": mark for name, mark in drifted.items()}
+    return {CTL: HostReport(FACTS, FINE), ONE: HostReport(facts, marks)}
+
+
+@pytest.fixture
+def workspace(tmp_path: Path) -> Workspace:
+    """Of a cluster whose configuring has ended well."""
+    workspace = Workspace(tmp_path / "d")
+    workspace.create()
+    workspace.create_secrets()
+    inputs, _ = _inputs(spec(), INVENTORY, workspace, views())
+    _write(workspace, Configured(inputs=inputs, marks={CTL: FINE, ONE: FINE}))
+    return workspace
+
+
+def test_what_is_as_it_was_left_needs_nothing(workspace: Workspace) -> None:
+    assert converge.stale(spec(), INVENTORY, workspace, views()) == ""
+    assert converge.drift_of(workspace, views()) == ()
+
+
+def test_a_host_that_drifted_is_named(workspace: Workspace) -> None:
+    assert converge.drift_of(workspace, views(munge="stopped")) == ((ONE, "munge was stopped"),)
+
+
+def test_a_host_that_was_never_configured_is_named(workspace: Workspace) -> None:
+    noted = Configured.model_validate_json(workspace.configured.read_bytes())
+    _write(workspace, Configured(inputs=noted.inputs, marks={CTL: FINE}))
+    assert converge.drift_of(workspace, views()) == ((ONE, "it is not configured yet"),)
+
+
+def test_another_spec_other_hardware_and_a_torn_up_concern_all_hosts(workspace: Workspace) -> None:
+    assert "not what the hosts were configured for" in converge.stale(
+        spec("1h"), INVENTORY, workspace, views()
+    )
+    larger = NodeFacts(8, 1, 1, 8, 1, 8000)
+    assert "hardware" in converge.stale(spec(), INVENTORY, workspace, views(larger))
+    workspace.configured.unlink()
+    assert converge.stale(spec(), INVENTORY, workspace, views()) == "the last `clusterctl up` did not end"
+
+
+def test_to_look_writes_nothing(workspace: Workspace) -> None:
+    def content() -> dict[Path, bytes]:
+        return {path: path.read_bytes() for path in workspace.root.rglob("*") if path.is_file()}
+
+    before = content()
+    converge.stale(spec("1h"), INVENTORY, workspace, views())
+    converge.drift_of(workspace, views(munge="stopped"))
+    assert content() == before

@@ -1,0 +1,214 @@
+"""What is left is told with its price; clusters without a workspace are found, shown and removed."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+
+import pytest
+
+from clusterctl.cli.cluster import down_orphans
+from clusterctl.cli.options import Options
+from clusterctl.cli.output import Screen
+from clusterctl.cluster import down
+from clusterctl.cluster.down import DownOptions, Orphan, find_orphans, remove_cluster, stays_up, to_discard
+from clusterctl.cluster.session import Run
+from clusterctl.errors import CollectError, LeftoversError, UnreachableError, UsageError
+from clusterctl.providers.base import Leftover
+from clusterctl.spec.gcp import GcpProvider
+from clusterctl.spec.models import Provider as Settings
+from clusterctl.state.journal import Journal
+from clusterctl.state.ledger import JobEntry, Ledger
+from clusterctl.state.workspace import Workspace
+from clusterctl.util.progress import Reporter
+from tests.support.verbs import Clusterctl
+
+DISK, RULE = Leftover("disk d-ctl in us-central1-a", 0.0125), Leftover("firewall rule d-a1b2c3-ssh")
+
+
+@dataclass
+class Stub:
+    """A cloud with the clusters of one name; ``stubborn`` ones can't be removed."""
+
+    clusters: dict[str, tuple[Leftover, ...]]
+    stubborn: bool = False
+    destroyed: list[tuple[str, Workspace | None]] = field(default_factory=list)
+
+    def orphans(self, name: str) -> tuple[str, ...]:
+        return tuple(self.clusters) if name == "d" else ()
+
+    def leftovers(self, cluster_id: str) -> tuple[Leftover, ...]:
+        return self.clusters.get(cluster_id, ())
+
+    def destroy(self, cluster_id: str, *, workspace: Workspace | None, report: Reporter) -> None:
+        report("removing")
+        self.destroyed.append((cluster_id, workspace))
+        if not self.stubborn:
+            self.clusters.pop(cluster_id, None)
+
+
+def test_each_leftover_is_a_failure_with_its_price(tmp_path: Path) -> None:
+    stub = Stub({"a1b2c3": (DISK, RULE)}, stubborn=True)
+    with pytest.raises(LeftoversError) as caught:
+        remove_cluster(stub, "a1b2c3", Workspace(tmp_path), lambda _: None)  # type: ignore[arg-type]
+    assert stub.destroyed == [("a1b2c3", Workspace(tmp_path))]
+    assert [failure.cause for failure in caught.value.failures] == [
+        "disk d-ctl in us-central1-a (0.0125 USD an hour)",
+        "firewall rule d-a1b2c3-ssh",
+    ]
+    assert {failure.code for failure in caught.value.failures} == {"leftovers"}
+
+
+def test_a_cluster_that_a_workspace_knows_is_no_orphan() -> None:
+    stub = Stub({"a1b2c3": (DISK,), "ffffff": (RULE,)})
+    assert find_orphans(stub, "d", known="ffffff") == (Orphan("a1b2c3", (DISK,)),)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def cloud(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Stub:
+    """Two clusters called `d` there; one of them is known here."""
+    stub = Stub({"a1b2c3": (DISK, RULE), "ffffff": (RULE,)})
+    asked: list[Settings] = []
+
+    def provider_of(settings: Settings, _hands: object = None) -> Stub:
+        asked.append(settings)
+        assert isinstance(settings, GcpProvider)
+        assert settings.project == "my-project"
+        return stub
+
+    monkeypatch.setenv("CLUSTERCTL_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr(down, "provider_of", provider_of)
+    known = tmp_path / "home" / "d"
+    known.mkdir(parents=True)
+    (known / "id").write_text("ffffff\n")
+    return stub
+
+
+def run(*, yes: bool, cluster: str | None = "d") -> None:
+    screen = Screen(json=False, color=False)
+    down_orphans(screen, Options(cluster=cluster), project="my-project", yes=yes)
+
+
+def test_orphans_are_shown_with_their_cost_before_they_go(
+    cloud: Stub, capfd: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(UsageError, match=r"remove all of this \(a1b2c3\)"):
+        run(yes=False)
+    shown = capfd.readouterr().err
+    assert "cluster a1b2c3, 0.01 USD an hour:\n  disk d-ctl" in shown
+    assert "ffffff" not in shown
+    assert cloud.destroyed == []
+
+    run(yes=True)
+    assert cloud.destroyed == [("a1b2c3", None)]
+    assert "cleanup verified" in capfd.readouterr().out
+    run(yes=False)
+    assert capfd.readouterr().out == "cluster 'd' has no orphans\n"
+
+
+def test_a_project_alone_does_not_say_which_cluster(cloud: Stub) -> None:
+    with pytest.raises(UsageError, match="name of a cluster"):
+        run(yes=True, cluster=None)
+    assert cloud.destroyed == []
+
+
+@pytest.mark.parametrize(
+    ("records", "gone"), [(("id",), ["ffffff", "a1b2c3"]), (("id", "hosts.json"), ["ffffff"])]
+)
+def test_one_down_is_enough_after_a_lost_workspace_and_an_up_that_was_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, records: tuple[str, ...], gone: list[str]
+) -> None:
+    stub = Stub({"a1b2c3": (DISK,)})
+    monkeypatch.setattr(down, "provider_of", lambda *_: stub)
+    workspace = Workspace(tmp_path / "d")
+    workspace.create()
+    for record in records:
+        (workspace.root / record).write_text("ffffff\n")
+    down.down(Run(workspace=workspace), DownOptions())
+    assert [cluster for cluster, _ in stub.destroyed] == gone
+    assert not workspace.root.exists()
+
+
+def cluster_with_runs(tmp_path: Path) -> Workspace:
+    """Jobs 1 to 3; the run of job 1 is home."""
+    workspace = Workspace(tmp_path / "d")
+    workspace.create()
+    (workspace.root / "id").write_text("ffffff\n")
+    ledger = Ledger(workspace.jobs)
+    for job_id in ("1", "2", "3"):
+        entry = JobEntry(token=job_id, name="mine", user="ada", submitted_at=0, job_id=job_id)
+        ledger.add(entry)
+    ledger.update(ledger.entries()[0], run_dir="runs/d-1-mine", run_state="COMPLETED")
+    return workspace
+
+
+@pytest.mark.parametrize(
+    ("ids", "everything", "given_up"),
+    [((), False, []), (("2",), False, ["2"]), (("1", "3"), False, ["3"]), ((), True, ["2", "3"])],
+)
+def test_runs_are_given_up_by_their_jobs(
+    tmp_path: Path, ids: tuple[str, ...], given_up: list[str], *, everything: bool
+) -> None:
+    found = to_discard(cluster_with_runs(tmp_path), ids, everything=everything)
+    assert [entry.job_id for entry in found] == given_up
+
+
+@pytest.mark.parametrize("job_id", ["4", "2_1", "", "x", "--all"])
+def test_to_give_up_the_run_of_an_unknown_job_is_misuse(tmp_path: Path, job_id: str) -> None:
+    workspace = cluster_with_runs(tmp_path)
+    with pytest.raises(UsageError, match="no run of job") as caught:
+        down.down(Run(workspace=workspace), DownOptions(discard=["2", job_id]))
+    assert caught.value.fix == "the jobs whose runs are not home: 2, 3"
+    assert not workspace.journal.exists()
+
+
+def test_what_was_given_up_is_said_and_journaled(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    stub = Stub({"ffffff": (DISK,)}, stubborn=True)
+    monkeypatch.setattr(down, "provider_of", lambda *_: stub)
+    workspace = cluster_with_runs(tmp_path)
+    (workspace.root / "hosts.json").touch()
+    with pytest.raises(LeftoversError):
+        down.down(Run(workspace=workspace), DownOptions(discard=["2", "3"]))
+    first = Journal(workspace.journal).entries()[0]
+    assert (first.phase, first.note) == ("discard_runs", "runs of job 2 (mine), job 3 (mine)")
+    stub.stubborn = False  # the same command goes on
+    done = down.down(Run(workspace=workspace), DownOptions(discard=["2", "3"]))
+    assert [entry.job_id for entry in done.discarded] == ["2", "3"]
+    assert not workspace.root.exists()
+
+
+def test_a_down_that_can_not_collect_says_which_jobs_and_how_to_give_them_up() -> None:
+    error = CollectError("2 of 3 runs could not be brought home", why="job 2: no; job 7: gone")
+    error.jobs = ("2", "7")
+    said = stays_up(error)
+    assert "job 2: no; job 7: gone" in said.why
+    assert said.fix.endswith("--discard-run 2 --discard-run 7")
+    assert stays_up(error, ["9"]).fix.endswith("--discard-run 9 --discard-run 2 --discard-run 7")
+    one = CollectError("it is not known where its files are")
+    one.jobs = ("5",)
+    assert stays_up(one).why == "job 5: it is not known where its files are"
+    assert stays_up(UnreachableError("no answer")).fix.endswith("--discard-runs")
+
+
+def test_a_damaged_record_does_not_make_terraforms_hosts_forgotten(tmp_path: Path) -> None:
+    workspace = Workspace(tmp_path / "d")
+    workspace.create()
+    workspace.spec.write_text("torn")
+    (workspace.root / "terraform").mkdir()
+    with pytest.raises(UsageError):
+        down.down(Run(workspace=workspace), DownOptions(discard_runs=True))
+    assert workspace.root.is_dir()
+
+
+@pytest.mark.parametrize("access", [True, False])
+def test_of_what_was_never_made_nothing_is_claimed(tmp_path: Path, *, access: bool) -> None:
+    cli = Clusterctl(tmp_path / "home", cwd=tmp_path, forked=True)
+    workspace = Workspace(cli.home / "d")
+    workspace.create()
+    if access:
+        workspace.access_config.touch()
+    with pytest.raises(UsageError, match="nothing is known of a machine 'zzz'"):
+        down.down(Run(workspace=workspace), DownOptions(gone=["zzz"]))
+    said = cli("--cluster", "d", "down", "--yes").stdout
+    assert said == "cluster 'd' is down; nothing had been put on any machine\n"
+    assert not workspace.root.exists()

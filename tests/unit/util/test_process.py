@@ -1,0 +1,179 @@
+"""What does not outlive a clusterctl that is killed."""
+
+from __future__ import annotations
+
+import fcntl
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import pytest
+
+from clusterctl.util.process import PREFIX, sweep, temporary_folder, under_subreaper
+
+IN_A_FOLDER = """
+import sys
+from clusterctl.util.process import temporary_folder
+with temporary_folder(sys.argv[1]) as folder:
+    (folder / "file").touch()
+    print(folder, flush=True)
+    sys.stdin.read()
+"""
+# A program whose own child leads a session of its own, and says both pids.
+SHELL = 'setsid sleep 60 >/dev/null & echo $$ $!; exec sleep "$0"'
+STARTS = f"""
+import subprocess, sys
+from clusterctl.util.process import under_subreaper
+sys.exit(subprocess.call(under_subreaper(["sh", "-c", {SHELL!r}, sys.argv[1]])))
+"""
+
+
+@contextmanager
+def running(program: str, *arguments: str | Path | float) -> Iterator[tuple[subprocess.Popen[str], str]]:
+    """A process of its own, and its first line."""
+    argv = [sys.executable, "-c", program, *map(str, arguments)]
+    with subprocess.Popen(argv, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:
+        assert process.stdout is not None
+        yield process, process.stdout.readline().strip()
+        process.kill()
+
+
+def test_a_folder_ends_with_its_use(tmp_path: Path) -> None:
+    with temporary_folder(tmp_path) as folder:
+        assert folder.stat().st_mode & 0o077 == 0
+        (folder / "file").touch()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_a_killed_one_left_is_removed_and_what_is_in_use_is_not(tmp_path: Path) -> None:
+    with running(IN_A_FOLDER, tmp_path) as (process, name), temporary_folder(tmp_path):
+        assert len(list(tmp_path.iterdir())) == 2
+        process.kill()
+        process.wait()
+        assert (Path(name) / "file").exists()
+        with temporary_folder(tmp_path):
+            assert not Path(name).exists()
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_only_folders_of_ours_are_removed(tmp_path: Path) -> None:
+    (tmp_path / "clusterctl-examples").mkdir()
+    (tmp_path / "elsewhere").mkdir()
+    (tmp_path / f"{PREFIX}link").symlink_to(tmp_path / "elsewhere")
+    (tmp_path / f"{PREFIX}file").touch()
+    (tmp_path / f"{PREFIX}gone").mkdir()
+    before = set(tmp_path.iterdir())
+    sweep(tmp_path)
+    assert before - set(tmp_path.iterdir()) == {tmp_path / f"{PREFIX}gone"}
+    sweep(tmp_path / "not there")
+
+
+def gone(pid: str) -> bool:
+    return not Path(f"/proc/{pid}/exe").exists()  # nor has a zombie one
+
+
+def eventually(true: Callable[[], bool]) -> None:
+    deadline = time.monotonic() + 30
+    while not true():
+        assert time.monotonic() < deadline
+        time.sleep(0.02)
+
+
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM])
+def test_a_program_ends_with_whoever_started_it(sign: signal.Signals) -> None:
+    with running(STARTS, "60") as (process, pids):
+        assert not any(map(gone, pids.split()))
+        process.send_signal(sign)
+        process.wait()
+        eventually(lambda: all(map(gone, pids.split())))
+
+
+def test_what_a_program_started_ends_with_it() -> None:
+    with running(STARTS, "0") as (process, pids):
+        assert process.wait(30) == 0
+        assert all(map(gone, pids.split()))
+
+
+@pytest.mark.parametrize(("script", "code"), [("exit 7", 7), ("kill -KILL $$", 128 + signal.SIGKILL)])
+def test_a_program_ends_as_it_ends(script: str, code: int) -> None:
+    assert subprocess.run(under_subreaper(["sh", "-c", script]), check=False).returncode == code
+
+
+def test_a_program_gets_its_words_and_signals_as_they_are() -> None:
+    """Also in the background of a script, and by nohup: how would it be interrupted there?"""
+    script = 'printf "%s|" "$@"; grep SigIgn /proc/self/status'
+    argv = [
+        "env",
+        "--ignore-signal=INT,QUIT,HUP",
+        *under_subreaper(["sh", "-c", script, "sh", "a b", "", "-x"]),
+    ]
+    done = subprocess.run(argv, capture_output=True, text=True, check=True)
+    words, ignored = done.stdout.rsplit("|", 1)
+    assert words == "a b||-x"
+    ours = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
+    assert not int(ignored.split()[1], 16) & sum(1 << number - 1 for number in ours)
+
+
+# A program that says its pid, and ends a moment after it was interrupted.
+GRACEFUL = 'trap "sleep $1; echo whole > $0; exit 3" INT; echo $$; while :; do sleep 0.05; done'
+STARTS_WITH_GRACE = f"""
+import subprocess, sys
+from clusterctl.util.process import under_subreaper
+argv = ["sh", "-c", {GRACEFUL!r}, *sys.argv[1:3]]
+sys.exit(subprocess.call(under_subreaper(argv, grace_s=int(sys.argv[3])), start_new_session=True))
+"""
+
+
+@pytest.mark.parametrize("sign", [signal.SIGKILL, signal.SIGTERM])
+def test_with_grace_a_program_is_interrupted_and_may_end_by_itself(
+    sign: signal.Signals, tmp_path: Path
+) -> None:
+    with running(STARTS_WITH_GRACE, tmp_path / "file", 0.3, 30) as (process, pid):
+        process.send_signal(sign)
+        process.wait()
+        eventually(lambda: gone(pid))
+    assert (tmp_path / "file").read_text() == "whole\n"
+
+
+def test_with_grace_a_program_that_goes_on_is_ended_when_the_time_is_up(tmp_path: Path) -> None:
+    with running(STARTS_WITH_GRACE, tmp_path / "file", 60, 1) as (process, pid):
+        process.kill()
+        process.wait()
+        eventually(lambda: gone(pid))
+    assert not (tmp_path / "file").exists()
+
+
+def test_a_hangup_cuts_grace_short_and_nothing_else(tmp_path: Path) -> None:
+    argv = under_subreaper(["sh", "-c", GRACEFUL, str(tmp_path / "file"), "60"], grace_s=60)
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, start_new_session=True) as process:
+        assert process.stdout is not None
+        pid = process.stdout.readline().strip()
+        for _ in range(2):  # the second time it is the kernel's word that we have ended
+            process.terminate()
+            time.sleep(0.5)
+            assert process.poll() is None
+        process.send_signal(signal.SIGHUP)
+        assert process.wait(30) == 128 + signal.SIGHUP
+        assert gone(pid)
+
+
+def test_what_else_is_passed_on_stays_with_the_reaper(tmp_path: Path) -> None:
+    """So a lock is held as long as the reaper lives, whatever its program leaves behind."""
+    with (tmp_path / "lock").open("w") as lock:
+        argv = under_subreaper(["sh", "-c", "ls -l /proc/self/fd; exec sleep 60"])
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        descriptor = lock.fileno()
+        process = subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, pass_fds=(descriptor,))
+    with process, (tmp_path / "lock").open("w") as other:
+        assert process.stdout is not None
+        shown = [next(process.stdout) for _ in range(5)]  # a total, three, and that of the folder itself
+        with pytest.raises(BlockingIOError):
+            fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        process.kill()
+        process.wait()
+        fcntl.flock(other, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    assert str(tmp_path) not in "".join(shown)
