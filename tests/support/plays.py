@@ -52,7 +52,7 @@ def run_play(
     local = {"ansible_connection": "local", "ansible_python_interpreter": sys.executable}
     inventory = tmp_path / "inventory.yml"
     inventory.write_text(yaml.safe_dump({"all": {"vars": {**local, **known}, "children": groups}}))
-    argv = ["-i", inventory, "-e", json.dumps(extra), playbook]
+    argv: list[str | Path] = ["-i", inventory, "-e", json.dumps(extra), playbook]
     path = f"{tmp_path}/bin:{os.environ['PATH']}"
     return ansible("ansible-playbook", argv, cwd=tmp_path, environ={"PATH": path})
 
