@@ -1,4 +1,4 @@
-"""Ansible's commands and clusterctl's verbs without their start.
+"""Ansible's commands, clusterctl's verbs and the payload's on one rank, without their start.
 
 A process that has imported the program forks one for each command. A start costs up to a second of CPU time,
 for the same imports and YAML files, and hundreds of tests have one.
@@ -39,6 +39,11 @@ def clusterctl(
 ) -> subprocess.CompletedProcess[str]:
     """Run a verb in a process session of its own; ``environ`` is its whole environment."""
     return _server("clusterctl").run(list(argv), cwd, environ, stdin)
+
+
+def payload(argv: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run `python -m payload` as one rank without MPI."""
+    return _server("payload").run(["payload", *argv], Path.cwd(), os.environ)
 
 
 class _Server:
@@ -119,8 +124,17 @@ def _prepare_clusterctl() -> Callable[[], object]:
     return importlib.import_module("clusterctl.__main__").main  # type: ignore[no-any-return]
 
 
+def _prepare_payload() -> Callable[[], object]:
+    payload = importlib.import_module("payload.__main__")
+    payload._limit_threads()  # before NumPy is imported
+    for name in ("train", "eval", "export", "align", "models", "checkpoint"):
+        importlib.import_module(f"payload.{name}")
+    return lambda: sys.exit(payload.main(sys.argv[1:]))
+
+
 def _serve(program: str, folder: Path) -> None:
-    main = {"ansible": _prepare_ansible, "clusterctl": _prepare_clusterctl}[program]()
+    prepare = {"ansible": _prepare_ansible, "clusterctl": _prepare_clusterctl, "payload": _prepare_payload}
+    main = prepare[program]()
     answers = os.fdopen(os.dup(1), "w")
     while line := sys.stdin.readline():
         child = os.fork()
@@ -132,7 +146,7 @@ def _serve(program: str, folder: Path) -> None:
         return
     request = json.loads(line)
     os.close(answers.fileno())
-    if program == "clusterctl":
+    if program != "ansible":
         os.setsid()
     atexit._clear()  # the server's, who goes on
     for number, name in enumerate(("stdin", *_OUTPUTS)):

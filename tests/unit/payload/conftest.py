@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from payload.device import Device, choose
+from tests.support import forks
 from tests.support.strict import Strict
 
 _ROOT = Path(__file__).parents[3]
@@ -55,7 +56,9 @@ def alone() -> Runner:
     """Start ``python -m payload ...`` without a launcher."""
 
     def run(*arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
-        return _run(sys.executable, "-m", "payload", *arguments, **environ)
+        if environ:  # which may be of Python itself
+            return _run(sys.executable, "-m", "payload", *arguments, **environ)
+        return forks.payload(arguments)
 
     return run
 
