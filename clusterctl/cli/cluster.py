@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -20,7 +19,6 @@ from clusterctl.cli.options import (
     naming_lock_holder,
     prompts_for,
     spec_of,
-    verb,
     workspace_of,
 )
 from clusterctl.cli.output import Phases, Screen
@@ -41,14 +39,14 @@ def down(
     options: Options,
     yes: Yes = False,
     discard_runs: Annotated[
-        bool, typer.Option("--discard-runs", help="Do not bring home what was not collected.")
+        bool, typer.Option("--discard-runs", help="Do not collect the runs that are not collected yet.")
     ] = False,
     discard_run: Annotated[
         list[str] | None,
         typer.Option(
             "--discard-run",
             metavar="ID",
-            help="Do not bring home the run of this job; may be given several times.",
+            help="Do not collect the run of this job. Repeatable.",
             autocompletion=job_ids,
         ),
     ] = None,
@@ -58,7 +56,7 @@ def down(
     forget: Annotated[
         list[str] | None,
         typer.Option(
-            "--forget", metavar="HOST", help="This machine of your own is gone for good: do not wait for it."
+            "--forget", metavar="HOST", help="Do not wait for this on-prem host: it is gone for good."
         ),
     ] = None,
     orphans: Annotated[
@@ -70,10 +68,10 @@ def down(
     ] = False,
     project: Annotated[
         str | None,
-        typer.Option("--project", help="With --orphans: the Google Cloud project, where no spec says it."),
+        typer.Option("--project", help="With --orphans: the Google Cloud project, if there is no spec."),
     ] = None,
 ) -> None:
-    """Bring runs home, remove the cluster, prove that all is gone."""
+    """Collect runs, remove the cluster, and verify that nothing is left."""
     from clusterctl.cluster import down as cluster_down
     from clusterctl.cluster.nodes import names_of
     from clusterctl.cluster.session import Run
@@ -126,7 +124,7 @@ def down(
 
 
 def status(screen: Screen, options: Options) -> None:
-    """Nodes and jobs, as Slurm sees them."""
+    """Show the state of nodes and jobs."""
     from clusterctl.providers.pending import pending_releases
     from clusterctl.scheduler import session
     from clusterctl.scheduler.base import active_jobs
@@ -162,7 +160,7 @@ def status(screen: Screen, options: Options) -> None:
         lines += ["", *job_table(screen, active)]
     if by_itself:
         state = "" if by_itself["armed"] else ", but its timer does not run: `clusterctl up` starts it"
-        lines += ["", f"without work it takes itself down after {by_itself['after']}{state}"]
+        lines += ["", f"an idle cluster takes itself down after {by_itself['after']}{state}"]
     for one in left:
         lines += ["", str(one), f"  {one.fix}"]
     screen.result(answer, *lines)
@@ -186,7 +184,7 @@ def cache_prune(screen: Screen, options: Options) -> None:
 
 
 def cache_list(screen: Screen, options: Options) -> None:
-    """Show the cached node images."""
+    """List the cached node images."""
     _cache(screen, prune=False)
 
 
@@ -346,7 +344,7 @@ def _on_this_machine(known: set[str | None]) -> Iterator[_Listed]:
     except ClusterctlError:  # no right to look, or not Linux: then there are none of ours either
         return
     for one, is_orphan in here:
-        if one.id in known or one.owner != os.getuid():
+        if one.id in known:
             continue
         fix = ""
         if is_orphan:
@@ -355,14 +353,3 @@ def _on_this_machine(known: set[str | None]) -> Iterator[_Listed]:
             state = "unfinished" if Path(one.workspace).parent == state_home() else "elsewhere"
         nodes = sum(not name.endswith("-ctl") for name in one.numbers)
         yield _Listed(one.name, DEFAULT_PROVIDER.type, state, nodes, one.workspace, one.id, fix=fix)
-
-
-def register(app: typer.Typer) -> None:
-    """Add these verbs."""
-    for function in (down, status):
-        app.command()(verb(function))
-    app.command("list")(verb(list_))
-    cache = typer.Typer(help="The cache of node images.", no_args_is_help=True, rich_markup_mode=None)
-    cache.command("list")(verb(cache_list))
-    cache.command("prune")(verb(cache_prune))
-    app.add_typer(cache, name="cache")

@@ -33,7 +33,7 @@ from clusterctl.hosts.roles import probe_requests
 from clusterctl.providers.base import Provisioned
 from clusterctl.scheduler.base import Scheduler
 from clusterctl.scheduler.session import admin_scheduler
-from clusterctl.scheduler.slurm.config import health_file, render_files, slurmd_file
+from clusterctl.scheduler.slurm.config import health_file, needs_facts, render_files, slurmd_file
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.journal import digest
@@ -183,7 +183,7 @@ def _installed(
     silent = [
         host.name
         for host in inventory.compute
-        if inventory.has_slurm and host.cpus is None and reports[host.name].facts is None
+        if needs_facts(inventory, host) and reports[host.name].facts is None
     ]
     first = set(silent)
     driver = session.spec.software.nvidia.has_driver
@@ -204,11 +204,6 @@ def _installed(
         progress=lambda task: session.report(_step(task, inventory, first)),
     )
     return {**reports, **_probe(session, inventory, first)}
-
-
-def _lacks_driver(report: HostReport) -> bool:
-    """Whether there are cards that no driver shows."""
-    return report.cards > report.driver.cards
 
 
 def stale(
@@ -295,15 +290,16 @@ def _inputs(
     The payload's hash stands in the inventory.
     """
     facts = {host: view.facts for host, view in views.items() if view.facts}
+    slurm = render_files(spec, inventory, facts)
     files = {
-        **(render_files(spec, inventory, facts) if inventory.has_slurm else {}),
+        **slurm,
         inventory_file.HEALTH_FILE: health_file(
             spec, inventory, {h: view.driver for h, view in views.items()}
         ),
         inventory_file.GPUS_FILE: gpus_file(spec, inventory, workspace, views),
     }
-    if inventory.has_slurm:
-        files[inventory_file.SLURMD_FILE] = slurmd_file(files, [host.name for host in inventory.compute])
+    if slurm:
+        files[inventory_file.SLURMD_FILE] = slurmd_file(slurm, [host.name for host in inventory.compute])
     secrets = (workspace.munge_key.read_bytes(), workspace.public_key.read_bytes())
     variables = inventory_file.inventory_text(spec, inventory, workspace)
     cards = json.dumps({host: has.cards for host, has in hardware(spec, inventory, views).items()})

@@ -17,7 +17,7 @@ from clusterctl.state.inventory import Inventory
 from clusterctl.state.journal import Journal, digest
 from clusterctl.state.lock import WAIT_S
 from clusterctl.state.workspace import Workspace, write_atomic
-from clusterctl.transport.openssh import write_ssh_files
+from clusterctl.transport.local import write_ssh_files
 from clusterctl.transport.ssh import Connections
 from clusterctl.util.progress import WAITING, HostStep, PhaseReporter, Reporter
 

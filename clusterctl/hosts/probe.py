@@ -29,7 +29,7 @@ from clusterctl.spec.units import format_size
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Transport
-from clusterctl.transport.openssh import write_ssh_files
+from clusterctl.transport.local import write_ssh_files
 from clusterctl.util.progress import HostStep, Reporter
 
 PROGRAM: Final = (Path(__file__).parent / "remote_probe.py").read_bytes()

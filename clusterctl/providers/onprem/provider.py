@@ -38,7 +38,7 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.onprem import OnpremProvider as Settings
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace, write_atomic
-from clusterctl.transport.openssh import write_ssh_files
+from clusterctl.transport.local import write_ssh_files
 from clusterctl.util.progress import HostStep, Reporter
 
 _THEN: Final = "nothing was changed; correct it, then run the same command again"
