@@ -42,9 +42,14 @@ def ssh(
         str | None, typer.Argument(help="Host name. Default: the controller.", autocompletion=hosts)
     ] = None,
     command: Command = None,
-    user: Annotated[str | None, typer.Option("--user", "-u", help="Default: the admin user.")] = None,
+    user: Annotated[
+        str | None, typer.Option("--user", "-u", help="Login user. Default: the admin user.")
+    ] = None,
 ) -> int:
-    """Open a shell on a host, or run a command there."""
+    """Open a shell on a host, or run a command there.
+
+    One string is for the remote shell, as with ssh; words after -- arrive verbatim.
+    """
     from clusterctl.scheduler.session import inventory_of
     from clusterctl.transport.local import OpenSSH
 
@@ -53,7 +58,7 @@ def ssh(
         inventory = inventory_of(workspace)
     host, words = _host_and_command(inventory, host, command or [])
     _refuse_shell_as_json(screen, words)
-    argv = OpenSSH(workspace.ssh_config, user).argv(host, words)
+    argv = OpenSSH(workspace.ssh_config, user).argv(host, _for_the_shell(words))
     if screen.json:
         return _told(screen, argv, {"host": host})
     return os.execvp(argv[0], argv)  # noqa: S606 - ssh takes over the terminal
@@ -65,14 +70,14 @@ def shell(
     command: Command = None,
     forward: Annotated[
         list[str] | None,
-        typer.Option(help="8888, or LOCAL:REMOTE: a port here that leads to one of the node. Repeatable."),
+        typer.Option(help="Forward a local port to the node: 8888, or LOCAL:REMOTE. Repeatable."),
     ] = None,
     **flags: object,
 ) -> int:
-    """Work on nodes: a shell there, or one command.
+    """Open a shell, or run a command, on allocated nodes.
 
-    It runs on the first node of an allocation of its own, in the job environment. However it ends, the nodes
-    are given back.
+    It runs on the first node of its own allocation, in the job environment. The allocation is released at
+    the end.
     """
     from clusterctl.jobs.shell import allocate, forwarded, parse_forwards
     from clusterctl.spec.job import job_options
@@ -132,6 +137,11 @@ def _host_and_command(inventory: Inventory, host: str | None, words: list[str]) 
     raise UsageError(f"there is no host {host!r}", fix=f"the hosts are {', '.join(names)}")
 
 
+def _for_the_shell(words: list[str]) -> str | list[str]:
+    """One string without ``--`` is for the remote shell, as with ssh; words after it arrive verbatim."""
+    return words[0] if len(words) == 1 and not _after_dashes() else words
+
+
 def _after_dashes() -> list[str]:
     return sys.argv[sys.argv.index("--") + 1 :] if "--" in sys.argv else []
 
@@ -165,10 +175,11 @@ def put(
     screen: Screen,
     options: Options,
     paths: Annotated[
-        list[str], typer.Argument(metavar="LOCAL... [REMOTE]", help="What goes, and to which folder there.")
+        list[str],
+        typer.Argument(metavar="LOCAL... [REMOTE]", help="Files and folders here, then the folder there."),
     ],
 ) -> None:
-    """Copy files and folders to the cluster, by default home."""
+    """Copy files and folders to the cluster, by default to the home folder."""
     from clusterctl.transport.put import send_into
     from clusterctl.transport.tree import shown_size, walk
 
@@ -199,10 +210,11 @@ def get(
     screen: Screen,
     options: Options,
     paths: Annotated[
-        list[str], typer.Argument(metavar="REMOTE... [LOCAL]", help="What comes, and into which folder here.")
+        list[str],
+        typer.Argument(metavar="REMOTE... [LOCAL]", help="Files and folders there, then the folder here."),
     ],
 ) -> None:
-    """Copy files and folders from the cluster, by default to here."""
+    """Copy files and folders from the cluster, by default to this folder."""
     from clusterctl.transport.get import fetch
     from clusterctl.transport.tree import shown_size
 

@@ -213,8 +213,10 @@ class OpenSSH:
     config: Path
     user: str | None = None
 
-    def argv(self, host: str, command: Sequence[str] = (), *options: str) -> list[str]:
+    def argv(self, host: str, command: str | Sequence[str] = (), *options: str) -> list[str]:
         """The command line that runs ``command`` on ``host``, or a login shell if it is empty.
+
+        Words arrive verbatim; a string is for the remote shell.
 
         Raises:
             MachineError: there is no ssh on this machine.
@@ -226,6 +228,9 @@ class OpenSSH:
         if self.user is not None:
             words += ["-l", self.user]
         words += ["--", host]
+        if isinstance(command, str):
+            (command,) = sendable([command])
+            return [*words, command]
         return [*words, shlex.join(sendable(command))] if command else words
 
     def converse(

@@ -81,11 +81,15 @@ class SlurmClient:
 
     def check_id(self, text: str) -> None:
         """Raises UsageError unless ``text`` is a job id such as ``12`` or ``12_3``."""
-        check_job_id(text)
+        if not _JOB_ID.fullmatch(text):
+            raise UsageError(
+                f"{text!r} is not a job id", fix="give a number such as 12, or 12_3 for an array's task"
+            )
 
     def unknown(self, ids: Sequence[str]) -> SlurmError:
         """The error for ids that Slurm does not know."""
-        return unknown_jobs(ids)
+        what = f"job {ids[0]}" if len(ids) == 1 else f"jobs {', '.join(ids)}"
+        return SlurmError(f"Slurm does not know {what}", fix="`clusterctl jobs` lists the jobs there are")
 
     def version(self) -> str:
         """Slurm's version, such as ``22.05.8``."""
@@ -114,7 +118,7 @@ class SlurmClient:
             SlurmError: Slurm did not answer, or not as expected.
         """
         for job_id in ids:
-            check_job_id(job_id)
+            self.check_id(job_id)
         if not ids:
             return ()
         asked = "--jobs=" + ",".join(ids)
@@ -260,7 +264,7 @@ class SlurmClient:
             SlurmError: Slurm refused.
         """
         for job_id in ids:
-            check_job_id(job_id)
+            self.check_id(job_id)
         self._ask(["scontrol", "update", f"jobid={','.join(ids)}", "requeue=0"], nothing=_ENDED_MEANWHILE)
         self._ask(["scancel", *ids])
 
@@ -345,7 +349,7 @@ class SlurmClient:
 
     def accounting(self, job_id: str) -> str:
         """What ``sacct --json`` says about a job, as it is."""
-        check_job_id(job_id)
+        self.check_id(job_id)
         return self._ask(["sacct", "--json", f"--jobs={job_id}"], env={})
 
     def choices(self, kind: str) -> tuple[str, ...]:
@@ -358,8 +362,7 @@ class SlurmClient:
             "gres": ["sinfo", "--noheader", "--format=%G"],
         }[kind]
         if kind == "account":
-            argv.append("where")
-            argv.append(f"user={self._ask(['id', '-un']).strip()}")
+            argv += ["where", f"user={self._ask(['id', '-un']).strip()}"]
         words = {word.strip() for word in self._ask(argv).split() if word.strip() != "(null)"}
         return tuple(sorted(words))
 
@@ -399,20 +402,6 @@ class SlurmClient:
                     raise _away(argv[0], result.stderr, self._patience_s)
             self.clock.sleep(pause)
         raise AssertionError("backoff never ends")
-
-
-def check_job_id(text: str) -> None:
-    """Raises UsageError unless ``text`` is a job id such as ``12`` or ``12_3``."""
-    if not _JOB_ID.fullmatch(text):
-        raise UsageError(
-            f"{text!r} is not a job id", fix="give a number such as 12, or 12_3 for an array's task"
-        )
-
-
-def unknown_jobs(ids: Sequence[str]) -> SlurmError:
-    """The error for ids that Slurm does not know."""
-    what = f"job {ids[0]}" if len(ids) == 1 else f"jobs {', '.join(ids)}"
-    return SlurmError(f"Slurm does not know {what}", fix="`clusterctl jobs` lists the jobs there are")
 
 
 def _sorted(jobs: Sequence[JobInfo]) -> tuple[JobInfo, ...]:

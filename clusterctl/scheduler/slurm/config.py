@@ -13,7 +13,6 @@ from clusterctl.errors import SlurmError
 from clusterctl.hosts.gpus import Driver, Gpu, by_type
 from clusterctl.hosts.probe import NodeFacts
 from clusterctl.spec.models import ADMIN_USER, PROOF_PARTITION, ClusterSpec
-from clusterctl.spec.onprem import Switch
 from clusterctl.state.inventory import (
     HEALTH_PROGRAM,
     SLURMCTLD_PORT,
@@ -326,24 +325,18 @@ def _line(settings: Settings) -> str:
     return " ".join(f"{key}={value}" for key, value in settings.items())
 
 
-def switches_of(spec: ClusterSpec) -> Mapping[str, Switch]:
-    """The switches by name; none where none are declared."""
-    return spec.provider.switches
-
-
 def topology_text(spec: ClusterSpec) -> str:
     """topology.conf; without lines where no switches are declared, and then Slurm does not read it."""
-    lines = [f"SwitchName={name} {_below(switch)}" for name, switch in switches_of(spec).items()]
+    lines = [
+        f"SwitchName={name} " + (f"Nodes={one.hosts}" if one.hosts else f"Switches={one.switches}")
+        for name, one in spec.provider.switches.items()
+    ]
     return render("topology.conf.j2", lines=lines)
 
 
 def topology_settings(spec: ClusterSpec) -> dict[str, str]:
     """What slurm.conf says of it."""
-    return {"TopologyPlugin": "topology/tree"} if switches_of(spec) else {}
-
-
-def _below(switch: Switch) -> str:
-    return f"Nodes={switch.hosts}" if switch.hosts is not None else f"Switches={switch.switches}"
+    return {"TopologyPlugin": "topology/tree"} if spec.provider.switches else {}
 
 
 HEALTH_REASON: Final = "clusterctl health:"
