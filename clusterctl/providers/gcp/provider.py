@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from functools import cache
 from importlib.resources import files
 from ipaddress import IPv4Network
@@ -11,7 +11,7 @@ from typing import Any, Final
 from ruamel.yaml import YAML
 
 from clusterctl.errors import LockedError, ProvisionError, StalePlanError
-from clusterctl.providers.base import Bake, Leftover, Planned, Provisioned, Sizes, hosts_as_raised
+from clusterctl.providers.base import Leftover, Planned, Provider, Provisioned, Sizes, hosts_as_raised
 from clusterctl.providers.gcp import costs, orphans, tfvars
 from clusterctl.providers.gcp.api import Api, check_gcloud, host_keys, iap_tunnel
 from clusterctl.providers.gcp.apply import Owner, Place, apply_plan, explaining, refuse_another, refuse_moved
@@ -33,8 +33,8 @@ from clusterctl.util.progress import Reporter
 SHARED: Final = "/shared"
 
 
-class GcpProvider:
-    """Nodes on Google Cloud. See ``clusterctl.providers.base.Provider`` for the contract."""
+class GcpProvider(Provider):
+    """Nodes on Google Cloud."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -46,15 +46,6 @@ class GcpProvider:
         if refused := gcp.refusal(spec):
             raise refused
         check_gcloud()
-
-    def examine(self, spec: ClusterSpec, workspace: Workspace, *, hosts: Collection[str]) -> None:
-        """Its hosts are there once they are made."""
-
-    def prepare(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake, report: Reporter) -> None:
-        """Hosts are installed on when they are there."""
-
-    def sizes(self, spec: ClusterSpec) -> Sizes:  # noqa: ARG002
-        return {}  # the hardware decides
 
     def plan(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> Planned:  # noqa: ARG002
         asked = self._write_module(spec, workspace)

@@ -211,7 +211,7 @@ def up(request: dict[str, Any]) -> dict[str, Any]:
                 MadeNode(
                     name=node.name,
                     address=address(state.subnet, one.number),
-                    host_key=machine.public_host_key(one),
+                    host_key=machine.public_key(one.folder / "host_key"),
                     started=one.name not in running,
                     made=new,
                 )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import pwd
 import sys
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ from clusterctl.providers.base import (
     HostChange,
     Leftover,
     Planned,
+    Provider,
     Provisioned,
     Size,
     Sizes,
@@ -44,8 +45,8 @@ from clusterctl.util.assets import install_inputs
 from clusterctl.util.progress import Reporter
 
 
-class LocalProvider:
-    """Nodes on this machine. See ``clusterctl.providers.base.Provider`` for the contract."""
+class LocalProvider(Provider):
+    """Nodes on this machine."""
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
@@ -66,9 +67,6 @@ class LocalProvider:
                 why=f"this machine is {release}: dnf makes it, from the machine's own repositories",
                 fix="remove provider.mirror; a mirror of your own belongs into /etc/yum.repos.d",
             )
-
-    def examine(self, spec: ClusterSpec, workspace: Workspace, *, hosts: Collection[str]) -> None:
-        """Its hosts are there once they are made."""
 
     def prepare(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake, report: Reporter) -> None:  # noqa: ARG002
         if client.call("check", {"id": workspace.cluster_id()}, report=report)["exists"]:

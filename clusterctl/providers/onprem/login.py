@@ -21,7 +21,6 @@ from typing import Any, Final
 from clusterctl.errors import (
     ClusterctlError,
     CommandError,
-    MachineError,
     ProvisionError,
     TransportError,
     UnreachableError,
@@ -244,14 +243,6 @@ def _is_file(path: str) -> bool:
         return Path(path).is_file()
     except OSError:  # of a folder that we may not look into
         return False
-
-
-def check_ssh() -> None:
-    """That there is an ssh here."""
-    if shutil.which("ssh") is None:
-        raise MachineError(
-            "missing tool: ssh", why="it leads to your machines", fix="install OpenSSH's client"
-        )
 
 
 @contextmanager

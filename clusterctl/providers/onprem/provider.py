@@ -2,20 +2,21 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Final
 
-from clusterctl.errors import ClusterctlError, Failure, ProvisionError, UsageError
+from clusterctl.errors import ClusterctlError, Failure, MachineError, ProvisionError, UsageError
 from clusterctl.hosts.checks import DoctorReport, failures
 from clusterctl.hosts.cluster_checks import reject_unknown_hosts
 from clusterctl.providers.base import (
     Action,
-    Bake,
     HostChange,
     Leftover,
     Planned,
     Prompts,
+    Provider,
     Provisioned,
     Sizes,
     failed_hosts,
@@ -59,8 +60,8 @@ class _Found:
     joined: set[str] = field(default_factory=set)
 
 
-class OnpremProvider:
-    """Machines of the user's own. See ``clusterctl.providers.base.Provider`` for the contract."""
+class OnpremProvider(Provider):
+    """Machines of the user's own."""
 
     def __init__(self, settings: Settings, prompts: Prompts) -> None:
         self._settings = settings
@@ -72,7 +73,10 @@ class OnpremProvider:
     def check(self, spec: ClusterSpec) -> None:
         if spec.provider.type != self._settings.type:
             raise UsageError("the spec is of another provider", where="provider.type")
-        login.check_ssh()
+        if shutil.which("ssh") is None:
+            raise MachineError(
+                "missing tool: ssh", why="it leads to your machines", fix="install OpenSSH's client"
+            )
 
     def examine(
         self, spec: ClusterSpec, workspace: Workspace, *, hosts: Collection[str]
@@ -88,12 +92,6 @@ class OnpremProvider:
         return replace(
             report, findings=(*report.findings, *claim_findings(report.facts, workspace.known_id() or ""))
         )
-
-    def prepare(self, spec: ClusterSpec, workspace: Workspace, *, bake: Bake, report: Reporter) -> None:
-        """They are installed on as they are."""
-
-    def sizes(self, spec: ClusterSpec) -> Sizes:  # noqa: ARG002
-        return {}  # the hardware decides
 
     def plan(self, spec: ClusterSpec, workspace: Workspace, *, keep: Sizes, report: Reporter) -> Planned:  # noqa: ARG002
         found = self._look(spec, workspace, report)

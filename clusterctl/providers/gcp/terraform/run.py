@@ -309,7 +309,10 @@ def _alone(folder: Path, report: LineReporter) -> Iterator[int]:
     try:
         deadline = time.monotonic() + _LOCK_WAIT_S
         told = False
-        while not _locked(fd):
+        while True:
+            with suppress(BlockingIOError):
+                fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
             if time.monotonic() > deadline:
                 raise LockedError(
                     "another Terraform is at work on this cluster",
@@ -326,29 +329,15 @@ def _alone(folder: Path, report: LineReporter) -> Iterator[int]:
         os.close(fd)
 
 
-def _locked(fd: int) -> bool:
-    try:
-        fcntl.flock(fd, fcntl.LOCK_EX | fcntl.LOCK_NB)
-    except BlockingIOError:
-        return False
-    return True
-
-
 @contextmanager
 def _sink() -> Iterator[int]:
     """What a program can write to, and go on writing to when we are dead: a broken pipe would end it at once.
 
     In memory, where the kernel has that: what is shown of a plan is not for the disk.
     """
-    if hasattr(os, "memfd_create"):
-        fd = os.memfd_create("terraform", os.MFD_CLOEXEC)
-        try:
-            yield fd
-        finally:
-            os.close(fd)
-    else:
-        with tempfile.TemporaryFile() as file:
-            yield file.fileno()
+    in_memory = hasattr(os, "memfd_create")
+    with os.fdopen(os.memfd_create("terraform"), "wb") if in_memory else tempfile.TemporaryFile() as file:
+        yield file.fileno()
 
 
 class _Lines:
