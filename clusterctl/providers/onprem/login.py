@@ -27,7 +27,7 @@ from clusterctl.errors import (
     UsageError,
 )
 from clusterctl.providers.base import OfferedKey, Prompts
-from clusterctl.providers.onprem.access import Access, AccessError, HostKeys, access_config, last_hop
+from clusterctl.providers.onprem.access import Access, AccessError, HostKeys, access_config, jump_host_of
 from clusterctl.spec.models import ADMIN_USER
 from clusterctl.spec.onprem import OnpremProvider as Settings
 from clusterctl.spec.onprem import is_this_machine
@@ -232,9 +232,9 @@ class Login:
             machine = self._machines[name]
             if machine.is_here:
                 found[name] = PROXY
-            elif hop := last_hop(machine):
+            elif jump := jump_host_of(machine):
                 address = (machine.address or name).strip("[]")
-                found[name] = ("ssh", "-F", str(self._config), "-W", f"[{address}]:%p", hop.alias)
+                found[name] = ("ssh", "-F", str(self._config), "-W", f"[{address}]:%p", jump.alias)
         return found
 
 

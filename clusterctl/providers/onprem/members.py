@@ -18,7 +18,7 @@ from clusterctl.hosts.cluster_checks import expected, host_facts_request
 from clusterctl.hosts.report import HostFacts
 from clusterctl.hosts.roles import role_files, role_packages
 from clusterctl.providers.base import failed_hosts
-from clusterctl.providers.onprem.access import NO_LOGIN, Access, last_hop, on_each
+from clusterctl.providers.onprem.access import NO_LOGIN, Access, jump_host_of, on_each
 from clusterctl.providers.onprem.login import ANSWER_S, Root, check_sudo, connect
 from clusterctl.spec.distributions import common, distribution_of
 from clusterctl.spec.models import ClusterSpec
@@ -138,7 +138,7 @@ def _resolved(machine: OnpremHost, name: str) -> str:
     if machine.is_here:
         return _HERE
     address = (machine.address or name).strip("[]")
-    if last_hop(machine) is None:
+    if jump_host_of(machine) is None:
         try:
             found = socket.getaddrinfo(address, None, socket.AF_INET, socket.SOCK_STREAM)
         except OSError:
