@@ -334,7 +334,9 @@ class HostKeys:
             for name, one in machines.items()
         ]
         lost: dict[str, ClusterctlError] = {}
-        for peers in _by_distance([*nearest, *asked]):
+        distances = {peer: len(peer.path) for peer in (*nearest, *asked)}
+        for distance in sorted(set(distances.values())):  # each round is reached through machines before it
+            peers = [peer for peer, far in distances.items() if far == distance]
             cut_off = {
                 peer.title: lost[jump.title]
                 for peer in peers
@@ -372,13 +374,6 @@ def _read(file: Path) -> dict[str, str]:
         pairs = (line.partition(" ") for line in file.read_text().splitlines())
         return {title: key for title, _, key in pairs if key}
     return {}
-
-
-def _by_distance(peers: Sequence[_Peer]) -> Iterator[list[_Peer]]:
-    """The nearest first: each round is reached through machines of those before."""
-    distances = {peer: len(peer.path) for peer in peers}
-    for distance in sorted(set(distances.values())):
-        yield [peer for peer, far in distances.items() if far == distance]
 
 
 def _users_own(peer: _Peer, files: Sequence[Path] = USERS_OWN) -> str | None:

@@ -238,16 +238,17 @@ def claim_findings(facts: Mapping[str, HostFacts], cluster_id: str) -> tuple[Fin
     """The machines that belong to other clusters."""
     found = []
     for host, one in facts.items():
-        claim = _claim(one)
+        claim = parse_claim(one.claim)
         if claim.get("id", cluster_id) != cluster_id:
             why = f"it belongs to cluster {claim.get('name')!r} ({claim['id']})"
             found.append(Finding(host, "error", "claimed", "it is taken", why, _FIX_CLAIMED))
     return tuple(found)
 
 
-def _claim(facts: HostFacts) -> Mapping[str, str]:
+def parse_claim(text: str) -> Mapping[str, str]:
+    """Which cluster a machine belongs to, by the file that says so there; empty if it is in none."""
     try:
-        said = json.loads(facts.claim or "{}")
+        said = json.loads(text or "{}")
     except ValueError:
         return {}
     return {str(key): str(value) for key, value in said.items()} if isinstance(said, dict) else {}

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Final
+from typing import Final
 
 from clusterctl.errors import (
     ClusterctlError,
@@ -35,7 +34,13 @@ from clusterctl.providers.onprem.login import (
     remove_account,
     workspace_for,
 )
-from clusterctl.providers.onprem.members import ALL_PARTITION, admin_login, examine, spec_of_machines
+from clusterctl.providers.onprem.members import (
+    ALL_PARTITION,
+    admin_login,
+    examine,
+    parse_claim,
+    spec_of_machines,
+)
 from clusterctl.providers.pending import FOLDER, REPLACED, PendingRelease, address_of, pending_releases
 from clusterctl.spec.load import dump_spec, load_spec
 from clusterctl.spec.models import ADMIN_USER, ClusterSpec
@@ -157,10 +162,9 @@ def _left_on(host: str, access: Access, cluster_id: str) -> Sequence[str]:
 def claim_on(host: str, access: Access) -> Mapping[str, str]:
     """Whose the machine is, as it says itself; empty if it is nobody's."""
     try:
-        found = json.loads(access.run(host, ("cat", CLAIM)))
-    except (CommandError, ValueError):
+        return parse_claim(access.run(host, ("cat", CLAIM)))
+    except CommandError:
         return {}
-    return found if isinstance(found, dict) else {}
 
 
 def _is_ours(host: str, access: Access, claim: Claim, workspace: Workspace) -> bool:
@@ -202,7 +206,7 @@ def find_orphans(settings: Settings, name: str, prompts: Prompts) -> tuple[str, 
     """Ids of the clusters of that name that the machines say they belong to."""
     with workspace_for(None) as folder:
         found = _claims(Login(settings, folder, prompts))
-    return tuple(dict.fromkeys(str(c["id"]) for c in found.values() if c.get("name") == name and "id" in c))
+    return tuple(dict.fromkeys(c["id"] for c in found.values() if c.get("name") == name and "id" in c))
 
 
 def release_orphan(settings: Settings, cluster_id: str, prompts: Prompts, *, report: Reporter) -> None:
@@ -214,7 +218,7 @@ def release_orphan(settings: Settings, cluster_id: str, prompts: Prompts, *, rep
             return
         folder.create_secrets()
         write_atomic(folder.root / "id", f"{cluster_id}\n")
-        name = str(next(iter(mine.values())).get("name"))
+        name = next(iter(mine.values())).get("name", "")
         machines = {host: one for host, one in settings.machines.items() if host in mine}
         _make_inventory(members.spec_of_machines(settings, machines, name), login, folder)
         claim = login.claim(cluster_id, name)
@@ -226,7 +230,7 @@ def release_orphan(settings: Settings, cluster_id: str, prompts: Prompts, *, rep
         release_all(login, cluster_id, folder, prompts, report=report)
 
 
-def _claims(login: Login) -> Mapping[str, Mapping[str, Any]]:
+def _claims(login: Login) -> Mapping[str, Mapping[str, str]]:
     lost = login.trust(login.hosts)
     asked = [host for host in login.hosts if host not in lost]
     found, _ = on_each(asked, lambda host: claim_on(host, login.access))
@@ -309,7 +313,11 @@ def retry_all(
             one.remove()
             continue
         if not ending and (twins := [host for host in members if host.host_key == one.host.host_key]):
-            notes.append(_of_twins(one, twins))
+            names = ", ".join(f"{host.name} ({address_of(host)})" for host in twins)
+            notes.append(
+                f"{one}; it is not tried: {names} has the same host key, so it may be that machine; "
+                f"if it is: `clusterctl node forget {one.host.name}`; if not: `clusterctl down` releases it"
+            )
             continue
         try:
             _release_pending(one, prompts, report)
@@ -334,14 +342,6 @@ def _taken_again(one: PendingRelease, members: Collection[Host]) -> str | None:
 def _is_where_it_was(host: Host, one: PendingRelease) -> bool:
     """The key alone says little: machines that were cloned from one image have the same."""
     return address_of(host) == one.address or (host.name == one.host.name and one.why != REPLACED)
-
-
-def _of_twins(one: PendingRelease, twins: Iterable[Host]) -> str:
-    names = ", ".join(f"{host.name} ({address_of(host)})" for host in twins)
-    return (
-        f"{one}; it is not tried: {names} has the same host key, so it may be that machine; if it is: "
-        f"`clusterctl node forget {one.host.name}`; if not: `clusterctl down` releases it"
-    )
 
 
 def _release_pending(one: PendingRelease, prompts: Prompts, report: Reporter) -> None:
