@@ -42,7 +42,7 @@ def program(which: str) -> Program:
 
 
 def in_state(terraform: Terraform, verb: str, *words: str) -> str:
-    """What `terraform state` says in a folder, once no other Terraform is at work; nothing without a state."""
+    """What `terraform state` says in a folder, once no other one is at work; nothing without a state."""
     assert terraform.program is not None
     said: list[str] = []
     argv = [str(terraform.program.path), "state", verb, *words]
