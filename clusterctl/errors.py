@@ -4,37 +4,8 @@ Foreign errors (paramiko, ansible-runner, pydantic, OSError...) are translated i
 boundary where they enter, with ``from exc``. The command line shows all of them in one form and never a
 traceback.
 
-    ClusterctlError                exit 1
-      UsageError                   exit 2   the command is wrong
-        NotUpError                 exit 2   there is no such cluster, or its `up` has not finished
-        SpecError                  exit 2   the spec is wrong: every problem of the file at once
-        BundleError                exit 2   a bundle is damaged, or not the one for this spec and clusterctl
-      MachineError                          this machine cannot do it: tool, right, kernel feature, subnet
-        DiskError                           a disk can't be written: full, quota, read-only, failing
-      ProvisionError                        a provider could not make or remove what was asked for
-        CloudError                          a cloud's API refused, or did not answer
-          CredentialsError                  there are no valid credentials
-          PermissionDeniedError             the credentials lack a permission
-          ApiOffError                       the project has not enabled that API
-        TerraformError                      Terraform failed in part; a failure for each cause and host
-        StalePlanError                      the plan that was shown is out of date
-      LeftoversError                        `down` found resources of the cluster after removing them
-      TransportError                        a host could not be reached or a command on it could not run
-        UnreachableError                    (retryable)
-          NoAnswerError                     a command timed out; the host may be fine
-        AnswerLostError                     the connection broke: the command may have run
-        HostKeyError                        the host's key is not the known one
-        CommandError                        the command ran and failed
-      ConfigureError                        a playbook task failed; one failure a host
-      SchedulerError                        the scheduler refused a request, or does not know a job
-        SlurmError                          Slurm refused, or its answer can't be parsed
-      VerifyError                           the cluster is up, but its verification failed
-      LockedError                           another clusterctl holds the cluster's lock
-      TransferError                         files could not be transferred completely
-      CollectError                          a run could not be collected completely
-      JobFailedError               exit 4
-      JobCancelledError            exit 5   cancelled or timed out
-      WaitTimeoutError             exit 6   the wait ran out, the job goes on
+Exit codes: ``ClusterctlError`` 1; ``UsageError``, where the command or the spec is wrong, 2; the errors about
+a job that `submit` waited for 4 to 6.
 """
 
 from __future__ import annotations

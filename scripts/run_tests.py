@@ -22,11 +22,11 @@ from pathlib import Path
 from types import FrameType
 from typing import IO
 
-from clusterctl.util.lifetime import under_subreaper
+from clusterctl.util.process import under_subreaper
 
 ROOT = Path(__file__).resolve().parent.parent
-# The tests of a group share a cluster, so they stay together; tests/e2e/conftest.py says which groups begin.
-SPREAD = ("-n3", "--dist=loadgroup", "--no-loadscope-reorder")
+# The tests of a group share a cluster, so they stay together: tests/support/groups.py.
+SPREAD = ("-n3", "--dist=loadscope", "--no-loadscope-reorder")
 LIMIT_S = 3 * 3600  # of one part; of all its tests, each of which has its own
 ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 GRACE_S = 60  # for tests that are interrupted to take down what they raised

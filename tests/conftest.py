@@ -6,6 +6,7 @@ import secrets
 from collections.abc import Generator, Iterator
 from contextlib import ExitStack, nullcontext
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import settings
@@ -15,6 +16,7 @@ from payload.device import choose
 from tests.support import remains
 from tests.support.autogroup import without_autogroup
 from tests.support.conditions import Limit, settle
+from tests.support.groups import GroupScheduling
 from tests.support.residue import nothing_left
 from tests.support.verbs import Clusterctl
 
@@ -29,12 +31,13 @@ def pytest_report_header() -> str:
 
 
 # How long something takes is nothing that a test asserts.
-settings.register_profile("untimed", parent=settings(), deadline=None)
-settings.load_profile("untimed")
+settings.register_profile("some", parent=settings(), deadline=None, max_examples=20)
+settings.register_profile("sweep", parent=settings(), deadline=None, max_examples=100)
 
 
 def pytest_configure(config: pytest.Config) -> None:
     """What holds for all workers of pytest-xdist is set once, in the process that starts them."""
+    settings.load_profile("some" if "not sweep" in config.getoption("markexpr") else "sweep")
     if not getattr(config.option, "numprocesses", None):
         settle()
     if not hasattr(config, "workerinput"):
@@ -42,6 +45,11 @@ def pytest_configure(config: pytest.Config) -> None:
         stack = ExitStack()
         stack.enter_context(without_autogroup())
         config.add_cleanup(stack.close)
+
+
+def pytest_xdist_make_scheduler(config: pytest.Config, log: Any) -> GroupScheduling | None:
+    """Tests of a group share a cluster, so they stay together; all others go where there is time."""
+    return GroupScheduling(config, log) if config.getvalue("dist") == "loadscope" else None
 
 
 _LIMIT = pytest.StashKey[Limit]()

@@ -6,8 +6,8 @@ import functools
 import os
 import sys
 import time
-from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from collections.abc import Sequence
+from contextlib import ExitStack
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,10 +16,9 @@ import typer
 
 from clusterctl.cli.completion import hosts
 from clusterctl.cli.job import open_session
-from clusterctl.cli.options import Options, verb
+from clusterctl.cli.options import Options, naming_lock_holder, workspace_of
 from clusterctl.cli.output import Screen, showing_progress
 from clusterctl.cli.submit import JOB_FLAGS
-from clusterctl.cli.target import naming_lock_holder, workspace_of
 from clusterctl.errors import Failure, UsageError
 
 if TYPE_CHECKING:
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from clusterctl.scheduler.session import Session
     from clusterctl.spec.job import JobOptions
     from clusterctl.state.inventory import Inventory
-    from clusterctl.transport.openssh import OpenSSH
 
 
 Command = Annotated[list[str] | None, typer.Argument(metavar="COMMAND", help="A command, after --.")]
@@ -44,18 +42,23 @@ def ssh(
         str | None, typer.Argument(help="Host name. Default: the controller.", autocompletion=hosts)
     ] = None,
     command: Command = None,
-    user: Annotated[str | None, typer.Option("--user", "-u", help="Default: the admin user.")] = None,
+    user: Annotated[
+        str | None, typer.Option("--user", "-u", help="Login user. Default: the admin user.")
+    ] = None,
 ) -> int:
-    """Open a shell on a host, or run a command there."""
+    """Open a shell on a host, or run a command there.
+
+    One string is for the remote shell, as with ssh; words after -- arrive verbatim.
+    """
     from clusterctl.scheduler.session import inventory_of
-    from clusterctl.transport.openssh import OpenSSH
+    from clusterctl.transport.local import OpenSSH
 
     workspace = workspace_of(screen, options)
     with naming_lock_holder(workspace):
         inventory = inventory_of(workspace)
     host, words = _host_and_command(inventory, host, command or [])
     _refuse_shell_as_json(screen, words)
-    argv = OpenSSH(workspace.ssh_config, user).argv(host, words)
+    argv = OpenSSH(workspace.ssh_config, user).argv(host, _for_the_shell(words))
     if screen.json:
         return _told(screen, argv, {"host": host})
     return os.execvp(argv[0], argv)  # noqa: S606 - ssh takes over the terminal
@@ -67,18 +70,19 @@ def shell(
     command: Command = None,
     forward: Annotated[
         list[str] | None,
-        typer.Option(help="8888, or LOCAL:REMOTE: a port here that leads to one of the node. Repeatable."),
+        typer.Option(help="Forward a local port to the node: 8888, or LOCAL:REMOTE. Repeatable."),
     ] = None,
     **flags: object,
 ) -> int:
-    """Work on nodes: a shell there, or one command.
+    """Open a shell, or run a command, on allocated nodes.
 
-    It runs on the first node of an allocation of its own, in the job environment. However it ends, the nodes
-    are given back.
+    It runs on the first node of its own allocation, in the job environment. The allocation is released at
+    the end.
     """
     from clusterctl.jobs.shell import allocate, forwarded, parse_forwards
     from clusterctl.spec.job import job_options
-    from clusterctl.transport.openssh import attached
+    from clusterctl.state.workspace import Workspace
+    from clusterctl.transport.local import OpenSSH, attached
 
     words = job_options({name: value for name, value in flags.items() if value is not None})
     terminal = sys.stdin.isatty() and sys.stdout.isatty() and not screen.json
@@ -88,7 +92,8 @@ def shell(
             "there is no terminal for a shell", fix="name a command: clusterctl shell -- COMMAND"
         )
     forwards = parse_forwards(forward or [])
-    with _session_and_ssh(screen, options) as (session, ssh), ExitStack() as stack:
+    with open_session(screen, options) as session, ExitStack() as stack:
+        ssh = OpenSSH(Workspace.of(session.spec.name).ssh_config, session.spec.job_user.name)
         environment = _environment(screen, options, session, words)
         wait = functools.partial(_say_wait, screen, session)
         with screen.working("waiting for nodes"):
@@ -103,20 +108,6 @@ def shell(
         if held.revoked:
             screen.note(f"note: Slurm ended the allocation; `clusterctl jobs {held.job_id}` says why")
     return code
-
-
-@contextmanager
-def _session_and_ssh(screen: Screen, options: Options) -> Iterator[tuple[Session, OpenSSH]]:
-    """Two ways to the cluster as the job user: for questions to Slurm, and for a terminal."""
-    from clusterctl.scheduler import session as access
-    from clusterctl.transport.openssh import OpenSSH
-
-    workspace = workspace_of(screen, options)
-    with naming_lock_holder(workspace):
-        access.inventory_of(workspace)  # it is up
-        spec = access.applied_spec(workspace)
-        with access.session(spec, workspace) as session:
-            yield session, OpenSSH(workspace.ssh_config, spec.job_user.name)
 
 
 def _environment(screen: Screen, options: Options, session: Session, words: JobOptions) -> Environment:
@@ -146,6 +137,11 @@ def _host_and_command(inventory: Inventory, host: str | None, words: list[str]) 
     raise UsageError(f"there is no host {host!r}", fix=f"the hosts are {', '.join(names)}")
 
 
+def _for_the_shell(words: list[str]) -> str | list[str]:
+    """One string without ``--`` is for the remote shell, as with ssh; words after it arrive verbatim."""
+    return words[0] if len(words) == 1 and not _after_dashes() else words
+
+
 def _after_dashes() -> list[str]:
     return sys.argv[sys.argv.index("--") + 1 :] if "--" in sys.argv else []
 
@@ -164,7 +160,7 @@ def _say_wait(screen: Screen, session: Session, job_id: str) -> None:
 
 def _told(screen: Screen, argv: Sequence[str], answer: dict[str, Any]) -> int:
     """Run a command and tell what it said as JSON; its exit status."""
-    from clusterctl.transport.openssh import captured
+    from clusterctl.transport.local import captured
 
     done = captured(argv)
     answer |= {"exit_code": done.rc, "stdout": done.stdout, "stderr": done.stderr}
@@ -179,10 +175,11 @@ def put(
     screen: Screen,
     options: Options,
     paths: Annotated[
-        list[str], typer.Argument(metavar="LOCAL... [REMOTE]", help="What goes, and to which folder there.")
+        list[str],
+        typer.Argument(metavar="LOCAL... [REMOTE]", help="Files and folders here, then the folder there."),
     ],
 ) -> None:
-    """Copy files and folders to the cluster, by default home."""
+    """Copy files and folders to the cluster, by default to the home folder."""
     from clusterctl.transport.put import send_into
     from clusterctl.transport.tree import shown_size, walk
 
@@ -213,10 +210,11 @@ def get(
     screen: Screen,
     options: Options,
     paths: Annotated[
-        list[str], typer.Argument(metavar="REMOTE... [LOCAL]", help="What comes, and into which folder here.")
+        list[str],
+        typer.Argument(metavar="REMOTE... [LOCAL]", help="Files and folders there, then the folder here."),
     ],
 ) -> None:
-    """Copy files and folders from the cluster, by default to here."""
+    """Copy files and folders from the cluster, by default to this folder."""
     from clusterctl.transport.get import fetch
     from clusterctl.transport.tree import shown_size
 
@@ -284,11 +282,3 @@ def _split(paths: list[str]) -> tuple[list[str], str]:
 def _below_home(path: str) -> str:
     """A path as the cluster reads it: what begins with ~/ is below the home there."""
     return os.path.normpath(path.removeprefix("~/")) if path != "~" else "."
-
-
-def register(app: typer.Typer) -> None:
-    """Add these verbs."""
-    app.command()(verb(ssh))
-    app.command()(verb(shell, flags=SHELL_FLAGS))
-    for function in (put, get):
-        app.command()(verb(function))

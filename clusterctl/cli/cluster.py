@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-import os
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -13,9 +12,16 @@ import typer
 
 from clusterctl.cli.completion import job_ids
 from clusterctl.cli.job import job_table, not_brought_home
-from clusterctl.cli.options import Options, OutFolder, verb
+from clusterctl.cli.options import (
+    AskBecomePass,
+    Options,
+    OutFolder,
+    naming_lock_holder,
+    prompts_for,
+    spec_of,
+    workspace_of,
+)
 from clusterctl.cli.output import Phases, Screen
-from clusterctl.cli.target import AskBecomePass, naming_lock_holder, prompts_for, spec_of, workspace_of
 from clusterctl.cli.up import NoWait, Yes, phase_dicts, unfinished
 from clusterctl.errors import UsageError
 
@@ -33,14 +39,14 @@ def down(
     options: Options,
     yes: Yes = False,
     discard_runs: Annotated[
-        bool, typer.Option("--discard-runs", help="Do not bring home what was not collected.")
+        bool, typer.Option("--discard-runs", help="Do not collect the runs that are not collected yet.")
     ] = False,
     discard_run: Annotated[
         list[str] | None,
         typer.Option(
             "--discard-run",
             metavar="ID",
-            help="Do not bring home the run of this job; may be given several times.",
+            help="Do not collect the run of this job. Repeatable.",
             autocompletion=job_ids,
         ),
     ] = None,
@@ -50,7 +56,7 @@ def down(
     forget: Annotated[
         list[str] | None,
         typer.Option(
-            "--forget", metavar="HOST", help="This machine of your own is gone for good: do not wait for it."
+            "--forget", metavar="HOST", help="Do not wait for this on-prem host: it is gone for good."
         ),
     ] = None,
     orphans: Annotated[
@@ -62,10 +68,10 @@ def down(
     ] = False,
     project: Annotated[
         str | None,
-        typer.Option("--project", help="With --orphans: the Google Cloud project, where no spec says it."),
+        typer.Option("--project", help="With --orphans: the Google Cloud project, if there is no spec."),
     ] = None,
 ) -> None:
-    """Bring runs home, remove the cluster, prove that all is gone."""
+    """Collect runs, remove the cluster, and verify that nothing is left."""
     from clusterctl.cluster import down as cluster_down
     from clusterctl.cluster.nodes import names_of
     from clusterctl.cluster.session import Run
@@ -118,10 +124,10 @@ def down(
 
 
 def status(screen: Screen, options: Options) -> None:
-    """Nodes and jobs, as Slurm sees them."""
-    from clusterctl.jobs.control import active_jobs, as_dict
+    """Show the state of nodes and jobs."""
     from clusterctl.providers.pending import pending_releases
     from clusterctl.scheduler import session
+    from clusterctl.scheduler.base import active_jobs
     from clusterctl.transport.ssh import Connections
 
     workspace = workspace_of(screen, options)
@@ -143,7 +149,7 @@ def status(screen: Screen, options: Options) -> None:
             {"name": n.name, "state": n.shown, "cpus": n.cpus, "memory_mib": n.memory_mib, "reason": n.reason}
             for n in nodes
         ],
-        "jobs": [as_dict(j) for j in active],
+        "jobs": [j.as_dict() for j in active],
         "auto_down": by_itself,
         "pending_releases": [one.as_dict() for one in left],
     }
@@ -154,7 +160,7 @@ def status(screen: Screen, options: Options) -> None:
         lines += ["", *job_table(screen, active)]
     if by_itself:
         state = "" if by_itself["armed"] else ", but its timer does not run: `clusterctl up` starts it"
-        lines += ["", f"without work it takes itself down after {by_itself['after']}{state}"]
+        lines += ["", f"an idle cluster takes itself down after {by_itself['after']}{state}"]
     for one in left:
         lines += ["", str(one), f"  {one.fix}"]
     screen.result(answer, *lines)
@@ -178,7 +184,7 @@ def cache_prune(screen: Screen, options: Options) -> None:
 
 
 def cache_list(screen: Screen, options: Options) -> None:
-    """Show the cached node images."""
+    """List the cached node images."""
     _cache(screen, prune=False)
 
 
@@ -338,7 +344,7 @@ def _on_this_machine(known: set[str | None]) -> Iterator[_Listed]:
     except ClusterctlError:  # no right to look, or not Linux: then there are none of ours either
         return
     for one, is_orphan in here:
-        if one.id in known or one.owner != os.getuid():
+        if one.id in known:
             continue
         fix = ""
         if is_orphan:
@@ -347,14 +353,3 @@ def _on_this_machine(known: set[str | None]) -> Iterator[_Listed]:
             state = "unfinished" if Path(one.workspace).parent == state_home() else "elsewhere"
         nodes = sum(not name.endswith("-ctl") for name in one.numbers)
         yield _Listed(one.name, DEFAULT_PROVIDER.type, state, nodes, one.workspace, one.id, fix=fix)
-
-
-def register(app: typer.Typer) -> None:
-    """Add these verbs."""
-    for function in (down, status):
-        app.command()(verb(function))
-    app.command("list")(verb(list_))
-    cache = typer.Typer(help="The cache of node images.", no_args_is_help=True, rich_markup_mode=None)
-    cache.command("list")(verb(cache_list))
-    cache.command("prune")(verb(cache_prune))
-    app.add_typer(cache, name="cache")

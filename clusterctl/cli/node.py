@@ -9,16 +9,16 @@ from typing import TYPE_CHECKING, Annotated, Any, Final
 import typer
 
 from clusterctl.cli.job import timeout_of
-from clusterctl.cli.options import Options, verb
-from clusterctl.cli.output import Screen
-from clusterctl.cli.target import (
+from clusterctl.cli.options import (
     AcceptHostKey,
     AskBecomePass,
+    Options,
     naming_lock_holder,
     prompts_for,
     spec_of,
     workspace_of,
 )
+from clusterctl.cli.output import Screen
 from clusterctl.cli.up import NoWait, Yes, approval, bring_up
 from clusterctl.errors import UsageError
 
@@ -27,18 +27,17 @@ if TYPE_CHECKING:
     from clusterctl.scheduler.base import Scheduler
     from clusterctl.spec.models import ClusterSpec
     from clusterctl.state.inventory import Inventory
-    from clusterctl.state.workspace import Workspace
 
 Names = Annotated[
-    list[str], typer.Argument(metavar="NODE...", help="Nodes, or ranges of them such as gpu[01-04].")
+    list[str], typer.Argument(metavar="NODE...", help="Node names, or host lists such as gpu[01-04].")
 ]
 Reason = Annotated[
-    str, typer.Option("--reason", metavar="TEXT", help="Why: whoever looks at the nodes reads it.")
+    str, typer.Option("--reason", metavar="TEXT", help="Reason, as sinfo and `status` show it.")
 ]
-Force = Annotated[bool, typer.Option("--force", help="End the jobs that are at work there.")]
+Force = Annotated[bool, typer.Option("--force", help="Cancel the jobs that run on the nodes.")]
 _BOOTS = "clusterctl: is to be booted"
 # What taking a machine into the cluster may need.
-_JOINING: Final = {
+JOINING: Final = {
     "yes": Yes,
     "no_wait": NoWait,
     "ask_become_pass": AskBecomePass,
@@ -51,17 +50,17 @@ def drain(
     options: Options,
     names: Names,
     reason: Reason,
-    wait: Annotated[bool, typer.Option("--wait", help="Wait until no job is at work there.")] = False,
+    wait: Annotated[bool, typer.Option("--wait", help="Wait until no job runs on the nodes.")] = False,
     timeout: Annotated[
-        str | None, typer.Option("--timeout", metavar="TIME", help="With --wait: not longer than this.")
+        str | None, typer.Option("--timeout", metavar="TIME", help="With --wait: the longest wait.")
     ] = None,
 ) -> None:
-    """Drain nodes: they take no new jobs. Jobs that run go on; `up` leaves the nodes as they are."""
+    """Drain nodes: no new jobs start, running jobs go on. `up` leaves drained nodes as they are."""
     from clusterctl.cluster import nodes
 
     if not reason.strip():
         raise UsageError("--reason is empty", fix="say why, for whoever looks at the nodes")
-    with _cluster(screen, options) as (_, inventory, scheduler):
+    with _cluster(screen, options) as (inventory, scheduler):
         chosen = _chosen(inventory, names)
         found = nodes.drain(scheduler, chosen, reason)
         if wait:
@@ -75,18 +74,18 @@ def drain(
 
 
 def resume(screen: Screen, options: Options, names: Names) -> None:
-    """Resume nodes: they take jobs again."""
+    """Resume nodes: jobs can start on them again."""
     from clusterctl.cluster import nodes
 
-    with _cluster(screen, options) as (_, inventory, scheduler):
+    with _cluster(screen, options) as (inventory, scheduler):
         found = nodes.resume(scheduler, _chosen(inventory, names))
     _show(screen, found)
 
 
 def add(screen: Screen, options: Options, names: Names, **joining: Any) -> int:
-    """Take machines into the cluster that the spec names, and that are not in it yet.
+    """Add machines of the spec to the running cluster.
 
-    Only they are configured; the others learn their names and addresses, and running jobs go on.
+    Only the new nodes are configured; the others get their addresses. Running jobs go on.
     """
     from clusterctl.cluster import nodes
     from clusterctl.scheduler import session
@@ -111,7 +110,7 @@ def remove(
     yes: Yes = False,
     no_wait: NoWait = False,
 ) -> int:
-    """Release nodes to their owner, restored as they were. The other nodes and their jobs go on."""
+    """Remove nodes from the cluster and restore the machines. Other nodes and their jobs go on."""
     from clusterctl.cluster import nodes
     from clusterctl.cluster.up import UpOptions
     from clusterctl.scheduler import session
@@ -132,9 +131,9 @@ def remove(
 
 
 def replace(screen: Screen, options: Options, names: Names, force: Force = False, **joining: Any) -> int:
-    """Put other machines in the place of nodes, under the same names. Their host keys are confirmed again.
+    """Replace the machines of nodes; the node names stay. New host keys are confirmed.
 
-    The machines that had the names are released; one that does not answer is, once it does.
+    The old machines are released; one that does not answer is released once it does.
     """
     from clusterctl.cluster import nodes
     from clusterctl.cluster.nodes import check_names
@@ -198,14 +197,16 @@ def reboot(
     timeout: Annotated[
         str | None,
         typer.Option(
-            "--timeout", metavar="TIME", help="Wait for jobs not longer than this, and boot nothing."
+            "--timeout",
+            metavar="TIME",
+            help="The longest wait for running jobs; after it nothing is rebooted.",
         ),
     ] = None,
     no_wait: NoWait = False,
 ) -> int:
-    """Reboot nodes once idle: they take no new jobs, those that run end first.
+    """Reboot nodes once idle: they are drained, and running jobs end first.
 
-    Once a node is up again it is configured, put back and proven. One that somebody had drained stays so.
+    After its reboot a node is configured, verified and resumed. One that was drained before stays drained.
     """
     from clusterctl.cluster import nodes
     from clusterctl.cluster.up import UpOptions
@@ -225,6 +226,11 @@ def reboot(
         inventory = session.inventory_of(workspace)  # it may have changed while we waited
         nodes.check_names(inventory, chosen)
         scheduler = session.admin_scheduler(inventory, connections)
+        if not scheduler.manages_nodes:
+            raise UsageError(
+                "nodes without Slurm cannot be drained, so a job could start on them",
+                fix="reboot them yourself while no job runs, then run `clusterctl up`",
+            )
         ours = [state.node.name for state in nodes.states(scheduler, chosen) if state.node.usable]
         if ours:
             nodes.drain(scheduler, ours, _BOOTS)
@@ -254,11 +260,6 @@ def _refuse_reboot(inventory: Inventory, names: Sequence[str]) -> None:
             "local nodes have no kernel of their own to boot",
             fix="`clusterctl up` restarts what is wrong with them",
         )
-    if not inventory.has_slurm:
-        raise UsageError(
-            "nothing keeps jobs from beginning on nodes without Slurm",
-            fix="boot them yourself while no job runs, then run `clusterctl up`",
-        )
     for host in inventory.compute:
         address = host.ssh_address or host.address
         if host.name in names and is_this_machine(address):
@@ -270,7 +271,7 @@ def _refuse_reboot(inventory: Inventory, names: Sequence[str]) -> None:
 
 
 @contextmanager
-def _cluster(screen: Screen, options: Options) -> Iterator[tuple[Workspace, Inventory, Scheduler]]:
+def _cluster(screen: Screen, options: Options) -> Iterator[tuple[Inventory, Scheduler]]:
     """The cluster that is meant, with who runs its jobs as its admin."""
     from clusterctl.scheduler import session
     from clusterctl.transport.ssh import Connections
@@ -278,7 +279,7 @@ def _cluster(screen: Screen, options: Options) -> Iterator[tuple[Workspace, Inve
     workspace = workspace_of(screen, options)
     with naming_lock_holder(workspace), Connections(workspace.ssh_config) as connections:
         inventory = session.inventory_of(workspace)
-        yield workspace, inventory, session.admin_scheduler(inventory, connections)
+        yield inventory, session.admin_scheduler(inventory, connections)
 
 
 def _chosen(inventory: Inventory, names: Sequence[str]) -> tuple[str, ...]:
@@ -301,13 +302,3 @@ def _show(screen: Screen, found: Sequence[NodeState]) -> None:
         for one in found
     ]
     screen.result({"nodes": answer}, *screen.table(["NODE", "STATE", "REASON", "JOBS"], rows))
-
-
-def register(app: typer.Typer) -> None:
-    """Add these verbs."""
-    group = typer.Typer(help="Nodes one by one: the others and their jobs go on.", no_args_is_help=True)
-    for function in (drain, resume, reboot, remove, forget):
-        group.command()(verb(function))
-    for joins in (add, replace):
-        group.command()(verb(joins, flags=_JOINING))
-    app.add_typer(group, name="node")

@@ -20,8 +20,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, TextIO
 
 from clusterctl.errors import ClusterctlError, UsageError, printable
-from clusterctl.util.progress import WAITING, HostStep, Waiting
-from clusterctl.util.terminal import LogFilter
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -31,6 +29,8 @@ if TYPE_CHECKING:
 
     from clusterctl.jobs.logs import LogChunk
     from clusterctl.transport.tree import Progress
+    from clusterctl.util.progress import HostStep
+    from clusterctl.util.terminal import LogFilter
 
 
 READER_GONE = 128 + signal.SIGPIPE
@@ -74,6 +74,8 @@ class Screen:
             return
         data = text.encode(errors="replace")
         if sys.stdout.isatty():
+            from clusterctl.util.terminal import LogFilter
+
             shown = LogFilter()
             data = shown.feed(data) + shown.end()
         self._write(data.rstrip(b"\n") + b"\n")
@@ -91,6 +93,8 @@ class Screen:
                 self._write(log.end(), name)
 
     def _log(self, chunk: LogChunk, *, raw: bool) -> None:
+        from clusterctl.util.terminal import LogFilter
+
         data = chunk.data
         if not raw or getattr(sys, chunk.stream).isatty():
             data = self._logs.setdefault((chunk.stream, chunk.task), LogFilter()).feed(data)
@@ -261,7 +265,7 @@ class Screen:
         if yes:
             return
         if not (sys.stdin.isatty() and sys.stderr.isatty()):
-            raise UsageError(prompt, why="there is no terminal to ask on", fix="say --yes")
+            raise UsageError(prompt, why="there is no terminal to prompt on", fix="say --yes")
         print(f"{printable(prompt)} [y/N] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() not in {"y", "yes"}:
             raise UsageError("nothing was done", why="the answer was no")
@@ -418,6 +422,8 @@ class Phases:
         self._moving = False
 
     def __call__(self, phase: str, what: str | HostStep) -> None:
+        from clusterctl.util.progress import WAITING
+
         if phase == WAITING:
             self._waiting = str(what)
             self._screen.note(self._waiting)
@@ -439,10 +445,11 @@ class Phases:
 
     def _say(self, phase: str, what: str | HostStep) -> None:
         """Detail for those who want it; a host that failed, at once and for everybody."""
-        failed = isinstance(what, HostStep) and what.failed
+        from clusterctl.util.progress import Waiting
+
         if self._verbose or isinstance(what, Waiting):
             self._screen.note(f"{self._stamped(phase)}: {what}")
-        elif failed and isinstance(what, HostStep) and what.host not in self._failed:
+        elif not isinstance(what, str) and what.failed and what.host not in self._failed:
             self._failed.add(what.host)
             self._screen.note(f"failed on {what.host}: {what.task}")
 

@@ -7,9 +7,10 @@ import os
 import signal
 import sys
 import threading
+from collections.abc import Callable, Mapping
 from enum import StrEnum
 from types import FrameType
-from typing import Annotated
+from typing import Annotated, Any, Final
 
 import typer
 from typer._completion_classes import completion_init
@@ -34,7 +35,7 @@ class Shell(StrEnum):
 def completion(
     screen: Screen, options: Options, shell: Annotated[Shell, typer.Argument(help="Your shell.")]
 ) -> None:
-    """Print a script that completes verbs, options, jobs and hosts.
+    """Print the completion script of a shell.
 
     bash: eval "$(clusterctl completion bash)" in ~/.bashrc; zsh the same in ~/.zshrc, after compinit;
     fish: clusterctl completion fish > ~/.config/fish/completions/clusterctl.fish
@@ -57,9 +58,38 @@ app = typer.Typer(
 )
 app.callback()(options.root)
 
-for module in (spec, up, cluster, node, submit, job, access, bundle):
-    module.register(app)
-app.command()(verb(completion))
+
+def _group(name: str, summary: str) -> typer.Typer:
+    group = typer.Typer(help=summary, no_args_is_help=True, rich_markup_mode=None)
+    app.add_typer(group, name=name)
+    return group
+
+
+_cache = _group("cache", "The cache of node images.")
+_node = _group("node", "Operate on single nodes; the others and their jobs are not affected.")
+_bundle = _group("bundle", "Packages and programs for air-gapped hosts, in one file.")
+VERBS: Final[tuple[tuple[typer.Typer, dict[str, Callable[..., int | None]]], ...]] = (
+    (app, {"init": spec.init, "validate": spec.validate, "schema": spec.schema, "doctor": spec.doctor}),
+    (app, {"plan": up.plan, "up": up.up}),
+    (app, {"down": cluster.down, "status": cluster.status, "list": cluster.list_}),
+    (_cache, {"list": cluster.cache_list, "prune": cluster.cache_prune}),
+    (_node, {"drain": node.drain, "resume": node.resume, "reboot": node.reboot, "remove": node.remove}),
+    (_node, {"forget": node.forget, "add": node.add, "replace": node.replace}),
+    (app, {"submit": submit.submit, "jobs": job.jobs_, "logs": job.logs, "cancel": job.cancel}),
+    (app, {"collect": job.collect, "ssh": access.ssh, "shell": access.shell}),
+    (app, {"put": access.put, "get": access.get}),
+    (_bundle, {"create": bundle.create, "verify": bundle.verify, "show": bundle.show}),
+    (app, {"completion": completion}),
+)
+_FLAGS: Final[dict[str, Mapping[str, Any]]] = {
+    "submit": submit.JOB_FLAGS,
+    "shell": access.SHELL_FLAGS,
+    "add": node.JOINING,
+    "replace": node.JOINING,
+}
+for group, verbs in VERBS:
+    for word, function in verbs.items():
+        group.command(word)(verb(function, long_file=word == "logs", flags=_FLAGS.get(word, {})))
 
 
 _SIGNALLED = 128

@@ -7,13 +7,12 @@ long as both are the same, Ansible need not run.
 from __future__ import annotations
 
 import json
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
 from pydantic import BaseModel, ConfigDict, ValidationError
 
-from clusterctl.cluster.drift import Repair, drift_found, drifted, hosts_with_drift, repairs_of, touches_slurm
 from clusterctl.cluster.hardware import (
     Hardware,
     NodeConfig,
@@ -26,16 +25,15 @@ from clusterctl.cluster.hardware import (
     node_config,
     steady,
 )
-from clusterctl.cluster.session import ClusterSession
+from clusterctl.cluster.session import ClusterSession, Repair
 from clusterctl.configure import ansible, events, inventory_file
 from clusterctl.errors import Failure, SchedulerError, TransportError
-from clusterctl.hosts.probe import probe_hosts
-from clusterctl.hosts.report import Checksums, HostReport
+from clusterctl.hosts.probe import Checksums, HostReport, probe_hosts
 from clusterctl.hosts.roles import probe_requests
 from clusterctl.providers.base import Provisioned
 from clusterctl.scheduler.base import Scheduler
 from clusterctl.scheduler.session import admin_scheduler
-from clusterctl.scheduler.slurm.config import health_file, render_files, slurmd_file
+from clusterctl.scheduler.slurm.config import health_file, needs_facts, render_files, slurmd_file
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.journal import digest
@@ -45,6 +43,11 @@ from clusterctl.util.progress import HostStep
 
 _PATIENCE_S = 5.0  # for Slurm to tell of its jobs
 _SOME = "some hosts"  # were configured last, and nothing is known of what the others would need
+
+_MISSING = "missing"
+_OUTDATED = "outdated"
+_UNKNOWN = "no answer"  # what it was asked of was away
+_FINE = {"unit": "running", "home": "fit", "key": "there", "path": "there"}  # whatever was recorded before
 
 
 @dataclass(frozen=True, slots=True)
@@ -180,7 +183,7 @@ def _installed(
     silent = [
         host.name
         for host in inventory.compute
-        if inventory.has_slurm and host.cpus is None and reports[host.name].facts is None
+        if needs_facts(inventory, host) and reports[host.name].facts is None
     ]
     first = set(silent)
     driver = session.spec.software.nvidia.has_driver
@@ -201,11 +204,6 @@ def _installed(
         progress=lambda task: session.report(_step(task, inventory, first)),
     )
     return {**reports, **_probe(session, inventory, first)}
-
-
-def _lacks_driver(report: HostReport) -> bool:
-    """Whether there are cards that no driver shows."""
-    return report.cards > report.driver.cards
 
 
 def stale(
@@ -292,15 +290,16 @@ def _inputs(
     The payload's hash stands in the inventory.
     """
     facts = {host: view.facts for host, view in views.items() if view.facts}
+    slurm = render_files(spec, inventory, facts)
     files = {
-        **(render_files(spec, inventory, facts) if inventory.has_slurm else {}),
+        **slurm,
         inventory_file.HEALTH_FILE: health_file(
             spec, inventory, {h: view.driver for h, view in views.items()}
         ),
         inventory_file.GPUS_FILE: gpus_file(spec, inventory, workspace, views),
     }
-    if inventory.has_slurm:
-        files[inventory_file.SLURMD_FILE] = slurmd_file(files, [host.name for host in inventory.compute])
+    if slurm:
+        files[inventory_file.SLURMD_FILE] = slurmd_file(slurm, [host.name for host in inventory.compute])
     secrets = (workspace.munge_key.read_bytes(), workspace.public_key.read_bytes())
     variables = inventory_file.inventory_text(spec, inventory, workspace)
     cards = json.dumps({host: has.cards for host, has in hardware(spec, inventory, views).items()})
@@ -322,3 +321,94 @@ def _read(workspace: Workspace, *, without: Collection[str]) -> Configured:
 
 def _write(workspace: Workspace, recorded: Configured) -> None:
     write_atomic(workspace.configured, recorded.model_dump_json(indent=1) + "\n")
+
+
+def drifted(recorded: Checksums, now: Checksums) -> tuple[str, ...]:
+    """The keys of marks that are not as they were recorded, or bad in themselves."""
+    return tuple(
+        key for key, mark in now.items() if not _is_fine(key, mark) or recorded.get(key, mark) != mark
+    )
+
+
+def repairs_of(host: str, recorded: Checksums, before: Checksums, after: Checksums) -> tuple[Repair, ...]:
+    """What was not right ``before`` and has changed since. What is new to us cannot have drifted."""
+    changed = [key for key in _known(recorded, before) if after.get(key) != before[key]]
+    return tuple(Repair(host, *_words(key, before[key])) for key in _named(changed, before))
+
+
+def drift_found(recorded: Checksums, now: Checksums) -> tuple[str, ...]:
+    """What is not right on a host, in words. What is new to us can't have drifted."""
+    return tuple(_words(key, now[key])[0] for key in _named(_known(recorded, now), now))
+
+
+def _known(recorded: Checksums, now: Checksums) -> list[str]:
+    return [key for key in drifted(recorded, now) if key in recorded and now[key] != _UNKNOWN]
+
+
+def _named(keys: Sequence[str], marks: Checksums) -> list[str]:
+    """Those of the keys that are worth a word beside the others."""
+    return [key for key in keys if not _follows(key, marks, keys)]
+
+
+def _follows(key: str, before: Checksums, changed: Iterable[str]) -> bool:
+    """Whether a mark is only a consequence of another one, and not worth a word beside it."""
+    kind, _, name = key.partition(" ")
+    if kind == "home":
+        return before.get(f"user {name}") == _MISSING
+    return before[key].endswith(_OUTDATED) and any(other != key for other in changed)
+
+
+def hosts_with_drift(recorded: Mapping[str, Checksums], now: Mapping[str, Checksums]) -> tuple[str, ...]:
+    """The hosts on which something is not as it was recorded."""
+    return tuple(
+        host for host, marks in now.items() if host not in recorded or drifted(recorded[host], marks)
+    )
+
+
+def touches_slurm(keys: Iterable[str]) -> bool:
+    """Whether nodes may have fetched what is not Slurm's configuration any more."""
+    return any(key.startswith("file /etc/slurm/") for key in keys)
+
+
+def _is_fine(key: str, mark: str) -> bool:
+    return mark == _FINE.get(key.partition(" ")[0], mark) and mark != _MISSING
+
+
+def _words(key: str, mark: str) -> tuple[str, str]:
+    """What is told of a mark that is not right, and what configuring did about it."""
+    kind, _, name = key.partition(" ")
+    if kind == "unit":
+        return _unit_words(name, mark)
+    how = "was missing" if mark == _MISSING else "was changed"
+    match kind:
+        case "user":
+            return f"the account {name} {how}", "put back"
+        case "key":
+            return f"the cluster's key of user {name} was missing", "put back"
+        case "home":
+            return f"the home of user {name} " + (
+                how if mark == _MISSING else "was not theirs alone"
+            ), "put right"
+        case "accounting":
+            return "accounts or users in the accounting were changed", "put back"
+        case _:
+            return f"{name} {how}", "put back"
+
+
+def _unit_words(name: str, mark: str) -> tuple[str, str]:
+    state, *more = mark.split()
+    if state == "masked":
+        return f"{name} was masked", "unmasked and started"
+    if state in ("stopped", "failed"):
+        was = "was stopped" if state == "stopped" else "had failed"
+        return (
+            (f"{name} {was} and disabled", "enabled and started")
+            if "disabled" in more
+            else (
+                f"{name} {was}",
+                "started",
+            )
+        )
+    if _OUTDATED in more:
+        return f"{name} had not read its configuration", "restarted"
+    return f"{name} was disabled", "enabled"

@@ -14,8 +14,7 @@ from typing import Final
 
 from clusterctl.errors import Failure, NotUpError, TransportError, VerifyError
 from clusterctl.hosts import checks
-from clusterctl.hosts.checks import DoctorReport, Finding
-from clusterctl.hosts.cluster_checks import expected, host_facts_request, reject_unknown_hosts
+from clusterctl.hosts.checks import DoctorReport, Finding, expected, host_facts_request, reject_unknown_hosts
 from clusterctl.providers.base import Provider
 from clusterctl.providers.pending import pending_releases
 from clusterctl.scheduler.session import inventory_of

@@ -30,7 +30,7 @@ from clusterctl.spec.models import DEFAULT_PROVIDER
 from clusterctl.spec.models import Provider as ProviderSettings
 from clusterctl.state.ledger import JobEntry, Ledger, RunRecord
 from clusterctl.state.workspace import Workspace
-from clusterctl.util.lifetime import roomiest, sweep
+from clusterctl.util.process import roomiest, sweep
 from clusterctl.util.progress import Reporter
 
 

@@ -17,19 +17,18 @@ from typing import Final
 from clusterctl.errors import ClusterctlError, Failure, SchedulerError, TransportError, VerifyError
 from clusterctl.hosts.checks import Finding
 from clusterctl.hosts.gpus import Driver
-from clusterctl.hosts.report import HostReport, NodeFacts
-from clusterctl.jobs.control import active_jobs
+from clusterctl.hosts.probe import HostReport, NodeFacts
 from clusterctl.packages.wheelhouse import NodePlatform, has_wheelhouse, wheelhouse
-from clusterctl.scheduler.base import Scheduler
+from clusterctl.scheduler.base import Scheduler, active_jobs
 from clusterctl.scheduler.models import JobInfo, NodeInfo
-from clusterctl.scheduler.slurm.config import gres, promised_mib
+from clusterctl.scheduler.slurm.config import gres, needs_facts, promised_mib
 from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.units import format_size
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.util.assets import gpu_lock, job_lock
-from clusterctl.util.lifetime import temporary_folder
+from clusterctl.util.process import temporary_folder
 from clusterctl.util.progress import Reporter
 
 _SAME_MEMORY: Final = 0.01  # the kernel's figure moves by some MiB from boot to boot
@@ -86,7 +85,7 @@ def hardware(spec: ClusterSpec, inventory: Inventory, views: Views) -> dict[str,
     counted = spec.software.nvidia.installs
     return {
         host.name: Hardware(
-            replace(view.facts, mpi=()) if view.facts and host.cpus is None and inventory.has_slurm else None,
+            replace(view.facts, mpi=()) if view.facts and needs_facts(inventory, host) else None,
             replace(view.driver, fault=""),
             view.cards if counted else 0,
         )
@@ -125,7 +124,7 @@ def node_config(
     beyond = [host for host in changes if limit and host not in limit]
     waiting |= dict.fromkeys(beyond, "it is left as it was")
     ending = {host for host in changes if host not in waiting and _ends_jobs(recorded[host], now[host])}
-    if ending and inventory.has_slurm:
+    if ending:
         waiting |= at_work(ending)
     return NodeConfig(as_recorded(views, recorded, waiting), changes, waiting, recorded)
 
@@ -331,7 +330,9 @@ REASON: Final = "clusterctl: its hardware changes"
 
 
 def at_work(scheduler: Scheduler, hosts: Collection[str]) -> dict[str, str]:
-    """Those of the hosts on which jobs are at work, or may be, in words."""
+    """Those of the hosts on which jobs are at work that a change would end, or may be, in words."""
+    if not scheduler.manages_nodes:
+        return {}
     try:
         return _named(hosts, active_jobs(scheduler))
     except (SchedulerError, TransportError) as exc:
@@ -344,6 +345,8 @@ def keep_free(scheduler: Scheduler, hosts: Collection[str]) -> dict[str, str]:
     They are drained before the question, those at work put back after it. What nobody could use anyway
     keeps the reason that it has.
     """
+    if not scheduler.manages_nodes:
+        return {}
     drained: list[str] = []
     try:
         drained = sorted(node.name for node in scheduler.nodes() if node.name in hosts and node.usable)

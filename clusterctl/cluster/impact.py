@@ -13,9 +13,8 @@ from dataclasses import dataclass, field, replace
 
 from clusterctl.cluster.session import ClusterSession
 from clusterctl.errors import ClusterctlError, SchedulerError, TransportError, UsageError
-from clusterctl.jobs.control import active_jobs
 from clusterctl.providers.base import HostChange, Planned, Size
-from clusterctl.scheduler.base import Scheduler
+from clusterctl.scheduler.base import Scheduler, active_jobs
 from clusterctl.scheduler.models import JobInfo, NodeInfo
 from clusterctl.scheduler.session import admin_scheduler, applied_spec, inventory_of
 from clusterctl.spec.models import ClusterSpec, Partition, User
@@ -30,25 +29,22 @@ _PAUSE_S = 0.2
 
 
 @dataclass(frozen=True, slots=True)
-class Change:
-    """A change that may be made: nodes in ``keep`` stay as large as they are; ``notes`` say what was done."""
-
-    keep: Mapping[str, Size]
-    notes: tuple[str, ...] = ()
-
-
-@dataclass(frozen=True, slots=True)
 class Impact:
-    """What a change would do to jobs; ``unknown`` says why nobody can tell."""
+    """What a change does to jobs: those that it would end, those that were ended, nodes that keep their size.
+
+    ``unknown`` says why that is not known.
+    """
 
     keep: Mapping[str, Size] = field(default_factory=dict)
     affected: tuple[AffectedJob, ...] = ()
+    ended: tuple[AffectedJob, ...] = ()
     unknown: str = ""
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What the user should know of it."""
-        return _keeping(self.keep)
+        keeping = (f"{name} keeps {_words(size)} while jobs run there" for name, size in self.keep.items())
+        return (*(f"ended {job}" for job in self.ended), *keeping)
 
 
 @dataclass(frozen=True, slots=True)
@@ -136,7 +132,7 @@ def evaluate(
     hosts: Sequence[HostChange] = (),
     alive: Callable[[], bool],
     force: bool,
-) -> Change:
+) -> Impact:
     """Look at the change from the hosts of ``before`` to the spec; ``force`` ends what is in its way.
 
     ``hosts``: what the provider would do to some of them. ``alive``: whether any host runs, asked where the
@@ -147,27 +143,30 @@ def evaluate(
     """
     plan = _Plan.of(spec, before, sizes, hosts)
     if not plan.concerns_jobs:
-        return Change({})
+        return Impact()
     going: list[str] = []
     try:
         nodes = {node.name: node for node in scheduler.nodes()}
         going = sorted(name for name in plan.gone if name in nodes and nodes[name].usable)
-        _drain(scheduler, going)  # no job may begin there while we look
+        if going:
+            scheduler.drain(going, REASON)  # no job may start there while we look
         active = active_jobs(scheduler)
     except (SchedulerError, TransportError) as exc:
         if force or not (isinstance(exc, SchedulerError) or alive()):  # what lies still has no jobs to spare
-            return Change({})
-        with suppress(TransportError):
-            _resume(scheduler, going)
+            return Impact()
+        if going:
+            with suppress(TransportError):
+                scheduler.resume(going)
         raise _unknown_impact(_message(exc)) from exc
     affected = tuple(plan.affected(active, nodes))
     if affected and not force:
-        _resume(scheduler, going)
+        if going:
+            scheduler.resume(going)
         raise _would_end(affected)
     _end(affected, scheduler)
     ended = {job.job.id for job in affected}
     keep = plan.kept({node for job in active if job.id not in ended for node in job.nodes})
-    return Change(keep, tuple(f"ended {job}" for job in affected) + _keeping(keep))
+    return Impact(keep, ended=affected)
 
 
 @dataclass(frozen=True, slots=True)
@@ -276,22 +275,8 @@ def _size(host: Host) -> Size | None:
     return Size(host.cpus, host.memory_mib, host.disk_mib)
 
 
-def _keeping(keep: Mapping[str, Size]) -> tuple[str, ...]:
-    return tuple(f"{name} keeps {_words(size)} while jobs run there" for name, size in keep.items())
-
-
 def _words(size: Size) -> str:
     return f"{size.cpus} CPU{'s' if size.cpus > 1 else ''} and {format_size(size.memory_mib)} of memory"
-
-
-def _drain(scheduler: Scheduler, nodes: Sequence[str]) -> None:
-    if nodes:
-        scheduler.drain(nodes, REASON)
-
-
-def _resume(scheduler: Scheduler, nodes: Sequence[str]) -> None:
-    if nodes:
-        scheduler.resume(nodes)
 
 
 def _stop(host: HostChange) -> str:
@@ -313,7 +298,7 @@ def _would_end(affected: Sequence[AffectedJob]) -> UsageError:
 
 def _unknown_impact(why: str) -> UsageError:
     return UsageError(
-        "nobody can tell which jobs this change would end",
+        "the jobs that this change would end are not known",
         why=why,
         fix="run `clusterctl up` with the spec as it was, which repairs the cluster; or go ahead: --force",
     )

@@ -18,11 +18,10 @@ from clusterctl.errors import (
     UsageError,
     WaitTimeoutError,
 )
-from clusterctl.jobs.control import active_jobs
 from clusterctl.providers import pending, registry
 from clusterctl.providers.base import hosts_as_raised
 from clusterctl.providers.pending import PendingRelease, pending_releases
-from clusterctl.scheduler.base import Scheduler, backoff
+from clusterctl.scheduler.base import Scheduler, active_jobs, backoff
 from clusterctl.scheduler.models import JobInfo, NodeInfo
 from clusterctl.scheduler.session import applied_spec, inventory_of
 from clusterctl.spec.base import expand

@@ -28,7 +28,7 @@ from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.ssh import Connections, SSHTransport
-from clusterctl.util.lifetime import temporary_folder
+from clusterctl.util.process import temporary_folder
 
 PATIENCE_S = 5.0  # for hosts and Slurm to answer
 _WORDS = {"make": "made", "change": "changed", "replace": "made anew", "remove": "removed"}

@@ -7,7 +7,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Concatenate, ParamSpec, TypeVar
 
-from clusterctl.cluster.drift import Repair
 from clusterctl.configure import ansible, events, inventory_file
 from clusterctl.providers import registry
 from clusterctl.providers.base import NO_PROMPTS, Prompts, Provider
@@ -18,7 +17,7 @@ from clusterctl.state.inventory import Inventory
 from clusterctl.state.journal import Journal, digest
 from clusterctl.state.lock import WAIT_S
 from clusterctl.state.workspace import Workspace, write_atomic
-from clusterctl.transport.openssh import write_ssh_files
+from clusterctl.transport.local import write_ssh_files
 from clusterctl.transport.ssh import Connections
 from clusterctl.util.progress import WAITING, HostStep, PhaseReporter, Reporter
 
@@ -34,6 +33,18 @@ class Phase:
     name: str
     seconds: float
     note: str
+
+
+@dataclass(frozen=True, slots=True)
+class Repair:
+    """Something of a host that was not as it should be: ``what`` it was, and the ``action`` taken."""
+
+    host: str
+    what: str
+    action: str
+
+    def __str__(self) -> str:
+        return f"{self.host}: {self.what}: {self.action}"
 
 
 def ignore(*_: object) -> None:

@@ -11,17 +11,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from clusterctl.cluster.converge import converge
-from clusterctl.cluster.drift import Repair
 from clusterctl.cluster.hardware import fetch_wheels
 from clusterctl.cluster.impact import reject, review
 from clusterctl.cluster.nodes import limited, replacing
 from clusterctl.cluster.plan import Plan, plan_changes
-from clusterctl.cluster.session import ClusterSession, Phase, write_inventory
+from clusterctl.cluster.session import ClusterSession, Phase, Repair, write_inventory
 from clusterctl.cluster.verify import Verification, verify
 from clusterctl.configure import ansible, inventory_file, ship
 from clusterctl.errors import UsageError
-from clusterctl.hosts.probe import probe_hosts, reject_full_disks, with_distributions
-from clusterctl.hosts.report import HostReport
+from clusterctl.hosts.probe import HostReport, probe_hosts, reject_full_disks, with_distributions
 from clusterctl.hosts.roles import probe_requests
 from clusterctl.jobs.environment import build, environment_of
 from clusterctl.packages.bundle import Bundle

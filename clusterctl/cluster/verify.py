@@ -6,7 +6,6 @@ users' jobs are taken at their slurmd's word and named as not probed; so are tho
 
 from __future__ import annotations
 
-import math
 import time
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import dataclass, field
@@ -15,10 +14,9 @@ from functools import partial
 
 from clusterctl.cluster.converge import Converged
 from clusterctl.cluster.diagnosis import Connect, driver_findings, failed, is_right
-from clusterctl.cluster.drift import Repair
 from clusterctl.cluster.hardware import REASON, reject_missing_gpus
 from clusterctl.cluster.nodes import concerned
-from clusterctl.cluster.session import ClusterSession
+from clusterctl.cluster.session import ClusterSession, Repair
 from clusterctl.errors import (
     CommandError,
     Failure,
@@ -32,88 +30,12 @@ from clusterctl.scheduler.base import Scheduler
 from clusterctl.scheduler.models import NodeInfo
 from clusterctl.scheduler.session import scheduler_of
 from clusterctl.scheduler.slurm.config import HEALTH_REASON
-from clusterctl.spec.distributions import JOB_PROFILE
-from clusterctl.spec.models import ADMIN_USER, PROOF_PARTITION
 from clusterctl.state.inventory import HEALTH_PROGRAM, Inventory
-from clusterctl.transport.base import Result, Transport
 from clusterctl.util.assets import payload_hash
 
 READY_TIMEOUT_S = 120.0  # slurmctld takes a minute to ask a node again that was out of reach
-START_TIMEOUT_S = 30
-PROBE_S = 20
-MPIRUN_S = 30
-PROBE_PER_NODE_S = 3  # many local nodes start their ranks on few cores
-CLEAN_UP_S = 20
 HEALTH_S = 60
 _TAKEN = "Requested nodes are busy"  # srun's words when --immediate has run out
-
-
-def run_verification(
-    inventory: Inventory, to: Connect, *, timeout_s: float = READY_TIMEOUT_S, only: Collection[str] = ()
-) -> Verification:
-    """Prove the cluster through its controller; ``to`` connects to a host.
-
-    ``only`` names the nodes to prove, as when nothing else was touched; none: all.
-
-    Raises:
-        VerifyError: nodes are missing or sick, or the job failed; names hosts and causes.
-    """
-    if not inventory.has_slurm and inventory.job_user is not None:
-        return _verify_mpirun(inventory, inventory.job_user, to)
-    controller = to(inventory.controller.name)
-    probe = partial(_probe, transport=controller)
-    for tries_left in (1, 0):
-        stand = settle(inventory, scheduler_of(inventory, to), timeout_s=timeout_s, only=only)
-        if _look_again(stand.aside, to):
-            stand = settle(inventory, scheduler_of(inventory, to), timeout_s=timeout_s, only=only)
-        proof = Verification(stand.idle, stand.busy, stand.aside, stand.resumed)
-        if not stand.idle:
-            return proof
-        result = probe(stand.idle)
-        if tries_left and result.rc != 0 and _TAKEN in result.stderr:
-            continue  # a user's job was faster: its nodes count as busy now
-        if not is_right(result, stand.idle):
-            alike = _TAKEN in result.stderr
-            raise failed(result, stand.idle, inventory, to, probe, alike=alike)
-        return proof
-    raise AssertionError("the last try returns")
-
-
-def _look_again(aside: Iterable[Aside], to: Connect) -> bool:
-    """Have nodes that their health check drained look at themselves now; whether one is well, and resumed."""
-    drained = [one.host for one in aside if HEALTH_REASON in one.reason]
-    looks = [
-        to(host).run(["sudo", "-n", HEALTH_PROGRAM], timeout_s=HEALTH_S, check=False) for host in drained
-    ]
-    return any(look.rc == 0 for look in looks)
-
-
-def _probe(hosts: tuple[str, ...], transport: Transport) -> Result:
-    """Run the bundled probe, one rank a host. It ends by itself if it hangs; should srun hang, that too."""
-    limit_s = PROBE_S + PROBE_PER_NODE_S * len(hosts)
-    patience_s = START_TIMEOUT_S + limit_s + CLEAN_UP_S
-    argv = [
-        *("timeout", "--kill-after=5", str(patience_s)),
-        "srun",
-        f"--partition={PROOF_PARTITION}",
-        f"--account={ADMIN_USER}",
-        "--job-name=clusterctl-probe",
-        f"--nodes={len(hosts)}",
-        f"--nodelist={','.join(hosts)}",
-        "--ntasks-per-node=1",
-        "--mem=64M",
-        "--mpi=pmix",
-        f"--time={math.ceil((limit_s + CLEAN_UP_S) / 60)}",
-        f"--immediate={START_TIMEOUT_S}",
-        "--chdir=/tmp",
-        "--kill-on-bad-exit=1",
-        f"--export=PYTHONPATH=/opt/clusterctl/payload/{payload_hash()},OMP_NUM_THREADS=1",
-        *("/usr/bin/timeout", "--kill-after=2", str(limit_s)),
-        *("bash", "-c", f'[[ ! -r {JOB_PROFILE} ]] || . {JOB_PROFILE}; exec "$@"', "probe"),
-        *("/opt/clusterctl/env/bin/python", "-m", "payload", "probe"),
-        *("--device", "cpu", "--expect-hosts", ",".join(hosts)),  # CuPy alone would take more than its memory
-    ]
-    return transport.run(argv, timeout_s=patience_s + 30, check=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -127,6 +49,54 @@ class Verification:
     busy: tuple[str, ...] = ()
     aside: tuple[Aside, ...] = ()
     resumed: Mapping[str, str] = field(default_factory=dict)
+
+
+def run_verification(
+    inventory: Inventory, to: Connect, *, timeout_s: float = READY_TIMEOUT_S, only: Collection[str] = ()
+) -> Verification:
+    """Verify the cluster through its controller; ``to`` connects to a host.
+
+    ``only`` names the nodes to verify, as when nothing else was touched; none: all.
+
+    Raises:
+        VerifyError: nodes are missing or out of service, or the job failed; names hosts and causes.
+    """
+    scheduler = scheduler_of(inventory, to)
+    probe = partial(scheduler.probe, payload=f"/opt/clusterctl/payload/{payload_hash()}")
+    for tries_left in (1, 0):
+        found = _settled(inventory, scheduler, to, timeout_s=timeout_s, only=only)
+        if not found.probed:
+            return found
+        result = probe(found.probed)
+        taken = _TAKEN in result.stderr
+        if tries_left and result.rc != 0 and taken:
+            continue  # a user's job was faster: its nodes count as busy now
+        if not is_right(result, found.probed):
+            raise failed(result, found.probed, inventory, to, probe, alike=taken)
+        return found
+    raise AssertionError("the last try returns")
+
+
+def _settled(
+    inventory: Inventory, scheduler: Scheduler, to: Connect, *, timeout_s: float, only: Collection[str]
+) -> Verification:
+    """The nodes that can run the job, and those that run others."""
+    if not scheduler.manages_nodes:
+        busy = _busy(inventory, scheduler)
+        return Verification(tuple(host.name for host in inventory.compute if host.name not in busy), busy)
+    found = settle(inventory, scheduler, timeout_s=timeout_s, only=only)
+    if _look_again(found.aside, to):
+        found = settle(inventory, scheduler, timeout_s=timeout_s, only=only)
+    return found
+
+
+def _look_again(aside: Iterable[Aside], to: Connect) -> bool:
+    """Have nodes that their health check drained look at themselves now; whether one is well, and resumed."""
+    drained = [one.host for one in aside if HEALTH_REASON in one.reason]
+    looks = [
+        to(host).run(["sudo", "-n", HEALTH_PROGRAM], timeout_s=HEALTH_S, check=False) for host in drained
+    ]
+    return any(look.rc == 0 for look in looks)
 
 
 _PAUSE_S = 0.2
@@ -168,17 +138,9 @@ class Aside:
         return f"{self.host}: {self.reason}"
 
 
-@dataclass(slots=True)
-class Stand:
-    """Every node of the cluster, by what can be done with it. ``resumed`` has what was put back, and why."""
-
-    idle: tuple[str, ...] = ()
-    busy: tuple[str, ...] = ()
-    aside: tuple[Aside, ...] = ()
-    resumed: dict[str, str] = field(default_factory=dict)
-
-
-def settle(inventory: Inventory, slurm: Scheduler, *, timeout_s: float, only: Collection[str] = ()) -> Stand:
+def settle(
+    inventory: Inventory, slurm: Scheduler, *, timeout_s: float, only: Collection[str] = ()
+) -> Verification:
     """Wait until every node of the inventory is idle, at work, or set aside; resume what Slurm gave up.
 
     ``only`` names those to look at; none: all.
@@ -196,7 +158,7 @@ def settle(inventory: Inventory, slurm: Scheduler, *, timeout_s: float, only: Co
             sick = tuple(f for f in _sick(expected, nodes) if not only or f.host in only)
             if not sick:
                 names = [host.name for host in inventory.compute if not only or host.name in only]
-                return _stand([nodes[name] for name in names], resumed)
+                return _sorted([nodes[name] for name in names], resumed)
         except (SlurmError, CommandError, UnreachableError) as exc:
             # slurmctld may still be starting
             sick = (Failure("verify", exc.why or exc.what, inventory.controller.name, "verify"),)
@@ -278,12 +240,14 @@ def _says(node: NodeInfo) -> str:
     return "+".join((node.state, *node.flags)) + (f": {node.reason}" if node.reason else "")
 
 
-def _stand(nodes: list[NodeInfo], resumed: dict[str, str]) -> Stand:
+def _sorted(nodes: list[NodeInfo], resumed: dict[str, str]) -> Verification:
+    """Every node, by what can be done with it."""
+
     def those(wanted: Standing) -> list[NodeInfo]:
         return [node for node in nodes if standing(node) is wanted]
 
-    return Stand(
-        idle=tuple(node.name for node in those(Standing.READY)),
+    return Verification(
+        probed=tuple(node.name for node in those(Standing.READY)),
         busy=tuple(node.name for node in those(Standing.BUSY)),
         aside=tuple(Aside(node.name, _why_aside(node)) for node in those(Standing.ASIDE)),
         resumed=resumed,
@@ -300,63 +264,15 @@ def _is_reserved(node: NodeInfo) -> bool:
     return bool({node.state, *node.flags} & _RESERVED)
 
 
-def release_held(inventory: Inventory, to: Connect) -> tuple[str, ...]:
-    """Release jobs that a node failed to launch, now that the nodes are well; returns their ids.
-
-    Raises:
-        SlurmError: Slurm did not answer, or not as expected.
-        UnreachableError: the controller can't be reached.
-    """
-    return scheduler_of(inventory, to).release_held_jobs()
-
-
-_ENTER = f'cd && {{ [[ ! -r {JOB_PROFILE} ]] || . {JOB_PROFILE}; }} && exec "$@"'
-
-
-def _verify_mpirun(inventory: Inventory, user: str, to: Connect) -> Verification:
-    """Prove the cluster; ``to`` connects to a host, ``user`` is who jobs run as.
-
-    Raises:
-        VerifyError: the job failed; names hosts and causes.
-    """
-    busy = _busy(inventory, to)
-    free = tuple(host.name for host in inventory.compute if host.name not in busy)
-    if not free:
-        return Verification((), busy)
-
-    def probe(hosts: tuple[str, ...]) -> Result:
-        return _mpirun_probe(hosts, user, to)
-
-    result = probe(free)
-    if not is_right(result, free):
-        raise failed(result, free, inventory, to, probe)
-    return Verification(free, busy)
-
-
-def _busy(inventory: Inventory, to: Connect) -> tuple[str, ...]:
+def _busy(inventory: Inventory, scheduler: Scheduler) -> tuple[str, ...]:
     controller = inventory.controller.name
     try:
-        jobs = scheduler_of(inventory, to).own_jobs()
+        jobs = scheduler.own_jobs()
     except (SchedulerError, TransportError) as exc:
         failure = Failure("verify", exc.why or exc.what, controller, "verify")
-        raise VerifyError("nobody can tell which jobs run", why=failure.cause, failures=(failure,)) from exc
+        raise VerifyError("the running jobs are not known", why=failure.cause, failures=(failure,)) from exc
     at_work = {node for job in jobs if not job.ended for node in job.nodes}
     return tuple(host.name for host in inventory.compute if host.name in at_work)
-
-
-def _mpirun_probe(hosts: tuple[str, ...], user: str, to: Connect) -> Result:
-    """Run the bundled probe from the first of these hosts, a rank on each. It ends by itself if it hangs."""
-    limit_s = MPIRUN_S + PROBE_PER_NODE_S * len(hosts)
-    argv = [
-        *("sudo", "-n", "-H", "-u", user, "timeout", "--kill-after=5", str(limit_s)),
-        *("env", f"PYTHONPATH=/opt/clusterctl/payload/{payload_hash()}", "OMP_NUM_THREADS=1"),
-        *("bash", "-c", _ENTER, "probe"),
-        *("mpirun", "-np", str(len(hosts)), "--host", ",".join(f"{host}:1" for host in hosts)),
-        *("--map-by", "ppr:1:node", "-x", "PATH", "-x", "PYTHONPATH", "-x", "OMP_NUM_THREADS"),
-        *("/opt/clusterctl/env/bin/python", "-m", "payload", "probe", "--device", "cpu"),
-        *("--expect-hosts", ",".join(hosts)),
-    ]
-    return to(hosts[0]).run(argv, timeout_s=limit_s + 30, check=False)
 
 
 def verify(session: ClusterSession, converged: Converged, limit: Collection[str] = ()) -> Verification:
@@ -369,7 +285,7 @@ def verify(session: ClusterSession, converged: Converged, limit: Collection[str]
     verification = run_verification(inventory, to, only=concerned(inventory, limit))
     given_up = ((host, was) for host, was in verification.resumed.items() if REASON not in was)
     session.repaired(Repair(host, f"was {was}", "resumed") for host, was in given_up)
-    released = release_held(inventory, to)
+    released = scheduler_of(inventory, to).release_held_jobs()
     session.repaired(Repair(f"job {job}", "was held after a failed launch", "released") for job in released)
     session.note = f"MPI across {len(verification.probed)} of {len(inventory.compute)} nodes"
     session.notes += (*converged.notes, *_unprobed(verification))

@@ -1,28 +1,328 @@
-"""Ansible as the rest of clusterctl sees it: write the inventory, install on an image, configure hosts.
+"""Ansible as the rest of clusterctl sees it: install, configure, preview and restore hosts by ansible-runner.
 
-ansible-runner is imported when a playbook is run: most calls of `up` run none.
+Each run has its own environment and its own processes, none of which outlives it. ansible-runner is imported
+when a playbook is run: most calls of `up` run none.
 """
 
 from __future__ import annotations
 
+import importlib.util
+import json
+import os
+import queue
+import signal
+import sys
+import tempfile
+import threading
+import time
 from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
-from clusterctl.configure.events import Recap, TaskPreview, TaskProgress
+from clusterctl.configure.events import (
+    Event,
+    Recap,
+    TaskPreview,
+    TaskProgress,
+    failures_of,
+    notes_of,
+    progress_of,
+    recap_of,
+    task_preview_of,
+)
 from clusterctl.configure.inventory_file import (
     connection_variables,
     distribution_variables,
     install_mark,
-    literal,
+    job_packages,
     to_yaml,
 )
 from clusterctl.errors import ConfigureError, Failure
 from clusterctl.spec.distributions import distribution_of
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Inventory, ssh_options
 from clusterctl.state.workspace import Workspace, write_atomic
-from clusterctl.util.lifetime import temporary_folder
+from clusterctl.util.assets import asset
+from clusterctl.util.disk import writing
+from clusterctl.util.process import SHORT, temporary_folder, under_subreaper
+
+if TYPE_CHECKING:
+    from ansible_runner.config.runner import RunnerConfig as _Config
+
+MAX_FORKS = 32
+_POLL_S = 0.2  # how often the runner looks whether it was cancelled
+_PATIENCE_S = 5.0
+_TAIL_LINES = 20
+_LONGEST_SOCKET_HOME = 50
+
+# What ansible-runner sets itself; every other ANSIBLE_* of the caller is dropped.
+_RUNNER_KEYS = frozenset(
+    {"ANSIBLE_STDOUT_CALLBACK", "ANSIBLE_CALLBACK_PLUGINS", "ANSIBLE_RETRY_FILES_ENABLED"}
+)
+
+
+@dataclass(frozen=True, slots=True)
+class PlaybookRun:
+    """A playbook of ansible/, the inventory it runs on, and the file that gets its whole output."""
+
+    playbook: str
+    inventory: Path
+    hosts: int
+    log: Path
+    limit: tuple[str, ...] = ()  # none: all hosts
+    check: bool = False  # look alone, and say what would change
+
+
+def run_playbook(
+    run: PlaybookRun,
+    progress: Callable[[TaskProgress], None],
+    *,
+    preview: Callable[[TaskPreview], None] = lambda _: None,
+) -> Recap:
+    """Run it to its end; ``progress`` is called in this thread. An interrupt ends Ansible first.
+
+    Raises:
+        ConfigureError: a task failed, a host was not reached, or Ansible itself could not run.
+    """
+    # What modules get may be secret: beside the log. Sockets need a short path.
+    with (
+        temporary_folder(run.log.parent, prefix=".ansible-") as private,
+        temporary_folder(socket_home(tempfile.gettempdir())) as sockets,
+    ):
+        config = _config(run, private, sockets)
+        events = _Events(run.log, progress, preview)
+        try:
+            rc = _drive(config, events)
+        finally:
+            events.close()
+    if rc == 0 and events.recap is not None:
+        return replace(events.recap, notes=events.notes)
+    raise _error(run, events, rc)
+
+
+def socket_home(temporary: str) -> Path:
+    """Where sockets can lie: the caller's folder for temporary files, unless its path is too long for them.
+
+    A socket's path has 107 characters at most (unix(7)); mitogen's names need about 45. With a longer path
+    its process dies, and the playbook waits for it for ever.
+    """
+    return Path(temporary) if len(os.fsencode(temporary)) <= _LONGEST_SOCKET_HOME else SHORT
+
+
+def new_log(folder: Path) -> Path:
+    """A log file name of this moment."""
+    return folder / f"ansible-{time.strftime('%Y%m%dT%H%M%S')}.log"
+
+
+class _Events:
+    """Takes events in the caller's thread: writes the log, tells progress, keeps failures and the recap."""
+
+    def __init__(
+        self, log: Path, progress: Callable[[TaskProgress], None], preview: Callable[[TaskPreview], None]
+    ) -> None:
+        self.log = log
+        with writing(log):
+            fd = os.open(log, os.O_WRONLY | os.O_APPEND | os.O_CREAT, 0o600)
+        self._file = os.fdopen(fd, "ab", buffering=0)  # else what a full disk did not take is tried again
+        self._progress = progress
+        self._preview = preview
+        self.failed: list[Event] = []
+        self.recap: Recap | None = None
+        self.notes: dict[str, tuple[str, ...]] = {}
+        self.pid: int | None = None  # of ansible-playbook
+
+    def take(self, event: Event) -> None:
+        if event["event"] == "playbook_on_start":
+            self.pid = event["pid"]
+        if text := event.get("stdout"):
+            with suppress(OSError):  # a full disk: no reason to leave a host half configured
+                self._file.write(f"{text}\n".encode(errors="replace"))
+        if event["event"] in ("runner_on_failed", "runner_on_unreachable"):
+            self.failed.append(event)
+        if notes := notes_of(event):
+            host = event["event_data"]["host"]
+            self.notes[host] = (*self.notes.get(host, ()), *notes)
+        self.recap = recap_of(event) or self.recap
+        if told := progress_of(event):
+            self._progress(told)
+        if pending := task_preview_of(event):
+            self._preview(pending)
+
+    def close(self) -> None:
+        self._file.close()
+
+
+def _drive(config: _Config, events: _Events) -> int:
+    """Run Ansible in a thread and take its events here: an interrupt reaches us, not the runner."""
+    from ansible_runner.exceptions import AnsibleRunnerException  # noqa: PLC0415
+    from ansible_runner.runner import Runner  # noqa: PLC0415
+
+    inbox: queue.SimpleQueue[Event | None] = queue.SimpleQueue()
+    cancelled = threading.Event()
+    failure: list[BaseException] = []
+
+    def accept(event: Event) -> bool:
+        inbox.put(event)
+        return False  # keep no file of it
+
+    runner = Runner(config=config, event_handler=accept, cancel_callback=cancelled.is_set)
+
+    def work() -> None:
+        try:
+            runner.run()
+        except (AnsibleRunnerException, OSError) as exc:
+            failure.append(exc)
+        finally:
+            inbox.put(None)
+
+    thread = threading.Thread(target=work, name="ansible", daemon=True)
+    thread.start()
+    try:
+        while (event := _next(inbox, events)) is not None:
+            events.take(event)
+    finally:
+        _end(thread, events.pid)
+        cancelled.set()  # kills what is left of Ansible's process group
+        thread.join()
+    if failure:
+        raise ConfigureError("Ansible could not be run", why=str(failure[0])) from failure[0]
+    return -1 if runner.rc is None else int(runner.rc)  # None: a signal ended it
+
+
+def _next(inbox: queue.SimpleQueue[Event | None], events: _Events) -> Event | None:
+    """The next event; None at the end.
+
+    Raises:
+        ConfigureError: there will be none, since a process is dead that Ansible waits for.
+    """
+    watchdog = Watchdog()
+    while True:
+        try:
+            return inbox.get(timeout=LOOK_EVERY_S)
+        except queue.Empty:
+            if watchdog.hopeless(events.pid):
+                raise _lost(events) from None
+
+
+def _end(thread: threading.Thread, pid: int | None) -> None:
+    """End Ansible if it still runs; what it leaves, its subreaper ends."""
+    for sign in (signal.SIGTERM, signal.SIGKILL):
+        if pid is not None and thread.is_alive():
+            with suppress(ProcessLookupError):
+                os.kill(pid, sign)
+            thread.join(_PATIENCE_S)
+
+
+def _config(run: PlaybookRun, private: Path, sockets: Path) -> _Config:
+    from ansible_runner.config.runner import RunnerConfig  # noqa: PLC0415
+
+    (private / "env").mkdir()
+    (private / "env/settings").write_text(
+        json.dumps({"pexpect_timeout": _POLL_S, "suppress_output_file": True})
+    )
+    ours = {**_environment(private), "TMPDIR": str(sockets)}
+    config = RunnerConfig(
+        private_data_dir=str(private),
+        playbook=str(asset("ansible") / run.playbook),
+        inventory=str(run.inventory),
+        limit=",".join(run.limit) or None,
+        cmdline="--check --diff" if run.check else None,
+        forks=max(1, min(run.hosts, MAX_FORKS)),
+        envvars=dict(ours),
+        fact_cache_type="memory",
+        quiet=True,
+    )
+    config.prepare()
+    keep = _RUNNER_KEYS | set(ours)
+    config.env = {k: v for k, v in config.env.items() if not k.startswith("ANSIBLE_") or k in keep}
+    program = Path(sys.executable).parent / config.command[0]  # our own, whatever the PATH says
+    config.command[0] = str(program) if program.exists() else config.command[0]
+    config.command = under_subreaper(config.command)
+    return config
+
+
+def _environment(private: Path) -> Mapping[str, str]:
+    """Variables that make a run independent of the caller's Ansible settings, locale and home."""
+    here = str(Path(sys.executable).parent)
+    mitogen = importlib.util.find_spec("ansible_mitogen")
+    if mitogen is None or not mitogen.submodule_search_locations:
+        raise ConfigureError("mitogen is missing", fix="install clusterctl again, with its dependencies")
+    return {
+        "PATH": f"{here}{os.pathsep}{os.environ.get('PATH', os.defpath)}",
+        "LC_ALL": "C.UTF-8",  # Ansible refuses to run without UTF-8
+        "PYTHONUNBUFFERED": "1",
+        "ANSIBLE_CONFIG": str(asset("ansible") / "ansible.cfg"),
+        "ANSIBLE_HOME": str(private / "home"),
+        "ANSIBLE_NOCOLOR": "1",
+        "ANSIBLE_HOST_KEY_CHECKING": "True",
+        "ANSIBLE_STDOUT_CALLBACK": "default",
+        "ANSIBLE_CALLBACK_PLUGINS": "",  # the runner adds its own to these, not to the caller's
+        "ANSIBLE_SSH_ARGS": "-o ControlMaster=no",  # no master that outlives the run; mitogen keeps its own
+        "ANSIBLE_STRATEGY": "mitogen_linear",
+        "ANSIBLE_STRATEGY_PLUGINS": f"{mitogen.submodule_search_locations[0]}/plugins/strategy",
+        "ANSIBLE_DEPRECATION_WARNINGS": "False",  # Ansible warns of every foreign strategy
+    }
+
+
+def _lost(events: _Events) -> ConfigureError:
+    what = "Ansible lost the process through which it reaches the hosts"
+    why = "it was killed, perhaps for want of memory on this machine"
+    fix = f"run `clusterctl up` again, which goes on from here; the whole output is in {events.log}"
+    failure = Failure("configure", f"{what}: {why}", phase="configure", fix=fix, retryable=True)
+    return ConfigureError(what, why=why, fix=fix, failures=(failure,))
+
+
+def _error(run: PlaybookRun, events: _Events, rc: int) -> ConfigureError:
+    failures = failures_of(events.failed)
+    if not failures:
+        lines = run.log.read_text(errors="replace").splitlines()
+        return ConfigureError(
+            f"Ansible ended with exit code {rc} before it could say which host failed",
+            where=run.playbook,
+            why="\n".join(lines[-_TAIL_LINES:]),
+            fix=f"the whole output is in {run.log}",
+        )
+    hosts = ", ".join(f.host for f in failures if f.host)
+    return ConfigureError(
+        f"configuration failed on {hosts}",
+        where=failures[0].phase or run.playbook,
+        why="\n".join(f"{f.host}: {f.cause}" for f in failures),
+        fix="; ".join(
+            [*dict.fromkeys(f.fix for f in failures if f.fix), f"the whole output is in {run.log}"]
+        ),
+        failures=failures,
+    )
+
+
+LOOK_EVERY_S = 5.0  # while Ansible says nothing
+_PROC = Path("/proc")
+
+
+@dataclass(slots=True)
+class Watchdog:
+    """Told of each silence of Ansible. It must be dead twice in a row: at the end it is for a moment."""
+
+    _suspect: int | None = None
+
+    def hopeless(self, ansible: int | None) -> bool:
+        """Whether the playbook of that process can't go on."""
+        before, self._suspect = self._suspect, _dead_eldest(ansible) if ansible is not None else None
+        return self._suspect is not None and self._suspect == before
+
+
+def _dead_eldest(parent: int) -> int | None:
+    """The first process that this one has started and not yet buried, if it is dead."""
+    born: dict[int, tuple[int, str]] = {}
+    with suppress(OSError):  # it has ended; or there is no /proc here
+        for task in (_PROC / str(parent) / "task").iterdir():
+            for child in (task / "children").read_text().split():
+                with suppress(OSError):
+                    # proc(5): after the name come the state and, 19 fields on, the time of birth
+                    fields = (_PROC / child / "stat").read_text().rpartition(")")[2].split()
+                    born[int(child)] = int(fields[19]), fields[0]
+    eldest = min(born, key=lambda pid: born[pid], default=None)
+    return eldest if eldest is not None and born[eldest][1] == "Z" else None
 
 
 class Image(Protocol):
@@ -57,8 +357,7 @@ def configure(
     Raises:
         ConfigureError: tasks failed; one failure a host. The whole output is in ``workspace.logs``.
     """
-    playbook = "configure.yml" if inventory.baked else "site.yml"
-    return _run_noted(playbook, inventory, workspace, limit, progress)
+    return _run(_configuring(inventory), inventory, workspace, limit, progress, seal=True)
 
 
 def restore(
@@ -68,12 +367,12 @@ def restore(
     limit: Collection[str] = (),
     progress: Callable[[TaskProgress], None],
 ) -> Mapping[str, tuple[str, ...]]:
-    """Give hosts back as they were before their first ``configure``; what was left on each, and why.
+    """Release hosts as they were before their first ``configure``; what was left on each, and why.
 
-    One that was given back already, or never configured, is left alone.
+    One that is released already, or was never configured, is left alone.
 
     Raises:
-        ConfigureError: tasks failed; one failure a host. The others are given back.
+        ConfigureError: tasks failed; one failure a host. The others are released.
     """
     return _run("restore.yml", inventory, workspace, limit, progress).notes
 
@@ -86,11 +385,17 @@ def preview(
     Raises:
         ConfigureError: Ansible itself could not run.
     """
-    from clusterctl.configure.playbook import PlaybookRun, new_log, run_check_mode  # noqa: PLC0415
-
-    playbook = "configure.yml" if inventory.baked else "site.yml"
-    log = new_log(workspace.logs)
-    return run_check_mode(PlaybookRun(playbook, workspace.inventory, len(limit), log, tuple(limit)))
+    run = PlaybookRun(
+        _configuring(inventory), workspace.inventory, len(limit), new_log(workspace.logs), tuple(limit)
+    )
+    found: list[TaskPreview] = []
+    try:
+        run_playbook(replace(run, check=True), lambda _: None, preview=found.append)
+    except ConfigureError as exc:
+        if not exc.failures:
+            raise
+        return tuple(found), exc.failures
+    return tuple(found), ()
 
 
 def introduce(inventory: Inventory, workspace: Workspace, *, limit: Collection[str]) -> Recap:
@@ -99,7 +404,7 @@ def introduce(inventory: Inventory, workspace: Workspace, *, limit: Collection[s
     Raises:
         ConfigureError: tasks failed; one failure a host. The whole output is in ``workspace.logs``.
     """
-    return _run("introduce.yml", inventory, workspace, limit, lambda _: None)
+    return _run("introduce.yml", inventory, workspace, limit)
 
 
 def install_on_hosts(
@@ -114,24 +419,11 @@ def install_on_hosts(
     Raises:
         ConfigureError: tasks failed; one failure a host. The whole output is in ``workspace.logs``.
     """
-    return _run_noted("install_first.yml", inventory, workspace, limit, progress)
+    return _run("install_first.yml", inventory, workspace, limit, progress, seal=True)
 
 
-def _run_noted(
-    playbook: str,
-    inventory: Inventory,
-    workspace: Workspace,
-    limit: Collection[str],
-    progress: Callable[[TaskProgress], None],
-) -> Recap:
-    """Run it; where it fails on somebody's own hosts, note what it did: what comes next may be their work."""
-    try:
-        return _run(playbook, inventory, workspace, limit, progress)
-    except ConfigureError:
-        if inventory.traits.user_owned:
-            with suppress(ConfigureError):
-                _run("seal.yml", inventory, workspace, limit, lambda _: None)
-        raise
+def _configuring(inventory: Inventory) -> str:
+    return "configure.yml" if inventory.baked else "site.yml"
 
 
 def _run(
@@ -139,13 +431,20 @@ def _run(
     inventory: Inventory,
     workspace: Workspace,
     limit: Collection[str],
-    progress: Callable[[TaskProgress], None],
+    progress: Callable[[TaskProgress], None] = lambda _: None,
+    *,
+    seal: bool = False,
 ) -> Recap:
-    from clusterctl.configure.playbook import PlaybookRun, new_log, run_playbook  # noqa: PLC0415
-
+    """Run it. ``seal``: on failure note what it did to hosts of the user's; later changes may be theirs."""
     hosts = len(limit or inventory.hosts)
     run = PlaybookRun(playbook, workspace.inventory, hosts, new_log(workspace.logs), tuple(limit))
-    return run_playbook(run, progress)
+    try:
+        return run_playbook(run, progress)
+    except ConfigureError:
+        if seal and inventory.traits.user_owned:
+            with suppress(ConfigureError):
+                _run("seal.yml", inventory, workspace, limit)
+        raise
 
 
 def install(
@@ -158,8 +457,6 @@ def install(
     Raises:
         ConfigureError: a task failed. The whole output is in ``workspace.logs``.
     """
-    from clusterctl.configure.playbook import PlaybookRun, new_log, run_playbook  # noqa: PLC0415
-
     with temporary_folder() as folder:
         ssh_config = folder / "ssh_config"
         write_atomic(ssh_config, _ssh_config(image))
@@ -170,8 +467,7 @@ def install(
                     "clusterctl_install_mark": install_mark(),
                     "clusterctl_image": True,
                     **distribution_variables(distribution_of(image.distribution)),
-                    "job_env_wheelhouse": literal(str(wheels)),
-                    "job_env_requirements": literal(str(lock)),
+                    **job_packages(wheels, lock),
                 },
                 "children": {CONTROLLER: {"hosts": {"image": {}}}, COMPUTE: {"hosts": {"image": {}}}},
             }

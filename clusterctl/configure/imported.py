@@ -20,7 +20,7 @@ from ruamel.yaml import YAML
 
 from clusterctl.errors import Problem, SpecError, UsageError
 from clusterctl.spec.load import parse_spec
-from clusterctl.util.lifetime import temporary_folder
+from clusterctl.util.process import run, temporary_folder
 
 _LEADERS: Final = ("controller", "slurmctld", "slurm_controller", "head", "headnode", "master", "manager")
 _LOGINS: Final = ("login", "logins", "submit", "frontend")
@@ -133,16 +133,14 @@ def _listed(source: Path) -> dict[str, Any]:
         env |= {"ANSIBLE_INVENTORY_UNPARSED_FAILED": "True", "ANSIBLE_DEPRECATION_WARNINGS": "False"}
         argv = [str(program), "-i", str(source), "--list"]
         try:
-            done = subprocess.run(
-                argv, env=env, capture_output=True, text=True, timeout=_TIMEOUT_S, check=False
-            )
+            done = run(argv, env=env, timeout_s=_TIMEOUT_S)
         except subprocess.TimeoutExpired as exc:
             raise UsageError("Ansible does not come to an end with the inventory", where=str(source)) from exc
     try:
         found = json.loads(done.stdout)
     except ValueError:
         found = None
-    if done.returncode != 0 or not isinstance(found, dict):
+    if done.rc != 0 or not isinstance(found, dict):
         why = "\n".join(line for line in done.stderr.splitlines() if line.strip())[-1500:]
         raise UsageError("Ansible can't read the inventory", where=str(source), why=why, fix="correct it")
     return found

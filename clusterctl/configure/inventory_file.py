@@ -10,11 +10,11 @@ from typing import Any
 from ruamel.yaml import YAML
 from ruamel.yaml.comments import TaggedScalar
 
+from clusterctl.hosts.roles import cluster_roles
 from clusterctl.packages.payload import pack_payload
 from clusterctl.spec.distributions import Distribution
-from clusterctl.spec.models import ADMIN_USER, ClusterSpec
+from clusterctl.spec.models import ADMIN_USER, ClusterSpec, Software
 from clusterctl.spec.onprem import is_this_machine
-from clusterctl.spec.software import Software
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, LOGIN, MPI_SSH, MPI_SSH_FOLDER, Host, Inventory
 from clusterctl.state.journal import digest
 from clusterctl.state.workspace import Workspace, write_atomic
@@ -65,16 +65,21 @@ def inventory_text(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
 
 def install_mark(inventory: Inventory | None = None, software: Software = _AS_IN_AN_IMAGE) -> str:
     """Names the file by which a host tells that all is installed; without an inventory, that of an image."""
-    more: list[str] = []
+    more: dict[str, bool] = {}
     if inventory is not None:
-        more += [inventory.shared_folder.kind] if inventory.shared_folder.kind != "existing" else []
-        more += [] if inventory.has_slurm else ["no scheduler"]
-        more += ["bucket"] if inventory.bucket else []
-        more += ["scratch"] if any(host.local_ssds for host in inventory.hosts) else []
-    more += ["openhpc"] if software.slurm == "openhpc" else []
-    more += ["apptainer"] if software.apptainer else []
-    more += [software.nvidia.model_dump_json()] if software.nvidia.installs else []
-    return digest(*install_inputs(), *more)
+        kind, scheduler = inventory.shared_folder.kind, inventory.scheduler
+        more = {
+            kind: kind != "existing",
+            f"scheduler: {scheduler}": scheduler != Inventory.model_fields["scheduler"].default,
+            "bucket": bool(inventory.bucket),
+            "scratch": any(host.local_ssds for host in inventory.hosts),
+        }
+    more |= {
+        "openhpc": software.slurm == "openhpc",
+        "apptainer": software.apptainer,
+        software.nvidia.model_dump_json(): software.nvidia.installs,
+    }
+    return digest(*install_inputs(), *(text for text, counts in more.items() if counts))
 
 
 def connection_variables(ssh_config: Path) -> Variables:
@@ -88,6 +93,7 @@ def connection_variables(ssh_config: Path) -> Variables:
 
 def role_variables(spec: ClusterSpec, inventory: Inventory, workspace: Workspace) -> Variables:
     """The variables of every role, each under the prefix of its role."""
+    runs = cluster_roles(spec, inventory)
     return {
         "common_hosts": [{"name": host.name, "address": host.address} for host in inventory.hosts],
         "shared_storage_path": inventory.shared,
@@ -95,7 +101,8 @@ def role_variables(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
         **_shared_folder(inventory),
         "users_home_root": f"{inventory.shared}/home",
         "users_accounts": _accounts(spec, workspace),
-        **(_slurm(spec, inventory, workspace) if inventory.has_slurm else _mpi_ssh(inventory)),
+        **(_slurm(spec, inventory, workspace) if "slurmctld" in runs else {}),
+        **(_mpi_ssh(inventory) if "mpi_ssh" in runs else {}),
         "health_config_src": literal(str(workspace.rendered / HEALTH_FILE)),
         **distribution_variables(inventory.distribution),
         **_repositories(spec),
@@ -109,12 +116,12 @@ def role_variables(spec: ClusterSpec, inventory: Inventory, workspace: Workspace
         "job_env_gpus_src": literal(str(workspace.rendered / GPUS_FILE)),
         "job_env_gpu_wheelhouse": literal(str(workspace.gpu_wheels)),
         "job_env_gpu_requirements": literal(str(gpu_lock())),
-        **_bucket(inventory),
+        **({"bucket_name": inventory.bucket} if inventory.bucket else {}),
         **_auto_down(spec, inventory),
         **own_machine_variables(spec, inventory),
-        **(_apptainer(workspace) if spec.software.apptainer else {}),
-        **(_nvidia(spec) if spec.software.nvidia.installs else {}),
-        **({} if inventory.baked else _job_packages(workspace)),
+        **(_apptainer(workspace) if "apptainer" in runs else {}),
+        **(_nvidia(spec) if "cuda" in runs else {}),
+        **({} if inventory.baked else job_packages(workspace.wheels, job_lock())),
         **({"packages_bundle": BUNDLE_FOLDER} if workspace.bundle.exists() else {}),
     }
 
@@ -181,11 +188,9 @@ def _shared_folder(inventory: Inventory) -> Variables:
     return {**named, "users_homes_node_local": folder.kind == "none"}
 
 
-def _job_packages(workspace: Workspace) -> Variables:
-    return {
-        "job_env_wheelhouse": literal(str(workspace.wheels)),
-        "job_env_requirements": literal(str(job_lock())),
-    }
+def job_packages(wheels: Path, lock: Path) -> Variables:
+    """What the environment of jobs is installed from: a folder of wheels, and their hashes."""
+    return {"job_env_wheelhouse": literal(str(wheels)), "job_env_requirements": literal(str(lock))}
 
 
 def distribution_variables(distribution: Distribution) -> Variables:
@@ -215,10 +220,6 @@ def _nvidia(spec: ClusterSpec) -> Variables:
 
 def _apptainer(workspace: Workspace) -> Variables:
     return {"apptainer_wanted": True, "apptainer_fetched": literal(str(workspace.rendered))}
-
-
-def _bucket(inventory: Inventory) -> Variables:
-    return {"bucket_name": inventory.bucket} if inventory.bucket else {}
 
 
 def _auto_down(spec: ClusterSpec, inventory: Inventory) -> Variables:

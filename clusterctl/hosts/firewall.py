@@ -13,7 +13,7 @@ from fnmatch import fnmatchcase
 from ipaddress import IPv4Address, IPv4Interface, IPv4Network, collapse_addresses, summarize_address_range
 from typing import Any, Final, Literal
 
-from clusterctl.hosts.report import HostFacts
+from clusterctl.hosts.probe import HostFacts
 
 By = Literal["ufw", "iptables", "nftables"]
 Interfaces = Mapping[str, Sequence[str]]  # -> its addresses, with their prefix lengths

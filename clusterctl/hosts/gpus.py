@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field, replace
+
+from ClusterShell.RangeSet import RangeSet, RangeSetException
 
 GPU_SCRIPT = r"""
 echo @gpus
@@ -210,7 +212,8 @@ def _near(sections: Sections, count: int) -> tuple[list[str], list[str]]:
     """The cores near each card, where cards differ in that; their NVLinks, where they have any."""
     cpus, links = _matrix(sections.get("links", ""), count)
     core_of = _core_numbers(sections.get("cores", ""))
-    near = [ranges(sorted({core_of[cpu] for cpu in own if cpu in core_of})) for own in cpus]
+    cores = [sorted({core_of[cpu] for cpu in own if cpu in core_of}) for own in cpus]
+    near = [str(RangeSet(",".join(map(str, one)) or None)) for one in cores]
     if len(set(near)) < 2 or "" in near:  # noqa: PLR2004 - all the same: nothing to choose
         near = [""] * count
     linked = any(number > 0 for row in links for number in row)
@@ -244,10 +247,10 @@ def _links(cell: str) -> int:
 
 def _numbers(text: str) -> list[int]:
     """``0-2,8`` as numbers; none where it is no such list."""
-    if not re.fullmatch(r"\d+(-\d+)?(,\d+(-\d+)?)*", text):
+    try:
+        return [int(number) for number in RangeSet(text)]
+    except RangeSetException:
         return []
-    ends = [part.partition("-") for part in text.split(",")]
-    return [number for low, _, high in ends for number in range(int(low), int(high or low) + 1)]
 
 
 def _core_numbers(text: str) -> dict[int, int]:
@@ -257,20 +260,3 @@ def _core_numbers(text: str) -> dict[int, int]:
     ]
     order = {core: number for number, core in enumerate(sorted({(row[1], row[2]) for row in rows}))}
     return {row[0]: order[row[1], row[2]] for row in rows}
-
-
-def ranges(numbers: Sequence[int]) -> str:
-    """Ascending numbers as ``0-2,8``."""
-    return ",".join(f"{low}-{high}" if high > low else f"{low}" for low, high in _runs(numbers))
-
-
-def _runs(numbers: Sequence[int]) -> Iterator[tuple[int, int]]:
-    start = previous = -1
-    for number in numbers:
-        if number != previous + 1 or start < 0:
-            if start >= 0:
-                yield start, previous
-            start = number
-        previous = number
-    if start >= 0:
-        yield start, previous

@@ -1,21 +1,324 @@
-"""Probe every host over SSH, in parallel: one round trip tells all facts of it that are requested."""
+"""Probe hosts over SSH, in parallel: one round trip tells all requested facts of a host (HostReport)."""
 
 from __future__ import annotations
 
+import json
+import re
 import shlex
 import threading
 import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor, wait
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any, Final, Literal
 
-from clusterctl.errors import ClusterctlError, ConfigureError, Failure, TransportError, UnreachableError
-from clusterctl.hosts.report import PROGRAM, HostReport, ProbeRequest, StoppingError, parse_report
+from pydantic import BaseModel, ConfigDict
+
+from clusterctl.errors import (
+    ClusterctlError,
+    ConfigureError,
+    Failure,
+    SlurmError,
+    TransportError,
+    UnreachableError,
+)
+from clusterctl.hosts.gpus import GPU_SCRIPT, Driver, Gpu, count_cards, driver_fault, parse_gpus
 from clusterctl.spec import distributions
+from clusterctl.spec.units import format_size
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
 from clusterctl.transport.base import Transport
-from clusterctl.transport.openssh import write_ssh_files
+from clusterctl.transport.local import write_ssh_files
 from clusterctl.util.progress import HostStep, Reporter
+
+PROGRAM: Final = (Path(__file__).parent / "remote_probe.py").read_bytes()
+# Rocky 8's own Python is nowhere on the PATH. What prints it also says so where there is none.
+_START: Final = (
+    "for python in /usr/bin/python3 /usr/libexec/platform-python; do "
+    '[ -x "$python" ] && exec "$python" -I -S - "$1"; done; echo "no Python 3 is installed" >&2; exit 127'
+)
+_STOPPING: Final = "stopping"
+
+# "file /etc/munge/munge.key" -> its hash, mode and owner; "unit munge" -> "running"
+Checksums = Mapping[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class HostFactsRequest:
+    """The part of a request that decides whether a host can be part of a cluster.
+
+    Names to resolve, ports, folders with their room, units, accounts and their numbers. ``files`` are
+    patterns of those that the roles may change; ``packages`` what they may install.
+    """
+
+    names: tuple[str, ...] = ()
+    ports: tuple[int, ...] = ()
+    paths: tuple[str, ...] = ("/",)
+    units: tuple[str, ...] = ()
+    accounts: tuple[str, ...] = ()
+    uids: tuple[int, ...] = ()
+    files: tuple[str, ...] = ()
+    packages: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True)
+class ProbeRequest:
+    """What the probe is to tell of a host. Kinds and names become the keys of its checksums.
+
+    ``host``: also what decides whether it can be part of a cluster. ``node``: what it is as a node, with its
+    checksums, once it has booted; before a host is part of a cluster nobody needs them.
+    """
+
+    files: tuple[str, ...] = ()
+    blocks: Mapping[str, tuple[str, str]] = field(default_factory=dict)  # file -> first and last line
+    paths: tuple[str, ...] = ()
+    users: tuple[str, ...] = ()
+    homes: Mapping[str, str] = field(default_factory=dict)  # user -> folder
+    far_homes: Mapping[str, str] = field(default_factory=dict)  # user -> folder that another host checks
+    keys: Mapping[str, str] = field(default_factory=dict)  # user -> public key; unless the home is far
+    units: Mapping[str, tuple[str, ...]] = field(default_factory=dict)  # unit -> files it reads at its start
+    accounting: tuple[tuple[str, ...], ...] = ()  # words for `sacctmgr show`
+    space: tuple[str, ...] = ("/",)
+    host: HostFactsRequest | None = None
+    node: bool = True
+
+    def argv(self) -> tuple[str, ...]:
+        """The command that answers it, as root, with ``PROGRAM`` on its standard input."""
+        request = json.dumps({"node_argv": NODE_ARGV, **asdict(self)})
+        return ("sh", "-c", _START, "sh", request)
+
+
+class _Answer(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="ignore")
+
+
+class System(_Answer):
+    """The operating system and the machine; ``machine_id`` is a hash that two clones share."""
+
+    id: str
+    version: str
+    name: str
+    machine: str
+    python: tuple[int, int]
+    systemd: bool
+    cpus: int
+    memory_mib: int
+    hostname: str
+    machine_id: str
+
+
+class Space(_Answer):
+    """The room of the file system of some paths; ``inodes`` is None where it does not count them."""
+
+    paths: tuple[str, ...]
+    free_mib: int
+    inodes: int | None
+    read_only: bool
+
+
+class LockHolder(_Answer):
+    """Who installs packages right now."""
+
+    pid: int
+    command: str
+
+
+class GpuFacts(_Answer):
+    """NVIDIA's cards on the PCI bus, and those that the driver shows, by name.
+
+    ``driver`` is the version of the one that answers, ``installed`` that of the kernel module on disk.
+    """
+
+    cards: int
+    shown: tuple[str, ...]
+    driver: str | None
+    nouveau: bool
+    secure_boot: bool
+    switches: int = 0
+    installed: str = ""
+
+
+class FirewallOutput(_Answer):
+    """What the firewalls' own commands say: `ufw status verbose`, `iptables-save`, `nft -j list ruleset`.
+
+    ``firewalld`` is `running`, or `stopped` where it starts with the next boot and has no policy of ours.
+    While it runs nothing else is asked.
+    """
+
+    firewalld: Literal["running", "stopped", ""] = ""
+    zone: str = ""  # its default
+    ufw: str = ""
+    iptables: str = ""
+    nft: str = ""
+
+
+class HostFacts(_Answer):
+    """What a host said of itself; ``time`` is its clock, in seconds since 1970."""
+
+    time: float
+    uid: int
+    system: System
+    addresses: tuple[str, ...]
+    resolved: Mapping[str, tuple[str, ...]]
+    space: tuple[Space, ...]
+    listeners: Mapping[int, str]
+    lock_holders: tuple[LockHolder, ...]
+    selinux: str
+    units: frozenset[str]
+    gpus: GpuFacts
+    accounts: Mapping[str, int]
+    clock_alone: bool = False  # no time service that runs there follows anybody
+    firewall: FirewallOutput = FirewallOutput()
+    interfaces: Mapping[str, tuple[str, ...]] = {}  # -> its addresses
+    cgroups: bool = True  # root can make control groups there
+    databases: tuple[str, ...] = ()  # of MariaDB or MySQL, but for its own
+    slurm_state: tuple[str, ...] = ()  # what a slurmctld keeps for its next start
+    files: tuple[str, ...] = ()  # of those that were asked for
+    packages: frozenset[str] = frozenset()  # likewise
+    claim: str = ""  # what clusterctl noted there of the cluster that it belongs to; JSON
+
+
+@dataclass(frozen=True, slots=True)
+class FullDisk:
+    """A file system without room: sizes in bytes; ``largest`` are its largest files with theirs."""
+
+    path: str
+    free: int
+    size: int
+    names: bool  # False: it can't take another file, however small
+    largest: tuple[tuple[int, str], ...]
+
+    def __str__(self) -> str:
+        left = f"{self.free} bytes of {format_size(self.size >> 20)} free" if self.names else "no inodes free"
+        files = ", ".join(f"{path} ({format_size(max(1, size >> 20))})" for size, path in self.largest)
+        return f"{self.path} is full ({left})" + (f"; the largest files are {files}" if files else "")
+
+
+@dataclass(frozen=True, slots=True)
+class HostReport:
+    """What the probe told of a host."""
+
+    facts: NodeFacts | None  # None: it has no slurmd
+    checksums: Checksums
+    full: tuple[FullDisk, ...] = ()
+    distribution: str = ""  # ID and VERSION_ID of its os-release
+    driver: Driver = field(default_factory=Driver)  # NVIDIA's
+    cards: int = 0  # NVIDIA's, on the PCI bus
+    host: HostFacts | None = None  # where that was requested
+
+
+class StoppingError(TransportError):
+    """The host answers, but is on its way down."""
+
+
+def parse_report(text: str) -> HostReport:
+    """The answer to a ``ProbeRequest``.
+
+    Raises:
+        StoppingError: the host is being powered off.
+        UnreachableError: it was too busy to say what it has.
+        SlurmError: slurmd is there, and does not say what the node is.
+        TransportError: that is no answer.
+    """
+    try:
+        answer: dict[str, Any] = json.loads(text)
+        if answer.get("state") == _STOPPING:
+            raise StoppingError("the host is being powered off")
+        host = HostFacts.model_validate(answer["host"]) if "host" in answer else None
+        if host is not None and "node" not in answer:
+            return HostReport(None, {}, host=host)
+        node, checksums = str(answer["node"]), dict(answer["checksums"])
+        full = tuple(
+            FullDisk(**{**disk, "largest": tuple((size, path) for size, path in disk["largest"])})
+            for disk in answer["full"]
+        )
+        distribution, cards = str(answer["distribution"]), int(answer["cards"])
+    except (ValueError, KeyError, TypeError, AttributeError) as exc:
+        raise TransportError("the host gave no usable answer", why=text[:500]) from exc
+    if not node:  # it could not start what tells them, or not in time: it is too busy, or still booting
+        raise UnreachableError(
+            "the host did not report its facts in time",
+            why="it is busy",
+            fix="look at its load, then try again",
+        )
+    facts = parse_node_facts(node) if has_slurmd(node) else None
+    return HostReport(facts, checksums, full, distribution, parse_driver(node), cards, host)
+
+
+_NODE_SCRIPT = r"""
+PATH="$PATH:/usr/sbin:/sbin:/usr/local/bin"
+echo @node
+if command -v slurmd >/dev/null 2>&1; then slurmd -C; else echo absent; fi
+"""
+_MPI_SCRIPT = r"""
+echo @mpi
+for plugin in /usr/lib64/slurm/mpi_*.so /usr/lib/*/slurm*/mpi_*.so; do
+    if [ -e "$plugin" ]; then basename "$plugin" .so; fi
+done
+"""
+NODE_ARGV = ("sh", "-c", _NODE_SCRIPT + GPU_SCRIPT + _MPI_SCRIPT)
+
+_SECTION = re.compile(r"^@(\w+)$", re.MULTILINE)
+_PAIR = re.compile(r"(\w+)=(\S+)")
+
+
+@dataclass(frozen=True, slots=True)
+class NodeFacts:
+    """Hardware of one node; ``cpus`` counts threads, ``memory_mib`` is what the kernel sees."""
+
+    cpus: int
+    boards: int
+    sockets: int
+    cores_per_socket: int
+    threads_per_core: int
+    memory_mib: int
+    gpus: tuple[Gpu, ...] = ()
+    mpi: tuple[str, ...] = ()
+
+
+def has_slurmd(text: str) -> bool:
+    """Whether the host that printed this has one, which alone can tell what the node is."""
+    return re.search(r"^@node\nabsent$", text, re.MULTILINE) is None
+
+
+def parse_node_facts(text: str) -> NodeFacts:
+    """Facts from what ``NODE_ARGV`` printed; lines that are not understood are passed over.
+
+    Raises:
+        SlurmError: `slurmd -C` said nothing usable, so Slurm is not installed there, or broken.
+    """
+    sections, driver = _sections(text), parse_driver(text)
+    pairs = dict(_PAIR.findall(sections.get("node", "")))
+    try:
+        return NodeFacts(
+            cpus=int(pairs["CPUs"]),
+            boards=int(pairs.get("Boards", "1")),
+            sockets=int(pairs["SocketsPerBoard"]),
+            cores_per_socket=int(pairs["CoresPerSocket"]),
+            threads_per_core=int(pairs["ThreadsPerCore"]),
+            memory_mib=int(pairs["RealMemory"]),
+            gpus=driver.gpus,
+            mpi=tuple(sorted(line.removeprefix("mpi_") for line in sections.get("mpi", "").split())),
+        )
+    except (KeyError, ValueError) as exc:
+        raise SlurmError(
+            "`slurmd -C` did not describe the node",
+            why=f"no usable {exc.args[0]!r} in: {text.strip()[:500]}",
+            fix="see that slurmd is installed there and runs",
+        ) from exc
+
+
+def parse_driver(text: str) -> Driver:
+    """What NVIDIA's driver said, from what ``NODE_ARGV`` printed."""
+    sections = _sections(text)
+    return Driver(count_cards(sections), parse_gpus(sections), driver_fault(sections))
+
+
+def _sections(text: str) -> dict[str, str]:
+    parts = _SECTION.split(text)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
 
 TIMEOUT_S = 90.0
 REVIVE_AFTER_S = 5.0  # so long a host may take to boot, or to say good-bye

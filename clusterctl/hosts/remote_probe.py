@@ -2,7 +2,7 @@
 
     python3 -I -S - REQUEST <THIS_FILE
 
-REQUEST and the answer are one JSON object each; ``clusterctl.hosts.report`` has the types.
+REQUEST and the answer are one JSON object each; ``clusterctl.hosts.probe`` has the types.
 It changes nothing. A checksum is a short text that stays the same as long as nothing has changed.
 Also for Python 3.6: a host that is refused for its age must still be able to say how old it is.
 """

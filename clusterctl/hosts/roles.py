@@ -19,7 +19,7 @@ from typing import Any, Final
 
 from ruamel.yaml import YAML
 
-from clusterctl.hosts.report import ProbeRequest
+from clusterctl.hosts.probe import ProbeRequest
 from clusterctl.packages.os_packages import packages_of
 from clusterctl.spec.distributions import Distribution
 from clusterctl.spec.models import ClusterSpec
@@ -67,6 +67,16 @@ def role_ports(spec: ClusterSpec, roles: Sequence[str]) -> Mapping[int, str]:
     """Port -> the daemon that listens there on a host of these groups."""
     touches = _applied(spec, roles).values()
     return {port: daemon for one in touches for port, daemon in one.get("ports", {}).items()}
+
+
+def cluster_roles(spec: ClusterSpec, inventory: Inventory) -> frozenset[str]:
+    """The roles that run on any host of the cluster."""
+    return frozenset(
+        role
+        for role, touches in _touches().items()
+        for host in inventory.hosts
+        if _applies(touches, host.roles, _of_host(spec, inventory, host))
+    )
 
 
 def role_hint(role: str) -> str:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
-from clusterctl.scheduler.base import Scheduler
 from clusterctl.scheduler.models import JobInfo
 from clusterctl.scheduler.session import Session, resolve_submissions
 
@@ -61,29 +59,3 @@ def list_jobs(session: Session) -> tuple[JobInfo, ...]:
     others = [entry.job_id for entry in entries if entry.job_id is not None and entry.job_id not in known]
     found += session.scheduler.jobs(others)
     return tuple(sorted(found, key=lambda job: (job.job_id, job.task or 0)))
-
-
-def active_jobs(scheduler: Scheduler) -> tuple[JobInfo, ...]:
-    """All users' jobs that wait or run, as far as this user may see them."""
-    return tuple(job for job in scheduler.all_jobs() if not job.ended)
-
-
-def as_dict(job: JobInfo) -> dict[str, Any]:
-    """A job as `-o json` shows it; times are Unix seconds."""
-    return {
-        "job_id": job.id,
-        "name": job.name,
-        "user": job.user,
-        "partition": job.partition,
-        "account": job.account,
-        "qos": job.qos,
-        "state": job.state.value,
-        "reason": job.reason,
-        "exit_code": job.exit_code,
-        "signal": job.signal,
-        "nodes": list(job.nodes),
-        "submit_time": job.submit_time,
-        "start_time": job.start_time,
-        "end_time": job.end_time,
-        "work_dir": job.work_dir,
-    }

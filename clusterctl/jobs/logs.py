@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from clusterctl.errors import SchedulerError, TransportError
+from clusterctl.scheduler.base import backoff
 from clusterctl.scheduler.models import JobInfo, unmanaged_job
 from clusterctl.scheduler.session import Session
 from clusterctl.transport.base import Transport, lines, remote_argv
@@ -19,6 +20,7 @@ from clusterctl.util.terminal import plain_line
 
 _PROGRAM = "clusterctl.jobs.remote_follow"
 _LOG = re.compile(r"(stdout|stderr)(?:-([0-9]+))?\.log")
+LONGEST_PAUSE_S = 5.0  # between two looks at a job that is followed
 _TAIL_LINES = 20
 _TAIL_COLUMNS = 2000
 # What Open MPI and Slurm say of the other ranks once one has failed. The tail of a log leaves it out: it says
@@ -128,25 +130,53 @@ def tail(transport: Transport, folder: str, task: int | None) -> str:
     return "\n".join(plain_line(line)[-_TAIL_COLUMNS:] for line in last)
 
 
-class NodeLocalLogs:
-    """Reads the node-local logs of a job, on the nodes on which it ran, from where it last stopped."""
+class JobLogs:
+    """The logs of a job on the hosts that have them, from where they were last read."""
 
-    def __init__(self, session: Session, folder: str, task: int | None) -> None:
+    def __init__(self, session: Session, job_id: str) -> None:
+        session.scheduler.check_id(job_id)
         self._session = session
-        self._folder = folder
-        self._task = task
+        self.task = int(job_id.partition("_")[2]) if "_" in job_id else None
+        self.folder = folder_of(session, job_id)
         self._readers: dict[str, LogReader] = {}
 
+    @property
+    def gone(self) -> bool:
+        """Whether no host has the job's folder any more."""
+        return all(reader.gone for reader in self._readers.values())
+
     def new(self, jobs: Sequence[JobInfo]) -> Iterator[LogChunk]:
-        """What was added since.
+        """What was added since; ``jobs`` tell the nodes, which is needed where those have the logs.
 
         Raises:
             TransportError: a host can't be reached.
         """
-        nodes = tuple(dict.fromkeys(node for job in jobs for node in job.nodes))
-        for host, transport in self._session.holders(nodes):
-            reader = self._readers.setdefault(host, LogReader(transport, self._folder, self._task))
+        for reader in self._readers_of(jobs):
             yield from reader.new()
+
+    def grow(
+        self, seen: Callable[[], Sequence[JobInfo]], deadline: float | None
+    ) -> Generator[LogChunk | None, None, None]:
+        """What is added, without end; None now and then, so that the caller can look at the job.
+
+        Raises:
+            TransportError: the connection broke; calling it again goes on from there.
+        """
+        if not self._session.node_local:
+            (reader,) = self._readers_of(())
+            yield from reader.grow()
+        clock = self._session.scheduler.clock
+        for pause in backoff(longest_s=LONGEST_PAUSE_S):
+            yield from self.new(seen())
+            yield None
+            clock.sleep(pause if deadline is None else max(0.0, min(pause, deadline - clock.now())))
+
+    def _readers_of(self, jobs: Sequence[JobInfo]) -> list[LogReader]:
+        nodes = tuple(dict.fromkeys(node for job in jobs for node in job.nodes))
+        return [
+            self._readers.setdefault(host, LogReader(transport, self.folder, self.task))
+            for host, transport in self._session.holders(nodes)
+        ]
 
 
 def logs(session: Session, job_id: str, *, on_output: OnOutput) -> None:
@@ -156,21 +186,18 @@ def logs(session: Session, job_id: str, *, on_output: OnOutput) -> None:
         SchedulerError: the job is unknown, or clusterctl did not submit it.
         TransportError: the controller can't be reached.
     """
-    if session.node_local:
-        jobs = session.scheduler.jobs([job_id])
-        for chunk in NodeLocalLogs(session, folder_of(session, job_id), task_of(session, job_id)).new(jobs):
-            on_output(chunk)
-        return
-    reader = LogReader(session.transport, folder_of(session, job_id), task_of(session, job_id))
-    told = drain(reader, on_output)
-    if reader.gone:
+    found = JobLogs(session, job_id)
+    chunk = None
+    for chunk in found.new(session.scheduler.jobs([job_id]) if session.node_local else ()):
+        on_output(chunk)
+    if found.gone:
         raise SchedulerError(
             f"the folder of job {job_id} is gone, and its logs with it",
-            where=f"{reader.folder} on the cluster",
+            where=f"{found.folder} on the cluster",
             why="the job itself or a user removed it",
             fix="`clusterctl jobs` still says how it ended",
         )
-    if not told and reader.task is not None and not session.scheduler.jobs([job_id]):
+    if chunk is None and found.task is not None and not session.scheduler.jobs([job_id]):
         raise session.scheduler.unknown([job_id])
 
 
@@ -189,18 +216,3 @@ def folder_of(session: Session, job_id: str) -> str:
     if not jobs[0].comment.startswith("clusterctl:"):
         raise unmanaged_job(jobs[0])
     return jobs[0].work_dir
-
-
-def drain(reader: LogReader, on_output: OnOutput) -> int:
-    """Pass on what is new; how many pieces it was."""
-    told = 0
-    for chunk in reader.new():
-        on_output(chunk)
-        told += 1
-    return told
-
-
-def task_of(session: Session, job_id: str) -> int | None:
-    session.scheduler.check_id(job_id)
-    _, _, task = job_id.partition("_")
-    return int(task) if task else None

@@ -11,21 +11,20 @@ import queue
 import re
 import socket
 import subprocess
-import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from clusterctl.errors import SlurmError, UnreachableError, UsageError
+from clusterctl.errors import SlurmError, TransportError, UnreachableError, UsageError
 from clusterctl.scheduler.script import Environment
 from clusterctl.scheduler.session import Session
 from clusterctl.scheduler.slurm.parse import expand_nodes
 from clusterctl.scheduler.slurm.script import resource_options
 from clusterctl.spec.distributions import JOB_PROFILE
 from clusterctl.spec.job import JobOptions
-from clusterctl.transport.openssh import ALONE, OpenSSH
+from clusterctl.transport.local import ALONE, OpenSSH, talking
 
 _SIGN_OF_LIFE_S = 10.0
 _SILENCE_S = 60  # after which the controller gives up on us
@@ -40,7 +39,7 @@ _GRANTED = "granted"
 _HERE = "127.0.0.1"
 _SYNTAX = re.compile(r"(?:([0-9]{1,5}):)?([0-9]{1,5})", re.ASCII)
 _LAST_PORT = 65_535
-_CLOSE_S = 5.0
+_OPEN_S = 120.0  # until all ports are open
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +49,8 @@ class Allocation:
     job_id: str
     nodes: tuple[str, ...]
     _environment: Mapping[str, str]
-    _way: _Way
+    _ssh: OpenSSH
+    _controller: str
     _lease: _Lease
 
     @property
@@ -71,7 +71,8 @@ class Allocation:
             f'[[ ! -r {JOB_PROFILE} ]] || . {JOB_PROFILE}; export PATH={environment.path}:"$PATH"; exec "$@"'
         )
         program = ["bash", "-lc", start, "shell", *(command or ("bash", "-i"))]
-        return self._way.argv(["env", *settings, *step, *program], "-t" if terminal else "-T")
+        words = ["env", *settings, *step, *program]
+        return self._ssh.argv(self._controller, words, "-t" if terminal else "-T")
 
 
 @contextmanager
@@ -88,26 +89,16 @@ def allocate(
         UnreachableError: the connection to the controller broke.
     """
     _ = session.slurm  # without it nothing can be allocated
-    way = _Way(ssh, session.transport.host)
+    controller = session.transport.host
     options = ["--job-name=shell", *resource_options(words, JobOptions.model_fields)]
-    lease = _Lease(way.argv(["bash", "-c", _HOLD, "hold", str(_SILENCE_S), *options], *ALONE))
+    hold = ["bash", "-c", _HOLD, "hold", str(_SILENCE_S), *options]
+    lease = _Lease(ssh.argv(controller, hold, *ALONE))
     try:
         granted = _granted(session, lease, on_wait)
         nodes = expand_nodes(granted["SLURM_JOB_NODELIST"])
-        yield Allocation(granted["SLURM_JOB_ID"], nodes, granted, way, lease)
+        yield Allocation(granted["SLURM_JOB_ID"], nodes, granted, ssh, controller, lease)
     finally:
         lease.release()
-
-
-@dataclass(frozen=True, slots=True)
-class _Way:
-    """To the controller, as the job user."""
-
-    ssh: OpenSSH
-    controller: str
-
-    def argv(self, command: Sequence[str], *options: str) -> list[str]:
-        return self.ssh.argv(self.controller, command, *options)
 
 
 def _granted(session: Session, lease: _Lease, on_wait: Callable[[str], None]) -> Mapping[str, str]:
@@ -227,26 +218,16 @@ def forwarded(ssh: OpenSSH, node: str, forwards: Sequence[Forward]) -> Iterator[
         yield
         return
     ports = [word for f in forwards for word in ("-L", f"{_HERE}:{f.local}:localhost:{f.remote}")]
-    # `cat` ends when its input does: however we end, the ports are closed.
+    # `cat` ends when its input does: however we end, the ports are closed. It answers once all are open.
     argv = ssh.argv(node, ["cat"], *ALONE, "-o", "ExitOnForwardFailure=yes", *ports)
-    with (
-        tempfile.TemporaryFile() as complaints,
-        subprocess.Popen(
-            argv,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=complaints,
-            start_new_session=True,  # Ctrl-C is not for it
-        ) as process,
-    ):
+    with talking(argv, silence_s=_OPEN_S) as talk:
         try:
-            if not _echoes(process):
-                complaints.seek(0)
-                why = complaints.read().decode(errors="replace").strip()
-                raise UnreachableError(f"{node}: no port could be forwarded", why=why, host=node)
-            yield
-        finally:
-            _end(process)
+            talk.send(b"\n")
+            if talk.receive() != b"\n":
+                talk.finish()  # which says why
+        except TransportError as exc:
+            raise UnreachableError(f"{node}: no port could be forwarded", why=exc.why, host=node) from exc
+        yield
 
 
 def _parsed(text: str) -> Forward:
@@ -271,23 +252,3 @@ def _check_free(forward: Forward) -> None:
                 why=exc.strerror or str(exc),
                 fix=f"take another: --forward LOCAL:{forward.remote}",
             ) from exc
-
-
-def _echoes(process: subprocess.Popen[bytes]) -> bool:
-    """Whether the other end answers, which it does once all ports are open."""
-    assert process.stdin is not None  # noqa: S101 - pipes were asked for
-    assert process.stdout is not None  # noqa: S101
-    with suppress(BrokenPipeError):
-        process.stdin.write(b"\n")
-        process.stdin.flush()
-    return process.stdout.readline() == b"\n"
-
-
-def _end(process: subprocess.Popen[bytes]) -> None:
-    assert process.stdin is not None  # noqa: S101 - a pipe was asked for
-    with suppress(BrokenPipeError):
-        process.stdin.close()
-    try:
-        process.wait(_CLOSE_S)
-    except subprocess.TimeoutExpired:  # a connection through the port is still open
-        process.kill()

@@ -15,22 +15,26 @@ from clusterctl.errors import (
     UnreachableError,
     WaitTimeoutError,
 )
-from clusterctl.jobs.logs import LogReader, NodeLocalLogs, OnOutput, drain, folder_of, tail, task_of
-from clusterctl.scheduler.base import backoff
+from clusterctl.jobs.logs import LONGEST_PAUSE_S, JobLogs, LogChunk, OnOutput, folder_of, tail
+from clusterctl.scheduler.base import Clock, backoff
 from clusterctl.scheduler.models import JobInfo, JobState, Outcome, worst
 from clusterctl.scheduler.session import Session
 
 OnChange = Callable[[JobInfo], None]
 
 _APPEAR_S = 30.0  # how long a job may be unknown: sbatch has answered, the accounting has not heard of it yet
-_FOLLOW_LONGEST_S = 5.0
 _RECONNECT_S = 60.0
 
 
 class _Watched:
     """The jobs that are waited for, in the state last seen."""
 
-    def __init__(self, session: Session, ids: Sequence[str], on_change: OnChange) -> None:
+    def __init__(
+        self, session: Session, ids: Sequence[str], on_change: OnChange, timeout_s: float | None
+    ) -> None:
+        self._timeout_s = timeout_s
+        self._clock = session.scheduler.clock
+        self.deadline = None if timeout_s is None else self._clock.now() + timeout_s
         self._session = session
         self._ids = tuple(ids)
         self._on_change = on_change
@@ -60,12 +64,24 @@ class _Watched:
         """The jobs as they were last seen."""
         return tuple(self._seen.values())
 
-    def ran_out(self, timeout_s: float | None) -> WaitTimeoutError:
-        """The error for a wait that was too long; says where the jobs stand."""
+    def pause(self, seconds: float) -> None:
+        """Sleep so long, or until the deadline.
+
+        Raises:
+            WaitTimeoutError: that has passed; says where the jobs stand.
+        """
+        self.check_deadline()
+        left = seconds if self.deadline is None else min(seconds, self.deadline - self._clock.now())
+        self._clock.sleep(max(0.0, left))
+
+    def check_deadline(self) -> None:
+        """Raises WaitTimeoutError once the deadline has passed."""
+        if self.deadline is None or self._clock.now() < self.deadline:
+            return
         what = f"job {self._ids[0]} has" if len(self._ids) == 1 else f"jobs {', '.join(self._ids)} have"
         stand = (f"{j.id} is {j.state.value} ({j.reason or 'no reason given'})" for j in self._seen.values())
-        return WaitTimeoutError(
-            f"{what} not ended within {timeout_s:g} s",
+        raise WaitTimeoutError(
+            f"{what} not ended within {self._timeout_s:g} s",
             why="; ".join(stand),
             fix=f"it goes on; `clusterctl logs {self._ids[0]} -f` follows it, `clusterctl cancel` ends it",
         )
@@ -96,17 +112,12 @@ def wait(
         WaitTimeoutError: ``timeout_s`` has passed; the jobs go on.
         SchedulerError: one of them is unknown, or the scheduler does not answer.
     """
-    clock = session.scheduler.clock
-    deadline = None if timeout_s is None else clock.now() + timeout_s
-    watched = _Watched(session, ids, on_change)
+    watched = _Watched(session, ids, on_change, timeout_s)
     for pause in backoff():
         jobs = watched.look()
         if jobs is not None:
             return jobs
-        left = pause if deadline is None else min(pause, deadline - clock.now())
-        if left <= 0:
-            raise watched.ran_out(timeout_s)
-        clock.sleep(left)
+        watched.pause(pause)
     raise AssertionError("backoff never ends")
 
 
@@ -127,71 +138,43 @@ def follow(
         SchedulerError: the job is unknown, or the scheduler does not answer.
         UnreachableError: the controller can't be reached for long.
     """
-    watched = _Watched(session, [job_id], on_change)
-    how = _follow_node_local if session.node_local else _follow_stream
-    return how(session, job_id, watched, on_output, timeout_s)
+    watched = _Watched(session, [job_id], on_change, timeout_s)
+    clock, logs = session.scheduler.clock, JobLogs(session, job_id)
+    broken_since: float | None = None
+    waits = backoff(first_s=0.5, longest_s=LONGEST_PAUSE_S)
 
+    def told(chunk: LogChunk | None) -> None:
+        nonlocal broken_since, waits
+        broken_since, waits = None, backoff(first_s=0.5, longest_s=LONGEST_PAUSE_S)
+        if chunk is not None:
+            on_output(chunk)
 
-def _follow_stream(
-    session: Session, job_id: str, watched: _Watched, on_output: OnOutput, timeout_s: float | None
-) -> tuple[JobInfo, ...]:
-    """Where the controller sees the logs, it passes on what they grow by."""
-    clock = session.scheduler.clock
-    deadline = None if timeout_s is None else clock.now() + timeout_s
-    reader = LogReader(session.transport, folder_of(session, job_id), task_of(session, job_id))
-    pauses = backoff(longest_s=_FOLLOW_LONGEST_S)
-    due = clock.now()
-    waits = backoff(first_s=0.5, longest_s=_FOLLOW_LONGEST_S)
-    give_up: float | None = None  # while the connection is broken
     while True:
         try:
-            with closing(reader.grow()) as chunks:
-                for chunk in chunks:
-                    give_up, waits = None, backoff(first_s=0.5, longest_s=_FOLLOW_LONGEST_S)
-                    if chunk is not None:
-                        on_output(chunk)
-                    if clock.now() >= due:
-                        if (jobs := watched.look()) is not None:
-                            drain(reader, on_output)
-                            return jobs
-                        due = clock.now() + next(pauses)
-                    if deadline is not None and clock.now() >= deadline:
-                        raise watched.ran_out(timeout_s)
+            return _pass_on(logs, watched, told, clock)
         except UnreachableError:
-            give_up = give_up or clock.now() + _RECONNECT_S  # it may have been silent for long before
-            if clock.now() >= give_up:
+            broken_since = broken_since or clock.now()  # it may have been silent for long before
+            if clock.now() >= broken_since + _RECONNECT_S:
                 raise
-            left = next(waits) if deadline is None else min(next(waits), deadline - clock.now())
-            if left <= 0:
-                raise watched.ran_out(timeout_s) from None
-            clock.sleep(left)
+            watched.pause(next(waits))
 
 
-def _follow_node_local(
-    session: Session, job_id: str, watched: _Watched, on_output: OnOutput, timeout_s: float | None
+def _pass_on(
+    logs: JobLogs, watched: _Watched, told: Callable[[LogChunk | None], None], clock: Clock
 ) -> tuple[JobInfo, ...]:
-    """The same where hosts share no folder: which host writes the log is known once the job runs."""
-    clock = session.scheduler.clock
-    deadline = None if timeout_s is None else clock.now() + timeout_s
-    node_local = NodeLocalLogs(session, folder_of(session, job_id), task_of(session, job_id))
-    give_up: float | None = None  # while the connection is broken
-    for pause in backoff(longest_s=_FOLLOW_LONGEST_S):
-        try:
-            ended = watched.look()
-            for chunk in node_local.new(watched.seen):
-                on_output(chunk)
-            give_up = None
-            if ended is not None:
-                return ended
-        except UnreachableError:
-            give_up = give_up or clock.now() + _RECONNECT_S
-            if clock.now() >= give_up:
-                raise
-        left = pause if deadline is None else min(pause, deadline - clock.now())
-        if left <= 0:
-            raise watched.ran_out(timeout_s)
-        clock.sleep(left)
-    raise AssertionError("backoff never ends")
+    """Pass on what a job writes until it has ended."""
+    pauses, due = backoff(longest_s=LONGEST_PAUSE_S), clock.now()
+    with closing(logs.grow(lambda: watched.seen, watched.deadline)) as chunks:
+        for chunk in chunks:
+            told(chunk)
+            if clock.now() >= due:
+                if (jobs := watched.look()) is not None:
+                    for last in logs.new(jobs):
+                        told(last)
+                    return jobs
+                due = clock.now() + next(pauses)
+            watched.check_deadline()
+    raise AssertionError("logs never end")
 
 
 def raise_unless_completed(session: Session, jobs: Sequence[JobInfo]) -> None:

@@ -40,13 +40,12 @@ from clusterctl.packages.wheelhouse import (
     store_lock,
 )
 from clusterctl.spec.distributions import Distribution, distribution_of
-from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.software import Software
+from clusterctl.spec.models import ClusterSpec, Software
 from clusterctl.state.inventory import ARCHITECTURE
 from clusterctl.state.journal import digest
 from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.util.assets import gpu_lock, job_lock, payload_hash
-from clusterctl.util.lifetime import temporary_folder
+from clusterctl.util.process import temporary_folder
 from clusterctl.util.progress import LineReporter
 
 

@@ -53,7 +53,7 @@ from clusterctl.state.inventory import ARCHITECTURE
 from clusterctl.state.lock import WAIT_S, hold
 from clusterctl.state.workspace import cache_home
 from clusterctl.util.assets import gpu_lock, job_lock, payload_hash
-from clusterctl.util.lifetime import temporary_folder
+from clusterctl.util.process import temporary_folder
 from clusterctl.util.progress import LineReporter
 
 Sources = dict[str, Path | bytes]

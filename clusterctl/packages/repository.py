@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-import subprocess
 import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -16,7 +15,7 @@ import requests
 
 from clusterctl.errors import MachineError, UsageError
 from clusterctl.packages.os_packages import Upstream
-from clusterctl.util.lifetime import under_subreaper
+from clusterctl.util import process
 
 
 def archive_of(distribution: str) -> Mapping[str, Any]:
@@ -91,7 +90,6 @@ class Repository:
     versions: tuple[tuple[str, str, str], ...]
 
 
-_LONGEST_REASON = 1500
 _TIMEOUT_S = 60.0
 _ALWAYS = {"LC_ALL": "C.UTF-8", "DEBIAN_FRONTEND": "noninteractive"}
 
@@ -106,24 +104,15 @@ def need(tool: str, *, of: str, fix: str) -> None:
         raise MachineError(f"packages of {of} can't be fetched here: there is no {tool}", fix=fix)
 
 
-def run(argv: Sequence[str], *, what: str, fix: str, env: Mapping[str, str] | None = None) -> str:
+def run(argv: Sequence[str], *, what: str, fix: str) -> str:
     """Run a command and return its stdout.
 
     Raises:
         MachineError: it failed; with the end of its output.
     """
-    done = subprocess.run(
-        under_subreaper(argv),
-        env={**os.environ, **_ALWAYS, **(env or {})},
-        stdin=subprocess.DEVNULL,
-        capture_output=True,
-        text=True,
-        errors="replace",
-        check=False,
-    )
-    if done.returncode != 0:
-        said = (done.stderr.strip() or done.stdout.strip())[-_LONGEST_REASON:]
-        raise MachineError(f"{what} failed", where=argv[0], why=said or f"exit {done.returncode}", fix=fix)
+    done = process.run(argv, env={**os.environ, **_ALWAYS})
+    if done.rc != 0:
+        raise MachineError(f"{what} failed", where=argv[0], why=done.reason, fix=fix)
     return done.stdout
 
 

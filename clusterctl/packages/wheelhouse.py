@@ -8,7 +8,6 @@ from __future__ import annotations
 import hashlib
 import os
 import re
-import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -23,19 +22,11 @@ from clusterctl.state.inventory import ARCHITECTURE
 from clusterctl.state.journal import digest
 from clusterctl.state.workspace import cache_home, write_atomic
 from clusterctl.util.disk import reason
-from clusterctl.util.lifetime import temporary_folder, under_subreaper
+from clusterctl.util.process import Ended, run_heard, temporary_folder
 from clusterctl.util.progress import LineReporter
 
 NODE_ARCH: Final = ARCHITECTURE
 _PIP: Final = Path(__file__).with_name("pip_for_node.py")
-
-
-@dataclass(frozen=True, slots=True)
-class PipResult:
-    """How pip ended, and all its lines."""
-
-    rc: int
-    text: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +54,7 @@ def pip_download(
     *,
     cwd: Path | None = None,
     heard: Callable[[str], None] = lambda _line: None,
-) -> PipResult:
+) -> Ended:
     """Run `pip download` for the nodes: wheels only, with pip's own settings. ``heard`` gets its lines."""
     platforms = [f"manylinux_2_{minor}_{NODE_ARCH}" for minor in range(node.glibc_minor, 4, -1)]
     platforms += [f"manylinux{name}_{NODE_ARCH}" for name in ("2014", "2010", "1")]
@@ -72,26 +63,8 @@ def pip_download(
     argv += ["download", "--no-input", "--disable-pip-version-check", "--progress-bar=off"]
     argv += ["--only-binary=:all:", "--implementation", "cp", "--python-version", node.python]
     argv += [word for platform in platforms for word in ("--platform", platform)]
-    with subprocess.Popen(
-        under_subreaper([*argv, *arguments]),
-        cwd=cwd,
-        env={**os.environ, "NO_COLOR": "1", "PYTHONUNBUFFERED": "1"},
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    ) as pip:
-        assert pip.stdout is not None  # noqa: S101  # it is a pipe
-        said = []
-        try:
-            for line in pip.stdout:
-                said.append(line)
-                heard(line.rstrip("\n"))
-        except BaseException:
-            pip.kill()
-            raise
-    return PipResult(pip.returncode, "".join(said))
+    env = {**os.environ, "NO_COLOR": "1", "PYTHONUNBUFFERED": "1"}
+    return run_heard([*argv, *arguments], heard, env=env, cwd=cwd)
 
 
 _LAYOUT: Final = "environment v1"  # of the folder on the cluster; part of every key
@@ -209,7 +182,7 @@ def _download_locked(lock: Path, node: NodePlatform, folder: Path) -> None:
         raise MachineError(
             "the Python packages of the job environment could not be downloaded",
             where=str(lock),
-            why=said.text.strip()[-1500:],
+            why=said.stdout.strip()[-1500:],
             fix="check that the package index can be reached (pip's own settings apply), then run it again",
         )
 
@@ -443,7 +416,7 @@ def _download(asked: Requirements, kept: Mapping[str, str], folder: Path, heard:
         said = pip_download([*arguments, "--dest", str(target)], node, cwd=folder_of_last, heard=heard)
         if said.rc == 0:
             break
-        if not kept or _CONFLICT not in said.text:
+        if not kept or _CONFLICT not in said.stdout:
             raise _unresolvable(asked, said)
         kept = _without_conflict(kept, said)
     found = sorted(target.glob("*.whl"))
@@ -455,16 +428,16 @@ def _constraints(kept: Mapping[str, str]) -> str:
     return "".join(f"{name}=={version}\n" for name, version in sorted(kept.items()))
 
 
-def _without_conflict(kept: Mapping[str, str], said: PipResult) -> dict[str, str]:
+def _without_conflict(kept: Mapping[str, str], said: Ended) -> dict[str, str]:
     """Those that pip does not name as part of the conflict; none, if it names none of them."""
-    text = said.text.partition(_CONFLICT)[2]
+    text = said.stdout.partition(_CONFLICT)[2]
     parties = {canonicalize_name(name or other) for name, other in _PARTY.findall(text)}
     return {name: kept[name] for name in kept if name not in parties} if parties & kept.keys() else {}
 
 
-def _refuse_sources(files: Sequence[Path], said: PipResult, wheels: set[str]) -> None:
+def _refuse_sources(files: Sequence[Path], said: Ended, wheels: set[str]) -> None:
     """pip downloads sources too, where a line names a folder, an archive or a repository."""
-    names = " ".join(_DOWNLOADED.findall(said.text)).split()
+    names = " ".join(_DOWNLOADED.findall(said.stdout)).split()
     if missing := [name for name in names if canonicalize_name(name) not in wheels]:
         raise UsageError(
             f"no wheel: {', '.join(missing)}",
@@ -485,9 +458,9 @@ def _kept(path: Path) -> Wheel:
     return wheel
 
 
-def _unresolvable(asked: Requirements, said: PipResult) -> UsageError:
-    begin = _REASON_BEGINS.search(said.text)
-    text = said.text[begin.start() :] if begin else said.text[-_LONGEST_REASON:]
+def _unresolvable(asked: Requirements, said: Ended) -> UsageError:
+    begin = _REASON_BEGINS.search(said.stdout)
+    text = said.stdout[begin.start() :] if begin else said.stdout[-_LONGEST_REASON:]
     lines = [line.removeprefix("ERROR: ") for line in text.partition("\nTo fix this")[0].splitlines()]
     reason = "\n".join(line for line in lines if line.strip() and not _NOISE.match(line))
     more = " ..." if len(reason) > _LONGEST_REASON else ""

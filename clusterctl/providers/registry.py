@@ -5,12 +5,13 @@ Each is imported when it is needed: most commands are about one provider, and Go
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from clusterctl.providers.base import NO_PROMPTS, Prompts, Provider
 from clusterctl.spec.gcp import GcpProvider as GcpSettings
+from clusterctl.spec.local import LocalProvider as LocalSettings
 from clusterctl.spec.models import ClusterSpec
-from clusterctl.spec.models import LocalProvider as LocalSettings
 from clusterctl.spec.models import Provider as ProviderSettings
 from clusterctl.spec.onprem import OnpremProvider as OnpremSettings
 from clusterctl.spec.onprem import own_machines
@@ -72,7 +73,9 @@ def cached_images(*, prune: bool = False, report: Reporter) -> tuple[CachedImage
 
 
 def clusters_on_this_machine() -> tuple[tuple[ClusterState, bool], ...]:
-    """The clusters that run on this machine, of all accounts, each with whether it is an orphan."""
+    """The caller's local clusters on this machine, each with whether it is an orphan."""
     from clusterctl.providers.local import provider  # noqa: PLC0415
 
-    return tuple((one, provider.is_orphan(one)) for one in provider.clusters())
+    # Another account's workspace can't be read, so nothing is known of its clusters.
+    mine = (one for one in provider.clusters() if one.owner == os.getuid())
+    return tuple((one, provider.is_orphan(one)) for one in mine)

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from clusterctl.errors import SchedulerError
 from clusterctl.scheduler.models import JobInfo, JobRequest, NodeInfo
-from clusterctl.transport.base import Transport
+from clusterctl.transport.base import Result, Transport
 
 
 def backoff(first_s: float = 0.2, factor: float = 1.4, longest_s: float = 15.0) -> Iterator[float]:
@@ -38,6 +38,10 @@ class Scheduler(Protocol):
     def transport(self) -> Transport: ...
     @property
     def clock(self) -> Clock: ...
+
+    @property
+    def manages_nodes(self) -> bool:
+        """Whether it drains and resumes nodes, and ends the jobs of a node whose hardware changes."""
 
     @property
     def script_name(self) -> str:
@@ -92,6 +96,9 @@ class Scheduler(Protocol):
     def resume(self, nodes: Sequence[str]) -> None:
         """Resume drained nodes."""
 
+    def probe(self, hosts: tuple[str, ...], payload: str) -> Result:
+        """Run this payload's probe, a rank on each of these hosts. It ends by itself if it hangs."""
+
     def release_held_jobs(self) -> tuple[str, ...]:
         """Let jobs that a node failed to launch wait for nodes again; their ids."""
 
@@ -103,3 +110,14 @@ class Scheduler(Protocol):
 
     def version(self) -> str | None:
         """Its version, such as ``22.05.8``; None where there is no such program."""
+
+
+def active_jobs(scheduler: Scheduler) -> tuple[JobInfo, ...]:
+    """All users' jobs that wait or run, as far as this user may see them."""
+    return tuple(job for job in scheduler.all_jobs() if not job.ended)
+
+
+def probe_argv(hosts: Sequence[str]) -> tuple[str, ...]:
+    """The command of one rank of the payload's probe; CuPy alone would take more than its memory."""
+    python = ("/opt/clusterctl/env/bin/python", "-m", "payload", "probe")
+    return (*python, "--device", "cpu", "--expect-hosts", ",".join(hosts))

@@ -6,6 +6,7 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum, StrEnum
+from typing import Any
 
 from clusterctl.errors import SchedulerError
 
@@ -109,6 +110,26 @@ class JobInfo:
     comment: str = ""
     restarts: int | None = None
     prefix: str = ""
+
+    def as_dict(self) -> dict[str, Any]:
+        """A job as `-o json` shows it; times are Unix seconds."""
+        return {
+            "job_id": self.id,
+            "name": self.name,
+            "user": self.user,
+            "partition": self.partition,
+            "account": self.account,
+            "qos": self.qos,
+            "state": self.state.value,
+            "reason": self.reason,
+            "exit_code": self.exit_code,
+            "signal": self.signal,
+            "nodes": list(self.nodes),
+            "submit_time": self.submit_time,
+            "start_time": self.start_time,
+            "end_time": self.end_time,
+            "work_dir": self.work_dir,
+        }
 
     @property
     def id(self) -> str:

@@ -22,6 +22,8 @@ from pydantic import (
 )
 
 if TYPE_CHECKING:
+    from clusterctl.spec.checks import Raw
+    from clusterctl.spec.messages import Finding
     from clusterctl.spec.models import ClusterSpec
     from clusterctl.spec.onprem import OnpremHost, Switch
 
@@ -70,6 +72,11 @@ class ProviderSettings(Model):
         """The seconds without work after which the cluster takes itself down; None: it does not."""
         return None
 
+    @classmethod
+    def findings(cls, spec: Raw) -> Iterator[Finding]:  # noqa: ARG003
+        """The cross-field faults of a spec with this provider, given as plain values."""
+        yield from ()
+
     def expected_release(self, spec: ClusterSpec) -> str | None:  # noqa: ARG002
         """The distribution that all hosts will have; None where they have to be probed for it."""
         return None
@@ -81,6 +88,8 @@ def _as_text(value: object) -> object:
 
 
 URL: Final = r"^https?://[A-Za-z0-9._~:/@%+-]+$"
+
+PRIVATE_NETWORKS: Final = tuple(IPv4Network(n) for n in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"))
 
 Url = Annotated[str, StringConstraints(pattern=URL)]
 Toggle = Annotated[bool, Field(strict=True)]  # `yes` in quotes and 1 are neither true nor false

@@ -19,6 +19,8 @@ from pydantic import Field, StringConstraints
 from clusterctl.errors import ProvisionError, UsageError
 from clusterctl.spec import distributions
 from clusterctl.spec.base import Gpus, Model, Network, ProviderSettings, Toggle
+from clusterctl.spec.checks import Raw, debian_findings
+from clusterctl.spec.messages import Finding
 from clusterctl.spec.units import GIB_MIB, DurationS, SizeMib
 
 if TYPE_CHECKING:
@@ -188,9 +190,16 @@ class GcpProvider(ProviderSettings):
 
     def expected_release(self, spec: ClusterSpec) -> str | None:
         """The distribution of all images, as far as their names tell it."""
-        from clusterctl.spec.gcp import release_ahead  # noqa: PLC0415 - which imports this module
+        releases = {release_of(image) for _, image in _images(spec)}
+        return releases.pop() if len(releases) == 1 else None
 
-        return release_ahead(spec)
+    @classmethod
+    def findings(cls, spec: Raw) -> Iterator[Finding]:
+        """The cross-field faults of a spec for Google Cloud."""
+        from clusterctl.spec.gcp_checks import findings  # noqa: PLC0415 - which imports this module
+
+        yield from findings(spec)
+        yield from debian_findings(spec)
 
     def nodes_of(self, partition: str) -> GcpNodes:
         """What the nodes of a partition are."""
@@ -416,12 +425,6 @@ def release_of(image: Image) -> str | None:
     if found["id"] == "ubuntu" and len(number) == _YEAR_AND_MONTH:
         number = f"{number[:2]}.{number[2:]}"
     return f"{found['id']}-{number}"
-
-
-def release_ahead(spec: ClusterSpec) -> str | None:
-    """What all hosts will have, as far as the images' names say it."""
-    releases = {release_of(image) for _, image in _images(spec)}
-    return releases.pop() if len(releases) == 1 else None
 
 
 def refusal(spec: ClusterSpec) -> UsageError | None:

@@ -10,11 +10,11 @@ from typing import Final
 
 from pydantic import ValidationError
 
-from clusterctl.spec import gcp, raw
-from clusterctl.spec.base import Gpus
+from clusterctl.spec import checks, gcp
+from clusterctl.spec.base import PRIVATE_NETWORKS, Gpus
+from clusterctl.spec.checks import Raw
 from clusterctl.spec.gcp import ZONE, GcpNetwork, Machine
 from clusterctl.spec.messages import Finding, Loc, did_you_mean, either, shown
-from clusterctl.spec.raw import Raw
 from clusterctl.spec.units import GIB_MIB, format_duration, format_size
 
 MAX_HOSTS: Final = 1000
@@ -22,7 +22,6 @@ OWN_LABELS: Final = "clusterctl-"
 _LEAST_AUTO_DOWN_S: Final = 600
 _LARGEST_PREFIX: Final = 29
 _TAKEN_ADDRESSES: Final = 4  # of every subnetwork: the network, the gateway, one of Google's, the broadcast
-_PRIVATE: Final = tuple(IPv4Network(n) for n in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"))
 _REGION: Final = re.compile(r"[a-z]+-[a-z]+[0-9]+")
 _KEY_LOCATION: Final = re.compile(r"/locations/([^/]+)/")
 _DECIDED_ELSEWHERE: Final[Mapping[str, str]] = {
@@ -34,7 +33,7 @@ _DECIDED_ELSEWHERE: Final[Mapping[str, str]] = {
 
 def findings(spec: Raw) -> Iterator[Finding]:
     """Every cross-field fault of a spec for Google Cloud given as plain values."""
-    provider = raw.mapping(spec, "provider")
+    provider = checks.mapping(spec, "provider")
     yield from _partitions(spec)
     yield from _partition_names(spec)
     yield from _nodes(spec)
@@ -45,20 +44,20 @@ def findings(spec: Raw) -> Iterator[Finding]:
 
 
 def _partitions(spec: Raw) -> Iterator[Finding]:
-    for index, partition in enumerate(raw.entries(spec, "partitions")):
+    for index, partition in enumerate(checks.entries(spec, "partitions")):
         at = ("partitions", index)
         for key, hint in _DECIDED_ELSEWHERE.items():
             if partition.get(key) is not None:
                 yield Finding((*at, key), f"{key} is for local nodes", hint, at_key=True)
-        name = raw.text(partition, "name")
+        name = checks.text(partition, "name")
         if name is not None and name.endswith("-"):
             message = f"{shown(name)} ends with a dash, which a name on Google Cloud can't"
             yield Finding((*at, "name"), message)
 
 
 def _partition_names(spec: Raw) -> Iterator[Finding]:
-    names = [name for p in raw.entries(spec, "partitions") if (name := raw.text(p, "name"))]
-    for name in raw.mapping(spec, "provider", "partitions"):
+    names = [name for p in checks.entries(spec, "partitions") if (name := checks.text(p, "name"))]
+    for name in checks.mapping(spec, "provider", "partitions"):
         if name not in names:
             hint = did_you_mean(name, names) or f"the partitions are {', '.join(names) or 'missing'}"
             at = ("provider", "partitions", name)
@@ -66,13 +65,13 @@ def _partition_names(spec: Raw) -> Iterator[Finding]:
 
 
 def _nodes(spec: Raw) -> Iterator[Finding]:
-    provider = raw.mapping(spec, "provider")
+    provider = checks.mapping(spec, "provider")
     driver_for = ""
-    for index, partition in enumerate(raw.entries(spec, "partitions")):
-        name = raw.text(partition, "name")
+    for index, partition in enumerate(checks.entries(spec, "partitions")):
+        name = checks.text(partition, "name")
         if name is None:
             continue
-        said = raw.mapping(provider, "partitions", name)
+        said = checks.mapping(provider, "partitions", name)
         where = ("provider", "partitions", name)
         nodes = Nodes(name, where, said, partition.get("gpus"), ("partitions", index, "gpus"))
         checked = check(nodes)
@@ -80,7 +79,7 @@ def _nodes(spec: Raw) -> Iterator[Finding]:
         if checked.machine and checked.machine.gpu and not said.get("image"):
             driver_for = driver_for or name
     yield from _controller(provider)
-    if raw.is_on(provider, "secure_boot") and driver_for:
+    if checks.is_on(provider, "secure_boot") and driver_for:
         message = f"secure_boot keeps NVIDIA's driver of the default image from loading on {driver_for}"
         hint = f"remove it, or give {driver_for} an image whose driver is signed"
         yield Finding(("provider", "secure_boot"), message, hint)
@@ -88,33 +87,33 @@ def _nodes(spec: Raw) -> Iterator[Finding]:
 
 def _controller(provider: Raw) -> Iterator[Finding]:
     where = ("provider", "controller")
-    said = raw.mapping(provider, "controller")
+    said = checks.mapping(provider, "controller")
     yield from check(Nodes("the controller", where, said)).findings
-    if raw.is_on(said, "spot"):
+    if checks.is_on(said, "spot"):
         message = "the controller can't be a spot node: the cluster would be gone with it"
         yield Finding((*where, "spot"), message, "remove spot")
-    elif raw.is_on(said, "compact_placement"):
+    elif checks.is_on(said, "compact_placement"):
         message = "the controller is one machine: compact placement has no meaning"
         yield Finding((*where, "compact_placement"), message, "remove compact_placement")
 
 
 def _place(provider: Raw) -> Iterator[Finding]:
-    zone, region = raw.text(provider, "zone"), raw.text(provider, "region")
+    zone, region = checks.text(provider, "zone"), checks.text(provider, "region")
     if zone is None or re.search(ZONE, zone) is None:
         return
     right = zone.rpartition("-")[0]
     if region is not None and region != right:
         message = f"zone {zone} is in region {right}, not {shown(region)}"
         yield Finding(("provider", "region"), message, "remove region")
-    location = _KEY_LOCATION.search(raw.text(provider, "kms_key") or "")
+    location = _KEY_LOCATION.search(checks.text(provider, "kms_key") or "")
     if location and _REGION.fullmatch(location[1]) and location[1] != right:
         message = f"the key is in {location[1]}, but disks of zone {zone} need one in {right}"
         yield Finding(("provider", "kms_key"), message, f"name a key in {right}")
 
 
 def _network(spec: Raw) -> Iterator[Finding]:
-    network = raw.mapping(spec, "provider", "network")
-    hosts = 1 + sum(max(raw.whole(p, "nodes") or 0, 0) for p in raw.entries(spec, "partitions"))
+    network = checks.mapping(spec, "provider", "network")
+    hosts = 1 + checks.node_count(spec)
     if hosts > MAX_HOSTS:
         message = f"these nodes and the controller are more than {MAX_HOSTS} hosts"
         yield Finding(("partitions",), message, f"ask for at most {MAX_HOSTS - 1} nodes", at_key=True)
@@ -127,7 +126,7 @@ def _network(spec: Raw) -> Iterator[Finding]:
         yield Finding((*at, given[0]), f"{given[0]} needs {other} beside it", f"name the {other} too")
         return
     default = str(GcpNetwork().cidr)
-    cidr = _cidr(raw.text(network, "cidr") or default)
+    cidr = _cidr(checks.text(network, "cidr") or default)
     if cidr is None:
         return
     if given and str(cidr) != default:
@@ -138,7 +137,7 @@ def _network(spec: Raw) -> Iterator[Finding]:
 
 def _addresses(cidr: IPv4Network, hosts: int) -> Iterator[Finding]:
     at, room = ("provider", "network", "cidr"), cidr.num_addresses - _TAKEN_ADDRESSES
-    if not any(cidr.subnet_of(private) for private in _PRIVATE):
+    if not any(cidr.subnet_of(private) for private in PRIVATE_NETWORKS):
         yield Finding(at, f"{cidr} is not private, such as 10.80.0.0/20")
     elif cidr.prefixlen > _LARGEST_PREFIX:
         yield Finding(
@@ -157,7 +156,7 @@ def _cidr(text: str) -> IPv4Network | None:
 
 def _storage(provider: Raw) -> Iterator[Finding]:
     for holder, key in (("bucket", "name"), ("state", "bucket")):
-        name = raw.text(raw.mapping(provider, holder), key)
+        name = checks.text(checks.mapping(provider, holder), key)
         if name is not None and ("google" in name or name.startswith("goog")):
             message = f"{shown(name)} is no bucket of yours: such names begin with goog or hold google"
             yield Finding(("provider", holder, key), message, "take another name")
@@ -166,7 +165,7 @@ def _storage(provider: Raw) -> Iterator[Finding]:
         return
     tier = filestore.get("tier", "BASIC_HDD")
     limits = gcp.data()["filestore"].get(tier) if isinstance(tier, str) else None
-    size_mib = raw.size_mib({"capacity": "1TiB", **filestore}, "capacity")
+    size_mib = checks.size_mib({"capacity": "1TiB", **filestore}, "capacity")
     if limits is None or size_mib is None:
         return
     least, most, step = (limits[key] * GIB_MIB for key in ("least", "most", "step"))
@@ -178,15 +177,15 @@ def _storage(provider: Raw) -> Iterator[Finding]:
 
 
 def _rest(provider: Raw) -> Iterator[Finding]:
-    for key in raw.mapping(provider, "labels"):
+    for key in checks.mapping(provider, "labels"):
         if key.startswith(OWN_LABELS):
             message = f"labels that start with {OWN_LABELS} are clusterctl's own"
             yield Finding(("provider", "labels", key), message, "take another key", at_key=True)
-    for name in raw.mapping(provider, "prices"):
+    for name in checks.mapping(provider, "prices"):
         if gcp.machine(name) is None:
             at, hint = ("provider", "prices", name), did_you_mean(name, gcp.machines())
             yield Finding(at, f"there is no machine type {shown(name)}", hint, at_key=True)
-    after_s = raw.duration_s(provider, "auto_down")
+    after_s = checks.duration_s(provider, "auto_down")
     if after_s is not None and after_s < _LEAST_AUTO_DOWN_S:
         least = format_duration(_LEAST_AUTO_DOWN_S)
         message = f"auto_down must be at least {least}: a cluster is idle between two jobs, too"
@@ -285,17 +284,17 @@ def _with_added(nodes: Nodes, named: Machine, wanted: Gpus) -> Machine | Finding
 
 def _of_any_machine(nodes: Nodes) -> Iterator[Finding]:
     said = nodes.said
-    spot = raw.is_on(said, "spot")
+    spot = checks.is_on(said, "spot")
     if spot and said.get("reservation"):
         message = "a spot node can't be taken from a reservation"
         yield Finding((*nodes.where, "reservation"), message, "remove reservation, or spot: true")
-    if spot and raw.is_on(said, "compact_placement"):
+    if spot and checks.is_on(said, "compact_placement"):
         message = "spot nodes can't have compact placement: a preempted one may restart elsewhere"
         yield Finding((*nodes.where, "compact_placement"), message, "remove compact_placement, or spot: true")
     if said.get("termination_action") == "DELETE" and not said.get("spot"):
         at = (*nodes.where, "termination_action")
         yield Finding(at, "termination_action is for spot nodes only", "remove it, or write spot: true")
-    if raw.is_on(said, "tier_1") and not raw.is_on(said, "gvnic", default=True):
+    if checks.is_on(said, "tier_1") and not checks.is_on(said, "gvnic", default=True):
         yield Finding((*nodes.where, "gvnic"), "tier_1 needs gvnic", "remove gvnic: false, or tier_1")
     image = said.get("image")
     if isinstance(image, Mapping) and bool(image.get("family")) == bool(image.get("name")):
@@ -303,12 +302,12 @@ def _of_any_machine(nodes: Nodes) -> Iterator[Finding]:
         hint = "keep one of them" if image.get("family") else "write family: NAME or name: NAME"
         yield Finding((*nodes.where, "image"), message, hint, at_key=True)
     for at, disk in _disks(nodes):
-        yield from _disk_size(at, raw.size_mib(disk, "size"))
+        yield from _disk_size(at, checks.size_mib(disk, "size"))
 
 
 def _disks(nodes: Nodes) -> Iterator[tuple[Loc, Raw]]:
-    yield (*nodes.where, "boot_disk"), raw.mapping(nodes.said, "boot_disk")
-    for index, disk in enumerate(raw.entries(nodes.said, "extra_disks")):
+    yield (*nodes.where, "boot_disk"), checks.mapping(nodes.said, "boot_disk")
+    for index, disk in enumerate(checks.entries(nodes.said, "extra_disks")):
         yield (*nodes.where, "extra_disks", index), disk
 
 
@@ -329,14 +328,14 @@ def _of_this_machine(nodes: Nodes, machine: Machine) -> Iterator[Finding]:
         ways = {"spot": "write spot: true", "reservation": "name a reservation"}
         hint = ", or ".join(ways[way] for way in machine.only)
         yield Finding(nodes.machine_at, f"{name} is not available on demand", hint)
-    if raw.is_on(said, "compact_placement") and not machine.compact_placement:
+    if checks.is_on(said, "compact_placement") and not machine.compact_placement:
         near = (family for family, facts in gcp.data()["families"].items() if "compact_placement" in facts)
         message = f"nodes of {name} can't have compact placement"
         hint = f"take a machine type of {either(near)}"
         yield Finding((*where, "compact_placement"), message, hint)
-    if raw.is_on(said, "tier_1") and not machine.tier_1:
+    if checks.is_on(said, "tier_1") and not machine.tier_1:
         yield Finding((*where, "tier_1"), f"{name} has no TIER_1 networking", _tier_1_hint(machine))
-    if machine.gvnic_only and not raw.is_on(said, "gvnic", default=True):
+    if machine.gvnic_only and not checks.is_on(said, "gvnic", default=True):
         yield Finding((*where, "gvnic"), f"{name} has only Google's network interface", "remove gvnic: false")
     yield from _local_ssds(nodes, machine)
     yield from _disks_of(nodes, machine)
@@ -352,7 +351,7 @@ def _tier_1_hint(machine: Machine) -> str:
 
 
 def _local_ssds(nodes: Nodes, machine: Machine) -> Iterator[Finding]:
-    asked, at = raw.whole(nodes.said, "local_ssds") or 0, (*nodes.where, "local_ssds")
+    asked, at = checks.whole(nodes.said, "local_ssds") or 0, (*nodes.where, "local_ssds")
     if asked <= 0 or asked in machine.local_ssds:
         return
     if machine.bundled_ssds:
@@ -368,12 +367,12 @@ def _local_ssds(nodes: Nodes, machine: Machine) -> Iterator[Finding]:
 def _disks_of(nodes: Nodes, machine: Machine) -> Iterator[Finding]:
     for at, disk in _disks(nodes):
         allowed = machine.boot_disks if at[-1] == "boot_disk" else machine.extra_disks
-        kind = raw.text(disk, "type")
+        kind = checks.text(disk, "type")
         if kind is not None and kind not in allowed:
             what = "start from" if at[-1] == "boot_disk" else "have"
             message = f"{machine.name} can't {what} a disk of {shown(kind)}"
             yield Finding((*at, "type"), message, f"write {either(allowed)}, or nothing")
-    size_mib = raw.size_mib(raw.mapping(nodes.said, "boot_disk"), "size")
+    size_mib = checks.size_mib(checks.mapping(nodes.said, "boot_disk"), "size")
     if size_mib is None or nodes.said.get("image") or size_mib < _LEAST_DISK_MIB or size_mib % GIB_MIB:
         return
     least = _LEAST_BOOT_WITH_GPU_MIB if machine.gpu else _LEAST_BOOT_MIB

@@ -24,7 +24,7 @@ from pydantic import (
 from clusterctl.errors import Failure, Problem, SpecError, UsageError
 from clusterctl.spec.base import HERE, FileName, Model, Toggle
 from clusterctl.spec.messages import Finding, did_you_mean, explain, shown
-from clusterctl.spec.models import PATTERN_TEXTS, AccountName, PartitionName
+from clusterctl.spec.models import PATTERN_TEXTS, SCHEMA_DIALECT, AccountName, PartitionName
 from clusterctl.spec.parse import Filetype, Source, parse, read_source, read_text
 from clusterctl.spec.units import JobMemoryMib, JobTimeS
 
@@ -511,3 +511,13 @@ def _named(path: Path, where: tuple[str, ...], target: str | None, said: Mapping
         why = f"{exc.what}: {exc.why}" if exc.why else exc.what
         problem = Problem(str(path), spot.line, spot.column, ".".join(where), why, exc.fix)
         raise SpecError(str(path), (problem,), kind=JOB_FILE.name) from exc
+
+
+def job_schema() -> dict[str, Any]:
+    """The JSON Schema of a job file. What it can't express, `submit` still refuses."""
+    return {
+        "$schema": SCHEMA_DIALECT,
+        **JobFile.model_json_schema(),
+        "title": "clusterctl job file",
+        "description": "One job for `clusterctl submit`, or several variants of it.",
+    }

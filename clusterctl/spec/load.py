@@ -20,9 +20,17 @@ from ruamel.yaml import YAML
 
 from clusterctl.errors import SpecError, UsageError
 from clusterctl.spec.base import HERE
-from clusterctl.spec.checks import findings
 from clusterctl.spec.messages import did_you_mean, shown
-from clusterctl.spec.models import LABEL, PATTERN_TEXTS, PROVIDER_TYPES, ClusterSpec, Partition, User
+from clusterctl.spec.models import (
+    LABEL,
+    PATTERN_TEXTS,
+    PROVIDER_TYPES,
+    SCHEMA_DIALECT,
+    ClusterSpec,
+    Partition,
+    User,
+    findings,
+)
 from clusterctl.spec.parse import Filetype, Source, parse, read_source, read_text
 
 SPEC_NAME: Final = "cluster.yaml"
@@ -249,3 +257,13 @@ def _words(value: Any) -> str:
     if isinstance(value, list):
         return ", ".join(map(_words, value)) or "empty"
     return str(value).lower() if isinstance(value, bool) else str(value)
+
+
+def json_schema() -> dict[str, Any]:
+    """The JSON Schema of a spec file. What it can't express, `validate` still refuses."""
+    return {
+        "$schema": SCHEMA_DIALECT,
+        **ClusterSpec.model_json_schema(),
+        "title": "clusterctl cluster spec",
+        "description": "One typed file describes a cluster.",
+    }

@@ -1,15 +1,14 @@
 """ClusterSpec and its parts: frozen, unknown keys refused, every field documented for the JSON Schema.
 
 Provider types and fields that are not built do not exist here. What concerns one field stands at the field;
-what concerns several stands in ``checks``, which also knows where in the file each finding belongs.
+what concerns several, in ``checks`` and with each provider.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
-from ipaddress import IPv4Network
-from typing import Annotated, ClassVar, Final, Literal, Self
+from collections.abc import Iterator, Mapping
+from typing import Annotated, Final, Literal, Self
 
 from pydantic import (
     AfterValidator,
@@ -23,17 +22,19 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
-from clusterctl.spec import checks, distributions
-from clusterctl.spec.base import GPU_TYPE, URL, Gpus, Model, ProviderSettings, Url, expand
+from clusterctl.spec.base import GPU_TYPE, URL, FileName, Gpus, Model, Toggle, Url, expand
+from clusterctl.spec.checks import Raw, common_findings, mapping
 from clusterctl.spec.gcp import GCP_PATTERN_TEXTS, GcpProvider, Usd
-from clusterctl.spec.messages import INCONSISTENT, shown
+from clusterctl.spec.local import LocalProvider
+from clusterctl.spec.messages import INCONSISTENT, Finding, shown
 from clusterctl.spec.onprem import ONPREM_PATTERN_TEXTS, HostRange, OnpremProvider
-from clusterctl.spec.software import NVIDIA_PATTERN_TEXTS, Monitoring, Software
-from clusterctl.spec.units import DurationS, SizeMib, format_size
+from clusterctl.spec.units import DurationS, SizeMib, format_duration, format_size
 
 LABEL = r"^[a-z][a-z0-9-]{0,19}$"
 _UNIX_NAME = r"^[a-z_][a-z0-9_-]{0,30}$"
 _ACCOUNT = r"^[a-z][a-z0-9_-]{0,30}$"
+_TOOLKIT: Final = r"^1[1-9]\.[0-9]{1,2}$"
+_BRANCH: Final = r"^[1-9][0-9]{2}$"
 
 # What a pattern asks for, in the words of an error message.
 PATTERN_TEXTS: Final[Mapping[str, str]] = {
@@ -43,7 +44,8 @@ PATTERN_TEXTS: Final[Mapping[str, str]] = {
     URL: "an http:// or https:// address",
     GPU_TYPE: "a GPU's type in lower-case letters, digits and dashes, such as l4",
     **GCP_PATTERN_TEXTS,
-    **NVIDIA_PATTERN_TEXTS,
+    _TOOLKIT: 'a version of CUDA in quotes, such as "12.9"',
+    _BRANCH: 'a branch of the driver in quotes, such as "580"',
     **ONPREM_PATTERN_TEXTS,
 }
 
@@ -52,7 +54,7 @@ PartitionName = Annotated[str, StringConstraints(pattern=LABEL)]
 UnixName = Annotated[str, StringConstraints(pattern=_UNIX_NAME)]
 AccountName = Annotated[str, StringConstraints(pattern=_ACCOUNT)]
 
-MAX_LOCAL_HOSTS: Final = checks.MAX_LOCAL_HOSTS
+SCHEMA_DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 MAX_CPUS = 65_533  # Slurm counts a node's CPUs in 16 bits
 PROOF_PARTITION = "clusterctl-proof"
 LEAST_DISK_MIB = 64
@@ -85,7 +87,6 @@ OWNED_SLURM_KEYS = frozenset(
 )
 # One setting a line: Slurm would take several, and so one hidden behind another.
 _SLURM_LINE = r'^[A-Za-z0-9_.]+ *= *("[^"#\\]*"|[^ "#\\]+)$'
-_PRIVATE_NETWORKS = tuple(IPv4Network(n) for n in ("10.0.0.0/8", "172.16.0.0/12", "192.168.0.0/16"))
 
 
 def _slurm_line(line: str) -> str:
@@ -109,37 +110,6 @@ SlurmLine = Annotated[
 UserAccount = Annotated[AccountName, AfterValidator(_ordinary_account)]
 
 
-class LocalProvider(ProviderSettings):
-    """A real Slurm cluster of systemd-nspawn machines on this Linux machine."""
-
-    # In a file the type must be written: it tells the providers apart.
-    model_config = ConfigDict(json_schema_extra={"required": ["type"]})
-    shares_kernel: ClassVar[bool] = True
-
-    type: Literal["local"] = Field("local", description="the provider's type")
-    subnet: IPv4Network | None = Field(
-        None,
-        description="private /24 for the nodes; by default a free one is chosen",
-        examples=["10.77.0.0/24"],
-    )
-    mirror: Url = Field(
-        "http://deb.debian.org/debian", description="Debian mirror that the node image is built from"
-    )
-
-    @field_validator("subnet")
-    @classmethod
-    def _private_24(cls, value: IPv4Network | None) -> IPv4Network | None:
-        if value is None:
-            return None
-        if value.prefixlen != 24 or not any(value.subnet_of(net) for net in _PRIVATE_NETWORKS):  # noqa: PLR2004
-            raise ValueError(f"{value} is not a private /24, such as 10.77.0.0/24")
-        return value
-
-    def expected_release(self, spec: ClusterSpec) -> str:  # noqa: ARG002
-        """The distribution of the node image."""
-        return distributions.of_local_nodes()
-
-
 Provider = Annotated[LocalProvider | GcpProvider | OnpremProvider, Discriminator("type")]
 PROVIDERS: Final[Mapping[str, type[LocalProvider] | type[GcpProvider] | type[OnpremProvider]]] = {
     "local": LocalProvider,
@@ -148,6 +118,165 @@ PROVIDERS: Final[Mapping[str, type[LocalProvider] | type[GcpProvider] | type[Onp
 }
 PROVIDER_TYPES: Final = tuple(PROVIDERS)
 DEFAULT_PROVIDER: Final = LocalProvider()
+
+
+def findings(spec: Raw) -> Iterator[Finding]:
+    """Every cross-field fault of a spec given as plain values."""
+    kind = mapping(spec, "provider").get("type", DEFAULT_PROVIDER.type)
+    if isinstance(kind, str) and kind in PROVIDERS:
+        yield from PROVIDERS[kind].findings(spec)
+    yield from common_findings(spec)
+
+
+class Nvidia(Model):
+    """What hosts with NVIDIA's cards get; a driver that is there is left alone. See docs/gpus.md."""
+
+    driver: Literal["present", "open", "proprietary"] = Field(
+        "present",
+        description="install a driver where there is none: NVIDIA's with open kernel modules (for Turing and "
+        "newer: RTX 20, T4, A100, H100), or its proprietary one; present: install none",
+    )
+    branch: Annotated[str, StringConstraints(pattern=_BRANCH)] | None = Field(
+        None, description="of that driver; by default NVIDIA's newest", examples=["580"]
+    )
+    toolkit: Annotated[str, StringConstraints(pattern=_TOOLKIT)] | None = Field(
+        None,
+        description="the CUDA toolkit of this version; by default none: CuPy brings CUDA's libraries",
+        examples=["12.9"],
+    )
+    nccl: Toggle = Field(False, description="NCCL as a package, for programs that are not Python's")
+    dcgm: Toggle = Field(False, description="NVIDIA's data center GPU manager, and run it")
+
+    @model_validator(mode="after")
+    def _of_a_driver(self) -> Self:
+        if self.branch is not None and self.driver == "present":
+            raise ValueError("a branch is of a driver that is to be installed: write driver: open, too")
+        return self
+
+    @property
+    def has_driver(self) -> bool:
+        """Whether a driver is installed where there is none."""
+        return self.driver != "present"
+
+    @property
+    def parts(self) -> tuple[str, ...]:
+        """The parts of the role cuda whose packages a host may need; which of them, it decides itself."""
+        chosen = {
+            self.driver: self.has_driver,
+            "fabric_manager": self.has_driver,
+            "toolkit": self.toolkit is not None,
+            "nccl": self.nccl,
+            "dcgm": self.dcgm,
+        }
+        return tuple(part for part, is_wanted in chosen.items() if is_wanted)
+
+    @property
+    def installs(self) -> bool:
+        """Whether anything is."""
+        return self != Nvidia()
+
+
+_SAMPLE_INTERVAL_S: Final = 2
+_INTERVAL_S: Final = 60
+_LEAST_INTERVAL_S: Final = 5  # checks that follow each other keep slurmctld from asking resumed nodes
+_DISK_FREE_MIB: Final = 50
+_CLOCK_OFFSET_S: Final = 5
+
+
+class Health(Model):
+    """The health check: a node that fails it is drained, and resumed once it passes. See docs/gpus.md."""
+
+    interval: DurationS = Field(
+        _INTERVAL_S,
+        description="time between two checks of a node",
+        json_schema_extra={"default": format_duration(_INTERVAL_S)},
+    )
+    gpu_temperature: Annotated[int, Field(ge=40, le=120, strict=True)] = Field(
+        90, description="highest GPU temperature that passes, in °C"
+    )
+    disk_free: SizeMib = Field(
+        _DISK_FREE_MIB,
+        description="least free space on each local file system of a node",
+        json_schema_extra={"default": format_size(_DISK_FREE_MIB)},
+    )
+    clock_offset: DurationS = Field(
+        _CLOCK_OFFSET_S,
+        description="largest clock offset, where chrony runs",
+        json_schema_extra={"default": format_duration(_CLOCK_OFFSET_S)},
+    )
+
+    @field_validator("interval")
+    @classmethod
+    def _time_between(cls, value: int) -> int:
+        if value < _LEAST_INTERVAL_S:
+            raise ValueError(f"{format_duration(_LEAST_INTERVAL_S)} is the least between two checks")
+        return value
+
+
+class PythonSettings(Model):
+    """The Python environment of jobs."""
+
+    requirements: FileName | None = Field(
+        None,
+        description="a requirements file, as pip reads it; relative to this file; "
+        "jobs find these packages beside those that every cluster has",
+    )
+
+
+class Repository(Model):
+    """A mirror of a project's package repository."""
+
+    url: Url = Field(description="where it is")
+    key: Url | None = Field(
+        None, description="its signing key, where the key or its URL is not the project's"
+    )
+
+
+class Mirrors(Model):
+    """Mirrors of the repositories that are not the distribution's own."""
+
+    epel: Repository | None = Field(None, description="EPEL, which has Slurm for Rocky Linux and RHEL")
+    openhpc: Repository | None = Field(
+        None,
+        description="OpenHPC for Rocky Linux and RHEL, up to its version: http://mirror.example.org/OpenHPC/3",
+    )
+    nvidia: Repository | None = Field(
+        None, description="NVIDIA's for this distribution: http://mirror.example.org/cuda/repos/rhel9/x86_64"
+    )
+
+
+class Software(Model):
+    """What is installed on the nodes."""
+
+    slurm: Literal["distribution", "openhpc"] = Field(
+        "distribution",
+        description="whose packages of Slurm: the distribution's (on Rocky Linux EPEL's), or OpenHPC's, "
+        "which are for Rocky Linux and RHEL",
+    )
+    mirrors: Mirrors = Field(Mirrors(), description="mirrors of package repositories")
+    python: PythonSettings = Field(PythonSettings(), description="the Python environment of jobs")
+    apptainer: Toggle = Field(
+        False,
+        description="install Apptainer on hosts that have none, for `submit --container`; not on local nodes",
+    )
+    cupy: Toggle = Field(
+        True,
+        description="CuPy and CUDA's libraries (2.1 GB) for jobs, on nodes that show NVIDIA GPUs",
+    )
+    nvidia: Nvidia = Field(
+        Nvidia(), description="what is installed on hosts with NVIDIA's cards; not on local nodes"
+    )
+
+
+class Monitoring(Model):
+    """The telemetry step that runs beside every job, and the health of nodes."""
+
+    interval: DurationS = Field(
+        _SAMPLE_INTERVAL_S,
+        description="time between two samples of a node",
+        json_schema_extra={"default": format_duration(_SAMPLE_INTERVAL_S)},
+    )
+    health: Health = Field(Health(), description="the limits and the interval of the nodes' health check")
 
 
 class Partition(Model):
@@ -279,9 +408,7 @@ class ClusterSpec(Model):
 
     @model_validator(mode="after")
     def _consistent(self) -> Self:
-        found = [
-            f"{finding.key}: {finding.message}" for finding in checks.findings(self.model_dump(mode="json"))
-        ]
+        found = [f"{finding.key}: {finding.message}" for finding in findings(self.model_dump(mode="json"))]
         if found:
             raise PydanticCustomError(INCONSISTENT, "{found}", {"found": "; ".join(found)})
         return self

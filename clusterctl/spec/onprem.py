@@ -13,10 +13,10 @@ from typing import Annotated, ClassVar, Final, Literal
 from pydantic import AfterValidator, Field, StringConstraints, field_validator
 
 from clusterctl.errors import UsageError
-from clusterctl.spec import raw
+from clusterctl.spec import checks
 from clusterctl.spec.base import KeyFile, Model, Network, ProviderSettings, expand
+from clusterctl.spec.checks import Raw
 from clusterctl.spec.messages import Finding, Loc, did_you_mean, dotted, shown
-from clusterctl.spec.raw import Raw
 
 _SWITCH_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]{0,62}")
 
@@ -45,9 +45,9 @@ class Switch(Model):
 
 def _fabric(spec: Raw) -> Iterator[Finding]:
     """What is wrong with ``provider.fabric``."""
-    fabric = raw.mapping(raw.mapping(spec, "provider"), "fabric")
+    fabric = checks.mapping(checks.mapping(spec, "provider"), "fabric")
     switches = {str(name): said if isinstance(said, Mapping) else {} for name, said in fabric.items()}
-    nodes = {host for p in raw.entries(spec, "partitions") for host in _expanded(p.get("hosts"))}
+    nodes = {host for p in checks.entries(spec, "partitions") for host in _expanded(p.get("hosts"))}
     placed: dict[str, str] = {}
     for kind, known, what in (("hosts", nodes, "node"), ("switches", set(switches), "switch")):
         placed.clear()
@@ -234,6 +234,11 @@ class OnpremProvider(ProviderSettings):
         """The switches of ``fabric``."""
         return self.fabric
 
+    @classmethod
+    def findings(cls, spec: Raw) -> Iterator[Finding]:
+        """The cross-field faults of a spec for machines of the user's own."""
+        return findings(spec)
+
     def _each(self, names: str, said: OnpremHost) -> tuple[tuple[str, OnpremHost], ...]:
         every = expand(names)
         addresses = expand(said.address) if said.address else every
@@ -292,7 +297,7 @@ _UNSAID: Final[tuple[object, ...]] = (None, 22, (), [])  # by default, once it i
 
 def findings(spec: Raw) -> Iterator[Finding]:
     """Every cross-field fault of a spec for machines of one's own given as plain values."""
-    provider = raw.mapping(spec, "provider")
+    provider = checks.mapping(spec, "provider")
     names = _names(provider)
     yield from _hosts(provider)
     yield from _this_machine(provider, names)
@@ -304,7 +309,7 @@ def findings(spec: Raw) -> Iterator[Finding]:
 
 def _names(provider: Raw) -> dict[str, str]:
     """Host -> the key that names it."""
-    return {name: str(key) for key in raw.mapping(provider, "hosts") for name in _expanded(key)}
+    return {name: str(key) for key in checks.mapping(provider, "hosts") for name in _expanded(key)}
 
 
 def _expanded(text: object) -> tuple[str, ...]:
@@ -318,7 +323,7 @@ def _expanded(text: object) -> tuple[str, ...]:
 def _hosts(provider: Raw) -> Iterator[Finding]:
     first: dict[str, str] = {}
     places: dict[tuple[str, object], str] = {}
-    for key, said in raw.mapping(provider, "hosts").items():
+    for key, said in checks.mapping(provider, "hosts").items():
         at = ("provider", "hosts", str(key))
         names = _expanded(key)
         for name in names:
@@ -333,7 +338,7 @@ def _hosts(provider: Raw) -> Iterator[Finding]:
             yield Finding((*at, "address"), message, "write a range of as many addresses as there are names")
             continue
         for name, one in zip(names, addresses, strict=False):
-            place = (one, host.get("port", raw.mapping(provider, "access").get("port", 22)))
+            place = (one, host.get("port", checks.mapping(provider, "access").get("port", 22)))
             if places.get(place, name) != name:
                 message = f"{name} has the address of {places[place]}"
                 yield Finding(at, message, "give every host an address of its own", at_key=True)
@@ -342,7 +347,7 @@ def _hosts(provider: Raw) -> Iterator[Finding]:
 
 def _this_machine(provider: Raw, names: Mapping[str, str]) -> Iterator[Finding]:
     """The machine itself is a whole cluster: others would not find it under an address of its own alone."""
-    for key, said in raw.mapping(provider, "hosts").items():
+    for key, said in checks.mapping(provider, "hosts").items():
         host: Raw = said if isinstance(said, Mapping) else {"address": said}
         address = host.get("address") or key
         if not isinstance(address, str) or not is_this_machine(address):
@@ -356,7 +361,7 @@ def _this_machine(provider: Raw, names: Mapping[str, str]) -> Iterator[Finding]:
             yield Finding(
                 at, message, "write its address on their network, or leave the others out", at_key=True
             )
-        for where, given in ((at, host), (("provider", "access"), raw.mapping(provider, "access"))):
+        for where, given in ((at, host), (("provider", "access"), checks.mapping(provider, "access"))):
             for field in _WAY_THERE:
                 if given.get(field) not in _UNSAID:
                     message = f"{field} is for hosts that are logged in to, and {address} is this machine"
@@ -376,7 +381,7 @@ def _roles(provider: Raw, names: Mapping[str, str]) -> Iterator[Finding]:
 
 def _partitions(spec: Raw, names: Mapping[str, str]) -> Iterator[Finding]:
     first: dict[str, str] = {}
-    for index, partition in enumerate(raw.entries(spec, "partitions")):
+    for index, partition in enumerate(checks.entries(spec, "partitions")):
         at = ("partitions", index)
         for key in _DECIDED_BY_HARDWARE:
             if partition.get(key) is not None:
@@ -389,7 +394,7 @@ def _partitions(spec: Raw, names: Mapping[str, str]) -> Iterator[Finding]:
             )
             continue
         hosts = _expanded(partition["hosts"])
-        nodes = raw.whole(partition, "nodes")
+        nodes = checks.whole(partition, "nodes")
         if hosts and nodes is not None and nodes != len(hosts):
             yield Finding((*at, "nodes"), f"hosts names {len(hosts)}, not {nodes}", "remove nodes")
         for host in hosts:
@@ -405,7 +410,7 @@ def _partitions(spec: Raw, names: Mapping[str, str]) -> Iterator[Finding]:
 
 
 def _shared(provider: Raw) -> Iterator[Finding]:
-    shared = raw.mapping(provider, "shared")
+    shared = checks.mapping(provider, "shared")
     kind, at = shared.get("kind", "nfs"), ("provider", "shared")
     for key in ("server", "export"):
         if kind != "nfs" and shared.get(key) is not None:
@@ -413,7 +418,7 @@ def _shared(provider: Raw) -> Iterator[Finding]:
     if kind == "nfs" and (shared.get("server") is None) != (shared.get("export") is None):
         hint = "write both, or neither: then the controller exports a folder of its own"
         yield Finding(at, "server and export belong together", hint, at_key=True)
-    path = raw.text(shared, "path")
+    path = checks.text(shared, "path")
     if kind == "nfs" and path is not None and _is_the_systems(path):
         message = f"{shown(path)} is a system folder, and would be exported to all hosts"
         yield Finding((*at, "path"), message, "name a folder for the cluster, such as /shared")

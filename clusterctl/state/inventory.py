@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Final, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, model_validator
+from pydantic import BaseModel, ConfigDict, Field
 
 from clusterctl.spec import distributions
 from clusterctl.spec.base import ProviderSettings
@@ -68,14 +68,6 @@ class Host(BaseModel):
     proxy_command: tuple[str, ...] = ()
     job_environment: Mapping[str, str] = {}
     local_ssds: int = Field(0, description="local disks that become its /scratch")
-
-    @model_validator(mode="before")
-    @classmethod
-    def _as_once_written(cls, value: object) -> object:
-        """Clusters that an older clusterctl raised have one ``role`` a host."""
-        if isinstance(value, Mapping) and "role" in value:
-            return {k: v for k, v in value.items() if k != "role"} | {"roles": (value["role"],)}
-        return value
 
     @property
     def own_name(self) -> str:

@@ -29,13 +29,9 @@ def state_home() -> Path:
     Raises:
         MachineError: the caller has no home, or its path does not fit an ssh_config.
     """
-    try:
-        if home := os.environ.get("CLUSTERCTL_HOME"):
-            folder = Path(home).expanduser().absolute()
-        else:
-            folder = _xdg_folder("XDG_STATE_HOME", ".local/state")
-    except RuntimeError as exc:  # pathlib's word for a home that can't be found
-        raise _homeless("the state of clusters", "CLUSTERCTL_HOME", exc) from exc
+    with _needing_home("the state of clusters", "CLUSTERCTL_HOME"):
+        home = os.environ.get("CLUSTERCTL_HOME")
+        folder = Path(home).expanduser().absolute() if home else _xdg_folder("XDG_STATE_HOME", ".local/state")
     if unfit := _UNFIT & set(str(folder)):
         raise MachineError(
             "the state folder's path can't stand in an ssh_config",
@@ -52,10 +48,8 @@ def cache_home() -> Path:
     Raises:
         MachineError: the caller has no home.
     """
-    try:
+    with _needing_home("downloads", "XDG_CACHE_HOME"):
         return _xdg_folder("XDG_CACHE_HOME", ".cache")
-    except RuntimeError as exc:
-        raise _homeless("downloads", "XDG_CACHE_HOME", exc) from exc
 
 
 def _xdg_folder(variable: str, default: str) -> Path:
@@ -64,10 +58,13 @@ def _xdg_folder(variable: str, default: str) -> Path:
     return (named if named.is_absolute() else Path.home() / default) / "clusterctl"
 
 
-def _homeless(what: str, variable: str, exc: RuntimeError) -> MachineError:
-    return MachineError(
-        f"there is no folder to keep {what} in", why=str(exc), fix=f"set {variable} to a folder of yours"
-    )
+@contextmanager
+def _needing_home(what: str, variable: str) -> Iterator[None]:
+    try:
+        yield
+    except RuntimeError as exc:  # pathlib's word for a home that can't be found
+        fix = f"set {variable} to a folder of yours"
+        raise MachineError(f"there is no folder to keep {what} in", why=str(exc), fix=fix) from exc
 
 
 def _private_folder(path: Path) -> None:
@@ -98,6 +95,16 @@ def write_atomic(path: Path, data: str | bytes, *, mode: int = 0o600) -> None:
             raise
 
 
+class _Path:
+    """A file or folder of a workspace, by its name there."""
+
+    def __init__(self, name: str) -> None:
+        self._name = name
+
+    def __get__(self, workspace: Workspace, _: type[Workspace]) -> Path:
+        return workspace.root / self._name
+
+
 @dataclass(frozen=True, slots=True)
 class Workspace:
     """The folder of one cluster."""
@@ -109,114 +116,39 @@ class Workspace:
         """The workspace of the cluster of that name; nothing is created."""
         return cls(state_home() / name)
 
-    @property
-    def spec(self) -> Path:
-        return self.root / "spec.yaml"
-
-    @property
-    def inventory(self) -> Path:
-        """The Ansible inventory."""
-        return self.root / "inventory.yml"
-
-    @property
-    def hosts(self) -> Path:
-        """The Inventory value itself, as JSON; ours to read back."""
-        return self.root / "hosts.json"
-
-    @property
-    def ssh_config(self) -> Path:
-        return self.root / "ssh_config"
-
-    @property
-    def known_hosts(self) -> Path:
-        return self.root / "known_hosts"
-
-    @property
-    def key(self) -> Path:
-        return self.root / "id_ed25519"
-
-    @property
-    def public_key(self) -> Path:
-        return self.root / "id_ed25519.pub"
-
-    @property
-    def access_config(self) -> Path:
-        """How the user's own machines are reached as themselves; see ``providers.onprem``."""
-        return self.root / "access_config"
-
-    @property
-    def trusted_hosts(self) -> Path:
-        """The keys of these machines, and of those on the way to them, that were confirmed."""
-        return self.root / "trusted_hosts"
-
-    @property
-    def confirmed(self) -> Path:
-        """There once somebody has confirmed host keys."""
-        return self.root / "confirmed"
-
-    @property
-    def joining(self) -> Path:
-        """The inventory that machines are being joined to; they are ours from then on."""
-        return self.root / "joining.json"
-
-    @property
-    def munge_key(self) -> Path:
-        return self.root / "munge.key"
-
-    @property
-    def rendered(self) -> Path:
-        """Slurm's configuration files as they were given to the controller."""
-        return self.root / "rendered"
-
-    @property
-    def configured(self) -> Path:
-        """How configuring left each host; ours to read back."""
-        return self.root / "configured.json"
-
-    @property
-    def terraform(self) -> Path:
-        """Terraform's module, variables and state; plain `terraform` works in it."""
-        return self.root / "terraform"
-
-    @property
-    def wheels(self) -> Path:
-        """Leads to the wheels of the job environment, for hosts that are not baked."""
-        return self.root / "wheels"
-
-    @property
-    def gpu_wheels(self) -> Path:
-        """Leads to those that nodes with GPUs have beside these."""
-        return self.root / "gpu-wheels"
-
-    @property
-    def bundle(self) -> Path:
-        """Which bundle the hosts are installed from, where they have no route out."""
-        return self.root / "bundle.json"
-
-    @property
-    def journal(self) -> Path:
-        return self.root / "journal.jsonl"
-
-    @property
-    def jobs(self) -> Path:
-        """What was submitted and where its run was collected to, a JSON object a line."""
-        return self.root / "jobs.jsonl"
-
-    @property
-    def logs(self) -> Path:
-        return self.root / "logs"
+    _id = _Path("id")
+    spec = _Path("spec.yaml")
+    inventory = _Path("inventory.yml")  # Ansible's
+    hosts = _Path("hosts.json")  # the Inventory value itself; ours to read back
+    ssh_config = _Path("ssh_config")
+    known_hosts = _Path("known_hosts")
+    key = _Path("id_ed25519")
+    public_key = _Path("id_ed25519.pub")
+    host_key = _Path("ssh_host_ed25519_key")  # of this machine, where it is a host of the cluster
+    access_config = _Path("access_config")  # of the first login to the user's own machines
+    trusted_hosts = _Path("trusted_hosts")  # confirmed keys of these, and of machines on the way
+    confirmed = _Path("confirmed")  # there once somebody has confirmed host keys
+    joining = _Path("joining.json")  # the inventory that machines are being joined to; ours from then on
+    munge_key = _Path("munge.key")
+    rendered = _Path("rendered")  # Slurm's configuration files as they were given to the controller
+    configured = _Path("configured.json")  # how configuring left each host; ours to read back
+    terraform = _Path("terraform")  # module, variables and state; plain `terraform` works in it
+    wheels = _Path("wheels")  # leads to the wheels of the job environment, for hosts that are not baked
+    gpu_wheels = _Path("gpu-wheels")  # leads to those that nodes with GPUs have beside these
+    bundle = _Path("bundle.json")  # the bundle that air-gapped hosts are installed from
+    journal = _Path("journal.jsonl")
+    jobs = _Path("jobs.jsonl")  # what was submitted and where its run was collected to
+    logs = _Path("logs")
 
     def known_id(self) -> str | None:
         """The cluster's id, if it was drawn already."""
-        path = self.root / "id"
-        return path.read_text().strip() if path.exists() else None
+        return self._id.read_text().strip() if self._id.exists() else None
 
     def cluster_id(self) -> str:
         """Six hex digits that name this cluster in the kernel; drawn once, before anything is made."""
-        path = self.root / "id"
-        if not path.exists():
-            write_atomic(path, secrets.token_hex(3) + "\n")
-        return path.read_text().strip()
+        if not self._id.exists():
+            write_atomic(self._id, secrets.token_hex(3) + "\n")
+        return self._id.read_text().strip()
 
     def create(self) -> None:
         """Make the folder, for this user only.
@@ -252,26 +184,13 @@ class Workspace:
 
     def create_secrets(self) -> None:
         """The SSH key of the admin user and the munge key, drawn once."""
-        if not self.public_key.exists():
-            private, public = _draw_key_pair()
-            write_atomic(self.key, private)
-            write_atomic(self.public_key, public + b" clusterctl\n")
+        _draw_key_pair(self.key, comment=b" clusterctl")
         if not self.munge_key.exists():
             write_atomic(self.munge_key, secrets.token_bytes(1024))
 
-    @property
-    def host_key(self) -> Path:
-        """What this machine shows to clusterctl alone, where it is a host itself."""
-        return self.root / "ssh_host_ed25519_key"
-
     def draw_host_key(self) -> str:
-        """Its public half, as `ssh-ed25519 AAAA...`; drawn once."""
-        public_half = self.host_key.with_suffix(".pub")
-        if not public_half.exists():
-            private, public = _draw_key_pair()
-            write_atomic(self.host_key, private)
-            write_atomic(public_half, public + b"\n")
-        return public_half.read_text().strip()
+        """The public half of ``host_key``, as `ssh-ed25519 AAAA...`; drawn once."""
+        return _draw_key_pair(self.host_key).read_text().strip()
 
     def remove(self) -> None:
         """Remove the workspace: the cluster is down.
@@ -323,13 +242,18 @@ class Workspace:
             raise MachineError(what, where=str(self.root), why=why, fix=fix) from exc
 
 
-def _draw_key_pair() -> tuple[bytes, bytes]:
+def _draw_key_pair(path: Path, *, comment: bytes = b"") -> Path:
+    """The public half of a key pair, beside the private one; drawn once."""
+    public_half = path.with_suffix(".pub")
+    if public_half.exists():
+        return public_half
     # Here, not above: most runs, and all of the helper's, find the key drawn.
     from cryptography.hazmat.primitives import serialization  # noqa: PLC0415
     from cryptography.hazmat.primitives.asymmetric.ed25519 import Ed25519PrivateKey  # noqa: PLC0415
 
     key = Ed25519PrivateKey.generate()
     openssh = serialization.PrivateFormat.OpenSSH
-    private = key.private_bytes(serialization.Encoding.PEM, openssh, serialization.NoEncryption())
+    write_atomic(path, key.private_bytes(serialization.Encoding.PEM, openssh, serialization.NoEncryption()))
     public = key.public_key().public_bytes(serialization.Encoding.OpenSSH, serialization.PublicFormat.OpenSSH)
-    return private, public
+    write_atomic(public_half, public + comment + b"\n")
+    return public_half

@@ -12,10 +12,11 @@ from functools import cache
 from pathlib import Path
 from typing import Protocol
 
-from clusterctl.errors import NoAnswerError, TransportError, printable
+from clusterctl.errors import CommandError, NoAnswerError, TransportError, printable
 
 BULK = 16 << 20  # bytes that are worth a connection of their own
 LONGEST_LINE = 1 << 20  # bytes of an answer
+ENDED_BY_SIGNAL = -1  # the exit status that stands for it
 SILENCE_S = 120.0  # after which a command that should stream is given up
 
 _ROOT = Path(__file__).parents[2]
@@ -153,6 +154,12 @@ def shown(argv: Sequence[str], limit: int = 120) -> str:
     """The command for a message: one line, printable, not too long."""
     line = printable(shlex.join(argv))
     return line if len(line) <= limit else line[:limit] + "..."
+
+
+def failed(host: str, argv: Sequence[str], rc: int, stderr: str) -> CommandError:
+    """The error for a command that did not exit with 0."""
+    how = "was ended by a signal" if rc == ENDED_BY_SIGNAL else f"failed with exit status {rc}"
+    return CommandError(f"`{shown(argv)}` {how}", rc=rc, stderr=stderr, where=host, host=host)
 
 
 def no_answer(host: str, argv: Sequence[str], seconds: float) -> NoAnswerError:

@@ -18,8 +18,17 @@ from pathlib import Path
 from types import TracebackType
 from typing import Self
 
-from clusterctl.errors import CommandError, TransportError, UnreachableError
-from clusterctl.transport.base import SILENCE_S, Conversation, Result, no_answer, sendable, shown
+from clusterctl.errors import TransportError, UnreachableError
+from clusterctl.transport.base import (
+    ENDED_BY_SIGNAL,
+    SILENCE_S,
+    Conversation,
+    Result,
+    failed,
+    no_answer,
+    sendable,
+    shown,
+)
 from clusterctl.transport.target import ProxySocket, Reject, Target, paramiko, wrong_key
 
 # Without a handler, paramiko's background thread would write to the user's terminal.
@@ -32,7 +41,6 @@ _DEAD_AFTER_MS = 60_000
 _HEARTBEAT_S = 15.0  # between two requests that the host has to answer
 _PATIENCE_S = 60.0  # a node may be busy: many local ones boot on few cores
 Socket = socket.socket | ProxySocket
-_NO_STATUS = -1  # paramiko's word for it
 _SETTLE_S = 1.0
 
 # sshd leaves a command without a terminal running when its channel goes away. This ends the command, and what
@@ -102,20 +110,15 @@ class SSHTransport:
             writer.join()
         result = Result(rc, stdout.decode(errors="replace"), said.decode(errors="replace"))
         if check and rc != 0:
-            raise self._failed(argv, rc, result.stderr)
+            raise failed(self._host, argv, rc, result.stderr)
         return result
 
     def stream(self, argv: Sequence[str]) -> Generator[bytes, None, None]:
         """Run a command and yield its stdout as it comes; see ``Transport.stream``."""
-        channel = self._start(_watched(argv), self._connect_timeout_s)
-        stderr = _Reader(channel.recv_stderr, _STDERR_TAIL)
-        try:
-            channel.settimeout(self._silence_s)
-            while chunk := self._receive(channel, argv):
+        with self._talk(argv, _watched(argv), self._silence_s) as talk:
+            while chunk := talk.receive():
                 yield chunk
-            self._raise_unless_zero(channel, argv, stderr)
-        finally:
-            channel.close()
+            talk.ended()
 
     @contextmanager
     def converse(
@@ -124,13 +127,18 @@ class SSHTransport:
         """Start a command and talk with it; see ``Transport.converse``."""
         silence_s = silence_s or self._silence_s
         if bulk and shutil.which("ssh"):
-            from clusterctl.transport.openssh import OpenSSH  # noqa: PLC0415 - only for much data
+            from clusterctl.transport.local import OpenSSH  # noqa: PLC0415 - only for much data
 
             self._connected()  # which says better than ssh what is wrong
             with OpenSSH(self._config, self._user).converse(self._host, argv, silence_s) as talk:
                 yield talk
-            return
-        channel = self._start(_quoted(argv), self._connect_timeout_s)
+        else:
+            with self._talk(argv, _quoted(argv), silence_s) as talk:
+                yield talk
+
+    @contextmanager
+    def _talk(self, argv: Sequence[str], command: str, silence_s: float) -> Iterator[_Talk]:
+        channel = self._start(command, self._connect_timeout_s)
         channel.settimeout(silence_s)
         try:
             yield _Talk(self, channel, argv)
@@ -154,23 +162,6 @@ class SSHTransport:
             raise self._unreachable("the connection broke", exc) from exc
         return channel
 
-    def _raise_unless_zero(self, channel: paramiko.Channel, argv: Sequence[str], stderr: _Reader) -> None:
-        """The end of a command whose stdout is at its end."""
-        deadline = time.monotonic() + self._connect_timeout_s
-        try:
-            rc = self._status(channel, argv, deadline)
-            if rc != 0:
-                raise self._failed(argv, rc, stderr.result(deadline).decode(errors="replace"))
-        except TimeoutError as exc:
-            raise no_answer(self._host, argv, self._connect_timeout_s) from exc
-
-    def _receive(self, channel: paramiko.Channel, argv: Sequence[str]) -> bytes:
-        """Some of a command's stdout, within the channel's timeout."""
-        try:
-            return channel.recv(_CHUNK)
-        except TimeoutError as exc:
-            raise no_answer(self._host, argv, channel.gettimeout() or 0) from exc
-
     def _read_all(self, channel: paramiko.Channel, argv: Sequence[str], deadline: float) -> bytes:
         parts: list[bytes] = []
         size = 0
@@ -186,7 +177,7 @@ class SSHTransport:
             parts.append(chunk)
 
     def _status(self, channel: paramiko.Channel, argv: Sequence[str], deadline: float) -> int:
-        """The exit status, or _NO_STATUS when a signal ended the command.
+        """The exit status, or ENDED_BY_SIGNAL when a signal ended the command.
 
         Raises:
             TimeoutError: there is none by ``deadline``.
@@ -194,7 +185,7 @@ class SSHTransport:
         """
         if not channel.status_event.wait(max(0.0, deadline - time.monotonic())):
             raise TimeoutError
-        if channel.exit_status == _NO_STATUS:
+        if channel.exit_status == ENDED_BY_SIGNAL:
             transport = channel.get_transport()
             transport.join(_SETTLE_S)  # it closes its channels just before it says itself that it is dead
             if not transport.is_active():
@@ -299,10 +290,6 @@ class SSHTransport:
             host=self._host,
         )
 
-    def _failed(self, argv: Sequence[str], rc: int, stderr: str) -> CommandError:
-        how = "was ended by a signal" if rc == _NO_STATUS else f"failed with exit status {rc}"
-        return CommandError(f"`{shown(argv)}` {how}", rc=rc, stderr=stderr, where=self._host, host=self._host)
-
 
 class _Talk:
     """See ``Conversation``."""
@@ -323,14 +310,28 @@ class _Talk:
             raise self._transport._unreachable(f"`{shown(self._argv)}` ended too soon", exc) from exc
 
     def receive(self) -> bytes:
-        return self._transport._receive(self._channel, self._argv)
+        try:
+            return self._channel.recv(_CHUNK)
+        except TimeoutError as exc:
+            raise no_answer(self._transport.host, self._argv, self._channel.gettimeout() or 0) from exc
 
     def finish(self) -> None:
         with suppress(OSError):
             self._channel.shutdown_write()
         while self.receive():
             pass
-        self._transport._raise_unless_zero(self._channel, self._argv, self._stderr)
+        self.ended()
+
+    def ended(self) -> None:
+        """Raises unless the command, whose stdout is at its end, exits with 0."""
+        host, patience_s = self._transport.host, self._transport._connect_timeout_s
+        deadline = time.monotonic() + patience_s
+        try:
+            rc = self._transport._status(self._channel, self._argv, deadline)
+            if rc != 0:
+                raise failed(host, self._argv, rc, self._stderr.result(deadline).decode(errors="replace"))
+        except TimeoutError as exc:
+            raise no_answer(host, self._argv, patience_s) from exc
 
 
 class _Reader(threading.Thread):

@@ -140,7 +140,7 @@ def test_on_a_full_disk_up_and_submit_refuse_and_down_says_what_is_gone_with_the
         assert there.json("up")["ready"]
         disk.suffer("full")
         left = "weights (Permission denied), checkpoints (checkpoints stay on the cluster)"  # files first
-        assert f"was not brought home: {left}; it is gone" in there("down", "--yes").stderr
+        assert f"was not collected: {left}; it is gone" in there("down", "--yes").stderr
         assert not there.workspace.exists()
     assert one.json("status")["ready"], "it went down with the other of its name"
 
@@ -151,7 +151,7 @@ def test_a_lost_workspace_does_not_keep_a_cluster_alive(one: Cluster) -> None:
     assert listed["state"] == "orphaned"
     assert listed["fix"] in one("list").stdout
     typed = shlex.split(listed["fix"])[1:]
-    assert "nothing of it" in one.runner(*typed, "--yes").stdout
+    assert "cleanup verified" in one.runner(*typed, "--yes").stdout
     assert f"there is no cluster {one.name!r}" in one("down", "--yes", rc=2).stderr
     kept.rename(one.workspace)
     one("down", "--yes", "--discard-runs")

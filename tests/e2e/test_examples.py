@@ -65,8 +65,8 @@ def environments(cluster: Cluster) -> set[str]:
 
 def test_up_builds_what_the_spec_asks_for_and_keeps_it(own: Cluster) -> None:
     notes = {phase["phase"]: phase["note"] for phase in own.raised["phases"]}
-    assert next(iter(notes)) == "resolve"
-    assert list(notes)[-2:] == ["environment", "verify"]
+    assert next(iter(notes)) == "resolve_environment"
+    assert list(notes)[-2:] == ["build_environment", "verify"]
     assert (notes["resolve_environment"], notes["build_environment"]) == ("1 Python packages", "built")
     before = environments(own)
     assert len(before) == 2  # a folder and the link to it

@@ -149,7 +149,7 @@ def test_a_port_of_the_node_is_reached_here(cluster: Cluster) -> None:
         "-f", cluster.spec, "shell", "--forward", f"{here}:{there}", "--", "bash", "-c", serve
     )
     try:
-        assert fetched(f"http://127.0.0.1:{here}/") == f"from {cluster.name}-train-1\n"
+        assert fetched(f"http://127.0.0.1:{here}/").startswith(f"from {cluster.name}-train-")
         taken = cluster("shell", "--forward", str(here), "--", "true", rc=2).stderr
         assert f"port {here} of this machine" in taken
         assert f"--forward LOCAL:{here}" in taken

@@ -31,6 +31,7 @@ from clusterctl.errors import (
     PermissionDeniedError,
     ProvisionError,
 )
+from clusterctl.util.process import run
 
 ENDPOINT: Final = "CLUSTERCTL_GCP_ENDPOINT"
 LOG_IN: Final = "log in: `gcloud auth application-default login`"
@@ -300,12 +301,10 @@ def check_gcloud() -> None:
         raise MachineError("missing tool: gcloud", why=why, fix=_INSTALL)
     argv = ["gcloud", "auth", "list", "--filter=status:ACTIVE", "--format=value(account)"]
     try:
-        done = subprocess.run(
-            argv, capture_output=True, text=True, errors="replace", timeout=_ANSWER_S, check=False
-        )
+        done = run(argv, timeout_s=_ANSWER_S)
     except (OSError, subprocess.TimeoutExpired) as exc:
         raise MachineError("gcloud does not run", why=str(exc), fix=_INSTALL) from exc
-    if done.returncode != 0:
-        raise MachineError("gcloud does not run", why=done.stderr.strip()[-1000:], fix=_INSTALL)
+    if done.rc != 0:
+        raise MachineError("gcloud does not run", why=done.reason, fix=_INSTALL)
     if not done.stdout.strip():
         raise MachineError("gcloud is not logged in", why=why, fix="log in: gcloud auth login")

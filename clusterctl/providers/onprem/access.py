@@ -40,8 +40,8 @@ from clusterctl.state.journal import digest
 from clusterctl.state.workspace import write_atomic
 from clusterctl.transport.base import shown
 from clusterctl.transport.target import ProxySocket, paramiko
-from clusterctl.util.lifetime import under_subreaper
 from clusterctl.util.parallel import parallel_map
+from clusterctl.util.process import under_subreaper
 
 CONNECT_S: Final = 15  # each of the jumps takes its time
 _JUMP: Final = re.compile(r"(?:(?P<user>[^@]+)@)?(?P<host>[^:]+)(?::(?P<port>\d+))?")

@@ -35,7 +35,7 @@ from clusterctl.state.workspace import Workspace, write_atomic
 from clusterctl.transport.base import Transport
 from clusterctl.transport.ssh import SSHTransport
 from clusterctl.transport.target import Target
-from clusterctl.util.lifetime import temporary_folder
+from clusterctl.util.process import temporary_folder
 
 GATE: Final = Path("/etc/clusterctl/sshd")
 # Without a terminal: sudo would put a pseudo-terminal of its own in between.

@@ -13,9 +13,8 @@ from typing import Any, Final
 
 from clusterctl.errors import ClusterctlError, Failure, UnreachableError
 from clusterctl.hosts import checks
-from clusterctl.hosts.checks import DoctorReport, Finding
-from clusterctl.hosts.cluster_checks import expected, host_facts_request
-from clusterctl.hosts.report import HostFacts
+from clusterctl.hosts.checks import DoctorReport, Finding, expected, host_facts_request
+from clusterctl.hosts.probe import HostFacts
 from clusterctl.hosts.roles import role_files, role_packages
 from clusterctl.providers.base import failed_hosts
 from clusterctl.providers.onprem.access import NO_LOGIN, Access, jump_host_of, on_each

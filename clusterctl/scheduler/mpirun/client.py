@@ -19,16 +19,19 @@ from clusterctl.errors import (
     UnreachableError,
     UsageError,
 )
-from clusterctl.scheduler.base import Clock, backoff
+from clusterctl.scheduler.base import Clock, backoff, probe_argv
 from clusterctl.scheduler.models import JobInfo, JobRequest, JobState, NodeInfo
+from clusterctl.spec.distributions import JOB_PROFILE
 from clusterctl.state.inventory import HEALTH_PROGRAM, Host, Inventory
-from clusterctl.transport.base import Transport, remote_argv
+from clusterctl.transport.base import Result, Transport, remote_argv
 from clusterctl.util.parallel import parallel_map
 
 _HARDWARE = ("sh", "-c", "nproc; sed -n 's/^MemTotal: *\\([0-9]*\\) kB/\\1/p' /proc/meminfo")
 _KIB_MIB = 1024
 _HEALTH_S = 60.0  # a driver that hangs is given up after 20 s
 _REPAIR = "repair it, then submit again: the health check runs anew; docs/gpus.md lists the checks"
+_PROBE_S = 30
+_PROBE_PER_NODE_S = 3  # many local nodes start their ranks on few cores
 _AWAY_S = 15.0  # so long a host that did not answer is not asked again
 
 
@@ -49,6 +52,7 @@ class MpirunClient:
     """The jobs of ``user``. ``to`` connects to a host as the admin user, ``transport`` to the controller."""
 
     script_name = "job.mpirun"
+    manages_nodes = False
 
     inventory: Inventory
     user: str
@@ -190,6 +194,24 @@ class MpirunClient:
     def resume(self, nodes: Sequence[str]) -> None:
         """Nothing was drained."""
 
+    def probe(self, hosts: tuple[str, ...], payload: str) -> Result:
+        """Run the probe by mpirun from the first of these hosts."""
+        limit_s = _PROBE_S + _PROBE_PER_NODE_S * len(hosts)
+        argv = [
+            *("sudo", "-n", "-H", "-u", self.user, "timeout", "--kill-after=5", str(limit_s)),
+            *("env", f"PYTHONPATH={payload}", "OMP_NUM_THREADS=1"),
+            *(
+                "bash",
+                "-c",
+                f'cd && {{ [[ ! -r {JOB_PROFILE} ]] || . {JOB_PROFILE}; }} && exec "$@"',
+                "probe",
+            ),
+            *("mpirun", "-np", str(len(hosts)), "--host", ",".join(f"{host}:1" for host in hosts)),
+            *("--map-by", "ppr:1:node", "-x", "PATH", "-x", "PYTHONPATH", "-x", "OMP_NUM_THREADS"),
+            *probe_argv(hosts),
+        ]
+        return self.to(hosts[0]).run(argv, timeout_s=limit_s + 30, check=False)
+
     def release_held_jobs(self) -> tuple[str, ...]:
         """No job waits, so none is held."""
         return ()
@@ -304,6 +326,8 @@ def job_info(said: Mapping[str, Any], user: str) -> JobInfo:
     job_id = int(number[1]) if number else 0
     job = JobInfo(job_id=job_id, name="", user=user, state=JobState.UNKNOWN, reason="", prefix=PREFIX)
     try:
+        if number is None:
+            raise ValueError("it has no id")
         end = said["end"]
         state, reason, exit_code, ended_by = _outcome(end, cancelled=bool(said["cancelled"]))
         job = job if end is None else replace(job, state=state)

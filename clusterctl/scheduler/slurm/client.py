@@ -6,6 +6,7 @@ whether a lost submission arrived is for the caller to find out, by the comment 
 
 from __future__ import annotations
 
+import math
 import re
 import time
 from collections.abc import Mapping, Sequence
@@ -20,9 +21,11 @@ from clusterctl.errors import (
     UnreachableError,
     UsageError,
 )
-from clusterctl.scheduler.base import Clock, backoff
+from clusterctl.scheduler.base import Clock, backoff, probe_argv
 from clusterctl.scheduler.models import JobInfo, JobRequest, NodeInfo
 from clusterctl.scheduler.slurm import parse
+from clusterctl.spec.distributions import JOB_PROFILE
+from clusterctl.spec.models import ADMIN_USER, PROOF_PARTITION
 from clusterctl.transport.base import Result, Transport
 
 _JOB_ID = re.compile(r"[1-9][0-9]*(_[0-9]+)?")
@@ -41,6 +44,10 @@ _ON_ITS_WAY = re.compile(r"timed out|Zero Bytes|(send|receive|shutdown) failure"
 # There was no connection at all, so nothing was sent.
 _NOT_SENT = re.compile(r"slurm controller \(connect failure\)|Connection refused", re.IGNORECASE)
 _BACK_SOON_S = 6.0
+_START_TIMEOUT_S = 30
+_PROBE_S = 20
+_PROBE_PER_NODE_S = 3  # many local nodes start their ranks on few cores
+_CLEAN_UP_S = 20
 # What Slurm says -> the flag that is wrong, and what ``choices`` calls its values.
 _REFUSALS = (
     (re.compile("invalid account", re.IGNORECASE), "--account", "account"),
@@ -65,6 +72,7 @@ class SlurmClient:
     """
 
     script_name = "job.sbatch"
+    manages_nodes = True
 
     def __init__(self, transport: Transport, *, clock: Clock | None = None, patience_s: float = 60.0) -> None:
         self.transport = transport
@@ -73,11 +81,15 @@ class SlurmClient:
 
     def check_id(self, text: str) -> None:
         """Raises UsageError unless ``text`` is a job id such as ``12`` or ``12_3``."""
-        check_job_id(text)
+        if not _JOB_ID.fullmatch(text):
+            raise UsageError(
+                f"{text!r} is not a job id", fix="give a number such as 12, or 12_3 for an array's task"
+            )
 
     def unknown(self, ids: Sequence[str]) -> SlurmError:
         """The error for ids that Slurm does not know."""
-        return unknown_jobs(ids)
+        what = f"job {ids[0]}" if len(ids) == 1 else f"jobs {', '.join(ids)}"
+        return SlurmError(f"Slurm does not know {what}", fix="`clusterctl jobs` lists the jobs there are")
 
     def version(self) -> str:
         """Slurm's version, such as ``22.05.8``."""
@@ -106,7 +118,7 @@ class SlurmClient:
             SlurmError: Slurm did not answer, or not as expected.
         """
         for job_id in ids:
-            check_job_id(job_id)
+            self.check_id(job_id)
         if not ids:
             return ()
         asked = "--jobs=" + ",".join(ids)
@@ -252,7 +264,7 @@ class SlurmClient:
             SlurmError: Slurm refused.
         """
         for job_id in ids:
-            check_job_id(job_id)
+            self.check_id(job_id)
         self._ask(["scontrol", "update", f"jobid={','.join(ids)}", "requeue=0"], nothing=_ENDED_MEANWHILE)
         self._ask(["scancel", *ids])
 
@@ -281,6 +293,35 @@ class SlurmClient:
         """
         self.transport.run(["scontrol", "update", f"nodename={','.join(nodes)}", "state=resume"])
 
+    def probe(self, hosts: tuple[str, ...], payload: str) -> Result:
+        """Run the probe in the hidden partition, which never waits behind users' jobs.
+
+        Should srun itself hang, it is ended, too.
+        """
+        limit_s = _PROBE_S + _PROBE_PER_NODE_S * len(hosts)
+        patience_s = _START_TIMEOUT_S + limit_s + _CLEAN_UP_S
+        argv = [
+            *("timeout", "--kill-after=5", str(patience_s)),
+            "srun",
+            f"--partition={PROOF_PARTITION}",
+            f"--account={ADMIN_USER}",
+            "--job-name=clusterctl-probe",
+            f"--nodes={len(hosts)}",
+            f"--nodelist={','.join(hosts)}",
+            "--ntasks-per-node=1",
+            "--mem=64M",
+            "--mpi=pmix",
+            f"--time={math.ceil((limit_s + _CLEAN_UP_S) / 60)}",
+            f"--immediate={_START_TIMEOUT_S}",
+            "--chdir=/tmp",
+            "--kill-on-bad-exit=1",
+            f"--export=PYTHONPATH={payload},OMP_NUM_THREADS=1",
+            *("/usr/bin/timeout", "--kill-after=2", str(limit_s)),
+            *("bash", "-c", f'[[ ! -r {JOB_PROFILE} ]] || . {JOB_PROFILE}; exec "$@"', "probe"),
+            *probe_argv(hosts),
+        ]
+        return self.transport.run(argv, timeout_s=patience_s + 30, check=False)
+
     def release_held_jobs(self) -> tuple[str, ...]:
         """Let jobs that a node failed to launch wait for nodes again; the transport's user is an admin.
 
@@ -308,7 +349,7 @@ class SlurmClient:
 
     def accounting(self, job_id: str) -> str:
         """What ``sacct --json`` says about a job, as it is."""
-        check_job_id(job_id)
+        self.check_id(job_id)
         return self._ask(["sacct", "--json", f"--jobs={job_id}"], env={})
 
     def choices(self, kind: str) -> tuple[str, ...]:
@@ -321,8 +362,7 @@ class SlurmClient:
             "gres": ["sinfo", "--noheader", "--format=%G"],
         }[kind]
         if kind == "account":
-            argv.append("where")
-            argv.append(f"user={self._ask(['id', '-un']).strip()}")
+            argv += ["where", f"user={self._ask(['id', '-un']).strip()}"]
         words = {word.strip() for word in self._ask(argv).split() if word.strip() != "(null)"}
         return tuple(sorted(words))
 
@@ -362,20 +402,6 @@ class SlurmClient:
                     raise _away(argv[0], result.stderr, self._patience_s)
             self.clock.sleep(pause)
         raise AssertionError("backoff never ends")
-
-
-def check_job_id(text: str) -> None:
-    """Raises UsageError unless ``text`` is a job id such as ``12`` or ``12_3``."""
-    if not _JOB_ID.fullmatch(text):
-        raise UsageError(
-            f"{text!r} is not a job id", fix="give a number such as 12, or 12_3 for an array's task"
-        )
-
-
-def unknown_jobs(ids: Sequence[str]) -> SlurmError:
-    """The error for ids that Slurm does not know."""
-    what = f"job {ids[0]}" if len(ids) == 1 else f"jobs {', '.join(ids)}"
-    return SlurmError(f"Slurm does not know {what}", fix="`clusterctl jobs` lists the jobs there are")
 
 
 def _sorted(jobs: Sequence[JobInfo]) -> tuple[JobInfo, ...]:

@@ -11,9 +11,8 @@ from typing import Any, Final
 
 from clusterctl.errors import SlurmError
 from clusterctl.hosts.gpus import Driver, Gpu, by_type
-from clusterctl.hosts.report import NodeFacts
+from clusterctl.hosts.probe import NodeFacts
 from clusterctl.spec.models import ADMIN_USER, PROOF_PARTITION, ClusterSpec
-from clusterctl.spec.onprem import Switch
 from clusterctl.state.inventory import (
     HEALTH_PROGRAM,
     SLURMCTLD_PORT,
@@ -54,13 +53,15 @@ class Node:
 
 
 def render_files(spec: ClusterSpec, inventory: Inventory, facts: Mapping[str, NodeFacts]) -> dict[str, str]:
-    """File name -> text: Slurm's files, topology.conf among them.
+    """File name -> text: Slurm's files, topology.conf among them; none where a cluster has no Slurm.
 
     ``facts`` is keyed by host name; hosts whose cpus and memory are set in the inventory need none.
 
     Raises:
         SlurmError: facts of a host are missing.
     """
+    if not inventory.has_slurm:
+        return {}
     nodes = tuple(_node(host, facts) for host in inventory.compute)
     shares = any(not node.topology for node in nodes)
     return {
@@ -79,6 +80,11 @@ def render_files(spec: ClusterSpec, inventory: Inventory, facts: Mapping[str, No
         "topology.conf": topology_text(spec),
         "slurmdbd.conf": render("slurmdbd.conf.j2", settings=_slurmdbd_settings(inventory)),
     }
+
+
+def needs_facts(inventory: Inventory, host: Host) -> bool:
+    """Whether a node's line in slurm.conf is made of what `slurmd -C` says there."""
+    return inventory.has_slurm and host.cpus is None
 
 
 def timeouts(nodes: int) -> Settings:
@@ -319,24 +325,18 @@ def _line(settings: Settings) -> str:
     return " ".join(f"{key}={value}" for key, value in settings.items())
 
 
-def switches_of(spec: ClusterSpec) -> Mapping[str, Switch]:
-    """The switches by name; none where none are declared."""
-    return spec.provider.switches
-
-
 def topology_text(spec: ClusterSpec) -> str:
     """topology.conf; without lines where no switches are declared, and then Slurm does not read it."""
-    lines = [f"SwitchName={name} {_below(switch)}" for name, switch in switches_of(spec).items()]
+    lines = [
+        f"SwitchName={name} " + (f"Nodes={one.hosts}" if one.hosts else f"Switches={one.switches}")
+        for name, one in spec.provider.switches.items()
+    ]
     return render("topology.conf.j2", lines=lines)
 
 
 def topology_settings(spec: ClusterSpec) -> dict[str, str]:
     """What slurm.conf says of it."""
-    return {"TopologyPlugin": "topology/tree"} if switches_of(spec) else {}
-
-
-def _below(switch: Switch) -> str:
-    return f"Nodes={switch.hosts}" if switch.hosts is not None else f"Switches={switch.switches}"
+    return {"TopologyPlugin": "topology/tree"} if spec.provider.switches else {}
 
 
 HEALTH_REASON: Final = "clusterctl health:"

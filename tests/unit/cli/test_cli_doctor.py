@@ -7,7 +7,7 @@ import pytest
 from clusterctl.cli.output import Screen
 from clusterctl.cli.spec import report_lines
 from clusterctl.hosts.checks import DoctorReport
-from clusterctl.hosts.report import HostFacts
+from clusterctl.hosts.probe import HostFacts
 from tests.unit.hosts.test_doctor import WELL
 
 

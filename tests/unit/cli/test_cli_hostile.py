@@ -24,7 +24,7 @@ from clusterctl.scheduler.slurm.client import SlurmClient
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.ledger import Ledger
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport import connections
+from clusterctl.transport import ssh
 from tests.support.played.cluster import Nearby, PlayedCluster, submitted
 from tests.support.terminal import Window
 
@@ -75,7 +75,7 @@ def here(cluster: PlayedCluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
         shared="/shared", baked=True,
     )  # fmt: skip
     workspace.hosts.write_text(inventory.model_dump_json())
-    for module in (session, connections):
+    for module in (session, ssh):
         monkeypatch.setattr(module, "SSHTransport", lambda *_, **__: Nearby(cluster.payload))
     return Session(cluster.session().spec, SlurmClient(Nearby(cluster.payload)), Ledger(workspace.jobs))
 

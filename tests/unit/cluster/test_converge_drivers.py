@@ -14,7 +14,7 @@ from clusterctl.cluster import converge
 from clusterctl.cluster.converge import Configured, _inputs, _installed, _write
 from clusterctl.cluster.hardware import gpus_file, hardware
 from clusterctl.hosts.gpus import Driver
-from clusterctl.hosts.report import HostReport, ProbeRequest
+from clusterctl.hosts.probe import HostReport, ProbeRequest
 from clusterctl.state.inventory import Inventory
 from clusterctl.state.workspace import Workspace
 from tests.support.cluster_session import session_of

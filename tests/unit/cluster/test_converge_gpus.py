@@ -12,7 +12,7 @@ from clusterctl.cluster.hardware import fetch_gpu_wheels, gpus_file, reject_miss
 from clusterctl.errors import VerifyError
 from clusterctl.hosts.checks import Finding
 from clusterctl.hosts.gpus import Driver, Gpu
-from clusterctl.hosts.report import HostReport
+from clusterctl.hosts.probe import HostReport
 from clusterctl.packages.wheelhouse import NodePlatform, fill_wheelhouse
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.workspace import Workspace

@@ -9,12 +9,15 @@ from typing import Any
 
 import pytest
 
+from clusterctl.cluster import hardware as hardware_module
 from clusterctl.cluster.hardware import Hardware, NodeConfig, as_registered, hardware, node_config
 from clusterctl.hosts.gpus import Driver, Gpu
-from clusterctl.hosts.report import HostReport, NodeFacts
+from clusterctl.hosts.probe import HostReport, NodeFacts
 from clusterctl.scheduler.models import NodeInfo
+from clusterctl.scheduler.mpirun.client import MpirunClient
 from clusterctl.spec.models import ClusterSpec
 from tests.support.gpu_nodes import CTL, INVENTORY, ONE, TWO
+from tests.support.scripted import ScriptedTransport
 
 SPEC = ClusterSpec.model_validate(
     {
@@ -116,7 +119,11 @@ def test_a_node_beyond_the_limit_stays_as_it_was() -> None:
 def test_without_slurm_nothing_ends_a_job() -> None:
     bare = INVENTORY.model_copy(update={"scheduler": "none"})
     noted = hardware(SPEC, bare, {ONE: WAS})
-    assert node_config(SPEC, bare, {ONE: shows("t4", "t4")}, noted, partial(at_work, [ONE])).waiting == {}
+    mpirun = MpirunClient(bare, "ada", ScriptedTransport([]), lambda _: ScriptedTransport([]))
+    for ask in (hardware_module.at_work, hardware_module.keep_free):
+        found = node_config(SPEC, bare, {ONE: shows("t4", "t4")}, noted, partial(ask, mpirun))
+        assert found.changes
+        assert found.waiting == {}
 
 
 @pytest.mark.parametrize(

@@ -11,7 +11,7 @@ from clusterctl.cluster import converge
 from clusterctl.cluster.converge import Configured, _inputs, _read, _write
 from clusterctl.cluster.hardware import hardware
 from clusterctl.errors import ConfigureError
-from clusterctl.hosts.report import HostReport
+from clusterctl.hosts.probe import HostReport
 from clusterctl.providers.base import Provisioned
 from clusterctl.scheduler.base import Clock
 from clusterctl.scheduler.slurm.client import SlurmClient

@@ -8,7 +8,7 @@ import pytest
 
 from clusterctl.cluster import converge
 from clusterctl.cluster.converge import Configured, _inputs, _write
-from clusterctl.hosts.report import HostReport, NodeFacts
+from clusterctl.hosts.probe import HostReport, NodeFacts
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.state.workspace import Workspace

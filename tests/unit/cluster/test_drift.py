@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from clusterctl.cluster.drift import Repair, drifted, hosts_with_drift, repairs_of, touches_slurm
+from clusterctl.cluster.converge import drifted, hosts_with_drift, repairs_of, touches_slurm
+from clusterctl.cluster.session import Repair
 
 NOTED = {
     "file /etc/munge/munge.key": "a1 400 1:1",

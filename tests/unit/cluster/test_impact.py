@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.cluster.impact import Change, Impact, evaluate, preview, reject, reject_taken_uids
+from clusterctl.cluster.impact import Impact, evaluate, preview, reject, reject_taken_uids
 from clusterctl.errors import ClusterctlError, SlurmError, UnreachableError, UsageError
 from clusterctl.providers.base import HostChange, Size
 from clusterctl.scheduler.base import Clock
@@ -75,7 +75,7 @@ def look(
     hosts: tuple[HostChange, ...] = (),
     force: bool = False,
     alive: bool = True,
-) -> Change:
+) -> Impact:
     transport = ScriptedTransport(steps)
     slurm = SlurmClient(transport, clock=Clock(sleep=lambda _: None), patience_s=0)
     try:
@@ -150,27 +150,27 @@ def test_with_the_controller_go_all_jobs() -> None:
     assert len(found.affected) == 2
 
 
-def test_a_look_ahead_says_when_nobody_can_tell() -> None:
+def test_a_look_ahead_says_what_is_not_known() -> None:
     away = Step(("sinfo", "..."), error=UnreachableError("no answer"))
     found = look_ahead(spec(train(1)), before(ONE, TWO), {}, away)
     assert found.unknown == "no answer"
-    with pytest.raises(UsageError, match="nobody can tell"):
+    with pytest.raises(UsageError, match="are not known"):
         reject(found)
     assert look_ahead(spec(train(1)), before(ONE, TWO), {}, away, alive=False) == Impact()
 
 
 def test_without_a_change_nobody_is_asked() -> None:
-    assert look(spec(train(2)), before(ONE, TWO), {ONE: Size(1, 4000), TWO: Size(1, 4000)}) == Change({})
+    assert look(spec(train(2)), before(ONE, TWO), {ONE: Size(1, 4000), TWO: Size(1, 4000)}) == Impact()
 
 
 def test_new_nodes_harm_nobody() -> None:
-    assert look(spec(train(2)), before(ONE), {ONE: Size(1, 4000), TWO: Size(1, 4000)}) == Change({})
+    assert look(spec(train(2)), before(ONE), {ONE: Size(1, 4000), TWO: Size(1, 4000)}) == Impact()
 
 
 def test_a_node_at_work_keeps_what_the_spec_leaves_to_us() -> None:
     sizes = {ONE: Size(2, 8000)}
     idle = look(spec(train(1)), before(ONE), sizes, sinfo(ONE), squeue())
-    assert idle == Change({})
+    assert idle == Impact()
     change = look(spec(train(1)), before(ONE), sizes, sinfo(ONE), squeue((7, "train", ONE)))
     assert change.keep == {ONE: Size(1, 4000)}
     assert change.notes == (f"{ONE} keeps 1 CPU and 4000MiB of memory while jobs run there",)
@@ -186,7 +186,7 @@ def test_a_node_that_leaves_with_a_job_on_it_is_refused_and_used_on() -> None:
 
 def test_a_node_that_leaves_idle_takes_no_new_job() -> None:
     asked = sinfo(ONE, TWO), DRAIN, squeue((8, "train", ONE))
-    assert look(spec(train(1)), before(ONE, TWO), {ONE: Size(1, 4000)}, *asked) == Change({})
+    assert look(spec(train(1)), before(ONE, TWO), {ONE: Size(1, 4000)}, *asked) == Impact()
 
 
 def test_force_ends_the_jobs_with_the_reason_in_their_accounting() -> None:
@@ -229,39 +229,39 @@ def test_a_size_that_the_spec_says_and_a_job_cannot_bear(more: dict[str, Any], s
 
 def test_memory_that_jobs_leave_free_may_go() -> None:
     asked = sinfo(ONE, allocated=1000), squeue((7, "train", ONE))
-    assert look(spec(train(1, memory="1GiB")), before(ONE), {ONE: Size(1, 1024)}, *asked) == Change({})
+    assert look(spec(train(1, memory="1GiB")), before(ONE), {ONE: Size(1, 1024)}, *asked) == Impact()
 
 
 def test_a_cluster_that_lies_still_has_no_jobs_to_spare() -> None:
     away = Step(("sinfo", "..."), error=UnreachableError("no"))
-    assert look(spec(train(1)), before(ONE, TWO), {}, away, alive=False) == Change({})
+    assert look(spec(train(1)), before(ONE, TWO), {}, away, alive=False) == Impact()
 
 
 def test_a_controller_that_is_mute_does_not_speak_for_nodes_at_work() -> None:
     away = Step(("sinfo", "..."), error=UnreachableError("no"))
-    with pytest.raises(UsageError, match="nobody can tell"):
+    with pytest.raises(UsageError, match="are not known"):
         look(spec(train(1)), before(ONE, TWO), {}, away)
-    assert look(spec(train(1)), before(ONE, TWO), {}, away, force=True) == Change({})
+    assert look(spec(train(1)), before(ONE, TWO), {}, away, force=True) == Impact()
 
 
 @pytest.mark.parametrize("error", [SlurmError("away"), UnreachableError("no")])
 def test_nodes_that_may_not_go_are_used_on(error: ClusterctlError) -> None:
     asked = sinfo(ONE, TWO), DRAIN, Step(("squeue", "..."), error=error), RESUME
-    with pytest.raises(UsageError, match="nobody can tell"):
+    with pytest.raises(UsageError, match="are not known"):
         look(spec(train(1)), before(ONE, TWO), {ONE: Size(1, 4000)}, *asked)
 
 
 def test_a_node_that_slurm_does_not_drain_is_not_removed() -> None:
     refused = Step(DRAIN.argv, stderr="slurm_update error", rc=1)
-    with pytest.raises(UsageError, match="nobody can tell"):
+    with pytest.raises(UsageError, match="are not known"):
         look(spec(train(1)), before(ONE, TWO), {ONE: Size(1, 4000)}, sinfo(ONE, TWO), refused, RESUME)
 
 
 def test_without_an_answer_of_slurms_nothing_is_changed() -> None:
     away = Step(("sinfo", "..."), error=SlurmError("slurmctld is away"))
-    with pytest.raises(UsageError, match="nobody can tell"):
+    with pytest.raises(UsageError, match="are not known"):
         look(spec(train(1)), before(ONE, TWO), {}, away)
-    assert look(spec(train(1)), before(ONE, TWO), {}, away, force=True) == Change({})
+    assert look(spec(train(1)), before(ONE, TWO), {}, away, force=True) == Impact()
 
 
 def test_a_uid_that_is_another_users_is_refused() -> None:

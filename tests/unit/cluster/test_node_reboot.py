@@ -21,7 +21,7 @@ from clusterctl.scheduler import session
 from clusterctl.scheduler.models import NodeInfo
 from clusterctl.state.inventory import Host, Inventory
 from clusterctl.state.workspace import Workspace
-from clusterctl.transport import connections
+from clusterctl.transport import ssh
 from clusterctl.transport.base import Result
 
 
@@ -74,7 +74,6 @@ def test_one_that_does_not_answer_beforehand_keeps_no_other_from_its_boot() -> N
     ("made", "why"),
     [
         ({"provider": "local"}, "no kernel of their own"),
-        ({"scheduler": "none"}, "keeps jobs from beginning"),
         ({"address": "127.0.0.1"}, "a is the machine that you are on"),
         ({"ssh_address": "localhost"}, "a is the machine that you are on"),
     ],
@@ -82,6 +81,12 @@ def test_one_that_does_not_answer_beforehand_keeps_no_other_from_its_boot() -> N
 def test_nodes_that_no_job_or_nobody_can_be_kept_from_are_not_booted(made: dict[str, str], why: str) -> None:
     with pytest.raises(UsageError, match=why):
         node._refuse_reboot(cluster(**made), ["a"])
+
+
+def test_nodes_without_slurm_are_not_booted(booted: Booted) -> None:
+    booted.slurm.manages_nodes = False
+    with pytest.raises(UsageError, match="nodes without Slurm cannot be drained"):
+        booted()
 
 
 def cluster(
@@ -102,7 +107,7 @@ class Nodes:
     """Slurm without jobs: a and c take some, a person drained b. ``resumes``: somebody puts c back."""
 
     def __init__(self, workspace: Workspace) -> None:
-        self.workspace, self.resumes = workspace, False
+        self.workspace, self.resumes, self.manages_nodes = workspace, False, True
         self.reasons = {"b": "noisy disk"}
 
     def nodes(self) -> tuple[NodeInfo, ...]:
@@ -150,7 +155,7 @@ class Booted:
         monkeypatch.setattr(session, "inventory_of", lambda _: cluster())
         monkeypatch.setattr(session, "applied_spec", lambda _: None)
         monkeypatch.setattr(session, "admin_scheduler", lambda *_: self.slurm)
-        monkeypatch.setattr(connections, "Connections", to_machines)
+        monkeypatch.setattr(ssh, "Connections", to_machines)
 
     def __call__(self) -> int:
         return node.reboot(Screen(json=False, color=False), Options(), ["a", "b", "c"])

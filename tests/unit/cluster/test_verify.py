@@ -13,10 +13,11 @@ from pathlib import Path
 import pytest
 
 from clusterctl.cluster import remote_pairs
-from clusterctl.cluster.verify import Verification, out_of_service, release_held, unusable
+from clusterctl.cluster.verify import Verification, out_of_service, unusable
 from clusterctl.cluster.verify import run_verification as verify_by
 from clusterctl.errors import VerifyError
 from clusterctl.scheduler.models import NodeInfo
+from clusterctl.scheduler.slurm.client import SlurmClient
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory
 from clusterctl.transport.base import Transport
 from tests.support.scripted import Call, ScriptedTransport, Step
@@ -180,9 +181,9 @@ def test_jobs_that_slurm_held_for_a_nodes_sake_wait_again() -> None:
     held = squeue(held=why, waits="Priority", by_its_owner="JobHeldUser", cancelled_by_now=why)
     gone = Step(("scontrol", "release", "10"), stderr="Job/step already completing or completed", rc=1)
     transport = ScriptedTransport([held, Step(("scontrol", "release", "7")), gone])
-    assert release_held(inventory(), lambda _: transport) == ("7",)
+    assert SlurmClient(transport).release_held_jobs() == ("7",)
     assert transport.left == ()
-    assert release_held(inventory(), lambda _: ScriptedTransport([squeue(waits="Priority")])) == ()
+    assert SlurmClient(ScriptedTransport([squeue(waits="Priority")])).release_held_jobs() == ()
 
 
 def test_a_node_that_slurm_gives_up_again_is_an_error_with_its_reason() -> None:

@@ -14,8 +14,8 @@ from pathlib import Path
 
 import pytest
 
+from clusterctl.configure.ansible import PlaybookRun, run_playbook
 from clusterctl.configure.events import HostRecap, Status, TaskProgress
-from clusterctl.configure.playbook import PlaybookRun, run_playbook
 from clusterctl.errors import ConfigureError
 
 PLAYBOOKS = Path(__file__).parent / "playbooks"
@@ -190,7 +190,7 @@ def end_one_that_waits(inventory: Path, ending: signal.Signals, temporary: Path)
     log = inventory.parent / "log"
     program = (
         "import sys\nfrom pathlib import Path\n"
-        "from clusterctl.configure.playbook import PlaybookRun, run_playbook\n"
+        "from clusterctl.configure.ansible import PlaybookRun, run_playbook\n"
         "run = PlaybookRun(sys.argv[1], Path(sys.argv[2]), 1, Path(sys.argv[3]))\n"
         "run_playbook(run, lambda p: print(p, flush=True))\n"
     )

@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.spec.gcp import Image, refusal, release_ahead, release_of
+from clusterctl.spec.gcp import Image, refusal, release_of
 from clusterctl.spec.models import ClusterSpec
 from tests.support.google import gcloud
 from tests.support.google.api import PROJECT, Google
@@ -71,7 +71,7 @@ def test_googles_own_images_are_what_they_are_called(project: str, family: str, 
 def test_what_can_be_configured_is_not_refused(controller: Any, train: Any, ahead: str | None) -> None:
     spec = spec_of(controller, train)
     assert refusal(spec) is None
-    assert release_ahead(spec) == ahead
+    assert spec.provider.expected_release(spec) == ahead
 
 
 @pytest.mark.parametrize(
@@ -97,7 +97,7 @@ def test_up_refuses_at_once_and_plan_and_validate_say_so(tmp_path: Path) -> None
     path = f"{cloud.bin}:{gcloud.install(tmp_path, cloud.store.path)}:/usr/local/bin:/usr/bin:/bin"
     with Google(World(cloud.store.path)) as google:
         environ = {**cloud.env, **google.environment, "PATH": path}
-        cli = Clusterctl(tmp_path / "home", tmp_path / "cwd", environ)
+        cli = Clusterctl(tmp_path / "home", tmp_path / "cwd", environ, forked=True)
         refused = cli("up", "--yes", rc=2).stderr
         assert "can't make a cluster of hosts with these images" in refused
         assert "Rocky Linux 9" in refused

@@ -20,7 +20,7 @@ import pytest
 from clusterctl.errors import HostKeyError, TransportError, UnreachableError
 from clusterctl.hosts import remote_probe as remote
 from clusterctl.hosts.checks import Expected, Finding, examine, failures
-from clusterctl.hosts.report import PROGRAM, HostFacts, HostFactsRequest, ProbeRequest, parse_report
+from clusterctl.hosts.probe import PROGRAM, HostFacts, HostFactsRequest, ProbeRequest, parse_report
 
 PORTS = {6817: "slurmctld", 6818: "slurmd"}
 WELL: dict[str, Any] = {

@@ -11,7 +11,7 @@ import pytest
 
 from clusterctl.hosts.checks import Examined, Expected, Finding, check_hosts
 from clusterctl.hosts.firewall import Firewall, firewall_of
-from clusterctl.hosts.report import PROGRAM, HostFacts, HostFactsRequest, ProbeRequest, parse_report
+from clusterctl.hosts.probe import PROGRAM, HostFacts, HostFactsRequest, ProbeRequest, parse_report
 from tests.support.plays import program
 
 CAPTURES = Path(__file__).parent / "captures"

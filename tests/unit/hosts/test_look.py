@@ -12,11 +12,10 @@ from typing import Any
 
 import pytest
 
-from clusterctl.cluster.drift import drifted
+from clusterctl.cluster.converge import drifted
 from clusterctl.errors import ConfigureError, SlurmError, TransportError, UnreachableError
 from clusterctl.hosts import remote_probe
-from clusterctl.hosts.probe import reject_full_disks
-from clusterctl.hosts.report import (
+from clusterctl.hosts.probe import (
     NODE_ARGV,
     PROGRAM,
     FullDisk,
@@ -25,6 +24,7 @@ from clusterctl.hosts.report import (
     StoppingError,
     parse_node_facts,
     parse_report,
+    reject_full_disks,
 )
 from clusterctl.providers.local.system import delete
 from tests.support.hostile import nest

@@ -8,8 +8,7 @@ import threading
 import pytest
 
 from clusterctl.errors import ClusterctlError, ProvisionError, TransportError, UnreachableError
-from clusterctl.hosts.probe import probe_hosts
-from clusterctl.hosts.report import ProbeRequest
+from clusterctl.hosts.probe import ProbeRequest, probe_hosts
 from clusterctl.transport.base import Transport
 from tests.support.scripted import Call, ScriptedTransport, Step
 

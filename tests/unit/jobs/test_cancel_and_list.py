@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from clusterctl.errors import SlurmError, UsageError
-from clusterctl.jobs.control import as_dict, cancel, known_jobs, list_jobs
+from clusterctl.jobs.control import cancel, known_jobs, list_jobs
 from tests.support.played.cluster import submitted
 
 
@@ -47,6 +47,6 @@ def test_as_dict_is_plain_json(session, cluster, tmp_path):
     job_id = submitted(session, tmp_path, "true")
     cluster.wait_until_ended(job_id)
     (job,) = known_jobs(session, [job_id])
-    told = as_dict(job)
+    told = job.as_dict()
     assert (told["job_id"], told["state"], told["nodes"]) == (job_id, "COMPLETED", ["n1"])
     assert type(told["state"]) is str

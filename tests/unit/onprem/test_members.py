@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from clusterctl.errors import ProvisionError
-from clusterctl.hosts.report import HostFacts
+from clusterctl.hosts.probe import HostFacts
 from clusterctl.providers.onprem.members import inventory, members
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.onprem import OnpremProvider

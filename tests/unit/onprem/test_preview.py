@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from clusterctl.hosts.report import HostFacts
+from clusterctl.hosts.probe import HostFacts
 from clusterctl.providers.onprem.members import members, preview
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.spec.onprem import OnpremProvider

@@ -9,7 +9,7 @@ import pytest
 
 from clusterctl.errors import ProvisionError
 from clusterctl.hosts.checks import DoctorReport, Finding, Level
-from clusterctl.hosts.report import HostFacts
+from clusterctl.hosts.probe import HostFacts
 from clusterctl.providers.onprem.members import members
 from clusterctl.providers.onprem.provider import _refuse
 from clusterctl.spec.load import parse_spec

@@ -43,6 +43,15 @@ def test_no_module_outside_asks_which_provider_it_is(path: Path) -> None:
     assert list(questions(ast.parse(path.read_text()))) == []
 
 
+@pytest.mark.parametrize("path", OUTSIDE, ids=lambda path: str(path.relative_to(PACKAGE)))
+def test_neither_cluster_nor_cli_asks_which_scheduler_it_is(path: Path) -> None:
+    if path.relative_to(PACKAGE).parts[0] in {"cluster", "cli"}:
+        asked = {
+            node.attr for node in ast.walk(ast.parse(path.read_text())) if isinstance(node, ast.Attribute)
+        }
+        assert not asked & {"has_slurm", "scheduler_type"}
+
+
 @pytest.mark.parametrize(
     "code",
     [

@@ -16,7 +16,7 @@ from types import ModuleType
 import pytest
 
 from clusterctl.hosts.gpus import Driver
-from clusterctl.hosts.report import NODE_ARGV, parse_driver
+from clusterctl.hosts.probe import NODE_ARGV, parse_driver
 from clusterctl.util.assets import asset
 from payload.device import choose
 from payload.nvml import Gpus

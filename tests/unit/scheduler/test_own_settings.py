@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from clusterctl.hosts.gpus import Gpu
-from clusterctl.hosts.report import NodeFacts
+from clusterctl.hosts.probe import NodeFacts
 from clusterctl.scheduler.slurm.config import render_files, slurmd_file
 from clusterctl.spec.models import ClusterSpec
 from clusterctl.state.inventory import COMPUTE, CONTROLLER, Host, Inventory

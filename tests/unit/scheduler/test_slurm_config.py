@@ -10,7 +10,7 @@ import pytest
 
 from clusterctl.errors import SlurmError
 from clusterctl.hosts.gpus import Gpu
-from clusterctl.hosts.report import NodeFacts
+from clusterctl.hosts.probe import NodeFacts
 from clusterctl.scheduler.slurm.config import render_files, slurm_minutes, timeouts
 from clusterctl.spec.models import OWNED_SLURM_KEYS, ClusterSpec
 from clusterctl.state.inventory import Host, Inventory

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from clusterctl.errors import SlurmError
-from clusterctl.hosts.report import NODE_ARGV, NodeFacts, parse_node_facts
+from clusterctl.hosts.probe import NODE_ARGV, NodeFacts, parse_node_facts
 from clusterctl.transport.local import LocalTransport
 
 CAPTURES = Path(__file__).parent / "captures"

@@ -11,8 +11,7 @@ import pytest
 from ruamel.yaml import YAML
 
 from clusterctl.errors import SpecError, UsageError
-from clusterctl.spec.job import JobFile, JobOptions, JobSpec, jobs_of_file
-from clusterctl.spec.schema import job_schema
+from clusterctl.spec.job import JobFile, JobOptions, JobSpec, job_schema, jobs_of_file
 
 EVERYTHING = """\
 job: train.py

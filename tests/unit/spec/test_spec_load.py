@@ -7,7 +7,7 @@ from ipaddress import IPv4Network
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -21,16 +21,15 @@ from clusterctl.spec.load import (
     parse_spec,
     resolve_users,
 )
+from clusterctl.spec.local import MAX_LOCAL_HOSTS, LocalProvider
 from clusterctl.spec.models import (
-    MAX_LOCAL_HOSTS,
     ClusterSpec,
-    LocalProvider,
+    Monitoring,
     Partition,
     Qos,
     SlurmSettings,
     User,
 )
-from clusterctl.spec.software import Monitoring
 
 ADA = CurrentUser("ada", 1001)
 ROOT = CurrentUser("root", 0)
@@ -302,7 +301,6 @@ specs = st.builds(
 
 
 @given(specs)
-@settings(max_examples=60)
 def test_what_is_dumped_loads_back(spec: ClusterSpec) -> None:
     assert parse_spec(dump_spec(spec), "dump.yaml") == spec
 

@@ -12,8 +12,7 @@ from ruamel.yaml import YAML
 from ruamel.yaml.error import YAMLError
 
 from clusterctl.errors import SpecError
-from clusterctl.spec.load import parse_spec
-from clusterctl.spec.schema import json_schema
+from clusterctl.spec.load import json_schema, parse_spec
 
 HERE = Path(__file__).parent
 BASES = {name: (HERE / name).read_text() for name in ("base.yaml", "gcp-base.yaml")}

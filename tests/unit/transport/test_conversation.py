@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import os
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, closing
 
 import pytest
 
+from clusterctl.cli.access import _for_the_shell
 from clusterctl.errors import CommandError, UnreachableError
 from clusterctl.transport.base import Conversation, Transport
-from clusterctl.transport.local import LocalTransport
+from clusterctl.transport.local import LocalTransport, OpenSSH
 from clusterctl.transport.ssh import SSHTransport
 from tests.support.processes import gone
 
@@ -100,3 +103,21 @@ def test_much_travels_over_the_ssh_program_if_there_is_one(sshd, me, tmp_path, m
         assert talk.receive() == b"got one\n"
         assert len(sshd.connections()) == connections
         talk.finish()
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["host", "echo a && echo b"], "a\nb\n"),
+        (["host", "--", "echo", "a && b"], "a && b\n"),
+        (["host", "echo", "a b", "$(id)"], "a b $(id)\n"),
+    ],
+)
+def test_one_string_is_for_the_remote_shell_and_words_are_not(
+    sshd, me, monkeypatch: pytest.MonkeyPatch, words: list[str], said: str
+) -> None:
+    """`clusterctl ssh HOST 'a && b'` looked for a program of that name."""
+    monkeypatch.setattr(sys, "argv", ["clusterctl", "ssh", *words])
+    command = _for_the_shell([word for word in words[1:] if word != "--"])
+    argv = OpenSSH(sshd.config(), me).argv("node", command)
+    assert subprocess.run(argv, capture_output=True, text=True, check=True).stdout == said

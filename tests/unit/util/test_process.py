@@ -13,11 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from clusterctl.util.lifetime import PREFIX, sweep, temporary_folder, under_subreaper
+from clusterctl.util.process import PREFIX, sweep, temporary_folder, under_subreaper
 
 IN_A_FOLDER = """
 import sys
-from clusterctl.util.lifetime import temporary_folder
+from clusterctl.util.process import temporary_folder
 with temporary_folder(sys.argv[1]) as folder:
     (folder / "file").touch()
     print(folder, flush=True)
@@ -27,7 +27,7 @@ with temporary_folder(sys.argv[1]) as folder:
 SHELL = 'setsid sleep 60 >/dev/null & echo $$ $!; exec sleep "$0"'
 STARTS = f"""
 import subprocess, sys
-from clusterctl.util.lifetime import under_subreaper
+from clusterctl.util.process import under_subreaper
 sys.exit(subprocess.call(under_subreaper(["sh", "-c", {SHELL!r}, sys.argv[1]])))
 """
 
@@ -122,7 +122,7 @@ def test_a_program_gets_its_words_and_signals_as_they_are() -> None:
 GRACEFUL = 'trap "sleep $1; echo whole > $0; exit 3" INT; echo $$; while :; do sleep 0.05; done'
 STARTS_WITH_GRACE = f"""
 import subprocess, sys
-from clusterctl.util.lifetime import under_subreaper
+from clusterctl.util.process import under_subreaper
 argv = ["sh", "-c", {GRACEFUL!r}, *sys.argv[1:3]]
 sys.exit(subprocess.call(under_subreaper(argv, grace_s=int(sys.argv[3])), start_new_session=True))
 """

@@ -1,4 +1,4 @@
-"""The spec's JSON Schema, for editors, and the reference that docs/spec.md holds."""
+"""The tables of docs/spec.md, from the JSON Schema of a spec; `make test` holds the page to them."""
 
 from __future__ import annotations
 
@@ -7,33 +7,9 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
-from clusterctl.spec.job import JobFile
-from clusterctl.spec.models import ClusterSpec
-
-DIALECT: Final = "https://json-schema.org/draft/2020-12/schema"
 _DEFINITIONS: Final = "#/$defs/"
 
 Schema = Mapping[str, Any]
-
-
-def json_schema() -> dict[str, Any]:
-    """The JSON Schema of a spec file. What it can't express, `validate` still refuses."""
-    return {
-        "$schema": DIALECT,
-        **ClusterSpec.model_json_schema(),
-        "title": "clusterctl cluster spec",
-        "description": "One typed file describes a cluster.",
-    }
-
-
-def job_schema() -> dict[str, Any]:
-    """The JSON Schema of a job file. What it can't express, `submit` still refuses."""
-    return {
-        "$schema": DIALECT,
-        **JobFile.model_json_schema(),
-        "title": "clusterctl job file",
-        "description": "One job for `clusterctl submit`, or several variants of it.",
-    }
 
 
 def reference(schema: Schema) -> str:

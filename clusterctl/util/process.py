@@ -1,4 +1,4 @@
-"""Process lifetime: programs and temporary folders that do not outlive us, even if we are killed.
+"""One runner for programs; and programs and temporary folders that do not outlive us, even if we are killed.
 
 Such a folder is removed by the next clusterctl. It is locked while it is in use, so a folder with our
 prefix that is not locked belongs to a killed process.
@@ -6,13 +6,16 @@ prefix that is not locked belongs to a killed process.
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import os
 import shutil
+import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from pathlib import Path
 
 PREFIX = ".clusterctl-run-"
@@ -30,6 +33,83 @@ def under_subreaper(argv: Sequence[str], *, grace_s: int = 0) -> list[str]:
     if sys.platform != "linux":
         return list(argv)
     return [sys.executable, "-I", "-S", str(_REAPER), str(os.getpid()), str(grace_s), *argv]
+
+
+@dataclass(frozen=True, slots=True)
+class Ended:
+    """How a program ended: its exit status, and what it said."""
+
+    rc: int
+    stdout: str
+    stderr: str
+
+    @property
+    def reason(self) -> str:
+        """The end of what a program said that failed."""
+        return (self.stderr.strip() or self.stdout.strip())[-1500:] or f"exit {self.rc}"
+
+
+def run(
+    argv: Sequence[str],
+    *,
+    stdin: str = "",
+    env: Mapping[str, str] | None = None,
+    timeout_s: float | None = None,
+) -> Ended:
+    """Run a program that ends with us, and wait for it. ``env`` takes the place of our environment.
+
+    Raises:
+        OSError: there is no such program.
+        TimeoutExpired: it took too long, and was ended with all its descendants.
+    """
+    with _started(argv, env, stdin=subprocess.PIPE, stderr=subprocess.PIPE) as process:
+        try:
+            stdout, stderr = process.communicate(stdin, timeout=timeout_s)
+        except subprocess.TimeoutExpired:
+            process.terminate()
+            raise
+        return Ended(process.returncode, stdout, stderr)
+
+
+def run_heard(
+    argv: Sequence[str],
+    heard: Callable[[str], None],
+    *,
+    env: Mapping[str, str] | None = None,
+    cwd: Path | None = None,
+) -> Ended:
+    """The same, where ``heard`` gets each line of stdout and stderr as it comes; both are then the stdout.
+
+    Raises:
+        OSError: there is no such program.
+    """
+    said = []
+    with _started(argv, env, stdin=subprocess.DEVNULL, stderr=subprocess.STDOUT, cwd=cwd) as process:
+        try:
+            for line in process.stdout or ():
+                said.append(line)
+                heard(line.rstrip("\n"))
+        except BaseException:
+            process.kill()
+            raise
+    return Ended(process.returncode, "".join(said), "")
+
+
+def _started(
+    argv: Sequence[str], env: Mapping[str, str] | None, *, stdin: int, stderr: int, cwd: Path | None = None
+) -> subprocess.Popen[str]:
+    if shutil.which(argv[0]) is None:  # the subreaper could only say it in words
+        raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), argv[0])
+    return subprocess.Popen(
+        under_subreaper(argv),
+        stdin=stdin,
+        stdout=subprocess.PIPE,
+        stderr=stderr,
+        text=True,
+        errors="replace",
+        env=env,
+        cwd=cwd,
+    )
 
 
 @contextmanager

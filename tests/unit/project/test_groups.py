@@ -1,0 +1,38 @@
+"""End-to-end modules of a group run in one worker, one after the other, so that they share a cluster."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+from tests.support.groups import GROUPS, LONGEST
+
+ROOT = Path(__file__).parents[3]
+MODULE = """\
+import os, pathlib, pytest
+@pytest.mark.parametrize("number", range(4))
+def test_one(number):
+    with open({log!r}, "a") as file:
+        print({group!r}, os.environ["PYTEST_XDIST_WORKER"], file=file)
+"""
+
+
+def test_every_test_of_a_group_runs_in_one_worker(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    for group, modules in (("jobs", GROUPS["jobs"][:2]), ("alone.py", ("test_alone.py",))):
+        for module in modules:
+            (tmp_path / module).write_text(MODULE.format(log=str(log), group=group))
+    (tmp_path / "conftest.py").write_text("from tests.conftest import pytest_xdist_make_scheduler\n")
+    options = ["-n2", "--dist=loadscope", "-p", "no:cacheprovider", f"--rootdir={tmp_path}"]
+    argv = [sys.executable, "-m", "pytest", *options, str(tmp_path)]
+    subprocess.run(argv, cwd=ROOT, check=True, stdout=subprocess.DEVNULL, timeout=200)
+    ran = log.read_text().splitlines()
+    assert len(ran) == 12
+    assert len(set(ran)) == 2, "a group's tests ran in several workers"
+
+
+def test_the_groups_name_modules_that_exist() -> None:
+    modules = {path.name for path in (ROOT / "tests" / "e2e").glob("test_*.py")}
+    assert {module for members in GROUPS.values() for module in members} <= modules
+    assert set(LONGEST) <= modules | GROUPS.keys()
