@@ -7,7 +7,7 @@ from ipaddress import IPv4Network
 from pathlib import Path
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
@@ -301,7 +301,6 @@ specs = st.builds(
 
 
 @given(specs)
-@settings(max_examples=60)
 def test_what_is_dumped_loads_back(spec: ClusterSpec) -> None:
     assert parse_spec(dump_spec(spec), "dump.yaml") == spec
 
