@@ -58,11 +58,11 @@ class RefusedError(Exception):
         self.answer = {"ok": False, "code": code, "cause": cause, "fix": fix}
 
 
-def run(*argv: str) -> str:
+def run(*argv: str, check: bool = True) -> str:
     done = subprocess.run(
         argv, stdout=subprocess.PIPE, stderr=subprocess.PIPE, stdin=subprocess.DEVNULL, check=False
     )
-    if done.returncode != 0:
+    if check and done.returncode != 0:
         said = done.stderr.decode("utf-8", "replace").strip()
         raise RefusedError("account", "`{}` failed: {}".format(" ".join(argv), said[-500:]), "")
     return done.stdout.decode("utf-8", "replace")
@@ -214,14 +214,7 @@ def allowed(user: str) -> List[str]:
     if sshd is None:
         return []
     asked = "user={},host=localhost,addr=127.0.0.1".format(user)
-    done = subprocess.run(
-        [sshd, "-T", "-C", asked],
-        stdout=subprocess.PIPE,
-        stderr=subprocess.DEVNULL,
-        stdin=subprocess.DEVNULL,
-        check=False,
-    )
-    lines = done.stdout.decode("utf-8", "replace").splitlines()
+    lines = run(sshd, "-T", "-C", asked, check=False).splitlines()
     return [line for line in lines if line.split(" ")[0] in ("allowusers", "allowgroups", "denyusers")]
 
 
@@ -267,8 +260,7 @@ def end_processes(uid: int) -> None:
 def forget_units(uid: int) -> None:
     """systemd's own of the account count as failed by now, since their processes were ended."""
     units = ["{}@{}.service".format(kind, uid) for kind in ("user", "user-runtime-dir")]
-    quiet = subprocess.DEVNULL
-    subprocess.run(["systemctl", "reset-failed", *units], stdout=quiet, stderr=quiet, check=False)
+    run("systemctl", "reset-failed", *units, check=False)
 
 
 @contextmanager
@@ -285,9 +277,8 @@ def alone(path: str = LOCK, wait_s: float = WAIT_S) -> Iterator[None]:
             except OSError:
                 if time.monotonic() > deadline:
                     cause = "another clusterctl is at work on its account there: {}".format(lock.read(200))
-                    raise RefusedError(
-                        "account", cause, "wait until it is done, or end that process"
-                    ) from None
+                    fix = "wait until it is done, or end that process"
+                    raise RefusedError("account", cause, fix) from None
                 time.sleep(0.2)
         lock.truncate()
         lock.write("pid {}, since {}".format(os.getpid(), time.strftime("%F %T")))
@@ -305,12 +296,7 @@ def main() -> None:
     except RefusedError as exc:
         answer = exc.answer
     except OSError as exc:
-        answer = {
-            "ok": False,
-            "code": "account",
-            "cause": str(exc),
-            "fix": "see that its disk can be written",
-        }
+        answer = RefusedError("account", str(exc), "see that its disk can be written").answer
     json.dump(answer, sys.stdout)
 
 
